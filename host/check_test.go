@@ -19,6 +19,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
 
 	"github.com/patchbay-dev/patchbay/internal/launch/exe"
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
@@ -347,6 +348,7 @@ func TestForeignUser(t *testing.T) {
 		t.Skip("only root can run a plugin as somebody else")
 	}
 	h, parent := newHost(t), t.TempDir()
+	launch(t, h, Spec{Args: []string{"/bin/sh", "-c", "read line; read end; exit 0"}}) // for which the host has a directory
 	p := launch(t, h, Spec{
 		Args: []string{"/bin/sh", "-c", "read line; exit 0"}, Dir: "/", Foreign: silent{},
 		User: "12345", Group: "23456", PluginSocket: filepath.Join(parent, "name.1", "plugin.sock"),
@@ -376,6 +378,8 @@ func (silent) Hello(io.Reader)                   {}
 func (silent) Stderr(stderr io.Reader) io.Reader { return stderr }
 func (silent) Stop(context.Context)              {}
 func (silent) Ended()                            {}
+
+func (silent) Health() (grpc.ClientConnInterface, string) { return nil, "" }
 
 func TestMakeSearchable(t *testing.T) {
 	dir := t.TempDir()

@@ -37,8 +37,8 @@ import (
 // Host launches plugin subprocesses and accepts calls from them. Its zero value works after [Host.Initialize]. The exported
 // fields are set before that and not changed afterwards. All methods are safe for concurrent use. It implements [plugin.Host].
 //
-// A Host costs nothing before the first launch. From then on it has a socket in a directory of its own under [os.TempDir], and a watchdog
-// process that kills the plugins when this process dies, and removes that directory.
+// A Host costs nothing before the first launch. From then on it has a watchdog process that kills the plugins when this process dies and,
+// once a plugin may call it, a socket in a directory of its own under [os.TempDir], which the watchdog removes.
 type Host struct {
 	// PluginsContext is used for the records of plugins that are not launched with a logger of their own: they go to the logger that
 	// [WithLogger] put into it. Without one they go to no log; [PluginProcess.Logs] has the last ones anyway.
@@ -180,27 +180,30 @@ func (h *Host) state() error {
 	return nil
 }
 
+// open creates the group that starts processes. mu is held.
 func (h *Host) open() error {
-	if err := h.state(); err != nil {
+	err := h.state()
+	if err == nil && h.group == nil {
+		h.group = process.NewGroup(process.Config{Logger: h.Logger, Cgroup: h.Cgroup, StateDir: h.StateDir, Leftover: h.leftover})
+	}
+	return err
+}
+
+// serve starts the server that plugins call. Plugins of foreign protocols do not need it. mu is held, and the host is open.
+func (h *Host) serve() error {
+	if h.server != nil {
+		return nil
+	}
+	s, err := serve(h.emit)
+	if err != nil {
 		return err
 	}
-	if h.server == nil {
-		s, err := serve(h.emit)
-		if err != nil {
-			return err
-		}
-		h.server = s
+	socket, err := process.Resolve(s.path)
+	if err != nil {
+		return errors.Join(err, s.stop())
 	}
-	if h.group == nil {
-		socket, err := process.Resolve(h.server.path)
-		if err != nil {
-			return err
-		}
-		h.group = process.NewGroup(process.Config{
-			Logger: h.Logger, Cgroup: h.Cgroup, StateDir: h.StateDir, Leftover: h.leftover,
-			Remove: []string{socket, filepath.Dir(socket)},
-		})
-	}
+	h.group.Remove(socket, filepath.Dir(socket))
+	h.server = s
 	return nil
 }
 

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
 	"github.com/patchbay-dev/patchbay/internal/launch/cipd"
@@ -208,7 +209,7 @@ func (h *Host) launch(ctx context.Context, spec Spec) (*PluginProcess, error) {
 	err = p.start(program, image, user)
 	close(p.started)
 	if err != nil {
-		h.server.remove(p)
+		p.server.remove(p)
 		h.forget(p)
 		return nil, explain(err, spec, program)
 	}
@@ -246,7 +247,7 @@ func (p *PluginProcess) start(program string, image *exe.Image, user *process.Us
 	}
 	execute(&what, image)
 	p.introduction, p.made = at.introduction, at.socket
-	p.host.server.add(p)
+	p.server.add(p)
 	p.proc, err = p.host.group.Start(what)
 	// gofail: var hostStarted struct{}
 	if err != nil {
@@ -259,7 +260,12 @@ func (p *PluginProcess) start(program string, image *exe.Image, user *process.Us
 func (h *Host) reserve(p *PluginProcess) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if err := h.open(); err != nil {
+	err := h.open()
+	if err == nil && p.spec.Foreign == nil {
+		err = h.serve()
+		p.server = h.server
+	}
+	if err != nil {
 		return err
 	}
 	for other := range h.plugins {
@@ -393,14 +399,14 @@ func (p *PluginProcess) handshakeLine(listener *handshake.Listener) ([]byte, err
 	}
 	var line bytes.Buffer
 	if p.spec.Protocol == ProtocolCIPD {
-		port, err := p.host.server.loopbackPort()
+		port, err := p.server.loopbackPort()
 		if err == nil {
 			err = cipd.WriteHandshake(&line, port, p.ticket.String())
 		}
 		return line.Bytes(), err
 	}
 	err := handshake.Write(&line, handshake.Handshake{
-		HostSocket: p.host.server.path, Ticket: p.ticket.String(), PluginSocket: p.spec.PluginSocket, Listener: listener,
+		HostSocket: p.server.path, Ticket: p.ticket.String(), PluginSocket: p.spec.PluginSocket, Listener: listener,
 	})
 	return line.Bytes(), err
 }
@@ -416,6 +422,8 @@ type Foreign interface {
 	// Stop asks the plugin to end. It is called, concurrently too, by each [PluginProcess.Terminate], while it waits as long as
 	// [Grace].Stdin says; ctx ends when that call does.
 	Stop(ctx context.Context)
+	// Health returns the connection and the name by which a plugin that runs is asked for its health.
+	Health() (conn grpc.ClientConnInterface, service string)
 	// Ended is called once, after Done of the process was closed, or after the host has given up waiting for that. The host's Close waits
 	// until it returns.
 	Ended()

@@ -38,7 +38,8 @@ type PluginProcess struct {
 	host     *Host
 	spec     Spec // checked; of one that was adopted, what is known of it
 	ticket   ticket
-	services grants // nil for one that was adopted
+	services grants  // nil for one that was adopted
+	server   *server // which it may call; nil for a plugin of a foreign protocol, and for one that was adopted
 	logs     *Log
 
 	user *process.User // as which it runs; nil for that of this process, and for one that was adopted
@@ -116,6 +117,14 @@ func (p *PluginProcess) RegisteredFor() (uid, gid uint32, ok bool) {
 		return 0, 0, false
 	}
 	return p.user.UID, p.user.GID, true
+}
+
+// Health returns [Foreign].Health; nil for a plugin that is asked at its socket.
+func (p *PluginProcess) Health() (conn grpc.ClientConnInterface, service string) {
+	if p.spec.Foreign == nil {
+		return nil, ""
+	}
+	return p.spec.Foreign.Health()
 }
 
 // Introduction returns what a plugin of the SDK has said of itself before it served: its answer to GetInfo, encoded. It returns that once,
@@ -219,7 +228,7 @@ func (p *PluginProcess) watch() {
 	case <-p.left:
 	}
 	p.introduction.Take() // nobody asks any more
-	p.host.server.remove(p)
+	p.server.remove(p)
 	p.calls.finish(patience)
 	drain()
 	if p.spec.Foreign == nil {

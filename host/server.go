@@ -99,13 +99,20 @@ func (s *server) stop() error {
 	return s.dir.remove()
 }
 
+// add adds a plugin that may call. A nil server has none.
 func (s *server) add(p *PluginProcess) {
+	if s == nil {
+		return
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.plugins[p.ticket.number] = p
 }
 
 func (s *server) remove(p *PluginProcess) {
+	if s == nil {
+		return
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.plugins, p.ticket.number)

@@ -193,6 +193,12 @@ func (u *unit) followHealth(ctx context.Context, p *Plugin, proc supervise.Proce
 	at := socket
 	if behind, is := proc.(*process); is {
 		at = behind.PluginSocket()
+		if conn, service := behind.Health(); conn != nil {
+			checks := p.checks(at)
+			checks.Service = service
+			supervise.FollowHealth(ctx, conn, checks, found)
+			return
+		}
 	}
 	dial, err := healthDialer(p, at)
 	var conn *grpc.ClientConn

@@ -22,7 +22,6 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
-	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/foreign"
@@ -147,10 +146,9 @@ func (l *life) meet(ctx context.Context) error {
 	} else {
 		l.plugin.Connections.add(l.endpoint, target{l.dial, l.config.TLSConfig, l.client, l.traffic})
 	}
-	l.unserve, err = serve(l.spec.PluginSocket, &registerapi.PluginInfo{
-		Type: l.plugin.Type, Name: l.plugin.Name, Endpoint: l.endpoint, SupportedVersions: []string{strconv.Itoa(l.client.NegotiatedVersion())},
-	}, conn)
-	if err != nil {
+	if l.plugin.Register != nil {
+		l.unserve = l.plugin.Register(l.endpoint)
+	} else if l.unserve, err = l.serve(); err != nil {
 		return err
 	}
 	l.unhook()
@@ -352,6 +350,11 @@ func (l *life) Stop(ctx context.Context) {
 		// A plugin ends its connections before it answers. Whether it ends is seen by its process.
 		_ = conn.Invoke(ctx, shutdown, &emptypb.Empty{}, &emptypb.Empty{})
 	}
+}
+
+// Health implements [host.Foreign].
+func (l *life) Health() (grpc.ClientConnInterface, string) {
+	return l.conn.Load(), goplugin.GRPCServiceName
 }
 
 // Ended implements [host.Foreign].

@@ -15,12 +15,14 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"math"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -31,7 +33,6 @@ import (
 	goplugin "github.com/hashicorp/go-plugin"
 	"github.com/hashicorp/go-plugin/runner"
 	"google.golang.org/grpc"
-	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/patchbay-dev/patchbay/host"
@@ -44,7 +45,7 @@ type Plugin struct {
 	// CookieKey and CookieValue are the magic cookie: the environment variable that tells the plugin that a host started it.
 	CookieKey, CookieValue string
 	// ProtocolVersions are the versions of the plugin's services that its users understand. The plugin picks the newest that it knows, and is
-	// registered with that.
+	// registered with that. Nil: those of Config.
 	ProtocolVersions []int
 	// Type and Name are what the plugin is registered as.
 	Type, Name string
@@ -52,6 +53,9 @@ type Plugin struct {
 	AutoMTLS bool
 	// Connections learns how to reach the plugin.
 	Connections *Connections
+	// Register registers the plugin, which serves at an endpoint, and returns what deregisters it. If it is nil, the registration is served at
+	// the PluginSocket of the [host.Spec], where the plugin is discovered.
+	Register func(endpoint string) (deregister func())
 	// Config is what else a host of the library says, nil for nothing: the plugins that can be dispensed, by version or for
 	// HandshakeConfig.ProtocolVersion, static TLS, StartTimeout, Stderr, SyncStdout, SyncStderr, GRPCDialOptions, GRPCBrokerMultiplex, ports,
 	// Logger, PluginLogBufferSize, and the Group of UnixSocketConfig. What a Logger or Stderr is slow to take, the plugin
@@ -147,8 +151,10 @@ func (p *Plugin) config(l *life, private string) *goplugin.ClientConfig {
 	if p.Config != nil {
 		c = *p.Config
 	}
-	c.VersionedPlugins, c.Plugins = p.versions(&c), nil
-	c.HandshakeConfig = goplugin.HandshakeConfig{MagicCookieKey: p.CookieKey, MagicCookieValue: p.CookieValue}
+	if c.VersionedPlugins = maps.Clone(c.VersionedPlugins); p.ProtocolVersions != nil {
+		c.VersionedPlugins, c.Plugins = p.versions(&c), nil
+	}
+	c.MagicCookieKey, c.MagicCookieValue = p.CookieKey, p.CookieValue
 	c.Cmd, c.Reattach, c.SecureConfig, c.Managed = nil, nil, nil, false
 	c.AllowedProtocols = []goplugin.Protocol{goplugin.ProtocolGRPC}
 	c.AutoMTLS, c.SkipHostEnv = p.AutoMTLS, true
@@ -408,29 +414,16 @@ func (registration) NotifyRegistrationStatus(
 	return &registerapi.RegistrationStatusResponse{}, nil
 }
 
-// health passes the question for the health on to the plugin.
-type health struct {
-	healthpb.UnimplementedHealthServer
-	plugin healthpb.HealthClient
-}
-
-// Check implements healthpb.HealthServer. The plugin as a whole has a name in go-plugin.
-func (h health) Check(ctx context.Context, request *healthpb.HealthCheckRequest) (*healthpb.HealthCheckResponse, error) {
-	if request.GetService() == "" {
-		request = &healthpb.HealthCheckRequest{Service: goplugin.GRPCServiceName}
-	}
-	return h.plugin.Check(ctx, request)
-}
-
-// serve makes a plugin known at path, where nobody but this user may ask, until stop is called.
-func serve(path string, info *registerapi.PluginInfo, plugin grpc.ClientConnInterface) (stop func(), err error) {
-	listener, err := sock.Listen(path, 0o600)
+// serve makes the plugin known at its path, where nobody but this user may ask, until stop is called.
+func (l *life) serve() (stop func(), err error) {
+	listener, err := sock.Listen(l.spec.PluginSocket, 0o600)
 	if err != nil {
 		return func() {}, err
 	}
 	server := grpc.NewServer()
-	registerapi.RegisterRegistrationServer(server, registration{info: info})
-	healthpb.RegisterHealthServer(server, health{plugin: healthpb.NewHealthClient(plugin)})
+	registerapi.RegisterRegistrationServer(server, registration{info: &registerapi.PluginInfo{
+		Type: l.plugin.Type, Name: l.plugin.Name, Endpoint: l.endpoint, SupportedVersions: []string{strconv.Itoa(l.client.NegotiatedVersion())},
+	}})
 	var serving sync.WaitGroup
 	serving.Go(func() { _ = server.Serve(listener) }) // ends with Stop, and with nothing else that could be told
 	return func() {

@@ -34,7 +34,6 @@ type child struct {
 	exit    exit
 
 	mu     sync.Mutex // guards what follows, and the process ID against being given back while it is used
-	proc   *os.Process
 	reaped bool
 }
 
@@ -139,15 +138,15 @@ func (c *child) fork(files []*os.File) (ran bool, err error) {
 
 // undoFork ends what was started, if anything was.
 func (c *child) undoFork() {
-	if c.proc != nil {
+	if c.exit.pid != 0 {
 		if c.wire != nil {
 			c.order(kill) // it ends when nothing is left
 		} else {
-			_ = c.proc.Kill()
+			c.exit.signal(unix.SIGKILL)
 		}
-		_, _ = c.exit.wait(c.proc)
+		_, _ = c.exit.wait()
 		_ = c.exit.pidfd.Close()
-		c.proc = nil
+		c.exit = exit{}
 	}
 	if c.wire != nil {
 		_ = c.wire.conn.Close()
@@ -169,9 +168,11 @@ func (c *child) forkInto(what Spec, files []*os.File) error {
 	pidfd := -1
 	attr := what.attributes(files)
 	attr.Sys.PidFD, attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = &pidfd, true, dir
-	forker.do(func() { c.proc, err = startProgram(&what, c.v1, attr) })
-	if c.proc != nil {
-		c.pid, c.exit = c.proc.Pid, newExit(c.proc.Pid, pidfd)
+	var proc *os.Process
+	forker.do(func() { proc, err = startProgram(&what, c.v1, attr) })
+	if proc != nil {
+		c.exit = exitOf(proc, pidfd)
+		c.pid = c.exit.pid
 	}
 	return err
 }
@@ -235,7 +236,7 @@ func (c *child) signal(sig syscall.Signal) {
 func (c *child) owns(pid int) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return !c.reaped && belongs(pid, c.pid, c.proc.Pid, c.leaf)
+	return !c.reaped && belongs(pid, c.pid, c.exit.pid, c.leaf)
 }
 
 func (c *child) wait() error {
@@ -300,7 +301,7 @@ func (c *child) reap() error {
 	c.mu.Lock()
 	c.reaped = true
 	c.mu.Unlock()
-	state, err := c.exit.wait(c.proc)
+	state, err := c.exit.wait()
 	if err == nil && !state.Success() {
 		err = &exec.ExitError{ProcessState: state}
 	}

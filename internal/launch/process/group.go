@@ -49,9 +49,6 @@ type Config struct {
 	// StateDir is the directory in which processes that survive are remembered. It is made with mode 0700 if it is not there. It may be
 	// empty if no Spec says Survive.
 	StateDir string
-	// Remove lists files and directories of the host itself, as absolute paths, that are removed in this order if the host dies without
-	// closing the group.
-	Remove []string
 	// Leftover is called when a process ended and others that it had started were found alive and were killed. It must not block.
 	Leftover func(p *Process, pids []int)
 }
@@ -102,6 +99,10 @@ func (g *Group) Start(spec Spec) (*Process, error) {
 	g.watch(p)
 	return p, nil
 }
+
+// Remove lists files and directories of the host itself, as absolute paths, that are removed in this order if the host dies without closing
+// the group.
+func (g *Group) Remove(paths ...string) { g.platform.remove(paths) }
 
 // Adopt returns the processes that survived an earlier host with the same [Config].StateDir, and that are from now on this group's. Those
 // that have ended since are forgotten. An error names the survivors that another host holds still, and those that

@@ -152,7 +152,8 @@ func (h *hosting) start(line *said) *Group {
 	if h.First {
 		beFirst()
 	}
-	g := NewGroup(Config{Cgroup: h.Cgroup, StateDir: h.StateDir, Remove: h.Remove})
+	g := NewGroup(Config{Cgroup: h.Cgroup, StateDir: h.StateDir})
+	g.Remove(h.Remove...)
 	say := func(p *Process, adopted bool) {
 		go func() { _, _ = io.Copy(os.Stderr, p.Stderr()) }()
 		s := said{PID: p.PID()}

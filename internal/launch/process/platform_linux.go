@@ -22,12 +22,13 @@ import (
 
 // platform is what a [Group] has on this system. It comes to be with the first process.
 type platform struct {
-	mu     sync.Mutex // guards what follows, until opened is set; it is read only from then on
-	opened bool
-	forker *thread
-	strict *thread // the same for processes that gain no privileges; guarded by mu all the time, nil until one is needed
-	guard  *guard
-	cgroup *cgroup // nil if there is none
+	mu      sync.Mutex // guards what follows, until opened is set; it is read only from then on
+	opened  bool
+	remains []string // what is removed if the host dies; guarded by mu all the time
+	forker  *thread
+	strict  *thread // the same for processes that gain no privileges; guarded by mu all the time, nil until one is needed
+	guard   *guard
+	cgroup  *cgroup // nil if there is none
 
 	inherited inherited
 
@@ -64,9 +65,7 @@ func (pl *platform) open(cfg Config) error {
 		}
 		return fmt.Errorf("start the watchdog of the processes: %w", err)
 	}
-	if len(cfg.Remove) > 0 {
-		guard.start(hostID, cfg.Remove, nil)
-	}
+	guard.start(hostID, pl.remains, nil)
 	pl.guard, pl.forker, pl.inherited, pl.opened = guard, newThread(), readInherited(), true
 	return nil
 }
@@ -115,6 +114,16 @@ func (pl *platform) makeSpare() {
 	leaf, err := pl.cgroup.leaf(strconv.FormatUint(pl.last.Add(1), 10))
 	if err == nil && !pl.spare.CompareAndSwap(nil, leaf) {
 		_ = leaf.remove()
+	}
+}
+
+// remove adds to what is removed if the host dies.
+func (pl *platform) remove(paths []string) {
+	pl.mu.Lock()
+	defer pl.mu.Unlock()
+	pl.remains = append(pl.remains, paths...)
+	if pl.opened {
+		pl.guard.start(hostID, pl.remains, nil)
 	}
 }
 
@@ -257,7 +266,7 @@ func init() { //nolint:gochecknoinits // docs/adr/0007
 	case roleReaper:
 		runReaper()
 	case roleLauncher:
-		if _, _, err := startHelper(roleKeeper, os.NewFile(0, "host")); err != nil {
+		if _, err := startHelper(roleKeeper, os.NewFile(0, "host")); err != nil {
 			syscall.Exit(1)
 		}
 	}
@@ -281,9 +290,9 @@ func settle(role string) {
 }
 
 // startHelper starts this program again in a role, in a session of its own, with stdin as its only descriptor. It outlives this process.
-func startHelper(role string, stdin *os.File) (*os.Process, exit, error) {
+func startHelper(role string, stdin *os.File) (exit, error) {
 	// gofail: var processWatchdog string
-	// return nil, exit{}, fmt.Errorf("execute this program again as %s: %s", helperName+role, processWatchdog)
+	// return exit{}, fmt.Errorf("execute this program again as %s: %s", helperName+role, processWatchdog)
 	pidfd := -1
 	attr := &os.ProcAttr{
 		// The collector runs often, which is cheap on so little.
@@ -295,7 +304,7 @@ func startHelper(role string, stdin *os.File) (*os.Process, exit, error) {
 		return os.StartProcess("/proc/self/exe", []string{helperName + role}, attr)
 	})
 	if err != nil {
-		return nil, exit{}, fmt.Errorf("execute this program again as %s: %w", helperName+role, err)
+		return exit{}, fmt.Errorf("execute this program again as %s: %w", helperName+role, err)
 	}
-	return proc, newExit(proc.Pid, pidfd), nil
+	return exitOf(proc, pidfd), nil
 }

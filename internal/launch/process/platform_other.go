@@ -37,6 +37,8 @@ func (platform) adopt(context.Context, *Group) ([]*Process, error) {
 	return nil, fmt.Errorf("a process that survives its host: %w", errors.ErrUnsupported)
 }
 
+func (platform) remove([]string) {}
+
 func (platform) close() error { return nil }
 
 // plain is a process that this one started, in a process group of its own where there are such groups.

@@ -135,10 +135,17 @@ func Descends(pid, from int) bool {
 	return ok && descends(pid, s, from, readStat)
 }
 
-// exit tells when a child of this process ends, without holding a thread meanwhile.
+// exit waits for the end of a child of this process, without holding a thread.
 type exit struct {
 	pid   int
 	pidfd *os.File // in the runtime's poller
+}
+
+// exitOf returns the exit of a process that was just started, which it releases: the process holds a pidfd of its own.
+func exitOf(proc *os.Process, pidfd int) exit {
+	e := newExit(proc.Pid, pidfd)
+	_ = proc.Release() // never fails on Linux
+	return e
 }
 
 func newExit(pid, pidfd int) exit {
@@ -160,12 +167,20 @@ func (e exit) await() {
 	}
 }
 
-// wait waits for a child that has ended. The mode of the descriptor is shared with the one in its os.Process, which blocks.
-func (e exit) wait(proc *os.Process) (*os.ProcessState, error) {
-	_ = sock.Control(e.pidfd, func(fd int) error { return unix.SetNonblock(fd, false) })
+// wait waits for a child, whose ID is its own until then.
+func (e exit) wait() (*os.ProcessState, error) {
+	proc, err := os.FindProcess(e.pid)
+	if err != nil {
+		return nil, err
+	}
 	state, err := proc.Wait()
-	forgetChild(proc.Pid)
+	forgetChild(e.pid)
 	return state, err
+}
+
+// signal sends a signal to the child, if it has not been waited for.
+func (e exit) signal(sig unix.Signal) {
+	_ = sock.Control(e.pidfd, func(fd int) error { return unix.PidfdSendSignal(fd, sig, nil, 0) })
 }
 
 // signalGroup is PIDFD_SIGNAL_PROCESS_GROUP: the signal goes to the group that has the process' ID, even if the process itself is gone.

@@ -13,7 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/patchbay-dev/patchbay/internal/backoff"
-	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
 // reaper is the program that is the parent of a process which has no cgroup, and of all that descends from it: what loses its parent, even
@@ -32,17 +31,17 @@ func runOuterReaper() {
 	if unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != nil {
 		return
 	}
-	inner, _, err := startHelper(roleReaper, os.Stdin)
+	inner, err := startHelper(roleReaper, os.Stdin)
 	if err != nil {
 		return
 	}
 	_ = os.Stdin.Close()
-	r := reaper{program: inner.Pid}
+	r := reaper{program: inner.pid}
 	woken := make(chan os.Signal, 1)
 	signal.Notify(woken, unix.SIGCONT)
 	go func() {
 		for range woken {
-			r.signal(inner.Pid, unix.SIGCONT) // it may have been stopped too
+			r.signal(inner.pid, unix.SIGCONT) // it may have been stopped too
 		}
 	}()
 	endAs(r.reap())
@@ -168,7 +167,7 @@ func endAs(status unix.WaitStatus) {
 func (c *child) forkReaped(what Spec, files []*os.File) error {
 	what.ExtraFiles, what.Remove, what.Sockets, what.Data = nil, nil, nil, nil // they are the host's business
 	w, about, err := summon(func(stdin *os.File) (err error) {
-		c.proc, c.exit, err = startHelper(roleOuterReaper, stdin)
+		c.exit, err = startHelper(roleOuterReaper, stdin)
 		return err
 	}, toKeeper{Start: &what, V1: c.v1}, files, 0)
 	c.pid, c.wire = about.PID, w
@@ -178,7 +177,7 @@ func (c *child) forkReaped(what Spec, files []*os.File) error {
 // order tells the reaper of the process to take a step. One that was stopped is woken.
 func (c *child) order(s step) {
 	_ = c.wire.send(toKeeper{Step: s})
-	_ = sock.Control(c.exit.pidfd, func(fd int) error { return unix.PidfdSendSignal(fd, unix.SIGCONT, nil, 0) })
+	c.exit.signal(unix.SIGCONT)
 }
 
 // lastWord is how long an inner reaper may take to say that all is over once the outer one has ended. It bounds only the wait for one that

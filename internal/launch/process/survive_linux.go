@@ -80,13 +80,13 @@ func realDir(dir string) (string, error) {
 func launchKeeper(stdin *os.File) error {
 	// gofail: var processKeeper string
 	// return errors.New(processKeeper)
-	proc, exit, err := startHelper(roleLauncher, stdin)
+	exit, err := startHelper(roleLauncher, stdin)
 	if err != nil {
 		return err
 	}
 	exit.await()
 	defer exit.pidfd.Close()
-	state, err := exit.wait(proc)
+	state, err := exit.wait()
 	if err == nil && !state.Success() {
 		err = fmt.Errorf("start the keeper of a process that survives: %s", state)
 	}

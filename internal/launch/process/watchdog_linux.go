@@ -13,6 +13,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
@@ -28,7 +30,6 @@ type guard struct {
 	mu     sync.Mutex        // guards what follows
 	told   map[uint64]record // what was told of each process that has not ended
 	pipe   *os.File          // to the watchdog, which takes its end for that of the host; nil while there is none
-	proc   *os.Process
 	exit   exit
 	closed bool
 }
@@ -53,14 +54,14 @@ func (g *guard) launch() error {
 		return err
 	}
 	defer p.closeRead()
-	proc, exit, err := startHelper(roleWatchdog, p.read)
+	exit, err := startHelper(roleWatchdog, p.read)
 	if err != nil {
 		p.closeWrite()
 		return err
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.pipe, g.proc, g.exit = p.write, proc, exit
+	g.pipe, g.exit = p.write, exit
 	if g.closed {
 		p.closeWrite()
 		return nil
@@ -80,10 +81,10 @@ func (g *guard) run(ctx context.Context) {
 	for failures := 1; ; {
 		started := time.Now()
 		g.mu.Lock()
-		exit, proc := g.exit, g.proc
+		exit := g.exit
 		g.mu.Unlock()
 		exit.await()
-		state, err := exit.wait(proc)
+		state, err := exit.wait()
 		_ = exit.pidfd.Close()
 
 		g.mu.Lock()
@@ -141,7 +142,7 @@ func (g *guard) tell(r record) {
 	const patience = time.Second
 	_ = g.pipe.SetWriteDeadline(time.Now().Add(patience))
 	if _, err := g.pipe.Write(r.encode()); err != nil {
-		_ = g.proc.Kill()
+		g.exit.signal(unix.SIGKILL)
 	}
 }
 
@@ -153,11 +154,11 @@ func (g *guard) close() {
 	if g.pipe != nil {
 		_ = g.pipe.Close()
 	}
-	proc := g.proc
+	exit := g.exit
 	g.mu.Unlock()
 	g.stop()
 	const patience = 2 * time.Second
-	defer time.AfterFunc(patience, func() { _ = proc.Kill() }).Stop()
+	defer time.AfterFunc(patience, func() { exit.signal(unix.SIGKILL) }).Stop()
 	<-g.ended
 }
 

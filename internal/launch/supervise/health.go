@@ -26,6 +26,9 @@ type Checks struct {
 	Timeout time.Duration
 	// Misses is after how many checks in a row without an answer a plugin is Unresponsive.
 	Misses int
+	// Service is the service to check; empty for the plugin as a whole, which is watched, too. A service is not watched: that would occupy a
+	// worker of a plugin that may have few.
+	Service string
 	// Pending are the calls to the plugin, which may have one worker: while it works on a call that was made before these checks, it is not
 	// Unresponsive, and an answer to a call counts as one to a check. A call during which it has answered checks does not count. Nil if there
 	// are none.
@@ -61,7 +64,9 @@ func FollowHealth(ctx context.Context, conn grpc.ClientConnInterface, checks Che
 	if !backoff.Pause(ctx, firstCheck/2+rand.N(firstCheck/2)) {
 		return
 	}
-	watching.Go(func() { h.watch(ctx) })
+	if h.Service == "" {
+		watching.Go(func() { h.watch(ctx) })
+	}
 
 	for {
 		begun := time.Now()
@@ -109,7 +114,7 @@ func (h *follower) missed() bool {
 func (h *follower) check(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, h.Timeout)
 	defer cancel()
-	response, err := h.client.Check(ctx, &healthpb.HealthCheckRequest{})
+	response, err := h.client.Check(ctx, &healthpb.HealthCheckRequest{Service: h.Service})
 	switch status.Code(err) {
 	case codes.OK:
 		h.answered(response)
