@@ -197,9 +197,7 @@ func (m *Machine) ended(g *generation, cause Cause, err error) {
 	policy := g.desc.Restart
 	if !policy.restarts(err) {
 		m.unfulfilled(g, cmp.Or(err, errEndedEarly))
-		if cause == ByLaunch {
-			m.emit(EventFailed, g, err.Error())
-		}
+		m.reportEnd(g, cause, err)
 		m.over(g, cause)
 		return
 	}
@@ -221,6 +219,18 @@ func (m *Machine) ended(g *generation, cause Cause, err error) {
 	m.setTimer(g, Pause, pause)
 	if (pause > 0 || cause == ByLaunch) && !repeated {
 		m.emit(EventBackoff, g, fmt.Sprintf("%v; restarting in %v", cmp.Or(err, errClean), pause.Round(time.Millisecond)))
+	}
+}
+
+// reportEnd emits the event of an end after which the policy does not start the plugin again.
+func (m *Machine) reportEnd(g *generation, cause Cause, err error) {
+	switch {
+	case cause == ByLaunch:
+		m.emit(EventFailed, g, err.Error())
+	case err != nil:
+		m.emit(EventFailed, g, fmt.Sprintf("%v; its restart policy does not start it again", err))
+	default:
+		m.emit(EventStopped, g, "it ended by itself, without an error; its restart policy does not start it again")
 	}
 }
 

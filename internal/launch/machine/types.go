@@ -80,10 +80,10 @@ const (
 	EventBackoff EventKind = "backoff"
 	// EventBusy: the program of a launched plugin is open for writing; it is started when it is closed.
 	EventBusy EventKind = "busy"
-	// EventFailed: a launched plugin could not be started and is not retried, exited too often and is given up, or its replacement did not
-	// become ready.
+	// EventFailed: a launched plugin could not be started or ended with an error and is not started again, or its replacement did not become
+	// ready.
 	EventFailed EventKind = "failed"
-	// EventStopped: a launched plugin was stopped on request.
+	// EventStopped: a launched plugin was stopped on request, or ended without an error and is not started again.
 	EventStopped EventKind = "stopped"
 	// EventReplaced: a new process of a launched plugin is ready, and the old one is being stopped.
 	EventReplaced EventKind = "replaced"
