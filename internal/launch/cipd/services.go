@@ -111,6 +111,7 @@ func WriteHandshake(w io.Writer, port int, ticket string) error {
 // IsPlugin reports whether a program is a plugin of CIPD and not one of Patchbay: it contains the name of CIPD's service, and nothing of
 // Patchbay's protocol. Until its standard input ends, such a plugin is silent about a handshake that it cannot read.
 func IsPlugin(program string) (is bool) {
+	const own = "patchbay.plugin.v1."
 	file, err := regular.Open(program)
 	if err != nil {
 		return false
@@ -120,11 +121,11 @@ func IsPlugin(program string) (is bool) {
 	for err == nil {
 		var part []byte
 		part, err = content.Peek(content.Size())
-		if bytes.Contains(part, []byte("patchbay.plugin.v1.")) {
+		if bytes.Contains(part, []byte(own)) {
 			return false
 		}
 		is = is || bytes.Contains(part, []byte(HostDesc.ServiceName))
-		_, _ = content.Discard(len(part) / 2) // a name may begin at the end of the part
+		_, _ = content.Discard(len(part) - len(HostDesc.ServiceName) - len(own)) // a name may begin at the end of the part
 	}
 	return is
 }
