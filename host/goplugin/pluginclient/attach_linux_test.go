@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
@@ -14,7 +17,10 @@ import (
 
 	library "github.com/hashicorp/go-plugin"
 	"github.com/hashicorp/go-plugin/runner"
+	"golang.org/x/sys/unix"
 	reflectionpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
+
+	"github.com/patchbay-dev/patchbay/host/goplugin/pluginclient"
 )
 
 // TestAttachedByLibrary: a client of the library attaches to the plugin, knows that it runs, and ends it.
@@ -111,7 +117,10 @@ func TestReattachNetRPC(t *testing.T) {
 	c := config("netrpc")
 	c.AllowedProtocols = nil
 	starter := library.NewClient(c)
-	t.Cleanup(starter.Kill)
+	t.Cleanup(func() {
+		starter.Kill()
+		collect(t)
+	})
 	if _, err := starter.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -252,6 +261,76 @@ func reflects(t *testing.T, client *library.GRPCClient) {
 	if !names["plugin.GRPCBroker"] || !names["grpc.health.v1.Health"] {
 		t.Errorf("services %v", names)
 	}
+}
+
+// TestFirstCause: the error of a start is why the plugin was not started, also if its directory cannot be removed after it.
+func TestFirstCause(t *testing.T) {
+	t.Parallel()
+	dir, started := shortDir(t), filepath.Join(t.TempDir(), "started")
+	c := config("late", fileEnv+"="+started)
+	c.UnixSocketConfig = &library.UnixSocketConfig{TempDir: dir}
+	client := newClient(t, c)
+	failed := make(chan error, 1)
+	go func() {
+		_, err := client.Start()
+		failed <- err
+	}()
+	awaitFile(t, started)
+	busy := filepath.Join(entries(t, dir, "pbclient")[0], "busy")
+	if err := os.Mkdir(busy, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("none", busy, "tmpfs", 0, ""); err != nil {
+		t.Logf("nothing can be mounted, so the directory is removed: %v", err)
+	}
+	defer unix.Unmount(busy, unix.MNT_DETACH)
+	pid, err := os.ReadFile(started)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kill(t, string(pid))
+	if err := <-failed; err == nil || !strings.Contains(err.Error(), "it ended before it said where it serves") || strings.Contains(err.Error(), "busy") {
+		t.Error(err)
+	}
+}
+
+// TestDescriptors reproduces PAINS 199: a client holds at most 12 descriptors, so that a host with the usual limit of 1,024 has room for many.
+func TestDescriptors(t *testing.T) {
+	const n, most = 8, 12
+	dispense(t, newClient(t, config("serve"))) // opens what a process has once
+	before := descriptors(t)
+	clients := make([]*pluginclient.Client, n)
+	for i := range clients {
+		clients[i] = newClient(t, config("serve"))
+		dispense(t, clients[i])
+	}
+	after, all := descriptors(t), 0
+	for kind, count := range after {
+		after[kind] = count - before[kind]
+		all += after[kind]
+	}
+	maps.DeleteFunc(after, func(_ string, count int) bool { return count == 0 })
+	t.Logf("%d clients hold %v", n, after)
+	if all > n*most {
+		t.Errorf("%d clients hold %d descriptors, want at most %d each: %v", n, all, most, after)
+	}
+}
+
+// descriptors counts what this process has open, by what it is.
+func descriptors(t *testing.T) map[string]int {
+	t.Helper()
+	const dir = "/proc/self/fd"
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kinds, number := map[string]int{}, regexp.MustCompile(`\d{2,}`)
+	for _, entry := range entries {
+		if target, err := os.Readlink(filepath.Join(dir, entry.Name())); err == nil { // else that of the directory, which is closed
+			kinds[number.ReplaceAllString(target, "N")]++
+		}
+	}
+	return kinds
 }
 
 // TestFewDescriptors: the error says that too many files are open, whichever of them could not be opened.

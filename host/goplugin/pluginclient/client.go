@@ -1,6 +1,6 @@
 // Package pluginclient moves hosts that were written for github.com/hashicorp/go-plugin: [NewClient] takes what the library's own NewClient
-// takes and returns a client with the same methods, whose plugin is launched by a runtime of Patchbay: registered, logged, restarted when
-// it ends, and stopped with its host.
+// takes and returns a client with the same methods, whose plugin is launched by Patchbay: restarted when it crashes, limited as its host
+// likes, and stopped with its host.
 //
 // A dispensed value follows the plugin: each call goes to the process that the plugin has when the call begins, and waits while the
 // plugin is restarting. A call in flight ends with its process if that crashes, or if it is stopped and the call outlasts the time that a
@@ -13,7 +13,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -28,24 +27,17 @@ import (
 	library "github.com/hashicorp/go-plugin"
 	"google.golang.org/grpc"
 
-	"github.com/patchbay-dev/patchbay"
-	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/host/goplugin"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/launcher"
-	"github.com/patchbay-dev/patchbay/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-const (
-	// pluginType is what plugins are registered as, and name the name of the one that a client has.
-	pluginType = "GoPlugin"
-	name       = "plugin"
-	// defaultStart is how long a plugin may take by default until it is registered.
-	defaultStart = time.Minute
-)
+// name is that of the plugin to its launcher.
+const name = "plugin"
 
-// Client is a plugin and the runtime that launches it. Its methods are those of the library's client, and safe for concurrent use.
+// Client is a plugin and what launches it. Its methods are those of the library's client, and safe for concurrent use.
 type Client struct {
 	config      *library.ClientConfig
 	options     []func(*launcher.Plugin)
@@ -54,16 +46,18 @@ type Client struct {
 	start    func() error            // starts the plugin the first time, and returns the same afterwards
 	stop     context.CancelCauseFunc // ends start
 	killing  sync.Once
-	attached atomic.Pointer[library.Client]   // to a plugin that somebody else has started; nil for others
-	runtime  atomic.Pointer[patchbay.Runtime] // nil until the plugin is started
-	// undo releases what start acquired, in the order of acquisition.
-	undo []func() error
+	attached atomic.Pointer[library.Client] // to a plugin that somebody else has started; nil for others
+	undo     []func()                       // releases what start acquired, in the order of acquisition
 
-	mu     sync.Mutex
-	follow map[int]*grpc.ClientConn // the connections of dispensed values, by the version of the plugin; nil after Kill
-	// last is what Client returned last, and lastLife the process that it was made for.
-	last     *library.GRPCClient
-	lastLife *library.Client
+	mu       sync.Mutex
+	changed  chan struct{}            // closed when what follows changes; nil before the plugin is started
+	life     *library.Client          // of the process that serves; nil while there is none
+	endpoint string                   // where it serves
+	ended    error                    // why the plugin is not started again; nil while it may be
+	news     string                   // the message of the last event
+	follow   map[int]*grpc.ClientConn // the connections of dispensed values, by the version of the plugin; nil after Kill
+	last     *library.GRPCClient      // what Client returned last
+	lastLife *library.Client          // of the process that it was made for
 }
 
 // errKilled is the error of a Start or Client that Kill ended.
@@ -82,7 +76,8 @@ func NewClient(config *library.ClientConfig, options ...func(*launcher.Plugin)) 
 	c.stop, c.start = stop, sync.OnceValue(func() error {
 		err := c.launch(ctx)
 		if err != nil {
-			c.killing.Do(func() { err = cmp.Or(context.Cause(ctx), c.end(), err) })
+			err = cmp.Or(context.Cause(ctx), err)
+			c.killing.Do(func() { c.end(err) })
 		}
 		return err
 	})
@@ -92,17 +87,22 @@ func NewClient(config *library.ClientConfig, options ...func(*launcher.Plugin)) 
 // CleanupClients is that of the library, which stops the plugins of all Managed clients of this package, too.
 func CleanupClients() { library.CleanupClients() }
 
-// Start starts the plugin, waits until it is registered, and returns its address. Later calls return the same error, or the address of
+// Start starts the plugin, waits until it serves, and returns its address. Later calls return the same error, or the address of
 // the process that the plugin has by then.
 func (c *Client) Start() (net.Addr, error) {
-	if err := c.start(); err != nil {
-		return nil, err
-	}
-	client, err := c.current()
+	life, err := c.started()
 	if err != nil {
 		return nil, err
 	}
-	return client.Start() // which has started, and says where
+	return life.Start() // which has started, and returns the address
+}
+
+// started starts the plugin if necessary and returns the library's client of the process that serves.
+func (c *Client) started() (*library.Client, error) {
+	if err := c.start(); err != nil {
+		return nil, err
+	}
+	return c.current(context.Background())
 }
 
 // launch starts the plugin until ctx ends.
@@ -128,35 +128,32 @@ func (c *Client) launch(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	runtime, err := patchbay.New(patchbay.Config{
-		PluginDirs:      []string{dir},
-		RegistryOptions: []dynamicplugins.Option{dynamicplugins.WithConnections(configured{&c.connections, c.config.GRPCDialOptions})},
+	h := &host.Host{}
+	_ = h.Initialize(plugin.Config{}) // fails only for one that is not new
+	l := launcher.New(launcher.Config{
+		Host: h, Dir: dir, Observe: c.observe,
+		AwaitRegistered: func(context.Context, string, func(error)) error { return nil }, // it is when it has been launched
 	})
-	if err != nil {
-		return err
-	}
-	stop := c.run(runtime)
-	defer context.AfterFunc(ctx, stop)()
+	c.change(func() {})
+	defer context.AfterFunc(ctx, l.Close)()
 	unbind := context.AfterFunc(bound, func() { c.kill(bound.Err()) })
-	c.undo = append(c.undo, func() error { unbind(); return nil })
+	c.undo = append(c.undo, func() {
+		unbind()
+		l.Close()
+		h.Close(context.Background()) // its plugin has ended
+	})
 	if c.config.Managed {
 		c.manage()
 	}
-	if err := runtime.Launcher().Set([]launcher.Plugin{unit}); err != nil {
+	if err := l.Set([]launcher.Plugin{unit}); err != nil {
 		return err
 	}
-	err = runtime.Launcher().Start(name)
-	c.runtime.Store(runtime) // not earlier: before its start the plugin is in the state of one that was stopped
-	if err != nil {
-		return err
-	}
-	_, err = c.registered(ctx)
-	return err
+	return l.Start(name)
 }
 
 // makeDir makes the directory of the plugin's sockets, and removes those of hosts that were killed.
 func (c *Client) makeDir() (string, error) {
-	const prefix = "pbclient"
+	const prefix, room = "pbclient", 70 // which is how much longer than its path those of the sockets are, at most
 	parent, from := sock.TempDir(room), "TMPDIR"
 	if u := c.config.UnixSocketConfig; u != nil && u.TempDir != "" {
 		parent, from = u.TempDir, "UnixSocketConfig.TempDir"
@@ -170,53 +167,61 @@ func (c *Client) makeDir() (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("cannot make a directory for the plugin's sockets; set %s to one that can be written to: %w", from, err)
 	}
-	c.undo = append(c.undo, func() error {
-		return errors.Join(os.RemoveAll(dir.Name()), dir.Close()) // a killed plugin leaves its socket
+	c.undo = append(c.undo, func() {
+		if err := errors.Join(os.RemoveAll(dir.Name()), dir.Close()); err != nil { // a killed plugin leaves its socket
+			c.config.Logger.Warn("cannot remove the directory of the plugin's sockets", "error", err)
+		}
 	})
 	return dir.Name(), nil
 }
 
-// run runs the runtime of the plugin until stop is called.
-func (c *Client) run(runtime *patchbay.Runtime) (stop func()) {
-	runtime.AddHandler(pluginType, patchbay.AcceptHandler())
-	ctx, stop := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- runtime.Run(ctx) }()
-	c.undo = append(c.undo, func() error {
-		stop()
-		return <-ended
+// register registers the process that serves at an endpoint. It implements [goplugin.Plugin].Register.
+func (c *Client) register(endpoint string) (deregister func()) {
+	life := c.connections.Client(endpoint)
+	c.change(func() { c.life, c.endpoint, c.ended = life, endpoint, nil })
+	return func() {
+		c.change(func() {
+			if c.life == life {
+				c.life = nil
+			}
+		})
+	}
+}
+
+// observe records an event of the launcher.
+func (c *Client) observe(e launcher.Event) {
+	c.change(func() {
+		c.news = e.Message
+		if slices.Contains([]launcher.State{launcher.StateFailed, launcher.StateBlocked, launcher.StateStopped}, e.State) {
+			c.ended = fmt.Errorf("the plugin has ended: %s", e.Message)
+		}
 	})
-	return stop
 }
 
-// configured are connections with the options of the host's configuration, which come last.
-type configured struct {
-	*goplugin.Connections
-	options []grpc.DialOption
+// change updates the state with do and wakes all waiters.
+func (c *Client) change(do func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	do()
+	if c.changed != nil {
+		close(c.changed)
+	}
+	c.changed = make(chan struct{})
 }
 
-// DialOptions implements [dynamicplugins.Connections].
-func (c configured) DialOptions(endpoint string) []grpc.DialOption {
-	return append(c.Connections.DialOptions(endpoint), c.options...)
-}
-
-// room is how much longer than the path of the temporary directory those of the plugin's sockets are, at most.
-const room = 70
-
-// startTimeout is how long a life of the plugin may take until it is registered.
-func (c *Client) startTimeout() time.Duration { return max(c.config.StartTimeout, defaultStart) }
+// startTimeout is how long a process of the plugin may take until it serves.
+func (c *Client) startTimeout() time.Duration { return max(c.config.StartTimeout, time.Minute) }
 
 // unit is how the plugin is launched.
-func (c *Client) unit() (launcher.Plugin, error) {
+func (c *Client) unit() (unit launcher.Plugin, err error) {
 	cmd := c.config.Cmd
 	path := cmd.Path
 	if !filepath.IsAbs(path) { // a name without a slash, too: exec.Command has looked it up
-		var err error
 		if path, err = filepath.Abs(filepath.Join(cmd.Dir, path)); err != nil {
-			return launcher.Plugin{}, err
+			return unit, err
 		}
 	}
-	unit := launcher.Plugin{
+	unit = launcher.Plugin{
 		Spec: host.Spec{
 			Args: append([]string{path}, cmd.Args[min(1, len(cmd.Args)):]...), Dir: cmd.Dir, ExtraFiles: cmd.ExtraFiles,
 			Env: append([]string{}, cmd.Env...), // nil would inherit the host's
@@ -227,7 +232,6 @@ func (c *Client) unit() (launcher.Plugin, error) {
 		unit.Env = append(unit.Env, os.Environ()...)
 	}
 	if c.config.SecureConfig != nil {
-		var err error
 		if unit.SHA256, unit.Interpreter, err = checked(c.config.SecureConfig, path); err != nil {
 			return unit, err
 		}
@@ -235,85 +239,51 @@ func (c *Client) unit() (launcher.Plugin, error) {
 	for _, change := range c.options {
 		change(&unit)
 	}
+	if unit.OnDemand || unit.Upgrade == launcher.UpgradeHandover {
+		return unit, notOffered("a launcher.Plugin with OnDemand or UpgradeHandover", "what is dispensed follows the plugin without")
+	}
 	unit.Name, unit.NoSocket, unit.Protocol = name, false, &goplugin.Plugin{
-		CookieKey: c.config.MagicCookieKey, CookieValue: c.config.MagicCookieValue, ProtocolVersions: c.versions(),
-		Type: pluginType, Name: name, AutoMTLS: c.config.AutoMTLS, Connections: &c.connections, Config: c.config,
+		CookieKey: c.config.MagicCookieKey, CookieValue: c.config.MagicCookieValue, AutoMTLS: c.config.AutoMTLS,
+		Connections: &c.connections, Register: c.register, Config: c.config,
 	}
 	return unit, nil
 }
 
-// versions are those of the configuration.
-func (c *Client) versions() []int {
-	versions := slices.Sorted(maps.Keys(c.config.VersionedPlugins))
-	if own := int(c.config.ProtocolVersion); c.config.Plugins != nil && !slices.Contains(versions, own) {
-		versions = append(versions, own)
-	}
-	return versions
-}
-
-// current returns the library's client of the present life. It waits while the plugin is started again.
-func (c *Client) current() (*library.Client, error) {
+// current returns the library's client of the process that serves. It waits for a start, at most as long as that may take.
+func (c *Client) current(ctx context.Context) (*library.Client, error) {
 	if attached := c.attached.Load(); attached != nil {
 		return attached, nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), c.startTimeout())
-	defer cancel()
-	events := c.runtime.Load().Events(ctx, 0)
-	for {
-		info, err := c.registered(ctx)
-		if err != nil {
-			return nil, err
-		}
-		if client := c.connections.Client(info.ConnectionInfo.SocketPath); client != nil && !client.Exited() {
-			return client, nil
-		}
-		if _, open := <-events; !open { // its end is known, and not registered yet
-			return nil, fmt.Errorf("the plugin has ended: %w", ctx.Err())
-		}
-	}
-}
-
-// registered waits until the plugin is registered, as long as a start may take.
-func (c *Client) registered(ctx context.Context) (*dynamicplugins.PluginInfo, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.startTimeout())
 	defer cancel()
 	for {
-		// No event reports that a plugin that ended by itself is not restarted.
-		waiting, stop := context.WithTimeout(ctx, time.Second/10)
-		info, err := c.runtime.Load().Registry().WaitForPlugin(waiting, pluginType, name)
-		stop()
+		c.mu.Lock()
+		life, ended, news, changed := c.life, c.ended, c.news, c.changed
+		c.mu.Unlock()
 		switch {
-		case c.Exited(): // before it is gone from the registry, too
-			return nil, fmt.Errorf("the plugin has ended, and is not restarted%s", c.trouble())
-		case err == nil:
-			return info, nil
-		case waiting.Err() == nil || ctx.Err() != nil:
-			return nil, fmt.Errorf("the plugin is not registered: %w%s", err, c.trouble())
+		case ended != nil: // before it is noticed that nobody serves, too
+			return nil, ended
+		case life != nil && !life.Exited():
+			return life, nil
+		case changed == nil:
+			return nil, errors.New("the plugin was not started")
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("the plugin does not serve: %w; %s", ctx.Err(), news)
 		}
 	}
-}
-
-// trouble returns what failed last in the registration of the plugin, after a separator; empty for nothing.
-func (c *Client) trouble() string {
-	for _, event := range slices.Backward(c.runtime.Load().LastEvents(64)) {
-		if event.Kind == reconciler.EventFailed {
-			return ": " + event.Message
-		}
-	}
-	return ""
 }
 
 // Client starts the plugin if necessary and returns the protocol client, a [library.GRPCClient] whose Conn and Dispense stay usable across
 // restarts of the plugin. It fails as [Client.Start] does.
 func (c *Client) Client() (library.ClientProtocol, error) {
-	if err := c.start(); err != nil {
-		return nil, err
-	}
-	life, err := c.current()
+	life, err := c.started()
 	if err != nil {
 		return nil, err
 	}
-	if life == c.attached.Load() {
+	if c.attached.Load() != nil {
 		return life.Client()
 	}
 	return c.following(life)
@@ -326,24 +296,23 @@ func (c *Client) Kill() { c.kill(errKilled) }
 func (c *Client) kill(cause error) {
 	c.stop(cause)
 	_ = c.start() // Start returns its error
-	c.killing.Do(func() {
-		if err := c.end(); err != nil {
-			c.config.Logger.Warn("the runtime of the plugin failed", "error", err)
-		}
-	})
+	c.killing.Do(func() { c.end(cause) })
 }
 
-// end ends everything, and returns the error with which the runtime failed.
-func (c *Client) end() error {
+// end stops the plugin and releases everything. The cause is the error of later calls.
+func (c *Client) end(cause error) {
 	if attached := c.attached.Load(); attached != nil {
 		attached.Kill()
 	}
-	c.unfollow()
-	var errs []error
-	for _, undo := range slices.Backward(c.undo) {
-		errs = append(errs, undo())
+	var follow map[int]*grpc.ClientConn
+	c.change(func() { follow, c.follow = c.follow, nil })
+	for _, conn := range follow {
+		_ = conn.Close() // fails only if it is closed
 	}
-	return errors.Join(errs...)
+	for _, undo := range slices.Backward(c.undo) {
+		undo()
+	}
+	c.change(func() { c.ended = cause })
 }
 
 // Exited reports whether the plugin has ended and will not be restarted.
@@ -351,20 +320,15 @@ func (c *Client) Exited() bool {
 	if attached := c.attached.Load(); attached != nil {
 		return attached.Exited()
 	}
-	runtime := c.runtime.Load()
-	if runtime == nil {
-		return false
-	}
-	all := runtime.Launcher().Plugins()
-	return len(all) == 0 || slices.Contains([]launcher.State{launcher.StateFailed, launcher.StateBlocked, launcher.StateStopped}, all[0].State)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.ended != nil
 }
 
-// of asks the present life something, and returns the zero value if there is none.
+// of asks the process that serves something, and returns the zero value if there is none.
 func of[T any](c *Client, ask func(*library.Client) T) (zero T) {
-	if c.attached.Load() != nil || c.runtime.Load() != nil {
-		if current, err := c.current(); err == nil {
-			return ask(current)
-		}
+	if current, err := c.current(context.Background()); err == nil {
+		return ask(current)
 	}
 	return zero
 }

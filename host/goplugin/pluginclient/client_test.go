@@ -20,6 +20,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -66,12 +67,25 @@ func newClient(t *testing.T, c *library.ClientConfig) *pluginclient.Client {
 	killed := client
 	t.Cleanup(func() {
 		killed.Kill()
-		if c.Reattach != nil { // the library leaves it to the collector to close the descriptor of the process
-			killed = nil
-			runtime.GC()
+		killed = nil
+		if c.Reattach == nil { // else the process may live on
+			collect(t)
 		}
 	})
 	return client
+}
+
+// collect waits until no descriptor is left of a process that has ended: the library leaves it to the collector to close those that it had.
+func collect(t *testing.T) {
+	t.Helper()
+	await(t, "the end of the last descriptor of a process that has ended", func() bool {
+		runtime.GC()
+		infos, err := filepath.Glob("/proc/self/fdinfo/*")
+		return err == nil && !slices.ContainsFunc(infos, func(info string) bool {
+			text, err := os.ReadFile(info)
+			return err == nil && bytes.Contains(text, []byte("\nPid:\t-1\n"))
+		})
+	})
 }
 
 // answers fails the test unless a call answers what is wanted.

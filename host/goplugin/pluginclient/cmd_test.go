@@ -165,6 +165,21 @@ func TestNotOffered(t *testing.T) {
 	}
 }
 
+// TestOptionsNotOffered: options of the launcher with which nothing could be dispensed are refused.
+func TestOptionsNotOffered(t *testing.T) {
+	t.Parallel()
+	for name, option := range map[string]func(*launcher.Plugin){
+		"OnDemand":        func(p *launcher.Plugin) { p.OnDemand = true },
+		"UpgradeHandover": func(p *launcher.Plugin) { p.Upgrade = launcher.UpgradeHandover },
+	} {
+		client := pluginclient.NewClient(config("serve"), option, func(p *launcher.Plugin) { p.StartTimeout = 2 * time.Second })
+		t.Cleanup(client.Kill)
+		if _, err := client.Client(); err == nil || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "not offered") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 // TestExclusive: of what excludes each other in the library one may be set here, too.
 func TestExclusive(t *testing.T) {
 	t.Parallel()

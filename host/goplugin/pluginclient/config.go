@@ -19,6 +19,7 @@ import (
 	"github.com/hashicorp/go-plugin/runner"
 
 	"github.com/patchbay-dev/patchbay/internal/launch/exe"
+	"github.com/patchbay-dev/patchbay/internal/launch/process"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -135,28 +136,14 @@ func checkPeer(ctx context.Context, to *library.ReattachConfig) error {
 		_ = conn.Close() // nothing was said
 	}
 	// This process and the plugin both descend from init or a shell, which is not the plugin.
-	if err == nil && peer.PID != to.Pid && (!descends(peer.PID, to.Pid) || descends(os.Getpid(), to.Pid)) {
+	own := os.Getpid()
+	if err == nil && peer.PID != to.Pid && (!process.Descends(peer.PID, to.Pid) || own == to.Pid || process.Descends(own, to.Pid)) {
 		err = fmt.Errorf("process %d serves at %s; start the plugin again", peer.PID, address.Name)
 	}
 	if err != nil {
 		return fmt.Errorf("cannot attach to process %d: %w: %w", to.Pid, library.ErrProcessNotFound, err)
 	}
 	return nil
-}
-
-// descends reports whether a process is another one or descends from it.
-func descends(pid, from int) bool {
-	for pid > 1 && pid != from {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		if err != nil {
-			return false
-		}
-		var state string
-		if _, err := fmt.Sscan(string(stat[bytes.LastIndexByte(stat, ')')+1:]), &state, &pid); err != nil {
-			return false
-		}
-	}
-	return pid == from
 }
 
 // manage makes the library's CleanupClients kill the plugin: it knows clients of its own only.

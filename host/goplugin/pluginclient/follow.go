@@ -5,17 +5,22 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net"
+	"time"
 
 	library "github.com/hashicorp/go-plugin"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+
+	"github.com/patchbay-dev/patchbay/internal/backoff"
+	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
-// following returns the library's client of a life, whose connection follows the plugin and whose plugins are those of the life that it
-// has when they are dispensed. It is the same one as before if the life is.
+// following returns the library's client of a life, whose connection follows the plugin and whose plugins are dispensed from the process
+// that serves by then. It is the same one as before if the life is.
 func (c *Client) following(life *library.Client) (*library.GRPCClient, error) {
 	client, err := c.of(life)
 	if err != nil {
@@ -50,7 +55,7 @@ func (following) GRPCServer(*library.GRPCBroker, *grpc.Server) error { return er
 
 // GRPCClient implements [library.GRPCPlugin]. What it is given belongs to the life that the plugin had once.
 func (f following) GRPCClient(context.Context, *library.GRPCBroker, *grpc.ClientConn) (any, error) {
-	life, err := f.client.current()
+	life, err := f.client.current(context.Background())
 	if err != nil {
 		return nil, err
 	}
@@ -87,9 +92,14 @@ func (c *Client) followingConn(version int) (*grpc.ClientConn, error) {
 		return nil, errKilled
 	}
 	f := follower{c, version}
-	// The plugins of the library take this very type. No call gets further than to its interceptors.
-	conn, err := grpc.NewClient("passthrough:///plugin", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithUnaryInterceptor(f.unary), grpc.WithStreamInterceptor(f.stream), grpc.WithContextDialer(f.dial))
+	options := append([]grpc.DialOption{
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(math.MaxInt32), grpc.MaxCallSendMsgSize(math.MaxInt32)), // as the library does
+	}, c.config.GRPCDialOptions...)
+	reconnect := backoff.Backoff{Min: 20 * time.Millisecond, Max: time.Second} // a socket on the same machine answers or refuses immediately
+	conn, err := grpc.NewClient("passthrough:///localhost", append(options,
+		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(f.dial), // which does TLS itself
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: reconnect.GRPC(), MinConnectTimeout: c.startTimeout()}),
+		grpc.WithChainUnaryInterceptor(f.unary), grpc.WithChainStreamInterceptor(f.stream))...)
 	if err != nil {
 		return nil, err
 	}
@@ -97,72 +107,50 @@ func (c *Client) followingConn(version int) (*grpc.ClientConn, error) {
 	return conn, nil
 }
 
-// follower has calls go to whichever life the plugin has when they begin. It waits while there is none.
+// follower connects to the process that serves, and delays calls while there is none.
 type follower struct {
 	client  *Client
 	version int
 }
 
-// endpoint returns where the plugin serves at present.
-func (f follower) endpoint(ctx context.Context) (string, error) {
-	info, err := f.client.registered(ctx)
+// await waits until a process serves, and fails if it speaks another version.
+func (f follower) await(ctx context.Context) error {
+	life, err := f.client.current(ctx)
 	if err != nil {
-		return "", status.Error(cmp.Or(status.FromContextError(ctx.Err()).Code(), codes.Unavailable), err.Error())
+		return status.Error(cmp.Or(status.FromContextError(ctx.Err()).Code(), codes.Unavailable), err.Error())
 	}
-	endpoint := info.ConnectionInfo.SocketPath
-	if life := f.client.connections.Client(endpoint); life != nil && life.NegotiatedVersion() != f.version {
-		return "", status.Errorf(codes.FailedPrecondition,
+	if life.NegotiatedVersion() != f.version {
+		return status.Errorf(codes.FailedPrecondition,
 			"the plugin speaks version %d now, and this client version %d; dispense it again", life.NegotiatedVersion(), f.version)
 	}
-	return endpoint, nil
+	return nil
 }
 
-func (f follower) conn(ctx context.Context) (grpc.ClientConnInterface, error) {
-	if _, err := f.endpoint(ctx); err != nil {
+func (f follower) dial(ctx context.Context, _ string) (net.Conn, error) {
+	if err := f.await(ctx); err != nil {
 		return nil, err
 	}
-	return f.client.runtime.Load().Registry().Conn(ctx, pluginType, name)
+	f.client.mu.Lock()
+	endpoint := f.client.endpoint
+	f.client.mu.Unlock()
+	conn, err := f.client.connections.Dial(ctx, endpoint)
+	return sock.Plain(conn), err
 }
 
 func (f follower) unary(
-	ctx context.Context, method string, request, reply any, _ *grpc.ClientConn, _ grpc.UnaryInvoker, opts ...grpc.CallOption,
+	ctx context.Context, method string, request, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption,
 ) error {
-	conn, err := f.conn(ctx)
-	if err != nil {
+	if err := f.await(ctx); err != nil {
 		return err
 	}
-	return conn.Invoke(ctx, method, request, reply, opts...)
+	return invoke(ctx, method, request, reply, conn, opts...)
 }
 
 func (f follower) stream(
-	ctx context.Context, desc *grpc.StreamDesc, _ *grpc.ClientConn, method string, _ grpc.Streamer, opts ...grpc.CallOption,
+	ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption,
 ) (grpc.ClientStream, error) {
-	conn, err := f.conn(ctx)
-	if err != nil {
+	if err := f.await(ctx); err != nil {
 		return nil, err
 	}
-	return conn.NewStream(ctx, desc, method, opts...)
-}
-
-// dial is for hosts that have the connection connect, or watch its state.
-func (f follower) dial(ctx context.Context, _ string) (net.Conn, error) {
-	endpoint, err := f.endpoint(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return f.client.connections.Dial(ctx, endpoint)
-}
-
-// unfollow ends what follows the plugin, with the calls that are under way.
-func (c *Client) unfollow() {
-	c.mu.Lock()
-	follow := c.follow
-	c.follow = nil
-	c.mu.Unlock()
-	for _, conn := range follow {
-		_ = conn.Close() // fails only if it is closed
-	}
-	if runtime := c.runtime.Load(); runtime != nil {
-		runtime.Registry().Shutdown() // before the plugin is told, which would wait for its calls
-	}
+	return open(ctx, desc, conn, method, opts...)
 }
