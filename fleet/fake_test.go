@@ -147,7 +147,14 @@ func (f *fake) renewed(context.Context, clientv3.LeaseID) (time.Duration, error)
 
 func (f *fake) keepAlive(context.Context) (keepAliveStream, error) { return &fakeStream{fake: f}, nil }
 
-func (f *fake) watch(context.Context) (watchStream, error) { return nil, errAway }
+// watch returns a watch of which nothing comes.
+func (f *fake) watch(ctx context.Context, _ string, _ ...clientv3.OpOption) clientv3.WatchChan {
+	changes := make(chan clientv3.WatchResponse)
+	context.AfterFunc(ctx, func() { close(changes) })
+	return changes
+}
+
+func (f *fake) life() context.Context { return context.Background() }
 
 type fakeStream struct{ *fake }
 

@@ -17,7 +17,6 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -84,18 +83,10 @@ func TestHostileTimes(t *testing.T) {
 		{Seconds: math.MaxInt64}, {Seconds: math.MinInt64}, {Seconds: 1 << 40, Nanos: -1}, {Nanos: math.MaxInt32}, {Seconds: 253402300799},
 	} {
 		known := &facts{}
-		for key, m := range map[string]proto.Message{
-			recordKey: &fleetv1.NodeRecord{StartedAt: at, StoppedAt: at, WrittenAt: at,
-				Conditions: []*fleetv1.Condition{{Name: "c", Since: at}}},
-			partKey(0, 0): &fleetv1.PluginsPart{Parts: 1, WrittenAt: at,
-				Plugins: []*fleetv1.PluginRecord{{Type: "T", Name: "n", RegisteredAt: at}}},
-		} {
-			value, err := deterministic.Marshal(m)
-			if err != nil {
-				t.Fatal(err)
-			}
-			known.put(key, &mvccpb.KeyValue{Value: value})
-		}
+		known.put(recordKey, &mvccpb.KeyValue{Value: marshal(t, &fleetv1.NodeRecord{
+			StartedAt: at, StoppedAt: at, WrittenAt: at, Conditions: []*fleetv1.Condition{{Name: "c", Since: at}},
+			Plugins: []*fleetv1.PluginRecord{{Type: "T", Name: "n", RegisteredAt: at}},
+		})})
 		m := known.member("a", nil, time.Now())
 		for _, shown := range []any{m.node, m.plugin(m.plugins[0])} {
 			if _, err := json.Marshal(shown); err != nil {
@@ -135,10 +126,12 @@ func (p *pages) get(_ context.Context, key string, options ...clientv3.OpOption)
 func TestLargeValues(t *testing.T) {
 	for _, most := range []int64{500, 7, 1, 0} {
 		etcd := &pages{fake: newFake(), most: most}
-		r := open(newFake(), ReaderConfig{Timeout: time.Second})
+		r := open(&fake{away: true}, ReaderConfig{Timeout: time.Second})
 		r.Close()
-		f := &follower{Reader: r, store: etcd}
-		_, err := f.list(t.Context())
+		got, err := r.all.read(t.Context(), etcd)
+		if err == nil {
+			got.install(time.Now())
+		}
 		switch {
 		case most == 0 && status.Code(err) != codes.ResourceExhausted:
 			t.Errorf("one value is too large: %v", err)
@@ -160,16 +153,14 @@ func (expired) renewed(_ context.Context, lease clientv3.LeaseID) (time.Duration
 
 // TestDates: a dead node whose retention has just ended does not keep the others from being dated.
 func TestDates(t *testing.T) {
-	r := open(newFake(), ReaderConfig{})
-	r.Close()
+	all := map[string]*facts{}
 	for n := range 50 {
-		r.members[fmt.Sprint(n)] = &member{node: Node{State: NodeUnreachable}, lease: clientv3.LeaseID(n + 1)}
+		all[fmt.Sprint(n)] = &facts{hasRecord: true, record: record{readable: true, lease: clientv3.LeaseID(n + 1)}}
 	}
-	f := &follower{Reader: r, store: expired{newFake()}}
-	f.date(t.Context())
+	date(t.Context(), expired{newFake()}, all)
 	dated := 0
-	for _, n := range r.Nodes() {
-		if !n.LastSeen.IsZero() {
+	for name, known := range all {
+		if !known.member(name, nil, time.Now()).node.LastSeen.IsZero() {
 			dated++
 		}
 	}

@@ -3,11 +3,9 @@ package fleet
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/patchbay-dev/patchbay/reconciler"
@@ -42,22 +40,12 @@ type LookupConfig struct {
 // all locks, which costs more the more nodes compete for them. It connects to etcd for the first request and disconnects after 5 minutes
 // without one. While etcd is unavailable, it answers with what it last knew. All methods are safe for concurrent use.
 type Lookup struct {
-	config  LookupConfig
-	dialer  dialer
-	start   string // the place at which this program looks for any node
-	cancel  context.CancelFunc
-	done    chan struct{}
-	changed chan struct{} // gets a value when a view has to be read
-
-	mu       sync.Mutex
-	views    map[viewKey]*view
-	unread   map[uint32]int  // how many views there are that were never read, by who asked first
-	away     chan struct{}   // closed while the health is not current
-	watching map[int64]*view // by the number of the watch
-	lastID   int64
-	health   Health
-	stats    ReaderStats
-	whole    *Reader // opened by the lookup itself; nil if there is none
+	follower
+	config LookupConfig
+	place  string // the place in the index at which this program looks for any node
+	views  map[viewKey]*view
+	away   chan struct{} // closed while the health is not current
+	whole  *Reader       // opened by the lookup itself; nil if there is none
 }
 
 // OpenLookup returns a lookup, which does not connect yet. The error says what is invalid in the space. The caller calls Close.
@@ -76,21 +64,16 @@ func openLookup(d dialer, config LookupConfig) (*Lookup, error) {
 	if err := config.Space.Validate(); err != nil {
 		return nil, fmt.Errorf("cannot look plugins up in the fleet: %w", err)
 	}
-	config.Logger = cmp.Or(config.Logger, slog.New(slog.DiscardHandler))
-	ctx, cancel := context.WithCancel(context.Background())
-	l := &Lookup{
-		config: config, dialer: d, start: randomPlace(), cancel: cancel, done: make(chan struct{}),
-		changed: make(chan struct{}, 1), views: map[viewKey]*view{}, unread: map[uint32]int{},
-		away: make(chan struct{}), watching: map[int64]*view{}, health: Health{Current: true},
-	}
-	go l.run(ctx)
+	l := &Lookup{config: config, place: randomPlace(), views: map[viewKey]*view{}, away: make(chan struct{})}
+	l.init(d, config.Timeout, config.Logger, Health{Current: true})
+	l.refuse, l.tend, l.judged = l.dropDenied, l.dropIdle, l.noteHealth
+	l.follower.start()
 	return l, nil
 }
 
 // Close aborts all requests, and returns when nothing of the lookup is left. A second call does nothing.
 func (l *Lookup) Close() {
-	l.cancel()
-	<-l.done
+	l.stop()
 	l.mu.Lock()
 	whole := l.whole
 	l.whole = nil
@@ -113,20 +96,6 @@ func (l *Lookup) open(c *Cluster) (*Reader, func(), error) {
 		l.whole = Open(c, ReaderConfig{Space: l.config.Space, Timeout: l.config.Timeout, Logger: l.config.Logger})
 	}
 	return l.whole, func() {}, nil
-}
-
-// Health says how current the lookup is. It counts as current while it follows nothing.
-func (l *Lookup) Health() Health {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.health
-}
-
-// Stats returns what has been done so far. Lists counts the reads of a node, of the index or of the locks.
-func (l *Lookup) Stats() ReaderStats {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.stats
 }
 
 // Find is a [Finder]. For a plugin that may be called on any node, it returns the instances on a few nodes, different ones for each
@@ -270,7 +239,7 @@ func (l *Lookup) nodes(ctx context.Context, f Filter, number int) (nodes []strin
 	name := f.Names[0]
 	l.mu.Lock()
 	v, err := l.ask(viewKey{name: name, number: number}, f.by, func() source {
-		return &indexView{prefix: l.config.Space.index(name), at: l.start, number: number}
+		return &indexView{prefix: l.config.Space.index(name), at: l.place, number: number}
 	})
 	if err != nil {
 		l.mu.Unlock()
@@ -339,31 +308,3 @@ func (l *Lookup) inWhole(ctx context.Context, f Filter) ([]Instance, error) {
 	defer release()
 	return reader.Find(ctx, f)
 }
-
-func (l *Lookup) lost(err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	message := explain(err).Error()
-	if l.stats.Lists > 0 {
-		message = "the fleet may have changed since: " + message
-	}
-	if l.health.Current {
-		close(l.away)
-	}
-	if l.health.lose(message) {
-		l.config.Logger.Warn("fleet: " + message)
-	}
-}
-
-func (l *Lookup) found() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if !l.health.Current {
-		l.away = make(chan struct{})
-		l.config.Logger.Info("fleet: what is called is being followed again")
-	}
-	l.health = Health{Current: true}
-}
-
-// errIdle says that nothing has been asked for some time.
-var errIdle = errors.New("nothing is looked up")

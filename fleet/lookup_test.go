@@ -37,17 +37,6 @@ func newRanges(t *testing.T) *ranges {
 
 func (r *ranges) dial(context.Context, time.Duration) (store, error) { return r, nil }
 
-func (r *ranges) watch(ctx context.Context) (watchStream, error) { return quiet{ctx}, nil }
-
-type quiet struct{ ctx context.Context } //nolint:containedctx // A stream has one.
-
-func (quiet) Send(*pb.WatchRequest) error { return nil }
-
-func (q quiet) Recv() (*pb.WatchResponse, error) {
-	<-q.ctx.Done()
-	return nil, q.ctx.Err()
-}
-
 func (r *ranges) get(ctx context.Context, key string, options ...clientv3.OpOption) (*clientv3.GetResponse, error) {
 	op := clientv3.OpGet(key, options...)
 	r.mu.Lock()
@@ -84,13 +73,11 @@ func (r *ranges) node(name string, ready bool, labels map[string]string) {
 	s := Space{}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.keys[s.NodeRange(name)+recordKey] = string(marshal(r.t, &fleetv1.NodeRecord{Address: "127.0.0.1:1", Labels: labels}))
+	r.keys[s.NodeRange(name)+recordKey] = string(marshal(r.t, &fleetv1.NodeRecord{Address: "127.0.0.1:1", Labels: labels,
+		Plugins: []*fleetv1.PluginRecord{{Type: "T", Name: "n", State: string(reconciler.StateRegistered), Current: true}}}))
 	if ready {
 		r.keys[s.NodeRange(name)+presenceKey] = ""
 	}
-	r.keys[s.NodeRange(name)+partKey(0, 0)] = string(marshal(r.t, &fleetv1.PluginsPart{Parts: 1, Plugins: []*fleetv1.PluginRecord{
-		{Type: "T", Name: "n", State: string(reconciler.StateRegistered), Current: true},
-	}}))
 	r.keys[indexKey(s, "n", name)] = ""
 }
 
@@ -252,7 +239,7 @@ func TestManyViews(t *testing.T) {
 		})
 		time.Sleep(time.Second)
 		l.mu.Lock()
-		l.drop(l.views[viewKey{node: "z"}])
+		l.drop(l.views[viewKey{node: "z"}], errLetGo)
 		l.mu.Unlock()
 		calls.Wait()
 		l.mu.Lock()

@@ -23,28 +23,13 @@ type viewKey struct {
 	pinned bool // it is followed even if nobody asks
 }
 
-// view is something that is followed. All of it is guarded by [Lookup].mu.
+// view is something that is followed. All of it is guarded by the lock of the lookup.
 type view struct {
+	followed
 	key     viewKey
-	source  source
-	ready   chan struct{} // closed when it has been read for the first time, or will not be
-	denied  error         // why it will not be read; it is not followed then
 	used    time.Time
-	by      uint32        // who asked for it first
-	waiting int           // how many wait for it
-	changed chan struct{} // gets a value after it has changed; nil if nobody listens
-	stale   bool          // it has to be read
-	watch   int64         // the number of its watch; zero for none
-}
-
-// isRead says whether nobody has to wait for it.
-func (v *view) isRead() bool {
-	select {
-	case <-v.ready:
-		return true
-	default:
-		return false
-	}
+	by      uint32 // the user who asked for it first
+	waiting int    // how many wait for it
 }
 
 // isNothing says that it is a node that is none, or none yet.
@@ -77,13 +62,12 @@ func (l *Lookup) view(k viewKey, by uint32, begin func() source) *view {
 		if len(l.views) >= maxViews {
 			l.dropEldest()
 		}
-		v = &view{key: k, source: begin(), ready: make(chan struct{}), stale: true, by: by}
+		v = &view{followed: newFollowed(begin()), key: k, by: by}
 		if k.pinned {
 			v.changed = make(chan struct{}, 1)
 		}
 		l.views[k] = v
-		l.unread[by]++
-		tell(l.changed)
+		l.follow(&v.followed)
 	}
 	v.used = time.Now()
 	return v
@@ -91,7 +75,7 @@ func (l *Lookup) view(k viewKey, by uint32, begin func() source) *view {
 
 // ask returns what is followed under a key for somebody who waits for it, and calls leave. The caller holds mu.
 func (l *Lookup) ask(k viewKey, by uint32, begin func() source) (*view, error) {
-	if l.views[k] == nil && l.unread[by] >= maxUnread {
+	if l.views[k] == nil && l.unread(by) >= maxUnread {
 		return nil, errCrowded
 	}
 	v := l.view(k, by, begin)
@@ -99,14 +83,71 @@ func (l *Lookup) ask(k viewKey, by uint32, begin func() source) (*view, error) {
 	return v, nil
 }
 
+// unread returns how many views that were never read a user has asked for first. The caller holds mu.
+func (l *Lookup) unread(by uint32) (n int) {
+	for _, v := range l.views {
+		if v.by == by && !v.isRead() {
+			n++
+		}
+	}
+	return n
+}
+
 // leave is called when somebody does not wait any more. What nobody waits for is not read.
 func (l *Lookup) leave(views ...*view) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, v := range views {
-		if v.waiting--; v.waiting == 0 && v.stale && !v.isRead() && !v.key.pinned && l.views[v.key] == v { // nor is it being read
-			l.drop(v)
+		if v.waiting--; v.waiting == 0 && !v.isRead() && !v.key.pinned && l.views[v.key] == v {
+			l.drop(v, errLetGo)
 		}
+	}
+}
+
+// dropDenied drops a view that may not be read: the next request reads it again. A pinned one is read again behind the next connection.
+func (l *Lookup) dropDenied(denied *followed) {
+	for _, v := range l.views {
+		if &v.followed == denied && !v.key.pinned {
+			l.drop(v, nil)
+		}
+	}
+}
+
+// dropIdle drops the views that nobody has asked for for long, unless etcd was away until now: then they may be all that is known. It
+// returns when the next one may be dropped.
+func (l *Lookup) dropIdle(now time.Time) (next time.Duration) {
+	for _, v := range l.views {
+		if v.key.pinned {
+			continue
+		}
+		left := viewIdle - now.Sub(v.used)
+		if !l.health.Current {
+			left = max(left, retry.Max)
+		}
+		if left <= 0 {
+			l.drop(v, errLetGo)
+		} else if next == 0 || left < next {
+			next = left
+		}
+	}
+	return next
+}
+
+// noteHealth wakes those that wait for what is not read while something else will do.
+func (l *Lookup) noteHealth() {
+	if l.health.Current {
+		l.away = make(chan struct{})
+	} else if !isClosed(l.away) {
+		close(l.away)
+	}
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
 	}
 }
 
@@ -121,29 +162,14 @@ func (l *Lookup) dropEldest() {
 		}
 	}
 	if eldest != nil {
-		l.drop(eldest)
+		l.drop(eldest, errLetGo)
 	}
 }
 
-// drop lets go of a view. Its watch ends with the next look at what has to be read. The caller holds mu.
-func (l *Lookup) drop(v *view) {
+// drop drops a view. The caller holds mu.
+func (l *Lookup) drop(v *view, why error) {
 	delete(l.views, v.key)
-	l.settle(v, errLetGo)
-	if v.watch != 0 {
-		tell(l.changed)
-	}
-}
-
-// settle is called when a view has been read, or will not be. The caller holds mu.
-func (l *Lookup) settle(v *view, denied error) {
-	if v.isRead() {
-		return
-	}
-	v.denied = denied
-	close(v.ready)
-	if l.unread[v.by]--; l.unread[v.by] == 0 {
-		delete(l.unread, v.by)
-	}
+	l.follower.drop(&v.followed, why)
 }
 
 // wait returns when a view has been read for the first time, or will not be. If late is not nil, something else will do: then it waits no
@@ -172,21 +198,6 @@ func (l *Lookup) wait(ctx context.Context, v *view, late <-chan time.Time) error
 	}
 }
 
-// source is what is followed as etcd has it.
-type source interface {
-	// read reads it and returns what takes it over, without the lock of the lookup. Whatever changes after the revision is watched.
-	read(ctx context.Context, from store) (reading, error)
-	// take takes a change over. Again says that it has to be read again.
-	take(event *mvccpb.Event, now time.Time) (again bool)
-}
-
-// reading is what was read.
-type reading struct {
-	key, end string // the range to watch
-	revision int64
-	install  func(now time.Time)
-}
-
 // nodeView is a node.
 type nodeView struct {
 	space  Space
@@ -202,12 +213,14 @@ func (v *nodeView) read(ctx context.Context, from store) (reading, error) {
 	return reading{prefix, clientv3.GetPrefixRangeEnd(prefix), revision, func(now time.Time) { v.facts = read; v.show(now) }}, err
 }
 
-func (v *nodeView) take(event *mvccpb.Event, now time.Time) (again bool) {
-	key := strings.TrimPrefix(string(event.GetKv().GetKey()), v.space.NodeRange(v.name))
-	if event.GetType() == mvccpb.Event_DELETE {
-		v.facts.delete(key)
-	} else {
-		v.facts.put(key, event.GetKv())
+func (v *nodeView) apply(events []*clientv3.Event, now time.Time) (again bool) {
+	for _, event := range events {
+		key := strings.TrimPrefix(string(event.Kv.Key), v.space.NodeRange(v.name))
+		if event.Type == mvccpb.Event_DELETE {
+			v.facts.delete(key)
+		} else {
+			v.facts.put(key, event.Kv)
+		}
 	}
 	v.show(now)
 	return false
@@ -272,10 +285,12 @@ func (v *indexView) read(ctx context.Context, from store) (reading, error) {
 	return reading{begin, end, revision, func(time.Time) { v.nodes, v.all = nodes, all }}, nil
 }
 
-// take has all of it read again, which is little, unless only the lease of a key has changed.
-func (v *indexView) take(event *mvccpb.Event, _ time.Time) (again bool) {
-	node, ok := nodeIn(v.prefix, string(event.GetKv().GetKey()))
-	return ok && (event.GetType() == mvccpb.Event_DELETE) == slices.Contains(v.nodes, node)
+// apply has all of it read again, which is little, unless only the lease of a key has changed.
+func (v *indexView) apply(events []*clientv3.Event, _ time.Time) (again bool) {
+	return slices.ContainsFunc(events, func(event *clientv3.Event) bool {
+		node, ok := nodeIn(v.prefix, string(event.Kv.Key))
+		return ok && (event.Type == mvccpb.Event_DELETE) == slices.Contains(v.nodes, node)
+	})
 }
 
 // locksView is all locks. Contenders write below their own ranges, so no range of keys is about one lock alone.
@@ -290,8 +305,10 @@ func (v *locksView) read(ctx context.Context, from store) (reading, error) {
 	return reading{prefix, clientv3.GetPrefixRangeEnd(prefix), revision, func(time.Time) { v.Contenders = read }}, err
 }
 
-func (v *locksView) take(event *mvccpb.Event, _ time.Time) (again bool) {
-	v.Put(v.space, event.GetKv())
+func (v *locksView) apply(events []*clientv3.Event, _ time.Time) (again bool) {
+	for _, event := range events {
+		v.Put(v.space, event.Kv)
+	}
 	return false
 }
 

@@ -86,10 +86,8 @@ func (c *Cluster) Forget(ctx context.Context, s Space, node string) error {
 			return err
 		}
 		names := map[string]bool{}
-		for _, p := range known.parts {
-			for _, said := range p.said() {
-				names[said.Name] = true
-			}
+		for _, p := range known.record.plugins {
+			names[p.Name] = true
 		}
 		var keys []clientv3.Op
 		for name := range names {
@@ -102,14 +100,6 @@ func (c *Cluster) Forget(ctx context.Context, s Space, node string) error {
 		}
 		return nil
 	})
-}
-
-// said returns the plugins of a part; nil has none.
-func (p *part) said() []*Plugin {
-	if p == nil {
-		return nil
-	}
-	return p.plugins
 }
 
 // onNode changes the keys of a node, under conditions, if etcd has any of it.

@@ -102,10 +102,9 @@ type Publisher struct {
 
 	// The following belong to the goroutine of Run.
 
-	leases     leases
-	held       held
-	instances  []string // this one, once it is remembered, and those before it
-	generation uint64
+	leases    leases
+	held      held
+	instances []string // this one, once it is remembered, and those before it
 	// indexed has the names that may be in the index, and whether they are there under the present lease.
 	indexed map[string]bool
 

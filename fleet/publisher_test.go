@@ -86,7 +86,7 @@ func TestCoalesces(t *testing.T) {
 			t.Errorf("changes without end made %d writes in ten minutes", got)
 		}
 		time.Sleep(time.Minute)
-		if value := f.value(Space{}.NodeRange("a") + "plugins/0/0000"); !strings.Contains(value, "5999") {
+		if value := f.value(Space{}.NodeRange("a") + recordKey); !strings.Contains(value, "5999") {
 			t.Error("the last change was not written")
 		}
 		// After a rest it is quick again.

@@ -10,7 +10,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/feed"
@@ -31,17 +30,12 @@ type ReaderConfig struct {
 
 // Reader follows the fleet. All methods are safe for concurrent use; only Ready, Find, Watch, Wait and Close block.
 type Reader struct {
-	config ReaderConfig
-	dialer dialer
-	cancel context.CancelFunc
-	done   chan struct{}
-	ready  chan struct{} // closed when the fleet has been listed for the first time
-	feed   *feed.Feed[step]
-
-	mu      sync.RWMutex // held over a publication, so that a snapshot and what follows on it meet
-	members map[string]*member
-	health  Health
-	stats   ReaderStats
+	follower // its lock is held over a publication, so that a snapshot and what follows on it meet
+	config   ReaderConfig
+	all      whole
+	fleet    followed // all, as the follower sees it
+	feed     *feed.Feed[step]
+	members  map[string]*member
 }
 
 // ReaderStats counts what a [Reader] did.
@@ -62,57 +56,45 @@ func Open(c *Cluster, config ReaderConfig) *Reader {
 }
 
 func open(d dialer, config ReaderConfig) *Reader {
-	config.Logger = cmp.Or(config.Logger, slog.New(slog.DiscardHandler))
-	ctx, cancel := context.WithCancel(context.Background())
-	r := &Reader{
-		config: config, dialer: d, cancel: cancel, done: make(chan struct{}), ready: make(chan struct{}), members: map[string]*member{},
-		health: Health{Message: "the fleet has not been read yet", Since: time.Now()},
+	r := &Reader{config: config, members: map[string]*member{}}
+	r.init(d, config.Timeout, config.Logger, Health{Message: "the fleet has not been read yet", Since: time.Now()})
+	r.judged = func() {
+		if !r.health.Current && r.all.listed {
+			r.all.contact = r.health.Since
+		}
+		r.feed.Publish("", step{health: new(r.health)})
 	}
 	r.feed = feed.New(feed.Config[step]{Resync: func(_ string, commit func(step)) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		commit(step{})
 	}})
-	go r.run(ctx)
+	r.all.reader = r
+	r.fleet = newFollowed(&r.all)
+	r.follow(&r.fleet)
+	r.start()
 	return r
 }
 
 // Close ends all watches and waits, and returns when nothing of the reader is left. A second call does nothing.
 func (r *Reader) Close() {
-	r.cancel()
-	<-r.done
+	r.stop()
 	r.feed.Close()
 }
 
 // Ready returns when the fleet has been read for the first time. If ctx ends before, the error says why it has not been.
 func (r *Reader) Ready(ctx context.Context) error {
-	select {
-	case <-r.ready:
+	if r.fleet.isRead() {
 		return nil
-	default:
 	}
 	select {
-	case <-r.ready:
+	case <-r.fleet.ready:
 		return nil
 	case <-r.done:
 		return ErrClosed
 	case <-ctx.Done():
 		return fmt.Errorf("cannot read the fleet: %s: %w", r.Health().Message, context.Cause(ctx))
 	}
-}
-
-// Health says how current the reader is.
-func (r *Reader) Health() Health {
-	r.mu.RLock()
-	defer r.mu.RUnlock()
-	return r.health
-}
-
-// Stats returns what has been done so far.
-func (r *Reader) Stats() ReaderStats {
-	r.mu.RLock()
-	defer r.mu.RUnlock()
-	return r.stats
 }
 
 // Nodes returns all nodes, ordered by name.

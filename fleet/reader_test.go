@@ -7,12 +7,20 @@ import (
 	"testing/synctest"
 )
 
+// openEmpty returns a reader that has read a fleet without nodes, and has lost etcd.
+func openEmpty() *Reader {
+	r := open(&fake{away: true}, ReaderConfig{})
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.fleet.settle(nil)
+	return r
+}
+
 // TestWaitLooksOnce: many changes at once, as when a fleet starts, have a wait look once, and it sees the last of them.
 func TestWaitLooksOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := open(newFake(), ReaderConfig{})
+		r := openEmpty()
 		defer r.Close()
-		r.found()
 		var looks []int
 		waited := make(chan int)
 		go func() {
@@ -52,7 +60,7 @@ func TestWaitLooksOnce(t *testing.T) {
 
 // TestOrder: plugins are ordered by type, name and node, and as the node has them within a node.
 func TestOrder(t *testing.T) {
-	r := open(newFake(), ReaderConfig{})
+	r := openEmpty()
 	r.Close()
 	for _, name := range []string{"b", "a", "c"} {
 		r.members[name] = &member{node: Node{Name: name, State: NodeReady}, plugins: []*Plugin{
@@ -70,9 +78,8 @@ func TestOrder(t *testing.T) {
 
 // TestFlappingNode: a node that comes and goes is one entry each time for a subscriber who is slow, however many plugins it has.
 func TestFlappingNode(t *testing.T) {
-	r := open(newFake(), ReaderConfig{})
+	r := openEmpty()
 	defer r.Close()
-	r.found()
 	_, changes, err := r.Watch(t.Context(), Filter{})
 	if err != nil {
 		t.Fatal(err)

@@ -1,12 +1,11 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -33,8 +32,6 @@ type session struct {
 	store  store
 	stream keepAliveStream
 	cancel context.CancelCauseFunc
-	// present is the revision of the presence key as it was found; zero for none.
-	present int64
 	// interval is the least time to the next write; last is when the last one was.
 	interval time.Duration
 	last     time.Time
@@ -80,7 +77,7 @@ func (s *session) open(ctx context.Context) (err error) {
 	if s.stream, err = s.store.keepAlive(ctx); err != nil {
 		return err
 	}
-	revisions, err := s.look(ctx)
+	found, err := s.look(ctx)
 	if err != nil {
 		return err
 	}
@@ -88,8 +85,8 @@ func (s *session) open(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if fresh || s.held.revisions == nil || !maps.Equal(revisions, s.held.revisions) {
-		s.claim(revisions)
+	if fresh || s.held.record == nil || found != s.held.at {
+		s.claim(found)
 	}
 	if _, err = s.publish(ctx); err == nil { // the index follows soon, and does not keep the node from being published
 		s.named(true)
@@ -99,33 +96,28 @@ func (s *session) open(ctx context.Context) (err error) {
 }
 
 // look returns the revisions of the keys of the node, unless its name is taken.
-func (s *session) look(ctx context.Context) (map[string]int64, error) {
+func (s *session) look(ctx context.Context) (found revisions, err error) {
 	response, err := s.store.commit(ctx, nil, []clientv3.Op{
-		clientv3.OpGet(s.node + presenceKey),
-		clientv3.OpGet(s.node, clientv3.WithPrefix(), clientv3.WithKeysOnly()),
+		clientv3.OpGet(s.node + presenceKey), clientv3.OpGet(s.node+recordKey, clientv3.WithKeysOnly()),
 	})
 	if err != nil {
-		return nil, err
+		return found, err
 	}
-	s.present = 0
 	for _, kv := range response.Responses[0].GetResponseRange().GetKvs() {
-		s.present = kv.ModRevision
+		found.presence = kv.ModRevision
 		var presence fleetv1.Presence
 		if proto.Unmarshal(kv.Value, &presence) != nil {
 			continue // nobody's
 		}
 		if by := presence.GetInstance(); by != s.instance && !slices.Contains(s.instances, by) {
-			return nil, fmt.Errorf("%w, %q: its instance is %s; this one publishes nothing and competes for no lock; give each node a name of "+
+			return found, fmt.Errorf("%w, %q: its instance is %s; this one publishes nothing and competes for no lock; give each node a name of "+
 				"its own, or wait until its presence has expired if that one has just crashed", errNameTaken, s.config.Node, valid(by))
 		}
 	}
-	revisions := map[string]int64{}
 	for _, kv := range response.Responses[1].GetResponseRange().GetKvs() {
-		if key := strings.TrimPrefix(string(kv.Key), s.node); key != cordonKey {
-			revisions[key] = kv.ModRevision
-		}
+		found.record = kv.ModRevision
 	}
-	return revisions, nil
+	return found, nil
 }
 
 // renewAll renews the leases and grants new ones for those that there are not.
@@ -208,7 +200,7 @@ func (s *session) follow(ctx context.Context, look <-chan struct{}) error {
 		case <-s.touched:
 			plan()
 		case <-look:
-			if timer == nil && !proto.Equal(s.record(), s.held.content.record) {
+			if timer == nil && !proto.Equal(s.record(), s.held.record) {
 				plan()
 			}
 		case <-timer:
@@ -251,32 +243,28 @@ func (s *session) update(ctx context.Context) (written bool, err error) {
 	if written, err = s.publish(ctx); err != nil {
 		return written, err
 	}
-	return written, s.putIndex(ctx, s.held.content.plugins)
+	return written, s.putIndex(ctx, s.held.record.GetPlugins())
 }
 
 // publish writes what is different from what was written last of the node.
 func (s *session) publish(ctx context.Context) (written bool, err error) {
-	if s.held.revisions == nil {
-		revisions, err := s.look(ctx)
+	if s.held.record == nil && !s.held.claim {
+		found, err := s.look(ctx)
 		if err != nil {
 			return false, err
 		}
-		s.claim(revisions)
+		s.claim(found)
 	}
-	var unhealthy map[string]bool
-	if s.config.Unhealthy != nil {
-		unhealthy = s.config.Unhealthy()
-	}
-	now := content{record: s.record(), plugins: pluginRecords(s.config.Local.Plugins(), unhealthy)}
-	if !s.held.claim && now.sameRecord(s.held.content) && now.samePlugins(s.held.content) {
+	now := s.record()
+	if proto.Equal(now, s.held.record) {
 		return false, nil
 	}
 	return true, s.write(ctx, now)
 }
 
 // claim has everything written again.
-func (s *session) claim(revisions map[string]int64) {
-	s.held = held{revisions: revisions, claim: true}
+func (s *session) claim(found revisions) {
+	s.held = held{at: found, claim: true}
 	for name := range s.indexed {
 		s.indexed[name] = false
 	}
@@ -287,9 +275,14 @@ func (s *session) record() *fleetv1.NodeRecord {
 	s.mu.Lock()
 	address := s.address
 	s.mu.Unlock()
+	var unhealthy map[string]bool
+	if s.config.Unhealthy != nil {
+		unhealthy = s.config.Unhealthy()
+	}
 	return &fleetv1.NodeRecord{
 		Instance: s.instance, Address: address, Version: s.config.Version, StartedAt: timestamp(s.started),
 		Conditions: conditionRecords(s.config.Local.Conditions()), Labels: s.config.Labels,
+		Plugins: pluginRecords(s.config.Local.Plugins(), unhealthy),
 	}
 }
 
@@ -303,7 +296,10 @@ func (s *session) leave(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, stopPatience)
 	defer cancel()
-	record := s.record()
+	record := proto.CloneOf(s.held.record) // with the plugins that it had
+	if record == nil {
+		record = s.record()
+	}
 	record.StoppedAt = timestamp(time.Now())
 	value, err := deterministic.Marshal(record)
 	if err != nil {
@@ -360,19 +356,10 @@ func (s *session) locked(ctx context.Context) (bool, error) {
 	if err != nil || len(now.Kvs) > 0 {
 		return err == nil, err
 	}
-	stream, err := s.store.watch(ctx)
-	if err != nil {
-		return false, err
-	}
-	answer, err := ask(stream, &pb.WatchRequest{RequestUnion: &pb.WatchRequest_CreateRequest{CreateRequest: &pb.WatchCreateRequest{
-		Key: []byte(prefix), RangeEnd: []byte(clientv3.GetPrefixRangeEnd(prefix)), StartRevision: now.Header.GetRevision() + 1,
-		Filters: []pb.WatchCreateRequest_FilterType{pb.WatchCreateRequest_NODELETE},
-	}}}, s.timeout, cancel)
-	for err == nil && len(answer.GetEvents()) == 0 {
-		if answer.GetCanceled() {
-			return false, fmt.Errorf("etcd has ended the watch: %s", answer.GetCancelReason())
+	for response := range s.store.watch(ctx, prefix, clientv3.WithPrefix(), clientv3.WithRev(now.Header.GetRevision()+1), clientv3.WithFilterDelete()) {
+		if err := response.Err(); err != nil || len(response.Events) > 0 {
+			return err == nil, err
 		}
-		answer, err = stream.Recv()
 	}
-	return err == nil, err
+	return false, cmp.Or(context.Cause(ctx), errEnded)
 }

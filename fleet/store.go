@@ -42,7 +42,10 @@ type store interface {
 	// renewed returns how long ago a lease was renewed.
 	renewed(ctx context.Context, lease clientv3.LeaseID) (ago time.Duration, err error)
 	keepAlive(ctx context.Context) (keepAliveStream, error)
-	watch(ctx context.Context) (watchStream, error)
+	// watch watches the changes of keys, over one stream for all watches.
+	watch(ctx context.Context, key string, options ...clientv3.OpOption) clientv3.WatchChan
+	// life ends when the connection is lost, with the reason as its cause. A cluster cannot be restored or replaced without that.
+	life() context.Context
 	close()
 }
 
@@ -52,12 +55,8 @@ type stream[Q, A any] interface {
 	Recv() (A, error)
 }
 
-type (
-	// keepAliveStream renews leases: one answer for each request, in order.
-	keepAliveStream = stream[*pb.LeaseKeepAliveRequest, *pb.LeaseKeepAliveResponse]
-	// watchStream is a stream of watches.
-	watchStream = stream[*pb.WatchRequest, *pb.WatchResponse]
-)
+// keepAliveStream renews leases: one answer for each request, in order.
+type keepAliveStream = stream[*pb.LeaseKeepAliveRequest, *pb.LeaseKeepAliveResponse]
 
 // ask returns the answer to a request. A stream has no timeout of its own: giveUp is called when it is over, and has to end the stream.
 func ask[Q, A any](s stream[Q, A], request Q, timeout time.Duration, giveUp func()) (answer A, err error) {
@@ -98,18 +97,20 @@ func (d *clusterDialer) dial(ctx context.Context, timeout time.Duration) (store,
 	}
 	s := &etcdStore{config: d.config, timeout: timeout}
 	_, host, _ := strings.Cut(endpoint, "://")
-	conn, err := grpc.NewClient("dns:///"+host, append([]grpc.DialOption{
+	s.living, s.end = context.WithCancelCause(context.Background())
+	conn, err := grpc.NewClient("passthrough:///"+host, append([]grpc.DialOption{
+		grpc.WithContextDialer((&oneConn{end: s.lost}).dial),
 		grpc.WithTransportCredentials(transport),
 		grpc.WithPerRPCCredentials(&s.token),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingAfter, Timeout: pingTimeout}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
 		grpc.WithDisableServiceConfig(),
-		grpc.WithNoProxy(),
 	}, d.options...)...)
 	if err != nil {
 		return nil, fmt.Errorf("etcd endpoint %s: %w", endpoint, err)
 	}
 	s.conn, s.kv, s.lease = conn, clientv3.NewKVFromKVClient(pb.NewKVClient(conn), nil), pb.NewLeaseClient(conn)
+	s.watcher = clientv3.NewWatchFromWatchClient(pb.NewWatchClient(conn), clientv3.NewCtxClient(s.living))
 	if err := s.ready(ctx); err != nil {
 		s.close()
 		return nil, err
@@ -117,15 +118,22 @@ func (d *clusterDialer) dial(ctx context.Context, timeout time.Duration) (store,
 	return s, nil
 }
 
-// etcdStore is a store. Streams are those of the protocol and not of etcd's client: see docs/adr/0012-fleet.md.
+// etcdStore is a store. Leases are renewed with the protocol and not with etcd's client: see docs/adr/0012-fleet.md.
 type etcdStore struct {
 	config  Etcd
 	timeout time.Duration
 	conn    *grpc.ClientConn
 	kv      clientv3.KV
 	lease   pb.LeaseClient
+	watcher clientv3.Watcher
 	token   token
+	living  context.Context //nolint:containedctx // It is the life of the connection.
+	end     context.CancelCauseFunc
 }
+
+func (e *etcdStore) life() context.Context { return e.living }
+
+func (e *etcdStore) lost(err error) { e.end(fmt.Errorf("etcd cannot be reached: %w", err)) }
 
 func (e *etcdStore) close() { _ = e.conn.Close() }
 
@@ -253,8 +261,8 @@ func (e *etcdStore) keepAlive(ctx context.Context) (keepAliveStream, error) {
 	return e.lease.LeaseKeepAlive(clientv3.WithRequireLeader(ctx))
 }
 
-func (e *etcdStore) watch(ctx context.Context) (watchStream, error) {
-	return pb.NewWatchClient(e.conn).Watch(clientv3.WithRequireLeader(ctx))
+func (e *etcdStore) watch(ctx context.Context, key string, options ...clientv3.OpOption) clientv3.WatchChan {
+	return e.watcher.Watch(clientv3.WithRequireLeader(ctx), key, options...)
 }
 
 // retry is how long to wait before another request of etcd.
@@ -288,7 +296,7 @@ func attempt(ctx context.Context, d dialer, try func() (progressed bool, err err
 func elsewhere(err error) bool {
 	known := rpctypes.Error(err)
 	if errors.Is(known, rpctypes.ErrNoLeader) || errors.Is(known, rpctypes.ErrTimeout) || errors.Is(err, context.DeadlineExceeded) ||
-		errors.Is(err, errSilent) || errors.Is(err, errQuiet) {
+		errors.Is(err, errSilent) || errors.Is(err, errQuiet) || errors.Is(err, errLost) {
 		return true
 	}
 	code := status.Code(err)

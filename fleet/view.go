@@ -41,8 +41,6 @@ type Node struct {
 	Conditions []Condition
 	// Plugins is the number of instances that it has published.
 	Plugins int
-	// Generation counts what this instance has published.
-	Generation uint64
 	// Labels are the labels that the operator gave the node; the map must not be changed.
 	Labels map[string]string
 	Cordon Cordon

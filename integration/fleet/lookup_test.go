@@ -109,7 +109,7 @@ func TestLookup(t *testing.T) {
 	b.published(t)
 	for _, kv := range indexed(t, etcd.admin(), 3).Kvs { // with the plugins, not after them: else a call may find nobody
 		node := path.Base(string(kv.Key))
-		said, err := etcd.admin().Get(t.Context(), fleet.Space{}.NodeRange(node)+"plugins/0/0000")
+		said, err := etcd.admin().Get(t.Context(), fleet.Space{}.NodeRange(node)+"record")
 		if err != nil || len(said.Kvs) != 1 || said.Kvs[0].ModRevision != kv.ModRevision {
 			t.Errorf("%s was written at %d, the plugins at %v, %v", kv.Key, kv.ModRevision, said, err)
 		}

@@ -63,7 +63,7 @@ func TestReconnect(t *testing.T) {
 	a, b := startNode(t, client, "a", "one"), startNode(t, client, "b", "one")
 	shows(t, r, "a/one=registered", "b/one=registered")
 	do(t, "remove", func(ctx context.Context) error {
-		_, err := admin.Delete(ctx, fleet.Space{}.NodeRange("b")+"plugins/", clientv3.WithPrefix())
+		_, err := admin.Delete(ctx, fleet.Space{}.NodeRange("b")+"record")
 		return err
 	})
 	shows(t, r, "a/one=registered")

@@ -70,7 +70,7 @@ func (x *Presence) GetInstance() string {
 	return ""
 }
 
-// NodeRecord describes a node.
+// NodeRecord describes a node and its plugins.
 type NodeRecord struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The instance of the daemon that wrote the record: a random identifier of one start.
@@ -88,7 +88,9 @@ type NodeRecord struct {
 	// The conditions of the node, ordered by name.
 	Conditions []*Condition `protobuf:"bytes,7,rep,name=conditions,proto3" json:"conditions,omitempty"`
 	// What the operator of the node says of it.
-	Labels        map[string]string `protobuf:"bytes,8,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Labels map[string]string `protobuf:"bytes,8,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Its plugins.
+	Plugins       []*PluginRecord `protobuf:"bytes,9,rep,name=plugins,proto3" json:"plugins,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -175,6 +177,13 @@ func (x *NodeRecord) GetConditions() []*Condition {
 func (x *NodeRecord) GetLabels() map[string]string {
 	if x != nil {
 		return x.Labels
+	}
+	return nil
+}
+
+func (x *NodeRecord) GetPlugins() []*PluginRecord {
+	if x != nil {
+		return x.Plugins
 	}
 	return nil
 }
@@ -305,95 +314,6 @@ func (x *Condition) GetSince() *timestamppb.Timestamp {
 	return nil
 }
 
-// PluginsPart is one part of the plugins of a node.
-type PluginsPart struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// The instance of the daemon that wrote the part.
-	Instance string `protobuf:"bytes,1,opt,name=instance,proto3" json:"instance,omitempty"`
-	// The number of the publication, counted from 1 within one instance. All parts of one publication have the same number.
-	Generation uint64 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
-	// The number of parts of this generation, at least 1, and the index of this one, from 0.
-	Parts uint32 `protobuf:"varint,3,opt,name=parts,proto3" json:"parts,omitempty"`
-	Part  uint32 `protobuf:"varint,4,opt,name=part,proto3" json:"part,omitempty"`
-	// When the generation was written, by the node's clock.
-	WrittenAt     *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=written_at,json=writtenAt,proto3" json:"written_at,omitempty"`
-	Plugins       []*PluginRecord        `protobuf:"bytes,6,rep,name=plugins,proto3" json:"plugins,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *PluginsPart) Reset() {
-	*x = PluginsPart{}
-	mi := &file_patchbay_fleet_v1_fleet_proto_msgTypes[4]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *PluginsPart) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*PluginsPart) ProtoMessage() {}
-
-func (x *PluginsPart) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_fleet_v1_fleet_proto_msgTypes[4]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use PluginsPart.ProtoReflect.Descriptor instead.
-func (*PluginsPart) Descriptor() ([]byte, []int) {
-	return file_patchbay_fleet_v1_fleet_proto_rawDescGZIP(), []int{4}
-}
-
-func (x *PluginsPart) GetInstance() string {
-	if x != nil {
-		return x.Instance
-	}
-	return ""
-}
-
-func (x *PluginsPart) GetGeneration() uint64 {
-	if x != nil {
-		return x.Generation
-	}
-	return 0
-}
-
-func (x *PluginsPart) GetParts() uint32 {
-	if x != nil {
-		return x.Parts
-	}
-	return 0
-}
-
-func (x *PluginsPart) GetPart() uint32 {
-	if x != nil {
-		return x.Part
-	}
-	return 0
-}
-
-func (x *PluginsPart) GetWrittenAt() *timestamppb.Timestamp {
-	if x != nil {
-		return x.WrittenAt
-	}
-	return nil
-}
-
-func (x *PluginsPart) GetPlugins() []*PluginRecord {
-	if x != nil {
-		return x.Plugins
-	}
-	return nil
-}
-
 // PluginRecord is one instance of a plugin.
 type PluginRecord struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
@@ -423,7 +343,7 @@ type PluginRecord struct {
 
 func (x *PluginRecord) Reset() {
 	*x = PluginRecord{}
-	mi := &file_patchbay_fleet_v1_fleet_proto_msgTypes[5]
+	mi := &file_patchbay_fleet_v1_fleet_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -435,7 +355,7 @@ func (x *PluginRecord) String() string {
 func (*PluginRecord) ProtoMessage() {}
 
 func (x *PluginRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_fleet_v1_fleet_proto_msgTypes[5]
+	mi := &file_patchbay_fleet_v1_fleet_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -448,7 +368,7 @@ func (x *PluginRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginRecord.ProtoReflect.Descriptor instead.
 func (*PluginRecord) Descriptor() ([]byte, []int) {
-	return file_patchbay_fleet_v1_fleet_proto_rawDescGZIP(), []int{5}
+	return file_patchbay_fleet_v1_fleet_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *PluginRecord) GetType() string {
@@ -541,7 +461,7 @@ const file_patchbay_fleet_v1_fleet_proto_rawDesc = "" +
 	"\n" +
 	"\x1dpatchbay/fleet/v1/fleet.proto\x12\x11patchbay.fleet.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"&\n" +
 	"\bPresence\x12\x1a\n" +
-	"\binstance\x18\x01 \x01(\tR\binstance\"\xc9\x03\n" +
+	"\binstance\x18\x01 \x01(\tR\binstance\"\x84\x04\n" +
 	"\n" +
 	"NodeRecord\x12\x1a\n" +
 	"\binstance\x18\x01 \x01(\tR\binstance\x12\x18\n" +
@@ -556,7 +476,8 @@ const file_patchbay_fleet_v1_fleet_proto_rawDesc = "" +
 	"\n" +
 	"conditions\x18\a \x03(\v2\x1c.patchbay.fleet.v1.ConditionR\n" +
 	"conditions\x12A\n" +
-	"\x06labels\x18\b \x03(\v2).patchbay.fleet.v1.NodeRecord.LabelsEntryR\x06labels\x1a9\n" +
+	"\x06labels\x18\b \x03(\v2).patchbay.fleet.v1.NodeRecord.LabelsEntryR\x06labels\x129\n" +
+	"\aplugins\x18\t \x03(\v2\x1f.patchbay.fleet.v1.PluginRecordR\aplugins\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"J\n" +
@@ -567,17 +488,7 @@ const file_patchbay_fleet_v1_fleet_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
 	"\x02ok\x18\x02 \x01(\bR\x02ok\x12\x18\n" +
 	"\amessage\x18\x03 \x01(\tR\amessage\x120\n" +
-	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\xe9\x01\n" +
-	"\vPluginsPart\x12\x1a\n" +
-	"\binstance\x18\x01 \x01(\tR\binstance\x12\x1e\n" +
-	"\n" +
-	"generation\x18\x02 \x01(\x04R\n" +
-	"generation\x12\x14\n" +
-	"\x05parts\x18\x03 \x01(\rR\x05parts\x12\x12\n" +
-	"\x04part\x18\x04 \x01(\rR\x04part\x129\n" +
-	"\n" +
-	"written_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\twrittenAt\x129\n" +
-	"\aplugins\x18\x06 \x03(\v2\x1f.patchbay.fleet.v1.PluginRecordR\aplugins\"\xc9\x03\n" +
+	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\xc9\x03\n" +
 	"\fPluginRecord\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
@@ -608,35 +519,33 @@ func file_patchbay_fleet_v1_fleet_proto_rawDescGZIP() []byte {
 	return file_patchbay_fleet_v1_fleet_proto_rawDescData
 }
 
-var file_patchbay_fleet_v1_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_patchbay_fleet_v1_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
 var file_patchbay_fleet_v1_fleet_proto_goTypes = []any{
 	(*Presence)(nil),              // 0: patchbay.fleet.v1.Presence
 	(*NodeRecord)(nil),            // 1: patchbay.fleet.v1.NodeRecord
 	(*Cordon)(nil),                // 2: patchbay.fleet.v1.Cordon
 	(*Condition)(nil),             // 3: patchbay.fleet.v1.Condition
-	(*PluginsPart)(nil),           // 4: patchbay.fleet.v1.PluginsPart
-	(*PluginRecord)(nil),          // 5: patchbay.fleet.v1.PluginRecord
-	nil,                           // 6: patchbay.fleet.v1.NodeRecord.LabelsEntry
-	nil,                           // 7: patchbay.fleet.v1.PluginRecord.DetailsEntry
-	(*timestamppb.Timestamp)(nil), // 8: google.protobuf.Timestamp
+	(*PluginRecord)(nil),          // 4: patchbay.fleet.v1.PluginRecord
+	nil,                           // 5: patchbay.fleet.v1.NodeRecord.LabelsEntry
+	nil,                           // 6: patchbay.fleet.v1.PluginRecord.DetailsEntry
+	(*timestamppb.Timestamp)(nil), // 7: google.protobuf.Timestamp
 }
 var file_patchbay_fleet_v1_fleet_proto_depIdxs = []int32{
-	8,  // 0: patchbay.fleet.v1.NodeRecord.started_at:type_name -> google.protobuf.Timestamp
-	8,  // 1: patchbay.fleet.v1.NodeRecord.stopped_at:type_name -> google.protobuf.Timestamp
-	8,  // 2: patchbay.fleet.v1.NodeRecord.written_at:type_name -> google.protobuf.Timestamp
+	7,  // 0: patchbay.fleet.v1.NodeRecord.started_at:type_name -> google.protobuf.Timestamp
+	7,  // 1: patchbay.fleet.v1.NodeRecord.stopped_at:type_name -> google.protobuf.Timestamp
+	7,  // 2: patchbay.fleet.v1.NodeRecord.written_at:type_name -> google.protobuf.Timestamp
 	3,  // 3: patchbay.fleet.v1.NodeRecord.conditions:type_name -> patchbay.fleet.v1.Condition
-	6,  // 4: patchbay.fleet.v1.NodeRecord.labels:type_name -> patchbay.fleet.v1.NodeRecord.LabelsEntry
-	8,  // 5: patchbay.fleet.v1.Cordon.since:type_name -> google.protobuf.Timestamp
-	8,  // 6: patchbay.fleet.v1.Condition.since:type_name -> google.protobuf.Timestamp
-	8,  // 7: patchbay.fleet.v1.PluginsPart.written_at:type_name -> google.protobuf.Timestamp
-	5,  // 8: patchbay.fleet.v1.PluginsPart.plugins:type_name -> patchbay.fleet.v1.PluginRecord
-	7,  // 9: patchbay.fleet.v1.PluginRecord.details:type_name -> patchbay.fleet.v1.PluginRecord.DetailsEntry
-	8,  // 10: patchbay.fleet.v1.PluginRecord.registered_at:type_name -> google.protobuf.Timestamp
-	11, // [11:11] is the sub-list for method output_type
-	11, // [11:11] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	5,  // 4: patchbay.fleet.v1.NodeRecord.labels:type_name -> patchbay.fleet.v1.NodeRecord.LabelsEntry
+	4,  // 5: patchbay.fleet.v1.NodeRecord.plugins:type_name -> patchbay.fleet.v1.PluginRecord
+	7,  // 6: patchbay.fleet.v1.Cordon.since:type_name -> google.protobuf.Timestamp
+	7,  // 7: patchbay.fleet.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	6,  // 8: patchbay.fleet.v1.PluginRecord.details:type_name -> patchbay.fleet.v1.PluginRecord.DetailsEntry
+	7,  // 9: patchbay.fleet.v1.PluginRecord.registered_at:type_name -> google.protobuf.Timestamp
+	10, // [10:10] is the sub-list for method output_type
+	10, // [10:10] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_patchbay_fleet_v1_fleet_proto_init() }
@@ -650,7 +559,7 @@ func file_patchbay_fleet_v1_fleet_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_patchbay_fleet_v1_fleet_proto_rawDesc), len(file_patchbay_fleet_v1_fleet_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   8,
+			NumMessages:   7,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

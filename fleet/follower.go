@@ -1,0 +1,404 @@
+package fleet
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/patchbay-dev/patchbay/internal/backoff"
+)
+
+const (
+	// pageSize is the number of keys of one page of a list, unless their values are too large for one message.
+	pageSize = 500
+	// readsAtOnce is the number of sources that are read at a time.
+	readsAtOnce = 8
+)
+
+var (
+	// errHistory says that etcd no longer has the history that is needed.
+	errHistory = errors.New("etcd was restored, replaced or compacted; the fleet is read again")
+	// errQuiet says that a watch did not begin in time.
+	errQuiet = errors.New("etcd did not begin a watch in time; see that it runs and can be reached")
+	// errEnded says that etcd has ended a watch without a reason.
+	errEnded = errors.New("etcd has ended a watch; the fleet is read again")
+	// errIdle says that there is nothing to follow.
+	errIdle = errors.New("nothing is followed")
+)
+
+// source is something in etcd, kept in memory. Its methods are called by one goroutine.
+type source interface {
+	// read reads it. Whatever changes after the revision of the reading is watched.
+	read(ctx context.Context, from store) (reading, error)
+	// apply records changes and reports whether the source has to be read again. The caller holds the lock of the follower.
+	apply(events []*clientv3.Event, now time.Time) (again bool)
+}
+
+// reading is what was read.
+type reading struct {
+	key, end string // the range to watch
+	revision int64
+	// install makes what was read visible; nil if nothing has changed. The caller holds the lock of the follower.
+	install func(now time.Time)
+}
+
+// followed is a source that a follower follows. It is guarded by the lock of the follower.
+type followed struct {
+	source
+	ready   chan struct{} // closed when it has been read for the first time, or will not be
+	denied  error         // why it will not be read
+	changed chan struct{} // gets a value after a change; nil for none
+	// stop ends the goroutine that follows it over the present connection; nil if there is none.
+	stop context.CancelFunc
+}
+
+func newFollowed(s source) followed { return followed{source: s, ready: make(chan struct{})} }
+
+// isRead reports whether nobody has to wait for it.
+func (s *followed) isRead() bool {
+	select {
+	case <-s.ready:
+		return true
+	default:
+		return false
+	}
+}
+
+// settle is called when it has been read, or will not be.
+func (s *followed) settle(denied error) {
+	if !s.isRead() {
+		s.denied = denied
+		close(s.ready)
+	}
+}
+
+// follower keeps sources as etcd has them, over one connection to one member at a time. Each source is read, and then watched from the
+// revision at which it was read. When the connection is lost, etcd may have been restored or replaced, so behind the next one each source is
+// read again; how much of it is up to the source.
+type follower struct {
+	dialer  dialer
+	timeout time.Duration // of one request
+	log     *slog.Logger
+	cancel  context.CancelFunc
+	done    chan struct{}
+	added   chan struct{} // gets a value when there is another source
+
+	// The following are set before start, and called with the lock; nil for none.
+
+	// refuse is called with a source that etcd does not let its user read. Without it, the connection ends, with the reason as health.
+	refuse func(*followed)
+	// tend returns after which time to call it again; zero for not before there is another source.
+	tend func(now time.Time) time.Duration
+	// judged is called when the health has changed.
+	judged func()
+
+	mu      sync.RWMutex
+	sources map[*followed]bool
+	health  Health
+	stats   ReaderStats
+}
+
+func (f *follower) init(d dialer, timeout time.Duration, log *slog.Logger, h Health) {
+	f.dialer, f.timeout, f.log, f.health = d, timeout, cmp.Or(log, slog.New(slog.DiscardHandler)), h
+	f.done, f.added, f.sources = make(chan struct{}), make(chan struct{}, 1), map[*followed]bool{}
+}
+
+// start begins to follow. It does not block; the caller calls stop.
+func (f *follower) start() {
+	ctx, cancel := context.WithCancel(context.Background())
+	f.cancel = cancel
+	go f.run(ctx)
+}
+
+// stop returns when nothing is followed any more.
+func (f *follower) stop() {
+	f.cancel()
+	<-f.done
+}
+
+// Health returns how current the answers are. Without anything to follow they are current.
+func (f *follower) Health() Health {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	return f.health
+}
+
+// Stats returns what has been done so far.
+func (f *follower) Stats() ReaderStats {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	return f.stats
+}
+
+// follow adds a source. The caller holds mu.
+func (f *follower) follow(s *followed) {
+	f.sources[s] = true
+	tell(f.added)
+}
+
+// drop removes a source. The caller holds mu.
+func (f *follower) drop(s *followed, why error) {
+	delete(f.sources, s)
+	s.settle(why)
+	if s.stop != nil {
+		s.stop()
+	}
+	tell(f.added) // there may be none left
+}
+
+// run follows until ctx ends.
+func (f *follower) run(ctx context.Context) {
+	defer close(f.done)
+	failures := 0
+	for delay := time.Duration(0); backoff.Pause(ctx, delay); {
+		progressed, err := attempt(ctx, f.dialer, func() (bool, error) { return f.connect(ctx) })
+		switch {
+		case ctx.Err() != nil:
+			return
+		case errors.Is(err, errIdle):
+			failures, delay = 0, 0
+			select {
+			case <-f.added:
+			case <-ctx.Done():
+			}
+			continue
+		case progressed:
+			failures, delay = 1, spread(retry.Min)
+		default:
+			failures++
+			delay = retry.After(failures)
+		}
+		f.lost(err)
+	}
+}
+
+// connect follows over one connection, until it is lost, something goes wrong or there is nothing to follow. Progressed says that something
+// was followed.
+func (f *follower) connect(ctx context.Context) (progressed bool, err error) {
+	f.mu.RLock()
+	idle := len(f.sources) == 0
+	f.mu.RUnlock()
+	if idle {
+		return true, errIdle
+	}
+	from, err := f.dialer.dial(ctx, f.timeout)
+	if err != nil {
+		return false, err
+	}
+	defer from.close()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer context.AfterFunc(from.life(), func() { cancel(context.Cause(from.life())) })()
+	c := &connection{follower: f, store: from, turns: make(chan struct{}, readsAtOnce)}
+	defer c.forget()
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel(nil)
+	for {
+		pause, idle := c.begin(ctx, func(ctx context.Context, s *followed) {
+			running.Go(func() {
+				if err := c.keep(ctx, s); err != nil && ctx.Err() == nil {
+					cancel(err)
+				}
+			})
+		})
+		if idle {
+			return true, errIdle
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-f.added:
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return c.progressed.Load(), context.Cause(ctx)
+		}
+		timer.Stop()
+	}
+}
+
+// connection is one connection of a follower.
+type connection struct {
+	*follower
+	store
+	turns      chan struct{} // as many as sources may be read at a time
+	progressed atomic.Bool
+}
+
+// begin follows the sources that are not followed yet. Idle says that there are none at all; pause is when to look again.
+func (c *connection) begin(ctx context.Context, keep func(context.Context, *followed)) (pause time.Duration, idle bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.tend != nil {
+		pause = c.tend(time.Now())
+	}
+	for s := range c.sources {
+		if s.stop == nil {
+			var following context.Context
+			following, s.stop = context.WithCancel(ctx) //nolint:gosec // Whoever drops the source calls stop, or forget does.
+			keep(following, s)
+		}
+	}
+	return cmp.Or(pause, time.Hour), len(c.sources) == 0
+}
+
+// forget is called after the end: the sources are not followed any more.
+func (c *connection) forget() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for s := range c.sources {
+		if s.stop != nil {
+			s.stop()
+			s.stop = nil
+		}
+	}
+}
+
+// keep reads a source and watches it, again and again if need be. The error says why the connection is of no use.
+func (c *connection) keep(ctx context.Context, s *followed) error {
+	for ctx.Err() == nil {
+		select {
+		case c.turns <- struct{}{}:
+		case <-ctx.Done():
+			return nil
+		}
+		r, err := s.read(ctx, c.store)
+		<-c.turns
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case isDenied(err) && c.refuse != nil:
+			c.denied(s, err)
+			return nil
+		case err != nil:
+			return err
+		}
+		c.install(s, r)
+		if err := c.watch(ctx, s, r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// denied is called with a source that etcd does not let its user read. It is read again behind the next connection, unless it is dropped.
+func (c *connection) denied(s *followed, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.found()
+	c.stats.Lists++
+	s.settle(err)
+	c.refuse(s)
+}
+
+func (c *connection) install(s *followed, r reading) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.found()
+	if r.install != nil {
+		r.install(time.Now())
+		c.stats.Lists++
+		tell(s.changed)
+	}
+	s.settle(nil)
+}
+
+// watch applies the changes of a source until it has to be read again. The error says why the watch has ended.
+func (c *connection) watch(ctx context.Context, s *followed, r reading) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	timer := time.AfterFunc(c.timeout, func() { cancel(errQuiet) })
+	changes := c.store.watch(ctx, r.key, clientv3.WithRange(r.end), clientv3.WithRev(r.revision+1), clientv3.WithFragment())
+	timer.Stop()
+	if ctx.Err() == nil {
+		c.mu.Lock()
+		c.stats.Watches++
+		c.mu.Unlock()
+	}
+	for response := range changes {
+		if response.CompactRevision > 0 {
+			return nil
+		}
+		if err := response.Err(); err != nil {
+			return err
+		}
+		if c.apply(s, response.Events) {
+			return nil
+		}
+	}
+	return cmp.Or(context.Cause(ctx), errEnded)
+}
+
+func (c *connection) apply(s *followed, events []*clientv3.Event) (again bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.stats.Events += uint64(len(events))
+	again = s.apply(events, time.Now())
+	tell(s.changed)
+	return again
+}
+
+// lost is called when something went wrong.
+func (f *follower) lost(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	message := explain(err).Error()
+	if f.stats.Lists > 0 {
+		message = "the fleet may have changed since: " + message
+	}
+	if f.health.lose(message) {
+		f.log.Warn("fleet: " + message)
+		if f.judged != nil {
+			f.judged()
+		}
+	}
+}
+
+// found is called when etcd has answered. The caller holds mu.
+func (c *connection) found() {
+	c.progressed.Store(true)
+	if c.health.Current {
+		return
+	}
+	c.health = Health{Current: true}
+	c.log.Info("fleet: it is being followed")
+	if c.judged != nil {
+		c.judged()
+	}
+}
+
+// readPages reads what begins with a prefix, all at the revision that it returns.
+func readPages(ctx context.Context, from store, prefix string, take func(*mvccpb.KeyValue)) (revision int64, err error) {
+	key, end := prefix, clientv3.GetPrefixRangeEnd(prefix)
+	limit := int64(pageSize)
+	for more := true; more; {
+		page, err := from.get(ctx, key, clientv3.WithRange(end), clientv3.WithLimit(limit), clientv3.WithRev(revision))
+		if isTooLarge(err) && limit > 1 {
+			limit /= 2
+			continue
+		}
+		if errors.Is(rpctypes.Error(err), rpctypes.ErrCompacted) {
+			return 0, errHistory
+		}
+		if err != nil {
+			return 0, err
+		}
+		if revision == 0 {
+			revision = page.Header.GetRevision()
+		}
+		for _, kv := range page.Kvs {
+			take(kv)
+		}
+		if more = page.More && len(page.Kvs) > 0; more {
+			key = string(page.Kvs[len(page.Kvs)-1].Key) + "\x00"
+		}
+	}
+	return revision, nil
+}
