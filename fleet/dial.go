@@ -33,8 +33,8 @@ type Policy struct {
 // [Lookup.Find] is one whose cost does not grow with the fleet; [Reader.Find] is one for programs that read the whole fleet anyway.
 type Finder func(ctx context.Context, f Filter) ([]Instance, error)
 
-// Find returns what Instances does, and the instances on unreachable nodes, whose presence may have expired only because etcd was
-// unavailable. It blocks until the fleet has been read for the first time. If ctx ends first, the error says why; after Close it is
+// Find returns the plugins that pass the filter and may be called: those that are registered and current on nodes that are ready, and on
+// unreachable ones, whose presence may have expired only because etcd was unavailable. They have the order of [Snapshot]. It blocks until the fleet has been read for the first time. If ctx ends first, the error says why; after Close it is
 // [ErrClosed].
 func (r *Reader) Find(ctx context.Context, f Filter) ([]Instance, error) {
 	if err := r.Ready(ctx); err != nil {

@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	// few is how many nodes a caller looks at that may take any of those which have a plugin.
-	few = 16
+	// few is how many nodes a caller reads that may take any of those which have a plugin, and maxFew how many it knows the names of.
+	few, maxFew = 16, 64
 	// viewIdle is how long something is followed after it was last asked for.
 	viewIdle = 5 * time.Minute
 	// maxViews bounds what is followed at once, besides what somebody waits for. Above it, what was not asked for for the longest time is
@@ -108,32 +108,24 @@ func (l *Lookup) Find(ctx context.Context, f Filter) ([]Instance, error) {
 	case f.few == 0 || len(f.Names) != 1:
 		return l.inWhole(ctx, f)
 	}
-	// If nothing that is found there is preferred, a wider view is taken once: a call can try the nodes that are not, and ask again.
-	number := max(f.few, few)
-	found, all, err := l.among(ctx, f, number)
-	if err == nil && !all && number == few && !slices.ContainsFunc(found, Instance.preferred) {
-		more, allOfMore, failed := l.among(ctx, f, number*4)
-		if failed == nil || len(found) == 0 {
-			found, all, err = more, allOfMore, failed
-		}
-	}
+	nodes, all, err := l.nodes(ctx, f)
 	switch {
-	case err == nil && len(found) == 0 && !all:
-		return l.inWhole(ctx, f)
 	case err != nil:
 		return nil, err
+	case f.few > maxFew && !all:
+		return l.inWhole(ctx, f)
 	}
-	return found, nil
-}
-
-// among returns what can be called on a number of nodes that the index has, and whether these are all nodes in it.
-func (l *Lookup) among(ctx context.Context, f Filter, number int) (found []Instance, all bool, err error) {
-	nodes, all, err := l.nodes(ctx, f, number)
-	if err != nil {
-		return nil, false, err
+	found, err := l.on(ctx, nodes[:min(f.few, len(nodes))], f)
+	// If nothing that is found there is preferred, more is read once: a call can try the nodes that are not, and ask again.
+	if f.few < len(nodes) && !slices.ContainsFunc(found, Instance.preferred) {
+		if more, failed := l.on(ctx, nodes, f); failed == nil || len(found) == 0 {
+			found, err = more, failed
+		}
 	}
-	found, err = l.on(ctx, nodes, f)
-	return found, all, err
+	if err == nil && len(found) == 0 && !all {
+		return l.inWhole(ctx, f)
+	}
+	return found, err
 }
 
 // on returns what can be called on some nodes. Those that are not read in time are left out if others can be called.
@@ -233,49 +225,23 @@ func (l *Lookup) FollowLocks() (changed <-chan struct{}, now func() map[Lock][]s
 	}
 }
 
-// nodes returns at most a number of nodes that have a plugin of a name, and whether these are all. If they are not read in
-// time, other nodes that are known to have it will do.
-func (l *Lookup) nodes(ctx context.Context, f Filter, number int) (nodes []string, all bool, err error) {
+// nodes returns nodes that have a plugin of a name, at most maxFew, and whether these are all.
+func (l *Lookup) nodes(ctx context.Context, f Filter) (nodes []string, all bool, err error) {
 	name := f.Names[0]
 	l.mu.Lock()
-	v, err := l.ask(viewKey{name: name, number: number}, f.by, func() source {
-		return &indexView{prefix: l.config.Space.index(name), at: l.place, number: number}
-	})
+	v, err := l.ask(viewKey{name: name}, f.by, func() source { return &indexView{prefix: l.config.Space.index(name), at: l.place} })
+	l.mu.Unlock()
 	if err != nil {
-		l.mu.Unlock()
 		return nil, false, err
 	}
-	other := v
-	if !v.isRead() {
-		other = l.known(name)
-	}
-	l.mu.Unlock()
 	defer l.leave(v)
-	var late <-chan time.Time
-	if other != nil {
-		timer := time.NewTimer(unreadWait)
-		defer timer.Stop()
-		late = timer.C
-	}
-	if err := l.wait(ctx, v, late); err == nil {
-		other = v
-	} else if other == nil {
+	if err := l.wait(ctx, v, nil); err != nil {
 		return nil, false, err
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	index, _ := other.source.(*indexView)
-	return index.nodes, index.all && other == v, other.why()
-}
-
-// known returns a view of nodes that have a plugin of a name, the largest; nil if none was read. The caller holds mu.
-func (l *Lookup) known(name string) (known *view) {
-	for k, v := range l.views {
-		if k.name == name && v.isRead() && v.denied == nil && (known == nil || k.number > known.key.number) {
-			known = v
-		}
-	}
-	return known
+	index, _ := v.source.(*indexView)
+	return index.nodes, index.all, v.why()
 }
 
 // Holder returns the node that holds a lock, for [DialerConfig].Leader. Exclusive is false for a lock that nobody holds or wants. Holder

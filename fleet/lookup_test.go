@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -162,8 +163,9 @@ func TestFindsWhatIsKnown(t *testing.T) {
 			for i := range 40 {
 				r.node(fmt.Sprint(i), false, nil)
 			}
-			r.refusing(func(_ context.Context, key string, limit int64) error {
-				if strings.HasPrefix(key, Space{}.index("n")) && limit > few {
+			var read atomic.Int32
+			r.refusing(func(_ context.Context, key string, _ int64) error {
+				if strings.HasPrefix(key, Space{}.nodes()) && read.Add(1) > few {
 					return errAway
 				}
 				return nil

@@ -17,8 +17,7 @@ import (
 // viewKey says what is followed: a node, nodes of an index, or the locks.
 type viewKey struct {
 	node   string
-	name   string
-	number int
+	name   string // that of plugins
 	locks  bool
 	pinned bool // it is followed even if nobody asks
 }
@@ -247,10 +246,9 @@ func (m *member) callable(said *Plugin, f Filter) (Instance, bool) {
 	return i, i.callable() && f.match(i.Plugin)
 }
 
-// indexView is a number of nodes of an index: those after a place and, if these are too few, those before it.
+// indexView is at most maxFew nodes of an index: those after a place and, if these are too few, those before it.
 type indexView struct {
 	prefix, at string
-	number     int
 	nodes      []string
 	all        bool // these are all that there are
 }
@@ -258,12 +256,12 @@ type indexView struct {
 func (v *indexView) read(ctx context.Context, from store) (reading, error) {
 	last := clientv3.GetPrefixRangeEnd(v.prefix)
 	begin, end := v.prefix+v.at, last
-	found, err := from.get(ctx, begin, clientv3.WithRange(end), clientv3.WithLimit(int64(v.number)), clientv3.WithKeysOnly())
+	found, err := from.get(ctx, begin, clientv3.WithRange(end), clientv3.WithLimit(maxFew), clientv3.WithKeysOnly())
 	if err != nil {
 		return reading{}, err
 	}
 	kvs, revision, all := found.Kvs, found.Header.GetRevision(), false
-	if missing := v.number - len(kvs); missing > 0 {
+	if missing := maxFew - len(kvs); missing > 0 {
 		before, err := from.get(ctx, v.prefix, clientv3.WithRange(begin), clientv3.WithLimit(int64(missing)), clientv3.WithKeysOnly(),
 			clientv3.WithSort(clientv3.SortByKey, clientv3.SortDescend), clientv3.WithRev(revision))
 		if err != nil {

@@ -56,7 +56,7 @@ type PublisherConfig struct {
 	Space Space
 	// Node is the name of the node, which must be unique. It is required.
 	Node string
-	// Address is HOST:PORT at which the node takes calls from other nodes; empty for none. It can be changed with SetAddress.
+	// Address is HOST:PORT at which the node takes calls from other nodes; empty for none.
 	Address string
 	// Version is the version of Patchbay, for readers.
 	Version string
@@ -98,7 +98,6 @@ type Publisher struct {
 	instance string
 	started  time.Time
 	changes  <-chan struct{}
-	touched  chan struct{} // gets a value when the address changes
 
 	// The following belong to the goroutine of Run.
 
@@ -108,10 +107,9 @@ type Publisher struct {
 	// indexed has the names that may be in the index, and whether they are there under the present lease.
 	indexed map[string]bool
 
-	mu      sync.Mutex
-	address string
-	health  Health
-	stats   Stats
+	mu     sync.Mutex
+	health Health
+	stats  Stats
 }
 
 // Stats counts what a [Publisher] did.
@@ -151,8 +149,8 @@ func newPublisher(d dialer, timeout time.Duration, config PublisherConfig) (*Pub
 		return nil, fmt.Errorf("cannot publish the node: %w", err)
 	}
 	return &Publisher{
-		config: config, dialer: d, timeout: min(timeout, config.Presence/2), address: config.Address, instance: rand.Text(),
-		node: config.Space.NodeRange(config.Node), touched: make(chan struct{}, 1),
+		config: config, dialer: d, timeout: min(timeout, config.Presence/2), instance: rand.Text(),
+		node:      config.Space.NodeRange(config.Node),
 		instances: readInstances(config.InstanceFile), indexed: map[string]bool{},
 		health: Health{Message: "the node has not been published yet", Since: time.Now()},
 	}, nil
@@ -171,14 +169,6 @@ func ValidateTimes(presence, retention time.Duration) error {
 
 // Instance returns the identifier of this start.
 func (p *Publisher) Instance() string { return p.instance }
-
-// SetAddress changes the address at which the node takes calls. It does not block.
-func (p *Publisher) SetAddress(address string) {
-	p.mu.Lock()
-	p.address = address
-	p.mu.Unlock()
-	tell(p.touched)
-}
 
 // Condition says whether the fleet sees the node as it is.
 func (p *Publisher) Condition() Condition {

@@ -118,30 +118,15 @@ func (r *Reader) Snapshot(f Filter) Snapshot {
 	return r.snapshot(f)
 }
 
-// Instances returns the plugins that pass the filter and can be called now: those that are registered and current on a node that is
-// ready, in the order of [Snapshot].
-func (r *Reader) Instances(f Filter) []Instance {
-	f.States = []reconciler.State{reconciler.StateRegistered}
-	return r.instances(f)
-}
-
-// callable returns what Instances does, and also what was registered and current on nodes that are unreachable: their presence may have
-// ended because etcd was away, and not they.
-func (r *Reader) callable(f Filter) []Instance {
+// callable returns the plugins that pass the filter and may be called: those that are registered and current on nodes that are ready, or
+// unreachable, for their presence may have ended because etcd was away.
+func (r *Reader) callable(f Filter) (instances []Instance) {
 	f.States = []reconciler.State{reconciler.StateRegistered, reconciler.StateUnreachable}
-	return slices.DeleteFunc(r.instances(f), func(i Instance) bool {
-		return !i.callable()
-	})
-}
-
-// instances returns the current ones of the plugins that pass the filter.
-func (r *Reader) instances(f Filter) []Instance {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	var instances []Instance
 	for _, p := range r.plugins(f) {
-		if p.Current {
-			instances = append(instances, r.members[p.Node].instance(p))
+		if i := r.members[p.Node].instance(p); p.Current && i.callable() {
+			instances = append(instances, i)
 		}
 	}
 	return instances

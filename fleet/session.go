@@ -197,8 +197,6 @@ func (s *session) follow(ctx context.Context, look <-chan struct{}) error {
 				continue
 			}
 			plan()
-		case <-s.touched:
-			plan()
 		case <-look:
 			if timer == nil && !proto.Equal(s.record(), s.held.record) {
 				plan()
@@ -272,15 +270,12 @@ func (s *session) claim(found revisions) {
 
 // record returns what the node says of itself.
 func (s *session) record() *fleetv1.NodeRecord {
-	s.mu.Lock()
-	address := s.address
-	s.mu.Unlock()
 	var unhealthy map[string]bool
 	if s.config.Unhealthy != nil {
 		unhealthy = s.config.Unhealthy()
 	}
 	return &fleetv1.NodeRecord{
-		Instance: s.instance, Address: address, Version: s.config.Version, StartedAt: timestamp(s.started),
+		Instance: s.instance, Address: s.config.Address, Version: s.config.Version, StartedAt: timestamp(s.started),
 		Conditions: conditionRecords(s.config.Local.Conditions()), Labels: s.config.Labels,
 		Plugins: pluginRecords(s.config.Local.Plugins(), unhealthy),
 	}

@@ -22,25 +22,23 @@ func TestLife(t *testing.T) {
 	client := connect(t, etcd.client)
 	r := openReader(t, client)
 	f := follow(t, r)
-	n := startNode(t, client, "a", "one", "two")
+	n := startNodeWith(t, client, fleet.PublisherConfig{Node: "a", Address: "10.0.0.1:7777"}, newLocal("one", "two"))
 	shows(t, r, "a/one=registered", "a/two=registered")
 	if got := r.Nodes()[0]; got.State != fleet.NodeReady || got.Version != "v1.2.3" || got.Instance != n.Instance() || !got.LastSeen.IsZero() {
 		t.Errorf("the node is %+v", got)
 	}
 	n.set("two", "three")
 	shows(t, r, "a/two=registered", "a/three=registered")
-	n.SetAddress("10.0.0.1:7777")
-	eventually(t, "the address", func() bool { return r.Nodes()[0].Address == "10.0.0.1:7777" })
-	if got := r.Instances(fleet.Filter{Names: []string{"two"}}); len(got) != 1 || got[0].Address != "10.0.0.1:7777" {
-		t.Errorf("instances: %+v", got)
+	if got, err := r.Find(t.Context(), fleet.Filter{Names: []string{"two"}}); err != nil || len(got) != 1 || got[0].Address != "10.0.0.1:7777" {
+		t.Errorf("instances: %+v, %v", got, err)
 	}
 	n.stop()
 	shows(t, r, "a/two=unreachable", "a/three=unreachable")
 	if got := r.Nodes()[0]; got.State != fleet.NodeStopped || got.LastSeen.IsZero() {
 		t.Errorf("the node is %+v", got)
 	}
-	if got := r.Instances(fleet.Filter{}); len(got) != 0 {
-		t.Errorf("instances of a stopped node: %+v", got)
+	if got, err := r.Find(t.Context(), fleet.Filter{}); err != nil || len(got) != 0 {
+		t.Errorf("instances of a stopped node: %+v, %v", got, err)
 	}
 	startNode(t, client, "a", "three")
 	shows(t, r, "a/three=registered")
