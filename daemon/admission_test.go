@@ -80,7 +80,7 @@ func TestAdmissionOfCIPDThatIsNotNamed(t *testing.T) {
 	for ctx := within(t); ctx.Err() == nil; time.Sleep(10 * time.Millisecond) {
 		plugins, err := c.Get(ctx, "ExamplePlugin", "kept-out")
 		if err == nil && len(plugins) == 1 && plugins[0].LastError != "" {
-			if !strings.Contains(plugins[0].LastError, `a plugin of CIPD needs the protocol "cipd": set the Protocol of its Spec or AdmissionSpec, or admission.protocol`) {
+			if !strings.Contains(plugins[0].LastError, `a plugin of CIPD needs the protocol "cipd": set it in`) {
 				t.Errorf("it is kept out with %s", plugins[0].LastError)
 			}
 			return

@@ -181,7 +181,7 @@ func (p *AdmissionPlugin) expire() {
 	now := time.Now()
 	var hung supervise.Process
 	err := ErrTimeout
-	if p.session != nil && !p.session.greeted && p.spec.Protocol != ProtocolCIPD {
+	if s := p.session; s != nil && s.process != nil && s.process.mayBeCIPD && !s.greeted {
 		err = fmt.Errorf("%w, and has not asked for checks; %s", err, needsCIPD)
 	}
 	for _, pending := range []promises{p.sent, p.waiting} {

@@ -48,13 +48,18 @@ func TestCIPDPluginThatIsNotNamed(t *testing.T) {
 	}
 }
 
+// behindScript returns a command line that runs the test binary through a program that has no names of services in it.
+func behindScript(args ...string) []string {
+	return append([]string{"/bin/sh", "-c", `exec "$0" "$@"`, os.Args[0]}, args...)
+}
+
 // TestUnseenCIPDPlugin: of one whose program does not show it, as behind a script, the check that it does not answer says so.
 func TestUnseenCIPDPlugin(t *testing.T) {
 	t.Setenv(modeEnv, "cipd")
 	t.Setenv("GORACE", "atexit_sleep_ms=0")
 	h := &Host{}
 	initialize(t, h)
-	a := NewAdmission(t.Context(), h, AdmissionSpec{Args: []string{os.Args[0]}, Timeout: time.Second})
+	a := NewAdmission(t.Context(), h, AdmissionSpec{Args: behindScript(), Timeout: time.Second})
 	t.Cleanup(func() { a.Close(t.Context()) })
 	err := a.CheckAdmission(filePin("ok")).Wait(t.Context())
 	if !errors.Is(err, ErrTimeout) || !strings.Contains(err.Error(), needsCIPD) {
@@ -70,7 +75,7 @@ func TestLaunchedCIPDPluginThatIsNotNamed(t *testing.T) {
 	initialize(t, h)
 	const advice = "before it called its host; " + needsCIPD
 	t.Setenv(modeEnv, "cipd")
-	p, err := h.LaunchPlugin(t.Context(), []string{os.Args[0]}, nil)
+	p, err := h.LaunchPlugin(t.Context(), behindScript(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +83,7 @@ func TestLaunchedCIPDPluginThatIsNotNamed(t *testing.T) {
 	if _, isExit := errors.AsType[*exec.ExitError](err); !isExit || !strings.Contains(err.Error(), advice) {
 		t.Errorf("the plugin of CIPD ended with %v", err)
 	}
-	if p, err = h.Launch(t.Context(), Spec{Args: []string{os.Args[0]}}); err != nil {
+	if p, err = h.Launch(t.Context(), Spec{Args: behindScript()}); err != nil {
 		t.Fatal(err)
 	}
 	err = p.Terminate(t.Context())
@@ -86,7 +91,7 @@ func TestLaunchedCIPDPluginThatIsNotNamed(t *testing.T) {
 		t.Errorf("launched with a Spec it ended with %v", err)
 	}
 	t.Setenv(modeEnv, "call and fail")
-	if p, err = h.LaunchPlugin(t.Context(), []string{os.Args[0]}, nil); err != nil {
+	if p, err = h.LaunchPlugin(t.Context(), behindScript(), nil); err != nil {
 		t.Fatal(err)
 	}
 	<-p.Done()
@@ -100,4 +105,29 @@ func TestLaunchedCIPDPluginThatIsNotNamed(t *testing.T) {
 	if err := p.Err(); err != ErrTerminated { //nolint:errorlint // as documented
 		t.Errorf("one that ended well: %v", err)
 	}
+}
+
+// TestPatchbayPluginIsNotTakenForCIPD: the error of a plugin whose program has the names of Patchbay's services does not mention CIPD,
+// however early the plugin ends, and although it never asks for checks.
+func TestPatchbayPluginIsNotTakenForCIPD(t *testing.T) {
+	unadvised := func(what string, err, want error) {
+		t.Helper()
+		if !errors.Is(err, want) || strings.Contains(err.Error(), "CIPD") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	a, _ := newAdmissionOf(t, "exit", time.Minute, "5")
+	unadvised("it ends early", ask(t, a, "x"), ErrCrashed)
+	a, _ = newAdmission(t, time.Second, "silent")
+	unadvised("it asks for nothing", ask(t, a, "x"), ErrTimeout)
+	t.Setenv(modeEnv, "exit")
+	p, err := a.host.LaunchPlugin(t.Context(), []string{os.Args[0], "5"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-p.Done()
+	if _, isExit := errors.AsType[*exec.ExitError](p.Err()); !isExit {
+		t.Errorf("it ended with %v", p.Err())
+	}
+	unadvised("LaunchPlugin", p.Err(), p.Err())
 }

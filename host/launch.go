@@ -79,9 +79,17 @@ type Spec struct {
 	Foreign Foreign
 }
 
-// mayNeedCIPD says whether it is to ask its host for something, in a protocol that is not CIPD's.
-func (s *Spec) mayNeedCIPD() bool {
-	return s.Controller != nil && s.Foreign == nil && s.Protocol != ProtocolCIPD
+// mayBeCIPD reports whether the plugin calls its host with Patchbay's protocol, and its program does not show whose services it calls. The
+// error is for a program that calls those of CIPD.
+func (s *Spec) mayBeCIPD(program string) (bool, error) {
+	if s.Controller == nil || s.Foreign != nil || s.Protocol == ProtocolCIPD {
+		return false, nil
+	}
+	isPatchbay, isCIPD := cipd.Scan(program)
+	if isCIPD {
+		return false, errors.New("it calls CIPD's services and none of Patchbay's; " + needsCIPD)
+	}
+	return !isPatchbay, nil
 }
 
 // Grace says how long [PluginProcess.Terminate] waits after each of its steps. A zero field means its default, a negative one
@@ -184,8 +192,9 @@ func (h *Host) launch(ctx context.Context, spec Spec) (*PluginProcess, error) {
 	if err != nil {
 		return nil, explain(err, spec, spec.Args[0])
 	}
-	if spec.mayNeedCIPD() && cipd.IsPlugin(program) {
-		return nil, errors.New("it calls CIPD's services and none of Patchbay's; " + needsCIPD)
+	mayBeCIPD, err := spec.mayBeCIPD(program)
+	if err != nil {
+		return nil, err
 	}
 	user, err := identify(spec.User, spec.Group)
 	if err != nil {
@@ -197,7 +206,7 @@ func (h *Host) launch(ctx context.Context, spec Spec) (*PluginProcess, error) {
 	}
 	defer image.Release()
 	p := newPlugin(ctx, h, spec)
-	p.user = user
+	p.user, p.mayBeCIPD = user, mayBeCIPD
 	if image != nil {
 		p.pin = pinOf(spec, image)
 	}
@@ -365,7 +374,7 @@ const (
 )
 
 // needsCIPD says what to do about a plugin of CIPD that was launched with another protocol.
-const needsCIPD = `a plugin of CIPD needs the protocol "cipd": set the Protocol of its Spec or AdmissionSpec, or admission.protocol`
+const needsCIPD = `a plugin of CIPD needs the protocol "cipd": set it in AdmissionSpec, admission.protocol or the Spec of Host.Launch`
 
 // protocolForeign is that of plugins with a [Foreign].
 const protocolForeign Protocol = "foreign"

@@ -42,7 +42,8 @@ type PluginProcess struct {
 	server   *server // which it may call; nil for a plugin of a foreign protocol, and for one that was adopted
 	logs     *Log
 
-	user *process.User // as which it runs; nil for that of this process, and for one that was adopted
+	user      *process.User // as which it runs; nil for that of this process, and for one that was adopted
+	mayBeCIPD bool          // see Spec.mayBeCIPD
 
 	started chan struct{}
 	proc    *process.Process // set before started is closed; nil if it could not be started
@@ -255,7 +256,7 @@ func (p *PluginProcess) end() {
 		p.err = ErrTerminated
 	} else {
 		p.words = p.logs.LastWords(p.began)
-		if p.spec.mayNeedCIPD() && !p.calls.came() {
+		if p.mayBeCIPD && !p.calls.came() {
 			p.err = fmt.Errorf("%w, before it called its host; %s", p.err, needsCIPD)
 		}
 	}

@@ -42,7 +42,7 @@ type session struct {
 	receiving sync.WaitGroup
 
 	// What follows is guarded by the lock of the admission plugin.
-	process supervise.Process // nil before it has started
+	process *admissionProcess // nil before it has started
 	taken   bool              // there is a stream, or was
 	greeted bool              // the plugin has said hello
 	idle    bool              // send waits

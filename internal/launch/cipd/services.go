@@ -108,13 +108,13 @@ func WriteHandshake(w io.Writer, port int, ticket string) error {
 	return nil
 }
 
-// IsPlugin reports whether a program is a plugin of CIPD and not one of Patchbay: it contains the name of CIPD's service, and nothing of
-// Patchbay's protocol. Until its standard input ends, such a plugin is silent about a handshake that it cannot read.
-func IsPlugin(program string) (is bool) {
+// Scan reports whether a program contains the names of Patchbay's services or, if it does not, those of CIPD's. A plugin of CIPD does not
+// report a handshake that it cannot read until its standard input ends.
+func Scan(program string) (isPatchbay, isCIPD bool) {
 	const own = "patchbay.plugin.v1."
 	file, err := regular.Open(program)
 	if err != nil {
-		return false
+		return false, false
 	}
 	defer file.Close()
 	content := bufio.NewReaderSize(file, 64<<10)
@@ -122,12 +122,12 @@ func IsPlugin(program string) (is bool) {
 		var part []byte
 		part, err = content.Peek(content.Size())
 		if bytes.Contains(part, []byte(own)) {
-			return false
+			return true, false
 		}
-		is = is || bytes.Contains(part, []byte(HostDesc.ServiceName))
+		isCIPD = isCIPD || bytes.Contains(part, []byte(HostDesc.ServiceName))
 		_, _ = content.Discard(len(part) - len(HostDesc.ServiceName) - len(own)) // a name may begin at the end of the part
 	}
-	return is
+	return false, isCIPD
 }
 
 // Host is the service cipd.plugin.Host on top of patchbay.plugin.v1.Host. It is safe for concurrent use.
