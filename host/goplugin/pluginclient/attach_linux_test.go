@@ -70,8 +70,8 @@ func TestReattachOther(t *testing.T) {
 	c.Cmd, c.Reattach = nil, client.ReattachConfig()
 	c.Reattach.Pid = stranger.Process.Pid
 	other := newClient(t, c)
-	if _, err := other.Client(); !errors.Is(err, library.ErrProcessNotFound) {
-		t.Errorf("%v, want %v", err, library.ErrProcessNotFound)
+	if _, err := other.Client(); !errors.Is(err, library.ErrProcessNotFound) || !strings.Contains(err.Error(), "serves at") {
+		t.Errorf("%v, want %v, and which process serves", err, library.ErrProcessNotFound)
 	}
 	other.Kill()
 	select {
@@ -79,6 +79,19 @@ func TestReattachOther(t *testing.T) {
 		t.Errorf("the other process has ended: %v", err)
 		ended <- err
 	default:
+	}
+}
+
+// TestReattachDead: attaching to a plugin that has ended returns the error of the library itself, because hosts compare it with ==.
+func TestReattachDead(t *testing.T) {
+	t.Parallel()
+	client := newClient(t, config("serve"))
+	dispense(t, client)
+	c := config("")
+	c.Cmd, c.Reattach = nil, client.ReattachConfig()
+	client.Kill()
+	if _, err := newClient(t, c).Client(); err != library.ErrProcessNotFound { //nolint:errorlint // see above
+		t.Errorf("%v, want %v", err, library.ErrProcessNotFound)
 	}
 }
 

@@ -140,6 +140,7 @@ func TestNotOffered(t *testing.T) {
 		}, "RunnerFunc is not offered"},
 		"Cmd.SysProcAttr":               {func(c *library.ClientConfig) { c.Cmd.SysProcAttr = &syscall.SysProcAttr{} }, "Cmd.SysProcAttr is not offered"},
 		"Cmd.Stdin":                     {func(c *library.ClientConfig) { c.Cmd.Stdin = strings.NewReader("") }, "Cmd.Stdin is not offered"},
+		"Cmd.Stdin of the host":         {func(c *library.ClientConfig) { c.Cmd.Stdin = os.Stdin }, "Cmd.Stdin is not offered"},
 		"Cmd.Stdout":                    {func(c *library.ClientConfig) { c.Cmd.Stdout = io.Discard }, "Cmd.Stdout is not offered"},
 		"Cmd.Stderr":                    {func(c *library.ClientConfig) { c.Cmd.Stderr = io.Discard }, "Cmd.Stderr is not offered"},
 		"Cmd.Process":                   {func(c *library.ClientConfig) { c.Cmd.Process = &os.Process{} }, "Cmd.Process is not offered"},

@@ -42,7 +42,7 @@ func refused(config *library.ClientConfig) error {
 		set           bool
 		name, instead string
 	}{
-		{cmd.Stdin != nil && cmd.Stdin != os.Stdin, "Stdin", "the plugin's standard input is empty; use ExtraFiles or a call"},
+		{cmd.Stdin != nil, "Stdin", "the plugin's standard input is empty; use ExtraFiles or a call"},
 		{cmd.Stdout != nil, "Stdout", "the handshake is there; use SyncStdout"},
 		{cmd.Stderr != nil, "Stderr", "use ClientConfig.Stderr"},
 		{cmd.SysProcAttr != nil, "SysProcAttr", "change the launcher.Plugin with an option of NewClient"},
@@ -129,12 +129,12 @@ func checkPeer(ctx context.Context, to *library.ReattachConfig) error {
 	if to.ReattachFunc != nil || !isUnix {
 		return nil // the process behind a ReattachFunc or a TCP address is unknown
 	}
-	var peer sock.Peer
 	conn, err := sock.Dial(ctx, address.Name)
-	if err == nil {
-		peer, err = sock.PeerOf(conn)
-		_ = conn.Close() // nothing was said
+	if err != nil {
+		return library.ErrProcessNotFound // not wrapped: hosts compare with ==
 	}
+	peer, err := sock.PeerOf(conn)
+	_ = conn.Close() // nothing was said
 	// This process and the plugin both descend from init or a shell, which is not the plugin.
 	own := os.Getpid()
 	if err == nil && peer.PID != to.Pid && (!process.Descends(peer.PID, to.Pid) || own == to.Pid || process.Descends(own, to.Pid)) {
