@@ -92,10 +92,7 @@ func (s *session) run(ctx context.Context) error {
 	for {
 		next, err := s.act(time.Now())
 		switch {
-		case isLeaseUnknown(err), errors.Is(err, errWentBack):
-			s.term.end(err)
-			return err
-		case err != nil && s.failed:
+		case isLeaseUnknown(err), errors.Is(err, errWentBack), err != nil && s.failed:
 			return err
 		case err != nil:
 			next = time.Now().Add(s.config.TTL / 50)

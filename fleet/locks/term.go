@@ -1,6 +1,7 @@
 package locks
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -117,13 +118,17 @@ func (e *Elector) connect(ctx context.Context) error {
 			err = lost
 		}
 	}
-	if e.term != nil && e.term.living.Err() != nil {
-		err = context.Cause(e.term.living)
-	} else if e.term == nil || ctx.Err() == nil {
+	if e.term == nil {
 		return err
 	}
-	s.leave()
-	return err
+	if isLeaseUnknown(err) || errors.Is(err, errWentBack) {
+		e.term.end(err)
+	}
+	over := context.Cause(e.term.living)
+	if over != nil || ctx.Err() != nil {
+		s.leave()
+	}
+	return cmp.Or(over, err)
 }
 
 // leavePatience bounds how long the end of a term waits for etcd to know of it.

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"go.etcd.io/etcd/client/v3/concurrency"
+
 	"github.com/patchbay-dev/patchbay/fleet"
 )
 
@@ -75,4 +77,31 @@ func TestLockRestlessMember(t *testing.T) {
 	began := time.Now()
 	eventually(t, "b holds the lock", func() bool { return b.Held(lock) != nil })
 	t.Logf("b holds the lock after %v, with a lease of %v", time.Since(began).Round(time.Millisecond), lockTTL)
+}
+
+// TestElectionOfEtcd shows why locks are not elections of etcd's own client: when the key of the holder is removed while it is cut off, the
+// next one is elected at once, while the first one cannot know. What an Elector does then is tested by TestLocks/cut-off-and-deleted.
+func TestElectionOfEtcd(t *testing.T) {
+	t.Parallel()
+	etcd := startOne(t)
+	link := newProxy(t, etcd.client)
+	compete := func(endpoint string) (*concurrency.Session, *concurrency.Election) {
+		session, err := concurrency.NewSession(adminOf(t, endpoint), concurrency.WithTTL(60))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return session, concurrency.NewElection(session, "/election")
+	}
+	session, first := compete(link.url)
+	_, second := compete(etcd.client)
+	do(t, "elect the first one", func(ctx context.Context) error { return first.Campaign(ctx, "first") })
+	link.sever()
+	do(t, "remove its key", func(ctx context.Context) error { _, err := etcd.admin().Delete(ctx, first.Key()); return err })
+	do(t, "elect the second one", func(ctx context.Context) error { return second.Campaign(ctx, "second") })
+	select {
+	case <-session.Done():
+		t.Error("the first one knows: locks may be elections")
+	default:
+	}
+	link.mend()
 }

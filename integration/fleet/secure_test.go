@@ -246,7 +246,18 @@ func TestCertificates(t *testing.T) {
 	n.published(t)
 	r := openReader(t, cluster)
 	shows(t, r, "a/one=registered")
+	rootPair := fleet.Etcd{
+		Endpoints: []string{etcd.client}, CA: ca.file("ca.crt"), Cert: ca.file("root.crt"), Key: ca.file("root.key"), ServerName: "etcd.example.com",
+	}
+	whole, err := fleet.Connect(rootPair)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lock := fleet.Lock{Type: "Echo", Name: "one"}
+	elector := compete(t, whole, "a", lock)
+	eventually(t, "a holds a lock", func() bool { return elector.Held(lock) != nil })
 	etcd.restart()
 	n.set("two")
 	shows(t, r, "a/two=registered")
+	eventually(t, "a holds the lock again", func() bool { return elector.Held(lock) != nil })
 }
