@@ -21,6 +21,7 @@ import (
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
 	"github.com/patchbay-dev/patchbay/fleet"
+	"github.com/patchbay-dev/patchbay/internal/discover/share"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -65,7 +66,8 @@ func TestPastEventsAreBounded(t *testing.T) {
 
 // testLists calls a procedure with a body; code is that of a refusal, which a stream has in its last message.
 func testLists(t *testing.T, procedure, contentType string, body []byte, code int) {
-	all := make([]patchbay.PluginStatus, 2500) // 10 MiB
+	const smaller = 8                                  // the bounds and the answers; those of a stream still have two messages
+	all := make([]patchbay.PluginStatus, 2500/smaller) // 10 MiB / smaller
 	for i := range all {
 		all[i] = patchbay.PluginStatus{Type: "T", Name: "n", Version: strings.Repeat("v", 4090) + fmt.Sprint(1000+i)}
 	}
@@ -75,6 +77,7 @@ func testLists(t *testing.T, procedure, contentType string, body []byte, code in
 	}
 	refused := prometheus.NewCounter(prometheus.CounterOpts{Name: "refused"})
 	l := newLists(1, refused, discard)
+	l.pool = share.New(maxUserLists/smaller, maxLists/smaller, nil)
 	refusals := slices.Clone(all)
 	for i := range refusals {
 		refusals[i].Name = "r"
@@ -111,7 +114,7 @@ func testLists(t *testing.T, procedure, contentType string, body []byte, code in
 		}
 	}
 	hold(1000, 3)
-	answer(1000, true)  // 40 MiB
+	answer(1000, true)  // 40 MiB / smaller
 	answer(1001, false) // another's
 	hold(1001, 1)
 	answer(1002, false)
