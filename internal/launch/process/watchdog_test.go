@@ -252,10 +252,7 @@ func TestRecycledIDs(t *testing.T) {
 
 func TestMany(t *testing.T) {
 	modes(t, func(t *testing.T, cgroup string) {
-		cycles, atOnce := 200, 200
-		if testing.Short() {
-			cycles, atOnce = 100, 50
-		}
+		const cycles, atOnce = 50, 50
 		g := newGroup(t, Config{Cgroup: cgroup})
 		cycle := func() {
 			p, err := g.Start(Spec{Path: "/bin/sleep", Args: []string{"sleep", "3600"}})
@@ -263,7 +260,7 @@ func TestMany(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			if err := p.Terminate(t.Context(), Grace{Stdin: -1, Term: time.Minute}); text(err) != "signal: terminated" {
+			if err := p.Terminate(t.Context(), Grace{Stdin: -1, Term: 10 * time.Minute}); text(err) != "signal: terminated" {
 				t.Errorf("Terminate returned %v", err)
 			}
 			_, _ = p.Stdout().Close(), p.Stderr().Close()
