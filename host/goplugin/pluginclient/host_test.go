@@ -251,8 +251,8 @@ func (f *flood) Read(p []byte) (int, error) {
 	}
 	if len(f.rest) == 0 {
 		f.line++
-		length := f.line * 7919 % 200
-		if f.line%10_000 == 0 {
+		length := f.line * 7919 % 4000
+		if f.line%1000 == 0 {
 			length = 300_000
 		}
 		f.rest = append(fmt.Appendf(nil, "%d\x00\x1b%s", f.line, bytes.Repeat([]byte{'x'}, length)), "\n\n"...)
@@ -317,12 +317,14 @@ type brokered struct {
 	seen sync.Map // which callers were answered
 	left atomic.Int64
 	all  chan struct{} // closed when all were
+
+	killed, replaced chan struct{} // closed immediately before the process is killed, and when there is another
 }
 
 // broker dispenses until the process that answers is another than the last one, and connects to it through the broker.
 func broker(t *testing.T, client *pluginclient.Client, last string, callers int) *brokered {
 	t.Helper()
-	b := &brokered{all: make(chan struct{})}
+	b := &brokered{all: make(chan struct{}), killed: make(chan struct{}), replaced: make(chan struct{})}
 	b.left.Store(int64(callers))
 	await(t, "another process with a broker", func() bool {
 		var p *talker
@@ -370,8 +372,10 @@ func TestBrokerDuringRestarts(t *testing.T) {
 				case <-time.After(5 * time.Minute):
 					t.Errorf("after restart %d, %d callers were not answered", restart, b.left.Load())
 				}
+				close(b.killed)
 				kill(t, b.pid)
 				current.Store(broker(t, client, b.pid, callers))
+				close(b.replaced)
 				b.conn.Close()
 			}
 			cancel()
@@ -381,17 +385,26 @@ func TestBrokerDuringRestarts(t *testing.T) {
 	}
 }
 
-// call calls on the current connection until ctx ends.
+// call calls on the current connection until ctx ends. A caller that was answered waits until the process is about to be killed, and calls
+// it until a call fails.
 func call(ctx context.Context, current *atomic.Pointer[brokered], caller int) {
 	for ctx.Err() == nil {
 		b := current.Load()
 		answer, err := v1beta1.NewExampleClient(b.conn).GetExampleInfo(ctx, &v1beta1.ExampleRequest{Request: "host"})
+		next := b.killed
 		if err != nil || answer.GetError() != "hello host" {
-			<-time.After(time.Millisecond)
-			continue
-		}
-		if _, before := b.seen.LoadOrStore(caller, true); !before && b.left.Add(-1) == 0 {
+			select {
+			case <-b.killed:
+				next = b.replaced
+			case <-time.After(time.Millisecond):
+				continue
+			}
+		} else if _, before := b.seen.LoadOrStore(caller, true); !before && b.left.Add(-1) == 0 {
 			close(b.all)
+		}
+		select {
+		case <-next:
+		case <-ctx.Done():
 		}
 	}
 }

@@ -44,9 +44,10 @@ func TestMain(m *testing.M) {
 	case mode == "" && os.Getenv("PLUGIN_PROTOCOL_VERSIONS") != "": // a plugin whose environment nobody has chosen
 	case mode == "":
 		// The library watches a process that it is attached to until that ends, in these tests this very one, and waits five seconds for a
-		// brokered connection, also if its broker is closed.
+		// brokered connection, also if its broker is closed, and as long to connect to one that is multiplexed.
 		leaktest.Main(m, goleak.IgnoreAnyFunction("github.com/hashicorp/go-plugin/internal/cmdrunner.pidWait"),
-			goleak.IgnoreAnyFunction("github.com/hashicorp/go-plugin.(*GRPCBroker).timeoutWait"))
+			goleak.IgnoreAnyFunction("github.com/hashicorp/go-plugin.(*GRPCBroker).timeoutWait"),
+			goleak.IgnoreAnyFunction("github.com/hashicorp/go-plugin.(*GRPCBroker).knock"))
 		return
 	case mode == "late":
 		announce()
