@@ -123,7 +123,7 @@ func (example) GetExampleInfo(_ context.Context, request *v1beta1.ExampleRequest
 	switch name := request.GetRequest(); name {
 	case "":
 	case "slow":
-		<-time.After(20 * time.Millisecond)
+		<-time.After(200 * time.Millisecond)
 	case "large":
 		answer = strings.Repeat("x", largeAnswer)
 	default:
@@ -149,7 +149,7 @@ func tick(_ any, stream grpc.ServerStream) error {
 			return err
 		}
 		select {
-		case <-time.After(10 * time.Millisecond):
+		case <-time.After(20 * time.Millisecond):
 		case <-stream.Context().Done():
 			return stream.Context().Err()
 		}

@@ -45,7 +45,7 @@ type load struct {
 }
 
 // pause is how long a caller waits between two calls: what the tests need is that calls are in progress, not that the machine is busy.
-const pause = 200 * time.Millisecond
+const pause = 800 * time.Millisecond
 
 // repeat does something again and again, in a goroutine of its own.
 func (l *load) repeat(what func() error) {
