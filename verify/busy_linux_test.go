@@ -75,3 +75,22 @@ func TestThreadsThatEnded(t *testing.T) {
 		t.Errorf("it has waited for %v since", d)
 	}
 }
+
+// burnsAtEnd is a plugin that keeps all processors busy from SIGTERM on.
+const burnsAtEnd = "burns at its end"
+
+// TestBusyEnd: no rule about the end of a plugin judges one that was killed because there was no processor for it.
+func TestBusyEnd(t *testing.T) {
+	if _, err := os.Stat("/proc/self/schedstat"); err != nil {
+		t.Skip("NOT TESTED: how long processes wait for a processor: ", err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	report, err := Run(t.Context(), Target{Command: []string{self}, NoHandshake: true, Env: []string{fakeEnv + "=" + burnsAtEnd}},
+		Options{Rules: []string{"PRC003", "PRC004", "PRC005"}, ExitTimeout: 500 * time.Millisecond})
+	if err != nil || report.Count(Inconclusive) != 3 {
+		t.Errorf("%v, %+v", err, report.Results)
+	}
+}

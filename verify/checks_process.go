@@ -81,7 +81,7 @@ func (s *subject) traceAppearance(a *appearance) {
 type farewell struct {
 	refused outcome       // why it could not be tried
 	served  time.Duration // how long the plugin had served
-	inTime  bool
+	late    outcome       // that it was not in time; empty if it was
 	after   time.Duration
 	clean   bool // exit status 0
 	how     string
@@ -94,7 +94,7 @@ type farewell struct {
 func (s *subject) terminate(ctx context.Context) (*farewell, outcome) {
 	if s.ended == nil {
 		s.ended = s.terminateSettled(ctx, settled)
-		if f := s.ended; f.refused.status == "" && f.inTime && !f.clean && f.served < settledForSure {
+		if f := s.ended; f.refused.status == "" && f.late.status == "" && !f.clean && f.served < settledForSure {
 			s.ended = s.terminateSettled(ctx, settledForSure)
 		}
 	}
@@ -113,15 +113,17 @@ func (s *subject) terminateSettled(ctx context.Context, served time.Duration) *f
 	run, path := s.run, s.path
 	s.run = nil
 	run.settle(ctx, served)
+	waited := s.waiting()
 	began := time.Now()
 	f.served = began.Sub(run.served)
 	if err := run.signal(syscall.SIGTERM); err != nil {
 		f.refused = notApplicable("%v", err)
 		return f
 	}
-	f.inTime = run.awaitAll(ctx, s.options.ExitTimeout)
+	inTime := run.awaitAll(ctx, s.options.ExitTimeout)
 	f.after = time.Since(began)
-	if !f.inTime {
+	if !inTime {
+		f.late = busy(fail("the plugin had not ended %v after SIGTERM, and was killed", s.options.ExitTimeout), waited)
 		_ = run.kill() // the outcome is that it had to be
 	}
 	f.clean, f.how = run.clean(), run.end()
@@ -138,8 +140,8 @@ func checkTerminate(ctx context.Context, s *subject) outcome {
 	switch {
 	case o.status != "":
 		return o
-	case !f.inTime:
-		return fail("the plugin had not ended %v after SIGTERM, and was killed", s.options.ExitTimeout)
+	case f.late.status != "":
+		return f.late
 	case !f.clean:
 		return warn("the plugin ended with %s; supervisors take that for a failure", f.how)
 	}
@@ -149,7 +151,10 @@ func checkTerminate(ctx context.Context, s *subject) outcome {
 // ownEnd is terminate for what only an end on SIGTERM tells.
 func (s *subject) ownEnd(ctx context.Context) (*farewell, outcome) {
 	f, o := s.terminate(ctx)
-	if o.status == "" && !f.inTime {
+	switch {
+	case f.late.status == Inconclusive:
+		o = f.late
+	case f.late.status != "":
 		o = notApplicable("the plugin had to be killed")
 	}
 	return f, o

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"time"
@@ -120,6 +121,16 @@ func play(rule string) error {
 	}
 	if rule == "PRC003" {
 		<-time.After(time.Minute)
+	}
+	if rule == burnsAtEnd {
+		runtime.GOMAXPROCS(8 * runtime.NumCPU())
+		for range 8 * runtime.NumCPU() {
+			go func() {
+				for { //nolint:revive,staticcheck // to spin is what it does
+				}
+			}()
+		}
+		select {}
 	}
 	f.server.Stop()
 	if err := <-served; err != nil && !errors.Is(err, grpc.ErrServerStopped) {
