@@ -40,7 +40,7 @@ func TestForward(t *testing.T) {
 	l := New(Config{Handler: h, Rate: -1, keep: 10 << 20})
 	const total = 20_000
 	for i := range total {
-		write(l, fmt.Sprintf("{\"level\":\"warn\",\"msg\":\"%d\",\"k\":1}\n[DEBUG] not enabled\n", i))
+		write(l, fmt.Sprintf("{\"level\":\"warn\",\"msg\":\"%d\",\"k\":1}\n{\"level\":\"debug\",\"msg\":\"not enabled\"}\n", i))
 	}
 	if err := l.Close(t.Context()); err != nil {
 		t.Fatal(err)

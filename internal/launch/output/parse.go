@@ -3,7 +3,6 @@ package output
 import (
 	"fmt"
 	"log/slog"
-	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -41,100 +40,51 @@ func parse(line string, r *Record) {
 	case c == '{':
 		done = parseJSON(line, r)
 	case c >= '0' && c <= '9':
-		done = parseStamped(line, r)
+		done = parseLog(line, r)
 	case c == 'I' || c == 'W' || c == 'E' || c == 'F':
 		done = parseKlog(line, r)
 	case c == 't' || c == 'l' || c == 'm':
 		done = parseLogfmt(line, r)
 	}
 	if !done {
-		parseText(line, r)
+		r.Message = clean(line)
 	}
 }
 
-// parseText takes a message without a time apart: its level may stand before it, in brackets as hclog and users of Go's log package write
-// it, or before a colon as in "error: …".
-func parseText(text string, r *Record) {
-	if level, rest, ok := bracketedLevel(text); ok {
-		r.Level = level
-		parseMessage(rest, r)
-		return
-	}
-	if i := strings.IndexByte(text[:min(len(text), len("critical:"))], ':'); i > 0 {
-		if level, ok := levelOf(text[:i]); ok && level >= slog.LevelInfo {
-			r.Level = level
-		}
-	}
-	r.Message = clean(text)
-}
-
-func bracketedLevel(text string) (level slog.Level, rest string, ok bool) {
-	if text == "" || text[0] != '[' {
-		return 0, text, false
-	}
-	end := strings.IndexByte(text[:min(len(text), len("[critical]"))], ']')
-	if end < 0 {
-		return 0, text, false
-	}
-	level, ok = levelOf(text[1:end])
-	return level, strings.TrimLeft(text[end+1:], " "), ok
-}
-
-// parseMessage takes the attributes, as logfmt, off the end of a message.
-func parseMessage(text string, r *Record) {
-	equals := max(strings.IndexByte(text, '='), 0)
-	if begin := strings.LastIndexByte(text[:equals], ' ') + 1; begin > 0 {
-		if attrs, ok := logfmt(text[begin:]); ok {
-			r.Attrs = attrs
-			text = strings.TrimSuffix(strings.TrimRight(text[:begin], " "), ":") // hclog has a colon there
-		}
-	}
-	r.Message = clean(text)
-}
-
-// parseStamped takes lines apart that begin with a time: "2006-01-02T15:04:05.000Z [INFO]  message: key=value" of hclog, and
-// "2009/11/10 23:00:00 message" of Go's log package, with or without microseconds, which package slog writes too, then with
-// the level before the message.
-func parseStamped(line string, r *Record) bool {
-	if len(line) < len("2006/01/02 15:04:05") || line[4] != line[7] || !digits(line[:4]) {
+// parseLog takes a line of package log apart, "2009/11/10 23:00:00 message", which package slog writes by default, then with the level
+// before the message and attributes after it. The zone is not known, so the time of arrival stays.
+func parseLog(line string, r *Record) bool {
+	const layout = "2006/01/02 15:04:05"
+	if len(line) < len(layout) || line[4] != '/' {
 		return false
 	}
-	if line[4] == '-' {
-		stamp, rest, _ := strings.Cut(line, " ")
-		at, ok := parseTime(stamp)
-		if !ok {
-			return false
-		}
-		level, rest, ok := bracketedLevel(rest)
-		if !ok {
-			return false
-		}
-		r.Time, r.Level = at, level
-		parseMessage(rest, r)
-		return true
-	}
-	if line[4] != '/' || line[10] != ' ' || line[13] != ':' || line[16] != ':' || !digits(line[5:7]) || !digits(line[8:10]) ||
-		!digits(line[11:13]) || !digits(line[14:16]) || !digits(line[17:19]) {
+	if _, err := time.Parse(layout, line[:len(layout)]); err != nil {
 		return false
 	}
-	// The zone is not known, so the time of arrival stays.
-	rest := line[19:]
+	rest := line[len(layout):]
 	if rest != "" && rest[0] == '.' {
 		rest = strings.TrimLeft(rest[1:], "0123456789")
 	}
 	rest = strings.TrimPrefix(rest, " ")
-	if name, message, ok := strings.Cut(rest, " "); ok {
-		if level, ok := slogLevel(name); ok {
-			r.Level = level
-			parseMessage(message, r)
-			return true
+	name, message, _ := strings.Cut(rest, " ")
+	level, ok := slogLevel(name)
+	if !ok {
+		r.Message = clean(rest)
+		return true
+	}
+	r.Level = level
+	equals := max(strings.IndexByte(message, '='), 0)
+	if begin := strings.LastIndexByte(message[:equals], ' ') + 1; begin > 0 {
+		if attrs, ok := logfmt(message[begin:]); ok {
+			r.Attrs = attrs
+			message = strings.TrimRight(message[:begin], " ")
 		}
 	}
-	parseText(rest, r)
+	r.Message = clean(message)
 	return true
 }
 
-// parseTime reads a time with a zone, as RFC 3339 has it or with a zone without colon, as zap and hclog write it.
+// parseTime reads a time with a zone, as in RFC 3339 or without its colon, as hclog writes it.
 func parseTime(s string) (time.Time, bool) {
 	t, err := time.Parse(time.RFC3339, s)
 	if err != nil {
@@ -285,22 +235,24 @@ type fields struct{ time, level, message bool }
 
 // take puts value into r if key has a role that is free and value fits.
 func (f *fields) take(key string, value slog.Value, r *Record) bool {
-	switch roleOf(key) {
-	case roleNone:
+	role := roleOf(key)
+	if role == roleNone || value.Kind() != slog.KindString {
+		return false
+	}
+	switch text := value.String(); role {
 	case roleTime:
-		if at, ok := timeOf(value); ok && !f.time {
+		if at, ok := parseTime(text); ok && !f.time {
 			r.Time, f.time = at, true
 			return true
 		}
 	case roleLevel:
-		level, ok := levelOfValue(value)
-		if ok && !f.level {
+		if level, ok := levelOf(text); ok && !f.level {
 			r.Level, f.level = level, true
 			return true
 		}
-	case roleMessage:
-		if value.Kind() == slog.KindString && !f.message {
-			r.Message, f.message = value.String(), true
+	default:
+		if !f.message {
+			r.Message, f.message = text, true
 			return true
 		}
 	}
@@ -309,48 +261,6 @@ func (f *fields) take(key string, value slog.Value, r *Record) bool {
 
 // recognised says whether enough is filled to take the line for a log record.
 func (f *fields) recognised() bool { return f.level || f.message }
-
-func levelOfValue(v slog.Value) (slog.Level, bool) {
-	switch v.Kind() {
-	case slog.KindString:
-		return levelOf(v.String())
-	case slog.KindInt64:
-		return numberedLevel(v.Int64())
-	default:
-		return 0, false
-	}
-}
-
-// timeOf reads a time as text or as a number since 1970: seconds (zap, zerolog), milliseconds (pino), microseconds or nanoseconds, which
-// are told apart by their size.
-func timeOf(v slog.Value) (time.Time, bool) {
-	var number float64
-	switch v.Kind() {
-	case slog.KindString:
-		return parseTime(v.String())
-	case slog.KindInt64:
-		number = float64(v.Int64())
-	case slog.KindFloat64:
-		number = v.Float64()
-	default:
-		return time.Time{}, false
-	}
-	if number <= 0 || number > math.MaxInt64 {
-		return time.Time{}, false
-	}
-	scale := 1.0 // to seconds
-	for number/scale > 1e11 {
-		scale *= 1e3
-	}
-	if scale > 1e9 {
-		return time.Time{}, false
-	}
-	if v.Kind() == slog.KindInt64 {
-		return time.Unix(0, v.Int64()*int64(1e9/scale)), true
-	}
-	seconds, fraction := math.Modf(number / scale)
-	return time.Unix(int64(seconds), int64(math.Round(fraction*1e6))*1e3), true
-}
 
 // Levels beyond those of package slog, at its distance.
 const (
@@ -394,14 +304,6 @@ func slogLevel(name string) (level slog.Level, ok bool) {
 	}
 	err := level.UnmarshalText([]byte(name))
 	return level, err == nil
-}
-
-// numberedLevel returns the level that a number means in bunyan and pino: 10 for trace to 60 for fatal.
-func numberedLevel(n int64) (slog.Level, bool) {
-	if n < 10 || n > 69 {
-		return 0, false
-	}
-	return slog.Level(4*(n/10) - 12), true
 }
 
 // clean returns s with everything that a terminal or a log may take for more than text as escapes of Go: control characters but tabs,
