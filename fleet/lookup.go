@@ -7,8 +7,6 @@ import (
 	"log/slog"
 	"slices"
 	"time"
-
-	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
 const (
@@ -169,7 +167,6 @@ func (l *Lookup) askAll(nodes []string, f Filter) (views []*view, full error) {
 
 // read returns what can be called on nodes, as far as it was read, the first of them that was not, and why another may not be.
 func (l *Lookup) read(views []*view, f Filter) (found []Instance, unread *view, denied error) {
-	f.States = []reconciler.State{reconciler.StateRegistered, reconciler.StateUnreachable}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, v := range views {
@@ -180,11 +177,7 @@ func (l *Lookup) read(views []*view, f Filter) (found []Instance, unread *view, 
 		case v.denied != nil:
 			denied = cmp.Or(denied, v.why())
 		case node.member != nil:
-			for _, said := range node.member.plugins {
-				if i, ok := node.member.callable(said, f); ok {
-					found = append(found, i)
-				}
-			}
+			found = append(found, node.member.callable(f)...)
 		}
 	}
 	return found, unread, denied

@@ -12,6 +12,8 @@ import (
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
 // viewKey says what is followed: a node, nodes of an index, or the locks.
@@ -233,17 +235,19 @@ func (v *nodeView) show(now time.Time) {
 	v.member = v.facts.member(v.name, v.member, now)
 }
 
-func (m *member) instance(p Plugin) Instance {
-	return Instance{Plugin: p, Address: m.node.Address, Drained: m.node.Cordon.Drained}
-}
-
-// callable returns a plugin of the node if it passes a filter and may be called.
-func (m *member) callable(said *Plugin, f Filter) (Instance, bool) {
-	if !said.Current || !anyOf(f.Names, said.Name) { // before it is copied
-		return Instance{}, false
+// callable returns the plugins of the node that pass a filter and may be called.
+func (m *member) callable(f Filter) (instances []Instance) {
+	f.States = []reconciler.State{reconciler.StateRegistered, reconciler.StateUnreachable}
+	for _, said := range m.plugins {
+		if !said.Current || !anyOf(f.Names, said.Name) { // before it is copied
+			continue
+		}
+		i := Instance{Plugin: m.plugin(said), Address: m.node.Address, Drained: m.node.Cordon.Drained}
+		if i.callable() && f.match(i.Plugin) {
+			instances = append(instances, i)
+		}
 	}
-	i := m.instance(m.plugin(said))
-	return i, i.callable() && f.match(i.Plugin)
+	return instances
 }
 
 // indexView is at most maxFew nodes of an index: those after a place and, if these are too few, those before it.

@@ -71,34 +71,11 @@ func (c *Cluster) Uncordon(ctx context.Context, s Space, node string) error {
 }
 
 // Forget removes a node that is gone from etcd, before its retention expires. It fails while the node is present, and with [ErrNoNode] if
-// etcd has no record of it.
+// etcd has no record of it. Its names in the index of plugins, which lead nowhere then, stay until its retention expires.
 func (c *Cluster) Forget(ctx context.Context, s Space, node string) error {
 	return c.operate(ctx, "forget", node, func(to store) error {
-		known := &facts{}
-		prefix := s.NodeRange(node)
-		_, err := readPages(ctx, to, prefix, func(kv *mvccpb.KeyValue) { known.put(strings.TrimPrefix(string(kv.Key), prefix), kv) })
-		if err != nil {
-			return err
-		}
-		gone := clientv3.Compare(clientv3.CreateRevision(prefix+presenceKey), "=", 0)
-		then := []clientv3.Op{clientv3.OpDelete(prefix, clientv3.WithPrefix())}
-		if err := c.onNode(ctx, to, s, node, []clientv3.Cmp{gone}, then...); err != nil {
-			return err
-		}
-		names := map[string]bool{}
-		for _, p := range known.record.plugins {
-			names[p.Name] = true
-		}
-		var keys []clientv3.Op
-		for name := range names {
-			keys = append(keys, clientv3.OpDelete(indexKey(s, name, node)))
-		}
-		for some := range slices.Chunk(keys, maxOps) {
-			if _, err := to.commit(ctx, []clientv3.Cmp{gone}, some); err != nil {
-				return err
-			}
-		}
-		return nil
+		gone := clientv3.Compare(clientv3.CreateRevision(s.NodeRange(node)+presenceKey), "=", 0)
+		return c.onNode(ctx, to, s, node, []clientv3.Cmp{gone}, clientv3.OpDelete(s.NodeRange(node), clientv3.WithPrefix()))
 	})
 }
 

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/feed"
-	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
 // ErrClosed is the error of calls on a [Reader] that has been closed.
@@ -116,20 +115,6 @@ func (r *Reader) Snapshot(f Filter) Snapshot {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	return r.snapshot(f)
-}
-
-// callable returns the plugins that pass the filter and may be called: those that are registered and current on nodes that are ready, or
-// unreachable, for their presence may have ended because etcd was away.
-func (r *Reader) callable(f Filter) (instances []Instance) {
-	f.States = []reconciler.State{reconciler.StateRegistered, reconciler.StateUnreachable}
-	r.mu.RLock()
-	defer r.mu.RUnlock()
-	for _, p := range r.plugins(f) {
-		if i := r.members[p.Node].instance(p); p.Current && i.callable() {
-			instances = append(instances, i)
-		}
-	}
-	return instances
 }
 
 // Watch returns the present state and a sequence of the changes that follow, each exactly once. What starts to pass the filter is added,
