@@ -27,6 +27,8 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay/internal/regular"
 )
@@ -120,29 +122,47 @@ func Connect(e Etcd, options ...grpc.DialOption) (*Cluster, error) {
 // that the client reads is from one history of etcd: a cluster cannot be restored or replaced without ending its connections. With a user,
 // Client requests a token, and blocks until it has one or fails. The caller closes the client.
 func (c *Cluster) Client(member int) (*clientv3.Client, error) {
+	client, err := c.client(context.Background(), member, 0)
+	if err != nil {
+		return nil, fmt.Errorf("cannot use etcd: %w", explain(err))
+	}
+	return client, nil
+}
+
+// client returns what Client does, unless ctx ends before. Attempts is how often a request is made that etcd answers with an error which may
+// be another one the next time; zero for the default of the client of etcd.
+func (c *Cluster) client(ctx context.Context, member int, attempts uint) (*clientv3.Client, error) {
 	endpoint := c.config.Endpoints[member%len(c.config.Endpoints)]
-	ctx, end := context.WithCancelCause(context.Background())
-	once := &oneConn{end: func(err error) { end(fmt.Errorf("no connection to etcd endpoint %s: %w", endpoint, err)) }}
+	life, end := context.WithCancelCause(context.Background())
+	defer context.AfterFunc(ctx, func() { end(context.Cause(ctx)) })()
+	once := &oneConn{end: func(err error) { end(fmt.Errorf("%w: no connection to %s: %w", errUnreachable, endpoint, err)) }}
 	config := clientv3.Config{
 		Endpoints: []string{endpoint}, DialTimeout: c.config.Timeout, DialKeepAliveTime: pingAfter, DialKeepAliveTimeout: pingTimeout,
-		TLS: c.tls, Username: c.config.User, Logger: zap.NewNop(), Context: ctx,
+		TLS: c.tls, Username: c.config.User, Logger: zap.NewNop(), Context: life, MaxUnaryRetries: attempts, MaxCallRecvMsgSize: maxMessage,
 		DialOptions: append([]grpc.DialOption{grpc.WithContextDialer(once.dial)}, c.options...),
 	}
 	var err error
 	if c.config.User != "" {
 		if config.Password, err = c.config.password(); err != nil {
-			return nil, fmt.Errorf("cannot use etcd: %w", err)
+			return nil, err
 		}
 	}
 	client, err := clientv3.New(config)
-	if err != nil {
-		return nil, fmt.Errorf("cannot use etcd: %w", explain(cmp.Or(context.Cause(ctx), err)))
+	switch {
+	case err == nil:
+		return client, nil
+	case status.Code(err) == codes.Canceled || errors.Is(err, context.Canceled):
+		return nil, context.Cause(life) // which canceled it
 	}
-	return client, nil
+	return nil, err
 }
 
-// errLost is the cause of the end of a client whose connection was lost.
-var errLost = errors.New("the connection was lost")
+var (
+	// errUnreachable is part of the cause of the end of each client.
+	errUnreachable = errors.New("etcd cannot be reached")
+	// errLost says that there was a connection.
+	errLost = errors.New("the connection was lost")
+)
 
 // oneConn dials once. end is called when there is no connection, or no longer one.
 type oneConn struct {

@@ -184,6 +184,7 @@ func TestErrors(t *testing.T) {
 		{rpctypes.ErrGRPCNoLeader, true, "no leader"},
 		{status.Error(codes.Unavailable, "gone\naway"), true, "etcd cannot be reached: gone away"},
 		{context.DeadlineExceeded, true, "does not answer in time"},
+		{fmt.Errorf("%w: no connection to a: %w", errUnreachable, errLost), true, "etcd cannot be reached: no connection to a: the connection was lost"},
 		{errors.New("no such file"), false, "no such file"},
 	} {
 		if got := elsewhere(test.err); got != test.elsewhere {

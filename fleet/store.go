@@ -8,7 +8,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -17,9 +16,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay/internal/backoff"
@@ -86,31 +82,19 @@ func newDialer(c *Cluster) dialer { return &clusterDialer{c, rand.IntN(len(c.con
 
 func (d *clusterDialer) members() int { return len(d.config.Endpoints) }
 
+// attempts is how often a request is made: once more with a new token, if etcd has forgotten the old one.
+const attempts = 2
+
 func (d *clusterDialer) dial(ctx context.Context, timeout time.Duration) (store, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	endpoint := d.config.Endpoints[d.next%len(d.config.Endpoints)]
+	member := d.next
 	d.next++
-	transport := insecure.NewCredentials()
-	if d.tls != nil {
-		transport = credentials.NewTLS(d.tls)
-	}
-	s := &etcdStore{config: d.config, timeout: timeout}
-	_, host, _ := strings.Cut(endpoint, "://")
-	s.living, s.end = context.WithCancelCause(context.Background())
-	conn, err := grpc.NewClient("passthrough:///"+host, append([]grpc.DialOption{
-		grpc.WithContextDialer((&oneConn{end: s.lost}).dial),
-		grpc.WithTransportCredentials(transport),
-		grpc.WithPerRPCCredentials(&s.token),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingAfter, Timeout: pingTimeout}),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
-		grpc.WithDisableServiceConfig(),
-	}, d.options...)...)
+	client, err := d.client(ctx, member, attempts)
 	if err != nil {
-		return nil, fmt.Errorf("etcd endpoint %s: %w", endpoint, err)
+		return nil, err
 	}
-	s.conn, s.kv, s.lease = conn, clientv3.NewKVFromKVClient(pb.NewKVClient(conn), nil), pb.NewLeaseClient(conn)
-	s.watcher = clientv3.NewWatchFromWatchClient(pb.NewWatchClient(conn), clientv3.NewCtxClient(s.living))
+	s := &etcdStore{client: client, timeout: timeout}
 	if err := s.ready(ctx); err != nil {
 		s.close()
 		return nil, err
@@ -120,27 +104,19 @@ func (d *clusterDialer) dial(ctx context.Context, timeout time.Duration) (store,
 
 // etcdStore is a store. Leases are renewed with the protocol and not with etcd's client: see docs/adr/0012-fleet.md.
 type etcdStore struct {
-	config  Etcd
+	client  *clientv3.Client
 	timeout time.Duration
-	conn    *grpc.ClientConn
-	kv      clientv3.KV
-	lease   pb.LeaseClient
-	watcher clientv3.Watcher
-	token   token
-	living  context.Context //nolint:containedctx // It is the life of the connection.
-	end     context.CancelCauseFunc
 }
 
-func (e *etcdStore) life() context.Context { return e.living }
+func (e *etcdStore) life() context.Context { return e.client.Ctx() }
 
-func (e *etcdStore) lost(err error) { e.end(fmt.Errorf("etcd cannot be reached: %w", err)) }
+func (e *etcdStore) close() { _ = e.client.Close() }
 
-func (e *etcdStore) close() { _ = e.conn.Close() }
-
-// ready returns when there is a connection, and a token if one is needed; else the error says why not.
+// ready returns when there is a connection; else the error says why there is none.
 func (e *etcdStore) ready(ctx context.Context) error {
-	if settle(ctx, e.conn) == connectivity.Ready {
-		return e.authenticate(ctx)
+	conn := e.client.ActiveConnection()
+	if settle(ctx, conn) == connectivity.Ready {
+		return nil
 	}
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -148,8 +124,8 @@ func (e *etcdStore) ready(ctx context.Context) error {
 	// A request that does not wait for a connection says why there is none.
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	_, err := pb.NewMaintenanceClient(e.conn).Status(ctx, &pb.StatusRequest{})
-	return cmp.Or(err, errors.New("etcd cannot be reached: the connection was lost at once"))
+	_, err := pb.NewMaintenanceClient(conn).Status(ctx, &pb.StatusRequest{})
+	return cmp.Or(err, errLost)
 }
 
 // settle connects, and returns the state of a connection when it can be used, is known not to be, or ctx has ended.
@@ -167,42 +143,6 @@ func settle(ctx context.Context, conn *grpc.ClientConn) connectivity.State {
 	}
 }
 
-// token is sent with every request, unless it is empty.
-type token struct{ value atomic.Pointer[string] }
-
-// GetRequestMetadata implements credentials.PerRPCCredentials.
-func (t *token) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
-	value := t.value.Load()
-	if value == nil || *value == "" {
-		return nil, nil
-	}
-	return map[string]string{rpctypes.TokenFieldNameGRPC: *value}, nil
-}
-
-// RequireTransportSecurity implements credentials.PerRPCCredentials. Whether there is TLS is up to the configuration.
-func (t *token) RequireTransportSecurity() bool { return false }
-
-// authenticate gets a new token, if there is a user.
-func (e *etcdStore) authenticate(ctx context.Context) error {
-	if e.config.User == "" {
-		return nil
-	}
-	password, err := e.config.password()
-	if err != nil {
-		return err
-	}
-	e.token.value.Store(nil)
-	response, err := pb.NewAuthClient(e.conn).Authenticate(ctx, &pb.AuthenticateRequest{Name: e.config.User, Password: password})
-	switch {
-	case errors.Is(rpctypes.Error(err), rpctypes.ErrAuthNotEnabled):
-		return nil
-	case err != nil:
-		return err
-	}
-	e.token.value.Store(new(response.GetToken()))
-	return nil
-}
-
 // isExpired says whether an error means that etcd wants a new token.
 func isExpired(err error) bool {
 	known := rpctypes.Error(err)
@@ -215,54 +155,47 @@ func isDenied(err error) bool { return errors.Is(rpctypes.Error(err), rpctypes.E
 // isLeaseUnknown says whether an error means that a lease has ended.
 func isLeaseUnknown(err error) bool { return errors.Is(rpctypes.Error(err), rpctypes.ErrLeaseNotFound) }
 
-// request makes a request, and once more with a new token if etcd has forgotten the old one, as it does after minutes without use and when
-// its users change.
-func request[T any](ctx context.Context, e *etcdStore, once func(ctx context.Context) (T, error)) (T, error) {
+func (e *etcdStore) get(ctx context.Context, key string, options ...clientv3.OpOption) (*clientv3.GetResponse, error) {
 	ctx, cancel := context.WithTimeout(ctx, e.timeout)
 	defer cancel()
-	answer, err := once(ctx)
-	if isExpired(err) {
-		if err := e.authenticate(ctx); err != nil {
-			return answer, err
-		}
-		return once(ctx)
-	}
-	return answer, err
-}
-
-func (e *etcdStore) get(ctx context.Context, key string, options ...clientv3.OpOption) (*clientv3.GetResponse, error) {
-	return request(ctx, e, func(ctx context.Context) (*clientv3.GetResponse, error) { return e.kv.Get(ctx, key, options...) })
+	return e.client.Get(ctx, key, options...)
 }
 
 func (e *etcdStore) commit(ctx context.Context, conditions []clientv3.Cmp, then []clientv3.Op) (*clientv3.TxnResponse, error) {
-	return request(ctx, e, func(ctx context.Context) (*clientv3.TxnResponse, error) {
-		return e.kv.Txn(ctx).If(conditions...).Then(then...).Commit()
-	})
+	ctx, cancel := context.WithTimeout(ctx, e.timeout)
+	defer cancel()
+	return e.client.Txn(ctx).If(conditions...).Then(then...).Commit()
 }
 
 func (e *etcdStore) grant(ctx context.Context, ttl time.Duration) (clientv3.LeaseID, error) {
-	return request(ctx, e, func(ctx context.Context) (clientv3.LeaseID, error) {
-		response, err := e.lease.LeaseGrant(ctx, &pb.LeaseGrantRequest{TTL: int64((ttl + time.Second - 1) / time.Second)})
-		return clientv3.LeaseID(response.GetID()), err
-	})
+	ctx, cancel := context.WithTimeout(ctx, e.timeout)
+	defer cancel()
+	granted, err := e.client.Grant(ctx, int64((ttl+time.Second-1)/time.Second))
+	if err != nil {
+		return 0, err
+	}
+	return granted.ID, nil
 }
 
 func (e *etcdStore) renewed(ctx context.Context, lease clientv3.LeaseID) (time.Duration, error) {
-	return request(ctx, e, func(ctx context.Context) (time.Duration, error) {
-		response, err := e.lease.LeaseTimeToLive(ctx, &pb.LeaseTimeToLiveRequest{ID: int64(lease)})
-		if err == nil && response.GetTTL() < 0 {
-			err = rpctypes.ErrLeaseNotFound
-		}
-		return time.Duration(max(response.GetGrantedTTL()-response.GetTTL(), 0)) * time.Second, err
-	})
+	ctx, cancel := context.WithTimeout(ctx, e.timeout)
+	defer cancel()
+	left, err := e.client.TimeToLive(ctx, lease)
+	switch {
+	case err != nil:
+		return 0, err
+	case left.TTL < 0:
+		return 0, rpctypes.ErrLeaseNotFound
+	}
+	return time.Duration(max(left.GrantedTTL-left.TTL, 0)) * time.Second, nil
 }
 
 func (e *etcdStore) keepAlive(ctx context.Context) (keepAliveStream, error) {
-	return e.lease.LeaseKeepAlive(clientv3.WithRequireLeader(ctx))
+	return pb.NewLeaseClient(e.client.ActiveConnection()).LeaseKeepAlive(clientv3.WithRequireLeader(ctx))
 }
 
 func (e *etcdStore) watch(ctx context.Context, key string, options ...clientv3.OpOption) clientv3.WatchChan {
-	return e.watcher.Watch(clientv3.WithRequireLeader(ctx), key, options...)
+	return e.client.Watch(clientv3.WithRequireLeader(ctx), key, options...)
 }
 
 // retry is how long to wait before another request of etcd.
@@ -296,7 +229,7 @@ func attempt(ctx context.Context, d dialer, try func() (progressed bool, err err
 func elsewhere(err error) bool {
 	known := rpctypes.Error(err)
 	if errors.Is(known, rpctypes.ErrNoLeader) || errors.Is(known, rpctypes.ErrTimeout) || errors.Is(err, context.DeadlineExceeded) ||
-		errors.Is(err, errSilent) || errors.Is(err, errQuiet) || errors.Is(err, errLost) {
+		errors.Is(err, errSilent) || errors.Is(err, errQuiet) || errors.Is(err, errUnreachable) {
 		return true
 	}
 	code := status.Code(err)
