@@ -45,7 +45,7 @@ type Etcd struct {
 	// ServerName is the name in the certificates of etcd, if that is not the host of the endpoint.
 	ServerName string
 	// User and PasswordFile are for etcd's own users; the file has the password in its first line and is read for each connection. Etcd
-	// hashes the password each time, which is expensive: with many nodes, use certificates, whose common name is the user.
+	// hashes the password for each connection and stream, which is expensive: with many nodes, use certificates, whose common name is the user.
 	User, PasswordFile string
 	// Timeout bounds one request (default 5 s).
 	Timeout time.Duration
