@@ -124,7 +124,7 @@ func Connect(e Etcd, options ...grpc.DialOption) (*Cluster, error) {
 func (c *Cluster) Client(member int) (*clientv3.Client, error) {
 	client, err := c.client(context.Background(), member, 0)
 	if err != nil {
-		return nil, fmt.Errorf("cannot use etcd: %w", explain(err))
+		return nil, fmt.Errorf("cannot use etcd: %w", Explain(err))
 	}
 	return client, nil
 }
@@ -314,7 +314,7 @@ func (c *Cluster) Check(ctx context.Context, s Space) []Member {
 			members[i].Endpoint = endpoint
 			cluster, err := c.check(ctx, i, s)
 			if members[i].Cluster = cluster; err != nil {
-				members[i].Err = explain(err)
+				members[i].Err = Explain(err)
 			}
 		})
 	}

@@ -24,13 +24,13 @@ const (
 )
 
 var (
-	// errHistory says that etcd no longer has the history that is needed.
+	// errHistory is the error of a list whose revision etcd no longer has.
 	errHistory = errors.New("etcd was restored, replaced or compacted; the fleet is read again")
-	// errQuiet says that a watch did not begin in time.
+	// errQuiet is the error of a watch that did not begin in time.
 	errQuiet = errors.New("etcd did not begin a watch in time; see that it runs and can be reached")
-	// errEnded says that etcd has ended a watch without a reason.
+	// errEnded is the error of a watch that etcd has ended without a reason.
 	errEnded = errors.New("etcd has ended a watch; the fleet is read again")
-	// errIdle says that there is nothing to follow.
+	// errIdle is the error of a follower without sources.
 	errIdle = errors.New("nothing is followed")
 )
 
@@ -62,7 +62,7 @@ type followed struct {
 
 func newFollowed(s source) followed { return followed{source: s, ready: make(chan struct{})} }
 
-// isRead reports whether nobody has to wait for it.
+// isRead reports whether it has been read, or will not be.
 func (s *followed) isRead() bool {
 	select {
 	case <-s.ready:
@@ -180,8 +180,8 @@ func (f *follower) run(ctx context.Context) {
 	}
 }
 
-// connect follows over one connection, until it is lost, something goes wrong or there is nothing to follow. Progressed says that something
-// was followed.
+// connect follows over one connection, until it is lost, a request fails or there is nothing to follow. progressed reports whether a source
+// was read.
 func (f *follower) connect(ctx context.Context) (progressed bool, err error) {
 	f.mu.RLock()
 	idle := len(f.sources) == 0
@@ -232,7 +232,7 @@ type connection struct {
 	progressed atomic.Bool
 }
 
-// begin follows the sources that are not followed yet. Idle says that there are none at all; pause is when to look again.
+// begin follows the sources that are not followed yet. idle reports whether there are none at all; pause is how long to wait until the next call.
 func (c *connection) begin(ctx context.Context, keep func(context.Context, *followed)) (pause time.Duration, idle bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -242,7 +242,7 @@ func (c *connection) begin(ctx context.Context, keep func(context.Context, *foll
 	for s := range c.sources {
 		if s.stop == nil {
 			var following context.Context
-			following, s.stop = context.WithCancel(ctx) //nolint:gosec // Whoever drops the source calls stop, or forget does.
+			following, s.stop = context.WithCancel(ctx) //nolint:gosec // drop and forget call stop.
 			keep(following, s)
 		}
 	}
@@ -261,7 +261,7 @@ func (c *connection) forget() {
 	}
 }
 
-// keep reads a source and watches it, again and again if need be. The error says why the connection is of no use.
+// keep reads a source and watches it, until ctx ends. The error is the reason to give up the connection.
 func (c *connection) keep(ctx context.Context, s *followed) error {
 	for ctx.Err() == nil {
 		select {
@@ -310,7 +310,7 @@ func (c *connection) install(s *followed, r reading) {
 	s.settle(nil)
 }
 
-// watch applies the changes of a source until it has to be read again. The error says why the watch has ended.
+// watch applies the changes of a source until it has to be read again. The error is the reason why the watch has ended.
 func (c *connection) watch(ctx context.Context, s *followed, r reading) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -345,11 +345,11 @@ func (c *connection) apply(s *followed, events []*clientv3.Event) (again bool) {
 	return again
 }
 
-// lost is called when something went wrong.
+// lost is called with the reason why nothing is followed.
 func (f *follower) lost(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	message := explain(err).Error()
+	message := Explain(err).Error()
 	if f.stats.Lists > 0 {
 		message = "the fleet may have changed since: " + message
 	}

@@ -190,7 +190,7 @@ func TestErrors(t *testing.T) {
 		if got := elsewhere(test.err); got != test.elsewhere {
 			t.Errorf("%v: another member: %v", test.err, got)
 		}
-		if got := explain(test.err).Error(); !strings.Contains(got, test.says) {
+		if got := Explain(test.err).Error(); !strings.Contains(got, test.says) {
 			t.Errorf("%v: %q", test.err, got)
 		}
 	}

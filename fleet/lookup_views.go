@@ -16,7 +16,7 @@ import (
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
-// viewKey says what is followed: a node, nodes of an index, or the locks.
+// viewKey identifies what is followed: a node, a part of the index, or the locks.
 type viewKey struct {
 	node   string
 	name   string // that of plugins
@@ -44,7 +44,7 @@ func (v *view) why() error {
 	if v.denied == nil {
 		return nil
 	}
-	return fmt.Errorf("cannot read the fleet: %w", explain(v.denied))
+	return fmt.Errorf("cannot read the fleet: %w", Explain(v.denied))
 }
 
 var (
@@ -94,7 +94,7 @@ func (l *Lookup) unread(by uint32) (n int) {
 	return n
 }
 
-// leave is called when somebody does not wait any more. What nobody waits for is not read.
+// leave ends the wait of a caller of ask. A view without callers that wait for it is not read.
 func (l *Lookup) leave(views ...*view) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -114,7 +114,7 @@ func (l *Lookup) dropDenied(denied *followed) {
 	}
 }
 
-// dropIdle drops the views that nobody has asked for for long, unless etcd was away until now: then they may be all that is known. It
+// dropIdle drops the views that were not asked for for long, unless etcd was away until now: then they may be all that is known. It
 // returns when the next one may be dropped.
 func (l *Lookup) dropIdle(now time.Time) (next time.Duration) {
 	for _, v := range l.views {
@@ -134,7 +134,7 @@ func (l *Lookup) dropIdle(now time.Time) (next time.Duration) {
 	return next
 }
 
-// noteHealth wakes those that wait for what is not read while something else will do.
+// noteHealth wakes the callers that wait for a view although they could use another one.
 func (l *Lookup) noteHealth() {
 	if l.health.Current {
 		l.away = make(chan struct{})

@@ -110,7 +110,7 @@ func (c *Cluster) operate(ctx context.Context, what, node string, do func(to sto
 		})
 	}
 	if err != nil {
-		return fmt.Errorf("cannot %s node %s: %w", what, node, explain(err))
+		return fmt.Errorf("cannot %s node %s: %w", what, node, Explain(err))
 	}
 	return nil
 }
@@ -140,7 +140,7 @@ func (c *Cluster) Locks(ctx context.Context, s Space) ([]LockState, error) {
 		return false, err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("cannot list the locks: %w", explain(err))
+		return nil, fmt.Errorf("cannot list the locks: %w", Explain(err))
 	}
 	states := make([]LockState, 0, len(all))
 	for lock := range all {

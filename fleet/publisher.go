@@ -259,7 +259,7 @@ func (p *Publisher) failed(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.stats.Failures++
-	if message := "the node is not published as it is: " + explain(err).Error(); p.health.lose(message) {
+	if message := "the node is not published as it is: " + Explain(err).Error(); p.health.lose(message) {
 		p.config.Logger.Warn("fleet: "+message, "node", p.config.Node)
 	}
 }

@@ -334,7 +334,7 @@ func (s *session) awaitLocks(ctx context.Context) {
 			return
 		case failures == 1 && ctx.Err() == nil:
 			s.config.Logger.Warn("fleet: cannot be told of nodes that compete for locks, and tries again", "node", s.config.Node,
-				"error", explain(err))
+				"error", Explain(err))
 		}
 		if !backoff.Pause(ctx, retry.After(failures)) {
 			return

@@ -246,9 +246,7 @@ func isTooLarge(err error) bool {
 }
 
 // Explain makes an error of etcd readable, with what to do where that is known.
-func Explain(err error) error { return explain(err) }
-
-func explain(err error) error {
+func Explain(err error) error {
 	known := rpctypes.Error(err)
 	switch {
 	case errors.Is(known, rpctypes.ErrNoSpace):

@@ -70,7 +70,7 @@ func (w *whole) read(ctx context.Context, from store) (reading, error) {
 	return r, nil
 }
 
-// isIn reports whether etcd has the history of which the write is a part.
+// isIn reports whether the history of etcd contains the write.
 func (a anchor) isIn(ctx context.Context, from store) (bool, error) {
 	if a.key == "" {
 		return false, nil

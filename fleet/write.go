@@ -18,7 +18,7 @@ import (
 // The keys of a node, below its range.
 const (
 	presenceKey = "presence"
-	// recordKey has all that the node says of itself and its plugins, so that each change is one value.
+	// recordKey has everything that the node publishes, so that each change is one value.
 	recordKey = "record"
 	// cordonKey says that the node is drained. Operators write it, under no lease.
 	cordonKey = "cordon"
@@ -30,7 +30,7 @@ type held struct {
 	record *fleetv1.NodeRecord
 	// at are the revisions at which the keys were written.
 	at revisions
-	// claim says that the next write claims the name of the node: it writes everything, with the presence.
+	// claim is whether the next write claims the name of the node: it writes everything, with the presence.
 	claim bool
 }
 
