@@ -120,7 +120,8 @@ func Connect(e Etcd, options ...grpc.DialOption) (*Cluster, error) {
 // Client returns a client for other uses of the cluster, for example elections. It has one connection, to one member: that with this number,
 // modulo the number of members. Its context ends when the connection cannot be made or is lost, with the reason as its cause. So everything
 // that the client reads is from one history of etcd: a cluster cannot be restored or replaced without ending its connections. With a user,
-// Client requests a token, and blocks until it has one or fails. The caller closes the client.
+// Client requests a token, and blocks until it has one or fails. Requests that open a connection of their own, such as Status, must not be made
+// with it. The caller closes the client.
 func (c *Cluster) Client(member int) (*clientv3.Client, error) {
 	client, err := c.client(context.Background(), member, 0)
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
 
 	"github.com/patchbay-dev/patchbay/fleet"
 )
@@ -61,7 +62,7 @@ func (m *measure) begin(ctx context.Context) (err error) {
 	if m.reading, err = fleet.Connect(config); err != nil {
 		return err
 	}
-	if m.admin, err = m.reading.Client(0); err != nil {
+	if m.admin, err = clientv3.New(clientv3.Config{Endpoints: []string{m.etcd.client}, Logger: zap.NewNop()}); err != nil {
 		return err
 	}
 	for i := range m.sizes.nodes {
