@@ -28,7 +28,7 @@ var (
 func TestHandover(t *testing.T) {
 	upgrades, connects := int64(*handovers), *handoverConnects
 	if underRace {
-		connects /= 5 // "make test" makes all of them without the race detector too
+		connects /= 20 // "make test" makes all of them without the race detector too
 	}
 	h, handler := newCounting(t)
 	p := launchable("serve")
