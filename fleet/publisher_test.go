@@ -144,7 +144,7 @@ func most(times []time.Time) int {
 // TestNoStorm: many nodes lose etcd at one moment. While it is away they ask for it ever more rarely, and when it is back they come one
 // after the other.
 func TestNoStorm(t *testing.T) {
-	const nodes = 2000
+	const nodes = 1000
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake()
 		var all []*Publisher
