@@ -53,7 +53,7 @@ func (s *session) open() error {
 		}
 		t := newTerm(granted.ID, s.renewal, s.config.TTL)
 		s.mu.Lock()
-		s.Elector.term = t
+		s.term = t
 		s.mu.Unlock()
 		s.renewal = s.renewal.Add(s.config.TTL / 3)
 	}
@@ -161,8 +161,7 @@ func (s *session) act(now time.Time) (next time.Time, err error) {
 		case p == waiting:
 			return now, s.take(some, now)
 		default:
-			_, err := s.change(some[:min(len(some), maxOps)])
-			return now, err
+			return now, s.change(some[:min(len(some), maxOps)])
 		}
 	}
 	return next, nil
@@ -170,21 +169,15 @@ func (s *session) act(now time.Time) (next time.Time, err error) {
 
 // judge ends a candidacy whose key is gone or whose lock is not wanted, and a hold that is over.
 func (s *session) judge(c *candidacy, wanted bool, now time.Time) {
-	switch c.phase {
-	case holding, announced:
-		first, _ := s.roster.isFirst(c.Contender)
-		switch {
-		case !s.roster.has(c.Contender) || !first:
-			s.fell(c, now)
-		case !wanted || c.hold.ended.Err() != nil:
-			s.drop(c, now)
-		}
-	case waiting:
-		if !s.roster.has(c.Contender) {
-			s.fell(c, now)
-		} else if !wanted {
-			c.phase = leaving
-		}
+	first, _ := s.roster.isFirst(c.Contender)
+	switch {
+	case c.hold == nil && c.phase != waiting:
+	case !s.roster.has(c.Contender) || c.hold != nil && !first:
+		s.fell(c, now)
+	case c.hold != nil && (!wanted || c.hold.ended.Err() != nil):
+		s.drop(c, now)
+	case !wanted:
+		c.phase = leaving
 	}
 }
 
@@ -192,7 +185,7 @@ func (s *session) judge(c *candidacy, wanted bool, now time.Time) {
 func (s *session) fell(c *candidacy, now time.Time) {
 	if c.hold != nil {
 		s.log.Warn("fleet: the key of a lock was removed or replaced by somebody else, and the node gives the lock up",
-			"lock", c.Lock.String(), "token", c.Token, "key", c.key)
+			"lock", c.String(), "token", c.Token, "key", c.key)
 		s.drop(c, now)
 	}
 	c.phase = left
@@ -208,7 +201,7 @@ func (s *session) drop(c *candidacy, now time.Time) {
 	s.mu.Lock()
 	delete(s.held, c.Lock)
 	s.mu.Unlock()
-	s.log.Info("fleet: the node does not hold a lock any more", "lock", c.Lock.String(), "token", c.Token)
+	s.log.Info("fleet: the node does not hold a lock any more", "lock", c.String(), "token", c.Token)
 	c.hold, c.phase = nil, leaving
 }
 
@@ -313,42 +306,43 @@ func (s *session) take(some []*candidacy, now time.Time) error {
 		}
 		// Others call the node once its key says so, so not before the node itself knows.
 		c.Token, c.hold, c.phase = token, h, holding
-		s.log.Info("fleet: the node holds a lock", "lock", c.Lock.String(), "token", token)
+		s.log.Info("fleet: the node holds a lock", "lock", c.String(), "token", token)
 	}
 	return nil
 }
 
 // change writes the keys of candidacies in the same phase.
-func (s *session) change(some []*candidacy) (succeeded bool, err error) {
+func (s *session) change(some []*candidacy) error {
 	var ops []clientv3.Op
 	var conditions []clientv3.Cmp
 	for _, c := range some {
-		op, condition := c.write(s.config.Space)
+		op, condition := c.write()
 		ops, conditions = append(ops, op), append(conditions, condition)
 	}
 	ctx, cancel := s.request()
 	defer cancel()
 	answer, err := s.client.Txn(ctx).If(conditions...).Then(ops...).Commit()
-	if refusal, ok := errors.AsType[rpctypes.EtcdError](rpctypes.Error(err)); ok && refusal.Code() != codes.Unavailable && !isLeaseUnknown(err) {
+	refusal, ok := errors.AsType[rpctypes.EtcdError](rpctypes.Error(err))
+	if ok && refusal.Code() != codes.Unavailable && !isLeaseUnknown(err) {
 		s.postpone(some, time.Now(), err)
-		return false, nil
+		return nil
 	}
 	if err != nil {
-		return false, err
+		return err
 	}
 	if !answer.Succeeded && some[0].phase == holding {
 		_, err := s.inspect() // which ends those whose keys have changed
-		return false, err
+		return err
 	}
 	for _, c := range some {
 		c.wrote(answer.Succeeded, answer.Header.GetRevision())
 	}
-	return answer.Succeeded, nil
+	return nil
 }
 
 // postpone has the keys of candidacies written later.
 func (s *session) postpone(some []*candidacy, now time.Time, err error) {
-	s.log.Warn("fleet: the node cannot take or give up a lock", "lock", some[0].Lock.String(), "of", len(some), "error", fleet.Explain(err))
+	s.log.Warn("fleet: the node cannot take or give up a lock", "lock", some[0].String(), "of", len(some), "error", fleet.Explain(err))
 	for _, c := range some {
 		c.next = now.Add(s.config.TTL / 3)
 	}

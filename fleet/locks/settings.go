@@ -29,7 +29,8 @@ type comparison struct {
 }
 
 func newComparison(s fleet.Space, own fleet.Settings, notify func(fleet.Condition)) *comparison {
-	return &comparison{prefix: s.SettingsKey(""), own: own.String(), notify: notify, condition: fleet.Condition{Name: SettingsCondition, OK: true}}
+	same := fleet.Condition{Name: SettingsCondition, OK: true}
+	return &comparison{prefix: s.SettingsKey(""), own: own.String(), notify: notify, condition: same}
 }
 
 // get returns the condition.

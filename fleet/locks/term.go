@@ -153,7 +153,7 @@ func (s *session) leave() {
 		}
 	}
 	s.mu.Lock()
-	s.Elector.term = nil
+	s.term = nil
 	s.mu.Unlock()
 	if s.client == nil || s.client.Ctx().Err() != nil {
 		return
@@ -161,7 +161,7 @@ func (s *session) leave() {
 	backoff.Pause(s.client.Ctx(), time.Until(drained))
 	defer time.AfterFunc(leavePatience, func() { _ = s.client.Close() }).Stop()
 	for some := range slices.Chunk(held, maxOps) {
-		if _, err := s.change(some); err != nil {
+		if err := s.change(some); err != nil {
 			break
 		}
 	}
@@ -218,17 +218,16 @@ func (e *Elector) newCandidacy(l fleet.Lock) *candidacy {
 }
 
 // write returns the request that writes the key, and the condition for it.
-func (c *candidacy) write(s fleet.Space) (clientv3.Op, clientv3.Cmp) {
+func (c *candidacy) write() (clientv3.Op, clientv3.Cmp) {
 	known := clientv3.Compare(clientv3.CreateRevision(c.key), "=", c.Created)
-	switch c.phase {
-	case left:
-		// What is there now is removed, whoever created it.
+	value := c.Value()
+	if c.phase == left { // what is there now is removed, whoever created it
 		return clientv3.OpDelete(c.key), clientv3.Compare(clientv3.CreateRevision(c.key), ">", -1)
-	case leaving:
-		return clientv3.OpPut(c.key, fleet.ContenderLeft, clientv3.WithLease(c.Lease)), known
-	default:
-		return clientv3.OpPut(c.key, c.Value(), clientv3.WithLease(c.Lease)), known
 	}
+	if c.phase == leaving {
+		value = fleet.ContenderLeft
+	}
+	return clientv3.OpPut(c.key, value, clientv3.WithLease(c.Lease)), known
 }
 
 // wrote records an answer of etcd.

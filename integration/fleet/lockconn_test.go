@@ -6,9 +6,11 @@ import (
 	"testing"
 	"time"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
 
 	"github.com/patchbay-dev/patchbay/fleet"
+	"github.com/patchbay-dev/patchbay/fleet/locks"
 )
 
 // connected returns the number of connections.
@@ -104,4 +106,38 @@ func TestElectionOfEtcd(t *testing.T) {
 	default:
 	}
 	link.mend()
+}
+
+// TestLockLeft: a node that gives up a lock, or stops, says so in its key before it removes it, so that the next one need not wait.
+func TestLockLeft(t *testing.T) {
+	t.Parallel()
+	etcd := startOne(t)
+	lock := fleet.Lock{Type: "Echo", Name: "one"}
+	space := fleet.Space{}
+	changes := etcd.admin().Watch(t.Context(), space.LockRange("a"), clientv3.WithPrefix())
+	a, err := locks.New(connect(t, etcd.client), locks.Config{Node: "a", TTL: lockTTL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer stop()
+	running.Go(func() { a.Run(ctx) })
+	for _, leave := range []func(){func() { a.Stand(nil) }, stop} {
+		a.Stand([]fleet.Lock{lock})
+		eventually(t, "a holds the lock", func() bool { return a.Held(lock) != nil })
+		leave()
+		var last string
+		for gone := false; !gone; {
+			for _, event := range (<-changes).Events {
+				if gone = event.Type == clientv3.EventTypeDelete; !gone {
+					last = string(event.Kv.Value)
+				}
+			}
+		}
+		if last != fleet.ContenderLeft {
+			t.Errorf("the last value was %q", last)
+		}
+	}
 }
