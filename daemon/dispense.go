@@ -68,7 +68,7 @@ type dispense struct {
 // stableSocket is a socket and its server.
 type stableSocket struct {
 	listener *sock.Placed
-	server   *proxy.LocalServer
+	server   *proxy.Server
 }
 
 // newDispense returns what keeps the stable sockets in a directory, which it makes; nil if there is to be none. Calls go to what calls
@@ -222,7 +222,7 @@ func (d *dispense) open(ctx context.Context, k patchbay.PluginName) {
 	director := proxy.Director(func(ctx context.Context, _ string) (grpc.ClientConnInterface, error) { return connTo(ctx, calls, k) })
 	s := &stableSocket{
 		listener: listener,
-		server:   proxy.NewLocalServer(d.end, director.Forward, proxy.LocalConfig{Budget: d.conns.budget, HeaderTimeout: headerTimeout}),
+		server:   proxy.NewServer(d.end, director.Forward, proxy.ServerConfig{Budget: d.conns.budget, HeaderTimeout: headerTimeout}),
 	}
 	d.sockets[k] = s
 	d.serving.Go(func() {

@@ -39,7 +39,7 @@ func routeOf(call context.Context) (p patchbay.PluginName, md grpcmetadata.MD, e
 // newForwarder returns what takes the gRPC calls on the control socket that are not for the control API. Each goes to the plugin that its
 // metadata name, on this node or in the fleet. Callers need the role that [callRole] says, and the budget bounds what their calls hold.
 func newForwarder(g *guard, registry connector, calls *fleetMember, budget *frames.Budget) http.Handler {
-	return proxy.NewLocalServer(context.Background(), func(ctx context.Context, caller grpc.ServerStream) error {
+	return proxy.NewServer(context.Background(), func(ctx context.Context, caller grpc.ServerStream) error {
 		if err := g.admit(ctx, actionCall, callRole); err != nil {
 			return err
 		}
@@ -71,5 +71,5 @@ func newForwarder(g *guard, registry connector, calls *fleetMember, budget *fram
 		}
 		g.audit.called(callerIn(ctx), call, reached, status.Code(err))
 		return err
-	}, proxy.LocalConfig{Budget: budget, UID: func(r *http.Request) uint32 { return callerIn(r.Context()).uid() }})
+	}, proxy.ServerConfig{Budget: budget, UID: func(r *http.Request) uint32 { return callerIn(r.Context()).uid() }})
 }

@@ -107,9 +107,9 @@ func newNodes(t *testing.T, change func(*fleetServer)) *nodes {
 func (n *nodes) clients() map[string]func() testpb.TestServiceClient {
 	n.t.Helper()
 	to := n.dialer.Dial("T", "n", fleet.Policy{})
-	local := proxy.NewLocalServer(n.t.Context(), proxy.Director(func(context.Context, string) (grpc.ClientConnInterface, error) {
+	local := proxy.NewServer(n.t.Context(), proxy.Director(func(context.Context, string) (grpc.ClientConnInterface, error) {
 		return to, nil
-	}).Forward, proxy.LocalConfig{})
+	}).Forward, proxy.ServerConfig{})
 	path := filepath.Join(n.tmp, "a")
 	listener, err := net.Listen("unix", path)
 	if err != nil {

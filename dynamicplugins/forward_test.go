@@ -104,9 +104,9 @@ func forwardedTo(t *testing.T, conn grpc.ClientConnInterface) healthClient {
 	l, err := net.Listen("unix", path)
 	check(t, err)
 	end, stop := context.WithCancel(context.Background())
-	server := proxy.NewLocalServer(end, proxy.Director(func(context.Context, string) (grpc.ClientConnInterface, error) {
+	server := proxy.NewServer(end, proxy.Director(func(context.Context, string) (grpc.ClientConnInterface, error) {
 		return conn, nil
-	}).Forward, proxy.LocalConfig{})
+	}).Forward, proxy.ServerConfig{})
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(l) }()
 	caller, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))

@@ -17,21 +17,8 @@ import (
 	"github.com/patchbay-dev/patchbay/proxy"
 )
 
-// accepting is what a [proxy.Server] and a [proxy.LocalServer] have in common.
-type accepting interface {
-	Serve(l net.Listener) error
-	Drain()
-}
-
-var servers = map[string]func(end context.Context, handle proxy.Handler) accepting{
-	"Server": func(end context.Context, handle proxy.Handler) accepting { return proxy.NewServer(end, handle) },
-	"LocalServer": func(end context.Context, handle proxy.Handler) accepting {
-		return proxy.NewLocalServer(end, handle, proxy.LocalConfig{})
-	},
-}
-
 // serveHandler serves until the test ends, and returns a client.
-func serveHandler(t *testing.T, s accepting, stop func()) testpb.TestServiceClient {
+func serveHandler(t *testing.T, s *proxy.Server, stop func()) testpb.TestServiceClient {
 	t.Helper()
 	listener, path := listen(t)
 	served := make(chan error, 1)
@@ -80,90 +67,86 @@ func TestAbuseOfCallbacks(t *testing.T) {
 			return nil, ctx.Err()
 		}), codes.DeadlineExceeded, ""},
 	} {
-		for kind, newServer := range servers {
-			t.Run(name+"/"+kind, func(t *testing.T) {
-				end, stop := context.WithCancel(t.Context())
-				client := serveHandler(t, newServer(end, func(ctx context.Context, caller grpc.ServerStream) error {
-					if method, _ := grpc.MethodFromServerStream(caller); method == testpb.TestService_EmptyCall_FullMethodName {
-						return status.Error(codes.DataLoss, "another call")
-					}
-					return c.handle(ctx, caller)
-				}), stop)
-				ctx := within(t)
-				if strings.Contains(name, "blocks") {
-					short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
-					defer cancel()
-					ctx = short
+		t.Run(name, func(t *testing.T) {
+			end, stop := context.WithCancel(t.Context())
+			client := serveHandler(t, proxy.NewServer(end, func(ctx context.Context, caller grpc.ServerStream) error {
+				if method, _ := grpc.MethodFromServerStream(caller); method == testpb.TestService_EmptyCall_FullMethodName {
+					return status.Error(codes.DataLoss, "another call")
 				}
-				for range 2 {
-					_, err := client.UnaryCall(ctx, &testpb.SimpleRequest{})
-					if status.Code(err) != c.code || !strings.Contains(status.Convert(err).Message(), c.text) {
-						t.Errorf("the call ended with %v", err)
-					}
-					if _, err := client.EmptyCall(within(t), &testpb.Empty{}); status.Code(err) != codes.DataLoss {
-						t.Errorf("another call ended with %v", err)
-					}
+				return c.handle(ctx, caller)
+			}, proxy.ServerConfig{}), stop)
+			ctx := within(t)
+			if strings.Contains(name, "blocks") {
+				short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+				defer cancel()
+				ctx = short
+			}
+			for range 2 {
+				_, err := client.UnaryCall(ctx, &testpb.SimpleRequest{})
+				if status.Code(err) != c.code || !strings.Contains(status.Convert(err).Message(), c.text) {
+					t.Errorf("the call ended with %v", err)
 				}
-			})
-		}
+				if _, err := client.EmptyCall(within(t), &testpb.Empty{}); status.Code(err) != codes.DataLoss {
+					t.Errorf("another call ended with %v", err)
+				}
+			}
+		})
 	}
 }
 
-// TestAbuseOfServers calls each method before, during and after serving, and twice.
-func TestAbuseOfServers(t *testing.T) {
-	for kind, newServer := range servers {
-		refuse := func(context.Context, grpc.ServerStream) error { return status.Error(codes.DataLoss, "answered") }
-		t.Run(kind+"/drained before it serves", func(t *testing.T) {
-			s := newServer(t.Context(), refuse)
-			s.Drain()
-			s.Drain()
-			for range 2 {
-				listener, path := listen(t)
-				if err := s.Serve(listener); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
-					t.Errorf("Serve: %v", err)
-				}
-				if conn, err := net.Dial("unix", path); err == nil {
-					t.Error("the listener was not closed")
-					_ = conn.Close()
-				}
+// TestAbuseOfServer calls each method before, during and after serving, and twice.
+func TestAbuseOfServer(t *testing.T) {
+	refuse := func(context.Context, grpc.ServerStream) error { return status.Error(codes.DataLoss, "answered") }
+	t.Run("drained before it serves", func(t *testing.T) {
+		s := proxy.NewServer(t.Context(), refuse, proxy.ServerConfig{})
+		s.Drain()
+		s.Drain()
+		for range 2 {
+			listener, path := listen(t)
+			if err := s.Serve(listener); err != nil {
+				t.Errorf("Serve: %v", err)
 			}
-		})
-		t.Run(kind+"/two listeners, drained twice at the same time", func(t *testing.T) {
-			s := newServer(t.Context(), refuse)
-			for range 2 {
-				client := serveHandler(t, s, func() {})
-				if _, err := client.EmptyCall(within(t), &testpb.Empty{}); status.Code(err) != codes.DataLoss {
-					t.Errorf("a call ended with %v", err)
-				}
+			if conn, err := net.Dial("unix", path); err == nil {
+				t.Error("the listener was not closed")
+				_ = conn.Close()
 			}
-			drained := make(chan struct{})
-			go func() { s.Drain(); drained <- struct{}{} }()
-			s.Drain()
-			<-drained
-		})
-		t.Run(kind+"/context has ended", func(t *testing.T) {
-			end, stop := context.WithCancelCause(t.Context())
-			stop(status.Error(codes.Aborted, "it is over"))
-			client := serveHandler(t, newServer(end, proxy.Director(func(ctx context.Context, _ string) (grpc.ClientConnInterface, error) {
-				<-ctx.Done()
-				return nil, ctx.Err()
-			}).Forward), func() {})
-			if _, err := client.EmptyCall(within(t), &testpb.Empty{}); status.Code(err) != codes.Aborted {
-				t.Errorf("a call ended with %v", err)
-			}
-		})
-		t.Run(kind+"/handler drains its server", func(t *testing.T) {
-			var s accepting
-			drained := make(chan struct{})
-			s = newServer(t.Context(), func(context.Context, grpc.ServerStream) error {
-				go func() { s.Drain(); close(drained) }()
-				return status.Error(codes.DataLoss, "answered")
-			})
+		}
+	})
+	t.Run("two listeners, drained twice at the same time", func(t *testing.T) {
+		s := proxy.NewServer(t.Context(), refuse, proxy.ServerConfig{})
+		for range 2 {
 			client := serveHandler(t, s, func() {})
 			if _, err := client.EmptyCall(within(t), &testpb.Empty{}); status.Code(err) != codes.DataLoss {
-				t.Errorf("the call ended with %v", err)
+				t.Errorf("a call ended with %v", err)
 			}
-			<-drained
-		})
-	}
+		}
+		drained := make(chan struct{})
+		go func() { s.Drain(); drained <- struct{}{} }()
+		s.Drain()
+		<-drained
+	})
+	t.Run("context has ended", func(t *testing.T) {
+		end, stop := context.WithCancelCause(t.Context())
+		stop(status.Error(codes.Aborted, "it is over"))
+		client := serveHandler(t, proxy.NewServer(end, proxy.Director(func(ctx context.Context, _ string) (grpc.ClientConnInterface, error) {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}).Forward, proxy.ServerConfig{}), func() {})
+		if _, err := client.EmptyCall(within(t), &testpb.Empty{}); status.Code(err) != codes.Aborted {
+			t.Errorf("a call ended with %v", err)
+		}
+	})
+	t.Run("handler drains its server", func(t *testing.T) {
+		var s *proxy.Server
+		drained := make(chan struct{})
+		s = proxy.NewServer(t.Context(), func(context.Context, grpc.ServerStream) error {
+			go func() { s.Drain(); close(drained) }()
+			return status.Error(codes.DataLoss, "answered")
+		}, proxy.ServerConfig{})
+		client := serveHandler(t, s, func() {})
+		if _, err := client.EmptyCall(within(t), &testpb.Empty{}); status.Code(err) != codes.DataLoss {
+			t.Errorf("the call ended with %v", err)
+		}
+		<-drained
+	})
 }

@@ -11,22 +11,11 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/frames"
 )
 
-// isLost says whether an error is that of a connection which ended under a call. gRPC gives it codes that a plugin may use too; the text
-// tells them apart.
+// isLost reports whether err means that the connection ended during a call. A plugin may use the same codes; the text distinguishes them.
 func isLost(err error) bool {
-	s, ok := status.FromError(err)
-	if !ok {
-		return false
-	}
-	switch text := s.Message(); s.Code() {
-	case codes.Unavailable:
-		return text == "transport is closing" || strings.HasPrefix(text, "error reading from server: ") ||
-			strings.HasPrefix(text, "closing transport due to: ")
-	case codes.Canceled:
-		return strings.HasPrefix(text, frames.Closing)
-	default:
-		return false
-	}
+	s := status.Convert(err) // any error but a status gets codes.Unknown
+	return s.Code() == codes.Unavailable && strings.HasPrefix(s.Message(), "error reading from server: ") ||
+		s.Code() == codes.Canceled && strings.HasPrefix(s.Message(), frames.Closing)
 }
 
 // CannotCall returns the status of a call that could not be made, with the code and details of err. Its text names what was called, for

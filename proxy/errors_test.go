@@ -24,6 +24,7 @@ func TestOwnErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	absent := direct(t, path)
+	plain := connect(t, run(t, grpc.NewServer()))
 	for name, test := range map[string]struct {
 		director proxy.Director
 		code     codes.Code
@@ -44,6 +45,12 @@ func TestOwnErrors(t *testing.T) {
 			},
 			codes.Unavailable, "cannot call plugin T/n: connection error",
 		},
+		"plain connection": {
+			func(context.Context, string) (grpc.ClientConnInterface, error) {
+				return proxy.Named(plain, "plugin T/n"), nil
+			},
+			codes.Internal, "cannot call plugin T/n: its connection does not take fragments of messages: return one of a dynamicplugins.Store",
+		},
 	} {
 		c := testpb.NewTestServiceClient(connect(t, serve(t, test.director)))
 		_, err := c.UnaryCall(within(t), &testpb.SimpleRequest{})
@@ -53,7 +60,20 @@ func TestOwnErrors(t *testing.T) {
 	}
 }
 
-// TestLost ends the connection to the plugin, at either end, under a call.
+// TestForeignCallIsRefused forwards a call of a server that is not a [proxy.Server].
+func TestForeignCallIsRefused(t *testing.T) {
+	forward := proxy.Director(func(context.Context, string) (grpc.ClientConnInterface, error) {
+		t.Error("the call is directed to a plugin")
+		return nil, errors.New("no plugin")
+	}).Forward
+	server := grpc.NewServer(grpc.UnknownServiceHandler(func(_ any, caller grpc.ServerStream) error { return forward(caller.Context(), caller) }))
+	_, err := testpb.NewTestServiceClient(connect(t, run(t, server))).UnaryCall(within(t), &testpb.SimpleRequest{})
+	want := "cannot forward /grpc.testing.TestService/UnaryCall: the call is not one of a proxy.Server"
+	if s := status.Convert(err); s.Code() != codes.Internal || s.Message() != want {
+		t.Errorf("the call ends with %v", err)
+	}
+}
+
 // TestComesBack has a call go to a plugin whose endpoint is the proxy's own socket.
 func TestComesBack(t *testing.T) {
 	var itself grpc.ClientConnInterface
@@ -72,6 +92,7 @@ func TestComesBack(t *testing.T) {
 	}
 }
 
+// TestLost ends the connection to the plugin, at either end, under a call.
 func TestLost(t *testing.T) {
 	for name, end := range map[string]func(*grpc.Server, io.Closer){
 		"plugin": func(s *grpc.Server, _ io.Closer) { s.Stop() },

@@ -13,6 +13,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 
+	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/proxy"
 )
 
@@ -27,12 +28,26 @@ func Example() {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 
-	// The plugin; the proxy knows nothing of its services.
+	// The plugin; the proxy does not know its services.
 	plugin := grpc.NewServer()
 	healthpb.RegisterHealthServer(plugin, health.NewServer())
 	defer plugin.Stop()
-	disk := serveAt(filepath.Join(dir, "disk.sock"), plugin)
-	defer disk.Close()
+	socket := filepath.Join(dir, "disk.sock")
+	serveAt(socket, plugin)
+
+	registry, err := dynamicplugins.Open(nil, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer registry.Shutdown()
+	err = registry.RegisterPlugin(&dynamicplugins.PluginInfo{
+		Type: "Storage", Name: "disk", AllocID: "1", ConnectionInfo: &dynamicplugins.PluginConnectionInfo{SocketPath: socket},
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
 
 	director := proxy.Director(func(ctx context.Context, _ string) (grpc.ClientConnInterface, error) {
 		md, _ := metadata.FromIncomingContext(ctx)
@@ -40,14 +55,21 @@ func Example() {
 		if err != nil {
 			return nil, err
 		}
-		if name != "disk" {
-			return nil, proxy.CannotCall("plugin "+ptype+"/"+name, fmt.Errorf("there is no such plugin"))
+		conn, err := registry.Conn(ctx, ptype, name)
+		if err != nil {
+			return nil, proxy.CannotCall("plugin "+ptype+"/"+name, err)
 		}
-		return proxy.Named(disk, "plugin "+ptype+"/"+name), nil
+		return proxy.Named(conn, "plugin "+ptype+"/"+name), nil
 	})
-	server := proxy.NewServer(ctx, director.Forward)
+	server := proxy.NewServer(ctx, director.Forward, proxy.ServerConfig{})
 	defer server.Drain()
-	caller := serveAt(filepath.Join(dir, "proxy.sock"), server.Server)
+	path := filepath.Join(dir, "proxy.sock")
+	serveAt(path, server)
+	caller, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
 	defer caller.Close()
 
 	for _, name := range []string{"disk", "tape"} {
@@ -57,19 +79,14 @@ func Example() {
 	}
 	// Output:
 	// SERVING <nil>
-	// UNKNOWN rpc error: code = Unavailable desc = cannot call plugin Storage/tape: there is no such plugin
+	// UNKNOWN rpc error: code = Unavailable desc = cannot call plugin Storage/tape: plugin tape for type Storage not found
 }
 
-// serveAt serves on a socket and returns a connection to it.
-func serveAt(path string, server *grpc.Server) *grpc.ClientConn {
+// serveAt serves on a socket.
+func serveAt(path string, server interface{ Serve(l net.Listener) error }) {
 	listener, err := net.Listen("unix", path)
 	if err != nil {
 		panic(err)
 	}
 	go func() { _ = server.Serve(listener) }()
-	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		panic(err)
-	}
-	return conn
 }

@@ -12,25 +12,31 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+
+	"github.com/patchbay-dev/patchbay/internal/frames"
 )
 
 // Director chooses the connection for a call; method is its full name, for example "/csi.v1.Identity/Probe". The call's metadata is
 // the incoming metadata of ctx, which ends with the call. It may block for as long as ctx lasts. The caller receives its error: a gRPC
 // status as it is, any other error with codes.Unavailable.
 //
+// The connection is one of a dynamicplugins.Store or of a fleet.Dialer, whose streams take fragments of messages. Calls to any other, for
+// example a [grpc.ClientConn], fail with codes.Internal.
+//
 // The errors of the proxy name a connection that has a String method, as [Named] returns it. A director names what it could not call with
 // [CannotCall].
 type Director func(ctx context.Context, method string) (grpc.ClientConnInterface, error)
 
-// Forward forwards one call to the connection that the director chooses. It is a [Handler].
+// Forward forwards one call of a [Server] to the connection that the director chooses. It is a [Handler].
 //
 // The caller gets the status of the plugin. If there is none, because the call could not be made or was lost with its connection, the
 // status says so and names the plugin; the code is codes.Unavailable. A call whose context ends with a cause of its own (context.Cause),
 // for example because the server stops, ends with that cause: a gRPC status as it is, any other error with codes.Unavailable.
 func (d Director) Forward(ctx context.Context, caller grpc.ServerStream) error {
-	method, ok := grpc.MethodFromServerStream(caller)
+	method, _ := grpc.MethodFromServerStream(caller)
+	from, ok := caller.(fragmentCaller)
 	if !ok {
-		return status.Error(codes.Internal, "the call has no method")
+		return status.Errorf(codes.Internal, "cannot forward %s: the call is not one of a proxy.Server", method)
 	}
 	if err := checkMethod(method); err != nil {
 		return err
@@ -40,7 +46,7 @@ func (d Director) Forward(ctx context.Context, caller grpc.ServerStream) error {
 		err = status.Errorf(codes.Internal, "the director has returned no connection for %s, and no error", method)
 	}
 	if err == nil {
-		err = forward(ctx, caller, conn, method)
+		err = forward(ctx, from, conn, method)
 	}
 	if cause := ownCause(ctx); err != nil && cause != nil {
 		err = cause
@@ -75,7 +81,7 @@ func checkMethod(method string) error {
 // everyStream describes a call of any kind: a unary one is a stream with one message each way.
 var everyStream = grpc.StreamDesc{ClientStreams: true, ServerStreams: true}
 
-func forward(call context.Context, caller grpc.ServerStream, conn grpc.ClientConnInterface, method string) error {
+func forward(call context.Context, caller fragmentCaller, conn grpc.ClientConnInterface, method string) error {
 	// The cause is what went wrong at the caller's end.
 	ctx, cancel := context.WithCancelCause(call)
 	defer cancel(nil)
@@ -84,41 +90,42 @@ func forward(call context.Context, caller grpc.ServerStream, conn grpc.ClientCon
 		return CannotCall(nameOf(conn), status.Errorf(codes.FailedPrecondition,
 			"the call has come through %d proxies: the endpoint of the plugin leads back to where the call came from", maxHops))
 	}
-	options, newUnit := unitsOf(caller)
-	request := newUnit()
+	options := []grpc.CallOption{frames.CallOption{Budget: caller.Budget(), UID: caller.UID()}}
 	if subtype := subtypeOf(md); subtype != "" {
 		options = append(options, grpc.CallContentSubtype(subtype))
 	}
 	// gofail: var proxyStream string
 	// return CannotCall(nameOf(conn), errors.New(proxyStream))
-	plugin, err := conn.NewStream(metadata.NewOutgoingContext(ctx, forwarded(md, request)), &everyStream, method, options...)
+	plugin, err := conn.NewStream(metadata.NewOutgoingContext(ctx, forwarded(md)), &everyStream, method, options...)
 	if err != nil {
 		return CannotCall(nameOf(conn), err)
 	}
-	if err := checkUnits(plugin, request); err != nil {
-		return CannotCall(nameOf(conn), err)
+	to, ok := fragmentsOf(plugin)
+	if !ok {
+		return CannotCall(nameOf(conn), status.Error(codes.Internal, "its connection does not take fragments of messages: "+
+			"return one of a dynamicplugins.Store or of a fleet.Dialer"))
 	}
 	// gofail: var proxyRequest string
 	// return errors.New(proxyRequest)
-	if !forwardWhole(caller, plugin, request) {
+	if request := new(frames.Fragment); !forwardWhole(caller, plugin, to, request) {
 		// It ends when the caller has half-closed, or else with this call, whose end ends RecvMsg.
 		go forwardRequests(caller, plugin, request, cancel)
 	}
-	err = forwardResponses(caller, plugin, newUnit(), conn)
+	err = forwardResponses(caller, plugin, conn)
 	if wrong := context.Cause(ctx); err != nil && wrong != nil && call.Err() == nil {
 		return wrong
 	}
 	return err
 }
 
-// forwardRequests forwards what the caller sends, first what is in m already, until it has half-closed or the call has ended, and reports
+// forwardRequests forwards what the caller sends, first what is in f already, until it has half-closed or the call has ended, and reports
 // to failed what is wrong with the caller's messages.
-func forwardRequests(caller grpc.ServerStream, plugin grpc.ClientStream, m unit, failed context.CancelCauseFunc) {
-	if f, ok := m.(fragment); ok && f.Len() > 0 && plugin.SendMsg(m.holder()) != nil {
+func forwardRequests(caller grpc.ServerStream, plugin grpc.ClientStream, f *frames.Fragment, failed context.CancelCauseFunc) {
+	if f.Len() > 0 && plugin.SendMsg(f) != nil {
 		return // the status of the call says why
 	}
 	for {
-		err := caller.RecvMsg(m.holder())
+		err := caller.RecvMsg(f)
 		if errors.Is(err, io.EOF) {
 			_ = plugin.CloseSend() // what is wrong is the status of the call
 			return
@@ -127,28 +134,28 @@ func forwardRequests(caller grpc.ServerStream, plugin grpc.ClientStream, m unit,
 			failed(err)
 			return
 		}
-		if err := plugin.SendMsg(m.holder()); err != nil {
-			m.free()
+		if plugin.SendMsg(f) != nil {
 			return // the status of the call says why
 		}
 	}
 }
 
 // forwardResponses forwards what the plugin sends, and returns how the call ended.
-func forwardResponses(caller grpc.ServerStream, plugin grpc.ClientStream, m unit, conn grpc.ClientConnInterface) error {
+func forwardResponses(caller grpc.ServerStream, plugin grpc.ClientStream, conn grpc.ClientConnInterface) error {
 	// Headers are forwarded when they come, which may be long before the first message. Without any there is a status only.
 	if header, err := plugin.Header(); err == nil && header != nil {
 		if err := checkSize(header, conn); err != nil {
 			return err
 		}
-		if err := caller.SendHeader(forwarded(header, m)); err != nil {
+		if err := caller.SendHeader(forwarded(header)); err != nil {
 			return err
 		}
 	}
+	f := new(frames.Fragment)
 	for {
 		// gofail: var proxyResponse string
 		// return status.Error(codes.Unavailable, proxyResponse)
-		if err := plugin.RecvMsg(m.holder()); err != nil {
+		if err := plugin.RecvMsg(f); err != nil {
 			trailer := plugin.Trailer()
 			if len(trailer) == 0 && isLost(err) {
 				return status.Errorf(codes.Unavailable, "the call was lost with the connection to %s: %s", nameOf(conn), status.Convert(err).Message())
@@ -156,14 +163,13 @@ func forwardResponses(caller grpc.ServerStream, plugin grpc.ClientStream, m unit
 			if err := checkSize(trailer, conn); err != nil {
 				return err
 			}
-			caller.SetTrailer(forwarded(trailer, m))
+			caller.SetTrailer(forwarded(trailer))
 			if errors.Is(err, io.EOF) {
 				return nil
 			}
 			return err
 		}
-		if err := caller.SendMsg(m.holder()); err != nil {
-			m.free()
+		if err := caller.SendMsg(f); err != nil {
 			return err
 		}
 	}

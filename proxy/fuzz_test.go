@@ -8,7 +8,6 @@ import (
 
 	"golang.org/x/net/http2"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 	testpb "google.golang.org/grpc/interop/grpc_testing"
 	"google.golang.org/grpc/test/bufconn"
@@ -19,13 +18,7 @@ import (
 
 // FuzzPeers has a caller and a plugin that send anything. The call of somebody else through the same proxy arrives all the same, and nothing
 // waits for either of them once it is gone.
-func FuzzPeers(f *testing.F) { fuzzPeers(f, false) }
-
-// FuzzLocalPeers does so by fragments of messages.
-func FuzzLocalPeers(f *testing.F) { fuzzPeers(f, true) }
-
-func fuzzPeers(f *testing.F, local bool) {
-	f.Helper()
+func FuzzPeers(f *testing.F) {
 	const settings = "\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 	f.Add([]byte(http2.ClientPreface+settings+"\x00\x00\x08\x06\x00\x00\x00\x00\x0012345678"), []byte(settings))
 	f.Add([]byte(http2.ClientPreface+settings+"\x00\x00\x01\x01\x05\x00\x00\x00\x01\x82"), []byte(settings+"\x00\x00\x01\x01\x05\x00\x00\x00\x01\x88"))
@@ -36,10 +29,10 @@ func fuzzPeers(f *testing.F, local bool) {
 	testpb.RegisterTestServiceServer(good, &plugin{unary: func(context.Context, *testpb.SimpleRequest) (*testpb.SimpleResponse, error) {
 		return &testpb.SimpleResponse{}, nil
 	}})
-	goodConn := serveInMemory(f, good, local)
+	goodConn := serveInMemory(f, good)
 
 	f.Fuzz(func(t *testing.T, fromCaller, fromPlugin []byte) {
-		bad := directInMemory(t, local, func(context.Context, string) (net.Conn, error) {
+		bad := directInMemory(t, func(context.Context) (net.Conn, error) {
 			client, plugin := net.Pipe()
 			go func() {
 				defer plugin.Close()
@@ -57,18 +50,11 @@ func fuzzPeers(f *testing.F, local bool) {
 		listener := bufconn.Listen(1 << 16)
 		served := make(chan error, 1)
 		end, stop := context.WithCancel(t.Context())
-		drain := stop
-		if local {
-			server := proxy.NewLocalServer(end, director.Forward, proxy.LocalConfig{})
-			go func() { served <- server.Serve(listener) }()
-			drain = func() { stop(); server.Drain() }
-		} else {
-			server := proxy.NewServer(end, director.Forward)
-			go func() { served <- server.Serve(listener) }()
-			drain = func() { stop(); server.Stop() }
-		}
+		server := proxy.NewServer(end, director.Forward, proxy.ServerConfig{})
+		go func() { served <- server.Serve(listener) }()
 		defer func() {
-			drain()
+			stop()
+			server.Drain()
 			if err := <-served; err != nil {
 				t.Error(err)
 			}
@@ -80,7 +66,13 @@ func fuzzPeers(f *testing.F, local bool) {
 		}
 		go func() { _, _ = io.Copy(io.Discard, hostile) }()
 		_, _ = hostile.Write(fromCaller)
-		c := testpb.NewTestServiceClient(connectInMemory(t, func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
+		caller, err := grpc.NewClient("passthrough:///memory", grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer caller.Close()
+		c := testpb.NewTestServiceClient(caller)
 		// The plugin ends its connection when it has sent that, and with it the call.
 		ctx := within(t)
 		_, err = c.EmptyCall(ctx, &testpb.Empty{})
@@ -95,7 +87,7 @@ func fuzzPeers(f *testing.F, local bool) {
 }
 
 // serveInMemory returns the proxy's connection to a server in this process.
-func serveInMemory(tb testing.TB, server *grpc.Server, local bool) grpc.ClientConnInterface {
+func serveInMemory(tb testing.TB, server *grpc.Server) grpc.ClientConnInterface {
 	tb.Helper()
 	listener := bufconn.Listen(1 << 16)
 	served := make(chan error, 1)
@@ -106,28 +98,12 @@ func serveInMemory(tb testing.TB, server *grpc.Server, local bool) grpc.ClientCo
 			tb.Error(err)
 		}
 	})
-	return directInMemory(tb, local, func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) })
+	return directInMemory(tb, listener.DialContext)
 }
 
-func directInMemory(tb testing.TB, local bool, dial func(context.Context, string) (net.Conn, error)) grpc.ClientConnInterface {
+func directInMemory(tb testing.TB, dial func(context.Context) (net.Conn, error)) grpc.ClientConnInterface {
 	tb.Helper()
-	if !local {
-		return connectInMemory(tb, dial)
-	}
-	c := frames.NewClient(frames.ClientConfig{
-		Dial: func(ctx context.Context) (net.Conn, error) { return dial(ctx, "") }, Timeout: patience, Idle: patience, Pause: patience,
-	})
+	c := frames.NewClient(frames.ClientConfig{Dial: dial, Timeout: patience, Idle: patience, Pause: patience})
 	tb.Cleanup(func() { _ = c.Close() })
 	return c
-}
-
-func connectInMemory(tb testing.TB, dial func(context.Context, string) (net.Conn, error)) *grpc.ClientConn {
-	tb.Helper()
-	conn, err := grpc.NewClient("passthrough:///memory", grpc.WithContextDialer(dial), grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: patience}}))
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(func() { _ = conn.Close() })
-	return conn
 }

@@ -13,14 +13,11 @@ import (
 const contentType = "application/grpc"
 
 // perHop are the headers that belong to one connection or to its framing, and the route. Whatever else gRPC reserves does not reach the
-// metadata, or not the wire.
+// metadata, or not the wire, except for the encodings, since messages stay as they are.
 var perHop = []string{
 	"content-type", "content-length", "user-agent", "te", "trailer", TypeKey, NameKey,
 	FleetKey, NodeKey, LabelKey, FencingTokenKey,
 }
-
-// encodings are those of the messages, which stay as they are if the messages are forwarded by fragments. gRPC sets its own.
-var encodings = []string{"grpc-encoding", "grpc-accept-encoding"}
 
 // HopsKey is a metadata key. A forwarded call has one value of it for each proxy that it passed through. A server that must not be reached
 // through a plugin refuses calls that have it: a plugin itself says where its endpoint is, and a proxy connects there with the proxy's
@@ -31,15 +28,10 @@ const HopsKey = "patchbay-hops"
 // is started on demand is started by such a call, and not by others that only look.
 const NeedKey = "patchbay-need"
 
-// forwarded takes from md, which it changes, what is not for the other end of a call of such units, and adds this hop.
-func forwarded(md metadata.MD, m unit) metadata.MD {
+// forwarded removes from md, which it changes, what is not for the other end of a call, and adds this hop.
+func forwarded(md metadata.MD) metadata.MD {
 	for _, key := range perHop {
 		delete(md, key)
-	}
-	if _, ok := m.(fragment); !ok {
-		for _, key := range encodings {
-			delete(md, key)
-		}
 	}
 	md.Append(HopsKey, "1")
 	return md

@@ -3,7 +3,6 @@ package proxy_test
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"io"
 	"net"
@@ -23,6 +22,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/patchbay-dev/patchbay/internal/frames"
 	"github.com/patchbay-dev/patchbay/internal/leaktest"
 	"github.com/patchbay-dev/patchbay/proxy"
 )
@@ -108,12 +108,36 @@ func through(t *testing.T, p *plugin) (testpb.TestServiceClient, *grpc.Server) {
 	}))), server
 }
 
+// direct connects to a plugin for the proxy.
+func direct(t *testing.T, path string) *frames.Client {
+	t.Helper()
+	c := frames.NewClient(frames.ClientConfig{
+		Dial:    func(ctx context.Context) (net.Conn, error) { return new(net.Dialer).DialContext(ctx, "unix", path) },
+		Timeout: patience, Idle: time.Minute, Pause: time.Millisecond,
+	})
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// serve serves the proxy until the test ends, and returns the path.
 func serve(t *testing.T, director proxy.Director) string {
 	t.Helper()
-	if serveFragments != nil {
-		return serveFragments(t, director)
+	if serveOtherwise != nil {
+		return serveOtherwise(t, director)
 	}
-	return run(t, proxy.NewServer(t.Context(), director.Forward).Server)
+	end, stop := context.WithCancel(t.Context())
+	server := proxy.NewServer(end, director.Forward, proxy.ServerConfig{})
+	listener, path := listen(t)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	t.Cleanup(func() {
+		stop()
+		server.Drain()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	})
+	return path
 }
 
 func within(t *testing.T) context.Context {
@@ -407,23 +431,6 @@ func TestMetadataIsBounded(t *testing.T) {
 	if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "plugin T/n answered with") {
 		t.Errorf("from the plugin, trailer: %v", err)
 	}
-}
-
-func TestCallerMistake(t *testing.T) {
-	ended := make(chan struct{})
-	server := grpc.NewServer()
-	testpb.RegisterTestServiceServer(server, &plugin{duplex: func(s testpb.TestService_FullDuplexCallServer) error {
-		<-s.Context().Done()
-		close(ended)
-		return nil
-	}})
-	conn := direct(t, run(t, server))
-	path := serve(t, func(context.Context, string) (grpc.ClientConnInterface, error) { return conn, nil })
-	code, message := post(t, path, "identity", binary.BigEndian.AppendUint32([]byte{0}, proxy.MaxMessageSize+1))
-	if code != "8" || !strings.Contains(message, "larger than max") {
-		t.Errorf("status %s: %s", code, message)
-	}
-	wait(t, "the call at the plugin ends", ended)
 }
 
 func TestContentSubtype(t *testing.T) {

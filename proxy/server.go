@@ -1,35 +1,32 @@
 // Package proxy forwards gRPC calls to plugins without knowing their services: any method, unary or streaming, with metadata, deadlines,
-// cancellation and status details, and without looking into a message.
+// cancellation and status details, and without decoding a message.
 //
-// A [Server] or a [LocalServer] accepts the calls, and a [Director] chooses the [grpc.ClientConnInterface] for each. The package
-// keeps no connections, knows no registry, and retries nothing: a call stays on the connection chosen when it began. A Server holds at most
-// one message per stream and direction, a LocalServer fragments of one, and flow control slows a sender that is faster than its reader. The
-// fragments of all calls together have a bound; the messages do not.
+// A [Server] accepts the calls, and a [Director] chooses the [grpc.ClientConnInterface] for each: a connection of a registry
+// (dynamicplugins.Store) or of the fleet (fleet.Dialer). The package keeps no connections, and retries nothing: a call stays on
+// the connection chosen when it began. Messages are forwarded as fragments, whatever their size and encoding. The fragments of all calls
+// together have a bound, and flow control slows a sender that is faster than its reader.
 //
-// Two things differ from a direct connection. A Server decompresses messages and does not compress them again: compression applies to one
-// hop in gRPC, and the hops here do not leave the machine. A message in an unknown encoding is refused with codes.Unimplemented, as gRPC
-// prescribes. A LocalServer forwards compressed messages as they are.
-//
-// Headers that belong to one connection (user-agent, :authority and, at a Server, the encodings) are the proxy's own, and [HopsKey] gets
-// one more value: a call that loops, because the endpoint of a plugin is a socket of the proxy, ends after 8 hops.
+// Headers that belong to one connection (user-agent, :authority) are the proxy's own, and [HopsKey] gets one more value: a call that loops,
+// because the endpoint of a plugin is a socket of the proxy, ends after 8 hops.
 package proxy
 
 import (
 	"context"
+	"net"
+	"net/http"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	_ "google.golang.org/grpc/encoding/gzip" // the one encoding that every gRPC implementation has
-	"google.golang.org/grpc/keepalive"
+	_ "google.golang.org/grpc/encoding/gzip" // so that clients in programs with this package accept it from plugins
 	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay/internal/frames"
 )
 
-// The limits of the proxy. They are far above gRPC's own defaults, so that the ends of a call decide.
 const (
-	// MaxMessageSize is the size in bytes of the largest message.
+	// MaxMessageSize is the size in bytes of the largest message that the clients of packages client and fleet receive. It is far above
+	// gRPC's own default. A [Server] has no such limit.
 	MaxMessageSize = 256 << 20
 	// MaxMetadataSize is the size in bytes, as HTTP/2 counts it, of the largest header or trailer.
 	MaxMetadataSize = frames.MaxMetadata
@@ -38,46 +35,54 @@ const (
 )
 
 const (
-	// minPing is how often a caller may ping its connection. A ping that a plugin of another implementation would accept is accepted.
-	minPing = time.Second
+	defaultHeaderTimeout = 10 * time.Second
 	// drainTimeout is how long calls may take to notice that they were cut short.
 	drainTimeout = 5 * time.Second
+	// nobody is the number that no user has.
+	nobody = 1<<32 - 1
 )
 
-// Handler handles one call of a [Server] or [LocalServer], mostly by [Director.Forward]. ctx ends with the call or with the server's
-// context. The caller receives its error: a gRPC status as it is, the end of a context with the code for that, any other error with
-// codes.Unknown. A call whose handler panics or ends its goroutine fails with codes.Internal.
+// Handler handles one call of a [Server], mostly by [Director.Forward]. ctx ends with the call or with the server's context. The caller
+// receives its error: a gRPC status as it is, the end of a context with the code for that, any other error with codes.Unknown. A call
+// whose handler panics or ends its goroutine fails with codes.Internal.
 type Handler func(ctx context.Context, caller grpc.ServerStream) error
 
-// Server accepts calls of any service, and passes each to its [Handler]. It holds whole messages, and nothing bounds those of all calls
-// together; a [LocalServer] does not. Of the methods of [grpc.Server], use only Serve and Stop.
-type Server struct {
-	*grpc.Server
+// ServerConfig configures a [Server].
+type ServerConfig struct {
+	// Budget bounds the data that waits in memory; nil for a separate budget with the default limits.
+	Budget *frames.Budget
+	// HeaderTimeout bounds how long a caller may take to begin speaking HTTP/2; zero for 10 s.
+	HeaderTimeout time.Duration
+	// UID returns the user who makes a request that ServeHTTP handles; nil if one user makes all of them.
+	UID func(r *http.Request) uint32
+}
 
-	end context.Context //nolint:containedctx // All calls share it.
+// Server accepts calls of any service, and passes each to its [Handler]. The memory for data that waits does not depend on the size of
+// messages, and is bounded for all calls together. A Server accepts connections, whose method UID returns the user who calls, and the
+// requests of an HTTP server.
+type Server struct {
+	server *frames.Server
+	http   frames.HTTPHandler
+	end    context.Context //nolint:containedctx // All calls share it.
 }
 
 // NewServer returns a server whose calls end when the context end does, with its cause.
-func NewServer(end context.Context, handle Handler, options ...grpc.ServerOption) *Server {
-	handler := func(_ any, caller grpc.ServerStream) error {
-		// A goroutine of its own, because grpc-go would not end the call of a handler that ends its goroutine.
-		handled := make(chan error, 1)
-		go func() {
-			err := status.Error(codes.Internal, "the handler of the call has ended without a status")
-			defer func() { handled <- err }()
-			err = endsWith(end, caller, handle)
-		}()
-		return <-handled
+func NewServer(end context.Context, handle Handler, config ServerConfig) *Server {
+	if config.Budget == nil {
+		config.Budget = frames.NewBudget(frames.DefaultLimits, 0, func(uint32, frames.Reason, bool) {})
 	}
-	return &Server{grpc.NewServer(append([]grpc.ServerOption{
-		grpc.UnknownServiceHandler(handler),
-		grpc.ForceServerCodecV2(codec{}),
-		grpc.MaxRecvMsgSize(MaxMessageSize),
-		grpc.MaxSendMsgSize(MaxMessageSize),
-		grpc.MaxHeaderListSize(MaxMetadataSize),
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minPing, PermitWithoutStream: true}),
-		grpc.WaitForHandlers(true),
-	}, options...)...), end}
+	if config.HeaderTimeout == 0 {
+		config.HeaderTimeout = defaultHeaderTimeout
+	}
+	if config.UID == nil {
+		config.UID = func(*http.Request) uint32 { return nobody }
+	}
+	handler := func(caller grpc.ServerStream) error { return endsWith(end, caller, handle) }
+	return &Server{
+		server: frames.NewServer(frames.ServerConfig{Budget: config.Budget, Timeout: config.HeaderTimeout, Handle: handler}),
+		http:   frames.HTTPHandler{Budget: config.Budget, UID: config.UID, Handle: handler},
+		end:    end,
+	}
 }
 
 // endsWith handles a call that ends with end too. A panic of the handler is its error.
@@ -93,28 +98,32 @@ func endsWith(end context.Context, caller grpc.ServerStream, handle Handler) (er
 	return handle(ctx, caller)
 }
 
+// Serve accepts connections until the listener fails, or until the server is drained, which is not an error. It closes the listener.
+func (s *Server) Serve(l net.Listener) error { return s.server.Serve(l) }
+
+// ServeHTTP handles a call from an HTTP server that serves other things too; a request that is not gRPC gets "not found". The call ends
+// with its request too. Who drains the HTTP server drains these calls.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.http.ServeHTTP(w, r) }
+
 // Drain stops accepting calls and returns when the last one has ended. It aborts calls that last longer than 5 s after the server's context
 // has ended.
-func (s *Server) Drain() { drain(s.end, s.GracefulStop, s.Stop) }
-
-// drain stops in order, or for good when that takes longer than drainTimeout after the end of a context.
-func drain(end context.Context, inOrder, forGood func()) {
+func (s *Server) Drain() {
 	drained := make(chan struct{})
 	go func() {
-		inOrder()
+		s.server.Drain()
 		close(drained)
 	}()
 	select {
 	case <-drained:
 		return
-	case <-end.Done():
+	case <-s.end.Done():
 	}
 	timer := time.NewTimer(drainTimeout)
 	defer timer.Stop()
 	select {
 	case <-drained:
 	case <-timer.C:
-		forGood()
+		s.server.Stop()
 		<-drained
 	}
 }

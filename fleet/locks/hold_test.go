@@ -174,9 +174,9 @@ func TestHoldThroughAStableSocket(t *testing.T) {
 	lost, lose := context.WithCancel(t.Context())
 	conn := (&Hold{Token: 7, ended: lost}).Conn(direct)
 	end, stop := context.WithCancel(t.Context())
-	server := proxy.NewLocalServer(end, proxy.Director(func(context.Context, string) (grpc.ClientConnInterface, error) {
+	server := proxy.NewServer(end, proxy.Director(func(context.Context, string) (grpc.ClientConnInterface, error) {
 		return conn, nil
-	}).Forward, proxy.LocalConfig{})
+	}).Forward, proxy.ServerConfig{})
 	stable := at("stable", server.Serve)
 	defer server.Drain()
 	defer stop()

@@ -27,7 +27,7 @@ type bridge struct {
 	done    chan struct{}
 	once    sync.Once
 	plugin  *frames.Client
-	server  *proxy.LocalServer
+	server  *proxy.Server
 	end     context.CancelCauseFunc
 	serving sync.WaitGroup
 }
@@ -52,7 +52,7 @@ func newBridge(ctx context.Context, m *multiplexed) (*bridge, error) {
 	to := proxy.Director(func(context.Context, string) (grpc.ClientConnInterface, error) { return b.plugin, nil })
 	var end context.Context
 	end, b.end = context.WithCancelCause(context.Background())
-	b.server = proxy.NewLocalServer(end, to.Forward, proxy.LocalConfig{Budget: budget})
+	b.server = proxy.NewServer(end, to.Forward, proxy.ServerConfig{Budget: budget})
 	b.serving.Go(func() { _ = b.server.Serve(b) }) // ends with close, and with nothing else
 	return b, nil
 }

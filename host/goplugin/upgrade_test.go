@@ -136,7 +136,7 @@ func stable(t *testing.T, conn grpc.ClientConnInterface) grpc.ClientConnInterfac
 	}
 	end, stop := context.WithCancel(context.Background())
 	director := proxy.Director(func(context.Context, string) (grpc.ClientConnInterface, error) { return conn, nil })
-	server := proxy.NewLocalServer(end, director.Forward, proxy.LocalConfig{})
+	server := proxy.NewServer(end, director.Forward, proxy.ServerConfig{})
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	c, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))

@@ -38,7 +38,7 @@ var errClosed = status.Error(codes.Unavailable, "the plugin was stopped")
 // opening is the time in which it answers at one socket.
 type opening struct {
 	listener *sock.Placed
-	server   *proxy.LocalServer
+	server   *proxy.Server
 	end      context.CancelCauseFunc
 }
 
@@ -77,7 +77,7 @@ func (f *Front) place(ctx context.Context, info Info, before *opening) error {
 		return fmt.Errorf("cannot answer for plugin %s at its socket: %w", f.cfg.Name, err)
 	}
 	end, cancel := context.WithCancelCause(context.Background())
-	now := &opening{listener, proxy.NewLocalServer(end, f.handle, proxy.LocalConfig{Budget: f.cfg.Budget}), cancel}
+	now := &opening{listener, proxy.NewServer(end, f.handle, proxy.ServerConfig{Budget: f.cfg.Budget}), cancel}
 	f.mu.Lock()
 	f.info, f.told, f.at = info, told{}, now
 	f.mu.Unlock()
@@ -180,7 +180,7 @@ func (c caller) Accept() (net.Conn, error) {
 // peer is a connection of a user.
 type peer struct{ net.Conn }
 
-// UID implements what [proxy.LocalServer] asks for.
+// UID implements what [proxy.Server] asks for.
 func (p peer) UID() uint32 {
 	if local, is := p.Conn.(*net.UnixConn); is {
 		if who, err := sock.PeerOf(local); err == nil {

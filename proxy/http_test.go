@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -18,78 +17,30 @@ import (
 	"github.com/patchbay-dev/patchbay/proxy"
 )
 
-// serveFragments, if it is not nil, has the tests go through a [proxy.LocalServer], which it serves.
-var serveFragments func(t *testing.T, director proxy.Director) (path string)
+// serveOtherwise, if it is not nil, serves the proxy of a test in another way than on a socket of its own.
+var serveOtherwise func(t *testing.T, director proxy.Director) (path string)
 
-// TestByFragments: whoever calls cannot tell whether calls are forwarded by messages or by fragments.
-func TestByFragments(t *testing.T) {
-	forwards(t, func(t *testing.T, director proxy.Director) string {
-		return serveLocal(t, director, proxy.LocalConfig{})
-	})
-}
-
-// TestByFragmentsOfHTTP: nor whether they are requests of an HTTP server.
-func TestByFragmentsOfHTTP(t *testing.T) { forwards(t, serveHTTP) }
-
-// forwards runs the tests with calls that are forwarded by fragments.
-func forwards(t *testing.T, serve func(t *testing.T, director proxy.Director) (path string)) {
-	t.Helper()
-	serveFragments = serve
-	defer func() { serveFragments = nil }()
+// TestServeHTTP runs the tests with calls that are requests of an HTTP server: a caller cannot tell the difference.
+func TestServeHTTP(t *testing.T) {
+	serveOtherwise = serveHTTP
+	defer func() { serveOtherwise = nil }()
 	for name, test := range map[string]func(*testing.T){
 		"Unary": TestUnary, "StatusDetails": TestStatusDetails, "Duplex": TestDuplex, "DeadlineReachesPlugin": TestDeadlineReachesPlugin,
 		"DeadlineEndsCall": TestDeadlineEndsCall, "CancellationReachesPlugin": TestCancellationReachesPlugin,
 		"PluginEndsEarly": TestPluginEndsEarly, "LargeMessage": TestLargeMessage, "SlowReader": TestSlowReader,
 		"MetadataIsBounded": TestMetadataIsBounded, "ContentSubtype": TestContentSubtype, "OwnErrors": TestOwnErrors,
-		"Compression": TestCompression, "ComesBack": TestComesBack, "Lost": TestLost, "HostServicesAreRefused": TestHostServicesAreRefused,
+		"Compression": TestCompression, "UnknownEncoding": TestUnknownEncoding, "CallerMistake": TestCallerMistake,
+		"ComesBack": TestComesBack, "Lost": TestLost, "HostServicesAreRefused": TestHostServicesAreRefused,
 	} {
 		t.Run(name, test)
 	}
-}
-
-// conn is a connection to a plugin.
-type conn interface {
-	grpc.ClientConnInterface
-	io.Closer
-}
-
-// direct connects to a plugin for the proxy.
-func direct(t *testing.T, path string) conn {
-	t.Helper()
-	if serveFragments == nil {
-		return connect(t, path)
-	}
-	c := frames.NewClient(frames.ClientConfig{
-		Dial:    func(ctx context.Context) (net.Conn, error) { return new(net.Dialer).DialContext(ctx, "unix", path) },
-		Timeout: patience, Idle: time.Minute, Pause: time.Millisecond,
-	})
-	t.Cleanup(func() { _ = c.Close() })
-	return c
-}
-
-// serveLocal serves until the test ends, and returns the path.
-func serveLocal(t *testing.T, director proxy.Director, config proxy.LocalConfig) string {
-	t.Helper()
-	end, stop := context.WithCancel(t.Context())
-	server := proxy.NewLocalServer(end, director.Forward, config)
-	listener, path := listen(t)
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(listener) }()
-	t.Cleanup(func() {
-		stop()
-		server.Drain()
-		if err := <-served; err != nil {
-			t.Error(err)
-		}
-	})
-	return path
 }
 
 // serveHTTP serves calls as requests of an HTTP server until the test ends, and returns the path.
 func serveHTTP(t *testing.T, director proxy.Director) string {
 	t.Helper()
 	budget := frames.NewBudget(frames.DefaultLimits, 0, func(uint32, frames.Reason, bool) {})
-	calls := proxy.NewLocalServer(t.Context(), director.Forward, proxy.LocalConfig{Budget: budget})
+	calls := proxy.NewServer(t.Context(), director.Forward, proxy.ServerConfig{Budget: budget})
 	protocols := new(http.Protocols)
 	protocols.SetUnencryptedHTTP2(true)
 	server := &http.Server{Handler: calls, Protocols: protocols, ReadHeaderTimeout: patience}
@@ -117,11 +68,11 @@ func serveHTTP(t *testing.T, director proxy.Director) string {
 func TestHTTPCallsCount(t *testing.T) {
 	began, release := make(chan struct{}), make(chan struct{})
 	budget := frames.NewBudget(frames.Limits{UserBytes: 1 << 20, Bytes: 2 << 20, UserCalls: 1, Calls: 4}, 0, func(uint32, frames.Reason, bool) {})
-	calls := proxy.NewLocalServer(t.Context(), func(_ context.Context, caller grpc.ServerStream) error {
+	calls := proxy.NewServer(t.Context(), func(_ context.Context, caller grpc.ServerStream) error {
 		began <- struct{}{}
 		<-release
 		return nil
-	}, proxy.LocalConfig{Budget: budget, UID: func(r *http.Request) uint32 { return uint32(len(r.Header.Get("user"))) }})
+	}, proxy.ServerConfig{Budget: budget, UID: func(r *http.Request) uint32 { return uint32(len(r.Header.Get("user"))) }})
 	server := httptest.NewUnstartedServer(calls)
 	server.EnableHTTP2 = true
 	server.StartTLS()
@@ -170,10 +121,10 @@ func TestHTTPCallsCount(t *testing.T) {
 func TestHTTPUploadsWait(t *testing.T) {
 	const most = 1 << 20
 	whole, release := make(chan struct{}), make(chan struct{})
-	server := httptest.NewUnstartedServer(proxy.NewLocalServer(t.Context(), func(context.Context, grpc.ServerStream) error {
+	server := httptest.NewUnstartedServer(proxy.NewServer(t.Context(), func(context.Context, grpc.ServerStream) error {
 		<-release
 		return nil
-	}, proxy.LocalConfig{}))
+	}, proxy.ServerConfig{}))
 	frames.BoundHTTP(server.Config)
 	server.EnableHTTP2 = true
 	server.StartTLS()
