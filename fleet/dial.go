@@ -34,8 +34,8 @@ type Policy struct {
 type Finder func(ctx context.Context, f Filter) ([]Instance, error)
 
 // Find returns the plugins that pass the filter and may be called: those that are registered and current on nodes that are ready, and on
-// unreachable ones, whose presence may have expired only because etcd was unavailable. They are ordered by node. It blocks until the fleet has been read for the first time. If ctx ends first, the error says why; after Close it is
-// [ErrClosed].
+// unreachable ones, whose presence may have expired only because etcd was unavailable. They are ordered by node. It blocks until the fleet
+// has been read for the first time. If ctx ends first, the error says why; after Close it is [ErrClosed].
 func (r *Reader) Find(ctx context.Context, f Filter) ([]Instance, error) {
 	if err := r.Ready(ctx); err != nil {
 		return nil, err

@@ -44,8 +44,8 @@ type Etcd struct {
 	Cert, Key string
 	// ServerName is the name in the certificates of etcd, if that is not the host of the endpoint.
 	ServerName string
-	// User and PasswordFile are for etcd's own users; the file has the password in its first line and is read for each connection. Etcd
-	// hashes the password for each connection and stream, which is expensive: with many nodes, use certificates, whose common name is the user.
+	// User and PasswordFile are for etcd's own users; the file has the password in its first line and is read for each connection. Etcd hashes
+	// the password for each connection and stream, which is expensive: with many nodes, use certificates, whose common name is the user.
 	User, PasswordFile string
 	// Timeout bounds one request (default 5 s).
 	Timeout time.Duration
@@ -117,11 +117,11 @@ func Connect(e Etcd, options ...grpc.DialOption) (*Cluster, error) {
 	return c, nil
 }
 
-// Client returns a client for other uses of the cluster, for example elections. It has one connection, to one member: that with this number,
-// modulo the number of members. Its context ends when the connection cannot be made or is lost, with the reason as its cause. So everything
-// that the client reads is from one history of etcd: a cluster cannot be restored or replaced without ending its connections. With a user,
-// Client requests a token, and blocks until it has one or fails. Requests that open a connection of their own, such as Status, must not be made
-// with it. The caller closes the client.
+// Client returns a client for other uses of the cluster, for example elections. It has one connection, to one member: that with this
+// number, modulo the number of members. Its context ends when the connection cannot be made or is lost, with the reason as its cause. So
+// everything that the client reads is from one history of etcd: a cluster cannot be restored or replaced without ending its connections.
+// With a user, Client requests a token, and blocks until it has one or fails. Requests that open a connection of their own, such as Status,
+// must not be made with it. The caller closes the client.
 func (c *Cluster) Client(member int) (*clientv3.Client, error) {
 	client, err := c.client(context.Background(), member, 0)
 	if err != nil {
@@ -130,8 +130,8 @@ func (c *Cluster) Client(member int) (*clientv3.Client, error) {
 	return client, nil
 }
 
-// client returns what Client does, unless ctx ends before. Attempts is how often a request is made that etcd answers with an error which may
-// be another one the next time; zero for the default of the client of etcd.
+// client returns what Client does, unless ctx ends before. Attempts is how often a request is made that etcd answers with an error which
+// may be another one the next time; zero for the default of the client of etcd.
 func (c *Cluster) client(ctx context.Context, member int, attempts uint) (*clientv3.Client, error) {
 	endpoint := c.config.Endpoints[member%len(c.config.Endpoints)]
 	life, end := context.WithCancelCause(context.Background())

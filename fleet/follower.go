@@ -81,8 +81,8 @@ func (s *followed) settle(denied error) {
 }
 
 // follower keeps sources as etcd has them, over one connection to one member at a time. Each source is read, and then watched from the
-// revision at which it was read. When the connection is lost, etcd may have been restored or replaced, so behind the next one each source is
-// read again; how much of it is up to the source.
+// revision at which it was read. When the connection is lost, etcd may have been restored or replaced, so behind the next one each source
+// is read again; how much of it is up to the source.
 type follower struct {
 	dialer  dialer
 	timeout time.Duration // of one request
@@ -232,7 +232,8 @@ type connection struct {
 	progressed atomic.Bool
 }
 
-// begin follows the sources that are not followed yet. idle reports whether there are none at all; pause is how long to wait until the next call.
+// begin follows the sources that are not followed yet. idle reports whether there are none at all; pause is how long to wait until the next
+// call.
 func (c *connection) begin(ctx context.Context, keep func(context.Context, *followed)) (pause time.Duration, idle bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -242,7 +243,7 @@ func (c *connection) begin(ctx context.Context, keep func(context.Context, *foll
 	for s := range c.sources {
 		if s.stop == nil {
 			var following context.Context
-			following, s.stop = context.WithCancel(ctx) //nolint:gosec // drop and forget call stop.
+			following, s.stop = context.WithCancel(ctx)
 			keep(following, s)
 		}
 	}
@@ -273,7 +274,7 @@ func (c *connection) keep(ctx context.Context, s *followed) error {
 		<-c.turns
 		switch {
 		case ctx.Err() != nil:
-			return nil
+			return nil //nolint:nilerr // The request was aborted.
 		case isDenied(err) && c.refuse != nil:
 			c.denied(s, err)
 			return nil

@@ -14,8 +14,8 @@ import (
 	fleetv1 "github.com/patchbay-dev/patchbay/api/patchbay/fleet/v1"
 )
 
-// The index lists the nodes that have a plugin of a name: below the range of the name there is a key without value for each of them. It is a
-// hint: what counts is the record in the node's own range, so a false key cannot send a call to another address.
+// The index lists the nodes that have a plugin of a name: below the range of the name there is a key without value for each of them. It is
+// a hint: what counts is the record in the node's own range, so a false key cannot send a call to another address.
 
 // index returns what the keys of the nodes begin with that have a plugin of a name. The next thing in a key is the node's place.
 func (s Space) index(name string) string { return s.Base() + "index/" + url.PathEscape(name) + "/" }

@@ -351,7 +351,8 @@ func (s *session) locked(ctx context.Context) (bool, error) {
 	if err != nil || len(now.Kvs) > 0 {
 		return err == nil, err
 	}
-	for response := range s.store.watch(ctx, prefix, clientv3.WithPrefix(), clientv3.WithRev(now.Header.GetRevision()+1), clientv3.WithFilterDelete()) {
+	from := clientv3.WithRev(now.Header.GetRevision() + 1)
+	for response := range s.store.watch(ctx, prefix, clientv3.WithPrefix(), from, clientv3.WithFilterDelete()) {
 		if err := response.Err(); err != nil || len(response.Events) > 0 {
 			return err == nil, err
 		}

@@ -13,11 +13,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/fleet"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/stats"
+
+	"github.com/patchbay-dev/patchbay/fleet"
 )
 
 // bytesIn counts what a client receives.
