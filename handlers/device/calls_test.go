@@ -38,7 +38,7 @@ func TestCallsDoNotBlockOthers(t *testing.T) {
 	if got, want := show(r.Handler), "a:healthy:one b:healthy c:healthy"; got != want {
 		t.Errorf("devices are %s, want %s", got, want)
 	}
-	if got := r.Allocations(); len(got) != 0 {
+	if got := allocationsOf(r.Handler); len(got) != 0 {
 		t.Errorf("what is not given yet is an allocation: %v", got)
 	}
 	r.give("two", 1)

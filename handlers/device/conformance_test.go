@@ -61,7 +61,7 @@ func TestHandlerConformance(t *testing.T) {
 		HoldsConnection: true,
 		Has: func(h cache.PluginHandler, name string) bool {
 			s, ok := h.(stateful)
-			return ok && slices.ContainsFunc(s.Devices(), func(d device.Device) bool {
+			return ok && slices.ContainsFunc(devicesOf(s.Handler), func(d device.Device) bool {
 				return d.Resource == name && d.Health != device.Unavailable
 			})
 		},

@@ -155,7 +155,8 @@ func giveGadget() error {
 		return err
 	}
 	fmt.Println("job-7 has", given.Devices, "and is started with GADGETS="+given.Answer.Envs["GADGETS"])
-	for _, d := range devices.Devices() {
+	all, _ := devices.Snapshot()
+	for _, d := range all {
 		fmt.Printf("%s %s, owner %q\n", d.ID, usable(d.Health), d.Owner)
 	}
 	changed := devices.Changed()
@@ -166,7 +167,8 @@ func giveGadget() error {
 	}
 
 	<-changed
-	fmt.Println("allocations:", len(devices.Allocations()))
+	_, allocations := devices.Snapshot()
+	fmt.Println("allocations:", len(allocations))
 
 	// The plugin ends, and then the host: first its runtime, then the handler, and the state last.
 	stopPlugin()

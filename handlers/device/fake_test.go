@@ -261,10 +261,20 @@ func (r *rig) refuses(want error, owner string, count int, ids ...string) {
 	}
 }
 
+func devicesOf(h *device.Handler) []device.Device {
+	devices, _ := h.Snapshot()
+	return devices
+}
+
+func allocationsOf(h *device.Handler) []device.Allocation {
+	_, allocations := h.Snapshot()
+	return allocations
+}
+
 // show writes devices as ID:health:owner.
 func show(h *device.Handler) string {
 	var all []string
-	for _, d := range h.Devices() {
+	for _, d := range devicesOf(h) {
 		s := d.ID + ":" + string(d.Health)
 		if d.Owner != "" {
 			s += ":" + d.Owner

@@ -174,8 +174,7 @@ func (h *Handler) enter(ctx context.Context) (bounded context.Context, leave fun
 	return bounded, func() { cancel(); h.running.Done() }, nil
 }
 
-// Changed returns a channel that is closed when a device or an allocation changes. Take it before looking at Devices or Allocations to miss
-// nothing.
+// Changed returns a channel that is closed when a device or an allocation changes. Call it before Snapshot to miss nothing.
 func (h *Handler) Changed() <-chan struct{} {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -68,7 +68,7 @@ func TestAllocate(t *testing.T) {
 	if got, want := show(r.Handler), "a:healthy b:healthy c:healthy d:healthy"; got != want {
 		t.Fatalf("devices are %s, want %s", got, want)
 	}
-	if nodes := r.Devices()[0].NUMANodes; !slices.Equal(nodes, []int64{0, 1}) {
+	if nodes := devicesOf(r.Handler)[0].NUMANodes; !slices.Equal(nodes, []int64{0, 1}) {
 		t.Errorf("NUMA nodes are %v", nodes)
 	}
 	first := r.give("one", 2, "b")
@@ -94,7 +94,7 @@ func TestAllocate(t *testing.T) {
 		t.Errorf("again it is %v, want %v, and the plugin to be asked once: %d", again, first, r.called("Allocate"))
 	}
 	maps.DeleteFunc(again.Answer.Envs, func(string, string) bool { return true })
-	if len(r.Allocations()[0].Answer.Envs) != 1 {
+	if len(allocationsOf(r.Handler)[0].Answer.Envs) != 1 {
 		t.Error("what is returned is the handler's own")
 	}
 	r.refuses(device.ErrConflict, "one", 2)
@@ -122,7 +122,7 @@ func TestAllocate(t *testing.T) {
 	if got, want := show(r.Handler), "a:healthy:one b:healthy:one c:healthy d:healthy:two"; got != want {
 		t.Errorf("devices are %s, want %s", got, want)
 	}
-	if all := r.Allocations(); len(all) != 2 || all[0].Owner != "one" || all[1].Owner != "two" {
+	if all := allocationsOf(r.Handler); len(all) != 2 || all[0].Owner != "one" || all[1].Owner != "two" {
 		t.Errorf("allocations are %+v", all)
 	}
 	released, err := r.Release(t.Context(), resource, "one")
@@ -318,7 +318,7 @@ func TestRegisterIsInterrupted(t *testing.T) {
 	if _, err := h.RegisterPluginContext(ctx, resource, socket, []string{"v1beta1"}, nil); !errors.Is(err, cache.ErrRetry) {
 		t.Errorf("got %v, want %v", err, cache.ErrRetry)
 	}
-	if got := h.Devices(); len(got) != 0 {
+	if got := devicesOf(h); len(got) != 0 {
 		t.Errorf("devices are %v", got)
 	}
 }
@@ -372,8 +372,8 @@ func TestFailedAllocateFrees(t *testing.T) {
 			c.change(f)
 			r := newRig(t, f, device.Config{CallTimeout: 2 * time.Second, Store: newMemory()})
 			r.refuses(c.want, "one", 2)
-			if got := show(r.Handler); got != "a:healthy b:healthy" || len(r.Allocations()) != 0 {
-				t.Errorf("devices are %s, allocations %v", got, r.Allocations())
+			if got := show(r.Handler); got != "a:healthy b:healthy" || len(allocationsOf(r.Handler)) != 0 {
+				t.Errorf("devices are %s, allocations %v", got, allocationsOf(r.Handler))
 			}
 			if _, err := r.Release(t.Context(), resource, "one"); !errors.Is(err, device.ErrNotFound) {
 				t.Errorf("release: %v", err)
@@ -438,7 +438,7 @@ func TestResourcesAreBounded(t *testing.T) {
 	r.DeRegisterPlugin("example.com/c")
 	r.DeRegisterPlugin(resource)
 	r.must(reg("example.com/d"))
-	if all := r.Devices(); len(all) != 3 || all[2].Resource != resource || all[2].Owner != "one" {
+	if all := devicesOf(r.Handler); len(all) != 3 || all[2].Resource != resource || all[2].Owner != "one" {
 		t.Errorf("devices are %+v, want that with an owner to be kept", all)
 	}
 }

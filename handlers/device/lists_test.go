@@ -81,7 +81,7 @@ func TestEndlessLists(t *testing.T) {
 	began := time.Now()
 	r := newRig(t, f, device.Config{})
 	taken := func() (n int) {
-		if devices := r.Devices(); len(devices) > 0 {
+		if devices := devicesOf(r.Handler); len(devices) > 0 {
 			_, _ = fmt.Sscanf(devices[0].ID, "%d-", &n) // 0 if it is malformed
 		}
 		return n
@@ -91,7 +91,7 @@ func TestEndlessLists(t *testing.T) {
 	if n := taken(); n > 51+int(time.Since(began)/(20*time.Millisecond)) {
 		t.Errorf("list number %d is taken after %v", n, time.Since(began))
 	}
-	if n := len(r.Devices()); n != 1000 {
+	if n := len(devicesOf(r.Handler)); n != 1000 {
 		t.Errorf("%d devices are known, want those of one list", n)
 	}
 }

@@ -226,7 +226,7 @@ func (w *world) restart(killed bool, socket string) {
 func (w *world) check(rt *rapid.T) {
 	w.store.fail(false, false)
 	holders := map[string]string{}
-	for _, a := range w.handler.Allocations() {
+	for _, a := range allocationsOf(w.handler) {
 		for _, id := range a.Devices {
 			if other := holders[id]; other != "" {
 				rt.Fatalf("device %s is in the allocations of %s and %s", id, other, a.Owner)

@@ -138,20 +138,8 @@ func (r *resource) list() []Device {
 	return devices
 }
 
-// Devices returns the devices of all resources, ordered by resource and ID. The device of a plugin that is gone is in it as long as the
-// handler lives or the device has an owner.
-func (h *Handler) Devices() []Device {
-	devices, _ := h.Snapshot()
-	return devices
-}
-
-// Allocations returns what is allocated, ordered by resource and owner.
-func (h *Handler) Allocations() []Allocation {
-	_, allocations := h.Snapshot()
-	return allocations
-}
-
-// Snapshot returns Devices and Allocations of one moment.
+// Snapshot returns the devices of all resources, ordered by resource and ID, and the allocations, ordered by resource and owner, of one
+// moment. The devices of a plugin that is gone are included until the handler is closed, or longer if they have an owner.
 func (h *Handler) Snapshot() ([]Device, []Allocation) {
 	var devices []Device
 	var allocations []Allocation

@@ -51,7 +51,7 @@ func TestAllocationsOutliveTheProcess(t *testing.T) {
 	r.must(errors.Join(r.Close(), s.Close()))
 
 	s = openState(t, state)
-	if got := newHandler(t, device.Config{Store: s.Bucket("device")}).Allocations(); len(got) != 0 {
+	if got := allocationsOf(newHandler(t, device.Config{Store: s.Bucket("device")})); len(got) != 0 {
 		t.Errorf("what was released is back: %v", got)
 	}
 }
@@ -145,7 +145,7 @@ func TestSaveFails(t *testing.T) {
 	m.fail(true, true)
 	r.refuses(errDisk, "one", 1)
 	r.refuses(errDisk, "one", 1)
-	if got := show(r.Handler); got != "a:healthy:one b:healthy" || len(r.Allocations()) != 0 {
+	if got := show(r.Handler); got != "a:healthy:one b:healthy" || len(allocationsOf(r.Handler)) != 0 {
 		t.Errorf("in doubt devices are %s", got)
 	}
 	if _, err := r.Release(t.Context(), resource, "one"); !errors.Is(err, errDisk) {

@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"net"
 	"os"
-	"path/filepath"
 	"sync"
 	"time"
 )
@@ -54,21 +53,13 @@ func listen(path string, mode fs.FileMode) (*Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	placed, err := listenLocked(path, mode)
+	placed, err := placeLocked(context.Background(), path, mode, nil)
 	if err != nil {
 		return nil, errors.Join(err, release(lock))
 	}
 	l := &Listener{Placed: placed, lock: lock}
 	l.close = sync.OnceValue(func() error { return errors.Join(l.unlink(), l.Placed.Close(), release(l.lock)) })
 	return l, nil
-}
-
-func listenLocked(path string, mode fs.FileMode) (*Placed, error) {
-	private, err := os.MkdirTemp(filepath.Dir(path), ".sock")
-	if err != nil {
-		return nil, fmt.Errorf("cannot listen on %s: %w", path, err)
-	}
-	return placeFrom(context.Background(), private, path, mode, nil)
 }
 
 // IsServed reports whether somebody accepts at path, or may, whose process has not ended; see [Listen]. It blocks as [Dial] does.

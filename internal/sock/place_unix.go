@@ -118,8 +118,8 @@ func (p *Placed) Withdraw(ctx context.Context) (restored bool, err error) {
 // Addr returns the path at which the socket was made.
 func (p *Placed) Addr() net.Addr { return &net.UnixAddr{Name: p.path, Net: "unix"} }
 
-// placeLocked does the work of Place. The caller holds the lock, so what has a fixed hidden name and is there already was left by a program
-// that died.
+// placeLocked does the work of Place and Listen. The caller holds the lock, so a file that already has one of the hidden names was left by
+// a program that was killed.
 func placeLocked(ctx context.Context, path string, mode fs.FileMode, replace func(*net.UnixConn) error) (*Placed, error) {
 	private := beside(path, "new")
 	if err := os.RemoveAll(private); err != nil {
