@@ -16,7 +16,7 @@ type Lock struct{ Type, Name string }
 
 func (l Lock) String() string { return l.Type + "/" + l.Name }
 
-// Contender is a node that competes for a lock, as its key in etcd says. The one whose key was created first holds the lock, or will.
+// Contender is a node that competes for a lock, as recorded in its key. The one whose key was created first holds the lock, or will.
 type Contender struct {
 	Lock
 	Node string

@@ -94,7 +94,7 @@ func New(c *fleet.Cluster, config Config) (*Elector, error) {
 	}, nil
 }
 
-// Stand sets the locks that the node wants. It gives up at once those that it holds and no longer wants.
+// Stand sets the locks that the node wants. The locks that the node holds and no longer wants are given up immediately.
 func (e *Elector) Stand(locks []fleet.Lock) {
 	wanted := make(map[fleet.Lock]bool, len(locks))
 	for _, l := range locks {
@@ -135,7 +135,7 @@ func (e *Elector) Held(l fleet.Lock) *Hold {
 // Wanted is a lock that a node wants, whether or not it holds it.
 type Wanted struct {
 	fleet.Lock
-	// Held says whether the node holds it, and Calls how many calls are then in progress.
+	// Held reports whether the node holds the lock, and Calls is the number of calls in progress under it.
 	Held  bool
 	Calls int64
 }
@@ -154,5 +154,5 @@ func (e *Elector) Wanted() []Wanted {
 	return wanted
 }
 
-// Condition says whether the nodes of the fleet have the same settings, as far as the node knows: it looks while it wants locks.
+// Condition reports whether the nodes of the fleet have the same settings. It is kept up to date while the node wants locks.
 func (e *Elector) Condition() fleet.Condition { return e.compare.get() }

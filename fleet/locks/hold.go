@@ -48,7 +48,7 @@ func (c heldConn) begin(ctx context.Context) (calling context.Context, end func(
 	calling, cancel := context.WithCancel(metadata.NewOutgoingContext(ctx, md))
 	forget := context.AfterFunc(c.hold.ended, cancel)
 	if c.hold.ended.Err() != nil {
-		cancel() // at once: AfterFunc takes its time
+		cancel() // immediately: AfterFunc starts a goroutine
 	}
 	c.hold.calls.Add(1)
 	return calling, sync.OnceFunc(func() {

@@ -8,7 +8,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/regular"
 )
 
-// errWentBack says that etcd has revisions again that it had before.
+// errWentBack means that etcd has revisions again that it had before.
 var errWentBack = errors.New("etcd was restored or replaced; the node competes again, with greater tokens")
 
 // ledger is what a node knows of the tokens of all locks. A token is a base plus a revision of etcd. After a restore revisions come again;

@@ -10,8 +10,8 @@ import (
 	"github.com/patchbay-dev/patchbay/fleet"
 )
 
-// roster is who competes for which lock, as one connection to etcd says. A contender has the lock when no earlier one is left, and when
-// none can be left that considers itself the holder though its key is gone.
+// roster has the contenders for all locks, as read over one connection to etcd. A contender may take the lock when there is no earlier one,
+// and when none whose key is gone can still consider itself the holder.
 type roster struct {
 	space fleet.Space
 	// listed is before the list began on which all that follows is based. What vanished earlier is not known.

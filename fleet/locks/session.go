@@ -28,9 +28,9 @@ type session struct {
 	roster *roster
 	// contenders and settings receive changes; settings is nil if the node may not read them.
 	contenders, settings clientv3.WatchChan
-	// settled says that the node keeps the base of tokens in its own key: the key from which it knows the base may be removed.
+	// settled reports whether the node's own key has the base of tokens: the key from which it knows the base may be removed.
 	settled bool
-	// failed says that the last request failed, and renewal when the lease is to be renewed.
+	// failed reports whether the last request failed. renewal is when the lease is renewed next.
 	failed  bool
 	renewal time.Time
 }
@@ -304,7 +304,7 @@ func (s *session) take(some []*candidacy, now time.Time) error {
 			h.lose()
 			continue
 		}
-		// Others call the node once its key says so, so not before the node itself knows.
+		// The key is written after this: other nodes forward calls to the holder that it names.
 		c.Token, c.hold, c.phase = token, h, holding
 		s.log.Info("fleet: the node holds a lock", "lock", c.String(), "token", token)
 	}

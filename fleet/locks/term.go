@@ -14,7 +14,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 )
 
-// errTermOver says that a lease could not be renewed in time.
+// errTermOver means that a lease was not renewed in time.
 var errTermOver = errors.New("the lease of its locks could not be renewed in time")
 
 // retry is how long to wait before another attempt to get a lease.
@@ -183,11 +183,11 @@ type phase int
 
 const (
 	absent    phase = iota // there is no key
-	waiting                // the key says that the node waits
-	holding                // the node holds the lock, and the key does not say so yet
-	announced              // the key says that the node holds the lock
-	leaving                // the node does not hold the lock, and the key does not say so yet
-	left                   // the key says that the node has left, or is not the one that the node created
+	waiting                // the key exists, and the node waits
+	holding                // the node holds the lock, and the key does not have the token yet
+	announced              // the node holds the lock, and the key has the token
+	leaving                // the node has given up the lock, and the key does not have the value left yet
+	left                   // the key is to be removed: it has the value left, or another node created it
 	phases
 )
 
@@ -221,7 +221,7 @@ func (e *Elector) newCandidacy(l fleet.Lock) *candidacy {
 func (c *candidacy) write() (clientv3.Op, clientv3.Cmp) {
 	known := clientv3.Compare(clientv3.CreateRevision(c.key), "=", c.Created)
 	value := c.Value()
-	if c.phase == left { // what is there now is removed, whoever created it
+	if c.phase == left { // the key is removed even if another node created it
 		return clientv3.OpDelete(c.key), clientv3.Compare(clientv3.CreateRevision(c.key), ">", -1)
 	}
 	if c.phase == leaving {
