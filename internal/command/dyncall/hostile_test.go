@@ -13,7 +13,6 @@ import (
 	reflectionv1 "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/descriptorpb"
 )
 
@@ -114,26 +113,26 @@ func TestHostileReflection(t *testing.T) {
 	}{
 		"cycle": {liar{services: x, symbol: one(mustMarshal(t, thing(t, "b.proto"))), file: func(string) [][]byte {
 			return [][]byte{empty(t, "b.proto", "thing.proto")}
-		}}, "import cycle"},
-		"itself": {liar{services: x, symbol: one(mustMarshal(t, thing(t, "thing.proto")))}, "import cycle"},
+		}}, "cyclic import path"},
+		"itself": {liar{services: x, symbol: one(mustMarshal(t, thing(t, "thing.proto")))}, "cyclic import path"},
 		"other file than asked": {liar{services: x, symbol: one(mustMarshal(t, thing(t, "a.proto"))), file: func(name string) [][]byte {
 			return [][]byte{empty(t, "other.proto", name+"x")}
 		}}, ""},
-		"many imports":         {liar{services: x, symbol: one(empty(t, "thing.proto", strings.Split(strings.Repeat("y", 2000), "")...))}, "import more than 1000"},
+		"many imports":         {liar{services: x, symbol: one(empty(t, "thing.proto", strings.Split(strings.Repeat("y", 2000), "")...))}, "more than 1000 files"},
 		"many services":        {liar{services: make([]string, 1001)}, "lists 1001 services"},
 		"malformed name":       {liar{services: []string{"x.\x1b[2J"}}, `malformed name "x.\x1b[2J"`},
 		"long name":            {liar{services: []string{strings.Repeat("x", 1000)}}, "malformed name"},
 		"large":                {liar{services: x, symbol: one(make([]byte, 5<<20))}, "larger than max"},
-		"garbage":              {liar{services: x, symbol: one([]byte{0xff, 0xff})}, "a file descriptor"},
-		"no such service":      {liar{services: x, symbol: one(empty(t, "thing.proto"))}, "the file that should contain service x.Thing does not"},
-		"a message as service": {liar{services: []string{"x.M"}, symbol: one(mustMarshal(t, thing(t)))}, "service x.M does not"},
+		"garbage":              {liar{services: x, symbol: one([]byte{0xff, 0xff})}, "service x.Thing: proto:"},
+		"no such service":      {liar{services: x, symbol: one(empty(t, "thing.proto"))}, ""},
+		"a message as service": {liar{services: []string{"x.M"}, symbol: one(mustMarshal(t, thing(t)))}, "x.M, which is not a service"},
 		"missing type":         {liar{services: x, symbol: one(mustMarshal(t, broken))}, "x.Missing"},
-		"malformed type name":  {liar{services: x, symbol: one(mustMarshal(t, badName))}, "its descriptors"},
-		"declared twice":       {liar{services: x, symbol: one(mustMarshal(t, thing(t)), mustMarshal(t, doubled))}, "name conflict"},
-		"other answer":         {liar{raw: &reflectionv1.ServerReflectionResponse{}}, "with something else"},
+		"malformed type name":  {liar{services: x, symbol: one(mustMarshal(t, badName))}, "service x.Thing: proto:"},
+		"declared twice":       {liar{services: x, symbol: one(mustMarshal(t, thing(t, "doubled.proto")), mustMarshal(t, doubled))}, "name conflict"},
+		"other answer":         {liar{raw: &reflectionv1.ServerReflectionResponse{}}, "cannot list its services"},
 		"error answer": {liar{raw: &reflectionv1.ServerReflectionResponse{MessageResponse: &reflectionv1.ServerReflectionResponse_ErrorResponse{
 			ErrorResponse: &reflectionv1.ErrorResponse{ErrorCode: 13, ErrorMessage: "oh"},
-		}}}, `with Internal: "oh"`},
+		}}}, "code = Internal desc = oh"},
 		"unused import missing": {liar{services: x, symbol: one(mustMarshal(t, public))}, ""},
 		"not described":         {liar{services: x}, ""},
 	} {
@@ -155,7 +154,7 @@ func TestHostileReflection(t *testing.T) {
 				t.Fatalf("got %v, want %q", err, c.want)
 			}
 			if !errors.Is(err, errReflection) && status.Code(err) != codes.ResourceExhausted {
-				t.Errorf("%v is not told apart", err)
+				t.Errorf("%v is not distinguished", err)
 			}
 		})
 	}
@@ -194,7 +193,24 @@ func TestSilentReflection(t *testing.T) {
 	}
 }
 
-// FuzzLink links files of any bytes: they are an error or can be described, and nothing else.
+// TestSlowDescriptors: Load returns when its context ends, even if the descriptors are still being checked. Two public imports in each of 40
+// files take years; here the check waits instead, so that it ends with the test.
+func TestSlowDescriptors(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	release := make(chan struct{})
+	defer close(release)
+	conn := direct{liar{services: []string{"x.Thing"}, symbol: func(string) [][]byte {
+		cancel()
+		<-release
+		return nil
+	}}}
+	if _, err := Load(ctx, conn, "", Plugin{}); status.Code(err) != codes.Canceled {
+		t.Errorf("Load returned %v", err)
+	}
+}
+
+// FuzzLink loads files of any bytes: they are an error or can be described, and nothing else.
 func FuzzLink(f *testing.F) {
 	raw, err := proto.Marshal(thing(&testing.T{}, "google/protobuf/wrappers.proto"))
 	if err != nil {
@@ -202,23 +218,44 @@ func FuzzLink(f *testing.F) {
 	}
 	f.Add(raw)
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		have := files{byName: map[string]*descriptorpb.FileDescriptorProto{}}
-		if have.add(raw) != nil {
-			return
-		}
-		linked, err := have.link()
+		s, err := Load(t.Context(), direct{liar{services: []string{"x.Thing"}, symbol: func(string) [][]byte { return [][]byte{raw} }}}, "", Plugin{})
 		if err != nil {
 			return
 		}
-		s := &Schema{Source: Reflected, files: linked}
-		descriptor, err := linked.FindDescriptorByName("x.Thing")
-		if err != nil {
-			return
-		}
-		if service, ok := descriptor.(protoreflect.ServiceDescriptor); ok {
-			s.add(service)
-			_, _ = s.Describe("x.Thing")
-			_, _ = s.Describe("Do")
-		}
+		_, _ = s.Describe("x.Thing")
+		_, _ = s.Describe("Do")
 	})
+}
+
+// direct is a connection to a reflection service in this process. It has no other service and nothing goes over a socket.
+type direct struct{ liar }
+
+func (direct) Invoke(context.Context, string, any, any, ...grpc.CallOption) error {
+	return errors.ErrUnsupported
+}
+
+func (d direct) NewStream(ctx context.Context, _ *grpc.StreamDesc, _ string, _ ...grpc.CallOption) (grpc.ClientStream, error) {
+	return &directStream{ctx: ctx, liar: d.liar}, nil
+}
+
+type directStream struct {
+	grpc.ClientStream
+	ctx     context.Context
+	liar    liar
+	request *reflectionv1.ServerReflectionRequest
+}
+
+func (s *directStream) Context() context.Context { return s.ctx }
+
+func (s *directStream) CloseSend() error { return nil }
+
+func (s *directStream) SendMsg(m any) error {
+	s.request, _ = m.(*reflectionv1.ServerReflectionRequest)
+	return nil
+}
+
+func (s *directStream) RecvMsg(m any) error {
+	answer, _ := m.(*reflectionv1.ServerReflectionResponse)
+	proto.Merge(answer, s.liar.answer(s.request))
+	return nil
 }
