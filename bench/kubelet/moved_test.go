@@ -32,9 +32,9 @@ func TestMoved(t *testing.T) {
 				"chan registerapi.RegistrationStatus", "chan *registerapi.RegistrationStatus",
 				"2 * time.Second", "time.Minute", "10 * time.Second", "time.Minute", // on a slow machine
 			},
-			LeftOut: map[string]string{
-				"TestFoundInDeprecatedDir":   "it is of a method that the kubelet does not export",
-				"TestContainsBlacklistedDir": "it is of a method that the kubelet does not export",
+			LeftOut: map[string]theirs.Reason{
+				"TestFoundInDeprecatedDir":   theirs.Unexported,
+				"TestContainsBlacklistedDir": theirs.Unexported,
 			},
 		},
 		// The handlers and caches of 1.37 take contexts, and a plugin has a UUID; the watcher fills a cache of the caller. The page says what
@@ -61,9 +61,9 @@ func TestMoved(t *testing.T) {
 				"dep-example-plugin-%d\", i)\n\t\tp := New", "dep-example-plugin-%d\", i)\n\t\tp = New",
 			},
 			Also: map[string]string{"desired.go": watcherFile},
-			LeftOut: map[string]string{
-				"TestGetStat":       "it is of a function that the kubelet does not export",
-				"TestGetSocketPath": "it is of a function that the kubelet does not export",
+			LeftOut: map[string]theirs.Reason{
+				"TestGetStat":       theirs.Unexported,
+				"TestGetSocketPath": theirs.Unexported,
 			},
 		},
 		// Nothing is changed: it is what the page says of the kubelet.

@@ -8,11 +8,16 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"strings"
 	"testing"
 
+	"github.com/hashicorp/nomad/client/pluginmanager/csimanager"
+	"github.com/hashicorp/nomad/client/state"
+
 	"github.com/patchbay-dev/patchbay/bench/internal/theirs"
+	"github.com/patchbay-dev/patchbay/dynamicplugins"
 )
 
 const (
@@ -35,9 +40,9 @@ func TestMoved(t *testing.T) {
 		"dynamicplugins": {
 			Module: nomad, From: "client/dynamicplugins", Files: []string{"*_test.go"},
 			Edits: []string{"package dynamicplugins", "package dynamicplugins_test", "import (", "import (\n\t. " + ourImport, "1*time.Second", "time.Minute"},
-			LeftOut: map[string]string{
-				"TestPluginEventBroadcaster_SendsMessagesToAllClients": "it is of a type that Nomad does not export",
-				"TestPluginEventBroadcaster_UnsubscribeWorks":          "it is of a type that Nomad does not export",
+			LeftOut: map[string]theirs.Reason{
+				"TestPluginEventBroadcaster_SendsMessagesToAllClients": theirs.Unexported,
+				"TestPluginEventBroadcaster_UnsubscribeWorks":          theirs.Unexported,
 			},
 		},
 		"csimanager": {
@@ -76,12 +81,23 @@ var differences = map[string][2]string{
 		"plugin n for type T not found", "no plugins registered for type: T",
 	},
 	"`PluginForAlloc` of an instance that is gone": {
-		"no plugin for that allocation", `no plugin for that allocation: plugin n for type T has no instance "2"`,
+		"no plugin for that allocation; no plugin for that allocation; no plugin for that allocation",
+		"no plugins registered for type: T; plugin n for type T not found; " +
+			`no plugin for that allocation: plugin n for type T has no instance "1"`,
 	},
-	"the storage cannot load the state": {"nil", "cannot load the plugin registry's state: unreadable"},
-	"the storage cannot save a change":  {"disk full; 1 plugins", "cannot save plugin n for type T: disk full; 0 plugins"},
-	"the state that a storage gets":     {"2 instances", "1 instances"},
-	"`Shutdown` is called twice":        {"panic", "nil"},
+	"the type of a dispenser is empty, has a slash or cannot be printed": {
+		"nil; nil; nil", noType(``) + "; " + noType(`a/b`) + "; " + noType(`a\n`),
+	},
+	"the map of dispensers is changed after `NewRegistry`": {"nil", "no plugin dispenser found for type: T"},
+	"the storage cannot load the state":                    {"nil", "cannot load the plugin registry's state: unreadable"},
+	"the storage cannot save a change":                     {"disk full; 1 plugins", "cannot save plugin n for type T: disk full; 0 plugins"},
+	"the state that a storage gets":                        {"2 instances", "1 instances"},
+	"`Shutdown` is called twice":                           {"panic", "nil"},
+}
+
+// noType returns the error for a dispenser of something that is not the type of a plugin.
+func noType(of string) string {
+	return `a plugin dispenser is for "` + of + `", which is not a plugin type: it must have printable characters, at least one, and no slash`
 }
 
 // TestDifferences checks that each difference between the registries has a row on the page, and is one.
@@ -94,8 +110,12 @@ func TestDifferences(t *testing.T) {
 	if len(before) != len(differences) {
 		t.Errorf("the program has %d cases, and this test %d", len(before), len(differences))
 	}
-	if row := "Nomad's `BoltStateDB` as the storage"; !strings.Contains(string(text), "\n| "+row+" | ") { // its test is TestMoved/state
-		t.Errorf("%s has no row %q", page, row)
+	for _, row := range []string{ // their tests are TestOtherTypes, TestMoved/state and TestMoved/csimanager
+		"Nomad's `BoltStateDB` as the storage", "Nomad's packages that take a registry, such as `csimanager`",
+	} {
+		if !strings.Contains(string(text), "\n| "+row+" | ") {
+			t.Errorf("%s has no row %q", page, row)
+		}
 	}
 	for row, want := range differences {
 		if got := [2]string{before[row], after[row]}; got != want {
@@ -103,6 +123,19 @@ func TestDifferences(t *testing.T) {
 		}
 		if !strings.Contains(string(text), "\n| "+row+" | ") {
 			t.Errorf("%s has no row %q", page, row)
+		}
+	}
+}
+
+// TestOtherTypes checks that a storage of Nomad is not one for our registry, and our registry not one for a package of Nomad: a host that
+// passes them does not compile.
+func TestOtherTypes(t *testing.T) {
+	for what, got := range map[string]bool{
+		"BoltStateDB":     reflect.TypeFor[*state.BoltStateDB]().AssignableTo(reflect.TypeFor[dynamicplugins.StateStorage]()),
+		"DynamicRegistry": reflect.TypeFor[*dynamicplugins.Store]().AssignableTo(reflect.ValueOf(csimanager.Config{}).FieldByName("DynamicRegistry").Type()),
+	} {
+		if got {
+			t.Errorf("%s can be used unchanged, and %s denies it", what, page)
 		}
 	}
 }
@@ -123,18 +156,19 @@ func TestSpecification(t *testing.T) {
 	if !bytes.Contains(text, append([]byte("\nreplace "), pin...)) {
 		t.Errorf("%s does not have: replace %s", page, pin)
 	}
-	build := func(args ...string) string {
+	build := func(args ...string) (string, error) {
 		cmd := exec.CommandContext(t.Context(), "go", append([]string{"build"}, args...)...)
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-		out, _ := cmd.CombinedOutput() // it prints nothing if it succeeds
-		return string(out)
+		out, err := cmd.CombinedOutput()
+		return string(out), err
 	}
 	const ours = "github.com/patchbay-dev/patchbay"
-	if out := build(nomad+"/plugins/csi", ours, ours+"/dynamicplugins/boltstate", ours+"/handlers/csi"); out != "" {
-		t.Errorf("with the pinned version:\n%s", out)
+	if out, err := build(nomad+"/plugins/csi", ours, ours+"/dynamicplugins/boltstate", ours+"/handlers/csi"); err != nil {
+		t.Errorf("with the pinned version: %v\n%s", err, out)
 	}
-	if out := build("-mod=mod", "-modfile", filepath.Join(dir, "go.mod"), nomad+"/plugins/csi"); !strings.Contains(out, "undefined: csi") {
-		t.Errorf("Nomad compiles with the version that is required, so nothing has to be pinned:\n%s", out)
+	out, err := build("-mod=mod", "-modfile", filepath.Join(dir, "go.mod"), nomad+"/plugins/csi")
+	if err == nil || !strings.Contains(out, "undefined: csi") {
+		t.Errorf("Nomad compiles with the version that is required, so nothing has to be pinned: %v\n%s", err, out)
 	}
 }
 

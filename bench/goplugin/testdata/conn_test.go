@@ -58,28 +58,20 @@ func (process) HostToPlugin(network, address string) (string, string, error) {
 	return network, address, nil
 }
 
-// killed is the process that kill has killed.
-var killed process
-
 // kill stands for what the tests do inside the library's client: it kills the process of the plugin.
 func kill(c *pluginclient.Client) error {
 	pid, err := strconv.Atoi(c.ID())
 	if err != nil {
 		return err
 	}
-	killed = process(pid)
-	return killed.Kill(context.Background())
+	return process(pid).Kill(context.Background())
 }
 
-// ended stands for the context of the library's client, which ends with the process.
-func ended() <-chan struct{} {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_ = killed.Wait(context.Background())
-	}()
-	return done
-}
+// received is the context that the tests' plugin received last with its connection.
+var received context.Context
+
+// ended stands for the end of the context of the library's client, which is the one that a plugin receives.
+func ended() <-chan struct{} { return received.Done() }
 
 // served is the plugin that newGRPCConn has started.
 type served struct {

@@ -33,8 +33,20 @@ type Suite struct {
 	// if an old text is not found.
 	Edits []string
 	// LeftOut has a reason for each test that is not compiled or does not pass. One that passes is an error.
-	LeftOut map[string]string
+	LeftOut map[string]Reason
+	// Apart are the tests that do not use the packages of this repository. They must pass, and are not counted.
+	Apart []string
 }
+
+// Reason is why a test is left out.
+type Reason struct {
+	Why string
+	// Printed is a part of what the test prints, or the compiler about it, for this reason and no other.
+	Printed string
+}
+
+// Unexported is the reason of tests of something that is not exported. They are not counted.
+var Unexported = Reason{"it tests what is not exported", "undefined"}
 
 // Run runs the tests of s.
 func (s Suite) Run(t *testing.T) {
@@ -42,27 +54,33 @@ func (s Suite) Run(t *testing.T) {
 	c := s.copy(t)
 	results := c.cut(t)
 	c.test(t, results)
-	passed := 0
+	passed, unexported := 0, 0
 	for _, test := range slices.Sorted(maps.Keys(results)) {
 		result, reason := results[test], s.LeftOut[test]
 		switch {
-		case result == "pass" && reason != "":
-			t.Errorf("%s passes: take it off the list of what is left out (%s)", test, reason)
-		case result != "pass" && reason == "":
-			t.Errorf("%s: %s", test, result)
+		case result == "pass" && reason.Why != "":
+			t.Errorf("%s passes: take it off the list of what is left out (%s)", test, reason.Why)
 		case result == "pass":
 			passed++
+		case reason.Why == "":
+			t.Errorf("%s: %s", test, result)
+		case !strings.Contains(result+c.prints[test], reason.Printed):
+			t.Errorf("%s does not print %q, so the reason is not %q: %s\n%s", test, reason.Printed, reason.Why, result, c.prints[test])
+		case reason == Unexported:
+			unexported++
 		}
 	}
-	for test := range s.LeftOut {
+	for _, test := range slices.Concat(s.Apart, slices.Collect(maps.Keys(s.LeftOut))) {
 		if results[test] == "" {
-			t.Errorf("%s is on the list of what is left out, and there is no such test", test)
+			t.Errorf("%s is on a list, and there is no such test", test)
 		}
 	}
 	if t.Failed() {
 		t.Logf("the last run printed:\n%s", c.printed)
 	}
-	t.Logf("%d of %d tests pass", passed, len(results))
+	apart := len(s.Apart)
+	t.Logf("%d of %d tests pass, not counting %d of what is not exported and %d that pass without the packages of this repository",
+		passed-apart, len(results)-unexported-apart, unexported, apart)
 }
 
 // sources is a package of tests that has been copied.
@@ -72,12 +90,19 @@ type sources struct {
 	files   map[string][]byte // by name: what was copied
 	overlay string
 	printed []byte
+	prints  map[string]string // by test
+}
+
+func newSources(t *testing.T) *sources {
+	return &sources{
+		dir: t.TempDir(), name: "theirs/" + filepath.Base(t.Name()), files: map[string][]byte{}, prints: map[string]string{},
+	}
 }
 
 // copy copies the package.
 func (s Suite) copy(t *testing.T) *sources {
 	t.Helper()
-	c := &sources{dir: t.TempDir(), name: "theirs/" + filepath.Base(t.Name()), files: map[string][]byte{}}
+	c := newSources(t)
 	edited := make([]bool, len(s.Edits))
 	from := filepath.Join(s.dir(t), s.From)
 	for _, path := range find(t, from, s.Files...) {
@@ -109,23 +134,24 @@ func (s Suite) copy(t *testing.T) *sources {
 // dir returns the directory of the module that has the tests.
 func (s Suite) dir(t *testing.T) string {
 	t.Helper()
-	var module struct{ Dir, Sum string }
+	var module struct {
+		Dir, Sum string
+		Error    any
+	}
 	list := exec.CommandContext(t.Context(), "go", "list", "-m", "-json", s.Module)
 	if strings.Contains(s.Module, "@") {
 		list = exec.CommandContext(t.Context(), "go", "mod", "download", "-json", s.Module)
 		list.Dir = t.TempDir() // no module to whose go.sum it could add the checksum
 	}
 	out, err := list.Output()
-	if err == nil {
-		err = json.Unmarshal(out, &module)
-	}
+	err = errors.Join(err, json.Unmarshal(out, &module)) // the reason of a failed download is in the JSON
 	if err != nil || s.Sum != "" && module.Sum != s.Sum {
-		t.Fatalf("%s: %v, checksum %s, want %s", list, err, module.Sum, s.Sum)
+		t.Fatalf("%s: %v, %v, checksum %q, want %q", list, err, module.Error, module.Sum, s.Sum)
 	}
 	return module.Dir
 }
 
-// write writes the copies and what lays them over the directory in which the test runs.
+// write writes the copies, and the overlay that puts them into the directory in which the test runs.
 func (c *sources) write(t *testing.T) {
 	t.Helper()
 	here, err := os.Getwd()
@@ -144,7 +170,7 @@ func (c *sources) write(t *testing.T) {
 var (
 	complaint = regexp.MustCompile(`(?m)^[^\s:]*?([^/\s:]+\.go):(\d+):\d+: (.*)$`)
 	function  = regexp.MustCompile(`^func (Test\w+)\(t \*testing\.T\)`)
-	imported  = regexp.MustCompile(`^(\s*)(?:\w+ )?(".*")`)
+	imported  = regexp.MustCompile(`^(\s*)(?:[\w.]+ )?(".*")`)
 )
 
 // cut compiles the tests and cuts those that the compiler complains about. It returns the first complaint about each.
@@ -171,7 +197,8 @@ func (c *sources) cut(t *testing.T) map[string]string {
 	return nil
 }
 
-// cutLine replaces the test that has a line by empty lines, or makes the unused import there a blank one. It reports whether there is one.
+// cutLine replaces the test that contains the line by empty lines, or makes the unused import in the line a blank one. It reports whether
+// the line is in a test or is such an import.
 func (c *sources) cutLine(file string, line int, complaint string, cut map[string]string) bool {
 	lines := bytes.Split(c.files[file], []byte("\n"))
 	if line > len(lines) {
@@ -225,6 +252,15 @@ func (c *sources) test(t *testing.T, results map[string]string) {
 	// "go test" would run them in the folder of the package, which does not exist.
 	tests := exec.CommandContext(t.Context(), "go", "tool", "test2json", c.program(), "-test.v=test2json", "-test.timeout=10m")
 	tests.Dir = c.dir
+	list := exec.CommandContext(t.Context(), c.program(), "-test.list", "^Test")
+	list.Dir = c.dir
+	names, err := list.Output()
+	if err != nil {
+		t.Fatalf("%s: %v", list, err)
+	}
+	for name := range strings.FieldsSeq(string(names)) {
+		results[name] = "does not start"
+	}
 	out, failed := tests.CombinedOutput()
 	c.printed = nil
 	for line := range bytes.Lines(out) {
@@ -233,12 +269,14 @@ func (c *sources) test(t *testing.T, results map[string]string) {
 			event.Output = string(line)
 		}
 		c.printed = append(c.printed, event.Output...)
-		if event.Test == "" || strings.Contains(event.Test, "/") {
+		test, _, isSubtest := strings.Cut(event.Test, "/")
+		c.prints[test] += event.Output
+		if test == "" || isSubtest {
 			continue
 		}
 		switch event.Action {
 		case "run", "pass", "fail", "skip":
-			results[event.Test] = event.Action
+			results[test] = event.Action
 		}
 	}
 	// It fails, too, if a test is left out because it fails.

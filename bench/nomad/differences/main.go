@@ -30,6 +30,8 @@ func main() {
 		{"`WaitForPlugin` of an empty type or name", waitForNothing},
 		{"a dispenser calls the registry", dispenserCalls},
 		{"a dispenser is nil", dispenserNil},
+		{"the type of a dispenser is empty, has a slash or cannot be printed", dispenserTypes},
+		{"the map of dispensers is changed after `NewRegistry`", changeDispensers},
 		{"`DispensePlugin` when the last plugin of the type is gone", lastOfType},
 		{"`PluginForAlloc` of an instance that is gone", forAlloc},
 		{"the storage cannot load the state", loadFails},
@@ -178,6 +180,28 @@ func dispenserNil() string {
 	return text(r.RegisterPlugin(plugin("1")))
 }
 
+func dispenserTypes() string {
+	var all []string
+	for _, of := range []string{"", "a/b", "a\n"} {
+		r := dynamicplugins.NewRegistry(nil, map[string]dynamicplugins.PluginDispenser{
+			of: func(*dynamicplugins.PluginInfo) (any, error) { return struct{}{}, nil },
+		})
+		all = append(all, text(r.RegisterPlugin(plugin("1"))))
+	}
+	return strings.Join(all, "; ")
+}
+
+func changeDispensers() string {
+	dispensers := map[string]dynamicplugins.PluginDispenser{}
+	r := dynamicplugins.NewRegistry(nil, dispensers)
+	dispensers[ptype] = func(*dynamicplugins.PluginInfo) (any, error) { return struct{}{}, nil }
+	if err := r.RegisterPlugin(plugin("1")); err != nil {
+		return text(err)
+	}
+	_, err := r.DispensePlugin(ptype, "n")
+	return text(err)
+}
+
 func lastOfType() string {
 	r := registry(nil, "1")
 	if err := r.DeregisterPlugin(ptype, "n", "1"); err != nil {
@@ -187,9 +211,25 @@ func lastOfType() string {
 	return text(err)
 }
 
+// forAlloc asks for an instance that is gone: the last one of its type, the last one of its plugin, and one of two.
 func forAlloc() string {
-	_, err := registry(nil, "1").PluginForAlloc(ptype, "n", "2")
-	return text(err)
+	var all []string
+	other := plugin("3")
+	other.Name = "other"
+	for _, left := range []*dynamicplugins.PluginInfo{nil, other, plugin("2")} {
+		r := registry(nil, "1")
+		if left != nil {
+			if err := r.RegisterPlugin(left); err != nil {
+				return text(err)
+			}
+		}
+		if err := r.DeregisterPlugin(ptype, "n", "1"); err != nil {
+			return text(err)
+		}
+		_, err := r.PluginForAlloc(ptype, "n", "1")
+		all = append(all, text(err))
+	}
+	return strings.Join(all, "; ")
 }
 
 // storage keeps the first state, and fails to load or to save.
