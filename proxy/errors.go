@@ -44,11 +44,3 @@ func unavailableUnlessStatus(err error) error {
 	}
 	return status.Error(codes.Unavailable, err.Error())
 }
-
-// ownCause returns the cause with which ctx was ended, nil if it goes on or ended in an ordinary way.
-func ownCause(ctx context.Context) error {
-	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) && !errors.Is(cause, context.DeadlineExceeded) {
-		return cause
-	}
-	return nil
-}

@@ -48,7 +48,8 @@ func (d Director) Forward(ctx context.Context, caller grpc.ServerStream) error {
 	if err == nil {
 		err = forward(ctx, from, conn, method)
 	}
-	if cause := ownCause(ctx); err != nil && cause != nil {
+	cause := context.Cause(ctx)
+	if err != nil && cause != nil && !errors.Is(cause, context.Canceled) && !errors.Is(cause, context.DeadlineExceeded) {
 		err = cause
 	}
 	return unavailableUnlessStatus(err)

@@ -107,7 +107,6 @@ func (s *Server) begin(from Introduced) *conn {
 	return c
 }
 
-// serve serves a connection until it has ended.
 func (s *Server) serve(c *conn) {
 	defer s.end(c)
 	c.pause(c.budget.owed(c.uid))

@@ -14,7 +14,6 @@ func pool(size int) *sync.Pool {
 
 func takeFrom(p *sync.Pool) []byte { return (*p.Get().(*[]byte))[:0] } //nolint:forcetypeassert,errcheck // nothing else is put there
 
-// giveBuffer gives a buffer back to where it came from.
 func giveBuffer(b []byte) {
 	switch cap(b) {
 	case chunkSize:

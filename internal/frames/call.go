@@ -51,10 +51,8 @@ func (c *clientCall) finish(err error) {
 	})
 }
 
-// Context implements [grpc.ClientStream].
 func (c *clientCall) Context() context.Context { return c.ctx }
 
-// Header implements [grpc.ClientStream].
 func (c *clientCall) Header() (metadata.MD, error) {
 	s := c.stream
 	for {
@@ -80,17 +78,14 @@ func (c *clientCall) Header() (metadata.MD, error) {
 	}
 }
 
-// Trailer implements [grpc.ClientStream].
 func (c *clientCall) Trailer() metadata.MD {
 	c.stream.c.mu.Lock()
 	defer c.stream.c.mu.Unlock()
 	return toMetadata(c.stream.trailers)
 }
 
-// CloseSend implements [grpc.ClientStream].
 func (c *clientCall) CloseSend() error { return c.stream.send(c.ctx, nil, true) }
 
-// SendMsg implements [grpc.ClientStream].
 func (c *clientCall) SendMsg(m any) error {
 	f, ok := m.(*Fragment)
 	if !ok {
@@ -112,7 +107,6 @@ func (c *clientCall) TrySendMsg(f *Fragment) bool {
 	return err == nil && rest == nil
 }
 
-// RecvMsg implements [grpc.ClientStream].
 func (c *clientCall) RecvMsg(m any) error {
 	err := c.recv(m)
 	if err != nil {

@@ -189,10 +189,3 @@ type brakeKey struct{}
 func (b *Brake) Attach(ctx context.Context) context.Context {
 	return context.WithValue(ctx, brakeKey{}, b)
 }
-
-// braked counts a call of a user that ended without an answer because of its caller.
-func (b *Budget) braked(ctx context.Context, uid uint32) {
-	if brake, ok := ctx.Value(brakeKey{}).(*Brake); ok {
-		brake.pause(b.cancel(&brake.cancels, uid, 1))
-	}
-}

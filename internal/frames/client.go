@@ -290,7 +290,6 @@ func (c *Client) drop(conn *conn) {
 // errCrowded ends a connection, and the calls on it.
 var errCrowded = errors.New("the other end takes no more calls on this connection, as on too many others")
 
-// forget forgets a connection that has ended.
 func (c *Client) forget(conn *conn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -326,23 +325,18 @@ func (c *Client) closeIdle() {
 		conn.mu.Unlock()
 		if unused {
 			c.conn = nil
-			c.running.Go(func() { conn.retire() })
+			c.running.Go(func() {
+				conn.mu.Lock()
+				defer conn.mu.Unlock()
+				conn.goingAway = true
+				conn.changed()
+			})
 		}
 	}
 }
 
-// retire ends a connection when its streams have ended.
-func (c *conn) retire() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.goingAway = true
-	c.changed()
-}
-
-// errAway says that a connection takes no more calls.
 var errAway = errors.New("the connection takes no more calls")
 
-// openStream opens a stream for a user with the headers of a request.
 func (c *conn) openStream(ctx context.Context, budget *Budget, uid uint32, fields []hpack.HeaderField) (*stream, error) {
 	c.mu.Lock()
 	s := newStream(c, 0)

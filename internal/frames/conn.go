@@ -75,10 +75,13 @@ type conn struct {
 func newConn(nc net.Conn, budget *Budget, uid uint32, readBuffer int) *conn {
 	c := &conn{
 		Conn: nc, budget: budget, uid: uid, wake: make(chan struct{}, 1), taken: make(chan struct{}, 1),
-		callers: callersOf(nc), settled: make(chan struct{}), ended: make(chan struct{}),
+		settled: make(chan struct{}), ended: make(chan struct{}),
 		streams: map[uint32]*stream{}, sendWindow: protocolWindow, peerWindow: protocolWindow, peerFrame: maxFrame, peerStreams: 1<<32 - 1,
 		peerFields: 1<<32 - 1,
 		recvWindow: protocolWindow, nextID: 1, changed: func() {}, born: time.Now(),
+	}
+	if p, ok := nc.(*pipeEnd); ok {
+		c.callers = p.callers
 	}
 	c.reader = bufio.NewReaderSize(nc, readBuffer)
 	c.framer = http2.NewFramer(&c.out, c.reader)

@@ -71,7 +71,6 @@ func toMetadata(fields []hpack.HeaderField) metadata.MD {
 	return md
 }
 
-// checkBinary returns an error if a binary header cannot be decoded.
 func checkBinary(fields []hpack.HeaderField) error {
 	for _, f := range fields {
 		if strings.HasSuffix(f.Name, "-bin") {
@@ -91,7 +90,6 @@ func decodeBinary(value string) ([]byte, error) {
 	return base64.RawStdEncoding.DecodeString(value)
 }
 
-// addMetadata appends metadata to headers.
 func addMetadata(fields []hpack.HeaderField, md metadata.MD) []hpack.HeaderField {
 	for key, values := range md {
 		if key = strings.ToLower(key); strings.HasPrefix(key, ":") || key == contentTypeKey || slices.Contains(reserved, key) {
@@ -116,7 +114,6 @@ func valueOf(fields []hpack.HeaderField, name string) string {
 	return ""
 }
 
-// statusFields returns the trailers that say how a call ended.
 func statusFields(fields []hpack.HeaderField, s *status.Status) []hpack.HeaderField {
 	fields = append(fields, hpack.HeaderField{Name: statusKey, Value: strconv.Itoa(int(s.Code()))})
 	if s.Message() != "" {
@@ -289,7 +286,6 @@ func encodeTimeout(d time.Duration) string {
 	return strconv.FormatInt(int64(d/time.Hour), 10) + "H"
 }
 
-// decodeTimeout returns the time that a caller gives.
 func decodeTimeout(text string) (time.Duration, error) {
 	units := map[byte]time.Duration{
 		'n': time.Nanosecond, 'u': time.Microsecond, 'm': time.Millisecond, 'S': time.Second, 'M': time.Minute, 'H': time.Hour,

@@ -77,7 +77,9 @@ func (h HTTPHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	err = errNoReturn
 	defer func() {
 		if ctx.Err() != nil && !call.answered() {
-			h.Budget.braked(ctx, call.uid)
+			if brake, ok := ctx.Value(brakeKey{}).(*Brake); ok {
+				brake.pause(h.Budget.cancel(&brake.cancels, call.uid, 1))
+			}
 		}
 		call.end(err)
 	}()
@@ -97,7 +99,6 @@ func fieldsOf(r *http.Request) []hpack.HeaderField {
 	return fields
 }
 
-// httpAddr is the address of a caller.
 type httpAddr string
 
 func (httpAddr) Network() string  { return "tcp" }
@@ -129,10 +130,8 @@ func (c *httpCall) Budget() *Budget { return c.budget }
 // Whole says whether all that the caller sends has come, which is not known.
 func (c *httpCall) Whole() bool { return false }
 
-// Context implements [grpc.ServerStream].
 func (c *httpCall) Context() context.Context { return c.ctx }
 
-// SetHeader implements [grpc.ServerStream].
 func (c *httpCall) SetHeader(md metadata.MD) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -140,7 +139,6 @@ func (c *httpCall) SetHeader(md metadata.MD) error {
 	return nil
 }
 
-// SendHeader implements [grpc.ServerStream].
 func (c *httpCall) SendHeader(md metadata.MD) error {
 	c.mu.Lock()
 	header, sent := metadata.Join(c.header, md), c.sent
@@ -166,7 +164,6 @@ func (c *httpCall) answered() bool {
 	return c.sent
 }
 
-// flush sends what was written.
 func (c *httpCall) flush() error {
 	if err := http.NewResponseController(c.w).Flush(); err != nil {
 		return c.lost(err)
@@ -182,14 +179,12 @@ func (c *httpCall) lost(err error) error {
 	return status.Error(codes.Canceled, "the call was lost with its caller: "+err.Error())
 }
 
-// SetTrailer implements [grpc.ServerStream].
 func (c *httpCall) SetTrailer(md metadata.MD) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.trailer = metadata.Join(c.trailer, md)
 }
 
-// SendMsg implements [grpc.ServerStream].
 func (c *httpCall) SendMsg(m any) error {
 	f, ok := m.(*Fragment)
 	if !ok {
@@ -209,7 +204,6 @@ func (c *httpCall) SendMsg(m any) error {
 	return c.flush()
 }
 
-// RecvMsg implements [grpc.ServerStream].
 func (c *httpCall) RecvMsg(m any) error {
 	f, ok := m.(*Fragment)
 	if !ok {

@@ -25,7 +25,6 @@ type intercepted struct {
 	by grpc.StreamClientInterceptor
 }
 
-// NewStream implements [grpc.ClientConnInterface].
 func (c *intercepted) NewStream(
 	ctx context.Context, desc *grpc.StreamDesc, method string, options ...grpc.CallOption,
 ) (grpc.ClientStream, error) {

@@ -55,16 +55,14 @@ func PendingAt(path string) *Pending {
 	}
 	c := new(Pending)
 	sockets.calls[path] = weak.Make(c)
-	runtime.AddCleanup(c, forgetPending, path)
+	runtime.AddCleanup(c, func(path string) {
+		sockets.Lock()
+		defer sockets.Unlock()
+		if sockets.calls[path].Value() == nil {
+			delete(sockets.calls, path)
+		}
+	}, path)
 	return c
-}
-
-func forgetPending(path string) {
-	sockets.Lock()
-	defer sockets.Unlock()
-	if sockets.calls[path].Value() == nil {
-		delete(sockets.calls, path)
-	}
 }
 
 // Begin counts a call. The caller ends it once.

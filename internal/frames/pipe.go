@@ -30,14 +30,6 @@ type callers struct {
 	of map[uint32]account
 }
 
-// callersOf returns what the ends of a pipe share; nil for other connections.
-func callersOf(nc net.Conn) *callers {
-	if p, ok := nc.(*pipeEnd); ok {
-		return p.callers
-	}
-	return nil
-}
-
 func (c *callers) put(id uint32, a account) {
 	if c != nil {
 		c.mu.Lock()

@@ -125,7 +125,6 @@ func (s *stream) isContradictory(ended bool) bool {
 	return s.declared >= 0 && (s.received > s.declared || ended && s.received < s.declared)
 }
 
-// errTimeout is the error of a timeout that cannot be read.
 func errTimeout(text string) error {
 	return fmt.Errorf("the header %s is malformed: %.20q is not up to 8 digits and a unit", timeoutKey, text)
 }

@@ -204,7 +204,6 @@ func (s *Server) opened(from context.Context, f *http2.MetaHeadersFrame, st *str
 	}()
 }
 
-// tooManyCalls is the error of a call that the budget refuses.
 func tooManyCalls(why Reason) error {
 	return status.Errorf(codes.ResourceExhausted, "too many calls are in progress (%s); call again later", why)
 }
@@ -243,10 +242,8 @@ var _ grpc.ServerStream = (*serverCall)(nil)
 func (c *serverCall) UID() uint32     { return c.stream.uid }
 func (c *serverCall) Budget() *Budget { return c.stream.budget }
 
-// Context implements [grpc.ServerStream].
 func (c *serverCall) Context() context.Context { return c.ctx }
 
-// SetHeader implements [grpc.ServerStream].
 func (c *serverCall) SetHeader(md metadata.MD) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -254,7 +251,6 @@ func (c *serverCall) SetHeader(md metadata.MD) error {
 	return nil
 }
 
-// SendHeader implements [grpc.ServerStream].
 func (c *serverCall) SendHeader(md metadata.MD) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -269,14 +265,12 @@ func (c *serverCall) SendHeader(md metadata.MD) error {
 	return nil
 }
 
-// SetTrailer implements [grpc.ServerStream].
 func (c *serverCall) SetTrailer(md metadata.MD) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.trailer = metadata.Join(c.trailer, md)
 }
 
-// SendMsg implements [grpc.ServerStream].
 func (c *serverCall) SendMsg(m any) error {
 	f, ok := m.(*Fragment)
 	if !ok {
@@ -293,7 +287,6 @@ func (c *serverCall) SendMsg(m any) error {
 	return nil
 }
 
-// RecvMsg implements [grpc.ServerStream].
 func (c *serverCall) RecvMsg(m any) (err error) {
 	f, ok := m.(*Fragment)
 	if !ok {
@@ -322,7 +315,9 @@ func (c *serverCall) end(err error) {
 	if c.sent {
 		header = nil
 	} else if errors.Is(c.ctx.Err(), context.DeadlineExceeded) {
-		c.stream.late()
+		c.stream.c.mu.Lock()
+		c.stream.charge() // a call whose deadline has passed counts as canceled
+		c.stream.c.mu.Unlock()
 	}
 	if errors.Is(err, ErrNotBegun) && !c.sent {
 		c.stream.close(http2.ErrCodeRefusedStream)

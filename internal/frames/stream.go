@@ -80,13 +80,6 @@ func (s *stream) charge() {
 	}
 }
 
-// late counts a stream whose deadline has passed, which cancels it as well.
-func (s *stream) late() {
-	s.c.mu.Lock()
-	defer s.c.mu.Unlock()
-	s.charge()
-}
-
 // refuse resets a stream because of what the peer has sent; c.mu is held.
 func (s *stream) refuse(code http2.ErrCode, err error) {
 	s.charge()

@@ -28,7 +28,6 @@ func (c *conn) flushUpdate() {
 	c.flush()
 }
 
-// write writes until the connection ends.
 func (c *conn) write() {
 	for {
 		select {
