@@ -19,6 +19,7 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/internal/launch/process"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/trust"
 )
@@ -46,7 +47,15 @@ func checkAlone(ctx context.Context, s *subject) outcome {
 	} else if peer, err := sock.Probe(ctx, s.path); err == nil {
 		plugin = peer.PID
 	}
-	others, err := watchersOf(dir, plugin)
+	watchers, err := process.Watchers(ctx, dir)
+	var others []string
+	for _, pid := range watchers {
+		if plugin != 0 && plugin != os.Getpid() && (pid == plugin || process.Descends(pid, plugin)) {
+			continue // the plugin's own; the child processes of a plugin that this process serves itself may be other hosts
+		}
+		name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)) // it may have exited
+		others = append(others, fmt.Sprintf("%s (process %d)", strings.TrimSpace(string(name)), pid))
+	}
 	switch {
 	case errors.Is(err, errors.ErrUnsupported):
 		return notApplicable("this system does not say who watches a directory")
@@ -57,6 +66,7 @@ func checkAlone(ctx context.Context, s *subject) outcome {
 	}
 	return pass("no process that can be seen from here watches %s", dir)
 }
+
 func checkPlace(ctx context.Context, s *subject) outcome {
 	info, err := sock.Stat(s.path)
 	found := info.Mode.String()

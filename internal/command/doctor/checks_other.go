@@ -13,6 +13,3 @@ func checks() []check {
 			"run Patchbay on Linux, or look at the log of the daemon")}
 	}}}
 }
-
-// Watchers returns none: this system does not say who watches a directory.
-func Watchers(context.Context, string) []string { return nil }

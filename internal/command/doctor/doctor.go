@@ -5,7 +5,11 @@ package doctor
 
 import (
 	"context"
+	"fmt"
+	"os"
+	"strings"
 
+	"github.com/patchbay-dev/patchbay/internal/launch/process"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
@@ -98,4 +102,25 @@ func warn(message, remedy string) Finding {
 
 func fail(message, remedy string) Finding {
 	return Finding{Status: Fail, Message: message, Remedy: remedy}
+}
+
+// Watchers returns the processes other than this one that watch a directory, as far as they can be seen from here. It reads what all
+// processes watch. If that fails it returns none.
+func Watchers(ctx context.Context, dir string) (names []string) {
+	pids, _ := process.Watchers(ctx, dir)
+	for _, pid := range pids {
+		names = append(names, processName(pid))
+	}
+	return names
+}
+
+func processName(pid int) string {
+	if pid == 0 {
+		return "a process that cannot be seen from here"
+	}
+	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	if err != nil {
+		return fmt.Sprintf("process %d", pid)
+	}
+	return fmt.Sprintf("process %d (%s)", pid, strings.TrimSpace(string(name)))
 }

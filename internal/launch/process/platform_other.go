@@ -139,3 +139,6 @@ func MayChangeUser() bool { return os.Geteuid() == 0 }
 
 // Descends reports false: the ancestors of a process are not known on this system.
 func Descends(pid, from int) bool { return false }
+
+// Watchers fails: the watches of other processes are not known on this system.
+func Watchers(context.Context, string) ([]int, error) { return nil, errors.ErrUnsupported }
