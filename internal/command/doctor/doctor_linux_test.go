@@ -387,7 +387,7 @@ func TestCgroups(t *testing.T) {
 }
 
 func TestClock(t *testing.T) {
-	now := time.Date(builtYear, 6, 1, 0, 0, 0, 0, time.UTC)
+	now := time.Date(2026, 6, 1, 0, 0, 0, 0, time.UTC)
 	for _, tc := range []struct {
 		now, written time.Time
 		synchronised bool
@@ -397,8 +397,8 @@ func TestClock(t *testing.T) {
 		{now, now.Add(time.Second), true, OK},
 		{now, now.Add(time.Hour), true, Warn},
 		{now, time.Time{}, false, Warn},
-		{time.Unix(0, 0), time.Time{}, true, Fail},
-		{now.AddDate(200, 0, 0), time.Time{}, true, Fail},
+		{time.Unix(0, 0), time.Time{}, false, Warn},
+		{time.Unix(0, 0), now, true, Warn},
 	} {
 		f := lookAtClock(tc.now, tc.written, tc.synchronised)
 		if f.Status != tc.want || (f.Status == OK) != (f.Remedy == "") {
