@@ -172,7 +172,6 @@ func (r *Store) take(l *roster, p place, info *PluginInfo, err error, then func(
 	return nil
 }
 
-// Publish implements Staged.
 func (st *stage) Publish() {
 	r := st.registry
 	r.mu.Lock()
@@ -185,12 +184,11 @@ func (st *stage) Publish() {
 	}
 }
 
-// Discard implements Staged.
 func (st *stage) Discard() error {
 	return st.registry.change(st.roster.key, st.discardIn)
 }
 
-// discardIn is Discard in a roster. The caller holds l.changing.
+// The caller holds l.changing.
 func (st *stage) discardIn(l *roster) (err error) {
 	r := st.registry
 	i, to, shown := st.leave(l)
@@ -239,13 +237,13 @@ func (st *stage) cool() {
 	}
 }
 
-// enter takes its place in a slot. The caller holds r.mu.
+// enter stages st in a slot. The caller holds r.mu.
 func (st *stage) enter(_ *roster, s *slot) {
 	s.void()
 	s.staged = st
 }
 
-// void has what is staged in s not published any more. The caller holds r.mu.
+// void cancels what is staged in s. The caller holds r.mu.
 func (s *slot) void() {
 	if s.staged != nil {
 		s.staged.cool()
@@ -253,8 +251,7 @@ func (s *slot) void() {
 	s.staged = nil
 }
 
-// leave has nobody publish st any more. It returns the index of its slot in l, or -1 if it is void, and what is shown in that and where it
-// belongs.
+// leave cancels st. It returns the index of its slot in l, or -1 if st is void, the instance that the slot shows, and its new index.
 func (st *stage) leave(l *roster) (i, to int, shown *instance) {
 	st.registry.mu.Lock()
 	defer st.registry.mu.Unlock()

@@ -129,7 +129,6 @@ func (c *sharedConn) begin(ctx context.Context, fragments bool) (grpc.ClientConn
 	}
 }
 
-// Invoke implements grpc.ClientConnInterface.
 func (c *sharedConn) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
 	var sentTo peer.Peer
 	opts = append(slices.Clip(opts), grpc.Peer(&sentTo))
@@ -176,20 +175,17 @@ func (c *sharedConn) NewStream(
 	}
 }
 
-// sharedStream is a stream of a sharedConn.
 type sharedStream struct {
 	grpc.ClientStream
 	caller context.Context //nolint:containedctx // The stream's own ends with the connection.
 	key    key
 }
 
-// RecvMsg implements grpc.ClientStream.
 func (s *sharedStream) RecvMsg(m any) error {
 	return replaced(s.caller, s.key, s.ClientStream.RecvMsg(m))
 }
 
-// replaced makes the end of a call with its connection what it is to the caller, who does not know of the connection and has canceled
-// nothing: codes.Unavailable.
+// replaced turns the error of a call whose connection was closed into codes.Unavailable: the caller has canceled nothing.
 func replaced(ctx context.Context, k key, err error) error {
 	if status.Code(err) != codes.Canceled || ctx.Err() != nil || !strings.HasPrefix(status.Convert(err).Message(), frames.Closing) {
 		return err
@@ -198,8 +194,8 @@ func replaced(ctx context.Context, k key, err error) error {
 		"or its host ends", k.ptype, k.name)
 }
 
-// missed says of a call that was never sent whether it belongs to another instance now: its own stopped to take calls between the moment in
-// which the call began and the one in which it was to be sent. It is then made on the other one.
+// missed reports whether a call that was never sent is to be made on another instance: its own instance stopped accepting calls after the
+// call began.
 func (c *sharedConn) missed(l *link, err error) bool {
 	if status.Code(err) != codes.Unavailable {
 		return false

@@ -51,7 +51,6 @@ type Store struct {
 	waits map[key]*wait
 }
 
-// key identifies a plugin.
 type key struct{ ptype, name string }
 
 // instance is one visible instance. It is immutable; a change of its state replaces it.
@@ -63,7 +62,6 @@ type instance struct {
 	link     *link
 }
 
-// newInstance makes an instance with a link of its own.
 func newInstance(p *pool, info *PluginInfo) *instance {
 	in := &struct {
 		instance
@@ -74,7 +72,7 @@ func newInstance(p *pool, info *PluginInfo) *instance {
 	return &in.instance
 }
 
-// view is what readers see of one plugin: at least one instance. It is immutable.
+// view is an immutable snapshot of one plugin for readers. It has at least one instance.
 type view struct {
 	instances []*instance // newest first
 	current   *instance   // the newest that is reachable, or nil
@@ -149,7 +147,6 @@ func (r *Store) Shutdown() {
 	})
 }
 
-// usable returns why the registry does nothing, or nil.
 func (r *Store) usable() error {
 	if r.unusable != nil {
 		return r.unusable
@@ -168,7 +165,7 @@ func (r *Store) view(k key) *view {
 	return nil
 }
 
-// newView sorts out which of the instances in slots is used for what. It returns nil if none is visible.
+// newView returns nil if no instance in slots is visible.
 func newView(slots []slot) *view {
 	if !slices.ContainsFunc(slots, func(s slot) bool { return s.shown != nil }) {
 		return nil
@@ -195,7 +192,6 @@ func newView(slots []slot) *view {
 	return v
 }
 
-// find returns an instance, or nil.
 func (v *view) find(allocID string) *instance {
 	if v != nil {
 		for _, in := range v.instances {

@@ -115,7 +115,6 @@ func (l *link) warm() {
 	})
 }
 
-// end ends a call.
 func (l *link) end() {
 	if l.use.Add(-oneCall) == retired {
 		l.closeUnused()
@@ -210,7 +209,6 @@ func (p *pool) connect(l *link, fragments bool) (frames.Conn, error) {
 	return c, nil
 }
 
-// connectFragments makes a connection of l of fragments.
 func (p *pool) connectFragments(l *link) frames.Conn {
 	c := frames.NewClient(frames.ClientConfig{
 		Dial:    func(ctx context.Context) (net.Conn, error) { return p.dialFor(ctx, l) },
@@ -220,7 +218,7 @@ func (p *pool) connectFragments(l *link) frames.Conn {
 	return frames.Intercept(c, p.connections.Interceptor(l.path))
 }
 
-// ownerOf returns the user to whom counts what an instance causes: the one who answers for it, or the number that no user has.
+// ownerOf returns the user whose quotas an instance uses: the user who answers for it, or a number that no user has.
 func ownerOf(info *PluginInfo) uint32 {
 	if info != nil && info.Record != nil && info.Record.Account != nil {
 		return info.Record.Account.UID
@@ -228,7 +226,7 @@ func ownerOf(info *PluginInfo) uint32 {
 	return math.MaxUint32
 }
 
-// dialFor connects to the socket of l, if who serves it passes judgement.
+// dialFor connects to the socket of l and checks the process that serves it.
 func (p *pool) dialFor(ctx context.Context, l *link) (net.Conn, error) {
 	var conn net.Conn
 	err := callback.Call(func() error {
@@ -251,7 +249,6 @@ func (p *pool) dialFor(ctx context.Context, l *link) (net.Conn, error) {
 	return sock.Plain(conn), nil
 }
 
-// optionsFor returns the options of the connection to a socket.
 func (p *pool) optionsFor(path string) []grpc.DialOption {
 	options := slices.Clone(p.options)
 	for _, h := range p.stats {
@@ -260,7 +257,7 @@ func (p *pool) optionsFor(path string) []grpc.DialOption {
 	return append(options, p.connections.DialOptions(path)...)
 }
 
-// work does something on a goroutine of the pool, unless that is shut down.
+// work runs do on a goroutine of the pool, unless the pool is shut down.
 func (p *pool) work(do func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

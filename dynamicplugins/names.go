@@ -2,8 +2,8 @@ package dynamicplugins
 
 import "sync"
 
-// keptNames say whose names are. They are saved with the plugins of the same name, so that no crash leaves a name of which neither a plugin
-// nor this is known.
+// keptNames are the reservations of names for users. A reservation is saved together with the plugins of the name, so that a crash loses
+// neither or both.
 type keptNames struct {
 	restored []KeptName
 	pending  sync.Map // key → *KeptName: not saved yet
@@ -32,12 +32,12 @@ func (r *Store) SaveName(ptype, name string) error {
 	})
 }
 
-// unsaved returns what is to be saved of a name; nil if that is nothing.
+// unsaved returns the reservation that is to be saved for a name, or nil.
 func (n *keptNames) unsaved(k key) *KeptName {
 	kept, _ := n.pending.Load(k)
 	name, _ := kept.(*KeptName)
 	return name
 }
 
-// saved forgets what was saved, unless something else was said meanwhile.
+// saved drops a pending reservation that was saved, unless a newer one has replaced it.
 func (n *keptNames) saved(k key, kept *KeptName) { n.pending.CompareAndDelete(k, kept) }

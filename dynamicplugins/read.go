@@ -151,7 +151,6 @@ func (r *Store) collect(ptype, name string) []*view {
 	return views
 }
 
-// sorted sorts views by type and name.
 func sorted(views []*view) []*view {
 	slices.SortFunc(views, func(a, b *view) int {
 		p, q := a.instances[0].info, b.instances[0].info
@@ -160,7 +159,6 @@ func sorted(views []*view) []*view {
 	return views
 }
 
-// infos returns the instances of views, in order.
 func infos(views []*view) []*PluginInfo {
 	plugins := make([]*PluginInfo, 0, len(views))
 	for _, v := range views {
@@ -171,7 +169,6 @@ func infos(views []*view) []*PluginInfo {
 	return plugins
 }
 
-// missing returns the error for a plugin that has no instance.
 func (r *Store) missing(k key) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

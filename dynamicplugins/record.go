@@ -132,14 +132,12 @@ func toStored(p *PluginInfo) *PluginInfo {
 	return &stored
 }
 
-// optionText is the values of options, one behind the other, so that all of them are one string: that makes a storm of registrations
-// measurably cheaper.
+// optionText holds the concatenated values of options, so that they share one string: many registrations become measurably cheaper.
 type optionText struct {
 	values  []byte
 	options []optionEnd
 }
 
-// optionEnd is an option and where its value ends.
 type optionEnd struct {
 	option string
 	end    int
@@ -158,7 +156,7 @@ func (t optionText) copyTo(options map[string]string) {
 	}
 }
 
-// fromStored is the reverse of toStored. It returns an instance of its own.
+// fromStored reverses toStored and returns a copy.
 func fromStored(p *PluginInfo) *PluginInfo {
 	p = p.clone()
 	stored := maps.Clone(p.Options)

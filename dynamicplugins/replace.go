@@ -5,7 +5,7 @@ import (
 	"maps"
 )
 
-// replacement has callers of a plugin wait for another instance than the one that goes.
+// replacement makes callers of a plugin wait until another instance has taken the place of the one that is stopped.
 type replacement struct{ allocID string }
 
 // Replacing says that an instance of a plugin goes, and that another one takes its place: calls on shared connections that begin before
@@ -42,7 +42,7 @@ func (r *Store) setReplacement(k key, to *replacement) {
 	r.replacing.Store(&all)
 }
 
-// replacement returns that of a plugin; nil for none.
+// replacement returns the replacement of a plugin, or nil.
 func (r *Store) replacement(k key) *replacement {
 	if all := r.replacing.Load(); all != nil {
 		return (*all)[k]
@@ -61,7 +61,7 @@ func (r *Store) AwaitReplaced(ctx context.Context, ptype, name string) error {
 	return err
 }
 
-// goes says whether the instance that a view has for callers, if it has one, is the one that goes.
+// goes reports whether the instance that callers of the view use is the one that is stopped.
 func (p *replacement) goes(v *view) bool {
 	return p != nil && (v == nil || v.shared == nil || v.shared.info.AllocID == p.allocID)
 }

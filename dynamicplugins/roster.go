@@ -43,7 +43,6 @@ func newRoster(k key) *roster {
 	return l
 }
 
-// roster returns the roster of k, or nil.
 func (r *Store) roster(k key) *roster {
 	v, _ := r.rosters.Load(k)
 	l, _ := v.(*roster)
@@ -118,7 +117,6 @@ func (r *Store) put(l *roster, plugins []*PluginInfo) error {
 	return r.saved(l, s, r.save.one(s))
 }
 
-// saving returns what is to be saved so that plugins are the state of l.
 func (r *Store) saving(l *roster, plugins []*PluginInfo) saving {
 	return saving{key: l.key, plugins: plugins, kept: r.kept.unsaved(l.key)}
 }
@@ -158,7 +156,7 @@ func (r *Store) show(l *roster) {
 	r.wake(l.key)
 }
 
-// count keeps r.names right when a name gets or loses its view. The caller holds r.mu.
+// count updates r.names when a name gets or loses its view. The caller holds r.mu.
 func (r *Store) count(ptype string, before, after bool) {
 	switch {
 	case after && !before:

@@ -30,7 +30,6 @@ type saver struct {
 	all func([]saving) []error
 }
 
-// newSaver returns the saver for a storage that holds the lists of loaded.
 func newSaver(state StateStorage, loaded map[key][]*PluginInfo) saver {
 	if state == nil {
 		return saver{func(saving) error { return nil }, func([]saving) []error { return nil }}
@@ -94,7 +93,6 @@ type wholeSaver struct {
 	next *group // the changes that wait for saving; nil if there are none
 }
 
-// group is changes of different plugins that are saved together.
 type group struct {
 	lists map[key]*list.List // nil: nothing is left of the plugin
 	done  chan struct{}

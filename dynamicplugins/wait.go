@@ -2,7 +2,7 @@ package dynamicplugins
 
 import "context"
 
-// wait is those who wait for a change of one plugin. It exists while somebody waits.
+// wait counts the callers that wait for a change of one plugin. It is removed with the last one.
 type wait struct {
 	changed chan struct{} // closed at the change
 	waiters int
@@ -39,7 +39,6 @@ func (r *Store) await(ctx context.Context, k key, ready func(*view) bool) error 
 	}
 }
 
-// giveUp takes one waiter from w.
 func (r *Store) giveUp(k key, w *wait) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -12,7 +12,6 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/callback"
 )
 
-// database is a state file that is open with bbolt.
 type database struct {
 	bolt *bbolt.DB
 	file *os.File // bbolt's own, which it closes
@@ -69,7 +68,6 @@ func (d *database) transact(writable bool, fn func(*bbolt.Tx) error) (id uint64,
 	return id, tx.Commit()
 }
 
-// view runs fn in a transaction that only reads.
 func (s *Store) view(fn func(*bbolt.Tx) error) error {
 	s.access.RLock()
 	defer s.access.RUnlock()
@@ -206,7 +204,7 @@ func (d *database) settle(transaction uint64) error {
 // checkKey is in the bucket of the format while [Store.Check] is at work.
 var checkKey = []byte("check")
 
-// unsaved takes note of what could not be written. The caller holds s.writing.
+// unsaved remembers records that could not be written. The caller holds s.writing.
 func (s *Store) unsaved(records []record) {
 	size := 0
 	for _, r := range records {

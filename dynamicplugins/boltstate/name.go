@@ -38,7 +38,6 @@ func decodeName(key, stored []byte) (name dynamicplugins.KeptName, err error) {
 	return name, d.end()
 }
 
-// keptNames returns the names that are kept.
 func keptNames(tx *bbolt.Tx) (names []dynamicplugins.KeptName, err error) {
 	bucket := tx.Bucket(namesBucket)
 	if bucket == nil {

@@ -173,7 +173,6 @@ func syncDir(dir string) error {
 	return errors.Join(syncFile(d), d.Close())
 }
 
-// openDB opens an existing file with bbolt.
 func openDB(path string, readOnly bool) (db *database, err error) {
 	// gofail: var boltstateOpen string
 	// return nil, fmt.Errorf("cannot open state file %s: %s", path, boltstateOpen)
@@ -243,7 +242,6 @@ func inspect(path string) (err error) {
 	return inspectContent(path, db)
 }
 
-// inspectContent checks the format and every record.
 func inspectContent(path string, db *database) error {
 	_, err := db.transact(false, func(tx *bbolt.Tx) error {
 		meta, plugins := tx.Bucket(metaBucket), tx.Bucket(pluginsBucket)

@@ -33,7 +33,6 @@ const (
 
 var order = binary.NativeEndian
 
-// pages checks the pages of one file.
 type pages struct {
 	file io.ReaderAt
 	meta boltMeta
@@ -129,7 +128,6 @@ func readMetaAt(file io.ReaderAt, offset int64) (boltMeta, error) {
 	return decodeMeta(page[pageHeaderSize:])
 }
 
-// decodeMeta returns what the 64 bytes of a meta page say.
 func decodeMeta(b []byte) (boltMeta, error) {
 	if order.Uint32(b) != boltMagic || order.Uint32(b[4:]) != boltVersion {
 		return boltMeta{}, errors.New("it is not a bbolt file")
@@ -313,7 +311,6 @@ func (p *pages) checkElement(e element, below keys) error {
 	return p.checkPage(e.value[bucketSize:], keys{})
 }
 
-// span returns size bytes of b at pos.
 func span(b []byte, pos, size uint64) ([]byte, error) {
 	if pos < elementSize || pos+size > uint64(len(b)) {
 		return nil, errTruncated

@@ -169,7 +169,6 @@ func (s *Store) PutDynamicPluginChanges(changes []*dynamicplugins.PluginChange) 
 	return errs
 }
 
-// cannotWrite is the error of a change.
 func (s *Store) cannotWrite(err error) error {
 	return fmt.Errorf("cannot write state file %s: %w", s.path, err)
 }
@@ -193,14 +192,14 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// use counts the caller among those whom Close waits for; it calls s.users.Done when it has finished.
+// use makes Close wait for the caller, which calls s.users.Done when it has finished.
 func (s *Store) use() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.enter()
 }
 
-// enter is use for who holds s.mu.
+// enter is use for a caller that holds s.mu.
 func (s *Store) enter() error {
 	if s.closed {
 		return fmt.Errorf("cannot use state file %s: %w", s.path, ErrClosed)
@@ -209,7 +208,6 @@ func (s *Store) enter() error {
 	return nil
 }
 
-// group is records that are written in one transaction.
 type group struct {
 	records []record      // guarded by Store.mu
 	callers int           // guarded by Store.mu
@@ -308,7 +306,7 @@ func (s *Store) write(g *group) {
 // maxSpare is how many records the memory that is kept for the next group has room for, at most.
 const maxSpare = 4096
 
-// take returns the records of g after the first n. If there are none, it closes g to further records.
+// take returns the records of g after the first n. If there are none, no more records can join g.
 func (s *Store) take(g *group, n int) []record {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -335,7 +333,7 @@ func newEncoder() *encoder {
 	return e
 }
 
-// free gives the memory of all records of e away.
+// free makes the memory of all records of e available for later ones.
 func (e *encoder) free() {
 	const most = 1 << 20 // bytes, so that a great change leaves nothing great behind
 	if cap(e.text) <= most {
@@ -344,7 +342,6 @@ func (e *encoder) free() {
 	}
 }
 
-// change returns the record of a change.
 func (e *encoder) change(change *dynamicplugins.PluginChange) (record, error) {
 	if change == nil {
 		return record{}, errors.New("a change is nil")
@@ -401,7 +398,6 @@ func (r record) put(plugins *bbolt.Bucket) error {
 	return bucket.Put(r.key, r.value)
 }
 
-// recordsOf returns the records of a whole state.
 func recordsOf(state *dynamicplugins.RegistryState) ([]record, error) {
 	if state == nil {
 		return nil, nil

@@ -52,7 +52,6 @@ func fill() *dynamicplugins.RegistryState {
 	)
 }
 
-// stateOf makes a state of instances, those of one plugin newest first.
 func stateOf(plugins ...*dynamicplugins.PluginInfo) *dynamicplugins.RegistryState {
 	state := &dynamicplugins.RegistryState{Plugins: make(map[string]map[string]*list.List)}
 	for _, p := range plugins {
@@ -80,7 +79,6 @@ func (s *session) put(states ...*dynamicplugins.RegistryState) error {
 	return nil
 }
 
-// atOnce calls write for each writer at the same time.
 func atOnce(writers int, write func(writer int) error) error {
 	errs := make([]error, writers)
 	var running sync.WaitGroup

@@ -24,7 +24,6 @@ func (s *session) expectKept(want *dynamicplugins.RegistryState) error {
 	return nil
 }
 
-// expect checks that the storage holds want.
 func (s *session) expect(want *dynamicplugins.RegistryState) error {
 	got, err := s.GetDynamicPluginRegistryState()
 	if err != nil {

@@ -33,7 +33,6 @@ func Test(t *testing.T, open Open) {
 	}
 }
 
-// session is a storage under test.
 type session struct {
 	open Open
 	dir  string
@@ -58,7 +57,6 @@ func (s *session) close() error {
 	return nil
 }
 
-// reopen closes the storage and opens it anew.
 func (s *session) reopen() error {
 	err := s.close()
 	if err == nil {

@@ -45,7 +45,6 @@ func Bounded(info *dynamicplugins.PluginInfo, conn grpc.ClientConnInterface, tim
 	return endpoint.Bounded(conn, func() time.Duration { return endpoint.Timeout(timeouts(ptype, name), 0) })
 }
 
-// announcedType returns the type that a driver announced when it registered.
 func announcedType(info *dynamicplugins.PluginInfo) string {
 	if r := info.Record; r != nil && r.RoleOf != "" {
 		return r.RoleOf

@@ -22,7 +22,6 @@ import (
 // retry is how long to wait before a driver that is not ready is asked again. It is in use within a second of being ready.
 var retry = backoff.Backoff{Min: 100 * time.Millisecond, Max: 800 * time.Millisecond}
 
-// driver is a CSI driver that is being asked.
 type driver struct {
 	identity    csipb.IdentityClient
 	node        csipb.NodeClient
@@ -48,14 +47,12 @@ func (d driver) await(ctx context.Context, timeout time.Duration, name, version 
 	}
 }
 
-// mayPass reports whether an error may be that of a driver which has just begun: it is not ready, or a call has failed, such as NodeGetInfo
-// during a boot.
+// mayPass reports whether an error may be transient: the driver is not ready, or a call such as NodeGetInfo failed during a boot.
 func mayPass(err error) bool {
 	failed, isCall := status.FromError(err)
 	return errors.Is(err, cache.ErrRetry) || isCall && failed.Code() != codes.Unimplemented
 }
 
-// ask makes the calls of one registration.
 func (d driver) ask(ctx context.Context, name, version string) (cache.Registration, error) {
 	ready, err := d.probe(ctx)
 	switch {
@@ -67,7 +64,6 @@ func (d driver) ask(ctx context.Context, name, version string) (cache.Registrati
 	return d.examine(ctx, name, version)
 }
 
-// probe reports whether the driver is ready.
 func (d driver) probe(ctx context.Context) (ready bool, err error) {
 	answer, err := endpoint.Call(ctx, d.callTimeout, "Probe", d.identity.Probe, &csipb.ProbeRequest{})
 	switch {
@@ -80,7 +76,6 @@ func (d driver) probe(ctx context.Context) (ready bool, err error) {
 	return answer.GetReady() == nil || answer.GetReady().GetValue(), nil
 }
 
-// examine finds out what the driver is.
 func (d driver) examine(ctx context.Context, name, version string) (cache.Registration, error) {
 	vendorVersion, err := d.identify(ctx, name)
 	if err != nil {

@@ -65,7 +65,6 @@ func NodeInfoOf(info *dynamicplugins.PluginInfo) (NodeInfo, bool) {
 	return node, true
 }
 
-// addTo adds the node to the details of a registration.
 func (n NodeInfo) addTo(details map[string]string) error {
 	details[keyNodeID] = n.NodeID
 	if n.MaxVolumesPerNode > 0 {
@@ -123,7 +122,7 @@ func checkTopology(segments map[string]string) error {
 	return nil
 }
 
-// isPrefix says whether a text can stand before the slash of a topology key.
+// isPrefix reports whether a text is valid before the slash of a topology key.
 func isPrefix(text string) bool {
 	return foreign.IsSegment(text) && !strings.ContainsFunc(text, func(r rune) bool { return r == '_' || unicode.IsUpper(r) })
 }

@@ -45,7 +45,6 @@ func negotiate(versions []string) (string, error) {
 	return "", fmt.Errorf(why, versions)
 }
 
-// announcesZero reports whether one of the versions is 0.x.
 func announcesZero(versions []string) bool {
 	return slices.ContainsFunc(versions, func(version string) bool {
 		numbers, err := parseVersion(version)

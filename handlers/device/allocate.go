@@ -156,7 +156,6 @@ func (h *Handler) claim(ctx context.Context, request Request, wanted wish) (a *a
 	return a, p, err
 }
 
-// settle ends being busy with an allocation.
 func (h *Handler) settle(a *allocation) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -196,7 +195,6 @@ func (h *Handler) remove(a *allocation) {
 // adviceTimeout bounds what advice may cost an allocation: a plugin that does not give it in time has none.
 const adviceTimeout = time.Second
 
-// again returns an allocation that exists.
 func (h *Handler) again(ctx context.Context, a *allocation, p *plugin, wanted wish) (Allocation, error) {
 	if !a.equal(wanted) {
 		return Allocation{}, fmt.Errorf("it has %d devices since %s, and was asked for otherwise: %w; release it first", len(a.Devices),
@@ -275,7 +273,6 @@ func (h *Handler) give(ctx context.Context, a *allocation, p *plugin) error {
 	return h.makeReady(ctx, a, p)
 }
 
-// refused is the error for a call to a plugin that failed.
 func refused(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil {
 		return fmt.Errorf("%w: %w", cause, err)
@@ -331,7 +328,6 @@ func (r *resource) choose(w wish, preferred []string) ([]string, error) {
 	return chosen, nil
 }
 
-// checkFree says why a device cannot be allocated.
 func (r *resource) checkFree(id string) error {
 	_, listed := r.devices[id]
 	holder := r.holders[id]

@@ -89,7 +89,6 @@ type announcement struct {
 	keep     bool          // the plugin stays remembered; set before leave is closed
 }
 
-// begin serves until end is called.
 func (a *announcement) begin() {
 	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxRegister), grpc.WaitForHandlers(true))
 	registerapi.RegisterRegistrationServer(server, a)
@@ -105,7 +104,7 @@ func (a *announcement) begin() {
 	})
 }
 
-// takeDown ends the announcement of a plugin that is gone, refused or replaced, and does not wait for that.
+// takeDown ends the announcement of a plugin that has exited or was refused or replaced. It does not block.
 func (a *announcement) takeDown() { a.end(false) }
 
 // end ends the announcement. The plugin may stay remembered, to be announced again when the host comes back.
@@ -116,7 +115,7 @@ func (a *announcement) end(keep bool) {
 	})
 }
 
-// answer is what the plugin is told: that it was refused, if that has been decided. It hears of nothing that comes later.
+// answer returns the error for the plugin's Register: that it was refused, if that is decided already. Later decisions are not sent.
 func (a *announcement) answer() error {
 	a.telling.Do(func() { close(a.told) })
 	if a.refusal != "" {
@@ -125,7 +124,6 @@ func (a *announcement) answer() error {
 	return nil
 }
 
-// GetInfo implements registerapi.RegistrationServer.
 func (a *announcement) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
 	return &registerapi.PluginInfo{
 		Type: registerapi.DevicePlugin, Name: a.resource, Endpoint: a.path, SupportedVersions: []string{pluginapi.Version},

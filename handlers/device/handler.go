@@ -181,7 +181,7 @@ func (h *Handler) Changed() <-chan struct{} {
 	return h.changed
 }
 
-// tell says that something has changed. The caller holds h.mu.
+// tell closes the channel that Changed returns. The caller holds h.mu.
 func (h *Handler) tell() {
 	close(h.changed)
 	h.changed = make(chan struct{})
@@ -265,7 +265,6 @@ func (h *Handler) register(
 	return p, nil
 }
 
-// meet asks a plugin for its options and begins to watch its devices.
 func (h *Handler) meet(ctx context.Context, p *plugin) error {
 	if err := p.askOptions(ctx, h.older.optionsOf(p.path)); err != nil {
 		return err
@@ -284,7 +283,7 @@ func (h *Handler) meet(ctx context.Context, p *plugin) error {
 	}
 }
 
-// install makes a plugin the one of its resource.
+// install makes p the plugin of its resource.
 func (h *Handler) install(p *plugin) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -382,7 +381,7 @@ func (h *Handler) drop(name string) {
 	}
 }
 
-// depart lets go of the plugin of a resource. The caller holds h.mu.
+// depart releases the plugin of a resource. The caller holds h.mu.
 func (h *Handler) depart(r *resource) {
 	if r.plugin == nil {
 		return
@@ -392,7 +391,7 @@ func (h *Handler) depart(r *resource) {
 	h.tidy(r)
 }
 
-// tidy forgets a resource of which nothing is left to show. The caller holds h.mu.
+// tidy removes a resource that has no plugin, devices or allocations. The caller holds h.mu.
 func (h *Handler) tidy(r *resource) {
 	if r.idle() && len(r.devices) == 0 {
 		delete(h.resources, r.name)

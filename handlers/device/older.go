@@ -226,7 +226,6 @@ func (o *older) restore(name string, r endpointRecord) {
 	o.forget(name)
 }
 
-// remember saves a plugin that is in use.
 func (o *older) remember(a *announcement) {
 	record, err := json.Marshal(endpointRecord{
 		Resource: a.resource, Socket: a.socket.String(), PreStart: a.preStart, Preferred: a.preferred,
@@ -241,7 +240,6 @@ func (o *older) remember(a *announcement) {
 	}
 }
 
-// left is called when an announcement was taken down.
 func (o *older) left(a *announcement) {
 	o.saving.Lock()
 	defer o.saving.Unlock()
@@ -257,14 +255,12 @@ func (o *older) left(a *announcement) {
 	}
 }
 
-// forget removes what remember saved.
 func (o *older) forget(name string) {
 	if err := o.h.store.Delete(endpointPrefix + name); err != nil {
 		o.h.log.Warn("cannot forget a device plugin that is gone", "endpoint", foreign.Clip(name), "error", err)
 	}
 }
 
-// matching returns announcements.
 func (o *older) matching(is func(*announcement) bool) []*announcement {
 	if o == nil {
 		return nil
@@ -281,7 +277,7 @@ func (o *older) takeDown(is func(*announcement) bool) {
 	}
 }
 
-// isOutdated says whether a plugin registered again at the same endpoint after an announcement.
+// isOutdated reports whether a plugin registered again at the same endpoint after an announcement.
 func (o *older) isOutdated(a *announcement) bool {
 	return len(o.matching(func(other *announcement) bool { return other.path == a.path && other.serial > a.serial })) > 0
 }
@@ -305,12 +301,12 @@ func (o *older) optionsOf(path string) *options {
 	return nil
 }
 
-// isDead says whether a path is that of a plugin that registered the older way and is gone.
+// isDead reports whether a path is that of a plugin that registered the older way and has exited.
 func (o *older) isDead(path string) bool {
 	return o.optionsOf(path) != nil && isDead(path)
 }
 
-// isDead says whether nobody can accept at a path.
+// isDead reports whether no process accepts at a path.
 func isDead(path string) bool {
 	err := endpoint.Probe(context.Background(), path)
 	return sock.IsRefused(err) || sock.IsGone(err)

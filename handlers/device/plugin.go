@@ -13,7 +13,6 @@ import (
 	"github.com/patchbay-dev/patchbay/handlers/internal/endpoint"
 )
 
-// options is what a plugin says of itself.
 type options struct {
 	// preStart: PreStartContainer is to be called before each start of an owner.
 	preStart bool
@@ -21,7 +20,6 @@ type options struct {
 	preferred bool
 }
 
-// plugin is one running instance of a device plugin.
 type plugin struct {
 	resource, path string
 	timeout        time.Duration // of one call
@@ -131,7 +129,7 @@ func (h *Handler) release(p *plugin) {
 	h.running.Go(p.conn.Retire)
 }
 
-// forsake lets go of a plugin that is not used, and waits until nothing is left of it.
+// forsake releases a plugin that is not used and waits until its stream has ended.
 func (h *Handler) forsake(p *plugin) {
 	p.unwatch()
 	if p.unwatched != nil {

@@ -21,12 +21,10 @@ const (
 	maxDeviceID = 256
 )
 
-// checkResource checks that a name is that of an extended resource.
 func checkResource(resource string) error {
 	return foreign.PluginName(registerapi.DevicePlugin, resource)
 }
 
-// checkVersions checks that one of the versions is supported.
 func checkVersions(versions []string) error {
 	if slices.Contains(versions, pluginapi.Version) {
 		return nil
@@ -71,7 +69,7 @@ type resource struct {
 	holders     map[string]*allocation // by device
 }
 
-// idle says whether the resource has neither a plugin nor allocations.
+// idle reports whether the resource has neither a plugin nor allocations.
 func (r *resource) idle() bool { return r.plugin == nil && len(r.allocations) == 0 }
 
 // resource returns the resource of a name, which is a new one if there is none. The caller holds h.mu.
@@ -92,7 +90,6 @@ func (r *resource) available() *plugin {
 	return r.plugin
 }
 
-// health says how a device is.
 func (r *resource) health(id string) Health {
 	d, listed := r.devices[id]
 	switch {
@@ -118,7 +115,6 @@ func (r *resource) free() []string {
 	return ids
 }
 
-// list returns the devices, in order.
 func (r *resource) list() []Device {
 	ids := slices.Collect(maps.Keys(r.devices))
 	for id := range r.holders {

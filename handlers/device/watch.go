@@ -13,7 +13,6 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/foreign"
 )
 
-// retry is how long to wait before another stream of lists.
 var retry = backoff.Backoff{Min: 50 * time.Millisecond, Max: 5 * time.Second}
 
 const (
@@ -26,7 +25,6 @@ const (
 	maxNodes = 64
 )
 
-// device is what a plugin says of one of its devices.
 type device struct {
 	healthy bool
 	nodes   []int64
@@ -62,7 +60,6 @@ func (h *Handler) watch(ctx context.Context, p *plugin) {
 	}
 }
 
-// stream takes lists until the stream breaks.
 func (h *Handler) stream(ctx context.Context, p *plugin) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -158,7 +155,7 @@ func (h *Handler) lost(p *plugin, err error) {
 	}
 }
 
-// answerFirst says how the first list went, once.
+// answerFirst reports the result of the first list, once.
 func (p *plugin) answerFirst(err error) {
 	select {
 	case p.first <- err:

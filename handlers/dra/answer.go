@@ -21,10 +21,8 @@ const (
 	maxShareID  = 63
 )
 
-// errNoAnswer is for claims that are missing in an answer.
 var errNoAnswer = errors.New("the driver's answer says nothing of it; try again, and report it to the driver's author")
 
-// preparedDevices returns the devices that a driver prepared for a claim.
 func preparedDevices(claims map[string]*drav1.NodePrepareResourceResponse, uid string) ([]*drav1.Device, error) {
 	claim, ok := claims[uid]
 	if err := claimError(ok, claim.GetError()); err != nil {
@@ -41,7 +39,7 @@ func preparedDevices(claims map[string]*drav1.NodePrepareResourceResponse, uid s
 	return claim.GetDevices(), nil
 }
 
-// claimError is what an answer says went wrong with a claim.
+// claimError returns the error that an answer has for a claim.
 func claimError(answered bool, text string) error {
 	switch {
 	case !answered:

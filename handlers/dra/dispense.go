@@ -52,7 +52,6 @@ type versionedConn struct {
 	services []string
 }
 
-// Invoke implements grpc.ClientConnInterface.
 func (c versionedConn) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) (err error) {
 	for _, service := range c.services {
 		err = c.ClientConnInterface.Invoke(ctx, "/k8s.io.kubelet.pkg.apis.dra."+service+"/"+path.Base(method), args, reply, opts...)

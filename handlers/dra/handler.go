@@ -152,7 +152,7 @@ func (h *Handler) RegisterPluginContext(
 	return registration, nil
 }
 
-// add makes an instance the newest of its driver. It takes the place of one at the same endpoint.
+// add makes an instance the newest of its driver. It replaces an instance at the same endpoint.
 func (h *Handler) add(in *instance) error {
 	h.mu.Lock()
 	if h.closed {
@@ -182,7 +182,7 @@ func (h *Handler) InstanceGone(pluginName, endpoint string) {
 	h.remove(pluginName, func(in *instance) bool { return in.endpoint == endpoint })
 }
 
-// remove lets go of instances of a driver. The newest of those that are left says then how the devices are.
+// remove releases instances of a driver. The newest remaining one then reports the health of the devices.
 func (h *Handler) remove(driver string, which func(*instance) bool) {
 	h.mu.Lock()
 	var gone, left []*instance

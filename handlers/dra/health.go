@@ -38,7 +38,7 @@ type DeviceHealth struct {
 	Timeout time.Duration
 }
 
-// end is when the report counts no more.
+// end returns when the report expires.
 func (d DeviceHealth) end() time.Time { return d.LastReport.Add(d.Timeout) }
 
 const (
@@ -101,7 +101,7 @@ func sameHealth(a, b DeviceHealth) bool {
 
 type deviceKey struct{ pool, device string }
 
-// healthOf returns the devices of a driver, what is closed when there is news, and when the next of them becomes unknown by itself.
+// healthOf returns the devices of a driver, a channel that is closed with the next report, and when the next device becomes unknown.
 func (h *Handler) healthOf(driver string) (devices []DeviceHealth, changed <-chan struct{}, expiry time.Time) {
 	now := time.Now()
 	h.mu.Lock()
@@ -125,8 +125,8 @@ func (h *Handler) healthOf(driver string) (devices []DeviceHealth, changed <-cha
 	return devices, changed, expiry
 }
 
-// takeHealth takes in a report of a driver, unless its stream was given up meanwhile. What it does not mention stays as it is, until its
-// timeout. The error says what was passed over.
+// takeHealth stores a report of a driver, unless ctx, that of its stream, has ended. Devices that the report does not mention keep their
+// state until their timeout. The error is the first reason for which a device was ignored.
 func (h *Handler) takeHealth(ctx context.Context, driver string, reported []*drahealth.DeviceHealth) error {
 	now := time.Now()
 	h.mu.Lock()
@@ -159,13 +159,12 @@ func (h *Handler) takeHealth(ctx context.Context, driver string, reported []*dra
 	return problem
 }
 
-// tellHealth wakes those who watch. The caller holds h.mu.
+// tellHealth notifies WatchHealth. The caller holds h.mu.
 func (h *Handler) tellHealth() {
 	close(h.healthChanged)
 	h.healthChanged = make(chan struct{})
 }
 
-// deviceHealth checks one entry of a report.
 func deviceHealth(report *drahealth.DeviceHealth, now time.Time) (DeviceHealth, error) {
 	device := DeviceHealth{
 		Pool: report.GetDevice().GetPoolName(), Device: report.GetDevice().GetDeviceName(),
@@ -185,7 +184,6 @@ func deviceHealth(report *drahealth.DeviceHealth, now time.Time) (DeviceHealth, 
 		foreign.Required("the pool's name", device.Pool, maxName), foreign.Required("the device's name", device.Device, maxName))
 }
 
-// clipMessage cuts a message as the protocol says.
 func clipMessage(message string) string {
 	if len(message) <= maxHealthMessage {
 		return message // as many characters at most

@@ -14,7 +14,6 @@ import (
 	"github.com/patchbay-dev/patchbay/handlers/internal/endpoint"
 )
 
-// instance is one running copy of a driver.
 type instance struct {
 	driver, endpoint, service string
 	health                    string // the service; empty without one

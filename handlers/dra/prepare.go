@@ -71,7 +71,6 @@ func (h *Handler) Unprepare(ctx context.Context, driver string, claims ...*drav1
 	return results, nil
 }
 
-// retry is how long to wait before another attempt.
 var retry = backoff.Backoff{Min: 50 * time.Millisecond, Max: 5 * time.Second}
 
 // method is a method of drivers that takes claims: what it does to them, and its name.
@@ -186,7 +185,6 @@ func (h *Handler) repeatable(err error, in *instance) bool {
 	}
 }
 
-// claimUIDs checks claims and returns their UIDs.
 func claimUIDs(claims []*drav1.Claim) ([]string, error) {
 	seen := make(map[string]bool, len(claims))
 	uids := make([]string, 0, len(claims))

@@ -15,7 +15,7 @@ import (
 // healthRetry is how long to wait before a health stream is opened again. It starts over when a stream has said something.
 var healthRetry = backoff.Backoff{Min: time.Second, Max: 30 * time.Second}
 
-// startHealth has the health stream of an instance kept open, if it offers one. The caller holds h.mu.
+// startHealth keeps the health stream of an instance open, if it offers one. The caller holds h.mu.
 func (h *Handler) startHealth(in *instance) {
 	if in.health == "" || in.endHealth != nil {
 		return
@@ -25,7 +25,7 @@ func (h *Handler) startHealth(in *instance) {
 	h.streams.Go(func() { h.keepHealth(ctx, in) })
 }
 
-// keepHealth follows what an instance says of its devices until ctx ends.
+// keepHealth reads the health streams of an instance until ctx ends.
 func (h *Handler) keepHealth(ctx context.Context, in *instance) {
 	for failures := 1; ; failures++ {
 		said, err := h.followHealth(ctx, in)
@@ -44,7 +44,7 @@ func (h *Handler) keepHealth(ctx context.Context, in *instance) {
 	}
 }
 
-// followHealth takes in one health stream, and reports whether it said anything.
+// followHealth reads one health stream, and reports whether it got a message.
 func (h *Handler) followHealth(ctx context.Context, in *instance) (said bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -70,7 +70,6 @@ func (h *Handler) followHealth(ctx context.Context, in *instance) (said bool, er
 	}
 }
 
-// watch opens the health stream of an instance.
 func watch(ctx context.Context, in *instance) (grpc.ServerStreamingClient[drahealth.NodeWatchResourcesResponse], error) {
 	stream, err := in.conn.NewStream(ctx, &drahealth.DRAResourceHealth_ServiceDesc.Streams[0], "/"+in.health+"/NodeWatchResources",
 		grpc.WaitForReady(true))

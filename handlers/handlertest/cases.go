@@ -122,7 +122,6 @@ func survivor(s *session) {
 	s.clean(older, newer)
 }
 
-// wrongPlugin is a plugin that a handler cannot use.
 type wrongPlugin struct {
 	what  string // completes "a plugin that"
 	start func(name string) *fakePlugin

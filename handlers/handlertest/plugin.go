@@ -36,7 +36,6 @@ type fakePlugin struct {
 	stuck        atomic.Bool // whether calls hang from now on
 }
 
-// newPlugin returns a plugin that does not serve yet.
 func newPlugin(socket, name string) *fakePlugin {
 	return &fakePlugin{name: name, socket: socket, listener: new(countingListener), stop: func() {}}
 }
@@ -134,13 +133,10 @@ func (p *fakePlugin) acceptOnly(keep bool) (stop func()) {
 	}
 }
 
-// open returns how many connections to the plugin there are.
 func (p *fakePlugin) open() int64 { return p.listener.open.Load() }
 
-// accepted returns how many connections there ever were.
 func (p *fakePlugin) accepted() int64 { return p.listener.accepted.Load() }
 
-// countingListener counts the connections that it accepts.
 type countingListener struct {
 	net.Listener
 	open, accepted atomic.Int64

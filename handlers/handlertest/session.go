@@ -66,7 +66,6 @@ func run(config Config, c testCase) error {
 	return errors.Join(err, os.RemoveAll(dir))
 }
 
-// failure is what a failed step panics with.
 type failure struct{ error }
 
 // fail ends the case. It does not return.
@@ -145,10 +144,8 @@ func (s *session) name() string {
 	return fmt.Sprintf("plugin-%d.example.com", s.names-1)
 }
 
-// plugin starts a plugin with a name of its own.
 func (s *session) plugin(b behaviour) *fakePlugin { return s.instance(s.name(), b) }
 
-// instance starts another instance of a plugin.
 func (s *session) instance(name string, b behaviour) *fakePlugin {
 	return s.start(name, b, s.config.Serve)
 }
@@ -229,7 +226,6 @@ func (s *session) beginBadly(p *fakePlugin) (result <-chan error, end func()) {
 	return result, end
 }
 
-// try registers a plugin and returns the handler's error.
 func (s *session) try(p *fakePlugin) error {
 	result, end := s.begin(p)
 	defer end() // as the pipeline does when the call has returned
@@ -261,7 +257,6 @@ func (s *session) known(p *fakePlugin, supposed bool) bool {
 	return known
 }
 
-// has makes sure that the handler has a plugin.
 func (s *session) has(p *fakePlugin) {
 	if !s.known(p, true) {
 		s.fail("plugin %s is registered, and the handler does not have it", p.name)

@@ -142,7 +142,6 @@ type node[T any] struct {
 	next   *node[T]
 }
 
-// add appends v to the chain.
 func (t *topic[T]) add(v T) *node[T] {
 	n := &node[T]{value: v}
 	if t.newest != nil {

@@ -19,7 +19,7 @@ type Quota[K comparable] struct {
 	withheld int
 }
 
-// Take says whether one more of somebody may be told, and how many were not since the last that was, of anybody.
+// Take reports whether one more message for the key may be logged, and how many were suppressed since the last one of any key.
 func (q *Quota[K]) Take(who K, now time.Time) (withheld int, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -94,7 +94,6 @@ func bind(path string) (*net.UnixListener, error) {
 	return net.ListenUnix("unix", &net.UnixAddr{Name: procPath(dir) + "/" + filepath.Base(path), Net: "unix"})
 }
 
-// socket returns a stream socket that no program inherits.
 func socket() (int, error) { return unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0) }
 
 // bindTo binds a socket to path, which may be longer than a socket address can hold.

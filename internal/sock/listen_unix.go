@@ -75,7 +75,6 @@ func IsServed(path string) bool {
 // Close stops listening and removes the socket file, unless another file is at its path by now. It may be called more than once.
 func (l *Listener) Close() error { return l.close() }
 
-// unlink removes the socket file if it is the one that Listen made.
 func (l *Listener) unlink() error {
 	// gofail: var sockUnlink string
 	// return errors.New(sockUnlink)
@@ -99,8 +98,8 @@ func bindHidden(path string, mode fs.FileMode) (*net.UnixListener, Info, error) 
 	return l, info, nil
 }
 
-// look finds out who is at path: it returns a connection to whoever accepts there, and none if the path is free (there is zero) or nobody
-// accepts. What is no socket, and what cannot be found out, is an error.
+// look returns a connection to the process that accepts at path, or nil if the path is free (there is zero) or no process accepts. It fails
+// if the file is not a socket, or if neither can be established.
 func look(ctx context.Context, path string) (living *net.UnixConn, there Info, err error) {
 	there, err = Stat(path)
 	switch {
@@ -150,7 +149,7 @@ func checkLength(path string) error {
 		path, len(path), MaxPath)
 }
 
-// inUse returns the error for a path that a process owns: whoever is at the other end of a connection, or nobody knows who.
+// inUse returns the error for a path that another process owns: the peer of living, or an unknown process if living is nil.
 func inUse(path string, living *net.UnixConn) error {
 	who := ""
 	if living != nil {

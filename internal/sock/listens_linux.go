@@ -100,7 +100,7 @@ func hasSocket(id ID, pid int, states uint32) (found bool, err error) {
 	return found, nil
 }
 
-// hasListener says whether id is in a part of the kernel's answer, and whether that is the last one.
+// hasListener reports whether id is in a part of the kernel's answer, and whether that is the last part.
 func hasListener(part []byte, id ID, pid int) (found, done bool, err error) {
 	messages, err := syscall.ParseNetlinkMessage(part)
 	if err != nil {
@@ -120,8 +120,8 @@ func hasListener(part []byte, id ID, pid int) (found, done bool, err error) {
 	return false, false, nil
 }
 
-// holds says whether a socket is among the descriptors of a process, as far as that can be seen. Another process may have got the number
-// of the file for a socket of its own, at a path that is gone too.
+// holds reports whether a socket is among the descriptors of a process, as far as they are visible. Another process may have got the number
+// of the file for a socket of its own, at a path that was removed too.
 func holds(pid int, socket uint32) bool {
 	dir := filepath.Join("/proc", strconv.Itoa(pid), "fd")
 	entries, err := os.ReadDir(dir)

@@ -53,7 +53,7 @@ func Lock(path string) (unlock func() error, err error) {
 	return func() error { return release(f) }, nil
 }
 
-// there returns fs.ErrNotExist if a file is not, or not any more, what is at a path.
+// there returns fs.ErrNotExist if f is not the file at path.
 func there(f *os.File, path string) error {
 	opened, err := f.Stat()
 	if err != nil {

@@ -84,7 +84,6 @@ func dialStill(ctx context.Context, path string) (*net.UnixConn, Info, error) {
 	return conn, before, nil
 }
 
-// bind listens on path.
 func bind(path string) (*net.UnixListener, error) {
 	if len(path) > MaxPath {
 		return nil, fmt.Errorf("the temporary path %s has %d bytes and a socket's path may have %d; choose a shorter directory",

@@ -70,8 +70,8 @@ func openProcess(pid int, start uint64) (int, error) {
 	return pidfd, nil
 }
 
-// ready reports whether the events are there already: POLLRDHUP if the other end of a connection is closed, POLLIN if the process of a
-// pidfd has ended. What cannot be inspected counts as over.
+// ready reports whether the events are pending: POLLRDHUP if the other end of a connection is closed, POLLIN if the process of a pidfd has
+// ended. A descriptor that cannot be polled counts as ready.
 func ready(fd int, events int16) bool {
 	n, err := uninterrupted(func() (int, error) { return unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: events}}, 0) })
 	return err != nil || n > 0

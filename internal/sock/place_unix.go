@@ -148,7 +148,6 @@ func placeFrom(
 	return p, nil
 }
 
-// place brings the hidden socket to the path.
 func (p *Placed) place(ctx context.Context, hidden string, replace func(*net.UnixConn) error) error {
 	for {
 		living, there, err := look(ctx, p.path)
@@ -190,7 +189,7 @@ func (p *Placed) place(ctx context.Context, hidden string, replace func(*net.Uni
 	}
 }
 
-// supersede renames the hidden socket over the living one, which keeps another name. It reports false if another socket is there by now.
+// supersede renames the hidden socket over the living one, which gets another name. It reports false if a different socket is at the path.
 func (p *Placed) supersede(hidden string, there Info) (bool, error) {
 	previous := beside(p.path, "previous")
 	if err := os.Remove(previous); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -211,8 +210,8 @@ func (p *Placed) supersede(hidden string, there Info) (bool, error) {
 	return true, nil
 }
 
-// putBack restores the living socket that was replaced by a program which died before it had committed itself. It is asked when nobody
-// accepts at the path.
+// putBack restores a living socket that was replaced by a program which was killed before its Commit. It is called when no process accepts
+// at the path.
 func putBack(ctx context.Context, path string) (bool, error) {
 	previous := beside(path, "previous")
 	living, there, err := look(ctx, previous)
@@ -225,7 +224,7 @@ func putBack(ctx context.Context, path string) (bool, error) {
 	return true, errors.Join(os.Rename(previous, path), living.Close())
 }
 
-// acquireSoon takes the lock of a path, waiting for those who hold it for a moment.
+// acquireSoon takes the lock of a path and waits for at most placeWait while another process holds it.
 func acquireSoon(ctx context.Context, path string) (*os.File, error) {
 	deadline := time.NewTimer(placeWait)
 	defer deadline.Stop()
@@ -252,10 +251,8 @@ func Traces(path string) []string {
 	return []string{filepath.Join(private, inPrivate), private, beside(path, "previous"), beside(path, "lock"), beside(path, "made")}
 }
 
-// inPrivate is the name of the new socket in its private directory.
 const inPrivate = "s"
 
-// beside returns the hidden name for a purpose beside path.
 func beside(path, purpose string) string {
 	return filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+"."+purpose)
 }
@@ -286,7 +283,6 @@ func IsAnothers(path string, bound ID) bool {
 	return (err != nil || peer.PID != os.Getpid()) && !hasEnded(conn.UnixConn)
 }
 
-// removeSame removes the file at path if it is the given socket.
 func removeSame(path string, id ID) error {
 	if !isAt(path, id) {
 		return nil

@@ -52,7 +52,6 @@ func Stat(path string) (Info, error) {
 	return info, nil
 }
 
-// socket returns a stream socket that no program inherits.
 func socket() (int, error) {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
@@ -63,5 +62,4 @@ func socket() (int, error) {
 	return fd, err
 }
 
-// bindTo binds a socket to path.
 func bindTo(fd int, path string) error { return unix.Bind(fd, &unix.SockaddrUnix{Name: path}) }

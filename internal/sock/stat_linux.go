@@ -87,7 +87,6 @@ var (
 	}{{unix.S_ISUID, fs.ModeSetuid}, {unix.S_ISGID, fs.ModeSetgid}, {unix.S_ISVTX, fs.ModeSticky}}
 )
 
-// fileMode translates the mode of a file as the kernel gives it.
 func fileMode(m uint32) fs.FileMode {
 	mode := fs.FileMode(m&0o777) | fileTypes[m&unix.S_IFMT]
 	for _, s := range special {

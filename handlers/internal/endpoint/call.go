@@ -50,7 +50,6 @@ type boundedConn struct {
 	timeout func() time.Duration
 }
 
-// Invoke implements grpc.ClientConnInterface.
 func (c boundedConn) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
 	if timeout := c.timeout(); timeout > 0 {
 		bounded, cancel := context.WithTimeout(ctx, timeout)
