@@ -187,7 +187,8 @@ func newFleetMember(
 		return nil, nil
 	}
 	m = &fleetMember{
-		node: c.node(), space: c.Space, exclusive: c.Exclusive, log: log, announce: announce(runtime.Publish, log), renamed: make(chan struct{}, 1),
+		node: c.node(), space: c.Space, exclusive: c.Exclusive, log: log, announce: announce(runtime.Publish, log),
+		renamed: make(chan struct{}, 1),
 	}
 	m.unlocked = newUnlocked(m.node, c.Exclusive)
 	m.useOffers(c.Offers)
