@@ -222,11 +222,12 @@ func (m *Machine) ended(g *generation, cause Cause, err error) {
 	}
 }
 
-// reportEnd emits the event of an end after which the policy does not start the plugin again.
+// reportEnd emits the event of an end after which the policy does not start the plugin again. A replacement that is starting is news enough.
 func (m *Machine) reportEnd(g *generation, cause Cause, err error) {
 	switch {
 	case cause == ByLaunch:
 		m.emit(EventFailed, g, err.Error())
+	case m.next != nil:
 	case err != nil:
 		m.emit(EventFailed, g, fmt.Sprintf("%v; its restart policy does not start it again", err))
 	default:
