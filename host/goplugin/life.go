@@ -81,7 +81,9 @@ func newLife(p *Plugin, spec host.Spec) *life {
 		plugin: p, spec: spec, traffic: newTraffic(), unhook: nothing, unserve: nothing,
 		settled: make(chan struct{}), gone: make(chan struct{}),
 	}
-	l.callsTime, l.spec.Grace = divide(spec.Grace)
+	if l.callsTime, l.spec.Grace = divide(spec.Grace); p.Register != nil {
+		l.callsTime = 0
+	}
 	l.spec.Foreign = l
 	l.hello, l.helloWrite = io.Pipe()
 	l.errors, l.errorsWrite = io.Pipe()

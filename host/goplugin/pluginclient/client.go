@@ -3,9 +3,9 @@
 // likes, and stopped with its host.
 //
 // A dispensed value follows the plugin: each call goes to the process that the plugin has when the call begins, and waits while the
-// plugin is restarting. A call in flight ends with its process if that crashes, or if it is stopped and the call outlasts the time that a
-// stopped plugin is given. The broker and the context that a GRPCPlugin receives belong to one process: dispense again after a restart if
-// you use them, or if the plugin now speaks another version. Plugins that speak net/rpc are refused.
+// plugin is restarting. A call in flight ends with its process. The broker and the context that a GRPCPlugin receives belong to one
+// process: dispense again after a restart if you use them, or if the plugin now speaks another version. Plugins that speak net/rpc are
+// refused.
 package pluginclient
 
 import (

@@ -5,22 +5,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"net"
-	"time"
 
 	library "github.com/hashicorp/go-plugin"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
-	"github.com/patchbay-dev/patchbay/internal/backoff"
+	"github.com/patchbay-dev/patchbay/host/goplugin"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
 // following returns the library's client of a life, whose connection follows the plugin and whose plugins are dispensed from the process
-// that serves by then. It is the same one as before if the life is.
+// that serves by then. It is the same one as before if the life is, and its connection has not been closed.
 func (c *Client) following(life *library.Client) (*library.GRPCClient, error) {
 	client, err := c.of(life)
 	if err != nil {
@@ -28,7 +27,7 @@ func (c *Client) following(life *library.Client) (*library.GRPCClient, error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.lastLife == life {
+	if c.lastLife == life && c.last.Conn == client.Conn {
 		return c.last, nil
 	}
 	plugins := map[string]library.Plugin{}
@@ -68,38 +67,39 @@ func (f following) GRPCClient(context.Context, *library.GRPCBroker, *grpc.Client
 
 // of returns a copy of the library's client of a life, with a connection that follows the plugin in the place of the life's own.
 func (c *Client) of(life *library.Client) (*library.GRPCClient, error) {
-	connected, err := life.Client()
+	own, err := own(life)
 	if err != nil {
 		return nil, err
-	}
-	own, ok := connected.(*library.GRPCClient)
-	if !ok {
-		return nil, fmt.Errorf("the plugin speaks gRPC, and the library connected to it with a %T", connected)
 	}
 	client := *own
 	client.Conn, err = c.followingConn(life.NegotiatedVersion())
 	return &client, err
 }
 
-// followingConn returns the connection for clients of one version of the plugin.
+// own returns the library's own client of a life.
+func own(life *library.Client) (*library.GRPCClient, error) {
+	connected, err := life.Client()
+	client, ok := connected.(*library.GRPCClient)
+	if err == nil && !ok {
+		err = fmt.Errorf("the plugin speaks gRPC, and the library connected to it with a %T", connected)
+	}
+	return client, err
+}
+
+// followingConn returns the connection for clients of one version of the plugin. Its calls are made on the library's own connection to the
+// process that serves. It connects only if the host calls Connect.
 func (c *Client) followingConn(version int) (*grpc.ClientConn, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if conn := c.follow[version]; conn != nil {
+	if conn := c.follow[version]; conn != nil && conn.GetState() != connectivity.Shutdown { // by the Close of an earlier client
 		return conn, nil
 	}
 	if c.follow == nil {
 		return nil, errKilled
 	}
 	f := follower{c, version}
-	options := append([]grpc.DialOption{
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(math.MaxInt32), grpc.MaxCallSendMsgSize(math.MaxInt32)), // as the library does
-	}, c.config.GRPCDialOptions...)
-	reconnect := backoff.Backoff{Min: 20 * time.Millisecond, Max: time.Second} // a socket on the same machine answers or refuses immediately
-	conn, err := grpc.NewClient("passthrough:///localhost", append(options,
-		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(f.dial), // which does TLS itself
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: reconnect.GRPC(), MinConnectTimeout: c.startTimeout()}),
-		grpc.WithChainUnaryInterceptor(f.unary), grpc.WithChainStreamInterceptor(f.stream))...)
+	conn, err := grpc.NewClient("passthrough:///localhost", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(f.dial), grpc.WithUnaryInterceptor(f.unary), grpc.WithStreamInterceptor(f.stream))
 	if err != nil {
 		return nil, err
 	}
@@ -107,50 +107,65 @@ func (c *Client) followingConn(version int) (*grpc.ClientConn, error) {
 	return conn, nil
 }
 
-// follower connects to the process that serves, and delays calls while there is none.
+// follower makes calls to the process that serves, and delays them while there is none.
 type follower struct {
 	client  *Client
 	version int
 }
 
-// await waits until a process serves, and fails if it speaks another version.
-func (f follower) await(ctx context.Context) error {
+// conn returns the library's connection to the process that serves. It waits until there is one, and fails if that speaks another version.
+func (f follower) conn(ctx context.Context) (*grpc.ClientConn, error) {
 	life, err := f.client.current(ctx)
 	if err != nil {
-		return status.Error(cmp.Or(status.FromContextError(ctx.Err()).Code(), codes.Unavailable), err.Error())
+		return nil, status.Error(cmp.Or(status.FromContextError(ctx.Err()).Code(), codes.Unavailable), err.Error())
 	}
 	if life.NegotiatedVersion() != f.version {
-		return status.Errorf(codes.FailedPrecondition,
+		return nil, status.Errorf(codes.FailedPrecondition,
 			"the plugin speaks version %d now, and this client version %d; dispense it again", life.NegotiatedVersion(), f.version)
 	}
-	return nil
+	client, err := own(life)
+	if err != nil {
+		return nil, err
+	}
+	return client.Conn, nil
 }
 
 func (f follower) dial(ctx context.Context, _ string) (net.Conn, error) {
-	if err := f.await(ctx); err != nil {
+	if _, err := f.conn(ctx); err != nil {
 		return nil, err
 	}
 	f.client.mu.Lock()
 	endpoint := f.client.endpoint
 	f.client.mu.Unlock()
-	conn, err := f.client.connections.Dial(ctx, endpoint)
+	conn, err := (&goplugin.Plugin{Connections: &f.client.connections}).Dial(ctx, endpoint)
 	return sock.Plain(conn), err
 }
 
+// lost returns the error of a call: Unavailable if the library closed the connection, because the process has ended.
+func lost(ctx context.Context, conn *grpc.ClientConn, err error) error {
+	if status.Code(err) == codes.Canceled && ctx.Err() == nil && conn.GetState() == connectivity.Shutdown {
+		return status.Error(codes.Unavailable, err.Error())
+	}
+	return err
+}
+
 func (f follower) unary(
-	ctx context.Context, method string, request, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption,
+	ctx context.Context, method string, request, reply any, _ *grpc.ClientConn, _ grpc.UnaryInvoker, opts ...grpc.CallOption,
 ) error {
-	if err := f.await(ctx); err != nil {
+	conn, err := f.conn(ctx)
+	if err != nil {
 		return err
 	}
-	return invoke(ctx, method, request, reply, conn, opts...)
+	return lost(ctx, conn, conn.Invoke(ctx, method, request, reply, opts...))
 }
 
 func (f follower) stream(
-	ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption,
+	ctx context.Context, desc *grpc.StreamDesc, _ *grpc.ClientConn, method string, _ grpc.Streamer, opts ...grpc.CallOption,
 ) (grpc.ClientStream, error) {
-	if err := f.await(ctx); err != nil {
+	conn, err := f.conn(ctx)
+	if err != nil {
 		return nil, err
 	}
-	return open(ctx, desc, conn, method, opts...)
+	stream, err := conn.NewStream(ctx, desc, method, opts...)
+	return stream, lost(ctx, conn, err)
 }

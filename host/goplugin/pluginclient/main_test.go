@@ -91,6 +91,9 @@ func TestMain(m *testing.M) {
 	}
 	fmt.Fprintln(os.Stderr, "here I come")
 	library.Serve(config)
+	if os.Getenv(modeEnv) == "lingers" { // it serves no more, and has not ended
+		time.Sleep(time.Hour)
+	}
 }
 
 // talkerPlugin is served by both sides, and each can have the other call it through the broker.
@@ -99,7 +102,7 @@ type talkerPlugin struct {
 }
 
 func (*talkerPlugin) GRPCServer(broker *library.GRPCBroker, s *grpc.Server) error {
-	v1beta1.RegisterExampleServer(s, &talkerServer{broker: broker})
+	v1beta1.RegisterExampleServer(s, &talkerServer{broker: broker, stop: s.Stop})
 	return nil
 }
 
@@ -110,6 +113,7 @@ func (*talkerPlugin) GRPCClient(_ context.Context, broker *library.GRPCBroker, c
 type talkerServer struct {
 	v1beta1.UnimplementedExampleServer
 	broker *library.GRPCBroker
+	stop   func()
 }
 
 // hanging is closed when a call hangs.
@@ -125,6 +129,8 @@ func (s *talkerServer) GetExampleInfo(ctx context.Context, request *v1beta1.Exam
 	case "print":
 		fmt.Println(what)
 		fmt.Fprintln(os.Stderr, what)
+	case "stop":
+		go s.stop()
 	case "exit":
 		os.Exit(1)
 	case "args":

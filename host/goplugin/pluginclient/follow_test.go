@@ -1,0 +1,117 @@
+//go:build unix
+
+package pluginclient_test
+
+import (
+	"context"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	library "github.com/hashicorp/go-plugin"
+	"google.golang.org/grpc"
+
+	"github.com/patchbay-dev/patchbay/host/goplugin/pluginclient"
+	"github.com/patchbay-dev/patchbay/launcher"
+)
+
+// restarting returns a client whose plugin is restarted after every end, soon.
+func restarting(t *testing.T, c *library.ClientConfig) *pluginclient.Client {
+	t.Helper()
+	client := pluginclient.NewClient(c, func(p *launcher.Plugin) {
+		p.Restart.Restart, p.Restart.Limit = launcher.RestartAlways, -1
+		p.Restart.MinBackoff, p.Restart.MaxBackoff = 10*time.Millisecond, 10*time.Millisecond
+	})
+	t.Cleanup(func() {
+		client.Kill()
+		collect(t)
+	})
+	return client
+}
+
+// TestCloseRestarted: Close of a protocol client ends its own process, and not what the plugin's later processes are used by.
+func TestCloseRestarted(t *testing.T) {
+	client := restarting(t, config("serve"))
+	protocol, err := client.Client()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var p *talker
+	another := func(end func(pid string)) {
+		t.Helper()
+		pid := client.ID()
+		end(pid)
+		await(t, "another process", func() bool {
+			got, err := again(client, &p)
+			return err == nil && got != pid
+		})
+	}
+	another(func(pid string) { kill(t, pid) })
+	for range 2 {
+		if err := protocol.Close(); err != nil { // of an earlier process
+			t.Error(err)
+		}
+		answers(t, client.ID(), func() (string, error) { return p.ask("") })
+		answers(t, client.ID(), func() (string, error) { return again(client, &p) })
+		if protocol, err = client.Client(); err != nil {
+			t.Fatal(err)
+		}
+		another(func(string) {
+			if err := protocol.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		if protocol, err = client.Client(); err != nil {
+			t.Fatal(err)
+		}
+		another(func(pid string) { kill(t, pid) })
+	}
+}
+
+// TestLingers: calls reach the next process immediately, however long the last one has refused connections before it ended.
+func TestLingers(t *testing.T) {
+	client := restarting(t, config("lingers"))
+	p := dispense(t, client)
+	for range 3 {
+		pid := client.ID()
+		_, _ = p.ask("stop") // which may cut this very call
+		for began := time.Now(); time.Since(began) < 2*time.Second; <-time.After(time.Millisecond) {
+			if _, err := p.ask(""); err == nil && client.ID() != pid {
+				t.Fatal("it has ended")
+			}
+		}
+		kill(t, pid)
+		await(t, "another process", func() bool { return client.ID() != pid })
+		answers(t, client.ID(), func() (string, error) { return p.ask("") })
+	}
+}
+
+// secret is what a host sends with each call, and only over TLS.
+type secret struct{}
+
+func (secret) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
+	return map[string]string{"secret": "tea"}, nil
+}
+
+func (secret) RequireTransportSecurity() bool { return true }
+
+// TestGRPCDialOptions: the options of the host are those of the calls of what is dispensed, once.
+func TestGRPCDialOptions(t *testing.T) {
+	calls := 0
+	c := config("serve")
+	c.AutoMTLS = true
+	c.GRPCDialOptions = []grpc.DialOption{grpc.WithPerRPCCredentials(secret{}), grpc.WithUnaryInterceptor(func(
+		ctx context.Context, method string, request, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption,
+	) error {
+		if strings.HasSuffix(method, "/GetExampleInfo") {
+			calls++
+		}
+		return invoke(ctx, method, request, reply, conn, opts...)
+	})}
+	client := newClient(t, c)
+	answers(t, os.Args[0], func() (string, error) { return dispense(t, client).ask("args") })
+	if calls != 1 {
+		t.Errorf("%d calls were seen, want 1", calls)
+	}
+}
