@@ -158,6 +158,7 @@ func (c *Client) makeDir() (string, error) {
 	if u := c.config.UnixSocketConfig; u != nil && u.TempDir != "" {
 		parent, from = u.TempDir, "UnixSocketConfig.TempDir"
 	}
+	parent = absolute(parent)
 	sock.RemoveUnheld(parent, prefix, func(dir string) {
 		if number := filepath.Base(dir)[len(prefix):]; strings.Trim(number, "0123456789") == "" { // else a user has named it
 			_ = os.RemoveAll(dir)
@@ -173,6 +174,15 @@ func (c *Client) makeDir() (string, error) {
 		}
 	})
 	return dir.Name(), nil
+}
+
+// absolute returns a path that stays the same if the host changes its directory; the path itself if it is empty, or if that directory has
+// been removed.
+func absolute(path string) string {
+	if abs, err := filepath.Abs(path); path != "" && err == nil {
+		return abs
+	}
+	return path
 }
 
 // register registers the process that serves at an endpoint. It implements [goplugin.Plugin].Register.
@@ -223,7 +233,7 @@ func (c *Client) unit() (unit launcher.Plugin, err error) {
 	}
 	unit = launcher.Plugin{
 		Spec: host.Spec{
-			Args: append([]string{path}, cmd.Args[min(1, len(cmd.Args)):]...), Dir: cmd.Dir, ExtraFiles: cmd.ExtraFiles,
+			Args: append([]string{path}, cmd.Args[min(1, len(cmd.Args)):]...), Dir: absolute(cmd.Dir), ExtraFiles: cmd.ExtraFiles,
 			Env: append([]string{}, cmd.Env...), // nil would inherit the host's
 		},
 		Manual: true, StartTimeout: c.startTimeout(),
@@ -307,7 +317,7 @@ func (c *Client) end(cause error) {
 	var follow map[int]*grpc.ClientConn
 	c.change(func() { follow, c.follow = c.follow, nil })
 	for _, conn := range follow {
-		_ = conn.Close() // fails only if it is closed
+		_ = conn.Close() // fails only if the host has closed it
 	}
 	for _, undo := range slices.Backward(c.undo) {
 		undo()

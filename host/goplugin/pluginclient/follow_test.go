@@ -115,3 +115,27 @@ func TestGRPCDialOptions(t *testing.T) {
 		t.Errorf("%d calls were seen, want 1", calls)
 	}
 }
+
+// TestChangedDirectory: relative paths are those of the directory in which the host was when it started the plugin.
+func TestChangedDirectory(t *testing.T) {
+	dir := shortDir(t)
+	t.Chdir(dir)
+	c := config("serve")
+	c.UnixSocketConfig = &library.UnixSocketConfig{TempDir: "."}
+	c.Cmd.Dir = "."
+	client := restarting(t, c)
+	p := dispense(t, client)
+	answers(t, dir, func() (string, error) { return p.ask("dir") })
+	t.Chdir("/")
+	pid := client.ID()
+	kill(t, pid)
+	await(t, "another process", func() bool {
+		got, err := p.ask("")
+		return err == nil && got != pid
+	})
+	answers(t, dir, func() (string, error) { return p.ask("dir") })
+	client.Kill()
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("after Kill there are %v, %v", left, err)
+	}
+}
