@@ -18,25 +18,30 @@ const maxDeadAsked = 256
 type whole struct {
 	reader *Reader
 	facts  map[string]*facts
-	// anchor is the last write that was seen. If etcd has it, a watch continues after it: every deletion since is then applied once more,
-	// which changes nothing.
-	anchor anchor
-	listed bool
+	// anchor is the last write that was seen, and removal the last removal after it. If etcd has both, a watch continues after the write:
+	// every removal since is then applied once more, which changes nothing.
+	anchor, removal anchor
+	listed          bool
 	// contact is when etcd last answered.
 	contact time.Time
 }
 
-// anchor is a write.
+// anchor is a write, or a removal.
 type anchor struct {
 	key      string
 	revision int64
+	value    uint64 // the hash of the value; zero for a removal
+}
+
+func anchorOf(kv *mvccpb.KeyValue) anchor {
+	return anchor{string(kv.Key), kv.ModRevision, hash(string(kv.Value))}
 }
 
 // read reads nothing if etcd has the history that is known, else all nodes. How these differ from what was known is announced.
 func (w *whole) read(ctx context.Context, from store) (reading, error) {
 	prefix := w.reader.config.Space.nodes()
 	r := reading{key: prefix, end: clientv3.GetPrefixRangeEnd(prefix), revision: w.anchor.revision}
-	if known, err := w.anchor.isIn(ctx, from); known || err != nil {
+	if known, err := w.isIn(ctx, from); known || err != nil {
 		return r, err
 	}
 	fresh := &whole{facts: map[string]*facts{}}
@@ -56,7 +61,7 @@ func (w *whole) read(ctx context.Context, from store) (reading, error) {
 		if !w.listed {
 			w.contact = now
 		}
-		w.facts, w.anchor = fresh.facts, fresh.anchor
+		w.facts, w.anchor, w.removal = fresh.facts, fresh.anchor, anchor{}
 		for name := range w.reader.members {
 			if w.facts[name] == nil {
 				w.show(name, w.contact, w.listed)
@@ -70,17 +75,28 @@ func (w *whole) read(ctx context.Context, from store) (reading, error) {
 	return r, nil
 }
 
-// isIn reports whether the history of etcd contains the write.
-func (a anchor) isIn(ctx context.Context, from store) (bool, error) {
-	if a.key == "" {
-		return false, nil
+// isIn reports whether what was seen is in the history of etcd.
+func (w *whole) isIn(ctx context.Context, from store) (bool, error) {
+	for _, seen := range []anchor{w.anchor, w.removal} {
+		if seen.key == "" {
+			continue
+		}
+		found, err := from.get(ctx, seen.key, clientv3.WithRev(seen.revision))
+		if known := rpctypes.Error(err); errors.Is(known, rpctypes.ErrCompacted) || errors.Is(known, rpctypes.ErrFutureRev) {
+			return false, nil
+		}
+		if err != nil {
+			return false, err
+		}
+		there := anchor{key: seen.key, revision: seen.revision} // removed
+		for _, kv := range found.Kvs {
+			there = anchorOf(kv)
+		}
+		if there != seen {
+			return false, nil
+		}
 	}
-	found, err := from.get(ctx, a.key, clientv3.WithRev(a.revision), clientv3.WithKeysOnly())
-	known := rpctypes.Error(err)
-	if errors.Is(known, rpctypes.ErrCompacted) || errors.Is(known, rpctypes.ErrFutureRev) {
-		return false, nil
-	}
-	return err == nil && len(found.Kvs) == 1 && found.Kvs[0].ModRevision == a.revision, err
+	return w.anchor.key != "", nil
 }
 
 // apply makes all changes of one revision visible at once.
@@ -96,6 +112,7 @@ func (w *whole) apply(events []*clientv3.Event, now time.Time) (again bool) {
 			if known := w.facts[name]; known != nil {
 				known.delete(key)
 			}
+			w.removal = anchor{key: string(event.Kv.Key), revision: event.Kv.ModRevision}
 		} else {
 			w.put(name, key, event.Kv)
 		}
@@ -127,8 +144,8 @@ func (w *whole) put(name, key string, kv *mvccpb.KeyValue) {
 		return
 	}
 	w.facts[name] = known
-	if kv.ModRevision >= w.anchor.revision {
-		w.anchor = anchor{string(kv.Key), kv.ModRevision}
+	if key != presenceKey && kv.ModRevision >= w.anchor.revision { // a presence has the same value again after each claim
+		w.anchor, w.removal = anchorOf(kv), anchor{}
 	}
 }
 

@@ -1,0 +1,124 @@
+package fleet
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	fleetv1 "github.com/patchbay-dev/patchbay/api/patchbay/fleet/v1"
+)
+
+// history is an etcd that answers for each revision.
+type history struct {
+	*fake
+	writes []*clientv3.Event // one of each revision, from 1 on
+}
+
+func (h *history) put(t *testing.T, key string, value *fleetv1.NodeRecord) {
+	revision := int64(len(h.writes) + 1)
+	h.writes = append(h.writes, &clientv3.Event{Kv: &mvccpb.KeyValue{
+		Key: []byte(Space{}.nodes() + key), Value: marshal(t, value), ModRevision: revision,
+	}})
+}
+
+func (h *history) delete(key string) {
+	h.writes = append(h.writes, &clientv3.Event{Type: mvccpb.Event_DELETE, Kv: &mvccpb.KeyValue{
+		Key: []byte(Space{}.nodes() + key), ModRevision: int64(len(h.writes) + 1),
+	}})
+}
+
+func (h *history) get(_ context.Context, key string, options ...clientv3.OpOption) (*clientv3.GetResponse, error) {
+	op := clientv3.OpGet(key, options...)
+	revision, last := op.Rev(), int64(len(h.writes))
+	if revision > last {
+		return nil, rpctypes.ErrFutureRev
+	}
+	if revision == 0 {
+		revision = last
+	}
+	kept := map[string]*mvccpb.KeyValue{}
+	for _, event := range h.writes[:revision] {
+		k := string(event.Kv.Key)
+		if delete(kept, k); event.Type == mvccpb.Event_PUT && (k == key || k >= key && k < string(op.RangeBytes())) {
+			kept[k] = event.Kv
+		}
+	}
+	found := &clientv3.GetResponse{Header: &pb.ResponseHeader{Revision: last}}
+	for _, kv := range kept {
+		found.Kvs = append(found.Kvs, kv)
+	}
+	return found, nil
+}
+
+// followTo applies what a history has that a reader does not know yet, as behind a connection.
+func (h *history) followTo(t *testing.T, r *Reader) {
+	t.Helper()
+	got, err := r.all.read(t.Context(), h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if got.install != nil {
+		got.install(time.Now())
+		return
+	}
+	r.all.apply(h.writes[got.revision:], time.Now())
+}
+
+// shown returns what a reader shows, except times.
+func shown(r *Reader) (text string) {
+	for _, n := range r.Nodes() {
+		text += fmt.Sprintf("%s version %s drained %t; ", n.Name, n.Version, n.Cordon.Drained)
+	}
+	return text
+}
+
+// TestOtherHistory: behind a connection to an etcd that was restored, a reader shows what that one has, whatever its revision is.
+func TestOtherHistory(t *testing.T) {
+	version := func(v string) *fleetv1.NodeRecord { return &fleetv1.NodeRecord{Version: v} }
+	for _, test := range []struct {
+		name            string
+		before, instead func(t *testing.T, h *history) // what came after the backup, and what came after it was restored
+	}{
+		{"another write of the same key at the same revision",
+			func(t *testing.T, h *history) { h.put(t, "a/record", version("2")) },
+			func(t *testing.T, h *history) { h.put(t, "a/record", version("3")) }},
+		{"a removal that has not been", func(_ *testing.T, h *history) { h.delete("a/cordon") }, func(*testing.T, *history) {}},
+		{"another write at the revision of a removal", func(_ *testing.T, h *history) { h.delete("a/cordon") },
+			func(t *testing.T, h *history) { h.put(t, "b/record", version("1")) }},
+		{"the same, and more", func(_ *testing.T, h *history) { h.delete("a/cordon") },
+			func(_ *testing.T, h *history) { h.delete("b/record"); h.delete("b/record") }},
+		{"the removal is known", func(_ *testing.T, h *history) { h.delete("a/cordon") },
+			func(t *testing.T, h *history) { h.delete("a/cordon"); h.put(t, "b/record", version("1")) }},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			r := open(&fake{away: true}, ReaderConfig{Timeout: time.Second})
+			r.Close()
+			h := &history{fake: newFake()}
+			h.put(t, "a/cordon", &fleetv1.NodeRecord{})
+			h.put(t, "b/record", version("1"))
+			h.put(t, "a/record", version("1"))
+			h.followTo(t, r)
+			backup := len(h.writes)
+			test.before(t, h)
+			h.followTo(t, r)
+			h.writes = h.writes[:backup]
+			test.instead(t, h)
+			h.followTo(t, r)
+			fresh := open(&fake{away: true}, ReaderConfig{Timeout: time.Second})
+			fresh.Close()
+			h.followTo(t, fresh)
+			if got, want := shown(r), shown(fresh); got != want {
+				t.Errorf("it shows %s, and etcd has %s", got, want)
+			}
+		})
+	}
+}
