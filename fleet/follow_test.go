@@ -122,3 +122,23 @@ func TestOtherHistory(t *testing.T) {
 		})
 	}
 }
+
+// TestCordonOutlivesTheNode: a drained node that comes back after its retention is still drained.
+func TestCordonOutlivesTheNode(t *testing.T) {
+	r := open(&fake{away: true}, ReaderConfig{Timeout: time.Second})
+	r.Close()
+	h := &history{fake: newFake()}
+	h.put(t, "a/record", &fleetv1.NodeRecord{})
+	h.put(t, "a/cordon", &fleetv1.NodeRecord{})
+	h.followTo(t, r)
+	h.delete("a/record")
+	h.followTo(t, r)
+	if nodes := r.Nodes(); len(nodes) != 0 {
+		t.Errorf("a node without a record: %+v", nodes)
+	}
+	h.put(t, "a/record", &fleetv1.NodeRecord{})
+	h.followTo(t, r)
+	if nodes := r.Nodes(); len(nodes) != 1 || !nodes[0].Cordon.Drained {
+		t.Errorf("%+v", nodes)
+	}
+}

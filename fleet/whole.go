@@ -151,13 +151,13 @@ func (w *whole) put(name, key string, kv *mvccpb.KeyValue) {
 
 // show makes what is known of a node visible.
 func (w *whole) show(name string, now time.Time, announce bool) {
-	known := w.facts[name]
-	if known == nil || known.empty() {
+	var shown *member
+	if known := w.facts[name]; known != nil && !known.empty() {
+		shown = known.member(name, w.reader.members[name], now)
+	} else if known != nil && !known.cordon.Drained { // a cordon has no lease: it is there when the node comes back
 		delete(w.facts, name)
-		w.reader.publish(name, nil, announce)
-		return
 	}
-	w.reader.publish(name, known.member(name, w.reader.members[name], now), announce)
+	w.reader.publish(name, shown, announce)
 }
 
 // date finds out when nodes that were dead before the reader began were last alive: a node renews its retention lease.
