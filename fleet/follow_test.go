@@ -3,7 +3,9 @@ package fleet
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -141,4 +143,43 @@ func TestCordonOutlivesTheNode(t *testing.T) {
 	if nodes := r.Nodes(); len(nodes) != 1 || !nodes[0].Cordon.Drained {
 		t.Errorf("%+v", nodes)
 	}
+}
+
+// TestNothingToFollow: a lookup of which nobody asks anything is current, whatever became of the last request.
+func TestNothingToFollow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRanges(t)
+		r.refusing(away)
+		l := r.lookup()
+		if _, err := r.find(l, nil); err == nil || l.Health().Current {
+			t.Errorf("%v, %+v", err, l.Health())
+		}
+		time.Sleep(2 * retry.Max)
+		if h := l.Health(); !h.Current || h.Message != "" {
+			t.Errorf("%+v", h)
+		}
+	})
+}
+
+// TestManyKeysOfANode: a node that fills its range with keys makes those who look it up make one request.
+func TestManyKeysOfANode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRanges(t)
+		r.node("a", true, nil)
+		for i := range 10 * pageSize {
+			r.keys[fmt.Sprintf("%sz%d", Space{}.NodeRange("a"), i)] = ""
+		}
+		requests := 0
+		r.refusing(func(_ context.Context, key string, _ int64) error {
+			if strings.HasPrefix(key, Space{}.nodes()) {
+				requests++
+			}
+			return nil
+		})
+		l := r.lookup()
+		r.finds(l, 1, func(f *Filter) { f.Nodes = []string{"a"} })
+		if requests != 1 {
+			t.Errorf("%d requests", requests)
+		}
+	})
 }

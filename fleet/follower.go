@@ -165,6 +165,9 @@ func (f *follower) run(ctx context.Context) {
 			return
 		case errors.Is(err, errIdle):
 			failures, delay = 0, 0
+			f.mu.Lock()
+			f.regained("fleet: nothing is followed")
+			f.mu.Unlock()
 			select {
 			case <-f.added:
 			case <-ctx.Done():
@@ -365,13 +368,18 @@ func (f *follower) lost(err error) {
 // found is called when etcd has answered. The caller holds mu.
 func (c *connection) found() {
 	c.progressed.Store(true)
-	if c.health.Current {
+	c.regained("fleet: it is being followed")
+}
+
+// regained is called when the answers are current. The caller holds mu.
+func (f *follower) regained(message string) {
+	if f.health.Current {
 		return
 	}
-	c.health = Health{Current: true}
-	c.log.Info("fleet: it is being followed")
-	if c.judged != nil {
-		c.judged()
+	f.health = Health{Current: true}
+	f.log.Info(message)
+	if f.judged != nil {
+		f.judged()
 	}
 }
 

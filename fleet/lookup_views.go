@@ -199,6 +199,9 @@ func (l *Lookup) wait(ctx context.Context, v *view, late <-chan time.Time) error
 	}
 }
 
+// maxNodeKeys is how many keys of a node are read. It has three, and may write more.
+const maxNodeKeys = 16
+
 // nodeView is a node.
 type nodeView struct {
 	space  Space
@@ -209,9 +212,16 @@ type nodeView struct {
 
 func (v *nodeView) read(ctx context.Context, from store) (reading, error) {
 	prefix := v.space.NodeRange(v.name)
+	found, err := from.get(ctx, prefix, clientv3.WithPrefix(), clientv3.WithLimit(maxNodeKeys))
+	if err != nil {
+		return reading{}, err
+	}
 	read := &facts{}
-	revision, err := readPages(ctx, from, prefix, func(kv *mvccpb.KeyValue) { read.put(strings.TrimPrefix(string(kv.Key), prefix), kv) })
-	return reading{prefix, clientv3.GetPrefixRangeEnd(prefix), revision, func(now time.Time) { v.facts = read; v.show(now) }}, err
+	for _, kv := range found.Kvs {
+		read.put(strings.TrimPrefix(string(kv.Key), prefix), kv)
+	}
+	install := func(now time.Time) { v.facts = read; v.show(now) }
+	return reading{prefix, clientv3.GetPrefixRangeEnd(prefix), found.Header.GetRevision(), install}, nil
 }
 
 func (v *nodeView) apply(events []*clientv3.Event, now time.Time) (again bool) {
