@@ -1,6 +1,7 @@
 package dyncall
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 )
@@ -86,17 +87,16 @@ func TestRequestErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	for text, want := range map[string]string{
-		`{"volumeId": "v"`:      "line 7, column 17: unexpected end of JSON input",
-		"{\n  \"volumeId\": v}": "line 8, column 15: invalid character 'v' looking for beginning of value",
-		`{"volumeI": "v"}`:      `line 7, column 2: csi.v1.NodePublishVolumeRequest has no field "volumeI", did you mean volumeId`,
-		"{\"volumeCapability\": {\n\"mount\": {\"fstyp\": 1}}}": `line 8, column 11: csi.v1.VolumeCapability.MountVolume has no field "fstyp", did you mean fsType`,
-		`{"volumeCapability": {"xyz": {}}}`: `line 7, column 23: csi.v1.VolumeCapability has no field "xyz", ` +
-			`it has accessMode, block, mount`,
-		`{"volumeId": 5}`:                     "line 7, column 14: invalid value for string field volumeId: 5",
-		`{"volumeId": "v"} true`:              "line 7, column 19: invalid character 't' after top-level value",
-		`[]`:                                  "line 7, column 1: unexpected token [",
-		`{"secrets": {"a": "b", "c": ["d"]}}`: "line 7, column 29: invalid value for string field value: [",
-		strings.Repeat(`{"volumeId":`, 2000) + "1" + strings.Repeat("}", 2000): "line 7, column 12012: nested more than 1000 deep",
+		`{"volumeId": "v"`:      "unexpected EOF",
+		"{\n  \"volumeId\": v}": "line 8, column 15: invalid value v",
+		`{"volumeI": "v"}`:      `line 7, column 2: unknown field "volumeI"; --describe csi.v1.Node/NodePublishVolume shows the fields`,
+		"{\"volumeCapability\": {\n\"mount\": {\"fstyp\": 1}}}": `line 8, column 11: unknown field "fstyp"; --describe `,
+		`{"volumeCapability": {"xyz": {}}}`:                     `line 7, column 23: unknown field "xyz"; --describe `,
+		`{"volumeId": 5}`:                                       "line 7, column 14: invalid value for string field volumeId: 5",
+		`{"volumeId": "v"} true`:                                "line 7, column 19: unexpected token true",
+		`[]`:                                                    "line 7, column 1: unexpected token [",
+		`{"secrets": {"a": "b", "c": ["d"]}}`:                   "line 7, column 29: invalid value for string field value: [",
+		strings.Repeat(`{"volumeId":`, 2000) + "1" + strings.Repeat("}", 2000): "line 7, column 13: invalid value for string field volumeId: {",
 	} {
 		_, err := s.Request(m, []byte(text), 7)
 		if err == nil || !strings.HasPrefix(err.Error(), want) {
@@ -106,6 +106,22 @@ func TestRequestErrors(t *testing.T) {
 	for _, text := range []string{"", " \n", "{}", `{"volume_id": "v", "secrets": {"any": "x"}, "volumeCapability": {"accessMode": {"mode": "SINGLE_NODE_WRITER"}}}`} {
 		if _, err := s.Request(m, []byte(text), 1); err != nil {
 			t.Errorf("%q: %v", text, err)
+		}
+	}
+
+	own, err := Load(t.Context(), direct{liar{
+		services: []string{"x.Thing"}, symbol: func(string) [][]byte { return [][]byte{mustMarshal(t, thing(t))} },
+	}}, "", Plugin{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m, err = own.Method("Do"); err != nil {
+		t.Fatal(err)
+	}
+	for depth, want := range map[int]string{maxDepth - 1: "<nil>", maxDepth: "exceeded max recursion depth"} {
+		_, err := own.Request(m, []byte(strings.Repeat(`{"self":`, depth)+"{}"+strings.Repeat("}", depth)), 1)
+		if fmt.Sprint(err) != want {
+			t.Errorf("%d deep: got %v, want %s", depth, err, want)
 		}
 	}
 }
