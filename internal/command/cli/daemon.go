@@ -134,7 +134,7 @@ func pluginID(ptype, name string) string {
 
 // completePlugins completes TYPE/NAME and NAME with the plugins that the daemon knows.
 func completePlugins(socket *controlSocket) cobra.CompletionFunc {
-	return completeWith(socket, 1, func(ctx context.Context, c *client.Client, _ []string) ([]string, error) {
+	return completeWith(socket, func(ctx context.Context, c *client.Client) ([]string, error) {
 		listing, err := c.List(ctx)
 		if err != nil {
 			return nil, err
@@ -144,18 +144,15 @@ func completePlugins(socket *controlSocket) cobra.CompletionFunc {
 	})
 }
 
-// completeWith completes the first arguments, or a flag, with what a daemon lists in view of the arguments before. Without a daemon there
-// is nothing to complete.
-func completeWith(
-	socket *controlSocket, most int, list func(ctx context.Context, c *client.Client, args []string) ([]string, error),
-) cobra.CompletionFunc {
+// completeWith completes the first argument, or a flag, with what the daemon lists. Without a daemon there are no completions.
+func completeWith(socket *controlSocket, list func(ctx context.Context, c *client.Client) ([]string, error)) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, _ string) (completions []cobra.Completion, _ cobra.ShellCompDirective) {
-		ask := socket.ask(answerTimeout, func(ctx context.Context, c *client.Client, _ *cobra.Command, args []string) error {
-			found, err := list(ctx, c, args)
+		ask := socket.ask(answerTimeout, func(ctx context.Context, c *client.Client, _ *cobra.Command, _ []string) error {
+			found, err := list(ctx, c)
 			completions = slices.DeleteFunc(found, func(c string) bool { return !completable.MatchString(c) })
 			return err
 		})
-		if len(args) >= most || ask(cmd, args) != nil {
+		if len(args) > 0 || ask(cmd, args) != nil {
 			completions = nil
 		}
 		return completions, cobra.ShellCompDirectiveNoFileComp

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"math"
 	"slices"
 	"strings"
 	"time"
@@ -28,6 +27,9 @@ example.com/gpu.`,
   patchbay devices release example.com/gpu build-17`,
 	}
 	cmd.AddCommand(newDevicesListCommand(paths), newDevicesAllocateCommand(paths), newDevicesReleaseCommand(paths))
+	for _, c := range cmd.Commands() {
+		c.ValidArgsFunction = cobra.NoFileCompletions
+	}
 	return cmd
 }
 
@@ -51,7 +53,6 @@ The output is a table, an array of objects as JSON or YAML, or one RESOURCE/ID a
 		},
 	}
 	socket := addControlSocket(cmd, paths)
-	cmd.ValidArgsFunction = completeWith(socket, math.MaxInt, resources)
 	output := addOutput(cmd, "table", "name")
 	cmd.RunE = socket.ask(answerTimeout, func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error {
 		listing, err := c.ListDevices(ctx, args...)
@@ -89,8 +90,6 @@ prints the same result and, if the plugin wants that before each start, prepares
 	cmd.Flags().Uint32Var(&request.Count, "count", 0, "how many devices (default: as many as --device names, or 1)")
 	cmd.Flags().StringArrayVar(&request.Devices, "device", nil, "ID of a device that has to be among them; can be repeated")
 	output := addOutput(cmd, "table", "name")
-	cmd.ValidArgsFunction = completeWith(socket, 1, resources)
-	completeFlag(cmd, "device", completeWith(socket, math.MaxInt, freeDevices))
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
 		if cmd.Flags().Changed("count") && request.Count == 0 {
 			return wrongUsage(cmd, "no devices are wanted: --count must be above 0")
@@ -119,7 +118,6 @@ first that the owner no longer uses them: the daemon cannot check that.`,
 	}
 	socket := addControlSocket(cmd, paths)
 	output := addOutput(cmd, "table", "name")
-	cmd.ValidArgsFunction = completeWith(socket, 2, allocations)
 	cmd.RunE = socket.ask(releaseTimeout, func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error {
 		a, err := c.ReleaseDevices(ctx, args[0], args[1])
 		if err != nil {
@@ -167,41 +165,4 @@ func printAllocation(cmd *cobra.Command, output *choice, a client.DeviceAllocati
 		}
 		return list.write(w)
 	})
-}
-
-// resources returns the names of all resources that the arguments do not name.
-func resources(ctx context.Context, c *client.Client, args []string) ([]string, error) {
-	listing, err := c.ListDevices(ctx)
-	all := slices.Compact(each(listing.Devices, func(d client.Device) string { return d.Resource }))
-	return slices.DeleteFunc(all, func(name string) bool { return slices.Contains(args, name) }), err
-}
-
-// freeDevices returns the devices that the resource of the first argument can give.
-func freeDevices(ctx context.Context, c *client.Client, args []string) ([]string, error) {
-	if len(args) == 0 {
-		return nil, nil
-	}
-	listing, err := c.ListDevices(ctx, args[0])
-	var ids []string
-	for _, d := range listing.Devices {
-		if d.Owner == "" && d.Health == "healthy" {
-			ids = append(ids, d.ID)
-		}
-	}
-	return ids, err
-}
-
-// allocations returns the resources of which somebody has devices, and after one of them who has.
-func allocations(ctx context.Context, c *client.Client, args []string) ([]string, error) {
-	listing, err := c.ListDevices(ctx)
-	var names []string
-	for _, a := range listing.Allocations {
-		switch {
-		case len(args) == 1 && a.Resource == args[0]:
-			names = append(names, a.Owner)
-		case len(args) == 0 && !slices.Contains(names, a.Resource):
-			names = append(names, a.Resource)
-		}
-	}
-	return names, err
 }

@@ -139,7 +139,7 @@ func presentLife(ctx context.Context, c *client.Client, name string) string {
 
 // completeLaunched completes the names of launched plugins.
 func completeLaunched(socket *controlSocket) cobra.CompletionFunc {
-	return completeWith(socket, 1, func(ctx context.Context, c *client.Client, _ []string) ([]string, error) {
+	return completeWith(socket, func(ctx context.Context, c *client.Client) ([]string, error) {
 		all, err := c.ListLaunched(ctx)
 		return each(all, func(p client.Launched) string { return p.Name }), err
 	})
