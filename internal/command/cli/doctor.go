@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -185,11 +184,6 @@ func askDaemon(
 	}
 	findings := []doctor.Finding{finding("daemon", doctor.OK,
 		fmt.Sprintf("the daemon answers; it uses plugin directories %q and state file %s", running.PluginDirs, running.State), "")}
-	if other := elsewhere(loaded, c, running); other != "" {
-		findings = append(findings, finding("daemon", doctor.Warn,
-			"the daemon does not work where the configuration says, and what follows is about where it works: "+other,
-			"restart the daemon with this configuration, or run doctor with the daemon's"))
-	}
 	sick, err := askForPlugins(ctx, asked)
 	if err != nil {
 		sick = append(sick, finding("daemon", doctor.Fail, "the daemon could not be asked for its plugins: "+err.Error(),
@@ -235,32 +229,4 @@ func askForPlugins(ctx context.Context, asked *client.Client) ([]doctor.Finding,
 		}
 	}
 	return findings, nil
-}
-
-// elsewhere says where the daemon works otherwise than files, flags or the environment say; a default is no statement.
-func elsewhere(loaded *config.Loaded, c daemon.Config, running client.Configuration) string {
-	if loaded == nil {
-		return ""
-	}
-	var other []string
-	for _, key := range []struct {
-		name             string
-		configured, used []string
-	}{
-		{"pluginDirs", c.PluginDirs, running.PluginDirs},
-		{"deprecatedPluginDir", []string{c.DeprecatedPluginDir}, []string{running.DeprecatedPluginDir}},
-		{"state", []string{c.StatePath}, []string{running.State}},
-	} {
-		origin := loaded.Origin(key.name)
-		if origin == config.Default || slices.EqualFunc(key.configured, key.used, samePath) {
-			continue
-		}
-		other = append(other, fmt.Sprintf("%s is %q in the daemon, and %q by %s", key.name, key.used, key.configured, origin))
-	}
-	return strings.Join(other, "; ")
-}
-
-func samePath(a, b string) bool {
-	abs, err := filepath.Abs(a)
-	return a == b || a != "" && err == nil && abs == b
 }
