@@ -151,13 +151,6 @@ func (c *callCommand) args(cmd *cobra.Command, args []string) error {
 // inFleet says whether the plugin may be on another node.
 func (c *callCommand) inFleet() bool { return c.fleet || c.node != "" || len(c.labels) > 0 }
 
-func (c *callCommand) dialFleet(daemon *client.Client, ptype, name string) (*grpc.ClientConn, error) {
-	if len(c.labels) > 0 {
-		return daemon.FleetConnByLabels(ptype, name, c.labels)
-	}
-	return daemon.FleetConn(ptype, name, c.node)
-}
-
 func (c *callCommand) run(cmd *cobra.Command, args []string) error {
 	headers, err := parseHeaders(c.headers)
 	if err != nil {
@@ -205,8 +198,12 @@ func (c *callCommand) connected(
 		ptype, name := pluginOf(args[0])
 		p := dyncall.Plugin{Type: ptype}
 		dial := daemon.Conn
-		if c.inFleet() {
-			dial = func(ptype, name string) (*grpc.ClientConn, error) { return c.dialFleet(daemon, ptype, name) }
+		if len(c.labels) > 0 {
+			dial = func(ptype, name string) (*grpc.ClientConn, error) {
+				return daemon.FleetConnByLabels(ptype, name, c.labels)
+			}
+		} else if c.inFleet() {
+			dial = func(ptype, name string) (*grpc.ClientConn, error) { return daemon.FleetConn(ptype, name, c.node) }
 		} else if known, err := daemon.Get(ctx, ptype, name); err == nil {
 			p.Versions, p.Elsewhere = known[0].Versions, known[0].Endpoint != known[0].SocketPath
 			if ptype == "" {
@@ -283,26 +280,17 @@ func runList(cmd *cobra.Command, schema *dyncall.Schema) error {
 		fmt.Fprintln(cmd.ErrOrStderr(), "note: the plugin has no reflection; these are the built-in services that plugins of its type may have; "+
 			"--proto and --protoset give others")
 	}
-	lines := methodsOf(schema)
+	lines := dyncall.MethodPaths(schema.Services())
+	for _, service := range schema.Services() {
+		if service.Methods().Len() == 0 {
+			lines = append(lines, string(service.FullName())+" (no methods)")
+		}
+	}
 	for _, name := range schema.Undescribed() {
 		lines = append(lines, string(name)+" (methods unknown)")
 	}
 	slices.Sort(lines)
 	return writeLines(cmd.OutOrStdout(), lines)
-}
-
-// methodsOf returns the methods of all services that are known.
-func methodsOf(schema *dyncall.Schema) []string {
-	var paths []string
-	for _, service := range schema.Services() {
-		for i := range service.Methods().Len() {
-			paths = append(paths, dyncall.MethodPath(service.Methods().Get(i)))
-		}
-		if service.Methods().Len() == 0 {
-			paths = append(paths, string(service.FullName())+" (no methods)")
-		}
-	}
-	return paths
 }
 
 // runCall calls the method that the first argument names.
@@ -360,7 +348,7 @@ func (c *callCommand) complete(cmd *cobra.Command, args []string, word string) (
 	_ = c.connected(ctx, cmd, args, func(conn grpc.ClientConnInterface, p dyncall.Plugin, _ []string) error {
 		schema, err := c.schema(ctx, conn, "", p)
 		if err == nil {
-			methods = methodsOf(schema)
+			methods = dyncall.MethodPaths(schema.Services())
 		}
 		return err
 	})

@@ -61,7 +61,13 @@ check on the target machine, as the daemon's user.`,
 			}
 			loaded, err := f.check(cmd)
 			if wrong, ok := errors.AsType[config.Errors](err); ok {
-				return printErrors(cmd, wrong)
+				if err := writeLines(cmd.OutOrStdout(), each(wrong, (*config.Error).Error)); err != nil {
+					return err
+				}
+				if len(wrong) == 1 {
+					return errors.New("the configuration has an error")
+				}
+				return fmt.Errorf("the configuration has %d errors", len(wrong))
 			}
 			if err != nil {
 				return err
@@ -77,16 +83,6 @@ check on the target machine, as the daemon's user.`,
 			return writeLines(cmd.OutOrStdout(), each(loaded.Files, func(file string) string { return "ok: " + file }))
 		},
 	}
-}
-
-func printErrors(cmd *cobra.Command, wrong config.Errors) error {
-	if err := writeLines(cmd.OutOrStdout(), each(wrong, (*config.Error).Error)); err != nil {
-		return err
-	}
-	if len(wrong) == 1 {
-		return errors.New("the configuration has an error")
-	}
-	return fmt.Errorf("the configuration has %d errors", len(wrong))
 }
 
 func newConfigShowCommand(paths paths) *cobra.Command {

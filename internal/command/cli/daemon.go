@@ -65,27 +65,19 @@ func (s *controlSocket) ask(
 	limit time.Duration, run func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error,
 ) func(cmd *cobra.Command, args []string) error {
 	return func(cmd *cobra.Command, args []string) error {
-		c, err := s.connect(cmd)
+		path, err := s.find(cmd)
 		if err != nil {
 			return err
 		}
+		if path == "" {
+			return wrongUsage(cmd, "no control socket is known: name one with --control-socket or %s", controlSocketEnv)
+		}
+		c := client.New(path)
 		defer c.Close()
 		ctx, cancel := limited(cmd.Context(), limit)
 		defer cancel()
 		return run(ctx, c, cmd, args)
 	}
-}
-
-// connect returns a client of the daemon that the flag names. It does not connect yet.
-func (s *controlSocket) connect(cmd *cobra.Command) (*client.Client, error) {
-	path, err := s.find(cmd)
-	if err != nil {
-		return nil, err
-	}
-	if path == "" {
-		return nil, wrongUsage(cmd, "no control socket is known: name one with --control-socket or %s", controlSocketEnv)
-	}
-	return client.New(path), nil
 }
 
 // onePlugin is for commands whose only argument is TYPE/NAME or the name of a launched plugin.

@@ -132,7 +132,7 @@ func warn(ctx context.Context, c *client.Client, stderr io.Writer, listing clien
 func pluginTable(t terminal, plugins []client.Plugin, now time.Time) *table {
 	list := &table{
 		terminal: t, head: []string{"TYPE", "NAME", "VERSION", "STATE", "ENDPOINT", "AGE"},
-		cuts: []int{4, 2, 0, 1}, tones: tones{3: toneOf, 5: always(faint)},
+		cuts: []int{4, 2, 0, 1}, tones: tones{3: toneOf, 5: func(string) tone { return faint }},
 	}
 	for _, p := range plugins {
 		list.add(cell(p.Type), cell(p.Name), cell(p.Version), cell(p.State), cell(cmp.Or(p.Endpoint, p.SocketPath)), age(p, now))

@@ -190,8 +190,6 @@ func (t terminal) paint(text string, is tone) string {
 	return "\x1b[" + sequences[is] + "m" + text + "\x1b[0m"
 }
 
-func always(is tone) func(string) tone { return func(string) tone { return is } }
-
 // toneOf says what a state, the kind of an event or a result means. What follows its first word does not matter.
 func toneOf(text string) tone {
 	word := text

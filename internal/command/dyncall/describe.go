@@ -62,8 +62,8 @@ func describeMethod(method protoreflect.MethodDescriptor) (string, error) {
 		types = append(types, method.Output())
 	}
 	for i := 0; i < len(types); i++ { // it grows
-		if isBuiltinType(types[i].FullName()) {
-			continue
+		if types[i].FullName().Parent() == "google.protobuf" {
+			continue // it comes with protobuf
 		}
 		if i == maxTypes {
 			fmt.Fprintf(&out, "\n// More types are left out.\n")
@@ -92,7 +92,10 @@ func addUsed(types []protoreflect.Descriptor, message protoreflect.MessageDescri
 		if field.Message() != nil {
 			used = field.Message()
 		}
-		if used != nil && !slices.ContainsFunc(types, func(t protoreflect.Descriptor) bool { return contains(t.FullName(), used.FullName()) }) {
+		isPrinted := func(t protoreflect.Descriptor) bool { // itself or as a part of an outer message
+			return strings.HasPrefix(string(used.FullName())+".", string(t.FullName())+".")
+		}
+		if used != nil && !slices.ContainsFunc(types, isPrinted) {
 			types = append(types, used)
 		}
 	}
@@ -102,11 +105,6 @@ func addUsed(types []protoreflect.Descriptor, message protoreflect.MessageDescri
 		}
 	}
 	return types
-}
-
-// contains says whether a name is another one's or declared in it.
-func contains(outer, name protoreflect.FullName) bool {
-	return outer == name || strings.HasPrefix(string(name), string(outer)+".")
 }
 
 // typeNamed returns the message or enum of that full name, or nil.
@@ -125,6 +123,3 @@ func (s *Schema) typeNamed(name protoreflect.FullName) (d protoreflect.Descripto
 	}
 	return nil
 }
-
-// isBuiltinType says whether a type is one of those that come with protobuf.
-func isBuiltinType(name protoreflect.FullName) bool { return name.Parent() == "google.protobuf" }

@@ -115,7 +115,7 @@ func (s *Schema) noMethod(selector, service string) error {
 		if i >= 0 {
 			return fmt.Errorf("unknown method %s: the plugin has service %s, but does not describe its methods", selector, s.undescribed[i])
 		}
-		own = methodPaths(s.matching(service))
+		own = MethodPaths(s.matching(service))
 	}
 	if similar := nearestTo(selector, own); len(similar) > 0 {
 		return fmt.Errorf("unknown method %s: did you mean %s", selector, list(similar))
@@ -128,7 +128,7 @@ func (s *Schema) noMethod(selector, service string) error {
 		Reflected: "no service of the plugin has it",
 		FromFiles: "no service of the files has it",
 	}[s.Source]
-	if similar := nearestTo(selector, methodPaths(s.services)); len(similar) > 0 {
+	if similar := nearestTo(selector, MethodPaths(s.services)); len(similar) > 0 {
 		return fmt.Errorf("unknown method %s: %s, did you mean %s", selector, whose, list(similar))
 	}
 	var names []string
@@ -157,7 +157,8 @@ func MethodPath(m protoreflect.MethodDescriptor) string {
 	return string(m.Parent().FullName()) + "/" + string(m.Name())
 }
 
-func methodPaths(services []protoreflect.ServiceDescriptor) []string {
+// MethodPaths returns the paths of all methods of services, in order.
+func MethodPaths(services []protoreflect.ServiceDescriptor) []string {
 	var paths []string
 	for _, service := range services {
 		for i := range service.Methods().Len() {
