@@ -255,17 +255,12 @@ func checkSecond(ctx context.Context, s *subject) outcome {
 	return pass("the second instance serves at %s, also after the end of the first", a.path)
 }
 
-// asksOrTells are the rules about a host that asks and tells the plugin, which one that registers by itself is not.
-func asksOrTells() []string {
-	return []string{"REG005", "REG006", "REG009", "REG011", "REG012", "REG013"}
-}
-
-// fits says why a rule is not for the way in which the plugin registers, if it is not.
+// fits returns why a rule does not apply to the way in which the plugin registers; an empty outcome if it applies.
 func (s *subject) fits(rule Rule) outcome {
 	switch {
 	case rule.family() == "KUB" && !s.registersItself():
 		return notApplicable("it is for device plugins that register on %s; verify the command with --kubelet-sock", kubeletSocket)
-	case s.registersItself() && slices.Contains(asksOrTells(), rule.ID):
+	case s.registersItself() && slices.Contains([]string{"REG005", "REG006", "REG009", "REG011", "REG012", "REG013"}, rule.ID):
 		return notApplicable("the plugin registers on %s, so hosts neither ask nor notify it", kubeletSocket)
 	}
 	return outcome{}
@@ -283,7 +278,10 @@ func checkRegistered(_ context.Context, s *subject) outcome {
 func checkRegistersAgain(ctx context.Context, s *subject) outcome {
 	run := s.run
 	s.trace.add("remove the plugin's socket, and make kubelet.sock anew", "")
-	if err := s.bench.restartKubelet(); err != nil {
+	s.bench.kubelet.close()
+	s.bench.kubelet.forget()
+	s.bench.sweep() // as the kubelet does when it starts
+	if err := s.bench.kubelet.serve(); err != nil {
 		return notApplicable("%v", err)
 	}
 	a, err := s.bench.awaitRegister(ctx, run, hesitation*s.options.StartTimeout)

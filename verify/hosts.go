@@ -164,20 +164,5 @@ func (b *bench) meetRegistered(ctx context.Context, request *deviceapi.RegisterR
 	return a, err
 }
 
-// restartKubelet does what the kubelet does when it starts: it removes the plugins' sockets, and serves its own anew.
-func (b *bench) restartKubelet() error {
-	b.kubelet.close()
-	b.kubelet.forget()
-	b.sweep()
-	return b.kubelet.serve()
-}
-
-// announcement returns what a plugin that registers by itself would announce.
-func (a *appearance) announcement() *registerapi.PluginInfo {
-	return &registerapi.PluginInfo{
-		Type: registerapi.DevicePlugin, Name: a.request.ResourceName, Endpoint: a.path, SupportedVersions: []string{a.request.Version},
-	}
-}
-
 // registersItself reports whether the plugin registers on kubelet.sock, and is not asked and told by its host.
 func (s *subject) registersItself() bool { return s.bench != nil && s.bench.kubelet != nil }

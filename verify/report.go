@@ -33,9 +33,6 @@ type Result struct {
 	Seconds  float64 `json:"seconds"`
 }
 
-// hasFinding reports whether the rule applied and did not pass.
-func (r Result) hasFinding() bool { return r.Status != Passed && r.Status != NotApplicable }
-
 // Report is the whole of a verification.
 type Report struct {
 	// Target is the socket, or the command in one line.

@@ -65,7 +65,7 @@ func (s *subject) apply(ctx context.Context, rule Rule) Result {
 	waited := s.waiting()
 	o := busy(s.check(ctx, rule), waited)
 	result := Result{Rule: rule.ID, Title: rule.Title, Status: o.status, Reason: o.reason, Seconds: time.Since(began).Seconds()}
-	if result.hasFinding() {
+	if o.status != Passed && o.status != NotApplicable {
 		result.Sent, result.Received = s.trace.texts()
 		result.Remedy = cmp.Or(o.remedy, rule.Remedy)
 	}
@@ -219,7 +219,9 @@ func (s *subject) start(ctx context.Context) error {
 	}
 	s.run, s.path = run, a.path
 	if a.request != nil && s.asked == nil {
-		s.asked = &answer{info: a.announcement(), after: a.after}
+		s.asked = &answer{after: a.after, info: &registerapi.PluginInfo{
+			Type: registerapi.DevicePlugin, Name: a.request.ResourceName, Endpoint: a.path, SupportedVersions: []string{a.request.Version},
+		}}
 	}
 	return nil
 }
