@@ -30,7 +30,6 @@ import (
 // socketName is the name that a started plugin is offered for its socket.
 const socketName = "plugin.sock"
 
-// placeInstance stands for the number of an instance.
 const placeInstance = "{instance}"
 
 // bench starts the plugin's command, in a plugin directory, as often as the rules need it.
@@ -108,7 +107,6 @@ func newBench(target Target, options Options) (_ *bench, err error) {
 	return b, nil
 }
 
-// find returns the absolute path of a program, which the error describes as role.
 func find(role, program string) (string, error) {
 	path, err := exec.LookPath(program)
 	if failed := new(exec.Error); errors.As(err, &failed) {
@@ -148,7 +146,6 @@ func (b *bench) close() error {
 	return nil
 }
 
-// launch starts the command, after the driver if there is one.
 func (b *bench) launch() (*instance, error) {
 	var driver *instance
 	if b.driver != "" {
@@ -196,7 +193,7 @@ func (b *bench) launchOne(program string, command []string, stdin []byte) (*inst
 	return i, err
 }
 
-// environment is that of this process, without what another supervisor tells this process, and with where the plugin is to serve.
+// environment returns the environment of this process without the variables of its own supervisor, and with where the plugin is to serve.
 func (b *bench) environment(place *strings.Replacer, shaken bool) []string {
 	env := slices.DeleteFunc(os.Environ(), func(entry string) bool {
 		key, _, _ := strings.Cut(entry, "=")
@@ -213,7 +210,7 @@ func (b *bench) environment(place *strings.Replacer, shaken bool) []string {
 	return env
 }
 
-// appearance is how a socket of a started plugin came to be.
+// appearance describes how and when the socket of a started plugin appeared.
 type appearance struct {
 	path   string
 	id     sock.ID
@@ -260,20 +257,19 @@ func (b *bench) start(ctx context.Context) (*instance, *appearance, error) {
 	return nil, a, errors.Join(err, i.kill())
 }
 
-// startAfter is start for an instance that follows another one, which may still run: not in the second in which that was seen to serve.
-// Names of sockets that are made of the time are mostly made of seconds, and whoever starts a plugin anew needs longer.
+// startAfter starts an instance that follows another one, which may still run, in a later second than that in which the other was seen to
+// serve: plugins that name their sockets by the time mostly use seconds, and hosts take longer to restart a plugin.
 func (b *bench) startAfter(ctx context.Context, first *instance) (*instance, *appearance, error) {
 	pause(ctx, time.Until(first.served.Truncate(time.Second).Add(time.Second)), nil)
 	return b.start(ctx)
 }
 
-// startBeside is startAfter for an instance that is to run beside another one.
+// startBeside starts an instance that runs at the same time as another one; see startAfter.
 func (b *bench) startBeside(ctx context.Context, first *instance) (*instance, *appearance, error) {
 	b.number++
 	return b.startAfter(ctx, first)
 }
 
-// await waits for the registration socket of an instance.
 func (b *bench) await(ctx context.Context, w *socketWatch, i *instance, began time.Time) (*appearance, error) {
 	var doubtful *appearance
 	for {
@@ -310,7 +306,7 @@ func (b *bench) await(ctx context.Context, w *socketWatch, i *instance, began ti
 	}
 }
 
-// meet connects to a socket that has just appeared. Without an appearance there is none any more.
+// meet connects to a socket that has just appeared. It returns no appearance if the socket was removed.
 func meet(ctx context.Context, path string, i *instance) (*appearance, error) {
 	info, err := sock.Stat(path)
 	if err != nil {
@@ -353,17 +349,15 @@ func identify(ctx context.Context, path string, timeout time.Duration) error {
 	return err
 }
 
-// errEnded says that the process that was to make a socket has ended.
 var errEnded = errors.New("the command ended")
 
-// socketWatch tells of the sockets that appear in a plugin directory, as a host sees them: subdirectories included, hidden names not.
+// socketWatch reports the sockets that appear in a plugin directory, including subdirectories and without hidden names, as hosts see them.
 type socketWatch struct {
 	appeared chan string // their paths; one whose mode changes comes again
 	cancel   context.CancelFunc
 	running  sync.WaitGroup
 }
 
-// watchSockets watches until close or the end of ctx.
 func watchSockets(ctx context.Context, dir string) (*socketWatch, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	w := &socketWatch{appeared: make(chan string), cancel: cancel}
@@ -431,10 +425,8 @@ func (b *bench) sweep() {
 	}
 }
 
-// maxListed bounds how much of a plugin directory is looked at.
 const maxListed = 10_000
 
-// listing returns everything below a directory.
 func listing(dir string) (map[string]sock.ID, error) {
 	all := map[string]sock.ID{}
 	err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
@@ -452,7 +444,7 @@ func listing(dir string) (map[string]sock.ID, error) {
 	return all, err
 }
 
-// serialWriter makes writes follow one another, and never fails, so that the plugin does not feel it.
+// serialWriter serialises writes and never fails, so that the plugin does not notice an error.
 type serialWriter struct {
 	mu sync.Mutex
 	w  io.Writer
@@ -465,7 +457,7 @@ func (s *serialWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// differs reports whether the command says by what instances differ that run side by side.
+// differs reports whether each instance gets its own command line or environment.
 func (b *bench) differs() bool {
 	return slices.ContainsFunc(slices.Concat(b.target.Command, b.target.Env, b.target.Driver), func(text string) bool {
 		return strings.Contains(text, placeInstance)

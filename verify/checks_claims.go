@@ -19,7 +19,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
-// parseClaims reads claims that are written NAMESPACE/NAME/UID.
+// parseClaims parses claims of the form NAMESPACE/NAME/UID.
 func parseClaims(texts []string) ([]*drav1.Claim, error) {
 	var claims []*drav1.Claim
 	for _, text := range texts {
@@ -35,12 +35,12 @@ func parseClaims(texts []string) ([]*drav1.Claim, error) {
 // cdiName is a fully qualified name of a device of the Container Device Interface.
 var cdiName = regexp.MustCompile(`^[A-Za-z][-_.A-Za-z0-9]*/[A-Za-z][-_.A-Za-z0-9]*=[A-Za-z0-9]([-_.:A-Za-z0-9]*[A-Za-z0-9])?$`)
 
-// strange is a claim that nobody has made. Drivers that ask the API server refuse it, and others prepare it, which is undone.
+// strange returns one claim that does not exist. Drivers that ask the API server refuse it, others prepare it, which is undone.
 func strange() []*drav1.Claim {
 	return []*drav1.Claim{{Namespace: "default", Name: "patchbay-verify", Uid: "7a1f2a84-4f5e-4d3c-9d53-2f0d1c1c6a31"}}
 }
 
-// draService returns the highest announced version that is known here, which hosts call; empty without one.
+// draService returns the highest announced version that this package knows, which hosts call; empty if there is none.
 func (s *subject) draService() string {
 	for _, version := range []string{drav1.DRAPluginService, draBeta} {
 		if slices.Contains(s.asked.info.GetSupportedVersions(), version) {
@@ -70,7 +70,7 @@ func (s *subject) unprepare(ctx context.Context, conn *grpc.ClientConn, claims [
 	return answer.Claims, err
 }
 
-// callsClaims says why a driver cannot be asked about claims at all, which is for the rules about the versions to judge.
+// callsClaims returns why a driver cannot be called with claims at all; the rules about versions judge that.
 func (s *subject) callsClaims(ctx context.Context, conn *grpc.ClientConn) outcome {
 	if s.draService() == "" {
 		return notApplicable("no version is announced that is known here")
@@ -99,7 +99,7 @@ func withClaims(check func(ctx context.Context, s *subject, conn *grpc.ClientCon
 	})
 }
 
-// answeredFor says what is wrong with an answer that is to have an entry for each claim and no other.
+// answeredFor checks that an answer has an entry for each claim and no others, and returns what is wrong.
 func answeredFor[T any](claims []*drav1.Claim, answer map[string]T) string {
 	for uid := range answer {
 		if !slices.ContainsFunc(claims, func(c *drav1.Claim) bool { return c.Uid == uid }) {
@@ -109,7 +109,7 @@ func answeredFor[T any](claims []*drav1.Claim, answer map[string]T) string {
 	return leftOut(claims, answer)
 }
 
-// leftOut says of which claim an answer says nothing.
+// leftOut returns which claim has no entry in an answer, as a sentence.
 func leftOut[T any](claims []*drav1.Claim, answer map[string]T) string {
 	for _, c := range claims {
 		if _, found := answer[c.Uid]; !found {
@@ -168,7 +168,7 @@ func (s *subject) devicesOf(ctx context.Context, conn *grpc.ClientConn, claims [
 	return prepared, nil
 }
 
-// sameDevices says which claim got something else than before, if one did.
+// sameDevices returns which claim got other devices than before, as a sentence; empty if none did.
 func sameDevices(before, after map[string]*drav1.NodePrepareResourceResponse) string {
 	for uid, first := range before {
 		again := after[uid]
@@ -229,7 +229,6 @@ func checkUnprepareAgain(ctx context.Context, s *subject, conn *grpc.ClientConn,
 	return pass("%d claims were unprepared twice", len(claims))
 }
 
-// undo unprepares claims, and fails if it does for one of them.
 func (s *subject) undo(ctx context.Context, conn *grpc.ClientConn, claims []*drav1.Claim) error {
 	undone, err := s.unprepare(ctx, conn, claims)
 	if err != nil {
@@ -292,10 +291,10 @@ func (s *subject) restart(ctx context.Context) (*appearance, error) {
 	return a, nil
 }
 
-// take goes on with another instance, which may announce another endpoint.
+// take continues with another instance, which may announce another endpoint.
 func (s *subject) take(next *instance, a *appearance) { s.run, s.path, s.asked = next, a.path, nil }
 
-// end ends an instance in order if it can be. How it does is for another rule.
+// end terminates an instance with SIGTERM if possible. Another rule judges how it ends.
 func (s *subject) end(ctx context.Context, run *instance) {
 	run.settle(ctx, settled)
 	if run.signal(syscall.SIGTERM) != nil || !run.awaitAll(ctx, s.options.ExitTimeout) {
@@ -303,7 +302,6 @@ func (s *subject) end(ctx context.Context, run *instance) {
 	}
 }
 
-// checkRestartBetween restarts the driver between prepare and unprepare.
 func checkRestartBetween(ctx context.Context, s *subject, conn *grpc.ClientConn, claims []*drav1.Claim) outcome {
 	first, err := s.devicesOf(ctx, conn, claims)
 	if err != nil {
@@ -320,7 +318,7 @@ func checkRestartBetween(ctx context.Context, s *subject, conn *grpc.ClientConn,
 	})
 }
 
-// sameAgain says what is wrong with the claims at another instance than the one that prepared them.
+// sameAgain returns what is wrong with the claims at an instance that did not prepare them.
 func (s *subject) sameAgain(ctx context.Context, conn *grpc.ClientConn, claims []*drav1.Claim,
 	first map[string]*drav1.NodePrepareResourceResponse,
 ) string {
@@ -337,7 +335,7 @@ func (s *subject) sameAgain(ctx context.Context, conn *grpc.ClientConn, claims [
 	return ""
 }
 
-// atEndpoint asks the instance that runs where it serves, and calls it there.
+// atEndpoint calls check with a connection to the endpoint that the running instance announces.
 func (s *subject) atEndpoint(ctx context.Context, check func(conn *grpc.ClientConn) outcome) outcome {
 	info, o := s.info(ctx)
 	if info == nil {

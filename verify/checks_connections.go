@@ -22,7 +22,7 @@ const (
 	silents = 16 // connections that say nothing
 )
 
-// others asks on a fresh connection while something goes on.
+// others calls the plugin on a new connection while another connection is in use.
 func (s *subject) others(ctx context.Context, meanwhile string) outcome {
 	if _, err := s.getInfo(ctx); err != nil {
 		return fail("while %s, %s of another connection %s", meanwhile, path.Base(s.question()), clip(brief(err)))
@@ -99,7 +99,7 @@ func checkSlowReader(ctx context.Context, s *subject) outcome {
 	return s.others(ctx, "a peer with unanswered requests reads nothing")
 }
 
-// unreadRequests returns what a client sends that calls a method some times and gives the plugin no window to answer.
+// unreadRequests returns the frames of a client that calls a method n times and gives the plugin no window to answer.
 func unreadRequests(method string, n uint32) ([]byte, error) {
 	var out, headers bytes.Buffer
 	encoder := hpack.NewEncoder(&headers)
@@ -142,7 +142,7 @@ func checkGarbage(ctx context.Context, s *subject) outcome {
 	return s.others(ctx, "others have sent what is no gRPC")
 }
 
-// speak sends something and gives the plugin the time to react: until it closes the connection or says something.
+// speak sends text and waits until the plugin answers or closes the connection, for a second at most.
 func (s *subject) speak(conn net.Conn, text string) {
 	s.trace.add(foreign.Quote(text), "")
 	if conn.SetDeadline(time.Now().Add(min(s.options.CallTimeout, time.Second))) == nil {

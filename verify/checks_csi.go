@@ -45,7 +45,6 @@ func checkPluginCapabilities(ctx context.Context, _ *subject, conn *grpc.ClientC
 	return counted(len(answer.GetCapabilities()), "GetPluginCapabilities", err)
 }
 
-// counted is the outcome of a call that answers with capabilities.
 func counted(capabilities int, method string, err error) outcome {
 	if err != nil {
 		return fail("%s %s", method, brief(err))
@@ -107,8 +106,8 @@ func controllerAlone(ctx context.Context, conn *grpc.ClientConn) bool {
 	return err == nil && announced
 }
 
-// isElsewhere reports whether a server has not even the service of a method. The processes of a driver announce the same, and its
-// controller is mostly one of its own.
+// isElsewhere reports whether a server lacks the whole service of a method. The processes of a driver announce the same, and the controller
+// is mostly a separate process.
 func isElsewhere(err error) bool {
 	return status.Code(err) == codes.Unimplemented && strings.HasPrefix(status.Convert(err).Message(), "unknown service ")
 }
@@ -138,7 +137,6 @@ func checkController(ctx context.Context, _ *subject, conn *grpc.ClientConn) out
 	return counted(len(can.GetCapabilities()), "ControllerGetCapabilities", err)
 }
 
-// sizeOf returns the bytes of a map as CSI counts them.
 func sizeOf(m map[string]string) int {
 	size := 0
 	for key, value := range m {
@@ -153,7 +151,7 @@ var (
 	topologyPrefix  = regexp.MustCompile(`^[a-z0-9]([-.a-z0-9]{0,61}[a-z0-9])?$`)
 )
 
-// nodeTopology returns the topology of the node. An outcome that is not empty says that there is none to judge.
+// nodeTopology returns the topology of the node, or an outcome if there is none to judge.
 func nodeTopology(ctx context.Context, conn *grpc.ClientConn) (map[string]string, outcome) {
 	answer, err := csi.NewNodeClient(conn).NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
 	switch segments := answer.GetAccessibleTopology().GetSegments(); {

@@ -107,7 +107,7 @@ func checkDevicesLast(ctx context.Context, s *subject, conn *grpc.ClientConn) ou
 	return warn("the list is sent again and again without a pause")
 }
 
-// listed returns the devices that the plugin lists. An outcome that is not empty says that there are none.
+// listed returns the devices that the plugin lists, or an outcome if there are none.
 func (s *subject) listed(ctx context.Context, conn *grpc.ClientConn) ([]*deviceapi.Device, outcome) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -129,7 +129,7 @@ func withHealth(devices []*deviceapi.Device, health string, most int) []string {
 	return ids
 }
 
-// checkDevicesAgain loses a connection as a host loses it that is killed, with its list open.
+// checkDevicesAgain closes a connection during ListAndWatch, as if the host had been killed.
 func checkDevicesAgain(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome {
 	path, err := s.endpoint(s.asked.info)
 	if err != nil {
@@ -209,7 +209,6 @@ func checkChange(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome
 	return fail("the same list comes again and again after the devices had changed")
 }
 
-// healths are the health of each device by its ID.
 func healths(devices []*deviceapi.Device) map[string]string {
 	all := map[string]string{}
 	for _, d := range devices {
@@ -218,7 +217,6 @@ func healths(devices []*deviceapi.Device) map[string]string {
 	return all
 }
 
-// maxOffered is how many devices are offered for a preferred allocation.
 const maxOffered = 8
 
 func checkPreferred(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome {

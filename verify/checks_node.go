@@ -56,7 +56,7 @@ type nodeCall struct {
 	call   func(ctx context.Context, c csi.NodeClient) error
 }
 
-// asError leaves out of a call what it answers.
+// asError returns a call that ignores the answer.
 func asError[Q, A any](method string, call func(csi.NodeClient, context.Context, *Q, ...grpc.CallOption) (*A, error)) nodeCall {
 	return nodeCall{method, func(ctx context.Context, c csi.NodeClient) error {
 		_, err := call(c, ctx, new(Q))
@@ -80,7 +80,7 @@ var (
 	}
 )
 
-// nodeCalls returns the calls that a node announces. An outcome that is not empty says that there is no node to judge.
+// nodeCalls returns the calls that a node announces, or an outcome if there is no node to judge.
 func nodeCalls(ctx context.Context, conn *grpc.ClientConn) ([]nodeCall, outcome) {
 	answer, err := csi.NewNodeClient(conn).NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
 	if err != nil {
@@ -106,7 +106,7 @@ func checkNodeImplements(ctx context.Context, _ *subject, conn *grpc.ClientConn)
 	return pass("%d calls are there", len(calls))
 }
 
-// wordless says what an error lacks; empty if it says what is wrong in the way that CSI wants.
+// wordless returns what an error lacks of what CSI demands; empty if nothing.
 func wordless(err error) string {
 	switch st := status.Convert(err); {
 	case st.Message() == "":

@@ -77,7 +77,6 @@ func (s *subject) traceAppearance(a *appearance) {
 	s.trace.add("connect "+a.path+" until it succeeds", fmt.Sprintf("refused %d times in %v", a.refused, a.window.Round(time.Millisecond)))
 }
 
-// farewell is what happened on SIGTERM.
 type farewell struct {
 	refused outcome       // why it could not be tried
 	served  time.Duration // how long the plugin had served
@@ -90,7 +89,7 @@ type farewell struct {
 	others  []string
 }
 
-// terminate ends the plugin with SIGTERM, once for all rules that look at it. An outcome that is not empty says why it could not.
+// terminate ends the plugin with SIGTERM, once for all rules that look at it, or returns an outcome that says why it could not.
 func (s *subject) terminate(ctx context.Context) (*farewell, outcome) {
 	if s.ended == nil {
 		s.ended = s.terminateSettled(ctx, settled)
@@ -148,7 +147,7 @@ func checkTerminate(ctx context.Context, s *subject) outcome {
 	return pass("it ended %v after SIGTERM with exit status 0", f.after.Round(time.Millisecond))
 }
 
-// ownEnd is terminate for what only an end on SIGTERM tells.
+// ownEnd is terminate for rules that need a plugin which exits by itself on SIGTERM.
 func (s *subject) ownEnd(ctx context.Context) (*farewell, outcome) {
 	f, o := s.terminate(ctx)
 	switch {

@@ -60,7 +60,6 @@ func checkHealth(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome
 	})
 }
 
-// maxHealthChecked bounds for how many services the health is asked.
 const maxHealthChecked = 16
 
 // checkHealthOfServices asks for the health of each service that reflection shows, which clients may ask for instead of that of the whole.
@@ -98,7 +97,6 @@ func checkReflection(ctx context.Context, s *subject, conn *grpc.ClientConn) out
 	return pass("the endpoint has %s", foreign.QuoteAll(own))
 }
 
-// reflected returns the names of the services.
 func (s *subject) reflected(ctx context.Context, conn *grpc.ClientConn) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.options.CallTimeout)
 	defer cancel()

@@ -94,7 +94,7 @@ func checkPlace(ctx context.Context, s *subject) outcome {
 	return pass("%s is a socket on which a process accepts", s.path)
 }
 
-// lose remembers why there is nothing to verify, and fails for it once for all rules, with more to say now.
+// lose returns a failure with a reason and more, and remembers the reason: there is nothing left to verify.
 func (s *subject) lose(why, more string) outcome {
 	s.lost, s.told = why, true
 	return fail("%s%s", why, more)
@@ -181,7 +181,7 @@ func checkGetInfo(ctx context.Context, s *subject) outcome {
 	return pass("type %s, name %s", foreign.Quote(a.info.Type), foreign.Quote(a.info.Name))
 }
 
-// tellAnnounced adds to the trace what the plugin announced when it was asked first.
+// tellAnnounced adds the plugin's first answer to the trace.
 func (s *subject) tellAnnounced(what string) {
 	s.trace.add("pluginregistration.Registration/GetInfo {}", what)
 }
@@ -239,7 +239,6 @@ func checkVersions(ctx context.Context, s *subject) outcome {
 	return pass("announced are %s", foreign.QuoteAll(versions))
 }
 
-// judgeKnown wants one of the announced versions to be known.
 func judgeKnown(versions, known []string) outcome {
 	in := func(v string) bool { return slices.Contains(known, v) }
 	return judgeVersions(versions, in, in, "one of "+foreign.QuoteAll(known), "not known for this type")

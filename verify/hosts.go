@@ -30,7 +30,6 @@ const (
 	maxRegistered = 16
 )
 
-// serve serves until stop is called.
 func serve(server *grpc.Server, listener net.Listener) (stop func()) {
 	var serving sync.WaitGroup
 	serving.Go(func() { _ = server.Serve(listener) }) // it ends with stop
@@ -102,12 +101,10 @@ func (k *kubelet) serve() error {
 	return nil
 }
 
-// made reports whether the file at a path is the socket or its lock.
 func (k *kubelet) made(path string) bool {
 	return path == k.path || path == filepath.Join(filepath.Dir(k.path), "."+kubeletSocket+".lock")
 }
 
-// forget drops what was registered until now.
 func (k *kubelet) forget() {
 	for len(k.requests) > 0 {
 		<-k.requests
@@ -135,7 +132,6 @@ func checkRegister(request *deviceapi.RegisterRequest) error {
 	return cmp.Or(foreign.Endpoint(request.Endpoint, kubeletSocket), foreign.PluginName(registerapi.DevicePlugin, request.ResourceName))
 }
 
-// awaitRegister waits until a plugin registers, and connects to it.
 func (b *bench) awaitRegister(ctx context.Context, i *instance, within time.Duration) (*appearance, error) {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()

@@ -16,7 +16,6 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
 )
 
-// maxTail is how much of a plugin's output is kept for the results.
 const maxTail = 4 << 10
 
 // instance is one run of the plugin's command, and of the driver beside it if there is one.
@@ -62,7 +61,7 @@ func (i *instance) hasEnded() bool {
 	}
 }
 
-// signal sends a signal to the processes. That one has ended is not an error.
+// signal sends a signal to the processes. A process that has exited is not an error.
 func (i *instance) signal(sig syscall.Signal) error {
 	if i.driver != nil {
 		if err := i.driver.signal(sig); err != nil {
@@ -88,7 +87,6 @@ func (i *instance) awaitAll(ctx context.Context, timeout time.Duration) bool {
 	return ended && (i.driver == nil || i.driver.await(ctx, time.Until(end)))
 }
 
-// pause waits for some time, or until ctx ends or ended is closed.
 func pause(ctx context.Context, d time.Duration, ended <-chan struct{}) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -104,7 +102,6 @@ func (i *instance) settle(ctx context.Context, served time.Duration) {
 	_ = i.await(ctx, time.Until(i.served.Add(served)))
 }
 
-// kill ends the processes, and what they started, and waits for the end.
 func (i *instance) kill() error {
 	i.waited() // which nobody can find out later
 	if i.driver != nil {
@@ -125,7 +122,6 @@ func (i *instance) clean() bool {
 	return i.proc.Err() == nil && (i.driver == nil || i.driver.clean())
 }
 
-// end says how the instance ended and what it printed last.
 func (i *instance) end() string {
 	if i.driver == nil {
 		return i.endOfProcess()
@@ -155,7 +151,6 @@ func (i *instance) endOfProcess() string {
 	return how
 }
 
-// lastWords says what a running instance printed last.
 func (i *instance) lastWords() string {
 	if said := i.printed.last(); said != "" {
 		return "; the command runs, and printed last " + foreign.Quote(said)
@@ -177,7 +172,6 @@ func (t *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// last returns the last line that is not empty.
 func (t *tail) last() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -39,7 +39,6 @@ func (s *subject) programs(ctx context.Context) []Program {
 	return programs
 }
 
-// digestOf returns the SHA-256 of a file.
 func digestOf(path string) (string, error) {
 	file, err := os.Open(path)
 	if err != nil {

@@ -16,7 +16,7 @@ const instead = "verify the registration socket, which is in the plugin director
 	"patchbay verify --driver 'DRIVER …{tmp}/driver.sock' -- REGISTRAR …{tmp}/driver.sock …{dir}; a device plugin that registers by itself " +
 	"needs --kubelet-sock"
 
-// recognise says whose endpoint a socket without registration is; it is empty if nobody is recognised.
+// recognise returns what serves at a socket without registration; empty if that is not known.
 func recognise(ctx context.Context, path string, timeout time.Duration) string {
 	conn, err := dial(path, timeout, nil)
 	if err != nil {
@@ -35,7 +35,7 @@ func recognise(ctx context.Context, path string, timeout time.Duration) string {
 	return ""
 }
 
-// lookedAt says what else than a registration socket appeared, if something did.
+// lookedAt returns what appeared instead of a registration socket; empty if nothing did.
 func (b *bench) lookedAt(ctx context.Context) string {
 	if b.bare == "" {
 		return ""

@@ -27,10 +27,8 @@ type Rule struct {
 	check func(ctx context.Context, s *subject) outcome
 }
 
-// family returns the letters that the identifier begins with.
 func (r Rule) family() string { return r.ID[:3] }
 
-// outcome is what a check found.
 type outcome struct {
 	status Status
 	reason string
@@ -79,7 +77,6 @@ func (r Rule) named(name string) bool {
 // rules is what is checked, in this order: the refusal may end the plugin, and the process rules do, so they are last.
 var rules = slices.Concat(firstRules, csiRules, deviceRules, draRules, lastRules)
 
-// firstRules are checked before those of the types.
 var firstRules = []Rule{
 	{
 		ID: "ENV001", Title: "No other host watches the plugin directory",
@@ -182,7 +179,6 @@ var firstRules = []Rule{
 	},
 }
 
-// lastRules are checked after those of the types.
 var lastRules = []Rule{
 	{
 		ID: "CON001", Title: "Many connections at once are served",

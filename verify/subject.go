@@ -40,7 +40,6 @@ type subject struct {
 	ended    *farewell   // how the plugin behaves on SIGTERM
 }
 
-// answer is what came of the first GetInfo.
 type answer struct {
 	info  *registerapi.PluginInfo
 	err   error
@@ -58,7 +57,6 @@ func (s *subject) describe(r *Report) {
 	}
 }
 
-// apply checks one rule.
 func (s *subject) apply(ctx context.Context, rule Rule) Result {
 	began := time.Now()
 	s.trace.reset()
@@ -102,11 +100,10 @@ func busy(o outcome, waited func() time.Duration) outcome {
 	return o
 }
 
-// busyRemedy is what to do about a rule that is inconclusive.
 const busyRemedy = "verify again when the machine is less busy"
 
-// waiting returns a function that says how long the processes have waited for a processor since. It is never negative: what a thread has
-// waited is not counted when the thread has ended.
+// waiting returns a function that returns for how long the processes have waited for a processor since. The result is never negative,
+// although the waiting of a thread is no longer counted when the thread has ended.
 func (s *subject) waiting() func() time.Duration {
 	before := s.waited()
 	return func() time.Duration { return max(s.waited()-before, 0) }
@@ -195,7 +192,7 @@ func (s *subject) ready(ctx context.Context) outcome {
 	return outcome{}
 }
 
-// unasked is the outcome of a rule that cannot ask the plugin. The first one of them fails.
+// unasked returns the outcome of a rule that cannot call the plugin. The first such rule fails.
 func (s *subject) unasked(format string, args ...any) outcome {
 	if s.told {
 		return notApplicable("the plugin cannot be asked: an earlier rule says why")
@@ -204,7 +201,7 @@ func (s *subject) unasked(format string, args ...any) outcome {
 	return fail(format, args...)
 }
 
-// start starts the plugin. Its first failure is for good.
+// start starts the plugin. It is not tried again after an error.
 func (s *subject) start(ctx context.Context) error {
 	if s.starting != nil {
 		return s.starting
@@ -226,7 +223,7 @@ func (s *subject) start(ctx context.Context) error {
 	return nil
 }
 
-// mourn finds out whether the plugin ended while a rule was checked that should not have ended it.
+// mourn returns a failure if the plugin exited during a check that should not have ended it.
 func (s *subject) mourn(ctx context.Context, rule Rule) outcome {
 	if s.bench == nil {
 		if _, err := sock.Probe(ctx, s.path); !sock.IsGone(err) && !sock.IsRefused(err) || s.lost != "" {
@@ -247,7 +244,7 @@ func (s *subject) mourn(ctx context.Context, rule Rule) outcome {
 	return fail("the plugin ended while the rule was checked: %s", how)
 }
 
-// info returns what the plugin announces. If it does not, the outcome says so.
+// info returns what the plugin announces, or an outcome if it does not answer.
 func (s *subject) info(ctx context.Context) (*registerapi.PluginInfo, outcome) {
 	a := s.ask(ctx)
 	if a.err != nil {
@@ -256,7 +253,6 @@ func (s *subject) info(ctx context.Context) (*registerapi.PluginInfo, outcome) {
 	return a.info, outcome{}
 }
 
-// ask calls GetInfo for the first time.
 func (s *subject) ask(ctx context.Context) *answer {
 	if s.asked == nil {
 		s.asked = &answer{}
@@ -289,7 +285,6 @@ func (s *subject) queryOn(ctx context.Context, conn *grpc.ClientConn) (*register
 	return registerapi.NewRegistrationClient(conn).GetInfo(ctx, &registerapi.InfoRequest{})
 }
 
-// question returns the path of the method that getInfo calls.
 func (s *subject) question() string {
 	if s.registersItself() {
 		return deviceapi.DevicePlugin_GetDevicePluginOptions_FullMethodName
@@ -297,7 +292,6 @@ func (s *subject) question() string {
 	return registerapi.Registration_GetInfo_FullMethodName
 }
 
-// notify tells the plugin its status on a connection of its own.
 func (s *subject) notify(ctx context.Context, registered bool, reason string) error {
 	conn, err := dial(s.path, s.options.CallTimeout, &s.trace)
 	if err != nil {
@@ -309,7 +303,6 @@ func (s *subject) notify(ctx context.Context, registered bool, reason string) er
 	return err
 }
 
-// endpoint returns where the plugin's own services answer.
 func (s *subject) endpoint(info *registerapi.PluginInfo) (string, error) {
 	switch {
 	case info.Endpoint == "":

@@ -59,7 +59,6 @@ func (t *trace) texts() (sent, received string) {
 	return join(t.sent), join(t.received)
 }
 
-// addCall adds a call to the trace.
 func (t *trace) addCall(method string, request, response any, err error) {
 	received := show(response)
 	if err != nil {
@@ -68,7 +67,6 @@ func (t *trace) addCall(method string, request, response any, err error) {
 	t.add(strings.TrimPrefix(method, "/")+" "+show(request), received)
 }
 
-// show returns a message as JSON in bounded length.
 func show(message any) string {
 	m, ok := message.(proto.Message)
 	if !ok {
@@ -84,7 +82,6 @@ func show(message any) string {
 	return clip(string(text))
 }
 
-// brief returns what an error of a call says, in one line.
 func brief(err error) string {
 	st, ok := status.FromError(err)
 	if !ok {
