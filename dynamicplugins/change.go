@@ -165,7 +165,10 @@ func (r *Store) take(l *roster, p place, info *PluginInfo, err error, then func(
 			s = l.slots[p.from]
 			l.slots = slices.Delete(l.slots, p.from, p.from+1)
 		}
-		s.rank = l.top()
+		s.rank = 1
+		if len(l.slots) > 0 {
+			s.rank = l.slots[0].rank + 1
+		}
 		l.slots = slices.Insert(l.slots, 0, s)
 	}
 	then(l, &l.slots[p.to])

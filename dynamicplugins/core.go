@@ -68,7 +68,8 @@ func newInstance(p *pool, info *PluginInfo) *instance {
 		own link
 	}{instance: instance{info: info}}
 	in.link = &in.own
-	in.own.init(p, info)
+	in.link.pool, in.link.path, in.link.info = p, info.ConnectionInfo.SocketPath, info
+	in.link.use.Store(retired)
 	return &in.instance
 }
 

@@ -100,23 +100,12 @@ func named(ptype, name, todo string) (key, error) {
 	return key{ptype, name}, nil
 }
 
-func noDispenser(ptype string) error {
-	return &failure{text: "no plugin dispenser found for type: " + ptype, sentinel: ErrNoDispenser}
-}
-
 func noType(ptype string) error {
 	return &failure{text: "no plugins registered for type: " + ptype, sentinel: ErrNotFound}
 }
 
 func noPlugin(k key) error {
 	return &failure{text: fmt.Sprintf("plugin %s for type %s not found", k.name, k.ptype), sentinel: ErrNotFound}
-}
-
-func noInstance(k key, allocID string) error {
-	return &failure{
-		text:     fmt.Sprintf("no plugin for that allocation: plugin %s for type %s has no instance %q", k.name, k.ptype, allocID),
-		sentinel: ErrNotFound,
-	}
 }
 
 func notConfirmed(k key, cause error) error {
@@ -138,11 +127,3 @@ func replacementMissing(k key, cause error) error {
 
 // errDown is the error of every method after Shutdown.
 var errDown error = &failure{text: "plugin registry was shut down", sentinel: ErrShutdown}
-
-func notSaved(k key, cause error) error {
-	return &failure{text: fmt.Sprintf("cannot save plugin %s for type %s", k.name, k.ptype), sentinel: ErrNotSaved, cause: cause}
-}
-
-func notLoaded(cause error) error {
-	return &failure{text: "cannot load the plugin registry's state", sentinel: ErrNotLoaded, cause: cause}
-}

@@ -54,12 +54,6 @@ type link struct {
 
 const retired, oneCall = 1, 2
 
-// init makes l a link that is not in use.
-func (l *link) init(p *pool, info *PluginInfo) {
-	l.pool, l.path, l.info = p, info.ConnectionInfo.SocketPath, info
-	l.use.Store(retired)
-}
-
 // begin begins a call of fragments or of messages. It returns no connection if the link is not in use; otherwise the caller calls end when
 // the call has ended.
 func (l *link) begin(fragments bool) (grpc.ClientConnInterface, error) {
@@ -193,11 +187,20 @@ func (p *pool) connect(l *link, fragments bool) (frames.Conn, error) {
 		return nil, errDown
 	}
 	if fragments {
-		c := p.connectFragments(l)
+		c := frames.Intercept(frames.NewClient(frames.ClientConfig{
+			Dial:    func(ctx context.Context) (net.Conn, error) { return p.dialFor(ctx, l) },
+			Timeout: connectTimeout, Idle: idleTimeout, Pause: reconnectPause, Stats: p.stats, Pending: l.pending,
+			Owner: ownerOf(l.info),
+		}), p.connections.Interceptor(l.path))
 		p.open[c] = true
 		return c, nil
 	}
-	c, err := grpc.NewClient("passthrough:///localhost", append(p.optionsFor(l.path),
+	options := slices.Clone(p.options)
+	for _, h := range p.stats {
+		options = append(options, grpc.WithStatsHandler(h))
+	}
+	options = append(options, p.connections.DialOptions(l.path)...)
+	c, err := grpc.NewClient("passthrough:///localhost", append(options,
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return p.dialFor(ctx, l) }),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: reconnect, MinConnectTimeout: connectTimeout}),
@@ -207,15 +210,6 @@ func (p *pool) connect(l *link, fragments bool) (frames.Conn, error) {
 	}
 	p.open[c] = true
 	return c, nil
-}
-
-func (p *pool) connectFragments(l *link) frames.Conn {
-	c := frames.NewClient(frames.ClientConfig{
-		Dial:    func(ctx context.Context) (net.Conn, error) { return p.dialFor(ctx, l) },
-		Timeout: connectTimeout, Idle: idleTimeout, Pause: reconnectPause, Stats: p.stats, Pending: l.pending,
-		Owner: ownerOf(l.info),
-	})
-	return frames.Intercept(c, p.connections.Interceptor(l.path))
 }
 
 // ownerOf returns the user whose quotas an instance uses: the user who answers for it, or a number that no user has.
@@ -247,14 +241,6 @@ func (p *pool) dialFor(ctx context.Context, l *link) (net.Conn, error) {
 		return nil, err
 	}
 	return sock.Plain(conn), nil
-}
-
-func (p *pool) optionsFor(path string) []grpc.DialOption {
-	options := slices.Clone(p.options)
-	for _, h := range p.stats {
-		options = append(options, grpc.WithStatsHandler(h))
-	}
-	return append(options, p.connections.DialOptions(path)...)
 }
 
 // work runs do on a goroutine of the pool, unless the pool is shut down.

@@ -9,7 +9,7 @@ import (
 func (r *Store) load(storage StateStorage) error {
 	loaded, kept, err := stored(storage)
 	if err != nil {
-		return notLoaded(err)
+		return &failure{text: "cannot load the plugin registry's state", sentinel: ErrNotLoaded, cause: err}
 	}
 	r.save, r.kept.restored = newSaver(storage, loaded), kept
 	for k, plugins := range loaded {

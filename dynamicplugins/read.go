@@ -2,6 +2,7 @@ package dynamicplugins
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -26,7 +27,7 @@ func (r *Store) dispense(ptype, name string) (any, error) {
 	}
 	dispenser, ok := (*r.dispensers.Load())[ptype]
 	if !ok {
-		return nil, noDispenser(ptype)
+		return nil, &failure{text: "no plugin dispenser found for type: " + ptype, sentinel: ErrNoDispenser}
 	}
 	if dispenser.conn != nil {
 		return r.dispenseConn(k, dispenser.conn)
@@ -182,7 +183,8 @@ func (r *Store) missing(k key) error {
 func (r *Store) unknown(k key, allocID string) error {
 	switch {
 	case r.view(k) != nil:
-		return noInstance(k, allocID)
+		text := fmt.Sprintf("no plugin for that allocation: plugin %s for type %s has no instance %q", k.name, k.ptype, allocID)
+		return &failure{text: text, sentinel: ErrNotFound}
 	case r.names[k.ptype] > 0:
 		return noPlugin(k)
 	}

@@ -1,6 +1,7 @@
 package dynamicplugins
 
 import (
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -27,20 +28,6 @@ type slot struct {
 	shown  *instance
 	staged *stage
 	rank   uint64 // highest first; that of shown, or a higher one that is staged
-}
-
-// top returns the rank above all others. The caller holds registry.mu.
-func (l *roster) top() uint64 {
-	if len(l.slots) == 0 {
-		return 1
-	}
-	return l.slots[0].rank + 1
-}
-
-func newRoster(k key) *roster {
-	l := &roster{key: k}
-	l.slots = l.single[:0]
-	return l
 }
 
 func (r *Store) roster(k key) *roster {
@@ -90,8 +77,10 @@ func (r *Store) rosterOrNew(k key) *roster {
 	if l := r.roster(k); l != nil {
 		return l
 	}
-	v, _ := r.rosters.LoadOrStore(k, newRoster(k))
-	l, _ := v.(*roster)
+	l := &roster{key: k}
+	l.slots = l.single[:0]
+	v, _ := r.rosters.LoadOrStore(k, l)
+	l, _ = v.(*roster)
 	return l
 }
 
@@ -124,7 +113,8 @@ func (r *Store) saving(l *roster, plugins []*PluginInfo) saving {
 // saved notes that s is saved in l, unless err says why it is not. The caller holds l.changing.
 func (r *Store) saved(l *roster, s saving, err error) error {
 	if err != nil {
-		return notSaved(l.key, err)
+		text := fmt.Sprintf("cannot save plugin %s for type %s", l.key.name, l.key.ptype)
+		return &failure{text: text, sentinel: ErrNotSaved, cause: err}
 	}
 	r.kept.saved(s.key, s.kept)
 	l.saved, l.strayed = s.plugins, false

@@ -19,7 +19,11 @@ type saving struct {
 }
 
 func (s saving) change() *PluginChange {
-	return &PluginChange{Type: s.key.ptype, Name: s.key.name, Plugins: storedAll(s.plugins), Kept: s.kept}
+	plugins := make([]*PluginInfo, len(s.plugins))
+	for i, p := range s.plugins {
+		plugins[i] = toStored(p)
+	}
+	return &PluginChange{Type: s.key.ptype, Name: s.key.name, Plugins: plugins, Kept: s.kept}
 }
 
 // saver makes changes durable. Its functions may run at once for different plugins.
@@ -40,7 +44,7 @@ func newSaver(state StateStorage, loaded map[key][]*PluginInfo) saver {
 		for k, plugins := range loaded {
 			w.lists[k] = listOf(plugins)
 		}
-		return saver{w.saveOne, w.save}
+		return saver{func(s saving) error { return w.saveTogether([]saving{s}) }, w.save}
 	}
 	one := func(s saving) error {
 		return callStorage(func() error { return changes.PutDynamicPluginChange(s.change()) })
@@ -98,8 +102,6 @@ type group struct {
 	done  chan struct{}
 	err   error // set before done is closed
 }
-
-func (w *wholeSaver) saveOne(s saving) error { return w.saveTogether([]saving{s}) }
 
 func (w *wholeSaver) save(all []saving) []error {
 	if err := w.saveTogether(all); err != nil {
@@ -168,12 +170,4 @@ func listOf(plugins []*PluginInfo) *list.List {
 		l.PushBack(toStored(p))
 	}
 	return l
-}
-
-func storedAll(plugins []*PluginInfo) []*PluginInfo {
-	all := make([]*PluginInfo, len(plugins))
-	for i, p := range plugins {
-		all[i] = toStored(p)
-	}
-	return all
 }

@@ -33,18 +33,14 @@ func (r *Store) await(ctx context.Context, k key, ready func(*view) bool) error 
 		case <-w.changed:
 		case <-r.stopping:
 		case <-ctx.Done():
-			r.giveUp(k, w)
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			w.waiters--
+			if w.waiters == 0 && r.waits[k] == w {
+				delete(r.waits, k)
+			}
 			return ctx.Err()
 		}
-	}
-}
-
-func (r *Store) giveUp(k key, w *wait) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	w.waiters--
-	if w.waiters == 0 && r.waits[k] == w {
-		delete(r.waits, k)
 	}
 }
 

@@ -14,7 +14,10 @@ func (s *session) expectKept(want *dynamicplugins.RegistryState) error {
 	if err := s.expect(want); err != nil {
 		return err
 	}
-	err := s.reopen()
+	err := s.close()
+	if err == nil {
+		s.StateStorage, err = s.open(s.dir)
+	}
 	if err == nil {
 		err = s.expect(want)
 	}

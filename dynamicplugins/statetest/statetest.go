@@ -56,11 +56,3 @@ func (s *session) close() error {
 	}
 	return nil
 }
-
-func (s *session) reopen() error {
-	err := s.close()
-	if err == nil {
-		s.StateStorage, err = s.open(s.dir)
-	}
-	return err
-}

@@ -287,12 +287,6 @@ func (o *older) dropDead(resource string) {
 	o.takeDown(func(a *announcement) bool { return a.resource == resource && isDead(a.path) })
 }
 
-// dropDeadAt takes the announcements of a plugin down if it is gone. The end of its stream tells it at once; the
-// pipeline looks only now and then, unless its process ended.
-func (o *older) dropDeadAt(path string) {
-	o.takeDown(func(a *announcement) bool { return a.path == path && isDead(path) })
-}
-
 // optionsOf returns the options with which the plugin at a path registered, nil if none did.
 func (o *older) optionsOf(path string) *options {
 	for _, a := range o.matching(func(a *announcement) bool { return a.path == path }) {

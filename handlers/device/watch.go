@@ -50,7 +50,8 @@ func (h *Handler) watch(ctx context.Context, p *plugin) {
 			return
 		}
 		h.lost(p, err)
-		h.older.dropDeadAt(p.path)
+		// The stream of a plugin that has exited ends before the pipeline looks again.
+		h.older.takeDown(func(a *announcement) bool { return a.path == p.path && isDead(p.path) })
 		if time.Since(began) > steady {
 			failures = 1
 		}

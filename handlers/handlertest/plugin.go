@@ -36,10 +36,6 @@ type fakePlugin struct {
 	stuck        atomic.Bool // whether calls hang from now on
 }
 
-func newPlugin(socket, name string) *fakePlugin {
-	return &fakePlugin{name: name, socket: socket, listener: new(countingListener), stop: func() {}}
-}
-
 // start serves on a new socket. A plugin that cannot listen is like one that is absent, and the case fails.
 func (p *fakePlugin) start(b behaviour, services Services) {
 	if b == absent {

@@ -151,7 +151,8 @@ func (s *session) instance(name string, b behaviour) *fakePlugin {
 }
 
 func (s *session) start(name string, b behaviour, services Services) *fakePlugin {
-	p := newPlugin(filepath.Join(s.dir, fmt.Sprintf("%d.sock", len(s.plugins))), name)
+	socket := filepath.Join(s.dir, fmt.Sprintf("%d.sock", len(s.plugins)))
+	p := &fakePlugin{name: name, socket: socket, listener: new(countingListener), stop: func() {}}
 	s.plugins = append(s.plugins, p)
 	p.start(b, services)
 	return p
