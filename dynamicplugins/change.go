@@ -14,7 +14,7 @@ type stage struct {
 	roster   *roster
 	info     *PluginInfo
 	leaving  bool // Discard is saving
-	// instance is that which is shown when it is published, with a connection that is made meanwhile; nil if nobody waited for the plugin.
+	// instance becomes visible with Publish, and its connection is made before that; nil if no caller waited for the plugin.
 	instance *instance
 }
 
@@ -27,8 +27,8 @@ func (r *Store) RegisterPlugin(info *PluginInfo) error {
 	return r.register(info, func(l *roster, s *slot) { r.publish(l, s, info) })
 }
 
-// own returns the registry's copy of info. Plugins of one type mostly have the same options: those that are registered one after the other
-// share them then, since nobody changes what the registry returns.
+// own returns the registry's copy of info. Plugins of one type mostly have the same options, so consecutive registrations share them: the
+// values that the registry returns are never changed.
 func (r *Store) own(info *PluginInfo) *PluginInfo {
 	last := r.options.Load()
 	if last == nil || len(info.Options) == 0 || !maps.Equal(*last, info.Options) {
@@ -124,8 +124,8 @@ func (r *Store) register(info *PluginInfo, then func(*roster, *slot)) error {
 	})
 }
 
-// place is where an instance comes in a roster: from is the index that it has, or -1, and to that which it gets. Plugins is what is to be
-// saved for that; nil for nothing.
+// place is a move of an instance in a roster, from its index, -1 for a new instance, to another one. Plugins is the list to save for that;
+// nil if nothing has to be saved.
 type place struct {
 	from, to int
 	plugins  []*PluginInfo
@@ -146,8 +146,7 @@ func (l *roster) placeOf(info *PluginInfo, front bool) place {
 	return p
 }
 
-// take gives info its place, which was saved unless err says why not, and calls then with its slot, with r.mu held. The caller holds
-// l.changing.
+// take moves info to its place, which was saved if err is nil, and calls then with its slot, with r.mu held. The caller holds l.changing.
 func (r *Store) take(l *roster, p place, info *PluginInfo, err error, then func(*roster, *slot)) error {
 	if err != nil && p.from >= 0 && l.saved[p.from].equal(info) {
 		// It is there nevertheless, and the storage learns of it later: nothing is lost by that, and a living instance has to wait for no
@@ -220,8 +219,8 @@ func (st *stage) discardIn(l *roster) (err error) {
 	return nil
 }
 
-// warm makes the connection of an instance that is not there yet and for whose plugin somebody waits, who will call it next: it is made
-// while the instance is saved and told that it is registered.
+// warm connects to a new instance if a caller waits for its plugin, and so will call it next. The connection is made while the instance is
+// saved and notified.
 func (st *stage) warm() {
 	r := st.registry
 	r.mu.Lock()
@@ -254,7 +253,8 @@ func (s *slot) void() {
 	s.staged = nil
 }
 
-// leave cancels st. It returns the index of its slot in l, or -1 if st is void, the instance that the slot shows, and its new index.
+// leave cancels st. It returns the index of its slot in l, or -1 if st is void, the instance that the slot shows, and the index where
+// that belongs.
 func (st *stage) leave(l *roster) (i, to int, shown *instance) {
 	st.registry.mu.Lock()
 	defer st.registry.mu.Unlock()
@@ -353,7 +353,7 @@ func (r *Store) ConfirmPlugin(ptype, name, allocID string) error {
 	})
 }
 
-// MarkUnreachable says why an instance must not be dispensed: most often, because it is dead. It stays registered, and is dispensed
+// MarkUnreachable marks an instance that must not be dispensed for a reason, mostly that it is dead. It stays registered, and is dispensed
 // again when it is registered again or confirmed. It is not saved and sends no event. The error matches [ErrNotFound] for an
 // instance that is not registered.
 func (r *Store) MarkUnreachable(ptype, name, allocID string, reason error) error {

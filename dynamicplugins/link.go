@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	// idleTimeout is how long a connection that nobody uses stays open. Making it anew takes a millisecond.
+	// idleTimeout is how long an unused connection stays open. Making a new one takes a millisecond.
 	idleTimeout = time.Minute
 	// connectTimeout is how long a plugin may take to accept a connection and speak HTTP/2 on it.
 	connectTimeout = 5 * time.Second

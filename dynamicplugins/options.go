@@ -62,8 +62,8 @@ func WithDialOptions(options ...grpc.DialOption) Option {
 	return func(r *Store) { r.pool.options = append(r.pool.options, options...) }
 }
 
-// WithStatsHandlers has handlers be told of the calls on shared connections. Of a call that package proxy forwards by fragments of messages
-// they are told the beginning and the end.
+// WithStatsHandlers adds handlers for the calls on shared connections. For a call that package proxy forwards by fragments of messages they
+// get its begin and its end only.
 func WithStatsHandlers(handlers ...stats.Handler) Option {
 	return func(r *Store) { r.pool.stats = append(r.pool.stats, handlers...) }
 }

@@ -126,7 +126,7 @@ func (r *Store) PluginForAlloc(ptype, name, allocID string) (*PluginInfo, error)
 	return nil, r.unknown(k, allocID)
 }
 
-// views returns the views that a type and name stand for, sorted by them, at one moment.
+// views returns the views that match a type and name, sorted by them, at one moment.
 func (r *Store) views(ptype, name string) []*view {
 	r.mu.Lock()
 	views := r.collect(ptype, name)
@@ -134,7 +134,7 @@ func (r *Store) views(ptype, name string) []*view {
 	return sorted(views)
 }
 
-// collect returns the views that a type and name stand for, either of which may be empty for all. The caller holds r.mu.
+// collect returns the views that match a type and name, of which either may be empty for all. The caller holds r.mu.
 func (r *Store) collect(ptype, name string) []*view {
 	var views []*view
 	if ptype != "" && name != "" {

@@ -36,7 +36,7 @@ type PluginRecord struct {
 	Rank uint64
 	// RegisteredAt is when it was registered first.
 	RegisteredAt time.Time
-	// EndpointWatched says that its handler wants its endpoint to be watched.
+	// EndpointWatched means that its handler wants its endpoint to be watched.
 	EndpointWatched bool
 	// Damage says which part of it could not be read from the storage.
 	Damage error

@@ -88,11 +88,11 @@ type InstanceState string
 const (
 	// InstanceRegistered is the current instance.
 	InstanceRegistered InstanceState = "registered"
-	// InstanceSuperseded says that a newer instance is current.
+	// InstanceSuperseded means that a newer instance is current.
 	InstanceSuperseded InstanceState = "superseded"
-	// InstanceRestored says that it was restored from the storage and is not confirmed yet.
+	// InstanceRestored means that it was restored from the storage and is not confirmed yet.
 	InstanceRestored InstanceState = "restored"
-	// InstanceUnreachable says that it was marked as unreachable.
+	// InstanceUnreachable means that it was marked as unreachable.
 	InstanceUnreachable InstanceState = "unreachable"
 )
 

@@ -8,7 +8,7 @@ import (
 // replacement makes callers of a plugin wait until another instance has taken the place of the one that is stopped.
 type replacement struct{ allocID string }
 
-// Replacing says that an instance of a plugin goes, and that another one takes its place: calls on shared connections that begin before
+// Replacing announces that an instance of a plugin stops and another takes its place: calls on shared connections that begin before
 // ctx ends wait for another instance. Calls in progress end where they are. Nothing happens if calls go to another one already. It does not
 // block.
 func (r *Store) Replacing(ctx context.Context, ptype, name, allocID string) {

@@ -84,7 +84,7 @@ func (r *Store) rosterOrNew(k key) *roster {
 	return l
 }
 
-// begin counts a change among those that Shutdown waits for.
+// begin makes Shutdown wait for a change.
 func (r *Store) begin() error {
 	r.entry.RLock()
 	defer r.entry.RUnlock()
@@ -110,7 +110,7 @@ func (r *Store) saving(l *roster, plugins []*PluginInfo) saving {
 	return saving{key: l.key, plugins: plugins, kept: r.kept.unsaved(l.key)}
 }
 
-// saved notes that s is saved in l, unless err says why it is not. The caller holds l.changing.
+// saved records in l that s was saved, if err is nil. The caller holds l.changing.
 func (r *Store) saved(l *roster, s saving, err error) error {
 	if err != nil {
 		text := fmt.Sprintf("cannot save plugin %s for type %s", l.key.name, l.key.ptype)

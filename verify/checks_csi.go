@@ -212,7 +212,7 @@ func hasService(answer *csi.GetPluginCapabilitiesResponse, service csi.PluginCap
 	return slices.ContainsFunc(answer.GetCapabilities(), func(c *csi.PluginCapability) bool { return c.GetService().GetType() == service })
 }
 
-// checkExpansion judges only a driver that says all: controller and node may be served by two processes, which announce the same.
+// checkExpansion judges only a driver that serves both: controller and node may be two processes, which announce the same.
 func checkExpansion(ctx context.Context, _ *subject, conn *grpc.ClientConn) outcome {
 	plugin, err := csi.NewIdentityClient(conn).GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
 	if err != nil {

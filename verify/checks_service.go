@@ -15,7 +15,8 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/foreign"
 )
 
-// answering is a check of a plugin that says what it is, so that what is found is an effect of the check. It finds that in s.asked.
+// answering returns a check that runs only if the plugin answers GetInfo, so that a failure is an effect of the check. The answer is in
+// s.asked.
 func answering(check func(ctx context.Context, s *subject) outcome) func(context.Context, *subject) outcome {
 	return func(ctx context.Context, s *subject) outcome {
 		if _, o := s.info(ctx); o.status != "" {

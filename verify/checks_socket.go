@@ -31,7 +31,7 @@ const (
 	maxVersion  = 64
 	// kubeletPatience is how long the kubelet waits for GetInfo, which cannot be configured there.
 	kubeletPatience = time.Second
-	// settle is how long a plugin is watched for an end that follows what it was told.
+	// settle is how long a plugin is watched for an exit after it was notified.
 	settle = 500 * time.Millisecond
 )
 
@@ -100,7 +100,7 @@ func (s *subject) lose(why, more string) outcome {
 	return fail("%s%s", why, more)
 }
 
-// ofSocket is a check of what stat says of the socket.
+// ofSocket returns a check of the result of stat for the socket.
 func ofSocket(check func(s *subject, info sock.Info) outcome) func(context.Context, *subject) outcome {
 	return func(_ context.Context, s *subject) outcome {
 		info, err := sock.Stat(s.path)
@@ -134,7 +134,7 @@ func checkOwner(s *subject, info sock.Info) outcome {
 	return pass("the owner is user %d", info.UID)
 }
 
-// inOwnDirectory reports whether the socket is in a directory that was made for the verification, whose mode says nothing of hosts.
+// inOwnDirectory reports whether the socket is in a directory that was made for the verification, whose mode is not that of a host.
 func (s *subject) inOwnDirectory() bool {
 	return s.bench != nil && strings.HasPrefix(s.path, s.bench.base+string(filepath.Separator))
 }
@@ -244,7 +244,7 @@ func judgeKnown(versions, known []string) outcome {
 	return judgeVersions(versions, in, in, "one of "+foreign.QuoteAll(known), "not known for this type")
 }
 
-// judgeVersions wants one of the announced versions to be supported, and all to be known. It says what else was wanted, and what they are.
+// judgeVersions checks that one of the announced versions is supported and that all are known. Wanted and unknown are for its messages.
 func judgeVersions(versions []string, supported, known func(string) bool, wanted, unknown string) outcome {
 	strange := slices.DeleteFunc(slices.Clone(versions), known)
 	switch {

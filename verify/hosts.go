@@ -25,7 +25,7 @@ import (
 const (
 	kubeletSocket = "kubelet.sock"
 	kubeletMode   = 0o600
-	// maxRegister bounds one registration in bytes, maxRegistered how many are kept until somebody looks at them.
+	// maxRegister bounds one registration in bytes, maxRegistered how many wait to be checked.
 	maxRegister   = 16 << 10
 	maxRegistered = 16
 )

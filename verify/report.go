@@ -53,7 +53,7 @@ type Report struct {
 	Verifier string    `json:"verifier,omitempty"`
 	Started  time.Time `json:"started"`
 	Seconds  float64   `json:"seconds"`
-	// Incomplete says that the verification was ended before it had checked all rules.
+	// Incomplete means that the verification was ended before it had checked all rules.
 	Incomplete bool `json:"incomplete,omitempty"`
 	// Results are in the order in which the rules were checked.
 	Results []Result `json:"results"`
@@ -128,7 +128,7 @@ type (
 	}
 )
 
-// properties are what a report says of what was verified; nil if it says nothing.
+// properties returns what the report knows about the verified plugin; nil if nothing.
 func (r Report) properties() *junitProperties {
 	p := &junitProperties{}
 	add := func(name, value string) {

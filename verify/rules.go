@@ -21,7 +21,7 @@ type Rule struct {
 	Source string `json:"source,omitempty"`
 	// Type is the only plugin type to which the rule applies; empty for all.
 	Type string `json:"type,omitempty"`
-	// Command says that the rule stops, refuses or starts the plugin and so needs [Target].Command.
+	// Command means that the rule stops, refuses or starts the plugin and so needs [Target].Command.
 	Command bool `json:"command"`
 
 	check func(ctx context.Context, s *subject) outcome

@@ -178,7 +178,7 @@ func (s *subject) timeIsUp(ctx context.Context) outcome {
 	return o
 }
 
-// ready starts the plugin if it has to be started. An outcome that is not empty says why there is nothing to check.
+// ready starts the plugin if necessary, or returns an outcome that says why there is nothing to check.
 func (s *subject) ready(ctx context.Context) outcome {
 	if s.lost != "" {
 		return s.unasked("%s", s.lost)

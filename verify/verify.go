@@ -151,7 +151,7 @@ func (o Options) check() error {
 	return nil
 }
 
-// complete makes the paths of a target absolute, or says what is wrong with it.
+// complete makes the paths of a target absolute, or returns what is wrong with it.
 func (t Target) complete() (_ Target, err error) {
 	switch {
 	case t.Socket == "" && len(t.Command) == 0:

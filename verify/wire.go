@@ -21,7 +21,7 @@ import (
 const (
 	// maxMessage bounds one answer of a plugin in bytes.
 	maxMessage = 4 << 20
-	// maxTraced is how many calls of a rule are told.
+	// maxTraced is how many calls of a rule are reported.
 	maxTraced = 4
 	// maxShown bounds an error that repeats what a plugin says.
 	maxShown = 512

@@ -17,7 +17,7 @@ type database struct {
 	file *os.File // bbolt's own, which it closes
 }
 
-// close closes what a transaction has failed on, so an error of it says nothing new.
+// close closes a file on which a transaction failed, so its own error is not needed.
 func (d *database) close() { _ = d.bolt.Close() }
 
 // newest returns the meta page that counts.

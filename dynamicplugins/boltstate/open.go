@@ -30,19 +30,19 @@ var (
 	namesBucket   = []byte("names")
 )
 
-// lockTimeout is how long Open waits for whoever has the file open, such as a process that is about to end.
+// lockTimeout is how long Open waits for a process that has the file open, for example one that is exiting.
 const lockTimeout = time.Second
 
 var (
-	// ErrCorrupt says that the file is not one that this package made, or it is damaged.
+	// ErrCorrupt means that the file is not one that this package made, or it is damaged.
 	ErrCorrupt = errors.New("not a sound state file")
-	// ErrNewer says that the file has a format that a newer version of the software made.
+	// ErrNewer means that the file has a format that a newer version of the software made.
 	ErrNewer = errors.New("state file of a newer format")
-	// ErrLocked says that the file is open already, in another process or in this one.
+	// ErrLocked means that the file is open already, in another process or in this one.
 	ErrLocked = errors.New("state file in use")
 	// ErrReplaced says that, when the file had to be opened again after a failure, another one was in its place.
 	ErrReplaced = errors.New("state file was replaced")
-	// ErrClosed says that the store was closed.
+	// ErrClosed means that the store was closed.
 	ErrClosed = errors.New("state file was closed")
 )
 
@@ -64,7 +64,7 @@ func corrupt(path, format string, args ...any) error {
 	return &fileError{path, ErrCorrupt, fmt.Sprintf(format, args...), "it was left as it is: move it away to start with an empty state"}
 }
 
-// unsound is corrupt, unless what is wrong is that the device cannot be read: then nobody knows what is in the file.
+// unsound returns the error of corrupt, except if the device cannot be read: then the content of the file is not known.
 func unsound(path, format string, err error) error {
 	if _, device := errors.AsType[*fs.PathError](err); device {
 		return fmt.Errorf("cannot read state file: %w; see whether its device works", err)

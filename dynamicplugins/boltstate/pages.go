@@ -205,7 +205,7 @@ func (p *pages) checkFreelist() error {
 	return nil
 }
 
-// keys says which keys a page has: unless they are nil, the first one is first and all are below high.
+// keys are the bounds of the keys of a page, unless nil: the first key is first, and all are below high.
 type keys struct{ first, high []byte }
 
 // hold reports whether a key may come after previous on the page, or be the first one if previous is nil.

@@ -110,8 +110,7 @@ func (h *Handler) allocate(ctx context.Context, request Request) (Allocation, er
 	return a.public(), nil
 }
 
-// await has take make the caller the one who is busy with something, and waits while somebody else is: then take returns what to wait for.
-// It is called with h.mu held.
+// await calls take, with h.mu held, until it succeeds or fails. If another caller is busy, take returns the channel to wait for.
 func (h *Handler) await(ctx context.Context, take func() (busy <-chan struct{}, err error)) error {
 	for {
 		h.mu.Lock()

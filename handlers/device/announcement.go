@@ -25,9 +25,8 @@ const (
 	farewell = time.Second
 )
 
-// CheckDirs says whether there can be sockets where a handler with these directories makes some, both of which it needs for plugins that
-// register the older way: neither directory contains the other, and the paths are not too long for those who connect. The error names what
-// is wrong.
+// CheckDirs returns an error if a handler cannot make its sockets in these directories, which it needs for plugins that register the older
+// way: neither directory may contain the other, and the paths must not be too long to connect to.
 func CheckDirs(socketDir, pluginDir string) error {
 	socketDir, socketErr := filepath.Abs(socketDir)
 	pluginDir, pluginErr := filepath.Abs(pluginDir)
@@ -150,7 +149,7 @@ func (a *announcement) NotifyRegistrationStatus(
 	if !registered && (hears || a.older.isOutdated(a) || isDead(a.path)) {
 		a.takeDown()
 	}
-	// What was announced before at the same endpoint is this plugin, or one that is gone.
+	// An earlier announcement at the same endpoint is of this plugin, or of one that has exited.
 	a.older.takeDown(func(other *announcement) bool {
 		return other.path == a.path && other.serial < a.serial && (registered && other.resource == a.resource || other.socket != a.socket)
 	})

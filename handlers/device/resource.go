@@ -33,7 +33,7 @@ func checkVersions(versions []string) error {
 		pluginapi.Version)
 }
 
-// Health says whether a device can be used.
+// Health is the state of a device.
 type Health string
 
 const (

@@ -43,8 +43,8 @@ func (h *Handler) connect(ctx context.Context, driver, path string, versions []s
 	}, nil
 }
 
-// connectAttempts is how often a connection is tried that somebody accepts and that does not become ready, within a second or so each. One
-// that nobody accepts is not tried again here: the pipeline does that, with back-off.
+// connectAttempts is how often to try a connection that is accepted and does not become ready, for about a second each. A connection that
+// is refused is not tried again here: the pipeline does that, with back-off.
 const connectAttempts = 3
 
 func readyConn(ctx context.Context, path string, timeout time.Duration) (*endpoint.Conn, error) {

@@ -73,7 +73,7 @@ func (h *Handler) Unprepare(ctx context.Context, driver string, claims ...*drav1
 
 var retry = backoff.Backoff{Min: 50 * time.Millisecond, Max: 5 * time.Second}
 
-// method is a method of drivers that takes claims: what it does to them, and its name.
+// method is a method of drivers that takes claims, and its name.
 type method[Request, Response any] struct {
 	what, name string
 	invoke     func(drav1.DRAPluginClient, context.Context, Request, ...grpc.CallOption) (Response, error)

@@ -246,7 +246,7 @@ func (s *session) register(plugins ...*fakePlugin) {
 	}
 }
 
-// known says whether the handler has a plugin, or what is supposed if that cannot be asked.
+// known reports whether the handler has a plugin, or supposed if the configuration has no Has.
 func (s *session) known(p *fakePlugin, supposed bool) bool {
 	known := supposed
 	if s.config.Has != nil {

@@ -15,7 +15,7 @@ import (
 // maxRepeated bounds what is repeated of a text, in bytes, and maxListed of several.
 const maxRepeated, maxListed = 256, 16
 
-// Printable says whether a text is valid UTF-8 of characters that can be seen, and of spaces.
+// Printable reports whether a text is valid UTF-8 of visible characters and spaces.
 func Printable(text string) bool {
 	return utf8.ValidString(text) && !strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) })
 }

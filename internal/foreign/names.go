@@ -40,7 +40,7 @@ func IsType(text string) bool { return text != "" && !strings.Contains(text, "/"
 // TypeSyntax is what messages say about a text that is not a plugin type.
 const TypeSyntax = "is not a plugin type: it must have printable characters, at least one, and no slash"
 
-// IsSegment says whether a text is 1 to 63 letters, digits, dashes, underscores and dots, with a letter or digit at both ends.
+// IsSegment reports whether a text is 1 to 63 letters, digits, dashes, underscores and dots, with a letter or digit at both ends.
 func IsSegment(text string) bool { return len(text) <= maxSegment && segment().MatchString(text) }
 
 // PluginName returns what is wrong with the name of a plugin, by the rules for its type. Types other than those of the kubelet have none.

@@ -5,10 +5,11 @@ import (
 	"time"
 )
 
-// ToldEach is how many refusals are told of one user, or plugin, in a second, and toldAll how many of all.
+// ToldEach is how many refusals per second are logged for one user or plugin, and toldAll how many for all.
 const ToldEach, toldAll = 10, 20
 
-// Quota bounds how much is told in a second of what others can cause without end. The zero Quota is ready. It is safe for concurrent use.
+// Quota bounds how many messages per second are logged that others can cause without end. The zero Quota is ready for use. It is safe for
+// concurrent use.
 type Quota[K comparable] struct {
 	mu    sync.Mutex
 	since time.Time

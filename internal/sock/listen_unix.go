@@ -81,7 +81,7 @@ func (l *Listener) unlink() error {
 	return removeSame(l.path, l.id)
 }
 
-// bindHidden listens at a path that nobody watches and sets the mode.
+// bindHidden listens at a hidden path and sets the mode.
 func bindHidden(path string, mode fs.FileMode) (*net.UnixListener, Info, error) {
 	l, err := bind(path)
 	if err != nil {

@@ -135,9 +135,9 @@ func holds(pid int, socket uint32) bool {
 	})
 }
 
-// isSocket says whether a socket, by its attributes, is id. The device is not compared: file systems of several volumes show the kernel's
-// answer another one than they show to stat. Nor does the kernel say when the file was made, and file systems use inode numbers again. So
-// a socket whose own path leads to another file of the number is that one.
+// isSocket reports whether a socket, by its attributes, is id. The device is not compared: file systems of several volumes give the kernel
+// another one than stat. The kernel does not return the birth time either, and file systems reuse inode numbers. So if the socket's own path
+// leads to another file with the same number, the socket is that file and not id.
 func isSocket(attrs []byte, id ID) bool {
 	var name string
 	var inode uint64

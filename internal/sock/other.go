@@ -92,7 +92,7 @@ func bind(path string) (*net.UnixListener, error) {
 	return net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 }
 
-// hasEnded reports whether the process that serves conn has ended. Here nobody can tell.
+// hasEnded reports false: whether the process that serves conn has ended is not known on this system.
 func hasEnded(*net.UnixConn) bool { return false }
 
 // Listens is not supported on this system: the error wraps [errors.ErrUnsupported].
@@ -100,7 +100,7 @@ func Listens(ID, int) (bool, error) {
 	return false, fmt.Errorf("find out whether anybody listens on a socket at no path: %w", errors.ErrUnsupported)
 }
 
-// isHeld reports whether any process has a socket. Here nobody can tell.
+// isHeld reports false: whether a process has a socket is not known on this system.
 func isHeld(ID) bool { return false }
 
 // BootID names this boot of the system, or is empty where the system has no name for it.

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MayConnect says whether this process has the permission to connect to a socket that Stat has described; an error wraps
-// [fs.ErrPermission]. It costs no system call if the socket is that of the process's own user.
+// MayConnect returns an error that wraps [fs.ErrPermission] if this process has no permission to connect to a socket that Stat has
+// described. It makes no system call if the socket belongs to the process's own user.
 func MayConnect(path string, info Info) error {
 	const byOwner = 0o200
 	if int(info.UID) == os.Geteuid() && info.Mode&byOwner != 0 {

@@ -244,8 +244,8 @@ func acquireSoon(ctx context.Context, path string) (*os.File, error) {
 	}
 }
 
-// Traces are what may be left beside path of [Make], and of a program that is killed while it is in [Place]: when nobody is any more they
-// can be removed, in this order.
+// Traces returns the files that [Make], or a program that is killed in [Place] or [Listen], may leave beside path. They can be removed in
+// this order when no process is in these functions.
 func Traces(path string) []string {
 	private := beside(path, "new")
 	return []string{filepath.Join(private, inPrivate), private, beside(path, "previous"), beside(path, "lock"), beside(path, "made")}
@@ -264,9 +264,9 @@ func isAt(path string, id ID) bool {
 	return err == nil && info.ID.Device == id.Device && info.ID.Inode == id.Inode && (info.ID.Birth == id.Birth || !info.born)
 }
 
-// IsAnothers reports whether the socket at path is one that others have: for the owner of the path, whose process has ended, before it is
-// removed. That is so of every socket except the one that was bound; where that is not known, and zero, of one on which another process
-// accepts. A file that is not a socket is nobody's.
+// IsAnothers reports whether the socket at path belongs to another process, so that the owner of the path must not remove it after its own
+// process has exited: it is not the socket that was bound or, if bound is zero because that is not known, another process accepts on it. A
+// file that is not a socket belongs to none.
 func IsAnothers(path string, bound ID) bool {
 	if info, err := Stat(path); err != nil || !info.IsSocket() {
 		return false

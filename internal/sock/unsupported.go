@@ -37,7 +37,7 @@ func Listen(path string, _ fs.FileMode) (*Listener, error) {
 	return nil, fmt.Errorf("cannot listen on %s: Unix sockets with an owner are not supported on this system: %w", path, errors.ErrUnsupported)
 }
 
-// IsServed reports true: nobody can tell.
+// IsServed reports true: the server is not known on this system.
 func IsServed(string) bool { return true }
 
 // Lock is not supported on this system: the error wraps [errors.ErrUnsupported].

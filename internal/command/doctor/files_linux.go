@@ -94,7 +94,7 @@ func lookAtPluginDir(dir string, judge *trust.Judge) Finding {
 	return ok(fmt.Sprintf("plugin directory %s is there (mode %04o, owner %d)", dir, st.Mode&0o7777, st.Uid))
 }
 
-// lookAtMissing says whether something that does not exist yet could be made by this user.
+// lookAtMissing checks that this user could make a file that does not exist yet.
 func lookAtMissing(path, what string) Finding {
 	parent := filepath.Dir(path)
 	for {
@@ -110,7 +110,7 @@ func lookAtMissing(path, what string) Finding {
 	}
 }
 
-// checkSockets looks for sockets on which nobody accepts, which cannot be opened, and for what is not trusted.
+// checkSockets looks for sockets on which no process accepts or that cannot be opened, and for files that are not trusted.
 func checkSockets(ctx context.Context, s Subject) []Finding {
 	seen := survey{subject: s, refused: map[trust.Reason][]string{}}
 	for _, dir := range s.PluginDirs {
@@ -232,7 +232,7 @@ func (v *survey) findings() []Finding {
 	return findings
 }
 
-// judged says why a directory, socket or link in a plugin directory is not used; nil if it is.
+// judged returns why a directory, socket or link in a plugin directory is not used; nil if it is.
 func judged(judge *trust.Judge, path string) *trust.Refusal {
 	info, err := sock.Stat(path) // of what has gone meanwhile nothing is said
 	switch {
@@ -303,10 +303,10 @@ func lookAtSpace(dir, loss string) (f Finding, known bool) {
 	return ok(fmt.Sprintf("the file system of %s has %d MiB left", dir, free>>20)), true
 }
 
-// errSilent says that somebody accepts on the control socket who does not answer.
+// errSilent means that a process accepts on the control socket and does not answer.
 var errSilent = errors.New("no answer")
 
-// daemonOf returns the process of the daemon that serves the control socket, or, with errSilent, of whoever accepts there.
+// daemonOf returns the process of the daemon that serves the control socket, or, with errSilent, the process that accepts there.
 func daemonOf(ctx context.Context, s Subject) (pid int, err error) {
 	probing, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()

@@ -148,7 +148,7 @@ func checkKernel(context.Context, Subject) []Finding {
 	return findings
 }
 
-// lookAtKernel judges a release as uname says it, such as 5.14.0-362.el9.x86_64.
+// lookAtKernel checks a release as uname prints it, such as 5.14.0-362.el9.x86_64.
 func lookAtKernel(release string) Finding {
 	var major, minor int
 	if _, err := fmt.Sscanf(release, "%d.%d", &major, &minor); err != nil {
@@ -173,7 +173,7 @@ func checkCgroup(context.Context, Subject) []Finding {
 
 const delegate = "run the daemon under systemd with Delegate=yes and DelegateSubgroup=, or as root with the hierarchy mounted writable"
 
-// lookAtCgroup says whether processes can be kept together in groups of version 2.
+// lookAtCgroup checks that control groups of version 2 can be created.
 func lookAtCgroup(system cgroupfs.System, writable func(dir string) error) Finding {
 	const loss = "descendants of a plugin that leave its process group may outlive a host that is killed"
 	if system.Unified == nil {
@@ -190,7 +190,7 @@ func lookAtCgroup(system cgroupfs.System, writable func(dir string) error) Findi
 	return ok(fmt.Sprintf("control groups can be created in %s; this system is %s", dir, system.Kind()))
 }
 
-// lookAtLimits says by what the memory and the processor time of plugins can be limited.
+// lookAtLimits checks that control groups of either version can limit the memory and processor time of plugins.
 func lookAtLimits(system cgroupfs.System, controllers func(dir string) []string, writable func(dir string) error) Finding {
 	var can, cannot []string
 	for _, name := range []string{"memory", "cpu"} {
