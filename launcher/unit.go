@@ -20,7 +20,6 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/launch/machine"
 	"github.com/patchbay-dev/patchbay/internal/launch/output"
 	"github.com/patchbay-dev/patchbay/internal/launch/supervise"
-	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
 // dirMode is that of a plugin directory that somebody removed.
@@ -189,43 +188,39 @@ func (u *unit) closeLog() {
 
 // followHealth tells whether a plugin that is ready answers, until ctx ends. One that does not offer grpc.health.v1 is left in peace.
 func (u *unit) followHealth(ctx context.Context, p *Plugin, proc supervise.Process, found func(machine.HealthFound)) {
-	socket := proc.About().Socket
-	at := socket
-	if behind, is := proc.(*process); is {
-		at = behind.PluginSocket()
-		if conn, service := behind.Health(); conn != nil {
-			checks := p.checks(at)
-			checks.Service = service
-			supervise.FollowHealth(ctx, conn, checks, found)
+	running, _ := proc.(*process) // as launch returns it
+	conn, service := running.Health()
+	if conn == nil {
+		dialed, err := dialHealth(p, running.PluginSocket())
+		if err != nil {
+			u.launcher.cfg.Observe(Event{
+				Time: time.Now(), Kind: EventFailed, Name: u.name, Socket: proc.About().Socket,
+				Message: fmt.Sprintf("its health cannot be watched: %v", err),
+			})
 			return
 		}
+		defer dialed.Close() // once, which cannot fail
+		conn = dialed
 	}
-	dial, err := healthDialer(p, at)
-	var conn *grpc.ClientConn
-	if err == nil {
-		conn, err = grpcsock.Dial(at, grpc.WithContextDialer(dial))
-	}
-	if err != nil {
-		u.launcher.cfg.Observe(Event{
-			Time: time.Now(), Kind: EventFailed, Name: u.name, Socket: socket, Message: fmt.Sprintf("its health cannot be watched: %v", err),
-		})
-		return
-	}
-	supervise.FollowHealth(ctx, conn, p.checks(at), found)
-	_ = conn.Close() // once, which cannot fail
+	checks := p.checks(running.PluginSocket())
+	checks.Service = service
+	supervise.FollowHealth(ctx, conn, checks, found)
 }
 
-// healthDialer returns what connects to the plugin. Of one that makes its socket itself, as another user, that user has to listen: it can
-// have a link to somebody else's socket in its place, where it may have no right to call.
-func healthDialer(p *Plugin, socket string) (func(context.Context, string) (net.Conn, error), error) {
-	if p.User == "" || p.Protocol != nil {
-		return func(ctx context.Context, _ string) (net.Conn, error) { return sock.Dial(ctx, socket) }, nil
+// dialHealth connects to the plugin. Of one that makes its socket itself, as another user, that user has to listen: it can have a link to
+// somebody else's socket in its place, where it may have no right to call.
+func dialHealth(p *Plugin, socket string) (*grpc.ClientConn, error) {
+	if p.User == "" {
+		return grpcsock.Dial(socket)
 	}
 	uid, err := host.UserID(p.User)
-	return func(ctx context.Context, _ string) (net.Conn, error) {
+	if err != nil {
+		return nil, err
+	}
+	return grpcsock.Dial(socket, grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 		conn, _, err := judged.ByUser(ctx, socket, uid)
 		return conn, err
-	}, err
+	}))
 }
 
 // process is a process of a plugin as what keeps it running sees it.
