@@ -222,7 +222,7 @@ func (m *Machine) ended(g *generation, cause Cause, err error) {
 	}
 }
 
-// reportEnd emits the event of an end after which the policy does not start the plugin again. A replacement that is starting is news enough.
+// reportEnd emits the event of an end after which the policy does not start the plugin again, and no replacement is starting.
 func (m *Machine) reportEnd(g *generation, cause Cause, err error) {
 	switch {
 	case cause == ByLaunch:
