@@ -136,7 +136,7 @@ func holds(pid int, socket uint32) bool {
 }
 
 // isSocket reports whether a socket, by its attributes, is id. The device is not compared: file systems of several volumes give the kernel
-// another one than stat. The kernel does not return the birth time either, and file systems reuse inode numbers. So if the socket's own path
+// another one than stat. The kernel does not return the birth time either, and inode numbers are reused. So if the socket's own path
 // leads to another file with the same number, the socket is that file and not id.
 func isSocket(attrs []byte, id ID) bool {
 	var name string
