@@ -125,5 +125,4 @@ func replacementMissing(k key, cause error) error {
 	}
 }
 
-// errDown is the error of every method after Shutdown.
 var errDown error = &failure{text: "plugin registry was shut down", sentinel: ErrShutdown}

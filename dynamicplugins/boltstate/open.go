@@ -134,7 +134,6 @@ func create(path string) error {
 	return syncDir(dir)
 }
 
-// format writes an empty state into an empty file.
 func format(path string) error {
 	db, err := bbolt.Open(path, 0o600, nil)
 	if err != nil {

@@ -219,7 +219,6 @@ func (k keys) hold(previous, key []byte) bool {
 	return bytes.Compare(previous, key) < 0
 }
 
-// checkTree checks a page of a tree and what is below it.
 func (p *pages) checkTree(id uint64, within keys) error {
 	page, err := p.read(id)
 	if err != nil {

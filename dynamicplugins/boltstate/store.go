@@ -99,7 +99,6 @@ func (s *Store) PutDynamicPluginRegistryState(state *dynamicplugins.RegistryStat
 	return s.replace(records)
 }
 
-// replace writes records in the place of all that are stored.
 func (s *Store) replace(records []record) error {
 	if err := s.use(); err != nil {
 		return err

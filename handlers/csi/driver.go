@@ -128,7 +128,6 @@ func (d driver) identify(ctx context.Context, name string) (vendorVersion string
 	return answer.GetVendorVersion(), nil
 }
 
-// capabilities returns the names of those capabilities of the plugin that are known, sorted.
 func (d driver) capabilities(ctx context.Context) ([]string, error) {
 	answer, err := endpoint.Call(ctx, d.callTimeout, "GetPluginCapabilities", d.identity.GetPluginCapabilities,
 		&csipb.GetPluginCapabilitiesRequest{})

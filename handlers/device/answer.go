@@ -41,7 +41,6 @@ type Node struct {
 	Permissions string `json:"permissions"`
 }
 
-// answerOf takes an answer over, within bounds.
 func answerOf(response *pluginapi.ContainerAllocateResponse) (Answer, error) {
 	size := 0
 	text := func(s string) string {

@@ -283,7 +283,6 @@ func (h *Handler) meet(ctx context.Context, p *plugin) error {
 	}
 }
 
-// install makes p the plugin of its resource.
 func (h *Handler) install(p *plugin) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()

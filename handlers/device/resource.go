@@ -69,7 +69,6 @@ type resource struct {
 	holders     map[string]*allocation // by device
 }
 
-// idle reports whether the resource has neither a plugin nor allocations.
 func (r *resource) idle() bool { return r.plugin == nil && len(r.allocations) == 0 }
 
 // resource returns the resource of a name, which is a new one if there is none. The caller holds h.mu.
@@ -103,7 +102,6 @@ func (r *resource) health(id string) Health {
 	return Healthy
 }
 
-// free returns the devices that are healthy and have no owner, in order.
 func (r *resource) free() []string {
 	var ids []string
 	for id := range r.devices {

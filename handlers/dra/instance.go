@@ -24,7 +24,6 @@ type instance struct {
 	endHealth context.CancelFunc // guarded by Handler.mu; nil while no health stream is kept
 }
 
-// connect waits until there is a connection to a driver.
 func (h *Handler) connect(ctx context.Context, driver, path string, versions []string, configured *time.Duration) (*instance, error) {
 	if h.isClosed() {
 		return nil, ErrClosed
@@ -76,7 +75,6 @@ func readyConn(ctx context.Context, path string, timeout time.Duration) (*endpoi
 	}
 }
 
-// isReady waits until a connection is made, has failed, or ctx ends.
 func isReady(ctx context.Context, conn *grpc.ClientConn) bool {
 	for state := conn.GetState(); ; state = conn.GetState() {
 		switch state {

@@ -128,7 +128,6 @@ type wrongPlugin struct {
 	must  bool // RegisterPlugin has to refuse it, and cannot do so without looking
 }
 
-// wrongPlugins are all that can be wrong with a plugin.
 func (s *session) wrongPlugins() []wrongPlugin {
 	var all []wrongPlugin
 	for _, b := range []behaviour{absent, hangsUp, failing} {

@@ -100,7 +100,6 @@ func (p *fakePlugin) serve(b behaviour, services Services) (stop func()) {
 	}
 }
 
-// acceptOnly accepts connections, and keeps them or not.
 func (p *fakePlugin) acceptOnly(keep bool) (stop func()) {
 	ended, end := context.WithCancel(context.Background())
 	var running sync.WaitGroup

@@ -123,7 +123,6 @@ func (s *session) closeHandler() {
 	}
 }
 
-// noGoroutines makes sure that no goroutines run any more that did not run before.
 func (s *session) noGoroutines(before goleak.Option) {
 	var left error
 	gone := s.eventually(func() bool {
@@ -309,7 +308,6 @@ func (s *session) released(plugins ...*fakePlugin) {
 	}
 }
 
-// disconnected makes sure that no connection to a plugin is left.
 func (s *session) disconnected(p *fakePlugin) {
 	if !s.eventually(func() bool { return p.open() == 0 }) {
 		s.fail("connections to plugin %s are left: %d of the %d made are open after %v", p.name, p.open(), p.accepted(), s.patience)
