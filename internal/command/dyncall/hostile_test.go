@@ -234,18 +234,15 @@ func (direct) Invoke(context.Context, string, any, any, ...grpc.CallOption) erro
 	return errors.ErrUnsupported
 }
 
-func (d direct) NewStream(ctx context.Context, _ *grpc.StreamDesc, _ string, _ ...grpc.CallOption) (grpc.ClientStream, error) {
-	return &directStream{ctx: ctx, liar: d.liar}, nil
+func (d direct) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.CallOption) (grpc.ClientStream, error) {
+	return &directStream{liar: d.liar}, nil
 }
 
 type directStream struct {
 	grpc.ClientStream
-	ctx     context.Context
 	liar    liar
 	request *reflectionv1.ServerReflectionRequest
 }
-
-func (s *directStream) Context() context.Context { return s.ctx }
 
 func (s *directStream) CloseSend() error { return nil }
 

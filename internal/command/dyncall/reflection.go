@@ -37,7 +37,7 @@ var reflectionMethods = []string{
 	"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
 }
 
-// Load returns the services of the server behind conn. With a selector (see [Schema.Method]), it loads only the methods of the services that
+// Load returns the services of the server behind conn. With a selector (see [Schema.Method]), it loads the methods only of services that
 // the selector may mean; the empty selector means all. A server without reflection gets the services of [Builtin] that fit the plugin, and
 // a service that the server lists but does not describe is taken from there too. Load blocks until the server has answered or ctx ends.
 func Load(ctx context.Context, conn grpc.ClientConnInterface, selector string, p Plugin) (*Schema, error) {
