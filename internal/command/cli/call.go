@@ -148,7 +148,7 @@ func (c *callCommand) args(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// inFleet says whether the plugin may be on another node.
+// inFleet reports whether the plugin may be on another node.
 func (c *callCommand) inFleet() bool { return c.fleet || c.node != "" || len(c.labels) > 0 }
 
 func (c *callCommand) run(cmd *cobra.Command, args []string) error {
@@ -255,7 +255,6 @@ func (c *callCommand) schema(
 	return learn(ctx, conn, selector, p)
 }
 
-// learn asks the plugin for its services.
 func learn(ctx context.Context, conn grpc.ClientConnInterface, selector string, p dyncall.Plugin) (*dyncall.Schema, error) {
 	inTime, cancel := answerInTime(ctx)
 	defer cancel()
@@ -293,7 +292,6 @@ func runList(cmd *cobra.Command, schema *dyncall.Schema) error {
 	return writeLines(cmd.OutOrStdout(), lines)
 }
 
-// runCall calls the method that the first argument names.
 func (c *callCommand) runCall(
 	ctx context.Context, cmd *cobra.Command, conn grpc.ClientConnInterface, schema *dyncall.Schema, args []string,
 ) error {
@@ -334,7 +332,6 @@ func (c *callCommand) runCall(
 	return err
 }
 
-// complete completes the plugin and then the method.
 func (c *callCommand) complete(cmd *cobra.Command, args []string, word string) (methods []cobra.Completion, _ cobra.ShellCompDirective) {
 	if c.socket == "" && len(args) == 0 {
 		return completePlugins(c.control)(cmd, args, word)

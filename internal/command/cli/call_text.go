@@ -56,7 +56,6 @@ type callInput struct {
 	from string // for errors: where the text is from
 }
 
-// openInput opens what --data names.
 func openInput(cmd *cobra.Command, data string) (*callInput, error) {
 	path, isFile := strings.CutPrefix(data, "@")
 	switch {
@@ -120,7 +119,6 @@ type requestText struct {
 // maxRequestBytes bounds the text of one request; servers rarely take more than 4 MiB.
 const maxRequestBytes = 64 << 20
 
-// whole passes the input on as one request.
 func (in *callInput) whole(ctx context.Context, texts chan<- requestText) {
 	text, err := io.ReadAll(io.LimitReader(in, maxRequestBytes+1))
 	if err == nil && len(text) > maxRequestBytes {
@@ -129,7 +127,7 @@ func (in *callInput) whole(ctx context.Context, texts chan<- requestText) {
 	pass(ctx, texts, requestText{text: text, line: 1, err: err})
 }
 
-// pass passes one request on, and says whether it was wanted.
+// pass passes one request on. It returns false if ctx ended first.
 func pass(ctx context.Context, texts chan<- requestText, text requestText) bool {
 	select {
 	case texts <- text:
@@ -204,7 +202,6 @@ func (c *callCommand) print(w io.Writer, answer []byte) error {
 	return writeJSONLine(w, json.RawMessage(answer))
 }
 
-// depth returns how deep a JSON text is nested.
 func depth(text []byte) int {
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.UseNumber() // any number is one

@@ -128,7 +128,6 @@ In YAML, comments say where each value comes from. The output can be used as a c
 	return cmd
 }
 
-// showRunning shows the configuration of the daemon at the control socket that the flags name.
 func showRunning(cmd *cobra.Command, flags *configFlags) error {
 	sources, err := flags.sources(cmd)
 	if err != nil {

@@ -101,7 +101,6 @@ func pluginOf(arg string) (ptype, name string) {
 const namesPlugin = "TYPE is the type of the plugin or a role of it, such as csi-node; it ends at the first slash, the name may have\n" +
 	"more. NAME alone is a launched plugin, by its name in the catalogue."
 
-// oneRegistered is for commands whose only argument is TYPE/NAME.
 func oneRegistered(cmd *cobra.Command, args []string) error {
 	if len(args) != 1 {
 		return wrongUsage(cmd, "%q takes one argument, TYPE/NAME, and got %d", cmd.CommandPath(), len(args))
@@ -124,7 +123,6 @@ func pluginID(ptype, name string) string {
 	return escape(ptype + "/" + name)
 }
 
-// completePlugins completes TYPE/NAME and NAME with the plugins that the daemon knows.
 func completePlugins(socket *controlSocket) cobra.CompletionFunc {
 	return completeWith(socket, func(ctx context.Context, c *client.Client) ([]string, error) {
 		listing, err := c.List(ctx)

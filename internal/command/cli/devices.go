@@ -131,7 +131,6 @@ first that the owner no longer uses them: the daemon cannot check that.`,
 // releaseTimeout is more than an allocation for the same owner takes, which a release waits for.
 const releaseTimeout = 2 * time.Minute
 
-// oneAllocation is for commands whose arguments are RESOURCE and OWNER.
 func oneAllocation(cmd *cobra.Command, args []string) error {
 	if len(args) != 2 || args[0] == "" || args[1] == "" {
 		return wrongUsage(cmd, "%q takes two arguments, RESOURCE and OWNER, and got %d", cmd.CommandPath(), len(args))

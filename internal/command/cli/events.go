@@ -47,7 +47,6 @@ one.`,
 	return cmd
 }
 
-// addWanted adds the flags that say which events are wanted.
 func addWanted(cmd *cobra.Command, socket *controlSocket) func(now time.Time) (client.EventsOptions, error) {
 	types := cmd.Flags().StringSlice("type", nil, "only events of plugins of these types, or with these roles")
 	kinds, checkKinds := addWords(cmd, "kind", "only these kinds of events, for example refused", eventKinds)
@@ -92,7 +91,6 @@ func sinceTime(text string, now time.Time) (time.Time, error) {
 		"2006-01-02T15:04:05Z", text)
 }
 
-// writeEvent describes an event in one line, which a terminal may wrap.
 func writeEvent(w io.Writer, e client.Event) error {
 	t := terminalOf(w)
 	if t.isNarrow() {

@@ -110,7 +110,6 @@ func describeLaunched(p client.Launched, now time.Time) []line {
 	return append(lines, labelLines(p.Metadata)...)
 }
 
-// oneLaunched is for commands whose only argument is the name of a launched plugin.
 func oneLaunched(cmd *cobra.Command, args []string) error {
 	if len(args) != 1 || args[0] == "" {
 		return wrongUsage(cmd, "%q takes one argument, the name of a launched plugin, and got %d", cmd.CommandPath(), len(args))
@@ -128,7 +127,6 @@ func launched(ctx context.Context, c *client.Client, name string) (p client.Laun
 	return all[i], true, nil
 }
 
-// presentLife says what a launched plugin does.
 func presentLife(ctx context.Context, c *client.Client, name string) string {
 	p, found, err := launched(ctx, c, name)
 	if err != nil || !found {
@@ -137,7 +135,6 @@ func presentLife(ctx context.Context, c *client.Client, name string) string {
 	return escape(name) + " is " + escape(p.State)
 }
 
-// completeLaunched completes the names of launched plugins.
 func completeLaunched(socket *controlSocket) cobra.CompletionFunc {
 	return completeWith(socket, func(ctx context.Context, c *client.Client) ([]string, error) {
 		all, err := c.ListLaunched(ctx)

@@ -75,14 +75,12 @@ type filter struct {
 	matches func(client.Plugin) bool
 }
 
-// list lists them.
 func (f filter) list(ctx context.Context, c *client.Client) (client.Listing, error) {
 	listing, err := c.ListTypes(ctx, f.types...) // which roles a plugin has, or may have, the daemon knows
 	listing.Plugins = slices.DeleteFunc(listing.Plugins, func(p client.Plugin) bool { return !f.matches(p) })
 	return listing, err
 }
 
-// addFilters adds the flags that say which plugins are wanted.
 func addFilters(cmd *cobra.Command) func() (filter, error) {
 	types := cmd.Flags().StringSlice("type", nil, "only plugins of these types, or with these roles")
 	states, checkStates := addWords(cmd, "state", "only instances in these states", pluginStates)
@@ -287,7 +285,6 @@ func labelLines(metadata map[string]string) (lines []line) {
 	return lines
 }
 
-// ownVersion returns the version of a plugin that is none of those that it announced.
 func ownVersion(p client.Plugin) string {
 	if slices.Contains(p.Versions, p.Version) {
 		return ""

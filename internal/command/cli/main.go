@@ -67,7 +67,6 @@ func claimHangups(ctx context.Context) <-chan struct{} {
 	return h.c
 }
 
-// endOnHangup makes SIGHUP cancel ctx.
 func endOnHangup(ctx context.Context) {
 	if h, ok := ctx.Value(hangupsKey{}).(*hangups); ok {
 		close(h.known)

@@ -42,7 +42,6 @@ type need struct {
 	all    string // the command that shows all of its sort
 }
 
-// sentence says it in one.
 func (n need) sentence() string {
 	if n.State == stateGone {
 		return fmt.Sprintf("%s is gone; it was refused %s: %s", n.what, moment(n.Since, time.Now()), n.Reason)
@@ -60,7 +59,6 @@ type needy struct {
 	needs      []need             // those to which somebody has to see first
 }
 
-// askNeeds asks the daemon.
 func askNeeds(ctx context.Context, c *client.Client) (needy, error) {
 	listing, err := c.List(ctx)
 	if err != nil {
@@ -184,7 +182,6 @@ func (n needy) summary() string {
 // errNeeds ends a status command that found something.
 var errNeeds = errors.New("something needs you: see the list")
 
-// statusOfAll shows what needs somebody.
 func statusOfAll(cmd *cobra.Command, output *choice, n needy) error {
 	n.needs = slices.DeleteFunc(n.needs, func(n need) bool { return n.Soon })
 	err := output.print(cmd, map[string]any{"plugins": n.plugins, "needs": orEmpty(n.needs), "conditions": orEmpty(n.conditions)},
@@ -215,7 +212,7 @@ func (n needy) write(w io.Writer, now time.Time) error {
 	return writeNeeds(w, n.needs, now)
 }
 
-// isLike says whether two need the same for the same reason, but for the socket that it names.
+// isLike reports whether two need the same for the same reason, but for the socket that it names.
 func (n need) isLike(other need) bool {
 	of := func(n need) string {
 		if n.socket == "" {

@@ -131,7 +131,6 @@ func addPastAndNew(cmd *cobra.Command, coming, what string) func() client.LogsOp
 	}
 }
 
-// writeJSON writes a value as indented JSON.
 func writeJSON(w io.Writer, value any) error {
 	text, err := json.MarshalIndent(value, "", "  ")
 	if err != nil {
@@ -140,7 +139,6 @@ func writeJSON(w io.Writer, value any) error {
 	return write(w, append(escapeJSON(text), '\n'))
 }
 
-// writeJSONLine writes a value as one line of JSON.
 func writeJSONLine(w io.Writer, value any) error {
 	text, err := json.Marshal(value)
 	if err != nil {
@@ -197,7 +195,7 @@ func each[T, R any](list []T, of func(T) R) []R {
 	return made
 }
 
-// writeLines writes lines that a plugin may have had a part in.
+// writeLines escapes the lines, which may come from a plugin, and writes them.
 func writeLines(w io.Writer, lines []string) error {
 	var text bytes.Buffer
 	for _, line := range lines {

@@ -18,7 +18,6 @@ import (
 // newRoot returns the command tree, with fresh flags, as it is for the user who runs it.
 func newRoot() *cobra.Command { return newRootFor(pathsFor(os.Geteuid(), os.Getenv)) }
 
-// newRootFor returns the command tree with these defaults.
 func newRootFor(paths paths) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "patchbay",
@@ -128,7 +127,6 @@ func knownCommand(cmd *cobra.Command, args []string) error {
 	return wrongUsage(cmd, "%s", unknown)
 }
 
-// exactly is for commands that take n arguments.
 func exactly(n int) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) != n {
@@ -138,7 +136,6 @@ func exactly(n int) cobra.PositionalArgs {
 	}
 }
 
-// noArguments is for commands that take flags only.
 func noArguments(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
 		return wrongUsage(cmd, "unexpected argument %q: %q takes none", args[0], cmd.CommandPath())

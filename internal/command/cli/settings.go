@@ -27,7 +27,6 @@ const (
 	controlSocketEnv = "PATCHBAY_CONTROL_SOCKET"
 )
 
-// envOf returns the environment variable that stands for a flag.
 func envOf(flag string) string {
 	return "PATCHBAY_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
@@ -134,7 +133,6 @@ func addConfigFlags(cmd *cobra.Command, paths paths) *configFlags {
 	return f
 }
 
-// sources returns what the configuration is made of.
 func (f *configFlags) sources(cmd *cobra.Command) (config.Sources, error) {
 	s := sourcesFor(f.paths)
 	given := func(flag string) bool { return cmd.Flags().Changed(flag) }
@@ -291,7 +289,6 @@ func blame(cmd *cobra.Command, err error) error {
 	return wrongUsage(cmd, "%w", err)
 }
 
-// daemonConfig returns what a configuration means for the daemon.
 func daemonConfig(loaded *config.Loaded) daemon.Config {
 	c := loaded.Config
 	roles := c.Control.Roles
@@ -329,7 +326,6 @@ func daemonConfig(loaded *config.Loaded) daemon.Config {
 	return d
 }
 
-// fleetConfig returns what the configuration of the fleet means for the daemon.
 func fleetConfig(c config.Fleet) daemon.FleetConfig {
 	e, s := c.Etcd, c.Serve
 	return daemon.FleetConfig{
@@ -376,7 +372,6 @@ func (h handlerFlag) String() string { return "" }
 // Type implements pflag.Value.
 func (h handlerFlag) Type() string { return h.form }
 
-// completeHandler returns the values of the flag for the types that every daemon knows.
 func completeHandler() []string {
 	var values []string
 	for _, ptype := range daemon.DefaultTypes() {

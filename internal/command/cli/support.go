@@ -99,7 +99,6 @@ process/memory.txt      the totals of the Go runtime
 errors.txt              what could not be collected; empty if nothing
 `
 
-// dump writes the archive.
 func dump(ctx context.Context, c *client.Client, w io.Writer) error {
 	ctx, cancel := answerInTime(ctx)
 	defer cancel()
@@ -162,7 +161,6 @@ func known(ctx context.Context, c *client.Client) (files []dumped, wrong bytes.B
 	return files, wrong
 }
 
-// ofProcess are the files of the daemon's process.
 func ofProcess(ctx context.Context, c *client.Client, wrong io.Writer) (files []dumped) {
 	for part, err := range c.Diagnose(ctx) {
 		if err != nil {

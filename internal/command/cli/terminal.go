@@ -71,7 +71,6 @@ func (t *table) lines() []string {
 	return lines
 }
 
-// toneIn returns the tone of a text in a column.
 func (t *table) toneIn(column int, text string, inHead bool) tone {
 	switch is := t.tones[column]; {
 	case inHead:
@@ -164,7 +163,7 @@ func terminalOf(w io.Writer) terminal {
 	return t
 }
 
-// isNarrow says whether a table of texts has no room.
+// isNarrow reports whether a table of texts has no room.
 func (t terminal) isNarrow() bool { return t.width > 0 && t.width < 72 }
 
 // tone is what a text means, which colours show.
@@ -182,7 +181,6 @@ const (
 // sequences are the parameters of the terminal's sequence for each tone (SGR).
 var sequences = map[tone]string{good: "32", busy: "33", bad: "31", faint: "2", strong: "1"}
 
-// paint returns a text in the colour of a tone.
 func (t terminal) paint(text string, is tone) string {
 	if !t.colour || is == plain || text == "" {
 		return text

@@ -162,7 +162,6 @@ const (
 	topRestart
 )
 
-// run shows the view until a key or ctx ends it.
 func (v *topView) run(ctx context.Context, c *client.Client, out io.Writer, keys <-chan string) error {
 	var following sync.WaitGroup
 	defer following.Wait()
@@ -236,7 +235,6 @@ func follow(ctx context.Context, c *client.Client, news chan<- client.Event) {
 	}
 }
 
-// restart restarts a plugin and returns the result.
 func restart(ctx context.Context, c *client.Client, plugin string, done chan<- string) {
 	text := plugin + " was restarted"
 	if _, err := c.Restart(ctx, plugin); err != nil {
@@ -248,7 +246,6 @@ func restart(ctx context.Context, c *client.Client, plugin string, done chan<- s
 	}
 }
 
-// logLines are the last records of a launched plugin.
 func logLines(ctx context.Context, c *client.Client, plugin string) []string {
 	ctx, cancel := answerInTime(ctx)
 	defer cancel()
@@ -266,10 +263,8 @@ func logLines(ctx context.Context, c *client.Client, plugin string) []string {
 	return strings.Split(strings.TrimSuffix(text.String(), "\n"), "\n")
 }
 
-// show shows lines instead of the list.
 func (v *topView) show(mode topMode, lines []string) { v.mode, v.text, v.from = mode, lines, 0 }
 
-// back shows the list.
 func (v *topView) back() { v.mode, v.text, v.from, v.detailed = topList, nil, 0, nil }
 
 // moves are the keys that move through lines.
@@ -277,7 +272,6 @@ var moves = map[string]int{
 	"k": -1, "\x1b[A": -1, "j": 1, "\x1b[B": 1, "\x1b[5~": -topPage, "\x1b[6~": topPage, " ": topPage,
 }
 
-// press takes a key.
 func (v *topView) press(key string) topAsked {
 	v.notice = ""
 	if key == "\x03" {
@@ -353,7 +347,6 @@ func (v *topView) pressForLaunched(key string) topAsked {
 	return topAsked{}
 }
 
-// typed takes a key while the filter is typed.
 func (v *topView) typed(key string) {
 	switch {
 	case key == "\r":
@@ -381,7 +374,6 @@ func (v *topView) launched() string {
 	return pluginID(p.Type, p.Name)
 }
 
-// at returns which of the plugins is selected.
 func (v *topView) at(shown []client.Plugin) int { return max(0, min(v.selected, len(shown)-1)) }
 
 // shown returns the plugins that pass the filter, those first that are not well.
@@ -406,7 +398,6 @@ func (v *topView) shown() []client.Plugin {
 	return plugins
 }
 
-// draw returns what fills the screen.
 func (v *topView) draw(screen terminal, now time.Time) string {
 	top := []string{v.summary(screen)}
 	for _, c := range v.listing.Conditions {
@@ -446,7 +437,6 @@ func (v *topView) prompt() string {
 	return "?: help"
 }
 
-// rows returns the lines in the middle of the screen.
 func (v *topView) rows(screen terminal, room int, now time.Time) []string {
 	if v.mode == topText {
 		v.from = max(0, min(v.from, len(v.text)-room))

@@ -90,13 +90,12 @@ After the timeout the command says which state the plugin is in and exits with 1
 			if _, err := c.Wait(ctx, ptype, name, client.Goal(goal.value)); !errors.Is(err, client.ErrNotRunning) {
 				return err
 			}
-			_ = pause(ctx, daemonPause) // the next look says whether there is time left
+			_ = pause(ctx, daemonPause) // the next look reports whether there is time left
 		}
 	})
 	return cmd
 }
 
-// presentState says in which state a plugin is.
 func presentState(ctx context.Context, c *client.Client, ptype, name string) string {
 	instances, err := c.Get(ctx, ptype, name)
 	if err != nil {

@@ -46,7 +46,7 @@ var ofType = map[string][]protoreflect.FullName{
 // csiV1 is a version of CSI whose services are built in.
 var csiV1 = regexp.MustCompile(`^v?1(\.|$)`)
 
-// has says whether a built-in service is one that a plugin may have. The versions that DRA drivers announce are the ends of the names of
+// has reports whether a built-in service is one that a plugin may have. The versions that DRA drivers announce are the ends of the names of
 // their services; an announcement of none of them says nothing. Those of CSI say the major version only: registrars announce 1.0.0 for all.
 func (p Plugin) has(service protoreflect.FullName) bool {
 	switch services, known := ofType[p.Type]; {

@@ -132,8 +132,8 @@ func (s *Schema) receive(
 // deadlineSlack is how far the other side may be ahead in seeing that a deadline has passed.
 const deadlineSlack = time.Second
 
-// Late says whether err says of a call that the deadline of its context passed. That holds on both sides, and whose clock is ahead sees it
-// first; a service that sees its context end may answer Canceled, as that of health does.
+// Late reports whether err ended a call because the deadline of its context passed. The side whose clock is ahead notices that first, and a
+// service whose context ends may answer Canceled, as the health service does.
 func Late(ctx context.Context, err error) bool {
 	deadline, has := ctx.Deadline()
 	if !has || time.Until(deadline) >= deadlineSlack {

@@ -107,7 +107,6 @@ func addUsed(types []protoreflect.Descriptor, message protoreflect.MessageDescri
 	return types
 }
 
-// typeNamed returns the message or enum of that full name, or nil.
 func (s *Schema) typeNamed(name protoreflect.FullName) (d protoreflect.Descriptor) {
 	if s.files != nil {
 		d, _ = s.files.FindDescriptorByName(name)

@@ -23,7 +23,7 @@ type Given struct {
 	Sets []string
 }
 
-// Empty says whether there are no files.
+// Empty reports whether there are no files.
 func (g Given) Empty() bool { return len(g.Protos)+len(g.Sets) == 0 }
 
 // Load reads the files. The services are those of the files themselves, and not of what the sources import.
@@ -88,7 +88,6 @@ func has(set *descriptorpb.FileDescriptorSet, name string) bool {
 	return slices.ContainsFunc(set.GetFile(), func(f *descriptorpb.FileDescriptorProto) bool { return f.GetName() == name })
 }
 
-// collect adds a file and what it imports.
 func collect(set *descriptorpb.FileDescriptorSet, file protoreflect.FileDescriptor) {
 	if has(set, file.Path()) {
 		return

@@ -180,7 +180,7 @@ func split(selector string) (service, method string) {
 	return "", selector
 }
 
-// matches says whether a service is named by the end of its full name; the empty name is that of all.
+// matches reports whether a service is named by the end of its full name; the empty name is that of all.
 func matches(full protoreflect.FullName, name string) bool {
 	return name == "" || string(full) == name || strings.HasSuffix(string(full), "."+name)
 }

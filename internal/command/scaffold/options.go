@@ -20,7 +20,6 @@ var ErrOptions = errors.New("cannot write a plugin")
 // ErrVersion is wrapped by the error of a version that none was released as, when all else is right. It wraps [ErrOptions].
 var ErrVersion = fmt.Errorf("%w: no released version", ErrOptions)
 
-// module is the module of Patchbay.
 const module = "github.com/patchbay-dev/patchbay"
 
 var (
@@ -115,7 +114,6 @@ func (o Options) moduleFiles() ([]File, error) {
 	return files, nil
 }
 
-// quoted returns a path as go.mod takes it.
 func quoted(path string) string {
 	if regexp.MustCompile(`^[A-Za-z0-9_./~+-]+$`).MatchString(path) {
 		return path

@@ -137,7 +137,6 @@ func render(name string, data map[string]any) (File, error) {
 	return file, nil
 }
 
-// packageName returns a name that a protobuf package may have.
 func packageName(binary string) string {
 	name := strings.ReplaceAll(binary, "-", "_")
 	if name[0] >= '0' && name[0] <= '9' {
