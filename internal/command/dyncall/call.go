@@ -48,7 +48,7 @@ func (s *Schema) Call(
 ) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	path := "/" + MethodPath(method)
+	path := "/" + methodPath(method)
 	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{
 		StreamName:    string(method.Name()),
 		ClientStreams: method.IsStreamingClient(),
@@ -90,7 +90,7 @@ func (s *Schema) send(
 		case errors.Is(err, io.EOF):
 			return nil
 		case err != nil: // one of this side, such as a message that is too large
-			return newStatusError(s.types(), MethodPath(method), err)
+			return newStatusError(s.types(), methodPath(method), err)
 		}
 		if !method.IsStreamingClient() {
 			_ = stream.CloseSend()
@@ -115,7 +115,7 @@ func (s *Schema) receive(
 		}
 		text, err := options.Marshal(message)
 		if err != nil {
-			err = fmt.Errorf("cannot write an answer of %s as JSON: %w", MethodPath(method), err)
+			err = fmt.Errorf("cannot write an answer of %s as JSON: %w", methodPath(method), err)
 		} else {
 			err = answer(text)
 		}
@@ -152,7 +152,7 @@ func (s *Schema) explain(ctx context.Context, method protoreflect.MethodDescript
 	if late {
 		err = status.Error(codes.DeadlineExceeded, "the time that the call may take is over")
 	}
-	e := newStatusError(s.types(), MethodPath(method), err)
+	e := newStatusError(s.types(), methodPath(method), err)
 	e.Late = late
 	return e
 }

@@ -27,7 +27,7 @@ func (s *Schema) Request(method protoreflect.MethodDescriptor, text []byte, firs
 	if err := options.Unmarshal(text, message); err != nil {
 		what := plain(err, firstLine)
 		if strings.Contains(what, ": unknown field ") {
-			what += "; --describe " + MethodPath(method) + " shows the fields"
+			what += "; --describe " + methodPath(method) + " shows the fields"
 		}
 		return nil, errors.New(what)
 	}

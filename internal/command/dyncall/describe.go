@@ -56,7 +56,7 @@ func describeMethod(method protoreflect.MethodDescriptor) (string, error) {
 		return "", err
 	}
 	out := strings.Builder{}
-	fmt.Fprintf(&out, "// %s\n%s", MethodPath(method), text)
+	fmt.Fprintf(&out, "// %s\n%s", methodPath(method), text)
 	types := []protoreflect.Descriptor{method.Input()}
 	if method.Output() != method.Input() {
 		types = append(types, method.Output())

@@ -73,7 +73,7 @@ func (s *Schema) Method(selector string) (protoreflect.MethodDescriptor, error) 
 			return m, nil
 		}
 		found = append(found, m)
-		names = append(names, MethodPath(m))
+		names = append(names, methodPath(m))
 	}
 	switch len(found) {
 	case 0:
@@ -152,8 +152,8 @@ func (s *Schema) types() protoresolve.TypeResolver {
 	return protoresolve.Combine(protoresolve.ResolverFromPool(s.files), protoresolve.GlobalDescriptors).AsTypeResolver()
 }
 
-// MethodPath returns SERVICE/METHOD.
-func MethodPath(m protoreflect.MethodDescriptor) string {
+// methodPath returns SERVICE/METHOD.
+func methodPath(m protoreflect.MethodDescriptor) string {
 	return string(m.Parent().FullName()) + "/" + string(m.Name())
 }
 
@@ -162,7 +162,7 @@ func MethodPaths(services []protoreflect.ServiceDescriptor) []string {
 	var paths []string
 	for _, service := range services {
 		for i := range service.Methods().Len() {
-			paths = append(paths, MethodPath(service.Methods().Get(i)))
+			paths = append(paths, methodPath(service.Methods().Get(i)))
 		}
 	}
 	return paths

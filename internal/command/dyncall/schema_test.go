@@ -11,7 +11,7 @@ func TestBuiltin(t *testing.T) {
 	for _, s := range Builtin(Plugin{}).Services() {
 		names = append(names, string(s.FullName()))
 		for i := range s.Methods().Len() {
-			if _, err := Builtin(Plugin{}).Describe(MethodPath(s.Methods().Get(i))); err != nil {
+			if _, err := Builtin(Plugin{}).Describe(methodPath(s.Methods().Get(i))); err != nil {
 				t.Error(err)
 			}
 		}
@@ -72,7 +72,7 @@ func TestMethod(t *testing.T) {
 		if err != nil {
 			got = "error: " + err.Error()
 		} else {
-			got = MethodPath(m)
+			got = methodPath(m)
 		}
 		if got != want {
 			t.Errorf("%q: got  %s\nwant %s", selector, got, want)
