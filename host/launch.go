@@ -147,11 +147,11 @@ func (s *Spec) Validate() error {
 
 // check says what is wrong with a description, and gives its path and protocol the one form.
 func (s *Spec) check() (granted grants, err error) {
-	if s.Protocol, err = s.Protocol.orDefault(); err != nil {
-		return nil, err
-	}
-	if s.Foreign != nil {
+	switch s.Protocol = cmp.Or(s.Protocol, ProtocolPatchbay); {
+	case s.Foreign != nil:
 		s.Protocol = protocolForeign
+	case s.Protocol != ProtocolPatchbay && s.Protocol != ProtocolCIPD:
+		return nil, fmt.Errorf("unknown protocol %q: use %q or %q", s.Protocol, ProtocolPatchbay, ProtocolCIPD)
 	}
 	if granted, err = s.Controller.services(s.Protocol); err != nil {
 		return nil, err
@@ -378,17 +378,6 @@ const needsCIPD = `a plugin of CIPD needs the protocol "cipd": set it in Admissi
 
 // protocolForeign is that of plugins with a [Foreign].
 const protocolForeign Protocol = "foreign"
-
-func (p Protocol) orDefault() (Protocol, error) {
-	switch p {
-	case "":
-		return ProtocolPatchbay, nil
-	case ProtocolPatchbay, ProtocolCIPD:
-		return p, nil
-	default:
-		return "", fmt.Errorf("unknown protocol %q: use %q or %q", p, ProtocolPatchbay, ProtocolCIPD)
-	}
-}
 
 // protocols says in what they differ for those who call the host: by which key a ticket comes, how a service is refused that is not
 // granted, and how many calls of a plugin may run. A plugin of CIPD makes a call for each answer and loses those that are refused, so only

@@ -85,14 +85,7 @@ func (p *PluginProcess) grant(granted grants) {
 	p.services[pluginv1.Host_ServiceDesc.ServiceName] = service{&pluginv1.Host_ServiceDesc, own}
 }
 
-func (p *PluginProcess) isStarted() bool {
-	select {
-	case <-p.started:
-		return p.proc != nil
-	default:
-		return false
-	}
-}
+func (p *PluginProcess) isStarted() bool { return isClosed(p.started) && p.proc != nil }
 
 // Started is closed when the process has been started, or could not be. Only then do PID and Owns know it.
 func (p *PluginProcess) Started() <-chan struct{} { return p.started }
@@ -132,12 +125,10 @@ func (p *PluginProcess) Health() (conn grpc.ClientConnInterface, service string)
 // and nil if there is none, as from plugins that make their own socket; then the plugin has to be asked. It does not block. Until it is
 // called, or [PluginProcess.Settled], or the plugin has ended, the host holds a descriptor for it.
 func (p *PluginProcess) Introduction() []byte {
-	select {
-	case <-p.started:
-		return p.introduction.Take()
-	default:
+	if !isClosed(p.started) {
 		return nil
 	}
+	return p.introduction.Take()
 }
 
 // PluginSocket returns the path at which the plugin should serve; empty if it should not.
@@ -165,9 +156,11 @@ func (p *PluginProcess) Err() error {
 	return nil
 }
 
-func (p *PluginProcess) ended() bool {
+func (p *PluginProcess) ended() bool { return isClosed(p.done) }
+
+func isClosed(c <-chan struct{}) bool {
 	select {
-	case <-p.done:
+	case <-c:
 		return true
 	default:
 		return false
