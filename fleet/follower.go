@@ -179,7 +179,9 @@ func (f *follower) run(ctx context.Context) {
 			failures++
 			delay = retry.After(failures)
 		}
-		f.lost(err)
+		if !progressed || !isExpired(err) { // the next connection has a new token
+			f.lost(err)
+		}
 	}
 }
 
@@ -330,7 +332,7 @@ func (c *connection) watch(ctx context.Context, s *followed, r reading) error {
 		if response.CompactRevision > 0 {
 			return nil
 		}
-		if err := response.Err(); err != nil {
+		if err := watchError(response); err != nil {
 			return err
 		}
 		if c.apply(s, response.Events) {

@@ -353,7 +353,7 @@ func (s *session) locked(ctx context.Context) (bool, error) {
 	}
 	from := clientv3.WithRev(now.Header.GetRevision() + 1)
 	for response := range s.store.watch(ctx, prefix, clientv3.WithPrefix(), from, clientv3.WithFilterDelete()) {
-		if err := response.Err(); err != nil || len(response.Events) > 0 {
+		if err := watchError(response); err != nil || len(response.Events) > 0 {
 			return err == nil, err
 		}
 	}

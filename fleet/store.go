@@ -152,6 +152,18 @@ func isExpired(err error) bool {
 // isDenied says whether an error means that the user may not do something.
 func isDenied(err error) bool { return errors.Is(rpctypes.Error(err), rpctypes.ErrPermissionDenied) }
 
+// watchError returns why etcd has ended a watch; nil if it has not. The client of etcd has the reason as the text of a gRPC status.
+func watchError(response clientv3.WatchResponse) error {
+	err := response.Err()
+	if err == nil {
+		return nil
+	}
+	if _, reason, ok := strings.Cut(err.Error(), " desc = "); ok {
+		return rpctypes.Error(errors.New(reason))
+	}
+	return err
+}
+
 // isLeaseUnknown says whether an error means that a lease has ended.
 func isLeaseUnknown(err error) bool { return errors.Is(rpctypes.Error(err), rpctypes.ErrLeaseNotFound) }
 

@@ -8,6 +8,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"log/slog"
 	"math/big"
 	"net"
 	"os"
@@ -107,7 +108,20 @@ func testUser(t *testing.T, tokens string) {
 	r := openReader(t, cluster)
 	f := follow(t, r)
 	shows(t, r, "a/one=registered")
-	time.Sleep(6 * time.Second) // the token is forgotten
+	var log logBuffer
+	lookup, err := fleet.OpenLookup(cluster, fleet.LookupConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(lookup.Close)
+	caller := &caller{Lookup: lookup, t: t}
+	caller.finds("one", fleet.Policy{Node: "a"}, "a")
+	time.Sleep(6 * time.Second)                         // the token is forgotten
+	caller.finds("one", fleet.Policy{Node: "none"}, "") // which is another watch over the same stream
+	caller.finds("one", fleet.Policy{}, "a")
+	if log.String() != "" {
+		t.Errorf("a lookup says of a token that was forgotten: %s", log.String())
+	}
 	n.set("two")
 	shows(t, r, "a/two=registered")
 	if got := n.Stats(); got.Writes > 3 {
