@@ -141,6 +141,19 @@ func TestLargeValues(t *testing.T) {
 	}
 }
 
+// TestManyEntries: a node cannot make readers keep a hundred times what it writes.
+func TestManyEntries(t *testing.T) {
+	for _, r := range []*fleetv1.NodeRecord{
+		{Plugins: make([]*fleetv1.PluginRecord, maxEntries+1)}, {Conditions: make([]*fleetv1.Condition, maxEntries+1)},
+	} {
+		known := &facts{}
+		known.put(recordKey, &mvccpb.KeyValue{Value: marshal(t, r)})
+		if m := known.member("a", nil, time.Now()); m.node.State != NodeUnknown || len(m.plugins)+len(m.node.Conditions) > 0 {
+			t.Errorf("%d plugins and %d conditions of a node in state %s", len(m.plugins), len(m.node.Conditions), m.node.State)
+		}
+	}
+}
+
 // expired is an etcd that has forgotten one lease.
 type expired struct{ *fake }
 

@@ -23,7 +23,7 @@ import (
 type facts struct {
 	present   bool
 	hasRecord bool   // whether the key exists
-	record    record // the zero value if it is malformed
+	record    record // the zero value if it is malformed or too large
 	cordon    Cordon
 	// renewed is when a node that was dead before the reader began last renewed its retention; zero if that is not known.
 	renewed time.Time
@@ -52,7 +52,7 @@ func (f *facts) put(key string, kv *mvccpb.KeyValue) bool {
 	case recordKey:
 		var value fleetv1.NodeRecord
 		f.hasRecord, f.record = true, record{}
-		if proto.Unmarshal(kv.Value, &value) == nil {
+		if proto.Unmarshal(kv.Value, &value) == nil && entries(&value) <= maxEntries {
 			f.record = recordOf(&value)
 			f.record.lease = clientv3.LeaseID(kv.Lease)
 		}

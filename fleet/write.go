@@ -48,9 +48,9 @@ func (s *session) write(ctx context.Context, wanted *fleetv1.NodeRecord) error {
 	if err != nil {
 		return err
 	}
-	if len(value) > maxRecord {
-		return fmt.Errorf("its %d plugins take %d bytes, and etcd accepts %d for one node; run some of them on another node",
-			len(wanted.GetPlugins()), len(value), maxRecord)
+	if len(value) > maxRecord || entries(wanted) > maxEntries {
+		return fmt.Errorf("its %d plugins take %d bytes, and one node may publish %d bytes with %d entries; run some of them on another node",
+			len(wanted.GetPlugins()), len(value), maxRecord, maxEntries)
 	}
 	conditions, then := s.mine(), []clientv3.Op{clientv3.OpPut(s.node+recordKey, string(value), clientv3.WithLease(s.leases.retention))}
 	if before.claim {
@@ -82,9 +82,15 @@ func (s *session) write(ctx context.Context, wanted *fleetv1.NodeRecord) error {
 const (
 	// maxRecord is the greatest size in bytes of the record of a node: etcd refuses requests above 1.5 MiB by default.
 	maxRecord = 1280 << 10
+	// maxEntries bounds the plugins, conditions and labels of a record. In memory they take a hundred times their size if they are empty.
+	maxEntries = 20_000
 	// maxDetails is the size from which on the details of a plugin are left out.
 	maxDetails = 32 << 10
 )
+
+func entries(r *fleetv1.NodeRecord) int {
+	return len(r.GetPlugins()) + len(r.GetConditions()) + len(r.GetLabels())
+}
 
 var deterministic = proto.MarshalOptions{Deterministic: true}
 
