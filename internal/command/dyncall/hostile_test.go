@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -255,4 +256,23 @@ func (s *directStream) RecvMsg(m any) error {
 	answer, _ := m.(*reflectionv1.ServerReflectionResponse)
 	proto.Merge(answer, s.liar.answer(s.request))
 	return nil
+}
+
+// TestRefusedReflection: a call that is refused is not repeated, since the daemon counts and logs each.
+func TestRefusedReflection(t *testing.T) {
+	refused := &refusal{}
+	conn := serve(t, func(s *grpc.Server) { reflectionv1.RegisterServerReflectionServer(s, refused) })
+	if _, err := Load(t.Context(), conn, "", Plugin{}); status.Code(err) != codes.PermissionDenied || refused.calls.Load() != 1 {
+		t.Errorf("after %d calls: %v", refused.calls.Load(), err)
+	}
+}
+
+type refusal struct {
+	reflectionv1.UnimplementedServerReflectionServer
+	calls atomic.Int32
+}
+
+func (r *refusal) ServerReflectionInfo(reflectionv1.ServerReflection_ServerReflectionInfoServer) error {
+	r.calls.Add(1)
+	return status.Error(codes.PermissionDenied, "no")
 }
