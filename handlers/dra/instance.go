@@ -75,6 +75,7 @@ func readyConn(ctx context.Context, path string, timeout time.Duration) (*endpoi
 	}
 }
 
+// isReady blocks until the connection is made, has failed, or ctx ends.
 func isReady(ctx context.Context, conn *grpc.ClientConn) bool {
 	for state := conn.GetState(); ; state = conn.GetState() {
 		switch state {
