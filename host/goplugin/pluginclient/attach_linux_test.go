@@ -95,6 +95,28 @@ func TestReattachDead(t *testing.T) {
 	}
 }
 
+// TestReattachFails: a plugin to which a client cannot attach is ended by Kill only, as by the library.
+func TestReattachFails(t *testing.T) {
+	t.Parallel()
+	client := newClient(t, config("serve"))
+	p := dispense(t, client)
+	pid := client.ID()
+	c := config("")
+	c.Cmd, c.Reattach = nil, client.ReattachConfig()
+	c.Reattach.Protocol = "another"
+	other := newClient(t, c)
+	if _, err := other.Client(); err == nil || !strings.Contains(err.Error(), "unknown server protocol: another") {
+		t.Error(err)
+	}
+	answers(t, pid, func() (string, error) { return p.ask("") })
+	other.Kill()
+	n, err := strconv.Atoi(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the end of the process", func() bool { return !exists(n) })
+}
+
 // TestReattachAncestor: the process from which this one and the plugin descend is not the plugin, and not ended.
 func TestReattachAncestor(t *testing.T) {
 	t.Parallel()

@@ -306,14 +306,14 @@ func (c *Client) Kill() { c.kill(errKilled) }
 func (c *Client) kill(cause error) {
 	c.stop(cause)
 	_ = c.start() // Start returns its error
-	c.killing.Do(func() { c.end(cause) })
-}
-
-// end stops the plugin and releases everything. The cause is the error of later calls.
-func (c *Client) end(cause error) {
 	if attached := c.attached.Load(); attached != nil {
 		attached.Kill()
 	}
+	c.killing.Do(func() { c.end(cause) })
+}
+
+// end stops the plugin, if the client has started it, and releases everything. The cause is the error of later calls.
+func (c *Client) end(cause error) {
 	var follow map[int]*grpc.ClientConn
 	c.change(func() { follow, c.follow = c.follow, nil })
 	for _, conn := range follow {
