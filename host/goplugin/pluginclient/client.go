@@ -198,11 +198,11 @@ func (c *Client) register(endpoint string) (deregister func()) {
 	}
 }
 
-// observe records an event of the launcher.
+// observe records an event of the launcher. The end that Kill causes has Kill's error.
 func (c *Client) observe(e launcher.Event) {
 	c.change(func() {
 		c.news = e.Message
-		if slices.Contains([]launcher.State{launcher.StateFailed, launcher.StateBlocked, launcher.StateStopped}, e.State) {
+		if c.follow != nil && slices.Contains([]launcher.State{launcher.StateFailed, launcher.StateBlocked, launcher.StateStopped}, e.State) {
 			c.ended = fmt.Errorf("the plugin has ended: %s", e.Message)
 		}
 	})

@@ -11,9 +11,12 @@ import (
 
 	library "github.com/hashicorp/go-plugin"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay/host/goplugin/pluginclient"
 	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
 )
 
 // restarting returns a client whose plugin is restarted after every end, soon.
@@ -137,5 +140,33 @@ func TestChangedDirectory(t *testing.T) {
 	client.Kill()
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
 		t.Errorf("after Kill there are %v, %v", left, err)
+	}
+}
+
+// TestKillDuringBackoff: calls that wait for the next process return that the plugin was killed.
+func TestKillDuringBackoff(t *testing.T) {
+	client := pluginclient.NewClient(config("serve"), func(p *launcher.Plugin) { p.Restart.MinBackoff = time.Hour })
+	t.Cleanup(func() {
+		client.Kill()
+		collect(t)
+	})
+	p := dispense(t, client)
+	kill(t, client.ID())
+	waits := func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		_, err := p.client.GetExampleInfo(ctx, &v1beta1.ExampleRequest{})
+		return status.Code(err) == codes.DeadlineExceeded
+	}
+	await(t, "that a call waits", waits)
+	failed := make(chan error, 1)
+	go func() {
+		_, err := p.ask("")
+		failed <- err
+	}()
+	await(t, "that another call waits", waits) // as the one before by then
+	client.Kill()
+	if err := <-failed; status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "the plugin was killed") {
+		t.Error(err)
 	}
 }
