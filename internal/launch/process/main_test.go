@@ -153,7 +153,8 @@ func (h *hosting) start(line *said) *Group {
 		beFirst()
 	}
 	g := NewGroup(Config{Cgroup: h.Cgroup, StateDir: h.StateDir})
-	g.Remove(h.Remove...)
+	early := h.Remove[:len(h.Remove)/2]
+	g.Remove(early...)
 	say := func(p *Process, adopted bool) {
 		go func() { _, _ = io.Copy(os.Stderr, p.Stderr()) }()
 		s := said{PID: p.PID()}
@@ -180,6 +181,7 @@ func (h *hosting) start(line *said) *Group {
 			say(p, true)
 		}
 	}
+	g.Remove(h.Remove[len(early):]...)
 	return g
 }
 
