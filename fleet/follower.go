@@ -63,14 +63,7 @@ type followed struct {
 func newFollowed(s source) followed { return followed{source: s, ready: make(chan struct{})} }
 
 // isRead reports whether it has been read, or will not be.
-func (s *followed) isRead() bool {
-	select {
-	case <-s.ready:
-		return true
-	default:
-		return false
-	}
-}
+func (s *followed) isRead() bool { return isClosed(s.ready) }
 
 // settle is called when it has been read, or will not be.
 func (s *followed) settle(denied error) {

@@ -85,10 +85,8 @@ func (l *Lookup) Close() {
 func (l *Lookup) open(c *Cluster) (*Reader, func(), error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	select {
-	case <-l.done:
+	if isClosed(l.done) {
 		return nil, nil, ErrClosed
-	default:
 	}
 	if l.whole == nil {
 		l.whole = Open(c, ReaderConfig{Space: l.config.Space, Timeout: l.config.Timeout, Logger: l.config.Logger})

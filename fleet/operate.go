@@ -95,24 +95,31 @@ func (c *Cluster) onNode(ctx context.Context, to store, s Space, node string, co
 	return err
 }
 
-// operate does something with one member of etcd after the other until one is good for it.
+// operate changes a node.
 func (c *Cluster) operate(ctx context.Context, what, node string, do func(to store) error) error {
 	err := ValidateNode(node)
 	if err == nil {
-		d := newDialer(c)
-		_, err = attempt(ctx, d, func() (bool, error) {
-			to, err := d.dial(ctx, c.config.Timeout)
-			if err != nil {
-				return false, err
-			}
-			defer to.close()
-			return false, do(to)
-		})
+		err = c.try(ctx, do)
 	}
 	if err != nil {
 		return fmt.Errorf("cannot %s node %s: %w", what, node, Explain(err))
 	}
 	return nil
+}
+
+// try calls do with one member of etcd after the other until it succeeds, or fails for a reason that another member would have too.
+func (c *Cluster) try(ctx context.Context, do func(store) error) error {
+	d := newDialer(c)
+	_, err := attempt(ctx, d, func() (bool, error) {
+		member, err := d.dial(ctx, c.config.Timeout)
+		if err != nil {
+			return false, err
+		}
+		defer member.close()
+		err = do(member)
+		return err == nil, err
+	})
+	return err
 }
 
 // LockState is the state of a lock as recorded in etcd.
@@ -128,16 +135,10 @@ type LockState struct {
 // Locks returns the locks that somebody holds or wants, ordered by type and name. The error says why etcd did not answer.
 func (c *Cluster) Locks(ctx context.Context, s Space) ([]LockState, error) {
 	var all Contenders
-	d := newDialer(c)
-	_, err := attempt(ctx, d, func() (bool, error) {
-		from, err := d.dial(ctx, c.config.Timeout)
-		if err != nil {
-			return false, err
-		}
-		defer from.close()
+	err := c.try(ctx, func(from store) (err error) {
 		all = Contenders{}
 		_, err = readPages(ctx, from, s.contenders(), func(kv *mvccpb.KeyValue) { all.Put(s, kv) })
-		return false, err
+		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("cannot list the locks: %w", Explain(err))
