@@ -62,7 +62,17 @@ func checkCrowd(ctx context.Context, s *subject) outcome {
 	return pass("%d connections at once got an answer", crowd)
 }
 
+// checkSilence tries twice, since the plugin may not have noticed yet that the connections of an earlier rule are closed.
 func checkSilence(ctx context.Context, s *subject) outcome {
+	o := tryAmongSilent(ctx, s)
+	if o.status == Failed {
+		s.recover(ctx)
+		o = tryAmongSilent(ctx, s)
+	}
+	return o
+}
+
+func tryAmongSilent(ctx context.Context, s *subject) outcome {
 	for range silents {
 		conn, err := sock.Dial(ctx, s.path)
 		if err != nil {
