@@ -1,5 +1,5 @@
-// Package regular reads and replaces files whose paths others configure. It refuses whatever is not a regular file, such as a pipe or a device: to open
-// it can block or have effects, and to read it may never end.
+// Package regular reads and replaces files whose paths others configure. It refuses whatever is not a regular file, such as a pipe or a
+// device: to open it can block or have effects, and to read it may never end.
 package regular
 
 import (
