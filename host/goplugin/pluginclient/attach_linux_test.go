@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -92,6 +93,12 @@ func TestReattachDead(t *testing.T) {
 	client.Kill()
 	if _, err := newClient(t, c).Client(); err != library.ErrProcessNotFound { //nolint:errorlint // see above
 		t.Errorf("%v, want %v", err, library.ErrProcessNotFound)
+	}
+	again := config("")
+	again.Cmd, again.Reattach = nil, c.Reattach
+	again.Reattach.Addr = &net.UnixAddr{Net: "unix", Name: "/dev/null/socket"}
+	if _, err := newClient(t, again).Client(); !errors.Is(err, syscall.ENOTDIR) {
+		t.Errorf("%v, want what is wrong with the address", err)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"syscall"
 
 	"github.com/hashicorp/go-hclog"
 	library "github.com/hashicorp/go-plugin"
@@ -130,8 +131,11 @@ func checkPeer(ctx context.Context, to *library.ReattachConfig) error {
 		return nil // the process behind a ReattachFunc or a TCP address is unknown
 	}
 	conn, err := sock.Dial(ctx, address.Name)
-	if err != nil {
+	switch {
+	case errors.Is(err, syscall.ENOENT), errors.Is(err, syscall.ECONNREFUSED):
 		return library.ErrProcessNotFound // not wrapped: hosts compare with ==
+	case err != nil:
+		return fmt.Errorf("cannot attach to process %d: %w", to.Pid, err)
 	}
 	peer, err := sock.PeerOf(conn)
 	_ = conn.Close() // nothing was said
