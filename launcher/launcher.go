@@ -277,7 +277,7 @@ func (l *Launcher) AwaitReplacement(ctx context.Context, name string) error {
 	case <-r.ended:
 		err = r.err
 	case <-ctx.Done():
-		err = context.Cause(ctx)
+		err = fmt.Errorf("its new process is not ready yet: %w", context.Cause(ctx))
 	}
 	if err != nil {
 		return fmt.Errorf("cannot replace %s: %w", name, err)
