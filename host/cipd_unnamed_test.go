@@ -4,6 +4,7 @@ package host
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -130,4 +131,32 @@ func TestPatchbayPluginIsNotTakenForCIPD(t *testing.T) {
 		t.Errorf("it ended with %v", p.Err())
 	}
 	unadvised("LaunchPlugin", p.Err(), p.Err())
+}
+
+// TestProgramsAreScannedOnce: a host reads a program again only if it was replaced, and remembers few.
+func TestProgramsAreScannedOnce(t *testing.T) {
+	h, dir := new(Host), t.TempDir()
+	write := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	program := write("0", "patchbay.plugin.v1.Host")
+	for range 2 {
+		if got := h.scan(program); !got.isPatchbay || got.isCIPD || len(h.scanned) != 1 {
+			t.Errorf("%+v, %d remembered", got, len(h.scanned))
+		}
+	}
+	write("0", "cipd.plugin.Host")
+	if got := h.scan(program); got.isPatchbay || !got.isCIPD {
+		t.Errorf("it was replaced: %+v", got)
+	}
+	for i := range 2 * maxScanned {
+		h.scan(write(fmt.Sprint(i), "neither"))
+	}
+	if len(h.scanned) != maxScanned {
+		t.Errorf("%d programs are remembered, want %d", len(h.scanned), maxScanned)
+	}
 }

@@ -66,6 +66,7 @@ type Host struct {
 	plugins     map[*PluginProcess]struct{}   // those that have not ended
 	admissions  map[*AdmissionPlugin]struct{} // those that have a goroutine
 	programs    exe.Cache
+	scanned     []scanned // the programs of which the last plugins were launched, the newest last
 
 	launching sync.WaitGroup // launches that have not returned
 	watching  sync.WaitGroup // goroutines

@@ -81,15 +81,47 @@ type Spec struct {
 
 // mayBeCIPD reports whether the plugin calls its host with Patchbay's protocol, and its program does not show whose services it calls. The
 // error is for a program that calls those of CIPD.
-func (s *Spec) mayBeCIPD(program string) (bool, error) {
+func (h *Host) mayBeCIPD(s Spec, program string) (bool, error) {
 	if s.Controller == nil || s.Foreign != nil || s.Protocol == ProtocolCIPD {
 		return false, nil
 	}
-	isPatchbay, isCIPD := cipd.Scan(program)
-	if isCIPD {
+	found := h.scan(program)
+	if found.isCIPD {
 		return false, errors.New("it calls CIPD's services and none of Patchbay's; " + needsCIPD)
 	}
-	return !isPatchbay, nil
+	return !found.isPatchbay, nil
+}
+
+// scanned is what [cipd.Scan] found in a program.
+type scanned struct {
+	file               os.FileInfo
+	isPatchbay, isCIPD bool
+}
+
+// maxScanned is of how many programs a host remembers what it found in them.
+const maxScanned = 16
+
+// scan reads a program if it is not one of those that were read last. The zero value is for one that cannot be read.
+func (h *Host) scan(program string) scanned {
+	file, err := os.Stat(program)
+	if err != nil {
+		return scanned{}
+	}
+	h.mu.Lock()
+	i := slices.IndexFunc(h.scanned, func(s scanned) bool {
+		return os.SameFile(s.file, file) && s.file.Size() == file.Size() && s.file.ModTime().Equal(file.ModTime())
+	})
+	if i >= 0 {
+		defer h.mu.Unlock()
+		return h.scanned[i]
+	}
+	h.mu.Unlock()
+	found := scanned{file: file}
+	found.isPatchbay, found.isCIPD = cipd.Scan(program)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.scanned = append(h.scanned[max(0, len(h.scanned)+1-maxScanned):], found)
+	return found
 }
 
 // Grace says how long [PluginProcess.Terminate] waits after each of its steps. A zero field means its default, a negative one
@@ -192,7 +224,7 @@ func (h *Host) launch(ctx context.Context, spec Spec) (*PluginProcess, error) {
 	if err != nil {
 		return nil, explain(err, spec, spec.Args[0])
 	}
-	mayBeCIPD, err := spec.mayBeCIPD(program)
+	mayBeCIPD, err := h.mayBeCIPD(spec, program)
 	if err != nil {
 		return nil, err
 	}

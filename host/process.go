@@ -43,7 +43,7 @@ type PluginProcess struct {
 	logs     *Log
 
 	user      *process.User // as which it runs; nil for that of this process, and for one that was adopted
-	mayBeCIPD bool          // see Spec.mayBeCIPD
+	mayBeCIPD bool          // see Host.mayBeCIPD
 
 	started chan struct{}
 	proc    *process.Process // set before started is closed; nil if it could not be started
