@@ -88,8 +88,8 @@ type follower struct {
 
 	// refuse is called with a source that etcd does not let its user read. Without it, the connection ends, with the reason as health.
 	refuse func(*followed)
-	// tend returns after which time to call it again; zero for not before there is another source.
-	tend func(now time.Time) time.Duration
+	// dropUnused drops sources that are not needed any more, and returns when to call it again; zero: when a source is added.
+	dropUnused func(now time.Time) time.Duration
 	// judged is called when the health has changed.
 	judged func()
 
@@ -117,7 +117,7 @@ func (f *follower) stop() {
 	<-f.done
 }
 
-// Health returns how current the answers are. Without anything to follow they are current.
+// Health returns how current the answers are. A follower without sources is current.
 func (f *follower) Health() Health {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
@@ -235,8 +235,8 @@ type connection struct {
 func (c *connection) begin(ctx context.Context, keep func(context.Context, *followed)) (pause time.Duration, idle bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.tend != nil {
-		pause = c.tend(time.Now())
+	if c.dropUnused != nil {
+		pause = c.dropUnused(time.Now())
 	}
 	for s := range c.sources {
 		if s.stop == nil {

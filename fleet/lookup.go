@@ -64,7 +64,7 @@ func openLookup(d dialer, config LookupConfig) (*Lookup, error) {
 	}
 	l := &Lookup{config: config, place: randomPlace(), views: map[viewKey]*view{}, away: make(chan struct{})}
 	l.init(d, config.Timeout, config.Logger, Health{Current: true})
-	l.refuse, l.tend, l.judged = l.dropDenied, l.dropIdle, l.noteHealth
+	l.refuse, l.dropUnused, l.judged = l.dropDenied, l.dropIdle, l.noteHealth
 	l.start()
 	return l, nil
 }

@@ -332,7 +332,7 @@ func newEncoder() *encoder {
 	return e
 }
 
-// free makes the memory of all records of e available for later ones.
+// free lets later records reuse the memory of the records of e.
 func (e *encoder) free() {
 	const most = 1 << 20 // bytes, so that a great change leaves nothing great behind
 	if cap(e.text) <= most {

@@ -16,7 +16,7 @@ import (
 	"github.com/patchbay-dev/patchbay/proxy"
 )
 
-// Hold is a lock that the node holds.
+// Hold is one period during which the node holds a lock.
 type Hold struct {
 	// Token is the fencing token. It grows whenever the lock passes on, even when etcd is restored from a backup: it is the sum of the
 	// revision of etcd when the node took the lock and a base that nodes raise when they see revisions go back.
@@ -40,7 +40,7 @@ type heldConn struct {
 	hold *Hold
 }
 
-// begin counts a call until end, and has it end with the hold too and carry the token.
+// begin returns the context for a call: it carries the token, and ends when the hold does. The call is counted until end is called.
 func (c heldConn) begin(ctx context.Context) (calling context.Context, end func()) {
 	md, _ := metadata.FromOutgoingContext(ctx)
 	md = metadata.Join(md) // a copy
