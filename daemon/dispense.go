@@ -222,7 +222,7 @@ func (d *dispense) open(ctx context.Context, k patchbay.PluginName) {
 	director := proxy.Director(func(ctx context.Context, _ string) (grpc.ClientConnInterface, error) { return connTo(ctx, calls, k) })
 	s := &stableSocket{
 		listener: listener,
-		server:   proxy.NewServer(d.end, director.Forward, proxy.ServerConfig{Budget: d.conns.budget, HeaderTimeout: headerTimeout}),
+		server:   proxy.NewServer(d.end, director.Forward, proxy.ServerConfig{Budget: d.conns.budget, HeaderTimeout: headerTimeout, Log: d.log}),
 	}
 	d.sockets[k] = s
 	d.serving.Go(func() {

@@ -71,5 +71,5 @@ func newForwarder(g *guard, registry connector, calls *fleetMember, budget *fram
 		}
 		g.audit.called(callerIn(ctx), call, reached, status.Code(err))
 		return err
-	}, proxy.ServerConfig{Budget: budget, UID: func(r *http.Request) uint32 { return callerIn(r.Context()).uid() }})
+	}, proxy.ServerConfig{Budget: budget, Log: g.audit.log, UID: func(r *http.Request) uint32 { return callerIn(r.Context()).uid() }})
 }

@@ -3,6 +3,7 @@ package proxy_test
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net"
 	"runtime"
 	"strings"
@@ -33,7 +34,16 @@ func serveHandler(t *testing.T, s *proxy.Server, stop func()) testpb.TestService
 	return testpb.NewTestServiceClient(connect(t, path))
 }
 
+// entries are the log entries of a server.
+type entries chan string
+
+func (e entries) Write(p []byte) (int, error) {
+	e <- string(p)
+	return len(p), nil
+}
+
 // TestAbuseOfCallbacks checks that whatever a handler or a director does, the call ends with a status that says so, and other calls work.
+// A panic is logged with its place.
 func TestAbuseOfCallbacks(t *testing.T) {
 	blocks := func(ctx context.Context) { <-ctx.Done() }
 	director := func(d proxy.Director) proxy.Handler { return d.Forward }
@@ -69,12 +79,13 @@ func TestAbuseOfCallbacks(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			end, stop := context.WithCancel(t.Context())
+			log := make(entries, 8)
 			client := serveHandler(t, proxy.NewServer(end, func(ctx context.Context, caller grpc.ServerStream) error {
 				if method, _ := grpc.MethodFromServerStream(caller); method == testpb.TestService_EmptyCall_FullMethodName {
 					return status.Error(codes.DataLoss, "another call")
 				}
 				return c.handle(ctx, caller)
-			}, proxy.ServerConfig{}), stop)
+			}, proxy.ServerConfig{Log: slog.New(slog.NewTextHandler(log, nil))}), stop)
 			ctx := within(t)
 			if strings.Contains(name, "blocks") {
 				short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
@@ -85,6 +96,11 @@ func TestAbuseOfCallbacks(t *testing.T) {
 				_, err := client.UnaryCall(ctx, &testpb.SimpleRequest{})
 				if status.Code(err) != c.code || !strings.Contains(status.Convert(err).Message(), c.text) {
 					t.Errorf("the call ended with %v", err)
+				}
+				if strings.Contains(c.text, "panicked") {
+					if entry := <-log; !strings.Contains(entry, "/UnaryCall") || !strings.Contains(entry, ".go:") {
+						t.Errorf("the log has %q", entry)
+					}
 				}
 				if _, err := client.EmptyCall(within(t), &testpb.Empty{}); status.Code(err) != codes.DataLoss {
 					t.Errorf("another call ended with %v", err)

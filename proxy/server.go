@@ -12,6 +12,8 @@ package proxy
 
 import (
 	"context"
+	"errors"
+	"log/slog"
 	"net"
 	"net/http"
 	"time"
@@ -21,6 +23,7 @@ import (
 	_ "google.golang.org/grpc/encoding/gzip" // so that clients in programs with this package accept it from plugins
 	"google.golang.org/grpc/status"
 
+	"github.com/patchbay-dev/patchbay/internal/callback"
 	"github.com/patchbay-dev/patchbay/internal/frames"
 )
 
@@ -53,6 +56,8 @@ type ServerConfig struct {
 	Budget *frames.Budget
 	// HeaderTimeout bounds how long a caller may take to begin speaking HTTP/2; zero for 10 s.
 	HeaderTimeout time.Duration
+	// Log receives the panics of handlers; nil if nobody reads them.
+	Log *slog.Logger
 	// UID returns the user who makes a request that ServeHTTP handles; nil if one user makes all of them.
 	UID func(r *http.Request) uint32
 }
@@ -77,7 +82,7 @@ func NewServer(end context.Context, handle Handler, config ServerConfig) *Server
 	if config.UID == nil {
 		config.UID = func(*http.Request) uint32 { return nobody }
 	}
-	handler := func(caller grpc.ServerStream) error { return endsWith(end, caller, handle) }
+	handler := func(caller grpc.ServerStream) error { return endsWith(end, caller, handle, config.Log) }
 	return &Server{
 		server: frames.NewServer(frames.ServerConfig{Budget: config.Budget, Timeout: config.HeaderTimeout, Handle: handler}),
 		http:   frames.HTTPHandler{Budget: config.Budget, UID: config.UID, Handle: handler},
@@ -85,17 +90,21 @@ func NewServer(end context.Context, handle Handler, config ServerConfig) *Server
 	}
 }
 
-// endsWith handles a call that ends with end too. A panic of the handler is its error.
-func endsWith(end context.Context, caller grpc.ServerStream, handle Handler) (err error) {
+// endsWith handles a call that ends with end too. A panic of the handler is logged, and is the error of the call.
+func endsWith(end context.Context, caller grpc.ServerStream, handle Handler, log *slog.Logger) error {
 	ctx, cancel := context.WithCancelCause(caller.Context())
 	defer cancel(nil)
-	defer func() {
-		if p := recover(); p != nil {
-			err = status.Errorf(codes.Internal, "the handler of the call panicked: %v", p)
-		}
-	}()
 	defer context.AfterFunc(end, func() { cancel(context.Cause(end)) })()
-	return handle(ctx, caller)
+	err := callback.Recover(func() error { return handle(ctx, caller) })
+	var panicked *callback.Error
+	if !errors.As(err, &panicked) {
+		return err
+	}
+	if log != nil {
+		method, _ := grpc.MethodFromServerStream(caller)
+		log.Error("the handler of a call panicked", "method", method, "panic", panicked.Panic, "stack", panicked.Stack)
+	}
+	return status.Errorf(codes.Internal, "the handler of the call panicked: %v", panicked.Panic)
 }
 
 // Serve accepts connections until the listener fails, or until the server is drained, which is not an error. It closes the listener.
