@@ -127,6 +127,7 @@ type fleetMember struct {
 	space   fleet.Space
 	// credentials are nil if the node neither takes calls from others nor calls them.
 	credentials *fleet.Credentials
+	calledAs    string // the node, if it takes calls from others
 	lookup      *fleet.Lookup
 	dialer      *fleet.Dialer
 	elector     *locks.Elector // nil if there are no locks
@@ -201,6 +202,9 @@ func newFleetMember(
 	if c.Serve.enabled() {
 		if m.credentials, err = fleet.NewCredentials(c.Serve.TLS); err != nil {
 			return nil, err
+		}
+		if c.Serve.Listen != "" {
+			m.calledAs = m.node
 		}
 	}
 	if m.lookup, err = fleet.OpenLookup(m.cluster, fleet.LookupConfig{Space: c.Space, Whole: m.acquire, Logger: log}); err != nil {

@@ -26,7 +26,7 @@ func (m *fleetMember) certificates() map[string]fleet.Certificate {
 		return all
 	}
 	if m.credentials != nil {
-		all["nodes"] = m.credentials.Certificate()
+		all["nodes"] = m.credentials.Certificate(m.calledAs)
 	}
 	if c := m.cluster.Certificate(); !c.Expires.IsZero() {
 		all["etcd"] = c

@@ -380,28 +380,9 @@ func (d *Dialer) remote(i Instance, ptype, name string) candidate {
 		if unable != nil {
 			return nil, status.Error(codes.Unavailable, unable.Error())
 		}
-		conn, err := d.pool.get(at)
-		if err != nil {
-			return nil, status.Error(codes.Unavailable, err.Error())
-		}
-		defer conn.release()
-		ctx = withMetadata(ctx, proxy.Route(ptype, name)...)
-		if _, ok := frames.Requested(options); ok {
-			return conn.fragments.NewStream(ctx, desc, method, options...)
-		}
-		if err := conn.connect(ctx); err != nil {
-			return nil, err
-		}
-		return conn.NewStream(ctx, desc, method, options...)
+		given, _ := metadata.FromOutgoingContext(ctx)
+		md := metadata.Join(given)
+		maps.Copy(md, metadata.Pairs(proxy.Route(ptype, name)...))
+		return d.pool.open(metadata.NewOutgoingContext(ctx, md), at, desc, method, options)
 	}}
-}
-
-// withMetadata sets metadata of a call, pairs of key and value.
-func withMetadata(ctx context.Context, pairs ...string) context.Context {
-	md, _ := metadata.FromOutgoingContext(ctx)
-	md = metadata.Join(md) // a copy
-	for pair := range slices.Chunk(pairs, 2) {
-		md.Set(pair[0], pair[1])
-	}
-	return metadata.NewOutgoingContext(ctx, md)
 }

@@ -6,6 +6,7 @@ import (
 	"hash/fnv"
 	"io"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -13,8 +14,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
-	"google.golang.org/grpc/stats"
 	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay/internal/backoff"
@@ -55,10 +56,9 @@ func newPool(c *Credentials, called func(node string, err error)) *pool {
 	return &pool{credentials: c, called: called, conns: map[poolKey]*pooled{}, all: map[*pooled]bool{}}
 }
 
-// pooled is a connection to a node, of messages and of fragments; each is made at the first call. It is a [stats.Handler], which counts its
-// calls.
+// pooled is a connection to a node, of messages and of fragments; each is made at the first call.
 type pooled struct {
-	*grpc.ClientConn
+	messages  *grpc.ClientConn
 	fragments *frames.Client
 
 	pool *pool
@@ -74,7 +74,7 @@ type pooled struct {
 	retired bool      // it takes no more calls and closes after the last one
 }
 
-// failing says whether a node is known not to be connected to.
+// failing reports whether the last attempt to connect to a node is known to have failed.
 func (p *pool) failing(k poolKey) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -82,16 +82,43 @@ func (p *pool) failing(k poolKey) bool {
 	return c != nil && c.failing()
 }
 
-// failing says that the node is known not to be reached.
 func (c *pooled) failing() bool {
 	_, failing := c.fragments.State()
-	return failing || c.GetState() == connectivity.TransientFailure
+	return failing || c.messages.GetState() == connectivity.TransientFailure
 }
 
-// Close closes both.
-func (c *pooled) Close() error { return errors.Join(c.fragments.Close(), c.ClientConn.Close()) }
+func (c *pooled) close() { _ = errors.Join(c.fragments.Close(), c.messages.Close()) }
 
-// get returns the connection to a node for one call. The caller calls release when the call has begun or failed.
+// open opens a stream for a call to a node.
+func (p *pool) open(
+	ctx context.Context, k poolKey, desc *grpc.StreamDesc, method string, options []grpc.CallOption,
+) (stream grpc.ClientStream, err error) {
+	c, err := p.get(k)
+	if err != nil {
+		return nil, status.Error(codes.Unavailable, err.Error())
+	}
+	var once sync.Once
+	end := func(err error) {
+		once.Do(func() {
+			c.release()
+			if p.called != nil {
+				p.called(k.node, err)
+			}
+		})
+	}
+	options = append(slices.Clip(options), grpc.OnFinish(end))
+	if _, ok := frames.Requested(options); ok {
+		stream, err = c.fragments.NewStream(ctx, desc, method, options...)
+	} else if err = c.connect(ctx); err == nil {
+		stream, err = c.messages.NewStream(ctx, desc, method, options...)
+	}
+	if err != nil {
+		end(err)
+	}
+	return stream, err
+}
+
+// get returns the connection to a node for one call. The caller calls release when the call has ended or failed.
 func (p *pool) get(k poolKey) (*pooled, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -120,14 +147,14 @@ func (p *pool) get(k poolKey) (*pooled, error) {
 	return c, nil
 }
 
-// outdated says whether the next call gets a new connection: because the files have changed, or because the last attempt reached the node
-// and failed, which a renewed certificate mends.
+// outdated reports whether the next call gets a new connection: because the files have changed, or because the last attempt reached the
+// node and failed, which a renewed certificate fixes.
 func (c *pooled) outdated(now time.Time, with material) bool {
 	return c.with != with || c.failing() && now.Sub(c.made) > retryReached &&
 		now.Sub(time.Unix(0, c.reached.Load())) < reachedFor
 }
 
-// retire has a connection take no more calls. The caller holds mu.
+// retire makes a connection take no more calls. The caller holds mu.
 func (p *pool) retire(c *pooled) {
 	delete(p.conns, c.key)
 	c.retired = true
@@ -140,25 +167,22 @@ func (p *pool) closeRetired(c *pooled) {
 		return
 	}
 	delete(p.all, c)
-	p.closing.Go(func() { _ = c.Close() }) // the call that ends last may be the one that is here
+	p.closing.Go(c.close) // the call that ends last may be the one that is here
 }
 
-// count counts calls of a connection.
-func (c *pooled) count(n int) {
+func (c *pooled) release() {
 	c.pool.mu.Lock()
 	defer c.pool.mu.Unlock()
-	c.calls += n
+	c.calls--
 	c.pool.closeRetired(c)
 }
-
-func (c *pooled) release() { c.count(-1) }
 
 // connect makes the connection to a node. The caller holds mu.
 func (p *pool) connect(k poolKey, with material, now time.Time) (c *pooled, err error) {
 	c = &pooled{pool: p, key: k, with: with, made: now}
-	reached := func() { c.reached.Store(time.Now().UnixNano()) }
-	c.ClientConn, err = grpc.NewClient("passthrough:///"+k.address,
-		grpc.WithTransportCredentials(p.credentials.client(k.node, reached)),
+	c.messages, err = grpc.NewClient("passthrough:///"+k.address,
+		grpc.WithTransportCredentials(insecure.NewCredentials()), // the connections that dial makes are encrypted
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return c.dial(ctx) }),
 		grpc.WithNoProxy(),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithIdleTimeout(idleNode),
@@ -168,16 +192,13 @@ func (p *pool) connect(k poolKey, with material, now time.Time) (c *pooled, err 
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Backoff{Min: time.Second, Max: maxReconnect}.GRPC(),
 			MinConnectTimeout: connectTimeout,
-		}),
-		grpc.WithStatsHandler(c))
+		}))
 	if err != nil {
 		return nil, err
 	}
 	c.fragments = frames.NewClient(frames.ClientConfig{
-		Dial:    func(ctx context.Context) (net.Conn, error) { return p.dial(ctx, k, reached) },
-		Timeout: connectTimeout, Idle: idleNode, Pause: nodePause, Silence: nodeSilence, Answer: nodeAnswer, TLS: true,
+		Dial: c.dial, Timeout: connectTimeout, Idle: idleNode, Pause: nodePause, Silence: nodeSilence, Answer: nodeAnswer, TLS: true,
 		Owner: nodeUser(k.node),
-		Stats: []stats.Handler{c},
 	})
 	p.conns[k], p.all[c] = c, true
 	return c, nil
@@ -190,13 +211,16 @@ func nodeUser(node string) uint32 {
 	return sum.Sum32() | 1<<31
 }
 
-// dial connects to a node.
-func (p *pool) dial(ctx context.Context, k poolKey, reached func()) (net.Conn, error) {
-	raw, err := new(net.Dialer).DialContext(ctx, "tcp", k.address)
+// dial connects to the node.
+func (c *pooled) dial(ctx context.Context) (net.Conn, error) {
+	raw, err := new(net.Dialer).DialContext(ctx, "tcp", c.key.address)
 	if err != nil {
 		return nil, err
 	}
-	conn, _, err := p.credentials.client(k.node, reached).ClientHandshake(ctx, "", raw)
+	conn, err := c.pool.credentials.client(ctx, raw, c.key.node)
+	if ctx.Err() == nil { // else it has not answered in time
+		c.reached.Store(time.Now().UnixNano())
+	}
 	if err != nil {
 		return nil, errors.Join(err, raw.Close())
 	}
@@ -207,7 +231,7 @@ func (p *pool) dial(ctx context.Context, k poolKey, reached func()) (net.Conn, e
 func (p *pool) close() {
 	p.mu.Lock()
 	for c := range p.all {
-		p.closing.Go(func() { _ = c.Close() })
+		p.closing.Go(c.close)
 	}
 	p.conns, p.all = nil, nil
 	p.mu.Unlock()
@@ -218,33 +242,11 @@ func (p *pool) close() {
 func (c *pooled) connect(ctx context.Context) error {
 	waiting, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
-	if state := settle(waiting, c.ClientConn); state != connectivity.Idle && state != connectivity.Connecting {
+	if state := settle(waiting, c.messages); state != connectivity.Idle && state != connectivity.Connecting {
 		return nil
 	}
 	if ctx.Err() != nil {
 		return status.FromContextError(ctx.Err()).Err()
 	}
-	return status.Errorf(codes.Unavailable, "there is no connection to %s within %v", c.Target(), connectTimeout)
+	return status.Errorf(codes.Unavailable, "there is no connection to %s within %v", c.key.address, connectTimeout)
 }
-
-// HandleRPC implements stats.Handler.
-func (c *pooled) HandleRPC(_ context.Context, s stats.RPCStats) {
-	switch s := s.(type) {
-	case *stats.Begin:
-		c.count(1)
-	case *stats.End:
-		c.count(-1)
-		if c.pool.called != nil {
-			c.pool.called(c.key.node, s.Error)
-		}
-	}
-}
-
-// TagRPC implements stats.Handler.
-func (*pooled) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context { return ctx }
-
-// TagConn implements stats.Handler.
-func (*pooled) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
-
-// HandleConn implements stats.Handler.
-func (*pooled) HandleConn(context.Context, stats.ConnStats) {}

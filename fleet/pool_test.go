@@ -145,7 +145,7 @@ func TestWithdrawnUnderCalls(t *testing.T) {
 	}
 	withdrawn, kept := watch("old"), watch("new")
 	bundle(next)
-	own.Certificate() // somebody looks at the files
+	own.Certificate("") // somebody looks at the files
 	if _, err := withdrawn.Recv(); status.Code(err) != codes.Unavailable {
 		t.Errorf("the call at the old node ended with %v", err)
 	}

@@ -137,8 +137,32 @@ func NewCredentials(t TLS) (*Credentials, error) {
 	return c, nil
 }
 
-// Certificate returns the certificate that the node presents to other nodes.
-func (c *Credentials) Certificate() Certificate { return certificateIn(c.pair, c.ca.trouble) }
+// Certificate returns the certificate that this node presents to others. Node is the name under which these call it; empty if they do not.
+// A certificate that nodes with the same CA file refuse is one that cannot be used.
+func (c *Credentials) Certificate(node string) Certificate {
+	return certificateIn(c.pair, c.ca.trouble, func() (time.Time, error) { return c.refused(node) })
+}
+
+// refused returns why nodes with the same CA file refuse the certificate, and since when; nil if they do not.
+func (c *Credentials) refused(node string) (since time.Time, err error) {
+	with := c.material()
+	chain := chainOf(with.pair)
+	err = verify(chain, with.ca, x509.ExtKeyUsageClientAuth)
+	name := strings.ReplaceAll(c.serverName, nodePlaceholder, node)
+	if node != "" {
+		err = cmp.Or(err, verify(chain, with.ca, x509.ExtKeyUsageServerAuth), chain[0].VerifyHostname(name))
+	}
+	if err == nil {
+		return since, nil
+	}
+	for _, at := range []time.Time{c.pair.loadedAt(), c.ca.loadedAt()} {
+		if at.After(since) {
+			since = at
+		}
+	}
+	return since, fmt.Errorf("nodes that trust CA file %s refuse certificate %s: %w; calls from and to this node fail until one of those CAs has "+
+		"signed it for servers and clients, with the name %s", c.ca.files[0], c.pair.files[0], err, name)
+}
 
 // material is what the files have. A connection that was made with other files takes no new calls.
 type material struct {
@@ -227,64 +251,27 @@ func callerOf(ctx context.Context) (credentials.TLSInfo, error) {
 	return info, nil
 }
 
-// client returns what a connection to a node needs. Reached, if it is not nil, is called whenever somebody answers at its address.
-func (c *Credentials) client(node string, reached func()) credentials.TransportCredentials {
-	return &clientCredentials{
-		TransportCredentials: credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13}), // for all but the handshake
-		of:                   c, name: strings.ReplaceAll(c.serverName, nodePlaceholder, node), reached: reached,
-	}
-}
-
-// clientCredentials make each connection with the files as they are then.
-type clientCredentials struct {
-	credentials.TransportCredentials
-	of      *Credentials
-	name    string
-	reached func()
-}
-
-// ClientHandshake implements credentials.TransportCredentials. The server at the address must be the node.
-func (c *clientCredentials) ClientHandshake(ctx context.Context, _ string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	pool, err := c.of.ca.get()
+// client makes a connection to a node encrypted, with the files as they are now. It ends when the CA of the node is withdrawn.
+func (c *Credentials) client(ctx context.Context, raw net.Conn, node string) (net.Conn, error) {
+	pool, err := c.ca.get()
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	if c.reached != nil {
-		defer func() {
-			if ctx.Err() == nil { // else it has not answered in time
-				c.reached()
-			}
-		}()
+	conn := tls.Client(raw, &tls.Config{
+		MinVersion: tls.VersionTLS13, NextProtos: []string{"h2"}, RootCAs: pool,
+		ServerName:           strings.ReplaceAll(c.serverName, nodePlaceholder, node),
+		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return c.pair.get() },
+	})
+	if err := conn.HandshakeContext(ctx); err != nil {
+		return nil, err
 	}
-	secure, auth, err := credentials.NewTLS(&tls.Config{
-		MinVersion: tls.VersionTLS13, ServerName: c.name, RootCAs: pool,
-		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return c.of.pair.get() },
-	}).ClientHandshake(ctx, c.name, conn)
-	if err != nil {
-		return nil, nil, err
-	}
-	return c.of.watch(secure, conn, auth), auth, nil
-}
-
-// watch has a connection to a node end when its CA is withdrawn.
-func (c *Credentials) watch(secure, raw net.Conn, auth credentials.AuthInfo) net.Conn {
-	info, _ := auth.(credentials.TLSInfo) // else there is nothing to judge
-	if len(info.State.PeerCertificates) == 0 {
-		return secure
-	}
-	o := &outgoing{Conn: secure, raw: raw, chain: info.State.PeerCertificates, of: c}
+	o := &outgoing{Conn: conn, raw: raw, chain: conn.ConnectionState().PeerCertificates, of: c}
 	c.mu.Lock()
 	c.live[o] = true
 	c.mu.Unlock()
-	pool, _ := c.ca.get() // it may have changed meanwhile, and been judged without this one
+	pool, _ = c.ca.get() // it may have changed, and been judged without this connection
 	o.judge(pool)
-	return o
-}
-
-// Clone implements credentials.TransportCredentials.
-func (c *clientCredentials) Clone() credentials.TransportCredentials {
-	clone := *c
-	return &clone
+	return o, nil
 }
 
 // readCA reads certificates in PEM.
@@ -317,37 +304,20 @@ func keyPair(cert, key string) *loaded[*tls.Certificate] {
 type loaded[T any] struct {
 	files []string
 	load  func() (T, error)
-	// changed is called with what the files have after they had something else; nil for nobody.
+	// changed is called with what the files have after they had something else; nil for none.
 	changed func(T)
 
-	mu    sync.Mutex
-	value T
-	from  []fs.FileInfo // of the files that value was loaded from; nil before
-	// unused says why what the files have now is not used, and since when that is known.
-	unused error
-	since  time.Time
+	mu     sync.Mutex
+	value  T
+	from   []fs.FileInfo // of the files that value was loaded from; nil before
+	loaded time.Time     // when value was loaded
+	unused error         // why what the files have now is not used
+	since  time.Time     // when unused began
 }
 
 // get returns what the files have. If they have changed and cannot be used, which happens while they are being replaced, it is what they
 // had before.
 func (l *loaded[T]) get() (T, error) {
-	value, changed, err := l.look()
-	if changed && l.changed != nil {
-		l.changed(value)
-	}
-	return value, err
-}
-
-// unchanged says whether two looks at a file show the same. Files that replace each other within a tick of the clock have the same time.
-func unchanged(a, b fs.FileInfo) bool {
-	if a == nil || b == nil {
-		return a == nil && b == nil
-	}
-	return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) && a.Size() == b.Size()
-}
-
-// look does what get does, and says whether the files have something else than before.
-func (l *loaded[T]) look() (value T, changed bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	from := make([]fs.FileInfo, len(l.files))
@@ -356,31 +326,45 @@ func (l *loaded[T]) look() (value T, changed bool, err error) {
 	}
 	if slices.EqualFunc(from, l.from, unchanged) {
 		l.unused = nil
-		return l.value, false, nil
+		return l.value, nil
 	}
 	first := l.from == nil
-	value, err = l.load()
+	value, err := l.load()
+	if first && err != nil {
+		return value, err
+	}
 	if err == nil {
-		l.value, l.from, changed = value, from, !first
-	}
-	if l.from == nil {
-		return value, false, err
-	}
-	if err != nil && l.unused == nil {
+		l.value, l.from, l.loaded = value, from, time.Now()
+		if !first && l.changed != nil {
+			l.changed(value)
+		}
+	} else if l.unused == nil {
 		l.since = time.Now()
 	}
 	l.unused = err
-	return l.value, changed, nil
+	return l.value, nil
 }
 
-// trouble says why what the files have now is not used, and since when that is known; nil if it is.
-func (l *loaded[T]) trouble() (since time.Time, err error) {
-	if _, err := l.get(); err != nil {
-		return time.Now(), err
+// unchanged reports whether two looks at a file show the same. Files that replace each other within a tick of the clock have the same time.
+func unchanged(a, b fs.FileInfo) bool {
+	if a == nil || b == nil {
+		return a == nil && b == nil
 	}
+	return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) && a.Size() == b.Size()
+}
+
+// trouble returns why what the files have now is not used, and since when that is known; nil if it is.
+func (l *loaded[T]) trouble() (since time.Time, err error) {
+	_, _ = l.get() // it was loaded before
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.since, l.unused
+}
+
+func (l *loaded[T]) loadedAt() time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.loaded
 }
 
 // Certificate is a certificate of this node as it is in use.
@@ -395,7 +379,8 @@ type Certificate struct {
 // certificateIn returns the certificate of a pair. Others are files that it needs, which have their own trouble.
 func certificateIn(pair *loaded[*tls.Certificate], others ...func() (time.Time, error)) Certificate {
 	cert, _ := pair.get()
-	c := Certificate{Expires: expiry(cert)}
+	first := slices.MinFunc(chainOf(cert), func(a, b *x509.Certificate) int { return a.NotAfter.Compare(b.NotAfter) })
+	c := Certificate{Expires: first.NotAfter}
 	for _, trouble := range append(others, pair.trouble) {
 		if since, err := trouble(); err != nil {
 			c.Since, c.Err = since, err
@@ -408,14 +393,14 @@ func certificateIn(pair *loaded[*tls.Certificate], others ...func() (time.Time, 
 	return c
 }
 
-// expiry returns when the first certificate of a chain expires.
-func expiry(pair *tls.Certificate) (first time.Time) {
+// chainOf returns the certificates of a pair, its own one first.
+func chainOf(pair *tls.Certificate) (chain []*x509.Certificate) {
 	for _, der := range pair.Certificate {
-		if cert, err := x509.ParseCertificate(der); err == nil && (first.IsZero() || cert.NotAfter.Before(first)) {
-			first = cert.NotAfter
+		if cert, err := x509.ParseCertificate(der); err == nil {
+			chain = append(chain, cert)
 		}
 	}
-	return first
+	return chain
 }
 
 // Identities returns the names of a certificate's owner: the URIs if it has any, else the DNS names in lower case, else the common

@@ -1,7 +1,6 @@
 package fleet
 
 import (
-	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -134,13 +133,6 @@ func shake(t *testing.T, server, client func(net.Conn) error) (serverErr, client
 	return serverErr, clientErr
 }
 
-func handshakeOf(c credentials.TransportCredentials) func(net.Conn) error {
-	return func(conn net.Conn) error {
-		_, _, err := c.ClientHandshake(context.Background(), "the.node", conn)
-		return err
-	}
-}
-
 // TestListenerWantsModernMutualTLS meets the listener for other nodes with what it must not take.
 func TestListenerWantsModernMutualTLS(t *testing.T) {
 	ca, other := newAuthority(t), newAuthority(t)
@@ -191,8 +183,14 @@ func TestDialersWantModernTLS(t *testing.T) {
 		a.node("another.node")
 	}
 	for who, dial := range map[string]func(net.Conn) error{
-		"a node":      handshakeOf(own.client("the.node", nil)),
-		"etcd client": handshakeOf(credentials.NewTLS(cluster.tls)),
+		"a node": func(conn net.Conn) error {
+			_, err := own.client(t.Context(), conn, "the.node")
+			return err
+		},
+		"etcd client": func(conn net.Conn) error {
+			_, _, err := credentials.NewTLS(cluster.tls).ClientHandshake(t.Context(), "the.node", conn)
+			return err
+		},
 	} {
 		for name, test := range map[string]struct {
 			server  *tls.Config

@@ -188,6 +188,33 @@ func TestCertificateAuthority(t *testing.T) {
 	}
 }
 
+// TestCertificateStranger: a node whose certificate its own CA did not sign, or that does not have its name, says so.
+func TestCertificateStranger(t *testing.T) {
+	t.Parallel()
+	etcd, patchbay, ca, other := startOne(t), program(t, "patchbay"), newAuthority(t), newAuthority(t)
+	stranger := newCaller(t, patchbay, "stranger", etcd.client, ca, allowNodes, "")
+	replace := stranger.ownFiles(ca)
+	other.signNode("stranger")
+	replace("cert", other.file("stranger.crt"))
+	replace("key", other.file("stranger.key"))
+	stranger.start()
+	if got := stranger.says("fleet-certificates"); !strings.Contains(got, filepath.Join(stranger.dir, "ca")+" refuse") ||
+		!strings.Contains(got, "unknown authority") {
+		t.Errorf("the condition says %q", got)
+	}
+	ca.signNode("another")
+	replace("cert", ca.file("another.crt"))
+	replace("key", ca.file("another.key"))
+	if got := stranger.says("fleet-certificates"); !strings.Contains(got, "not stranger") {
+		t.Errorf("with the name of another node, the condition says %q", got)
+	}
+	replace("cert", ca.file("stranger.crt"))
+	replace("key", ca.file("stranger.key"))
+	if got := stranger.says("fleet-certificates"); got != "" {
+		t.Errorf("with its own certificate, the condition says %q", got)
+	}
+}
+
 // TestCertificateRecipe: with certificates that are made as the guide says, a node calls another one.
 func TestCertificateRecipe(t *testing.T) {
 	t.Parallel()
