@@ -207,7 +207,9 @@ func newFleetMember(
 			m.calledAs = m.node
 		}
 	}
-	if m.lookup, err = fleet.OpenLookup(m.cluster, fleet.LookupConfig{Space: c.Space, Whole: m.acquire, Logger: log}); err != nil {
+	if m.lookup, err = fleet.OpenLookup(m.cluster, fleet.LookupConfig{
+		Space: c.Space, Whole: m.acquire, NodeFile: statePath + ".nodes", Logger: log,
+	}); err != nil {
 		return nil, err
 	}
 	dial := fleet.DialerConfig{Find: m.find, Credentials: m.credentials, Node: m.node, Labels: c.Labels, Called: called.ended}

@@ -383,6 +383,10 @@ func (d *Dialer) remote(i Instance, ptype, name string) candidate {
 		given, _ := metadata.FromOutgoingContext(ctx)
 		md := metadata.Join(given)
 		maps.Copy(md, metadata.Pairs(proxy.Route(ptype, name)...))
-		return d.pool.open(metadata.NewOutgoingContext(ctx, md), at, desc, method, options)
+		stream, err := d.pool.open(metadata.NewOutgoingContext(ctx, md), at, desc, method, options)
+		if err == nil && i.lookup != nil {
+			i.lookup.remember(i)
+		}
+		return stream, err
 	}}
 }

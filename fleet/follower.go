@@ -73,6 +73,16 @@ func (s *followed) settle(denied error) {
 	}
 }
 
+// owner is a [Reader] or a [Lookup], for which a follower follows sources. Its methods are called with the lock of the follower.
+type owner interface {
+	// dropDenied drops a source that etcd does not let its user read. False ends the connection, with the reason as health.
+	dropDenied(*followed) bool
+	// dropIdle drops sources that are not needed any more, and returns when to call it again; zero: when a source is added.
+	dropIdle(now time.Time) time.Duration
+	// noteHealth is called when the health has changed.
+	noteHealth()
+}
+
 // follower keeps sources as etcd has them, over one connection to one member at a time. Each source is read, and then watched from the
 // revision at which it was read. When the connection is lost, etcd may have been restored or replaced, so behind the next one each source
 // is read again; how much of it is up to the source.
@@ -83,15 +93,7 @@ type follower struct {
 	cancel  context.CancelFunc
 	done    chan struct{}
 	added   chan struct{} // gets a value when there is another source
-
-	// The following are set before start, and called with the lock; nil for none.
-
-	// refuse is called with a source that etcd does not let its user read. Without it, the connection ends, with the reason as health.
-	refuse func(*followed)
-	// dropUnused drops sources that are not needed any more, and returns when to call it again; zero: when a source is added.
-	dropUnused func(now time.Time) time.Duration
-	// judged is called when the health has changed.
-	judged func()
+	owner   owner
 
 	mu      sync.RWMutex
 	sources map[*followed]bool
@@ -99,8 +101,8 @@ type follower struct {
 	stats   ReaderStats
 }
 
-func (f *follower) init(d dialer, timeout time.Duration, log *slog.Logger, h Health) {
-	f.dialer, f.timeout, f.log, f.health = d, timeout, cmp.Or(log, slog.New(slog.DiscardHandler)), h
+func (f *follower) init(o owner, d dialer, timeout time.Duration, log *slog.Logger, h Health) {
+	f.owner, f.dialer, f.timeout, f.log, f.health = o, d, timeout, cmp.Or(log, slog.New(slog.DiscardHandler)), h
 	f.done, f.added, f.sources = make(chan struct{}), make(chan struct{}, 1), map[*followed]bool{}
 }
 
@@ -235,9 +237,7 @@ type connection struct {
 func (c *connection) begin(ctx context.Context, keep func(context.Context, *followed)) (pause time.Duration, idle bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.dropUnused != nil {
-		pause = c.dropUnused(time.Now())
-	}
+	pause = c.owner.dropIdle(time.Now())
 	for s := range c.sources {
 		if s.stop == nil {
 			var following context.Context
@@ -273,8 +273,7 @@ func (c *connection) keep(ctx context.Context, s *followed) error {
 		switch {
 		case ctx.Err() != nil:
 			return nil //nolint:nilerr // The request was aborted.
-		case isDenied(err) && c.refuse != nil:
-			c.denied(s, err)
+		case isDenied(err) && c.denied(s, err):
 			return nil
 		case err != nil:
 			return err
@@ -287,14 +286,18 @@ func (c *connection) keep(ctx context.Context, s *followed) error {
 	return nil
 }
 
-// denied is called with a source that etcd does not let its user read. It is read again behind the next connection, unless it is dropped.
-func (c *connection) denied(s *followed, err error) {
+// denied is called with a source that etcd does not let its user read, and reports whether the others are still followed. The source is
+// read again behind the next connection, unless it is dropped.
+func (c *connection) denied(s *followed, err error) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if !c.owner.dropDenied(s) {
+		return false
+	}
 	c.found()
 	c.stats.Lists++
 	s.settle(err)
-	c.refuse(s)
+	return true
 }
 
 func (c *connection) install(s *followed, r reading) {
@@ -354,9 +357,7 @@ func (f *follower) lost(err error) {
 	}
 	if f.health.lose(message) {
 		f.log.Warn("fleet: " + message)
-		if f.judged != nil {
-			f.judged()
-		}
+		f.owner.noteHealth()
 	}
 }
 
@@ -373,9 +374,7 @@ func (f *follower) regained(message string) {
 	}
 	f.health = Health{Current: true}
 	f.log.Info(message)
-	if f.judged != nil {
-		f.judged()
-	}
+	f.owner.noteHealth()
 }
 
 // readPages reads what begins with a prefix, all at the revision that it returns.

@@ -3,9 +3,11 @@ package fleet
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync"
 	"time"
 )
 
@@ -27,6 +29,9 @@ type LookupConfig struct {
 	// Whole returns a reader of the whole fleet, and a function that releases it, for what the index cannot answer: all instances of a
 	// plugin, and labels that few nodes have. If it is nil, the lookup opens a reader when it first needs one.
 	Whole func() (r *Reader, release func(), err error)
+	// NodeFile remembers the nodes that were called, so that the next start can call them before it has reached etcd. No two lookups may
+	// share the file. Empty for none; its directory must exist.
+	NodeFile string
 	// Timeout bounds one request to etcd (default that of the cluster).
 	Timeout time.Duration
 	// Logger logs when etcd is lost and found again; nil for no log.
@@ -44,6 +49,11 @@ type Lookup struct {
 	views  map[viewKey]*view
 	away   chan struct{} // closed while the health is not current
 	whole  *Reader       // opened by the lookup itself; nil if there is none
+
+	called   map[string]*remembered // by the name of the node
+	recalled bool                   // what was read from the file is followed
+	unsaved  chan struct{}          // gets a value when called changes
+	saving   sync.WaitGroup
 }
 
 // OpenLookup returns a lookup, which does not connect yet. The error says what is invalid in the space. The caller calls Close.
@@ -62,16 +72,28 @@ func openLookup(d dialer, config LookupConfig) (*Lookup, error) {
 	if err := config.Space.Validate(); err != nil {
 		return nil, fmt.Errorf("cannot look plugins up in the fleet: %w", err)
 	}
-	l := &Lookup{config: config, place: randomPlace(), views: map[viewKey]*view{}, away: make(chan struct{})}
-	l.init(d, config.Timeout, config.Logger, Health{Current: true})
-	l.refuse, l.dropUnused, l.judged = l.dropDenied, l.dropIdle, l.noteHealth
+	l := &Lookup{
+		config: config, place: randomPlace(), views: map[viewKey]*view{}, away: make(chan struct{}),
+		called: map[string]*remembered{}, unsaved: make(chan struct{}, 1),
+	}
+	l.init(l, d, config.Timeout, config.Logger, Health{Current: true})
+	if config.NodeFile != "" {
+		l.load()
+		l.saving.Go(l.save)
+	}
 	l.start()
 	return l, nil
+}
+
+// node returns what begins to follow a node.
+func (l *Lookup) node(name string) func() source {
+	return func() source { return &nodeView{lookup: l, name: name} }
 }
 
 // Close aborts all requests, and returns when nothing of the lookup is left. A second call does nothing.
 func (l *Lookup) Close() {
 	l.stop()
+	l.saving.Wait()
 	l.mu.Lock()
 	whole := l.whole
 	l.whole = nil
@@ -96,8 +118,18 @@ func (l *Lookup) open(c *Cluster) (*Reader, func(), error) {
 
 // Find is a [Finder]. For a plugin that may be called on any node, it returns the instances on a few nodes, different ones for each
 // program, unless a [Dialer] asks for more. It blocks until they have been read for the first time, or ctx ends; while etcd is unavailable,
-// those that are known will do. The error says why none could be read; after Close it is [ErrClosed].
+// those that are known will do, also from before a restart. The error says why none could be read; after Close it is [ErrClosed].
 func (l *Lookup) Find(ctx context.Context, f Filter) ([]Instance, error) {
+	found, err := l.find(ctx, f)
+	for i := range found {
+		if l.config.NodeFile != "" {
+			found[i].lookup = l
+		}
+	}
+	return found, err
+}
+
+func (l *Lookup) find(ctx context.Context, f Filter) ([]Instance, error) {
 	switch {
 	case len(f.Nodes) > 0:
 		return l.on(ctx, f.Nodes, f)
@@ -154,7 +186,7 @@ func (l *Lookup) askAll(nodes []string, f Filter) (views []*view, full error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, name := range nodes {
-		v, err := l.ask(viewKey{node: name}, f.by, func() source { return &nodeView{space: l.config.Space, name: name} })
+		v, err := l.ask(viewKey{node: name}, f.by, l.node(name))
 		if err != nil {
 			return views, err
 		}
@@ -172,6 +204,9 @@ func (l *Lookup) read(views []*view, f Filter) (found []Instance, unread *view, 
 		switch {
 		case !v.isRead():
 			unread = cmp.Or(unread, v)
+			if known := l.called[node.name]; known != nil {
+				found = append(found, known.callable(f)...)
+			}
 		case v.denied != nil:
 			denied = cmp.Or(denied, v.why())
 		case node.member != nil:
@@ -186,7 +221,7 @@ func (l *Lookup) read(views []*view, f Filter) (found []Instance, unread *view, 
 func (l *Lookup) Follow(node string) (changed <-chan struct{}, now func() (Node, bool)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	v := l.view(viewKey{node: node, pinned: true}, 0, func() source { return &nodeView{space: l.config.Space, name: node} })
+	v := l.view(viewKey{node: node, pinned: true}, 0, l.node(node))
 	followed, _ := v.source.(*nodeView)
 	return v.changed, func() (Node, bool) {
 		l.mu.Lock()
@@ -221,12 +256,20 @@ func (l *Lookup) nodes(ctx context.Context, f Filter) (nodes []string, all bool,
 	name := f.Names[0]
 	l.mu.Lock()
 	v, err := l.ask(viewKey{name: name}, f.by, func() source { return &indexView{prefix: l.config.Space.index(name), at: l.place} })
+	called := l.recall(f)
 	l.mu.Unlock()
 	if err != nil {
 		return nil, false, err
 	}
 	defer l.leave(v)
-	if err := l.wait(ctx, v, nil); err != nil {
+	var late <-chan time.Time
+	if len(called) > 0 {
+		late = time.After(unreadWait)
+	}
+	switch err := l.wait(ctx, v, late); {
+	case errors.Is(err, errLate):
+		return called, false, nil
+	case err != nil:
 		return nil, false, err
 	}
 	l.mu.Lock()

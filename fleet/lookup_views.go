@@ -76,8 +76,17 @@ func (l *Lookup) view(k viewKey, by uint32, begin func() source) *view {
 
 // ask returns what is followed under a key for somebody who waits for it, and calls leave. The caller holds mu.
 func (l *Lookup) ask(k viewKey, by uint32, begin func() source) (*view, error) {
+	if isClosed(l.done) {
+		return nil, ErrClosed
+	}
 	if l.views[k] == nil && l.unread(by) >= maxUnread {
 		return nil, errCrowded
+	}
+	if !l.recalled { // what was read from the file is replaced by what etcd has
+		l.recalled = true
+		for name := range l.called {
+			l.view(viewKey{node: name}, 0, l.node(name))
+		}
 	}
 	v := l.view(k, by, begin)
 	v.waiting++
@@ -99,19 +108,20 @@ func (l *Lookup) leave(views ...*view) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, v := range views {
-		if v.waiting--; v.waiting == 0 && !v.isRead() && !v.key.pinned && l.views[v.key] == v {
+		if v.waiting--; v.waiting == 0 && !v.isRead() && !v.key.pinned && l.views[v.key] == v && l.called[v.key.node] == nil {
 			l.drop(v, errLetGo)
 		}
 	}
 }
 
 // dropDenied drops a view that may not be read: the next request reads it again. A pinned one is read again behind the next connection.
-func (l *Lookup) dropDenied(denied *followed) {
+func (l *Lookup) dropDenied(denied *followed) bool {
 	for _, v := range l.views {
 		if &v.followed == denied && !v.key.pinned {
 			l.drop(v, nil)
 		}
 	}
+	return true
 }
 
 // dropIdle drops the views that were not asked for for long, unless etcd was away until now: then they may be all that is known. It
@@ -204,14 +214,14 @@ const maxNodeKeys = 16
 
 // nodeView is a node.
 type nodeView struct {
-	space  Space
+	lookup *Lookup
 	name   string
 	facts  *facts
 	member *member // nil if there is none
 }
 
 func (v *nodeView) read(ctx context.Context, from store) (reading, error) {
-	prefix := v.space.NodeRange(v.name)
+	prefix := v.lookup.config.Space.NodeRange(v.name)
 	found, err := from.get(ctx, prefix, clientv3.WithPrefix(), clientv3.WithLimit(maxNodeKeys))
 	if err != nil {
 		return reading{}, err
@@ -226,7 +236,7 @@ func (v *nodeView) read(ctx context.Context, from store) (reading, error) {
 
 func (v *nodeView) apply(events []*clientv3.Event, now time.Time) (again bool) {
 	for _, event := range events {
-		key := strings.TrimPrefix(string(event.Kv.Key), v.space.NodeRange(v.name))
+		key := strings.TrimPrefix(string(event.Kv.Key), v.lookup.config.Space.NodeRange(v.name))
 		if event.Type == mvccpb.Event_DELETE {
 			v.facts.delete(key)
 		} else {
@@ -240,9 +250,10 @@ func (v *nodeView) apply(events []*clientv3.Event, now time.Time) (again bool) {
 func (v *nodeView) show(now time.Time) {
 	if v.facts.empty() {
 		v.member = nil
-		return
+	} else {
+		v.member = v.facts.member(v.name, v.member, now)
 	}
-	v.member = v.facts.member(v.name, v.member, now)
+	v.lookup.update(v.name, v.member)
 }
 
 // callable returns the plugins of the node that pass a filter and may be called.
@@ -252,7 +263,7 @@ func (m *member) callable(f Filter) (instances []Instance) {
 		if !said.Current || !anyOf(f.Names, said.Name) { // before it is copied
 			continue
 		}
-		i := Instance{Plugin: m.plugin(said), Address: m.node.Address, Drained: m.node.Cordon.Drained}
+		i := Instance{Plugin: m.plugin(said), Address: m.node.Address, Drained: m.node.Cordon.Drained, of: m}
 		if i.callable() && f.match(i.Plugin) {
 			instances = append(instances, i)
 		}

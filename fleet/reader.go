@@ -56,13 +56,7 @@ func Open(c *Cluster, config ReaderConfig) *Reader {
 
 func open(d dialer, config ReaderConfig) *Reader {
 	r := &Reader{config: config, members: map[string]*member{}}
-	r.init(d, config.Timeout, config.Logger, Health{Message: "the fleet has not been read yet", Since: time.Now()})
-	r.judged = func() {
-		if !r.health.Current && r.all.listed {
-			r.all.contact = r.health.Since
-		}
-		r.feed.Publish("", step{health: new(r.health)})
-	}
+	r.init(r, d, config.Timeout, config.Logger, Health{Message: "the fleet has not been read yet", Since: time.Now()})
 	r.feed = feed.New(feed.Config[step]{Resync: func(_ string, commit func(step)) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -73,6 +67,16 @@ func open(d dialer, config ReaderConfig) *Reader {
 	r.follow(&r.fleet)
 	r.start()
 	return r
+}
+
+func (*Reader) dropDenied(*followed) bool        { return false }
+func (*Reader) dropIdle(time.Time) time.Duration { return 0 }
+
+func (r *Reader) noteHealth() {
+	if !r.health.Current && r.all.listed {
+		r.all.contact = r.health.Since
+	}
+	r.feed.Publish("", step{health: new(r.health)})
 }
 
 // Close ends all watches and waits, and returns when nothing of the reader is left. A second call does nothing.

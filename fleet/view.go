@@ -90,6 +90,9 @@ type Instance struct {
 	Address string
 	// Drained says that the node is the last to be called.
 	Drained bool
+
+	of     *member
+	lookup *Lookup // that found it; nil for none
 }
 
 // away says that the node is not known to be there. It may be: its presence also ends while etcd is away.

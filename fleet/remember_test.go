@@ -1,0 +1,172 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+)
+
+// remembering returns a lookup with a file, whose log is returned too.
+func (r *ranges) remembering(file string) (*Lookup, *strings.Builder) {
+	r.t.Helper()
+	log := new(strings.Builder)
+	l, err := openLookup(r, LookupConfig{
+		Timeout: 4 * time.Second, NodeFile: file, Logger: slog.New(slog.NewTextHandler(log, nil)),
+		Whole: func() (*Reader, func(), error) { return nil, nil, errWhole },
+	})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(l.Close)
+	return l, log
+}
+
+// call is what a dialer does once it has opened a stream.
+func (r *ranges) call(l *Lookup, node string) {
+	r.t.Helper()
+	found, err := l.Find(r.t.Context(), Filter{Nodes: []string{node}})
+	if len(found) != 1 || err != nil {
+		r.t.Fatalf("node %s: %v, %v", node, found, err)
+	}
+	found[0].lookup.remember(found[0])
+}
+
+// TestRemembers: what was called is found by the next lookup while etcd is away, and only that.
+func TestRemembers(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "nodes")
+	r := newRanges(t)
+	labels := map[string]string{"zone": "a"}
+	for _, name := range []string{"a", "b", "gone"} {
+		r.node(name, true, labels)
+	}
+	l, _ := r.remembering(file)
+	r.call(l, "a")
+	r.call(l, "gone")
+	l.Close()
+	for name, find := range map[string]func() error{
+		"a node that is known": func() error { _, err := l.Find(t.Context(), Filter{Nodes: []string{"a"}}); return err },
+		"a plugin":             func() error { _, err := r.find(l, nil); return err },
+		"a lock":               func() error { _, _, err := l.Holder(t.Context(), Lock{"T", "n"}); return err },
+	} {
+		if err := find(); !errors.Is(err, ErrClosed) {
+			t.Errorf("%s after Close: %v", name, err)
+		}
+	}
+
+	r.refusing(away)
+	l, log := r.remembering(file)
+	r.finds(l, 2, nil)
+	r.finds(l, 1, func(f *Filter) { f.Nodes = []string{"a"} })
+	r.finds(l, 2, func(f *Filter) { f.Labels = labels })
+	for name, change := range map[string]func(*Filter){
+		"a node that was not called": func(f *Filter) { f.Nodes = []string{"b"} },
+		"another name":               func(f *Filter) { f.Names = []string{"other"} },
+		"another type":               func(f *Filter) { f.Types = []string{"Other"} },
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		f := Filter{Types: []string{"T"}, Names: []string{"n"}, few: few}
+		change(&f)
+		if found, err := l.Find(ctx, f); err == nil || len(found) > 0 {
+			t.Errorf("%s: %v, %v", name, found, err)
+		}
+		cancel()
+	}
+	if text := log.String(); strings.Contains(text, "not known") {
+		t.Errorf("the log is %s", text)
+	}
+
+	// What etcd says replaces it, also of nodes that nobody calls then.
+	delete(r.keys, Space{}.NodeRange("gone")+recordKey)
+	delete(r.keys, Space{}.NodeRange("gone")+presenceKey)
+	r.refusing(nil)
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		text, err := os.ReadFile(file)
+		if err != nil || time.Now().After(deadline) {
+			t.Fatalf("the file is %s: %v", text, err)
+		}
+		if !strings.Contains(string(text), `"gone"`) && strings.Contains(string(text), `"a"`) {
+			break
+		}
+	}
+	r.finds(l, 1, func(f *Filter) { f.Nodes = []string{"a"} })
+}
+
+// TestRemembersFew: the file has the nodes that were called last, and does not grow.
+func TestRemembersFew(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "nodes")
+	r := newRanges(t)
+	l, _ := r.remembering(file)
+	var plugins []*Plugin
+	for i := range maxRememberedPlugins + 1 {
+		p := *(&Plugin{Type: "T", Name: strings.Repeat("n", 9) + fmt.Sprint(i), Published: "registered", Current: true})
+		plugins = append(plugins, &p)
+	}
+	for i := range maxRemembered + 100 {
+		m := &member{node: Node{Name: fmt.Sprint(i), State: NodeReady, Address: "127.0.0.1:1"}, plugins: plugins}
+		l.remember(Instance{Plugin: Plugin{Node: m.node.Name}, of: m})
+	}
+	l.Close()
+	text, err := os.ReadFile(file)
+	if err != nil || len(text) > maxRememberedSize || strings.Contains(string(text), fmt.Sprintf(`n%d"`, maxRememberedPlugins)) {
+		t.Errorf("%d bytes, %v", len(text), err)
+	}
+	l, log := r.remembering(file)
+	if last := fmt.Sprint(maxRemembered + 99); l.called[last] == nil || l.called["1"] != nil || len(l.called) > maxRemembered || len(l.called) < 10 {
+		t.Errorf("%d nodes are remembered; the log is %s", len(l.called), log)
+	}
+}
+
+// TestDamagedNodes: a file that cannot be used is a warning, is kept, and hinders nothing.
+func TestDamagedNodes(t *testing.T) {
+	for name, text := range map[string]string{
+		"empty": "", "torn": `[{"node":"a","add`, "another list": `[{"name":"a"}]`, "another file": "{}", "binary": "\x00\xff",
+		"large":     "[" + strings.Repeat(" ", maxRememberedSize) + "]",
+		"too many":  "[" + strings.Repeat(`{"node":"a"},`, maxRemembered) + `{"node":"a"}]`,
+		"directory": "",
+	} {
+		t.Run(name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "nodes")
+			err := os.WriteFile(file, []byte(text), 0o600)
+			if name == "directory" {
+				err = errors.Join(os.Remove(file), os.Mkdir(file, 0o700))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := newRanges(t)
+			r.node("a", true, nil)
+			l, log := r.remembering(file)
+			if len(l.called) > 0 || !strings.Contains(log.String(), "are not known") {
+				t.Errorf("%v; the log is %s", l.called, log)
+			}
+			r.call(l, "a")
+			l.Close()
+			if got, err := os.ReadFile(file); err != nil || !strings.Contains(string(got), `"node":"a"`) {
+				t.Errorf("the file is %q: %v", got, err)
+			}
+			if got, err := os.ReadFile(file + ".damaged"); name != "directory" && (err != nil || string(got) != text) {
+				t.Errorf("%d bytes are kept: %v", len(got), err)
+			}
+		})
+	}
+}
+
+// TestRemembersCalls: a dialer remembers the nodes at which it has opened a stream.
+func TestRemembersCalls(t *testing.T) {
+	r := newRanges(t)
+	r.node("a", true, nil) // where nothing listens
+	l, _ := r.remembering(filepath.Join(t.TempDir(), "nodes"))
+	d := NewDialer(DialerConfig{Find: l.Find, Credentials: mustCredentials(t, newAuthority(t).node("caller"))})
+	defer d.Close()
+	if _, err := d.Dial("T", "n", Policy{}).NewStream(t.Context(), &grpc.StreamDesc{}, "/a.B/C"); err == nil || len(l.called) > 0 {
+		t.Errorf("%v, %v", l.called, err)
+	}
+}
