@@ -3,12 +3,14 @@ package daemon
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"os"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -98,9 +100,13 @@ func (c FleetConfig) equal(other FleetConfig) bool {
 	return reflect.DeepEqual(c, other)
 }
 
-// settings are what all nodes should have alike.
-func (c FleetConfig) settings() fleet.Settings {
-	return fleet.Settings{Exclusive: c.Exclusive, Presence: cmp.Or(c.Presence, fleet.DefaultPresence)}
+// settings returns what all nodes should have alike: the same text for settings that are alike.
+func (c FleetConfig) settings() string {
+	text, _ := json.Marshal(struct { // strings can be encoded
+		Exclusive []string `json:"exclusive"`
+		Presence  string   `json:"presence"`
+	}{append([]string{}, slices.Compact(slices.Sorted(slices.Values(c.Exclusive)))...), cmp.Or(c.Presence, fleet.DefaultPresence).String()})
+	return string(text)
 }
 
 // announce returns what makes a change of a condition known: in the log, and as an event.
@@ -249,7 +255,7 @@ func (m *fleetMember) newPublisher(
 	}
 	return fleet.NewPublisher(m.cluster, fleet.PublisherConfig{
 		Space: c.Space, Node: m.node, Address: address, Version: build.Version, Presence: c.Presence, Retention: c.Retention,
-		Exclusive: c.Exclusive, InstanceFile: statePath + ".instance", Labels: c.Labels, Local: fleetLocal{local}, Logger: m.log,
+		Settings: c.settings(), InstanceFile: statePath + ".instance", Labels: c.Labels, Local: fleetLocal{local}, Logger: m.log,
 		Unhealthy: func() map[string]bool { return unwell(l) }, Locked: m.unlocked.begin, Named: m.setNamed,
 	})
 }

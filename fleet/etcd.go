@@ -268,6 +268,9 @@ func (s Space) NodeRange(node string) string { return s.nodes() + node + "/" }
 
 func (s Space) nodes() string { return s.Base() + "nodes/" }
 
+// SettingsKey returns the key in which a node keeps its settings. No other node needs to write it.
+func (s Space) SettingsKey(node string) string { return s.Base() + "settings/" + node }
+
 // ValidateNode returns an error if a name cannot be that of a node: it is empty or too long, or has characters other than ASCII letters,
 // digits, ".", "-" and "_".
 func ValidateNode(name string) error { return validateName("node name", name) }

@@ -76,7 +76,7 @@ func (s *followed) settle(denied error) {
 // owner is a [Reader] or a [Lookup], for which a follower follows sources. Its methods are called with the lock of the follower.
 type owner interface {
 	// dropDenied drops a source that etcd does not let its user read. False ends the connection, with the reason as health.
-	dropDenied(*followed) bool
+	dropDenied(denied *followed, why error) bool
 	// dropIdle drops sources that are not needed any more, and returns when to call it again; zero: when a source is added.
 	dropIdle(now time.Time) time.Duration
 	// noteHealth is called when the health has changed.
@@ -291,12 +291,11 @@ func (c *connection) keep(ctx context.Context, s *followed) error {
 func (c *connection) denied(s *followed, err error) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.owner.dropDenied(s) {
+	if !c.owner.dropDenied(s, err) {
 		return false
 	}
 	c.found()
 	c.stats.Lists++
-	s.settle(err)
 	return true
 }
 

@@ -50,7 +50,7 @@ func TestNothingWithoutLease(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var running sync.WaitGroup
 		running.Go(func() { p.Run(ctx) })
-		time.Sleep(defaultSpread/10 + time.Second)
+		time.Sleep(maxSpread/10 + time.Second)
 		synctest.Wait()
 		cancel()
 		running.Wait()

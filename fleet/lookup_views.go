@@ -115,10 +115,11 @@ func (l *Lookup) leave(views ...*view) {
 }
 
 // dropDenied drops a view that may not be read: the next request reads it again. A pinned one is read again behind the next connection.
-func (l *Lookup) dropDenied(denied *followed) bool {
+func (l *Lookup) dropDenied(denied *followed, why error) bool {
+	denied.settle(why)
 	for _, v := range l.views {
 		if &v.followed == denied && !v.key.pinned {
-			l.drop(v, nil)
+			l.drop(v, why)
 		}
 	}
 	return true

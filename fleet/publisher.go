@@ -48,7 +48,9 @@ const (
 	DefaultRetention = time.Hour
 
 	defaultMinInterval = time.Second
-	defaultSpread      = 10 * time.Second
+	// maxSpread bounds the time over which nodes that have lost etcd come back, which is else the presence. The start is spread over a
+	// tenth of it.
+	maxSpread = 10 * time.Second
 )
 
 // PublisherConfig configures a [Publisher].
@@ -66,8 +68,8 @@ type PublisherConfig struct {
 	// InstanceFile records this start, so that the next start need not wait until the presence of a crashed one has expired. No two running
 	// publishers may share the file. Empty for none; its directory must exist.
 	InstanceFile string
-	// Exclusive are those of [Settings].
-	Exclusive []string
+	// Settings is a text that should be the same for all nodes. Nodes that compete for locks compare it.
+	Settings string
 	// Locked, if it is not nil, is called when a node competes for locks: when the publisher begins, or else as soon as one does. It may be
 	// called again after etcd was away. It must not block.
 	Locked func()
@@ -81,8 +83,6 @@ type PublisherConfig struct {
 	Labels map[string]string
 	// MinInterval is the least time between two writes (default 1 s).
 	MinInterval time.Duration
-	// Spread is the time over which nodes that have lost etcd come back (default 10 s). The start is spread over a tenth of it.
-	Spread time.Duration
 	// Local is what is published. It is required.
 	Local Local
 	// Logger logs when etcd is lost and found again; nil for no log.
@@ -135,13 +135,12 @@ func newPublisher(d dialer, timeout time.Duration, config PublisherConfig) (*Pub
 	config.Presence = cmp.Or(config.Presence, DefaultPresence)
 	config.Retention = cmp.Or(config.Retention, DefaultRetention)
 	config.MinInterval = cmp.Or(config.MinInterval, defaultMinInterval)
-	config.Spread = cmp.Or(config.Spread, defaultSpread)
 	config.Logger = cmp.Or(config.Logger, slog.New(slog.DiscardHandler))
 	if config.Local == nil {
 		return nil, errors.New("cannot publish the node: PublisherConfig.Local is nil")
 	}
-	if min(config.MinInterval, config.Spread) < 0 {
-		return nil, errors.New("cannot publish the node: MinInterval or Spread is negative; use 0 for the default")
+	if config.MinInterval < 0 {
+		return nil, errors.New("cannot publish the node: MinInterval is negative; use 0 for the default")
 	}
 	err := errors.Join(config.Space.Validate(), ValidateNode(config.Node), ValidateTimes(config.Presence, config.Retention),
 		ValidateLabels(config.Labels), regular.Check(config.InstanceFile))
@@ -189,8 +188,8 @@ func (p *Publisher) Stats() Stats {
 func (p *Publisher) Run(ctx context.Context) {
 	p.started = time.Now()
 	p.changes = p.config.Local.Changes(ctx)
-	failures := 0
-	for delay := spread(p.config.Spread / 10); backoff.Pause(ctx, delay); {
+	failures, over := 0, min(p.config.Presence, maxSpread)
+	for delay := spread(over / 10); backoff.Pause(ctx, delay); {
 		stood, err := attempt(ctx, p.dialer, func() (bool, error) { return (&session{Publisher: p}).run(ctx) })
 		if ctx.Err() != nil {
 			return
@@ -206,7 +205,7 @@ func (p *Publisher) Run(ctx context.Context) {
 			failures = 0
 			delay = spread(p.config.Presence / 4) // of the presence three fifths are left when a node notices
 			if errors.Is(err, errLeaseLost) {
-				delay = spread(p.config.Spread)
+				delay = spread(over)
 			}
 		case errors.Is(err, errNameTaken):
 			delay = around(p.config.Presence / 3)
@@ -214,7 +213,7 @@ func (p *Publisher) Run(ctx context.Context) {
 			failures++
 			delay = retry.After(failures)
 			if failures == 1 {
-				delay = max(delay, spread(p.config.Spread))
+				delay = max(delay, spread(over))
 			}
 		}
 	}

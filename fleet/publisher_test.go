@@ -210,8 +210,7 @@ func TestRefuses(t *testing.T) {
 		"use at most 253":       {Node: strings.Repeat("a", 254)},
 		"namespace \"a b\"":     {Node: "a", Space: Space{Namespace: "a b"}},
 		"at least 2s":           {Node: "a", Presence: time.Second},
-		"MinInterval or Spread": {Node: "a", MinInterval: -1},
-		"or Spread is negative": {Node: "a", Spread: -1},
+		"MinInterval is":        {Node: "a", MinInterval: -1},
 		"longer than presence,": {Node: "a", Presence: time.Minute, Retention: time.Minute},
 	} {
 		config.Local = newFakeLocal()

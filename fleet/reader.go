@@ -69,7 +69,7 @@ func open(d dialer, config ReaderConfig) *Reader {
 	return r
 }
 
-func (*Reader) dropDenied(*followed) bool        { return false }
+func (*Reader) dropDenied(*followed, error) bool { return false }
 func (*Reader) dropIdle(time.Time) time.Duration { return 0 }
 
 func (r *Reader) noteHealth() {

@@ -59,7 +59,9 @@ func (s *session) write(ctx context.Context, wanted *fleetv1.NodeRecord) error {
 		if err != nil {
 			return err
 		}
-		then = append(then, clientv3.OpPut(s.node+presenceKey, string(presence), clientv3.WithLease(s.leases.presence)), s.settle())
+		lease := clientv3.WithLease(s.leases.presence)
+		then = append(then, clientv3.OpPut(s.node+presenceKey, string(presence), lease),
+			clientv3.OpPut(s.config.Space.SettingsKey(s.config.Node), s.config.Settings, lease))
 		conditions = []clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(s.node+presenceKey), "=", before.at.presence)}
 	}
 	names := s.missing(wanted.GetPlugins())

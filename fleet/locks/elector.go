@@ -34,8 +34,8 @@ type Config struct {
 	TTL time.Duration
 	// TokenFile stores the greatest token that the node knows of, across restarts; empty for none. Its directory must exist.
 	TokenFile string
-	// Settings are those that all nodes should have.
-	Settings fleet.Settings
+	// Settings is that of [fleet.PublisherConfig].
+	Settings string
 	// Differ, if it is not nil, is called when [Elector.Condition] has changed. It must not block.
 	Differ func(fleet.Condition)
 	// Logger logs when locks are won and lost; nil for no log.
@@ -90,7 +90,7 @@ func New(c *fleet.Cluster, config Config) (*Elector, error) {
 	return &Elector{
 		config: config, cluster: c, log: cmp.Or(config.Logger, slog.New(slog.DiscardHandler)), changed: make(chan struct{}, 1), ledger: ledger,
 		timeout: min(c.Timeout(), config.TTL/5), held: map[fleet.Lock]*Hold{}, longest: config.TTL,
-		compare: newComparison(config.Space, config.Settings, config.Differ), member: rand.IntN(1 << 20),
+		compare: newComparison(config), member: rand.IntN(1 << 20),
 	}, nil
 }
 
@@ -152,6 +152,11 @@ func (e *Elector) Wanted() []Wanted {
 	}
 	slices.SortFunc(wanted, func(a, b Wanted) int { return cmp.Or(strings.Compare(a.Type, b.Type), strings.Compare(a.Name, b.Name)) })
 	return wanted
+}
+
+func newComparison(c Config) *comparison {
+	same := fleet.Condition{Name: SettingsCondition, OK: true}
+	return &comparison{prefix: c.Space.SettingsKey(""), own: c.Settings, notify: c.Differ, condition: same}
 }
 
 // Condition reports whether the nodes of the fleet have the same settings. It is kept up to date while the node wants locks.

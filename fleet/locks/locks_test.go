@@ -142,24 +142,24 @@ func settings(s fleet.Space, texts map[string]string) (kvs []*mvccpb.KeyValue) {
 
 // TestComparison: what differs is counted and named, and the condition is told when it is another one.
 func TestComparison(t *testing.T) {
-	space, own := fleet.Space{}, fleet.Settings{Exclusive: []string{"b", "a", "a"}, Presence: 10 * time.Second}
+	const same, other = `{"exclusive":["a","b"],"presence":"10s"}`, `{"exclusive":[],"presence":"20s"}`
+	space := fleet.Space{}
 	var told []fleet.Condition
-	c := newComparison(space, own, func(now fleet.Condition) { told = append(told, now) })
-	same, other := fleet.Settings{Exclusive: []string{"a", "b"}, Presence: 10 * time.Second}.String(), fleet.Settings{Presence: 20 * time.Second}.String()
-	c.reset(settings(space, map[string]string{"n": same}))
+	c := newComparison(Config{Settings: same, Differ: func(now fleet.Condition) { told = append(told, now) }})
+	c.apply(true, settings(space, map[string]string{"n": same})...)
 	if got := c.get(); !got.OK || len(told) != 0 {
 		t.Errorf("%+v, told %v", got, told)
 	}
-	c.change(c.others, settings(space, map[string]string{"n": other, "no node/": "x", "m": "\xff"}))
+	c.apply(false, settings(space, map[string]string{"n": other, "no node/": "x", "m": "\xff"})...)
 	got := c.get()
 	if got.OK || got.Since.IsZero() || !strings.Contains(got.Message, "2 from this one, node m") || len(told) != 1 || told[0] != got {
 		t.Errorf("%+v, told %v", got, told)
 	}
-	c.change(c.others, settings(space, map[string]string{"m": ""}))
+	c.apply(false, settings(space, map[string]string{"m": ""})...)
 	if now := c.get(); now.OK || !strings.Contains(now.Message, `{"exclusive":[],"presence":"20s"}`) || !now.Since.Equal(got.Since) {
 		t.Errorf("%+v", now)
 	}
-	c.reset(nil)
+	c.apply(true)
 	if got := c.get(); !got.OK || len(told) != 3 {
 		t.Errorf("%+v, told %v", got, told)
 	}

@@ -69,7 +69,7 @@ func (s *session) open() error {
 		return nil
 	}
 	if err == nil {
-		s.compare.reset(found.Kvs)
+		s.compare.apply(true, found.Kvs...)
 	}
 	return err
 }
@@ -109,7 +109,9 @@ func (s *session) run(ctx context.Context) error {
 			if err := response.Err(); err != nil || !open {
 				return err
 			}
-			s.compare.apply(response.Events)
+			for _, event := range response.Events {
+				s.compare.apply(false, event.Kv)
+			}
 		case <-s.changed:
 		case <-timer.C:
 		case <-s.client.Ctx().Done():

@@ -130,9 +130,6 @@ func startNodeWith(t testing.TB, client *fleet.Cluster, config fleet.PublisherCo
 	if config.Presence == 0 {
 		config.Presence = presence
 	}
-	if config.Spread == 0 {
-		config.Spread = 100 * time.Millisecond
-	}
 	if config.Retention == 0 {
 		config.Retention = time.Minute
 	}
