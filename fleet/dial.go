@@ -93,15 +93,7 @@ func NewDialer(config DialerConfig) *Dialer {
 // Close ends all calls and closes all connections.
 func (d *Dialer) Close() { d.pool.close() }
 
-// Targets returns the callable instances of a plugin, one per node, ordered by node. To call all of them, dial each with [Policy.Node]. It
-// returns the error of [DialerConfig].Find.
-func (d *Dialer) Targets(ctx context.Context, ptype, name string) ([]Instance, error) {
-	f := d.filter(ptype, name, Policy{})
-	f.few = 0
-	all, err := d.targets(ctx, f)
-	return slices.DeleteFunc(all, Instance.away), err
-}
-
+// targets returns the instances that pass the filter, one of each node, ordered by node.
 func (d *Dialer) targets(ctx context.Context, f Filter) ([]Instance, error) {
 	instances, err := d.config.Find(ctx, f)
 	if err != nil {

@@ -21,27 +21,18 @@ func ExampleSpace_NodeRange() {
 	// Output: /patchbay/berlin/v1/nodes/node-7/
 }
 
-// A program may know from elsewhere where plugins are; with etcd, Find is that of a Reader.
-func ExampleDialer_Targets() {
+// A program may know from elsewhere where plugins are; with etcd, Find is that of a Lookup.
+func ExampleDialer_Dial() {
 	var find fleet.Finder = func(context.Context, fleet.Filter) ([]fleet.Instance, error) {
-		return []fleet.Instance{
-			{Plugin: fleet.Plugin{Node: "node-2", Type: "CSIPlugin", Name: "disk"}, Address: "10.0.0.2:7443"},
-			{Plugin: fleet.Plugin{Node: "node-1", Type: "CSIPlugin", Name: "disk"}, Address: "10.0.0.1:7443"},
-		}, nil
+		return []fleet.Instance{{Plugin: fleet.Plugin{Node: "node-1", Type: "CSIPlugin", Name: "disk"}, Address: "10.0.0.1:7443"}}, nil
 	}
 	dialer := fleet.NewDialer(fleet.DialerConfig{Find: find})
 	defer dialer.Close()
-	targets, err := dialer.Targets(context.Background(), "CSIPlugin", "disk")
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	for _, t := range targets {
-		fmt.Println(dialer.Dial(t.Type, t.Name, fleet.Policy{Node: t.Node}))
-	}
+	fmt.Println(dialer.Dial("CSIPlugin", "disk", fleet.Policy{}))
+	fmt.Println(dialer.Dial("CSIPlugin", "disk", fleet.Policy{Node: "node-1"}))
 	// Output:
+	// plugin CSIPlugin/disk in the fleet
 	// plugin CSIPlugin/disk on node node-1
-	// plugin CSIPlugin/disk on node node-2
 }
 
 // A program that is not a node lists the fleet and follows what changes. It needs etcd, so it is only compiled here; what it does is tested

@@ -102,7 +102,7 @@ func TestOtherHistory(t *testing.T) {
 			func(t *testing.T, h *history) { h.delete("a/cordon"); h.put(t, "b/record", version("1")) }},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			r := open(&fake{away: true}, ReaderConfig{Timeout: time.Second})
+			r := open(&fake{away: true}, time.Second, ReaderConfig{})
 			r.Close()
 			h := &history{fake: newFake()}
 			h.put(t, "a/cordon", &fleetv1.NodeRecord{})
@@ -115,7 +115,7 @@ func TestOtherHistory(t *testing.T) {
 			h.writes = h.writes[:backup]
 			test.instead(t, h)
 			h.followTo(t, r)
-			fresh := open(&fake{away: true}, ReaderConfig{Timeout: time.Second})
+			fresh := open(&fake{away: true}, time.Second, ReaderConfig{})
 			fresh.Close()
 			h.followTo(t, fresh)
 			if got, want := shown(r), shown(fresh); got != want {
@@ -127,7 +127,7 @@ func TestOtherHistory(t *testing.T) {
 
 // TestCordonOutlivesTheNode: a drained node that comes back after its retention is still drained.
 func TestCordonOutlivesTheNode(t *testing.T) {
-	r := open(&fake{away: true}, ReaderConfig{Timeout: time.Second})
+	r := open(&fake{away: true}, time.Second, ReaderConfig{})
 	r.Close()
 	h := &history{fake: newFake()}
 	h.put(t, "a/record", &fleetv1.NodeRecord{})

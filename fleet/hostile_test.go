@@ -72,8 +72,8 @@ func TestTimeoutOfEtcd(t *testing.T) {
 	}
 	r := Open(c, ReaderConfig{})
 	defer r.Close()
-	if p.timeout != 700*time.Millisecond || r.config.Timeout != 700*time.Millisecond || c.Timeout() != 700*time.Millisecond {
-		t.Errorf("publisher %v, reader %v, locks %v", p.timeout, r.config.Timeout, c.Timeout())
+	if p.timeout != 700*time.Millisecond || r.timeout != 700*time.Millisecond || c.Timeout() != 700*time.Millisecond {
+		t.Errorf("publisher %v, reader %v, locks %v", p.timeout, r.timeout, c.Timeout())
 	}
 }
 
@@ -126,7 +126,7 @@ func (p *pages) get(_ context.Context, key string, options ...clientv3.OpOption)
 func TestLargeValues(t *testing.T) {
 	for _, most := range []int64{500, 7, 1, 0} {
 		etcd := &pages{fake: newFake(), most: most}
-		r := open(&fake{away: true}, ReaderConfig{Timeout: time.Second})
+		r := open(&fake{away: true}, time.Second, ReaderConfig{})
 		r.Close()
 		got, err := r.all.read(t.Context(), etcd)
 		if err == nil {

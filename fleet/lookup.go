@@ -32,8 +32,6 @@ type LookupConfig struct {
 	// NodeFile remembers the nodes that were called, so that the next start can call them before it has reached etcd. No two lookups may
 	// share the file. Empty for none; its directory must exist.
 	NodeFile string
-	// Timeout bounds one request to etcd (default that of the cluster).
-	Timeout time.Duration
 	// Logger logs when etcd is lost and found again; nil for no log.
 	Logger *slog.Logger
 }
@@ -57,18 +55,15 @@ type Lookup struct {
 }
 
 // OpenLookup returns a lookup, which does not connect yet. The error says what is invalid in the space. The caller calls Close.
-func OpenLookup(c *Cluster, config LookupConfig) (*Lookup, error) {
-	config.Timeout = cmp.Or(config.Timeout, c.config.Timeout)
-	var l *Lookup
+func OpenLookup(c *Cluster, config LookupConfig) (l *Lookup, err error) {
 	if config.Whole == nil {
 		config.Whole = func() (*Reader, func(), error) { return l.open(c) }
 	}
-	var err error
-	l, err = openLookup(newDialer(c), config)
+	l, err = openLookup(newDialer(c), c.config.Timeout, config)
 	return l, err
 }
 
-func openLookup(d dialer, config LookupConfig) (*Lookup, error) {
+func openLookup(d dialer, timeout time.Duration, config LookupConfig) (*Lookup, error) {
 	if err := config.Space.Validate(); err != nil {
 		return nil, fmt.Errorf("cannot look plugins up in the fleet: %w", err)
 	}
@@ -76,18 +71,13 @@ func openLookup(d dialer, config LookupConfig) (*Lookup, error) {
 		config: config, place: randomPlace(), views: map[viewKey]*view{}, away: make(chan struct{}),
 		called: map[string]*remembered{}, unsaved: make(chan struct{}, 1),
 	}
-	l.init(l, d, config.Timeout, config.Logger, Health{Current: true})
+	l.init(l, d, timeout, config.Logger, Health{Current: true})
 	if config.NodeFile != "" {
 		l.load()
 		l.saving.Go(l.save)
 	}
 	l.start()
 	return l, nil
-}
-
-// node returns what begins to follow a node.
-func (l *Lookup) node(name string) func() source {
-	return func() source { return &nodeView{lookup: l, name: name} }
 }
 
 // Close aborts all requests, and returns when nothing of the lookup is left. A second call does nothing.
@@ -111,7 +101,7 @@ func (l *Lookup) open(c *Cluster) (*Reader, func(), error) {
 		return nil, nil, ErrClosed
 	}
 	if l.whole == nil {
-		l.whole = Open(c, ReaderConfig{Space: l.config.Space, Timeout: l.config.Timeout, Logger: l.config.Logger})
+		l.whole = Open(c, ReaderConfig{Space: l.config.Space, Logger: l.config.Logger})
 	}
 	return l.whole, func() {}, nil
 }
@@ -158,18 +148,19 @@ func (l *Lookup) find(ctx context.Context, f Filter) ([]Instance, error) {
 
 // on returns what can be called on some nodes. Those that are not read in time are left out if others can be called.
 func (l *Lookup) on(ctx context.Context, nodes []string, f Filter) ([]Instance, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	views, full := l.askAll(nodes, f)
 	defer l.leave(views...)
-	timer := time.NewTimer(unreadWait)
-	defer timer.Stop()
+	late := time.After(unreadWait)
 	for {
 		found, unread, err := l.read(views, f)
 		if unread != nil {
-			var late <-chan time.Time
-			if len(found) > 0 {
-				late = timer.C
+			patience := late
+			if len(found) == 0 {
+				patience = nil
 			}
-			if err = l.wait(ctx, unread, late); err == nil {
+			if err = l.wait(ctx, unread, patience); err == nil {
 				continue
 			}
 			found, _, _ = l.read(views, f) // others may have been read meanwhile
@@ -181,12 +172,10 @@ func (l *Lookup) on(ctx context.Context, nodes []string, f Filter) ([]Instance, 
 	}
 }
 
-// askAll returns the views of nodes, which the caller leaves. Full says why these are not all.
+// askAll returns the views of nodes, which the caller leaves. Full says why these are not all. The caller holds mu.
 func (l *Lookup) askAll(nodes []string, f Filter) (views []*view, full error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	for _, name := range nodes {
-		v, err := l.ask(viewKey{node: name}, f.by, l.node(name))
+		v, err := l.ask(viewKey{node: name}, f.by)
 		if err != nil {
 			return views, err
 		}
@@ -195,10 +184,9 @@ func (l *Lookup) askAll(nodes []string, f Filter) (views []*view, full error) {
 	return views, nil
 }
 
-// read returns what can be called on nodes, as far as it was read, the first of them that was not, and why another may not be.
+// read returns what can be called on nodes, as far as it was read, the first of them that was not, and why another may not be. The caller
+// holds mu.
 func (l *Lookup) read(views []*view, f Filter) (found []Instance, unread *view, denied error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	for _, v := range views {
 		node, _ := v.source.(*nodeView)
 		switch {
@@ -208,7 +196,7 @@ func (l *Lookup) read(views []*view, f Filter) (found []Instance, unread *view, 
 				found = append(found, known.callable(f)...)
 			}
 		case v.denied != nil:
-			denied = cmp.Or(denied, v.why())
+			denied = cmp.Or(denied, v.denied)
 		case node.member != nil:
 			found = append(found, node.member.callable(f)...)
 		}
@@ -221,7 +209,7 @@ func (l *Lookup) read(views []*view, f Filter) (found []Instance, unread *view, 
 func (l *Lookup) Follow(node string) (changed <-chan struct{}, now func() (Node, bool)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	v := l.view(viewKey{node: node, pinned: true}, 0, l.node(node))
+	v := l.view(viewKey{node: node, pinned: true}, 0)
 	followed, _ := v.source.(*nodeView)
 	return v.changed, func() (Node, bool) {
 		l.mu.Lock()
@@ -238,7 +226,7 @@ func (l *Lookup) Follow(node string) (changed <-chan struct{}, now func() (Node,
 func (l *Lookup) FollowLocks() (changed <-chan struct{}, now func() map[Lock][]string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	v := l.view(viewKey{locks: true, pinned: true}, 0, func() source { return &locksView{space: l.config.Space} })
+	v := l.view(viewKey{locks: true, pinned: true}, 0)
 	followed, _ := v.source.(*locksView)
 	return v.changed, func() map[Lock][]string {
 		l.mu.Lock()
@@ -253,29 +241,22 @@ func (l *Lookup) FollowLocks() (changed <-chan struct{}, now func() map[Lock][]s
 
 // nodes returns nodes that have a plugin of a name, at most maxFew, and whether these are all.
 func (l *Lookup) nodes(ctx context.Context, f Filter) (nodes []string, all bool, err error) {
-	name := f.Names[0]
 	l.mu.Lock()
-	v, err := l.ask(viewKey{name: name}, f.by, func() source { return &indexView{prefix: l.config.Space.index(name), at: l.place} })
+	defer l.mu.Unlock()
 	called := l.recall(f)
-	l.mu.Unlock()
-	if err != nil {
-		return nil, false, err
-	}
-	defer l.leave(v)
 	var late <-chan time.Time
 	if len(called) > 0 {
 		late = time.After(unreadWait)
 	}
-	switch err := l.wait(ctx, v, late); {
-	case errors.Is(err, errLate):
+	v, err := l.await(ctx, viewKey{name: f.Names[0]}, f.by, late)
+	if errors.Is(err, errLate) {
 		return called, false, nil
-	case err != nil:
+	}
+	if err != nil {
 		return nil, false, err
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	index, _ := v.source.(*indexView)
-	return index.nodes, index.all, v.why()
+	return index.nodes, index.all, v.denied
 }
 
 // Holder returns the node that holds a lock, for [DialerConfig].Leader. Exclusive is false for a lock that nobody holds or wants. Holder
@@ -283,20 +264,14 @@ func (l *Lookup) nodes(ctx context.Context, f Filter) (nodes []string, all bool,
 // Close it is [ErrClosed].
 func (l *Lookup) Holder(ctx context.Context, lock Lock) (node string, exclusive bool, err error) {
 	l.mu.Lock()
-	v, err := l.ask(viewKey{locks: true}, 0, func() source { return &locksView{space: l.config.Space} })
-	l.mu.Unlock()
+	defer l.mu.Unlock()
+	v, err := l.await(ctx, viewKey{locks: true}, 0, nil)
 	if err != nil {
 		return "", false, err
 	}
-	defer l.leave(v)
-	if err := l.wait(ctx, v, nil); err != nil {
-		return "", false, err
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	locks, _ := v.source.(*locksView)
 	node, exclusive = locks.holder(lock)
-	return node, exclusive, v.why()
+	return node, exclusive, v.denied
 }
 
 // inWhole asks the reader of the whole fleet.

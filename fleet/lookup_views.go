@@ -39,17 +39,9 @@ func (v *view) isNothing() bool {
 	return ok && v.isRead() && node.member == nil
 }
 
-// why returns why it will not be read.
-func (v *view) why() error {
-	if v.denied == nil {
-		return nil
-	}
-	return fmt.Errorf("cannot read the fleet: %w", Explain(v.denied))
-}
-
 var (
 	// errLetGo says that a view was dropped before it was read.
-	errLetGo = errors.New("too much is looked up at once; ask again")
+	errLetGo = errors.New("cannot read the fleet: too much is looked up at once; ask again")
 	// errCrowded says that a user waits for too much.
 	errCrowded = errors.New("cannot read the fleet: too much that was never read is looked up for this user; ask again later")
 	// errLate says that something else will do.
@@ -57,13 +49,19 @@ var (
 )
 
 // view returns what is followed under a key, from now on if it was not. The caller holds mu.
-func (l *Lookup) view(k viewKey, by uint32, begin func() source) *view {
+func (l *Lookup) view(k viewKey, by uint32) *view {
 	v := l.views[k]
 	if v == nil {
 		if len(l.views) >= maxViews {
 			l.dropEldest()
 		}
-		v = &view{followed: newFollowed(begin()), key: k, by: by}
+		var s source = &indexView{prefix: l.config.Space.index(k.name), at: l.place}
+		if k.locks {
+			s = &locksView{space: l.config.Space}
+		} else if k.node != "" {
+			s = &nodeView{lookup: l, name: k.node}
+		}
+		v = &view{followed: newFollowed(s), key: k, by: by}
 		if k.pinned {
 			v.changed = make(chan struct{}, 1)
 		}
@@ -75,7 +73,7 @@ func (l *Lookup) view(k viewKey, by uint32, begin func() source) *view {
 }
 
 // ask returns what is followed under a key for somebody who waits for it, and calls leave. The caller holds mu.
-func (l *Lookup) ask(k viewKey, by uint32, begin func() source) (*view, error) {
+func (l *Lookup) ask(k viewKey, by uint32) (*view, error) {
 	if isClosed(l.done) {
 		return nil, ErrClosed
 	}
@@ -85,12 +83,22 @@ func (l *Lookup) ask(k viewKey, by uint32, begin func() source) (*view, error) {
 	if !l.recalled { // what was read from the file is replaced by what etcd has
 		l.recalled = true
 		for name := range l.called {
-			l.view(viewKey{node: name}, 0, l.node(name))
+			l.view(viewKey{node: name}, 0)
 		}
 	}
-	v := l.view(k, by, begin)
+	v := l.view(k, by)
 	v.waiting++
 	return v, nil
+}
+
+// await returns what is followed under a key once it has been read. The caller holds mu.
+func (l *Lookup) await(ctx context.Context, k viewKey, by uint32, late <-chan time.Time) (*view, error) {
+	v, err := l.ask(k, by)
+	if err == nil {
+		defer l.leave(v)
+		err = l.wait(ctx, v, late)
+	}
+	return v, err
 }
 
 // unread returns how many views that were never read a user has asked for first. The caller holds mu.
@@ -103,10 +111,8 @@ func (l *Lookup) unread(by uint32) (n int) {
 	return n
 }
 
-// leave ends the wait of a caller of ask. A view without callers that wait for it is not read.
+// leave ends the wait of a caller of ask. A view without callers that wait for it is not read. The caller holds mu.
 func (l *Lookup) leave(views ...*view) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	for _, v := range views {
 		if v.waiting--; v.waiting == 0 && !v.isRead() && !v.key.pinned && l.views[v.key] == v && l.called[v.key.node] == nil {
 			l.drop(v, errLetGo)
@@ -116,6 +122,7 @@ func (l *Lookup) leave(views ...*view) {
 
 // dropDenied drops a view that may not be read: the next request reads it again. A pinned one is read again behind the next connection.
 func (l *Lookup) dropDenied(denied *followed, why error) bool {
+	why = fmt.Errorf("cannot read the fleet: %w", Explain(why))
 	denied.settle(why)
 	for _, v := range l.views {
 		if &v.followed == denied && !v.key.pinned {
@@ -185,17 +192,17 @@ func (l *Lookup) drop(v *view, why error) {
 }
 
 // wait returns when a view has been read for the first time, or will not be. If late is not nil, something else will do: then it waits no
-// longer than that, and not at all while etcd is away.
+// longer than that, and not at all while etcd is away. The caller holds mu, which is released meanwhile.
 func (l *Lookup) wait(ctx context.Context, v *view, late <-chan time.Time) error {
 	if v.isRead() { // also if ctx has ended: then nothing has to be waited for
 		return nil
 	}
-	var away <-chan struct{}
-	if late != nil {
-		l.mu.Lock()
-		away = l.away
-		l.mu.Unlock()
+	away := l.away
+	if late == nil {
+		away = nil
 	}
+	l.mu.Unlock()
+	defer l.mu.Lock()
 	select {
 	case <-v.ready:
 		return nil

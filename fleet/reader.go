@@ -21,8 +21,6 @@ var ErrClosed = errors.New("the reader of the fleet is closed")
 // ReaderConfig configures a [Reader].
 type ReaderConfig struct {
 	Space Space
-	// Timeout bounds one request (default: that of Etcd).
-	Timeout time.Duration
 	// Logger logs when etcd is lost and found again; nil for no log.
 	Logger *slog.Logger
 }
@@ -50,13 +48,12 @@ func (s ReaderStats) Add(other ReaderStats) ReaderStats {
 
 // Open begins to read a fleet. It does not block; Ready does. The caller calls Close.
 func Open(c *Cluster, config ReaderConfig) *Reader {
-	config.Timeout = cmp.Or(config.Timeout, c.config.Timeout)
-	return open(newDialer(c), config)
+	return open(newDialer(c), c.config.Timeout, config)
 }
 
-func open(d dialer, config ReaderConfig) *Reader {
+func open(d dialer, timeout time.Duration, config ReaderConfig) *Reader {
 	r := &Reader{config: config, members: map[string]*member{}}
-	r.init(r, d, config.Timeout, config.Logger, Health{Message: "the fleet has not been read yet", Since: time.Now()})
+	r.init(r, d, timeout, config.Logger, Health{Message: "the fleet has not been read yet", Since: time.Now()})
 	r.feed = feed.New(feed.Config[step]{Resync: func(_ string, commit func(step)) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -114,13 +111,6 @@ func (r *Reader) Plugins(f Filter) []Plugin {
 	return r.plugins(f)
 }
 
-// Snapshot returns the nodes that Filter.Nodes names and the plugins that pass the filter.
-func (r *Reader) Snapshot(f Filter) Snapshot {
-	r.mu.RLock()
-	defer r.mu.RUnlock()
-	return r.snapshot(f)
-}
-
 // Watch returns the present state and a sequence of the changes that follow, each exactly once. What starts to pass the filter is added,
 // and what stops passing it is removed. The sequence can be iterated once; it ends with ctx, with the reader, or when the caller stops
 // iterating. A change of kind [Resync] replaces changes that the caller was too slow to read: those of at least 8,192 steps, where one step
@@ -149,7 +139,7 @@ func (r *Reader) Watch(ctx context.Context, f Filter) (Snapshot, iter.Seq[Change
 func (r *Reader) subscribe(ctx context.Context, f Filter) (Snapshot, <-chan step) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.snapshot(f), r.feed.Subscribe(ctx, "")
+	return Snapshot{Nodes: r.nodes(f), Plugins: r.plugins(f)}, r.feed.Subscribe(ctx, "")
 }
 
 // Wait blocks until the plugins that pass the filter meet the condition, and returns them. If ctx ends first, the error is its cause, and
@@ -183,11 +173,6 @@ func (r *Reader) Wait(ctx context.Context, f Filter, until func([]Plugin) bool) 
 		return plugins, context.Cause(ctx)
 	}
 	return plugins, ErrClosed
-}
-
-// snapshot is what Snapshot returns. The caller holds mu.
-func (r *Reader) snapshot(f Filter) Snapshot {
-	return Snapshot{Nodes: r.nodes(f), Plugins: r.plugins(f)}
 }
 
 func (r *Reader) nodes(f Filter) []Node {

@@ -9,7 +9,7 @@ import (
 
 // openEmpty returns a reader that has read a fleet without nodes, and has lost etcd.
 func openEmpty() *Reader {
-	r := open(&fake{away: true}, ReaderConfig{})
+	r := open(&fake{away: true}, defaultTimeout, ReaderConfig{})
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.fleet.settle(nil)

@@ -18,8 +18,8 @@ import (
 func (r *ranges) remembering(file string) (*Lookup, *strings.Builder) {
 	r.t.Helper()
 	log := new(strings.Builder)
-	l, err := openLookup(r, LookupConfig{
-		Timeout: 4 * time.Second, NodeFile: file, Logger: slog.New(slog.NewTextHandler(log, nil)),
+	l, err := openLookup(r, 4*time.Second, LookupConfig{
+		NodeFile: file, Logger: slog.New(slog.NewTextHandler(log, nil)),
 		Whole: func() (*Reader, func(), error) { return nil, nil, errWhole },
 	})
 	if err != nil {

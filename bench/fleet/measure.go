@@ -59,6 +59,7 @@ func (m *measure) begin(ctx context.Context) (err error) {
 	if m.writing, err = fleet.Connect(config, m.meter.options()...); err != nil {
 		return err
 	}
+	config.Timeout = time.Minute
 	if m.reading, err = fleet.Connect(config); err != nil {
 		return err
 	}
@@ -209,7 +210,7 @@ func (m *measure) open(ctx context.Context) (*fleet.Reader, time.Duration, error
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	began := time.Now()
-	r := fleet.Open(m.reading, fleet.ReaderConfig{Timeout: time.Minute})
+	r := fleet.Open(m.reading, fleet.ReaderConfig{})
 	if err := r.Ready(ctx); err != nil {
 		r.Close()
 		return nil, 0, err

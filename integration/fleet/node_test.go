@@ -286,7 +286,7 @@ func (f *follower) agrees(r *fleet.Reader) {
 	same := func() bool {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		snapshot := r.Snapshot(fleet.Filter{})
+		snapshot := fleet.Snapshot{Nodes: r.Nodes(), Plugins: r.Plugins(fleet.Filter{})}
 		why = fmt.Sprintf("nodes %v\nreader %v", f.nodes, snapshot.Nodes)
 		if len(snapshot.Nodes) != len(f.nodes) || len(snapshot.Plugins) != len(f.plugins) {
 			return false

@@ -214,7 +214,11 @@ func TestSlow(t *testing.T) {
 	cut.sever()
 	n := startNode(t, connect(t, cut.url), "a", "one")
 	eventually(t, "a condition that says so", func() bool { return strings.Contains(n.Condition().Message, "etcd does not answer in time") })
-	r := fleet.Open(connect(t, cut.url), fleet.ReaderConfig{Timeout: time.Second})
+	impatient, err := fleet.Connect(fleet.Etcd{Endpoints: []string{cut.url}, Timeout: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := fleet.Open(impatient, fleet.ReaderConfig{})
 	defer r.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 	defer cancel()
