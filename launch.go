@@ -9,7 +9,6 @@ import (
 
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
-	"github.com/patchbay-dev/patchbay/internal/entrance"
 	"github.com/patchbay-dev/patchbay/internal/frames"
 	"github.com/patchbay-dev/patchbay/internal/launch/supervise"
 	"github.com/patchbay-dev/patchbay/launcher"
@@ -18,45 +17,37 @@ import (
 )
 
 // Host returns the host of launched plugins. What it launches is not supervised; [Runtime.Launcher] does that. Run closes it.
-func (rt *Runtime) Host() *host.Host { return rt.launched.Host }
+func (rt *Runtime) Host() *host.Host { return rt.host }
 
 // Launcher returns the launcher, which starts plugins and keeps them running. It can be used at any time; Run closes it.
-func (rt *Runtime) Launcher() *launcher.Launcher { return rt.launched.Launcher }
+func (rt *Runtime) Launcher() *launcher.Launcher { return rt.launcher }
 
 // Admission returns what Config.Admission returned; nil if every plugin may be registered.
-func (rt *Runtime) Admission() plugin.AdmissionPlugin { return rt.launched.Admission }
+func (rt *Runtime) Admission() plugin.AdmissionPlugin { return rt.admission }
 
-// newLaunching makes the host and the launcher, and says what is asked before a plugin is registered; nil if every one may be. Nothing is
-// started yet.
-func (rt *Runtime) newLaunching(cfg Config) (mayRegister func(context.Context, reconciler.Instance) error, err error) {
-	h := &host.Host{
+// newLaunching creates the host and the launcher, and starts nothing.
+func (rt *Runtime) newLaunching(cfg Config) (err error) {
+	rt.host = &host.Host{
 		PluginsContext: host.WithLogger(context.Background(), cfg.Logger),
 		Events:         rt.journal.ObserveHost,
 		Logger:         cfg.Logger,
 		StateDir:       cfg.SurvivorDir,
 	}
-	if err := h.Initialize(cfg.Host); err != nil {
-		return nil, err
+	if err := rt.host.Initialize(cfg.Host); err != nil {
+		return err
 	}
-	rt.launched.Host = h
 	var mayRun func(context.Context, plugin.Pin) error
 	if cfg.Admission != nil {
-		admission, err := cfg.Admission(h)
-		if err != nil {
-			return nil, err
+		if rt.admission, err = cfg.Admission(rt.host); err != nil {
+			return err
 		}
-		if admission == nil {
-			return nil, errors.New("Config.Admission returned neither a plugin nor an error: leave Config.Admission nil to admit every plugin")
+		if rt.admission == nil {
+			return errors.New("Config.Admission returned neither a plugin nor an error: leave Config.Admission nil to admit every plugin")
 		}
-		rt.launched.Admission = admission
+		mayRun = func(ctx context.Context, pin plugin.Pin) error { return rt.admission.CheckAdmission(pin).Wait(ctx) }
 	}
-	if e := entrance.New(h, rt.launched.Admission, cfg.LaunchedOnly, rt.answers); rt.launched.Admission != nil {
-		mayRun, mayRegister = e.MayRun, e.MayRegister
-	} else if cfg.LaunchedOnly {
-		mayRegister = e.MayRegister
-	}
-	rt.launched.Launcher = launcher.New(launcher.Config{
-		Host:  h,
+	rt.launcher = launcher.New(launcher.Config{
+		Host:  rt.host,
 		Admit: mayRun,
 		Dir:   cmp.Or(append(slices.Clone(cfg.PluginDirs), cfg.DeprecatedPluginDir)...),
 		AwaitRegistered: func(ctx context.Context, socketPath string, refused func(error)) error {
@@ -74,7 +65,7 @@ func (rt *Runtime) newLaunching(cfg Config) (mayRegister func(context.Context, r
 		},
 		Output: cfg.Logger.Handler(),
 	})
-	return mayRegister, nil
+	return nil
 }
 
 // ended is a context that has ended.
@@ -92,12 +83,6 @@ func (rt *Runtime) blocked(ptype string, why error) error {
 	return &supervise.BlockedError{Err: why, AwaitChange: func(ctx context.Context) { pipeline.AwaitHandler(ctx, rt.watcher, ptype) }}
 }
 
-// answers says whether this process answers at a socket for a launched plugin, whose callers then do not notice which process serves.
-func (rt *Runtime) answers(socket string) bool {
-	_, is := rt.launched.Launcher.FrontAt(socket)
-	return is
-}
-
 // announced says as what the plugin behind a socket is registered, or was when its host ended.
 func (rt *Runtime) announced(socket string) (launcher.Announcement, bool) {
 	for _, in := range rt.registry.Instances("", "") {
@@ -112,7 +97,7 @@ func (rt *Runtime) announced(socket string) (launcher.Announcement, bool) {
 func (rt *Runtime) observe(e reconciler.Event) {
 	rt.journal.Observe(e)
 	if e.Kind == reconciler.EventUnlinked {
-		rt.launched.Launcher.SocketRemoved(e.SocketPath)
+		rt.launcher.SocketRemoved(e.SocketPath)
 	}
 }
 
@@ -148,7 +133,7 @@ func (rt *Runtime) runUntil(ctx context.Context) error {
 	ended := make(chan struct{})
 	closing := func() {
 		defer close(ended)
-		rt.launched.Close()
+		rt.closeLaunched()
 		stop()
 	}
 	hook := context.AfterFunc(ctx, closing)
@@ -157,6 +142,20 @@ func (rt *Runtime) runUntil(ctx context.Context) error {
 		closing() // the pipeline ended first
 	}
 	<-ended
-	rt.launched.Launcher.Withdraw()
+	rt.launcher.Withdraw()
 	return err
+}
+
+// closeTimeout is how long launched plugins that nobody supervises may take to end.
+const closeTimeout = 10 * time.Second
+
+// closeLaunched stops all that was launched, and blocks until it has ended.
+func (rt *Runtime) closeLaunched() {
+	rt.launcher.Close()
+	ending, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	defer cancel()
+	if rt.admission != nil {
+		rt.admission.Close(ending)
+	}
+	rt.host.Close(ending)
 }

@@ -17,9 +17,10 @@ import (
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/discover/enrol"
 	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
-	"github.com/patchbay-dev/patchbay/internal/entrance"
 	"github.com/patchbay-dev/patchbay/internal/journal"
+	"github.com/patchbay-dev/patchbay/internal/launch/exe"
 	"github.com/patchbay-dev/patchbay/internal/regular"
+	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/reconciler"
 	"github.com/patchbay-dev/patchbay/trust"
@@ -96,9 +97,14 @@ type Runtime struct {
 	log      *slog.Logger
 	registry *dynamicplugins.Store
 	watcher  *pipeline.Watcher
-	launched entrance.Launched
 	journal  *journal.Journal
 	ready    chan struct{}
+
+	host         *host.Host
+	launcher     *launcher.Launcher
+	admission    plugin.AdmissionPlugin // nil if everything is admitted
+	launchedOnly bool
+	programs     exe.Programs
 
 	mu        sync.Mutex
 	ran       bool
@@ -133,10 +139,9 @@ func New(cfg Config) (*Runtime, error) {
 		journal:  journal.New(cfg.Logger, cfg.EventsPath, cfg.Observer.Event, cfg.Observer.Resync),
 		ready:    make(chan struct{}),
 
-		replacing: map[string]context.CancelFunc{},
+		replacing: map[string]context.CancelFunc{}, launchedOnly: cfg.LaunchedOnly,
 	}
-	mayRegister, err := rt.newLaunching(cfg)
-	if err != nil {
+	if err := rt.newLaunching(cfg); err != nil {
 		return nil, fmt.Errorf("cannot create a plugin runtime: %w", err)
 	}
 	rt.watcher = pipeline.New(pipeline.Config{
@@ -147,16 +152,20 @@ func New(cfg Config) (*Runtime, error) {
 		MaxUserDirs:    cfg.MaxUserDirs,
 		MaxDirs:        cfg.MaxDirs,
 		Trust:          trusted,
-		Launched:       rt.launched.At,
+		Launched:       rt.launchAt,
 		Scanned:        func() { close(rt.ready) },
 		FileEventsLost: cfg.Observer.FileEventsLost,
-		Reconciler:     rt.reconcilerConfig(cfg, mayRegister),
+		Reconciler:     rt.reconcilerConfig(cfg),
 	})
 	return rt, nil
 }
 
-// reconcilerConfig configures what registers plugins; admit says which may.
-func (rt *Runtime) reconcilerConfig(cfg Config, admit func(context.Context, reconciler.Instance) error) reconciler.Config {
+// reconcilerConfig configures what registers plugins.
+func (rt *Runtime) reconcilerConfig(cfg Config) reconciler.Config {
+	var mayRegister func(context.Context, reconciler.Instance) error
+	if rt.admission != nil || rt.launchedOnly {
+		mayRegister = rt.mayRegister
+	}
 	return reconciler.Config{
 		Registry:         enrol.In(rt.registry),
 		Restored:         enrol.Restored(rt.registry, cfg.Logger),
@@ -165,8 +174,8 @@ func (rt *Runtime) reconcilerConfig(cfg Config, admit func(context.Context, reco
 		Attempted:        cfg.Observer.Attempt,
 		Refused:          cfg.Observer.Refused,
 		Tracer:           cfg.Observer.Tracer,
-		Source:           rt.launched.Source,
-		Admit:            admit,
+		Source:           rt.sourceOf,
+		Admit:            mayRegister,
 		ClientTimeout:    cfg.ClientTimeout,
 		Timeouts:         cfg.Timeouts,
 		TypeTimeouts:     cfg.TypeTimeouts,
@@ -275,14 +284,14 @@ func (rt *Runtime) Check(ctx context.Context) error { return rt.watcher.Check(ct
 func (rt *Runtime) Plugins() []PluginStatus {
 	statuses, running := rt.watcher.Plugins()
 	statuses = append(statuses, enrol.Statuses(rt.registry, "", running)...)
-	rt.launched.Behind(statuses)
-	return inOrder(append(statuses, rt.launched.Statuses(statuses)...))
+	rt.markIdle(statuses)
+	return inOrder(rt.withUnknown(statuses))
 }
 
 // PluginsNamed is Plugins of those that announced one name, of any type. It costs little, however many other plugins there are.
 func (rt *Runtime) PluginsNamed(name string) []PluginStatus {
 	statuses, running := rt.watcher.PluginsNamed(name)
-	rt.launched.Behind(statuses)
+	rt.markIdle(statuses)
 	return inOrder(append(statuses, enrol.Statuses(rt.registry, name, running)...))
 }
 

@@ -23,8 +23,8 @@ import (
 type Launch interface {
 	// Owns says whether a process is the plugin's, or answers for it. It waits until the plugin has been started, or ctx ends.
 	Owns(ctx context.Context, pid int) bool
-	// User is who answers for the plugin, if that is not the one who listens.
-	User() (uid, gid uint32, is bool)
+	// RegisteredFor returns who answers for the plugin, if that is not the one who listens.
+	RegisteredFor() (uid, gid uint32, ok bool)
 	// Name is the one under which it was launched.
 	Name() string
 	// Introduction is what the plugin has said of itself before it served, encoded as its answer to GetInfo would be; nil if nothing, or if
@@ -80,7 +80,7 @@ func explainDenied(err error, path string, info sock.Info) error {
 func (g *gate) account(ctx context.Context, path string, owner uint32, peer sock.Peer) (trust.Account, error) {
 	if launch := g.launched(path); launch != nil && launch.Owns(ctx, peer.PID) {
 		account := trust.Account{UID: peer.UID, GID: peer.GID, Known: true, Launched: true, Name: launch.Name()}
-		if uid, gid, is := launch.User(); is {
+		if uid, gid, ok := launch.RegisteredFor(); ok {
 			account.UID, account.GID = uid, gid
 		}
 		return account, nil

@@ -1,0 +1,98 @@
+package patchbay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/internal/launch/exe"
+	"github.com/patchbay-dev/patchbay/plugin"
+	"github.com/patchbay-dev/patchbay/reconciler"
+	"github.com/patchbay-dev/patchbay/trust"
+)
+
+// mayRegister implements [reconciler.Config].Admit. A plugin for which this process answers until it is needed is registered without a
+// check: the admission plugin is asked at each start.
+func (rt *Runtime) mayRegister(ctx context.Context, in reconciler.Instance) error {
+	if _, isFront := rt.launcher.FrontAt(in.SocketPath); isFront && in.Peer.PID == os.Getpid() {
+		return nil
+	}
+	launched := rt.launchedFor(in)
+	if launched == nil && rt.launchedOnly {
+		return &trust.Refusal{
+			Reason:  trust.NotLaunched,
+			Problem: fmt.Sprintf("plugin %s was not launched by this host, and only such plugins are registered", in.Name),
+			Remedy:  "have the host launch it, or unset admission.launchedOnly",
+		}
+	}
+	if rt.admission == nil {
+		return nil
+	}
+	pin, err := rt.pin(ctx, in, launched)
+	if err != nil {
+		return err
+	}
+	err = rt.admission.CheckAdmission(pin).Wait(ctx)
+	// gofail: var admissionAnswer struct{}
+	// err = host.ErrAborted
+	if err != nil && !isFinal(err) {
+		return fmt.Errorf("%w: %w", err, cache.ErrRetry)
+	}
+	return err
+}
+
+// pin identifies the program that serves: that of p, or, if p is nil, of the process behind the socket.
+func (rt *Runtime) pin(ctx context.Context, in reconciler.Instance, p *host.PluginProcess) (plugin.Pin, error) {
+	pin := plugin.Pin{PackageName: in.Name}
+	if p != nil {
+		if known := p.Pin(); known != (plugin.Pin{}) {
+			return known, nil
+		}
+		pin.PackageName = p.Name()
+	}
+	digest, err := rt.programs.Digest(ctx, in.Peer.PID, in.Peer.Start)
+	// gofail: var admissionDigest string
+	// err = errors.New(admissionDigest)
+	switch {
+	case err == nil:
+	case errors.Is(err, exe.ErrEnded) || ctx.Err() != nil:
+		return pin, fmt.Errorf("plugin %s is not admitted: %w: %w", pin.PackageName, err, cache.ErrRetry)
+	default:
+		return pin, fmt.Errorf("plugin %s is not admitted, because its program cannot be identified: %w", pin.PackageName, err)
+	}
+	pin.InstanceID = digest.InstanceID()
+	return pin, nil
+}
+
+// launchedFor returns the launched plugin that serves an instance itself, or on whose behalf this process does; nil if there is none.
+func (rt *Runtime) launchedFor(in reconciler.Instance) *host.PluginProcess {
+	for _, p := range rt.host.Plugins() {
+		if p.PluginSocket() == in.SocketPath && (p.Owns(in.Peer.PID) || in.Peer.PID == os.Getpid()) {
+			return p
+		}
+	}
+	return nil
+}
+
+// isFinal reports whether a refusal is an answer of the admission plugin that it would give again.
+func isFinal(err error) bool {
+	for _, unanswered := range []error{
+		host.ErrAborted, host.ErrTimeout, host.ErrProtocol, host.ErrQueueFull, context.Canceled, context.DeadlineExceeded,
+	} {
+		if errors.Is(err, unanswered) {
+			return false
+		}
+	}
+	switch status.Code(err) {
+	case codes.Canceled, codes.DeadlineExceeded, codes.Aborted, codes.Unavailable, codes.ResourceExhausted:
+		return false
+	default:
+		return true
+	}
+}

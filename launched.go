@@ -1,0 +1,97 @@
+package patchbay
+
+import (
+	"context"
+	"math"
+	"os"
+	"slices"
+
+	"github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
+	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/reconciler"
+)
+
+// sourceOf implements [reconciler.Config].Source.
+func (rt *Runtime) sourceOf(socketPath string) reconciler.Source {
+	// It may serve before its start has returned here.
+	if p := rt.host.PluginAt(socketPath); p != nil && p.PluginSocket() == socketPath {
+		return reconciler.SourceLaunched
+	}
+	if _, ok := rt.launcher.FrontAt(socketPath); ok {
+		return reconciler.SourceLaunched
+	}
+	return reconciler.SourceDiscovered
+}
+
+// launchAt implements [pipeline.Config].Launched.
+func (rt *Runtime) launchAt(path string) pipeline.Launch {
+	if p := rt.host.PluginAt(path); p != nil {
+		return process{p}
+	}
+	if p, ok := rt.launcher.FrontAt(path); ok {
+		return front{p}
+	}
+	return nil
+}
+
+// front is the [pipeline.Launch] of a launched plugin for which this process answers.
+type front struct{ launcher.Plugin }
+
+func (front) Owns(_ context.Context, pid int) bool { return pid == os.Getpid() }
+
+func (f front) Name() string { return f.Plugin.Name }
+
+// RegisteredFor returns the user as whom the plugin runs: what it announces counts as that user's claim.
+func (f front) RegisteredFor() (uid, gid uint32, ok bool) {
+	if f.Plugin.User == "" {
+		return 0, 0, false
+	}
+	uid, gid, err := host.AccountID(f.Plugin.User, f.Group)
+	if err != nil {
+		return math.MaxUint32, math.MaxUint32, true // nobody's
+	}
+	return uid, gid, true
+}
+
+// Introduction returns nil: the front answers GetInfo itself.
+func (front) Introduction() []byte { return nil }
+
+// process is the [pipeline.Launch] of the process of a launched plugin.
+type process struct{ *host.PluginProcess }
+
+func (p process) Owns(ctx context.Context, pid int) bool {
+	select {
+	case <-p.Started():
+		_, _, registered := p.RegisteredFor()
+		return p.PluginProcess.Owns(pid) || registered && pid == os.Getpid()
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// markIdle sets the state of the registered plugins that are not running until they are needed.
+func (rt *Runtime) markIdle(statuses []reconciler.Status) {
+	for i, s := range statuses {
+		if s.Source == reconciler.SourceLaunched && s.State == reconciler.StateRegistered &&
+			rt.launcher.BehindFront(s.SocketPath) == launcher.StateIdle {
+			statuses[i].State = reconciler.StateIdle
+		}
+	}
+}
+
+// withUnknown adds the launched plugins that the pipeline does not know, because they do not serve, to the known statuses.
+func (rt *Runtime) withUnknown(known []reconciler.Status) []reconciler.Status {
+	statuses := known
+	for _, p := range rt.launcher.Plugins() {
+		serves := func(s reconciler.Status) bool { return p.Socket != "" && s.SocketPath == p.Socket }
+		if slices.ContainsFunc(known, serves) {
+			continue
+		}
+		statuses = append(statuses, reconciler.Status{
+			Name: p.Name, State: reconciler.State(p.State), Source: reconciler.SourceLaunched, SocketPath: p.Socket,
+			FirstSeen: p.Since, Since: p.Since, Attempts: p.Restarts, NextRetry: p.NextStart, LastError: p.LastError,
+		})
+	}
+	return statuses
+}
