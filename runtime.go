@@ -15,7 +15,6 @@ import (
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/host"
-	"github.com/patchbay-dev/patchbay/internal/discover/enrol"
 	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
 	"github.com/patchbay-dev/patchbay/internal/journal"
 	"github.com/patchbay-dev/patchbay/internal/launch/exe"
@@ -129,7 +128,7 @@ func New(cfg Config) (*Runtime, error) {
 		return nil, fmt.Errorf("cannot create a plugin runtime: trust.%w", err)
 	}
 	registry, err := dynamicplugins.Open(cfg.State, cfg.Dispensers, slices.Concat(
-		cfg.Observer.registryOptions(), []dynamicplugins.Option{dynamicplugins.WithConnJudge(enrol.Judge(trusted))}, cfg.RegistryOptions)...)
+		cfg.Observer.registryOptions(), []dynamicplugins.Option{dynamicplugins.WithConnJudge(pipeline.Judge(trusted))}, cfg.RegistryOptions)...)
 	if err != nil {
 		return nil, fmt.Errorf("cannot create a plugin runtime: %w", err)
 	}
@@ -167,8 +166,8 @@ func (rt *Runtime) reconcilerConfig(cfg Config) reconciler.Config {
 		mayRegister = rt.mayRegister
 	}
 	return reconciler.Config{
-		Registry:         enrol.In(rt.registry),
-		Restored:         enrol.Restored(rt.registry, cfg.Logger),
+		Registry:         pipeline.RegistryOf(rt.registry),
+		Restored:         pipeline.Restored(rt.registry, cfg.Logger),
 		Observe:          rt.observe,
 		Passed:           rt.journal.Pass,
 		Attempted:        cfg.Observer.Attempt,
@@ -182,7 +181,7 @@ func (rt *Runtime) reconcilerConfig(cfg Config) reconciler.Config {
 		Bounds:           cfg.Bounds,
 		UnreachableGrace: cfg.UnreachableGrace,
 		NameGrace:        cmp.Or(cfg.NameGrace, defaultNameGrace),
-		Names:            enrol.Names(rt.registry),
+		Names:            pipeline.Names(rt.registry),
 		IgnoreUnhandled:  cfg.IgnoreUnhandled,
 		Logger:           cfg.Logger,
 	}
@@ -283,7 +282,7 @@ func (rt *Runtime) Check(ctx context.Context) error { return rt.watcher.Check(ct
 // others put into the registry.
 func (rt *Runtime) Plugins() []PluginStatus {
 	statuses, running := rt.watcher.Plugins()
-	statuses = append(statuses, enrol.Statuses(rt.registry, "", running)...)
+	statuses = append(statuses, pipeline.Statuses(rt.registry, "", running)...)
 	rt.markIdle(statuses)
 	return inOrder(rt.withUnknown(statuses))
 }
@@ -292,7 +291,7 @@ func (rt *Runtime) Plugins() []PluginStatus {
 func (rt *Runtime) PluginsNamed(name string) []PluginStatus {
 	statuses, running := rt.watcher.PluginsNamed(name)
 	rt.markIdle(statuses)
-	return inOrder(append(statuses, enrol.Statuses(rt.registry, name, running)...))
+	return inOrder(append(statuses, pipeline.Statuses(rt.registry, name, running)...))
 }
 
 func inOrder(statuses []PluginStatus) []PluginStatus {

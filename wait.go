@@ -1,17 +1,55 @@
 package patchbay
 
 import (
+	"cmp"
 	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
 
-	"github.com/patchbay-dev/patchbay/internal/discover/enrol"
+	"github.com/patchbay-dev/patchbay/dynamicplugins"
 )
 
-// PluginName names one plugin. Its fields are Type and Name; as text it is TYPE/NAME.
-type PluginName = enrol.Name
+// PluginName names one plugin.
+type PluginName struct{ Type, Name string }
+
+// String returns TYPE/NAME.
+func (n PluginName) String() string { return n.Type + "/" + n.Name }
 
 // WaitForPlugins blocks until all of the given plugins are registered, for hosts that must not start work without them. A plugin restored
 // from the state counts once it has been found alive. If ctx ends first, the error names each missing plugin with what is known about it,
 // and wraps ctx.Err().
 func (rt *Runtime) WaitForPlugins(ctx context.Context, plugins ...PluginName) error {
-	return enrol.Await(ctx, rt.registry, plugins, rt.Plugins)
+	return awaitPlugins(ctx, rt.registry, plugins, rt.Plugins)
+}
+
+func awaitPlugins(ctx context.Context, store *dynamicplugins.Store, names []PluginName, list func() []PluginStatus) error {
+	missing := make([]error, len(names))
+	var waiting sync.WaitGroup
+	for i, n := range names {
+		waiting.Go(func() {
+			_, missing[i] = store.WaitForConfirmedPlugin(ctx, n.Type, n.Name)
+		})
+	}
+	waiting.Wait()
+	if errors.Join(missing...) == nil {
+		return nil
+	}
+	newest := map[PluginName]PluginStatus{}
+	for _, s := range slices.Backward(list()) {
+		newest[PluginName{s.Type, s.Name}] = s
+	}
+	for i, n := range names {
+		if err := missing[i]; err != nil {
+			state := ""
+			if s := newest[n]; s.LastError != "" {
+				state = fmt.Sprintf(" (it is %s: %s)", s.State, s.LastError)
+			} else if s.State != "" {
+				state = fmt.Sprintf(" (it is %s)", s.State)
+			}
+			missing[i] = fmt.Errorf("plugin %s is not registered%s: %w", n, state, cmp.Or(ctx.Err(), err))
+		}
+	}
+	return errors.Join(missing...)
 }

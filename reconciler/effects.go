@@ -293,16 +293,13 @@ func (r *Reconciler) probe(ctx context.Context, e machine.Probe) {
 	r.tidy(e.Ref)
 }
 
-// keepName has the registry keep for whom a name is reserved, if it does such things. mu is held.
+// keepName makes the registry keep for whom a name is reserved. mu is held.
 func (r *Reconciler) keepName(ctx context.Context, e machine.Keep) {
-	keeper, keeps := r.cfg.Registry.(NameKeeper)
-	if !keeps {
-		return
-	}
-	keeper.KeepName(e.Name)
+	r.cfg.Registry.KeepName(e.Name)
 	if e.Save {
 		named := machine.Entry{Type: e.Name.Type, Name: e.Name.Name}
-		r.untilDone(ctx, "save for whom a name is reserved", named, func() error { return keeper.SaveName(named.Type, named.Name) })
+		save := func() error { return r.cfg.Registry.SaveName(named.Type, named.Name) }
+		r.untilDone(ctx, "save for whom a name is reserved", named, save)
 	}
 }
 

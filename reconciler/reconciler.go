@@ -41,7 +41,7 @@ type Reconciler struct {
 	limits atomic.Pointer[timeoutTable]
 
 	// mu guards everything below. It is held for short steps that never block: no handler, plugin or disk is called with it. Config.Observe,
-	// Staged.Publish, Registry.Confirm, Registry.Unreachable, NameKeeper.KeepName and the cache are, so their locks come after it.
+	// Staged.Publish, Registry.Confirm, Registry.Unreachable, Registry.KeepName and the cache are, so their locks come after it.
 	mu      sync.Mutex
 	machine *machine.Machine
 	early   []machine.Effect // of the machine's beginning, until Run
@@ -208,10 +208,7 @@ func (r *Reconciler) ReleaseName(ctx context.Context, ptype, name string) error 
 	if err := r.Check(ctx); err != nil {
 		return err
 	}
-	if keeper, keeps := r.cfg.Registry.(NameKeeper); keeps {
-		return keeper.SaveName(ptype, name)
-	}
-	return nil
+	return r.cfg.Registry.SaveName(ptype, name)
 }
 
 // Synced states that the desired state of the world is complete: every socket that exists is in it. Restored instances whose sockets are
@@ -407,6 +404,8 @@ func (noRegistry) Stage(instances []Instance) []Stage {
 func (noRegistry) Remove(string, string, string) error { return nil }
 func (noRegistry) Confirm(string, string, string)      {}
 func (noRegistry) Unreachable(_, _, _ string, _ error) {}
+func (noRegistry) KeepName(KeptName)                   {}
+func (noRegistry) SaveName(string, string) error       { return nil }
 
 type noStaged struct{}
 

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
-	"github.com/patchbay-dev/patchbay/internal/discover/enrol"
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
@@ -152,7 +151,7 @@ func (d *simDisk) instances() (ids []string) {
 // simRegistry is the real registry, watched.
 type simRegistry struct {
 	l    *life
-	real *enrol.Registry
+	real reconciler.Registry
 }
 
 type simStaged struct {

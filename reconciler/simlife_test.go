@@ -11,8 +11,8 @@ import (
 
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
-	"github.com/patchbay-dev/patchbay/internal/discover/enrol"
 	"github.com/patchbay-dev/patchbay/internal/discover/machine"
+	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
 	"github.com/patchbay-dev/patchbay/reconciler"
 	"github.com/patchbay-dev/patchbay/trust"
 )
@@ -93,7 +93,7 @@ func (m *model) boot(types []string) {
 		m.complain("the registry cannot be opened: %v", err)
 		return
 	}
-	restored := enrol.Restored(l.store, slog.New(slog.DiscardHandler))
+	restored := pipeline.Restored(l.store, slog.New(slog.DiscardHandler))
 	m.remember(l, restored)
 	m.rememberNames(restored)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -137,14 +137,12 @@ func (m *model) boot(types []string) {
 
 func (l *life) config(restored []reconciler.Instance) reconciler.Config {
 	m := l.m
-	registry := enrol.In(l.store)
-	registry.InTurn = true
 	cfg := reconciler.Config{
-		Desired: l.desired, Transport: simTransport{l}, Registry: simRegistry{l, registry}, Restored: restored,
+		Desired: l.desired, Transport: simTransport{l}, Registry: simRegistry{l, pipeline.RegistryOf(l.store)}, Restored: restored,
 		Observe: l.observed, Admit: l.admit, IgnoreUnhandled: m.set.has("ignores"), ClientTimeout: clientTimeout,
 		Timeouts: reconciler.Timeouts{Handler: m.set.duration("handlertimeout")}, Walks: m.walks,
 		TypeTimeouts:     map[string]reconciler.Timeouts{"U": {GetInfo: 2 * time.Second}},
-		UnreachableGrace: m.set.duration("grace"), NameGrace: m.set.duration("namegrace"), Names: enrol.Names(l.store),
+		UnreachableGrace: m.set.duration("grace"), NameGrace: m.set.duration("namegrace"), Names: pipeline.Names(l.store),
 		Attempted: func(a reconciler.Attempt) {
 			if m.note("attempt: %+v", a); a.Duration < 0 || a.Duration > 3*time.Hour {
 				m.complain("an attempt took %v", a.Duration)

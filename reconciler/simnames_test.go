@@ -185,13 +185,13 @@ func (d *simDisk) keep(name *dynamicplugins.KeptName) {
 	d.names[key] = saved
 }
 
-// KeepName implements [reconciler.NameKeeper].
+// KeepName implements [reconciler.Registry].
 func (r simRegistry) KeepName(name reconciler.KeptName) {
 	r.l.m.note("registry: %s/%s is reserved for user %d until %v", name.Type, name.Name, name.By.UID, name.Until.Round(0))
 	r.real.KeepName(name)
 }
 
-// SaveName implements [reconciler.NameKeeper].
+// SaveName implements [reconciler.Registry].
 func (r simRegistry) SaveName(ptype, name string) error {
 	if r.l.dead {
 		return errKilled

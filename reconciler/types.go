@@ -28,13 +28,9 @@ type Registry interface {
 	Confirm(ptype, name, id string)
 	// Unreachable states why an instance must not be dispensed until it is published again or confirmed. It does not block.
 	Unreachable(ptype, name, id string, reason error)
-}
-
-// NameKeeper is an optional interface of a [Registry], which lets reservations of names survive a restart.
-type NameKeeper interface {
-	// KeepName says for whom a name is reserved. It does not block: that is made durable with the next removal of an instance of the name.
+	// KeepName states for whom a name is reserved. It does not block: that is made durable with the next removal of an instance of the name.
 	KeepName(KeptName)
-	// SaveName makes durable what KeepName said of a name, unless it is.
+	// SaveName makes durable what KeepName stated of a name, unless it is.
 	SaveName(ptype, name string) error
 }
 

@@ -83,7 +83,7 @@ func (r registry) Remove(ptype, name, id string) error {
 	return nil
 }
 
-// KeepName and SaveName implement [reconciler.NameKeeper].
+// KeepName and SaveName implement [reconciler.Registry].
 func (r registry) KeepName(name reconciler.KeptName) {
 	r.w.mu.Lock()
 	defer r.w.mu.Unlock()

@@ -1,6 +1,4 @@
-// Package enrol keeps the instances that the pipeline registers in the registry of plugins: as the reconciler sees that registry, with what
-// must be known of an instance after a restart, and as what is read back then. It decides nothing; that is the reconciler's business.
-package enrol
+package pipeline
 
 import (
 	"cmp"
@@ -9,7 +7,6 @@ import (
 	"net"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
@@ -22,18 +19,13 @@ import (
 // ownOptions begin the keys under which a storage keeps what the registry has of the pipeline's; a handler cannot make any up.
 const ownOptions = "patchbay.dev/"
 
-// Registry is the registry of plugins as the reconciler sees it.
-type Registry struct {
-	store *dynamicplugins.Store
-	// InTurn has the roles of an instance saved one after the other, and not at once in goroutines of their own. It is for simulations.
-	InTurn bool
-}
+// RegistryOf returns the registry of plugins as the reconciler uses it. Each instance is an entry of its type and of each of its roles.
+func RegistryOf(store *dynamicplugins.Store) reconciler.Registry { return registry{store} }
 
-// In returns what enrols instances in a registry.
-func In(store *dynamicplugins.Store) *Registry { return &Registry{store: store} }
+type registry struct{ store *dynamicplugins.Store }
 
-// Stage stages each instance under its type and under each of its roles. All are saved at once, so that a storage can do it in one step.
-func (r *Registry) Stage(instances []reconciler.Instance) []reconciler.Stage {
+// Stage passes the entries of all instances to the storage together, which can save them in one step.
+func (r registry) Stage(instances []reconciler.Instance) []reconciler.Stage {
 	stages := make([]reconciler.Stage, len(instances))
 	ends := make([]int, len(instances)) // of the entries of each
 	entries := make([]*dynamicplugins.PluginInfo, 0, len(instances))
@@ -51,7 +43,7 @@ func (r *Registry) Stage(instances []reconciler.Instance) []reconciler.Stage {
 	begin := 0
 	for i, end := range ends {
 		if stages[i].Err == nil {
-			stages[i] = r.stageOf(staged[begin:end], errs[begin:end])
+			stages[i] = stageOf(staged[begin:end], errs[begin:end])
 		}
 		begin = end
 	}
@@ -59,8 +51,8 @@ func (r *Registry) Stage(instances []reconciler.Instance) []reconciler.Stage {
 }
 
 // stageOf returns the stage of one instance with its roles.
-func (r *Registry) stageOf(roles []dynamicplugins.Staged, errs []error) reconciler.Stage {
-	all := &stagedRoles{r, roles}
+func stageOf(roles stagedRoles, errs []error) reconciler.Stage {
+	all := slices.DeleteFunc(roles, func(s dynamicplugins.Staged) bool { return s == nil })
 	err := errors.Join(errs...)
 	if err == nil {
 		return reconciler.Stage{Staged: all}
@@ -72,7 +64,7 @@ func (r *Registry) stageOf(roles []dynamicplugins.Staged, errs []error) reconcil
 }
 
 // dropRoles removes the instance from the roles that it had and has no more.
-func (r *Registry) dropRoles(in reconciler.Instance) error {
+func (r registry) dropRoles(in reconciler.Instance) error {
 	former := slices.DeleteFunc(r.roles(in.Type, in.Name, in.ID), func(role string) bool {
 		return slices.Contains(rolesOf(in), role)
 	})
@@ -80,18 +72,22 @@ func (r *Registry) dropRoles(in reconciler.Instance) error {
 }
 
 // Remove removes the instance from its roles first: if the host ends in between, the next one knows of what is left.
-func (r *Registry) Remove(ptype, name, id string) error {
+func (r registry) Remove(ptype, name, id string) error {
 	if err := r.removeRoles(r.roles(ptype, name, id), name, id); err != nil {
 		return err
 	}
 	return r.remove(ptype, name, id)
 }
 
-func (r *Registry) removeRoles(roles []string, name, id string) error {
-	return r.atOnce(len(roles), func(i int) error { return r.remove(roles[i], name, id) })
+func (r registry) removeRoles(roles []string, name, id string) error {
+	var errs []error
+	for _, role := range roles {
+		errs = append(errs, r.remove(role, name, id))
+	}
+	return errors.Join(errs...)
 }
 
-func (r *Registry) remove(ptype, name, id string) error {
+func (r registry) remove(ptype, name, id string) error {
 	err := r.store.DeregisterPlugin(ptype, name, id)
 	if errors.Is(err, dynamicplugins.ErrNotFound) {
 		return r.store.SaveName(ptype, name) // which would have been saved with it
@@ -99,19 +95,15 @@ func (r *Registry) remove(ptype, name, id string) error {
 	return err
 }
 
-var _ reconciler.NameKeeper = (*Registry)(nil)
-
-// KeepName implements [reconciler.NameKeeper].
-func (r *Registry) KeepName(name reconciler.KeptName) {
+func (r registry) KeepName(name reconciler.KeptName) {
 	r.store.KeepName(dynamicplugins.KeptName{
 		Type: name.Type, Name: name.Name, UID: name.By.UID, GID: name.By.GID, Until: name.Until,
 	})
 }
 
-// SaveName implements [reconciler.NameKeeper].
-func (r *Registry) SaveName(ptype, name string) error { return r.store.SaveName(ptype, name) }
+func (r registry) SaveName(ptype, name string) error { return r.store.SaveName(ptype, name) }
 
-// Names returns the names that were kept before.
+// Names returns the reservations that a registry has restored.
 func Names(store *dynamicplugins.Store) []reconciler.KeptName {
 	var names []reconciler.KeptName
 	for _, n := range store.KeptNames() {
@@ -121,23 +113,20 @@ func Names(store *dynamicplugins.Store) []reconciler.KeptName {
 	return names
 }
 
-// Confirm says that an instance lives, in each of its roles.
-func (r *Registry) Confirm(ptype, name, id string) {
+func (r registry) Confirm(ptype, name, id string) {
 	for _, t := range append(r.roles(ptype, name, id), ptype) {
-		// Not found means that it went meanwhile.
-		_ = r.store.ConfirmPlugin(t, name, id)
+		_ = r.store.ConfirmPlugin(t, name, id) // not found if it has just been removed
 	}
 }
 
-// Unreachable says why an instance must not be dispensed, in each of its roles.
-func (r *Registry) Unreachable(ptype, name, id string, reason error) {
+func (r registry) Unreachable(ptype, name, id string, reason error) {
 	for _, t := range append(r.roles(ptype, name, id), ptype) {
 		_ = r.store.MarkUnreachable(t, name, id, reason)
 	}
 }
 
 // roles returns the roles under which an instance is registered.
-func (r *Registry) roles(ptype, name, id string) []string {
+func (r registry) roles(ptype, name, id string) []string {
 	for _, in := range r.store.Instances(ptype, name) {
 		if in.Info.AllocID == id && in.Info.Record != nil {
 			return slices.Clone(in.Info.Record.Roles)
@@ -146,44 +135,20 @@ func (r *Registry) roles(ptype, name, id string) []string {
 	return nil
 }
 
-// stagedRoles is one instance under its type and its roles, staged. Those that were not staged are nil.
-type stagedRoles struct {
-	registry *Registry
-	roles    []dynamicplugins.Staged
-}
+// stagedRoles are the staged entries of one instance.
+type stagedRoles []dynamicplugins.Staged
 
-func (s *stagedRoles) Publish() {
-	for _, staged := range s.roles {
+func (s stagedRoles) Publish() {
+	for _, staged := range s {
 		staged.Publish()
 	}
 }
 
-func (s *stagedRoles) Discard() error {
-	return s.registry.atOnce(len(s.roles), func(i int) error {
-		if s.roles[i] == nil {
-			return nil
-		}
-		return s.roles[i].Discard()
-	})
-}
-
-// atOnce calls f for 0 to n-1, in goroutines of their own if there are several, and joins the errors.
-func (r *Registry) atOnce(n int, f func(i int) error) error {
-	if n == 1 {
-		return f(0)
+func (s stagedRoles) Discard() error {
+	var errs []error
+	for _, staged := range s {
+		errs = append(errs, staged.Discard())
 	}
-	errs := make([]error, n)
-	if r.InTurn {
-		for i := range n {
-			errs[i] = f(i)
-		}
-		return errors.Join(errs...)
-	}
-	var running sync.WaitGroup
-	for i := range n {
-		running.Go(func() { errs[i] = f(i) })
-	}
-	running.Wait()
 	return errors.Join(errs...)
 }
 

@@ -1,4 +1,4 @@
-package enrol
+package patchbay
 
 import (
 	"context"
@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
-	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
 // TestAwaitLists checks that the plugins are listed once, however many are missing.
@@ -18,16 +17,16 @@ func TestAwaitLists(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer store.Shutdown()
-	names := make([]Name, 100)
+	names := make([]PluginName, 100)
 	for i := range names {
-		names[i] = Name{"T", fmt.Sprint(i)}
+		names[i] = PluginName{"T", fmt.Sprint(i)}
 	}
 	listings := make(chan struct{}, len(names))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	err = Await(ctx, store, names, func() []reconciler.Status {
+	err = awaitPlugins(ctx, store, names, func() []PluginStatus {
 		listings <- struct{}{}
-		return []reconciler.Status{{Type: "T", Name: "7", State: "refused", LastError: "newest"}, {Type: "T", Name: "7", State: "failed"}}
+		return []PluginStatus{{Type: "T", Name: "7", State: "refused", LastError: "newest"}, {Type: "T", Name: "7", State: "failed"}}
 	})
 	if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "plugin T/7 is not registered (it is refused: newest)") {
 		t.Errorf("the error is %v", err)

@@ -1,4 +1,4 @@
-package enrol
+package pipeline
 
 import (
 	"bytes"

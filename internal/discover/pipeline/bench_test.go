@@ -1,4 +1,4 @@
-package enrol
+package pipeline
 
 import (
 	"strconv"
@@ -18,7 +18,7 @@ func BenchmarkStage(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer store.Shutdown()
-	registry := In(store)
+	registry := RegistryOf(store)
 	in := reconciler.Instance{
 		Type: "T", Versions: []string{"v1"}, Endpoint: "/run/plugins/foo.sock", SocketPath: "/run/plugins/foo.sock",
 		Socket: cache.SocketID{Device: 1, Inode: 2, Birth: 3}, Peer: reconciler.Peer{PID: 4, Start: 5, Boot: "b5f0d1d4"},

@@ -1,4 +1,4 @@
-package enrol
+package pipeline
 
 import (
 	"compress/gzip"
@@ -117,7 +117,7 @@ func TestRestored(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, in := range []reconciler.Instance{older, newer, bare} {
-				stage := In(store).Stage([]reconciler.Instance{in})[0]
+				stage := RegistryOf(store).Stage([]reconciler.Instance{in})[0]
 				if stage.Err != nil {
 					t.Fatal(stage.Err)
 				}
