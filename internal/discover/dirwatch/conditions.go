@@ -49,7 +49,7 @@ func (t *tree) refreshConditions() bool {
 			}
 		}
 	}
-	list = t.cut(append(list, t.conditionsOfMounted()...))
+	list = t.cut(list)
 	if slices.Equal(list, t.degraded) {
 		return false
 	}
@@ -162,6 +162,9 @@ func (t *tree) unwatched(text string, err error) string {
 
 func explainRead(err error) string {
 	switch {
+	case errors.Is(err, errForeign):
+		return "the file system that is mounted here is not searched, because it may not answer; use a local directory, or make a directory on " +
+			"that file system a plugin directory of its own"
 	case errors.Is(err, fs.ErrNotExist):
 		return "the directory does not exist; create it, it is picked up at once"
 	case errors.Is(err, syscall.ENOTDIR):

@@ -61,7 +61,7 @@ func (t *tree) handleDir(d *dir, ev event) {
 	switch {
 	case ev.Has(fsnotify.Remove), ev.Has(fsnotify.Rename):
 		// The watch has ended, or it follows the directory to where it went. What is at the path is something else.
-		if _, err := t.stat(d); err == nil || errors.Is(err, errMountPoint) {
+		if _, err := t.stat(d); err == nil || errors.Is(err, errForeign) {
 			t.visit(d, deep)
 			break
 		}

@@ -20,13 +20,13 @@ func TestHungMount(t *testing.T) {
 	healBefore := mounttest.Hang(t, filepath.Join(r.dir, "r/before"))
 	r.start()
 	r.settleHung("r/x", "r/after/y")
-	r.degraded("r/before", "does not answer")
+	r.degraded("r/before", "not searched")
 
 	healAfter := mounttest.Hang(t, filepath.Join(r.dir, "r/after"))
 	r.settleHung("r/x")
 	r.do("sock r/z; mkdir r/d; sock r/d/s")
 	r.settleHung("r/x", "r/z", "r/d/s")
-	r.degraded("r/after", "does not answer")
+	r.degraded("r/after", "not searched")
 
 	healBefore()
 	healAfter()

@@ -95,9 +95,6 @@ func (t *tree) refreshRefused() bool {
 			list = append(list, r.Refusal)
 		}
 	}
-	for _, m := range t.mounted {
-		list = append(list, m.refused...)
-	}
 	slices.SortFunc(list, func(a, b Refusal) int { return strings.Compare(a.Path, b.Path) })
 	t.refused = list
 	return true

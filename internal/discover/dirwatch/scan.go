@@ -92,11 +92,6 @@ func (t *tree) safetyScan() {
 		}
 	}
 	start := len(t.facts)
-	for _, path := range slices.Sorted(maps.Keys(t.mounted)) {
-		if m := t.mounted[path]; m != nil {
-			t.look(m.dir, m.name, scanned)
-		}
-	}
 	for _, path := range slices.Sorted(maps.Keys(t.dirs)) {
 		if d := t.dirs[path]; d != nil {
 			t.inspect(d)
@@ -132,12 +127,12 @@ func (t *tree) inspect(d *dir) {
 // reading, so that nothing can appear between the two.
 func (t *tree) visit(d *dir, how reach) {
 	e, err := t.stat(d)
-	if errors.Is(err, errMountPoint) {
-		t.enter(d.parent, d.name, e)
-		return
-	}
 	info := e.Info
 	if err != nil {
+		if errors.Is(err, errForeign) {
+			t.empty(d, removed) // what is mounted hides it
+			d.mount, d.tooDeep, d.tooMany, d.leftOut = e.Mount, false, false, nil
+		}
 		if gone(err) {
 			t.drop(d, scanned)
 		}
@@ -193,12 +188,12 @@ func (t *tree) visit(d *dir, how reach) {
 // read looks at every name in d. Subdirectories that were not known are recorded, and not visited.
 func (t *tree) read(d *dir) error {
 	round := t.round
-	f, err := openDir(d.path, t.isFollowed(d), d.mount)
+	f, err := openDir(d.path, d.parent == nil, d.mount)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	d.silent = t.isFollowed(d) && isLink(d.path) || !tells(f)
+	d.silent = d.parent == nil && isLink(d.path) || !tells(f)
 	for {
 		// gofail: var dirwatchRead string
 		// return errors.New(dirwatchRead)
@@ -254,28 +249,22 @@ func (t *tree) stat(d *dir) (e sock.Entry, err error) {
 	// return sock.Entry{}, errors.New(dirwatchStat)
 	if d.parent != nil {
 		e, err = t.lookUp(d.parent, d.path)
-	} else if e, err = sock.StatEntry(d.path, false); err == nil && t.isFollowed(d) && e.Mode&fs.ModeSymlink != 0 {
+	} else if e, err = sock.StatEntry(d.path, false); err == nil && e.Mode&fs.ModeSymlink != 0 {
 		var path string
 		if path, err = filepath.EvalSymlinks(d.path); err == nil {
 			e, err = sock.StatEntry(path, false)
 		}
 	}
-	t.progress.Add(1)
 	switch {
 	case err != nil:
 		return sock.Entry{}, err
 	case d.parent != nil && t.isForeign(d.path, e):
-		return e, errMountPoint
+		return e, errForeign
 	case !e.Mode.IsDir():
 		return sock.Entry{}, &fs.PathError{Op: "read", Path: d.path, Err: syscall.ENOTDIR}
-	case d.parent == nil && t.cfg.Roots[d.root].mount != 0 && e.Mount != t.cfg.Roots[d.root].mount:
-		return sock.Entry{}, &fs.PathError{Op: "read", Path: d.path, Err: errRemounted}
 	}
 	return e, nil
 }
-
-// isFollowed reports whether a directory may be a symbolic link.
-func (t *tree) isFollowed(d *dir) bool { return d.parent == nil && t.cfg.Roots[d.root].mount == 0 }
 
 // isLink reports whether a path is a symbolic link, or may be: no event tells where it leads from now on.
 func isLink(path string) bool {

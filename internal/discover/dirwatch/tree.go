@@ -2,9 +2,9 @@ package dirwatch
 
 import (
 	"path/filepath"
-	"sync/atomic"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/internal/discover/share"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -19,7 +19,7 @@ type tree struct {
 
 	roots []*dir          // one for each root, forever
 	dirs  map[string]*dir // every known directory by its path, the roots included
-	crowd *pool           // of those that are no roots
+	crowd *share.Pool     // of those that are no roots
 	freed bool            // there may be room since the last safety scan for what was left out
 	// watched finds the directory that holds the watch on an inode. inotify has one watch per inode, and reports its events under the name
 	// that was given first.
@@ -32,11 +32,6 @@ type tree struct {
 	scanAfter time.Duration // the time from that to the next one, unless the tree is settled
 	rootsAt   time.Time     // when it is due to see whether the roots are still those that they were
 
-	mounted  map[string]*mounted // what is mounted below the roots and has a watcher of its own, by its path
-	news     chan news           // from these watchers
-	askAt    time.Time           // when they are asked next whether they answer
-	progress *atomic.Uint64      // counts calls of the system that have returned
-
 	socks map[string]*entry  // every socket by its path, including those that are held
 	byID  map[sock.ID]*entry // one of the entries with that ID
 	holds holdQueue
@@ -45,18 +40,15 @@ type tree struct {
 	lostAt time.Time // when events were lost that no scan has made up for yet
 	syncAt time.Time // when it is due
 
-	refused    []Refusal // as it was told last
-	refusals   *pool     // how many there are in all directories
-	newRefused bool      // refused is out of date
+	refused    []Refusal   // as it was told last
+	refusals   *share.Pool // how many there are in all directories
+	newRefused bool        // refused is out of date
 
 	facts    []Fact
-	searched bool // the roots have been scanned once
-	scanned  bool // and what is mounted below them
-	told     bool // an update was sent
-	// toldScanned is the last value of scanned that was sent.
-	toldScanned bool
-	degraded    []Condition
-	changed     bool // degraded may be out of date
+	scanned  bool // the roots have been scanned once
+	told     bool // an update with scanned was sent
+	degraded []Condition
+	changed  bool // degraded may be out of date
 }
 
 // dir is a directory that is searched, or a root that may be missing.
@@ -101,18 +93,12 @@ type entry struct {
 }
 
 func newTree(cfg Config, open func() (*notifier, error)) *tree {
-	if cfg.pools == nil {
-		cfg.pools = newPools(cfg)
-	}
 	t := &tree{
 		cfg:      cfg,
 		open:     open,
 		dirs:     map[string]*dir{},
-		refusals: &cfg.pools.refusals,
-		crowd:    &cfg.pools.dirs,
-		mounted:  map[string]*mounted{},
-		news:     make(chan news),
-		progress: &atomic.Uint64{},
+		refusals: share.New(maxUserRefused, maxRefused, cfg.Privileged),
+		crowd:    share.New(cfg.MaxUserDirs, cfg.MaxDirs, cfg.Privileged),
 		watched:  map[sock.ID]*dir{},
 		polled:   map[*dir]struct{}{},
 		untold:   map[*dir]struct{}{},
@@ -158,11 +144,6 @@ func (t *tree) addDir(parent *dir, name string, uid uint32) *dir {
 // drop forgets a directory that is gone, with everything below it. A root keeps its record.
 func (t *tree) drop(d *dir, why cause) {
 	t.empty(d, why)
-	for path, m := range t.mounted {
-		if m.dir == d {
-			t.leave(path)
-		}
-	}
 	t.pardon(d, "")
 	t.unwatch(d)
 	t.uncount(d)
@@ -210,14 +191,13 @@ func (t *tree) exceed(d *dir, flag *bool) {
 
 // flush sends what became known, if anything.
 func (t *tree) flush() {
-	t.scanned = t.scanned || t.searched && !t.awaitsMounted()
 	moved := t.changed && t.refreshConditions()
 	t.changed = false
 	judged := t.refreshRefused()
-	if len(t.facts) == 0 && !moved && !judged && t.told && t.toldScanned == t.scanned {
+	if len(t.facts) == 0 && !moved && !judged && t.told {
 		return
 	}
-	t.told, t.toldScanned = true, t.scanned
+	t.told = t.scanned
 	t.cfg.Notify(Update{Facts: t.facts, Scanned: t.scanned, Degraded: t.degraded, Refused: t.refused})
 	if clear(t.facts); cap(t.facts) <= 2*drainLimit {
 		t.facts = t.facts[:0]

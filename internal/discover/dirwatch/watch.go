@@ -154,9 +154,6 @@ func (t *tree) deadline() time.Time {
 	if len(t.polled) > 0 {
 		sooner(t.pollAt)
 	}
-	if len(t.mounted) > 0 {
-		sooner(t.askAt)
-	}
 	return at
 }
 
@@ -165,9 +162,6 @@ func (t *tree) retry() {
 	now := time.Now()
 	if !t.lostAt.IsZero() && !t.syncAt.After(now) {
 		t.resync()
-	}
-	if len(t.mounted) > 0 && !t.askAt.After(now) {
-		t.askMounted(now)
 	}
 	if len(t.polled) == 0 || t.pollAt.After(now) {
 		return

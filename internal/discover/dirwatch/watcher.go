@@ -10,8 +10,7 @@
 // What counts:
 //   - A socket in a root or in any directory below it. Names that start with a dot are ignored, files and directories, and so is
 //     whatever is no socket. Symbolic links are not followed; only a root may be one.
-//   - A file system that is mounted below a root and may not answer, such as one over the network, has a watcher of its own. Until it
-//     answers, only the sockets in it are not found.
+//   - A file system that is mounted below a root and may not answer, such as one over the network, is not searched.
 //   - What Config.Trust refuses is not used, with everything below it, until it is mended.
 //   - The same tree gives the same facts whenever the watcher starts.
 package dirwatch
@@ -23,7 +22,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/sock"
@@ -33,11 +31,8 @@ import (
 type Root struct {
 	// Path of the directory, absolute and clean. It need not exist yet. Roots must not contain each other.
 	Path string
-	// Skip says which directories and sockets to leave out. rel is relative to the root and separated by slashes. It is called concurrently
-	// for what is mounted below the root, and must depend on its argument only. Nil leaves out nothing.
+	// Skip says which directories and sockets to leave out. rel is relative to the root and separated by slashes. Nil leaves out nothing.
 	Skip func(rel string) bool
-	// mount is the number of the mount that has to be there; zero for any.
-	mount uint64
 }
 
 // Fact is the present state of one path.
@@ -87,10 +82,10 @@ type Config struct {
 
 	// Trust says why a directory, socket or symbolic link is not to be used; nil if it is. There are no facts about a socket that is refused,
 	// nor about any below a directory that is; what is mended is found at once. It is called whenever something was found or its mode or
-	// owner changed, concurrently for what is mounted below a root. Nil: everything is used but symbolic links, which never are.
+	// owner changed. Nil: everything is used but symbolic links, which never are.
 	Trust func(path string, info sock.Info) error
 
-	// Lost is called, maybe concurrently, whenever file events were lost. May be nil.
+	// Lost is called whenever file events were lost. May be nil.
 	Lost func()
 
 	MaxDepth   int // directories below a root on the way to a socket; default 16
@@ -110,8 +105,6 @@ type Config struct {
 	pollInterval time.Duration
 	// renameHold is how long a socket that was renamed may take to show up elsewhere before it counts as gone. The default is 10 ms.
 	renameHold time.Duration
-	// pools count what the bounds are about. Watchers of what is mounted below a root share them. Nil: the watcher makes its own.
-	pools *pools
 }
 
 // Watcher watches directory trees for sockets.
@@ -119,8 +112,6 @@ type Watcher struct {
 	cfg   Config
 	open  func() (*notifier, error)
 	check chan struct{}
-	// progress counts calls of the system that have returned.
-	progress atomic.Uint64
 }
 
 // CheckRoots returns an error if a path is not absolute and clean, or contains another.
@@ -176,16 +167,13 @@ func New(cfg Config) (*Watcher, error) {
 // second Run after the first one has returned states all facts anew.
 func (w *Watcher) Run(ctx context.Context) error {
 	t := newTree(w.cfg, w.open)
-	t.progress = &w.progress
-	defer t.giveBack()
 	defer t.closeNotifier()
 	defer t.closeMounts()
-	defer t.closeMounted()
 
 	t.mounts, _ = openMounts() // without them more is scanned
 	t.openNotifier()
 	t.scanAll()
-	t.searched = true
+	t.scanned = true
 	t.planScan()
 	t.flush()
 
@@ -213,8 +201,6 @@ func (w *Watcher) Run(ctx context.Context) error {
 			t.handle(ev)
 			t.drain(events)
 		case <-w.check:
-		case n := <-t.news:
-			t.take(n)
 		case <-doubt:
 			t.doubt()
 		case _, ok := <-mounted:
