@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"os"
 	"os/exec"
@@ -23,6 +22,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/daemon"
+	"github.com/patchbay-dev/patchbay/internal/command/config"
 )
 
 // proxied are the roles of the processes of benchProxy. Each is given a directory, in which its sockets are.
@@ -35,11 +35,11 @@ var proxied = map[string]func(ctx context.Context, dir string) error{
 	},
 	"proxied-flood": flood,
 	"proxied-daemon": func(ctx context.Context, dir string) error {
-		d, err := daemon.New(daemon.Config{
-			PluginDirs: []string{filepath.Join(dir, "plugins")}, StatePath: filepath.Join(dir, "state.db"),
+		d, err := daemon.New(daemon.Config{Config: config.Config{
+			PluginDirs: []string{filepath.Join(dir, "plugins")}, State: filepath.Join(dir, "state.db"),
 			ControlSocket: filepath.Join(dir, "control.sock"), DispenseDir: filepath.Join(dir, "d"),
-			Handlers: map[string]daemon.HandlerKind{"Bench": daemon.HandlerAccept}, Logger: slog.New(slog.DiscardHandler),
-		})
+			Handlers: map[string]string{"Bench": daemon.HandlerAccept},
+		}})
 		if err != nil {
 			return err
 		}

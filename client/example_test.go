@@ -29,10 +29,11 @@ func withDaemon(use func(ctx context.Context, controlSocket string)) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	plugins, controlSocket := filepath.Join(dir, "plugins"), filepath.Join(dir, "control.sock")
-	d, err := daemon.New(daemon.Config{
-		PluginDirs: []string{plugins}, StatePath: filepath.Join(dir, "state.db"), ControlSocket: controlSocket,
-		Handlers: map[string]daemon.HandlerKind{"Greeter": daemon.HandlerAccept},
-	})
+	var config daemon.Config
+	config.SetDefaults()
+	config.PluginDirs, config.State, config.ControlSocket = []string{plugins}, filepath.Join(dir, "state.db"), controlSocket
+	config.Handlers = map[string]string{"Greeter": daemon.HandlerAccept}
+	d, err := daemon.New(config)
 	if err != nil {
 		panic(err)
 	}

@@ -17,6 +17,7 @@ import (
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
+	"github.com/patchbay-dev/patchbay/internal/command/config"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -90,13 +91,13 @@ func TestRoleOf(t *testing.T) {
 		many[i] = uint32(10_000 + i)
 	}
 	ids := func(ids ...string) []string { return ids }
-	named := Roles{
-		Read:    Members{Users: ids("2001", "nobody"), Groups: ids("3001")},
-		Operate: Members{Groups: ids("3002", "10050")},
-		Admin:   Members{Users: ids("2003"), Groups: ids("3003")},
+	named := config.Roles{
+		Read:    config.Members{Users: ids("2001", "nobody"), Groups: ids("3001")},
+		Operate: config.Members{Groups: ids("3002", "10050")},
+		Admin:   config.Members{Users: ids("2003"), Groups: ids("3003")},
 	}
 	for name, test := range map[string]struct {
-		roles    Roles
+		roles    config.Roles
 		uid, gid uint32
 		groups   []uint32
 		want     role
@@ -121,12 +122,12 @@ func TestRoleOf(t *testing.T) {
 		"user with the number of group":  {roles: named, uid: 3003, gid: 9},
 		"group with the number of user":  {roles: named, uid: 2009, gid: 2003},
 		"socket's group, others named":   {roles: named, uid: 2009, gid: group},
-		"socket's group, no one by name": {roles: Roles{Read: Members{Groups: ids("4242")}}, uid: 2009, gid: group, want: roleRead},
+		"socket's group, no one by name": {roles: config.Roles{Read: config.Members{Groups: ids("4242")}}, uid: 2009, gid: group, want: roleRead},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := testGuard(path)
 			g.uid = daemonUID
-			p, err := test.roles.policy()
+			p, err := policyOf(test.roles)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -9,18 +9,18 @@ import (
 
 	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/daemon"
-	"github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/internal/command/config"
 )
 
 func TestAdmission(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "admit-all")
 	t.Setenv("PATCHBAY_TEST_ADMISSION", file) // the admission plugin inherits it
-	admission := host.AdmissionSpec{Args: []string{os.Args[0]}, Protocol: host.ProtocolCIPD, Timeout: time.Minute}
-	config, r, c := startReloadable(t, func(c *daemon.Config) { c.Admission = admission })
-	serveExample(t, config, "yes")
+	admission := config.Admission{Command: []string{os.Args[0]}, Protocol: "cipd", Timeout: time.Minute}
+	cfg, r, c := startReloadable(t, func(c *daemon.Config) { c.Admission = admission })
+	serveExample(t, cfg, "yes")
 	await(t, c, "ExamplePlugin", "yes", client.GoalRegistered)
 
-	serveExample(t, config, "no")
+	serveExample(t, cfg, "no")
 	for event, err := range c.Events(within(t), client.EventsOptions{Follow: true}) {
 		if err != nil {
 			t.Fatal(err)
@@ -34,8 +34,8 @@ func TestAdmission(t *testing.T) {
 		t.Errorf("the refused plugin is %+v, %v", plugins, err)
 	}
 
-	other := config
-	other.Admission.Protocol = host.ProtocolPatchbay
+	other := cfg
+	other.Admission.Protocol = "patchbay"
 	r.set(other, nil)
 	if _, err := c.Reload(within(t)); err == nil || !strings.Contains(err.Error(), "needs a restart: admission;") {
 		t.Errorf("another admission plugin without a restart: %v", err)
@@ -55,7 +55,7 @@ func TestAdmission(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r.set(config, nil)
+	r.set(cfg, nil)
 	if _, err := c.Reload(within(t)); err != nil {
 		t.Fatal(err)
 	}
@@ -73,10 +73,10 @@ func TestAdmissionOfCIPDThatIsNotNamed(t *testing.T) {
 	if err := os.WriteFile(program, []byte(text), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	config, _, c := startReloadable(t, func(c *daemon.Config) {
-		c.Admission = host.AdmissionSpec{Args: []string{program}, Protocol: host.ProtocolPatchbay, Timeout: time.Minute}
+	cfg, _, c := startReloadable(t, func(c *daemon.Config) {
+		c.Admission = config.Admission{Command: []string{program}, Protocol: "patchbay", Timeout: time.Minute}
 	})
-	serveExample(t, config, "kept-out")
+	serveExample(t, cfg, "kept-out")
 	for ctx := within(t); ctx.Err() == nil; time.Sleep(10 * time.Millisecond) {
 		plugins, err := c.Get(ctx, "ExamplePlugin", "kept-out")
 		if err == nil && len(plugins) == 1 && plugins[0].LastError != "" {
@@ -90,13 +90,13 @@ func TestAdmissionOfCIPDThatIsNotNamed(t *testing.T) {
 }
 
 func TestAdmissionWithoutAProgram(t *testing.T) {
-	config := configIn(t)
-	config.Admission.Args = []string{""}
-	if _, err := daemon.New(config); err == nil || !strings.Contains(err.Error(), "admission plugin has an empty path") {
+	cfg := configIn(t)
+	cfg.Admission.Command = []string{""}
+	if _, err := daemon.New(cfg); err == nil || !strings.Contains(err.Error(), "admission plugin has an empty path") {
 		t.Errorf("it is taken: %v", err)
 	}
-	config.Admission = host.AdmissionSpec{Protocol: host.ProtocolCIPD}
-	if _, err := daemon.New(config); err == nil || !strings.Contains(err.Error(), "name one with admission.command") {
+	cfg.Admission.Command, cfg.Admission.Protocol = nil, "cipd"
+	if _, err := daemon.New(cfg); err == nil || !strings.Contains(err.Error(), "name one with admission.command") {
 		t.Errorf("a protocol without a plugin that speaks it: %v", err)
 	}
 }

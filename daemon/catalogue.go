@@ -17,6 +17,7 @@ import (
 	"github.com/patchbay-dev/patchbay/catalogue"
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/host/goplugin"
+	"github.com/patchbay-dev/patchbay/internal/command/config"
 	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
@@ -152,10 +153,11 @@ func (m *metadata) ListMetadata(_ context.Context, pin plugin.Pin, keys []string
 }
 
 // admission makes the admission plugin, whose log is the daemon's; nil if there is none.
-func admission(spec host.AdmissionSpec, log *slog.Logger) func(*host.Host) (plugin.AdmissionPlugin, error) {
-	if len(spec.Args) == 0 {
+func admission(c config.Admission, log *slog.Logger) func(*host.Host) (plugin.AdmissionPlugin, error) {
+	if len(c.Command) == 0 {
 		return nil
 	}
+	spec := host.AdmissionSpec{Args: c.Command, Protocol: host.Protocol(c.Protocol), Timeout: c.Timeout}
 	return func(h *host.Host) (plugin.AdmissionPlugin, error) {
 		return host.NewAdmission(host.WithLogger(context.Background(), log), h, spec), nil
 	}

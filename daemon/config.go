@@ -15,69 +15,24 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/patchbay-dev/patchbay/catalogue"
 	"github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/internal/command/config"
 	"github.com/patchbay-dev/patchbay/internal/launch/exe"
 	"github.com/patchbay-dev/patchbay/internal/regular"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/internal/systemd"
-	"github.com/patchbay-dev/patchbay/reconciler"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
-// Config is what a [Daemon] works with.
+// Config is what a [Daemon] works with: the configuration, and what the program adds to it. Begin with SetDefaults.
 type Config struct {
-	// PluginDirs are the directories in which plugins create their sockets; at least one. Missing ones are created with mode 0750.
-	PluginDirs []string
-	// DeprecatedPluginDir is an additional one, in which everything under kubernetes.io/ is ignored; empty for none.
-	DeprecatedPluginDir string
-	// StatePath is the file that remembers registered plugins. It is created with mode 0600, its directory with 0750.
-	StatePath string
-	// ControlSocket is the path of the control socket. It is created with mode 0660, its directory with 0755.
-	ControlSocket string
-	// Roles say who may do what on the control socket.
-	Roles Roles
-	// DispenseDir is the directory in which every plugin has a stable socket, TYPE/NAME.sock, for consumers in any language; empty for none.
-	// It is created with mode 0750, the sockets with 0660.
-	DispenseDir string
-	// DeviceSocketDir is the directory in which kubelet.sock is served for device plugins that register the older way, if there is a handler
-	// of kind [HandlerDevice]; empty for none. It is created with mode 0750, the socket with 0600.
-	DeviceSocketDir string
-	// Handlers say what to do with the plugins of a type. A type of [DefaultTypes] that is missing here is accepted, any other is refused
-	// or, with IgnoreUnhandled, left alone.
-	Handlers map[string]HandlerKind
-	// HTTPAddr is the HOST:PORT at which /livez, /readyz, /metrics and the status page are served over HTTP; empty for none. The host is a
-	// loopback address or localhost, which is 127.0.0.1. Everyone on the machine may connect.
-	HTTPAddr string
-	// Timeouts bound the steps of a registration, TypeTimeouts those of some plugin types; see [patchbay.Config].
-	Timeouts     reconciler.Timeouts
-	TypeTimeouts map[string]reconciler.Timeouts
-	// ClientTimeouts are the timeouts that handlers get for their calls to plugins, by TYPE or TYPE/NAME; the latter overrides the former.
-	// Others have none.
-	ClientTimeouts map[string]time.Duration
-	// Bounds, MaxDepth, MaxSockets, MaxUserDirs, MaxDirs and UnreachableGrace are those of [patchbay.Config].
-	Bounds                                     reconciler.Bounds
-	MaxDepth, MaxSockets, MaxUserDirs, MaxDirs int
-	UnreachableGrace                           time.Duration
-	// IgnoreUnhandled leaves plugins of types without a handler alone, instead of sending them a refusal.
-	IgnoreUnhandled bool
-	// Trust says whose directories and sockets are used, and who may register plugins of which types; see [patchbay.Config].
-	Trust trust.Policy
-	// NameGrace is how long the name of a plugin that is gone stays reserved for its user; see [patchbay.Config].
-	NameGrace time.Duration
-	// Admission is the plugin that is asked whether a plugin may be registered; see [patchbay.Config]. Each successful reload forgets its
-	// final answers. Without Args every plugin may be registered.
-	Admission host.AdmissionSpec
-	// LaunchedOnly refuses plugins that the daemon did not launch; see [patchbay.Config].
-	LaunchedOnly bool
-	// Fleet is the fleet that the node belongs to.
-	Fleet FleetConfig
-	// Catalogue has the plugins that are launched; nil for none.
+	config.Config
+	// Catalogue has the plugins that are launched; nil for none. Plugins is not used.
 	Catalogue *catalogue.Catalogue
 	// ControlListener and HTTPListener are sockets passed by the service manager; they replace ControlSocket, whose path must be the same,
-	// and HTTPAddr. Nil if it passed none. Notifier reports the daemon's state to it.
+	// and HTTP. Nil if it passed none. Notifier reports the daemon's state to it.
 	ControlListener, HTTPListener net.Listener
 	Notifier                      *systemd.Notifier
 	// Load reads the configuration again, for [Daemon.Reload]. Nil: there is nothing to read. The Build, the Logger and the functions in its
@@ -85,19 +40,13 @@ type Config struct {
 	Load func() (Config, error)
 	// Shown is all of the configuration as text for people, without secrets; empty if there is none.
 	Shown string
-	// Tracing says where traces of registrations and of calls to plugins go.
-	Tracing Tracing
-	// Log says how the Logger is configured; SetLog is called when a reload changes that.
-	Log    Log
-	SetLog func(Log)
+	// SetLog is called when a reload changes Log, which says how the Logger is configured.
+	SetLog func(config.Log)
 	// Build identifies the program to callers of the control API.
 	Build Build
 	// Logger gets the daemon's log; nil for no log.
 	Logger *slog.Logger
 }
-
-// Log says how much is logged and in which format, in the program's own words.
-type Log struct{ Level, Format string }
 
 // FieldError says what is wrong with one part of a [Config].
 type FieldError struct {
@@ -129,7 +78,7 @@ func checkKeys[V any](w *fieldErrors, field string, part map[string]V, check fun
 // absolute returns the configuration with absolute paths: they mean the same whatever happens to the working directory.
 func (c Config) absolute() (Config, error) {
 	c.PluginDirs = slices.Clone(c.PluginDirs)
-	paths := []*string{&c.DeprecatedPluginDir, &c.StatePath, &c.ControlSocket, &c.DispenseDir, &c.DeviceSocketDir}
+	paths := []*string{&c.DeprecatedPluginDir, &c.State, &c.ControlSocket, &c.DispenseDir, &c.Device.SocketDir}
 	for i := range c.PluginDirs {
 		paths = append(paths, &c.PluginDirs[i])
 	}
@@ -163,27 +112,27 @@ func (c Config) Validate() error {
 	default:
 		check("pluginDirs", c.checkNested())
 	}
-	if c.StatePath == "" {
+	if c.State == "" {
 		check("state", errors.New("the state file has an empty path: name a file"))
 	}
 	check("controlSocket", c.checkControlSocket())
 	check("", c.checkPassed())
 	check("dispenseDir", c.checkDispenseDir())
 	check("device.socketDir", c.checkDeviceSocketDir())
-	if c.HTTPAddr != "" {
-		_, err := parseHTTPAddr(c.HTTPAddr)
+	if c.HTTP != "" {
+		_, err := parseHTTPAddr(c.HTTP)
 		check("http", err)
 	}
-	c.Tracing.validate(check)
-	if len(c.Admission.Args) > 0 && c.Admission.Args[0] == "" {
+	validateTracing(c.Tracing, check)
+	if len(c.Admission.Command) > 0 && c.Admission.Command[0] == "" {
 		check("admission.command", errors.New("the program of the admission plugin has an empty path: name a file, or no command at all"))
 	}
-	if len(c.Admission.Args) == 0 && c.Admission.Protocol == host.ProtocolCIPD {
+	if len(c.Admission.Command) == 0 && host.Protocol(c.Admission.Protocol) == host.ProtocolCIPD {
 		// Whoever chose a protocol wants to be asked; without a command everything would be admitted.
 		check("admission.protocol", errors.New("there is no admission plugin to speak it: name one with admission.command"))
 	}
 	checkKeys(&wrong, "trust.types", c.Trust.Types, validateType)
-	c.Fleet.validate(check)
+	fleetConfig(c.Fleet).validate(check)
 	if len(c.Fleet.Dispense) > 0 && c.DispenseDir == "" {
 		check("fleet.dispense", errors.New("there is no directory for stable sockets: set dispenseDir"))
 	}
@@ -300,17 +249,17 @@ func (c Config) checkTypes(check func(field string, err error)) {
 // checkMachine says what of the configuration cannot be done on this machine, and concerns all: users and groups who are to have rights and
 // do not exist, and an admission plugin that is not there.
 func (c Config) checkMachine(check func(field string, err error)) {
-	_, err := c.Roles.policy()
+	_, err := policyOf(c.Control.Roles)
 	for _, err := range joined(err) {
 		field, _ := errors.AsType[*FieldError](err)
 		check(field.Field, field.Err)
 	}
-	_, err = trust.New(c.Trust)
+	_, err = trust.New(c.Trust.Policy())
 	for _, err := range joined(err) {
 		field, _ := errors.AsType[*trust.FieldError](err)
 		check("trust."+field.Field, field.Err)
 	}
-	if args := c.Admission.Args; len(args) > 0 && args[0] != "" {
+	if args := c.Admission.Command; len(args) > 0 && args[0] != "" {
 		check("admission.command", checkProgram(args[0]))
 	}
 }
@@ -347,7 +296,7 @@ func (c Config) CheckPlugins() error {
 // Warn describes what is probably unintended in a usable configuration; empty if nothing is.
 func (c Config) Warn() string {
 	owners := c.Trust.Owners
-	if len(c.Admission.Args) == 0 || c.LaunchedOnly || len(owners.Users)+len(owners.Groups) == 0 {
+	if len(c.Admission.Command) == 0 || c.Admission.LaunchedOnly || len(owners.Users)+len(owners.Groups) == 0 {
 		return ""
 	}
 	types := slices.Collect(maps.Keys(c.handlers()))

@@ -94,7 +94,7 @@ func (c *control) version() *patchbayv1.GetVersionResponse {
 		GoVersion: runtime.Version(),
 		Pid:       int64(os.Getpid()),
 		StartTime: timestamp(c.started),
-		Node:      valid(c.config.Fleet.node()),
+		Node:      valid(fleetConfig(c.config.Fleet).node()),
 	}
 }
 
@@ -170,7 +170,7 @@ func (c *control) GetConfiguration(
 func (c *control) configuration() *patchbayv1.GetConfigurationResponse {
 	return &patchbayv1.GetConfigurationResponse{
 		PluginDirs: validAll(c.config.PluginDirs), DeprecatedPluginDir: valid(c.config.DeprecatedPluginDir),
-		State: valid(c.config.StatePath), ControlSocket: valid(c.config.ControlSocket), Effective: valid(c.shown()),
+		State: valid(c.config.State), ControlSocket: valid(c.config.ControlSocket), Effective: valid(c.shown()),
 		Handlers: validAll(slices.Sorted(maps.Keys(c.handlers()))),
 	}
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
+	"github.com/patchbay-dev/patchbay/internal/command/config"
 	"github.com/patchbay-dev/patchbay/reconciler"
 	"github.com/patchbay-dev/patchbay/trust"
 )
@@ -359,18 +360,20 @@ func TestEnded(t *testing.T) {
 func TestPathsBecomeAbsolute(t *testing.T) {
 	dir := t.TempDir()
 	t.Chdir(dir)
-	config := Config{PluginDirs: []string{"p", "/q"}, DeprecatedPluginDir: "old", StatePath: "s", ControlSocket: "c", DispenseDir: "d"}
-	d, err := New(config)
+	cfg := Config{Config: config.Config{
+		PluginDirs: []string{"p", "/q"}, DeprecatedPluginDir: "old", State: "s", ControlSocket: "c", DispenseDir: "d",
+	}}
+	d, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := []string{dir + "/p", "/q", dir + "/old", dir + "/s", dir + "/c", dir + "/d", ""}
-	got := slices.Concat(d.config.PluginDirs, []string{d.config.DeprecatedPluginDir, d.config.StatePath, d.config.ControlSocket,
-		d.config.DispenseDir, d.config.DeviceSocketDir})
-	if diff := cmp.Diff(want, got); diff != "" || config.PluginDirs[0] != "p" {
-		t.Errorf("(-want +got, and the caller's is %q):\n%s", config.PluginDirs[0], diff)
+	got := slices.Concat(d.config.PluginDirs, []string{d.config.DeprecatedPluginDir, d.config.State, d.config.ControlSocket,
+		d.config.DispenseDir, d.config.Device.SocketDir})
+	if diff := cmp.Diff(want, got); diff != "" || cfg.PluginDirs[0] != "p" {
+		t.Errorf("(-want +got, and the caller's is %q):\n%s", cfg.PluginDirs[0], diff)
 	}
-	again, err := config.absolute()
+	again, err := cfg.absolute()
 	if err != nil {
 		t.Fatal(err)
 	}

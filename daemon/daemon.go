@@ -10,6 +10,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,9 +29,11 @@ import (
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
 	"github.com/patchbay-dev/patchbay/host/goplugin"
 	"github.com/patchbay-dev/patchbay/internal/backoff"
+	"github.com/patchbay-dev/patchbay/internal/command/config"
 	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
 	"github.com/patchbay-dev/patchbay/plugin"
+	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
 const (
@@ -51,27 +54,27 @@ type Daemon struct {
 	// goPlugins is how the plugins of go-plugin are reached.
 	goPlugins goplugin.Connections
 	// fleetRules say who may call what from other nodes.
-	fleetRules *inForce[[]FleetAllow]
+	fleetRules *inForce[[]config.FleetAllow]
 }
 
 // New checks the configuration; its error lists everything that is wrong. It touches neither files nor sockets; Run does. Relative paths
 // are relative to the current working directory.
-func New(config Config) (*Daemon, error) {
-	config, err := config.absolute()
+func New(c Config) (*Daemon, error) {
+	c, err := c.absolute()
 	if err != nil {
 		return nil, err
 	}
-	if err := config.Validate(); err != nil {
+	if err := c.Validate(); err != nil {
 		return nil, err
 	}
-	log := config.Logger
+	log := c.Logger
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
 	d := &Daemon{
-		config: config, log: log, ready: make(chan struct{}), reloads: newReloads(config), fleetRules: newInForce(config.Fleet.Serve.Allow),
+		config: c, log: log, ready: make(chan struct{}), reloads: newReloads(c), fleetRules: newInForce(c.Fleet.Serve.Allow),
 	}
-	d.timeouts.set(config.ClientTimeouts)
+	d.timeouts.set(c.ClientTimeouts)
 	return d, nil
 }
 
@@ -100,7 +103,7 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 		return err
 	}
 	d.log.Info("patchbay is running", "version", d.config.Build.Version, "pid", os.Getpid(), "pluginDirs", d.config.PluginDirs,
-		"deprecatedPluginDir", d.config.DeprecatedPluginDir, "controlSocket", d.config.ControlSocket, "state", d.config.StatePath,
+		"deprecatedPluginDir", d.config.DeprecatedPluginDir, "controlSocket", d.config.ControlSocket, "state", d.config.State,
 		"handlers", d.config.handlers())
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -178,19 +181,19 @@ type listening struct {
 // daemon from looking at the state at all.
 func (d *Daemon) listen(ctx context.Context, parts *closers) (_ *listening, err error) {
 	l := &listening{}
-	if l.roles, err = d.config.Roles.policy(); err != nil {
+	if l.roles, err = policyOf(d.config.Control.Roles); err != nil {
 		return nil, err
 	}
 	if l.http, err = d.config.listenHTTP(); err != nil {
 		return nil, err
 	}
 	parts.addListener(l.http)
-	if l.fleet, err = d.config.Fleet.listen(ctx); err != nil {
+	if l.fleet, err = fleetConfig(d.config.Fleet).listen(ctx); err != nil {
 		return nil, err
 	}
 	parts.addListener(l.fleet)
 	var stopTracing func() error
-	if l.traced, stopTracing, err = d.config.Tracing.start(d.config.Build); err != nil {
+	if l.traced, stopTracing, err = startTracing(d.config.Tracing, d.config.Build); err != nil {
 		return nil, err
 	}
 	parts.add(func() error { d.warn(stopTracing()); return nil })
@@ -222,14 +225,14 @@ type assembly struct {
 
 // assemble makes everything that serves. Nothing of it runs yet, but for what is to be launched at the start.
 func (d *Daemon) assemble(l *listening, parts *closers) (*assembly, error) {
-	state, err := boltstate.Open(d.config.StatePath)
+	state, err := boltstate.Open(d.config.State)
 	if err != nil {
 		return nil, advise(err, "state file")
 	}
 	parts.add(state.Close)
-	stateWatch := newStateWatch(d.config.StatePath, state.Check, d.log)
+	stateWatch := newStateWatch(d.config.State, state.Check, d.log)
 	state.OnFailure(stateWatch.failed)
-	a := &assembly{handlers: newHandlerSet(handlerNeeds{d.log, state, d.config.PluginDirs[0], d.config.DeviceSocketDir})}
+	a := &assembly{handlers: newHandlerSet(handlerNeeds{d.log, state, d.config.PluginDirs[0], d.config.Device.SocketDir})}
 	a.metrics = newMetrics(d.config.Build, a.handlers.has)
 	a.conns = newConnections(uint32(os.Geteuid()), openFilesLimit(), a.metrics.connsRefused, d.log)
 	a.conns.budget = newBudget("calls of plugins", callLimits(openFilesLimit()), a.conns.self, a.metrics.callsLimited, d.log)
@@ -238,7 +241,7 @@ func (d *Daemon) assemble(l *listening, parts *closers) (*assembly, error) {
 		return nil, err
 	}
 	a.guard = newGuard(d.config.ControlSocket, l.roles, newAuditor(a.runtime.Publish, d.log))
-	if a.fleet, err = newFleetMember(d.config.Fleet, d.config.StatePath, a.runtime, a.metrics.called, d.log); err != nil {
+	if a.fleet, err = newFleetMember(fleetConfig(d.config.Fleet), d.config.State, a.runtime, a.metrics.called, d.log); err != nil {
 		return nil, err
 	}
 	parts.add(a.fleet.close)
@@ -249,12 +252,12 @@ func (d *Daemon) assemble(l *listening, parts *closers) (*assembly, error) {
 		return nil, err
 	}
 	own := observed{Runtime: a.runtime, reloads: d.reloads, dispense: dispense, state: stateWatch, files: &fileLimit{}, fleet: a.fleet}
-	publisher, err := a.fleet.newPublisher(d.config.Fleet, d.config.StatePath, d.config.Build, own, a.runtime.Launcher(), l.fleet)
+	publisher, err := a.fleet.newPublisher(fleetConfig(d.config.Fleet), d.config.State, d.config.Build, own, a.runtime.Launcher(), l.fleet)
 	if err != nil {
 		return nil, err
 	}
 	a.seen = own.with(publisher)
-	a.metrics.watch(a.seen, a.runtime.Launcher(), d.config.StatePath)
+	a.metrics.watch(a.seen, a.runtime.Launcher(), d.config.State)
 	a.metrics.watchFleet(a.fleet, publisher)
 	parts.add(a.handlers.close)
 	added, _, err := a.handlers.changes(nil, d.config.handlers())
@@ -304,33 +307,42 @@ func (d *Daemon) serve(ctx context.Context, l *listening, a *assembly, parts *cl
 func (d *Daemon) newRuntime(state *boltstate.Store, metrics *metrics, traced patchbay.Observer) (*patchbay.Runtime, error) {
 	observer := metrics.observer()
 	observer.Tracer, observer.StatsHandlers = traced.Tracer, append(observer.StatsHandlers, traced.StatsHandlers...)
+	c, b := d.config, d.config.Bounds
 	return patchbay.New(patchbay.Config{
-		PluginDirs:          d.config.PluginDirs,
-		DeprecatedPluginDir: d.config.DeprecatedPluginDir,
+		PluginDirs:          c.PluginDirs,
+		DeprecatedPluginDir: c.DeprecatedPluginDir,
 		State:               measuredState{state, metrics.stateWrites},
-		Timeouts:            d.config.Timeouts,
-		TypeTimeouts:        d.config.TypeTimeouts,
-		Bounds:              boundPlugins(d.config.Bounds, openFilesLimit()),
-		MaxDepth:            d.config.MaxDepth,
-		MaxSockets:          d.config.MaxSockets,
-		MaxUserDirs:         d.config.MaxUserDirs,
-		MaxDirs:             d.config.MaxDirs,
-		UnreachableGrace:    d.config.UnreachableGrace,
-		IgnoreUnhandled:     d.config.IgnoreUnhandled,
-		ClientTimeout:       d.timeouts.of,
-		Trust:               d.config.Trust,
-		NameGrace:           d.config.NameGrace,
-		Admission:           admission(d.config.Admission, d.log),
-		LaunchedOnly:        d.config.LaunchedOnly,
-		RegistryOptions: []dynamicplugins.Option{
-			dynamicplugins.WithConnections(&d.goPlugins),
-		},
-		Host:        plugin.Config{Repository: &d.metadata},
-		SurvivorDir: d.config.StatePath + ".survivors",
-		EventsPath:  d.config.StatePath + ".events",
-		Observer:    observer,
-		Logger:      d.log,
+		Timeouts:            reconciler.Timeouts(c.Timeouts),
+		TypeTimeouts:        typeTimeouts(c.TypeTimeouts),
+		Bounds: boundPlugins(reconciler.Bounds{
+			Text: b.Text, Versions: b.Versions, UserBytes: b.UserBytes, TotalBytes: b.TotalBytes,
+		}, openFilesLimit()),
+		MaxDepth:         b.MaxDepth,
+		MaxSockets:       b.MaxSockets,
+		MaxUserDirs:      b.MaxUserDirs,
+		MaxDirs:          b.MaxDirs,
+		UnreachableGrace: c.UnreachableGrace,
+		IgnoreUnhandled:  c.Unhandled == "ignore",
+		ClientTimeout:    d.timeouts.of,
+		Trust:            c.Trust.Policy(),
+		NameGrace:        cmp.Or(c.Trust.NameGrace, -1),
+		Admission:        admission(c.Admission, d.log),
+		LaunchedOnly:     c.Admission.LaunchedOnly,
+		RegistryOptions:  []dynamicplugins.Option{dynamicplugins.WithConnections(&d.goPlugins)},
+		Host:             plugin.Config{Repository: &d.metadata},
+		SurvivorDir:      c.State + ".survivors",
+		EventsPath:       c.State + ".events",
+		Observer:         observer,
+		Logger:           d.log,
 	})
+}
+
+func typeTimeouts(c map[string]config.Timeouts) map[string]reconciler.Timeouts {
+	byType := map[string]reconciler.Timeouts{}
+	for ptype, timeouts := range c {
+		byType[ptype] = reconciler.Timeouts(timeouts)
+	}
+	return byType
 }
 
 // warn logs an error that must not keep the daemon from ending in order.

@@ -29,9 +29,9 @@ import (
 	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/daemon"
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
+	"github.com/patchbay-dev/patchbay/internal/command/config"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
-	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
 // patience bounds how long a test waits for what should happen at once.
@@ -45,19 +45,17 @@ func configIn(t *testing.T) daemon.Config {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	return daemon.Config{
-		PluginDirs:    []string{filepath.Join(dir, "plugins")},
-		StatePath:     filepath.Join(dir, "state.db"),
-		ControlSocket: filepath.Join(dir, "control.sock"),
-		Handlers:      map[string]daemon.HandlerKind{"ExamplePlugin": daemon.HandlerAccept},
-		Build:         daemon.Build{Version: "v1.2.3", Commit: "abc"},
-	}
+	c := daemon.Config{Build: daemon.Build{Version: "v1.2.3", Commit: "abc"}}
+	c.SetDefaults()
+	c.PluginDirs, c.State = []string{filepath.Join(dir, "plugins")}, filepath.Join(dir, "state.db")
+	c.ControlSocket, c.Handlers = filepath.Join(dir, "control.sock"), map[string]string{"ExamplePlugin": daemon.HandlerAccept}
+	return c
 }
 
 // start runs a daemon until the test ends or stop is called, which returns what Run returned.
-func start(t *testing.T, config daemon.Config) (stop func() error) {
+func start(t *testing.T, cfg daemon.Config) (stop func() error) {
 	t.Helper()
-	d, err := daemon.New(config)
+	d, err := daemon.New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,16 +92,16 @@ func start(t *testing.T, config daemon.Config) (stop func() error) {
 	return stop
 }
 
-func dial(t *testing.T, config daemon.Config) *client.Client {
+func dial(t *testing.T, cfg daemon.Config) *client.Client {
 	t.Helper()
-	c := client.New(config.ControlSocket)
+	c := client.New(cfg.ControlSocket)
 	t.Cleanup(c.Close)
 	return c
 }
 
-func serveExample(t *testing.T, config daemon.Config, name string) (stop func()) {
+func serveExample(t *testing.T, cfg daemon.Config, name string) (stop func()) {
 	t.Helper()
-	plugin := pluginwatcher.NewTestExamplePlugin(name, "ExamplePlugin", filepath.Join(config.PluginDirs[0], name+".sock"), "v1")
+	plugin := pluginwatcher.NewTestExamplePlugin(name, "ExamplePlugin", filepath.Join(cfg.PluginDirs[0], name+".sock"), "v1")
 	if err := plugin.Serve(); err != nil {
 		t.Fatal(err)
 	}
@@ -124,12 +122,12 @@ func within(t *testing.T) context.Context {
 }
 
 func TestFilesAndModes(t *testing.T) {
-	config := configIn(t)
-	stop := start(t, config)
+	cfg := configIn(t)
+	stop := start(t, cfg)
 	for path, want := range map[string]fs.FileMode{
-		config.PluginDirs[0]: 0o750 | fs.ModeDir,
-		config.StatePath:     0o600,
-		config.ControlSocket: 0o660 | fs.ModeSocket,
+		cfg.PluginDirs[0]: 0o750 | fs.ModeDir,
+		cfg.State:         0o600,
+		cfg.ControlSocket: 0o660 | fs.ModeSocket,
 	} {
 		info, err := os.Lstat(path)
 		if err != nil {
@@ -142,16 +140,16 @@ func TestFilesAndModes(t *testing.T) {
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := os.Lstat(config.ControlSocket); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Lstat(cfg.ControlSocket); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the control socket is still there: %v", err)
 	}
 }
 
 func TestRemembers(t *testing.T) {
-	config := configIn(t)
-	stop := start(t, config)
-	serveExample(t, config, "one")
-	c := dial(t, config)
+	cfg := configIn(t)
+	stop := start(t, cfg)
+	serveExample(t, cfg, "one")
+	c := dial(t, cfg)
 	before, err := c.Wait(within(t), "ExamplePlugin", "one", client.GoalRegistered)
 	if err != nil {
 		t.Fatal(err)
@@ -159,7 +157,7 @@ func TestRemembers(t *testing.T) {
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
-	start(t, config)
+	start(t, cfg)
 	after, err := c.Wait(within(t), "ExamplePlugin", "one", client.GoalRegistered)
 	if err != nil {
 		t.Fatal(err)
@@ -171,10 +169,10 @@ func TestRemembers(t *testing.T) {
 
 // TestProtocols calls the same method in every protocol that the control socket speaks.
 func TestProtocols(t *testing.T) {
-	config := configIn(t)
-	start(t, config)
+	cfg := configIn(t)
+	start(t, cfg)
 	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return sock.Dial(ctx, config.ControlSocket)
+		return sock.Dial(ctx, cfg.ControlSocket)
 	}}
 	t.Cleanup(transport.CloseIdleConnections)
 	h2c := transport.Clone()
@@ -219,7 +217,7 @@ func TestProtocols(t *testing.T) {
 	})
 
 	t.Run("grpc-go", func(t *testing.T) {
-		conn, err := grpc.NewClient("unix:"+config.ControlSocket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+		conn, err := grpc.NewClient("unix:"+cfg.ControlSocket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -235,10 +233,10 @@ func TestProtocols(t *testing.T) {
 
 // TestStopEndsCalls stops the daemon while a follower and a waiter are connected.
 func TestStopEndsCalls(t *testing.T) {
-	config := configIn(t)
-	stop := start(t, config)
-	serveExample(t, config, "one")
-	c := dial(t, config)
+	cfg := configIn(t)
+	stop := start(t, cfg)
+	serveExample(t, cfg, "one")
+	c := dial(t, cfg)
 	followed, waited := make(chan error, 1), make(chan error, 1)
 	following := make(chan struct{})
 	ctx := within(t)
@@ -275,7 +273,7 @@ func TestSecondDaemon(t *testing.T) {
 		want   error
 	}{
 		"same control socket": {func(c *daemon.Config) { c.ControlSocket = first.ControlSocket }, sock.ErrInUse},
-		"same state":          {func(c *daemon.Config) { c.StatePath = first.StatePath }, boltstate.ErrLocked},
+		"same state":          {func(c *daemon.Config) { c.State = first.State }, boltstate.ErrLocked},
 		"all the same":        {func(c *daemon.Config) { *c = first }, sock.ErrInUse},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -288,9 +286,9 @@ func TestSecondDaemon(t *testing.T) {
 			if err := d.Run(within(t)); !errors.Is(err, test.want) {
 				t.Errorf("got %v, want %v", err, test.want)
 			}
-			for _, path := range []string{second.StatePath, second.ControlSocket} {
+			for _, path := range []string{second.State, second.ControlSocket} {
 				_, err := os.Lstat(path)
-				if owned := path == first.StatePath || path == first.ControlSocket; owned != (err == nil) {
+				if owned := path == first.State || path == first.ControlSocket; owned != (err == nil) {
 					t.Errorf("%s: %v", path, err)
 				}
 			}
@@ -303,10 +301,10 @@ func TestSecondDaemon(t *testing.T) {
 
 func TestHTTP(t *testing.T) {
 	var log bytes.Buffer
-	config := configIn(t)
-	config.HTTPAddr = "localhost:0"
-	config.Logger = slog.New(slog.NewTextHandler(&log, nil))
-	stop := start(t, config)
+	cfg := configIn(t)
+	cfg.HTTP = "localhost:0"
+	cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	stop := start(t, cfg)
 	_, address, _ := strings.Cut(log.String(), `msg="serving HTTP" address=`)
 	address, _, _ = strings.Cut(address, "\n")
 	transport := &http.Transport{}
@@ -329,7 +327,7 @@ func TestHTTP(t *testing.T) {
 	}
 
 	second := configIn(t)
-	second.HTTPAddr = address
+	second.HTTP = address
 	d, err := daemon.New(second)
 	if err != nil {
 		t.Fatal(err)
@@ -353,21 +351,21 @@ func TestConfig(t *testing.T) {
 	for name, change := range map[string]func(*daemon.Config){
 		"no plugin directory": func(c *daemon.Config) { c.PluginDirs = nil },
 		"empty directory":     func(c *daemon.Config) { c.PluginDirs = []string{""} },
-		"no state":            func(c *daemon.Config) { c.StatePath = "" },
+		"no state":            func(c *daemon.Config) { c.State = "" },
 		"no control socket":   func(c *daemon.Config) { c.ControlSocket = "" },
 		"same directory":      func(c *daemon.Config) { c.PluginDirs = append(c.PluginDirs, c.PluginDirs[0]+"/.") },
 		"nested directory":    func(c *daemon.Config) { c.PluginDirs = append(c.PluginDirs, c.PluginDirs[0]+"/a") },
 		"outer directory":     func(c *daemon.Config) { c.DeprecatedPluginDir = filepath.Dir(c.PluginDirs[0]) },
-		"empty type":          func(c *daemon.Config) { c.Handlers = map[string]daemon.HandlerKind{"": daemon.HandlerAccept} },
-		"type with a slash":   func(c *daemon.Config) { c.Handlers = map[string]daemon.HandlerKind{"a/b": daemon.HandlerAccept} },
-		"unknown handler":     func(c *daemon.Config) { c.Handlers = map[string]daemon.HandlerKind{"A": "none"} },
-		"timeouts of no type": func(c *daemon.Config) { c.TypeTimeouts = map[string]reconciler.Timeouts{"a/b": {}} },
-		"public HTTP":         func(c *daemon.Config) { c.HTTPAddr = "0.0.0.0:0" },
+		"empty type":          func(c *daemon.Config) { c.Handlers = map[string]string{"": daemon.HandlerAccept} },
+		"type with a slash":   func(c *daemon.Config) { c.Handlers = map[string]string{"a/b": daemon.HandlerAccept} },
+		"unknown handler":     func(c *daemon.Config) { c.Handlers = map[string]string{"A": "none"} },
+		"timeouts of no type": func(c *daemon.Config) { c.TypeTimeouts = map[string]config.Timeouts{"a/b": {}} },
+		"public HTTP":         func(c *daemon.Config) { c.HTTP = "0.0.0.0:0" },
 	} {
 		t.Run(name, func(t *testing.T) {
-			config := configIn(t)
-			change(&config)
-			if _, err := daemon.New(config); err == nil {
+			cfg := configIn(t)
+			change(&cfg)
+			if _, err := daemon.New(cfg); err == nil {
 				t.Error("accepted")
 			}
 		})
@@ -375,11 +373,11 @@ func TestConfig(t *testing.T) {
 }
 
 func ExampleNew() {
-	_, err := daemon.New(daemon.Config{
+	_, err := daemon.New(daemon.Config{Config: config.Config{
 		PluginDirs: []string{"/run/patchbay/plugins"},
-		StatePath:  "/var/lib/patchbay/state.db",
-		Handlers:   map[string]daemon.HandlerKind{"CSIPlugin": daemon.HandlerCSI, "DRAPlugin": daemon.HandlerDRA},
-	})
+		State:      "/var/lib/patchbay/state.db",
+		Handlers:   map[string]string{"CSIPlugin": daemon.HandlerCSI, "DRAPlugin": daemon.HandlerDRA},
+	}})
 	fmt.Println(err)
 	// Output: the control socket has an empty path: name a file
 }

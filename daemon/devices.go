@@ -20,7 +20,7 @@ const maxDeviceRequest = 1 << 20
 // newDeviceHandler makes the handler of device plugins. It announces those that register the older way in the first plugin directory.
 func newDeviceHandler(needs handlerNeeds) (cache.PluginHandler, error) {
 	h, err := device.New(device.Config{
-		Store:     needs.state.Bucket(string(HandlerDevice)),
+		Store:     needs.state.Bucket(HandlerDevice),
 		SocketDir: needs.deviceSocketDir,
 		PluginDir: needs.pluginDir,
 		Logger:    needs.log,
@@ -32,11 +32,11 @@ func newDeviceHandler(needs handlerNeeds) (cache.PluginHandler, error) {
 }
 
 func (c Config) checkDeviceSocketDir() error {
-	if c.DeviceSocketDir == "" || !slices.Contains(slices.Collect(maps.Values(c.Handlers)), HandlerDevice) {
+	if c.Device.SocketDir == "" || !slices.Contains(slices.Collect(maps.Values(c.Handlers)), HandlerDevice) {
 		return nil
 	}
 	for _, dir := range c.pluginDirs() {
-		if outer, inner, ok := nested([]string{c.DeviceSocketDir, dir}); ok {
+		if outer, inner, ok := nested([]string{c.Device.SocketDir, dir}); ok {
 			return fmt.Errorf("%s contains %s, and the directory of kubelet.sock may neither be in a plugin directory nor contain one: "+
 				"choose another directory", outer, inner)
 		}
@@ -44,7 +44,7 @@ func (c Config) checkDeviceSocketDir() error {
 	if len(c.PluginDirs) == 0 {
 		return nil
 	}
-	return device.CheckDirs(c.DeviceSocketDir, c.PluginDirs[0])
+	return device.CheckDirs(c.Device.SocketDir, c.PluginDirs[0])
 }
 
 // deviceService answers for devices. It is a [patchbayv1connect.DeviceServiceHandler]; what is documented in devices.proto is not repeated

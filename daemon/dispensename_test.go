@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/patchbay-dev/patchbay/internal/command/config"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -55,7 +56,7 @@ func FuzzStablePath(f *testing.F) {
 }
 
 func TestCheckDispenseDir(t *testing.T) {
-	plugins := Config{PluginDirs: []string{"/run/plugins"}, DeprecatedPluginDir: "/var/old"}
+	plugins := Config{Config: config.Config{PluginDirs: []string{"/run/plugins"}, DeprecatedPluginDir: "/var/old"}}
 	for dir, want := range map[string]string{
 		"":                                    "",
 		"/run/dispense":                       "",

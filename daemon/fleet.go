@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"net"
 	"os"
-	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -22,67 +21,55 @@ import (
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/fleet"
 	"github.com/patchbay-dev/patchbay/fleet/locks"
+	"github.com/patchbay-dev/patchbay/internal/command/config"
 	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
-// FleetConfig says to which fleet the node belongs. The zero value stands for none.
-type FleetConfig struct {
-	// Etcd is where the fleet is kept. Without endpoints the node belongs to no fleet.
-	Etcd fleet.Etcd
-	// Space is where in it.
-	Space fleet.Space
-	// Node is the name of the node; empty for the host name, in lower case.
-	Node string
-	// Address is HOST:PORT at which other nodes reach this one; empty for where Serve listens.
-	Address string
-	// Serve says how the node and others call each other's plugins.
-	Serve FleetServe
-	// Offers says which plugins this node calls at which others; empty for all at all.
-	Offers []FleetOffer
-	// Exclusive are the types, or roles, of plugins of which only one instance of a name in the fleet may be active.
-	Exclusive []string
-	// Dispense are plugins, TYPE/NAME, that have a stable socket on this node wherever in the fleet they are.
-	Dispense []string
-	// Labels are those of [fleet.PublisherConfig].
-	Labels map[string]string
-	// Presence and Retention are those of [fleet.PublisherConfig]; zero for the defaults.
-	Presence, Retention time.Duration
+// fleetConfig says to which fleet the node belongs.
+type fleetConfig config.Fleet
+
+// Etcd returns where etcd is, and where in it the fleet is kept.
+func Etcd(c config.Etcd) (fleet.Etcd, fleet.Space) {
+	return fleet.Etcd{
+		Endpoints: c.Endpoints, CA: c.CA, Cert: c.Cert, Key: c.Key, ServerName: c.ServerName, User: c.User, PasswordFile: c.PasswordFile,
+		Timeout: c.Timeout,
+	}, fleet.Space{Prefix: c.Prefix, Namespace: c.Namespace}
 }
 
 // enabled says whether the node belongs to a fleet.
-func (c FleetConfig) enabled() bool { return len(c.Etcd.Endpoints) > 0 }
+func (c fleetConfig) enabled() bool { return len(c.Etcd.Endpoints) > 0 }
 
 // validate reports what is wrong to check, by the path in the configuration file.
-func (c FleetConfig) validate(check func(field string, err error)) {
+func (c fleetConfig) validate(check func(field string, err error)) {
 	if !c.enabled() {
 		rest := c.Etcd
-		rest.Endpoints, rest.Timeout = nil, 0
-		if !reflect.DeepEqual(rest, fleet.Etcd{}) {
+		if rest.CA+rest.Cert+rest.Key+rest.ServerName+rest.User+rest.PasswordFile != "" {
 			check("fleet.etcd", errors.New("there is no endpoint: name at least one with fleet.etcd.endpoints, or leave the rest out too"))
 		}
-		if c.Serve.Listen != "" || len(c.Serve.Allow) > 0 || c.Serve.enabled() {
+		if c.Serve.Listen != "" || len(c.Serve.Allow) > 0 || c.tls() != (fleet.TLS{}) {
 			check("fleet.serve", errors.New("the node belongs to no fleet: name etcd with fleet.etcd.endpoints"))
 		}
 		return
 	}
-	check("fleet.etcd", c.Etcd.Validate())
-	check("fleet.etcd.namespace", c.Space.Validate())
+	etcd, space := Etcd(c.Etcd)
+	check("fleet.etcd", etcd.Validate())
+	check("fleet.etcd.namespace", space.Validate())
 	if c.Node != "" {
 		check("fleet.node", fleet.ValidateNode(c.Node))
 	}
 	check("fleet.presence", fleet.ValidateTimes(cmp.Or(c.Presence, fleet.DefaultPresence), cmp.Or(c.Retention, fleet.DefaultRetention)))
 	check("fleet.labels", fleet.ValidateLabels(c.Labels))
 	for i, o := range c.Offers {
-		if err := o.validate(); err != nil {
+		if err := validatePatterns([]patterns{{"node", []string{o.Node}}, {"types", o.Types}, {"names", o.Names}}); err != nil {
 			check("fleet.offers", fmt.Errorf("rule %d: %w", i+1, err))
 		}
 	}
-	if name := c.Serve.TLS.ServerName; len(c.Offers) > 0 && name != "" && !strings.Contains(name, "{node}") {
+	if name := c.Serve.ServerName; len(c.Offers) > 0 && name != "" && !strings.Contains(name, "{node}") {
 		check("fleet.offers", errors.New("fleet.serve.serverName is the same for all nodes, so that each can pass for any other and offer what "+
 			"that one may: put {node} into it, and into the certificates the name of the node"))
 	}
-	c.Serve.validate(check)
+	c.validateServe(check)
 	for _, text := range c.Dispense {
 		if _, ok := pluginName(text); !ok {
 			check("fleet.dispense", fmt.Errorf("%q is not a plugin: write TYPE/NAME", text))
@@ -93,15 +80,8 @@ func (c FleetConfig) validate(check func(field string, err error)) {
 	}
 }
 
-// equal says whether two configurations are alike, but for the rules, to whose change a running daemon can change.
-func (c FleetConfig) equal(other FleetConfig) bool {
-	c.Serve.Allow, other.Serve.Allow = nil, nil
-	c.Offers, other.Offers = nil, nil
-	return reflect.DeepEqual(c, other)
-}
-
 // settings returns what all nodes should have alike: the same text for settings that are alike.
-func (c FleetConfig) settings() string {
+func (c fleetConfig) settings() string {
 	text, _ := json.Marshal(struct { // strings can be encoded
 		Exclusive []string `json:"exclusive"`
 		Presence  string   `json:"presence"`
@@ -138,7 +118,7 @@ type fleetMember struct {
 	dialer      *fleet.Dialer
 	elector     *locks.Elector // nil if there are no locks
 	exclusive   []string
-	offers      atomic.Pointer[[]FleetOffer]
+	offers      atomic.Pointer[[]config.FleetOffer]
 	unlocked    *unlocked
 	isNamed     atomic.Bool   // the node owns its name in the fleet
 	renamed     chan struct{} // gets a value when that changes
@@ -174,7 +154,7 @@ func (m *fleetMember) settingsCondition() patchbay.Condition {
 }
 
 // node returns the name of the node; empty if that is not known.
-func (c FleetConfig) node() string {
+func (c fleetConfig) node() string {
 	if c.Node != "" {
 		return c.Node
 	}
@@ -188,13 +168,14 @@ func (c FleetConfig) node() string {
 // newFleetMember returns the daemon's part in a fleet, nil if the node belongs to none. Nothing is published, and no lock wanted, before
 // join; the caller calls close.
 func newFleetMember(
-	c FleetConfig, statePath string, runtime *patchbay.Runtime, called *peerCalls, log *slog.Logger,
+	c fleetConfig, statePath string, runtime *patchbay.Runtime, called *peerCalls, log *slog.Logger,
 ) (m *fleetMember, err error) {
 	if !c.enabled() {
 		return nil, nil
 	}
+	etcd, space := Etcd(c.Etcd)
 	m = &fleetMember{
-		node: c.node(), space: c.Space, exclusive: c.Exclusive, log: log, announce: announce(runtime.Publish, log),
+		node: c.node(), space: space, exclusive: c.Exclusive, log: log, announce: announce(runtime.Publish, log),
 		renamed: make(chan struct{}, 1),
 	}
 	m.unlocked = newUnlocked(m.node, c.Exclusive)
@@ -202,11 +183,11 @@ func newFleetMember(
 	if m.node == "" {
 		return nil, errors.New("cannot find out the host name for the fleet; set fleet.node")
 	}
-	if m.cluster, err = fleet.Connect(c.Etcd); err != nil {
+	if m.cluster, err = fleet.Connect(etcd); err != nil {
 		return nil, err
 	}
-	if c.Serve.enabled() {
-		if m.credentials, err = fleet.NewCredentials(c.Serve.TLS); err != nil {
+	if files := c.tls(); files != (fleet.TLS{}) {
+		if m.credentials, err = fleet.NewCredentials(files); err != nil {
 			return nil, err
 		}
 		if c.Serve.Listen != "" {
@@ -214,7 +195,7 @@ func newFleetMember(
 		}
 	}
 	if m.lookup, err = fleet.OpenLookup(m.cluster, fleet.LookupConfig{
-		Space: c.Space, Whole: m.acquire, NodeFile: statePath + ".nodes", Logger: log,
+		Space: space, Whole: m.acquire, NodeFile: statePath + ".nodes", Logger: log,
 	}); err != nil {
 		return nil, err
 	}
@@ -222,7 +203,7 @@ func newFleetMember(
 	dial.Unhealthy = func(ptype, name string) bool { return isUnwell(runtime.Launcher(), runtime.Plugins, ptype, name) }
 	if len(c.Exclusive) > 0 {
 		m.elector, err = locks.New(m.cluster, locks.Config{
-			Space: c.Space, Node: m.node, TTL: c.Presence, TokenFile: statePath + ".tokens", Logger: log,
+			Space: space, Node: m.node, TTL: c.Presence, TokenFile: statePath + ".tokens", Logger: log,
 			Settings: c.settings(), Differ: m.announce,
 		})
 		if err != nil {
@@ -244,7 +225,7 @@ func newFleetMember(
 // newPublisher returns what publishes the node, nil if it belongs to no fleet. Listener is where the node takes calls from others, nil for
 // nowhere.
 func (m *fleetMember) newPublisher(
-	c FleetConfig, statePath string, build Build, local source, l launched, listener net.Listener,
+	c fleetConfig, statePath string, build Build, local source, l launched, listener net.Listener,
 ) (*fleet.Publisher, error) {
 	if m == nil {
 		return nil, nil
@@ -254,7 +235,7 @@ func (m *fleetMember) newPublisher(
 		return nil, err
 	}
 	return fleet.NewPublisher(m.cluster, fleet.PublisherConfig{
-		Space: c.Space, Node: m.node, Address: address, Version: build.Version, Presence: c.Presence, Retention: c.Retention,
+		Space: m.space, Node: m.node, Address: address, Version: build.Version, Presence: c.Presence, Retention: c.Retention,
 		Settings: c.settings(), InstanceFile: statePath + ".instance", Labels: c.Labels, Local: fleetLocal{local}, Logger: m.log,
 		Unhealthy: func() map[string]bool { return unwell(l) }, Locked: m.unlocked.begin, Named: m.setNamed,
 	})

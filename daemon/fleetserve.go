@@ -26,6 +26,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/fleet"
+	"github.com/patchbay-dev/patchbay/internal/command/config"
 	"github.com/patchbay-dev/patchbay/internal/frames"
 	"github.com/patchbay-dev/patchbay/proxy"
 	"github.com/patchbay-dev/patchbay/reconciler"
@@ -34,33 +35,27 @@ import (
 // eventFleetCallDenied: a call from another node was denied; names the caller. Repeats are folded into one per minute.
 const eventFleetCallDenied reconciler.EventKind = "fleet-call-denied"
 
-// FleetServe says how the node and others call each other's plugins. The zero value stands for not at all.
-type FleetServe struct {
-	// Listen is HOST:PORT at which calls from other nodes are taken; empty for none. Without a host it is every address of the machine.
-	Listen string
-	// TLS is what the node shows to others, also when it calls them, and whom it believes.
-	TLS fleet.TLS
-	// Allow says who may call what. What no rule allows is denied.
-	Allow []FleetAllow
+// tls returns what the node shows to others, also when it calls them, and whom it believes; zero without a certificate.
+func (c fleetConfig) tls() fleet.TLS {
+	return fleet.TLS{CA: c.Serve.CA, Cert: c.Serve.Cert, Key: c.Serve.Key, ServerName: c.Serve.ServerName}
 }
 
-// enabled says whether the node has a certificate for calls to others.
-func (s FleetServe) enabled() bool { return s.TLS != fleet.TLS{} }
-
-func (s FleetServe) validate(check func(field string, err error)) {
-	if s.Listen != "" {
-		if _, port, err := net.SplitHostPort(s.Listen); err != nil || port == "" {
-			check("fleet.serve.listen", fmt.Errorf("%q is not HOST:PORT: write it as 10.0.0.7:7443 or :7443", s.Listen))
+func (c fleetConfig) validateServe(check func(field string, err error)) {
+	files := c.tls()
+	if c.Serve.Listen != "" {
+		if _, port, err := net.SplitHostPort(c.Serve.Listen); err != nil || port == "" {
+			check("fleet.serve.listen", fmt.Errorf("%q is not HOST:PORT: write it as 10.0.0.7:7443 or :7443", c.Serve.Listen))
 		}
-		if !s.enabled() {
+		if files == (fleet.TLS{}) {
 			check("fleet.serve", errNoCertificate)
 		}
 	}
-	if s.enabled() {
-		check("fleet.serve", s.TLS.Validate())
+	if files != (fleet.TLS{}) {
+		check("fleet.serve", files.Validate())
 	}
-	for i, a := range s.Allow {
-		if err := a.validate(); err != nil {
+	for i, a := range c.Serve.Allow {
+		err := validatePatterns([]patterns{{"identity", []string{a.Identity}}, {"types", a.Types}, {"names", a.Names}, {"methods", a.Methods}})
+		if err != nil {
 			check("fleet.serve.allow", fmt.Errorf("rule %d: %w", i+1, err))
 		}
 	}
@@ -80,7 +75,7 @@ const (
 )
 
 // listen listens for other nodes, nil if the configuration says nothing of it.
-func (c FleetConfig) listen(ctx context.Context) (net.Listener, error) {
+func (c fleetConfig) listen(ctx context.Context) (net.Listener, error) {
 	if !c.enabled() || c.Serve.Listen == "" {
 		return nil, nil
 	}
@@ -92,7 +87,7 @@ func (c FleetConfig) listen(ctx context.Context) (net.Listener, error) {
 }
 
 // published returns the address at which other nodes reach this one, which listens there or nowhere.
-func (c FleetConfig) published(listener net.Listener) (string, error) {
+func (c fleetConfig) published(listener net.Listener) (string, error) {
 	if c.Address != "" || listener == nil {
 		return c.Address, nil
 	}
@@ -111,7 +106,7 @@ func (c FleetConfig) published(listener net.Listener) (string, error) {
 type fleetServer struct {
 	registry    connector
 	credentials *fleet.Credentials
-	rules       *inForce[[]FleetAllow]
+	rules       *inForce[[]config.FleetAllow]
 	denials     *denials
 	audit       *auditor
 	served      *peerCalls
@@ -125,10 +120,12 @@ type fleetServer struct {
 func (s *fleetServer) serve(ctx context.Context, listener net.Listener, failed func()) (stop func() error) {
 	end, endCalls := context.WithCancelCause(context.Background())
 	var calls atomic.Int64 // in progress
-	config := s.credentials.Server()
+	tlsConfig := s.credentials.Server()
 	server := frames.NewServer(frames.ServerConfig{
 		Budget: s.budget, Timeout: fleetHandshake, Streams: fleetStreams, Age: s.age, Silence: fleetSilence, Answer: fleetAnswer,
-		Introduce: func(ctx context.Context, nc net.Conn) (frames.Introduced, error) { return s.introduce(ctx, nc, config) },
+		Introduce: func(ctx context.Context, nc net.Conn) (frames.Introduced, error) {
+			return s.introduce(ctx, nc, tlsConfig)
+		},
 		Handle: func(caller grpc.ServerStream) error {
 			calls.Add(1)
 			defer calls.Add(-1)
@@ -164,8 +161,8 @@ func (s *fleetServer) serve(ctx context.Context, listener net.Listener, failed f
 }
 
 // introduce has a caller show who it is. Its certificate is judged at each call.
-func (s *fleetServer) introduce(ctx context.Context, nc net.Conn, config *tls.Config) (frames.Introduced, error) {
-	conn := tls.Server(nc, config)
+func (s *fleetServer) introduce(ctx context.Context, nc net.Conn, tlsConfig *tls.Config) (frames.Introduced, error) {
+	conn := tls.Server(nc, tlsConfig)
 	err := conn.HandshakeContext(ctx)
 	state := conn.ConnectionState()
 	if err == nil && state.NegotiatedProtocol != "h2" {
@@ -215,7 +212,7 @@ func (s *fleetServer) handle(end context.Context, caller grpc.ServerStream) (err
 		if call.plugin, _, err = routeOf(ctx); err != nil {
 			return nil, err
 		}
-		denied := func(rules []FleetAllow) error { return cmp.Or(s.credentials.Trusts(ctx), call.denied(rules)) }
+		denied := func(rules []config.FleetAllow) error { return cmp.Or(s.credentials.Trusts(ctx), call.denied(rules)) }
 		if release, err = s.rules.letIn(denied, cancel); err != nil {
 			return nil, s.denials.deny(call)
 		}
@@ -250,21 +247,6 @@ func (d *denials) deny(c *fleetCall) error {
 		})
 	}
 	return status.Errorf(codes.PermissionDenied, "%s may not call %s: no rule in fleet.serve.allow of the node allows it", who, what)
-}
-
-// FleetAllow allows calls from other nodes. All of its parts have to match; in each, "*" alone matches everything, and else the patterns
-// are those of [path.Match]: * stands for any text without a slash.
-type FleetAllow struct {
-	// Identity is a pattern for who calls, see [fleet.Credentials.Caller]. A URI is only matched by a pattern with "://", or by "*".
-	Identity string
-	// Types and Names are patterns for the type, or role, and the name of the plugin as the caller writes them.
-	Types, Names []string
-	// Methods are patterns for SERVICE/METHOD, for example csi.v1.Controller/*.
-	Methods []string
-}
-
-func (a FleetAllow) validate() error {
-	return validatePatterns([]patterns{{"identity", []string{a.Identity}}, {"types", a.Types}, {"names", a.Names}, {"methods", a.Methods}})
 }
 
 // patterns are those of one key of a rule.
@@ -310,21 +292,22 @@ func (c *fleetCall) String() string {
 func (c *fleetCall) attrs() []any { return []any{"caller", c.String()} }
 
 // denied says why none of the rules allows a call.
-func (c *fleetCall) denied(rules []FleetAllow) error {
-	if slices.ContainsFunc(rules, func(a FleetAllow) bool {
-		return slices.ContainsFunc(c.identities, a.matchIdentity) && matchAny(a.Types, c.plugin.Type) && matchAny(a.Names, c.plugin.Name) &&
-			matchAny(a.Methods, c.method)
+func (c *fleetCall) denied(rules []config.FleetAllow) error {
+	if slices.ContainsFunc(rules, func(a config.FleetAllow) bool {
+		return slices.ContainsFunc(c.identities, func(identity string) bool { return matchIdentity(a.Identity, identity) }) &&
+			matchAny(a.Types, c.plugin.Type) && matchAny(a.Names, c.plugin.Name) && matchAny(a.Methods, c.method)
 	}) {
 		return nil
 	}
 	return errWithdrawn
 }
 
-func (a FleetAllow) matchIdentity(identity string) bool {
-	if a.Identity == "*" {
+// matchIdentity reports whether a pattern matches who calls, see [fleet.Credentials.Caller]. A URI is only matched by a pattern with "://",
+// or by "*".
+func matchIdentity(pattern, identity string) bool {
+	if pattern == "*" {
 		return true
 	}
-	pattern := a.Identity
 	if isURI := strings.Contains(identity, "://"); isURI != strings.Contains(pattern, "://") {
 		return false
 	} else if !isURI {

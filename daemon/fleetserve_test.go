@@ -17,22 +17,27 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay/fleet"
+	"github.com/patchbay-dev/patchbay/internal/command/config"
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
+func allow(identity string, types, names, methods []string) config.FleetAllow {
+	return config.FleetAllow{Identity: identity, Types: types, Names: names, Methods: methods}
+}
+
 func TestAllowed(t *testing.T) {
-	rule := FleetAllow{
+	rule := config.FleetAllow{
 		Identity: "spiffe://example.com/nomad/*", Types: []string{"csi-controller"}, Names: []string{"*.csi.k8s.io"},
 		Methods: []string{"csi.v1.Controller/*"},
 	}
-	with := func(change func(*FleetAllow)) FleetAllow {
+	with := func(change func(*config.FleetAllow)) config.FleetAllow {
 		r := rule
 		change(&r)
 		return r
 	}
 	const method = "csi.v1.Controller/CreateVolume"
 	for _, test := range []struct {
-		rule                FleetAllow
+		rule                config.FleetAllow
 		identities          string
 		ptype, name, method string
 		want                bool
@@ -44,20 +49,20 @@ func TestAllowed(t *testing.T) {
 		{rule, "spiffe://example.com/nomad/server", "csi-node", "hostpath.csi.k8s.io", method, false},
 		{rule, "spiffe://example.com/nomad/server", "csi-controller", "other", method, false},
 		{rule, "spiffe://example.com/nomad/server", "csi-controller", "hostpath.csi.k8s.io", "csi.v1.Node/NodeGetInfo", false},
-		{with(func(r *FleetAllow) { r.Identity = "*" }), "spiffe://x/y", "csi-controller", "a.csi.k8s.io", method, true},
-		{with(func(r *FleetAllow) { r.Identity = "*.Example.com" }), "node.example.com", "csi-controller", "a.csi.k8s.io", method, true},
-		{with(func(r *FleetAllow) { r.Identity = "*//*" }), "spiffe://x", "csi-controller", "a.csi.k8s.io", method, false},
-		{with(func(r *FleetAllow) { r.Identity = "*://*/*" }), "node", "csi-controller", "a.csi.k8s.io", method, false},
-		{with(func(r *FleetAllow) { r.Names = []string{"*"} }), "spiffe://example.com/nomad/x", "csi-controller", "a/b", method, true},
-		{with(func(r *FleetAllow) { r.Methods = []string{"*"} }), "spiffe://example.com/nomad/x", "csi-controller", "a.csi.k8s.io", "x/y", true},
-		{FleetAllow{Identity: "*"}, "node", "csi-controller", "a", method, false},
+		{with(func(r *config.FleetAllow) { r.Identity = "*" }), "spiffe://x/y", "csi-controller", "a.csi.k8s.io", method, true},
+		{with(func(r *config.FleetAllow) { r.Identity = "*.Example.com" }), "node.example.com", "csi-controller", "a.csi.k8s.io", method, true},
+		{with(func(r *config.FleetAllow) { r.Identity = "*//*" }), "spiffe://x", "csi-controller", "a.csi.k8s.io", method, false},
+		{with(func(r *config.FleetAllow) { r.Identity = "*://*/*" }), "node", "csi-controller", "a.csi.k8s.io", method, false},
+		{with(func(r *config.FleetAllow) { r.Names = []string{"*"} }), "spiffe://example.com/nomad/x", "csi-controller", "a/b", method, true},
+		{with(func(r *config.FleetAllow) { r.Methods = []string{"*"} }), "spiffe://example.com/nomad/x", "csi-controller", "a.csi.k8s.io", "x/y", true},
+		{config.FleetAllow{Identity: "*"}, "node", "csi-controller", "a", method, false},
 	} {
 		var identities []string
 		if test.identities != "" {
 			identities = []string{"someone", test.identities}
 		}
 		call := &fleetCall{identities: identities, plugin: named(test.ptype, test.name), method: test.method}
-		if got := call.denied([]FleetAllow{test.rule}) == nil; got != test.want {
+		if got := call.denied([]config.FleetAllow{test.rule}) == nil; got != test.want {
 			t.Errorf("%+v: %s calls %s of %s/%s: %t", test.rule, test.identities, test.method, test.ptype, test.name, got)
 		}
 	}
@@ -67,22 +72,21 @@ func TestAllowed(t *testing.T) {
 }
 
 func TestFleetServeConfig(t *testing.T) {
-	tls := fleet.TLS{CA: "ca", Cert: "crt", Key: "key"}
 	all := []string{"*"}
-	good := FleetServe{Listen: ":7443", TLS: tls, Allow: []FleetAllow{{"*", all, all, all}}}
-	for want, change := range map[string]func(*FleetServe){
-		"":                           func(*FleetServe) {},
-		"is not HOST:PORT":           func(s *FleetServe) { s.Listen = "7443" },
-		"need a certificate":         func(s *FleetServe) { s.TLS = fleet.TLS{} },
-		"name the files ca":          func(s *FleetServe) { s.TLS.CA = "" },
-		"rule 1: methods is empty":   func(s *FleetServe) { s.Allow = []FleetAllow{{"*", all, all, nil}} },
-		"rule 1: identity is empty":  func(s *FleetServe) { s.Allow = []FleetAllow{{"", all, all, all}} },
-		`names has "[", which is no`: func(s *FleetServe) { s.Allow = []FleetAllow{{"*", all, []string{"["}, all}} },
+	good := config.FleetServe{Listen: ":7443", CA: "ca", Cert: "crt", Key: "key", Allow: []config.FleetAllow{allow("*", all, all, all)}}
+	for want, change := range map[string]func(*config.FleetServe){
+		"":                           func(*config.FleetServe) {},
+		"is not HOST:PORT":           func(s *config.FleetServe) { s.Listen = "7443" },
+		"need a certificate":         func(s *config.FleetServe) { s.CA, s.Cert, s.Key = "", "", "" },
+		"name the files ca":          func(s *config.FleetServe) { s.CA = "" },
+		"rule 1: methods is empty":   func(s *config.FleetServe) { s.Allow = []config.FleetAllow{allow("*", all, all, nil)} },
+		"rule 1: identity is empty":  func(s *config.FleetServe) { s.Allow = []config.FleetAllow{allow("", all, all, all)} },
+		`names has "[", which is no`: func(s *config.FleetServe) { s.Allow = []config.FleetAllow{allow("*", all, []string{"["}, all)} },
 	} {
 		s := good
 		change(&s)
 		var wrong []string
-		s.validate(func(field string, err error) {
+		fleetConfig{Serve: s}.validateServe(func(field string, err error) {
 			if err != nil {
 				wrong = append(wrong, field+": "+err.Error())
 			}
@@ -96,9 +100,9 @@ func TestFleetServeConfig(t *testing.T) {
 // TestOffersNeedNames: who may offer what means nothing where all nodes have one name in their certificates.
 func TestOffersNeedNames(t *testing.T) {
 	for name, refused := range map[string]bool{"": false, "{node}.example.com": false, "fleet.example.com": true} {
-		c := FleetConfig{
-			Etcd: fleet.Etcd{Endpoints: []string{"http://127.0.0.1:1"}}, Serve: FleetServe{TLS: fleet.TLS{CA: "ca", Cert: "crt", Key: "key", ServerName: name}},
-			Offers: []FleetOffer{{Node: "a", Types: []string{"*"}, Names: []string{"*"}}},
+		c := fleetConfig{
+			Etcd: config.Etcd{Endpoints: []string{"http://127.0.0.1:1"}}, Serve: config.FleetServe{CA: "ca", Cert: "crt", Key: "key", ServerName: name},
+			Offers: []config.FleetOffer{{Node: "a", Types: []string{"*"}, Names: []string{"*"}}},
 		}
 		found := false
 		c.validate(func(field string, err error) { found = found || field == "fleet.offers" && err != nil })
@@ -140,19 +144,19 @@ func TestPublishedAddress(t *testing.T) {
 	}
 	defer everywhere.Close()
 	for _, test := range []struct {
-		config   FleetConfig
+		cfg      fleetConfig
 		listener net.Listener
 		want     func(string) bool
 	}{
-		{FleetConfig{Address: "x:1"}, listener, func(s string) bool { return s == "x:1" }},
-		{FleetConfig{}, listener, func(s string) bool { return s == listener.Addr().String() }},
-		{FleetConfig{}, everywhere, func(s string) bool {
+		{fleetConfig{Address: "x:1"}, listener, func(s string) bool { return s == "x:1" }},
+		{fleetConfig{}, listener, func(s string) bool { return s == listener.Addr().String() }},
+		{fleetConfig{}, everywhere, func(s string) bool {
 			return !strings.HasPrefix(s, "[::]") && !strings.HasPrefix(s, "0.0.0.0") && s != ""
 		}},
-		{FleetConfig{}, nil, func(s string) bool { return s == "" }},
+		{fleetConfig{}, nil, func(s string) bool { return s == "" }},
 	} {
-		if got, err := test.config.published(test.listener); err != nil || !test.want(got) {
-			t.Errorf("%+v: %q, %v", test.config, got, err)
+		if got, err := test.cfg.published(test.listener); err != nil || !test.want(got) {
+			t.Errorf("%+v: %q, %v", test.cfg, got, err)
 		}
 	}
 }
@@ -160,8 +164,8 @@ func TestPublishedAddress(t *testing.T) {
 // TestRulesCanChange: calls that no rule allows any more are cut off, and the others go on.
 func TestRulesCanChange(t *testing.T) {
 	all := []string{"*"}
-	rule := func(identity string) FleetAllow { return FleetAllow{identity, all, all, all} }
-	r := newInForce([]FleetAllow{rule("a"), rule("b")})
+	rule := func(identity string) config.FleetAllow { return allow(identity, all, all, all) }
+	r := newInForce([]config.FleetAllow{rule("a"), rule("b")})
 	letIn := func(name string, end context.CancelCauseFunc) error {
 		_, err := r.letIn((&fleetCall{identities: []string{name}, plugin: named("T", "n"), method: "s/m"}).denied, end)
 		return err
@@ -174,7 +178,7 @@ func TestRulesCanChange(t *testing.T) {
 			t.Errorf("%s may not call: %v", name, err)
 		}
 	}
-	r.use([]FleetAllow{rule("b"), rule("c")})
+	r.use([]config.FleetAllow{rule("b"), rule("c")})
 	if cause := context.Cause(ended["a"]); !errors.Is(cause, errWithdrawn) {
 		t.Errorf("a's call goes on: %v", cause)
 	}
@@ -185,7 +189,7 @@ func TestRulesCanChange(t *testing.T) {
 		t.Error("the new rules are not in force")
 	}
 	before, after := Config{}, Config{}
-	after.Fleet.Serve.Allow = []FleetAllow{rule("a")}
+	after.Fleet.Serve.Allow = []config.FleetAllow{rule("a")}
 	if changed, restart := differences(before, after); len(restart) > 0 || !slices.Equal(changed, []string{"fleet.serve.allow"}) {
 		t.Errorf("changed are %q, a restart needs %q", changed, restart)
 	}
@@ -194,11 +198,11 @@ func TestRulesCanChange(t *testing.T) {
 // TestMayOffer: a rule lets nodes offer plugins if all of its parts match; without rules every node may offer all.
 func TestMayOffer(t *testing.T) {
 	m := &fleetMember{}
-	rules := []FleetOffer{
+	rules := []config.FleetOffer{
 		{Node: "storage-*", Types: []string{"csi-controller"}, Names: []string{"*.example.com"}}, {Node: "Any", Types: []string{"*"}, Names: []string{"*"}},
 	}
 	for _, test := range []struct {
-		rules             []FleetOffer
+		rules             []config.FleetOffer
 		node, ptype, name string
 		want              bool
 	}{

@@ -7,7 +7,7 @@ import (
 
 // TestFleetSettings: nodes whose settings are alike publish the same text.
 func TestFleetSettings(t *testing.T) {
-	for want, c := range map[string]FleetConfig{
+	for want, c := range map[string]fleetConfig{
 		`{"exclusive":["a","b"],"presence":"10s"}`: {Exclusive: []string{"b", "a", "b"}},
 		`{"exclusive":[],"presence":"20s"}`:        {Presence: 20 * time.Second},
 	} {

@@ -30,7 +30,7 @@ func TestFloodOfCanceledCalls(t *testing.T) {
 	for name, control := range map[string]bool{"stable socket": false, "control socket": true} {
 		t.Run(name, func(t *testing.T) {
 			config := configIn(t)
-			config.DispenseDir = filepath.Join(filepath.Dir(config.StatePath), "d")
+			config.DispenseDir = filepath.Join(filepath.Dir(config.State), "d")
 			start(t, config)
 			others := map[string]*grpc.ClientConn{}
 			for _, name := range []string{"flooded", "spared"} {

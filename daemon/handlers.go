@@ -19,36 +19,33 @@ import (
 	"github.com/patchbay-dev/patchbay/handlers/dra"
 )
 
-// HandlerKind names what a daemon does with the plugins of a type.
-type HandlerKind string
-
-// HandlerAccept accepts every plugin and does nothing else; see [patchbay.AcceptHandler].
-const HandlerAccept HandlerKind = "accept"
-
-// HandlerCSI starts using CSI drivers; see package handlers/csi.
-const HandlerCSI HandlerKind = "csi"
-
-// HandlerDevice starts using device plugins and allocates their devices; see package handlers/device. It is for the type DevicePlugin
-// only.
-const HandlerDevice HandlerKind = "device"
-
-// HandlerDRA starts using DRA drivers; see package handlers/dra.
-const HandlerDRA HandlerKind = "dra"
+// The kinds of handlers: what a daemon does with the plugins of a type.
+const (
+	// HandlerAccept accepts every plugin and does nothing else; see [patchbay.AcceptHandler].
+	HandlerAccept = "accept"
+	// HandlerCSI starts using CSI drivers; see package handlers/csi.
+	HandlerCSI = "csi"
+	// HandlerDevice starts using device plugins and allocates their devices; see package handlers/device. It is for the type DevicePlugin
+	// only.
+	HandlerDevice = "device"
+	// HandlerDRA starts using DRA drivers; see package handlers/dra.
+	HandlerDRA = "dra"
+)
 
 // HandlerKinds returns the kinds that exist, sorted.
-func HandlerKinds() []HandlerKind { return slices.Sorted(maps.Keys(newHandlers)) }
+func HandlerKinds() []string { return slices.Sorted(maps.Keys(newHandlers)) }
 
 // handlerNeeds is what handlers are made with.
 type handlerNeeds struct {
 	log *slog.Logger
 	// state is the daemon's state file, in which a handler may keep what it must know after a restart.
 	state *boltstate.Store
-	// pluginDir is the first plugin directory, deviceSocketDir is Config.DeviceSocketDir.
+	// pluginDir is the first plugin directory, deviceSocketDir is Config.Device.SocketDir.
 	pluginDir, deviceSocketDir string
 }
 
 // newHandlers makes a handler of each kind that exists.
-var newHandlers = map[HandlerKind]func(handlerNeeds) (cache.PluginHandler, error){
+var newHandlers = map[string]func(handlerNeeds) (cache.PluginHandler, error){
 	HandlerAccept: func(handlerNeeds) (cache.PluginHandler, error) { return patchbay.AcceptHandler(), nil },
 	HandlerCSI:    func(handlerNeeds) (cache.PluginHandler, error) { return csi.NewHandler(csi.Options{}), nil },
 	HandlerDevice: newDeviceHandler,
@@ -57,7 +54,7 @@ var newHandlers = map[HandlerKind]func(handlerNeeds) (cache.PluginHandler, error
 
 // kubeletKinds are the kinds of handlers that were made for the plugin types of the kubelet. Plugins of these types speak one protocol, so
 // that no other of these kinds can do anything with them.
-var kubeletKinds = map[string]HandlerKind{
+var kubeletKinds = map[string]string{
 	registerapi.CSIPlugin: HandlerCSI, registerapi.DevicePlugin: HandlerDevice, registerapi.DRAPlugin: HandlerDRA,
 }
 
@@ -78,7 +75,7 @@ func newHandlerSet(needs handlerNeeds) *handlerSet {
 
 // changes returns new handlers for the types that have another kind of handler now, and the types that have none any more. The handlers are
 // not in the set yet.
-func (s *handlerSet) changes(was, is map[string]HandlerKind) (added map[string]cache.PluginHandler, removed []string, err error) {
+func (s *handlerSet) changes(was, is map[string]string) (added map[string]cache.PluginHandler, removed []string, err error) {
 	added = map[string]cache.PluginHandler{}
 	for ptype, kind := range is {
 		if was[ptype] == kind {
@@ -143,8 +140,8 @@ func closeHandlers(handlers map[string]cache.PluginHandler) error {
 }
 
 // handlers returns the kind of handler of every type that has one.
-func (c Config) handlers() map[string]HandlerKind {
-	all := map[string]HandlerKind{}
+func (c Config) handlers() map[string]string {
+	all := map[string]string{}
 	for _, ptype := range DefaultTypes() {
 		all[ptype] = HandlerAccept
 	}
@@ -152,13 +149,13 @@ func (c Config) handlers() map[string]HandlerKind {
 	return all
 }
 
-func validateHandler(ptype string, kind HandlerKind) error {
+func validateHandler(ptype, kind string) error {
 	if err := validateType(ptype); err != nil {
 		return err
 	}
 	if newHandlers[kind] == nil {
-		kinds := each(HandlerKinds(), func(k HandlerKind) string { return string(k) })
-		return fmt.Errorf("plugin type %s cannot have a handler of kind %q: the kinds that exist are %s", ptype, kind, strings.Join(kinds, ", "))
+		return fmt.Errorf("plugin type %s cannot have a handler of kind %q: the kinds that exist are %s", ptype, kind,
+			strings.Join(HandlerKinds(), ", "))
 	}
 	if own, known := kubeletKinds[ptype]; kind != HandlerAccept && kind != own && (known || kind == HandlerDevice) {
 		for made, its := range kubeletKinds {

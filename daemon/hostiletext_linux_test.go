@@ -16,7 +16,6 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/patchbay-dev/patchbay/client"
-	"github.com/patchbay-dev/patchbay/daemon"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
 	"github.com/patchbay-dev/patchbay/proxy"
@@ -34,9 +33,9 @@ func TestTextThatIsNotUTF8(t *testing.T) {
 	go func() { _ = server.Serve(listener) }()
 	defer server.Stop()
 	config := configIn(t)
-	config.Tracing = daemon.Tracing{Endpoint: "http://" + listener.Addr().String(), Percent: 100}
+	config.Tracing.Endpoint = "http://" + listener.Addr().String()
 	url, stop := httpOf(t, config)
-	elsewhere := filepath.Join(filepath.Dir(config.StatePath), "foo.sock") // what it announces
+	elsewhere := filepath.Join(filepath.Dir(config.State), "foo.sock") // what it announces
 	plugin := pluginwatcher.NewTestExamplePlugin("foo", "ExamplePlugin", elsewhere, "v1")
 	if err := plugin.Serve(); err != nil {
 		t.Fatal(err)

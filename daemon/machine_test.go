@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/patchbay-dev/patchbay/catalogue"
+	"github.com/patchbay-dev/patchbay/internal/command/config"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -26,10 +27,10 @@ func TestSocketsThatCannotBe(t *testing.T) {
 		"stable sockets": {"dispenseDir", func(c *Config, dir string) { c.DispenseDir = dir }, "/" + strings.Repeat("t", shortLength) + "/" +
 			strings.Repeat("n", shortLength) + ".sock"},
 		"kubelet.sock": {"device.socketDir", func(c *Config, dir string) {
-			c.Handlers, c.DeviceSocketDir = map[string]HandlerKind{"DevicePlugin": HandlerDevice}, dir
+			c.Handlers, c.Device.SocketDir = map[string]string{"DevicePlugin": HandlerDevice}, dir
 		}, "/kubelet.sock"},
 		"announced devices": {"device.socketDir", func(c *Config, dir string) {
-			c.Handlers, c.DeviceSocketDir, c.PluginDirs = map[string]HandlerKind{"DevicePlugin": HandlerDevice}, "/run/devices", []string{dir}
+			c.Handlers, c.Device.SocketDir, c.PluginDirs = map[string]string{"DevicePlugin": HandlerDevice}, "/run/devices", []string{dir}
 		}, "/patchbay-device-plugins/zzzzzz.sock"},
 		"launched":         {"plugins[0].name", launching(name, func(*catalogue.Plugin) {}), pad("/", name+1) + ".999999.sock"},
 		"launched as user": {"plugins[0].name", launching(name, func(p *catalogue.Plugin) { p.User = "0" }), pad("/", name+1) + ".999999/plugin.sock"},
@@ -39,12 +40,12 @@ func TestSocketsThatCannotBe(t *testing.T) {
 		}), "/.go-plugin/plugin-dir0123456789/plugin0123456789"},
 	} {
 		for _, more := range []int{0, 1} {
-			config := Config{
-				PluginDirs: []string{"/run/plugins"}, StatePath: "/s", ControlSocket: "/run/c.sock", Handlers: map[string]HandlerKind{"T": HandlerAccept},
-			}
+			cfg := Config{Config: config.Config{
+				PluginDirs: []string{"/run/plugins"}, State: "/s", ControlSocket: "/run/c.sock", Handlers: map[string]string{"T": HandlerAccept},
+			}}
 			dir := pad("/", sock.MaxPath-len(c.rest)+more)
-			c.use(&config, dir)
-			err := errors.Join(append(joined(config.Validate()), joined(config.CheckPlugins())...)...)
+			c.use(&cfg, dir)
+			err := errors.Join(append(joined(cfg.Validate()), joined(cfg.CheckPlugins())...)...)
 			found := ""
 			for _, err := range joined(err) {
 				field, _ := errors.AsType[*FieldError](err)
@@ -125,7 +126,8 @@ func TestPrograms(t *testing.T) {
 		t.Fatal(err)
 	}
 	var found []string
-	for _, err := range joined(Config{PluginDirs: []string{"/p"}, StatePath: "/s", ControlSocket: "/c", Catalogue: all}.CheckPlugins()) {
+	c := Config{Config: config.Config{PluginDirs: []string{"/p"}, State: "/s", ControlSocket: "/c"}, Catalogue: all}
+	for _, err := range joined(c.CheckPlugins()) {
 		field, _ := errors.AsType[*FieldError](err)
 		why, _, _ := strings.Cut(field.Error(), " cannot be run on this machine: ")
 		found = append(found, field.Field+" "+why)

@@ -102,7 +102,7 @@ func newControlModel(t *testing.T) *controlModel {
 
 // configure has the daemon find the configuration that the model has when it loads it the next time.
 func (m *controlModel) configure() {
-	m.config.Handlers = map[string]daemon.HandlerKind{"ExamplePlugin": daemon.HandlerAccept}
+	m.config.Handlers = map[string]string{"ExamplePlugin": daemon.HandlerAccept}
 	if m.handled {
 		m.config.Handlers[asked] = daemon.HandlerAccept
 	}

@@ -21,6 +21,7 @@ import (
 	testpb "google.golang.org/grpc/interop/grpc_testing"
 
 	"github.com/patchbay-dev/patchbay/fleet"
+	"github.com/patchbay-dev/patchbay/internal/command/config"
 	"github.com/patchbay-dev/patchbay/internal/frames"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/proxy"
@@ -82,7 +83,7 @@ func newNodes(t *testing.T, change func(*fleetServer)) *nodes {
 	publish := func(reconciler.Event) {}
 	calls := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "calls"}, []string{"peer", "code"})
 	server := &fleetServer{
-		registry: n.registry, credentials: certificates[1], rules: newInForce([]FleetAllow{{"a", all, all, all}}),
+		registry: n.registry, credentials: certificates[1], rules: newInForce([]config.FleetAllow{allow("a", all, all, all)}),
 		denials: newDenials(publish, discard), audit: newAuditor(publish, discard), served: newPeerCalls(calls), age: fleetConnAge,
 		budget: newBudget("calls", frames.DefaultLimits, 0, nil, discard),
 		log:    slog.New(slog.NewTextHandler(n.log, &slog.HandlerOptions{Level: slog.LevelWarn})),

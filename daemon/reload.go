@@ -15,6 +15,7 @@ import (
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/catalogue"
+	"github.com/patchbay-dev/patchbay/internal/command/config"
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
@@ -47,13 +48,13 @@ type reloads struct {
 // configuration is the name of the condition of the last reload.
 const configuration = "configuration"
 
-func newReloads(config Config) *reloads {
+func newReloads(c Config) *reloads {
 	r := &reloads{
 		ended:   make(chan struct{}),
-		current: config,
+		current: c,
 		failure: patchbay.Condition{Name: configuration, OK: true},
 	}
-	r.shown.Store(&config.Shown)
+	r.shown.Store(&c.Shown)
 	return r
 }
 
@@ -125,7 +126,7 @@ func (d *Daemon) reload() (changed []string, err error) {
 	if len(restart) > 0 {
 		return nil, fmt.Errorf("needs a restart: %s; nothing was changed", strings.Join(restart, ", "))
 	}
-	roles, err := next.Roles.policy()
+	roles, err := policyOf(next.Control.Roles)
 	if err != nil {
 		return nil, err
 	}
@@ -152,7 +153,7 @@ func (d *Daemon) reload() (changed []string, err error) {
 	d.fleetRules.use(next.Fleet.Serve.Allow)
 	r.running.fleet.reload(next.Fleet.Offers)
 	d.timeouts.set(next.ClientTimeouts)
-	d.warn(runtime.SetTimeouts(next.Timeouts, next.TypeTimeouts)) // Validate has checked them
+	d.warn(runtime.SetTimeouts(reconciler.Timeouts(next.Timeouts), typeTimeouts(next.TypeTimeouts))) // Validate has checked them
 	// Their plugins are still being deregistered: they have to bear that.
 	if err := closeHandlers(r.running.exchange(added, removed)); err != nil {
 		d.log.Error("cannot close a plugin handler", "error", err)
@@ -214,33 +215,12 @@ func (r *reloads) condition() patchbay.Condition {
 // differences returns the keys of the configuration file, in order, whose values differ: those to which a running daemon can change, and
 // those that need a restart.
 func differences(before, after Config) (changed, restart []string) {
-	restart = differing([]part{
-		{"pluginDirs", !slices.Equal(before.PluginDirs, after.PluginDirs)},
-		{"deprecatedPluginDir", before.DeprecatedPluginDir != after.DeprecatedPluginDir},
-		{"state", before.StatePath != after.StatePath},
-		{"controlSocket", before.ControlSocket != after.ControlSocket},
-		{"dispenseDir", before.DispenseDir != after.DispenseDir},
-		{"device", before.DeviceSocketDir != after.DeviceSocketDir},
-		{"http", before.HTTPAddr != after.HTTPAddr},
-		{"unhandled", before.IgnoreUnhandled != after.IgnoreUnhandled},
-		{"bounds", before.Bounds != after.Bounds || before.MaxDepth != after.MaxDepth || before.MaxSockets != after.MaxSockets ||
-			before.MaxUserDirs != after.MaxUserDirs || before.MaxDirs != after.MaxDirs},
-		{"trust", !before.Trust.Equal(after.Trust) || before.NameGrace != after.NameGrace},
-		{"admission", !slices.Equal(before.Admission.Args, after.Admission.Args) ||
-			before.Admission.Protocol != after.Admission.Protocol || before.Admission.Timeout != after.Admission.Timeout ||
-			before.LaunchedOnly != after.LaunchedOnly},
-		{"tracing", before.Tracing != after.Tracing},
-		{"fleet", !before.Fleet.equal(after.Fleet)},
-		{"unreachableGrace", before.UnreachableGrace != after.UnreachableGrace},
-	})
-	rulesDiffer := func(was, is any, count int) bool { return count > 0 && !reflect.DeepEqual(was, is) } // nil and empty are alike
-	allowed, allows := before.Fleet.Serve.Allow, after.Fleet.Serve.Allow
-	offered, offers := before.Fleet.Offers, after.Fleet.Offers
+	restart = restartKeys(before.Config, after.Config)
 	changed = append([]string{}, mapChanges("handlers.", before.Handlers, after.Handlers)...) // never null in JSON
 	changed = append(changed, differing([]part{
-		{"control.roles", !before.Roles.equal(after.Roles)},
-		{"fleet.offers", rulesDiffer(offered, offers, len(offered)+len(offers))},
-		{"fleet.serve.allow", rulesDiffer(allowed, allows, len(allowed)+len(allows))},
+		{"control.roles", !reflect.DeepEqual(before.Control, after.Control)},
+		{"fleet.offers", !reflect.DeepEqual(before.Fleet.Offers, after.Fleet.Offers)},
+		{"fleet.serve.allow", !reflect.DeepEqual(before.Fleet.Serve.Allow, after.Fleet.Serve.Allow)},
 		{"log.level", before.Log.Level != after.Log.Level},
 		{"log.format", before.Log.Format != after.Log.Format},
 		{"timeouts", before.Timeouts != after.Timeouts},
@@ -248,6 +228,21 @@ func differences(before, after Config) (changed, restart []string) {
 	changed = append(changed, mapChanges("typeTimeouts.", before.TypeTimeouts, after.TypeTimeouts)...)
 	changed = append(changed, mapChanges("clientTimeouts.", before.ClientTimeouts, after.ClientTimeouts)...)
 	return append(changed, catalogueChanges(before, after)...), restart
+}
+
+// restartKeys returns the keys whose values differ, of those that need a restart.
+func restartKeys(before, after config.Config) (keys []string) {
+	for _, c := range []*config.Config{&before, &after} { // these can be reloaded
+		c.Fleet.Offers, c.Fleet.Serve.Allow = nil, nil
+	}
+	was, is := reflect.ValueOf(before), reflect.ValueOf(after)
+	for i := range was.NumField() {
+		tag := was.Type().Field(i).Tag
+		if tag.Get("restart") != "" && !reflect.DeepEqual(was.Field(i).Interface(), is.Field(i).Interface()) {
+			keys = append(keys, tag.Get("json"))
+		}
+	}
+	return keys
 }
 
 // part is one part of a configuration, by its key.

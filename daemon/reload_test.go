@@ -17,6 +17,7 @@ import (
 	"github.com/patchbay-dev/patchbay/catalogue"
 	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/daemon"
+	"github.com/patchbay-dev/patchbay/internal/command/config"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
@@ -26,7 +27,7 @@ type reloadable struct {
 	mu   sync.Mutex
 	next daemon.Config
 	err  error
-	logs []daemon.Log
+	logs []config.Log
 }
 
 func (r *reloadable) set(c daemon.Config, err error) {
@@ -41,35 +42,37 @@ func (r *reloadable) load() (daemon.Config, error) {
 	return r.next, r.err
 }
 
-func (r *reloadable) setLog(l daemon.Log) {
+type timeouts = config.Timeouts
+
+func (r *reloadable) setLog(l config.Log) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.logs = append(r.logs, l)
 }
 
-func (r *reloadable) logsSet() []daemon.Log {
+func (r *reloadable) logsSet() []config.Log {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Clone(r.logs)
 }
 
 // startReloadable runs a daemon whose configuration is that of configIn with changes.
-func startReloadable(t *testing.T, change func(*daemon.Config)) (config daemon.Config, r *reloadable, c *client.Client) {
+func startReloadable(t *testing.T, change func(*daemon.Config)) (cfg daemon.Config, r *reloadable, c *client.Client) {
 	t.Helper()
-	config = configIn(t)
+	cfg = configIn(t)
 	r = &reloadable{}
-	config.Load, config.SetLog = r.load, r.setLog
+	cfg.Load, cfg.SetLog = r.load, r.setLog
 	if change != nil {
-		change(&config)
+		change(&cfg)
 	}
-	r.set(config, nil)
-	start(t, config)
-	return config, r, dial(t, config)
+	r.set(cfg, nil)
+	start(t, cfg)
+	return cfg, r, dial(t, cfg)
 }
 
-func serveType(t *testing.T, config daemon.Config, ptype, name string) {
+func serveType(t *testing.T, cfg daemon.Config, ptype, name string) {
 	t.Helper()
-	plugin := pluginwatcher.NewTestExamplePlugin(name, ptype, filepath.Join(config.PluginDirs[0], name+".sock"), "v1")
+	plugin := pluginwatcher.NewTestExamplePlugin(name, ptype, filepath.Join(cfg.PluginDirs[0], name+".sock"), "v1")
 	if err := plugin.Serve(); err != nil {
 		t.Fatal(err)
 	}
@@ -116,16 +119,16 @@ func eventsOf(t *testing.T, c *client.Client, ptype, name string) []string {
 }
 
 func TestReload(t *testing.T) {
-	config, r, c := startReloadable(t, nil)
-	serveExample(t, config, "one")
-	serveType(t, config, "New", "two")
+	cfg, r, c := startReloadable(t, nil)
+	serveExample(t, cfg, "one")
+	serveType(t, cfg, "New", "two")
 	await(t, c, "ExamplePlugin", "one", client.GoalRegistered)
 
-	next := config
-	next.Handlers = map[string]daemon.HandlerKind{"ExamplePlugin": daemon.HandlerAccept, "New": daemon.HandlerAccept}
-	next.Log = daemon.Log{Level: "debug", Format: "text"}
-	next.Timeouts = reconciler.Timeouts{Dial: 2 * time.Second}
-	next.TypeTimeouts = map[string]reconciler.Timeouts{"B": {Dial: time.Second}, "A": {}}
+	next := cfg
+	next.Handlers = map[string]string{"ExamplePlugin": daemon.HandlerAccept, "New": daemon.HandlerAccept}
+	next.Log.Level, next.Log.Format = "debug", "text"
+	next.Timeouts.Dial = 2 * time.Second
+	next.TypeTimeouts = map[string]timeouts{"B": {Dial: time.Second}, "A": {}}
 	next.ClientTimeouts = map[string]time.Duration{"A": time.Second}
 	p := catalogue.Plugin{Name: "p", Command: []string{"p"}}
 	p.SetDefaults()
@@ -143,28 +146,28 @@ func TestReload(t *testing.T) {
 		}
 	}
 	await(t, c, "New", "two", client.GoalRegistered)
-	if logs := r.logsSet(); !slices.Equal(logs, []daemon.Log{next.Log}) {
+	if logs := r.logsSet(); len(logs) != 1 || logs[0] != next.Log {
 		t.Errorf("the log was set to %v", logs)
 	}
 
 	// A failure changes nothing, is a condition until the next success, and keeps its beginning.
 	wrong := next
-	wrong.Handlers, wrong.Log = nil, daemon.Log{}
+	wrong.Handlers, wrong.Log.Level, wrong.Log.Format = nil, "", ""
 	restart := wrong
-	restart.StatePath, restart.PluginDirs, restart.MaxDepth = "other", []string{"other"}, 1
+	restart.State, restart.PluginDirs, restart.Bounds.MaxDepth = "other", []string{"other"}, 1
 	invalid := wrong
-	invalid.HTTPAddr = ":80"
+	invalid.HTTP = ":80"
 	var since *time.Time
 	for i, broken := range []struct {
-		config daemon.Config
-		err    error
-		want   string
+		cfg  daemon.Config
+		err  error
+		want string
 	}{
 		{wrong, errors.New("f:1:2: broken\nf:3:4: twice"), "f:1:2: broken\nf:3:4: twice"},
 		{restart, nil, "needs a restart: pluginDirs, state, bounds; nothing was changed"},
 		{invalid, nil, "cannot serve HTTP"},
 	} {
-		r.set(broken.config, broken.err)
+		r.set(broken.cfg, broken.err)
 		if _, err := c.Reload(within(t)); err == nil || !strings.HasPrefix(err.Error(), "cannot reload the configuration: "+broken.want) {
 			t.Errorf("got %v, want %q", err, broken.want)
 		}
@@ -215,7 +218,7 @@ func TestReload(t *testing.T) {
 
 	// What is taken away goes, and a default type goes back to what it is by default.
 	less := next
-	less.Handlers = map[string]daemon.HandlerKind{"New": daemon.HandlerAccept, "CSIPlugin": daemon.HandlerAccept}
+	less.Handlers = map[string]string{"New": daemon.HandlerAccept, "CSIPlugin": daemon.HandlerAccept}
 	r.set(less, nil)
 	if reloaded, err := c.Reload(within(t)); err != nil || !slices.Equal(reloaded.Changed, []string{"handlers.CSIPlugin", "handlers.ExamplePlugin"}) {
 		t.Errorf("got %v, %v", reloaded, err)
@@ -226,14 +229,14 @@ func TestReload(t *testing.T) {
 
 // TestReloadedTimeouts waits for a plugin that never answers: with the timeout of the start it would take an hour to fail.
 func TestReloadedTimeouts(t *testing.T) {
-	config, r, c := startReloadable(t, func(c *daemon.Config) { c.Timeouts = reconciler.Timeouts{GetInfo: time.Hour} })
-	next := config
+	cfg, r, c := startReloadable(t, func(c *daemon.Config) { c.Timeouts.GetInfo = time.Hour })
+	next := cfg
 	next.Timeouts.GetInfo = time.Millisecond
 	r.set(next, nil)
 	if _, err := c.Reload(within(t)); err != nil {
 		t.Fatal(err)
 	}
-	path := filepath.Join(config.PluginDirs[0], "silent.sock")
+	path := filepath.Join(cfg.PluginDirs[0], "silent.sock")
 	listener, err := net.Listen("unix", path)
 	if err != nil {
 		t.Fatal(err)
@@ -252,8 +255,8 @@ func TestReloadedTimeouts(t *testing.T) {
 
 // TestReloadCatalogue launches what a reload brings, and ends what it takes away.
 func TestReloadCatalogue(t *testing.T) {
-	config, r, c := startReloadable(t, nil)
-	next := config
+	cfg, r, c := startReloadable(t, nil)
+	next := cfg
 	p := catalogue.Plugin{Name: "p", Command: []string{"sleep", "1000"}}
 	p.SetDefaults()
 	p.Serve = false
@@ -275,7 +278,7 @@ func TestReloadCatalogue(t *testing.T) {
 	if same, err := c.ListLaunched(within(t)); err != nil || len(same) != 1 || same[0].PID != launched.PID {
 		t.Errorf("after a reload without a change %+v, %v, want process %d", same, err, launched.PID)
 	}
-	r.set(config, nil)
+	r.set(cfg, nil)
 	if _, err := c.Reload(within(t)); err != nil {
 		t.Fatal(err)
 	}
@@ -289,8 +292,8 @@ func TestReloadCatalogue(t *testing.T) {
 
 // TestReloadsUnderLoad reloads at random while plugins come and go. One that no reload concerns has no event but its registration.
 func TestReloadsUnderLoad(t *testing.T) {
-	config, r, c := startReloadable(t, nil)
-	serveExample(t, config, "stable")
+	cfg, r, c := startReloadable(t, nil)
+	serveExample(t, cfg, "stable")
 	await(t, c, "ExamplePlugin", "stable", client.GoalRegistered)
 	round := 0
 	rapid.Check(t, func(rt *rapid.T) {
@@ -299,7 +302,7 @@ func TestReloadsUnderLoad(t *testing.T) {
 		for i, ptype := range []string{"A", "B", "ExamplePlugin"} {
 			churn.Go(func() {
 				name := fmt.Sprintf("churn-%d-%d", round, i)
-				plugin := pluginwatcher.NewTestExamplePlugin(name, ptype, filepath.Join(config.PluginDirs[0], name+".sock"), "v1")
+				plugin := pluginwatcher.NewTestExamplePlugin(name, ptype, filepath.Join(cfg.PluginDirs[0], name+".sock"), "v1")
 				if err := plugin.Serve(); err != nil {
 					t.Error(err)
 					return
@@ -310,15 +313,15 @@ func TestReloadsUnderLoad(t *testing.T) {
 			})
 		}
 		for i := range rapid.IntRange(1, 3).Draw(rt, "reloads") {
-			next := config
-			next.Handlers = map[string]daemon.HandlerKind{"ExamplePlugin": daemon.HandlerAccept}
+			next := cfg
+			next.Handlers = map[string]string{"ExamplePlugin": daemon.HandlerAccept}
 			for _, ptype := range rapid.SliceOf(rapid.SampledFrom([]string{"A", "B"})).Draw(rt, fmt.Sprint("types ", i)) {
 				next.Handlers[ptype] = daemon.HandlerAccept
 			}
 			next.Timeouts.GetInfo = time.Duration(rapid.IntRange(1, 3).Draw(rt, fmt.Sprint("timeout ", i))) * time.Minute
 			fails := rapid.Bool().Draw(rt, fmt.Sprint("fails ", i))
 			if fails {
-				next.StatePath = "other"
+				next.State = "other"
 			}
 			r.set(next, nil)
 			var calls sync.WaitGroup
@@ -332,7 +335,7 @@ func TestReloadsUnderLoad(t *testing.T) {
 			calls.Wait()
 		}
 		churn.Wait()
-		r.set(config, nil)
+		r.set(cfg, nil)
 		if _, err := c.Reload(within(t)); err != nil {
 			rt.Fatal(err)
 		}
@@ -342,9 +345,9 @@ func TestReloadsUnderLoad(t *testing.T) {
 		t.Errorf("events of a plugin that no reload concerned: %q", events)
 	}
 	// What was left is the configuration of the start.
-	serveType(t, config, "ExamplePlugin", "late")
+	serveType(t, cfg, "ExamplePlugin", "late")
 	await(t, c, "ExamplePlugin", "late", client.GoalRegistered)
-	serveType(t, config, "A", "refused")
+	serveType(t, cfg, "A", "refused")
 	for event, err := range c.Events(within(t), client.EventsOptions{Follow: true}) {
 		if err != nil {
 			t.Fatal(err)
@@ -360,11 +363,11 @@ func TestReloadsUnderLoad(t *testing.T) {
 
 // TestReloadBeforeAndAfter reloads a daemon that does not run yet, that stops, and that has stopped.
 func TestReloadBeforeAndAfter(t *testing.T) {
-	config := configIn(t)
+	cfg := configIn(t)
 	r := &reloadable{}
-	config.Load = r.load
-	r.set(config, nil)
-	d, err := daemon.New(config)
+	cfg.Load = r.load
+	r.set(cfg, nil)
+	d, err := daemon.New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -414,9 +417,9 @@ func TestReloadBeforeAndAfter(t *testing.T) {
 }
 
 func TestNothingToReload(t *testing.T) {
-	config := configIn(t)
-	start(t, config)
-	if _, err := dial(t, config).Reload(within(t)); err == nil || !strings.Contains(err.Error(), "it was set by a program") {
+	cfg := configIn(t)
+	start(t, cfg)
+	if _, err := dial(t, cfg).Reload(within(t)); err == nil || !strings.Contains(err.Error(), "it was set by a program") {
 		t.Errorf("got %v", err)
 	}
 }

@@ -5,25 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"os/user"
-	"slices"
 	"strconv"
 
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
+	"github.com/patchbay-dev/patchbay/internal/command/config"
 )
-
-// Roles say who may do what on the control socket. Of several roles, the highest counts. Root and the daemon's user are always
-// administrators. As long as nobody is named, the members of the socket's group operate; else only those who are named have a role.
-type Roles struct {
-	// Read sees everything: plugins, events, logs, devices, the fleet.
-	Read Members
-	// Operate also starts and stops launched plugins, retries plugins, releases names, allocates devices, and calls plugins.
-	Operate Members
-	// Admin also reloads the configuration, and inspects the daemon's process.
-	Admin Members
-}
-
-// Members are users and groups, by name or number.
-type Members struct{ Users, Groups []string }
 
 // role says how much a caller of the control socket may do. Each includes those before it.
 type role int
@@ -89,11 +75,11 @@ type policy struct {
 	byGroup role
 }
 
-// policy looks up the names. An error joins one [FieldError] for each that is not known.
-func (r Roles) policy() (policy, error) {
+// policyOf looks up the names. An error joins one [FieldError] for each that is not known.
+func policyOf(r config.Roles) (policy, error) {
 	p := policy{users: map[uint32]role{}, groups: map[uint32]role{}}
 	var wrong []error
-	for i, members := range []Members{r.Read, r.Operate, r.Admin} {
+	for i, members := range []config.Members{r.Read, r.Operate, r.Admin} {
 		granted := roleRead + role(i)
 		for _, kind := range []struct {
 			what   string
@@ -145,13 +131,4 @@ func groupID(name string) (string, error) {
 		return "", err
 	}
 	return found.Gid, nil
-}
-
-// equal says whether two policies are alike as they are written.
-func (r Roles) equal(other Roles) bool {
-	return slices.EqualFunc(r.all(), other.all(), slices.Equal)
-}
-
-func (r Roles) all() [][]string {
-	return [][]string{r.Read.Users, r.Read.Groups, r.Operate.Users, r.Operate.Groups, r.Admin.Users, r.Admin.Groups}
 }

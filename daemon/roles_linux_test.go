@@ -25,6 +25,7 @@ import (
 	"google.golang.org/protobuf/types/dynamicpb"
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/internal/command/config"
 )
 
 const patience = 2 * time.Minute
@@ -33,9 +34,9 @@ const patience = 2 * time.Minute
 const reader, operator, administrator, stranger = 2001, 2002, 2003, 2004
 
 // testRoles are the roles of the users of the tests.
-func testRoles() Roles {
-	return Roles{
-		Read: Members{Users: []string{"2001"}}, Operate: Members{Users: []string{"2002"}}, Admin: Members{Users: []string{"2003"}},
+func testRoles() config.Roles {
+	return config.Roles{
+		Read: config.Members{Users: []string{"2001"}}, Operate: config.Members{Users: []string{"2002"}}, Admin: config.Members{Users: []string{"2003"}},
 	}
 }
 
@@ -80,9 +81,12 @@ func newLab(t *testing.T) *lab {
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	l := &lab{t: t}
 	l.config = Config{
-		PluginDirs: []string{filepath.Join(dir, "plugins")}, StatePath: filepath.Join(dir, "state.db"),
-		ControlSocket: filepath.Join(dir, "control.sock"), Roles: testRoles(), Logger: slog.New(slog.NewTextHandler(&l.log, nil)),
-		Handlers: map[string]HandlerKind{"ExamplePlugin": HandlerAccept},
+		Config: config.Config{
+			PluginDirs: []string{filepath.Join(dir, "plugins")}, State: filepath.Join(dir, "state.db"),
+			ControlSocket: filepath.Join(dir, "control.sock"), Control: config.Control{Roles: testRoles()},
+			Handlers: map[string]string{"ExamplePlugin": HandlerAccept},
+		},
+		Logger: slog.New(slog.NewTextHandler(&l.log, nil)),
 		Load: func() (Config, error) {
 			l.mu.Lock()
 			defer l.mu.Unlock()
@@ -293,7 +297,7 @@ func TestRolesAreReloaded(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.mu.Lock()
-	l.next.Roles = Roles{Read: Members{Users: []string{fmt.Sprint(operator)}}}
+	l.next.Control.Roles = config.Roles{Read: config.Members{Users: []string{fmt.Sprint(operator)}}}
 	l.mu.Unlock()
 	if err := l.call(l.as(administrator), "/patchbay.v1.ControlService/Reload"); err != nil {
 		t.Fatal(err)
@@ -305,7 +309,7 @@ func TestRolesAreReloaded(t *testing.T) {
 		t.Errorf("a call of a former administrator: %v", err)
 	}
 	l.mu.Lock()
-	l.next.Roles.Read.Users = []string{fmt.Sprint(reader)}
+	l.next.Control.Roles.Read.Users = []string{fmt.Sprint(reader)}
 	l.mu.Unlock()
 	if err := l.call(l.as(0), "/patchbay.v1.ControlService/Reload"); err != nil {
 		t.Fatal(err)
@@ -319,7 +323,7 @@ func TestRolesAreReloaded(t *testing.T) {
 
 	// Whom nobody knows changes nothing.
 	l.mu.Lock()
-	l.next.Roles.Admin.Users = []string{"no-such-user"}
+	l.next.Control.Roles.Admin.Users = []string{"no-such-user"}
 	l.mu.Unlock()
 	if err := l.call(l.as(0), "/patchbay.v1.ControlService/Reload"); status.Code(err) != codes.FailedPrecondition ||
 		!strings.Contains(err.Error(), `user "no-such-user" is not known on this machine`) {

@@ -138,10 +138,10 @@ func (c Config) listenHTTP() (net.Listener, error) {
 	if c.HTTPListener != nil {
 		return c.HTTPListener, nil
 	}
-	if c.HTTPAddr == "" {
+	if c.HTTP == "" {
 		return nil, nil
 	}
-	addr, err := parseHTTPAddr(c.HTTPAddr)
+	addr, err := parseHTTPAddr(c.HTTP)
 	if err != nil {
 		return nil, err
 	}

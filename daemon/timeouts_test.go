@@ -5,21 +5,24 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay"
+	"github.com/patchbay-dev/patchbay/internal/command/config"
 )
 
 // TestReloadedClientTimeouts reloads over a runtime that does not run.
 func TestReloadedClientTimeouts(t *testing.T) {
-	config := Config{PluginDirs: []string{t.TempDir()}, StatePath: "s", ControlSocket: "c", ClientTimeouts: map[string]time.Duration{"T": 1}}
-	config.Load = func() (Config, error) {
-		next := config
+	cfg := Config{Config: config.Config{
+		PluginDirs: []string{t.TempDir()}, State: "s", ControlSocket: "c", ClientTimeouts: map[string]time.Duration{"T": 1},
+	}}
+	cfg.Load = func() (Config, error) {
+		next := cfg
 		next.ClientTimeouts = map[string]time.Duration{"T": 2}
 		return next, nil
 	}
-	d, err := New(config)
+	d, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	runtime, err := patchbay.New(patchbay.Config{PluginDirs: config.PluginDirs})
+	runtime, err := patchbay.New(patchbay.Config{PluginDirs: cfg.PluginDirs})
 	if err != nil {
 		t.Fatal(err)
 	}

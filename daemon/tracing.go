@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/stats"
 
 	"github.com/patchbay-dev/patchbay"
+	"github.com/patchbay-dev/patchbay/internal/command/config"
 )
 
 const (
@@ -29,17 +30,8 @@ const (
 	maxSpans = 2048
 )
 
-// Tracing says where traces go.
-type Tracing struct {
-	// Endpoint is the URL of a collector that takes OTLP over gRPC: http://HOST:PORT, or https://HOST:PORT with the certificates that the
-	// system trusts. Empty: nothing is traced.
-	Endpoint string
-	// Percent is the percentage of traces that are kept. A caller's decision for its own trace takes precedence.
-	Percent int
-}
-
-// validate reports what is wrong to check.
-func (t Tracing) validate(check func(field string, err error)) {
+// validateTracing reports what is wrong to check.
+func validateTracing(t config.Tracing, check func(field string, err error)) {
 	u, err := url.Parse(t.Endpoint)
 	if t.Endpoint != "" && (err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https") {
 		check("tracing.endpoint", fmt.Errorf(
@@ -50,9 +42,9 @@ func (t Tracing) validate(check func(field string, err error)) {
 	}
 }
 
-// start begins to send traces. The observer has the steps of registrations and the calls to plugins traced, whose context is passed on to
-// the plugins. A collector that does not answer holds up nothing. The caller ends it with stop.
-func (t Tracing) start(build Build) (_ patchbay.Observer, stop func() error, err error) {
+// startTracing begins to send traces. The observer traces the steps of registrations and the calls to plugins, whose context is passed
+// on to the plugins. A collector that does not answer delays nothing. The caller ends it with stop.
+func startTracing(t config.Tracing, build Build) (_ patchbay.Observer, stop func() error, err error) {
 	if t.Endpoint == "" {
 		return patchbay.Observer{}, func() error { return nil }, nil
 	}

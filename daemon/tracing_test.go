@@ -15,7 +15,6 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/patchbay-dev/patchbay/client"
-	"github.com/patchbay-dev/patchbay/daemon"
 )
 
 // traces is a collector of traces.
@@ -47,7 +46,7 @@ func TestTracing(t *testing.T) {
 	defer server.Stop()
 
 	config := configIn(t)
-	config.Tracing = daemon.Tracing{Endpoint: "http://" + listener.Addr().String(), Percent: 100}
+	config.Tracing.Endpoint = "http://" + listener.Addr().String()
 	stop := start(t, config)
 	serveExample(t, config, "foo")
 	if _, err := dial(t, config).Wait(within(t), "ExamplePlugin", "foo", client.GoalRegistered); err != nil {
@@ -79,7 +78,7 @@ func TestTracingWithoutACollector(t *testing.T) {
 	}
 	defer listener.Close() // it accepts and says nothing
 	config := configIn(t)
-	config.Tracing = daemon.Tracing{Endpoint: "http://" + listener.Addr().String(), Percent: 100}
+	config.Tracing.Endpoint = "http://" + listener.Addr().String()
 	stop := start(t, config)
 	serveExample(t, config, "foo")
 	if _, err := dial(t, config).Wait(within(t), "ExamplePlugin", "foo", client.GoalRegistered); err != nil {
@@ -102,7 +101,7 @@ func TestTracingWantsModernTLS(t *testing.T) {
 	defer server.Close()
 	for _, most := range []uint16{tls.VersionTLS12, tls.VersionTLS13} {
 		config := configIn(t)
-		config.Tracing = daemon.Tracing{Endpoint: "https://" + listener.Addr().String(), Percent: 100}
+		config.Tracing.Endpoint = "https://" + listener.Addr().String()
 		stop := start(t, config)
 		serveExample(t, config, "foo") // whose registration is traced
 		conn, err := listener.Accept()

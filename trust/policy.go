@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"os/user"
-	"slices"
 	"strconv"
 )
 
@@ -20,15 +19,6 @@ type Policy struct {
 	// Sticky accepts a plugin directory that others may write to if it has the sticky bit (for example mode 1777). Everybody can create
 	// sockets there; only those of trusted users are used.
 	Sticky bool `json:"sticky"`
-}
-
-// Equal reports whether two policies are written alike.
-func (p Policy) Equal(other Policy) bool {
-	return slices.Equal(p.Owners.Users, other.Owners.Users) && slices.Equal(p.Owners.Groups, other.Owners.Groups) &&
-		p.Sticky == other.Sticky && maps.EqualFunc(p.Types, other.Types, func(a, b Type) bool {
-		return slices.Equal(a.Users, b.Users) && slices.Equal(a.Groups, b.Groups) && slices.Equal(a.Endpoints, b.Endpoints) &&
-			a.Supersede == b.Supersede
-	})
 }
 
 // Accounts are users and groups. Only the effective group of a process counts.

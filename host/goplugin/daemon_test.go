@@ -27,13 +27,10 @@ func TestDaemonLaunchesFromTheCatalogue(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	config := daemon.Config{
-		PluginDirs:    []string{filepath.Join(dir, "plugins")},
-		StatePath:     filepath.Join(dir, "state.db"),
-		ControlSocket: filepath.Join(dir, "control.sock"),
-		Handlers:      map[string]daemon.HandlerKind{ptype: daemon.HandlerAccept},
-		Catalogue:     plugins,
-	}
+	config := daemon.Config{Catalogue: plugins}
+	config.SetDefaults()
+	config.PluginDirs, config.State = []string{filepath.Join(dir, "plugins")}, filepath.Join(dir, "state.db")
+	config.ControlSocket, config.Handlers = filepath.Join(dir, "control.sock"), map[string]string{ptype: daemon.HandlerAccept}
 	d, err := daemon.New(config)
 	if err != nil {
 		t.Fatal(err)

@@ -20,14 +20,12 @@ import (
 
 	"github.com/patchbay-dev/patchbay/catalogue"
 	"github.com/patchbay-dev/patchbay/daemon"
-	"github.com/patchbay-dev/patchbay/fleet"
-	"github.com/patchbay-dev/patchbay/host"
 )
 
 // Setup is how the daemon of a scene is configured.
 type Setup struct {
 	Dir      string
-	Handlers map[string]daemon.HandlerKind
+	Handlers map[string]string
 	Devices  bool // serve kubelet.sock
 	Admitter []string
 	Launched []catalogue.Plugin
@@ -39,17 +37,16 @@ func (s Setup) path(name string) string { return filepath.Join(s.Dir, name) }
 func (s Setup) config() (daemon.Config, error) {
 	handlers := maps.Clone(s.Handlers)
 	handlers[typeOf(fellow)] = daemon.HandlerAccept
-	c := daemon.Config{
-		PluginDirs: []string{s.path("plugins")}, StatePath: s.path("state.db"), ControlSocket: s.path("control.sock"),
-		DispenseDir: s.path("dispense"), HTTPAddr: "127.0.0.1:0", Handlers: handlers,
-		Admission: host.AdmissionSpec{Args: s.Admitter, Timeout: patience},
-		Logger:    slog.New(slog.NewTextHandler(os.Stderr, nil)),
-	}
+	c := daemon.Config{Logger: slog.New(slog.NewTextHandler(os.Stderr, nil))}
+	c.SetDefaults()
+	c.PluginDirs, c.State, c.ControlSocket = []string{s.path("plugins")}, s.path("state.db"), s.path("control.sock")
+	c.DispenseDir, c.HTTP, c.Handlers = s.path("dispense"), "127.0.0.1:0", handlers
+	c.Admission.Command, c.Admission.Timeout = s.Admitter, patience
 	if s.Devices {
-		c.DeviceSocketDir = s.path("devices")
+		c.Device.SocketDir = s.path("devices")
 	}
 	if s.Etcd != "" {
-		c.Fleet = daemon.FleetConfig{Etcd: fleet.Etcd{Endpoints: []string{s.Etcd}}, Node: "node"}
+		c.Fleet.Etcd.Endpoints, c.Fleet.Node = []string{s.Etcd}, "node"
 	}
 	var err error
 	if len(s.Launched) > 0 {

@@ -227,7 +227,7 @@ func calls(s *scene, f *failure) {
 func reloads(s *scene, f *failure) {
 	s.begin()
 	s.arm()
-	s.setup.Handlers = map[string]daemon.HandlerKind{ptype: daemon.HandlerAccept, "Another": daemon.HandlerAccept}
+	s.setup.Handlers = map[string]string{ptype: daemon.HandlerAccept, "Another": daemon.HandlerAccept}
 	if slices.ContainsFunc(f.with(), func(a Arm) bool { return a.Point == "launcherSet" }) {
 		s.launchable(nil)
 	}
@@ -240,7 +240,7 @@ func reloads(s *scene, f *failure) {
 // csi has the plugins be CSI drivers.
 func csi(play func(*scene, *failure)) func(*scene, *failure) {
 	return func(s *scene, f *failure) {
-		s.setup.Handlers = map[string]daemon.HandlerKind{ptype: daemon.HandlerCSI}
+		s.setup.Handlers = map[string]string{ptype: daemon.HandlerCSI}
 		s.services = rig.CSI
 		play(s, f)
 	}
@@ -249,7 +249,7 @@ func csi(play func(*scene, *failure)) func(*scene, *failure) {
 // older has the daemon serve kubelet.sock, beside the handler of the plugins.
 func older(play func(*scene, *failure)) func(*scene, *failure) {
 	return func(s *scene, f *failure) {
-		s.setup.Handlers = map[string]daemon.HandlerKind{ptype: daemon.HandlerAccept, "DevicePlugin": daemon.HandlerDevice}
+		s.setup.Handlers = map[string]string{ptype: daemon.HandlerAccept, "DevicePlugin": daemon.HandlerDevice}
 		s.setup.Devices = true
 		play(s, f)
 	}

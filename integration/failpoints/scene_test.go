@@ -92,7 +92,7 @@ func newScene(t *testing.T) *scene {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	s := &scene{T: t, log: &transcript{}, plugins: map[string]*rig.Plugin{}, instances: map[string]string{}}
-	s.setup = Setup{Dir: dir, Handlers: map[string]daemon.HandlerKind{ptype: daemon.HandlerAccept}}
+	s.setup = Setup{Dir: dir, Handlers: map[string]string{ptype: daemon.HandlerAccept}}
 	s.dispense = s.path("dispense")
 	s.client = client.New(s.path("control.sock"))
 	t.Cleanup(s.client.Close)

@@ -4,6 +4,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/patchbay-dev/patchbay/daemon"
+	"github.com/patchbay-dev/patchbay/internal/command/config"
 	"github.com/patchbay-dev/patchbay/internal/command/demo"
 )
 
@@ -37,10 +38,10 @@ func newDemoParts() []*cobra.Command {
 		Hidden: true,
 		Args:   exactly(3),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			d, err := daemon.New(daemon.Config{
-				PluginDirs: args[:1], StatePath: args[1], ControlSocket: args[2],
-				Handlers: map[string]daemon.HandlerKind{demo.PluginType: daemon.HandlerAccept},
-			})
+			d, err := daemon.New(daemon.Config{Config: config.Config{
+				PluginDirs: args[:1], State: args[1], ControlSocket: args[2],
+				Handlers: map[string]string{demo.PluginType: daemon.HandlerAccept},
+			}})
 			if err != nil {
 				return err
 			}

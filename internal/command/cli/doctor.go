@@ -82,8 +82,8 @@ func examine(ctx context.Context, sources config.Sources) []doctor.Finding {
 	if c.DeprecatedPluginDir != "" {
 		dirs = append(dirs, c.DeprecatedPluginDir)
 	}
-	subject := doctor.Subject{PluginDirs: dirs, StatePath: c.StatePath, ControlSocket: c.ControlSocket}
-	policy := c.Trust
+	subject := doctor.Subject{PluginDirs: dirs, StatePath: c.State, ControlSocket: c.ControlSocket}
+	policy := c.Trust.Policy()
 	policy.Owners.Users = slices.Clone(policy.Owners.Users)
 	for _, p := range c.Catalogue.List() {
 		subject.Programs = append(subject.Programs, doctor.Program{Plugin: p.Name, Path: p.Command[0], SHA256: p.SHA256})
@@ -99,7 +99,7 @@ func examine(ctx context.Context, sources config.Sources) []doctor.Finding {
 		return v.PID, err
 	}
 	if len(c.Fleet.Etcd.Endpoints) > 0 {
-		subject.Fleet = func(ctx context.Context) []doctor.Member { return membersOf(ctx, c.Fleet) }
+		subject.Fleet = func(ctx context.Context) []doctor.Member { return membersOf(ctx, c.Fleet.Etcd) }
 	}
 	return slices.Concat(first, findings, doctor.Examine(ctx, subject))
 }
@@ -132,7 +132,7 @@ func inForce(running *client.Configuration, defaults config.Config, c daemon.Con
 				"are taken from the configuration here: "+oneLine(err), "run the doctor of the daemon's own version"))
 		}
 	}
-	c.PluginDirs, c.DeprecatedPluginDir, c.StatePath = running.PluginDirs, running.DeprecatedPluginDir, running.State
+	c.PluginDirs, c.DeprecatedPluginDir, c.State = running.PluginDirs, running.DeprecatedPluginDir, running.State
 	c.ControlSocket = socket
 	return c, unread
 }
@@ -141,14 +141,14 @@ func inForce(running *client.Configuration, defaults config.Config, c daemon.Con
 const etcdTimeout = 3 * time.Second
 
 // membersOf tries the members of etcd. Files that cannot be used are the fault of all.
-func membersOf(ctx context.Context, c daemon.FleetConfig) []doctor.Member {
-	etcd := c.Etcd
+func membersOf(ctx context.Context, c config.Etcd) []doctor.Member {
+	etcd, space := daemon.Etcd(c)
 	etcd.Timeout = etcdTimeout
 	cluster, err := fleet.Connect(etcd)
 	if err != nil {
 		return []doctor.Member{{Endpoint: strings.Join(etcd.Endpoints, ", "), Err: err}}
 	}
-	return each(cluster.Check(ctx, c.Space), func(m fleet.Member) doctor.Member { return doctor.Member(m) })
+	return each(cluster.Check(ctx, space), func(m fleet.Member) doctor.Member { return doctor.Member(m) })
 }
 
 func writeFindings(w io.Writer, findings []doctor.Finding) error {

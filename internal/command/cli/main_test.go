@@ -11,7 +11,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/patchbay-dev/patchbay/daemon"
+	"github.com/patchbay-dev/patchbay/internal/command/config"
 )
 
 func TestUntilSignal(t *testing.T) {
@@ -97,7 +97,7 @@ func TestInterrupted(t *testing.T) {
 
 func TestNewLogger(t *testing.T) {
 	var out bytes.Buffer
-	log, set := newLogger(&out, daemon.Log{Level: "warn", Format: "auto"})
+	log, set := newLogger(&out, config.Log{Level: "warn", Format: "auto"})
 	log.Info("too little")
 	log.Warn("enough")
 	var record struct{ Msg string }
@@ -106,12 +106,12 @@ func TestNewLogger(t *testing.T) {
 	}
 	out.Reset()
 	derived := log.With("a", 1).WithGroup("g")
-	set(daemon.Log{Level: "debug", Format: "text"})
+	set(config.Log{Level: "debug", Format: "text"})
 	derived.Debug("all", "b", 2)
 	if !bytes.Contains(out.Bytes(), []byte("level=DEBUG msg=all a=1 g.b=2")) {
 		t.Errorf("logged %q, want text", &out)
 	}
-	set(daemon.Log{Level: "error", Format: "json"})
+	set(config.Log{Level: "error", Format: "json"})
 	if log.Enabled(t.Context(), slog.LevelWarn) {
 		t.Error("warnings are logged at level error")
 	}

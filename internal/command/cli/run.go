@@ -148,9 +148,9 @@ func runReloading(ctx context.Context, d *daemon.Daemon, hangups <-chan struct{}
 const silent = slog.Level(math.MaxInt)
 
 // newLogger returns a logger, and a function that sets its level and format, for all loggers that were made of it too.
-func newLogger(w io.Writer, as daemon.Log) (log *slog.Logger, set func(daemon.Log)) {
+func newLogger(w io.Writer, as config.Log) (log *slog.Logger, set func(config.Log)) {
 	text, json := new(slog.LevelVar), new(slog.LevelVar)
-	set = func(as daemon.Log) {
+	set = func(as config.Log) {
 		used, unused := json, text
 		if as.Format == "text" || as.Format == "auto" && isTerminal(w) {
 			used, unused = text, json

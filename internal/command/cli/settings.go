@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -14,11 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/patchbay-dev/patchbay/daemon"
-	"github.com/patchbay-dev/patchbay/fleet"
-	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/command/config"
-	"github.com/patchbay-dev/patchbay/reconciler"
-	"github.com/patchbay-dev/patchbay/trust"
 )
 
 // The environment variables that name files. Every other flag of "patchbay run" with one value has one too, see envOf.
@@ -102,11 +97,11 @@ type configFlags struct {
 	file     string
 	named    bool
 	dirs     []string
-	handlers map[string]daemon.HandlerKind
+	handlers map[string]string
 }
 
 func addConfigFlags(cmd *cobra.Command, paths paths) *configFlags {
-	f := &configFlags{paths: paths, handlers: map[string]daemon.HandlerKind{}}
+	f := &configFlags{paths: paths, handlers: map[string]string{}}
 	flags := cmd.Flags()
 	var dirs []string
 	if paths.pluginDir != "" {
@@ -120,7 +115,7 @@ func addConfigFlags(cmd *cobra.Command, paths paths) *configFlags {
 	flags.String("device-socket-dir", paths.deviceSocketDir,
 		"directory in which kubelet.sock is served for device plugins that register the older way, with --handler DevicePlugin=device")
 	flags.String("http", "", "loopback address and port on which /livez, /readyz and /metrics are served, for example 127.0.0.1:8080")
-	kinds := strings.Join(each(daemon.HandlerKinds(), func(kind daemon.HandlerKind) string { return string(kind) }), ", ")
+	kinds := strings.Join(daemon.HandlerKinds(), ", ")
 	flags.Var(handlerFlag{f.handlers, "TYPE=KIND"}, "handler",
 		"what to do with the plugins of a type; the kinds are "+kinds+"; can be repeated")
 	completeFlag(cmd, "handler", cobra.FixedCompletions(completeHandler(), cobra.ShellCompDirectiveNoFileComp))
@@ -160,7 +155,7 @@ func (f *configFlags) sources(cmd *cobra.Command) (config.Sources, error) {
 		handlerSource = flagSource + "accept-type"
 	}
 	for _, ptype := range slices.Sorted(maps.Keys(f.handlers)) {
-		over(string(f.handlers[ptype]), handlerSource, "handlers", ptype)
+		over(f.handlers[ptype], handlerSource, "handlers", ptype)
 	}
 	return s, nil
 }
@@ -240,7 +235,7 @@ func checkPaths(c daemon.Config) error {
 		check(fmt.Sprintf("pluginDirs[%d]", i), dir, true)
 	}
 	check("deprecatedPluginDir", c.DeprecatedPluginDir, true)
-	check("state", c.StatePath, false)
+	check("state", c.State, false)
 	check("controlSocket", c.ControlSocket, false)
 	check("dispenseDir", c.DispenseDir, true)
 	return errors.Join(wrong...)
@@ -290,64 +285,13 @@ func blame(cmd *cobra.Command, err error) error {
 }
 
 func daemonConfig(loaded *config.Loaded) daemon.Config {
-	c := loaded.Config
-	roles := c.Control.Roles
-	d := daemon.Config{
-		PluginDirs: c.PluginDirs, DeprecatedPluginDir: c.DeprecatedPluginDir, StatePath: c.State,
-		ControlSocket: c.ControlSocket, DispenseDir: c.DispenseDir, DeviceSocketDir: c.Device.SocketDir, HTTPAddr: c.HTTP,
-		Roles: daemon.Roles{
-			Read: daemon.Members(roles.Read), Operate: daemon.Members(roles.Operate), Admin: daemon.Members(roles.Admin),
-		},
-		Handlers:        map[string]daemon.HandlerKind{},
-		IgnoreUnhandled: c.Unhandled == "ignore",
-		Log:             daemon.Log(c.Log),
-		Timeouts:        reconciler.Timeouts(c.Timeouts),
-		TypeTimeouts:    map[string]reconciler.Timeouts{},
-		ClientTimeouts:  c.ClientTimeouts,
-		Bounds: reconciler.Bounds{
-			Text: c.Bounds.Text, Versions: c.Bounds.Versions, UserBytes: c.Bounds.UserBytes, TotalBytes: c.Bounds.TotalBytes,
-		},
-		MaxDepth: c.Bounds.MaxDepth, MaxSockets: c.Bounds.MaxSockets,
-		MaxUserDirs: c.Bounds.MaxUserDirs, MaxDirs: c.Bounds.MaxDirs, UnreachableGrace: c.UnreachableGrace,
-		Admission: host.AdmissionSpec{
-			Args: c.Admission.Command, Protocol: host.Protocol(c.Admission.Protocol), Timeout: c.Admission.Timeout,
-		},
-		LaunchedOnly: c.Admission.LaunchedOnly,
-		Trust:        trust.Policy{Owners: c.Trust.Owners, Types: c.Trust.Types, Sticky: c.Trust.Sticky},
-		NameGrace:    cmp.Or(c.Trust.NameGrace, -1),
-		Tracing:      daemon.Tracing(c.Tracing), Fleet: fleetConfig(c.Fleet), Catalogue: loaded.Catalogue, Build: daemon.ThisBuild(),
-	}
-	for ptype, kind := range c.Handlers {
-		d.Handlers[ptype] = daemon.HandlerKind(kind)
-	}
-	for ptype, timeouts := range c.TypeTimeouts {
-		d.TypeTimeouts[ptype] = reconciler.Timeouts(timeouts)
-	}
-	return d
-}
-
-func fleetConfig(c config.Fleet) daemon.FleetConfig {
-	e, s := c.Etcd, c.Serve
-	return daemon.FleetConfig{
-		Etcd: fleet.Etcd{
-			Endpoints: e.Endpoints, CA: e.CA, Cert: e.Cert, Key: e.Key, ServerName: e.ServerName, User: e.User, PasswordFile: e.PasswordFile,
-			Timeout: e.Timeout,
-		},
-		Space: fleet.Space{Prefix: e.Prefix, Namespace: e.Namespace},
-		Serve: daemon.FleetServe{
-			Listen: s.Listen, TLS: fleet.TLS{CA: s.CA, Cert: s.Cert, Key: s.Key, ServerName: s.ServerName},
-			Allow: each(s.Allow, func(a config.FleetAllow) daemon.FleetAllow { return daemon.FleetAllow(a) }),
-		},
-		Offers: each(c.Offers, func(o config.FleetOffer) daemon.FleetOffer { return daemon.FleetOffer(o) }),
-		Node:   c.Node, Address: c.Address, Exclusive: c.Exclusive, Dispense: c.Dispense, Labels: c.Labels, Presence: c.Presence,
-		Retention: c.Retention,
-	}
+	return daemon.Config{Config: loaded.Config, Catalogue: loaded.Catalogue, Build: daemon.ThisBuild()}
 }
 
 // handlerFlag is a flag that names the handlers of plugin types. It implements pflag.Value. Whether types and kinds are right is left to
 // [daemon.New].
 type handlerFlag struct {
-	handlers map[string]daemon.HandlerKind
+	handlers map[string]string
 	// form is TYPE=KIND, or TYPE where the plugins are accepted.
 	form string
 }
@@ -362,7 +306,7 @@ func (h handlerFlag) Set(value string) error {
 	if !ok {
 		return fmt.Errorf("write TYPE=KIND, for example MyPlugin=%s", daemon.HandlerAccept)
 	}
-	h.handlers[ptype] = daemon.HandlerKind(kind)
+	h.handlers[ptype] = kind
 	return nil
 }
 
@@ -376,7 +320,7 @@ func completeHandler() []string {
 	var values []string
 	for _, ptype := range daemon.DefaultTypes() {
 		for _, kind := range daemon.HandlerKinds() {
-			values = append(values, ptype+"="+string(kind))
+			values = append(values, ptype+"="+kind)
 		}
 	}
 	return values

@@ -103,7 +103,10 @@ func (d *decoder) entries(n *node, v reflect.Value, path string, field reflect.S
 		d.mismatch(n, path, "a map")
 		return
 	}
-	v.Set(reflect.MakeMap(v.Type()))
+	v.SetZero() // as if it was not there
+	if len(n.members) > 0 {
+		v.Set(reflect.MakeMap(v.Type()))
+	}
 	for _, m := range n.members {
 		if m.isNull() {
 			continue
@@ -119,7 +122,10 @@ func (d *decoder) items(n *node, v reflect.Value, path string, field reflect.Str
 		d.mismatch(n, path, "a list")
 		return
 	}
-	v.Set(reflect.MakeSlice(v.Type(), len(n.items), len(n.items)))
+	v.SetZero() // as if it was not there
+	if len(n.items) > 0 {
+		v.Set(reflect.MakeSlice(v.Type(), len(n.items), len(n.items)))
+	}
 	for i, item := range n.items {
 		d.decode(item, v.Index(i), path+"["+strconv.Itoa(i)+"]", field)
 	}

@@ -191,7 +191,6 @@ func TestMergeOrder(t *testing.T) {
 		slices.Sort(names)
 		want := defaults()
 		want.Handlers = map[string]string{}
-		want.TypeTimeouts = map[string]Timeouts{}
 		for i, name := range append([]string{""}, names...) {
 			l := anyLayer(rt, fmt.Sprintf("file %d", i))
 			path := filepath.Join(dir, "patchbay.yaml")
@@ -205,10 +204,13 @@ func TestMergeOrder(t *testing.T) {
 				}
 			}
 			if l.Dirs != nil {
-				want.PluginDirs = l.Dirs
+				want.PluginDirs = append([]string(nil), l.Dirs...) // nil if it is empty
 			}
 			for ptype, kind := range l.Handlers {
 				want.Handlers[ptype] = kind
+			}
+			if len(l.Dial) > 0 && want.TypeTimeouts == nil {
+				want.TypeTimeouts = map[string]Timeouts{}
 			}
 			for ptype, dial := range l.Dial {
 				of := want.TypeTimeouts[ptype]

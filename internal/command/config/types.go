@@ -129,6 +129,11 @@ type Trust struct {
 	NameGrace time.Duration `json:"nameGrace" zero:"true"`
 }
 
+// Policy returns the part of it that is a trust.Policy.
+func (t Trust) Policy() trust.Policy {
+	return trust.Policy{Owners: t.Owners, Types: t.Types, Sticky: t.Sticky}
+}
+
 // Device configures the handler of kind device.
 type Device struct {
 	// SocketDir is the directory in which the daemon serves kubelet.sock for device plugins that register the older way, and in which these
