@@ -60,26 +60,25 @@ func (c *Client) Close() { c.transport.CloseIdleConnections() }
 
 // ask makes one call. Its error is explained as that of a task; the answer is nil then, which every getter takes for an empty one.
 func ask[Q, A any](
-	ctx context.Context, explain func(task string, err error) error, task string,
-	call func(context.Context, *connect.Request[Q]) (*connect.Response[A], error), request *Q,
+	ctx context.Context, explain func(task string, err error) error, task string, call func(context.Context, *Q) (*A, error), request *Q,
 ) (*A, error) {
-	response, err := call(ctx, connect.NewRequest(request))
+	response, err := call(ctx, request)
 	if err != nil {
 		return nil, explain(task, err)
 	}
-	return response.Msg, nil
+	return response, nil
 }
 
 // follow returns a sequence of what the messages of a stream say. The messages of which value returns nil say nothing.
 func follow[Q, A, T any](
 	ctx context.Context, explain func(task string, err error) error, task string,
-	open func(context.Context, *connect.Request[Q]) (*connect.ServerStreamForClient[A], error), request *Q, value func(*A) *T,
+	open func(context.Context, *Q) (*connect.ServerStreamForClient[A], error), request *Q, value func(*A) *T,
 ) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		// The end of the context, and not reading to its end, is what ends a stream that is left early.
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
-		stream, err := open(ctx, connect.NewRequest(request))
+		stream, err := open(ctx, request)
 		if err != nil {
 			yield(*new(T), explain(task, err))
 			return

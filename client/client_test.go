@@ -38,7 +38,7 @@ type service struct {
 }
 
 func (s *service) StreamPlugins(
-	ctx context.Context, request *connect.Request[patchbayv1.StreamPluginsRequest],
+	ctx context.Context, request *patchbayv1.StreamPluginsRequest,
 	stream *connect.ServerStream[patchbayv1.StreamPluginsResponse],
 ) error {
 	if !s.streams {
@@ -55,36 +55,30 @@ func (s *service) StreamPlugins(
 	return errors.Join(stream.Send(part), s.err)
 }
 
-func (s *service) ListPlugins(
-	context.Context, *connect.Request[patchbayv1.ListPluginsRequest],
-) (*connect.Response[patchbayv1.ListPluginsResponse], error) {
-	return connect.NewResponse(&patchbayv1.ListPluginsResponse{
+func (s *service) ListPlugins(context.Context, *patchbayv1.ListPluginsRequest) (*patchbayv1.ListPluginsResponse, error) {
+	return &patchbayv1.ListPluginsResponse{
 		Plugins:    s.plugins,
 		Conditions: []*patchbayv1.Condition{{Name: "discovery", Status: "ok"}},
-	}), s.err
+	}, s.err
 }
 
-func (s *service) GetPlugin(
-	context.Context, *connect.Request[patchbayv1.GetPluginRequest],
-) (*connect.Response[patchbayv1.GetPluginResponse], error) {
+func (s *service) GetPlugin(context.Context, *patchbayv1.GetPluginRequest) (*patchbayv1.GetPluginResponse, error) {
 	if len(s.plugins) == 0 {
 		return nil, connect.NewError(connect.CodeNotFound, errors.New("not known"))
 	}
-	return connect.NewResponse(&patchbayv1.GetPluginResponse{Plugins: s.plugins}), nil
+	return &patchbayv1.GetPluginResponse{Plugins: s.plugins}, nil
 }
 
-func (s *service) WaitForPlugin(
-	ctx context.Context, _ *connect.Request[patchbayv1.WaitForPluginRequest],
-) (*connect.Response[patchbayv1.WaitForPluginResponse], error) {
+func (s *service) WaitForPlugin(ctx context.Context, _ *patchbayv1.WaitForPluginRequest) (*patchbayv1.WaitForPluginResponse, error) {
 	<-ctx.Done()
 	return nil, ctx.Err()
 }
 
 func (s *service) WatchEvents(
-	ctx context.Context, request *connect.Request[patchbayv1.WatchEventsRequest],
+	ctx context.Context, request *patchbayv1.WatchEventsRequest,
 	stream *connect.ServerStream[patchbayv1.WatchEventsResponse],
 ) error {
-	return s.watch(ctx, request.Msg, func(e *patchbayv1.Event) error {
+	return s.watch(ctx, request, func(e *patchbayv1.Event) error {
 		return stream.Send(&patchbayv1.WatchEventsResponse{Event: e})
 	})
 }

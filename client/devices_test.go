@@ -25,34 +25,30 @@ type deviceService struct {
 	err error
 }
 
-func (s deviceService) ListDevices(
-	context.Context, *connect.Request[patchbayv1.ListDevicesRequest],
-) (*connect.Response[patchbayv1.ListDevicesResponse], error) {
+func (s deviceService) ListDevices(context.Context, *patchbayv1.ListDevicesRequest) (*patchbayv1.ListDevicesResponse, error) {
 	if s.err != nil {
 		return nil, s.err
 	}
-	return connect.NewResponse(&patchbayv1.ListDevicesResponse{
+	return &patchbayv1.ListDevicesResponse{
 		Devices:     []*patchbayv1.Device{{Resource: "example.com/gpu", Id: "a", Health: "healthy"}},
 		Allocations: []*patchbayv1.DeviceAllocation{{Resource: "example.com/gpu", Owner: "o"}},
-	}), nil
+	}, nil
 }
 
-func (s deviceService) AllocateDevices(
-	context.Context, *connect.Request[patchbayv1.AllocateDevicesRequest],
-) (*connect.Response[patchbayv1.AllocateDevicesResponse], error) {
+func (s deviceService) AllocateDevices(context.Context, *patchbayv1.AllocateDevicesRequest) (*patchbayv1.AllocateDevicesResponse, error) {
 	if s.err != nil {
 		return nil, s.err
 	}
-	return connect.NewResponse(&patchbayv1.AllocateDevicesResponse{Allocation: &patchbayv1.DeviceAllocation{
+	return &patchbayv1.AllocateDevicesResponse{Allocation: &patchbayv1.DeviceAllocation{
 		Resource: "example.com/gpu", Owner: "build-17", Devices: []string{"gpu-3"},
 		Answer: &patchbayv1.DeviceAnswer{CdiDevices: []string{"example.com/gpu=3"}},
-	}}), nil
+	}}, nil
 }
 
 func (s deviceService) GetPreferredDevices(
-	context.Context, *connect.Request[patchbayv1.GetPreferredDevicesRequest],
-) (*connect.Response[patchbayv1.GetPreferredDevicesResponse], error) {
-	return connect.NewResponse(&patchbayv1.GetPreferredDevicesResponse{Devices: []string{"gpu-3"}}), s.err
+	context.Context, *patchbayv1.GetPreferredDevicesRequest,
+) (*patchbayv1.GetPreferredDevicesResponse, error) {
+	return &patchbayv1.GetPreferredDevicesResponse{Devices: []string{"gpu-3"}}, s.err
 }
 
 func serveDevices(t *testing.T, s deviceService) *client.Client {

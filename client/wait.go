@@ -21,7 +21,7 @@ const lookBefore = time.Second
 // ended the call; look has returned then. The deadline ends the call on both sides at the same moment, so that the daemon's own word on the
 // state rarely arrives.
 func waitOrLook[Q, A any](
-	ctx context.Context, call func(context.Context, *connect.Request[Q]) (*connect.Response[A], error), request *Q, look func(context.Context),
+	ctx context.Context, call func(context.Context, *Q) (*A, error), request *Q, look func(context.Context),
 ) (answer *A, late bool, err error) {
 	deadline, limited := ctx.Deadline()
 	looking, cancel := context.WithCancel(ctx)
@@ -39,9 +39,9 @@ func waitOrLook[Q, A any](
 			}
 		})
 	}
-	response, err := call(ctx, connect.NewRequest(request))
+	response, err := call(ctx, request)
 	if err == nil {
-		return response.Msg, false, nil
+		return response, false, nil
 	}
 	late = limited && connect.CodeOf(err) == connect.CodeDeadlineExceeded && !errors.Is(ctx.Err(), context.Canceled)
 	if late {

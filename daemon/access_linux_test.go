@@ -177,11 +177,11 @@ func TestRefusedCalls(t *testing.T) {
 		}
 		t.Cleanup(transport.CloseIdleConnections)
 		rpc := patchbayv1connect.NewControlServiceClient(&http.Client{Transport: transport}, "http://x")
-		_, err := rpc.GetVersion(t.Context(), connect.NewRequest(&patchbayv1.GetVersionRequest{}))
+		_, err := rpc.GetVersion(t.Context(), &patchbayv1.GetVersionRequest{})
 		if connect.CodeOf(err) != connect.CodePermissionDenied || !strings.Contains(err.Error(), "user 65534") {
 			t.Errorf("HTTP/2 %t: unary call: got %v", http2, err)
 		}
-		stream, err := rpc.WatchEvents(t.Context(), connect.NewRequest(&patchbayv1.WatchEventsRequest{Follow: true}))
+		stream, err := rpc.WatchEvents(t.Context(), &patchbayv1.WatchEventsRequest{Follow: true})
 		if err != nil {
 			t.Fatal(err)
 		}

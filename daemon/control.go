@@ -81,10 +81,8 @@ type control struct {
 	started time.Time
 }
 
-func (c *control) GetVersion(
-	context.Context, *connect.Request[patchbayv1.GetVersionRequest],
-) (*connect.Response[patchbayv1.GetVersionResponse], error) {
-	return connect.NewResponse(c.version()), nil
+func (c *control) GetVersion(context.Context, *patchbayv1.GetVersionRequest) (*patchbayv1.GetVersionResponse, error) {
+	return c.version(), nil
 }
 
 func (c *control) version() *patchbayv1.GetVersionResponse {
@@ -98,10 +96,8 @@ func (c *control) version() *patchbayv1.GetVersionResponse {
 	}
 }
 
-func (c *control) GetPlugin(
-	ctx context.Context, request *connect.Request[patchbayv1.GetPluginRequest],
-) (*connect.Response[patchbayv1.GetPluginResponse], error) {
-	asked, err := c.askedFor(request.Msg)
+func (c *control) GetPlugin(ctx context.Context, request *patchbayv1.GetPluginRequest) (*patchbayv1.GetPluginResponse, error) {
+	asked, err := c.askedFor(request)
 	if err != nil {
 		return nil, err
 	}
@@ -118,7 +114,7 @@ func (c *control) GetPlugin(
 	if len(plugins) == 0 {
 		return nil, c.unknown(asked)
 	}
-	return connect.NewResponse(&patchbayv1.GetPluginResponse{Plugins: plugins}), nil
+	return &patchbayv1.GetPluginResponse{Plugins: plugins}, nil
 }
 
 // get returns the instances and refusals of a plugin.
@@ -155,16 +151,12 @@ func (c *control) unknown(asked patchbay.PluginName) error {
 	return connect.NewError(connect.CodeNotFound, what)
 }
 
-func (c *control) ListRefusals(
-	context.Context, *connect.Request[patchbayv1.ListRefusalsRequest],
-) (*connect.Response[patchbayv1.ListRefusalsResponse], error) {
-	return connect.NewResponse(&patchbayv1.ListRefusalsResponse{Plugins: each(c.source.Refusals(), refusalMessage)}), nil
+func (c *control) ListRefusals(context.Context, *patchbayv1.ListRefusalsRequest) (*patchbayv1.ListRefusalsResponse, error) {
+	return &patchbayv1.ListRefusalsResponse{Plugins: each(c.source.Refusals(), refusalMessage)}, nil
 }
 
-func (c *control) GetConfiguration(
-	context.Context, *connect.Request[patchbayv1.GetConfigurationRequest],
-) (*connect.Response[patchbayv1.GetConfigurationResponse], error) {
-	return connect.NewResponse(c.configuration()), nil
+func (c *control) GetConfiguration(context.Context, *patchbayv1.GetConfigurationRequest) (*patchbayv1.GetConfigurationResponse, error) {
+	return c.configuration(), nil
 }
 
 func (c *control) configuration() *patchbayv1.GetConfigurationResponse {
@@ -175,20 +167,16 @@ func (c *control) configuration() *patchbayv1.GetConfigurationResponse {
 	}
 }
 
-func (c *control) ListConditions(
-	context.Context, *connect.Request[patchbayv1.ListConditionsRequest],
-) (*connect.Response[patchbayv1.ListConditionsResponse], error) {
-	return connect.NewResponse(&patchbayv1.ListConditionsResponse{Conditions: each(c.source.Conditions(), conditionMessage)}), nil
+func (c *control) ListConditions(context.Context, *patchbayv1.ListConditionsRequest) (*patchbayv1.ListConditionsResponse, error) {
+	return &patchbayv1.ListConditionsResponse{Conditions: each(c.source.Conditions(), conditionMessage)}, nil
 }
 
-func (c *control) Reload(
-	ctx context.Context, _ *connect.Request[patchbayv1.ReloadRequest],
-) (*connect.Response[patchbayv1.ReloadResponse], error) {
+func (c *control) Reload(ctx context.Context, _ *patchbayv1.ReloadRequest) (*patchbayv1.ReloadResponse, error) {
 	changed, err := c.reload(ctx)
 	switch {
 	case err == nil:
 		failed := c.awaitReplacements(ctx, changed)
-		return connect.NewResponse(&patchbayv1.ReloadResponse{Changed: validAll(changed), NotReplaced: validAll(failed)}), nil
+		return &patchbayv1.ReloadResponse{Changed: validAll(changed), NotReplaced: validAll(failed)}, nil
 	case errors.Is(err, errStopping):
 		return nil, connect.NewError(connect.CodeUnavailable, errStopping)
 	case ctx.Err() != nil:

@@ -136,7 +136,7 @@ func TestWatchEvents(t *testing.T) {
 			}
 			close(live)
 			rpc := serveTo(t, &recorded{past: past, live: live})
-			stream, err := rpc.WatchEvents(t.Context(), connect.NewRequest(test.request))
+			stream, err := rpc.WatchEvents(t.Context(), test.request)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -178,7 +178,7 @@ func TestListPlugins(t *testing.T) {
 		"several": {&patchbayv1.ListPluginsRequest{Types: []string{"A"}, States: []string{"registered"}}, "A/one "},
 	} {
 		t.Run(name, func(t *testing.T) {
-			response, err := rpc.ListPlugins(t.Context(), connect.NewRequest(test.request))
+			response, err := rpc.ListPlugins(t.Context(), test.request)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -188,7 +188,7 @@ func TestListPlugins(t *testing.T) {
 				}
 				return all
 			}
-			if got := names(response.Msg.GetPlugins()); got != test.want {
+			if got := names(response.GetPlugins()); got != test.want {
 				t.Errorf("got %q, want %q", got, test.want)
 			}
 			streamed := stream(t, rpc, &patchbayv1.StreamPluginsRequest{
@@ -197,7 +197,7 @@ func TestListPlugins(t *testing.T) {
 			if got := names(streamed[0].GetPlugins()); len(streamed) != 1 || got != test.want || len(streamed[0].GetConditions()) != 1 {
 				t.Errorf("streamed %v", streamed)
 			}
-			if c := response.Msg.GetConditions(); len(c) != 1 || c[0].GetStatus() != "degraded" || c[0].GetMessage() != "bad \ufffd" {
+			if c := response.GetConditions(); len(c) != 1 || c[0].GetStatus() != "degraded" || c[0].GetMessage() != "bad \ufffd" {
 				t.Errorf("conditions %v", c)
 			}
 		})
@@ -207,7 +207,7 @@ func TestListPlugins(t *testing.T) {
 // stream returns the messages of a streamed list.
 func stream(t *testing.T, rpc patchbayv1connect.ControlServiceClient, request *patchbayv1.StreamPluginsRequest) (all []*patchbayv1.StreamPluginsResponse) {
 	t.Helper()
-	s, err := rpc.StreamPlugins(t.Context(), connect.NewRequest(request))
+	s, err := rpc.StreamPlugins(t.Context(), request)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -292,11 +292,11 @@ func TestSharedViews(t *testing.T) {
 
 func TestInvalidArguments(t *testing.T) {
 	rpc := serveTo(t, &recorded{})
-	_, get := rpc.GetPlugin(t.Context(), connect.NewRequest(&patchbayv1.GetPluginRequest{Type: "T"}))
-	_, wait := rpc.WaitForPlugin(t.Context(), connect.NewRequest(&patchbayv1.WaitForPluginRequest{
+	_, get := rpc.GetPlugin(t.Context(), &patchbayv1.GetPluginRequest{Type: "T"})
+	_, wait := rpc.WaitForPlugin(t.Context(), &patchbayv1.WaitForPluginRequest{
 		Type: "T", For: patchbayv1.WaitFor_WAIT_FOR_REGISTERED,
-	}))
-	_, goal := rpc.WaitForPlugin(t.Context(), connect.NewRequest(&patchbayv1.WaitForPluginRequest{Type: "T", Name: "n"}))
+	})
+	_, goal := rpc.WaitForPlugin(t.Context(), &patchbayv1.WaitForPluginRequest{Type: "T", Name: "n"})
 	for name, err := range map[string]error{"get without a name": get, "wait without a name": wait, "wait for nothing": goal} {
 		if connect.CodeOf(err) != connect.CodeInvalidArgument {
 			t.Errorf("%s: got %v", name, err)

@@ -188,11 +188,11 @@ func TestProtocols(t *testing.T) {
 		"gRPC-Web over HTTP/1.1": patchbayv1connect.NewControlServiceClient(&http.Client{Transport: transport}, "http://x", connect.WithGRPCWeb()),
 	} {
 		t.Run(name, func(t *testing.T) {
-			response, err := rpc.GetVersion(within(t), connect.NewRequest(&patchbayv1.GetVersionRequest{}))
+			response, err := rpc.GetVersion(within(t), &patchbayv1.GetVersionRequest{})
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := response.Msg; got.GetVersion() != "v1.2.3" || got.GetCommit() != "abc" || got.GetPid() != int64(os.Getpid()) {
+			if got := response; got.GetVersion() != "v1.2.3" || got.GetCommit() != "abc" || got.GetPid() != int64(os.Getpid()) {
 				t.Errorf("got %v", got)
 			}
 		})

@@ -64,9 +64,7 @@ func (s deviceService) handler() (*device.Handler, error) {
 		"run it with --handler DevicePlugin=device, or with handlers: {DevicePlugin: device} in its configuration"))
 }
 
-func (s deviceService) ListDevices(
-	_ context.Context, request *connect.Request[patchbayv1.ListDevicesRequest],
-) (*connect.Response[patchbayv1.ListDevicesResponse], error) {
+func (s deviceService) ListDevices(_ context.Context, request *patchbayv1.ListDevicesRequest) (*patchbayv1.ListDevicesResponse, error) {
 	h, err := s.handler()
 	if err != nil {
 		return nil, err
@@ -74,64 +72,62 @@ func (s deviceService) ListDevices(
 	response := &patchbayv1.ListDevicesResponse{}
 	devices, allocations := h.Snapshot()
 	for _, d := range devices {
-		if anyOf(request.Msg.GetResources(), d.Resource) {
+		if anyOf(request.GetResources(), d.Resource) {
 			response.Devices = append(response.Devices, &patchbayv1.Device{
 				Resource: d.Resource, Id: valid(d.ID), Health: string(d.Health), NumaNodes: d.NUMANodes, Owner: valid(d.Owner),
 			})
 		}
 	}
 	for _, a := range allocations {
-		if anyOf(request.Msg.GetResources(), a.Resource) {
+		if anyOf(request.GetResources(), a.Resource) {
 			response.Allocations = append(response.Allocations, allocationMessage(a))
 		}
 	}
-	return connect.NewResponse(response), nil
+	return response, nil
 }
 
 func (s deviceService) AllocateDevices(
-	ctx context.Context, request *connect.Request[patchbayv1.AllocateDevicesRequest],
-) (*connect.Response[patchbayv1.AllocateDevicesResponse], error) {
+	ctx context.Context, m *patchbayv1.AllocateDevicesRequest,
+) (*patchbayv1.AllocateDevicesResponse, error) {
 	h, err := s.handler()
 	if err != nil {
 		return nil, err
 	}
-	m := request.Msg
 	a, err := h.Allocate(ctx, device.Request{
 		Resource: m.GetResource(), Owner: m.GetOwner(), Count: int(m.GetCount()), Devices: m.GetDevices(),
 	})
 	if err != nil {
 		return nil, deviceError(ctx, err)
 	}
-	return connect.NewResponse(&patchbayv1.AllocateDevicesResponse{Allocation: allocationMessage(a)}), nil
+	return &patchbayv1.AllocateDevicesResponse{Allocation: allocationMessage(a)}, nil
 }
 
 func (s deviceService) ReleaseDevices(
-	ctx context.Context, request *connect.Request[patchbayv1.ReleaseDevicesRequest],
-) (*connect.Response[patchbayv1.ReleaseDevicesResponse], error) {
+	ctx context.Context, m *patchbayv1.ReleaseDevicesRequest,
+) (*patchbayv1.ReleaseDevicesResponse, error) {
 	h, err := s.handler()
 	if err != nil {
 		return nil, err
 	}
-	a, err := h.Release(ctx, request.Msg.GetResource(), request.Msg.GetOwner())
+	a, err := h.Release(ctx, m.GetResource(), m.GetOwner())
 	if err != nil {
 		return nil, deviceError(ctx, err)
 	}
-	return connect.NewResponse(&patchbayv1.ReleaseDevicesResponse{Allocation: allocationMessage(a)}), nil
+	return &patchbayv1.ReleaseDevicesResponse{Allocation: allocationMessage(a)}, nil
 }
 
 func (s deviceService) GetPreferredDevices(
-	ctx context.Context, request *connect.Request[patchbayv1.GetPreferredDevicesRequest],
-) (*connect.Response[patchbayv1.GetPreferredDevicesResponse], error) {
+	ctx context.Context, m *patchbayv1.GetPreferredDevicesRequest,
+) (*patchbayv1.GetPreferredDevicesResponse, error) {
 	h, err := s.handler()
 	if err != nil {
 		return nil, err
 	}
-	m := request.Msg
 	devices, err := h.Preferred(ctx, device.Request{Resource: m.GetResource(), Count: int(m.GetCount()), Devices: m.GetDevices()})
 	if err != nil {
 		return nil, deviceError(ctx, err)
 	}
-	return connect.NewResponse(&patchbayv1.GetPreferredDevicesResponse{Devices: validAll(devices)}), nil
+	return &patchbayv1.GetPreferredDevicesResponse{Devices: validAll(devices)}, nil
 }
 
 // deviceError is the answer for an error of the handler. What was tried is said by the client.

@@ -18,7 +18,7 @@ import (
 const diagnosePart = 1 << 20
 
 func (c *control) Diagnose(
-	_ context.Context, _ *connect.Request[patchbayv1.DiagnoseRequest], stream *connect.ServerStream[patchbayv1.DiagnoseResponse],
+	_ context.Context, _ *patchbayv1.DiagnoseRequest, stream *connect.ServerStream[patchbayv1.DiagnoseResponse],
 ) error {
 	for _, file := range []struct {
 		name  string

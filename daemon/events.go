@@ -13,15 +13,13 @@ import (
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
-func (c *control) WaitForPlugin(
-	ctx context.Context, request *connect.Request[patchbayv1.WaitForPluginRequest],
-) (*connect.Response[patchbayv1.WaitForPluginResponse], error) {
-	asked, err := c.askedFor(request.Msg)
+func (c *control) WaitForPlugin(ctx context.Context, request *patchbayv1.WaitForPluginRequest) (*patchbayv1.WaitForPluginResponse, error) {
+	asked, err := c.askedFor(request)
 	if err != nil {
 		return nil, err
 	}
 	var reached func([]patchbay.PluginStatus) (*patchbay.PluginStatus, bool)
-	switch goal := request.Msg.GetFor(); goal {
+	switch goal := request.GetFor(); goal {
 	case patchbayv1.WaitFor_WAIT_FOR_REGISTERED:
 		reached = registered
 	case patchbayv1.WaitFor_WAIT_FOR_DEREGISTERED:
@@ -42,7 +40,7 @@ func (c *control) WaitForPlugin(
 			if status != nil {
 				response.Plugin = c.describer()(*status)
 			}
-			return connect.NewResponse(response), nil
+			return response, nil
 		}
 		if !c.nextEvent(ctx, events, asked) {
 			state := "not known"
@@ -104,10 +102,8 @@ func waitEnded(ctx context.Context, state string) error {
 }
 
 func (c *control) WatchEvents(
-	ctx context.Context, request *connect.Request[patchbayv1.WatchEventsRequest],
-	stream *connect.ServerStream[patchbayv1.WatchEventsResponse],
+	ctx context.Context, wanted *patchbayv1.WatchEventsRequest, stream *connect.ServerStream[patchbayv1.WatchEventsResponse],
 ) error {
-	wanted := request.Msg
 	kinds := setOf(wanted.GetKinds())
 	matching := func(now bool) func(patchbay.Event) bool {
 		concerned := c.concerned(wanted.GetTypes(), wanted.GetNames(), now)

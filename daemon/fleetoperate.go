@@ -10,32 +10,26 @@ import (
 	"github.com/patchbay-dev/patchbay/fleet"
 )
 
-func (s fleetService) DrainNode(
-	ctx context.Context, request *connect.Request[patchbayv1.DrainNodeRequest],
-) (*connect.Response[patchbayv1.DrainNodeResponse], error) {
+func (s fleetService) DrainNode(ctx context.Context, request *patchbayv1.DrainNodeRequest) (*patchbayv1.DrainNodeResponse, error) {
 	return operate(s, &patchbayv1.DrainNodeResponse{}, func(m *fleetMember) error {
-		return m.cluster.Drain(ctx, m.space, request.Msg.GetNode(), m.node)
+		return m.cluster.Drain(ctx, m.space, request.GetNode(), m.node)
 	})
 }
 
-func (s fleetService) UncordonNode(
-	ctx context.Context, request *connect.Request[patchbayv1.UncordonNodeRequest],
-) (*connect.Response[patchbayv1.UncordonNodeResponse], error) {
+func (s fleetService) UncordonNode(ctx context.Context, request *patchbayv1.UncordonNodeRequest) (*patchbayv1.UncordonNodeResponse, error) {
 	return operate(s, &patchbayv1.UncordonNodeResponse{}, func(m *fleetMember) error {
-		return m.cluster.Uncordon(ctx, m.space, request.Msg.GetNode())
+		return m.cluster.Uncordon(ctx, m.space, request.GetNode())
 	})
 }
 
-func (s fleetService) ForgetNode(
-	ctx context.Context, request *connect.Request[patchbayv1.ForgetNodeRequest],
-) (*connect.Response[patchbayv1.ForgetNodeResponse], error) {
+func (s fleetService) ForgetNode(ctx context.Context, request *patchbayv1.ForgetNodeRequest) (*patchbayv1.ForgetNodeResponse, error) {
 	return operate(s, &patchbayv1.ForgetNodeResponse{}, func(m *fleetMember) error {
-		return m.cluster.Forget(ctx, m.space, request.Msg.GetNode())
+		return m.cluster.Forget(ctx, m.space, request.GetNode())
 	})
 }
 
 // operate does what an operator asks for and returns the answer.
-func operate[A any](s fleetService, answer *A, do func(*fleetMember) error) (*connect.Response[A], error) {
+func operate[A any](s fleetService, answer *A, do func(*fleetMember) error) (*A, error) {
 	if s.member == nil {
 		return nil, connect.NewError(connect.CodeFailedPrecondition, errNoFleet)
 	}
@@ -46,7 +40,7 @@ func operate[A any](s fleetService, answer *A, do func(*fleetMember) error) (*co
 	case err != nil:
 		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New(valid(reasonOf(err))))
 	}
-	return connect.NewResponse(answer), nil
+	return answer, nil
 }
 
 // reasonOf returns an error without what was tried, which the caller says.
@@ -57,9 +51,7 @@ func reasonOf(err error) string {
 	return err.Error()
 }
 
-func (s fleetService) ListLocks(
-	ctx context.Context, _ *connect.Request[patchbayv1.ListLocksRequest],
-) (*connect.Response[patchbayv1.ListLocksResponse], error) {
+func (s fleetService) ListLocks(ctx context.Context, _ *patchbayv1.ListLocksRequest) (*patchbayv1.ListLocksResponse, error) {
 	if s.member == nil {
 		return nil, connect.NewError(connect.CodeFailedPrecondition, errNoFleet)
 	}
@@ -67,9 +59,9 @@ func (s fleetService) ListLocks(
 	if err != nil {
 		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New(valid(reasonOf(err))))
 	}
-	return connect.NewResponse(&patchbayv1.ListLocksResponse{Locks: each(locks, func(l fleet.LockState) *patchbayv1.FleetLock {
+	return &patchbayv1.ListLocksResponse{Locks: each(locks, func(l fleet.LockState) *patchbayv1.FleetLock {
 		return &patchbayv1.FleetLock{
 			Type: valid(l.Type), Name: valid(l.Name), Node: l.Node, FencingToken: l.Token, Candidates: uint32(l.Candidates),
 		}
-	})}), nil
+	})}, nil
 }

@@ -50,33 +50,31 @@ func (s fleetService) read(ctx context.Context, patience time.Duration) (*fleet.
 	return reader, release, nil
 }
 
-func (s fleetService) ListNodes(
-	ctx context.Context, request *connect.Request[patchbayv1.ListNodesRequest],
-) (*connect.Response[patchbayv1.ListNodesResponse], error) {
+func (s fleetService) ListNodes(ctx context.Context, request *patchbayv1.ListNodesRequest) (*patchbayv1.ListNodesResponse, error) {
 	reader, release, err := s.read(ctx, firstRead)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
 	response := &patchbayv1.ListNodesResponse{Health: healthMessage(reader.Health())}
-	wanted := fleet.Filter{Nodes: request.Msg.GetNodes(), Labels: request.Msg.GetLabels()}
+	wanted := fleet.Filter{Nodes: request.GetNodes(), Labels: request.GetLabels()}
 	for _, n := range reader.Nodes() {
-		if wanted.MatchNode(n) && anyOf(request.Msg.GetStates(), string(n.State)) {
+		if wanted.MatchNode(n) && anyOf(request.GetStates(), string(n.State)) {
 			response.Nodes = append(response.Nodes, nodeMessage(n))
 		}
 	}
-	return connect.NewResponse(response), nil
+	return response, nil
 }
 
 func (s fleetService) ListFleetPlugins(
-	ctx context.Context, request *connect.Request[patchbayv1.ListFleetPluginsRequest],
-) (*connect.Response[patchbayv1.ListFleetPluginsResponse], error) {
+	ctx context.Context, request *patchbayv1.ListFleetPluginsRequest,
+) (*patchbayv1.ListFleetPluginsResponse, error) {
 	reader, release, err := s.read(ctx, firstRead)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
-	plugins := each(reader.Plugins(filterOf(request.Msg.GetFilter())), fleetPluginMessage)
+	plugins := each(reader.Plugins(filterOf(request.GetFilter())), fleetPluginMessage)
 	health := healthMessage(reader.Health())
 	leaders, err := s.member.leaders(ctx)
 	if err != nil && health.GetMessage() == "" {
@@ -85,20 +83,19 @@ func (s fleetService) ListFleetPlugins(
 	for _, p := range plugins {
 		markLeader(p, leaders)
 	}
-	return connect.NewResponse(&patchbayv1.ListFleetPluginsResponse{Plugins: plugins, Health: health}), nil
+	return &patchbayv1.ListFleetPluginsResponse{Plugins: plugins, Health: health}, nil
 }
 
 func (s fleetService) WatchFleet(
-	ctx context.Context, request *connect.Request[patchbayv1.WatchFleetRequest],
-	stream *connect.ServerStream[patchbayv1.WatchFleetResponse],
+	ctx context.Context, request *patchbayv1.WatchFleetRequest, stream *connect.ServerStream[patchbayv1.WatchFleetResponse],
 ) error {
 	reader, release, err := s.read(ctx, firstRead)
 	if err != nil {
 		return err
 	}
 	defer release()
-	filter := filterOf(request.Msg.GetFilter())
-	filter.Health = request.Msg.GetWithHealth()
+	filter := filterOf(request.GetFilter())
+	filter.Health = request.GetWithHealth()
 	snapshot, changes, err := reader.Watch(ctx, filter)
 	if err != nil {
 		return ended(ctx)
@@ -108,7 +105,7 @@ func (s fleetService) WatchFleet(
 			return err
 		}
 	}
-	withNodes := request.Msg.GetWithNodes()
+	withNodes := request.GetWithNodes()
 	if err := sendSnapshot(ctx, snapshot, withNodes, stream.Send); err != nil {
 		return err
 	}
@@ -171,8 +168,8 @@ func changeMessage(kind fleet.ChangeKind, n *fleet.Node, p *fleet.Plugin) *patch
 }
 
 func (s fleetService) WaitForFleetPlugin(
-	ctx context.Context, request *connect.Request[patchbayv1.WaitForFleetPluginRequest],
-) (*connect.Response[patchbayv1.WaitForFleetPluginResponse], error) {
+	ctx context.Context, request *patchbayv1.WaitForFleetPluginRequest,
+) (*patchbayv1.WaitForFleetPluginResponse, error) {
 	patience := time.Duration(math.MaxInt64)
 	if deadline, ok := ctx.Deadline(); ok {
 		patience = time.Until(deadline) * 9 / 10 // so that the reason still arrives
@@ -182,8 +179,8 @@ func (s fleetService) WaitForFleetPlugin(
 		return nil, err
 	}
 	defer release()
-	count := int(request.Msg.GetCount())
-	plugins, err := reader.Wait(ctx, filterOf(request.Msg.GetFilter()), func(plugins []fleet.Plugin) bool {
+	count := int(request.GetCount())
+	plugins, err := reader.Wait(ctx, filterOf(request.GetFilter()), func(plugins []fleet.Plugin) bool {
 		if count == 0 {
 			return len(plugins) == 0
 		}
@@ -192,7 +189,7 @@ func (s fleetService) WaitForFleetPlugin(
 	if err != nil {
 		return nil, waitEnded(ctx, fmt.Sprintf("%d plugins match", len(plugins)))
 	}
-	return connect.NewResponse(&patchbayv1.WaitForFleetPluginResponse{Plugins: each(plugins, fleetPluginMessage)}), nil
+	return &patchbayv1.WaitForFleetPluginResponse{Plugins: each(plugins, fleetPluginMessage)}, nil
 }
 
 func filterOf(f *patchbayv1.FleetFilter) fleet.Filter {

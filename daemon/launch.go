@@ -24,43 +24,35 @@ type launched interface {
 	Log(name string) (*launcher.Log, error)
 }
 
-func (c *control) ListLaunched(
-	context.Context, *connect.Request[patchbayv1.ListLaunchedRequest],
-) (*connect.Response[patchbayv1.ListLaunchedResponse], error) {
-	return connect.NewResponse(&patchbayv1.ListLaunchedResponse{Plugins: c.Launched()}), nil
+func (c *control) ListLaunched(context.Context, *patchbayv1.ListLaunchedRequest) (*patchbayv1.ListLaunchedResponse, error) {
+	return &patchbayv1.ListLaunchedResponse{Plugins: c.Launched()}, nil
 }
 
-func (c *control) LaunchPlugin(
-	_ context.Context, request *connect.Request[patchbayv1.LaunchPluginRequest],
-) (*connect.Response[patchbayv1.LaunchPluginResponse], error) {
-	now, err := c.operate(request.Msg.GetName(), c.launched.Start)
+func (c *control) LaunchPlugin(_ context.Context, request *patchbayv1.LaunchPluginRequest) (*patchbayv1.LaunchPluginResponse, error) {
+	now, err := c.operate(request.GetName(), c.launched.Start)
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&patchbayv1.LaunchPluginResponse{Plugin: now}), nil
+	return &patchbayv1.LaunchPluginResponse{Plugin: now}, nil
 }
 
-func (c *control) StopPlugin(
-	_ context.Context, request *connect.Request[patchbayv1.StopPluginRequest],
-) (*connect.Response[patchbayv1.StopPluginResponse], error) {
-	now, err := c.operate(request.Msg.GetName(), c.launched.Stop)
+func (c *control) StopPlugin(_ context.Context, request *patchbayv1.StopPluginRequest) (*patchbayv1.StopPluginResponse, error) {
+	now, err := c.operate(request.GetName(), c.launched.Stop)
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&patchbayv1.StopPluginResponse{Plugin: now}), nil
+	return &patchbayv1.StopPluginResponse{Plugin: now}, nil
 }
 
-func (c *control) RestartPlugin(
-	ctx context.Context, request *connect.Request[patchbayv1.RestartPluginRequest],
-) (*connect.Response[patchbayv1.RestartPluginResponse], error) {
-	now, err := c.operate(request.Msg.GetName(), func(name string) error { return c.launched.Restart(ctx, name) })
+func (c *control) RestartPlugin(ctx context.Context, request *patchbayv1.RestartPluginRequest) (*patchbayv1.RestartPluginResponse, error) {
+	now, err := c.operate(request.GetName(), func(name string) error { return c.launched.Restart(ctx, name) })
 	if err != nil {
 		if ctx.Err() != nil {
 			return nil, ended(ctx)
 		}
 		return nil, err
 	}
-	return connect.NewResponse(&patchbayv1.RestartPluginResponse{Plugin: now}), nil
+	return &patchbayv1.RestartPluginResponse{Plugin: now}, nil
 }
 
 // operate does something to a launched plugin and returns how it is afterwards.
@@ -81,9 +73,9 @@ func (c *control) operate(name string, do func(name string) error) (*patchbayv1.
 }
 
 func (c *control) ReadLogs(
-	ctx context.Context, request *connect.Request[patchbayv1.ReadLogsRequest], stream *connect.ServerStream[patchbayv1.ReadLogsResponse],
+	ctx context.Context, request *patchbayv1.ReadLogsRequest, stream *connect.ServerStream[patchbayv1.ReadLogsResponse],
 ) error {
-	name, err := c.launchedName(request.Msg.GetName())
+	name, err := c.launchedName(request.GetName())
 	if err != nil {
 		return err
 	}
@@ -92,12 +84,12 @@ func (c *control) ReadLogs(
 		return launchError(err)
 	}
 	tail := -1 // all
-	if request.Msg.Tail != nil {
-		tail = int(request.Msg.GetTail())
+	if request.Tail != nil {
+		tail = int(request.GetTail())
 	}
 	var records iter.Seq[launcher.Record]
 	switch {
-	case request.Msg.GetFollow():
+	case request.GetFollow():
 		if err := stream.Send(&patchbayv1.ReadLogsResponse{}); err != nil {
 			return err
 		}
@@ -112,7 +104,7 @@ func (c *control) ReadLogs(
 			return err
 		}
 	}
-	if request.Msg.GetFollow() {
+	if request.GetFollow() {
 		return ended(ctx)
 	}
 	return nil

@@ -24,18 +24,18 @@ func TestRolesAreNames(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	for _, ptype := range []string{"CSIPlugin", "csi-node"} {
-		found, err := api.GetPlugin(ctx, connect.NewRequest(&patchbayv1.GetPluginRequest{Type: ptype, Name: "disk"}))
-		if err != nil || len(found.Msg.GetPlugins()) != 1 {
+		found, err := api.GetPlugin(ctx, &patchbayv1.GetPluginRequest{Type: ptype, Name: "disk"})
+		if err != nil || len(found.GetPlugins()) != 1 {
 			t.Errorf("get %s: %v", ptype, err)
 		}
-		_, err = api.WaitForPlugin(ctx, connect.NewRequest(&patchbayv1.WaitForPluginRequest{
+		_, err = api.WaitForPlugin(ctx, &patchbayv1.WaitForPluginRequest{
 			Type: ptype, Name: "disk", For: patchbayv1.WaitFor_WAIT_FOR_REGISTERED,
-		}))
+		})
 		if err != nil {
 			t.Errorf("wait for %s: %v", ptype, err)
 		}
 	}
-	_, err := api.GetPlugin(ctx, connect.NewRequest(&patchbayv1.GetPluginRequest{Type: "csi-controller", Name: "disk"}))
+	_, err := api.GetPlugin(ctx, &patchbayv1.GetPluginRequest{Type: "csi-controller", Name: "disk"})
 	if connect.CodeOf(err) != connect.CodeNotFound || !strings.Contains(err.Error(), "no such plugin is known") {
 		t.Errorf("a role that it does not have: %v", err)
 	}

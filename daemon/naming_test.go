@@ -91,15 +91,15 @@ func TestRolesName(t *testing.T) {
 
 	for name, want := range map[string]string{"both": "CSIPlugin/both", "new": "CSIPlugin/new", "gone": "CSIPlugin/gone", "controller": ""} {
 		got := ""
-		answer, err := rpc.GetPlugin(ctx, connect.NewRequest(&patchbayv1.GetPluginRequest{Type: "csi-node", Name: name}))
-		if err == nil && len(answer.Msg.GetPlugins()) == 1 {
-			got = answer.Msg.GetPlugins()[0].GetType() + "/" + answer.Msg.GetPlugins()[0].GetName()
+		answer, err := rpc.GetPlugin(ctx, &patchbayv1.GetPluginRequest{Type: "csi-node", Name: name})
+		if err == nil && len(answer.GetPlugins()) == 1 {
+			got = answer.GetPlugins()[0].GetType() + "/" + answer.GetPlugins()[0].GetName()
 		}
 		if got != want {
 			t.Errorf("csi-node/%s is %q (%v), want %q", name, got, err, want)
 		}
-		_, retried := rpc.RetryPlugin(ctx, connect.NewRequest(&patchbayv1.RetryPluginRequest{Type: "csi-node", Name: name}))
-		_, released := rpc.ReleaseName(ctx, connect.NewRequest(&patchbayv1.ReleaseNameRequest{Type: "csi-node", Name: name}))
+		_, retried := rpc.RetryPlugin(ctx, &patchbayv1.RetryPluginRequest{Type: "csi-node", Name: name})
+		_, released := rpc.ReleaseName(ctx, &patchbayv1.ReleaseNameRequest{Type: "csi-node", Name: name})
 		if err := errors.Join(retried, released); err != nil {
 			t.Error(err)
 		}
@@ -110,11 +110,11 @@ func TestRolesName(t *testing.T) {
 		}
 	}
 
-	listed, err := rpc.ListPlugins(ctx, connect.NewRequest(&patchbayv1.ListPluginsRequest{Types: []string{"csi-node"}}))
-	if err != nil || !slices.Equal(each(listed.Msg.GetPlugins(), (*patchbayv1.Plugin).GetName), []string{"both", "new"}) {
+	listed, err := rpc.ListPlugins(ctx, &patchbayv1.ListPluginsRequest{Types: []string{"csi-node"}})
+	if err != nil || !slices.Equal(each(listed.GetPlugins(), (*patchbayv1.Plugin).GetName), []string{"both", "new"}) {
 		t.Errorf("with the role csi-node are %v, %v", listed, err)
 	}
-	events, err := rpc.WatchEvents(ctx, connect.NewRequest(&patchbayv1.WatchEventsRequest{Types: []string{"csi-node"}}))
+	events, err := rpc.WatchEvents(ctx, &patchbayv1.WatchEventsRequest{Types: []string{"csi-node"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,11 +126,11 @@ func TestRolesName(t *testing.T) {
 		t.Errorf("events of csi-node are of %v", told)
 	}
 	wait := &patchbayv1.WaitForPluginRequest{Type: "csi-node", Name: "both", For: patchbayv1.WaitFor_WAIT_FOR_REGISTERED}
-	if _, err := rpc.WaitForPlugin(ctx, connect.NewRequest(wait)); err != nil {
+	if _, err := rpc.WaitForPlugin(ctx, wait); err != nil {
 		t.Error(err)
 	}
 	wait.Name = "controller"
-	if _, err := rpc.WaitForPlugin(ctx, connect.NewRequest(wait)); err == nil {
+	if _, err := rpc.WaitForPlugin(ctx, wait); err == nil {
 		t.Error("csi-node/controller is registered")
 	}
 }
@@ -169,7 +169,7 @@ func TestLaunchedPluginHasTwoNames(t *testing.T) {
 		{Names: []string{"disk"}}, {Names: []string{"both"}}, {Types: []string{"CSIPlugin"}, Names: []string{"both"}},
 		{Types: []string{"csi-node"}, Names: []string{"both"}},
 	} {
-		events, err := rpc.WatchEvents(ctx, connect.NewRequest(asked))
+		events, err := rpc.WatchEvents(ctx, asked)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -187,11 +187,11 @@ func TestLaunchedPluginHasTwoNames(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"disk", "CSIPlugin/both", "csi-node/both"} {
-		if _, err := rpc.LaunchPlugin(ctx, connect.NewRequest(&patchbayv1.LaunchPluginRequest{Name: name})); err != nil {
+		if _, err := rpc.LaunchPlugin(ctx, &patchbayv1.LaunchPluginRequest{Name: name}); err != nil {
 			t.Errorf("launch %s: %v", name, err)
 		}
 	}
-	_, err := rpc.GetPlugin(ctx, connect.NewRequest(&patchbayv1.GetPluginRequest{Type: "CSIPlugin", Name: "both"}))
+	_, err := rpc.GetPlugin(ctx, &patchbayv1.GetPluginRequest{Type: "CSIPlugin", Name: "both"})
 	if connect.CodeOf(err) != connect.CodeNotFound || !strings.Contains(err.Error(), `it is launched as disk, which is stopped; "patchbay status disk"`) {
 		t.Error(err)
 	}
@@ -205,11 +205,11 @@ func TestRefusalOfRole(t *testing.T) {
 	server := httptest.NewServer(mux)
 	t.Cleanup(server.Close)
 	rpc := patchbayv1connect.NewControlServiceClient(server.Client(), server.URL)
-	_, err := rpc.GetPlugin(t.Context(), connect.NewRequest(&patchbayv1.GetPluginRequest{Type: "csi-node", Name: "kept"}))
+	_, err := rpc.GetPlugin(t.Context(), &patchbayv1.GetPluginRequest{Type: "csi-node", Name: "kept"})
 	if connect.CodeOf(err) != connect.CodeNotFound || !strings.Contains(err.Error(), "the name is reserved for user 60001") {
 		t.Error(err)
 	}
-	_, err = rpc.GetPlugin(t.Context(), connect.NewRequest(&patchbayv1.GetPluginRequest{Type: "CSIPlugin", Name: "gon"}))
+	_, err = rpc.GetPlugin(t.Context(), &patchbayv1.GetPluginRequest{Type: "CSIPlugin", Name: "gon"})
 	if connect.CodeOf(err) != connect.CodeNotFound || !strings.Contains(err.Error(), `did you mean "CSIPlugin/gone"?`) {
 		t.Error(err)
 	}

@@ -10,10 +10,8 @@ import (
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 )
 
-func (c *control) RetryPlugin(
-	_ context.Context, request *connect.Request[patchbayv1.RetryPluginRequest],
-) (*connect.Response[patchbayv1.RetryPluginResponse], error) {
-	asked, err := c.askedFor(request.Msg)
+func (c *control) RetryPlugin(_ context.Context, request *patchbayv1.RetryPluginRequest) (*patchbayv1.RetryPluginResponse, error) {
+	asked, err := c.askedFor(request)
 	if err != nil {
 		return nil, err
 	}
@@ -24,13 +22,11 @@ func (c *control) RetryPlugin(
 	case err != nil:
 		return nil, connect.NewError(connect.CodeFailedPrecondition, err)
 	}
-	return connect.NewResponse(&patchbayv1.RetryPluginResponse{}), nil
+	return &patchbayv1.RetryPluginResponse{}, nil
 }
 
-func (c *control) ReleaseName(
-	ctx context.Context, request *connect.Request[patchbayv1.ReleaseNameRequest],
-) (*connect.Response[patchbayv1.ReleaseNameResponse], error) {
-	asked, err := c.askedFor(request.Msg)
+func (c *control) ReleaseName(ctx context.Context, request *patchbayv1.ReleaseNameRequest) (*patchbayv1.ReleaseNameResponse, error) {
+	asked, err := c.askedFor(request)
 	if err != nil {
 		return nil, err
 	}
@@ -43,5 +39,5 @@ func (c *control) ReleaseName(
 	case err != nil:
 		return nil, connect.NewError(connect.CodeInternal, errors.New(valid(err.Error())))
 	}
-	return connect.NewResponse(&patchbayv1.ReleaseNameResponse{}), nil
+	return &patchbayv1.ReleaseNameResponse{}, nil
 }

@@ -15,12 +15,12 @@ func TestRetryAndReleaseSayWhy(t *testing.T) {
 	ctx := t.Context()
 	none := serveTo(t, &recorded{})
 	some := serveTo(t, &recorded{plugins: []patchbay.PluginStatus{{Type: "T", Name: "foo"}}})
-	_, unknown := none.RetryPlugin(ctx, connect.NewRequest(&patchbayv1.RetryPluginRequest{Type: "T", Name: "fooo"}))
-	_, asleep := some.RetryPlugin(ctx, connect.NewRequest(&patchbayv1.RetryPluginRequest{Type: "T", Name: "foo"}))
-	_, empty := some.RetryPlugin(ctx, connect.NewRequest(&patchbayv1.RetryPluginRequest{Type: "T"}))
-	_, free := some.ReleaseName(ctx, connect.NewRequest(&patchbayv1.ReleaseNameRequest{Type: "T", Name: "foo"}))
-	_, full := some.ReleaseName(ctx, connect.NewRequest(&patchbayv1.ReleaseNameRequest{Type: "T", Name: "kept"}))
-	_, typeless := some.ReleaseName(ctx, connect.NewRequest(&patchbayv1.ReleaseNameRequest{Name: "kept"}))
+	_, unknown := none.RetryPlugin(ctx, &patchbayv1.RetryPluginRequest{Type: "T", Name: "fooo"})
+	_, asleep := some.RetryPlugin(ctx, &patchbayv1.RetryPluginRequest{Type: "T", Name: "foo"})
+	_, empty := some.RetryPlugin(ctx, &patchbayv1.RetryPluginRequest{Type: "T"})
+	_, free := some.ReleaseName(ctx, &patchbayv1.ReleaseNameRequest{Type: "T", Name: "foo"})
+	_, full := some.ReleaseName(ctx, &patchbayv1.ReleaseNameRequest{Type: "T", Name: "kept"})
+	_, typeless := some.ReleaseName(ctx, &patchbayv1.ReleaseNameRequest{Name: "kept"})
 	for _, c := range []struct {
 		err  error
 		code connect.Code
@@ -41,7 +41,7 @@ func TestRetryAndReleaseSayWhy(t *testing.T) {
 
 // TestKeptNameIsShown: of a plugin that is gone, one reads whose its name is.
 func TestKeptNameIsShown(t *testing.T) {
-	_, err := serveTo(t, &recorded{}).GetPlugin(t.Context(), connect.NewRequest(&patchbayv1.GetPluginRequest{Type: "T", Name: "kept"}))
+	_, err := serveTo(t, &recorded{}).GetPlugin(t.Context(), &patchbayv1.GetPluginRequest{Type: "T", Name: "kept"})
 	const want = "no such plugin is known; the name is reserved for user 60001, whose plugin had it last, until 1970-01-01T00:00:00Z, or until"
 	if connect.CodeOf(err) != connect.CodeNotFound || !strings.Contains(err.Error(), want) {
 		t.Errorf("got %v", err)

@@ -30,7 +30,7 @@ func TestServerEndsCalls(t *testing.T) {
 		"in two steps": func(s *server) error {
 			s.endCalls()
 			rpc := clientOf(t, path)
-			_, err := rpc.GetVersion(t.Context(), connect.NewRequest(&patchbayv1.GetVersionRequest{}))
+			_, err := rpc.GetVersion(t.Context(), &patchbayv1.GetVersionRequest{})
 			if connect.CodeOf(err) != connect.CodeUnavailable {
 				t.Errorf("a new call: got %v, want Unavailable", err)
 			}
@@ -44,7 +44,7 @@ func TestServerEndsCalls(t *testing.T) {
 			}
 			s := serve(listener, testGuard(path), &control{picture: newPicture(&recorded{live: make(chan patchbay.Event)}, nil, nil, nil), started: time.Now()},
 				func() { t.Error("the server failed") }, discard)
-			stream, err := clientOf(t, path).WatchEvents(t.Context(), connect.NewRequest(&patchbayv1.WatchEventsRequest{Follow: true}))
+			stream, err := clientOf(t, path).WatchEvents(t.Context(), &patchbayv1.WatchEventsRequest{Follow: true})
 			if err != nil {
 				t.Fatal(err)
 			}

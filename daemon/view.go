@@ -86,21 +86,17 @@ func (s *shared[T]) get() T {
 // maxPart is about how many bytes of plugins are in one message of a stream: well below what any gRPC client takes.
 const maxPart = 1 << 20
 
-func (c *control) ListPlugins(
-	_ context.Context, request *connect.Request[patchbayv1.ListPluginsRequest],
-) (*connect.Response[patchbayv1.ListPluginsResponse], error) {
-	v, wanted := c.views.get(), request.Msg
-	answer := &patchbayv1.ListPluginsResponse{
+func (c *control) ListPlugins(_ context.Context, wanted *patchbayv1.ListPluginsRequest) (*patchbayv1.ListPluginsResponse, error) {
+	v := c.views.get()
+	return &patchbayv1.ListPluginsResponse{
 		Plugins: c.matching(v, wanted.GetTypes(), wanted.GetNames(), wanted.GetStates()), Conditions: v.conditions,
-	}
-	return connect.NewResponse(answer), nil
+	}, nil
 }
 
 func (c *control) StreamPlugins(
-	ctx context.Context, request *connect.Request[patchbayv1.StreamPluginsRequest],
-	stream *connect.ServerStream[patchbayv1.StreamPluginsResponse],
+	ctx context.Context, wanted *patchbayv1.StreamPluginsRequest, stream *connect.ServerStream[patchbayv1.StreamPluginsResponse],
 ) error {
-	v, wanted := c.views.get(), request.Msg
+	v := c.views.get()
 	plugins := c.matching(v, wanted.GetTypes(), wanted.GetNames(), wanted.GetStates())
 	if err := countList(ctx, proto.Size(&patchbayv1.ListPluginsResponse{Plugins: plugins, Conditions: v.conditions})); err != nil {
 		return err

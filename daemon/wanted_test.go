@@ -53,7 +53,7 @@ func TestFiltersLookUpLittle(t *testing.T) {
 		{Types: others}, {Types: append(others[1:], "csi-node")}, {Names: others}, {Types: others, Names: others},
 	} {
 		source.count, asked = 0, 0
-		events, err := rpc.WatchEvents(t.Context(), connect.NewRequest(wanted))
+		events, err := rpc.WatchEvents(t.Context(), wanted)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -38,7 +38,7 @@ type generator struct {
 
 var (
 	messages = generator{tool: "protoc-gen-go"}
-	connect  = generator{tool: "protoc-gen-connect-go"}
+	connect  = generator{tool: "protoc-gen-connect-go", parameter: ",simple"}
 	grpc     = generator{tool: "protoc-gen-go-grpc"}
 	// The documented ExampleServer interface of the example services has one method only.
 	plainGRPC = generator{tool: "protoc-gen-go-grpc", parameter: ",require_unimplemented_servers=false"}

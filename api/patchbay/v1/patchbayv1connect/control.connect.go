@@ -94,64 +94,64 @@ const (
 // ControlServiceClient is a client for the patchbay.v1.ControlService service.
 type ControlServiceClient interface {
 	// GetVersion says which build of the daemon answers, and since when it has been running.
-	GetVersion(context.Context, *connect.Request[v1.GetVersionRequest]) (*connect.Response[v1.GetVersionResponse], error)
+	GetVersion(context.Context, *v1.GetVersionRequest) (*v1.GetVersionResponse, error)
 	// ListPlugins returns the known instances that match every filter of the request, and the conditions of the daemon, as one
 	// consistent view. Instances are ordered by type, name, and newest first within a name.
 	//
 	// The response is one message, which may exceed the 4 MiB that gRPC clients accept by default. Responses that callers have not read yet may
 	// take up 32 MiB per user and 64 MiB for all users but root and the daemon's, measured before compression or conversion to JSON; a call
 	// beyond that fails with RESOURCE_EXHAUSTED. StreamPlugins has neither limit.
-	ListPlugins(context.Context, *connect.Request[v1.ListPluginsRequest]) (*connect.Response[v1.ListPluginsResponse], error)
+	ListPlugins(context.Context, *v1.ListPluginsRequest) (*v1.ListPluginsResponse, error)
 	// StreamPlugins returns the same as ListPlugins, also as one consistent view, in messages of at most about 1 MiB.
-	StreamPlugins(context.Context, *connect.Request[v1.StreamPluginsRequest]) (*connect.ServerStreamForClient[v1.StreamPluginsResponse], error)
+	StreamPlugins(context.Context, *v1.StreamPluginsRequest) (*connect.ServerStreamForClient[v1.StreamPluginsResponse], error)
 	// GetPlugin returns every known instance of one plugin, newest first. An unknown plugin fails with NOT_FOUND; if its name is reserved for a
 	// user, the message says so. While the only process of a launched plugin is being replaced, it waits for the new one, as calls do.
-	GetPlugin(context.Context, *connect.Request[v1.GetPluginRequest]) (*connect.Response[v1.GetPluginResponse], error)
+	GetPlugin(context.Context, *v1.GetPluginRequest) (*v1.GetPluginResponse, error)
 	// ListRefusals returns the last refusal of each name whose plugin is gone and that has not been registered since. They are instances in the
 	// state "refused": last_error is the reason, and since the time. They are ordered by type, name, and newest first within a name. The daemon
 	// keeps 64 per user and 1,024 in total, in memory.
-	ListRefusals(context.Context, *connect.Request[v1.ListRefusalsRequest]) (*connect.Response[v1.ListRefusalsResponse], error)
+	ListRefusals(context.Context, *v1.ListRefusalsRequest) (*v1.ListRefusalsResponse, error)
 	// GetConfiguration returns the files and directories that the daemon uses, and its configuration.
-	GetConfiguration(context.Context, *connect.Request[v1.GetConfigurationRequest]) (*connect.Response[v1.GetConfigurationResponse], error)
+	GetConfiguration(context.Context, *v1.GetConfigurationRequest) (*v1.GetConfigurationResponse, error)
 	// Diagnose streams what a bug report needs from the daemon's process: its metrics, goroutines and memory.
-	Diagnose(context.Context, *connect.Request[v1.DiagnoseRequest]) (*connect.ServerStreamForClient[v1.DiagnoseResponse], error)
+	Diagnose(context.Context, *v1.DiagnoseRequest) (*connect.ServerStreamForClient[v1.DiagnoseResponse], error)
 	// WatchEvents streams events in the order in which they happened.
 	//
 	// The daemon keeps a bounded number of past events. If a reader falls further behind than that, its stream ends with RESOURCE_EXHAUSTED
 	// instead of skipping events; it should list the plugins and watch again.
-	WatchEvents(context.Context, *connect.Request[v1.WatchEventsRequest]) (*connect.ServerStreamForClient[v1.WatchEventsResponse], error)
+	WatchEvents(context.Context, *v1.WatchEventsRequest) (*connect.ServerStreamForClient[v1.WatchEventsResponse], error)
 	// WaitForPlugin blocks until the plugin is in the wanted state, and answers at once if it already is. The deadline of the call is the
 	// timeout; without one, the call waits for as long as the daemon runs. When the deadline passes, the call fails with DEADLINE_EXCEEDED, and
 	// the message says which state the plugin was in.
-	WaitForPlugin(context.Context, *connect.Request[v1.WaitForPluginRequest]) (*connect.Response[v1.WaitForPluginResponse], error)
+	WaitForPlugin(context.Context, *v1.WaitForPluginRequest) (*v1.WaitForPluginResponse, error)
 	// ListConditions returns the daemon's conditions: its own view of its health.
-	ListConditions(context.Context, *connect.Request[v1.ListConditionsRequest]) (*connect.Response[v1.ListConditionsResponse], error)
+	ListConditions(context.Context, *v1.ListConditionsRequest) (*v1.ListConditionsResponse, error)
 	// ListLaunched returns the plugins that the daemon launches, ordered by name, running or not.
-	ListLaunched(context.Context, *connect.Request[v1.ListLaunchedRequest]) (*connect.Response[v1.ListLaunchedResponse], error)
+	ListLaunched(context.Context, *v1.ListLaunchedRequest) (*v1.ListLaunchedResponse, error)
 	// LaunchPlugin starts a plugin of the catalogue, and answers when its process has started; if it cannot start, the call fails with
 	// FAILED_PRECONDITION. A plugin that is already running is left alone. All methods for launched plugins fail with NOT_FOUND for a plugin
 	// that is not in the catalogue.
-	LaunchPlugin(context.Context, *connect.Request[v1.LaunchPluginRequest]) (*connect.Response[v1.LaunchPluginResponse], error)
+	LaunchPlugin(context.Context, *v1.LaunchPluginRequest) (*v1.LaunchPluginResponse, error)
 	// StopPlugin stops a launched plugin, and answers when it has ended. It stays stopped until LaunchPlugin or RestartPlugin.
-	StopPlugin(context.Context, *connect.Request[v1.StopPluginRequest]) (*connect.Response[v1.StopPluginResponse], error)
+	StopPlugin(context.Context, *v1.StopPluginRequest) (*v1.StopPluginResponse, error)
 	// RestartPlugin replaces the running process of a launched plugin by a new one: once the new process is ready, which for a plugin that
 	// serves means registered, the old one is stopped. If the new process does not become ready, the old one keeps running and the call fails
 	// with FAILED_PRECONDITION. A plugin that is not running, including one that has failed, is started.
-	RestartPlugin(context.Context, *connect.Request[v1.RestartPluginRequest]) (*connect.Response[v1.RestartPluginResponse], error)
+	RestartPlugin(context.Context, *v1.RestartPluginRequest) (*v1.RestartPluginResponse, error)
 	// RetryPlugin immediately retries the instances of a plugin that are waiting: those that failed, were refused, or have a type without a
 	// handler. Their back-off starts over. It answers before the outcome is known. It fails with NOT_FOUND for an unknown plugin, and with
 	// FAILED_PRECONDITION if no instance is waiting.
-	RetryPlugin(context.Context, *connect.Request[v1.RetryPluginRequest]) (*connect.Response[v1.RetryPluginResponse], error)
+	RetryPlugin(context.Context, *v1.RetryPluginRequest) (*v1.RetryPluginResponse, error)
 	// ReleaseName frees the name of a plugin that is gone, which is reserved for its user, and immediately retries plugins that were refused
 	// because of that. It answers once this is saved. If the name is not reserved, it fails with FAILED_PRECONDITION.
-	ReleaseName(context.Context, *connect.Request[v1.ReleaseNameRequest]) (*connect.Response[v1.ReleaseNameResponse], error)
+	ReleaseName(context.Context, *v1.ReleaseNameRequest) (*v1.ReleaseNameResponse, error)
 	// ReadLogs streams what a launched plugin printed and logged, across all of its processes, as far as it is kept.
-	ReadLogs(context.Context, *connect.Request[v1.ReadLogsRequest]) (*connect.ServerStreamForClient[v1.ReadLogsResponse], error)
+	ReadLogs(context.Context, *v1.ReadLogsRequest) (*connect.ServerStreamForClient[v1.ReadLogsResponse], error)
 	// Reload makes the daemon read its configuration again and apply it, completely or not at all: a configuration with an error, or one that
 	// needs a restart, fails with FAILED_PRECONDITION and a message that says what is wrong, and where; the old one stays in force. Plugins
 	// that the change does not concern are not affected. The call returns when the processes of changed plugins have been replaced, or could
 	// not be.
-	Reload(context.Context, *connect.Request[v1.ReloadRequest]) (*connect.Response[v1.ReloadResponse], error)
+	Reload(context.Context, *v1.ReloadRequest) (*v1.ReloadResponse, error)
 }
 
 // NewControlServiceClient constructs a client for the patchbay.v1.ControlService service. By
@@ -316,156 +316,212 @@ type controlServiceClient struct {
 }
 
 // GetVersion calls patchbay.v1.ControlService.GetVersion.
-func (c *controlServiceClient) GetVersion(ctx context.Context, req *connect.Request[v1.GetVersionRequest]) (*connect.Response[v1.GetVersionResponse], error) {
-	return c.getVersion.CallUnary(ctx, req)
+func (c *controlServiceClient) GetVersion(ctx context.Context, req *v1.GetVersionRequest) (*v1.GetVersionResponse, error) {
+	response, err := c.getVersion.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // ListPlugins calls patchbay.v1.ControlService.ListPlugins.
-func (c *controlServiceClient) ListPlugins(ctx context.Context, req *connect.Request[v1.ListPluginsRequest]) (*connect.Response[v1.ListPluginsResponse], error) {
-	return c.listPlugins.CallUnary(ctx, req)
+func (c *controlServiceClient) ListPlugins(ctx context.Context, req *v1.ListPluginsRequest) (*v1.ListPluginsResponse, error) {
+	response, err := c.listPlugins.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // StreamPlugins calls patchbay.v1.ControlService.StreamPlugins.
-func (c *controlServiceClient) StreamPlugins(ctx context.Context, req *connect.Request[v1.StreamPluginsRequest]) (*connect.ServerStreamForClient[v1.StreamPluginsResponse], error) {
-	return c.streamPlugins.CallServerStream(ctx, req)
+func (c *controlServiceClient) StreamPlugins(ctx context.Context, req *v1.StreamPluginsRequest) (*connect.ServerStreamForClient[v1.StreamPluginsResponse], error) {
+	return c.streamPlugins.CallServerStream(ctx, connect.NewRequest(req))
 }
 
 // GetPlugin calls patchbay.v1.ControlService.GetPlugin.
-func (c *controlServiceClient) GetPlugin(ctx context.Context, req *connect.Request[v1.GetPluginRequest]) (*connect.Response[v1.GetPluginResponse], error) {
-	return c.getPlugin.CallUnary(ctx, req)
+func (c *controlServiceClient) GetPlugin(ctx context.Context, req *v1.GetPluginRequest) (*v1.GetPluginResponse, error) {
+	response, err := c.getPlugin.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // ListRefusals calls patchbay.v1.ControlService.ListRefusals.
-func (c *controlServiceClient) ListRefusals(ctx context.Context, req *connect.Request[v1.ListRefusalsRequest]) (*connect.Response[v1.ListRefusalsResponse], error) {
-	return c.listRefusals.CallUnary(ctx, req)
+func (c *controlServiceClient) ListRefusals(ctx context.Context, req *v1.ListRefusalsRequest) (*v1.ListRefusalsResponse, error) {
+	response, err := c.listRefusals.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // GetConfiguration calls patchbay.v1.ControlService.GetConfiguration.
-func (c *controlServiceClient) GetConfiguration(ctx context.Context, req *connect.Request[v1.GetConfigurationRequest]) (*connect.Response[v1.GetConfigurationResponse], error) {
-	return c.getConfiguration.CallUnary(ctx, req)
+func (c *controlServiceClient) GetConfiguration(ctx context.Context, req *v1.GetConfigurationRequest) (*v1.GetConfigurationResponse, error) {
+	response, err := c.getConfiguration.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // Diagnose calls patchbay.v1.ControlService.Diagnose.
-func (c *controlServiceClient) Diagnose(ctx context.Context, req *connect.Request[v1.DiagnoseRequest]) (*connect.ServerStreamForClient[v1.DiagnoseResponse], error) {
-	return c.diagnose.CallServerStream(ctx, req)
+func (c *controlServiceClient) Diagnose(ctx context.Context, req *v1.DiagnoseRequest) (*connect.ServerStreamForClient[v1.DiagnoseResponse], error) {
+	return c.diagnose.CallServerStream(ctx, connect.NewRequest(req))
 }
 
 // WatchEvents calls patchbay.v1.ControlService.WatchEvents.
-func (c *controlServiceClient) WatchEvents(ctx context.Context, req *connect.Request[v1.WatchEventsRequest]) (*connect.ServerStreamForClient[v1.WatchEventsResponse], error) {
-	return c.watchEvents.CallServerStream(ctx, req)
+func (c *controlServiceClient) WatchEvents(ctx context.Context, req *v1.WatchEventsRequest) (*connect.ServerStreamForClient[v1.WatchEventsResponse], error) {
+	return c.watchEvents.CallServerStream(ctx, connect.NewRequest(req))
 }
 
 // WaitForPlugin calls patchbay.v1.ControlService.WaitForPlugin.
-func (c *controlServiceClient) WaitForPlugin(ctx context.Context, req *connect.Request[v1.WaitForPluginRequest]) (*connect.Response[v1.WaitForPluginResponse], error) {
-	return c.waitForPlugin.CallUnary(ctx, req)
+func (c *controlServiceClient) WaitForPlugin(ctx context.Context, req *v1.WaitForPluginRequest) (*v1.WaitForPluginResponse, error) {
+	response, err := c.waitForPlugin.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // ListConditions calls patchbay.v1.ControlService.ListConditions.
-func (c *controlServiceClient) ListConditions(ctx context.Context, req *connect.Request[v1.ListConditionsRequest]) (*connect.Response[v1.ListConditionsResponse], error) {
-	return c.listConditions.CallUnary(ctx, req)
+func (c *controlServiceClient) ListConditions(ctx context.Context, req *v1.ListConditionsRequest) (*v1.ListConditionsResponse, error) {
+	response, err := c.listConditions.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // ListLaunched calls patchbay.v1.ControlService.ListLaunched.
-func (c *controlServiceClient) ListLaunched(ctx context.Context, req *connect.Request[v1.ListLaunchedRequest]) (*connect.Response[v1.ListLaunchedResponse], error) {
-	return c.listLaunched.CallUnary(ctx, req)
+func (c *controlServiceClient) ListLaunched(ctx context.Context, req *v1.ListLaunchedRequest) (*v1.ListLaunchedResponse, error) {
+	response, err := c.listLaunched.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // LaunchPlugin calls patchbay.v1.ControlService.LaunchPlugin.
-func (c *controlServiceClient) LaunchPlugin(ctx context.Context, req *connect.Request[v1.LaunchPluginRequest]) (*connect.Response[v1.LaunchPluginResponse], error) {
-	return c.launchPlugin.CallUnary(ctx, req)
+func (c *controlServiceClient) LaunchPlugin(ctx context.Context, req *v1.LaunchPluginRequest) (*v1.LaunchPluginResponse, error) {
+	response, err := c.launchPlugin.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // StopPlugin calls patchbay.v1.ControlService.StopPlugin.
-func (c *controlServiceClient) StopPlugin(ctx context.Context, req *connect.Request[v1.StopPluginRequest]) (*connect.Response[v1.StopPluginResponse], error) {
-	return c.stopPlugin.CallUnary(ctx, req)
+func (c *controlServiceClient) StopPlugin(ctx context.Context, req *v1.StopPluginRequest) (*v1.StopPluginResponse, error) {
+	response, err := c.stopPlugin.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // RestartPlugin calls patchbay.v1.ControlService.RestartPlugin.
-func (c *controlServiceClient) RestartPlugin(ctx context.Context, req *connect.Request[v1.RestartPluginRequest]) (*connect.Response[v1.RestartPluginResponse], error) {
-	return c.restartPlugin.CallUnary(ctx, req)
+func (c *controlServiceClient) RestartPlugin(ctx context.Context, req *v1.RestartPluginRequest) (*v1.RestartPluginResponse, error) {
+	response, err := c.restartPlugin.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // RetryPlugin calls patchbay.v1.ControlService.RetryPlugin.
-func (c *controlServiceClient) RetryPlugin(ctx context.Context, req *connect.Request[v1.RetryPluginRequest]) (*connect.Response[v1.RetryPluginResponse], error) {
-	return c.retryPlugin.CallUnary(ctx, req)
+func (c *controlServiceClient) RetryPlugin(ctx context.Context, req *v1.RetryPluginRequest) (*v1.RetryPluginResponse, error) {
+	response, err := c.retryPlugin.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // ReleaseName calls patchbay.v1.ControlService.ReleaseName.
-func (c *controlServiceClient) ReleaseName(ctx context.Context, req *connect.Request[v1.ReleaseNameRequest]) (*connect.Response[v1.ReleaseNameResponse], error) {
-	return c.releaseName.CallUnary(ctx, req)
+func (c *controlServiceClient) ReleaseName(ctx context.Context, req *v1.ReleaseNameRequest) (*v1.ReleaseNameResponse, error) {
+	response, err := c.releaseName.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // ReadLogs calls patchbay.v1.ControlService.ReadLogs.
-func (c *controlServiceClient) ReadLogs(ctx context.Context, req *connect.Request[v1.ReadLogsRequest]) (*connect.ServerStreamForClient[v1.ReadLogsResponse], error) {
-	return c.readLogs.CallServerStream(ctx, req)
+func (c *controlServiceClient) ReadLogs(ctx context.Context, req *v1.ReadLogsRequest) (*connect.ServerStreamForClient[v1.ReadLogsResponse], error) {
+	return c.readLogs.CallServerStream(ctx, connect.NewRequest(req))
 }
 
 // Reload calls patchbay.v1.ControlService.Reload.
-func (c *controlServiceClient) Reload(ctx context.Context, req *connect.Request[v1.ReloadRequest]) (*connect.Response[v1.ReloadResponse], error) {
-	return c.reload.CallUnary(ctx, req)
+func (c *controlServiceClient) Reload(ctx context.Context, req *v1.ReloadRequest) (*v1.ReloadResponse, error) {
+	response, err := c.reload.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // ControlServiceHandler is an implementation of the patchbay.v1.ControlService service.
 type ControlServiceHandler interface {
 	// GetVersion says which build of the daemon answers, and since when it has been running.
-	GetVersion(context.Context, *connect.Request[v1.GetVersionRequest]) (*connect.Response[v1.GetVersionResponse], error)
+	GetVersion(context.Context, *v1.GetVersionRequest) (*v1.GetVersionResponse, error)
 	// ListPlugins returns the known instances that match every filter of the request, and the conditions of the daemon, as one
 	// consistent view. Instances are ordered by type, name, and newest first within a name.
 	//
 	// The response is one message, which may exceed the 4 MiB that gRPC clients accept by default. Responses that callers have not read yet may
 	// take up 32 MiB per user and 64 MiB for all users but root and the daemon's, measured before compression or conversion to JSON; a call
 	// beyond that fails with RESOURCE_EXHAUSTED. StreamPlugins has neither limit.
-	ListPlugins(context.Context, *connect.Request[v1.ListPluginsRequest]) (*connect.Response[v1.ListPluginsResponse], error)
+	ListPlugins(context.Context, *v1.ListPluginsRequest) (*v1.ListPluginsResponse, error)
 	// StreamPlugins returns the same as ListPlugins, also as one consistent view, in messages of at most about 1 MiB.
-	StreamPlugins(context.Context, *connect.Request[v1.StreamPluginsRequest], *connect.ServerStream[v1.StreamPluginsResponse]) error
+	StreamPlugins(context.Context, *v1.StreamPluginsRequest, *connect.ServerStream[v1.StreamPluginsResponse]) error
 	// GetPlugin returns every known instance of one plugin, newest first. An unknown plugin fails with NOT_FOUND; if its name is reserved for a
 	// user, the message says so. While the only process of a launched plugin is being replaced, it waits for the new one, as calls do.
-	GetPlugin(context.Context, *connect.Request[v1.GetPluginRequest]) (*connect.Response[v1.GetPluginResponse], error)
+	GetPlugin(context.Context, *v1.GetPluginRequest) (*v1.GetPluginResponse, error)
 	// ListRefusals returns the last refusal of each name whose plugin is gone and that has not been registered since. They are instances in the
 	// state "refused": last_error is the reason, and since the time. They are ordered by type, name, and newest first within a name. The daemon
 	// keeps 64 per user and 1,024 in total, in memory.
-	ListRefusals(context.Context, *connect.Request[v1.ListRefusalsRequest]) (*connect.Response[v1.ListRefusalsResponse], error)
+	ListRefusals(context.Context, *v1.ListRefusalsRequest) (*v1.ListRefusalsResponse, error)
 	// GetConfiguration returns the files and directories that the daemon uses, and its configuration.
-	GetConfiguration(context.Context, *connect.Request[v1.GetConfigurationRequest]) (*connect.Response[v1.GetConfigurationResponse], error)
+	GetConfiguration(context.Context, *v1.GetConfigurationRequest) (*v1.GetConfigurationResponse, error)
 	// Diagnose streams what a bug report needs from the daemon's process: its metrics, goroutines and memory.
-	Diagnose(context.Context, *connect.Request[v1.DiagnoseRequest], *connect.ServerStream[v1.DiagnoseResponse]) error
+	Diagnose(context.Context, *v1.DiagnoseRequest, *connect.ServerStream[v1.DiagnoseResponse]) error
 	// WatchEvents streams events in the order in which they happened.
 	//
 	// The daemon keeps a bounded number of past events. If a reader falls further behind than that, its stream ends with RESOURCE_EXHAUSTED
 	// instead of skipping events; it should list the plugins and watch again.
-	WatchEvents(context.Context, *connect.Request[v1.WatchEventsRequest], *connect.ServerStream[v1.WatchEventsResponse]) error
+	WatchEvents(context.Context, *v1.WatchEventsRequest, *connect.ServerStream[v1.WatchEventsResponse]) error
 	// WaitForPlugin blocks until the plugin is in the wanted state, and answers at once if it already is. The deadline of the call is the
 	// timeout; without one, the call waits for as long as the daemon runs. When the deadline passes, the call fails with DEADLINE_EXCEEDED, and
 	// the message says which state the plugin was in.
-	WaitForPlugin(context.Context, *connect.Request[v1.WaitForPluginRequest]) (*connect.Response[v1.WaitForPluginResponse], error)
+	WaitForPlugin(context.Context, *v1.WaitForPluginRequest) (*v1.WaitForPluginResponse, error)
 	// ListConditions returns the daemon's conditions: its own view of its health.
-	ListConditions(context.Context, *connect.Request[v1.ListConditionsRequest]) (*connect.Response[v1.ListConditionsResponse], error)
+	ListConditions(context.Context, *v1.ListConditionsRequest) (*v1.ListConditionsResponse, error)
 	// ListLaunched returns the plugins that the daemon launches, ordered by name, running or not.
-	ListLaunched(context.Context, *connect.Request[v1.ListLaunchedRequest]) (*connect.Response[v1.ListLaunchedResponse], error)
+	ListLaunched(context.Context, *v1.ListLaunchedRequest) (*v1.ListLaunchedResponse, error)
 	// LaunchPlugin starts a plugin of the catalogue, and answers when its process has started; if it cannot start, the call fails with
 	// FAILED_PRECONDITION. A plugin that is already running is left alone. All methods for launched plugins fail with NOT_FOUND for a plugin
 	// that is not in the catalogue.
-	LaunchPlugin(context.Context, *connect.Request[v1.LaunchPluginRequest]) (*connect.Response[v1.LaunchPluginResponse], error)
+	LaunchPlugin(context.Context, *v1.LaunchPluginRequest) (*v1.LaunchPluginResponse, error)
 	// StopPlugin stops a launched plugin, and answers when it has ended. It stays stopped until LaunchPlugin or RestartPlugin.
-	StopPlugin(context.Context, *connect.Request[v1.StopPluginRequest]) (*connect.Response[v1.StopPluginResponse], error)
+	StopPlugin(context.Context, *v1.StopPluginRequest) (*v1.StopPluginResponse, error)
 	// RestartPlugin replaces the running process of a launched plugin by a new one: once the new process is ready, which for a plugin that
 	// serves means registered, the old one is stopped. If the new process does not become ready, the old one keeps running and the call fails
 	// with FAILED_PRECONDITION. A plugin that is not running, including one that has failed, is started.
-	RestartPlugin(context.Context, *connect.Request[v1.RestartPluginRequest]) (*connect.Response[v1.RestartPluginResponse], error)
+	RestartPlugin(context.Context, *v1.RestartPluginRequest) (*v1.RestartPluginResponse, error)
 	// RetryPlugin immediately retries the instances of a plugin that are waiting: those that failed, were refused, or have a type without a
 	// handler. Their back-off starts over. It answers before the outcome is known. It fails with NOT_FOUND for an unknown plugin, and with
 	// FAILED_PRECONDITION if no instance is waiting.
-	RetryPlugin(context.Context, *connect.Request[v1.RetryPluginRequest]) (*connect.Response[v1.RetryPluginResponse], error)
+	RetryPlugin(context.Context, *v1.RetryPluginRequest) (*v1.RetryPluginResponse, error)
 	// ReleaseName frees the name of a plugin that is gone, which is reserved for its user, and immediately retries plugins that were refused
 	// because of that. It answers once this is saved. If the name is not reserved, it fails with FAILED_PRECONDITION.
-	ReleaseName(context.Context, *connect.Request[v1.ReleaseNameRequest]) (*connect.Response[v1.ReleaseNameResponse], error)
+	ReleaseName(context.Context, *v1.ReleaseNameRequest) (*v1.ReleaseNameResponse, error)
 	// ReadLogs streams what a launched plugin printed and logged, across all of its processes, as far as it is kept.
-	ReadLogs(context.Context, *connect.Request[v1.ReadLogsRequest], *connect.ServerStream[v1.ReadLogsResponse]) error
+	ReadLogs(context.Context, *v1.ReadLogsRequest, *connect.ServerStream[v1.ReadLogsResponse]) error
 	// Reload makes the daemon read its configuration again and apply it, completely or not at all: a configuration with an error, or one that
 	// needs a restart, fails with FAILED_PRECONDITION and a message that says what is wrong, and where; the old one stays in force. Plugins
 	// that the change does not concern are not affected. The call returns when the processes of changed plugins have been replaced, or could
 	// not be.
-	Reload(context.Context, *connect.Request[v1.ReloadRequest]) (*connect.Response[v1.ReloadResponse], error)
+	Reload(context.Context, *v1.ReloadRequest) (*v1.ReloadResponse, error)
 }
 
 // NewControlServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -475,125 +531,125 @@ type ControlServiceHandler interface {
 // and JSON codecs. They also support gzip compression.
 func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.HandlerOption) (string, http.Handler) {
 	controlServiceMethods := v1.File_patchbay_v1_control_proto.Services().ByName("ControlService").Methods()
-	controlServiceGetVersionHandler := connect.NewUnaryHandler(
+	controlServiceGetVersionHandler := connect.NewUnaryHandlerSimple(
 		ControlServiceGetVersionProcedure,
 		svc.GetVersion,
 		connect.WithSchema(controlServiceMethods.ByName("GetVersion")),
 		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
-	controlServiceListPluginsHandler := connect.NewUnaryHandler(
+	controlServiceListPluginsHandler := connect.NewUnaryHandlerSimple(
 		ControlServiceListPluginsProcedure,
 		svc.ListPlugins,
 		connect.WithSchema(controlServiceMethods.ByName("ListPlugins")),
 		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
-	controlServiceStreamPluginsHandler := connect.NewServerStreamHandler(
+	controlServiceStreamPluginsHandler := connect.NewServerStreamHandlerSimple(
 		ControlServiceStreamPluginsProcedure,
 		svc.StreamPlugins,
 		connect.WithSchema(controlServiceMethods.ByName("StreamPlugins")),
 		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
-	controlServiceGetPluginHandler := connect.NewUnaryHandler(
+	controlServiceGetPluginHandler := connect.NewUnaryHandlerSimple(
 		ControlServiceGetPluginProcedure,
 		svc.GetPlugin,
 		connect.WithSchema(controlServiceMethods.ByName("GetPlugin")),
 		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
-	controlServiceListRefusalsHandler := connect.NewUnaryHandler(
+	controlServiceListRefusalsHandler := connect.NewUnaryHandlerSimple(
 		ControlServiceListRefusalsProcedure,
 		svc.ListRefusals,
 		connect.WithSchema(controlServiceMethods.ByName("ListRefusals")),
 		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
-	controlServiceGetConfigurationHandler := connect.NewUnaryHandler(
+	controlServiceGetConfigurationHandler := connect.NewUnaryHandlerSimple(
 		ControlServiceGetConfigurationProcedure,
 		svc.GetConfiguration,
 		connect.WithSchema(controlServiceMethods.ByName("GetConfiguration")),
 		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
-	controlServiceDiagnoseHandler := connect.NewServerStreamHandler(
+	controlServiceDiagnoseHandler := connect.NewServerStreamHandlerSimple(
 		ControlServiceDiagnoseProcedure,
 		svc.Diagnose,
 		connect.WithSchema(controlServiceMethods.ByName("Diagnose")),
 		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
-	controlServiceWatchEventsHandler := connect.NewServerStreamHandler(
+	controlServiceWatchEventsHandler := connect.NewServerStreamHandlerSimple(
 		ControlServiceWatchEventsProcedure,
 		svc.WatchEvents,
 		connect.WithSchema(controlServiceMethods.ByName("WatchEvents")),
 		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
-	controlServiceWaitForPluginHandler := connect.NewUnaryHandler(
+	controlServiceWaitForPluginHandler := connect.NewUnaryHandlerSimple(
 		ControlServiceWaitForPluginProcedure,
 		svc.WaitForPlugin,
 		connect.WithSchema(controlServiceMethods.ByName("WaitForPlugin")),
 		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
-	controlServiceListConditionsHandler := connect.NewUnaryHandler(
+	controlServiceListConditionsHandler := connect.NewUnaryHandlerSimple(
 		ControlServiceListConditionsProcedure,
 		svc.ListConditions,
 		connect.WithSchema(controlServiceMethods.ByName("ListConditions")),
 		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
-	controlServiceListLaunchedHandler := connect.NewUnaryHandler(
+	controlServiceListLaunchedHandler := connect.NewUnaryHandlerSimple(
 		ControlServiceListLaunchedProcedure,
 		svc.ListLaunched,
 		connect.WithSchema(controlServiceMethods.ByName("ListLaunched")),
 		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
-	controlServiceLaunchPluginHandler := connect.NewUnaryHandler(
+	controlServiceLaunchPluginHandler := connect.NewUnaryHandlerSimple(
 		ControlServiceLaunchPluginProcedure,
 		svc.LaunchPlugin,
 		connect.WithSchema(controlServiceMethods.ByName("LaunchPlugin")),
 		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
-	controlServiceStopPluginHandler := connect.NewUnaryHandler(
+	controlServiceStopPluginHandler := connect.NewUnaryHandlerSimple(
 		ControlServiceStopPluginProcedure,
 		svc.StopPlugin,
 		connect.WithSchema(controlServiceMethods.ByName("StopPlugin")),
 		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
-	controlServiceRestartPluginHandler := connect.NewUnaryHandler(
+	controlServiceRestartPluginHandler := connect.NewUnaryHandlerSimple(
 		ControlServiceRestartPluginProcedure,
 		svc.RestartPlugin,
 		connect.WithSchema(controlServiceMethods.ByName("RestartPlugin")),
 		connect.WithHandlerOptions(opts...),
 	)
-	controlServiceRetryPluginHandler := connect.NewUnaryHandler(
+	controlServiceRetryPluginHandler := connect.NewUnaryHandlerSimple(
 		ControlServiceRetryPluginProcedure,
 		svc.RetryPlugin,
 		connect.WithSchema(controlServiceMethods.ByName("RetryPlugin")),
 		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
-	controlServiceReleaseNameHandler := connect.NewUnaryHandler(
+	controlServiceReleaseNameHandler := connect.NewUnaryHandlerSimple(
 		ControlServiceReleaseNameProcedure,
 		svc.ReleaseName,
 		connect.WithSchema(controlServiceMethods.ByName("ReleaseName")),
 		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
-	controlServiceReadLogsHandler := connect.NewServerStreamHandler(
+	controlServiceReadLogsHandler := connect.NewServerStreamHandlerSimple(
 		ControlServiceReadLogsProcedure,
 		svc.ReadLogs,
 		connect.WithSchema(controlServiceMethods.ByName("ReadLogs")),
 		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
-	controlServiceReloadHandler := connect.NewUnaryHandler(
+	controlServiceReloadHandler := connect.NewUnaryHandlerSimple(
 		ControlServiceReloadProcedure,
 		svc.Reload,
 		connect.WithSchema(controlServiceMethods.ByName("Reload")),
@@ -647,74 +703,74 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 // UnimplementedControlServiceHandler returns CodeUnimplemented from all methods.
 type UnimplementedControlServiceHandler struct{}
 
-func (UnimplementedControlServiceHandler) GetVersion(context.Context, *connect.Request[v1.GetVersionRequest]) (*connect.Response[v1.GetVersionResponse], error) {
+func (UnimplementedControlServiceHandler) GetVersion(context.Context, *v1.GetVersionRequest) (*v1.GetVersionResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.ControlService.GetVersion is not implemented"))
 }
 
-func (UnimplementedControlServiceHandler) ListPlugins(context.Context, *connect.Request[v1.ListPluginsRequest]) (*connect.Response[v1.ListPluginsResponse], error) {
+func (UnimplementedControlServiceHandler) ListPlugins(context.Context, *v1.ListPluginsRequest) (*v1.ListPluginsResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.ControlService.ListPlugins is not implemented"))
 }
 
-func (UnimplementedControlServiceHandler) StreamPlugins(context.Context, *connect.Request[v1.StreamPluginsRequest], *connect.ServerStream[v1.StreamPluginsResponse]) error {
+func (UnimplementedControlServiceHandler) StreamPlugins(context.Context, *v1.StreamPluginsRequest, *connect.ServerStream[v1.StreamPluginsResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.ControlService.StreamPlugins is not implemented"))
 }
 
-func (UnimplementedControlServiceHandler) GetPlugin(context.Context, *connect.Request[v1.GetPluginRequest]) (*connect.Response[v1.GetPluginResponse], error) {
+func (UnimplementedControlServiceHandler) GetPlugin(context.Context, *v1.GetPluginRequest) (*v1.GetPluginResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.ControlService.GetPlugin is not implemented"))
 }
 
-func (UnimplementedControlServiceHandler) ListRefusals(context.Context, *connect.Request[v1.ListRefusalsRequest]) (*connect.Response[v1.ListRefusalsResponse], error) {
+func (UnimplementedControlServiceHandler) ListRefusals(context.Context, *v1.ListRefusalsRequest) (*v1.ListRefusalsResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.ControlService.ListRefusals is not implemented"))
 }
 
-func (UnimplementedControlServiceHandler) GetConfiguration(context.Context, *connect.Request[v1.GetConfigurationRequest]) (*connect.Response[v1.GetConfigurationResponse], error) {
+func (UnimplementedControlServiceHandler) GetConfiguration(context.Context, *v1.GetConfigurationRequest) (*v1.GetConfigurationResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.ControlService.GetConfiguration is not implemented"))
 }
 
-func (UnimplementedControlServiceHandler) Diagnose(context.Context, *connect.Request[v1.DiagnoseRequest], *connect.ServerStream[v1.DiagnoseResponse]) error {
+func (UnimplementedControlServiceHandler) Diagnose(context.Context, *v1.DiagnoseRequest, *connect.ServerStream[v1.DiagnoseResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.ControlService.Diagnose is not implemented"))
 }
 
-func (UnimplementedControlServiceHandler) WatchEvents(context.Context, *connect.Request[v1.WatchEventsRequest], *connect.ServerStream[v1.WatchEventsResponse]) error {
+func (UnimplementedControlServiceHandler) WatchEvents(context.Context, *v1.WatchEventsRequest, *connect.ServerStream[v1.WatchEventsResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.ControlService.WatchEvents is not implemented"))
 }
 
-func (UnimplementedControlServiceHandler) WaitForPlugin(context.Context, *connect.Request[v1.WaitForPluginRequest]) (*connect.Response[v1.WaitForPluginResponse], error) {
+func (UnimplementedControlServiceHandler) WaitForPlugin(context.Context, *v1.WaitForPluginRequest) (*v1.WaitForPluginResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.ControlService.WaitForPlugin is not implemented"))
 }
 
-func (UnimplementedControlServiceHandler) ListConditions(context.Context, *connect.Request[v1.ListConditionsRequest]) (*connect.Response[v1.ListConditionsResponse], error) {
+func (UnimplementedControlServiceHandler) ListConditions(context.Context, *v1.ListConditionsRequest) (*v1.ListConditionsResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.ControlService.ListConditions is not implemented"))
 }
 
-func (UnimplementedControlServiceHandler) ListLaunched(context.Context, *connect.Request[v1.ListLaunchedRequest]) (*connect.Response[v1.ListLaunchedResponse], error) {
+func (UnimplementedControlServiceHandler) ListLaunched(context.Context, *v1.ListLaunchedRequest) (*v1.ListLaunchedResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.ControlService.ListLaunched is not implemented"))
 }
 
-func (UnimplementedControlServiceHandler) LaunchPlugin(context.Context, *connect.Request[v1.LaunchPluginRequest]) (*connect.Response[v1.LaunchPluginResponse], error) {
+func (UnimplementedControlServiceHandler) LaunchPlugin(context.Context, *v1.LaunchPluginRequest) (*v1.LaunchPluginResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.ControlService.LaunchPlugin is not implemented"))
 }
 
-func (UnimplementedControlServiceHandler) StopPlugin(context.Context, *connect.Request[v1.StopPluginRequest]) (*connect.Response[v1.StopPluginResponse], error) {
+func (UnimplementedControlServiceHandler) StopPlugin(context.Context, *v1.StopPluginRequest) (*v1.StopPluginResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.ControlService.StopPlugin is not implemented"))
 }
 
-func (UnimplementedControlServiceHandler) RestartPlugin(context.Context, *connect.Request[v1.RestartPluginRequest]) (*connect.Response[v1.RestartPluginResponse], error) {
+func (UnimplementedControlServiceHandler) RestartPlugin(context.Context, *v1.RestartPluginRequest) (*v1.RestartPluginResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.ControlService.RestartPlugin is not implemented"))
 }
 
-func (UnimplementedControlServiceHandler) RetryPlugin(context.Context, *connect.Request[v1.RetryPluginRequest]) (*connect.Response[v1.RetryPluginResponse], error) {
+func (UnimplementedControlServiceHandler) RetryPlugin(context.Context, *v1.RetryPluginRequest) (*v1.RetryPluginResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.ControlService.RetryPlugin is not implemented"))
 }
 
-func (UnimplementedControlServiceHandler) ReleaseName(context.Context, *connect.Request[v1.ReleaseNameRequest]) (*connect.Response[v1.ReleaseNameResponse], error) {
+func (UnimplementedControlServiceHandler) ReleaseName(context.Context, *v1.ReleaseNameRequest) (*v1.ReleaseNameResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.ControlService.ReleaseName is not implemented"))
 }
 
-func (UnimplementedControlServiceHandler) ReadLogs(context.Context, *connect.Request[v1.ReadLogsRequest], *connect.ServerStream[v1.ReadLogsResponse]) error {
+func (UnimplementedControlServiceHandler) ReadLogs(context.Context, *v1.ReadLogsRequest, *connect.ServerStream[v1.ReadLogsResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.ControlService.ReadLogs is not implemented"))
 }
 
-func (UnimplementedControlServiceHandler) Reload(context.Context, *connect.Request[v1.ReloadRequest]) (*connect.Response[v1.ReloadResponse], error) {
+func (UnimplementedControlServiceHandler) Reload(context.Context, *v1.ReloadRequest) (*v1.ReloadResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.ControlService.Reload is not implemented"))
 }

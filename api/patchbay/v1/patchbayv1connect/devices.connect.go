@@ -50,7 +50,7 @@ const (
 // DeviceServiceClient is a client for the patchbay.v1.DeviceService service.
 type DeviceServiceClient interface {
 	// ListDevices returns the devices of all resources, or of some, and their allocations, as one consistent view.
-	ListDevices(context.Context, *connect.Request[v1.ListDevicesRequest]) (*connect.Response[v1.ListDevicesResponse], error)
+	ListDevices(context.Context, *v1.ListDevicesRequest) (*v1.ListDevicesResponse, error)
 	// AllocateDevices gives devices of one resource to an owner and returns what the plugin requires to be set up for them. The allocation is
 	// durable before the response, and only ReleaseDevices ends it.
 	//
@@ -58,11 +58,11 @@ type DeviceServiceClient interface {
 	// plugin is asked to prepare the devices again if it wants that before each start (PreStartContainer). A different request for the same
 	// owner fails with ALREADY_EXISTS. FAILED_PRECONDITION means that there are not enough free and healthy devices, that a requested device
 	// is not free or not healthy, that the plugin is away, or that it refused; nothing is allocated then.
-	AllocateDevices(context.Context, *connect.Request[v1.AllocateDevicesRequest]) (*connect.Response[v1.AllocateDevicesResponse], error)
+	AllocateDevices(context.Context, *v1.AllocateDevicesRequest) (*v1.AllocateDevicesResponse, error)
 	// ReleaseDevices ends an allocation and frees its devices. An unknown allocation fails with NOT_FOUND.
-	ReleaseDevices(context.Context, *connect.Request[v1.ReleaseDevicesRequest]) (*connect.Response[v1.ReleaseDevicesResponse], error)
+	ReleaseDevices(context.Context, *v1.ReleaseDevicesRequest) (*v1.ReleaseDevicesResponse, error)
 	// GetPreferredDevices returns which of the free devices the plugin would choose. It allocates nothing.
-	GetPreferredDevices(context.Context, *connect.Request[v1.GetPreferredDevicesRequest]) (*connect.Response[v1.GetPreferredDevicesResponse], error)
+	GetPreferredDevices(context.Context, *v1.GetPreferredDevicesRequest) (*v1.GetPreferredDevicesResponse, error)
 }
 
 // NewDeviceServiceClient constructs a client for the patchbay.v1.DeviceService service. By default,
@@ -115,29 +115,45 @@ type deviceServiceClient struct {
 }
 
 // ListDevices calls patchbay.v1.DeviceService.ListDevices.
-func (c *deviceServiceClient) ListDevices(ctx context.Context, req *connect.Request[v1.ListDevicesRequest]) (*connect.Response[v1.ListDevicesResponse], error) {
-	return c.listDevices.CallUnary(ctx, req)
+func (c *deviceServiceClient) ListDevices(ctx context.Context, req *v1.ListDevicesRequest) (*v1.ListDevicesResponse, error) {
+	response, err := c.listDevices.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // AllocateDevices calls patchbay.v1.DeviceService.AllocateDevices.
-func (c *deviceServiceClient) AllocateDevices(ctx context.Context, req *connect.Request[v1.AllocateDevicesRequest]) (*connect.Response[v1.AllocateDevicesResponse], error) {
-	return c.allocateDevices.CallUnary(ctx, req)
+func (c *deviceServiceClient) AllocateDevices(ctx context.Context, req *v1.AllocateDevicesRequest) (*v1.AllocateDevicesResponse, error) {
+	response, err := c.allocateDevices.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // ReleaseDevices calls patchbay.v1.DeviceService.ReleaseDevices.
-func (c *deviceServiceClient) ReleaseDevices(ctx context.Context, req *connect.Request[v1.ReleaseDevicesRequest]) (*connect.Response[v1.ReleaseDevicesResponse], error) {
-	return c.releaseDevices.CallUnary(ctx, req)
+func (c *deviceServiceClient) ReleaseDevices(ctx context.Context, req *v1.ReleaseDevicesRequest) (*v1.ReleaseDevicesResponse, error) {
+	response, err := c.releaseDevices.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // GetPreferredDevices calls patchbay.v1.DeviceService.GetPreferredDevices.
-func (c *deviceServiceClient) GetPreferredDevices(ctx context.Context, req *connect.Request[v1.GetPreferredDevicesRequest]) (*connect.Response[v1.GetPreferredDevicesResponse], error) {
-	return c.getPreferredDevices.CallUnary(ctx, req)
+func (c *deviceServiceClient) GetPreferredDevices(ctx context.Context, req *v1.GetPreferredDevicesRequest) (*v1.GetPreferredDevicesResponse, error) {
+	response, err := c.getPreferredDevices.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // DeviceServiceHandler is an implementation of the patchbay.v1.DeviceService service.
 type DeviceServiceHandler interface {
 	// ListDevices returns the devices of all resources, or of some, and their allocations, as one consistent view.
-	ListDevices(context.Context, *connect.Request[v1.ListDevicesRequest]) (*connect.Response[v1.ListDevicesResponse], error)
+	ListDevices(context.Context, *v1.ListDevicesRequest) (*v1.ListDevicesResponse, error)
 	// AllocateDevices gives devices of one resource to an owner and returns what the plugin requires to be set up for them. The allocation is
 	// durable before the response, and only ReleaseDevices ends it.
 	//
@@ -145,11 +161,11 @@ type DeviceServiceHandler interface {
 	// plugin is asked to prepare the devices again if it wants that before each start (PreStartContainer). A different request for the same
 	// owner fails with ALREADY_EXISTS. FAILED_PRECONDITION means that there are not enough free and healthy devices, that a requested device
 	// is not free or not healthy, that the plugin is away, or that it refused; nothing is allocated then.
-	AllocateDevices(context.Context, *connect.Request[v1.AllocateDevicesRequest]) (*connect.Response[v1.AllocateDevicesResponse], error)
+	AllocateDevices(context.Context, *v1.AllocateDevicesRequest) (*v1.AllocateDevicesResponse, error)
 	// ReleaseDevices ends an allocation and frees its devices. An unknown allocation fails with NOT_FOUND.
-	ReleaseDevices(context.Context, *connect.Request[v1.ReleaseDevicesRequest]) (*connect.Response[v1.ReleaseDevicesResponse], error)
+	ReleaseDevices(context.Context, *v1.ReleaseDevicesRequest) (*v1.ReleaseDevicesResponse, error)
 	// GetPreferredDevices returns which of the free devices the plugin would choose. It allocates nothing.
-	GetPreferredDevices(context.Context, *connect.Request[v1.GetPreferredDevicesRequest]) (*connect.Response[v1.GetPreferredDevicesResponse], error)
+	GetPreferredDevices(context.Context, *v1.GetPreferredDevicesRequest) (*v1.GetPreferredDevicesResponse, error)
 }
 
 // NewDeviceServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -159,27 +175,27 @@ type DeviceServiceHandler interface {
 // and JSON codecs. They also support gzip compression.
 func NewDeviceServiceHandler(svc DeviceServiceHandler, opts ...connect.HandlerOption) (string, http.Handler) {
 	deviceServiceMethods := v1.File_patchbay_v1_devices_proto.Services().ByName("DeviceService").Methods()
-	deviceServiceListDevicesHandler := connect.NewUnaryHandler(
+	deviceServiceListDevicesHandler := connect.NewUnaryHandlerSimple(
 		DeviceServiceListDevicesProcedure,
 		svc.ListDevices,
 		connect.WithSchema(deviceServiceMethods.ByName("ListDevices")),
 		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
-	deviceServiceAllocateDevicesHandler := connect.NewUnaryHandler(
+	deviceServiceAllocateDevicesHandler := connect.NewUnaryHandlerSimple(
 		DeviceServiceAllocateDevicesProcedure,
 		svc.AllocateDevices,
 		connect.WithSchema(deviceServiceMethods.ByName("AllocateDevices")),
 		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
-	deviceServiceReleaseDevicesHandler := connect.NewUnaryHandler(
+	deviceServiceReleaseDevicesHandler := connect.NewUnaryHandlerSimple(
 		DeviceServiceReleaseDevicesProcedure,
 		svc.ReleaseDevices,
 		connect.WithSchema(deviceServiceMethods.ByName("ReleaseDevices")),
 		connect.WithHandlerOptions(opts...),
 	)
-	deviceServiceGetPreferredDevicesHandler := connect.NewUnaryHandler(
+	deviceServiceGetPreferredDevicesHandler := connect.NewUnaryHandlerSimple(
 		DeviceServiceGetPreferredDevicesProcedure,
 		svc.GetPreferredDevices,
 		connect.WithSchema(deviceServiceMethods.ByName("GetPreferredDevices")),
@@ -205,18 +221,18 @@ func NewDeviceServiceHandler(svc DeviceServiceHandler, opts ...connect.HandlerOp
 // UnimplementedDeviceServiceHandler returns CodeUnimplemented from all methods.
 type UnimplementedDeviceServiceHandler struct{}
 
-func (UnimplementedDeviceServiceHandler) ListDevices(context.Context, *connect.Request[v1.ListDevicesRequest]) (*connect.Response[v1.ListDevicesResponse], error) {
+func (UnimplementedDeviceServiceHandler) ListDevices(context.Context, *v1.ListDevicesRequest) (*v1.ListDevicesResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.DeviceService.ListDevices is not implemented"))
 }
 
-func (UnimplementedDeviceServiceHandler) AllocateDevices(context.Context, *connect.Request[v1.AllocateDevicesRequest]) (*connect.Response[v1.AllocateDevicesResponse], error) {
+func (UnimplementedDeviceServiceHandler) AllocateDevices(context.Context, *v1.AllocateDevicesRequest) (*v1.AllocateDevicesResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.DeviceService.AllocateDevices is not implemented"))
 }
 
-func (UnimplementedDeviceServiceHandler) ReleaseDevices(context.Context, *connect.Request[v1.ReleaseDevicesRequest]) (*connect.Response[v1.ReleaseDevicesResponse], error) {
+func (UnimplementedDeviceServiceHandler) ReleaseDevices(context.Context, *v1.ReleaseDevicesRequest) (*v1.ReleaseDevicesResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.DeviceService.ReleaseDevices is not implemented"))
 }
 
-func (UnimplementedDeviceServiceHandler) GetPreferredDevices(context.Context, *connect.Request[v1.GetPreferredDevicesRequest]) (*connect.Response[v1.GetPreferredDevicesResponse], error) {
+func (UnimplementedDeviceServiceHandler) GetPreferredDevices(context.Context, *v1.GetPreferredDevicesRequest) (*v1.GetPreferredDevicesResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.DeviceService.GetPreferredDevices is not implemented"))
 }

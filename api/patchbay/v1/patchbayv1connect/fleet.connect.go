@@ -59,24 +59,24 @@ const (
 // FleetServiceClient is a client for the patchbay.v1.FleetService service.
 type FleetServiceClient interface {
 	// ListNodes returns the nodes, ordered by name.
-	ListNodes(context.Context, *connect.Request[v1.ListNodesRequest]) (*connect.Response[v1.ListNodesResponse], error)
+	ListNodes(context.Context, *v1.ListNodesRequest) (*v1.ListNodesResponse, error)
 	// ListFleetPlugins returns the plugins of all nodes that match, ordered by type, name, node, and newest first within a node.
-	ListFleetPlugins(context.Context, *connect.Request[v1.ListFleetPluginsRequest]) (*connect.Response[v1.ListFleetPluginsResponse], error)
+	ListFleetPlugins(context.Context, *v1.ListFleetPluginsRequest) (*v1.ListFleetPluginsResponse, error)
 	// WatchFleet streams the present state and then every change to it, without gaps or duplicates. If the caller reads so slowly that
 	// changes must be dropped, the stream ends with RESOURCE_EXHAUSTED.
-	WatchFleet(context.Context, *connect.Request[v1.WatchFleetRequest]) (*connect.ServerStreamForClient[v1.WatchFleetResponse], error)
+	WatchFleet(context.Context, *v1.WatchFleetRequest) (*connect.ServerStreamForClient[v1.WatchFleetResponse], error)
 	// DrainNode has calls to any node go elsewhere, and the node give up its locks, over restarts, until UncordonNode. It answers when that
 	// is written; the node says it of itself as soon as it knows.
-	DrainNode(context.Context, *connect.Request[v1.DrainNodeRequest]) (*connect.Response[v1.DrainNodeResponse], error)
+	DrainNode(context.Context, *v1.DrainNodeRequest) (*v1.DrainNodeResponse, error)
 	// UncordonNode ends what DrainNode began. Of a node that is not drained it is no error.
-	UncordonNode(context.Context, *connect.Request[v1.UncordonNodeRequest]) (*connect.Response[v1.UncordonNodeResponse], error)
+	UncordonNode(context.Context, *v1.UncordonNodeRequest) (*v1.UncordonNodeResponse, error)
 	// ForgetNode removes what etcd has of a node that is gone, before its retention is over. It fails with FAILED_PRECONDITION while the node is
 	// there, and with NOT_FOUND if there is nothing of it.
-	ForgetNode(context.Context, *connect.Request[v1.ForgetNodeRequest]) (*connect.Response[v1.ForgetNodeResponse], error)
+	ForgetNode(context.Context, *v1.ForgetNodeRequest) (*v1.ForgetNodeResponse, error)
 	// ListLocks returns who holds and wants the locks of plugins of which one instance in the fleet may be active, ordered by type and name.
-	ListLocks(context.Context, *connect.Request[v1.ListLocksRequest]) (*connect.Response[v1.ListLocksResponse], error)
+	ListLocks(context.Context, *v1.ListLocksRequest) (*v1.ListLocksResponse, error)
 	// WaitForFleetPlugin answers when as many plugins as asked for match, or none does. The time to wait is the deadline of the call.
-	WaitForFleetPlugin(context.Context, *connect.Request[v1.WaitForFleetPluginRequest]) (*connect.Response[v1.WaitForFleetPluginResponse], error)
+	WaitForFleetPlugin(context.Context, *v1.WaitForFleetPluginRequest) (*v1.WaitForFleetPluginResponse, error)
 }
 
 // NewFleetServiceClient constructs a client for the patchbay.v1.FleetService service. By default,
@@ -159,66 +159,94 @@ type fleetServiceClient struct {
 }
 
 // ListNodes calls patchbay.v1.FleetService.ListNodes.
-func (c *fleetServiceClient) ListNodes(ctx context.Context, req *connect.Request[v1.ListNodesRequest]) (*connect.Response[v1.ListNodesResponse], error) {
-	return c.listNodes.CallUnary(ctx, req)
+func (c *fleetServiceClient) ListNodes(ctx context.Context, req *v1.ListNodesRequest) (*v1.ListNodesResponse, error) {
+	response, err := c.listNodes.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // ListFleetPlugins calls patchbay.v1.FleetService.ListFleetPlugins.
-func (c *fleetServiceClient) ListFleetPlugins(ctx context.Context, req *connect.Request[v1.ListFleetPluginsRequest]) (*connect.Response[v1.ListFleetPluginsResponse], error) {
-	return c.listFleetPlugins.CallUnary(ctx, req)
+func (c *fleetServiceClient) ListFleetPlugins(ctx context.Context, req *v1.ListFleetPluginsRequest) (*v1.ListFleetPluginsResponse, error) {
+	response, err := c.listFleetPlugins.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // WatchFleet calls patchbay.v1.FleetService.WatchFleet.
-func (c *fleetServiceClient) WatchFleet(ctx context.Context, req *connect.Request[v1.WatchFleetRequest]) (*connect.ServerStreamForClient[v1.WatchFleetResponse], error) {
-	return c.watchFleet.CallServerStream(ctx, req)
+func (c *fleetServiceClient) WatchFleet(ctx context.Context, req *v1.WatchFleetRequest) (*connect.ServerStreamForClient[v1.WatchFleetResponse], error) {
+	return c.watchFleet.CallServerStream(ctx, connect.NewRequest(req))
 }
 
 // DrainNode calls patchbay.v1.FleetService.DrainNode.
-func (c *fleetServiceClient) DrainNode(ctx context.Context, req *connect.Request[v1.DrainNodeRequest]) (*connect.Response[v1.DrainNodeResponse], error) {
-	return c.drainNode.CallUnary(ctx, req)
+func (c *fleetServiceClient) DrainNode(ctx context.Context, req *v1.DrainNodeRequest) (*v1.DrainNodeResponse, error) {
+	response, err := c.drainNode.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // UncordonNode calls patchbay.v1.FleetService.UncordonNode.
-func (c *fleetServiceClient) UncordonNode(ctx context.Context, req *connect.Request[v1.UncordonNodeRequest]) (*connect.Response[v1.UncordonNodeResponse], error) {
-	return c.uncordonNode.CallUnary(ctx, req)
+func (c *fleetServiceClient) UncordonNode(ctx context.Context, req *v1.UncordonNodeRequest) (*v1.UncordonNodeResponse, error) {
+	response, err := c.uncordonNode.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // ForgetNode calls patchbay.v1.FleetService.ForgetNode.
-func (c *fleetServiceClient) ForgetNode(ctx context.Context, req *connect.Request[v1.ForgetNodeRequest]) (*connect.Response[v1.ForgetNodeResponse], error) {
-	return c.forgetNode.CallUnary(ctx, req)
+func (c *fleetServiceClient) ForgetNode(ctx context.Context, req *v1.ForgetNodeRequest) (*v1.ForgetNodeResponse, error) {
+	response, err := c.forgetNode.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // ListLocks calls patchbay.v1.FleetService.ListLocks.
-func (c *fleetServiceClient) ListLocks(ctx context.Context, req *connect.Request[v1.ListLocksRequest]) (*connect.Response[v1.ListLocksResponse], error) {
-	return c.listLocks.CallUnary(ctx, req)
+func (c *fleetServiceClient) ListLocks(ctx context.Context, req *v1.ListLocksRequest) (*v1.ListLocksResponse, error) {
+	response, err := c.listLocks.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // WaitForFleetPlugin calls patchbay.v1.FleetService.WaitForFleetPlugin.
-func (c *fleetServiceClient) WaitForFleetPlugin(ctx context.Context, req *connect.Request[v1.WaitForFleetPluginRequest]) (*connect.Response[v1.WaitForFleetPluginResponse], error) {
-	return c.waitForFleetPlugin.CallUnary(ctx, req)
+func (c *fleetServiceClient) WaitForFleetPlugin(ctx context.Context, req *v1.WaitForFleetPluginRequest) (*v1.WaitForFleetPluginResponse, error) {
+	response, err := c.waitForFleetPlugin.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // FleetServiceHandler is an implementation of the patchbay.v1.FleetService service.
 type FleetServiceHandler interface {
 	// ListNodes returns the nodes, ordered by name.
-	ListNodes(context.Context, *connect.Request[v1.ListNodesRequest]) (*connect.Response[v1.ListNodesResponse], error)
+	ListNodes(context.Context, *v1.ListNodesRequest) (*v1.ListNodesResponse, error)
 	// ListFleetPlugins returns the plugins of all nodes that match, ordered by type, name, node, and newest first within a node.
-	ListFleetPlugins(context.Context, *connect.Request[v1.ListFleetPluginsRequest]) (*connect.Response[v1.ListFleetPluginsResponse], error)
+	ListFleetPlugins(context.Context, *v1.ListFleetPluginsRequest) (*v1.ListFleetPluginsResponse, error)
 	// WatchFleet streams the present state and then every change to it, without gaps or duplicates. If the caller reads so slowly that
 	// changes must be dropped, the stream ends with RESOURCE_EXHAUSTED.
-	WatchFleet(context.Context, *connect.Request[v1.WatchFleetRequest], *connect.ServerStream[v1.WatchFleetResponse]) error
+	WatchFleet(context.Context, *v1.WatchFleetRequest, *connect.ServerStream[v1.WatchFleetResponse]) error
 	// DrainNode has calls to any node go elsewhere, and the node give up its locks, over restarts, until UncordonNode. It answers when that
 	// is written; the node says it of itself as soon as it knows.
-	DrainNode(context.Context, *connect.Request[v1.DrainNodeRequest]) (*connect.Response[v1.DrainNodeResponse], error)
+	DrainNode(context.Context, *v1.DrainNodeRequest) (*v1.DrainNodeResponse, error)
 	// UncordonNode ends what DrainNode began. Of a node that is not drained it is no error.
-	UncordonNode(context.Context, *connect.Request[v1.UncordonNodeRequest]) (*connect.Response[v1.UncordonNodeResponse], error)
+	UncordonNode(context.Context, *v1.UncordonNodeRequest) (*v1.UncordonNodeResponse, error)
 	// ForgetNode removes what etcd has of a node that is gone, before its retention is over. It fails with FAILED_PRECONDITION while the node is
 	// there, and with NOT_FOUND if there is nothing of it.
-	ForgetNode(context.Context, *connect.Request[v1.ForgetNodeRequest]) (*connect.Response[v1.ForgetNodeResponse], error)
+	ForgetNode(context.Context, *v1.ForgetNodeRequest) (*v1.ForgetNodeResponse, error)
 	// ListLocks returns who holds and wants the locks of plugins of which one instance in the fleet may be active, ordered by type and name.
-	ListLocks(context.Context, *connect.Request[v1.ListLocksRequest]) (*connect.Response[v1.ListLocksResponse], error)
+	ListLocks(context.Context, *v1.ListLocksRequest) (*v1.ListLocksResponse, error)
 	// WaitForFleetPlugin answers when as many plugins as asked for match, or none does. The time to wait is the deadline of the call.
-	WaitForFleetPlugin(context.Context, *connect.Request[v1.WaitForFleetPluginRequest]) (*connect.Response[v1.WaitForFleetPluginResponse], error)
+	WaitForFleetPlugin(context.Context, *v1.WaitForFleetPluginRequest) (*v1.WaitForFleetPluginResponse, error)
 }
 
 // NewFleetServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -228,53 +256,53 @@ type FleetServiceHandler interface {
 // and JSON codecs. They also support gzip compression.
 func NewFleetServiceHandler(svc FleetServiceHandler, opts ...connect.HandlerOption) (string, http.Handler) {
 	fleetServiceMethods := v1.File_patchbay_v1_fleet_proto.Services().ByName("FleetService").Methods()
-	fleetServiceListNodesHandler := connect.NewUnaryHandler(
+	fleetServiceListNodesHandler := connect.NewUnaryHandlerSimple(
 		FleetServiceListNodesProcedure,
 		svc.ListNodes,
 		connect.WithSchema(fleetServiceMethods.ByName("ListNodes")),
 		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
-	fleetServiceListFleetPluginsHandler := connect.NewUnaryHandler(
+	fleetServiceListFleetPluginsHandler := connect.NewUnaryHandlerSimple(
 		FleetServiceListFleetPluginsProcedure,
 		svc.ListFleetPlugins,
 		connect.WithSchema(fleetServiceMethods.ByName("ListFleetPlugins")),
 		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
-	fleetServiceWatchFleetHandler := connect.NewServerStreamHandler(
+	fleetServiceWatchFleetHandler := connect.NewServerStreamHandlerSimple(
 		FleetServiceWatchFleetProcedure,
 		svc.WatchFleet,
 		connect.WithSchema(fleetServiceMethods.ByName("WatchFleet")),
 		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
-	fleetServiceDrainNodeHandler := connect.NewUnaryHandler(
+	fleetServiceDrainNodeHandler := connect.NewUnaryHandlerSimple(
 		FleetServiceDrainNodeProcedure,
 		svc.DrainNode,
 		connect.WithSchema(fleetServiceMethods.ByName("DrainNode")),
 		connect.WithHandlerOptions(opts...),
 	)
-	fleetServiceUncordonNodeHandler := connect.NewUnaryHandler(
+	fleetServiceUncordonNodeHandler := connect.NewUnaryHandlerSimple(
 		FleetServiceUncordonNodeProcedure,
 		svc.UncordonNode,
 		connect.WithSchema(fleetServiceMethods.ByName("UncordonNode")),
 		connect.WithHandlerOptions(opts...),
 	)
-	fleetServiceForgetNodeHandler := connect.NewUnaryHandler(
+	fleetServiceForgetNodeHandler := connect.NewUnaryHandlerSimple(
 		FleetServiceForgetNodeProcedure,
 		svc.ForgetNode,
 		connect.WithSchema(fleetServiceMethods.ByName("ForgetNode")),
 		connect.WithHandlerOptions(opts...),
 	)
-	fleetServiceListLocksHandler := connect.NewUnaryHandler(
+	fleetServiceListLocksHandler := connect.NewUnaryHandlerSimple(
 		FleetServiceListLocksProcedure,
 		svc.ListLocks,
 		connect.WithSchema(fleetServiceMethods.ByName("ListLocks")),
 		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
-	fleetServiceWaitForFleetPluginHandler := connect.NewUnaryHandler(
+	fleetServiceWaitForFleetPluginHandler := connect.NewUnaryHandlerSimple(
 		FleetServiceWaitForFleetPluginProcedure,
 		svc.WaitForFleetPlugin,
 		connect.WithSchema(fleetServiceMethods.ByName("WaitForFleetPlugin")),
@@ -308,34 +336,34 @@ func NewFleetServiceHandler(svc FleetServiceHandler, opts ...connect.HandlerOpti
 // UnimplementedFleetServiceHandler returns CodeUnimplemented from all methods.
 type UnimplementedFleetServiceHandler struct{}
 
-func (UnimplementedFleetServiceHandler) ListNodes(context.Context, *connect.Request[v1.ListNodesRequest]) (*connect.Response[v1.ListNodesResponse], error) {
+func (UnimplementedFleetServiceHandler) ListNodes(context.Context, *v1.ListNodesRequest) (*v1.ListNodesResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.FleetService.ListNodes is not implemented"))
 }
 
-func (UnimplementedFleetServiceHandler) ListFleetPlugins(context.Context, *connect.Request[v1.ListFleetPluginsRequest]) (*connect.Response[v1.ListFleetPluginsResponse], error) {
+func (UnimplementedFleetServiceHandler) ListFleetPlugins(context.Context, *v1.ListFleetPluginsRequest) (*v1.ListFleetPluginsResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.FleetService.ListFleetPlugins is not implemented"))
 }
 
-func (UnimplementedFleetServiceHandler) WatchFleet(context.Context, *connect.Request[v1.WatchFleetRequest], *connect.ServerStream[v1.WatchFleetResponse]) error {
+func (UnimplementedFleetServiceHandler) WatchFleet(context.Context, *v1.WatchFleetRequest, *connect.ServerStream[v1.WatchFleetResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.FleetService.WatchFleet is not implemented"))
 }
 
-func (UnimplementedFleetServiceHandler) DrainNode(context.Context, *connect.Request[v1.DrainNodeRequest]) (*connect.Response[v1.DrainNodeResponse], error) {
+func (UnimplementedFleetServiceHandler) DrainNode(context.Context, *v1.DrainNodeRequest) (*v1.DrainNodeResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.FleetService.DrainNode is not implemented"))
 }
 
-func (UnimplementedFleetServiceHandler) UncordonNode(context.Context, *connect.Request[v1.UncordonNodeRequest]) (*connect.Response[v1.UncordonNodeResponse], error) {
+func (UnimplementedFleetServiceHandler) UncordonNode(context.Context, *v1.UncordonNodeRequest) (*v1.UncordonNodeResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.FleetService.UncordonNode is not implemented"))
 }
 
-func (UnimplementedFleetServiceHandler) ForgetNode(context.Context, *connect.Request[v1.ForgetNodeRequest]) (*connect.Response[v1.ForgetNodeResponse], error) {
+func (UnimplementedFleetServiceHandler) ForgetNode(context.Context, *v1.ForgetNodeRequest) (*v1.ForgetNodeResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.FleetService.ForgetNode is not implemented"))
 }
 
-func (UnimplementedFleetServiceHandler) ListLocks(context.Context, *connect.Request[v1.ListLocksRequest]) (*connect.Response[v1.ListLocksResponse], error) {
+func (UnimplementedFleetServiceHandler) ListLocks(context.Context, *v1.ListLocksRequest) (*v1.ListLocksResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.FleetService.ListLocks is not implemented"))
 }
 
-func (UnimplementedFleetServiceHandler) WaitForFleetPlugin(context.Context, *connect.Request[v1.WaitForFleetPluginRequest]) (*connect.Response[v1.WaitForFleetPluginResponse], error) {
+func (UnimplementedFleetServiceHandler) WaitForFleetPlugin(context.Context, *v1.WaitForFleetPluginRequest) (*v1.WaitForFleetPluginResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.FleetService.WaitForFleetPlugin is not implemented"))
 }
