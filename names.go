@@ -28,7 +28,7 @@ type KeptName = reconciler.KeptName
 // Retry immediately retries the instances of a plugin that failed, were refused, or have no handler, and resets their back-off. The type
 // may be a role. It does not block; the events report the outcome. The error is [ErrUnknown] or wraps [ErrNotWaiting].
 func (rt *Runtime) Retry(pluginType, pluginName string) error {
-	if rt.watcher.Retry(pluginType, pluginName) {
+	if r := rt.watcher.Reconciler(); r != nil && r.Retry(pluginType, pluginName) {
 		return nil
 	}
 	plugins := rt.PluginsNamed(pluginName)
@@ -44,14 +44,21 @@ func (rt *Runtime) Retry(pluginType, pluginName string) error {
 // KeptName returns for whom a name is reserved, if it is and no plugin of that name is registered. The type is the announced one, not a
 // role.
 func (rt *Runtime) KeptName(pluginType, pluginName string) (kept KeptName, is bool) {
-	return rt.watcher.KeptName(pluginType, pluginName)
+	if r := rt.watcher.Reconciler(); r != nil {
+		return r.KeptName(pluginType, pluginName)
+	}
+	return KeptName{}, false
 }
 
 // ReleaseName frees a reserved name and immediately retries plugins that were refused because of it. It blocks until the change is saved or
 // ctx ends. The error is [ErrNotKept] if the name is not reserved, as is always so while a plugin of that name is registered.
 func (rt *Runtime) ReleaseName(ctx context.Context, pluginType, pluginName string) error {
-	if _, kept := rt.KeptName(pluginType, pluginName); !kept {
+	r := rt.watcher.Reconciler()
+	if r == nil {
 		return ErrNotKept
 	}
-	return rt.watcher.ReleaseName(ctx, pluginType, pluginName)
+	if _, kept := r.KeptName(pluginType, pluginName); !kept {
+		return ErrNotKept
+	}
+	return r.ReleaseName(ctx, pluginType, pluginName)
 }

@@ -4,10 +4,8 @@ import (
 	"log/slog"
 
 	"go.opentelemetry.io/otel/trace"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/stats"
 
-	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/internal/callback"
 	"github.com/patchbay-dev/patchbay/reconciler"
 	"github.com/patchbay-dev/patchbay/trust"
@@ -37,8 +35,6 @@ type Observer struct {
 	Tracer trace.Tracer
 	// StatsHandlers are told of the calls on the connections to plugins that the registry shares; see [dynamicplugins.WithStatsHandlers].
 	StatsHandlers []stats.Handler
-	// DialOptions apply to the registry's shared connections to plugins, for example for interceptors.
-	DialOptions []grpc.DialOption
 }
 
 // guarded returns an observer whose functions may panic, or end their goroutine. Dispense is called by those who dispense plugins, and
@@ -60,19 +56,4 @@ func guardedCall(log *slog.Logger, name string, call func()) func() {
 	}
 	observe := callback.Observer(log, name, func(struct{}) { call() })
 	return func() { observe(struct{}{}) }
-}
-
-// registryOptions returns the options of a registry that is observed.
-func (o Observer) registryOptions() []dynamicplugins.Option {
-	var options []dynamicplugins.Option
-	if len(o.DialOptions) > 0 {
-		options = append(options, dynamicplugins.WithDialOptions(o.DialOptions...))
-	}
-	if len(o.StatsHandlers) > 0 {
-		options = append(options, dynamicplugins.WithStatsHandlers(o.StatsHandlers...))
-	}
-	if o.Dispense != nil || o.Resync != nil {
-		options = append(options, dynamicplugins.WithObserver(dynamicplugins.Observer{Dispense: o.Dispense, Resync: o.Resync}))
-	}
-	return options
 }

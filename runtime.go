@@ -93,7 +93,6 @@ type PluginStatus = reconciler.Status
 
 // Runtime discovers, registers and dispenses plugins. Its methods are safe for concurrent use.
 type Runtime struct {
-	log      *slog.Logger
 	registry *dynamicplugins.Store
 	watcher  *pipeline.Watcher
 	journal  *journal.Journal
@@ -113,85 +112,96 @@ type Runtime struct {
 // New returns a Runtime and loads its state. It returns an error if the state or the configuration is unusable. Nothing is watched before
 // [Runtime.Run].
 func New(cfg Config) (*Runtime, error) {
+	rt, err := newRuntime(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("cannot create a plugin runtime: %w", err)
+	}
+	return rt, nil
+}
+
+func newRuntime(cfg Config) (*Runtime, error) {
 	if len(cfg.PluginDirs) == 0 && cfg.DeprecatedPluginDir == "" {
-		return nil, errors.New("cannot create a plugin runtime: Config.PluginDirs is empty; name a directory in which plugins put their sockets")
+		return nil, errors.New("Config.PluginDirs is empty; name a directory in which plugins put their sockets")
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	cfg.Observer = cfg.Observer.guarded(cfg.Logger)
-	if err := cmp.Or(cfg.absolute(), cfg.validate()); err != nil {
-		return nil, fmt.Errorf("cannot create a plugin runtime: %w", err)
-	}
-	trusted, err := trust.New(cfg.Trust)
-	if err != nil {
-		return nil, fmt.Errorf("cannot create a plugin runtime: trust.%w", err)
-	}
-	registry, err := dynamicplugins.Open(cfg.State, cfg.Dispensers, slices.Concat(
-		cfg.Observer.registryOptions(), []dynamicplugins.Option{dynamicplugins.WithConnJudge(pipeline.Judge(trusted))}, cfg.RegistryOptions)...)
-	if err != nil {
-		return nil, fmt.Errorf("cannot create a plugin runtime: %w", err)
+	if err := cmp.Or(cfg.absolute(), regular.Check(cfg.EventsPath)); err != nil {
+		return nil, err
 	}
 	rt := &Runtime{
-		log:      cfg.Logger,
-		registry: registry,
-		journal:  journal.New(cfg.Logger, cfg.EventsPath, cfg.Observer.Event, cfg.Observer.Resync),
-		ready:    make(chan struct{}),
-
-		replacing: map[string]context.CancelFunc{}, launchedOnly: cfg.LaunchedOnly,
+		ready: make(chan struct{}), launchedOnly: cfg.LaunchedOnly, replacing: map[string]context.CancelFunc{},
 	}
+	watching := rt.watching(cfg)
+	if err := watching.Validate(); err != nil {
+		return nil, err
+	}
+	var err error
+	if watching.Trust, err = trust.New(cfg.Trust); err != nil {
+		return nil, fmt.Errorf("trust.%w", err)
+	}
+	rt.registry, err = dynamicplugins.Open(cfg.State, cfg.Dispensers, append([]dynamicplugins.Option{
+		dynamicplugins.WithStatsHandlers(cfg.Observer.StatsHandlers...),
+		dynamicplugins.WithObserver(dynamicplugins.Observer{Dispense: cfg.Observer.Dispense, Resync: cfg.Observer.Resync}),
+		dynamicplugins.WithConnJudge(pipeline.Judge(watching.Trust)),
+	}, cfg.RegistryOptions...)...)
+	if err != nil {
+		return nil, err
+	}
+	rt.journal = journal.New(cfg.Logger, cfg.EventsPath, cfg.Observer.Event, cfg.Observer.Resync)
 	if err := rt.newLaunching(cfg); err != nil {
-		return nil, fmt.Errorf("cannot create a plugin runtime: %w", err)
+		return nil, err
 	}
-	rt.watcher = pipeline.New(pipeline.Config{
+	if rt.admission != nil || rt.launchedOnly {
+		watching.Reconciler.Admit = rt.mayRegister
+	}
+	watching.Reconciler.Registry = pipeline.RegistryOf(rt.registry)
+	watching.Reconciler.Restored = pipeline.Restored(rt.registry, cfg.Logger)
+	watching.Reconciler.Names = pipeline.Names(rt.registry)
+	rt.watcher = pipeline.New(watching)
+	return rt, nil
+}
+
+// watching configures what finds and registers plugins, except for the trust and what is loaded.
+func (rt *Runtime) watching(cfg Config) pipeline.Config {
+	return pipeline.Config{
 		Dirs:           cfg.PluginDirs,
 		DeprecatedDir:  cfg.DeprecatedPluginDir,
 		MaxDepth:       cfg.MaxDepth,
 		MaxSockets:     cfg.MaxSockets,
 		MaxUserDirs:    cfg.MaxUserDirs,
 		MaxDirs:        cfg.MaxDirs,
-		Trust:          trusted,
 		Launched:       rt.launchAt,
 		Scanned:        func() { close(rt.ready) },
 		FileEventsLost: cfg.Observer.FileEventsLost,
-		Reconciler:     rt.reconcilerConfig(cfg),
-	})
-	return rt, nil
-}
-
-// reconcilerConfig configures what registers plugins.
-func (rt *Runtime) reconcilerConfig(cfg Config) reconciler.Config {
-	var mayRegister func(context.Context, reconciler.Instance) error
-	if rt.admission != nil || rt.launchedOnly {
-		mayRegister = rt.mayRegister
-	}
-	return reconciler.Config{
-		Registry:         pipeline.RegistryOf(rt.registry),
-		Restored:         pipeline.Restored(rt.registry, cfg.Logger),
-		Observe:          rt.observe,
-		Passed:           rt.journal.Pass,
-		Attempted:        cfg.Observer.Attempt,
-		Refused:          cfg.Observer.Refused,
-		Tracer:           cfg.Observer.Tracer,
-		Source:           rt.sourceOf,
-		Admit:            mayRegister,
-		ClientTimeout:    cfg.ClientTimeout,
-		Timeouts:         cfg.Timeouts,
-		TypeTimeouts:     cfg.TypeTimeouts,
-		Bounds:           cfg.Bounds,
-		UnreachableGrace: cfg.UnreachableGrace,
-		NameGrace:        cmp.Or(cfg.NameGrace, defaultNameGrace),
-		Names:            pipeline.Names(rt.registry),
-		IgnoreUnhandled:  cfg.IgnoreUnhandled,
-		Logger:           cfg.Logger,
+		Reconciler: reconciler.Config{
+			Observe:          rt.observe,
+			Passed:           func(e reconciler.Event) { rt.journal.Pass(e) },
+			Attempted:        cfg.Observer.Attempt,
+			Refused:          cfg.Observer.Refused,
+			Tracer:           cfg.Observer.Tracer,
+			Source:           rt.sourceOf,
+			ClientTimeout:    cfg.ClientTimeout,
+			Timeouts:         cfg.Timeouts,
+			TypeTimeouts:     cfg.TypeTimeouts,
+			Bounds:           cfg.Bounds,
+			UnreachableGrace: cfg.UnreachableGrace,
+			NameGrace:        cmp.Or(cfg.NameGrace, defaultNameGrace),
+			IgnoreUnhandled:  cfg.IgnoreUnhandled,
+			Logger:           cfg.Logger,
+		},
 	}
 }
 
-// absolute gives all paths their one form: they mean the same whatever happens to the working directory.
+// absolute makes all paths absolute, so that they mean the same whatever happens to the working directory.
 func (c *Config) absolute() error {
 	c.PluginDirs = slices.Clone(c.PluginDirs)
 	paths := []*string{&c.DeprecatedPluginDir, &c.SurvivorDir, &c.EventsPath}
-	for i := range c.PluginDirs {
+	for i, dir := range c.PluginDirs {
+		if dir == "" {
+			return errors.New("one of Config.PluginDirs is empty")
+		}
 		paths = append(paths, &c.PluginDirs[i])
 	}
 	for _, path := range paths {
@@ -205,23 +215,6 @@ func (c *Config) absolute() error {
 		*path = abs
 	}
 	return nil
-}
-
-// validate checks what is not checked by those who get it.
-func (c *Config) validate() error {
-	if slices.Contains(c.PluginDirs, "") {
-		return errors.New("one of Config.PluginDirs is empty")
-	}
-	if err := regular.Check(c.EventsPath); err != nil {
-		return err
-	}
-	return pipeline.Config{
-		Dirs: c.PluginDirs, DeprecatedDir: c.DeprecatedPluginDir,
-		MaxDepth: c.MaxDepth, MaxSockets: c.MaxSockets, MaxUserDirs: c.MaxUserDirs, MaxDirs: c.MaxDirs,
-		Reconciler: reconciler.Config{
-			Timeouts: c.Timeouts, TypeTimeouts: c.TypeTimeouts, Bounds: c.Bounds, UnreachableGrace: c.UnreachableGrace,
-		},
-	}.Validate()
 }
 
 // AddHandler makes h the handler of a plugin type. It may be called at any time; plugins waiting for the handler are registered at once. A
@@ -244,7 +237,11 @@ func (rt *Runtime) SetTimeouts(all reconciler.Timeouts, byType map[string]reconc
 
 // Reconsider immediately retries every plugin that was refused or failed. Call it after the rules have changed, for example those of a
 // handler or an admission plugin. It may be called at any time and does not block.
-func (rt *Runtime) Reconsider() { rt.watcher.Reconsider() }
+func (rt *Runtime) Reconsider() {
+	if r := rt.watcher.Reconciler(); r != nil {
+		r.Reconsider()
+	}
+}
 
 // Registry returns the registry of plugins. It can be used before and during Run, and read after it.
 func (rt *Runtime) Registry() *dynamicplugins.Store { return rt.registry }
@@ -289,9 +286,13 @@ func (rt *Runtime) Plugins() []PluginStatus {
 
 // PluginsNamed is Plugins of those that announced one name, of any type. It costs little, however many other plugins there are.
 func (rt *Runtime) PluginsNamed(name string) []PluginStatus {
-	statuses, running := rt.watcher.PluginsNamed(name)
+	r := rt.watcher.Reconciler()
+	statuses := pipeline.Statuses(rt.registry, name, r != nil)
+	if r != nil {
+		statuses = append(r.PluginsNamed(name), statuses...)
+	}
 	rt.markIdle(statuses)
-	return inOrder(append(statuses, pipeline.Statuses(rt.registry, name, running)...))
+	return inOrder(statuses)
 }
 
 func inOrder(statuses []PluginStatus) []PluginStatus {
@@ -304,7 +305,12 @@ func inOrder(statuses []PluginStatus) []PluginStatus {
 // Refusals returns the last refusal of each plugin that is gone and has not been registered since, for example one that exits when it is
 // refused. The state is refused, LastError the reason and Since the time. The order is that of Plugins. At most 64 per user and 1,024 in
 // total are kept, in memory, dropping the oldest first.
-func (rt *Runtime) Refusals() []PluginStatus { return rt.watcher.Refusals() }
+func (rt *Runtime) Refusals() []PluginStatus {
+	if r := rt.watcher.Reconciler(); r != nil {
+		return r.Refusals()
+	}
+	return nil
+}
 
 // Condition says whether one part of the Runtime is as it should be.
 type Condition struct {

@@ -338,10 +338,20 @@ func TestRefuses(t *testing.T) {
 	cancel()
 	all := func(state string) {
 		w.RemoveHandler("none")
-		w.Reconsider()
 		w.Plugins()
 		w.Conditions()
-		if w.Retry("", "") || w.ReleaseName(ended, "", "") == nil || w.SetTimeouts(reconciler.Timeouts{Dial: -1}, nil) == nil {
+		if w.SetTimeouts(reconciler.Timeouts{Dial: -1}, nil) == nil {
+			t.Errorf("%s, what cannot be was accepted", state)
+		}
+		r := w.Reconciler()
+		if (r != nil) != (state == "in use") {
+			t.Errorf("%s, the reconciler is %v", state, r)
+		}
+		if r == nil {
+			return
+		}
+		r.Reconsider()
+		if r.Retry("", "") || r.ReleaseName(ended, "", "") == nil {
 			t.Errorf("%s, what cannot be was accepted", state)
 		}
 	}

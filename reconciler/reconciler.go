@@ -220,14 +220,14 @@ func (r *Reconciler) Synced() { r.say(machine.Complete{}) }
 func (r *Reconciler) Plugins() []Status {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.machine.Plugins()
+	return r.machine.Plugins(func(machine.Key) bool { return true })
 }
 
 // PluginsNamed is [Reconciler.Plugins] for one name, of any type. Its cost grows with the number of other plugins only by a glance at each.
 func (r *Reconciler) PluginsNamed(name string) []Status {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.machine.PluginsNamed(name)
+	return r.machine.Plugins(func(k machine.Key) bool { return k.Name == name })
 }
 
 // Refusals describes the last refusal of each name that has not been registered since and whose plugin is gone or now announces something

@@ -200,7 +200,7 @@ func (m *Machine) Refusals() []Status {
 	}
 	type place struct{ ptype, name, socket string }
 	present := map[place]string{}
-	for _, s := range m.describe(func(k Key) bool { return named[k] }) {
+	for _, s := range m.Plugins(func(k Key) bool { return named[k] }) {
 		present[place{s.Type, s.Name, s.SocketPath}] = s.LastError
 	}
 	var all []Status

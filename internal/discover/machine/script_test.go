@@ -191,7 +191,7 @@ func (s *script) report() string {
 		lines = append(lines, s.describe(effect))
 	}
 	s.out = nil
-	for _, p := range s.m.Plugins() {
+	for _, p := range s.m.Plugins(func(machine.Key) bool { return true }) {
 		line := fmt.Sprintf("= %s %s/%s %s", p.SocketPath, p.Type, p.Name, p.State)
 		if !p.NextRetry.IsZero() {
 			line += " next in " + p.NextRetry.Sub(s.now).String()

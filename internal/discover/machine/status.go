@@ -6,19 +6,9 @@ import (
 	"slices"
 )
 
-// Plugins describes every instance whose socket exists, every restored one that is not settled yet, and those that still serve although
-// their sockets were removed, sorted by type and name, the newest instance of each first.
-func (m *Machine) Plugins() []Status {
-	return m.describe(func(Key) bool { return true })
-}
-
-// PluginsNamed is Plugins of one name, of any type. It costs little, however many others there are.
-func (m *Machine) PluginsNamed(name string) []Status {
-	return m.describe(func(k Key) bool { return k.Name == name })
-}
-
-// describe is Plugins of those that are wanted.
-func (m *Machine) describe(wanted func(Key) bool) []Status {
+// Plugins describes, of the plugins that are wanted, every instance whose socket exists, every restored one that is not settled yet, and
+// those that still serve although their sockets were removed, sorted by type and name, the newest instance of each first.
+func (m *Machine) Plugins(wanted func(Key) bool) []Status {
 	type ranked struct {
 		Status
 		in *instance

@@ -192,72 +192,23 @@ func (w *Watcher) SetTimeouts(all reconciler.Timeouts, byType map[string]reconci
 	return nil
 }
 
-// Reconsider tries at once what waits for its next attempt: what judges plugins has changed.
-func (w *Watcher) Reconsider() {
+// Reconciler returns what registers the plugins that are found; nil while the watcher does not run.
+func (w *Watcher) Reconciler() *reconciler.Reconciler {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.running != nil {
-		w.running.reconciler.Reconsider()
-	}
-}
-
-// Retry tries at once what waits of one plugin, and says whether anything did; see [reconciler.Reconciler.Retry].
-func (w *Watcher) Retry(ptype, name string) (waited bool) {
-	p := w.current()
-	return p != nil && p.reconciler.Retry(ptype, name)
-}
-
-// KeptName returns for whom a name is reserved; see [reconciler.Reconciler.KeptName].
-func (w *Watcher) KeptName(ptype, name string) (kept reconciler.KeptName, is bool) {
-	p := w.current()
-	if p == nil {
-		return reconciler.KeptName{}, false
-	}
-	return p.reconciler.KeptName(ptype, name)
-}
-
-// ReleaseName has a name kept for nobody; see [reconciler.Reconciler.ReleaseName].
-func (w *Watcher) ReleaseName(ctx context.Context, ptype, name string) error {
-	p := w.current()
-	if p == nil {
-		return errStopped
-	}
-	return p.reconciler.ReleaseName(ctx, ptype, name)
-}
-
-var errStopped = errors.New("the plugin watcher does not run")
-
-// Plugins describes the plugins and sockets that are known. It says false, and nothing else, while the watcher does not run.
-func (w *Watcher) Plugins() (plugins []reconciler.Status, running bool) {
-	p := w.current()
-	if p == nil {
-		return nil, false
-	}
-	return append(p.reconciler.Plugins(), w.gate.statuses(w.cfg.Reconciler.Source)...), true
-}
-
-// PluginsNamed is Plugins of one name, of any type.
-func (w *Watcher) PluginsNamed(name string) (plugins []reconciler.Status, running bool) {
-	p := w.current()
-	if p == nil {
-		return nil, false
-	}
-	return p.reconciler.PluginsNamed(name), true // what the gate refuses has no name
-}
-
-// Refusals describes the last refusals of names; see [reconciler.Reconciler.Refusals]. There are none while the watcher does not run.
-func (w *Watcher) Refusals() []reconciler.Status {
-	p := w.current()
-	if p == nil {
+	if w.running == nil {
 		return nil
 	}
-	return p.reconciler.Refusals()
+	return w.running.reconciler
 }
 
-func (w *Watcher) current() *pipeline {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.running
+// Plugins describes the plugins and sockets that are known. It reports false while the watcher does not run, and then knows none.
+func (w *Watcher) Plugins() (plugins []reconciler.Status, running bool) {
+	r := w.Reconciler()
+	if r == nil {
+		return nil, false
+	}
+	return append(r.Plugins(), w.gate.statuses(w.cfg.Reconciler.Source)...), true
 }
 
 // Conditions says what hinders discovery at present, sorted by path.
@@ -270,9 +221,11 @@ func (w *Watcher) Conditions() []Condition {
 // Check returns nil as soon as what finds and what registers plugins answers, and an error that says what does not when ctx ends before
 // that, or if the watcher does not run. A handler or plugin that hangs does not matter to it.
 func (w *Watcher) Check(ctx context.Context) error {
-	p := w.current()
+	w.mu.Lock()
+	p := w.running
+	w.mu.Unlock()
 	if p == nil {
-		return errStopped
+		return errors.New("the plugin watcher does not run")
 	}
 	if err := p.dirs.Check(ctx); err != nil {
 		return err
