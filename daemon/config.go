@@ -19,6 +19,7 @@ import (
 	"github.com/patchbay-dev/patchbay/catalogue"
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/command/config"
+	"github.com/patchbay-dev/patchbay/internal/discover/dirwatch"
 	"github.com/patchbay-dev/patchbay/internal/launch/exe"
 	"github.com/patchbay-dev/patchbay/internal/regular"
 	"github.com/patchbay-dev/patchbay/internal/sock"
@@ -110,7 +111,7 @@ func (c Config) Validate() error {
 	case slices.Contains(c.PluginDirs, ""):
 		check("pluginDirs", errors.New("a plugin directory has an empty path: name a directory"))
 	default:
-		check("pluginDirs", c.checkNested())
+		check("pluginDirs", dirwatch.CheckRoots(c.pluginDirs()))
 	}
 	if c.State == "" {
 		check("state", errors.New("the state file has an empty path: name a file"))
@@ -165,17 +166,11 @@ func (c Config) checkDispenseDir() error {
 	if c.DispenseDir == "" {
 		return nil
 	}
-	for _, dir := range c.pluginDirs() {
-		if dir != "" && (within(c.DispenseDir, dir) || within(dir, c.DispenseDir)) {
-			return fmt.Errorf("dispense directory %s and plugin directory %s overlap, so a stable socket would be taken for "+
-				"a plugin: choose another path", c.DispenseDir, dir)
-		}
-	}
 	if length := len(c.DispenseDir); length > maxDispenseDir {
 		return fmt.Errorf("the path of dispense directory %s has %d bytes, and the paths of sockets leave room for %d: choose a shorter one",
 			c.DispenseDir, length, maxDispenseDir)
 	}
-	return nil
+	return c.checkApart("dispense directory", c.DispenseDir)
 }
 
 // checkPassed says what is wrong with the sockets that the service manager passed.
@@ -196,13 +191,6 @@ func (c Config) checkPassed() error {
 	return nil
 }
 
-func (c Config) checkNested() error {
-	if outer, inner, ok := nested(c.pluginDirs()); ok {
-		return fmt.Errorf("plugin directory %s contains plugin directory %s: name only the outer one", outer, inner)
-	}
-	return nil
-}
-
 // pluginDirs returns all plugin directories.
 func (c Config) pluginDirs() []string {
 	if c.DeprecatedPluginDir == "" {
@@ -211,16 +199,15 @@ func (c Config) pluginDirs() []string {
 	return append(slices.Clone(c.PluginDirs), c.DeprecatedPluginDir)
 }
 
-// nested looks for a directory that is or contains another one, judging by their paths.
-func nested(dirs []string) (outer, inner string, found bool) {
-	for i, outer := range dirs {
-		for j, inner := range dirs {
-			if i != j && within(inner, outer) {
-				return outer, inner, true
-			}
+// checkApart returns an error if a directory of sockets is a plugin directory, contains one or lies in one.
+func (c Config) checkApart(what, dir string) error {
+	for _, plugins := range c.pluginDirs() {
+		if plugins != "" && (within(dir, plugins) || within(plugins, dir)) {
+			return fmt.Errorf("%s %s and plugin directory %s overlap, so sockets of one would be taken for those of the other: "+
+				"choose another path", what, dir, plugins)
 		}
 	}
-	return "", "", false
+	return nil
 }
 
 // within says whether a path is a directory or lies below it. What cannot be told is left to those who open it.

@@ -3,7 +3,6 @@ package daemon
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 
@@ -35,14 +34,8 @@ func (c Config) checkDeviceSocketDir() error {
 	if c.Device.SocketDir == "" || !slices.Contains(slices.Collect(maps.Values(c.Handlers)), HandlerDevice) {
 		return nil
 	}
-	for _, dir := range c.pluginDirs() {
-		if outer, inner, ok := nested([]string{c.Device.SocketDir, dir}); ok {
-			return fmt.Errorf("%s contains %s, and the directory of kubelet.sock may neither be in a plugin directory nor contain one: "+
-				"choose another directory", outer, inner)
-		}
-	}
-	if len(c.PluginDirs) == 0 {
-		return nil
+	if err := c.checkApart("the directory of kubelet.sock", c.Device.SocketDir); err != nil || len(c.PluginDirs) == 0 {
+		return err
 	}
 	return device.CheckDirs(c.Device.SocketDir, c.PluginDirs[0])
 }

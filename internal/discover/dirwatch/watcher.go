@@ -122,7 +122,7 @@ func CheckRoots(paths []string) error {
 		}
 		for _, other := range paths[:i] {
 			if within(path, other) || within(other, path) {
-				return fmt.Errorf("roots %s and %s contain each other: name only the outer one", other, path)
+				return fmt.Errorf("plugin directories %s and %s contain each other: name only the outer one", other, path)
 			}
 		}
 	}
