@@ -262,20 +262,30 @@ func (g *guard) gate(ctx context.Context, spec connect.Spec, _ connect.Peer, hea
 }
 
 // WrapUnary implements [connect.Interceptor]: calls end with the role of the caller, and those that take more than to read are audited.
+// Requests with too long lists are refused, and so are answers for which there is no room.
 func (g *guard) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, request connect.AnyRequest) (response connect.AnyResponse, err error) {
-		err = g.guarded(ctx, request.Spec().Procedure, targetOf(request.Any()), func(ctx context.Context) (err error) {
-			response, err = next(ctx, request)
-			return err
+		procedure := request.Spec().Procedure
+		err = g.guarded(ctx, procedure, targetOf(request.Any()), func(ctx context.Context) (err error) {
+			if err = checkLists(request.Any()); err != nil {
+				return err
+			}
+			if response, err = next(ctx, request); err != nil {
+				return err
+			}
+			return countAnswer(ctx, procedure, response.Any())
 		})
-		return response, err
+		if err != nil {
+			return nil, err
+		}
+		return response, nil
 	}
 }
 
-// WrapStreamingHandler implements [connect.Interceptor].
+// WrapStreamingHandler implements [connect.Interceptor]: as WrapUnary, but what is sent counts itself, with countList.
 func (g *guard) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
 	return func(ctx context.Context, stream connect.StreamingHandlerConn) error {
-		return g.guarded(ctx, stream.Spec().Procedure, "", func(ctx context.Context) error { return next(ctx, stream) })
+		return g.guarded(ctx, stream.Spec().Procedure, "", func(ctx context.Context) error { return next(ctx, filteredStream{stream}) })
 	}
 }
 

@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"context"
 	"fmt"
 
 	"connectrpc.com/connect"
@@ -13,33 +12,7 @@ import (
 // sixteen in memory, and everything that a request may select is compared with each.
 const maxFilter, maxDevices = 256, 16 << 10
 
-// filters is a [connect.Interceptor] that refuses requests with longer lists.
-type filters struct{}
-
-// WrapUnary implements [connect.Interceptor].
-func (filters) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
-	return func(ctx context.Context, request connect.AnyRequest) (connect.AnyResponse, error) {
-		if m, ok := request.Any().(proto.Message); ok {
-			if err := checkLists(m); err != nil {
-				return nil, err
-			}
-		}
-		return next(ctx, request)
-	}
-}
-
-// WrapStreamingHandler implements [connect.Interceptor].
-func (filters) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
-	return func(ctx context.Context, stream connect.StreamingHandlerConn) error {
-		return next(ctx, filteredStream{stream})
-	}
-}
-
-// WrapStreamingClient implements [connect.Interceptor].
-func (filters) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
-	return next
-}
-
+// filteredStream refuses requests with longer lists.
 type filteredStream struct{ connect.StreamingHandlerConn }
 
 // Receive receives a request.
@@ -47,14 +20,16 @@ func (s filteredStream) Receive(request any) error {
 	if err := s.StreamingHandlerConn.Receive(request); err != nil {
 		return err
 	}
-	if m, ok := request.(proto.Message); ok {
-		return checkLists(m)
-	}
-	return nil
+	return checkLists(request)
 }
 
 // checkLists says which list of a request is too long.
-func checkLists(request proto.Message) error { return checkFields("", request.ProtoReflect()) }
+func checkLists(request any) error {
+	if m, ok := request.(proto.Message); ok {
+		return checkFields("", m.ProtoReflect())
+	}
+	return nil
+}
 
 func checkFields(within string, m protoreflect.Message) (err error) {
 	m.Range(func(field protoreflect.FieldDescriptor, value protoreflect.Value) bool {

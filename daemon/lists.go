@@ -21,8 +21,7 @@ const maxUserLists, maxLists = 32 << 20, 64 << 20
 // freeAnswer is how much of an answer that is one message is not counted: less than a request takes anyway.
 const freeAnswer = 1 << 10
 
-// lists counts these answers. It is a [connect.Interceptor], which counts those that are one message; streams count what they hold with
-// countList. A nil *lists bounds nothing.
+// lists counts these answers. A nil *lists bounds nothing.
 type lists struct {
 	free    func(uid uint32) bool
 	refused prometheus.Counter
@@ -61,37 +60,18 @@ func (l *lists) handler(next http.Handler) http.Handler {
 	})
 }
 
-// WrapUnary implements [connect.Interceptor]. The answer to what was done, and not only read, is never refused.
-func (l *lists) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
-	return func(ctx context.Context, request connect.AnyRequest) (connect.AnyResponse, error) {
-		response, err := next(ctx, request)
-		if err != nil {
-			return nil, err
-		}
-		answer, ok := response.Any().(proto.Message)
-		if !ok {
-			return response, nil
-		}
-		bytes := max(proto.Size(answer)-freeAnswer, 0)
-		if roleFor(request.Spec().Procedure) > roleRead {
-			addList(ctx, bytes)
-			return response, nil
-		}
-		if err := countList(ctx, bytes); err != nil {
-			return nil, err
-		}
-		return response, nil
+// countAnswer counts an answer that is one message. That to what was done, and not only read, is never refused.
+func countAnswer(ctx context.Context, procedure string, answer any) error {
+	m, ok := answer.(proto.Message)
+	if !ok {
+		return nil
 	}
-}
-
-// WrapStreamingHandler implements [connect.Interceptor].
-func (*lists) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
-	return next
-}
-
-// WrapStreamingClient implements [connect.Interceptor].
-func (*lists) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
-	return next
+	bytes := max(proto.Size(m)-freeAnswer, 0)
+	if roleFor(procedure) > roleRead {
+		addList(ctx, bytes)
+		return nil
+	}
+	return countList(ctx, bytes)
 }
 
 // counted returns the request whose answer counts; nil if it does not.

@@ -54,7 +54,7 @@ func serve(listener net.Listener, g *guard, c *control, failed func(), log *slog
 func newControlHandler(g *guard, c *control) http.Handler {
 	mux := http.NewServeMux()
 	guarded := []connect.HandlerOption{
-		connect.WithRequestGate(g.gate), connect.WithInterceptors(g, filters{}, c.lists), connect.WithReadMaxBytes(maxRequest),
+		connect.WithRequestGate(g.gate), connect.WithInterceptors(g), connect.WithReadMaxBytes(maxRequest),
 		connect.WithCompression("gzip", nil, nil), // what is compressed is far larger than what counts, and the caller is on this machine
 	}
 	own := func(path string, service http.Handler) {
