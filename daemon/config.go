@@ -236,16 +236,16 @@ func (c Config) checkTypes(check func(field string, err error)) {
 // checkMachine says what of the configuration cannot be done on this machine, and concerns all: users and groups who are to have rights and
 // do not exist, and an admission plugin that is not there.
 func (c Config) checkMachine(check func(field string, err error)) {
+	unknown := func(prefix string, err error) {
+		for _, err := range joined(err) {
+			field, _ := errors.AsType[*trust.FieldError](err)
+			check(prefix+field.Field, field.Err)
+		}
+	}
 	_, err := policyOf(c.Control.Roles)
-	for _, err := range joined(err) {
-		field, _ := errors.AsType[*FieldError](err)
-		check(field.Field, field.Err)
-	}
+	unknown("", err)
 	_, err = trust.New(c.Trust.Policy())
-	for _, err := range joined(err) {
-		field, _ := errors.AsType[*trust.FieldError](err)
-		check("trust."+field.Field, field.Err)
-	}
+	unknown("trust.", err)
 	if args := c.Admission.Command; len(args) > 0 && args[0] != "" {
 		check("admission.command", checkProgram(args[0]))
 	}

@@ -1,14 +1,11 @@
 package daemon
 
 import (
-	"cmp"
 	"errors"
-	"fmt"
-	"os/user"
-	"strconv"
 
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
 	"github.com/patchbay-dev/patchbay/internal/command/config"
+	"github.com/patchbay-dev/patchbay/trust"
 )
 
 // role says how much a caller of the control socket may do. Each includes those before it.
@@ -75,60 +72,23 @@ type policy struct {
 	byGroup role
 }
 
-// policyOf looks up the names. An error joins one [FieldError] for each that is not known.
+// policyOf looks up the names. An error joins one [trust.FieldError] for each that is not known.
 func policyOf(r config.Roles) (policy, error) {
 	p := policy{users: map[uint32]role{}, groups: map[uint32]role{}}
 	var wrong []error
 	for i, members := range []config.Members{r.Read, r.Operate, r.Admin} {
 		granted := roleRead + role(i)
-		for _, kind := range []struct {
-			what   string
-			names  []string
-			lookUp func(string) (string, error)
-			to     map[uint32]role
-		}{{"user", members.Users, userID, p.users}, {"group", members.Groups, groupID, p.groups}} {
-			for _, name := range kind.names {
-				id, err := idOf(name, kind.lookUp)
-				if err != nil {
-					err = fmt.Errorf("%s %q is not known on this machine: %w; use a known name, or a number", kind.what, name, err)
-					wrong = append(wrong, &FieldError{fmt.Sprintf("control.roles.%s.%ss", granted, kind.what), err})
-					continue
-				}
-				kind.to[id] = max(kind.to[id], granted)
-			}
+		users, groups, unknown := trust.Accounts(members).Resolve("control.roles." + granted.String())
+		wrong = append(wrong, unknown...)
+		for uid := range users {
+			p.users[uid] = granted // which is higher than those before
+		}
+		for gid := range groups {
+			p.groups[gid] = granted
 		}
 	}
 	if len(p.users)+len(p.groups) == 0 {
 		p.byGroup = roleOperate
 	}
 	return p, errors.Join(wrong...)
-}
-
-// idOf returns the number of a name that may be one itself.
-func idOf(name string, lookUp func(string) (string, error)) (uint32, error) {
-	found, unknown := lookUp(name)
-	if unknown != nil {
-		found = name
-	}
-	id, err := strconv.ParseUint(found, 10, 32)
-	if err != nil {
-		return 0, cmp.Or(unknown, err) // the latter where users have no numbers
-	}
-	return uint32(id), nil
-}
-
-func userID(name string) (string, error) {
-	found, err := user.Lookup(name)
-	if err != nil {
-		return "", err
-	}
-	return found.Uid, nil
-}
-
-func groupID(name string) (string, error) {
-	found, err := user.LookupGroup(name)
-	if err != nil {
-		return "", err
-	}
-	return found.Gid, nil
 }

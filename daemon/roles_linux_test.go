@@ -326,7 +326,7 @@ func TestRolesAreReloaded(t *testing.T) {
 	l.next.Control.Roles.Admin.Users = []string{"no-such-user"}
 	l.mu.Unlock()
 	if err := l.call(l.as(0), "/patchbay.v1.ControlService/Reload"); status.Code(err) != codes.FailedPrecondition ||
-		!strings.Contains(err.Error(), `user "no-such-user" is not known on this machine`) {
+		!strings.Contains(err.Error(), `"no-such-user" is not known on this machine`) {
 		t.Errorf("an unknown user: %v", err)
 	}
 	if err := l.call(l.as(reader), "/patchbay.v1.ControlService/GetVersion"); err != nil {

@@ -20,6 +20,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/frames"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/reconciler"
+	"github.com/patchbay-dev/patchbay/trust"
 )
 
 // procedures are the methods of the control API.
@@ -65,12 +66,12 @@ func TestUnknownMembers(t *testing.T) {
 	})
 	var unknown []string
 	for _, err := range joined(err) {
-		field, _ := errors.AsType[*FieldError](err)
-		what, _, _ := strings.Cut(field.Error(), " is not known on this machine: ")
+		field, _ := errors.AsType[*trust.FieldError](err)
+		what, _, _ := strings.Cut(field.Err.Error(), " is not known on this machine: ")
 		unknown = append(unknown, field.Field+": "+what)
 	}
-	want := []string{`control.roles.read.users: user "no-such-user"`, `control.roles.admin.groups: group "no-such-group"`,
-		`control.roles.admin.groups: group "-1"`}
+	want := []string{`control.roles.read.users: "no-such-user"`, `control.roles.admin.groups: "no-such-group"`,
+		`control.roles.admin.groups: "-1"`}
 	if !slices.Equal(unknown, want) {
 		t.Errorf("got %q, want %q", unknown, want)
 	}

@@ -59,18 +59,19 @@ func New(p Policy) (*Judge, error) {
 		types: map[string]judgedType{}, sticky: p.Sticky,
 		all: accounts{map[uint32]bool{}, map[uint32]bool{}},
 	}
-	var wrong []error
-	j.owners, wrong = resolve("owners", p.Owners.Users, p.Owners.Groups)
+	users, groups, wrong := p.Owners.Resolve("owners")
+	j.owners = accounts{users, groups}
 	j.all.add(j.owners)
 	for _, ptype := range slices.Sorted(maps.Keys(p.Types)) {
 		t := p.Types[ptype]
 		if !foreign.IsType(ptype) {
 			wrong = append(wrong, &FieldError{"types." + ptype, fmt.Errorf("%q %s", ptype, foreign.TypeSyntax)})
 		}
-		who, unknown := resolve("types."+ptype, t.Users, t.Groups)
+		users, groups, unknown := Accounts{t.Users, t.Groups}.Resolve("types." + ptype)
 		wrong = append(wrong, unknown...)
 		endpoints, strangers := numbers("types."+ptype+".endpoints", t.Endpoints, uidOf)
 		wrong = append(wrong, strangers...)
+		who := accounts{users, groups}
 		j.types[ptype] = judgedType{who, t.Supersede, endpoints}
 		j.all.add(who)
 	}

@@ -1,7 +1,6 @@
 package trust
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"os/user"
@@ -64,11 +63,11 @@ func (e *FieldError) Error() string { return e.Field + ": " + e.Err.Error() }
 
 func (e *FieldError) Unwrap() error { return e.Err }
 
-// resolve looks users and groups up. There is a [FieldError] for each that is not known.
-func resolve(path string, users, groups []string) (accounts, []error) {
-	uids, wrong := numbers(path+".users", users, uidOf)
-	gids, wrongGroups := numbers(path+".groups", groups, gidOf)
-	return accounts{uids, gids}, append(wrong, wrongGroups...)
+// Resolve looks the users and groups up. There is a [*FieldError] for each that is not known; path is that of the accounts.
+func (a Accounts) Resolve(path string) (users, groups map[uint32]bool, unknown []error) {
+	users, unknown = numbers(path+".users", a.Users, uidOf)
+	groups, unknownGroups := numbers(path+".groups", a.Groups, gidOf)
+	return users, groups, append(unknown, unknownGroups...)
 }
 
 func uidOf(name string) (string, error) {
@@ -95,7 +94,7 @@ func numbers(path string, names []string, lookUp func(string) (string, error)) (
 		if !isID {
 			number, err := lookUp(name)
 			if id, isID = parseID(number); err != nil || !isID {
-				err = fmt.Errorf("%q is not known on this machine: %w; use a known name, or a number", name, errors.Join(err))
+				err = fmt.Errorf("%q is not known on this machine: %w; use a known name, or a number", name, err)
 				wrong = append(wrong, &FieldError{path, err})
 				continue
 			}
