@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"runtime"
 	"runtime/pprof"
 	"slices"
 
@@ -27,7 +26,6 @@ func (c *control) Diagnose(
 		{"metrics.txt", c.metrics.write},
 		{"goroutines.txt", func(b *bytes.Buffer) error { return pprof.Lookup("goroutine").WriteTo(b, 1) }},
 		{"heap.pprof", func(b *bytes.Buffer) error { return pprof.Lookup("heap").WriteTo(b, 0) }},
-		{"memory.txt", writeMemory},
 	} {
 		var content bytes.Buffer
 		if err := file.write(&content); err != nil {
@@ -40,15 +38,6 @@ func (c *control) Diagnose(
 		}
 	}
 	return nil
-}
-
-// writeMemory writes what the Go runtime says of its memory.
-func writeMemory(b *bytes.Buffer) error {
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	_, err := fmt.Fprintf(b, "heap in use %d, objects %d, from the system %d, collections %d, goroutines %d, processors %d\n",
-		m.HeapInuse, m.HeapObjects, m.Sys, m.NumGC, runtime.NumGoroutine(), runtime.GOMAXPROCS(0))
-	return err
 }
 
 // write writes all metrics as Prometheus reads them.

@@ -95,7 +95,6 @@ configuration.json      the configuration in force
 process/metrics.txt     the daemon's metrics, in the text format of Prometheus
 process/goroutines.txt  the stacks of the daemon's goroutines
 process/heap.pprof      the daemon's memory, for "go tool pprof"
-process/memory.txt      the totals of the Go runtime
 errors.txt              what could not be collected; empty if nothing
 `
 
