@@ -46,22 +46,36 @@ type keeper struct {
 	// unreadable: past events could not be read. It has room for one.
 	unreadable chan struct{}
 
-	mu      sync.Mutex
-	pending []Event   // at most as many as the Journal keeps
-	left    int       // out, because there were more
-	err     error     // why events cannot be written
-	since   time.Time // when that began
-	unread  error     // why they could not be read last
-	missed  time.Time // when that began
+	mu               sync.Mutex
+	pending          []Event // at most as many as the Journal keeps
+	left             int     // out, because there were more
+	writing, reading trouble
 
 	// The rest belongs to the goroutine of run.
 	began bool        // it has written
 	dir   fs.FileInfo // in which it has written or may begin to; nil if that was not there yet
 }
 
+// trouble is what goes wrong with the file for a time.
+type trouble struct {
+	what, remedy, ended string // for people
+	err                 error  // nil while nothing is wrong
+	since               time.Time
+}
+
 func newKeeper(path string, log *slog.Logger) *keeper {
 	dir, _ := os.Stat(filepath.Dir(path))
-	return &keeper{path: path, max: maxFile, log: log, wake: make(chan struct{}, 1), unreadable: make(chan struct{}, 1), dir: dir}
+	return &keeper{
+		path: path, max: maxFile, log: log, wake: make(chan struct{}, 1), unreadable: make(chan struct{}, 1), dir: dir,
+		writing: trouble{
+			what: "events cannot be written, and would be missing after a restart", ended: "events are written again",
+			remedy: "check that there is space and that the file can be written",
+		},
+		reading: trouble{
+			what: "earlier events cannot be read, and are not shown", ended: "earlier events can be read again",
+			remedy: "check that the file can be read",
+		},
+	}
 }
 
 // add has an event written. It does not block.
@@ -114,7 +128,7 @@ func (k *keeper) reread(ctx context.Context) {
 		}
 		for failures := 1; backoff.Pause(ctx, again.After(failures)); failures++ {
 			_, err := load(k.path)
-			if k.read(err); err == nil {
+			if k.report(&k.reading, err); err == nil {
 				break
 			}
 		}
@@ -131,7 +145,7 @@ func (k *keeper) writePending() bool {
 		return true
 	}
 	err := k.write(events)
-	k.report(err)
+	k.report(&k.writing, err)
 	k.mu.Lock()
 	left := 0
 	if err != nil {
@@ -161,59 +175,36 @@ func (k *keeper) wait(ctx context.Context, failures int) bool {
 	}
 }
 
-// report tells of the first of several failures, and when they end.
-func (k *keeper) report(err error) {
+// report takes over how an attempt went. It logs the first of several failures, and when they end, and returns whether this is the first.
+func (k *keeper) report(t *trouble, err error) (begun bool) {
 	k.mu.Lock()
-	failed := k.err != nil
-	k.err = err
+	failed := t.err != nil
+	t.err = err
 	if !failed {
-		k.since = time.Now()
+		t.since = time.Now()
 	}
 	k.mu.Unlock()
 	switch {
 	case err != nil && !failed:
-		k.log.Warn(cannotWrite+"; "+mendWriting, "file", k.path, "error", err)
+		k.log.Warn(t.what+"; "+t.remedy, "file", k.path, "error", err)
+		return true
 	case err == nil && failed:
-		k.log.Info("events are written again", "file", k.path)
+		k.log.Info(t.ended, "file", k.path)
 	}
+	return false
 }
 
-// trouble says why events cannot be written, and since when; empty if they can.
+// trouble returns what is wrong, and since when; empty if nothing is.
 func (k *keeper) trouble() (message string, since time.Time) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	switch {
-	case k.err != nil:
-		return fmt.Sprintf("%s: %v; %s", cannotWrite, k.err, mendWriting), k.since
-	case k.unread != nil:
-		return fmt.Sprintf("%s: %v; check that the file can be read", cannotRead, k.unread), k.missed
+	for _, t := range []*trouble{&k.writing, &k.reading} {
+		if t.err != nil {
+			return fmt.Sprintf("%s: %v; %s", t.what, t.err, t.remedy), t.since
+		}
 	}
 	return "", time.Time{}
 }
-
-// read tells how reading the file went: of the first of several failures, in trouble until it succeeds, and when it does.
-func (k *keeper) read(err error) {
-	k.mu.Lock()
-	failed := k.unread != nil
-	k.unread = err
-	if !failed {
-		k.missed = time.Now()
-	}
-	k.mu.Unlock()
-	switch {
-	case err != nil && !failed:
-		k.log.Warn(cannotRead+"; check that the file can be read", "file", k.path, "error", err)
-		tell(k.unreadable)
-	case err == nil && failed:
-		k.log.Info("earlier events can be read again", "file", k.path)
-	}
-}
-
-const (
-	cannotRead  = "earlier events cannot be read, and are not shown"
-	cannotWrite = "events cannot be written, and would be missing after a restart"
-	mendWriting = "check that there is space and that the file can be written"
-)
 
 // write appends events. The file is not kept open: its device can be unmounted, and what is mounted there next is written to.
 func (k *keeper) write(events []Event) error {

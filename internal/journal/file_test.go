@@ -112,12 +112,12 @@ func TestCannotWrite(t *testing.T) {
 	var log bytes.Buffer
 	k := newKeeper(path, slog.New(slog.NewTextHandler(&log, nil)))
 	for range 3 {
-		k.report(k.write([]Event{{Seq: 1}}))
+		k.report(&k.writing, k.write([]Event{{Seq: 1}}))
 	}
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	k.report(k.write([]Event{{Seq: 2, Event: reconciler.Event{Kind: "told"}}}))
+	k.report(&k.writing, k.write([]Event{{Seq: 2, Event: reconciler.Event{Kind: "told"}}}))
 	if got := log.String(); strings.Count(got, "cannot be written") != 1 || strings.Count(got, "written again") != 1 {
 		t.Errorf("the log is %s", got)
 	}
@@ -304,11 +304,11 @@ func TestTrouble(t *testing.T) {
 	if message, _, kept := j.Trouble(); message != "" || !kept {
 		t.Errorf("%q, %v", message, kept)
 	}
-	j.keeper.report(errors.New("the disk is full"))
+	j.keeper.report(&j.keeper.writing, errors.New("the disk is full"))
 	if message, since, _ := j.Trouble(); !strings.Contains(message, "the disk is full; check that there is space") || since.IsZero() {
 		t.Errorf("%q since %v", message, since)
 	}
-	j.keeper.report(nil)
+	j.keeper.report(&j.keeper.writing, nil)
 	if message, since, _ := j.Trouble(); message != "" || !since.IsZero() {
 		t.Errorf("%q since %v", message, since)
 	}

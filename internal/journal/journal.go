@@ -128,7 +128,9 @@ func (j *Journal) All() ([]Event, error) {
 		return recent, nil
 	}
 	all, err := load(j.keeper.path)
-	j.keeper.read(err)
+	if j.keeper.report(&j.keeper.reading, err) {
+		tell(j.keeper.unreadable)
+	}
 	if len(recent) == 0 {
 		return all, err
 	}
