@@ -145,21 +145,12 @@ type observed struct {
 	publisher *fleet.Publisher // nil as the fleet sees the node, which knows better, and if there is no fleet
 }
 
-// with returns what is seen with the condition of the publisher too.
-func (o observed) with(publisher *fleet.Publisher) observed {
-	o.publisher = publisher
-	return o
-}
-
-// readiness is the conditions without which no plugin can be registered.
+// readiness returns the conditions without which no plugin can be registered: neither those about events, nor those about what others than
+// root and the daemon's user do, who cannot have a node called unready.
 func (o observed) readiness() []patchbay.Condition {
-	return append(slices.DeleteFunc(o.Runtime.Conditions(), isOthers), o.state.get())
-}
-
-// isOthers says whether plugins are registered though a condition is degraded: it is about what others than root and the daemon's user do,
-// who cannot have a node called unready, or about events.
-func isOthers(c patchbay.Condition) bool {
-	return c.Name == patchbay.ConditionDirectories || c.Name == patchbay.ConditionEvents
+	return append(slices.DeleteFunc(o.Runtime.Conditions(), func(c patchbay.Condition) bool {
+		return c.Name == patchbay.ConditionDirectories || c.Name == patchbay.ConditionEvents
+	}), o.state.get())
 }
 
 // Conditions are ordered by name.

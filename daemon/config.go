@@ -342,18 +342,13 @@ func checkDir(dir string) error {
 	if err == nil && !info.IsDir() {
 		err = errors.New("it is no directory")
 	}
+	if e, ok := errors.AsType[*fs.PathError](err); ok {
+		err = e.Err // without the path, which the text names
+	}
 	if err != nil {
-		return fmt.Errorf("the plugin cannot work in %s: %w; make the directory, or name another", dir, withoutPath(err))
+		return fmt.Errorf("the plugin cannot work in %s: %w; make the directory, or name another", dir, err)
 	}
 	return nil
-}
-
-// withoutPath returns an error without the operation and the path, for texts that name it.
-func withoutPath(err error) error {
-	if e, ok := errors.AsType[*fs.PathError](err); ok {
-		return e.Err
-	}
-	return err
 }
 
 // joined returns the errors that were joined; none for nil.

@@ -20,6 +20,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -46,8 +47,8 @@ type Daemon struct {
 	config Config
 	log    *slog.Logger
 	ready  chan struct{}
-	// timeouts are those for calls to plugins.
-	timeouts clientTimeouts
+	// timeouts are those for calls to plugins, by TYPE or TYPE/NAME.
+	timeouts atomic.Pointer[map[string]time.Duration]
 	reloads  *reloads
 	// metadata is what launched plugins are told of the catalogue.
 	metadata metadata
@@ -74,7 +75,7 @@ func New(c Config) (*Daemon, error) {
 	d := &Daemon{
 		config: c, log: log, ready: make(chan struct{}), reloads: newReloads(c), fleetRules: newInForce(c.Fleet.Serve.Allow),
 	}
-	d.timeouts.set(c.ClientTimeouts)
+	d.timeouts.Store(&c.ClientTimeouts)
 	return d, nil
 }
 
@@ -251,12 +252,12 @@ func (d *Daemon) assemble(l *listening, parts *closers) (*assembly, error) {
 	if err != nil {
 		return nil, err
 	}
-	own := observed{Runtime: a.runtime, reloads: d.reloads, dispense: dispense, state: stateWatch, files: &fileLimit{}, fleet: a.fleet}
-	publisher, err := a.fleet.newPublisher(fleetConfig(d.config.Fleet), d.config.State, d.config.Build, own, a.runtime.Launcher(), l.fleet)
+	a.seen = observed{Runtime: a.runtime, reloads: d.reloads, dispense: dispense, state: stateWatch, files: &fileLimit{}, fleet: a.fleet}
+	publisher, err := a.fleet.newPublisher(fleetConfig(d.config.Fleet), d.config.State, d.config.Build, a.seen, a.runtime.Launcher(), l.fleet)
 	if err != nil {
 		return nil, err
 	}
-	a.seen = own.with(publisher)
+	a.seen.publisher = publisher // the fleet itself knows better
 	a.metrics.watch(a.seen, a.runtime.Launcher(), d.config.State)
 	a.metrics.watchFleet(a.fleet, publisher)
 	parts.add(a.handlers.close)
@@ -323,7 +324,7 @@ func (d *Daemon) newRuntime(state *boltstate.Store, metrics *metrics, traced pat
 		MaxDirs:          b.MaxDirs,
 		UnreachableGrace: c.UnreachableGrace,
 		IgnoreUnhandled:  c.Unhandled == "ignore",
-		ClientTimeout:    d.timeouts.of,
+		ClientTimeout:    d.clientTimeout,
 		Trust:            c.Trust.Policy(),
 		NameGrace:        cmp.Or(c.Trust.NameGrace, -1),
 		Admission:        admission(c.Admission, d.log),

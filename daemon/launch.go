@@ -30,29 +30,20 @@ func (c *control) ListLaunched(context.Context, *patchbayv1.ListLaunchedRequest)
 
 func (c *control) LaunchPlugin(_ context.Context, request *patchbayv1.LaunchPluginRequest) (*patchbayv1.LaunchPluginResponse, error) {
 	now, err := c.operate(request.GetName(), c.launched.Start)
-	if err != nil {
-		return nil, err
-	}
-	return &patchbayv1.LaunchPluginResponse{Plugin: now}, nil
+	return &patchbayv1.LaunchPluginResponse{Plugin: now}, err
 }
 
 func (c *control) StopPlugin(_ context.Context, request *patchbayv1.StopPluginRequest) (*patchbayv1.StopPluginResponse, error) {
 	now, err := c.operate(request.GetName(), c.launched.Stop)
-	if err != nil {
-		return nil, err
-	}
-	return &patchbayv1.StopPluginResponse{Plugin: now}, nil
+	return &patchbayv1.StopPluginResponse{Plugin: now}, err
 }
 
 func (c *control) RestartPlugin(ctx context.Context, request *patchbayv1.RestartPluginRequest) (*patchbayv1.RestartPluginResponse, error) {
 	now, err := c.operate(request.GetName(), func(name string) error { return c.launched.Restart(ctx, name) })
-	if err != nil {
-		if ctx.Err() != nil {
-			return nil, ended(ctx)
-		}
-		return nil, err
+	if err != nil && ctx.Err() != nil {
+		err = ended(ctx)
 	}
-	return &patchbayv1.RestartPluginResponse{Plugin: now}, nil
+	return &patchbayv1.RestartPluginResponse{Plugin: now}, err
 }
 
 // operate does something to a launched plugin and returns how it is afterwards.

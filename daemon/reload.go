@@ -152,7 +152,7 @@ func (d *Daemon) reload() (changed []string, err error) {
 	r.running.guard.use(roles)
 	d.fleetRules.use(next.Fleet.Serve.Allow)
 	r.running.fleet.reload(next.Fleet.Offers)
-	d.timeouts.set(next.ClientTimeouts)
+	d.timeouts.Store(&next.ClientTimeouts)
 	d.warn(runtime.SetTimeouts(reconciler.Timeouts(next.Timeouts), typeTimeouts(next.TypeTimeouts))) // Validate has checked them
 	// Their plugins are still being deregistered: they have to bear that.
 	if err := closeHandlers(r.running.exchange(added, removed)); err != nil {
@@ -215,19 +215,25 @@ func (r *reloads) condition() patchbay.Condition {
 // differences returns the keys of the configuration file, in order, whose values differ: those to which a running daemon can change, and
 // those that need a restart.
 func differences(before, after Config) (changed, restart []string) {
-	restart = restartKeys(before.Config, after.Config)
 	changed = append([]string{}, mapChanges("handlers.", before.Handlers, after.Handlers)...) // never null in JSON
-	changed = append(changed, differing([]part{
-		{"control.roles", !reflect.DeepEqual(before.Control, after.Control)},
-		{"fleet.offers", !reflect.DeepEqual(before.Fleet.Offers, after.Fleet.Offers)},
-		{"fleet.serve.allow", !reflect.DeepEqual(before.Fleet.Serve.Allow, after.Fleet.Serve.Allow)},
-		{"log.level", before.Log.Level != after.Log.Level},
-		{"log.format", before.Log.Format != after.Log.Format},
-		{"timeouts", before.Timeouts != after.Timeouts},
-	})...)
+	for _, part := range []struct {
+		key     string
+		was, is any
+	}{
+		{"control.roles", before.Control, after.Control},
+		{"fleet.offers", before.Fleet.Offers, after.Fleet.Offers},
+		{"fleet.serve.allow", before.Fleet.Serve.Allow, after.Fleet.Serve.Allow},
+		{"log.level", before.Log.Level, after.Log.Level},
+		{"log.format", before.Log.Format, after.Log.Format},
+		{"timeouts", before.Timeouts, after.Timeouts},
+	} {
+		if !reflect.DeepEqual(part.was, part.is) {
+			changed = append(changed, part.key)
+		}
+	}
 	changed = append(changed, mapChanges("typeTimeouts.", before.TypeTimeouts, after.TypeTimeouts)...)
 	changed = append(changed, mapChanges("clientTimeouts.", before.ClientTimeouts, after.ClientTimeouts)...)
-	return append(changed, catalogueChanges(before, after)...), restart
+	return append(changed, catalogueChanges(before, after)...), restartKeys(before.Config, after.Config)
 }
 
 // restartKeys returns the keys whose values differ, of those that need a restart.
@@ -240,21 +246,6 @@ func restartKeys(before, after config.Config) (keys []string) {
 		tag := was.Type().Field(i).Tag
 		if tag.Get("restart") != "" && !reflect.DeepEqual(was.Field(i).Interface(), is.Field(i).Interface()) {
 			keys = append(keys, tag.Get("json"))
-		}
-	}
-	return keys
-}
-
-// part is one part of a configuration, by its key.
-type part struct {
-	key    string
-	differ bool
-}
-
-func differing(parts []part) (keys []string) {
-	for _, p := range parts {
-		if p.differ {
-			keys = append(keys, p.key)
 		}
 	}
 	return keys
@@ -286,16 +277,9 @@ func catalogueChanges(before, after Config) []string {
 	return keys
 }
 
-// clientTimeouts are the timeouts for calls to plugins, by TYPE or TYPE/NAME. They can be replaced while they are read.
-type clientTimeouts struct {
-	byKey atomic.Pointer[map[string]time.Duration]
-}
-
-func (c *clientTimeouts) set(byKey map[string]time.Duration) { c.byKey.Store(&byKey) }
-
-// of returns the timeout for one plugin, nil for none. It is the ClientTimeout of a patchbay.Config.
-func (c *clientTimeouts) of(ptype, name string) *time.Duration {
-	byKey := *c.byKey.Load()
+// clientTimeout returns the timeout for calls to a plugin, nil for none.
+func (d *Daemon) clientTimeout(ptype, name string) *time.Duration {
+	byKey := *d.timeouts.Load()
 	for _, key := range []string{patchbay.PluginName{Type: ptype, Name: name}.String(), ptype} {
 		if timeout, ok := byKey[key]; ok {
 			return &timeout

@@ -30,7 +30,7 @@ func TestReloadedClientTimeouts(t *testing.T) {
 	d.reloads.begin(&assembly{runtime: runtime, guard: testGuard("c"), handlers: newHandlerSet(handlerNeeds{})})
 	close(d.ready)
 	for want := range time.Duration(2) {
-		if got := d.timeouts.of("T", "n"); got == nil || *got != want+1 {
+		if got := d.clientTimeout("T", "n"); got == nil || *got != want+1 {
 			t.Errorf("got %v, want %v", got, want+1)
 		}
 		if _, err := d.Reload(t.Context()); err != nil {
@@ -40,14 +40,14 @@ func TestReloadedClientTimeouts(t *testing.T) {
 }
 
 func TestClientTimeouts(t *testing.T) {
-	var c clientTimeouts
-	c.set(nil)
-	if got := c.of("T", "n"); got != nil {
+	var d Daemon
+	d.timeouts.Store(new(map[string]time.Duration))
+	if got := d.clientTimeout("T", "n"); got != nil {
 		t.Errorf("got %v, want none", *got)
 	}
-	c.set(map[string]time.Duration{"T": 1, "T/n/m": 2, "U/n": 3})
+	d.timeouts.Store(&map[string]time.Duration{"T": 1, "T/n/m": 2, "U/n": 3})
 	for plugin, want := range map[[2]string]time.Duration{{"T", "n"}: 1, {"T", "n/m"}: 2, {"U", "n"}: 3, {"U", "m"}: 0, {"", "T"}: 0} {
-		got := c.of(plugin[0], plugin[1])
+		got := d.clientTimeout(plugin[0], plugin[1])
 		if (got == nil) != (want == 0) || got != nil && *got != want {
 			t.Errorf("timeout of %v is %v, want %v", plugin, got, want)
 		}

@@ -49,14 +49,11 @@ func New(source Source) *Handler {
 	h.mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) { http.ServeFileFS(w, r, page, "index.html") })
 	h.mux.HandleFunc("GET /api/stream", h.bounded(h.stream))
 	h.mux.HandleFunc("GET /api/log", h.bounded(func(w http.ResponseWriter, r *http.Request) { h.log(w, r, source) }))
-	h.mux.HandleFunc("GET /api/events", h.bounded(func(w http.ResponseWriter, r *http.Request) { pluginEvents(w, r, source) }))
+	h.mux.HandleFunc("GET /api/events", h.bounded(func(w http.ResponseWriter, r *http.Request) {
+		answer(w, encodeAll(source.EventsOf(r.URL.Query().Get("type"), r.URL.Query().Get("name"))))
+	}))
 	h.mux.HandleFunc("GET /api/fleet", func(w http.ResponseWriter, r *http.Request) { fleetPlugins(w, r, source) })
 	return h
-}
-
-// pluginEvents answers with all past events of one plugin, oldest first.
-func pluginEvents(w http.ResponseWriter, r *http.Request, source Source) {
-	answer(w, encodeAll(source.EventsOf(r.URL.Query().Get("type"), r.URL.Query().Get("name"))))
 }
 
 // answer answers with JSON.
