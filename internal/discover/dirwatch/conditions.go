@@ -30,7 +30,7 @@ const crowdKey = "crowd"
 // OfCrowd says whether the condition is that a user has more directories than are searched.
 func (c Condition) OfCrowd() bool { return strings.HasPrefix(c.Key, crowdKey) }
 
-// refreshConditions makes the list of conditions anew and reports whether it is another one.
+// refreshConditions updates the list of conditions and reports whether it changed.
 func (t *tree) refreshConditions() bool {
 	list := t.others()
 	if t.notifier == nil {

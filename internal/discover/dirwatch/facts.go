@@ -19,7 +19,7 @@ const (
 	renamed              // a name was moved away: what was there may show up elsewhere
 )
 
-// look makes the facts about one name in d right.
+// look updates the facts about one name in d.
 func (t *tree) look(d *dir, name string, why cause) {
 	if sub := t.glance(d, name, why); sub != nil {
 		t.visit(sub, deep)

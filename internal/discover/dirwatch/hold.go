@@ -2,9 +2,7 @@ package dirwatch
 
 import "time"
 
-// holdQueue has the entries that are held, in the order of their moments. Entries whose hold was resolved stay until it is their turn.
-type holdQueue []heldEntry
-
+// heldEntry is an entry that is held, or was.
 type heldEntry struct {
 	entry *entry
 	until time.Time
@@ -21,14 +19,13 @@ func (t *tree) hold(e *entry) {
 
 // holdDeadline returns when the first hold ends, or zero.
 func (t *tree) holdDeadline() time.Time {
-	for len(t.holds) > 0 && !t.isHeld(t.holds[0]) {
-		t.holds = t.holds[1:]
+	for ; len(t.holds) > 0; t.holds = t.holds[1:] {
+		if h := t.holds[0]; t.socks[h.entry.path] == h.entry && h.entry.held.Equal(h.until) {
+			return h.until
+		}
 	}
-	if len(t.holds) == 0 {
-		t.holds = nil
-		return time.Time{}
-	}
-	return t.holds[0].until
+	t.holds = nil
+	return time.Time{}
 }
 
 // expireHolds states what is true about the paths whose hold has ended.
@@ -47,8 +44,4 @@ func (t *tree) expireHolds(now time.Time) {
 			t.vanish(e, removed)
 		}
 	}
-}
-
-func (t *tree) isHeld(h heldEntry) bool {
-	return t.socks[h.entry.path] == h.entry && h.entry.held.Equal(h.until)
 }

@@ -43,14 +43,6 @@ func (t *tree) turnAway(d *dir, name string, info sock.Info, err error, why caus
 	t.refuse(d, name, info, err)
 }
 
-// turnAwayRoot handles that a root itself is refused.
-func (t *tree) turnAwayRoot(d *dir, err error) {
-	t.empty(d, removed)
-	t.tryWatch(d)
-	t.refuse(d, "", d.info, err)
-	t.fail(d, err)
-}
-
 // refuse records that what has a name in d is refused. The empty name is d itself.
 func (t *tree) refuse(d *dir, name string, info sock.Info, err error) {
 	r := d.refused[name]
@@ -83,7 +75,7 @@ func (t *tree) pardon(d *dir, name string) {
 	}
 }
 
-// refreshRefused makes the list of refusals anew and reports whether it is another one.
+// refreshRefused updates the list of refusals and reports whether it changed.
 func (t *tree) refreshRefused() bool {
 	if !t.newRefused {
 		return false

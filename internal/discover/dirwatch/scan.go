@@ -129,18 +129,7 @@ func (t *tree) visit(d *dir, how reach) {
 	e, err := t.stat(d)
 	info := e.Info
 	if err != nil {
-		if errors.Is(err, errForeign) {
-			t.empty(d, removed) // what is mounted hides it
-			d.mount, d.tooDeep, d.tooMany, d.leftOut = e.Mount, false, false, nil
-		}
-		if gone(err) {
-			t.drop(d, scanned)
-		}
-		if t.known(d) {
-			t.unwatch(d)
-			d.info = sock.Info{}
-			t.fail(d, err)
-		}
+		t.lose(d, e, err)
 		return
 	}
 	refused := t.judge(d.path, info)
@@ -158,7 +147,10 @@ func (t *tree) visit(d *dir, how reach) {
 	}
 	d.info, d.mtime, d.mount = info, e.ModTime, e.Mount
 	if refused != nil {
-		t.turnAwayRoot(d, refused)
+		t.empty(d, removed)
+		t.tryWatch(d)
+		t.refuse(d, "", d.info, refused)
+		t.fail(d, refused)
 		return
 	}
 	t.pardon(d, "")
@@ -185,6 +177,22 @@ func (t *tree) visit(d *dir, how reach) {
 	}
 }
 
+// lose handles that a directory cannot be searched.
+func (t *tree) lose(d *dir, e sock.Entry, err error) {
+	if errors.Is(err, errForeign) {
+		t.empty(d, removed) // what is mounted hides it
+		d.mount, d.tooDeep, d.tooMany, d.leftOut = e.Mount, false, false, nil
+	}
+	if gone(err) {
+		t.drop(d, scanned)
+	}
+	if t.known(d) {
+		t.unwatch(d)
+		d.info = sock.Info{}
+		t.fail(d, err)
+	}
+}
+
 // read looks at every name in d. Subdirectories that were not known are recorded, and not visited.
 func (t *tree) read(d *dir) error {
 	round := t.round
@@ -193,7 +201,11 @@ func (t *tree) read(d *dir) error {
 		return err
 	}
 	defer f.Close()
-	d.silent = d.parent == nil && isLink(d.path) || !tells(f)
+	d.silent = !tells(f)
+	if d.parent == nil {
+		link, err := os.Lstat(d.path)
+		d.silent = d.silent || err != nil || link.Mode()&fs.ModeSymlink != 0 // no event tells where a link leads from now on
+	}
 	for {
 		// gofail: var dirwatchRead string
 		// return errors.New(dirwatchRead)
@@ -264,12 +276,6 @@ func (t *tree) stat(d *dir) (e sock.Entry, err error) {
 		return sock.Entry{}, &fs.PathError{Op: "read", Path: d.path, Err: syscall.ENOTDIR}
 	}
 	return e, nil
-}
-
-// isLink reports whether a path is a symbolic link, or may be: no event tells where it leads from now on.
-func isLink(path string) bool {
-	info, err := os.Lstat(path)
-	return err != nil || info.Mode()&fs.ModeSymlink != 0
 }
 
 // fail records that the contents of a directory are not known.

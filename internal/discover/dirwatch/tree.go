@@ -34,7 +34,7 @@ type tree struct {
 
 	socks map[string]*entry  // every socket by its path, including those that are held
 	byID  map[sock.ID]*entry // one of the entries with that ID
-	holds holdQueue
+	holds []heldEntry        // in the order of their moments; what was resolved stays until it is its turn
 
 	round  uint64    // number of the last reading of a directory
 	lostAt time.Time // when events were lost that no scan has made up for yet

@@ -211,20 +211,15 @@ func (w *Watcher) Run(ctx context.Context) error {
 			t.safetyScan()
 		case <-timer.C:
 			t.drain(events) // what is held may be in them
-			t.doWhatIsDue(time.Now())
+			t.retry()
+			if now := time.Now(); !t.scanDeadline().After(now) {
+				t.safetyScan()
+			} else if !t.rootsAt.After(now) {
+				t.checkRoots()
+			}
 		}
 		t.expireHolds(time.Now())
 		t.flush()
-	}
-}
-
-// doWhatIsDue retries what failed, and scans if it is time for that.
-func (t *tree) doWhatIsDue(now time.Time) {
-	t.retry()
-	if !t.scanDeadline().After(now) {
-		t.safetyScan()
-	} else if !t.rootsAt.After(now) {
-		t.checkRoots()
 	}
 }
 
