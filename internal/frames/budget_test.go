@@ -56,7 +56,7 @@ func TestTimeouts(t *testing.T) {
 	for d, want := range map[time.Duration]string{
 		-time.Second: "1n", 1: "1n", 99_999_999: "99999999n", time.Second: "1000000u", time.Hour: "3600000m", 1 << 62: "76861433M",
 	} {
-		text := encodeTimeout(d)
+		text := EncodeTimeout(d)
 		back, err := decodeTimeout(text)
 		if text != want || err != nil || back > max(d, 1) || back < d-d/1000 {
 			t.Errorf("%v is %s, want %s, and back %v", d, text, want, back)

@@ -61,7 +61,7 @@ func (c *clientCall) Header() (metadata.MD, error) {
 		s.c.mu.Unlock()
 		switch {
 		case fields != nil:
-			if err := notGRPC(fields); err != nil {
+			if err := NotGRPC(fields); err != nil {
 				return nil, err // RecvMsg says so too
 			}
 			return toMetadata(fields), nil
@@ -147,13 +147,13 @@ func (c *clientCall) recv(m any) error {
 			err = context.DeadlineExceeded // which the other end saw first
 		}
 		return statusOfEnd(err)
-	case notGRPC(headers) != nil:
-		return notGRPC(headers)
+	case NotGRPC(headers) != nil:
+		return NotGRPC(headers)
 	case err == nil:
 		c.answered.Do(func() { c.waits.End(nil) })
 		return nil
 	}
-	if failed := statusOf(trailers); failed != nil {
+	if failed := StatusOf(trailers); failed != nil {
 		return failed
 	}
 	return err

@@ -460,7 +460,7 @@ func (c *Client) requestFields(ctx context.Context, method, kind string) []hpack
 		hpack.HeaderField{Name: contentTypeKey, Value: kind}, hpack.HeaderField{Name: "user-agent", Value: "patchbay"},
 		hpack.HeaderField{Name: "te", Value: "trailers"})
 	if deadline, ok := ctx.Deadline(); ok {
-		fields = append(fields, hpack.HeaderField{Name: timeoutKey, Value: encodeTimeout(time.Until(deadline)), Sensitive: true})
+		fields = append(fields, hpack.HeaderField{Name: timeoutKey, Value: EncodeTimeout(time.Until(deadline)), Sensitive: true})
 	}
 	md, _ := metadata.FromOutgoingContext(ctx)
 	return addMetadata(fields, md)

@@ -127,8 +127,8 @@ func statusFields(fields []hpack.HeaderField, s *status.Status) []hpack.HeaderFi
 	return fields
 }
 
-// statusOf returns the status that trailers say, nil for success.
-func statusOf(fields []hpack.HeaderField) error {
+// StatusOf returns the status that trailers say, nil for success.
+func StatusOf(fields []hpack.HeaderField) error {
 	if err := checkBinary(fields); err != nil {
 		return err
 	}
@@ -183,8 +183,8 @@ func decodeMessage(text string) string {
 	return b.String()
 }
 
-// notGRPC says why the headers of a response are none of gRPC, nil if they are.
-func notGRPC(fields []hpack.HeaderField) error {
+// NotGRPC returns an error if the headers of a response are not those of gRPC.
+func NotGRPC(fields []hpack.HeaderField) error {
 	kind := valueOf(fields, contentTypeKey)
 	if isGRPC(kind) {
 		return checkBinary(fields)
@@ -236,6 +236,9 @@ func convert(err error) *status.Status {
 	return status.FromContextError(err)
 }
 
+// StatusOfReset returns the status of a call whose stream the peer reset.
+func StatusOfReset(code http2.ErrCode) error { return statusOfEnd(&resetError{code}) }
+
 // statusOfEnd returns the status of a call whose stream ended early.
 func statusOfEnd(err error) error {
 	if reset, ok := errors.AsType[*resetError](err); ok {
@@ -272,8 +275,8 @@ func statusOfEnd(err error) error {
 // maxTimeout is the largest number that gRPC writes for a time.
 const maxTimeout = 99_999_999
 
-// encodeTimeout returns a time in the finest unit in which it can be written.
-func encodeTimeout(d time.Duration) string {
+// EncodeTimeout returns a time in the finest unit in which it can be written.
+func EncodeTimeout(d time.Duration) string {
 	d = max(d, 1)
 	for _, unit := range []struct {
 		each time.Duration

@@ -16,6 +16,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/patchbay-dev/patchbay/internal/frames"
 )
 
 // Bounds of what a plugin may send. An answer holds a type, a name, an endpoint and some dozens of versions.
@@ -368,7 +370,7 @@ func (c *conn) receive(f http2.Frame, a *answer) error {
 		}
 		return a.addData(f)
 	case *http2.RSTStreamFrame:
-		return resetError(f.ErrCode)
+		return frames.StatusOfReset(f.ErrCode)
 	case *http2.WindowUpdateFrame:
 		return widen(&c.streamWindow, int64(f.Increment))
 	case *http2.PushPromiseFrame:

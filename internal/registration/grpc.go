@@ -2,10 +2,8 @@ package registration
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/binary"
 	"fmt"
-	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,6 +13,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/patchbay-dev/patchbay/internal/frames"
 )
 
 // prefixLen is the length of what precedes a message: a flag that says whether it is compressed, and its length.
@@ -46,21 +46,13 @@ func requestHeaders(path string) []byte {
 }
 
 // appendTimeout returns the header block with grpc-timeout, if there is a deadline, as a literal that is not indexed (RFC 7541 section
-// 6.2.2). A timeout has at most 8 digits.
+// 6.2.2).
 func appendTimeout(deadline time.Time, block []byte) []byte {
 	if deadline.IsZero() {
 		return block
 	}
-	const name, maxDigits = "grpc-timeout", 99_999_999
-	var value string
-	switch left := max(time.Until(deadline), time.Microsecond); {
-	case left/time.Microsecond < maxDigits:
-		value = strconv.FormatInt(int64(left/time.Microsecond)+1, 10) + "u"
-	case left/time.Second < maxDigits:
-		value = strconv.FormatInt(int64(left/time.Second)+1, 10) + "S"
-	default:
-		return block
-	}
+	const name = "grpc-timeout"
+	value := frames.EncodeTimeout(time.Until(deadline) + time.Millisecond) // the plugin should not be the first to give up
 	block = append(block, 0, byte(len(name)))
 	block = append(block, name...)
 	block = append(block, byte(len(value)))
@@ -118,12 +110,8 @@ func (a *answer) addHeaders(f *http2.MetaHeadersFrame) error {
 		return nil
 	}
 	a.started = true
-	contentType := field(f.RegularFields(), "content-type")
-	switch rest, isGRPC := strings.CutPrefix(contentType, "application/grpc"); {
-	case code != http.StatusOK:
-		a.status = status.Newf(cmp.Or(codeOfHTTP[code], codes.Unknown), "the plugin answers with HTTP status %d", code)
-	case !isGRPC || rest != "" && rest[0] != '+' && rest[0] != ';':
-		a.status = status.Newf(codes.Unknown, "the plugin answers with content type %q, not application/grpc", cut(contentType))
+	if err := frames.NotGRPC(f.Fields); err != nil {
+		a.status = status.Convert(err)
 	}
 	if last {
 		a.end(trailerStatus(f.RegularFields()))
@@ -153,72 +141,14 @@ func (a *answer) addData(f *http2.DataFrame) error {
 	return nil
 }
 
-// codeOfReset is the meaning of RST_STREAM where it is not Internal.
-var codeOfReset = map[http2.ErrCode]codes.Code{
-	http2.ErrCodeRefusedStream:      codes.Unavailable,
-	http2.ErrCodeCancel:             codes.Canceled,
-	http2.ErrCodeEnhanceYourCalm:    codes.ResourceExhausted,
-	http2.ErrCodeInadequateSecurity: codes.PermissionDenied,
-}
-
-func resetError(code http2.ErrCode) error {
-	return status.Errorf(cmp.Or(codeOfReset[code], codes.Internal), "the plugin ended the call: RST_STREAM, %v", code)
-}
-
-var statusOK = status.New(codes.OK, "")
-
-// trailerStatus returns the status that trailers carry.
+// trailerStatus returns the status that trailers carry, with a text that is not too long.
 func trailerStatus(fields []hpack.HeaderField) *status.Status {
-	text := field(fields, "grpc-status")
-	if text == "0" {
-		return statusOK
+	s := status.Convert(frames.StatusOf(fields))
+	if int32(s.Code()) < 0 {
+		return status.New(codes.Unknown, "the plugin's answer ends with a negative status")
 	}
-	code, err := strconv.ParseUint(text, 10, 32)
-	if err != nil {
-		return status.Newf(codes.Unknown, "the plugin's answer ends with the status %q", cut(text))
-	}
-	return status.New(codes.Code(code), cut(percentDecode(field(fields, "grpc-message"))))
-}
-
-func field(fields []hpack.HeaderField, name string) string {
-	for _, f := range fields {
-		if f.Name == name {
-			return f.Value
-		}
-	}
-	return ""
-}
-
-// percentDecode decodes a grpc-message. What is not encoded properly stays as it is.
-func percentDecode(s string) string {
-	if !strings.Contains(s, "%") {
-		return s
-	}
-	out := make([]byte, 0, len(s))
-	for i := 0; i < len(s); i++ {
-		if s[i] == '%' && i+2 < len(s) {
-			if b, err := strconv.ParseUint(s[i+1:i+3], 16, 8); err == nil {
-				out = append(out, byte(b))
-				i += 2
-				continue
-			}
-		}
-		out = append(out, s[i])
-	}
-	return string(out)
+	return status.New(s.Code(), cut(s.Message()))
 }
 
 // cut makes a text of the plugin short and valid UTF-8.
 func cut(s string) string { return strings.ToValidUTF8(s[:min(len(s), maxText)], "\uFFFD") }
-
-// codeOfHTTP is the mapping of https://github.com/grpc/grpc/blob/master/doc/http-grpc-status-mapping.md, where it is not Unknown.
-var codeOfHTTP = map[int]codes.Code{
-	http.StatusBadRequest:         codes.Internal,
-	http.StatusUnauthorized:       codes.Unauthenticated,
-	http.StatusForbidden:          codes.PermissionDenied,
-	http.StatusNotFound:           codes.Unimplemented,
-	http.StatusTooManyRequests:    codes.Unavailable,
-	http.StatusBadGateway:         codes.Unavailable,
-	http.StatusServiceUnavailable: codes.Unavailable,
-	http.StatusGatewayTimeout:     codes.Unavailable,
-}
