@@ -120,7 +120,6 @@ func (rt *Runtime) observeLauncher(e launcher.Event) {
 	rt.journal.ObserveLauncher(e)
 }
 
-// discovered describes the plugins that the pipeline knows.
 func (rt *Runtime) discovered() []PluginStatus {
 	statuses, _ := rt.watcher.Plugins()
 	return statuses

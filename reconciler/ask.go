@@ -123,7 +123,6 @@ func (r *Reconciler) passOn(ctx context.Context, s *slot) (next *job) {
 	return next
 }
 
-// walk does jobs, one after the other, as long as it has a slot.
 func (r *Reconciler) walk(ctx context.Context, j *job) {
 	for j != nil {
 		s := r.takeSlot(ctx, j)
@@ -135,7 +134,6 @@ func (r *Reconciler) walk(ctx context.Context, j *job) {
 	}
 }
 
-// ask asks a plugin who it is.
 func (r *Reconciler) ask(ctx context.Context, j *job, e machine.Ask, s *slot) {
 	r.setAsks(s, true)
 	conn, info, err := r.interview(j.ctx, e, func() { r.giveBack(ctx, s) })
@@ -224,7 +222,6 @@ func connectError(path string, err error) error {
 	return fmt.Errorf("cannot connect to %s: %w", path, err)
 }
 
-// refuse tells a plugin that it is refused.
 func (r *Reconciler) refuse(ctx context.Context, j *job) {
 	defer j.cancel()
 	e, _ := j.effect.(machine.Tell)

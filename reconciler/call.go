@@ -124,7 +124,6 @@ func (r *Reconciler) goOnSaved(ctx context.Context, jobs []*job) {
 	r.dispatch(ctx)
 }
 
-// perform makes one call.
 func (r *Reconciler) perform(j *job, e *machine.Call) machine.Returned {
 	ctx, result := j.ctx, machine.Returned{Key: machine.Key{Type: e.Instance.Type, Name: e.Instance.Name}}
 	var err error
@@ -195,7 +194,6 @@ func (r *Reconciler) logError(err error) {
 	}
 }
 
-// endpointAnswers says whether anybody accepts on an endpoint.
 func (r *Reconciler) endpointAnswers(ctx context.Context, e *machine.Call) *machine.Failure {
 	ctx, cancel := r.pace.WithTimeout(ctx, r.timeouts(e.Instance.Type).Dial)
 	defer cancel()
@@ -327,7 +325,6 @@ func (r *Reconciler) save(jobs []*job) []machine.Returned {
 	return results
 }
 
-// discard takes back what was saved.
 func (r *Reconciler) discard(ref machine.Ref) error {
 	r.mu.Lock()
 	staged := r.of(ref).staged
@@ -341,7 +338,6 @@ func (r *Reconciler) discard(ref machine.Ref) error {
 	return nil
 }
 
-// tell tells the plugin that it is registered.
 func (r *Reconciler) tell(ctx context.Context, e *machine.Call) error {
 	ctx, done := r.trace(ctx, "notify")
 	err := ctx.Err() // it may have gone while it waited for a slot

@@ -33,7 +33,6 @@ func (res *resources) empty() bool {
 		res.attempt == attempt{} && !res.trace.IsValid()
 }
 
-// stops are the ends of all watches.
 func (res *resources) stops() [5]*func() {
 	return [...]*func(){&res.watches[0], &res.watches[1], &res.probes[0], &res.probes[1], &res.process}
 }
@@ -44,7 +43,6 @@ func (res *resources) unwatch() {
 	}
 }
 
-// end ends a watch, if there is one.
 func end(stop *func()) {
 	if *stop != nil {
 		(*stop)()
@@ -221,7 +219,6 @@ func (r *Reconciler) hand(e machine.Hand) {
 	r.tidy(e.To)
 }
 
-// timer is one that is set.
 type timer struct{ stop func() }
 
 // setTimer sets or stops a timer. One that is set anew or stopped says nothing, even if it fired already. mu is held.
@@ -274,7 +271,6 @@ func (r *Reconciler) watchProcess(e machine.WatchProcess) {
 	res.process = stop
 }
 
-// probe finds out whether anybody accepts on a socket.
 func (r *Reconciler) probe(ctx context.Context, e machine.Probe) {
 	probing, cancel := r.pace.WithTimeout(ctx, r.timeouts(e.Type).Dial)
 	defer cancel()
@@ -376,7 +372,6 @@ func (r *Reconciler) pause(ctx context.Context, u *unsaved, attempt int) {
 
 var saving = backoff.Backoff{Min: 100 * time.Millisecond, Max: 2 * time.Minute}
 
-// closeConn closes the connection that is held for an instance, if there is one.
 func (r *Reconciler) closeConn(res *resources) {
 	if res.conn == nil {
 		return

@@ -395,7 +395,6 @@ func (r *Reconciler) spawn(do func()) {
 	}
 }
 
-// noRegistry stands in where nothing keeps the registered instances.
 type noRegistry struct{}
 
 func (noRegistry) Stage(instances []Instance) []Stage {

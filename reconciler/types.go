@@ -108,7 +108,6 @@ type timeoutTable struct {
 	byType map[string]Timeouts
 }
 
-// check returns an error if a timeout is negative.
 func (t Timeouts) check() error {
 	if min(t.Dial, t.GetInfo, t.Notify, t.Handler) < 0 {
 		return fmt.Errorf("a timeout is negative: %+v; use 0 for the default", t)
@@ -132,7 +131,6 @@ func CheckTimeouts(all Timeouts, byType map[string]Timeouts) error {
 	return nil
 }
 
-// or fills zero values from other.
 func (t Timeouts) or(other Timeouts) Timeouts {
 	return Timeouts{
 		Dial:    cmp.Or(t.Dial, other.Dial),
@@ -142,7 +140,6 @@ func (t Timeouts) or(other Timeouts) Timeouts {
 	}
 }
 
-// max returns the longer of each.
 func (t Timeouts) max(other Timeouts) Timeouts {
 	return Timeouts{
 		Dial:    max(t.Dial, other.Dial),

@@ -135,7 +135,6 @@ func (c *Client) Notify(ctx context.Context, timeout time.Duration, registered b
 	return c.invoke(ctx, timeout, notifyHeaders, request, &registerapi.RegistrationStatusResponse{})
 }
 
-// invoke makes one call.
 func (c *Client) invoke(ctx context.Context, timeout time.Duration, headers []byte, request, answer proto.Message) error {
 	body, err := proto.MarshalOptions{}.MarshalAppend(make([]byte, prefixLen, 64), request)
 	if err != nil {

@@ -356,7 +356,6 @@ func widen(window *int64, delta int64) error {
 	return nil
 }
 
-// receive handles a frame of the open stream.
 func (c *conn) receive(f http2.Frame, a *answer) error {
 	switch f := f.(type) {
 	case *http2.MetaHeadersFrame:

@@ -68,7 +68,6 @@ type answer struct {
 	data    []byte         // the prefix and the message
 }
 
-// result returns the message of an answer that ended, or its status.
 func (a *answer) result() ([]byte, error) {
 	switch {
 	case a.status.Code() != codes.OK:
@@ -90,7 +89,6 @@ func (a *answer) end(s *status.Status) {
 	}
 }
 
-// addHeaders takes over interim headers, headers or trailers.
 func (a *answer) addHeaders(f *http2.MetaHeadersFrame) error {
 	last := f.StreamEnded()
 	if a.started {
@@ -119,7 +117,6 @@ func (a *answer) addHeaders(f *http2.MetaHeadersFrame) error {
 	return nil
 }
 
-// addData takes over a piece of the body.
 func (a *answer) addData(f *http2.DataFrame) error {
 	if !a.started {
 		return fmt.Errorf("%w: data before headers", errProtocol)

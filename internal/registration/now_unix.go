@@ -21,7 +21,6 @@ func readNow(raw syscall.RawConn, p []byte) (int, error) {
 	}
 }
 
-// writeNow writes as much as the kernel takes.
 func writeNow(raw syscall.RawConn, p []byte) (int, error) {
 	return now(raw, func(fd int) (int, error) { return syscall.Write(fd, p) })
 }

@@ -128,7 +128,6 @@ func (t *tree) others() []Condition {
 	return list
 }
 
-// wrong says what is wrong with a directory.
 func (t *tree) wrong(d *dir) []string {
 	var reasons []string
 	if r := d.refused[""]; r != nil {

@@ -42,7 +42,6 @@ func (t *tree) owned(d *dir) (uid uint32, own bool) {
 	return d.owner, d.parent == nil || t.cfg.Privileged(d.owner)
 }
 
-// mostSockets returns who has most of the sockets in a directory.
 func (t *tree) mostSockets(d *dir) (uid uint32, own bool) {
 	n := map[uint32]int{}
 	for _, e := range d.socks {
@@ -54,8 +53,6 @@ func (t *tree) mostSockets(d *dir) (uid uint32, own bool) {
 	return uid, t.cfg.Privileged(uid)
 }
 
-// everybody is the default of Config.Privileged.
 func everybody(uint32) bool { return true }
 
-// trusted is the default of Config.Trust.
 func trusted(string, sock.Info) error { return nil }

@@ -11,7 +11,6 @@ import (
 // drainLimit is how many events are handled before what they led to is told.
 const drainLimit = 256
 
-// drain handles the events that have arrived.
 func (t *tree) drain(events <-chan event) {
 	for range drainLimit {
 		select {
@@ -27,7 +26,6 @@ func (t *tree) drain(events <-chan event) {
 	}
 }
 
-// handle looks at the path that an event names.
 func (t *tree) handle(ev event) {
 	// gofail: var dirwatchEvent struct{}
 	// t.doubt()
@@ -55,7 +53,6 @@ func (t *tree) handle(ev event) {
 	t.sortScan(start)
 }
 
-// handleDir handles an event about a directory that is known.
 func (t *tree) handleDir(d *dir, ev event) {
 	start := len(t.facts)
 	switch {

@@ -94,7 +94,6 @@ func (t *tree) present(d *dir, name, path string, info sock.Info, why cause) {
 	t.facts = append(t.facts, fact)
 }
 
-// stillPresent handles a socket that is known to be at the path of e.
 func (t *tree) stillPresent(e *entry, d *dir, info sock.Info, why cause) {
 	if why == removed && e.held.IsZero() {
 		// Two sockets within one tick of the file system's clock, and on one inode number.
@@ -130,7 +129,6 @@ func (t *tree) vanish(e *entry, why cause) {
 	t.facts = append(t.facts, Fact{Path: e.path, Root: e.dir.root, Info: e.info})
 }
 
-// forget removes an entry from all indexes.
 func (t *tree) forget(e *entry) {
 	delete(t.socks, e.path)
 	if t.byID[e.info.ID] == e {

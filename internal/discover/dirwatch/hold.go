@@ -17,7 +17,6 @@ func (t *tree) hold(e *entry) {
 	t.holds = append(t.holds, heldEntry{e, e.held})
 }
 
-// holdDeadline returns when the first hold ends, or zero.
 func (t *tree) holdDeadline() time.Time {
 	for ; len(t.holds) > 0; t.holds = t.holds[1:] {
 		if h := t.holds[0]; t.socks[h.entry.path] == h.entry && h.entry.held.Equal(h.until) {

@@ -140,7 +140,6 @@ func openDir(path string, follow bool, mount uint64) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// openAt opens a file, however often a signal interrupts that.
 func openAt(dir int, path string, flags int) (int, error) {
 	for {
 		if fd, err := unix.Openat(dir, path, flags, 0); err != unix.EINTR {

@@ -4,7 +4,6 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// event is a hint that something happened at a path.
 type event = fsnotify.Event
 
 // notifier is a source of file events: fsnotify, or what a test puts in its place.

@@ -13,7 +13,6 @@ import (
 // directory could make any number that are refused.
 const maxRefused, maxUserRefused = 1000, 250
 
-// refusal is what is refused under one name.
 type refusal struct {
 	Refusal
 	by   uint32 // as whose it is counted
@@ -66,7 +65,6 @@ func (t *tree) refuse(d *dir, name string, info sock.Info, err error) {
 	}
 }
 
-// pardon forgets that what has a name in d was refused.
 func (t *tree) pardon(d *dir, name string) {
 	if r := d.refused[name]; r != nil {
 		delete(d.refused, name)

@@ -17,7 +17,6 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
-// reach says how far a visit goes.
 type reach int
 
 const (
@@ -33,7 +32,6 @@ const (
 	readBatch = 1024
 )
 
-// scanAll visits all roots as one scan.
 func (t *tree) scanAll() {
 	start := len(t.facts)
 	for _, d := range t.roots {
@@ -71,7 +69,6 @@ func (t *tree) checkRoots() {
 	t.sortScan(start)
 }
 
-// scanDeadline returns when the next safety scan is due.
 func (t *tree) scanDeadline() time.Time {
 	if t.settled() {
 		return t.scannedAt.Add(calm * t.scanAfter)
@@ -278,7 +275,6 @@ func (t *tree) stat(d *dir) (e sock.Entry, err error) {
 	return e, nil
 }
 
-// fail records that the contents of a directory are not known.
 func (t *tree) fail(d *dir, err error) {
 	if d.readErr == nil || d.readErr.Error() != err.Error() {
 		t.changed = true

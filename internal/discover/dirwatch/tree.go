@@ -113,7 +113,6 @@ func newTree(cfg Config, open func() (*notifier, error)) *tree {
 	return t
 }
 
-// known reports whether d is still part of the tree.
 func (t *tree) known(d *dir) bool { return t.dirs[d.path] == d }
 
 // addDir makes the record of a subdirectory of a user, or returns nil if it is beyond a bound.
@@ -157,7 +156,6 @@ func (t *tree) drop(d *dir, why cause) {
 	}
 }
 
-// empty forgets what lies in a directory.
 func (t *tree) empty(d *dir, why cause) {
 	for _, sub := range d.dirs {
 		t.drop(sub, why)
@@ -189,7 +187,6 @@ func (t *tree) exceed(d *dir, flag *bool) {
 	}
 }
 
-// flush sends what became known, if anything.
 func (t *tree) flush() {
 	moved := t.changed && t.refreshConditions()
 	t.changed = false
@@ -206,7 +203,6 @@ func (t *tree) flush() {
 	}
 }
 
-// join appends a name to the path of a directory.
 func join(dir, name string) string {
 	if dir[len(dir)-1] == filepath.Separator {
 		return dir + name

@@ -17,7 +17,6 @@ var errNoEvents = errors.New("the source of events has ended")
 // errMountedTwice is why a directory that is in the tree under two paths has a watch at one of them only.
 var errMountedTwice = errors.New("the directory is in the watched tree under another path too")
 
-// openNotifier starts the source of events, if the system gives one.
 func (t *tree) openNotifier() {
 	// gofail: var dirwatchNotifier string
 	// t.notifierErr, t.changed = errors.New(dirwatchNotifier), true

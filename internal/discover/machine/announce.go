@@ -27,7 +27,6 @@ func (b Bounds) naming(info Info) Key {
 	return Key{info.Type, info.Name}
 }
 
-// size is how many bytes an announcement takes.
 func (i Info) size() int {
 	const header = 16 // of a string
 	n := len(i.Type) + len(i.Name) + len(i.Endpoint)
@@ -105,7 +104,6 @@ func (m *Machine) privileged(uid uint32) bool {
 	return m.cfg.Trust == nil || m.cfg.Trust.Privileged(uid)
 }
 
-// check says what is wrong with an announcement.
 func (b Bounds) check(info Info) error {
 	if len(info.Versions) > b.Versions {
 		return fmt.Errorf("the plugin announces %d versions; at most %d are allowed", len(info.Versions), b.Versions)

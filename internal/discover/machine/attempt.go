@@ -37,7 +37,6 @@ func (m *Machine) askAgain(in *instance, cause Cause) {
 	}
 }
 
-// dial has an instance asked where its socket is now.
 func (m *Machine) dial(in *instance) {
 	in.again = false
 	began := m.Now
@@ -73,7 +72,6 @@ func (m *Machine) decided(in *instance) {
 	}
 }
 
-// answered takes over what an instance said of itself, and has it enter its lane.
 func (m *Machine) answered(a Answered) {
 	in := m.byRef[a.Ref]
 	switch {
@@ -110,7 +108,6 @@ func (m *Machine) unanswered(in *instance, a Answered) {
 	m.failed(in, f, ByAnswer)
 }
 
-// enter puts an instance that has answered into its lane.
 func (m *Machine) enter(in *instance, a Answered) {
 	ignored := m.cfg.IgnoreUnhandled && m.handlers[a.Info.Type] == 0
 	if f := m.unacceptable(in, a); f != nil {
@@ -214,7 +211,6 @@ func (m *Machine) reborn(in *instance, why string, cause Cause) *instance {
 	return fresh
 }
 
-// unclaimedError is why an instance without a handler is refused.
 type unclaimedError struct{ ptype, socket string }
 
 func (e unclaimedError) Error() string {
@@ -233,7 +229,6 @@ func isUnclaimed(f *Failure) bool {
 	return is
 }
 
-// reject tells a plugin on its connection that it is not registered, and why.
 func (m *Machine) reject(in *instance, f *Failure, cause Cause) {
 	f.refusal = true
 	m.fails(in, f)
@@ -249,7 +244,6 @@ func (m *Machine) reject(in *instance, f *Failure, cause Cause) {
 	m.do(Tell{in.ref, in.announced.Type, in.info.SocketPath, f.Err})
 }
 
-// delivered takes over that an instance was told of its refusal.
 func (m *Machine) delivered(in *instance) {
 	if in == nil || in.phase != Telling {
 		return
@@ -269,7 +263,6 @@ func (m *Machine) delivered(in *instance) {
 	}
 }
 
-// ignore leaves an instance alone until there is a handler for its type.
 func (m *Machine) ignore(in *instance, cause Cause) {
 	m.do(Close{in.ref})
 	m.unwatchBoth(in)
@@ -297,7 +290,6 @@ func (m *Machine) failed(in *instance, f *Failure, cause Cause) {
 	}
 }
 
-// fails takes over why another attempt failed.
 func (m *Machine) fails(in *instance, f *Failure) {
 	in.tries++
 	in.failure = f
@@ -306,10 +298,8 @@ func (m *Machine) fails(in *instance, f *Failure) {
 	}
 }
 
-// recovers forgets what failed.
 func (in *instance) recovers() { in.tries, in.failing, in.failure, in.told = 0, time.Time{}, nil, "" }
 
-// retryLater arranges the next attempt.
 func (m *Machine) retryLater(in *instance, cause Cause) {
 	wait := usual.At(in.tries, m.Chance)
 	switch {

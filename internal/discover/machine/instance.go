@@ -107,7 +107,6 @@ func (in *instance) goesBy(key Key) bool {
 	return named.Name == key.Name && (named.Type == key.Type || slices.Contains(in.registration.Roles, key.Type))
 }
 
-// waits says that it is to be tried again at some time.
 func (in *instance) waits() bool {
 	return in.phase == Waiting || in.phase == Refused || in.phase == Telling
 }
@@ -116,10 +115,8 @@ func (in *instance) held() bool { return in.lane != nil && in.lane.held == in }
 
 func (in *instance) recorded() bool { return in.record != unrecorded }
 
-// entry names it in the registry.
 func (in *instance) entry() Entry { return Entry{in.announced.Type, in.announced.Name, in.id} }
 
-// describe returns the record of an instance under an endpoint.
 func (in *instance) describe(endpoint string) Instance {
 	return Instance{
 		ID: in.id, Type: in.announced.Type, Name: in.announced.Name, Versions: in.announced.Versions,
@@ -154,7 +151,6 @@ func (in *instance) version() string {
 
 func (in *instance) endpoint() string { return cmp.Or(in.announced.Endpoint, in.info.SocketPath) }
 
-// path returns the path of one of its sockets.
 func (in *instance) path(s Socket) string {
 	if s == Endpoint {
 		return in.endpoint()
@@ -174,7 +170,6 @@ func (m *Machine) rest(in *instance) {
 	m.unwatchBoth(in)
 }
 
-// state returns what operators read of an instance.
 func (m *Machine) state(in *instance) State {
 	l := in.lane
 	switch {
@@ -210,7 +205,6 @@ func (m *Machine) state(in *instance) State {
 	return in.state
 }
 
-// failedState is the state of one whose last attempt failed.
 func (in *instance) failedState() State {
 	switch {
 	case in.failure.Kind == Distrusted || in.failure.refusal:

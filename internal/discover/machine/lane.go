@@ -46,7 +46,6 @@ func newestFirst(a, b *instance) int {
 
 func (l *lane) snapshot() []*instance { return slices.Clone(l.members) }
 
-// action is one thing for a lane to do.
 type action uint8
 
 const (
@@ -137,7 +136,6 @@ func (l *lane) handedUnder(endpoint string, in *instance) bool {
 	return slices.ContainsFunc(l.members, func(m *instance) bool { return m != in && m.given.endpoint == endpoint })
 }
 
-// lane returns the lane for a type and name.
 func (m *Machine) lane(key Key) *lane {
 	l := m.lanes[key]
 	if l == nil {
@@ -147,7 +145,6 @@ func (m *Machine) lane(key Key) *lane {
 	return l
 }
 
-// sortedLanes returns all lanes in a stable order.
 func (m *Machine) sortedLanes() []*lane {
 	return slices.SortedFunc(maps.Values(m.lanes), func(a, b *lane) int { return a.key.compare(b.key) })
 }
@@ -235,7 +232,6 @@ func (m *Machine) release(l *lane, in *instance) {
 	m.plan(l, task{do: doRemove, reason: "no handler is registered for its type"})
 }
 
-// refuse tells an instance that there is no handler for it, or leaves it alone.
 func (m *Machine) refuse(in *instance) {
 	if m.cfg.IgnoreUnhandled {
 		m.ignore(in, ByTurn)
@@ -245,7 +241,6 @@ func (m *Machine) refuse(in *instance) {
 	m.reject(in, unclaimed(in), ByTurn)
 }
 
-// standDown lets an instance that has answered rest behind the newer one that is registered.
 func (m *Machine) standDown(l *lane, in *instance) {
 	in.failure = nil
 	if !in.hasEndpointWatched() { // or it is not known yet whether anybody accepts there

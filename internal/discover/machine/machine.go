@@ -168,7 +168,6 @@ func (m *Machine) Step(at Moment, in Input) []Effect {
 	return effects
 }
 
-// effects returns what this step leads to, and ends it.
 func (m *Machine) effects() []Effect {
 	for _, in := range m.touched {
 		if state := m.state(in); state != in.state {
@@ -263,7 +262,6 @@ func (m *Machine) fired(t Timer) {
 	}
 }
 
-// emit tells what happened to an instance.
 func (m *Machine) emit(kind EventKind, in *instance, message string) {
 	m.do(Emit{m.event(kind, in, message)})
 	if kind != EventFailed {
@@ -302,7 +300,6 @@ func (m *Machine) pass(in *instance) {
 	m.do(Pass{m.event(EventKind(in.state), in, message)})
 }
 
-// end ends the attempt on an instance.
 func (m *Machine) end(in *instance, result Result, err error) {
 	m.do(End{in.ref, in.announced, result, err})
 }

@@ -79,7 +79,6 @@ func (k *keptNames) add(name KeptName, now time.Time) (dropped []KeptName) {
 	return dropped
 }
 
-// sorted returns all by type and name.
 func (k *keptNames) sorted() []KeptName {
 	return slices.SortedFunc(maps.Values(k.byKey), func(a, b KeptName) int { return a.key().compare(b.key()) })
 }

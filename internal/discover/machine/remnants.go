@@ -57,7 +57,6 @@ func (r *remnants) oldest(matches func(remnant) bool) remnant {
 	return o
 }
 
-// forget takes out what matches.
 func (r *remnants) forget(matches func(remnant) bool) { *r = slices.DeleteFunc(*r, matches) }
 
 // keepRefusal keeps the last refusal of a name, one for each user: nobody's reason takes the place of another one's.

@@ -10,7 +10,6 @@ import (
 	"github.com/patchbay-dev/patchbay/cache"
 )
 
-// restore takes over the instances from before a restart.
 func (m *Machine) restore(records []Instance) {
 	spacing := rankStep / uint64(len(records)+1)
 	for i, record := range records {
@@ -37,7 +36,6 @@ func (m *Machine) restore(records []Instance) {
 	}
 }
 
-// becomeComplete gives up what is remembered and whose socket is not there.
 func (m *Machine) becomeComplete() {
 	m.complete = true
 	for _, in := range m.unseen() {
@@ -77,7 +75,6 @@ type move struct {
 	to *cache.PluginInfo
 }
 
-// apply takes changes of the desired state over.
 func (m *Machine) apply(changes []Change) {
 	present := make(map[uint64]bool, len(changes))
 	for _, c := range changes {
@@ -228,7 +225,6 @@ func (m *Machine) moved(in *instance, to *cache.PluginInfo) {
 	}
 }
 
-// vanish takes over that there is no socket any more.
 func (m *Machine) vanish(in *instance, withdrawn *Failure) {
 	if withdrawn != nil {
 		m.went(in, withdrawn.Err.Error(), ByLoss)

@@ -29,13 +29,11 @@ const (
 	doTakenBack               // end the walk of a subject that could not be saved or told
 )
 
-// plan adds tasks to a lane, and has it do them.
 func (m *Machine) plan(l *lane, tasks ...task) {
 	l.todo = append(l.todo, tasks...)
 	m.advance(l)
 }
 
-// advance does what a lane has to do, up to the next call.
 func (m *Machine) advance(l *lane) {
 	for l.call == 0 && len(l.todo) > 0 {
 		t := l.todo[0]
@@ -93,7 +91,6 @@ func (m *Machine) perform(l *lane, t task) {
 	}
 }
 
-// call has a lane call something about its subject.
 func (m *Machine) call(l *lane, kind CallKind, f *Failure) {
 	l.call = kind
 	m.touch(l.subject)
@@ -119,7 +116,6 @@ func (m *Machine) register(l *lane, in *instance, handler int) {
 	m.call(l, CallValidate, nil)
 }
 
-// returned takes over the result of a call, and goes on.
 func (m *Machine) returned(r Returned) {
 	l := m.lanes[r.Key]
 	if l == nil || l.call == 0 {
@@ -192,7 +188,6 @@ func (m *Machine) turnedDownEarly(l *lane, f *Failure) {
 	m.plan(l, task{do: doWithdraw, failure: f}, task{do: doUnhand}, task{do: doTurnDown, failure: f})
 }
 
-// handOver gives the handler the subject of a walk.
 func (m *Machine) handOver(l *lane) {
 	if l.subject.phase == Gone {
 		m.do(Close{l.subject.ref})
@@ -333,7 +328,6 @@ func (m *Machine) removed(l *lane, f *Failure) {
 	in.id = ""
 }
 
-// supersede has an instance rest that its handler had.
 func (m *Machine) supersede(in *instance) {
 	if in.phase == Registered {
 		m.to(in, Superseded, ByResult)
@@ -341,7 +335,6 @@ func (m *Machine) supersede(in *instance) {
 	m.hideMoved(in)
 }
 
-// wrap puts a text around the error of a failure.
 func (f *Failure) wrap(format string) *Failure {
 	return &Failure{Err: fmt.Errorf(format, f.Err), Kind: f.Kind, Reason: f.Reason}
 }
@@ -352,7 +345,6 @@ type endpointSilent struct{ error }
 
 func (e endpointSilent) Unwrap() error { return e.error }
 
-// endpoint says that the failure is an endpointSilent.
 func (f *Failure) endpoint() bool {
 	_, is := errors.AsType[endpointSilent](f.Err)
 	return is

@@ -23,7 +23,6 @@ func (m *Machine) unwatch(in *instance, s Socket) {
 	}
 }
 
-// unwatchBoth ends all watches of an instance.
 func (m *Machine) unwatchBoth(in *instance) {
 	m.unwatch(in, Registration)
 	m.unwatch(in, Endpoint)
@@ -36,7 +35,6 @@ func (m *Machine) watchConn(in *instance) {
 	m.do(Watch{in.ref})
 }
 
-// unwatchable takes over that a connection gives no hints.
 func (m *Machine) unwatchable(in *instance) {
 	if in != nil && in.watches[Registration] == watched {
 		m.lookAgain(in, Registration)
@@ -57,7 +55,6 @@ func (m *Machine) watchEndpoint(in *instance) {
 	}
 }
 
-// lookAgain arranges a check of a socket of an instance.
 func (m *Machine) lookAgain(in *instance, s Socket) {
 	in.watches[s] = blind
 	m.set(in, lookAgainAt[s], m.probePause())
@@ -89,7 +86,6 @@ func (m *Machine) check(in *instance, s Socket) {
 	}
 }
 
-// probed takes over what was found out.
 func (m *Machine) probed(p Probed) {
 	in := m.byRef[p.Ref]
 	if in == nil || in.phase == Gone || in.watches[p.Socket] != checking && in.watches[p.Socket] != rechecking {

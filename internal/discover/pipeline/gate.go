@@ -148,7 +148,6 @@ func (g *gate) find(path string) *dirwatch.Refusal {
 	return &g.refused[i]
 }
 
-// statuses describes what is refused.
 func (g *gate) statuses(source func(string) reconciler.Source) []reconciler.Status {
 	g.mu.Lock()
 	refused := g.refused

@@ -50,7 +50,6 @@ func (r registry) Stage(instances []reconciler.Instance) []reconciler.Stage {
 	return stages
 }
 
-// stageOf returns the stage of one instance with its roles.
 func stageOf(roles stagedRoles, errs []error) reconciler.Stage {
 	all := slices.DeleteFunc(roles, func(s dynamicplugins.Staged) bool { return s == nil })
 	err := errors.Join(errs...)
@@ -125,7 +124,6 @@ func (r registry) Unreachable(ptype, name, id string, reason error) {
 	}
 }
 
-// roles returns the roles under which an instance is registered.
 func (r registry) roles(ptype, name, id string) []string {
 	for _, in := range r.store.Instances(ptype, name) {
 		if in.Info.AllocID == id && in.Info.Record != nil {
@@ -135,7 +133,6 @@ func (r registry) roles(ptype, name, id string) []string {
 	return nil
 }
 
-// stagedRoles are the staged entries of one instance.
 type stagedRoles []dynamicplugins.Staged
 
 func (s stagedRoles) Publish() {

@@ -22,7 +22,6 @@ import (
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
-// transport reaches plugins over real sockets.
 type transport struct {
 	peers *sock.Watcher
 	boot  string
@@ -178,7 +177,6 @@ func (t *transport) Listens(socket cache.SocketID, peer reconciler.Peer) bool {
 	return listens || err != nil
 }
 
-// conn is a connection to the registration service of one plugin.
 type conn struct {
 	*registration.Client
 	transport *transport

@@ -346,7 +346,6 @@ func (w *Watcher) Begin() (run func(context.Context) error, err error) {
 	return func(ctx context.Context) error { return w.run(ctx, p) }, nil
 }
 
-// run runs the parts of the pipeline until ctx ends or one of them fails.
 func (w *Watcher) run(ctx context.Context, p *pipeline) error {
 	defer func() {
 		w.mu.Lock()
@@ -362,7 +361,6 @@ func (w *Watcher) run(ctx context.Context, p *pipeline) error {
 	return group.Wait()
 }
 
-// take enters facts about sockets into the desired state of the world.
 func (w *Watcher) take(p *pipeline, u dirwatch.Update) {
 	w.refuse(u.Refused) // first, so that it is known why a socket is gone
 	deprecatedRoot := len(w.cfg.Dirs)
