@@ -46,6 +46,10 @@ func prepare() (err error) {
 	if dir, err = os.MkdirTemp("", "patchbay-docs"); err != nil {
 		return err
 	}
+	// As for releases, so that everything is compiled once for both.
+	if err := os.Setenv("CGO_ENABLED", "0"); err != nil {
+		return err
+	}
 	downloaded, err := output("..", nil, "go", "env", "GOMODCACHE")
 	if err != nil {
 		return err

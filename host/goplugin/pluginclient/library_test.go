@@ -107,6 +107,7 @@ func goBuild(t *testing.T, to string, args ...string) {
 	}
 	// "go run" keeps what it has linked in the build cache, as "go build" does not. cp copies what it would run.
 	cmd := exec.CommandContext(t.Context(), "go", append(append([]string{"run", "-exec", "cp"}, args...), to)...)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // as for releases, so that what is imported is compiled once for both
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
