@@ -8,7 +8,6 @@ import (
 	"golang.org/x/net/http2"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
 // frames reads n frames of a client and returns their types, with "ack" for what acknowledges one.
@@ -26,35 +25,6 @@ func (p *peer) frames(n int) (types []string) {
 		types = append(types, kind)
 	}
 	return types
-}
-
-// TestAcknowledgementsWait: what acknowledges the settings and a ping of the plugin goes with the next request, so that it does not wake the
-// plugin once more. One read gives all of it.
-func TestAcknowledgementsWait(t *testing.T) {
-	read := make(chan int, 1)
-	client := pair(t, func(p *peer) {
-		p.request()
-		p.start()
-		_ = p.WritePing(false, [8]byte{1})
-		p.finish(infoMessage())
-		together := make([]byte, 1024)
-		n, _ := p.Read(together)
-		read <- n
-		p.stream = 3
-		p.headers(false, ":status", "200", "content-type", "application/grpc")
-		p.finish(message(&registerapi.RegistrationStatusResponse{}))
-	})
-	client.conn.delay = time.Minute // however slow the machine is
-	if _, err := client.GetInfo(t.Context(), time.Hour); err != nil {
-		t.Fatal(err)
-	}
-	if err := client.Notify(t.Context(), time.Hour, true, ""); err != nil {
-		t.Fatal(err)
-	}
-	const settingsAck, pingAck, smallest = 9, 17, 60
-	if n := <-read; n < settingsAck+pingAck+smallest {
-		t.Errorf("the plugin read %d bytes at once, which cannot be two acknowledgements and a request", n)
-	}
 }
 
 // TestAcknowledgementsComeAlone: a plugin that waits for an acknowledgement during a call gets it, and those after it too; and after that,

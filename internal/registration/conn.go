@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -36,9 +35,6 @@ const (
 	maxWire     = 4 << 10 // of a buffer for writing that is used again
 	// headerTable is SETTINGS_HEADER_TABLE_SIZE as it is unless announced otherwise.
 	headerTable = 4 << 10
-	// ackDelay is how long an acknowledgement waits for a request to go with. One that goes alone is a system call of its own, and wakes the
-	// plugin once more.
-	ackDelay = 50 * time.Millisecond
 
 	// initialWindow is the flow-control window at the start of a connection and of a stream (RFC 9113 section 6.9.2).
 	initialWindow = 1<<16 - 1
@@ -53,7 +49,7 @@ var (
 )
 
 // conn is the client's side of one HTTP/2 connection (RFC 9113) on which calls follow one another: there is one open stream or none.
-// Nothing is read between calls. What it owes the peer, the acknowledgements, goes with the next request, or after ackDelay.
+// Nothing is read between calls. What it owes the peer, the acknowledgements, is written before it waits for more, and at the end of a call.
 type conn struct {
 	*wire  // nil if failed is errHeld
 	net    *net.UnixConn
@@ -61,16 +57,8 @@ type conn struct {
 	budget int             // how many bytes the peer may still send in this call
 	failed error           // why no further call is possible; a status error
 
-	delay time.Duration // of acknowledgements
-	ends  time.Time     // when the call ends at the latest; zero if nothing says so
-	early bool          // the deadline that is set is that of the acknowledgements, which is before ends
 	// interrupting is done when nothing sets a deadline any more.
 	interrupting sync.WaitGroup
-	interrupted  atomic.Bool
-
-	mu     sync.Mutex  // held by a call, and by what writes the acknowledgements between calls
-	urgent bool        // what is to be written is more than acknowledgements
-	rest   *time.Timer // writes them between calls; nil until it is needed
 
 	greeted bool   // the peer's first SETTINGS have come
 	stream  uint32 // the latest stream
@@ -85,8 +73,7 @@ type conn struct {
 
 func (c *conn) init(nc *net.UnixConn) {
 	*c = conn{
-		net: nc, delay: ackDelay,
-		maxStreams: 1, peerInitial: initialWindow, sendWindow: initialWindow, recvWindow: initialWindow,
+		net: nc, maxStreams: 1, peerInitial: initialWindow, sendWindow: initialWindow, recvWindow: initialWindow,
 	}
 	c.wire, _ = wires.Get().(*wire)
 	c.reader.conn = c
@@ -95,8 +82,6 @@ func (c *conn) init(nc *net.UnixConn) {
 
 // release gives the wire of a connection that rests to the next one.
 func (c *conn) release() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	w := c.wire
 	c.wire, c.failed = nil, errHeld
 	if w.out.Cap() > maxWire {
@@ -145,15 +130,12 @@ func deadline(ctx context.Context, timeout time.Duration) time.Time {
 // call sends a request, headers and body, and returns the message of the answer. The deadline is the connection's: a timer in a context
 // costs a plugin as much as all that is sent to it.
 func (c *conn) call(ctx context.Context, deadline time.Time, headers, body []byte) ([]byte, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.wake()
 	if c.failed != nil {
 		return nil, c.failed
 	}
 	err := done(ctx, deadline)
 	if err == nil {
-		err = c.limit(deadline)
+		err = c.net.SetDeadline(deadline)
 	}
 	if err != nil {
 		c.failed = callError(ctx, deadline, err)
@@ -162,7 +144,6 @@ func (c *conn) call(ctx context.Context, deadline time.Time, headers, body []byt
 	c.interrupting.Add(1)
 	stop := context.AfterFunc(ctx, func() {
 		defer c.interrupting.Done()
-		c.interrupted.Store(true)
 		_ = c.net.SetDeadline(past)
 	})
 	a := answer{}
@@ -176,7 +157,7 @@ func (c *conn) call(ctx context.Context, deadline time.Time, headers, body []byt
 		c.failed = callError(ctx, deadline, err)
 		return nil, c.failed
 	}
-	c.pause()
+	c.acknowledge()
 	return a.result()
 }
 
@@ -265,7 +246,6 @@ func (c *conn) open(deadline time.Time, headers []byte) error {
 		c.recvWindow = initialWindow
 	}
 	c.streamWindow = c.peerInitial
-	c.urgent = true
 	c.block = appendTimeout(deadline, append(c.block[:0], headers...))
 	return c.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: c.stream, BlockFragment: c.block, EndHeaders: true})
 }
@@ -279,7 +259,6 @@ func (c *conn) send(body []byte) (rest []byte, err error) {
 	}
 	c.sendWindow -= n
 	c.streamWindow -= n
-	c.urgent = true
 	return body[n:], c.framer.WriteData(c.stream, n == int64(len(body)), body[:n])
 }
 

@@ -3,7 +3,6 @@ package registration
 import (
 	"context"
 	"errors"
-	"os"
 	"syscall"
 	"time"
 
@@ -17,55 +16,9 @@ var errNotNow = errors.New("nothing to read")
 // past is a deadline that ends what is waiting.
 var past = time.Unix(1, 0)
 
-// limit sets the deadline of a call. The first one may be that of the acknowledgements: see resume.
-func (c *conn) limit(deadline time.Time) error {
-	c.interrupted.Store(false)
-	c.ends = deadline
-	acks := time.Now().Add(c.delay)
-	if c.early = deadline.IsZero() || acks.Before(deadline); c.early {
-		deadline = acks
-	}
-	return c.net.SetDeadline(deadline)
-}
-
-// resume reports whether a call goes on after an error: it does if that was the deadline of the acknowledgements, which are written then.
-func (c *conn) resume(err error) bool {
-	if !c.early || !errors.Is(err, os.ErrDeadlineExceeded) {
-		return false
-	}
-	c.early = false
-	_ = c.net.SetDeadline(c.ends)
-	if c.interrupted.Load() { // before the call's own deadline was set
-		_ = c.net.SetDeadline(past)
-	}
-	c.flush()
-	return true
-}
-
-// pause begins the time between two calls. The caller holds c.mu.
-func (c *conn) pause() {
-	if c.out.Len() == 0 {
-		return
-	}
-	if c.rest == nil {
-		c.rest = time.AfterFunc(c.delay, c.acknowledge)
-	} else {
-		c.rest.Reset(c.delay)
-	}
-}
-
-// wake ends the time between two calls. The caller holds c.mu.
-func (c *conn) wake() {
-	if c.rest != nil {
-		c.rest.Stop()
-	}
-}
-
-// acknowledge writes the acknowledgements between two calls.
+// acknowledge writes what is owed at the end of a call, as far as that does not wait.
 func (c *conn) acknowledge() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.failed != nil || c.out.Len() == 0 {
+	if c.out.Len() == 0 {
 		return
 	}
 	raw, err := c.net.SyscallConn()
@@ -80,9 +33,6 @@ func (c *conn) acknowledge() {
 // settle reads what the peer has sent, writes what is owed to it, and waits for nothing. A nil error means that nothing is left on
 // either side and that the connection may rest.
 func (c *conn) settle(raw syscall.RawConn) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.wake()
 	switch {
 	case c.failed != nil:
 		return c.failed
@@ -124,13 +74,9 @@ func (c *conn) flush() {
 		n, _ := writeNow(c.now, c.out.Bytes())
 		c.out.Next(n)
 	default:
-		n, err := c.net.Write(c.out.Bytes())
-		c.out.Next(n)
-		if err != nil && !c.early {
-			c.out.Reset()
-		}
+		_, _ = c.net.Write(c.out.Bytes())
+		c.out.Reset()
 	}
-	c.urgent = c.urgent && c.out.Len() > 0
 }
 
 // frameReader is what the framer of a conn reads from.
@@ -144,18 +90,14 @@ func (r *frameReader) Read(p []byte) (n int, err error) {
 	}
 	p = p[:min(len(p), r.budget)]
 	if r.in.Buffered() == 0 {
-		if r.urgent || r.now != nil || !r.early || r.out.Len() > writeBuffer {
-			r.flush()
-		}
+		r.flush()
 		if r.now != nil {
 			n, err = readNow(r.now, p)
 			r.budget -= n
 			return n, err
 		}
 	}
-	if n, err = r.in.Read(p); n == 0 && r.resume(err) {
-		n, err = r.in.Read(p)
-	}
+	n, err = r.in.Read(p)
 	r.budget -= n
 	return n, err
 }

@@ -37,7 +37,6 @@ func TestWireForgets(t *testing.T) {
 	if w.reader.conn != nil || c.wire != nil {
 		t.Error("the former has the wire still")
 	}
-	c.acknowledge() // by a timer that was about to
 	if _, err := c.call(t.Context(), time.Time{}, getInfoHeaders, nil); !errors.Is(err, errHeld) {
 		t.Errorf("a call: %v", err)
 	}
