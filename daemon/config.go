@@ -60,7 +60,6 @@ func (e *FieldError) Error() string { return e.Err.Error() }
 
 func (e *FieldError) Unwrap() error { return e.Err }
 
-// fieldErrors are what was found to be wrong.
 type fieldErrors []error
 
 func (w *fieldErrors) check(field string, err error) {
@@ -69,7 +68,6 @@ func (w *fieldErrors) check(field string, err error) {
 	}
 }
 
-// checkKeys checks the keys of a part that is a map.
 func checkKeys[V any](w *fieldErrors, field string, part map[string]V, check func(key string) error) {
 	for _, key := range slices.Sorted(maps.Keys(part)) {
 		w.check(field+"."+key, check(key))
@@ -191,7 +189,6 @@ func (c Config) checkPassed() error {
 	return nil
 }
 
-// pluginDirs returns all plugin directories.
 func (c Config) pluginDirs() []string {
 	if c.DeprecatedPluginDir == "" {
 		return c.PluginDirs
@@ -204,7 +201,7 @@ func (c Config) checkApart(what, dir string) error {
 	for _, plugins := range c.pluginDirs() {
 		if plugins != "" && (within(dir, plugins) || within(plugins, dir)) {
 			return fmt.Errorf("%s %s and plugin directory %s overlap, so sockets of one would be taken for those of the other: "+
-				"choose another path", what, dir, plugins)
+				"choose another directory", what, dir, plugins)
 		}
 	}
 	return nil
@@ -311,7 +308,6 @@ func checkProgram(program string) error {
 	return fmt.Errorf("program %q cannot be run on this machine: %w; install it, or name another", program, err)
 }
 
-// checkDigest says whether a program has the digest that it must have.
 func checkDigest(program, want string) error {
 	path, err := exec.LookPath(program)
 	if err != nil {
