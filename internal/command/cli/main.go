@@ -12,6 +12,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -150,8 +151,8 @@ func report(stderr io.Writer, err error) int {
 	if errors.Is(err, context.Canceled) {
 		message = "interrupted"
 	}
-	if hint := hintFor(err); hint != "" {
-		message += "; " + hint
+	if i := slices.IndexFunc(hints, func(h hint) bool { return errors.Is(err, h.err) }); i >= 0 && hints[i].text != "" {
+		message += "; " + hints[i].text
 	}
 	fmt.Fprintf(stderr, "patchbay: %s\n", escape(message))
 	if _, ok := errors.AsType[usageError](err); ok {
@@ -163,25 +164,18 @@ func report(stderr io.Writer, err error) int {
 // oneLine returns what an error says, or the errors that it joins.
 func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
 
+type hint struct {
+	err  error
+	text string
+}
+
 // hints say what to do about errors of package client, which does not know the commands and flags of this program. The first that matches
 // counts.
-var hints = []struct {
-	err  error
-	hint string
-}{
+var hints = []hint{
 	{client.ErrNotRunning, `start a daemon with "patchbay run", or name the control socket of one with --control-socket`},
 	{client.ErrDenied, ""}, // it says so itself
 	{client.ErrPermission, "run the command as root, as the daemon's user, or as a member of the socket's group"},
 	{client.ErrDeviceNotFound, `"patchbay devices list" shows what is known`},
 	{client.ErrNotFound, `"patchbay list" shows what is known`},
 	{client.ErrBehind, `"patchbay list" shows the present state`},
-}
-
-func hintFor(err error) string {
-	for _, h := range hints {
-		if errors.Is(err, h.err) {
-			return h.hint
-		}
-	}
-	return ""
 }

@@ -118,7 +118,11 @@ func addConfigFlags(cmd *cobra.Command, paths paths) *configFlags {
 	kinds := strings.Join(daemon.HandlerKinds(), ", ")
 	flags.Var(handlerFlag{f.handlers, "TYPE=KIND"}, "handler",
 		"what to do with the plugins of a type; the kinds are "+kinds+"; can be repeated")
-	completeFlag(cmd, "handler", cobra.FixedCompletions(completeHandler(), cobra.ShellCompDirectiveNoFileComp))
+	var known []string
+	for _, ptype := range daemon.DefaultTypes() {
+		known = append(known, each(daemon.HandlerKinds(), func(kind string) string { return ptype + "=" + kind })...)
+	}
+	completeFlag(cmd, "handler", cobra.FixedCompletions(known, cobra.ShellCompDirectiveNoFileComp))
 	flags.Var(handlerFlag{f.handlers, "TYPE"}, "accept-type", "the same as --handler TYPE=accept; can be repeated")
 	addChoice(cmd, "unhandled", "", "what to do with plugins of all other types: refuse them or leave them alone",
 		config.Unhandled...)
@@ -296,7 +300,6 @@ type handlerFlag struct {
 	form string
 }
 
-// Set implements pflag.Value.
 func (h handlerFlag) Set(value string) error {
 	if h.form == "TYPE" {
 		h.handlers[value] = daemon.HandlerAccept
@@ -313,15 +316,4 @@ func (h handlerFlag) Set(value string) error {
 // String implements pflag.Value. No type is configured by default.
 func (h handlerFlag) String() string { return "" }
 
-// Type implements pflag.Value.
 func (h handlerFlag) Type() string { return h.form }
-
-func completeHandler() []string {
-	var values []string
-	for _, ptype := range daemon.DefaultTypes() {
-		for _, kind := range daemon.HandlerKinds() {
-			values = append(values, ptype+"="+kind)
-		}
-	}
-	return values
-}
