@@ -79,7 +79,6 @@ func (c *Client) dial(ctx context.Context) (net.Conn, error) {
 	return conn, err
 }
 
-// dial connects to a control socket.
 func dial(ctx context.Context, path string) (net.Conn, error) {
 	if path == "" {
 		return nil, errNoPath

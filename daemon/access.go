@@ -144,7 +144,6 @@ func (g *guard) connContext(ctx context.Context, conn net.Conn) context.Context 
 	return context.WithValue(ctx, callerKey{}, g.identify(conn))
 }
 
-// isStranger says whether a caller has no role at all.
 func (g *guard) isStranger(c *caller) bool { return g.roleOf(g.now(), c) == roleNone }
 
 func (g *guard) identify(conn net.Conn) *caller {
@@ -176,7 +175,6 @@ func isDenial(err error) bool {
 	return ok
 }
 
-// roleOf returns the role of a caller by a policy.
 func (g *guard) roleOf(p policy, c *caller) role {
 	if c.unknown != nil {
 		return roleNone

@@ -25,7 +25,6 @@ import (
 // another node; says who, what and the result. Repeated denials, and repeated calls to plugins, are folded into one per minute.
 const eventAudit reconciler.EventKind = "audit"
 
-// actor is who did something.
 type actor interface {
 	// name tells actors apart, and String says who it is, for people.
 	name() string
@@ -68,7 +67,6 @@ type pluginCall struct {
 	method string
 }
 
-// String returns it for people.
 func (p pluginCall) String() string {
 	if p.plugin == (patchbay.PluginName{}) {
 		return "a plugin: that it does not name"
@@ -116,7 +114,6 @@ func (a *auditor) denied(c actor, action string, err error) {
 	}
 }
 
-// name tells callers apart.
 func (c *caller) name() string { return fmt.Sprint(c.peer.UID, c.unknown == nil) }
 
 func (c *caller) String() string {
@@ -136,7 +133,6 @@ func resultOf(code codes.Code) string {
 	return connect.Code(code).String()
 }
 
-// entry is what somebody did.
 type entry struct {
 	action, target, result, why string
 	left                        int // how many were left out before it
@@ -193,13 +189,11 @@ func textOf(err error) string {
 	return strings.ReplaceAll(valid(text), "\n", "; ")
 }
 
-// actionCall is the action of a call to a plugin.
 const actionCall = "CallPlugin"
 
 // actionOf returns what a method does, for example "LaunchPlugin".
 func actionOf(procedure string) string { return path.Base(procedure) }
 
-// targetOf returns what a request is about.
 func targetOf(request any) string {
 	switch m := request.(type) {
 	case interface {

@@ -22,7 +22,6 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// restarts are the policies of the catalogue as the launcher has them.
 var restarts = map[catalogue.Policy]launcher.RestartPolicy{
 	catalogue.RestartAlways:    {Restart: launcher.RestartAlways},
 	catalogue.RestartOnFailure: {Restart: launcher.RestartOnFailure},
@@ -43,7 +42,6 @@ func (d *Daemon) launch(runtime *patchbay.Runtime, c *catalogue.Catalogue) error
 	return nil
 }
 
-// toLaunch returns the plugins of a catalogue as the launcher takes them.
 func toLaunch(c *catalogue.Catalogue, connections *goplugin.Connections) []launcher.Plugin {
 	var plugins []launcher.Plugin
 	for _, p := range c.List() {

@@ -61,7 +61,6 @@ func (w *stateWatch) failed(err error) {
 	}
 }
 
-// get returns the condition.
 func (w *stateWatch) get() patchbay.Condition {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -118,7 +117,6 @@ type fileLimit struct {
 	since time.Time // zero while it can
 }
 
-// condition tries.
 func (f *fileLimit) condition() patchbay.Condition {
 	err := openAnother()
 	f.mu.Lock()

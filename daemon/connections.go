@@ -126,7 +126,6 @@ func (c *connections) limit(l net.Listener, socket string, g *guard) net.Listene
 	return &boundedListener{l, socket, c, g}
 }
 
-// boundedListener is a [net.Listener].
 type boundedListener struct {
 	net.Listener
 	socket string

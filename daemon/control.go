@@ -129,7 +129,6 @@ func (c *control) get(asked patchbay.PluginName) []*patchbayv1.Plugin {
 	return plugins
 }
 
-// unknown is the error of a call about a plugin that is not known.
 func (c *control) unknown(asked patchbay.PluginName) error {
 	if asked.Type == "" {
 		return connect.NewError(connect.CodeNotFound, fmt.Errorf("the launched plugin has not registered; "+

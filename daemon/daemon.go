@@ -365,7 +365,6 @@ func (c *closers) addListener(l net.Listener) {
 	}
 }
 
-// close does it, once.
 func (c *closers) close() error {
 	var errs []error
 	for _, f := range slices.Backward(*c) {

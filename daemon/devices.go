@@ -46,7 +46,6 @@ type deviceService struct {
 	handlers func() map[string]cache.PluginHandler
 }
 
-// handler returns the handler that has the devices.
 func (s deviceService) handler() (*device.Handler, error) {
 	for _, h := range s.handlers() {
 		if h, ok := h.(*device.Handler); ok {

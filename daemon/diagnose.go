@@ -40,7 +40,6 @@ func (c *control) Diagnose(
 	return nil
 }
 
-// write writes all metrics as Prometheus reads them.
 func (m *metrics) write(b *bytes.Buffer) error {
 	families, err := m.registry.Gather()
 	for _, family := range families {

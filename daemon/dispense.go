@@ -65,7 +65,6 @@ type dispense struct {
 	since  time.Time // when the first of failed failed
 }
 
-// stableSocket is a socket and its server.
 type stableSocket struct {
 	listener *sock.Placed
 	server   *proxy.Server
@@ -160,7 +159,6 @@ func (d *dispense) follow(ctx context.Context, k patchbay.PluginName) {
 	}
 }
 
-// settle does what is due.
 func (d *dispense) settle(ctx context.Context, now time.Time) {
 	for k, at := range d.due {
 		if at.After(now) {
@@ -198,7 +196,6 @@ func (d *dispense) limitGone(ctx context.Context) {
 	}
 }
 
-// open makes the socket of a plugin and serves it.
 func (d *dispense) open(ctx context.Context, k patchbay.PluginName) {
 	path := stablePath(d.dir, k)
 	err := os.MkdirAll(filepath.Dir(path), stableDirMode)
@@ -314,7 +311,6 @@ func besideStable(file string) (name string, beside bool) {
 	return file[1:end], true
 }
 
-// isFree says whether there is nothing at a path.
 func isFree(path string) bool {
 	_, err := os.Lstat(path)
 	return errors.Is(err, fs.ErrNotExist)

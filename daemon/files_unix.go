@@ -22,7 +22,6 @@ func openAnother() error {
 	}
 }
 
-// openFilesLimit returns how many files this process may have open.
 func openFilesLimit() int {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {

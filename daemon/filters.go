@@ -15,7 +15,6 @@ const maxFilter, maxDevices = 256, 16 << 10
 // filteredStream refuses requests with longer lists.
 type filteredStream struct{ connect.StreamingHandlerConn }
 
-// Receive receives a request.
 func (s filteredStream) Receive(request any) error {
 	if err := s.StreamingHandlerConn.Receive(request); err != nil {
 		return err

@@ -14,7 +14,6 @@ import (
 	"github.com/patchbay-dev/patchbay/proxy"
 )
 
-// connector is the part of the registry that gives connections.
 type connector interface {
 	Conn(ctx context.Context, ptype, name string) (grpc.ClientConnInterface, error)
 }

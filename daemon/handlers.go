@@ -35,7 +35,6 @@ const (
 // HandlerKinds returns the kinds that exist, sorted.
 func HandlerKinds() []string { return slices.Sorted(maps.Keys(newHandlers)) }
 
-// handlerNeeds is what handlers are made with.
 type handlerNeeds struct {
 	log *slog.Logger
 	// state is the daemon's state file, in which a handler may keep what it must know after a restart.
@@ -44,7 +43,6 @@ type handlerNeeds struct {
 	pluginDir, deviceSocketDir string
 }
 
-// newHandlers makes a handler of each kind that exists.
 var newHandlers = map[string]func(handlerNeeds) (cache.PluginHandler, error){
 	HandlerAccept: func(handlerNeeds) (cache.PluginHandler, error) { return patchbay.AcceptHandler(), nil },
 	HandlerCSI:    func(handlerNeeds) (cache.PluginHandler, error) { return csi.NewHandler(csi.Options{}), nil },
@@ -111,21 +109,18 @@ func (s *handlerSet) use(ptype string, h cache.PluginHandler) (before cache.Plug
 	return before
 }
 
-// has says whether a type has a handler.
 func (s *handlerSet) has(ptype string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.byType[ptype] != nil
 }
 
-// all returns the handlers by type.
 func (s *handlerSet) all() map[string]cache.PluginHandler {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return maps.Clone(s.byType)
 }
 
-// close closes all handlers.
 func (s *handlerSet) close() error { return closeHandlers(s.all()) }
 
 // closeHandlers has handlers let go of what they hold. After a reload their plugins may still be being deregistered.

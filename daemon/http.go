@@ -118,7 +118,6 @@ type pages struct {
 	metrics, status http.Handler
 }
 
-// ServeHTTP implements [http.Handler].
 func (p pages) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	header := w.Header()
 	header.Set("Cache-Control", "no-store")

@@ -138,7 +138,6 @@ func (m *metrics) watch(source metricsSource, launched launched, statePath strin
 	m.registry.MustRegister(&collector{metrics: m, source: source, launched: launched, statePath: statePath})
 }
 
-// handler answers GET /metrics.
 func (m *metrics) handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{Registry: m.registry})
 }
@@ -165,7 +164,6 @@ func dispenseResult(err error) string {
 	return "error"
 }
 
-// measuredState is a state storage whose writes are measured.
 type measuredState struct {
 	storage interface {
 		dynamicplugins.StateStorage
@@ -205,7 +203,6 @@ func (s measuredState) measure(write func() error) error {
 	return err
 }
 
-// metricsSource is what a [collector] looks at.
 type metricsSource interface {
 	Plugins() []patchbay.PluginStatus
 	Conditions() []patchbay.Condition

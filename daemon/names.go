@@ -178,18 +178,15 @@ func (c *control) announced(asked patchbay.PluginName) patchbay.PluginName {
 	return asked
 }
 
-// pluginName reads TYPE/NAME.
 func pluginName(text string) (_ patchbay.PluginName, ok bool) {
 	ptype, name, ok := client.ParsePlugin(text)
 	return patchbay.PluginName{Type: ptype, Name: name}, ok
 }
 
-// nameOf returns the name of a plugin under which it registered.
 func nameOf(s patchbay.PluginStatus) patchbay.PluginName {
 	return patchbay.PluginName{Type: s.Type, Name: s.Name}
 }
 
-// validateType checks what the configuration calls a plugin type.
 func validateType(ptype string) error {
 	if !foreign.IsType(ptype) {
 		return fmt.Errorf("%q %s, for example MyPlugin", ptype, foreign.TypeSyntax)
@@ -197,7 +194,6 @@ func validateType(ptype string) error {
 	return nil
 }
 
-// validateTypeOrPlugin checks TYPE or TYPE/NAME.
 func validateTypeOrPlugin(key string) error {
 	if _, isPlugin := pluginName(key); !isPlugin && !foreign.IsType(key) {
 		return fmt.Errorf("%q is neither a plugin type nor a plugin: write TYPE or TYPE/NAME, for example CSIPlugin/hostpath.csi.k8s.io", key)

@@ -56,7 +56,6 @@ func newReflection(g *guard, bound *requests, l *lists, forward http.Handler) ht
 	})
 }
 
-// ServerReflectionInfo implements [reflectionv1.ServerReflectionServer].
 func (r reflected) ServerReflectionInfo(stream reflectionv1.ServerReflection_ServerReflectionInfoServer) error {
 	asked := question{stream, r.guard, r.guard.roleOf(r.guard.now(), callerIn(stream.Context()))}
 	if err := asked.admit(roleRead); err != nil {

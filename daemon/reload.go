@@ -27,7 +27,6 @@ const (
 	eventReloadFailed reconciler.EventKind = "reload-failed"
 )
 
-// reloads is the state of [Daemon.Reload].
 type reloads struct {
 	// ended is closed when there is nothing to reload any more.
 	ended chan struct{}

@@ -49,7 +49,6 @@ type countedBody struct {
 	free int
 }
 
-// Read implements [io.Reader].
 func (b *countedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	free := min(n, b.free)

@@ -20,7 +20,6 @@ const (
 
 func (r role) String() string { return [...]string{"none", "read", "operate", "admin"}[r] }
 
-// procedureRoles are the roles that the methods of the control API need.
 var procedureRoles = map[string]role{
 	patchbayv1connect.ControlServiceGetVersionProcedure:         roleRead,
 	patchbayv1connect.ControlServiceListPluginsProcedure:        roleRead,

@@ -29,7 +29,6 @@ const (
 	maxRequest = 64 << 10
 )
 
-// server serves HTTP on one listener.
 type server struct {
 	// name is what the server serves, for errors.
 	name   string
@@ -71,7 +70,6 @@ func newControlHandler(g *guard, c *control) http.Handler {
 	return mux
 }
 
-// startServer runs an HTTP server with what all have in common.
 func startServer(name string, listener net.Listener, h *http.Server, failed func(), log *slog.Logger) *server {
 	calls, refuse := context.WithCancelCause(context.Background())
 	h.ReadHeaderTimeout = cmp.Or(h.ReadHeaderTimeout, headerTimeout)

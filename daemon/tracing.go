@@ -30,7 +30,6 @@ const (
 	maxSpans = 2048
 )
 
-// validateTracing reports what is wrong to check.
 func validateTracing(t config.Tracing, check func(field string, err error)) {
 	u, err := url.Parse(t.Endpoint)
 	if t.Endpoint != "" && (err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https") {

@@ -19,7 +19,6 @@ type view struct {
 	conditions []*patchbayv1.Condition
 }
 
-// view looks at the daemon.
 func (p picture) view() *view {
 	return &view{each(p.source.Plugins(), p.describer()), each(p.source.Conditions(), conditionMessage)}
 }

@@ -20,7 +20,6 @@ func (c *control) About() (*patchbayv1.GetVersionResponse, *patchbayv1.GetConfig
 	return c.version(), configuration
 }
 
-// EventsOf implements [web.Source].
 func (c *control) EventsOf(ptype, name string) []*patchbayv1.Event {
 	is, known := c.source.LaunchedAs(name)
 	concerned := c.concerned([]string{ptype}, []string{name}, true)
@@ -89,7 +88,6 @@ func (p picture) Fleet() (web.Fleet, error) {
 	return webFleet{reader, release}, nil
 }
 
-// webFleet is the fleet as the status page sees it.
 type webFleet struct {
 	reader  *fleet.Reader
 	release func()

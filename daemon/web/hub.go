@@ -24,7 +24,6 @@ const (
 	backlog = 64
 )
 
-// message is one server-sent event.
 type message struct {
 	event string
 	data  []byte

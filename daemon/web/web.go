@@ -56,14 +56,12 @@ func New(source Source) *Handler {
 	return h
 }
 
-// answer answers with JSON.
 func answer(w http.ResponseWriter, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")
 	_, _ = w.Write(marshal(v)) // whoever asked is gone
 }
 
-// fleetPlugins answers with the plugins of one node.
 func fleetPlugins(w http.ResponseWriter, r *http.Request, source Source) {
 	fleet, err := source.Fleet()
 	if err != nil {
@@ -133,7 +131,6 @@ func (h *Handler) stream(w http.ResponseWriter, r *http.Request) {
 	out.relay(viewer)
 }
 
-// log answers with the log of one launched plugin.
 func (h *Handler) log(w http.ResponseWriter, r *http.Request, source Source) {
 	ctx, cancel := context.WithCancel(r.Context())
 	records, err := source.Log(ctx, r.URL.Query().Get("name"), logTail)

@@ -51,7 +51,6 @@ type Journal struct {
 	room int
 }
 
-// served is what a plugin registered as.
 type served struct {
 	ptype, name, instance, socket string
 	told                          uint64 // the number of the last event of the launched plugin
@@ -255,7 +254,6 @@ func (j *Journal) tell(e reconciler.Event, state string) {
 	}
 }
 
-// line writes one line of the log.
 func (j *Journal) line(level slog.Level, e reconciler.Event, state string) {
 	attributes := make([]slog.Attr, 0, 8)
 	for _, a := range []struct{ key, value string }{

@@ -144,7 +144,6 @@ func (d *decoder) word(n *node, v reflect.Value, path string, field reflect.Stru
 	}
 }
 
-// choice says in words what is allowed.
 func choice(words string) string {
 	if !strings.Contains(words, ",") {
 		return words
@@ -218,7 +217,6 @@ func suggestion(t reflect.Type, path, key string) string {
 	return ": the keys here are " + strings.Join(keys, ", ")
 }
 
-// near says which word was meant, if that can be told.
 func near(word string, words []string) string {
 	if meant, ok := nearest.To(word, words); ok && len(words) > 1 {
 		return ": did you mean " + `"` + meant + `"?`

@@ -35,7 +35,6 @@ func (l *Loaded) Shown() View {
 	return view
 }
 
-// hidden takes the place of what may be secret.
 const hidden = "(not shown)"
 
 // hide takes the values out that may be secret; path is that of the node, without numbers.

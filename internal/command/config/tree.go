@@ -45,7 +45,6 @@ func newScalar(text string, origin Origin) *node {
 
 func newMap(origin Origin) *node { return &node{kind: mapping, origin: origin} }
 
-// get returns the value of a key, nil if there is none.
 func (n *node) get(key string) *node {
 	if n == nil {
 		return nil
@@ -72,7 +71,6 @@ func (n *node) set(key string, at Origin, value *node) {
 // isNull says whether a value is not said.
 func (n *node) isNull() bool { return n.kind == scalar && n.tag == "!!null" }
 
-// describe says what a value is, for errors.
 func (n *node) describe() string {
 	switch {
 	case n.kind == list:
