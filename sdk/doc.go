@@ -11,7 +11,7 @@
 // systemd with socket activation, or by a host:
 //
 //   - Launched by a host, it reads a line of JSON on standard input that says where to serve, and stops at the end of standard input.
-//     [Logger] sends its log to the host, and [Host] calls the host's services.
+//     The host reads what [Logger] writes, and [Host] calls the host's services.
 //   - With socket activation (LISTEN_FDS) it serves on the inherited socket, which systemd keeps.
 //   - Otherwise it creates [Plugin.Socket].
 //

@@ -18,7 +18,7 @@ import (
 )
 
 // Run calls run with a context that ends when the plugin must stop: with ctx, on SIGTERM or SIGINT, or when the host that launched it
-// closes standard input. It delivers pending log records, then returns run's error.
+// closes standard input. It returns run's error.
 //
 // [Serve] does this on its own. Wrap it in Run if something else must end with the plugin, such as long-lived streams; use Run alone for
 // launched plugins that serve nothing.
@@ -56,15 +56,13 @@ func runArmed(ctx context.Context, run func(ctx context.Context, arm func()) err
 	return session.Run(ctx, func(ctx context.Context) error { return run(ctx, arm) })
 }
 
-// Logger returns a logger of the given level (nil: info) whose records go to the host that launched the plugin, or as JSON to standard
-// error if there is none or it is gone. Attributes inside groups have keys joined with dots. It never blocks the plugin: up to 4 MB wait to
-// be sent, anything beyond is dropped and counted. Records are sent while [Serve] or [Run] runs, and those that wait are delivered when it
-// ends.
+// Logger returns a logger of the given level (nil: info) that writes JSON lines to standard error. The host that launched the plugin reads
+// them as records with level, time and attributes; keys inside groups are joined with dots. Lines beyond the host's limits are cut or dropped.
 //
 // Logger, Host and ListMetadata take any context; in tests with sdk/sdktest it must derive from the context of the test's plugin. In a
 // launched process the first call of any of them reads the handshake from standard input.
 func Logger(ctx context.Context, level slog.Leveler) *slog.Logger {
-	session, _ := launched.From(ctx) // the error is that of Serve or Run; the log then goes to standard error
+	session, _ := launched.From(ctx) // the error is that of Serve or Run
 	return slog.New(session.LogHandler(level))
 }
 

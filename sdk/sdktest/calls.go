@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"slices"
 	"sync"
 
@@ -19,7 +18,6 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/launch/handshake"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/plugin"
-	"github.com/patchbay-dev/patchbay/sdk/internal/launched"
 )
 
 // calls answers what one launched plugin calls, at a socket of its own, and asks it for admissions.
@@ -32,11 +30,10 @@ type calls struct {
 
 	sending sync.Mutex // held over a message to the plugin, and never taken with mu
 
-	mu      sync.Mutex
-	records []slog.Record
-	stream  grpc.BidiStreamingServer[pluginv1.AdmitRequest, pluginv1.AdmitResponse]
-	last    uint64
-	open    map[uint64]chan *pluginv1.Resolution
+	mu     sync.Mutex
+	stream grpc.BidiStreamingServer[pluginv1.AdmitRequest, pluginv1.AdmitResponse]
+	last   uint64
+	open   map[uint64]chan *pluginv1.Resolution
 }
 
 // serve answers until stop is called.
@@ -62,26 +59,6 @@ func (c *calls) authenticate(ctx context.Context) error {
 		return status.Error(codes.Unauthenticated, "the call does not carry the plugin's ticket")
 	}
 	return nil
-}
-
-func (c *calls) Log(stream grpc.ClientStreamingServer[pluginv1.LogRequest, pluginv1.LogResponse]) error {
-	if err := c.authenticate(stream.Context()); err != nil {
-		return err
-	}
-	for {
-		request, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			return stream.SendAndClose(&pluginv1.LogResponse{})
-		}
-		if err != nil {
-			return err
-		}
-		c.mu.Lock()
-		for _, r := range request.Records {
-			c.records = append(c.records, launched.ToSlog(r))
-		}
-		c.mu.Unlock()
-	}
 }
 
 func (c *calls) ListMetadata(ctx context.Context, request *pluginv1.ListMetadataRequest) (*pluginv1.ListMetadataResponse, error) {

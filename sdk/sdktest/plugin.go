@@ -1,6 +1,7 @@
 package sdktest
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -8,12 +9,12 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"sync/atomic"
 
 	pluginv1 "github.com/patchbay-dev/patchbay/api/patchbay/plugin/v1"
 	"github.com/patchbay-dev/patchbay/internal/launch/handshake"
+	"github.com/patchbay-dev/patchbay/internal/launch/output"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/sdk/internal/launched"
 )
@@ -21,6 +22,7 @@ import (
 // Plugin is a plugin that runs in the test's process. Its methods are safe for concurrent use.
 type Plugin struct {
 	calls *calls // nil if it was not launched
+	log   printed
 	stop  func() // asks it to stop
 	ended chan struct{}
 	err   error       // of run, once ended
@@ -55,10 +57,11 @@ func (h *Host) Launch(run func(ctx context.Context) error) *Plugin {
 	if err != nil {
 		h.t.Fatal(err)
 	}
+	log := printed{output.New(output.Config{Rate: -1})}
 	session := launched.New(handshake.Handshake{
 		Version: handshake.Version, HostSocket: hostSocket, Ticket: calls.ticket, PluginSocket: h.Socket(fmt.Sprintf("launched-%d.sock", n)),
-	}, stdin, h.t.Output())
-	p := &Plugin{calls: calls, stop: sync.OnceFunc(func() { _ = write.Close() })}
+	}, stdin, log)
+	p := &Plugin{calls: calls, log: log, stop: sync.OnceFunc(func() { _ = write.Close() })}
 	ctx := launched.With(context.Background(), session)
 	return h.begin(ctx, p, func() {
 		p.stop()
@@ -103,14 +106,25 @@ func (p *Plugin) Wait() error {
 	return p.err
 }
 
-// Logs returns what a launched plugin has logged so far, in order. It is complete once the plugin has ended.
+// Logs returns the latest 256 KiB that a launched plugin has logged, in order, as its host would read them.
 func (p *Plugin) Logs() []slog.Record {
 	if p.calls == nil {
 		return nil
 	}
-	p.calls.mu.Lock()
-	defer p.calls.mu.Unlock()
-	return slices.Clone(p.calls.records)
+	var records []slog.Record
+	for _, r := range p.log.Tail(0) {
+		record := slog.NewRecord(r.Time, r.Level, r.Message, 0)
+		record.AddAttrs(r.Attrs...)
+		records = append(records, record)
+	}
+	return records
+}
+
+// printed is the standard error of a launched plugin. Each Write is a whole line.
+type printed struct{ *output.Log }
+
+func (p printed) Write(line []byte) (int, error) {
+	return len(line), p.Drain(bytes.NewReader(line), output.Stderr)
 }
 
 // CheckAdmission asks a launched plugin, which serves admissions (package sdk/admission), whether the package instance may be deployed, and

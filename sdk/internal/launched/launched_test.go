@@ -3,7 +3,6 @@ package launched
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -12,88 +11,30 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
-	"sync"
 	"testing"
-	"testing/slogtest"
 	"time"
 
-	"google.golang.org/grpc"
-
-	pluginv1 "github.com/patchbay-dev/patchbay/api/patchbay/plugin/v1"
 	"github.com/patchbay-dev/patchbay/internal/launch/handshake"
+	"github.com/patchbay-dev/patchbay/internal/launch/output"
 	"github.com/patchbay-dev/patchbay/internal/leaktest"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// logHost takes logs; while it is deaf it reads nothing.
-type logHost struct {
-	pluginv1.UnimplementedHostServer
-	deaf chan struct{} // closed when it listens
-
-	mu      sync.Mutex
-	records []*pluginv1.LogRecord
-	batches int
-}
-
-func (h *logHost) Log(stream grpc.ClientStreamingServer[pluginv1.LogRequest, pluginv1.LogResponse]) error {
-	for {
-		select {
-		case <-h.deaf:
-		case <-stream.Context().Done():
-			return stream.Context().Err()
-		}
-		request, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			return stream.SendAndClose(&pluginv1.LogResponse{})
-		}
-		if err != nil {
-			return err
-		}
-		h.mu.Lock()
-		h.records = append(h.records, request.Records...)
-		h.batches++
-		h.mu.Unlock()
-	}
-}
-
-// has reports whether the last record says so.
-func (h *logHost) has(text string) bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return len(h.records) > 0 && strings.Contains(h.records[len(h.records)-1].Message, text)
-}
-
 // newSession returns a session with a host, and the end of its standard input.
-func newSession(t *testing.T, stderr io.Writer) (*Session, *logHost, io.Closer) {
+func newSession(t *testing.T, stderr io.Writer) (*Session, io.Closer) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "sdk")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	listener, err := net.Listen("unix", filepath.Join(dir, "h"))
-	if err != nil {
-		t.Skip(err)
-	}
-	h := &logHost{deaf: make(chan struct{})}
-	server := grpc.NewServer()
-	pluginv1.RegisterHostServer(server, h)
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(listener) }()
-	t.Cleanup(func() { server.Stop(); <-served })
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = w.Close() })
-	return New(handshake.Handshake{HostSocket: filepath.Join(dir, "h"), Ticket: "t"}, r, stderr), h, w
+	return New(handshake.Handshake{HostSocket: filepath.Join(t.TempDir(), "h"), Ticket: "t"}, r, stderr), w
 }
 
 func TestRunEndsWithStandardInput(t *testing.T) {
-	s, _, stdin := newSession(t, io.Discard)
+	s, stdin := newSession(t, io.Discard)
 	if err := s.Run(t.Context(), func(ctx context.Context) error {
 		_ = stdin.Close()
 		<-ctx.Done()
@@ -107,7 +48,7 @@ func TestRunEndsWithStandardInput(t *testing.T) {
 }
 
 func TestRunsNest(t *testing.T) {
-	s, _, _ := newSession(t, io.Discard)
+	s, _ := newSession(t, io.Discard)
 	ran := false
 	if err := s.Run(t.Context(), func(ctx context.Context) error {
 		return s.Run(ctx, func(ctx context.Context) error {
@@ -122,148 +63,67 @@ func TestRunsNest(t *testing.T) {
 
 // TestRunEndsWithItsFunction returns although nobody ends standard input, and also when the function panics.
 func TestRunEndsWithItsFunction(t *testing.T) {
-	s, h, _ := newSession(t, io.Discard)
-	close(h.deaf)
+	s, _ := newSession(t, io.Discard)
 	func() {
 		defer func() {
 			if p := recover(); p != "oops" {
 				t.Errorf("panic %v", p)
 			}
 		}()
-		_ = s.Run(t.Context(), func(context.Context) error {
-			slog.New(s.LogHandler(nil)).Info("before the panic")
-			panic("oops")
-		})
+		_ = s.Run(t.Context(), func(context.Context) error { panic("oops") })
 	}()
-	if len(h.records) != 1 {
-		t.Errorf("%d records reached the host, want 1", len(h.records))
+	if err := s.Run(t.Context(), func(context.Context) error { return nil }); !errors.Is(err, errRunTwice) {
+		t.Errorf("Run after a panic: %v", err)
 	}
-}
-
-// TestDeafHost never blocks the plugin: what does not fit is counted, and the end of the plugin does not wait for long.
-func TestDeafHost(t *testing.T) {
-	var stderr bytes.Buffer
-	s, h, _ := newSession(t, &stderr)
-	const records, size = 3000, 8 << 10
-	if err := s.Run(t.Context(), func(context.Context) error {
-		log := slog.New(s.LogHandler(nil))
-		for i := range records {
-			log.Info(strings.Repeat("x", size), "i", i)
-		}
-		close(h.deaf) // it takes the rest
-		for deadline := time.Now().Add(20 * time.Second); !h.has("were dropped") && time.Now().Before(deadline); {
-			runtime.Gosched()
-		}
-		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	last := h.records[len(h.records)-1]
-	var dropped int
-	if _, err := fmt.Sscanf(last.Message, "%d log records were dropped", &dropped); err != nil {
-		t.Fatalf("the last record is %.100q, want one that counts what was dropped", last.Message)
-	}
-	if got := dropped + len(h.records) - 1; got != records || dropped == 0 {
-		t.Errorf("%d records came and %d were dropped, want %d together", len(h.records)-1, dropped, records)
-	}
-	if h.batches > len(h.records)/10 {
-		t.Errorf("%d messages for %d records", h.batches, len(h.records))
-	}
-	if stderr.Len() > 0 {
-		t.Errorf("standard error has %.100q", stderr.String())
-	}
-}
-
-// TestDeafHostAtTheEnd has what the host does not take within the flush time on standard error, and later records too.
-func TestDeafHostAtTheEnd(t *testing.T) {
-	var stderr bytes.Buffer
-	s, _, _ := newSession(t, &stderr)
-	log := slog.New(s.LogHandler(nil))
-	const records = 100
-	if err := s.Run(t.Context(), func(context.Context) error {
-		for range records {
-			log.Info(strings.Repeat("x", maxText))
-		}
-		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
-	before := strings.Count(stderr.String(), "\n")
-	log.Info("late")
-	if !strings.Contains(stderr.String(), `"msg":"late"`) {
-		t.Error("a record after the end is not on standard error")
-	}
-	if before == 0 {
-		t.Error("nothing of what the host did not take is on standard error")
-	}
-}
-
-// TestHandler has the records of the suite of log/slog go to the host's form and back.
-func TestHandler(t *testing.T) {
-	var q *logQueue
-	slogtest.Run(t, func(*testing.T) slog.Handler {
-		q = newLogQueue(io.Discard)
-		return &logHandler{queue: q, level: slog.LevelInfo}
-	}, func(t *testing.T) map[string]any {
-		var out bytes.Buffer
-		r := ToSlog(q.records[0])
-		if err := slog.NewJSONHandler(&out, nil).Handle(t.Context(), r); err != nil {
-			t.Fatal(err)
-		}
-		var flat map[string]any
-		if err := json.Unmarshal(out.Bytes(), &flat); err != nil {
-			t.Fatal(err)
-		}
-		nested := map[string]any{}
-		for key, value := range flat {
-			at := nested
-			parts := strings.Split(key, ".")
-			for _, part := range parts[:len(parts)-1] {
-				if at[part] == nil {
-					at[part] = map[string]any{}
-				}
-				at = at[part].(map[string]any)
-			}
-			at[parts[len(parts)-1]] = value
-		}
-		return nested
-	})
 }
 
 type nilText struct{ s string }
 
 func (n *nilText) MarshalText() ([]byte, error) { return []byte(n.s), nil }
 
-func TestAttributes(t *testing.T) {
+// TestLogHandler checks that a host reads each record as it was logged.
+func TestLogHandler(t *testing.T) {
+	s := Alone(nil)
 	at := time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)
 	for _, tc := range []struct {
-		attr slog.Attr
-		want string
+		attr      slog.Attr
+		key, want string // want with the kind
 	}{
-		{slog.Int("k", -1), "integer:-1"},
-		{slog.Uint64("k", 1), "integer:1"},
-		{slog.Uint64("k", math.MaxUint64), `text:"18446744073709551615"`},
-		{slog.Float64("k", 1.5), "number:1.5"},
-		{slog.Bool("k", true), "truth:true"},
-		{slog.Duration("k", time.Second), `text:"1s"`},
-		{slog.Time("k", at), `text:"2026-01-02T03:04:05.000000006Z"`},
-		{slog.Any("k", errors.New("e")), `text:"e"`},
-		{slog.Any("k", net.IPv4(1, 2, 3, 4)), `text:"1.2.3.4"`},
-		{slog.Any("k", []int{1}), `text:"[1]"`},
-		{slog.Any("k", (*nilText)(nil)), `!PANIC`},
-		{slog.String("k", "a\xffb"), "text:\"a\uFFFDb\""},
+		{slog.Int("k", -1), "k", "Int64 -1"},
+		{slog.Uint64("k", 1), "k", "Int64 1"},
+		{slog.Uint64("k", math.MaxUint64), "k", "String 18446744073709551615"},
+		{slog.Float64("k", 1.5), "k", "Float64 1.5"},
+		{slog.Bool("k", true), "k", "Bool true"},
+		{slog.Duration("k", time.Second), "k", "String 1s"},
+		{slog.Time("k", at), "k", "String 2026-01-02T03:04:05.000000006Z"},
+		{slog.Any("k", errors.New("e")), "k", "String e"},
+		{slog.Any("k", net.IPv4(1, 2, 3, 4)), "k", "String 1.2.3.4"},
+		{slog.Any("k", []int{1}), "k", "String [1]"},
+		{slog.Any("k", (*nilText)(nil)), "k", "String null"},
+		{slog.String("k", "a\xffb\n"), "k", "String a\uFFFDb" + `\n`},
+		{slog.Group("k", "l", slog.GroupValue(slog.Int("m", 1))), "k.l.m", "Int64 1"},
 	} {
-		got := appendAttr(nil, "", tc.attr)
-		if len(got) != 1 || got[0].Key != "k" || !strings.Contains(strings.Join(strings.Fields(got[0].String()), ""), strings.ReplaceAll(tc.want, " ", "")) {
+		log := output.New(output.Config{})
+		s.stderr = writer(func(line []byte) error { return log.Drain(bytes.NewReader(line), output.Stderr) })
+		slog.New(s.LogHandler(nil)).WithGroup("g").With("a", "b").Error("hello\n", tc.attr)
+		slog.New(s.LogHandler(nil)).Debug("not logged")
+		records := log.Tail(0)
+		if len(records) != 1 || len(records[0].Attrs) != 2 {
+			t.Fatalf("%v became %+v", tc.attr, records)
+		}
+		r := records[0]
+		if r.Level != slog.LevelError || r.Message != `hello\n` || r.Attrs[0].String() != "g.a=b" || time.Since(r.Time) < 0 {
+			t.Errorf("the record is %+v", r)
+		}
+		if got := r.Attrs[1]; got.Key != "g."+tc.key || fmt.Sprint(got.Value.Kind(), " ", got.Value) != tc.want {
 			t.Errorf("%v became %v, want %s", tc.attr, got, tc.want)
 		}
 	}
-	if got := text(strings.Repeat("é", maxText)); len(got) > maxText+10 {
-		t.Errorf("%d bytes are left of a long text", len(got))
-	}
 }
+
+type writer func([]byte) error
+
+func (w writer) Write(p []byte) (int, error) { return len(p), w(p) }
 
 func TestAlone(t *testing.T) {
 	var stderr bytes.Buffer

@@ -1,6 +1,5 @@
-// Package launched is what a plugin has of the host that launched it, or of its absence: the handshake on standard input, the connection
-// with its ticket, the log, and the end of standard input that asks the plugin to stop. A [Session] is all of it; it belongs to the
-// process, or to a context in tests that play the host.
+// Package launched connects a plugin to the host that launched it: it reads the handshake from standard input, makes the connection with
+// its ticket, and stops the plugin when standard input ends. A [Session] does this for the process, or in tests for a context.
 //
 // It serves nothing and knows no plugin: that is package sdk.
 package launched
@@ -10,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -35,7 +35,6 @@ type Session struct {
 	shake  *handshake.Handshake // nil without a host
 	stdin  *os.File
 	stderr io.Writer
-	log    *logQueue
 	conn   func() (*grpc.ClientConn, error) // once, on first use
 	// listener is what the host has made for a plugin that serves, until it is taken.
 	listener atomic.Pointer[Listener]
@@ -66,7 +65,7 @@ func New(shake handshake.Handshake, stdin *os.File, stderr io.Writer) *Session {
 	conn := sync.OnceValues(func() (*grpc.ClientConn, error) {
 		return grpcsock.Dial(shake.HostSocket, grpc.WithPerRPCCredentials(ticket(shake.Ticket)))
 	})
-	s := &Session{shake: &shake, stdin: stdin, stderr: stderr, log: newLogQueue(stderr), conn: conn}
+	s := &Session{shake: &shake, stdin: stdin, stderr: stderr, conn: conn}
 	if l := shake.Listener; l != nil {
 		made := &Listener{Socket: inherited(l.FD, shake.PluginSocket)}
 		if l.Introduction > 0 {
@@ -126,8 +125,18 @@ func (s *Session) Conn() (grpc.ClientConnInterface, error) {
 	return conn, nil
 }
 
-// Run calls run with a context that also ends when the host closes standard input, sends the log to the host meanwhile, and returns when
-// run has returned, what was logged is delivered, and everything is closed. A Run inside run just calls it.
+// LogHandler returns a handler that writes JSON lines to standard error, which a host reads. A nil level is slog.LevelInfo.
+func (s *Session) LogHandler(level slog.Leveler) slog.Handler {
+	return slog.NewJSONHandler(s.stderr, &slog.HandlerOptions{Level: level, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		if a.Value.Kind() == slog.KindDuration { // which would be a number
+			a.Value = slog.StringValue(a.Value.String())
+		}
+		return a
+	}})
+}
+
+// Run calls run with a context that also ends when the host closes standard input, and returns when run has returned and everything is
+// closed. A Run inside run just calls it.
 func (s *Session) Run(ctx context.Context, run func(context.Context) error) error {
 	if s.shake == nil || ctx.Value(runningKey{}) == s {
 		return run(With(ctx, s))
@@ -136,17 +145,6 @@ func (s *Session) Run(ctx context.Context, run func(context.Context) error) erro
 		return errRunTwice
 	}
 	defer s.closeConn()
-
-	logged, abandon := context.WithCancel(context.WithoutCancel(ctx))
-	defer abandon()
-	var logging sync.WaitGroup
-	logging.Go(func() { s.log.send(logged, s.conn) })
-	defer func() {
-		s.log.finish()
-		impatience := time.AfterFunc(flushTimeout, abandon)
-		defer impatience.Stop()
-		logging.Wait()
-	}()
 
 	ctx, cancel := context.WithCancelCause(context.WithValue(With(ctx, s), runningKey{}, s))
 	defer cancel(nil)
