@@ -227,9 +227,7 @@ func checkExpansion(ctx context.Context, _ *subject, conn *grpc.ClientConn) outc
 	if err != nil {
 		return notApplicable("no controller is served here")
 	}
-	if slices.ContainsFunc(controller.GetCapabilities(), func(c *csi.ControllerServiceCapability) bool {
-		return c.GetRpc().GetType() == csi.ControllerServiceCapability_RPC_EXPAND_VOLUME
-	}) {
+	if controllerHas(controller, csi.ControllerServiceCapability_RPC_EXPAND_VOLUME) {
 		return pass("the controller expands volumes, as %v requires", expansion)
 	}
 	node, err := csi.NewNodeClient(conn).NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
@@ -267,4 +265,43 @@ func checkGroupController(ctx context.Context, _ *subject, conn *grpc.ClientConn
 		return notApplicable("no group controller is served here; another process of the driver may do it")
 	}
 	return counted(len(can.GetCapabilities()), "GroupControllerGetCapabilities", err)
+}
+
+// together are the capabilities of a controller that need another one.
+var together = map[csi.ControllerServiceCapability_RPC_Type]csi.ControllerServiceCapability_RPC_Type{
+	csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES: csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
+	csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH:           csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH,
+}
+
+func checkCapabilitiesTogether(ctx context.Context, _ *subject, conn *grpc.ClientConn) outcome {
+	answer, err := csi.NewControllerClient(conn).ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{})
+	if err != nil {
+		return notApplicable("no controller is served here")
+	}
+	for one, other := range together {
+		if controllerHas(answer, one) && !controllerHas(answer, other) {
+			return fail("the controller announces %v, and not %v, which that needs", one, other)
+		}
+	}
+	return pass("none lacks another one")
+}
+
+func checkCapacity(ctx context.Context, _ *subject, conn *grpc.ClientConn) outcome {
+	client := csi.NewControllerClient(conn)
+	can, err := client.ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{})
+	if err != nil || !controllerHas(can, csi.ControllerServiceCapability_RPC_GET_CAPACITY) {
+		return notApplicable("no controller is served here that announces GET_CAPACITY")
+	}
+	answer, err := client.GetCapacity(ctx, &csi.GetCapacityRequest{})
+	if err != nil {
+		return fail("GetCapacity %s", brief(err))
+	}
+	if least := min(answer.AvailableCapacity, answer.GetMaximumVolumeSize().GetValue(), answer.GetMinimumVolumeSize().GetValue()); least < 0 {
+		return fail("GetCapacity says %d bytes: %s", least, show(answer))
+	}
+	return pass("%d bytes", answer.AvailableCapacity)
+}
+
+func controllerHas(answer *csi.ControllerGetCapabilitiesResponse, rpc csi.ControllerServiceCapability_RPC_Type) bool {
+	return slices.ContainsFunc(answer.GetCapabilities(), func(c *csi.ControllerServiceCapability) bool { return c.GetRpc().GetType() == rpc })
 }

@@ -51,7 +51,6 @@ type fake struct {
 	unready  atomic.Int32 // how often a driver says that it is not ready
 	sick     string       // the service that is not well
 	nodeOnly bool         // announces no controller
-	mute     bool         // refuses without a word
 	capacity int64
 	topology map[string]string
 	manifest map[string]string
@@ -249,26 +248,6 @@ func (f *fake) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequ
 
 func (f *fake) GetCapacity(context.Context, *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
 	return &csi.GetCapacityResponse{AvailableCapacity: f.capacity}, nil
-}
-
-// refuse is what a driver says of a request in which all is missing.
-func (f *fake) refuse() error {
-	if f.mute {
-		return status.Error(codes.InvalidArgument, "")
-	}
-	return status.Error(codes.InvalidArgument, "the volume ID is missing")
-}
-
-func (f *fake) NodePublishVolume(context.Context, *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
-	return nil, f.refuse()
-}
-
-func (f *fake) NodeUnpublishVolume(context.Context, *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
-	return nil, f.refuse()
-}
-
-func (f *fake) NodeGetVolumeStats(context.Context, *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
-	return nil, f.refuse()
 }
 
 func (f *fake) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {

@@ -93,22 +93,6 @@ var csiRules = []Rule{
 		check:  onEndpoint(checkCapabilitiesTogether),
 	},
 	{
-		ID: "CSI013", Title: "The node implements what it announces", Type: registerapi.CSIPlugin,
-		Why: "The kubelet calls what is announced: a volume that cannot be staged does not mount, and one whose statistics fail is " +
-			"reported again and again.",
-		Remedy: "implement NodePublishVolume, NodeUnpublishVolume and the calls of each announced node capability; or announce fewer " +
-			"capabilities",
-		Source: "CSI specification 1.13, Node Service RPC",
-		check:  onEndpoint(checkNodeImplements),
-	},
-	{
-		ID: "CSI014", Title: "An error of the node says what is wrong", Type: registerapi.CSIPlugin,
-		Why:    "The driver's message goes into the events of the pod, and is all that the pod's owner sees.",
-		Remedy: "return each error with a canonical gRPC code, a message for people and no details",
-		Source: "CSI specification 1.13, Error Scheme",
-		check:  onEndpoint(checkRefusalSpeaks),
-	},
-	{
 		ID: "CSI015", Title: "GetCapacity returns no negative size", Type: registerapi.CSIPlugin,
 		Why:    "Schedulers place volumes by it; with a negative size nothing fits, or everything.",
 		Remedy: "return available_capacity, maximum_volume_size and minimum_volume_size of zero or more, or do not announce GET_CAPACITY",
