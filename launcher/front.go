@@ -134,7 +134,7 @@ func (u *unit) endFront() {
 
 // meet finds out whether a process is what the plugin is announced as, and has the calls go there.
 func (u *unit) meet(ctx context.Context, p *process) error {
-	conn, err := u.reach(ctx, p)
+	conn, err := p.reach(ctx)
 	if err != nil {
 		return err
 	}
@@ -170,33 +170,16 @@ func (u *unit) meet(ctx context.Context, p *process) error {
 }
 
 // reach connects to the registration of a process as soon as it serves.
-func (u *unit) reach(ctx context.Context, p *process) (conn *net.UnixConn, err error) {
-	path := p.PluginSocket()
-	news, stop, err := u.launcher.bell.watch(filepath.Dir(path))
-	if err != nil {
-		return nil, fmt.Errorf("watch for its socket: %w", err)
-	}
-	defer stop()
-	soon := backoff.Backoff{Min: time.Millisecond, Max: 100 * time.Millisecond}
-	for refused := 0; ; {
-		if conn, err = p.dial(ctx, path); err == nil {
+func (p *process) reach(ctx context.Context) (conn *net.UnixConn, err error) {
+	// No event says that it listens. A pause of a twentieth of the time so far delays the start by as much at most.
+	for begin := time.Now(); ; {
+		if conn, err = p.dial(ctx, p.PluginSocket()); err == nil {
 			return conn, nil
 		}
-		switch {
-		case ctx.Err() != nil:
-			return nil, context.Cause(ctx)
-		case sock.IsRefused(err): // nobody tells when it listens
-			refused++
-			if !backoff.Pause(ctx, soon.After(refused)) {
-				return nil, context.Cause(ctx)
-			}
-			continue
-		case !sock.IsGone(err):
+		if ctx.Err() == nil && !sock.IsRefused(err) && !sock.IsGone(err) {
 			return nil, err
 		}
-		select {
-		case <-news:
-		case <-ctx.Done():
+		if !backoff.Pause(ctx, min(max(time.Since(begin)/20, time.Millisecond), 100*time.Millisecond)) {
 			return nil, context.Cause(ctx)
 		}
 	}

@@ -53,7 +53,6 @@ type Config struct {
 type Launcher struct {
 	cfg    Config
 	budget *frames.Budget // of the calls to plugins for which the host answers
-	bell   bell
 	// adopting ends with Close, and with it the tries to reach survivors.
 	adopting     context.Context //nolint:containedctx // that of what the launcher does by itself
 	stopAdopting context.CancelFunc
@@ -339,7 +338,6 @@ func (l *Launcher) Close() {
 	}
 	l.mu.Unlock()
 	l.work.Wait()
-	l.bell.close()
 	l.setting.Lock()
 	if l.unclaim != nil {
 		_ = l.unclaim() // the lock ends with the process at the latest
