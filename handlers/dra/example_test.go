@@ -69,12 +69,11 @@ func Example() {
 	fmt.Println(errors.Is(err, dra.ErrNotRegistered))
 
 	driver.reports <- []*drahealth.DeviceHealth{of("gpu-0", drahealth.HealthStatus_UNHEALTHY)}
-	for devices := range drivers.WatchHealth(ctx, driverName) {
-		if len(devices) > 0 {
-			fmt.Println(devices[0].Pool+"/"+devices[0].Device, advice(devices[0]))
-			break
-		}
+	devices := drivers.Health(driverName)
+	for ; len(devices) == 0; devices = drivers.Health(driverName) {
+		time.Sleep(time.Millisecond)
 	}
+	fmt.Println(devices[0].Pool+"/"+devices[0].Device, advice(devices[0]))
 
 	driver.reports <- nil // a driver ends its streams when it ends
 	cancel()

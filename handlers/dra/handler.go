@@ -67,12 +67,11 @@ type Handler struct {
 	life    context.Context //nolint:containedctx // ends with Close, and ends the calls
 
 	// mu is held for short steps only, never over a call.
-	mu            sync.Mutex
-	drivers       map[string][]*instance // oldest first
-	changed       chan struct{}          // closed and made again when an instance is added
-	health        map[string]map[deviceKey]DeviceHealth
-	healthChanged chan struct{} // closed and made again with each change; nil when the handler is closed
-	closed        bool
+	mu      sync.Mutex
+	drivers map[string][]*instance // oldest first
+	changed chan struct{}          // closed and made again when an instance is added
+	health  map[string]map[deviceKey]DeviceHealth
+	closed  bool
 }
 
 var (
@@ -103,7 +102,6 @@ func New(config Config) *Handler {
 		drivers:        map[string][]*instance{},
 		changed:        make(chan struct{}),
 		health:         map[string]map[deviceKey]DeviceHealth{},
-		healthChanged:  make(chan struct{}),
 	}
 }
 
@@ -199,10 +197,7 @@ func (h *Handler) remove(driver string, which func(*instance) bool) {
 		h.startHealth(left[len(left)-1])
 	} else {
 		delete(h.drivers, driver)
-		if h.health[driver] != nil {
-			delete(h.health, driver)
-			h.tellHealth()
-		}
+		delete(h.health, driver)
 	}
 	h.mu.Unlock()
 	for _, in := range gone {
@@ -218,8 +213,6 @@ func (h *Handler) Close() error {
 		h.closed = true
 		close(h.changed)
 		clear(h.health)
-		close(h.healthChanged)
-		h.healthChanged = nil
 	}
 	drivers := h.drivers
 	h.drivers = map[string][]*instance{}

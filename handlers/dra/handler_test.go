@@ -144,8 +144,8 @@ func TestClosed(t *testing.T) {
 			t.Errorf("Unprepare of %v: %v", claims, err)
 		}
 	}
-	for range h.WatchHealth(t.Context(), driverName) {
-		t.Error("WatchHealth yields something")
+	if devices := h.Health(driverName); devices != nil {
+		t.Errorf("the health is %v", devices)
 	}
 }
 
@@ -273,8 +273,6 @@ func TestRefuses(t *testing.T) {
 	if _, err := h.Prepare(t.Context(), driverName, claim("1")); err != nil || f.calls.Load() != 1 { // after those for the same claim
 		t.Errorf("the driver was called %d times: %v", f.calls.Load(), err)
 	}
-	for range h.WatchHealth(ended, driverName) {
-	}
 	if _, err := h.RegisterPluginContext(ended, driverName, "/nowhere", onlyV1, nil); !errors.Is(err, cache.ErrRetry) {
 		t.Errorf("with a context that has ended: %v", err)
 	}
@@ -290,7 +288,7 @@ func TestRefuses(t *testing.T) {
 		if _, err := h.Prepare(t.Context(), driverName); !errors.Is(err, dra.ErrClosed) {
 			t.Errorf("after Close: %v", err)
 		}
-		for range h.WatchHealth(t.Context(), driverName) {
+		if h.Health(driverName) != nil {
 			t.Error("a closed handler has a state")
 		}
 	}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"maps"
 	"slices"
 	"time"
@@ -52,78 +51,22 @@ const (
 // Health returns what a driver last reported about its devices, ordered by pool and device. It is empty if the driver is not registered,
 // offers no health service or has reported nothing yet.
 func (h *Handler) Health(driver string) []DeviceHealth {
-	devices, _, _ := h.healthOf(driver)
-	return devices
-}
-
-// WatchHealth yields what Health returns, at first and then whenever a device comes, goes, or changes in anything but LastReport, until ctx
-// ends or the handler is closed. It yields the present state: a slow reader misses states in between, and delays nobody else.
-func (h *Handler) WatchHealth(ctx context.Context, driver string) iter.Seq[[]DeviceHealth] {
-	return func(yield func([]DeviceHealth) bool) {
-		var yielded []DeviceHealth
-		for first := true; ; first = false {
-			devices, changed, expiry := h.healthOf(driver)
-			if changed == nil {
-				return
-			}
-			if first || !slices.EqualFunc(devices, yielded, sameHealth) {
-				if !yield(slices.Clone(devices)) {
-					return
-				}
-				yielded = devices
-			}
-			if !awaitChange(ctx, changed, expiry) {
-				return
-			}
-		}
-	}
-}
-
-// awaitChange reports whether there may be something new: changed was closed or expiry, if it is not zero, has passed.
-func awaitChange(ctx context.Context, changed <-chan struct{}, expiry time.Time) bool {
-	until := ctx
-	if !expiry.IsZero() {
-		var cancel context.CancelFunc
-		until, cancel = context.WithDeadline(ctx, expiry)
-		defer cancel()
-	}
-	select {
-	case <-changed:
-	case <-until.Done():
-	}
-	return ctx.Err() == nil
-}
-
-func sameHealth(a, b DeviceHealth) bool {
-	a.LastReport = b.LastReport
-	return a == b
-}
-
-type deviceKey struct{ pool, device string }
-
-// healthOf returns the devices of a driver, a channel that is closed with the next report, and when the next device becomes unknown.
-func (h *Handler) healthOf(driver string) (devices []DeviceHealth, changed <-chan struct{}, expiry time.Time) {
 	now := time.Now()
 	h.mu.Lock()
-	changed = h.healthChanged
-	for _, device := range h.health[driver] {
-		switch end := device.end(); {
-		case device.Status == Unknown:
-		case now.Before(end):
-			if expiry.IsZero() || end.Before(expiry) {
-				expiry = end
-			}
-		default:
-			device.Status, device.Message = Unknown, ""
-		}
-		devices = append(devices, device)
-	}
+	devices := slices.Collect(maps.Values(h.health[driver]))
 	h.mu.Unlock()
+	for i, device := range devices {
+		if device.Status != Unknown && !now.Before(device.end()) {
+			devices[i].Status, devices[i].Message = Unknown, ""
+		}
+	}
 	slices.SortFunc(devices, func(a, b DeviceHealth) int {
 		return cmp.Or(cmp.Compare(a.Pool, b.Pool), cmp.Compare(a.Device, b.Device))
 	})
-	return devices, changed, expiry
+	return devices
 }
+
+type deviceKey struct{ pool, device string }
 
 // takeHealth stores a report of a driver, unless ctx, that of its stream, has ended. Devices that the report does not mention keep their
 // state until their timeout. The error is the first reason for which a device was ignored.
@@ -155,14 +98,7 @@ func (h *Handler) takeHealth(ctx context.Context, driver string, reported []*dra
 		}
 		devices[key] = device
 	}
-	h.tellHealth()
 	return problem
-}
-
-// tellHealth notifies WatchHealth. The caller holds h.mu.
-func (h *Handler) tellHealth() {
-	close(h.healthChanged)
-	h.healthChanged = make(chan struct{})
 }
 
 func deviceHealth(report *drahealth.DeviceHealth, now time.Time) (DeviceHealth, error) {

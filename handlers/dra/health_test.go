@@ -1,7 +1,6 @@
 package dra_test
 
 import (
-	"context"
 	"log/slog"
 	"strings"
 	"testing"
@@ -31,15 +30,7 @@ func statuses(devices []dra.DeviceHealth) string {
 // has waits until the health of the driver's devices is as it should be.
 func has(t *testing.T, h *dra.Handler, want string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	var last string
-	for devices := range h.WatchHealth(ctx, driverName) {
-		if last = statuses(devices); last == want {
-			return
-		}
-	}
-	t.Fatalf("the health is %q, want %q", last, want)
+	eventually(t, "the health is "+want, func() bool { return statuses(h.Health(driverName)) == want })
 }
 
 // says has the driver say something of its device until it is heard: a stream that is being closed may take a report with it.
@@ -155,27 +146,5 @@ func TestHostileHealth(t *testing.T) {
 	}
 	if n := strings.Count(log.String(), "passed over"); n != 1 {
 		t.Errorf("said %d times: %s", n, log.String())
-	}
-}
-
-// TestHealthOfSlowReaders: a watcher sees the present, and ends when it wants to.
-func TestHealthOfSlowReaders(t *testing.T) {
-	h := newHandler(t, dra.Config{})
-	f := newFake("a")
-	register(t, h, serve(t, f.register), withHealth)
-	seen := 0
-	for devices := range h.WatchHealth(t.Context(), driverName) {
-		seen++
-		if statuses(devices) == "gpu-0=unhealthy" {
-			break
-		}
-		for range 50 {
-			f.report(t, of("gpu-0", good))
-		}
-		f.report(t, of("gpu-0", bad))
-		has(t, h, "gpu-0=unhealthy")
-	}
-	if seen != 2 {
-		t.Errorf("woken %d times", seen)
 	}
 }
