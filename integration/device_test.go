@@ -205,7 +205,6 @@ func TestDevicesTheOlderWay(t *testing.T) {
 
 	d.kill()
 	d.start(t)
-	d.wait(deviceID, "registered") // before the plugin has noticed
 	d.checkKept(given)
 	p.waitForLine("inotify: file created, restarting")
 	p.waitForCount("Device Plugin registered with the Kubelet", 2) // it waits for 10 s

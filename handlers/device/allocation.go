@@ -66,26 +66,14 @@ func (a *allocation) public() Allocation {
 	return public
 }
 
-// The keys of the store: an allocation has that of its resource and owner, an endpoint of a plugin that registered the older way its name.
-const (
-	allocationPrefix = "allocation/"
-	endpointPrefix   = "endpoint/"
-)
+const allocationPrefix = "allocation/"
 
-// key is one of a kind: a resource name has no space.
+// key returns the key in the store. It is unique: a resource name has no space.
 func (a *allocation) key() string { return allocationPrefix + a.Resource + " " + a.Owner }
 
-// load restores the allocations and returns the endpoints by name.
-func (h *Handler) load() (map[string]endpointRecord, error) {
-	endpoints := map[string]endpointRecord{}
-	err := h.store.ForEach(func(key string, value []byte) error {
-		if name, ok := strings.CutPrefix(key, endpointPrefix); ok {
-			var r endpointRecord
-			// One that cannot be read is one less: its plugin registers again.
-			if json.Unmarshal(value, &r) == nil {
-				endpoints[name] = r
-			}
-		}
+// load restores the allocations.
+func (h *Handler) load() error {
+	return h.store.ForEach(func(key string, value []byte) error {
 		if !strings.HasPrefix(key, allocationPrefix) {
 			return nil
 		}
@@ -94,7 +82,6 @@ func (h *Handler) load() (map[string]endpointRecord, error) {
 		}
 		return nil
 	})
-	return endpoints, err
 }
 
 func (h *Handler) restore(key string, value []byte) error {

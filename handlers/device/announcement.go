@@ -85,7 +85,6 @@ type announcement struct {
 	refusal  string        // why it is told to be refused, if it is; set before told is closed
 	leaving  sync.Once
 	leave    chan struct{} // closed when it is to be taken down
-	keep     bool          // the plugin stays remembered; set before leave is closed
 }
 
 func (a *announcement) begin() {
@@ -99,20 +98,12 @@ func (a *announcement) begin() {
 		server.GracefulStop()
 		timer.Stop()
 		serving.Wait()
-		a.older.left(a)
+		a.older.remove(a)
 	})
 }
 
-// takeDown ends the announcement of a plugin that has exited or was refused or replaced. It does not block.
-func (a *announcement) takeDown() { a.end(false) }
-
-// end ends the announcement. The plugin may stay remembered, to be announced again when the host comes back.
-func (a *announcement) end(keep bool) {
-	a.leaving.Do(func() {
-		a.keep = keep
-		close(a.leave)
-	})
-}
+// takeDown ends the announcement. It does not block.
+func (a *announcement) takeDown() { a.leaving.Do(func() { close(a.leave) }) }
 
 // answer returns the error for the plugin's Register: that it was refused, if that is decided already. Later decisions are not sent.
 func (a *announcement) answer() error {
@@ -135,9 +126,6 @@ func (a *announcement) NotifyRegistrationStatus(
 	_ context.Context, result *registerapi.RegistrationStatus,
 ) (*registerapi.RegistrationStatusResponse, error) {
 	registered := result.GetPluginRegistered()
-	if registered {
-		a.older.remember(a)
-	}
 	hears := false
 	a.telling.Do(func() {
 		if !registered {

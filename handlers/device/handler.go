@@ -119,9 +119,9 @@ func New(config Config) (*Handler, error) {
 		stop := context.AfterFunc(life, func() { cancel(ErrClosed) })
 		return ctx, func() { stop(); cancel(nil) }
 	}
-	endpoints, err := h.load()
+	err := h.load()
 	if err == nil && config.SocketDir != "" {
-		h.older, err = h.serveOlder(endpoints)
+		h.older, err = h.serveOlder()
 	}
 	if err != nil {
 		end()

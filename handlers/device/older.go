@@ -3,7 +3,6 @@ package device
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -43,15 +42,6 @@ const (
 	helloTimeout = 5 * time.Second
 )
 
-// endpointRecord is the form of a plugin in the store, so that it is used again when the host comes back.
-type endpointRecord struct {
-	Resource string `json:"resource"`
-	// Socket is the identity of its socket.
-	Socket    string `json:"socket"`
-	PreStart  bool   `json:"preStart,omitempty"`
-	Preferred bool   `json:"preferred,omitempty"`
-}
-
 // older serves the registration service for plugins that register the older way: they call Register on kubelet.sock and name the socket in
 // the same directory on which they serve. Each is announced in a plugin directory. A nil one knows no plugins.
 type older struct {
@@ -67,16 +57,12 @@ type older struct {
 	// running counts the server and the announcements.
 	running sync.WaitGroup
 
-	// saving is held over a change of what is remembered of an endpoint, before mu.
-	saving sync.Mutex
-
 	mu        sync.Mutex
 	announced map[*announcement]bool
 }
 
-// serveOlder begins to serve, and announces those plugins again that were in use before and are still there. kubelet.sock is made again, so
-// that plugins notice that somebody else is listening now and register again.
-func (h *Handler) serveOlder(known map[string]endpointRecord) (*older, error) {
+// serveOlder begins to serve. kubelet.sock is a new file, so that plugins notice that another process is listening and register again.
+func (h *Handler) serveOlder() (*older, error) {
 	dir, err := filepath.Abs(h.config.SocketDir)
 	if err != nil {
 		return nil, err
@@ -91,9 +77,6 @@ func (h *Handler) serveOlder(known map[string]endpointRecord) (*older, error) {
 	o := &older{h: h, dir: dir, turn: make(chan struct{}, maxRegistering), announced: map[*announcement]bool{}}
 	if o.board, err = makeBoard(h.config.PluginDir); err != nil {
 		return nil, errors.Join(err, listener.Close())
-	}
-	for _, name := range slices.Sorted(maps.Keys(known)) {
-		o.restore(name, known[name])
 	}
 	o.server = grpc.NewServer(
 		grpc.MaxRecvMsgSize(maxRegister), grpc.MaxConcurrentStreams(maxRegistering), grpc.ConnectionTimeout(helloTimeout),
@@ -113,7 +96,7 @@ func (o *older) close() (err error) {
 	o.closed.Do(func() {
 		o.server.Stop()
 		for _, a := range o.matching(func(*announcement) bool { return true }) {
-			a.end(true)
+			a.takeDown()
 		}
 		o.running.Wait()
 		err = os.RemoveAll(o.board)
@@ -207,58 +190,10 @@ func (o *older) announce(resource, name string, id sock.ID, opts options) (*anno
 	return a, nil
 }
 
-// restore announces a plugin that was in use before the host came back, if it is still the same.
-func (o *older) restore(name string, r endpointRecord) {
-	err := errors.Join(checkResource(r.Resource), foreign.Endpoint(name, kubeletSocket))
-	if err == nil {
-		var id sock.ID
-		if id, err = o.lookAt(name); err == nil && id.String() == r.Socket {
-			var a *announcement
-			if a, err = o.announce(r.Resource, name, id, options{preStart: r.PreStart, preferred: r.Preferred}); err == nil {
-				_ = a.answer() // it does not wait for one
-				a.begin()
-				return
-			}
-		}
-	}
-	o.h.log.Info("a device plugin that had registered the older way is not there any more", "resource", foreign.Clip(r.Resource),
-		"endpoint", foreign.Clip(name))
-	o.forget(name)
-}
-
-func (o *older) remember(a *announcement) {
-	record, err := json.Marshal(endpointRecord{
-		Resource: a.resource, Socket: a.socket.String(), PreStart: a.preStart, Preferred: a.preferred,
-	})
-	o.saving.Lock()
-	defer o.saving.Unlock()
-	if err == nil {
-		err = o.h.store.Put(endpointPrefix+a.name, record)
-	}
-	if err != nil {
-		o.h.log.Warn("a device plugin will have to register again after a restart", "resource", a.resource, "error", err)
-	}
-}
-
-func (o *older) left(a *announcement) {
-	o.saving.Lock()
-	defer o.saving.Unlock()
+func (o *older) remove(a *announcement) {
 	o.mu.Lock()
+	defer o.mu.Unlock()
 	delete(o.announced, a)
-	keep := a.keep
-	for other := range o.announced {
-		keep = keep || other.name == a.name
-	}
-	o.mu.Unlock()
-	if !keep {
-		o.forget(a.name)
-	}
-}
-
-func (o *older) forget(name string) {
-	if err := o.h.store.Delete(endpointPrefix + name); err != nil {
-		o.h.log.Warn("cannot forget a device plugin that is gone", "endpoint", foreign.Clip(name), "error", err)
-	}
 }
 
 func (o *older) matching(is func(*announcement) bool) []*announcement {

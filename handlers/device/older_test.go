@@ -177,7 +177,7 @@ func TestOlderWayTakesTheOneRoad(t *testing.T) {
 	}
 }
 
-// kubelet.sock is another one after a restart, and those that are still there need not register again.
+// kubelet.sock is a new file after a restart, and plugins that register again are used again.
 func TestOlderWayAfterARestart(t *testing.T) {
 	dir := tempDir(t)
 	store := newMemory()
@@ -186,36 +186,31 @@ func TestOlderWayAfterARestart(t *testing.T) {
 	if err != nil || before.Mode.Perm() != 0o600 {
 		t.Fatal(before, err)
 	}
-	stay, leave, again := newFake("a"), newFake("b"), newFake("c")
-	names := []string{"example.com/stay", "example.com/leave", "example.com/again"}
-	var stops []func()
-	for i, f := range []*fake{stay, leave, again} {
-		endpoint := fmt.Sprintf("%d.sock", i)
-		stops = append(stops, serveAt(t, filepath.Join(dir, "sockets", endpoint), f.register))
-		if err := registerOlder(t, dir, older(names[i], endpoint)); err != nil {
-			t.Fatal(err)
-		}
+	f := newFake("a")
+	serveAt(t, filepath.Join(dir, "sockets", "one.sock"), f.register)
+	if err := registerOlder(t, dir, older(resource, "one.sock")); err != nil {
+		t.Fatal(err)
 	}
-	r.has("c:healthy b:healthy a:healthy") // in the order of their resources
+	r.has("a:healthy")
+	if _, err := r.Allocate(t.Context(), device.Request{Resource: resource, Owner: "one"}); err != nil {
+		t.Error(err)
+	}
 	r.stop()
 	if _, err := os.Lstat(filepath.Join(dir, "sockets", "kubelet.sock")); err == nil {
 		t.Error("kubelet.sock is left")
 	}
-	stops[1]()
-	stops[2]()
-	serveAt(t, filepath.Join(dir, "sockets", "2.sock"), newFake("c", "d").register) // another socket: it has not registered
 
 	r = startHost(t, dir, store, nil)
 	after, err := sock.Stat(filepath.Join(dir, "sockets", "kubelet.sock"))
 	if err != nil || after.ID == before.ID {
 		t.Errorf("kubelet.sock is %v, and was %v: %v", after, before, err)
 	}
-	r.has("a:healthy")
-	r.untilRegistered(1)
-	if err := registerOlder(t, dir, older(names[2], "2.sock")); err != nil {
+	r.has("a:unavailable:one")
+	if err := registerOlder(t, dir, older(resource, "one.sock")); err != nil {
 		t.Fatal(err)
 	}
-	r.has("c:healthy d:healthy a:healthy")
+	r.has("a:healthy:one")
+	r.untilRegistered(1)
 }
 
 func TestOlderWayRefuses(t *testing.T) {
@@ -279,47 +274,57 @@ func TestOlderWayRefuses(t *testing.T) {
 	r.untilRegistered(1)
 }
 
-// A plugin that waits for no answer does not hear of a refusal, and so has no reason to register again.
+// A plugin about which Register could not wait for the decision is not told that it is refused, and so has no reason to register again.
 func TestOlderWayRefusedUnheard(t *testing.T) {
+	t.Parallel() // it waits for 5 s
 	dir := tempDir(t)
-	store := newMemory()
-	r := startHost(t, dir, store, nil)
-	stop := serveAt(t, filepath.Join(dir, "sockets", "one.sock"), newFake("a").register)
-	if err := registerOlder(t, dir, older(resource, "one.sock")); err != nil {
-		t.Fatal(err)
-	}
-	r.stop()
-
 	var refused atomic.Int64
 	var wanted atomic.Bool
-	r = startHost(t, dir, store, func(string) error {
+	decide := make(chan struct{})
+	r := startHost(t, dir, newMemory(), func(string) error {
+		<-decide
 		if wanted.Load() {
 			return nil
 		}
 		refused.Add(1)
 		return errors.New("not now")
 	})
+	stop := serveAt(t, filepath.Join(dir, "sockets", "one.sock"), newFake("a").register)
+	err := registerOlder(t, dir, older(resource, "one.sock"))
+	close(decide)
+	if err != nil {
+		t.Fatal(err)
+	}
 	until(t, r.Handler, "it is refused again and again", func() bool { return refused.Load() >= 3 },
 		func() string { return fmt.Sprintf("refused %d times", refused.Load()) })
 	wanted.Store(true)
 	r.has("a:healthy")
 	r.untilRegistered(1)
-
-	// It ends while it is refused: then nobody is left to be used.
 	r.stop()
-	wanted.Store(false)
-	refused.Store(0)
-	r = startHost(t, dir, store, func(string) error {
-		refused.Add(1)
+	stop()
+}
+
+// One that ends while it is refused is forgotten.
+func TestOlderWayEndsWhileRefused(t *testing.T) {
+	t.Parallel()
+	dir := tempDir(t)
+	decide := make(chan struct{})
+	r := startHost(t, dir, newMemory(), func(string) error {
+		<-decide
 		return errors.New("not now")
 	})
-	until(t, r.Handler, "it is refused", func() bool { return refused.Load() > 0 }, func() string { return "" })
+	stop := serveAt(t, filepath.Join(dir, "sockets", "one.sock"), newFake("a").register)
+	err := registerOlder(t, dir, older(resource, "one.sock"))
 	stop()
-	r.untilRegistered(0)
-	r.stop()
-	if len(store.values) != 0 {
-		t.Errorf("the store has %q", store.values)
+	close(decide)
+	if err != nil {
+		t.Fatal(err)
 	}
+	r.untilRegistered(0)
+	until(t, r.Handler, "no announcement is left", func() bool {
+		left, err := filepath.Glob(filepath.Join(dir, "plugins", "*", "*.sock"))
+		return err == nil && len(left) == 0
+	}, func() string { return "" })
 }
 
 // The newer way, through the plugin directory, and both at once.
