@@ -2,7 +2,6 @@ package main
 
 import (
 	"archive/tar"
-	"archive/zip"
 	"bytes"
 	"compress/gzip"
 	"fmt"
@@ -26,20 +25,17 @@ func (r *release) name(t target) string {
 	return "patchbay-" + strings.TrimPrefix(r.version, "v") + "-" + t.os + "-" + t.arch
 }
 
-// archive makes the archive for a system and returns its name: a .tar.gz, or a .zip for Windows.
+// archive makes the archive for a system and returns its name.
 func (r *release) archive(t target, program, bom, notices string) (string, error) {
 	sources := map[string]string{
-		t.program():     program,
+		"patchbay":      program,
 		"sbom.cdx.json": bom,
 		"NOTICES":       notices,
 		"LICENSE":       filepath.Join(r.source, "LICENSE"),
 		"README.md":     filepath.Join(r.source, "README.md"),
 		"CHANGELOG.md":  filepath.Join(r.source, "CHANGELOG.md"),
 	}
-	folders := map[string]string{"completions": filepath.Join(r.stage, "completions")}
-	if t.os != "windows" {
-		folders["man"] = filepath.Join(r.stage, "man")
-	}
+	folders := map[string]string{"completions": filepath.Join(r.stage, "completions"), "man": filepath.Join(r.stage, "man")}
 	if t.os == "linux" {
 		folders["systemd"] = filepath.Join(r.source, "deploy", "systemd")
 		sources["patchbay.yaml"] = filepath.Join(r.source, "packaging", "patchbay.yaml")
@@ -60,18 +56,15 @@ func (r *release) archive(t target, program, bom, notices string) (string, error
 		if err != nil {
 			return "", err
 		}
-		entries = append(entries, entry{root + "/" + name, name == t.program(), content})
+		entries = append(entries, entry{root + "/" + name, name == "patchbay", content})
 	}
 	slices.SortFunc(entries, func(a, b entry) int { return strings.Compare(a.name, b.name) })
-	write, end := writeTarGz, ".tar.gz"
-	if t.os == "windows" {
-		write, end = writeZip, ".zip"
-	}
 	var packed bytes.Buffer
-	if err := write(&packed, entries, r.time); err != nil {
-		return "", fmt.Errorf("cannot make %s: %w", root+end, err)
+	file := root + ".tar.gz"
+	if err := writeTarGz(&packed, entries, r.time); err != nil {
+		return "", fmt.Errorf("cannot make %s: %w", file, err)
 	}
-	return root + end, os.WriteFile(filepath.Join(r.out, root+end), packed.Bytes(), 0o644)
+	return file, os.WriteFile(filepath.Join(r.out, file), packed.Bytes(), 0o644)
 }
 
 func (e entry) mode() os.FileMode {
@@ -101,22 +94,6 @@ func writeTarGz(w io.Writer, entries []entry, at time.Time) error {
 	}
 	if err := tw.Close(); err != nil {
 		return err
-	}
-	return zw.Close()
-}
-
-func writeZip(w io.Writer, entries []entry, at time.Time) error {
-	zw := zip.NewWriter(w)
-	for _, e := range entries {
-		header := &zip.FileHeader{Name: e.name, Method: zip.Deflate, Modified: at}
-		header.SetMode(e.mode())
-		fw, err := zw.CreateHeader(header)
-		if err != nil {
-			return err
-		}
-		if _, err := fw.Write(e.content); err != nil {
-			return err
-		}
 	}
 	return zw.Close()
 }

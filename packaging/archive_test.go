@@ -1,11 +1,9 @@
 package main
 
 import (
-	"archive/zip"
 	"bytes"
 	"crypto/sha256"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,17 +18,15 @@ var (
 
 // Nothing of the machine, its clock or its user is in an archive.
 func TestArchivesAreTheSameEverywhere(t *testing.T) {
-	for name, write := range map[string]func(io.Writer, []entry, time.Time) error{"tar.gz": writeTarGz, "zip": writeZip} {
-		var first, second bytes.Buffer
-		if err := write(&first, testEntries, testTime); err != nil {
-			t.Fatal(err)
-		}
-		if err := write(&second, testEntries, testTime.In(time.FixedZone("elsewhere", 7200)).UTC()); err != nil {
-			t.Fatal(err)
-		}
-		if !bytes.Equal(first.Bytes(), second.Bytes()) {
-			t.Errorf("two archives differ: %s", name)
-		}
+	var first, second bytes.Buffer
+	if err := writeTarGz(&first, testEntries, testTime); err != nil {
+		t.Fatal(err)
+	}
+	if err := writeTarGz(&second, testEntries, testTime.In(time.FixedZone("elsewhere", 7200)).UTC()); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(first.Bytes(), second.Bytes()) {
+		t.Error("two archives differ")
 	}
 }
 
@@ -55,27 +51,11 @@ func TestTarIsReadByTar(t *testing.T) {
 	}
 }
 
-func TestZipHoldsTheFiles(t *testing.T) {
-	var packed bytes.Buffer
-	if err := writeZip(&packed, testEntries, testTime); err != nil {
-		t.Fatal(err)
-	}
-	r, err := zip.NewReader(bytes.NewReader(packed.Bytes()), int64(packed.Len()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i, f := range r.File {
-		if want := testEntries[i]; f.Name != want.name || f.Mode() != want.mode() || !f.Modified.Equal(testTime) {
-			t.Errorf("%s has the mode %s and the time %s", f.Name, f.Mode(), f.Modified)
-		}
-	}
-}
-
 func TestChoose(t *testing.T) {
 	if all, err := choose(""); err != nil || len(all) != len(targets) {
 		t.Errorf("an empty list is %v, %v", all, err)
 	}
-	if some, err := choose("linux/arm64,windows/amd64"); err != nil || fmt.Sprint(some) != "[linux/arm64 windows/amd64]" {
+	if some, err := choose("linux/arm64,darwin/amd64"); err != nil || fmt.Sprint(some) != "[linux/arm64 darwin/amd64]" {
 		t.Errorf("two systems are %v, %v", some, err)
 	}
 	if _, err := choose("plan9/amd64"); err == nil {

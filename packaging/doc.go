@@ -1,4 +1,4 @@
-// Packaging builds what is released: static programs in archives for Linux, macOS and Windows, Debian packages, a software bill of
+// Packaging builds what is released: static programs in archives for Linux and macOS, Debian packages, a software bill of
 // materials for each program, and the checksums of all that. The same source, version and time make the same bytes, whoever builds them,
 // wherever and whenever.
 //

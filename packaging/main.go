@@ -31,7 +31,7 @@ func main() {
 	flag.StringVar(&r.version, "version", "", "version, such as v1.2.3")
 	flag.StringVar(&r.commit, "commit", "", "commit of the source")
 	flag.Int64Var(&epoch, "epoch", 0, "time of the commit in seconds since 1970")
-	flag.StringVar(&only, "only", "", "systems to build for, such as linux/amd64,windows/amd64; empty for all")
+	flag.StringVar(&only, "only", "", "systems to build for, such as linux/amd64,darwin/arm64; empty for all")
 	flag.Parse()
 	if flag.NArg() > 0 || r.out == "" || r.version == "" {
 		fmt.Fprintln(os.Stderr, "usage: packaging -out DIR -version VERSION [-commit HASH] [-epoch SECONDS] [-only OS/ARCH,...]")

@@ -10,7 +10,7 @@ import (
 type target struct{ os, arch string }
 
 var targets = []target{
-	{"linux", "amd64"}, {"linux", "arm64"}, {"darwin", "amd64"}, {"darwin", "arm64"}, {"windows", "amd64"},
+	{"linux", "amd64"}, {"linux", "arm64"}, {"darwin", "amd64"}, {"darwin", "arm64"},
 }
 
 // choose returns the targets of a list, or all for an empty one.
@@ -31,11 +31,3 @@ func choose(list string) ([]target, error) {
 
 // String returns the form OS/ARCH.
 func (t target) String() string { return t.os + "/" + t.arch }
-
-// program is the name of the program.
-func (t target) program() string {
-	if t.os == "windows" {
-		return "patchbay.exe"
-	}
-	return "patchbay"
-}

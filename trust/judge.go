@@ -2,7 +2,7 @@
 // registration and the diagnostic commands all ask a [Judge].
 //
 // Without a [Policy], only root and the host's user are trusted. The rule considers owners and modes as the system reports them, never
-// content. On Windows, which has no such owners, everything is trusted.
+// content.
 package trust
 
 import (
@@ -11,7 +11,6 @@ import (
 	"io/fs"
 	"maps"
 	"os"
-	"runtime"
 	"slices"
 	"time"
 
@@ -26,7 +25,6 @@ const (
 // Judge applies a [Policy]. It is immutable; its methods are safe for concurrent use and do not block. Their errors are of type [*Refusal].
 type Judge struct {
 	uid, gid uint32 // of the host
-	blind    bool   // the system has no owners
 	owners   accounts
 	types    map[string]judgedType
 	all      accounts // owners, and those of all types
@@ -55,7 +53,7 @@ type Account struct {
 // for each key of Types that is not a plugin type.
 func New(p Policy) (*Judge, error) {
 	j := &Judge{
-		uid: uint32(os.Geteuid()), gid: uint32(os.Getegid()), blind: runtime.GOOS == "windows",
+		uid: uint32(os.Geteuid()), gid: uint32(os.Getegid()),
 		types: map[string]judgedType{}, sticky: p.Sticky,
 		all: accounts{map[uint32]bool{}, map[uint32]bool{}},
 	}
@@ -88,7 +86,7 @@ func Default() *Judge {
 }
 
 // Privileged reports whether a user is root or the host's user, who may do everything.
-func (j *Judge) Privileged(uid uint32) bool { return j.blind || uid == 0 || uid == j.uid }
+func (j *Judge) Privileged(uid uint32) bool { return uid == 0 || uid == j.uid }
 
 // Alone reports whether only root and the host's user are trusted.
 func (j *Judge) Alone() bool { return len(j.all.users)+len(j.all.groups) == 0 && !j.sticky }
@@ -98,9 +96,6 @@ func (j *Judge) trusts(uid, gid uint32) bool { return j.Privileged(uid) || j.all
 
 // Directory refuses a directory whose content may not be used. Pass the attributes of the directory itself, not of a link to it.
 func (j *Judge) Directory(path string, mode fs.FileMode, uid, gid uint32) error {
-	if j.blind {
-		return nil
-	}
 	// A group says little of who made a file: in a directory with the setgid bit anybody's have its group.
 	if !j.Privileged(uid) && !j.all.users[uid] {
 		return &Refusal{DirectoryOwner,
@@ -196,7 +191,7 @@ func (j *Judge) Supersede(ptype, name string, by, other Account) error {
 
 // KeepsNames reports whether the names of an account's plugins of a type stay reserved for a time after the last instance is gone.
 func (j *Judge) KeepsNames(ptype string, by Account) bool {
-	return by.Known && !j.blind && !j.types[ptype].supersede
+	return by.Known && !j.types[ptype].supersede
 }
 
 // Inherit refuses a plugin a name that is reserved, until a time, for the account that had it last. A plugin that the host launches under

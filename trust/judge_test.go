@@ -4,7 +4,6 @@ import (
 	"errors"
 	"io/fs"
 	"os"
-	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -17,9 +16,6 @@ const (
 
 func judge(t *testing.T, p Policy) *Judge {
 	t.Helper()
-	if runtime.GOOS == "windows" {
-		t.Skip("there are no owners on Windows")
-	}
 	j, err := New(p)
 	if err != nil {
 		t.Fatal(err)
@@ -180,7 +176,7 @@ func TestUnknownNames(t *testing.T) {
 			t.Errorf("got %v, want %s", err, want)
 		}
 	}
-	if _, err := New(Policy{Owners: Accounts{Users: []string{"root"}, Groups: []string{"0"}}}); err != nil && runtime.GOOS != "windows" {
+	if _, err := New(Policy{Owners: Accounts{Users: []string{"root"}, Groups: []string{"0"}}}); err != nil {
 		t.Error(err)
 	}
 }

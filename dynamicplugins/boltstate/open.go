@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
 	"syscall"
 	"time"
 
@@ -158,13 +157,10 @@ func format(path string) error {
 // syncFile makes what was written to a file durable. Tests replace it.
 var syncFile = (*os.File).Sync
 
-// syncDir makes the entries of a directory durable. Windows has no such operation and does it by itself.
+// syncDir makes the entries of a directory durable.
 func syncDir(dir string) error {
 	// gofail: var boltstateSyncDir string
 	// return errors.New(boltstateSyncDir)
-	if runtime.GOOS == "windows" {
-		return nil
-	}
 	d, err := os.Open(dir)
 	if err != nil {
 		return err

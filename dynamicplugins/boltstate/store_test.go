@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -61,9 +60,6 @@ func change(p *dynamicplugins.PluginInfo) *dynamicplugins.PluginChange {
 }
 
 func TestModes(t *testing.T) {
-	if runtime.GOOS == "windows" {
-		t.Skip("no file modes")
-	}
 	dir := filepath.Join(t.TempDir(), "patchbay")
 	mustOpen(t, filepath.Join(dir, "state.db"))
 	for path, want := range map[string]os.FileMode{dir: os.ModeDir | 0o750, filepath.Join(dir, "state.db"): 0o600} {

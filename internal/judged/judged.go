@@ -50,10 +50,7 @@ func ByUser(ctx context.Context, path string, uid uint32) (*net.UnixConn, sock.P
 // user.
 func OfUser(conn *net.UnixConn, path string, uid uint32) (sock.Peer, error) {
 	peer, err := sock.PeerOf(conn)
-	switch {
-	case errors.Is(err, errors.ErrUnsupported):
-		err = nil
-	case err == nil && peer.UID != uid:
+	if err == nil && peer.UID != uid {
 		err = fmt.Errorf("user %d listens on %s, and the plugin runs as user %d: it must serve its socket itself", peer.UID, path, uid)
 	}
 	return peer, err
@@ -70,9 +67,6 @@ func Check(judge *trust.Judge, p Plugin, path string, conn net.Conn) error {
 		return judge.Own(p.Type, path, p.Account)
 	}
 	peer, err := sock.PeerOf(known.UnixConn)
-	if errors.Is(err, errors.ErrUnsupported) {
-		return nil
-	}
 	if err != nil {
 		return err
 	}

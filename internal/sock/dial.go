@@ -61,9 +61,6 @@ func Probe(ctx context.Context, path string) (Peer, error) {
 		return Peer{}, err
 	}
 	peer, err := PeerOf(conn)
-	if errors.Is(err, errors.ErrUnsupported) {
-		err = nil
-	}
 	return peer, errors.Join(err, conn.Close())
 }
 

@@ -3,8 +3,7 @@
 //
 // It knows nothing of plugins, gRPC or directories: whoever watches a directory for sockets wants package dirwatch.
 //
-// All of it works on Linux. On macOS there is no watching of peers, and on Windows no listening and no peers either; what is missing
-// returns an error that wraps [errors.ErrUnsupported].
+// All of it works on Linux. On macOS there is no watching of peers: what is missing returns an error that wraps [errors.ErrUnsupported].
 package sock
 
 import (

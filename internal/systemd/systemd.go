@@ -15,6 +15,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // firstInherited is the first descriptor that systemd passes (SD_LISTEN_FDS_START of sd_listen_fds(3)).
@@ -42,7 +44,7 @@ var Inherited = sync.OnceValue(func() *Sockets {
 	s := &Sockets{names: make([]string, n), files: make([]*os.File, n)}
 	copy(s.names, strings.Split(names, ":"))
 	for i := range n {
-		closeOnExec(firstInherited + i)
+		unix.CloseOnExec(firstInherited + i)
 		s.files[i] = os.NewFile(uintptr(firstInherited+i), s.names[i])
 	}
 	return s
@@ -98,13 +100,13 @@ func (s *Sockets) take(i int) (net.Listener, error) {
 // Listen returns a listener on a socket that this process inherited, and closes the file. Closing the listener removes no socket file. The
 // kernel names whoever called listen(2) last as the peer of new connections: this process, and not the one that made the socket.
 func Listen(file *os.File) (net.Listener, error) {
-	_ = listen(int(file.Fd()))       // a socket that cannot listen fails next
-	l, err := net.FileListener(file) // a duplicate
+	_ = unix.Listen(int(file.Fd()), unix.SOMAXCONN) // a socket that cannot listen fails next
+	l, err := net.FileListener(file)                // a duplicate
 	if err := errors.Join(err, file.Close()); err != nil {
 		return nil, err
 	}
-	if unix, ok := l.(*net.UnixListener); ok {
-		unix.SetUnlinkOnClose(false)
+	if l, ok := l.(*net.UnixListener); ok {
+		l.SetUnlinkOnClose(false)
 	}
 	return l, nil
 }
@@ -155,4 +157,10 @@ func (n *Notifier) Notify(assignments ...string) error {
 }
 
 // Reloading says that the process reloads its configuration; READY=1 says that it has.
-func (n *Notifier) Reloading() error { return n.Notify("RELOADING=1", monotonic()) }
+func (n *Notifier) Reloading() error {
+	var now unix.Timespec // which services of Type=notify-reload have to send
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		return n.Notify("RELOADING=1")
+	}
+	return n.Notify("RELOADING=1", fmt.Sprintf("MONOTONIC_USEC=%d", now.Nano()/1000))
+}

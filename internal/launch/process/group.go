@@ -8,7 +8,7 @@
 // It knows nothing of plugins, of what is on standard input and output, or of when to start a process again.
 //
 // All of it works on Linux. On macOS there is the process group only, and nothing ends processes when the host is killed except that their
-// standard input ends; on Windows there is not even the group. What is missing returns an error that wraps [errors.ErrUnsupported].
+// standard input ends. What is missing returns an error that wraps [errors.ErrUnsupported].
 package process
 
 import (
