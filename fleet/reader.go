@@ -21,6 +21,8 @@ var ErrClosed = errors.New("the reader of the fleet is closed")
 // ReaderConfig configures a [Reader].
 type ReaderConfig struct {
 	Space Space
+	// Presence is that of the nodes (default: that of [PublisherConfig]): a node that is gone was last alive that long before its key went.
+	Presence time.Duration
 	// Logger logs when etcd is lost and found again; nil for no log.
 	Logger *slog.Logger
 }
@@ -52,6 +54,7 @@ func Open(c *Cluster, config ReaderConfig) *Reader {
 }
 
 func open(d dialer, timeout time.Duration, config ReaderConfig) *Reader {
+	config.Presence = cmp.Or(config.Presence, DefaultPresence)
 	r := &Reader{config: config, members: map[string]*member{}}
 	r.init(r, d, timeout, config.Logger, Health{Message: "the fleet has not been read yet", Since: time.Now()})
 	r.feed = feed.New(feed.Config[step]{Resync: func(_ string, commit func(step)) {

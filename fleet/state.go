@@ -92,29 +92,34 @@ func (f *facts) state() NodeState {
 	return NodeUnreachable
 }
 
-// member returns the node as readers see it now. Before is what they saw; nil for nothing. Now is when the node was last known to be alive
-// if it was until this moment.
-func (f *facts) member(name string, before *member, now time.Time) *member {
+// member returns the node as readers see it now. Before is what they saw; nil for nothing. Alive is when the node last renewed its presence,
+// if that has ended just now.
+func (f *facts) member(name string, before *member, alive time.Time) *member {
 	m := &member{node: f.record.node, plugins: f.record.plugins}
 	m.node.Name, m.node.Cordon, m.node.Plugins = name, f.cordon, len(m.plugins)
 	m.node.State = f.state()
 	switch {
 	case f.present:
 	case m.node.State == NodeStopped:
-		m.node.LastSeen = f.record.stoppedAt
+		m.node.LastSeen = earliest(f.record.stoppedAt, time.Now()) // the clock of the node may be ahead
 	case before == nil:
-		if m.node.LastSeen = f.record.writtenAt; f.renewed.After(m.node.LastSeen) {
+		if m.node.LastSeen, m.node.SeenBefore = f.record.writtenAt, alive; f.renewed.After(m.node.LastSeen) {
 			m.node.LastSeen = f.renewed
 		}
+		m.node.LastSeen = earliest(m.node.LastSeen, alive)
 	case before.node.LastSeen.IsZero():
-		m.node.LastSeen = now
+		m.node.LastSeen = alive
 	default:
-		m.node.LastSeen = before.node.LastSeen
-	}
-	if m.node.LastSeen.After(now) {
-		m.node.LastSeen = now // the node's clock is ahead
+		m.node.LastSeen, m.node.SeenBefore = before.node.LastSeen, before.node.SeenBefore
 	}
 	return m
+}
+
+func earliest(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
 }
 
 // plugin returns a plugin as readers see it.

@@ -34,9 +34,10 @@ type Node struct {
 	Version string
 	// StartedAt is when its daemon started, by its own clock.
 	StartedAt time.Time
-	// LastSeen is when it was last known to be alive: when the reader lost sight of it, or, if it was gone before the reader came, when it
-	// stopped, wrote or renewed its retention last. Zero while it is ready.
-	LastSeen time.Time
+	// LastSeen is when it was last known to be alive: when it stopped or last renewed its presence, or, if it was gone before the reader came,
+	// when it last wrote or renewed its retention. It may then have been alive until SeenBefore, which is zero otherwise. Both are zero while
+	// it is ready.
+	LastSeen, SeenBefore time.Time
 	// Conditions are ordered by name.
 	Conditions []Condition
 	// Plugins is the number of instances that it has published.

@@ -153,7 +153,7 @@ func (w *whole) put(name, key string, kv *mvccpb.KeyValue) {
 func (w *whole) show(name string, now time.Time, announce bool) {
 	var shown *member
 	if known := w.facts[name]; known != nil && !known.empty() {
-		shown = known.member(name, w.reader.members[name], now)
+		shown = known.member(name, w.reader.members[name], now.Add(-w.reader.config.Presence))
 	} else if known != nil && !known.cordon.Drained { // a cordon has no lease: it is there when the node comes back
 		delete(w.facts, name)
 	}
