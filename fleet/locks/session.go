@@ -252,7 +252,11 @@ func (s *session) inspect() (token int64, err error) {
 		s.compareOwn(found.Responses[1].GetResponseRange().GetKvs())
 	}
 	if s.settled = base == kept; !s.settled {
-		s.log.Warn("fleet: etcd was restored or replaced, and fencing tokens grow from here on", "base", base)
+		if back {
+			s.log.Warn("fleet: etcd was restored or replaced, and fencing tokens grow from here on", "base", base)
+		} else { // the node has reported it, or another node has raised the base
+			s.log.Info("fleet: fencing tokens grow from the base that a node has raised", "base", base)
+		}
 		_, err = s.client.Put(ctx, own, strconv.FormatInt(base, 10))
 	}
 	return base + found.Header.GetRevision(), err
