@@ -18,7 +18,10 @@ import (
 // a hint: what counts is the record in the node's own range, so a false key cannot send a call to another address.
 
 // index returns what the keys of the nodes begin with that have a plugin of a name. The next thing in a key is the node's place.
-func (s Space) index(name string) string { return s.Base() + "index/" + url.PathEscape(name) + "/" }
+func (s Space) index(name string) string { return s.IndexSpace() + url.PathEscape(name) + "/" }
+
+// IndexSpace returns the prefix of the keys of the index. Each node writes its own there.
+func (s Space) IndexSpace() string { return s.Base() + "index/" }
 
 func indexKey(s Space, name, node string) string { return s.index(name) + placeOf(node) + "/" + node }
 

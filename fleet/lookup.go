@@ -204,23 +204,6 @@ func (l *Lookup) read(views []*view, f Filter) (found []Instance, unread *view, 
 	return found, unread, denied
 }
 
-// Follow returns a channel that receives a value after something about a node has changed, and a function that returns its current state,
-// or false if nothing is known about it yet. The node is followed until the lookup is closed.
-func (l *Lookup) Follow(node string) (changed <-chan struct{}, now func() (Node, bool)) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	v := l.view(viewKey{node: node, pinned: true}, 0)
-	followed, _ := v.source.(*nodeView)
-	return v.changed, func() (Node, bool) {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		if followed.member == nil {
-			return Node{}, false
-		}
-		return followed.member.node, true
-	}
-}
-
 // FollowLocks returns a channel that receives a value after something about the locks has changed, and a function that returns which nodes
 // compete for each lock now. The locks are followed until the lookup is closed.
 func (l *Lookup) FollowLocks() (changed <-chan struct{}, now func() map[Lock][]string) {

@@ -18,7 +18,7 @@ import (
 
 var (
 	// ErrNoNode says that etcd has no record of a node.
-	ErrNoNode = errors.New("the fleet has no such node; patchbay fleet nodes lists them")
+	ErrNoNode = errors.New("the fleet has no such node")
 	// errNodeThere says that a node is present and cannot be forgotten.
 	errNodeThere = errors.New("the node is still running; stop its daemon or, if that was killed, wait until its presence expires")
 )

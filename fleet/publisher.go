@@ -76,6 +76,9 @@ type PublisherConfig struct {
 	// Named, if it is not nil, is called with true when the node has been published under its name, and with false when another daemon
 	// holds that name. It must not block.
 	Named func(owned bool)
+	// Cordoned, if it is not nil, is called with whether the node is drained: after each start of a connection, and after each change. It
+	// must not block.
+	Cordoned func(Cordon)
 	// Unhealthy returns the paths of the sockets of plugins that do not serve, or do not answer; nil for none. Local tells when they
 	// change.
 	Unhealthy func() map[string]bool

@@ -56,6 +56,7 @@ func (s *session) run(ctx context.Context) (stood bool, err error) {
 		look := make(chan struct{}, 1)
 		keeping.Go(func() { cancel(s.keep(living, look)) })
 		keeping.Go(func() { s.awaitLocks(living) })
+		keeping.Go(func() { s.watchCordon(living) })
 		err = s.follow(living, look)
 	}
 	if ctx.Err() != nil && s.stream != nil {
@@ -358,4 +359,48 @@ func (s *session) locked(ctx context.Context) (bool, error) {
 		}
 	}
 	return false, cmp.Or(context.Cause(ctx), errEnded)
+}
+
+// watchCordon calls Cordoned with whether the node is drained, and again after each change, until the session ends.
+func (s *session) watchCordon(ctx context.Context) {
+	if s.config.Cordoned == nil {
+		return
+	}
+	for failures := 1; ; failures++ {
+		err := s.followCordon(ctx)
+		if failures == 1 && ctx.Err() == nil {
+			s.config.Logger.Warn("fleet: cannot read whether the node is drained, and tries again", "node", s.config.Node, "error", Explain(err))
+		}
+		if !backoff.Pause(ctx, retry.After(failures)) {
+			return
+		}
+	}
+}
+
+// followCordon returns with the reason why the cordon cannot be followed any more.
+func (s *session) followCordon(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	key, known := s.node+cordonKey, facts{}
+	now, err := s.store.get(ctx, key)
+	if err != nil {
+		return err
+	}
+	for _, kv := range now.Kvs {
+		known.put(cordonKey, kv)
+	}
+	s.config.Cordoned(known.cordon)
+	for response := range s.store.watch(ctx, key, clientv3.WithRev(now.Header.GetRevision()+1)) {
+		if err := watchError(response); err != nil {
+			return err
+		}
+		for _, event := range response.Events {
+			known.delete(cordonKey)
+			if event.IsCreate() || event.IsModify() {
+				known.put(cordonKey, event.Kv)
+			}
+			s.config.Cordoned(known.cordon)
+		}
+	}
+	return cmp.Or(context.Cause(ctx), errEnded)
 }
