@@ -67,6 +67,8 @@ func (c *Client) meaning(err error) error {
 		return inWords{detail, ErrDenied}
 	case code == connect.CodeNotFound:
 		return inWords{detail, ErrNotFound}
+	case code == connect.CodeDeadlineExceeded: // the daemon noticed it first
+		return inWords{detail, context.DeadlineExceeded}
 	case code == connect.CodeResourceExhausted:
 		return ErrBehind
 	case code == connect.CodeUnavailable && connect.IsWireError(err):

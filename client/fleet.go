@@ -11,6 +11,9 @@ import (
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 )
 
+// ErrNodeNotFound is wrapped by the error of a call about an unknown node of the fleet; its text is the daemon's.
+var ErrNodeNotFound = errors.New("no such node is known")
+
 // FleetFilter selects plugins of the fleet. An empty list matches everything; a list with several values matches any of them.
 type FleetFilter struct {
 	// Types also match the roles of a plugin.
@@ -43,9 +46,11 @@ type FleetNode struct {
 	// Version is the version of Patchbay that it runs.
 	Version   string     `json:"version"`
 	StartedAt *time.Time `json:"startedAt"`
-	// LastSeen is when it was last known to be alive; nil while it is ready.
-	LastSeen   *time.Time  `json:"lastSeen"`
-	Conditions []Condition `json:"conditions"`
+	// LastSeen is when it was last known to be alive; nil while it is ready. If nobody followed it then, it may have been alive until
+	// LastSeenBefore, which is nil otherwise.
+	LastSeen       *time.Time  `json:"lastSeen"`
+	LastSeenBefore *time.Time  `json:"lastSeenBefore"`
+	Conditions     []Condition `json:"conditions"`
 	// Plugins is the number of instances of plugins that it has.
 	Plugins int               `json:"plugins"`
 	Labels  map[string]string `json:"labels"`
@@ -91,6 +96,17 @@ type FleetPlugin struct {
 	Unhealthy bool `json:"unhealthy"`
 }
 
+// FleetVersion is one version of a plugin, with the nodes on which it is the current one.
+type FleetVersion struct {
+	Type    string `json:"type"`
+	Name    string `json:"name"`
+	Version string `json:"version"`
+	// Nodes are ordered by name.
+	Nodes []string `json:"nodes"`
+	// DiffersSince is since when nodes have different versions of the plugin; nil if all have the same.
+	DiffersSince *time.Time `json:"differsSince"`
+}
+
 // FleetChange is one change in the fleet.
 type FleetChange struct {
 	// Kind is "added", "changed" or "removed".
@@ -123,21 +139,65 @@ func (c *Client) FleetPlugins(ctx context.Context, f FleetFilter) ([]FleetPlugin
 	return each(answer.GetPlugins(), fleetPluginOf), fleetHealthOf(answer.GetHealth()), err
 }
 
+// FleetVersions returns which versions of the plugins that match run on which nodes, ordered by type, name and version. Without states in
+// the filter, only registered plugins count.
+func (c *Client) FleetVersions(ctx context.Context, f FleetFilter) ([]FleetVersion, FleetHealth, error) {
+	request := &patchbayv1.ListFleetVersionsRequest{Filter: f.message()}
+	answer, err := ask(ctx, c.explain, "list the versions in the fleet", c.fleet.ListFleetVersions, request)
+	return each(answer.GetVersions(), func(v *patchbayv1.FleetVersion) FleetVersion {
+		return FleetVersion{v.GetType(), v.GetName(), v.GetVersion(), v.GetNodes(), timeOf(v.GetDiffersSince())}
+	}), fleetHealthOf(answer.GetHealth()), err
+}
+
 // DrainNode steers calls that may go to any node away from this one, and makes it give up its locks, until UncordonNode.
 func (c *Client) DrainNode(ctx context.Context, node string) error {
-	_, err := ask(ctx, c.explain, "drain node "+node, c.fleet.DrainNode, &patchbayv1.DrainNodeRequest{Node: node})
+	_, err := ask(ctx, c.explainNode, "drain node "+node, c.fleet.DrainNode, &patchbayv1.DrainNodeRequest{Node: node})
 	return err
+}
+
+// WaitDrained blocks until a node that was drained serves no more calls of other nodes and holds no locks, or has stopped. If the deadline of
+// ctx passes first, the error matches [context.DeadlineExceeded] and says what the node still does.
+func (c *Client) WaitDrained(ctx context.Context, node string) error {
+	waits, drained := "it does not say what it serves, as nodes of earlier versions do not", false
+	for change, err := range c.WatchFleet(ctx, FleetFilter{Nodes: []string{node}}, true, nil) {
+		n := change.Node
+		switch {
+		case err != nil && !errors.Is(err, context.DeadlineExceeded):
+			return err
+		case err != nil:
+			return fmt.Errorf("cannot wait for node %s: the time is over and %s: %w", node, waits, context.DeadlineExceeded)
+		case n == nil:
+		case change.Kind == "removed" || n.State == "stopped":
+			return nil
+		case n.DrainedAt == nil && drained:
+			return fmt.Errorf("cannot wait for node %s: it is not drained any more", node)
+		case n.DrainedAt != nil && n.State != "ready":
+			drained, waits = true, "it is "+n.State+": "+n.Reason
+		case n.DrainedAt != nil:
+			drained = true
+			for _, now := range n.Conditions {
+				switch {
+				case now.Name != "fleet-drain" || now.Since == nil || !now.Since.Equal(*n.DrainedAt): // of an earlier drain
+				case now.Status == "ok":
+					return nil
+				default:
+					waits = now.Message
+				}
+			}
+		}
+	}
+	return ctx.Err()
 }
 
 // UncordonNode undoes DrainNode.
 func (c *Client) UncordonNode(ctx context.Context, node string) error {
-	_, err := ask(ctx, c.explain, "uncordon node "+node, c.fleet.UncordonNode, &patchbayv1.UncordonNodeRequest{Node: node})
+	_, err := ask(ctx, c.explainNode, "uncordon node "+node, c.fleet.UncordonNode, &patchbayv1.UncordonNodeRequest{Node: node})
 	return err
 }
 
 // ForgetNode removes a node that is gone from etcd, before its retention expires.
 func (c *Client) ForgetNode(ctx context.Context, node string) error {
-	_, err := ask(ctx, c.explain, "forget node "+node, c.fleet.ForgetNode, &patchbayv1.ForgetNodeRequest{Node: node})
+	_, err := ask(ctx, c.explainNode, "forget node "+node, c.fleet.ForgetNode, &patchbayv1.ForgetNodeRequest{Node: node})
 	return err
 }
 
@@ -206,6 +266,14 @@ func (c *Client) WaitFleet(ctx context.Context, f FleetFilter, count int) ([]Fle
 	return nil, fmt.Errorf("cannot %s: the time is over and %d of %d match%s: %w", task, len(plugins), count, stale, context.DeadlineExceeded)
 }
 
+// explainNode is explain for calls that name a node.
+func (c *Client) explainNode(task string, err error) error {
+	if err = c.meaning(err); errors.Is(err, ErrNotFound) {
+		err = inWords{err, ErrNodeNotFound}
+	}
+	return fmt.Errorf("cannot %s: %w", task, err)
+}
+
 func (f FleetFilter) message() *patchbayv1.FleetFilter {
 	return &patchbayv1.FleetFilter{Types: f.Types, Names: f.Names, Nodes: f.Nodes, Versions: f.Versions, States: f.States, Labels: f.Labels}
 }
@@ -218,7 +286,7 @@ func fleetNodeOf(n *patchbayv1.FleetNode) FleetNode {
 	return FleetNode{
 		Name: n.GetName(), State: n.GetState(), Reason: n.GetReason(), Instance: n.GetInstance(), Address: n.GetAddress(),
 		Version: n.GetVersion(), StartedAt: timeOf(n.GetStartedAt()), LastSeen: timeOf(n.GetLastSeen()),
-		Conditions: each(n.GetConditions(), conditionOf), Plugins: int(n.GetPlugins()),
+		LastSeenBefore: timeOf(n.GetLastSeenBefore()), Conditions: each(n.GetConditions(), conditionOf), Plugins: int(n.GetPlugins()),
 		Labels: n.GetLabels(), DrainedAt: timeOf(n.GetDrainedAt()), DrainedBy: n.GetDrainedBy(),
 	}
 }

@@ -297,7 +297,7 @@ func (d *Daemon) serve(ctx context.Context, l *listening, a *assembly, parts *cl
 		d.log.Info("taking calls from other nodes", "address", l.fleet.Addr().String(), "rules", len(d.config.Fleet.Serve.Allow))
 		calls := &fleetServer{
 			a.registry, a.fleet.credentials, d.fleetRules, newDenials(a.runtime.Publish, d.log), newAuditor(a.runtime.Publish, d.log),
-			a.metrics.served, a.conns.nodeBudget, d.log, fleetConnAge,
+			a.metrics.served, a.fleet.drain, a.conns.nodeBudget, d.log, fleetConnAge,
 		}
 		parts.add(calls.serve(ctx, a.conns.limit(l.fleet, "fleet", nil), failed))
 	}

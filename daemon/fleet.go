@@ -60,6 +60,9 @@ func (c fleetConfig) validate(check func(field string, err error)) {
 	}
 	check("fleet.presence", fleet.ValidateTimes(cmp.Or(c.Presence, fleet.DefaultPresence), cmp.Or(c.Retention, fleet.DefaultRetention)))
 	check("fleet.labels", fleet.ValidateLabels(c.Labels))
+	if c.Drift < 0 {
+		check("fleet.drift", fmt.Errorf("%v is negative: use a time above zero, or leave it out", c.Drift))
+	}
 	for i, o := range c.Offers {
 		if err := validatePatterns([]patterns{{"node", []string{o.Node}}, {"types", o.Types}, {"names", o.Names}}); err != nil {
 			check("fleet.offers", fmt.Errorf("rule %d: %w", i+1, err))
@@ -108,9 +111,10 @@ const readerIdle = 5 * time.Minute
 
 // fleetMember is the daemon's part in a fleet: it reads it, calls it, and keeps the locks of plugins. Nil stands for none.
 type fleetMember struct {
-	cluster *fleet.Cluster
-	node    string
-	space   fleet.Space
+	cluster  *fleet.Cluster
+	node     string
+	space    fleet.Space
+	presence time.Duration // of the nodes
 	// credentials are nil if the node neither takes calls from others nor calls them.
 	credentials *fleet.Credentials
 	calledAs    string // the node, if it takes calls from others
@@ -120,14 +124,17 @@ type fleetMember struct {
 	exclusive   []string
 	offers      atomic.Pointer[[]config.FleetOffer]
 	unlocked    *unlocked
+	drain       *drain
+	drift       time.Duration // that of FleetConfig
 	isNamed     atomic.Bool   // the node owns its name in the fleet
-	renamed     chan struct{} // gets a value when that changes
+	altered     chan struct{} // gets a value when that or the cordon changes
 	announce    func(fleet.Condition)
 	log         *slog.Logger
 
 	mu            sync.Mutex
-	reader        *fleet.Reader     // nil while nobody asks
-	closedReaders fleet.ReaderStats // the sum of what readers that are closed did
+	reader        *fleet.Reader       // nil while nobody asks
+	versions      *patchbay.Condition // the last judgment of its versions; nil for none
+	closedReaders fleet.ReaderStats   // the sum of what readers that are closed did
 	users         int
 	idle          *time.Timer
 	closed        bool
@@ -141,6 +148,14 @@ func (m *fleetMember) conditions() []patchbay.Condition {
 	all := []patchbay.Condition{m.settingsCondition()}
 	if len(m.certificates()) > 0 {
 		all = append(all, m.certificateCondition())
+	}
+	if c, drained := m.drain.condition(); drained {
+		all = append(all, c)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.reader != nil && m.versions != nil {
+		all = append(all, *m.versions)
 	}
 	return all
 }
@@ -176,8 +191,9 @@ func newFleetMember(
 	etcd, space := Etcd(c.Etcd)
 	m = &fleetMember{
 		node: c.node(), space: space, exclusive: c.Exclusive, log: log, announce: announce(runtime.Publish, log),
-		renamed: make(chan struct{}, 1),
+		altered: make(chan struct{}, 1), presence: c.Presence, drift: c.Drift,
 	}
+	m.drain = newDrain(m.holdsLock)
 	m.unlocked = newUnlocked(m.node, c.Exclusive)
 	m.useOffers(c.Offers)
 	if m.node == "" {
@@ -237,17 +253,35 @@ func (m *fleetMember) newPublisher(
 	return fleet.NewPublisher(m.cluster, fleet.PublisherConfig{
 		Space: m.space, Node: m.node, Address: address, Version: build.Version, Presence: c.Presence, Retention: c.Retention,
 		Settings: c.settings(), InstanceFile: statePath + ".instance", Labels: c.Labels, Local: fleetLocal{local}, Logger: m.log,
-		Unhealthy: func() map[string]bool { return unwell(l) }, Locked: m.unlocked.begin, Named: m.setNamed,
+		Unhealthy: func() map[string]bool { return unwell(l) }, Locked: m.unlocked.begin, Named: m.setNamed, Cordoned: m.setCordon,
 	})
 }
 
 // setNamed records whether the node owns its name.
 func (m *fleetMember) setNamed(owned bool) {
-	if m.isNamed.Swap(owned) == owned {
-		return
+	if m.isNamed.Swap(owned) != owned {
+		wake(m.altered)
 	}
+}
+
+// setCordon records whether the node is drained.
+func (m *fleetMember) setCordon(c fleet.Cordon) {
+	m.drain.set(c)
+	wake(m.altered)
+}
+
+// mayCompete reports whether the node may compete for locks. Callers look for the holder at the daemon that owns the name.
+func (m *fleetMember) mayCompete() bool { return m.isNamed.Load() && m.drain.isOpen() }
+
+// holdsLock reports whether the node holds a lock.
+func (m *fleetMember) holdsLock() bool {
+	return m.elector != nil && slices.ContainsFunc(m.elector.Wanted(), func(w locks.Wanted) bool { return w.Held })
+}
+
+// wake sends a value to a channel that has room for one, unless there is one already.
+func wake(c chan<- struct{}) {
 	select {
-	case m.renamed <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
 }
@@ -266,21 +300,21 @@ func (m *fleetMember) join(
 		running.Go(func() { publisher.Run(ctx) })
 		running.Go(func() { m.watchCertificates(ctx, judge) })
 		running.Go(func() { m.unlocked.run(ctx, m.lookup, m.announce) })
+		running.Go(func() { m.drain.watch(ctx, m.announce) })
+		running.Go(func() { m.watchVersions(ctx) })
 		if m.elector == nil {
 			return
 		}
 		running.Go(func() { m.elector.Run(ctx) })
-		drained, own := m.lookup.Follow(m.node)
 		for changes := (fleetLocal{local}).Changes(ctx); ctx.Err() == nil; {
-			wanted := m.wantedLocks(registry)
-			if node, _ := own(); node.Cordon.Drained || !m.isNamed.Load() {
-				wanted = nil // callers would look for the holder at the daemon that owns the name
+			var wanted []fleet.Lock
+			if m.mayCompete() {
+				wanted = m.wantedLocks(registry)
 			}
 			m.elector.Stand(wanted)
 			select {
 			case <-changes:
-			case <-drained:
-			case <-m.renamed:
+			case <-m.altered:
 			case <-ctx.Done():
 			}
 		}
@@ -319,7 +353,7 @@ func (m *fleetMember) acquire() (reader *fleet.Reader, release func(), err error
 		m.idle = nil
 	}
 	if m.reader == nil {
-		m.reader = fleet.Open(m.cluster, fleet.ReaderConfig{Space: m.space, Logger: m.log})
+		m.reader = fleet.Open(m.cluster, fleet.ReaderConfig{Space: m.space, Presence: m.presence, Logger: m.log})
 	}
 	m.users++
 	return m.reader, sync.OnceFunc(m.release), nil
@@ -345,8 +379,10 @@ func (m *fleetMember) release() {
 // fleetLocal is the node as the fleet sees it. It is a [fleet.Local].
 type fleetLocal struct{ source }
 
+// Conditions leaves out what is about the fleet and not about the node.
 func (l fleetLocal) Conditions() []fleet.Condition {
-	return each(l.source.Conditions(), func(c patchbay.Condition) fleet.Condition { return fleet.Condition(c) })
+	own := slices.DeleteFunc(l.source.Conditions(), func(c patchbay.Condition) bool { return c.Name == versionsCondition })
+	return each(own, func(c patchbay.Condition) fleet.Condition { return fleet.Condition(c) })
 }
 
 func (l fleetLocal) Changes(ctx context.Context) <-chan struct{} {
@@ -354,10 +390,7 @@ func (l fleetLocal) Changes(ctx context.Context) <-chan struct{} {
 	changes := make(chan struct{}, 1)
 	go func() { // ends with ctx, which closes the events
 		for range events {
-			select {
-			case changes <- struct{}{}:
-			default:
-			}
+			wake(changes)
 		}
 	}()
 	return changes

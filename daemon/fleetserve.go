@@ -15,7 +15,6 @@ import (
 	"path"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -110,6 +109,7 @@ type fleetServer struct {
 	denials     *denials
 	audit       *auditor
 	served      *peerCalls
+	drain       *drain
 	budget      *frames.Budget
 	log         *slog.Logger
 	age         time.Duration // of a connection, see fleetConnAge
@@ -119,18 +119,13 @@ type fleetServer struct {
 // nothing is left. If it ends before that, failed is called and stop returns the error.
 func (s *fleetServer) serve(ctx context.Context, listener net.Listener, failed func()) (stop func() error) {
 	end, endCalls := context.WithCancelCause(context.Background())
-	var calls atomic.Int64 // in progress
 	tlsConfig := s.credentials.Server()
 	server := frames.NewServer(frames.ServerConfig{
 		Budget: s.budget, Timeout: fleetHandshake, Streams: fleetStreams, Age: s.age, Silence: fleetSilence, Answer: fleetAnswer,
 		Introduce: func(ctx context.Context, nc net.Conn) (frames.Introduced, error) {
 			return s.introduce(ctx, nc, tlsConfig)
 		},
-		Handle: func(caller grpc.ServerStream) error {
-			calls.Add(1)
-			defer calls.Add(-1)
-			return s.handle(end, caller)
-		},
+		Handle: func(caller grpc.ServerStream) error { return s.handle(end, caller) },
 	})
 	served := make(chan error, 1)
 	go func() {
@@ -145,7 +140,7 @@ func (s *fleetServer) serve(ctx context.Context, listener net.Listener, failed f
 		forget()
 		endCalls(errStopping) // no harm if it was called before
 		late := time.AfterFunc(stopTimeout, func() {
-			if n := calls.Load(); n > 0 {
+			if n := s.drain.inProgress(); n > 0 {
 				// A caller that does not read has its call end like this, and is no reason for the daemon to end with an error.
 				s.log.Warn("calls from other nodes were still in progress and were aborted", "calls", n, "after", stopTimeout)
 			}
@@ -194,6 +189,7 @@ func (s *fleetServer) handle(end context.Context, caller grpc.ServerStream) (err
 	defer context.AfterFunc(end, func() { cancel(context.Cause(end)) })()
 	call := &fleetCall{}
 	var release func() // nil for one that was not let in
+	var done func()    // set with release
 	reached := false   // a plugin
 	defer func() {
 		if len(call.identities) > 0 {
@@ -201,6 +197,7 @@ func (s *fleetServer) handle(end context.Context, caller grpc.ServerStream) (err
 		}
 		if release != nil {
 			release()
+			done()
 			s.audit.called(call, pluginCall{plugin: call.plugin, method: call.method}, reached, status.Code(err))
 		}
 	}()
@@ -216,6 +213,7 @@ func (s *fleetServer) handle(end context.Context, caller grpc.ServerStream) (err
 		if release, err = s.rules.letIn(denied, cancel); err != nil {
 			return nil, s.denials.deny(call)
 		}
+		done = s.drain.begin()
 		if err := s.audit.admit(call); err != nil {
 			return nil, err
 		}
@@ -247,26 +245,6 @@ func (d *denials) deny(c *fleetCall) error {
 		})
 	}
 	return status.Errorf(codes.PermissionDenied, "%s may not call %s: no rule in fleet.serve.allow of the node allows it", who, what)
-}
-
-// patterns are those of one key of a rule.
-type patterns struct {
-	key  string
-	list []string
-}
-
-func validatePatterns(parts []patterns) error {
-	for _, part := range parts {
-		if len(part.list) == 0 || slices.Contains(part.list, "") {
-			return fmt.Errorf(`%s is empty and would allow nothing: name what is allowed, or "*" for everything`, part.key)
-		}
-		for _, pattern := range part.list {
-			if _, err := path.Match(pattern, ""); err != nil {
-				return fmt.Errorf("%s has %q, which is no pattern: %w", part.key, pattern, err)
-			}
-		}
-	}
-	return nil
 }
 
 // errWithdrawn ends calls that no rule allows any more.
@@ -302,6 +280,26 @@ func (c *fleetCall) denied(rules []config.FleetAllow) error {
 	return errWithdrawn
 }
 
+// patterns are those of one key of a rule.
+type patterns struct {
+	key  string
+	list []string
+}
+
+func validatePatterns(parts []patterns) error {
+	for _, part := range parts {
+		if len(part.list) == 0 || slices.Contains(part.list, "") {
+			return fmt.Errorf(`%s is empty and would allow nothing: name what is allowed, or "*" for everything`, part.key)
+		}
+		for _, pattern := range part.list {
+			if _, err := path.Match(pattern, ""); err != nil {
+				return fmt.Errorf("%s has %q, which is no pattern: %w", part.key, pattern, err)
+			}
+		}
+	}
+	return nil
+}
+
 // matchIdentity reports whether a pattern matches who calls, see [fleet.Credentials.Caller]. A URI is only matched by a pattern with "://",
 // or by "*".
 func matchIdentity(pattern, identity string) bool {
@@ -320,6 +318,28 @@ func matchAny(patterns []string, text string) bool {
 	return slices.ContainsFunc(patterns, func(pattern string) bool {
 		matched, err := path.Match(pattern, text)
 		return pattern == "*" || err == nil && matched
+	})
+}
+
+// useOffers puts other rules in force, for calls that begin from then on.
+func (m *fleetMember) useOffers(offers []config.FleetOffer) {
+	if m != nil {
+		m.offers.Store(&offers)
+	}
+}
+
+// reload takes over what a reload brings: who may offer what, and files of certificates that have changed. Calls at nodes whose CA is gone
+// end.
+func (m *fleetMember) reload(offers []config.FleetOffer) {
+	m.useOffers(offers)
+	m.certificates()
+}
+
+// mayOffer is that of a [fleet.DialerConfig].
+func (m *fleetMember) mayOffer(node, ptype, name string) bool {
+	offers := *m.offers.Load()
+	return len(offers) == 0 || slices.ContainsFunc(offers, func(o config.FleetOffer) bool {
+		return matchAny([]string{strings.ToLower(o.Node)}, strings.ToLower(node)) && matchAny(o.Types, ptype) && matchAny(o.Names, name)
 	})
 }
 

@@ -208,7 +208,8 @@ func nodeMessage(n fleet.Node) *patchbayv1.FleetNode {
 	message := &patchbayv1.FleetNode{
 		Labels: n.Labels,
 		Name:   n.Name, State: string(n.State), Instance: valid(n.Instance), Address: valid(n.Address), Version: valid(n.Version),
-		StartedAt: timestamp(n.StartedAt), LastSeen: timestamp(n.LastSeen), Plugins: uint32(n.Plugins), Reason: nodeReason(n.State, n.LastSeen),
+		StartedAt: timestamp(n.StartedAt), LastSeen: timestamp(n.LastSeen), LastSeenBefore: timestamp(n.SeenBefore),
+		Plugins: uint32(n.Plugins), Reason: nodeReason(n),
 		Conditions: each(n.Conditions, func(c fleet.Condition) *patchbayv1.Condition { return conditionMessage(patchbay.Condition(c)) }),
 	}
 	if n.Cordon.Drained {
@@ -218,12 +219,15 @@ func nodeMessage(n fleet.Node) *patchbayv1.FleetNode {
 }
 
 // nodeReason says why a node is in its state.
-func nodeReason(state fleet.NodeState, seen time.Time) string {
-	switch state {
+func nodeReason(n fleet.Node) string {
+	switch n.State {
 	case fleet.NodeUnreachable:
-		return "Its presence in etcd has ended; it was last seen " + at(seen) + "."
+		if n.SeenBefore.IsZero() {
+			return "Its presence in etcd has ended; it was last seen " + at(n.LastSeen) + "."
+		}
+		return "Its presence in etcd has ended; it was last seen " + at(n.LastSeen) + " or later, but before " + n.SeenBefore.UTC().Format(time.RFC3339) + "."
 	case fleet.NodeStopped:
-		return "Its daemon stopped " + at(seen) + "."
+		return "Its daemon stopped " + at(n.LastSeen) + "."
 	case fleet.NodeUnknown:
 		return "Its record is missing or malformed."
 	case fleet.NodeReady:
@@ -267,4 +271,60 @@ func fleetPluginMessage(p fleet.Plugin) *patchbayv1.FleetPlugin {
 	case fleet.NodeReady:
 	}
 	return message
+}
+
+func (s fleetService) DrainNode(ctx context.Context, request *patchbayv1.DrainNodeRequest) (*patchbayv1.DrainNodeResponse, error) {
+	return operate(s, &patchbayv1.DrainNodeResponse{}, func(m *fleetMember) error {
+		return m.cluster.Drain(ctx, m.space, request.GetNode(), m.node)
+	})
+}
+
+func (s fleetService) UncordonNode(ctx context.Context, request *patchbayv1.UncordonNodeRequest) (*patchbayv1.UncordonNodeResponse, error) {
+	return operate(s, &patchbayv1.UncordonNodeResponse{}, func(m *fleetMember) error {
+		return m.cluster.Uncordon(ctx, m.space, request.GetNode())
+	})
+}
+
+func (s fleetService) ForgetNode(ctx context.Context, request *patchbayv1.ForgetNodeRequest) (*patchbayv1.ForgetNodeResponse, error) {
+	return operate(s, &patchbayv1.ForgetNodeResponse{}, func(m *fleetMember) error {
+		return m.cluster.Forget(ctx, m.space, request.GetNode())
+	})
+}
+
+// operate does what an operator asks for and returns the answer.
+func operate[A any](s fleetService, answer *A, do func(*fleetMember) error) (*A, error) {
+	if s.member == nil {
+		return nil, connect.NewError(connect.CodeFailedPrecondition, errNoFleet)
+	}
+	err := do(s.member)
+	switch {
+	case errors.Is(err, fleet.ErrNoNode):
+		return nil, connect.NewError(connect.CodeNotFound, fleet.ErrNoNode)
+	case err != nil:
+		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New(valid(reasonOf(err))))
+	}
+	return answer, nil
+}
+
+// reasonOf returns an error without what was tried, which the caller says.
+func reasonOf(err error) string {
+	if inner := errors.Unwrap(err); inner != nil {
+		return inner.Error()
+	}
+	return err.Error()
+}
+
+func (s fleetService) ListLocks(ctx context.Context, _ *patchbayv1.ListLocksRequest) (*patchbayv1.ListLocksResponse, error) {
+	if s.member == nil {
+		return nil, connect.NewError(connect.CodeFailedPrecondition, errNoFleet)
+	}
+	locks, err := s.member.cluster.Locks(ctx, s.member.space)
+	if err != nil {
+		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New(valid(reasonOf(err))))
+	}
+	return &patchbayv1.ListLocksResponse{Locks: each(locks, func(l fleet.LockState) *patchbayv1.FleetLock {
+		return &patchbayv1.FleetLock{
+			Type: valid(l.Type), Name: valid(l.Name), Node: l.Node, FencingToken: l.Token, Candidates: uint32(l.Candidates),
+		}
+	})}, nil
 }

@@ -85,6 +85,7 @@ func newNodes(t *testing.T, change func(*fleetServer)) *nodes {
 	server := &fleetServer{
 		registry: n.registry, credentials: certificates[1], rules: newInForce([]config.FleetAllow{allow("a", all, all, all)}),
 		denials: newDenials(publish, discard), audit: newAuditor(publish, discard), served: newPeerCalls(calls), age: fleetConnAge,
+		drain:  newDrain(func() bool { return false }),
 		budget: newBudget("calls", frames.DefaultLimits, 0, nil, discard),
 		log:    slog.New(slog.NewTextHandler(n.log, &slog.HandlerOptions{Level: slog.LevelWarn})),
 	}

@@ -45,6 +45,7 @@ var procedureRoles = map[string]role{
 	patchbayv1connect.DeviceServiceReleaseDevicesProcedure:      roleOperate,
 	patchbayv1connect.FleetServiceListNodesProcedure:            roleRead,
 	patchbayv1connect.FleetServiceListFleetPluginsProcedure:     roleRead,
+	patchbayv1connect.FleetServiceListFleetVersionsProcedure:    roleRead,
 	patchbayv1connect.FleetServiceWatchFleetProcedure:           roleRead,
 	patchbayv1connect.FleetServiceWaitForFleetPluginProcedure:   roleRead,
 	patchbayv1connect.FleetServiceListLocksProcedure:            roleRead,

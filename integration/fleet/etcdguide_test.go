@@ -134,10 +134,11 @@ func TestEtcdGuide(t *testing.T) {
 	nodes := map[string]*daemon{}
 	for _, name := range []string{"node-7", "node-8"} {
 		g.run(strings.Replace(ofClient, "user=root", "user="+name, 1))
-		g.run(admin + strings.ReplaceAll(strings.Join(codeBlocks(t, "fleet.md", "## Rights in etcd\n"), ""), "node-7", name))
 		d := newDaemon(t, program(t, "patchbay"), name)
 		text := g.replace.Replace(strings.ReplaceAll(configuration, "node-7", name))
 		d.configure("fleet:\n  etcd:\n    endpoints: []\n  node: "+name+"\n", "handlers: {Echo: accept}\n"+text+"  exclusive: [Echo]\n")
+		rights := strings.ReplaceAll(strings.Join(codeBlocks(t, "fleet.md", "## Rights in etcd\n"), ""), "node-7", name)
+		g.run(admin + "export PATCHBAY_CONFIG=" + filepath.Join(d.dir, "patchbay.yaml") + "\n" + rights)
 		d.start()
 		nodes[name] = d
 	}

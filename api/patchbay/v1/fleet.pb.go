@@ -391,6 +391,184 @@ func (x *ListFleetPluginsResponse) GetHealth() *FleetHealth {
 	return nil
 }
 
+// ListFleetVersionsRequest selects plugins.
+type ListFleetVersionsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Filter        *FleetFilter           `protobuf:"bytes,1,opt,name=filter,proto3" json:"filter,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListFleetVersionsRequest) Reset() {
+	*x = ListFleetVersionsRequest{}
+	mi := &file_patchbay_v1_fleet_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListFleetVersionsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListFleetVersionsRequest) ProtoMessage() {}
+
+func (x *ListFleetVersionsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_patchbay_v1_fleet_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListFleetVersionsRequest.ProtoReflect.Descriptor instead.
+func (*ListFleetVersionsRequest) Descriptor() ([]byte, []int) {
+	return file_patchbay_v1_fleet_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *ListFleetVersionsRequest) GetFilter() *FleetFilter {
+	if x != nil {
+		return x.Filter
+	}
+	return nil
+}
+
+// ListFleetVersionsResponse holds the versions of the plugins that match.
+type ListFleetVersionsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Versions      []*FleetVersion        `protobuf:"bytes,1,rep,name=versions,proto3" json:"versions,omitempty"`
+	Health        *FleetHealth           `protobuf:"bytes,2,opt,name=health,proto3" json:"health,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListFleetVersionsResponse) Reset() {
+	*x = ListFleetVersionsResponse{}
+	mi := &file_patchbay_v1_fleet_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListFleetVersionsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListFleetVersionsResponse) ProtoMessage() {}
+
+func (x *ListFleetVersionsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_patchbay_v1_fleet_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListFleetVersionsResponse.ProtoReflect.Descriptor instead.
+func (*ListFleetVersionsResponse) Descriptor() ([]byte, []int) {
+	return file_patchbay_v1_fleet_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *ListFleetVersionsResponse) GetVersions() []*FleetVersion {
+	if x != nil {
+		return x.Versions
+	}
+	return nil
+}
+
+func (x *ListFleetVersionsResponse) GetHealth() *FleetHealth {
+	if x != nil {
+		return x.Health
+	}
+	return nil
+}
+
+// FleetVersion is one version of a plugin, with the nodes on which it is the current one.
+type FleetVersion struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Type    string                 `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`
+	Name    string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Version string                 `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
+	// Ordered by name.
+	Nodes []string `protobuf:"bytes,4,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	// Since when these plugins have different versions on different nodes: the registration of the first instance of the second version. Absent
+	// if all have the same.
+	DiffersSince  *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=differs_since,json=differsSince,proto3" json:"differs_since,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FleetVersion) Reset() {
+	*x = FleetVersion{}
+	mi := &file_patchbay_v1_fleet_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FleetVersion) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FleetVersion) ProtoMessage() {}
+
+func (x *FleetVersion) ProtoReflect() protoreflect.Message {
+	mi := &file_patchbay_v1_fleet_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FleetVersion.ProtoReflect.Descriptor instead.
+func (*FleetVersion) Descriptor() ([]byte, []int) {
+	return file_patchbay_v1_fleet_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *FleetVersion) GetType() string {
+	if x != nil {
+		return x.Type
+	}
+	return ""
+}
+
+func (x *FleetVersion) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *FleetVersion) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *FleetVersion) GetNodes() []string {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+func (x *FleetVersion) GetDiffersSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.DiffersSince
+	}
+	return nil
+}
+
 // WatchFleetRequest selects what to watch.
 type WatchFleetRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
@@ -405,7 +583,7 @@ type WatchFleetRequest struct {
 
 func (x *WatchFleetRequest) Reset() {
 	*x = WatchFleetRequest{}
-	mi := &file_patchbay_v1_fleet_proto_msgTypes[6]
+	mi := &file_patchbay_v1_fleet_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -417,7 +595,7 @@ func (x *WatchFleetRequest) String() string {
 func (*WatchFleetRequest) ProtoMessage() {}
 
 func (x *WatchFleetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_fleet_proto_msgTypes[6]
+	mi := &file_patchbay_v1_fleet_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -430,7 +608,7 @@ func (x *WatchFleetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchFleetRequest.ProtoReflect.Descriptor instead.
 func (*WatchFleetRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_fleet_proto_rawDescGZIP(), []int{6}
+	return file_patchbay_v1_fleet_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *WatchFleetRequest) GetFilter() *FleetFilter {
@@ -472,7 +650,7 @@ type WatchFleetResponse struct {
 
 func (x *WatchFleetResponse) Reset() {
 	*x = WatchFleetResponse{}
-	mi := &file_patchbay_v1_fleet_proto_msgTypes[7]
+	mi := &file_patchbay_v1_fleet_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -484,7 +662,7 @@ func (x *WatchFleetResponse) String() string {
 func (*WatchFleetResponse) ProtoMessage() {}
 
 func (x *WatchFleetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_fleet_proto_msgTypes[7]
+	mi := &file_patchbay_v1_fleet_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -497,7 +675,7 @@ func (x *WatchFleetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchFleetResponse.ProtoReflect.Descriptor instead.
 func (*WatchFleetResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_fleet_proto_rawDescGZIP(), []int{7}
+	return file_patchbay_v1_fleet_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *WatchFleetResponse) GetKind() string {
@@ -541,7 +719,7 @@ type WaitForFleetPluginRequest struct {
 
 func (x *WaitForFleetPluginRequest) Reset() {
 	*x = WaitForFleetPluginRequest{}
-	mi := &file_patchbay_v1_fleet_proto_msgTypes[8]
+	mi := &file_patchbay_v1_fleet_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -553,7 +731,7 @@ func (x *WaitForFleetPluginRequest) String() string {
 func (*WaitForFleetPluginRequest) ProtoMessage() {}
 
 func (x *WaitForFleetPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_fleet_proto_msgTypes[8]
+	mi := &file_patchbay_v1_fleet_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -566,7 +744,7 @@ func (x *WaitForFleetPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitForFleetPluginRequest.ProtoReflect.Descriptor instead.
 func (*WaitForFleetPluginRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_fleet_proto_rawDescGZIP(), []int{8}
+	return file_patchbay_v1_fleet_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *WaitForFleetPluginRequest) GetFilter() *FleetFilter {
@@ -594,7 +772,7 @@ type WaitForFleetPluginResponse struct {
 
 func (x *WaitForFleetPluginResponse) Reset() {
 	*x = WaitForFleetPluginResponse{}
-	mi := &file_patchbay_v1_fleet_proto_msgTypes[9]
+	mi := &file_patchbay_v1_fleet_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -606,7 +784,7 @@ func (x *WaitForFleetPluginResponse) String() string {
 func (*WaitForFleetPluginResponse) ProtoMessage() {}
 
 func (x *WaitForFleetPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_fleet_proto_msgTypes[9]
+	mi := &file_patchbay_v1_fleet_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -619,7 +797,7 @@ func (x *WaitForFleetPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitForFleetPluginResponse.ProtoReflect.Descriptor instead.
 func (*WaitForFleetPluginResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_fleet_proto_rawDescGZIP(), []int{9}
+	return file_patchbay_v1_fleet_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *WaitForFleetPluginResponse) GetPlugins() []*FleetPlugin {
@@ -639,7 +817,7 @@ type DrainNodeRequest struct {
 
 func (x *DrainNodeRequest) Reset() {
 	*x = DrainNodeRequest{}
-	mi := &file_patchbay_v1_fleet_proto_msgTypes[10]
+	mi := &file_patchbay_v1_fleet_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -651,7 +829,7 @@ func (x *DrainNodeRequest) String() string {
 func (*DrainNodeRequest) ProtoMessage() {}
 
 func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_fleet_proto_msgTypes[10]
+	mi := &file_patchbay_v1_fleet_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -664,7 +842,7 @@ func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeRequest.ProtoReflect.Descriptor instead.
 func (*DrainNodeRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_fleet_proto_rawDescGZIP(), []int{10}
+	return file_patchbay_v1_fleet_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *DrainNodeRequest) GetNode() string {
@@ -683,7 +861,7 @@ type DrainNodeResponse struct {
 
 func (x *DrainNodeResponse) Reset() {
 	*x = DrainNodeResponse{}
-	mi := &file_patchbay_v1_fleet_proto_msgTypes[11]
+	mi := &file_patchbay_v1_fleet_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -695,7 +873,7 @@ func (x *DrainNodeResponse) String() string {
 func (*DrainNodeResponse) ProtoMessage() {}
 
 func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_fleet_proto_msgTypes[11]
+	mi := &file_patchbay_v1_fleet_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -708,7 +886,7 @@ func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeResponse.ProtoReflect.Descriptor instead.
 func (*DrainNodeResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_fleet_proto_rawDescGZIP(), []int{11}
+	return file_patchbay_v1_fleet_proto_rawDescGZIP(), []int{14}
 }
 
 // UncordonNodeRequest names a node.
@@ -721,7 +899,7 @@ type UncordonNodeRequest struct {
 
 func (x *UncordonNodeRequest) Reset() {
 	*x = UncordonNodeRequest{}
-	mi := &file_patchbay_v1_fleet_proto_msgTypes[12]
+	mi := &file_patchbay_v1_fleet_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -733,7 +911,7 @@ func (x *UncordonNodeRequest) String() string {
 func (*UncordonNodeRequest) ProtoMessage() {}
 
 func (x *UncordonNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_fleet_proto_msgTypes[12]
+	mi := &file_patchbay_v1_fleet_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -746,7 +924,7 @@ func (x *UncordonNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonNodeRequest.ProtoReflect.Descriptor instead.
 func (*UncordonNodeRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_fleet_proto_rawDescGZIP(), []int{12}
+	return file_patchbay_v1_fleet_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *UncordonNodeRequest) GetNode() string {
@@ -765,7 +943,7 @@ type UncordonNodeResponse struct {
 
 func (x *UncordonNodeResponse) Reset() {
 	*x = UncordonNodeResponse{}
-	mi := &file_patchbay_v1_fleet_proto_msgTypes[13]
+	mi := &file_patchbay_v1_fleet_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -777,7 +955,7 @@ func (x *UncordonNodeResponse) String() string {
 func (*UncordonNodeResponse) ProtoMessage() {}
 
 func (x *UncordonNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_fleet_proto_msgTypes[13]
+	mi := &file_patchbay_v1_fleet_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -790,7 +968,7 @@ func (x *UncordonNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonNodeResponse.ProtoReflect.Descriptor instead.
 func (*UncordonNodeResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_fleet_proto_rawDescGZIP(), []int{13}
+	return file_patchbay_v1_fleet_proto_rawDescGZIP(), []int{16}
 }
 
 // ForgetNodeRequest names a node.
@@ -803,7 +981,7 @@ type ForgetNodeRequest struct {
 
 func (x *ForgetNodeRequest) Reset() {
 	*x = ForgetNodeRequest{}
-	mi := &file_patchbay_v1_fleet_proto_msgTypes[14]
+	mi := &file_patchbay_v1_fleet_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -815,7 +993,7 @@ func (x *ForgetNodeRequest) String() string {
 func (*ForgetNodeRequest) ProtoMessage() {}
 
 func (x *ForgetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_fleet_proto_msgTypes[14]
+	mi := &file_patchbay_v1_fleet_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -828,7 +1006,7 @@ func (x *ForgetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetNodeRequest.ProtoReflect.Descriptor instead.
 func (*ForgetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_fleet_proto_rawDescGZIP(), []int{14}
+	return file_patchbay_v1_fleet_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ForgetNodeRequest) GetNode() string {
@@ -847,7 +1025,7 @@ type ForgetNodeResponse struct {
 
 func (x *ForgetNodeResponse) Reset() {
 	*x = ForgetNodeResponse{}
-	mi := &file_patchbay_v1_fleet_proto_msgTypes[15]
+	mi := &file_patchbay_v1_fleet_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -859,7 +1037,7 @@ func (x *ForgetNodeResponse) String() string {
 func (*ForgetNodeResponse) ProtoMessage() {}
 
 func (x *ForgetNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_fleet_proto_msgTypes[15]
+	mi := &file_patchbay_v1_fleet_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -872,7 +1050,7 @@ func (x *ForgetNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetNodeResponse.ProtoReflect.Descriptor instead.
 func (*ForgetNodeResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_fleet_proto_rawDescGZIP(), []int{15}
+	return file_patchbay_v1_fleet_proto_rawDescGZIP(), []int{18}
 }
 
 // ListLocksRequest is empty.
@@ -884,7 +1062,7 @@ type ListLocksRequest struct {
 
 func (x *ListLocksRequest) Reset() {
 	*x = ListLocksRequest{}
-	mi := &file_patchbay_v1_fleet_proto_msgTypes[16]
+	mi := &file_patchbay_v1_fleet_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -896,7 +1074,7 @@ func (x *ListLocksRequest) String() string {
 func (*ListLocksRequest) ProtoMessage() {}
 
 func (x *ListLocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_fleet_proto_msgTypes[16]
+	mi := &file_patchbay_v1_fleet_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -909,7 +1087,7 @@ func (x *ListLocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLocksRequest.ProtoReflect.Descriptor instead.
 func (*ListLocksRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_fleet_proto_rawDescGZIP(), []int{16}
+	return file_patchbay_v1_fleet_proto_rawDescGZIP(), []int{19}
 }
 
 // ListLocksResponse holds the locks that somebody holds or wants.
@@ -922,7 +1100,7 @@ type ListLocksResponse struct {
 
 func (x *ListLocksResponse) Reset() {
 	*x = ListLocksResponse{}
-	mi := &file_patchbay_v1_fleet_proto_msgTypes[17]
+	mi := &file_patchbay_v1_fleet_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -934,7 +1112,7 @@ func (x *ListLocksResponse) String() string {
 func (*ListLocksResponse) ProtoMessage() {}
 
 func (x *ListLocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_fleet_proto_msgTypes[17]
+	mi := &file_patchbay_v1_fleet_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -947,7 +1125,7 @@ func (x *ListLocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLocksResponse.ProtoReflect.Descriptor instead.
 func (*ListLocksResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_fleet_proto_rawDescGZIP(), []int{17}
+	return file_patchbay_v1_fleet_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ListLocksResponse) GetLocks() []*FleetLock {
@@ -974,7 +1152,7 @@ type FleetLock struct {
 
 func (x *FleetLock) Reset() {
 	*x = FleetLock{}
-	mi := &file_patchbay_v1_fleet_proto_msgTypes[18]
+	mi := &file_patchbay_v1_fleet_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -986,7 +1164,7 @@ func (x *FleetLock) String() string {
 func (*FleetLock) ProtoMessage() {}
 
 func (x *FleetLock) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_fleet_proto_msgTypes[18]
+	mi := &file_patchbay_v1_fleet_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -999,7 +1177,7 @@ func (x *FleetLock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetLock.ProtoReflect.Descriptor instead.
 func (*FleetLock) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_fleet_proto_rawDescGZIP(), []int{18}
+	return file_patchbay_v1_fleet_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *FleetLock) GetType() string {
@@ -1060,15 +1238,17 @@ type FleetNode struct {
 	Reason string            `protobuf:"bytes,10,opt,name=reason,proto3" json:"reason,omitempty"`
 	Labels map[string]string `protobuf:"bytes,11,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Since when it is drained, so that calls to any node go elsewhere, and from which node that was said; absent if it is not.
-	DrainedAt     *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=drained_at,json=drainedAt,proto3" json:"drained_at,omitempty"`
-	DrainedBy     string                 `protobuf:"bytes,13,opt,name=drained_by,json=drainedBy,proto3" json:"drained_by,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	DrainedAt *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=drained_at,json=drainedAt,proto3" json:"drained_at,omitempty"`
+	DrainedBy string                 `protobuf:"bytes,13,opt,name=drained_by,json=drainedBy,proto3" json:"drained_by,omitempty"`
+	// When it was first known not to be alive, if nobody followed it between last_seen and then; absent if last_seen is exact.
+	LastSeenBefore *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=last_seen_before,json=lastSeenBefore,proto3" json:"last_seen_before,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *FleetNode) Reset() {
 	*x = FleetNode{}
-	mi := &file_patchbay_v1_fleet_proto_msgTypes[19]
+	mi := &file_patchbay_v1_fleet_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1080,7 +1260,7 @@ func (x *FleetNode) String() string {
 func (*FleetNode) ProtoMessage() {}
 
 func (x *FleetNode) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_fleet_proto_msgTypes[19]
+	mi := &file_patchbay_v1_fleet_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1093,7 +1273,7 @@ func (x *FleetNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetNode.ProtoReflect.Descriptor instead.
 func (*FleetNode) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_fleet_proto_rawDescGZIP(), []int{19}
+	return file_patchbay_v1_fleet_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *FleetNode) GetName() string {
@@ -1187,6 +1367,13 @@ func (x *FleetNode) GetDrainedBy() string {
 	return ""
 }
 
+func (x *FleetNode) GetLastSeenBefore() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastSeenBefore
+	}
+	return nil
+}
+
 // FleetPlugin is one instance of a plugin on one node.
 type FleetPlugin struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
@@ -1221,7 +1408,7 @@ type FleetPlugin struct {
 
 func (x *FleetPlugin) Reset() {
 	*x = FleetPlugin{}
-	mi := &file_patchbay_v1_fleet_proto_msgTypes[20]
+	mi := &file_patchbay_v1_fleet_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1233,7 +1420,7 @@ func (x *FleetPlugin) String() string {
 func (*FleetPlugin) ProtoMessage() {}
 
 func (x *FleetPlugin) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_fleet_proto_msgTypes[20]
+	mi := &file_patchbay_v1_fleet_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1246,7 +1433,7 @@ func (x *FleetPlugin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetPlugin.ProtoReflect.Descriptor instead.
 func (*FleetPlugin) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_fleet_proto_rawDescGZIP(), []int{20}
+	return file_patchbay_v1_fleet_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *FleetPlugin) GetNode() string {
@@ -1401,7 +1588,18 @@ const file_patchbay_v1_fleet_proto_rawDesc = "" +
 	"\x06filter\x18\x01 \x01(\v2\x18.patchbay.v1.FleetFilterR\x06filter\"\x80\x01\n" +
 	"\x18ListFleetPluginsResponse\x122\n" +
 	"\aplugins\x18\x01 \x03(\v2\x18.patchbay.v1.FleetPluginR\aplugins\x120\n" +
-	"\x06health\x18\x02 \x01(\v2\x18.patchbay.v1.FleetHealthR\x06health\"\x85\x01\n" +
+	"\x06health\x18\x02 \x01(\v2\x18.patchbay.v1.FleetHealthR\x06health\"L\n" +
+	"\x18ListFleetVersionsRequest\x120\n" +
+	"\x06filter\x18\x01 \x01(\v2\x18.patchbay.v1.FleetFilterR\x06filter\"\x84\x01\n" +
+	"\x19ListFleetVersionsResponse\x125\n" +
+	"\bversions\x18\x01 \x03(\v2\x19.patchbay.v1.FleetVersionR\bversions\x120\n" +
+	"\x06health\x18\x02 \x01(\v2\x18.patchbay.v1.FleetHealthR\x06health\"\xa7\x01\n" +
+	"\fFleetVersion\x12\x12\n" +
+	"\x04type\x18\x01 \x01(\tR\x04type\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
+	"\aversion\x18\x03 \x01(\tR\aversion\x12\x14\n" +
+	"\x05nodes\x18\x04 \x03(\tR\x05nodes\x12?\n" +
+	"\rdiffers_since\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\fdiffersSince\"\x85\x01\n" +
 	"\x11WatchFleetRequest\x120\n" +
 	"\x06filter\x18\x01 \x01(\v2\x18.patchbay.v1.FleetFilterR\x06filter\x12\x1d\n" +
 	"\n" +
@@ -1437,7 +1635,7 @@ const file_patchbay_v1_fleet_proto_rawDesc = "" +
 	"\rfencing_token\x18\x04 \x01(\x03R\ffencingToken\x12\x1e\n" +
 	"\n" +
 	"candidates\x18\x05 \x01(\rR\n" +
-	"candidates\"\xb4\x04\n" +
+	"candidates\"\xfa\x04\n" +
 	"\tFleetNode\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x1a\n" +
@@ -1457,7 +1655,8 @@ const file_patchbay_v1_fleet_proto_rawDesc = "" +
 	"\n" +
 	"drained_at\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\tdrainedAt\x12\x1d\n" +
 	"\n" +
-	"drained_by\x18\r \x01(\tR\tdrainedBy\x1a9\n" +
+	"drained_by\x18\r \x01(\tR\tdrainedBy\x12D\n" +
+	"\x10last_seen_before\x18\x0e \x01(\v2\x1a.google.protobuf.TimestampR\x0elastSeenBefore\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xf4\x04\n" +
@@ -1482,10 +1681,11 @@ const file_patchbay_v1_fleet_proto_rawDesc = "" +
 	"\tunhealthy\x18\x11 \x01(\bR\tunhealthy\x1a:\n" +
 	"\fDetailsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x012\xce\x05\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x012\xb7\x06\n" +
 	"\fFleetService\x12O\n" +
 	"\tListNodes\x12\x1d.patchbay.v1.ListNodesRequest\x1a\x1e.patchbay.v1.ListNodesResponse\"\x03\x90\x02\x01\x12d\n" +
-	"\x10ListFleetPlugins\x12$.patchbay.v1.ListFleetPluginsRequest\x1a%.patchbay.v1.ListFleetPluginsResponse\"\x03\x90\x02\x01\x12T\n" +
+	"\x10ListFleetPlugins\x12$.patchbay.v1.ListFleetPluginsRequest\x1a%.patchbay.v1.ListFleetPluginsResponse\"\x03\x90\x02\x01\x12g\n" +
+	"\x11ListFleetVersions\x12%.patchbay.v1.ListFleetVersionsRequest\x1a&.patchbay.v1.ListFleetVersionsResponse\"\x03\x90\x02\x01\x12T\n" +
 	"\n" +
 	"WatchFleet\x12\x1e.patchbay.v1.WatchFleetRequest\x1a\x1f.patchbay.v1.WatchFleetResponse\"\x03\x90\x02\x010\x01\x12L\n" +
 	"\tDrainNode\x12\x1d.patchbay.v1.DrainNodeRequest\x1a\x1e.patchbay.v1.DrainNodeResponse\"\x00\x12U\n" +
@@ -1507,7 +1707,7 @@ func file_patchbay_v1_fleet_proto_rawDescGZIP() []byte {
 	return file_patchbay_v1_fleet_proto_rawDescData
 }
 
-var file_patchbay_v1_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
+var file_patchbay_v1_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_patchbay_v1_fleet_proto_goTypes = []any{
 	(*FleetFilter)(nil),                // 0: patchbay.v1.FleetFilter
 	(*FleetHealth)(nil),                // 1: patchbay.v1.FleetHealth
@@ -1515,73 +1715,83 @@ var file_patchbay_v1_fleet_proto_goTypes = []any{
 	(*ListNodesResponse)(nil),          // 3: patchbay.v1.ListNodesResponse
 	(*ListFleetPluginsRequest)(nil),    // 4: patchbay.v1.ListFleetPluginsRequest
 	(*ListFleetPluginsResponse)(nil),   // 5: patchbay.v1.ListFleetPluginsResponse
-	(*WatchFleetRequest)(nil),          // 6: patchbay.v1.WatchFleetRequest
-	(*WatchFleetResponse)(nil),         // 7: patchbay.v1.WatchFleetResponse
-	(*WaitForFleetPluginRequest)(nil),  // 8: patchbay.v1.WaitForFleetPluginRequest
-	(*WaitForFleetPluginResponse)(nil), // 9: patchbay.v1.WaitForFleetPluginResponse
-	(*DrainNodeRequest)(nil),           // 10: patchbay.v1.DrainNodeRequest
-	(*DrainNodeResponse)(nil),          // 11: patchbay.v1.DrainNodeResponse
-	(*UncordonNodeRequest)(nil),        // 12: patchbay.v1.UncordonNodeRequest
-	(*UncordonNodeResponse)(nil),       // 13: patchbay.v1.UncordonNodeResponse
-	(*ForgetNodeRequest)(nil),          // 14: patchbay.v1.ForgetNodeRequest
-	(*ForgetNodeResponse)(nil),         // 15: patchbay.v1.ForgetNodeResponse
-	(*ListLocksRequest)(nil),           // 16: patchbay.v1.ListLocksRequest
-	(*ListLocksResponse)(nil),          // 17: patchbay.v1.ListLocksResponse
-	(*FleetLock)(nil),                  // 18: patchbay.v1.FleetLock
-	(*FleetNode)(nil),                  // 19: patchbay.v1.FleetNode
-	(*FleetPlugin)(nil),                // 20: patchbay.v1.FleetPlugin
-	nil,                                // 21: patchbay.v1.FleetFilter.LabelsEntry
-	nil,                                // 22: patchbay.v1.ListNodesRequest.LabelsEntry
-	nil,                                // 23: patchbay.v1.FleetNode.LabelsEntry
-	nil,                                // 24: patchbay.v1.FleetPlugin.DetailsEntry
-	(*timestamppb.Timestamp)(nil),      // 25: google.protobuf.Timestamp
-	(*Condition)(nil),                  // 26: patchbay.v1.Condition
+	(*ListFleetVersionsRequest)(nil),   // 6: patchbay.v1.ListFleetVersionsRequest
+	(*ListFleetVersionsResponse)(nil),  // 7: patchbay.v1.ListFleetVersionsResponse
+	(*FleetVersion)(nil),               // 8: patchbay.v1.FleetVersion
+	(*WatchFleetRequest)(nil),          // 9: patchbay.v1.WatchFleetRequest
+	(*WatchFleetResponse)(nil),         // 10: patchbay.v1.WatchFleetResponse
+	(*WaitForFleetPluginRequest)(nil),  // 11: patchbay.v1.WaitForFleetPluginRequest
+	(*WaitForFleetPluginResponse)(nil), // 12: patchbay.v1.WaitForFleetPluginResponse
+	(*DrainNodeRequest)(nil),           // 13: patchbay.v1.DrainNodeRequest
+	(*DrainNodeResponse)(nil),          // 14: patchbay.v1.DrainNodeResponse
+	(*UncordonNodeRequest)(nil),        // 15: patchbay.v1.UncordonNodeRequest
+	(*UncordonNodeResponse)(nil),       // 16: patchbay.v1.UncordonNodeResponse
+	(*ForgetNodeRequest)(nil),          // 17: patchbay.v1.ForgetNodeRequest
+	(*ForgetNodeResponse)(nil),         // 18: patchbay.v1.ForgetNodeResponse
+	(*ListLocksRequest)(nil),           // 19: patchbay.v1.ListLocksRequest
+	(*ListLocksResponse)(nil),          // 20: patchbay.v1.ListLocksResponse
+	(*FleetLock)(nil),                  // 21: patchbay.v1.FleetLock
+	(*FleetNode)(nil),                  // 22: patchbay.v1.FleetNode
+	(*FleetPlugin)(nil),                // 23: patchbay.v1.FleetPlugin
+	nil,                                // 24: patchbay.v1.FleetFilter.LabelsEntry
+	nil,                                // 25: patchbay.v1.ListNodesRequest.LabelsEntry
+	nil,                                // 26: patchbay.v1.FleetNode.LabelsEntry
+	nil,                                // 27: patchbay.v1.FleetPlugin.DetailsEntry
+	(*timestamppb.Timestamp)(nil),      // 28: google.protobuf.Timestamp
+	(*Condition)(nil),                  // 29: patchbay.v1.Condition
 }
 var file_patchbay_v1_fleet_proto_depIdxs = []int32{
-	21, // 0: patchbay.v1.FleetFilter.labels:type_name -> patchbay.v1.FleetFilter.LabelsEntry
-	25, // 1: patchbay.v1.FleetHealth.since:type_name -> google.protobuf.Timestamp
-	22, // 2: patchbay.v1.ListNodesRequest.labels:type_name -> patchbay.v1.ListNodesRequest.LabelsEntry
-	19, // 3: patchbay.v1.ListNodesResponse.nodes:type_name -> patchbay.v1.FleetNode
+	24, // 0: patchbay.v1.FleetFilter.labels:type_name -> patchbay.v1.FleetFilter.LabelsEntry
+	28, // 1: patchbay.v1.FleetHealth.since:type_name -> google.protobuf.Timestamp
+	25, // 2: patchbay.v1.ListNodesRequest.labels:type_name -> patchbay.v1.ListNodesRequest.LabelsEntry
+	22, // 3: patchbay.v1.ListNodesResponse.nodes:type_name -> patchbay.v1.FleetNode
 	1,  // 4: patchbay.v1.ListNodesResponse.health:type_name -> patchbay.v1.FleetHealth
 	0,  // 5: patchbay.v1.ListFleetPluginsRequest.filter:type_name -> patchbay.v1.FleetFilter
-	20, // 6: patchbay.v1.ListFleetPluginsResponse.plugins:type_name -> patchbay.v1.FleetPlugin
+	23, // 6: patchbay.v1.ListFleetPluginsResponse.plugins:type_name -> patchbay.v1.FleetPlugin
 	1,  // 7: patchbay.v1.ListFleetPluginsResponse.health:type_name -> patchbay.v1.FleetHealth
-	0,  // 8: patchbay.v1.WatchFleetRequest.filter:type_name -> patchbay.v1.FleetFilter
-	20, // 9: patchbay.v1.WatchFleetResponse.plugin:type_name -> patchbay.v1.FleetPlugin
-	19, // 10: patchbay.v1.WatchFleetResponse.node:type_name -> patchbay.v1.FleetNode
-	1,  // 11: patchbay.v1.WatchFleetResponse.health:type_name -> patchbay.v1.FleetHealth
-	0,  // 12: patchbay.v1.WaitForFleetPluginRequest.filter:type_name -> patchbay.v1.FleetFilter
-	20, // 13: patchbay.v1.WaitForFleetPluginResponse.plugins:type_name -> patchbay.v1.FleetPlugin
-	18, // 14: patchbay.v1.ListLocksResponse.locks:type_name -> patchbay.v1.FleetLock
-	25, // 15: patchbay.v1.FleetNode.started_at:type_name -> google.protobuf.Timestamp
-	25, // 16: patchbay.v1.FleetNode.last_seen:type_name -> google.protobuf.Timestamp
-	26, // 17: patchbay.v1.FleetNode.conditions:type_name -> patchbay.v1.Condition
-	23, // 18: patchbay.v1.FleetNode.labels:type_name -> patchbay.v1.FleetNode.LabelsEntry
-	25, // 19: patchbay.v1.FleetNode.drained_at:type_name -> google.protobuf.Timestamp
-	24, // 20: patchbay.v1.FleetPlugin.details:type_name -> patchbay.v1.FleetPlugin.DetailsEntry
-	25, // 21: patchbay.v1.FleetPlugin.registered_at:type_name -> google.protobuf.Timestamp
-	25, // 22: patchbay.v1.FleetPlugin.last_seen:type_name -> google.protobuf.Timestamp
-	2,  // 23: patchbay.v1.FleetService.ListNodes:input_type -> patchbay.v1.ListNodesRequest
-	4,  // 24: patchbay.v1.FleetService.ListFleetPlugins:input_type -> patchbay.v1.ListFleetPluginsRequest
-	6,  // 25: patchbay.v1.FleetService.WatchFleet:input_type -> patchbay.v1.WatchFleetRequest
-	10, // 26: patchbay.v1.FleetService.DrainNode:input_type -> patchbay.v1.DrainNodeRequest
-	12, // 27: patchbay.v1.FleetService.UncordonNode:input_type -> patchbay.v1.UncordonNodeRequest
-	14, // 28: patchbay.v1.FleetService.ForgetNode:input_type -> patchbay.v1.ForgetNodeRequest
-	16, // 29: patchbay.v1.FleetService.ListLocks:input_type -> patchbay.v1.ListLocksRequest
-	8,  // 30: patchbay.v1.FleetService.WaitForFleetPlugin:input_type -> patchbay.v1.WaitForFleetPluginRequest
-	3,  // 31: patchbay.v1.FleetService.ListNodes:output_type -> patchbay.v1.ListNodesResponse
-	5,  // 32: patchbay.v1.FleetService.ListFleetPlugins:output_type -> patchbay.v1.ListFleetPluginsResponse
-	7,  // 33: patchbay.v1.FleetService.WatchFleet:output_type -> patchbay.v1.WatchFleetResponse
-	11, // 34: patchbay.v1.FleetService.DrainNode:output_type -> patchbay.v1.DrainNodeResponse
-	13, // 35: patchbay.v1.FleetService.UncordonNode:output_type -> patchbay.v1.UncordonNodeResponse
-	15, // 36: patchbay.v1.FleetService.ForgetNode:output_type -> patchbay.v1.ForgetNodeResponse
-	17, // 37: patchbay.v1.FleetService.ListLocks:output_type -> patchbay.v1.ListLocksResponse
-	9,  // 38: patchbay.v1.FleetService.WaitForFleetPlugin:output_type -> patchbay.v1.WaitForFleetPluginResponse
-	31, // [31:39] is the sub-list for method output_type
-	23, // [23:31] is the sub-list for method input_type
-	23, // [23:23] is the sub-list for extension type_name
-	23, // [23:23] is the sub-list for extension extendee
-	0,  // [0:23] is the sub-list for field type_name
+	0,  // 8: patchbay.v1.ListFleetVersionsRequest.filter:type_name -> patchbay.v1.FleetFilter
+	8,  // 9: patchbay.v1.ListFleetVersionsResponse.versions:type_name -> patchbay.v1.FleetVersion
+	1,  // 10: patchbay.v1.ListFleetVersionsResponse.health:type_name -> patchbay.v1.FleetHealth
+	28, // 11: patchbay.v1.FleetVersion.differs_since:type_name -> google.protobuf.Timestamp
+	0,  // 12: patchbay.v1.WatchFleetRequest.filter:type_name -> patchbay.v1.FleetFilter
+	23, // 13: patchbay.v1.WatchFleetResponse.plugin:type_name -> patchbay.v1.FleetPlugin
+	22, // 14: patchbay.v1.WatchFleetResponse.node:type_name -> patchbay.v1.FleetNode
+	1,  // 15: patchbay.v1.WatchFleetResponse.health:type_name -> patchbay.v1.FleetHealth
+	0,  // 16: patchbay.v1.WaitForFleetPluginRequest.filter:type_name -> patchbay.v1.FleetFilter
+	23, // 17: patchbay.v1.WaitForFleetPluginResponse.plugins:type_name -> patchbay.v1.FleetPlugin
+	21, // 18: patchbay.v1.ListLocksResponse.locks:type_name -> patchbay.v1.FleetLock
+	28, // 19: patchbay.v1.FleetNode.started_at:type_name -> google.protobuf.Timestamp
+	28, // 20: patchbay.v1.FleetNode.last_seen:type_name -> google.protobuf.Timestamp
+	29, // 21: patchbay.v1.FleetNode.conditions:type_name -> patchbay.v1.Condition
+	26, // 22: patchbay.v1.FleetNode.labels:type_name -> patchbay.v1.FleetNode.LabelsEntry
+	28, // 23: patchbay.v1.FleetNode.drained_at:type_name -> google.protobuf.Timestamp
+	28, // 24: patchbay.v1.FleetNode.last_seen_before:type_name -> google.protobuf.Timestamp
+	27, // 25: patchbay.v1.FleetPlugin.details:type_name -> patchbay.v1.FleetPlugin.DetailsEntry
+	28, // 26: patchbay.v1.FleetPlugin.registered_at:type_name -> google.protobuf.Timestamp
+	28, // 27: patchbay.v1.FleetPlugin.last_seen:type_name -> google.protobuf.Timestamp
+	2,  // 28: patchbay.v1.FleetService.ListNodes:input_type -> patchbay.v1.ListNodesRequest
+	4,  // 29: patchbay.v1.FleetService.ListFleetPlugins:input_type -> patchbay.v1.ListFleetPluginsRequest
+	6,  // 30: patchbay.v1.FleetService.ListFleetVersions:input_type -> patchbay.v1.ListFleetVersionsRequest
+	9,  // 31: patchbay.v1.FleetService.WatchFleet:input_type -> patchbay.v1.WatchFleetRequest
+	13, // 32: patchbay.v1.FleetService.DrainNode:input_type -> patchbay.v1.DrainNodeRequest
+	15, // 33: patchbay.v1.FleetService.UncordonNode:input_type -> patchbay.v1.UncordonNodeRequest
+	17, // 34: patchbay.v1.FleetService.ForgetNode:input_type -> patchbay.v1.ForgetNodeRequest
+	19, // 35: patchbay.v1.FleetService.ListLocks:input_type -> patchbay.v1.ListLocksRequest
+	11, // 36: patchbay.v1.FleetService.WaitForFleetPlugin:input_type -> patchbay.v1.WaitForFleetPluginRequest
+	3,  // 37: patchbay.v1.FleetService.ListNodes:output_type -> patchbay.v1.ListNodesResponse
+	5,  // 38: patchbay.v1.FleetService.ListFleetPlugins:output_type -> patchbay.v1.ListFleetPluginsResponse
+	7,  // 39: patchbay.v1.FleetService.ListFleetVersions:output_type -> patchbay.v1.ListFleetVersionsResponse
+	10, // 40: patchbay.v1.FleetService.WatchFleet:output_type -> patchbay.v1.WatchFleetResponse
+	14, // 41: patchbay.v1.FleetService.DrainNode:output_type -> patchbay.v1.DrainNodeResponse
+	16, // 42: patchbay.v1.FleetService.UncordonNode:output_type -> patchbay.v1.UncordonNodeResponse
+	18, // 43: patchbay.v1.FleetService.ForgetNode:output_type -> patchbay.v1.ForgetNodeResponse
+	20, // 44: patchbay.v1.FleetService.ListLocks:output_type -> patchbay.v1.ListLocksResponse
+	12, // 45: patchbay.v1.FleetService.WaitForFleetPlugin:output_type -> patchbay.v1.WaitForFleetPluginResponse
+	37, // [37:46] is the sub-list for method output_type
+	28, // [28:37] is the sub-list for method input_type
+	28, // [28:28] is the sub-list for extension type_name
+	28, // [28:28] is the sub-list for extension extendee
+	0,  // [0:28] is the sub-list for field type_name
 }
 
 func init() { file_patchbay_v1_fleet_proto_init() }
@@ -1596,7 +1806,7 @@ func file_patchbay_v1_fleet_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_patchbay_v1_fleet_proto_rawDesc), len(file_patchbay_v1_fleet_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   25,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

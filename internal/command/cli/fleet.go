@@ -6,6 +6,7 @@ import (
 	"io"
 	"iter"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -25,8 +26,8 @@ last known state and print a warning.`,
 		Example: `  patchbay fleet nodes
   patchbay fleet list --type CSIPlugin --state registered`,
 	}
-	cmd.AddCommand(newFleetNodesCommand(paths), newFleetListCommand(paths), newFleetWatchCommand(paths), newFleetWaitCommand(paths),
-		newFleetLocksCommand(paths))
+	cmd.AddCommand(newFleetNodesCommand(paths), newFleetListCommand(paths), newFleetVersionsCommand(paths), newFleetWatchCommand(paths),
+		newFleetWaitCommand(paths), newFleetLocksCommand(paths), newFleetDrainCommand(paths), newFleetRoleCommand(paths))
 	for _, o := range nodeOrders {
 		cmd.AddCommand(newNodeOrderCommand(paths, o))
 	}
@@ -48,31 +49,72 @@ func addFleetFilter(cmd *cobra.Command, named bool) *client.FleetFilter {
 	return f
 }
 
+// listing is a command that lists something of the fleet, as a table, an array of objects or names.
+type listing[T any] struct {
+	list func(ctx context.Context, c *client.Client) ([]T, client.FleetHealth, error)
+	name func(T) string
+	head []string
+	row  func(t T, now time.Time) []string // escaped
+	cuts []int
+	tone int // the column of states; zero for none
+}
+
+func (l listing[T]) addTo(cmd *cobra.Command, paths paths) *cobra.Command {
+	socket := addControlSocket(cmd, paths)
+	output := addOutput(cmd, "table", "name")
+	cmd.RunE = socket.ask(answerTimeout, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
+		all, health, err := l.list(ctx, c)
+		if err != nil {
+			return err
+		}
+		warnStale(cmd.ErrOrStderr(), health)
+		names := func(all []T) []string { return each(all, l.name) }
+		return printList(cmd, output, all, names, func(w io.Writer) error {
+			list := &table{terminal: terminalOf(w), head: l.head, cuts: l.cuts}
+			if l.tone > 0 {
+				list.tones = tones{l.tone: toneOf}
+			}
+			for _, t := range all {
+				list.add(l.row(t, time.Now())...)
+			}
+			return list.write(w)
+		})
+	})
+	return cmd
+}
+
 func newFleetNodesCommand(paths paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "nodes",
 		Short: "List the nodes of the fleet.",
 		Long: `List the nodes of the fleet. A node is ready, unreachable (its presence in etcd has ended), stopped (its daemon ended in order),
-or unknown (its record cannot be read).
+or unknown (its record cannot be read). If the daemon began to follow the fleet after a node was gone, LAST SEEN is two times, and the
+node was last alive between them.
 
 The output is a table, an array of objects as JSON or YAML, or one name a line.`,
 		Example: `  # Which nodes are gone, and since when?
   patchbay fleet nodes --state unreachable`,
 	}
-	socket := addControlSocket(cmd, paths)
-	output := addOutput(cmd, "table", "name")
 	names := cmd.Flags().StringArray("node", nil, "this node only; can be repeated")
 	states := cmd.Flags().StringArray("state", nil, "nodes in this state only, for example ready; can be repeated")
 	labels := cmd.Flags().StringToString("label", nil, "nodes with this label only, as KEY=VALUE; can be repeated")
-	cmd.RunE = socket.ask(answerTimeout, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
-		nodes, health, err := c.FleetNodesWith(ctx, *names, *states, *labels)
-		if err != nil {
-			return err
-		}
-		warnStale(cmd.ErrOrStderr(), health)
-		return printList(cmd, output, nodes, nodeNames, func(w io.Writer) error { return writeNodes(w, nodes, time.Now()) })
-	})
-	return cmd
+	return listing[client.FleetNode]{
+		list: func(ctx context.Context, c *client.Client) ([]client.FleetNode, client.FleetHealth, error) {
+			return c.FleetNodesWith(ctx, *names, *states, *labels)
+		},
+		name: func(n client.FleetNode) string { return n.Name },
+		head: []string{"NAME", "STATE", "VERSION", "PLUGINS", "ADDRESS", "UP", "LAST SEEN"}, tone: 1,
+		row: func(n client.FleetNode, now time.Time) []string {
+			up, seen := "-", ago(n.LastSeen, now)
+			if n.State == "ready" {
+				up = since(n.StartedAt, now)
+			}
+			if earliest := since(n.LastSeen, now); n.LastSeenBefore != nil && earliest != since(n.LastSeenBefore, now) {
+				seen = since(n.LastSeenBefore, now) + " to " + earliest + " ago"
+			}
+			return []string{cell(n.Name), cell(stateOfNode(n)), cell(n.Version), fmt.Sprint(n.Plugins), cell(n.Address), up, seen}
+		},
+	}.addTo(cmd, paths)
 }
 
 func newFleetListCommand(paths paths) *cobra.Command {
@@ -86,18 +128,72 @@ The output is a table, an array of objects as JSON or YAML, or one NODE/TYPE/NAM
 		Example: `  # On which nodes is the driver registered?
   patchbay fleet list --name hostpath.csi.k8s.io --state registered -o json | jq -r '.[].node'`,
 	}
-	socket := addControlSocket(cmd, paths)
-	output := addOutput(cmd, "table", "name")
 	filter := addFleetFilter(cmd, false)
-	cmd.RunE = socket.ask(answerTimeout, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
-		plugins, health, err := c.FleetPlugins(ctx, *filter)
-		if err != nil {
-			return err
-		}
-		warnStale(cmd.ErrOrStderr(), health)
-		return printList(cmd, output, plugins, fleetPluginIDs, func(w io.Writer) error { return writeFleetPlugins(w, plugins, time.Now()) })
-	})
-	return cmd
+	return listing[client.FleetPlugin]{
+		list: func(ctx context.Context, c *client.Client) ([]client.FleetPlugin, client.FleetHealth, error) {
+			return c.FleetPlugins(ctx, *filter)
+		},
+		name: fleetPluginID,
+		head: []string{"TYPE", "NAME", "VERSION", "NODE", "STATE", "AGE", "LAST SEEN"}, cuts: []int{2, 6, 0, 1}, tone: 4,
+		row: func(p client.FleetPlugin, now time.Time) []string {
+			return []string{
+				cell(p.Type), cell(p.Name), cell(p.Version), cell(p.Node), cell(p.State), since(p.RegisteredAt, now), ago(p.LastSeen, now),
+			}
+		},
+	}.addTo(cmd, paths)
+}
+
+func newFleetVersionsCommand(paths paths) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "versions",
+		Short: "List which versions of the plugins run on how many nodes.",
+		Long: `List the versions of the plugins of all nodes, one line for each version, with the number of nodes on which it is registered and the
+names of the first of them. DIFFERS says for how long nodes have run different versions of the plugin. After an hour, or
+fleet.drift, the condition fleet-versions of the daemon is degraded too.
+
+The output is a table, an array of objects with all nodes as JSON or YAML, or one TYPE/NAME@VERSION a line.`,
+		Example: `  # Which nodes does the upgrade still have to reach?
+  patchbay fleet versions --name hostpath.csi.k8s.io -o json | jq -r '.[] | select(.version != "1.2.0") | .nodes[]'`,
+	}
+	filter := addFleetFilter(cmd, false)
+	return listing[client.FleetVersion]{
+		list: func(ctx context.Context, c *client.Client) ([]client.FleetVersion, client.FleetHealth, error) {
+			return c.FleetVersions(ctx, *filter)
+		},
+		name: func(v client.FleetVersion) string { return escape(v.Type + "/" + v.Name + "@" + v.Version) },
+		head: []string{"TYPE", "NAME", "VERSION", "COUNT", "DIFFERS", "NODES"}, cuts: []int{5, 0, 1},
+		row: func(v client.FleetVersion, now time.Time) []string {
+			const shown = 3
+			nodes := strings.Join(v.Nodes[:min(len(v.Nodes), shown)], ", ")
+			if more := len(v.Nodes) - shown; more > 0 {
+				nodes = fmt.Sprintf("%s and %d more", nodes, more)
+			}
+			return []string{cell(v.Type), cell(v.Name), cell(v.Version), fmt.Sprint(len(v.Nodes)), since(v.DiffersSince, now), cell(nodes)}
+		},
+	}.addTo(cmd, paths)
+}
+
+func newFleetLocksCommand(paths paths) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "locks",
+		Short: "List who holds the locks of exclusive plugins.",
+		Long: `List the locks of the plugins of which one instance in the fleet may be active (fleet.exclusive), with the node that holds each,
+its fencing token, and how many nodes want it, with the holder. A lock without a holder is about to pass on.
+
+The output is a table, an array of objects as JSON or YAML, or one TYPE/NAME a line.`,
+		Example: `  patchbay fleet locks -o json | jq -r '.[] | select(.node == "") | .name'`,
+	}
+	return listing[client.FleetLock]{
+		list: func(ctx context.Context, c *client.Client) ([]client.FleetLock, client.FleetHealth, error) {
+			locks, err := c.FleetLocks(ctx)
+			return locks, client.FleetHealth{Current: true}, err
+		},
+		name: func(l client.FleetLock) string { return escape(l.Type + "/" + l.Name) },
+		head: []string{"TYPE", "NAME", "NODE", "TOKEN", "CANDIDATES"},
+		row: func(l client.FleetLock, _ time.Time) []string {
+			return []string{cell(l.Type), cell(l.Name), cell(l.Node), fmt.Sprint(l.FencingToken), fmt.Sprint(l.Candidates)}
+		},
+	}.addTo(cmd, paths)
 }
 
 func newFleetWatchCommand(paths paths) *cobra.Command {
@@ -203,20 +299,6 @@ func warnStale(stderr io.Writer, h client.FleetHealth) {
 	}
 }
 
-func writeNodes(w io.Writer, nodes []client.FleetNode, now time.Time) error {
-	list := &table{
-		terminal: terminalOf(w), head: []string{"NAME", "STATE", "VERSION", "PLUGINS", "ADDRESS", "UP", "LAST SEEN"}, tones: tones{1: toneOf},
-	}
-	for _, n := range nodes {
-		up := "-"
-		if n.State == "ready" {
-			up = since(n.StartedAt, now)
-		}
-		list.add(cell(n.Name), cell(stateOfNode(n)), cell(n.Version), fmt.Sprint(n.Plugins), cell(n.Address), up, ago(n.LastSeen, now))
-	}
-	return list.write(w)
-}
-
 // stateOfNode is the state of a node, with what is wrong with one that is ready.
 func stateOfNode(n client.FleetNode) string {
 	if n.DrainedAt != nil {
@@ -228,24 +310,7 @@ func stateOfNode(n client.FleetNode) string {
 	return n.State
 }
 
-func nodeNames(nodes []client.FleetNode) []string {
-	return each(nodes, func(n client.FleetNode) string { return n.Name })
-}
-
-func writeFleetPlugins(w io.Writer, plugins []client.FleetPlugin, now time.Time) error {
-	list := &table{
-		terminal: terminalOf(w), head: []string{"TYPE", "NAME", "VERSION", "NODE", "STATE", "AGE", "LAST SEEN"},
-		cuts: []int{2, 6, 0, 1}, tones: tones{4: toneOf},
-	}
-	for _, p := range plugins {
-		list.add(cell(p.Type), cell(p.Name), cell(p.Version), cell(p.Node), cell(p.State), since(p.RegisteredAt, now), ago(p.LastSeen, now))
-	}
-	return list.write(w)
-}
-
 func fleetPluginID(p client.FleetPlugin) string { return escape(p.Node + "/" + p.Type + "/" + p.Name) }
-
-func fleetPluginIDs(plugins []client.FleetPlugin) []string { return each(plugins, fleetPluginID) }
 
 func writeFleetChange(w io.Writer, c client.FleetChange) error {
 	if c.Node != nil {

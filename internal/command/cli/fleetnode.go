@@ -2,15 +2,20 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/patchbay-dev/patchbay/client"
+	"github.com/patchbay-dev/patchbay/fleet"
+	"github.com/patchbay-dev/patchbay/internal/command/config"
 )
 
-// nodeOrder is a command that does something with one node of the fleet, and says nothing if that is done.
+// nodeOrder is a command that does something with one node of the fleet, and prints nothing.
 type nodeOrder struct {
 	use, short, long, example string
 	do                        func(c *client.Client, ctx context.Context, node string) error
@@ -18,20 +23,9 @@ type nodeOrder struct {
 
 var nodeOrders = []nodeOrder{
 	{
-		use:   "drain NODE",
-		short: "Have calls go to other nodes.",
-		long: `Have calls to any node of the fleet go elsewhere than to this node, as long as another one has the plugin, and the node give up the
-locks that it holds, until "patchbay fleet uncordon", over restarts of its daemon. Calls in progress go on; those that name the node, and
-those of programs on the node itself, still reach it. Nodes of earlier versions go on calling it, and one that is of an earlier version
-keeps its locks.`,
-		example: `  # Before maintenance: no new calls, and another node holds the locks.
-  patchbay fleet drain node-7 && patchbay fleet locks`,
-		do: (*client.Client).DrainNode,
-	},
-	{
 		use:     "uncordon NODE",
 		short:   "Have calls go to a node again that was drained.",
-		long:    `End what "patchbay fleet drain" began. Of a node that is not drained it is no error.`,
+		long:    `End what "patchbay fleet drain" began. Of a node that is not drained it is no error.` + needsAdmin,
 		example: `  patchbay fleet uncordon node-7`,
 		do:      (*client.Client).UncordonNode,
 	},
@@ -39,11 +33,16 @@ keeps its locks.`,
 		use:   "forget NODE",
 		short: "Remove a node that is gone, before its retention is over.",
 		long: `Remove what etcd has of a node that is gone for good, so that it and its plugins are shown no more, before fleet.retention is
-over. A node that is there is not forgotten; stop its daemon first. If its daemon is started again later, the node is back.`,
+over. A node that is there is not forgotten; stop its daemon first. If its daemon is started again later, the node is back.` + needsAdmin,
 		example: `  patchbay fleet forget node-7`,
 		do:      (*client.Client).ForgetNode,
 	},
 }
+
+const needsAdmin = `
+
+The caller needs the control role admin, and the daemon the right to write in etcd what is below the keys of that node
+("patchbay fleet role --operator").`
 
 // oneNode is for commands whose only argument is the name of a node.
 func oneNode(cmd *cobra.Command, args []string) error {
@@ -55,10 +54,7 @@ func oneNode(cmd *cobra.Command, args []string) error {
 
 func newNodeOrderCommand(paths paths, o nodeOrder) *cobra.Command {
 	cmd := &cobra.Command{
-		Use: o.use, Short: o.short, Example: o.example, Args: oneNode, ValidArgsFunction: cobra.NoFileCompletions,
-		Long: o.long + `
-
-The caller needs the control role admin, and the daemon the right to write in etcd what is below the keys of that node.`,
+		Use: o.use, Short: o.short, Example: o.example, Args: oneNode, ValidArgsFunction: cobra.NoFileCompletions, Long: o.long,
 	}
 	socket := addControlSocket(cmd, paths)
 	cmd.RunE = socket.ask(answerTimeout, func(ctx context.Context, c *client.Client, _ *cobra.Command, args []string) error {
@@ -67,33 +63,116 @@ The caller needs the control role admin, and the daemon the right to write in et
 	return cmd
 }
 
-func newFleetLocksCommand(paths paths) *cobra.Command {
+func newFleetDrainCommand(paths paths) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "locks",
-		Short: "List who holds the locks of exclusive plugins.",
-		Long: `List the locks of the plugins of which one instance in the fleet may be active (fleet.exclusive), with the node that holds each,
-its fencing token, and how many nodes want it, with the holder. A lock without a holder is about to pass on.
+		Use:   "drain NODE",
+		Short: "Have calls go to other nodes.",
+		Long: `Have calls to any node of the fleet go elsewhere than to this node, as long as another one has the plugin, and the node give up the
+locks that it holds, until "patchbay fleet uncordon", over restarts of its daemon. Calls in progress go on; those that name the node, and
+those of programs on the node itself, still reach it. Nodes of earlier versions go on calling it, and one that is of an earlier version
+keeps its locks.
 
-The output is a table, an array of objects as JSON or YAML, or one TYPE/NAME a line.`,
-		Example: `  patchbay fleet locks -o json | jq -r '.[] | select(.node == "") | .name'`,
+With --wait the command returns with 0 when the node holds no locks and other nodes have left it alone for 5 s, or when its daemon has
+stopped. After the timeout, or if it is interrupted, it exits with 1; the node stays drained.` + needsAdmin,
+		Example: `  # Before maintenance: when it returns, no other node waits for this one.
+  patchbay fleet drain node-7 --wait --timeout 10m`,
+		Args: oneNode, ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	socket := addControlSocket(cmd, paths)
-	output := addOutput(cmd, "table", "name")
-	cmd.RunE = socket.ask(answerTimeout, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
-		locks, err := c.FleetLocks(ctx)
-		if err != nil {
+	wait := cmd.Flags().Bool("wait", false, "wait until the node serves no more calls of the fleet")
+	timeout := cmd.Flags().Duration("timeout", 5*time.Minute, "how long to wait, for example 90s or 10m")
+	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
+		if cmd.Flags().Changed("timeout") && !*wait {
+			return wrongUsage(cmd, "--timeout goes with --wait only")
+		}
+		return above0(cmd, *timeout)
+	}
+	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, _ *cobra.Command, args []string) error {
+		node := args[0]
+		answered, cancel := answerInTime(ctx)
+		defer cancel()
+		if err := c.DrainNode(answered, node); err != nil || !*wait {
 			return err
 		}
-		names := func(all []client.FleetLock) []string {
-			return each(all, func(l client.FleetLock) string { return escape(l.Type + "/" + l.Name) })
+		waiting, cancel := context.WithTimeout(ctx, *timeout)
+		defer cancel()
+		err := c.WaitDrained(waiting, node)
+		switch {
+		case err == nil:
+			return nil
+		case ctx.Err() != nil:
+			err = errors.New("interrupted")
 		}
-		return printList(cmd, output, locks, names, func(w io.Writer) error {
-			list := &table{terminal: terminalOf(w), head: []string{"TYPE", "NAME", "NODE", "TOKEN", "CANDIDATES"}}
-			for _, l := range locks {
-				list.add(cell(l.Type), cell(l.Name), cell(l.Node), fmt.Sprint(l.FencingToken), fmt.Sprint(l.Candidates))
-			}
-			return list.write(w)
-		})
+		return fmt.Errorf("%w; node %s stays drained until \"patchbay fleet uncordon %[2]s\"", err, node)
 	})
 	return cmd
+}
+
+func newFleetRoleCommand(paths paths) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "role NODE",
+		Short: "Print the commands that give a node its rights in etcd.",
+		Long: `Print the commands of etcdctl that make a role and a user of the name of the node, with exactly the rights that its daemon needs with
+the configuration of this one: fleet.etcd.prefix and namespace say where, and with fleet.exclusive it may compete for locks. The
+user has no password and is known by the common name of its client certificate, unless fleet.etcd.user is configured; then etcdctl asks
+for one. Nothing is changed, and neither a daemon nor etcd is asked.`,
+		Example: `  # As etcd's user root, for a node and for the one on which operators work.
+  patchbay fleet role node-7 | sh -e
+  patchbay fleet role admin-1 --operator | sh -e`,
+		Args: oneNode, ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	file := cmd.Flags().String("config", paths.config, "configuration file; the default can be set with "+configEnv)
+	operator := cmd.Flags().Bool("operator", false, "may also drain, uncordon and forget other nodes")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		sources := sourcesFor(paths)
+		if cmd.Flags().Changed("config") {
+			sources.File, sources.Optional = *file, false
+		}
+		loaded, err := config.Load(sources)
+		if err != nil {
+			return blame(cmd, err)
+		}
+		if err := fleet.ValidateNode(args[0]); err != nil {
+			return wrongUsage(cmd, "%w", err)
+		}
+		return writeRole(cmd.OutOrStdout(), args[0], loaded.Config.Fleet, *operator)
+	}
+	return cmd
+}
+
+// writeRole writes the commands that give a node its rights.
+func writeRole(w io.Writer, node string, c config.Fleet, operator bool) error {
+	space := fleet.Space{Prefix: c.Etcd.Prefix, Namespace: c.Etcd.Namespace}
+	lines := []string{"role add " + node}
+	grant := func(kind, key string) {
+		prefix := ""
+		if strings.HasSuffix(key, "/") {
+			prefix = "--prefix=true "
+		}
+		if strings.Trim(key, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/.-_@") != "" {
+			key = "'" + strings.ReplaceAll(key, "'", `'\''`) + "'"
+		}
+		lines = append(lines, fmt.Sprintf("role grant-permission %s%s %s %s", prefix, node, kind, key))
+	}
+	nodes := strings.TrimSuffix(space.NodeRange(node), node+"/")
+	if operator {
+		grant("readwrite", nodes)
+	} else {
+		grant("readwrite", space.NodeRange(node))
+		grant("read", nodes)
+	}
+	grant("readwrite", space.SettingsKey(node))
+	grant("read", space.SettingsKey(""))
+	grant("read", space.LockSpace())
+	grant("readwrite", space.IndexSpace())
+	if len(c.Exclusive) > 0 {
+		grant("readwrite", space.LockRange(node))
+		grant("readwrite", space.TokenBaseKey(node))
+	}
+	password := " --no-password"
+	if c.Etcd.User != "" {
+		password = ""
+	}
+	lines = append(lines, "user add "+node+password, "user grant-role "+node+" "+node)
+	return writeLines(w, each(lines, func(line string) string { return "etcdctl " + line }))
 }

@@ -176,6 +176,7 @@ var hints = []hint{
 	{client.ErrDenied, ""}, // it says so itself
 	{client.ErrPermission, "run the command as root, as the daemon's user, or as a member of the socket's group"},
 	{client.ErrDeviceNotFound, `"patchbay devices list" shows what is known`},
+	{client.ErrNodeNotFound, `"patchbay fleet nodes" shows what is known`},
 	{client.ErrNotFound, `"patchbay list" shows what is known`},
 	{client.ErrBehind, `"patchbay list" shows the present state`},
 }

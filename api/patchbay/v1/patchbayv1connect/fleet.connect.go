@@ -40,6 +40,9 @@ const (
 	// FleetServiceListFleetPluginsProcedure is the fully-qualified name of the FleetService's
 	// ListFleetPlugins RPC.
 	FleetServiceListFleetPluginsProcedure = "/patchbay.v1.FleetService/ListFleetPlugins"
+	// FleetServiceListFleetVersionsProcedure is the fully-qualified name of the FleetService's
+	// ListFleetVersions RPC.
+	FleetServiceListFleetVersionsProcedure = "/patchbay.v1.FleetService/ListFleetVersions"
 	// FleetServiceWatchFleetProcedure is the fully-qualified name of the FleetService's WatchFleet RPC.
 	FleetServiceWatchFleetProcedure = "/patchbay.v1.FleetService/WatchFleet"
 	// FleetServiceDrainNodeProcedure is the fully-qualified name of the FleetService's DrainNode RPC.
@@ -62,6 +65,9 @@ type FleetServiceClient interface {
 	ListNodes(context.Context, *v1.ListNodesRequest) (*v1.ListNodesResponse, error)
 	// ListFleetPlugins returns the plugins of all nodes that match, ordered by type, name, node, and newest first within a node.
 	ListFleetPlugins(context.Context, *v1.ListFleetPluginsRequest) (*v1.ListFleetPluginsResponse, error)
+	// ListFleetVersions returns which versions of the plugins that match run on which nodes, ordered by type, name and version. Without states
+	// in the filter, only registered plugins count.
+	ListFleetVersions(context.Context, *v1.ListFleetVersionsRequest) (*v1.ListFleetVersionsResponse, error)
 	// WatchFleet streams the present state and then every change to it, without gaps or duplicates. If the caller reads so slowly that
 	// changes must be dropped, the stream ends with RESOURCE_EXHAUSTED.
 	WatchFleet(context.Context, *v1.WatchFleetRequest) (*connect.ServerStreamForClient[v1.WatchFleetResponse], error)
@@ -101,6 +107,13 @@ func NewFleetServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			httpClient,
 			baseURL+FleetServiceListFleetPluginsProcedure,
 			connect.WithSchema(fleetServiceMethods.ByName("ListFleetPlugins")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+			connect.WithClientOptions(opts...),
+		),
+		listFleetVersions: connect.NewClient[v1.ListFleetVersionsRequest, v1.ListFleetVersionsResponse](
+			httpClient,
+			baseURL+FleetServiceListFleetVersionsProcedure,
+			connect.WithSchema(fleetServiceMethods.ByName("ListFleetVersions")),
 			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 			connect.WithClientOptions(opts...),
 		),
@@ -150,6 +163,7 @@ func NewFleetServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 type fleetServiceClient struct {
 	listNodes          *connect.Client[v1.ListNodesRequest, v1.ListNodesResponse]
 	listFleetPlugins   *connect.Client[v1.ListFleetPluginsRequest, v1.ListFleetPluginsResponse]
+	listFleetVersions  *connect.Client[v1.ListFleetVersionsRequest, v1.ListFleetVersionsResponse]
 	watchFleet         *connect.Client[v1.WatchFleetRequest, v1.WatchFleetResponse]
 	drainNode          *connect.Client[v1.DrainNodeRequest, v1.DrainNodeResponse]
 	uncordonNode       *connect.Client[v1.UncordonNodeRequest, v1.UncordonNodeResponse]
@@ -170,6 +184,15 @@ func (c *fleetServiceClient) ListNodes(ctx context.Context, req *v1.ListNodesReq
 // ListFleetPlugins calls patchbay.v1.FleetService.ListFleetPlugins.
 func (c *fleetServiceClient) ListFleetPlugins(ctx context.Context, req *v1.ListFleetPluginsRequest) (*v1.ListFleetPluginsResponse, error) {
 	response, err := c.listFleetPlugins.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// ListFleetVersions calls patchbay.v1.FleetService.ListFleetVersions.
+func (c *fleetServiceClient) ListFleetVersions(ctx context.Context, req *v1.ListFleetVersionsRequest) (*v1.ListFleetVersionsResponse, error) {
+	response, err := c.listFleetVersions.CallUnary(ctx, connect.NewRequest(req))
 	if response != nil {
 		return response.Msg, err
 	}
@@ -232,6 +255,9 @@ type FleetServiceHandler interface {
 	ListNodes(context.Context, *v1.ListNodesRequest) (*v1.ListNodesResponse, error)
 	// ListFleetPlugins returns the plugins of all nodes that match, ordered by type, name, node, and newest first within a node.
 	ListFleetPlugins(context.Context, *v1.ListFleetPluginsRequest) (*v1.ListFleetPluginsResponse, error)
+	// ListFleetVersions returns which versions of the plugins that match run on which nodes, ordered by type, name and version. Without states
+	// in the filter, only registered plugins count.
+	ListFleetVersions(context.Context, *v1.ListFleetVersionsRequest) (*v1.ListFleetVersionsResponse, error)
 	// WatchFleet streams the present state and then every change to it, without gaps or duplicates. If the caller reads so slowly that
 	// changes must be dropped, the stream ends with RESOURCE_EXHAUSTED.
 	WatchFleet(context.Context, *v1.WatchFleetRequest, *connect.ServerStream[v1.WatchFleetResponse]) error
@@ -267,6 +293,13 @@ func NewFleetServiceHandler(svc FleetServiceHandler, opts ...connect.HandlerOpti
 		FleetServiceListFleetPluginsProcedure,
 		svc.ListFleetPlugins,
 		connect.WithSchema(fleetServiceMethods.ByName("ListFleetPlugins")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+		connect.WithHandlerOptions(opts...),
+	)
+	fleetServiceListFleetVersionsHandler := connect.NewUnaryHandlerSimple(
+		FleetServiceListFleetVersionsProcedure,
+		svc.ListFleetVersions,
+		connect.WithSchema(fleetServiceMethods.ByName("ListFleetVersions")),
 		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
@@ -315,6 +348,8 @@ func NewFleetServiceHandler(svc FleetServiceHandler, opts ...connect.HandlerOpti
 			fleetServiceListNodesHandler.ServeHTTP(w, r)
 		case FleetServiceListFleetPluginsProcedure:
 			fleetServiceListFleetPluginsHandler.ServeHTTP(w, r)
+		case FleetServiceListFleetVersionsProcedure:
+			fleetServiceListFleetVersionsHandler.ServeHTTP(w, r)
 		case FleetServiceWatchFleetProcedure:
 			fleetServiceWatchFleetHandler.ServeHTTP(w, r)
 		case FleetServiceDrainNodeProcedure:
@@ -342,6 +377,10 @@ func (UnimplementedFleetServiceHandler) ListNodes(context.Context, *v1.ListNodes
 
 func (UnimplementedFleetServiceHandler) ListFleetPlugins(context.Context, *v1.ListFleetPluginsRequest) (*v1.ListFleetPluginsResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.FleetService.ListFleetPlugins is not implemented"))
+}
+
+func (UnimplementedFleetServiceHandler) ListFleetVersions(context.Context, *v1.ListFleetVersionsRequest) (*v1.ListFleetVersionsResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.FleetService.ListFleetVersions is not implemented"))
 }
 
 func (UnimplementedFleetServiceHandler) WatchFleet(context.Context, *v1.WatchFleetRequest, *connect.ServerStream[v1.WatchFleetResponse]) error {

@@ -1,0 +1,134 @@
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/patchbay-dev/patchbay"
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/fleet"
+	"github.com/patchbay-dev/patchbay/internal/backoff"
+	"github.com/patchbay-dev/patchbay/reconciler"
+)
+
+const (
+	// versionsCondition is the name of the condition that nodes run different versions of a plugin.
+	versionsCondition = "fleet-versions"
+	// defaultDrift is the default of [FleetConfig].Drift. A rolling upgrade may take that long.
+	defaultDrift = time.Hour
+	// versionsLook is how often the versions are judged at most: each time costs as much as there are plugins in the fleet.
+	versionsLook = time.Minute
+)
+
+func (s fleetService) ListFleetVersions(
+	ctx context.Context, request *patchbayv1.ListFleetVersionsRequest,
+) (*patchbayv1.ListFleetVersionsResponse, error) {
+	reader, release, err := s.read(ctx, firstRead)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	versions := versionsIn(reader, filterOf(request.GetFilter()))
+	return &patchbayv1.ListFleetVersionsResponse{Versions: versions, Health: healthMessage(reader.Health())}, nil
+}
+
+// versionsIn returns which versions of the plugins that pass a filter are current on which nodes, ordered by type, name and version. Without
+// states in the filter, only registered plugins count.
+func versionsIn(reader *fleet.Reader, f fleet.Filter) []*patchbayv1.FleetVersion {
+	if len(f.States) == 0 {
+		f.States = []reconciler.State{reconciler.StateRegistered}
+	}
+	return versionsOf(reader.Plugins(f))
+}
+
+func versionsOf(plugins []fleet.Plugin) []*patchbayv1.FleetVersion {
+	found, first := map[[3]string]*patchbayv1.FleetVersion{}, map[*patchbayv1.FleetVersion]time.Time{}
+	for _, p := range plugins {
+		if !p.Current {
+			continue
+		}
+		key := [3]string{p.Type, p.Name, p.Version}
+		v := found[key]
+		if v == nil {
+			v = &patchbayv1.FleetVersion{Type: valid(p.Type), Name: valid(p.Name), Version: valid(p.Version)}
+			found[key], first[v] = v, p.RegisteredAt
+		}
+		v.Nodes = append(v.Nodes, p.Node)
+		if p.RegisteredAt.Before(first[v]) {
+			first[v] = p.RegisteredAt
+		}
+	}
+	versions := slices.SortedFunc(maps.Values(found), func(a, b *patchbayv1.FleetVersion) int {
+		return cmp.Or(comparePlugin(a, b), strings.Compare(a.GetVersion(), b.GetVersion()))
+	})
+	for rest := versions; len(rest) > 0; {
+		n := 1
+		for n < len(rest) && comparePlugin(rest[0], rest[n]) == 0 {
+			n++
+		}
+		firsts := slices.SortedFunc(slices.Values(each(rest[:n], func(v *patchbayv1.FleetVersion) time.Time { return first[v] })), time.Time.Compare)
+		for _, v := range rest[:n] {
+			if n > 1 {
+				v.DiffersSince = timestamp(firsts[1])
+			}
+		}
+		rest = rest[n:]
+	}
+	return versions
+}
+
+func comparePlugin(a, b *patchbayv1.FleetVersion) int {
+	return cmp.Or(strings.Compare(a.GetType(), b.GetType()), strings.Compare(a.GetName(), b.GetName()))
+}
+
+// driftIn returns the condition of versions: it is degraded if those of a plugin have differed for longer than drift.
+func driftIn(versions []*patchbayv1.FleetVersion, drift time.Duration, now time.Time) patchbay.Condition {
+	c, last := patchbay.Condition{Name: versionsCondition, OK: true}, now.Add(-drift)
+	var names []string
+	for i, v := range versions {
+		since := v.GetDiffersSince().AsTime()
+		if v.GetDiffersSince() == nil || since.After(last) || i > 0 && comparePlugin(versions[i-1], v) == 0 {
+			continue
+		}
+		names = append(names, v.GetType()+"/"+v.GetName())
+		if c.OK || since.Before(c.Since) {
+			c.OK, c.Since = false, since
+		}
+	}
+	if !c.OK {
+		c.Message = fmt.Sprintf("nodes have run different versions of a plugin for more than %v: of %s; finish or undo the upgrade: "+
+			"patchbay fleet versions lists them", drift, short(strings.Join(names, ", ")))
+	}
+	return c
+}
+
+// watchVersions judges the versions until ctx ends, while the daemon follows the fleet.
+func (m *fleetMember) watchVersions(ctx context.Context) {
+	if m.drift > 0 {
+		if _, release, err := m.acquire(); err == nil {
+			defer release()
+		}
+	}
+	drift := cmp.Or(m.drift, defaultDrift)
+	for degraded := false; backoff.Pause(ctx, min(versionsLook, max(drift/10, time.Second))); {
+		m.mu.Lock()
+		reader := m.reader
+		m.mu.Unlock()
+		if reader == nil || !reader.Health().Current {
+			continue
+		}
+		c := driftIn(versionsIn(reader, fleet.Filter{}), drift, time.Now())
+		m.mu.Lock()
+		m.versions = &c
+		m.mu.Unlock()
+		if degraded == c.OK {
+			degraded = !degraded
+			m.announce(fleet.Condition(c))
+		}
+	}
+}
