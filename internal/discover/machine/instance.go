@@ -88,10 +88,9 @@ type given struct {
 	deprecated bool
 }
 
-// newInstance returns an instance that is in no phase yet.
 func (m *Machine) newInstance(info *cache.PluginInfo) *instance {
 	m.last++
-	in := &instance{ref: m.last, info: info}
+	in := &instance{ref: m.last, phase: Created, info: info}
 	m.byRef[in.ref] = in
 	return in
 }

@@ -2,78 +2,60 @@ package machine
 
 // Phase is where one instance is. That the handler has an instance and that the registry does are facts of their own, with owners of their
 // own: the lane and the record. An instance that its handler has and that is asked anew is in the phase of the attempt.
-type Phase uint8
+type Phase string
 
 // The phases of an instance.
 const (
+	// Created: it is in no phase yet.
+	Created Phase = "new"
 	// Restored: it is remembered from before a restart, and its socket has not been seen yet.
-	Restored Phase = iota + 1
+	Restored Phase = "restored"
 	// Asking: it waits to be asked who it is, or is being asked.
-	Asking
+	Asking Phase = "asking"
 	// Ready: it has answered and waits for its turn in its lane.
-	Ready
+	Ready Phase = "ready"
 	// Walking: its lane walks it through its handler, the registry and the plugin itself.
-	Walking
+	Walking Phase = "walking"
 	// Telling: it is being told that it is refused.
-	Telling
+	Telling Phase = "telling"
 	// Waiting: its last attempt failed, and the next one is due.
-	Waiting
+	Waiting Phase = "waiting"
 	// Refused: there is no handler for it. It rests until there is one.
-	Refused
+	Refused Phase = "refused"
 	// Registered: the handler has it, the registry gives it out, and nothing is under way.
-	Registered
+	Registered Phase = "registered"
 	// Superseded: it has answered, and rests behind a newer instance or until it is asked again.
-	Superseded
+	Superseded Phase = "superseded"
 	// Missing: its socket is not where it was, and it is not known yet whether it moved.
-	Missing
+	Missing Phase = "missing"
 	// Lost: nobody accepts on its socket or endpoint, and it is kept for a grace.
-	Lost
+	Lost Phase = "lost"
 	// Gone: it never comes back. A socket that lives on gets a new instance.
-	Gone
+	Gone Phase = "gone"
 )
 
-var phaseNames = [...]string{
-	Restored: "restored", Asking: "asking", Ready: "ready", Walking: "walking", Telling: "telling", Waiting: "waiting", Refused: "refused",
-	Registered: "registered", Superseded: "superseded", Missing: "missing", Lost: "lost", Gone: "gone",
-}
-
-func (p Phase) String() string {
-	if p == 0 {
-		return "new"
-	}
-	return phaseNames[p]
-}
-
 // Cause is why an instance enters a phase.
-type Cause uint8
+type Cause string
 
 // The causes.
 const (
-	ByAppearance Cause = iota + 1 // its socket appeared
-	ByMove                        // its socket is in another place
-	ByLoss                        // its socket was removed, replaced or is not trusted any more; or it is another plugin now
-	ByAnswer                      // it answered, or could not be asked
-	ByTurn                        // its lane has come to it
-	ByResult                      // a call of its lane has returned
-	ByDelivery                    // it was told of its refusal
-	ByTimer                       // a timer of its own fired
-	ByProbe                       // nobody accepted a connection
-	ByHandler                     // the handler for its type was set or removed
-	ByOperator                    // somebody asked for another attempt, or what judges plugins has changed
-	ByRival                       // another instance of its name left, or is out of reach
+	ByAppearance Cause = "socket appeared"
+	ByMove       Cause = "socket moved"      // its socket is in another place
+	ByLoss       Cause = "socket went"       // its socket was removed, replaced or is not trusted any more; or it is another plugin now
+	ByAnswer     Cause = "answered"          // it answered, or could not be asked
+	ByTurn       Cause = "lane's turn"       // its lane has come to it
+	ByResult     Cause = "call returned"     // a call of its lane has returned
+	ByDelivery   Cause = "refusal delivered" // it was told of its refusal
+	ByTimer      Cause = "timer"             // a timer of its own fired
+	ByProbe      Cause = "nobody accepts"
+	ByHandler    Cause = "handler changed"  // the handler for its type was set or removed
+	ByOperator   Cause = "operator"         // somebody asked for another attempt, or what judges plugins has changed
+	ByRival      Cause = "another one left" // another instance of its name left, or is out of reach
 )
-
-var causeNames = [...]string{
-	ByAppearance: "socket appeared", ByMove: "socket moved", ByLoss: "socket went", ByAnswer: "answered", ByTurn: "lane's turn",
-	ByResult: "call returned", ByDelivery: "refusal delivered", ByTimer: "timer", ByProbe: "nobody accepts", ByHandler: "handler changed",
-	ByOperator: "operator", ByRival: "another one left",
-}
-
-func (c Cause) String() string { return causeNames[c] }
 
 // Row is one transition.
 type Row struct {
-	From Phase // zero: the instance is new
+	From Phase
 	On   Cause
 	If   string // says when this row is the one that is taken, where others begin alike
 	To   Phase
@@ -81,9 +63,9 @@ type Row struct {
 
 // Table is all transitions. An instance that goes is not listed for each phase: see [Leaving].
 var Table = []Row{
-	{0, ByAppearance, "", Asking},
-	{0, ByLoss, "a living instance gave way to a new one on its socket", Asking},
-	{0, ByAnswer, "another process or plugin answers on a known socket", Asking},
+	{Created, ByAppearance, "", Asking},
+	{Created, ByLoss, "a living instance gave way to a new one on its socket", Asking},
+	{Created, ByAnswer, "another process or plugin answers on a known socket", Asking},
 	{Restored, ByAppearance, "", Asking},
 
 	{Asking, ByAnswer, "it may register", Ready},

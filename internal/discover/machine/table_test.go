@@ -43,11 +43,11 @@ that is asked again is in the phase of that attempt.
 | phase | what it means |
 |---|---|
 `)
-	for p := Restored; p <= Gone; p++ {
+	for _, p := range phases {
 		fmt.Fprintf(&b, "| %s | %s |\n", p, phaseMeanings[p])
 	}
 	b.WriteString("\n## The causes\n\n| cause | what has happened |\n|---|---|\n")
-	for c := ByAppearance; c <= ByRival; c++ {
+	for _, c := range causes {
 		fmt.Fprintf(&b, "| %s | %s |\n", c, causeMeanings[c])
 	}
 	b.WriteString("\n## The transitions\n\n| from | on | if | to |\n|---|---|---|---|\n")
@@ -56,10 +56,18 @@ that is asked again is in the phase of that attempt.
 	}
 	names := make([]string, len(Leaving))
 	for i, c := range Leaving {
-		names[i] = c.String()
+		names[i] = string(c)
 	}
 	fmt.Fprintf(&b, "\nIn every phase, an instance can be gone for good on: %s.\n", strings.Join(names, ", "))
 	return b.String()
+}
+
+var phases = []Phase{
+	Restored, Asking, Ready, Walking, Telling, Waiting, Refused, Registered, Superseded, Missing, Lost, Gone,
+}
+
+var causes = []Cause{
+	ByAppearance, ByMove, ByLoss, ByAnswer, ByTurn, ByResult, ByDelivery, ByTimer, ByProbe, ByHandler, ByOperator, ByRival,
 }
 
 var phaseMeanings = map[Phase]string{
@@ -100,10 +108,13 @@ func InTable(row Row) bool {
 
 // TestTable: the table stays within what can be read at once, and has each transition once.
 func TestTable(t *testing.T) {
-	if len(Table) > 60 || int(Gone) > 12 {
-		t.Errorf("it has %d rows and %d phases", len(Table), Gone)
+	if len(Table) > 60 || len(phases) > 12 || len(phases) != len(phaseMeanings) || len(causes) != len(causeMeanings) {
+		t.Errorf("it has %d rows and %d phases", len(Table), len(phases))
 	}
 	for i, row := range Table {
+		if row.From != Created && !slices.Contains(phases, row.From) || !slices.Contains(phases, row.To) || !slices.Contains(causes, row.On) {
+			t.Errorf("%s → %s, %s: a phase or cause is not in the page", row.From, row.To, row.On)
+		}
 		if slices.ContainsFunc(Table[:i], func(o Row) bool { return o.From == row.From && o.On == row.On && o.To == row.To }) {
 			t.Errorf("%s → %s, %s: it is there twice", row.From, row.To, row.On)
 		}
