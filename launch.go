@@ -68,16 +68,11 @@ func (rt *Runtime) newLaunching(cfg Config) (err error) {
 	return nil
 }
 
-// ended is a context that has ended.
-var ended = func() context.Context {
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	return ctx
-}()
-
 // blocked returns why a launched plugin was refused, as a [supervise.BlockedError] if its type has no handler.
 func (rt *Runtime) blocked(ptype string, why error) error {
-	if ptype == "" || pipeline.AwaitHandler(ended, rt.watcher, ptype) {
+	now, cancel := context.WithCancel(context.Background())
+	cancel()
+	if ptype == "" || pipeline.AwaitHandler(now, rt.watcher, ptype) {
 		return why
 	}
 	return &supervise.BlockedError{Err: why, AwaitChange: func(ctx context.Context) { pipeline.AwaitHandler(ctx, rt.watcher, ptype) }}

@@ -57,8 +57,6 @@ func (asw *actualStateOfWorld) PluginExistsWithCorrectTimestamp(pluginInfo Plugi
 	asw.mu.RLock()
 	defer asw.mu.RUnlock()
 	known, ok := asw.plugins[pluginInfo.SocketPath]
-	return ok && known.Timestamp.Equal(pluginInfo.Timestamp) && sameAppearance(known.Appearance, pluginInfo.Appearance)
+	a, b := known.Appearance, pluginInfo.Appearance // zero if only the documented fields were kept
+	return ok && known.Timestamp.Equal(pluginInfo.Timestamp) && (a == 0 || b == 0 || a == b)
 }
-
-// sameAppearance takes an appearance that one side does not know, as those do not who keep the documented fields only, for the other's.
-func sameAppearance(a, b uint64) bool { return a == 0 || b == 0 || a == b }

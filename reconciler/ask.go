@@ -163,11 +163,6 @@ func (r *Reconciler) done(ctx context.Context, j *job, result machine.Input, con
 	}
 }
 
-// isFresh says that a socket was made just now, or that this cannot be told. A birth in the future is from before a step of the wall clock.
-func isFresh(id cache.SocketID, now time.Time) bool {
-	return id.Birth == 0 || now.Sub(time.Unix(0, id.Birth)).Abs() < machine.AnswerWindow
-}
-
 // interview dials a socket and asks who is there. With an error there may be a connection and what was announced on it. A socket exists a
 // moment before its plugin listens on it: as long as it is fresh, a refused dial is repeated. waits is called before it waits for that.
 func (r *Reconciler) interview(ctx context.Context, e machine.Ask, waits func()) (Conn, Info, error) {
@@ -196,7 +191,8 @@ func (r *Reconciler) reach(ctx context.Context, e machine.Ask, timeout time.Dura
 		ctx = context.WithValue(ctx, firstKey{}, true)
 	}
 	began := r.pace.Now()
-	fresh := e.First && isFresh(e.Socket, began)
+	// The age is not known if it is zero. A birth in the future is from before a step of the wall clock.
+	fresh := e.First && (e.Socket.Birth == 0 || began.Sub(time.Unix(0, e.Socket.Birth)).Abs() < machine.AnswerWindow)
 	conn, err := r.cfg.Transport.Dial(ctx, timeout, e.Path, e.Socket)
 	for tries := 0; err != nil && fresh && r.cfg.Transport.Refused(err); tries++ {
 		// The last dial begins after the window, however late a busy machine has this goroutine go on.

@@ -48,6 +48,11 @@ func (t *tree) refreshConditions() bool {
 				list = append(list, Condition{Path: d.path, Reason: reason, Key: reason})
 			}
 		}
+		for name, r := range d.refused { // other users' refused directories must not degrade the host
+			if name != "" && r.Info.Mode.IsDir() && t.cfg.Privileged(r.Info.UID) {
+				list = append(list, Condition{Path: r.Path, Reason: r.Err.Error(), Key: r.Err.Error()})
+			}
+		}
 	}
 	list = t.cut(list)
 	if slices.Equal(list, t.degraded) {

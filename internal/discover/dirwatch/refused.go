@@ -61,7 +61,7 @@ func (t *tree) refuse(d *dir, name string, info sock.Info, err error) {
 	}
 	r.seen = t.round
 	if r.Err == nil || r.Info != info || r.Err.Error() != err.Error() {
-		r.Info, r.Err, t.newRefused = info, err, true
+		r.Info, r.Err, t.newRefused, t.changed = info, err, true, true
 	}
 }
 
@@ -69,7 +69,7 @@ func (t *tree) pardon(d *dir, name string) {
 	if r := d.refused[name]; r != nil {
 		delete(d.refused, name)
 		t.refusals.Give(r.by, 1)
-		t.newRefused = true
+		t.newRefused, t.changed = true, true
 	}
 }
 

@@ -19,14 +19,6 @@ const (
 	maxNaming = 512
 )
 
-// naming returns the name that an announcement gives the plugin, if that can be shown and is short.
-func (b Bounds) naming(info Info) Key {
-	if len(info.Type)+len(info.Name) > maxNaming || b.check(Info{Type: info.Type, Name: info.Name}) != nil {
-		return Key{}
-	}
-	return Key{info.Type, info.Name}
-}
-
 func (i Info) size() int {
 	const header = 16 // of a string
 	n := len(i.Type) + len(i.Name) + len(i.Endpoint)

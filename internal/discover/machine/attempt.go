@@ -171,11 +171,6 @@ func (m *Machine) bars(l *lane, in *instance, account trust.Account) *Failure {
 	return f
 }
 
-// claims says that the name of the lane is the instance's, or is about to be.
-func (in *instance) claims() bool {
-	return in.recorded() || in.held() || in.phase == Ready || in.phase == Walking
-}
-
 // disown returns the instance to go on with when one is not trusted any more: a new one, if it was registered.
 func (m *Machine) disown(in *instance, refused error) *instance {
 	if in.recorded() || in.held() {
@@ -187,7 +182,10 @@ func (m *Machine) disown(in *instance, refused error) *instance {
 // refusedFor takes over what an instance is refused for, so that people find it by its name. Whose it is counts only for one that stands
 // for nothing yet.
 func (m *Machine) refusedFor(in *instance, info Info, account trust.Account) {
-	in.refused = m.cfg.Bounds.naming(info)
+	in.refused = Key{}
+	if len(info.Type)+len(info.Name) <= maxNaming && m.cfg.Bounds.check(Info{Type: info.Type, Name: info.Name}) == nil {
+		in.refused = info.key()
+	}
 	if in.lane == nil && account.Known {
 		in.account = account
 	}
@@ -211,22 +209,9 @@ func (m *Machine) reborn(in *instance, why string, cause Cause) *instance {
 	return fresh
 }
 
-type unclaimedError struct{ ptype, socket string }
-
-func (e unclaimedError) Error() string {
-	return fmt.Sprintf("no handler registered for plugin type: %s at socket %s", e.ptype, e.socket)
-}
-
 func unclaimed(in *instance) *Failure {
-	return &Failure{Err: unclaimedError{in.announced.Type, in.info.SocketPath}}
-}
-
-func isUnclaimed(f *Failure) bool {
-	if f == nil {
-		return false
-	}
-	_, is := f.Err.(unclaimedError) //nolint:errorlint // it is never wrapped
-	return is
+	err := fmt.Errorf("no handler registered for plugin type: %s at socket %s", in.announced.Type, in.info.SocketPath)
+	return &Failure{Err: err, Kind: Unclaimed}
 }
 
 func (m *Machine) reject(in *instance, f *Failure, cause Cause) {
@@ -249,7 +234,7 @@ func (m *Machine) delivered(in *instance) {
 		return
 	}
 	switch {
-	case !isUnclaimed(in.failure):
+	case in.failure.Kind != Unclaimed:
 		m.retryLater(in, ByDelivery)
 	case m.handlers[in.announced.Type] != 0 || in.again:
 		in.again = false

@@ -37,6 +37,7 @@ const (
 	Silent                        // nobody accepts on a socket
 	Absent                        // there is no socket
 	Unserved                      // the program that accepts there does not serve the registration
+	Unclaimed                     // there is no handler for the type
 )
 
 // Failure is an error and what follows from it.

@@ -153,7 +153,9 @@ func (m *Machine) Step(at Moment, in Input) []Effect {
 	case Hinted:
 		m.check(m.byRef[input.Ref], input.Socket)
 	case Unwatchable:
-		m.unwatchable(m.byRef[input.Ref])
+		if in := m.byRef[input.Ref]; in != nil && in.watches[Registration] == watched {
+			m.lookAgain(in, Registration)
+		}
 	case Probed:
 		m.probed(input)
 	case Ended:

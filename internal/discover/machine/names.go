@@ -175,7 +175,8 @@ func (m *Machine) registered(key Key) bool {
 func (m *Machine) barsName(l *lane, in *instance, by trust.Account) error {
 	judge, key, taken := m.cfg.Trust, l.key, false
 	for _, o := range l.members {
-		if o == in || o.phase == Gone || !o.claims() {
+		claims := o.recorded() || o.held() || o.phase == Ready || o.phase == Walking
+		if o == in || o.phase == Gone || !claims {
 			continue
 		}
 		if err := judge.Supersede(key.Type, key.Name, by, o.account); err != nil {

@@ -36,17 +36,13 @@ func (m *Machine) restore(records []Instance) {
 	}
 }
 
+// becomeComplete gives up, in the order in which they were restored, the instances whose sockets have not been seen.
 func (m *Machine) becomeComplete() {
 	m.complete = true
-	for _, in := range m.unseen() {
+	for _, in := range inOrder(slices.Collect(maps.Values(m.restored))) {
 		delete(m.restored, in.info.Socket)
 		m.went(in, "its socket did not survive the restart", ByLoss)
 	}
-}
-
-// unseen are the instances from before a restart whose sockets have not been seen yet, in the order in which they were restored.
-func (m *Machine) unseen() []*instance {
-	return inOrder(slices.Collect(maps.Values(m.restored)))
 }
 
 func inOrder(instances []*instance) []*instance {

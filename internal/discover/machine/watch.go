@@ -35,12 +35,6 @@ func (m *Machine) watchConn(in *instance) {
 	m.do(Watch{in.ref})
 }
 
-func (m *Machine) unwatchable(in *instance) {
-	if in != nil && in.watches[Registration] == watched {
-		m.lookAgain(in, Registration)
-	}
-}
-
 // hasEndpointWatched says that its handler asked for its endpoint to be watched, and that this is another socket.
 func (in *instance) hasEndpointWatched() bool {
 	return in.registration.WatchEndpoint && in.endpoint() != in.info.SocketPath

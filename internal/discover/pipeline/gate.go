@@ -162,18 +162,6 @@ func (g *gate) statuses(source func(string) reconciler.Source) []reconciler.Stat
 	return statuses
 }
 
-// conditions are the directories of the host's own that are refused, below the plugin directories. Those of others are others' business: a
-// plugin must not be able to have its host called ill.
-func (g *gate) conditions(refused []dirwatch.Refusal, roots []string) []dirwatch.Condition {
-	var list []dirwatch.Condition
-	for _, r := range refused {
-		if r.Info.Mode.IsDir() && g.trust.Privileged(r.Info.UID) && !slices.Contains(roots, r.Path) {
-			list = append(list, dirwatch.Condition{Path: r.Path, Reason: r.Err.Error(), Key: r.Err.Error()})
-		}
-	}
-	return list
-}
-
 // refuse takes over what is refused now, and tells what is new.
 func (w *Watcher) refuse(refused []dirwatch.Refusal) {
 	for _, r := range w.gate.set(refused) {

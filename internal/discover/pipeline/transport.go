@@ -31,15 +31,6 @@ type transport struct {
 	asking *asking
 }
 
-func newTransport(gate *gate, dirs []string, bounds reconciler.Bounds) (*transport, error) {
-	peers, err := sock.NewWatcher()
-	if err != nil {
-		return nil, err
-	}
-	asking := newAsking(bounds.UserPlugins, bounds.TotalPlugins)
-	return &transport{peers: peers, boot: sock.BootID(), gate: gate, roots: dirs, asking: asking}, nil
-}
-
 func (t *transport) Dial(ctx context.Context, timeout time.Duration, path string, id cache.SocketID) (reconciler.Conn, error) {
 	place, err := t.begin(ctx, timeout, path)
 	if err != nil {

@@ -24,6 +24,7 @@ import (
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/discover/dirwatch"
 	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/reconciler"
 	"github.com/patchbay-dev/patchbay/trust"
 )
@@ -332,9 +333,12 @@ func (w *Watcher) Begin() (run func(context.Context) error, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot watch the plugin directories: %w", err)
 	}
-	if p.transport, err = newTransport(w.gate, w.dirs, w.cfg.Reconciler.Bounds); err != nil {
+	peers, err := sock.NewWatcher()
+	if err != nil {
 		return nil, err
 	}
+	asking := newAsking(w.cfg.Reconciler.Bounds.UserPlugins, w.cfg.Reconciler.Bounds.TotalPlugins)
+	p.transport = &transport{peers: peers, boot: sock.BootID(), gate: w.gate, roots: w.dirs, asking: asking}
 	p.desired = cache.NewDesired()
 	cfg := w.cfg.Reconciler
 	cfg.Desired, cfg.Transport, cfg.Trust, cfg.Withdrawn = p.desired, p.transport, w.cfg.Trust, w.gate.why
@@ -377,9 +381,7 @@ func (w *Watcher) take(p *pipeline, u dirwatch.Update) {
 			}
 		}
 	}
-	degraded := append(slices.Clip(u.Degraded), w.gate.conditions(u.Refused, w.dirs)...)
-	slices.SortStableFunc(degraded, func(a, b dirwatch.Condition) int { return strings.Compare(a.Path, b.Path) })
-	w.degrade(degraded)
+	w.degrade(u.Degraded)
 	if u.Scanned && !p.scanned {
 		p.scanned = true
 		p.reconciler.Synced()
