@@ -265,7 +265,7 @@ func (g *guard) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, request connect.AnyRequest) (response connect.AnyResponse, err error) {
 		procedure := request.Spec().Procedure
 		err = g.guarded(ctx, procedure, targetOf(request.Any()), func(ctx context.Context) (err error) {
-			if err = checkLists(request.Any()); err != nil {
+			if err := checkLists(request.Any()); err != nil {
 				return err
 			}
 			if response, err = next(ctx, request); err != nil {

@@ -151,13 +151,7 @@ func (c Config) checkControlSocket() error {
 		return fmt.Errorf("control socket %s has %d bytes, and the path of a socket may have %d: choose a shorter one", c.ControlSocket,
 			length, sock.MaxPath)
 	}
-	for _, dir := range c.pluginDirs() {
-		if dir != "" && within(c.ControlSocket, dir) {
-			return fmt.Errorf("control socket %s lies in plugin directory %s, where it would be taken for a plugin: choose another path",
-				c.ControlSocket, dir)
-		}
-	}
-	return nil
+	return c.checkApart("control socket", c.ControlSocket)
 }
 
 func (c Config) checkDispenseDir() error {
@@ -196,12 +190,12 @@ func (c Config) pluginDirs() []string {
 	return append(slices.Clone(c.PluginDirs), c.DeprecatedPluginDir)
 }
 
-// checkApart returns an error if a directory of sockets is a plugin directory, contains one or lies in one.
-func (c Config) checkApart(what, dir string) error {
+// checkApart returns an error if a path of sockets is that of a plugin directory, contains one or lies in one.
+func (c Config) checkApart(what, path string) error {
 	for _, plugins := range c.pluginDirs() {
-		if plugins != "" && (within(dir, plugins) || within(plugins, dir)) {
+		if plugins != "" && (within(path, plugins) || within(plugins, path)) {
 			return fmt.Errorf("%s %s and plugin directory %s overlap, so sockets of one would be taken for those of the other: "+
-				"choose another directory", what, dir, plugins)
+				"choose another path", what, path, plugins)
 		}
 	}
 	return nil

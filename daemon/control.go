@@ -67,7 +67,7 @@ type control struct {
 	picture
 	naming
 
-	// awaitReplaced blocks as long as callers of a plugin wait for its new process; nil if nobody ever does.
+	// awaitReplaced blocks as long as callers of a plugin wait for its new process.
 	awaitReplaced func(ctx context.Context, ptype, name string) error
 	// calls takes what is not for the control API; nil refuses it.
 	calls    http.Handler
@@ -102,7 +102,7 @@ func (c *control) GetPlugin(ctx context.Context, request *patchbayv1.GetPluginRe
 		return nil, err
 	}
 	plugins := c.get(asked)
-	if len(plugins) == 0 && c.awaitReplaced != nil { // calls wait for the new process, and begin with this
+	if len(plugins) == 0 { // calls wait for the new process, and begin with this
 		if s, is := c.launchedBefore(asked); is {
 			was, _ := c.source.LaunchedAs(s.Name)
 			if err := c.awaitReplaced(ctx, was.Type, was.Name); err != nil {

@@ -23,6 +23,7 @@ import (
 	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
+	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/command/config"
 	"github.com/patchbay-dev/patchbay/reconciler"
 	"github.com/patchbay-dev/patchbay/trust"
@@ -94,11 +95,22 @@ func event(seq uint64, ptype string) patchbay.Event {
 	return patchbay.Event{Seq: seq, Event: reconciler.Event{Time: time.Unix(int64(seq), 0), Kind: reconciler.EventRegistered, Type: ptype, Name: "n"}}
 }
 
+// plain is a naming without handlers of which roles are known.
+func plain() naming {
+	return naming{
+		func() map[string]cache.PluginHandler { return nil }, func(string, string) bool { return false },
+	}
+}
+
+func neverReplaced(context.Context, string, string) error { return nil }
+
 // serveTo serves a source over HTTP, without the guard.
 func serveTo(t *testing.T, s source) patchbayv1connect.ControlServiceClient {
 	t.Helper()
 	mux := http.NewServeMux()
-	mux.Handle(patchbayv1connect.NewControlServiceHandler(&control{picture: newPicture(s, noneLaunched{}, nil, nil)}))
+	mux.Handle(patchbayv1connect.NewControlServiceHandler(&control{
+		picture: newPicture(s, noneLaunched{}, nil, nil), naming: plain(), awaitReplaced: neverReplaced,
+	}))
 	server := httptest.NewServer(mux)
 	t.Cleanup(server.Close)
 	return patchbayv1connect.NewControlServiceClient(server.Client(), server.URL)

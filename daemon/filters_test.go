@@ -14,7 +14,6 @@ import (
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
-	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -22,9 +21,8 @@ import (
 func askControl(procedure, contentType, encoding string, body []byte) *httptest.ResponseRecorder {
 	g := testGuard("")
 	g.use(policy{users: map[uint32]role{1000: roleRead}})
-	handlers := func() map[string]cache.PluginHandler { return nil }
 	handler := newControlHandler(g, &control{
-		picture: newPicture(&recorded{}, nil, nil, nil), naming: naming{handlers: handlers},
+		picture: newPicture(&recorded{}, nil, nil, nil), naming: plain(), awaitReplaced: neverReplaced,
 	})
 	r := httptest.NewRequest(http.MethodPost, procedure, bytes.NewReader(body))
 	r.Header.Set("Content-Type", contentType)

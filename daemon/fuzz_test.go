@@ -16,7 +16,6 @@ import (
 	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
-	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
@@ -71,7 +70,7 @@ func FuzzControl(f *testing.F) {
 				past:    []patchbay.Event{event(1, "A")},
 				live:    live,
 			}, noneLaunched{}, nil, nil),
-			naming: naming{handlers: func() map[string]cache.PluginHandler { return nil }},
+			naming: plain(), awaitReplaced: neverReplaced,
 			shown:  func() string { return "" },
 			reload: func(context.Context) ([]string, error) { return nil, errors.New("nothing to reload") },
 		}

@@ -85,7 +85,7 @@ func testLists(t *testing.T, procedure, contentType string, body []byte, code in
 	source := &recorded{plugins: all, refusals: refusals, past: past}
 	g := testGuard("")
 	g.use(policy{users: map[uint32]role{1: roleRead, 1000: roleRead, 1001: roleRead, 1002: roleRead}})
-	handler := newControlHandler(g, &control{picture: newPicture(source, nil, nil, nil), lists: l})
+	handler := newControlHandler(g, &control{picture: newPicture(source, nil, nil, nil), naming: plain(), lists: l})
 	ask := func(uid uint32, w http.ResponseWriter) {
 		r := httptest.NewRequest(http.MethodPost, procedure, bytes.NewReader(body))
 		r.Header.Set("Content-Type", contentType)

@@ -20,6 +20,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
 	"github.com/patchbay-dev/patchbay/fleet"
 	"github.com/patchbay-dev/patchbay/reconciler"
 	"github.com/patchbay-dev/patchbay/trust"
@@ -134,7 +135,7 @@ func (m *metrics) observer() patchbay.Observer {
 }
 
 // watch has what can be counted when it is asked for collected from the runtime.
-func (m *metrics) watch(source metricsSource, launched launched, statePath string) {
+func (m *metrics) watch(source source, launched launched, statePath string) {
 	m.registry.MustRegister(&collector{metrics: m, source: source, launched: launched, statePath: statePath})
 }
 
@@ -165,28 +166,21 @@ func dispenseResult(err error) string {
 }
 
 type measuredState struct {
-	storage interface {
-		dynamicplugins.StateStorage
-		dynamicplugins.BatchStorage
-	}
+	*boltstate.Store
 	writes *prometheus.HistogramVec
 }
 
-func (s measuredState) GetDynamicPluginRegistryState() (*dynamicplugins.RegistryState, error) {
-	return s.storage.GetDynamicPluginRegistryState()
-}
-
 func (s measuredState) PutDynamicPluginRegistryState(state *dynamicplugins.RegistryState) error {
-	return s.measure(func() error { return s.storage.PutDynamicPluginRegistryState(state) })
+	return s.measure(func() error { return s.Store.PutDynamicPluginRegistryState(state) })
 }
 
 func (s measuredState) PutDynamicPluginChange(change *dynamicplugins.PluginChange) error {
-	return s.measure(func() error { return s.storage.PutDynamicPluginChange(change) })
+	return s.measure(func() error { return s.Store.PutDynamicPluginChange(change) })
 }
 
 func (s measuredState) PutDynamicPluginChanges(changes []*dynamicplugins.PluginChange) (errs []error) {
 	_ = s.measure(func() error {
-		errs = s.storage.PutDynamicPluginChanges(changes)
+		errs = s.Store.PutDynamicPluginChanges(changes)
 		return errors.Join(errs...)
 	})
 	return errs
@@ -203,15 +197,10 @@ func (s measuredState) measure(write func() error) error {
 	return err
 }
 
-type metricsSource interface {
-	Plugins() []patchbay.PluginStatus
-	Conditions() []patchbay.Condition
-}
-
 // collector makes the metrics that are states. It is a [prometheus.Collector].
 type collector struct {
 	metrics   *metrics
-	source    metricsSource
+	source    source
 	launched  launched
 	statePath string
 }

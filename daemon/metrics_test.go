@@ -24,7 +24,7 @@ import (
 )
 
 // fixed is a source of metrics that does not change.
-type fixed struct{}
+type fixed struct{ source }
 
 func (fixed) Plugins() []patchbay.PluginStatus {
 	return []patchbay.PluginStatus{

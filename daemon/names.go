@@ -18,9 +18,9 @@ type roleGiver interface{ Roles() []string }
 // naming decides which plugin is meant by a type and a name, for all calls of the control API, all filters and the page. The type is the
 // one that the plugin announced, or a role of it: one that its handler gave it, or might give it, if it was never registered.
 type naming struct {
-	// handlers returns the handlers by plugin type; nil if there are none.
+	// handlers returns the handlers by plugin type.
 	handlers func() map[string]cache.PluginHandler
-	// registered says whether a plugin is in the registry under a type or role; nil if that is not known.
+	// registered says whether a plugin is in the registry under a type or role.
 	registered func(ptype, name string) bool
 }
 
@@ -63,7 +63,7 @@ func (n naming) tellsOf(types set, e patchbay.Event) bool {
 		return true
 	}
 	roles := slices.DeleteFunc(slices.Clone(n.mayHave(e.Type)), func(role string) bool { return !types[role] })
-	return len(roles) > 0 && (n.registered == nil || !n.registered(e.Type, e.Name) ||
+	return len(roles) > 0 && (!n.registered(e.Type, e.Name) ||
 		slices.ContainsFunc(roles, func(role string) bool { return n.registered(role, e.Name) }))
 }
 
@@ -116,9 +116,6 @@ func (w concerned) by(e patchbay.Event) bool {
 
 // mayHave returns the roles that plugins of a type may have.
 func (n naming) mayHave(ptype string) []string {
-	if n.handlers == nil {
-		return nil
-	}
 	if h, ok := n.handlers()[ptype].(roleGiver); ok {
 		return h.Roles()
 	}
@@ -166,9 +163,6 @@ func (c *control) announced(asked patchbay.PluginName) patchbay.PluginName {
 			return nameOf(s)
 		}
 		others[s.Type] = others[s.Type] || s.Name == asked.Name
-	}
-	if c.handlers == nil {
-		return asked
 	}
 	for _, ptype := range slices.Sorted(maps.Keys(c.handlers())) {
 		if !others[ptype] && c.isOf(asked.Type, ptype, nil) {

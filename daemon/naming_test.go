@@ -67,7 +67,7 @@ func newDrivers() *drivers {
 }
 
 func (d *drivers) control() *control {
-	return &control{picture: newPicture(d, noneLaunched{}, nil, nil), naming: naming{
+	return &control{picture: newPicture(d, noneLaunched{}, nil, nil), awaitReplaced: neverReplaced, naming: naming{
 		handlers: func() map[string]cache.PluginHandler {
 			return map[string]cache.PluginHandler{"CSIPlugin": csi.NewHandler(csi.Options{}), "Other": patchbay.AcceptHandler()}
 		},
