@@ -265,10 +265,7 @@ func (d *Daemon) assemble(l *listening, parts *closers) (*assembly, error) {
 	if err != nil {
 		return nil, err
 	}
-	for ptype, h := range added {
-		a.handlers.use(ptype, h)
-		a.runtime.AddHandler(ptype, h)
-	}
+	a.exchange(added, nil)
 	return a, d.launch(a.runtime, d.config.Catalogue)
 }
 
