@@ -25,7 +25,11 @@ func TestOffers(t *testing.T) {
 		t.Errorf("no node that has it may offer it: %v", err)
 	}
 	good.echo(nil)
-	caller.inFleet(2)
+	// What finds nodes for calls follows etcd for itself, and may learn of the node later than the list of the fleet.
+	eventually(t, "the node that may offer it is called", func() bool {
+		got, err := answers(t, caller.caller(""))
+		return got == "good-1" && err == nil
+	})
 	for range 20 {
 		answersFrom(t, caller.caller(""), "good-1")
 	}
