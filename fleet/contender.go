@@ -1,9 +1,11 @@
 package fleet
 
 import (
+	"cmp"
 	"fmt"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -15,6 +17,11 @@ import (
 type Lock struct{ Type, Name string }
 
 func (l Lock) String() string { return l.Type + "/" + l.Name }
+
+// Compare orders locks by type and name.
+func (l Lock) Compare(other Lock) int {
+	return cmp.Or(strings.Compare(l.Type, other.Type), strings.Compare(l.Name, other.Name))
+}
 
 // Contender is a node that competes for a lock, as recorded in its key. The one whose key was created first holds the lock, or will.
 type Contender struct {
@@ -38,8 +45,7 @@ func (s Space) LockRange(node string) string { return s.contenders() + node + "/
 
 // TokenBaseKey returns the key in which a node keeps the base of fencing tokens. No other node needs to write it.
 func (s Space) TokenBaseKey(node string) string { return s.LockSpace() + "@base/" + node }
-
-func (s Space) contenders() string { return s.LockSpace() + "@node/" }
+func (s Space) contenders() string              { return s.LockSpace() + "@node/" }
 
 // Key returns the key with which the node competes for the lock.
 func (c Contender) Key(s Space) string {
@@ -63,18 +69,15 @@ func (c Contender) Value() string {
 	return fmt.Sprintf(contenderHolds, seconds, c.Token)
 }
 
-// maxLockTTL bounds the lease that a contender claims to have.
-const maxLockTTL = time.Minute
+const maxLockTTL = time.Minute // of the lease that a contender claims to have
 
 // ParseContender parses the key of a contender. It reports false for a node that has left, a key without a lease, or with a lease other
 // than the key names, and everything malformed.
 func ParseContender(s Space, kv *mvccpb.KeyValue) (c Contender, ok bool) {
-	rest, ok := strings.CutPrefix(string(kv.Key), s.contenders())
-	parts := strings.Split(rest, "/")
-	if !ok || len(parts) != 4 || kv.Lease == 0 || parts[3] != fmt.Sprintf("%x", kv.Lease) || ValidateNode(parts[0]) != nil {
+	if c, ok = parseKey(s, string(kv.Key)); !ok || kv.Lease == 0 || int64(c.Lease) != kv.Lease || c.Key(s) != string(kv.Key) {
 		return c, false
 	}
-	c = Contender{Node: parts[0], Lease: clientv3.LeaseID(kv.Lease), Created: kv.CreateRevision}
+	c.Created = kv.CreateRevision
 	var seconds int64
 	if _, err := fmt.Sscanf(string(kv.Value), contenderHolds, &seconds, &c.Token); err != nil {
 		if _, err := fmt.Sscanf(string(kv.Value), contenderWaits, &seconds); err != nil {
@@ -85,49 +88,44 @@ func ParseContender(s Space, kv *mvccpb.KeyValue) (c Contender, ok bool) {
 		return c, false
 	}
 	c.TTL = time.Duration(min(seconds, int64(maxLockTTL/time.Second))) * time.Second
-	c.Lock, ok = lockIn(s, string(kv.Key))
-	return c, ok
+	return c, true
 }
 
-// lockIn returns the lock that the key of a contender is about.
-func lockIn(s Space, key string) (l Lock, ok bool) {
+// parseKey returns what the key of a contender says.
+func parseKey(s Space, key string) (c Contender, ok bool) {
 	rest, ok := strings.CutPrefix(key, s.contenders())
 	parts := strings.Split(rest, "/")
 	if !ok || len(parts) != 4 {
-		return l, false
+		return c, false
 	}
 	ptype, err1 := url.PathUnescape(parts[1])
 	name, err2 := url.PathUnescape(parts[2])
-	return Lock{ptype, name}, err1 == nil && err2 == nil && ptype != "" && name != ""
+	lease, err3 := strconv.ParseInt(parts[3], 16, 64)
+	return Contender{Lock: Lock{ptype, name}, Node: parts[0], Lease: clientv3.LeaseID(lease)},
+		cmp.Or(err1, err2, err3, ValidateNode(parts[0])) == nil && ptype != "" && name != ""
 }
 
 // Contenders has the contenders for each lock.
 type Contenders map[Lock]*contest
 
-// contest has the contenders for one lock, by key.
 type contest struct {
-	all map[string]Contender
-	// first is the one whose key was created first, once it was asked for; nil after a change.
-	first *Contender
+	all   map[string]Contender // by key
+	first *Contender           // whose key was created first, once it was asked for; nil after a change
 }
 
 // Put records what etcd has of a key, nothing after a deletion, and returns the contender that had the key before; the zero value for none.
 func (all Contenders) Put(s Space, kv *mvccpb.KeyValue) (before Contender) {
-	l, ok := lockIn(s, string(kv.Key))
+	key := string(kv.Key)
+	of, ok := parseKey(s, key)
 	if !ok {
 		return before
 	}
-	c := all[l]
-	if c == nil {
-		c = &contest{all: map[string]Contender{}}
-		all[l] = c
-	}
-	before = c.all[string(kv.Key)]
-	c.first = nil
+	c := cmp.Or(all[of.Lock], &contest{all: map[string]Contender{}})
+	all[of.Lock], before, c.first = c, c.all[key], nil
 	if now, ok := ParseContender(s, kv); ok {
-		c.all[string(kv.Key)] = now
-	} else if delete(c.all, string(kv.Key)); len(c.all) == 0 {
-		delete(all, l)
+		c.all[key] = now
+	} else if delete(c.all, key); len(c.all) == 0 {
+		delete(all, of.Lock)
 	}
 	return before
 }
@@ -150,11 +148,13 @@ func (all Contenders) First(l Lock) Contender {
 }
 
 // Get returns the contender for a lock that has a key; the zero value for none.
-func (all Contenders) Get(l Lock, key string) Contender {
+func (all Contenders) Get(l Lock, key string) Contender { return all.of(l)[key] }
+
+func (all Contenders) of(l Lock) map[string]Contender {
 	if c := all[l]; c != nil {
-		return c.all[key]
+		return c.all
 	}
-	return Contender{}
+	return nil
 }
 
 // holder returns the node that holds a lock, empty for none, and reports whether there are contenders.
@@ -168,10 +168,8 @@ func (all Contenders) holder(l Lock) (node string, wanted bool) {
 
 // nodes returns the nodes that compete for a lock, in order.
 func (all Contenders) nodes(l Lock) (nodes []string) {
-	if c := all[l]; c != nil {
-		for _, next := range c.all {
-			nodes = append(nodes, next.Node)
-		}
+	for _, next := range all.of(l) {
+		nodes = append(nodes, next.Node)
 	}
 	slices.Sort(nodes)
 	return slices.Compact(nodes)

@@ -23,14 +23,12 @@ import (
 
 // Policy says to which node a call goes. The zero value means any node: this one if it has the plugin, else a random one that has it.
 type Policy struct {
-	// Node is the only node to which the call goes; empty for any.
-	Node string
-	// Labels are those that the node must have; empty for any.
-	Labels map[string]string
+	Node   string            // the only node to which the call goes; empty for any
+	Labels map[string]string // those that the node must have
 }
 
-// Finder returns the instances that pass a filter and may be called. Those on nodes that are not ready are tried after all others.
-// [Lookup.Find] is one whose cost does not grow with the fleet; [Reader.Find] is one for programs that read the whole fleet anyway.
+// Finder returns the instances that pass a filter and may be called. The cost of [Lookup.Find] does not grow with the fleet; [Reader.Find]
+// is for programs that read the whole fleet anyway.
 type Finder func(ctx context.Context, f Filter) ([]Instance, error)
 
 // Find returns the plugins that pass the filter and may be called: those that are registered and current on nodes that are ready, and on
@@ -51,16 +49,12 @@ func (r *Reader) Find(ctx context.Context, f Filter) ([]Instance, error) {
 
 // DialerConfig configures a [Dialer].
 type DialerConfig struct {
-	// Find finds the instances in the fleet. It is required.
-	Find Finder
-	// Credentials are for the connections to other nodes; nil if there are none, so that only this node can be called.
-	Credentials *Credentials
-	// Node is the name of this node; empty for none.
-	Node string
+	Find        Finder            // finds the instances in the fleet; it is required
+	Credentials *Credentials      // for the connections to other nodes; nil for none, so that only this node can be called
+	Node        string            // the name of this node; empty for none
+	Labels      map[string]string // those of this node
 	// Called, if it is not nil, is called when a call to another node has ended, with its error. It must not block.
 	Called func(node string, err error)
-	// Labels are those of this node.
-	Labels map[string]string
 	// Unhealthy reports whether a plugin of this node is unhealthy, so that this node is called after all others; nil for none.
 	Unhealthy func(ptype, name string) bool
 	// Local returns a connection to a plugin of this node, or an error if it has none that can be called; nil for none.
@@ -106,7 +100,7 @@ func (d *Dialer) targets(ctx context.Context, f Filter) ([]Instance, error) {
 
 // filter returns what may take a call.
 func (d *Dialer) filter(ptype, name string, p Policy) Filter {
-	f := Filter{Types: []string{ptype}, Names: []string{name}, Labels: p.Labels, few: few}
+	f := Filter{Types: []string{ptype}, Names: []string{name}, Labels: p.Labels, Few: few}
 	if p.Node != "" {
 		f.Nodes = []string{p.Node}
 	}
@@ -127,45 +121,22 @@ func (d *Dialer) Dial(ptype, name string, p Policy) *Conn {
 	return &Conn{dialer: d, ptype: ptype, name: name, policy: p}
 }
 
-// Dial returns a connection as [Dialer.Dial] does, for programs that call one plugin. It fails if ctx ends before the fleet has been read.
-// The caller closes it.
-func Dial(ctx context.Context, ptype, name string, config DialerConfig, p Policy) (*Conn, error) {
-	d := NewDialer(config)
-	if _, err := d.targets(ctx, d.filter(ptype, name, p)); err != nil {
-		d.Close()
-		return nil, fmt.Errorf("cannot dial plugin %s/%s in the fleet: %w", ptype, name, err)
-	}
-	c := d.Dial(ptype, name, p)
-	c.owner = true
-	return c, nil
-}
-
 // Conn is a connection to a plugin of the fleet. It is safe for concurrent use.
 type Conn struct {
 	dialer      *Dialer
 	ptype, name string
 	policy      Policy
-	owner       bool // whether the dialer is closed with it
 }
 
 var _ grpc.ClientConnInterface = (*Conn)(nil)
 
-// Close closes a connection that [Dial] made; for one that [Dialer.Dial] made, it does nothing.
-func (c *Conn) Close() error {
-	if c.owner {
-		c.dialer.Close()
-	}
-	return nil
-}
-
-// String says what the connection leads to.
+// String returns the plugin and the policy.
 func (c *Conn) String() string {
-	text := "plugin " + c.ptype + "/" + c.name
+	where := " in the fleet"
 	if c.policy.Node != "" {
-		text += " on node " + c.policy.Node
-	} else {
-		text += " in the fleet"
+		where = " on node " + c.policy.Node
 	}
+	text := "plugin " + c.ptype + "/" + c.name + where
 	for i, key := range slices.Sorted(maps.Keys(c.policy.Labels)) {
 		text += []string{" with label ", ", "}[min(i, 1)] + key + "=" + c.policy.Labels[key]
 	}
@@ -205,61 +176,46 @@ func (c *Conn) NewStream(
 			return nil, err
 		}
 		reason := status.Convert(err).Message()
-		if c.policy.Node == "" { // else the name of the node is said already
+		if c.policy.Node == "" { // else String has the name of the node
 			reason = "node " + next.node + ": " + reason
 		}
 		reasons = append(reasons, reason)
 	}
-	return nil, proxy.CannotCall(c.String(), unreachable(reasons))
-}
-
-// maxReasons is how many nodes an error speaks of.
-const maxReasons = 3
-
-func unreachable(reasons []string) error {
-	if len(reasons) == 0 {
-		return errors.New("no node that can be called has it registered")
+	const most = 3
+	switch more := len(reasons) - most; {
+	case len(reasons) == 0:
+		reasons = []string{"no node that can be called has it registered"}
+	case more > 0:
+		reasons = append(reasons[:most], fmt.Sprintf("and %d more", more))
 	}
-	text := strings.Join(reasons[:min(len(reasons), maxReasons)], "; ")
-	if more := len(reasons) - maxReasons; more > 0 {
-		text += fmt.Sprintf("; and %d more", more)
-	}
-	return errors.New(text)
+	return nil, proxy.CannotCall(c.String(), errors.New(strings.Join(reasons, "; ")))
 }
 
 // candidate is a node to which a call may go.
 type candidate struct {
-	node string
-	open opener
-	// failing says that its connection is known to fail.
-	failing bool
-	// last says what speaks against it: the greater, the later it is tried.
-	last int
+	node    string
+	open    opener
+	failing bool // its connection is known to fail
+	last    int  // what speaks against it: the greater, the later it is tried
 }
 
-// opener opens a stream for a call.
 type opener func(ctx context.Context, desc *grpc.StreamDesc, method string, options ...grpc.CallOption) (grpc.ClientStream, error)
 
 // candidates returns the nodes to which a call may go, in the order in which they are tried. The fleet is asked when this node cannot take
 // the call, and for more nodes when some cannot, by a user of this machine. An error ends the sequence: there are no candidates.
 func (d *Dialer) candidates(ctx context.Context, by uint32, ptype, name string, p Policy) iter.Seq2[candidate, error] {
 	return func(yield func(candidate, error) bool) {
-		only, err := d.only(ctx, ptype, name, p)
+		p, err := d.only(ctx, ptype, name, p)
+		var own *candidate
+		if err == nil {
+			own, err = d.own(ctx, ptype, name, p)
+		}
 		if err != nil {
 			yield(candidate{}, err)
 			return
 		}
-		if p.Node = only; only != "" && only != d.config.Node && d.config.MayOffer != nil && !d.config.MayOffer(only, ptype, name) {
-			yield(candidate{}, status.Errorf(codes.PermissionDenied, "fleet.offers does not let node %s offer it", only))
-			return
-		}
-		own, err := d.own(ctx, ptype, name, p)
-		if err != nil {
-			yield(candidate{}, err)
-			return
-		}
-		last := own != nil && only == "" && d.config.Unhealthy != nil && d.config.Unhealthy(ptype, name)
-		if own != nil && !last && !yield(*own, nil) || d.config.Local != nil && only == d.config.Node && only != "" {
+		last := own != nil && p.Node == "" && d.config.Unhealthy != nil && d.config.Unhealthy(ptype, name)
+		if own != nil && !last && !yield(*own, nil) || d.config.Local != nil && p.Node == d.config.Node && p.Node != "" {
 			return
 		}
 		known := map[string]bool{}
@@ -279,42 +235,41 @@ func (d *Dialer) own(ctx context.Context, ptype, name string, p Policy) (*candid
 	if d.config.Local == nil || p.Node != "" && p.Node != d.config.Node {
 		return nil, nil //nolint:nilnil // it is none
 	}
-	if !hasAll(d.config.Labels, p.Labels) {
-		if p.Node != "" {
-			return nil, errors.New("the node does not have the labels")
+	err := errors.New("the node does not have the labels")
+	if hasAll(d.config.Labels, p.Labels) {
+		var conn grpc.ClientConnInterface
+		if conn, err = d.config.Local(ctx, ptype, name); err == nil {
+			return &candidate{node: d.config.Node, open: conn.NewStream}, nil
 		}
-		return nil, nil //nolint:nilnil // it is none
 	}
-	conn, err := d.config.Local(ctx, ptype, name)
-	switch {
-	case err == nil:
-		return &candidate{node: d.config.Node, open: conn.NewStream}, nil
-	case p.Node != "" || ctx.Err() != nil:
-		return nil, err
+	if p.Node == "" && ctx.Err() == nil {
+		err = nil // another node may have it
 	}
-	return nil, nil //nolint:nilnil // another node may have it
+	return nil, err
 }
 
-// only returns the node to which a call has to go, empty for any.
-func (d *Dialer) only(ctx context.Context, ptype, name string, p Policy) (string, error) {
-	if d.config.Leader == nil {
-		return p.Node, nil
+// only returns the policy with the node to which a call has to go, if there is one.
+func (d *Dialer) only(ctx context.Context, ptype, name string, p Policy) (Policy, error) {
+	if d.config.Leader != nil {
+		leader, exclusive, err := d.config.Leader(ctx, Lock{Type: ptype, Name: name})
+		switch {
+		case err != nil:
+			return p, err
+		case exclusive && leader == "":
+			return p, errors.New("no node holds its lock; one that has it registered takes it within the time of its lease")
+		case exclusive:
+			p.Node = cmp.Or(p.Node, leader)
+		}
 	}
-	leader, exclusive, err := d.config.Leader(ctx, Lock{Type: ptype, Name: name})
-	switch {
-	case err != nil:
-		return "", err
-	case exclusive && leader == "":
-		return "", errors.New("no node holds its lock; one that has it registered takes it within the time of its lease")
-	case exclusive && p.Node == "":
-		return leader, nil
+	if may := d.config.MayOffer; p.Node != "" && p.Node != d.config.Node && may != nil && !may(p.Node, ptype, name) {
+		return p, status.Errorf(codes.PermissionDenied, "fleet.offers does not let node %s offer it", p.Node)
 	}
-	return p.Node, nil
+	return p, nil
 }
 
 // others yields the candidates on other nodes, and says whether more are wanted. Known are those that need not be yielded.
 func (d *Dialer) others(ctx context.Context, f Filter, known map[string]bool, yield func(candidate, error) bool) bool {
-	for ; ; f.few *= 4 {
+	for ; ; f.Few *= 4 {
 		instances, err := d.targets(ctx, f)
 		if err != nil {
 			if len(known) == 0 {
@@ -322,7 +277,7 @@ func (d *Dialer) others(ctx context.Context, f Filter, known map[string]bool, yi
 			}
 			return len(known) > 0
 		}
-		more := len(instances) >= f.few
+		more := len(instances) >= f.Few
 		instances = slices.DeleteFunc(instances, func(i Instance) bool {
 			return known[i.Node] || i.Node == d.config.Node && d.config.Local != nil
 		})
@@ -343,12 +298,9 @@ func (d *Dialer) sort(instances []Instance, ptype, name string) []candidate {
 	all := make([]candidate, len(instances))
 	for i, instance := range instances {
 		all[i] = d.remote(instance, ptype, name)
-		for _, against := range []struct {
-			is     bool
-			weight int
-		}{{instance.Unhealthy, 1}, {all[i].failing || instance.away(), 2}, {instance.Drained, 4}} {
-			if against.is {
-				all[i].last += against.weight
+		for bit, against := range []bool{instance.Unhealthy, all[i].failing || instance.away(), instance.Drained} {
+			if against {
+				all[i].last |= 1 << bit
 			}
 		}
 	}
@@ -356,7 +308,6 @@ func (d *Dialer) sort(instances []Instance, ptype, name string) []candidate {
 	return all
 }
 
-// remote returns the candidate for an instance on another node.
 func (d *Dialer) remote(i Instance, ptype, name string) candidate {
 	var unable error
 	switch {

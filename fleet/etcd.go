@@ -17,19 +17,23 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	fleetv1 "github.com/patchbay-dev/patchbay/api/patchbay/fleet/v1"
 	"github.com/patchbay-dev/patchbay/internal/regular"
 )
 
@@ -51,7 +55,6 @@ type Etcd struct {
 	Timeout time.Duration
 }
 
-// defaultTimeout bounds one request to etcd.
 const defaultTimeout = 5 * time.Second
 
 // Validate checks the configuration without reading files. The error names the first setting that is missing, malformed or contradicts
@@ -125,22 +128,34 @@ func Connect(e Etcd, options ...grpc.DialOption) (*Cluster, error) {
 func (c *Cluster) Client(member int) (*clientv3.Client, error) {
 	client, err := c.client(context.Background(), member, 0)
 	if err != nil {
-		return nil, fmt.Errorf("cannot use etcd: %w", Explain(err))
+		err = fmt.Errorf("cannot use etcd: %w", Explain(err))
 	}
-	return client, nil
+	return client, err
 }
 
-// client returns what Client does, unless ctx ends before. Attempts is how often a request is made that etcd answers with an error which
-// may be another one the next time; zero for the default of the client of etcd.
+// client does what Client does, unless ctx ends before. Attempts is how often a request is made that etcd answers with an error; zero for
+// the default of the client of etcd.
 func (c *Cluster) client(ctx context.Context, member int, attempts uint) (*clientv3.Client, error) {
 	endpoint := c.config.Endpoints[member%len(c.config.Endpoints)]
 	life, end := context.WithCancelCause(context.Background())
 	defer context.AfterFunc(ctx, func() { end(context.Cause(ctx)) })()
-	once := &oneConn{end: func(err error) { end(fmt.Errorf("%w: no connection to %s: %w", errUnreachable, endpoint, err)) }}
+	fail := func(err error) { end(fmt.Errorf("%w: no connection to %s: %w", errUnreachable, endpoint, err)) }
+	var dialed atomic.Bool
+	dial := func(ctx context.Context, address string) (net.Conn, error) {
+		if dialed.Swap(true) {
+			return nil, errLost
+		}
+		conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
+		if err != nil {
+			fail(err)
+			return nil, err
+		}
+		return endingConn{conn, fail}, nil
+	}
 	config := clientv3.Config{
 		Endpoints: []string{endpoint}, DialTimeout: c.config.Timeout, DialKeepAliveTime: pingAfter, DialKeepAliveTimeout: pingTimeout,
 		TLS: c.tls, Username: c.config.User, Logger: zap.NewNop(), Context: life, MaxUnaryRetries: attempts, MaxCallRecvMsgSize: maxMessage,
-		DialOptions: append([]grpc.DialOption{grpc.WithContextDialer(once.dial)}, c.options...),
+		DialOptions: append([]grpc.DialOption{grpc.WithContextDialer(dial)}, c.options...),
 	}
 	var err error
 	if c.config.User != "" {
@@ -149,39 +164,16 @@ func (c *Cluster) client(ctx context.Context, member int, attempts uint) (*clien
 		}
 	}
 	client, err := clientv3.New(config)
-	switch {
-	case err == nil:
-		return client, nil
-	case status.Code(err) == codes.Canceled || errors.Is(err, context.Canceled):
-		return nil, context.Cause(life) // which canceled it
+	if status.Code(err) == codes.Canceled || errors.Is(err, context.Canceled) {
+		err = context.Cause(life) // which canceled it
 	}
-	return nil, err
+	return client, err
 }
 
 var (
-	// errUnreachable is part of the cause of the end of each client.
 	errUnreachable = errors.New("etcd cannot be reached")
-	// errLost says that there was a connection.
-	errLost = errors.New("the connection was lost")
+	errLost        = errors.New("the connection was lost")
 )
-
-// oneConn dials once. end is called when there is no connection, or no longer one.
-type oneConn struct {
-	dialed atomic.Bool
-	end    func(error)
-}
-
-func (o *oneConn) dial(ctx context.Context, address string) (net.Conn, error) {
-	if o.dialed.Swap(true) {
-		return nil, errLost
-	}
-	conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
-	if err != nil {
-		o.end(err)
-		return nil, err
-	}
-	return endingConn{conn, o.end}, nil
-}
 
 type endingConn struct {
 	net.Conn
@@ -205,7 +197,7 @@ func (e Etcd) password() (string, error) {
 	return line, nil
 }
 
-// Certificate returns the certificate that etcd is shown. Its fields are zero if there is none.
+// Certificate returns the certificate that is presented to etcd; zero for none.
 func (c *Cluster) Certificate() Certificate {
 	if c.pair == nil {
 		return Certificate{}
@@ -234,11 +226,10 @@ func (e Etcd) tls() (config *tls.Config, pair *loaded[*tls.Certificate], err err
 	return config, pair, nil
 }
 
-// layoutVersion is part of every key, so that another layout can stand beside this one.
-const layoutVersion = "v1"
-
-// maxName is the greatest length in bytes of the name of a node and of a namespace; it is that of a host name.
-const maxName = 253
+const (
+	layoutVersion = "v1" // part of every key, so that there can be another layout
+	maxName       = 253  // bytes of the name of a node and of a namespace, as of a host name
+)
 
 // Space says where in etcd a fleet is kept. Fleets in different spaces do not see each other.
 type Space struct {
@@ -250,14 +241,10 @@ type Space struct {
 
 // Validate returns an error if the namespace has characters that are not allowed or is too long.
 func (s Space) Validate() error {
-	if s.Namespace == "" {
-		return nil
-	}
-	return validateName("namespace", s.Namespace)
+	return validateName("namespace", cmp.Or(s.Namespace, "default"))
 }
 
-// Base returns the prefix of all keys of the space; it ends with a slash. Other uses of the space, such as elections, put their keys
-// next to nodes/ below it.
+// Base returns the prefix of all keys of the space; it ends with a slash.
 func (s Space) Base() string {
 	return strings.TrimRight(cmp.Or(s.Prefix, "/patchbay"), "/") + "/" + cmp.Or(s.Namespace, "default") + "/" + layoutVersion + "/"
 }
@@ -265,8 +252,7 @@ func (s Space) Base() string {
 // NodeRange returns the range of keys that belong to one node: all that begin with it. Its daemon needs to read and write these;
 // docs/how-to/fleet.md has the whole role of a node.
 func (s Space) NodeRange(node string) string { return s.nodes() + node + "/" }
-
-func (s Space) nodes() string { return s.Base() + "nodes/" }
+func (s Space) nodes() string                { return s.Base() + "nodes/" }
 
 // SettingsKey returns the key in which a node keeps its settings. No other node needs to write it.
 func (s Space) SettingsKey(node string) string { return s.Base() + "settings/" + node }
@@ -277,9 +263,7 @@ func ValidateNode(name string) error { return validateName("node name", name) }
 
 func validateName(what, name string) error {
 	var problem string
-	strange := strings.IndexFunc(name, func(r rune) bool {
-		return (r < 'a' || 'z' < r) && (r < 'A' || 'Z' < r) && (r < '0' || '9' < r) && !strings.ContainsRune(".-_", r)
-	})
+	strange := strings.IndexFunc(name, isStrange)
 	switch {
 	case name == "":
 		problem = "it is empty: give it one"
@@ -293,6 +277,10 @@ func validateName(what, name string) error {
 		return nil
 	}
 	return fmt.Errorf("%s %q: %s", what, name, problem)
+}
+
+func isStrange(r rune) bool {
+	return (r < 'a' || 'z' < r) && (r < 'A' || 'Z' < r) && (r < '0' || '9' < r) && !strings.ContainsRune(".-_", r)
 }
 
 // Member is what [Cluster.Check] found out about one member of etcd.
@@ -314,27 +302,144 @@ func (c *Cluster) Check(ctx context.Context, s Space) []Member {
 	members := make([]Member, len(c.config.Endpoints))
 	var checking sync.WaitGroup
 	for i, endpoint := range c.config.Endpoints {
-		checking.Go(func() {
-			members[i].Endpoint = endpoint
-			cluster, err := c.check(ctx, i, s)
-			if members[i].Cluster = cluster; err != nil {
-				members[i].Err = Explain(err)
-			}
-		})
+		checking.Go(func() { members[i] = c.check(ctx, i, s); members[i].Endpoint = endpoint })
 	}
 	checking.Wait()
 	return members
 }
 
-func (c *Cluster) check(ctx context.Context, member int, s Space) (cluster uint64, err error) {
+func (c *Cluster) check(ctx context.Context, member int, s Space) Member {
 	store, err := (&clusterDialer{c, member}).dial(ctx, c.config.Timeout)
 	if err != nil {
-		return 0, err
+		return Member{Err: Explain(err)}
 	}
 	defer store.close()
 	found, err := store.get(ctx, s.nodes(), clientv3.WithPrefix(), clientv3.WithCountOnly())
 	if err != nil {
-		return 0, err
+		return Member{Err: Explain(err)}
 	}
-	return found.Header.GetClusterId(), nil
+	return Member{Cluster: found.Header.GetClusterId()}
+}
+
+// ErrNoNode says that etcd has no record of a node.
+var ErrNoNode = errors.New("the fleet has no such node")
+
+var errNodeThere = errors.New("the node is still running; stop its daemon or, if that was killed, wait until its presence expires")
+
+const maxLabels, maxLabel = 64, 128 // of a node, and the bytes of a key or a value
+
+// ValidateLabels returns an error if labels cannot be those of a node: there may be at most 64, whose keys and values have at most 128
+// letters, digits, ".", "-", "_" and "/". A value may be empty.
+func ValidateLabels(labels map[string]string) error {
+	if len(labels) > maxLabels {
+		return fmt.Errorf("there are %d labels: use at most %d", len(labels), maxLabels)
+	}
+	for _, key := range slices.Sorted(maps.Keys(labels)) {
+		for _, text := range []string{key, labels[key]} {
+			if strings.ContainsFunc(text, func(r rune) bool { return isStrange(r) && r != '/' }) || len(text) > maxLabel || key == "" {
+				return fmt.Errorf(`label %q with value %q: use letters, digits, ".", "-", "_" and "/", at most %d, and a key that is not empty`,
+					key, labels[key], maxLabel)
+			}
+		}
+	}
+	return nil
+}
+
+// Drain steers calls that may go to any node away from this one, and makes it give up its locks, until [Cluster.Uncordon], also across
+// restarts of its daemon. by is the name of the node on which that was requested. The error is
+// [ErrNoNode] if etcd has no record of the node.
+func (c *Cluster) Drain(ctx context.Context, s Space, node, by string) error {
+	value, err := deterministic.Marshal(&fleetv1.Cordon{Since: timestamp(time.Now()), By: valid(by)})
+	if err != nil {
+		return err
+	}
+	return c.operate(ctx, "drain", node, func(to store) error {
+		return c.onNode(ctx, to, s, node, nil, clientv3.OpPut(s.NodeRange(node)+cordonKey, string(value)))
+	})
+}
+
+// Uncordon undoes Drain. It is not an error if the node is not drained, or does not exist.
+func (c *Cluster) Uncordon(ctx context.Context, s Space, node string) error {
+	return c.operate(ctx, "uncordon", node, func(to store) error {
+		_, err := to.commit(ctx, nil, []clientv3.Op{clientv3.OpDelete(s.NodeRange(node) + cordonKey)})
+		return err
+	})
+}
+
+// Forget removes a node that is gone from etcd, before its retention expires. It fails while the node is present, and with [ErrNoNode] if
+// etcd has no record of it. Its names in the index of plugins, which lead nowhere then, stay until its retention expires.
+func (c *Cluster) Forget(ctx context.Context, s Space, node string) error {
+	return c.operate(ctx, "forget", node, func(to store) error {
+		gone := clientv3.Compare(clientv3.CreateRevision(s.NodeRange(node)+presenceKey), "=", 0)
+		return c.onNode(ctx, to, s, node, []clientv3.Cmp{gone}, clientv3.OpDelete(s.NodeRange(node), clientv3.WithPrefix()))
+	})
+}
+
+// onNode changes the keys of a node, under conditions, if etcd has any of it.
+func (c *Cluster) onNode(ctx context.Context, to store, s Space, node string, conditions []clientv3.Cmp, then ...clientv3.Op) error {
+	found, err := to.get(ctx, s.NodeRange(node), clientv3.WithPrefix(), clientv3.WithCountOnly())
+	if err != nil {
+		return err
+	}
+	if found.Count == 0 {
+		return ErrNoNode
+	}
+	answer, err := to.commit(ctx, conditions, then)
+	if err == nil && !answer.Succeeded {
+		err = errNodeThere
+	}
+	return err
+}
+
+func (c *Cluster) operate(ctx context.Context, what, node string, do func(to store) error) error {
+	err := ValidateNode(node)
+	if err == nil {
+		err = c.try(ctx, do)
+	}
+	if err != nil {
+		return fmt.Errorf("cannot %s node %s: %w", what, node, Explain(err))
+	}
+	return nil
+}
+
+// try calls do with one member of etcd after the other until it succeeds, or fails for a reason that another member would have too.
+func (c *Cluster) try(ctx context.Context, do func(store) error) error {
+	d := newDialer(c)
+	_, err := attempt(ctx, d, func() (bool, error) {
+		member, err := d.dial(ctx, c.config.Timeout)
+		if err != nil {
+			return false, err
+		}
+		defer member.close()
+		err = do(member)
+		return err == nil, err
+	})
+	return err
+}
+
+// LockState is the state of a lock as recorded in etcd.
+type LockState struct {
+	Lock
+	Node       string // that holds the lock; empty for none
+	Token      int64  // the fencing token with which it does
+	Candidates int    // the number of nodes that compete for it, including the holder
+}
+
+// Locks returns the locks that somebody holds or wants, ordered by type and name. The error says why etcd did not answer.
+func (c *Cluster) Locks(ctx context.Context, s Space) ([]LockState, error) {
+	var all Contenders
+	err := c.try(ctx, func(from store) (err error) {
+		all = Contenders{}
+		_, err = readPages(ctx, from, s.contenders(), func(kv *mvccpb.KeyValue) { all.Put(s, kv) })
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("cannot list the locks: %w", Explain(err))
+	}
+	states := make([]LockState, 0, len(all))
+	for _, lock := range slices.SortedFunc(maps.Keys(all), Lock.Compare) {
+		node, _ := all.holder(lock)
+		states = append(states, LockState{Lock: lock, Node: node, Token: all.First(lock).Token, Candidates: len(all.nodes(lock))})
+	}
+	return states, nil
 }

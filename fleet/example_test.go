@@ -63,7 +63,7 @@ func ExampleOpen() {
 }
 
 // A program that is no node calls a plugin, on any node that has it.
-func ExampleDial() {
+func ExampleNewDialer() {
 	ctx := context.Background()
 	cluster, err := fleet.Connect(fleet.Etcd{Endpoints: []string{"http://10.0.0.1:2379"}})
 	if err != nil {
@@ -77,13 +77,9 @@ func ExampleDial() {
 	}
 	reader := fleet.Open(cluster, fleet.ReaderConfig{})
 	defer reader.Close()
-	config := fleet.DialerConfig{Find: reader.Find, Credentials: credentials}
-	conn, err := fleet.Dial(ctx, "Echo", "one", config, fleet.Policy{})
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	defer conn.Close()
+	dialer := fleet.NewDialer(fleet.DialerConfig{Find: reader.Find, Credentials: credentials})
+	defer dialer.Close()
+	conn := dialer.Dial("Echo", "one", fleet.Policy{})
 	answer, err := grpc_health_v1.NewHealthClient(conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{})
 	fmt.Println(answer, err)
 }

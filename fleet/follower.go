@@ -17,32 +17,25 @@ import (
 )
 
 const (
-	// pageSize is the number of keys of one page of a list, unless their values are too large for one message.
-	pageSize = 500
-	// readsAtOnce is the number of sources that are read at a time.
-	readsAtOnce = 8
+	pageSize    = 500 // keys of one page of a list, unless their values are too large for one message
+	readsAtOnce = 8   // sources that are read at a time
 )
 
 var (
-	// errHistory is the error of a list whose revision etcd no longer has.
 	errHistory = errors.New("etcd was restored, replaced or compacted; the fleet is read again")
-	// errQuiet is the error of a watch that did not begin in time.
-	errQuiet = errors.New("etcd did not begin a watch in time; see that it runs and can be reached")
-	// errEnded is the error of a watch that etcd has ended without a reason.
-	errEnded = errors.New("etcd has ended a watch; the fleet is read again")
-	// errIdle is the error of a follower without sources.
-	errIdle = errors.New("nothing is followed")
+	errQuiet   = errors.New("etcd did not begin a watch in time; see that it runs and can be reached")
+	errEnded   = errors.New("etcd has ended a watch; the fleet is read again")
+	errIdle    = errors.New("nothing is followed")
 )
 
 // source is something in etcd, kept in memory. Its methods are called by one goroutine.
 type source interface {
-	// read reads it. Whatever changes after the revision of the reading is watched.
+	// read reads it. What changes after the revision of the reading is watched.
 	read(ctx context.Context, from store) (reading, error)
 	// apply records changes and reports whether the source has to be read again. The caller holds the lock of the follower.
 	apply(events []*clientv3.Event, now time.Time) (again bool)
 }
 
-// reading is what was read.
 type reading struct {
 	key, end string // the range to watch
 	revision int64
@@ -56,8 +49,6 @@ type followed struct {
 	ready   chan struct{} // closed when it has been read for the first time, or will not be
 	denied  error         // why it will not be read
 	changed chan struct{} // gets a value after a change; nil for none
-	// stop ends the goroutine that follows it over the present connection; nil if there is none.
-	stop context.CancelFunc
 }
 
 func newFollowed(s source) followed { return followed{source: s, ready: make(chan struct{})} }
@@ -106,14 +97,13 @@ func (f *follower) init(o owner, d dialer, timeout time.Duration, log *slog.Logg
 	f.done, f.added, f.sources = make(chan struct{}), make(chan struct{}, 1), map[*followed]bool{}
 }
 
-// start begins to follow. It does not block; the caller calls stop.
+// start begins to follow. The caller calls stop.
 func (f *follower) start() {
 	ctx, cancel := context.WithCancel(context.Background())
 	f.cancel = cancel
 	go f.run(ctx)
 }
 
-// stop returns when nothing is followed any more.
 func (f *follower) stop() {
 	f.cancel()
 	<-f.done
@@ -143,10 +133,7 @@ func (f *follower) follow(s *followed) {
 func (f *follower) drop(s *followed, why error) {
 	delete(f.sources, s)
 	s.settle(why)
-	if s.stop != nil {
-		s.stop()
-	}
-	tell(f.added) // there may be none left
+	tell(f.added)
 }
 
 // run follows until ctx ends.
@@ -154,25 +141,24 @@ func (f *follower) run(ctx context.Context) {
 	defer close(f.done)
 	failures := 0
 	for delay := time.Duration(0); backoff.Pause(ctx, delay); {
-		progressed, err := attempt(ctx, f.dialer, func() (bool, error) { return f.connect(ctx) })
-		switch {
-		case ctx.Err() != nil:
-			return
-		case errors.Is(err, errIdle):
-			failures, delay = 0, 0
-			f.mu.Lock()
-			f.regained("fleet: nothing is followed")
-			f.mu.Unlock()
+		if f.isIdle() {
 			select {
 			case <-f.added:
 			case <-ctx.Done():
 			}
+			failures, delay = 0, 0
+			continue
+		}
+		progressed, err := attempt(ctx, f.dialer, func() (bool, error) { return f.connect(ctx) })
+		failures++
+		switch delay = retry.After(failures); {
+		case ctx.Err() != nil:
+			return
+		case errors.Is(err, errIdle):
+			failures, delay = 0, 0
 			continue
 		case progressed:
 			failures, delay = 1, spread(retry.Min)
-		default:
-			failures++
-			delay = retry.After(failures)
 		}
 		if !progressed || !isExpired(err) { // the next connection has a new token
 			f.lost(err)
@@ -180,15 +166,20 @@ func (f *follower) run(ctx context.Context) {
 	}
 }
 
+// isIdle reports whether nothing is followed.
+func (f *follower) isIdle() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.sources) > 0 {
+		return false
+	}
+	f.regained("fleet: nothing is followed")
+	return true
+}
+
 // connect follows over one connection, until it is lost, a request fails or there is nothing to follow. progressed reports whether a source
 // was read.
 func (f *follower) connect(ctx context.Context) (progressed bool, err error) {
-	f.mu.RLock()
-	idle := len(f.sources) == 0
-	f.mu.RUnlock()
-	if idle {
-		return true, errIdle
-	}
 	from, err := f.dialer.dial(ctx, f.timeout)
 	if err != nil {
 		return false, err
@@ -196,68 +187,62 @@ func (f *follower) connect(ctx context.Context) (progressed bool, err error) {
 	defer from.close()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer context.AfterFunc(from.life(), func() { cancel(context.Cause(from.life())) })()
-	c := &connection{follower: f, store: from, turns: make(chan struct{}, readsAtOnce)}
-	defer c.forget()
-	var running sync.WaitGroup
-	defer running.Wait()
+	c := &connection{follower: f, store: from, turns: make(chan struct{}, readsAtOnce), stops: map[*followed]func(){}}
+	defer c.running.Wait()
 	defer cancel(nil)
 	for {
-		pause, idle := c.begin(ctx, func(ctx context.Context, s *followed) {
-			running.Go(func() {
-				if err := c.keep(ctx, s); err != nil && ctx.Err() == nil {
-					cancel(err)
-				}
-			})
-		})
-		if idle {
+		pause := c.begin(ctx, cancel)
+		if pause == 0 {
 			return true, errIdle
 		}
-		timer := time.NewTimer(pause)
+		waiting, stop := context.WithTimeout(ctx, pause)
 		select {
 		case <-f.added:
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
+		case <-waiting.Done():
+		}
+		if stop(); ctx.Err() != nil {
 			return c.progressed.Load(), context.Cause(ctx)
 		}
-		timer.Stop()
 	}
 }
 
-// connection is one connection of a follower.
 type connection struct {
 	*follower
 	store
-	turns      chan struct{} // as many as sources may be read at a time
+	turns      chan struct{}        // as many as sources may be read at a time
+	stops      map[*followed]func() // for each source that is followed
+	running    sync.WaitGroup
 	progressed atomic.Bool
 }
 
-// begin follows the sources that are not followed yet. idle reports whether there are none at all; pause is how long to wait until the next
-// call.
-func (c *connection) begin(ctx context.Context, keep func(context.Context, *followed)) (pause time.Duration, idle bool) {
+// begin follows the sources that are not followed yet, and stops following those that were dropped. It returns the time until the next
+// call; zero if there are no sources.
+func (c *connection) begin(ctx context.Context, fail context.CancelCauseFunc) time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	pause = c.owner.dropIdle(time.Now())
-	for s := range c.sources {
-		if s.stop == nil {
-			var following context.Context
-			following, s.stop = context.WithCancel(ctx)
-			keep(following, s)
+	pause := cmp.Or(c.owner.dropIdle(time.Now()), time.Hour)
+	for s, stop := range c.stops {
+		if !c.sources[s] {
+			stop()
+			delete(c.stops, s)
 		}
 	}
-	return cmp.Or(pause, time.Hour), len(c.sources) == 0
-}
-
-// forget is called after the end: the sources are not followed any more.
-func (c *connection) forget() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	for s := range c.sources {
-		if s.stop != nil {
-			s.stop()
-			s.stop = nil
+		if c.stops[s] != nil {
+			continue
 		}
+		following, stop := context.WithCancel(ctx)
+		c.stops[s] = stop
+		c.running.Go(func() {
+			if err := c.keep(following, s); err != nil && following.Err() == nil {
+				fail(err)
+			}
+		})
 	}
+	if len(c.stops) == 0 {
+		return 0
+	}
+	return pause
 }
 
 // keep reads a source and watches it, until ctx ends. The error is the reason to give up the connection.
@@ -346,7 +331,6 @@ func (c *connection) apply(s *followed, events []*clientv3.Event) (again bool) {
 	return again
 }
 
-// lost is called with the reason why nothing is followed.
 func (f *follower) lost(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

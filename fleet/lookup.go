@@ -3,24 +3,31 @@ package fleet
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
+
+	"github.com/patchbay-dev/patchbay/internal/regular"
+	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
 const (
 	// few is how many nodes a caller reads that may take any of those which have a plugin, and maxFew how many it knows the names of.
 	few, maxFew = 16, 64
-	// viewIdle is how long something is followed after it was last asked for.
-	viewIdle = 5 * time.Minute
-	// maxViews bounds what is followed at once, besides what somebody waits for. Above it, what was not asked for for the longest time is
-	// let go of, nodes that are none first. maxUnread bounds what one user waits for that was never read.
+	// viewIdle is how long something is followed after it was last asked for, and unreadWait how long a call that could go somewhere waits
+	// for what was not read yet.
+	viewIdle, unreadWait = 5 * time.Minute, time.Second
+	// maxViews bounds what is followed at once, besides what somebody waits for, and maxUnread what one user waits for that was never read.
 	maxViews, maxUnread = 4096, 1024
-	// unreadWait is how long a call that could go somewhere waits for what was not read yet.
-	unreadWait = time.Second
 )
 
 // LookupConfig configures a [Lookup].
@@ -32,8 +39,7 @@ type LookupConfig struct {
 	// NodeFile remembers the nodes that were called, so that the next start can call them before it has reached etcd. No two lookups may
 	// share the file. Empty for none; its directory must exist.
 	NodeFile string
-	// Logger logs when etcd is lost and found again; nil for no log.
-	Logger *slog.Logger
+	Logger   *slog.Logger // logs when etcd is lost and found again; nil for no log
 }
 
 // Lookup finds the plugins that are called, and follows only those: for a plugin that may be called on any node, a few of the nodes that
@@ -68,7 +74,7 @@ func openLookup(d dialer, timeout time.Duration, config LookupConfig) (*Lookup, 
 		return nil, fmt.Errorf("cannot look plugins up in the fleet: %w", err)
 	}
 	l := &Lookup{
-		config: config, place: randomPlace(), views: map[viewKey]*view{}, away: make(chan struct{}),
+		config: config, place: fmt.Sprintf("%08x", rand.Uint32()), views: map[viewKey]*view{}, away: make(chan struct{}),
 		called: map[string]*remembered{}, unsaved: make(chan struct{}, 1),
 	}
 	l.init(l, d, timeout, config.Logger, Health{Current: true})
@@ -85,11 +91,9 @@ func (l *Lookup) Close() {
 	l.stop()
 	l.saving.Wait()
 	l.mu.Lock()
-	whole := l.whole
-	l.whole = nil
-	l.mu.Unlock()
-	if whole != nil {
-		whole.Close()
+	defer l.mu.Unlock()
+	if l.whole != nil {
+		l.whole.Close()
 	}
 }
 
@@ -108,7 +112,7 @@ func (l *Lookup) open(c *Cluster) (*Reader, func(), error) {
 
 // Find is a [Finder]. For a plugin that may be called on any node, it returns the instances on a few nodes, different ones for each
 // program, unless a [Dialer] asks for more. It blocks until they have been read for the first time, or ctx ends; while etcd is unavailable,
-// those that are known will do, also from before a restart. The error says why none could be read; after Close it is [ErrClosed].
+// those that are known will do, also from before a restart. After Close, the error is [ErrClosed].
 func (l *Lookup) Find(ctx context.Context, f Filter) ([]Instance, error) {
 	found, err := l.find(ctx, f)
 	for i := range found {
@@ -123,19 +127,19 @@ func (l *Lookup) find(ctx context.Context, f Filter) ([]Instance, error) {
 	switch {
 	case len(f.Nodes) > 0:
 		return l.on(ctx, f.Nodes, f)
-	case f.few == 0 || len(f.Names) != 1:
+	case f.Few == 0 || len(f.Names) != 1:
 		return l.inWhole(ctx, f)
 	}
 	nodes, all, err := l.nodes(ctx, f)
 	switch {
 	case err != nil:
 		return nil, err
-	case f.few > maxFew && !all:
+	case f.Few > maxFew && !all:
 		return l.inWhole(ctx, f)
 	}
-	found, err := l.on(ctx, nodes[:min(f.few, len(nodes))], f)
+	found, err := l.on(ctx, nodes[:min(f.Few, len(nodes))], f)
 	// If nothing that is found there is preferred, more is read once: a call can try the nodes that are not, and ask again.
-	if f.few < len(nodes) && !slices.ContainsFunc(found, Instance.preferred) {
+	if f.Few < len(nodes) && !slices.ContainsFunc(found, Instance.preferred) {
 		if more, failed := l.on(ctx, nodes, f); failed == nil || len(found) == 0 {
 			found, err = more, failed
 		}
@@ -150,17 +154,25 @@ func (l *Lookup) find(ctx context.Context, f Filter) ([]Instance, error) {
 func (l *Lookup) on(ctx context.Context, nodes []string, f Filter) ([]Instance, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	views, full := l.askAll(nodes, f)
-	defer l.leave(views...)
-	late := time.After(unreadWait)
+	var views []*view
+	var full error // why these are not all
+	for i := 0; i < len(nodes) && full == nil; i++ {
+		var v *view
+		if v, full = l.ask(viewKey{node: nodes[i]}, f.by); full == nil {
+			defer l.leave(v)
+			views = append(views, v)
+		}
+	}
+	timer := time.NewTimer(unreadWait)
+	defer timer.Stop()
 	for {
 		found, unread, err := l.read(views, f)
 		if unread != nil {
-			patience := late
+			late := timer.C
 			if len(found) == 0 {
-				patience = nil
+				late = nil
 			}
-			if err = l.wait(ctx, unread, patience); err == nil {
+			if err = l.wait(ctx, unread, late); err == nil {
 				continue
 			}
 			found, _, _ = l.read(views, f) // others may have been read meanwhile
@@ -170,18 +182,6 @@ func (l *Lookup) on(ctx context.Context, nodes []string, f Filter) ([]Instance, 
 		}
 		return nil, cmp.Or(err, full)
 	}
-}
-
-// askAll returns the views of nodes, which the caller leaves. Full says why these are not all. The caller holds mu.
-func (l *Lookup) askAll(nodes []string, f Filter) (views []*view, full error) {
-	for _, name := range nodes {
-		v, err := l.ask(viewKey{node: name}, f.by)
-		if err != nil {
-			return views, err
-		}
-		views = append(views, v)
-	}
-	return views, nil
 }
 
 // read returns what can be called on nodes, as far as it was read, the first of them that was not, and why another may not be. The caller
@@ -229,7 +229,9 @@ func (l *Lookup) nodes(ctx context.Context, f Filter) (nodes []string, all bool,
 	called := l.recall(f)
 	var late <-chan time.Time
 	if len(called) > 0 {
-		late = time.After(unreadWait)
+		timer := time.NewTimer(unreadWait)
+		defer timer.Stop()
+		late = timer.C
 	}
 	v, err := l.await(ctx, viewKey{name: f.Names[0]}, f.by, late)
 	if errors.Is(err, errLate) {
@@ -242,9 +244,8 @@ func (l *Lookup) nodes(ctx context.Context, f Filter) (nodes []string, all bool,
 	return index.nodes, index.all, v.denied
 }
 
-// Holder returns the node that holds a lock, for [DialerConfig].Leader. Exclusive is false for a lock that nobody holds or wants. Holder
-// follows all locks. It blocks until they have been read for the first time, or ctx ends. The error says why they could not be read; after
-// Close it is [ErrClosed].
+// Holder returns the node that holds a lock, for [DialerConfig].Leader. Exclusive is false for a lock that no node holds or wants. Holder
+// follows all locks. It blocks until they have been read for the first time, or ctx ends. After Close, the error is [ErrClosed].
 func (l *Lookup) Holder(ctx context.Context, lock Lock) (node string, exclusive bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -257,7 +258,6 @@ func (l *Lookup) Holder(ctx context.Context, lock Lock) (node string, exclusive 
 	return node, exclusive, v.denied
 }
 
-// inWhole asks the reader of the whole fleet.
 func (l *Lookup) inWhole(ctx context.Context, f Filter) ([]Instance, error) {
 	reader, release, err := l.config.Whole()
 	if err != nil {
@@ -265,4 +265,154 @@ func (l *Lookup) inWhole(ctx context.Context, f Filter) ([]Instance, error) {
 	}
 	defer release()
 	return reader.Find(ctx, f)
+}
+
+const (
+	maxRemembered, maxRememberedSize = 256, 1 << 20 // nodes in the file, and its size in bytes
+	maxRememberedPlugins             = 512          // of one node
+	rememberPause                    = time.Second  // between two writes of the file
+)
+
+// remembered is a node that was called, as etcd had it last. A lookup uses it until it has read the node.
+type remembered struct {
+	*member
+	called time.Time
+}
+
+// rememberedNode is a node in the file: what a call needs.
+type rememberedNode struct {
+	Node    string             `json:"node"`
+	Address string             `json:"address"`
+	Labels  map[string]string  `json:"labels,omitempty"`
+	Drained bool               `json:"drained,omitempty"`
+	Plugins []rememberedPlugin `json:"plugins"`
+}
+
+type rememberedPlugin struct {
+	Type  string   `json:"type"`
+	Name  string   `json:"name"`
+	Roles []string `json:"roles,omitempty"`
+}
+
+// remember records that an instance was called.
+func (l *Lookup) remember(i Instance) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if known := l.called[i.Node]; known != nil {
+		known.called = time.Now()
+		return
+	}
+	if len(l.called) >= maxRemembered {
+		delete(l.called, l.lastCalled()[maxRemembered-1])
+	}
+	l.called[i.Node] = &remembered{i.of, time.Now()}
+	tell(l.unsaved)
+}
+
+// lastCalled returns the names of the nodes that were called, the last one first. The caller holds mu.
+func (l *Lookup) lastCalled() []string {
+	return slices.SortedFunc(maps.Keys(l.called), func(a, b string) int { return l.called[b].called.Compare(l.called[a].called) })
+}
+
+// update replaces what is remembered of a node by what etcd has, nil for nothing. The caller holds mu.
+func (l *Lookup) update(name string, m *member) {
+	known := l.called[name]
+	switch {
+	case known == nil:
+		return
+	case m == nil || len(m.callable(Filter{})) == 0:
+		delete(l.called, name)
+	default:
+		known.member = m
+	}
+	tell(l.unsaved)
+}
+
+// recall returns the nodes that were called and, as far as is known, have what passes a filter. The caller holds mu.
+func (l *Lookup) recall(f Filter) (nodes []string) {
+	for name, known := range l.called {
+		if len(known.callable(f)) > 0 && len(nodes) < maxFew {
+			nodes = append(nodes, name)
+		}
+	}
+	return nodes
+}
+
+// load reads the file. One that cannot be used is moved aside.
+func (l *Lookup) load() {
+	file := l.config.NodeFile
+	nodes, err := readRemembered(file)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		l.log.Warn("fleet: the nodes that were called before the start are not known, and are not called until etcd can be reached",
+			"file", file, "error", err, "kept as", file+".damaged")
+		_ = os.Rename(file, file+".damaged") // else it stays where it is
+	}
+	for i, n := range nodes {
+		m := &member{node: Node{Name: n.Node, State: NodeUnreachable, Address: n.Address, Labels: n.Labels, Cordon: Cordon{Drained: n.Drained}}}
+		for _, p := range n.Plugins {
+			m.plugins = append(m.plugins,
+				&Plugin{Type: p.Type, Name: p.Name, Roles: p.Roles, Published: reconciler.StateRegistered, Current: true})
+		}
+		l.called[n.Node] = &remembered{m, time.Now().Add(-time.Duration(i))}
+	}
+}
+
+func readRemembered(file string) (nodes []rememberedNode, err error) {
+	text, err := regular.Read(file)
+	if err == nil {
+		err = json.Unmarshal(text, &nodes)
+	}
+	isStrange := func(n rememberedNode) bool { return ValidateNode(n.Node) != nil }
+	if err == nil && (len(text) > maxRememberedSize || len(nodes) > maxRemembered || slices.ContainsFunc(nodes, isStrange)) {
+		return nil, errors.New("it is not a list of nodes that was written here")
+	}
+	return nodes, err
+}
+
+// save writes the file after each change until the lookup is closed.
+func (l *Lookup) save() {
+	before := ""
+	for open := true; open; {
+		select {
+		case <-l.unsaved:
+		case <-l.done:
+			open = false
+		}
+		text := l.encode()
+		if text == before {
+			continue
+		}
+		before = text
+		if err := regular.Replace(l.config.NodeFile, text); err != nil {
+			l.log.Warn("fleet: cannot remember the nodes that were called; after a restart they are called only once etcd can be reached",
+				"error", err)
+		}
+		timer := time.NewTimer(rememberPause)
+		select {
+		case <-timer.C:
+		case <-l.done:
+		}
+		timer.Stop()
+	}
+}
+
+// encode returns the text of the file: the nodes that were called last, as many as fit.
+func (l *Lookup) encode() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var lines []string
+	size := 0
+	for _, name := range l.lastCalled() {
+		m := l.called[name].member
+		n := rememberedNode{Node: name, Address: m.node.Address, Labels: m.node.Labels, Drained: m.node.Cordon.Drained}
+		for _, i := range m.callable(Filter{}) {
+			n.Plugins = append(n.Plugins, rememberedPlugin{i.Type, i.Name, i.Roles})
+		}
+		n.Plugins = n.Plugins[:min(len(n.Plugins), maxRememberedPlugins)]
+		line, err := json.Marshal(n)
+		if size += len(line) + 3; err == nil && size < maxRememberedSize {
+			lines = append(lines, string(line))
+		}
+	}
+	return "[" + strings.Join(lines, ",\n") + "]\n"
 }

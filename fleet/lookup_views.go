@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"time"
@@ -33,19 +32,16 @@ type view struct {
 	waiting int    // how many wait for it
 }
 
-// isNothing says that it is a node that is none, or none yet.
+// isNothing reports whether it is a node that does not exist.
 func (v *view) isNothing() bool {
 	node, ok := v.source.(*nodeView)
 	return ok && v.isRead() && node.member == nil
 }
 
 var (
-	// errLetGo says that a view was dropped before it was read.
-	errLetGo = errors.New("cannot read the fleet: too much is looked up at once; ask again")
-	// errCrowded says that a user waits for too much.
+	errLetGo   = errors.New("cannot read the fleet: too much is looked up at once; ask again")
 	errCrowded = errors.New("cannot read the fleet: too much that was never read is looked up for this user; ask again later")
-	// errLate says that something else will do.
-	errLate = errors.New("it is not read in time")
+	errLate    = errors.New("it is not read in time")
 )
 
 // view returns what is followed under a key, from now on if it was not. The caller holds mu.
@@ -112,11 +108,9 @@ func (l *Lookup) unread(by uint32) (n int) {
 }
 
 // leave ends the wait of a caller of ask. A view without callers that wait for it is not read. The caller holds mu.
-func (l *Lookup) leave(views ...*view) {
-	for _, v := range views {
-		if v.waiting--; v.waiting == 0 && !v.isRead() && !v.key.pinned && l.views[v.key] == v && l.called[v.key.node] == nil {
-			l.drop(v, errLetGo)
-		}
+func (l *Lookup) leave(v *view) {
+	if v.waiting--; v.waiting == 0 && !v.isRead() && !v.key.pinned && l.views[v.key] == v && l.called[v.key.node] == nil {
+		l.drop(v, errLetGo)
 	}
 }
 
@@ -152,7 +146,7 @@ func (l *Lookup) dropIdle(now time.Time) (next time.Duration) {
 	return next
 }
 
-// noteHealth wakes the callers that wait for a view although they could use another one.
+// noteHealth wakes the callers that wait for a view although they could use another.
 func (l *Lookup) noteHealth() {
 	if l.health.Current {
 		l.away = make(chan struct{})
@@ -170,7 +164,7 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// dropEldest lets go of what was not asked for for the longest time, of nodes that are none first. The caller holds mu.
+// dropEldest drops what was not asked for for the longest time, nodes that do not exist first. The caller holds mu.
 func (l *Lookup) dropEldest() {
 	var eldest *view
 	for _, v := range l.views {
@@ -185,7 +179,6 @@ func (l *Lookup) dropEldest() {
 	}
 }
 
-// drop drops a view. The caller holds mu.
 func (l *Lookup) drop(v *view, why error) {
 	delete(l.views, v.key)
 	l.follower.drop(&v.followed, why)
@@ -217,10 +210,8 @@ func (l *Lookup) wait(ctx context.Context, v *view, late <-chan time.Time) error
 	}
 }
 
-// maxNodeKeys is how many keys of a node are read. It has three, and may write more.
-const maxNodeKeys = 16
+const maxNodeKeys = 16 // that are read of a node, which has three and may write more
 
-// nodeView is a node.
 type nodeView struct {
 	lookup *Lookup
 	name   string
@@ -244,22 +235,16 @@ func (v *nodeView) read(ctx context.Context, from store) (reading, error) {
 
 func (v *nodeView) apply(events []*clientv3.Event, now time.Time) (again bool) {
 	for _, event := range events {
-		key := strings.TrimPrefix(string(event.Kv.Key), v.lookup.config.Space.NodeRange(v.name))
-		if event.Type == mvccpb.Event_DELETE {
-			v.facts.delete(key)
-		} else {
-			v.facts.put(key, event.Kv)
-		}
+		v.facts.put(strings.TrimPrefix(string(event.Kv.Key), v.lookup.config.Space.NodeRange(v.name)), valueOf(event))
 	}
 	v.show(now)
 	return false
 }
 
 func (v *nodeView) show(now time.Time) {
-	if v.facts.empty() {
-		v.member = nil
-	} else {
-		v.member = v.facts.member(v.name, v.member, now)
+	before := v.member
+	if v.member = nil; !v.facts.empty() {
+		v.member = v.facts.member(v.name, before, now)
 	}
 	v.lookup.update(v.name, v.member)
 }
@@ -342,5 +327,3 @@ func (v *locksView) apply(events []*clientv3.Event, _ time.Time) (again bool) {
 	}
 	return false
 }
-
-func randomPlace() string { return fmt.Sprintf("%08x", rand.Uint32()) }

@@ -31,14 +31,11 @@ const (
 	// reachedFor is how long a node counts as reachable after it answered: if no connection comes about, the reason is a certificate, and
 	// the next call tries again, at most once in retryReached.
 	reachedFor, retryReached = maxReconnect + connectTimeout, 50 * time.Millisecond
-	// nodeSilence and nodeAnswer are after which time of silence a node is asked whether it is there, and how long it may take: a call to a
-	// node that lost its power fails after both together.
+	// nodeSilence is after which time of silence a node is asked whether it is there, and nodeAnswer how long it may take.
 	nodeSilence, nodeAnswer = 10 * time.Second, 3 * time.Second
-	// nodePause is how long after a failure to connect for fragments there is no further attempt.
-	nodePause = 2 * time.Second
+	nodePause               = 2 * time.Second // after a failure to connect for fragments
 )
 
-// poolKey is a node at an address.
 type poolKey struct{ node, address string }
 
 // pool has the connections to nodes: one to each that takes new calls, and those that only have calls to end.
@@ -61,12 +58,11 @@ type pooled struct {
 	messages  *grpc.ClientConn
 	fragments *frames.Client
 
-	pool *pool
-	key  poolKey
-	with material
-	made time.Time
-	// reached is when the node last answered, in nanoseconds since 1970.
-	reached atomic.Int64
+	pool    *pool
+	key     poolKey
+	with    material
+	made    time.Time
+	reached atomic.Int64 // when the node last answered, in nanoseconds since 1970
 
 	// The rest is guarded by pool.mu.
 	used    time.Time // when it was last asked for
@@ -177,7 +173,7 @@ func (c *pooled) release() {
 	c.pool.closeRetired(c)
 }
 
-// connect makes the connection to a node. The caller holds mu.
+// connect returns a connection to a node. The caller holds mu.
 func (p *pool) connect(k poolKey, with material, now time.Time) (c *pooled, err error) {
 	c = &pooled{pool: p, key: k, with: with, made: now}
 	c.messages, err = grpc.NewClient("passthrough:///"+k.address,
@@ -211,7 +207,6 @@ func nodeUser(node string) uint32 {
 	return sum.Sum32() | 1<<31
 }
 
-// dial connects to the node.
 func (c *pooled) dial(ctx context.Context) (net.Conn, error) {
 	raw, err := new(net.Dialer).DialContext(ctx, "tcp", c.key.address)
 	if err != nil {
@@ -227,7 +222,6 @@ func (c *pooled) dial(ctx context.Context) (net.Conn, error) {
 	return conn, nil
 }
 
-// close ends all calls, and returns when nothing is left.
 func (p *pool) close() {
 	p.mu.Lock()
 	for c := range p.all {
@@ -238,7 +232,7 @@ func (p *pool) close() {
 	p.closing.Wait()
 }
 
-// connect waits until the node can be called, or is known not to be. In the latter case, who opens a stream gets the reason.
+// connect waits until the node can be called, or is known not to be: then the error of a stream has the reason.
 func (c *pooled) connect(ctx context.Context) error {
 	waiting, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()

@@ -26,21 +26,17 @@ type Local interface {
 	// Conditions says how the node is.
 	Conditions() []Condition
 	// Changes returns a channel that receives a value after something about the plugins has changed, at the latest when the last one has
-	// been read; one value may stand for many changes. It is called once. Changes of conditions need no value.
+	// been read; one value may stand for many changes. It is not closed before ctx ends. Changes of conditions need no value.
 	Changes(ctx context.Context) <-chan struct{}
 }
 
 // Condition is one aspect of a node's health.
 type Condition struct {
-	Name string
-	OK   bool
-	// Message says what is wrong, as one line; Since is when that began. Both are zero if OK.
-	Message string
-	Since   time.Time
+	Name    string
+	OK      bool
+	Message string    // what is wrong, as one line
+	Since   time.Time // when that began
 }
-
-// conditionName is the name of the condition of a [Publisher].
-const conditionName = "fleet"
 
 // The defaults of [PublisherConfig].
 const (
@@ -55,13 +51,10 @@ const (
 
 // PublisherConfig configures a [Publisher].
 type PublisherConfig struct {
-	Space Space
-	// Node is the name of the node, which must be unique. It is required.
-	Node string
-	// Address is HOST:PORT at which the node takes calls from other nodes; empty for none.
-	Address string
-	// Version is the version of Patchbay, for readers.
-	Version string
+	Space   Space
+	Node    string // the name of the node, which must be unique; it is required
+	Address string // HOST:PORT at which the node takes calls from other nodes; empty for none
+	Version string // of Patchbay, for readers
 	// Presence is how long the node counts as alive after its last sign of life, of which it gives one every third of that; Retention is
 	// how long its plugins stay visible. They are rounded up to seconds. Presence is at least 2 s, and Retention longer than it.
 	Presence, Retention time.Duration
@@ -73,23 +66,17 @@ type PublisherConfig struct {
 	// Locked, if it is not nil, is called when a node competes for locks: when the publisher begins, or else as soon as one does. It may be
 	// called again after etcd was away. It must not block.
 	Locked func()
-	// Named, if it is not nil, is called with true when the node has been published under its name, and with false when another daemon
-	// holds that name. It must not block.
+	// Named, if it is not nil, is called with whether the node owns its name: false when another daemon holds it. It must not block.
 	Named func(owned bool)
 	// Cordoned, if it is not nil, is called with whether the node is drained: after each start of a connection, and after each change. It
 	// must not block.
 	Cordoned func(Cordon)
-	// Unhealthy returns the paths of the sockets of plugins that do not serve, or do not answer; nil for none. Local tells when they
-	// change.
-	Unhealthy func() map[string]bool
-	// Labels say what the node is, for those who select nodes; see [ValidateLabels].
-	Labels map[string]string
-	// MinInterval is the least time between two writes (default 1 s).
-	MinInterval time.Duration
-	// Local is what is published. It is required.
-	Local Local
-	// Logger logs when etcd is lost and found again; nil for no log.
-	Logger *slog.Logger
+	// Unhealthy returns the paths of the sockets of plugins that do not serve, or do not answer; nil for none.
+	Unhealthy   func() map[string]bool
+	Labels      map[string]string // see [ValidateLabels]
+	MinInterval time.Duration     // the least time between two writes (default 1 s)
+	Local       Local             // what is published; it is required
+	Logger      *slog.Logger      // logs when etcd is lost and found again; nil for no log
 }
 
 // Publisher publishes one node. All methods are safe for concurrent use.
@@ -106,9 +93,8 @@ type Publisher struct {
 
 	leases    leases
 	held      held
-	instances []string // this one, once it is remembered, and those before it
-	// indexed has the names that may be in the index, and whether they are there under the present lease.
-	indexed map[string]bool
+	instances []string        // this one, once it is remembered, and those before it
+	indexed   map[string]bool // the names that may be in the index, and whether they are there under the present lease
 
 	mu     sync.Mutex
 	health Health
@@ -117,12 +103,10 @@ type Publisher struct {
 
 // Stats counts what a [Publisher] did.
 type Stats struct {
-	// Sessions counts how often etcd was found, Writes the transactions that wrote something, Bytes the size of their values.
-	Sessions, Writes, Bytes uint64
-	// Failures counts the sessions and writes that failed.
-	Failures uint64
-	// Published is when the node was last written; zero for never.
-	Published time.Time
+	Sessions      uint64    // how often etcd was found
+	Writes, Bytes uint64    // the transactions that wrote something, and the size of their values
+	Failures      uint64    // the sessions and writes that failed
+	Published     time.Time // when the node was last written; zero for never
 }
 
 // leases are those of the node; zero where there is none.
@@ -139,21 +123,21 @@ func newPublisher(d dialer, timeout time.Duration, config PublisherConfig) (*Pub
 	config.Retention = cmp.Or(config.Retention, DefaultRetention)
 	config.MinInterval = cmp.Or(config.MinInterval, defaultMinInterval)
 	config.Logger = cmp.Or(config.Logger, slog.New(slog.DiscardHandler))
-	if config.Local == nil {
-		return nil, errors.New("cannot publish the node: PublisherConfig.Local is nil")
+	if config.Local == nil || config.MinInterval < 0 {
+		return nil, errors.New("cannot publish the node: Local is nil, or MinInterval is negative; use 0 for the default")
 	}
-	if config.MinInterval < 0 {
-		return nil, errors.New("cannot publish the node: MinInterval is negative; use 0 for the default")
+	if config.Named == nil {
+		config.Named = func(bool) {}
 	}
 	err := errors.Join(config.Space.Validate(), ValidateNode(config.Node), ValidateTimes(config.Presence, config.Retention),
 		ValidateLabels(config.Labels), regular.Check(config.InstanceFile))
 	if err != nil {
 		return nil, fmt.Errorf("cannot publish the node: %w", err)
 	}
+	instances, _ := regular.Read(config.InstanceFile) // if that fails, none is known
 	return &Publisher{
 		config: config, dialer: d, timeout: min(timeout, config.Presence/2), instance: rand.Text(),
-		node:      config.Space.NodeRange(config.Node),
-		instances: readInstances(config.InstanceFile), indexed: map[string]bool{},
+		node: config.Space.NodeRange(config.Node), instances: strings.Fields(string(instances)), indexed: map[string]bool{},
 		health: Health{Message: "the node has not been published yet", Since: time.Now()},
 	}, nil
 }
@@ -176,7 +160,7 @@ func (p *Publisher) Instance() string { return p.instance }
 func (p *Publisher) Condition() Condition {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return Condition{Name: conditionName, OK: p.health.Current, Message: p.health.Message, Since: p.health.Since}
+	return Condition{Name: "fleet", OK: p.health.Current, Message: p.health.Message, Since: p.health.Since}
 }
 
 // Stats returns what has been done so far.
@@ -198,9 +182,9 @@ func (p *Publisher) Run(ctx context.Context) {
 			return
 		}
 		if errors.Is(err, errNameTaken) {
-			p.named(false)
+			p.config.Named(false)
 		}
-		if !stood || !isExpired(err) { // a token that has expired is renewed by the next session, and nobody has to know
+		if !stood || !isExpired(err) { // the next session has a new token
 			p.failed(err)
 		}
 		switch {
@@ -222,25 +206,14 @@ func (p *Publisher) Run(ctx context.Context) {
 	}
 }
 
-// maxInstances is how many instances of a node are remembered: those that may be in etcd if the last starts crashed early.
-const maxInstances = 4
-
-// readInstances returns the instances in a file, as far as it can be read.
-func readInstances(file string) []string {
-	text, err := regular.Read(file)
-	if err != nil {
-		return nil
-	}
-	return strings.Fields(string(text))
-}
+const maxInstances = 4 // that are remembered: those that may be in etcd if the last starts crashed early
 
 // remember keeps this instance, before it can be in etcd.
 func (p *Publisher) remember() {
 	if p.config.InstanceFile == "" || slices.Contains(p.instances, p.instance) {
 		return
 	}
-	instances := append([]string{p.instance}, p.instances...)
-	instances = instances[:min(len(instances), maxInstances)]
+	instances := append([]string{p.instance}, p.instances[:min(len(p.instances), maxInstances-1)]...)
 	if err := regular.Replace(p.config.InstanceFile, strings.Join(instances, "\n")+"\n"); err != nil {
 		p.config.Logger.Warn("fleet: cannot remember that the node is published; after a crash it waits until its presence has expired",
 			"node", p.config.Node, "error", err)
@@ -249,14 +222,6 @@ func (p *Publisher) remember() {
 	p.instances = instances
 }
 
-// named reports whether the publisher owns the name of the node.
-func (p *Publisher) named(owned bool) {
-	if p.config.Named != nil {
-		p.config.Named(owned)
-	}
-}
-
-// failed makes an error known.
 func (p *Publisher) failed(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -266,7 +231,7 @@ func (p *Publisher) failed(err error) {
 	}
 }
 
-// succeeded makes known that the fleet sees the node as it is.
+// succeeded is called when the fleet sees the node as it is.
 func (p *Publisher) succeeded(published time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -210,7 +210,7 @@ func TestRefuses(t *testing.T) {
 		"use at most 253":       {Node: strings.Repeat("a", 254)},
 		"namespace \"a b\"":     {Node: "a", Space: Space{Namespace: "a b"}},
 		"at least 2s":           {Node: "a", Presence: time.Second},
-		"MinInterval is":        {Node: "a", MinInterval: -1},
+		"MinInterval is neg":    {Node: "a", MinInterval: -1},
 		"longer than presence,": {Node: "a", Presence: time.Minute, Retention: time.Minute},
 	} {
 		config.Local = newFakeLocal()

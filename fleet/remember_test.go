@@ -72,7 +72,7 @@ func TestRemembers(t *testing.T) {
 		"another type":               func(f *Filter) { f.Types = []string{"Other"} },
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		f := Filter{Types: []string{"T"}, Names: []string{"n"}, few: few}
+		f := Filter{Types: []string{"T"}, Names: []string{"n"}, Few: few}
 		change(&f)
 		if found, err := l.Find(ctx, f); err == nil || len(found) > 0 {
 			t.Errorf("%s: %v, %v", name, found, err)
@@ -106,8 +106,7 @@ func TestRemembersFew(t *testing.T) {
 	l, _ := r.remembering(file)
 	var plugins []*Plugin
 	for i := range maxRememberedPlugins + 1 {
-		p := *(&Plugin{Type: "T", Name: strings.Repeat("n", 9) + fmt.Sprint(i), Published: "registered", Current: true})
-		plugins = append(plugins, &p)
+		plugins = append(plugins, &Plugin{Type: "T", Name: strings.Repeat("n", 9) + fmt.Sprint(i), Published: "registered", Current: true})
 	}
 	for i := range maxRemembered + 100 {
 		m := &member{node: Node{Name: fmt.Sprint(i), State: NodeReady, Address: "127.0.0.1:1"}, plugins: plugins}

@@ -5,11 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"sync"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/protobuf/proto"
 
@@ -18,12 +20,9 @@ import (
 )
 
 var (
-	// errLeaseLost says that etcd no longer knows a lease of the node.
 	errLeaseLost = errors.New("etcd has ended the lease of the node; the node is published again")
-	// errNameTaken says that another daemon holds the name of the node.
 	errNameTaken = errors.New("another daemon holds the name of the node")
-	// errSilent says that a lease was not renewed in time.
-	errSilent = errors.New("etcd did not renew the lease of the node in time; see that it runs and can be reached")
+	errSilent    = errors.New("etcd did not renew the lease of the node in time; see that it runs and can be reached")
 )
 
 // session is the time from one stream of renewals to its end.
@@ -37,8 +36,8 @@ type session struct {
 	last     time.Time
 }
 
-// run returns with an error when a new session has to begin. When ctx ends, it publishes that the node has stopped. Stood says that
-// the session got as far as publishing the node.
+// run returns with an error when a new session has to begin. When ctx ends, it publishes that the node has stopped. Stood reports whether
+// the node was published.
 func (s *session) run(ctx context.Context) (stood bool, err error) {
 	living, cancel := context.WithCancelCause(ctx)
 	s.cancel = cancel
@@ -68,7 +67,7 @@ func (s *session) run(ctx context.Context) (stood bool, err error) {
 	return stood, err
 }
 
-// open connects and has the node published: what etcd has of it is checked, and written if it is not exactly what was written last.
+// open connects and publishes the node: what etcd has of it is checked, and written if it is not exactly what was written last.
 func (s *session) open(ctx context.Context) (err error) {
 	if s.store, err = s.dialer.dial(ctx, s.timeout); err != nil {
 		return err
@@ -90,7 +89,7 @@ func (s *session) open(ctx context.Context) (err error) {
 		s.claim(found)
 	}
 	if _, err = s.publish(ctx); err == nil { // the index follows soon, and does not keep the node from being published
-		s.named(true)
+		s.config.Named(true)
 		s.succeeded(time.Time{})
 	}
 	return err
@@ -121,39 +120,41 @@ func (s *session) look(ctx context.Context) (found revisions, err error) {
 	return found, nil
 }
 
-// renewAll renews the leases and grants new ones for those that there are not.
+// renewAll renews the leases, and grants those that etcd does not have. Fresh reports whether it granted one.
 func (s *session) renewAll(ctx context.Context) (fresh bool, err error) {
-	if fresh, err = s.renewOr(ctx, &s.leases.presence, s.config.Presence); err != nil {
-		return false, err
+	ttls := map[*clientv3.LeaseID]time.Duration{&s.leases.presence: s.config.Presence, &s.leases.retention: s.config.Retention}
+	for lease, ttl := range ttls {
+		err = errLeaseLost
+		if *lease != 0 {
+			err = s.renew(*lease)
+		}
+		if errors.Is(err, errLeaseLost) {
+			fresh = true
+			*lease = 0
+			*lease, err = s.store.grant(ctx, ttl)
+		}
+		if err != nil {
+			return false, err
+		}
 	}
-	granted, err := s.renewOr(ctx, &s.leases.retention, s.config.Retention)
-	return fresh || granted, err
+	return fresh, nil
 }
 
-// renewOr renews a lease, or grants a new one if there is none.
-func (s *session) renewOr(ctx context.Context, lease *clientv3.LeaseID, ttl time.Duration) (granted bool, err error) {
-	err = errLeaseLost
-	if *lease != 0 {
-		err = s.renew(*lease)
-	}
-	if errors.Is(err, errLeaseLost) {
-		*lease = 0
-		*lease, err = s.store.grant(ctx, ttl)
-		granted = true
-	}
-	return granted, err
-}
-
-// renew renews one lease. It blocks no longer than the timeout, because that then ends the stream.
+// renew renews one lease. It blocks no longer than the timeout, which ends the session and so the stream.
 func (s *session) renew(lease clientv3.LeaseID) error {
-	response, err := ask(s.stream, &pb.LeaseKeepAliveRequest{ID: int64(lease)}, s.timeout, func() { s.cancel(errSilent) })
+	defer time.AfterFunc(s.timeout, func() { s.cancel(errSilent) }).Stop()
+	err := s.stream.Send(&pb.LeaseKeepAliveRequest{ID: int64(lease)})
+	if err != nil && !errors.Is(err, io.EOF) { // with io.EOF, the answer says why
+		return err
+	}
+	response, err := s.stream.Recv()
 	if err == nil && response.GetTTL() <= 0 {
 		return errLeaseLost
 	}
 	return err
 }
 
-// keep renews the leases until the session ends or one cannot be renewed. After each renewal it has the conditions looked at.
+// keep renews the leases until the session ends or one cannot be renewed. After each renewal, the conditions are looked at.
 func (s *session) keep(ctx context.Context, look chan<- struct{}) error {
 	retention := time.Now().Add(around(s.config.Retention / 3))
 	for backoff.Pause(ctx, around(s.config.Presence/3)) {
@@ -171,9 +172,6 @@ func (s *session) keep(ctx context.Context, look chan<- struct{}) error {
 	return nil
 }
 
-// maxSlowdown is how many times the least interval grows while changes do not end.
-const maxSlowdown = 16
-
 // follow writes what changes, until the session ends.
 func (s *session) follow(ctx context.Context, look <-chan struct{}) error {
 	var timer <-chan time.Time // nil if no write is planned
@@ -187,16 +185,11 @@ func (s *session) follow(ctx context.Context, look <-chan struct{}) error {
 		}
 	}
 	plan() // a change may have come while nobody listened
-	changes := s.changes
 	for {
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case _, open := <-changes:
-			if !open {
-				changes = nil
-				continue
-			}
+		case <-s.changes:
 			plan()
 		case <-look:
 			if timer == nil && !proto.Equal(s.record(), s.held.record) {
@@ -204,7 +197,10 @@ func (s *session) follow(ctx context.Context, look <-chan struct{}) error {
 			}
 		case <-timer:
 			timer = nil
-			written, err := s.update(ctx)
+			written, err := s.publish(ctx)
+			if err == nil {
+				err = s.putIndex(ctx, s.held.record.GetPlugins())
+			}
 			switch {
 			case ctx.Err() != nil:
 				return context.Cause(ctx)
@@ -217,32 +213,22 @@ func (s *session) follow(ctx context.Context, look <-chan struct{}) error {
 			default:
 				failures = 0
 				s.succeeded(time.Time{})
-				s.slowDown(written)
+				if written {
+					s.slowDown(time.Now())
+				}
 			}
 		}
 	}
 }
 
-// slowDown makes writes rarer while changes do not end.
-func (s *session) slowDown(written bool) {
-	if !written {
-		return
-	}
-	now := time.Now()
+// slowDown makes writes up to 16 times as rare while changes do not end.
+func (s *session) slowDown(now time.Time) {
 	if now.Sub(s.last) < 3*s.interval {
-		s.interval = min(2*s.interval, maxSlowdown*s.config.MinInterval)
+		s.interval = min(2*s.interval, 16*s.config.MinInterval)
 	} else {
 		s.interval = s.config.MinInterval
 	}
 	s.last = now
-}
-
-// update writes what is different from what was written last, of the node and of the index.
-func (s *session) update(ctx context.Context) (written bool, err error) {
-	if written, err = s.publish(ctx); err != nil {
-		return written, err
-	}
-	return written, s.putIndex(ctx, s.held.record.GetPlugins())
 }
 
 // publish writes what is different from what was written last of the node.
@@ -261,7 +247,7 @@ func (s *session) publish(ctx context.Context) (written bool, err error) {
 	return true, s.write(ctx, now)
 }
 
-// claim has everything written again.
+// claim makes the next write one of everything.
 func (s *session) claim(found revisions) {
 	s.held = held{at: found, claim: true}
 	for name := range s.indexed {
@@ -282,7 +268,7 @@ func (s *session) record() *fleetv1.NodeRecord {
 	}
 }
 
-// stopPatience bounds how long the end of a publisher waits for etcd to know of it.
+// stopPatience bounds how long the end of a publisher waits for etcd.
 const stopPatience = 2 * time.Second
 
 // leave says that the node has stopped, if it can have been published: a record without a lease would stay forever.
@@ -316,26 +302,44 @@ func (s *session) mine() []clientv3.Cmp {
 	return []clientv3.Cmp{clientv3.Compare(clientv3.LeaseValue(s.node+presenceKey), "=", s.leases.presence)}
 }
 
-// awaitLocks tells once that a node competes for locks, and ends with that or the session. It waits in etcd, where a watch without events
-// costs no request. A node that may not know ends here, too.
+// awaitLocks calls Locked once a node competes for locks. It waits in etcd, where a watch without events costs no request.
 func (s *session) awaitLocks(ctx context.Context) {
-	if s.config.Locked == nil {
-		return
+	if s.config.Locked != nil {
+		s.keepWatching(ctx, "who competes for locks, and calls its own plugins of types that fleet.exclusive does not list, whoever else has them",
+			s.config.Space.contenders(), func(contender *mvccpb.KeyValue) bool {
+				if contender != nil {
+					s.config.Locked()
+				}
+				return contender != nil
+			})
 	}
+}
+
+// watchCordon calls Cordoned with whether the node is drained, and again after each change.
+func (s *session) watchCordon(ctx context.Context) {
+	if s.config.Cordoned != nil {
+		s.keepWatching(ctx, "whether it is drained", s.node+cordonKey, func(value *mvccpb.KeyValue) bool {
+			known := facts{}
+			known.put(cordonKey, value)
+			s.config.Cordoned(known.cordon)
+			return false
+		})
+	}
+}
+
+// keepWatching does what watch does until take has enough or the session ends, or this node may not read the key.
+func (s *session) keepWatching(ctx context.Context, what, key string, take func(*mvccpb.KeyValue) (enough bool)) {
 	for failures := 1; ; failures++ {
-		found, err := s.locked(ctx)
+		err := s.watch(ctx, key, take)
 		switch {
-		case found:
-			s.config.Locked()
+		case err == nil:
 			return
 		case isDenied(err):
-			s.config.Logger.Info("fleet: this node may not read who competes for locks, and calls its own plugins of types that fleet.exclusive "+
-				"does not list, whoever else has them; if the fleet has exclusive plugins, grant its user read on the range in etcd",
-				"node", s.config.Node, "range", s.config.Space.contenders())
+			s.config.Logger.Info("fleet: this node may not read "+what+"; grant its user read on the range in etcd", "node", s.config.Node,
+				"range", key)
 			return
 		case failures == 1 && ctx.Err() == nil:
-			s.config.Logger.Warn("fleet: cannot be told of nodes that compete for locks, and tries again", "node", s.config.Node,
-				"error", Explain(err))
+			s.config.Logger.Warn("fleet: this node cannot read "+what+"; it tries again", "node", s.config.Node, "error", Explain(err))
 		}
 		if !backoff.Pause(ctx, retry.After(failures)) {
 			return
@@ -343,63 +347,25 @@ func (s *session) awaitLocks(ctx context.Context) {
 	}
 }
 
-// locked waits until there are contenders. The error says why it stopped waiting.
-func (s *session) locked(ctx context.Context) (bool, error) {
+// watch calls take with what etcd has of a key or of the first of those below it, nil for nothing, and again after each change.
+func (s *session) watch(ctx context.Context, key string, take func(*mvccpb.KeyValue) (enough bool)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	prefix := s.config.Space.contenders()
-	now, err := s.store.get(ctx, prefix, clientv3.WithPrefix(), clientv3.WithLimit(1), clientv3.WithKeysOnly())
-	if err != nil || len(now.Kvs) > 0 {
-		return err == nil, err
-	}
-	from := clientv3.WithRev(now.Header.GetRevision() + 1)
-	for response := range s.store.watch(ctx, prefix, clientv3.WithPrefix(), from, clientv3.WithFilterDelete()) {
-		if err := watchError(response); err != nil || len(response.Events) > 0 {
-			return err == nil, err
-		}
-	}
-	return false, cmp.Or(context.Cause(ctx), errEnded)
-}
-
-// watchCordon calls Cordoned with whether the node is drained, and again after each change, until the session ends.
-func (s *session) watchCordon(ctx context.Context) {
-	if s.config.Cordoned == nil {
-		return
-	}
-	for failures := 1; ; failures++ {
-		err := s.followCordon(ctx)
-		if failures == 1 && ctx.Err() == nil {
-			s.config.Logger.Warn("fleet: cannot read whether the node is drained, and tries again", "node", s.config.Node, "error", Explain(err))
-		}
-		if !backoff.Pause(ctx, retry.After(failures)) {
-			return
-		}
-	}
-}
-
-// followCordon returns with the reason why the cordon cannot be followed any more.
-func (s *session) followCordon(ctx context.Context) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	key, known := s.node+cordonKey, facts{}
-	now, err := s.store.get(ctx, key)
+	now, err := s.store.get(ctx, key, clientv3.WithPrefix(), clientv3.WithLimit(1))
 	if err != nil {
 		return err
 	}
-	for _, kv := range now.Kvs {
-		known.put(cordonKey, kv)
+	if take(cmp.Or(append(now.Kvs, nil)...)) {
+		return nil
 	}
-	s.config.Cordoned(known.cordon)
-	for response := range s.store.watch(ctx, key, clientv3.WithRev(now.Header.GetRevision()+1)) {
+	for response := range s.store.watch(ctx, key, clientv3.WithPrefix(), clientv3.WithRev(now.Header.GetRevision()+1)) {
 		if err := watchError(response); err != nil {
 			return err
 		}
 		for _, event := range response.Events {
-			known.delete(cordonKey)
-			if event.IsCreate() || event.IsModify() {
-				known.put(cordonKey, event.Kv)
+			if take(valueOf(event)) {
+				return nil
 			}
-			s.config.Cordoned(known.cordon)
 		}
 	}
 	return cmp.Or(context.Cause(ctx), errEnded)

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"strings"
 	"time"
@@ -45,31 +44,17 @@ type store interface {
 	close()
 }
 
-// stream has requests and answers.
-type stream[Q, A any] interface {
-	Send(request Q) error
-	Recv() (A, error)
-}
-
 // keepAliveStream renews leases: one answer for each request, in order.
-type keepAliveStream = stream[*pb.LeaseKeepAliveRequest, *pb.LeaseKeepAliveResponse]
-
-// ask returns the answer to a request. A stream has no timeout of its own: giveUp is called when it is over, and has to end the stream.
-func ask[Q, A any](s stream[Q, A], request Q, timeout time.Duration, giveUp func()) (answer A, err error) {
-	defer time.AfterFunc(timeout, giveUp).Stop()
-	if err := s.Send(request); err != nil && !errors.Is(err, io.EOF) { // with io.EOF, the answer says why
-		return answer, err
-	}
-	return s.Recv()
+type keepAliveStream interface {
+	Send(*pb.LeaseKeepAliveRequest) error
+	Recv() (*pb.LeaseKeepAliveResponse, error)
 }
 
 const (
 	// pingAfter is how long a connection may be silent until it is asked for a sign of life, pingTimeout how long that may take. Etcd refuses
 	// to be asked more often than every 5 s.
-	pingAfter   = 10 * time.Second
-	pingTimeout = 5 * time.Second
-	// maxMessage bounds one message of etcd, in bytes. A page of a list has at most 500 values.
-	maxMessage = 256 << 20
+	pingAfter, pingTimeout = 10 * time.Second, 5 * time.Second
+	maxMessage             = 256 << 20 // bytes of one message of etcd
 )
 
 // clusterDialer takes the members in turn, from a random one on.
@@ -78,19 +63,15 @@ type clusterDialer struct {
 	next int
 }
 
-func newDialer(c *Cluster) dialer { return &clusterDialer{c, rand.IntN(len(c.config.Endpoints))} }
-
+func newDialer(c *Cluster) dialer     { return &clusterDialer{c, rand.IntN(len(c.config.Endpoints))} }
 func (d *clusterDialer) members() int { return len(d.config.Endpoints) }
-
-// attempts is how often a request is made: once more with a new token, if etcd has forgotten the old one.
-const attempts = 2
 
 func (d *clusterDialer) dial(ctx context.Context, timeout time.Duration) (store, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	member := d.next
 	d.next++
-	client, err := d.client(ctx, member, attempts)
+	client, err := d.client(ctx, member, 2) // once more with a new token, if etcd has forgotten the old one
 	if err != nil {
 		return nil, err
 	}
@@ -109,10 +90,9 @@ type etcdStore struct {
 }
 
 func (e *etcdStore) life() context.Context { return e.client.Ctx() }
+func (e *etcdStore) close()                { _ = e.client.Close() }
 
-func (e *etcdStore) close() { _ = e.client.Close() }
-
-// ready returns when there is a connection; else the error says why there is none.
+// ready returns when there is a connection.
 func (e *etcdStore) ready(ctx context.Context) error {
 	conn := e.client.ActiveConnection()
 	if settle(ctx, conn) == connectivity.Ready {
@@ -143,28 +123,25 @@ func settle(ctx context.Context, conn *grpc.ClientConn) connectivity.State {
 	}
 }
 
-// isExpired says whether an error means that etcd wants a new token.
+// isExpired reports whether etcd wants a new token.
 func isExpired(err error) bool {
 	known := rpctypes.Error(err)
 	return errors.Is(known, rpctypes.ErrInvalidAuthToken) || errors.Is(known, rpctypes.ErrAuthOldRevision)
 }
 
-// isDenied says whether an error means that the user may not do something.
 func isDenied(err error) bool { return errors.Is(rpctypes.Error(err), rpctypes.ErrPermissionDenied) }
 
 // watchError returns why etcd has ended a watch; nil if it has not. The client of etcd has the reason as the text of a gRPC status.
 func watchError(response clientv3.WatchResponse) error {
 	err := response.Err()
-	if err == nil {
-		return nil
-	}
-	if _, reason, ok := strings.Cut(err.Error(), " desc = "); ok {
-		return rpctypes.Error(errors.New(reason))
+	if err != nil {
+		if _, reason, ok := strings.Cut(err.Error(), " desc = "); ok {
+			return rpctypes.Error(errors.New(reason))
+		}
 	}
 	return err
 }
 
-// isLeaseUnknown says whether an error means that a lease has ended.
 func isLeaseUnknown(err error) bool { return errors.Is(rpctypes.Error(err), rpctypes.ErrLeaseNotFound) }
 
 func (e *etcdStore) get(ctx context.Context, key string, options ...clientv3.OpOption) (*clientv3.GetResponse, error) {
@@ -213,13 +190,11 @@ func (e *etcdStore) watch(ctx context.Context, key string, options ...clientv3.O
 // retry is how long to wait before another request of etcd.
 var retry = backoff.Backoff{Min: time.Second, Max: 30 * time.Second}
 
-// spread returns a random time below d.
+// spread returns a random time below d, and around one that differs from d by at most a tenth.
 func spread(d time.Duration) time.Duration { return rand.N(max(d, 1)) }
-
-// around returns a random time that differs from d by at most a tenth.
 func around(d time.Duration) time.Duration { return d - d/10 + spread(d/5) }
 
-// tell leaves a value in a channel that has room for one, unless there is one.
+// tell sends a value to a channel with room for one, unless there is one.
 func tell(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:
@@ -227,7 +202,7 @@ func tell(c chan<- struct{}) {
 	}
 }
 
-// attempt tries something with one member after the other, until one is good for it.
+// attempt calls try for one member after the other, until it progresses or fails for a reason that is not that of the member.
 func attempt(ctx context.Context, d dialer, try func() (progressed bool, err error)) (progressed bool, err error) {
 	for range d.members() {
 		if progressed, err = try(); progressed || ctx.Err() != nil || !elsewhere(err) {
@@ -237,41 +212,45 @@ func attempt(ctx context.Context, d dialer, try func() (progressed bool, err err
 	return progressed, err
 }
 
-// elsewhere says whether an error may be that of one member, so that another one is worth a try.
+// elsewhere reports whether an error may be that of one member, so that another one is worth a try.
 func elsewhere(err error) bool {
-	known := rpctypes.Error(err)
-	if errors.Is(known, rpctypes.ErrNoLeader) || errors.Is(known, rpctypes.ErrTimeout) || errors.Is(err, context.DeadlineExceeded) ||
-		errors.Is(err, errSilent) || errors.Is(err, errQuiet) || errors.Is(err, errUnreachable) {
-		return true
-	}
-	code := status.Code(err)
+	known, code := rpctypes.Error(err), status.Code(err)
 	if answer, ok := errors.AsType[rpctypes.EtcdError](known); ok {
 		code = answer.Code()
 	}
-	return code == codes.Unavailable || code == codes.DeadlineExceeded || code == codes.Canceled
+	return code == codes.Unavailable || code == codes.DeadlineExceeded || code == codes.Canceled ||
+		errors.Is(known, rpctypes.ErrNoLeader) || errors.Is(known, rpctypes.ErrTimeout) || errors.Is(err, context.DeadlineExceeded) ||
+		errors.Is(err, errSilent) || errors.Is(err, errQuiet) || errors.Is(err, errUnreachable)
 }
 
-// isTooLarge says whether an answer was larger than maxMessage. Etcd has errors with the same code.
+// isTooLarge reports whether an answer was larger than maxMessage. Etcd has errors with the same code.
 func isTooLarge(err error) bool {
 	_, known := errors.AsType[rpctypes.EtcdError](rpctypes.Error(err))
 	return !known && status.Code(err) == codes.ResourceExhausted
 }
 
+const unknownUser = "etcd does not know its user: %w; check user and password, or the client certificate"
+
+var explanations = []struct {
+	err  error
+	text string
+}{
+	{rpctypes.ErrNoSpace, "etcd is full and refuses to write: %w; compact and defragment it or raise its quota, and disarm its alarm"},
+	{rpctypes.ErrCorrupt, "etcd has raised the alarm that its data is corrupt: %w; repair it"},
+	{rpctypes.ErrPermissionDenied, "etcd refuses its user: %w; grant the user a role for the keys of the node"},
+	{rpctypes.ErrAuthFailed, unknownUser}, {rpctypes.ErrUserEmpty, unknownUser}, {rpctypes.ErrInvalidAuthToken, unknownUser},
+	{rpctypes.ErrNoLeader, "the member of etcd has no leader: %w; see that most of the members run and reach each other"},
+}
+
 // Explain makes an error of etcd readable, with what to do where that is known.
 func Explain(err error) error {
 	known := rpctypes.Error(err)
-	switch {
-	case errors.Is(known, rpctypes.ErrNoSpace):
-		return fmt.Errorf("etcd is full and refuses to write: %w; compact and defragment it or raise its quota, and disarm its alarm", known)
-	case errors.Is(known, rpctypes.ErrCorrupt):
-		return fmt.Errorf("etcd has raised the alarm that its data is corrupt: %w; repair it", known)
-	case errors.Is(known, rpctypes.ErrPermissionDenied):
-		return fmt.Errorf("etcd refuses its user: %w; grant the user a role for the keys of the node", known)
-	case errors.Is(known, rpctypes.ErrAuthFailed), errors.Is(known, rpctypes.ErrUserEmpty), errors.Is(known, rpctypes.ErrInvalidAuthToken):
-		return fmt.Errorf("etcd does not know its user: %w; check user and password, or the client certificate", known)
-	case errors.Is(known, rpctypes.ErrNoLeader):
-		return fmt.Errorf("the member of etcd has no leader: %w; see that most of the members run and reach each other", known)
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(known, rpctypes.ErrTimeout):
+	for _, e := range explanations {
+		if errors.Is(known, e.err) {
+			return fmt.Errorf(e.text, known)
+		}
+	}
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(known, rpctypes.ErrTimeout) {
 		return errors.New("etcd does not answer in time; see that it runs and can be reached")
 	}
 	if answer, ok := errors.AsType[rpctypes.EtcdError](known); ok {

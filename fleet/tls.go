@@ -36,8 +36,7 @@ type TLS struct {
 	ServerName string
 }
 
-// nodePlaceholder stands for the name of a node in TLS.ServerName.
-const nodePlaceholder = "{node}"
+const nodePlaceholder = "{node}" // in TLS.ServerName
 
 // Validate returns an error unless CA, certificate and key are all named. It reads no files.
 func (t TLS) Validate() error {
@@ -60,14 +59,12 @@ type Credentials struct {
 // outgoing is a connection to another node.
 type outgoing struct {
 	net.Conn
-	raw   net.Conn // behind TLS
-	chain []*x509.Certificate
-	of    *Credentials
-	// withdrawn: it was ended because its CA has gone.
-	withdrawn atomic.Bool
+	raw       net.Conn // behind TLS
+	chain     []*x509.Certificate
+	of        *Credentials
+	withdrawn atomic.Bool // it was ended because its CA has gone
 }
 
-// Read reads, or says why the connection was ended.
 func (o *outgoing) Read(b []byte) (int, error) {
 	n, err := o.Conn.Read(b)
 	if err != nil && o.withdrawn.Load() {
@@ -76,8 +73,7 @@ func (o *outgoing) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// judge ends the connection if no CA of a pool has signed the certificate of the node, without a goodbye, for which it would wait: who uses
-// the connection notices, and closes it.
+// judge ends the connection, abruptly, if no CA of a pool has signed the certificate of the node. The user of the connection closes it.
 func (o *outgoing) judge(pool *x509.CertPool) {
 	if verify(o.chain, pool, x509.ExtKeyUsageServerAuth) != nil {
 		o.withdrawn.Store(true)
@@ -85,7 +81,6 @@ func (o *outgoing) judge(pool *x509.CertPool) {
 	}
 }
 
-// Close closes the connection.
 func (o *outgoing) Close() error {
 	o.of.mu.Lock()
 	delete(o.of.live, o)
@@ -93,7 +88,7 @@ func (o *outgoing) Close() error {
 	return o.Conn.Close()
 }
 
-// judge ends the connections to nodes whose certificates a CA has not signed, and with them their calls.
+// judge ends the connections to nodes whose certificates no CA of a pool has signed, and with them their calls.
 func (c *Credentials) judge(pool *x509.CertPool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -117,8 +112,7 @@ func verify(chain []*x509.Certificate, pool *x509.CertPool, use x509.ExtKeyUsage
 	return err
 }
 
-// NewCredentials reads the files. It returns an error if one of them is missing, unreadable or malformed, or if certificate and key do not
-// match.
+// NewCredentials reads the files. It returns an error if one of them cannot be used, or if certificate and key do not match.
 func NewCredentials(t TLS) (*Credentials, error) {
 	c := &Credentials{pair: keyPair(t.Cert, t.Key), serverName: cmp.Or(t.ServerName, nodePlaceholder), live: map[*outgoing]bool{}}
 	c.ca = &loaded[*x509.CertPool]{
@@ -155,13 +149,12 @@ func (c *Credentials) refused(node string) (since time.Time, err error) {
 	if err == nil {
 		return since, nil
 	}
-	for _, at := range []time.Time{c.pair.loadedAt(), c.ca.loadedAt()} {
-		if at.After(since) {
-			since = at
-		}
+	since, _ = c.pair.trouble()
+	if changed, _ := c.ca.trouble(); changed.After(since) {
+		since = changed
 	}
-	return since, fmt.Errorf("nodes that trust CA file %s refuse certificate %s: %w; calls from and to this node fail until one of those CAs has "+
-		"signed it for servers and clients, with the name %s", c.ca.files[0], c.pair.files[0], err, name)
+	return since, fmt.Errorf("nodes that trust CA file %s refuse certificate %s: %w; calls from and to this node fail until one of those CAs "+
+		"has signed it for servers and clients, with the name %s", c.ca.files[0], c.pair.files[0], err, name)
 }
 
 // material is what the files have. A connection that was made with other files takes no new calls.
@@ -205,21 +198,20 @@ func ConnContext(ctx context.Context) context.Context {
 // DNS names in lower case, else the common name. The certificate is judged again for each call, since it may have expired after the
 // connection was made, or its CA been withdrawn. The error is a gRPC status with codes.Unauthenticated.
 func (c *Credentials) Caller(ctx context.Context) (identities []string, err error) {
-	info, err := callerOf(ctx)
+	chain, err := chainOfCaller(ctx)
 	if err != nil {
 		return nil, err
 	}
-	cert := info.State.PeerCertificates[0]
-	if time.Now().After(cert.NotAfter) {
+	if time.Now().After(chain[0].NotAfter) {
 		return nil, status.Error(codes.Unauthenticated, "the certificate of the caller has expired: renew it there")
 	}
-	return Identities(cert), c.Trusts(ctx)
+	return Identities(chain[0]), c.Trusts(ctx)
 }
 
-// Trusts returns an error, as [Credentials.Caller] does, if the certificate of who makes a call is not signed by the CA as its file is now.
+// Trusts returns an error, as [Credentials.Caller] does, if the certificate of the caller is not signed by the CA as its file is now.
 // Whether it has expired does not matter, so that a call in progress can be judged by it.
 func (c *Credentials) Trusts(ctx context.Context) error {
-	info, err := callerOf(ctx)
+	chain, err := chainOfCaller(ctx)
 	if err != nil {
 		return err
 	}
@@ -231,24 +223,21 @@ func (c *Credentials) Trusts(ctx context.Context) error {
 	if with.Load() == pool {
 		return nil
 	}
-	if err := verify(info.State.PeerCertificates, pool, x509.ExtKeyUsageClientAuth); err != nil {
+	if err := verify(chain, pool, x509.ExtKeyUsageClientAuth); err != nil {
 		return status.Errorf(codes.Unauthenticated, "the node no longer trusts the certificate of the caller: %v", err)
 	}
 	with.Store(pool)
 	return nil
 }
 
-// callerOf returns what is known of the connection of a call.
-func callerOf(ctx context.Context) (credentials.TLSInfo, error) {
-	from, ok := peer.FromContext(ctx)
-	if !ok {
-		return credentials.TLSInfo{}, status.Error(codes.Unauthenticated, "it is not known who calls")
+// chainOfCaller returns the certificates of the caller.
+func chainOfCaller(ctx context.Context) ([]*x509.Certificate, error) {
+	if from, ok := peer.FromContext(ctx); ok {
+		if info, ok := from.AuthInfo.(credentials.TLSInfo); ok && len(info.State.PeerCertificates) > 0 {
+			return info.State.PeerCertificates, nil
+		}
 	}
-	info, ok := from.AuthInfo.(credentials.TLSInfo)
-	if !ok || len(info.State.PeerCertificates) == 0 {
-		return credentials.TLSInfo{}, status.Error(codes.Unauthenticated, "the caller presented no certificate")
-	}
-	return info, nil
+	return nil, status.Error(codes.Unauthenticated, "the caller presented no certificate")
 }
 
 // client makes a connection to a node encrypted, with the files as they are now. It ends when the CA of the node is withdrawn.
@@ -274,7 +263,6 @@ func (c *Credentials) client(ctx context.Context, raw net.Conn, node string) (ne
 	return o, nil
 }
 
-// readCA reads certificates in PEM.
 func readCA(file string) (*x509.CertPool, error) {
 	text, err := regular.Read(file)
 	if err != nil {
@@ -287,7 +275,6 @@ func readCA(file string) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// keyPair is a certificate and its key.
 func keyPair(cert, key string) *loaded[*tls.Certificate] {
 	return &loaded[*tls.Certificate]{files: []string{cert, key}, load: func() (*tls.Certificate, error) {
 		certText, certErr := regular.Read(cert)
@@ -300,19 +287,17 @@ func keyPair(cert, key string) *loaded[*tls.Certificate] {
 	}}
 }
 
-// loaded is what files have, which may change.
+// loaded is the content of files, which may change.
 type loaded[T any] struct {
-	files []string
-	load  func() (T, error)
-	// changed is called with what the files have after they had something else; nil for none.
-	changed func(T)
+	files   []string
+	load    func() (T, error)
+	changed func(T) // called after the files had something else; nil for none
 
 	mu     sync.Mutex
 	value  T
 	from   []fs.FileInfo // of the files that value was loaded from; nil before
-	loaded time.Time     // when value was loaded
 	unused error         // why what the files have now is not used
-	since  time.Time     // when unused began
+	since  time.Time     // when that began, or value was loaded
 }
 
 // get returns what the files have. If they have changed and cannot be used, which happens while they are being replaced, it is what they
@@ -333,15 +318,15 @@ func (l *loaded[T]) get() (T, error) {
 	if first && err != nil {
 		return value, err
 	}
-	if err == nil {
-		l.value, l.from, l.loaded = value, from, time.Now()
+	if err == nil || l.unused == nil {
+		l.since = time.Now()
+	}
+	if l.unused = err; err == nil {
+		l.value, l.from = value, from
 		if !first && l.changed != nil {
 			l.changed(value)
 		}
-	} else if l.unused == nil {
-		l.since = time.Now()
 	}
-	l.unused = err
 	return l.value, nil
 }
 
@@ -353,7 +338,7 @@ func unchanged(a, b fs.FileInfo) bool {
 	return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) && a.Size() == b.Size()
 }
 
-// trouble returns why what the files have now is not used, and since when that is known; nil if it is.
+// trouble returns why what the files have now is not used, nil if it is, and since when that is so.
 func (l *loaded[T]) trouble() (since time.Time, err error) {
 	_, _ = l.get() // it was loaded before
 	l.mu.Lock()
@@ -361,19 +346,11 @@ func (l *loaded[T]) trouble() (since time.Time, err error) {
 	return l.since, l.unused
 }
 
-func (l *loaded[T]) loadedAt() time.Time {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.loaded
-}
-
 // Certificate is a certificate of this node as it is in use.
 type Certificate struct {
-	// Expires is when the first certificate of its chain expires.
-	Expires time.Time
-	// Err says why it cannot be used, or why changed files are not; nil if all is well. Since is when that began.
-	Err   error
-	Since time.Time
+	Expires time.Time // when the first certificate of its chain expires
+	Err     error     // why it cannot be used, or why changed files are not; nil if all is well
+	Since   time.Time // when that began
 }
 
 // certificateIn returns the certificate of a pair. Others are files that it needs, which have their own trouble.
@@ -394,11 +371,10 @@ func certificateIn(pair *loaded[*tls.Certificate], others ...func() (time.Time, 
 }
 
 // chainOf returns the certificates of a pair, its own one first.
-func chainOf(pair *tls.Certificate) (chain []*x509.Certificate) {
-	for _, der := range pair.Certificate {
-		if cert, err := x509.ParseCertificate(der); err == nil {
-			chain = append(chain, cert)
-		}
+func chainOf(pair *tls.Certificate) []*x509.Certificate {
+	chain, err := x509.ParseCertificates(slices.Concat(pair.Certificate...))
+	if err != nil {
+		return []*x509.Certificate{pair.Leaf}
 	}
 	return chain
 }
@@ -413,9 +389,9 @@ func Identities(cert *x509.Certificate) []string {
 	if len(names) > 0 {
 		return names
 	}
-	others := cert.DNSNames
+	others := slices.Clip(cert.DNSNames)
 	if len(others) == 0 {
-		others = []string{cert.Subject.CommonName}
+		others = append(others, cert.Subject.CommonName)
 	}
 	for _, name := range others {
 		if name != "" && !strings.Contains(name, "://") {

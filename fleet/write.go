@@ -3,6 +3,9 @@ package fleet
 import (
 	"context"
 	"fmt"
+	"hash/fnv"
+	"maps"
+	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -18,20 +21,15 @@ import (
 // The keys of a node, below its range.
 const (
 	presenceKey = "presence"
-	// recordKey has everything that the node publishes, so that each change is one value.
-	recordKey = "record"
-	// cordonKey says that the node is drained. Operators write it, under no lease.
-	cordonKey = "cordon"
+	recordKey   = "record" // everything that the node publishes, so that each change is one value
+	cordonKey   = "cordon" // the node is drained; operators write it, under no lease
 )
 
 // held is what etcd has of the node.
 type held struct {
-	// record is what was written last, nil if that is not known.
-	record *fleetv1.NodeRecord
-	// at are the revisions at which the keys were written.
-	at revisions
-	// claim is whether the next write claims the name of the node: it writes everything, with the presence.
-	claim bool
+	record *fleetv1.NodeRecord // what was written last, nil if that is not known
+	at     revisions           // at which the keys were written
+	claim  bool                // the next write claims the name of the node: it writes everything, with the presence
 }
 
 // revisions are those of the keys of a node; zero for a key that does not exist.
@@ -64,8 +62,8 @@ func (s *session) write(ctx context.Context, wanted *fleetv1.NodeRecord) error {
 			clientv3.OpPut(s.config.Space.SettingsKey(s.config.Node), s.config.Settings, lease))
 		conditions = []clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(s.node+presenceKey), "=", before.at.presence)}
 	}
-	names := s.missing(wanted.GetPlugins())
-	revision, err := s.commit(ctx, conditions, append(then, s.index(names)...))
+	names, puts := s.index(indexedNames(wanted.GetPlugins()))
+	revision, err := s.commit(ctx, conditions, append(then, puts...))
 	if err != nil {
 		return err
 	}
@@ -82,12 +80,10 @@ func (s *session) write(ctx context.Context, wanted *fleetv1.NodeRecord) error {
 }
 
 const (
-	// maxRecord is the greatest size in bytes of the record of a node: etcd refuses requests above 1.5 MiB by default.
-	maxRecord = 1280 << 10
+	maxRecord = 1280 << 10 // bytes of the record of a node: etcd refuses requests above 1.5 MiB by default
 	// maxEntries bounds the plugins, conditions and labels of a record. In memory they take a hundred times their size if they are empty.
 	maxEntries = 20_000
-	// maxDetails is the size from which on the details of a plugin are left out.
-	maxDetails = 32 << 10
+	maxDetails = 32 << 10 // bytes of the details of a plugin; else they are left out
 )
 
 func entries(r *fleetv1.NodeRecord) int {
@@ -103,7 +99,7 @@ func pluginRecords(statuses []reconciler.Status, unhealthy map[string]bool) []*f
 		if s.Type == "" || s.Name == "" || s.State == reconciler.StateUnlinked { // the last is for its own node to see, and gone for others
 			continue
 		}
-		if s.State == reconciler.StateIdle { // which is its own node's business: who calls it notices nothing
+		if s.State == reconciler.StateIdle { // a caller notices nothing
 			s.State = reconciler.StateRegistered
 		}
 		p := &fleetv1.PluginRecord{
@@ -155,4 +151,97 @@ func timeOf(t *timestamppb.Timestamp) time.Time {
 		return time.Time{}
 	}
 	return t.AsTime()
+}
+
+// The index lists the nodes that have a plugin of a name: below the range of the name there is a key without value for each of them. It is
+// a hint: what counts is the record in the node's own range, so a false key cannot send a call to another address.
+
+// index returns the prefix of the keys for the plugins of a name, which the place and the name of the node follow.
+func (s Space) index(name string) string { return s.IndexSpace() + url.PathEscape(name) + "/" }
+
+// IndexSpace returns the prefix of the keys of the index. Each node writes its own there.
+func (s Space) IndexSpace() string { return s.Base() + "index/" }
+
+func indexKey(s Space, name, node string) string { return s.index(name) + placeOf(node) + "/" + node }
+
+// placeOf returns where in an index a node is. Places are spread evenly.
+func placeOf(text string) string { return fmt.Sprintf("%08x", hash(text)>>32) }
+
+func hash(text string) uint64 {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(text))
+	// The last bytes change only the low bits much; these have to reach the high ones.
+	x := h.Sum64()
+	x ^= x >> 33
+	x *= 0xff51afd7ed558ccd
+	return x ^ x>>33
+}
+
+const maxOps = 100 // on the index in one transaction: etcd takes 128 by default
+
+func indexedNames(plugins []*fleetv1.PluginRecord) map[string]bool {
+	names := map[string]bool{}
+	for _, p := range plugins {
+		if p.GetCurrent() {
+			names[p.GetName()] = true
+		}
+	}
+	return names
+}
+
+// index returns names of plugins that are not in the index, as many as fit into a transaction, and the requests that add them.
+func (s *session) index(wanted map[string]bool) (names []string, puts []clientv3.Op) {
+	for _, name := range slices.Sorted(maps.Keys(wanted)) {
+		if !s.indexed[name] && len(names) < maxOps {
+			s.indexed[name] = false // until the transaction succeeds
+			names = append(names, name)
+			puts = append(puts, clientv3.OpPut(indexKey(s.config.Space, name, s.config.Node), "", clientv3.WithLease(s.leases.retention)))
+		}
+	}
+	return names, puts
+}
+
+// putIndex removes the names that the node no longer has from the index, and adds those that did not fit into the transaction of the node.
+func (s *session) putIndex(ctx context.Context, plugins []*fleetv1.PluginRecord) error {
+	wanted := indexedNames(plugins)
+	for {
+		added, then := s.index(wanted)
+		var removed []string
+		for name := range s.indexed {
+			if !wanted[name] && len(then) < maxOps {
+				then = append(then, clientv3.OpDelete(indexKey(s.config.Space, name, s.config.Node)))
+				removed = append(removed, name)
+			}
+		}
+		if len(then) == 0 {
+			return nil
+		}
+		if _, err := s.commit(ctx, s.mine(), then); err != nil {
+			return err
+		}
+		for _, name := range added {
+			s.indexed[name] = true
+		}
+		for _, name := range removed {
+			delete(s.indexed, name)
+		}
+	}
+}
+
+// commit commits a transaction. Whatever ends the leases of the node, or makes conditions fail, is errLeaseLost.
+func (s *session) commit(ctx context.Context, conditions []clientv3.Cmp, then []clientv3.Op) (revision int64, err error) {
+	response, err := s.store.commit(ctx, conditions, then)
+	switch {
+	case err != nil && !isLeaseUnknown(err):
+		return 0, err
+	case err != nil || !response.Succeeded:
+		return 0, errLeaseLost // or another daemon has the name now, which the next session finds out
+	}
+	return response.Header.GetRevision(), nil
+}
+
+func nodeIn(prefix, key string) (node string, ok bool) {
+	rest, ok := strings.CutPrefix(key, prefix)
+	at, node, both := strings.Cut(rest, "/")
+	return node, ok && both && ValidateNode(node) == nil && at == placeOf(node)
 }

@@ -88,11 +88,8 @@ func (m *measure) callers(ctx context.Context) error {
 	}
 	defer func() { _, _ = m.admin.Revoke(ctx, lease.ID) }()
 	onNode := fleet.Filter{Types: []string{lock.Type}, Names: []string{lock.Name}, Nodes: []string{name}}
-	dial := func(find fleet.Finder) error {
-		conn, err := fleet.Dial(ctx, lock.Type, lock.Name, fleet.DialerConfig{Find: find}, fleet.Policy{})
-		if err == nil {
-			err = conn.Close()
-		}
+	few := func(find fleet.Finder) error {
+		_, err := find(ctx, fleet.Filter{Types: []string{lock.Type}, Names: []string{lock.Name}, Few: 16})
 		return err
 	}
 	find := func(find fleet.Finder) error {
@@ -105,7 +102,7 @@ func (m *measure) callers(ctx context.Context) error {
 	for _, w := range []struct {
 		what string
 		call func(find fleet.Finder) error
-	}{{"a call to a node that is named", find}, {"a call to any node", dial}} {
+	}{{"a call to a node that is named", find}, {"a call to any node", few}} {
 		whole, err := m.measureCaller(1, func(c *fleet.Cluster) (func(), error) {
 			r := fleet.Open(c, fleet.ReaderConfig{})
 			return r.Close, w.call(r.Find)

@@ -15,11 +15,10 @@ import (
 	"github.com/patchbay-dev/patchbay/fleet"
 )
 
-// maxOps is the number of keys that one request writes: etcd takes no more than 128 operations in one.
-const maxOps = 100
-
-// maxBase is the greatest base of tokens that is believed of another node, so that tokens can grow.
-const maxBase = math.MaxInt64 / 2
+const (
+	maxOps  = 100               // keys that one request writes: etcd takes no more than 128 operations in one
+	maxBase = math.MaxInt64 / 2 // the greatest base of tokens that is believed of another node, so that tokens can grow
+)
 
 // session is the time of one connection to etcd. All that it knows is from one history of etcd.
 type session struct {
@@ -28,11 +27,9 @@ type session struct {
 	roster *roster
 	// contenders and settings receive changes; settings is nil if the node may not read them.
 	contenders, settings clientv3.WatchChan
-	// settled reports whether the node's own key has the base of tokens: the key from which it knows the base may be removed.
-	settled bool
-	// failed reports whether the last request failed. renewal is when the lease is renewed next.
-	failed  bool
-	renewal time.Time
+	settled              bool // the node's own key has the base of tokens: the key from which it knows the base may be removed
+	failed               bool // the last request failed
+	renewal              time.Time
 }
 
 func (s *session) request() (context.Context, context.CancelFunc) {
@@ -183,7 +180,6 @@ func (s *session) judge(c *candidacy, wanted bool, now time.Time) {
 	}
 }
 
-// fell ends a candidacy whose key is gone.
 func (s *session) fell(c *candidacy, now time.Time) {
 	if c.hold != nil {
 		s.log.Warn("fleet: the key of a lock was removed or replaced by somebody else, and the node gives the lock up",
@@ -193,7 +189,6 @@ func (s *session) fell(c *candidacy, now time.Time) {
 	c.phase = left
 }
 
-// drop ends a hold.
 func (s *session) drop(c *candidacy, now time.Time) {
 	c.hold.lose()
 	if c.hold.calls.Load() > 0 {
@@ -284,7 +279,7 @@ func (s *session) compareOwn(kvs []*mvccpb.KeyValue) {
 	}
 }
 
-// take takes locks whose turn it is.
+// take takes locks that are free.
 func (s *session) take(some []*candidacy, now time.Time) error {
 	token, err := s.inspect()
 	if err != nil || !s.settled {
@@ -346,7 +341,6 @@ func (s *session) change(some []*candidacy) error {
 	return nil
 }
 
-// postpone has the keys of candidacies written later.
 func (s *session) postpone(some []*candidacy, now time.Time, err error) {
 	s.log.Warn("fleet: the node cannot take or give up a lock", "lock", some[0].String(), "of", len(some), "error", fleet.Explain(err))
 	for _, c := range some {
@@ -354,5 +348,4 @@ func (s *session) postpone(some []*candidacy, now time.Time, err error) {
 	}
 }
 
-// isLeaseUnknown reports whether an error means that a lease has ended.
 func isLeaseUnknown(err error) bool { return errors.Is(rpctypes.Error(err), rpctypes.ErrLeaseNotFound) }

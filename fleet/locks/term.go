@@ -14,11 +14,10 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 )
 
-// errTermOver means that a lease was not renewed in time.
-var errTermOver = errors.New("the lease of its locks could not be renewed in time")
-
-// retry is how long to wait before another attempt to get a lease.
-var retry = backoff.Backoff{Min: time.Second, Max: 30 * time.Second}
+var (
+	errTermOver = errors.New("the lease of its locks could not be renewed in time")
+	retry       = backoff.Backoff{Min: time.Second, Max: 30 * time.Second} // before another attempt to get a lease
+)
 
 // term is the time of one lease, over one or more connections.
 type term struct {
@@ -131,8 +130,7 @@ func (e *Elector) connect(ctx context.Context) error {
 	return cmp.Or(over, err)
 }
 
-// leavePatience bounds how long the end of a term waits for etcd to know of it.
-const leavePatience = 2 * time.Second
+const leavePatience = 2 * time.Second // of the end of a term with etcd
 
 // leave ends the term. Other nodes need not wait for the lease to end if etcd can be notified.
 func (s *session) leave() {
@@ -170,7 +168,6 @@ func (s *session) leave() {
 	_, _ = s.client.Revoke(ctx, t.lease)
 }
 
-// latest returns the later of two times.
 func latest(a, b time.Time) time.Time {
 	if a.After(b) {
 		return a
@@ -210,7 +207,6 @@ type candidacy struct {
 	next  time.Time // when the key may be written next
 }
 
-// newCandidacy returns a candidacy without a key.
 func (e *Elector) newCandidacy(l fleet.Lock) *candidacy {
 	c := &candidacy{Contender: fleet.Contender{Lock: l, Node: e.config.Node, TTL: e.config.TTL, Lease: e.term.lease}}
 	c.key = c.Key(e.config.Space)
@@ -219,18 +215,16 @@ func (e *Elector) newCandidacy(l fleet.Lock) *candidacy {
 
 // write returns the request that writes the key, and the condition for it.
 func (c *candidacy) write() (clientv3.Op, clientv3.Cmp) {
-	known := clientv3.Compare(clientv3.CreateRevision(c.key), "=", c.Created)
-	value := c.Value()
+	value, created := c.Value(), clientv3.CreateRevision(c.key)
 	if c.phase == left { // the key is removed even if another node created it
-		return clientv3.OpDelete(c.key), clientv3.Compare(clientv3.CreateRevision(c.key), ">", -1)
+		return clientv3.OpDelete(c.key), clientv3.Compare(created, ">", -1)
 	}
 	if c.phase == leaving {
 		value = fleet.ContenderLeft
 	}
-	return clientv3.OpPut(c.key, value, clientv3.WithLease(c.Lease)), known
+	return clientv3.OpPut(c.key, value, clientv3.WithLease(c.Lease)), clientv3.Compare(created, "=", c.Created)
 }
 
-// wrote records an answer of etcd.
 func (c *candidacy) wrote(succeeded bool, revision int64) {
 	switch step := writes[c.phase]; {
 	case !succeeded:

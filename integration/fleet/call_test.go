@@ -195,15 +195,12 @@ func TestCallDenied(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		conn, err := fleet.Dial(soon(t), "Echo", "one", fleet.DialerConfig{Credentials: credentials,
+		dialer := fleet.NewDialer(fleet.DialerConfig{Credentials: credentials,
 			Find: func(context.Context, fleet.Filter) ([]fleet.Instance, error) {
 				return []fleet.Instance{{Plugin: fleet.Plugin{Node: "narrow"}, Address: address}}, nil
-			}}, fleet.Policy{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { conn.Close() })
-		return grpc_testing.NewTestServiceClient(conn)
+			}})
+		t.Cleanup(dialer.Close)
+		return grpc_testing.NewTestServiceClient(dialer.Dial("Echo", "one", fleet.Policy{}))
 	}
 	pair := func(a *authority, name string) fleet.TLS {
 		return fleet.TLS{CA: ca.file("ca.crt"), Cert: a.file(name + ".crt"), Key: a.file(name + ".key")}

@@ -104,12 +104,9 @@ func TestDialExclusive(t *testing.T) {
 		}
 		defer lookup.Close()
 		config := fleet.DialerConfig{Find: lookup.Find, Leader: lookup.Holder, Credentials: credentials}
-		conn, err := fleet.Dial(soon(t), "Echo", "one", config, fleet.Policy{})
-		if err != nil {
-			return err
-		}
-		defer conn.Close()
-		_, err = answers(t, grpc_testing.NewTestServiceClient(conn))
+		dialer := fleet.NewDialer(config)
+		defer dialer.Close()
+		_, err = answers(t, grpc_testing.NewTestServiceClient(dialer.Dial("Echo", "one", fleet.Policy{})))
 		return err
 	}
 	eventually(t, "a node holds the lock", func() bool { return run() == nil })
