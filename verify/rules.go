@@ -2,9 +2,11 @@ package verify
 
 import (
 	"context"
+	_ "embed" // rules.md
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // Rule is one requirement for a plugin.
@@ -52,7 +54,7 @@ func notApplicable(format string, args ...any) outcome {
 }
 
 // Rules returns all rules in the order in which they are checked.
-func Rules() []Rule { return slices.Clone(rules) }
+func Rules() []Rule { return slices.Clone(rules()) }
 
 // selectRules returns the rules that only names, without those that skip names, by identifier or family.
 func selectRules(only, skip []string) ([]Rule, error) {
@@ -74,185 +76,93 @@ func (r Rule) named(name string) bool {
 	return strings.EqualFold(name, r.ID) || strings.EqualFold(name, r.family())
 }
 
-// rules is what is checked, in this order: the refusal may end the plugin, and the process rules do, so they are last.
-var rules = slices.Concat(firstRules, csiRules, deviceRules, draRules, lastRules)
-
-var firstRules = []Rule{
-	{
-		ID: "ENV001", Title: "No other host watches the plugin directory",
-		Why: "A host that watches the directory registers the plugin too, so during the verification the plugin is called by both, and the " +
-			"other host reacts to every stop and start.",
-		Remedy: "verify in a separate directory: give a command instead of a socket, or another --dir; or stop the other host meanwhile",
-		check:  checkAlone,
-	},
-	{
-		ID: "PRC001", Title: "The command creates a registration socket in time", Command: true,
-		Why: "Nothing finds a plugin without a socket.",
-		Remedy: "serve the registration service at the path in {socket} or PATCHBAY_SOCKET, or under any name in {dir} or " +
-			"PATCHBAY_PLUGIN_DIR; if the plugin needs longer, set --start-timeout",
-		check: checkStart,
-	},
-	{
-		ID: "PRC002", Title: "The socket accepts connections as soon as it appears", Command: true,
-		Why: "A host connects as soon as the socket appears. One that is bound but not yet listening refuses the connection, and the next " +
-			"attempt may come seconds later.",
-		Remedy: "do nothing between bind and listen; better still, bind and listen under a hidden name in the same directory, and rename the " +
-			"socket into place",
-		check: checkAppearance,
-	},
-	{
-		ID: "REG001", Title: "The socket is where hosts look, and they can connect to it",
-		Why: "Hosts look for sockets in their plugin directory and below it. They ignore names that begin with a dot, do not follow " +
-			"symbolic links, and, if they connect by path, cannot reach one longer than 107 bytes.",
-		Remedy: "listen on a stream socket with a visible name directly in the plugin directory",
-		check:  checkPlace,
-	},
-	{
-		ID: "REG002", Title: "Not everyone may connect to the socket",
-		Why: "Anyone who can connect can tell the plugin that it is registered, and call its services.",
-		Remedy: "create the socket with mode 0600 or 0660: set the umask before bind, or bind in a private directory, change the mode there " +
-			"and rename the socket into place",
-		check: ofSocket(checkMode),
-	},
-	{
-		ID: "REG003", Title: "The socket belongs to root or to the host's user",
-		Why:    "Another user's socket may belong to an impostor; hosts refuse it by default.",
-		Remedy: "run the plugin as root or as the host's user; this verification assumes that the host runs as its own user",
-		check:  ofSocket(checkOwner),
-	},
-	{
-		ID: "REG004", Title: "Not everyone may write to the plugin directory",
-		Why:    "Anyone who may write there can replace the plugin's socket; hosts refuse such a directory.",
-		Remedy: "chmod o-w the directory; the usual mode is 0750",
-		check:  checkDirectory,
-	},
-	{
-		ID: "REG005", Title: "GetInfo answers in time",
-		Why:    "GetInfo tells a host who the plugin is; the kubelet waits one second for it.",
-		Remedy: "serve pluginregistration.Registration on the socket, and answer from memory: do slow work before creating the socket",
-		check:  checkGetInfo,
-	},
-	{
-		ID: "REG006", Title: "The type is one for which a host can have a handler",
-		Why:    "Hosts choose the handler by the type; in TYPE/NAME the type ends at the first slash.",
-		Remedy: "set PluginInfo.type, for example to CSIPlugin, DevicePlugin, DRAPlugin or the type that your host handles",
-		check:  answering(checkType),
-	},
-	{
-		ID: "REG007", Title: "The name is valid for the type",
-		Why: "Hosts refuse other names: CSI requires a domain name of at most 63 characters, device plugins the name of an extended resource, " +
-			"DRA a lower-case DNS subdomain of at most 63 characters.",
-		Remedy: "set PluginInfo.name accordingly, for example hostpath.csi.k8s.io, example.com/gpu or gpu.example.com",
-		check:  answering(checkName),
-	},
-	{
-		ID: "REG008", Title: "The versions are ones that hosts of the type support",
-		Why: "Hosts use a version that both sides support: CSI 1.x, v1beta1 for device plugins, the names of the services for DRA. What is " +
-			"not listed is not used.",
-		Remedy: "set PluginInfo.supported_versions: for example 1.9.0 for CSI, v1beta1 for device plugins, v1.DRAPlugin for DRA",
-		check:  answering(checkVersions),
-	},
-	{
-		ID: "REG009", Title: "GetInfo repeats its answer",
-		Why:    "Hosts ask again after each restart, and treat a different answer as a different plugin.",
-		Remedy: "return the same PluginInfo for as long as the socket exists",
-		check:  answering(checkGetInfoAgain),
-	},
-	{
-		ID: "REG010", Title: "The endpoint is reachable",
-		Why: "Hosts call the plugin's services there. They run in other directories, so a relative path leads elsewhere.",
-		Remedy: "set PluginInfo.endpoint to the absolute path of a socket that accepts connections before the registration socket is created, " +
-			"or leave it empty",
-		check: answering(checkEndpoint),
-	},
-	{
-		ID: "SVC001", Title: "The health service, if there is one, reports SERVING",
-		Why:    "Hosts that find grpc.health.v1 on the endpoint trust it, and restart or skip a plugin that is unhealthy.",
-		Remedy: "set the status of the service \"\" to SERVING when the plugin is ready, before it creates its registration socket",
-		check:  onEndpoint(checkHealth),
-	},
-	{
-		ID: "SVC002", Title: "Reflection, if there is any, shows a service of the plugin",
-		Why:    "A plugin whose endpoint serves nothing but registration is registered and useless.",
-		Remedy: "register the plugin's own services on the server at the endpoint before reflection, or announce the endpoint that has them",
-		check:  onEndpoint(checkReflection),
-	},
+// checks are what is checked, in this order: the refusal may end the plugin, and the process rules do, so they are last.
+var checks = []struct {
+	rule  string
+	check func(ctx context.Context, s *subject) outcome
+}{
+	{"ENV001", checkAlone},
+	{"PRC001", checkStart},
+	{"PRC002", checkAppearance},
+	{"REG001", checkPlace},
+	{"REG002", ofSocket(checkMode)},
+	{"REG003", ofSocket(checkOwner)},
+	{"REG004", checkDirectory},
+	{"REG005", checkGetInfo},
+	{"REG006", answering(checkType)},
+	{"REG007", answering(checkName)},
+	{"REG008", answering(checkVersions)},
+	{"REG009", answering(checkGetInfoAgain)},
+	{"REG010", answering(checkEndpoint)},
+	{"SVC001", onEndpoint(checkHealth)},
+	{"SVC002", onEndpoint(checkReflection)},
+	{"CSI001", onEndpoint(checkPluginInfo)},
+	{"CSI002", onEndpoint(checkPluginCapabilities)},
+	{"CSI003", onEndpoint(checkProbe)},
+	{"CSI004", onEndpoint(checkNodeCapabilities)},
+	{"CSI005", onEndpoint(checkNodeInfo)},
+	{"CSI006", onEndpoint(checkController)},
+	{"CSI007", onEndpoint(checkTopology)},
+	{"CSI008", onEndpoint(checkTopologyAnnounced)},
+	{"CSI009", onEndpoint(checkExpansion)},
+	{"CSI010", onEndpoint(checkManifest)},
+	{"CSI011", onEndpoint(checkGroupController)},
+	{"CSI012", onEndpoint(checkCapabilitiesTogether)},
+	{"CSI015", onEndpoint(checkCapacity)},
+	{"DEV001", onEndpoint(checkDeviceOptions)},
+	{"DEV002", onEndpoint(checkDevices)},
+	{"DEV003", onEndpoint(checkDevicesLast)},
+	{"DEV004", onEndpoint(checkDevicesAgain)},
+	{"DEV005", onEndpoint(checkLaterLists)},
+	{"DEV010", onEndpoint(checkChange)},
+	{"DEV006", onEndpoint(checkPreferred)},
+	{"DEV007", onEndpoint(checkAllocate)},
+	{"DEV008", onEndpoint(checkAllocateSick)},
+	{"DEV009", onEndpoint(checkPreStart)},
+	{"KUB001", checkRegistered},
+	{"KUB002", checkRegistersAgain},
+	{"DRA001", onEndpoint(checkPrepare)},
+	{"DRA002", onEndpoint(checkUnprepare)},
+	{"DRA003", onEndpoint(checkByClaim)},
+	{"DRA004", withClaims(checkPrepareAgain)},
+	{"DRA005", withClaims(checkPreparedDevices)},
+	{"DRA006", withClaims(checkUnprepareAgain)},
+	{"DRA007", withClaims(checkRestartBetween)},
+	{"DRA008", withClaims(checkErrorsByClaim)},
+	{"DRA009", onEndpoint(checkRollOver)},
+	{"DRA010", onEndpoint(checkDeviceHealth)},
+	{"CON001", answering(checkCrowd)},
+	{"CON002", answering(checkSilence)},
+	{"CON003", answering(checkSlowReader)},
+	{"CON004", answering(checkGarbage)},
+	{"REG011", answering(checkTold)},
+	{"REG012", answering(checkHostRestart)},
+	{"REG013", answering(checkRefusal)},
+	{"PRC003", checkTerminate},
+	{"PRC004", checkSocketRemoved},
+	{"PRC005", checkNothingLeft},
+	{"PRC006", checkStale},
+	{"PRC007", checkSecond},
 }
 
-var lastRules = []Rule{
-	{
-		ID: "CON001", Title: "Many connections at once are served",
-		Why:    "Hosts, registries and probes each open connections; to a caller whose connection is not served, the plugin looks dead.",
-		Remedy: "serve connections concurrently, with no limit below 64 and a backlog to match",
-		check:  answering(checkCrowd),
-	},
-	{
-		ID: "CON002", Title: "Silent connections do not block others",
-		Why:    "Probes connect and send nothing; a plugin that reads from a connection before it accepts the next one hangs with them.",
-		Remedy: "do the HTTP/2 handshake of each connection concurrently, and give it a deadline",
-		check:  answering(checkSilence),
-	},
-	{
-		ID: "CON003", Title: "A peer that reads nothing does not block others",
-		Why:    "A stopped consumer leaves its window full; a plugin that waits for it under a lock hangs for everybody else.",
-		Remedy: "hold no lock while sending a message, and let streams end with their contexts",
-		check:  answering(checkSlowReader),
-	},
-	{
-		ID: "CON004", Title: "A peer that does not speak gRPC does no harm",
-		Why:    "Anything may connect to a socket; the plugin must outlive it.",
-		Remedy: "let an error on a connection end only that connection",
-		check:  answering(checkGarbage),
-	},
-	{
-		ID: "REG011", Title: "The status \"registered\" is accepted twice",
-		Why:    "Hosts send it after each of their restarts. One that gets an error takes the plugin out of service and tries again.",
-		Remedy: "implement NotifyRegistrationStatus so that it answers at once, also when nothing is new",
-		check:  answering(checkTold),
-	},
-	{
-		ID: "REG012", Title: "The plugin survives a restart of its host",
-		Why:    "The host's connection breaks, and then the host connects, asks and notifies again.",
-		Remedy: "keep no state per connection, and treat the loss of a connection as normal",
-		check:  answering(checkHostRestart),
-	},
-	{
-		ID: "REG013", Title: "The plugin survives a refusal, or exits cleanly", Command: true,
-		Why: "A host that refuses the plugin today may accept it tomorrow. A plugin that hangs is never accepted, and one that exits and " +
-			"leaves its socket looks dead until somebody starts it again.",
-		Remedy: "on plugin_registered=false, log the error and keep serving; or remove the socket and exit, and let a supervisor restart it",
-		check:  answering(checkRefusal),
-	},
-	{
-		ID: "PRC003", Title: "SIGTERM ends the plugin in time", Command: true,
-		Why:    "Supervisors send SIGTERM and kill what does not stop; a killed plugin cannot finish calls or clean up.",
-		Remedy: "on SIGTERM, remove the socket, let calls finish for a bounded time, and exit with status 0",
-		check:  checkTerminate,
-	},
-	{
-		ID: "PRC004", Title: "SIGTERM removes the socket", Command: true,
-		Why:    "A socket on which nobody accepts looks like a plugin that hangs, and hosts retry it again and again.",
-		Remedy: "remove the socket before the server stops; in Go, close the listener on SIGTERM instead of letting the signal end the process",
-		check:  checkSocketRemoved,
-	},
-	{
-		ID: "PRC005", Title: "Nothing else is left in the plugin directory", Command: true,
-		Why:    "Hosts search the plugin directory; whatever is left there is searched, tried and reported forever.",
-		Remedy: "remove the sockets that the plugin created, and keep other files elsewhere",
-		check:  checkNothingLeft,
-	},
-	{
-		ID: "PRC006", Title: "The plugin starts although a killed one left its socket", Command: true,
-		Why:    "A crash leaves the socket. A plugin that cannot bind then stays down until somebody removes it by hand.",
-		Remedy: "before bind, remove a socket at the path if nobody accepts on it",
-		check:  checkStale,
-	},
-	{
-		ID: "PRC007", Title: "A second instance does no harm", Command: true,
-		Why: "During an upgrade two instances overlap. If the older one removes the path when it ends, it removes the newer one's socket, " +
-			"and hosts lose a plugin that still runs.",
-		Remedy: "let the second instance exit with an error and leave the first alone; or let it take over the path, and let each remove the " +
-			"socket only if it is still the one that it created (the same inode)",
-		check: checkSecond,
-	},
-}
+//go:embed rules.md
+var rulesText string
+
+// rules are the checks with what rules.md says about each.
+var rules = sync.OnceValue(func() (rules []Rule) {
+	for _, c := range checks {
+		_, text, _ := strings.Cut(rulesText, "#### "+c.rule+"\n")
+		text, _, _ = strings.Cut(text, "\n#")
+		between := func(begin, end string) string {
+			_, rest, _ := strings.Cut(text, begin)
+			found, _, _ := strings.Cut(rest, end)
+			return found
+		}
+		rules = append(rules, Rule{
+			ID: c.rule, Title: between("**", ".**"), Why: between("- Why: ", "\n"), Remedy: between("- What to change: ", ".\n"),
+			Source: between("- Source: ", ".\n"), Type: between("For plugins of type ", "."), Command: strings.Contains(text, " Needs a command."),
+			check: c.check,
+		})
+	}
+	return rules
+})

@@ -6,7 +6,7 @@
 //
 // It checks a table of rules ([Rules]), each with a stable identifier: REG (registration), CON (connections), SVC (optional services), CSI,
 // DEV and KUB (device plugins), DRA, PRC (the process) and ENV (the environment).
-// docs/reference/verify.md explains each of them. A [Target] that is only a socket keeps running undisturbed: the rules that stop or refuse
+// rules.md explains each of them. A [Target] that is only a socket keeps running undisturbed: the rules that stop or refuse
 // a plugin need a command.
 //
 // It does not test what the plugin's service does with real volumes, devices or claims, and is not a load test.

@@ -57,13 +57,16 @@ func TestRulesAreWellFormed(t *testing.T) {
 	id := regexp.MustCompile(`^[A-Z]{3}\d{3}$`)
 	seen := map[string]bool{}
 	for _, r := range Rules() {
-		if !id.MatchString(r.ID) || seen[r.ID] || families[r.family()] == "" {
+		if !id.MatchString(r.ID) || seen[r.ID] || !strings.Contains(rulesText, "\n### "+r.family()+": ") {
 			t.Errorf("%q is no good identifier", r.ID)
 		}
 		seen[r.ID] = true
 		if r.Title == "" || r.Why == "" || r.Remedy == "" || r.check == nil || strings.HasSuffix(r.Remedy, ".") || strings.HasSuffix(r.Title, ".") {
 			t.Errorf("%s lacks something: %+v", r.ID, r)
 		}
+	}
+	if n := strings.Count(rulesText, "\n#### "); n != len(seen) {
+		t.Errorf("rules.md has %d rules, and %d are checked", n, len(seen))
 	}
 }
 

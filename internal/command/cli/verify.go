@@ -43,7 +43,7 @@ func newVerifyCommand() *cobra.Command {
 		Short: "Check whether a plugin behaves as hosts expect it.",
 		Long: `Play the host of one plugin and check the plugin against rules with stable identifiers: registration, connections, the
 services of its type and, for a COMMAND, how it starts, handles a refusal, is killed and shuts down. It needs no daemon and no kubelet.
-docs/reference/verify.md explains each rule.
+verify/rules.md explains each rule.
 
 A plugin given as SOCKET is left running; rules that would start, refuse or stop it do not apply. A COMMAND is started as often as the rules
 require, and no process of it is left behind. It learns where to serve from {socket}, {dir} and {tmp} in its arguments, from the
