@@ -146,7 +146,7 @@ func (d *daemon) run(args ...string) string {
 func (d *daemon) shows(want ...string) {
 	d.t.Helper()
 	var got []string
-	for deadline := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; time.Sleep(200 * time.Millisecond) {
 		var list []struct{ Node, Name, State string }
 		if err := json.Unmarshal([]byte(d.run("fleet", "list", "-o", "json")), &list); err != nil {
 			d.t.Fatal(err)

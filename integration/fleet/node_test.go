@@ -157,13 +157,19 @@ func openReader(t testing.TB, client *fleet.Cluster) *fleet.Reader {
 	return r
 }
 
-// eventually waits until something is true.
+// eventually waits until something is true. It pauses for longer than it takes to find out: most conditions are what a command prints, and
+// four tests that run one command after the other would keep the machine busy.
 func eventually(t testing.TB, what string, is func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); !is(); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; {
+		began := time.Now()
+		if is() {
+			return
+		}
 		if time.Now().After(deadline) {
 			t.Fatalf("not in %v: %s", patience, what)
 		}
+		time.Sleep(10*time.Millisecond + 3*time.Since(began))
 	}
 }
 
