@@ -106,7 +106,7 @@ func (h *Host) Plugins() []*PluginProcess {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	byAge := func(a, b *PluginProcess) int { return cmp.Compare(a.ticket.number, b.ticket.number) }
-	isNotRunning := func(p *PluginProcess) bool { return !p.isStarted() || p.ended() }
+	isNotRunning := func(p *PluginProcess) bool { return !isClosed(p.started) || p.proc == nil || p.ended() }
 	return slices.DeleteFunc(slices.SortedFunc(maps.Keys(h.plugins), byAge), isNotRunning)
 }
 

@@ -85,8 +85,6 @@ func (p *PluginProcess) grant(granted grants) {
 	p.services[pluginv1.Host_ServiceDesc.ServiceName] = service{&pluginv1.Host_ServiceDesc, own}
 }
 
-func (p *PluginProcess) isStarted() bool { return isClosed(p.started) && p.proc != nil }
-
 // Started is closed when the process has been started, or could not be. Only then do PID and Owns know it.
 func (p *PluginProcess) Started() <-chan struct{} { return p.started }
 

@@ -298,10 +298,8 @@ type admissionProcess struct {
 	session *session
 }
 
-// About implements [supervise.Process].
 func (a *admissionProcess) About() machine.Process { return machine.Process{PID: a.PID()} }
 
-// Wait implements [supervise.Process].
 func (a *admissionProcess) Wait(context.Context) error {
 	select {
 	case <-a.done:
@@ -316,7 +314,6 @@ func (a *admissionProcess) Wait(context.Context) error {
 	return err
 }
 
-// Terminate implements [supervise.Process].
 func (a *admissionProcess) Terminate(ctx context.Context) {
 	if err := a.PluginProcess.Terminate(ctx); errors.Is(err, process.ErrTimeout) {
 		a.abandon()

@@ -233,7 +233,6 @@ type process struct {
 	target atomic.Pointer[front.Target]
 }
 
-// About implements [supervise.Process].
 func (p *process) About() machine.Process {
 	about := machine.Process{Identity: p.Tag(), PID: p.PID(), Socket: p.PluginSocket()}
 	if p.front != nil {
@@ -242,7 +241,6 @@ func (p *process) About() machine.Process {
 	return about
 }
 
-// Wait implements [supervise.Process].
 func (p *process) Wait(ctx context.Context) error {
 	select {
 	case <-p.Done():
@@ -256,7 +254,6 @@ func (p *process) Wait(ctx context.Context) error {
 	}
 }
 
-// Terminate implements [supervise.Process].
 func (p *process) Terminate(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, p.plugin.stopTimeout())
 	defer cancel()

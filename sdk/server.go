@@ -36,7 +36,10 @@ func newServer(ctx context.Context, p Plugin, registration registerapi.Registrat
 	draining, endWatches := context.WithCancel(context.WithoutCancel(ctx))
 	options := []grpc.ServerOption{grpc.ChainStreamInterceptor(intercept(draining, session))}
 	if !session.OfProcess() {
-		options = append(options, grpc.ChainUnaryInterceptor(unarySession(session)))
+		options = append(options, grpc.ChainUnaryInterceptor(
+			func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+				return handler(launched.With(ctx, session), req)
+			}))
 	}
 	s := &server{Server: grpc.NewServer(append(options, p.ServerOptions...)...), health: health.NewServer(), endWatches: endWatches}
 	if p.Register != nil {
@@ -78,13 +81,6 @@ func intercept(draining context.Context, session *launched.Session) grpc.StreamS
 			defer context.AfterFunc(draining, cancel)()
 		}
 		return handler(srv, &streamWith{stream, ctx})
-	}
-}
-
-// unarySession gives the handlers of a plugin in a test the session that is not the process's.
-func unarySession(session *launched.Session) grpc.UnaryServerInterceptor {
-	return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-		return handler(launched.With(ctx, session), req)
 	}
 }
 

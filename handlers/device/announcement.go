@@ -98,7 +98,9 @@ func (a *announcement) begin() {
 		server.GracefulStop()
 		timer.Stop()
 		serving.Wait()
-		a.older.remove(a)
+		a.older.mu.Lock()
+		delete(a.older.announced, a)
+		a.older.mu.Unlock()
 	})
 }
 

@@ -190,12 +190,6 @@ func (o *older) announce(resource, name string, id sock.ID, opts options) (*anno
 	return a, nil
 }
 
-func (o *older) remove(a *announcement) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	delete(o.announced, a)
-}
-
 func (o *older) matching(is func(*announcement) bool) []*announcement {
 	if o == nil {
 		return nil

@@ -72,7 +72,6 @@ func (m *multiplexed) used() credentials.TransportCredentials {
 	return insecure.NewCredentials()
 }
 
-// ClientHandshake implements [credentials.TransportCredentials].
 func (m *multiplexed) ClientHandshake(ctx context.Context, authority string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	if stream, ok := conn.(*yamux.Stream); ok {
 		m.authority.Store(authority)
@@ -81,12 +80,10 @@ func (m *multiplexed) ClientHandshake(ctx context.Context, authority string, con
 	return m.used().ClientHandshake(ctx, authority, conn)
 }
 
-// ServerHandshake implements [credentials.TransportCredentials].
 func (m *multiplexed) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	return m.used().ServerHandshake(conn)
 }
 
-// Info implements [credentials.TransportCredentials].
 func (m *multiplexed) Info() credentials.ProtocolInfo { return m.used().Info() }
 
 // Clone implements [credentials.TransportCredentials]: all are about one connection.
@@ -126,7 +123,6 @@ func (b *bridge) dial(ctx context.Context) (net.Conn, error) {
 	}
 }
 
-// Accept implements [net.Listener].
 func (b *bridge) Accept() (net.Conn, error) {
 	select {
 	case conn := <-b.conns:
@@ -136,13 +132,11 @@ func (b *bridge) Accept() (net.Conn, error) {
 	}
 }
 
-// Close implements [net.Listener].
 func (b *bridge) Close() error {
 	b.once.Do(func() { close(b.done) })
 	return nil
 }
 
-// Addr implements [net.Listener].
 func (*bridge) Addr() net.Addr { return &net.UnixAddr{Name: "bridge", Net: "pipe"} }
 
 func (b *bridge) close() {

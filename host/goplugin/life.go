@@ -305,7 +305,6 @@ func (l *life) Hello(stdout io.Reader) {
 	}
 }
 
-// Stderr implements [host.Foreign].
 func (l *life) Stderr(stderr io.Reader) io.Reader {
 	if len(l.copies) == 0 {
 		return stderr
@@ -354,12 +353,10 @@ func (l *life) Stop(ctx context.Context) {
 	}
 }
 
-// Health implements [host.Foreign].
 func (l *life) Health() (grpc.ClientConnInterface, string) {
 	return l.conn.Load(), goplugin.GRPCServiceName
 }
 
-// Ended implements [host.Foreign].
 func (l *life) Ended() {
 	close(l.gone)
 	<-l.settled

@@ -403,7 +403,6 @@ type registration struct {
 	info *registerapi.PluginInfo
 }
 
-// GetInfo implements registerapi.RegistrationServer.
 func (r registration) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
 	return r.info, nil
 }

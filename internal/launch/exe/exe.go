@@ -81,19 +81,6 @@ func (i *Image) Release() {
 	}
 }
 
-// retain holds the image for one more user. It fails if there is none already.
-func (i *Image) retain() bool {
-	for {
-		n := i.users.Load()
-		if n == 0 {
-			return false
-		}
-		if i.users.CompareAndSwap(n, n+1) {
-			return true
-		}
-	}
-}
-
 // load copies a program. The caller releases the image. The file may be changed meanwhile: what the copy then has is what its digest is of.
 func load(path string) (*Image, error) {
 	i, err := newImage(path)
@@ -127,7 +114,7 @@ func (c *Cache) Open(path string, want *Digest) (*Image, error) {
 	}
 	if i.Digest != *want {
 		i.Release()
-		c.forget(path)
+		c.prune()
 		return nil, fmt.Errorf("%w: %s has %s, but %s is expected: install the program that was checked, "+
 			"or expect the other digest if that is the one to run", ErrDigest, path, i.Digest, want)
 	}
@@ -142,9 +129,10 @@ func (c *Cache) lookup(path string, want Digest) *Image {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	i := c.images[path]
-	if err != nil || i == nil || i.Digest != want || i.stamp != now || !i.retain() {
+	if err != nil || i == nil || i.Digest != want || i.stamp != now {
 		return nil
 	}
+	i.users.Add(1) // the cache is one of them
 	return i
 }
 
@@ -157,7 +145,7 @@ func (c *Cache) keep(i *Image) {
 	if c.images == nil {
 		c.images = map[string]*Image{}
 	}
-	i.retain()
+	i.users.Add(1)
 	if old := c.images[i.Path]; old != nil {
 		old.Release()
 	}
@@ -179,15 +167,6 @@ func (c *Cache) prune() {
 			delete(c.images, path)
 		}
 		c.mu.Unlock()
-	}
-}
-
-func (c *Cache) forget(path string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if old := c.images[path]; old != nil {
-		old.Release()
-		delete(c.images, path)
 	}
 }
 

@@ -199,7 +199,7 @@ func (f *Front) handle(ctx context.Context, caller grpc.ServerStream) error {
 		return f.register(ctx, caller, name)
 	case service == healthpb.Health_ServiceDesc.ServiceName && t == nil:
 		return f.health(ctx, caller, name)
-	case isReflection(service) && needed(ctx): // as any other
+	case isReflection(service) && len(metadata.ValueFromIncomingContext(ctx, proxy.NeedKey)) > 0: // as any other
 	case isReflection(service) && t == nil:
 		return status.Errorf(codes.FailedPrecondition, "plugin %s is not running, and who only looks does not start it: call a method, "+
 			"start it, or set the metadata key %s", f.cfg.Name, proxy.NeedKey)
@@ -215,12 +215,6 @@ func (f *Front) handle(ctx context.Context, caller grpc.ServerStream) error {
 }
 
 func (f *Front) name() string { return "plugin " + f.cfg.Name }
-
-// needed says whether the caller is about to call what he asks for.
-func needed(call context.Context) bool {
-	md, _ := metadata.FromIncomingContext(call)
-	return len(md.Get(proxy.NeedKey)) > 0
-}
 
 func isReflection(service string) bool {
 	return service == reflectionv1.ServerReflection_ServiceDesc.ServiceName ||

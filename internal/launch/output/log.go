@@ -50,7 +50,10 @@ type Log struct {
 
 // New makes a Log. It starts nothing.
 func New(cfg Config) *Log {
-	cfg = cfg.withDefaults()
+	cfg.maxLine = cmp.Or(cfg.maxLine, defaultMaxLine)
+	cfg.Rate = cmp.Or(cfg.Rate, defaultRate)
+	cfg.burst = cmp.Or(cfg.burst, defaultBurst)
+	cfg.keep = cmp.Or(cfg.keep, defaultKeep)
 	l := &Log{cfg: cfg, limiter: newLimiter(cfg.Rate, cfg.burst), ring: ring{keep: cfg.keep, next: 1}, position: cursor{seq: 1}}
 	if cfg.Handler != nil {
 		named := cfg.Handler.WithAttrs([]slog.Attr{slog.String(pluginKey, cfg.Name)})
@@ -308,14 +311,6 @@ const (
 	defaultBurst   = 2000 // lines of 100 bytes that fill the default of keep
 	defaultKeep    = 256 << 10
 )
-
-func (c Config) withDefaults() Config {
-	c.maxLine = cmp.Or(c.maxLine, defaultMaxLine)
-	c.Rate = cmp.Or(c.Rate, defaultRate)
-	c.burst = cmp.Or(c.burst, defaultBurst)
-	c.keep = cmp.Or(c.keep, defaultKeep)
-	return c
-}
 
 // Stats counts since the Log was made. Lines is the sum of those that were kept, those that were dropped, blank lines, and those for which
 // that is not decided yet.

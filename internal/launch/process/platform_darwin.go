@@ -69,7 +69,7 @@ func startPlain(p *Process) (*plain, error) {
 	}
 	const inRead, inWrite, outRead, outWrite, errRead, errWrite = 0, 1, 2, 3, 4, 5
 	proc, err := os.StartProcess(p.spec.Path, p.spec.Args, &os.ProcAttr{
-		Dir: p.spec.Dir, Env: p.spec.Env, Sys: ownGroup(),
+		Dir: p.spec.Dir, Env: p.spec.Env, Sys: &syscall.SysProcAttr{Setsid: true},
 		Files: slices.Concat([]*os.File{files[inRead], files[outWrite], files[errWrite]}, p.spec.ExtraFiles),
 	})
 	if err != nil {
@@ -143,9 +143,6 @@ func Descends(pid, from int) bool { return false }
 
 // Watchers fails: the watches of other processes are not known on this system.
 func Watchers(context.Context, string) ([]int, error) { return nil, errors.ErrUnsupported }
-
-// ownGroup returns the attributes of a process in a session of its own, which is a process group too and has no terminal.
-func ownGroup() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setsid: true} }
 
 // signalOwnGroup sends SIGKILL or SIGTERM to the group of a process that has not been waited for.
 func signalOwnGroup(proc *os.Process, force bool) {

@@ -258,7 +258,9 @@ func init() { //nolint:gochecknoinits // docs/adr/0007
 	settle(role)
 	switch role {
 	case roleWatchdog:
-		runWatchdog()
+		w := newWard()
+		w.listen(os.Stdin) // until the host has ended
+		w.endAll()
 	case roleKeeper:
 		runKeeper()
 	case roleOuterReaper:

@@ -187,13 +187,6 @@ type ward struct {
 
 func newWard() ward { return ward{remove: map[string][]string{}, sockets: map[string]sock.ID{}} }
 
-// runWatchdog is the whole life of the watchdog: it listens to the host until that has gone, and then ends what the host has left.
-func runWatchdog() {
-	w := newWard()
-	w.listen(os.Stdin)
-	w.endAll()
-}
-
 // listen follows the records until there are no more. The last one may be cut short by the end of the host.
 func (w *ward) listen(r io.Reader) {
 	var words record

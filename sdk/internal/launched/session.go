@@ -144,7 +144,11 @@ func (s *Session) Run(ctx context.Context, run func(context.Context) error) erro
 	if s.ran.Swap(true) {
 		return errRunTwice
 	}
-	defer s.closeConn()
+	defer func() { // also for those who ask for the connection from now on
+		if conn, err := s.conn(); err == nil {
+			_ = conn.Close() // says only that it is closed already
+		}
+	}()
 
 	ctx, cancel := context.WithCancelCause(context.WithValue(With(ctx, s), runningKey{}, s))
 	defer cancel(nil)
@@ -160,13 +164,6 @@ func (s *Session) Run(ctx context.Context, run func(context.Context) error) erro
 		_ = s.stdin.Close()
 	}()
 	return run(ctx)
-}
-
-// closeConn closes the connection to the host, also for those who ask for it from now on.
-func (s *Session) closeConn() {
-	if conn, err := s.conn(); err == nil {
-		_ = conn.Close() // says only that it is closed already
-	}
 }
 
 type (

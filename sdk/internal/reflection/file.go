@@ -58,14 +58,12 @@ type encoder struct {
 // linked has options of its own, and those that matter to a client follow from the rest.
 func options() encoder {
 	if _, err := protoregistry.GlobalTypes.FindMessageByName("google.protobuf.FileOptions"); err == nil {
-		return encoder{declared}
+		return encoder{func(d protoreflect.Descriptor) message {
+			encoded, _ := proto.Marshal(d.Options()) // what was linked can be encoded
+			return encoded
+		}}
 	}
 	return encoder{derived}
-}
-
-func declared(d protoreflect.Descriptor) message {
-	encoded, _ := proto.Marshal(d.Options()) // what was linked can be encoded
-	return encoded
 }
 
 // file encodes a FileDescriptorProto.

@@ -40,7 +40,6 @@ type server struct {
 	services func() map[string]grpc.ServiceInfo
 }
 
-// ServerReflectionInfo implements [reflectionv1.ServerReflectionServer].
 func (s server) ServerReflectionInfo(stream reflectionv1.ServerReflection_ServerReflectionInfoServer) error {
 	sent := map[string]bool{} // files that the client has, by path
 	for {
