@@ -97,7 +97,6 @@ func (p *Plugin) problems(index int) []error {
 	return found
 }
 
-// checkStart checks how processes begin, and how one follows another.
 func (p *Plugin) checkStart(check func(ok bool, field, format string, args ...any)) {
 	upgrades := []Upgrade{UpgradeSideBySide, UpgradeHandover, UpgradeRecreate}
 	check(slices.Contains(upgrades, p.Upgrade), "upgrade", "%q must be one of %s, %s, %s", p.Upgrade, upgrades[0], upgrades[1], upgrades[2])

@@ -84,7 +84,6 @@ func (r *Store) Instances(ptype, name string) []Instance {
 	return instances
 }
 
-// describe returns in, one of v's instances, with its state.
 func (v *view) describe(in *instance) Instance {
 	i := Instance{Info: in.info, State: InstanceSuperseded}
 	switch {

@@ -42,7 +42,6 @@ func (r *Store) setReplacement(k key, to *replacement) {
 	r.replacing.Store(&all)
 }
 
-// replacement returns the replacement of a plugin, or nil.
 func (r *Store) replacement(k key) *replacement {
 	if all := r.replacing.Load(); all != nil {
 		return (*all)[k]

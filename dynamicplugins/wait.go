@@ -63,7 +63,6 @@ func (r *Store) WaitForConfirmedPlugin(ctx context.Context, ptype, name string) 
 	return r.waitFor(ctx, ptype, name, func(v *view) *instance { return v.shared })
 }
 
-// waitFor waits until choose finds an instance.
 func (r *Store) waitFor(ctx context.Context, ptype, name string, choose func(*view) *instance) (*PluginInfo, error) {
 	k, err := named(ptype, name, "wait for")
 	if err != nil {

@@ -196,7 +196,6 @@ func (s *session) resolve(r *pluginv1.Resolution) {
 	}
 }
 
-// newUnit returns what keeps the plugin running while checks need it.
 func (p *AdmissionPlugin) newUnit() *supervise.Unit[string] {
 	u := supervise.New(supervise.Config[string]{
 		Launch: p.launch,
@@ -248,7 +247,6 @@ func (p *AdmissionPlugin) needed() bool {
 	return false
 }
 
-// launch starts a process of the plugin, with a session of its own.
 func (p *AdmissionPlugin) launch(ctx context.Context, _ machine.Ref, _ string) (supervise.Process, error) {
 	s := newSession(p)
 	if p.logger != nil {

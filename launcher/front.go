@@ -58,7 +58,6 @@ var ended = func() context.Context {
 // fronted says whether the host stays at the plugin's socket while processes come and go behind it.
 func (p Plugin) fronted() bool { return p.OnDemand || p.Upgrade == UpgradeHandover && !p.NoSocket }
 
-// settings are those of the plugin's front.
 func (p Plugin) settings() front.Settings {
 	return front.Settings{OnDemand: p.OnDemand, Idle: cmp.Or(p.Idle, launch.DefaultIdle), Patience: p.startTimeout()}
 }
@@ -199,7 +198,6 @@ func (p *process) dial(ctx context.Context, path string) (*net.UnixConn, error) 
 	return conn, err
 }
 
-// newTarget returns what calls to the process take.
 func (u *unit) newTarget(p *process, endpoint string) (*front.Target, error) {
 	endpoint = cmp.Or(endpoint, p.PluginSocket())
 	if !filepath.IsAbs(endpoint) {
@@ -237,7 +235,6 @@ func (u *unit) newTarget(p *process, endpoint string) (*front.Target, error) {
 	}, nil
 }
 
-// notify tells the process whether it is registered.
 func (p *process) notify(ctx context.Context, registered bool, reason string) error {
 	conn, err := p.dial(ctx, p.PluginSocket())
 	if err != nil {
@@ -301,7 +298,6 @@ func (l *Launcher) makeDir(behind bool) (dir string, err error) {
 	return dir, err
 }
 
-// reopen has the front answer again, whose socket somebody removed.
 func (u *unit) reopen() {
 	f := u.front.Load()
 	if f == nil {

@@ -169,7 +169,6 @@ func (p Plugin) identity() string {
 	return hex.EncodeToString(digest[:8])
 }
 
-// about is what the machine has to know of it.
 func (p Plugin) about() machine.Description {
 	restart := p.Restart
 	if p.OnDemand {
@@ -211,7 +210,6 @@ func (p Plugin) grace() host.Grace {
 	return host.Grace{Stdin: stdin, Term: p.stopTimeout() - stdin}
 }
 
-// check says why a plugin could never be launched.
 func (l *Launcher) check(p Plugin) error {
 	switch {
 	case !nameText.MatchString(p.Name):

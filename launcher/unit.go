@@ -122,7 +122,6 @@ func (u *unit) ready(ctx context.Context, proc supervise.Process, refused func(e
 	return err
 }
 
-// launch starts one process of a plugin.
 func (u *unit) launch(ctx context.Context, generation machine.Ref, p *Plugin) (supervise.Process, error) {
 	l := u.launcher
 	spec := p.Spec

@@ -63,7 +63,6 @@ func identify(ctx context.Context, living *net.UnixConn, p Plugin) (*predecessor
 	return &predecessor{process}, nil
 }
 
-// ask asks a living plugin who it is and in which process.
 func ask(ctx context.Context, living *net.UnixConn) (*registerapi.PluginInfo, int, error) {
 	ctx, cancel := context.WithTimeout(ctx, identifyTimeout)
 	defer cancel()

@@ -116,7 +116,6 @@ func (r *registration) GetInfo(ctx context.Context, _ *registerapi.InfoRequest) 
 	return r.plugin.info(), nil
 }
 
-// info is what the plugin says of itself.
 func (p Plugin) info() *registerapi.PluginInfo {
 	return &registerapi.PluginInfo{
 		Type: p.Type, Name: p.Name, Endpoint: p.Endpoint, SupportedVersions: slices.Clone(p.Versions),

@@ -121,7 +121,6 @@ func find(role, program string) (string, error) {
 	return filepath.Abs(path)
 }
 
-// close kills what runs and removes what the verification made.
 func (b *bench) close() error {
 	var errs []error
 	if b.group != nil {
@@ -338,7 +337,6 @@ func meet(ctx context.Context, path string, i *instance) (*appearance, error) {
 	}
 }
 
-// identify asks who serves a socket.
 func identify(ctx context.Context, path string, timeout time.Duration) error {
 	conn, err := dial(path, timeout, nil)
 	if err != nil {

@@ -175,7 +175,6 @@ func checkLaterLists(ctx context.Context, s *subject, conn *grpc.ClientConn) out
 	return pass("%d more lists came within %v", n, lasting)
 }
 
-// checkChange has the devices change, as the user knows how.
 func checkChange(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome {
 	if len(s.options.Change) == 0 {
 		return notApplicable("name what makes the devices change, with --change")

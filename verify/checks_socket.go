@@ -181,7 +181,6 @@ func checkGetInfo(ctx context.Context, s *subject) outcome {
 	return pass("type %s, name %s", foreign.Quote(a.info.Type), foreign.Quote(a.info.Name))
 }
 
-// tellAnnounced adds the plugin's first answer to the trace.
 func (s *subject) tellAnnounced(what string) {
 	s.trace.add("pluginregistration.Registration/GetInfo {}", what)
 }

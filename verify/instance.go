@@ -51,7 +51,6 @@ func newInstance(proc *process.Process, output io.Writer) (*instance, error) {
 	return i, err
 }
 
-// hasEnded reports whether the instance is not whole any more.
 func (i *instance) hasEnded() bool {
 	select {
 	case <-i.proc.Done():
@@ -117,7 +116,6 @@ func (i *instance) kill() error {
 	return nil
 }
 
-// clean reports whether what ended did so with exit status 0.
 func (i *instance) clean() bool {
 	return i.proc.Err() == nil && (i.driver == nil || i.driver.clean())
 }

@@ -55,7 +55,6 @@ func (a *allocation) take() (busy <-chan struct{}) {
 	return nil
 }
 
-// public returns a copy that belongs to a caller.
 func (a *allocation) public() Allocation {
 	public := a.Allocation
 	public.Devices = slices.Clone(public.Devices)
@@ -71,7 +70,6 @@ const allocationPrefix = "allocation/"
 // key returns the key in the store. It is unique: a resource name has no space.
 func (a *allocation) key() string { return allocationPrefix + a.Resource + " " + a.Owner }
 
-// load restores the allocations.
 func (h *Handler) load() error {
 	return h.store.ForEach(func(key string, value []byte) error {
 		if !strings.HasPrefix(key, allocationPrefix) {

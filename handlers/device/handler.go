@@ -370,7 +370,6 @@ func (h *Handler) InstanceGone(pluginName, _ string) {
 	h.older.dropDead(pluginName)
 }
 
-// drop takes the plugin from a resource, if it has one.
 func (h *Handler) drop(name string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

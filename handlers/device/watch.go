@@ -156,7 +156,6 @@ func (h *Handler) lost(p *plugin, err error) {
 	}
 }
 
-// answerFirst reports the result of the first list, once.
 func (p *plugin) answerFirst(err error) {
 	select {
 	case p.first <- err:

@@ -259,7 +259,6 @@ func (h *Handler) isClosed() bool {
 	return h.closed
 }
 
-// isNewest reports whether calls to the driver go to an instance.
 func (h *Handler) isNewest(in *instance) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()

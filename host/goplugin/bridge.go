@@ -110,7 +110,6 @@ func (m *multiplexed) dial(ctx context.Context) (net.Conn, error) {
 	return conn, nil
 }
 
-// dial connects to the bridge.
 func (b *bridge) dial(ctx context.Context) (net.Conn, error) {
 	ours, theirs := frames.Pipe()
 	select {

@@ -362,7 +362,6 @@ func (c *Connections) Dial(ctx context.Context, endpoint string) (net.Conn, erro
 	return to.connect(ctx, endpoint)
 }
 
-// connect connects to a running plugin, which serves at an endpoint.
 func (to target) connect(ctx context.Context, endpoint string) (net.Conn, error) {
 	raw, err := to.dial(ctx)
 	if err != nil || to.tls == nil {

@@ -62,7 +62,6 @@ func DialKnown(ctx context.Context, path string) (Conn, error) {
 	return Conn{conn, info}, err
 }
 
-// dialFD connects to the socket that is open for naming only.
 func dialFD(ctx context.Context, fd int, path string) (*net.UnixConn, Info, error) {
 	info, err := statAt(fd, "", unix.AT_EMPTY_PATH)
 	if err == nil && !info.IsSocket() {

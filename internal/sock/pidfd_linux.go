@@ -8,7 +8,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// peerPidfd returns a pidfd of the process that serves conn.
 func peerPidfd(conn *net.UnixConn) (int, error) {
 	pidfd := -1
 	err := Control(conn, func(fd int) (err error) {

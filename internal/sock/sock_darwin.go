@@ -64,7 +64,6 @@ func (p *Pinned) Dial(ctx context.Context) (Conn, error) { return DialKnown(ctx,
 // Close does nothing.
 func (*Pinned) Close() error { return nil }
 
-// dialStill connects to a socket that is the same before and after.
 func dialStill(ctx context.Context, path string) (*net.UnixConn, Info, error) {
 	before, err := Stat(path)
 	if err == nil && !before.IsSocket() {

@@ -37,7 +37,6 @@ func newPool(ctx context.Context, check Check, limit int, send func(*pluginv1.Ad
 	return p
 }
 
-// wait waits until all goroutines of the pool have ended.
 func (p *pool) wait() { p.all.Wait() }
 
 // add has checks run. It blocks while too many wait, until ctx ends. One goroutine calls it.

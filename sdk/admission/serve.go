@@ -132,7 +132,6 @@ func ended(stopped <-chan struct{}, err error) error {
 	return err
 }
 
-// resolve runs one check.
 func resolve(ctx context.Context, check Check, a *pluginv1.Admission) *pluginv1.Resolution {
 	r := &pluginv1.Resolution{Id: a.Id}
 	pin := plugin.Pin{PackageName: a.GetPin().GetPackageName(), InstanceID: a.GetPin().GetInstanceId()}

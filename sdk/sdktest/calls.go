@@ -53,7 +53,6 @@ func (c *calls) serve(path string) (stop func(), err error) {
 	}, nil
 }
 
-// authenticate checks that the call carries the plugin's ticket.
 func (c *calls) authenticate(ctx context.Context) error {
 	if !slices.Equal(metadata.ValueFromIncomingContext(ctx, handshake.TicketKey), []string{c.ticket}) {
 		return status.Error(codes.Unauthenticated, "the call does not carry the plugin's ticket")
@@ -125,7 +124,6 @@ func (c *calls) Admit(stream grpc.BidiStreamingServer[pluginv1.AdmitRequest, plu
 	}
 }
 
-// check asks the plugin and waits for its answer.
 func (c *calls) check(ctx context.Context, ended <-chan struct{}, pin plugin.Pin) error {
 	gone := status.Error(codes.Aborted, "the plugin has ended without an answer")
 	select {

@@ -222,7 +222,6 @@ func (c *Client) change(do func()) {
 // startTimeout is how long a process of the plugin may take until it serves.
 func (c *Client) startTimeout() time.Duration { return max(c.config.StartTimeout, time.Minute) }
 
-// unit is how the plugin is launched.
 func (c *Client) unit() (unit launcher.Plugin, err error) {
 	cmd := c.config.Cmd
 	path := cmd.Path

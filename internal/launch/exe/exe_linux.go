@@ -107,7 +107,6 @@ func copyOf(source *os.File, name string) (*os.File, error) {
 	return os.Open(fmt.Sprintf("/proc/self/fd/%d", fd)) // with an offset of its own
 }
 
-// memfd makes a file in memory that can be executed and sealed.
 func memfd(name string) (int, error) {
 	// gofail: var exeMemory string
 	// return -1, fmt.Errorf("make a file in memory (memfd_create): %s", exeMemory)

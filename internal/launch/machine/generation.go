@@ -9,7 +9,6 @@ import (
 	"time"
 )
 
-// launch has a process of a generation started.
 func (m *Machine) launch(g *generation, cause Cause) {
 	m.stopTimer(g, Pause)
 	g.begun, g.readySince, g.next, g.unready, g.unfit, g.health = m.Now, time.Time{}, time.Time{}, nil, nil, ""

@@ -115,7 +115,6 @@ func (m *Machine) Step(at Moment, input Input) []Effect {
 	return out
 }
 
-// heard takes what is about one generation.
 func (m *Machine) heard(g *generation, input Input) {
 	unready := g.phase == Started || g.phase == Adopted
 	switch in := input.(type) {
@@ -332,7 +331,6 @@ func (m *Machine) survivor(p Process) {
 	}
 }
 
-// offer has it wait for who needs it.
 func (m *Machine) offer() {
 	if g := m.current; g == nil || g.phase == Over || g.phase == Stopping {
 		m.lay()
@@ -445,7 +443,6 @@ func (m *Machine) answer(r Request, err error) {
 	}
 }
 
-// answerAll answers those who wait for the same.
 func (m *Machine) answerAll(waiting *[]Request, err error) {
 	for _, r := range *waiting {
 		m.answer(r, err)

@@ -145,7 +145,6 @@ func (d Description) startTimeout() time.Duration {
 	return cmp.Or(d.StartTimeout, launch.DefaultStartTimeout)
 }
 
-// onDemand says whether it is started when somebody needs it.
 func (d Description) onDemand() bool { return d.Restart.Restart == OnDemand }
 
 type (

@@ -146,7 +146,6 @@ func (h *follower) watch(ctx context.Context) {
 	}
 }
 
-// answered takes an answer of the plugin.
 func (h *follower) answered(response *healthpb.HealthCheckResponse) {
 	switch s := response.GetStatus(); s {
 	case healthpb.HealthCheckResponse_SERVING:

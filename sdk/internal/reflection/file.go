@@ -66,7 +66,6 @@ func options() encoder {
 	return encoder{derived}
 }
 
-// file encodes a FileDescriptorProto.
 func file(d protoreflect.FileDescriptor, e encoder) message {
 	var m message
 	m.text(1, d.Path())
@@ -95,7 +94,6 @@ func file(d protoreflect.FileDescriptor, e encoder) message {
 	return m
 }
 
-// message encodes a DescriptorProto.
 func (e encoder) message(d protoreflect.MessageDescriptor) message {
 	var m message
 	m.text(1, string(d.Name()))
@@ -121,7 +119,6 @@ func between[N ~int32](span [2]N) (m message) {
 	return m
 }
 
-// field encodes a FieldDescriptorProto.
 func (e encoder) field(d protoreflect.FieldDescriptor) message {
 	var m message
 	m.text(1, string(d.Name()))
@@ -199,7 +196,6 @@ func floatText(value float64, bits int) string {
 	return strconv.FormatFloat(value, 'g', -1, bits)
 }
 
-// enum encodes an EnumDescriptorProto.
 func (e encoder) enum(d protoreflect.EnumDescriptor) message {
 	var m message
 	m.text(1, string(d.Name()))
@@ -215,7 +211,6 @@ func (e encoder) enum(d protoreflect.EnumDescriptor) message {
 	return m
 }
 
-// service encodes a ServiceDescriptorProto.
 func (e encoder) service(d protoreflect.ServiceDescriptor) message {
 	var m message
 	m.text(1, string(d.Name()))
@@ -267,7 +262,6 @@ func packable(d protoreflect.FieldDescriptor) bool {
 	}
 }
 
-// featuresOf encodes a FeatureSet.
 func featuresOf(d protoreflect.FieldDescriptor) (m message) {
 	const presence, repeated, encoding = 1, 3, 5
 	switch {
