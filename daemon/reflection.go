@@ -37,10 +37,7 @@ type reflected struct {
 func newReflection(g *guard, bound *requests, l *lists, forward http.Handler) http.Handler {
 	r := reflected{guard: g, byRole: map[role]reflectionv1.ServerReflectionServer{}}
 	for _, of := range []role{roleRead, roleOperate, roleAdmin} {
-		services := callable(of)
-		r.byRole[of] = reflection.NewServerV1(reflection.ServerOptions{
-			Services: services, DescriptorResolver: services.files, ExtensionResolver: new(protoregistry.Types),
-		})
+		r.byRole[of] = reflection.NewServerV1(callable(of))
 	}
 	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxRequest))
 	reflectionv1.RegisterServerReflectionServer(server, r)
@@ -97,30 +94,23 @@ func (q question) Send(answer *reflectionv1.ServerReflectionResponse) error {
 	return q.ServerReflection_ServerReflectionInfoServer.Send(answer)
 }
 
-// callableServices are the services of the control API with the methods that a role may call.
-type callableServices struct{ files *protoregistry.Files }
+// services are those of the control API. They are a [reflection.ServiceInfoProvider], of which only the names are used.
+type services map[string]grpc.ServiceInfo
 
-// GetServiceInfo implements [reflection.ServiceInfoProvider], which asks for the names only.
-func (s callableServices) GetServiceInfo() map[string]grpc.ServiceInfo {
-	services := map[string]grpc.ServiceInfo{}
-	s.files.RangeFiles(func(file protoreflect.FileDescriptor) bool {
-		for i := range file.Services().Len() {
-			services[string(file.Services().Get(i).FullName())] = grpc.ServiceInfo{}
-		}
-		return true
-	})
-	return services
-}
+func (s services) GetServiceInfo() map[string]grpc.ServiceInfo { return s }
 
 // callable describes what a role may call. What it describes is a part of the program, so nothing of it can fail.
-func callable(of role) callableServices {
-	files := new(protoregistry.Files)
+func callable(of role) reflection.ServerOptions {
+	files, named := new(protoregistry.Files), services{}
 	add := func(file protoreflect.FileDescriptor, err error) {
 		if err == nil {
 			err = files.RegisterFile(file)
 		}
 		if err != nil {
 			panic(err)
+		}
+		for i := range file.Services().Len() {
+			named[string(file.Services().Get(i).FullName())] = grpc.ServiceInfo{}
 		}
 	}
 	add(timestamppb.File_google_protobuf_timestamp_proto, nil)
@@ -137,5 +127,5 @@ func callable(of role) callableServices {
 		}
 		add(protodesc.NewFile(text, files))
 	}
-	return callableServices{files}
+	return reflection.ServerOptions{Services: named, DescriptorResolver: files, ExtensionResolver: new(protoregistry.Types)}
 }

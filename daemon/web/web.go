@@ -190,12 +190,12 @@ func (s stream) relay(messages <-chan message) {
 		case <-s.ended:
 			return
 		case <-quiet.C:
-			err = s.ping()
+			err = s.write(":\n\n")
 		case m, ok := <-messages:
 			if !ok {
 				return
 			}
-			err = s.send(m)
+			err = s.write(fmt.Sprintf("event: %s\nretry: 1000\ndata: %s\n\n", m.event, m.data))
 		}
 		if err != nil {
 			return
@@ -203,12 +203,6 @@ func (s stream) relay(messages <-chan message) {
 		quiet.Reset(ping)
 	}
 }
-
-func (s stream) send(m message) error {
-	return s.write(fmt.Sprintf("event: %s\nretry: 1000\ndata: %s\n\n", m.event, m.data))
-}
-
-func (s stream) ping() error { return s.write(":\n\n") }
 
 func (s stream) write(text string) error {
 	_ = s.control.SetWriteDeadline(time.Now().Add(writeTimeout))
