@@ -49,22 +49,11 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// FieldError says what is wrong with one part of a [Config].
-type FieldError struct {
-	// Field is the path of the part in the configuration file, for example "handlers.MyPlugin".
-	Field string
-	Err   error
-}
-
-func (e *FieldError) Error() string { return e.Err.Error() }
-
-func (e *FieldError) Unwrap() error { return e.Err }
-
 type fieldErrors []error
 
 func (w *fieldErrors) check(field string, err error) {
 	if err != nil {
-		*w = append(*w, &FieldError{field, err})
+		*w = append(*w, &config.FieldError{Field: field, Err: err})
 	}
 }
 
@@ -95,7 +84,7 @@ func (c Config) absolute() (Config, error) {
 }
 
 // Validate says whether a daemon can work with the configuration on this machine: it looks up users, groups and programs, but opens
-// nothing. An error joins one [FieldError] for each thing that is wrong.
+// nothing. An error joins one [config.FieldError] for each thing that is wrong.
 func (c Config) Validate() error {
 	c, err := c.absolute()
 	if err != nil {
@@ -244,7 +233,7 @@ func (c Config) checkMachine(check func(field string, err error)) {
 
 // CheckPlugins says which plugins cannot be launched on this machine now: because a user, a directory or a program is missing, the program
 // is not the right one, or the path of a socket is too long. A daemon runs nevertheless, and tries again: what is missing may arrive, and
-// the other plugins need not wait for it. The error joins one *FieldError for each.
+// the other plugins need not wait for it. The error joins one [config.FieldError] for each.
 func (c Config) CheckPlugins() error {
 	var wrong fieldErrors
 	launched := toLaunch(c.Catalogue, nil)

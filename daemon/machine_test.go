@@ -48,7 +48,7 @@ func TestSocketsThatCannotBe(t *testing.T) {
 			err := errors.Join(append(joined(cfg.Validate()), joined(cfg.CheckPlugins())...)...)
 			found := ""
 			for _, err := range joined(err) {
-				field, _ := errors.AsType[*FieldError](err)
+				field, _ := errors.AsType[*config.FieldError](err)
 				found += fmt.Sprintln(field.Field, field)
 			}
 			switch {
@@ -128,7 +128,7 @@ func TestPrograms(t *testing.T) {
 	var found []string
 	c := Config{Config: config.Config{PluginDirs: []string{"/p"}, State: "/s", ControlSocket: "/c"}, Catalogue: all}
 	for _, err := range joined(c.CheckPlugins()) {
-		field, _ := errors.AsType[*FieldError](err)
+		field, _ := errors.AsType[*config.FieldError](err)
 		why, _, _ := strings.Cut(field.Error(), " cannot be run on this machine: ")
 		found = append(found, field.Field+" "+why)
 	}

@@ -165,6 +165,8 @@ func dispenseResult(err error) string {
 	return "error"
 }
 
+var _ dynamicplugins.BatchStorage = measuredState{}
+
 type measuredState struct {
 	*boltstate.Store
 	writes *prometheus.HistogramVec

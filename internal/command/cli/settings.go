@@ -193,25 +193,12 @@ func (f *configFlags) check(cmd *cobra.Command) (*config.Loaded, error) {
 		return loaded, err
 	}
 	// A daemon would run with such plugins, and not launch them.
-	wrong = append(wrong, located(loaded, c.CheckPlugins())...)
-	if wrong = append(wrong, located(loaded, checkPaths(c))...); len(wrong) == 0 {
+	wrong = append(wrong, loaded.LocateAll(c.CheckPlugins())...)
+	if wrong = append(wrong, loaded.LocateAll(checkPaths(c))...); len(wrong) == 0 {
 		return loaded, nil
 	}
 	wrong.Sort()
 	return loaded, wrong
-}
-
-// located returns where the fields stand about which there are errors.
-func located(loaded *config.Loaded, err error) (wrong config.Errors) {
-	if err == nil {
-		return nil
-	}
-	joined, _ := err.(interface{ Unwrap() []error })
-	for _, err := range joined.Unwrap() {
-		field, _ := errors.AsType[*daemon.FieldError](err)
-		wrong = append(wrong, loaded.Locate(field.Field, field.Err))
-	}
-	return wrong
 }
 
 // checkPaths says which paths of a configuration lead nowhere on this machine, since something else is there. It makes nothing: what is
@@ -233,7 +220,7 @@ func checkPaths(c daemon.Config) error {
 		default:
 			err = fmt.Errorf("%s is a directory: name a file", path)
 		}
-		wrong = append(wrong, &daemon.FieldError{Field: field, Err: err})
+		wrong = append(wrong, &config.FieldError{Field: field, Err: err})
 	}
 	for i, dir := range c.PluginDirs {
 		check(fmt.Sprintf("pluginDirs[%d]", i), dir, true)
@@ -257,7 +244,7 @@ func load(sources config.Sources) (*config.Loaded, daemon.Config, error) {
 	if text, err := loaded.Shown().YAML(); err == nil {
 		c.Shown = string(text)
 	}
-	if wrong = append(wrong, located(loaded, c.Validate())...); len(wrong) > 0 {
+	if wrong = append(wrong, loaded.LocateAll(c.Validate())...); len(wrong) > 0 {
 		wrong.Sort()
 		return loaded, c, wrong
 	}

@@ -107,7 +107,7 @@ func (l *Loaded) finish(over []Setting) Errors {
 	if len(d.errs) == 0 {
 		l.Catalogue = usable
 	}
-	return append(d.errs, l.locateAll(err)...)
+	return append(d.errs, l.LocateAll(err)...)
 }
 
 // parse reads the text of one file and checks it on its own.
@@ -173,20 +173,23 @@ func (l *Loaded) Origin(path string) Origin {
 	return Default
 }
 
-// Locate adds to an error about the value with a path where that value comes from.
-func (l *Loaded) Locate(path string, err error) *Error {
+// locate adds to an error about the value with a path where that value comes from.
+func (l *Loaded) locate(path string, err error) *Error {
 	return &Error{l.Origin(path), fmt.Errorf("%s: %w", path, err)}
 }
 
-// locateAll does so for the errors of the catalogue.
-func (l *Loaded) locateAll(err error) (errs Errors) {
+// LocateAll does so for the errors that err joins, of type [FieldError] or [catalogue.FieldError].
+func (l *Loaded) LocateAll(err error) (errs Errors) {
 	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {
 		return nil // err is nil
 	}
 	for _, err := range joined.Unwrap() {
-		field, _ := errors.AsType[*catalogue.FieldError](err) // each is one
-		errs = append(errs, l.Locate(fmt.Sprintf("plugins[%d].%s", field.Index, field.Field), field.Err))
+		if field, ok := errors.AsType[*FieldError](err); ok {
+			errs = append(errs, l.locate(field.Field, field.Err))
+		} else if field, ok := errors.AsType[*catalogue.FieldError](err); ok {
+			errs = append(errs, l.locate(fmt.Sprintf("plugins[%d].%s", field.Index, field.Field), field.Err))
+		}
 	}
 	errs.Sort()
 	return errs

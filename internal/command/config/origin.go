@@ -34,6 +34,17 @@ func (o Origin) String() string {
 	return cmp.Or(o.file, o.source)
 }
 
+// FieldError reports what is wrong with one part of a configuration, wherever it comes from.
+type FieldError struct {
+	// Field is the path of the part, for example "handlers.MyPlugin".
+	Field string
+	Err   error
+}
+
+func (e *FieldError) Error() string { return e.Err.Error() }
+
+func (e *FieldError) Unwrap() error { return e.Err }
+
 // Error says what is wrong with one value.
 type Error struct {
 	Origin Origin
