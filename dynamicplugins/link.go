@@ -47,7 +47,7 @@ type link struct {
 	use atomic.Int64
 	// messages and fragments are nil until the first call, and when they were closed. To make them, to close them and to take retired out of
 	// use, mu is held, and they are closed only while no call counts. So a call that has begun finds none that is being closed.
-	messages, fragments atomic.Pointer[frames.Conn]
+	messages, fragments atomic.Pointer[grpcConn]
 	mu                  sync.Mutex
 	pending             *frames.Pending // set with the first connection
 }
@@ -70,7 +70,7 @@ func (l *link) begin(fragments bool) (grpc.ClientConnInterface, error) {
 }
 
 // conn returns the connection of fragments or of messages. The caller has begun a call.
-func (l *link) conn(fragments bool) (frames.Conn, error) {
+func (l *link) conn(fragments bool) (grpcConn, error) {
 	at := &l.messages
 	if fragments {
 		at = &l.fragments
@@ -138,11 +138,17 @@ func (l *link) closeUnused() {
 	if l.use.Load() != retired {
 		return
 	}
-	for _, at := range []*atomic.Pointer[frames.Conn]{&l.messages, &l.fragments} {
+	for _, at := range []*atomic.Pointer[grpcConn]{&l.messages, &l.fragments} {
 		if c := at.Load(); c != nil && l.pool.close(*c) {
 			at.Store(nil)
 		}
 	}
+}
+
+// grpcConn is a [frames.Client] or a [grpc.ClientConn].
+type grpcConn interface {
+	grpc.ClientConnInterface
+	Close() error
 }
 
 // A pool owns the connections of all links and the goroutines that make and close them.
@@ -154,7 +160,7 @@ type pool struct {
 	working     sync.WaitGroup // added to with mu held, while down is false
 
 	mu   sync.Mutex
-	open map[frames.Conn]bool
+	open map[grpcConn]bool
 	down bool
 }
 
@@ -173,25 +179,25 @@ func newPool() *pool {
 	return &pool{
 		connections: unixSockets{},
 		judge:       func(*PluginInfo, net.Conn) error { return nil },
-		open:        make(map[frames.Conn]bool),
+		open:        make(map[grpcConn]bool),
 	}
 }
 
 // connect makes a connection of l, of fragments or of messages, which is established when it is used.
 //
 // The path is given to the dialer and not to gRPC as a target, which is a URL and could not hold every path.
-func (p *pool) connect(l *link, fragments bool) (frames.Conn, error) {
+func (p *pool) connect(l *link, fragments bool) (grpcConn, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.down {
 		return nil, errDown
 	}
 	if fragments {
-		c := frames.Intercept(frames.NewClient(frames.ClientConfig{
+		c := frames.NewClient(frames.ClientConfig{
 			Dial:    func(ctx context.Context) (net.Conn, error) { return p.dialFor(ctx, l) },
 			Timeout: connectTimeout, Idle: idleTimeout, Pause: reconnectPause, Stats: p.stats, Pending: l.pending,
-			Owner: ownerOf(l.info),
-		}), p.connections.Interceptor(l.path))
+			Owner: ownerOf(l.info), Intercept: p.connections.Interceptor(l.path),
+		})
 		p.open[c] = true
 		return c, nil
 	}
@@ -254,7 +260,7 @@ func (p *pool) work(do func()) {
 
 // close closes a connection, on a goroutine: gRPC waits for its own, and the caller may be one of them. It reports false if shutdown closes
 // it already.
-func (p *pool) close(c frames.Conn) bool {
+func (p *pool) close(c grpcConn) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.down {

@@ -218,17 +218,17 @@ func (u *unit) newTarget(p *process, endpoint string) (*front.Target, error) {
 		}
 		return conn, err
 	}
-	var by grpc.StreamClientInterceptor
+	var intercept grpc.StreamClientInterceptor
 	if c, is := p.plugin.Protocol.(connector); is {
 		dial = func(ctx context.Context) (net.Conn, error) { return c.Dial(ctx, endpoint) }
-		by = c.Interceptor(endpoint)
+		intercept = c.Interceptor(endpoint)
 	}
 	services := frames.NewClient(frames.ClientConfig{
 		Dial: dial, Timeout: connectTimeout, Idle: idleTimeout, Pause: reconnectPause, Owner: owner,
-		Pending: frames.PendingAt(endpoint),
+		Pending: frames.PendingAt(endpoint), Intercept: intercept,
 	})
 	return &front.Target{
-		Services:   frames.Intercept(services, by),
+		Services:   services,
 		Notify:     p.notify,
 		Close:      func() { _ = services.Close() }, // it never fails
 		Generation: uint64(p.generation),

@@ -65,6 +65,8 @@ type ClientConfig struct {
 	Pending *Pending
 	// Stats are told of each call: Begin and End.
 	Stats []stats.Handler
+	// Intercept intercepts all calls; nil for none.
+	Intercept grpc.StreamClientInterceptor
 }
 
 // Client makes calls at one endpoint, on one connection, which it makes when it is needed. It is safe for concurrent use.
@@ -403,7 +405,17 @@ func (c *Client) Invoke(context.Context, string, any, any, ...grpc.CallOption) e
 
 // NewStream implements [grpc.ClientConnInterface]. The options must have a [CallOption]; of others the content subtype and OnFinish count.
 // The messages of the stream are [Fragment]s.
-func (c *Client) NewStream(ctx context.Context, _ *grpc.StreamDesc, method string, options ...grpc.CallOption) (grpc.ClientStream, error) {
+func (c *Client) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, options ...grpc.CallOption) (grpc.ClientStream, error) {
+	if by := c.config.Intercept; by != nil {
+		return by(ctx, desc, nil, method, c.newStream, options...)
+	}
+	return c.newStream(ctx, desc, nil, method, options...)
+}
+
+// newStream is a [grpc.Streamer].
+func (c *Client) newStream(
+	ctx context.Context, _ *grpc.StreamDesc, _ *grpc.ClientConn, method string, options ...grpc.CallOption,
+) (grpc.ClientStream, error) {
 	call := &clientCall{client: c, began: time.Now(), waits: c.config.Pending.Begin()}
 	kind := contentType
 	var budget *Budget

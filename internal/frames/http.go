@@ -1,12 +1,10 @@
 package frames
 
 import (
-	"context"
 	"errors"
 	"io"
 	"net/http"
 	"strings"
-	"sync"
 
 	"golang.org/x/net/http2/hpack"
 	"google.golang.org/grpc"
@@ -48,7 +46,7 @@ func (h HTTPHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.NotFound(w, r)
 		return
 	}
-	call := &httpCall{w: w, r: r, uid: h.UID(r), budget: h.Budget, kind: kind}
+	call := &httpCall{w: w, r: r, uid: h.UID(r), budget: h.Budget, answer: answer{kind: kind}}
 	fields := fieldsOf(r)
 	asked, err := parseRequest(fields)
 	if wrong, ok := errors.AsType[*malformed](err); ok {
@@ -73,10 +71,10 @@ func (h HTTPHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	ctx, cancel := asked.context(grpcpeer.NewContext(r.Context(), &grpcpeer.Peer{Addr: httpAddr(r.RemoteAddr)}))
 	defer cancel()
-	call.ctx = grpc.NewContextWithServerTransportStream(ctx, (*httpTransport)(call))
+	call.ctx = grpc.NewContextWithServerTransportStream(ctx, transport{call, r.URL.Path})
 	err = errNoReturn
 	defer func() {
-		if ctx.Err() != nil && !call.answered() {
+		if ctx.Err() != nil && !call.wasSent() {
 			if brake, ok := ctx.Value(brakeKey{}).(*Brake); ok {
 				brake.pause(h.Budget.cancel(&brake.cancels, call.uid, 1))
 			}
@@ -106,19 +104,12 @@ func (a httpAddr) String() string { return string(a) }
 
 // httpCall is a [grpc.ServerStream] of [Fragment]s. One goroutine receives and one sends.
 type httpCall struct {
+	answer
+
 	w      http.ResponseWriter
 	r      *http.Request
-	ctx    context.Context //nolint:containedctx // A grpc.ServerStream has one.
 	uid    uint32
 	budget *Budget
-	kind   string
-
-	held []byte // by the last fragment that was received
-
-	mu      sync.Mutex
-	header  metadata.MD
-	trailer metadata.MD
-	sent    bool // the header
 }
 
 var _ grpc.ServerStream = (*httpCall)(nil)
@@ -129,15 +120,6 @@ func (c *httpCall) Budget() *Budget { return c.budget }
 
 // Whole says whether all that the caller sends has come, which is not known.
 func (c *httpCall) Whole() bool { return false }
-
-func (c *httpCall) Context() context.Context { return c.ctx }
-
-func (c *httpCall) SetHeader(md metadata.MD) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.header = metadata.Join(c.header, md)
-	return nil
-}
 
 func (c *httpCall) SendHeader(md metadata.MD) error {
 	c.mu.Lock()
@@ -157,13 +139,6 @@ func (c *httpCall) SendHeader(md metadata.MD) error {
 	return c.flush()
 }
 
-// answered reports whether the header was sent.
-func (c *httpCall) answered() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.sent
-}
-
 func (c *httpCall) flush() error {
 	if err := http.NewResponseController(c.w).Flush(); err != nil {
 		return c.lost(err)
@@ -179,21 +154,12 @@ func (c *httpCall) lost(err error) error {
 	return status.Error(codes.Canceled, "the call was lost with its caller: "+err.Error())
 }
 
-func (c *httpCall) SetTrailer(md metadata.MD) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.trailer = metadata.Join(c.trailer, md)
-}
-
 func (c *httpCall) SendMsg(m any) error {
 	f, ok := m.(*Fragment)
 	if !ok {
 		return status.Errorf(codes.Internal, "cannot send a %T as a fragment", m)
 	}
-	c.mu.Lock()
-	sent := c.sent
-	c.mu.Unlock()
-	if !sent {
+	if !c.wasSent() {
 		if err := c.SendHeader(nil); err != nil {
 			return err
 		}
@@ -238,15 +204,4 @@ func (c *httpCall) end(err error) {
 	for _, f := range addMetadata(statusFields(nil, convert(err)), trailer) {
 		c.w.Header().Add(http.TrailerPrefix+f.Name, f.Value)
 	}
-}
-
-// httpTransport is a call as [grpc.ServerTransportStream].
-type httpTransport httpCall
-
-func (t *httpTransport) Method() string                  { return t.r.URL.Path }
-func (t *httpTransport) SetHeader(md metadata.MD) error  { return (*httpCall)(t).SetHeader(md) }
-func (t *httpTransport) SendHeader(md metadata.MD) error { return (*httpCall)(t).SendHeader(md) }
-func (t *httpTransport) SetTrailer(md metadata.MD) error {
-	(*httpCall)(t).SetTrailer(md)
-	return nil
 }

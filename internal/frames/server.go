@@ -186,10 +186,9 @@ func (s *Server) opened(from context.Context, f *http2.MetaHeadersFrame, st *str
 		c.budget.end(c.uid)
 		return
 	}
-	call := &serverCall{stream: st, method: r.method, kind: r.kind}
 	ctx, cancel := r.context(from)
-	call.cancel = cancel
-	call.ctx = grpc.NewContextWithServerTransportStream(ctx, (*transport)(call))
+	call := &serverCall{stream: st, cancel: cancel, answer: answer{kind: r.kind}}
+	call.ctx = grpc.NewContextWithServerTransportStream(ctx, transport{call, r.method})
 	st.headers, st.trailers = nil, nil
 	st.onEnd = func(error) { cancel() }
 	s.mu.Lock()
@@ -221,19 +220,58 @@ func (s *stream) answer(answer int, st *status.Status) {
 	s.remove()
 }
 
+// answer is what a [grpc.ServerStream] of [Fragment]s sends beside them, and what it has received last.
+type answer struct {
+	ctx  context.Context //nolint:containedctx // A grpc.ServerStream has one.
+	kind string          // the content type
+	held []byte          // by the last fragment that was received
+
+	mu              sync.Mutex
+	header, trailer metadata.MD
+	sent            bool // the header
+}
+
+func (a *answer) Context() context.Context { return a.ctx }
+
+func (a *answer) SetHeader(md metadata.MD) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.header = metadata.Join(a.header, md)
+	return nil
+}
+
+func (a *answer) SetTrailer(md metadata.MD) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.trailer = metadata.Join(a.trailer, md)
+}
+
+// wasSent reports whether the header was sent.
+func (a *answer) wasSent() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.sent
+}
+
+// transport is a call as [grpc.ServerTransportStream].
+type transport struct {
+	grpc.ServerStream
+	method string
+}
+
+func (t transport) Method() string { return t.method }
+
+func (t transport) SetTrailer(md metadata.MD) error {
+	t.ServerStream.SetTrailer(md)
+	return nil
+}
+
 // serverCall is a [grpc.ServerStream] of [Fragment]s.
 type serverCall struct {
-	stream       *stream
-	ctx          context.Context //nolint:containedctx // A grpc.ServerStream has one.
-	cancel       func()
-	method, kind string
+	answer
 
-	held []byte // by the last fragment
-
-	mu      sync.Mutex
-	header  metadata.MD
-	trailer metadata.MD
-	sent    bool // the header
+	stream *stream
+	cancel func()
 }
 
 var _ grpc.ServerStream = (*serverCall)(nil)
@@ -241,15 +279,6 @@ var _ grpc.ServerStream = (*serverCall)(nil)
 // UID returns the user who calls, Budget what bounds the call.
 func (c *serverCall) UID() uint32     { return c.stream.uid }
 func (c *serverCall) Budget() *Budget { return c.stream.budget }
-
-func (c *serverCall) Context() context.Context { return c.ctx }
-
-func (c *serverCall) SetHeader(md metadata.MD) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.header = metadata.Join(c.header, md)
-	return nil
-}
 
 func (c *serverCall) SendHeader(md metadata.MD) error {
 	c.mu.Lock()
@@ -263,12 +292,6 @@ func (c *serverCall) SendHeader(md metadata.MD) error {
 	}
 	c.sent = true
 	return nil
-}
-
-func (c *serverCall) SetTrailer(md metadata.MD) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.trailer = metadata.Join(c.trailer, md)
 }
 
 func (c *serverCall) SendMsg(m any) error {
@@ -341,15 +364,4 @@ func (c *serverCall) sendEnd(err error, md metadata.MD) error {
 		fields = []hpack.HeaderField{{Name: ":status", Value: "200"}, {Name: contentTypeKey, Value: c.kind}}
 	}
 	return c.stream.sendFields(c.ctx, addMetadata(statusFields(fields, convert(err)), md), true)
-}
-
-// transport is a call as [grpc.ServerTransportStream].
-type transport serverCall
-
-func (t *transport) Method() string                  { return t.method }
-func (t *transport) SetHeader(md metadata.MD) error  { return (*serverCall)(t).SetHeader(md) }
-func (t *transport) SendHeader(md metadata.MD) error { return (*serverCall)(t).SendHeader(md) }
-func (t *transport) SetTrailer(md metadata.MD) error {
-	(*serverCall)(t).SetTrailer(md)
-	return nil
 }
