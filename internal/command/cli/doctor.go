@@ -85,8 +85,8 @@ func examine(ctx context.Context, sources config.Sources) []doctor.Finding {
 	subject := doctor.Subject{PluginDirs: dirs, StatePath: c.State, ControlSocket: c.ControlSocket}
 	policy := c.Trust.Policy()
 	policy.Owners.Users = slices.Clone(policy.Owners.Users)
-	for _, p := range c.Catalogue.List() {
-		subject.Programs = append(subject.Programs, doctor.Program{Plugin: p.Name, Path: p.Command[0], SHA256: p.SHA256})
+	subject.Plugins = c.Catalogue.List()
+	for _, p := range subject.Plugins {
 		if p.User != "" { // the directories of launched plugins that run as somebody else are theirs
 			policy.Owners.Users = append(policy.Owners.Users, p.User)
 		}
@@ -99,7 +99,7 @@ func examine(ctx context.Context, sources config.Sources) []doctor.Finding {
 		return v.PID, err
 	}
 	if len(c.Fleet.Etcd.Endpoints) > 0 {
-		subject.Fleet = func(ctx context.Context) []doctor.Member { return membersOf(ctx, c.Fleet.Etcd) }
+		subject.Fleet = func(ctx context.Context) []fleet.Member { return membersOf(ctx, c.Fleet.Etcd) }
 	}
 	return slices.Concat(first, findings, doctor.Examine(ctx, subject))
 }
@@ -141,14 +141,14 @@ func inForce(running *client.Configuration, defaults config.Config, c daemon.Con
 const etcdTimeout = 3 * time.Second
 
 // membersOf tries the members of etcd. Files that cannot be used are the fault of all.
-func membersOf(ctx context.Context, c config.Etcd) []doctor.Member {
+func membersOf(ctx context.Context, c config.Etcd) []fleet.Member {
 	etcd, space := daemon.Etcd(c)
 	etcd.Timeout = etcdTimeout
 	cluster, err := fleet.Connect(etcd)
 	if err != nil {
-		return []doctor.Member{{Endpoint: strings.Join(etcd.Endpoints, ", "), Err: err}}
+		return []fleet.Member{{Endpoint: strings.Join(etcd.Endpoints, ", "), Err: err}}
 	}
-	return each(cluster.Check(ctx, space), func(m fleet.Member) doctor.Member { return doctor.Member(m) })
+	return cluster.Check(ctx, space)
 }
 
 func writeFindings(w io.Writer, findings []doctor.Finding) error {

@@ -33,10 +33,7 @@ func checkOtherDaemons(ctx context.Context, s Subject) []Finding {
 			}
 		}
 	}
-	if len(findings) == 0 {
-		return []Finding{ok("no other process uses the state file or watches the plugin directories")}
-	}
-	return findings
+	return orOK(findings, "no other process uses the state file or watches the plugin directories")
 }
 
 // lockedBy reports whether the file at a path is locked, and by which process: zero for one that cannot be seen from here. It does not try

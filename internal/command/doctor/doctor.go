@@ -9,6 +9,8 @@ import (
 	"os"
 	"strings"
 
+	"github.com/patchbay-dev/patchbay/catalogue"
+	"github.com/patchbay-dev/patchbay/fleet"
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
 	"github.com/patchbay-dev/patchbay/trust"
 )
@@ -47,29 +49,10 @@ type Subject struct {
 	// Daemon asks the daemon at the control socket for its process, in which it need not be the one that listens: the service manager may.
 	// Nil if it cannot be asked.
 	Daemon func(ctx context.Context) (pid int, err error)
-	// Programs are those of the catalogue.
-	Programs []Program
+	// Plugins are those of the catalogue.
+	Plugins []catalogue.Plugin
 	// Fleet tries the members of etcd in which the fleet is kept; nil if there is no fleet. It blocks until ctx ends at most.
-	Fleet func(ctx context.Context) []Member
-}
-
-// Program is what a plugin of the catalogue is started from.
-type Program struct {
-	// Plugin is the name of the plugin.
-	Plugin string
-	// Path is the program: an absolute path, or a name that is looked up in PATH.
-	Path string
-	// SHA256 is the digest that it must have, in hexadecimal digits; empty for none.
-	SHA256 string
-}
-
-// Member is one member of etcd.
-type Member struct {
-	Endpoint string
-	// Err says why it cannot be used; nil if it can.
-	Err error
-	// Cluster identifies the cluster to which it belongs; zero if it did not answer.
-	Cluster uint64
+	Fleet func(ctx context.Context) []fleet.Member
 }
 
 // check is one question. It returns at least one finding, without their names, or none if there is nothing to look at.
@@ -95,6 +78,14 @@ func Examine(ctx context.Context, s Subject) []Finding {
 }
 
 func ok(message string) Finding { return Finding{Status: OK, Message: message} }
+
+// orOK returns the findings or, if there are none, one that all is well.
+func orOK(findings []Finding, message string) []Finding {
+	if len(findings) == 0 {
+		return []Finding{ok(message)}
+	}
+	return findings
+}
 
 func warn(message, remedy string) Finding {
 	return Finding{Status: Warn, Message: message, Remedy: remedy}

@@ -15,6 +15,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/patchbay-dev/patchbay/catalogue"
+	"github.com/patchbay-dev/patchbay/fleet"
 	"github.com/patchbay-dev/patchbay/internal/launch/cgroupfs"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
@@ -160,15 +162,17 @@ func TestFaultsAreFound(t *testing.T) {
 		},
 		"unreachable etcd: one member of two": {
 			provoke: func(_ *testing.T, s *Subject) {
-				s.Fleet = func(context.Context) []Member {
-					return []Member{{"https://a:1", nil, 1}, {"https://b:1", errors.New("away"), 0}}
+				s.Fleet = func(context.Context) []fleet.Member {
+					return []fleet.Member{{Endpoint: "https://a:1", Cluster: 1}, {Endpoint: "https://b:1", Err: errors.New("away")}}
 				}
 			},
 			check: "fleet", status: Warn, says: "etcd https://b:1: away", remedy: "fleet.etcd.endpoints",
 		},
 		"unreachable etcd: all": {
 			provoke: func(_ *testing.T, s *Subject) {
-				s.Fleet = func(context.Context) []Member { return []Member{{"https://b:1", errors.New("away"), 0}} }
+				s.Fleet = func(context.Context) []fleet.Member {
+					return []fleet.Member{{Endpoint: "https://b:1", Err: errors.New("away")}}
+				}
 			},
 			check: "fleet", status: Fail, says: "etcd https://b:1: away", remedy: "fleet.etcd.endpoints",
 		},
@@ -212,13 +216,13 @@ func TestFaultsAreFound(t *testing.T) {
 		},
 		"unreadable catalogue: no program": {
 			provoke: func(_ *testing.T, s *Subject) {
-				s.Programs = []Program{{Plugin: "p", Path: filepath.Join(s.PluginDirs[0], "none")}}
+				s.Plugins = []catalogue.Plugin{{Name: "p", Command: []string{filepath.Join(s.PluginDirs[0], "none")}}}
 			},
 			check: "catalogue", status: Fail, says: "of plugin p does not exist", remedy: "install it",
 		},
 		"unreadable catalogue: not in PATH": {
 			provoke: func(_ *testing.T, s *Subject) {
-				s.Programs = []Program{{Plugin: "p", Path: "no-such-program-anywhere"}}
+				s.Plugins = []catalogue.Plugin{{Name: "p", Command: []string{"no-such-program-anywhere"}}}
 			},
 			check: "catalogue", status: Fail, says: "is not in PATH", remedy: "absolute path",
 		},
@@ -229,18 +233,20 @@ func TestFaultsAreFound(t *testing.T) {
 		"unreadable catalogue: no interpreter": {
 			provoke: func(t *testing.T, s *Subject) {
 				program(t, s, 0o755)
-				try(t, os.WriteFile(s.Programs[0].Path, []byte("#!/no/such/interpreter\n"), 0))
+				try(t, os.WriteFile(s.Plugins[0].Command[0], []byte("#!/no/such/interpreter\n"), 0))
 			},
 			check: "catalogue", status: Fail, says: "the interpreter /no/such/interpreter", remedy: "install what is missing",
 		},
 		"unreadable catalogue: a directory": {
-			provoke: func(_ *testing.T, s *Subject) { s.Programs = []Program{{Plugin: "p", Path: s.PluginDirs[0]}} },
-			check:   "catalogue", status: Fail, says: "cannot be run: is a directory", remedy: "first word",
+			provoke: func(_ *testing.T, s *Subject) {
+				s.Plugins = []catalogue.Plugin{{Name: "p", Command: []string{s.PluginDirs[0]}}}
+			},
+			check: "catalogue", status: Fail, says: "cannot be run: is a directory", remedy: "first word",
 		},
 		"unreadable catalogue: not readable": {
 			provoke: func(t *testing.T, s *Subject) {
 				program(t, s, 0o711)
-				s.Programs[0].SHA256 = strings.Repeat("0", 64)
+				s.Plugins[0].SHA256 = strings.Repeat("0", 64)
 			},
 			user:  nobody,
 			check: "catalogue", status: Fail, says: "cannot be read to check its digest", remedy: "chmod 0755 ",
@@ -248,14 +254,14 @@ func TestFaultsAreFound(t *testing.T) {
 		"unreadable catalogue: another program": {
 			provoke: func(t *testing.T, s *Subject) {
 				program(t, s, 0o755)
-				s.Programs[0].SHA256 = strings.Repeat("0", 64)
+				s.Plugins[0].SHA256 = strings.Repeat("0", 64)
 			},
 			check: "catalogue", status: Fail, says: "and not 0000", remedy: "install the program that is expected",
 		},
 		"unreadable catalogue: not if it is the one": {
 			provoke: func(t *testing.T, s *Subject) {
 				program(t, s, 0o755)
-				s.Programs[0].SHA256 = fmt.Sprintf("%X", sha256.Sum256([]byte("#!/bin/sh\n")))
+				s.Plugins[0].SHA256 = fmt.Sprintf("%X", sha256.Sum256([]byte("#!/bin/sh\n")))
 			},
 			check: "catalogue", status: OK, says: "the programs of 1 plugins",
 		},

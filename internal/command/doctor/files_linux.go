@@ -226,10 +226,7 @@ func (v *survey) findings() []Finding {
 		}
 		findings = append(findings, warn("not used: "+problem, first.Remedy))
 	}
-	if len(findings) == 0 {
-		findings = []Finding{ok(fmt.Sprintf("%d sockets in the plugin directories, none of them stale", v.sockets))}
-	}
-	return findings
+	return orOK(findings, fmt.Sprintf("%d sockets in the plugin directories, none of them stale", v.sockets))
 }
 
 // judged returns why a directory, socket or link in a plugin directory is not used; nil if it is.

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/patchbay-dev/patchbay/catalogue"
 	"github.com/patchbay-dev/patchbay/internal/mounttest"
 )
 
@@ -38,5 +39,5 @@ func program(t *testing.T, s *Subject, mode os.FileMode) {
 	path := filepath.Join(filepath.Dir(s.StatePath), "program")
 	try(t, os.WriteFile(path, []byte("#!/bin/sh\n"), 0o600))
 	try(t, os.Chmod(path, mode))
-	s.Programs = []Program{{Plugin: "p", Path: path}}
+	s.Plugins = []catalogue.Plugin{{Name: "p", Command: []string{path}}}
 }

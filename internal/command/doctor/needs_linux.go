@@ -13,6 +13,8 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/patchbay-dev/patchbay/catalogue"
+	"github.com/patchbay-dev/patchbay/fleet"
 	"github.com/patchbay-dev/patchbay/internal/launch/exe"
 )
 
@@ -21,20 +23,20 @@ const digestStep = 4 << 20
 
 func checkCatalogue(ctx context.Context, s Subject) []Finding {
 	var findings []Finding
-	for _, p := range s.Programs {
+	for _, p := range s.Plugins {
 		if f := lookAtProgram(ctx, p); f.Status != OK {
 			findings = append(findings, f)
 		}
 	}
-	if len(findings) == 0 && len(s.Programs) > 0 {
-		findings = []Finding{ok(fmt.Sprintf("the programs of %d plugins exist and can be run", len(s.Programs)))}
+	if len(s.Plugins) == 0 {
+		return nil
 	}
-	return findings
+	return orOK(findings, fmt.Sprintf("the programs of %d plugins exist and can be run", len(s.Plugins)))
 }
 
-func lookAtProgram(ctx context.Context, p Program) Finding {
-	what := fmt.Sprintf("program %s of plugin %s", p.Path, p.Plugin)
-	path, err := exec.LookPath(p.Path)
+func lookAtProgram(ctx context.Context, p catalogue.Plugin) Finding {
+	what := fmt.Sprintf("program %s of plugin %s", p.Command[0], p.Name)
+	path, err := exec.LookPath(p.Command[0])
 	switch {
 	case errors.Is(err, exec.ErrNotFound):
 		return fail(what+" is not in PATH", "install it, or write its absolute path as the first word of the plugin's command")
@@ -42,7 +44,7 @@ func lookAtProgram(ctx context.Context, p Program) Finding {
 		return fail(what+" does not exist", "install it, or correct the first word of the plugin's command")
 	case errors.Is(err, fs.ErrPermission):
 		return fail(fmt.Sprintf("%s cannot be executed by user %d", what, os.Geteuid()),
-			"chmod 0755 "+p.Path+", make its directories accessible, or move it to a file system that is mounted without noexec")
+			"chmod 0755 "+p.Command[0]+", make its directories accessible, or move it to a file system that is mounted without noexec")
 	case err != nil:
 		return fail(fmt.Sprintf("%s cannot be run: %v", what, errors.Unwrap(err)), "correct the first word of the plugin's command")
 	}
@@ -111,17 +113,13 @@ func checkFleet(ctx context.Context, s Subject) []Finding {
 			bad[i].Status = Fail
 		}
 	}
-	bad = append(bad, strangers(members)...)
-	if len(bad) == 0 {
-		return []Finding{ok(fmt.Sprintf("etcd answers at %d of %d endpoints", len(members), len(members)))}
-	}
-	return bad
+	return orOK(append(bad, strangers(members)...), fmt.Sprintf("etcd answers at %d of %d endpoints", len(members), len(members)))
 }
 
 // strangers says which members of etcd do not belong to the cluster of the first one that answers: to have some of them restored and others
 // not gives a lock two holders.
-func strangers(members []Member) (bad []Finding) {
-	var first Member
+func strangers(members []fleet.Member) (bad []Finding) {
+	var first fleet.Member
 	for _, m := range members {
 		switch {
 		case m.Cluster == 0:
