@@ -48,44 +48,40 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 // grace is what a second signal leaves a command to clean up, which mostly takes some milliseconds.
 const grace = time.Second
 
-// hangups passes SIGHUP on to the command that claims it. For any other it is a signal to end. Until the command is known, it waits.
-type hangups struct {
-	known   chan struct{} // closed when claimed has its value
-	claimed bool
-	c       chan struct{}
-}
+type hangupKey struct{}
 
-type hangupsKey struct{}
-
-// claimHangups takes SIGHUP over: from now on, one on which nobody has acted yet is in the channel. Without signals the channel is nil.
-func claimHangups(ctx context.Context) <-chan struct{} {
-	h, ok := ctx.Value(hangupsKey{}).(*hangups)
-	if !ok {
-		return nil
-	}
-	h.claimed = true
-	close(h.known)
-	return h.c
-}
-
+// endOnHangup makes SIGHUP end the command, as SIGTERM does. Until it is called, the signal waits in [hangup.Signals].
 func endOnHangup(ctx context.Context) {
-	if h, ok := ctx.Value(hangupsKey{}).(*hangups); ok {
-		close(h.known)
+	if end, ok := ctx.Value(hangupKey{}).(func()); ok {
+		end()
 	}
 }
 
 // untilSignal returns a context that ends with the first signal to terminate. A second one calls abandon, a grace later. After stop,
 // SIGINT and SIGTERM have their usual effect again and nothing is left running.
 func untilSignal(parent context.Context, abandon func()) (_ context.Context, stop func()) {
-	h := &hangups{known: make(chan struct{}), c: make(chan struct{}, 1)}
-	ctx, cancel := context.WithCancel(context.WithValue(parent, hangupsKey{}, h))
+	ends := make(chan struct{}) // closed when SIGHUP ends the command
+	ctx, cancel := context.WithCancel(context.WithValue(parent, hangupKey{}, sync.OnceFunc(func() { close(ends) })))
 	// Not the channel of SIGHUP, so that no number of the one keeps the other out.
 	terminate := make(chan os.Signal, 2)
 	signal.Notify(terminate, os.Interrupt, syscall.SIGTERM)
 	done := make(chan struct{})
 	var watching sync.WaitGroup
 	watching.Go(func() {
-		h.watch(terminate, done, cancel)
+		ends, hangups := ends, (<-chan os.Signal)(nil)
+		for ended := 0; ended < 2; {
+			select {
+			case <-ends:
+				ends, hangups = nil, hangup.Signals
+				continue
+			case <-hangups:
+			case <-terminate:
+			case <-done:
+				return
+			}
+			ended++
+			cancel()
+		}
 		deadline := time.AfterFunc(grace, abandon)
 		<-done
 		deadline.Stop()
@@ -95,32 +91,6 @@ func untilSignal(parent context.Context, abandon func()) (_ context.Context, sto
 		close(done)
 		watching.Wait()
 		cancel()
-	}
-}
-
-// watch calls end at each of the first two signals to terminate, and returns after the second, or when done is closed.
-func (h *hangups) watch(terminate <-chan os.Signal, done <-chan struct{}, end func()) {
-	known := h.known
-	var hangups <-chan os.Signal // nil until the command is known
-	for ended := 0; ended < 2; {
-		select {
-		case <-known:
-			known, hangups = nil, hangup.Signals
-			continue
-		case <-hangups:
-			if h.claimed {
-				select {
-				case h.c <- struct{}{}:
-				default:
-				}
-				continue
-			}
-		case <-terminate:
-		case <-done:
-			return
-		}
-		ended++
-		end()
 	}
 }
 

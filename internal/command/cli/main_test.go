@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/patchbay-dev/patchbay/internal/command/config"
+	"github.com/patchbay-dev/patchbay/internal/command/hangup"
 )
 
 func TestUntilSignal(t *testing.T) {
@@ -46,7 +47,7 @@ func TestUntilSignal(t *testing.T) {
 	}
 }
 
-// TestHangups sends SIGHUP to who has claimed it, which ends nothing, and to who has not.
+// TestHangups sends SIGHUP to a command that it does not end, and to one that it does.
 func TestHangups(t *testing.T) {
 	self, err := os.FindProcess(os.Getpid())
 	if err != nil {
@@ -58,17 +59,16 @@ func TestHangups(t *testing.T) {
 		}
 	}
 	ctx, stop := untilSignal(t.Context(), func() { t.Error("abandoned") })
-	claimed := claimHangups(ctx)
 	for range 3 {
 		send(syscall.SIGHUP)
-		<-claimed
+		<-hangup.Signals
 	}
 	for range 1000 {
 		send(syscall.SIGHUP)
 	}
-	<-claimed // many are one, or a few
+	<-hangup.Signals // many are one, or a few
 	if ctx.Err() != nil {
-		t.Error("a claimed SIGHUP ends the context")
+		t.Error("SIGHUP ends the context")
 	}
 	send(syscall.SIGTERM)
 	<-ctx.Done()
@@ -79,9 +79,6 @@ func TestHangups(t *testing.T) {
 	endOnHangup(ctx)
 	<-ctx.Done()
 	stop()
-	if claimHangups(t.Context()) != nil {
-		t.Error("there are hangups without signals")
-	}
 }
 
 func TestInterrupted(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 	"github.com/patchbay-dev/patchbay/daemon"
 	"github.com/patchbay-dev/patchbay/internal/command/config"
 	"github.com/patchbay-dev/patchbay/internal/command/doctor"
+	"github.com/patchbay-dev/patchbay/internal/command/hangup"
 	"github.com/patchbay-dev/patchbay/internal/launch/cgroupfs"
 	"github.com/patchbay-dev/patchbay/internal/systemd"
 )
@@ -54,12 +55,11 @@ file remembers them.`,
 	flags := addConfigFlags(cmd, paths)
 	cmd.PersistentPreRun = func(*cobra.Command, []string) {} // instead of the one of all commands: SIGHUP does not end this one
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		hangups := claimHangups(cmd.Context()) // before the files are read, so that no change to them is missed
 		sources, err := flags.sources(cmd)
 		if err != nil {
 			return err
 		}
-		return runDaemon(cmd, sources, hangups)
+		return runDaemon(cmd, sources)
 	}
 	return cmd
 }
@@ -73,7 +73,7 @@ func boundMemory(system cgroupfs.System) {
 }
 
 // runDaemon runs the daemon that is configured by the sources, and reads them again whenever it is to reload.
-func runDaemon(cmd *cobra.Command, sources config.Sources, hangups <-chan struct{}) error {
+func runDaemon(cmd *cobra.Command, sources config.Sources) error {
 	_, c, err := load(sources)
 	if err != nil {
 		return blame(cmd, err)
@@ -103,7 +103,7 @@ func runDaemon(cmd *cobra.Command, sources config.Sources, hangups <-chan struct
 				"what it has no handler for; give each a directory of its own, or both unhandled: ignore", "dir", dir, "watchers", watchers)
 		}
 	}
-	return runReloading(cmd.Context(), d, hangups)
+	return runReloading(cmd.Context(), d)
 }
 
 // logLostTraces has what OpenTelemetry cannot do logged like everything else. Otherwise it writes lines of its own to standard error.
@@ -125,8 +125,8 @@ func takePassed(c *daemon.Config) (err error) {
 	return err
 }
 
-// runReloading runs a daemon and has it reload at each hangup. Several that come together are one.
-func runReloading(ctx context.Context, d *daemon.Daemon, hangups <-chan struct{}) error {
+// runReloading runs a daemon that reloads at each SIGHUP, also one that came before, when the files may have been read already.
+func runReloading(ctx context.Context, d *daemon.Daemon) error {
 	watching, cancel := context.WithCancel(ctx)
 	var watch sync.WaitGroup
 	watch.Go(func() {
@@ -134,7 +134,7 @@ func runReloading(ctx context.Context, d *daemon.Daemon, hangups <-chan struct{}
 			select {
 			case <-watching.Done():
 				return
-			case <-hangups:
+			case <-hangup.Signals:
 				_, _ = d.Reload(watching) // the daemon logs what became of it
 			}
 		}
