@@ -103,7 +103,7 @@ const namesPlugin = "TYPE is the type of the plugin or a role of it, such as csi
 
 func oneRegistered(cmd *cobra.Command, args []string) error {
 	if len(args) != 1 {
-		return wrongUsage(cmd, "%q takes one argument, TYPE/NAME, and got %d", cmd.CommandPath(), len(args))
+		return takes("TYPE/NAME")(cmd, args)
 	}
 	if _, _, ok := client.ParsePlugin(args[0]); !ok {
 		return wrongUsage(cmd, "malformed plugin %q: write TYPE/NAME, for example CSIPlugin/hostpath.csi.k8s.io", args[0])

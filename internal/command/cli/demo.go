@@ -36,7 +36,7 @@ func newDemoParts() []*cobra.Command {
 	return []*cobra.Command{{
 		Use:    demo.HostCommand + " PLUGIN-DIR STATE CONTROL-SOCKET",
 		Hidden: true,
-		Args:   exactly(3),
+		Args:   takes("PLUGIN-DIR", "STATE", "CONTROL-SOCKET"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			d, err := daemon.New(daemon.Config{Config: config.Config{
 				PluginDirs: args[:1], State: args[1], ControlSocket: args[2],
@@ -50,7 +50,7 @@ func newDemoParts() []*cobra.Command {
 	}, {
 		Use:    demo.PluginCommand + " NAME SOCKET VERSIONS",
 		Hidden: true,
-		Args:   exactly(3),
+		Args:   takes("NAME", "SOCKET", "VERSIONS"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return demo.Plugin(cmd.Context(), cmd.InOrStdin(), args[0], args[1], args[2])
 		},

@@ -83,7 +83,7 @@ prints the same result and, if the plugin wants that before each start, prepares
 
   # This one.
   patchbay devices allocate example.com/gpu build-18 --device GPU-3`,
-		Args: oneAllocation,
+		Args: takes("RESOURCE", "OWNER"),
 	}
 	socket := addControlSocket(cmd, paths)
 	var request client.DeviceRequest
@@ -114,7 +114,7 @@ func newDevicesReleaseCommand(paths paths) *cobra.Command {
 		Long: `Take the devices of one resource back from an owner, and print what it had. They can be allocated again immediately, so make sure
 first that the owner no longer uses them: the daemon cannot check that.`,
 		Example: `  patchbay devices release example.com/gpu build-17`,
-		Args:    oneAllocation,
+		Args:    takes("RESOURCE", "OWNER"),
 	}
 	socket := addControlSocket(cmd, paths)
 	output := addOutput(cmd, "table", "name")
@@ -130,13 +130,6 @@ first that the owner no longer uses them: the daemon cannot check that.`,
 
 // releaseTimeout is more than an allocation for the same owner takes, which a release waits for.
 const releaseTimeout = 2 * time.Minute
-
-func oneAllocation(cmd *cobra.Command, args []string) error {
-	if len(args) != 2 || args[0] == "" || args[1] == "" {
-		return wrongUsage(cmd, "%q takes two arguments, RESOURCE and OWNER, and got %d", cmd.CommandPath(), len(args))
-	}
-	return nil
-}
 
 func writeDevices(w io.Writer, devices []client.Device) error {
 	list := &table{

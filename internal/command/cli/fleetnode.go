@@ -44,17 +44,9 @@ const needsAdmin = `
 The caller needs the control role admin, and the daemon the right to write in etcd what is below the keys of that node
 ("patchbay fleet role --operator").`
 
-// oneNode is for commands whose only argument is the name of a node.
-func oneNode(cmd *cobra.Command, args []string) error {
-	if len(args) != 1 {
-		return wrongUsage(cmd, "%q takes one argument, NODE, and got %d", cmd.CommandPath(), len(args))
-	}
-	return nil
-}
-
 func newNodeOrderCommand(paths paths, o nodeOrder) *cobra.Command {
 	cmd := &cobra.Command{
-		Use: o.use, Short: o.short, Example: o.example, Args: oneNode, ValidArgsFunction: cobra.NoFileCompletions, Long: o.long,
+		Use: o.use, Short: o.short, Example: o.example, Args: takes("NODE"), ValidArgsFunction: cobra.NoFileCompletions, Long: o.long,
 	}
 	socket := addControlSocket(cmd, paths)
 	cmd.RunE = socket.ask(answerTimeout, func(ctx context.Context, c *client.Client, _ *cobra.Command, args []string) error {
@@ -76,7 +68,7 @@ With --wait the command returns with 0 when the node holds no locks and other no
 stopped. After the timeout, or if it is interrupted, it exits with 1; the node stays drained.` + needsAdmin,
 		Example: `  # Before maintenance: when it returns, no other node waits for this one.
   patchbay fleet drain node-7 --wait --timeout 10m`,
-		Args: oneNode, ValidArgsFunction: cobra.NoFileCompletions,
+		Args: takes("NODE"), ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	socket := addControlSocket(cmd, paths)
 	wait := cmd.Flags().Bool("wait", false, "wait until the node serves no more calls of the fleet")
@@ -119,7 +111,7 @@ for one. Nothing is changed, and neither a daemon nor etcd is asked.`,
 		Example: `  # As etcd's user root, for a node and for the one on which operators work.
   patchbay fleet role node-7 | sh -e
   patchbay fleet role admin-1 --operator | sh -e`,
-		Args: oneNode, ValidArgsFunction: cobra.NoFileCompletions,
+		Args: takes("NODE"), ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	file := cmd.Flags().String("config", paths.config, "configuration file; the default can be set with "+configEnv)
 	operator := cmd.Flags().Bool("operator", false, "may also drain, uncordon and forget other nodes")

@@ -57,7 +57,7 @@ a directory with Patchbay's source.`,
 
   # A plugin for a host of your own.
   patchbay init plugin hello --type MyPlugin`,
-		Args:              exactly(1),
+		Args:              takes("NAME"),
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	flags := cmd.Flags()

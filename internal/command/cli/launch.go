@@ -66,7 +66,7 @@ func newOperationCommand(paths paths, o operation) *cobra.Command {
 
 NAME is the name in the catalogue, or TYPE/NAME as the plugin registered.`,
 		Example: o.example,
-		Args:    oneLaunched,
+		Args:    takes("NAME"),
 	}
 	socket := addControlSocket(cmd, paths)
 	cmd.ValidArgsFunction = completeLaunched(socket)
@@ -110,13 +110,6 @@ func describeLaunched(p client.Launched, now time.Time) []line {
 	return append(lines, labelLines(p.Metadata)...)
 }
 
-func oneLaunched(cmd *cobra.Command, args []string) error {
-	if len(args) != 1 || args[0] == "" {
-		return wrongUsage(cmd, "%q takes one argument, the name of a launched plugin, and got %d", cmd.CommandPath(), len(args))
-	}
-	return nil
-}
-
 // launched returns the plugin with a name, if the daemon launches one of that name.
 func launched(ctx context.Context, c *client.Client, name string) (p client.Launched, found bool, err error) {
 	all, err := c.ListLaunched(ctx)
@@ -157,7 +150,7 @@ NAME is the name in the catalogue, or TYPE/NAME as the plugin registered.`,
 
   # Only errors.
   patchbay logs hello -o json | jq -r 'select(.level >= 8) | .message'`,
-		Args: oneLaunched,
+		Args: takes("NAME"),
 	}
 	socket := addControlSocket(cmd, paths)
 	cmd.ValidArgsFunction = completeLaunched(socket)

@@ -127,10 +127,11 @@ func knownCommand(cmd *cobra.Command, args []string) error {
 	return wrongUsage(cmd, "%s", unknown)
 }
 
-func exactly(n int) cobra.PositionalArgs {
+// takes returns a check that a command has these arguments, none of them empty.
+func takes(names ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
-		if len(args) != n {
-			return wrongUsage(cmd, "%q takes %d arguments, not %d: %s", cmd.CommandPath(), n, len(args), cmd.UseLine())
+		if len(args) != len(names) || slices.Contains(args, "") {
+			return wrongUsage(cmd, "%q takes %s, and got %q", cmd.CommandPath(), strings.Join(names, " and "), args)
 		}
 		return nil
 	}

@@ -2,74 +2,20 @@
 
 package cli
 
+import "strings"
+
 // eventKinds are the kinds of events, the states in passing among them.
-var eventKinds = []string{
-	"admitting",
-	"adopted",
-	"audit",
-	"backoff",
-	"busy",
-	"connecting",
-	"degraded",
-	"denied",
-	"deregistered",
-	"deregistering",
-	"failed",
-	"fleet-call-denied",
-	"healthy",
-	"idle",
-	"ignored",
-	"launched",
-	"leftover",
-	"notifying",
-	"ready",
-	"recovered",
-	"refused",
-	"registered",
-	"registering",
-	"released",
-	"reload-failed",
-	"reloaded",
-	"replaced",
-	"replacing",
-	"responsive",
-	"restored",
-	"resync",
-	"stopped",
-	"superseded",
-	"terminated",
-	"unhealthy",
-	"unlinked",
-	"unreachable",
-	"unresponsive",
-	"updated",
-	"validating",
-	"waiting",
-}
+var eventKinds = strings.Fields(`
+admitting adopted audit backoff busy connecting degraded denied deregistered
+deregistering failed fleet-call-denied healthy idle ignored launched leftover notifying
+ready recovered refused registered registering released reload-failed reloaded replaced
+replacing responsive restored resync stopped superseded terminated unhealthy unlinked
+unreachable unresponsive updated validating waiting
+`)
 
 // pluginStates are the states of plugins, launched ones included.
-var pluginStates = []string{
-	"admitting",
-	"backoff",
-	"blocked",
-	"connecting",
-	"deregistering",
-	"failed",
-	"idle",
-	"ignored",
-	"notifying",
-	"refused",
-	"registered",
-	"registering",
-	"restored",
-	"running",
-	"starting",
-	"stopped",
-	"stopping",
-	"superseded",
-	"unlinked",
-	"unreachable",
-	"unresponsive",
-	"validating",
-	"waiting",
-}
+var pluginStates = strings.Fields(`
+admitting backoff blocked connecting deregistering failed idle ignored notifying
+refused registered registering restored running starting stopped stopping superseded
+unlinked unreachable unresponsive validating waiting
+`)

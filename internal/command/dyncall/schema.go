@@ -194,23 +194,20 @@ func list(names []string) string {
 	return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
 }
 
-// nearestTo returns what a misspelt name most likely stands for, at most three. Case does not count, nor do leading parts of a qualified
-// name that the misspelt one lacks.
-func nearestTo(name string, candidates []string) []string {
+// nearestTo returns the paths of the methods, at most three, whose name is most like the one in a selector.
+func nearestTo(selector string, paths []string) (similar []string) {
 	const most = 2000 // bounds the effort
-	byForm := map[string][]string{}
-	var forms []string
-	for _, path := range candidates[:min(len(candidates), most)] {
-		service, method, qualified := strings.Cut(path, "/")
-		written := []string{path}
-		if qualified {
-			written = append(written, path[strings.LastIndexByte(service, '.')+1:], method)
-		}
-		for _, form := range slices.Compact(written) {
-			byForm[form] = append(byForm[form], path)
-		}
-		forms = append(forms, written...)
+	paths = paths[:min(len(paths), most)]
+	var names []string
+	for _, path := range paths {
+		names = append(names, path[strings.LastIndexByte(path, '/')+1:])
 	}
-	meant, _ := nearest.To(name, forms)
-	return byForm[meant][:min(len(byForm[meant]), 3)]
+	_, method := split(selector)
+	meant, ok := nearest.To(method, names)
+	for i, name := range names {
+		if ok && name == meant && len(similar) < 3 {
+			similar = append(similar, paths[i])
+		}
+	}
+	return similar
 }
