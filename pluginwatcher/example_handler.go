@@ -13,12 +13,8 @@ import (
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta2"
 )
 
-const (
-	// exampleCallTimeout bounds the calls that the example handler makes to one plugin.
-	exampleCallTimeout = 5 * time.Second
-	// exampleEventBacklog is the number of unread events that an example handler keeps for each plugin name.
-	exampleEventBacklog = 64
-)
+// exampleCallTimeout bounds the calls that the example handler makes to one plugin.
+const exampleCallTimeout = 5 * time.Second
 
 // examplePluginEvent is the name of the method of an example handler that was called.
 type examplePluginEvent string
@@ -89,7 +85,7 @@ func (h *exampleHandler) EventChan(pluginName string) chan examplePluginEvent {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.events[pluginName] == nil {
-		h.events[pluginName] = make(chan examplePluginEvent, exampleEventBacklog)
+		h.events[pluginName] = make(chan examplePluginEvent, exampleBacklog)
 	}
 	return h.events[pluginName]
 }

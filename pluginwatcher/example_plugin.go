@@ -22,8 +22,8 @@ const (
 	exampleStopTimeout = 10 * time.Second
 	// exampleMode is the mode of the socket of an example plugin: root and its own user may connect.
 	exampleMode = 0o755
-	// exampleStatusBacklog is the number of unread statuses that an example plugin keeps.
-	exampleStatusBacklog = 64
+	// exampleBacklog is the number of unread statuses that an example plugin keeps, and of events that an example handler keeps per plugin.
+	exampleBacklog = 64
 )
 
 // examplePlugin is a plugin in the process that makes it: the registration service, and the example services it is told to offer.
@@ -37,8 +37,8 @@ type examplePlugin struct {
 	versions           []string
 	registrationStatus chan *registerapi.RegistrationStatus
 
-	mu      sync.Mutex
-	running *exampleServer // nil while the plugin does not serve
+	mu   sync.Mutex
+	stop func() error // nil while the plugin does not serve
 }
 
 // NewExamplePlugin returns an example plugin without a socket: type "ExamplePlugin", name "example-plugin", both versions of
@@ -55,7 +55,7 @@ func NewTestExamplePlugin(pluginName string, pluginType string, endpoint string,
 		pluginType:         pluginType,
 		endpoint:           endpoint,
 		versions:           slices.Clone(advertisedVersions),
-		registrationStatus: make(chan *registerapi.RegistrationStatus, exampleStatusBacklog),
+		registrationStatus: make(chan *registerapi.RegistrationStatus, exampleBacklog),
 	}
 }
 
@@ -90,7 +90,7 @@ func (e *examplePlugin) Statuses() <-chan *registerapi.RegistrationStatus {
 func (e *examplePlugin) Serve(services ...string) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.running != nil {
+	if e.stop != nil {
 		return fmt.Errorf("cannot serve example plugin %q: it serves already, call Stop first", e.pluginName)
 	}
 	grpcServer := grpc.NewServer()
@@ -105,11 +105,10 @@ func (e *examplePlugin) Serve(services ...string) error {
 			return fmt.Errorf("cannot serve example plugin %q: unknown service %q, known are v1beta1 and v1beta2", e.pluginName, service)
 		}
 	}
-	running, err := startExampleServer(grpcServer, e.endpoint)
-	if err != nil {
+	var err error
+	if e.stop, err = startExampleServer(grpcServer, e.endpoint); err != nil {
 		return fmt.Errorf("cannot serve example plugin %q: %w", e.pluginName, err)
 	}
-	e.running = running
 	return nil
 }
 
@@ -118,25 +117,19 @@ func (e *examplePlugin) Serve(services ...string) error {
 func (e *examplePlugin) Stop() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.running == nil {
+	stop := e.stop
+	e.stop = nil
+	if stop == nil {
 		return nil
 	}
-	running := e.running
-	e.running = nil
-	if err := running.stop(); err != nil {
+	if err := stop(); err != nil {
 		return fmt.Errorf("cannot stop example plugin %q cleanly: %w", e.pluginName, err)
 	}
 	return nil
 }
 
-// exampleServer is a gRPC server on a Unix socket.
-type exampleServer struct {
-	grpc   *grpc.Server
-	socket *sock.Placed
-	served chan error // receives what Serve returned, once
-}
-
-func startExampleServer(grpcServer *grpc.Server, path string) (*exampleServer, error) {
+// startExampleServer serves on a new socket at path until stop, which waits for the end.
+func startExampleServer(server *grpc.Server, path string) (stop func() error, err error) {
 	if path == "" {
 		return nil, errors.New("it has no endpoint, make it with NewTestExamplePlugin")
 	}
@@ -147,25 +140,22 @@ func startExampleServer(grpcServer *grpc.Server, path string) (*exampleServer, e
 	if err := socket.Commit(context.Background()); err != nil { // whose place it took does not get it back
 		return nil, errors.Join(err, socket.Close())
 	}
-	s := &exampleServer{grpc: grpcServer, socket: socket, served: make(chan error, 1)}
-	go func() { s.served <- grpcServer.Serve(socket) }()
-	return s, nil
-}
-
-// stop ends the server and waits for all of it.
-func (s *exampleServer) stop() error {
-	_, removeErr := s.socket.Withdraw(context.Background())
-	var stopErr error
-	timer := time.AfterFunc(exampleStopTimeout, s.grpc.Stop)
-	s.grpc.GracefulStop()
-	if !timer.Stop() {
-		stopErr = fmt.Errorf("calls were still in progress after %v and were cut off", exampleStopTimeout)
-	}
-	serveErr := <-s.served
-	if errors.Is(serveErr, grpc.ErrServerStopped) {
-		serveErr = nil // Stop came before the serving goroutine had begun.
-	}
-	return errors.Join(removeErr, stopErr, serveErr)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(socket) }()
+	return func() error {
+		_, removeErr := socket.Withdraw(context.Background())
+		var stopErr error
+		timer := time.AfterFunc(exampleStopTimeout, server.Stop)
+		server.GracefulStop()
+		if !timer.Stop() {
+			stopErr = fmt.Errorf("calls were still in progress after %v and were cut off", exampleStopTimeout)
+		}
+		serveErr := <-served
+		if errors.Is(serveErr, grpc.ErrServerStopped) {
+			serveErr = nil // Stop came before the serving goroutine had begun.
+		}
+		return errors.Join(removeErr, stopErr, serveErr)
+	}, nil
 }
 
 type exampleV1beta1 struct {
