@@ -16,7 +16,8 @@ func (t *tree) count(d *dir, uid uint32) bool {
 
 func (t *tree) uncount(d *dir) {
 	if d.counted {
-		d.counted, t.freed = false, true
+		d.counted = false
+		t.freed++
 		t.crowd.Give(d.owner, 1)
 	}
 }
@@ -32,7 +33,7 @@ func (t *tree) leaveOut(parent *dir, uid uint32) {
 }
 
 // mayHaveRoom says whether what was left out of a directory has to be looked for.
-func (t *tree) mayHaveRoom(d *dir) bool { return t.freed && len(d.leftOut) > 0 }
+func (t *tree) mayHaveRoom(d *dir) bool { return t.freed != t.sought && len(d.leftOut) > 0 }
 
 // owned says whose a directory is for those who are told what is wrong with it, and whether that is the host's own affair.
 func (t *tree) owned(d *dir) (uid uint32, own bool) {

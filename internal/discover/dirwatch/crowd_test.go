@@ -70,6 +70,37 @@ func TestRoomElsewhere(t *testing.T) {
 	r.degraded("r", "")
 }
 
+// TestRoomMadeDuringScan has a safety scan be the first to see that there is room, after it has looked at what was left out.
+func TestRoomMadeDuringScan(t *testing.T) {
+	r := crowded(t)
+	r.do("mkdir r/a/1; mkdir r/b/1")
+	w, err := New(r.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	deaf := &notifier{add: func(string) error { return nil }, remove: func(string) error { return nil }, close: func() error { return nil }}
+	tree := newTree(w.cfg, func() (*notifier, error) { return deaf, nil })
+	defer tree.closeMounts()
+	tree.safetyScan()
+	r.do("mkdir r/a/2; sock r/a/2/x")
+	tree.safetyScan()
+	a := tree.roots[0].dirs["a"]
+	if len(a.leftOut) != 1 {
+		t.Fatalf("left out are %v", a.leftOut)
+	}
+	long := time.Now().Add(-time.Hour)
+	if err := os.Chtimes(a.path, long, long); err != nil {
+		t.Fatal(err)
+	}
+	tree.safetyScan()
+	r.do("rmall r/b/1")
+	tree.safetyScan()
+	tree.safetyScan()
+	if len(a.leftOut) > 0 || tree.socks[filepath.Join(a.path, "2", "x")] == nil {
+		t.Errorf("still left out are %v", a.leftOut)
+	}
+}
+
 // TestCrowdHasNoWatches counts the watches of a crowd.
 func TestCrowdHasNoWatches(t *testing.T) {
 	r := crowded(t)

@@ -79,6 +79,7 @@ func (t *tree) scanDeadline() time.Time {
 // safetyScan looks at every directory and reads those that changed without it being known.
 func (t *tree) safetyScan() {
 	defer t.planScan()
+	freed := t.freed // what is given back during the scan counts for the next one
 	if t.mounts == nil {
 		t.mounts, _ = openMounts()
 	}
@@ -94,7 +95,7 @@ func (t *tree) safetyScan() {
 			t.inspect(d)
 		}
 	}
-	t.freed = false
+	t.sought = freed
 	t.sortScan(start)
 }
 

@@ -20,7 +20,9 @@ type tree struct {
 	roots []*dir          // one for each root, forever
 	dirs  map[string]*dir // every known directory by its path, the roots included
 	crowd *share.Pool     // of those that are no roots
-	freed bool            // there may be room since the last safety scan for what was left out
+	// freed is how many directories were given back, and sought how many had been when the last safety scan began: if they differ, there may
+	// be room for what was left out.
+	freed, sought int
 	// watched finds the directory that holds the watch on an inode. inotify has one watch per inode, and reports its events under the name
 	// that was given first.
 	watched map[sock.ID]*dir
