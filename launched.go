@@ -44,10 +44,10 @@ func (f front) Name() string { return f.Plugin.Name }
 
 // RegisteredFor returns the user as whom the plugin runs: what it announces counts as that user's claim.
 func (f front) RegisteredFor() (uid, gid uint32, ok bool) {
-	if f.Plugin.User == "" {
+	if f.User == "" {
 		return 0, 0, false
 	}
-	uid, gid, err := host.AccountID(f.Plugin.User, f.Group)
+	uid, gid, err := host.AccountID(f.User, f.Group)
 	if err != nil {
 		return math.MaxUint32, math.MaxUint32, true // nobody's
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/internal/discover/dirwatch"
 	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
 	"github.com/patchbay-dev/patchbay/internal/journal"
 	"github.com/patchbay-dev/patchbay/internal/launch/exe"
@@ -333,7 +334,7 @@ const ConditionEvents = "events"
 // Conditions returns the Runtime's conditions: [ConditionDirectories], [ConditionEvents] if there is a Config.EventsPath, and "discovery",
 // which is degraded while something owned by root or the host's user keeps plugins from being found in time.
 func (rt *Runtime) Conditions() []Condition {
-	var own, others []pipeline.Condition
+	var own, others []dirwatch.Condition
 	for _, c := range rt.watcher.Conditions() {
 		if c.Minor {
 			others = append(others, c)
@@ -349,7 +350,7 @@ func (rt *Runtime) Conditions() []Condition {
 }
 
 // condition makes one condition of those of the plugin directories.
-func condition(name string, degraded []pipeline.Condition) Condition {
+func condition(name string, degraded []dirwatch.Condition) Condition {
 	if len(degraded) == 0 {
 		return Condition{Name: name, OK: true}
 	}

@@ -49,7 +49,7 @@ var (
 )
 
 // conn is the client's side of one HTTP/2 connection (RFC 9113) on which calls follow one another: there is one open stream or none.
-// Nothing is read between calls. What it owes the peer, the acknowledgements, is written before it waits for more, and at the end of a call.
+// Nothing is read between calls. What it owes the peer, the acknowledgements, is written before it waits for more and at the end of a call.
 type conn struct {
 	*wire  // nil if failed is errHeld
 	net    *net.UnixConn

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // Condition is something that hinders the watcher at present. Facts stay true while it lasts, but they may be late or incomplete.
@@ -19,7 +20,11 @@ type Condition struct {
 	// Minor says that what is the host's own is found all the same: it is about directories or sockets of users who are not privileged, or
 	// will soon be over.
 	Minor bool
+	Since time.Time // when it began
 }
+
+// ID is the same as long as a condition lasts.
+func (c Condition) ID() [2]string { return [2]string{c.Path, c.Key} }
 
 // maxConditions bounds the list: with a full watch limit, any number of directories may be concerned.
 const maxConditions = 100
@@ -40,7 +45,7 @@ func (t *tree) refreshConditions() bool {
 	}
 	if !t.lostAt.IsZero() {
 		const text = "file events came faster than they could be handled and some were lost; a scan makes up for them"
-		list = append(list, Condition{t.roots[0].path, text, text, true})
+		list = append(list, Condition{Path: t.roots[0].path, Reason: text, Key: text, Minor: true})
 	}
 	for _, d := range t.dirs {
 		if _, own := t.owned(d); own {
@@ -54,7 +59,14 @@ func (t *tree) refreshConditions() bool {
 			}
 		}
 	}
-	list = t.cut(list)
+	known := map[[2]string]time.Time{}
+	for _, c := range t.degraded {
+		known[c.ID()] = c.Since
+	}
+	list = t.cut(list, known)
+	for i, c := range list {
+		list[i].Since = cmp.Or(known[c.ID()], time.Now())
+	}
 	if slices.Equal(list, t.degraded) {
 		return false
 	}
@@ -63,16 +75,12 @@ func (t *tree) refreshConditions() bool {
 }
 
 // cut sorts a list of conditions and bounds it. Those that go on stay in it.
-func (t *tree) cut(list []Condition) []Condition {
-	known := map[Condition]bool{}
-	for _, c := range t.degraded {
-		known[Condition{Path: c.Path, Key: c.Key}] = true
-	}
+func (t *tree) cut(list []Condition, known map[[2]string]time.Time) []Condition {
 	isNew := func(c Condition) int {
-		if known[Condition{Path: c.Path, Key: c.Key}] {
-			return 0
+		if known[c.ID()].IsZero() {
+			return 1
 		}
-		return 1
+		return 0
 	}
 	byPath := func(a, b Condition) int {
 		return cmp.Or(strings.Compare(a.Path, b.Path), strings.Compare(a.Key, b.Key))
@@ -121,14 +129,14 @@ func (t *tree) others() []Condition {
 	}
 	var list []Condition
 	for g, n := range crowds {
-		list = append(list, Condition{t.roots[g.root].path, fmt.Sprintf("%d directories of user %d are not searched: the limit is %d "+
-			"for one user, and %d in all (bounds.maxUserDirs, bounds.maxDirs); remove what is not needed", n, g.uid, t.cfg.MaxUserDirs,
+		list = append(list, Condition{Path: t.roots[g.root].path, Reason: fmt.Sprintf("%d directories of user %d are not searched: the limit is "+
+			"%d for one user, and %d in all (bounds.maxUserDirs, bounds.maxDirs); remove what is not needed", n, g.uid, t.cfg.MaxUserDirs,
 			t.cfg.MaxDirs),
-			fmt.Sprintf("%s %d", crowdKey, g.uid), !t.cfg.Privileged(g.uid)})
+			Key: fmt.Sprintf("%s %d", crowdKey, g.uid), Minor: !t.cfg.Privileged(g.uid)})
 	}
 	for g, of := range troubles {
-		list = append(list, Condition{t.roots[g.root].path, fmt.Sprintf("%d problems with directories and sockets of user %d; the first "+
-			"with %s: %s", of.n, g.uid, of.first, of.reason), fmt.Sprintf("user %d", g.uid), true})
+		list = append(list, Condition{Path: t.roots[g.root].path, Reason: fmt.Sprintf("%d problems with directories and sockets of user %d; the "+
+			"first with %s: %s", of.n, g.uid, of.first, of.reason), Key: fmt.Sprintf("user %d", g.uid), Minor: true})
 	}
 	return list
 }

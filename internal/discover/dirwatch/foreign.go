@@ -6,8 +6,8 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
-// errForeign is why a directory is not searched: the file system that is mounted there may not answer, because it is one over the network or
-// of another process. A call to the system for a path in it may take forever.
+// errForeign is why a directory is not searched: the file system that is mounted there may not answer, because it is over the network or
+// served by another process. A call to the system for a path in it may take forever.
 var errForeign = errors.New("its file system may not answer")
 
 // errRemounted is why a directory is not read: something was mounted there, or unmounted, since it was looked at.

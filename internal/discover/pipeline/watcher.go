@@ -46,7 +46,7 @@ type Watcher struct {
 	handlers   map[string]cache.PluginHandler
 	added      chan struct{} // closed and replaced when a handler is added
 	running    *pipeline     // nil while the watcher does not run
-	conditions []Condition
+	conditions []dirwatch.Condition
 }
 
 // Config is what a [Watcher] works with.
@@ -59,7 +59,7 @@ type Config struct {
 	// MaxDepth bounds the directories below a plugin directory on the way to a socket (default 16), MaxSockets the sockets in one directory
 	// (default 10,000). MaxUserDirs bounds the directories below the plugin directories that are searched of one user (default 6,000),
 	// MaxDirs those of all (default 20,000), of which the last, as many as one user may have, are for those of root and of the host's user.
-	// What lies beyond a bound is left out, and a [Condition] says so.
+	// What lies beyond a bound is left out, and a [dirwatch.Condition] says so.
 	MaxDepth, MaxSockets, MaxUserDirs, MaxDirs int
 	// Trust says whose directories and sockets are used, and who may register what. Nil: those of root and of the host's user, who may
 	// register everything.
@@ -76,16 +76,9 @@ type Config struct {
 	FileEventsLost func()
 }
 
-// Condition is something that hinders discovery at present.
-type Condition struct {
-	dirwatch.Condition
-	// Since is when it began.
-	Since time.Time
-}
-
 // The kinds of events of the watcher itself. They reach Config.Reconciler.Observe like those of the reconciler, from another goroutine.
 const (
-	// EventDegraded: something hinders discovery. The socket is the path at which it does, the reason says what it is; see [Condition].
+	// EventDegraded: something hinders discovery. The socket is the path at which it does, the reason says what it is.
 	EventDegraded reconciler.EventKind = "degraded"
 	// EventRecovered: a condition is over.
 	EventRecovered reconciler.EventKind = "recovered"
@@ -213,7 +206,7 @@ func (w *Watcher) Plugins() (plugins []reconciler.Status, running bool) {
 }
 
 // Conditions says what hinders discovery at present, sorted by path.
-func (w *Watcher) Conditions() []Condition {
+func (w *Watcher) Conditions() []dirwatch.Condition {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return slices.Clone(w.conditions)
@@ -391,21 +384,17 @@ func (w *Watcher) take(p *pipeline, u dirwatch.Update) {
 	}
 }
 
-// degrade takes over what hinders discovery now, and says what is new and what is over. Conditions that go on keep their beginning.
-func (w *Watcher) degrade(degraded []dirwatch.Condition) {
+// degrade takes over what hinders discovery now, and reports what is new and what is over.
+func (w *Watcher) degrade(now []dirwatch.Condition) {
 	w.mu.Lock()
 	before := w.conditions
-	now := make([]Condition, len(degraded))
-	for i, d := range degraded {
-		now[i] = Condition{d, time.Now()}
-		if known := slices.IndexFunc(before, now[i].same); known >= 0 {
-			now[i].Since = before[known].Since
-		}
-	}
 	w.conditions = now
 	w.mu.Unlock()
+	isIn := func(list []dirwatch.Condition, c dirwatch.Condition) bool {
+		return slices.ContainsFunc(list, func(o dirwatch.Condition) bool { return o.ID() == c.ID() })
+	}
 	for _, c := range now {
-		if !slices.ContainsFunc(before, c.same) {
+		if !isIn(before, c) {
 			w.observe(EventDegraded, c.Path, c.Reason)
 			if c.OfCrowd() && w.cfg.Reconciler.Refused != nil {
 				w.cfg.Reconciler.Refused(trust.Directories)
@@ -413,14 +402,11 @@ func (w *Watcher) degrade(degraded []dirwatch.Condition) {
 		}
 	}
 	for _, c := range before {
-		if !slices.ContainsFunc(now, c.same) {
+		if !isIn(now, c) {
 			w.observe(EventRecovered, c.Path, "over: "+c.Reason)
 		}
 	}
 }
-
-// same says whether a condition is another one that goes on.
-func (c Condition) same(other Condition) bool { return c.Path == other.Path && c.Key == other.Key }
 
 func (w *Watcher) observe(kind reconciler.EventKind, path, message string) {
 	if w.cfg.Reconciler.Observe != nil {
