@@ -40,7 +40,7 @@ func newRolled(t *testing.T, nodes int) *rolled {
 
 // driver returns a program that is the driver hostdir with a capacity, which tells one version from another.
 func (r *rolled) driver(capacity int, before string) string {
-	return fmt.Sprintf("#!/bin/sh\n%s\nexec %s --root %s --capacity %d\n", before, program(r.t, "hostdir"), r.t.TempDir(), capacity)
+	return fmt.Sprintf("#!/bin/sh\n%s\nexec %s --root %s --capacity %d \"$@\"\n", before, program(r.t, "hostdir"), r.t.TempDir(), capacity)
 }
 
 func (r *rolled) write(file, text string) {
@@ -68,14 +68,20 @@ func (r *rolled) roll(text string) (printed string, err error) {
 func (r *rolled) has(want ...int) {
 	r.t.Helper()
 	for i, d := range r.nodes {
-		eventually(r.t, fmt.Sprintf("%s has version %d", d.name, want[i]), func() bool {
-			answer, err := d.try("call", "CSIPlugin/hostdir.example.com", "csi.v1.Controller/GetCapacity")
-			return err == nil && strings.Contains(answer, fmt.Sprintf(`"availableCapacity":"%d"`, want[i]))
-		})
+		r.hasAt(d, want[i])
 	}
 }
 
-// TestRoll rolls programs through a fleet with the script of the examples: a good one gets to all nodes, a bad one to the first and no further.
+func (r *rolled) hasAt(d *daemon, want int) {
+	r.t.Helper()
+	eventually(r.t, fmt.Sprintf("%s has version %d", d.name, want), func() bool {
+		answer, err := d.try("call", "CSIPlugin/hostdir.example.com", "csi.v1.Controller/GetCapacity")
+		return err == nil && strings.Contains(answer, fmt.Sprintf(`"availableCapacity":"%d"`, want))
+	})
+}
+
+// TestRoll rolls programs through a fleet with the script of the examples: a good one gets to all nodes, and a bad one to the first and no
+// further.
 func TestRoll(t *testing.T) {
 	t.Parallel()
 	r := newRolled(t, 4)
