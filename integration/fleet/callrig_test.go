@@ -65,28 +65,38 @@ func (e *echo) FullDuplexCall(s grpc_testing.TestService_FullDuplexCallServer) e
 // echo has the plugin Echo/one with a daemon until it is stopped.
 func (d *daemon) echo(during func(ctx context.Context, token string)) (stop func()) {
 	d.t.Helper()
-	l, err := net.Listen("unix", filepath.Join(d.dir, "plugins", "echo.sock"))
+	return d.echoAs("Echo", "one", "echo.sock", during)
+}
+
+func (d *daemon) echoAs(ptype, name, socket string, during func(ctx context.Context, token string)) (stop func()) {
+	d.t.Helper()
+	l, err := net.Listen("unix", filepath.Join(d.dir, "plugins", socket))
 	if err != nil {
 		d.t.Fatal(err)
 	}
 	server := grpc.NewServer(grpc.MaxRecvMsgSize(64 << 20))
 	e := &echo{node: d.name, during: during, plugin: plugin{info: &registerapi.PluginInfo{
-		Type: "Echo", Name: "one", SupportedVersions: []string{"1.0.0"},
+		Type: ptype, Name: name, SupportedVersions: []string{"1.0.0"},
 	}}}
 	registerapi.RegisterRegistrationServer(server, e)
 	grpc_testing.RegisterTestServiceServer(server, e)
 	healthpb.RegisterHealthServer(server, health.NewServer())
 	go func() { _ = server.Serve(l) }()
 	d.t.Cleanup(server.Stop)
-	d.run("wait", "Echo/one")
+	d.run("wait", ptype+"/"+name)
 	return server.Stop
 }
 
 // caller returns a client of Echo/one in the fleet through a daemon; node may be empty.
 func (d *daemon) caller(node string) grpc_testing.TestServiceClient {
 	d.t.Helper()
+	return d.callerOf("Echo", "one", node)
+}
+
+func (d *daemon) callerOf(ptype, name, node string) grpc_testing.TestServiceClient {
+	d.t.Helper()
 	c := client.New(filepath.Join(d.dir, "control.sock"))
-	conn, err := c.FleetConn("Echo", "one", node)
+	conn, err := c.FleetConn(ptype, name, node)
 	if err != nil {
 		d.t.Fatal(err)
 	}
