@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -72,8 +73,9 @@ func TestPeerCalls(t *testing.T) {
 // drain it speaks.
 func TestDrainCondition(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		holds := true
-		d := newDrain(func() bool { return holds })
+		var holds atomic.Bool
+		holds.Store(true)
+		d := newDrain(holds.Load)
 		var announced []bool
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan struct{})
@@ -102,7 +104,7 @@ func TestDrainCondition(t *testing.T) {
 		d.set(fleet.Cordon{Drained: true, Since: since})
 		time.Sleep(time.Hour)
 		is("a lock is held", true, false, "holds a lock")
-		holds = false
+		holds.Store(false)
 		is("a call is in progress", true, false, "has served calls")
 		end()
 		time.Sleep(drainQuiet - time.Second)
