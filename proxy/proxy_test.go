@@ -364,11 +364,12 @@ func TestLargeMessage(t *testing.T) {
 
 // TestSlowReader has a caller that reads nothing for a while: the plugin is held back, and what it has sent arrives.
 func TestSlowReader(t *testing.T) {
-	const messages = 160
+	const messages, size = 160, 256 << 10
+	message := &testpb.StreamingOutputCallResponse{Payload: payload(size)}
 	var sent atomic.Int64
 	c, _ := through(t, &plugin{output: func(_ *testpb.StreamingOutputCallRequest, s testpb.TestService_StreamingOutputCallServer) error {
 		for range messages {
-			if err := s.Send(&testpb.StreamingOutputCallResponse{Payload: payload(1 << 20)}); err != nil {
+			if err := s.Send(message); err != nil {
 				return err
 			}
 			sent.Add(1)
@@ -387,7 +388,7 @@ func TestSlowReader(t *testing.T) {
 		before = sent.Load()
 	}
 	if got := sent.Load(); got > messages/2 {
-		t.Errorf("the plugin sent %d MiB to a caller that does not read", got)
+		t.Errorf("the plugin sent %d KiB to a caller that does not read", got*size>>10)
 	}
 	received := 1
 	for ; err == nil; received++ {
