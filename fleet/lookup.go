@@ -226,14 +226,18 @@ func (l *Lookup) FollowLocks() (changed <-chan struct{}, now func() map[Lock][]s
 func (l *Lookup) nodes(ctx context.Context, f Filter) (nodes []string, all bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	called := l.recall(f)
+	k := viewKey{name: f.Names[0]}
+	var called []string
 	var late <-chan time.Time
+	if v := l.views[k]; v == nil || !v.isRead() {
+		called = l.recall(f)
+	}
 	if len(called) > 0 {
 		timer := time.NewTimer(unreadWait)
 		defer timer.Stop()
 		late = timer.C
 	}
-	v, err := l.await(ctx, viewKey{name: f.Names[0]}, f.by, late)
+	v, err := l.await(ctx, k, f.by, late)
 	if errors.Is(err, errLate) {
 		return called, false, nil
 	}
@@ -268,9 +272,9 @@ func (l *Lookup) inWhole(ctx context.Context, f Filter) ([]Instance, error) {
 }
 
 const (
-	maxRemembered, maxRememberedSize = 256, 1 << 20 // nodes in the file, and its size in bytes
-	maxRememberedPlugins             = 512          // of one node
-	rememberPause                    = time.Second  // between two writes of the file
+	maxRemembered, maxRememberedSize = 256, 1 << 20    // nodes in the file, and its size in bytes
+	maxRememberedPlugins             = 512             // of one node
+	rememberPause                    = 5 * time.Second // between two writes of the file
 )
 
 // remembered is a node that was called, as etcd had it last. A lookup uses it until it has read the node.
