@@ -60,6 +60,41 @@ func ExampleWithConnDispenser() {
 	// no plugins registered for type: health
 }
 
+// An interceptor of the calls on shared connections, here one that answers them itself.
+func ExampleWithDialOptions() {
+	answer := func(_ context.Context, method string, _, _ any, _ *grpc.ClientConn, _ grpc.UnaryInvoker, _ ...grpc.CallOption) error {
+		fmt.Println(method)
+		return nil
+	}
+	registry, err := dynamicplugins.Open(nil, nil, dynamicplugins.WithDialOptions(grpc.WithUnaryInterceptor(answer)))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer registry.Shutdown()
+	conn, err := registerAndConnect(registry)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	_, err = grpc_health_v1.NewHealthClient(conn).Check(context.Background(), &grpc_health_v1.HealthCheckRequest{})
+	fmt.Println(err)
+	// Output:
+	// /grpc.health.v1.Health/Check
+	// <nil>
+}
+
+func registerAndConnect(registry *dynamicplugins.Store) (grpc.ClientConnInterface, error) {
+	err := registry.RegisterPlugin(&dynamicplugins.PluginInfo{
+		Type: "health", Name: "hello", AllocID: "1",
+		ConnectionInfo: &dynamicplugins.PluginConnectionInfo{SocketPath: "/run/hello.sock"},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return registry.Conn(context.Background(), "health", "hello")
+}
+
 // advice is what a caller can do about an error of a registry.
 func advice(err error) string {
 	if down, ok := errors.AsType[*dynamicplugins.UnreachableError](err); ok {
