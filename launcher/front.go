@@ -55,7 +55,7 @@ var ended = func() context.Context {
 	return ctx
 }()
 
-// fronted says whether the host stays at the plugin's socket while processes come and go behind it.
+// fronted reports whether the host listens at the plugin's socket and forwards calls to the processes behind it.
 func (p Plugin) fronted() bool { return p.OnDemand || p.Upgrade == UpgradeHandover && !p.NoSocket }
 
 func (p Plugin) settings() front.Settings {
@@ -89,7 +89,7 @@ func (u *unit) setFront(p Plugin) {
 	}
 }
 
-// offer has the plugin wait until somebody needs it. Of whom nobody knows what it is, that is started once to say so. Launcher.mu is held.
+// offer makes the plugin idle until it is needed. If it is not known what it announces, it is started once. Launcher.mu is held.
 func (u *unit) offer(p Plugin) {
 	f := u.front.Load()
 	said := p.Announce
@@ -110,7 +110,7 @@ func (u *unit) offer(p Plugin) {
 	u.Tell(machine.Start{}) // its outcome shows in the status and in the events
 }
 
-// shut has the unit's front answer no more, if it has one, and returns it.
+// shut stops the unit's front, if it has one, and returns it.
 func (u *unit) shut() *front.Front {
 	f := u.front.Load()
 	if f == nil {
@@ -131,7 +131,7 @@ func (u *unit) endFront() {
 	}
 }
 
-// meet finds out whether a process is what the plugin is announced as, and has the calls go there.
+// meet checks that a process announces the same plugin, and directs the calls to it.
 func (u *unit) meet(ctx context.Context, p *process) error {
 	conn, err := p.reach(ctx)
 	if err != nil {
@@ -244,7 +244,7 @@ func (p *process) notify(ctx context.Context, registered bool, reason string) er
 	return errors.Join(client.Notify(ctx, connectTimeout, registered, reason), client.Close())
 }
 
-// leave has no more calls go to the process, which has ended or is to end. Those under way have until ctx ends.
+// leave directs no more calls to the process, which has exited or will be stopped. Calls in progress have until ctx ends.
 func (p *process) leave(ctx context.Context) {
 	if t := p.target.Load(); t != nil {
 		p.front.Retire(ctx, t)

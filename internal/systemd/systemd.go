@@ -22,7 +22,7 @@ import (
 // firstInherited is the first descriptor that systemd passes (SD_LISTEN_FDS_START of sd_listen_fds(3)).
 const firstInherited = 3
 
-// Sockets are those that systemd passed to this process.
+// Sockets are the sockets that systemd passed to this process.
 type Sockets struct {
 	names []string
 
@@ -68,8 +68,8 @@ func (s *Sockets) Take(name string) (net.Listener, error) {
 	return nil, nil //nolint:nilnil // no socket is not an error
 }
 
-// TakeOnly returns a listener as Take does, on the only socket that was passed, whatever its name, or on the one of that name. If there is
-// none, the error says so.
+// TakeOnly returns a listener as Take does, on the only socket that was passed, whatever its name, or on the one of that name. It
+// returns an error if there is none.
 func (s *Sockets) TakeOnly(name string) (net.Listener, error) {
 	if len(s.names) == 1 {
 		return s.take(0)
@@ -98,7 +98,7 @@ func (s *Sockets) take(i int) (net.Listener, error) {
 }
 
 // Listen returns a listener on a socket that this process inherited, and closes the file. Closing the listener removes no socket file. The
-// kernel names whoever called listen(2) last as the peer of new connections: this process, and not the one that made the socket.
+// kernel reports the process that called listen(2) last as the peer of new connections: this process, not the one that made the socket.
 func Listen(file *os.File) (net.Listener, error) {
 	_ = unix.Listen(int(file.Fd()), unix.SOMAXCONN) // a socket that cannot listen fails next
 	l, err := net.FileListener(file)                // a duplicate
@@ -111,13 +111,13 @@ func Listen(file *os.File) (net.Listener, error) {
 	return l, nil
 }
 
-// Notifier tells the service manager what the process does. The nil Notifier tells nobody. It is safe for concurrent use.
+// Notifier notifies the service manager of what the process does. The nil Notifier does nothing. It is safe for concurrent use.
 type Notifier struct {
 	address  *net.UnixAddr
 	watchdog time.Duration
 }
 
-// TakeNotifier returns what the environment says of whom to notify, and takes it out of the environment; nil if nobody wants to know.
+// TakeNotifier returns the Notifier that the environment configures, nil without one, and removes it from the environment.
 func TakeNotifier() *Notifier {
 	n := &Notifier{address: &net.UnixAddr{Name: os.Getenv("NOTIFY_SOCKET"), Net: "unixgram"}}
 	watchdog, pid := os.Getenv("WATCHDOG_USEC"), os.Getenv("WATCHDOG_PID")
@@ -156,7 +156,7 @@ func (n *Notifier) Notify(assignments ...string) error {
 	return nil
 }
 
-// Reloading says that the process reloads its configuration; READY=1 says that it has.
+// Reloading notifies that the process reloads its configuration. READY=1 follows when it has.
 func (n *Notifier) Reloading() error {
 	var now unix.Timespec // which services of Type=notify-reload have to send
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {

@@ -17,8 +17,8 @@ const (
 	maxAnswerBytes = 1 << 20
 )
 
-// pool runs checks on a bounded number of goroutines, which take one check at a time, so that a slow one holds up no other, and sends
-// answers together: those that come while a message is being sent are the next one. What it started ends with its ctx.
+// pool runs checks on a bounded number of goroutines, one check at a time, so that a slow check delays no other. It sends the answers that
+// come while a message is being sent in the next message. Its goroutines end with its ctx.
 type pool struct {
 	check   Check
 	limit   int
@@ -39,7 +39,7 @@ func newPool(ctx context.Context, check Check, limit int, send func(*pluginv1.Ad
 
 func (p *pool) wait() { p.all.Wait() }
 
-// add has checks run. It blocks while too many wait, until ctx ends. One goroutine calls it.
+// add queues checks. It blocks while the queue is full, until ctx ends. It is called by one goroutine at a time.
 func (p *pool) add(ctx context.Context, batch []*pluginv1.Admission) error {
 	for _, admission := range batch {
 		// Those that run may all be busy with a check, and for long.
@@ -70,7 +70,7 @@ func (p *pool) work(ctx context.Context) {
 	}
 }
 
-// sendAll sends answers until ctx ends, or until nobody can be told: the end of the stream tells why to whoever reads it.
+// sendAll sends answers until ctx ends or sending fails. The reason of a failure is the error of the stream's Recv.
 func (p *pool) sendAll(ctx context.Context, send func(*pluginv1.AdmitRequest) error) {
 	for {
 		select {
@@ -84,7 +84,7 @@ func (p *pool) sendAll(ctx context.Context, send func(*pluginv1.AdmitRequest) er
 	}
 }
 
-// message returns an answer and those that wait, as many as fit into one message.
+// message returns an answer and the queued ones, as many as fit into one message.
 func (p *pool) message(first *pluginv1.Resolution) []*pluginv1.Resolution {
 	batch, size := []*pluginv1.Resolution{first}, proto.Size(first)
 	for len(batch) < maxAnswers && size < maxAnswerBytes {

@@ -33,11 +33,11 @@ import (
 const (
 	// protocolVersion is the version of the protocol of the Admit stream.
 	protocolVersion = 1
-	// maxMessage bounds in bytes what a refusal says.
+	// maxMessage is the largest size of a refusal's text in bytes.
 	maxMessage = 4096
 )
 
-// Check says whether an instance of a package may be deployed: nil admits it. It is called concurrently.
+// Check decides whether an instance of a package may be deployed: nil admits it. It is called concurrently.
 //
 // The refusal is final, and the host may remember it, unless the error carries a gRPC status that concerns this attempt only: Canceled,
 // DeadlineExceeded, Aborted, Unavailable or ResourceExhausted (a wrapped error of a gRPC call does, and so do the errors of contexts). ctx
@@ -103,7 +103,7 @@ func serve(ctx context.Context, check Check, s settings) error {
 		cancel()
 		return ended(stopped, err)
 	}
-	// Why it failed is what Recv says.
+	// Recv returns the reason of a failure.
 	_ = stream.Send(&pluginv1.AdmitRequest{Hello: &pluginv1.Hello{ProtocolVersion: protocolVersion, PluginVersion: s.version}})
 	p := newPool(ctx, check, s.concurrency, stream.Send)
 	defer p.wait()
@@ -119,7 +119,7 @@ func serve(ctx context.Context, check Check, s settings) error {
 	}
 }
 
-// ended tells the end that was asked for from one that was not.
+// ended returns nil if the end of the stream was requested, and otherwise err.
 func ended(stopped <-chan struct{}, err error) error {
 	select {
 	case <-stopped:
@@ -148,7 +148,7 @@ func resolve(ctx context.Context, check Check, a *pluginv1.Admission) *pluginv1.
 	return r
 }
 
-// refusal says how an error is told to the host. The code is never OK.
+// refusal returns the code and the text that are sent to the host for an error. The code is never OK.
 func refusal(err error) (int32, string) {
 	s, ok := status.FromError(err)
 	if !ok {

@@ -42,8 +42,8 @@ type opening struct {
 	end      context.CancelCauseFunc
 }
 
-// Open has it answer as a plugin that says this of itself. If it does so already, nothing happens; if it says something else, a new socket
-// takes the place of the old one, whose calls go on.
+// Open listens and announces the plugin as info. It does nothing if the front already does so. If the announcement has changed, a new
+// socket replaces the old one, whose calls continue.
 func (f *Front) Open(ctx context.Context, info Info) error {
 	f.placing.Lock()
 	defer f.placing.Unlock()
@@ -88,7 +88,7 @@ func (f *Front) place(ctx context.Context, info Info, before *opening) error {
 	return nil
 }
 
-// Reopen has it answer at a new socket, if it answers.
+// Reopen replaces the socket of a front that listens.
 func (f *Front) Reopen(ctx context.Context) error {
 	f.placing.Lock()
 	defer f.placing.Unlock()
@@ -113,7 +113,7 @@ func (f *Front) leave(o *opening) (left <-chan struct{}) {
 	return ended
 }
 
-// Shut has it answer no more, ends all calls and returns when they have ended. It may open again.
+// Shut stops listening, cancels all calls and returns when they have ended. The front can be opened again.
 func (f *Front) Shut(ctx context.Context) error {
 	return f.shut(ctx, func() bool { return true })
 }
@@ -133,7 +133,7 @@ func (f *Front) shut(ctx context.Context, may func() bool) error {
 	return err
 }
 
-// drain has it answer no more if a process is the last that serves, and returns when the calls have ended, or with ctx, which ends them.
+// drain stops listening if no other process serves, and returns when the calls have ended. The end of ctx cancels them.
 func (f *Front) drain(ctx context.Context, t *Target) {
 	o, _ := f.withdraw(ctx, func() bool { return f.target == t && !f.set.OnDemand }) // what is left at the path is refused as stale
 	if o == nil {
@@ -227,7 +227,7 @@ func (f *Front) forward(ctx context.Context, caller grpc.ServerStream, to grpc.C
 	}).Forward(ctx, caller)
 }
 
-// register answers the calls of the registration. What the host says is told to the process that runs, and later to the next.
+// register answers the calls of the registration. The host's decision is passed to the running process, and later to the next ones.
 func (f *Front) register(ctx context.Context, caller grpc.ServerStream, method string) error {
 	request, err := frames.ReadMessage(caller, maxRequest)
 	if err != nil {
@@ -253,7 +253,7 @@ func (f *Front) register(ctx context.Context, caller grpc.ServerStream, method s
 	return status.Errorf(codes.Unimplemented, "the registration has no method %s", method)
 }
 
-// tell notes what the host says, and has the process hear it that runs. One that does not implement the method does not want to know.
+// tell stores the host's decision and notifies the running process, unless it does not implement the method.
 func (f *Front) tell(ctx context.Context, said told) error {
 	f.mu.Lock()
 	f.told = said
@@ -269,7 +269,7 @@ func (f *Front) tell(ctx context.Context, said told) error {
 	return err
 }
 
-// health answers for a plugin that is not running: it serves whoever calls.
+// health answers for a plugin that is not running, which serves when it is called.
 func (f *Front) health(ctx context.Context, caller grpc.ServerStream, method string) error {
 	if _, err := frames.ReadMessage(caller, maxRequest); err != nil {
 		return err

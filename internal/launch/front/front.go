@@ -1,9 +1,9 @@
 // Package front answers at the socket of a launched plugin in the plugin's place: callers stay connected to the host while processes come
-// and go behind it. It says who the plugin is, forwards calls to the process that serves, and has one started for a call that finds none.
-// What starts and ends processes, it asks; which of them serves, it is told.
+// and go behind it. A [Front] announces the plugin, forwards calls to the process that serves, and requests a process for a call if none
+// serves. It does not start or stop processes itself.
 //
-// What only looks at a plugin is no need of it: the registration, grpc.health.v1 and the reflection of an idle plugin are answered here,
-// and connections without calls do not count.
+// Probes do not start the plugin: the front answers the registration, grpc.health.v1 and the reflection of an idle plugin, and connections
+// without calls do not count.
 package front
 
 import (
@@ -27,10 +27,10 @@ type Config struct {
 	Path string
 	// Budget bounds what waits in memory for callers, and the calls.
 	Budget *frames.Budget
-	// Demand asks for a process. Done is called once, and may not call the Front: with nil when a process runs, or with why none does. What
-	// it returns says that nobody waits any more.
+	// Demand requests a process. It calls done once, with nil when a process runs or with the reason why none does; done may not call the
+	// Front. The function that it returns withdraws the request.
 	Demand func(done func(error)) (withdraw func(error))
-	// Unneeded says that a process is idle.
+	// Unneeded is called when a process is idle.
 	Unneeded func(t *Target)
 	// Settings are those in the beginning.
 	Settings Settings
@@ -38,14 +38,14 @@ type Config struct {
 
 // Settings may change while a front is used.
 type Settings struct {
-	// OnDemand has a process started for a call that finds none, and one told of as idle to which no call has been under way for Idle.
+	// OnDemand starts a process for a call if none serves. A process without calls for Idle is reported as idle.
 	OnDemand bool
 	Idle     time.Duration
 	// Patience is how long a call waits for a process at most.
 	Patience time.Duration
 }
 
-// Info is what a plugin says of itself.
+// Info is what a plugin announces.
 type Info struct {
 	Type, Name string
 	Versions   []string
@@ -74,7 +74,7 @@ type Target struct {
 	unused  chan struct{}
 }
 
-// Front stands before a plugin. Its methods are safe for concurrent use.
+// Front is a listener that forwards calls to the processes of a plugin. Its methods are safe for concurrent use.
 type Front struct {
 	cfg     Config
 	serving sync.WaitGroup
@@ -133,7 +133,7 @@ func (f *Front) Status() (registered bool, reason string, said bool) {
 	return f.told.registered, f.told.reason, f.told.said
 }
 
-// Check says why a process that says this of itself is not the plugin's.
+// Check returns an error if the plugin is registered with another announcement.
 func (f *Front) Check(info Info) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -236,7 +236,7 @@ func (f *Front) rest() {
 	})
 }
 
-// use returns the process for a call, and what to call at its end. It waits for one that is being started.
+// use returns the process for a call, and the function to call at the call's end. It waits for a process that is being started.
 func (f *Front) use(ctx context.Context) (t *Target, end func(), err error) {
 	t, seen := f.take()
 	if t == nil {
@@ -256,7 +256,7 @@ type view struct {
 	failed   error
 }
 
-// take counts a call to the process that serves. If none does, it says how things stand.
+// take counts a call to the process that serves. If none does, it returns the state to wait for a change of.
 func (f *Front) take() (*Target, view) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

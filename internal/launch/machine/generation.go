@@ -85,7 +85,7 @@ func (m *Machine) becomeReady(g *generation, phase Phase, cause Cause) {
 	m.answerAll(&g.ready, nil)
 }
 
-// replace has the next generation take the place of the current one, which is told to end.
+// replace makes the next generation the current one and stops the old one.
 func (m *Machine) replace() {
 	old := m.current
 	m.current, m.next = m.next, nil
@@ -134,7 +134,7 @@ func (m *Machine) drop(err error, cause Cause) {
 	}
 }
 
-// end has a generation end, if it has not.
+// end stops a generation that has not ended.
 func (m *Machine) end(g *generation, phase Phase, cause Cause) {
 	switch {
 	case g.phase == Starting:
@@ -152,7 +152,7 @@ func (m *Machine) end(g *generation, phase Phase, cause Cause) {
 	}
 }
 
-// fail ends a process that is not fit to go on.
+// fail stops a process that is unfit, to be started again.
 func (m *Machine) fail(g *generation, err error, cause Cause, atOnce bool) {
 	m.stopTimer(g, Settle)
 	m.do(Unwatch{g.ref})
@@ -269,7 +269,7 @@ func (m *Machine) fired(g *generation, in Fired) {
 	}
 }
 
-// isAwaited reports whether somebody waits for a process of the generation.
+// isAwaited reports whether a request waits for a process of the generation.
 func (g *generation) isAwaited() bool {
 	return slices.ContainsFunc(slices.Concat(g.starts, g.ready), func(r Request) bool { return r != 0 })
 }
@@ -287,7 +287,7 @@ func (m *Machine) late(g *generation) {
 	m.fail(g, err, ByUnfitness, false)
 }
 
-// over says that nothing of a generation runs, nor will.
+// over ends a generation for good: it has no process and gets none.
 func (m *Machine) over(g *generation, cause Cause) {
 	m.stopTimer(g, Pause)
 	m.stopTimer(g, StartBy)

@@ -1,6 +1,6 @@
-// Package machine decides what happens to one launched plugin: when a process of it is started, when it is ready, what follows its end,
-// when one replaces another and when it is given up. It is pure: it takes what happens and the time, and returns what is to be done. What
-// does it is package supervise. Whose processes they are, and what is a plugin's readiness, it does not know.
+// Package machine is the state machine of one launched plugin. It decides when a process is started, when it is ready, when another process
+// replaces it, what follows its end and when the plugin has failed. It is pure: it maps an input and the time to effects, which package
+// supervise executes.
 package machine
 
 import (
@@ -25,7 +25,7 @@ const (
 
 // Machine is one launched plugin. It is used by one goroutine at a time. The zero value is a plugin without a description.
 type Machine struct {
-	// Entered is told of each transition; nil for nobody.
+	// Entered is called with each transition, unless it is nil.
 	Entered func(Ref, Transition)
 
 	Moment
@@ -35,7 +35,7 @@ type Machine struct {
 	timers  map[Timer]bool
 	out     []Effect
 	history history
-	// current is what the plugin is; next is to replace it, and those that leave are being ended, oldest first.
+	// current is the plugin's generation, next will replace it, and leaving are the generations that are being stopped, oldest first.
 	current, next *generation
 	leaving       []*generation
 	// queue are those who asked for another process while one replaces another, stops those who wait until nothing runs.
@@ -51,7 +51,7 @@ type generation struct {
 	phase Phase
 	since time.Time // when it entered what its state is
 	begun time.Time // when its last start began
-	// process is the one that runs; zero if there is none.
+	// process is the running process; zero without one.
 	process Process
 	health  HealthState
 	// err is how its last process ended, or why it was not started; unready why it was not registered; unfit why it is being ended.
@@ -198,7 +198,7 @@ func (m *Machine) start(r Request) {
 	}
 }
 
-// wake has one that is idle started, when what ran before it has ended.
+// wake starts an idle generation, after all earlier processes have ended.
 func (m *Machine) wake(g *generation, r Request) {
 	g.starts = append(g.starts, r)
 	if len(m.leaving) > 0 {
@@ -208,8 +208,8 @@ func (m *Machine) wake(g *generation, r Request) {
 	m.launch(g, ByDemand)
 }
 
-// restart replaces what runs, if it serves: first the new one becomes ready, then the old one ends. Of one that does not serve there is
-// nothing that could go over: it ends first.
+// restart replaces the process. If the plugin serves, the old process is stopped when the new one is ready. A plugin that does not serve
+// has no calls to hand over, so its old process is stopped first.
 func (m *Machine) restart(r Request) {
 	old := m.current
 	switch {
@@ -233,7 +233,7 @@ func (m *Machine) restart(r Request) {
 	}
 }
 
-// replacing says whether an old process has yet to make way for a new one, or the new one to become ready.
+// replacing reports whether an old process is being stopped for a new one, or the new one is not ready yet.
 func (m *Machine) replacing() bool {
 	return m.next != nil || len(m.leaving) > 0 || m.current != nil && len(m.current.ready) > 0
 }
@@ -308,7 +308,7 @@ func (m *Machine) withdraw(in Withdraw) {
 	}
 }
 
-// survivor takes a process over if nothing runs that it may not get along with, and somebody may want it.
+// survivor adopts a process unless another process may conflict with it or the plugin was stopped.
 func (m *Machine) survivor(p Process) {
 	g := m.current
 	resting := g == nil || g.phase.rests() && g.phase != Idle || g.phase == BackingOff
@@ -338,7 +338,7 @@ func (m *Machine) offer() {
 	}
 }
 
-// lay makes one idle of which nothing runs, or not for long.
+// lay makes the plugin idle whose process has ended or is being stopped.
 func (m *Machine) lay() {
 	if g := m.current; g != nil && g.phase == Stopping {
 		m.leaving = append(m.leaving, g)
@@ -347,7 +347,7 @@ func (m *Machine) lay() {
 	m.rest()
 }
 
-// rest makes it one that is started when somebody needs it. A start is of a new generation, which has the newest description.
+// rest makes a new idle generation the current one, which is started on demand, with the newest description.
 func (m *Machine) rest() {
 	old := m.current
 	m.current = m.generation()
@@ -378,8 +378,8 @@ func (m *Machine) demand(r Request) {
 	}
 }
 
-// unneeded ends a process that nobody needs, unless another one is about to replace it. A process that is not registered yet may be the one
-// that was started to say what the plugin is.
+// unneeded stops an idle process, unless it is being replaced. A process that is not registered yet may have been started to find out what
+// the plugin announces.
 func (m *Machine) unneeded(g *generation) {
 	if g != m.current || !g.desc.onDemand() || m.replacing() || g.phase != Serving {
 		return
@@ -415,7 +415,7 @@ func (g *generation) state() State {
 	return phases[g.phase].shown
 }
 
-// enter has a generation enter a phase. [Table] says whether it may.
+// enter changes the phase of a generation, as [Table] permits.
 func (m *Machine) enter(g *generation, phase Phase, cause Cause) {
 	before := g.state()
 	taken := Transition{From: g.phase, On: cause, To: phase}
@@ -478,5 +478,5 @@ func (m *Machine) Current() Ref {
 	return m.current.ref
 }
 
-// Knows says whether a generation is there: one that is over and was replaced is not.
+// Knows reports whether the machine has a generation. It drops generations that are over and were replaced.
 func (m *Machine) Knows(ref Ref) bool { return m.find(ref) != nil }

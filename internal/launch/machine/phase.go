@@ -19,9 +19,9 @@ const (
 	Ready
 	// Serving: it serves, and is registered.
 	Serving
-	// Lost: it serves, and somebody removed its socket: another one is to take its place.
+	// Lost: it serves, but its socket was removed, so it is being replaced.
 	Lost
-	// Failing: it is not fit to go on, and is being ended to be started again.
+	// Failing: it is unfit, and is being stopped and started again.
 	Failing
 	// Replaced: a newer one has taken its place, and it is being ended.
 	Replaced
@@ -29,19 +29,19 @@ const (
 	Stopping
 	// BackingOff: its process has ended or could not be started, and the next one is due.
 	BackingOff
-	// GivenUp: its processes have ended too often. It rests until somebody starts it.
+	// GivenUp: its processes have ended too often. It is started again only on request.
 	GivenUp
 	// Blocked: it could not be started or registered, and cannot be before its program changes, or its type has a handler.
 	Blocked
-	// Idle: nothing of it runs, and it is started when somebody needs it.
+	// Idle: it has no process, and is started on demand.
 	Idle
-	// Surviving: its host has ended and let it go on.
+	// Surviving: its host has ended, and its process keeps running.
 	Surviving
 	// Over: nothing of it runs, and nothing will.
 	Over
 )
 
-// phases says how each is called, and how operators see it.
+// phases are the names of the phases and the states that operators see.
 var phases = [...]struct {
 	name  string
 	shown State
@@ -55,10 +55,10 @@ var phases = [...]struct {
 
 func (p Phase) String() string { return phases[p].name }
 
-// runs says whether there is a process that is not being ended.
+// runs reports whether there is a process that is not being stopped.
 func (p Phase) runs() bool { return p >= Started && p <= Lost }
 
-// rests says whether there is no process, nor going to be one without a reason from outside.
+// rests reports whether there is no process and none is started without an input from outside.
 func (p Phase) rests() bool { return p >= GivenUp }
 
 // Cause is why a generation enters a phase.
@@ -107,7 +107,7 @@ type Row struct {
 	To   Phase
 }
 
-// Has says whether a transition is one of the row's.
+// Has reports whether the row contains a transition.
 func (r Row) Has(t Transition) bool {
 	return r.On == t.On && r.To == t.To && (slices.Contains(r.From, t.From) || r.From == nil && t.From == 0)
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/launch"
 )
 
-// Restart says after which ends of its process a plugin is started again.
+// Restart is the set of exits after which a plugin is restarted.
 type Restart int
 
 // The restart policies.
@@ -20,7 +20,7 @@ const (
 	OnDemand                 // after every end, but only when somebody needs it
 )
 
-// Upgrade says how a new process of a plugin takes the place of an old one.
+// Upgrade is the way in which a new process of a plugin replaces an old one.
 type Upgrade int
 
 // The kinds of upgrades. Of a plugin that does not serve, the old process always ends first.
@@ -30,7 +30,7 @@ const (
 	Handover                  // as side by side; the socket stays, which is the host's business
 )
 
-// Policy says when a plugin is started again. Zero durations and counts stand for the defaults.
+// Policy decides when a plugin is restarted. Zero durations and counts stand for the defaults.
 type Policy struct {
 	Restart    Restart
 	MinBackoff time.Duration // no pause between two processes is shorter; default 500 ms
@@ -53,7 +53,7 @@ func (p Policy) WithDefaults() Policy {
 	return p
 }
 
-// restarts says whether the policy wants another process after one that ended with err.
+// restarts reports whether a plugin is restarted after a process that exited with err.
 func (p Policy) restarts(err error) bool {
 	return p.Restart == Always || p.Restart == OnDemand || p.Restart == OnFailure && err != nil
 }
@@ -76,7 +76,7 @@ type history struct {
 	told      string      // why the last start failed, which is told once; empty after one that did not
 }
 
-// repeats says whether a start failed as the one before.
+// repeats reports whether a start failed with the same error as the previous one.
 func (h *history) repeats(err error) bool {
 	before := h.told
 	h.told = err.Error()

@@ -19,9 +19,9 @@ const (
 	StateRunning State = "running"
 	// StateUnresponsive: it runs and does not answer health checks.
 	StateUnresponsive State = "unresponsive"
-	// StateUnlinked: it runs, and its socket was removed by somebody else: another process is to take its place.
+	// StateUnlinked: it runs, but its socket was removed, so it is being replaced.
 	StateUnlinked State = "unlinked"
-	// StateStopping: it was told to end, and has not yet.
+	// StateStopping: it is being stopped.
 	StateStopping State = "stopping"
 	// StateBackoff: it ended and is started again at NextStart.
 	StateBackoff State = "backoff"
@@ -29,13 +29,13 @@ const (
 	StateFailed State = "failed"
 	// StateBlocked: it cannot be started before its program changes, or its type has a handler; then it is started.
 	StateBlocked State = "blocked"
-	// StateIdle: it has no process, and is started when somebody needs it.
+	// StateIdle: it has no process, and is started on demand.
 	StateIdle State = "idle"
 	// StateStopped: it was stopped, ended by itself and is not to be started again, or was never started.
 	StateStopped State = "stopped"
 )
 
-// HealthState is what a plugin says of itself through grpc.health.v1.
+// HealthState is the health that a plugin reports through grpc.health.v1.
 type HealthState string
 
 // The states of health.
@@ -53,7 +53,7 @@ type Status struct {
 	State State
 	// Since is when it entered its state.
 	Since time.Time
-	// Health is what it says of itself through grpc.health.v1: "serving", "not-serving", "unresponsive", "not-offered", or "unknown".
+	// Health is what it reports through grpc.health.v1: "serving", "not-serving", "unresponsive", "not-offered", or "unknown".
 	Health string
 	// PID is its process; zero if it has none.
 	PID int
@@ -63,13 +63,13 @@ type Status struct {
 	Restarts int
 	// NextStart is when it is started again; zero if that is not planned.
 	NextStart time.Time
-	// LastError says how its last process ended, with the last lines that it wrote to standard error, or why its process is not ready.
+	// LastError is how its last process ended, with the last lines that it wrote to standard error, or why its process is not ready.
 	LastError string
-	// ReplacementError says why its last replacement failed, until another one succeeds or a person starts it.
+	// ReplacementError is why its last replacement failed, until another one succeeds or a person starts it.
 	ReplacementError string
 }
 
-// EventKind names what happened to a launched plugin. That a process was started or has ended is told by the host.
+// EventKind names what happened to a launched plugin. The host reports the start and the end of processes.
 type EventKind string
 
 // The kinds of events.
@@ -101,13 +101,13 @@ const (
 	EventHealthy   EventKind = "healthy"
 )
 
-// Event says what happened to a launched plugin.
+// Event is something that happened to a launched plugin.
 type Event struct {
 	Time   time.Time
 	Kind   EventKind
 	Name   string
 	Socket string
-	// State is the state of the plugin after it; empty where the event says nothing of that.
+	// State is the state of the plugin after the event; empty if the event does not concern it.
 	State State
 	// Message explains the event in one line.
 	Message string
@@ -127,13 +127,13 @@ var (
 
 // Description is what the machine has to know of a plugin.
 type Description struct {
-	// Identity is the same for two descriptions of which a process can be the same.
+	// Identity is the same for two descriptions if a process of one can be adopted for the other.
 	Identity string
-	// Serves says that it is ready when it is registered.
+	// Serves means that it is ready when it is registered.
 	Serves bool
-	// Upgrade says how a newer process takes the place of an older one.
+	// Upgrade is how a newer process replaces an older one.
 	Upgrade Upgrade
-	// Survives says that its process goes on when its host ends.
+	// Survives means that its process keeps running when its host ends.
 	Survives bool
 	Restart  Policy
 	// StartTimeout is how long a process that serves may take from its start until it is ready.
@@ -150,7 +150,7 @@ func (d Description) onDemand() bool { return d.Restart.Restart == OnDemand }
 type (
 	// Ref names a generation.
 	Ref uint64
-	// Request names somebody who waits for an Answer; nobody does for zero.
+	// Request identifies a caller that waits for an Answer. Zero has no caller.
 	Request uint64
 	// TimerKind is what a timer is for. A generation has at most one of each.
 	TimerKind uint8
@@ -159,7 +159,7 @@ type (
 		Ref
 		Kind TimerKind
 	}
-	// Moment is when something happens, and what chance says then: a number from 0 to 1 that is not 1.
+	// Moment is the time of an input, with a random number in [0,1).
 	Moment struct {
 		Now    time.Time
 		Chance float64
@@ -179,59 +179,58 @@ func (r Ref) of() Ref { return r }
 type Input any
 
 type (
-	// Configure gives the plugin a description. Changed says that a process of the one before has to be replaced, which the answer is about.
+	// Configure sets the description of the plugin. Changed means that a running process has to be replaced, which is what the answer reports.
 	Configure struct {
 		Description
 		Changed bool
 		Request
 	}
-	// Start is what somebody asks for, like Replace and Stop; see package launcher.
+	// Start, Replace and Stop are requests; see package launcher.
 	Start struct{ Request }
 	// Replace is like Start.
 	Replace struct{ Request }
 	// Stop is like Start.
 	Stop struct{ Request }
-	// Withdraw says that somebody does not wait any more: a replacement that is for him alone is off.
+	// Withdraw ends a request with Err. A replacement that no other request waits for is canceled.
 	Withdraw struct {
 		Request
 		Err error
 	}
-	// Remove says that it is not to be launched any more.
+	// Remove stops the plugin for good.
 	Remove struct{ Request }
-	// Close says that its host ends.
+	// Close: its host ends.
 	Close struct{}
-	// Offer has one that is started on demand wait for that, unless it does already or runs.
+	// Offer makes a plugin idle that is started on demand, unless it is idle or runs.
 	Offer struct{}
-	// Demand says that somebody needs it who did not before. The answer is there when its process runs, or says why none does.
+	// Demand: a caller needs the plugin. The answer comes when its process runs, or cannot be started.
 	Demand struct{ Request }
-	// Unneeded says that nobody has needed it for a while.
+	// Unneeded: its process has been idle for a while.
 	Unneeded struct{ Ref }
-	// Survivor says that a process of it was reached that survived an earlier host. The effect is Adopt or Discard.
+	// Survivor: a process that survived an earlier host was reached. The effect is Adopt or Discard.
 	Survivor struct{ Process }
-	// Launched says that its process runs, or why it could not be started. Blocked says that no attempt can succeed before its program
-	// changes.
+	// Launched: its process runs, or could not be started. With Blocked, no attempt can succeed before its program changes.
 	Launched struct {
 		Ref
 		Process
 		Err     error
 		Blocked bool
 	}
-	// Changed says that what blocked a generation has changed.
+	// Changed: the condition that blocked a generation has changed.
 	Changed struct{ Ref }
-	// Registered says that it was registered.
+	// Registered: the plugin was registered.
 	Registered struct{ Ref }
-	// Refused says why it was not. Blocked says that no process can be registered before something changes.
+	// Refused: the plugin was not registered. With Blocked, no process can be registered before something changes.
 	Refused struct {
 		Ref
 		Err     error
 		Blocked bool
 	}
-	// Exited says that its process has ended and nothing is left of it; the error is nil after a clean end.
+	// Exited: its process and all descendants have exited. The error is nil after a clean exit.
 	Exited struct {
 		Ref
 		Err error
 	}
-	// Fired says that a timer has. Needed says whether somebody needs the plugin; see [OnDemand].
+	// Fired: a timer has expired. Needed is set if a caller waits for the plugin; see [OnDemand].
 	Fired struct {
 		Timer
 		Needed bool
@@ -242,13 +241,13 @@ type (
 		State HealthState
 		Err   error
 	}
-	// Unfit says that its process is not fit to go on, and is to be ended; at once if it would not heed being asked.
+	// Unfit: its process has to be stopped, immediately if it would not react to a request.
 	Unfit struct {
 		Ref
 		Err    error
 		AtOnce bool
 	}
-	// SocketLost says that the socket of its process was removed: of the process that has the socket, or of Process, behind a front.
+	// SocketLost: the socket of a process was removed, that of Socket or, behind a front, of Process.
 	SocketLost struct {
 		Socket  string
 		Process Ref
@@ -266,7 +265,7 @@ type Process struct {
 type Effect any
 
 type (
-	// Launch asks for a process. Launched says what became of it.
+	// Launch starts a process. Its result is Launched.
 	Launch struct{ Ref }
 	// Cancel asks for the end of that attempt.
 	Cancel struct{ Ref }
@@ -276,7 +275,7 @@ type (
 	Adopt struct{ Ref }
 	// Discard ends it.
 	Discard struct{}
-	// Watch asks to be told when it is registered and how its health is.
+	// Watch follows the registration and the health of the process.
 	Watch struct{ Ref }
 	// Unwatch ends that.
 	Unwatch struct{ Ref }
@@ -285,7 +284,7 @@ type (
 		Ref
 		AtOnce bool
 	}
-	// Release lets the process go on without this host.
+	// Release leaves the process running without this host.
 	Release struct{ Ref }
 	// SetTimer sets a timer.
 	SetTimer struct {
@@ -296,7 +295,7 @@ type (
 	StopTimer struct{ Timer }
 	// Emit tells of an event.
 	Emit struct{ Event }
-	// Answer tells somebody what became of what he asked for.
+	// Answer ends a request with its result.
 	Answer struct {
 		Request
 		Err error

@@ -18,7 +18,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/launch/machine"
 )
 
-// Checks says how the health of a plugin is checked. A plugin that hangs is Unresponsive after at most Interval and Misses times Timeout.
+// Checks are the settings for checks of health. A plugin that hangs is Unresponsive after at most Interval and Misses times Timeout.
 type Checks struct {
 	// Interval is the time between two checks that are answered, less up to a tenth, by chance.
 	Interval time.Duration
@@ -110,7 +110,7 @@ func (h *follower) missed() bool {
 	return h.misses >= h.Misses && !h.Pending.Marked()
 }
 
-// check asks once. An error other than errNotOffered says that there was no answer.
+// check asks once. An error other than errNotOffered means that there was no answer.
 func (h *follower) check(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, h.Timeout)
 	defer cancel()

@@ -17,15 +17,15 @@ import (
 
 // Process is a process of a plugin. All methods may be called at once from several goroutines.
 type Process interface {
-	// About says what the machine has to know of it.
+	// About returns the process as the machine knows it.
 	About() machine.Process
 	// Wait blocks until the process has ended and nothing is left of it, and returns nil if that was a clean end; or until ctx ends.
 	Wait(ctx context.Context) error
-	// Terminate has it end, and blocks until it has. When ctx ends it is killed.
+	// Terminate stops the process and blocks until it has exited. When ctx ends the process is killed.
 	Terminate(ctx context.Context)
 }
 
-// Config says what a [Unit] keeps running. D is what describes the plugin.
+// Config is the configuration of a [Unit]. D is the type that describes the plugin.
 type Config[D any] struct {
 	// Launch starts a process of a generation. It may take its time; the end of ctx ends that, and the process. After an error that wraps a
 	// [BlockedError] it is called again after the change.
@@ -35,9 +35,9 @@ type Config[D any] struct {
 	// They are called for plugins that serve.
 	Ready  func(ctx context.Context, p Process, refused func(error)) error
 	Follow func(ctx context.Context, description D, p Process, found func(machine.HealthFound))
-	// Needed says whether somebody needs the plugin, for one that is started on demand. It is called with a lock of the Unit.
+	// Needed reports whether a caller waits for a plugin that is started on demand. It is called with a lock of the Unit.
 	Needed func() bool
-	// Observe is told what happens, in order, with a lock of the Unit: it must not block or call it.
+	// Observe is called with each event, in order, with a lock of the Unit: it must not block or call the Unit.
 	Observe func(machine.Event)
 	// Pace is what it runs on.
 	Pace Pace
@@ -118,7 +118,7 @@ func (u *Unit[D]) Configure(description D, about machine.Description, changed bo
 	})
 }
 
-// Tell gives the machine an input that nobody waits for.
+// Tell passes an input to the machine and does not wait for the result.
 func (u *Unit[D]) Tell(input machine.Input) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -146,7 +146,7 @@ func (u *Unit[D]) Remove(done func(error)) (withdraw func(error)) {
 	return u.ask(done, func(r machine.Request) machine.Input { return machine.Remove{Request: r} })
 }
 
-// Demand says that somebody needs the plugin. It is like Start.
+// Demand starts a plugin that is started on demand. It is like Start.
 func (u *Unit[D]) Demand(done func(error)) (withdraw func(error)) {
 	return u.ask(done, func(r machine.Request) machine.Input { return machine.Demand{Request: r} })
 }
@@ -169,12 +169,12 @@ func (u *Unit[D]) Survivor(p Process) {
 	u.step(machine.Survivor{Process: p.About()})
 }
 
-// Unfit says that a process is not fit to go on: it is ended, at once if it would not heed being asked, and started again.
+// Unfit stops a process, immediately if atOnce, and starts another one.
 func (u *Unit[D]) Unfit(p Process, err error, atOnce bool) {
 	u.about(p, func(ref machine.Ref) machine.Input { return machine.Unfit{Ref: ref, Err: err, AtOnce: atOnce} })
 }
 
-// Unneeded says that nobody has needed a process for a while.
+// Unneeded reports that a process has been idle for a while.
 func (u *Unit[D]) Unneeded(p Process) {
 	u.about(p, func(ref machine.Ref) machine.Input { return machine.Unneeded{Ref: ref} })
 }
@@ -333,7 +333,7 @@ func (u *Unit[D]) adopt(ref machine.Ref) {
 	})
 }
 
-// await waits for the end of a process, unless it is let go on.
+// await waits for the end of a process, unless the process is released.
 func (u *Unit[D]) await(ctx context.Context, ref machine.Ref, h *held[D], p Process) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
