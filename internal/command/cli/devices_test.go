@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -57,7 +58,20 @@ type gadgets struct {
 	change   chan os.Signal
 }
 
+// registerOlder registers on kubelet.sock, and again whenever that is a new file.
 func (g *gadgets) registerOlder(kubelet, endpoint string) {
+	for last := os.FileInfo(nil); ; time.Sleep(100 * time.Millisecond) {
+		now, err := os.Stat(kubelet)
+		if err != nil || last != nil && os.SameFile(last, now) && last.ModTime().Equal(now.ModTime()) {
+			continue
+		}
+		if g.registerOnce(kubelet, endpoint) == nil {
+			last = now
+		}
+	}
+}
+
+func (g *gadgets) registerOnce(kubelet, endpoint string) error {
 	conn, err := grpc.NewClient("unix:"+kubelet, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		panic(err)
@@ -67,6 +81,7 @@ func (g *gadgets) registerOlder(kubelet, endpoint string) {
 	})
 	fmt.Printf("registered error=%v\n", err)
 	_ = conn.Close()
+	return err
 }
 
 func (g *gadgets) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
