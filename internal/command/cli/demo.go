@@ -38,6 +38,8 @@ func newDemoParts() []*cobra.Command {
 		Hidden: true,
 		Args:   takes("PLUGIN-DIR", "STATE", "CONTROL-SOCKET"),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx, cancel := demo.UntilClosed(cmd.Context(), cmd.InOrStdin())
+			defer cancel()
 			d, err := daemon.New(daemon.Config{Config: config.Config{
 				PluginDirs: args[:1], State: args[1], ControlSocket: args[2],
 				Handlers: map[string]string{demo.PluginType: daemon.HandlerAccept},
@@ -45,14 +47,16 @@ func newDemoParts() []*cobra.Command {
 			if err != nil {
 				return err
 			}
-			return demo.Host(cmd.Context(), cmd.InOrStdin(), cmd.OutOrStdout(), d)
+			return d.Run(ctx)
 		},
 	}, {
 		Use:    demo.PluginCommand + " NAME SOCKET VERSIONS",
 		Hidden: true,
 		Args:   takes("NAME", "SOCKET", "VERSIONS"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return demo.Plugin(cmd.Context(), cmd.InOrStdin(), args[0], args[1], args[2])
+			ctx, cancel := demo.UntilClosed(cmd.Context(), cmd.InOrStdin())
+			defer cancel()
+			return demo.Plugin(ctx, args[0], args[1], args[2])
 		},
 	}}
 }

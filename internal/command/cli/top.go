@@ -16,7 +16,6 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/mattn/go-runewidth"
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
@@ -185,7 +184,16 @@ func (v *topView) run(ctx context.Context, c *client.Client, out io.Writer, keys
 			case topReadLog:
 				v.show(topText, logLines(ctx, c, asked.plugin))
 			case topRestart:
-				following.Go(func() { restart(ctx, c, asked.plugin, done) })
+				following.Go(func() {
+					text := asked.plugin + " was restarted"
+					if _, err := c.Restart(ctx, asked.plugin); err != nil {
+						text = err.Error()
+					}
+					select {
+					case done <- text:
+					case <-ctx.Done():
+					}
+				})
 			case topNothing:
 			}
 		case v.notice = <-done:
@@ -232,17 +240,6 @@ func follow(ctx context.Context, c *client.Client, news chan<- client.Event) {
 			}
 		}
 		_ = pause(ctx, topEvery) // the loop looks at ctx
-	}
-}
-
-func restart(ctx context.Context, c *client.Client, plugin string, done chan<- string) {
-	text := plugin + " was restarted"
-	if _, err := c.Restart(ctx, plugin); err != nil {
-		text = err.Error()
-	}
-	select {
-	case done <- text:
-	case <-ctx.Done():
 	}
 }
 
@@ -470,20 +467,9 @@ func (v *topView) summary(screen terminal) string {
 	for _, p := range v.listing.Plugins {
 		counts[p.State]++
 	}
-	room := screen.width
-	var line strings.Builder
-	add := func(text string, is tone) {
-		if room <= 0 {
-			return // even nothing would be marked as cut
-		}
-		text = truncate(text, room)
-		line.WriteString(screen.paint(text, is))
-		room -= runewidth.StringWidth(text)
-	}
-	add(fmt.Sprintf("%d instances", len(v.listing.Plugins)), strong)
+	line := fmt.Sprintf("%d instances", len(v.listing.Plugins))
 	for _, state := range slices.Sorted(maps.Keys(counts)) {
-		add("  ", plain)
-		add(fmt.Sprintf("%d %s", counts[state], escape(state)), toneOf(state))
+		line += fmt.Sprintf("  %d %s", counts[state], escape(state))
 	}
-	return line.String()
+	return screen.paint(truncate(line, screen.width), strong)
 }

@@ -1,6 +1,6 @@
 // Package demo shows the whole life of two plugins, with real processes, in a temporary directory: it is the command "patchbay demo".
 //
-// The program runs itself several times more: as a daemon ([Host]) and as plugins ([Plugin]). The first process ([Run]) starts and kills
+// The program runs itself several times more: as a daemon and as plugins ([Plugin]). The first process ([Run]) starts and kills
 // the others, like an operator would, follows the daemon's events and calls the plugins through it, and tells what happens. All children
 // end when their standard input does, so none survives the first process whatever happens to it.
 package demo
@@ -21,7 +21,8 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
-// The commands of this program that run [Host], with the arguments PLUGIN-DIR STATE CONTROL-SOCKET, and [Plugin], with its own.
+// The hidden commands of this program that run a daemon, with the arguments PLUGIN-DIR STATE CONTROL-SOCKET, and [Plugin], with its own.
+// They end when their standard input is closed.
 const (
 	HostCommand   = "demo-host"
 	PluginCommand = "demo-plugin"
@@ -112,7 +113,7 @@ func (s *show) startPlugin(name, file, versions string) (p *process) {
 	if s.err != nil {
 		return nil
 	}
-	p, s.err = startProcess(s.dir, io.Discard, PluginCommand, name, filepath.Join(s.plugins, file), versions)
+	p, s.err = startProcess(s.dir, PluginCommand, name, filepath.Join(s.plugins, file), versions)
 	if s.err == nil {
 		s.children = append(s.children, p)
 		s.say(name, "started, pid %d, offers %s on %s", p.pid(), versions, file)

@@ -11,7 +11,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -32,7 +31,7 @@ type process struct {
 }
 
 // startProcess starts this program again with other arguments. What it puts among the temporary files is in dir.
-func startProcess(dir string, stdout io.Writer, args ...string) (*process, error) {
+func startProcess(dir string, args ...string) (*process, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("cannot find this program to start it again: %w", err)
@@ -40,7 +39,6 @@ func startProcess(dir string, stdout io.Writer, args ...string) (*process, error
 	// No context: Run kills its children, in the order that the demo calls for.
 	p := &process{cmd: exec.CommandContext(context.Background(), self, args...), ended: make(chan struct{})}
 	p.cmd.Env = append(os.Environ(), "TMPDIR="+dir)
-	p.cmd.Stdout = stdout
 	p.cmd.Stderr = &p.stderr
 	p.cmd.WaitDelay = time.Second
 	if p.stdin, err = p.cmd.StdinPipe(); err != nil {
@@ -78,7 +76,10 @@ func (p *process) stop(ctx context.Context) error {
 
 const callTimeout = 2 * time.Second
 
-// daemon is a child that runs [Host].
+// pollPause is the time between two looks for a daemon that starts.
+const pollPause = 5 * time.Millisecond
+
+// daemon is a child that runs a daemon.
 type daemon struct {
 	*process
 	client *client.Client
@@ -90,30 +91,25 @@ type daemon struct {
 
 // startDaemon starts a daemon, waits until it answers and follows its events, for as long as ctx lasts. Its files are in dir.
 func startDaemon(ctx context.Context, dir, pluginDir string) (*daemon, error) {
-	ready, controlSocket, began := make(chan struct{}), filepath.Join(dir, "control.sock"), time.Now()
-	p, err := startProcess(dir, onWrite(sync.OnceFunc(func() { close(ready) })),
-		HostCommand, pluginDir, filepath.Join(dir, "state.db"), controlSocket)
+	controlSocket, began := filepath.Join(dir, "control.sock"), time.Now()
+	p, err := startProcess(dir, HostCommand, pluginDir, filepath.Join(dir, "state.db"), controlSocket)
 	if err != nil {
 		return nil, err
 	}
 	d := &daemon{process: p, client: client.New(controlSocket)}
 	d.next, d.unfollow = iter.Pull2(d.client.Events(ctx, client.EventsOptions{Follow: true, Since: began}))
-	select {
-	case <-ready:
-		return d, nil
-	case <-p.ended:
-		return d, errors.New("the daemon has ended")
-	case <-ctx.Done():
-		return d, ctx.Err()
+	for {
+		if _, err := d.client.Version(ctx); !errors.Is(err, client.ErrNotRunning) {
+			return d, err
+		}
+		select {
+		case <-time.After(pollPause):
+		case <-p.ended:
+			return d, errors.New("the daemon has ended")
+		case <-ctx.Done():
+			return d, ctx.Err()
+		}
 	}
-}
-
-// onWrite is a writer that drops what is written and tells that something was.
-type onWrite func()
-
-func (told onWrite) Write(b []byte) (int, error) {
-	told()
-	return len(b), nil
 }
 
 // kill ends the daemon like kill -9 and forgets what it told.
