@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"time"
@@ -36,9 +35,7 @@ one.`,
 	wanted := addWanted(cmd, socket)
 	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
 		options, err := wanted(time.Now())
-		if _, is := errors.AsType[usageError](err); err != nil && !is {
-			return wrongUsage(cmd, "%w", err)
-		} else if err != nil {
+		if err != nil {
 			return err
 		}
 		options.Follow, options.Tail = past().Follow, past().Tail
@@ -62,14 +59,16 @@ func addWanted(cmd *cobra.Command, socket *controlSocket) func(now time.Time) (c
 			ptype, name, ok := client.ParsePlugin(*plugin)
 			switch {
 			case ok && len(*types) > 0:
-				return options, errors.New("--plugin names a type already: leave --type out")
+				return options, wrongUsage(cmd, "--plugin names a type already: leave --type out")
 			case ok:
 				options.Types, options.Names = []string{ptype}, []string{name}
 			default:
 				options.Names = []string{*plugin}
 			}
 		}
-		options.Since, err = sinceTime(*since, now)
+		if options.Since, err = sinceTime(*since, now); err != nil {
+			err = wrongUsage(cmd, "%w", err)
+		}
 		return options, err
 	}
 }

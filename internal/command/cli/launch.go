@@ -72,7 +72,7 @@ NAME is the name in the catalogue, or TYPE/NAME as the plugin registered.`,
 	cmd.ValidArgsFunction = completeLaunched(socket)
 	output := addOutput(cmd, "text")
 	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error {
-		done := progress(ctx, cmd.ErrOrStderr(), func(ctx context.Context) string { return presentLife(ctx, c, args[0]) })
+		done := sayLater(ctx, cmd.ErrOrStderr(), func(ctx context.Context) string { return presentLife(ctx, c, args[0]) })
 		now, err := o.do(c, ctx, args[0])
 		done()
 		if err != nil {

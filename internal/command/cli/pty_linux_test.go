@@ -152,7 +152,6 @@ func TestProgressAndColours(t *testing.T) {
 	_, control := daemonFor(t)
 	s := onScreen(t, nil, "wait", "T/late", "--timeout", "3s", "--control-socket", control)
 	s.shows("T/late is not known")
-	s.shows("\r\x1b[K")
 	if code := s.ends(); code != 1 {
 		t.Errorf("exit code %d", code)
 	}

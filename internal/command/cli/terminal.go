@@ -211,43 +211,23 @@ func isTerminal(w io.Writer) bool {
 	return ok && term.IsTerminal(int(file.Fd()))
 }
 
-const (
-	// progressAfter is how long an operation takes before anything is shown of it, progressEvery how often that is renewed.
-	progressAfter = 500 * time.Millisecond
-	progressEvery = time.Second
-)
+// progressAfter is how long an operation takes before a line says what it waits for.
+const progressAfter = 500 * time.Millisecond
 
-// progress shows, on a terminal and nowhere else, for how long an operation has been going on, and what now says of it. The caller calls
-// done when the operation has ended, which takes the line away.
-func progress(ctx context.Context, w io.Writer, now func(context.Context) string) (done func()) {
-	if terminalOf(w).width == 0 {
-		return func() {}
-	}
+// sayLater writes, on a terminal and nowhere else, what now returns if an operation takes long. The caller calls done when the operation
+// has ended.
+func sayLater(ctx context.Context, w io.Writer, now func(context.Context) string) (done func()) {
 	ctx, cancel := context.WithCancel(ctx)
-	var showing sync.WaitGroup
-	showing.Go(func() {
-		began := time.Now()
-		next := time.NewTimer(progressAfter)
-		defer next.Stop()
-		shown := false
-		for {
-			select {
-			case <-ctx.Done():
-				if shown {
-					fmt.Fprint(w, "\r\x1b[K")
-				}
-				return
-			case <-next.C:
+	var saying sync.WaitGroup
+	if isTerminal(w) {
+		saying.Go(func() {
+			if pause(ctx, progressAfter) == nil {
+				fmt.Fprintln(w, terminalOf(w).paint(now(ctx), faint))
 			}
-			screen := terminalOf(w)
-			line := fmt.Sprintf("%s  %s", short(time.Since(began)), now(ctx))
-			fmt.Fprint(w, "\r\x1b[K"+screen.paint(truncate(line, screen.width-1), faint))
-			shown = true
-			next.Reset(progressEvery)
-		}
-	})
+		})
+	}
 	return func() {
 		cancel()
-		showing.Wait()
+		saying.Wait()
 	}
 }

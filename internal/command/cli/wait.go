@@ -65,7 +65,7 @@ After the timeout the command says which state the plugin is in and exits with 1
 		ctx, cancel := context.WithTimeout(ctx, *timeout)
 		defer cancel()
 		ptype, name := pluginOf(args[0])
-		defer progress(ctx, cmd.ErrOrStderr(), func(ctx context.Context) string { return presentState(ctx, c, ptype, name) })()
+		defer sayLater(ctx, cmd.ErrOrStderr(), func(ctx context.Context) string { return presentState(ctx, c, ptype, name) })()
 		for {
 			_, err := c.Wait(ctx, ptype, name, client.Goal(goal.value))
 			if !errors.Is(err, client.ErrNotRunning) {
