@@ -118,16 +118,9 @@ type FleetChange struct {
 	Health *FleetHealth `json:"health,omitempty"`
 }
 
-// FleetNodes returns the nodes of the fleet with these names and states, ordered by name; an empty list matches all.
-func (c *Client) FleetNodes(ctx context.Context, names, states []string) ([]FleetNode, FleetHealth, error) {
-	return c.FleetNodesWith(ctx, names, states, nil)
-}
-
-// FleetNodesWith is FleetNodes for the nodes that have all of these labels.
-func (c *Client) FleetNodesWith(
-	ctx context.Context, names, states []string, labels map[string]string,
-) ([]FleetNode, FleetHealth, error) {
-	request := &patchbayv1.ListNodesRequest{Nodes: names, States: states, Labels: labels}
+// FleetNodes returns the nodes of the fleet that match, ordered by name: Nodes, Labels and States count, which are those of nodes.
+func (c *Client) FleetNodes(ctx context.Context, f FleetFilter) ([]FleetNode, FleetHealth, error) {
+	request := &patchbayv1.ListNodesRequest{Nodes: f.Nodes, States: f.States, Labels: f.Labels}
 	answer, err := ask(ctx, c.explain, "list the nodes of the fleet", c.fleet.ListNodes, request)
 	return each(answer.GetNodes(), fleetNodeOf), fleetHealthOf(answer.GetHealth()), err
 }
@@ -155,10 +148,10 @@ func (c *Client) DrainNode(ctx context.Context, node string) error {
 	return err
 }
 
-// WaitDrained blocks until a node that was drained serves no more calls of other nodes and holds no locks, or has stopped. If the deadline of
-// ctx passes first, the error matches [context.DeadlineExceeded] and says what the node still does.
+// WaitDrained blocks until a drained node serves no more calls of other nodes and holds no locks, or has stopped. If the deadline of ctx
+// passes first, the error matches [context.DeadlineExceeded] and says what the node still does.
 func (c *Client) WaitDrained(ctx context.Context, node string) error {
-	waits, drained := "it does not say what it serves, as nodes of earlier versions do not", false
+	waits, drained := "it has not published whether it serves calls; nodes of earlier versions never do", false
 	for change, err := range c.WatchFleet(ctx, FleetFilter{Nodes: []string{node}}, true, nil) {
 		n := change.Node
 		switch {

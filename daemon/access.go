@@ -8,6 +8,8 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path"
+	"slices"
 	"sync"
 
 	"connectrpc.com/connect"
@@ -303,13 +305,40 @@ func (g *guard) WrapStreamingClient(next connect.StreamingClientFunc) connect.St
 	return next
 }
 
-func groupOf(path string) (uint32, error) {
-	info, err := sock.Stat(path)
+func groupOf(socket string) (uint32, error) {
+	info, err := sock.Stat(socket)
 	if err != nil {
 		return 0, fmt.Errorf("the socket's group is not known: %w", err)
 	}
 	if !info.IsSocket() {
-		return 0, &fs.PathError{Op: "stat", Path: path, Err: errors.New("not a socket")}
+		return 0, &fs.PathError{Op: "stat", Path: socket, Err: errors.New("not a socket")}
 	}
 	return info.GID, nil
+}
+
+// patterns are those of one key of a rule.
+type patterns struct {
+	key  string
+	list []string
+}
+
+func validatePatterns(parts []patterns) error {
+	for _, part := range parts {
+		if len(part.list) == 0 || slices.Contains(part.list, "") {
+			return fmt.Errorf(`%s is empty and would allow nothing: name what is allowed, or "*" for everything`, part.key)
+		}
+		for _, pattern := range part.list {
+			if _, err := path.Match(pattern, ""); err != nil {
+				return fmt.Errorf("%s has %q, which is no pattern: %w", part.key, pattern, err)
+			}
+		}
+	}
+	return nil
+}
+
+func matchAny(patterns []string, text string) bool {
+	return slices.ContainsFunc(patterns, func(pattern string) bool {
+		matched, err := path.Match(pattern, text)
+		return pattern == "*" || err == nil && matched
+	})
 }

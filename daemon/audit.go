@@ -336,3 +336,27 @@ func (s *sparse) user(who string, now time.Time) *toldUser {
 	u.last = now
 	return u
 }
+
+// denials makes denied calls known.
+type denials struct {
+	publish func(reconciler.Event)
+	log     *slog.Logger
+	told    *sparse
+}
+
+func newDenials(publish func(reconciler.Event), log *slog.Logger) *denials {
+	return &denials{publish, log, newSparse(maxSparse, maxTold)}
+}
+
+// deny makes one known and returns its status, which is the same whether there is such a plugin or not.
+func (d *denials) deny(c *fleetCall) error {
+	who := c.String()
+	what := fmt.Sprintf("%s of plugin %s", short(c.method), shortName(c.plugin))
+	if first, left := d.told.first(audited{who: c.name(), action: what}); first {
+		d.log.Warn("fleet: a call from another node was denied", "caller", who, "call", what, "leftOut", left)
+		d.publish(reconciler.Event{
+			Time: time.Now(), Kind: eventFleetCallDenied, Message: fmt.Sprintf("%s may not call %s%s", who, what, leftOut(left)),
+		})
+	}
+	return status.Errorf(codes.PermissionDenied, "%s may not call %s: no rule in fleet.serve.allow of the node allows it", who, what)
+}

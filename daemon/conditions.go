@@ -55,9 +55,28 @@ func (w *stateWatch) failed(err error) {
 	w.condition.OK = false
 	w.condition.Message = fmt.Sprintf("cannot write state file %s: %v; registered plugins stay so and new ones wait; "+
 		"see whether its device is full, read-only or broken: it is tried again every %v", w.path, err, stateCheckInterval)
+	wake(w.woken)
+}
+
+// wake sends a value to a channel that has room for one, unless there is one already.
+func wake(c chan<- struct{}) {
 	select {
-	case w.woken <- struct{}{}:
+	case c <- struct{}{}:
 	default:
+	}
+}
+
+// announce returns what makes a change of a condition of the fleet known: in the log, and as an event.
+func announce(publish func(reconciler.Event), log *slog.Logger) func(fleet.Condition) {
+	return func(c fleet.Condition) {
+		kind, message := pipeline.EventRecovered, c.Name+" is in order again"
+		if c.OK {
+			log.Info(message)
+		} else {
+			kind, message = pipeline.EventDegraded, c.Message
+			log.Warn(message)
+		}
+		publish(reconciler.Event{Time: time.Now(), Kind: kind, Message: message})
 	}
 }
 

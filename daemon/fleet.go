@@ -22,8 +22,6 @@ import (
 	"github.com/patchbay-dev/patchbay/fleet"
 	"github.com/patchbay-dev/patchbay/fleet/locks"
 	"github.com/patchbay-dev/patchbay/internal/command/config"
-	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
-	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
 // fleetConfig says to which fleet the node belongs.
@@ -92,20 +90,6 @@ func (c fleetConfig) settings() string {
 	return string(text)
 }
 
-// announce returns what makes a change of a condition known: in the log, and as an event.
-func announce(publish func(reconciler.Event), log *slog.Logger) func(fleet.Condition) {
-	return func(c fleet.Condition) {
-		kind, message := pipeline.EventRecovered, c.Name+" is in order again"
-		if c.OK {
-			log.Info(message)
-		} else {
-			kind, message = pipeline.EventDegraded, c.Message
-			log.Warn(message)
-		}
-		publish(reconciler.Event{Time: time.Now(), Kind: kind, Message: message})
-	}
-}
-
 // readerIdle is how long the fleet is followed after the last request for it.
 const readerIdle = 5 * time.Minute
 
@@ -131,13 +115,12 @@ type fleetMember struct {
 	announce    func(fleet.Condition)
 	log         *slog.Logger
 
-	mu            sync.Mutex
-	reader        *fleet.Reader       // nil while nobody asks
-	versions      *patchbay.Condition // the last judgment of its versions; nil for none
-	closedReaders fleet.ReaderStats   // the sum of what readers that are closed did
-	users         int
-	idle          *time.Timer
-	closed        bool
+	mu       sync.Mutex
+	reader   *fleet.Reader       // nil while nobody asks
+	versions *patchbay.Condition // the last judgment of its versions; nil for none
+	users    int
+	idle     *time.Timer
+	closed   bool
 }
 
 // conditions are those of the node's part in the fleet, without that of the publisher.
@@ -278,14 +261,6 @@ func (m *fleetMember) holdsLock() bool {
 	return m.elector != nil && slices.ContainsFunc(m.elector.Wanted(), func(w locks.Wanted) bool { return w.Held })
 }
 
-// wake sends a value to a channel that has room for one, unless there is one already.
-func wake(c chan<- struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
-}
-
 // join begins to publish the node and to compete for the locks of its plugins. Judge judges the calls of other nodes again. What it returns
 // ends that and returns when nothing is left of it, which takes no more than a few seconds, whatever etcd does.
 func (m *fleetMember) join(
@@ -359,6 +334,13 @@ func (m *fleetMember) acquire() (reader *fleet.Reader, release func(), err error
 	return m.reader, sync.OnceFunc(m.release), nil
 }
 
+// openReader returns the reader of the fleet, nil if there is none.
+func (m *fleetMember) openReader() *fleet.Reader {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.reader
+}
+
 func (m *fleetMember) release() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -370,7 +352,6 @@ func (m *fleetMember) release() {
 		defer m.mu.Unlock()
 		if m.users == 0 && !m.closed && m.reader != nil {
 			m.reader.Close()
-			m.closedReaders = m.closedReaders.Add(m.reader.Stats())
 			m.reader = nil
 		}
 	})

@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"context"
-	"fmt"
 	"net/url"
 	"slices"
 	"strings"
@@ -16,7 +15,6 @@ import (
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/fleet"
-	"github.com/patchbay-dev/patchbay/internal/launch/machine"
 	"github.com/patchbay-dev/patchbay/proxy"
 )
 
@@ -150,41 +148,4 @@ func (m *fleetMember) dispensed(plugins []string) map[patchbay.PluginName]connec
 		}
 	}
 	return all
-}
-
-// leaders returns the states of the locks, for people.
-func (m *fleetMember) leaders(ctx context.Context) (map[fleet.Lock]fleet.LockState, error) {
-	if m.elector == nil {
-		return nil, nil //nolint:nilnil // there are no locks
-	}
-	ctx, cancel := context.WithTimeout(ctx, firstRead)
-	defer cancel()
-	locks, err := m.cluster.Locks(ctx, m.space)
-	if err != nil {
-		return nil, fmt.Errorf("%w; see the log of the daemon", err)
-	}
-	leaders := map[fleet.Lock]fleet.LockState{}
-	for _, l := range locks {
-		leaders[l.Lock] = l
-	}
-	return leaders, nil
-}
-
-// unwell returns the sockets of the launched plugins that say that they do not serve, or do not answer.
-func unwell(l launched) map[string]bool {
-	sockets := map[string]bool{}
-	for _, s := range l.Plugins() {
-		if s.Socket != "" && (s.Health == string(machine.NotServing) || s.Health == string(machine.Unresponsive)) {
-			sockets[s.Socket] = true
-		}
-	}
-	return sockets
-}
-
-// isUnwell says whether the plugin of this node that has a type or role and a name is one of those.
-func isUnwell(l launched, plugins func() []patchbay.PluginStatus, ptype, name string) bool {
-	sockets := unwell(l)
-	return len(sockets) > 0 && slices.ContainsFunc(plugins(), func(s patchbay.PluginStatus) bool {
-		return s.Current && s.Name == name && sockets[s.SocketPath] && (s.Type == ptype || slices.Contains(s.Registration.Roles, ptype))
-	})
 }

@@ -1,13 +1,10 @@
 package daemon
 
 import (
-	"sync"
-
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay/fleet"
-	"github.com/patchbay-dev/patchbay/fleet/locks"
 )
 
 const (
@@ -20,29 +17,15 @@ const (
 // peerCalls counts calls between this node and others, by the other one. Those beyond maxPeers are counted together.
 type peerCalls struct {
 	calls *prometheus.CounterVec
-
-	mu    sync.Mutex
-	peers map[string]bool
+	peers *labels
 }
 
 func newPeerCalls(calls *prometheus.CounterVec) *peerCalls {
-	return &peerCalls{calls: calls, peers: map[string]bool{}}
+	return &peerCalls{calls, &labels{most: maxPeers}}
 }
 
-// ended counts a call.
 func (p *peerCalls) ended(peer string, err error) {
-	p.calls.WithLabelValues(p.label(peer), codeLabel(status.Code(err))).Inc()
-}
-
-func (p *peerCalls) label(peer string) string {
-	peer = valid(peer)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if !p.peers[peer] && len(p.peers) >= maxPeers {
-		return labelOther
-	}
-	p.peers[peer] = true
-	return peer
+	p.calls.WithLabelValues(p.peers.of(valid(peer)), codeLabel(status.Code(err))).Inc()
 }
 
 // watchFleet has what the daemon does for the fleet collected; nil stands for a node of no fleet.
@@ -52,19 +35,14 @@ func (m *metrics) watchFleet(member *fleetMember, publisher *fleet.Publisher) {
 	}
 }
 
-// What fleetCollector tells, as an index of fleetDescs.
+// What fleetCollector collects, as an index of fleetDescs.
 const (
 	fleetSessions = iota
 	fleetFailures
 	fleetWrites
 	fleetWrittenBytes
 	fleetLastWrite
-	fleetReaderLists
-	fleetReaderWatches
-	fleetReaderEvents
 	fleetReaderCurrent
-	fleetLookupReads
-	fleetLookupEvents
 	fleetLookupCurrent
 	fleetCertificateExpiry
 	fleetLockHeld
@@ -72,18 +50,13 @@ const (
 )
 
 var fleetDescs = [...]*prometheus.Desc{
-	fleetSessions:      fleetDesc("sessions_total", "How often etcd was found and the node published there."),
-	fleetFailures:      fleetDesc("failures_total", "Connections to etcd and writes for the fleet that failed."),
-	fleetWrites:        fleetDesc("writes_total", "Transactions that wrote to etcd what the node publishes."),
-	fleetWrittenBytes:  fleetDesc("written_bytes_total", "The size of the values that were written to etcd."),
-	fleetLastWrite:     fleetDesc("last_write_timestamp_seconds", "When the node was last written to etcd, in seconds since 1970."),
-	fleetReaderLists:   fleetDesc("reader_lists_total", "How often the whole fleet was read from etcd."),
-	fleetReaderWatches: fleetDesc("reader_watches_total", "How often a watch of the fleet began in etcd."),
-	fleetReaderEvents:  fleetDesc("reader_events_total", "Changes of keys of the fleet that came from etcd."),
+	fleetSessions:     fleetDesc("sessions_total", "How often etcd was found and the node published there."),
+	fleetFailures:     fleetDesc("failures_total", "Connections to etcd and writes for the fleet that failed."),
+	fleetWrites:       fleetDesc("writes_total", "Transactions that wrote to etcd what the node publishes."),
+	fleetWrittenBytes: fleetDesc("written_bytes_total", "The size of the values that were written to etcd."),
+	fleetLastWrite:    fleetDesc("last_write_timestamp_seconds", "When the node was last written to etcd, in seconds since 1970."),
 	fleetReaderCurrent: fleetDesc("reader_current", "Whether the daemon follows the fleet in etcd: 1 if so, 0 if it has lost it; absent "+
 		"while nobody asks for the fleet."),
-	fleetLookupReads:  fleetDesc("lookup_reads_total", "What was read from etcd for calls: a node, nodes that have a plugin, or a lock."),
-	fleetLookupEvents: fleetDesc("lookup_events_total", "Changes of keys that came from etcd for calls."),
 	fleetLookupCurrent: fleetDesc("lookup_current", "Whether the daemon follows what is called in the fleet in etcd: 1 if so or if there is "+
 		"nothing to follow, 0 if it has lost etcd."),
 	fleetCertificateExpiry: fleetDesc("certificate_expiry_timestamp_seconds", "When a certificate of the node expires, in seconds since "+
@@ -110,32 +83,26 @@ func (c fleetCollector) Describe(ch chan<- *prometheus.Desc) {
 }
 
 func (c fleetCollector) Collect(ch chan<- prometheus.Metric) {
-	wrote, followed := c.publisher.Stats(), c.member.lookup.Stats()
-	read, health := c.member.readerStats()
-	for what, count := range map[int]uint64{
+	wrote := c.publisher.Stats()
+	for what, count := range []uint64{
 		fleetSessions: wrote.Sessions, fleetFailures: wrote.Failures, fleetWrites: wrote.Writes, fleetWrittenBytes: wrote.Bytes,
-		fleetReaderLists: read.Lists, fleetReaderWatches: read.Watches, fleetReaderEvents: read.Events,
-		fleetLookupReads: followed.Lists, fleetLookupEvents: followed.Events,
 	} {
 		counter(ch, fleetDescs[what], count)
-	}
-	gauge(ch, fleetDescs[fleetLookupCurrent], oneIf(c.member.lookup.Health().Current))
-	for use, certificate := range c.member.certificates() {
-		gauge(ch, fleetDescs[fleetCertificateExpiry], float64(certificate.Expires.Unix()), use)
-	}
-	if c.member.elector != nil {
-		collectLocks(ch, c.member.elector.Wanted())
 	}
 	if !wrote.Published.IsZero() {
 		gauge(ch, fleetDescs[fleetLastWrite], float64(wrote.Published.UnixMilli())/1000)
 	}
-	if health != nil {
-		gauge(ch, fleetDescs[fleetReaderCurrent], oneIf(health.Current))
+	gauge(ch, fleetDescs[fleetLookupCurrent], oneIf(c.member.lookup.Health().Current))
+	if reader := c.member.openReader(); reader != nil {
+		gauge(ch, fleetDescs[fleetReaderCurrent], oneIf(reader.Health().Current))
 	}
-}
-
-// collectLocks makes the metrics of the locks that the node wants.
-func collectLocks(ch chan<- prometheus.Metric, wanted []locks.Wanted) {
+	for use, certificate := range c.member.certificates() {
+		gauge(ch, fleetDescs[fleetCertificateExpiry], float64(certificate.Expires.Unix()), use)
+	}
+	if c.member.elector == nil {
+		return
+	}
+	wanted := c.member.elector.Wanted()
 	for _, w := range wanted[:min(len(wanted), maxLocks)] {
 		ptype, name := valid(w.Type), valid(w.Name)
 		gauge(ch, fleetDescs[fleetLockHeld], oneIf(w.Held), ptype, name)

@@ -12,7 +12,6 @@ import (
 	"log/slog"
 	"net"
 	"os"
-	"path"
 	"slices"
 	"strings"
 	"time"
@@ -223,30 +222,6 @@ func (s *fleetServer) handle(end context.Context, caller grpc.ServerStream) (err
 	}).Forward(ctx, caller)
 }
 
-// denials makes denied calls known.
-type denials struct {
-	publish func(reconciler.Event)
-	log     *slog.Logger
-	told    *sparse
-}
-
-func newDenials(publish func(reconciler.Event), log *slog.Logger) *denials {
-	return &denials{publish, log, newSparse(maxSparse, maxTold)}
-}
-
-// deny makes one known and returns its status, which is the same whether there is such a plugin or not.
-func (d *denials) deny(c *fleetCall) error {
-	who := c.String()
-	what := fmt.Sprintf("%s of plugin %s", short(c.method), shortName(c.plugin))
-	if first, left := d.told.first(audited{who: c.name(), action: what}); first {
-		d.log.Warn("fleet: a call from another node was denied", "caller", who, "call", what, "leftOut", left)
-		d.publish(reconciler.Event{
-			Time: time.Now(), Kind: eventFleetCallDenied, Message: fmt.Sprintf("%s may not call %s%s", who, what, leftOut(left)),
-		})
-	}
-	return status.Errorf(codes.PermissionDenied, "%s may not call %s: no rule in fleet.serve.allow of the node allows it", who, what)
-}
-
 // errWithdrawn ends calls that no rule allows any more.
 var errWithdrawn = status.Error(codes.PermissionDenied,
 	"the call was ended because no rule in fleet.serve.allow of the node allows it any more")
@@ -280,26 +255,6 @@ func (c *fleetCall) denied(rules []config.FleetAllow) error {
 	return errWithdrawn
 }
 
-// patterns are those of one key of a rule.
-type patterns struct {
-	key  string
-	list []string
-}
-
-func validatePatterns(parts []patterns) error {
-	for _, part := range parts {
-		if len(part.list) == 0 || slices.Contains(part.list, "") {
-			return fmt.Errorf(`%s is empty and would allow nothing: name what is allowed, or "*" for everything`, part.key)
-		}
-		for _, pattern := range part.list {
-			if _, err := path.Match(pattern, ""); err != nil {
-				return fmt.Errorf("%s has %q, which is no pattern: %w", part.key, pattern, err)
-			}
-		}
-	}
-	return nil
-}
-
 // matchIdentity reports whether a pattern matches who calls, see [fleet.Credentials.Caller]. A URI is only matched by a pattern with "://",
 // or by "*".
 func matchIdentity(pattern, identity string) bool {
@@ -312,13 +267,6 @@ func matchIdentity(pattern, identity string) bool {
 		pattern = strings.ToLower(pattern)
 	}
 	return matchAny([]string{pattern}, identity)
-}
-
-func matchAny(patterns []string, text string) bool {
-	return slices.ContainsFunc(patterns, func(pattern string) bool {
-		matched, err := path.Match(pattern, text)
-		return pattern == "*" || err == nil && matched
-	})
 }
 
 // useOffers puts other rules in force, for calls that begin from then on.

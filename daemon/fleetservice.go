@@ -76,12 +76,20 @@ func (s fleetService) ListFleetPlugins(
 	defer release()
 	plugins := each(reader.Plugins(filterOf(request.GetFilter())), fleetPluginMessage)
 	health := healthMessage(reader.Health())
-	leaders, err := s.member.leaders(ctx)
-	if err != nil && health.GetMessage() == "" {
-		health.Message = valid(err.Error())
-	}
-	for _, p := range plugins {
-		markLeader(p, leaders)
+	if s.member.elector != nil {
+		ctx, cancel := context.WithTimeout(ctx, firstRead)
+		defer cancel()
+		locks, err := s.member.cluster.Locks(ctx, s.member.space)
+		if err != nil && health.GetMessage() == "" {
+			health.Message = valid(err.Error()) + "; see the log of the daemon"
+		}
+		held := map[fleet.Lock]fleet.LockState{}
+		for _, l := range locks {
+			held[l.Lock] = l
+		}
+		for _, p := range plugins {
+			markHolder(p, held)
+		}
 	}
 	return &patchbayv1.ListFleetPluginsResponse{Plugins: plugins, Health: health}, nil
 }
@@ -225,7 +233,8 @@ func nodeReason(n fleet.Node) string {
 		if n.SeenBefore.IsZero() {
 			return "Its presence in etcd has ended; it was last seen " + at(n.LastSeen) + "."
 		}
-		return "Its presence in etcd has ended; it was last seen " + at(n.LastSeen) + " or later, but before " + n.SeenBefore.UTC().Format(time.RFC3339) + "."
+		before := n.SeenBefore.UTC().Format(time.RFC3339)
+		return "Its presence in etcd has ended; it was last seen " + at(n.LastSeen) + " or later, but before " + before + "."
 	case fleet.NodeStopped:
 		return "Its daemon stopped " + at(n.LastSeen) + "."
 	case fleet.NodeUnknown:
@@ -243,12 +252,11 @@ func at(t time.Time) string {
 	return "at " + t.UTC().Format(time.RFC3339)
 }
 
-// markLeader says of a plugin whether its node holds its lock, that of its type or of the first of its roles that has one.
-func markLeader(p *patchbayv1.FleetPlugin, leaders map[fleet.Lock]fleet.LockState) {
+// markHolder sets the token of a plugin whose node holds its lock, that of its type or of the first of its roles that has one.
+func markHolder(p *patchbayv1.FleetPlugin, held map[fleet.Lock]fleet.LockState) {
 	for _, ptype := range append([]string{p.GetType()}, p.GetRoles()...) {
-		leader, ok := leaders[fleet.Lock{Type: ptype, Name: p.GetName()}]
-		if ok && leader.Node == p.GetNode() && p.GetCurrent() {
-			p.FencingToken = leader.Token
+		if l, ok := held[fleet.Lock{Type: ptype, Name: p.GetName()}]; ok && l.Node == p.GetNode() && p.GetCurrent() {
+			p.FencingToken = l.Token
 			return
 		}
 	}

@@ -23,13 +23,14 @@ type unlocked struct {
 	found     chan struct{} // closed when a node competes for locks
 	once      sync.Once
 
-	mu    sync.Mutex
-	nodes map[fleet.Lock]string // one that competes
-	since time.Time
+	mu     sync.Mutex
+	nodes  map[fleet.Lock]string // one that competes
+	status patchbay.Condition
 }
 
 func newUnlocked(node string, exclusive []string) *unlocked {
-	return &unlocked{node: node, exclusive: exclusive, found: make(chan struct{})}
+	ok := patchbay.Condition{Name: locks.SettingsCondition, OK: true}
+	return &unlocked{node: node, exclusive: exclusive, found: make(chan struct{}), status: ok}
 }
 
 // begin is called when a node competes for locks. As long as none does, nothing is followed.
@@ -67,24 +68,34 @@ func (u *unlocked) follow(
 	}
 }
 
-// set takes over which nodes compete.
+// set records which nodes compete.
 func (u *unlocked) set(competing map[fleet.Lock][]string) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.nodes = map[fleet.Lock]string{}
+	types := map[string]string{}
 	for lock, nodes := range competing {
 		// Its own keys are of a time when it had another configuration.
 		others := slices.DeleteFunc(nodes, func(node string) bool { return node == u.node })
-		if !slices.Contains(u.exclusive, lock.Type) && len(others) > 0 {
-			u.nodes[lock] = others[0]
+		if slices.Contains(u.exclusive, lock.Type) || len(others) == 0 {
+			continue
+		}
+		u.nodes[lock] = others[0]
+		if before := types[lock.Type]; before == "" || others[0] < before {
+			types[lock.Type] = others[0]
 		}
 	}
-	switch {
-	case len(u.nodes) == 0:
-		u.since = time.Time{}
-	case u.since.IsZero():
-		u.since = time.Now()
+	if len(types) == 0 {
+		u.status = patchbay.Condition{Name: locks.SettingsCondition, OK: true}
+		return
 	}
+	if u.status.OK {
+		u.status.OK, u.status.Since = false, time.Now()
+	}
+	names := slices.Sorted(maps.Keys(types))
+	u.status.Message = fmt.Sprintf("other nodes compete for locks of %s, node %s for example, and fleet.exclusive of this node does not list "+
+		"that: it does not call its own plugins of these names; give all nodes the same fleet.exclusive",
+		valid(strings.Join(names, ", ")), types[names[0]])
 }
 
 // elsewhere returns a node that competes for a lock for which this one does not; empty for none.
@@ -94,22 +105,9 @@ func (u *unlocked) elsewhere(l fleet.Lock) string {
 	return u.nodes[l]
 }
 
-// condition says whether there are any such locks.
+// condition returns whether there are any such locks.
 func (u *unlocked) condition() patchbay.Condition {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if len(u.nodes) == 0 {
-		return patchbay.Condition{Name: locks.SettingsCondition, OK: true}
-	}
-	types := map[string]string{}
-	for lock, node := range u.nodes {
-		if before := types[lock.Type]; before == "" || node < before {
-			types[lock.Type] = node
-		}
-	}
-	first := slices.Min(slices.Collect(maps.Keys(types)))
-	return patchbay.Condition{Name: locks.SettingsCondition, Since: u.since, Message: fmt.Sprintf(
-		"other nodes compete for locks of %s, node %s for example, and fleet.exclusive of this node does not list that: it does not call its "+
-			"own plugins of these names; give all nodes the same fleet.exclusive",
-		valid(strings.Join(slices.Sorted(maps.Keys(types)), ", ")), types[first])}
+	return u.status
 }

@@ -37,8 +37,7 @@ func (s fleetService) ListFleetVersions(
 	return &patchbayv1.ListFleetVersionsResponse{Versions: versions, Health: healthMessage(reader.Health())}, nil
 }
 
-// versionsIn returns which versions of the plugins that pass a filter are current on which nodes, ordered by type, name and version. Without
-// states in the filter, only registered plugins count.
+// versionsIn returns which versions of the plugins that pass a filter are current on which nodes, by default only of registered ones.
 func versionsIn(reader *fleet.Reader, f fleet.Filter) []*patchbayv1.FleetVersion {
 	if len(f.States) == 0 {
 		f.States = []reconciler.State{reconciler.StateRegistered}
@@ -46,6 +45,7 @@ func versionsIn(reader *fleet.Reader, f fleet.Filter) []*patchbayv1.FleetVersion
 	return versionsOf(reader.Plugins(f))
 }
 
+// versionsOf returns the versions ordered by type, name and version.
 func versionsOf(plugins []fleet.Plugin) []*patchbayv1.FleetVersion {
 	found, first := map[[3]string]*patchbayv1.FleetVersion{}, map[*patchbayv1.FleetVersion]time.Time{}
 	for _, p := range plugins {
@@ -71,7 +71,8 @@ func versionsOf(plugins []fleet.Plugin) []*patchbayv1.FleetVersion {
 		for n < len(rest) && comparePlugin(rest[0], rest[n]) == 0 {
 			n++
 		}
-		firsts := slices.SortedFunc(slices.Values(each(rest[:n], func(v *patchbayv1.FleetVersion) time.Time { return first[v] })), time.Time.Compare)
+		firsts := each(rest[:n], func(v *patchbayv1.FleetVersion) time.Time { return first[v] })
+		slices.SortFunc(firsts, time.Time.Compare)
 		for _, v := range rest[:n] {
 			if n > 1 {
 				v.DiffersSince = timestamp(firsts[1])
@@ -116,9 +117,7 @@ func (m *fleetMember) watchVersions(ctx context.Context) {
 	}
 	drift := cmp.Or(m.drift, defaultDrift)
 	for degraded := false; backoff.Pause(ctx, min(versionsLook, max(drift/10, time.Second))); {
-		m.mu.Lock()
-		reader := m.reader
-		m.mu.Unlock()
+		reader := m.openReader()
 		if reader == nil || !reader.Health().Current {
 			continue
 		}

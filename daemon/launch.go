@@ -11,6 +11,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/internal/launch/machine"
 	"github.com/patchbay-dev/patchbay/launcher"
 )
 
@@ -173,4 +174,23 @@ func recordMessage(r launcher.Record) *patchbayv1.LogRecord {
 		record.Attributes = append(record.Attributes, &patchbayv1.LogAttribute{Key: valid(a.Key), Value: valid(a.Value.String())})
 	}
 	return record
+}
+
+// unwell returns the sockets of the launched plugins that say that they do not serve, or do not answer.
+func unwell(l launched) map[string]bool {
+	sockets := map[string]bool{}
+	for _, s := range l.Plugins() {
+		if s.Socket != "" && (s.Health == string(machine.NotServing) || s.Health == string(machine.Unresponsive)) {
+			sockets[s.Socket] = true
+		}
+	}
+	return sockets
+}
+
+// isUnwell says whether the plugin of this node that has a type or role and a name is one of those.
+func isUnwell(l launched, plugins func() []patchbay.PluginStatus, ptype, name string) bool {
+	sockets := unwell(l)
+	return len(sockets) > 0 && slices.ContainsFunc(plugins(), func(s patchbay.PluginStatus) bool {
+		return s.Current && s.Name == name && sockets[s.SocketPath] && (s.Type == ptype || slices.Contains(s.Registration.Roles, ptype))
+	})
 }

@@ -21,7 +21,6 @@ import (
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
-	"github.com/patchbay-dev/patchbay/fleet"
 	"github.com/patchbay-dev/patchbay/reconciler"
 	"github.com/patchbay-dev/patchbay/trust"
 )
@@ -97,7 +96,7 @@ func newMetrics(build Build, handled func(ptype string) bool) *metrics {
 				"refused (user, total), was refused because too many were in progress (userCalls, calls), or was canceled by a caller that "+
 				"cancels too many, which is read from more slowly (connCancels, userCancels, cancels).", "reason"),
 		rpcs: &rpcMetrics{
-			methods:   map[string]bool{},
+			methods:   &labels{most: maxMethods},
 			calls:     counter("patchbay_plugin_rpcs_total", "Completed calls to plugins, by method and gRPC status code.", "method", "code"),
 			durations: histogram("patchbay_plugin_rpc_duration_seconds", "How long calls to plugins took, by method.", 0.0002, "method"),
 		},
@@ -278,14 +277,35 @@ func oneIf(yes bool) float64 {
 	return 0
 }
 
-// readerStats returns what all readers so far did, and how the present one is; nil for none.
-func (m *fleetMember) readerStats() (fleet.ReaderStats, *fleet.Health) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.reader == nil {
-		return m.closedReaders, nil
+// labels are the values that a label may have: the first ones that occur, until there are too many.
+type labels struct {
+	most int
+
+	mu    sync.RWMutex
+	known map[string]bool
+}
+
+func (l *labels) has(value string) bool {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	return l.known[value]
+}
+
+// of returns the value, or labelOther if there are too many.
+func (l *labels) of(value string) string {
+	if l.has(value) {
+		return value
 	}
-	return m.closedReaders.Add(m.reader.Stats()), new(m.reader.Health())
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.known[value] && len(l.known) >= l.most {
+		return labelOther
+	}
+	if l.known == nil {
+		l.known = map[string]bool{}
+	}
+	l.known[value] = true
+	return value
 }
 
 // maxMethods bounds how many RPC methods have a label of their own: callers of a plugin choose their names, and plugins which they answer.
@@ -295,9 +315,7 @@ const maxMethods = 256
 type rpcMetrics struct {
 	calls     *prometheus.CounterVec
 	durations *prometheus.HistogramVec
-
-	mu      sync.RWMutex
-	methods map[string]bool
+	methods   *labels
 }
 
 type rpcMethod struct{}
@@ -333,20 +351,8 @@ func codeLabel(code codes.Code) string {
 // label returns the label of a method whose call ended with a code: the method, unless there are too many, or only callers have ever named
 // it.
 func (m *rpcMetrics) label(method string, code codes.Code) string {
-	m.mu.RLock()
-	known := m.methods[method]
-	m.mu.RUnlock()
-	switch {
-	case known:
-		return method
-	case code == codes.Unimplemented || !utf8.ValidString(method): // which no label may be
+	if !m.methods.has(method) && (code == codes.Unimplemented || !utf8.ValidString(method)) { // which no label may be
 		return labelOther
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if !m.methods[method] && len(m.methods) >= maxMethods {
-		return labelOther
-	}
-	m.methods[method] = true
-	return method
+	return m.methods.of(method)
 }

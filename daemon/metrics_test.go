@@ -141,8 +141,8 @@ func TestMethodLabelsAreBounded(t *testing.T) {
 	if got := m.label("/s/new", codes.OK); got != labelOther {
 		t.Errorf("one too many has label %q", got)
 	}
-	if len(m.methods) != maxMethods {
-		t.Errorf("%d methods are kept, want %d", len(m.methods), maxMethods)
+	if len(m.methods.known) != maxMethods {
+		t.Errorf("%d methods are kept, want %d", len(m.methods.known), maxMethods)
 	}
 }
 

@@ -43,11 +43,6 @@ type Reader struct {
 // ReaderStats counts the complete lists of a [Reader], how often a watch began, and the changes of keys that came through it.
 type ReaderStats struct{ Lists, Watches, Events uint64 }
 
-// Add returns the sum of two counts.
-func (s ReaderStats) Add(other ReaderStats) ReaderStats {
-	return ReaderStats{Lists: s.Lists + other.Lists, Watches: s.Watches + other.Watches, Events: s.Events + other.Events}
-}
-
 // Open begins to read a fleet. It does not block; Ready does. The caller calls Close.
 func Open(c *Cluster, config ReaderConfig) *Reader {
 	return open(newDialer(c), c.config.Timeout, config)

@@ -273,8 +273,8 @@ func (f *facts) state() NodeState {
 	return NodeUnreachable
 }
 
-// member returns the node as readers see it now. Before is what they saw; nil for nothing. Alive is when the node last renewed its presence,
-// if that has ended just now.
+// member returns the node as readers see it now. Before is what they saw; nil for nothing. Alive is when the node last renewed its
+// presence, if that has ended just now.
 func (f *facts) member(name string, before *member, alive time.Time) *member {
 	m := &member{node: f.record.node, plugins: f.record.plugins}
 	m.node.Name, m.node.Cordon, m.node.Plugins = name, f.cordon, len(m.plugins)

@@ -144,11 +144,14 @@ func TestDrainWait(t *testing.T) {
 		called <- err
 	}()
 	<-began
-	_, err := a.try("fleet", "drain", "b", "--wait", "--timeout", "4s")
-	if err == nil || !strings.Contains(err.Error(), `in the last 5s`) ||
-		!strings.Contains(err.Error(), `the time is over`) || !strings.Contains(err.Error(), `node b stays drained until "patchbay fleet uncordon b"`) {
-		t.Errorf("a wait that is too short: %v", err)
-	}
+	eventually(t, "a wait that is too short says what the node does", func() bool { // on a busy machine it is not published yet
+		_, err := a.try("fleet", "drain", "b", "--wait", "--timeout", "4s")
+		if err == nil || !strings.Contains(err.Error(), "the time is over") ||
+			!strings.Contains(err.Error(), `node b stays drained until "patchbay fleet uncordon b"`) {
+			t.Fatalf("a wait that is too short: %v", err)
+		}
+		return strings.Contains(err.Error(), "has served calls of other nodes in the last 5s")
+	})
 	// waits begins to wait and returns what ends the command and returns its standard error.
 	waits := func() (cmd *exec.Cmd, stderr *bytes.Buffer) {
 		cmd, stderr = exec.Command(patchbay, "fleet", "drain", "b", "--wait", "--control-socket", filepath.Join(a.dir, "control.sock")), &bytes.Buffer{}
@@ -185,14 +188,20 @@ func TestDrainWait(t *testing.T) {
 		t.Errorf("after an uncordon: %s", said)
 	}
 	drained, said := waits()
+	returned := make(chan error, 1)
+	go func() { returned <- drained.Wait() }()
 	eventually(t, "the node says that it is drained", func() bool { return strings.Contains(b.degraded("fleet-drain"), "this node is drained") })
+	select {
+	case err := <-returned:
+		t.Errorf("it returned during a call: %v, %s", err, said)
+	default:
+	}
 	close(end)
 	if err := <-called; err != nil {
 		t.Errorf("the call in progress: %v", err)
 	}
-	ended := time.Now()
-	if err := drained.Wait(); err != nil || time.Since(ended) < 5*time.Second {
-		t.Errorf("it returned %v after the last call: %v, %s", time.Since(ended), err, said)
+	if err := <-returned; err != nil {
+		t.Errorf("after the last call: %v, %s", err, said)
 	}
 	if text := a.run("fleet", "nodes"); !strings.Contains(text, "ready, drained") {
 		t.Errorf("the nodes: %s", text)

@@ -392,7 +392,10 @@ func (s *soak) operate(ctx context.Context, r *rand.Rand) error {
 			_, err := c.Wait(ctx, anchorType, "n1", client.GoalRegistered)
 			return err
 		},
-		"fleet": func(ctx context.Context) error { _, _, err := c.FleetNodes(ctx, nil, nil); return s.etcdAway(err) },
+		"fleet": func(ctx context.Context) error {
+			_, _, err := c.FleetNodes(ctx, client.FleetFilter{})
+			return s.etcdAway(err)
+		},
 		"past events": func(ctx context.Context) error {
 			return last(c.Events(ctx, client.EventsOptions{}))
 		},

@@ -27,10 +27,8 @@ last known state and print a warning.`,
   patchbay fleet list --type CSIPlugin --state registered`,
 	}
 	cmd.AddCommand(newFleetNodesCommand(paths), newFleetListCommand(paths), newFleetVersionsCommand(paths), newFleetWatchCommand(paths),
-		newFleetWaitCommand(paths), newFleetLocksCommand(paths), newFleetDrainCommand(paths), newFleetRoleCommand(paths))
-	for _, o := range nodeOrders {
-		cmd.AddCommand(newNodeOrderCommand(paths, o))
-	}
+		newFleetWaitCommand(paths), newFleetLocksCommand(paths), newFleetDrainCommand(paths), newFleetUncordonCommand(paths),
+		newFleetForgetCommand(paths), newFleetRoleCommand(paths))
 	return cmd
 }
 
@@ -95,12 +93,13 @@ The output is a table, an array of objects as JSON or YAML, or one name a line.`
 		Example: `  # Which nodes are gone, and since when?
   patchbay fleet nodes --state unreachable`,
 	}
-	names := cmd.Flags().StringArray("node", nil, "this node only; can be repeated")
-	states := cmd.Flags().StringArray("state", nil, "nodes in this state only, for example ready; can be repeated")
-	labels := cmd.Flags().StringToString("label", nil, "nodes with this label only, as KEY=VALUE; can be repeated")
+	var f client.FleetFilter
+	cmd.Flags().StringArrayVar(&f.Nodes, "node", nil, "this node only; can be repeated")
+	cmd.Flags().StringArrayVar(&f.States, "state", nil, "nodes in this state only, for example ready; can be repeated")
+	cmd.Flags().StringToStringVar(&f.Labels, "label", nil, "nodes with this label only, as KEY=VALUE; can be repeated")
 	return listing[client.FleetNode]{
 		list: func(ctx context.Context, c *client.Client) ([]client.FleetNode, client.FleetHealth, error) {
-			return c.FleetNodesWith(ctx, *names, *states, *labels)
+			return c.FleetNodes(ctx, f)
 		},
 		name: func(n client.FleetNode) string { return n.Name },
 		head: []string{"NAME", "STATE", "VERSION", "PLUGINS", "ADDRESS", "UP", "LAST SEEN"}, tone: 1,
@@ -147,8 +146,8 @@ func newFleetVersionsCommand(paths paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "versions",
 		Short: "List which versions of the plugins run on how many nodes.",
-		Long: `List the versions of the plugins of all nodes, one line for each version, with the number of nodes on which it is registered and the
-names of the first of them. DIFFERS says for how long nodes have run different versions of the plugin. After an hour, or
+		Long: `List the versions of the plugins of all nodes, one line for each version, with the number of nodes on which it is registered
+and the names of the first of them. DIFFERS says for how long nodes have run different versions of the plugin. After an hour, or
 fleet.drift, the condition fleet-versions of the daemon is degraded too.
 
 The output is a table, an array of objects with all nodes as JSON or YAML, or one TYPE/NAME@VERSION a line.`,

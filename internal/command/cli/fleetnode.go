@@ -15,44 +15,38 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/command/config"
 )
 
-// nodeOrder is a command that does something with one node of the fleet, and prints nothing.
-type nodeOrder struct {
-	use, short, long, example string
-	do                        func(c *client.Client, ctx context.Context, node string) error
-}
-
-var nodeOrders = []nodeOrder{
-	{
-		use:     "uncordon NODE",
-		short:   "Have calls go to a node again that was drained.",
-		long:    `End what "patchbay fleet drain" began. Of a node that is not drained it is no error.` + needsAdmin,
-		example: `  patchbay fleet uncordon node-7`,
-		do:      (*client.Client).UncordonNode,
-	},
-	{
-		use:   "forget NODE",
-		short: "Remove a node that is gone, before its retention is over.",
-		long: `Remove what etcd has of a node that is gone for good, so that it and its plugins are shown no more, before fleet.retention is
-over. A node that is there is not forgotten; stop its daemon first. If its daemon is started again later, the node is back.` + needsAdmin,
-		example: `  patchbay fleet forget node-7`,
-		do:      (*client.Client).ForgetNode,
-	},
-}
-
 const needsAdmin = `
 
 The caller needs the control role admin, and the daemon the right to write in etcd what is below the keys of that node
 ("patchbay fleet role --operator").`
 
-func newNodeOrderCommand(paths paths, o nodeOrder) *cobra.Command {
-	cmd := &cobra.Command{
-		Use: o.use, Short: o.short, Example: o.example, Args: takes("NODE"), ValidArgsFunction: cobra.NoFileCompletions, Long: o.long,
-	}
-	socket := addControlSocket(cmd, paths)
-	cmd.RunE = socket.ask(answerTimeout, func(ctx context.Context, c *client.Client, _ *cobra.Command, args []string) error {
-		return o.do(c, ctx, args[0])
-	})
+// addNodeOrder makes a command do something with the node that it names. It prints nothing.
+func addNodeOrder(cmd *cobra.Command, paths paths, do func(c *client.Client, ctx context.Context, node string) error) *cobra.Command {
+	cmd.Args, cmd.ValidArgsFunction = takes("NODE"), cobra.NoFileCompletions
+	cmd.RunE = addControlSocket(cmd, paths).ask(answerTimeout,
+		func(ctx context.Context, c *client.Client, _ *cobra.Command, args []string) error {
+			return do(c, ctx, args[0])
+		})
 	return cmd
+}
+
+func newFleetUncordonCommand(paths paths) *cobra.Command {
+	return addNodeOrder(&cobra.Command{
+		Use:     "uncordon NODE",
+		Short:   "Have calls go to a node again that was drained.",
+		Long:    `End what "patchbay fleet drain" began. Of a node that is not drained it is no error.` + needsAdmin,
+		Example: `  patchbay fleet uncordon node-7`,
+	}, paths, (*client.Client).UncordonNode)
+}
+
+func newFleetForgetCommand(paths paths) *cobra.Command {
+	return addNodeOrder(&cobra.Command{
+		Use:   "forget NODE",
+		Short: "Remove a node that is gone, before its retention is over.",
+		Long: `Remove what etcd has of a node that is gone for good, so that it and its plugins are shown no more, before fleet.retention is
+over. A node that is there is not forgotten; stop its daemon first. If its daemon is started again later, the node is back.` + needsAdmin,
+		Example: `  patchbay fleet forget node-7`,
+	}, paths, (*client.Client).ForgetNode)
 }
 
 func newFleetDrainCommand(paths paths) *cobra.Command {
@@ -104,10 +98,10 @@ func newFleetRoleCommand(paths paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "role NODE",
 		Short: "Print the commands that give a node its rights in etcd.",
-		Long: `Print the commands of etcdctl that make a role and a user of the name of the node, with exactly the rights that its daemon needs with
-the configuration of this one: fleet.etcd.prefix and namespace say where, and with fleet.exclusive it may compete for locks. The
-user has no password and is known by the common name of its client certificate, unless fleet.etcd.user is configured; then etcdctl asks
-for one. Nothing is changed, and neither a daemon nor etcd is asked.`,
+		Long: `Print the commands of etcdctl that make a role and a user of the name of the node, with exactly the rights that its daemon needs
+with the configuration of this one: fleet.etcd.prefix and namespace say where, and with fleet.exclusive it may compete for locks.
+The user has no password and is known by the common name of its client certificate, unless fleet.etcd.user is configured; then
+etcdctl asks for one. Nothing is changed, and neither a daemon nor etcd is asked.`,
 		Example: `  # As etcd's user root, for a node and for the one on which operators work.
   patchbay fleet role node-7 | sh -e
   patchbay fleet role admin-1 --operator | sh -e`,

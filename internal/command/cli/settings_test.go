@@ -81,3 +81,46 @@ func TestRestartTags(t *testing.T) {
 		}
 	}
 }
+
+// TestRole: the commands grant what the configuration needs, in a form that a shell reads as it is meant.
+func TestRole(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "patchbay.yaml")
+	text := `{apiVersion: patchbay.dev/v1alpha1, kind: Config, fleet: {exclusive: [T], etcd: {endpoints: ["https://h:1"], user: u, passwordFile: p,
+		prefix: "/it's mine", namespace: x}}}`
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for args, want := range map[string]string{
+		"n-1 --config " + file: `etcdctl role add n-1
+etcdctl role grant-permission --prefix=true n-1 readwrite '/it'\''s mine/x/v1/nodes/n-1/'
+etcdctl role grant-permission --prefix=true n-1 read '/it'\''s mine/x/v1/nodes/'
+etcdctl role grant-permission n-1 readwrite '/it'\''s mine/x/v1/settings/n-1'
+etcdctl role grant-permission --prefix=true n-1 read '/it'\''s mine/x/v1/settings/'
+etcdctl role grant-permission --prefix=true n-1 read '/it'\''s mine/x/v1/elections/'
+etcdctl role grant-permission --prefix=true n-1 readwrite '/it'\''s mine/x/v1/index/'
+etcdctl role grant-permission --prefix=true n-1 readwrite '/it'\''s mine/x/v1/elections/@node/n-1/'
+etcdctl role grant-permission n-1 readwrite '/it'\''s mine/x/v1/elections/@base/n-1'
+etcdctl user add n-1
+etcdctl user grant-role n-1 n-1
+`,
+		"n --operator": `etcdctl role add n
+etcdctl role grant-permission --prefix=true n readwrite /patchbay/default/v1/nodes/
+etcdctl role grant-permission n readwrite /patchbay/default/v1/settings/n
+etcdctl role grant-permission --prefix=true n read /patchbay/default/v1/settings/
+etcdctl role grant-permission --prefix=true n read /patchbay/default/v1/elections/
+etcdctl role grant-permission --prefix=true n readwrite /patchbay/default/v1/index/
+etcdctl user add n --no-password
+etcdctl user grant-role n n
+`,
+		"'x;y'": "", "": "",
+	} {
+		root := newRootFor(paths{config: filepath.Join(t.TempDir(), "missing.yaml")})
+		var stdout, stderr strings.Builder
+		root.SetArgs(append([]string{"fleet", "role"}, strings.Fields(args)...))
+		root.SetOut(&stdout)
+		code := report(&stderr, root.ExecuteContext(t.Context()))
+		if stdout.String() != want || (code == exitDone) != (want != "") || want == "" && code != exitUsage {
+			t.Errorf("fleet role %s: %d, %s\n%s\nwant\n%s", args, code, &stderr, &stdout, want)
+		}
+	}
+}
