@@ -3,13 +3,11 @@
 package pace
 
 import (
-	"bufio"
 	"context"
 	"crypto/rand"
-	"encoding/base32"
-	"io"
 	mathrand "math/rand/v2"
 	"runtime"
+	"strings"
 	"sync"
 	"time"
 
@@ -37,13 +35,9 @@ type Pace interface {
 }
 
 // Real returns the pace of the machine that this runs on.
-func Real() Pace { return &ofMachine{random: bufio.NewReaderSize(rand.Reader, 1<<10)} }
+func Real() Pace { return &ofMachine{} }
 
-type ofMachine struct {
-	running sync.WaitGroup
-	drawing sync.Mutex
-	random  *bufio.Reader // guarded by drawing
-}
+type ofMachine struct{ running sync.WaitGroup }
 
 func (*ofMachine) Now() time.Time { return time.Now() }
 
@@ -77,13 +71,5 @@ func (*ofMachine) Call(do func() error) error { return callback.Call(do) }
 
 func (*ofMachine) Chance() float64 { return mathrand.Float64() }
 
-// ID draws what it needs of the system's randomness for many at once: each draw costs as much as a plugin's call.
-func (r *ofMachine) ID() string {
-	var b [10]byte
-	r.drawing.Lock()
-	defer r.drawing.Unlock()
-	_, _ = io.ReadFull(r.random, b[:]) // which never fails
-	return words.EncodeToString(b[:])
-}
-
-var words = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567")
+// ID has 80 bits of chance.
+func (*ofMachine) ID() string { return strings.ToLower(rand.Text()[:16]) }
