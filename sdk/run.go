@@ -57,7 +57,8 @@ func runArmed(ctx context.Context, run func(ctx context.Context, arm func()) err
 }
 
 // Logger returns a logger of the given level (nil: info) that writes JSON lines to standard error. The host that launched the plugin reads
-// them as records with level, time and attributes; keys inside groups are joined with dots. Lines beyond the host's limits are cut or dropped.
+// them as records with level, time and attributes; keys inside groups are joined with dots. The host cuts long lines, and drops lines above
+// its rate.
 //
 // Logger, Host and ListMetadata take any context; in tests with sdk/sdktest it must derive from the context of the test's plugin. In a
 // launched process the first call of any of them reads the handshake from standard input.

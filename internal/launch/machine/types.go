@@ -179,13 +179,13 @@ func (r Ref) of() Ref { return r }
 type Input any
 
 type (
-	// Configure sets the description of the plugin. Changed means that a running process has to be replaced, which is what the answer reports.
+	// Configure sets the description of the plugin. Changed means that a running process has to be replaced; the answer is about that.
 	Configure struct {
 		Description
 		Changed bool
 		Request
 	}
-	// Start, Replace and Stop are requests; see package launcher.
+	// Start is a request, like Replace and Stop; see package launcher.
 	Start struct{ Request }
 	// Replace is like Start.
 	Replace struct{ Request }
@@ -198,39 +198,39 @@ type (
 	}
 	// Remove stops the plugin for good.
 	Remove struct{ Request }
-	// Close: its host ends.
+	// Close reports that the host ends.
 	Close struct{}
 	// Offer makes a plugin idle that is started on demand, unless it is idle or runs.
 	Offer struct{}
-	// Demand: a caller needs the plugin. The answer comes when its process runs, or cannot be started.
+	// Demand is a request of a caller that needs the plugin. The answer comes when its process runs, or cannot be started.
 	Demand struct{ Request }
-	// Unneeded: its process has been idle for a while.
+	// Unneeded reports that the process has been idle for a while.
 	Unneeded struct{ Ref }
-	// Survivor: a process that survived an earlier host was reached. The effect is Adopt or Discard.
+	// Survivor reports a process that survived an earlier host. The effect is Adopt or Discard.
 	Survivor struct{ Process }
-	// Launched: its process runs, or could not be started. With Blocked, no attempt can succeed before its program changes.
+	// Launched reports that the process runs, or could not be started. With Blocked, no attempt can succeed before its program changes.
 	Launched struct {
 		Ref
 		Process
 		Err     error
 		Blocked bool
 	}
-	// Changed: the condition that blocked a generation has changed.
+	// Changed reports that the condition has changed that blocked a generation.
 	Changed struct{ Ref }
-	// Registered: the plugin was registered.
+	// Registered reports that the plugin was registered.
 	Registered struct{ Ref }
-	// Refused: the plugin was not registered. With Blocked, no process can be registered before something changes.
+	// Refused reports that the plugin was refused. With Blocked, every process is refused until something changes.
 	Refused struct {
 		Ref
 		Err     error
 		Blocked bool
 	}
-	// Exited: its process and all descendants have exited. The error is nil after a clean exit.
+	// Exited reports that the process and all descendants have exited. The error is nil after a clean exit.
 	Exited struct {
 		Ref
 		Err error
 	}
-	// Fired: a timer has expired. Needed is set if a caller waits for the plugin; see [OnDemand].
+	// Fired reports that a timer has expired. Needed is set if a caller waits for the plugin; see [OnDemand].
 	Fired struct {
 		Timer
 		Needed bool
@@ -241,13 +241,13 @@ type (
 		State HealthState
 		Err   error
 	}
-	// Unfit: its process has to be stopped, immediately if it would not react to a request.
+	// Unfit reports that the process has to be stopped, immediately if it would not react to a request.
 	Unfit struct {
 		Ref
 		Err    error
 		AtOnce bool
 	}
-	// SocketLost: the socket of a process was removed, that of Socket or, behind a front, of Process.
+	// SocketLost reports that the socket of a process was removed. It is that of Socket or, behind a front, of Process.
 	SocketLost struct {
 		Socket  string
 		Process Ref
