@@ -305,7 +305,7 @@ func (s *session) mine() []clientv3.Cmp {
 // awaitLocks calls Locked once a node competes for locks. It waits in etcd, where a watch without events costs no request.
 func (s *session) awaitLocks(ctx context.Context) {
 	if s.config.Locked != nil {
-		s.keepWatching(ctx, "who competes for locks, and calls its own plugins of types that fleet.exclusive does not list, whoever else has them",
+		s.keepWatching(ctx, "who competes for locks, and calls its own plugins of types that fleet.exclusive does not list, also if others do",
 			s.config.Space.contenders(), func(contender *mvccpb.KeyValue) bool {
 				if contender != nil {
 					s.config.Locked()
