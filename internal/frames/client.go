@@ -175,9 +175,7 @@ func (c *Client) connect(budget *Budget, done chan struct{}) {
 		c.running.Go(func() { conn.fail(errClosed) })
 	default:
 		over := conn.over()
-		select {
-		case <-conn.ended: // already, and perhaps forgotten
-		default:
+		if !isClosed(conn.ended) { // or it may be forgotten already
 			c.conns[conn] = false
 		}
 		if c.conn = conn; over {

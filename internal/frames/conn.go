@@ -218,9 +218,7 @@ func (c *conn) handle(f http2.Frame) error {
 	if f, ok := f.(*http2.SettingsFrame); ok {
 		return c.onSettings(f)
 	}
-	select {
-	case <-c.settled:
-	default:
+	if !isClosed(c.settled) {
 		return http2.ConnectionError(http2.ErrCodeProtocol)
 	}
 	switch f := f.(type) {
@@ -275,9 +273,7 @@ func (c *conn) onSettings(f *http2.SettingsFrame) error {
 			signal(s.writable)
 		}
 	}
-	select {
-	case <-c.settled:
-	default:
+	if !isClosed(c.settled) {
 		close(c.settled)
 		c.introduce()
 	}
@@ -289,12 +285,8 @@ func (c *conn) onSettings(f *http2.SettingsFrame) error {
 
 // introduce lets a peer that has said what it takes, and knows what this end takes, be silent; mu is held.
 func (c *conn) introduce() {
-	select {
-	case <-c.settled:
-		if c.acked {
-			_ = c.SetReadDeadline(time.Time{})
-		}
-	default:
+	if isClosed(c.settled) && c.acked {
+		_ = c.SetReadDeadline(time.Time{})
 	}
 }
 

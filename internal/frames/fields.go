@@ -1,6 +1,7 @@
 package frames
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"errors"
@@ -189,29 +190,22 @@ func NotGRPC(fields []hpack.HeaderField) error {
 	if isGRPC(kind) {
 		return checkBinary(fields)
 	}
-	code, err := strconv.Atoi(valueOf(fields, ":status"))
-	if err != nil {
-		return status.Errorf(codes.Internal, "the answer is no gRPC: its HTTP status is %.20q", valueOf(fields, ":status"))
+	answer := valueOf(fields, ":status")
+	switch code, err := strconv.Atoi(answer); {
+	case err != nil:
+		return status.Errorf(codes.Internal, "the answer is not gRPC: its HTTP status is %.20q", answer)
+	case code == http.StatusOK:
+		return status.Errorf(codes.Unknown, "the answer is not gRPC: its content type is %.100q", kind)
+	default:
+		return status.Errorf(cmp.Or(codeOfHTTP[code], codes.Unknown), "the answer is not gRPC: its HTTP status is %d", code)
 	}
-	switch code {
-	case http.StatusOK:
-		return status.Errorf(codes.Unknown, "the answer is no gRPC: its content type is %.100q", kind)
-	case http.StatusBadRequest:
-		return wrongStatus(codes.Internal, code)
-	case http.StatusUnauthorized:
-		return wrongStatus(codes.Unauthenticated, code)
-	case http.StatusForbidden:
-		return wrongStatus(codes.PermissionDenied, code)
-	case http.StatusNotFound:
-		return wrongStatus(codes.Unimplemented, code)
-	case http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
-		return wrongStatus(codes.Unavailable, code)
-	}
-	return wrongStatus(codes.Unknown, code)
 }
 
-func wrongStatus(code codes.Code, answer int) error {
-	return status.Errorf(code, "the answer is no gRPC: its HTTP status is %d", answer)
+// codeOfHTTP is the mapping of https://github.com/grpc/grpc/blob/master/doc/http-grpc-status-mapping.md, where it is not Unknown.
+var codeOfHTTP = map[int]codes.Code{
+	http.StatusBadRequest: codes.Internal, http.StatusUnauthorized: codes.Unauthenticated, http.StatusForbidden: codes.PermissionDenied,
+	http.StatusNotFound: codes.Unimplemented, http.StatusTooManyRequests: codes.Unavailable, http.StatusBadGateway: codes.Unavailable,
+	http.StatusServiceUnavailable: codes.Unavailable, http.StatusGatewayTimeout: codes.Unavailable,
 }
 
 // ErrNotBegun is the error of a call that the peer has certainly not begun to handle. A [Server] whose handler returns it tells the caller

@@ -71,10 +71,5 @@ func (c *conn) skipHeaders() error {
 func (c *conn) introduced() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	select {
-	case <-c.settled:
-		return c.acked
-	default:
-		return false
-	}
+	return isClosed(c.settled) && c.acked
 }

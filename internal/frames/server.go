@@ -122,12 +122,8 @@ func (s *Server) end(c *conn) {
 
 // finish says that nothing is left; mu is held.
 func (s *Server) finish() {
-	if s.draining && s.left == 0 {
-		select {
-		case <-s.done:
-		default:
-			close(s.done)
-		}
+	if s.draining && s.left == 0 && !isClosed(s.done) {
+		close(s.done)
 	}
 }
 

@@ -7,12 +7,7 @@ import (
 )
 
 // flush has what is in out written; mu is held.
-func (c *conn) flush() {
-	select {
-	case c.wake <- struct{}{}:
-	default:
-	}
-}
+func (c *conn) flush() { signal(c.wake) }
 
 // flushAnswer has a frame written that the peer has caused; mu is held.
 func (c *conn) flushAnswer() {
@@ -127,5 +122,14 @@ func signal(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
 	default:
+	}
+}
+
+func isClosed(c chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
 	}
 }
