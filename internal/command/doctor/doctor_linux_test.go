@@ -162,17 +162,13 @@ func TestFaultsAreFound(t *testing.T) {
 		},
 		"unreachable etcd: one member of two": {
 			provoke: func(_ *testing.T, s *Subject) {
-				s.Fleet = func(context.Context) []fleet.Member {
-					return []fleet.Member{{Endpoint: "https://a:1", Cluster: 1}, {Endpoint: "https://b:1", Err: errors.New("away")}}
-				}
+				s.Fleet = etcd(fleet.Member{Endpoint: "https://a:1", Cluster: 1}, fleet.Member{Endpoint: "https://b:1", Err: errors.New("away")})
 			},
 			check: "fleet", status: Warn, says: "etcd https://b:1: away", remedy: "fleet.etcd.endpoints",
 		},
 		"unreachable etcd: all": {
 			provoke: func(_ *testing.T, s *Subject) {
-				s.Fleet = func(context.Context) []fleet.Member {
-					return []fleet.Member{{Endpoint: "https://b:1", Err: errors.New("away")}}
-				}
+				s.Fleet = etcd(fleet.Member{Endpoint: "https://b:1", Err: errors.New("away")})
 			},
 			check: "fleet", status: Fail, says: "etcd https://b:1: away", remedy: "fleet.etcd.endpoints",
 		},
