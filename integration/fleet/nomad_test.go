@@ -127,7 +127,7 @@ func (n *nomads) try(args ...string) (string, error) {
 func TestNomadJob(t *testing.T) {
 	nomad := os.Getenv("NOMAD")
 	if nomad == "" {
-		t.Skip("NOMAD does not say where Nomad is; bench/nomad parses the job")
+		t.Skip("NOMAD does not say where the program is; bench/nomad parses the job")
 	}
 	t.Parallel()
 	r := newRolled(t, 3)
