@@ -3,6 +3,8 @@ package fleet_test
 import (
 	"context"
 	"flag"
+	"io"
+	"log/slog"
 	"sync"
 	"testing"
 	"time"
@@ -17,7 +19,14 @@ import (
 // compete has a node compete for a lock until the test ends.
 func compete(t *testing.T, cluster *fleet.Cluster, node string, lock fleet.Lock) *locks.Elector {
 	t.Helper()
-	e, err := locks.New(cluster, locks.Config{Node: node, TTL: 2 * time.Second})
+	return competeAnd(t, cluster, node, lock, io.Discard)
+}
+
+// competeAnd is compete with a log.
+func competeAnd(t *testing.T, cluster *fleet.Cluster, node string, lock fleet.Lock, log io.Writer) *locks.Elector {
+	t.Helper()
+	logger := slog.New(slog.NewTextHandler(log, nil))
+	e, err := locks.New(cluster, locks.Config{Node: node, TTL: 2 * time.Second, Logger: logger})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -3,6 +3,7 @@ package fleet_test
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -132,5 +133,44 @@ func TestBaseRemoved(t *testing.T) {
 			eventually(t, "both stand for the lock", func() bool { return candidates(t, etcd) == 2 })
 			holder, other = other, holder
 		}
+	}
+}
+
+// TestRestoreIsLogged: a node that sees revisions go back logs that etcd was restored. One that takes over the base of another does not, nor does
+// any after a restore with a bump that is great enough.
+func TestRestoreIsLogged(t *testing.T) {
+	t.Parallel()
+	for bump, want := range map[uint64]bool{0: true, 1_000_000: false} {
+		t.Run(fmt.Sprint("bump-", bump), func(t *testing.T) {
+			t.Parallel()
+			etcd, lock := startOne(t), fleet.Lock{Type: "Echo", Name: "one"}
+			var sees, comes logBuffer
+			a := competeAnd(t, connect(t, etcd.client), "a", lock, &sees)
+			eventually(t, "a holds the lock", func() bool { return a.Held(lock) != nil })
+			backup, admin := etcd.save(), etcd.admin()
+			for range 50 {
+				do(t, "write", func(ctx context.Context) error { _, err := admin.Put(ctx, "other", "x"); return err })
+			}
+			before := a.Held(lock)
+			eventually(t, "the node has seen it", func() bool { // a token is a revision, and grows
+				a.Stand(nil)
+				eventually(t, "it lets go", func() bool { return a.Held(lock) == nil })
+				a.Stand([]fleet.Lock{lock})
+				eventually(t, "it holds the lock", func() bool { return a.Held(lock) != nil })
+				now := a.Held(lock)
+				return now != nil && before != nil && now.Token > before.Token+50
+			})
+			etcd.restore(backup, bump)
+			last := a.Held(lock)
+			eventually(t, "it holds the lock again", func() bool { now := a.Held(lock); return now != nil && now != last })
+			b := competeAnd(t, connect(t, etcd.client), "b", lock, &comes)
+			eventually(t, "both stand for the lock", func() bool { return candidates(t, etcd) == 2 })
+			a.Stand(nil)
+			eventually(t, "b holds the lock", func() bool { return b.Held(lock) != nil })
+			const said = "etcd was restored or replaced"
+			if strings.Contains(sees.String(), said) != want || strings.Contains(comes.String(), said) {
+				t.Errorf("the node that was there logs:\n%s\nthe other one:\n%s", &sees, &comes)
+			}
+		})
 	}
 }

@@ -50,7 +50,9 @@ func startSecured(t *testing.T) *secured {
 // shell runs commands as etcd's user root.
 func (s *secured) shell(t *testing.T, commands string) {
 	t.Helper()
-	program(t, "patchbay")
+	if err := buildOnce(); err != nil { // also of etcdctl's directory
+		t.Fatal(err)
+	}
 	if err := buildEtcd(); err != nil {
 		t.Fatal(err)
 	}
