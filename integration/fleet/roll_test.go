@@ -45,7 +45,7 @@ func (r *rolled) driver(capacity int, before string) string {
 
 func (r *rolled) write(file, text string) {
 	r.t.Helper()
-	if err := os.WriteFile(file, []byte(text), 0o755); err != nil { //nolint:gosec // it is executed
+	if err := os.WriteFile(file, []byte(text), 0o755); err != nil {
 		r.t.Fatal(err)
 	}
 }
