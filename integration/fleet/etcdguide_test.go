@@ -21,6 +21,9 @@ import (
 )
 
 var buildEtcd = sync.OnceValue(func() error {
+	if err := buildOnce(); err != nil { // which makes the directory
+		return err
+	}
 	return errors.Join(
 		programs.Put(context.Background(), "..", filepath.Join(bin, "etcd"), false, "go.etcd.io/etcd/server/v3"),
 		programs.Put(context.Background(), "..", filepath.Join(bin, "etcdctl"), false, "go.etcd.io/etcd/etcdctl/v3"))
