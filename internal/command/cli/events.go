@@ -92,10 +92,6 @@ func sinceTime(text string, now time.Time) (time.Time, error) {
 
 func writeEvent(w io.Writer, e client.Event) error {
 	t := terminalOf(w)
-	if t.isNarrow() {
-		return write(w, fmt.Appendf(nil, "%s  %s  %s\n  %s\n", t.paint(e.Time.Local().Format(time.TimeOnly), faint),
-			t.paint(escape(e.Kind), toneOf(e.Kind)), pluginID(e.Type, e.Name), escape(e.Message)))
-	}
 	return write(w, fmt.Appendf(nil, "%s  %s  %s  %s\n", t.paint(e.Time.Local().Format(millis), faint),
 		t.paint(fmt.Sprintf("%-12s", escape(e.Kind)), toneOf(e.Kind)), pluginID(e.Type, e.Name), escape(e.Message)))
 }

@@ -237,19 +237,10 @@ func inGroups(needs []need) []need {
 	return slices.Concat(groups...)
 }
 
-// writeNeeds writes a table or, where that has no room, a few lines for each. Of those that are alike it writes the first ones.
+// writeNeeds writes a table. Of those that are alike it has the first ones.
 func writeNeeds(w io.Writer, needs []need, now time.Time) error {
 	needs = inGroups(needs)
-	t := terminalOf(w)
-	list := &table{terminal: t, head: []string{"PLUGIN", "STATE", "FOR", "WHY, AND WHAT TO DO"}, tones: tones{1: toneOf}}
-	var text bytes.Buffer
-	add := func(plugin, state, since, why string) {
-		list.add(plugin, state, since, why)
-		if plugin != "" {
-			fmt.Fprintf(&text, "%s  %s  %s\n", plugin, t.paint(state, toneOf(state)), since)
-		}
-		fmt.Fprintf(&text, "  %s\n", why)
-	}
+	list := &table{terminal: terminalOf(w), head: []string{"PLUGIN", "STATE", "FOR", "WHY, AND WHAT TO DO"}, tones: tones{1: toneOf}}
 	for len(needs) > 0 {
 		first := needs[0]
 		alike := slices.IndexFunc(needs, func(n need) bool { return !n.isLike(first) })
@@ -258,16 +249,13 @@ func writeNeeds(w io.Writer, needs []need, now time.Time) error {
 		}
 		shown := min(alike, mostAlike)
 		for _, n := range needs[:shown] {
-			add(cell(n.Plugin), cell(n.State), since(n.Since, now), escape(n.Reason))
+			list.add(cell(n.Plugin), cell(n.State), since(n.Since, now), escape(n.Reason))
 		}
 		if more := alike - shown; more > 0 {
-			add("", "", "", fmt.Sprintf("… and %d more for the same reason; all: -o json", more))
+			list.add("", "", "", fmt.Sprintf("… and %d more for the same reason; all: -o json", more))
 		}
-		add("", "", "", "→ "+escape(first.Remedy))
+		list.add("", "", "", "→ "+escape(first.Remedy))
 		needs = needs[alike:]
-	}
-	if t.isNarrow() {
-		return write(w, text.Bytes())
 	}
 	return list.write(w)
 }

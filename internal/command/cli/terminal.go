@@ -163,9 +163,6 @@ func terminalOf(w io.Writer) terminal {
 	return t
 }
 
-// isNarrow reports whether a table of texts has no room.
-func (t terminal) isNarrow() bool { return t.width > 0 && t.width < 72 }
-
 // tone is what a text means, which colours show.
 type tone int
 
