@@ -48,12 +48,7 @@ because a program, directory or user is missing: the daemon runs without them an
 check on the target machine, as the daemon's user.`,
 		Example: `  patchbay config check
   patchbay config check ./patchbay.yaml && sudo cp patchbay.yaml /etc/patchbay/ && sudo patchbay reload`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 1 {
-				return wrongUsage(cmd, "%q takes one file at most, not %d", cmd.CommandPath(), len(args))
-			}
-			return nil
-		},
+		Args: takes("[FILE]"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			f := &configFlags{paths: paths}
 			if len(args) > 0 {

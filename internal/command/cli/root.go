@@ -127,10 +127,14 @@ func knownCommand(cmd *cobra.Command, args []string) error {
 	return wrongUsage(cmd, "%s", unknown)
 }
 
-// takes returns a check that a command has these arguments, none of them empty.
+// takes returns a check that a command has these arguments, none of them empty. One in brackets, the last, may be missing.
 func takes(names ...string) cobra.PositionalArgs {
+	least := len(names)
+	if strings.HasPrefix(names[least-1], "[") {
+		least--
+	}
 	return func(cmd *cobra.Command, args []string) error {
-		if len(args) != len(names) || slices.Contains(args, "") {
+		if len(args) < least || len(args) > len(names) || slices.Contains(args, "") {
 			return wrongUsage(cmd, "%q takes %s, and got %q", cmd.CommandPath(), strings.Join(names, " and "), args)
 		}
 		return nil

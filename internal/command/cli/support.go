@@ -29,12 +29,7 @@ before you send it.
 README.txt in the archive describes its files, and errors.txt lists what was not available. Metrics, goroutines and memory need the role
 admin.`,
 		Example: `  patchbay support-dump report.tar.gz && tar tzf report.tar.gz`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 1 {
-				return wrongUsage(cmd, "%q takes one argument, a file, and got %d", cmd.CommandPath(), len(args))
-			}
-			return nil
-		},
+		Args:    takes("[FILE]"),
 	}
 	socket := addControlSocket(cmd, paths)
 	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error {
