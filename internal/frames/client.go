@@ -403,7 +403,9 @@ func (c *Client) Invoke(context.Context, string, any, any, ...grpc.CallOption) e
 
 // NewStream implements [grpc.ClientConnInterface]. The options must have a [CallOption]; of others the content subtype and OnFinish count.
 // The messages of the stream are [Fragment]s.
-func (c *Client) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, options ...grpc.CallOption) (grpc.ClientStream, error) {
+func (c *Client) NewStream(
+	ctx context.Context, desc *grpc.StreamDesc, method string, options ...grpc.CallOption,
+) (grpc.ClientStream, error) {
 	if by := c.config.Intercept; by != nil {
 		return by(ctx, desc, nil, method, c.newStream, options...)
 	}

@@ -68,7 +68,8 @@ func untilSignal(parent context.Context, abandon func()) (_ context.Context, sto
 	done := make(chan struct{})
 	var watching sync.WaitGroup
 	watching.Go(func() {
-		ends, hangups := ends, (<-chan os.Signal)(nil)
+		ends := ends
+		var hangups <-chan os.Signal
 		for ended := 0; ended < 2; {
 			select {
 			case <-ends:
