@@ -80,7 +80,8 @@ func openLookup(d dialer, timeout time.Duration, config LookupConfig) (*Lookup, 
 	l.init(l, d, timeout, config.Logger, Health{Current: true})
 	if config.NodeFile != "" {
 		l.load()
-		l.saving.Go(l.save)
+		before := l.encode()
+		l.saving.Go(func() { l.save(before) })
 	}
 	l.start()
 	return l, nil
@@ -373,9 +374,8 @@ func readRemembered(file string) (nodes []rememberedNode, err error) {
 	return nodes, err
 }
 
-// save writes the file after each change until the lookup is closed.
-func (l *Lookup) save() {
-	before := ""
+// save writes the file after each change until the lookup is closed. before is what needs no writing.
+func (l *Lookup) save(before string) {
 	for open := true; open; {
 		select {
 		case <-l.unsaved:

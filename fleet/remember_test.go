@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -48,6 +49,11 @@ func TestRemembers(t *testing.T) {
 		r.node(name, true, labels)
 	}
 	l, _ := r.remembering(file)
+	l.Close()
+	if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("before the first call there is a file: %v", err)
+	}
+	l, _ = r.remembering(file)
 	r.call(l, "a")
 	r.call(l, "gone")
 	l.Close()
