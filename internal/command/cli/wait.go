@@ -14,6 +14,18 @@ import (
 // daemonPause is how long, on average, wait leaves a control socket alone at which it found no daemon.
 const daemonPause = 50 * time.Millisecond
 
+// awaitDaemon waits until there is a daemon, or ctx ends. Whatever else is wrong with it, the next call says.
+func awaitDaemon(ctx context.Context, c *client.Client) {
+	for {
+		if _, err := c.Version(ctx); !errors.Is(err, client.ErrNotRunning) {
+			return
+		}
+		if pause(ctx, daemonPause/2+rand.N(daemonPause)) != nil {
+			return
+		}
+	}
+}
+
 // pause leaves a control socket alone for a while, and returns the error of ctx if that ends. Nothing tells of a daemon that is about to
 // start: the directory of its socket may not exist yet, and a socket that a killed one left refuses in silence.
 func pause(ctx context.Context, d time.Duration) error {
@@ -67,13 +79,18 @@ After the timeout the command says which state the plugin is in and exits with 1
 		ptype, name := pluginOf(args[0])
 		defer sayLater(ctx, cmd.ErrOrStderr(), func(ctx context.Context) string { return presentState(ctx, c, ptype, name) })()
 		for {
-			_, err := c.Wait(ctx, ptype, name, client.Goal(goal.value))
-			if !errors.Is(err, client.ErrNotRunning) {
+			awaitDaemon(ctx, c)
+			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+				// There is time left to say that there was no daemon.
+				late, cancel := answerInTime(context.WithoutCancel(ctx))
+				defer cancel()
+				_, err := c.Wait(late, ptype, name, client.Goal(goal.value))
 				return err
 			}
-			if ended := pause(ctx, daemonPause/2+rand.N(daemonPause)); errors.Is(ended, context.DeadlineExceeded) {
+			if _, err := c.Wait(ctx, ptype, name, client.Goal(goal.value)); !errors.Is(err, client.ErrNotRunning) {
 				return err
-			} // what interrupts the command, the next call returns
+			}
+			_ = pause(ctx, daemonPause) // the next look reports whether there is time left
 		}
 	})
 	return cmd
