@@ -141,10 +141,12 @@ func TestLargeValues(t *testing.T) {
 	}
 }
 
-// TestManyEntries: a node cannot make readers keep a hundred times what it writes.
+// TestManyEntries: a node cannot make readers keep a hundred times what it may write, also not with a small value that is large once it is
+// decompressed.
 func TestManyEntries(t *testing.T) {
 	for _, r := range []*fleetv1.NodeRecord{
 		{Plugins: make([]*fleetv1.PluginRecord, maxEntries+1)}, {Conditions: make([]*fleetv1.Condition, maxEntries+1)},
+		{Version: strings.Repeat("v", maxRecord)},
 	} {
 		known := &facts{}
 		known.put(recordKey, &mvccpb.KeyValue{Value: marshal(t, r)})

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	"pgregory.net/rapid"
 
@@ -17,8 +16,8 @@ import (
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
-func marshal(t rapid.TB, m proto.Message) []byte {
-	value, err := deterministic.Marshal(m)
+func marshal(t rapid.TB, r *fleetv1.NodeRecord) []byte {
+	value, err := encodeRecord(r)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -160,6 +159,7 @@ func TestHostile(t *testing.T) {
 func FuzzDecode(f *testing.F) {
 	f.Add([]byte{}, presenceKey)
 	f.Add([]byte("\x08\x01"), recordKey)
+	f.Add(marshal(f, &fleetv1.NodeRecord{Instance: "i", Plugins: []*fleetv1.PluginRecord{{Type: "T", Name: "n"}}}), recordKey)
 	f.Fuzz(func(t *testing.T, value []byte, key string) {
 		known := &facts{}
 		known.put(key, &mvccpb.KeyValue{Value: value})

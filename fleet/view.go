@@ -233,10 +233,12 @@ func (f *facts) put(key string, kv *mvccpb.KeyValue) bool {
 	case presenceKey:
 		f.present = kv != nil
 	case recordKey:
-		var value fleetv1.NodeRecord
 		f.hasRecord, f.record = kv != nil, record{}
-		if kv != nil && proto.Unmarshal(kv.Value, &value) == nil && entries(&value) <= maxEntries {
-			f.record = recordOf(&value)
+		if kv == nil {
+			break
+		}
+		if value, err := decodeRecord(kv.Value); err == nil {
+			f.record = recordOf(value)
 			f.record.lease = clientv3.LeaseID(kv.Lease)
 		}
 	case cordonKey:

@@ -1,9 +1,13 @@
 package fleet
 
 import (
+	"bytes"
+	"compress/flate"
 	"context"
+	"errors"
 	"fmt"
 	"hash/fnv"
+	"io"
 	"maps"
 	"net/url"
 	"slices"
@@ -42,13 +46,13 @@ func (s *session) write(ctx context.Context, wanted *fleetv1.NodeRecord) error {
 	s.held = held{}
 	dated := proto.CloneOf(wanted)
 	dated.WrittenAt = timestamppb.New(now)
-	value, err := deterministic.Marshal(dated)
+	if size := proto.Size(dated); size > maxRecord || entries(wanted) > maxEntries {
+		return fmt.Errorf("its %d plugins take %d bytes, and one node may publish %d bytes with %d entries; run some of them on another node",
+			len(wanted.GetPlugins()), size, maxRecord, maxEntries)
+	}
+	value, err := encodeRecord(dated)
 	if err != nil {
 		return err
-	}
-	if len(value) > maxRecord || entries(wanted) > maxEntries {
-		return fmt.Errorf("its %d plugins take %d bytes, and one node may publish %d bytes with %d entries; run some of them on another node",
-			len(wanted.GetPlugins()), len(value), maxRecord, maxEntries)
 	}
 	conditions, then := s.mine(), []clientv3.Op{clientv3.OpPut(s.node+recordKey, string(value), clientv3.WithLease(s.leases.retention))}
 	if before.claim {
@@ -80,7 +84,7 @@ func (s *session) write(ctx context.Context, wanted *fleetv1.NodeRecord) error {
 }
 
 const (
-	maxRecord = 1280 << 10 // bytes of the record of a node: etcd refuses requests above 1.5 MiB by default
+	maxRecord = 1280 << 10 // bytes of the record of a node before it is compressed: etcd refuses requests above 1.5 MiB by default
 	// maxEntries bounds the plugins, conditions and labels of a record. In memory they take a hundred times their size if they are empty.
 	maxEntries = 20_000
 	maxDetails = 32 << 10 // bytes of the details of a plugin; else they are left out
@@ -91,6 +95,36 @@ func entries(r *fleetv1.NodeRecord) int {
 }
 
 var deterministic = proto.MarshalOptions{Deterministic: true}
+
+// encodeRecord returns the value of a record: compressed, because the plugins of a node are alike.
+func encodeRecord(r *fleetv1.NodeRecord) ([]byte, error) {
+	text, err := deterministic.Marshal(r)
+	if err != nil {
+		return nil, err
+	}
+	var value bytes.Buffer
+	w, err := flate.NewWriter(&value, flate.BestSpeed)
+	if err == nil {
+		_, err = w.Write(text)
+	}
+	if err == nil {
+		err = w.Close()
+	}
+	return value.Bytes(), err
+}
+
+// decodeRecord reads a record from its value, at most maxRecord bytes of it.
+func decodeRecord(value []byte) (r *fleetv1.NodeRecord, err error) {
+	text, err := io.ReadAll(io.LimitReader(flate.NewReader(bytes.NewReader(value)), maxRecord+1))
+	r = &fleetv1.NodeRecord{}
+	if err == nil {
+		err = proto.Unmarshal(text, r)
+	}
+	if err == nil && (len(text) > maxRecord || entries(r) > maxEntries) {
+		err = errors.New("it is larger than a node may publish")
+	}
+	return r, err
+}
 
 // pluginRecords returns what is published of the plugins of a node: those that have said who they are.
 func pluginRecords(statuses []reconciler.Status, unhealthy map[string]bool) []*fleetv1.PluginRecord {

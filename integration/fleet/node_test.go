@@ -1,7 +1,10 @@
 package fleet_test
 
 import (
+	"bytes"
+	"compress/flate"
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -329,11 +332,16 @@ func bury(t testing.TB, admin *clientv3.Client, node, plugin string) {
 	text, err := proto.Marshal(&fleetv1.NodeRecord{Instance: "i", Version: "v\x1b[2J", Plugins: []*fleetv1.PluginRecord{
 		{Type: "CSIPlugin", Name: plugin, State: "registered"},
 	}})
-	if err != nil {
+	var value bytes.Buffer
+	w, failed := flate.NewWriter(&value, flate.BestSpeed)
+	if failed == nil {
+		_, failed = w.Write(text)
+	}
+	if err := errors.Join(err, failed, w.Close()); err != nil {
 		t.Fatal(err)
 	}
 	do(t, "put", func(ctx context.Context) error {
-		_, err := admin.Put(ctx, fleet.Space{}.NodeRange(node)+"record", string(text))
+		_, err := admin.Put(ctx, fleet.Space{}.NodeRange(node)+"record", value.String())
 		return err
 	})
 }
