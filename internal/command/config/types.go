@@ -223,8 +223,9 @@ type Fleet struct {
 	Presence time.Duration `json:"presence"`
 	// Retention is how long the plugins of a dead node stay visible.
 	Retention time.Duration `json:"retention"`
-	// Drift is how long nodes may run different versions of a plugin until the condition fleet-versions is degraded. With it, the daemon always
-	// follows the whole fleet: set it on the nodes that are to notice (default: 1h, while patchbay fleet or the status page is used there).
+	// Drift is how long nodes may run different versions of a plugin until the condition fleet-versions is degraded. With it, the daemon
+	// always follows the whole fleet: set it on the nodes that are to notice (default: 1h, while patchbay fleet or the status page is used
+	// there).
 	Drift time.Duration `json:"drift"`
 }
 

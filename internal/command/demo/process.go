@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/patchbay-dev/patchbay/client"
+	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta2"
 )
@@ -76,7 +77,7 @@ func (p *process) stop(ctx context.Context) error {
 
 const callTimeout = 2 * time.Second
 
-// pollPause is the time between two looks for a daemon that starts, of which nothing tells before its socket is there.
+// pollPause is the time between two checks whether a daemon that starts answers: nothing announces its socket.
 const pollPause = 5 * time.Millisecond
 
 // daemon is a child that runs a daemon.
@@ -98,17 +99,16 @@ func startDaemon(ctx context.Context, dir, pluginDir string) (*daemon, error) {
 	}
 	d := &daemon{process: p, client: client.New(controlSocket)}
 	d.next, d.unfollow = iter.Pull2(d.client.Events(ctx, client.EventsOptions{Follow: true, Since: began}))
-	look := time.NewTicker(pollPause)
-	defer look.Stop()
 	for {
 		if _, err := d.client.Version(ctx); !errors.Is(err, client.ErrNotRunning) {
 			return d, err
 		}
 		select {
-		case <-look.C:
 		case <-p.ended:
 			return d, errors.New("the daemon has ended")
-		case <-ctx.Done():
+		default:
+		}
+		if !backoff.Pause(ctx, pollPause) {
 			return d, ctx.Err()
 		}
 	}
