@@ -12,6 +12,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/mvccpb"
+
 	"github.com/patchbay-dev/patchbay/internal/leaktest"
 )
 
@@ -58,6 +60,25 @@ func TestWritesOnlyChanges(t *testing.T) {
 		time.Sleep(DefaultPresence)
 		if f.writes() != 2 {
 			t.Errorf("a condition that changed was not written: %d writes", f.writes())
+		}
+	})
+}
+
+// TestStopped: at its end a node is there no more, and its record says so, with the plugins that it had.
+func TestStopped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, node := newFake(), Space{}.NodeRange("a")
+		p, err := newPublisher(f, defaultTimeout, PublisherConfig{Node: "a", Local: newFakeLocal("T/one")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		p.Run(ctx)
+		known := &facts{}
+		known.put(recordKey, &mvccpb.KeyValue{Value: []byte(f.value(node + recordKey))})
+		if m := known.member("a", nil, time.Now()); m.node.State != NodeStopped || len(m.plugins) != 1 || f.value(node+presenceKey) != "" {
+			t.Errorf("%+v with %d plugins; presence %q", m.node, len(m.plugins), f.value(node+presenceKey))
 		}
 	})
 }

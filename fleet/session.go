@@ -283,7 +283,7 @@ func (s *session) leave(ctx context.Context) {
 		record = s.record()
 	}
 	record.StoppedAt = timestamp(time.Now())
-	value, err := deterministic.Marshal(record)
+	value, err := encodeRecord(record)
 	if err != nil {
 		return
 	}
