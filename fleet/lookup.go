@@ -275,10 +275,10 @@ func (l *Lookup) inWhole(ctx context.Context, f Filter) ([]Instance, error) {
 const (
 	maxRemembered, maxRememberedSize = 256, 1 << 20    // nodes in the file, and its size in bytes
 	maxRememberedPlugins             = 512             // of one node
-	rememberPause                    = 5 * time.Second // between two writes of the file
+	rememberPause                    = 5 * time.Second // between two looks for what to write
 )
 
-// remembered is a node that was called, as etcd had it last. A lookup uses it until it has read the node.
+// remembered is a node that was called, as it was when it was last followed. A lookup uses it until it has read the node.
 type remembered struct {
 	*member
 	called time.Time
@@ -376,20 +376,26 @@ func readRemembered(file string) (nodes []rememberedNode, err error) {
 
 // save writes the file after each change until the lookup is closed. before is what needs no writing.
 func (l *Lookup) save(before string) {
+	var failed error
 	for open := true; open; {
 		select {
 		case <-l.unsaved:
 		case <-l.done:
 			open = false
 		}
-		text := l.encode()
-		if text == before {
-			continue
-		}
-		before = text
-		if err := regular.Replace(l.config.NodeFile, text); err != nil {
-			l.log.Warn("fleet: cannot remember the nodes that were called; after a restart they are called only once etcd can be reached",
-				"error", err)
+		if text := l.encode(); text != before {
+			err := regular.Replace(l.config.NodeFile, text)
+			switch {
+			case err == nil:
+				before = text
+			case failed == nil:
+				l.log.Warn("fleet: cannot remember the nodes that were called; after a restart they are called only once etcd can be reached",
+					"error", err)
+				fallthrough
+			default:
+				tell(l.unsaved) // try again
+			}
+			failed = err
 		}
 		timer := time.NewTimer(rememberPause)
 		select {
@@ -418,5 +424,6 @@ func (l *Lookup) encode() string {
 			lines = append(lines, string(line))
 		}
 	}
+	slices.Sort(lines) // so that the order of the calls makes no difference
 	return "[" + strings.Join(lines, ",\n") + "]\n"
 }
