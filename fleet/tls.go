@@ -141,10 +141,11 @@ func (c *Credentials) Certificate(node string) Certificate {
 func (c *Credentials) refused(node string) (since time.Time, err error) {
 	with := c.material()
 	chain := chainOf(with.pair)
-	err = verify(chain, with.ca, x509.ExtKeyUsageClientAuth)
-	name := strings.ReplaceAll(c.serverName, nodePlaceholder, node)
-	if node != "" {
-		err = cmp.Or(err, verify(chain, with.ca, x509.ExtKeyUsageServerAuth), chain[0].VerifyHostname(name))
+	calls := "from this node fail until one of those CAs has signed it for clients"
+	if err = verify(chain, with.ca, x509.ExtKeyUsageClientAuth); err == nil && node != "" {
+		name := strings.ReplaceAll(c.serverName, nodePlaceholder, node)
+		calls = "to this node fail until one of those CAs has signed it for servers with the name " + name
+		err = cmp.Or(verify(chain, with.ca, x509.ExtKeyUsageServerAuth), chain[0].VerifyHostname(name))
 	}
 	if err == nil {
 		return since, nil
@@ -153,8 +154,7 @@ func (c *Credentials) refused(node string) (since time.Time, err error) {
 	if changed, _ := c.ca.trouble(); changed.After(since) {
 		since = changed
 	}
-	return since, fmt.Errorf("nodes that trust CA file %s refuse certificate %s: %w; calls from and to this node fail until one of those CAs "+
-		"has signed it for servers and clients, with the name %s", c.ca.files[0], c.pair.files[0], err, name)
+	return since, fmt.Errorf("nodes that trust CA file %s refuse certificate %s: %w; calls %s", c.ca.files[0], c.pair.files[0], err, calls)
 }
 
 // material is what the files have. A connection that was made with other files takes no new calls.
