@@ -151,7 +151,7 @@ func (c *Client) DrainNode(ctx context.Context, node string) error {
 // WaitDrained blocks until a drained node serves no more calls of other nodes and holds no locks, or has stopped. If the deadline of ctx
 // passes first, the error matches [context.DeadlineExceeded] and says what the node still does.
 func (c *Client) WaitDrained(ctx context.Context, node string) error {
-	waits, drained := "it has not published whether it serves calls; nodes of earlier versions never do", false
+	waits, drained := "it has not published whether it serves calls", false
 	for change, err := range c.WatchFleet(ctx, FleetFilter{Nodes: []string{node}}, true, nil) {
 		n := change.Node
 		switch {

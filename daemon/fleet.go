@@ -109,7 +109,7 @@ type fleetMember struct {
 	offers      atomic.Pointer[[]config.FleetOffer]
 	unlocked    *unlocked
 	drain       *drain
-	drift       time.Duration // that of FleetConfig
+	drift       time.Duration // fleet.drift; zero for the default
 	isNamed     atomic.Bool   // the node owns its name in the fleet
 	altered     chan struct{} // gets a value when that or the cordon changes
 	announce    func(fleet.Condition)
@@ -352,7 +352,7 @@ func (m *fleetMember) release() {
 		defer m.mu.Unlock()
 		if m.users == 0 && !m.closed && m.reader != nil {
 			m.reader.Close()
-			m.reader = nil
+			m.reader, m.versions = nil, nil
 		}
 	})
 }

@@ -160,13 +160,24 @@ func TestVersions(t *testing.T) {
 	for _, test := range []struct {
 		minute         int
 		want, unwanted string
-	}{{79, "", "T"}, {81, "T/x;", "T/y"}, {200, "T/x, T/y;", "same"}} {
-		c := driftIn(versions, time.Hour, begin.Add(time.Duration(test.minute)*time.Minute))
+	}{{79, "", "T"}, {81, "T/x for", "T/y"}, {200, "T/x, T/y for", "same"}} {
+		c := driftIn(versions, map[string]time.Time{}, time.Hour, begin.Add(time.Duration(test.minute)*time.Minute))
 		if c.Name != versionsCondition || c.OK != (test.want == "") || !strings.Contains(c.Message, test.want) || strings.Contains(c.Message, test.unwanted) {
 			t.Errorf("after %d minutes: %+v", test.minute, c)
 		}
 		if !c.OK && !c.Since.Equal(begin.Add(20*time.Minute)) {
 			t.Errorf("after %d minutes: since %v", test.minute, c.Since)
 		}
+	}
+	differ := map[string]time.Time{}
+	for minute := 50; minute <= 150; minute += 50 { // the plugin with the old version is restarted each time
+		versions := versionsOf([]fleet.Plugin{plugin("x", "2", "a", 0), plugin("x", "1", "b", minute)})
+		c := driftIn(versions, differ, time.Hour, begin.Add(time.Duration(minute)*time.Minute))
+		if c.OK != (minute < 150) {
+			t.Errorf("a plugin that is restarted, after %d minutes: %+v", minute, c)
+		}
+	}
+	if driftIn(nil, differ, time.Hour, begin); len(differ) > 0 {
+		t.Errorf("equal versions still differ: %v", differ)
 	}
 }

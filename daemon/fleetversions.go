@@ -19,7 +19,7 @@ import (
 const (
 	// versionsCondition is the name of the condition that nodes run different versions of a plugin.
 	versionsCondition = "fleet-versions"
-	// defaultDrift is the default of [FleetConfig].Drift. A rolling upgrade may take that long.
+	// defaultDrift is the default of fleet.drift. A rolling upgrade may take that long.
 	defaultDrift = time.Hour
 	// versionsLook is how often the versions are judged at most: each time costs as much as there are plugins in the fleet.
 	versionsLook = time.Minute
@@ -33,7 +33,13 @@ func (s fleetService) ListFleetVersions(
 		return nil, err
 	}
 	defer release()
-	versions := versionsIn(reader, filterOf(request.GetFilter()))
+	f := filterOf(request.GetFilter())
+	nodes, only := f.Nodes, f.Versions
+	f.Nodes, f.Versions = nil, nil // those of all nodes say whether versions differ
+	versions := slices.DeleteFunc(versionsIn(reader, f), func(v *patchbayv1.FleetVersion) bool {
+		isOn := func(node string) bool { return slices.Contains(v.GetNodes(), node) }
+		return len(only) > 0 && !slices.Contains(only, v.GetVersion()) || len(nodes) > 0 && !slices.ContainsFunc(nodes, isOn)
+	})
 	return &patchbayv1.ListFleetVersionsResponse{Versions: versions, Health: healthMessage(reader.Health())}, nil
 }
 
@@ -87,23 +93,36 @@ func comparePlugin(a, b *patchbayv1.FleetVersion) int {
 	return cmp.Or(strings.Compare(a.GetType(), b.GetType()), strings.Compare(a.GetName(), b.GetName()))
 }
 
-// driftIn returns the condition of versions: it is degraded if those of a plugin have differed for longer than drift.
-func driftIn(versions []*patchbayv1.FleetVersion, drift time.Duration, now time.Time) patchbay.Condition {
+// driftIn returns the condition of versions: it is degraded if those of a plugin have differed for longer than drift. Differ says since when
+// the versions of plugins have differed, as was known before; driftIn brings it up to date. A plugin that restarts is registered anew, and
+// so differs for longer than its present instance.
+func driftIn(
+	versions []*patchbayv1.FleetVersion, differ map[string]time.Time, drift time.Duration, now time.Time,
+) patchbay.Condition {
 	c, last := patchbay.Condition{Name: versionsCondition, OK: true}, now.Add(-drift)
 	var names []string
+	before := maps.Clone(differ)
+	clear(differ)
 	for i, v := range versions {
-		since := v.GetDiffersSince().AsTime()
-		if v.GetDiffersSince() == nil || since.After(last) || i > 0 && comparePlugin(versions[i-1], v) == 0 {
+		if v.GetDiffersSince() == nil || i > 0 && comparePlugin(versions[i-1], v) == 0 {
 			continue
 		}
-		names = append(names, v.GetType()+"/"+v.GetName())
+		name, since := v.GetType()+"/"+v.GetName(), v.GetDiffersSince().AsTime()
+		if earlier, ok := before[name]; ok && earlier.Before(since) {
+			since = earlier
+		}
+		differ[name] = since
+		if since.After(last) {
+			continue
+		}
+		names = append(names, name)
 		if c.OK || since.Before(c.Since) {
 			c.OK, c.Since = false, since
 		}
 	}
 	if !c.OK {
-		c.Message = fmt.Sprintf("nodes have run different versions of a plugin for more than %v: of %s; finish or undo the upgrade: "+
-			"patchbay fleet versions lists them", drift, short(strings.Join(names, ", ")))
+		c.Message = fmt.Sprintf("nodes have run different versions of %s for more than %v; finish or undo the upgrade: "+
+			"patchbay fleet versions lists them", short(strings.Join(names, ", ")), drift)
 	}
 	return c
 }
@@ -115,13 +134,13 @@ func (m *fleetMember) watchVersions(ctx context.Context) {
 			defer release()
 		}
 	}
-	drift := cmp.Or(m.drift, defaultDrift)
+	drift, differ := cmp.Or(m.drift, defaultDrift), map[string]time.Time{}
 	for degraded := false; backoff.Pause(ctx, min(versionsLook, max(drift/10, time.Second))); {
 		reader := m.openReader()
 		if reader == nil || !reader.Health().Current {
 			continue
 		}
-		c := driftIn(versionsIn(reader, fleet.Filter{}), drift, time.Now())
+		c := driftIn(versionsIn(reader, fleet.Filter{}), differ, drift, time.Now())
 		m.mu.Lock()
 		m.versions = &c
 		m.mu.Unlock()
