@@ -17,8 +17,8 @@ type Condition struct {
 	Reason string // what is wrong, what the watcher does instead, and what to do about it
 	// Key is what a condition has as long as it lasts, while its Reason may come to say other numbers. No two with one Path have the same.
 	Key string
-	// Minor says that what is the host's own is found all the same: it is about directories or sockets of users who are not privileged, or
-	// will soon be over.
+	// Minor says that what is the host's own is found all the same: it is about directories or sockets of users who are not privileged,
+	// about a file system that is not searched, or will soon be over.
 	Minor bool
 	Since time.Time // when it began
 }
@@ -50,7 +50,7 @@ func (t *tree) refreshConditions() bool {
 	for _, d := range t.dirs {
 		if _, own := t.owned(d); own {
 			for _, reason := range t.wrong(d) {
-				list = append(list, Condition{Path: d.path, Reason: reason, Key: reason})
+				list = append(list, Condition{Path: d.path, Reason: reason, Key: reason, Minor: errors.Is(d.readErr, errForeign)})
 			}
 		}
 		for name, r := range d.refused { // other users' refused directories must not degrade the host

@@ -16,7 +16,9 @@ var errRemounted = errors.New("what is mounted there has changed")
 // localTypes are the file systems that answer without another machine or process.
 var localTypes = map[string]bool{
 	"ext2": true, "ext3": true, "ext4": true, "xfs": true, "btrfs": true, "f2fs": true, "tmpfs": true, "ramfs": true, "overlay": true,
-	"devtmpfs": true, "squashfs": true, "erofs": true, "proc": true, "sysfs": true, "cgroup2": true,
+	"devtmpfs": true, "squashfs": true, "erofs": true, "proc": true, "sysfs": true, "cgroup": true, "cgroup2": true, "zfs": true,
+	"bcachefs": true, "vfat": true, "exfat": true, "ntfs3": true, "jfs": true, "nilfs2": true, "reiserfs": true, "iso9660": true, "udf": true,
+	"hugetlbfs": true,
 }
 
 // lookUp describes what is at a path in d. It never waits for what is mounted there.
@@ -34,7 +36,12 @@ func (t *tree) isForeign(path string, e sock.Entry) bool {
 		return false
 	}
 	if d := t.dirs[path]; d != nil && d.mount == e.Mount {
-		return errors.Is(d.readErr, errForeign)
+		switch {
+		case errors.Is(d.readErr, errForeign):
+			return true
+		case !d.info.ID.IsZero(): // it was searched
+			return false
+		}
 	}
 	return !localTypes[fileSystemAt(path)]
 }

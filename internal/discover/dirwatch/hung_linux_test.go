@@ -2,6 +2,7 @@ package dirwatch
 
 import (
 	"errors"
+	"io/fs"
 	"path/filepath"
 	"testing"
 
@@ -36,6 +37,34 @@ func TestHungMount(t *testing.T) {
 	r.do("sock r/before/w")
 	r.settleHung("r/x", "r/z", "r/d/s", "r/after/y", "r/before/w")
 	r.quiet()
+}
+
+// TestForeignAfterError: a file system that may not answer is not entered either after another error, such as that its parent could not be
+// searched for a while.
+func TestForeignAfterError(t *testing.T) {
+	if !mounttest.Isolated(t) {
+		return
+	}
+	r := newRig(t, "r")
+	r.do("mkdir r/a")
+	defer mounttest.Hang(t, filepath.Join(r.dir, "r/a"))()
+	w, err := New(r.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tree := newTree(w.cfg, openNotifier)
+	defer tree.closeNotifier()
+	defer func() { tree.closeMounts() }()
+	tree.safetyScan()
+	d := tree.dirs[filepath.Join(r.dir, "r/a")]
+	tree.lose(d, sock.Entry{}, fs.ErrPermission)
+	tree.safetyScan()
+	if !errors.Is(d.readErr, errForeign) {
+		t.Errorf("the directory is searched: %v", d.readErr)
+	}
+	if tree.refreshConditions(); len(tree.degraded) != 1 || !tree.degraded[0].Minor {
+		t.Errorf("conditions: %+v", tree.degraded)
+	}
 }
 
 // TestMountOverRefused checks that a refused directory is not listed as long as a file system that does not answer hides it.

@@ -179,7 +179,10 @@ func (t *tree) visit(d *dir, how reach) {
 func (t *tree) lose(d *dir, e sock.Entry, err error) {
 	if errors.Is(err, errForeign) {
 		t.empty(d, removed) // what is mounted hides it
-		d.mount, d.tooDeep, d.tooMany, d.leftOut = e.Mount, false, false, nil
+		d.mount, d.tooDeep, d.tooMany, d.leftOut = 0, false, false, nil
+		if fileSystemAt(d.path) != "" { // else the next look asks again
+			d.mount = e.Mount
+		}
 	}
 	if gone(err) {
 		t.drop(d, scanned)

@@ -99,7 +99,8 @@ func (t *tree) track(d *dir) {
 	if t.known(d) && (d.silent || d.unsure || d.tooDeep || d.tooMany || len(d.leftOut) > 0) {
 		t.untold[d] = struct{}{}
 	}
-	if d.watched && d.readErr == nil || !t.known(d) {
+	toldByTable := errors.Is(d.readErr, errForeign) && d.mount != 0 && t.mounts != nil // of its end
+	if d.watched && d.readErr == nil || toldByTable || !t.known(d) {
 		delete(t.polled, d)
 		return
 	}
