@@ -108,8 +108,12 @@ The output is a table, an array of objects as JSON or YAML, or one name a line.`
 			if n.State == "ready" {
 				up = since(n.StartedAt, now)
 			}
-			if earliest := since(n.LastSeen, now); n.LastSeenBefore != nil && earliest != since(n.LastSeenBefore, now) {
-				seen = since(n.LastSeenBefore, now) + " to " + earliest + " ago"
+			switch earliest, latest := since(n.LastSeen, now), since(n.LastSeenBefore, now); {
+			case n.LastSeenBefore == nil || earliest == latest:
+			case n.LastSeen == nil:
+				seen = "over " + latest + " ago"
+			default:
+				seen = latest + " to " + earliest + " ago"
 			}
 			return []string{cell(n.Name), cell(stateOfNode(n)), cell(n.Version), fmt.Sprint(n.Plugins), cell(n.Address), up, seen}
 		},

@@ -55,11 +55,10 @@ func newFleetDrainCommand(paths paths) *cobra.Command {
 		Short: "Have calls go to other nodes.",
 		Long: `Have calls to any node of the fleet go elsewhere than to this node, as long as another one has the plugin, and the node give up the
 locks that it holds, until "patchbay fleet uncordon", over restarts of its daemon. Calls in progress go on; those that name the node, and
-those of programs on the node itself, still reach it. Nodes of earlier versions go on calling it, and one that is of an earlier version
-keeps its locks.
+those of programs on the node itself, still reach it.
 
 With --wait the command returns with 0 when the node holds no locks and other nodes have left it alone for 5 s, or when its daemon has
-stopped. After the timeout, or if it is interrupted, it exits with 1; the node stays drained.` + needsAdmin,
+stopped, if another daemon is asked. After the timeout, or if it is interrupted, it exits with 1; the node stays drained.` + needsAdmin,
 		Example: `  # Before maintenance: when it returns, no other node waits for this one.
   patchbay fleet drain node-7 --wait --timeout 10m`,
 		Args: takes("NODE"), ValidArgsFunction: cobra.NoFileCompletions,
@@ -88,6 +87,8 @@ stopped. After the timeout, or if it is interrupted, it exits with 1; the node s
 			return nil
 		case ctx.Err() != nil:
 			err = errors.New("interrupted")
+		case !errors.Is(err, context.DeadlineExceeded):
+			return err
 		}
 		return fmt.Errorf("%w; node %s stays drained until \"patchbay fleet uncordon %[2]s\"", err, node)
 	})
@@ -101,7 +102,8 @@ func newFleetRoleCommand(paths paths) *cobra.Command {
 		Long: `Print the commands of etcdctl that make a role and a user of the name of the node, with exactly the rights that its daemon needs
 with the configuration of this one: fleet.etcd.prefix and namespace say where, and with fleet.exclusive it may compete for locks.
 The user has no password and is known by the common name of its client certificate, unless fleet.etcd.user is configured; then
-etcdctl asks for one. Nothing is changed, and neither a daemon nor etcd is asked.`,
+etcdctl asks for one on the terminal. The commands can be run again after fleet.exclusive was changed. Nothing is changed by this
+command, and neither a daemon nor etcd is asked.`,
 		Example: `  # As etcd's user root, for a node and for the one on which operators work.
   patchbay fleet role node-7 | sh -e
   patchbay fleet role admin-1 --operator | sh -e`,
@@ -129,7 +131,7 @@ etcdctl asks for one. Nothing is changed, and neither a daemon nor etcd is asked
 // writeRole writes the commands that give a node its rights.
 func writeRole(w io.Writer, node string, c config.Fleet, operator bool) error {
 	space := fleet.Space{Prefix: c.Etcd.Prefix, Namespace: c.Etcd.Namespace}
-	lines := []string{"role add " + node}
+	lines := []string{"role get " + node + " >/dev/null 2>&1 || etcdctl role add " + node}
 	grant := func(kind, key string) {
 		prefix := ""
 		if strings.HasSuffix(key, "/") {
@@ -157,8 +159,8 @@ func writeRole(w io.Writer, node string, c config.Fleet, operator bool) error {
 	}
 	password := " --no-password"
 	if c.Etcd.User != "" {
-		password = ""
+		password = " </dev/tty" // the shell reads the commands from its standard input
 	}
-	lines = append(lines, "user add "+node+password, "user grant-role "+node+" "+node)
+	lines = append(lines, "user get "+node+" >/dev/null 2>&1 || etcdctl user add "+node+password, "user grant-role "+node+" "+node)
 	return writeLines(w, each(lines, func(line string) string { return "etcdctl " + line }))
 }

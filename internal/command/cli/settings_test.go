@@ -91,7 +91,7 @@ func TestRole(t *testing.T) {
 		t.Fatal(err)
 	}
 	for args, want := range map[string]string{
-		"n-1 --config " + file: `etcdctl role add n-1
+		"n-1 --config " + file: `etcdctl role get n-1 >/dev/null 2>&1 || etcdctl role add n-1
 etcdctl role grant-permission --prefix=true n-1 readwrite '/it'\''s mine/x/v1/nodes/n-1/'
 etcdctl role grant-permission --prefix=true n-1 read '/it'\''s mine/x/v1/nodes/'
 etcdctl role grant-permission n-1 readwrite '/it'\''s mine/x/v1/settings/n-1'
@@ -100,16 +100,16 @@ etcdctl role grant-permission --prefix=true n-1 read '/it'\''s mine/x/v1/electio
 etcdctl role grant-permission --prefix=true n-1 readwrite '/it'\''s mine/x/v1/index/'
 etcdctl role grant-permission --prefix=true n-1 readwrite '/it'\''s mine/x/v1/elections/@node/n-1/'
 etcdctl role grant-permission n-1 readwrite '/it'\''s mine/x/v1/elections/@base/n-1'
-etcdctl user add n-1
+etcdctl user get n-1 >/dev/null 2>&1 || etcdctl user add n-1 </dev/tty
 etcdctl user grant-role n-1 n-1
 `,
-		"n --operator": `etcdctl role add n
+		"n --operator": `etcdctl role get n >/dev/null 2>&1 || etcdctl role add n
 etcdctl role grant-permission --prefix=true n readwrite /patchbay/default/v1/nodes/
 etcdctl role grant-permission n readwrite /patchbay/default/v1/settings/n
 etcdctl role grant-permission --prefix=true n read /patchbay/default/v1/settings/
 etcdctl role grant-permission --prefix=true n read /patchbay/default/v1/elections/
 etcdctl role grant-permission --prefix=true n readwrite /patchbay/default/v1/index/
-etcdctl user add n --no-password
+etcdctl user get n >/dev/null 2>&1 || etcdctl user add n --no-password
 etcdctl user grant-role n n
 `,
 		"'x;y'": "", "": "",

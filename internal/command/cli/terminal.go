@@ -219,7 +219,9 @@ func sayLater(ctx context.Context, w io.Writer, now func(context.Context) string
 	if isTerminal(w) {
 		saying.Go(func() {
 			if pause(ctx, progressAfter) == nil {
-				fmt.Fprintln(w, terminalOf(w).paint(now(ctx), faint))
+				if text := now(ctx); ctx.Err() == nil {
+					fmt.Fprintln(w, terminalOf(w).paint(text, faint))
+				}
 			}
 		})
 	}
