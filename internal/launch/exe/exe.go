@@ -92,7 +92,7 @@ func load(path string) (*Image, error) {
 
 // Cache keeps the last copy of each program that has to have a known digest, so that it is not copied again while its file is unchanged. It
 // costs one descriptor and the size of the program, which the processes that run it share. A copy whose file is gone or has changed is
-// given up when the next one is kept. The zero value is empty. All methods are safe for concurrent use.
+// given up when the next program is copied. The zero value is empty. All methods are safe for concurrent use.
 type Cache struct {
 	mu     sync.Mutex
 	images map[string]*Image // by the path of the program
