@@ -248,12 +248,14 @@ func (r *Reconciler) Check(ctx context.Context) error {
 		r.checks = append(r.checks, answered)
 		r.rouse()
 	}()
-	select {
-	case <-answered:
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("the reconciler does not answer: %w", ctx.Err())
+	if ctx.Err() == nil {
+		select {
+		case <-answered:
+			return nil
+		case <-ctx.Done():
+		}
 	}
+	return fmt.Errorf("the reconciler does not answer: %w", ctx.Err())
 }
 
 // Run reconciles until ctx ends. It returns when everything it started has ended, which includes handler calls that are
