@@ -233,8 +233,11 @@ func nodeReason(n fleet.Node) string {
 		if n.SeenBefore.IsZero() {
 			return "Its presence in etcd has ended; it was last seen " + at(n.LastSeen) + "."
 		}
-		before := n.SeenBefore.UTC().Format(time.RFC3339)
-		return "Its presence in etcd has ended; it was last seen " + at(n.LastSeen) + " or later, but before " + before + "."
+		before := "before " + n.SeenBefore.UTC().Format(time.RFC3339)
+		if !n.LastSeen.IsZero() {
+			before = at(n.LastSeen) + " or later, but " + before
+		}
+		return "Its presence in etcd has ended; it was last seen " + before + "."
 	case fleet.NodeStopped:
 		return "Its daemon stopped " + at(n.LastSeen) + "."
 	case fleet.NodeUnknown:
