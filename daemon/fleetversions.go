@@ -93,9 +93,9 @@ func comparePlugin(a, b *patchbayv1.FleetVersion) int {
 	return cmp.Or(strings.Compare(a.GetType(), b.GetType()), strings.Compare(a.GetName(), b.GetName()))
 }
 
-// driftIn returns the condition of versions: it is degraded if those of a plugin have differed for longer than drift. Differ says since when
-// the versions of plugins have differed, as was known before; driftIn brings it up to date. A plugin that restarts is registered anew, and
-// so differs for longer than its present instance.
+// driftIn returns the condition of versions: it is degraded if those of a plugin have differed for longer than drift. Differ says since
+// when the versions of plugins have differed, as was known before; driftIn brings it up to date. A plugin that restarts is registered
+// again, and so has differed for longer than its present instance.
 func driftIn(
 	versions []*patchbayv1.FleetVersion, differ map[string]time.Time, drift time.Duration, now time.Time,
 ) patchbay.Condition {

@@ -157,10 +157,10 @@ func writeRole(w io.Writer, node string, c config.Fleet, operator bool) error {
 		grant("readwrite", space.LockRange(node))
 		grant("readwrite", space.TokenBaseKey(node))
 	}
-	password := " --no-password"
+	asks := " --no-password"
 	if c.Etcd.User != "" {
-		password = " </dev/tty" // the shell reads the commands from its standard input
+		asks = " </dev/tty" // the shell reads the commands from its standard input
 	}
-	lines = append(lines, "user get "+node+" >/dev/null 2>&1 || etcdctl user add "+node+password, "user grant-role "+node+" "+node)
+	lines = append(lines, "user get "+node+" >/dev/null 2>&1 || etcdctl user add "+node+asks, "user grant-role "+node+" "+node)
 	return writeLines(w, each(lines, func(line string) string { return "etcdctl " + line }))
 }
