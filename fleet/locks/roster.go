@@ -139,7 +139,7 @@ func (c *comparison) apply(all bool, kvs ...*mvccpb.KeyValue) {
 	}
 }
 
-var errWentBack = errors.New("etcd was restored or replaced; the node competes again, with greater tokens")
+var errWentBack = errors.New("the revisions of etcd went back; the node competes again, with greater tokens")
 
 // ledger is what a node knows of the tokens of all locks. A token is a base plus a revision of etcd. After a restore revisions come again;
 // a node that notices raises the base above every token that it knows can have been given.

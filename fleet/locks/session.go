@@ -240,6 +240,9 @@ func (s *session) inspect() (token int64, err error) {
 		}
 	}
 	base, back := s.ledger.see(found.Header.GetRevision(), base)
+	if back { // which is seen once
+		s.log.Warn("fleet: etcd was restored or replaced, and fencing tokens grow from here on", "base", base)
+	}
 	if s.term != nil {
 		if back {
 			return 0, errWentBack
@@ -247,9 +250,7 @@ func (s *session) inspect() (token int64, err error) {
 		s.compareOwn(found.Responses[1].GetResponseRange().GetKvs())
 	}
 	if s.settled = base == kept; !s.settled {
-		if back {
-			s.log.Warn("fleet: etcd was restored or replaced, and fencing tokens grow from here on", "base", base)
-		} else { // the node has reported it, or another node has raised the base
+		if !back { // the node has reported it, or another node has raised the base
 			s.log.Info("fleet: fencing tokens grow from the base that a node has raised", "base", base)
 		}
 		_, err = s.client.Put(ctx, own, strconv.FormatInt(base, 10))
