@@ -86,7 +86,7 @@ func TestFleetVersions(t *testing.T) {
 		t.Errorf("the names: %s", text)
 	}
 	eventually(t, "the condition is degraded", func() bool {
-		return strings.Contains(a.degraded("fleet-versions"), "nodes have run different versions of a plugin for more than 1s: of CSIPlugin/one;")
+		return strings.Contains(a.degraded("fleet-versions"), "nodes have run different versions of CSIPlugin/one for more than 1s;")
 	})
 	nodes["b"].run("fleet", "versions")
 	if message := nodes["b"].degraded("fleet-versions"); message != "" {
