@@ -276,8 +276,7 @@ func (m *fleetMember) useOffers(offers []config.FleetOffer) {
 	}
 }
 
-// reload takes over what a reload brings: who may offer what, and files of certificates that have changed. Calls at nodes whose CA is gone
-// end.
+// reload applies who may offer what, and reads the certificate files that have changed. Calls to nodes whose CA was removed are aborted.
 func (m *fleetMember) reload(offers []config.FleetOffer) {
 	m.useOffers(offers)
 	m.certificates()

@@ -148,7 +148,7 @@ func (p pages) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	page.ServeHTTP(w, r)
 }
 
-// serveHTTP starts to serve and returns. The caller ends it with stop.
+// serveHTTP starts a server and returns. The caller stops the server.
 func serveHTTP(listener net.Listener, p pages, failed func(), log *slog.Logger) *server {
 	return startServer("HTTP", netutil.LimitListener(listener, maxHTTPConns), &http.Server{
 		Handler:           p,

@@ -38,8 +38,8 @@ type server struct {
 	log    *slog.Logger
 }
 
-// serve starts to serve the control API and returns. The caller ends it with stop. If it ends before that, failed is called and stop
-// returns the error.
+// serve starts the server of the control API and returns. The caller stops the server. If it fails before that, failed is called and
+// stop returns the error.
 func serve(listener net.Listener, g *guard, c *control, failed func(), log *slog.Logger) *server {
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)

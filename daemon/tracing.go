@@ -42,7 +42,7 @@ func validateTracing(t config.Tracing, check func(field string, err error)) {
 }
 
 // startTracing begins to send traces. The observer traces the steps of registrations and the calls to plugins, whose context is passed
-// on to the plugins. A collector that does not answer delays nothing. The caller ends it with stop.
+// on to the plugins. A collector that does not answer delays nothing. The caller calls stop.
 func startTracing(t config.Tracing, build Build) (_ patchbay.Observer, stop func() error, err error) {
 	if t.Endpoint == "" {
 		return patchbay.Observer{}, func() error { return nil }, nil

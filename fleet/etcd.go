@@ -133,8 +133,8 @@ func (c *Cluster) Client(member int) (*clientv3.Client, error) {
 	return client, err
 }
 
-// client does what Client does, unless ctx ends before. Attempts is how often a request is made that etcd answers with an error; zero for
-// the default of the client of etcd.
+// client is Client with a context for connecting. Attempts is how often a request that etcd answers with an error is made; zero for the
+// default of etcd's client.
 func (c *Cluster) client(ctx context.Context, member int, attempts uint) (*clientv3.Client, error) {
 	endpoint := c.config.Endpoints[member%len(c.config.Endpoints)]
 	life, end := context.WithCancelCause(context.Background())

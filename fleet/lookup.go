@@ -374,7 +374,7 @@ func readRemembered(file string) (nodes []rememberedNode, err error) {
 	return nodes, err
 }
 
-// save writes the file after each change until the lookup is closed. before is what needs no writing.
+// save writes the file after changes, until the lookup is closed. before is the content of the file.
 func (l *Lookup) save(before string) {
 	var failed error
 	for open := true; open; {

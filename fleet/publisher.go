@@ -25,8 +25,8 @@ type Local interface {
 	Plugins() []reconciler.Status
 	// Conditions says how the node is.
 	Conditions() []Condition
-	// Changes returns a channel that receives a value after something about the plugins has changed, at the latest when the last one has
-	// been read; one value may stand for many changes. It is not closed before ctx ends. Changes of conditions need no value.
+	// Changes returns a channel that receives a value after plugins have changed. Several changes may share a value: the next one is sent
+	// at the latest when the last one has been read. It is not closed before ctx ends. Changes of conditions need no value.
 	Changes(ctx context.Context) <-chan struct{}
 }
 

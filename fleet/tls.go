@@ -88,7 +88,7 @@ func (o *outgoing) Close() error {
 	return o.Conn.Close()
 }
 
-// judge ends the connections to nodes whose certificates no CA of a pool has signed, and with them their calls.
+// judge closes the connections to nodes whose certificates were not signed by a CA of the pool, which aborts their calls.
 func (c *Credentials) judge(pool *x509.CertPool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -244,7 +244,7 @@ func (p *process) notify(ctx context.Context, registered bool, reason string) er
 	return errors.Join(client.Notify(ctx, connectTimeout, registered, reason), client.Close())
 }
 
-// leave directs no more calls to the process, which has exited or will be stopped. Calls in progress have until ctx ends.
+// leave sends no more calls to the process, which has exited or will be stopped. It waits for calls in progress until ctx ends.
 func (p *process) leave(ctx context.Context) {
 	if t := p.target.Load(); t != nil {
 		p.front.Retire(ctx, t)

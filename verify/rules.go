@@ -148,7 +148,7 @@ var checks = []struct {
 //go:embed rules.md
 var rulesText string
 
-// rules are the checks with what rules.md says about each.
+// rules returns the checks together with their descriptions in rules.md.
 var rules = sync.OnceValue(func() (rules []Rule) {
 	for _, c := range checks {
 		_, text, _ := strings.Cut(rulesText, "#### "+c.rule+"\n")

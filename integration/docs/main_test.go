@@ -77,7 +77,7 @@ func prepare() (err error) {
 		"LC_ALL=C", "TZ=UTC", "GOWORK=off", "PATH="+bin+":"+os.Getenv("PATH"), "HOME="+home, "GOBIN="+bin,
 		"GOCACHE="+cache, "GOMODCACHE="+downloaded,
 		// With these, what is compiled does not depend on where a clone is: it is compiled once for all clones.
-		// Compiling and linking without what debuggers read takes less time.
+		// Without debugging information it compiles and links faster.
 		"GOFLAGS=-trimpath -gcflags=all=-dwarf=false -ldflags=-s", "CGO_ENABLED=0",
 		// What the module needs was downloaded before, for this test, and checked then. The machine's own proxies are for what else a user's
 		// module may need.

@@ -127,7 +127,7 @@ func knownCommand(cmd *cobra.Command, args []string) error {
 	return wrongUsage(cmd, "%s", unknown)
 }
 
-// takes returns a check that a command has these arguments, none of them empty. One in brackets, the last, may be missing.
+// takes checks that a command has these arguments and that none is empty. The last one is optional if its name is in brackets.
 func takes(names ...string) cobra.PositionalArgs {
 	least := len(names)
 	if strings.HasPrefix(names[least-1], "[") {

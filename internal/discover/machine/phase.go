@@ -6,7 +6,7 @@ type Phase string
 
 // The phases of an instance.
 const (
-	// Created: it is in no phase yet.
+	// Created: nothing was done about it yet.
 	Created Phase = "new"
 	// Restored: it is remembered from before a restart, and its socket has not been seen yet.
 	Restored Phase = "restored"

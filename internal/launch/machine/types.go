@@ -198,7 +198,7 @@ type (
 	}
 	// Remove stops the plugin for good.
 	Remove struct{ Request }
-	// Close reports that the host ends.
+	// Close reports that the host is shutting down.
 	Close struct{}
 	// Offer makes a plugin idle that is started on demand, unless it is idle or runs.
 	Offer struct{}
