@@ -12,6 +12,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -103,19 +104,33 @@ func encodeRecord(r *fleetv1.NodeRecord) ([]byte, error) {
 		return nil, err
 	}
 	var value bytes.Buffer
-	w, err := flate.NewWriter(&value, flate.BestSpeed)
-	if err == nil {
-		_, err = w.Write(text)
-	}
-	if err == nil {
+	w := compressors.Get().(*flate.Writer)
+	defer compressors.Put(w)
+	w.Reset(&value)
+	if _, err = w.Write(text); err == nil {
 		err = w.Close()
 	}
 	return value.Bytes(), err
 }
 
+// A compressor takes 600 kB, a decompressor 40 kB: far more than the record.
+var (
+	compressors = sync.Pool{New: func() any {
+		w, _ := flate.NewWriter(nil, flate.BestSpeed) // fails only for a level that does not exist
+		return w
+	}}
+	decompressors = sync.Pool{New: func() any { return flate.NewReader(strings.NewReader("")) }}
+)
+
 // decodeRecord reads a record from its value, at most maxRecord bytes of it.
 func decodeRecord(value []byte) (r *fleetv1.NodeRecord, err error) {
-	text, err := io.ReadAll(io.LimitReader(flate.NewReader(bytes.NewReader(value)), maxRecord+1))
+	d := decompressors.Get().(io.Reader)
+	defer decompressors.Put(d)
+	err = d.(flate.Resetter).Reset(bytes.NewReader(value), nil)
+	var text []byte
+	if err == nil {
+		text, err = io.ReadAll(io.LimitReader(d, maxRecord+1))
+	}
 	r = &fleetv1.NodeRecord{}
 	if err == nil {
 		err = proto.Unmarshal(text, r)
