@@ -56,7 +56,7 @@ recording: build ## record the demo for README, in docs/images/demo.svg
 
 .PHONY: man
 man: ## make the man pages and completion scripts in dist/man and dist/completions
-	SOURCE_DATE_EPOCH=$(EPOCH) $(GO) run ./internal/command/mangen dist
+	SOURCE_DATE_EPOCH=$(EPOCH) $(GO) run ./cmd/patchbay/internal/mangen dist
 
 .PHONY: test
 test: ## run the tests with the race detector; NO_INSTALL=1 does not install Chromium
@@ -68,7 +68,7 @@ test-all: ## run the other tests: campaigns, and those that compile the kubelet,
 
 .PHONY: crash
 crash: ## kill the daemon 1,000 times at random instants, and its plugins, and see that it loses nothing
-	$(GO) test -run TestKillNineLosesNothing -timeout 60m -count 1 -v ./internal/command/cli -kills 1000
+	$(GO) test -run TestKillNineLosesNothing -timeout 60m -count 1 -v ./cmd/patchbay/internal/cli -kills 1000
 
 .PHONY: handover
 handover: ## hand a plugin over 100 times, while 1,000,000 connections are made to it, and see that none is refused
@@ -135,7 +135,7 @@ locks: ## call locks of the fleet LOCK_CALLS (1000000) times through faults of e
 
 .PHONY: mutants
 mutants: ## see that the simulation of the core finds each fault of reconciler/testdata/mutants.txt, and that of launching its own
-	$(GO) test -run '^TestMutants$$' -count 1 -v -timeout 2h ./reconciler -simulate.mutants 20000
+	$(GO) test -run '^TestMutants$$' -count 1 -v -timeout 2h ./internal/reconciler -simulate.mutants 20000
 	$(GO) test -run '^TestMutants$$' -count 1 -v -timeout 1h ./internal/launch/supervise ./host -simulate.mutants
 
 .PHONY: fuzz

@@ -11,9 +11,9 @@ import (
 
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/host"
-	"github.com/patchbay-dev/patchbay/internal/launch/exe"
+	"github.com/patchbay-dev/patchbay/internal/launch/sealedexec"
 	"github.com/patchbay-dev/patchbay/plugin"
-	"github.com/patchbay-dev/patchbay/reconciler"
+	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
@@ -61,7 +61,7 @@ func (rt *Runtime) pin(ctx context.Context, in reconciler.Instance, p *host.Plug
 	// err = errors.New(admissionDigest)
 	switch {
 	case err == nil:
-	case errors.Is(err, exe.ErrEnded) || ctx.Err() != nil:
+	case errors.Is(err, sealedexec.ErrEnded) || ctx.Err() != nil:
 		return pin, fmt.Errorf("plugin %s is not admitted: %w: %w", pin.PackageName, err, cache.ErrRetry)
 	default:
 		return pin, fmt.Errorf("plugin %s is not admitted, because its program cannot be identified: %w", pin.PackageName, err)

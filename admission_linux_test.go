@@ -20,11 +20,11 @@ import (
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	hosting "github.com/patchbay-dev/patchbay/host"
-	"github.com/patchbay-dev/patchbay/internal/launch/exe"
+	"github.com/patchbay-dev/patchbay/internal/launch/sealedexec"
 	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
-	"github.com/patchbay-dev/patchbay/reconciler"
+	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/sdk/admission"
 )
 
@@ -125,7 +125,7 @@ func instanceOf(t *testing.T, path string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return exe.Digest(sha256.Sum256(content)).InstanceID()
+	return sealedexec.Digest(sha256.Sum256(content)).InstanceID()
 }
 
 func TestAdmitted(t *testing.T) {

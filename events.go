@@ -4,7 +4,7 @@ import (
 	"context"
 
 	"github.com/patchbay-dev/patchbay/internal/journal"
-	"github.com/patchbay-dev/patchbay/reconciler"
+	"github.com/patchbay-dev/patchbay/internal/reconciler"
 )
 
 // Event says what happened to one plugin: it is a [reconciler.Event] with a field Seq uint64, which numbers the events of one Runtime

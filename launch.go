@@ -9,11 +9,11 @@ import (
 
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
-	"github.com/patchbay-dev/patchbay/internal/frames"
+	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 	"github.com/patchbay-dev/patchbay/internal/launch/supervise"
 	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/plugin"
-	"github.com/patchbay-dev/patchbay/reconciler"
+	"github.com/patchbay-dev/patchbay/internal/reconciler"
 )
 
 // Host returns the host of launched plugins. What it launches is not supervised; [Runtime.Launcher] does that. Run closes it.
@@ -60,7 +60,7 @@ func (rt *Runtime) newLaunching(cfg Config) (err error) {
 				cfg.Observer.CallsLimited(reason)
 			}
 			if first {
-				cfg.Logger.Warn("calls of plugins that this process answers for "+frames.Reason(reason).Consequence(), "uid", uid, "reason", reason)
+				cfg.Logger.Warn("calls of plugins that this process answers for "+h2proxy.Reason(reason).Consequence(), "uid", uid, "reason", reason)
 			}
 		},
 		Output: cfg.Logger.Handler(),

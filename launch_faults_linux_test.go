@@ -13,7 +13,7 @@ import (
 	"github.com/patchbay-dev/patchbay"
 	hosting "github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/launcher"
-	"github.com/patchbay-dev/patchbay/reconciler"
+	"github.com/patchbay-dev/patchbay/internal/reconciler"
 )
 
 // script is a launched plugin that is a shell script and does not serve.

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/reconciler"
+	"github.com/patchbay-dev/patchbay/internal/reconciler"
 )
 
 // defaultNameGrace is the one of the zero [Config].

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/patchbay-dev/patchbay"
-	"github.com/patchbay-dev/patchbay/reconciler"
+	"github.com/patchbay-dev/patchbay/internal/reconciler"
 )
 
 // TestRuntimeRemembersTheOrder: an older instance that was registered last, as the newest did not answer, yields to that when it answers,

@@ -18,11 +18,11 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/discover/dirwatch"
 	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
 	"github.com/patchbay-dev/patchbay/internal/journal"
-	"github.com/patchbay-dev/patchbay/internal/launch/exe"
+	"github.com/patchbay-dev/patchbay/internal/launch/sealedexec"
 	"github.com/patchbay-dev/patchbay/internal/regular"
 	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/plugin"
-	"github.com/patchbay-dev/patchbay/reconciler"
+	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
@@ -103,7 +103,7 @@ type Runtime struct {
 	launcher     *launcher.Launcher
 	admission    plugin.AdmissionPlugin // nil if everything is admitted
 	launchedOnly bool
-	programs     exe.Programs
+	programs     sealedexec.Programs
 
 	mu        sync.Mutex
 	ran       bool

@@ -14,7 +14,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/bench/internal/launch"
 	"github.com/patchbay-dev/patchbay/host"
-	"github.com/patchbay-dev/patchbay/internal/launch/output"
+	"github.com/patchbay-dev/patchbay/internal/launch/pluginlog"
 )
 
 // The reader of the floor has a pipe and a buffer of these sizes, with which it is fastest.
@@ -67,11 +67,11 @@ func (o *bareOutput) Drain(int64) (handedOn int64, err error) {
 // Print implements [launch.Host]. What is printed becomes records of a logger that counts them.
 func (h socketHost) Print(program, control string, limited bool) (launch.Output, error) {
 	records := new(counter)
-	cfg := output.Config{Name: "printer", Handler: records}
+	cfg := pluginlog.Config{Name: "printer", Handler: records}
 	if !limited {
 		cfg.Rate = -1
 	}
-	log := output.New(cfg)
+	log := pluginlog.New(cfg)
 	p, err := h.host.Launch(context.Background(), host.Spec{Name: cfg.Name, Args: []string{program, control}, Logs: log})
 	return &hostOutput{process: p, log: log, records: records}, err
 }

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"github.com/patchbay-dev/patchbay/internal/sock"
-	"github.com/patchbay-dev/patchbay/proxy"
+	"github.com/patchbay-dev/patchbay/internal/proxy"
 )
 
 // Conn returns a gRPC connection to a plugin through the control socket: every method that the plugin serves can be called on it,

@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
-	"github.com/patchbay-dev/patchbay/internal/frames"
+	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 )
 
 // Dispense dispenses a plugin of a [Registry] whose client is a T. It fails as [Registry].DispensePlugin does, and with [ErrWrongClient] if
@@ -153,7 +153,7 @@ func (c *sharedConn) Invoke(ctx context.Context, method string, args, reply any,
 func (c *sharedConn) NewStream(
 	ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption,
 ) (grpc.ClientStream, error) {
-	_, fragments := frames.Requested(opts)
+	_, fragments := h2proxy.Requested(opts)
 	for {
 		conn, l, err := c.begin(ctx, fragments)
 		if err != nil {
@@ -187,7 +187,7 @@ func (s *sharedStream) RecvMsg(m any) error {
 
 // replaced turns the error of a call whose connection was closed into codes.Unavailable: the caller has canceled nothing.
 func replaced(ctx context.Context, k key, err error) error {
-	if status.Code(err) != codes.Canceled || ctx.Err() != nil || !strings.HasPrefix(status.Convert(err).Message(), frames.Closing) {
+	if status.Code(err) != codes.Canceled || ctx.Err() != nil || !strings.HasPrefix(status.Convert(err).Message(), h2proxy.Closing) {
 		return err
 	}
 	return status.Errorf(codes.Unavailable, "the call was lost when the connection to plugin %s/%s was closed: the plugin was replaced "+

@@ -9,8 +9,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/internal/feed"
-	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/internal/broadcast"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
 // Store is the [Registry] that [Open] makes, with what its users need beyond that interface. Its methods may be called at once from several
@@ -30,7 +30,7 @@ type Store struct {
 	unusable       error // why the state could not be loaded; immutable
 	save           saver
 	kept           keptNames
-	feed           *feed.Feed[*PluginUpdateEvent]
+	feed           *broadcast.Feed[*PluginUpdateEvent]
 	pool           *pool
 
 	rosters    sync.Map // key → *roster
@@ -103,7 +103,7 @@ func newRegistry(dispensers map[string]PluginDispenser, options []Option) *Store
 		option(r)
 	}
 	r.dispensers.Store(&r.originals)
-	r.feed = feed.New(feed.Config[*PluginUpdateEvent]{Resync: r.resync})
+	r.feed = broadcast.New(broadcast.Config[*PluginUpdateEvent]{Resync: r.resync})
 	return r
 }
 
@@ -111,8 +111,8 @@ func newRegistry(dispensers map[string]PluginDispenser, options []Option) *Store
 func (r *Store) checkConfig() error {
 	for ptype, dispenser := range r.originals {
 		switch {
-		case !foreign.IsType(ptype):
-			return fmt.Errorf("a plugin dispenser is for %q, which %s", ptype, foreign.TypeSyntax)
+		case !untrusted.IsType(ptype):
+			return fmt.Errorf("a plugin dispenser is for %q, which %s", ptype, untrusted.TypeSyntax)
 		case dispenser.plain == nil && dispenser.conn == nil:
 			return fmt.Errorf("the plugin dispenser for type %s is nil", ptype)
 		}

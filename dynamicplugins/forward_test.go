@@ -16,8 +16,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
-	"github.com/patchbay-dev/patchbay/internal/frames"
-	"github.com/patchbay-dev/patchbay/proxy"
+	"github.com/patchbay-dev/patchbay/internal/h2proxy"
+	"github.com/patchbay-dev/patchbay/internal/proxy"
 )
 
 // teller is a stats handler that keeps how calls ended.
@@ -66,7 +66,7 @@ func TestForwardedCalls(t *testing.T) {
 			}
 		}}))
 	first, second := serve(t, "first"), serve(t, "second")
-	pending := frames.PendingAt(first.path)
+	pending := h2proxy.PendingAt(first.path)
 	register(t, r, first.info("1"))
 	conn, err := r.Conn(t.Context(), "t", "n")
 	check(t, err)

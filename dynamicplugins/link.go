@@ -17,7 +17,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/callback"
-	"github.com/patchbay-dev/patchbay/internal/frames"
+	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -49,7 +49,7 @@ type link struct {
 	// use, mu is held, and they are closed only while no call counts. So a call that has begun finds none that is being closed.
 	messages, fragments atomic.Pointer[grpcConn]
 	mu                  sync.Mutex
-	pending             *frames.Pending // set with the first connection
+	pending             *h2proxy.Pending // set with the first connection
 }
 
 const retired, oneCall = 1, 2
@@ -84,7 +84,7 @@ func (l *link) conn(fragments bool) (grpcConn, error) {
 		return *c, nil
 	}
 	if l.pending == nil {
-		l.pending = frames.PendingAt(l.path)
+		l.pending = h2proxy.PendingAt(l.path)
 	}
 	c, err := l.pool.connect(l, fragments)
 	if err != nil {
@@ -145,7 +145,7 @@ func (l *link) closeUnused() {
 	}
 }
 
-// grpcConn is a [frames.Client] or a [grpc.ClientConn].
+// grpcConn is a [h2proxy.Client] or a [grpc.ClientConn].
 type grpcConn interface {
 	grpc.ClientConnInterface
 	Close() error
@@ -193,7 +193,7 @@ func (p *pool) connect(l *link, fragments bool) (grpcConn, error) {
 		return nil, errDown
 	}
 	if fragments {
-		c := frames.NewClient(frames.ClientConfig{
+		c := h2proxy.NewClient(h2proxy.ClientConfig{
 			Dial:    func(ctx context.Context) (net.Conn, error) { return p.dialFor(ctx, l) },
 			Timeout: connectTimeout, Idle: idleTimeout, Pause: reconnectPause, Stats: p.stats, Pending: l.pending,
 			Owner: ownerOf(l.info), Intercept: p.connections.Interceptor(l.path),

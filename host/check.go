@@ -12,23 +12,23 @@ import (
 	"syscall"
 
 	"github.com/patchbay-dev/patchbay/internal/callback"
-	"github.com/patchbay-dev/patchbay/internal/launch/exe"
+	"github.com/patchbay-dev/patchbay/internal/launch/sealedexec"
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // ErrDigest is wrapped by the error of [Host.Launch] if the program does not have the expected digest.
-var ErrDigest = exe.ErrDigest
+var ErrDigest = sealedexec.ErrDigest
 
 // check copies the program and asks all that is to be asked about the copy. It returns nil if nothing is to be asked: then the program runs
 // from its file. The caller releases the image.
-func (h *Host) check(ctx context.Context, spec Spec, program string) (*exe.Image, error) {
+func (h *Host) check(ctx context.Context, spec Spec, program string) (*sealedexec.Image, error) {
 	if spec.SHA256 == "" && spec.Admit == nil {
 		return nil, nil //nolint:nilnil // documented
 	}
-	var want *exe.Digest
+	var want *sealedexec.Digest
 	if spec.SHA256 != "" {
-		d, err := exe.ParseDigest(spec.SHA256)
+		d, err := sealedexec.ParseDigest(spec.SHA256)
 		if err != nil {
 			return nil, err
 		}
@@ -52,11 +52,11 @@ func (h *Host) check(ctx context.Context, spec Spec, program string) (*exe.Image
 	return image, nil
 }
 
-func pinOf(spec Spec, image *exe.Image) plugin.Pin {
+func pinOf(spec Spec, image *sealedexec.Image) plugin.Pin {
 	return plugin.Pin{PackageName: spec.Name, InstanceID: image.Digest.InstanceID()}
 }
 
-func checkInterpreter(image *exe.Image, listed string) error {
+func checkInterpreter(image *sealedexec.Image, listed string) error {
 	script := image.Script
 	switch {
 	case script == nil:
@@ -67,7 +67,7 @@ func checkInterpreter(image *exe.Image, listed string) error {
 	case script.Interpreter != listed:
 		return fmt.Errorf("%s is a script for %s, and the interpreter that is listed for it is %s", image.Path, script.Interpreter, listed)
 	}
-	return exe.TrustInterpreter(script.Interpreter)
+	return sealedexec.TrustInterpreter(script.Interpreter)
 }
 
 // explain returns the error with what it is about, if the system did not say: a working directory that is missing, or what a program needs.
@@ -83,7 +83,7 @@ func explain(err error, spec Spec, program string) error {
 		}
 	}
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOEXEC) {
-		if why := exe.Explain(program); why != nil {
+		if why := sealedexec.Explain(program); why != nil {
 			return fmt.Errorf("%w: %w", why, err)
 		}
 	}
@@ -92,7 +92,7 @@ func explain(err error, spec Spec, program string) error {
 
 // execute has the image executed in place of the file. The copy is the first descriptor after the ExtraFiles, and stays open in the plugin:
 // an interpreter reads its script there.
-func execute(s *process.Spec, image *exe.Image) {
+func execute(s *process.Spec, image *sealedexec.Image) {
 	if image == nil {
 		return
 	}

@@ -21,7 +21,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
 
-	"github.com/patchbay-dev/patchbay/internal/launch/exe"
+	"github.com/patchbay-dev/patchbay/internal/launch/sealedexec"
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
@@ -128,7 +128,7 @@ func TestSwappedProgram(t *testing.T) {
 			if !test.admitted {
 				spec.SHA256, refused = digest, ErrDigest
 			} else {
-				parsed, err := exe.ParseDigest(digest)
+				parsed, err := sealedexec.ParseDigest(digest)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -151,7 +151,7 @@ func TestSwappedProgram(t *testing.T) {
 					if !errors.Is(p.Err(), ErrTerminated) {
 						t.Fatalf("what was not checked ran: %v", p.Err())
 					}
-				case !errors.Is(err, refused) && !errors.Is(err, exe.ErrUnfit):
+				case !errors.Is(err, refused) && !errors.Is(err, sealedexec.ErrUnfit):
 					t.Errorf("launch: %v", err)
 				}
 			}
@@ -229,7 +229,7 @@ func TestAdmit(t *testing.T) {
 	h := newHost(t)
 	content := readProgram(t, "/bin/true")
 	path := filepath.Join(t.TempDir(), "program")
-	digest, err := exe.ParseDigest(program(t, path, content))
+	digest, err := sealedexec.ParseDigest(program(t, path, content))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -24,7 +24,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	cipdv1 "github.com/patchbay-dev/patchbay/api/patchbay/cipd/v1"
-	"github.com/patchbay-dev/patchbay/internal/launch/exe"
+	"github.com/patchbay-dev/patchbay/internal/launch/sealedexec"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -44,7 +44,7 @@ func newCIPDAdmission(t testing.TB, mode string, timeout time.Duration, args ...
 }
 
 func filePin(name string) plugin.Pin {
-	return plugin.Pin{PackageName: name, InstanceID: exe.Digest(sha256.Sum256([]byte(name))).InstanceID()}
+	return plugin.Pin{PackageName: name, InstanceID: sealedexec.Digest(sha256.Sum256([]byte(name))).InstanceID()}
 }
 
 func TestCIPDAdmission(t *testing.T) {

@@ -29,7 +29,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay/internal/callback"
-	"github.com/patchbay-dev/patchbay/internal/launch/exe"
+	"github.com/patchbay-dev/patchbay/internal/launch/sealedexec"
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
@@ -65,7 +65,7 @@ type Host struct {
 	server      *server
 	plugins     map[*PluginProcess]struct{}   // those that have not ended
 	admissions  map[*AdmissionPlugin]struct{} // those that have a goroutine
-	programs    exe.Cache
+	programs    sealedexec.Cache
 	scanned     []scanned // the programs of which the last plugins were launched, the newest last
 
 	launching sync.WaitGroup // launches that have not returned

@@ -19,9 +19,9 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/patchbay-dev/patchbay/internal/launch/cipd"
-	"github.com/patchbay-dev/patchbay/internal/launch/exe"
+	"github.com/patchbay-dev/patchbay/internal/launch/sealedexec"
 	"github.com/patchbay-dev/patchbay/internal/launch/handshake"
-	"github.com/patchbay-dev/patchbay/internal/launch/output"
+	"github.com/patchbay-dev/patchbay/internal/launch/pluginlog"
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
@@ -132,7 +132,7 @@ type Grace = process.Grace
 type Limits = process.Limits
 
 // Log holds the newest output of a plugin.
-type Log = output.Log
+type Log = pluginlog.Log
 
 // survivor is what a later host has to know of a plugin that survives.
 type survivor struct {
@@ -194,7 +194,7 @@ func (s *Spec) check() (granted grants, err error) {
 		}
 	}
 	if s.SHA256 != "" {
-		if _, err = exe.ParseDigest(s.SHA256); err != nil {
+		if _, err = sealedexec.ParseDigest(s.SHA256); err != nil {
 			return nil, err
 		}
 	}
@@ -220,7 +220,7 @@ func (h *Host) launch(ctx context.Context, spec Spec) (*PluginProcess, error) {
 	if err != nil {
 		return nil, err
 	}
-	program, err := exe.Find(spec.Args[0], spec.Dir)
+	program, err := sealedexec.Find(spec.Args[0], spec.Dir)
 	if err != nil {
 		return nil, explain(err, spec, spec.Args[0])
 	}
@@ -266,7 +266,7 @@ func (h *Host) launch(ctx context.Context, spec Spec) (*PluginProcess, error) {
 }
 
 // start starts the process of a plugin, with all that it needs of the host.
-func (p *PluginProcess) start(program string, image *exe.Image, user *process.User) error {
+func (p *PluginProcess) start(program string, image *sealedexec.Image, user *process.User) error {
 	what, err := p.processSpec(program)
 	if err != nil {
 		return err

@@ -20,7 +20,7 @@ import (
 	pluginv1 "github.com/patchbay-dev/patchbay/api/patchbay/plugin/v1"
 	"github.com/patchbay-dev/patchbay/internal/launch/cipd"
 	"github.com/patchbay-dev/patchbay/internal/launch/handshake"
-	"github.com/patchbay-dev/patchbay/internal/launch/output"
+	"github.com/patchbay-dev/patchbay/internal/launch/pluginlog"
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/plugin"
@@ -70,7 +70,7 @@ func newPlugin(ctx context.Context, h *Host, spec Spec) *PluginProcess {
 		started: make(chan struct{}), left: make(chan struct{}), done: make(chan struct{}),
 	}
 	if p.logs == nil {
-		p.logs = output.New(output.Config{Name: spec.Name, Handler: handlerOf(ctx, h.PluginsContext)})
+		p.logs = pluginlog.New(pluginlog.Config{Name: spec.Name, Handler: handlerOf(ctx, h.PluginsContext)})
 	}
 	return p
 }
@@ -278,11 +278,11 @@ func (p *PluginProcess) LastWords() string {
 // process that could not be ended holds the other end.
 func (p *PluginProcess) readOutput() (drain func()) {
 	var readers sync.WaitGroup
-	pipes := map[output.Source]*os.File{output.Stdout: p.proc.Stdout(), output.Stderr: p.proc.Stderr()}
+	pipes := map[pluginlog.Source]*os.File{pluginlog.Stdout: p.proc.Stdout(), pluginlog.Stderr: p.proc.Stderr()}
 	for source, pipe := range pipes {
 		readers.Go(func() {
 			var from io.Reader = pipe
-			if foreign := p.spec.Foreign; foreign != nil && source == output.Stdout {
+			if foreign := p.spec.Foreign; foreign != nil && source == pluginlog.Stdout {
 				foreign.Hello(pipe)
 			} else if foreign != nil {
 				from = foreign.Stderr(pipe)
@@ -314,7 +314,7 @@ const (
 type hostService struct {
 	pluginv1.UnimplementedHostServer
 	config plugin.Config
-	logs   *output.Log
+	logs   *pluginlog.Log
 }
 
 func (s *hostService) Log(stream pluginv1.Host_LogServer) error {
@@ -333,8 +333,8 @@ func (s *hostService) Log(stream pluginv1.Host_LogServer) error {
 }
 
 // logRecord translates a record. Its length and its characters are the log's business.
-func logRecord(r *pluginv1.LogRecord) output.Record {
-	record := output.Record{Level: slog.Level(r.GetLevel()), Message: r.GetMessage(), Source: output.RPC}
+func logRecord(r *pluginv1.LogRecord) pluginlog.Record {
+	record := pluginlog.Record{Level: slog.Level(r.GetLevel()), Message: r.GetMessage(), Source: pluginlog.RPC}
 	if r.GetTime().IsValid() {
 		record.Time = r.GetTime().AsTime()
 	}

@@ -24,7 +24,7 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
-	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -48,7 +48,7 @@ type server struct {
 	path   string
 	grpc   *grpc.Server
 	done   sync.WaitGroup
-	denied foreign.Quota[string] // by plugin; strangers have no name
+	denied untrusted.Quota[string] // by plugin; strangers have no name
 
 	mu        sync.Mutex // guards what follows
 	plugins   map[uint64]*PluginProcess

@@ -23,7 +23,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	pluginv1 "github.com/patchbay-dev/patchbay/api/patchbay/plugin/v1"
-	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
 func TestWhatAPluginMayCall(t *testing.T) {
@@ -157,7 +157,7 @@ func TestRefusalsAreNotToldForEver(t *testing.T) {
 		s.deny(nil, nil, "call", "no")
 		s.deny(nil, thief, "call", "no")
 	}
-	if want := map[string]int{"": foreign.ToldEach, "thief": foreign.ToldEach}; !maps.Equal(told, want) {
+	if want := map[string]int{"": untrusted.ToldEach, "thief": untrusted.ToldEach}; !maps.Equal(told, want) {
 		t.Errorf("events %v, want %v", told, want)
 	}
 }

@@ -16,17 +16,17 @@ import (
 
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/backoff"
-	"github.com/patchbay-dev/patchbay/internal/frames"
-	"github.com/patchbay-dev/patchbay/internal/judged"
+	"github.com/patchbay-dev/patchbay/internal/h2proxy"
+	"github.com/patchbay-dev/patchbay/internal/peerauth"
 	"github.com/patchbay-dev/patchbay/internal/launch"
-	"github.com/patchbay-dev/patchbay/internal/launch/front"
+	"github.com/patchbay-dev/patchbay/internal/launch/activator"
 	"github.com/patchbay-dev/patchbay/internal/launch/machine"
 	"github.com/patchbay-dev/patchbay/internal/registration"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
 // Announcement is what a plugin says of itself when it registers.
-type Announcement = front.Info
+type Announcement = activator.Info
 
 // connector is what a [Protocol] may also be: it connects to where its plugins serve.
 type connector interface {
@@ -58,16 +58,16 @@ var ended = func() context.Context {
 // fronted reports whether the host listens at the plugin's socket and forwards calls to the processes behind it.
 func (p Plugin) fronted() bool { return p.OnDemand || p.Upgrade == UpgradeHandover && !p.NoSocket }
 
-func (p Plugin) settings() front.Settings {
-	return front.Settings{OnDemand: p.OnDemand, Idle: cmp.Or(p.Idle, launch.DefaultIdle), Patience: p.startTimeout()}
+func (p Plugin) settings() activator.Settings {
+	return activator.Settings{OnDemand: p.OnDemand, Idle: cmp.Or(p.Idle, launch.DefaultIdle), Patience: p.startTimeout()}
 }
 
 // newFront returns the front of a plugin, which does not answer yet.
-func (u *unit) newFront(p Plugin) *front.Front {
+func (u *unit) newFront(p Plugin) *activator.Front {
 	path, _ := socketPath(u.launcher.cfg.Dir, u.name, frontLife, false)
-	return front.New(front.Config{
+	return activator.New(activator.Config{
 		Name: u.name, Path: path, Budget: u.launcher.budget, Settings: p.settings(), Demand: u.Demand,
-		Unneeded: func(t *front.Target) {
+		Unneeded: func(t *activator.Target) {
 			if p, is := u.Process().(*process); is && p.target.Load() == t {
 				u.Unneeded(p)
 			}
@@ -85,7 +85,7 @@ func (u *unit) setFront(p Plugin) {
 	case p.fronted():
 		f.Set(p.settings())
 	case f != nil:
-		f.Set(front.Settings{})
+		f.Set(activator.Settings{})
 	}
 }
 
@@ -111,7 +111,7 @@ func (u *unit) offer(p Plugin) {
 }
 
 // shut stops the unit's front, if it has one, and returns it.
-func (u *unit) shut() *front.Front {
+func (u *unit) shut() *activator.Front {
 	f := u.front.Load()
 	if f == nil {
 		return nil
@@ -143,7 +143,7 @@ func (u *unit) meet(ctx context.Context, p *process) error {
 	if err != nil {
 		return fmt.Errorf("it does not say who it is: %w", err)
 	}
-	info := front.Info{Type: said.Type, Name: said.Name, Versions: said.Versions}
+	info := activator.Info{Type: said.Type, Name: said.Name, Versions: said.Versions}
 	if err := p.front.Check(info); err != nil {
 		return err
 	}
@@ -194,11 +194,11 @@ func (p *process) dial(ctx context.Context, path string) (*net.UnixConn, error) 
 	if err != nil {
 		return nil, err
 	}
-	conn, _, err := judged.ByUser(ctx, path, uid)
+	conn, _, err := peerauth.ByUser(ctx, path, uid)
 	return conn, err
 }
 
-func (u *unit) newTarget(p *process, endpoint string) (*front.Target, error) {
+func (u *unit) newTarget(p *process, endpoint string) (*activator.Target, error) {
 	endpoint = cmp.Or(endpoint, p.PluginSocket())
 	if !filepath.IsAbs(endpoint) {
 		return nil, fmt.Errorf("it announces endpoint %q, which is not an absolute path", endpoint)
@@ -223,11 +223,11 @@ func (u *unit) newTarget(p *process, endpoint string) (*front.Target, error) {
 		dial = func(ctx context.Context) (net.Conn, error) { return c.Dial(ctx, endpoint) }
 		intercept = c.Interceptor(endpoint)
 	}
-	services := frames.NewClient(frames.ClientConfig{
+	services := h2proxy.NewClient(h2proxy.ClientConfig{
 		Dial: dial, Timeout: connectTimeout, Idle: idleTimeout, Pause: reconnectPause, Owner: owner,
-		Pending: frames.PendingAt(endpoint), Intercept: intercept,
+		Pending: h2proxy.PendingAt(endpoint), Intercept: intercept,
 	})
-	return &front.Target{
+	return &activator.Target{
 		Services:   services,
 		Notify:     p.notify,
 		Close:      func() { _ = services.Close() }, // it never fails

@@ -20,7 +20,7 @@ import (
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/callback"
-	"github.com/patchbay-dev/patchbay/internal/frames"
+	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 	"github.com/patchbay-dev/patchbay/internal/launch/machine"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/plugin"
@@ -52,7 +52,7 @@ type Config struct {
 // Launcher keeps plugins running. Its methods are safe for concurrent use.
 type Launcher struct {
 	cfg    Config
-	budget *frames.Budget // of the calls to plugins for which the host answers
+	budget *h2proxy.Budget // of the calls to plugins for which the host answers
 	// adopting ends with Close, and with it the tries to reach survivors.
 	adopting     context.Context //nolint:containedctx // that of what the launcher does by itself
 	stopAdopting context.CancelFunc
@@ -89,14 +89,14 @@ func New(cfg Config) *Launcher {
 	if dir, err := filepath.Abs(cfg.Dir); err == nil { // else it is as relative as what finds the plugins has it
 		cfg.Dir = dir
 	}
-	limited := func(uid uint32, why frames.Reason, first bool) {
+	limited := func(uid uint32, why h2proxy.Reason, first bool) {
 		callback.Observer(log, "Limited", func(first bool) { cfg.Limited(uid, string(why), first) })(first)
 	}
-	limits := frames.DefaultLimits
-	limits.Cancels = frames.CancelRates{} // the callers are connections of this program, shared by users who are limited where they call
+	limits := h2proxy.DefaultLimits
+	limits.Cancels = h2proxy.CancelRates{} // the callers are connections of this program, shared by users who are limited where they call
 	l := &Launcher{
 		cfg: cfg, units: map[string]*unit{}, leaving: map[string]*unit{},
-		budget: frames.NewBudget(limits, uint32(max(os.Geteuid(), 0)), limited),
+		budget: h2proxy.NewBudget(limits, uint32(max(os.Geteuid(), 0)), limited),
 	}
 	l.adopting, l.stopAdopting = context.WithCancel(context.Background())
 	return l

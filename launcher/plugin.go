@@ -13,10 +13,10 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/host"
-	"github.com/patchbay-dev/patchbay/internal/frames"
+	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 	"github.com/patchbay-dev/patchbay/internal/launch"
 	"github.com/patchbay-dev/patchbay/internal/launch/machine"
-	"github.com/patchbay-dev/patchbay/internal/launch/output"
+	"github.com/patchbay-dev/patchbay/internal/launch/pluginlog"
 	"github.com/patchbay-dev/patchbay/internal/launch/supervise"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
@@ -83,9 +83,9 @@ type (
 	// EventKind names what happened.
 	EventKind = machine.EventKind
 	// Log is the newest output of a plugin, across its restarts.
-	Log = output.Log
+	Log = pluginlog.Log
 	// Record is one line of a Log.
-	Record = output.Record
+	Record = pluginlog.Record
 )
 
 // The kinds of events. That a process was started or has ended is told by the host.
@@ -190,7 +190,7 @@ func (p Plugin) same(other Plugin) bool {
 func (p Plugin) checks(socket string) supervise.Checks {
 	return supervise.Checks{
 		Interval: cmp.Or(p.Health.Interval, launch.DefaultHealthInterval), Timeout: cmp.Or(p.Health.Timeout, launch.DefaultHealthTimeout),
-		Misses: cmp.Or(p.Health.Misses, launch.DefaultHealthMisses), Pending: frames.PendingAt(socket),
+		Misses: cmp.Or(p.Health.Misses, launch.DefaultHealthMisses), Pending: h2proxy.PendingAt(socket),
 	}
 }
 

@@ -9,7 +9,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/backoff"
-	"github.com/patchbay-dev/patchbay/internal/launch/exe"
+	"github.com/patchbay-dev/patchbay/internal/launch/sealedexec"
 	"github.com/patchbay-dev/patchbay/internal/launch/supervise"
 )
 
@@ -24,7 +24,7 @@ type program struct {
 
 // program returns what the plugin would run now.
 func (p Plugin) program() program {
-	path, err := exe.Find(p.Args[0], p.Dir)
+	path, err := sealedexec.Find(p.Args[0], p.Dir)
 	if err != nil {
 		return program{}
 	}
@@ -53,9 +53,9 @@ func (a program) isSame(b program) bool {
 
 // checkProgram returns an error if the plugin has no program that can be executed.
 func (p Plugin) checkProgram() error {
-	path, err := exe.Find(p.Args[0], p.Dir)
+	path, err := sealedexec.Find(p.Args[0], p.Dir)
 	if err == nil {
-		err = exe.Check(path)
+		err = sealedexec.Check(path)
 	}
 	if err != nil {
 		return fmt.Errorf("cannot launch plugin %s: %w: %w; install it or correct the command: it is started when the program is there",

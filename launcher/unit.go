@@ -15,10 +15,10 @@ import (
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/callback"
 	"github.com/patchbay-dev/patchbay/internal/grpcsock"
-	"github.com/patchbay-dev/patchbay/internal/judged"
-	"github.com/patchbay-dev/patchbay/internal/launch/front"
+	"github.com/patchbay-dev/patchbay/internal/peerauth"
+	"github.com/patchbay-dev/patchbay/internal/launch/activator"
 	"github.com/patchbay-dev/patchbay/internal/launch/machine"
-	"github.com/patchbay-dev/patchbay/internal/launch/output"
+	"github.com/patchbay-dev/patchbay/internal/launch/pluginlog"
 	"github.com/patchbay-dev/patchbay/internal/launch/supervise"
 )
 
@@ -30,9 +30,9 @@ type unit struct {
 	*supervise.Unit[*Plugin]
 	name     string
 	launcher *Launcher
-	log      *output.Log
+	log      *pluginlog.Log
 	lives    atomic.Int64 // that were begun, to name their sockets
-	front    atomic.Pointer[front.Front]
+	front    atomic.Pointer[activator.Front]
 	plugin   *Plugin // as it is configured now; nil before it is; guarded by Launcher.mu
 	// replacement is that which the last configuration made necessary, if it did.
 	replacement atomic.Pointer[replacement]
@@ -46,7 +46,7 @@ type replacement struct {
 
 func newUnit(l *Launcher, p Plugin) *unit {
 	u := &unit{
-		launcher: l, name: p.Name, log: output.New(output.Config{Name: p.Name, Handler: l.cfg.Output, Rate: p.LogRate}),
+		launcher: l, name: p.Name, log: pluginlog.New(pluginlog.Config{Name: p.Name, Handler: l.cfg.Output, Rate: p.LogRate}),
 	}
 	u.Unit = supervise.New(supervise.Config[*Plugin]{
 		Launch: u.launch,
@@ -171,7 +171,7 @@ func (u *unit) nextSocket(dir string, needsRoom bool) string {
 }
 
 // output returns the log of the unit, or that of a process that an earlier launcher had started.
-func (u *unit) output() *output.Log {
+func (u *unit) output() *pluginlog.Log {
 	if p, runs := u.Process().(*process); runs {
 		return p.Logs()
 	}
@@ -217,7 +217,7 @@ func dialHealth(p *Plugin, socket string) (*grpc.ClientConn, error) {
 		return nil, err
 	}
 	return grpcsock.Dial(socket, grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-		conn, _, err := judged.ByUser(ctx, socket, uid)
+		conn, _, err := peerauth.ByUser(ctx, socket, uid)
 		return conn, err
 	}))
 }
@@ -228,8 +228,8 @@ type process struct {
 	plugin     *Plugin // as it was when it was started
 	generation machine.Ref
 	// front answers in its place; nil if nobody does. target is what it knows of the process, when it has been met.
-	front  *front.Front
-	target atomic.Pointer[front.Target]
+	front  *activator.Front
+	target atomic.Pointer[activator.Target]
 }
 
 func (p *process) About() machine.Process {

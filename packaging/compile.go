@@ -25,7 +25,7 @@ func (r *release) compile(ctx context.Context, t target) (string, error) {
 // document makes the man pages and completion scripts. Its flags are those of compile, so that most of both is compiled once.
 func (r *release) document(ctx context.Context) error {
 	_, err := r.goCommand(ctx, []string{"SOURCE_DATE_EPOCH=" + strconv.FormatInt(r.time.Unix(), 10)}, "run", "-trimpath", "-buildvcs=false",
-		"./internal/command/mangen", r.stage)
+		"./cmd/patchbay/internal/mangen", r.stage)
 	return err
 }
 

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
-	"github.com/patchbay-dev/patchbay/reconciler"
+	"github.com/patchbay-dev/patchbay/internal/reconciler"
 )
 
 // What plugins of the kubelet are known to do, on real sockets.

@@ -12,7 +12,7 @@ import (
 
 	"google.golang.org/grpc"
 
-	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
 const (
@@ -74,7 +74,7 @@ func (p Plugin) withDefaults() (Plugin, error) {
 
 func (p Plugin) check() error {
 	var wrong []error
-	wrong = append(wrong, foreign.Name("Plugin.Type", p.Type, maxText), foreign.Name("Plugin.Name", p.Name, maxText))
+	wrong = append(wrong, untrusted.Name("Plugin.Type", p.Type, maxText), untrusted.Name("Plugin.Name", p.Name, maxText))
 	if strings.Contains(p.Type, "/") {
 		wrong = append(wrong, fmt.Errorf("Plugin.Type %q has a slash, which ends the type in TYPE/NAME", p.Type))
 	}
@@ -82,12 +82,12 @@ func (p Plugin) check() error {
 		wrong = append(wrong, fmt.Errorf("Plugin.Versions has %d entries, want 1 to %d", n, maxVersions))
 	}
 	for i, version := range p.Versions {
-		wrong = append(wrong, foreign.Name(fmt.Sprintf("Plugin.Versions[%d]", i), version, maxVersion))
+		wrong = append(wrong, untrusted.Name(fmt.Sprintf("Plugin.Versions[%d]", i), version, maxVersion))
 	}
 	if p.Register == nil && p.Endpoint == "" {
 		wrong = append(wrong, errors.New("Plugin.Register is nil, so the plugin would offer nothing"))
 	}
-	wrong = append(wrong, foreign.Check("Plugin.Endpoint", p.Endpoint, maxText))
+	wrong = append(wrong, untrusted.Check("Plugin.Endpoint", p.Endpoint, maxText))
 	if p.Endpoint != "" && !filepath.IsAbs(p.Endpoint) {
 		wrong = append(wrong, fmt.Errorf("Plugin.Endpoint %q is not absolute, and hosts run in other directories", p.Endpoint))
 	}

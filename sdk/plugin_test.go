@@ -80,7 +80,7 @@ func TestDependenciesAreFew(t *testing.T) {
 	if err != nil {
 		t.Fatalf("go list: %v\n%s", err, out)
 	}
-	own := []string{"api/patchbay/plugin/v1", "internal/callback", "internal/foreign", "internal/grpcsock", "internal/launch/handshake", "internal/sock", "internal/systemd", "plugin", "sdk", "sdk/admission", "sdk/internal/launched",
+	own := []string{"api/patchbay/plugin/v1", "internal/callback", "internal/untrusted", "internal/grpcsock", "internal/launch/handshake", "internal/sock", "internal/systemd", "plugin", "sdk", "sdk/admission", "sdk/internal/launched",
 		"sdk/internal/reflection"}
 	for name := range strings.FieldsSeq(string(out)) {
 		if path, ok := strings.CutPrefix(name, "github.com/patchbay-dev/patchbay/"); ok && !slices.Contains(own, path) {

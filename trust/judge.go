@@ -14,7 +14,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
 const (
@@ -62,8 +62,8 @@ func New(p Policy) (*Judge, error) {
 	j.all.add(j.owners)
 	for _, ptype := range slices.Sorted(maps.Keys(p.Types)) {
 		t := p.Types[ptype]
-		if !foreign.IsType(ptype) {
-			wrong = append(wrong, &FieldError{"types." + ptype, fmt.Errorf("%q %s", ptype, foreign.TypeSyntax)})
+		if !untrusted.IsType(ptype) {
+			wrong = append(wrong, &FieldError{"types." + ptype, fmt.Errorf("%q %s", ptype, untrusted.TypeSyntax)})
 		}
 		users, groups, unknown := Accounts{t.Users, t.Groups}.Resolve("types." + ptype)
 		wrong = append(wrong, unknown...)

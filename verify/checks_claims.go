@@ -15,7 +15,7 @@ import (
 	drahealth "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 
-	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -103,7 +103,7 @@ func withClaims(check func(ctx context.Context, s *subject, conn *grpc.ClientCon
 func answeredFor[T any](claims []*drav1.Claim, answer map[string]T) string {
 	for uid := range answer {
 		if !slices.ContainsFunc(claims, func(c *drav1.Claim) bool { return c.Uid == uid }) {
-			return "the answer is about a claim that was not asked for, with the UID " + foreign.Quote(uid)
+			return "the answer is about a claim that was not asked for, with the UID " + untrusted.Quote(uid)
 		}
 	}
 	return leftOut(claims, answer)
@@ -174,7 +174,7 @@ func sameDevices(before, after map[string]*drav1.NodePrepareResourceResponse) st
 		again := after[uid]
 		if (first.GetError() == "") != (again.GetError() == "") ||
 			!slices.EqualFunc(first.GetDevices(), again.GetDevices(), func(a, b *drav1.Device) bool { return proto.Equal(a, b) }) {
-			return fmt.Sprintf("the claim with the UID %s got %s, and then %s", foreign.Quote(uid), show(first), show(again))
+			return fmt.Sprintf("the claim with the UID %s got %s, and then %s", untrusted.Quote(uid), show(first), show(again))
 		}
 	}
 	return ""
@@ -205,11 +205,11 @@ func checkPreparedDevices(ctx context.Context, s *subject, conn *grpc.ClientConn
 		for _, d := range claim.GetDevices() {
 			n++
 			if d.GetPoolName() == "" || d.GetDeviceName() == "" {
-				return fail("a device for the claim with the UID %s lacks its pool or its name: %s", foreign.Quote(uid), show(d))
+				return fail("a device for the claim with the UID %s lacks its pool or its name: %s", untrusted.Quote(uid), show(d))
 			}
 			for _, id := range d.GetCdiDeviceIds() {
 				if !cdiName.MatchString(id) {
-					return fail("the CDI device ID %s is not written VENDOR/CLASS=DEVICE", foreign.Quote(id))
+					return fail("the CDI device ID %s is not written VENDOR/CLASS=DEVICE", untrusted.Quote(id))
 				}
 			}
 		}
@@ -239,7 +239,7 @@ func (s *subject) undo(ctx context.Context, conn *grpc.ClientConn, claims []*dra
 	}
 	for uid, claim := range undone {
 		if claim.GetError() != "" {
-			return fmt.Errorf("the claim with the UID %s is not unprepared: %s", foreign.Quote(uid), foreign.Quote(clip(claim.GetError())))
+			return fmt.Errorf("the claim with the UID %s is not unprepared: %s", untrusted.Quote(uid), untrusted.Quote(clip(claim.GetError())))
 		}
 	}
 	return nil
@@ -266,7 +266,7 @@ func checkErrorsByClaim(ctx context.Context, s *subject, conn *grpc.ClientConn, 
 	for _, claim := range good {
 		if text := prepared[claim.Uid].GetError(); text != "" {
 			return fail("claim %s/%s is prepared alone, and beside one that cannot be it is not: %s", claim.Namespace, claim.Name,
-				foreign.Quote(clip(text)))
+				untrusted.Quote(clip(text)))
 		}
 	}
 	for _, claim := range bad {

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
-	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -154,7 +154,7 @@ func checkGarbage(ctx context.Context, s *subject) outcome {
 
 // speak sends text and waits until the plugin answers or closes the connection, for a second at most.
 func (s *subject) speak(conn net.Conn, text string) {
-	s.trace.add(foreign.Quote(text), "")
+	s.trace.add(untrusted.Quote(text), "")
 	if conn.SetDeadline(time.Now().Add(min(s.options.CallTimeout, time.Second))) == nil {
 		_, _ = conn.Write([]byte(text))
 		_, _ = conn.Read(make([]byte, 1))

@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
 // Limits of the CSI specification, in bytes.
@@ -28,13 +28,13 @@ func checkPluginInfo(ctx context.Context, s *subject, conn *grpc.ClientConn) out
 	case err != nil:
 		return fail("GetPluginInfo %s", brief(err))
 	case answer.Name != s.asked.info.Name:
-		return fail("GetPluginInfo says %s, and the plugin registers as %s", foreign.Quote(answer.Name), foreign.Quote(s.asked.info.Name))
+		return fail("GetPluginInfo says %s, and the plugin registers as %s", untrusted.Quote(answer.Name), untrusted.Quote(s.asked.info.Name))
 	case answer.VendorVersion == "":
 		return fail("vendor_version is empty; CSI requires it")
 	case len(answer.VendorVersion) > maxCSIString:
 		return fail("vendor_version has %d bytes, and CSI allows %d", len(answer.VendorVersion), maxCSIString)
 	}
-	return pass("%s, version %s", foreign.Quote(answer.Name), foreign.Quote(answer.VendorVersion))
+	return pass("%s, version %s", untrusted.Quote(answer.Name), untrusted.Quote(answer.VendorVersion))
 }
 
 func checkPluginCapabilities(ctx context.Context, _ *subject, conn *grpc.ClientConn) outcome {
@@ -83,13 +83,13 @@ func checkNodeInfo(ctx context.Context, _ *subject, conn *grpc.ClientConn) outco
 	case answer.MaxVolumesPerNode < 0:
 		return fail("max_volumes_per_node is %d", answer.MaxVolumesPerNode)
 	}
-	if err := foreign.Required("node_id", answer.NodeId, maxNodeID); err != nil {
+	if err := untrusted.Required("node_id", answer.NodeId, maxNodeID); err != nil {
 		return fail("%v", err)
 	}
 	if size := sizeOf(answer.GetAccessibleTopology().GetSegments()); size > maxCSIMapSize {
 		return fail("the topology has %d bytes, and CSI allows %d", size, maxCSIMapSize)
 	}
-	return pass("node %s", foreign.Quote(answer.NodeId))
+	return pass("node %s", untrusted.Quote(answer.NodeId))
 }
 
 // controllerAlone reports whether a driver announces a controller and has no Node service at all. One that implements NodeGetCapabilities
@@ -174,16 +174,16 @@ func checkTopology(ctx context.Context, _ *subject, conn *grpc.ClientConn) outco
 		name := key
 		if prefix, rest, prefixed := strings.Cut(key, "/"); prefixed {
 			if !topologyPrefix.MatchString(prefix) {
-				return fail("the prefix of the topology key %s is no lower-case domain name of at most 63 characters", foreign.Quote(key))
+				return fail("the prefix of the topology key %s is no lower-case domain name of at most 63 characters", untrusted.Quote(key))
 			}
 			name, prefixes[prefix] = rest, true
 		}
 		if !topologySegment.MatchString(name) || !topologySegment.MatchString(value) {
 			return fail("the topology has the segment %s=%s; names and values are 1 to 63 letters, digits, '-', '_' and '.', with a letter or "+
-				"digit first and last", foreign.Quote(key), foreign.Quote(value))
+				"digit first and last", untrusted.Quote(key), untrusted.Quote(value))
 		}
 		if folded[strings.ToLower(key)] {
-			return fail("the topology key %s appears twice, in upper and lower case", foreign.Quote(key))
+			return fail("the topology key %s appears twice, in upper and lower case", untrusted.Quote(key))
 		}
 		folded[strings.ToLower(key)] = true
 	}

@@ -15,7 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 	deviceapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
 const (
@@ -71,15 +71,15 @@ func checkDeviceList(devices []*deviceapi.Device) string {
 	}
 	seen := map[string]bool{}
 	for _, d := range devices {
-		if err := foreign.Name("the ID of a device", d.ID, maxText); err != nil {
+		if err := untrusted.Name("the ID of a device", d.ID, maxText); err != nil {
 			return err.Error()
 		}
 		if seen[d.ID] {
-			return fmt.Sprintf("device %s is listed twice", foreign.Quote(d.ID))
+			return fmt.Sprintf("device %s is listed twice", untrusted.Quote(d.ID))
 		}
 		seen[d.ID] = true
 		if d.Health != deviceapi.Healthy && d.Health != deviceapi.Unhealthy {
-			return fmt.Sprintf("device %s has the health %s, which is neither %s nor %s", foreign.Quote(d.ID), foreign.Quote(d.Health),
+			return fmt.Sprintf("device %s has the health %s, which is neither %s nor %s", untrusted.Quote(d.ID), untrusted.Quote(d.Health),
 				deviceapi.Healthy, deviceapi.Unhealthy)
 		}
 	}
@@ -245,13 +245,13 @@ func checkPreferred(ctx context.Context, s *subject, conn *grpc.ClientConn) outc
 	outside := slices.ContainsFunc(preferred, func(id string) bool { return !slices.Contains(offered, id) })
 	switch distinct := slices.Compact(slices.Sorted(slices.Values(preferred))); {
 	case outside || len(distinct) != len(preferred):
-		return fail("some of the preferred devices %s were not offered, or are there twice", foreign.QuoteAll(preferred))
+		return fail("some of the preferred devices %s were not offered, or are there twice", untrusted.QuoteAll(preferred))
 	case !slices.Contains(preferred, must[0]):
-		return warn("the preferred devices are %s, without %s, which must be included", foreign.QuoteAll(preferred), foreign.Quote(must[0]))
+		return warn("the preferred devices are %s, without %s, which must be included", untrusted.QuoteAll(preferred), untrusted.Quote(must[0]))
 	case len(preferred) != size:
 		return warn("%d devices are preferred, and %d were asked for: hosts choose the others themselves", len(preferred), size)
 	}
-	return pass("preferred are %s", foreign.QuoteAll(preferred))
+	return pass("preferred are %s", untrusted.QuoteAll(preferred))
 }
 
 func checkAllocate(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome {
@@ -263,7 +263,7 @@ func checkAllocate(ctx context.Context, s *subject, conn *grpc.ClientConn) outco
 	answer, err := allocate(ctx, conn, ids)
 	switch {
 	case err != nil && answered(err):
-		return warn("Allocate of the healthy device %s %s", foreign.Quote(ids[0]), brief(err))
+		return warn("Allocate of the healthy device %s %s", untrusted.Quote(ids[0]), brief(err))
 	case err != nil:
 		return fail("Allocate %s", brief(err))
 	case len(answer.ContainerResponses) != 1:
@@ -271,10 +271,10 @@ func checkAllocate(ctx context.Context, s *subject, conn *grpc.ClientConn) outco
 	}
 	for _, d := range answer.ContainerResponses[0].GetCdiDevices() {
 		if !cdiName.MatchString(d.GetName()) {
-			return fail("the CDI device %s is not written VENDOR/CLASS=DEVICE", foreign.Quote(d.GetName()))
+			return fail("the CDI device %s is not written VENDOR/CLASS=DEVICE", untrusted.Quote(d.GetName()))
 		}
 	}
-	return pass("device %s is allocated", foreign.Quote(ids[0]))
+	return pass("device %s is allocated", untrusted.Quote(ids[0]))
 }
 
 func allocate(ctx context.Context, conn *grpc.ClientConn, ids []string) (*deviceapi.AllocateResponse, error) {
@@ -292,7 +292,7 @@ func checkAllocateSick(ctx context.Context, s *subject, conn *grpc.ClientConn) o
 	for _, id := range append(withHealth(devices, deviceapi.Unhealthy, 1), "patchbay-verify-unknown") {
 		if _, err := allocate(ctx, conn, []string{id}); err != nil && !answered(err) {
 			_ = s.run.await(ctx, settle) // if it ends because of that, this is the rule to say so
-			return fail("Allocate of %s %s", foreign.Quote(id), brief(err))
+			return fail("Allocate of %s %s", untrusted.Quote(id), brief(err))
 		}
 	}
 	if s.run.await(ctx, settle) {

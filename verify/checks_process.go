@@ -8,7 +8,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -176,9 +176,9 @@ func checkNothingLeft(ctx context.Context, s *subject) outcome {
 	case o.status != "":
 		return o
 	case len(f.sockets) > 0:
-		return fail("these sockets are still there after the end of the plugin: %s", foreign.QuoteAll(f.sockets))
+		return fail("these sockets are still there after the end of the plugin: %s", untrusted.QuoteAll(f.sockets))
 	case len(f.others) > 0:
-		return warn("these files are left in the plugin directory: %s", foreign.QuoteAll(f.others))
+		return warn("these files are left in the plugin directory: %s", untrusted.QuoteAll(f.others))
 	}
 	return pass("nothing is left")
 }
@@ -271,7 +271,7 @@ func checkRegistered(_ context.Context, s *subject) outcome {
 	if err := checkRegister(request); err != nil {
 		return fail("%v", err)
 	}
-	return pass("registered is %s at %s", foreign.Quote(request.ResourceName), foreign.Quote(request.Endpoint))
+	return pass("registered is %s at %s", untrusted.Quote(request.ResourceName), untrusted.Quote(request.Endpoint))
 }
 
 func checkRegistersAgain(ctx context.Context, s *subject) outcome {
@@ -295,7 +295,7 @@ func checkRegistersAgain(ctx context.Context, s *subject) outcome {
 	}
 	s.path = a.path
 	if was := s.appeared.request.ResourceName; a.request.ResourceName != was {
-		return fail("the plugin registered %s, and now %s", foreign.Quote(was), foreign.Quote(a.request.ResourceName))
+		return fail("the plugin registered %s, and now %s", untrusted.Quote(was), untrusted.Quote(a.request.ResourceName))
 	}
-	return pass("registered again at %s", foreign.Quote(a.request.Endpoint))
+	return pass("registered again at %s", untrusted.Quote(a.request.Endpoint))
 }

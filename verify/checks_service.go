@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/grpc/status"
 
-	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
 // answering returns a check that runs only if the plugin answers GetInfo, so that a failure is an effect of the check. The answer is in
@@ -73,7 +73,7 @@ func (s *subject) checkHealthOfServices(ctx context.Context, conn *grpc.ClientCo
 	for _, name := range names[:min(len(names), maxHealthChecked)] {
 		answer, err := grpc_health_v1.NewHealthClient(conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{Service: name})
 		if err == nil && answer.Status != grpc_health_v1.HealthCheckResponse_SERVING {
-			return warn("the health is SERVING, but that of the service %s is %v", foreign.Quote(name), answer.Status)
+			return warn("the health is SERVING, but that of the service %s is %v", untrusted.Quote(name), answer.Status)
 		}
 	}
 	return pass("the health is SERVING")
@@ -95,7 +95,7 @@ func checkReflection(ctx context.Context, s *subject, conn *grpc.ClientConn) out
 	if len(own) == 0 {
 		return fail("the endpoint has no service but those for registration, health and reflection")
 	}
-	return pass("the endpoint has %s", foreign.QuoteAll(own))
+	return pass("the endpoint has %s", untrusted.QuoteAll(own))
 }
 
 func (s *subject) reflected(ctx context.Context, conn *grpc.ClientConn) ([]string, error) {

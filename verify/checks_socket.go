@@ -18,7 +18,7 @@ import (
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/trust"
@@ -178,7 +178,7 @@ func checkGetInfo(ctx context.Context, s *subject) outcome {
 	case a.after-waited() > kubeletPatience:
 		return warn("GetInfo took %v; the kubelet waits %v", a.after.Round(time.Millisecond), kubeletPatience)
 	}
-	return pass("type %s, name %s", foreign.Quote(a.info.Type), foreign.Quote(a.info.Name))
+	return pass("type %s, name %s", untrusted.Quote(a.info.Type), untrusted.Quote(a.info.Name))
 }
 
 func (s *subject) tellAnnounced(what string) {
@@ -187,41 +187,41 @@ func (s *subject) tellAnnounced(what string) {
 
 func checkType(ctx context.Context, s *subject) outcome {
 	info := s.asked.info
-	s.tellAnnounced("type " + foreign.Quote(info.Type))
-	if err := foreign.Name("the type", info.Type, maxText); err != nil {
+	s.tellAnnounced("type " + untrusted.Quote(info.Type))
+	if err := untrusted.Name("the type", info.Type, maxText); err != nil {
 		return fail("%v", err)
 	}
-	if !foreign.IsType(info.Type) {
-		return fail("the type %s has a slash", foreign.Quote(info.Type))
+	if !untrusted.IsType(info.Type) {
+		return fail("the type %s has a slash", untrusted.Quote(info.Type))
 	}
-	return pass("the type is %s", foreign.Quote(info.Type))
+	return pass("the type is %s", untrusted.Quote(info.Type))
 }
 
 func checkName(ctx context.Context, s *subject) outcome {
 	info := s.asked.info
-	s.tellAnnounced("name " + foreign.Quote(info.Name))
-	if err := foreign.Name("the name", info.Name, maxText); err != nil {
+	s.tellAnnounced("name " + untrusted.Quote(info.Name))
+	if err := untrusted.Name("the name", info.Name, maxText); err != nil {
 		return fail("%v", err)
 	}
-	if err := foreign.PluginName(info.Type, info.Name); err != nil {
+	if err := untrusted.PluginName(info.Type, info.Name); err != nil {
 		return fail("%v", err)
 	}
-	return pass("the name is %s", foreign.Quote(info.Name))
+	return pass("the name is %s", untrusted.Quote(info.Name))
 }
 
 func checkVersions(ctx context.Context, s *subject) outcome {
 	info := s.asked.info
 	versions := info.SupportedVersions
-	s.tellAnnounced("supported_versions " + foreign.QuoteAll(versions))
+	s.tellAnnounced("supported_versions " + untrusted.QuoteAll(versions))
 	if len(versions) > maxVersions {
 		return fail("%d versions are announced, and hosts accept %d at most", len(versions), maxVersions)
 	}
 	for i, v := range versions {
-		if err := foreign.Name("version "+strconv.Itoa(i+1), v, maxVersion); err != nil {
+		if err := untrusted.Name("version "+strconv.Itoa(i+1), v, maxVersion); err != nil {
 			return fail("%v", err)
 		}
 		if slices.Contains(versions[:i], v) {
-			return warn("version %s is announced twice", foreign.Quote(v))
+			return warn("version %s is announced twice", untrusted.Quote(v))
 		}
 	}
 	switch info.Type {
@@ -233,14 +233,14 @@ func checkVersions(ctx context.Context, s *subject) outcome {
 		return judgeKnown(versions, []string{drav1.DRAPluginService, draBeta, draHealth, draHealthAlpha})
 	}
 	if len(versions) == 0 {
-		return pass("none is announced, and the type %s demands none", foreign.Quote(info.Type))
+		return pass("none is announced, and the type %s demands none", untrusted.Quote(info.Type))
 	}
-	return pass("announced are %s", foreign.QuoteAll(versions))
+	return pass("announced are %s", untrusted.QuoteAll(versions))
 }
 
 func judgeKnown(versions, known []string) outcome {
 	in := func(v string) bool { return slices.Contains(known, v) }
-	return judgeVersions(versions, in, in, "one of "+foreign.QuoteAll(known), "not known for this type")
+	return judgeVersions(versions, in, in, "one of "+untrusted.QuoteAll(known), "not known for this type")
 }
 
 // judgeVersions checks that one of the announced versions is supported and that all are known. Wanted and unknown are for its messages.
@@ -248,11 +248,11 @@ func judgeVersions(versions []string, supported, known func(string) bool, wanted
 	strange := slices.DeleteFunc(slices.Clone(versions), known)
 	switch {
 	case !slices.ContainsFunc(versions, supported):
-		return fail("none of the announced versions %s is %s", foreign.QuoteAll(versions), wanted)
+		return fail("none of the announced versions %s is %s", untrusted.QuoteAll(versions), wanted)
 	case len(strange) > 0:
-		return warn("%s are %s, and are ignored", foreign.QuoteAll(strange), unknown)
+		return warn("%s are %s, and are ignored", untrusted.QuoteAll(strange), unknown)
 	}
-	return pass("announced are %s", foreign.QuoteAll(versions))
+	return pass("announced are %s", untrusted.QuoteAll(versions))
 }
 
 func checkGetInfoAgain(ctx context.Context, s *subject) outcome {
@@ -273,18 +273,18 @@ func checkEndpoint(ctx context.Context, s *subject) outcome {
 	if info.Endpoint == "" {
 		return pass("the endpoint is empty, so it is the registration socket itself")
 	}
-	s.tellAnnounced("endpoint " + foreign.Quote(info.Endpoint))
+	s.tellAnnounced("endpoint " + untrusted.Quote(info.Endpoint))
 	path, err := s.endpoint(info)
 	if err != nil {
-		return fail("%v: %s", err, foreign.Quote(info.Endpoint))
+		return fail("%v: %s", err, untrusted.Quote(info.Endpoint))
 	}
 	if _, err := sock.Probe(ctx, path); err != nil {
 		return fail("nobody can be reached at the endpoint: %s", clip(err.Error()))
 	}
 	if clean := filepath.Clean(path); clean != path {
-		return warn("the endpoint %s is another way to write %s; hosts that compare paths see two", foreign.Quote(path), foreign.Quote(clean))
+		return warn("the endpoint %s is another way to write %s; hosts that compare paths see two", untrusted.Quote(path), untrusted.Quote(clean))
 	}
-	return pass("a process accepts at %s", foreign.Quote(path))
+	return pass("a process accepts at %s", untrusted.Quote(path))
 }
 func checkTold(ctx context.Context, s *subject) outcome {
 	for _, time := range []string{"first", "second"} {

@@ -18,7 +18,7 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	pluginv1 "github.com/patchbay-dev/patchbay/api/patchbay/plugin/v1"
-	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -127,9 +127,9 @@ func (k *kubelet) Register(_ context.Context, request *deviceapi.RegisterRequest
 // checkRegister returns what a host would refuse a registration for.
 func checkRegister(request *deviceapi.RegisterRequest) error {
 	if !slices.Contains(deviceVersions(), request.Version) {
-		return fmt.Errorf("version %s is none of %s", foreign.Quote(request.Version), foreign.QuoteAll(deviceVersions()))
+		return fmt.Errorf("version %s is none of %s", untrusted.Quote(request.Version), untrusted.QuoteAll(deviceVersions()))
 	}
-	return cmp.Or(foreign.Endpoint(request.Endpoint, kubeletSocket), foreign.PluginName(registerapi.DevicePlugin, request.ResourceName))
+	return cmp.Or(untrusted.Endpoint(request.Endpoint, kubeletSocket), untrusted.PluginName(registerapi.DevicePlugin, request.ResourceName))
 }
 
 func (b *bench) awaitRegister(ctx context.Context, i *instance, within time.Duration) (*appearance, error) {
@@ -149,12 +149,12 @@ func (b *bench) meetRegistered(ctx context.Context, request *deviceapi.RegisterR
 	path := filepath.Join(b.dir, request.Endpoint)
 	if filepath.Dir(path) != b.dir || path == b.kubelet.path {
 		return nil, fmt.Errorf("the plugin registered endpoint %s, which is no socket in %s; register the name of the socket alone",
-			foreign.Quote(request.Endpoint), b.dir)
+			untrusted.Quote(request.Endpoint), b.dir)
 	}
 	a, err := meet(ctx, path, i)
 	if a == nil {
 		return nil, fmt.Errorf("the plugin registered endpoint %s, at which nobody can be reached: %w; serve there before Register",
-			foreign.Quote(request.Endpoint), err)
+			untrusted.Quote(request.Endpoint), err)
 	}
 	a.request = request
 	return a, err

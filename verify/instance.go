@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
 )
 
@@ -144,14 +144,14 @@ func (i *instance) endOfProcess() string {
 		how = err.Error()
 	}
 	if said := i.printed.last(); said != "" {
-		how += ", after it had printed " + foreign.Quote(said)
+		how += ", after it had printed " + untrusted.Quote(said)
 	}
 	return how
 }
 
 func (i *instance) lastWords() string {
 	if said := i.printed.last(); said != "" {
-		return "; the command runs, and printed last " + foreign.Quote(said)
+		return "; the command runs, and printed last " + untrusted.Quote(said)
 	}
 	return "; the command runs and has printed nothing"
 }

@@ -8,7 +8,7 @@ import (
 	deviceapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 
-	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
 // instead says what to verify instead of an endpoint.
@@ -24,7 +24,7 @@ func recognise(ctx context.Context, path string, timeout time.Duration) string {
 	}
 	defer conn.Close()
 	if info, err := csi.NewIdentityClient(conn).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{}); err == nil {
-		return "the CSI driver " + foreign.Quote(clip(info.Name))
+		return "the CSI driver " + untrusted.Quote(clip(info.Name))
 	}
 	if _, err := deviceapi.NewDevicePluginClient(conn).GetDevicePluginOptions(ctx, &deviceapi.Empty{}); err == nil {
 		return "a device plugin"

@@ -15,7 +15,7 @@ import (
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -143,7 +143,7 @@ func (s *subject) check(ctx context.Context, rule Rule) outcome {
 			return o
 		}
 		if info.Type != rule.Type {
-			return notApplicable("the plugin is of type %s, the rule is for %s", foreign.Quote(info.Type), rule.Type)
+			return notApplicable("the plugin is of type %s, the rule is for %s", untrusted.Quote(info.Type), rule.Type)
 		}
 	}
 	o := rule.check(ctx, s)

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/internal/grpcsock"
 )
 
@@ -27,7 +27,7 @@ const (
 	maxShown = 512
 )
 
-func clip(s string) string { return foreign.Cut(s, maxShown) }
+func clip(s string) string { return untrusted.Cut(s, maxShown) }
 
 // trace is what was sent to the plugin while a rule was checked and what came back: the first calls and the last one.
 type trace struct {

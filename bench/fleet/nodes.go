@@ -6,8 +6,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/fleet"
-	"github.com/patchbay-dev/patchbay/reconciler"
+	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/reconciler"
 )
 
 // changing is the name of the plugin of each node that changes.

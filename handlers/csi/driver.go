@@ -16,7 +16,7 @@ import (
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/handlers/internal/endpoint"
 	"github.com/patchbay-dev/patchbay/internal/backoff"
-	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
 // retry is how long to wait before a driver that is not ready is asked again. It is in use within a second of being ready.
@@ -120,9 +120,9 @@ func (d driver) identify(ctx context.Context, name string) (vendorVersion string
 	}
 	if answer.GetName() != name {
 		return "", fmt.Errorf("GetPluginInfo: the driver's own name is %s, and it was registered as %s; register it under its own name",
-			foreign.Quote(answer.GetName()), name)
+			untrusted.Quote(answer.GetName()), name)
 	}
-	if err := foreign.Check("vendor_version", answer.GetVendorVersion(), maxString); err != nil {
+	if err := untrusted.Check("vendor_version", answer.GetVendorVersion(), maxString); err != nil {
 		return "", fmt.Errorf("GetPluginInfo: %w", err)
 	}
 	return answer.GetVendorVersion(), nil

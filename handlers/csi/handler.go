@@ -26,7 +26,7 @@ import (
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/handlers/internal/endpoint"
-	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
 // Options say how a [Handler] asks drivers. The zero value works.
@@ -74,7 +74,7 @@ func (*Handler) Roles() []string {
 // ValidatePlugin checks the name of a driver and that one of its versions is supported, which is any 1.x. The error says what is wrong, and
 // is sent to the driver.
 func (h *Handler) ValidatePlugin(pluginName, _ string, versions []string) error {
-	if err := foreign.PluginName(registerapi.CSIPlugin, pluginName); err != nil {
+	if err := untrusted.PluginName(registerapi.CSIPlugin, pluginName); err != nil {
 		return err
 	}
 	if _, err := negotiate(versions); err != nil {
@@ -114,7 +114,7 @@ func (h *Handler) RegisterPluginContext(
 ) (cache.Registration, error) {
 	registration, err := h.register(ctx, pluginName, endpointPath, versions, pluginClientTimeout)
 	if err != nil {
-		return cache.Registration{}, fmt.Errorf("cannot use CSI driver %s at %s: %w", foreign.Clip(pluginName), endpointPath, err)
+		return cache.Registration{}, fmt.Errorf("cannot use CSI driver %s at %s: %w", untrusted.Clip(pluginName), endpointPath, err)
 	}
 	return registration, nil
 }
@@ -122,7 +122,7 @@ func (h *Handler) RegisterPluginContext(
 func (h *Handler) register(
 	ctx context.Context, name, path string, versions []string, clientTimeout *time.Duration,
 ) (registration cache.Registration, err error) {
-	if err := foreign.PluginName(registerapi.CSIPlugin, name); err != nil {
+	if err := untrusted.PluginName(registerapi.CSIPlugin, name); err != nil {
 		return cache.Registration{}, err
 	}
 	version, err := negotiate(versions)

@@ -9,7 +9,7 @@ import (
 
 	hosting "github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/launcher"
-	"github.com/patchbay-dev/patchbay/reconciler"
+	"github.com/patchbay-dev/patchbay/internal/reconciler"
 )
 
 // TestLaunchedDriverThatIsNotReady: a launched driver may take any time to become ready. It is neither refused nor restarted meanwhile, its

@@ -10,7 +10,7 @@ import (
 	csipb "github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
-	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
 // The keys under which the options of a driver's entries in the registry hold what the handler found out.
@@ -85,7 +85,7 @@ func nodeInfo(answer *csipb.NodeGetInfoResponse) (NodeInfo, error) {
 		MaxVolumesPerNode: answer.GetMaxVolumesPerNode(),
 		Topology:          answer.GetAccessibleTopology().GetSegments(),
 	}
-	if err := foreign.Required("the node ID", n.NodeID, maxNodeID); err != nil {
+	if err := untrusted.Required("the node ID", n.NodeID, maxNodeID); err != nil {
 		return NodeInfo{}, err
 	}
 	if n.MaxVolumesPerNode < 0 {
@@ -106,12 +106,12 @@ func checkTopology(segments map[string]string) error {
 		if !hasPrefix {
 			prefix, name = "", key
 		}
-		if !foreign.IsSegment(name) || hasPrefix && !isPrefix(prefix) {
-			return fmt.Errorf("%s is no topology key: write NAME or PREFIX/NAME, for example com.example/zone", foreign.Quote(key))
+		if !untrusted.IsSegment(name) || hasPrefix && !isPrefix(prefix) {
+			return fmt.Errorf("%s is no topology key: write NAME or PREFIX/NAME, for example com.example/zone", untrusted.Quote(key))
 		}
-		if !foreign.IsSegment(value) {
+		if !untrusted.IsSegment(value) {
 			return fmt.Errorf("%s, the value of topology key %s, is no topology segment: 1 to 63 letters, digits, dashes, underscores and "+
-				"dots, for example z1", foreign.Quote(value), key)
+				"dots, for example z1", untrusted.Quote(value), key)
 		}
 		lower := strings.ToLower(key)
 		if seen[lower] {
@@ -124,5 +124,5 @@ func checkTopology(segments map[string]string) error {
 
 // isPrefix reports whether a text is valid before the slash of a topology key.
 func isPrefix(text string) bool {
-	return foreign.IsSegment(text) && !strings.ContainsFunc(text, func(r rune) bool { return r == '_' || unicode.IsUpper(r) })
+	return untrusted.IsSegment(text) && !strings.ContainsFunc(text, func(r rune) bool { return r == '_' || unicode.IsUpper(r) })
 }

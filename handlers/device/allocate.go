@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -44,7 +44,7 @@ func (q Request) wish(limit int) (wish, error) {
 		return wish{}, fmt.Errorf("a device is named twice: %w", ErrInvalid)
 	}
 	for _, id := range w.Wanted {
-		if err := foreign.Required("the ID of a device", id, maxDeviceID); err != nil {
+		if err := untrusted.Required("the ID of a device", id, maxDeviceID); err != nil {
 			return wish{}, fmt.Errorf("%w: %w", err, ErrInvalid)
 		}
 	}
@@ -57,7 +57,7 @@ func checkNames(resource, owner string) error {
 	if err := checkResource(resource); err != nil {
 		return fmt.Errorf("%w: %w", err, ErrInvalid)
 	}
-	if err := foreign.Required("the owner", owner, maxOwner); err != nil {
+	if err := untrusted.Required("the owner", owner, maxOwner); err != nil {
 		return fmt.Errorf("%w: %w", err, ErrInvalid)
 	}
 	return nil
@@ -75,7 +75,7 @@ func checkNames(resource, owner string) error {
 func (h *Handler) Allocate(ctx context.Context, request Request) (Allocation, error) {
 	allocation, err := h.allocate(ctx, request)
 	if err != nil {
-		return Allocation{}, fmt.Errorf("cannot allocate %s for %s: %w", foreign.Quote(request.Resource), foreign.Quote(request.Owner), err)
+		return Allocation{}, fmt.Errorf("cannot allocate %s for %s: %w", untrusted.Quote(request.Resource), untrusted.Quote(request.Owner), err)
 	}
 	return allocation, nil
 }
@@ -332,11 +332,11 @@ func (r *resource) checkFree(id string) error {
 	holder := r.holders[id]
 	switch {
 	case holder != nil:
-		return fmt.Errorf("device %s is that of %s: %w", foreign.Quote(id), foreign.Quote(holder.Owner), ErrInUse)
+		return fmt.Errorf("device %s is that of %s: %w", untrusted.Quote(id), untrusted.Quote(holder.Owner), ErrInUse)
 	case !listed:
-		return fmt.Errorf("device %s: %w", foreign.Quote(id), ErrNotFound)
+		return fmt.Errorf("device %s: %w", untrusted.Quote(id), ErrNotFound)
 	case r.health(id) == Unhealthy:
-		return fmt.Errorf("device %s: %w", foreign.Quote(id), ErrUnhealthy)
+		return fmt.Errorf("device %s: %w", untrusted.Quote(id), ErrUnhealthy)
 	case r.health(id) != Healthy:
 		return ErrUnavailable
 	}
@@ -372,7 +372,7 @@ func (h *Handler) preference(ctx context.Context, p *plugin, w wish) []string {
 func (h *Handler) Preferred(ctx context.Context, request Request) ([]string, error) {
 	preferred, err := h.askPreferred(ctx, request)
 	if err != nil {
-		return nil, fmt.Errorf("cannot find out which devices of %s the plugin prefers: %w", foreign.Quote(request.Resource), err)
+		return nil, fmt.Errorf("cannot find out which devices of %s the plugin prefers: %w", untrusted.Quote(request.Resource), err)
 	}
 	return preferred, nil
 }
@@ -419,7 +419,7 @@ func (h *Handler) askPreferred(ctx context.Context, request Request) ([]string, 
 func (h *Handler) Release(ctx context.Context, resource, owner string) (Allocation, error) {
 	released, err := h.endAllocation(ctx, resource, owner)
 	if err != nil {
-		return Allocation{}, fmt.Errorf("cannot release %s of %s: %w", foreign.Quote(resource), foreign.Quote(owner), err)
+		return Allocation{}, fmt.Errorf("cannot release %s of %s: %w", untrusted.Quote(resource), untrusted.Quote(owner), err)
 	}
 	return released, nil
 }

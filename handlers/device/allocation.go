@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
 // Allocation holds the devices of one resource that are allocated to one owner.
@@ -76,7 +76,7 @@ func (h *Handler) load() error {
 			return nil
 		}
 		if err := h.restore(key, value); err != nil {
-			return fmt.Errorf("the record of allocation %s is damaged: %w; it was left as it is", foreign.Quote(key), err)
+			return fmt.Errorf("the record of allocation %s is damaged: %w; it was left as it is", untrusted.Quote(key), err)
 		}
 		return nil
 	})
@@ -89,12 +89,12 @@ func (h *Handler) restore(key string, value []byte) error {
 	}
 	slices.Sort(a.Devices)
 	if a.key() != key || len(a.Devices) == 0 {
-		return fmt.Errorf("it is that of %s and has %d devices", foreign.Quote(a.key()), len(a.Devices))
+		return fmt.Errorf("it is that of %s and has %d devices", untrusted.Quote(a.key()), len(a.Devices))
 	}
 	r := h.resource(a.Resource)
 	for _, id := range a.Devices {
 		if other := r.holders[id]; other != nil {
-			return fmt.Errorf("device %s has another owner: %s", foreign.Quote(id), foreign.Quote(other.Owner))
+			return fmt.Errorf("device %s has another owner: %s", untrusted.Quote(id), untrusted.Quote(other.Owner))
 		}
 		r.holders[id] = a
 	}

@@ -23,7 +23,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/handlers/internal/endpoint"
-	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
 // Store keeps what a [Handler] must know after a restart. A change is durable when the method returns; one that fails may or may not have
@@ -191,7 +191,7 @@ func (h *Handler) tell() {
 // what is wrong, and is sent to the plugin.
 func (h *Handler) ValidatePlugin(pluginName, _ string, versions []string) error {
 	if err := cmp.Or(checkResource(pluginName), checkVersions(versions)); err != nil {
-		return fmt.Errorf("cannot use device plugin %s: %w", foreign.Quote(pluginName), err)
+		return fmt.Errorf("cannot use device plugin %s: %w", untrusted.Quote(pluginName), err)
 	}
 	return nil
 }
@@ -213,7 +213,7 @@ func (h *Handler) RegisterPluginContext(
 	p, err := h.register(ctx, pluginName, endpointPath, versions, pluginClientTimeout)
 	if err != nil {
 		h.drop(pluginName) // after an error the handler has no instance
-		return cache.Registration{}, fmt.Errorf("cannot use device plugin %s at %s: %w", foreign.Quote(pluginName), endpointPath, err)
+		return cache.Registration{}, fmt.Errorf("cannot use device plugin %s at %s: %w", untrusted.Quote(pluginName), endpointPath, err)
 	}
 	h.older.dropDead(pluginName) // one that was superseded before it was registered is watched by nobody
 	found := cache.Registration{WatchEndpoint: true, Details: map[string]string{}}

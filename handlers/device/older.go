@@ -21,7 +21,7 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/patchbay-dev/patchbay/handlers/internal/endpoint"
-	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -113,8 +113,8 @@ func (o *older) Register(ctx context.Context, request *pluginapi.RegisterRequest
 		return nil, status.FromContextError(ctx.Err()).Err()
 	}
 	if err := o.register(ctx, request); err != nil {
-		o.h.log.Warn("device plugin not registered", "resource", foreign.Clip(request.GetResourceName()),
-			"endpoint", foreign.Clip(request.GetEndpoint()), "error", err)
+		o.h.log.Warn("device plugin not registered", "resource", untrusted.Clip(request.GetResourceName()),
+			"endpoint", untrusted.Clip(request.GetEndpoint()), "error", err)
 		return nil, err
 	}
 	return &pluginapi.Empty{}, nil
@@ -122,7 +122,7 @@ func (o *older) Register(ctx context.Context, request *pluginapi.RegisterRequest
 
 func (o *older) register(ctx context.Context, request *pluginapi.RegisterRequest) error {
 	resource, name := request.GetResourceName(), request.GetEndpoint()
-	err := cmp.Or(checkResource(resource), checkVersions([]string{request.GetVersion()}), foreign.Endpoint(name, kubeletSocket))
+	err := cmp.Or(checkResource(resource), checkVersions([]string{request.GetVersion()}), untrusted.Endpoint(name, kubeletSocket))
 	if err != nil {
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
@@ -149,17 +149,17 @@ func (o *older) lookAt(name string) (sock.ID, error) {
 	path := filepath.Join(o.dir, name)
 	info, err := sock.Stat(path)
 	if err != nil {
-		return sock.ID{}, fmt.Errorf("cannot use endpoint %s: %w; serve there before you register", foreign.Quote(name), err)
+		return sock.ID{}, fmt.Errorf("cannot use endpoint %s: %w; serve there before you register", untrusted.Quote(name), err)
 	}
 	if !info.IsSocket() {
-		return sock.ID{}, fmt.Errorf("cannot use endpoint %s: it is no socket", foreign.Quote(name))
+		return sock.ID{}, fmt.Errorf("cannot use endpoint %s: it is no socket", untrusted.Quote(name))
 	}
 	if info.UID != 0 && int(info.UID) != os.Geteuid() {
-		return sock.ID{}, fmt.Errorf("cannot use endpoint %s: it is of user %d; make the socket as root or user %d", foreign.Quote(name),
+		return sock.ID{}, fmt.Errorf("cannot use endpoint %s: it is of user %d; make the socket as root or user %d", untrusted.Quote(name),
 			info.UID, os.Geteuid())
 	}
 	if err := endpoint.Probe(context.Background(), path); err != nil {
-		return sock.ID{}, fmt.Errorf("cannot use endpoint %s: %w; serve there before you register", foreign.Quote(name), err)
+		return sock.ID{}, fmt.Errorf("cannot use endpoint %s: %w; serve there before you register", untrusted.Quote(name), err)
 	}
 	return info.ID, nil
 }

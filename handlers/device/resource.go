@@ -10,7 +10,7 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
 const (
@@ -22,14 +22,14 @@ const (
 )
 
 func checkResource(resource string) error {
-	return foreign.PluginName(registerapi.DevicePlugin, resource)
+	return untrusted.PluginName(registerapi.DevicePlugin, resource)
 }
 
 func checkVersions(versions []string) error {
 	if slices.Contains(versions, pluginapi.Version) {
 		return nil
 	}
-	return fmt.Errorf("none of the versions %s of the device plugin API is supported; announce %s", foreign.QuoteAll(versions),
+	return fmt.Errorf("none of the versions %s of the device plugin API is supported; announce %s", untrusted.QuoteAll(versions),
 		pluginapi.Version)
 }
 

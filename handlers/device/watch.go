@@ -10,7 +10,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/handlers/internal/endpoint"
 	"github.com/patchbay-dev/patchbay/internal/backoff"
-	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
 var retry = backoff.Backoff{Min: 50 * time.Millisecond, Max: 5 * time.Second}
@@ -98,12 +98,12 @@ func devicesOf(list *pluginapi.ListAndWatchResponse, limit int) (map[string]devi
 	}
 	devices := make(map[string]device, len(list.GetDevices()))
 	for _, d := range list.GetDevices() {
-		if err := foreign.Required("the ID of a device in the list", d.GetID(), maxDeviceID); err != nil {
+		if err := untrusted.Required("the ID of a device in the list", d.GetID(), maxDeviceID); err != nil {
 			return nil, err
 		}
 		nodes := d.GetTopology().GetNodes()
 		if len(nodes) > maxNodes {
-			return nil, fmt.Errorf("device %s is near to %d NUMA nodes, and more than %d are not allowed", foreign.Quote(d.GetID()), len(nodes),
+			return nil, fmt.Errorf("device %s is near to %d NUMA nodes, and more than %d are not allowed", untrusted.Quote(d.GetID()), len(nodes),
 				maxNodes)
 		}
 		found := device{healthy: d.GetHealth() == pluginapi.Healthy}

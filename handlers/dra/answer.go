@@ -7,7 +7,7 @@ import (
 
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 
-	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
 // Bounds of what a driver may answer for one claim. Kubernetes allocates 32 devices to a claim at most.
@@ -45,7 +45,7 @@ func claimError(answered bool, text string) error {
 	case !answered:
 		return errNoAnswer
 	case text != "":
-		return errors.New("the driver says: " + foreign.Quote(text))
+		return errors.New("the driver says: " + untrusted.Quote(text))
 	default:
 		return nil
 	}
@@ -60,15 +60,15 @@ func checkDevice(device *drav1.Device) error {
 			len(device.GetRequestNames()), len(device.GetCdiDeviceIds()), maxRequests, maxCDI)
 	}
 	errs := []error{
-		foreign.Required("the pool's name", device.GetPoolName(), maxName),
-		foreign.Required("the device's name", device.GetDeviceName(), maxName),
-		foreign.Check("the share ID", device.GetShareId(), maxShareID),
+		untrusted.Required("the pool's name", device.GetPoolName(), maxName),
+		untrusted.Required("the device's name", device.GetDeviceName(), maxName),
+		untrusted.Check("the share ID", device.GetShareId(), maxShareID),
 	}
 	for _, request := range device.GetRequestNames() {
-		errs = append(errs, foreign.Required("a request's name", request, maxName))
+		errs = append(errs, untrusted.Required("a request's name", request, maxName))
 	}
 	for _, id := range device.GetCdiDeviceIds() {
-		errs = append(errs, foreign.Required("a CDI device ID", id, maxCDIID))
+		errs = append(errs, untrusted.Required("a CDI device ID", id, maxCDIID))
 	}
 	return cmp.Or(errs...) // the first says enough
 }

@@ -25,7 +25,7 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/patchbay-dev/patchbay/cache"
-	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
 // The keys under which the options of a driver's entry in the registry hold what the handler found out.
@@ -108,7 +108,7 @@ func New(config Config) *Handler {
 // ValidatePlugin checks the name of a driver and that one of its services is supported. The error says what is wrong, and is sent to the
 // driver.
 func (h *Handler) ValidatePlugin(pluginName, _ string, versions []string) error {
-	if err := foreign.PluginName(registerapi.DRAPlugin, pluginName); err != nil {
+	if err := untrusted.PluginName(registerapi.DRAPlugin, pluginName); err != nil {
 		return err
 	}
 	if _, err := negotiate(versions); err != nil {
@@ -244,7 +244,7 @@ func (h *Handler) newest(driver string) (in *instance, changed <-chan struct{}, 
 	}
 	instances := h.drivers[driver]
 	if len(instances) == 0 {
-		return nil, h.changed, fmt.Errorf("cannot call DRA driver %s: %w; start it, or see patchbay status", foreign.Clip(driver),
+		return nil, h.changed, fmt.Errorf("cannot call DRA driver %s: %w; start it, or see patchbay status", untrusted.Clip(driver),
 			ErrNotRegistered)
 	}
 	in = instances[len(instances)-1]

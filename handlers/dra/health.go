@@ -11,7 +11,7 @@ import (
 
 	drahealth "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
 
-	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
 // HealthStatus is the health of a device.
@@ -117,7 +117,7 @@ func deviceHealth(report *drahealth.DeviceHealth, now time.Time) (DeviceHealth, 
 		device.Timeout = time.Duration(min(seconds, int64(maxHealthTimeout/time.Second))) * time.Second
 	}
 	return device, errors.Join(
-		foreign.Required("the pool's name", device.Pool, maxName), foreign.Required("the device's name", device.Device, maxName))
+		untrusted.Required("the pool's name", device.Pool, maxName), untrusted.Required("the device's name", device.Device, maxName))
 }
 
 func clipMessage(message string) string {

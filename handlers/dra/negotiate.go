@@ -8,7 +8,7 @@ import (
 	drahealth "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 
-	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
 // What drivers announce as their versions are the names of their services.
@@ -46,5 +46,5 @@ func negotiate(announced []string) (string, error) {
 		return "", fmt.Errorf("no gRPC services were announced; announce one of %s as version", strings.Join(services, ", "))
 	}
 	return "", fmt.Errorf("none of the announced gRPC services %s is supported; announce one of %s as version",
-		foreign.QuoteAll(announced), strings.Join(services, ", "))
+		untrusted.QuoteAll(announced), strings.Join(services, ", "))
 }

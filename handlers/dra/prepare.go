@@ -14,7 +14,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/handlers/internal/endpoint"
 	"github.com/patchbay-dev/patchbay/internal/backoff"
-	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
 // Prepared is what a driver answered for one claim.
@@ -102,12 +102,12 @@ func (m method[Request, Response]) call(
 	bounded, cancel := context.WithTimeoutCause(ctx, h.timeout, fmt.Errorf("not done within %v: %w", h.timeout, context.DeadlineExceeded))
 	defer cancel()
 	if bounded.Err() != nil { // the call would continue after it was given up
-		return none, fmt.Errorf("cannot %s claims with DRA driver %s: %w", m.what, foreign.Clip(driver), context.Cause(bounded))
+		return none, fmt.Errorf("cannot %s claims with DRA driver %s: %w", m.what, untrusted.Clip(driver), context.Cause(bounded))
 	}
 	locked, err := h.claims.lock(bounded, driver, uids)
 	if err != nil {
 		return none, fmt.Errorf("cannot %s claims with DRA driver %s: another call for one of them is running: %w",
-			m.what, foreign.Clip(driver), err)
+			m.what, untrusted.Clip(driver), err)
 	}
 	defer locked.release()
 	var last error
@@ -190,9 +190,9 @@ func claimUIDs(claims []*drav1.Claim) ([]string, error) {
 	uids := make([]string, 0, len(claims))
 	for _, claim := range claims {
 		err := cmp.Or(
-			foreign.Required("the namespace of a claim", claim.GetNamespace(), maxName),
-			foreign.Required("the name of a claim", claim.GetName(), maxName),
-			foreign.Required("the UID of a claim", claim.GetUid(), maxName),
+			untrusted.Required("the namespace of a claim", claim.GetNamespace(), maxName),
+			untrusted.Required("the name of a claim", claim.GetName(), maxName),
+			untrusted.Required("the UID of a claim", claim.GetUid(), maxName),
 		)
 		if err != nil {
 			return nil, err

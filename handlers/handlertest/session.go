@@ -14,7 +14,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/callback"
-	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -130,7 +130,7 @@ func (s *session) noGoroutines(before goleak.Option) {
 		return left == nil
 	})
 	if !gone {
-		s.fail("goroutines are left: %s", foreign.Cut(left.Error(), 4<<10))
+		s.fail("goroutines are left: %s", untrusted.Cut(left.Error(), 4<<10))
 	}
 }
 

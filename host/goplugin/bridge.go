@@ -16,8 +16,8 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 
-	"github.com/patchbay-dev/patchbay/internal/frames"
-	"github.com/patchbay-dev/patchbay/proxy"
+	"github.com/patchbay-dev/patchbay/internal/h2proxy"
+	"github.com/patchbay-dev/patchbay/internal/proxy"
 )
 
 // bridge takes connections for a plugin that serves one multiplexed connection only, which the library has. It forwards the calls to a
@@ -26,7 +26,7 @@ type bridge struct {
 	conns   chan net.Conn
 	done    chan struct{}
 	once    sync.Once
-	plugin  *frames.Client
+	plugin  *h2proxy.Client
 	server  *proxy.Server
 	end     context.CancelCauseFunc
 	serving sync.WaitGroup
@@ -34,15 +34,15 @@ type bridge struct {
 
 // bridged bounds what waits in memory at a bridge for its connections, which have room for that always, and for the library's calls. Calls
 // that are forwarded count where they come from, each to its caller.
-var bridged = frames.Limits{UserBytes: 16 << 20, Bytes: 22 << 20, UserCalls: math.MaxInt, Calls: math.MaxInt}
+var bridged = h2proxy.Limits{UserBytes: 16 << 20, Bytes: 22 << 20, UserCalls: math.MaxInt, Calls: math.MaxInt}
 
 // errEnded is the cause of the end of every call that the end of a plugin cuts short.
 var errEnded = errors.New("the plugin has ended")
 
 // newBridge connects to a plugin, at once: a server does not wait for long to be spoken to.
 func newBridge(ctx context.Context, m *multiplexed) (*bridge, error) {
-	budget := frames.NewBudget(bridged, 0, func(uint32, frames.Reason, bool) {})
-	b := &bridge{conns: make(chan net.Conn), done: make(chan struct{}), plugin: frames.NewClient(frames.ClientConfig{
+	budget := h2proxy.NewBudget(bridged, 0, func(uint32, h2proxy.Reason, bool) {})
+	b := &bridge{conns: make(chan net.Conn), done: make(chan struct{}), plugin: h2proxy.NewClient(h2proxy.ClientConfig{
 		Dial: m.dial, Timeout: m.config.StartTimeout, Idle: math.MaxInt64, Pause: time.Second, TLS: m.config.TLSConfig != nil,
 		Owner: math.MaxUint32,
 	})}
@@ -111,7 +111,7 @@ func (m *multiplexed) dial(ctx context.Context) (net.Conn, error) {
 }
 
 func (b *bridge) dial(ctx context.Context) (net.Conn, error) {
-	ours, theirs := frames.Pipe()
+	ours, theirs := h2proxy.Pipe()
 	select {
 	case b.conns <- theirs:
 		return ours, nil

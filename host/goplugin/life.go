@@ -24,9 +24,9 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/patchbay-dev/patchbay/host"
-	"github.com/patchbay-dev/patchbay/internal/foreign"
-	"github.com/patchbay-dev/patchbay/internal/judged"
-	"github.com/patchbay-dev/patchbay/internal/launch/output"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
+	"github.com/patchbay-dev/patchbay/internal/peerauth"
+	"github.com/patchbay-dev/patchbay/internal/launch/pluginlog"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -99,8 +99,8 @@ func (l *life) start(ctx context.Context, h *host.Host) error {
 		return err
 	}
 	l.process = process
-	l.stdout.read(process.Logs(), output.Stdout)
-	l.stderr.read(process.Logs(), output.Stderr)
+	l.stdout.read(process.Logs(), pluginlog.Stdout)
+	l.stderr.read(process.Logs(), pluginlog.Stderr)
 	killed := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(killed)
@@ -224,7 +224,7 @@ func (l *life) judge(conn *net.UnixConn) error {
 		return err
 	}
 	// The number of a process that has ended may be one of the plugin's by now, so the user counts too.
-	peer, err := judged.OfUser(conn, l.endpoint, uid)
+	peer, err := peerauth.OfUser(conn, l.endpoint, uid)
 	if err == nil && !l.process.Owns(peer.PID) {
 		err = fmt.Errorf("process %d of user %d serves at %s, where the plugin says that it serves itself", peer.PID, peer.UID, l.endpoint)
 	}
@@ -261,7 +261,7 @@ func (l *life) explain(ctx context.Context, err error) error {
 		return context.Cause(ctx)
 	case said != nil && !handshake.MatchString(*said):
 		return fmt.Errorf("it printed %s on standard output before its handshake; plugins of go-plugin must print nothing there",
-			foreign.Quote(*said))
+			untrusted.Quote(*said))
 	case said != nil || strings.Contains(err.Error(), "timeout while waiting"): // the library has no error of its own for it
 		return libraryError{err}
 	}
@@ -426,7 +426,7 @@ func (p *process) ID() string {
 func (p *process) PluginToHost(network, address string) (string, string, error) {
 	if p.address != nil && p.isJudged() { // the first one is where it serves
 		return "", "", fmt.Errorf("cannot connect to %s address %s, which the plugin brokers: nobody can tell whose process listens there; "+
-			"leave user and group out", network, foreign.Quote(address))
+			"leave user and group out", network, untrusted.Quote(address))
 	}
 	return network, address, nil
 }
@@ -443,7 +443,7 @@ type stdio struct {
 	reading sync.WaitGroup
 }
 
-func (s *stdio) read(log *host.Log, source output.Source) {
+func (s *stdio) read(log *host.Log, source pluginlog.Source) {
 	s.reading.Go(func() { _ = log.Drain(s.from, source) }) // a pipe of this process can be read
 }
 

@@ -36,7 +36,7 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/patchbay-dev/patchbay/host"
-	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -217,7 +217,7 @@ func (p *Plugin) versions(c *goplugin.ClientConfig) map[int]goplugin.PluginSet {
 // oneLine makes one line of an error of the library, which may have in it whatever the plugin has printed.
 func oneLine(err error) string {
 	text := strings.Join(strings.FieldsFunc(err.Error(), func(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) }), " ")
-	return foreign.Cut(text, maxError)
+	return untrusted.Cut(text, maxError)
 }
 
 const (

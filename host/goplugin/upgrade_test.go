@@ -24,7 +24,7 @@ import (
 	"github.com/patchbay-dev/patchbay/host/goplugin"
 	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
-	"github.com/patchbay-dev/patchbay/proxy"
+	"github.com/patchbay-dev/patchbay/internal/proxy"
 )
 
 // upgrades is how often the plugin is replaced under load.

@@ -21,7 +21,7 @@ import (
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
 
-	"github.com/patchbay-dev/patchbay/daemon/web"
+	"github.com/patchbay-dev/patchbay/internal/daemon/page"
 	"github.com/patchbay-dev/patchbay/integration/internal/programs"
 )
 
@@ -386,7 +386,7 @@ func shut(s *httptest.Server) {
 
 // TestAllEvents: a plugin's page has all of its events that the daemon keeps, however many others came since.
 func TestAllEvents(t *testing.T) {
-	server := httptest.NewServer(web.New(busy{}))
+	server := httptest.NewServer(page.New(busy{}))
 	defer shut(server)
 	b := open(t, server.URL+"/#/plugin/T/rare")
 	b.waits("document.querySelectorAll('#history li').length == 2 && document.querySelector('#history').innerText.includes('the first')")
@@ -398,14 +398,14 @@ func TestAllEvents(t *testing.T) {
 
 // TestNothingThere says what to do.
 func TestNothingThere(t *testing.T) {
-	server := httptest.NewServer(web.New(none{}))
+	server := httptest.NewServer(page.New(none{}))
 	defer shut(server)
 	b := open(t, server.URL)
 	b.waits("document.querySelector('#empty').innerText.includes('No plugin is here yet') && document.querySelector('#list').hidden")
 }
 
 func TestFleet(t *testing.T) {
-	server := httptest.NewServer(web.New(manyNodes{}))
+	server := httptest.NewServer(page.New(manyNodes{}))
 	defer shut(server)
 	b := open(t, server.URL)
 	b.waits("!document.querySelector('nav a[data-view=fleet]').hidden")
@@ -426,7 +426,7 @@ func TestFleet(t *testing.T) {
 }
 
 func TestManyPlugins(t *testing.T) {
-	server := httptest.NewServer(web.New(many{}))
+	server := httptest.NewServer(page.New(many{}))
 	defer shut(server)
 	b := open(t, server.URL)
 	b.waits("document.querySelector('#count').innerText == '5000 instances'")

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
-	"github.com/patchbay-dev/patchbay/daemon/web"
+	"github.com/patchbay-dev/patchbay/internal/daemon/page"
 )
 
 // none is a daemon without plugins.
@@ -60,7 +60,7 @@ func (many) About() (*patchbayv1.GetVersionResponse, *patchbayv1.GetConfiguratio
 
 func (many) EventsOf(_, _ string) []*patchbayv1.Event        { return nil }
 func (many) LastEvents(int) []*patchbayv1.Event              { return nil }
-func (many) Fleet() (web.Fleet, error)                       { return nil, nil } //nolint:nilnil // no fleet is no error
+func (many) Fleet() (page.Fleet, error)                       { return nil, nil } //nolint:nilnil // no fleet is no error
 func (many) Events(context.Context) <-chan *patchbayv1.Event { return nil }
 func (many) Log(context.Context, string, int) (iter.Seq[*patchbayv1.LogRecord], error) {
 	return nil, errors.New("nothing is launched")
@@ -69,7 +69,7 @@ func (many) Log(context.Context, string, int) (iter.Seq[*patchbayv1.LogRecord], 
 // manyNodes is a fleet of 1,000 nodes, of which one is dead.
 type manyNodes struct{ many }
 
-func (manyNodes) Fleet() (web.Fleet, error) { return nodes{}, nil }
+func (manyNodes) Fleet() (page.Fleet, error) { return nodes{}, nil }
 
 type nodes struct{}
 

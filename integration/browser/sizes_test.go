@@ -19,7 +19,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
-	"github.com/patchbay-dev/patchbay/daemon/web"
+	"github.com/patchbay-dev/patchbay/internal/daemon/page"
 )
 
 // screenshots is where TestScreenshot and TestSizes write what they see; empty for nowhere.
@@ -94,7 +94,7 @@ func (node) Log(_ context.Context, name string, _ int) (iter.Seq[*patchbayv1.Log
 // TestSizes looks at the page with few and many plugins, on a desk and in a hand, in the light and in the dark.
 func TestSizes(t *testing.T) {
 	for _, n := range []int{0, 3, 300, 5000} {
-		server := httptest.NewServer(web.New(node{plugins: n}))
+		server := httptest.NewServer(page.New(node{plugins: n}))
 		b := open(t, server.URL)
 		for _, scheme := range []string{"light", "dark"} {
 			_, err := chromedp.Call(b.ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{

@@ -18,8 +18,8 @@ import (
 	gofail "go.etcd.io/gofail/runtime"
 	"go.uber.org/goleak"
 
-	"github.com/patchbay-dev/patchbay/catalogue"
-	"github.com/patchbay-dev/patchbay/daemon"
+	"github.com/patchbay-dev/patchbay/internal/catalogue"
+	"github.com/patchbay-dev/patchbay/internal/daemon"
 )
 
 // Setup is how the daemon of a scene is configured.

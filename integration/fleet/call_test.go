@@ -23,8 +23,8 @@ import (
 	"google.golang.org/grpc/metadata"
 	grpcstatus "google.golang.org/grpc/status"
 
-	"github.com/patchbay-dev/patchbay/fleet"
-	pbproxy "github.com/patchbay-dev/patchbay/proxy"
+	"github.com/patchbay-dev/patchbay/internal/fleet"
+	pbproxy "github.com/patchbay-dev/patchbay/internal/proxy"
 )
 
 // signNode makes the certificate of a node.

@@ -21,7 +21,7 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/patchbay-dev/patchbay/client"
-	pbproxy "github.com/patchbay-dev/patchbay/proxy"
+	pbproxy "github.com/patchbay-dev/patchbay/internal/proxy"
 )
 
 // echo is a plugin that says where it is.

@@ -14,7 +14,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/interop/grpc_testing"
 
-	"github.com/patchbay-dev/patchbay/fleet"
+	"github.com/patchbay-dev/patchbay/internal/fleet"
 )
 
 // faultBed is a fleet of three daemons. Nodes a and b have Plain/two, which is called by the name of the node, and Echo/one, which is

@@ -12,7 +12,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/integration/internal/programs"
 	"github.com/patchbay-dev/patchbay/integration/internal/rig"
-	pbproxy "github.com/patchbay-dev/patchbay/proxy"
+	pbproxy "github.com/patchbay-dev/patchbay/internal/proxy"
 )
 
 // TestLargeAnswers has 1,000 callers of one node ask a plugin of another one for 100 MiB each, and read at their own pace: neither daemon,

@@ -12,8 +12,8 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/interop/grpc_testing"
 
-	"github.com/patchbay-dev/patchbay/fleet"
-	"github.com/patchbay-dev/patchbay/fleet/locks"
+	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/fleet/locks"
 )
 
 // compete has a node compete for a lock until the test ends.

@@ -21,9 +21,9 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 
-	"github.com/patchbay-dev/patchbay/fleet"
-	"github.com/patchbay-dev/patchbay/fleet/locks"
-	pbproxy "github.com/patchbay-dev/patchbay/proxy"
+	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/fleet/locks"
+	pbproxy "github.com/patchbay-dev/patchbay/internal/proxy"
 )
 
 var (

@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/fleet"
-	"github.com/patchbay-dev/patchbay/fleet/locks"
+	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/fleet/locks"
 )
 
 // oneHolder has the electors watched until the returned function is called, which reports two that held the lock at one instant, and a token

@@ -20,8 +20,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	fleetv1 "github.com/patchbay-dev/patchbay/api/patchbay/fleet/v1"
-	"github.com/patchbay-dev/patchbay/fleet"
-	"github.com/patchbay-dev/patchbay/reconciler"
+	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/reconciler"
 )
 
 // leftBehind are what the server of etcd leaves for good.

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/fleet"
+	"github.com/patchbay-dev/patchbay/internal/fleet"
 )
 
 // TestCallWithoutPresence: a node that lives is called although its presence has ended, as it has after etcd was away for long.

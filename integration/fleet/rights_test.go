@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/patchbay-dev/patchbay/fleet"
+	"github.com/patchbay-dev/patchbay/internal/fleet"
 )
 
 // TestIndexHostile: a key in the index is a hint. A node is called only if it says in its own range that it has the plugin, and one whose keys

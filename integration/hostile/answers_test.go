@@ -7,7 +7,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/integration/internal/programs"
 	"github.com/patchbay-dev/patchbay/integration/internal/rig"
-	"github.com/patchbay-dev/patchbay/proxy"
+	"github.com/patchbay-dev/patchbay/internal/proxy"
 )
 
 // answersLarge answers each call with a message of 100 MiB, of which there is one.

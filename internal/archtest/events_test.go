@@ -25,7 +25,7 @@ func TestEventsReference(t *testing.T) {
 	events := map[string]string{}
 	// A kind of two packages is explained by both, in this order.
 	for _, dir := range []string{
-		"internal/discover/machine", "internal/discover/pipeline", "internal/journal", "internal/launch/machine", "host", "daemon",
+		"internal/discover/machine", "internal/discover/pipeline", "internal/journal", "internal/launch/machine", "host", "internal/daemon",
 	} {
 		paths, err := filepath.Glob(filepath.Join(root, dir, "*.go"))
 		if err != nil {
@@ -93,7 +93,7 @@ func currentWords(t *testing.T, events map[string]string) {
 		}
 		words.WriteString("`)\n")
 	}
-	const file = "internal/command/cli/words.go"
+	const file = "cmd/patchbay/internal/cli/words.go"
 	path := filepath.Join(root, file)
 	if *updateAPI {
 		if err := os.WriteFile(path, []byte(words.String()), 0o644); err != nil {

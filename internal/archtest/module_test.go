@@ -77,8 +77,8 @@ func TestGoPluginComesWithTheDaemonOnly(t *testing.T) {
 				}
 			}
 		}
-		if p.imports["host/goplugin"] && p.path != "daemon" && p.path != moved {
-			t.Errorf("%s imports host/goplugin: only daemon may", p.path)
+		if p.imports["host/goplugin"] && p.path != "internal/daemon" && p.path != moved {
+			t.Errorf("%s imports host/goplugin: only internal/daemon may", p.path)
 		}
 		if p.imports[moved] {
 			t.Errorf("%s imports %s: it is for the hosts of others", p.path, moved)

@@ -15,9 +15,9 @@ import (
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
-	"github.com/patchbay-dev/patchbay/internal/feed"
+	"github.com/patchbay-dev/patchbay/internal/broadcast"
 	"github.com/patchbay-dev/patchbay/launcher"
-	"github.com/patchbay-dev/patchbay/reconciler"
+	"github.com/patchbay-dev/patchbay/internal/reconciler"
 )
 
 // Event says what happened to one plugin.
@@ -35,7 +35,7 @@ const history = 4096
 
 // Journal is safe for concurrent use. None of its methods blocks, except AwaitRegistered.
 type Journal struct {
-	feed     *feed.Feed[Event]
+	feed     *broadcast.Feed[Event]
 	observer func(reconciler.Event) // may be nil
 	log      *slog.Logger
 	keeper   *keeper // nil if the events do not outlive the process
@@ -61,7 +61,7 @@ type served struct {
 // nil.
 func New(log *slog.Logger, path string, observer func(reconciler.Event), resynced func()) *Journal {
 	j := &Journal{log: log, observer: observer, registered: map[string]served{}, launched: map[string]served{}, began: time.Now()}
-	j.feed = feed.New(feed.Config[Event]{
+	j.feed = broadcast.New(broadcast.Config[Event]{
 		History: history,
 		Resync: func(_ string, commit func(Event)) {
 			if resynced != nil {

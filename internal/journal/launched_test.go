@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/launcher"
-	"github.com/patchbay-dev/patchbay/reconciler"
+	"github.com/patchbay-dev/patchbay/internal/reconciler"
 )
 
 // TestForgetsLaunched: launched plugins that are gone are forgotten with their events, and what is registered is not.

@@ -10,7 +10,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/patchbay-dev/patchbay/reconciler"
+	"github.com/patchbay-dev/patchbay/internal/reconciler"
 )
 
 // TestPipe checks that nothing is read from or written to a pipe that has replaced the file, whether or not it has a reader.

@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/patchbay-dev/patchbay/internal/frames"
+	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 )
 
 // Bounds of what a plugin may send. An answer holds a type, a name, an endpoint and some dozens of versions.
@@ -348,7 +348,7 @@ func (c *conn) receive(f http2.Frame, a *answer) error {
 		}
 		return a.addData(f)
 	case *http2.RSTStreamFrame:
-		return frames.StatusOfReset(f.ErrCode)
+		return h2proxy.StatusOfReset(f.ErrCode)
 	case *http2.WindowUpdateFrame:
 		return widen(&c.streamWindow, int64(f.Increment))
 	case *http2.PushPromiseFrame:

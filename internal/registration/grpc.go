@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/patchbay-dev/patchbay/internal/frames"
+	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 )
 
 // prefixLen is the length of what precedes a message: a flag that says whether it is compressed, and its length.
@@ -52,7 +52,7 @@ func appendTimeout(deadline time.Time, block []byte) []byte {
 		return block
 	}
 	const name = "grpc-timeout"
-	value := frames.EncodeTimeout(time.Until(deadline) + time.Millisecond) // the plugin should not be the first to give up
+	value := h2proxy.EncodeTimeout(time.Until(deadline) + time.Millisecond) // the plugin should not be the first to give up
 	block = append(block, 0, byte(len(name)))
 	block = append(block, name...)
 	block = append(block, byte(len(value)))
@@ -108,7 +108,7 @@ func (a *answer) addHeaders(f *http2.MetaHeadersFrame) error {
 		return nil
 	}
 	a.started = true
-	if err := frames.NotGRPC(f.Fields); err != nil {
+	if err := h2proxy.NotGRPC(f.Fields); err != nil {
 		a.status = status.Convert(err)
 	}
 	if last {
@@ -140,7 +140,7 @@ func (a *answer) addData(f *http2.DataFrame) error {
 
 // trailerStatus returns the status that trailers carry, with a text that is not too long.
 func trailerStatus(fields []hpack.HeaderField) *status.Status {
-	s := status.Convert(frames.StatusOf(fields))
+	s := status.Convert(h2proxy.StatusOf(fields))
 	if int32(s.Code()) < 0 {
 		return status.New(codes.Unknown, "the plugin's answer ends with a negative status")
 	}

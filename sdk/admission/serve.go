@@ -25,7 +25,7 @@ import (
 
 	pluginv1 "github.com/patchbay-dev/patchbay/api/patchbay/plugin/v1"
 	"github.com/patchbay-dev/patchbay/internal/callback"
-	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/sdk"
 )
@@ -80,7 +80,7 @@ func Serve(ctx context.Context, check Check, options ...Option) error {
 	if check == nil || s.concurrency < 1 {
 		return errors.New("cannot serve admissions: want a check and a concurrency of at least 1")
 	}
-	if err := foreign.Check("the version", s.version, maxMessage); err != nil {
+	if err := untrusted.Check("the version", s.version, maxMessage); err != nil {
 		return fmt.Errorf("cannot serve admissions: %w", err)
 	}
 	return sdk.Run(ctx, func(ctx context.Context) error {

@@ -14,7 +14,7 @@ import (
 
 	pluginv1 "github.com/patchbay-dev/patchbay/api/patchbay/plugin/v1"
 	"github.com/patchbay-dev/patchbay/internal/launch/handshake"
-	"github.com/patchbay-dev/patchbay/internal/launch/output"
+	"github.com/patchbay-dev/patchbay/internal/launch/pluginlog"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/sdk/internal/launched"
 )
@@ -57,7 +57,7 @@ func (h *Host) Launch(run func(ctx context.Context) error) *Plugin {
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	log := printed{output.New(output.Config{Rate: -1})}
+	log := printed{pluginlog.New(pluginlog.Config{Rate: -1})}
 	session := launched.New(handshake.Handshake{
 		Version: handshake.Version, HostSocket: hostSocket, Ticket: calls.ticket, PluginSocket: h.Socket(fmt.Sprintf("launched-%d.sock", n)),
 	}, stdin, log)
@@ -121,10 +121,10 @@ func (p *Plugin) Logs() []slog.Record {
 }
 
 // printed is the standard error of a launched plugin. Each Write is a whole line.
-type printed struct{ *output.Log }
+type printed struct{ *pluginlog.Log }
 
 func (p printed) Write(line []byte) (int, error) {
-	return len(line), p.Drain(bytes.NewReader(line), output.Stderr)
+	return len(line), p.Drain(bytes.NewReader(line), pluginlog.Stderr)
 }
 
 // CheckAdmission asks a launched plugin, which serves admissions (package sdk/admission), whether the package instance may be deployed, and

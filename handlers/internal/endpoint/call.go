@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay/cache"
-	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
 // Call calls a method of a plugin, which its errors call name; see [CallError]. The call ends after timeout, or with ctx if that ends
@@ -74,7 +74,7 @@ type callError struct {
 }
 
 func (e *callError) Error() string {
-	return fmt.Sprintf("%s: %s: %s", e.method, e.status.Code(), foreign.Quote(e.status.Message()))
+	return fmt.Sprintf("%s: %s: %s", e.method, e.status.Code(), untrusted.Quote(e.status.Message()))
 }
 
 // GRPCStatus is what status.Code looks for.

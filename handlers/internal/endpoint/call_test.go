@@ -17,7 +17,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/handlers/internal/endpoint"
-	"github.com/patchbay-dev/patchbay/internal/frames"
+	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 )
 
 func TestCall(t *testing.T) {
@@ -77,7 +77,7 @@ func TestCallsAreCounted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pending := frames.PendingAt(path)
+	pending := h2proxy.PendingAt(path)
 	server := grpc.NewServer(grpc.UnknownServiceHandler(func(any, grpc.ServerStream) error {
 		if pending.Mark(); !pending.Marked() {
 			t.Error("the call is not counted")

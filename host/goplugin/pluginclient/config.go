@@ -19,7 +19,7 @@ import (
 	library "github.com/hashicorp/go-plugin"
 	"github.com/hashicorp/go-plugin/runner"
 
-	"github.com/patchbay-dev/patchbay/internal/launch/exe"
+	"github.com/patchbay-dev/patchbay/internal/launch/sealedexec"
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
@@ -105,7 +105,7 @@ func checked(config *library.SecureConfig, path string) (digest, interpreter str
 	if !bytes.Equal(config.Hash.Sum(nil), config.Checksum) {
 		return "", "", library.ErrChecksumsDoNotMatch
 	}
-	script, err := exe.ParseScript(program)
+	script, err := sealedexec.ParseScript(program)
 	if script != nil {
 		interpreter = script.Interpreter
 	}

@@ -4,7 +4,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/internal/discover/share"
+	"github.com/patchbay-dev/patchbay/internal/quota"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -19,7 +19,7 @@ type tree struct {
 
 	roots []*dir          // one for each root, forever
 	dirs  map[string]*dir // every known directory by its path, the roots included
-	crowd *share.Pool     // of those that are no roots
+	crowd *quota.Pool     // of those that are no roots
 	// freed is how many directories were given back, and sought how many had been when the last safety scan began: if they differ, there may
 	// be room for what was left out.
 	freed, sought int
@@ -43,7 +43,7 @@ type tree struct {
 	syncAt time.Time // when it is due
 
 	refused    []Refusal   // as it was told last
-	refusals   *share.Pool // how many there are in all directories
+	refusals   *quota.Pool // how many there are in all directories
 	newRefused bool        // refused is out of date
 
 	facts    []Fact
@@ -99,8 +99,8 @@ func newTree(cfg Config, open func() (*notifier, error)) *tree {
 		cfg:      cfg,
 		open:     open,
 		dirs:     map[string]*dir{},
-		refusals: share.New(maxUserRefused, maxRefused, cfg.Privileged),
-		crowd:    share.New(cfg.MaxUserDirs, cfg.MaxDirs, cfg.Privileged),
+		refusals: quota.New(maxUserRefused, maxRefused, cfg.Privileged),
+		crowd:    quota.New(cfg.MaxUserDirs, cfg.MaxDirs, cfg.Privileged),
 		watched:  map[sock.ID]*dir{},
 		polled:   map[*dir]struct{}{},
 		untold:   map[*dir]struct{}{},

@@ -8,7 +8,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
@@ -109,16 +109,16 @@ func (b Bounds) check(info Info) error {
 			return err
 		}
 	}
-	if !foreign.IsType(info.Type) {
-		return fmt.Errorf("the plugin announces the type %s; a type must not contain a slash", foreign.Quote(info.Type))
+	if !untrusted.IsType(info.Type) {
+		return fmt.Errorf("the plugin announces the type %s; a type must not contain a slash", untrusted.Quote(info.Type))
 	}
 	if strings.HasPrefix(info.Endpoint, "@") { // what connects takes it for that
 		return fmt.Errorf("the plugin announces the endpoint %s; it must not be an abstract socket, which every user may serve: "+
-			"announce the path of a socket", foreign.Quote(info.Endpoint))
+			"announce the path of a socket", untrusted.Quote(info.Endpoint))
 	}
 	if info.Endpoint != "" && !filepath.IsAbs(info.Endpoint) { // it would be relative to a directory that only the plugin knows
 		return fmt.Errorf("the plugin announces the endpoint %s; it must be an absolute path: announce where the socket is from the root "+
-			"directory, or no endpoint for the socket on which it registers", foreign.Quote(info.Endpoint))
+			"directory, or no endpoint for the socket on which it registers", untrusted.Quote(info.Endpoint))
 	}
 	return nil
 }
@@ -131,7 +131,7 @@ func checkText(field, text string, most int) error {
 	case len(text) > most:
 		return fmt.Errorf("the plugin announces its %s with %d bytes; at most %d are allowed", field, len(text), most)
 	case !utf8.ValidString(text) || strings.ContainsFunc(text, unicode.IsControl):
-		return fmt.Errorf("the plugin announces its %s with control characters or invalid UTF-8: %s", field, foreign.Quote(text))
+		return fmt.Errorf("the plugin announces its %s with control characters or invalid UTF-8: %s", field, untrusted.Quote(text))
 	}
 	return nil
 }

@@ -14,7 +14,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/backoff"
-	"github.com/patchbay-dev/patchbay/internal/discover/share"
+	"github.com/patchbay-dev/patchbay/internal/quota"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
@@ -91,9 +91,9 @@ type Machine struct {
 	robbed, refusals remnants
 	names            keptNames
 	// announced counts the bytes that are kept of what plugins announce.
-	announced *share.Pool
+	announced *quota.Pool
 	// plugins counts those of which something is kept, but not root's and the host's user's.
-	plugins *share.Pool
+	plugins *quota.Pool
 	// touched are the instances that this step is about, for their states, and told those of which it emitted an event.
 	touched, told []*instance
 
@@ -116,8 +116,8 @@ func New(cfg Config, at Moment) (*Machine, []Effect) {
 		restored: map[cache.SocketID]*instance{}, remembered: map[Key][]remembered{}, lastRank: rankStep,
 		timers: map[Timer]time.Time{}, unlinked: map[*instance]bool{},
 	}
-	m.announced = share.New(cfg.Bounds.UserBytes, cfg.Bounds.TotalBytes, m.privileged)
-	m.plugins = share.New(cfg.Bounds.UserPlugins, cfg.Bounds.TotalPlugins, nil)
+	m.announced = quota.New(cfg.Bounds.UserBytes, cfg.Bounds.TotalBytes, m.privileged)
+	m.plugins = quota.New(cfg.Bounds.UserPlugins, cfg.Bounds.TotalPlugins, nil)
 	m.restoreNames(cfg.Names)
 	m.restore(cfg.Restored)
 	effects := m.effects()

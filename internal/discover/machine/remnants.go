@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
@@ -69,7 +69,7 @@ func (m *Machine) keepRefusal(in *instance) {
 	kept := remnant{key: key, by: in.account, status: Status{
 		Type: key.Type, Name: key.Name, State: StateRefused, Endpoint: in.shownEndpoint(), SocketPath: in.info.SocketPath,
 		Source: in.source, FirstSeen: in.info.Timestamp, Since: m.Now, Attempts: in.tries,
-		LastError: foreign.Cut(in.failure.Err.Error(), textMax),
+		LastError: untrusted.Cut(in.failure.Err.Error(), textMax),
 	}}
 	m.refusals.forget(func(o remnant) bool { return o.key == kept.key && o.of(kept.by) })
 	m.refusals.keep(kept)

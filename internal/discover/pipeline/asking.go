@@ -11,7 +11,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/internal/discover/share"
+	"github.com/patchbay-dev/patchbay/internal/quota"
 )
 
 // asking bounds how many plugins are asked at the same time what they are, of each user and of all except root and the host's user: each
@@ -20,7 +20,7 @@ import (
 // asked again waits. A crowd of plugins that do not answer therefore delays only itself.
 type asking struct {
 	mu     sync.Mutex
-	places *share.Pool // nil for any number
+	places *quota.Pool // nil for any number
 	users  map[uint32]*askedUser
 	// quick is about how long plugins take that answer quickly; zero if none has answered. A few slow ones raise it little.
 	quick time.Duration
@@ -64,7 +64,7 @@ func newAsking(perUser, total int) *asking {
 	if perUser <= 0 || perUser > total {
 		perUser = total
 	}
-	return &asking{places: share.New(perUser, total, nil), users: map[uint32]*askedUser{}}
+	return &asking{places: quota.New(perUser, total, nil), users: map[uint32]*askedUser{}}
 }
 
 // begin returns a place for a plugin of a user as soon as there is one, or an error when ctx ends. first reports whether the plugin has not

@@ -13,9 +13,9 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/discover/dirwatch"
-	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/internal/sock"
-	"github.com/patchbay-dev/patchbay/reconciler"
+	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
@@ -42,7 +42,7 @@ type gate struct {
 	mu      sync.Mutex
 	refused []dirwatch.Refusal // sorted by path
 
-	told foreign.Quota[uint32] // by user
+	told untrusted.Quota[uint32] // by user
 }
 
 // admit says why a directory, socket or symbolic link is not used.

@@ -10,9 +10,9 @@ import (
 
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
-	"github.com/patchbay-dev/patchbay/internal/judged"
+	"github.com/patchbay-dev/patchbay/internal/peerauth"
 	"github.com/patchbay-dev/patchbay/internal/sock"
-	"github.com/patchbay-dev/patchbay/reconciler"
+	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
@@ -310,10 +310,10 @@ func statusOf(in dynamicplugins.Instance) reconciler.Status {
 func Judge(judge *trust.Judge) func(*dynamicplugins.PluginInfo, net.Conn) error {
 	return func(info *dynamicplugins.PluginInfo, conn net.Conn) error {
 		// What is damaged was logged when it was restored: without an account nothing is judged, and without the socket more is refused.
-		p := judged.Plugin{Type: info.Type, Account: accountOf(info)}
+		p := peerauth.Plugin{Type: info.Type, Account: accountOf(info)}
 		if r := info.Record; r != nil {
 			p.Type, p.Socket = cmp.Or(r.RoleOf, info.Type), sock.ID(r.Socket)
 		}
-		return judged.Check(judge, p, info.ConnectionInfo.SocketPath, conn)
+		return peerauth.Check(judge, p, info.ConnectionInfo.SocketPath, conn)
 	}
 }

@@ -23,9 +23,9 @@ import (
 
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/discover/dirwatch"
-	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/internal/sock"
-	"github.com/patchbay-dev/patchbay/reconciler"
+	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
@@ -132,8 +132,8 @@ func (w *Watcher) AddHandler(pluginType string, handler cache.PluginHandler) {
 	if handler == nil {
 		panic("AddHandler: the handler of plugin type " + pluginType + " is nil")
 	}
-	if !foreign.IsType(pluginType) {
-		panic(fmt.Sprintf("AddHandler: %q %s", pluginType, foreign.TypeSyntax))
+	if !untrusted.IsType(pluginType) {
+		panic(fmt.Sprintf("AddHandler: %q %s", pluginType, untrusted.TypeSyntax))
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/launch/handshake"
-	"github.com/patchbay-dev/patchbay/internal/launch/output"
+	"github.com/patchbay-dev/patchbay/internal/launch/pluginlog"
 	"github.com/patchbay-dev/patchbay/internal/leaktest"
 )
 
@@ -103,8 +103,8 @@ func TestLogHandler(t *testing.T) {
 		{slog.String("k", "a\xffb\n"), "k", "String a\uFFFDb" + `\n`},
 		{slog.Group("k", "l", slog.GroupValue(slog.Int("m", 1))), "k.l.m", "Int64 1"},
 	} {
-		log := output.New(output.Config{})
-		s.stderr = writer(func(line []byte) error { return log.Drain(bytes.NewReader(line), output.Stderr) })
+		log := pluginlog.New(pluginlog.Config{})
+		s.stderr = writer(func(line []byte) error { return log.Drain(bytes.NewReader(line), pluginlog.Stderr) })
 		slog.New(s.LogHandler(nil)).WithGroup("g").With("a", "b").Error("hello\n", tc.attr)
 		slog.New(s.LogHandler(nil)).Debug("not logged")
 		records := log.Tail(0)

@@ -1,0 +1,353 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	grpccodes "google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/patchbay-dev/patchbay/client"
+	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/dyncall"
+	"github.com/patchbay-dev/patchbay/internal/proxy"
+)
+
+// callTimeout bounds a call with one answer by default. Streams go on until one side ends them.
+const callTimeout = 30 * time.Second
+
+// callCommand is what the flags of "patchbay call" say.
+type callCommand struct {
+	control  *controlSocket
+	socket   string
+	fleet    bool
+	node     string
+	labels   map[string]string
+	data     string
+	list     bool
+	describe string
+	headers  []string
+	timeout  time.Duration
+	given    dyncall.Given
+	output   *choice
+}
+
+func newCallCommand(paths paths) *cobra.Command {
+	c := &callCommand{}
+	cmd := &cobra.Command{
+		Use:   "call (TYPE/NAME | NAME | --socket PATH) (SERVICE/METHOD [JSON] | --list | --describe SERVICE[/METHOD])",
+		Short: "Call a method of a plugin.",
+		Long: `Call any gRPC method of a plugin with a request in JSON, and print the answer as JSON. TYPE may also be a role, such as
+csi-node; NAME alone is a launched plugin, by its name in the catalogue. The call goes through the daemon to the current instance
+of the plugin or, with --socket, directly to whatever listens on that socket. With --fleet it goes to any node of the fleet that
+has the plugin, preferably this one, with --label to one with that label, and with --node to that node. The daemon must allow it.
+
+The command learns the plugin's methods through gRPC reflection. Without reflection, it knows the services of the kubelet's plugin
+protocols: registration, CSI, device plugin, DRA, and gRPC health. You can leave out the service or its package if the method name is
+unambiguous.
+
+The request is a JSON object, a file (@FILE) or standard input (@-). For a method that takes a stream of requests, each JSON value of the
+input is sent as it arrives. Each response of a stream is printed as it arrives. JSON is indented on a terminal and one line per response
+elsewhere.
+
+If the plugin returns an error, its code, message and details are printed, and the exit code is 1.`,
+		Example: `  # What does a plugin offer, and what does a method take?
+  patchbay call CSIPlugin/hostpath.csi.k8s.io --list
+  patchbay call CSIPlugin/hostpath.csi.k8s.io --describe NodeGetInfo
+
+  # Call it.
+  patchbay call CSIPlugin/hostpath.csi.k8s.io NodeGetInfo
+  patchbay call CSIPlugin/hostpath.csi.k8s.io csi.v1.Controller/CreateVolume -d @volume.json
+
+  # Who serves this socket? It needs no daemon.
+  patchbay call --socket /run/patchbay/plugins/hello.sock pluginregistration.Registration/GetInfo
+
+  # Call the CSI controller on whichever node has it, and a plugin on one node.
+  patchbay call --fleet csi-controller/hostpath.csi.k8s.io ListVolumes
+  patchbay call --node node-7 CSIPlugin/hostpath.csi.k8s.io NodeGetInfo
+  patchbay call --label zone=a Greeter/hello hello.v1.Greeter/SayHello
+
+  # Call a plugin of a type of its own that has no reflection.
+  patchbay call Greeter/hello --proto hello.proto hello.v1.Greeter/SayHello '{"name": "you"}'
+
+  # Follow the devices of a device plugin.
+  patchbay call DevicePlugin/example.com/widget ListAndWatch`,
+		Args:              c.args,
+		RunE:              c.run,
+		ValidArgsFunction: c.complete,
+	}
+	c.control = addControlSocket(cmd, paths)
+	flags := cmd.Flags()
+	flags.StringVar(&c.socket, "socket", "", "call whatever listens on this socket, without a daemon")
+	flags.BoolVar(&c.fleet, "fleet", false, "call the plugin on any node of the fleet, preferably this one")
+	flags.StringVar(&c.node, "node", "", "call the plugin on this node of the fleet")
+	flags.StringToStringVar(&c.labels, "label", nil, "call the plugin on any node of the fleet with this label, as KEY=VALUE; can be repeated")
+	flags.StringVarP(&c.data, "data", "d", "", "the request: JSON, @FILE, or @- for standard input")
+	flags.BoolVar(&c.list, "list", false, "list the services and methods")
+	flags.StringVar(&c.describe, "describe", "", "print a service, method or type as proto text")
+	flags.StringArrayVarP(&c.headers, "header", "H", nil, "metadata to send, as KEY:VALUE; may be repeated")
+	flags.DurationVar(&c.timeout, "timeout", 0, "how long the call may take (default 30s, and no limit for streams)")
+	flags.StringSliceVar(&c.given.Protos, "proto", nil, "proto files with the plugin's services, instead of asking the plugin")
+	flags.StringSliceVar(&c.given.Imports, "import-path", nil, "directories to search for proto files (default: the working directory)")
+	flags.StringSliceVar(&c.given.Sets, "protoset", nil, "files with serialized descriptors of the plugin's services; may be repeated")
+	c.output = addChoice(cmd, "output", "o", "output format", "json", "yaml")
+	return cmd
+}
+
+// args checks the arguments, of which the first is missing with --socket.
+func (c *callCommand) args(cmd *cobra.Command, args []string) error {
+	changed := cmd.Flags().Changed
+	if changed("socket") && c.socket == "" {
+		return wrongUsage(cmd, "--socket has an empty path: name a socket")
+	}
+	rest := args
+	if c.socket == "" {
+		if err := onePlugin(cmd, args[:min(len(args), 1)]); err != nil {
+			return err
+		}
+		rest = args[1:]
+	}
+	if changed("node") {
+		if err := fleet.ValidateNode(c.node); err != nil {
+			return wrongUsage(cmd, "--node: %w", err)
+		}
+	}
+	asks := c.list || c.describe != ""
+	switch {
+	case c.inFleet() && c.socket == "" && !strings.Contains(args[0], "/"):
+		return wrongUsage(cmd, "a fleet knows no launched plugins by their names: write TYPE/NAME instead of %q", args[0])
+	case c.socket != "" && c.inFleet():
+		return wrongUsage(cmd, "--socket needs no fleet: leave --fleet, --node and --label out")
+	case c.node != "" && len(c.labels) > 0:
+		return wrongUsage(cmd, "--node and --label exclude each other: one node is enough")
+	case c.list && changed("describe"):
+		return wrongUsage(cmd, "--list and --describe exclude each other")
+	case changed("describe") && c.describe == "":
+		return wrongUsage(cmd, "--describe needs the name of a service or method")
+	case asks && len(rest) > 0:
+		return wrongUsage(cmd, "unexpected argument %q: --list and --describe call no method", rest[0])
+	case asks && changed("data"):
+		return wrongUsage(cmd, "--list and --describe send no --data")
+	case !asks && len(rest) == 0:
+		return wrongUsage(cmd, "no method is named: write SERVICE/METHOD, or --list to see what there is")
+	case len(rest) > 2:
+		return wrongUsage(cmd, "unexpected argument %q: quote the request as one argument", rest[2])
+	case len(rest) == 2 && changed("data"):
+		return wrongUsage(cmd, "the request is there twice, as an argument and with --data")
+	case changed("timeout"):
+		return above0(cmd, c.timeout)
+	}
+	return nil
+}
+
+// inFleet reports whether the plugin may be on another node.
+func (c *callCommand) inFleet() bool { return c.fleet || c.node != "" || len(c.labels) > 0 }
+
+func (c *callCommand) run(cmd *cobra.Command, args []string) error {
+	headers, err := parseHeaders(c.headers)
+	if err != nil {
+		return wrongUsage(cmd, "flag --header: %w", err)
+	}
+	ctx, cancel := limited(metadata.NewOutgoingContext(cmd.Context(), headers), c.timeout)
+	defer cancel()
+	return c.connected(ctx, cmd, args, func(conn grpc.ClientConnInterface, p dyncall.Plugin, rest []string) error {
+		selector := "" // to list or describe: a type may be in any file
+		if len(rest) > 0 {
+			selector = rest[0]
+		}
+		schema, err := c.schema(ctx, conn, selector, p)
+		if err != nil {
+			return err
+		}
+		switch {
+		case c.list:
+			return runList(cmd, schema)
+		case c.describe != "":
+			text, err := schema.Describe(c.describe)
+			if err != nil {
+				return err
+			}
+			return writeLines(cmd.OutOrStdout(), strings.Split(strings.TrimSuffix(text, "\n"), "\n"))
+		}
+		return c.runCall(ctx, cmd, conn, schema, rest)
+	})
+}
+
+// connected has a function make calls on a connection to the plugin that the flags or the first argument name, with the other arguments.
+func (c *callCommand) connected(
+	ctx context.Context, cmd *cobra.Command, args []string,
+	use func(conn grpc.ClientConnInterface, p dyncall.Plugin, rest []string) error,
+) error {
+	if c.socket != "" {
+		conn, err := dyncall.Dial(ctx, c.socket)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		return use(conn, dyncall.Plugin{}, args)
+	}
+	return c.control.ask(0, func(_ context.Context, daemon *client.Client, cmd *cobra.Command, args []string) error {
+		ptype, name := pluginOf(args[0])
+		p := dyncall.Plugin{Type: ptype}
+		dial := daemon.Conn
+		if len(c.labels) > 0 {
+			dial = func(ptype, name string) (*grpc.ClientConn, error) {
+				return daemon.FleetConnByLabels(ptype, name, c.labels)
+			}
+		} else if c.inFleet() {
+			dial = func(ptype, name string) (*grpc.ClientConn, error) { return daemon.FleetConn(ptype, name, c.node) }
+		} else if known, err := daemon.Get(ctx, ptype, name); err == nil {
+			p.Versions, p.Elsewhere = known[0].Versions, known[0].Endpoint != known[0].SocketPath
+			if ptype == "" {
+				ptype, name = known[0].Type, known[0].Name
+				p.Type = ptype
+			}
+		} else {
+			return err
+		}
+		conn, err := dial(ptype, name)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		err = use(conn, p, args[1:])
+		if status.Code(err) != grpccodes.Unavailable {
+			return err
+		}
+		// If no daemon answers, this call says so and what to do, which the status of a forwarded one cannot.
+		ctx, cancel := answerInTime(cmd.Context())
+		defer cancel()
+		if _, gone := daemon.Version(ctx); gone != nil {
+			return gone
+		}
+		return err
+	})(cmd, args)
+}
+
+// learnError says why a plugin's services cannot be learnt, if that is the status of a call.
+type learnError struct{ *status.Status }
+
+func (e *learnError) Error() string {
+	return fmt.Sprintf("cannot list the plugin's services: %v: %s", e.Code(), e.Message())
+}
+
+// GRPCStatus is what package status looks for.
+func (e *learnError) GRPCStatus() *status.Status { return e.Status }
+
+// schema returns the services of the plugin: those of the files that were given, or else what the plugin says.
+func (c *callCommand) schema(
+	ctx context.Context, conn grpc.ClientConnInterface, selector string, p dyncall.Plugin,
+) (*dyncall.Schema, error) {
+	if !c.given.Empty() {
+		return c.given.Load(ctx)
+	}
+	if !c.list && c.describe == "" {
+		ctx = metadata.AppendToOutgoingContext(ctx, proxy.NeedKey, "1")
+	}
+	return learn(ctx, conn, selector, p)
+}
+
+func learn(ctx context.Context, conn grpc.ClientConnInterface, selector string, p dyncall.Plugin) (*dyncall.Schema, error) {
+	inTime, cancel := answerInTime(ctx)
+	defer cancel()
+	schema, err := dyncall.Load(inTime, conn, selector, p)
+	if err == nil {
+		return schema, nil
+	}
+	answer, isStatus := status.FromError(err)
+	switch {
+	case ctx.Err() != nil && !errors.Is(ctx.Err(), context.DeadlineExceeded):
+		return nil, ctx.Err()
+	case dyncall.Late(ctx, err):
+		answer = status.New(grpccodes.DeadlineExceeded, "the time that the call may take is over; give it more with --timeout")
+	case !isStatus:
+		return nil, fmt.Errorf("cannot list the plugin's services: %w", err)
+	}
+	return nil, &learnError{answer}
+}
+
+func runList(cmd *cobra.Command, schema *dyncall.Schema) error {
+	if schema.Source == dyncall.BuiltIn {
+		fmt.Fprintln(cmd.ErrOrStderr(), "note: the plugin has no reflection; these are the built-in services that plugins of its type may have; "+
+			"--proto and --protoset give others")
+	}
+	lines := dyncall.MethodPaths(schema.Services())
+	for _, service := range schema.Services() {
+		if service.Methods().Len() == 0 {
+			lines = append(lines, string(service.FullName())+" (no methods)")
+		}
+	}
+	for _, name := range schema.Undescribed() {
+		lines = append(lines, string(name)+" (methods unknown)")
+	}
+	slices.Sort(lines)
+	return writeLines(cmd.OutOrStdout(), lines)
+}
+
+func (c *callCommand) runCall(
+	ctx context.Context, cmd *cobra.Command, conn grpc.ClientConnInterface, schema *dyncall.Schema, args []string,
+) error {
+	method, err := schema.Method(args[0])
+	if err != nil && schema.Source == dyncall.BuiltIn {
+		return fmt.Errorf("%w; --proto and --protoset say what services it has", err)
+	}
+	if err != nil {
+		return err
+	}
+	if c.timeout == 0 && !method.IsStreamingClient() && !method.IsStreamingServer() {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, callTimeout)
+		defer cancel()
+	}
+	data, given := c.data, cmd.Flags().Changed("data")
+	if len(args) == 2 {
+		data, given = args[1], true
+	}
+	input, err := openInput(cmd, data)
+	if err != nil {
+		return err
+	}
+	defer input.Close()
+	requests := input.requests(schema, method, given)
+	if !method.IsStreamingClient() {
+		request, err := requests(ctx)
+		if err != nil && !errors.Is(err, io.EOF) {
+			return err
+		}
+		requests = dyncall.One(request)
+	}
+	stdout := cmd.OutOrStdout()
+	err = schema.Call(ctx, conn, method, requests, func(answer []byte) error { return c.print(stdout, answer) })
+	if answer, ok := errors.AsType[*dyncall.StatusError](err); ok && answer.Late {
+		return fmt.Errorf("%w; give it more with --timeout", err)
+	}
+	return err
+}
+
+func (c *callCommand) complete(cmd *cobra.Command, args []string, word string) (methods []cobra.Completion, _ cobra.ShellCompDirective) {
+	if c.socket == "" && len(args) == 0 {
+		return completePlugins(c.control)(cmd, args, word)
+	}
+	if c.socket != "" && len(args) > 0 || c.socket == "" && onePlugin(cmd, args) != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	ctx, cancel := answerInTime(cmd.Context())
+	defer cancel()
+	// Without a connection there is nothing to complete.
+	_ = c.connected(ctx, cmd, args, func(conn grpc.ClientConnInterface, p dyncall.Plugin, _ []string) error {
+		schema, err := c.schema(ctx, conn, "", p)
+		if err == nil {
+			methods = dyncall.MethodPaths(schema.Services())
+		}
+		return err
+	})
+	return methods, cobra.ShellCompDirectiveNoFileComp
+}

@@ -1,0 +1,220 @@
+package cli
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/dyncall"
+)
+
+// parseHeaders makes metadata of KEY:VALUE. The value of a key that ends in -bin is base64, as it is in HTTP.
+func parseHeaders(headers []string) (metadata.MD, error) {
+	md := metadata.MD{}
+	for _, header := range headers {
+		key, value, ok := strings.Cut(header, ":")
+		key, value = strings.ToLower(strings.TrimSpace(key)), strings.TrimSpace(value)
+		switch {
+		case !ok || key == "":
+			return nil, fmt.Errorf("%q is not KEY:VALUE", header)
+		case strings.Trim(key, "abcdefghijklmnopqrstuvwxyz0123456789-_.") != "":
+			return nil, fmt.Errorf("key %q may have letters, digits and -_. only", key)
+		case strings.HasPrefix(key, "grpc-"):
+			return nil, fmt.Errorf("key %q is reserved for gRPC itself", key)
+		}
+		if strings.HasSuffix(key, "-bin") {
+			raw, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(value, "="))
+			if err != nil {
+				return nil, fmt.Errorf("the value of %q is not base64: %w", key, err)
+			}
+			value = string(raw)
+		} else if strings.ContainsFunc(value, func(r rune) bool { return r < ' ' || r > '~' }) {
+			return nil, fmt.Errorf("the value of %q has characters that are not printable ASCII; a key that ends in -bin may have any, "+
+				"as base64", key)
+		}
+		md.Append(key, value)
+	}
+	return md, nil
+}
+
+// callInput is the text of the requests.
+type callInput struct {
+	io.Reader
+	io.Closer
+	from string // for errors: where the text is from
+}
+
+func openInput(cmd *cobra.Command, data string) (*callInput, error) {
+	path, isFile := strings.CutPrefix(data, "@")
+	switch {
+	case !isFile:
+		return &callInput{strings.NewReader(data), io.NopCloser(nil), ""}, nil
+	case path == "-":
+		return &callInput{cmd.InOrStdin(), io.NopCloser(nil), " from standard input"}, nil
+	}
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("cannot read the request: %w", err)
+	}
+	return &callInput{file, file, " from " + path}, nil
+}
+
+// requests returns the requests in the text as they come: all JSON values for a method that takes a stream, else exactly one, or none.
+// Without given, no text was, which for a stream means no request.
+func (in *callInput) requests(schema *dyncall.Schema, method protoreflect.MethodDescriptor, given bool) dyncall.Requests {
+	texts := make(chan requestText)
+	started := false
+	return func(ctx context.Context) (proto.Message, error) {
+		if !given && method.IsStreamingClient() {
+			return nil, io.EOF
+		}
+		if !started {
+			started = true
+			// A read of a terminal or pipe cannot be interrupted. The goroutine ends with the input, or else with the process.
+			if method.IsStreamingClient() {
+				go in.split(ctx, texts)
+			} else {
+				go in.whole(ctx, texts)
+			}
+		}
+		select {
+		case text := <-texts:
+			if errors.Is(text.err, io.EOF) {
+				return nil, io.EOF
+			}
+			err := text.err
+			var request proto.Message
+			if err == nil {
+				request, err = schema.Request(method, text.text, text.line)
+			}
+			if err != nil {
+				return nil, fmt.Errorf("cannot read the request%s: %w", in.from, err)
+			}
+			return request, nil
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+// requestText is the JSON text of one request and the line on which it begins.
+type requestText struct {
+	text []byte
+	line int
+	err  error
+}
+
+// maxRequestBytes bounds the text of one request; servers rarely take more than 4 MiB.
+const maxRequestBytes = 64 << 20
+
+func (in *callInput) whole(ctx context.Context, texts chan<- requestText) {
+	text, err := io.ReadAll(io.LimitReader(in, maxRequestBytes+1))
+	if err == nil && len(text) > maxRequestBytes {
+		err = fmt.Errorf("it has more than %d bytes", maxRequestBytes)
+	}
+	pass(ctx, texts, requestText{text: text, line: 1, err: err})
+}
+
+// pass passes one request on. It returns false if ctx ended first.
+func pass(ctx context.Context, texts chan<- requestText, text requestText) bool {
+	select {
+	case texts <- text:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// split passes the JSON values of the input on, each as soon as it is complete.
+func (in *callInput) split(ctx context.Context, texts chan<- requestText) {
+	lines := &lineCounter{reader: bufio.NewReader(in)}
+	decoder := json.NewDecoder(lines)
+	for {
+		var raw json.RawMessage
+		err := decoder.Decode(&raw)
+		end := decoder.InputOffset()
+		line := lines.at(end - int64(len(raw)))
+		if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
+			err = fmt.Errorf("line %d: %w", lines.at(syntax.Offset-1), err)
+		} else if errors.Is(err, io.ErrUnexpectedEOF) {
+			err = fmt.Errorf("line %d: unexpected end of the JSON text", lines.at(end))
+		}
+		if !pass(ctx, texts, requestText{text: bytes.Clone(raw), line: line, err: err}) || err != nil {
+			return
+		}
+	}
+}
+
+// lineCounter knows on which line an offset of what was read is, for offsets that do not go back.
+type lineCounter struct {
+	reader io.Reader
+	read   int64
+	breaks []int64 // offsets of line breaks that were not passed yet
+	passed int
+}
+
+func (l *lineCounter) Read(p []byte) (int, error) {
+	n, err := l.reader.Read(p)
+	for i, b := range p[:n] {
+		if b == '\n' {
+			l.breaks = append(l.breaks, l.read+int64(i))
+		}
+	}
+	l.read += int64(n)
+	return n, err
+}
+
+// at returns the line of an offset, counted from 1.
+func (l *lineCounter) at(offset int64) int {
+	for len(l.breaks) > 0 && l.breaks[0] < offset {
+		l.breaks = l.breaks[1:]
+		l.passed++
+	}
+	return l.passed + 1
+}
+
+// maxIndented bounds how deep an answer may be nested to be indented; deeper ones would grow by more than they are worth.
+const maxIndented = 64
+
+// print writes one answer, which is compact JSON.
+func (c *callCommand) print(w io.Writer, answer []byte) error {
+	switch {
+	case c.output.value == "yaml":
+		if err := write(w, []byte("---\n")); err != nil {
+			return err
+		}
+		return writeYAML(w, json.RawMessage(answer))
+	case isTerminal(w) && depth(answer) <= maxIndented:
+		return writeJSON(w, json.RawMessage(answer))
+	}
+	return writeJSONLine(w, json.RawMessage(answer))
+}
+
+func depth(text []byte) int {
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.UseNumber() // any number is one
+	for now, most := 0, 0; ; most = max(most, now) {
+		switch token, err := decoder.Token(); token {
+		case json.Delim('{'), json.Delim('['):
+			now++
+		case json.Delim('}'), json.Delim(']'):
+			now--
+		default:
+			if err != nil {
+				return most
+			}
+		}
+	}
+}

@@ -1,0 +1,200 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/patchbay-dev/patchbay/client"
+	"github.com/patchbay-dev/patchbay/internal/config"
+)
+
+func newConfigCommand(paths paths) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "config",
+		Short: "Check and show the configuration of the daemon.",
+		Long: `Check and show the configuration of the daemon without a daemon.
+
+It is merged from these sources; later ones override earlier ones:
+
+  - defaults, which depend on the user;
+  - the configuration file, ` + cmp.Or(paths.config, "none") + ` unless --config or ` + configEnv + ` names another;
+    - the drop-ins: the files *.yaml in the directory conf.d next to the configuration file, in the order of their names;
+  - the environment;
+  - the flags.
+
+Maps are merged key by key; lists and anything else are replaced. An unknown key is an error.`,
+		Args: noArguments,
+	}
+	cmd.AddCommand(newConfigCheckCommand(paths), newConfigShowCommand(paths), newConfigSchemaCommand())
+	return cmd
+}
+
+func newConfigCheckCommand(paths paths) *cobra.Command {
+	return &cobra.Command{
+		Use:   "check [FILE]",
+		Short: "Check the configuration.",
+		Long: `Check the configuration that "patchbay run" would use, or that it would use with --config FILE: the file, its drop-ins and the
+environment. Each error is printed as FILE:LINE:COLUMN: MESSAGE, and the exit code is 1 if there are any. Nothing is started or changed.
+
+The daemon refuses a configuration with errors, at the start and on reload. The exceptions are plugins that this machine cannot launch now,
+because a program, directory or user is missing: the daemon runs without them and tries again, and "patchbay status" shows them. So run the
+check on the target machine, as the daemon's user.`,
+		Example: `  patchbay config check
+  patchbay config check ./patchbay.yaml && sudo cp patchbay.yaml /etc/patchbay/ && sudo patchbay reload`,
+		Args: takes("[FILE]"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			f := &configFlags{paths: paths}
+			if len(args) > 0 {
+				f.file, f.named = args[0], true
+			}
+			loaded, err := f.check(cmd)
+			if wrong, ok := errors.AsType[config.Errors](err); ok {
+				if err := writeLines(cmd.OutOrStdout(), each(wrong, (*config.Error).Error)); err != nil {
+					return err
+				}
+				if len(wrong) == 1 {
+					return errors.New("the configuration has an error")
+				}
+				return fmt.Errorf("the configuration has %d errors", len(wrong))
+			}
+			if err != nil {
+				return err
+			}
+			if warning := daemonConfig(loaded).Warn(); warning != "" {
+				if err := writeLines(cmd.ErrOrStderr(), []string{"warning: " + warning}); err != nil {
+					return err
+				}
+			}
+			if len(loaded.Files) == 0 {
+				return writeLines(cmd.OutOrStdout(), []string{"ok: there is no configuration file, and the defaults can be used"})
+			}
+			return writeLines(cmd.OutOrStdout(), each(loaded.Files, func(file string) string { return "ok: " + file }))
+		},
+	}
+}
+
+func newConfigShowCommand(paths paths) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "show",
+		Short: "Show the configuration.",
+		Long: `Show the configuration file merged with its drop-ins. With --effective, show what the daemon would use, including the environment,
+defaults, and flags of "patchbay run", which this command also takes. With --running, ask the daemon at the control socket what it
+uses; possible secrets are left out.
+
+In YAML, comments say where each value comes from. The output can be used as a configuration file.`,
+		Example: `  patchbay config show --effective
+  patchbay config show --effective -o json | jq .timeouts`,
+	}
+	flags := addConfigFlags(cmd, paths)
+	effective := cmd.Flags().Bool("effective", false, "with the environment, the flags and the defaults")
+	running := cmd.Flags().Bool("running", false, "that of the running daemon, without what may be secret, as YAML")
+	output := addChoice(cmd, "output", "o", "output format", "yaml", "json")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if *running && (*effective || output.value != "yaml") {
+			return wrongUsage(cmd, "--running shows what is in force, as YAML: leave --effective and --output out")
+		}
+		if *running {
+			return showRunning(cmd, flags)
+		}
+		loaded, err := flags.check(cmd)
+		if err != nil {
+			return blame(cmd, err)
+		}
+		view := loaded.InFiles()
+		if *effective {
+			view = loaded.Effective()
+		}
+		if output.value == "json" {
+			return writeJSON(cmd.OutOrStdout(), view)
+		}
+		text, err := view.YAML() // with comments
+		if err != nil {
+			return err
+		}
+		return write(cmd.OutOrStdout(), text)
+	}
+	return cmd
+}
+
+func showRunning(cmd *cobra.Command, flags *configFlags) error {
+	sources, err := flags.sources(cmd)
+	if err != nil {
+		return err
+	}
+	loaded, c, _ := load(sources) // what is wrong with it is not the question
+	if loaded == nil {
+		c = withoutFiles(sources)
+	}
+	asked := client.New(c.ControlSocket)
+	defer asked.Close()
+	ctx, cancel := answerInTime(cmd.Context())
+	defer cancel()
+	now, err := asked.Configuration(ctx)
+	if err != nil {
+		return err
+	}
+	if now.Effective == "" {
+		return errors.New("the daemon does not report its configuration: it is an older version, or was not given files")
+	}
+	return writeLines(cmd.OutOrStdout(), strings.Split(strings.TrimSuffix(now.Effective, "\n"), "\n"))
+}
+
+func newConfigSchemaCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "schema",
+		Short: "Print the JSON schema of the configuration file.",
+		Long: `Print the JSON schema (draft 2020-12) of the configuration file and of each drop-in. Editors complete and check YAML files with it.
+"patchbay config check" finds more, such as values that contradict each other.`,
+		Example: `  patchbay config schema > ~/.config/patchbay/schema.json
+  sed -i '1i # yaml-language-server: $schema=schema.json' ~/.config/patchbay/patchbay.yaml`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return write(cmd.OutOrStdout(), config.Schema())
+		},
+	}
+}
+
+func newReloadCommand(paths paths) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "reload",
+		Short: "Have the daemon reload its configuration.",
+		Long: `Make the daemon read and apply its configuration again, and print the values that changed. SIGHUP does the same.
+
+Handlers, timeouts, the log and the catalogue of plugins can change. If anything else has changed, or a file has an error, nothing is
+applied: the command says why and exits with 1, and the previous configuration stays in force. Plugins that a change does not concern are
+not disturbed. The daemon's flags and environment still override the files.
+
+The command waits until the daemon is ready and the processes of changed plugins have been replaced. If one could not be, the configuration
+is in force nevertheless, and the command prints the reason and exits with 1. If the daemon has not answered after the timeout, the command
+exits with 1, and "patchbay config show --running" shows which configuration is in force.`,
+		Example: `  patchbay reload
+  patchbay reload -o json | jq -r '.changed[]'`,
+	}
+	socket := addControlSocket(cmd, paths)
+	output := addOutput(cmd, "text")
+	timeout := cmd.Flags().Duration("timeout", 5*time.Minute, "how long to wait for the daemon, and for replacements")
+	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error { return above0(cmd, *timeout) }
+	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
+		ctx, cancel := context.WithTimeout(ctx, *timeout)
+		defer cancel()
+		reloaded, err := c.Reload(ctx)
+		if err != nil {
+			return err
+		}
+		err = output.print(cmd, reloaded, func(w io.Writer) error {
+			changed := cmp.Or(strings.Join(reloaded.Changed, ", "), "nothing changed")
+			return writeLines(w, []string{"configuration reloaded: " + changed})
+		})
+		if err == nil && len(reloaded.NotReplaced) > 0 {
+			err = fmt.Errorf("the configuration is in force, but %s", strings.Join(reloaded.NotReplaced, "; "))
+		}
+		return err
+	})
+	return cmd
+}

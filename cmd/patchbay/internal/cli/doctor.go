@@ -1,0 +1,232 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/patchbay-dev/patchbay/client"
+	"github.com/patchbay-dev/patchbay/internal/daemon"
+	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/config"
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/doctor"
+	"github.com/patchbay-dev/patchbay/trust"
+)
+
+// doctorTimeout bounds the whole examination. Only many sockets whose owners hang take long.
+const doctorTimeout = time.Minute
+
+// errUnwell ends a doctor command that found something that does not work.
+var errUnwell = errors.New("something does not work: see the lines marked fail")
+
+func newDoctorCommand(paths paths) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "Find out what is wrong on this machine.",
+		Long: `Ask the daemon at the control socket for its paths, its problems, and the plugins that are failed, refused or unreachable, or were
+recently refused and are gone. Then check what it depends on: the configuration, the plugin directories and their sockets, the state file
+and its disk space, the control socket, other daemons, the programs of the catalogue, etcd if there is a fleet, limits, kernel features and
+the clock. If no daemon answers, a finding says so, and the paths are taken from the configuration.
+
+Each finding is ok, warn or fail, and says what to do. Nothing is changed.
+
+Run it as the daemon's user. The exit code is 1 if a finding is fail: also if a control socket exists and no daemon answers there.`,
+		Example: `  patchbay doctor
+
+  # What has to be done?
+  patchbay doctor -o json | jq -r '.[] | select(.status != "ok") | .remedy'`,
+	}
+	flags := addConfigFlags(cmd, paths)
+	output := addOutput(cmd, "table")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		ctx, cancel := context.WithTimeout(cmd.Context(), doctorTimeout)
+		defer cancel()
+		sources, err := flags.sources(cmd)
+		if err != nil {
+			return err
+		}
+		findings := examine(ctx, sources)
+		err = output.print(cmd, findings, func(w io.Writer) error { return writeFindings(w, findings) })
+		if err == nil && slices.ContainsFunc(findings, func(f doctor.Finding) bool { return f.Status == doctor.Fail }) {
+			err = errUnwell
+		}
+		return err
+	}
+	return cmd
+}
+
+// examine looks at the configuration, asks the daemon, and then looks at the machine: where the daemon works or, if it cannot be asked,
+// with what the configuration says, or, if that cannot be read, with what the flags, the environment and the defaults say.
+func examine(ctx context.Context, sources config.Sources) []doctor.Finding {
+	loaded, c, err := load(sources)
+	first := ofConfiguration(c, err)
+	if loaded == nil || loaded.Catalogue == nil {
+		loaded, c = nil, withoutFiles(sources)
+	}
+	asked := client.New(c.ControlSocket)
+	defer asked.Close()
+	running, findings := askDaemon(ctx, asked, loaded, c)
+	if running != nil {
+		var unread []doctor.Finding
+		c, unread = inForce(running, sources.Defaults, c)
+		findings = append(findings, unread...)
+	}
+	dirs := slices.Clone(c.PluginDirs)
+	if c.DeprecatedPluginDir != "" {
+		dirs = append(dirs, c.DeprecatedPluginDir)
+	}
+	subject := doctor.Subject{PluginDirs: dirs, StatePath: c.State, ControlSocket: c.ControlSocket}
+	policy := c.Trust.Policy()
+	policy.Owners.Users = slices.Clone(policy.Owners.Users)
+	subject.Plugins = c.Catalogue.List()
+	for _, p := range subject.Plugins {
+		if p.User != "" { // the directories of launched plugins that run as somebody else are theirs
+			policy.Owners.Users = append(policy.Owners.Users, p.User)
+		}
+	}
+	if subject.Trust, err = trust.New(policy); err != nil {
+		first = append(first, finding("configuration", doctor.Fail, oneLine(err), "correct the names in trust and in the users of the plugins"))
+	}
+	subject.Daemon = func(ctx context.Context) (int, error) {
+		v, err := asked.Version(ctx)
+		return v.PID, err
+	}
+	if len(c.Fleet.Etcd.Endpoints) > 0 {
+		subject.Fleet = func(ctx context.Context) []fleet.Member { return membersOf(ctx, c.Fleet.Etcd) }
+	}
+	return slices.Concat(first, findings, doctor.Examine(ctx, subject))
+}
+
+// ofConfiguration says what is to be said of the configuration, of which err says what is wrong.
+func ofConfiguration(c daemon.Config, err error) []doctor.Finding {
+	if err != nil {
+		return each(strings.Split(err.Error(), "\n"), func(wrong string) doctor.Finding { // which is one line for each
+			return finding("configuration", doctor.Fail, wrong, `correct it; "patchbay config check" shows all that is wrong`)
+		})
+	}
+	if warning := c.Warn(); warning != "" {
+		return []doctor.Finding{
+			finding("configuration", doctor.Warn, warning, "name the types in trust.types, or set admission.launchedOnly"),
+		}
+	}
+	return []doctor.Finding{finding("configuration", doctor.OK, "the configuration can be used", "")}
+}
+
+// inForce returns the configuration that the daemon says it works with. Of one that cannot be read, only the paths are the daemon's.
+func inForce(running *client.Configuration, defaults config.Config, c daemon.Config) (daemon.Config, []doctor.Finding) {
+	var unread []doctor.Finding
+	socket := c.ControlSocket
+	if running.Effective != "" {
+		loaded, err := config.Parse("the daemon's configuration", []byte(running.Effective), defaults)
+		if err == nil {
+			c = daemonConfig(loaded)
+		} else {
+			unread = append(unread, finding("daemon", doctor.Warn, "the daemon's configuration cannot be read, and its plugins, trust and fleet "+
+				"are taken from the configuration here: "+oneLine(err), "run the doctor of the daemon's own version"))
+		}
+	}
+	c.PluginDirs, c.DeprecatedPluginDir, c.State = running.PluginDirs, running.DeprecatedPluginDir, running.State
+	c.ControlSocket = socket
+	return c, unread
+}
+
+// etcdTimeout bounds how long etcd may take to answer. Where it takes longer, the fleet is of no use to anybody who waits.
+const etcdTimeout = 3 * time.Second
+
+// membersOf tries the members of etcd. Files that cannot be used are the fault of all.
+func membersOf(ctx context.Context, c config.Etcd) []fleet.Member {
+	etcd, space := daemon.Etcd(c)
+	etcd.Timeout = etcdTimeout
+	cluster, err := fleet.Connect(etcd)
+	if err != nil {
+		return []fleet.Member{{Endpoint: strings.Join(etcd.Endpoints, ", "), Err: err}}
+	}
+	return cluster.Check(ctx, space)
+}
+
+func writeFindings(w io.Writer, findings []doctor.Finding) error {
+	list := &table{terminal: terminalOf(w), tones: tones{0: toneOf}}
+	for _, f := range findings {
+		list.add(string(f.Status), f.Check, escape(f.Message))
+		if f.Remedy != "" {
+			list.add("", "", "→ "+escape(f.Remedy))
+		}
+	}
+	return list.write(w)
+}
+
+// sickShown is how many sick plugins doctor names, of each sort.
+const sickShown = 20
+
+// askDaemon asks the daemon where it works, what is wrong with it and which of its plugins are sick. It returns no configuration if the
+// daemon cannot be asked, which a finding says.
+func askDaemon(
+	ctx context.Context, asked *client.Client, loaded *config.Loaded, c daemon.Config,
+) (*client.Configuration, []doctor.Finding) {
+	ctx, cancel := answerInTime(ctx)
+	defer cancel()
+	running, err := asked.Configuration(ctx)
+	if err != nil {
+		from := config.Default
+		if loaded != nil {
+			from = loaded.Origin("controlSocket")
+		}
+		return nil, []doctor.Finding{finding("daemon", doctor.Warn, fmt.Sprintf(
+			"no daemon answered at control socket %s (%s), so the other findings are about the configuration: %v", c.ControlSocket, from, err),
+			"start the daemon, or name its socket with --control-socket; then doctor checks its plugins too")}
+	}
+	findings := []doctor.Finding{finding("daemon", doctor.OK,
+		fmt.Sprintf("the daemon answers; it uses plugin directories %q and state file %s", running.PluginDirs, running.State), "")}
+	sick, err := askForPlugins(ctx, asked)
+	if err != nil {
+		sick = append(sick, finding("daemon", doctor.Fail, "the daemon could not be asked for its plugins: "+err.Error(),
+			"look at its log; restart it if it hangs"))
+	}
+	return &running, append(findings, sick...)
+}
+
+func finding(check string, status doctor.Status, message, remedy string) doctor.Finding {
+	return doctor.Finding{Check: check, Status: status, Message: message, Remedy: remedy}
+}
+
+// askForPlugins asks the daemon which of its conditions and plugins are not as they should be.
+func askForPlugins(ctx context.Context, asked *client.Client) ([]doctor.Finding, error) {
+	all, err := askNeeds(ctx, asked)
+	if err != nil {
+		return nil, err
+	}
+	var findings []doctor.Finding
+	for _, condition := range all.conditions {
+		findings = append(findings, finding("conditions", doctor.Fail,
+			condition.Name+" is "+condition.Status+": "+condition.Message,
+			`mend that; the daemon notices by itself, and "patchbay events --follow" shows it`))
+	}
+	if len(all.needs) == 0 {
+		return append(findings, finding("plugins", doctor.OK, fmt.Sprintf("%d plugins are known; none has a problem", all.plugins), "")), nil
+	}
+	shown := map[string]int{}
+	for _, n := range all.needs {
+		if shown[n.all]++; shown[n.all] > sickShown {
+			continue
+		}
+		status := doctor.Warn
+		if n.State == "failed" || n.State == "blocked" {
+			status = doctor.Fail
+		}
+		findings = append(findings, finding("plugins", status, n.sentence(), n.Remedy))
+	}
+	for _, command := range slices.Sorted(maps.Keys(shown)) {
+		if more := shown[command] - sickShown; more > 0 {
+			findings = append(findings, finding("plugins", doctor.Warn,
+				fmt.Sprintf("%d more like that", more), fmt.Sprintf("%q shows all", command)))
+		}
+	}
+	return findings, nil
+}

@@ -1,0 +1,300 @@
+package cli
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/mattn/go-runewidth"
+	"github.com/spf13/cobra"
+
+	"github.com/patchbay-dev/patchbay/client"
+	"github.com/patchbay-dev/patchbay/internal/suggest"
+)
+
+func newListCommand(paths paths) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "list",
+		Aliases: []string{"ls"},
+		Short:   "List all known plugins.",
+		Long: `List every plugin that the daemon knows, one line for each instance, and every socket that has not said yet who it is.
+Instances of one plugin are listed newest first.
+
+With --watch the command goes on until it is interrupted, which is no failure: each instance that changes is shown anew, and one that is
+gone, or does not match any more, once more in the state "gone".
+
+The output is a table, an array of objects as JSON or YAML, or one TYPE/NAME a line.`,
+		Example: `  # Which plugins are there?
+  patchbay list
+
+  # Those of one type that are not registered.
+  patchbay list --type CSIPlugin --state backoff,failed,refused,unreachable
+
+  # Those that are launched for a team, and what happens to them.
+  patchbay list --label team=storage --watch
+
+  # The endpoints of all registered CSI plugins.
+  patchbay list -o json | jq -r '.[] | select(.type == "CSIPlugin" and .state == "registered") | .endpoint'`,
+	}
+	socket := addControlSocket(cmd, paths)
+	output := addOutput(cmd, "table", "name")
+	wanted := addFilters(cmd)
+	follow := cmd.Flags().BoolP("watch", "w", false, "go on with what changes: one line, or one JSON object a line, for each change")
+	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
+		only, err := wanted()
+		if err != nil {
+			return err
+		}
+		if *follow {
+			return watchList(ctx, c, cmd, output, only)
+		}
+		ctx, cancel := answerInTime(ctx)
+		defer cancel()
+		listing, err := only.list(ctx, c)
+		if err != nil {
+			return err
+		}
+		return printList(cmd, output, listing.Plugins, names, func(w io.Writer) error {
+			warn(ctx, c, cmd.ErrOrStderr(), listing)
+			return pluginTable(terminalOf(w), listing.Plugins, time.Now()).write(w)
+		})
+	})
+	return cmd
+}
+
+// filter says which plugins are wanted: those of types or roles, and of them those that match.
+type filter struct {
+	types   []string
+	matches func(client.Plugin) bool
+}
+
+func (f filter) list(ctx context.Context, c *client.Client) (client.Listing, error) {
+	listing, err := c.ListTypes(ctx, f.types...) // which roles a plugin has, or may have, the daemon knows
+	listing.Plugins = slices.DeleteFunc(listing.Plugins, func(p client.Plugin) bool { return !f.matches(p) })
+	return listing, err
+}
+
+func addFilters(cmd *cobra.Command) func() (filter, error) {
+	types := cmd.Flags().StringSlice("type", nil, "only plugins of these types, or with these roles")
+	states, checkStates := addWords(cmd, "state", "only instances in these states", pluginStates)
+	pattern := cmd.Flags().String("name", "", "only plugins of this name, in which * stands for any text without a slash")
+	labels := cmd.Flags().StringSliceP("label", "l", nil,
+		"only launched plugins whose metadata in the catalogue have all of these: KEY, KEY=VALUE, or KEY!=VALUE for all that have not")
+	return func() (filter, error) {
+		if err := checkStates(); err != nil {
+			return filter{}, err
+		}
+		if _, err := path.Match(*pattern, ""); err != nil {
+			return filter{}, wrongUsage(cmd, "--name %q is no pattern: %w", *pattern, err)
+		}
+		return filter{*types, func(p client.Plugin) bool {
+			named, _ := path.Match(*pattern, p.Name) // looked at above
+			unlabelled := slices.ContainsFunc(*labels, func(l string) bool {
+				if key, value, differs := strings.Cut(l, "!="); differs {
+					has, found := p.Metadata[key]
+					return found && has == value
+				}
+				key, value, exact := strings.Cut(l, "=")
+				has, found := p.Metadata[key]
+				return !found || exact && has != value
+			})
+			return (len(*states) == 0 || slices.Contains(*states, p.State)) && (*pattern == "" || named) && !unlabelled
+		}}, nil
+	}
+}
+
+// warn says what a reader of the table should know beside it.
+func warn(ctx context.Context, c *client.Client, stderr io.Writer, listing client.Listing) {
+	for _, c := range listing.Conditions {
+		if c.Status != "ok" {
+			fmt.Fprintf(stderr, "warning: %s is %s: %s\n", escape(c.Name), escape(c.Status), escape(c.Message))
+		}
+	}
+	if len(listing.Plugins) > 0 {
+		return
+	}
+	if all, err := c.List(ctx); err == nil && len(all.Plugins) > 0 {
+		fmt.Fprintf(stderr, "none of the %d known plugins matches\n", len(all.Plugins))
+	} else {
+		fmt.Fprintln(stderr, "no plugins are known")
+	}
+}
+
+func pluginTable(t terminal, plugins []client.Plugin, now time.Time) *table {
+	list := &table{
+		terminal: t, head: []string{"TYPE", "NAME", "VERSION", "STATE", "ENDPOINT", "AGE"},
+		cuts: []int{4, 2, 0, 1}, tones: tones{3: toneOf, 5: func(string) tone { return faint }},
+	}
+	for _, p := range plugins {
+		list.add(cell(p.Type), cell(p.Name), cell(p.Version), cell(p.State), cell(cmp.Or(p.Endpoint, p.SocketPath)), age(p, now))
+	}
+	return list
+}
+
+// names returns TYPE/NAME of each plugin of a listing once. A socket that has not said who it is has none.
+func names(plugins []client.Plugin) []string {
+	var list []string
+	for _, p := range plugins {
+		if p.Name != "" {
+			list = append(list, pluginID(p.Type, p.Name))
+		}
+	}
+	return slices.Compact(list) // a listing is ordered
+}
+
+func newStatusCommand(paths paths) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "status [TYPE/NAME | NAME]",
+		Short: "Show what needs you, or everything about one plugin.",
+		Long: `Without an argument: which plugins need somebody, why, since when, and what to do. Those are the ones that failed, were refused,
+were given up, back off for about a minute or longer, are unreachable for more than 10 s, serve on although their socket was removed, or
+were refused within the last hour and are gone. The exit code is 1 if there are any, or if a condition of the daemon is degraded.
+
+TYPE/NAME shows every instance of one plugin, newest first: its state and why it is in it, its sockets, how many attempts failed, when
+the next one is due, and the last error. TYPE is the type of the plugin or a role of it, such as csi-node.
+It ends at the first slash; the name may have more.
+
+NAME alone is a launched plugin, by its name in the catalogue: its process, its health, how often it was started again, and how it
+last ended.`,
+		Example: `  # What is wrong?
+  patchbay status
+
+  # Why is the driver not registered?
+  patchbay status CSIPlugin/hostpath.csi.k8s.io
+
+  # The last error of its newest instance.
+  patchbay status CSIPlugin/hostpath.csi.k8s.io -o json | jq -r '.[0].lastError'`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return nil
+			}
+			return onePlugin(cmd, args)
+		},
+	}
+	socket := addControlSocket(cmd, paths)
+	cmd.ValidArgsFunction = completePlugins(socket)
+	output := addOutput(cmd, "text")
+	cmd.RunE = socket.ask(answerTimeout, func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			all, err := askNeeds(ctx, c)
+			if err != nil {
+				return err
+			}
+			return statusOfAll(cmd, output, all)
+		}
+		ptype, name := pluginOf(args[0])
+		if ptype == "" {
+			return statusOfLaunched(ctx, c, cmd, output, name)
+		}
+		instances, err := c.Get(ctx, ptype, name)
+		if err != nil {
+			return err
+		}
+		return output.print(cmd, instances, func(w io.Writer) error { return writeStatus(w, instances, time.Now()) })
+	})
+	return cmd
+}
+
+func statusOfLaunched(ctx context.Context, c *client.Client, cmd *cobra.Command, output *choice, name string) error {
+	all, err := c.ListLaunched(ctx)
+	if err != nil {
+		return err
+	}
+	if i := slices.IndexFunc(all, func(p client.Launched) bool { return p.Name == name }); i >= 0 {
+		return printLaunched(cmd, output, all[i])
+	}
+	like := ""
+	if meant, is := suggest.To(name, each(all, func(p client.Launched) string { return p.Name })); is {
+		like = fmt.Sprintf("; did you mean %q?", meant)
+	}
+	return fmt.Errorf("no launched plugin %s is known%s: plugins to launch are those of the catalogue, the key plugins of the "+
+		"configuration; a plugin that registered by itself is named TYPE/NAME", name, like)
+}
+
+func writeStatus(w io.Writer, instances []client.Plugin, now time.Time) error {
+	var text bytes.Buffer
+	screen := terminalOf(w)
+	fmt.Fprintln(&text, pluginID(instances[0].Type, instances[0].Name))
+	for i, p := range instances {
+		fmt.Fprintf(&text, "\nInstance %d of %d\n", i+1, len(instances))
+		writeDescription(&text, screen, describe(p, now))
+	}
+	return write(w, text.Bytes())
+}
+
+// line is one line of a description; without a value it is left out.
+type line struct{ label, value string }
+
+// writeDescription writes the lines that have a value.
+func writeDescription(text *bytes.Buffer, screen terminal, lines []line) {
+	lines = slices.DeleteFunc(lines, func(l line) bool { return l.value == "" })
+	widest := 0
+	for _, l := range lines {
+		widest = max(widest, runewidth.StringWidth(l.label))
+	}
+	for _, l := range lines {
+		is := plain
+		if l.label == "State" {
+			is = toneOf(l.value)
+		}
+		label := l.label + ":" + strings.Repeat(" ", widest-runewidth.StringWidth(l.label))
+		fmt.Fprintf(text, "  %s  %s\n", screen.paint(label, faint), screen.paint(l.value, is))
+	}
+}
+
+func describe(p client.Plugin, now time.Time) []line {
+	state := escape(p.State)
+	if p.Current {
+		state += " (current)"
+	}
+	lines := []line{
+		{"State", state},
+		{"Since", moment(p.Since, now)},
+		{"Reason", escape(p.Reason)},
+		{"Failed attempts", positive(p.Attempts)},
+		{"Next attempt", moment(p.NextRetry, now)},
+		{"Last error", escape(p.LastError)},
+		{"Version", escape(ownVersion(p))},
+		{"Versions", escape(strings.Join(p.Versions, ", "))},
+		{"Roles", escape(strings.Join(p.Roles, ", "))},
+		{"Endpoint", escape(p.Endpoint)},
+		{"Socket", escape(p.SocketPath)},
+		{"Source", escape(p.Source)},
+		{"Instance ID", escape(p.Instance)},
+		{"First seen", moment(p.FirstSeen, now)},
+		{"Registered at", moment(p.RegisteredAt, now)},
+	}
+	for _, key := range slices.Sorted(maps.Keys(p.Details)) {
+		lines = append(lines, line{escape(key), escape(p.Details[key])})
+	}
+	return append(lines, labelLines(p.Metadata)...)
+}
+
+// labelLines has one line for each entry of the metadata of a launched plugin.
+func labelLines(metadata map[string]string) (lines []line) {
+	for _, key := range slices.Sorted(maps.Keys(metadata)) {
+		lines = append(lines, line{"Label", escape(key + "=" + metadata[key])})
+	}
+	return lines
+}
+
+func ownVersion(p client.Plugin) string {
+	if slices.Contains(p.Versions, p.Version) {
+		return ""
+	}
+	return p.Version
+}
+
+func positive(n int) string {
+	if n <= 0 {
+		return ""
+	}
+	return fmt.Sprint(n)
+}

@@ -1,0 +1,215 @@
+package cli
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/patchbay-dev/patchbay/internal/daemon"
+)
+
+// newRoot returns the command tree, with fresh flags, as it is for the user who runs it.
+func newRoot() *cobra.Command { return newRootFor(pathsFor(os.Geteuid(), os.Getenv)) }
+
+func newRootFor(paths paths) *cobra.Command {
+	root := &cobra.Command{
+		Use:   "patchbay",
+		Short: "Patchbay finds, registers and remembers plugins that speak the kubelet registration protocol.",
+		Long: `Patchbay discovers plugins by their Unix sockets in a directory, registers them, and remembers them across restarts.
+
+"patchbay run" is the daemon. The other commands talk to a running daemon over its control socket. They exit with 0 on success, with 1
+on failure, and with 2 if the command line is wrong.`,
+		Example: `  # Run the daemon and look at it from another terminal.
+  patchbay run --plugin-dir /tmp/plugins
+  patchbay list
+  patchbay events --follow`,
+		Version:                    thisVersion().String(),
+		SilenceUsage:               true,
+		SilenceErrors:              true,
+		SuggestionsMinimumDistance: 2,
+		CompletionOptions:          cobra.CompletionOptions{DisableDefaultCmd: true},
+	}
+	root.PersistentPreRun = func(cmd *cobra.Command, _ []string) { endOnHangup(cmd.Context()) }
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return wrongUsage(cmd, "%w", err) })
+	root.SetHelpCommand(newHelpCommand())
+	root.SetVersionTemplate("{{.Version}}\n")
+	root.AddCommand(
+		newDemoCommand(),
+		newRunCommand(paths),
+		newListCommand(paths),
+		newStatusCommand(paths),
+		newEventsCommand(paths),
+		newTopCommand(paths),
+		newWaitCommand(paths),
+		newCallCommand(paths),
+		newVerifyCommand(),
+		newFleetCommand(paths),
+		newLogsCommand(paths),
+		newDevicesCommand(paths),
+		newReloadCommand(paths),
+		newConfigCommand(paths),
+		newDoctorCommand(paths),
+		newSupportDumpCommand(paths),
+		newInitCommand(),
+		newVersionCommand(),
+		newCompletionCommand(),
+	)
+	root.AddCommand(newDemoParts()...)
+	for _, o := range operations {
+		root.AddCommand(newOperationCommand(paths, o))
+	}
+	for _, r := range requests {
+		root.AddCommand(newRequestCommand(paths, r))
+	}
+	addDefaults(root)
+	return root
+}
+
+// Manual returns the command tree that documentation is generated from. Whoever generates it, wherever: the defaults are those of root.
+func Manual() *cobra.Command {
+	root := newRootFor(pathsFor(0, func(string) string { return "" }))
+	root.DisableAutoGenTag = true // it would say which library wrote the page
+	return root
+}
+
+// addDefaults gives a command, and those below it, what most have in common: one that has others below it takes the name of one of them,
+// and shows its help without; any other takes no arguments, unless it says so itself.
+func addDefaults(cmd *cobra.Command) {
+	for _, below := range cmd.Commands() {
+		addDefaults(below)
+	}
+	switch {
+	case cmd.HasSubCommands():
+		cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+		if cmd.Args == nil {
+			cmd.Args = knownCommand
+		}
+	case cmd.Args == nil:
+		cmd.Args, cmd.ValidArgsFunction = noArguments, cobra.NoFileCompletions
+	}
+}
+
+func newHelpCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "help [COMMAND]",
+		Short: "Show the help of a command.",
+		Long:  `Show what a command does, its flags and examples. "patchbay COMMAND --help" shows the same.`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			topic, rest, err := cmd.Root().Find(args)
+			if err != nil || len(rest) > 0 {
+				return wrongUsage(cmd.Root(), "unknown command %q", strings.Join(args, " "))
+			}
+			topic.InitDefaultHelpFlag()
+			return topic.Help()
+		},
+	}
+}
+
+// knownCommand refuses what cobra passes to a command that has others below it: the name of none of them.
+func knownCommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	unknown := fmt.Sprintf("unknown command %q", args[0])
+	if cmd.HasParent() {
+		unknown += fmt.Sprintf(" for %q", cmd.CommandPath())
+	}
+	if similar := cmd.SuggestionsFor(args[0]); len(similar) > 0 {
+		return wrongUsage(cmd, "%s, did you mean %q?", unknown, similar[0])
+	}
+	return wrongUsage(cmd, "%s", unknown)
+}
+
+// takes checks that a command has these arguments and that none is empty. The last one is optional if its name is in brackets.
+func takes(names ...string) cobra.PositionalArgs {
+	least := len(names)
+	if strings.HasPrefix(names[least-1], "[") {
+		least--
+	}
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) < least || len(args) > len(names) || slices.Contains(args, "") {
+			return wrongUsage(cmd, "%q takes %s, and got %q", cmd.CommandPath(), strings.Join(names, " and "), args)
+		}
+		return nil
+	}
+}
+
+func noArguments(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return wrongUsage(cmd, "unexpected argument %q: %q takes none", args[0], cmd.CommandPath())
+	}
+	return nil
+}
+
+// versionInfo is what "patchbay version" prints.
+type versionInfo struct {
+	Version   string `json:"version"`
+	Commit    string `json:"commit"`
+	GoVersion string `json:"goVersion"`
+	OS        string `json:"os"`
+	Arch      string `json:"arch"`
+}
+
+func thisVersion() versionInfo {
+	build := daemon.ThisBuild()
+	return versionInfo{build.Version, build.Commit, runtime.Version(), runtime.GOOS, runtime.GOARCH}
+}
+
+func (v versionInfo) String() string {
+	return fmt.Sprintf("patchbay %s (commit %s, %s, %s/%s)", v.Version, cmp.Or(v.Commit, "unknown"), v.GoVersion, v.OS, v.Arch)
+}
+
+func newVersionCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "version",
+		Short: "Print the version of this program.",
+		Long:  "Print the version of this program, the commit and the Go release it was built from, and the system it was built for.",
+		Example: `  patchbay version
+  patchbay version -o json`,
+	}
+	output := addOutput(cmd, "text")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		info := thisVersion()
+		return output.print(cmd, info, func(w io.Writer) error { return writeLines(w, []string{info.String()}) })
+	}
+	return cmd
+}
+
+func newCompletionCommand() *cobra.Command {
+	shells := map[string]func(*cobra.Command, io.Writer) error{
+		"bash":       func(root *cobra.Command, w io.Writer) error { return root.GenBashCompletionV2(w, true) },
+		"fish":       func(root *cobra.Command, w io.Writer) error { return root.GenFishCompletion(w, true) },
+		"powershell": (*cobra.Command).GenPowerShellCompletionWithDesc,
+		"zsh":        (*cobra.Command).GenZshCompletion,
+	}
+	known := slices.Sorted(maps.Keys(shells))
+	return &cobra.Command{
+		Use:   "completion SHELL",
+		Short: "Print a completion script for a shell.",
+		Long: `Print a script that completes the commands, flags and arguments of patchbay in a shell: bash, fish, powershell or zsh.
+The names of plugins are completed by asking the daemon.`,
+		Example: `  # Completion in this bash session. It needs the package bash-completion.
+  source <(patchbay completion bash)
+
+  # Completion in every zsh session.
+  patchbay completion zsh > "${fpath[1]}/_patchbay"
+
+  # Completion in every fish session.
+  patchbay completion fish > ~/.config/fish/completions/patchbay.fish`,
+		ValidArgs: known,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 1 || shells[args[0]] == nil {
+				return wrongUsage(cmd, "%q takes one argument, the shell: %s", cmd.CommandPath(), strings.Join(known, ", "))
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error { return shells[args[0]](cmd.Root(), cmd.OutOrStdout()) },
+	}
+}

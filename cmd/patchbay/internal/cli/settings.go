@@ -1,0 +1,306 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/patchbay-dev/patchbay/internal/daemon"
+	"github.com/patchbay-dev/patchbay/internal/config"
+)
+
+// The environment variables that name files. Every other flag of "patchbay run" with one value has one too, see envOf.
+const (
+	configEnv        = "PATCHBAY_CONFIG"
+	controlSocketEnv = "PATCHBAY_CONTROL_SOCKET"
+)
+
+func envOf(flag string) string {
+	return "PATCHBAY_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
+}
+
+// paths are the defaults of flags; empty where there is none.
+type paths struct {
+	pluginDir, deviceSocketDir, controlSocket, state, config string
+}
+
+// pathsFor returns the paths of the file system hierarchy standard for root and those of the XDG base directory specification for other
+// users. Where no runtime directory is known, which happens without a login session, the state directory stands in: unlike one under
+// /tmp, it is the user's own.
+func pathsFor(uid int, getenv func(string) string) paths {
+	if uid == 0 {
+		return paths{
+			pluginDir:       "/run/patchbay/plugins",
+			deviceSocketDir: "/run/patchbay/device-plugins",
+			controlSocket:   "/run/patchbay/control.sock",
+			state:           "/var/lib/patchbay/state.db",
+			config:          "/etc/patchbay/patchbay.yaml",
+		}
+	}
+	// base returns an XDG base directory, empty if none is known. The specification says to ignore relative paths.
+	base := func(key string, underHome ...string) string {
+		if dir := getenv(key); filepath.IsAbs(dir) {
+			return dir
+		}
+		if home := getenv("HOME"); filepath.IsAbs(home) {
+			return filepath.Join(home, filepath.Join(underHome...))
+		}
+		return ""
+	}
+	stateHome, runtimeDir := base("XDG_STATE_HOME", ".local", "state"), getenv("XDG_RUNTIME_DIR")
+	if stateHome == "" || !filepath.IsAbs(runtimeDir) {
+		runtimeDir = stateHome
+	}
+	// in returns the path of what the user has of Patchbay in a base directory, if that is known.
+	in := func(base, name string) string {
+		if base == "" {
+			return ""
+		}
+		return filepath.Join(base, "patchbay", name)
+	}
+	return paths{
+		pluginDir:       in(runtimeDir, "plugins"),
+		deviceSocketDir: in(runtimeDir, "device-plugins"),
+		controlSocket:   in(runtimeDir, "control.sock"),
+		state:           in(stateHome, "state.db"),
+		config:          in(base("XDG_CONFIG_HOME", ".config"), "patchbay.yaml"),
+	}
+}
+
+// settings are the flags with one value that stand for a key of the configuration file.
+var settings = []struct {
+	flag string
+	path []string
+}{
+	{"deprecated-plugin-dir", []string{"deprecatedPluginDir"}},
+	{"state", []string{"state"}},
+	{"control-socket", []string{"controlSocket"}},
+	{"dispense-dir", []string{"dispenseDir"}},
+	{"device-socket-dir", []string{"device", "socketDir"}},
+	{"http", []string{"http"}},
+	{"unhandled", []string{"unhandled"}},
+	{"log-level", []string{"log", "level"}},
+	{"log-format", []string{"log", "format"}},
+}
+
+// configFlags are the flags that say what the configuration is.
+type configFlags struct {
+	paths paths
+	// file is the configuration file; it is optional unless it was named.
+	file     string
+	named    bool
+	dirs     []string
+	handlers map[string]string
+}
+
+func addConfigFlags(cmd *cobra.Command, paths paths) *configFlags {
+	f := &configFlags{paths: paths, handlers: map[string]string{}}
+	flags := cmd.Flags()
+	var dirs []string
+	if paths.pluginDir != "" {
+		dirs = []string{paths.pluginDir}
+	}
+	flags.StringVar(&f.file, "config", paths.config, "configuration file; the default can be set with "+configEnv)
+	flags.StringArrayVar(&f.dirs, "plugin-dir", dirs, "directory where plugins create their sockets; can be repeated")
+	flags.String("deprecated-plugin-dir", "", "one more plugin directory, in which everything under kubernetes.io/ is ignored")
+	flags.String("state", paths.state, "file that remembers the registered plugins")
+	flags.String("dispense-dir", "", "directory in which every plugin has a stable socket, TYPE/NAME.sock, for programs that are not Go")
+	flags.String("device-socket-dir", paths.deviceSocketDir,
+		"directory in which kubelet.sock is served for device plugins that register the older way, with --handler DevicePlugin=device")
+	flags.String("http", "", "loopback address and port on which /livez, /readyz and /metrics are served, for example 127.0.0.1:8080")
+	kinds := strings.Join(daemon.HandlerKinds(), ", ")
+	flags.Var(handlerFlag{f.handlers, "TYPE=KIND"}, "handler",
+		"what to do with the plugins of a type; the kinds are "+kinds+"; can be repeated")
+	var known []string
+	for _, ptype := range daemon.DefaultTypes() {
+		known = append(known, each(daemon.HandlerKinds(), func(kind string) string { return ptype + "=" + kind })...)
+	}
+	completeFlag(cmd, "handler", cobra.FixedCompletions(known, cobra.ShellCompDirectiveNoFileComp))
+	flags.Var(handlerFlag{f.handlers, "TYPE"}, "accept-type", "the same as --handler TYPE=accept; can be repeated")
+	addChoice(cmd, "unhandled", "", "what to do with plugins of all other types: refuse them or leave them alone",
+		config.Unhandled...)
+	flags.String("control-socket", paths.controlSocket, "path of the daemon's control socket")
+	addChoice(cmd, "log-level", "", "least level that is logged", config.LogLevels...)
+	addChoice(cmd, "log-format", "", "format of the log; auto is text on a terminal and JSON elsewhere", config.LogFormats...)
+	return f
+}
+
+func (f *configFlags) sources(cmd *cobra.Command) (config.Sources, error) {
+	s := sourcesFor(f.paths)
+	given := func(flag string) bool { return cmd.Flags().Changed(flag) }
+	if f.named || given("config") {
+		if s.File, s.Optional = f.file, false; s.File == "" {
+			return config.Sources{}, wrongUsage(cmd, "the config file has an empty path: name a file")
+		}
+	}
+	over := func(value, source string, path ...string) {
+		s.Over = append(s.Over, config.Setting{Path: path, Value: value, Source: source})
+	}
+	for _, setting := range settings {
+		if value := os.Getenv(envOf(setting.flag)); value != "" {
+			over(value, "environment variable "+envOf(setting.flag), setting.path...)
+		}
+		if given(setting.flag) {
+			over(cmd.Flags().Lookup(setting.flag).Value.String(), flagSource+setting.flag, setting.path...)
+		}
+	}
+	if given("plugin-dir") {
+		s.Over = append(s.Over, config.Setting{Path: []string{"pluginDirs"}, List: f.dirs, Source: flagSource + "plugin-dir"})
+	}
+	handlerSource := flagSource + "handler"
+	if !given("handler") {
+		handlerSource = flagSource + "accept-type"
+	}
+	for _, ptype := range slices.Sorted(maps.Keys(f.handlers)) {
+		over(f.handlers[ptype], handlerSource, "handlers", ptype)
+	}
+	return s, nil
+}
+
+const flagSource = "flag --"
+
+// sourcesFor returns what the configuration is made of when no flag is given and no setting is in the environment.
+func sourcesFor(paths paths) config.Sources {
+	s := config.Sources{File: paths.config, Optional: true}
+	s.Defaults.SetDefaults()
+	if paths.pluginDir != "" {
+		s.Defaults.PluginDirs = []string{paths.pluginDir}
+	}
+	s.Defaults.State, s.Defaults.ControlSocket = paths.state, paths.controlSocket
+	s.Defaults.Device.SocketDir = paths.deviceSocketDir
+	if file := os.Getenv(configEnv); file != "" {
+		s.File, s.Optional = file, false
+	}
+	return s
+}
+
+// check loads the configuration and has the daemon's own rules checked too.
+func (f *configFlags) check(cmd *cobra.Command) (*config.Loaded, error) {
+	sources, err := f.sources(cmd)
+	if err != nil {
+		return nil, err
+	}
+	loaded, c, err := load(sources)
+	wrong, ok := errors.AsType[config.Errors](err)
+	if err != nil && !ok || loaded == nil {
+		return loaded, err
+	}
+	// A daemon would run with such plugins, and not launch them.
+	wrong = append(wrong, loaded.LocateAll(c.CheckPlugins())...)
+	if wrong = append(wrong, loaded.LocateAll(checkPaths(c))...); len(wrong) == 0 {
+		return loaded, nil
+	}
+	wrong.Sort()
+	return loaded, wrong
+}
+
+// checkPaths says which paths of a configuration lead nowhere on this machine, since something else is there. It makes nothing: what is
+// missing, a daemon makes.
+func checkPaths(c daemon.Config) error {
+	var wrong []error
+	check := func(field, path string, isDir bool) {
+		if path == "" {
+			return
+		}
+		info, err := os.Stat(path)
+		switch {
+		case errors.Is(err, syscall.ENOTDIR):
+			err = fmt.Errorf("%s cannot be made, for a part of the path is no directory: choose another path", path)
+		case err != nil || info.IsDir() == isDir:
+			return // a daemon makes what is missing
+		case isDir:
+			err = fmt.Errorf("%s is no directory: choose another path", path)
+		default:
+			err = fmt.Errorf("%s is a directory: name a file", path)
+		}
+		wrong = append(wrong, &config.FieldError{Field: field, Err: err})
+	}
+	for i, dir := range c.PluginDirs {
+		check(fmt.Sprintf("pluginDirs[%d]", i), dir, true)
+	}
+	check("deprecatedPluginDir", c.DeprecatedPluginDir, true)
+	check("state", c.State, false)
+	check("controlSocket", c.ControlSocket, false)
+	check("dispenseDir", c.DispenseDir, true)
+	return errors.Join(wrong...)
+}
+
+// load reads a configuration that a daemon can work with. The error is of type [config.Errors] if the content is wrong: then it has all
+// errors, and what could be read of the configuration is returned with it.
+func load(sources config.Sources) (*config.Loaded, daemon.Config, error) {
+	loaded, err := config.Load(sources)
+	if loaded == nil {
+		return nil, daemon.Config{}, err
+	}
+	wrong, _ := errors.AsType[config.Errors](err)
+	c := daemonConfig(loaded)
+	if text, err := loaded.Shown().YAML(); err == nil {
+		c.Shown = string(text)
+	}
+	if wrong = append(wrong, loaded.LocateAll(c.Validate())...); len(wrong) > 0 {
+		wrong.Sort()
+		return loaded, c, wrong
+	}
+	return loaded, c, nil
+}
+
+// withoutFiles returns where a daemon works by the flags, the environment and the defaults, for when the files cannot be read.
+func withoutFiles(s config.Sources) daemon.Config {
+	paths := []string{"pluginDirs", "deprecatedPluginDir", "state", "controlSocket"}
+	s.File = ""
+	s.Over = slices.DeleteFunc(slices.Clone(s.Over), func(o config.Setting) bool { return !slices.Contains(paths, o.Path[0]) })
+	loaded, err := config.Load(s)
+	if err != nil {
+		panic(fmt.Sprintf("cli: paths from the command line are not taken: %v", err)) // any text is a path
+	}
+	return daemonConfig(loaded)
+}
+
+// blame makes the command line responsible for a configuration that is wrong if nothing in a file is.
+func blame(cmd *cobra.Command, err error) error {
+	wrong, ok := errors.AsType[config.Errors](err)
+	if !ok {
+		return err
+	}
+	if slices.ContainsFunc(wrong, func(e *config.Error) bool { return e.Origin.IsFile() }) {
+		return fmt.Errorf("cannot use the configuration: %w", err)
+	}
+	return wrongUsage(cmd, "%w", err)
+}
+
+func daemonConfig(loaded *config.Loaded) daemon.Config {
+	return daemon.Config{Config: loaded.Config, Catalogue: loaded.Catalogue, Build: daemon.ThisBuild()}
+}
+
+// handlerFlag is a flag that names the handlers of plugin types. It implements pflag.Value. Whether types and kinds are right is left to
+// [daemon.New].
+type handlerFlag struct {
+	handlers map[string]string
+	// form is TYPE=KIND, or TYPE where the plugins are accepted.
+	form string
+}
+
+func (h handlerFlag) Set(value string) error {
+	if h.form == "TYPE" {
+		h.handlers[value] = daemon.HandlerAccept
+		return nil
+	}
+	ptype, kind, ok := strings.Cut(value, "=")
+	if !ok {
+		return fmt.Errorf("write TYPE=KIND, for example MyPlugin=%s", daemon.HandlerAccept)
+	}
+	h.handlers[ptype] = kind
+	return nil
+}
+
+// String implements pflag.Value. No type is configured by default.
+func (h handlerFlag) String() string { return "" }
+
+func (h handlerFlag) Type() string { return h.form }

@@ -1,0 +1,117 @@
+package cli
+
+import (
+	"bytes"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/patchbay-dev/patchbay/client"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
+)
+
+// escape returns s in a form that is one line and cannot disturb a terminal: control characters, the beginnings of terminal sequences,
+// invisible and direction-changing characters and bytes that are not UTF-8 are replaced by Go's escape sequences for them, such as
+// \x1b. What is printable stays as it is. Escaping what is escaped changes nothing.
+func escape(s string) string {
+	if untrusted.Printable(s) {
+		return s
+	}
+	var b strings.Builder
+	for len(s) > 0 {
+		r, size := utf8.DecodeRuneInString(s)
+		text := s[:size]
+		if unprintable(r) || r == utf8.RuneError && size == 1 {
+			text = strings.Trim(strconv.Quote(text), `"`)
+		}
+		b.WriteString(text)
+		s = s[size:]
+	}
+	return b.String()
+}
+
+// escapeJSON does for a JSON text what the encoder leaves undone: it is the same JSON value, but with \u escapes instead of
+// unprintable characters from U+007F to U+FFFF, such as U+009B, which begins terminal sequences. Such characters occur in JSON strings
+// only. Those above are left, because YAML, which is made of JSON, has no pairs of escapes for them; none means anything to a terminal.
+func escapeJSON(text []byte) []byte {
+	if bytes.IndexFunc(text, unsafeInJSON) < 0 {
+		return text
+	}
+	var escaped []byte
+	for _, r := range string(text) {
+		if unsafeInJSON(r) {
+			escaped = fmt.Appendf(escaped, `\u%04x`, r)
+		} else {
+			escaped = utf8.AppendRune(escaped, r)
+		}
+	}
+	return escaped
+}
+
+func unsafeInJSON(r rune) bool { return r >= 0x7f && r <= 0xffff && unprintable(r) }
+
+func unprintable(r rune) bool { return !unicode.IsPrint(r) }
+
+// cell is a value that fills its place in a table and cannot break out of it.
+func cell(value string) string {
+	if value == "" {
+		return "-"
+	}
+	return escape(value)
+}
+
+const (
+	day    = 24 * time.Hour
+	millis = "2006-01-02T15:04:05.000Z07:00" // RFC 3339, with as many digits in each line
+)
+
+// short writes a duration with one unit, the largest of which there are at least two: 90s, 5m, 7h, 12d. What is below zero, as
+// it can be between two clocks, is zero.
+func short(d time.Duration) string {
+	switch {
+	case d >= 2*day:
+		return fmt.Sprintf("%dd", d/day)
+	case d >= 2*time.Hour:
+		return fmt.Sprintf("%dh", d/time.Hour)
+	case d >= 2*time.Minute:
+		return fmt.Sprintf("%dm", d/time.Minute)
+	}
+	return fmt.Sprintf("%ds", max(d, 0)/time.Second)
+}
+
+// since says how long ago something was; ago does so in words.
+func since(t *time.Time, now time.Time) string {
+	if t == nil {
+		return "-"
+	}
+	return short(now.Sub(*t))
+}
+
+func ago(t *time.Time, now time.Time) string {
+	if t == nil {
+		return "-"
+	}
+	return since(t, now) + " ago"
+}
+
+// moment writes a time and how far it is from now.
+func moment(t *time.Time, now time.Time) string {
+	switch {
+	case t == nil:
+		return ""
+	case t.After(now):
+		return fmt.Sprintf("%s (in %s)", t.Local().Format(time.RFC3339), short(t.Sub(now)))
+	}
+	return fmt.Sprintf("%s (%s)", t.Local().Format(time.RFC3339), ago(t, now))
+}
+
+// age says for how long a plugin has been known: since its socket was seen, or since it was registered, maybe by an earlier daemon.
+func age(p client.Plugin, now time.Time) string {
+	if p.FirstSeen == nil || p.RegisteredAt != nil && p.RegisteredAt.Before(*p.FirstSeen) {
+		return since(p.RegisteredAt, now)
+	}
+	return since(p.FirstSeen, now)
+}

@@ -1,0 +1,238 @@
+package catalogue
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
+	"github.com/patchbay-dev/patchbay/internal/launch"
+)
+
+// Plugin is one plugin that the daemon may launch.
+type Plugin struct {
+	// Name is the plugin's name, unique in the catalogue. It has at most 63 letters, digits, dots, dashes and underscores, and begins
+	// and ends with a letter or digit.
+	Name string `json:"name" required:"true"`
+	// Version is shown to people, for example "1.4.2".
+	Version string `json:"version"`
+	// Command is the program and its arguments. The program is an absolute path, or a name that is looked up in PATH on each start.
+	Command []string `json:"command" required:"true"`
+	// SHA256 is the digest that the program must have, as 64 hexadecimal digits. Without one, the program may have any content.
+	SHA256 string `json:"sha256"`
+	// Interpreter is the absolute path of the program that runs the plugin. It is needed for a script with a sha256, or one that must be
+	// admitted. The script must name it in its first line.
+	Interpreter string `json:"interpreter"`
+	// Metadata is available to the plugin and shown when it is listed.
+	Metadata map[string]string `json:"metadata"`
+	// Env is the environment of the process. Nothing is inherited from the daemon.
+	Env map[string]string `json:"env"`
+	// Dir is the working directory, an absolute path (default: the root directory).
+	Dir string `json:"dir"`
+	// Protocol is the protocol between the plugin and the daemon.
+	Protocol Protocol `json:"protocol" enum:"patchbay,go-plugin"`
+	// Type is the type with which a go-plugin plugin is registered. All other plugins announce their own.
+	Type string `json:"type"`
+	// GoPlugin is what a go-plugin plugin needs from its host.
+	GoPlugin GoPlugin `json:"goPlugin"`
+	// Limits bound what the process and its descendants may use.
+	Limits Limits `json:"limits"`
+	// User is the name or number of the user that the process runs as (default: the daemon's).
+	User string `json:"user"`
+	// Group is the name or number of the group that the process runs as (default: that of the user).
+	Group string `json:"group"`
+	// Restart says what to do when the process ends by itself.
+	Restart Restart `json:"restart"`
+	// Health says how a plugin that offers grpc.health.v1 is checked.
+	Health Health `json:"health"`
+	// Upgrade says how a new process takes the place of an old one: the old one ends when the new one is registered, when the new one serves
+	// behind a socket that stays, or before the new one is started.
+	Upgrade Upgrade `json:"upgrade" enum:"side-by-side,handover,recreate"`
+	// StartTimeout is how long a process that serves may take from its start until it is registered. One that takes longer is stopped, which
+	// counts as a failure; if it is to replace another one, that keeps running.
+	StartTimeout time.Duration `json:"startTimeout"`
+	// StopTimeout is how long the process may take to stop when asked to, before it is killed.
+	StopTimeout time.Duration `json:"stopTimeout"`
+	// Survive lets the process outlive the daemon, to be adopted by the next one.
+	Survive bool `json:"survive"`
+	// Autostart starts the plugin together with the daemon. Without it, somebody has to start it by hand.
+	Autostart bool `json:"autostart"`
+	// Start says what a plugin is started by: the daemon at once, or the first call.
+	Start Start `json:"start" enum:"auto,onDemand"`
+	// Idle is how long a plugin that is started by the first call keeps running without a call.
+	Idle time.Duration `json:"idle"`
+	// Announce is what a plugin that is started by the first call is registered as before it has run (default: what it said last; if nobody
+	// knows that, it is started once to say so).
+	Announce Announce `json:"announce"`
+	// Serve gives the plugin the path for a socket in a plugin directory, where it is discovered and registered.
+	Serve bool `json:"serve"`
+	// LogRate is how many lines of output are logged per second (default: the host's limit). Excess lines are dropped and counted.
+	LogRate int `json:"logRate"`
+}
+
+// Limits bound what a process and its descendants may use. Zero stands for no limit.
+type Limits struct {
+	// Memory is an amount in bytes, for example 512Mi or 2G.
+	Memory Bytes `json:"memory"`
+	// CPU is a number of processors, for example 2, 0.5 or 500m.
+	CPU CPU `json:"cpu"`
+	// Processes is the number of processes and threads that may exist at a time.
+	Processes int `json:"processes"`
+	// OpenFiles is the number of descriptors that each process may have open.
+	OpenFiles int `json:"openFiles"`
+}
+
+// Restart says what to do when a process ends by itself.
+type Restart struct {
+	// Policy says after which exits the process is restarted: after those with an error or a signal, after all, or never.
+	Policy Policy `json:"policy" enum:"on-failure,always,never"`
+	// Backoff is the pause before a restart. It doubles with each restart, and starts over after a window without one.
+	Backoff Backoff `json:"backoff"`
+	// Limit is the number of restarts within a window after which the plugin counts as failed, until somebody restarts it.
+	Limit int `json:"limit"`
+	// Window is the period over which restarts are counted.
+	Window time.Duration `json:"window"`
+	// Unresponsive also restarts the plugin when it stops answering health checks (grpc.health.v1).
+	Unresponsive bool `json:"unresponsive"`
+}
+
+// Health says how a plugin is checked. One that works on a call of the daemon is not taken for unresponsive.
+type Health struct {
+	// Interval is the time between two checks.
+	Interval time.Duration `json:"interval"`
+	// Timeout is how long an answer to a check may take.
+	Timeout time.Duration `json:"timeout"`
+	// Misses is after how many checks in a row without an answer the plugin is unresponsive.
+	Misses int `json:"misses"`
+}
+
+// Start says what a plugin is started by.
+type Start string
+
+// What a plugin is started by.
+const (
+	// StartAuto: by the daemon, at once.
+	StartAuto Start = "auto"
+	// StartOnDemand: by the first call. The daemon answers at its socket, and forwards calls.
+	StartOnDemand Start = "onDemand"
+)
+
+// Announce is what a plugin is registered as.
+type Announce struct {
+	// Type is the plugin's type, for example csi.
+	Type string `json:"type"`
+	// Name is the plugin's name.
+	Name string `json:"name"`
+	// Versions are those that it supports.
+	Versions []string `json:"versions"`
+}
+
+func (a Announce) isSet() bool { return a.Type+a.Name != "" || len(a.Versions) > 0 }
+
+// Backoff bounds a pause.
+type Backoff struct {
+	// Min is the first pause.
+	Min time.Duration `json:"min"`
+	// Max is the longest pause.
+	Max time.Duration `json:"max"`
+}
+
+// Policy says after which exits a process is restarted.
+type Policy string
+
+// The policies of restart.
+const (
+	// RestartOnFailure: after an exit with another code than 0, and after a signal.
+	RestartOnFailure Policy = "on-failure"
+	// RestartAlways: after every exit that nobody asked for.
+	RestartAlways Policy = "always"
+	// RestartNever: the plugin is started on request only.
+	RestartNever Policy = "never"
+)
+
+// Upgrade says how a new process takes the place of an old one.
+type Upgrade string
+
+// The kinds of upgrades.
+const (
+	// UpgradeSideBySide: the old process ends when the new one is registered. One that does not serve ends first all the same.
+	UpgradeSideBySide Upgrade = "side-by-side"
+	// UpgradeHandover: as side by side, and the daemon answers at the plugin's socket all the time, and forwards calls.
+	UpgradeHandover Upgrade = "handover"
+	// UpgradeRecreate: the old process ends before the new one is started, because only one can have what both need.
+	UpgradeRecreate Upgrade = "recreate"
+)
+
+// SetDefaults sets every field whose default is not zero. Call it before setting the configured fields.
+func (p *Plugin) SetDefaults() {
+	p.Autostart = true
+	p.Serve = true
+	p.Protocol = ProtocolPatchbay
+	p.GoPlugin.AutoMTLS = true
+	p.Upgrade = UpgradeSideBySide
+	p.Start = StartAuto
+	p.Idle = launch.DefaultIdle
+	p.StartTimeout = launch.DefaultStartTimeout
+	p.StopTimeout = launch.DefaultStopTimeout
+	p.Health = Health{
+		Interval: launch.DefaultHealthInterval, Timeout: launch.DefaultHealthTimeout, Misses: launch.DefaultHealthMisses,
+	}
+	p.Restart = Restart{
+		Policy:  RestartOnFailure,
+		Backoff: Backoff{Min: launch.DefaultMinBackoff, Max: launch.DefaultMaxBackoff},
+		Limit:   launch.DefaultRestartLimit,
+		Window:  launch.DefaultRestartWindow,
+	}
+}
+
+// Protocol is the protocol between a plugin and the daemon.
+type Protocol string
+
+// The protocols.
+const (
+	// ProtocolPatchbay: the plugin registers itself, with or without Patchbay's handshake.
+	ProtocolPatchbay Protocol = "patchbay"
+	// ProtocolGoPlugin: the plugin uses github.com/hashicorp/go-plugin and serves gRPC.
+	ProtocolGoPlugin Protocol = "go-plugin"
+)
+
+// GoPlugin is what a go-plugin plugin needs from its host: what other hosts put into their HandshakeConfig.
+type GoPlugin struct {
+	// CookieKey is the name of the environment variable with the magic cookie.
+	CookieKey string `json:"cookieKey"`
+	// CookieValue is the value of the magic cookie.
+	CookieValue string `json:"cookieValue"`
+	// ProtocolVersions are the versions that the plugin's callers understand. The plugin chooses the newest that it knows, and is
+	// registered with that version.
+	ProtocolVersions []int `json:"protocolVersions"`
+	// Plugin is the name under which the plugin is registered, for example the one by which other hosts dispense it (default: name).
+	Plugin string `json:"plugin"`
+	// AutoMTLS secures the connection with certificates that only the daemon and the plugin have.
+	AutoMTLS bool `json:"autoMTLS"`
+}
+
+func (g GoPlugin) isSet() bool {
+	return g.CookieKey+g.CookieValue+g.Plugin != "" || len(g.ProtocolVersions) > 0
+}
+
+func (p *Plugin) checkProtocol(check func(ok bool, field, format string, args ...any)) {
+	if p.Protocol != ProtocolGoPlugin {
+		check(p.Protocol == ProtocolPatchbay, "protocol", "%q must be one of %s, %s", p.Protocol, ProtocolPatchbay, ProtocolGoPlugin)
+		check(p.Type == "", "type", "it is for protocol: go-plugin only")
+		check(!p.GoPlugin.isSet(), "goPlugin", "it is for protocol: go-plugin only")
+		return
+	}
+	g := p.GoPlugin
+	check(untrusted.IsType(p.Type), "type", "%q %s", p.Type, untrusted.TypeSyntax)
+	check(g.CookieKey != "" && !strings.ContainsAny(g.CookieKey, "=\x00"), "goPlugin.cookieKey",
+		"%q is not a variable name: it must not be empty or have = in it", g.CookieKey)
+	check(g.CookieValue != "" && !strings.Contains(g.CookieValue, "\x00"), "goPlugin.cookieValue",
+		"it must not be empty or have a NUL character")
+	check(len(g.ProtocolVersions) > 0, "goPlugin.protocolVersions", "it must name at least one")
+	if i := slices.IndexFunc(g.ProtocolVersions, func(v int) bool { return v <= 0 }); i >= 0 {
+		check(false, "goPlugin.protocolVersions", "%d must be above zero", g.ProtocolVersions[i])
+	}
+	check(untrusted.Printable(g.Plugin), "goPlugin.plugin", "%q must have printable characters only", g.Plugin)
+	check(p.Serve, "serve", "a plugin of go-plugin always serves")
+	check(!p.Survive, "survive", "a plugin of go-plugin cannot: its certificates and its registration are the daemon's")
+}

@@ -1,0 +1,162 @@
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strconv"
+	"sync/atomic"
+
+	"github.com/patchbay-dev/patchbay"
+	"github.com/patchbay-dev/patchbay/internal/catalogue"
+	"github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/host/goplugin"
+	"github.com/patchbay-dev/patchbay/internal/config"
+	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/plugin"
+)
+
+var restarts = map[catalogue.Policy]launcher.RestartPolicy{
+	catalogue.RestartAlways:    {Restart: launcher.RestartAlways},
+	catalogue.RestartOnFailure: {Restart: launcher.RestartOnFailure},
+	catalogue.RestartNever:     {Restart: launcher.RestartNever},
+}
+
+// launch has the runtime launch what a catalogue says. It waits for nothing: how it goes is in the events and statuses. A program that is
+// missing keeps no other plugin from working.
+func (d *Daemon) launch(runtime *patchbay.Runtime, c *catalogue.Catalogue) error {
+	before := d.metadata.current.Swap(c) // first, because a plugin may ask as soon as it runs
+	switch err := runtime.Launcher().Set(toLaunch(c, &d.goPlugins)); {
+	case errors.Is(err, launcher.ErrProgram):
+		d.log.Warn("some plugins cannot be launched now", "error", err)
+	case err != nil:
+		d.metadata.current.Store(before)
+		return err
+	}
+	return nil
+}
+
+func toLaunch(c *catalogue.Catalogue, connections *goplugin.Connections) []launcher.Plugin {
+	var plugins []launcher.Plugin
+	for _, p := range c.List() {
+		policy := restarts[p.Restart.Policy]
+		policy.MinBackoff, policy.MaxBackoff = p.Restart.Backoff.Min, p.Restart.Backoff.Max
+		policy.Limit, policy.Window = p.Restart.Limit, p.Restart.Window
+		policy.RestartUnresponsive = p.Restart.Unresponsive
+		env := []string{} // nothing is inherited
+		for _, key := range slices.Sorted(maps.Keys(p.Env)) {
+			env = append(env, key+"="+p.Env[key])
+		}
+		dir := p.Dir
+		if dir == "" {
+			dir = "/"
+		}
+		plugins = append(plugins, launcher.Plugin{
+			Spec: host.Spec{
+				Name: p.Name, Args: p.Command, Env: env, Dir: dir, Survive: p.Survive,
+				SHA256: p.SHA256, Interpreter: p.Interpreter, User: p.User, Group: p.Group, NoNewPrivs: true,
+				Limits: host.Limits{
+					Memory: int64(p.Limits.Memory), CPU: int64(p.Limits.CPU), Processes: p.Limits.Processes, OpenFiles: p.Limits.OpenFiles,
+				},
+			},
+			NoSocket:    !p.Serve,
+			Protocol:    protocolOf(p, connections),
+			Manual:      !p.Autostart,
+			OnDemand:    p.Start == catalogue.StartOnDemand,
+			Idle:        p.Idle,
+			Announce:    launcher.Announcement(p.Announce),
+			Restart:     policy,
+			Health:      launcher.Health(p.Health),
+			Upgrade:     upgrades[p.Upgrade],
+			StopTimeout: p.StopTimeout, StartTimeout: p.StartTimeout,
+			LogRate: p.LogRate,
+		})
+	}
+	return plugins
+}
+
+var upgrades = map[catalogue.Upgrade]launcher.Upgrade{
+	catalogue.UpgradeSideBySide: launcher.UpgradeSideBySide,
+	catalogue.UpgradeHandover:   launcher.UpgradeHandover,
+	catalogue.UpgradeRecreate:   launcher.UpgradeRecreate,
+}
+
+// protocolOf returns what launches a plugin of a foreign protocol; nil for all others.
+func protocolOf(p catalogue.Plugin, connections *goplugin.Connections) launcher.Protocol {
+	if p.Protocol != catalogue.ProtocolGoPlugin {
+		return nil
+	}
+	return &goplugin.Plugin{
+		CookieKey:        p.GoPlugin.CookieKey,
+		CookieValue:      p.GoPlugin.CookieValue,
+		ProtocolVersions: p.GoPlugin.ProtocolVersions,
+		Type:             p.Type,
+		Name:             cmp.Or(p.GoPlugin.Plugin, p.Name),
+		AutoMTLS:         p.GoPlugin.AutoMTLS,
+		Connections:      connections,
+	}
+}
+
+// metadata tells launched plugins what the catalogue says of them. It is a [plugin.Repository] whose package names are the names in the
+// catalogue.
+type metadata struct {
+	current atomic.Pointer[catalogue.Catalogue]
+}
+
+// of returns the metadata of a plugin as a message has it; nil if there are none.
+func (m *metadata) of(name string) map[string]string {
+	if m == nil {
+		return nil
+	}
+	p, _ := m.current.Load().Lookup(name)
+	return validMap(p.Metadata)
+}
+
+// ListMetadata implements [plugin.Repository]. A page token is the number of entries before it.
+func (m *metadata) ListMetadata(_ context.Context, pin plugin.Pin, keys []string, page plugin.Page) ([]plugin.Metadata, string, error) {
+	p, _ := m.current.Load().Lookup(pin.PackageName) // of a plugin that is not in the catalogue nothing is said
+	var entries []plugin.Metadata
+	for _, key := range slices.Sorted(maps.Keys(p.Metadata)) {
+		if len(keys) > 0 && !slices.Contains(keys, key) {
+			continue
+		}
+		value := p.Metadata[key]
+		digest := sha256.Sum256([]byte(key + ":" + value))
+		entries = append(entries, plugin.Metadata{
+			Key: key, Value: []byte(value), ContentType: "text/plain", Fingerprint: hex.EncodeToString(digest[:]),
+		})
+	}
+	begin := 0
+	if page.Token != "" {
+		var err error
+		if begin, err = strconv.Atoi(page.Token); err != nil || begin < 0 || begin > len(entries) {
+			return nil, "", fmt.Errorf("page token %q is not valid: use one from an earlier answer", page.Token)
+		}
+	}
+	end := len(entries)
+	if page.Size > 0 {
+		end = min(begin+page.Size, end)
+	}
+	next := ""
+	if end < len(entries) {
+		next = strconv.Itoa(end)
+	}
+	return entries[begin:end], next, nil
+}
+
+// admission makes the admission plugin, whose log is the daemon's; nil if there is none.
+func admission(c config.Admission, log *slog.Logger) func(*host.Host) (plugin.AdmissionPlugin, error) {
+	if len(c.Command) == 0 {
+		return nil
+	}
+	spec := host.AdmissionSpec{Args: c.Command, Protocol: host.Protocol(c.Protocol), Timeout: c.Timeout}
+	return func(h *host.Host) (plugin.AdmissionPlugin, error) {
+		return host.NewAdmission(host.WithLogger(context.Background(), log), h, spec), nil
+	}
+}

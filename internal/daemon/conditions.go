@@ -1,0 +1,185 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/patchbay-dev/patchbay"
+	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/backoff"
+	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
+	"github.com/patchbay-dev/patchbay/internal/reconciler"
+)
+
+const (
+	// stateCondition and filesCondition are the names of the conditions of the state file and of the limit of open files.
+	stateCondition, filesCondition = "state", "files"
+	// stateCheckInterval is how often a state file that could not be written is tried.
+	stateCheckInterval = 2 * time.Second
+)
+
+// stateWatch says when the state file cannot be written, and finds out when it can be again. Plugins that could not be saved come back by
+// themselves, but there may be none.
+type stateWatch struct {
+	path  string
+	check func() error // of the store
+	log   *slog.Logger
+	// woken has room for one: it has something while run is to look at a failure.
+	woken chan struct{}
+
+	mu        sync.Mutex
+	condition patchbay.Condition
+	again     bool // it failed since the check began
+}
+
+func newStateWatch(path string, check func() error, log *slog.Logger) *stateWatch {
+	return &stateWatch{
+		path: path, check: check, log: log, woken: make(chan struct{}, 1),
+		condition: patchbay.Condition{Name: stateCondition, OK: true},
+	}
+}
+
+// failed takes over that a change could not be written. It does not block.
+func (w *stateWatch) failed(err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.again = true
+	if w.condition.OK {
+		w.condition.Since = time.Now()
+	}
+	w.condition.OK = false
+	w.condition.Message = fmt.Sprintf("cannot write state file %s: %v; registered plugins stay so and new ones wait; "+
+		"see whether its device is full, read-only or broken: it is tried again every %v", w.path, err, stateCheckInterval)
+	wake(w.woken)
+}
+
+// wake sends a value to a channel that has room for one, unless there is one already.
+func wake(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// announce returns what makes a change of a condition of the fleet known: in the log, and as an event.
+func announce(publish func(reconciler.Event), log *slog.Logger) func(fleet.Condition) {
+	return func(c fleet.Condition) {
+		kind, message := pipeline.EventRecovered, c.Name+" is in order again"
+		if c.OK {
+			log.Info(message)
+		} else {
+			kind, message = pipeline.EventDegraded, c.Message
+			log.Warn(message)
+		}
+		publish(reconciler.Event{Time: time.Now(), Kind: kind, Message: message})
+	}
+}
+
+func (w *stateWatch) get() patchbay.Condition {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.condition
+}
+
+// start runs w, which tells publish of what changes. What it returns ends w and returns when nothing is left of it.
+func (w *stateWatch) start(ctx context.Context, publish func(reconciler.Event)) (stop func()) {
+	return inBackground(ctx, func(ctx context.Context) {
+		tell := func(kind reconciler.EventKind, message string) {
+			publish(reconciler.Event{Time: time.Now(), Kind: kind, SocketPath: w.path, Message: message})
+		}
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-w.woken:
+			}
+			c := w.get()
+			if c.OK {
+				continue // the check that found the file in order has left a wake-up
+			}
+			w.log.Error(c.Message)
+			tell(pipeline.EventDegraded, c.Message)
+			for recovered := false; !recovered; recovered = w.recovered() {
+				if !backoff.Pause(ctx, stateCheckInterval) { // a device does not say when it works again
+					return
+				}
+			}
+			w.log.Info("the state file can be written again", "path", w.path)
+			tell(pipeline.EventRecovered, "the state file can be written again")
+		}
+	})
+}
+
+// recovered checks the file and reports whether nothing fails any more.
+func (w *stateWatch) recovered() bool {
+	w.mu.Lock()
+	w.again = false
+	w.mu.Unlock()
+	err := w.check()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if err != nil || w.again {
+		return false
+	}
+	w.condition = patchbay.Condition{Name: stateCondition, OK: true}
+	return true
+}
+
+// fileLimit says whether this process can open another file. Nobody tells when it can again, so it is tried whenever somebody asks.
+type fileLimit struct {
+	mu    sync.Mutex
+	since time.Time // zero while it can
+}
+
+func (f *fileLimit) condition() patchbay.Condition {
+	err := openAnother()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err == nil {
+		f.since = time.Time{}
+		return patchbay.Condition{Name: filesCondition, OK: true}
+	}
+	if f.since.IsZero() {
+		f.since = time.Now()
+	}
+	return patchbay.Condition{Name: filesCondition, Since: f.since, Message: fmt.Sprintf("no other file can be opened: %v; registered "+
+		"plugins stay so, other plugins and callers wait; raise the limit of open files (ulimit -n, or LimitNOFILE= of the service)", err)}
+}
+
+// observed is the runtime as the daemon shows it: with conditions of the daemon's own.
+type observed struct {
+	*patchbay.Runtime
+	reloads   *reloads
+	dispense  *dispense // nil if there are no stable sockets
+	state     *stateWatch
+	files     *fileLimit
+	fleet     *fleetMember     // nil if there is no fleet
+	publisher *fleet.Publisher // nil as the fleet sees the node, which knows better, and if there is no fleet
+}
+
+// readiness returns the conditions without which no plugin can be registered: neither those about events, nor those about what others than
+// root and the daemon's user do, who cannot have a node called unready.
+func (o observed) readiness() []patchbay.Condition {
+	return append(slices.DeleteFunc(o.Runtime.Conditions(), func(c patchbay.Condition) bool {
+		return c.Name == patchbay.ConditionDirectories || c.Name == patchbay.ConditionEvents
+	}), o.state.get())
+}
+
+// Conditions are ordered by name.
+func (o observed) Conditions() []patchbay.Condition {
+	all := append(o.Runtime.Conditions(), o.state.get(), o.reloads.condition(), o.files.condition())
+	if o.dispense != nil {
+		all = append(all, o.dispense.condition())
+	}
+	all = append(all, o.fleet.conditions()...)
+	if o.publisher != nil {
+		all = append(all, patchbay.Condition(o.publisher.Condition()))
+	}
+	slices.SortFunc(all, func(a, b patchbay.Condition) int { return strings.Compare(a.Name, b.Name) })
+	return all
+}

@@ -1,0 +1,340 @@
+package daemon
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/patchbay-dev/patchbay/internal/catalogue"
+	"github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/internal/config"
+	"github.com/patchbay-dev/patchbay/internal/discover/dirwatch"
+	"github.com/patchbay-dev/patchbay/internal/launch/sealedexec"
+	"github.com/patchbay-dev/patchbay/internal/regular"
+	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/internal/systemd"
+	"github.com/patchbay-dev/patchbay/trust"
+)
+
+// Config is what a [Daemon] works with: the configuration, and what the program adds to it. Begin with SetDefaults.
+type Config struct {
+	config.Config
+	// Catalogue has the plugins that are launched; nil for none. Plugins is not used.
+	Catalogue *catalogue.Catalogue
+	// ControlListener and HTTPListener are sockets passed by the service manager; they replace ControlSocket, whose path must be the same,
+	// and HTTP. Nil if it passed none. Notifier reports the daemon's state to it.
+	ControlListener, HTTPListener net.Listener
+	Notifier                      *systemd.Notifier
+	// Load reads the configuration again, for [Daemon.Reload]. Nil: there is nothing to read. The Build, the Logger and the functions in its
+	// result are ignored.
+	Load func() (Config, error)
+	// Shown is all of the configuration as text for people, without secrets; empty if there is none.
+	Shown string
+	// SetLog is called when a reload changes Log, which says how the Logger is configured.
+	SetLog func(config.Log)
+	// Build identifies the program to callers of the control API.
+	Build Build
+	// Logger gets the daemon's log; nil for no log.
+	Logger *slog.Logger
+}
+
+type fieldErrors []error
+
+func (w *fieldErrors) check(field string, err error) {
+	if err != nil {
+		*w = append(*w, &config.FieldError{Field: field, Err: err})
+	}
+}
+
+func checkKeys[V any](w *fieldErrors, field string, part map[string]V, check func(key string) error) {
+	for _, key := range slices.Sorted(maps.Keys(part)) {
+		w.check(field+"."+key, check(key))
+	}
+}
+
+// absolute returns the configuration with absolute paths: they mean the same whatever happens to the working directory.
+func (c Config) absolute() (Config, error) {
+	c.PluginDirs = slices.Clone(c.PluginDirs)
+	paths := []*string{&c.DeprecatedPluginDir, &c.State, &c.ControlSocket, &c.DispenseDir, &c.Device.SocketDir}
+	for i := range c.PluginDirs {
+		paths = append(paths, &c.PluginDirs[i])
+	}
+	for _, path := range paths {
+		if *path == "" {
+			continue
+		}
+		abs, err := filepath.Abs(*path)
+		if err != nil {
+			return c, fmt.Errorf("cannot tell where %s is: %w", *path, err)
+		}
+		*path = abs
+	}
+	return c, nil
+}
+
+// Validate says whether a daemon can work with the configuration on this machine: it looks up users, groups and programs, but opens
+// nothing. An error joins one [config.FieldError] for each thing that is wrong.
+func (c Config) Validate() error {
+	c, err := c.absolute()
+	if err != nil {
+		return err
+	}
+	var wrong fieldErrors
+	check := wrong.check
+	switch {
+	case len(c.PluginDirs) == 0:
+		check("pluginDirs", errors.New("no plugin directory is configured: name at least one"))
+	case slices.Contains(c.PluginDirs, ""):
+		check("pluginDirs", errors.New("a plugin directory has an empty path: name a directory"))
+	default:
+		check("pluginDirs", dirwatch.CheckRoots(c.pluginDirs()))
+	}
+	if c.State == "" {
+		check("state", errors.New("the state file has an empty path: name a file"))
+	}
+	check("controlSocket", c.checkControlSocket())
+	check("", c.checkPassed())
+	check("dispenseDir", c.checkDispenseDir())
+	check("device.socketDir", c.checkDeviceSocketDir())
+	if c.HTTP != "" {
+		_, err := parseHTTPAddr(c.HTTP)
+		check("http", err)
+	}
+	validateTracing(c.Tracing, check)
+	if len(c.Admission.Command) > 0 && c.Admission.Command[0] == "" {
+		check("admission.command", errors.New("the program of the admission plugin has an empty path: name a file, or no command at all"))
+	}
+	if len(c.Admission.Command) == 0 && host.Protocol(c.Admission.Protocol) == host.ProtocolCIPD {
+		// Whoever chose a protocol wants to be asked; without a command everything would be admitted.
+		check("admission.protocol", errors.New("there is no admission plugin to speak it: name one with admission.command"))
+	}
+	checkKeys(&wrong, "trust.types", c.Trust.Types, validateType)
+	fleetConfig(c.Fleet).validate(check)
+	if len(c.Fleet.Dispense) > 0 && c.DispenseDir == "" {
+		check("fleet.dispense", errors.New("there is no directory for stable sockets: set dispenseDir"))
+	}
+	checkKeys(&wrong, "handlers", c.Handlers, func(ptype string) error { return validateHandler(ptype, c.Handlers[ptype]) })
+	checkKeys(&wrong, "typeTimeouts", c.TypeTimeouts, validateType)
+	checkKeys(&wrong, "clientTimeouts", c.ClientTimeouts, validateTypeOrPlugin)
+	c.checkTypes(check)
+	c.checkMachine(check)
+	return errors.Join(wrong...)
+}
+
+func (c Config) checkControlSocket() error {
+	if c.ControlSocket == "" {
+		return errors.New("the control socket has an empty path: name a file")
+	}
+	if length := len(c.ControlSocket); length > sock.MaxPath {
+		return fmt.Errorf("control socket %s has %d bytes, and the path of a socket may have %d: choose a shorter one", c.ControlSocket,
+			length, sock.MaxPath)
+	}
+	return c.checkApart("control socket", c.ControlSocket)
+}
+
+func (c Config) checkDispenseDir() error {
+	if c.DispenseDir == "" {
+		return nil
+	}
+	if length := len(c.DispenseDir); length > maxDispenseDir {
+		return fmt.Errorf("the path of dispense directory %s has %d bytes, and the paths of sockets leave room for %d: choose a shorter one",
+			c.DispenseDir, length, maxDispenseDir)
+	}
+	return c.checkApart("dispense directory", c.DispenseDir)
+}
+
+// checkPassed says what is wrong with the sockets that the service manager passed.
+func (c Config) checkPassed() error {
+	if l := c.HTTPListener; l != nil {
+		addr, ok := l.Addr().(*net.TCPAddr)
+		if !ok || !addr.IP.IsLoopback() {
+			return fmt.Errorf("cannot serve HTTP on the socket %s that the service manager passed: it must listen on a loopback address, "+
+				"for example ListenStream=127.0.0.1:8080", l.Addr())
+		}
+	}
+	if l := c.ControlListener; l != nil {
+		if _, ok := l.(*net.UnixListener); !ok {
+			return fmt.Errorf("cannot serve the control API on the socket %s that the service manager passed: use ListenStream= with a path",
+				l.Addr())
+		}
+	}
+	return nil
+}
+
+func (c Config) pluginDirs() []string {
+	if c.DeprecatedPluginDir == "" {
+		return c.PluginDirs
+	}
+	return append(slices.Clone(c.PluginDirs), c.DeprecatedPluginDir)
+}
+
+// checkApart returns an error if a path of sockets is that of a plugin directory, contains one or lies in one.
+func (c Config) checkApart(what, path string) error {
+	for _, plugins := range c.pluginDirs() {
+		if plugins != "" && (within(path, plugins) || within(plugins, path)) {
+			return fmt.Errorf("%s %s and plugin directory %s overlap, so sockets of one would be taken for those of the other: "+
+				"choose another path", what, path, plugins)
+		}
+	}
+	return nil
+}
+
+// within says whether a path is a directory or lies below it. What cannot be told is left to those who open it.
+func within(path, dir string) bool {
+	rel, err := filepath.Rel(dir, path)
+	return err == nil && filepath.IsLocal(rel)
+}
+
+// checkTypes checks that there is a handler for each type as which a launched plugin is known to register.
+func (c Config) checkTypes(check func(field string, err error)) {
+	handlers := c.handlers()
+	for _, p := range c.Catalogue.List() {
+		field, ptype := "type", p.Type
+		if p.Protocol != catalogue.ProtocolGoPlugin {
+			field, ptype = "announce.type", p.Announce.Type
+		}
+		if _, handled := handlers[ptype]; ptype == "" || handled {
+			continue
+		}
+		check(fmt.Sprintf("plugins[%d].%s", c.Catalogue.Index(p.Name), field), fmt.Errorf(
+			"there is no handler for plugin type %s, so the plugin cannot be registered: add the type to handlers, for example as %s: accept%s",
+			ptype, ptype, didYouMean(ptype, slices.Collect(maps.Keys(handlers)))))
+	}
+}
+
+// checkMachine says what of the configuration cannot be done on this machine, and concerns all: users and groups who are to have rights and
+// do not exist, and an admission plugin that is not there.
+func (c Config) checkMachine(check func(field string, err error)) {
+	unknown := func(prefix string, err error) {
+		for _, err := range joined(err) {
+			field, _ := errors.AsType[*trust.FieldError](err)
+			check(prefix+field.Field, field.Err)
+		}
+	}
+	_, err := policyOf(c.Control.Roles)
+	unknown("", err)
+	_, err = trust.New(c.Trust.Policy())
+	unknown("trust.", err)
+	if args := c.Admission.Command; len(args) > 0 && args[0] != "" {
+		check("admission.command", checkProgram(args[0]))
+	}
+}
+
+// CheckPlugins says which plugins cannot be launched on this machine now: because a user, a directory or a program is missing, the program
+// is not the right one, or the path of a socket is too long. A daemon runs nevertheless, and tries again: what is missing may arrive, and
+// the other plugins need not wait for it. The error joins one [config.FieldError] for each.
+func (c Config) CheckPlugins() error {
+	var wrong fieldErrors
+	launched := toLaunch(c.Catalogue, nil)
+	for i, p := range c.Catalogue.List() {
+		path := fmt.Sprintf("plugins[%d].", c.Catalogue.Index(p.Name))
+		wrong.check(path+"user", host.CheckUser(p.User, p.Group))
+		wrong.check(path+"group", host.CheckGroup(p.Group))
+		if len(c.PluginDirs) > 0 {
+			wrong.check(path+"name", launched[i].CheckSocket(c.PluginDirs[0]))
+		}
+		if !p.Autostart {
+			continue // what is started by request may be installed until then
+		}
+		if err := checkProgram(p.Command[0]); err != nil {
+			wrong.check(path+"command", err)
+		} else if p.SHA256 != "" {
+			wrong.check(path+"sha256", checkDigest(p.Command[0], p.SHA256))
+		}
+		wrong.check(path+"dir", checkDir(p.Dir))
+		if p.Interpreter != "" {
+			wrong.check(path+"interpreter", checkProgram(p.Interpreter))
+		}
+	}
+	return errors.Join(wrong...)
+}
+
+// Warn describes what is probably unintended in a usable configuration; empty if nothing is.
+func (c Config) Warn() string {
+	owners := c.Trust.Owners
+	if len(c.Admission.Command) == 0 || c.Admission.LaunchedOnly || len(owners.Users)+len(owners.Groups) == 0 {
+		return ""
+	}
+	types := slices.Collect(maps.Keys(c.handlers()))
+	types = slices.DeleteFunc(types, func(ptype string) bool { _, named := c.Trust.Types[ptype]; return named })
+	if len(types) == 0 {
+		return ""
+	}
+	slices.Sort(types)
+	return fmt.Sprintf("trust.owners may register plugins of the types %s with any program that is admitted for another type: "+
+		"admission sees the program and the name, and not whose plugin it is; name in trust.types who may register each",
+		strings.Join(types, ", "))
+}
+
+func checkProgram(program string) error {
+	path, err := exec.LookPath(program)
+	if err == nil {
+		err = sealedexec.Check(path)
+	}
+	if err == nil {
+		return nil
+	}
+	if e, ok := errors.AsType[*exec.Error](err); ok {
+		err = e.Err // which does not name the program a second time
+	}
+	return fmt.Errorf("program %q cannot be run on this machine: %w; install it, or name another", program, err)
+}
+
+func checkDigest(program, want string) error {
+	path, err := exec.LookPath(program)
+	if err != nil {
+		return err
+	}
+	file, err := regular.Open(path)
+	if err != nil {
+		return fmt.Errorf("cannot tell whether program %q has this digest: %w; name a program that this user can read", program, err)
+	}
+	defer file.Close()
+	hash := sha256.New()
+	if _, err := io.Copy(hash, file); err != nil {
+		return fmt.Errorf("cannot tell whether program %q has this digest: %w", program, err)
+	}
+	if got := hex.EncodeToString(hash.Sum(nil)); got != want {
+		return fmt.Errorf("program %q has the digest %s: correct the digest if that is the program you trust, or install the right one",
+			path, got)
+	}
+	return nil
+}
+
+// checkDir says whether a plugin can work in a directory; without one it works in the root directory.
+func checkDir(dir string) error {
+	if dir == "" {
+		return nil
+	}
+	info, err := os.Stat(dir)
+	if err == nil && !info.IsDir() {
+		err = errors.New("it is no directory")
+	}
+	if e, ok := errors.AsType[*fs.PathError](err); ok {
+		err = e.Err // without the path, which the text names
+	}
+	if err != nil {
+		return fmt.Errorf("the plugin cannot work in %s: %w; make the directory, or name another", dir, err)
+	}
+	return nil
+}
+
+// joined returns the errors that were joined; none for nil.
+func joined(err error) []error {
+	all, _ := err.(interface{ Unwrap() []error })
+	if all == nil {
+		return nil
+	}
+	return all.Unwrap()
+}

@@ -1,0 +1,255 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/patchbay-dev/patchbay"
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/internal/suggest"
+	"github.com/patchbay-dev/patchbay/launcher"
+)
+
+// source is the part of a [patchbay.Runtime] that the control API shows.
+type source interface {
+	Plugins() []patchbay.PluginStatus
+	PluginsNamed(name string) []patchbay.PluginStatus
+	Refusals() []patchbay.PluginStatus
+	Retry(ptype, name string) error
+	KeptName(ptype, name string) (kept patchbay.KeptName, is bool)
+	ReleaseName(ctx context.Context, ptype, name string) error
+	Conditions() []patchbay.Condition
+	// LastEvents returns the last n events in memory, PastEvents all that are kept, both oldest first.
+	LastEvents(n int) []patchbay.Event
+	PastEvents() ([]patchbay.Event, error)
+	// LaunchedAs returns as what a launched plugin is registered, or was last.
+	LaunchedAs(name string) (patchbay.PluginName, bool)
+	// Events delivers the last tail events and then new ones, in order, until ctx ends.
+	Events(ctx context.Context, tail int) <-chan patchbay.Event
+}
+
+// picture is what the control API and the status page show.
+type picture struct {
+	source   source
+	launched launched
+	fleet    *fleetMember // nil if the node belongs to no fleet
+	// catalogue has the metadata of what is launched; nil if nothing is.
+	catalogue *metadata
+	// views has the present view of source, past its past events.
+	views *shared[*view]
+	past  *shared[[]patchbay.Event]
+}
+
+func newPicture(s source, l launched, fleet *fleetMember, m *metadata) picture {
+	p := picture{source: s, launched: l, fleet: fleet, catalogue: m}
+	p.views = &shared[*view]{make: p.view}
+	p.past = &shared[[]patchbay.Event]{make: func() []patchbay.Event {
+		events, _ := s.PastEvents() // a condition says what is wrong with the file
+		return events
+	}}
+	return p
+}
+
+// control answers the control API. It is a [patchbayv1connect.ControlServiceHandler]; what is documented in control.proto is not repeated
+// here.
+type control struct {
+	picture
+	naming
+
+	// awaitReplaced blocks as long as callers of a plugin wait for its new process.
+	awaitReplaced func(ctx context.Context, ptype, name string) error
+	// calls takes what is not for the control API; nil refuses it.
+	calls    http.Handler
+	requests *requests
+	lists    *lists
+	reload   func(context.Context) ([]string, error)
+	// shown returns the configuration in force as text.
+	shown   func() string
+	metrics *metrics
+	config  Config
+	started time.Time
+}
+
+func (c *control) GetVersion(context.Context, *patchbayv1.GetVersionRequest) (*patchbayv1.GetVersionResponse, error) {
+	return c.version(), nil
+}
+
+func (c *control) version() *patchbayv1.GetVersionResponse {
+	return &patchbayv1.GetVersionResponse{
+		Version:   c.config.Build.Version,
+		Commit:    c.config.Build.Commit,
+		GoVersion: runtime.Version(),
+		Pid:       int64(os.Getpid()),
+		StartTime: timestamp(c.started),
+		Node:      valid(fleetConfig(c.config.Fleet).node()),
+	}
+}
+
+func (c *control) GetPlugin(ctx context.Context, request *patchbayv1.GetPluginRequest) (*patchbayv1.GetPluginResponse, error) {
+	asked, err := c.askedFor(request)
+	if err != nil {
+		return nil, err
+	}
+	plugins := c.get(asked)
+	if len(plugins) == 0 { // calls wait for the new process, and begin with this
+		if s, is := c.launchedBefore(asked); is {
+			was, _ := c.source.LaunchedAs(s.Name)
+			if err := c.awaitReplaced(ctx, was.Type, was.Name); err != nil {
+				return nil, connect.NewError(connect.CodeUnavailable, err)
+			}
+			plugins = c.get(asked)
+		}
+	}
+	if len(plugins) == 0 {
+		return nil, c.unknown(asked)
+	}
+	return &patchbayv1.GetPluginResponse{Plugins: plugins}, nil
+}
+
+// get returns the instances and refusals of a plugin.
+func (c *control) get(asked patchbay.PluginName) []*patchbayv1.Plugin {
+	plugins := each(c.instances(asked), c.describer())
+	announced := c.announced(asked)
+	for _, refusal := range c.source.Refusals() {
+		if nameOf(refusal) == announced {
+			plugins = append(plugins, refusalMessage(refusal))
+		}
+	}
+	return plugins
+}
+
+func (c *control) unknown(asked patchbay.PluginName) error {
+	if asked.Type == "" {
+		return connect.NewError(connect.CodeNotFound, fmt.Errorf("the launched plugin has not registered; "+
+			"\"patchbay status %s\" says what it does", valid(asked.Name)))
+	}
+	if s, is := c.launchedBefore(asked); is {
+		return connect.NewError(connect.CodeNotFound, fmt.Errorf("it is not registered: it is launched as %s, which is %s; "+
+			"\"patchbay status %s\" says more", valid(s.Name), s.State, valid(s.Name)))
+	}
+	what, announced := errors.New("no such plugin is known"), c.announced(asked)
+	// Root and the daemon's user may take any name, and their own are the rule: of those nothing is said.
+	if kept, is := c.source.KeptName(announced.Type, announced.Name); is && kept.By.UID != 0 && kept.By.UID != uint32(os.Geteuid()) {
+		what = fmt.Errorf("%w; the name is reserved for user %d, whose plugin had it last, until %s, or until \"patchbay release\"",
+			what, kept.By.UID, kept.Until.UTC().Format(time.RFC3339))
+	} else {
+		known := each(slices.Concat(c.source.Plugins(), c.source.Refusals()), func(s patchbay.PluginStatus) string { return nameOf(s).String() })
+		what = fmt.Errorf("%w%s", what, didYouMean(asked.String(), known))
+	}
+	return connect.NewError(connect.CodeNotFound, what)
+}
+
+func (c *control) ListRefusals(context.Context, *patchbayv1.ListRefusalsRequest) (*patchbayv1.ListRefusalsResponse, error) {
+	return &patchbayv1.ListRefusalsResponse{Plugins: each(c.source.Refusals(), refusalMessage)}, nil
+}
+
+func (c *control) GetConfiguration(context.Context, *patchbayv1.GetConfigurationRequest) (*patchbayv1.GetConfigurationResponse, error) {
+	return c.configuration(), nil
+}
+
+func (c *control) configuration() *patchbayv1.GetConfigurationResponse {
+	return &patchbayv1.GetConfigurationResponse{
+		PluginDirs: validAll(c.config.PluginDirs), DeprecatedPluginDir: valid(c.config.DeprecatedPluginDir),
+		State: valid(c.config.State), ControlSocket: valid(c.config.ControlSocket), Effective: valid(c.shown()),
+		Handlers: validAll(slices.Sorted(maps.Keys(c.handlers()))),
+	}
+}
+
+func (c *control) ListConditions(context.Context, *patchbayv1.ListConditionsRequest) (*patchbayv1.ListConditionsResponse, error) {
+	return &patchbayv1.ListConditionsResponse{Conditions: each(c.source.Conditions(), conditionMessage)}, nil
+}
+
+func (c *control) Reload(ctx context.Context, _ *patchbayv1.ReloadRequest) (*patchbayv1.ReloadResponse, error) {
+	changed, err := c.reload(ctx)
+	switch {
+	case err == nil:
+		failed := c.awaitReplacements(ctx, changed)
+		return &patchbayv1.ReloadResponse{Changed: validAll(changed), NotReplaced: validAll(failed)}, nil
+	case errors.Is(err, errStopping):
+		return nil, connect.NewError(connect.CodeUnavailable, errStopping)
+	case ctx.Err() != nil:
+		return nil, ended(ctx)
+	}
+	return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New(valid(err.Error())))
+}
+
+// awaitReplacements waits until the processes are replaced whose plugins a reload has changed, and returns why any could not be.
+func (c *control) awaitReplacements(ctx context.Context, changed []string) (failed []string) {
+	for _, key := range changed {
+		name, isPlugin := strings.CutPrefix(key, "plugins.")
+		if !isPlugin {
+			continue
+		}
+		if err := c.launched.AwaitReplacement(ctx, name); err != nil && !errors.Is(err, launcher.ErrUnknown) { // or it was removed
+			failed = append(failed, err.Error())
+		}
+	}
+	return failed
+}
+
+// instances returns what is known of one plugin, newest first.
+func (c *control) instances(asked patchbay.PluginName) []patchbay.PluginStatus {
+	if asked.Type != "" {
+		return slices.DeleteFunc(c.source.PluginsNamed(asked.Name), func(s patchbay.PluginStatus) bool { return !c.means(asked, s) })
+	}
+	socket, _ := c.launchedAt(asked.Name)
+	return slices.DeleteFunc(c.source.Plugins(), func(s patchbay.PluginStatus) bool {
+		return s.Type == "" || socket == "" || s.SocketPath != socket // or it is launched, and has not said what it is
+	})
+}
+
+// didYouMean asks for the known name that is most like one that is not, if there is one.
+func didYouMean(name string, known []string) string {
+	meant, ok := suggest.To(name, known)
+	if !ok {
+		return ""
+	}
+	return "; did you mean " + strconv.Quote(valid(meant)) + "?"
+}
+
+// askedFor returns the plugin that a request names. Without a type it is a launched plugin, which must be one of the catalogue.
+func (c *control) askedFor(request interface {
+	GetType() string
+	GetName() string
+}) (asked patchbay.PluginName, err error) {
+	asked = patchbay.PluginName{Type: request.GetType(), Name: request.GetName()}
+	if asked.Name == "" {
+		return asked, connect.NewError(connect.CodeInvalidArgument, errors.New("the request names no plugin: set type and name"))
+	}
+	if asked.Type == "" {
+		if _, known := c.launchedAt(asked.Name); !known {
+			return asked, c.notLaunched(asked.Name, "; a plugin that registered by itself is named TYPE/NAME")
+		}
+	}
+	return asked, nil
+}
+
+// anyOf says whether a value passes a filter; an empty filter lets everything pass.
+func anyOf(filter []string, value string) bool {
+	return len(filter) == 0 || slices.Contains(filter, value)
+}
+
+// ended returns the error of a call whose context ended or whose source of events ran dry, which happens when the daemon stops.
+func ended(ctx context.Context) error {
+	switch err := context.Cause(ctx); {
+	case err == nil || errors.Is(err, errStopping):
+		return connect.NewError(connect.CodeUnavailable, errStopping)
+	case errors.Is(err, context.DeadlineExceeded):
+		return connect.NewError(connect.CodeDeadlineExceeded, err)
+	case isDenial(err):
+		return connect.NewError(connect.CodePermissionDenied, err)
+	default:
+		return connect.NewError(connect.CodeCanceled, err)
+	}
+}

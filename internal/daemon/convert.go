@@ -1,0 +1,92 @@
+package daemon
+
+import (
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/patchbay-dev/patchbay"
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/internal/reconciler"
+)
+
+// reasons says, for the states that do not say it themselves, why an instance is in its state.
+var reasons = map[reconciler.State]string{
+	reconciler.StateRestored:    "It was registered before the daemon started and is being checked for life.",
+	reconciler.StateConnecting:  "Its socket is being asked who it is.",
+	reconciler.StateWaiting:     "It waits until the call that runs for another instance of the same name has returned.",
+	reconciler.StateSuperseded:  "A newer instance of the same type and name is current.",
+	reconciler.StateIdle:        "It has no process; the first call starts one.",
+	reconciler.StateBackoff:     "The last attempt failed, and another one is planned.",
+	reconciler.StateUnreachable: "It no longer accepts connections; the last error says where.",
+	reconciler.StateUnlinked:    "Its socket was removed while it serves; restart it, so that it makes a new one.",
+	reconciler.StateIgnored:     "There is no handler for its type, and it is left alone; it registers as soon as there is one.",
+	reconciler.StateRefused:     "It may not be registered as it is; the last error says why.",
+}
+
+func pluginMessage(s patchbay.PluginStatus) *patchbayv1.Plugin {
+	return &patchbayv1.Plugin{
+		Type: valid(s.Type), Name: valid(s.Name), Version: valid(s.Version), Versions: validAll(s.Versions),
+		State: string(s.State), Reason: reasons[s.State], Current: s.Current, Attempts: uint32(max(s.Attempts, 0)),
+		Endpoint: valid(s.Endpoint), SocketPath: valid(s.SocketPath), Instance: valid(s.Instance), Source: string(s.Source),
+		FirstSeen: timestamp(s.FirstSeen), Since: timestamp(s.Since), RegisteredAt: timestamp(s.RegisteredAt),
+		NextRetry: timestamp(s.NextRetry), LastError: valid(s.LastError),
+		Roles: validAll(s.Registration.Roles), Details: validMap(s.Registration.Details),
+	}
+}
+
+// refusalMessage describes the refusal of a plugin that is gone.
+func refusalMessage(s patchbay.PluginStatus) *patchbayv1.Plugin {
+	m := pluginMessage(s)
+	m.Reason = "It was refused and is gone; the last error says why. Fix that and start it again."
+	return m
+}
+
+func eventMessage(e patchbay.Event) *patchbayv1.Event {
+	return &patchbayv1.Event{
+		Seq: e.Seq, Time: timestamp(e.Time), Kind: string(e.Kind), Type: valid(e.Type), Name: valid(e.Name),
+		Instance: valid(e.Instance), Endpoint: valid(e.Endpoint), SocketPath: valid(e.SocketPath), Message: valid(e.Message),
+	}
+}
+
+func conditionMessage(c patchbay.Condition) *patchbayv1.Condition {
+	status := "degraded"
+	if c.OK {
+		status = "ok"
+	}
+	return &patchbayv1.Condition{Name: valid(c.Name), Status: status, Message: valid(c.Message), Since: timestamp(c.Since)}
+}
+
+// each returns what convert makes of the members of a list.
+func each[From, To any](list []From, convert func(From) To) []To {
+	converted := make([]To, len(list))
+	for i, from := range list {
+		converted[i] = convert(from)
+	}
+	return converted
+}
+
+// valid makes a string fit for protobuf, which refuses a whole message for one that is not UTF-8. Paths may hold any bytes.
+func valid(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
+
+func validAll(list []string) []string { return each(list, valid) }
+
+// validMap is nil for an empty map.
+func validMap(m map[string]string) map[string]string {
+	if len(m) == 0 {
+		return nil
+	}
+	checked := make(map[string]string, len(m))
+	for key, value := range m {
+		checked[valid(key)] = valid(value)
+	}
+	return checked
+}
+
+func timestamp(t time.Time) *timestamppb.Timestamp {
+	if t.IsZero() {
+		return nil
+	}
+	return timestamppb.New(t)
+}

@@ -1,0 +1,405 @@
+// Package daemon runs Patchbay as a program: it opens the saved state, runs a [patchbay.Runtime] over the plugin directories and
+// serves the control API on a Unix socket whose callers it checks and, if asked to, its health over HTTP on a loopback address.
+//
+// A running daemon can change to another configuration, as a whole or not at all; see [Daemon.Reload]. Reading the configuration is up to
+// the program.
+//
+// It is the only package that knows every part. It assembles them so that a failed start leaves nothing behind and disturbs no other
+// daemon. It holds no logic of discovery or registration, and it neither parses flags nor prints: a program that wants plugins without a
+// control socket uses package patchbay itself.
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/patchbay-dev/patchbay"
+	"github.com/patchbay-dev/patchbay/internal/daemon/page"
+	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
+	"github.com/patchbay-dev/patchbay/host/goplugin"
+	"github.com/patchbay-dev/patchbay/internal/backoff"
+	"github.com/patchbay-dev/patchbay/internal/config"
+	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
+	"github.com/patchbay-dev/patchbay/internal/launch/process"
+	"github.com/patchbay-dev/patchbay/plugin"
+	"github.com/patchbay-dev/patchbay/internal/reconciler"
+)
+
+const (
+	controlDirMode = 0o755
+	controlMode    = 0o660
+)
+
+// Daemon runs Patchbay. Make one with [New] and call its Run.
+type Daemon struct {
+	config Config
+	log    *slog.Logger
+	ready  chan struct{}
+	// timeouts are those for calls to plugins, by TYPE or TYPE/NAME.
+	timeouts atomic.Pointer[map[string]time.Duration]
+	reloads  *reloads
+	// metadata is what launched plugins are told of the catalogue.
+	metadata metadata
+	// goPlugins is how the plugins of go-plugin are reached.
+	goPlugins goplugin.Connections
+	// fleetRules say who may call what from other nodes.
+	fleetRules *inForce[[]config.FleetAllow]
+}
+
+// New checks the configuration; its error lists everything that is wrong. It touches neither files nor sockets; Run does. Relative paths
+// are relative to the current working directory.
+func New(c Config) (*Daemon, error) {
+	c, err := c.absolute()
+	if err != nil {
+		return nil, err
+	}
+	if err := c.Validate(); err != nil {
+		return nil, err
+	}
+	log := c.Logger
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	d := &Daemon{
+		config: c, log: log, ready: make(chan struct{}), reloads: newReloads(c), fleetRules: newInForce(c.Fleet.Serve.Allow),
+	}
+	d.timeouts.Store(&c.ClientTimeouts)
+	return d, nil
+}
+
+// Ready is closed when the control socket is served and the plugins that existed at the start have been discovered.
+func (d *Daemon) Ready() <-chan struct{} { return d.ready }
+
+// Run runs the daemon until ctx ends, and returns when everything it started has ended. It may be called once. It returns nil after an
+// orderly end, and an error if the daemon could not start or could not go on. A start does not disturb a daemon that owns the control
+// socket, the state or the HTTP address already: it fails, leaves no file behind, and the error wraps [sock.ErrInUse] or says what is in
+// use. One that fails later, because a handler or the catalogue cannot be used, may leave a new, empty state file.
+//
+// Plugins stay registered in the state when Run ends: the next daemon restores them.
+//
+// In process 1, as in a container, Run also waits for the processes that lose their parents. Such a program must not start processes by
+// itself while Run runs, for example with package os/exec: their exit status would be lost.
+func (d *Daemon) Run(ctx context.Context) (err error) {
+	defer d.reloads.end()
+	var parts closers
+	defer func() { err = errors.Join(err, parts.close()) }()
+	l, err := d.listen(ctx, &parts)
+	if err != nil {
+		return err
+	}
+	a, err := d.assemble(l, &parts)
+	if err != nil {
+		return err
+	}
+	d.log.Info("patchbay is running", "version", d.config.Build.Version, "pid", os.Getpid(), "pluginDirs", d.config.PluginDirs,
+		"deprecatedPluginDir", d.config.DeprecatedPluginDir, "controlSocket", d.config.ControlSocket, "state", d.config.State,
+		"handlers", d.config.handlers())
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go process.ReapAdopted(ctx)
+	d.reloads.begin(a)
+	leaveFleet := a.fleet.join(ctx, a.seen.publisher, a.runtime.Registry(), a.seen, d.fleetRules.judgeAgain)
+	control := d.serve(ctx, l, a, &parts, cancel)
+	// Calls are answered until the runtime has ended: if a handler holds it up, "patchbay status" shows which.
+	stopDispense, stopStateWatch := a.seen.dispense.start(ctx), a.seen.state.start(ctx, a.runtime.Publish)
+	err = d.run(ctx, a.runtime)
+	stopDispense()
+	stopStateWatch()
+	d.reloads.end()
+	control.endCalls()
+	leaveFleet()
+	err = errors.Join(err, parts.close())
+	d.log.Info("patchbay has stopped")
+	return err
+}
+
+// notify tells the service manager something. That it cannot be told is no reason to end.
+func (d *Daemon) notify(assignments ...string) { d.warn(d.config.Notifier.Notify(assignments...)) }
+
+// beat tells the service manager, until ctx ends, that the daemon lives, as often as it wants to hear that: when what finds and what
+// registers plugins has answered. A plugin or handler that hangs is no reason to be started again.
+func (d *Daemon) beat(ctx context.Context, runtime *patchbay.Runtime) {
+	interval := d.config.Notifier.Watchdog() / 2
+	if interval <= 0 {
+		return
+	}
+	for ctx.Err() == nil {
+		next := time.Now().Add(interval)
+		check, cancel := context.WithTimeout(ctx, interval)
+		err := runtime.Check(check)
+		cancel()
+		switch {
+		case err == nil:
+			d.notify("WATCHDOG=1")
+		case ctx.Err() == nil:
+			d.log.Error("cannot tell the service manager that the daemon is alive", "error", err)
+		}
+		backoff.Pause(ctx, time.Until(next))
+	}
+}
+
+// run runs the runtime until ctx ends or something fails, tells the service manager of it, and returns when the runtime has ended.
+func (d *Daemon) run(ctx context.Context, runtime *patchbay.Runtime) error {
+	ran := make(chan error, 1)
+	go func() { ran <- runtime.Run(ctx) }()
+	defer context.AfterFunc(ctx, func() { d.notify("STOPPING=1") })()
+	select {
+	case <-runtime.Ready():
+	case err := <-ran:
+		return err
+	}
+	plugins := len(runtime.Plugins())
+	d.log.Info("plugin directories have been searched", "plugins", plugins)
+	close(d.ready)
+	d.notify("READY=1", fmt.Sprintf("STATUS=%d plugins were there at the start.", plugins))
+	defer inBackground(ctx, func(ctx context.Context) { d.beat(ctx, runtime) })()
+	return <-ran
+}
+
+// listening is what a daemon has before it opens its state: what may belong to another one, and what may be configured wrongly.
+type listening struct {
+	roles  policy
+	traced patchbay.Observer
+	// http and fleet are nil if they are not asked for.
+	control, http, fleet net.Listener
+	// stopControl ends what is done with control.
+	stopControl func() error
+}
+
+// listen does whatever can fail without making a file first, and takes the control socket before the state: its lock is what keeps a second
+// daemon from looking at the state at all.
+func (d *Daemon) listen(ctx context.Context, parts *closers) (_ *listening, err error) {
+	l := &listening{}
+	if l.roles, err = policyOf(d.config.Control.Roles); err != nil {
+		return nil, err
+	}
+	if l.http, err = d.config.listenHTTP(); err != nil {
+		return nil, err
+	}
+	parts.addListener(l.http)
+	if l.fleet, err = fleetConfig(d.config.Fleet).listen(ctx); err != nil {
+		return nil, err
+	}
+	parts.addListener(l.fleet)
+	var stopTracing func() error
+	if l.traced, stopTracing, err = startTracing(d.config.Tracing, d.config.Build); err != nil {
+		return nil, err
+	}
+	parts.add(func() error { d.warn(stopTracing()); return nil })
+	if err := d.makeDirs(); err != nil {
+		return nil, err
+	}
+	if l.control, err = d.listenControl(); err != nil {
+		return nil, err
+	}
+	// The socket goes last: as long as it is there, a daemon that starts is told of this one, and not of a state file in use.
+	l.stopControl = l.control.Close
+	parts.add(func() error { return l.stopControl() })
+	return l, nil
+}
+
+// assembly is what a daemon consists of.
+type assembly struct {
+	handlers *handlerSet
+	metrics  *metrics
+	conns    *connections
+	runtime  *patchbay.Runtime
+	// guard says who may do what on the control socket.
+	guard *guard
+	fleet *fleetMember // nil for none
+	// registry gives connections, as the fleet has it for exclusive plugins.
+	registry connector
+	seen     observed
+}
+
+// assemble makes everything that serves. Nothing of it runs yet, but for what is to be launched at the start.
+func (d *Daemon) assemble(l *listening, parts *closers) (*assembly, error) {
+	state, err := boltstate.Open(d.config.State)
+	if err != nil {
+		return nil, advise(err, "state file")
+	}
+	parts.add(state.Close)
+	stateWatch := newStateWatch(d.config.State, state.Check, d.log)
+	state.OnFailure(stateWatch.failed)
+	a := &assembly{handlers: newHandlerSet(handlerNeeds{d.log, state, d.config.PluginDirs[0], d.config.Device.SocketDir})}
+	a.metrics = newMetrics(d.config.Build, a.handlers.has)
+	a.conns = newConnections(uint32(os.Geteuid()), openFilesLimit(), a.metrics.connsRefused, d.log)
+	a.conns.budget = newBudget("calls of plugins", callLimits(openFilesLimit()), a.conns.self, a.metrics.callsLimited, d.log)
+	a.conns.nodeBudget = newBudget("calls from other nodes", nodeLimits(openFilesLimit()), a.conns.self, a.metrics.callsLimited, d.log)
+	if a.runtime, err = d.newRuntime(state, a.metrics, l.traced); err != nil {
+		return nil, err
+	}
+	a.guard = newGuard(d.config.ControlSocket, l.roles, newAuditor(a.runtime.Publish, d.log))
+	if a.fleet, err = newFleetMember(fleetConfig(d.config.Fleet), d.config.State, a.runtime, a.metrics.called, d.log); err != nil {
+		return nil, err
+	}
+	parts.add(a.fleet.close)
+	a.registry = a.fleet.guard(a.runtime.Registry())
+	dispense, err := newDispense(
+		d.config.DispenseDir, a.runtime.Registry(), a.registry, a.fleet.dispensed(d.config.Fleet.Dispense), a.conns, d.log)
+	if err != nil {
+		return nil, err
+	}
+	a.seen = observed{Runtime: a.runtime, reloads: d.reloads, dispense: dispense, state: stateWatch, files: &fileLimit{}, fleet: a.fleet}
+	publisher, err := a.fleet.newPublisher(fleetConfig(d.config.Fleet), d.config.State, d.config.Build, a.seen, a.runtime.Launcher(), l.fleet)
+	if err != nil {
+		return nil, err
+	}
+	a.seen.publisher = publisher // the fleet itself knows better
+	a.metrics.watch(a.seen, a.runtime.Launcher(), d.config.State)
+	a.metrics.watchFleet(a.fleet, publisher)
+	parts.add(a.handlers.close)
+	added, _, err := a.handlers.changes(nil, d.config.handlers())
+	if err != nil {
+		return nil, err
+	}
+	a.exchange(added, nil)
+	return a, d.launch(a.runtime, d.config.Catalogue)
+}
+
+// serve serves the control socket, which it returns, and the others. What ends by itself calls failed.
+func (d *Daemon) serve(ctx context.Context, l *listening, a *assembly, parts *closers, failed func()) (controlServer *server) {
+	shown := newPicture(a.seen, a.runtime.Launcher(), a.fleet, &d.metadata)
+	c := &control{
+		picture: shown, calls: newForwarder(a.guard, a.registry, a.fleet, a.conns.budget),
+		naming:        naming{a.handlers.all, func(ptype, name string) bool { return len(a.runtime.Registry().Instances(ptype, name)) > 0 }},
+		awaitReplaced: a.runtime.Registry().AwaitReplaced,
+		requests: &requests{
+			newBudget("requests to the control API", requestLimits, a.conns.self, a.metrics.callsLimited, d.log), a.conns.budget,
+		},
+		lists:  newLists(uint32(os.Geteuid()), a.metrics.listsRefused, d.log),
+		reload: d.Reload, config: d.config, started: time.Now(),
+		shown: func() string { return *d.reloads.shown.Load() }, metrics: a.metrics,
+	}
+	controlServer = serve(a.conns.limit(l.control, "control", a.guard), a.guard, c, failed, d.log)
+	l.stopControl = controlServer.stop
+	if l.http != nil {
+		d.log.Info("serving HTTP", "address", l.http.Addr().String())
+		health := health{scanned: a.runtime.Ready(), conditions: a.seen.readiness}
+		parts.add(serveHTTP(l.http, pages{health, a.metrics.handler(), page.New(c)}, failed, d.log).stop)
+	}
+	if l.fleet != nil {
+		d.log.Info("taking calls from other nodes", "address", l.fleet.Addr().String(), "rules", len(d.config.Fleet.Serve.Allow))
+		calls := &fleetServer{
+			a.registry, a.fleet.credentials, d.fleetRules, newDenials(a.runtime.Publish, d.log), newAuditor(a.runtime.Publish, d.log),
+			a.metrics.served, a.fleet.drain, a.conns.nodeBudget, d.log, fleetConnAge,
+		}
+		parts.add(calls.serve(ctx, a.conns.limit(l.fleet, "fleet", nil), failed))
+	}
+	return controlServer
+}
+
+// newRuntime makes the runtime that the configuration asks for.
+func (d *Daemon) newRuntime(state *boltstate.Store, metrics *metrics, traced patchbay.Observer) (*patchbay.Runtime, error) {
+	observer := metrics.observer()
+	observer.Tracer, observer.StatsHandlers = traced.Tracer, append(observer.StatsHandlers, traced.StatsHandlers...)
+	c, b := d.config, d.config.Bounds
+	return patchbay.New(patchbay.Config{
+		PluginDirs:          c.PluginDirs,
+		DeprecatedPluginDir: c.DeprecatedPluginDir,
+		State:               measuredState{state, metrics.stateWrites},
+		Timeouts:            reconciler.Timeouts(c.Timeouts),
+		TypeTimeouts:        typeTimeouts(c.TypeTimeouts),
+		Bounds: boundPlugins(reconciler.Bounds{
+			Text: b.Text, Versions: b.Versions, UserBytes: b.UserBytes, TotalBytes: b.TotalBytes,
+		}, openFilesLimit()),
+		MaxDepth:         b.MaxDepth,
+		MaxSockets:       b.MaxSockets,
+		MaxUserDirs:      b.MaxUserDirs,
+		MaxDirs:          b.MaxDirs,
+		UnreachableGrace: c.UnreachableGrace,
+		IgnoreUnhandled:  c.Unhandled == "ignore",
+		ClientTimeout:    d.clientTimeout,
+		Trust:            c.Trust.Policy(),
+		NameGrace:        cmp.Or(c.Trust.NameGrace, -1),
+		Admission:        admission(c.Admission, d.log),
+		LaunchedOnly:     c.Admission.LaunchedOnly,
+		RegistryOptions:  []dynamicplugins.Option{dynamicplugins.WithConnections(&d.goPlugins)},
+		Host:             plugin.Config{Repository: &d.metadata},
+		SurvivorDir:      c.State + ".survivors",
+		EventsPath:       c.State + ".events",
+		Observer:         observer,
+		Logger:           d.log,
+	})
+}
+
+func typeTimeouts(c map[string]config.Timeouts) map[string]reconciler.Timeouts {
+	byType := map[string]reconciler.Timeouts{}
+	for ptype, timeouts := range c {
+		byType[ptype] = reconciler.Timeouts(timeouts)
+	}
+	return byType
+}
+
+// warn logs an error that must not keep the daemon from ending in order.
+func (d *Daemon) warn(err error) {
+	if err != nil {
+		d.log.Warn(err.Error())
+	}
+}
+
+// closers are what has to be done at the end, in reverse order.
+type closers []func() error
+
+func (c *closers) add(f func() error) { *c = append(*c, f) }
+
+// addListener closes a listener, which may be nil, or was closed already by who served it.
+func (c *closers) addListener(l net.Listener) {
+	if l != nil {
+		c.add(func() error { _ = l.Close(); return nil })
+	}
+}
+
+func (c *closers) close() error {
+	var errs []error
+	for _, f := range slices.Backward(*c) {
+		errs = append(errs, f())
+	}
+	*c = nil
+	return errors.Join(errs...)
+}
+
+// inBackground runs something until ctx ends. What it returns ends it and returns when nothing is left of it.
+func inBackground(ctx context.Context, run func(context.Context)) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		run(ctx)
+	}()
+	return func() {
+		cancel()
+		<-ended
+	}
+}
+
+// makeDirs makes the directories that are missing and makes sure that the plugin directories can be read.
+func (d *Daemon) makeDirs() error {
+	if err := os.MkdirAll(filepath.Dir(d.config.ControlSocket), controlDirMode); err != nil {
+		return fmt.Errorf("cannot create the directory of the control socket: %w; choose another control socket", err)
+	}
+	return pipeline.MakeDirs(d.config.pluginDirs())
+}
+
+// advise adds to the error of a path that cannot be written what to do about it.
+func advise(err error, what string) error {
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("%w; let user %d write there or choose another %s", err, os.Geteuid(), what)
+	case errors.Is(err, syscall.EROFS), errors.Is(err, syscall.ENOSPC):
+		return fmt.Errorf("%w; choose another %s", err, what)
+	}
+	return err
+}

@@ -1,0 +1,183 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/patchbay-dev/patchbay"
+	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/launcher"
+)
+
+type someLaunched struct {
+	launched
+	plugins []launcher.Status
+}
+
+func (l someLaunched) Plugins() []launcher.Status { return l.plugins }
+
+// TestUnwell: a launched plugin that says that it does not serve, or does not answer, is known by its socket, and by its roles.
+func TestUnwell(t *testing.T) {
+	l := someLaunched{plugins: []launcher.Status{
+		{Socket: "/well", Health: "serving"}, {Socket: "/sick", Health: "not-serving"}, {Socket: "/silent", Health: "unresponsive"},
+		{Socket: "/none", Health: "not-offered"}, {Health: "not-serving"},
+	}}
+	if got := unwell(l); len(got) != 2 || !got["/sick"] || !got["/silent"] {
+		t.Errorf("got %v", got)
+	}
+	sick := patchbay.PluginStatus{Type: "T", Name: "sick", SocketPath: "/sick", Current: true}
+	sick.Registration.Roles = []string{"role"}
+	old := patchbay.PluginStatus{Type: "T", Name: "well", SocketPath: "/silent"} // superseded
+	plugins := func() []patchbay.PluginStatus {
+		return []patchbay.PluginStatus{sick, old, {Type: "T", Name: "well", SocketPath: "/well", Current: true}}
+	}
+	for _, test := range []struct {
+		ptype, name string
+		want        bool
+	}{{"T", "sick", true}, {"role", "sick", true}, {"other", "sick", false}, {"T", "well", false}, {"T", "none", false}} {
+		if got := isUnwell(l, plugins, test.ptype, test.name); got != test.want {
+			t.Errorf("%s/%s: %t", test.ptype, test.name, got)
+		}
+	}
+}
+
+// TestPeerCalls: calls are counted by peer, of a bounded number of peers.
+func TestPeerCalls(t *testing.T) {
+	calls := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "calls"}, []string{"peer", "code"})
+	p := newPeerCalls(calls)
+	for i := range 2 * maxPeers {
+		p.ended(fmt.Sprint("node-", i), nil)
+	}
+	p.ended("node-0\xff", status.Error(codes.PermissionDenied, ""))
+	p.ended("node-0", status.Error(codes.PermissionDenied, ""))
+	if n := testutil.CollectAndCount(calls); n != maxPeers+3 {
+		t.Errorf("%d time series", n)
+	}
+	if n := testutil.ToFloat64(calls.WithLabelValues(labelOther, "OK")); n != maxPeers {
+		t.Errorf("%v calls of others", n)
+	}
+}
+
+// TestDrainCondition: a drained node is degraded until it holds no locks and other nodes have left it alone for a while, and says of which
+// drain it speaks.
+func TestDrainCondition(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var holds atomic.Bool
+		holds.Store(true)
+		d := newDrain(holds.Load)
+		var announced []bool
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			d.watch(ctx, func(c fleet.Condition) { announced = append(announced, c.OK) })
+		}()
+		is := func(what string, wantDrained, wantOK bool, message string) {
+			t.Helper()
+			c, drained := d.condition()
+			if drained != wantDrained || c.OK != wantOK || !strings.Contains(c.Message, message) || drained && c.Name != drainCondition {
+				t.Errorf("%s: %+v, drained: %t", what, c, drained)
+			}
+		}
+		is("nothing is known", false, false, "")
+		if d.isOpen() {
+			t.Error("a node competes before it knows whether it is drained")
+		}
+		d.set(fleet.Cordon{})
+		is("not drained", false, false, "")
+		if !d.isOpen() {
+			t.Error("a node that is not drained does not compete")
+		}
+		end := d.begin()
+		since := time.Now()
+		d.set(fleet.Cordon{Drained: true, Since: since})
+		time.Sleep(time.Hour)
+		is("a lock is held", true, false, "holds a lock")
+		holds.Store(false)
+		is("a call is in progress", true, false, "has served calls")
+		end()
+		time.Sleep(drainQuiet - time.Second)
+		d.begin()()
+		time.Sleep(drainQuiet - time.Second)
+		is("a call has just ended", true, false, "has served calls")
+		time.Sleep(2 * time.Second)
+		is("it is left alone", true, true, "")
+		if c, _ := d.condition(); !c.Since.Equal(since) {
+			t.Errorf("it speaks of the drain of %v, not of %v", c.Since, since)
+		}
+		d.set(fleet.Cordon{})
+		d.set(fleet.Cordon{Drained: true, Since: time.Now()})
+		is("drained again", true, false, "has served calls")
+		time.Sleep(drainLook)
+		d.set(fleet.Cordon{})
+		time.Sleep(drainLook)
+		cancel()
+		<-ended
+		if want := []bool{false, true, false, true}; !slices.Equal(announced, want) {
+			t.Errorf("announced: %v, want %v", announced, want)
+		}
+	})
+}
+
+// TestVersions: each version of a plugin is listed with its nodes, and since when nodes have different ones; only those that differ for
+// longer than the drift are a condition.
+func TestVersions(t *testing.T) {
+	begin := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	plugin := func(name, version, node string, minute int) fleet.Plugin {
+		return fleet.Plugin{
+			Type: "T", Name: name, Version: version, Node: node, Current: true, RegisteredAt: begin.Add(time.Duration(minute) * time.Minute),
+		}
+	}
+	standby := plugin("x", "0", "a", 0)
+	standby.Current = false
+	versions := versionsOf([]fleet.Plugin{
+		plugin("same", "1", "a", 0), plugin("same", "1", "b", 500),
+		plugin("x", "1", "a", 0), plugin("x", "2", "b", 30), plugin("x", "1", "c", 5), plugin("x", "3", "d", 90), plugin("x", "2", "e", 20), standby,
+		plugin("y", "2", "a", 0), plugin("y", "1", "b", 100),
+	})
+	var got []string
+	for _, v := range versions {
+		line := fmt.Sprint(v.GetName(), " ", v.GetVersion(), " ", strings.Join(v.GetNodes(), ","))
+		if since := v.GetDiffersSince(); since != nil {
+			line += fmt.Sprint(" ", since.AsTime().Sub(begin))
+		}
+		got = append(got, line)
+	}
+	if want := "same 1 a,b; x 1 a,c 20m0s; x 2 b,e 20m0s; x 3 d 20m0s; y 1 b 1h40m0s; y 2 a 1h40m0s"; strings.Join(got, "; ") != want {
+		t.Errorf("versions: %s, want %s", strings.Join(got, "; "), want)
+	}
+	for _, test := range []struct {
+		minute         int
+		want, unwanted string
+	}{{79, "", "T"}, {81, "T/x for", "T/y"}, {200, "T/x, T/y for", "same"}} {
+		c := driftIn(versions, map[string]time.Time{}, time.Hour, begin.Add(time.Duration(test.minute)*time.Minute))
+		if c.Name != versionsCondition || c.OK != (test.want == "") || !strings.Contains(c.Message, test.want) || strings.Contains(c.Message, test.unwanted) {
+			t.Errorf("after %d minutes: %+v", test.minute, c)
+		}
+		if !c.OK && !c.Since.Equal(begin.Add(20*time.Minute)) {
+			t.Errorf("after %d minutes: since %v", test.minute, c.Since)
+		}
+	}
+	differ := map[string]time.Time{}
+	for minute := 50; minute <= 150; minute += 50 { // the plugin with the old version is restarted each time
+		versions := versionsOf([]fleet.Plugin{plugin("x", "2", "a", 0), plugin("x", "1", "b", minute)})
+		c := driftIn(versions, differ, time.Hour, begin.Add(time.Duration(minute)*time.Minute))
+		if c.OK != (minute < 150) {
+			t.Errorf("a plugin that is restarted, after %d minutes: %+v", minute, c)
+		}
+	}
+	if driftIn(nil, differ, time.Hour, begin); len(differ) > 0 {
+		t.Errorf("equal versions still differ: %v", differ)
+	}
+}

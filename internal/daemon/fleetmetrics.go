@@ -1,0 +1,113 @@
+package daemon
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/status"
+
+	"github.com/patchbay-dev/patchbay/internal/fleet"
+)
+
+const (
+	// maxPeers bounds how many nodes have a label of their own, in each direction.
+	maxPeers = 256
+	// maxLocks bounds for how many locks there are metrics: plugins choose their names.
+	maxLocks = 256
+)
+
+// peerCalls counts calls between this node and others, by the other one. Those beyond maxPeers are counted together.
+type peerCalls struct {
+	calls *prometheus.CounterVec
+	peers *labels
+}
+
+func newPeerCalls(calls *prometheus.CounterVec) *peerCalls {
+	return &peerCalls{calls, &labels{most: maxPeers}}
+}
+
+func (p *peerCalls) ended(peer string, err error) {
+	p.calls.WithLabelValues(p.peers.of(valid(peer)), codeLabel(status.Code(err))).Inc()
+}
+
+// watchFleet has what the daemon does for the fleet collected; nil stands for a node of no fleet.
+func (m *metrics) watchFleet(member *fleetMember, publisher *fleet.Publisher) {
+	if member != nil {
+		m.registry.MustRegister(fleetCollector{member, publisher})
+	}
+}
+
+// What fleetCollector collects, as an index of fleetDescs.
+const (
+	fleetSessions = iota
+	fleetFailures
+	fleetWrites
+	fleetWrittenBytes
+	fleetLastWrite
+	fleetReaderCurrent
+	fleetLookupCurrent
+	fleetCertificateExpiry
+	fleetLockHeld
+	fleetLockCalls
+)
+
+var fleetDescs = [...]*prometheus.Desc{
+	fleetSessions:     fleetDesc("sessions_total", "How often etcd was found and the node published there."),
+	fleetFailures:     fleetDesc("failures_total", "Connections to etcd and writes for the fleet that failed."),
+	fleetWrites:       fleetDesc("writes_total", "Transactions that wrote to etcd what the node publishes."),
+	fleetWrittenBytes: fleetDesc("written_bytes_total", "The size of the values that were written to etcd."),
+	fleetLastWrite:    fleetDesc("last_write_timestamp_seconds", "When the node was last written to etcd, in seconds since 1970."),
+	fleetReaderCurrent: fleetDesc("reader_current", "Whether the daemon follows the fleet in etcd: 1 if so, 0 if it has lost it; absent "+
+		"while nobody asks for the fleet."),
+	fleetLookupCurrent: fleetDesc("lookup_current", "Whether the daemon follows what is called in the fleet in etcd: 1 if so or if there is "+
+		"nothing to follow, 0 if it has lost etcd."),
+	fleetCertificateExpiry: fleetDesc("certificate_expiry_timestamp_seconds", "When a certificate of the node expires, in seconds since "+
+		"1970: the one for calls between nodes, and the one for etcd.", "for"),
+	fleetLockHeld: fleetDesc("lock_held", "Whether the node holds a lock that it wants: 1 if so, else 0. Only the first 256 locks are told, "+
+		"in the order of their types and names.", "type", "name"),
+	fleetLockCalls: fleetDesc("lock_calls", "Calls in progress under a lock that the node holds.", "type", "name"),
+}
+
+func fleetDesc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("patchbay_fleet_"+name, help, labels, nil)
+}
+
+// fleetCollector makes the metrics of the fleet. It is a [prometheus.Collector].
+type fleetCollector struct {
+	member    *fleetMember
+	publisher *fleet.Publisher
+}
+
+func (c fleetCollector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range fleetDescs {
+		ch <- d
+	}
+}
+
+func (c fleetCollector) Collect(ch chan<- prometheus.Metric) {
+	wrote := c.publisher.Stats()
+	for what, count := range []uint64{
+		fleetSessions: wrote.Sessions, fleetFailures: wrote.Failures, fleetWrites: wrote.Writes, fleetWrittenBytes: wrote.Bytes,
+	} {
+		counter(ch, fleetDescs[what], count)
+	}
+	if !wrote.Published.IsZero() {
+		gauge(ch, fleetDescs[fleetLastWrite], float64(wrote.Published.UnixMilli())/1000)
+	}
+	gauge(ch, fleetDescs[fleetLookupCurrent], oneIf(c.member.lookup.Health().Current))
+	if reader := c.member.openReader(); reader != nil {
+		gauge(ch, fleetDescs[fleetReaderCurrent], oneIf(reader.Health().Current))
+	}
+	for use, certificate := range c.member.certificates() {
+		gauge(ch, fleetDescs[fleetCertificateExpiry], float64(certificate.Expires.Unix()), use)
+	}
+	if c.member.elector == nil {
+		return
+	}
+	wanted := c.member.elector.Wanted()
+	for _, w := range wanted[:min(len(wanted), maxLocks)] {
+		ptype, name := valid(w.Type), valid(w.Name)
+		gauge(ch, fleetDescs[fleetLockHeld], oneIf(w.Held), ptype, name)
+		if w.Held {
+			gauge(ch, fleetDescs[fleetLockCalls], float64(w.Calls), ptype, name)
+		}
+	}
+}

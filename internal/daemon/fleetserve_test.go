@@ -1,0 +1,283 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/config"
+	"github.com/patchbay-dev/patchbay/internal/reconciler"
+)
+
+func allow(identity string, types, names, methods []string) config.FleetAllow {
+	return config.FleetAllow{Identity: identity, Types: types, Names: names, Methods: methods}
+}
+
+func TestAllowed(t *testing.T) {
+	rule := config.FleetAllow{
+		Identity: "spiffe://example.com/nomad/*", Types: []string{"csi-controller"}, Names: []string{"*.csi.k8s.io"},
+		Methods: []string{"csi.v1.Controller/*"},
+	}
+	with := func(change func(*config.FleetAllow)) config.FleetAllow {
+		r := rule
+		change(&r)
+		return r
+	}
+	const method = "csi.v1.Controller/CreateVolume"
+	for _, test := range []struct {
+		rule                config.FleetAllow
+		identities          string
+		ptype, name, method string
+		want                bool
+	}{
+		{rule, "spiffe://example.com/nomad/server", "csi-controller", "hostpath.csi.k8s.io", method, true},
+		{rule, "spiffe://example.com/other/server", "csi-controller", "hostpath.csi.k8s.io", method, false},
+		{rule, "spiffe://example.com/nomad/a/b", "csi-controller", "hostpath.csi.k8s.io", method, false},
+		{rule, "", "csi-controller", "hostpath.csi.k8s.io", method, false},
+		{rule, "spiffe://example.com/nomad/server", "csi-node", "hostpath.csi.k8s.io", method, false},
+		{rule, "spiffe://example.com/nomad/server", "csi-controller", "other", method, false},
+		{rule, "spiffe://example.com/nomad/server", "csi-controller", "hostpath.csi.k8s.io", "csi.v1.Node/NodeGetInfo", false},
+		{with(func(r *config.FleetAllow) { r.Identity = "*" }), "spiffe://x/y", "csi-controller", "a.csi.k8s.io", method, true},
+		{with(func(r *config.FleetAllow) { r.Identity = "*.Example.com" }), "node.example.com", "csi-controller", "a.csi.k8s.io", method, true},
+		{with(func(r *config.FleetAllow) { r.Identity = "*//*" }), "spiffe://x", "csi-controller", "a.csi.k8s.io", method, false},
+		{with(func(r *config.FleetAllow) { r.Identity = "*://*/*" }), "node", "csi-controller", "a.csi.k8s.io", method, false},
+		{with(func(r *config.FleetAllow) { r.Names = []string{"*"} }), "spiffe://example.com/nomad/x", "csi-controller", "a/b", method, true},
+		{with(func(r *config.FleetAllow) { r.Methods = []string{"*"} }), "spiffe://example.com/nomad/x", "csi-controller", "a.csi.k8s.io", "x/y", true},
+		{config.FleetAllow{Identity: "*"}, "node", "csi-controller", "a", method, false},
+	} {
+		var identities []string
+		if test.identities != "" {
+			identities = []string{"someone", test.identities}
+		}
+		call := &fleetCall{identities: identities, plugin: named(test.ptype, test.name), method: test.method}
+		if got := call.denied([]config.FleetAllow{test.rule}) == nil; got != test.want {
+			t.Errorf("%+v: %s calls %s of %s/%s: %t", test.rule, test.identities, test.method, test.ptype, test.name, got)
+		}
+	}
+	if (&fleetCall{identities: []string{"a"}, plugin: named("T", "n"), method: method}).denied(nil) == nil {
+		t.Error("without rules something is allowed")
+	}
+}
+
+func TestFleetServeConfig(t *testing.T) {
+	all := []string{"*"}
+	good := config.FleetServe{Listen: ":7443", CA: "ca", Cert: "crt", Key: "key", Allow: []config.FleetAllow{allow("*", all, all, all)}}
+	for want, change := range map[string]func(*config.FleetServe){
+		"":                           func(*config.FleetServe) {},
+		"is not HOST:PORT":           func(s *config.FleetServe) { s.Listen = "7443" },
+		"need a certificate":         func(s *config.FleetServe) { s.CA, s.Cert, s.Key = "", "", "" },
+		"name the files ca":          func(s *config.FleetServe) { s.CA = "" },
+		"rule 1: methods is empty":   func(s *config.FleetServe) { s.Allow = []config.FleetAllow{allow("*", all, all, nil)} },
+		"rule 1: identity is empty":  func(s *config.FleetServe) { s.Allow = []config.FleetAllow{allow("", all, all, all)} },
+		`names has "[", which is no`: func(s *config.FleetServe) { s.Allow = []config.FleetAllow{allow("*", all, []string{"["}, all)} },
+	} {
+		s := good
+		change(&s)
+		var wrong []string
+		fleetConfig{Serve: s}.validateServe(func(field string, err error) {
+			if err != nil {
+				wrong = append(wrong, field+": "+err.Error())
+			}
+		})
+		if text := strings.Join(wrong, "\n"); (want == "") != (text == "") || !strings.Contains(text, want) {
+			t.Errorf("got %q, want %q", text, want)
+		}
+	}
+}
+
+// TestOffersNeedNames: who may offer what means nothing where all nodes have one name in their certificates.
+func TestOffersNeedNames(t *testing.T) {
+	for name, refused := range map[string]bool{"": false, "{node}.example.com": false, "fleet.example.com": true} {
+		c := fleetConfig{
+			Etcd: config.Etcd{Endpoints: []string{"http://127.0.0.1:1"}}, Serve: config.FleetServe{CA: "ca", Cert: "crt", Key: "key", ServerName: name},
+			Offers: []config.FleetOffer{{Node: "a", Types: []string{"*"}, Names: []string{"*"}}},
+		}
+		found := false
+		c.validate(func(field string, err error) { found = found || field == "fleet.offers" && err != nil })
+		if found != refused {
+			t.Errorf("serverName %q is refused: %t", name, found)
+		}
+	}
+}
+
+func TestDenials(t *testing.T) {
+	var events []string
+	d := newDenials(func(e reconciler.Event) { events = append(events, string(e.Kind)+" "+e.Message) }, slog.New(slog.DiscardHandler))
+	for range 3 {
+		err := d.deny(&fleetCall{identities: []string{"node"}, plugin: named("T", strings.Repeat("n", 1000)), method: "s/m"})
+		if status.Code(err) != codes.PermissionDenied || len(err.Error()) > 400 {
+			t.Errorf("got %v", err)
+		}
+	}
+	if len(events) != 1 || !strings.HasPrefix(events[0], "fleet-call-denied node may not call s/m of plugin T/nnn") {
+		t.Errorf("events %q", events)
+	}
+	for i := range 2 * maxSparse {
+		_ = d.deny(&fleetCall{identities: []string{"node"}, plugin: named("T", fmt.Sprint(i)), method: "s/m"})
+	}
+	if len(events) > maxSparse || len(d.told.users["node"].told) > maxSparse {
+		t.Errorf("%d events, %d remembered", len(events), len(d.told.users["node"].told))
+	}
+}
+
+func TestPublishedAddress(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	everywhere, err := net.Listen("tcp", ":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer everywhere.Close()
+	for _, test := range []struct {
+		cfg      fleetConfig
+		listener net.Listener
+		want     func(string) bool
+	}{
+		{fleetConfig{Address: "x:1"}, listener, func(s string) bool { return s == "x:1" }},
+		{fleetConfig{}, listener, func(s string) bool { return s == listener.Addr().String() }},
+		{fleetConfig{}, everywhere, func(s string) bool {
+			return !strings.HasPrefix(s, "[::]") && !strings.HasPrefix(s, "0.0.0.0") && s != ""
+		}},
+		{fleetConfig{}, nil, func(s string) bool { return s == "" }},
+	} {
+		if got, err := test.cfg.published(test.listener); err != nil || !test.want(got) {
+			t.Errorf("%+v: %q, %v", test.cfg, got, err)
+		}
+	}
+}
+
+// TestRulesCanChange: calls that no rule allows any more are cut off, and the others go on.
+func TestRulesCanChange(t *testing.T) {
+	all := []string{"*"}
+	rule := func(identity string) config.FleetAllow { return allow(identity, all, all, all) }
+	r := newInForce([]config.FleetAllow{rule("a"), rule("b")})
+	letIn := func(name string, end context.CancelCauseFunc) error {
+		_, err := r.letIn((&fleetCall{identities: []string{name}, plugin: named("T", "n"), method: "s/m"}).denied, end)
+		return err
+	}
+	ended := map[string]context.Context{}
+	for _, name := range []string{"a", "b"} {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		ended[name] = ctx
+		if err := letIn(name, cancel); err != nil {
+			t.Errorf("%s may not call: %v", name, err)
+		}
+	}
+	r.use([]config.FleetAllow{rule("b"), rule("c")})
+	if cause := context.Cause(ended["a"]); !errors.Is(cause, errWithdrawn) {
+		t.Errorf("a's call goes on: %v", cause)
+	}
+	if err := ended["b"].Err(); err != nil {
+		t.Errorf("b's call was ended: %v", err)
+	}
+	if letIn("a", nil) == nil || letIn("c", nil) != nil {
+		t.Error("the new rules are not in force")
+	}
+	before, after := Config{}, Config{}
+	after.Fleet.Serve.Allow = []config.FleetAllow{rule("a")}
+	if changed, restart := differences(before, after); len(restart) > 0 || !slices.Equal(changed, []string{"fleet.serve.allow"}) {
+		t.Errorf("changed are %q, a restart needs %q", changed, restart)
+	}
+}
+
+// TestMayOffer: a rule lets nodes offer plugins if all of its parts match; without rules every node may offer all.
+func TestMayOffer(t *testing.T) {
+	m := &fleetMember{}
+	rules := []config.FleetOffer{
+		{Node: "storage-*", Types: []string{"csi-controller"}, Names: []string{"*.example.com"}}, {Node: "Any", Types: []string{"*"}, Names: []string{"*"}},
+	}
+	for _, test := range []struct {
+		rules             []config.FleetOffer
+		node, ptype, name string
+		want              bool
+	}{
+		{nil, "x", "T", "n", true},
+		{rules, "storage-1", "csi-controller", "a.example.com", true},
+		{rules, "storage-1", "csi-node", "a.example.com", false},
+		{rules, "storage-1", "csi-controller", "other", false},
+		{rules, "x", "csi-controller", "a.example.com", false},
+		{rules, "any", "T", "n/m", true},
+	} {
+		m.useOffers(test.rules)
+		if got := m.mayOffer(test.node, test.ptype, test.name); got != test.want {
+			t.Errorf("%s offers %s/%s: %t", test.node, test.ptype, test.name, got)
+		}
+	}
+	before, after := Config{}, Config{}
+	after.Fleet.Offers = rules
+	if changed, restart := differences(before, after); len(restart) > 0 || !slices.Equal(changed, []string{"fleet.offers"}) {
+		t.Errorf("changed are %q, a restart needs %q", changed, restart)
+	}
+}
+
+// TestUnlocked: of the locks for which other nodes compete, those whose types this node does not list are known, and are a condition.
+func TestUnlocked(t *testing.T) {
+	u := newUnlocked("a", []string{"T"})
+	listed, own, other := fleet.Lock{Type: "T", Name: "n"}, fleet.Lock{Type: "U", Name: "own"}, fleet.Lock{Type: "U", Name: "n"}
+	u.set(map[fleet.Lock][]string{listed: {"b"}, own: {"a"}})
+	if c := u.condition(); !c.OK {
+		t.Errorf("the condition is %+v", c)
+	}
+	u.set(map[fleet.Lock][]string{listed: {"b"}, other: {"a", "b", "c"}})
+	if u.elsewhere(listed) != "" || u.elsewhere(own) != "" || u.elsewhere(other) != "b" {
+		t.Errorf("others compete for %v", u.nodes)
+	}
+	c := u.condition()
+	if c.OK || c.Since.IsZero() || !strings.Contains(c.Message, "locks of U, node b") {
+		t.Errorf("the condition is %+v", c)
+	}
+	u.set(nil)
+	if c := u.condition(); !c.OK {
+		t.Errorf("the condition is %+v", c)
+	}
+}
+
+// TestUnlockedTakesItsTime: however often the locks change, what they mean for this node is found out once in a while, and in the end.
+func TestUnlockedTakesItsTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		u, changed, looks := newUnlocked("a", nil), make(chan struct{}, 1), 0
+		var last atomic.Int64
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			u.follow(ctx, changed, func() map[fleet.Lock][]string {
+				looks++
+				return map[fleet.Lock][]string{{Type: "T", Name: fmt.Sprint(last.Load())}: {"b"}}
+			}, func(fleet.Condition) {})
+		}()
+		const changes = 10_000
+		for range changes {
+			last.Add(1)
+			select {
+			case changed <- struct{}{}:
+			default:
+			}
+			time.Sleep(time.Millisecond)
+		}
+		time.Sleep(2 * unlockedPause)
+		if u.elsewhere(fleet.Lock{Type: "T", Name: fmt.Sprint(changes)}) != "b" {
+			t.Error("the last change is missed")
+		}
+		cancel()
+		<-ended
+		if looks > 12 {
+			t.Errorf("%d looks in 12 s", looks)
+		}
+	})
+}

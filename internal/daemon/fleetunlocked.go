@@ -1,0 +1,113 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/patchbay-dev/patchbay"
+	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/fleet/locks"
+	"github.com/patchbay-dev/patchbay/internal/backoff"
+)
+
+// unlocked knows the locks for which other nodes compete and this one does not, because its configuration does not list their types. The
+// node does not call its own plugins of these: other nodes rely on there being one holder.
+type unlocked struct {
+	node      string // this one
+	exclusive []string
+	found     chan struct{} // closed when a node competes for locks
+	once      sync.Once
+
+	mu     sync.Mutex
+	nodes  map[fleet.Lock]string // one that competes
+	status patchbay.Condition
+}
+
+func newUnlocked(node string, exclusive []string) *unlocked {
+	ok := patchbay.Condition{Name: locks.SettingsCondition, OK: true}
+	return &unlocked{node: node, exclusive: exclusive, found: make(chan struct{}), status: ok}
+}
+
+// begin is called when a node competes for locks. As long as none does, nothing is followed.
+func (u *unlocked) begin() { u.once.Do(func() { close(u.found) }) }
+
+// run follows the locks until ctx ends, once there are any.
+func (u *unlocked) run(ctx context.Context, lookup *fleet.Lookup, announce func(fleet.Condition)) {
+	select {
+	case <-u.found:
+	case <-ctx.Done():
+		return
+	}
+	changed, competing := lookup.FollowLocks()
+	u.follow(ctx, changed, competing, announce)
+}
+
+// unlockedPause is how long changes of the locks are collected after one was taken over: each costs as much as there are contenders.
+const unlockedPause = time.Second
+
+func (u *unlocked) follow(
+	ctx context.Context, changed <-chan struct{}, competing func() map[fleet.Lock][]string, announce func(fleet.Condition),
+) {
+	for {
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		}
+		before := u.condition()
+		u.set(competing())
+		if now := u.condition(); now != before {
+			announce(fleet.Condition(now))
+		}
+		backoff.Pause(ctx, unlockedPause)
+	}
+}
+
+// set records which nodes compete.
+func (u *unlocked) set(competing map[fleet.Lock][]string) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.nodes = map[fleet.Lock]string{}
+	types := map[string]string{}
+	for lock, nodes := range competing {
+		// Its own keys are of a time when it had another configuration.
+		others := slices.DeleteFunc(nodes, func(node string) bool { return node == u.node })
+		if slices.Contains(u.exclusive, lock.Type) || len(others) == 0 {
+			continue
+		}
+		u.nodes[lock] = others[0]
+		if before := types[lock.Type]; before == "" || others[0] < before {
+			types[lock.Type] = others[0]
+		}
+	}
+	if len(types) == 0 {
+		u.status = patchbay.Condition{Name: locks.SettingsCondition, OK: true}
+		return
+	}
+	if u.status.OK {
+		u.status.OK, u.status.Since = false, time.Now()
+	}
+	names := slices.Sorted(maps.Keys(types))
+	u.status.Message = fmt.Sprintf("other nodes compete for locks of %s, node %s for example, and fleet.exclusive of this node does not list "+
+		"that: it does not call its own plugins of these names; give all nodes the same fleet.exclusive",
+		valid(strings.Join(names, ", ")), types[names[0]])
+}
+
+// elsewhere returns a node that competes for a lock for which this one does not; empty for none.
+func (u *unlocked) elsewhere(l fleet.Lock) string {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.nodes[l]
+}
+
+// condition returns whether there are any such locks.
+func (u *unlocked) condition() patchbay.Condition {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.status
+}

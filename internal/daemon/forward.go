@@ -1,0 +1,74 @@
+package daemon
+
+import (
+	"context"
+	"net/http"
+	"strings"
+
+	"google.golang.org/grpc"
+	grpcmetadata "google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/patchbay-dev/patchbay"
+	"github.com/patchbay-dev/patchbay/internal/h2proxy"
+	"github.com/patchbay-dev/patchbay/internal/proxy"
+)
+
+type connector interface {
+	Conn(ctx context.Context, ptype, name string) (grpc.ClientConnInterface, error)
+}
+
+// connTo returns a connection to a plugin whose calls go to the instance that is current when they begin.
+func connTo(ctx context.Context, registry connector, p patchbay.PluginName) (grpc.ClientConnInterface, error) {
+	called := "plugin " + p.String()
+	conn, err := registry.Conn(ctx, p.Type, p.Name)
+	if err != nil {
+		return nil, proxy.CannotCall(called, err)
+	}
+	return proxy.Named(conn, called), nil
+}
+
+// routeOf returns the plugin that a call is for, see [proxy.Route].
+func routeOf(call context.Context) (p patchbay.PluginName, md grpcmetadata.MD, err error) {
+	md, _ = grpcmetadata.FromIncomingContext(call)
+	p.Type, p.Name, err = proxy.ParseRoute(md)
+	return p, md, err
+}
+
+// newForwarder returns what takes the gRPC calls on the control socket that are not for the control API. Each goes to the plugin that its
+// metadata name, on this node or in the fleet. Callers need the role that [callRole] says, and the budget bounds what their calls hold.
+func newForwarder(g *guard, registry connector, calls *fleetMember, budget *h2proxy.Budget) http.Handler {
+	return proxy.NewServer(context.Background(), func(ctx context.Context, caller grpc.ServerStream) error {
+		if err := g.admit(ctx, actionCall, callRole); err != nil {
+			return err
+		}
+		if by := callerIn(ctx); by.uid() != 0 && by.uid() != g.uid {
+			if err := g.audit.admit(by); err != nil {
+				return err
+			}
+		}
+		held, release := g.hold(ctx, callRole)
+		defer release()
+		p, md, unrouted := routeOf(ctx)
+		reached := false // a plugin
+		err := proxy.Director(func(ctx context.Context, _ string) (conn grpc.ClientConnInterface, err error) {
+			switch {
+			case unrouted != nil:
+				return nil, unrouted
+			case isFleetCall(md):
+				conn, err = calls.direct(md, p)
+			default:
+				conn, err = connTo(ctx, registry, p)
+			}
+			reached = err == nil
+			return conn, err
+		}).Forward(held, caller)
+		var call pluginCall
+		if unrouted == nil {
+			method, _ := grpc.MethodFromServerStream(caller)
+			call = pluginCall{p, isFleetCall(md), strings.TrimPrefix(method, "/")}
+		}
+		g.audit.called(callerIn(ctx), call, reached, status.Code(err))
+		return err
+	}, proxy.ServerConfig{Budget: budget, Log: g.audit.log, UID: func(r *http.Request) uint32 { return callerIn(r.Context()).uid() }})
+}

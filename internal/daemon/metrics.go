@@ -1,0 +1,358 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"os"
+	"runtime"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promauto"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/stats"
+	"google.golang.org/grpc/status"
+
+	"github.com/patchbay-dev/patchbay"
+	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
+	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/trust"
+)
+
+// The labels for what would else let a plugin or a caller make a label of its own.
+const (
+	labelOther   = "other"   // a plugin type that no handler is configured for, or one method too many
+	labelUnknown = "unknown" // a plugin that has not said its type
+)
+
+// metrics are what the daemon counts and measures. Labels have values from the configuration or from fixed lists, except for RPC methods,
+// of which only the first maxMethods are told apart, and nodes and locks, of which there are maxPeers and maxLocks.
+type metrics struct {
+	registry *prometheus.Registry
+	// handled says whether a plugin type is one that a handler is configured for.
+	handled func(ptype string) bool
+
+	registrations  *prometheus.HistogramVec
+	events         *prometheus.CounterVec
+	refusals       *prometheus.CounterVec
+	fileEventsLost prometheus.Counter
+	resyncs        prometheus.Counter
+	dispenses      *prometheus.CounterVec
+	connsRefused   *prometheus.CounterVec
+	listsRefused   prometheus.Counter
+	callsLimited   *prometheus.CounterVec
+	rpcs           *rpcMetrics
+	stateWrites    *prometheus.HistogramVec
+	served, called *peerCalls // by other nodes, and on others
+}
+
+func newMetrics(build Build, handled func(ptype string) bool) *metrics {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	made := promauto.With(registry)
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return made.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+	}
+	// Each bucket is four times the one before.
+	histogram := func(name, help string, first float64, labels ...string) *prometheus.HistogramVec {
+		buckets := prometheus.ExponentialBuckets(first, 4, 10)
+		return made.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, labels)
+	}
+	made.NewGauge(prometheus.GaugeOpts{
+		Name:        "patchbay_build_info",
+		Help:        "The build that runs; its value is 1.",
+		ConstLabels: prometheus.Labels{"version": build.Version, "commit": build.Commit, "go_version": runtime.Version()},
+	}).Set(1)
+	return &metrics{
+		registry: registry,
+		handled:  handled,
+		registrations: histogram("patchbay_registration_duration_seconds",
+			"How long attempts to register a plugin took, by result. A first attempt counts from when the socket was seen.",
+			0.0005, "type", "result"),
+		events: counter("patchbay_plugin_events_total",
+			"Events of plugins, by kind; unreachable means that a registered plugin died or could not be registered again.",
+			"type", "kind"),
+		refusals: counter("patchbay_refusals_total",
+			"How often something was refused because it is not trusted or exceeds a limit, by reason.", "reason"),
+		fileEventsLost: counter("patchbay_file_events_lost_total",
+			"How often the system lost file events of the plugin directories; a scan makes up for them.").WithLabelValues(),
+		resyncs: counter("patchbay_event_resyncs_total",
+			"How often a subscriber was too slow, lost events and had to list the plugins again.").WithLabelValues(),
+		dispenses: counter("patchbay_dispenses_total",
+			"Requests for clients of plugins and for connections to them, by result.", "type", "result"),
+		connsRefused: counter("patchbay_connections_refused_total",
+			"Connections that were closed at once because the user, or all users together, had too many open, by socket and reason.",
+			"socket", "reason"),
+		listsRefused: counter("patchbay_lists_refused_total",
+			"Answers of the control API that were refused because the user, or all users together, had too many unread ones.").WithLabelValues(),
+		callsLimited: counter("patchbay_calls_limited_total",
+			"How often a call of a plugin, or a request to the control API, got no more memory for what waits in it, so that it is slower or "+
+				"refused (user, total), was refused because too many were in progress (userCalls, calls), or was canceled by a caller that "+
+				"cancels too many, which is read from more slowly (connCancels, userCancels, cancels).", "reason"),
+		rpcs: &rpcMetrics{
+			methods:   &labels{most: maxMethods},
+			calls:     counter("patchbay_plugin_rpcs_total", "Completed calls to plugins, by method and gRPC status code.", "method", "code"),
+			durations: histogram("patchbay_plugin_rpc_duration_seconds", "How long calls to plugins took, by method.", 0.0002, "method"),
+		},
+		served: newPeerCalls(counter("patchbay_fleet_served_calls_total",
+			"Calls from other nodes that have ended, or were denied, by the first name in the caller's certificate and gRPC status code.",
+			"caller", "code")),
+		called: newPeerCalls(counter("patchbay_fleet_calls_total",
+			"Calls to plugins of other nodes that have ended, by node and gRPC status code.", "node", "code")),
+		stateWrites: histogram("patchbay_state_write_duration_seconds",
+			"How long it took to make changes durable in the state file, by result.", 0.0001, "result"),
+	}
+}
+
+// observer returns what has the runtime counted.
+func (m *metrics) observer() patchbay.Observer {
+	return patchbay.Observer{
+		Event: func(e reconciler.Event) {
+			m.events.WithLabelValues(m.typeLabel(e.Type), string(e.Kind)).Inc()
+		},
+		Attempt: func(a reconciler.Attempt) {
+			m.registrations.WithLabelValues(m.typeLabel(a.Type), string(a.Result)).Observe(a.Duration.Seconds())
+		},
+		StatsHandlers:  []stats.Handler{m.rpcs},
+		Refused:        func(reason trust.Reason) { m.refusals.WithLabelValues(string(reason)).Inc() },
+		FileEventsLost: m.fileEventsLost.Inc,
+		Resync:         m.resyncs.Inc,
+		CallsLimited:   func(reason string) { m.callsLimited.WithLabelValues(reason).Inc() },
+		Dispense: func(ptype string, err error) {
+			if err != nil {
+				ptype = m.typeLabel(ptype) // maybe the caller's own word; else it is a type or role that is registered
+			}
+			m.dispenses.WithLabelValues(ptype, dispenseResult(err)).Inc()
+		},
+	}
+}
+
+// watch has what can be counted when it is asked for collected from the runtime.
+func (m *metrics) watch(source source, launched launched, statePath string) {
+	m.registry.MustRegister(&collector{metrics: m, source: source, launched: launched, statePath: statePath})
+}
+
+func (m *metrics) handler() http.Handler {
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{Registry: m.registry})
+}
+
+func (m *metrics) typeLabel(ptype string) string {
+	switch {
+	case ptype == "":
+		return labelUnknown
+	case m.handled(ptype):
+		return ptype
+	}
+	return labelOther
+}
+
+func dispenseResult(err error) string {
+	switch {
+	case err == nil:
+		return "ok"
+	case errors.Is(err, dynamicplugins.ErrNotFound):
+		return "not_found"
+	case errors.Is(err, dynamicplugins.ErrUnreachable):
+		return "unreachable"
+	}
+	return "error"
+}
+
+var _ dynamicplugins.BatchStorage = measuredState{}
+
+type measuredState struct {
+	*boltstate.Store
+	writes *prometheus.HistogramVec
+}
+
+func (s measuredState) PutDynamicPluginRegistryState(state *dynamicplugins.RegistryState) error {
+	return s.measure(func() error { return s.Store.PutDynamicPluginRegistryState(state) })
+}
+
+func (s measuredState) PutDynamicPluginChange(change *dynamicplugins.PluginChange) error {
+	return s.measure(func() error { return s.Store.PutDynamicPluginChange(change) })
+}
+
+func (s measuredState) PutDynamicPluginChanges(changes []*dynamicplugins.PluginChange) (errs []error) {
+	_ = s.measure(func() error {
+		errs = s.Store.PutDynamicPluginChanges(changes)
+		return errors.Join(errs...)
+	})
+	return errs
+}
+
+func (s measuredState) measure(write func() error) error {
+	began := time.Now()
+	err := write()
+	result := "ok"
+	if err != nil {
+		result = "error"
+	}
+	s.writes.WithLabelValues(result).Observe(time.Since(began).Seconds())
+	return err
+}
+
+// collector makes the metrics that are states. It is a [prometheus.Collector].
+type collector struct {
+	metrics   *metrics
+	source    source
+	launched  launched
+	statePath string
+}
+
+var (
+	pluginsDesc = prometheus.NewDesc("patchbay_plugins",
+		"Known instances of plugins, by state.", []string{"type", "state"}, nil)
+	degradedDesc = prometheus.NewDesc("patchbay_condition_degraded",
+		"Whether a condition of the daemon is degraded: 1 if so, 0 if not.", []string{"condition"}, nil)
+	stateSizeDesc = prometheus.NewDesc("patchbay_state_size_bytes",
+		"The size of the state file.", nil, nil)
+	launchedDesc = prometheus.NewDesc("patchbay_launched_plugin_state",
+		"The state of a plugin of the catalogue: 1 for its current state.", []string{"plugin", "state"}, nil)
+	restartsDesc = prometheus.NewDesc("patchbay_launched_plugin_restarts_total",
+		"How often a plugin of the catalogue was restarted since somebody started it.", []string{"plugin"}, nil)
+	logLinesDesc = prometheus.NewDesc("patchbay_launched_plugin_log_lines_total",
+		"Lines that a launched plugin printed or logged.", []string{"plugin"}, nil)
+	logCutDesc = prometheus.NewDesc("patchbay_launched_plugin_log_lines_cut_total",
+		"Lines of a launched plugin that were cut because they were too long.", []string{"plugin"}, nil)
+	logDroppedDesc = prometheus.NewDesc("patchbay_launched_plugin_log_lines_dropped_total",
+		"Lines of a launched plugin that were dropped because they exceeded its rate limit.", []string{"plugin"}, nil)
+)
+
+func (c *collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{
+		pluginsDesc, degradedDesc, stateSizeDesc, launchedDesc, restartsDesc, logLinesDesc, logCutDesc, logDroppedDesc,
+	} {
+		ch <- d
+	}
+}
+
+func (c *collector) Collect(ch chan<- prometheus.Metric) {
+	type group struct{ ptype, state string }
+	plugins := map[group]int{}
+	for _, s := range c.source.Plugins() {
+		plugins[group{c.metrics.typeLabel(s.Type), string(s.State)}]++
+	}
+	for g, n := range plugins {
+		gauge(ch, pluginsDesc, float64(n), g.ptype, g.state)
+	}
+	for _, condition := range c.source.Conditions() {
+		gauge(ch, degradedDesc, oneIf(!condition.OK), condition.Name)
+	}
+	if info, err := os.Stat(c.statePath); err == nil {
+		gauge(ch, stateSizeDesc, float64(info.Size()))
+	}
+	for _, s := range c.launched.Plugins() {
+		gauge(ch, launchedDesc, 1, s.Name, string(s.State))
+		counter(ch, restartsDesc, uint64(max(s.Restarts, 0)), s.Name)
+		log, err := c.launched.Log(s.Name)
+		if err != nil {
+			continue // it has just left the catalogue
+		}
+		lines := log.Stats()
+		counter(ch, logLinesDesc, lines.Lines, s.Name)
+		counter(ch, logCutDesc, lines.Cut, s.Name)
+		counter(ch, logDroppedDesc, lines.Dropped, s.Name)
+	}
+}
+
+func gauge(ch chan<- prometheus.Metric, d *prometheus.Desc, value float64, labels ...string) {
+	ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
+}
+
+func counter(ch chan<- prometheus.Metric, d *prometheus.Desc, value uint64, labels ...string) {
+	ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(value), labels...)
+}
+
+func oneIf(yes bool) float64 {
+	if yes {
+		return 1
+	}
+	return 0
+}
+
+// labels are the values that a label may have: the first ones that occur, until there are too many.
+type labels struct {
+	most int
+
+	mu    sync.RWMutex
+	known map[string]bool
+}
+
+func (l *labels) has(value string) bool {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	return l.known[value]
+}
+
+// of returns the value, or labelOther if there are too many.
+func (l *labels) of(value string) string {
+	if l.has(value) {
+		return value
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.known[value] && len(l.known) >= l.most {
+		return labelOther
+	}
+	if l.known == nil {
+		l.known = map[string]bool{}
+	}
+	l.known[value] = true
+	return value
+}
+
+// maxMethods bounds how many RPC methods have a label of their own: callers of a plugin choose their names, and plugins which they answer.
+const maxMethods = 256
+
+// rpcMetrics counts the calls on the shared connections to plugins. It is a [stats.Handler].
+type rpcMetrics struct {
+	calls     *prometheus.CounterVec
+	durations *prometheus.HistogramVec
+	methods   *labels
+}
+
+type rpcMethod struct{}
+
+func (m *rpcMetrics) TagRPC(ctx context.Context, info *stats.RPCTagInfo) context.Context {
+	return context.WithValue(ctx, rpcMethod{}, info.FullMethodName)
+}
+
+func (m *rpcMetrics) HandleRPC(ctx context.Context, s stats.RPCStats) {
+	end, ok := s.(*stats.End)
+	if !ok {
+		return
+	}
+	method, _ := ctx.Value(rpcMethod{}).(string)
+	code := status.Code(end.Error)
+	method = m.label(method, code)
+	m.calls.WithLabelValues(method, codeLabel(code)).Inc()
+	m.durations.WithLabelValues(method).Observe(end.EndTime.Sub(end.BeginTime).Seconds())
+}
+
+func (m *rpcMetrics) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
+
+func (m *rpcMetrics) HandleConn(context.Context, stats.ConnStats) {}
+
+// codeLabel returns the label of the code of a status. Plugins may answer with any number; those that gRPC does not have are one.
+func codeLabel(code codes.Code) string {
+	if code > codes.Unauthenticated {
+		return labelOther
+	}
+	return code.String()
+}
+
+// label returns the label of a method whose call ended with a code: the method, unless there are too many, or only callers have ever named
+// it.
+func (m *rpcMetrics) label(method string, code codes.Code) string {
+	if !m.methods.has(method) && (code == codes.Unimplemented || !utf8.ValidString(method)) { // which no label may be
+		return labelOther
+	}
+	return m.methods.of(method)
+}

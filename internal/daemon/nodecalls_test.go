@@ -1,0 +1,269 @@
+package daemon
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	testpb "google.golang.org/grpc/interop/grpc_testing"
+
+	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/config"
+	"github.com/patchbay-dev/patchbay/internal/h2proxy"
+	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/internal/proxy"
+	"github.com/patchbay-dev/patchbay/internal/reconciler"
+)
+
+// connCount is a listener that counts its connections.
+type connCount struct {
+	net.Listener
+	accepted atomic.Int32
+}
+
+func (l *connCount) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	if err == nil {
+		l.accepted.Add(1)
+	}
+	return conn, err
+}
+
+// deaf is a plugin that answers unary calls, echoes, and reads nothing of what else is sent to it.
+type deaf struct{ instance }
+
+func (d *deaf) StreamingInputCall(s testpb.TestService_StreamingInputCallServer) error {
+	<-s.Context().Done()
+	return s.Context().Err()
+}
+
+// nodes are a node that takes calls for its plugin T/n, and one that calls it.
+type nodes struct {
+	*bed
+	listener *connCount
+	dialer   *fleet.Dialer // of the one that calls
+	asCaller *tls.Config   // of a connection of that one
+	stop     func() error  // ends the other one
+	log      *bytes.Buffer // of that one; to be read after stop
+}
+
+func newNodes(t *testing.T, change func(*fleetServer)) *nodes {
+	t.Helper()
+	n := &nodes{bed: newBed(t, nil), log: new(bytes.Buffer)}
+	plugin := &deaf{instance{id: "b", path: filepath.Join(n.tmp, "b"), server: grpc.NewServer(), calls: make(chan struct{}, 100)}}
+	testpb.RegisterTestServiceServer(plugin.server, plugin)
+	at, err := net.Listen("unix", plugin.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { _ = plugin.server.Serve(at) }()
+	t.Cleanup(plugin.server.Stop)
+	n.register("T", "n", &plugin.instance)
+	certificates, asCaller := nodeCredentials(t, "a", "b")
+	n.asCaller = asCaller
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.listener = &connCount{Listener: listener}
+	all := []string{"*"}
+	publish := func(reconciler.Event) {}
+	calls := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "calls"}, []string{"peer", "code"})
+	server := &fleetServer{
+		registry: n.registry, credentials: certificates[1], rules: newInForce([]config.FleetAllow{allow("a", all, all, all)}),
+		denials: newDenials(publish, discard), audit: newAuditor(publish, discard), served: newPeerCalls(calls), age: fleetConnAge,
+		drain:  newDrain(func() bool { return false }),
+		budget: newBudget("calls", h2proxy.DefaultLimits, 0, nil, discard),
+		log:    slog.New(slog.NewTextHandler(n.log, &slog.HandlerOptions{Level: slog.LevelWarn})),
+	}
+	if change != nil {
+		change(server)
+	}
+	n.stop = sync.OnceValue(server.serve(t.Context(), n.listener, func() { t.Error("the server failed") }))
+	n.dialer = fleet.NewDialer(fleet.DialerConfig{Credentials: certificates[0], Find: func(context.Context, fleet.Filter) ([]fleet.Instance, error) {
+		return []fleet.Instance{{Plugin: fleet.Plugin{Node: "b"}, Address: listener.Addr().String()}}, nil
+	}})
+	t.Cleanup(func() {
+		n.dialer.Close()
+		if err := n.stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return n
+}
+
+// clients return clients of T/n whose calls go by messages, and by fragments through the node that calls, each over a connection of its own.
+func (n *nodes) clients() map[string]func() testpb.TestServiceClient {
+	n.t.Helper()
+	to := n.dialer.Dial("T", "n", fleet.Policy{})
+	local := proxy.NewServer(n.t.Context(), proxy.Director(func(context.Context, string) (grpc.ClientConnInterface, error) {
+		return to, nil
+	}).Forward, proxy.ServerConfig{})
+	path := filepath.Join(n.tmp, "a")
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	protocols := new(http.Protocols)
+	protocols.SetUnencryptedHTTP2(true)
+	control := startServer("the control API", listener, &http.Server{Handler: local, Protocols: protocols}, func() {}, discard)
+	n.t.Cleanup(func() { _ = control.stop() })
+	return map[string]func() testpb.TestServiceClient{
+		"messages": func() testpb.TestServiceClient { return testpb.NewTestServiceClient(to) },
+		"fragments": func() testpb.TestServiceClient {
+			conn, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),
+				grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return sock.Dial(ctx, path) }))
+			if err != nil {
+				n.t.Fatal(err)
+			}
+			n.t.Cleanup(func() { _ = conn.Close() })
+			return testpb.NewTestServiceClient(conn)
+		},
+	}
+}
+
+// TestUnreadCallHoldsNoOther: a call whose plugin does not read stops no other call from the same node.
+func TestUnreadCallHoldsNoOther(t *testing.T) {
+	n := newNodes(t, nil)
+	for kind, connect := range n.clients() {
+		client := connect()
+		unread, err := connect().StreamingInputCall(n.ctx())
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() { // until it is stuck
+			for err := error(nil); err == nil; {
+				err = unread.Send(&testpb.StreamingInputCallRequest{Payload: &testpb.Payload{Body: make([]byte, 8<<10)}})
+			}
+		}()
+		// An echo of as much as the windows of a connection have got through only if they are given back.
+		echo, err := client.FullDuplexCall(n.ctx())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 100 {
+			err := echo.Send(&testpb.StreamingOutputCallRequest{Payload: &testpb.Payload{Body: make([]byte, 8<<10)}})
+			if err == nil {
+				_, err = echo.Recv()
+			}
+			if err != nil {
+				t.Fatalf("%s: another call: %v", kind, err)
+			}
+		}
+		if err := echo.CloseSend(); err != nil {
+			t.Error(err)
+		}
+		if got := n.ask(client); got != "b" {
+			t.Errorf("%s: a new call: %s", kind, got)
+		}
+	}
+}
+
+// TestCallsOverAge: when a connection is so old that it takes no new calls, no call fails, and those in progress go on.
+func TestCallsOverAge(t *testing.T) {
+	const connections = 20
+	n := newNodes(t, func(s *fleetServer) { s.age = 200 * time.Millisecond })
+	var calling sync.WaitGroup
+	for kind, connect := range n.clients() {
+		client := connect()
+		long, err := client.FullDuplexCall(n.ctx())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 4 {
+			calling.Go(func() {
+				for n.listener.accepted.Load() < connections && !t.Failed() {
+					if got := n.ask(client); got != "b" {
+						t.Errorf("%s: %s", kind, got)
+					}
+				}
+			})
+		}
+		calling.Go(func() {
+			for n.listener.accepted.Load() < connections && !t.Failed() {
+				err := long.Send(&testpb.StreamingOutputCallRequest{})
+				if err == nil {
+					_, err = long.Recv()
+				}
+				if err != nil {
+					t.Errorf("%s: a call in progress: %v", kind, err)
+				}
+			}
+			_ = long.CloseSend()
+			if _, err := long.Recv(); err != io.EOF { //nolint:errorlint // it is that
+				t.Errorf("%s: the end of the call in progress: %v", kind, err)
+			}
+		})
+	}
+	calling.Wait()
+}
+
+// TestSilentConnectionsEnd: the end of the server waits for no connection whose caller has not shown who it is, or has not spoken after that,
+// and nothing says that there were calls.
+func TestSilentConnectionsEnd(t *testing.T) {
+	n := newNodes(t, nil)
+	silent, err := net.Dial("tcp", n.listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	shown, err := tls.Dial("tcp", n.listener.Addr().String(), n.asCaller)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer shown.Close()
+	if _, err := shown.Read(make([]byte, 1)); err != nil { // the settings: the server has taken the certificate
+		t.Fatal(err)
+	}
+	for kind, connect := range n.clients() { // behind which the server knows of it
+		if got := n.ask(connect()); got != "b" {
+			t.Errorf("%s: %s", kind, got)
+		}
+	}
+	if err := n.stop(); err != nil {
+		t.Error(err)
+	}
+	if n.log.Len() > 0 {
+		t.Errorf("it logs %s", strings.TrimSpace(n.log.String()))
+	}
+}
+
+// TestStopEndsCalls: calls from other nodes that are in progress when the node stops are told why.
+func TestStopEndsCalls(t *testing.T) {
+	n := newNodes(t, nil)
+	var calls []testpb.TestService_FullDuplexCallClient
+	for _, connect := range n.clients() {
+		call, err := connect().FullDuplexCall(n.ctx())
+		if err == nil {
+			err = call.Send(&testpb.StreamingOutputCallRequest{})
+		}
+		if err == nil {
+			_, err = call.Recv()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		calls = append(calls, call)
+	}
+	if err := n.stop(); err != nil {
+		t.Error(err)
+	}
+	for _, call := range calls {
+		if _, err := call.Recv(); err == nil || !strings.Contains(err.Error(), errStopping.Error()) {
+			t.Errorf("a call ended with %v", err)
+		}
+	}
+}

@@ -1,0 +1,254 @@
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/internal/config"
+	"github.com/patchbay-dev/patchbay/internal/h2proxy"
+	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/trust"
+)
+
+// procedures are the methods of the control API.
+func procedures() map[string]protoreflect.MethodDescriptor {
+	found := map[string]protoreflect.MethodDescriptor{}
+	protoregistry.GlobalFiles.RangeFilesByPackage(patchbayv1.File_patchbay_v1_control_proto.Package(), func(file protoreflect.FileDescriptor) bool {
+		for i := range file.Services().Len() {
+			service := file.Services().Get(i)
+			for j := range service.Methods().Len() {
+				method := service.Methods().Get(j)
+				found["/"+string(service.FullName())+"/"+string(method.Name())] = method
+			}
+		}
+		return true
+	})
+	return found
+}
+
+// TestEveryMethodHasARole keeps a new method from being for administrators by oversight.
+func TestEveryMethodHasARole(t *testing.T) {
+	all := procedures()
+	if len(all) < 20 {
+		t.Fatalf("%d methods were found", len(all))
+	}
+	for procedure := range all {
+		if role := procedureRoles[procedure]; role < roleRead || role > roleAdmin {
+			t.Errorf("%s has no role: add it to procedureRoles", procedure)
+		}
+	}
+	for procedure := range procedureRoles {
+		if all[procedure] == nil {
+			t.Errorf("%s has a role and does not exist", procedure)
+		}
+	}
+	if roleFor("/patchbay.v1.ControlService/Unheard") != roleAdmin {
+		t.Error("a method without a role is not for administrators")
+	}
+}
+
+func TestUnknownMembers(t *testing.T) {
+	_, err := policyOf(config.Roles{
+		Read: config.Members{Users: []string{"no-such-user"}}, Admin: config.Members{Groups: []string{"no-such-group", "-1"}},
+	})
+	var unknown []string
+	for _, err := range joined(err) {
+		field, _ := errors.AsType[*trust.FieldError](err)
+		what, _, _ := strings.Cut(field.Err.Error(), " is not known on this machine: ")
+		unknown = append(unknown, field.Field+": "+what)
+	}
+	want := []string{`control.roles.read.users: "no-such-user"`, `control.roles.admin.groups: "no-such-group"`,
+		`control.roles.admin.groups: "-1"`}
+	if !slices.Equal(unknown, want) {
+		t.Errorf("got %q, want %q", unknown, want)
+	}
+	if _, err := policyOf(config.Roles{Operate: config.Members{Groups: []string{""}}}); err == nil {
+		t.Error("an empty name is taken")
+	}
+}
+
+func TestSparse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSparse(maxSparse, maxTold)
+		told := 0
+		for range 3 {
+			if first, _ := s.first(audited{action: "a"}); first {
+				told++
+			}
+		}
+		first, left := s.first(audited{action: "b"})
+		if told != 1 || !first || left != 2 {
+			t.Errorf("told %d times; another: %t, %d left out", told, first, left)
+		}
+		for i := range 2 * maxSparse {
+			s.first(audited{action: strings.Repeat("x", i)})
+		}
+		if u := s.users[""]; len(u.told) != maxSparse || u.left != maxSparse+2 {
+			t.Errorf("%d remembered, %d left out", len(u.told), u.left)
+		}
+		if first, left := s.first(audited{who: "1", action: "a"}); !first || left != 0 {
+			t.Errorf("what another user does: %t, %d left out", first, left)
+		}
+		// A crowd is bounded too, and those who take turns are remembered as far as there is room.
+		told = 0
+		for i := range 3 * maxTold {
+			if first, _ := s.first(audited{who: strconv.Itoa(i % (2 * maxUsers)), action: "y"}); first {
+				told++
+			}
+		}
+		if told > maxTold || len(s.users) != maxUsers {
+			t.Errorf("%d are told of a crowd, want %d at most; %d users are remembered", told, maxTold, len(s.users))
+		}
+		time.Sleep(sparseQuiet)
+		if first, _ := s.first(audited{who: "late", action: "y"}); !first {
+			t.Error("after a while nothing is told")
+		}
+	})
+}
+
+// TestAuditCannotBeSwitchedOff: made-up names, however many, keep no call that reached a plugin out of the audit. Who makes so many different
+// ones that they are too many to tell is refused.
+func TestAuditCannotBeSwitchedOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var told []string
+		a := newAuditor(func(e reconciler.Event) { told = append(told, e.Message) }, discard)
+		user, other := &caller{peer: sock.Peer{UID: 7}}, &caller{peer: sock.Peer{UID: 77}}
+		call := func(who actor, plugin, method string, reached bool, code codes.Code) {
+			a.called(who, pluginCall{plugin: named("T", plugin), method: method}, reached, code)
+		}
+		for i := range 1000 {
+			call(user, fmt.Sprintf("made-up-%d", i), "a.B/C", false, codes.Unavailable)
+			call(user, "disk", fmt.Sprintf("a.B/MadeUp%d", i), true, codes.Unimplemented)
+		}
+		if len(told) != maxSparse {
+			t.Errorf("%d calls of made-up names are told, want %d", len(told), maxSparse)
+		}
+		for i := range 2 * maxSparse { // which may be made up, or have had their effect
+			told = nil
+			call(user, "disk", fmt.Sprintf("a.B/Cut%d", i), true, codes.Canceled)
+			call(user, "disk", fmt.Sprintf("a.B/Method%d", i), true, codes.NotFound)
+			call(other, "disk", fmt.Sprintf("a.B/Method%d", i), true, codes.NotFound)
+			if len(told) != 3 {
+				t.Fatalf("a first call of what may exist is left out after %d others: told %q", i, told)
+			}
+		}
+		told = nil
+		call(user, "disk", "a.B/Format", true, codes.Canceled)
+		call(user, "disk", "a.B/Format", true, codes.Canceled)
+		if len(told) != 1 || !strings.Contains(told[0], "T/disk: a.B/Format: canceled") {
+			t.Errorf("of a call that was cut off after others is told: %q", told)
+		}
+		told = nil
+		call(&caller{peer: sock.Peer{UID: 1}}, "1n", "a.B/C", true, codes.OK) // would be alike if user and name were one text
+		call(&caller{peer: sock.Peer{UID: 11}}, "n", "a.B/C", true, codes.OK)
+		if len(told) != 2 {
+			t.Errorf("of two users one is told of: %q", told)
+		}
+		told = nil
+		refused := 0
+		for i := range 4 * maxCalled {
+			if err := a.admit(user); err != nil {
+				if refused++; status.Code(err) != codes.ResourceExhausted {
+					t.Error(err)
+				}
+				continue
+			}
+			call(user, "disk", fmt.Sprintf("a.B/Other%d", i), true, codes.OK)
+		}
+		if len(told) > maxCalled || refused == 0 {
+			t.Errorf("%d calls of one user are told within a moment, and %d refused", len(told), refused)
+		}
+		if !slices.ContainsFunc(told, func(m string) bool { return strings.Contains(m, "resource_exhausted") }) {
+			t.Error("the refusals are not told")
+		}
+		if err := a.admit(other); err != nil {
+			t.Errorf("another user may not call: %v", err)
+		}
+		if maxCallsAtOnce < h2proxy.DefaultLimits.UserCalls {
+			t.Error("a user may have more calls in progress than there is room for")
+		}
+		told = nil
+		for i := range maxCallsAtOnce { // those that had begun
+			call(user, "disk", fmt.Sprintf("a.B/Begun%d", i), true, codes.OK)
+		}
+		if len(told) != maxCallsAtOnce {
+			t.Errorf("%d of %d calls that had begun are told", len(told), maxCallsAtOnce)
+		}
+		time.Sleep(sparseQuiet)
+		if err := a.admit(user); err != nil {
+			t.Errorf("after a while: %v", err)
+		}
+		for i := range 2 * maxUsers {
+			call(&caller{peer: sock.Peer{UID: uint32(i)}}, "disk", "a.B/C", true, codes.OK)
+		}
+		if len(a.calls.users) > maxUsers {
+			t.Errorf("too much is remembered, of %d users", len(a.calls.users))
+		}
+		told = nil
+		for range 2 * maxCalled { // by root, who is not refused
+			call(&caller{}, "disk", fmt.Sprint("a.B/", len(told)), true, codes.OK)
+		}
+		if len(told) != 2*maxCalled || len(a.calls.users[(&caller{}).name()].told) > maxCalled {
+			t.Errorf("%d of %d different calls of root are told", len(told), 2*maxCalled)
+		}
+	})
+}
+
+// TestCallsThatLookAlike: of two calls that differ both are told, however alike their names look.
+func TestCallsThatLookAlike(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("n", maxShort)
+	for _, calls := range [][2]pluginCall{
+		{{plugin: named("T", "n in the fleet"), method: "a.B/C"}, {plugin: named("T", "n"), fleet: true, method: "a.B/C"}},
+		{{plugin: named("T", long+"1"), method: "a.B/C"}, {plugin: named("T", long+"2"), method: "a.B/C"}},
+		{{plugin: named("T", "n"), method: long + "1"}, {plugin: named("T", "n"), method: long + "2"}},
+		{{plugin: named("T", "n: a"), method: "b"}, {plugin: named("T", "n"), method: "a: b"}},
+	} {
+		told := 0
+		a := newAuditor(func(reconciler.Event) { told++ }, discard)
+		for _, call := range calls {
+			a.called(&caller{}, call, true, codes.OK)
+		}
+		if told != 2 {
+			t.Errorf("of %+v %d are told", calls, told)
+		}
+	}
+}
+
+// TestFleetDenialsOfOneHideNoOther: what one node may not do is told however much another one may not.
+func TestFleetDenialsOfOneHideNoOther(t *testing.T) {
+	var told []string
+	d := newDenials(func(e reconciler.Event) { told = append(told, e.Message) }, discard)
+	for i := range 2 * maxSparse {
+		_ = d.deny(&fleetCall{identities: []string{"node-a"}, plugin: named("T", fmt.Sprint("made-up", i)), method: "a.B/C"})
+	}
+	_ = d.deny(&fleetCall{identities: []string{"node-b"}, plugin: named("CSIPlugin", "disk"), method: "csi.v1.Node/NodePublishVolume"})
+	if len(told) != maxSparse+1 || !strings.Contains(told[maxSparse], "node-b may not call") {
+		t.Errorf("%d are told, the last: %q", len(told), told[len(told)-1])
+	}
+}
+
+// privileged are the methods that need more than the role read.
+func privileged() []string {
+	var found []string
+	for procedure, needed := range procedureRoles {
+		if needed > roleRead {
+			found = append(found, procedure)
+		}
+	}
+	slices.Sort(found)
+	return found
+}

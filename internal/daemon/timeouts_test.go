@@ -1,0 +1,55 @@
+package daemon
+
+import (
+	"testing"
+	"time"
+
+	"github.com/patchbay-dev/patchbay"
+	"github.com/patchbay-dev/patchbay/internal/config"
+)
+
+// TestReloadedClientTimeouts reloads over a runtime that does not run.
+func TestReloadedClientTimeouts(t *testing.T) {
+	cfg := Config{Config: config.Config{
+		PluginDirs: []string{t.TempDir()}, State: "s", ControlSocket: "c", ClientTimeouts: map[string]time.Duration{"T": 1},
+	}}
+	cfg.Load = func() (Config, error) {
+		next := cfg
+		next.ClientTimeouts = map[string]time.Duration{"T": 2}
+		return next, nil
+	}
+	d, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	runtime, err := patchbay.New(patchbay.Config{PluginDirs: cfg.PluginDirs})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer runtime.Registry().Shutdown()
+	d.reloads.begin(&assembly{runtime: runtime, guard: testGuard("c"), handlers: newHandlerSet(handlerNeeds{})})
+	close(d.ready)
+	for want := range time.Duration(2) {
+		if got := d.clientTimeout("T", "n"); got == nil || *got != want+1 {
+			t.Errorf("got %v, want %v", got, want+1)
+		}
+		if _, err := d.Reload(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestClientTimeouts(t *testing.T) {
+	var d Daemon
+	d.timeouts.Store(new(map[string]time.Duration))
+	if got := d.clientTimeout("T", "n"); got != nil {
+		t.Errorf("got %v, want none", *got)
+	}
+	d.timeouts.Store(&map[string]time.Duration{"T": 1, "T/n/m": 2, "U/n": 3})
+	for plugin, want := range map[[2]string]time.Duration{{"T", "n"}: 1, {"T", "n/m"}: 2, {"U", "n"}: 3, {"U", "m"}: 0, {"", "T"}: 0} {
+		got := d.clientTimeout(plugin[0], plugin[1])
+		if (got == nil) != (want == 0) || got != nil && *got != want {
+			t.Errorf("timeout of %v is %v, want %v", plugin, got, want)
+		}
+	}
+}

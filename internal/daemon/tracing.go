@@ -1,0 +1,80 @@
+package daemon
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net/url"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/stats"
+
+	"github.com/patchbay-dev/patchbay"
+	"github.com/patchbay-dev/patchbay/internal/config"
+)
+
+const (
+	// exportTimeout bounds how long the collector may take for a batch. The end of the daemon waits for two at most: the one that is on
+	// its way, and what is left.
+	exportTimeout = 2 * time.Second
+	// maxSpans is how many spans wait to be sent, and go in one batch; those above it are lost.
+	maxSpans = 2048
+)
+
+func validateTracing(t config.Tracing, check func(field string, err error)) {
+	u, err := url.Parse(t.Endpoint)
+	if t.Endpoint != "" && (err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https") {
+		check("tracing.endpoint", fmt.Errorf(
+			"%q is no URL of a collector: write http://HOST:PORT or https://HOST:PORT, for example http://127.0.0.1:4317", t.Endpoint))
+	}
+	if t.Percent < 0 || t.Percent > 100 {
+		check("tracing.percent", fmt.Errorf("%d is not a percentage of traces: write a number from 0 to 100", t.Percent))
+	}
+}
+
+// startTracing begins to send traces. The observer traces the steps of registrations and the calls to plugins, whose context is passed
+// on to the plugins. A collector that does not answer delays nothing. The caller calls stop.
+func startTracing(t config.Tracing, build Build) (_ patchbay.Observer, stop func() error, err error) {
+	if t.Endpoint == "" {
+		return patchbay.Observer{}, func() error { return nil }, nil
+	}
+	options := []otlptracegrpc.Option{otlptracegrpc.WithEndpointURL(t.Endpoint)}
+	if strings.HasPrefix(strings.ToLower(t.Endpoint), "https:") { // credentials go before the URL
+		options = append(options, otlptracegrpc.WithTLSCredentials(credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13})))
+	}
+	exporter, err := otlptracegrpc.New(context.Background(), options...)
+	if err != nil {
+		return patchbay.Observer{}, nil, fmt.Errorf("cannot send traces to %s: %w", t.Endpoint, err)
+	}
+	provider := sdktrace.NewTracerProvider(
+		sdktrace.WithBatcher(exporter, sdktrace.WithExportTimeout(exportTimeout), sdktrace.WithMaxQueueSize(maxSpans),
+			sdktrace.WithMaxExportBatchSize(maxSpans)),
+		sdktrace.WithSampler(sdktrace.ParentBased(sdktrace.TraceIDRatioBased(float64(t.Percent)/100))),
+		sdktrace.WithResource(resource.NewSchemaless(
+			attribute.String("service.name", "patchbay"), attribute.String("service.version", build.Version))),
+	)
+	observer := patchbay.Observer{
+		Tracer: provider.Tracer("github.com/patchbay-dev/patchbay"),
+		StatsHandlers: []stats.Handler{otelgrpc.NewClientHandler(
+			otelgrpc.WithTracerProvider(provider),
+			// The name of a method is a caller's own; one that is not UTF-8 would have all spans of its batch dropped.
+			otelgrpc.WithFilter(func(info *stats.RPCTagInfo) bool { return utf8.ValidString(info.FullMethodName) }),
+			otelgrpc.WithPropagators(propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{})),
+		)},
+	}
+	return observer, func() error {
+		if err := provider.Shutdown(context.Background()); err != nil {
+			return fmt.Errorf("cannot send the last traces to %s: %w", t.Endpoint, err)
+		}
+		return nil
+	}, nil
+}

@@ -1,0 +1,104 @@
+package daemon
+
+import (
+	"context"
+	"iter"
+	"slices"
+
+	"github.com/patchbay-dev/patchbay"
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/internal/daemon/page"
+	"github.com/patchbay-dev/patchbay/internal/fleet"
+)
+
+var _ page.Source = (*control)(nil)
+
+// About tells viewers of the page no more of the configuration than they need: who they are is not known.
+func (c *control) About() (*patchbayv1.GetVersionResponse, *patchbayv1.GetConfigurationResponse) {
+	configuration := c.configuration()
+	configuration.Effective = ""
+	return c.version(), configuration
+}
+
+func (c *control) EventsOf(ptype, name string) []*patchbayv1.Event {
+	is, known := c.source.LaunchedAs(name)
+	concerned := c.concerned([]string{ptype}, []string{name}, true)
+	return each(slices.DeleteFunc(slices.Clone(c.past.get()), func(e patchbay.Event) bool {
+		if ptype != "" {
+			return !concerned.by(e)
+		}
+		return (e.Type != "" || e.Name != name) && (!known || is != patchbay.PluginName{Type: e.Type, Name: e.Name})
+	}), eventMessage)
+}
+
+func (p picture) Plugins() []*patchbayv1.Plugin { return p.views.get().plugins }
+
+func (p picture) Launched() []*patchbayv1.LaunchedPlugin {
+	return each(p.launched.Plugins(), p.launchedMessage)
+}
+
+func (p picture) Conditions() []*patchbayv1.Condition {
+	return each(p.source.Conditions(), conditionMessage)
+}
+
+func (p picture) LastEvents(n int) []*patchbayv1.Event {
+	return each(p.source.LastEvents(n), eventMessage)
+}
+
+func (p picture) Events(ctx context.Context) <-chan *patchbayv1.Event {
+	live := p.source.Events(ctx, 0)
+	messages := make(chan *patchbayv1.Event)
+	go func() { // ends with live, which ends with ctx
+		defer close(messages)
+		for e := range live {
+			if e.Kind == patchbay.EventResync {
+				continue // the picture is made again all the same
+			}
+			select {
+			case messages <- eventMessage(e):
+			case <-ctx.Done():
+			}
+		}
+	}()
+	return messages
+}
+
+func (p picture) Log(ctx context.Context, name string, n int) (iter.Seq[*patchbayv1.LogRecord], error) {
+	log, err := p.launched.Log(name)
+	if err != nil {
+		return nil, err
+	}
+	return func(yield func(*patchbayv1.LogRecord) bool) {
+		for r := range log.Follow(ctx, n) {
+			if !yield(recordMessage(r)) {
+				return
+			}
+		}
+	}, nil
+}
+
+func (p picture) Fleet() (page.Fleet, error) {
+	if p.fleet == nil {
+		return nil, nil //nolint:nilnil // no fleet is not an error
+	}
+	reader, release, err := p.fleet.acquire()
+	if err != nil {
+		return nil, err
+	}
+	return webFleet{reader, release}, nil
+}
+
+type webFleet struct {
+	reader  *fleet.Reader
+	release func()
+}
+
+func (f webFleet) Nodes() []*patchbayv1.FleetNode { return each(f.reader.Nodes(), nodeMessage) }
+
+func (f webFleet) Health() *patchbayv1.FleetHealth { return healthMessage(f.reader.Health()) }
+
+func (f webFleet) Plugins(node string) []*patchbayv1.FleetPlugin {
+	return each(f.reader.Plugins(fleet.Filter{Nodes: []string{node}}), fleetPluginMessage)
+}
+
+func (f webFleet) Close() { f.release() }

@@ -1,0 +1,252 @@
+// Package locks decides which node of a fleet may use an exclusive plugin: an [Elector] competes in etcd for the locks of the plugins that
+// its node has, and gives each call the fencing token of the lock.
+//
+// docs/adr/0013-calls-across-nodes.md explains what a lock guarantees, and why it is not an election of etcd's own client.
+package locks
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/proxy"
+)
+
+const minTTL, maxTTL = 2 * time.Second, time.Minute
+
+// Config configures an [Elector].
+type Config struct {
+	Space fleet.Space
+	Node  string // the name of this node; it is required
+	// TTL is the lease of the locks (default [fleet.DefaultPresence], at least 2 s). A node that is dead or cut off from etcd keeps others
+	// from the lock for at most twice that. It is rounded up to seconds and limited to a minute.
+	TTL time.Duration
+	// TokenFile stores the greatest token that the node knows of, across restarts; empty for none. Its directory must exist.
+	TokenFile string
+	Settings  string // that of [fleet.PublisherConfig]
+	// Differ, if it is not nil, is called when [Elector.Condition] has changed. It must not block.
+	Differ func(fleet.Condition)
+	Logger *slog.Logger // logs when locks are won and lost; nil for no log
+}
+
+// Elector competes for locks in etcd: of all nodes that compete for a lock, one holds it. All methods are safe for concurrent use.
+//
+// The holder of a lock has a lease in etcd, and gives up by its own clock before the lease can expire: a tenth of the lease earlier,
+// counted from when the last successful renewal was sent. Unless the last holder announced that it gave up, the next one first waits for
+// the length of that holder's lease, because the holder may not know that its key is gone. So no two nodes hold a lock at once, as long as
+// their clocks run at the same rate within a tenth. If a process is paused between its check of the lock and its work, only the fencing
+// token helps.
+type Elector struct {
+	config  Config
+	cluster *fleet.Cluster
+	log     *slog.Logger
+	timeout time.Duration // of one request
+	ledger  *ledger
+	compare *comparison
+	changed chan struct{} // gets a value when wanted changes
+
+	// The following two belong to the goroutine of Run.
+
+	member  int           // the member of etcd to connect to next
+	longest time.Duration // the longest lease of a contender that was seen
+
+	mu     sync.Mutex
+	wanted map[fleet.Lock]bool // it is not changed, but replaced
+	term   *term               // nil without a lease
+	held   map[fleet.Lock]*Hold
+}
+
+// New returns an elector, which does nothing before Run. It returns an error if the configuration is invalid or the token file cannot be
+// read.
+func New(c *fleet.Cluster, config Config) (*Elector, error) {
+	config.TTL = cmp.Or(config.TTL, fleet.DefaultPresence)
+	if config.TTL < minTTL {
+		return nil, fmt.Errorf("cannot compete for locks: a lease of %v is too short: use at least %v", config.TTL, minTTL)
+	}
+	config.TTL = min((config.TTL + time.Second - 1).Truncate(time.Second), maxTTL)
+	if err := errors.Join(config.Space.Validate(), fleet.ValidateNode(config.Node)); err != nil {
+		return nil, fmt.Errorf("cannot compete for locks: %w", err)
+	}
+	ledger, err := openLedger(config.TokenFile)
+	if err != nil {
+		return nil, fmt.Errorf("cannot compete for locks: %w", err)
+	}
+	return &Elector{
+		config: config, cluster: c, log: cmp.Or(config.Logger, slog.New(slog.DiscardHandler)), changed: make(chan struct{}, 1), ledger: ledger,
+		timeout: min(c.Timeout(), config.TTL/5), held: map[fleet.Lock]*Hold{}, longest: config.TTL,
+		compare: newComparison(config), member: rand.IntN(1 << 20),
+	}, nil
+}
+
+// Stand sets the locks that the node wants. The locks that the node holds and no longer wants are given up immediately.
+func (e *Elector) Stand(locks []fleet.Lock) {
+	wanted := make(map[fleet.Lock]bool, len(locks))
+	for _, l := range locks {
+		wanted[l] = true
+	}
+	e.mu.Lock()
+	e.wanted = wanted
+	for l, h := range e.held {
+		if !wanted[l] {
+			h.lose()
+		}
+	}
+	e.mu.Unlock()
+	select {
+	case e.changed <- struct{}{}:
+	default:
+	}
+}
+
+func (e *Elector) wants() map[fleet.Lock]bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.wanted
+}
+
+// Held returns the node's hold of a lock, nil if it does not hold it now.
+func (e *Elector) Held(l fleet.Lock) *Hold {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	h := e.held[l]
+	if h == nil || h.ended.Err() != nil || !e.term.valid(time.Now()) {
+		return nil
+	}
+	return h
+}
+
+// Wanted is a lock that a node wants, whether or not it holds it.
+type Wanted struct {
+	fleet.Lock
+	Held  bool
+	Calls int64 // in progress under the lock
+}
+
+// Wanted returns the locks that the node wants, ordered by type and name.
+func (e *Elector) Wanted() []Wanted {
+	var wanted []Wanted
+	for _, l := range slices.SortedFunc(maps.Keys(e.wants()), fleet.Lock.Compare) {
+		w := Wanted{Lock: l}
+		if h := e.Held(l); h != nil {
+			w.Held, w.Calls = true, h.calls.Load()
+		}
+		wanted = append(wanted, w)
+	}
+	return wanted
+}
+
+// Condition reports whether the nodes of the fleet have the same settings. It is kept up to date while the node wants locks.
+func (e *Elector) Condition() fleet.Condition { return e.compare.get() }
+
+// Hold is one period during which the node holds a lock.
+type Hold struct {
+	// Token is the fencing token. It grows whenever the lock passes on, even when etcd is restored from a backup: it is the sum of the
+	// revision of etcd when the node took the lock and a base that nodes raise when they see revisions go back.
+	Token int64
+
+	lock  fleet.Lock
+	lose  context.CancelFunc
+	ended context.Context //nolint:containedctx // It is the life of the hold.
+	calls atomic.Int64    // those in progress
+}
+
+// Done is closed when the lock is no longer held.
+func (h *Hold) Done() <-chan struct{} { return h.ended.Done() }
+
+// Conn returns a connection whose calls carry the token, with the key [proxy.FencingTokenKey], and end with the hold, with
+// codes.Unavailable.
+func (h *Hold) Conn(conn grpc.ClientConnInterface) grpc.ClientConnInterface { return heldConn{conn, h} }
+
+type heldConn struct {
+	grpc.ClientConnInterface
+	hold *Hold
+}
+
+// begin returns the context for a call: it carries the token, and ends when the hold does. The call is counted until end is called.
+func (c heldConn) begin(ctx context.Context) (calling context.Context, end func()) {
+	md, _ := metadata.FromOutgoingContext(ctx)
+	md = metadata.Join(md) // a copy
+	md.Set(proxy.FencingTokenKey, strconv.FormatInt(c.hold.Token, 10))
+	calling, cancel := context.WithCancel(metadata.NewOutgoingContext(ctx, md))
+	forget := context.AfterFunc(c.hold.ended, cancel)
+	if c.hold.ended.Err() != nil {
+		cancel() // immediately: AfterFunc starts a goroutine
+	}
+	c.hold.calls.Add(1)
+	return calling, sync.OnceFunc(func() {
+		forget()
+		cancel()
+		c.hold.calls.Add(-1)
+	})
+}
+
+func (c heldConn) explain(ctx context.Context, err error) error {
+	if err == nil || ctx.Err() != nil || c.hold.ended.Err() == nil {
+		return err
+	}
+	return status.Errorf(codes.Unavailable, "the call was ended because its node does not hold the lock of %v any more", c.hold.lock)
+}
+
+// Invoke implements grpc.ClientConnInterface.
+func (c heldConn) Invoke(ctx context.Context, method string, request, reply any, options ...grpc.CallOption) error {
+	calling, end := c.begin(ctx)
+	defer end()
+	return c.explain(ctx, c.ClientConnInterface.Invoke(calling, method, request, reply, options...))
+}
+
+// NewStream implements grpc.ClientConnInterface.
+func (c heldConn) NewStream(
+	ctx context.Context, desc *grpc.StreamDesc, method string, options ...grpc.CallOption,
+) (grpc.ClientStream, error) {
+	calling, end := c.begin(ctx)
+	// The registry reopens a stream on a successor. gRPC then reports an end, and nobody can say whether it is that of this stream.
+	const opening, unclear, open = 0, 1, 2
+	var state atomic.Int32
+	finished := grpc.OnFinish(func(error) {
+		if !state.CompareAndSwap(opening, unclear) && state.Load() == open {
+			end()
+		}
+	})
+	stream, err := c.ClientConnInterface.NewStream(calling, desc, method, append(slices.Clip(options), finished)...)
+	if err != nil {
+		end()
+		return nil, c.explain(ctx, err)
+	}
+	if !state.CompareAndSwap(opening, open) {
+		context.AfterFunc(stream.Context(), end)
+	}
+	return heldStream{stream, c, ctx}, nil
+}
+
+type heldStream struct {
+	grpc.ClientStream
+	conn   heldConn
+	caller context.Context //nolint:containedctx // A stream has a context.
+}
+
+// Unwrap is for package proxy.
+func (s heldStream) Unwrap() grpc.ClientStream { return s.ClientStream }
+
+// RecvMsg implements grpc.ClientStream.
+func (s heldStream) RecvMsg(m any) error {
+	err := s.ClientStream.RecvMsg(m)
+	if status.Code(err) == codes.Canceled {
+		return s.conn.explain(s.caller, err)
+	}
+	return err
+}

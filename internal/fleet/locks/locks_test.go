@@ -1,0 +1,166 @@
+package locks
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/patchbay-dev/patchbay/internal/fleet"
+)
+
+// written returns the key of a contender as etcd has it.
+func written(c fleet.Contender, value string) *clientv3.Event {
+	return &clientv3.Event{Type: mvccpb.PUT, Kv: &mvccpb.KeyValue{
+		Key: []byte(c.Key(fleet.Space{})), Value: []byte(value), Lease: int64(c.Lease), CreateRevision: c.Created, ModRevision: c.Created,
+	}}
+}
+
+// deleted returns the deletion of the key of a contender, as etcd notifies of it.
+func deleted(c fleet.Contender, revision int64) *clientv3.Event {
+	return &clientv3.Event{Type: mvccpb.DELETE, Kv: &mvccpb.KeyValue{Key: []byte(c.Key(fleet.Space{})), ModRevision: revision}}
+}
+
+// TestRoster: a contender takes the lock at once after one that said that it left, and a lease later after one that vanished, or after the
+// list.
+func TestRoster(t *testing.T) {
+	now := time.Now()
+	l := fleet.Lock{Type: "T", Name: "n"}
+	first := fleet.Contender{Lock: l, Node: "a", TTL: 5 * time.Second, Lease: 1, Created: 10}
+	second := fleet.Contender{Lock: l, Node: "b", TTL: 2 * time.Second, Lease: 2, Created: 11}
+	for name, test := range map[string]struct {
+		gone []*clientv3.Event
+		free time.Duration // after the last event, zero for at once
+	}{
+		"left":             {[]*clientv3.Event{written(first, fleet.ContenderLeft), deleted(first, 13)}, 0},
+		"vanished":         {[]*clientv3.Event{deleted(first, 12)}, 5 * time.Second},
+		"replaced":         {[]*clientv3.Event{written(first, "x")}, 5 * time.Second},
+		"created again":    {[]*clientv3.Event{written(fleet.Contender{Lock: l, Node: "a", TTL: 5 * time.Second, Lease: 1, Created: 12}, "waits 5")}, 5 * time.Second},
+		"left another key": {[]*clientv3.Event{written(fleet.Contender{Lock: l, Node: "a", Lease: 1, Created: 12}, fleet.ContenderLeft)}, 5 * time.Second},
+	} {
+		r := newRoster(fleet.Space{}, 2*time.Second, now, 9, nil)
+		r.apply([]*clientv3.Event{written(first, first.Value()), written(second, second.Value())}, now)
+		if is, _ := r.isFirst(second); is || !r.has(first) || !r.has(second) {
+			t.Errorf("%s: the second is the first: %t", name, is)
+		}
+		later := now.Add(time.Minute)
+		r.apply(test.gone, later)
+		is, free := r.isFirst(second)
+		if !is || r.has(first) || test.free > 0 && !free.Equal(later.Add(test.free)) || test.free == 0 && !free.Equal(now.Add(5*time.Second)) {
+			t.Errorf("%s: first: %t, free %v after the list", name, is, free.Sub(now))
+		}
+	}
+	r := newRoster(fleet.Space{}, 2*time.Second, now, 9, nil)
+	if r.apply([]*clientv3.Event{written(second, second.Value()), deleted(first, 12)}, now); !r.has(fleet.Contender{Lock: l, Created: 13}) {
+		t.Error("a key that is not known yet counts as gone")
+	}
+	r.apply([]*clientv3.Event{written(first, first.Value()), deleted(first, 13)}, now) // as if restored
+	if is, free := r.isFirst(second); !is || !free.Equal(now.Add(5*time.Second)) {
+		t.Errorf("after an earlier one that vanished: %t, %v", is, free.Sub(now))
+	}
+}
+
+// TestRosterForgets: of locks for which nobody competes any more, nothing is kept.
+func TestRosterForgets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRoster(fleet.Space{}, time.Second, time.Now(), 1, nil)
+		for i := range int64(1000) {
+			for _, ptype := range []string{"T", "U"} {
+				c := fleet.Contender{Lock: fleet.Lock{Type: ptype, Name: fmt.Sprint(i)}, Node: "a", TTL: 5 * time.Second, Lease: 1, Created: i + 1}
+				r.apply([]*clientv3.Event{written(c, c.Value())}, time.Now())
+				if ptype == "U" {
+					r.apply([]*clientv3.Event{written(c, fleet.ContenderLeft)}, time.Now())
+				}
+				r.apply([]*clientv3.Event{deleted(c, i+2)}, time.Now())
+			}
+			time.Sleep(time.Second)
+			r.forget(time.Now())
+		}
+		if len(r.contenders) > 0 || len(r.quiet) > 6 {
+			t.Errorf("of %d and %d locks something is kept", len(r.contenders), len(r.quiet))
+		}
+	})
+}
+
+// TestLedger: the base is raised above all tokens when revisions go back, which is told once, and is remembered.
+func TestLedger(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "tokens")
+	l, err := openLedger(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, step := range []struct {
+		revision, kept, base int64
+		back                 bool
+	}{
+		{100, 0, 0, false},
+		{200, 0, 0, false},
+		{200, 0, 0, false},
+		{150, 0, 200, true},      // restored
+		{151, 200, 200, false},   // written meanwhile
+		{152, 1000, 1000, false}, // another node knew of greater tokens
+		{90, 0, 1152, true},      // restored to before that was written
+		{5_000_000, 0, 1152, false},
+	} {
+		if base, back := l.see(step.revision, step.kept); base != step.base || back != step.back {
+			t.Errorf("step %d: base %d, back %v; want %d, %v", i, base, back, step.base, step.back)
+		}
+	}
+	if err := l.keep(); err != nil {
+		t.Fatal(err)
+	}
+	after, err := openLedger(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if base, back := after.see(10, 0); base <= 5_000_000 || !back {
+		t.Errorf("after a restart: base %d, back %v", base, back)
+	}
+	if err := os.WriteFile(file, []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{file, filepath.Dir(file)} {
+		if _, err := openLedger(path); err == nil {
+			t.Errorf("%s, which cannot be read, is passed over", path)
+		}
+	}
+}
+
+func settings(s fleet.Space, texts map[string]string) (kvs []*mvccpb.KeyValue) {
+	for node, text := range texts {
+		kvs = append(kvs, &mvccpb.KeyValue{Key: []byte(s.SettingsKey(node)), Value: []byte(text)})
+	}
+	return kvs
+}
+
+// TestComparison: what differs is counted and named, and the condition is told when it is another one.
+func TestComparison(t *testing.T) {
+	const same, other = `{"exclusive":["a","b"],"presence":"10s"}`, `{"exclusive":[],"presence":"20s"}`
+	space := fleet.Space{}
+	var told []fleet.Condition
+	c := newComparison(Config{Settings: same, Differ: func(now fleet.Condition) { told = append(told, now) }})
+	c.apply(true, settings(space, map[string]string{"n": same})...)
+	if got := c.get(); !got.OK || len(told) != 0 {
+		t.Errorf("%+v, told %v", got, told)
+	}
+	c.apply(false, settings(space, map[string]string{"n": other, "no node/": "x", "m": "\xff"})...)
+	got := c.get()
+	if got.OK || got.Since.IsZero() || !strings.Contains(got.Message, "2 from this one, node m") || len(told) != 1 || told[0] != got {
+		t.Errorf("%+v, told %v", got, told)
+	}
+	c.apply(false, settings(space, map[string]string{"m": ""})...)
+	if now := c.get(); now.OK || !strings.Contains(now.Message, `{"exclusive":[],"presence":"20s"}`) || !now.Since.Equal(got.Since) {
+		t.Errorf("%+v", now)
+	}
+	c.apply(true)
+	if got := c.get(); !got.OK || len(told) != 3 {
+		t.Errorf("%+v, told %v", got, told)
+	}
+}

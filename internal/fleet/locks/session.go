@@ -1,0 +1,352 @@
+package locks
+
+import (
+	"context"
+	"errors"
+	"math"
+	"strconv"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
+
+	"github.com/patchbay-dev/patchbay/internal/fleet"
+)
+
+const (
+	maxOps  = 100               // keys that one request writes: etcd takes no more than 128 operations in one
+	maxBase = math.MaxInt64 / 2 // the greatest base of tokens that is believed of another node, so that tokens can grow
+)
+
+// session is the time of one connection to etcd. All that it knows is from one history of etcd.
+type session struct {
+	*Elector
+	client *clientv3.Client
+	roster *roster
+	// contenders and settings receive changes; settings is nil if the node may not read them.
+	contenders, settings clientv3.WatchChan
+	settled              bool // the node's own key has the base of tokens: the key from which it knows the base may be removed
+	failed               bool // the last request failed
+	renewal              time.Time
+}
+
+func (s *session) request() (context.Context, context.CancelFunc) {
+	return context.WithTimeout(clientv3.WithRequireLeader(s.client.Ctx()), s.timeout)
+}
+
+// open gets a lease if there is no term, and reads who competes.
+func (s *session) open() error {
+	if _, err := s.inspect(); err != nil {
+		return err
+	}
+	s.renewal = time.Now()
+	if s.term == nil {
+		ctx, cancel := s.request()
+		granted, err := s.client.Grant(ctx, int64(s.config.TTL/time.Second))
+		if cancel(); err != nil {
+			return err
+		}
+		t := newTerm(granted.ID, s.renewal, s.config.TTL)
+		s.mu.Lock()
+		s.term = t
+		s.mu.Unlock()
+		s.renewal = s.renewal.Add(s.config.TTL / 3)
+	}
+	listed := time.Now()
+	found, contenders, err := s.follow(s.config.Space.LockSpace())
+	if err != nil {
+		return err
+	}
+	s.contenders = contenders
+	s.roster = newRoster(s.config.Space, s.longest, listed, found.Header.GetRevision(), found.Kvs)
+	found, s.settings, err = s.follow(s.config.Space.SettingsKey(""))
+	if errors.Is(rpctypes.Error(err), rpctypes.ErrPermissionDenied) {
+		return nil
+	}
+	if err == nil {
+		s.compare.apply(true, found.Kvs...)
+	}
+	return err
+}
+
+// follow reads all keys with a prefix, and watches them from then on.
+func (s *session) follow(prefix string) (found *clientv3.GetResponse, changes clientv3.WatchChan, err error) {
+	ctx, cancel := s.request()
+	defer cancel()
+	if found, err = s.client.Get(ctx, prefix, clientv3.WithPrefix()); err != nil {
+		return nil, nil, err
+	}
+	watching := clientv3.WithRequireLeader(s.client.Ctx())
+	return found, s.client.Watch(watching, prefix, clientv3.WithPrefix(), clientv3.WithRev(found.Header.GetRevision()+1)), nil
+}
+
+// run competes until ctx, the term or the connection ends.
+func (s *session) run(ctx context.Context) error {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		next, err := s.act(time.Now())
+		switch {
+		case isLeaseUnknown(err), errors.Is(err, errWentBack), err != nil && s.failed:
+			return err
+		case err != nil:
+			next = time.Now().Add(s.config.TTL / 50)
+		}
+		s.failed = err != nil
+		timer.Reset(time.Until(next))
+		select {
+		case response, open := <-s.contenders:
+			if err := response.Err(); err != nil || !open {
+				return err
+			}
+			s.roster.apply(response.Events, time.Now())
+		case response, open := <-s.settings:
+			if err := response.Err(); err != nil || !open {
+				return err
+			}
+			for _, event := range response.Events {
+				s.compare.apply(false, event.Kv)
+			}
+		case <-s.changed:
+		case <-timer.C:
+		case <-s.client.Ctx().Done():
+			return nil
+		case <-s.term.living.Done():
+			return nil
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// act renews the lease if that is due, and makes one request of those that the candidacies need. Next is when there is more to do.
+func (s *session) act(now time.Time) (next time.Time, err error) {
+	if !now.Before(s.renewal) {
+		if err := s.renew(now); err != nil {
+			return next, err
+		}
+	}
+	wanted := s.wants()
+	for l := range wanted {
+		if s.term.candidacies[l] == nil {
+			s.term.candidacies[l] = s.newCandidacy(l)
+		}
+	}
+	next = s.renewal
+	var due [phases][]*candidacy
+	for l, c := range s.term.candidacies {
+		if s.judge(c, wanted[l], now); c.phase == absent && !wanted[l] {
+			delete(s.term.candidacies, l)
+			continue
+		}
+		at, needed := c.next, c.phase != announced
+		if c.phase == waiting {
+			var free time.Time
+			needed, free = s.roster.isFirst(c.Contender)
+			at = latest(at, free)
+		}
+		switch {
+		case needed && at.After(now):
+			next = now.Add(min(next.Sub(now), at.Sub(now)))
+		case needed:
+			due[c.phase] = append(due[c.phase], c)
+		}
+	}
+	for _, p := range [...]phase{leaving, left, holding, waiting, absent} {
+		switch some := due[p]; {
+		case len(some) == 0:
+		case p == waiting:
+			return now, s.take(some, now)
+		default:
+			return now, s.change(some[:min(len(some), maxOps)])
+		}
+	}
+	return next, nil
+}
+
+// judge ends a candidacy whose key is gone or whose lock is not wanted, and a hold that is over.
+func (s *session) judge(c *candidacy, wanted bool, now time.Time) {
+	first, _ := s.roster.isFirst(c.Contender)
+	switch {
+	case c.hold == nil && c.phase != waiting:
+	case !s.roster.has(c.Contender) || c.hold != nil && !first:
+		s.fell(c, now)
+	case c.hold != nil && (!wanted || c.hold.ended.Err() != nil):
+		s.drop(c, now)
+	case !wanted:
+		c.phase = leaving
+	}
+}
+
+func (s *session) fell(c *candidacy, now time.Time) {
+	if c.hold != nil {
+		s.log.Warn("fleet: the key of a lock was removed or replaced by somebody else, and the node gives the lock up",
+			"lock", c.String(), "token", c.Token, "key", c.key)
+		s.drop(c, now)
+	}
+	c.phase = left
+}
+
+func (s *session) drop(c *candidacy, now time.Time) {
+	c.hold.lose()
+	if c.hold.calls.Load() > 0 {
+		// Their ends are on the way to the plugin; no other node begins until it had the time to notice.
+		c.next = now.Add(min(s.config.TTL/10, time.Second))
+	}
+	s.mu.Lock()
+	delete(s.held, c.Lock)
+	s.mu.Unlock()
+	s.log.Info("fleet: the node does not hold a lock any more", "lock", c.String(), "token", c.Token)
+	c.hold, c.phase = nil, leaving
+}
+
+// renew renews the lease. A lease whose locks may be another node's counts as one that was not renewed.
+func (s *session) renew(now time.Time) error {
+	ctx, cancel := s.request()
+	defer cancel()
+	if _, err := s.client.KeepAliveOnce(ctx, s.term.lease); err != nil {
+		return err
+	}
+	if _, err := s.inspect(); err != nil {
+		return err
+	}
+	s.term.extend(now, s.config.TTL)
+	s.renewal = now.Add(s.config.TTL / 3)
+	s.roster.forget(now)
+	return nil
+}
+
+// inspect reads the bases of tokens and the node's own keys. It ends the candidacies whose keys are not those that this node created:
+// somebody else removed them, and another node may hold the lock soon. It returns the token of a lock that is taken now.
+func (s *session) inspect() (token int64, err error) {
+	ctx, cancel := s.request()
+	defer cancel()
+	bases, own := s.config.Space.TokenBaseKey(""), s.config.Space.TokenBaseKey(s.config.Node)
+	found, err := s.client.Txn(ctx).Then(clientv3.OpGet(bases, clientv3.WithPrefix()),
+		clientv3.OpGet(s.config.Space.LockRange(s.config.Node), clientv3.WithPrefix())).Commit()
+	if err != nil {
+		return 0, err
+	}
+	base, kept := int64(0), int64(0)
+	for _, kv := range found.Responses[0].GetResponseRange().GetKvs() {
+		n, err := strconv.ParseInt(string(kv.Value), 10, 64)
+		if string(kv.Key) == own {
+			kept = n
+		}
+		if err == nil && n <= maxBase {
+			base = max(base, n)
+		}
+	}
+	base, back := s.ledger.see(found.Header.GetRevision(), base)
+	if back { // which is seen once
+		s.log.Warn("fleet: etcd was restored or replaced, and fencing tokens grow from here on", "base", base)
+	}
+	if s.term != nil {
+		if back {
+			return 0, errWentBack
+		}
+		s.compareOwn(found.Responses[1].GetResponseRange().GetKvs())
+	}
+	if s.settled = base == kept; !s.settled {
+		if !back { // the node has reported it, or another node has raised the base
+			s.log.Info("fleet: fencing tokens grow from the base that a node has raised", "base", base)
+		}
+		_, err = s.client.Put(ctx, own, strconv.FormatInt(base, 10))
+	}
+	return base + found.Header.GetRevision(), err
+}
+
+// compareOwn compares the node's own keys with its candidacies. There may be others: etcd was restored, and has a key again that the node
+// had removed, or a request arrived late.
+func (s *session) compareOwn(kvs []*mvccpb.KeyValue) {
+	now, found := time.Now(), map[string]fleet.Contender{}
+	for _, kv := range kvs {
+		if c, ok := fleet.ParseContender(s.config.Space, kv); ok && c.Lease == s.term.lease {
+			found[string(kv.Key)] = c
+		}
+	}
+	for _, c := range s.term.candidacies {
+		if c.phase != absent && c.phase < leaving && found[c.key].Created != c.Created {
+			s.fell(c, now)
+		}
+		delete(found, c.key)
+	}
+	for _, stray := range found {
+		c := s.newCandidacy(stray.Lock)
+		c.phase, c.Created = leaving, stray.Created
+		s.term.candidacies[c.Lock] = c
+	}
+}
+
+// take takes locks that are free.
+func (s *session) take(some []*candidacy, now time.Time) error {
+	token, err := s.inspect()
+	if err != nil || !s.settled {
+		return err
+	}
+	if err := s.ledger.keep(); err != nil {
+		s.postpone(some, now, err)
+		return nil
+	}
+	for _, c := range some {
+		if c.phase != waiting {
+			continue
+		}
+		h := &Hold{Token: token, lock: c.Lock}
+		h.ended, h.lose = context.WithCancel(s.term.living)
+		s.mu.Lock()
+		wanted := s.wanted[c.Lock]
+		if wanted {
+			s.held[c.Lock] = h
+		}
+		s.mu.Unlock()
+		if !wanted {
+			h.lose()
+			continue
+		}
+		// The key is written after this: other nodes forward calls to the holder that it names.
+		c.Token, c.hold, c.phase = token, h, holding
+		s.log.Info("fleet: the node holds a lock", "lock", c.String(), "token", token)
+	}
+	return nil
+}
+
+// change writes the keys of candidacies in the same phase.
+func (s *session) change(some []*candidacy) error {
+	var ops []clientv3.Op
+	var conditions []clientv3.Cmp
+	for _, c := range some {
+		op, condition := c.write()
+		ops, conditions = append(ops, op), append(conditions, condition)
+	}
+	ctx, cancel := s.request()
+	defer cancel()
+	answer, err := s.client.Txn(ctx).If(conditions...).Then(ops...).Commit()
+	refusal, ok := errors.AsType[rpctypes.EtcdError](rpctypes.Error(err))
+	if ok && refusal.Code() != codes.Unavailable && !isLeaseUnknown(err) {
+		s.postpone(some, time.Now(), err)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if !answer.Succeeded && some[0].phase == holding {
+		_, err := s.inspect() // which ends those whose keys have changed
+		return err
+	}
+	for _, c := range some {
+		c.wrote(answer.Succeeded, answer.Header.GetRevision())
+	}
+	return nil
+}
+
+func (s *session) postpone(some []*candidacy, now time.Time, err error) {
+	s.log.Warn("fleet: the node cannot take or give up a lock", "lock", some[0].String(), "of", len(some), "error", fleet.Explain(err))
+	for _, c := range some {
+		c.next = now.Add(s.config.TTL / 3)
+	}
+}
+
+func isLeaseUnknown(err error) bool { return errors.Is(rpctypes.Error(err), rpctypes.ErrLeaseNotFound) }

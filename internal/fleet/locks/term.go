@@ -1,0 +1,239 @@
+package locks
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/backoff"
+)
+
+var (
+	errTermOver = errors.New("the lease of its locks could not be renewed in time")
+	retry       = backoff.Backoff{Min: time.Second, Max: 30 * time.Second} // before another attempt to get a lease
+)
+
+// term is the time of one lease, over one or more connections.
+type term struct {
+	lease clientv3.LeaseID
+	// candidacies belong to the goroutine of Run.
+	candidacies map[fleet.Lock]*candidacy
+	// living ends with the term, at the latest when until has come.
+	living context.Context //nolint:containedctx // It is the life of the term.
+	end    context.CancelCauseFunc
+	timer  *time.Timer
+
+	mu    sync.Mutex
+	until time.Time // by both clocks of this machine
+}
+
+func newTerm(lease clientv3.LeaseID, sent time.Time, ttl time.Duration) *term {
+	t := &term{lease: lease, candidacies: map[fleet.Lock]*candidacy{}}
+	t.living, t.end = context.WithCancelCause(context.Background())
+	t.timer = time.AfterFunc(ttl, func() { t.end(errTermOver) })
+	t.extend(sent, ttl)
+	return t
+}
+
+// valid reports whether the lease is sure to hold. Both clocks are asked: the one that cannot be set stands still while the machine sleeps.
+func (t *term) valid(now time.Time) bool {
+	if t == nil {
+		return false
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.before(now) && t.living.Err() == nil
+}
+
+// before reports whether a time is before the end. The caller holds mu.
+func (t *term) before(now time.Time) bool {
+	return now.Before(t.until) && now.Round(0).Before(t.until.Round(0))
+}
+
+// extend is called after a renewal that was sent at a time. One that comes too late ends the term: another node may know that it was over.
+func (t *term) extend(sent time.Time, ttl time.Duration) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.until.IsZero() && !t.before(time.Now()) {
+		t.end(errTermOver)
+		return
+	}
+	t.until = sent.Add(ttl - ttl/10)
+	t.timer.Reset(time.Until(t.until))
+}
+
+// Run competes until ctx ends; then it gives up all locks, which takes it no more than a few seconds, and returns. It may be called once.
+func (e *Elector) Run(ctx context.Context) {
+	failures := 0
+	for delay := time.Duration(0); backoff.Pause(ctx, delay); {
+		for e.term == nil && len(e.wants()) == 0 {
+			select {
+			case <-e.changed:
+			case <-ctx.Done():
+				return
+			}
+		}
+		err := e.connect(ctx)
+		switch {
+		case ctx.Err() != nil:
+		case e.term != nil: // it goes on behind another connection
+			e.log.Debug("fleet: the node connects to etcd again for its locks", "error", fleet.Explain(err))
+			failures, delay = 0, e.config.TTL/50
+		default:
+			if failures++; failures == 1 {
+				e.log.Warn("fleet: the node holds no locks", "error", fleet.Explain(err))
+			}
+			delay = min(retry.After(failures), e.config.TTL)
+		}
+	}
+	if e.term != nil {
+		_ = e.connect(ctx) // to leave
+	}
+}
+
+// connect competes for as long as one connection to etcd and its term last. The term goes on after the connection, unless it is over.
+func (e *Elector) connect(ctx context.Context) error {
+	e.member++
+	client, err := e.cluster.Client(e.member)
+	s := &session{Elector: e, client: client}
+	if err == nil {
+		defer func() { _ = client.Close() }()
+		if ctx.Err() == nil {
+			err = s.open()
+		}
+		if ctx.Err() == nil && err == nil {
+			err = s.run(ctx)
+		}
+		if s.roster != nil {
+			e.longest = max(e.longest, s.roster.longest)
+		}
+		if lost := context.Cause(client.Ctx()); lost != nil {
+			err = lost
+		}
+	}
+	if e.term == nil {
+		return err
+	}
+	if isLeaseUnknown(err) || errors.Is(err, errWentBack) {
+		e.term.end(err)
+	}
+	over := context.Cause(e.term.living)
+	if over != nil || ctx.Err() != nil {
+		s.leave()
+	}
+	return cmp.Or(over, err)
+}
+
+const leavePatience = 2 * time.Second // of the end of a term with etcd
+
+// leave ends the term. Other nodes need not wait for the lease to end if etcd can be notified.
+func (s *session) leave() {
+	t, now := s.term, time.Now()
+	t.end(context.Canceled)
+	t.timer.Stop()
+	var held []*candidacy
+	var drained time.Time
+	for _, c := range t.candidacies {
+		if c.hold != nil {
+			s.drop(c, now)
+		} else if c.phase == waiting {
+			c.phase = leaving
+		}
+		if c.phase == leaving {
+			held = append(held, c)
+			drained = latest(drained, c.next)
+		}
+	}
+	s.mu.Lock()
+	s.term = nil
+	s.mu.Unlock()
+	if s.client == nil || s.client.Ctx().Err() != nil {
+		return
+	}
+	backoff.Pause(s.client.Ctx(), time.Until(drained))
+	defer time.AfterFunc(leavePatience, func() { _ = s.client.Close() }).Stop()
+	for some := range slices.Chunk(held, maxOps) {
+		if err := s.change(some); err != nil {
+			break
+		}
+	}
+	ctx, cancel := s.request()
+	defer cancel()
+	_, _ = s.client.Revoke(ctx, t.lease)
+}
+
+func latest(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// phase is how far a candidacy has got.
+type phase int
+
+const (
+	absent    phase = iota // there is no key
+	waiting                // the key exists, and the node waits
+	holding                // the node holds the lock, and the key does not have the token yet
+	announced              // the node holds the lock, and the key has the token
+	leaving                // the node has given up the lock, and the key does not have the value left yet
+	left                   // the key is to be removed: it has the value left, or another node created it
+	phases
+)
+
+// writes are the phases in which the key is written. If the key is what the node knows it to be, the candidacy goes on to the first phase,
+// and otherwise to the second one. Each write is repeated until etcd has answered.
+var writes = [phases]struct{ next, conflict phase }{
+	absent:  {waiting, left},
+	holding: {announced, holding},
+	leaving: {left, left},
+	left:    {absent, left},
+}
+
+// candidacy is what a term has of one lock.
+type candidacy struct {
+	fleet.Contender // Created is zero in the phase absent
+
+	key   string
+	phase phase
+	hold  *Hold     // in the phases holding and announced
+	next  time.Time // when the key may be written next
+}
+
+func (e *Elector) newCandidacy(l fleet.Lock) *candidacy {
+	c := &candidacy{Contender: fleet.Contender{Lock: l, Node: e.config.Node, TTL: e.config.TTL, Lease: e.term.lease}}
+	c.key = c.Key(e.config.Space)
+	return c
+}
+
+// write returns the request that writes the key, and the condition for it.
+func (c *candidacy) write() (clientv3.Op, clientv3.Cmp) {
+	value, created := c.Value(), clientv3.CreateRevision(c.key)
+	if c.phase == left { // the key is removed even if another node created it
+		return clientv3.OpDelete(c.key), clientv3.Compare(created, ">", -1)
+	}
+	if c.phase == leaving {
+		value = fleet.ContenderLeft
+	}
+	return clientv3.OpPut(c.key, value, clientv3.WithLease(c.Lease)), clientv3.Compare(created, "=", c.Created)
+}
+
+func (c *candidacy) wrote(succeeded bool, revision int64) {
+	switch step := writes[c.phase]; {
+	case !succeeded:
+		c.phase = step.conflict
+	case c.phase == absent:
+		c.phase, c.Created = step.next, revision
+	case c.phase == left:
+		c.phase, c.Created, c.Token = step.next, 0, 0
+	default:
+		c.phase = step.next
+	}
+}

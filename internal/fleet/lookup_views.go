@@ -1,0 +1,329 @@
+package fleet
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/patchbay-dev/patchbay/internal/reconciler"
+)
+
+// viewKey identifies what is followed: a node, a part of the index, or the locks.
+type viewKey struct {
+	node   string
+	name   string // that of plugins
+	locks  bool
+	pinned bool // it is followed even if nobody asks
+}
+
+// view is something that is followed. All of it is guarded by the lock of the lookup.
+type view struct {
+	followed
+	key     viewKey
+	used    time.Time
+	by      uint32 // the user who asked for it first
+	waiting int    // how many wait for it
+}
+
+// isNothing reports whether it is a node that does not exist.
+func (v *view) isNothing() bool {
+	node, ok := v.source.(*nodeView)
+	return ok && v.isRead() && node.member == nil
+}
+
+var (
+	errLetGo   = errors.New("cannot read the fleet: too much is looked up at once; ask again")
+	errCrowded = errors.New("cannot read the fleet: too much that was never read is looked up for this user; ask again later")
+	errLate    = errors.New("it is not read in time")
+)
+
+// view returns what is followed under a key, from now on if it was not. The caller holds mu.
+func (l *Lookup) view(k viewKey, by uint32) *view {
+	v := l.views[k]
+	if v == nil {
+		if len(l.views) >= maxViews {
+			l.dropEldest()
+		}
+		var s source = &indexView{prefix: l.config.Space.index(k.name), at: l.place}
+		if k.locks {
+			s = &locksView{space: l.config.Space}
+		} else if k.node != "" {
+			s = &nodeView{lookup: l, name: k.node}
+		}
+		v = &view{followed: newFollowed(s), key: k, by: by}
+		if k.pinned {
+			v.changed = make(chan struct{}, 1)
+		}
+		l.views[k] = v
+		l.follow(&v.followed)
+	}
+	v.used = time.Now()
+	return v
+}
+
+// ask returns what is followed under a key for somebody who waits for it, and calls leave. The caller holds mu.
+func (l *Lookup) ask(k viewKey, by uint32) (*view, error) {
+	if isClosed(l.done) {
+		return nil, ErrClosed
+	}
+	if l.views[k] == nil && l.unread(by) >= maxUnread {
+		return nil, errCrowded
+	}
+	if !l.recalled { // what was read from the file is replaced by what etcd has
+		l.recalled = true
+		for name := range l.called {
+			l.view(viewKey{node: name}, 0)
+		}
+	}
+	v := l.view(k, by)
+	v.waiting++
+	return v, nil
+}
+
+// await returns what is followed under a key once it has been read. The caller holds mu.
+func (l *Lookup) await(ctx context.Context, k viewKey, by uint32, late <-chan time.Time) (*view, error) {
+	v, err := l.ask(k, by)
+	if err == nil {
+		defer l.leave(v)
+		err = l.wait(ctx, v, late)
+	}
+	return v, err
+}
+
+// unread returns how many views that were never read a user has asked for first. The caller holds mu.
+func (l *Lookup) unread(by uint32) (n int) {
+	for _, v := range l.views {
+		if v.by == by && !v.isRead() {
+			n++
+		}
+	}
+	return n
+}
+
+// leave ends the wait of a caller of ask. A view without callers that wait for it is not read. The caller holds mu.
+func (l *Lookup) leave(v *view) {
+	if v.waiting--; v.waiting == 0 && !v.isRead() && !v.key.pinned && l.views[v.key] == v && l.called[v.key.node] == nil {
+		l.drop(v, errLetGo)
+	}
+}
+
+// dropDenied drops a view that may not be read: the next request reads it again. A pinned one is read again behind the next connection.
+func (l *Lookup) dropDenied(denied *followed, why error) bool {
+	why = fmt.Errorf("cannot read the fleet: %w", Explain(why))
+	denied.settle(why)
+	for _, v := range l.views {
+		if &v.followed == denied && !v.key.pinned {
+			l.drop(v, why)
+		}
+	}
+	return true
+}
+
+// dropIdle drops the views that were not asked for for long, unless etcd was away until now: then they may be all that is known. It
+// returns when the next one may be dropped.
+func (l *Lookup) dropIdle(now time.Time) (next time.Duration) {
+	for _, v := range l.views {
+		if v.key.pinned {
+			continue
+		}
+		left := viewIdle - now.Sub(v.used)
+		if !l.health.Current {
+			left = max(left, retry.Max)
+		}
+		if left <= 0 {
+			l.drop(v, errLetGo)
+		} else if next == 0 || left < next {
+			next = left
+		}
+	}
+	return next
+}
+
+// noteHealth wakes the callers that wait for a view although they could use another.
+func (l *Lookup) noteHealth() {
+	if l.health.Current {
+		l.away = make(chan struct{})
+	} else if !isClosed(l.away) {
+		close(l.away)
+	}
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// dropEldest drops what was not asked for for the longest time, nodes that do not exist first. The caller holds mu.
+func (l *Lookup) dropEldest() {
+	var eldest *view
+	for _, v := range l.views {
+		switch {
+		case v.key.pinned || v.waiting > 0:
+		case eldest == nil || v.isNothing() && !eldest.isNothing(), v.isNothing() == eldest.isNothing() && v.used.Before(eldest.used):
+			eldest = v
+		}
+	}
+	if eldest != nil {
+		l.drop(eldest, errLetGo)
+	}
+}
+
+func (l *Lookup) drop(v *view, why error) {
+	delete(l.views, v.key)
+	l.follower.drop(&v.followed, why)
+}
+
+// wait returns when a view has been read for the first time, or will not be. If late is not nil, something else will do: then it waits no
+// longer than that, and not at all while etcd is away. The caller holds mu, which is released meanwhile.
+func (l *Lookup) wait(ctx context.Context, v *view, late <-chan time.Time) error {
+	if v.isRead() { // also if ctx has ended: then nothing has to be waited for
+		return nil
+	}
+	away := l.away
+	if late == nil {
+		away = nil
+	}
+	l.mu.Unlock()
+	defer l.mu.Lock()
+	select {
+	case <-v.ready:
+		return nil
+	case <-away:
+		return errLate
+	case <-late:
+		return errLate
+	case <-l.done:
+		return ErrClosed
+	case <-ctx.Done():
+		return fmt.Errorf("cannot read the fleet: %s: %w", cmp.Or(l.Health().Message, "etcd has not answered yet"), context.Cause(ctx))
+	}
+}
+
+const maxNodeKeys = 16 // that are read of a node, which has three and may write more
+
+type nodeView struct {
+	lookup *Lookup
+	name   string
+	facts  *facts
+	member *member // nil if there is none
+}
+
+func (v *nodeView) read(ctx context.Context, from store) (reading, error) {
+	prefix := v.lookup.config.Space.NodeRange(v.name)
+	found, err := from.get(ctx, prefix, clientv3.WithPrefix(), clientv3.WithLimit(maxNodeKeys))
+	if err != nil {
+		return reading{}, err
+	}
+	read := &facts{}
+	for _, kv := range found.Kvs {
+		read.put(strings.TrimPrefix(string(kv.Key), prefix), kv)
+	}
+	install := func(now time.Time) { v.facts = read; v.show(now) }
+	return reading{prefix, clientv3.GetPrefixRangeEnd(prefix), found.Header.GetRevision(), install}, nil
+}
+
+func (v *nodeView) apply(events []*clientv3.Event, now time.Time) (again bool) {
+	for _, event := range events {
+		v.facts.put(strings.TrimPrefix(string(event.Kv.Key), v.lookup.config.Space.NodeRange(v.name)), valueOf(event))
+	}
+	v.show(now)
+	return false
+}
+
+func (v *nodeView) show(now time.Time) {
+	before := v.member
+	if v.member = nil; !v.facts.empty() {
+		v.member = v.facts.member(v.name, before, now)
+	}
+	v.lookup.update(v.name, v.member)
+}
+
+// callable returns the plugins of the node that pass a filter and may be called.
+func (m *member) callable(f Filter) (instances []Instance) {
+	f.States = []reconciler.State{reconciler.StateRegistered, reconciler.StateUnreachable}
+	for _, said := range m.plugins {
+		if !said.Current || !anyOf(f.Names, said.Name) { // before it is copied
+			continue
+		}
+		i := Instance{Plugin: m.plugin(said), Address: m.node.Address, Drained: m.node.Cordon.Drained, of: m}
+		if i.callable() && f.match(i.Plugin) {
+			instances = append(instances, i)
+		}
+	}
+	return instances
+}
+
+// indexView is at most maxFew nodes of an index: those after a place and, if these are too few, those before it.
+type indexView struct {
+	prefix, at string
+	nodes      []string
+	all        bool // these are all that there are
+}
+
+func (v *indexView) read(ctx context.Context, from store) (reading, error) {
+	last := clientv3.GetPrefixRangeEnd(v.prefix)
+	begin, end := v.prefix+v.at, last
+	found, err := from.get(ctx, begin, clientv3.WithRange(end), clientv3.WithLimit(maxFew), clientv3.WithKeysOnly())
+	if err != nil {
+		return reading{}, err
+	}
+	kvs, revision, all := found.Kvs, found.Header.GetRevision(), false
+	if missing := maxFew - len(kvs); missing > 0 {
+		before, err := from.get(ctx, v.prefix, clientv3.WithRange(begin), clientv3.WithLimit(int64(missing)), clientv3.WithKeysOnly(),
+			clientv3.WithSort(clientv3.SortByKey, clientv3.SortDescend), clientv3.WithRev(revision))
+		if err != nil {
+			return reading{}, err
+		}
+		kvs, all = append(kvs, before.Kvs...), len(before.Kvs) < missing
+		if begin = v.prefix; !all {
+			begin = string(before.Kvs[missing-1].Key)
+		}
+	} else {
+		end = string(kvs[len(kvs)-1].Key) + "\x00"
+	}
+	var nodes []string
+	for _, kv := range kvs {
+		if node, ok := nodeIn(v.prefix, string(kv.Key)); ok {
+			nodes = append(nodes, node)
+		}
+	}
+	return reading{begin, end, revision, func(time.Time) { v.nodes, v.all = nodes, all }}, nil
+}
+
+// apply has all of it read again, which is little, unless only the lease of a key has changed.
+func (v *indexView) apply(events []*clientv3.Event, _ time.Time) (again bool) {
+	return slices.ContainsFunc(events, func(event *clientv3.Event) bool {
+		node, ok := nodeIn(v.prefix, string(event.Kv.Key))
+		return ok && (event.Type == mvccpb.Event_DELETE) == slices.Contains(v.nodes, node)
+	})
+}
+
+// locksView is all locks. Contenders write below their own ranges, so no range of keys is about one lock alone.
+type locksView struct {
+	space Space
+	Contenders
+}
+
+func (v *locksView) read(ctx context.Context, from store) (reading, error) {
+	prefix, read := v.space.LockSpace(), Contenders{}
+	revision, err := readPages(ctx, from, prefix, func(kv *mvccpb.KeyValue) { read.Put(v.space, kv) })
+	return reading{prefix, clientv3.GetPrefixRangeEnd(prefix), revision, func(time.Time) { v.Contenders = read }}, err
+}
+
+func (v *locksView) apply(events []*clientv3.Event, _ time.Time) (again bool) {
+	for _, event := range events {
+		v.Put(v.space, event.Kv)
+	}
+	return false
+}

@@ -1,0 +1,251 @@
+package fleet
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/patchbay-dev/patchbay/internal/backoff"
+	"github.com/patchbay-dev/patchbay/internal/regular"
+	"github.com/patchbay-dev/patchbay/internal/reconciler"
+)
+
+// Local is the node as a [Publisher] sees it. Its methods are called from one goroutine and do not block.
+type Local interface {
+	// Plugins returns all plugins; those that have not said who they are are not published.
+	Plugins() []reconciler.Status
+	// Conditions says how the node is.
+	Conditions() []Condition
+	// Changes returns a channel that receives a value after plugins have changed. Several changes may share a value: the next one is sent
+	// at the latest when the last one has been read. It is not closed before ctx ends. Changes of conditions need no value.
+	Changes(ctx context.Context) <-chan struct{}
+}
+
+// Condition is one aspect of a node's health.
+type Condition struct {
+	Name    string
+	OK      bool
+	Message string    // what is wrong, as one line
+	Since   time.Time // when that began
+}
+
+// The defaults of [PublisherConfig].
+const (
+	DefaultPresence  = 10 * time.Second
+	DefaultRetention = time.Hour
+
+	defaultMinInterval = time.Second
+	// maxSpread bounds the time over which nodes that have lost etcd come back, which is else the presence. The start is spread over a
+	// tenth of it.
+	maxSpread = 10 * time.Second
+)
+
+// PublisherConfig configures a [Publisher].
+type PublisherConfig struct {
+	Space   Space
+	Node    string // the name of the node, which must be unique; it is required
+	Address string // HOST:PORT at which the node takes calls from other nodes; empty for none
+	Version string // of Patchbay, for readers
+	// Presence is how long the node counts as alive after its last sign of life, of which it gives one every third of that; Retention is
+	// how long its plugins stay visible. They are rounded up to seconds. Presence is at least 2 s, and Retention longer than it.
+	Presence, Retention time.Duration
+	// InstanceFile records this start, so that the next start need not wait until the presence of a crashed one has expired. No two running
+	// publishers may share the file. Empty for none; its directory must exist.
+	InstanceFile string
+	// Settings is a text that should be the same for all nodes. Nodes that compete for locks compare it.
+	Settings string
+	// Locked, if it is not nil, is called when a node competes for locks: when the publisher begins, or else as soon as one does. It may be
+	// called again after etcd was away. It must not block.
+	Locked func()
+	// Named, if it is not nil, is called with whether the node owns its name: false when another daemon holds it. It must not block.
+	Named func(owned bool)
+	// Cordoned, if it is not nil, is called with whether the node is drained: after each start of a connection, and after each change. It
+	// must not block.
+	Cordoned func(Cordon)
+	// Unhealthy returns the paths of the sockets of plugins that do not serve, or do not answer; nil for none.
+	Unhealthy   func() map[string]bool
+	Labels      map[string]string // see [ValidateLabels]
+	MinInterval time.Duration     // the least time between two writes (default 1 s)
+	Local       Local             // what is published; it is required
+	Logger      *slog.Logger      // logs when etcd is lost and found again; nil for no log
+}
+
+// Publisher publishes one node. All methods are safe for concurrent use.
+type Publisher struct {
+	config   PublisherConfig
+	dialer   dialer
+	timeout  time.Duration // of one request
+	node     string        // the range of the node's keys
+	instance string
+	started  time.Time
+	changes  <-chan struct{}
+
+	// The following belong to the goroutine of Run.
+
+	leases    leases
+	held      held
+	instances []string        // this one, once it is remembered, and those before it
+	indexed   map[string]bool // the names that may be in the index, and whether they are there under the present lease
+
+	mu     sync.Mutex
+	health Health
+	stats  Stats
+}
+
+// Stats counts what a [Publisher] did.
+type Stats struct {
+	Sessions      uint64    // how often etcd was found
+	Writes, Bytes uint64    // the transactions that wrote something, and the size of their values
+	Failures      uint64    // the sessions and writes that failed
+	Published     time.Time // when the node was last written; zero for never
+}
+
+// leases are those of the node; zero where there is none.
+type leases struct{ presence, retention clientv3.LeaseID }
+
+// NewPublisher returns a publisher, which does nothing before Run. It returns an error if the space, the node name or the times are
+// invalid.
+func NewPublisher(c *Cluster, config PublisherConfig) (*Publisher, error) {
+	return newPublisher(newDialer(c), c.config.Timeout, config)
+}
+
+func newPublisher(d dialer, timeout time.Duration, config PublisherConfig) (*Publisher, error) {
+	config.Presence = cmp.Or(config.Presence, DefaultPresence)
+	config.Retention = cmp.Or(config.Retention, DefaultRetention)
+	config.MinInterval = cmp.Or(config.MinInterval, defaultMinInterval)
+	config.Logger = cmp.Or(config.Logger, slog.New(slog.DiscardHandler))
+	if config.Local == nil || config.MinInterval < 0 {
+		return nil, errors.New("cannot publish the node: Local is nil, or MinInterval is negative; use 0 for the default")
+	}
+	if config.Named == nil {
+		config.Named = func(bool) {}
+	}
+	err := errors.Join(config.Space.Validate(), ValidateNode(config.Node), ValidateTimes(config.Presence, config.Retention),
+		ValidateLabels(config.Labels), regular.Check(config.InstanceFile))
+	if err != nil {
+		return nil, fmt.Errorf("cannot publish the node: %w", err)
+	}
+	instances, _ := regular.Read(config.InstanceFile) // if that fails, none is known
+	return &Publisher{
+		config: config, dialer: d, timeout: min(timeout, config.Presence/2), instance: rand.Text(),
+		node: config.Space.NodeRange(config.Node), instances: strings.Fields(string(instances)), indexed: map[string]bool{},
+		health: Health{Message: "the node has not been published yet", Since: time.Now()},
+	}, nil
+}
+
+// ValidateTimes returns an error if presence is below 2s, or retention is not longer than presence.
+func ValidateTimes(presence, retention time.Duration) error {
+	if presence < 2*time.Second {
+		return fmt.Errorf("presence is %v: etcd needs at least 2s", presence)
+	}
+	if retention <= presence {
+		return fmt.Errorf("retention is %v: it must be longer than presence, which is %v", retention, presence)
+	}
+	return nil
+}
+
+// Instance returns the identifier of this start.
+func (p *Publisher) Instance() string { return p.instance }
+
+// Condition says whether the fleet sees the node as it is.
+func (p *Publisher) Condition() Condition {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return Condition{Name: "fleet", OK: p.health.Current, Message: p.health.Message, Since: p.health.Since}
+}
+
+// Stats returns what has been done so far.
+func (p *Publisher) Stats() Stats {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.stats
+}
+
+// Run publishes the node until ctx ends. It then says in etcd that the node has stopped, if that takes no more than 2 s, and returns. It
+// may be called once.
+func (p *Publisher) Run(ctx context.Context) {
+	p.started = time.Now()
+	p.changes = p.config.Local.Changes(ctx)
+	failures, over := 0, min(p.config.Presence, maxSpread)
+	for delay := spread(over / 10); backoff.Pause(ctx, delay); {
+		stood, err := attempt(ctx, p.dialer, func() (bool, error) { return (&session{Publisher: p}).run(ctx) })
+		if ctx.Err() != nil {
+			return
+		}
+		if errors.Is(err, errNameTaken) {
+			p.config.Named(false)
+		}
+		if !stood || !isExpired(err) { // the next session has a new token
+			p.failed(err)
+		}
+		switch {
+		case stood:
+			failures = 0
+			delay = spread(p.config.Presence / 4) // of the presence three fifths are left when a node notices
+			if errors.Is(err, errLeaseLost) {
+				delay = spread(over)
+			}
+		case errors.Is(err, errNameTaken):
+			delay = around(p.config.Presence / 3)
+		default:
+			failures++
+			delay = retry.After(failures)
+			if failures == 1 {
+				delay = max(delay, spread(over))
+			}
+		}
+	}
+}
+
+const maxInstances = 4 // that are remembered: those that may be in etcd if the last starts crashed early
+
+// remember keeps this instance, before it can be in etcd.
+func (p *Publisher) remember() {
+	if p.config.InstanceFile == "" || slices.Contains(p.instances, p.instance) {
+		return
+	}
+	instances := append([]string{p.instance}, p.instances[:min(len(p.instances), maxInstances-1)]...)
+	if err := regular.Replace(p.config.InstanceFile, strings.Join(instances, "\n")+"\n"); err != nil {
+		p.config.Logger.Warn("fleet: cannot remember that the node is published; after a crash it waits until its presence has expired",
+			"node", p.config.Node, "error", err)
+		return
+	}
+	p.instances = instances
+}
+
+func (p *Publisher) failed(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.stats.Failures++
+	if message := "the node is not published as it is: " + Explain(err).Error(); p.health.lose(message) {
+		p.config.Logger.Warn("fleet: "+message, "node", p.config.Node)
+	}
+}
+
+// succeeded is called when the fleet sees the node as it is.
+func (p *Publisher) succeeded(published time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !published.IsZero() {
+		p.stats.Published = published
+	}
+	if !p.health.Current {
+		p.config.Logger.Info("fleet: the node is published", "node", p.config.Node)
+	}
+	p.health = Health{Current: true}
+}
+
+func (p *Publisher) count(add func(*Stats)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	add(&p.stats)
+}

@@ -1,0 +1,382 @@
+package fleet
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/patchbay-dev/patchbay/internal/broadcast"
+)
+
+// ErrClosed is the error of calls on a [Reader] that has been closed.
+var ErrClosed = errors.New("the reader of the fleet is closed")
+
+// ReaderConfig configures a [Reader].
+type ReaderConfig struct {
+	Space Space
+	// Presence is that of the nodes (default: that of [PublisherConfig]): a node that is gone was last alive that long before its key went.
+	Presence time.Duration
+	Logger   *slog.Logger // logs when etcd is lost and found again; nil for no log
+}
+
+// Reader follows the fleet. All methods are safe for concurrent use; only Ready, Find, Watch, Wait and Close block.
+type Reader struct {
+	follower // its lock is held over a publication, so that a snapshot and what follows on it meet
+	config   ReaderConfig
+	all      whole
+	fleet    followed // all, as the follower sees it
+	feed     *broadcast.Feed[step]
+	members  map[string]*member
+}
+
+// ReaderStats counts the complete lists of a [Reader], how often a watch began, and the changes of keys that came through it.
+type ReaderStats struct{ Lists, Watches, Events uint64 }
+
+// Open begins to read a fleet. It does not block; Ready does. The caller calls Close.
+func Open(c *Cluster, config ReaderConfig) *Reader {
+	return open(newDialer(c), c.config.Timeout, config)
+}
+
+func open(d dialer, timeout time.Duration, config ReaderConfig) *Reader {
+	config.Presence = cmp.Or(config.Presence, DefaultPresence)
+	r := &Reader{config: config, members: map[string]*member{}}
+	r.init(r, d, timeout, config.Logger, Health{Message: "the fleet has not been read yet", Since: time.Now()})
+	r.feed = broadcast.New(broadcast.Config[step]{Resync: func(_ string, commit func(step)) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		commit(step{})
+	}})
+	r.all.Reader = r
+	r.fleet = newFollowed(&r.all)
+	r.follow(&r.fleet)
+	r.start()
+	return r
+}
+
+func (*Reader) dropDenied(*followed, error) bool { return false }
+func (*Reader) dropIdle(time.Time) time.Duration { return 0 }
+
+func (r *Reader) noteHealth() {
+	if !r.health.Current && r.all.listed {
+		r.all.contact = r.health.Since
+	}
+	r.feed.Publish("", step{health: new(r.health)})
+}
+
+// Close ends all watches and waits, and returns when nothing of the reader is left. A second call does nothing.
+func (r *Reader) Close() {
+	r.stop()
+	r.feed.Close()
+}
+
+// Ready returns when the fleet has been read for the first time. If ctx ends before, the error says why it has not been.
+func (r *Reader) Ready(ctx context.Context) error {
+	if r.fleet.isRead() {
+		return nil
+	}
+	select {
+	case <-r.fleet.ready:
+		return nil
+	case <-r.done:
+		return ErrClosed
+	case <-ctx.Done():
+		return fmt.Errorf("cannot read the fleet: %s: %w", r.Health().Message, context.Cause(ctx))
+	}
+}
+
+// Nodes returns all nodes, ordered by name.
+func (r *Reader) Nodes() []Node {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return r.nodes(Filter{})
+}
+
+// Plugins returns the plugins that pass the filter, in the order of [Snapshot].
+func (r *Reader) Plugins(f Filter) []Plugin {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return r.plugins(f)
+}
+
+// Watch returns the present state and a sequence of the changes that follow, each exactly once. What starts to pass the filter is added,
+// and what stops passing it is removed. The sequence can be iterated once; it ends with ctx, with the reader, or when the caller stops
+// iterating. A change of kind [Resync] replaces changes that the caller was too slow to read: those of at least 8,192 steps, where one step
+// is all that changes at once about one node and its plugins.
+//
+// It blocks until the fleet has been read for the first time. If ctx ends first, the error says why; after Close it is [ErrClosed].
+func (r *Reader) Watch(ctx context.Context, f Filter) (Snapshot, iter.Seq[Change], error) {
+	if err := r.Ready(ctx); err != nil {
+		return Snapshot{}, nil, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	snapshot, steps := r.subscribe(ctx, f)
+	return snapshot, func(yield func(Change) bool) {
+		defer cancel()
+		for step := range steps {
+			for _, change := range step.changes() {
+				if change, ok := change.through(f); ok && !yield(change) {
+					return
+				}
+			}
+		}
+	}, nil
+}
+
+// subscribe returns the present state and a channel of all that follows on it.
+func (r *Reader) subscribe(ctx context.Context, f Filter) (Snapshot, <-chan step) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return Snapshot{Nodes: r.nodes(f), Plugins: r.plugins(f)}, r.feed.Subscribe(ctx, "")
+}
+
+// Wait blocks until the plugins that pass the filter meet the condition, and returns them. If ctx ends first, the error is its cause, and
+// the plugins are those of that moment.
+func (r *Reader) Wait(ctx context.Context, f Filter, until func([]Plugin) bool) ([]Plugin, error) {
+	watching, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if err := r.Ready(watching); err != nil {
+		return nil, err
+	}
+	snapshot, steps := r.subscribe(watching, f)
+	plugins := snapshot.Plugins
+	if until(plugins) {
+		return plugins, nil
+	}
+	changed := false
+	for step := range steps {
+		changed = changed || slices.ContainsFunc(step.changes(), func(change Change) bool {
+			_, passes := change.through(f)
+			return passes && change.Node == nil
+		})
+		if !changed || len(steps) > 0 { // one look is enough for all that have come
+			continue
+		}
+		changed = false
+		if plugins = r.Plugins(f); until(plugins) {
+			return plugins, nil
+		}
+	}
+	if ctx.Err() != nil {
+		return plugins, context.Cause(ctx)
+	}
+	return plugins, ErrClosed
+}
+
+func (r *Reader) nodes(f Filter) []Node {
+	nodes := make([]Node, 0, len(r.members))
+	for _, name := range slices.Sorted(maps.Keys(r.members)) {
+		if f.MatchNode(r.members[name].node) {
+			nodes = append(nodes, r.members[name].node)
+		}
+	}
+	return nodes
+}
+
+func (r *Reader) plugins(f Filter) []Plugin {
+	type found struct { // what is sorted is small: plugins are large, and a fleet has many
+		*member
+		said *Plugin
+	}
+	var all []found
+	for _, name := range slices.Sorted(maps.Keys(r.members)) {
+		if !anyOf(f.Nodes, name) {
+			continue
+		}
+		m := r.members[name]
+		for _, said := range m.plugins {
+			if f.match(m.plugin(said)) {
+				all = append(all, found{m, said})
+			}
+		}
+	}
+	slices.SortStableFunc(all, func(a, b found) int {
+		return cmp.Or(strings.Compare(a.said.Type, b.said.Type), strings.Compare(a.said.Name, b.said.Name))
+	})
+	plugins := make([]Plugin, len(all))
+	for i, p := range all {
+		plugins[i] = p.plugin(p.said)
+	}
+	return plugins
+}
+
+// publish makes a member visible and announces the difference; nil stands for one that is gone. The caller holds mu.
+func (r *Reader) publish(name string, now *member, announce bool) {
+	before := r.members[name]
+	if now == nil {
+		delete(r.members, name)
+	} else {
+		r.members[name] = now
+	}
+	if announce && before != now {
+		r.feed.Publish("", step{before: before, after: now})
+	}
+}
+
+const maxDeadAsked = 256 // dead nodes of which etcd is asked when they were last alive
+
+// whole is what etcd has of all nodes. It is the source of a [Reader].
+type whole struct {
+	*Reader
+	facts map[string]*facts
+	// anchor is the last write that was seen, and removal the last removal after it. If etcd has both, a watch continues after the write:
+	// every removal since is then applied once more, which changes nothing.
+	anchor, removal anchor
+	listed          bool
+	contact         time.Time // when etcd last answered
+}
+
+// anchor is a write, or a removal.
+type anchor struct {
+	key      string
+	revision int64
+	value    uint64 // the hash of the value; zero for a removal
+}
+
+func anchorOf(kv *mvccpb.KeyValue) anchor {
+	return anchor{string(kv.Key), kv.ModRevision, hash(string(kv.Value))}
+}
+
+// read reads nothing if etcd has the history that is known, else all nodes. How these differ from what was known is announced.
+func (w *whole) read(ctx context.Context, from store) (reading, error) {
+	prefix := w.config.Space.nodes()
+	r := reading{key: prefix, end: clientv3.GetPrefixRangeEnd(prefix), revision: w.anchor.revision}
+	if known, err := w.isIn(ctx, from); known || err != nil {
+		return r, err
+	}
+	fresh := &whole{facts: map[string]*facts{}}
+	var err error
+	r.revision, err = readPages(ctx, from, prefix, func(kv *mvccpb.KeyValue) {
+		if name, key, ok := w.split(kv.Key); ok {
+			fresh.put(name, key, kv)
+		}
+	})
+	if err != nil {
+		return reading{}, err
+	}
+	if !w.listed {
+		date(ctx, from, fresh.facts)
+	}
+	r.install = func(now time.Time) {
+		if !w.listed {
+			w.contact = now
+		}
+		w.facts, w.anchor, w.removal = fresh.facts, fresh.anchor, anchor{}
+		for name := range w.members {
+			if w.facts[name] == nil {
+				w.show(name, w.contact, w.listed)
+			}
+		}
+		for name := range w.facts {
+			w.show(name, w.contact, w.listed)
+		}
+		w.listed, w.contact = true, now
+	}
+	return r, nil
+}
+
+// isIn reports whether what was seen is in the history of etcd.
+func (w *whole) isIn(ctx context.Context, from store) (bool, error) {
+	for _, seen := range []anchor{w.anchor, w.removal} {
+		if seen.key == "" {
+			continue
+		}
+		found, err := from.get(ctx, seen.key, clientv3.WithRev(seen.revision))
+		if known := rpctypes.Error(err); errors.Is(known, rpctypes.ErrCompacted) || errors.Is(known, rpctypes.ErrFutureRev) {
+			return false, nil
+		}
+		if err != nil {
+			return false, err
+		}
+		there := anchor{key: seen.key, revision: seen.revision} // removed
+		for _, kv := range found.Kvs {
+			there = anchorOf(kv)
+		}
+		if there != seen {
+			return false, nil
+		}
+	}
+	return w.anchor.key != "", nil
+}
+
+// apply makes all changes of one revision visible at once.
+func (w *whole) apply(events []*clientv3.Event, now time.Time) (again bool) {
+	w.contact = now
+	touched := map[string]bool{}
+	for _, event := range events {
+		name, key, ok := w.split(event.Kv.Key)
+		if !ok {
+			continue
+		}
+		if w.put(name, key, valueOf(event)); event.Type == mvccpb.Event_DELETE {
+			w.removal = anchor{key: string(event.Kv.Key), revision: event.Kv.ModRevision}
+		}
+		touched[name] = true
+	}
+	for name := range touched {
+		w.show(name, now, true)
+	}
+	return false
+}
+
+// split returns the node of a key, and the rest of the key.
+func (w *whole) split(key []byte) (name, rest string, ok bool) {
+	below, ok := strings.CutPrefix(string(key), w.config.Space.nodes())
+	if !ok {
+		return "", "", false
+	}
+	name, rest, ok = strings.Cut(below, "/")
+	return name, rest, ok && ValidateNode(name) == nil
+}
+
+func (w *whole) put(name, key string, kv *mvccpb.KeyValue) {
+	known := cmp.Or(w.facts[name], &facts{})
+	if !known.put(key, kv) {
+		return
+	}
+	w.facts[name] = known
+	if kv != nil && key != presenceKey && kv.ModRevision >= w.anchor.revision { // a presence has the same value again after each claim
+		w.anchor, w.removal = anchorOf(kv), anchor{}
+	}
+}
+
+// show makes what is known of a node visible.
+func (w *whole) show(name string, now time.Time, announce bool) {
+	var shown *member
+	if known := w.facts[name]; known != nil && !known.empty() {
+		shown = known.member(name, w.members[name], now.Add(-w.config.Presence))
+	} else if known != nil && !known.cordon.Drained { // a cordon has no lease: it is there when the node comes back
+		delete(w.facts, name)
+	}
+	w.publish(name, shown, announce)
+}
+
+// date finds out when nodes that were dead before the reader began were last alive: a node renews its retention lease.
+func date(ctx context.Context, from store, all map[string]*facts) {
+	asked := 0
+	for _, known := range all {
+		if known.state() != NodeUnreachable || known.record.lease == 0 {
+			continue
+		}
+		if asked++; asked > maxDeadAsked {
+			return
+		}
+		ago, err := from.renewed(ctx, known.record.lease)
+		switch {
+		case err == nil:
+			known.renewed = time.Now().Add(-ago)
+		case !isLeaseUnknown(err): // else its retention has just ended
+			return // it is not worth more
+		}
+	}
+}

@@ -1,0 +1,173 @@
+package fleet
+
+import (
+	"fmt"
+	"reflect"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+	"pgregory.net/rapid"
+
+	fleetv1 "github.com/patchbay-dev/patchbay/api/patchbay/fleet/v1"
+	"github.com/patchbay-dev/patchbay/internal/reconciler"
+)
+
+func marshal(t rapid.TB, r *fleetv1.NodeRecord) []byte {
+	value, err := encodeRecord(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return value
+}
+
+// picture is what a subscriber makes of the changes.
+type picture struct {
+	nodes   map[string]Node
+	plugins map[string]Plugin
+}
+
+func (p picture) take(t rapid.TB, c Change) {
+	if c.Node != nil {
+		_, known := p.nodes[c.Node.Name]
+		if known == (c.Kind == Added) {
+			t.Fatalf("%s of node %s, known: %t", c.Kind, c.Node.Name, known)
+		}
+		p.nodes[c.Node.Name] = *c.Node
+		if c.Kind == Removed {
+			delete(p.nodes, c.Node.Name)
+		}
+		return
+	}
+	key := c.Plugin.Node + c.Plugin.Type + c.Plugin.Name + c.Plugin.Instance
+	old, known := p.plugins[key]
+	if known == (c.Kind == Added) || c.Kind == Changed && reflect.DeepEqual(old, *c.Plugin) {
+		t.Fatalf("%s of plugin %+v, known: %+v", c.Kind, c.Plugin, old)
+	}
+	p.plugins[key] = *c.Plugin
+	if c.Kind == Removed {
+		delete(p.plugins, key)
+	}
+}
+
+// TestChangesLeadToTheState: whatever happens to the keys of a node, and whatever the filter, the changes lead from one state to the next,
+// and none is a repeat.
+func TestChangesLeadToTheState(t *testing.T) {
+	filters := []Filter{
+		{}, {States: []reconciler.State{reconciler.StateRegistered}}, {Versions: []string{"1"}}, {Types: []string{"role"}},
+		{Nodes: []string{"b"}},
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		known := &facts{}
+		var shown *member
+		pictures := make([]picture, len(filters))
+		for i := range pictures {
+			pictures[i] = picture{map[string]Node{}, map[string]Plugin{}}
+		}
+		t.Repeat(map[string]func(*rapid.T){
+			"presence": func(t *rapid.T) { known.put(presenceKey, &mvccpb.KeyValue{}) },
+			"death":    func(t *rapid.T) { known.put(presenceKey, nil) },
+			"record": func(t *rapid.T) {
+				r := &fleetv1.NodeRecord{Instance: rapid.SampledFrom([]string{"x", "y"}).Draw(t, "instance")}
+				if rapid.Bool().Draw(t, "stopped") {
+					r.StoppedAt = timestamppb.New(time.Unix(1, 0))
+				}
+				version := rapid.IntRange(0, 3).Draw(t, "version")
+				for i := range rapid.IntRange(0, 6).Draw(t, "plugins") {
+					p := &fleetv1.PluginRecord{Type: "T", Name: fmt.Sprint(i), Version: fmt.Sprint(version), State: "registered"}
+					if version == 2 {
+						p.Roles, p.State = []string{"role"}, "backoff"
+					}
+					r.Plugins = append(r.Plugins, p)
+				}
+				known.put(recordKey, &mvccpb.KeyValue{Value: marshal(t, r)})
+			},
+			"record gone": func(t *rapid.T) { known.put(recordKey, nil) },
+			"garbage": func(t *rapid.T) {
+				known.put(recordKey, &mvccpb.KeyValue{Value: rapid.SliceOf(rapid.Byte()).Draw(t, "value")})
+			},
+			"": func(t *rapid.T) {
+				var now *member
+				if !known.empty() {
+					now = known.member("a", shown, time.Unix(100, 0))
+				}
+				changes := differences(shown, now)
+				shown = now
+				for i, f := range filters {
+					for _, c := range changes {
+						if c, ok := c.through(f); ok {
+							pictures[i].take(t, c)
+						}
+					}
+					want := map[string]Plugin{}
+					if now != nil {
+						for _, r := range now.plugins {
+							if p := now.plugin(r); f.match(p) {
+								want[p.Node+p.Type+p.Name+p.Instance] = p
+							}
+						}
+					}
+					if !reflect.DeepEqual(want, pictures[i].plugins) {
+						t.Fatalf("filter %+v: the picture is %v, the state %v", f, pictures[i].plugins, want)
+					}
+				}
+			},
+		})
+	})
+}
+
+// TestTooLarge: plugins that do not fit into one value are an error that says so.
+func TestTooLarge(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		local := newFakeLocal()
+		for i := range 20_000 {
+			local.plugins = append(local.plugins, reconciler.Status{Type: "T", Name: fmt.Sprint(i), State: reconciler.StateRegistered, Instance: strings.Repeat("x", 100)})
+		}
+		p := runPublisher(t, newFake(), PublisherConfig{Node: "a", Local: local})
+		time.Sleep(time.Minute)
+		if c := p.Condition(); c.OK || !strings.Contains(c.Message, "its 20000 plugins take ") {
+			t.Errorf("%+v", c)
+		}
+		local.set("T/one")
+		time.Sleep(time.Minute)
+		if c := p.Condition(); !c.OK {
+			t.Errorf("%+v", c)
+		}
+	})
+}
+
+// TestHostile: what plugins say is made fit, and what is too much is left out.
+func TestHostile(t *testing.T) {
+	status := reconciler.Status{Type: "T\xff", Name: "n\xff", State: reconciler.StateRegistered}
+	status.Registration.Details = map[string]string{"k": strings.Repeat("x", 2*maxDetails)}
+	status.Registration.Roles = []string{"\xff"}
+	records := pluginRecords([]reconciler.Status{status, {Type: "T"}, {Name: "n"}}, nil)
+	unhealthy := map[string]bool{"/b": true}
+	two := pluginRecords([]reconciler.Status{{Type: "T", Name: "a", SocketPath: "/a"}, {Type: "T", Name: "b", SocketPath: "/b"}}, unhealthy)
+	if pluginOf(two[0]).Unhealthy || !pluginOf(two[1]).Unhealthy {
+		t.Errorf("published: %v", two)
+	}
+	if len(records) != 1 || records[0].GetDetails() != nil {
+		t.Fatalf("published: %v", records)
+	}
+	marshal(t, &fleetv1.NodeRecord{Plugins: records})
+}
+
+func FuzzDecode(f *testing.F) {
+	f.Add([]byte{}, presenceKey)
+	f.Add([]byte("\x08\x01"), recordKey)
+	f.Add(marshal(f, &fleetv1.NodeRecord{Instance: "i", Plugins: []*fleetv1.PluginRecord{{Type: "T", Name: "n"}}}), recordKey)
+	f.Fuzz(func(t *testing.T, value []byte, key string) {
+		known := &facts{}
+		known.put(key, &mvccpb.KeyValue{Value: value})
+		m := known.member("a", nil, time.Unix(1, 0))
+		differences(nil, m)
+		known.put(key, nil)
+		if !known.empty() {
+			t.Errorf("%q is left after its end: %+v", key, known)
+		}
+	})
+}

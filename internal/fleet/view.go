@@ -1,0 +1,431 @@
+package fleet
+
+import (
+	"cmp"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+	"unique"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/protobuf/proto"
+
+	fleetv1 "github.com/patchbay-dev/patchbay/api/patchbay/fleet/v1"
+	"github.com/patchbay-dev/patchbay/internal/reconciler"
+)
+
+// NodeState is the state of a node.
+type NodeState string
+
+// The states of a node.
+const (
+	NodeReady       NodeState = "ready"       // its presence has not expired
+	NodeUnreachable NodeState = "unreachable" // its presence expired without a shutdown
+	NodeStopped     NodeState = "stopped"     // its daemon shut down cleanly
+	NodeUnknown     NodeState = "unknown"     // its record is missing or malformed
+)
+
+// Node is one node of the fleet. Its slices must not be changed.
+type Node struct {
+	Name      string
+	State     NodeState
+	Instance  string    // identifies this start of its daemon
+	Address   string    // HOST:PORT at which it takes calls; empty if it takes none
+	Version   string    // of Patchbay
+	StartedAt time.Time // of its daemon, by its own clock
+	// LastSeen is when it was last known to be alive: when it stopped or last renewed its presence, or, if it was gone before the reader came,
+	// when it last wrote or renewed its retention. It may then have been alive until SeenBefore, which is zero otherwise. Both are zero while
+	// it is ready.
+	LastSeen, SeenBefore time.Time
+
+	Conditions []Condition // ordered by name
+	Plugins    int         // the number of instances that it has published
+	Labels     map[string]string
+	Cordon     Cordon
+}
+
+// Cordon says whether a node is drained: calls that may go to any node then go to others, as long as there are any.
+type Cordon struct {
+	Drained bool
+	Since   time.Time // when it was drained
+	By      string    // the node on which that was requested
+}
+
+// Plugin is one instance of a plugin on one node. Its slices and maps must not be changed.
+type Plugin struct {
+	Node, Type, Name, Version string
+
+	State        reconciler.State // what the node published, and [reconciler.StateUnreachable] if the node is not ready
+	Published    reconciler.State // what the node published
+	NodeState    NodeState
+	Instance     string // empty if it was never registered
+	Endpoint     string // the path on its node at which its services answer
+	Source       reconciler.Source
+	Roles        []string          // further types under which it is registered
+	Details      map[string]string // what the handler of its type found out about it; nil if they are too large for the fleet
+	RegisteredAt time.Time
+	LastSeen     time.Time // that of the node
+	Current      bool      // it is the one that is dispensed for its type and name on its node
+	// Unhealthy says that it reports that it is not serving, or does not answer: calls that may go to any node prefer healthy instances.
+	Unhealthy bool
+
+	nodeLabels map[string]string
+}
+
+// Instance is a plugin that can be called now, and where.
+type Instance struct {
+	Plugin
+	Address string // HOST:PORT of the node's daemon; empty if it takes no calls
+	Drained bool   // the node is the last to be called
+
+	of     *member
+	lookup *Lookup // that found it; nil for none
+}
+
+// away reports whether the node may be gone, or there: its presence also ends while etcd is away.
+func (i Instance) away() bool      { return i.NodeState == NodeUnreachable }
+func (i Instance) preferred() bool { return !i.away() && !i.Drained && !i.Unhealthy }
+
+// callable reports whether a plugin that is current may be called.
+func (i Instance) callable() bool {
+	return i.Published == reconciler.StateRegistered && (i.NodeState == NodeReady || i.NodeState == NodeUnreachable)
+}
+
+// Filter selects plugins. Each list that is not empty has to contain the value of the plugin.
+type Filter struct {
+	// Types also match the roles of a plugin.
+	Types, Names, Nodes, Versions []string
+	States                        []reconciler.State
+	// Labels are those that the node must have.
+	Labels map[string]string
+	// Health makes [Reader.Watch] also report when the reader loses or regains etcd.
+	Health bool
+
+	// Few, if it is not zero, says that so many nodes are enough for a [Lookup].
+	Few int
+
+	by  uint32                 // the user who asks; zero for one who is not known
+	may func(node string) bool // reports whether a node may offer the plugin; nil for all
+}
+
+// MatchNode reports whether a node passes: its name and its labels count.
+func (f Filter) MatchNode(n Node) bool { return anyOf(f.Nodes, n.Name) && hasAll(n.Labels, f.Labels) }
+
+func (f Filter) match(p Plugin) bool {
+	return (anyOf(f.Types, p.Type) || slices.ContainsFunc(p.Roles, func(role string) bool { return slices.Contains(f.Types, role) })) &&
+		anyOf(f.Names, p.Name) && anyOf(f.Nodes, p.Node) && anyOf(f.Versions, p.Version) && anyOf(f.States, p.State) &&
+		hasAll(p.nodeLabels, f.Labels) && (f.may == nil || f.may(p.Node))
+}
+
+func hasAll(labels, wanted map[string]string) bool {
+	for key, value := range wanted {
+		if has, ok := labels[key]; !ok || has != value {
+			return false
+		}
+	}
+	return true
+}
+
+func anyOf[T comparable](list []T, value T) bool {
+	return len(list) == 0 || slices.Contains(list, value)
+}
+
+// ChangeKind is the kind of a [Change].
+type ChangeKind string
+
+// The kinds of changes.
+const (
+	Added   ChangeKind = "added"
+	Changed ChangeKind = "changed"
+	Removed ChangeKind = "removed"
+	// Resync replaces changes that a subscriber was too slow to read: it should take a new snapshot.
+	Resync ChangeKind = "resync"
+)
+
+// Change is one change in the fleet, of a node or of a plugin.
+type Change struct {
+	Kind ChangeKind
+	// Node or Plugin is what changed, as it is now, or as it was if it was removed.
+	Node   *Node
+	Plugin *Plugin
+	// Health says how current the reader is, if that is what changed and the [Filter] asks for it. Node and Plugin are then nil.
+	Health *Health
+
+	pluginBefore *Plugin // what it was if it was changed
+}
+
+// through returns what a change is for a subscriber with a filter, and false if it is nothing.
+func (c Change) through(f Filter) (Change, bool) {
+	switch {
+	case c.Health != nil:
+		return c, f.Health
+	case c.Node != nil:
+		return c, f.MatchNode(*c.Node)
+	case c.Plugin == nil:
+		return c, true
+	case c.Kind != Changed:
+		return c, f.match(*c.Plugin)
+	}
+	was, is := f.match(*c.pluginBefore), f.match(*c.Plugin)
+	switch {
+	case !was:
+		return Change{Kind: Added, Plugin: c.Plugin}, is
+	case !is:
+		return Change{Kind: Removed, Plugin: c.pluginBefore}, true
+	}
+	return c, true
+}
+
+// Snapshot is the fleet at one moment.
+type Snapshot struct {
+	Nodes   []Node   // ordered by name
+	Plugins []Plugin // ordered by type, name and node, and as the node has them within a node: newest first
+}
+
+// Health says how current a reader is.
+type Health struct {
+	// Current says that the reader is following etcd. What it returns is then never older than a lost presence takes to expire.
+	Current bool
+	Message string // why it is not
+	Since   time.Time
+}
+
+// lose records why the reader, or a publisher, is not current. News reports that this was not known.
+func (h *Health) lose(message string) (news bool) {
+	news = h.Current || h.Message != message
+	if h.Current {
+		h.Since = time.Now()
+	}
+	h.Current, h.Message = false, message
+	return news
+}
+
+// facts are what etcd has of one node.
+type facts struct {
+	present   bool
+	hasRecord bool   // whether the key exists
+	record    record // the zero value if it is malformed or too large
+	cordon    Cordon
+	renewed   time.Time // when a node that was dead before the reader began last renewed its retention; zero if that is not known
+}
+
+// record is what a node says of itself: all of the node but its name, its state and the cordon.
+type record struct {
+	readable             bool
+	node                 Node
+	plugins              []*Plugin // which do not change
+	stoppedAt, writtenAt time.Time
+	lease                clientv3.LeaseID
+}
+
+// member is one node as readers see it. It does not change once it is published.
+type member struct {
+	node    Node
+	plugins []*Plugin // in the order of the node, as it says of them
+}
+
+// put records what etcd has of a key, nil for nothing, and reports whether the key is one of a node's.
+func (f *facts) put(key string, kv *mvccpb.KeyValue) bool {
+	switch key {
+	case presenceKey:
+		f.present = kv != nil
+	case recordKey:
+		f.hasRecord, f.record = kv != nil, record{}
+		if kv == nil {
+			break
+		}
+		if value, err := decodeRecord(kv.Value); err == nil {
+			f.record = recordOf(value)
+			f.record.lease = clientv3.LeaseID(kv.Lease)
+		}
+	case cordonKey:
+		if f.cordon = (Cordon{}); kv != nil {
+			var value fleetv1.Cordon
+			_ = proto.Unmarshal(kv.Value, &value) // the key alone says it
+			f.cordon = Cordon{Drained: true, Since: timeOf(value.GetSince()), By: value.GetBy()}
+		}
+	default:
+		return false
+	}
+	return true
+}
+
+// valueOf returns what etcd has of a key after an event, nil for nothing.
+func valueOf(event *clientv3.Event) *mvccpb.KeyValue {
+	if event.Type == mvccpb.Event_DELETE {
+		return nil
+	}
+	return event.Kv
+}
+
+func (f *facts) empty() bool { return !f.present && !f.hasRecord }
+
+func (f *facts) state() NodeState {
+	switch {
+	case !f.record.readable:
+		return NodeUnknown
+	case f.present:
+		return NodeReady
+	case !f.record.stoppedAt.IsZero():
+		return NodeStopped
+	}
+	return NodeUnreachable
+}
+
+// member returns the node as readers see it now. Before is what they saw; nil for nothing. Alive is when the node last renewed its
+// presence, if that has ended just now.
+func (f *facts) member(name string, before *member, alive time.Time) *member {
+	m := &member{node: f.record.node, plugins: f.record.plugins}
+	m.node.Name, m.node.Cordon, m.node.Plugins = name, f.cordon, len(m.plugins)
+	m.node.State = f.state()
+	switch {
+	case f.present:
+	case m.node.State == NodeStopped:
+		m.node.LastSeen = earliest(f.record.stoppedAt, time.Now()) // the clock of the node may be ahead
+	case before == nil:
+		if m.node.LastSeen, m.node.SeenBefore = f.record.writtenAt, alive; f.renewed.After(m.node.LastSeen) {
+			m.node.LastSeen = f.renewed
+		}
+		m.node.LastSeen = earliest(m.node.LastSeen, alive)
+	case before.node.LastSeen.IsZero():
+		m.node.LastSeen = alive
+	default:
+		m.node.LastSeen, m.node.SeenBefore = before.node.LastSeen, before.node.SeenBefore
+	}
+	return m
+}
+
+func earliest(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
+}
+
+func (m *member) plugin(said *Plugin) Plugin {
+	p := *said
+	p.Node, p.NodeState, p.nodeLabels, p.LastSeen = m.node.Name, m.node.State, m.node.Labels, m.node.LastSeen
+	if m.node.State != NodeReady {
+		p.State = reconciler.StateUnreachable
+	}
+	return p
+}
+
+// comparePlugins orders the plugins of a node for comparisons.
+func comparePlugins(a, b *Plugin) int {
+	return cmp.Or(strings.Compare(a.Type, b.Type), strings.Compare(a.Name, b.Name),
+		strings.Compare(a.Instance, b.Instance), strings.Compare(a.Endpoint, b.Endpoint))
+}
+
+func (m *member) sorted() []*Plugin {
+	if m == nil {
+		return nil
+	}
+	return slices.SortedStableFunc(slices.Values(m.plugins), comparePlugins)
+}
+
+// step leads from one view of a node to the next; either may be nil. It is kept as such until somebody reads it: a node that comes and goes
+// is one entry for each subscriber, however many plugins it has. The zero value stands for steps that were left out.
+type step struct {
+	before, after *member
+	health        *Health // if it is that of the reader that has changed, and no node
+}
+
+func (s step) changes() []Change {
+	switch {
+	case s == (step{}):
+		return []Change{{Kind: Resync}}
+	case s.health != nil:
+		return []Change{{Kind: Changed, Health: s.health}}
+	}
+	return differences(s.before, s.after)
+}
+
+// differences returns what leads from one view of a node to another; either may be nil.
+func differences(before, after *member) []Change {
+	var changes []Change
+	switch {
+	case before == nil && after == nil:
+		return nil
+	case before == nil:
+		changes = append(changes, Change{Kind: Added, Node: &after.node})
+	case after == nil:
+	case !reflect.DeepEqual(before.node, after.node):
+		changes = append(changes, Change{Kind: Changed, Node: &after.node})
+	}
+	old, now := before.sorted(), after.sorted()
+	moved := before != nil && after != nil &&
+		(!maps.Equal(before.node.Labels, after.node.Labels) || before.node.State != after.node.State ||
+			!before.node.LastSeen.Equal(after.node.LastSeen))
+	for len(old) > 0 || len(now) > 0 {
+		order := len(now) - len(old) // if one of them is empty
+		if len(old) > 0 && len(now) > 0 {
+			order = comparePlugins(old[0], now[0])
+		}
+		switch {
+		case order < 0:
+			changes = append(changes, Change{Kind: Removed, Plugin: new(before.plugin(old[0]))})
+			old = old[1:]
+		case order > 0:
+			changes = append(changes, Change{Kind: Added, Plugin: new(after.plugin(now[0]))})
+			now = now[1:]
+		default:
+			if moved || !reflect.DeepEqual(old[0], now[0]) {
+				changes = append(changes,
+					Change{Kind: Changed, Plugin: new(after.plugin(now[0])), pluginBefore: new(before.plugin(old[0]))})
+			}
+			old, now = old[1:], now[1:]
+		}
+	}
+	if after == nil {
+		changes = append(changes, Change{Kind: Removed, Node: &before.node})
+	}
+	return changes
+}
+
+// intern returns a string that is kept once, however often it occurs: types, names, versions and paths are alike on many nodes.
+func intern(s string) string { return unique.Make(s).Value() }
+
+func recordOf(r *fleetv1.NodeRecord) record {
+	said := record{readable: true, node: Node{
+		Instance: r.GetInstance(), Address: r.GetAddress(), Version: intern(r.GetVersion()), StartedAt: timeOf(r.GetStartedAt()),
+	}, stoppedAt: timeOf(r.GetStoppedAt()), writtenAt: timeOf(r.GetWrittenAt())}
+	said.node.Labels = interned(r.GetLabels())
+	for _, c := range r.GetConditions() {
+		said.node.Conditions = append(said.node.Conditions,
+			Condition{Name: intern(c.GetName()), OK: c.GetOk(), Message: intern(c.GetMessage()), Since: timeOf(c.GetSince())})
+	}
+	for _, p := range r.GetPlugins() {
+		said.plugins = append(said.plugins, pluginOf(p))
+	}
+	return said
+}
+
+func pluginOf(r *fleetv1.PluginRecord) *Plugin {
+	state := reconciler.State(intern(r.GetState()))
+	said := &Plugin{
+		Type: intern(r.GetType()), Name: intern(r.GetName()), Version: intern(r.GetVersion()), State: state, Published: state,
+		Instance: r.GetInstance(), Endpoint: intern(r.GetEndpoint()), Source: reconciler.Source(intern(r.GetSource())),
+		Roles: r.GetRoles(), RegisteredAt: timeOf(r.GetRegisteredAt()), Current: r.GetCurrent(), Unhealthy: r.GetUnhealthy(),
+	}
+	for i, role := range said.Roles {
+		said.Roles[i] = intern(role)
+	}
+	said.Details = interned(r.GetDetails())
+	return said
+}
+
+// interned returns a copy of a map, nil for an empty one.
+func interned(texts map[string]string) map[string]string {
+	if len(texts) == 0 {
+		return nil
+	}
+	all := make(map[string]string, len(texts))
+	for key, value := range texts {
+		all[intern(key)] = intern(value)
+	}
+	return all
+}

@@ -1,0 +1,296 @@
+package fleet
+
+import (
+	"bytes"
+	"compress/flate"
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io"
+	"maps"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	fleetv1 "github.com/patchbay-dev/patchbay/api/patchbay/fleet/v1"
+	"github.com/patchbay-dev/patchbay/internal/reconciler"
+)
+
+// The keys of a node, below its range.
+const (
+	presenceKey = "presence"
+	recordKey   = "record" // everything that the node publishes, so that each change is one value
+	cordonKey   = "cordon" // the node is drained; operators write it, under no lease
+)
+
+// held is what etcd has of the node.
+type held struct {
+	record *fleetv1.NodeRecord // what was written last, nil if that is not known
+	at     revisions           // at which the keys were written
+	claim  bool                // the next write claims the name of the node: it writes everything, with the presence
+}
+
+// revisions are those of the keys of a node; zero for a key that does not exist.
+type revisions struct{ presence, record int64 }
+
+// write brings etcd from what it has of the node to what is wanted, in one transaction, with the names that are new in the index. After an
+// error, what etcd has is not known, and the next write is one of everything.
+func (s *session) write(ctx context.Context, wanted *fleetv1.NodeRecord) error {
+	before, now := s.held, time.Now()
+	s.held = held{}
+	dated := proto.CloneOf(wanted)
+	dated.WrittenAt = timestamppb.New(now)
+	if size := proto.Size(dated); size > maxRecord || entries(wanted) > maxEntries {
+		return fmt.Errorf("its %d plugins take %d bytes, and one node may publish %d bytes with %d entries; run some of them on another node",
+			len(wanted.GetPlugins()), size, maxRecord, maxEntries)
+	}
+	value, err := encodeRecord(dated)
+	if err != nil {
+		return err
+	}
+	conditions, then := s.mine(), []clientv3.Op{clientv3.OpPut(s.node+recordKey, string(value), clientv3.WithLease(s.leases.retention))}
+	if before.claim {
+		s.remember()
+		presence, err := deterministic.Marshal(&fleetv1.Presence{Instance: s.instance})
+		if err != nil {
+			return err
+		}
+		lease := clientv3.WithLease(s.leases.presence)
+		then = append(then, clientv3.OpPut(s.node+presenceKey, string(presence), lease),
+			clientv3.OpPut(s.config.Space.SettingsKey(s.config.Node), s.config.Settings, lease))
+		conditions = []clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(s.node+presenceKey), "=", before.at.presence)}
+	}
+	names, puts := s.index(indexedNames(wanted.GetPlugins()))
+	revision, err := s.commit(ctx, conditions, append(then, puts...))
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		s.indexed[name] = true
+	}
+	s.count(func(st *Stats) { st.Writes++; st.Bytes += uint64(len(value)) })
+	s.held = held{record: wanted, at: revisions{before.at.presence, revision}}
+	if before.claim {
+		s.held.at.presence = revision
+	}
+	s.succeeded(now)
+	return nil
+}
+
+const (
+	maxRecord = 1280 << 10 // bytes of the record of a node before it is compressed: etcd refuses requests above 1.5 MiB by default
+	// maxEntries bounds the plugins, conditions and labels of a record. In memory they take a hundred times their size if they are empty.
+	maxEntries = 20_000
+	maxDetails = 32 << 10 // bytes of the details of a plugin; else they are left out
+)
+
+func entries(r *fleetv1.NodeRecord) int {
+	return len(r.GetPlugins()) + len(r.GetConditions()) + len(r.GetLabels())
+}
+
+var deterministic = proto.MarshalOptions{Deterministic: true}
+
+// encodeRecord returns the value of a record: compressed, because the plugins of a node are alike.
+func encodeRecord(r *fleetv1.NodeRecord) ([]byte, error) {
+	text, err := deterministic.Marshal(r)
+	if err != nil {
+		return nil, err
+	}
+	var value bytes.Buffer
+	w := compressors.Get().(*flate.Writer)
+	defer compressors.Put(w)
+	w.Reset(&value)
+	if _, err = w.Write(text); err == nil {
+		err = w.Close()
+	}
+	return value.Bytes(), err
+}
+
+// A compressor takes 600 kB, a decompressor 40 kB: far more than the record.
+var (
+	compressors = sync.Pool{New: func() any {
+		w, _ := flate.NewWriter(nil, flate.BestSpeed) // fails only for a level that does not exist
+		return w
+	}}
+	decompressors = sync.Pool{New: func() any { return flate.NewReader(strings.NewReader("")) }}
+)
+
+// decodeRecord reads a record from its value, at most maxRecord bytes of it.
+func decodeRecord(value []byte) (r *fleetv1.NodeRecord, err error) {
+	d := decompressors.Get().(io.Reader)
+	defer decompressors.Put(d)
+	err = d.(flate.Resetter).Reset(bytes.NewReader(value), nil)
+	var text []byte
+	if err == nil {
+		text, err = io.ReadAll(io.LimitReader(d, maxRecord+1))
+	}
+	r = &fleetv1.NodeRecord{}
+	if err == nil {
+		err = proto.Unmarshal(text, r)
+	}
+	if err == nil && (len(text) > maxRecord || entries(r) > maxEntries) {
+		err = errors.New("it is larger than a node may publish")
+	}
+	return r, err
+}
+
+// pluginRecords returns what is published of the plugins of a node: those that have said who they are.
+func pluginRecords(statuses []reconciler.Status, unhealthy map[string]bool) []*fleetv1.PluginRecord {
+	records := make([]*fleetv1.PluginRecord, 0, len(statuses))
+	for _, s := range statuses {
+		if s.Type == "" || s.Name == "" || s.State == reconciler.StateUnlinked { // the last is for its own node to see, and gone for others
+			continue
+		}
+		if s.State == reconciler.StateIdle { // a caller notices nothing
+			s.State = reconciler.StateRegistered
+		}
+		p := &fleetv1.PluginRecord{
+			Type: valid(s.Type), Name: valid(s.Name), Version: valid(s.Version), State: valid(string(s.State)), Instance: valid(s.Instance),
+			Endpoint: valid(s.Endpoint), Source: valid(string(s.Source)), RegisteredAt: timestamp(s.RegisteredAt), Current: s.Current,
+			Unhealthy: unhealthy[s.SocketPath],
+		}
+		for _, role := range s.Registration.Roles {
+			p.Roles = append(p.Roles, valid(role))
+		}
+		size := 0
+		for key, value := range s.Registration.Details {
+			if p.Details == nil {
+				p.Details = map[string]string{}
+			}
+			p.Details[valid(key)] = valid(value)
+			size += len(key) + len(value)
+		}
+		if size > maxDetails {
+			p.Details = nil
+		}
+		records = append(records, p)
+	}
+	return records
+}
+
+func conditionRecords(conditions []Condition) []*fleetv1.Condition {
+	records := make([]*fleetv1.Condition, 0, len(conditions))
+	for _, c := range conditions {
+		records = append(records, &fleetv1.Condition{Name: valid(c.Name), Ok: c.OK, Message: valid(c.Message), Since: timestamp(c.Since)})
+	}
+	slices.SortFunc(records, func(a, b *fleetv1.Condition) int { return strings.Compare(a.GetName(), b.GetName()) })
+	return records
+}
+
+// valid makes a string fit for protobuf, which refuses a whole message for one that is not UTF-8. Paths may hold any bytes.
+func valid(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
+
+func timestamp(t time.Time) *timestamppb.Timestamp {
+	if t.IsZero() {
+		return nil
+	}
+	return timestamppb.New(t)
+}
+
+// timeOf returns zero also for a time beyond the years 1 to 9999, which no format for times can show.
+func timeOf(t *timestamppb.Timestamp) time.Time {
+	if !t.IsValid() {
+		return time.Time{}
+	}
+	return t.AsTime()
+}
+
+// The index lists the nodes that have a plugin of a name: below the range of the name there is a key without value for each of them. It is
+// a hint: what counts is the record in the node's own range, so a false key cannot send a call to another address.
+
+// index returns the prefix of the keys for the plugins of a name, which the place and the name of the node follow.
+func (s Space) index(name string) string { return s.IndexSpace() + url.PathEscape(name) + "/" }
+
+// IndexSpace returns the prefix of the keys of the index. Each node writes its own there.
+func (s Space) IndexSpace() string { return s.Base() + "index/" }
+
+func indexKey(s Space, name, node string) string { return s.index(name) + placeOf(node) + "/" + node }
+
+// placeOf returns where in an index a node is. Places are spread evenly.
+func placeOf(text string) string { return fmt.Sprintf("%08x", hash(text)>>32) }
+
+func hash(text string) uint64 {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(text))
+	// The last bytes change only the low bits much; these have to reach the high ones.
+	x := h.Sum64()
+	x ^= x >> 33
+	x *= 0xff51afd7ed558ccd
+	return x ^ x>>33
+}
+
+const maxOps = 100 // on the index in one transaction: etcd takes 128 by default
+
+func indexedNames(plugins []*fleetv1.PluginRecord) map[string]bool {
+	names := map[string]bool{}
+	for _, p := range plugins {
+		if p.GetCurrent() {
+			names[p.GetName()] = true
+		}
+	}
+	return names
+}
+
+// index returns names of plugins that are not in the index, as many as fit into a transaction, and the requests that add them.
+func (s *session) index(wanted map[string]bool) (names []string, puts []clientv3.Op) {
+	for _, name := range slices.Sorted(maps.Keys(wanted)) {
+		if !s.indexed[name] && len(names) < maxOps {
+			s.indexed[name] = false // until the transaction succeeds
+			names = append(names, name)
+			puts = append(puts, clientv3.OpPut(indexKey(s.config.Space, name, s.config.Node), "", clientv3.WithLease(s.leases.retention)))
+		}
+	}
+	return names, puts
+}
+
+// putIndex removes the names that the node no longer has from the index, and adds those that did not fit into the transaction of the node.
+func (s *session) putIndex(ctx context.Context, plugins []*fleetv1.PluginRecord) error {
+	wanted := indexedNames(plugins)
+	for {
+		added, then := s.index(wanted)
+		var removed []string
+		for name := range s.indexed {
+			if !wanted[name] && len(then) < maxOps {
+				then = append(then, clientv3.OpDelete(indexKey(s.config.Space, name, s.config.Node)))
+				removed = append(removed, name)
+			}
+		}
+		if len(then) == 0 {
+			return nil
+		}
+		if _, err := s.commit(ctx, s.mine(), then); err != nil {
+			return err
+		}
+		for _, name := range added {
+			s.indexed[name] = true
+		}
+		for _, name := range removed {
+			delete(s.indexed, name)
+		}
+	}
+}
+
+// commit commits a transaction. Whatever ends the leases of the node, or makes conditions fail, is errLeaseLost.
+func (s *session) commit(ctx context.Context, conditions []clientv3.Cmp, then []clientv3.Op) (revision int64, err error) {
+	response, err := s.store.commit(ctx, conditions, then)
+	switch {
+	case err != nil && !isLeaseUnknown(err):
+		return 0, err
+	case err != nil || !response.Succeeded:
+		return 0, errLeaseLost // or another daemon has the name now, which the next session finds out
+	}
+	return response.Header.GetRevision(), nil
+}
+
+func nodeIn(prefix, key string) (node string, ok bool) {
+	rest, ok := strings.CutPrefix(key, prefix)
+	at, node, both := strings.Cut(rest, "/")
+	return node, ok && both && ValidateNode(node) == nil && at == placeOf(node)
+}

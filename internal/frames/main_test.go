@@ -1,9 +1,0 @@
-package frames_test
-
-import (
-	"testing"
-
-	"github.com/patchbay-dev/patchbay/internal/leaktest"
-)
-
-func TestMain(m *testing.M) { leaktest.Main(m) }

@@ -1,0 +1,178 @@
+package h2proxy
+
+import (
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+	"google.golang.org/grpc"
+)
+
+// canceling are the ways in which a caller can end a call before it is answered.
+var canceling = map[string]func(p *peer, id uint32) error{
+	"RST_STREAM": func(p *peer, id uint32) error {
+		return errors.Join(p.open(id, p.request()), p.WriteRSTStream(id, http2.ErrCodeCancel))
+	},
+	"too large a window": func(p *peer, id uint32) error {
+		return errors.Join(p.open(id, p.request()), p.WriteWindowUpdate(id, 1<<31-1), p.WriteWindowUpdate(id, 1<<31-1))
+	},
+	"a window of nothing": func(p *peer, id uint32) error {
+		return errors.Join(p.open(id, p.request()), p.WriteRawFrame(http2.FrameWindowUpdate, 0, id, make([]byte, 4)))
+	},
+	"data after the end": func(p *peer, id uint32) error {
+		return errors.Join(p.open(id, p.request()), p.WriteData(id, true, nil), p.WriteData(id, true, nil))
+	},
+	"headers in between": func(p *peer, id uint32) error {
+		return errors.Join(p.open(id, p.request()), p.open(id, p.request()))
+	},
+	"little time": func(p *peer, id uint32) error { return p.open(id, p.request("grpc-timeout", "100u")) },
+	"the end of the connection": func(p *peer, id uint32) error {
+		err := p.open(id, p.request())
+		if id%64 == 1 {
+			err = errors.Join(err, errAgain)
+		}
+		return err
+	},
+}
+
+// errAgain makes a flood continue on another connection.
+var errAgain = errors.New("again")
+
+func (p *peer) open(id uint32, block []byte) error {
+	return p.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block, EndHeaders: true})
+}
+
+// TestCanceledCallsAreBounded checks that, however a caller cancels calls, no more of them are begun than the rates allow, and that other
+// callers, even of the same user, are answered.
+func TestCanceledCallsAreBounded(t *testing.T) {
+	for name, cancel := range canceling {
+		t.Run(name, func(t *testing.T) {
+			const answered = 2000
+			most := int64(500)
+			if name == "little time" {
+				most = 20_000 // of these, many have begun before the first one ends
+			}
+			var begun atomic.Int64
+			limits := DefaultLimits
+			limits.Cancels = CancelRates{Conn: 1, User: 1, All: 1}
+			b := newBed(t, limits, func(caller grpc.ServerStream) error {
+				if method, _ := grpc.MethodFromServerStream(caller); method != "/a.B/C" {
+					return nil
+				}
+				begun.Add(1)
+				<-caller.Context().Done()
+				return caller.Context().Err()
+			})
+			other := b.caller()
+			var flooding sync.WaitGroup
+			defer flooding.Wait()
+			stop := make(chan struct{})
+			defer close(stop)
+			for range 3 {
+				flooding.Go(func() { b.flood(stop, cancel) })
+			}
+			until(t, "the flood has begun", func() bool { return begun.Load() > 0 })
+			for i := range answered {
+				id := uint32(2*i + 1)
+				other.headers(id, other.fields(":method", "POST", ":scheme", "http", ":path", "/a.B/Other", ":authority", "x",
+					"content-type", "application/grpc", "te", "trailers"), true)
+				if got := other.status(id); got != "200 0 " {
+					t.Fatalf("after %d canceled calls, call %d of another caller ended with %s", begun.Load(), i, got)
+				}
+				if n := begun.Load(); n > most {
+					t.Fatalf("%d canceled calls were begun while another caller was answered %d times", n, i+1)
+				}
+			}
+		})
+	}
+}
+
+// flood cancels calls until stop is closed.
+func (b *bed) flood(stop chan struct{}, cancel func(p *peer, id uint32) error) {
+	for {
+		conn, err := net.Dial("unix", b.path)
+		if err != nil {
+			return
+		}
+		ended := make(chan struct{})
+		go func() {
+			select {
+			case <-stop:
+			case <-ended:
+			}
+			_ = conn.Close()
+		}()
+		read := make(chan struct{})
+		go func() {
+			_, _ = io.Copy(io.Discard, conn)
+			close(read)
+		}()
+		p := newPeer(b.t, conn)
+		_, err = p.Write([]byte(http2.ClientPreface))
+		err = errors.Join(err, p.WriteSettings(), p.WriteSettingsAck())
+		for id := uint32(1); err == nil; id += 2 {
+			err = cancel(p, id)
+		}
+		if errors.Is(err, errAgain) {
+			_ = conn.(*net.UnixConn).CloseWrite() //nolint:forcetypeassert // it is one
+			<-read                                // until the server has noticed
+		}
+		close(ended)
+		select {
+		case <-stop:
+			return
+		default:
+		}
+	}
+}
+
+// TestCancelsOfManyUsers checks that users who each stay within their own rate do not cancel more calls together than all may, that who
+// cancels few is not slowed down by them, and that the privileged have no share in that.
+func TestCancelsOfManyUsers(t *testing.T) {
+	const self, users, ofUser, ofAll = 1, 10, 1000, 2000
+	reasons := map[Reason]int{}
+	limits := Limits{Cancels: CancelRates{Conn: ofUser, User: ofUser, All: ofAll}}
+	b := NewBudget(limits, self, func(_ uint32, why Reason, _ bool) { reasons[why]++ })
+	begun := time.Now()
+	flood := func(uid uint32, on *cancels, most int) (n int, paused bool) {
+		for range most {
+			if n++; b.cancel(on, uid, 1) > 0 {
+				return n, true
+			}
+		}
+		return n, false
+	}
+	total, calming := 0, map[uint32]*cancels{}
+	for uid := range uint32(users) {
+		calming[1000+uid] = new(cancels)
+	}
+	for len(calming) > 0 {
+		for uid, on := range calming {
+			n, paused := flood(uid, on, 10)
+			if total += n; paused {
+				delete(calming, uid)
+			}
+		}
+	}
+	// As much at once as in a second, and what the time allows, while users were fewer too.
+	if most := ofAll * (2 + time.Since(begun).Seconds()); float64(total) > most {
+		t.Errorf("%d calls were canceled before all users were slowed down, want at most %.0f", total, most)
+	}
+	if reasons[Cancels] == 0 {
+		t.Errorf("the reasons are %v, want that all cancel too many", reasons)
+	}
+	if _, paused := flood(2000, new(cancels), 10); paused {
+		t.Error("a user who cancels few calls is slowed down")
+	}
+	if _, paused := flood(1000, new(cancels), 10); paused {
+		t.Error("a connection on which few calls are canceled is slowed down by another one of the same user")
+	}
+	if n, _ := flood(self, new(cancels), 3*ofUser); n < ofUser {
+		t.Errorf("the privileged user is slowed down after %d calls, want its own rate", n)
+	}
+}

@@ -1,0 +1,290 @@
+package activator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+	reflectionv1 "google.golang.org/grpc/reflection/grpc_reflection_v1"
+	reflectionv1alpha "google.golang.org/grpc/reflection/grpc_reflection_v1alpha"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/patchbay-dev/patchbay/internal/h2proxy"
+	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/internal/proxy"
+)
+
+const (
+	// mode lets nobody call but root and the user of the host, in whose name calls go on.
+	mode = 0o600
+	// maxRequest bounds the requests that are answered here.
+	maxRequest = 16 << 10
+	// flushTimeout is how long those may take to be accepted who connected to a socket that was replaced.
+	flushTimeout = time.Second
+)
+
+// errClosed is what calls end with when the plugin is stopped.
+var errClosed = status.Error(codes.Unavailable, "the plugin was stopped")
+
+// opening is the time in which it answers at one socket.
+type opening struct {
+	listener *sock.Placed
+	server   *proxy.Server
+	end      context.CancelCauseFunc
+}
+
+// Open listens and announces the plugin as info. It does nothing if the front already does so. If the announcement has changed, a new
+// socket replaces the old one, whose calls continue.
+func (f *Front) Open(ctx context.Context, info Info) error {
+	f.placing.Lock()
+	defer f.placing.Unlock()
+	f.mu.Lock()
+	before, same := f.at, f.info.equal(info)
+	f.mu.Unlock()
+	if before != nil && same {
+		return nil
+	}
+	return f.place(ctx, info, before)
+}
+
+// place makes a socket, in the place of another one if there is one. placing is held.
+func (f *Front) place(ctx context.Context, info Info, before *opening) error {
+	listener, err := sock.Place(ctx, f.cfg.Path, mode, func(*net.UnixConn) error {
+		if before == nil {
+			return fmt.Errorf("%w: %s", sock.ErrInUse, f.cfg.Path)
+		}
+		return nil
+	})
+	if err == nil {
+		flushing, cancel := context.WithTimeout(ctx, flushTimeout)
+		_ = listener.Flush(flushing) // who is not accepted by then connects again
+		cancel()
+		if err = listener.Commit(ctx); err != nil {
+			_, failed := listener.Withdraw(context.WithoutCancel(ctx))
+			err = errors.Join(err, failed, listener.Close())
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("cannot answer for plugin %s at its socket: %w", f.cfg.Name, err)
+	}
+	end, cancel := context.WithCancelCause(context.Background())
+	now := &opening{listener, proxy.NewServer(end, f.handle, proxy.ServerConfig{Budget: f.cfg.Budget}), cancel}
+	f.mu.Lock()
+	f.info, f.told, f.at = info, told{}, now
+	f.mu.Unlock()
+	f.serving.Go(func() { _ = now.server.Serve(caller{listener}) }) // ends with the listener
+	if before != nil {
+		f.leave(before)
+	}
+	return nil
+}
+
+// Reopen replaces the socket of a front that listens.
+func (f *Front) Reopen(ctx context.Context) error {
+	f.placing.Lock()
+	defer f.placing.Unlock()
+	f.mu.Lock()
+	o, info := f.at, f.info
+	f.mu.Unlock()
+	if o == nil {
+		return nil
+	}
+	return f.place(ctx, info, o)
+}
+
+// leave ends an opening whose calls may end first, and tells when they have.
+func (f *Front) leave(o *opening) (left <-chan struct{}) {
+	_ = o.listener.Close() // what is at the path stays
+	ended := make(chan struct{})
+	f.serving.Go(func() {
+		defer close(ended)
+		o.server.Drain()
+		o.end(nil)
+	})
+	return ended
+}
+
+// Shut stops listening, cancels all calls and returns when they have ended. The front can be opened again.
+func (f *Front) Shut(ctx context.Context) error {
+	return f.shut(ctx, func() bool { return true })
+}
+
+// ShutUnserved is Shut, unless a process serves or is started on demand.
+func (f *Front) ShutUnserved(ctx context.Context) error {
+	return f.shut(ctx, func() bool { return f.target == nil && !f.set.OnDemand })
+}
+
+// shut ends the opening if that may be, which is asked with mu.
+func (f *Front) shut(ctx context.Context, may func() bool) error {
+	o, err := f.withdraw(ctx, may)
+	if o != nil {
+		o.end(errClosed)
+		<-f.leave(o)
+	}
+	return err
+}
+
+// drain stops listening if no other process serves, and returns when the calls have ended. The end of ctx cancels them.
+func (f *Front) drain(ctx context.Context, t *Target) {
+	o, _ := f.withdraw(ctx, func() bool { return f.target == t && !f.set.OnDemand }) // what is left at the path is refused as stale
+	if o == nil {
+		return
+	}
+	select {
+	case <-f.leave(o):
+	case <-ctx.Done():
+		o.end(errClosed)
+	}
+}
+
+// withdraw ends an opening if that may be, which is asked with mu, but not its calls; nil if there is none.
+func (f *Front) withdraw(ctx context.Context, may func() bool) (*opening, error) {
+	f.placing.Lock()
+	defer f.placing.Unlock()
+	f.mu.Lock()
+	o := f.at
+	if o == nil || !may() {
+		f.mu.Unlock()
+		return nil, nil
+	}
+	f.at = nil
+	f.mu.Unlock()
+	_, err := o.listener.Withdraw(context.WithoutCancel(ctx))
+	return o, err
+}
+
+// Wait returns when nothing is left of what was shut or replaced. It comes after the last Open.
+func (f *Front) Wait() { f.serving.Wait() }
+
+// caller gives each connection the user who made it.
+type caller struct{ *sock.Placed }
+
+// Accept implements [net.Listener].
+func (c caller) Accept() (net.Conn, error) {
+	conn, err := c.Placed.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return peer{conn}, nil
+}
+
+// peer is a connection of a user.
+type peer struct{ net.Conn }
+
+// UID implements what [proxy.Server] asks for.
+func (p peer) UID() uint32 {
+	if local, is := p.Conn.(*net.UnixConn); is {
+		if who, err := sock.PeerOf(local); err == nil {
+			return who.UID
+		}
+	}
+	return ^uint32(0)
+}
+
+// handle answers a call. It implements [proxy.Handler].
+func (f *Front) handle(ctx context.Context, caller grpc.ServerStream) error {
+	method, _ := grpc.MethodFromServerStream(caller)
+	service, name, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
+	switch t := f.present(); {
+	case service == registerapi.Registration_ServiceDesc.ServiceName:
+		return f.register(ctx, caller, name)
+	case service == healthpb.Health_ServiceDesc.ServiceName && t == nil:
+		return f.health(ctx, caller, name)
+	case isReflection(service) && len(metadata.ValueFromIncomingContext(ctx, proxy.NeedKey)) > 0: // as any other
+	case isReflection(service) && t == nil:
+		return status.Errorf(codes.FailedPrecondition, "plugin %s is not running, and who only looks does not start it: call a method, "+
+			"start it, or set the metadata key %s", f.cfg.Name, proxy.NeedKey)
+	case t != nil && (service == healthpb.Health_ServiceDesc.ServiceName || isReflection(service)):
+		return f.forward(ctx, caller, t.Services)
+	}
+	t, end, err := f.use(ctx)
+	if err != nil {
+		return proxy.CannotCall(f.name(), err)
+	}
+	defer end()
+	return f.forward(ctx, caller, t.Services)
+}
+
+func (f *Front) name() string { return "plugin " + f.cfg.Name }
+
+func isReflection(service string) bool {
+	return service == reflectionv1.ServerReflection_ServiceDesc.ServiceName ||
+		service == reflectionv1alpha.ServerReflection_ServiceDesc.ServiceName
+}
+
+func (f *Front) forward(ctx context.Context, caller grpc.ServerStream, to grpc.ClientConnInterface) error {
+	return proxy.Director(func(context.Context, string) (grpc.ClientConnInterface, error) {
+		return proxy.Named(to, f.name()), nil
+	}).Forward(ctx, caller)
+}
+
+// register answers the calls of the registration. The host's decision is passed to the running process, and later to the next ones.
+func (f *Front) register(ctx context.Context, caller grpc.ServerStream, method string) error {
+	request, err := h2proxy.ReadMessage(caller, maxRequest)
+	if err != nil {
+		return err
+	}
+	switch method {
+	case "GetInfo":
+		f.mu.Lock()
+		info := f.info
+		f.told = told{} // the host decides anew
+		f.mu.Unlock()
+		return answer(caller, &registerapi.PluginInfo{Type: info.Type, Name: info.Name, SupportedVersions: info.Versions})
+	case "NotifyRegistrationStatus":
+		var said registerapi.RegistrationStatus
+		if err := proto.Unmarshal(request, &said); err != nil {
+			return status.Errorf(codes.InvalidArgument, "decode the request: %v", err)
+		}
+		if err := f.tell(ctx, told{true, said.GetPluginRegistered(), said.GetError()}); err != nil {
+			return err
+		}
+		return answer(caller, &registerapi.RegistrationStatusResponse{})
+	}
+	return status.Errorf(codes.Unimplemented, "the registration has no method %s", method)
+}
+
+// tell stores the host's decision and notifies the running process, unless it does not implement the method.
+func (f *Front) tell(ctx context.Context, said told) error {
+	f.mu.Lock()
+	f.told = said
+	t := f.target
+	f.mu.Unlock()
+	if t == nil {
+		return nil
+	}
+	err := t.Notify(ctx, said.registered, said.reason)
+	if status.Code(err) == codes.Unimplemented {
+		return nil
+	}
+	return err
+}
+
+// health answers for a plugin that is not running, which serves when it is called.
+func (f *Front) health(ctx context.Context, caller grpc.ServerStream, method string) error {
+	if _, err := h2proxy.ReadMessage(caller, maxRequest); err != nil {
+		return err
+	}
+	err := answer(caller, &healthpb.HealthCheckResponse{Status: healthpb.HealthCheckResponse_SERVING})
+	if method == "Watch" && err == nil {
+		<-ctx.Done()
+	}
+	return err
+}
+
+func answer(caller grpc.ServerStream, m proto.Message) error {
+	message, err := proto.Marshal(m)
+	if err != nil {
+		return err
+	}
+	return h2proxy.WriteMessage(caller, message)
+}

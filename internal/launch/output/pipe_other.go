@@ -1,8 +1,0 @@
-//go:build !linux
-
-package output
-
-import "os"
-
-// growPipe does nothing: the size of a pipe's buffer cannot be set here.
-func growPipe(*os.File) {}

@@ -1,0 +1,433 @@
+// Package pluginlog turns what a launched plugin prints, and what it logs through its host, into structured log records: bounded in
+// memory and in rate, and without ever making the plugin wait.
+//
+// The goroutine that drains a pipe frames lines and copies them into a ring of bytes, and does nothing else. A line is taken apart when
+// somebody reads it from there: Tail, Follow, or the goroutine that hands records to the log of the host and that exists only while there
+// are some to hand over. So neither a slow log nor a line that is costly to read delays the plugin. Who cannot keep up with the ring loses
+// records and is told how many. Lines above the rate limit are only counted, except the very last ones before the end of the
+// output: why a plugin died stands there.
+//
+// Recognised are JSON lines with the keys of slog, zap, zerolog, logrus and hclog, the text of hclog and of slog (logfmt), the headers of
+// klog, the prefix of Go's log package, and the dumps of the Go runtime. Everything else is a message as it stands. Unless a line says
+// otherwise, its level is Info on standard output and Warn on standard error. Control characters and invalid UTF-8 are always escaped.
+//
+// It starts no processes and writes no files: the pipes are those of package host, and where records end up is for the slog.Handler to
+// say.
+package pluginlog
+
+import (
+	"cmp"
+	"context"
+	"iter"
+	"log/slog"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// summaryInterval is how long lines are dropped before a record says how many.
+const summaryInterval = time.Second
+
+// Log holds the newest output of one plugin, over several lives of it if need be. All methods may be called at once from several
+// goroutines.
+type Log struct {
+	cfg     Config
+	handler [len(sources)]slog.Handler // one per source, with its attributes; nil without a Handler
+
+	mu       sync.Mutex
+	limiter  limiter
+	ring     ring
+	stats    Stats
+	untold   uint64        // dropped lines of which no record tells yet
+	timer    *time.Timer   // makes that record; set with the first drop
+	wake     chan struct{} // closed with the next change, for followers; nil if none waits
+	sending  chan struct{} // closed when the goroutine that forwards has ended; nil if there is none
+	position cursor        // of that goroutine, which owns it while there is one
+	closed   bool
+}
+
+// New makes a Log. It starts nothing.
+func New(cfg Config) *Log {
+	cfg.maxLine = cmp.Or(cfg.maxLine, defaultMaxLine)
+	cfg.Rate = cmp.Or(cfg.Rate, defaultRate)
+	cfg.burst = cmp.Or(cfg.burst, defaultBurst)
+	cfg.keep = cmp.Or(cfg.keep, defaultKeep)
+	l := &Log{cfg: cfg, limiter: newLimiter(cfg.Rate, cfg.burst), ring: ring{keep: cfg.keep, next: 1}, position: cursor{seq: 1}}
+	if cfg.Handler != nil {
+		named := cfg.Handler.WithAttrs([]slog.Attr{slog.String(pluginKey, cfg.Name)})
+		for i, source := range sources {
+			l.handler[i] = named.WithAttrs([]slog.Attr{slog.String(streamKey, string(source))})
+		}
+	}
+	return l
+}
+
+// Add takes a record that the plugin logged. The limits are those of lines; the time is that of arrival if r has none, and Seq is
+// ignored. It never blocks.
+func (l *Log) Add(r Record) {
+	now := time.Now()
+	data, isCut := encode(nil, r, l.cfg.maxLine)
+	f := sourceFlags(r.Source) | flagRecord
+	at := r.Time
+	if !representable(at) {
+		at = now
+	}
+
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return
+	}
+	l.stats.Lines++
+	l.stats.Bytes += uint64(len(data))
+	l.limiter.advance(now)
+	if !l.limiter.take(len(data)) {
+		l.drop(1)
+		return
+	}
+	l.keep(f, at, data, isCut)
+	l.publish()
+}
+
+// representable says whether t is a time that an entry can hold.
+func representable(t time.Time) bool {
+	return t.After(time.Unix(0, math.MinInt64)) && t.Before(time.Unix(0, math.MaxInt64)) && !t.IsZero()
+}
+
+// keep puts an entry into the ring. The caller holds l.mu, and calls publish after the last one.
+func (l *Log) keep(f flags, at time.Time, data []byte, isCut bool) {
+	if isCut {
+		f |= flagCut
+		l.stats.Cut++
+	}
+	l.ring.append(f, at, data)
+}
+
+// publish tells all readers of what is new, and says whether there is something for the Handler. The caller holds l.mu.
+func (l *Log) publish() (forwarding bool) {
+	if l.wake != nil {
+		close(l.wake)
+		l.wake = nil
+	}
+	if l.cfg.Handler != nil && l.sending == nil && l.position.seq < l.ring.next {
+		l.sending = make(chan struct{})
+		go l.forward()
+	}
+	return l.sending != nil
+}
+
+// drop counts n dropped lines. The caller holds l.mu.
+func (l *Log) drop(n uint64) {
+	if n == 0 {
+		return
+	}
+	l.stats.Dropped += n
+	if l.untold == 0 {
+		if l.timer == nil {
+			l.timer = time.AfterFunc(summaryInterval, l.summarise)
+		} else {
+			l.timer.Reset(summaryInterval)
+		}
+	}
+	l.untold += n
+}
+
+func (l *Log) summarise() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.tell()
+}
+
+// tell is summarise for callers that hold l.mu.
+func (l *Log) tell() {
+	if l.untold == 0 || l.closed {
+		return
+	}
+	data, _ := encode(nil, missing("lines dropped: the plugin prints more than its rate limit allows", l.untold), math.MaxInt)
+	l.untold = 0
+	l.keep(sourceFlags(Host)|flagRecord, time.Now(), data, false)
+	l.publish()
+}
+
+func missing(message string, n uint64) Record {
+	return Record{Level: slog.LevelWarn, Message: message, Attrs: []slog.Attr{slog.Int64("count", int64(n))}, Source: Host}
+}
+
+// Tail returns the newest n records, oldest first; all that are held if n is not positive.
+func (l *Log) Tail(n int) []Record {
+	if n <= 0 {
+		n = math.MaxInt
+	}
+	l.mu.Lock()
+	c := l.ring.seek(uint64(n))
+	end := l.ring.next
+	l.mu.Unlock()
+
+	records := make([]Record, 0, end-c.seq)
+	for c.seq < end {
+		l.mu.Lock()
+		data, _ := l.ring.read(&c)
+		l.mu.Unlock()
+		for len(data) > 0 && c.seq < end {
+			seq := c.seq
+			var e entry
+			e, data = c.advance(data)
+			records = append(records, e.record(seq, nil))
+		}
+	}
+	return records
+}
+
+// Follow yields the newest n records that are held when the iteration begins, all of them if n is negative, and then what comes,
+// until ctx ends or the Log is closed. A reader so slow that records it has not seen leave the buffer gets one of source Host, which
+// says how many.
+func (l *Log) Follow(ctx context.Context, n int) iter.Seq[Record] {
+	return func(yield func(Record) bool) {
+		if n < 0 {
+			n = math.MaxInt
+		}
+		l.mu.Lock()
+		c := l.ring.seek(uint64(n))
+		l.mu.Unlock()
+		for ctx.Err() == nil {
+			l.mu.Lock()
+			data, missed := l.ring.read(&c)
+			if len(data) == 0 {
+				if l.closed {
+					l.mu.Unlock()
+					return
+				}
+				if l.wake == nil {
+					l.wake = make(chan struct{})
+				}
+				wake := l.wake
+				l.mu.Unlock()
+				select {
+				case <-wake:
+				case <-ctx.Done():
+				}
+				continue
+			}
+			l.mu.Unlock()
+			if missed > 0 {
+				r := missing("records missed: this reader is too slow", missed)
+				r.Seq, r.Time = c.seq-1, time.Now()
+				if !yield(r) {
+					return
+				}
+			}
+			for len(data) > 0 && ctx.Err() == nil {
+				seq := c.seq
+				var e entry
+				e, data = c.advance(data)
+				if !yield(e.record(seq, nil)) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// SetRate takes the place of Config.Rate for the lines that are still to come; zero is the default.
+func (l *Log) SetRate(rate int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	fresh := newLimiter(cmp.Or(rate, defaultRate), l.cfg.burst)
+	l.limiter.rate, l.limiter.burst = fresh.rate, fresh.burst
+	l.limiter.tokens = min(l.limiter.tokens, fresh.burst)
+}
+
+// Stats returns the counters.
+func (l *Log) Stats() Stats {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.stats
+}
+
+// Close ends the Log: followers end when they have read what is held, Tail goes on to answer, and what comes later is discarded, though
+// pipes are drained as before. It blocks until the Handler has got all that is held, or until ctx ends: then it returns the error of
+// ctx, and a goroutine that is stuck in the Handler ends when the Handler returns.
+func (l *Log) Close(ctx context.Context) error {
+	l.mu.Lock()
+	l.tell()
+	l.closed = true
+	if l.timer != nil {
+		l.timer.Stop()
+	}
+	l.publish()
+	sending := l.sending
+	l.mu.Unlock()
+	if sending == nil {
+		return nil
+	}
+	select {
+	case <-sending:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Source says how a record came.
+type Source string
+
+// The sources of records.
+const (
+	Stdout Source = "stdout"
+	Stderr Source = "stderr"
+	RPC    Source = "log"  // through the Log call of the host's gRPC service
+	Host   Source = "host" // a record of this package, about others that are missing
+)
+
+// Record is one line of output, or one record that the plugin logged through its host. Its strings hold neither control characters but
+// tabs nor invalid UTF-8.
+type Record struct {
+	Seq     uint64    // 1 for the first record of a Log, and one more for each that follows
+	Time    time.Time // when it was made, if the line says so and names its zone; else when it arrived
+	Level   slog.Level
+	Message string
+	Attrs   []slog.Attr
+	Source  Source
+}
+
+// The attributes that every forwarded record has: the plugin's name, and how it came.
+const pluginKey, streamKey = "plugin", "stream"
+
+// Config says whose output it is, where it goes, and how much of it. Zero values stand for the defaults.
+type Config struct {
+	Name    string       // the plugin's name, which every forwarded record carries as the attribute "plugin"
+	Handler slog.Handler // where records are forwarded to; nil: nowhere
+	maxLine int          // bytes of a line that are kept; default 64 KiB
+	Rate    int          // lines per second that are kept and forwarded; default 1,000, negative: no limit. A line counts once per begun KiB
+	burst   int          // lines that may come at once; default 2,000, at least a tenth of Rate
+	keep    int          // bytes that are held for Tail, Follow and the Handler; default 256 KiB. They are allocated as they are needed
+}
+
+const (
+	defaultMaxLine = 64 << 10
+	defaultRate    = 1000
+	defaultBurst   = 2000 // lines of 100 bytes that fill the default of keep
+	defaultKeep    = 256 << 10
+)
+
+// Stats counts since the Log was made. Lines is the sum of those that were kept, those that were dropped, blank lines, and those for which
+// that is not decided yet.
+type Stats struct {
+	Lines   uint64 // lines that ended, and logged records
+	Bytes   uint64 // bytes of them
+	Dropped uint64 // lines above the rate limit, which nobody sees
+	Cut     uint64 // lines and records that were kept, but not with all their bytes
+	missed  uint64 // records for which the Handler was too slow
+}
+
+// forward hands records to the Handler until there are none left. There is at most one such goroutine per Log.
+func (l *Log) forward() {
+	room := make([]slog.Attr, 0, usualAttrs) // one line after the other has it; one with more attributes makes its own
+	l.mu.Lock()
+	c := l.position
+	for {
+		data, missed := l.ring.read(&c)
+		if len(data) == 0 {
+			break
+		}
+		l.stats.missed += missed
+		l.mu.Unlock()
+		if missed > 0 {
+			r := missing("records missed: the log is too slow", missed)
+			r.Time = time.Now()
+			l.hand(sourceFlags(Host), r)
+		}
+		for len(data) > 0 {
+			var e entry
+			e, data = c.advance(data)
+			l.hand(e.flags&sourceMask, e.record(0, room))
+		}
+		l.mu.Lock()
+	}
+	l.position = c
+	close(l.sending)
+	l.sending = nil
+	l.mu.Unlock()
+}
+
+// hand gives one record to the Handler. Its error has nowhere to be told: it is the log that fails.
+func (l *Log) hand(source flags, r Record) {
+	ctx := context.Background()
+	h := l.handler[source]
+	if !h.Enabled(ctx, r.Level) {
+		return
+	}
+	record := slog.NewRecord(r.Time, r.Level, r.Message, 0)
+	for _, a := range r.Attrs {
+		if reserved(a.Key) {
+			a.Key = "plugin." + a.Key
+		}
+		record.AddAttrs(a)
+	}
+	_ = h.Handle(ctx, record)
+}
+
+// reserved says whether a key is one that records have in the log. An attribute of the plugin must not have it too: of two equal keys, most
+// readers of JSON take the last, and a plugin could log in the name of another.
+func reserved(key string) bool {
+	switch key {
+	case slog.TimeKey, slog.LevelKey, slog.MessageKey, slog.SourceKey, pluginKey, streamKey:
+		return true
+	}
+	return false
+}
+
+// refill is how often a limiter hands out what has come together. In one piece, because lines that belong together then more often
+// come through together, or not at all.
+const refill = 100 * time.Millisecond
+
+type limiter struct {
+	rate   float64 // tokens per second; negative: no limit
+	burst  float64
+	tokens float64
+	last   time.Time
+}
+
+func newLimiter(rate, burst int) limiter {
+	b := float64(max(burst, rate/10, 1))
+	return limiter{rate: float64(rate), burst: b, tokens: b}
+}
+
+func (l *limiter) advance(now time.Time) {
+	if elapsed := now.Sub(l.last); elapsed >= refill {
+		l.tokens = min(l.burst, l.tokens+l.rate*elapsed.Seconds())
+		l.last = now
+	}
+}
+
+// take says whether a line of n bytes may pass. A long line may take more than there is, which the next ones pay for.
+func (l *limiter) take(n int) bool {
+	if l.rate < 0 {
+		return true
+	}
+	if l.tokens < 1 {
+		return false
+	}
+	l.tokens -= float64(1 + n/1024)
+	return true
+}
+
+// finalWords is how many of the last lines on standard error explain the end of a plugin.
+const finalWords = 5
+
+// LastWords returns the last lines that were written to standard error since a time, in one line.
+func (l *Log) LastWords(since time.Time) string {
+	var words []string
+	for _, r := range slices.Backward(l.Tail(0)) {
+		if r.Time.Before(since) || len(words) == finalWords {
+			break
+		}
+		if r.Source == Stderr {
+			words = append(words, r.Message)
+		}
+	}
+	slices.Reverse(words)
+	return strings.Join(words, " | ")
+}

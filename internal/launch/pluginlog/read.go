@@ -1,0 +1,307 @@
+package pluginlog
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"sync"
+	"time"
+	"unicode/utf8"
+)
+
+const (
+	pipeSize   = 1 << 20   // what a plugin can print while the reader is not scheduled
+	idleBuffer = 4 << 10   // what a reader holds while the plugin says little
+	fullBuffer = 128 << 10 // what it reads at once from one that says much
+	lastWords  = 16 << 10  // what is held of lines above the rate limit, in case that they are the last
+)
+
+var fullBuffers = sync.Pool{New: func() any { return new([fullBuffer]byte) }}
+
+var newline = []byte{'\n'}
+
+// Drain reads r into the log until the end of the file, until r is closed, or until its read deadline; none of them is an error. It
+// blocks until then, and leaves it to the caller to close r. It enlarges the buffer of a pipe as far as the system allows.
+//
+// Blank lines are counted and not kept. A line is kept when it ends, or when it is longer than maxLine: then it is cut there.
+func (l *Log) Drain(r io.Reader, source Source) error {
+	if pipe, isFile := r.(*os.File); isFile {
+		growPipe(pipe)
+	}
+	s := stream{log: l, source: sourceFlags(source)}
+	defer s.end()
+	idle := make([]byte, idleBuffer)
+	buf := idle
+	var full *[fullBuffer]byte
+	for {
+		n, err := r.Read(buf)
+		if n > 0 && s.write(buf[:n]) {
+			// The pipe has room for what comes meanwhile.
+			runtime.Gosched()
+		}
+		switch {
+		case n == len(buf) && full == nil:
+			full, _ = fullBuffers.Get().(*[fullBuffer]byte)
+			buf = full[:]
+		case n < len(idle) && full != nil:
+			fullBuffers.Put(full)
+			full, buf = nil, idle
+		}
+		if err == nil {
+			continue
+		}
+		if full != nil {
+			fullBuffers.Put(full)
+		}
+		if errors.Is(err, io.EOF) || errors.Is(err, os.ErrClosed) || errors.Is(err, os.ErrDeadlineExceeded) {
+			return nil
+		}
+		return fmt.Errorf("cannot read %s of plugin %s: %w", source, l.cfg.Name, err)
+	}
+}
+
+// stream is one pipe while it is read. Its methods are called from one goroutine.
+type stream struct {
+	log     *Log
+	source  flags
+	trace   trace
+	partial []byte // a line that has not ended yet, or its first maxLine bytes
+	skip    bool   // the rest of a line that was cut is still to come
+	words   []byte // complete lines above the rate limit that are the last so far
+}
+
+// write takes what was read, and says whether the Handler should get a chance now to keep up with it.
+func (s *stream) write(chunk []byte) (behind bool) {
+	now := time.Now()
+	l := s.log
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.stats.Bytes += uint64(len(chunk))
+	if l.closed {
+		return false
+	}
+	l.limiter.advance(now)
+	for len(chunk) > 0 {
+		i := bytes.IndexByte(chunk, '\n')
+		if i < 0 {
+			s.hold(chunk, now)
+			break
+		}
+		line := chunk[:i]
+		switch {
+		case s.skip:
+			s.skip = false
+		case len(s.partial) > 0:
+			line = append(s.partial, line[:min(len(line), l.cfg.maxLine+1-len(s.partial))]...)
+			if !s.keep(line, now) {
+				s.reject(append(line, '\n'))
+			}
+			s.partial = nil
+		case !s.keep(line, now):
+			end := bytes.LastIndexByte(chunk, '\n') + 1
+			s.reject(chunk[:end])
+			chunk = chunk[end:]
+			continue
+		}
+		chunk = chunk[i+1:]
+	}
+	return l.publish()
+}
+
+func (s *stream) hold(piece []byte, now time.Time) {
+	if s.skip {
+		return
+	}
+	room := s.log.cfg.maxLine + 1 - len(s.partial)
+	s.partial = append(s.partial, piece[:min(len(piece), room)]...)
+	if len(piece) < room {
+		return
+	}
+	// Too long already: it is not worth waiting for its end, which may never come.
+	if !s.keep(s.partial, now) {
+		s.reject(append(s.partial, '\n'))
+	}
+	s.partial, s.skip = nil, true
+}
+
+func (s *stream) keep(line []byte, now time.Time) bool {
+	l := s.log
+	if n := len(line); n > 0 && line[n-1] == '\r' {
+		line = line[:n-1]
+	}
+	if len(bytes.TrimLeft(line, " \t")) == 0 {
+		l.stats.Lines++
+		return true
+	}
+	isCut := len(line) > l.cfg.maxLine
+	if isCut {
+		line = line[:runeBoundary(line, l.cfg.maxLine)]
+	}
+	if !l.limiter.take(len(line)) {
+		return false
+	}
+	l.stats.Lines++
+	if len(s.words) > 0 {
+		l.drop(count(s.words))
+		s.words = nil
+	}
+	s.put(line, now, isCut)
+	return true
+}
+
+func (s *stream) put(line []byte, now time.Time, isCut bool) {
+	f := s.source
+	if sources[f] == Stderr && s.trace.line(line) {
+		f |= flagTrace
+	}
+	s.log.keep(f, now, line, isCut)
+}
+
+// reject takes complete lines above the rate limit. They are held as long as they may be the last ones, within bounds.
+func (s *stream) reject(lines []byte) {
+	l := s.log
+	l.stats.Lines += count(lines)
+	s.trace = trace{}
+	if n := len(s.words) + len(lines); n > 2*lastWords {
+		// Only the end of both is kept, from a line's beginning on.
+		l.drop(count(s.words))
+		s.words = s.words[:0]
+		if begin := len(lines) - lastWords; begin > 0 {
+			begin += bytes.IndexByte(lines[begin-1:], '\n')
+			l.drop(count(lines[:begin]))
+			lines = lines[begin:]
+		}
+	}
+	s.words = append(s.words, lines...)
+}
+
+// end takes the end of the output: what was held becomes records.
+func (s *stream) end() {
+	now := time.Now()
+	l := s.log
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return
+	}
+	l.limiter.advance(now)
+	if len(s.partial) > 0 && !s.keep(s.partial, now) {
+		s.reject(append(s.partial, '\n'))
+	}
+	l.tell()
+	for line := range bytes.Lines(s.words) {
+		line = bytes.TrimRight(line, "\r\n")
+		n := len(line)
+		line = line[:runeBoundary(line, l.cfg.maxLine)]
+		if len(bytes.TrimLeft(line, " \t")) > 0 {
+			s.put(line, now, len(line) < n)
+		}
+	}
+	l.publish()
+}
+
+func count(b []byte) uint64 { return uint64(bytes.Count(b, newline)) }
+
+// runeBoundary returns where to cut line so that at most n bytes are left and no rune is cut in two.
+func runeBoundary(line []byte, n int) int {
+	if n >= len(line) {
+		return len(line)
+	}
+	for back := range min(utf8.UTFMax, n+1) {
+		if utf8.RuneStart(line[n-back]) {
+			return n - back
+		}
+	}
+	return n
+}
+
+// traceMessage is how many lines a dump may have before the first goroutine. The message of a panic may hold line breaks.
+const traceMessage = 64
+
+// trace follows dumps of the Go runtime (panics, fatal errors, SIGQUIT, reports of the race detector) through lines of standard error.
+type trace struct {
+	inside  bool
+	frames  bool // the first goroutine was seen
+	message int  // lines so far without one
+}
+
+var traceBegins = [][]byte{
+	[]byte("panic: "), []byte("fatal error: "), []byte("goroutine "), []byte("SIG"), []byte("runtime: "), []byte("unexpected fault address "),
+	[]byte("WARNING: DATA RACE"),
+}
+
+var frameBegins = [][]byte{
+	[]byte("created by "), []byte("[signal "), []byte("[originating from "), []byte("exit status "), []byte("runtime stack:"), []byte("..."),
+}
+
+func (t *trace) line(b []byte) bool {
+	if t.inside && t.frames && !frame(b) {
+		t.inside = false
+	}
+	if t.inside && !t.frames {
+		t.message++
+		if t.message > traceMessage || structured(b) {
+			t.inside = false
+		}
+	}
+	if !t.inside {
+		if !begins(b) {
+			return false
+		}
+		*t = trace{inside: true}
+	}
+	switch {
+	case bytes.HasPrefix(b, []byte("goroutine ")):
+		t.frames = true
+	case bytes.HasPrefix(b, []byte("=====")): // the race detector's last line
+		t.inside = false
+	}
+	return true
+}
+
+// begins says whether b may be the first line of a dump.
+func begins(b []byte) bool {
+	if len(b) == 0 || !bytes.ContainsRune([]byte("pfgSruW"), rune(b[0])) {
+		return false
+	}
+	for _, begin := range traceBegins {
+		if !bytes.HasPrefix(b, begin) {
+			continue
+		}
+		switch begin[0] {
+		case 'g':
+			return bytes.Contains(b, []byte(" [")) && bytes.HasSuffix(b, []byte("]:"))
+		case 'S':
+			name, _, ok := bytes.Cut(b, []byte(": "))
+			return ok && bytes.Equal(name, bytes.ToUpper(name))
+		}
+		return true
+	}
+	return false
+}
+
+// frame says whether b may be a line among the goroutines of a dump.
+func frame(b []byte) bool {
+	if b[0] == '\t' || begins(b) {
+		return true
+	}
+	for _, prefix := range frameBegins {
+		if bytes.HasPrefix(b, prefix) {
+			return true
+		}
+	}
+	word, rest, spaced := bytes.Cut(b, []byte(" "))
+	if spaced && bytes.HasPrefix(bytes.TrimLeft(rest, " "), []byte("0x")) {
+		return true // a register: "rax    0x1f"
+	}
+	return b[len(b)-1] == ')' && bytes.IndexByte(word, '(') > 0 // a call: "main.f(0x1, 0x2)"
+}
+
+// structured says whether b is most likely a line of some log.
+func structured(b []byte) bool {
+	return b[0] == '{' || bytes.HasPrefix(b, []byte("time=")) || isKlog(b) || len(b) > 10 && b[4] == b[7] && (b[4] == '/' || b[4] == '-') &&
+		digits(b[:4])
+}

@@ -1,0 +1,104 @@
+package sealedexec
+
+import (
+	"bytes"
+	"cmp"
+	"debug/elf"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+
+	"github.com/patchbay-dev/patchbay/internal/regular"
+)
+
+// errForeign is wrapped by errors about programs of another kind than this system executes by itself.
+var errForeign = errors.New("this system cannot execute it")
+
+// Check returns why the system cannot execute the program at path, which exists; nil if there is no reason, or none that can be seen.
+func Check(path string) error {
+	err := Explain(path)
+	if errors.Is(err, errForeign) && hasHandlers() {
+		return nil
+	}
+	return err
+}
+
+// Explain is like [Check] for a program that the system has refused to execute.
+func Explain(path string) error {
+	program, err := regular.Open(path)
+	if err != nil {
+		return nil // a program need not be readable to be executed, and a pipe or a device is not read
+	}
+	defer program.Close()
+	begin := make([]byte, maxFirstLine)
+	n, _ := io.ReadFull(program, begin) // what is missing is not a program
+	begin = begin[:n]
+	switch script, err := ParseScript(begin); {
+	case err != nil:
+		return nil // the kernel may accept it
+	case script != nil:
+		return explainScript(path, script)
+	case bytes.HasPrefix(begin, []byte(elf.ELFMAG)):
+		return explainELF(path, program)
+	}
+	return fmt.Errorf("%w: %s is neither a program of this system nor a script, which begins with \"#!\"", errForeign, path)
+}
+
+func explainScript(path string, script *Script) error {
+	_, err := os.Stat(script.Interpreter)
+	switch {
+	case err != nil && strings.HasSuffix(script.Interpreter, "\r"):
+		return fmt.Errorf("the first line of the script %s ends with a carriage return: save it with the line ends of Unix", path)
+	case errors.Is(err, os.ErrNotExist):
+		return fmt.Errorf("the interpreter %s, which the first line of the script %s names, is missing: install it or correct the line",
+			script.Interpreter, path)
+	case err != nil:
+		return fmt.Errorf("the interpreter of the script %s: %w", path, err)
+	}
+	return nil
+}
+
+func explainELF(path string, program io.ReaderAt) error {
+	file, err := elf.NewFile(program)
+	if err != nil {
+		return nil //nolint:nilerr // the kernel reads less of it
+	}
+	machine := strings.ToLower(strings.TrimPrefix(file.Machine.String(), "EM_"))
+	native, known := natives[runtime.GOARCH]
+	if known && !slices.Contains(native, file.Machine) {
+		return fmt.Errorf("%w: %s is built for %s, and this machine is %s", errForeign, path, cmp.Or(machineNames[file.Machine], machine),
+			runtime.GOARCH)
+	}
+	for _, segment := range file.Progs {
+		if segment.Type != elf.PT_INTERP {
+			continue
+		}
+		const longest = 4096
+		name, err := io.ReadAll(io.LimitReader(segment.Open(), longest))
+		loader := string(bytes.TrimRight(name, "\x00"))
+		if _, missing := os.Stat(loader); err == nil && errors.Is(missing, os.ErrNotExist) {
+			return fmt.Errorf("the dynamic loader %s, with which %s was linked, is missing: install the C library that it needs, or link it "+
+				"statically", loader, path)
+		}
+	}
+	return nil
+}
+
+// natives are the machines whose programs the kernel may execute, by the architecture of this program.
+var natives = map[string][]elf.Machine{
+	"386": {elf.EM_386}, "amd64": {elf.EM_X86_64, elf.EM_386}, "arm": {elf.EM_ARM}, "arm64": {elf.EM_AARCH64, elf.EM_ARM},
+	"ppc64le": {elf.EM_PPC64}, "riscv64": {elf.EM_RISCV}, "s390x": {elf.EM_S390}, "loong64": {elf.EM_LOONGARCH},
+}
+
+// machineNames says how Go calls machines that it calls otherwise than ELF.
+var machineNames = map[elf.Machine]string{elf.EM_X86_64: "amd64", elf.EM_AARCH64: "arm64", elf.EM_RISCV: "riscv64", elf.EM_S390: "s390x"}
+
+// hasHandlers reports whether somebody has registered programs that execute those of other machines (binfmt_misc).
+func hasHandlers() bool {
+	entries, _ := os.ReadDir("/proc/sys/fs/binfmt_misc") // there are none if it is not mounted
+	return slices.ContainsFunc(entries, func(e os.DirEntry) bool { return e.Name() != "register" && e.Name() != "status" })
+}

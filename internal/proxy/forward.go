@@ -1,0 +1,212 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"strings"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/patchbay-dev/patchbay/internal/h2proxy"
+)
+
+// Director chooses the connection for a call; method is its full name, for example "/csi.v1.Identity/Probe". The call's metadata is
+// the incoming metadata of ctx, which ends with the call. It may block for as long as ctx lasts. The caller receives its error: a gRPC
+// status as it is, any other error with codes.Unavailable.
+//
+// The connection is one of a dynamicplugins.Store or of a fleet.Dialer, whose streams take fragments of messages. Calls to any other, for
+// example a [grpc.ClientConn], fail with codes.Internal.
+//
+// The errors of the proxy name a connection that has a String method, as [Named] returns it. A director names what it could not call with
+// [CannotCall].
+type Director func(ctx context.Context, method string) (grpc.ClientConnInterface, error)
+
+// Forward forwards one call of a [Server] to the connection that the director chooses. It is a [Handler].
+//
+// The caller gets the status of the plugin. If there is none, because the call could not be made or was lost with its connection, the
+// status says so and names the plugin; the code is codes.Unavailable. A call whose context ends with a cause of its own (context.Cause),
+// for example because the server stops, ends with that cause: a gRPC status as it is, any other error with codes.Unavailable.
+func (d Director) Forward(ctx context.Context, caller grpc.ServerStream) error {
+	method, _ := grpc.MethodFromServerStream(caller)
+	from, ok := caller.(fragmentCaller)
+	if !ok {
+		return status.Errorf(codes.Internal, "cannot forward %s: the call is not one of a proxy.Server", method)
+	}
+	if err := checkMethod(method); err != nil {
+		return err
+	}
+	conn, err := d(ctx, method)
+	if err == nil && isNil(conn) {
+		err = status.Errorf(codes.Internal, "the director has returned no connection for %s, and no error", method)
+	}
+	if err == nil {
+		err = forward(ctx, from, conn, method)
+	}
+	cause := context.Cause(ctx)
+	if err != nil && cause != nil && !errors.Is(cause, context.Canceled) && !errors.Is(cause, context.DeadlineExceeded) {
+		err = cause
+	}
+	return unavailableUnlessStatus(err)
+}
+
+// registrationService is the service by which a host asks a plugin who it is, and notifies it that it is registered or refused.
+const registrationService = "pluginregistration.Registration"
+
+// checkMethod returns an error for a method that only the host of a plugin may call: that of the registration, and those of the protobuf
+// package "plugin", by which the host of a go-plugin plugin ends it, takes its output and brokers connections. A plugin whose server is
+// that of package net/http decodes the path of a call, so the decoded path is checked.
+func checkMethod(method string) error {
+	method = strings.TrimPrefix(method, "/")
+	if decoded, err := url.PathUnescape(method); err == nil {
+		method = decoded
+	}
+	service, _, _ := strings.Cut(method, "/")
+	rest, ofGoPlugin := strings.CutPrefix(service, "plugin.")
+	switch {
+	case service == registrationService:
+		return status.Errorf(codes.PermissionDenied, "%s is not forwarded: only the host of a plugin may call it; "+
+			"\"patchbay status\" shows what the plugin announced", method)
+	case ofGoPlugin && !strings.Contains(rest, "."):
+		return status.Errorf(codes.PermissionDenied, "the services of the protobuf package \"plugin\" belong to a go-plugin plugin and its "+
+			"own host, which alone may end it: %s is not forwarded", method)
+	}
+	return nil
+}
+
+// everyStream describes a call of any kind: a unary one is a stream with one message each way.
+var everyStream = grpc.StreamDesc{ClientStreams: true, ServerStreams: true}
+
+func forward(call context.Context, caller fragmentCaller, conn grpc.ClientConnInterface, method string) error {
+	// The cause is what went wrong at the caller's end.
+	ctx, cancel := context.WithCancelCause(call)
+	defer cancel(nil)
+	md, _ := metadata.FromIncomingContext(ctx)
+	if len(md[HopsKey]) >= maxHops {
+		return CannotCall(nameOf(conn), status.Errorf(codes.FailedPrecondition,
+			"the call has come through %d proxies: the endpoint of the plugin leads back to where the call came from", maxHops))
+	}
+	options := []grpc.CallOption{h2proxy.CallOption{Budget: caller.Budget(), UID: caller.UID()}}
+	if subtype := subtypeOf(md); subtype != "" {
+		options = append(options, grpc.CallContentSubtype(subtype))
+	}
+	// gofail: var proxyStream string
+	// return CannotCall(nameOf(conn), errors.New(proxyStream))
+	plugin, err := conn.NewStream(metadata.NewOutgoingContext(ctx, forwarded(md)), &everyStream, method, options...)
+	if err != nil {
+		return CannotCall(nameOf(conn), err)
+	}
+	to, ok := fragmentsOf(plugin)
+	if !ok {
+		return CannotCall(nameOf(conn), status.Error(codes.Internal, "its connection does not take fragments of messages: "+
+			"return one of a dynamicplugins.Store or of a fleet.Dialer"))
+	}
+	// gofail: var proxyRequest string
+	// return errors.New(proxyRequest)
+	if request := new(h2proxy.Fragment); !forwardWhole(caller, plugin, to, request) {
+		// It ends when the caller has half-closed, or else with this call, whose end ends RecvMsg.
+		go forwardRequests(caller, plugin, request, cancel)
+	}
+	err = forwardResponses(caller, plugin, conn)
+	if wrong := context.Cause(ctx); err != nil && wrong != nil && call.Err() == nil {
+		return wrong
+	}
+	return err
+}
+
+// forwardRequests forwards what the caller sends, first what is in f already, until it has half-closed or the call has ended, and reports
+// to failed what is wrong with the caller's messages.
+func forwardRequests(caller grpc.ServerStream, plugin grpc.ClientStream, f *h2proxy.Fragment, failed context.CancelCauseFunc) {
+	if f.Len() > 0 && plugin.SendMsg(f) != nil {
+		return // the status of the call says why
+	}
+	for {
+		err := caller.RecvMsg(f)
+		if errors.Is(err, io.EOF) {
+			_ = plugin.CloseSend() // what is wrong is the status of the call
+			return
+		}
+		if err != nil {
+			failed(err)
+			return
+		}
+		if plugin.SendMsg(f) != nil {
+			return // the status of the call says why
+		}
+	}
+}
+
+// forwardResponses forwards what the plugin sends, and returns how the call ended.
+func forwardResponses(caller grpc.ServerStream, plugin grpc.ClientStream, conn grpc.ClientConnInterface) error {
+	// Headers are forwarded when they come, which may be long before the first message. Without any there is a status only.
+	if header, err := plugin.Header(); err == nil && header != nil {
+		if err := checkSize(header, conn); err != nil {
+			return err
+		}
+		if err := caller.SendHeader(forwarded(header)); err != nil {
+			return err
+		}
+	}
+	f := new(h2proxy.Fragment)
+	for {
+		// gofail: var proxyResponse string
+		// return status.Error(codes.Unavailable, proxyResponse)
+		if err := plugin.RecvMsg(f); err != nil {
+			trailer := plugin.Trailer()
+			if len(trailer) == 0 && isLost(err) {
+				return status.Errorf(codes.Unavailable, "the call was lost with the connection to %s: %s", nameOf(conn), status.Convert(err).Message())
+			}
+			if err := checkSize(trailer, conn); err != nil {
+				return err
+			}
+			caller.SetTrailer(forwarded(trailer))
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			return err
+		}
+		if err := caller.SendMsg(f); err != nil {
+			return err
+		}
+	}
+}
+
+func checkSize(md metadata.MD, conn grpc.ClientConnInterface) error {
+	if size := sizeOf(md); size > MaxMetadataSize {
+		return status.Errorf(codes.ResourceExhausted, "%s answered with %d bytes of metadata, more than the %d that are forwarded",
+			nameOf(conn), size, MaxMetadataSize)
+	}
+	return nil
+}
+
+// Named returns conn under a name for the errors of the proxy, for example "plugin csi-node/hostpath.csi.k8s.io".
+func Named(conn grpc.ClientConnInterface, name string) grpc.ClientConnInterface {
+	return named{conn, name}
+}
+
+type named struct {
+	grpc.ClientConnInterface
+	name string
+}
+
+func (n named) String() string { return n.name }
+
+// isNil reports whether there is no connection, with or without a name.
+func isNil(conn grpc.ClientConnInterface) bool {
+	if n, ok := conn.(named); ok {
+		conn = n.ClientConnInterface
+	}
+	return conn == nil
+}
+
+func nameOf(conn grpc.ClientConnInterface) string {
+	if n, ok := conn.(fmt.Stringer); ok {
+		return n.String()
+	}
+	return "the plugin"
+}

@@ -1,0 +1,138 @@
+// Package proxy forwards gRPC calls to plugins without knowing their services: any method, unary or streaming, with metadata, deadlines,
+// cancellation and status details, and without decoding a message.
+//
+// A [Server] accepts the calls, and a [Director] chooses the [grpc.ClientConnInterface] for each: a connection of a registry
+// (dynamicplugins.Store) or of the fleet (fleet.Dialer). The package keeps no connections, and retries nothing: a call stays on
+// the connection chosen when it began. Messages are forwarded as fragments, whatever their size and encoding. The fragments of all calls
+// together have a bound, and flow control slows a sender that is faster than its reader.
+//
+// Headers that belong to one connection (user-agent, :authority) are the proxy's own, and [HopsKey] gets one more value: a call that loops,
+// because the endpoint of a plugin is a socket of the proxy, ends after 8 hops.
+package proxy
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	_ "google.golang.org/grpc/encoding/gzip" // so that clients in programs with this package accept it from plugins
+	"google.golang.org/grpc/status"
+
+	"github.com/patchbay-dev/patchbay/internal/callback"
+	"github.com/patchbay-dev/patchbay/internal/h2proxy"
+)
+
+const (
+	// MaxMessageSize is the size in bytes of the largest message that the clients of packages client and fleet receive. It is far above
+	// gRPC's own default. A [Server] has no such limit.
+	MaxMessageSize = 256 << 20
+	// MaxMetadataSize is the size in bytes, as HTTP/2 counts it, of the largest header or trailer.
+	MaxMetadataSize = h2proxy.MaxMetadata
+	// maxHops is how many proxies a call may come through. One to a plugin whose endpoint is a socket of the proxy would come back forever.
+	maxHops = 8
+)
+
+const (
+	defaultHeaderTimeout = 10 * time.Second
+	// drainTimeout is how long calls may take to notice that they were cut short.
+	drainTimeout = 5 * time.Second
+	// nobody is the number that no user has.
+	nobody = 1<<32 - 1
+)
+
+// Handler handles one call of a [Server], mostly by [Director.Forward]. ctx ends with the call or with the server's context. The caller
+// receives its error: a gRPC status as it is, the end of a context with the code for that, any other error with codes.Unknown. A call
+// whose handler panics or ends its goroutine fails with codes.Internal.
+type Handler func(ctx context.Context, caller grpc.ServerStream) error
+
+// ServerConfig configures a [Server].
+type ServerConfig struct {
+	// Budget bounds the data that waits in memory; nil for a separate budget with the default limits.
+	Budget *h2proxy.Budget
+	// HeaderTimeout bounds how long a caller may take to begin speaking HTTP/2; zero for 10 s.
+	HeaderTimeout time.Duration
+	// Log receives the panics of handlers; nil if nobody reads them.
+	Log *slog.Logger
+	// UID returns the user who makes a request that ServeHTTP handles; nil if one user makes all of them.
+	UID func(r *http.Request) uint32
+}
+
+// Server accepts calls of any service, and passes each to its [Handler]. The memory for data that waits does not depend on the size of
+// messages, and is bounded for all calls together. A Server accepts connections, whose method UID returns the user who calls, and the
+// requests of an HTTP server.
+type Server struct {
+	server *h2proxy.Server
+	http   h2proxy.HTTPHandler
+	end    context.Context //nolint:containedctx // All calls share it.
+}
+
+// NewServer returns a server whose calls end when the context end does, with its cause.
+func NewServer(end context.Context, handle Handler, config ServerConfig) *Server {
+	if config.Budget == nil {
+		config.Budget = h2proxy.NewBudget(h2proxy.DefaultLimits, 0, func(uint32, h2proxy.Reason, bool) {})
+	}
+	if config.HeaderTimeout == 0 {
+		config.HeaderTimeout = defaultHeaderTimeout
+	}
+	if config.UID == nil {
+		config.UID = func(*http.Request) uint32 { return nobody }
+	}
+	handler := func(caller grpc.ServerStream) error { return endsWith(end, caller, handle, config.Log) }
+	return &Server{
+		server: h2proxy.NewServer(h2proxy.ServerConfig{Budget: config.Budget, Timeout: config.HeaderTimeout, Handle: handler}),
+		http:   h2proxy.HTTPHandler{Budget: config.Budget, UID: config.UID, Handle: handler},
+		end:    end,
+	}
+}
+
+// endsWith handles a call that ends with end too. A panic of the handler is logged, and is the error of the call.
+func endsWith(end context.Context, caller grpc.ServerStream, handle Handler, log *slog.Logger) error {
+	ctx, cancel := context.WithCancelCause(caller.Context())
+	defer cancel(nil)
+	defer context.AfterFunc(end, func() { cancel(context.Cause(end)) })()
+	err := callback.Recover(func() error { return handle(ctx, caller) })
+	var panicked *callback.Error
+	if !errors.As(err, &panicked) {
+		return err
+	}
+	if log != nil {
+		method, _ := grpc.MethodFromServerStream(caller)
+		log.Error("the handler of a call panicked", "method", method, "panic", panicked.Panic, "stack", panicked.Stack)
+	}
+	return status.Errorf(codes.Internal, "the handler of the call panicked: %v", panicked.Panic)
+}
+
+// Serve accepts connections until the listener fails, or until the server is drained, which is not an error. It closes the listener.
+func (s *Server) Serve(l net.Listener) error { return s.server.Serve(l) }
+
+// ServeHTTP handles a call from an HTTP server that serves other things too; a request that is not gRPC gets "not found". The call ends
+// with its request too. Who drains the HTTP server drains these calls.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.http.ServeHTTP(w, r) }
+
+// Drain stops accepting calls and returns when the last one has ended. It aborts calls that last longer than 5 s after the server's context
+// has ended.
+func (s *Server) Drain() {
+	drained := make(chan struct{})
+	go func() {
+		s.server.Drain()
+		close(drained)
+	}()
+	select {
+	case <-drained:
+		return
+	case <-s.end.Done():
+	}
+	timer := time.NewTimer(drainTimeout)
+	defer timer.Stop()
+	select {
+	case <-drained:
+	case <-timer.C:
+		s.server.Stop()
+		<-drained
+	}
+}
