@@ -16,12 +16,10 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
+	"github.com/patchbay-dev/patchbay/internal/sock"
 )
-
-// errStopping is the cause of the end of every call that the daemon's stop cuts short.
-var errStopping = errors.New("the daemon is stopping")
 
 // errThroughPlugin is the error of a call that a plugin's endpoint brought here.
 var errThroughPlugin = errors.New(
@@ -249,8 +247,8 @@ func (g *guard) hold(request context.Context, needed role) (_ context.Context, r
 
 // gate refuses calls before anything of them is read. It is a [connect.RequestGateFunc].
 func (g *guard) gate(ctx context.Context, spec connect.Spec, _ connect.Peer, header http.Header) (context.Context, error) {
-	if errors.Is(context.Cause(ctx), errStopping) {
-		return nil, connect.NewError(connect.CodeUnavailable, errStopping)
+	if errors.Is(context.Cause(ctx), server.ErrStopping) {
+		return nil, connect.NewError(connect.CodeUnavailable, server.ErrStopping)
 	}
 	if len(header.Values(proxy.HopsKey)) > 0 { // it would have the rights of the daemon, whose connection this is
 		return nil, connect.NewError(connect.CodePermissionDenied, errThroughPlugin)

@@ -163,7 +163,7 @@ func TestRefusedCalls(t *testing.T) {
 	listener, path := openSocket(t, 0)
 	s := serve(listener, testGuard(path), &control{started: time.Now()}, func() { t.Error("the server failed") }, discard)
 	t.Cleanup(func() {
-		if err := s.stop(); err != nil {
+		if err := s.Stop(); err != nil {
 			t.Error(err)
 		}
 	})

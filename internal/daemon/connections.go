@@ -12,10 +12,10 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/patchbay-dev/patchbay/internal/quota"
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
-	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/internal/quota"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
 const (
@@ -253,7 +253,7 @@ func notAUser(n uint32) uint32 { return n | 1<<31 }
 type heldConn struct {
 	net.Conn
 	uid     uint32
-	caller  *caller       // nil if nobody looked
+	caller  *caller        // nil if nobody looked
 	brake   *h2proxy.Brake // nil if the server that reads it knows itself when to pause
 	release func()
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/suggest"
 	"github.com/patchbay-dev/patchbay/launcher"
 )
@@ -176,8 +177,8 @@ func (c *control) Reload(ctx context.Context, _ *patchbayv1.ReloadRequest) (*pat
 	case err == nil:
 		failed := c.awaitReplacements(ctx, changed)
 		return &patchbayv1.ReloadResponse{Changed: validAll(changed), NotReplaced: validAll(failed)}, nil
-	case errors.Is(err, errStopping):
-		return nil, connect.NewError(connect.CodeUnavailable, errStopping)
+	case errors.Is(err, server.ErrStopping):
+		return nil, connect.NewError(connect.CodeUnavailable, server.ErrStopping)
 	case ctx.Err() != nil:
 		return nil, ended(ctx)
 	}
@@ -243,8 +244,8 @@ func anyOf(filter []string, value string) bool {
 // ended returns the error of a call whose context ended or whose source of events ran dry, which happens when the daemon stops.
 func ended(ctx context.Context) error {
 	switch err := context.Cause(ctx); {
-	case err == nil || errors.Is(err, errStopping):
-		return connect.NewError(connect.CodeUnavailable, errStopping)
+	case err == nil || errors.Is(err, server.ErrStopping):
+		return connect.NewError(connect.CodeUnavailable, server.ErrStopping)
 	case errors.Is(err, context.DeadlineExceeded):
 		return connect.NewError(connect.CodeDeadlineExceeded, err)
 	case isDenial(err):

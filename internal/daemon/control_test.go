@@ -25,6 +25,7 @@ import (
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/config"
+	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/trust"
 )
@@ -345,7 +346,7 @@ func TestGoals(t *testing.T) {
 
 func TestEnded(t *testing.T) {
 	stopping, stop := context.WithCancelCause(t.Context())
-	stop(errStopping)
+	stop(server.ErrStopping)
 	late, cancel := context.WithDeadline(t.Context(), time.Unix(1, 0))
 	defer cancel()
 	gone, leave := context.WithCancel(t.Context())
@@ -359,7 +360,7 @@ func TestEnded(t *testing.T) {
 			t.Errorf("got %v, want %v", got, want)
 		}
 	}
-	if err := ended(t.Context()); !errors.Is(err, errStopping) {
+	if err := ended(t.Context()); !errors.Is(err, server.ErrStopping) {
 		t.Errorf("a source that ran dry: got %v", err)
 	}
 	err := waitEnded(late, "the plugin is in state backoff")

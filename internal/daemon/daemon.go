@@ -14,27 +14,26 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/patchbay-dev/patchbay"
-	"github.com/patchbay-dev/patchbay/internal/daemon/page"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
 	"github.com/patchbay-dev/patchbay/host/goplugin"
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/config"
+	"github.com/patchbay-dev/patchbay/internal/daemon/page"
+	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
-	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 const (
@@ -118,7 +117,7 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 	stopDispense()
 	stopStateWatch()
 	d.reloads.end()
-	control.endCalls()
+	control.EndCalls()
 	leaveFleet()
 	err = errors.Join(err, parts.close())
 	d.log.Info("patchbay has stopped")
@@ -228,7 +227,7 @@ type assembly struct {
 func (d *Daemon) assemble(l *listening, parts *closers) (*assembly, error) {
 	state, err := boltstate.Open(d.config.State)
 	if err != nil {
-		return nil, advise(err, "state file")
+		return nil, server.AdviseOnPath(err, "state file")
 	}
 	parts.add(state.Close)
 	stateWatch := newStateWatch(d.config.State, state.Check, d.log)
@@ -270,7 +269,7 @@ func (d *Daemon) assemble(l *listening, parts *closers) (*assembly, error) {
 }
 
 // serve serves the control socket, which it returns, and the others. What ends by itself calls failed.
-func (d *Daemon) serve(ctx context.Context, l *listening, a *assembly, parts *closers, failed func()) (controlServer *server) {
+func (d *Daemon) serve(ctx context.Context, l *listening, a *assembly, parts *closers, failed func()) (controlServer *server.Server) {
 	shown := newPicture(a.seen, a.runtime.Launcher(), a.fleet, &d.metadata)
 	c := &control{
 		picture: shown, calls: newForwarder(a.guard, a.registry, a.fleet, a.conns.budget),
@@ -284,11 +283,11 @@ func (d *Daemon) serve(ctx context.Context, l *listening, a *assembly, parts *cl
 		shown: func() string { return *d.reloads.shown.Load() }, metrics: a.metrics,
 	}
 	controlServer = serve(a.conns.limit(l.control, "control", a.guard), a.guard, c, failed, d.log)
-	l.stopControl = controlServer.stop
+	l.stopControl = controlServer.Stop
 	if l.http != nil {
 		d.log.Info("serving HTTP", "address", l.http.Addr().String())
 		health := health{scanned: a.runtime.Ready(), conditions: a.seen.readiness}
-		parts.add(serveHTTP(l.http, pages{health, a.metrics.handler(), page.New(c)}, failed, d.log).stop)
+		parts.add(serveHTTP(l.http, pages{health, a.metrics.handler(), page.New(c)}, failed, d.log).Stop)
 	}
 	if l.fleet != nil {
 		d.log.Info("taking calls from other nodes", "address", l.fleet.Addr().String(), "rules", len(d.config.Fleet.Serve.Allow))
@@ -391,15 +390,4 @@ func (d *Daemon) makeDirs() error {
 		return fmt.Errorf("cannot create the directory of the control socket: %w; choose another control socket", err)
 	}
 	return pipeline.MakeDirs(d.config.pluginDirs())
-}
-
-// advise adds to the error of a path that cannot be written what to do about it.
-func advise(err error, what string) error {
-	switch {
-	case errors.Is(err, fs.ErrPermission):
-		return fmt.Errorf("%w; let user %d write there or choose another %s", err, os.Geteuid(), what)
-	case errors.Is(err, syscall.EROFS), errors.Is(err, syscall.ENOSPC):
-		return fmt.Errorf("%w; choose another %s", err, what)
-	}
-	return err
 }

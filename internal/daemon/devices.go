@@ -11,6 +11,7 @@ import (
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/handlers/device"
+	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 )
 
 // maxDeviceRequest bounds a request for devices in bytes: it may name many of them.
@@ -25,7 +26,7 @@ func newDeviceHandler(needs handlerNeeds) (cache.PluginHandler, error) {
 		Logger:    needs.log,
 	})
 	if err != nil {
-		return nil, advise(err, "directory with device.socketDir")
+		return nil, server.AdviseOnPath(err, "directory with device.socketDir")
 	}
 	return h, nil
 }
@@ -130,7 +131,7 @@ func deviceError(ctx context.Context, err error) error {
 	code := connect.CodeFailedPrecondition
 	switch {
 	case errors.Is(err, device.ErrClosed):
-		return connect.NewError(connect.CodeUnavailable, errStopping)
+		return connect.NewError(connect.CodeUnavailable, server.ErrStopping)
 	case ctx.Err() != nil:
 		return ended(ctx)
 	case errors.Is(err, device.ErrInvalid):

@@ -18,8 +18,9 @@ import (
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/internal/backoff"
-	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
+	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
 const (
@@ -80,7 +81,7 @@ func newDispense(
 		return nil, nil
 	}
 	if err := os.MkdirAll(dir, stableDirMode); err != nil {
-		return nil, advise(fmt.Errorf("cannot create the directory of the stable sockets: %w", err), "dispense directory")
+		return nil, server.AdviseOnPath(fmt.Errorf("cannot create the directory of the stable sockets: %w", err), "dispense directory")
 	}
 	d := &dispense{
 		dir: dir, registry: registry, calls: calls, inFleet: inFleet, conns: conns, grace: goneGrace, retry: stableRetry, log: log,
@@ -101,7 +102,7 @@ func (d *dispense) start(ctx context.Context) (stop func()) {
 // run keeps the sockets until ctx ends, then ends all calls, and returns when nothing is left.
 func (d *dispense) run(ctx context.Context) {
 	// The registry is shut down soon after: by then every call has been told why it ends.
-	defer context.AfterFunc(ctx, func() { d.stop(errStopping) })()
+	defer context.AfterFunc(ctx, func() { d.stop(server.ErrStopping) })()
 	plugins, events := d.registry.Watch(ctx, "")
 	d.followAll(ctx, plugins)
 	d.clear(ctx)
@@ -206,7 +207,7 @@ func (d *dispense) open(ctx context.Context, k patchbay.PluginName) {
 	if err != nil {
 		if ctx.Err() == nil {
 			d.due[k] = time.Now().Add(d.retry)
-			d.fail(k, advise(err, "dispense directory"))
+			d.fail(k, server.AdviseOnPath(err, "dispense directory"))
 		}
 		return
 	}
@@ -219,7 +220,7 @@ func (d *dispense) open(ctx context.Context, k patchbay.PluginName) {
 	director := proxy.Director(func(ctx context.Context, _ string) (grpc.ClientConnInterface, error) { return connTo(ctx, calls, k) })
 	s := &stableSocket{
 		listener: listener,
-		server:   proxy.NewServer(d.end, director.Forward, proxy.ServerConfig{Budget: d.conns.budget, HeaderTimeout: headerTimeout, Log: d.log}),
+		server:   proxy.NewServer(d.end, director.Forward, proxy.ServerConfig{Budget: d.conns.budget, HeaderTimeout: server.HeaderTimeout, Log: d.log}),
 	}
 	d.sockets[k] = s
 	d.serving.Go(func() {
@@ -248,13 +249,13 @@ func (d *dispense) withdraw(ctx context.Context, k patchbay.PluginName, s *stabl
 
 // close ends all calls, removes all sockets, and returns when nothing is left.
 func (d *dispense) close() {
-	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), server.StopTimeout)
 	defer cancel()
 	for k, s := range d.sockets {
 		d.withdraw(ctx, k, s)
 	}
 	d.clear(ctx) // also what a short life had not come to
-	d.stop(errStopping)
+	d.stop(server.ErrStopping)
 	for _, s := range d.sockets {
 		d.serving.Go(s.server.Drain)
 	}

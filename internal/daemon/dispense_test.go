@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -59,7 +60,7 @@ func TestStableSocketLeadsToCurrentInstance(t *testing.T) {
 		t.Errorf("after the return asked %s", got)
 	}
 	b.stopRun()
-	if _, err := old.Recv(); status.Code(err) != codes.Unavailable || status.Convert(err).Message() != errStopping.Error() {
+	if _, err := old.Recv(); status.Code(err) != codes.Unavailable || status.Convert(err).Message() != server.ErrStopping.Error() {
 		t.Errorf("at the end the stream got %v", err)
 	}
 	b.socket("T", "n", false)
@@ -101,7 +102,7 @@ func TestStableSocketOfPluginThatIsGone(t *testing.T) {
 		}
 		b.socket("T", "other", true)
 		b.stopRun()
-		if _, err := s.Recv(); status.Convert(err).Message() != errStopping.Error() {
+		if _, err := s.Recv(); status.Convert(err).Message() != server.ErrStopping.Error() {
 			t.Errorf("at the end the stream got %v", err)
 		}
 	})

@@ -19,9 +19,10 @@ import (
 
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/internal/config"
+	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/internal/fleet/locks"
-	"github.com/patchbay-dev/patchbay/internal/config"
 )
 
 // fleetConfig says to which fleet the node belongs.
@@ -321,7 +322,7 @@ func (m *fleetMember) acquire() (reader *fleet.Reader, release func(), err error
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {
-		return nil, nil, errStopping
+		return nil, nil, server.ErrStopping
 	}
 	if m.idle != nil {
 		m.idle.Stop()

@@ -23,8 +23,9 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay"
-	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/internal/config"
+	"github.com/patchbay-dev/patchbay/internal/daemon/server"
+	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
@@ -77,7 +78,7 @@ func (c fleetConfig) listen(ctx context.Context) (net.Listener, error) {
 	if !c.enabled() || c.Serve.Listen == "" {
 		return nil, nil
 	}
-	listener, err := listenTCP(ctx, c.Serve.Listen)
+	listener, err := server.ListenTCP(ctx, c.Serve.Listen)
 	if err != nil {
 		return nil, fmt.Errorf("cannot take calls from other nodes: %w; choose another fleet.serve.listen", err)
 	}
@@ -119,7 +120,7 @@ type fleetServer struct {
 func (s *fleetServer) serve(ctx context.Context, listener net.Listener, failed func()) (stop func() error) {
 	end, endCalls := context.WithCancelCause(context.Background())
 	tlsConfig := s.credentials.Server()
-	server := h2proxy.NewServer(h2proxy.ServerConfig{
+	h2 := h2proxy.NewServer(h2proxy.ServerConfig{
 		Budget: s.budget, Timeout: fleetHandshake, Streams: fleetStreams, Age: s.age, Silence: fleetSilence, Answer: fleetAnswer,
 		Introduce: func(ctx context.Context, nc net.Conn) (h2proxy.Introduced, error) {
 			return s.introduce(ctx, nc, tlsConfig)
@@ -128,25 +129,25 @@ func (s *fleetServer) serve(ctx context.Context, listener net.Listener, failed f
 	})
 	served := make(chan error, 1)
 	go func() {
-		err := server.Serve(listener)
+		err := h2.Serve(listener)
 		if err != nil {
 			failed()
 		}
 		served <- err
 	}()
-	forget := context.AfterFunc(ctx, func() { endCalls(errStopping) })
+	forget := context.AfterFunc(ctx, func() { endCalls(server.ErrStopping) })
 	return func() error {
 		forget()
-		endCalls(errStopping) // no harm if it was called before
-		late := time.AfterFunc(stopTimeout, func() {
+		endCalls(server.ErrStopping) // no harm if it was called before
+		late := time.AfterFunc(server.StopTimeout, func() {
 			if n := s.drain.inProgress(); n > 0 {
 				// A caller that does not read has its call end like this, and is no reason for the daemon to end with an error.
-				s.log.Warn("calls from other nodes were still in progress and were aborted", "calls", n, "after", stopTimeout)
+				s.log.Warn("calls from other nodes were still in progress and were aborted", "calls", n, "after", server.StopTimeout)
 			}
-			server.Stop()
+			h2.Stop()
 		})
 		defer late.Stop()
-		server.Drain()
+		h2.Drain()
 		if err := <-served; err != nil {
 			return fmt.Errorf("cannot go on taking calls from other nodes: %w", err)
 		}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
 )
@@ -41,7 +42,7 @@ func (s fleetService) read(ctx context.Context, patience time.Duration) (*fleet.
 		release()
 		switch {
 		case errors.Is(err, fleet.ErrClosed):
-			return nil, nil, connect.NewError(connect.CodeUnavailable, errStopping)
+			return nil, nil, connect.NewError(connect.CodeUnavailable, server.ErrStopping)
 		case ctx.Err() != nil:
 			return nil, nil, ended(ctx)
 		}

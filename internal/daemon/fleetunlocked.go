@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay"
+	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/internal/fleet/locks"
-	"github.com/patchbay-dev/patchbay/internal/backoff"
 )
 
 // unlocked knows the locks for which other nodes compete and this one does not, because its configuration does not list their types. The

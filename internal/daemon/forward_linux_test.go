@@ -17,8 +17,8 @@ import (
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
-	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
+	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
 // TestForwardRefusesStranger calls a plugin as a user who may not use the control socket.
@@ -42,7 +42,7 @@ func TestForwardRefusesStranger(t *testing.T) {
 	if err := conn.Close(); err != nil {
 		t.Error(err)
 	}
-	if err := s.stop(); err != nil {
+	if err := s.Stop(); err != nil {
 		t.Error(err)
 	}
 }
@@ -74,7 +74,7 @@ func TestForwardEndsWithRole(t *testing.T) {
 	if err := conn.Close(); err != nil {
 		t.Error(err)
 	}
-	if err := s.stop(); err != nil {
+	if err := s.Stop(); err != nil {
 		t.Error(err)
 	}
 }
@@ -112,7 +112,7 @@ func TestForwardRefusesWhatIsNotAudited(t *testing.T) {
 		t.Error(err)
 	}
 	_ = conn.Close()
-	if err := s.stop(); err != nil {
+	if err := s.Stop(); err != nil {
 		t.Error(err)
 	}
 }
@@ -138,7 +138,7 @@ func TestControlIsNoPlugin(t *testing.T) {
 	if err := conn.Close(); err != nil {
 		t.Error(err)
 	}
-	if err := s.stop(); err != nil {
+	if err := s.Stop(); err != nil {
 		t.Error(err)
 	}
 }

@@ -16,12 +16,13 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay/client"
-	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
+	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
 // control serves the control socket in front of the bed's registry, and returns its path.
-func (b *bed) control() (*server, string) {
+func (b *bed) control() (*server.Server, string) {
 	b.t.Helper()
 	path := filepath.Join(b.tmp, "control.sock")
 	listener, err := sock.Listen(path, 0o600)
@@ -88,14 +89,14 @@ func TestForward(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-one.calls
-	s.endCalls()
-	if _, err := stream.Recv(); status.Code(err) != codes.Unavailable || status.Convert(err).Message() != errStopping.Error() {
+	s.EndCalls()
+	if _, err := stream.Recv(); status.Code(err) != codes.Unavailable || status.Convert(err).Message() != server.ErrStopping.Error() {
 		t.Errorf("a call in progress at the end: %v", err)
 	}
 	if _, err := c.UnaryCall(b.ctx(), &testpb.SimpleRequest{}); status.Code(err) != codes.Unavailable {
 		t.Errorf("a new call at the end: %v", err)
 	}
-	if err := s.stop(); err != nil {
+	if err := s.Stop(); err != nil {
 		t.Error(err)
 	}
 	if _, err := c.UnaryCall(b.ctx(), &testpb.SimpleRequest{}); status.Code(err) != codes.Unavailable {
@@ -116,7 +117,7 @@ func TestForwardEndsWithCaller(t *testing.T) {
 	<-one.calls
 	cancel()
 	one.server.GracefulStop() // waits for the call
-	if err := s.stop(); err != nil {
+	if err := s.Stop(); err != nil {
 		t.Error(err)
 	}
 }
@@ -134,11 +135,11 @@ func TestForwardRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Nobody judges who calls.
-	open := startServer("test", listener, &http.Server{Handler: forwarder, Protocols: protocols}, func() { t.Error("failed") }, discard)
+	open := server.Start("test", listener, &http.Server{Handler: forwarder, Protocols: protocols}, func() { t.Error("failed") }, discard)
 	if _, err := b.through(path, "T", "n").UnaryCall(b.ctx(), &testpb.SimpleRequest{}); status.Code(err) != codes.PermissionDenied {
 		t.Errorf("a caller whom nobody judged: %v", err)
 	}
-	if err := open.stop(); err != nil {
+	if err := open.Stop(); err != nil {
 		t.Error(err)
 	}
 
@@ -158,7 +159,7 @@ func TestForwardRefuses(t *testing.T) {
 	if err := conn.Close(); err != nil {
 		t.Error(err)
 	}
-	if err := s.stop(); err != nil {
+	if err := s.Stop(); err != nil {
 		t.Error(err)
 	}
 	if _, err := client.New(path).Conn("", "n"); err == nil {

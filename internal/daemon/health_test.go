@@ -1,15 +1,14 @@
 package daemon
 
 import (
-	"errors"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"sync/atomic"
 	"testing"
 
 	"github.com/patchbay-dev/patchbay"
+	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 )
 
 func TestHealth(t *testing.T) {
@@ -120,7 +119,7 @@ func TestParseHTTPAddr(t *testing.T) {
 	}
 }
 
-func serveHealthHere(t *testing.T, failed func()) (*server, net.Listener) {
+func serveHealthHere(t *testing.T, failed func()) (*server.Server, net.Listener) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -142,24 +141,7 @@ func TestSilentCallers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := s.stop(); err != nil {
+	if err := s.Stop(); err != nil {
 		t.Error(err)
-	}
-}
-
-// TestServerFails takes the listener away from a server.
-func TestServerFails(t *testing.T) {
-	var failed atomic.Bool
-	s, listener := serveHealthHere(t, func() { failed.Store(true) })
-	if err := listener.Close(); err != nil {
-		t.Fatal(err)
-	}
-	served := <-s.served
-	s.served <- served // for stop, which waits for it
-	if !failed.Load() {
-		t.Error("nobody was told")
-	}
-	if err := s.stop(); !errors.Is(err, net.ErrClosed) {
-		t.Errorf("got %v, want %v", err, net.ErrClosed)
 	}
 }

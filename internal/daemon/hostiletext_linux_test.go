@@ -16,9 +16,9 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/patchbay-dev/patchbay/client"
+	"github.com/patchbay-dev/patchbay/internal/proxy"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
-	"github.com/patchbay-dev/patchbay/internal/proxy"
 )
 
 // TestTextThatIsNotUTF8 has a plugin's socket and a caller's method have names that neither a label of a metric nor a span may have: the

@@ -15,6 +15,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/internal/daemon/page"
+	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 )
 
 const (
@@ -149,8 +150,8 @@ func (p pages) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // serveHTTP starts a server and returns. The caller stops the server.
-func serveHTTP(listener net.Listener, p pages, failed func(), log *slog.Logger) *server {
-	return startServer("HTTP", netutil.LimitListener(listener, maxHTTPConns), &http.Server{
+func serveHTTP(listener net.Listener, p pages, failed func(), log *slog.Logger) *server.Server {
+	return server.Start("HTTP", netutil.LimitListener(listener, maxHTTPConns), &http.Server{
 		Handler:           p,
 		ReadHeaderTimeout: httpTimeout,
 		ReadTimeout:       httpTimeout,

@@ -27,7 +27,7 @@ func httpHere(t *testing.T, status http.Handler) string {
 	s := serveHTTP(listener, pages{h, newMetrics(Build{}, func(string) bool { return false }).handler(), status},
 		func() { t.Error("the server failed") }, discard)
 	t.Cleanup(func() {
-		if err := s.stop(); err != nil {
+		if err := s.Stop(); err != nil {
 			t.Error(err)
 		}
 	})

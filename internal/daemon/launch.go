@@ -11,6 +11,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/launch/machine"
 	"github.com/patchbay-dev/patchbay/launcher"
 )
@@ -149,7 +150,7 @@ func launchError(err error) error {
 	case errors.Is(err, launcher.ErrUnknown):
 		code = connect.CodeNotFound
 	case errors.Is(err, launcher.ErrClosed):
-		return connect.NewError(connect.CodeUnavailable, errStopping)
+		return connect.NewError(connect.CodeUnavailable, server.ErrStopping)
 	}
 	// What was tried is said by the client.
 	if inner := errors.Unwrap(err); inner != nil && code == connect.CodeFailedPrecondition {

@@ -19,8 +19,8 @@ import (
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/internal/launch/pluginlog"
-	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/launcher"
 )
 
 // fixed is a source of metrics that does not change.
@@ -43,7 +43,9 @@ func (fixedLaunched) Plugins() []launcher.Status {
 	return []launcher.Status{{Name: "hello", State: launcher.StateRunning, Restarts: 2}}
 }
 
-func (fixedLaunched) Log(string) (*launcher.Log, error) { return pluginlog.New(pluginlog.Config{}), nil }
+func (fixedLaunched) Log(string) (*launcher.Log, error) {
+	return pluginlog.New(pluginlog.Config{}), nil
+}
 
 func newTestMetrics(t *testing.T) *metrics {
 	m := newMetrics(Build{Version: "v1", Commit: "c"}, func(ptype string) bool { return ptype == "T" })

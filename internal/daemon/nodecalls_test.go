@@ -20,12 +20,13 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	testpb "google.golang.org/grpc/interop/grpc_testing"
 
-	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/internal/config"
+	"github.com/patchbay-dev/patchbay/internal/daemon/server"
+	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
-	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
 // connCount is a listener that counts its connections.
@@ -119,8 +120,8 @@ func (n *nodes) clients() map[string]func() testpb.TestServiceClient {
 	}
 	protocols := new(http.Protocols)
 	protocols.SetUnencryptedHTTP2(true)
-	control := startServer("the control API", listener, &http.Server{Handler: local, Protocols: protocols}, func() {}, discard)
-	n.t.Cleanup(func() { _ = control.stop() })
+	control := server.Start("the control API", listener, &http.Server{Handler: local, Protocols: protocols}, func() {}, discard)
+	n.t.Cleanup(func() { _ = control.Stop() })
 	return map[string]func() testpb.TestServiceClient{
 		"messages": func() testpb.TestServiceClient { return testpb.NewTestServiceClient(to) },
 		"fragments": func() testpb.TestServiceClient {
@@ -262,7 +263,7 @@ func TestStopEndsCalls(t *testing.T) {
 		t.Error(err)
 	}
 	for _, call := range calls {
-		if _, err := call.Recv(); err == nil || !strings.Contains(err.Error(), errStopping.Error()) {
+		if _, err := call.Recv(); err == nil || !strings.Contains(err.Error(), server.ErrStopping.Error()) {
 			t.Errorf("a call ended with %v", err)
 		}
 	}

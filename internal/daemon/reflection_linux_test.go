@@ -28,7 +28,7 @@ func TestReflection(t *testing.T) {
 	l := newLists(1, prometheus.NewCounter(prometheus.CounterOpts{Name: "refused"}), discard)
 	s := serve(listener, g, &control{started: time.Now(), lists: l}, func() { t.Error("the server failed") }, discard)
 	t.Cleanup(func() {
-		if err := s.stop(); err != nil {
+		if err := s.Stop(); err != nil {
 			t.Error(err)
 		}
 		l.mu.Lock()

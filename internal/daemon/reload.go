@@ -16,6 +16,7 @@ import (
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/catalogue"
 	"github.com/patchbay-dev/patchbay/internal/config"
+	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
 )
 
@@ -98,7 +99,7 @@ func (d *Daemon) Reload(ctx context.Context) (changed []string, err error) {
 	defer r.turn.Unlock()
 	select {
 	case <-r.ended:
-		return nil, errStopping
+		return nil, server.ErrStopping
 	default:
 	}
 	d.warn(d.config.Notifier.Reloading())

@@ -24,8 +24,8 @@ import (
 
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
-	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
+	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
 // boundedControl serves a control socket with a budget of 1 MiB and one call for a user, who is 65534 and may operate, and of two requests.
@@ -42,7 +42,7 @@ func boundedControl(t *testing.T) (b *bed, path string, budget *h2proxy.Budget, 
 		requests: &requests{newBudget("requests", h2proxy.Limits{UserCalls: 2, Calls: 4}, 0, limited, discard), budget},
 	}, func() { t.Error("the server failed") }, discard)
 	t.Cleanup(func() {
-		if err := s.stop(); err != nil {
+		if err := s.Stop(); err != nil {
 			t.Error(err)
 		}
 		if n := budget.Bytes(); n != 0 {

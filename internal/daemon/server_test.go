@@ -14,6 +14,7 @@ import (
 	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
+	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -25,16 +26,16 @@ func TestServerEndsCalls(t *testing.T) {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	path := filepath.Join(dir, "control.sock")
-	for name, end := range map[string]func(*server) error{
-		"stop alone": (*server).stop,
-		"in two steps": func(s *server) error {
-			s.endCalls()
+	for name, end := range map[string]func(*server.Server) error{
+		"stop alone": (*server.Server).Stop,
+		"in two steps": func(s *server.Server) error {
+			s.EndCalls()
 			rpc := clientOf(t, path)
 			_, err := rpc.GetVersion(t.Context(), &patchbayv1.GetVersionRequest{})
 			if connect.CodeOf(err) != connect.CodeUnavailable {
 				t.Errorf("a new call: got %v, want Unavailable", err)
 			}
-			return s.stop()
+			return s.Stop()
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -70,32 +71,4 @@ func clientOf(t *testing.T, path string) patchbayv1connect.ControlServiceClient 
 	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return sock.Dial(ctx, path) }}
 	t.Cleanup(transport.CloseIdleConnections)
 	return patchbayv1connect.NewControlServiceClient(&http.Client{Transport: transport}, "http://x")
-}
-
-// TestServerStopsWithoutItsCallers: a call that does not end is cut off, and its server has stopped all the same.
-func TestServerStopsWithoutItsCallers(t *testing.T) {
-	t.Parallel()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	called, end, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
-	defer func() { close(end); <-ended }()
-	s := startServer("the test", listener, &http.Server{Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
-		defer close(ended)
-		close(called)
-		<-end
-	})}, func() { t.Error("the server failed") }, discard)
-	conn, err := net.Dial("tcp", listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	if _, err := conn.Write([]byte("GET / HTTP/1.1\r\nHost: test\r\n\r\n")); err != nil {
-		t.Fatal(err)
-	}
-	<-called
-	if err := s.stop(); err != nil {
-		t.Error(err)
-	}
 }
