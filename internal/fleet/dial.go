@@ -327,8 +327,8 @@ func (d *Dialer) remote(i Instance, ptype, name string) candidate {
 		md := metadata.Join(given)
 		maps.Copy(md, metadata.Pairs(proxy.Route(ptype, name)...))
 		stream, err := d.pool.open(metadata.NewOutgoingContext(ctx, md), at, desc, method, options)
-		if err == nil && i.lookup != nil {
-			i.lookup.remember(i)
+		if err == nil && i.cache != nil {
+			i.cache.add(i.of)
 		}
 		return stream, err
 	}}

@@ -126,14 +126,14 @@ func (f *follower) Stats() ReaderStats {
 // follow adds a source. The caller holds mu.
 func (f *follower) follow(s *followed) {
 	f.sources[s] = true
-	tell(f.added)
+	notify(f.added)
 }
 
 // drop removes a source. The caller holds mu.
 func (f *follower) drop(s *followed, why error) {
 	delete(f.sources, s)
 	s.settle(why)
-	tell(f.added)
+	notify(f.added)
 }
 
 // run follows until ctx ends.
@@ -291,7 +291,7 @@ func (c *connection) install(s *followed, r reading) {
 	if r.install != nil {
 		r.install(time.Now())
 		c.stats.Lists++
-		tell(s.changed)
+		notify(s.changed)
 	}
 	s.settle(nil)
 }
@@ -327,7 +327,7 @@ func (c *connection) apply(s *followed, events []*clientv3.Event) (again bool) {
 	defer c.mu.Unlock()
 	c.stats.Events += uint64(len(events))
 	again = s.apply(events, time.Now())
-	tell(s.changed)
+	notify(s.changed)
 	return again
 }
 

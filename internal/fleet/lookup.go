@@ -3,21 +3,12 @@ package fleet
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
-	"maps"
 	"math/rand/v2"
-	"os"
 	"slices"
-	"strings"
-	"sync"
 	"time"
-
-	"github.com/patchbay-dev/patchbay/internal/regular"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
 )
 
 const (
@@ -54,10 +45,8 @@ type Lookup struct {
 	away   chan struct{} // closed while the health is not current
 	whole  *Reader       // opened by the lookup itself; nil if there is none
 
-	called   map[string]*remembered // by the name of the node
-	recalled bool                   // what was read from the file is followed
-	unsaved  chan struct{}          // gets a value when called changes
-	saving   sync.WaitGroup
+	cache    *nodeCache
+	recalled bool // the nodes of the cache are followed
 }
 
 // OpenLookup returns a lookup, which does not connect yet. The error says what is invalid in the space. The caller calls Close.
@@ -75,14 +64,9 @@ func openLookup(d dialer, timeout time.Duration, config LookupConfig) (*Lookup, 
 	}
 	l := &Lookup{
 		config: config, place: fmt.Sprintf("%08x", rand.Uint32()), views: map[viewKey]*view{}, away: make(chan struct{}),
-		called: map[string]*remembered{}, unsaved: make(chan struct{}, 1),
 	}
 	l.init(l, d, timeout, config.Logger, Health{Current: true})
-	if config.NodeFile != "" {
-		l.load()
-		before := l.encode()
-		l.saving.Go(func() { l.save(before) })
-	}
+	l.cache = openNodeCache(config.NodeFile, l.log)
 	l.start()
 	return l, nil
 }
@@ -90,7 +74,7 @@ func openLookup(d dialer, timeout time.Duration, config LookupConfig) (*Lookup, 
 // Close aborts all requests, and returns when nothing of the lookup is left. A second call does nothing.
 func (l *Lookup) Close() {
 	l.stop()
-	l.saving.Wait()
+	l.cache.close()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.whole != nil {
@@ -117,9 +101,7 @@ func (l *Lookup) open(c *Cluster) (*Reader, func(), error) {
 func (l *Lookup) Find(ctx context.Context, f Filter) ([]Instance, error) {
 	found, err := l.find(ctx, f)
 	for i := range found {
-		if l.config.NodeFile != "" {
-			found[i].lookup = l
-		}
+		found[i].cache = l.cache
 	}
 	return found, err
 }
@@ -193,7 +175,7 @@ func (l *Lookup) read(views []*view, f Filter) (found []Instance, unread *view, 
 		switch {
 		case !v.isRead():
 			unread = cmp.Or(unread, v)
-			if known := l.called[node.name]; known != nil {
+			if known := l.cache.get(node.name); known != nil {
 				found = append(found, known.callable(f)...)
 			}
 		case v.denied != nil:
@@ -231,7 +213,7 @@ func (l *Lookup) nodes(ctx context.Context, f Filter) (nodes []string, all bool,
 	var called []string
 	var late <-chan time.Time
 	if v := l.views[k]; v == nil || !v.isRead() {
-		called = l.recall(f)
+		called = l.cache.find(f)
 	}
 	if len(called) > 0 {
 		timer := time.NewTimer(unreadWait)
@@ -240,7 +222,7 @@ func (l *Lookup) nodes(ctx context.Context, f Filter) (nodes []string, all bool,
 	}
 	v, err := l.await(ctx, k, f.by, late)
 	if errors.Is(err, errLate) {
-		return called, false, nil
+		return called[:min(len(called), maxFew)], false, nil
 	}
 	if err != nil {
 		return nil, false, err
@@ -270,160 +252,4 @@ func (l *Lookup) inWhole(ctx context.Context, f Filter) ([]Instance, error) {
 	}
 	defer release()
 	return reader.Find(ctx, f)
-}
-
-const (
-	maxRemembered, maxRememberedSize = 256, 1 << 20    // nodes in the file, and its size in bytes
-	maxRememberedPlugins             = 512             // of one node
-	rememberPause                    = 5 * time.Second // between two looks for what to write
-)
-
-// remembered is a node that was called, as it was when it was last followed. A lookup uses it until it has read the node.
-type remembered struct {
-	*member
-	called time.Time
-}
-
-// rememberedNode is a node in the file: what a call needs.
-type rememberedNode struct {
-	Node    string             `json:"node"`
-	Address string             `json:"address"`
-	Labels  map[string]string  `json:"labels,omitempty"`
-	Drained bool               `json:"drained,omitempty"`
-	Plugins []rememberedPlugin `json:"plugins"`
-}
-
-type rememberedPlugin struct {
-	Type  string   `json:"type"`
-	Name  string   `json:"name"`
-	Roles []string `json:"roles,omitempty"`
-}
-
-// remember records that an instance was called.
-func (l *Lookup) remember(i Instance) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if known := l.called[i.Node]; known != nil {
-		known.called = time.Now()
-		return
-	}
-	if len(l.called) >= maxRemembered {
-		delete(l.called, l.lastCalled()[maxRemembered-1])
-	}
-	l.called[i.Node] = &remembered{i.of, time.Now()}
-	tell(l.unsaved)
-}
-
-// lastCalled returns the names of the nodes that were called, the last one first. The caller holds mu.
-func (l *Lookup) lastCalled() []string {
-	return slices.SortedFunc(maps.Keys(l.called), func(a, b string) int { return l.called[b].called.Compare(l.called[a].called) })
-}
-
-// update replaces what is remembered of a node by what etcd has, nil for nothing. The caller holds mu.
-func (l *Lookup) update(name string, m *member) {
-	known := l.called[name]
-	switch {
-	case known == nil:
-		return
-	case m == nil || len(m.callable(Filter{})) == 0:
-		delete(l.called, name)
-	default:
-		known.member = m
-	}
-	tell(l.unsaved)
-}
-
-// recall returns the nodes that were called and, as far as is known, have what passes a filter. The caller holds mu.
-func (l *Lookup) recall(f Filter) (nodes []string) {
-	for name, known := range l.called {
-		if len(known.callable(f)) > 0 && len(nodes) < maxFew {
-			nodes = append(nodes, name)
-		}
-	}
-	return nodes
-}
-
-// load reads the file. One that cannot be used is moved aside.
-func (l *Lookup) load() {
-	file := l.config.NodeFile
-	nodes, err := readRemembered(file)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		l.log.Warn("fleet: the nodes that were called before the start are not known, and are not called until etcd can be reached",
-			"file", file, "error", err, "kept as", file+".damaged")
-		_ = os.Rename(file, file+".damaged") // else it stays where it is
-	}
-	for i, n := range nodes {
-		m := &member{node: Node{Name: n.Node, State: NodeUnreachable, Address: n.Address, Labels: n.Labels, Cordon: Cordon{Drained: n.Drained}}}
-		for _, p := range n.Plugins {
-			m.plugins = append(m.plugins,
-				&Plugin{Type: p.Type, Name: p.Name, Roles: p.Roles, Published: reconciler.StateRegistered, Current: true})
-		}
-		l.called[n.Node] = &remembered{m, time.Now().Add(-time.Duration(i))}
-	}
-}
-
-func readRemembered(file string) (nodes []rememberedNode, err error) {
-	text, err := regular.Read(file)
-	if err == nil {
-		err = json.Unmarshal(text, &nodes)
-	}
-	isStrange := func(n rememberedNode) bool { return ValidateNode(n.Node) != nil }
-	if err == nil && (len(text) > maxRememberedSize || len(nodes) > maxRemembered || slices.ContainsFunc(nodes, isStrange)) {
-		return nil, errors.New("it is not a list of nodes that was written here")
-	}
-	return nodes, err
-}
-
-// save writes the file after changes, until the lookup is closed. before is the content of the file.
-func (l *Lookup) save(before string) {
-	var failed error
-	for open := true; open; {
-		select {
-		case <-l.unsaved:
-		case <-l.done:
-			open = false
-		}
-		if text := l.encode(); text != before {
-			err := regular.Replace(l.config.NodeFile, text)
-			switch {
-			case err == nil:
-				before = text
-			case failed == nil:
-				l.log.Warn("fleet: cannot remember the nodes that were called; after a restart they are called only once etcd can be reached",
-					"error", err)
-				fallthrough
-			default:
-				tell(l.unsaved) // try again
-			}
-			failed = err
-		}
-		timer := time.NewTimer(rememberPause)
-		select {
-		case <-timer.C:
-		case <-l.done:
-		}
-		timer.Stop()
-	}
-}
-
-// encode returns the text of the file: the nodes that were called last, as many as fit.
-func (l *Lookup) encode() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	var lines []string
-	size := 0
-	for _, name := range l.lastCalled() {
-		m := l.called[name].member
-		n := rememberedNode{Node: name, Address: m.node.Address, Labels: m.node.Labels, Drained: m.node.Cordon.Drained}
-		for _, i := range m.callable(Filter{}) {
-			n.Plugins = append(n.Plugins, rememberedPlugin{i.Type, i.Name, i.Roles})
-		}
-		n.Plugins = n.Plugins[:min(len(n.Plugins), maxRememberedPlugins)]
-		line, err := json.Marshal(n)
-		if size += len(line) + 3; err == nil && size < maxRememberedSize {
-			lines = append(lines, string(line))
-		}
-	}
-	slices.Sort(lines) // so that the order of the calls makes no difference
-	return "[" + strings.Join(lines, ",\n") + "]\n"
 }

@@ -78,7 +78,7 @@ func (l *Lookup) ask(k viewKey, by uint32) (*view, error) {
 	}
 	if !l.recalled { // what was read from the file is replaced by what etcd has
 		l.recalled = true
-		for name := range l.called {
+		for _, name := range l.cache.find(Filter{}) {
 			l.view(viewKey{node: name}, 0)
 		}
 	}
@@ -109,7 +109,7 @@ func (l *Lookup) unread(by uint32) (n int) {
 
 // leave ends the wait of a caller of ask. A view without callers that wait for it is not read. The caller holds mu.
 func (l *Lookup) leave(v *view) {
-	if v.waiting--; v.waiting == 0 && !v.isRead() && !v.key.pinned && l.views[v.key] == v && l.called[v.key.node] == nil {
+	if v.waiting--; v.waiting == 0 && !v.isRead() && !v.key.pinned && l.views[v.key] == v && l.cache.get(v.key.node) == nil {
 		l.drop(v, errLetGo)
 	}
 }
@@ -246,7 +246,7 @@ func (v *nodeView) show(now time.Time) {
 	if v.member = nil; !v.facts.empty() {
 		v.member = v.facts.member(v.name, before, now)
 	}
-	v.lookup.update(v.name, v.member)
+	v.lookup.cache.update(v.name, v.member)
 }
 
 // callable returns the plugins of the node that pass a filter and may be called.

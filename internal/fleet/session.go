@@ -167,7 +167,7 @@ func (s *session) keep(ctx context.Context, look chan<- struct{}) error {
 			}
 			retention = time.Now().Add(around(s.config.Retention / 3))
 		}
-		tell(look)
+		notify(look)
 	}
 	return nil
 }

@@ -195,7 +195,7 @@ func spread(d time.Duration) time.Duration { return rand.N(max(d, 1)) }
 func around(d time.Duration) time.Duration { return d - d/10 + spread(d/5) }
 
 // tell sends a value to a channel with room for one, unless there is one.
-func tell(c chan<- struct{}) {
+func notify(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:
 	default:

@@ -81,8 +81,8 @@ type Instance struct {
 	Address string // HOST:PORT of the node's daemon; empty if it takes no calls
 	Drained bool   // the node is the last to be called
 
-	of     *member
-	lookup *Lookup // that found it; nil for none
+	of    *member
+	cache *nodeCache // of the lookup that found it; nil for none
 }
 
 // away reports whether the node may be gone, or there: its presence also ends while etcd is away.

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
@@ -37,11 +38,13 @@ func (r *ranges) call(l *Lookup, node string) {
 	if len(found) != 1 || err != nil {
 		r.t.Fatalf("node %s: %v, %v", node, found, err)
 	}
-	found[0].lookup.remember(found[0])
+	found[0].cache.add(found[0].of)
 }
 
 // TestRemembers: what was called is found by the next lookup while etcd is away, and only that.
-func TestRemembers(t *testing.T) {
+func TestRemembers(t *testing.T) { synctest.Test(t, testRemembers) }
+
+func testRemembers(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "nodes")
 	r := newRanges(t)
 	labels := map[string]string{"zone": "a"}
@@ -93,7 +96,7 @@ func TestRemembers(t *testing.T) {
 	delete(r.keys, Space{}.NodeRange("gone")+recordKey)
 	delete(r.keys, Space{}.NodeRange("gone")+presenceKey)
 	r.refusing(nil)
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(5 * time.Minute); ; time.Sleep(time.Second) {
 		text, err := os.ReadFile(file)
 		if err != nil || time.Now().After(deadline) {
 			t.Fatalf("the file is %s: %v", text, err)
@@ -111,30 +114,58 @@ func TestRemembersFew(t *testing.T) {
 	r := newRanges(t)
 	l, _ := r.remembering(file)
 	var plugins []*Plugin
-	for i := range maxRememberedPlugins + 1 {
+	for i := range maxCachedPlugins + 1 {
 		plugins = append(plugins, &Plugin{Type: "T", Name: strings.Repeat("n", 9) + fmt.Sprint(i), Published: "registered", Current: true})
 	}
-	for i := range maxRemembered + 100 {
+	for i := range maxCached + 100 {
 		m := &member{node: Node{Name: fmt.Sprint(i), State: NodeReady, Address: "127.0.0.1:1"}, plugins: plugins}
-		l.remember(Instance{Plugin: Plugin{Node: m.node.Name}, of: m})
+		l.cache.add(m)
 	}
 	l.Close()
 	text, err := os.ReadFile(file)
-	if err != nil || len(text) > maxRememberedSize || strings.Contains(string(text), fmt.Sprintf(`n%d"`, maxRememberedPlugins)) {
+	if err != nil || len(text) > maxCacheSize || strings.Contains(string(text), fmt.Sprintf(`n%d"`, maxCachedPlugins)) {
 		t.Errorf("%d bytes, %v", len(text), err)
 	}
 	l, log := r.remembering(file)
-	if last := fmt.Sprint(maxRemembered + 99); l.called[last] == nil || l.called["1"] != nil || len(l.called) > maxRemembered || len(l.called) < 10 {
-		t.Errorf("%d nodes are remembered; the log is %s", len(l.called), log)
+	if last := fmt.Sprint(maxCached + 99); l.cache.nodes[last] == nil || l.cache.nodes["1"] != nil || len(l.cache.nodes) > maxCached || len(l.cache.nodes) < 10 {
+		t.Errorf("%d nodes are remembered; the log is %s", len(l.cache.nodes), log)
 	}
+}
+
+// TestCallsInTurn: more nodes than are kept, called in turn, do not make the file be written more often than once a minute.
+func TestCallsInTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		file := filepath.Join(t.TempDir(), "nodes")
+		l, _ := newRanges(t).remembering(file)
+		writes := 0
+		var before os.FileInfo
+		for i := range 10 * 60 {
+			m := &member{node: Node{Name: fmt.Sprint(i % (maxCached + 50)), State: NodeReady, Address: "127.0.0.1:1"}}
+			m.plugins = []*Plugin{{Type: "T", Name: "n", Published: "registered", Current: true}}
+			l.cache.add(m)
+			time.Sleep(time.Second)
+			synctest.Wait()
+			now, err := os.Stat(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if before == nil || !os.SameFile(before, now) {
+				writes++
+			}
+			before = now
+		}
+		if writes > 11 {
+			t.Errorf("%d writes in ten minutes", writes)
+		}
+	})
 }
 
 // TestDamagedNodes: a file that cannot be used is a warning, is kept, and hinders nothing.
 func TestDamagedNodes(t *testing.T) {
 	for name, text := range map[string]string{
 		"empty": "", "torn": `[{"node":"a","add`, "another list": `[{"name":"a"}]`, "another file": "{}", "binary": "\x00\xff",
-		"large":     "[" + strings.Repeat(" ", maxRememberedSize) + "]",
-		"too many":  "[" + strings.Repeat(`{"node":"a"},`, maxRemembered) + `{"node":"a"}]`,
+		"large":     "[" + strings.Repeat(" ", maxCacheSize) + "]",
+		"too many":  "[" + strings.Repeat(`{"node":"a"},`, maxCached) + `{"node":"a"}]`,
 		"directory": "",
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -149,8 +180,8 @@ func TestDamagedNodes(t *testing.T) {
 			r := newRanges(t)
 			r.node("a", true, nil)
 			l, log := r.remembering(file)
-			if len(l.called) > 0 || !strings.Contains(log.String(), "are not known") {
-				t.Errorf("%v; the log is %s", l.called, log)
+			if len(l.cache.nodes) > 0 || !strings.Contains(log.String(), "are not known") {
+				t.Errorf("%v; the log is %s", l.cache.nodes, log)
 			}
 			r.call(l, "a")
 			l.Close()
@@ -171,7 +202,7 @@ func TestRemembersCalls(t *testing.T) {
 	l, _ := r.remembering(filepath.Join(t.TempDir(), "nodes"))
 	d := NewDialer(DialerConfig{Find: l.Find, Credentials: mustCredentials(t, newAuthority(t).node("caller"))})
 	defer d.Close()
-	if _, err := d.Dial("T", "n", Policy{}).NewStream(t.Context(), &grpc.StreamDesc{}, "/a.B/C"); err == nil || len(l.called) > 0 {
-		t.Errorf("%v, %v", l.called, err)
+	if _, err := d.Dial("T", "n", Policy{}).NewStream(t.Context(), &grpc.StreamDesc{}, "/a.B/C"); err == nil || len(l.cache.nodes) > 0 {
+		t.Errorf("%v, %v", l.cache.nodes, err)
 	}
 }
