@@ -23,7 +23,7 @@ help: ## show this list
 .PHONY: build
 build: ## build the patchbay binary, static, into bin/
 	CGO_ENABLED=0 $(GO) build -trimpath \
-		-ldflags '-s -w -X $(MODULE)/daemon.version=$(VERSION) -X $(MODULE)/daemon.commit=$(COMMIT)' \
+		-ldflags '-s -w -X $(MODULE)/internal/daemon.version=$(VERSION) -X $(MODULE)/internal/daemon.commit=$(COMMIT)' \
 		-o bin/ ./cmd/patchbay
 
 # The time of the commit. Nothing in a package has another one.

@@ -14,9 +14,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/launcher"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
 )
 
 var (

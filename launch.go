@@ -11,9 +11,9 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 	"github.com/patchbay-dev/patchbay/internal/launch/supervise"
+	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/plugin"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
 )
 
 // Host returns the host of launched plugins. What it launches is not supervised; [Runtime.Launcher] does that. Run closes it.

@@ -12,8 +12,8 @@ import (
 
 	"github.com/patchbay-dev/patchbay"
 	hosting "github.com/patchbay-dev/patchbay/host"
-	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/launcher"
 )
 
 // script is a launched plugin that is a shell script and does not serve.

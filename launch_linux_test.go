@@ -15,9 +15,9 @@ import (
 
 	"github.com/patchbay-dev/patchbay"
 	hosting "github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
 )
 
 func launchable(behaviour string) launcher.Plugin {

@@ -8,8 +8,8 @@ import (
 
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
-	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/launcher"
 )
 
 // sourceOf implements [reconciler.Config].Source.

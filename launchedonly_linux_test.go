@@ -19,9 +19,9 @@ import (
 
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	hosting "github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/sdk"
 )
 

@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay"
-	"github.com/patchbay-dev/patchbay/pluginwatcher"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/pluginwatcher"
 )
 
 func TestObserverAndCheck(t *testing.T) {

@@ -21,8 +21,8 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/patchbay-dev/patchbay/client"
-	"github.com/patchbay-dev/patchbay/internal/daemon"
 	"github.com/patchbay-dev/patchbay/internal/config"
+	"github.com/patchbay-dev/patchbay/internal/daemon"
 )
 
 // proxied are the roles of the processes of benchProxy. Each is given a directory, in which its sockets are.

@@ -12,8 +12,8 @@ import (
 	"syscall"
 
 	"github.com/patchbay-dev/patchbay/internal/callback"
-	"github.com/patchbay-dev/patchbay/internal/launch/sealedexec"
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
+	"github.com/patchbay-dev/patchbay/internal/launch/sealedexec"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 

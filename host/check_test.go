@@ -21,8 +21,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
 
-	"github.com/patchbay-dev/patchbay/internal/launch/sealedexec"
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
+	"github.com/patchbay-dev/patchbay/internal/launch/sealedexec"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 

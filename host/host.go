@@ -29,8 +29,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay/internal/callback"
-	"github.com/patchbay-dev/patchbay/internal/launch/sealedexec"
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
+	"github.com/patchbay-dev/patchbay/internal/launch/sealedexec"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 

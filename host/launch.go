@@ -19,10 +19,10 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/patchbay-dev/patchbay/internal/launch/cipd"
-	"github.com/patchbay-dev/patchbay/internal/launch/sealedexec"
 	"github.com/patchbay-dev/patchbay/internal/launch/handshake"
 	"github.com/patchbay-dev/patchbay/internal/launch/pluginlog"
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
+	"github.com/patchbay-dev/patchbay/internal/launch/sealedexec"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 

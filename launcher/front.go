@@ -17,10 +17,10 @@ import (
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
-	"github.com/patchbay-dev/patchbay/internal/peerauth"
 	"github.com/patchbay-dev/patchbay/internal/launch"
 	"github.com/patchbay-dev/patchbay/internal/launch/activator"
 	"github.com/patchbay-dev/patchbay/internal/launch/machine"
+	"github.com/patchbay-dev/patchbay/internal/peerauth"
 	"github.com/patchbay-dev/patchbay/internal/registration"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )

@@ -9,8 +9,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/patchbay-dev/patchbay/internal/catalogue"
 	"github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/internal/catalogue"
 )
 
 // TestGrace: a plugin gets SIGTERM before it is killed, whatever its calls behind a front take of the time that it has.

@@ -15,11 +15,11 @@ import (
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/callback"
 	"github.com/patchbay-dev/patchbay/internal/grpcsock"
-	"github.com/patchbay-dev/patchbay/internal/peerauth"
 	"github.com/patchbay-dev/patchbay/internal/launch/activator"
 	"github.com/patchbay-dev/patchbay/internal/launch/machine"
 	"github.com/patchbay-dev/patchbay/internal/launch/pluginlog"
 	"github.com/patchbay-dev/patchbay/internal/launch/supervise"
+	"github.com/patchbay-dev/patchbay/internal/peerauth"
 )
 
 // dirMode is that of a plugin directory that somebody removed.

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
-	"github.com/patchbay-dev/patchbay/pluginwatcher"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/pluginwatcher"
 )
 
 // A plugin directory that is removed and made again, with plugins in it, is right again, and said to be degraded meanwhile.

@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/pluginwatcher"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/pluginwatcher"
 )
 
 // What plugins of the kubelet are known to do, on real sockets.

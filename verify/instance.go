@@ -12,8 +12,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
 const maxTail = 4 << 10

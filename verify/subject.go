@@ -15,8 +15,8 @@ import (
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
 // subject is the plugin that is verified, and what is known of it. One goroutine uses it.

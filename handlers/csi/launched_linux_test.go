@@ -8,8 +8,8 @@ import (
 	"time"
 
 	hosting "github.com/patchbay-dev/patchbay/host"
-	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/launcher"
 )
 
 // TestLaunchedDriverThatIsNotReady: a launched driver may take any time to become ready. It is neither refused nor restarted meanwhile, its

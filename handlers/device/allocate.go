@@ -11,8 +11,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
 // Request says which devices to allocate, and to whom.

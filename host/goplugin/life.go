@@ -24,10 +24,10 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/patchbay-dev/patchbay/host"
-	"github.com/patchbay-dev/patchbay/internal/untrusted"
-	"github.com/patchbay-dev/patchbay/internal/peerauth"
 	"github.com/patchbay-dev/patchbay/internal/launch/pluginlog"
+	"github.com/patchbay-dev/patchbay/internal/peerauth"
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
 const (

@@ -36,8 +36,8 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/patchbay-dev/patchbay/host"
-	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
 // Plugin says how to launch a plugin and what to register it as.

@@ -22,9 +22,9 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/patchbay-dev/patchbay/host/goplugin"
+	"github.com/patchbay-dev/patchbay/internal/proxy"
 	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
-	"github.com/patchbay-dev/patchbay/internal/proxy"
 )
 
 // upgrades is how often the plugin is replaced under load.

@@ -21,8 +21,8 @@ import (
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
 
-	"github.com/patchbay-dev/patchbay/internal/daemon/page"
 	"github.com/patchbay-dev/patchbay/integration/internal/programs"
+	"github.com/patchbay-dev/patchbay/internal/daemon/page"
 )
 
 const patience = 2 * time.Minute

@@ -60,7 +60,7 @@ func (many) About() (*patchbayv1.GetVersionResponse, *patchbayv1.GetConfiguratio
 
 func (many) EventsOf(_, _ string) []*patchbayv1.Event        { return nil }
 func (many) LastEvents(int) []*patchbayv1.Event              { return nil }
-func (many) Fleet() (page.Fleet, error)                       { return nil, nil } //nolint:nilnil // no fleet is no error
+func (many) Fleet() (page.Fleet, error)                      { return nil, nil } //nolint:nilnil // no fleet is no error
 func (many) Events(context.Context) <-chan *patchbayv1.Event { return nil }
 func (many) Log(context.Context, string, int) (iter.Seq[*patchbayv1.LogRecord], error) {
 	return nil, errors.New("nothing is launched")

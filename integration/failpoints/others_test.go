@@ -17,9 +17,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/patchbay-dev/patchbay/internal/catalogue"
 	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/integration/internal/rig/etcd"
+	"github.com/patchbay-dev/patchbay/internal/catalogue"
 )
 
 // lasts is how long the other fault of a pair lasts.

@@ -11,10 +11,10 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/patchbay-dev/patchbay/internal/catalogue"
 	"github.com/patchbay-dev/patchbay/client"
-	"github.com/patchbay-dev/patchbay/internal/daemon"
 	"github.com/patchbay-dev/patchbay/integration/internal/rig"
+	"github.com/patchbay-dev/patchbay/internal/catalogue"
+	"github.com/patchbay-dev/patchbay/internal/daemon"
 )
 
 // appears has the guest appear while the points fail. It is registered in the end.

@@ -17,11 +17,11 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
-	"github.com/patchbay-dev/patchbay/internal/catalogue"
 	"github.com/patchbay-dev/patchbay/client"
-	"github.com/patchbay-dev/patchbay/internal/daemon"
 	"github.com/patchbay-dev/patchbay/integration/internal/rig"
 	"github.com/patchbay-dev/patchbay/integration/internal/rig/etcd"
+	"github.com/patchbay-dev/patchbay/internal/catalogue"
+	"github.com/patchbay-dev/patchbay/internal/daemon"
 )
 
 const (

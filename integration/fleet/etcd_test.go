@@ -15,8 +15,8 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
 
-	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/integration/internal/rig"
+	"github.com/patchbay-dev/patchbay/internal/fleet"
 )
 
 // member is one member of etcd, in this process. It keeps its addresses over restarts.

@@ -18,8 +18,8 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"github.com/patchbay-dev/patchbay/client"
-	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/integration/internal/rig"
+	"github.com/patchbay-dev/patchbay/internal/fleet"
 )
 
 // degraded returns the message of a condition of a daemon, empty if it is not degraded.

@@ -18,10 +18,10 @@ import (
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 
-	"github.com/patchbay-dev/patchbay/internal/catalogue"
 	"github.com/patchbay-dev/patchbay/client"
-	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/integration/internal/rig"
+	"github.com/patchbay-dev/patchbay/internal/catalogue"
+	"github.com/patchbay-dev/patchbay/internal/fleet"
 )
 
 // compare lets nobody act, and waits until the daemon shows what is there. With rest, each plugin has one instance afterwards, and the

@@ -18,10 +18,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/patchbay-dev/patchbay/internal/catalogue"
-	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/integration/internal/rig"
 	"github.com/patchbay-dev/patchbay/integration/internal/rig/etcd"
+	"github.com/patchbay-dev/patchbay/internal/catalogue"
+	"github.com/patchbay-dev/patchbay/internal/fleet"
 )
 
 // options say how to soak.

@@ -5,8 +5,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/internal/launch"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
 // Plugin is one plugin that the daemon may launch.

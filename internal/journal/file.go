@@ -17,8 +17,8 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/backoff"
-	"github.com/patchbay-dev/patchbay/internal/regular"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/internal/regular"
 )
 
 // maxFile is the size in bytes from which a file of events is moved aside for a new one, of which two are kept.

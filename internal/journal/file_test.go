@@ -16,8 +16,8 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/leaktest"
-	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/launcher"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }

@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/launcher"
 )
 
 // TestForgetsLaunched: launched plugins that are gone are forgotten with their events, and what is registered is not.

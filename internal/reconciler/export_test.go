@@ -3,8 +3,8 @@ package reconciler
 import (
 	"context"
 
-	"github.com/patchbay-dev/patchbay/internal/discover/machine"
 	"github.com/patchbay-dev/patchbay/internal/discover/clock"
+	"github.com/patchbay-dev/patchbay/internal/discover/machine"
 )
 
 // Drive takes the place of Run for one who has no goroutines: turn does what Run would be woken for, and says whether there was something;

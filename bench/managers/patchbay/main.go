@@ -12,8 +12,8 @@ import (
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/bench/internal/manager"
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
-	"github.com/patchbay-dev/patchbay/pluginwatcher"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/pluginwatcher"
 )
 
 func main() {

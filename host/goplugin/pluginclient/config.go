@@ -19,8 +19,8 @@ import (
 	library "github.com/hashicorp/go-plugin"
 	"github.com/hashicorp/go-plugin/runner"
 
-	"github.com/patchbay-dev/patchbay/internal/launch/sealedexec"
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
+	"github.com/patchbay-dev/patchbay/internal/launch/sealedexec"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 

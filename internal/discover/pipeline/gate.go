@@ -13,9 +13,9 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/discover/dirwatch"
-	"github.com/patchbay-dev/patchbay/internal/untrusted"
-	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 

@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
-	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
 // TestPeerOfBefore: a peer that was saved with its start time is known by the start that connections name now.

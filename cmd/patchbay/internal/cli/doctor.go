@@ -13,10 +13,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/patchbay-dev/patchbay/client"
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/doctor"
+	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/daemon"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
-	"github.com/patchbay-dev/patchbay/internal/config"
-	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/doctor"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 

@@ -12,8 +12,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/patchbay-dev/patchbay/internal/daemon"
 	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/scaffold"
+	"github.com/patchbay-dev/patchbay/internal/daemon"
 )
 
 func newInitCommand() *cobra.Command {

@@ -11,8 +11,8 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/hangup"
+	"github.com/patchbay-dev/patchbay/internal/config"
 )
 
 func TestUntilSignal(t *testing.T) {

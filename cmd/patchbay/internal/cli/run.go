@@ -12,10 +12,10 @@ import (
 	"github.com/spf13/cobra"
 	"go.opentelemetry.io/otel"
 
-	"github.com/patchbay-dev/patchbay/internal/daemon"
-	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/doctor"
 	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/hangup"
+	"github.com/patchbay-dev/patchbay/internal/config"
+	"github.com/patchbay-dev/patchbay/internal/daemon"
 	"github.com/patchbay-dev/patchbay/internal/launch/cgroupfs"
 	"github.com/patchbay-dev/patchbay/internal/systemd"
 )

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/patchbay-dev/patchbay/internal/daemon"
 	"github.com/patchbay-dev/patchbay/internal/config"
+	"github.com/patchbay-dev/patchbay/internal/daemon"
 )
 
 // TestRestartTags changes one key after another under a running daemon, and expects a reload to be refused for exactly those that the

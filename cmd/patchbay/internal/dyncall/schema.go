@@ -14,8 +14,8 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 
-	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/internal/suggest"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
 // Source says how the services of a [Schema] are known.
