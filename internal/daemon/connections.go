@@ -7,7 +7,6 @@ import (
 	"math"
 	"net"
 	"net/netip"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -57,8 +56,7 @@ type connections struct {
 	// nodeBudget does that for calls from other nodes, which so keep nobody on this node from his plugins.
 	nodeBudget *h2proxy.Budget
 
-	mu sync.Mutex
-	// They are apart: whoever may call plugins keeps nobody from the control socket.
+	// They are separate, so that callers of plugins keep nobody from the control socket.
 	control, strangers, stable, nodes *quota.Pool
 	// large counts the connections with a large buffer, those of root and the daemon's user too.
 	large *quota.Pool
@@ -67,12 +65,17 @@ type connections struct {
 func newConnections(self uint32, files int, refused *prometheus.CounterVec, log *slog.Logger) *connections {
 	return &connections{
 		self: self, log: log, refused: refused,
-		control:   quota.New(min(maxUserConns, files/8), min(maxControlConns, files/4), nil),
-		strangers: quota.New(maxStrangerConns, maxStrangersConns, nil),
-		stable:    quota.New(min(maxUserConns, files/8), min(maxStableConns, files/4), nil),
-		nodes:     quota.New(min(maxAddressConns, max(files/64, 1)), maxNodes(files), nil),
-		large:     quota.New(maxUserLarge, maxLarge, func(uid uint32) bool { return uid == 0 || uid == self }),
+		control:   quota.New(quota.Limits{User: min(maxUserConns, files/8), Total: min(maxControlConns, files/4)}, nil),
+		strangers: quota.New(quota.Limits{User: maxStrangerConns, Total: maxStrangersConns}, nil),
+		stable:    quota.New(quota.Limits{User: min(maxUserConns, files/8), Total: min(maxStableConns, files/4)}, nil),
+		nodes:     quota.New(quota.Limits{User: min(maxAddressConns, max(files/64, 1)), Total: maxNodes(files)}, nil),
+		large:     quota.New(quota.Reserved(maxUserLarge, maxLarge), exempt(self)),
 	}
+}
+
+// exempt reports which users are root or the daemon's.
+func exempt(self uint32) func(uid uint32) bool {
+	return func(uid uint32) bool { return uid == 0 || uid == self }
 }
 
 // maxNodes returns how many connections there may be for calls from other nodes, if so many files may be open.
@@ -163,24 +166,16 @@ func (c *connections) boundBuffer(held *heldConn) {
 
 // bufferOf returns the size of the buffer of a caller on this machine, which counts until the connection is closed.
 func (c *connections) bufferOf(held *heldConn) int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if ok, _ := c.large.Take(held.uid, 1); !ok {
+	held.large = c.large.Grant(held.uid)
+	if held.large.Take(1) != nil {
 		return callerBuffer
 	}
-	release := held.release
-	held.release = sync.OnceFunc(func() {
-		release()
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.large.Give(held.uid, 1)
-	})
 	return largeBuffer
 }
 
 // hold takes a connection in; nil if it is beyond a bound.
 func (l *boundedListener) hold(conn net.Conn) *heldConn {
-	c, stranger, held := l.conns, false, &heldConn{Conn: conn, uid: unknownUser, release: func() {}}
+	c, stranger, held := l.conns, false, &heldConn{Conn: conn, uid: unknownUser}
 	pool := c.stable
 	unixConn, local := conn.(*net.UnixConn)
 	switch {
@@ -200,35 +195,22 @@ func (l *boundedListener) hold(conn net.Conn) *heldConn {
 	if held.uid == 0 || held.uid == c.self {
 		return held
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if ok, first := pool.Take(held.uid, 1); !ok {
-		perUser, total := pool.Limits()
-		reason := "total"
-		if pool.Of(held.uid) >= perUser {
-			reason = "user"
-		}
-		c.refused.WithLabelValues(l.socket, reason).Inc()
-		if first {
+	held.slot = pool.Grant(held.uid)
+	if refusal := held.slot.Take(1); refusal != nil {
+		c.refused.WithLabelValues(l.socket, string(refusal.Reason)).Inc()
+		if refusal.First {
 			who := slog.Any("uid", held.uid)
 			if pool == c.nodes {
 				who = slog.Any("address", conn.RemoteAddr())
 			}
 			c.log.Warn("closing connections at once because too many are open; stop what holds them", "socket", l.socket, who,
-				"ofUser", pool.Of(held.uid), "mostOfUser", perUser, "ofAll", pool.Sum(), "mostOfAll", total)
+				"ofUser", refusal.OfUser, "mostOfUser", pool.Limits().User, "ofAll", refusal.OfAll, "mostOfAll", pool.Limits().Total)
 		}
 		return nil
 	}
-	stop := func() bool { return true }
 	if stranger {
-		stop = time.AfterFunc(strangerTime, func() { _ = conn.Close() }).Stop // its server notices
+		held.expires = time.AfterFunc(strangerTime, func() { _ = conn.Close() }) // its server notices
 	}
-	held.release = sync.OnceFunc(func() {
-		stop()
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		pool.Give(held.uid, 1)
-	})
 	return held
 }
 
@@ -252,16 +234,21 @@ func notAUser(n uint32) uint32 { return n | 1<<31 }
 // heldConn is a connection that counts until it is closed.
 type heldConn struct {
 	net.Conn
-	uid     uint32
-	caller  *caller        // nil if nobody looked
-	brake   *h2proxy.Brake // nil if the server that reads it knows itself when to pause
-	release func()
+	uid         uint32
+	caller      *caller        // nil if nobody looked
+	brake       *h2proxy.Brake // nil if the server that reads it knows itself when to pause
+	slot, large *quota.Grant
+	expires     *time.Timer // closes the connection of a user without a role; nil for others
 }
 
 // UID returns the user who connected, for package proxy.
 func (c *heldConn) UID() uint32 { return c.uid }
 
 func (c *heldConn) Close() error {
-	defer c.release()
+	if c.expires != nil {
+		c.expires.Stop()
+	}
+	defer c.slot.Release()
+	defer c.large.Release()
 	return c.Conn.Close()
 }

@@ -129,7 +129,7 @@ func TestPoolsAreApart(t *testing.T) {
 	if got := c.stable.Sum(); got != maxStableConns {
 		t.Errorf("%d connections are open, want %d", got, maxStableConns)
 	}
-	if ok, _ := c.control.Take(9, 1); !ok {
+	if c.control.Take(9, 1) != nil {
 		t.Error("another user is kept from the control socket")
 	}
 }
@@ -141,12 +141,12 @@ func TestManySubscribers(t *testing.T) {
 	c := newConnections(0, 64<<10, nil, discard)
 	for uid := range uint32(users + 1) {
 		for range each {
-			if ok, why := c.control.Take(uid+1, 1); !ok && uid < users {
-				t.Fatalf("a connection of user %d is refused: %v; %d are open", uid+1, why, c.control.Sum())
+			if refusal := c.control.Take(uid+1, 1); refusal != nil && uid < users {
+				t.Fatalf("a connection of user %d is refused: %+v", uid+1, refusal)
 			}
 		}
 	}
-	if _, most := c.control.Limits(); c.control.Sum() != most {
+	if most := c.control.Limits().Total; c.control.Sum() != most {
 		t.Errorf("%d are open, want no more than %d", c.control.Sum(), most)
 	}
 }
@@ -155,7 +155,7 @@ func TestManySubscribers(t *testing.T) {
 func TestManyNodes(t *testing.T) {
 	const nodes, files = 5000, 64 << 10
 	c := newConnections(0, files, nil, discard)
-	if _, most := c.nodes.Limits(); most < nodes {
+	if most := c.nodes.Limits().Total; most < nodes {
 		t.Errorf("%d nodes may connect", most)
 	}
 	budget := newBudget("calls", nodeLimits(files), 0, nil, discard)
@@ -171,8 +171,7 @@ func TestManyNodes(t *testing.T) {
 		c := newConnections(0, files, nil, discard)
 		sum := 3*boundPlugins(reconciler.Bounds{}, files).TotalPlugins + callLimits(files).Leaving + nodeLimits(files).Leaving
 		for _, p := range []*quota.Pool{c.control, c.stable, c.nodes} {
-			_, most := p.Limits()
-			sum += most
+			sum += p.Limits().Total
 		}
 		if left := files - sum; left < files/16 {
 			t.Errorf("of %d files %d are left", files, left)

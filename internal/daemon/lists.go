@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"sync"
 
 	"connectrpc.com/connect"
 	"github.com/prometheus/client_golang/prometheus"
@@ -23,27 +22,21 @@ const freeAnswer = 1 << 10
 
 // lists counts these answers. A nil *lists bounds nothing.
 type lists struct {
-	free    func(uid uint32) bool
+	pool    *quota.Pool
 	refused prometheus.Counter
 	log     *slog.Logger
-
-	mu   sync.Mutex
-	pool *quota.Pool
 }
 
 func newLists(self uint32, refused prometheus.Counter, log *slog.Logger) *lists {
-	free := func(uid uint32) bool { return uid == 0 || uid == self }
-	return &lists{free: free, refused: refused, log: log, pool: quota.New(maxUserLists, maxLists, nil)}
+	return &lists{quota.New(quota.Limits{User: maxUserLists, Total: maxLists}, exempt(self)), refused, log}
 }
 
-// sending is a request whose answer may count.
+// sending is a request whose answer counts.
 type sending struct {
+	*quota.Grant
+
 	lists *lists
 	uid   uint32
-
-	// The rest is guarded by lists.mu.
-	bytes int
-	over  bool // gRPC ends a request before the goroutine that answers it
 }
 
 type sendingKey struct{}
@@ -54,8 +47,9 @@ func (l *lists) handler(next http.Handler) http.Handler {
 		return next
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		s := &sending{lists: l, uid: callerIn(r.Context()).uid()}
-		defer s.end(true)
+		uid := callerIn(r.Context()).uid()
+		s := &sending{l.pool.Grant(uid), l, uid}
+		defer s.End() // gRPC ends a request before the goroutine that answers it
 		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), sendingKey{}, s)))
 	})
 }
@@ -68,70 +62,37 @@ func countAnswer(ctx context.Context, procedure string, answer any) error {
 	}
 	bytes := max(proto.Size(m)-freeAnswer, 0)
 	if roleFor(procedure) > roleRead {
-		addList(ctx, bytes)
+		if s, ok := ctx.Value(sendingKey{}).(*sending); ok {
+			s.Add(bytes)
+		}
 		return nil
 	}
 	return countList(ctx, bytes)
 }
 
-// counted returns the request whose answer counts; nil if it does not.
-func counted(request context.Context) *sending {
-	s, ok := request.Value(sendingKey{}).(*sending)
-	if !ok || s.lists.free(s.uid) {
-		return nil
-	}
-	return s
-}
-
-// addList has the answer to a request count, whatever there is.
-func addList(request context.Context, bytes int) {
-	if s := counted(request); s != nil {
-		s.lists.mu.Lock()
-		defer s.lists.mu.Unlock()
-		s.lists.pool.Add(s.uid, bytes)
-		s.bytes += bytes
-	}
-}
-
-// countList has the answer to a request count. It is an error if there is too much.
+// countList counts an answer to a request. It is an error if there is no room for it.
 func countList(request context.Context, bytes int) error {
-	s := counted(request)
-	if s == nil || bytes == 0 {
+	s, ok := request.Value(sendingKey{}).(*sending)
+	if !ok {
 		return nil
 	}
-	l := s.lists
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if s.over {
-		return nil // nobody reads it
-	}
-	room, first := l.pool.Take(s.uid, bytes)
-	if room {
-		s.bytes += bytes
+	refusal := s.Take(bytes)
+	if refusal == nil {
 		return nil
 	}
-	l.refused.Inc()
-	if first {
-		l.log.Warn("an answer of the control API is refused: its callers have not read earlier ones", "uid", s.uid, "bytes", bytes,
-			"mostOfUser", maxUserLists, "ofAll", l.pool.Sum(), "mostOfAll", maxLists)
+	s.lists.refused.Inc()
+	if refusal.First {
+		s.lists.log.Warn("an answer of the control API is refused: its callers have not read earlier ones", "uid", s.uid, "bytes", bytes,
+			"mostOfUser", maxUserLists, "ofAll", refusal.OfAll, "mostOfAll", maxLists)
 	}
 	return connect.NewError(connect.CodeResourceExhausted, fmt.Errorf(
 		"the answer has %d bytes, and unread ones may have %d for one user and %d for all; read the other answers, ask for less, or try again",
 		bytes, maxUserLists, maxLists))
 }
 
-// sent has the answer to a request not count any more, because all of it that counted is sent.
+// sent stops counting the answers to a request, because all that counted is sent.
 func sent(request context.Context) {
 	if s, ok := request.Value(sendingKey{}).(*sending); ok {
-		s.end(false)
+		s.Release()
 	}
-}
-
-// end gives back what counts, and with over all that will.
-func (s *sending) end(over bool) {
-	s.lists.mu.Lock()
-	defer s.lists.mu.Unlock()
-	s.over = s.over || over
-	s.lists.pool.Give(s.uid, s.bytes)
-	s.bytes = 0
 }

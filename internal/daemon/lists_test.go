@@ -77,7 +77,7 @@ func testLists(t *testing.T, procedure, contentType string, body []byte, code in
 	}
 	refused := prometheus.NewCounter(prometheus.CounterOpts{Name: "refused"})
 	l := newLists(1, refused, discard)
-	l.pool = quota.New(maxUserLists/smaller, maxLists/smaller, nil)
+	l.pool = quota.New(quota.Limits{User: maxUserLists / smaller, Total: maxLists / smaller}, exempt(1))
 	refusals := slices.Clone(all)
 	for i := range refusals {
 		refusals[i].Name = "r"

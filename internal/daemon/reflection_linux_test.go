@@ -31,8 +31,6 @@ func TestReflection(t *testing.T) {
 		if err := s.Stop(); err != nil {
 			t.Error(err)
 		}
-		l.mu.Lock()
-		defer l.mu.Unlock()
 		if n := l.pool.Sum(); n != 0 {
 			t.Errorf("%d bytes count after the end", n)
 		}
@@ -51,11 +49,9 @@ func TestReflection(t *testing.T) {
 		file := ask(t, stream, &reflectionv1.ServerReflectionRequest{
 			MessageRequest: &reflectionv1.ServerReflectionRequest_FileContainingSymbol{FileContainingSymbol: "patchbay.v1.ControlService"},
 		})
-		l.mu.Lock()
 		if n := l.pool.Of(uid); n < proto.Size(file) {
 			t.Errorf("%d bytes of the answer count, and it has %d", n, proto.Size(file))
 		}
-		l.mu.Unlock()
 		var methods []string
 		for _, text := range file.GetFileDescriptorResponse().GetFileDescriptorProto() {
 			var d descriptorpb.FileDescriptorProto

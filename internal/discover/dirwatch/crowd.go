@@ -10,7 +10,7 @@ func (t *tree) count(d *dir, uid uint32) bool {
 	}
 	t.uncount(d)
 	d.owner = uid
-	d.counted, _ = t.crowd.Take(uid, 1)
+	d.counted = t.crowd.Take(uid, 1) == nil
 	return d.counted
 }
 
@@ -18,7 +18,7 @@ func (t *tree) uncount(d *dir) {
 	if d.counted {
 		d.counted = false
 		t.freed++
-		t.crowd.Give(d.owner, 1)
+		t.crowd.Release(d.owner, 1)
 	}
 }
 

@@ -46,7 +46,7 @@ func (t *tree) turnAway(d *dir, name string, info sock.Info, err error, why caus
 func (t *tree) refuse(d *dir, name string, info sock.Info, err error) {
 	r := d.refused[name]
 	if r == nil {
-		if ok, _ := t.refusals.Take(info.UID, 1); !ok {
+		if t.refusals.Take(info.UID, 1) != nil {
 			return
 		}
 		path := d.path
@@ -68,7 +68,7 @@ func (t *tree) refuse(d *dir, name string, info sock.Info, err error) {
 func (t *tree) pardon(d *dir, name string) {
 	if r := d.refused[name]; r != nil {
 		delete(d.refused, name)
-		t.refusals.Give(r.by, 1)
+		t.refusals.Release(r.by, 1)
 		t.newRefused, t.changed = true, true
 	}
 }

@@ -36,58 +36,45 @@ func (m *Machine) unacceptable(in *instance, a Answered) *Failure {
 	n, uid := a.Info.size(), a.Account.UID
 	kept, by := in.kept, in.keptBy
 	m.letGo(in)
-	refused, first := m.crowded(uid, n)
-	if refused == nil {
-		m.keep(in, uid, n)
-		return nil
+	refused, first := m.take(uid, n)
+	if refused != nil {
+		m.announced.Add(by, kept)
+		m.plugins.Add(by, min(kept, 1))
+		in.kept = kept
+		return &Failure{Err: refused, Kind: Distrusted, Reason: refused.Reason, quiet: !first}
 	}
-	m.keep(in, by, kept)
-	return &Failure{Err: refused, Kind: Distrusted, Reason: refused.Reason, quiet: !first}
+	in.kept, in.keptBy = n, uid
+	return nil
 }
 
-// crowded says why there is no room for one more plugin of a user that announces n bytes; nil if there is, which is then to be kept. First
-// says whether it is news.
-func (m *Machine) crowded(uid uint32, n int) (refused *trust.Refusal, first bool) {
+// take takes room for one more plugin of a user that announces n bytes. If there is none, it returns why, and whether that is the first
+// refusal of the user.
+func (m *Machine) take(uid uint32, n int) (refused *trust.Refusal, first bool) {
 	b := m.cfg.Bounds
-	if !m.privileged(uid) {
-		ok, first := m.plugins.Take(uid, 1)
-		if !ok {
-			return &trust.Refusal{
-				Reason: trust.Announcements,
-				Problem: fmt.Sprintf("user %d would have more than %d plugins, or all users but root and the host's more than %d", uid,
-					b.UserPlugins, b.TotalPlugins),
-				Remedy: "stop plugins that are not needed, or give the host more descriptors, with LimitNOFILE= or ulimit -n",
-			}, first
-		}
-		m.plugins.Give(uid, 1)
+	if refusal := m.plugins.Take(uid, min(n, 1)); refusal != nil {
+		return &trust.Refusal{
+			Reason: trust.Announcements,
+			Problem: fmt.Sprintf("user %d would have more than %d plugins, or all users but root and the host's more than %d", uid,
+				b.UserPlugins, b.TotalPlugins),
+			Remedy: "stop plugins that are not needed, or give the host more descriptors, with LimitNOFILE= or ulimit -n",
+		}, refusal.First
 	}
-	ok, first := m.announced.Take(uid, n)
-	if !ok {
+	if refusal := m.announced.Take(uid, n); refusal != nil {
+		m.plugins.Release(uid, min(n, 1))
 		return &trust.Refusal{
 			Reason: trust.Announcements,
 			Problem: fmt.Sprintf("plugins of user %d would announce more than %d bytes, or those of all users more than %d", uid,
 				b.UserBytes, b.TotalBytes),
 			Remedy: "stop plugins that are not needed, announce less, or raise bounds.userBytes and bounds.totalBytes",
-		}, first
+		}, refusal.First
 	}
-	m.announced.Give(uid, n)
 	return nil, false
 }
 
-// keep counts n bytes as what is kept of an instance, and letGo counts none.
-func (m *Machine) keep(in *instance, uid uint32, n int) {
-	m.announced.Add(uid, n)
-	if n > 0 && !m.privileged(uid) {
-		m.plugins.Add(uid, 1)
-	}
-	in.kept, in.keptBy = n, uid
-}
-
+// letGo gives back the room that an instance has taken.
 func (m *Machine) letGo(in *instance) {
-	m.announced.Give(in.keptBy, in.kept)
-	if in.kept > 0 && !m.privileged(in.keptBy) {
-		m.plugins.Give(in.keptBy, 1)
-	}
+	m.announced.Release(in.keptBy, in.kept)
+	m.plugins.Release(in.keptBy, min(in.kept, 1))
 	in.kept = 0
 }
 

@@ -116,8 +116,8 @@ func New(cfg Config, at Moment) (*Machine, []Effect) {
 		restored: map[cache.SocketID]*instance{}, remembered: map[Key][]remembered{}, lastRank: rankStep,
 		timers: map[Timer]time.Time{}, unlinked: map[*instance]bool{},
 	}
-	m.announced = quota.New(cfg.Bounds.UserBytes, cfg.Bounds.TotalBytes, m.privileged)
-	m.plugins = quota.New(cfg.Bounds.UserPlugins, cfg.Bounds.TotalPlugins, nil)
+	m.announced = quota.New(quota.Reserved(cfg.Bounds.UserBytes, cfg.Bounds.TotalBytes), m.privileged)
+	m.plugins = quota.New(quota.Limits{User: cfg.Bounds.UserPlugins, Total: cfg.Bounds.TotalPlugins}, m.privileged)
 	m.restoreNames(cfg.Names)
 	m.restore(cfg.Restored)
 	effects := m.effects()

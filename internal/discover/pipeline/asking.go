@@ -64,7 +64,7 @@ func newAsking(perUser, total int) *asking {
 	if perUser <= 0 || perUser > total {
 		perUser = total
 	}
-	return &asking{places: quota.New(perUser, total, nil), users: map[uint32]*askedUser{}}
+	return &asking{places: quota.New(quota.Limits{User: perUser, Total: total}, nil), users: map[uint32]*askedUser{}}
 }
 
 // begin returns a place for a plugin of a user as soon as there is one, or an error when ctx ends. first reports whether the plugin has not
@@ -98,7 +98,7 @@ func (a *asking) enter(uid uint32, first bool) *place {
 		a.users[uid] = u
 	}
 	p := &place{asking: a, user: u, given: make(chan struct{})}
-	if ok, _ := a.places.Take(uid, 1); ok {
+	if a.places.Take(uid, 1) == nil {
 		p.give()
 		return p
 	}
@@ -153,7 +153,7 @@ func (a *asking) press() {
 // yield makes a place that of another plugin as soon as its own has closed its connection. a.mu is held.
 func (p *place) yield(heir *place) {
 	p.leave()
-	p.asking.places.Give(p.user.uid, 1)
+	p.asking.places.Release(p.user.uid, 1)
 	p.asking.places.Add(heir.user.uid, 1)
 	p.heir = heir
 	if p.putOff != nil {
@@ -184,7 +184,7 @@ func (a *asking) took(d time.Duration) {
 // held.
 func (a *asking) yields(u *askedUser) *place {
 	most := u
-	if perUser, _ := a.places.Limits(); a.places.Of(u.uid) < perUser {
+	if a.places.Of(u.uid) < a.places.Limits().User {
 		for uid, other := range a.users {
 			if n := a.places.Of(uid); other.asked.Len() > 0 && n > a.places.Of(most.uid) {
 				most = other
@@ -209,7 +209,7 @@ func (a *asking) serve() {
 			if next == nil {
 				break
 			}
-			if ok, _ := a.places.Take(next.uid, 1); !ok {
+			if a.places.Take(next.uid, 1) != nil {
 				break
 			}
 			p, _ := waiting(next).Front().Value.(*place)
@@ -222,10 +222,9 @@ func (a *asking) serve() {
 // fewest returns the user with the fewest places among those whose plugins wait and who may have one more; nil if there is none. a.mu is
 // held.
 func (a *asking) fewest(waiting func(*askedUser) *list.List) (next *askedUser) {
-	perUser, _ := a.places.Limits()
 	for uid, u := range a.users {
 		n := a.places.Of(uid)
-		if waiting(u).Len() > 0 && n < perUser && (next == nil || n < a.places.Of(next.uid)) {
+		if waiting(u).Len() > 0 && n < a.places.Limits().User && (next == nil || n < a.places.Of(next.uid)) {
 			next = u
 		}
 	}
@@ -323,7 +322,7 @@ func (p *place) pass() {
 		p.asking.press() // now this is one that can be overdue
 		return
 	}
-	p.asking.places.Give(last.user.uid, 1)
+	p.asking.places.Release(last.user.uid, 1)
 	p.asking.serve()
 	p.asking.press()
 }
@@ -332,7 +331,7 @@ func (p *place) pass() {
 var errPutOff = errors.New("another plugin that has just appeared is asked instead")
 
 func (a *asking) unasked(uid uint32, err error) error {
-	perUser, total := a.places.Limits()
+	limits := a.places.Limits()
 	return fmt.Errorf("it was not asked who it is, or not for long enough to answer, because %d plugins of user %d, or %d in total, "+
-		"are neither registered nor refused yet: %w", perUser, uid, total, err)
+		"are neither registered nor refused yet: %w", limits.User, uid, limits.Total, err)
 }
