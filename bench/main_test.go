@@ -67,6 +67,7 @@ var rows = []struct {
 	{"P14", benchP14},
 	{"P16", benchP16},
 	{"P17", benchP17},
+	{"P19", benchP19},
 	{"P20", benchP20},
 	{"List", benchList},
 	{"Restore", benchRestore},

@@ -200,6 +200,13 @@ var rows = []row{
 		},
 	},
 	{
+		File: "p19", Name: "P19", Title: "The daemon at rest", Base: "grpc-go", Units: list("resident-MB ready-ms program-MB"), Goals: []goal{
+			{Params: []string{""}, Unit: "resident-MB", Ours: list("patchbay"), Limit: 35},
+			{Params: []string{""}, Unit: "ready-ms", Ours: list("patchbay"), Limit: 100},
+			{Params: []string{""}, Unit: "program-MB", Ours: list("patchbay"), Limit: 35},
+		},
+	},
+	{
 		File: "p20", Name: "P20", Title: "A flood of canceled calls", Base: "floor", Units: list("of-quiet calls/s quiet-calls/s"), Goals: []goal{
 			{Params: list("callers=same callers=other"), Unit: "of-quiet", Ours: list("stable control"), Limit: 0.5, AtLeast: true},
 		},
