@@ -21,8 +21,9 @@ import (
 const (
 	maxCached, maxCacheSize = 256, 1 << 20 // the nodes in the file, and its size in bytes
 	maxCachedPlugins        = 512          // of one node
-	// cacheInterval is the least time between two writes, so that nodes that are called in turn do not wear out a disk.
-	cacheInterval = time.Minute
+	// cacheInterval is the least time between two writes. It doubles up to maxCacheInterval while changes continue, so that calling more
+	// nodes in turn than are kept does not wear out a disk.
+	cacheInterval, maxCacheInterval = 5 * time.Second, time.Minute
 )
 
 // nodeCache keeps the nodes that were called last in a file, so that they can be called after a restart while etcd cannot be reached. It is
@@ -167,11 +168,15 @@ func readRecords(file string) (records []nodeRecord, err error) {
 // save writes the file after changes, until ctx ends. before is the content of the file.
 func (c *nodeCache) save(ctx context.Context, before string) {
 	failed := false
-	for open := true; open; {
+	for open, pause := true, cacheInterval; open; pause = min(2*pause, maxCacheInterval) {
+		idle := time.Now()
 		select {
 		case <-c.changed:
 		case <-ctx.Done():
 			open = false
+		}
+		if time.Since(idle) > maxCacheInterval {
+			pause = cacheInterval
 		}
 		if text := c.encode(); text != before {
 			err := regular.Replace(c.file, text)
@@ -183,7 +188,7 @@ func (c *nodeCache) save(ctx context.Context, before string) {
 			}
 			failed = err != nil
 		}
-		backoff.Pause(ctx, cacheInterval)
+		backoff.Pause(ctx, pause)
 	}
 }
 
