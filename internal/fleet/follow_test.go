@@ -125,6 +125,60 @@ func TestOtherHistory(t *testing.T) {
 	}
 }
 
+// TestLastSeenAfterLoss: a reader that did not follow etcd when the presence of a node ended knows only between which times the node was
+// last alive.
+func TestLastSeenAfterLoss(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := open(&fake{away: true}, time.Second, ReaderConfig{})
+		r.Close()
+		h := &history{fake: newFake()}
+		regain := func() {
+			r.mu.Lock()
+			r.regained("found")
+			r.mu.Unlock()
+			h.followTo(t, r)
+		}
+		record := func() *fleetv1.NodeRecord {
+			return &fleetv1.NodeRecord{WrittenAt: timestamp(time.Now()), Plugins: []*fleetv1.PluginRecord{{Type: "T", Name: "n"}}}
+		}
+		began := time.Now()
+		for _, node := range []string{"during", "later", "wrote"} {
+			h.put(t, node+"/presence", &fleetv1.NodeRecord{})
+			h.put(t, node+"/record", record())
+		}
+		regain()
+		time.Sleep(time.Hour)
+		h.put(t, "wrote/record", record())
+		wrote := time.Now()
+		h.followTo(t, r)
+		time.Sleep(time.Second)
+		r.lost(errAway)
+		lost := time.Now()
+		time.Sleep(time.Hour)
+		h.delete("during/presence")
+		h.delete("wrote/presence")
+		regain()
+		ended := time.Now()
+		time.Sleep(time.Minute)
+		h.delete("later/presence")
+		h.followTo(t, r)
+		last := ended.Add(-DefaultPresence)
+		want := map[string][2]time.Time{
+			"during": {lost.Add(-DefaultPresence - pingAfter - pingTimeout), last}, "wrote": {wrote, last},
+			"later": {ended.Add(time.Minute - DefaultPresence), {}},
+		}
+		for _, n := range r.Nodes() {
+			if w := want[n.Name]; !n.LastSeen.Equal(w[0]) || !n.SeenBefore.Equal(w[1]) {
+				t.Errorf("node %s was last seen from %v to %v, want %v to %v", n.Name, n.LastSeen.Sub(began), n.SeenBefore.Sub(began),
+					w[0].Sub(began), w[1].Sub(began))
+			}
+			if p := r.Plugins(Filter{Nodes: []string{n.Name}})[0]; p.LastSeen != n.LastSeen || p.SeenBefore != n.SeenBefore {
+				t.Errorf("a plugin of node %s was last seen from %v to %v", n.Name, p.LastSeen, p.SeenBefore)
+			}
+		}
+	})
+}
+
 // TestCordonOutlivesTheNode: a drained node that comes back after its retention is still drained.
 func TestCordonOutlivesTheNode(t *testing.T) {
 	r := open(&fake{away: true}, time.Second, ReaderConfig{})

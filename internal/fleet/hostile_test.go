@@ -87,7 +87,7 @@ func TestHostileTimes(t *testing.T) {
 			StartedAt: at, StoppedAt: at, WrittenAt: at, Conditions: []*fleetv1.Condition{{Name: "c", Since: at}},
 			Plugins: []*fleetv1.PluginRecord{{Type: "T", Name: "n", RegisteredAt: at}},
 		})})
-		m := known.member("a", nil, time.Now())
+		m := known.member("a", nil, time.Time{}, time.Now())
 		for _, shown := range []any{m.node, m.plugin(m.plugins[0])} {
 			if _, err := json.Marshal(shown); err != nil {
 				t.Errorf("%v: %v", at, err)
@@ -150,7 +150,7 @@ func TestManyEntries(t *testing.T) {
 	} {
 		known := &facts{}
 		known.put(recordKey, &mvccpb.KeyValue{Value: marshal(t, r)})
-		if m := known.member("a", nil, time.Now()); m.node.State != NodeUnknown || len(m.plugins)+len(m.node.Conditions) > 0 {
+		if m := known.member("a", nil, time.Time{}, time.Now()); m.node.State != NodeUnknown || len(m.plugins)+len(m.node.Conditions) > 0 {
 			t.Errorf("%d plugins and %d conditions of a node in state %s", len(m.plugins), len(m.node.Conditions), m.node.State)
 		}
 	}
@@ -175,7 +175,7 @@ func TestDates(t *testing.T) {
 	date(t.Context(), expired{newFake()}, all)
 	dated := 0
 	for name, known := range all {
-		if !known.member(name, nil, time.Now()).node.LastSeen.IsZero() {
+		if !known.member(name, nil, time.Time{}, time.Now()).node.LastSeen.IsZero() {
 			dated++
 		}
 	}

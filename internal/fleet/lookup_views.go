@@ -229,22 +229,21 @@ func (v *nodeView) read(ctx context.Context, from store) (reading, error) {
 	for _, kv := range found.Kvs {
 		read.put(strings.TrimPrefix(string(kv.Key), prefix), kv)
 	}
-	install := func(now time.Time) { v.facts = read; v.show(now) }
+	install := func(time.Time) { v.facts = read; v.show() }
 	return reading{prefix, clientv3.GetPrefixRangeEnd(prefix), found.Header.GetRevision(), install}, nil
 }
 
-func (v *nodeView) apply(events []*clientv3.Event, now time.Time) (again bool) {
+func (v *nodeView) apply(events []*clientv3.Event, _ time.Time) (again bool) {
 	for _, event := range events {
 		v.facts.put(strings.TrimPrefix(string(event.Kv.Key), v.lookup.config.Space.NodeRange(v.name)), valueOf(event))
 	}
-	v.show(now)
+	v.show()
 	return false
 }
 
-func (v *nodeView) show(now time.Time) {
-	before := v.member
+func (v *nodeView) show() {
 	if v.member = nil; !v.facts.empty() {
-		v.member = v.facts.member(v.name, before, now)
+		v.member = v.facts.member(v.name, nil, time.Time{}, time.Time{}) // no call needs to know when it was last seen
 	}
 	v.lookup.cache.update(v.name, v.member)
 }

@@ -77,7 +77,7 @@ func TestStopped(t *testing.T) {
 		p.Run(ctx)
 		known := &facts{}
 		known.put(recordKey, &mvccpb.KeyValue{Value: []byte(f.value(node + recordKey))})
-		if m := known.member("a", nil, time.Now()); m.node.State != NodeStopped || len(m.plugins) != 1 || f.value(node+presenceKey) != "" {
+		if m := known.member("a", nil, time.Time{}, time.Now()); m.node.State != NodeStopped || len(m.plugins) != 1 || f.value(node+presenceKey) != "" {
 			t.Errorf("%+v with %d plugins; presence %q", m.node, len(m.plugins), f.value(node+presenceKey))
 		}
 	})

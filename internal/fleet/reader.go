@@ -68,8 +68,12 @@ func (*Reader) dropDenied(*followed, error) bool { return false }
 func (*Reader) dropIdle(time.Time) time.Duration { return 0 }
 
 func (r *Reader) noteHealth() {
-	if !r.health.Current && r.all.listed {
-		r.all.contact = r.health.Since
+	switch {
+	case !r.all.listed:
+	case r.health.Current:
+		r.all.regained = time.Now()
+	default: // a connection is found to be lost only after a time of silence
+		r.all.lost = r.health.Since.Add(-pingAfter - pingTimeout)
 	}
 	r.feed.Publish("", step{health: new(r.health)})
 }
@@ -210,15 +214,15 @@ func (r *Reader) plugins(f Filter) []Plugin {
 	return plugins
 }
 
-// publish makes a member visible and announces the difference; nil stands for one that is gone. The caller holds mu.
-func (r *Reader) publish(name string, now *member, announce bool) {
+// publish makes a member visible, nil for none, and announces the difference after the first list. The caller holds mu.
+func (r *Reader) publish(name string, now *member) {
 	before := r.members[name]
 	if now == nil {
 		delete(r.members, name)
 	} else {
 		r.members[name] = now
 	}
-	if announce && before != now {
+	if r.all.listed && before != now {
 		r.feed.Publish("", step{before: before, after: now})
 	}
 }
@@ -233,7 +237,7 @@ type whole struct {
 	// every removal since is then applied once more, which changes nothing.
 	anchor, removal anchor
 	listed          bool
-	contact         time.Time // when etcd last answered
+	lost, regained  time.Time // when etcd was last lost, and found again; zero for never
 }
 
 // anchor is a write, or a removal.
@@ -268,19 +272,16 @@ func (w *whole) read(ctx context.Context, from store) (reading, error) {
 		date(ctx, from, fresh.facts)
 	}
 	r.install = func(now time.Time) {
-		if !w.listed {
-			w.contact = now
-		}
 		w.facts, w.anchor, w.removal = fresh.facts, fresh.anchor, anchor{}
 		for name := range w.members {
 			if w.facts[name] == nil {
-				w.show(name, w.contact, w.listed)
+				w.show(name, now)
 			}
 		}
 		for name := range w.facts {
-			w.show(name, w.contact, w.listed)
+			w.show(name, now)
 		}
-		w.listed, w.contact = true, now
+		w.listed = true
 	}
 	return r, nil
 }
@@ -311,7 +312,6 @@ func (w *whole) isIn(ctx context.Context, from store) (bool, error) {
 
 // apply makes all changes of one revision visible at once.
 func (w *whole) apply(events []*clientv3.Event, now time.Time) (again bool) {
-	w.contact = now
 	touched := map[string]bool{}
 	for _, event := range events {
 		name, key, ok := w.split(event.Kv.Key)
@@ -324,7 +324,7 @@ func (w *whole) apply(events []*clientv3.Event, now time.Time) (again bool) {
 		touched[name] = true
 	}
 	for name := range touched {
-		w.show(name, now, true)
+		w.show(name, now)
 	}
 	return false
 }
@@ -351,14 +351,21 @@ func (w *whole) put(name, key string, kv *mvccpb.KeyValue) {
 }
 
 // show makes what is known of a node visible.
-func (w *whole) show(name string, now time.Time, announce bool) {
+func (w *whole) show(name string, now time.Time) {
 	var shown *member
 	if known := w.facts[name]; known != nil && !known.empty() {
-		shown = known.member(name, w.members[name], now.Add(-w.config.Presence))
+		before, latest := w.members[name], now.Add(-w.config.Presence)
+		seen := latest
+		if !w.listed || latest.Before(w.regained) { // the reader did not follow etcd then
+			if seen = (time.Time{}); before != nil {
+				seen = w.lost.Add(-w.config.Presence)
+			}
+		}
+		shown = known.member(name, before, seen, latest)
 	} else if known != nil && !known.cordon.Drained { // a cordon has no lease: it is there when the node comes back
 		delete(w.facts, name)
 	}
-	w.publish(name, shown, announce)
+	w.publish(name, shown)
 }
 
 // date finds out when nodes that were dead before the reader began were last alive: a node renews its retention lease.

@@ -13,6 +13,7 @@ func openEmpty() *Reader {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.fleet.settle(nil)
+	r.all.listed = true
 	return r
 }
 
@@ -37,7 +38,7 @@ func TestWaitLooksOnce(t *testing.T) {
 		add := func(node, plugin string) {
 			m := &member{node: Node{Name: node, State: NodeReady}, plugins: []*Plugin{{Type: "T", Name: plugin}}}
 			m.node.Plugins = len(m.plugins)
-			r.publish(node, m, true)
+			r.publish(node, m)
 		}
 		r.mu.Lock()
 		for i := range 7 { // with the other, as many changes as a subscriber may leave unread before it is served otherwise
@@ -94,7 +95,7 @@ func TestFlappingNode(t *testing.T) {
 	}
 	r.mu.Lock()
 	for i := range flaps {
-		r.publish("a", states[i%2], true)
+		r.publish("a", states[i%2])
 	}
 	r.mu.Unlock()
 	got := 0

@@ -92,7 +92,7 @@ func TestChangesLeadToTheState(t *testing.T) {
 			"": func(t *rapid.T) {
 				var now *member
 				if !known.empty() {
-					now = known.member("a", shown, time.Unix(100, 0))
+					now = known.member("a", shown, time.Unix(100, 0), time.Unix(100, 0))
 				}
 				changes := differences(shown, now)
 				shown = now
@@ -163,7 +163,7 @@ func FuzzDecode(f *testing.F) {
 	f.Fuzz(func(t *testing.T, value []byte, key string) {
 		known := &facts{}
 		known.put(key, &mvccpb.KeyValue{Value: value})
-		m := known.member("a", nil, time.Unix(1, 0))
+		m := known.member("a", nil, time.Time{}, time.Unix(1, 0))
 		differences(nil, m)
 		known.put(key, nil)
 		if !known.empty() {

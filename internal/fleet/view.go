@@ -36,9 +36,8 @@ type Node struct {
 	Address   string    // HOST:PORT at which it takes calls; empty if it takes none
 	Version   string    // of Patchbay
 	StartedAt time.Time // of its daemon, by its own clock
-	// LastSeen is when it was last known to be alive: when it stopped or last renewed its presence, or, if it was gone before the reader came,
-	// when it last wrote or renewed its retention. It may then have been alive until SeenBefore, which is zero otherwise. Both are zero while
-	// it is ready.
+	// LastSeen is when it was last known to be alive: when it stopped or last renewed its presence. If the reader did not follow etcd then,
+	// that is not known exactly: the node may have been alive until SeenBefore, which is zero otherwise. Both are zero while it is ready.
 	LastSeen, SeenBefore time.Time
 
 	Conditions []Condition // ordered by name
@@ -67,8 +66,9 @@ type Plugin struct {
 	Roles        []string          // further types under which it is registered
 	Details      map[string]string // what the handler of its type found out about it; nil if they are too large for the fleet
 	RegisteredAt time.Time
-	LastSeen     time.Time // that of the node
-	Current      bool      // it is the one that is dispensed for its type and name on its node
+	// LastSeen and SeenBefore are those of the node.
+	LastSeen, SeenBefore time.Time
+	Current              bool // it is the one that is dispensed for its type and name on its node
 	// Unhealthy says that it reports that it is not serving, or does not answer: calls that may go to any node prefer healthy instances.
 	Unhealthy bool
 
@@ -275,9 +275,9 @@ func (f *facts) state() NodeState {
 	return NodeUnreachable
 }
 
-// member returns the node as readers see it now. Before is what they saw; nil for nothing. Alive is when the node last renewed its
-// presence, if that has ended just now.
-func (f *facts) member(name string, before *member, alive time.Time) *member {
+// member returns the node as readers see it now. before is what they saw; nil for nothing. If the presence of the node has just ended, the
+// node was alive at a time from seen, which is zero if that is not known, to latest.
+func (f *facts) member(name string, before *member, seen, latest time.Time) *member {
 	m := &member{node: f.record.node, plugins: f.record.plugins}
 	m.node.Name, m.node.Cordon, m.node.Plugins = name, f.cordon, len(m.plugins)
 	m.node.State = f.state()
@@ -285,15 +285,13 @@ func (f *facts) member(name string, before *member, alive time.Time) *member {
 	case f.present:
 	case m.node.State == NodeStopped:
 		m.node.LastSeen = earliest(f.record.stoppedAt, time.Now()) // the clock of the node may be ahead
-	case before == nil:
-		if m.node.LastSeen, m.node.SeenBefore = f.record.writtenAt, alive; f.renewed.After(m.node.LastSeen) {
-			m.node.LastSeen = f.renewed
-		}
-		m.node.LastSeen = earliest(m.node.LastSeen, alive)
-	case before.node.LastSeen.IsZero():
-		m.node.LastSeen = alive
-	default:
+	case before != nil && !before.node.LastSeen.IsZero() && before.node.Instance == m.node.Instance:
 		m.node.LastSeen, m.node.SeenBefore = before.node.LastSeen, before.node.SeenBefore
+	default:
+		known := slices.MaxFunc([]time.Time{seen, f.renewed, f.record.writtenAt}, time.Time.Compare)
+		if m.node.LastSeen = earliest(known, latest); !seen.Equal(latest) {
+			m.node.SeenBefore = latest
+		}
 	}
 	return m
 }
@@ -307,7 +305,8 @@ func earliest(a, b time.Time) time.Time {
 
 func (m *member) plugin(said *Plugin) Plugin {
 	p := *said
-	p.Node, p.NodeState, p.nodeLabels, p.LastSeen = m.node.Name, m.node.State, m.node.Labels, m.node.LastSeen
+	p.Node, p.NodeState, p.nodeLabels = m.node.Name, m.node.State, m.node.Labels
+	p.LastSeen, p.SeenBefore = m.node.LastSeen, m.node.SeenBefore
 	if m.node.State != NodeReady {
 		p.State = reconciler.StateUnreachable
 	}
@@ -359,7 +358,7 @@ func differences(before, after *member) []Change {
 	old, now := before.sorted(), after.sorted()
 	moved := before != nil && after != nil &&
 		(!maps.Equal(before.node.Labels, after.node.Labels) || before.node.State != after.node.State ||
-			!before.node.LastSeen.Equal(after.node.LastSeen))
+			!before.node.LastSeen.Equal(after.node.LastSeen) || !before.node.SeenBefore.Equal(after.node.SeenBefore))
 	for len(old) > 0 || len(now) > 0 {
 		order := len(now) - len(old) // if one of them is empty
 		if len(old) > 0 && len(now) > 0 {
