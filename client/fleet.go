@@ -46,8 +46,8 @@ type FleetNode struct {
 	// Version is the version of Patchbay that it runs.
 	Version   string     `json:"version"`
 	StartedAt *time.Time `json:"startedAt"`
-	// LastSeen is when it was last known to be alive; nil while it is ready. If nobody followed it then, it may have been alive until
-	// LastSeenBefore, which is nil otherwise.
+	// LastSeen is when it was last known to be alive; nil while it is ready. If the daemon did not follow etcd then, the node may have been
+	// alive until LastSeenBefore, which is nil otherwise.
 	LastSeen       *time.Time  `json:"lastSeen"`
 	LastSeenBefore *time.Time  `json:"lastSeenBefore"`
 	Conditions     []Condition `json:"conditions"`
@@ -80,16 +80,17 @@ type FleetPlugin struct {
 	State          string `json:"state"`
 	PublishedState string `json:"publishedState"`
 	// Reason says in a sentence why it is in its state; empty if the state says it all.
-	Reason   string            `json:"reason"`
-	Current  bool              `json:"current"`
-	Instance string            `json:"instance"`
-	Endpoint string            `json:"endpoint"`
-	Source   string            `json:"source"`
-	Roles    []string          `json:"roles"`
-	Details  map[string]string `json:"details"`
-	// RegisteredAt is when it was registered; LastSeen is when its node was last known to be alive, nil while that is ready.
-	RegisteredAt *time.Time `json:"registeredAt"`
-	LastSeen     *time.Time `json:"lastSeen"`
+	Reason       string            `json:"reason"`
+	Current      bool              `json:"current"`
+	Instance     string            `json:"instance"`
+	Endpoint     string            `json:"endpoint"`
+	Source       string            `json:"source"`
+	Roles        []string          `json:"roles"`
+	Details      map[string]string `json:"details"`
+	RegisteredAt *time.Time        `json:"registeredAt"`
+	// LastSeen and LastSeenBefore are those of its node.
+	LastSeen       *time.Time `json:"lastSeen"`
+	LastSeenBefore *time.Time `json:"lastSeenBefore"`
 	// FencingToken is above zero if the plugin is exclusive and its node holds the lock. Only lists have it.
 	FencingToken int64 `json:"fencingToken"`
 	// Unhealthy says that its node launched it, and that it reports through grpc.health.v1 that it is not serving, or does not answer.
@@ -289,7 +290,7 @@ func fleetPluginOf(p *patchbayv1.FleetPlugin) FleetPlugin {
 		Node: p.GetNode(), Type: p.GetType(), Name: p.GetName(), Version: p.GetVersion(), State: p.GetState(),
 		PublishedState: p.GetPublishedState(), Reason: p.GetReason(), Current: p.GetCurrent(), Instance: p.GetInstance(),
 		Endpoint: p.GetEndpoint(), Source: p.GetSource(), Roles: present(p.GetRoles()), Details: p.GetDetails(),
-		RegisteredAt: timeOf(p.GetRegisteredAt()), LastSeen: timeOf(p.GetLastSeen()),
+		RegisteredAt: timeOf(p.GetRegisteredAt()), LastSeen: timeOf(p.GetLastSeen()), LastSeenBefore: timeOf(p.GetLastSeenBefore()),
 		FencingToken: p.GetFencingToken(), Unhealthy: p.GetUnhealthy(),
 	}
 }

@@ -231,14 +231,7 @@ func nodeMessage(n fleet.Node) *patchbayv1.FleetNode {
 func nodeReason(n fleet.Node) string {
 	switch n.State {
 	case fleet.NodeUnreachable:
-		if n.SeenBefore.IsZero() {
-			return "Its presence in etcd has ended; it was last seen " + at(n.LastSeen) + "."
-		}
-		before := "before " + n.SeenBefore.UTC().Format(time.RFC3339)
-		if !n.LastSeen.IsZero() {
-			before = at(n.LastSeen) + " or later, but " + before
-		}
-		return "Its presence in etcd has ended; it was last seen " + before + "."
+		return "Its presence in etcd has ended; it was last seen " + lastSeen(n.LastSeen, n.SeenBefore) + "."
 	case fleet.NodeStopped:
 		return "Its daemon stopped " + at(n.LastSeen) + "."
 	case fleet.NodeUnknown:
@@ -246,6 +239,17 @@ func nodeReason(n fleet.Node) string {
 	case fleet.NodeReady:
 	}
 	return ""
+}
+
+// lastSeen returns when a node was last seen: at a time, or at an unknown time until before if that is not zero.
+func lastSeen(last, before time.Time) string {
+	switch {
+	case before.IsZero():
+		return at(last)
+	case last.IsZero():
+		return "before " + before.UTC().Format(time.RFC3339)
+	}
+	return at(last) + " or later, but before " + before.UTC().Format(time.RFC3339)
 }
 
 // at says when something was, if that is known.
@@ -271,11 +275,11 @@ func fleetPluginMessage(p fleet.Plugin) *patchbayv1.FleetPlugin {
 		Node: p.Node, Type: valid(p.Type), Name: valid(p.Name), Version: valid(p.Version), State: valid(string(p.State)),
 		PublishedState: valid(string(p.Published)), Instance: valid(p.Instance), Endpoint: valid(p.Endpoint), Source: valid(string(p.Source)),
 		Roles: validAll(p.Roles), Details: p.Details, RegisteredAt: timestamp(p.RegisteredAt), LastSeen: timestamp(p.LastSeen),
-		Current: p.Current, Reason: reasons[p.State], Unhealthy: p.Unhealthy,
+		LastSeenBefore: timestamp(p.SeenBefore), Current: p.Current, Reason: reasons[p.State], Unhealthy: p.Unhealthy,
 	}
 	switch p.NodeState {
 	case fleet.NodeUnreachable:
-		message.Reason = "Its node is unreachable, last seen " + at(p.LastSeen) + "."
+		message.Reason = "Its node is unreachable, last seen " + lastSeen(p.LastSeen, p.SeenBefore) + "."
 	case fleet.NodeStopped:
 		message.Reason = "Its node stopped " + at(p.LastSeen) + "."
 	case fleet.NodeUnknown:

@@ -1240,7 +1240,7 @@ type FleetNode struct {
 	// Since when it is drained, so that calls to any node go elsewhere, and from which node that was said; absent if it is not.
 	DrainedAt *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=drained_at,json=drainedAt,proto3" json:"drained_at,omitempty"`
 	DrainedBy string                 `protobuf:"bytes,13,opt,name=drained_by,json=drainedBy,proto3" json:"drained_by,omitempty"`
-	// When it was first known not to be alive, if nobody followed it between last_seen and then; absent if last_seen is exact.
+	// Until when it may have been alive, if the daemon did not follow etcd in between; absent if last_seen is exact.
 	LastSeenBefore *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=last_seen_before,json=lastSeenBefore,proto3" json:"last_seen_before,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -1394,8 +1394,9 @@ type FleetPlugin struct {
 	Roles        []string               `protobuf:"bytes,11,rep,name=roles,proto3" json:"roles,omitempty"`
 	Details      map[string]string      `protobuf:"bytes,12,rep,name=details,proto3" json:"details,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	RegisteredAt *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=registered_at,json=registeredAt,proto3" json:"registered_at,omitempty"`
-	// When its node was last known to be alive; absent while the node is ready.
-	LastSeen *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=last_seen,json=lastSeen,proto3" json:"last_seen,omitempty"`
+	// When its node was last known to be alive, as in FleetNode; both are absent while the node is ready.
+	LastSeen       *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=last_seen,json=lastSeen,proto3" json:"last_seen,omitempty"`
+	LastSeenBefore *timestamppb.Timestamp `protobuf:"bytes,18,opt,name=last_seen_before,json=lastSeenBefore,proto3" json:"last_seen_before,omitempty"`
 	// Whether it is the one that is dispensed for its type and name on its node.
 	Current bool `protobuf:"varint,15,opt,name=current,proto3" json:"current,omitempty"`
 	// For an exclusive plugin, the fencing token if its node holds the lock; zero otherwise. Only lists have it.
@@ -1534,6 +1535,13 @@ func (x *FleetPlugin) GetLastSeen() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *FleetPlugin) GetLastSeenBefore() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastSeenBefore
+	}
+	return nil
+}
+
 func (x *FleetPlugin) GetCurrent() bool {
 	if x != nil {
 		return x.Current
@@ -1659,7 +1667,7 @@ const file_patchbay_v1_fleet_proto_rawDesc = "" +
 	"\x10last_seen_before\x18\x0e \x01(\v2\x1a.google.protobuf.TimestampR\x0elastSeenBefore\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xf4\x04\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xba\x05\n" +
 	"\vFleetPlugin\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
 	"\x04type\x18\x02 \x01(\tR\x04type\x12\x12\n" +
@@ -1675,7 +1683,8 @@ const file_patchbay_v1_fleet_proto_rawDesc = "" +
 	"\x05roles\x18\v \x03(\tR\x05roles\x12?\n" +
 	"\adetails\x18\f \x03(\v2%.patchbay.v1.FleetPlugin.DetailsEntryR\adetails\x12?\n" +
 	"\rregistered_at\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\fregisteredAt\x127\n" +
-	"\tlast_seen\x18\x0e \x01(\v2\x1a.google.protobuf.TimestampR\blastSeen\x12\x18\n" +
+	"\tlast_seen\x18\x0e \x01(\v2\x1a.google.protobuf.TimestampR\blastSeen\x12D\n" +
+	"\x10last_seen_before\x18\x12 \x01(\v2\x1a.google.protobuf.TimestampR\x0elastSeenBefore\x12\x18\n" +
 	"\acurrent\x18\x0f \x01(\bR\acurrent\x12#\n" +
 	"\rfencing_token\x18\x10 \x01(\x03R\ffencingToken\x12\x1c\n" +
 	"\tunhealthy\x18\x11 \x01(\bR\tunhealthy\x1a:\n" +
@@ -1769,29 +1778,30 @@ var file_patchbay_v1_fleet_proto_depIdxs = []int32{
 	27, // 25: patchbay.v1.FleetPlugin.details:type_name -> patchbay.v1.FleetPlugin.DetailsEntry
 	28, // 26: patchbay.v1.FleetPlugin.registered_at:type_name -> google.protobuf.Timestamp
 	28, // 27: patchbay.v1.FleetPlugin.last_seen:type_name -> google.protobuf.Timestamp
-	2,  // 28: patchbay.v1.FleetService.ListNodes:input_type -> patchbay.v1.ListNodesRequest
-	4,  // 29: patchbay.v1.FleetService.ListFleetPlugins:input_type -> patchbay.v1.ListFleetPluginsRequest
-	6,  // 30: patchbay.v1.FleetService.ListFleetVersions:input_type -> patchbay.v1.ListFleetVersionsRequest
-	9,  // 31: patchbay.v1.FleetService.WatchFleet:input_type -> patchbay.v1.WatchFleetRequest
-	13, // 32: patchbay.v1.FleetService.DrainNode:input_type -> patchbay.v1.DrainNodeRequest
-	15, // 33: patchbay.v1.FleetService.UncordonNode:input_type -> patchbay.v1.UncordonNodeRequest
-	17, // 34: patchbay.v1.FleetService.ForgetNode:input_type -> patchbay.v1.ForgetNodeRequest
-	19, // 35: patchbay.v1.FleetService.ListLocks:input_type -> patchbay.v1.ListLocksRequest
-	11, // 36: patchbay.v1.FleetService.WaitForFleetPlugin:input_type -> patchbay.v1.WaitForFleetPluginRequest
-	3,  // 37: patchbay.v1.FleetService.ListNodes:output_type -> patchbay.v1.ListNodesResponse
-	5,  // 38: patchbay.v1.FleetService.ListFleetPlugins:output_type -> patchbay.v1.ListFleetPluginsResponse
-	7,  // 39: patchbay.v1.FleetService.ListFleetVersions:output_type -> patchbay.v1.ListFleetVersionsResponse
-	10, // 40: patchbay.v1.FleetService.WatchFleet:output_type -> patchbay.v1.WatchFleetResponse
-	14, // 41: patchbay.v1.FleetService.DrainNode:output_type -> patchbay.v1.DrainNodeResponse
-	16, // 42: patchbay.v1.FleetService.UncordonNode:output_type -> patchbay.v1.UncordonNodeResponse
-	18, // 43: patchbay.v1.FleetService.ForgetNode:output_type -> patchbay.v1.ForgetNodeResponse
-	20, // 44: patchbay.v1.FleetService.ListLocks:output_type -> patchbay.v1.ListLocksResponse
-	12, // 45: patchbay.v1.FleetService.WaitForFleetPlugin:output_type -> patchbay.v1.WaitForFleetPluginResponse
-	37, // [37:46] is the sub-list for method output_type
-	28, // [28:37] is the sub-list for method input_type
-	28, // [28:28] is the sub-list for extension type_name
-	28, // [28:28] is the sub-list for extension extendee
-	0,  // [0:28] is the sub-list for field type_name
+	28, // 28: patchbay.v1.FleetPlugin.last_seen_before:type_name -> google.protobuf.Timestamp
+	2,  // 29: patchbay.v1.FleetService.ListNodes:input_type -> patchbay.v1.ListNodesRequest
+	4,  // 30: patchbay.v1.FleetService.ListFleetPlugins:input_type -> patchbay.v1.ListFleetPluginsRequest
+	6,  // 31: patchbay.v1.FleetService.ListFleetVersions:input_type -> patchbay.v1.ListFleetVersionsRequest
+	9,  // 32: patchbay.v1.FleetService.WatchFleet:input_type -> patchbay.v1.WatchFleetRequest
+	13, // 33: patchbay.v1.FleetService.DrainNode:input_type -> patchbay.v1.DrainNodeRequest
+	15, // 34: patchbay.v1.FleetService.UncordonNode:input_type -> patchbay.v1.UncordonNodeRequest
+	17, // 35: patchbay.v1.FleetService.ForgetNode:input_type -> patchbay.v1.ForgetNodeRequest
+	19, // 36: patchbay.v1.FleetService.ListLocks:input_type -> patchbay.v1.ListLocksRequest
+	11, // 37: patchbay.v1.FleetService.WaitForFleetPlugin:input_type -> patchbay.v1.WaitForFleetPluginRequest
+	3,  // 38: patchbay.v1.FleetService.ListNodes:output_type -> patchbay.v1.ListNodesResponse
+	5,  // 39: patchbay.v1.FleetService.ListFleetPlugins:output_type -> patchbay.v1.ListFleetPluginsResponse
+	7,  // 40: patchbay.v1.FleetService.ListFleetVersions:output_type -> patchbay.v1.ListFleetVersionsResponse
+	10, // 41: patchbay.v1.FleetService.WatchFleet:output_type -> patchbay.v1.WatchFleetResponse
+	14, // 42: patchbay.v1.FleetService.DrainNode:output_type -> patchbay.v1.DrainNodeResponse
+	16, // 43: patchbay.v1.FleetService.UncordonNode:output_type -> patchbay.v1.UncordonNodeResponse
+	18, // 44: patchbay.v1.FleetService.ForgetNode:output_type -> patchbay.v1.ForgetNodeResponse
+	20, // 45: patchbay.v1.FleetService.ListLocks:output_type -> patchbay.v1.ListLocksResponse
+	12, // 46: patchbay.v1.FleetService.WaitForFleetPlugin:output_type -> patchbay.v1.WaitForFleetPluginResponse
+	38, // [38:47] is the sub-list for method output_type
+	29, // [29:38] is the sub-list for method input_type
+	29, // [29:29] is the sub-list for extension type_name
+	29, // [29:29] is the sub-list for extension extendee
+	0,  // [0:29] is the sub-list for field type_name
 }
 
 func init() { file_patchbay_v1_fleet_proto_init() }

@@ -86,8 +86,8 @@ func newFleetNodesCommand(paths paths) *cobra.Command {
 		Use:   "nodes",
 		Short: "List the nodes of the fleet.",
 		Long: `List the nodes of the fleet. A node is ready, unreachable (its presence in etcd has ended), stopped (its daemon ended in order),
-or unknown (its record cannot be read). If the daemon began to follow the fleet after a node was gone, LAST SEEN is two times, and the
-node was last alive between them.
+or unknown (its record cannot be read). If the daemon did not follow etcd when a node was gone, LAST SEEN is two times, and the node was
+last alive between them.
 
 The output is a table, an array of objects as JSON or YAML, or one name a line.`,
 		Example: `  # Which nodes are gone, and since when?
@@ -104,18 +104,14 @@ The output is a table, an array of objects as JSON or YAML, or one name a line.`
 		name: func(n client.FleetNode) string { return n.Name },
 		head: []string{"NAME", "STATE", "VERSION", "PLUGINS", "ADDRESS", "UP", "LAST SEEN"}, tone: 1,
 		row: func(n client.FleetNode, now time.Time) []string {
-			up, seen := "-", ago(n.LastSeen, now)
+			up := "-"
 			if n.State == "ready" {
 				up = since(n.StartedAt, now)
 			}
-			switch earliest, latest := since(n.LastSeen, now), since(n.LastSeenBefore, now); {
-			case n.LastSeenBefore == nil || earliest == latest:
-			case n.LastSeen == nil:
-				seen = "over " + latest + " ago"
-			default:
-				seen = latest + " to " + earliest + " ago"
+			return []string{
+				cell(n.Name), cell(stateOfNode(n)), cell(n.Version), fmt.Sprint(n.Plugins), cell(n.Address), up,
+				lastSeen(n.LastSeen, n.LastSeenBefore, now),
 			}
-			return []string{cell(n.Name), cell(stateOfNode(n)), cell(n.Version), fmt.Sprint(n.Plugins), cell(n.Address), up, seen}
 		},
 	}.addTo(cmd, paths)
 }
@@ -138,12 +134,15 @@ The output is a table, an array of objects as JSON or YAML, or one NODE/TYPE/NAM
 		},
 		name: fleetPluginID,
 		head: []string{"TYPE", "NAME", "VERSION", "NODE", "STATE", "AGE", "LAST SEEN"}, cuts: []int{2, 6, 0, 1}, tone: 4,
-		row: func(p client.FleetPlugin, now time.Time) []string {
-			return []string{
-				cell(p.Type), cell(p.Name), cell(p.Version), cell(p.Node), cell(p.State), since(p.RegisteredAt, now), ago(p.LastSeen, now),
-			}
-		},
+		row: fleetPluginRow,
 	}.addTo(cmd, paths)
+}
+
+func fleetPluginRow(p client.FleetPlugin, now time.Time) []string {
+	return []string{
+		cell(p.Type), cell(p.Name), cell(p.Version), cell(p.Node), cell(p.State), since(p.RegisteredAt, now),
+		lastSeen(p.LastSeen, p.LastSeenBefore, now),
+	}
 }
 
 func newFleetVersionsCommand(paths paths) *cobra.Command {
@@ -299,6 +298,18 @@ func withoutHealth(stderr io.Writer, all iter.Seq2[client.FleetChange, error]) i
 func warnStale(stderr io.Writer, h client.FleetHealth) {
 	if !h.Current {
 		fmt.Fprintf(stderr, "warning: %s\n", escape(h.Message))
+	}
+}
+
+// lastSeen returns how long ago a node was last seen, or between which times.
+func lastSeen(last, before *time.Time, now time.Time) string {
+	switch earliest, latest := since(last, now), since(before, now); {
+	case before == nil || earliest == latest:
+		return ago(last, now)
+	case last == nil:
+		return "over " + latest + " ago"
+	default:
+		return latest + " to " + earliest + " ago"
 	}
 }
 
