@@ -14,7 +14,7 @@ TEST_FLAGS ?=
 # What needs heavy dependencies is a module of its own, so that users of the library never download them.
 # The linters need minutes for the dependencies of the programs around the kubelet and Nomad, which are short.
 LINT_MODULES := . tools $(filter-out bench/kubelet bench/nomad,\
-	$(patsubst %/go.mod,%,$(wildcard integration/go.mod bench/go.mod bench/*/go.mod packaging/go.mod)))
+	$(patsubst %/go.mod,%,$(wildcard examples/go.mod integration/go.mod bench/go.mod bench/*/go.mod packaging/go.mod)))
 
 .PHONY: help
 help: ## show this list
@@ -178,6 +178,7 @@ lint: check-generated check-subjects ## run the linters, and go vet for macOS
 		(cd $$module && $(TOOL) golangci-lint run ./...) || exit 1; \
 	done
 	GOOS=darwin $(GO) vet ./...
+	cd examples && GOOS=darwin $(GO) vet ./...
 
 .PHONY: vuln
 vuln: ## look for known vulnerabilities in what is called; needs the network

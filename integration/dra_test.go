@@ -33,7 +33,7 @@ type draHost struct {
 }
 
 var buildDRAHost = sync.OnceValue(func() error {
-	return programs.Build(context.Background(), "..", bin, programs.Raced, "./examples/drahost")
+	return programs.Build(context.Background(), "../examples", bin, programs.Raced, "./drahost")
 })
 
 // startDRAHost starts the host. At the end of the test it is ended by the end of its input, and must exit with 0.

@@ -20,7 +20,7 @@ const hostdirID = "CSIPlugin/hostdir.example.com"
 var buildExamples = sync.OnceValue(func() error {
 	ctx := context.Background()
 	return errors.Join(
-		programs.Build(ctx, "..", bin, programs.Raced, "./examples/hostdir", "./examples/hello", "./examples/admission"),
+		programs.Build(ctx, "../examples", bin, programs.Raced, "./hostdir", "./hello", "./admission"),
 		programs.Build(ctx, ".", bin, false, "github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity"),
 	)
 })

@@ -147,7 +147,7 @@ func TestVerifyDriverAndRegistrar(t *testing.T) {
 // The examples keep all rules.
 func TestVerifyExamples(t *testing.T) {
 	dir := t.TempDir() + string(filepath.Separator)
-	if err := programs.Build(t.Context(), "..", dir, false, "./examples/hello", "./examples/plugin"); err != nil {
+	if err := programs.Build(t.Context(), "../examples", dir, false, "./hello", "./plugin"); err != nil {
 		t.Fatal(err)
 	}
 	checkRules(t, "ExamplePlugin", nil, []string{"SVC"}, "--strict", "--", dir+"hello")

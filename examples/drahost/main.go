@@ -9,7 +9,7 @@
 // It ends with its standard input. It leaves plugins of other types alone, so that the directory may belong to another host. A driver that
 // several hosts use is told by each that it is registered.
 //
-//	go run ./examples/drahost --plugin-dir /run/patchbay/plugins
+//	go run ./drahost --plugin-dir /run/patchbay/plugins
 package main
 
 import (

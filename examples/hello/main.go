@@ -1,7 +1,7 @@
 // Hello is a plugin in ten lines: started by hand, by systemd with socket activation, or launched by a host, it serves the example service
 // until it is told to stop.
 //
-//	go run ./examples/hello /run/patchbay/plugins/hello.sock
+//	go run ./hello /run/patchbay/plugins/hello.sock
 package main
 
 import (

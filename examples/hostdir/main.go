@@ -3,7 +3,7 @@
 // Hostdir is a CSI driver whose volumes are plain directories of one node. It provides, lists and deletes volumes and makes them available
 // at the paths that a host asks for, by bind mount or, where it may not mount, by symbolic link.
 //
-//	go run ./examples/hostdir --socket /run/patchbay/plugins/hostdir.sock --root /var/lib/hostdir
+//	go run ./hostdir --socket /run/patchbay/plugins/hostdir.sock --root /var/lib/hostdir
 //
 // It is an example of a complete driver: everything is on disk before it is answered, a crash at any moment leaves nothing half made, and
 // two instances may share a root while one takes over from the other. It is no storage system: a directory has no quota, so the size of a

@@ -1,7 +1,7 @@
 // Plugin is a plugin to try a host with: it offers the v1beta1 example service on a socket until it is interrupted, and prints what
 // the host tells it.
 //
-//	go run ./examples/plugin /tmp/plugins/hello.sock ExamplePlugin hello
+//	go run ./plugin /tmp/plugins/hello.sock ExamplePlugin hello
 package main
 
 import (

@@ -38,7 +38,9 @@ func run(m *testing.M) int {
 		return 1
 	}
 	defer os.RemoveAll(bin)
-	if err := programs.Build(context.Background(), "../..", bin, false, "./cmd/patchbay", "./examples/plugin"); err != nil {
+	ctx := context.Background()
+	patchbay, plugin := programs.Build(ctx, "../..", bin, false, "./cmd/patchbay"), programs.Build(ctx, "../../examples", bin, false, "./plugin")
+	if err := errors.Join(patchbay, plugin); err != nil {
 		fmt.Fprintln(os.Stderr, "cannot build what is to be tested:", err)
 		return 1
 	}

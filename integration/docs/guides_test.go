@@ -108,7 +108,7 @@ func runGoPlugin(t *testing.T, program string) (string, error) {
 
 func runKubelet(t *testing.T, program string) (string, error) {
 	hello, dir := filepath.Join(t.TempDir(), "hello"), emptyDir(t)
-	goBuild(t, ours, hello, "./examples/hello")
+	goBuild(t, "../../examples", hello, "./hello")
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	plugin := exec.CommandContext(ctx, hello, filepath.Join(dir, "hello.sock"))

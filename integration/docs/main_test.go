@@ -15,8 +15,9 @@ import (
 const repository = "https://github.com/patchbay-dev/patchbay"
 
 var (
-	// dir holds all that follows; extracted is where the Go command extracts the module.
-	dir, extracted string
+	// dir holds all that follows; extracted is where the Go command extracts the modules.
+	dir       string
+	extracted []string
 	// environment is that of a user's shell: it has the module from a proxy, the program that "go install" built of it, and the repository
 	// by its address. No network is used.
 	environment []string
@@ -29,7 +30,7 @@ func TestMain(m *testing.M) {
 	} else {
 		code = m.Run()
 	}
-	for _, left := range []string{dir, extracted} {
+	for _, left := range append(extracted, dir) {
 		// The Go command makes what it extracts read-only.
 		_ = filepath.WalkDir(left, func(path string, entry os.DirEntry, err error) error {
 			if err == nil && entry.IsDir() {
@@ -64,7 +65,9 @@ func prepare() (err error) {
 	if err != nil {
 		return err
 	}
-	extracted = filepath.Join(downloaded, "github.com/patchbay-dev/patchbay@"+version)
+	for _, module := range []string{"patchbay", "patchbay/examples"} {
+		extracted = append(extracted, filepath.Join(downloaded, "github.com/patchbay-dev", module+"@"+version))
+	}
 	cache, err := output("..", nil, "go", "env", "GOCACHE")
 	if err != nil {
 		return err

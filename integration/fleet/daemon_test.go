@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -46,7 +47,10 @@ var buildOnce = sync.OnceValue(func() (err error) {
 	if bin, err = os.MkdirTemp("", "patchbay-fleet"); err != nil {
 		return err
 	}
-	return programs.Build(context.Background(), "../..", bin, false, "./cmd/patchbay", "./examples/hostdir")
+	ctx := context.Background()
+	return errors.Join(
+		programs.Build(ctx, "../..", bin, false, "./cmd/patchbay"), programs.Build(ctx, "../../examples", bin, false, "./hostdir"),
+	)
 })
 
 // program returns the path of patchbay or of another program, which are built once.

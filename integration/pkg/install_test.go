@@ -58,7 +58,7 @@ func TestInstallUpgradeRemovePurge(t *testing.T) {
 	mayInstall(t)
 	older, newer := deb(t, release(t, "v0.9.1")), deb(t, release(t, "v0.9.2"))
 	example := filepath.Join(t.TempDir(), "plugin")
-	if err := programs.Put(t.Context(), repository, example, false, "./examples/plugin"); err != nil {
+	if err := programs.Put(t.Context(), filepath.Join(repository, "examples"), example, false, "./plugin"); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {

@@ -12,7 +12,7 @@ type packed struct{ fs.FS }
 func (p packed) ReadDir(name string) ([]fs.DirEntry, error) {
 	entries, err := fs.ReadDir(p.FS, name)
 	return slices.DeleteFunc(entries, func(e fs.DirEntry) bool {
-		left := name == "." && slices.Contains([]string{".git", "bench", "bin", "corpus", "dist", "integration", "tools"}, e.Name())
+		left := name == "." && slices.Contains([]string{".git", "bench", "bin", "dist", "examples", "integration", "tools"}, e.Name())
 		return left || e.Type()&fs.ModeSymlink != 0 // as a module's archive has none
 	}), err
 }

@@ -15,13 +15,10 @@ const (
 	maxFuncLines = 60 // of its body
 )
 
-// TestNothingIsLong keeps functions and files within what can be read at once: of tests the files, as they have tables. Examples and generated
-// code are left out.
+// TestNothingIsLong keeps functions and files within what can be read at once: of tests the files, as they have tables. Generated code is left
+// out.
 func TestNothingIsLong(t *testing.T) {
 	for _, p := range packages(t) {
-		if strings.HasPrefix(p.path, "examples/") || strings.HasPrefix(p.path, "bench/") {
-			continue
-		}
 		files, err := filepath.Glob(filepath.Join(root, p.path, "*.go"))
 		if err != nil {
 			t.Fatal(err)

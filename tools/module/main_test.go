@@ -1,6 +1,9 @@
 package main
 
 import (
+	"archive/zip"
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -62,5 +65,40 @@ func TestVersionNamesTheCommit(t *testing.T) {
 	}
 	if changed == again {
 		t.Errorf("two contents have the version %s", again)
+	}
+}
+
+// The examples are published without the replacement that a clone needs.
+func TestExamplesRequireTheVersion(t *testing.T) {
+	t.Setenv("GIT_CONFIG_GLOBAL", os.DevNull)
+	root, out := t.TempDir(), t.TempDir()
+	for name, content := range map[string]string{
+		"go.mod":          "module example.com/m\n",
+		"examples/go.mod": "module example.com/m/examples\n\nrequire example.com/m v0.0.0\n\nreplace example.com/m => ../\n",
+	} {
+		path := filepath.Join(root, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := git(root, "init", "-q"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := write(root, out, "v1.2.3", time.Unix(0, 0).UTC()); err != nil {
+		t.Fatal(err)
+	}
+	proxy := filepath.Join(out, "example.com/m/examples/@v")
+	goMod, err := os.ReadFile(filepath.Join(proxy, "v1.2.3.mod"))
+	if want := "module example.com/m/examples\n\nrequire example.com/m v1.2.3\n"; err != nil || string(goMod) != want {
+		t.Errorf("go.mod is %q, %v", goMod, err)
+	}
+	packed, err := zip.OpenReader(filepath.Join(proxy, "v1.2.3.zip"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer packed.Close()
+	inZip, err := fs.ReadFile(packed, "example.com/m/examples@v1.2.3/go.mod")
+	if err != nil || string(inZip) != string(goMod) {
+		t.Errorf("go.mod in the archive is %q, %v", inZip, err)
 	}
 }

@@ -4,7 +4,8 @@ set -euo pipefail
 trap 'kill $(jobs -p)' EXIT
 
 git clone -q https://github.com/patchbay-dev/patchbay
-go install -C patchbay ./cmd/patchbay ./examples/hello
+go install -C patchbay ./cmd/patchbay
+go install -C patchbay/examples ./hello
 cat > patchbay.yaml << 'END'
 apiVersion: patchbay.dev/v1alpha1
 kind: Config
