@@ -77,10 +77,10 @@ func TestGoPluginComesWithTheDaemonOnly(t *testing.T) {
 				}
 			}
 		}
-		if p.imports["host/goplugin"] && p.path != "internal/daemon" && p.path != moved {
+		if _, ok := p.imports["host/goplugin"]; ok && p.path != "internal/daemon" && p.path != moved {
 			t.Errorf("%s imports host/goplugin: only internal/daemon may", p.path)
 		}
-		if p.imports[moved] {
+		if _, ok := p.imports[moved]; ok {
 			t.Errorf("%s imports %s: it is for the hosts of others", p.path, moved)
 		}
 	}

@@ -20,10 +20,12 @@ const (
 
 // pkg is one package of the module, as all of its files together describe it, whatever their build constraints are.
 type pkg struct {
-	path    string // relative to the module, "." for its root
-	name    string
-	doc     string          // the package comment
-	imports map[string]bool // packages of this module that its own files import, those of internal tests included
+	path string // relative to the module, "." for its root
+	name string
+	doc  string // the package comment
+	// imports are the packages of this module that its own files import, those of internal tests included. The value is false for a package
+	// that only tests import.
+	imports map[string]bool
 	foreign map[string]bool // the other packages that they import
 }
 
@@ -54,7 +56,7 @@ func packages(t *testing.T) []pkg {
 	return list
 }
 
-// inModule says whether the go command would look for packages of this module in the folder.
+// inModule reports whether the go command would look for packages of this module in the folder.
 func inModule(dir string) bool {
 	base := filepath.Base(dir)
 	if base == "testdata" || base == "vendor" || strings.HasPrefix(base, ".") || strings.HasPrefix(base, "_") {
@@ -99,9 +101,11 @@ func (p *pkg) add(file *ast.File, isTest bool) {
 			continue // Not valid Go, which the compiler reports.
 		}
 		if imported == modulePath {
-			p.imports["."] = true
-		} else if relative, ok := strings.CutPrefix(imported, modulePath+"/"); ok {
-			p.imports[path.Clean(relative)] = true
+			imported += "/"
+		}
+		if relative, ok := strings.CutPrefix(imported, modulePath+"/"); ok {
+			relative = path.Clean(relative)
+			p.imports[relative] = p.imports[relative] || !isTest
 		} else {
 			p.foreign[imported] = true
 		}
