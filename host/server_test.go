@@ -23,6 +23,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	pluginv1 "github.com/patchbay-dev/patchbay/api/patchbay/plugin/v1"
+	"github.com/patchbay-dev/patchbay/internal/fuzzcorpus"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
@@ -293,6 +294,7 @@ func TestTicket(t *testing.T) {
 func FuzzParseTicket(f *testing.F) {
 	f.Add(newTicket(7).String())
 	f.Add("1." + strings.Repeat("A", 43))
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, s string) {
 		if ticket, ok := parseTicket(s); ok && ticket.String() != s {
 			t.Errorf("%q is read as %q", s, ticket)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
+	"github.com/patchbay-dev/patchbay/internal/fuzzcorpus"
 )
 
 // stateFile makes a state file with n plugins and returns its path and content.
@@ -209,6 +210,7 @@ func FuzzOpen(f *testing.F) {
 	for offset := range uint32(80) { // the meta page
 		f.Add(offset, uint64(1), offset+uint32(os.Getpagesize()), uint64(1))
 	}
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, offset1 uint32, flip1 uint64, offset2 uint32, flip2 uint64) {
 		content := append(bytes.Clone(sound), make([]byte, 8)...)
 		for offset, flip := range map[uint32]uint64{offset1: flip1, offset2: flip2} {

@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/internal/fuzzcorpus"
 )
 
 func TestRecord(t *testing.T) {
@@ -48,6 +49,7 @@ func FuzzRecord(f *testing.F) {
 	key := appendKey(nil, "t", "n")
 	f.Add(key, appendValue(nil, key, []*dynamicplugins.PluginInfo{{Type: "t", Name: "n", Options: map[string]string{"a": "b"}}}))
 	f.Add([]byte{}, []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1})
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, key, body []byte) {
 		sum := checksum(key, body)
 		value := append(bytes.Clone(body), byte(sum>>24), byte(sum>>16), byte(sum>>8), byte(sum))

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/internal/fuzzcorpus"
 	"github.com/patchbay-dev/patchbay/internal/leaktest"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
@@ -167,6 +168,7 @@ func TestWhatIsNotSigned(t *testing.T) {
 
 func FuzzList(f *testing.F) {
 	f.Add([]byte(listLine("a", "one")))
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, text []byte) {
 		l, err := parseList(text)
 		if err == nil && l.check(plugin.Pin{}) == nil {

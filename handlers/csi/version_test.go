@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/patchbay-dev/patchbay/handlers/csi"
+	"github.com/patchbay-dev/patchbay/internal/fuzzcorpus"
 )
 
 func TestNegotiate(t *testing.T) {
@@ -49,6 +50,7 @@ func FuzzNegotiate(f *testing.F) {
 	for _, seed := range []string{"", "1.0.0", "0.3.0 1.0.0", "1.2 x v1.99 2.0", "1.99999999999999999999"} {
 		f.Add(seed)
 	}
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, announced string) {
 		versions := strings.Split(announced, " ")
 		got, err := csi.Negotiate(versions)

@@ -30,6 +30,6 @@ func TestModuleIsSmall(t *testing.T) {
 		t.Fatal(err)
 	}
 	if files > most {
-		t.Errorf("the module has %d files, at most %d are allowed: what only tests need belongs into a module of its own, as corpus", files, most)
+		t.Errorf("the module has %d files, at most %d are allowed: what only tests need belongs into another module, such as integration", files, most)
 	}
 }

@@ -33,7 +33,7 @@ func texts(t *testing.T, ends ...string) map[string]string {
 			return err
 		case entry.IsDir():
 			if file != root && (strings.HasPrefix(base, ".") && base != ".github" || slices.Contains(
-				[]string{"testdata", "node_modules", "results", "dist", "corpus", "templates"}, base)) {
+				[]string{"testdata", "node_modules", "results", "dist", "templates"}, base)) {
 				return filepath.SkipDir
 			}
 			return nil

@@ -10,6 +10,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
+
+	"github.com/patchbay-dev/patchbay/internal/fuzzcorpus"
 )
 
 // plugin returns one with nothing but what it must have.
@@ -237,6 +239,7 @@ func FuzzQuantities(f *testing.F) {
 	for _, text := range []string{"1", "1.5Gi", "500m", "0.000000000000000001P", "999999999999999999", "2k"} {
 		f.Add(text)
 	}
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, text string) {
 		var b, b2 Bytes
 		if b.UnmarshalText([]byte(text)) == nil {

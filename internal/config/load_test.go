@@ -13,6 +13,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
+
+	"github.com/patchbay-dev/patchbay/internal/fuzzcorpus"
 )
 
 func write(t *testing.T, path, text string) {
@@ -301,6 +303,7 @@ func FuzzParse(f *testing.F) {
 	} {
 		f.Add([]byte(text))
 	}
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, text []byte) {
 		tree, errs := parse("f", text)
 		for _, err := range errs {

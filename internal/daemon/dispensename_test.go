@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/patchbay-dev/patchbay/internal/config"
+	"github.com/patchbay-dev/patchbay/internal/fuzzcorpus"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -36,6 +37,7 @@ func FuzzStablePath(f *testing.F) {
 	f.Add("T", repeated("n", 200), "T", repeated("n", 201))
 	f.Add("T", repeated("/", 30), "T", fileName(repeated("/", 30), 80))
 	f.Add(repeated("t", 90), ".", repeated("t", 91), "..")
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, type1, name1, type2, name2 string) {
 		for _, dir := range []string{"/d", "/" + repeated("d", maxDispenseDir-1)} {
 			one, two := stablePath(dir, named(type1, name1)), stablePath(dir, named(type2, name2))

@@ -16,6 +16,7 @@ import (
 	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
+	"github.com/patchbay-dev/patchbay/internal/fuzzcorpus"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/launcher"
 )
@@ -60,6 +61,7 @@ func FuzzControl(f *testing.F) {
 	f.Add(patchbayv1connect.FleetServiceWaitForFleetPluginProcedure, "application/json", []byte(`{"type":"A","name":"x"}`))
 	f.Add(patchbayv1connect.DeviceServiceAllocateDevicesProcedure, "application/json", []byte(`{"resource":"a/b","count":4294967295}`))
 
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, procedure, contentType string, body []byte) {
 		live := make(chan patchbay.Event, 1)
 		live <- event(2, "A")

@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	fleetv1 "github.com/patchbay-dev/patchbay/api/patchbay/fleet/v1"
+	"github.com/patchbay-dev/patchbay/internal/fuzzcorpus"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
 )
 
@@ -160,6 +161,7 @@ func FuzzDecode(f *testing.F) {
 	f.Add([]byte{}, presenceKey)
 	f.Add([]byte("\x08\x01"), recordKey)
 	f.Add(marshal(f, &fleetv1.NodeRecord{Instance: "i", Plugins: []*fleetv1.PluginRecord{{Type: "T", Name: "n"}}}), recordKey)
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, value []byte, key string) {
 		known := &facts{}
 		known.put(key, &mvccpb.KeyValue{Value: value})

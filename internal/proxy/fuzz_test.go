@@ -12,6 +12,7 @@ import (
 	testpb "google.golang.org/grpc/interop/grpc_testing"
 	"google.golang.org/grpc/test/bufconn"
 
+	"github.com/patchbay-dev/patchbay/internal/fuzzcorpus"
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
 )
@@ -31,6 +32,7 @@ func FuzzPeers(f *testing.F) {
 	}})
 	goodConn := serveInMemory(f, good)
 
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, fromCaller, fromPlugin []byte) {
 		bad := directInMemory(t, func(context.Context) (net.Conn, error) {
 			client, plugin := net.Pipe()

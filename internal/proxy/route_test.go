@@ -6,12 +6,14 @@ import (
 
 	"google.golang.org/grpc/metadata"
 
+	"github.com/patchbay-dev/patchbay/internal/fuzzcorpus"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
 )
 
 func FuzzRoute(f *testing.F) {
 	f.Add("csi-node", "hostpath.csi.k8s.io")
 	f.Add("a/b", "../\x00 %\xff\n")
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, ptype, name string) {
 		route := proxy.Route(ptype, name)
 		for _, value := range route {

@@ -17,6 +17,8 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/patchbay-dev/patchbay/internal/fuzzcorpus"
 )
 
 // maxFuzz is how many bytes a peer sends that reads nothing, so that the acknowledgements still fit into the buffer of its socket.
@@ -38,6 +40,7 @@ func FuzzClient(f *testing.F) {
 		f.Add(first, said)
 	}
 
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, first, second []byte) {
 		if len(first)+len(second) > maxFuzz {
 			return
@@ -190,6 +193,7 @@ func FuzzParseInfo(f *testing.F) {
 	}
 	f.Add(answer)
 	f.Add([]byte{})
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, said []byte) {
 		info, err := ParseInfo(said)
 		if err != nil {

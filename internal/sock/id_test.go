@@ -5,6 +5,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/patchbay-dev/patchbay/internal/fuzzcorpus"
 )
 
 func TestStatSaysWhatIsThere(t *testing.T) {
@@ -94,6 +96,7 @@ func FuzzParseID(f *testing.F) {
 	f.Add("fd00.12.1000000000000000")
 	f.Add("0.0.0")
 	f.Add("..")
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, s string) {
 		if id, err := ParseID(s); err == nil && id.String() != s {
 			t.Errorf("ParseID(%q) = %v, which prints as %q", s, id, id.String())

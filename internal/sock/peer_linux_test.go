@@ -7,6 +7,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/patchbay-dev/patchbay/internal/fuzzcorpus"
 )
 
 func TestStartTimeOfStrangeCommands(t *testing.T) {
@@ -42,6 +44,7 @@ func TestLongestStat(t *testing.T) {
 
 func FuzzParseStartTime(f *testing.F) {
 	f.Add([]byte("7 (a b) c) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4242 20 21"))
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(_ *testing.T, stat []byte) { parseStartTime(stat) })
 }
 

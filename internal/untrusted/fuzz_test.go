@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/patchbay-dev/patchbay/internal/fuzzcorpus"
 )
 
 // FuzzTexts checks that what is repeated of any text is bounded, valid and printable, and that what passes a check is within its limits.
@@ -11,6 +13,7 @@ func FuzzTexts(f *testing.F) {
 	for _, text := range []string{"", "a b", "\xff", "\x1b[2J", "a\u202eb", strings.Repeat("é", 200), "hostpath.csi.k8s.io", "example.com/gpu", "../a"} {
 		f.Add(text, "CSIPlugin", 8)
 	}
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, text, ptype string, limit int) {
 		limit = max(limit%1024, 0)
 		for _, repeated := range []string{Quote(text), QuoteAll([]string{text, text})} {

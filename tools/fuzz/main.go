@@ -1,10 +1,13 @@
-// Command fuzz runs the fuzz targets of the main module, each for a budget of processor time, and keeps what they found.
+// Command fuzz runs the fuzz targets of the main module and of the examples, each for a budget of processor time, and keeps what they find.
 //
 //	fuzz [-cpu 10m] [-run REGEXP] [-slice 1m] DIR
 //
-// DIR is the root of the module. Inputs that reach new code, and one that fails, are kept in the corpus of the package, to which its
-// testdata/fuzz is a link, so every run of the tests meets them again. What was spent on each target stands in .ci/fuzz.json, which is
-// written after each slice: a run that was stopped goes on where it was. The status is 1 if a target failed.
+// DIR is the root of the repository. Inputs that reach new code are added to the archive testdata/TARGET.txtar of the package, which
+// [fuzzcorpus.Add] reads, so every run of the tests tries them again. An input that fails is written to testdata/fuzz. The time spent on
+// each target is in .ci/fuzz.json, which is written after each slice: a run that was stopped resumes there. The status is 1 if a target
+// failed.
+//
+// [fuzzcorpus.Add]: https://pkg.go.dev/github.com/patchbay-dev/patchbay/internal/fuzzcorpus#Add
 package main
 
 import (
@@ -16,6 +19,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"os"
 	"os/exec"
@@ -27,6 +31,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/tools/txtar"
 )
 
 // target is what was spent on one fuzz target so far, and what it gave.
@@ -65,11 +71,16 @@ func run(ctx context.Context, dir string, only *regexp.Regexp, budget, slice tim
 			return fmt.Errorf("reading %s: %w; delete it to start over", book, err)
 		}
 	}
-	names, err := targets(ctx, dir)
-	if err != nil {
-		return err
+	var names []string
+	for _, module := range []string{".", "examples"} {
+		more, err := targets(ctx, dir, module)
+		if err != nil {
+			return err
+		}
+		names = append(names, more...)
 	}
-	// What is no longer there takes its record along.
+	slices.Sort(names)
+	// The records of targets that were removed or renamed are dropped.
 	maps.DeleteFunc(spent, func(name string, _ *target) bool { return !slices.Contains(names, name) })
 	temp, err := os.MkdirTemp("", "fuzz")
 	if err != nil {
@@ -98,8 +109,10 @@ func run(ctx context.Context, dir string, only *regexp.Regexp, budget, slice tim
 		if out, err := build.CombinedOutput(); err != nil {
 			return fmt.Errorf("building the tests of %s: %w\n%s", pkg, err, out)
 		}
+		cache := filepath.Join(temp, filepath.FromSlash(name))
 		for t.Failed = false; t.CPU < budget && !t.Failed; {
-			if err := t.fuzz(ctx, binary, pkg, fn, slice); err != nil {
+			err := t.fuzz(ctx, binary, pkg, fn, cache, slice)
+			if err := errors.Join(err, keep(filepath.Join(pkg, "testdata", fn+".txtar"), filepath.Join(cache, fn))); err != nil {
 				return err
 			}
 			fmt.Printf("%s: %s of processor time, %d executions, %d inputs\n", name, t.CPU.Round(time.Second), t.Executions, t.Corpus)
@@ -119,11 +132,40 @@ func run(ctx context.Context, dir string, only *regexp.Regexp, budget, slice tim
 	return nil
 }
 
-// targets lists the fuzz targets of the module in dir, as PACKAGE.NAME, with the package relative to the module.
-func targets(ctx context.Context, dir string) ([]string, error) {
+// keep adds the inputs in a directory to an archive, in the order of their names.
+func keep(archive, dir string) error {
+	found, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	kept, err := txtar.ParseFile(archive)
+	if errors.Is(err, fs.ErrNotExist) {
+		kept, err = new(txtar.Archive), nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, entry := range found {
+		data, err := os.ReadFile(filepath.Join(dir, entry.Name()))
+		if err != nil {
+			return err
+		}
+		kept.Files = append(kept.Files, txtar.File{Name: entry.Name(), Data: data})
+	}
+	slices.SortFunc(kept.Files, func(a, b txtar.File) int { return strings.Compare(a.Name, b.Name) })
+	// The name of an input is its hash.
+	kept.Files = slices.CompactFunc(kept.Files, func(a, b txtar.File) bool { return a.Name == b.Name })
+	return os.WriteFile(archive, txtar.Format(kept), 0o644)
+}
+
+// targets lists the fuzz targets of a module in dir, as PACKAGE.NAME, with the package relative to dir.
+func targets(ctx context.Context, dir, module string) ([]string, error) {
 	const files = "{{range .TestGoFiles}}{{$.Dir}}/{{.}}\n{{end}}{{range .XTestGoFiles}}{{$.Dir}}/{{.}}\n{{end}}"
 	list := exec.CommandContext(ctx, "go", "list", "-f", files, "./...")
-	list.Dir = dir
+	list.Dir = filepath.Join(dir, module)
 	list.Stderr = os.Stderr
 	out, err := list.Output()
 	if err != nil {
@@ -148,19 +190,19 @@ func targets(ctx context.Context, dir string) ([]string, error) {
 			names = append(names, filepath.ToSlash(pkg)+"."+string(m[1]))
 		}
 	}
-	slices.Sort(names)
 	return names, nil
 }
 
 var progress = regexp.MustCompile(`execs: (\d+) .*\(total: (\d+)\)`)
 
-// fuzz runs the test binary in the directory of its package for one slice of time on all processors and adds what that took.
-func (t *target) fuzz(ctx context.Context, binary, dir, fn string, slice time.Duration) error {
+// fuzz runs the test binary in the directory of its package for one slice of time on all processors and adds the time that it took. The
+// inputs that reach new code are in the directory cache.
+func (t *target) fuzz(ctx context.Context, binary, dir, fn, cache string, slice time.Duration) error {
 	cmd := exec.CommandContext(context.WithoutCancel(ctx), binary,
 		"-test.run", "^$", "-test.fuzz", "^"+fn+"$", "-test.fuzztime", slice.String(),
 		// By default each input that reaches new code is minimized for up to a minute, in which few executions count.
 		"-test.fuzzminimizetime", "100x",
-		"-test.fuzzcachedir", filepath.Join("testdata", "fuzz"), "-test.parallel", strconv.Itoa(runtime.NumCPU()))
+		"-test.fuzzcachedir", cache, "-test.parallel", strconv.Itoa(runtime.NumCPU()))
 	cmd.Dir = dir
 	var output bytes.Buffer
 	cmd.Stdout = &output
@@ -182,7 +224,7 @@ func (t *target) fuzz(ctx context.Context, binary, dir, fn string, slice time.Du
 	return context.Cause(ctx)
 }
 
-// counts reads what the fuzzer said last of its progress, and passes on what is none.
+// counts returns the last counts that the fuzzer printed, and writes its other lines to rest.
 func counts(output io.Reader, rest io.Writer) (executions int64, corpus int) {
 	lines := bufio.NewScanner(output)
 	for lines.Scan() {

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/patchbay-dev/patchbay/internal/fuzzcorpus"
 )
 
 const (
@@ -82,6 +84,7 @@ func TestDir(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	f.Add(hybridMounts, hybridGroups)
 	f.Add("1 0 0:1 /../.. /m rw - cgroup2 - rw\n", "0::/../../x\n:::\n1:a,,b=c:\n")
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, mountinfo, membership string) {
 		s := Parse(mountinfo, membership)
 		s.Kind()

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	cipdv1 "github.com/patchbay-dev/patchbay/api/patchbay/cipd/v1"
+	"github.com/patchbay-dev/patchbay/internal/fuzzcorpus"
 )
 
 const oldID = "da39a3ee5e6b4b0d3255bfef95601890afd80709"
@@ -70,6 +71,7 @@ func TestReferencesThatAreNone(t *testing.T) {
 func FuzzParseInstanceID(f *testing.F) {
 	f.Add(fileID(""))
 	f.Add(oldID)
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, id string) {
 		ref, err := ParseInstanceID(id)
 		if err != nil {
@@ -89,6 +91,7 @@ func FuzzParseInstanceID(f *testing.F) {
 func FuzzInstanceID(f *testing.F) {
 	f.Add(int32(1), oldID)
 	f.Add(int32(2), hex.EncodeToString(make([]byte, sha256.Size)))
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, algo int32, digest string) {
 		ref := &cipdv1.ObjectRef{HashAlgo: cipdv1.HashAlgo(algo), HexDigest: digest}
 		id, err := instanceID(ref)

@@ -6,6 +6,8 @@ import (
 	"io"
 	"strings"
 	"testing"
+
+	"github.com/patchbay-dev/patchbay/internal/fuzzcorpus"
 )
 
 func TestReadTakesOnlyTheLine(t *testing.T) {
@@ -54,6 +56,7 @@ func TestReadTellsTheEndOfInput(t *testing.T) {
 
 func FuzzRead(f *testing.F) {
 	f.Add([]byte(`{"version":1,"hostSocket":"s","ticket":"t"}` + "\n"))
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, input []byte) {
 		h, err := Read(bytes.NewReader(input))
 		if err == nil && (h.Ticket == "" || h.HostSocket == "") {

@@ -3,6 +3,8 @@ package handshake
 import (
 	"bytes"
 	"testing"
+
+	"github.com/patchbay-dev/patchbay/internal/fuzzcorpus"
 )
 
 // FuzzIntroduction has a plugin write anything to its introduction, in two parts. The host takes what fits into an introduction, once, and
@@ -10,6 +12,7 @@ import (
 func FuzzIntroduction(f *testing.F) {
 	f.Add([]byte("it is me"), []byte{})
 	f.Add(bytes.Repeat([]byte{'x'}, maxIntroduction), []byte("y"))
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, first, second []byte) {
 		all := append(bytes.Clone(first), second...)
 		if len(all) > 32<<10 {

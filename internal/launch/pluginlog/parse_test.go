@@ -10,6 +10,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/patchbay-dev/patchbay/internal/fuzzcorpus"
 )
 
 func TestParse(t *testing.T) {
@@ -112,6 +114,7 @@ func FuzzParse(f *testing.F) {
 	for _, seed := range seeds {
 		f.Add([]byte(seed))
 	}
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, line []byte) {
 		if len(line) == 0 {
 			return
@@ -142,6 +145,7 @@ func FuzzJSON(f *testing.F) {
 	for _, seed := range seeds {
 		f.Add(seed)
 	}
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, line string) {
 		if line == "" || line[0] != '{' {
 			return

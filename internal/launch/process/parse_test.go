@@ -9,12 +9,14 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/patchbay-dev/patchbay/internal/fuzzcorpus"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
 func FuzzRecord(f *testing.F) {
 	f.Add("start", "1", "/run/x y", "a\nb\"\\\xff")
 	f.Add("", "", "", "")
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, a, b, c, d string) {
 		var files []string
 		socket := sock.ID{Device: 1, Inode: uint64(len(a)), Birth: 1}
@@ -42,6 +44,7 @@ func FuzzRecord(f *testing.F) {
 func FuzzWard(f *testing.F) {
 	f.Add("start\x001\x00/f\x00\x00end\x001\x00\x00")
 	f.Add("start\x00\x00cgroup\x00/x\x00\x00end\x007\x00\x00sta")
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(_ *testing.T, text string) {
 		w := newWard()
 		w.listen(strings.NewReader(text))
@@ -51,6 +54,7 @@ func FuzzWard(f *testing.F) {
 func FuzzStat(f *testing.F) {
 	f.Add([]byte("42 (a) b) (c) S 7 42 1 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 12345 0 0"))
 	f.Add([]byte(")"))
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if s, ok := parseStat(b); ok && (s.state == 0 || bytes.Count(b, []byte{')'}) == 0) {
 			t.Errorf("%q was read as %+v", b, s)

@@ -18,6 +18,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/patchbay-dev/patchbay/internal/fuzzcorpus"
 )
 
 // write makes a program.
@@ -172,6 +174,7 @@ func TestParseScript(t *testing.T) {
 func FuzzParseScript(f *testing.F) {
 	f.Add([]byte("#!/bin/sh -e\n"))
 	f.Add([]byte("#! \t\n"))
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, program []byte) {
 		s, err := ParseScript(program)
 		if s == nil {

@@ -13,6 +13,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/patchbay-dev/patchbay/client"
+	"github.com/patchbay-dev/patchbay/internal/fuzzcorpus"
 )
 
 var hostile = []string{
@@ -45,6 +46,7 @@ func FuzzEscape(f *testing.F) {
 	for _, s := range hostile {
 		f.Add(s)
 	}
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, s string) {
 		safe := escape(s)
 		if !utf8.ValidString(safe) || strings.IndexFunc(safe, unprintable) >= 0 {
@@ -64,6 +66,7 @@ func FuzzOutput(f *testing.F) {
 	for _, s := range hostile {
 		f.Add(s)
 	}
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, s string) {
 		plugin := client.Plugin{Type: s, Name: s, Version: s, Versions: []string{s}, State: s, Endpoint: s, SocketPath: s, LastError: s, Reason: s}
 		plugins := []client.Plugin{plugin, plugin}

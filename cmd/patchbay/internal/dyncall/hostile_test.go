@@ -15,6 +15,8 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/descriptorpb"
+
+	"github.com/patchbay-dev/patchbay/internal/fuzzcorpus"
 )
 
 // liar is a reflection service that says what a test wants. Without an answer for a name it says that there is none.
@@ -218,6 +220,7 @@ func FuzzLink(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(raw)
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		s, err := Load(t.Context(), direct{liar{services: []string{"x.Thing"}, symbol: func(string) [][]byte { return [][]byte{raw} }}}, "", Plugin{})
 		if err != nil {

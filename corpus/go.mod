@@ -1,3 +1,0 @@
-module github.com/patchbay-dev/patchbay/corpus
-
-go 1.26.0
