@@ -17,6 +17,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 var (
@@ -32,7 +33,7 @@ func TestHandover(t *testing.T) {
 	}
 	h, handler := newCounting(t)
 	p := launchable("serve")
-	p.Upgrade = launcher.UpgradeHandover
+	p.Upgrade = plugin.UpgradeHandover
 	h.set(p)
 	h.running("registration")
 	socket := h.listed().SocketPath
@@ -87,9 +88,9 @@ func TestChangesOfKind(t *testing.T) {
 	h, _ := newCounting(t)
 	auto := launchable("serve")
 	handed := launchable("serve")
-	handed.Upgrade = launcher.UpgradeHandover
+	handed.Upgrade = plugin.UpgradeHandover
 	recreated := launchable("serve")
-	recreated.Upgrade = launcher.UpgradeRecreate
+	recreated.Upgrade = plugin.UpgradeRecreate
 	h.set(auto)
 	h.running("a process")
 	stop := h.greetAlways(4)
@@ -99,7 +100,7 @@ func TestChangesOfKind(t *testing.T) {
 		h.until(fmt.Sprintf("change %d", i), func() bool {
 			s := h.unit()
 			fronted := strings.HasSuffix(s.Socket, ".0.sock")
-			return s.State == launcher.StateRunning && fronted == (p.OnDemand || p.Upgrade == launcher.UpgradeHandover) &&
+			return s.State == launcher.StateRunning && fronted == (p.OnDemand || p.Upgrade == plugin.UpgradeHandover) &&
 				len(h.rt.Registry().Instances("T", "launched")) == 1
 		})
 	}
@@ -172,7 +173,7 @@ func TestStartedAgainToSayWhatItIs(t *testing.T) {
 func TestSocketBehindAFrontIsRemoved(t *testing.T) {
 	h, _ := newCounting(t)
 	p := launchable("serve")
-	p.Upgrade = launcher.UpgradeHandover
+	p.Upgrade = plugin.UpgradeHandover
 	h.set(p)
 	first := h.running("registration").PID
 	sockets, err := filepath.Glob(filepath.Join(h.dir, ".launched", "unit.*.sock"))

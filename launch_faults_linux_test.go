@@ -14,6 +14,7 @@ import (
 	hosting "github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // script is a launched plugin that is a shell script and does not serve.
@@ -23,7 +24,7 @@ func script(text string, args ...string) launcher.Plugin {
 			Name: "unit", Args: append([]string{"/bin/sh", "-c", text, "sh"}, args...), Env: []string{"PATH=" + os.Getenv("PATH")},
 		},
 		NoSocket: true,
-		Restart:  launcher.RestartPolicy{Restart: launcher.RestartNever},
+		Restart:  plugin.RestartPolicy{Policy: plugin.RestartNever},
 	}
 }
 
@@ -124,7 +125,7 @@ func TestReplacementThatEndsSaysWhy(t *testing.T) {
 	for behaviour, why := range map[string]string{"crash": "the flux is empty", "quit": "ended by itself", "": "no such file"} {
 		bad := launchable(behaviour)
 		bad.StartTimeout = 10 * patience
-		bad.Restart = launcher.RestartPolicy{Restart: launcher.RestartAlways, MinBackoff: 10 * patience}
+		bad.Restart = plugin.RestartPolicy{Policy: plugin.RestartAlways, Backoff: plugin.Backoff{Min: 10 * patience}}
 		if behaviour == "" {
 			bad.Args = []string{filepath.Join(t.TempDir(), "nothing")}
 		}
@@ -197,7 +198,7 @@ func TestSurvivorThatCannotBeReached(t *testing.T) {
 			surviving := launchable("serve")
 			if name == crashes {
 				surviving = script(`mkdir "$1/alone" || exit 9; while :; do sleep 0.1; done`, t.TempDir())
-				surviving.Restart = launcher.RestartPolicy{Restart: launcher.RestartAlways, MinBackoff: 10 * patience}
+				surviving.Restart = plugin.RestartPolicy{Policy: plugin.RestartAlways, Backoff: plugin.Backoff{Min: 10 * patience}}
 			}
 			surviving.Survive, surviving.Manual = true, name == notStarted
 			h.set(surviving)

@@ -17,14 +17,15 @@ import (
 	hosting "github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
 )
 
 func launchable(behaviour string) launcher.Plugin {
 	return launcher.Plugin{
 		Spec: hosting.Spec{Name: "unit", Args: []string{os.Args[0]}, Env: []string{pluginEnv + "=" + behaviour}},
-		Restart: launcher.RestartPolicy{
-			Restart: launcher.RestartAlways, MinBackoff: 10 * time.Millisecond, MaxBackoff: 10 * time.Millisecond, Limit: 3,
+		Restart: plugin.RestartPolicy{
+			Policy: plugin.RestartAlways, Backoff: plugin.Backoff{Min: 10 * time.Millisecond, Max: 10 * time.Millisecond}, Limit: 3,
 		},
 	}
 }
@@ -214,7 +215,7 @@ func TestStartDuringPause(t *testing.T) {
 	p := launchable("serve")
 	program := filepath.Join(t.TempDir(), "program")
 	p.Args = []string{program}
-	p.Restart = launcher.RestartPolicy{Restart: launcher.RestartAlways, MinBackoff: patience, MaxBackoff: patience}
+	p.Restart = plugin.RestartPolicy{Policy: plugin.RestartAlways, Backoff: plugin.Backoff{Min: patience, Max: patience}}
 	if err := os.WriteFile(program, []byte("#!/bin/sh\nexit 3\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -358,7 +359,7 @@ func TestHungPluginIsSeenAndStartedAgain(t *testing.T) {
 		t.Errorf("after it was slow it is %+v, want process %d as before", s, before.PID)
 	}
 
-	p.Restart.RestartUnresponsive = true
+	p.Restart.Unresponsive = true
 	h.set(p)
 	h.until("replacement", func() bool { s := h.unit(); return s.PID != before.PID && s.State == launcher.StateRunning })
 	hung := h.unit()
@@ -373,11 +374,11 @@ func TestHungPluginIsSeenAndStartedAgain(t *testing.T) {
 
 // TestBusyPluginIsNotHung: a plugin that handles one call at a time answers no health check during a call, and is not restarted for that.
 func TestBusyPluginIsNotHung(t *testing.T) {
-	for name, upgrade := range map[string]launcher.Upgrade{"itself": launcher.UpgradeSideBySide, "behind a front": launcher.UpgradeHandover} {
+	for name, upgrade := range map[string]plugin.Upgrade{"itself": plugin.UpgradeSideBySide, "behind a front": plugin.UpgradeHandover} {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t)
 			p := launchable("single")
-			p.Restart.RestartUnresponsive = true
+			p.Restart.Unresponsive = true
 			p.Upgrade = upgrade
 			h.set(p)
 			before := h.running("registration")

@@ -28,6 +28,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
 	"github.com/patchbay-dev/patchbay/trust"
 )
@@ -428,7 +429,7 @@ func TestOnDemandOfAnotherUser(t *testing.T) {
 func TestRecreationOnDemand(t *testing.T) {
 	h, handler := newCounting(t)
 	p := onDemand("alone")
-	p.Upgrade, p.Dir = launcher.UpgradeRecreate, t.TempDir()
+	p.Upgrade, p.Dir = plugin.UpgradeRecreate, t.TempDir()
 	h.set(p)
 	h.idle()
 	h.mustGreet()

@@ -13,6 +13,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
 )
 
@@ -42,7 +43,7 @@ func TestRestartFailsNoCall(t *testing.T) {
 	t.Run("side by side", func(t *testing.T) { restartFailsNoCall(t, launchable("serve")) })
 	t.Run("recreate", func(t *testing.T) {
 		p := launchable("alone")
-		p.Upgrade, p.Dir, p.Restart.Restart = launcher.UpgradeRecreate, t.TempDir(), launcher.RestartNever
+		p.Upgrade, p.Dir, p.Restart.Policy = plugin.UpgradeRecreate, t.TempDir(), plugin.RestartNever
 		restartFailsNoCall(t, p)
 	})
 }
@@ -83,7 +84,7 @@ func restartFailsNoCall(t *testing.T, p launcher.Plugin) {
 func TestRecreationThatFails(t *testing.T) {
 	h := newHost(t)
 	p := launchable("serve")
-	p.Upgrade = launcher.UpgradeRecreate
+	p.Upgrade = plugin.UpgradeRecreate
 	h.set(p)
 	h.running("registration")
 	client, err := dynamicplugins.Dispense[v1beta1.ExampleClient](h.rt.Registry(), "T", "launched")

@@ -12,6 +12,7 @@ import (
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/host/goplugin"
 	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
 )
 
@@ -19,7 +20,7 @@ import (
 type upgrading struct {
 	name    string
 	replace bool
-	how     launcher.Upgrade
+	how     plugin.Upgrade
 	program string
 	// protocol makes the plugin one of go-plugin.
 	protocol *goplugin.Plugin
@@ -40,12 +41,12 @@ func benchP16(b testing.TB) {
 	contestants := []upgrading{
 		{name: "steady", program: ours},
 		{name: "side-by-side", replace: true, program: ours},
-		{name: "handover", replace: true, how: launcher.UpgradeHandover, program: ours},
-		{name: "recreate", replace: true, how: launcher.UpgradeRecreate, program: ours},
+		{name: "handover", replace: true, how: plugin.UpgradeHandover, program: ours},
+		{name: "recreate", replace: true, how: plugin.UpgradeRecreate, program: ours},
 		{name: "steady-goplugin", program: theirs, protocol: foreign},
 		{name: "side-by-side-goplugin", replace: true, program: theirs, protocol: foreign},
-		{name: "handover-goplugin", replace: true, how: launcher.UpgradeHandover, program: theirs, protocol: foreign},
-		{name: "recreate-goplugin", replace: true, how: launcher.UpgradeRecreate, program: theirs, protocol: foreign},
+		{name: "handover-goplugin", replace: true, how: plugin.UpgradeHandover, program: theirs, protocol: foreign},
+		{name: "recreate-goplugin", replace: true, how: plugin.UpgradeRecreate, program: theirs, protocol: foreign},
 	}
 	for round := range rounds {
 		for i := range contestants {

@@ -94,10 +94,10 @@ func TestOrder(t *testing.T) {
 		"with a bad digest":    {Args: []string{"true"}, Admit: admit, SHA256: "x"},
 		"with a bad protocol":  {Args: []string{"true"}, Admit: admit, Protocol: "x"},
 		"with a bad user":      {Args: []string{"true"}, Admit: admit, User: "no such user"},
-		"with negative memory": {Args: []string{"true"}, Admit: admit, Limits: Limits{Memory: -1}},
-		"with negative CPU":    {Args: []string{"true"}, Admit: admit, Limits: Limits{CPU: -1}},
-		"with negative tasks":  {Args: []string{"true"}, Admit: admit, Limits: Limits{Processes: -1}},
-		"with negative files":  {Args: []string{"true"}, Admit: admit, Limits: Limits{OpenFiles: -1}},
+		"with negative memory": {Args: []string{"true"}, Admit: admit, Limits: plugin.Limits{Memory: -1}},
+		"with negative CPU":    {Args: []string{"true"}, Admit: admit, Limits: plugin.Limits{CPU: -1}},
+		"with negative tasks":  {Args: []string{"true"}, Admit: admit, Limits: plugin.Limits{Processes: -1}},
+		"with negative files":  {Args: []string{"true"}, Admit: admit, Limits: plugin.Limits{OpenFiles: -1}},
 		"with a NUL byte":      {Args: []string{"true"}, Admit: admit, Env: []string{"A=\x00"}},
 	}
 	h := &Host{}

@@ -54,10 +54,10 @@ type AdmissionPlugin struct {
 	checks  map[plugin.Pin]*Promise // those in the three lists
 	waiting promises                // not sent
 	sent    promises
-	kept    promises                // resolved
-	unit    *supervise.Unit[string] // made by the first check
-	session *session                // nil if no plugin runs
-	expiry  *time.Timer             // for the next deadline; nil if there is none
+	kept    promises        // resolved
+	unit    *supervise.Unit // made by the first check
+	session *session        // nil if no plugin runs
+	expiry  *time.Timer     // for the next deadline; nil if there is none
 }
 
 var _ plugin.AdmissionPlugin = (*AdmissionPlugin)(nil)
@@ -146,7 +146,7 @@ func (p *AdmissionPlugin) enqueue(promise *Promise) error {
 		return status.Error(codes.InvalidArgument, "its pin is not valid UTF-8")
 	case p.waiting.Len()+p.sent.Len() == maxPending:
 		return ErrQueueFull
-	case p.session == nil && !p.host.admits(p):
+	case p.session == nil && !p.host.use(p):
 		return ErrAborted
 	}
 	if p.unit == nil {

@@ -287,7 +287,7 @@ func TestOtherUser(t *testing.T) {
 	}
 	spec := self("other user")
 	spec.SHA256, spec.Dir = sha256Of(readProgram(t, os.Args[0])), "/"
-	spec.User, spec.Group, spec.NoNewPrivs, spec.Limits = "12345", "23456", true, process.Limits{OpenFiles: 99}
+	spec.User, spec.Group, spec.NoNewPrivs, spec.Limits = "12345", "23456", true, plugin.Limits{OpenFiles: 99}
 	spec.PluginSocket = filepath.Join(plugins, "name.1", "plugin.sock")
 	p := launch(t, h, spec)
 	if line := said(t, p)(); line != "12345 23456 []" && line != "12345 23456 [23456]" {
@@ -436,11 +436,11 @@ func BenchmarkChecked(b *testing.B) {
 		"file":   {},
 		"copy":   {SHA256: sha256Of(content)},
 		"nnp":    {SHA256: sha256Of(content), NoNewPrivs: true},
-		"limits": {SHA256: sha256Of(content), NoNewPrivs: true, Limits: Limits{OpenFiles: 100}},
+		"limits": {SHA256: sha256Of(content), NoNewPrivs: true, Limits: plugin.Limits{OpenFiles: 100}},
 		"user":   {SHA256: sha256Of(content), User: "12345", Group: "12345"},
 		"all": {SHA256: sha256Of(content), NoNewPrivs: true, User: "12345", Group: "12345",
-			Limits: Limits{OpenFiles: 100, Memory: 1 << 28, CPU: 1000}},
-		"cgroup": {SHA256: sha256Of(content), NoNewPrivs: true, Limits: Limits{Memory: 1 << 28, CPU: 1000}},
+			Limits: plugin.Limits{OpenFiles: 100, Memory: 1 << 28, CPU: 1000}},
+		"cgroup": {SHA256: sha256Of(content), NoNewPrivs: true, Limits: plugin.Limits{Memory: 1 << 28, CPU: 1000}},
 	} {
 		b.Run(name, func(b *testing.B) {
 			h := newHost(b)

@@ -65,7 +65,7 @@ type Spec struct {
 	// that of PluginSocket, become searchable for everybody. The caller removes it.
 	OwnDir string
 	// Limits bound what the plugin may use. A limit that this system cannot enforce is an error.
-	Limits Limits
+	Limits plugin.Limits
 	// NoNewPrivs keeps the plugin and its descendants from gaining privileges by executing a program.
 	NoNewPrivs bool
 	// Survive lets the plugin run on when this process ends. It needs [Host].StateDir; a later host with the same one can adopt it.
@@ -127,9 +127,6 @@ func (h *Host) scan(program string) scanned {
 // Grace says how long [PluginProcess.Terminate] waits after each of its steps. A zero field means its default, a negative one
 // skips the wait.
 type Grace = process.Grace
-
-// Limits bound what a plugin may use. Zero stands for no limit.
-type Limits = process.Limits
 
 // Log holds the newest output of a plugin.
 type Log = pluginlog.Log

@@ -135,19 +135,19 @@ func TestUnneededPluginIsForgotten(t *testing.T) {
 		_, is := h.admissions[p]
 		return is
 	}
-	if !h.admits(p) || !known() {
+	if !h.use(p) || !known() {
 		t.Fatal("the host does not know a plugin that is in use")
 	}
 	p.mu.Lock()
 	p.waiting.push(&Promise{pin: pin("waiting")})
 	p.mu.Unlock()
-	if !p.needed() || !known() {
+	if !(supervised{p}).Needed() || !known() {
 		t.Error("a plugin for which a check waits is not needed, or not known")
 	}
 	p.mu.Lock()
 	p.waiting.Remove(p.waiting.Front())
 	p.mu.Unlock()
-	if p.needed() || known() {
+	if (supervised{p}).Needed() || known() {
 		t.Error("a plugin for which no check waits is needed, or known")
 	}
 }

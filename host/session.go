@@ -19,6 +19,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/launch/machine"
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
 	"github.com/patchbay-dev/patchbay/internal/launch/supervise"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 const (
@@ -196,32 +197,28 @@ func (s *session) resolve(r *pluginv1.Resolution) {
 	}
 }
 
-func (p *AdmissionPlugin) newUnit() *supervise.Unit[string] {
-	u := supervise.New(supervise.Config[string]{
-		Launch: p.launch,
-		Ready: func(ctx context.Context, proc supervise.Process, _ func(error)) error {
-			return p.follow(ctx, proc, true)
-		},
-		Follow: func(ctx context.Context, _ string, proc supervise.Process, _ func(machine.HealthFound)) {
-			_ = p.follow(ctx, proc, false) // it ends with ctx
-		},
-		Needed: p.needed,
-		Observe: func(e machine.Event) {
-			if e.Kind == machine.EventReady {
-				e.Message = "it asks for admission checks"
-			}
-			p.host.emit(Event{Time: e.Time, Kind: EventKind(e.Kind), Plugin: filepath.Base(p.executable), Message: e.Message})
-		},
-		Pace: supervise.Real{WaitGroup: &p.host.watching},
-	})
-	u.Configure(p.executable, machine.Description{Serves: true, Restart: machine.Policy{
-		Restart: machine.OnDemand, MinBackoff: 100 * time.Millisecond, MaxBackoff: 10 * time.Second, Limit: -1, Healthy: 10 * time.Second,
+func (p *AdmissionPlugin) newUnit() *supervise.Unit {
+	s := supervised{p}
+	u := supervise.New(s, supervise.Real{WaitGroup: &p.host.watching})
+	u.Configure(s, machine.Description{Serves: true, Healthy: 10 * time.Second, Restart: plugin.RestartPolicy{
+		Policy: machine.OnDemand, Backoff: plugin.Backoff{Min: 100 * time.Millisecond, Max: 10 * time.Second}, Limit: -1,
 	}}, false, func(error) {})
 	return u
 }
 
-// admits says whether the host is open for an admission plugin, which it then knows as one that is in use.
-func (h *Host) admits(p *AdmissionPlugin) bool {
+// supervised is an admission plugin as its unit sees it.
+type supervised struct{ *AdmissionPlugin }
+
+// Observe implements [supervise.Owner].
+func (p supervised) Observe(e machine.Event) {
+	if e.Kind == machine.EventReady {
+		e.Message = "it asks for admission checks"
+	}
+	p.host.emit(Event{Time: e.Time, Kind: EventKind(e.Kind), Plugin: filepath.Base(p.executable), Message: e.Message})
+}
+
+// use reports whether the host is open, which then closes the admission plugin when it is closed.
+func (h *Host) use(p *AdmissionPlugin) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closed {
@@ -234,8 +231,8 @@ func (h *Host) admits(p *AdmissionPlugin) bool {
 	return true
 }
 
-// needed says whether checks wait for the plugin. If not, the host need not know it until one does.
-func (p *AdmissionPlugin) needed() bool {
+// Needed reports whether checks wait for the plugin. If not, the host need not close it.
+func (p supervised) Needed() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.waiting.Len() > 0 {
@@ -243,12 +240,13 @@ func (p *AdmissionPlugin) needed() bool {
 	}
 	p.host.mu.Lock()
 	defer p.host.mu.Unlock()
-	delete(p.host.admissions, p)
+	delete(p.host.admissions, p.AdmissionPlugin)
 	return false
 }
 
-func (p *AdmissionPlugin) launch(ctx context.Context, _ machine.Ref, _ string) (supervise.Process, error) {
-	s := newSession(p)
+// Launch implements [supervise.Program].
+func (p supervised) Launch(ctx context.Context, _ machine.Ref) (supervise.Process, error) {
+	s := newSession(p.AdmissionPlugin)
 	if p.logger != nil {
 		ctx = WithLogger(ctx, p.logger)
 	}
@@ -269,19 +267,23 @@ func (p *AdmissionPlugin) launch(ctx context.Context, _ machine.Ref, _ string) (
 	return admitting, nil
 }
 
-// follow blocks until the plugin has said hello, if that is awaited, or else until ctx ends. A plugin whose stream ends has to end too.
-func (p *AdmissionPlugin) follow(ctx context.Context, proc supervise.Process, hello bool) error {
-	admitting, _ := proc.(*admissionProcess)
-	s := admitting.session
-	greeted := s.hello
-	if !hello {
-		greeted = nil
-	}
+// AwaitReady blocks until the plugin has said hello.
+func (a *admissionProcess) AwaitReady(ctx context.Context, _ func(error)) error {
+	return a.follow(ctx, a.session.hello)
+}
+
+// FollowHealth implements [supervise.Process]. The health of a plugin is that of its stream.
+func (a *admissionProcess) FollowHealth(ctx context.Context, _ func(machine.HealthFound)) {
+	_ = a.follow(ctx, nil) // it ends with ctx
+}
+
+// follow blocks until the plugin has said hello, unless that is nil, or until ctx ends. A plugin whose stream ends is stopped.
+func (a *admissionProcess) follow(ctx context.Context, hello <-chan struct{}) error {
 	select {
-	case <-greeted:
+	case <-hello:
 		return nil
-	case <-s.over:
-		p.unit.Unfit(proc, errStreamEnded, false)
+	case <-a.session.over:
+		a.session.plugin.unit.Unfit(a, errStreamEnded, false)
 		<-ctx.Done()
 	case <-ctx.Done():
 	}

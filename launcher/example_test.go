@@ -32,7 +32,7 @@ func ExampleLauncher() {
 		Spec:     host.Spec{Name: "sleeper", Args: []string{"sleep", "60"}},
 		NoSocket: true,
 		Manual:   true,
-		Restart:  launcher.RestartPolicy{Limit: 5},
+		Restart:  plugin.RestartPolicy{Limit: 5},
 	}})
 	if err != nil {
 		fmt.Println(err)

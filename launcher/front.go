@@ -23,6 +23,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/peerauth"
 	"github.com/patchbay-dev/patchbay/internal/registration"
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // Announcement is what a plugin says of itself when it registers.
@@ -56,7 +57,9 @@ var ended = func() context.Context {
 }()
 
 // fronted reports whether the host listens at the plugin's socket and forwards calls to the processes behind it.
-func (p Plugin) fronted() bool { return p.OnDemand || p.Upgrade == UpgradeHandover && !p.NoSocket }
+func (p Plugin) fronted() bool {
+	return p.OnDemand || p.Upgrade == plugin.UpgradeHandover && !p.NoSocket
+}
 
 func (p Plugin) settings() activator.Settings {
 	return activator.Settings{OnDemand: p.OnDemand, Idle: cmp.Or(p.Idle, launch.DefaultIdle), Patience: p.startTimeout()}

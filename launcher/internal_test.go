@@ -11,12 +11,13 @@ import (
 
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/catalogue"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // TestGrace: a plugin gets SIGTERM before it is killed, whatever its calls behind a front take of the time that it has.
 func TestGrace(t *testing.T) {
 	for name, plugin := range map[string]Plugin{
-		"at its socket": {}, "on demand": {OnDemand: true}, "handed over": {Upgrade: UpgradeHandover},
+		"at its socket": {}, "on demand": {OnDemand: true}, "handed over": {Upgrade: plugin.UpgradeHandover},
 		"short": {OnDemand: true, StopTimeout: 3 * time.Millisecond},
 	} {
 		grace, limit := plugin.grace(), plugin.stopTimeout()
@@ -135,23 +136,19 @@ func TestTidyLeavesSurvivors(t *testing.T) {
 func TestZeroPlugin(t *testing.T) {
 	var configured catalogue.Plugin
 	configured.SetDefaults()
-	if !configured.Serve || !configured.Autostart || configured.Start != catalogue.StartAuto || configured.Upgrade != catalogue.UpgradeSideBySide ||
-		configured.Restart.Policy != catalogue.RestartOnFailure || configured.Survive || configured.LogRate != 0 {
+	if !configured.Serve || !configured.Autostart || configured.Start != catalogue.StartAuto || configured.Upgrade != plugin.UpgradeSideBySide ||
+		configured.Restart.Policy != plugin.RestartOnFailure || configured.Survive || configured.LogRate != 0 {
 		t.Errorf("the defaults of the configuration are %+v, which this test does not know", configured)
 	}
 	var zero Plugin
 	want := Plugin{
-		Health: Health(configured.Health), StopTimeout: configured.StopTimeout, StartTimeout: configured.StartTimeout, Idle: configured.Idle,
-		Restart: RestartPolicy{
-			Restart: RestartOnFailure, MinBackoff: configured.Restart.Backoff.Min, MaxBackoff: configured.Restart.Backoff.Max,
-			Limit: configured.Restart.Limit, Window: configured.Restart.Window, Healthy: time.Minute,
-		},
+		Health: configured.Health, StopTimeout: configured.StopTimeout, StartTimeout: configured.StartTimeout, Idle: configured.Idle,
+		Restart: configured.Restart,
 	}
-	checks, about := zero.checks("socket"), zero.about()
+	about := zero.about().WithDefaults()
 	got := Plugin{
-		Health:      Health{Interval: checks.Interval, Timeout: checks.Timeout, Misses: checks.Misses},
-		StopTimeout: zero.stopTimeout(), StartTimeout: zero.startTimeout(), Idle: zero.settings().Idle,
-		Restart: about.Restart.WithDefaults(), Upgrade: about.Upgrade, NoSocket: !about.Serves,
+		Health: zero.checks("socket").HealthCheck, StopTimeout: zero.stopTimeout(), StartTimeout: zero.startTimeout(),
+		Idle: zero.settings().Idle, Restart: about.Restart, Upgrade: about.Upgrade, NoSocket: !about.Serves,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("the configuration (-), package launcher (+):\n%s", diff)

@@ -396,7 +396,7 @@ func (l *Launcher) offer(found []*host.PluginProcess) {
 		case u == nil:
 			l.work.Go(func() { (&process{PluginProcess: p, plugin: &Plugin{}}).Terminate(context.Background()) })
 		default:
-			u.Survivor(&process{PluginProcess: p, plugin: u.plugin})
+			u.Survivor(&process{PluginProcess: p, unit: u, plugin: u.plugin})
 		}
 	}
 }

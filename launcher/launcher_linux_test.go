@@ -14,6 +14,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // TestSet: what is new is started, what goes is ended, what changed is replaced, and what did not is left alone.
@@ -259,7 +260,7 @@ func TestCrashesLeaveNothing(t *testing.T) {
 func TestStartInPause(t *testing.T) {
 	f := newFixture(t)
 	p := self("crash")
-	p.Restart.MinBackoff, p.Restart.MaxBackoff, p.Restart.Limit = time.Hour, time.Hour, 1
+	p.Restart.Backoff.Min, p.Restart.Backoff.Max, p.Restart.Limit = time.Hour, time.Hour, 1
 	f.set(p)
 	for range 3 { // each start begins the count anew
 		s := f.in("crash", launcher.StateBackoff)
@@ -321,7 +322,7 @@ func TestWrongDigest(t *testing.T) {
 func TestNeverReady(t *testing.T) {
 	f := newFixture(t)
 	p := self("serve")
-	p.StartTimeout, p.Restart.Healthy, p.Restart.Window = 100*time.Millisecond, time.Millisecond, time.Millisecond
+	p.StartTimeout, p.Restart.Window = 100*time.Millisecond, time.Millisecond
 	f.registered(never(make(chan string, 9)))
 	f.set(p)
 	s := f.in("serve", launcher.StateFailed)
@@ -335,7 +336,7 @@ func TestNeverReady(t *testing.T) {
 func TestRecreationTooLate(t *testing.T) {
 	f := newFixture(t)
 	p := self("serve")
-	p.Upgrade, p.Restart.Limit = launcher.UpgradeRecreate, 1
+	p.Upgrade, p.Restart.Limit = plugin.UpgradeRecreate, 1
 	asked := make(chan string, 9)
 	f.set(p)
 	old := f.in("serve", launcher.StateRunning)
@@ -358,7 +359,7 @@ func TestRecreationTooLate(t *testing.T) {
 func TestNeverRan(t *testing.T) {
 	f := newFixture(t)
 	p := self("serve")
-	p.Dir, p.Restart.MinBackoff, p.Restart.MaxBackoff = filepath.Join(t.TempDir(), "missing"), time.Hour, time.Hour
+	p.Dir, p.Restart.Backoff.Min, p.Restart.Backoff.Max = filepath.Join(t.TempDir(), "missing"), time.Hour, time.Hour
 	f.set(p)
 	f.in("serve", launcher.StateBackoff)
 	err := f.Restart(t.Context(), "serve")

@@ -154,8 +154,8 @@ func self(mode string) launcher.Plugin {
 	return launcher.Plugin{
 		Spec:     host.Spec{Name: mode, Args: []string{os.Args[0]}, Env: []string{modeEnv + "=" + mode, "GORACE=atexit_sleep_ms=0"}},
 		NoSocket: mode != "serve" && mode != "die",
-		Restart: launcher.RestartPolicy{
-			Restart: launcher.RestartOnFailure, MinBackoff: time.Millisecond, MaxBackoff: time.Millisecond, Limit: 2,
+		Restart: plugin.RestartPolicy{
+			Policy: plugin.RestartOnFailure, Backoff: plugin.Backoff{Min: time.Millisecond, Max: time.Millisecond}, Limit: 2,
 		},
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"regexp"
+	"slices"
 	"time"
 
 	"github.com/patchbay-dev/patchbay/host"
@@ -19,6 +20,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/launch/pluginlog"
 	"github.com/patchbay-dev/patchbay/internal/launch/supervise"
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // The errors that a caller may act on.
@@ -31,31 +33,6 @@ var (
 	ErrClosed = machine.ErrClosed
 	// ErrReplacement: a replacement did not become ready. The old process keeps running, unless it had to end first.
 	ErrReplacement = machine.ErrReplacement
-)
-
-// RestartPolicy says when a plugin that ended is started again.
-type RestartPolicy = machine.Policy
-
-// When a plugin is started again.
-const (
-	RestartOnFailure = machine.OnFailure // the default
-	RestartAlways    = machine.Always
-	RestartNever     = machine.Never
-)
-
-// Upgrade says how a new process of a plugin takes the place of an old one.
-type Upgrade = machine.Upgrade
-
-// How a new process takes the place of an old one.
-const (
-	// UpgradeSideBySide: the old one is stopped when the new one is ready, so callers never notice.
-	UpgradeSideBySide = machine.SideBySide
-	// UpgradeHandover: as side by side, and the socket at which callers find the plugin stays: the host answers there, and forwards calls.
-	// Connections last over the upgrade.
-	UpgradeHandover = machine.Handover
-	// UpgradeRecreate: the new one is started when the old one has ended. It is for plugins that own something which only one process can
-	// have, and the only way for those that do not serve.
-	UpgradeRecreate = machine.Recreate
 )
 
 // State is what a launched plugin does.
@@ -128,27 +105,18 @@ type Plugin struct {
 	// last; if nobody knows that, it is started once to say so.
 	Announce Announcement
 	// Restart says when it is started again.
-	Restart RestartPolicy
+	Restart plugin.RestartPolicy
 	// Upgrade says how a new process takes the place of an old one.
-	Upgrade Upgrade
+	Upgrade plugin.Upgrade
 	// StopTimeout is how long it may take to stop before it is killed (default 5 s).
 	StopTimeout time.Duration
 	// Health says how its health is checked.
-	Health Health
+	Health plugin.HealthCheck
 	// StartTimeout is how long a process that serves may take from its start until it is ready (default 1 min). One that takes longer is
 	// stopped, as a failure.
 	StartTimeout time.Duration
 	// LogRate is how many lines of output per second are kept (default 1,000; negative for no limit).
 	LogRate int
-}
-
-// Health says how a plugin that offers grpc.health.v1 is checked. Zero stands for the default.
-type Health struct {
-	// Interval is the time between two checks (default 1 s), and Timeout how long an answer may take (default 500 ms).
-	Interval, Timeout time.Duration
-	// Misses is after how many checks in a row without an answer the plugin is unresponsive (default 3). It is not while a call of this
-	// process waits for its answer that was made before these checks, and an answer to a call counts as one to a check.
-	Misses int
 }
 
 // Protocol launches a plugin with a host, in the place of [host.Host.Launch]. It may take its time until the plugin is met; the end of ctx
@@ -172,7 +140,7 @@ func (p Plugin) identity() string {
 func (p Plugin) about() machine.Description {
 	restart := p.Restart
 	if p.OnDemand {
-		restart.Restart = machine.OnDemand
+		restart.Policy = machine.OnDemand
 	}
 	return machine.Description{
 		Identity: p.identity(), Serves: !p.NoSocket, Survives: p.Survive, Upgrade: p.Upgrade, Restart: restart, StartTimeout: p.startTimeout(),
@@ -188,10 +156,10 @@ func (p Plugin) same(other Plugin) bool {
 
 // checks is how the health of a process that serves at a socket is checked.
 func (p Plugin) checks(socket string) supervise.Checks {
-	return supervise.Checks{
+	return supervise.Checks{HealthCheck: plugin.HealthCheck{
 		Interval: cmp.Or(p.Health.Interval, launch.DefaultHealthInterval), Timeout: cmp.Or(p.Health.Timeout, launch.DefaultHealthTimeout),
-		Misses: cmp.Or(p.Health.Misses, launch.DefaultHealthMisses), Pending: h2proxy.PendingAt(socket),
-	}
+		Misses: cmp.Or(p.Health.Misses, launch.DefaultHealthMisses),
+	}, Pending: h2proxy.PendingAt(socket)}
 }
 
 func (p Plugin) startTimeout() time.Duration {
@@ -227,13 +195,12 @@ func (l *Launcher) check(p Plugin) error {
 			p.Name)
 	case len(p.Args) == 0 || p.Args[0] == "":
 		return fmt.Errorf("cannot launch plugin %s: it has no command", p.Name)
-	case p.Upgrade < UpgradeSideBySide || p.Upgrade > UpgradeHandover,
-		p.Restart.Restart < RestartOnFailure || p.Restart.Restart > RestartNever:
-		return fmt.Errorf("cannot launch plugin %s: its Upgrade (%d) or its Restart (%d) is none of the constants of package launcher",
-			p.Name, p.Upgrade, p.Restart.Restart)
+	case !slices.Contains(upgrades, p.Upgrade) || !slices.Contains(restarts, p.Restart.Policy):
+		return fmt.Errorf("cannot launch plugin %s: its Upgrade %q or its Restart.Policy %q is unknown: use the constants of package plugin",
+			p.Name, p.Upgrade, p.Restart.Policy)
 	case !p.NoSocket && l.cfg.AwaitRegistered == nil:
 		return fmt.Errorf("cannot launch plugin %s: it must serve, and the launcher has no AwaitRegistered", p.Name)
-	case min(p.StopTimeout, p.Idle, p.Restart.MinBackoff, p.Restart.MaxBackoff, p.Restart.Window, p.Restart.Healthy) < 0:
+	case min(p.StopTimeout, p.Idle, p.Restart.Backoff.Min, p.Restart.Backoff.Max, p.Restart.Window) < 0:
 		return fmt.Errorf("cannot launch plugin %s: its StopTimeout, its Idle or a duration of its Restart is negative", p.Name)
 	case min(p.Health.Interval, p.Health.Timeout) < 0 || p.Health.Misses < 0:
 		return fmt.Errorf("cannot launch plugin %s: the Interval, Timeout and Misses of its Health must not be below zero", p.Name)
@@ -246,6 +213,12 @@ func (l *Launcher) check(p Plugin) error {
 	}
 	return nil
 }
+
+// What the fields of these types may be.
+var (
+	upgrades = []plugin.Upgrade{"", plugin.UpgradeSideBySide, plugin.UpgradeHandover, plugin.UpgradeRecreate}
+	restarts = []plugin.Restart{"", plugin.RestartOnFailure, plugin.RestartAlways, plugin.RestartNever}
+)
 
 var nameText = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9._-]{0,127}$`)
 

@@ -16,34 +16,34 @@ import (
 // programInterval is how often a program is looked at that has to change before its plugin can be started.
 const programInterval = time.Second
 
-// program identifies the program of a plugin, as far as a change shows without reading it. The zero value stands for a missing one.
-type program struct {
+// executable identifies the program of a plugin, as far as a change shows without reading it. The zero value stands for a missing one.
+type executable struct {
 	path string
 	info os.FileInfo
 }
 
 // program returns what the plugin would run now.
-func (p Plugin) program() program {
+func (p Plugin) program() executable {
 	path, err := sealedexec.Find(p.Args[0], p.Dir)
 	if err != nil {
-		return program{}
+		return executable{}
 	}
 	info, err := os.Stat(path)
 	if err != nil {
-		return program{}
+		return executable{}
 	}
-	return program{path, info}
+	return executable{path, info}
 }
 
 // tried returns what a launch is about to try, if its digest will be checked: otherwise nothing is compared with it.
-func (p Plugin) tried() program {
+func (p Plugin) tried() executable {
 	if p.SHA256 == "" {
-		return program{}
+		return executable{}
 	}
 	return p.program()
 }
 
-func (a program) isSame(b program) bool {
+func (a executable) isSame(b executable) bool {
 	if a.info == nil || b.info == nil {
 		return a.info == nil && b.info == nil
 	}
@@ -65,7 +65,7 @@ func (p Plugin) checkProgram() error {
 }
 
 // blocked returns the error of a launch, as a [supervise.BlockedError] if every launch fails until the program changes.
-func (p Plugin) blocked(err error, tried program) error {
+func (p Plugin) blocked(err error, tried executable) error {
 	hasChanged := func() bool { return !p.program().isSame(tried) }
 	switch missing := p.checkProgram(); {
 	case missing != nil:

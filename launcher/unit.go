@@ -27,7 +27,7 @@ const dirMode = 0o750
 
 // unit is one plugin to launch, with what keeps it running.
 type unit struct {
-	*supervise.Unit[*Plugin]
+	*supervise.Unit
 	name     string
 	launcher *Launcher
 	log      *pluginlog.Log
@@ -48,37 +48,30 @@ func newUnit(l *Launcher, p Plugin) *unit {
 	u := &unit{
 		launcher: l, name: p.Name, log: pluginlog.New(pluginlog.Config{Name: p.Name, Handler: l.cfg.Output, Rate: p.LogRate}),
 	}
-	u.Unit = supervise.New(supervise.Config[*Plugin]{
-		Launch: u.launch,
-		Ready:  u.ready,
-		Follow: u.followHealth,
-		Needed: func() bool {
-			f := u.front.Load()
-			return f != nil && f.Needed()
-		},
-		Observe: func(e Event) {
-			e.Name = u.name
-			u.tellFront(&e)
-			l.cfg.Observe(e)
-		},
-		Pace: supervise.Real{WaitGroup: &l.work},
-	})
+	u.Unit = supervise.New(u, supervise.Real{WaitGroup: &l.work})
 	return u
 }
 
-// tellFront has those who wait for a process hear why there is none. Who is idle has a socket, too.
-func (u *unit) tellFront(e *Event) {
+// Needed implements [supervise.Owner].
+func (u *unit) Needed() bool {
 	f := u.front.Load()
-	if f == nil {
-		return
+	return f != nil && f.Needed()
+}
+
+// Observe implements [supervise.Owner]. Calls that wait at the front for a process fail if none is started. An idle plugin has the front's
+// socket.
+func (u *unit) Observe(e Event) {
+	e.Name = u.name
+	if f := u.front.Load(); f != nil {
+		switch e.Kind {
+		case EventBackoff, EventFailed, EventStopped:
+			f.Fail(errors.New(e.Message))
+		case EventIdle:
+			e.Socket = f.Path()
+		default: // calls keep waiting
+		}
 	}
-	switch e.Kind {
-	case EventBackoff, EventFailed, EventStopped:
-		f.Fail(errors.New(e.Message))
-	case EventIdle:
-		e.Socket = f.Path()
-	default: // no news for them
-	}
+	u.launcher.cfg.Observe(e)
 }
 
 // configure gives the unit other details. Launcher.mu is held.
@@ -91,16 +84,16 @@ func (u *unit) configure(p Plugin) {
 	u.setFront(p)
 	r := &replacement{ended: make(chan struct{})}
 	u.replacement.Store(r)
-	u.Configure(&p, p.about(), changed, func(err error) {
+	u.Configure(program{u, &p}, p.about(), changed, func(err error) {
 		r.err = err
 		close(r.ended)
 	})
 }
 
-// ready blocks until a process is registered, or what answers for it.
-func (u *unit) ready(ctx context.Context, proc supervise.Process, refused func(error)) error {
-	p, is := proc.(*process)
-	if is && p.front != nil && p.target.Load() == nil {
+// AwaitReady blocks until the process, or the front of the plugin, is registered.
+func (p *process) AwaitReady(ctx context.Context, refused func(error)) error {
+	u := p.unit
+	if p.front != nil && p.target.Load() == nil {
 		if err := u.meet(ctx, p); err != nil {
 			if ctx.Err() == nil {
 				u.Unfit(p, err, false)
@@ -109,11 +102,11 @@ func (u *unit) ready(ctx context.Context, proc supervise.Process, refused func(e
 			return ctx.Err()
 		}
 	}
-	err := callback.Call(func() error { return u.launcher.cfg.AwaitRegistered(ctx, proc.About().Socket, refused) })
+	err := callback.Call(func() error { return u.launcher.cfg.AwaitRegistered(ctx, p.About().Socket, refused) })
 	if failed, is := errors.AsType[*callback.Error](err); is {
-		u.Unfit(proc, fmt.Errorf("AwaitRegistered did not return: %w", failed), false)
+		u.Unfit(p, fmt.Errorf("AwaitRegistered did not return: %w", failed), false)
 	}
-	if is && err == nil {
+	if err == nil {
 		p.Settled()
 		if f := u.front.Load(); f != nil && p.front == nil {
 			_ = f.ShutUnserved(ctx) // what is left at the path is refused as stale
@@ -122,7 +115,15 @@ func (u *unit) ready(ctx context.Context, proc supervise.Process, refused func(e
 	return err
 }
 
-func (u *unit) launch(ctx context.Context, generation machine.Ref, p *Plugin) (supervise.Process, error) {
+// program is a plugin as it is configured.
+type program struct {
+	unit   *unit
+	plugin *Plugin
+}
+
+// Launch implements [supervise.Program].
+func (c program) Launch(ctx context.Context, generation machine.Ref) (supervise.Process, error) {
+	u, p := c.unit, c.plugin
 	l := u.launcher
 	spec := p.Spec
 	spec.Tag, spec.Grace, spec.Logs, spec.Admit = p.identity(), p.grace(), u.log, l.cfg.Admit
@@ -152,7 +153,7 @@ func (u *unit) launch(ctx context.Context, generation machine.Ref, p *Plugin) (s
 		}
 		return nil, host.WithLastWords(err, u.log.LastWords(began))
 	}
-	proc := &process{PluginProcess: launched, plugin: p, generation: generation}
+	proc := &process{PluginProcess: launched, unit: u, plugin: p, generation: generation}
 	if p.fronted() {
 		proc.front = u.front.Load()
 	}
@@ -185,15 +186,14 @@ func (u *unit) closeLog() {
 	_ = u.log.Close(closing)
 }
 
-// followHealth tells whether a plugin that is ready answers, until ctx ends. One that does not offer grpc.health.v1 is left in peace.
-func (u *unit) followHealth(ctx context.Context, p *Plugin, proc supervise.Process, found func(machine.HealthFound)) {
-	running, _ := proc.(*process) // as launch returns it
-	conn, service := running.Health()
+// FollowHealth implements [supervise.Process].
+func (p *process) FollowHealth(ctx context.Context, found func(machine.HealthFound)) {
+	conn, service := p.Health()
 	if conn == nil {
-		dialed, err := dialHealth(p, running.PluginSocket())
+		dialed, err := dialHealth(p.plugin, p.PluginSocket())
 		if err != nil {
-			u.launcher.cfg.Observe(Event{
-				Time: time.Now(), Kind: EventFailed, Name: u.name, Socket: proc.About().Socket,
+			p.unit.launcher.cfg.Observe(Event{
+				Time: time.Now(), Kind: EventFailed, Name: p.unit.name, Socket: p.About().Socket,
 				Message: fmt.Sprintf("its health cannot be watched: %v", err),
 			})
 			return
@@ -201,7 +201,7 @@ func (u *unit) followHealth(ctx context.Context, p *Plugin, proc supervise.Proce
 		defer dialed.Close() // once, which cannot fail
 		conn = dialed
 	}
-	checks := p.checks(running.PluginSocket())
+	checks := p.plugin.checks(p.PluginSocket())
 	checks.Service = service
 	supervise.FollowHealth(ctx, conn, checks, found)
 }
@@ -225,6 +225,7 @@ func dialHealth(p *Plugin, socket string) (*grpc.ClientConn, error) {
 // process is a process of a plugin as what keeps it running sees it.
 type process struct {
 	*host.PluginProcess
+	unit       *unit   // nil for a survivor of no unit
 	plugin     *Plugin // as it was when it was started
 	generation machine.Ref
 	// front answers in its place; nil if nobody does. target is what it knows of the process, when it has been met.

@@ -22,6 +22,7 @@ import (
 	"github.com/patchbay-dev/patchbay/host/goplugin"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
 )
 
@@ -89,7 +90,7 @@ func (m *machine) unit(mode string, change func(*goplugin.Plugin)) launcher.Plug
 			Env: []string{modeEnv + "=" + mode, socketEnv + "=/nonexistent/socket", "GORACE=atexit_sleep_ms=0"},
 		},
 		Protocol: p,
-		Restart:  launcher.RestartPolicy{Restart: launcher.RestartAlways, MinBackoff: 10 * time.Millisecond, MaxBackoff: 10 * time.Millisecond, Limit: 2},
+		Restart:  plugin.RestartPolicy{Policy: plugin.RestartAlways, Backoff: plugin.Backoff{Min: 10 * time.Millisecond, Max: 10 * time.Millisecond}, Limit: 2},
 	}
 }
 
@@ -236,14 +237,14 @@ func TestLargeAnswer(t *testing.T) {
 
 // TestRemovedEndpoint: a plugin whose socket a cleaner removes before the first call is called as before.
 func TestRemovedEndpoint(t *testing.T) {
-	for name, upgrade := range map[string]launcher.Upgrade{"side by side": launcher.UpgradeSideBySide, "handover": launcher.UpgradeHandover} {
+	for name, upgrade := range map[string]plugin.Upgrade{"side by side": plugin.UpgradeSideBySide, "handover": plugin.UpgradeHandover} {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t)
 			unit := m.unit("serve", nil)
 			unit.Upgrade = upgrade
 			m.set(unit)
 			s := m.running()
-			dir := filepath.Join(m.dir, map[launcher.Upgrade]string{launcher.UpgradeHandover: ".launched"}[upgrade])
+			dir := filepath.Join(m.dir, map[plugin.Upgrade]string{plugin.UpgradeHandover: ".launched"}[upgrade])
 			sockets, err := filepath.Glob(filepath.Join(dir, ".go-plugin", "*", "plugin*"))
 			if err != nil || len(sockets) != 1 {
 				t.Fatalf("the plugin has the sockets %q, %v", sockets, err)

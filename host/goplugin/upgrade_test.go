@@ -24,6 +24,7 @@ import (
 	"github.com/patchbay-dev/patchbay/host/goplugin"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
 	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
 )
 
@@ -107,15 +108,15 @@ func TestUpgradesUnderLoad(t *testing.T) {
 	for name, config := range map[string]*library.ClientConfig{"plain": nil, "multiplexed": {GRPCBrokerMultiplex: true}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			upgradeUnderLoad(t, config, launcher.UpgradeSideBySide, directly)
+			upgradeUnderLoad(t, config, plugin.UpgradeSideBySide, directly)
 		})
 		t.Run(name+" by handover", func(t *testing.T) {
 			t.Parallel()
-			upgradeUnderLoad(t, config, launcher.UpgradeHandover, directly)
+			upgradeUnderLoad(t, config, plugin.UpgradeHandover, directly)
 		})
 		t.Run(name+" through a stable socket", func(t *testing.T) {
 			t.Parallel()
-			upgradeUnderLoad(t, config, launcher.UpgradeSideBySide, func(conn grpc.ClientConnInterface) grpc.ClientConnInterface { return stable(t, conn) })
+			upgradeUnderLoad(t, config, plugin.UpgradeSideBySide, func(conn grpc.ClientConnInterface) grpc.ClientConnInterface { return stable(t, conn) })
 		})
 	}
 }
@@ -154,7 +155,7 @@ func stable(t *testing.T, conn grpc.ClientConnInterface) grpc.ClientConnInterfac
 }
 
 func upgradeUnderLoad(
-	t *testing.T, config *library.ClientConfig, upgrade launcher.Upgrade, through func(grpc.ClientConnInterface) grpc.ClientConnInterface,
+	t *testing.T, config *library.ClientConfig, upgrade plugin.Upgrade, through func(grpc.ClientConnInterface) grpc.ClientConnInterface,
 ) {
 	m := newMachine(t)
 	unit := m.unit("serve", func(p *goplugin.Plugin) { p.Config = config })

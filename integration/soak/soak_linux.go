@@ -22,6 +22,7 @@ import (
 	"github.com/patchbay-dev/patchbay/integration/internal/rig/etcd"
 	"github.com/patchbay-dev/patchbay/internal/catalogue"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // options say how to soak.
@@ -92,7 +93,7 @@ func newSoak(dir string, o options) (*soak, error) {
 		s.anchors = append(s.anchors, &entry{ptype: anchorType, name: fmt.Sprint("n", i)})
 	}
 	s.entries = append(s.entries, s.anchors...)
-	sideBySide, handover, recreate := catalogue.UpgradeSideBySide, catalogue.UpgradeHandover, catalogue.UpgradeRecreate
+	sideBySide, handover, recreate := plugin.UpgradeSideBySide, plugin.UpgradeHandover, plugin.UpgradeRecreate
 	auto, onDemand := catalogue.StartAuto, catalogue.StartOnDemand
 	s.launched = []*launched{
 		{pinned: true, upgrade: sideBySide, start: auto}, {upgrade: recreate, start: auto},

@@ -19,6 +19,7 @@ import (
 	"github.com/patchbay-dev/patchbay/integration/internal/rig"
 	"github.com/patchbay-dev/patchbay/internal/catalogue"
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // The types of the plugins. Those of all but toggledType have a handler all the time.
@@ -196,7 +197,7 @@ type launched struct {
 	pinned        bool
 	// survives says that its process outlives the daemon.
 	survives bool
-	upgrade  catalogue.Upgrade
+	upgrade  plugin.Upgrade
 	start    catalogue.Start
 	made     int
 	// stale says that its program was replaced since it was started, and nobody has told the daemon.

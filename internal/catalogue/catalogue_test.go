@@ -12,10 +12,11 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/patchbay-dev/patchbay/internal/fuzzcorpus"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// plugin returns one with nothing but what it must have.
-func plugin(name string) Plugin {
+// named returns one with nothing but what it must have.
+func named(name string) Plugin {
 	var p Plugin
 	p.SetDefaults()
 	p.Name, p.Command = name, []string{"/bin/" + name}
@@ -35,7 +36,7 @@ func mustNew(t interface {
 }
 
 func TestLookupAndList(t *testing.T) {
-	c := mustNew(t, plugin("b"), plugin("c"), plugin("a"))
+	c := mustNew(t, named("b"), named("c"), named("a"))
 	var names []string
 	for _, p := range c.List() {
 		names = append(names, p.Name)
@@ -56,7 +57,7 @@ func TestLookupAndList(t *testing.T) {
 }
 
 func TestImmutable(t *testing.T) {
-	p := plugin("a")
+	p := named("a")
 	p.Env, p.Metadata = map[string]string{"K": "v"}, map[string]string{"k": "v"}
 	p.SHA256 = strings.Repeat("Ab", 32)
 	goPlugin(func(*Plugin) {})(&p)
@@ -70,7 +71,7 @@ func TestImmutable(t *testing.T) {
 	spoil(got)
 	spoil(c.List()[0])
 	spoil(Diff(nil, c).Added[0])
-	want := plugin("a")
+	want := named("a")
 	want.Env, want.Metadata = map[string]string{"K": "v"}, map[string]string{"k": "v"}
 	want.SHA256 = strings.Repeat("ab", 32)
 	goPlugin(func(*Plugin) {})(&want)
@@ -125,7 +126,7 @@ func TestRefused(t *testing.T) {
 		`group: "\xff" must have printable characters only`:                       func(p *Plugin) { p.Group = "\xff" },
 		`restart.policy: "maybe" must be one of on-failure, always`:               func(p *Plugin) { p.Restart.Policy = "maybe" },
 		`restart.backoff.min: it must be above zero`:                              func(p *Plugin) { p.Restart.Backoff.Min = 0 },
-		`restart.backoff.max: 1s must not be shorter than min`:                    func(p *Plugin) { p.Restart.Backoff = Backoff{2 * time.Second, time.Second} },
+		`restart.backoff.max: 1s must not be shorter than min`:                    func(p *Plugin) { p.Restart.Backoff = plugin.Backoff{Min: 2 * time.Second, Max: time.Second} },
 		`health.interval: it must not be shorter than 10ms`:                       func(p *Plugin) { p.Health.Interval = 1 },
 		`health.timeout: it must not be shorter than 10ms`:                        func(p *Plugin) { p.Health.Timeout = 0 },
 		`health.misses: it must be above zero`:                                    func(p *Plugin) { p.Health.Misses = 0 },
@@ -135,9 +136,9 @@ func TestRefused(t *testing.T) {
 		`stopTimeout: it must be above zero`:                                      func(p *Plugin) { p.StopTimeout = 0 },
 		`logRate: it must be above zero`:                                          func(p *Plugin) { p.LogRate = -1 },
 	} {
-		p := plugin("a")
+		p := named("a")
 		change(&p)
-		c, err := New([]Plugin{plugin("first"), p})
+		c, err := New([]Plugin{named("first"), p})
 		if c != nil || err == nil || !strings.HasPrefix(err.Error(), "plugins[1]."+strings.TrimSpace(want)) || strings.Contains(err.Error(), "\nplugins") {
 			t.Errorf("got %v, %v, want only %q", c, err, want)
 		}
@@ -145,9 +146,9 @@ func TestRefused(t *testing.T) {
 }
 
 func TestAllErrorsAtOnce(t *testing.T) {
-	bad := plugin("a")
+	bad := named("a")
 	bad.SHA256, bad.Dir = "x", "x"
-	_, err := New([]Plugin{plugin("a"), bad, plugin("a")})
+	_, err := New([]Plugin{named("a"), bad, named("a")})
 	var fields []string
 	joined, _ := err.(interface{ Unwrap() []error })
 	for _, err := range joined.Unwrap() {
@@ -167,7 +168,7 @@ func TestDiff(t *testing.T) {
 	anyCatalogue := rapid.Custom(func(t *rapid.T) *Catalogue {
 		var plugins []Plugin
 		for _, name := range rapid.SliceOfDistinct(rapid.SampledFrom([]string{"a", "b", "c", "d"}), rapid.ID[string]).Draw(t, "names") {
-			p := plugin(name)
+			p := named(name)
 			p.Env = rapid.MapOf(rapid.SampledFrom([]string{"A", "B"}), rapid.SampledFrom([]string{"1", "2"})).Draw(t, "env")
 			p.Survive = rapid.Bool().Draw(t, "survive")
 			plugins = append(plugins, p)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/catalogue"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // greeter is a plugin as a configuration would describe it.
@@ -48,9 +49,9 @@ func ExampleDiff() {
 func ExampleNew() {
 	p := greeter("lib/greeter")
 	p.Protocol = catalogue.ProtocolPatchbay
-	p.Restart = catalogue.Restart{
-		Policy: catalogue.RestartAlways, Limit: -1, Window: time.Hour,
-		Backoff: catalogue.Backoff{Min: time.Second, Max: time.Minute},
+	p.Restart = plugin.RestartPolicy{
+		Policy: plugin.RestartAlways, Limit: -1, Window: time.Hour,
+		Backoff: plugin.Backoff{Min: time.Second, Max: time.Minute},
 	}
 	_, err := catalogue.New([]catalogue.Plugin{p})
 	fmt.Println(err)

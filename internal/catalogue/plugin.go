@@ -7,6 +7,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/internal/launch"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // Plugin is one plugin that the daemon may launch.
@@ -42,12 +43,12 @@ type Plugin struct {
 	// Group is the name or number of the group that the process runs as (default: that of the user).
 	Group string `json:"group"`
 	// Restart says what to do when the process ends by itself.
-	Restart Restart `json:"restart"`
+	Restart plugin.RestartPolicy `json:"restart"`
 	// Health says how a plugin that offers grpc.health.v1 is checked.
-	Health Health `json:"health"`
+	Health plugin.HealthCheck `json:"health"`
 	// Upgrade says how a new process takes the place of an old one: the old one ends when the new one is registered, when the new one serves
 	// behind a socket that stays, or before the new one is started.
-	Upgrade Upgrade `json:"upgrade" enum:"side-by-side,handover,recreate"`
+	Upgrade plugin.Upgrade `json:"upgrade" enum:"side-by-side,handover,recreate"`
 	// StartTimeout is how long a process that serves may take from its start until it is registered. One that takes longer is stopped, which
 	// counts as a failure; if it is to replace another one, that keeps running.
 	StartTimeout time.Duration `json:"startTimeout"`
@@ -82,30 +83,6 @@ type Limits struct {
 	OpenFiles int `json:"openFiles"`
 }
 
-// Restart says what to do when a process ends by itself.
-type Restart struct {
-	// Policy says after which exits the process is restarted: after those with an error or a signal, after all, or never.
-	Policy Policy `json:"policy" enum:"on-failure,always,never"`
-	// Backoff is the pause before a restart. It doubles with each restart, and starts over after a window without one.
-	Backoff Backoff `json:"backoff"`
-	// Limit is the number of restarts within a window after which the plugin counts as failed, until somebody restarts it.
-	Limit int `json:"limit"`
-	// Window is the period over which restarts are counted.
-	Window time.Duration `json:"window"`
-	// Unresponsive also restarts the plugin when it stops answering health checks (grpc.health.v1).
-	Unresponsive bool `json:"unresponsive"`
-}
-
-// Health says how a plugin is checked. One that works on a call of the daemon is not taken for unresponsive.
-type Health struct {
-	// Interval is the time between two checks.
-	Interval time.Duration `json:"interval"`
-	// Timeout is how long an answer to a check may take.
-	Timeout time.Duration `json:"timeout"`
-	// Misses is after how many checks in a row without an answer the plugin is unresponsive.
-	Misses int `json:"misses"`
-}
-
 // Start says what a plugin is started by.
 type Start string
 
@@ -129,57 +106,23 @@ type Announce struct {
 
 func (a Announce) isSet() bool { return a.Type+a.Name != "" || len(a.Versions) > 0 }
 
-// Backoff bounds a pause.
-type Backoff struct {
-	// Min is the first pause.
-	Min time.Duration `json:"min"`
-	// Max is the longest pause.
-	Max time.Duration `json:"max"`
-}
-
-// Policy says after which exits a process is restarted.
-type Policy string
-
-// The policies of restart.
-const (
-	// RestartOnFailure: after an exit with another code than 0, and after a signal.
-	RestartOnFailure Policy = "on-failure"
-	// RestartAlways: after every exit that nobody asked for.
-	RestartAlways Policy = "always"
-	// RestartNever: the plugin is started on request only.
-	RestartNever Policy = "never"
-)
-
-// Upgrade says how a new process takes the place of an old one.
-type Upgrade string
-
-// The kinds of upgrades.
-const (
-	// UpgradeSideBySide: the old process ends when the new one is registered. One that does not serve ends first all the same.
-	UpgradeSideBySide Upgrade = "side-by-side"
-	// UpgradeHandover: as side by side, and the daemon answers at the plugin's socket all the time, and forwards calls.
-	UpgradeHandover Upgrade = "handover"
-	// UpgradeRecreate: the old process ends before the new one is started, because only one can have what both need.
-	UpgradeRecreate Upgrade = "recreate"
-)
-
 // SetDefaults sets every field whose default is not zero. Call it before setting the configured fields.
 func (p *Plugin) SetDefaults() {
 	p.Autostart = true
 	p.Serve = true
 	p.Protocol = ProtocolPatchbay
 	p.GoPlugin.AutoMTLS = true
-	p.Upgrade = UpgradeSideBySide
+	p.Upgrade = plugin.UpgradeSideBySide
 	p.Start = StartAuto
 	p.Idle = launch.DefaultIdle
 	p.StartTimeout = launch.DefaultStartTimeout
 	p.StopTimeout = launch.DefaultStopTimeout
-	p.Health = Health{
+	p.Health = plugin.HealthCheck{
 		Interval: launch.DefaultHealthInterval, Timeout: launch.DefaultHealthTimeout, Misses: launch.DefaultHealthMisses,
 	}
-	p.Restart = Restart{
-		Policy:  RestartOnFailure,
-		Backoff: Backoff{Min: launch.DefaultMinBackoff, Max: launch.DefaultMaxBackoff},
+	p.Restart = plugin.RestartPolicy{
+		Policy:  plugin.RestartOnFailure,
+		Backoff: plugin.Backoff{Min: launch.DefaultMinBackoff, Max: launch.DefaultMaxBackoff},
 		Limit:   launch.DefaultRestartLimit,
 		Window:  launch.DefaultRestartWindow,
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // The texts of two fields, as regular expressions that JSON Schema understands too.
@@ -80,7 +81,7 @@ func (p *Plugin) problems(index int) []error {
 	check(untrusted.Printable(p.User), "user", "%q must have printable characters only", p.User)
 	check(untrusted.Printable(p.Group), "group", "%q must have printable characters only", p.Group)
 	r := p.Restart
-	policies := []Policy{RestartOnFailure, RestartAlways, RestartNever}
+	policies := []plugin.Restart{plugin.RestartOnFailure, plugin.RestartAlways, plugin.RestartNever}
 	check(slices.Contains(policies, r.Policy), "restart.policy",
 		"%q must be one of %s, %s, %s", r.Policy, policies[0], policies[1], policies[2])
 	check(r.Backoff.Min > 0, "restart.backoff.min", "it must be above zero")
@@ -98,10 +99,10 @@ func (p *Plugin) problems(index int) []error {
 }
 
 func (p *Plugin) checkStart(check func(ok bool, field, format string, args ...any)) {
-	upgrades := []Upgrade{UpgradeSideBySide, UpgradeHandover, UpgradeRecreate}
+	upgrades := []plugin.Upgrade{plugin.UpgradeSideBySide, plugin.UpgradeHandover, plugin.UpgradeRecreate}
 	check(slices.Contains(upgrades, p.Upgrade), "upgrade", "%q must be one of %s, %s, %s", p.Upgrade, upgrades[0], upgrades[1], upgrades[2])
-	check(p.Upgrade != UpgradeHandover || p.Serve, "upgrade", "a plugin that does not serve has no socket to hand over")
-	check(p.Upgrade != UpgradeHandover || !p.Survive, "survive", "a plugin with upgrade: handover cannot: the daemon answers for it")
+	check(p.Upgrade != plugin.UpgradeHandover || p.Serve, "upgrade", "a plugin that does not serve has no socket to hand over")
+	check(p.Upgrade != plugin.UpgradeHandover || !p.Survive, "survive", "a plugin with upgrade: handover cannot: the daemon answers for it")
 	check(p.Start == StartAuto || p.Start == StartOnDemand, "start", "%q must be one of %s, %s", p.Start, StartAuto, StartOnDemand)
 	check(p.Idle > 0, "idle", "it must be above zero")
 	a := p.Announce

@@ -29,7 +29,7 @@ const docsDir = "../../docs/reference"
 func descriptions(t *testing.T) map[string]string {
 	t.Helper()
 	found := map[string]string{}
-	for _, dir := range []string{".", "../catalogue", "../../trust"} {
+	for _, dir := range []string{".", "../catalogue", "../../plugin", "../../trust"} {
 		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
 		if err != nil {
 			t.Fatal(err)

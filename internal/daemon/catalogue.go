@@ -22,12 +22,6 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-var restarts = map[catalogue.Policy]launcher.RestartPolicy{
-	catalogue.RestartAlways:    {Restart: launcher.RestartAlways},
-	catalogue.RestartOnFailure: {Restart: launcher.RestartOnFailure},
-	catalogue.RestartNever:     {Restart: launcher.RestartNever},
-}
-
 // launch has the runtime launch what a catalogue says. It waits for nothing: how it goes is in the events and statuses. A program that is
 // missing keeps no other plugin from working.
 func (d *Daemon) launch(runtime *patchbay.Runtime, c *catalogue.Catalogue) error {
@@ -45,10 +39,6 @@ func (d *Daemon) launch(runtime *patchbay.Runtime, c *catalogue.Catalogue) error
 func toLaunch(c *catalogue.Catalogue, connections *goplugin.Connections) []launcher.Plugin {
 	var plugins []launcher.Plugin
 	for _, p := range c.List() {
-		policy := restarts[p.Restart.Policy]
-		policy.MinBackoff, policy.MaxBackoff = p.Restart.Backoff.Min, p.Restart.Backoff.Max
-		policy.Limit, policy.Window = p.Restart.Limit, p.Restart.Window
-		policy.RestartUnresponsive = p.Restart.Unresponsive
 		env := []string{} // nothing is inherited
 		for _, key := range slices.Sorted(maps.Keys(p.Env)) {
 			env = append(env, key+"="+p.Env[key])
@@ -61,7 +51,7 @@ func toLaunch(c *catalogue.Catalogue, connections *goplugin.Connections) []launc
 			Spec: host.Spec{
 				Name: p.Name, Args: p.Command, Env: env, Dir: dir, Survive: p.Survive,
 				SHA256: p.SHA256, Interpreter: p.Interpreter, User: p.User, Group: p.Group, NoNewPrivs: true,
-				Limits: host.Limits{
+				Limits: plugin.Limits{
 					Memory: int64(p.Limits.Memory), CPU: int64(p.Limits.CPU), Processes: p.Limits.Processes, OpenFiles: p.Limits.OpenFiles,
 				},
 			},
@@ -71,20 +61,14 @@ func toLaunch(c *catalogue.Catalogue, connections *goplugin.Connections) []launc
 			OnDemand:    p.Start == catalogue.StartOnDemand,
 			Idle:        p.Idle,
 			Announce:    launcher.Announcement(p.Announce),
-			Restart:     policy,
-			Health:      launcher.Health(p.Health),
-			Upgrade:     upgrades[p.Upgrade],
+			Restart:     p.Restart,
+			Health:      p.Health,
+			Upgrade:     p.Upgrade,
 			StopTimeout: p.StopTimeout, StartTimeout: p.StartTimeout,
 			LogRate: p.LogRate,
 		})
 	}
 	return plugins
-}
-
-var upgrades = map[catalogue.Upgrade]launcher.Upgrade{
-	catalogue.UpgradeSideBySide: launcher.UpgradeSideBySide,
-	catalogue.UpgradeHandover:   launcher.UpgradeHandover,
-	catalogue.UpgradeRecreate:   launcher.UpgradeRecreate,
 }
 
 // protocolOf returns what launches a plugin of a foreign protocol; nil for all others.

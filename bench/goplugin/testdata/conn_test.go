@@ -15,6 +15,7 @@ import (
 	"github.com/hashicorp/go-plugin/runner"
 	"github.com/patchbay-dev/patchbay/host/goplugin/pluginclient"
 	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // cmdrunner stands for the library's package of that name, which is internal.
@@ -98,7 +99,7 @@ func newGRPCConn(t testing.TB, multiplex bool, plugins PluginSet) (*GRPCClient, 
 	c := pluginclient.NewClient(&ClientConfig{
 		Cmd: helperProcess("test-grpc"), HandshakeConfig: testHandshake, Plugins: plugins, AllowedProtocols: []Protocol{ProtocolGRPC},
 		GRPCBrokerMultiplex: multiplex,
-	}, func(p *launcher.Plugin) { p.Restart.Restart = launcher.RestartNever })
+	}, func(p *launcher.Plugin) { p.Restart.Policy = plugin.RestartNever })
 	t.Cleanup(c.Kill)
 	client, err := c.Client()
 	if err != nil {

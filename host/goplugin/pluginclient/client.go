@@ -248,7 +248,7 @@ func (c *Client) unit() (unit launcher.Plugin, err error) {
 	for _, change := range c.options {
 		change(&unit)
 	}
-	if unit.OnDemand || unit.Upgrade == launcher.UpgradeHandover {
+	if unit.OnDemand || unit.Upgrade == plugin.UpgradeHandover {
 		return unit, notOffered("a launcher.Plugin with OnDemand or UpgradeHandover", "what is dispensed follows the plugin without")
 	}
 	unit.Name, unit.NoSocket, unit.Protocol = name, false, &goplugin.Plugin{

@@ -24,6 +24,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/host/goplugin/pluginclient"
 	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
 )
 
@@ -171,7 +172,7 @@ func TestOptionsNotOffered(t *testing.T) {
 	t.Parallel()
 	for name, option := range map[string]func(*launcher.Plugin){
 		"OnDemand":        func(p *launcher.Plugin) { p.OnDemand = true },
-		"UpgradeHandover": func(p *launcher.Plugin) { p.Upgrade = launcher.UpgradeHandover },
+		"UpgradeHandover": func(p *launcher.Plugin) { p.Upgrade = plugin.UpgradeHandover },
 	} {
 		client := pluginclient.NewClient(config("serve"), option, func(p *launcher.Plugin) { p.StartTimeout = 2 * time.Second })
 		t.Cleanup(client.Kill)
@@ -367,7 +368,7 @@ func TestClientsDuringKill(t *testing.T) {
 func TestDeadline(t *testing.T) {
 	t.Parallel()
 	client := pluginclient.NewClient(config("serve"), func(p *launcher.Plugin) {
-		p.Restart.MinBackoff, p.Restart.MaxBackoff = time.Hour, time.Hour
+		p.Restart.Backoff.Min, p.Restart.Backoff.Max = time.Hour, time.Hour
 	})
 	t.Cleanup(client.Kill)
 	p := dispense(t, client)
@@ -387,7 +388,7 @@ func TestDeadline(t *testing.T) {
 // TestRestartNever: with an option a plugin that crashes has ended, as in the library, and calls fail immediately.
 func TestRestartNever(t *testing.T) {
 	t.Parallel()
-	client := pluginclient.NewClient(config("serve"), func(p *launcher.Plugin) { p.Restart.Restart = launcher.RestartNever })
+	client := pluginclient.NewClient(config("serve"), func(p *launcher.Plugin) { p.Restart.Policy = plugin.RestartNever })
 	t.Cleanup(client.Kill)
 	p := dispense(t, client)
 	if _, err := p.ask("exit"); err == nil {

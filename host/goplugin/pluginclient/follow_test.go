@@ -16,6 +16,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/host/goplugin/pluginclient"
 	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
 )
 
@@ -23,8 +24,8 @@ import (
 func restarting(t *testing.T, c *library.ClientConfig) *pluginclient.Client {
 	t.Helper()
 	client := pluginclient.NewClient(c, func(p *launcher.Plugin) {
-		p.Restart.Restart, p.Restart.Limit = launcher.RestartAlways, -1
-		p.Restart.MinBackoff, p.Restart.MaxBackoff = 10*time.Millisecond, 10*time.Millisecond
+		p.Restart.Policy, p.Restart.Limit = plugin.RestartAlways, -1
+		p.Restart.Backoff.Min, p.Restart.Backoff.Max = 10*time.Millisecond, 10*time.Millisecond
 	})
 	t.Cleanup(func() {
 		client.Kill()
@@ -145,7 +146,7 @@ func TestChangedDirectory(t *testing.T) {
 
 // TestKillDuringBackoff: calls that wait for the next process return that the plugin was killed.
 func TestKillDuringBackoff(t *testing.T) {
-	client := pluginclient.NewClient(config("serve"), func(p *launcher.Plugin) { p.Restart.MinBackoff = time.Hour })
+	client := pluginclient.NewClient(config("serve"), func(p *launcher.Plugin) { p.Restart.Backoff.Min = time.Hour })
 	t.Cleanup(func() {
 		client.Kill()
 		collect(t)

@@ -28,6 +28,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/host/goplugin/pluginclient"
 	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
 )
 
@@ -58,7 +59,7 @@ func beHost() {
 		limitDescriptors(left)
 	}
 	client := pluginclient.NewClient(c, func(p *launcher.Plugin) {
-		p.Restart.Restart, p.StartTimeout = launcher.RestartNever, 15*time.Second // for those that cannot be registered
+		p.Restart.Policy, p.StartTimeout = plugin.RestartNever, 15*time.Second // for those that cannot be registered
 	})
 	if _, err := client.Client(); err != nil {
 		fmt.Println(err)
@@ -355,7 +356,7 @@ func TestBrokerDuringRestarts(t *testing.T) {
 			c := config("serve")
 			c.AutoMTLS, c.GRPCBrokerMultiplex = true, multiplexed
 			client := pluginclient.NewClient(c, func(p *launcher.Plugin) {
-				p.Restart.MinBackoff, p.Restart.MaxBackoff, p.Restart.Limit = 10*time.Millisecond, 10*time.Millisecond, -1
+				p.Restart.Backoff.Min, p.Restart.Backoff.Max, p.Restart.Limit = 10*time.Millisecond, 10*time.Millisecond, -1
 			})
 			t.Cleanup(client.Kill)
 			ctx, cancel := context.WithCancel(t.Context())

@@ -28,11 +28,11 @@ func (m *Machine) launched(g *generation, in Launched) {
 		m.enter(g, Started, ByLaunch)
 		m.started(g)
 		if g.desc.Serves {
-			m.setTimer(g, StartBy, max(0, g.desc.startTimeout()-m.Now.Sub(g.begun)))
+			m.setTimer(g, StartBy, max(0, g.desc.StartTimeout-m.Now.Sub(g.begun)))
 		}
 	case g.phase == Starting && errors.Is(in.Err, syscall.ETXTBSY):
 		m.postpone(g, in.Err)
-	case g.phase == Starting && in.Blocked && g != m.next && g.desc.Restart.restarts(in.Err):
+	case g.phase == Starting && in.Blocked && g != m.next && g.desc.restarts(in.Err):
 		m.blocked(g, ByLaunch, in.Err)
 	case g.phase == Starting:
 		m.ended(g, ByLaunch, in.Err)
@@ -51,7 +51,7 @@ func (m *Machine) postpone(g *generation, err error) {
 	g.unready, g.next = err, m.Now.Add(busyPause)
 	m.setTimer(g, Pause, busyPause)
 	if g == m.next && !m.timers[Timer{g.ref, StartBy}] {
-		m.setTimer(g, StartBy, g.desc.startTimeout())
+		m.setTimer(g, StartBy, g.desc.StartTimeout)
 	}
 	if !m.history.repeats(err) {
 		m.emit(EventBusy, g, fmt.Sprintf("its program is open for writing, and is started when it is closed: %v", err))
@@ -193,8 +193,7 @@ func (m *Machine) ended(g *generation, cause Cause, err error) {
 	}
 	repeated := cause == ByLaunch && m.history.repeats(err)
 	m.answerAll(&g.starts, err)
-	policy := g.desc.Restart
-	if !policy.restarts(err) {
+	if !g.desc.restarts(err) {
 		m.unfulfilled(g, cmp.Or(err, errEndedEarly))
 		m.reportEnd(g, cause, err)
 		m.over(g, cause)
@@ -204,7 +203,7 @@ func (m *Machine) ended(g *generation, cause Cause, err error) {
 		m.blocked(g, cause, err)
 		return
 	}
-	pause, tooMany := m.history.ended(policy, m.Moment, g.lasted(m.Now))
+	pause, tooMany := m.history.ended(g.desc, m.Moment, g.lasted(m.Now))
 	if tooMany != "" {
 		g.err = fmt.Errorf("%s: %w", tooMany, cmp.Or(err, errClean))
 		m.unfulfilled(g, g.err)
@@ -276,7 +275,7 @@ func (g *generation) isAwaited() bool {
 
 // late ends a process that is not ready in time.
 func (m *Machine) late(g *generation) {
-	err := fmt.Errorf("it was not registered within its startTimeout, %v", g.desc.startTimeout())
+	err := fmt.Errorf("it was not registered within its startTimeout, %v", g.desc.StartTimeout)
 	if g.unready != nil {
 		err = fmt.Errorf("%w: %w", err, g.unready)
 	}
@@ -334,7 +333,7 @@ func (m *Machine) healthFound(g *generation, in HealthFound) {
 	switch {
 	case in.State == Unresponsive:
 		m.emit(EventUnresponsive, g, fmt.Sprintf("it does not answer health checks: %v", in.Err))
-		if g.desc.Restart.RestartUnresponsive {
+		if g.desc.Restart.Unresponsive {
 			m.fail(g, fmt.Errorf("the plugin is unresponsive: %w", in.Err), ByUnfitness, false)
 		}
 	case before == Unresponsive:

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // settled is how long a plugin that does not serve has to run to be ready: nothing else tells that it came up.
@@ -165,8 +167,7 @@ func (m *Machine) find(ref Ref) *generation {
 }
 
 func (m *Machine) configure(in Configure) {
-	m.desc = in.Description
-	m.desc.Restart = m.desc.Restart.WithDefaults()
+	m.desc = in.Description.WithDefaults()
 	switch {
 	case m.wanted == removed:
 		m.wanted = nothing // it came back
@@ -218,7 +219,7 @@ func (m *Machine) restart(r Request) {
 	case old == nil || old.phase.rests() || old.phase == Stopping || !old.desc.Serves:
 		m.wanted = running
 		m.begin(ByRestart, r)
-	case m.desc.Upgrade == Recreate:
+	case m.desc.Upgrade == plugin.UpgradeRecreate:
 		m.wanted = running
 		if old.phase != BackingOff {
 			m.emit(EventReplacing, old, "the old process is told to go, a new one is started when it has ended")

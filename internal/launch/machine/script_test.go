@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/cockroachdb/datadriven"
+
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // TestScripts runs the scripts in testdata: below each input stand the effects that it leads to, and the phases after it. "go test -rewrite"
@@ -89,16 +91,15 @@ func (s *script) input(t *testing.T, d *datadriven.TestData) Input {
 	}
 	ref, r := Ref(number("of")), Request(number("for"))
 	kinds := map[string]TimerKind{"pause": Pause, "settle": Settle, "start-by": StartBy}
-	restarts := map[string]Restart{"": OnFailure, "always": Always, "never": Never, "on-demand": OnDemand}
 	switch d.Cmd {
 	case "configure":
-		policy := Policy{
-			Restart: restarts[word("restart")], MinBackoff: time.Second, Limit: int(number("limit")), RestartUnresponsive: d.HasArg("unresponsive"),
+		policy := plugin.RestartPolicy{
+			Policy: plugin.Restart(word("restart")), Backoff: plugin.Backoff{Min: time.Second}, Limit: int(number("limit")),
+			Unresponsive: d.HasArg("unresponsive"),
 		}
-		upgrades := map[string]Upgrade{"": SideBySide, "recreate": Recreate}
 		return Configure{Changed: d.HasArg("changed"), Description: Description{
 			Identity: word("identity"), Serves: d.HasArg("serves"), Survives: d.HasArg("survives"), Restart: policy,
-			Upgrade: upgrades[word("upgrade")],
+			Upgrade: plugin.Upgrade(word("upgrade")),
 		}, Request: r}
 	case "start":
 		return Start{r}

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 var update = flag.Bool("update", false, "write docs/reference/launched-states.md")
@@ -139,20 +141,35 @@ func countRows(t Transition) int {
 // TestPauses: they stay within their bounds, and differ.
 func TestPauses(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		p := Policy{
-			MinBackoff: time.Duration(rapid.Int64Range(0, 1<<40).Draw(t, "min")), MaxBackoff: time.Duration(rapid.Int64Range(0, 1<<62).Draw(t, "max")),
-		}.WithDefaults()
+		d := Description{Restart: plugin.RestartPolicy{Backoff: plugin.Backoff{
+			Min: time.Duration(rapid.Int64Range(0, 1<<40).Draw(t, "min")), Max: time.Duration(rapid.Int64Range(0, 1<<62).Draw(t, "max")),
+		}}}.WithDefaults()
+		bounds := d.Restart.Backoff
 		n := rapid.IntRange(1, 1000).Draw(t, "n")
-		pause := p.pause(n, rapid.Float64Range(0, 0.999).Draw(t, "chance"))
-		if pause < p.MinBackoff || pause > p.MaxBackoff {
-			t.Fatalf("%v after %d with %+v", pause, n, p)
+		pause := d.pause(n, rapid.Float64Range(0, 0.999).Draw(t, "chance"))
+		if pause < bounds.Min || pause > bounds.Max {
+			t.Fatalf("%v after %d with %+v", pause, n, bounds)
 		}
 	})
 	seen := map[time.Duration]bool{}
 	for i := range 100 {
-		seen[Policy{}.WithDefaults().pause(20, float64(i)/100)] = true
+		seen[Description{}.WithDefaults().pause(20, float64(i)/100)] = true
 	}
 	if len(seen) < 90 {
 		t.Errorf("%d pauses of 100 differ", len(seen))
+	}
+}
+
+// TestNeverReady: a process that was never ready is not healthy, however long it has run.
+func TestNeverReady(t *testing.T) {
+	d := Description{Healthy: time.Millisecond, Restart: plugin.RestartPolicy{Limit: 2, Window: time.Millisecond}}.WithDefaults()
+	var h history
+	now := time.Now()
+	for n := 1; n <= 3; n++ {
+		g := &generation{begun: now}
+		now = now.Add(time.Hour)
+		if _, tooMany := h.ended(d, Moment{Now: now}, g.lasted(now)); (tooMany != "") != (n > 2) {
+			t.Errorf("after %d processes: %q", n, tooMany)
+		}
 	}
 }

@@ -1,11 +1,10 @@
 package machine
 
 import (
-	"cmp"
 	"errors"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/internal/launch"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // State is what a launched plugin does, as operators read it.
@@ -132,20 +131,16 @@ type Description struct {
 	// Serves means that it is ready when it is registered.
 	Serves bool
 	// Upgrade is how a newer process replaces an older one.
-	Upgrade Upgrade
+	Upgrade plugin.Upgrade
 	// Survives means that its process keeps running when its host ends.
 	Survives bool
-	Restart  Policy
-	// StartTimeout is how long a process that serves may take from its start until it is ready.
+	// Restart is the policy, which may be [OnDemand].
+	Restart plugin.RestartPolicy
+	// Healthy is how long a process that was ready has to last to reset the back-off (default 1 min).
+	Healthy time.Duration
+	// StartTimeout is how long a process that serves may take from its start until it is ready (default 1 min).
 	StartTimeout time.Duration
 }
-
-// startTimeout is how long a process that serves may take from its start until it is ready.
-func (d Description) startTimeout() time.Duration {
-	return cmp.Or(d.StartTimeout, launch.DefaultStartTimeout)
-}
-
-func (d Description) onDemand() bool { return d.Restart.Restart == OnDemand }
 
 type (
 	// Ref names a generation.

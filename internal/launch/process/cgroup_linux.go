@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/patchbay-dev/patchbay/internal/launch/cgroupfs"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // cgroup is a directory of a cgroup file system (version 2).
@@ -199,7 +200,7 @@ type setting struct {
 // controller sets one limit, in either version of cgroups.
 type controller struct {
 	name   string
-	wanted func(Limits) int64
+	wanted func(plugin.Limits) int64
 	v2, v1 func(amount int64) []setting
 }
 
@@ -211,7 +212,7 @@ const (
 var controllers = []controller{
 	{
 		name:   "memory",
-		wanted: func(l Limits) int64 { return l.Memory },
+		wanted: func(l plugin.Limits) int64 { return l.Memory },
 		// Swap is memory too; there are files for it only if it is accounted for.
 		v2: func(bytes int64) []setting {
 			return []setting{{file: "memory.max", value: decimal(bytes)}, {file: "memory.swap.max", value: "0", optional: true}}
@@ -225,14 +226,14 @@ var controllers = []controller{
 	},
 	{
 		name:   "pids",
-		wanted: func(l Limits) int64 { return int64(l.Processes) },
+		wanted: func(l plugin.Limits) int64 { return int64(l.Processes) },
 		v2:     func(n int64) []setting { return []setting{{file: "pids.max", value: decimal(n)}} },
 		// One more for the thread that forks; see limitProcesses.
 		v1: func(n int64) []setting { return []setting{{file: "pids.max", value: decimal(n + 1)}} },
 	},
 	{
 		name:   "cpu",
-		wanted: func(l Limits) int64 { return l.CPU },
+		wanted: func(l plugin.Limits) int64 { return l.CPU },
 		v2: func(milli int64) []setting {
 			return []setting{{file: "cpu.max", value: quota(milli) + " " + decimal(period)}}
 		},
@@ -242,7 +243,7 @@ var controllers = []controller{
 	},
 }
 
-func (l Limits) grouped() bool {
+func isGrouped(l plugin.Limits) bool {
 	return slices.ContainsFunc(controllers, func(c controller) bool { return c.wanted(l) > 0 })
 }
 
@@ -254,7 +255,7 @@ func decimal(n int64) string { return strconv.FormatInt(n, 10) }
 // confine sets what cgroups limit. The leaf is that of the process in version 2, nil if it has none. Where version 2 does not have a
 // controller, a group of version 1 with the given name is made: the process has to be forked within it, and it is to be removed after the
 // process. Groups that were made are returned with an error too.
-func confine(system cgroupfs.System, leaf *cgroup, name string, l Limits) (v1 []string, err error) {
+func confine(system cgroupfs.System, leaf *cgroup, name string, l plugin.Limits) (v1 []string, err error) {
 	for _, c := range controllers {
 		amount := c.wanted(l)
 		if amount <= 0 {

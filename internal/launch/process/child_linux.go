@@ -57,7 +57,7 @@ func (c *child) start() (err error) {
 	}
 	files := slices.Concat([]*os.File{in.read, out.write, errs.write}, spec.ExtraFiles)
 	ran, err := c.fork(files)
-	limited := spec.Limits.grouped()
+	limited := isGrouped(spec.Limits)
 	if refused := err; refused != nil && !ran && c.leaf != nil && !limited && !errors.Is(refused, fs.ErrNotExist) {
 		// The system does not say whether it refused the program or the cgroup; to run without one is better than not to run.
 		_ = c.leaf.remove()
@@ -86,7 +86,7 @@ func (c *child) start() (err error) {
 
 func (c *child) confine() error {
 	limits := c.process.spec.Limits
-	if !limits.grouped() {
+	if !isGrouped(limits) {
 		return nil
 	}
 	system, err := cgroupfs.Self()

@@ -28,6 +28,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // errClosed is returned by [Group.Start] and [Group.Adopt] after [Group.Close] was called.
@@ -348,7 +349,7 @@ type Spec struct {
 	// User is whom the process runs as; nil for the user of the host.
 	User *User
 	// Limits bound what the process and its descendants may use. What cannot be limited on this system is an error of Start.
-	Limits Limits
+	Limits plugin.Limits
 	// NoNewPrivs keeps the process and its descendants from gaining privileges by executing a program (setuid, file capabilities).
 	NoNewPrivs bool
 	// Survive lets the process go on when the host dies or closes the group. It needs [Config].StateDir.
@@ -367,19 +368,6 @@ func (s *Spec) input() ([]byte, error) {
 
 // User is whom a process runs as. It has no supplementary groups.
 type User struct{ UID, GID uint32 }
-
-// Limits bound what a process may use. Zero stands for no limit.
-type Limits struct {
-	// Memory is how many bytes the process and its descendants may use together. One that needs more is killed by the kernel.
-	Memory int64
-	// CPU is how much processor time they may use together, in thousandths of one processor.
-	CPU int64
-	// Processes is how many processes and threads there may be of it and its descendants at a time. Where cgroups of version 1 bound them,
-	// it may be one more until Start returns.
-	Processes int
-	// OpenFiles is how many descriptors each process may have.
-	OpenFiles int
-}
 
 // Grace says how long [Process.Terminate] waits after each of its steps. A zero field means its default, a negative one skips the wait.
 type Grace struct {

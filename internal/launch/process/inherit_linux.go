@@ -18,6 +18,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // A program inherits from the process that starts it, or from the thread, whatever is not changed before. The page
@@ -108,7 +110,7 @@ const (
 )
 
 // purpose returns why a process needs a shim, as a part of error messages. It is empty if the process needs none.
-func (h *inherited) purpose(limits Limits) string {
+func (h *inherited) purpose(limits plugin.Limits) string {
 	switch {
 	case limits.OpenFiles > 0:
 		return "to limit the open files"

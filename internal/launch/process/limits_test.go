@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/patchbay-dev/patchbay/internal/launch/cgroupfs"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // output runs a shell command to its end and returns what it prints.
@@ -72,7 +73,7 @@ func TestOpenFilesOfNothing(t *testing.T) {
 	for _, user := range users {
 		for path, want := range map[string]error{"/does/not/exist": fs.ErrNotExist, "/etc/passwd": fs.ErrPermission} {
 			_, without := g.Start(Spec{Name: "test", Path: path, User: user})
-			_, err := g.Start(Spec{Name: "test", Path: path, User: user, Limits: Limits{OpenFiles: 50}})
+			_, err := g.Start(Spec{Name: "test", Path: path, User: user, Limits: plugin.Limits{OpenFiles: 50}})
 			if !errors.Is(err, want) || text(err) != text(without) {
 				t.Errorf("error %v, and %v without a limit", err, without)
 			}
@@ -99,12 +100,12 @@ func TestLimitedIsAsAnyOther(t *testing.T) {
 
 // TestFewProcessesWithFewFiles: what limits the open files is no process of the program, and has threads of its own.
 func TestFewProcessesWithFewFiles(t *testing.T) {
-	needLimits(t, Limits{Processes: 1})
+	needLimits(t, plugin.Limits{Processes: 1})
 	modes(t, func(t *testing.T, cgroup string) {
 		g := newGroup(t, Config{Cgroup: cgroup})
 		const command = "ulimit -n; /bin/true && echo forked" // by itself the shell would execute it in its own place
 		for range 5 {
-			if got := output(t, g, command, func(s *Spec) { s.Limits = Limits{Processes: 1, OpenFiles: 50} }); got != "50" {
+			if got := output(t, g, command, func(s *Spec) { s.Limits = plugin.Limits{Processes: 1, OpenFiles: 50} }); got != "50" {
 				t.Fatalf("with room for itself only and 50 files it prints %q", got)
 			}
 		}
@@ -113,8 +114,8 @@ func TestFewProcessesWithFewFiles(t *testing.T) {
 
 // TestNoRoomToLimitFiles: what ends before it could limit its open files is not started, and the error says why.
 func TestNoRoomToLimitFiles(t *testing.T) {
-	limits := Limits{Memory: 1 << 20, OpenFiles: 50}
-	needLimits(t, Limits{Memory: 1 << 26})
+	limits := plugin.Limits{Memory: 1 << 20, OpenFiles: 50}
+	needLimits(t, plugin.Limits{Memory: 1 << 26})
 	_, err := newGroup(t, Config{}).Start(Spec{Path: "/bin/true", Limits: limits})
 	if err == nil || !strings.Contains(err.Error(), "give it more memory") {
 		t.Errorf("error %v", err)
@@ -164,7 +165,7 @@ func TestUser(t *testing.T) {
 }
 
 // needLimits skips where neither version of cgroups can limit.
-func needLimits(t *testing.T, l Limits) {
+func needLimits(t *testing.T, l plugin.Limits) {
 	t.Helper()
 	g := newGroup(t, Config{})
 	p, err := g.Start(Spec{Path: "/bin/true", Limits: l})
@@ -190,7 +191,7 @@ func TestLimitsByVersion2(t *testing.T) {
 		}
 	}
 	g := newGroup(t, Config{})
-	limits := Limits{Memory: 1 << 28, CPU: 1500, Processes: 50}
+	limits := plugin.Limits{Memory: 1 << 28, CPU: 1500, Processes: 50}
 	if _, err := g.Start(Spec{Path: "/does/not/exist", Limits: limits}); errors.Is(err, unix.EBUSY) {
 		notTested(t, what, err)
 	}
@@ -210,14 +211,14 @@ func TestLimitsByVersion2(t *testing.T) {
 
 // A process that may have no further ones cannot fork.
 func TestProcessesAreBounded(t *testing.T) {
-	needLimits(t, Limits{Processes: 1})
+	needLimits(t, plugin.Limits{Processes: 1})
 	g := newGroup(t, Config{})
 	const command = "/bin/true && echo forked" // by itself the shell would execute it in its own place
 	if got := output(t, g, command); got != "forked" {
 		t.Fatalf("without a limit it prints %q", got)
 	}
 	p, err := g.Start(Spec{
-		Name: "test", Path: "/bin/sh", Args: []string{"sh", "-c", "kill -STOP $$; " + command}, Limits: Limits{Processes: 1},
+		Name: "test", Path: "/bin/sh", Args: []string{"sh", "-c", "kill -STOP $$; " + command}, Limits: plugin.Limits{Processes: 1},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -260,10 +261,10 @@ func limitsOf(t *testing.T, p *Process) map[string]string {
 }
 
 func TestMemoryAndCPU(t *testing.T) {
-	needLimits(t, Limits{Memory: 1 << 26, CPU: 1000})
+	needLimits(t, plugin.Limits{Memory: 1 << 26, CPU: 1000})
 	modes(t, func(t *testing.T, cgroup string) {
 		g := newGroup(t, Config{Cgroup: cgroup})
-		p := start(t, g, &role{}, func(s *Spec) { s.Limits = Limits{Memory: 1 << 28, CPU: 1500} })
+		p := start(t, g, &role{}, func(s *Spec) { s.Limits = plugin.Limits{Memory: 1 << 28, CPU: 1500} })
 		want := map[string]string{"memory.max": "268435456", "cpu.max": "150000", "cgroup.procs": itoa(p.Process.PID())}
 		if diff := cmp.Diff(want, limitsOf(t, p.Process)); diff != "" {
 			t.Error(diff)
@@ -278,7 +279,7 @@ func TestMemoryAndCPU(t *testing.T) {
 
 // What a descendant uses counts, from its first byte.
 func TestMemoryIsBounded(t *testing.T) {
-	needLimits(t, Limits{Memory: 1 << 26, CPU: 1000})
+	needLimits(t, plugin.Limits{Memory: 1 << 26, CPU: 1000})
 	g := newGroup(t, Config{})
 	const command = "head -c 64M /dev/zero | tail -c 60M | wc -c"
 	if got := output(t, g, command); got != "62914560" {
@@ -291,7 +292,7 @@ func TestMemoryIsBounded(t *testing.T) {
 
 // The groups of version 1 and the files of the host go with the watchdog when the host is killed.
 func TestHostIsKilledWithLimits(t *testing.T) {
-	needLimits(t, Limits{Memory: 1 << 26, CPU: 1000})
+	needLimits(t, plugin.Limits{Memory: 1 << 26, CPU: 1000})
 	modes(t, func(t *testing.T, cgroup string) {
 		dir := filepath.Join(t.TempDir(), "private")
 		if err := os.Mkdir(dir, 0o700); err != nil {
@@ -302,7 +303,7 @@ func TestHostIsKilledWithLimits(t *testing.T) {
 			t.Fatal(err)
 		}
 		proc := (&role{Stay: true, Deaf: true, Children: []*role{{Stay: true, Deaf: true, Setsid: true}}}).spec()
-		proc.Limits = Limits{Memory: 1 << 29, CPU: 1000}
+		proc.Limits = plugin.Limits{Memory: 1 << 29, CPU: 1000}
 		h := startHostOf(t, hosting{Cgroup: cgroup, Procs: []Spec{proc}, Remove: []string{file, dir}})
 		all := h.everyone(t)
 		var v1 []string
@@ -369,13 +370,13 @@ func files(t *testing.T, dir string) map[string]string {
 }
 
 func TestConfine(t *testing.T) {
-	both := Limits{Memory: 1 << 20, CPU: 250}
+	both := plugin.Limits{Memory: 1 << 20, CPU: 250}
 	v1 := map[string]string{
 		"v1/memory/x/memory.limit_in_bytes": "1048576", "v1/cpu/x/cpu.cfs_period_us": "100000", "v1/cpu/x/cpu.cfs_quota_us": "25000",
 	}
 	tests := map[string]struct {
 		controllers map[string]string
-		limits      Limits
+		limits      plugin.Limits
 		noLeaf      bool
 		together    bool // both controllers of version 1 in one hierarchy
 		v1          []string
@@ -389,7 +390,7 @@ func TestConfine(t *testing.T) {
 		},
 		"version 2, not passed on yet": {
 			controllers: map[string]string{"host": "cpu memory"},
-			limits:      Limits{Memory: 1 << 20},
+			limits:      plugin.Limits{Memory: 1 << 20},
 			want: map[string]string{"host/patchbay/1/memory.max": "1048576",
 				"host/cgroup.subtree_control": "+memory", "host/patchbay/cgroup.subtree_control": "+memory"},
 		},
@@ -403,23 +404,23 @@ func TestConfine(t *testing.T) {
 			want: map[string]string{"host/patchbay/1/memory.max": "1048576", "v1/cpu/x/cpu.cfs_period_us": "100000", "v1/cpu/x/cpu.cfs_quota_us": "25000"},
 		},
 		"the least of a processor": {
-			controllers: map[string]string{"host/patchbay/1": "cpu"}, limits: Limits{CPU: 1},
+			controllers: map[string]string{"host/patchbay/1": "cpu"}, limits: plugin.Limits{CPU: 1},
 			want: map[string]string{"host/patchbay/1/cpu.max": "1000 100000"},
 		},
 		"no controller anywhere": {
 			controllers: map[string]string{"host": "pids"}, limits: both,
 			err: "memory cannot be limited here, where the cgroups are version 2: the cgroup DIR/host does not have the controller memory",
 		},
-		"no cgroups at all": {limits: Limits{CPU: 1}, noLeaf: true, err: "cpu cannot be limited here, where the cgroups are version 2"},
+		"no cgroups at all": {limits: plugin.Limits{CPU: 1}, noLeaf: true, err: "cpu cannot be limited here, where the cgroups are version 2"},
 		"nothing to limit":  {},
 		"processes": {
-			controllers: map[string]string{"host/patchbay/1": "pids"}, limits: Limits{Processes: 7},
+			controllers: map[string]string{"host/patchbay/1": "pids"}, limits: plugin.Limits{Processes: 7},
 			want: map[string]string{"host/patchbay/1/pids.max": "7"},
 		},
 		"processes, version 1": {
-			limits: Limits{Processes: 7}, noLeaf: true, v1: []string{"pids"}, want: map[string]string{"v1/pids/x/pids.max": "8"},
+			limits: plugin.Limits{Processes: 7}, noLeaf: true, v1: []string{"pids"}, want: map[string]string{"v1/pids/x/pids.max": "8"},
 		},
-		"files do not count": {controllers: map[string]string{"host": "pids"}, limits: Limits{OpenFiles: 5}},
+		"files do not count": {controllers: map[string]string{"host": "pids"}, limits: plugin.Limits{OpenFiles: 5}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -461,7 +462,7 @@ func TestUnlimitedIsNotStarted(t *testing.T) {
 		start(t, g, &role{}) // so that the watchdog is there
 		before := openFiles(t)
 		const tooMany = 1 << 40 // more than fs.nr_open
-		if _, err := g.Start(Spec{Path: "/bin/true", Limits: Limits{OpenFiles: tooMany, CPU: 1000}}); err == nil || !strings.Contains(err.Error(), "open files") {
+		if _, err := g.Start(Spec{Path: "/bin/true", Limits: plugin.Limits{OpenFiles: tooMany, CPU: 1000}}); err == nil || !strings.Contains(err.Error(), "open files") {
 			t.Errorf("error %v", err)
 		}
 		for fd, file := range openFiles(t) {

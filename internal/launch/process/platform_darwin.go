@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // platform is what a [Group] has on this system: nothing but its processes.
@@ -23,7 +24,7 @@ func (platform) start(_ *Group, p *Process) error {
 	if p.spec.Survive {
 		return fmt.Errorf("a process that survives its host: %w", errors.ErrUnsupported)
 	}
-	if p.spec.User != nil || p.spec.NoNewPrivs || p.spec.Limits != (Limits{}) {
+	if p.spec.User != nil || p.spec.NoNewPrivs || p.spec.Limits != (plugin.Limits{}) {
 		return fmt.Errorf("a process with another user, limits or no_new_privs: %w", errors.ErrUnsupported)
 	}
 	c, err := startPlain(p)

@@ -16,16 +16,13 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 	"github.com/patchbay-dev/patchbay/internal/launch/machine"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// Checks are the settings for checks of health. A plugin that hangs is Unresponsive after at most Interval and Misses times Timeout.
+// Checks are the settings for checks of health, without defaults. Each Interval is shortened by up to a tenth at random. A plugin that hangs
+// is Unresponsive after at most Interval and Misses times Timeout.
 type Checks struct {
-	// Interval is the time between two checks that are answered, less up to a tenth, by chance.
-	Interval time.Duration
-	// Timeout is the time within which a check must be answered.
-	Timeout time.Duration
-	// Misses is after how many checks in a row without an answer a plugin is Unresponsive.
-	Misses int
+	plugin.HealthCheck
 	// Service is the service to check; empty for the plugin as a whole, which is watched, too. A service is not watched: that would occupy a
 	// worker of a plugin that may have few.
 	Service string

@@ -16,6 +16,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 	"github.com/patchbay-dev/patchbay/internal/launch/machine"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 const (
@@ -35,7 +36,7 @@ type fakeConn struct {
 }
 
 // checks are those of a plugin without a configuration of its own.
-var checks = Checks{Interval: time.Second, Timeout: 500 * time.Millisecond, Misses: 3}
+var checks = Checks{HealthCheck: plugin.HealthCheck{Interval: time.Second, Timeout: 500 * time.Millisecond, Misses: 3}}
 
 func newFakeConn() *fakeConn { return &fakeConn{status: healthServing, changed: make(chan struct{})} }
 
@@ -301,7 +302,7 @@ func TestHealthHangsWithIdleStream(t *testing.T) {
 func TestHealthConfigured(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		conn := newFakeConn()
-		w := watchChecks(t, conn, Checks{Interval: time.Minute, Timeout: 20 * second, Misses: 5})
+		w := watchChecks(t, conn, Checks{HealthCheck: plugin.HealthCheck{Interval: time.Minute, Timeout: 20 * second, Misses: 5}})
 		w.expect(t, machine.Healthy)
 		conn.set(func() { conn.delay = 19 * second })
 		time.Sleep(10 * time.Minute)

@@ -14,6 +14,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/launch/machine"
 	"github.com/patchbay-dev/patchbay/internal/launch/supervise"
 	"github.com/patchbay-dev/patchbay/internal/simulate"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 var (
@@ -53,23 +54,23 @@ func TestSimulation(t *testing.T) {
 	}
 }
 
-// config is what a plugin is configured as; its description is its number.
+// config is what a plugin is configured as.
 type config struct {
 	number   int
 	serves   bool
 	survives bool
-	upgrade  machine.Upgrade
-	policy   machine.Policy
+	upgrade  plugin.Upgrade
+	policy   plugin.RestartPolicy
 	offered  bool // it is started on demand, and waits for that
 }
 
 // alone says that no two of its processes may run at once.
-func (c config) alone() bool { return !c.serves || c.upgrade == machine.Recreate }
+func (c config) alone() bool { return !c.serves || c.upgrade == plugin.UpgradeRecreate }
 
 // world is a plugin and what is around it.
 type world struct {
 	*simulate.Sim
-	unit  *supervise.Unit[config]
+	unit  *supervise.Unit
 	cfg   config
 	calm  bool // nothing fails any more
 	procs []*proc
@@ -115,21 +116,13 @@ func newWorld(seed uint64, taken map[machine.Transition]bool) *world {
 		Sim: simulate.New(seed), events: map[machine.EventKind]int{}, phases: map[machine.Ref]machine.Phase{},
 		launching: map[context.Context]bool{},
 	}
-	w.unit = supervise.New(supervise.Config[config]{
-		Launch: w.launch, Ready: w.awaitReady, Follow: w.follow,
-		Needed: func() bool { return w.needed },
-		Observe: func(e machine.Event) {
-			w.events[e.Kind]++
-			w.say("event %s: %s", e.Kind, e.Message)
-		},
-		Pace: w.Sim,
-	})
+	w.unit = supervise.New(w, w.Sim)
 	w.unit.ObserveTransitions(func(ref machine.Ref, step machine.Transition) {
 		taken[step] = true
 		w.phases[ref] = step.To
 		w.say("%d: %s → %s, %s", ref, step.From, step.To, step.On)
 		woken := step.From == machine.Idle && step.On == machine.ByDemand || step.From == machine.BackingOff && step.On == machine.ByTimer
-		if woken && step.To == machine.Starting && w.cfg.policy.Restart == machine.OnDemand && !w.needed && w.awaited == 0 && !w.replaces(ref) {
+		if woken && step.To == machine.Starting && w.cfg.policy.Policy == machine.OnDemand && !w.needed && w.awaited == 0 && !w.replaces(ref) {
 			w.fail("a start that nobody needs")
 		}
 		if !slices.ContainsFunc(machine.Table, func(r machine.Row) bool { return r.Has(step) }) {
@@ -137,6 +130,13 @@ func newWorld(seed uint64, taken map[machine.Transition]bool) *world {
 		}
 	})
 	return w
+}
+
+func (w *world) Needed() bool { return w.needed }
+
+func (w *world) Observe(e machine.Event) {
+	w.events[e.Kind]++
+	w.say("event %s: %s", e.Kind, e.Message)
 }
 
 // replaces reports whether a generation is to replace one that runs or is to run.
@@ -169,7 +169,15 @@ func (w *world) alive() (list []*proc) {
 
 var errFault = errors.New("fault")
 
-func (w *world) launch(ctx context.Context, _ machine.Ref, cfg config) (supervise.Process, error) {
+// program is the plugin as it is configured.
+type program struct {
+	*world
+
+	cfg config
+}
+
+func (p program) Launch(ctx context.Context, _ machine.Ref) (supervise.Process, error) {
+	w, cfg := p.world, p.cfg
 	w.noteStart(cfg)
 	w.launching[ctx] = true
 	defer delete(w.launching, ctx)
@@ -276,8 +284,8 @@ func (p *proc) Terminate(ctx context.Context) {
 	p.until()
 }
 
-func (w *world) awaitReady(ctx context.Context, process supervise.Process, refused func(error)) error {
-	p, _ := process.(*proc)
+func (p *proc) AwaitReady(ctx context.Context, refused func(error)) error {
+	w := p.w
 	if err := w.Sleep(ctx, w.Between(0, 3*time.Second)); err != nil {
 		return err
 	}
@@ -316,8 +324,8 @@ func (w *world) awaitReady(ctx context.Context, process supervise.Process, refus
 	return nil
 }
 
-func (w *world) follow(ctx context.Context, _ config, process supervise.Process, found func(machine.HealthFound)) {
-	p, _ := process.(*proc)
+func (p *proc) FollowHealth(ctx context.Context, found func(machine.HealthFound)) {
+	w := p.w
 	states := []machine.HealthState{machine.Healthy, machine.NotServing, machine.Unresponsive}
 	for w.Sleep(ctx, w.Between(time.Second, 20*time.Second)) == nil {
 		if p.cfg.offered && !w.needed && w.OneIn(2) {
@@ -332,7 +340,7 @@ func (w *world) follow(ctx context.Context, _ config, process supervise.Process,
 		if w.calm {
 			state = machine.Healthy
 		}
-		p.unfit = p.unfit || state == machine.Unresponsive && p.cfg.policy.RestartUnresponsive
+		p.unfit = p.unfit || state == machine.Unresponsive && p.cfg.policy.Unresponsive
 		found(machine.HealthFound{State: state, Err: errFault})
 		if !w.calm && w.OneIn(8) {
 			p.unfit = true

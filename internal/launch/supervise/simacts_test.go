@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/launch/machine"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // run lets people and chance do what they like for a while, and then sees that all becomes well.
@@ -38,26 +39,26 @@ func (w *world) configure(changed bool) {
 	if changed || number == 0 {
 		number++
 	}
-	restarts := []machine.Restart{machine.Always, machine.OnFailure, machine.Never, machine.OnDemand}
+	restarts := []plugin.Restart{plugin.RestartAlways, plugin.RestartOnFailure, plugin.RestartNever, machine.OnDemand}
 	if w.cfg.number == 0 {
-		w.cfg = config{serves: !w.OneIn(3), survives: w.OneIn(2), policy: machine.Policy{
-			Restart: restarts[w.IntN(4)], Limit: 1 + w.IntN(4), RestartUnresponsive: w.OneIn(2),
+		w.cfg = config{serves: !w.OneIn(3), survives: w.OneIn(2), policy: plugin.RestartPolicy{
+			Policy: restarts[w.IntN(4)], Limit: 1 + w.IntN(4), Unresponsive: w.OneIn(2),
 		}}
-		if w.cfg.policy.Restart == machine.OnDemand {
+		if w.cfg.policy.Policy == machine.OnDemand {
 			w.cfg.survives, w.cfg.serves, w.cfg.offered = false, true, w.OneIn(2)
 			if !w.cfg.offered {
 				w.cfg.policy.Limit = -1
 			} else if w.OneIn(4) {
-				w.cfg.upgrade = machine.Recreate
+				w.cfg.upgrade = plugin.UpgradeRecreate
 			}
 		} else if w.OneIn(4) {
-			w.cfg.upgrade = machine.Recreate
+			w.cfg.upgrade = plugin.UpgradeRecreate
 		}
 	}
 	w.cfg.number = number
 	w.say("configuration %+v", w.cfg)
 	w.awaited++
-	w.unit.Configure(w.cfg, machine.Description{
+	w.unit.Configure(program{w, w.cfg}, machine.Description{
 		Identity: w.cfg.identity(), Serves: w.cfg.serves, Survives: w.cfg.survives, Upgrade: w.cfg.upgrade, Restart: w.cfg.policy,
 		StartTimeout: 10 * time.Second,
 	}, changed, func(error) { w.awaited-- })
@@ -75,7 +76,7 @@ func (c config) identity() string { return (&proc{cfg: c}).About().Identity }
 func (w *world) act() {
 	before := len(w.procs)
 	defer func() { w.halted = w.halted && w.stopped && len(w.procs) == before }()
-	onDemand := w.cfg.policy.Restart == machine.OnDemand && !w.cfg.offered
+	onDemand := w.cfg.policy.Policy == machine.OnDemand && !w.cfg.offered
 	switch n := w.IntN(13); {
 	case n < 3 && onDemand, n < 2 && w.cfg.offered:
 		w.needed = true
@@ -164,7 +165,7 @@ func (w *world) ask(what string, ask func(done func(error)) func(error)) func(er
 			w.fail("%s is answered twice", what)
 		}
 		if err != nil && strings.HasSuffix(err.Error(), "it was stopped meanwhile") && w.halts == halts && !w.closed &&
-			(what == "demand" || w.cfg.upgrade == machine.Recreate) {
+			(what == "demand" || w.cfg.upgrade == plugin.UpgradeRecreate) {
 			w.fail("%s is answered as if it was stopped", what)
 		}
 		once = true
@@ -251,10 +252,10 @@ func (w *world) settle() {
 	if w.asked != w.answered {
 		w.fail("%d asked, and %d were answered", w.asked, w.answered)
 	}
-	if w.cfg.policy.Restart == machine.OnDemand {
+	if w.cfg.policy.Policy == machine.OnDemand {
 		w.demand()
 	}
-	if s := w.unit.Status().State; w.cfg.policy.Restart != machine.OnDemand || s == machine.StateStopped || s == machine.StateFailed {
+	if s := w.unit.Status().State; w.cfg.policy.Policy != machine.OnDemand || s == machine.StateStopped || s == machine.StateFailed {
 		w.ask("start", w.unit.Start)
 	}
 	w.stopped = false

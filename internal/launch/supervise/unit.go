@@ -1,6 +1,5 @@
-// Package supervise keeps launched plugins running: it runs the machine that decides what happens to one (package machine), and executes
-// what that asks for. It also finds out whether a plugin that runs is well. What a process is, and where a plugin is registered, it is
-// told.
+// Package supervise keeps launched plugins running: a [Unit] runs the state machine of one plugin (package machine) and executes its effects,
+// and [FollowHealth] watches the health of a process. It does not know how processes are started or plugins registered.
 package supervise
 
 import (
@@ -15,32 +14,35 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/launch/machine"
 )
 
-// Process is a process of a plugin. All methods may be called at once from several goroutines.
+// Program is a plugin as it is configured: it starts processes.
+type Program interface {
+	// Launch starts a process of a generation. It may block; the end of ctx ends the attempt and the process. After an error that wraps a
+	// [BlockedError] it is called again after the change.
+	Launch(ctx context.Context, generation machine.Ref) (Process, error)
+}
+
+// Process is a process of a plugin. Its methods may be called concurrently.
 type Process interface {
 	// About returns the process as the machine knows it.
 	About() machine.Process
-	// Wait blocks until the process has ended and nothing is left of it, and returns nil if that was a clean end; or until ctx ends.
+	// AwaitReady blocks until the process is ready and returns nil, or an error if ctx ended. It calls refused each time that the process is
+	// refused, with a [BlockedError] if every process is refused until something changes. It is called for plugins that serve.
+	AwaitReady(ctx context.Context, refused func(error)) error
+	// FollowHealth calls found with the health of a process that serves and is ready, until ctx ends.
+	FollowHealth(ctx context.Context, found func(machine.HealthFound))
+	// Wait blocks until the process and all its descendants have exited, and returns nil after a clean exit; or until ctx ends.
 	Wait(ctx context.Context) error
 	// Terminate stops the process and blocks until it has exited. When ctx ends the process is killed.
 	Terminate(ctx context.Context)
 }
 
-// Config is the configuration of a [Unit]. D is the type that describes the plugin.
-type Config[D any] struct {
-	// Launch starts a process of a generation. It may take its time; the end of ctx ends that, and the process. After an error that wraps a
-	// [BlockedError] it is called again after the change.
-	Launch func(ctx context.Context, generation machine.Ref, description D) (Process, error)
-	// Ready blocks until a process is ready and returns nil, or an error if ctx ended, and calls refused each time that the process is
-	// refused, with a [BlockedError] if every process is until something changes; and Follow, after that, tells of its health until ctx ends.
-	// They are called for plugins that serve.
-	Ready  func(ctx context.Context, p Process, refused func(error)) error
-	Follow func(ctx context.Context, description D, p Process, found func(machine.HealthFound))
-	// Needed reports whether a caller waits for a plugin that is started on demand. It is called with a lock of the Unit.
-	Needed func() bool
-	// Observe is called with each event, in order, with a lock of the Unit: it must not block or call the Unit.
-	Observe func(machine.Event)
-	// Pace is what it runs on.
-	Pace Pace
+// Owner is notified of what happens to the plugin of a [Unit]. Its methods are called with a lock of the Unit: they must not block or call
+// the Unit.
+type Owner interface {
+	// Observe receives each event, in order.
+	Observe(e machine.Event)
+	// Needed reports whether a caller waits for a plugin that is started on demand.
+	Needed() bool
 }
 
 // BlockedError is the error of a launch that fails in the same way, or of a process that is refused, until something changes.
@@ -78,80 +80,81 @@ func (Real) AfterFunc(d time.Duration, f func()) (stop func()) {
 func (Real) Chance() float64 { return rand.Float64() }
 
 // Unit is one plugin that is kept running. Its methods are safe for concurrent use, and none blocks.
-type Unit[D any] struct {
-	cfg Config[D]
+type Unit struct {
+	owner Owner
+	pace  Pace
 
-	mu          sync.Mutex // guards what follows; held for short steps
-	machine     machine.Machine
-	description D
-	held        map[machine.Ref]*held[D]
-	timers      map[machine.Timer]func() // that stop them
-	survivor    Process                  // the one that Survivor is about
-	waiting     map[machine.Request]func(error)
-	last        machine.Request
-	hasty       bool // nothing that is being ended is waited for
+	mu       sync.Mutex // guards what follows; held for short steps
+	machine  machine.Machine
+	program  Program
+	held     map[machine.Ref]*held
+	timers   map[machine.Timer]func() // functions that stop them
+	survivor Process                  // the argument of Survivor, while the machine decides
+	waiting  map[machine.Request]func(error)
+	last     machine.Request
+	killNow  bool // processes that are being terminated are killed immediately
 }
 
 // held is what is held for a generation.
-type held[D any] struct {
-	description D
-	process     Process            // nil if none runs
-	cancel      context.CancelFunc // of the launch, and then of the wait for the end
-	unwatch     context.CancelFunc // nil if neither it nor what blocks it is watched
-	blocked     *BlockedError      // that of the last launch, or of the last refusal after it; nil if it had none
-	kill        context.CancelFunc // nil if it is not being terminated
+type held struct {
+	program Program
+	process Process            // nil if none runs
+	cancel  context.CancelFunc // of the launch, and then of the wait for the exit
+	unwatch context.CancelFunc // nil if neither the process nor what blocks it is watched
+	blocked *BlockedError      // that of the last launch, or of the last refusal after it; nil if it had none
+	kill    context.CancelFunc // nil if the process is not being terminated
 }
 
 // New returns a Unit that does nothing yet.
-func New[D any](cfg Config[D]) *Unit[D] {
-	return &Unit[D]{
-		cfg: cfg, held: map[machine.Ref]*held[D]{}, timers: map[machine.Timer]func(){}, waiting: map[machine.Request]func(error){},
+func New(owner Owner, pace Pace) *Unit {
+	return &Unit{
+		owner: owner, pace: pace,
+		held: map[machine.Ref]*held{}, timers: map[machine.Timer]func(){}, waiting: map[machine.Request]func(error){},
 	}
 }
 
-// Configure gives the plugin a description. Changed says that a process of the one before has to be replaced. Done is called as by Start,
-// with what became of that.
-func (u *Unit[D]) Configure(description D, about machine.Description, changed bool, done func(error)) {
+// Configure sets the program of the plugin and its description. If changed, a process of the previous program has to be replaced; done is
+// called with the result of that, as by Start.
+func (u *Unit) Configure(program Program, about machine.Description, changed bool, done func(error)) {
 	u.ask(done, func(r machine.Request) machine.Input {
-		u.description = description
+		u.program = program
 		return machine.Configure{Description: about, Changed: changed, Request: r}
 	})
 }
 
 // Tell passes an input to the machine and does not wait for the result.
-func (u *Unit[D]) Tell(input machine.Input) {
+func (u *Unit) Tell(input machine.Input) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.step(input)
 }
 
-// Start asks for what its name says. Done is called once with what became of it, with a lock of the Unit. What is returned says that nobody
-// waits for that any more.
-func (u *Unit[D]) Start(done func(error)) (withdraw func(error)) {
+// Start starts the plugin. Done is called once with the result, with a lock of the Unit. A caller that does not wait any more calls withdraw.
+func (u *Unit) Start(done func(error)) (withdraw func(error)) {
 	return u.ask(done, func(r machine.Request) machine.Input { return machine.Start{Request: r} })
 }
 
-// Replace is like Start.
-func (u *Unit[D]) Replace(done func(error)) (withdraw func(error)) {
+// Replace starts another process in place of the present one. Otherwise it is like Start.
+func (u *Unit) Replace(done func(error)) (withdraw func(error)) {
 	return u.ask(done, func(r machine.Request) machine.Input { return machine.Replace{Request: r} })
 }
 
-// Stop is like Start.
-func (u *Unit[D]) Stop(done func(error)) (withdraw func(error)) {
+// Stop stops the plugin. Otherwise it is like Start.
+func (u *Unit) Stop(done func(error)) (withdraw func(error)) {
 	return u.ask(done, func(r machine.Request) machine.Input { return machine.Stop{Request: r} })
 }
 
-// Remove is like Start.
-func (u *Unit[D]) Remove(done func(error)) (withdraw func(error)) {
+// Remove stops the plugin for good. Otherwise it is like Start.
+func (u *Unit) Remove(done func(error)) (withdraw func(error)) {
 	return u.ask(done, func(r machine.Request) machine.Input { return machine.Remove{Request: r} })
 }
 
-// Demand starts a plugin that is started on demand. It is like Start.
-func (u *Unit[D]) Demand(done func(error)) (withdraw func(error)) {
+// Demand starts a plugin that is started on demand, for a caller that needs it. Otherwise it is like Start.
+func (u *Unit) Demand(done func(error)) (withdraw func(error)) {
 	return u.ask(done, func(r machine.Request) machine.Input { return machine.Demand{Request: r} })
 }
 
-func (u *Unit[D]) ask(done func(error), input func(machine.Request) machine.Input) (withdraw func(error)) {
+func (u *Unit) ask(done func(error), input func(machine.Request) machine.Input) (withdraw func(error)) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.last++
@@ -162,7 +165,7 @@ func (u *Unit[D]) ask(done func(error), input func(machine.Request) machine.Inpu
 }
 
 // Survivor offers a process that survived an earlier host, which is taken over or ended.
-func (u *Unit[D]) Survivor(p Process) {
+func (u *Unit) Survivor(p Process) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.survivor = p
@@ -170,17 +173,17 @@ func (u *Unit[D]) Survivor(p Process) {
 }
 
 // Unfit stops a process, immediately if atOnce, and starts another one.
-func (u *Unit[D]) Unfit(p Process, err error, atOnce bool) {
+func (u *Unit) Unfit(p Process, err error, atOnce bool) {
 	u.about(p, func(ref machine.Ref) machine.Input { return machine.Unfit{Ref: ref, Err: err, AtOnce: atOnce} })
 }
 
 // Unneeded reports that a process has been idle for a while.
-func (u *Unit[D]) Unneeded(p Process) {
+func (u *Unit) Unneeded(p Process) {
 	u.about(p, func(ref machine.Ref) machine.Input { return machine.Unneeded{Ref: ref} })
 }
 
 // about gives the machine an input about a process that has not ended.
-func (u *Unit[D]) about(p Process, input func(machine.Ref) machine.Input) {
+func (u *Unit) about(p Process, input func(machine.Ref) machine.Input) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	for ref, h := range u.held {
@@ -191,11 +194,11 @@ func (u *Unit[D]) about(p Process, input func(machine.Ref) machine.Input) {
 	}
 }
 
-// Kill ends without patience what is being ended, now and later.
-func (u *Unit[D]) Kill() {
+// Kill kills the processes that are being terminated, now and later.
+func (u *Unit) Kill() {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.hasty = true
+	u.killNow = true
 	for _, h := range u.held {
 		if h.kill != nil {
 			h.kill()
@@ -204,14 +207,14 @@ func (u *Unit[D]) Kill() {
 }
 
 // Status describes the plugin.
-func (u *Unit[D]) Status() machine.Status {
+func (u *Unit) Status() machine.Status {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.machine.Status()
 }
 
-// Process returns the process that the plugin is at present; nil if it has none.
-func (u *Unit[D]) Process() Process {
+// Process returns the current process of the plugin; nil if it has none.
+func (u *Unit) Process() Process {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if h := u.held[u.machine.Current()]; h != nil {
@@ -221,14 +224,14 @@ func (u *Unit[D]) Process() Process {
 }
 
 // step gives the machine an input and executes what that leads to. mu is held.
-func (u *Unit[D]) step(input machine.Input) {
-	effects := u.machine.Step(machine.Moment{Now: u.cfg.Pace.Now(), Chance: u.cfg.Pace.Chance()}, input)
+func (u *Unit) step(input machine.Input) {
+	effects := u.machine.Step(machine.Moment{Now: u.pace.Now(), Chance: u.pace.Chance()}, input)
 	for _, effect := range effects {
 		u.execute(effect)
 	}
 }
 
-func (u *Unit[D]) execute(effect machine.Effect) {
+func (u *Unit) execute(effect machine.Effect) {
 	switch e := effect.(type) {
 	case machine.Launch:
 		u.launch(e.Ref)
@@ -239,7 +242,7 @@ func (u *Unit[D]) execute(effect machine.Effect) {
 	case machine.Discard:
 		p := u.survivor
 		u.survivor = nil
-		u.cfg.Pace.Go(func() { p.Terminate(context.Background()) })
+		u.pace.Go(func() { p.Terminate(context.Background()) })
 	case machine.AwaitChange:
 		u.awaitChange(e.Ref)
 	case machine.Watch:
@@ -260,7 +263,7 @@ func (u *Unit[D]) execute(effect machine.Effect) {
 		u.timers[e.Timer]()
 		delete(u.timers, e.Timer)
 	case machine.Emit:
-		u.cfg.Observe(e.Event)
+		u.owner.Observe(e.Event)
 	case machine.Answer:
 		done := u.waiting[e.Request]
 		delete(u.waiting, e.Request)
@@ -268,14 +271,14 @@ func (u *Unit[D]) execute(effect machine.Effect) {
 	}
 }
 
-// launch starts a process of a generation, whose description is that of its first launch.
-func (u *Unit[D]) launch(ref machine.Ref) {
+// launch starts a process of a generation, with the program of its first launch.
+func (u *Unit) launch(ref machine.Ref) {
 	h := u.hold(ref)
 	ctx, cancel := context.WithCancel(context.Background())
 	h.cancel = cancel
-	u.cfg.Pace.Go(func() {
+	u.pace.Go(func() {
 		defer cancel()
-		p, err := u.guarded(ctx, ref, h.description)
+		p, err := guarded(ctx, ref, h.program)
 		blocked, isBlocked := errors.AsType[*BlockedError](err)
 		started := machine.Launched{Ref: ref, Err: err, Blocked: isBlocked}
 		if err == nil {
@@ -292,28 +295,28 @@ func (u *Unit[D]) launch(ref machine.Ref) {
 	})
 }
 
-// growStack makes a goroutine's stack at once as large as a launch needs it. Else it is doubled and copied several times on the way to the
-// fork, with all that is on it by then.
+// growStack grows a goroutine's stack in one step to the size that a launch needs. Otherwise it is doubled and copied several times on the
+// way to the fork.
 //
 //go:noinline
-func growStack(i int) byte { // the index keeps the compiler from doing without the room
+func growStack(i int) byte { // the index keeps the compiler from removing the array
 	var room [14 << 10]byte
 	return room[i]
 }
 
-// hold returns what is held for a generation, which begins with the present description.
-func (u *Unit[D]) hold(ref machine.Ref) *held[D] {
+// hold returns what is held for a generation, which begins with the present program.
+func (u *Unit) hold(ref machine.Ref) *held {
 	if u.held[ref] == nil {
-		u.held[ref] = &held[D]{description: u.description}
+		u.held[ref] = &held{program: u.program}
 	}
 	return u.held[ref]
 }
 
-// guarded is Launch, whose panic and runtime.Goexit are errors.
-func (u *Unit[D]) guarded(ctx context.Context, ref machine.Ref, description D) (p Process, err error) {
+// guarded calls Launch, whose panic and runtime.Goexit are errors.
+func guarded(ctx context.Context, ref machine.Ref, program Program) (p Process, err error) {
 	err = callback.Call(func() (err error) {
 		growStack(0)
-		p, err = u.cfg.Launch(ctx, ref, description)
+		p, err = program.Launch(ctx, ref)
 		return err
 	})
 	if failed, ok := errors.AsType[*callback.Error](err); ok {
@@ -322,19 +325,19 @@ func (u *Unit[D]) guarded(ctx context.Context, ref machine.Ref, description D) (
 	return p, err
 }
 
-func (u *Unit[D]) adopt(ref machine.Ref) {
+func (u *Unit) adopt(ref machine.Ref) {
 	h := u.hold(ref)
-	h.description, h.process, u.survivor = u.description, u.survivor, nil
+	h.program, h.process, u.survivor = u.program, u.survivor, nil
 	h.cancel = func() {} // until it is waited for, which looks whether it was released
 	p := h.process
-	u.cfg.Pace.Go(func() {
+	u.pace.Go(func() {
 		u.await(context.Background(), ref, h, p)
 		u.tidy(ref)
 	})
 }
 
 // await waits for the end of a process, unless the process is released.
-func (u *Unit[D]) await(ctx context.Context, ref machine.Ref, h *held[D], p Process) {
+func (u *Unit) await(ctx context.Context, ref machine.Ref, h *held, p Process) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	u.mu.Lock()
@@ -355,7 +358,7 @@ func (u *Unit[D]) await(ctx context.Context, ref machine.Ref, h *held[D], p Proc
 }
 
 // tidy forgets a generation that is over.
-func (u *Unit[D]) tidy(ref machine.Ref) {
+func (u *Unit) tidy(ref machine.Ref) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if !u.machine.Knows(ref) {
@@ -364,12 +367,12 @@ func (u *Unit[D]) tidy(ref machine.Ref) {
 }
 
 // awaitChange notifies the machine when what blocks a generation has changed.
-func (u *Unit[D]) awaitChange(ref machine.Ref) {
+func (u *Unit) awaitChange(ref machine.Ref) {
 	h := u.held[ref]
 	ctx, cancel := context.WithCancel(context.Background()) //nolint:gosec // Unwatch calls it, which comes for each AwaitChange
 	h.unwatch = cancel
 	blocked := h.blocked
-	u.cfg.Pace.Go(func() {
+	u.pace.Go(func() {
 		if blocked.AwaitChange(ctx); ctx.Err() == nil {
 			u.Tell(machine.Changed{Ref: ref})
 		}
@@ -377,13 +380,13 @@ func (u *Unit[D]) awaitChange(ref machine.Ref) {
 	})
 }
 
-func (u *Unit[D]) watch(ref machine.Ref) {
+func (u *Unit) watch(ref machine.Ref) {
 	h := u.held[ref]
 	ctx, cancel := context.WithCancel(context.Background()) //nolint:gosec // Unwatch calls it, which comes for each Watch
 	h.unwatch = cancel
 	p := h.process
-	u.cfg.Pace.Go(func() {
-		err := u.cfg.Ready(ctx, p, func(why error) {
+	u.pace.Go(func() {
+		err := p.AwaitReady(ctx, func(why error) {
 			blocked, isBlocked := errors.AsType[*BlockedError](why)
 			u.mu.Lock()
 			defer u.mu.Unlock()
@@ -396,7 +399,7 @@ func (u *Unit[D]) watch(ref machine.Ref) {
 			return
 		}
 		u.Tell(machine.Registered{Ref: ref})
-		u.cfg.Follow(ctx, h.description, p, func(found machine.HealthFound) {
+		p.FollowHealth(ctx, func(found machine.HealthFound) {
 			if found.Ref = ref; ctx.Err() == nil {
 				u.Tell(found)
 			}
@@ -404,31 +407,31 @@ func (u *Unit[D]) watch(ref machine.Ref) {
 	})
 }
 
-func (u *Unit[D]) terminate(e machine.Terminate) {
+func (u *Unit) terminate(e machine.Terminate) {
 	h := u.held[e.Ref]
 	ctx, cancel := context.WithCancel(context.Background())
 	h.kill = cancel
-	if e.AtOnce || u.hasty {
+	if e.AtOnce || u.killNow {
 		cancel()
 	}
 	p := h.process
-	u.cfg.Pace.Go(func() {
+	u.pace.Go(func() {
 		defer cancel()
 		p.Terminate(ctx)
 	})
 }
 
-func (u *Unit[D]) setTimer(e machine.SetTimer) {
+func (u *Unit) setTimer(e machine.SetTimer) {
 	if stop := u.timers[e.Timer]; stop != nil {
 		stop()
 	}
 	set := false // true when the timer is the one in the map
-	stop := u.cfg.Pace.AfterFunc(e.After, func() {
+	stop := u.pace.AfterFunc(e.After, func() {
 		u.mu.Lock()
 		defer u.mu.Unlock()
 		if set {
 			delete(u.timers, e.Timer)
-			u.step(machine.Fired{Timer: e.Timer, Needed: u.cfg.Needed != nil && u.cfg.Needed()})
+			u.step(machine.Fired{Timer: e.Timer, Needed: u.owner.Needed()})
 		}
 	})
 	set = true

@@ -17,13 +17,14 @@ import (
 
 	"github.com/patchbay-dev/patchbay/internal/launch/machine"
 	"github.com/patchbay-dev/patchbay/internal/launch/supervise"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 var errCrash = errors.New("crash")
 
-// plugin is what a Unit keeps running. Each life takes the next of ends, the last of which is for all that follow; it records when lives began
+// fakeProgram is what a Unit keeps running. Each life takes the next of ends, the last of which is for all that follow; it records when lives began
 // and ended.
-type plugin struct {
+type fakeProgram struct {
 	ends   []end
 	linger time.Duration // after it was told to end
 
@@ -44,14 +45,14 @@ type end struct {
 
 // life is a process.
 type life struct {
-	of   *plugin
+	of   *fakeProgram
 	how  end
 	told chan struct{}
 	over chan struct{}
 	once sync.Once
 }
 
-func (p *plugin) launch(context.Context, machine.Ref, string) (supervise.Process, error) {
+func (p *fakeProgram) Launch(context.Context, machine.Ref) (supervise.Process, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	how := p.ends[min(p.lives, len(p.ends)-1)]
@@ -72,6 +73,10 @@ func (p *plugin) launch(context.Context, machine.Ref, string) (supervise.Process
 	}
 	return &life{of: p, how: how, told: make(chan struct{}), over: make(chan struct{})}, nil
 }
+
+func (*life) AwaitReady(context.Context, func(error)) error { panic("it does not serve") }
+
+func (*life) FollowHealth(context.Context, func(machine.HealthFound)) { panic("it does not serve") }
 
 func (l *life) About() machine.Process { return machine.Process{PID: 1} }
 
@@ -99,7 +104,7 @@ func (l *life) Terminate(context.Context) {
 	<-l.over
 }
 
-func (p *plugin) count() (lives, alive int) {
+func (p *fakeProgram) count() (lives, alive int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.lives, p.alive
@@ -107,30 +112,30 @@ func (p *plugin) count() (lives, alive int) {
 
 // supervised is a Unit that was started.
 type supervised struct {
-	*supervise.Unit[string]
-	*plugin
+	*supervise.Unit
+	*fakeProgram
 	work  sync.WaitGroup
 	mu    sync.Mutex
 	kinds []machine.EventKind
 }
 
-func start(t *testing.T, policy machine.Policy, p *plugin) *supervised {
-	s := &supervised{plugin: p}
-	policy.MinBackoff = cmp.Or(policy.MinBackoff, second)
-	s.Unit = supervise.New(supervise.Config[string]{
-		Launch: p.launch,
-		Observe: func(e machine.Event) {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			s.kinds = append(s.kinds, e.Kind)
-		},
-		Pace: supervise.Real{WaitGroup: &s.work},
-	})
-	s.Configure("", machine.Description{Restart: policy}, false, func(error) {})
+func start(t *testing.T, policy plugin.RestartPolicy, p *fakeProgram) *supervised {
+	s := &supervised{fakeProgram: p}
+	policy.Backoff.Min = cmp.Or(policy.Backoff.Min, second)
+	s.Unit = supervise.New(s, supervise.Real{WaitGroup: &s.work})
+	s.Configure(p, machine.Description{Restart: policy}, false, func(error) {})
 	s.again()
 	t.Cleanup(func() { s.end() })
 	return s
 }
+
+func (s *supervised) Observe(e machine.Event) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.kinds = append(s.kinds, e.Kind)
+}
+
+func (*supervised) Needed() bool { return true }
 
 // again starts it, and does not wait.
 func (s *supervised) again() {
@@ -165,20 +170,20 @@ const second = time.Second
 
 func TestPolicies(t *testing.T) {
 	for _, test := range []struct {
-		restart machine.Restart
+		restart plugin.Restart
 		err     error
 		over    bool
 	}{
-		{machine.Always, nil, false},
-		{machine.Always, errCrash, false},
-		{machine.OnFailure, nil, true},
-		{machine.OnFailure, errCrash, false},
-		{machine.Never, nil, true},
-		{machine.Never, errCrash, true},
+		{plugin.RestartAlways, nil, false},
+		{plugin.RestartAlways, errCrash, false},
+		{plugin.RestartOnFailure, nil, true},
+		{plugin.RestartOnFailure, errCrash, false},
+		{plugin.RestartNever, nil, true},
+		{plugin.RestartNever, errCrash, true},
 	} {
 		t.Run(fmt.Sprint(test.restart, test.err), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := start(t, machine.Policy{Restart: test.restart}, &plugin{ends: []end{{after: second, err: test.err}, {}}})
+				s := start(t, plugin.RestartPolicy{Policy: test.restart}, &fakeProgram{ends: []end{{after: second, err: test.err}, {}}})
 				time.Sleep(second)
 				if test.over {
 					s.expect(t, machine.StateStopped, 1, 0)
@@ -203,7 +208,7 @@ func TestPolicies(t *testing.T) {
 func TestPanic(t *testing.T) {
 	for want, how := range map[string]end{"panicked: at the plugin": {panic: true}, "ended its goroutine": {exit: true}} {
 		synctest.Test(t, func(t *testing.T) {
-			s := start(t, machine.Policy{Restart: machine.OnFailure}, &plugin{ends: []end{how, {}}})
+			s := start(t, plugin.RestartPolicy{Policy: plugin.RestartOnFailure}, &fakeProgram{ends: []end{how, {}}})
 			s.expect(t, machine.StateBackoff, 1, 0)
 			if err := s.Status().LastError; !strings.Contains(err, want) {
 				t.Error(err)
@@ -216,7 +221,7 @@ func TestPanic(t *testing.T) {
 func TestRepeatedFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		absent := end{err: errors.New("no such file"), never: true}
-		s := start(t, machine.Policy{Restart: machine.Always, Limit: -1}, &plugin{ends: []end{absent, absent, absent, {after: second / 2, err: errCrash}, absent, absent, {}}})
+		s := start(t, plugin.RestartPolicy{Policy: plugin.RestartAlways, Limit: -1}, &fakeProgram{ends: []end{absent, absent, absent, {after: second / 2, err: errCrash}, absent, absent, {}}})
 		time.Sleep(time.Hour)
 		s.expect(t, machine.StateRunning, 7, 1)
 		want := append(slices.Repeat([]machine.EventKind{machine.EventBackoff}, 3), machine.EventReady)
@@ -229,7 +234,7 @@ func TestRepeatedFailure(t *testing.T) {
 func TestFailed(t *testing.T) {
 	for _, err := range []error{errCrash, nil} {
 		synctest.Test(t, func(t *testing.T) {
-			s := start(t, machine.Policy{Restart: machine.Always, Limit: 3, MaxBackoff: second}, &plugin{ends: []end{{after: second / 2, err: err}}})
+			s := start(t, plugin.RestartPolicy{Policy: plugin.RestartAlways, Limit: 3, Backoff: plugin.Backoff{Max: second}}, &fakeProgram{ends: []end{{after: second / 2, err: err}}})
 			time.Sleep(time.Minute)
 			s.expect(t, machine.StateFailed, 4, 0)
 			want := errCrash.Error()
@@ -265,7 +270,7 @@ func TestBackoff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ends := slices.Repeat([]end{{after: second, err: errCrash}}, 8)
 		ends = append(ends, end{after: time.Minute, err: errCrash}, end{after: second, err: errCrash}, end{})
-		s := start(t, machine.Policy{Restart: machine.Always, Limit: -1}, &plugin{ends: ends})
+		s := start(t, plugin.RestartPolicy{Policy: plugin.RestartAlways, Limit: -1}, &fakeProgram{ends: ends})
 		time.Sleep(time.Hour)
 		s.expect(t, machine.StateRunning, 11, 1)
 		for i, bound := range []int{2, 4, 8, 16, 32, 60, 60, 60, 2, 4} {
@@ -286,12 +291,12 @@ func TestWindow(t *testing.T) {
 		bubble(t, func(t *testing.T) {
 			lengths := rapid.SliceOfN(rapid.SampledFrom([]time.Duration{second, 5 * second, time.Minute}), 1, 40).Draw(rt, "lives")
 			limit := rapid.IntRange(1, 5).Draw(rt, "limit")
-			p := &plugin{}
+			p := &fakeProgram{}
 			for _, length := range lengths {
 				p.ends = append(p.ends, end{after: length, err: errCrash})
 			}
 			p.ends = append(p.ends, end{})
-			s := start(t, machine.Policy{Restart: machine.Always, Limit: limit, Window: time.Minute, MaxBackoff: second}, p)
+			s := start(t, plugin.RestartPolicy{Policy: plugin.RestartAlways, Limit: limit, Window: time.Minute, Backoff: plugin.Backoff{Max: second}}, p)
 			time.Sleep(time.Hour)
 			synctest.Wait()
 
@@ -328,7 +333,7 @@ func TestWindow(t *testing.T) {
 // TestStart: what runs is left alone, and what does not is restarted at once; what still ends is followed.
 func TestStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := start(t, machine.Policy{Restart: machine.OnFailure}, &plugin{ends: []end{{after: 2 * second, err: errCrash}, {}}, linger: 3 * second})
+		s := start(t, plugin.RestartPolicy{Policy: plugin.RestartOnFailure}, &fakeProgram{ends: []end{{after: 2 * second, err: errCrash}, {}}, linger: 3 * second})
 		s.again()
 		s.expect(t, machine.StateRunning, 1, 1)
 		time.Sleep(2 * second)
@@ -360,11 +365,11 @@ func TestClose(t *testing.T) {
 	} {
 		t.Run(string(state), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				policy := machine.Policy{Restart: machine.Always, Limit: 1, MinBackoff: 10 * second}
+				policy := plugin.RestartPolicy{Policy: plugin.RestartAlways, Limit: 1, Backoff: plugin.Backoff{Min: 10 * second}}
 				if state == machine.StateFailed {
-					policy.MinBackoff, policy.MaxBackoff = 1, 1
+					policy.Backoff = plugin.Backoff{Min: 1, Max: 1}
 				}
-				s := start(t, policy, &plugin{ends: []end{how}, linger: second})
+				s := start(t, policy, &fakeProgram{ends: []end{how}, linger: second})
 				time.Sleep(second)
 				synctest.Wait()
 				if got := s.state(); got != state {
@@ -381,12 +386,10 @@ func TestClose(t *testing.T) {
 // TestNeededAgain: what is needed again is started at once if it was healthy, and else after a pause.
 func TestNeededAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := &plugin{ends: []end{{after: time.Minute, err: errCrash}, {after: second, err: errCrash}, {}}}
-		s := &supervised{plugin: p}
-		s.Unit = supervise.New(supervise.Config[string]{
-			Launch: p.launch, Observe: func(machine.Event) {}, Needed: func() bool { return true }, Pace: supervise.Real{WaitGroup: &s.work},
-		})
-		s.Configure("", machine.Description{Restart: machine.Policy{Restart: machine.OnDemand, MinBackoff: second, Limit: -1}}, false, func(error) {})
+		p := &fakeProgram{ends: []end{{after: time.Minute, err: errCrash}, {after: second, err: errCrash}, {}}}
+		s := &supervised{fakeProgram: p}
+		s.Unit = supervise.New(s, supervise.Real{WaitGroup: &s.work})
+		s.Configure(p, machine.Description{Restart: plugin.RestartPolicy{Policy: machine.OnDemand, Backoff: plugin.Backoff{Min: second}, Limit: -1}}, false, func(error) {})
 		s.Tell(machine.Demand{})
 		t.Cleanup(s.end)
 		time.Sleep(time.Hour)
@@ -402,13 +405,13 @@ func TestNeededAgain(t *testing.T) {
 func TestAnyOrder(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		bubble(t, func(t *testing.T) {
-			p := &plugin{linger: rapid.SampledFrom([]time.Duration{0, second}).Draw(rt, "linger")}
+			p := &fakeProgram{linger: rapid.SampledFrom([]time.Duration{0, second}).Draw(rt, "linger")}
 			for range rapid.IntRange(0, 20).Draw(rt, "ends") {
 				after := rapid.SampledFrom([]time.Duration{0, 1, second, time.Minute}).Draw(rt, "after")
 				p.ends = append(p.ends, end{after: after, err: errCrash})
 			}
 			p.ends = append(p.ends, end{})
-			s := start(t, machine.Policy{Restart: machine.Always, Limit: 2, MaxBackoff: 2 * second}, p)
+			s := start(t, plugin.RestartPolicy{Policy: plugin.RestartAlways, Limit: 2, Backoff: plugin.Backoff{Max: 2 * second}}, p)
 			for range rapid.IntRange(1, 30).Draw(rt, "steps") {
 				s.again()
 				time.Sleep(rapid.SampledFrom([]time.Duration{0, 1, second, 5 * second, time.Hour}).Draw(rt, "pause"))
@@ -455,10 +458,10 @@ func (l *later) Go(f func()) { l.begun = append(l.begun, f) }
 func TestReleasedBeforeItIsWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pace := &later{Real: supervise.Real{WaitGroup: new(sync.WaitGroup)}}
-		p := &plugin{ends: []end{{}}}
-		u := supervise.New(supervise.Config[string]{Launch: p.launch, Observe: func(machine.Event) {}, Pace: pace})
-		u.Configure("", machine.Description{Survives: true}, false, func(error) {})
-		survivor, err := p.launch(t.Context(), 0, "")
+		p := &fakeProgram{ends: []end{{}}}
+		u := supervise.New(&supervised{}, pace)
+		u.Configure(p, machine.Description{Survives: true}, false, func(error) {})
+		survivor, err := p.Launch(t.Context(), 0)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,0 +1,104 @@
+package plugin
+
+import (
+	"context"
+	"iter"
+	"log/slog"
+	"time"
+)
+
+// RestartPolicy says when a launched plugin is restarted after its process has ended. Zero fields stand for the defaults.
+type RestartPolicy struct {
+	// Policy says after which exits the process is restarted: after those with an error or a signal, after all, or never.
+	Policy Restart `json:"policy" enum:"on-failure,always,never"`
+	// Backoff is the pause before a restart. It doubles with each restart, and starts over after a window without one.
+	Backoff Backoff `json:"backoff"`
+	// Limit is the number of restarts within a window after which the plugin counts as failed, until somebody restarts it.
+	Limit int `json:"limit"`
+	// Window is the period over which restarts are counted.
+	Window time.Duration `json:"window"`
+	// Unresponsive also restarts the plugin when it stops answering health checks (grpc.health.v1).
+	Unresponsive bool `json:"unresponsive"`
+}
+
+// Restart is the set of exits after which a launched plugin is restarted.
+type Restart string
+
+// When a launched plugin is restarted.
+const (
+	// RestartOnFailure: after an exit with an error or a signal. It is the default.
+	RestartOnFailure Restart = "on-failure"
+	// RestartAlways: after every exit.
+	RestartAlways Restart = "always"
+	// RestartNever: the plugin is started on request only.
+	RestartNever Restart = "never"
+)
+
+// Backoff bounds the pause before a restart.
+type Backoff struct {
+	// Min is the first pause.
+	Min time.Duration `json:"min"`
+	// Max is the longest pause.
+	Max time.Duration `json:"max"`
+}
+
+// Upgrade is the way in which a new process of a launched plugin replaces an old one.
+type Upgrade string
+
+// How a new process replaces an old one. A plugin that does not serve is always recreated.
+const (
+	// UpgradeSideBySide: the old process is stopped when the new one is ready, so callers notice nothing. It is the default.
+	UpgradeSideBySide Upgrade = "side-by-side"
+	// UpgradeHandover: as side by side, and the socket at which callers find the plugin stays: the host answers there and forwards calls, so
+	// connections outlast the upgrade.
+	UpgradeHandover Upgrade = "handover"
+	// UpgradeRecreate: the new process is started when the old one has ended. Use it for plugins that need something exclusive.
+	UpgradeRecreate Upgrade = "recreate"
+)
+
+// HealthCheck says how a launched plugin that offers grpc.health.v1 is checked. Zero fields stand for the defaults. A plugin that is busy
+// with a call of its host is not unresponsive, and an answer to a call counts as an answer to a check.
+type HealthCheck struct {
+	// Interval is the time between two checks.
+	Interval time.Duration `json:"interval"`
+	// Timeout is how long an answer to a check may take.
+	Timeout time.Duration `json:"timeout"`
+	// Misses is after how many checks in a row without an answer the plugin is unresponsive.
+	Misses int `json:"misses"`
+}
+
+// Limits bound what the process of a launched plugin and its descendants may use. Zero stands for no limit.
+type Limits struct {
+	// Memory is how many bytes they may use together. If they need more, the kernel kills one.
+	Memory int64
+	// CPU is how much processor time they may use together, in thousandths of one processor.
+	CPU int64
+	// Processes is how many processes and threads may exist at a time.
+	Processes int
+	// OpenFiles is how many descriptors each process may have open.
+	OpenFiles int
+}
+
+// Log holds the newest output of a launched plugin. Its methods are safe for concurrent use.
+type Log interface {
+	// Tail returns the newest n records, oldest first; all that are held if n is not positive.
+	Tail(n int) []LogRecord
+	// Follow yields the newest n records that are held when the iteration begins, all of them if n is negative, and then new ones, until ctx
+	// ends or the log is closed. If the reader is so slow that records are lost, a record with the source "host" says how many.
+	Follow(ctx context.Context, n int) iter.Seq[LogRecord]
+}
+
+// LogRecord is one line that a launched plugin printed, or one record that it logged through its host. Its text has no control characters
+// except tabs, and is valid UTF-8.
+type LogRecord struct {
+	// Seq is 1 for the first record of a [Log] and grows by 1 with each record.
+	Seq uint64
+	// Time is when the record was made, if it says so with a time zone, and otherwise when it arrived.
+	Time    time.Time
+	Level   slog.Level
+	Message string
+	Attrs   []slog.Attr
+	// Source says how the record came: "stdout", "stderr", "log" for a call of the host's Log method, or "host" for a record of the host about
+	// lost records.
+	Source string
+}
