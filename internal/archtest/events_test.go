@@ -26,6 +26,7 @@ func TestEventsReference(t *testing.T) {
 	// A kind of two packages is explained by both, in this order.
 	for _, dir := range []string{
 		"internal/discover/machine", "internal/discover/pipeline", "internal/journal", "internal/launch/machine", "host", "internal/daemon",
+		"internal/daemon/access",
 	} {
 		paths, err := filepath.Glob(filepath.Join(root, dir, "*.go"))
 		if err != nil {

@@ -19,6 +19,7 @@ import (
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/catalogue"
 	"github.com/patchbay-dev/patchbay/internal/config"
+	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/discover/dirwatch"
 	"github.com/patchbay-dev/patchbay/internal/launch/sealedexec"
 	"github.com/patchbay-dev/patchbay/internal/regular"
@@ -222,7 +223,7 @@ func (c Config) checkMachine(check func(field string, err error)) {
 			check(prefix+field.Field, field.Err)
 		}
 	}
-	_, err := policyOf(c.Control.Roles)
+	_, err := access.NewPolicy(c.Control.Roles)
 	unknown("", err)
 	_, err = trust.New(c.Trust.Policy())
 	unknown("trust.", err)

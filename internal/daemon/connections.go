@@ -1,16 +1,17 @@
 package daemon
 
 import (
+	"context"
 	"hash/fnv"
 	"io"
 	"log/slog"
-	"math"
 	"net"
 	"net/netip"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 	"github.com/patchbay-dev/patchbay/internal/quota"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
@@ -41,9 +42,6 @@ const (
 	callerBuffer, largeBuffer, nodeBuffer = 32 << 10, 208 << 10, 256 << 10
 	maxUserLarge, maxLarge                = 32, 128
 )
-
-// unknownUser counts callers of whom the system says nothing. No user has this number.
-const unknownUser = math.MaxUint32
 
 // connections bounds how many connections callers may hold at the daemon's sockets, which cost a descriptor each even if they are idle.
 // What is beyond a bound is closed at once.
@@ -125,7 +123,7 @@ func newBudget(what string, limits h2proxy.Limits, self uint32, limited *prometh
 
 // limit returns a listener that hands out the connections of l which are within the bounds. With a guard, users without a role are
 // strangers.
-func (c *connections) limit(l net.Listener, socket string, g *guard) net.Listener {
+func (c *connections) limit(l net.Listener, socket string, g *access.Authorizer) net.Listener {
 	return &boundedListener{l, socket, c, g}
 }
 
@@ -133,7 +131,7 @@ type boundedListener struct {
 	net.Listener
 	socket string
 	conns  *connections
-	guard  *guard // nil if everybody who can connect may call, or shows later who it is
+	guard  *access.Authorizer // nil if everybody who can connect may call, or shows later who it is
 }
 
 func (l *boundedListener) Accept() (net.Conn, error) {
@@ -175,14 +173,14 @@ func (c *connections) bufferOf(held *heldConn) int {
 
 // hold takes a connection in; nil if it is beyond a bound.
 func (l *boundedListener) hold(conn net.Conn) *heldConn {
-	c, stranger, held := l.conns, false, &heldConn{Conn: conn, uid: unknownUser}
+	c, stranger, held := l.conns, false, &heldConn{Conn: conn, uid: access.UnknownUser}
 	pool := c.stable
 	unixConn, local := conn.(*net.UnixConn)
 	switch {
 	case l.guard != nil:
-		held.caller = l.guard.identify(conn)
-		held.uid = held.caller.uid()
-		if pool, stranger = c.control, l.guard.isStranger(held.caller); stranger {
+		held.caller = l.guard.Identify(conn)
+		held.uid = held.caller.UID()
+		if pool, stranger = c.control, l.guard.IsStranger(held.caller); stranger {
 			pool = c.strangers
 		}
 	case local:
@@ -235,10 +233,18 @@ func notAUser(n uint32) uint32 { return n | 1<<31 }
 type heldConn struct {
 	net.Conn
 	uid         uint32
-	caller      *caller        // nil if nobody looked
+	caller      *access.Caller // nil if nobody looked
 	brake       *h2proxy.Brake // nil if the server that reads it knows itself when to pause
 	slot, large *quota.Grant
 	expires     *time.Timer // closes the connection of a user without a role; nil for others
+}
+
+// ConnContext returns the context of the requests on the connection, see [http.Server].
+func (c *heldConn) ConnContext(ctx context.Context) context.Context {
+	if c.brake != nil {
+		ctx = c.brake.Attach(ctx)
+	}
+	return access.WithCaller(ctx, c.caller)
 }
 
 // UID returns the user who connected, for package proxy.

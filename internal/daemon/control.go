@@ -17,8 +17,10 @@ import (
 
 	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/suggest"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/launcher"
 )
 
@@ -93,7 +95,7 @@ func (c *control) version() *patchbayv1.GetVersionResponse {
 		GoVersion: runtime.Version(),
 		Pid:       int64(os.Getpid()),
 		StartTime: timestamp(c.started),
-		Node:      valid(fleetConfig(c.config.Fleet).node()),
+		Node:      untrusted.Valid(fleetConfig(c.config.Fleet).node()),
 	}
 }
 
@@ -133,11 +135,11 @@ func (c *control) get(asked patchbay.PluginName) []*patchbayv1.Plugin {
 func (c *control) unknown(asked patchbay.PluginName) error {
 	if asked.Type == "" {
 		return connect.NewError(connect.CodeNotFound, fmt.Errorf("the launched plugin has not registered; "+
-			"\"patchbay status %s\" says what it does", valid(asked.Name)))
+			"\"patchbay status %s\" says what it does", untrusted.Valid(asked.Name)))
 	}
 	if s, is := c.launchedBefore(asked); is {
 		return connect.NewError(connect.CodeNotFound, fmt.Errorf("it is not registered: it is launched as %s, which is %s; "+
-			"\"patchbay status %s\" says more", valid(s.Name), s.State, valid(s.Name)))
+			"\"patchbay status %s\" says more", untrusted.Valid(s.Name), s.State, untrusted.Valid(s.Name)))
 	}
 	what, announced := errors.New("no such plugin is known"), c.announced(asked)
 	// Root and the daemon's user may take any name, and their own are the rule: of those nothing is said.
@@ -161,8 +163,8 @@ func (c *control) GetConfiguration(context.Context, *patchbayv1.GetConfiguration
 
 func (c *control) configuration() *patchbayv1.GetConfigurationResponse {
 	return &patchbayv1.GetConfigurationResponse{
-		PluginDirs: validAll(c.config.PluginDirs), DeprecatedPluginDir: valid(c.config.DeprecatedPluginDir),
-		State: valid(c.config.State), ControlSocket: valid(c.config.ControlSocket), Effective: valid(c.shown()),
+		PluginDirs: validAll(c.config.PluginDirs), DeprecatedPluginDir: untrusted.Valid(c.config.DeprecatedPluginDir),
+		State: untrusted.Valid(c.config.State), ControlSocket: untrusted.Valid(c.config.ControlSocket), Effective: untrusted.Valid(c.shown()),
 		Handlers: validAll(slices.Sorted(maps.Keys(c.handlers()))),
 	}
 }
@@ -182,7 +184,7 @@ func (c *control) Reload(ctx context.Context, _ *patchbayv1.ReloadRequest) (*pat
 	case ctx.Err() != nil:
 		return nil, ended(ctx)
 	}
-	return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New(valid(err.Error())))
+	return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New(untrusted.Valid(err.Error())))
 }
 
 // awaitReplacements waits until the processes are replaced whose plugins a reload has changed, and returns why any could not be.
@@ -216,7 +218,7 @@ func didYouMean(name string, known []string) string {
 	if !ok {
 		return ""
 	}
-	return "; did you mean " + strconv.Quote(valid(meant)) + "?"
+	return "; did you mean " + strconv.Quote(untrusted.Valid(meant)) + "?"
 }
 
 // askedFor returns the plugin that a request names. Without a type it is a launched plugin, which must be one of the catalogue.
@@ -248,7 +250,7 @@ func ended(ctx context.Context) error {
 		return connect.NewError(connect.CodeUnavailable, server.ErrStopping)
 	case errors.Is(err, context.DeadlineExceeded):
 		return connect.NewError(connect.CodeDeadlineExceeded, err)
-	case isDenial(err):
+	case access.IsDenial(err):
 		return connect.NewError(connect.CodePermissionDenied, err)
 	default:
 		return connect.NewError(connect.CodeCanceled, err)

@@ -19,12 +19,15 @@ import (
 	"connectrpc.com/connect"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
 
 	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/config"
+	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/trust"
@@ -33,8 +36,17 @@ import (
 var discard = slog.New(slog.DiscardHandler)
 
 // testGuard is a guard whose audit goes nowhere.
-func testGuard(path string) *guard {
-	return newGuard(path, policy{byGroup: roleOperate}, newAuditor(func(reconciler.Event) {}, discard))
+func testGuard(path string) *access.Authorizer {
+	return access.NewAuthorizer(path, policyFor(config.Roles{}), access.NewAuditor(func(reconciler.Event) {}, discard))
+}
+
+// policyFor returns the policy of roles that are given to numbers.
+func policyFor(roles config.Roles) access.Policy {
+	p, err := access.NewPolicy(roles)
+	if err != nil {
+		panic(err)
+	}
+	return p
 }
 
 func named(ptype, name string) patchbay.PluginName {
@@ -393,4 +405,20 @@ func TestPathsBecomeAbsolute(t *testing.T) {
 	if changed, restart := differences(d.config, again); len(changed)+len(restart) > 0 {
 		t.Errorf("the same configuration differs in %q and %q", changed, restart)
 	}
+}
+
+// procedures are the methods of the control API.
+func procedures() map[string]protoreflect.MethodDescriptor {
+	found := map[string]protoreflect.MethodDescriptor{}
+	protoregistry.GlobalFiles.RangeFilesByPackage(patchbayv1.File_patchbay_v1_control_proto.Package(), func(file protoreflect.FileDescriptor) bool {
+		for i := range file.Services().Len() {
+			service := file.Services().Get(i)
+			for j := range service.Methods().Len() {
+				method := service.Methods().Get(j)
+				found["/"+string(service.FullName())+"/"+string(method.Name())] = method
+			}
+		}
+		return true
+	})
+	return found
 }

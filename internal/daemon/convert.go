@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"strings"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -9,6 +8,7 @@ import (
 	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
 // reasons says, for the states that do not say it themselves, why an instance is in its state.
@@ -27,11 +27,11 @@ var reasons = map[reconciler.State]string{
 
 func pluginMessage(s patchbay.PluginStatus) *patchbayv1.Plugin {
 	return &patchbayv1.Plugin{
-		Type: valid(s.Type), Name: valid(s.Name), Version: valid(s.Version), Versions: validAll(s.Versions),
+		Type: untrusted.Valid(s.Type), Name: untrusted.Valid(s.Name), Version: untrusted.Valid(s.Version), Versions: validAll(s.Versions),
 		State: string(s.State), Reason: reasons[s.State], Current: s.Current, Attempts: uint32(max(s.Attempts, 0)),
-		Endpoint: valid(s.Endpoint), SocketPath: valid(s.SocketPath), Instance: valid(s.Instance), Source: string(s.Source),
+		Endpoint: untrusted.Valid(s.Endpoint), SocketPath: untrusted.Valid(s.SocketPath), Instance: untrusted.Valid(s.Instance), Source: string(s.Source),
 		FirstSeen: timestamp(s.FirstSeen), Since: timestamp(s.Since), RegisteredAt: timestamp(s.RegisteredAt),
-		NextRetry: timestamp(s.NextRetry), LastError: valid(s.LastError),
+		NextRetry: timestamp(s.NextRetry), LastError: untrusted.Valid(s.LastError),
 		Roles: validAll(s.Registration.Roles), Details: validMap(s.Registration.Details),
 	}
 }
@@ -45,8 +45,8 @@ func refusalMessage(s patchbay.PluginStatus) *patchbayv1.Plugin {
 
 func eventMessage(e patchbay.Event) *patchbayv1.Event {
 	return &patchbayv1.Event{
-		Seq: e.Seq, Time: timestamp(e.Time), Kind: string(e.Kind), Type: valid(e.Type), Name: valid(e.Name),
-		Instance: valid(e.Instance), Endpoint: valid(e.Endpoint), SocketPath: valid(e.SocketPath), Message: valid(e.Message),
+		Seq: e.Seq, Time: timestamp(e.Time), Kind: string(e.Kind), Type: untrusted.Valid(e.Type), Name: untrusted.Valid(e.Name),
+		Instance: untrusted.Valid(e.Instance), Endpoint: untrusted.Valid(e.Endpoint), SocketPath: untrusted.Valid(e.SocketPath), Message: untrusted.Valid(e.Message),
 	}
 }
 
@@ -55,7 +55,7 @@ func conditionMessage(c patchbay.Condition) *patchbayv1.Condition {
 	if c.OK {
 		status = "ok"
 	}
-	return &patchbayv1.Condition{Name: valid(c.Name), Status: status, Message: valid(c.Message), Since: timestamp(c.Since)}
+	return &patchbayv1.Condition{Name: untrusted.Valid(c.Name), Status: status, Message: untrusted.Valid(c.Message), Since: timestamp(c.Since)}
 }
 
 // each returns what convert makes of the members of a list.
@@ -67,10 +67,7 @@ func each[From, To any](list []From, convert func(From) To) []To {
 	return converted
 }
 
-// valid makes a string fit for protobuf, which refuses a whole message for one that is not UTF-8. Paths may hold any bytes.
-func valid(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
-
-func validAll(list []string) []string { return each(list, valid) }
+func validAll(list []string) []string { return each(list, untrusted.Valid) }
 
 // validMap is nil for an empty map.
 func validMap(m map[string]string) map[string]string {
@@ -79,7 +76,7 @@ func validMap(m map[string]string) map[string]string {
 	}
 	checked := make(map[string]string, len(m))
 	for key, value := range m {
-		checked[valid(key)] = valid(value)
+		checked[untrusted.Valid(key)] = untrusted.Valid(value)
 	}
 	return checked
 }

@@ -28,6 +28,7 @@ import (
 	"github.com/patchbay-dev/patchbay/host/goplugin"
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/config"
+	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/daemon/page"
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
@@ -54,7 +55,7 @@ type Daemon struct {
 	// goPlugins is how the plugins of go-plugin are reached.
 	goPlugins goplugin.Connections
 	// fleetRules say who may call what from other nodes.
-	fleetRules *inForce[[]config.FleetAllow]
+	fleetRules *access.Rules[[]config.FleetAllow]
 }
 
 // New checks the configuration; its error lists everything that is wrong. It touches neither files nor sockets; Run does. Relative paths
@@ -72,7 +73,7 @@ func New(c Config) (*Daemon, error) {
 		log = slog.New(slog.DiscardHandler)
 	}
 	d := &Daemon{
-		config: c, log: log, ready: make(chan struct{}), reloads: newReloads(c), fleetRules: newInForce(c.Fleet.Serve.Allow),
+		config: c, log: log, ready: make(chan struct{}), reloads: newReloads(c), fleetRules: access.NewRules(c.Fleet.Serve.Allow),
 	}
 	d.timeouts.Store(&c.ClientTimeouts)
 	return d, nil
@@ -109,7 +110,7 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 	defer cancel()
 	go process.ReapAdopted(ctx)
 	d.reloads.begin(a)
-	leaveFleet := a.fleet.join(ctx, a.seen.publisher, a.runtime.Registry(), a.seen, d.fleetRules.judgeAgain)
+	leaveFleet := a.fleet.join(ctx, a.seen.publisher, a.runtime.Registry(), a.seen, d.fleetRules.Recheck)
 	control := d.serve(ctx, l, a, &parts, cancel)
 	// Calls are answered until the runtime has ended: if a handler holds it up, "patchbay status" shows which.
 	stopDispense, stopStateWatch := a.seen.dispense.start(ctx), a.seen.state.start(ctx, a.runtime.Publish)
@@ -169,7 +170,7 @@ func (d *Daemon) run(ctx context.Context, runtime *patchbay.Runtime) error {
 
 // listening is what a daemon has before it opens its state: what may belong to another one, and what may be configured wrongly.
 type listening struct {
-	roles  policy
+	roles  access.Policy
 	traced patchbay.Observer
 	// http and fleet are nil if they are not asked for.
 	control, http, fleet net.Listener
@@ -181,7 +182,7 @@ type listening struct {
 // daemon from looking at the state at all.
 func (d *Daemon) listen(ctx context.Context, parts *closers) (_ *listening, err error) {
 	l := &listening{}
-	if l.roles, err = policyOf(d.config.Control.Roles); err != nil {
+	if l.roles, err = access.NewPolicy(d.config.Control.Roles); err != nil {
 		return nil, err
 	}
 	if l.http, err = d.config.listenHTTP(); err != nil {
@@ -216,7 +217,7 @@ type assembly struct {
 	conns    *connections
 	runtime  *patchbay.Runtime
 	// guard says who may do what on the control socket.
-	guard *guard
+	guard *access.Authorizer
 	fleet *fleetMember // nil for none
 	// registry gives connections, as the fleet has it for exclusive plugins.
 	registry connector
@@ -240,7 +241,7 @@ func (d *Daemon) assemble(l *listening, parts *closers) (*assembly, error) {
 	if a.runtime, err = d.newRuntime(state, a.metrics, l.traced); err != nil {
 		return nil, err
 	}
-	a.guard = newGuard(d.config.ControlSocket, l.roles, newAuditor(a.runtime.Publish, d.log))
+	a.guard = access.NewAuthorizer(d.config.ControlSocket, l.roles, access.NewAuditor(a.runtime.Publish, d.log))
 	if a.fleet, err = newFleetMember(fleetConfig(d.config.Fleet), d.config.State, a.runtime, a.metrics.called, d.log); err != nil {
 		return nil, err
 	}
@@ -272,7 +273,7 @@ func (d *Daemon) assemble(l *listening, parts *closers) (*assembly, error) {
 func (d *Daemon) serve(ctx context.Context, l *listening, a *assembly, parts *closers, failed func()) (controlServer *server.Server) {
 	shown := newPicture(a.seen, a.runtime.Launcher(), a.fleet, &d.metadata)
 	c := &control{
-		picture: shown, calls: newForwarder(a.guard, a.registry, a.fleet, a.conns.budget),
+		picture: shown, calls: newForwarder(a.guard, a.registry, a.fleet, a.conns.budget, d.log),
 		naming:        naming{a.handlers.all, func(ptype, name string) bool { return len(a.runtime.Registry().Instances(ptype, name)) > 0 }},
 		awaitReplaced: a.runtime.Registry().AwaitReplaced,
 		requests: &requests{
@@ -292,7 +293,7 @@ func (d *Daemon) serve(ctx context.Context, l *listening, a *assembly, parts *cl
 	if l.fleet != nil {
 		d.log.Info("taking calls from other nodes", "address", l.fleet.Addr().String(), "rules", len(d.config.Fleet.Serve.Allow))
 		calls := &fleetServer{
-			a.registry, a.fleet.credentials, d.fleetRules, newDenials(a.runtime.Publish, d.log), newAuditor(a.runtime.Publish, d.log),
+			a.registry, a.fleet.credentials, d.fleetRules, access.NewDenials(a.runtime.Publish, d.log), access.NewAuditor(a.runtime.Publish, d.log),
 			a.metrics.served, a.fleet.drain, a.conns.nodeBudget, d.log, fleetConnAge,
 		}
 		parts.add(calls.serve(ctx, a.conns.limit(l.fleet, "fleet", nil), failed))

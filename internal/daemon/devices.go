@@ -12,6 +12,7 @@ import (
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/handlers/device"
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
 // maxDeviceRequest bounds a request for devices in bytes: it may name many of them.
@@ -67,7 +68,7 @@ func (s deviceService) ListDevices(_ context.Context, request *patchbayv1.ListDe
 	for _, d := range devices {
 		if anyOf(request.GetResources(), d.Resource) {
 			response.Devices = append(response.Devices, &patchbayv1.Device{
-				Resource: d.Resource, Id: valid(d.ID), Health: string(d.Health), NumaNodes: d.NUMANodes, Owner: valid(d.Owner),
+				Resource: d.Resource, Id: untrusted.Valid(d.ID), Health: string(d.Health), NumaNodes: d.NUMANodes, Owner: untrusted.Valid(d.Owner),
 			})
 		}
 	}
@@ -141,7 +142,7 @@ func deviceError(ctx context.Context, err error) error {
 	case errors.Is(err, device.ErrConflict):
 		code = connect.CodeAlreadyExists
 	}
-	return connect.NewError(code, errors.New(valid(err.Error())))
+	return connect.NewError(code, errors.New(untrusted.Valid(err.Error())))
 }
 
 func allocationMessage(a device.Allocation) *patchbayv1.DeviceAllocation {
@@ -150,15 +151,15 @@ func allocationMessage(a device.Allocation) *patchbayv1.DeviceAllocation {
 	}
 	for _, m := range a.Answer.Mounts {
 		answer.Mounts = append(answer.Mounts, &patchbayv1.DeviceMount{
-			ContainerPath: valid(m.ContainerPath), HostPath: valid(m.HostPath), ReadOnly: m.ReadOnly,
+			ContainerPath: untrusted.Valid(m.ContainerPath), HostPath: untrusted.Valid(m.HostPath), ReadOnly: m.ReadOnly,
 		})
 	}
 	for _, n := range a.Answer.Devices {
 		answer.Devices = append(answer.Devices, &patchbayv1.DeviceNode{
-			ContainerPath: valid(n.ContainerPath), HostPath: valid(n.HostPath), Permissions: valid(n.Permissions),
+			ContainerPath: untrusted.Valid(n.ContainerPath), HostPath: untrusted.Valid(n.HostPath), Permissions: untrusted.Valid(n.Permissions),
 		})
 	}
 	return &patchbayv1.DeviceAllocation{
-		Resource: a.Resource, Owner: valid(a.Owner), Devices: validAll(slices.Clone(a.Devices)), Time: timestamp(a.Time), Answer: answer,
+		Resource: a.Resource, Owner: untrusted.Valid(a.Owner), Devices: validAll(slices.Clone(a.Devices)), Time: timestamp(a.Time), Answer: answer,
 	}
 }

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"context"
 	"fmt"
 
 	"connectrpc.com/connect"
@@ -11,6 +12,39 @@ import (
 // maxFilter is how many values a list of a request may have, maxDevices how many of devices. An empty value has two bytes in a request and
 // sixteen in memory, and everything that a request may select is compared with each.
 const maxFilter, maxDevices = 256, 16 << 10
+
+// bounds is a [connect.Interceptor] that refuses requests with too long lists, and answers for which there is no room. What streams send
+// counts itself, with countList.
+type bounds struct{}
+
+// WrapUnary implements [connect.Interceptor].
+func (bounds) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
+	return func(ctx context.Context, request connect.AnyRequest) (connect.AnyResponse, error) {
+		if err := checkLists(request.Any()); err != nil {
+			return nil, err
+		}
+		response, err := next(ctx, request)
+		if err == nil {
+			err = countAnswer(ctx, request.Spec().Procedure, response.Any())
+		}
+		if err != nil {
+			return nil, err
+		}
+		return response, nil
+	}
+}
+
+// WrapStreamingHandler implements [connect.Interceptor].
+func (bounds) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+	return func(ctx context.Context, stream connect.StreamingHandlerConn) error {
+		return next(ctx, filteredStream{stream})
+	}
+}
+
+// WrapStreamingClient implements [connect.Interceptor]; the daemon is not a client of its own.
+func (bounds) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
+	return next
+}
 
 // filteredStream refuses requests with longer lists.
 type filteredStream struct{ connect.StreamingHandlerConn }

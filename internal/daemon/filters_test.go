@@ -3,7 +3,6 @@ package daemon
 import (
 	"bytes"
 	"compress/gzip"
-	"context"
 	"encoding/binary"
 	"net/http"
 	"net/http/httptest"
@@ -14,13 +13,15 @@ import (
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
+	"github.com/patchbay-dev/patchbay/internal/config"
+	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
 // askControl makes a request of user 1000, who may read; encoding is that of its body.
 func askControl(procedure, contentType, encoding string, body []byte) *httptest.ResponseRecorder {
 	g := testGuard("")
-	g.use(policy{users: map[uint32]role{1000: roleRead}})
+	g.Replace(policyFor(config.Roles{Read: config.Members{Users: []string{"1000"}}}))
 	handler := newControlHandler(g, &control{
 		picture: newPicture(&recorded{}, nil, nil, nil), naming: plain(), awaitReplaced: neverReplaced,
 	})
@@ -30,7 +31,7 @@ func askControl(procedure, contentType, encoding string, body []byte) *httptest.
 		r.Header.Set("Content-Encoding", encoding)
 	}
 	w := httptest.NewRecorder()
-	handler.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), callerKey{}, &caller{peer: sock.Peer{UID: 1000}})))
+	handler.ServeHTTP(w, r.WithContext(access.WithCaller(r.Context(), access.NewCaller(sock.Peer{UID: 1000}))))
 	return w
 }
 

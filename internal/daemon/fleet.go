@@ -20,6 +20,7 @@ import (
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/internal/config"
+	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/internal/fleet/locks"
@@ -63,7 +64,9 @@ func (c fleetConfig) validate(check func(field string, err error)) {
 		check("fleet.drift", fmt.Errorf("%v is negative: use a time above zero, or leave it out", c.Drift))
 	}
 	for i, o := range c.Offers {
-		if err := validatePatterns([]patterns{{"node", []string{o.Node}}, {"types", o.Types}, {"names", o.Names}}); err != nil {
+		err := cmp.Or(
+			access.ValidatePatterns("node", o.Node), access.ValidatePatterns("types", o.Types...), access.ValidatePatterns("names", o.Names...))
+		if err != nil {
 			check("fleet.offers", fmt.Errorf("rule %d: %w", i+1, err))
 		}
 	}

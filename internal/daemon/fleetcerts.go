@@ -9,6 +9,7 @@ import (
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
 const (
@@ -41,7 +42,7 @@ func (m *fleetMember) certificateCondition() patchbay.Condition {
 	for _, use := range slices.Sorted(maps.Keys(all)) {
 		if c := all[use]; c.Err != nil {
 			condition.OK, condition.Since = false, c.Since
-			condition.Message = "the certificate for " + use + " cannot be used: " + valid(c.Err.Error())
+			condition.Message = "the certificate for " + use + " cannot be used: " + untrusted.Valid(c.Err.Error())
 		}
 	}
 	return condition

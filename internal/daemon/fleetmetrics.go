@@ -5,6 +5,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
 const (
@@ -25,7 +26,7 @@ func newPeerCalls(calls *prometheus.CounterVec) *peerCalls {
 }
 
 func (p *peerCalls) ended(peer string, err error) {
-	p.calls.WithLabelValues(p.peers.of(valid(peer)), codeLabel(status.Code(err))).Inc()
+	p.calls.WithLabelValues(p.peers.of(untrusted.Valid(peer)), codeLabel(status.Code(err))).Inc()
 }
 
 // watchFleet has what the daemon does for the fleet collected; nil stands for a node of no fleet.
@@ -104,7 +105,7 @@ func (c fleetCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	wanted := c.member.elector.Wanted()
 	for _, w := range wanted[:min(len(wanted), maxLocks)] {
-		ptype, name := valid(w.Type), valid(w.Name)
+		ptype, name := untrusted.Valid(w.Type), untrusted.Valid(w.Name)
 		gauge(ch, fleetDescs[fleetLockHeld], oneIf(w.Held), ptype, name)
 		if w.Held {
 			gauge(ch, fleetDescs[fleetLockCalls], float64(w.Calls), ptype, name)

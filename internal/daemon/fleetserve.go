@@ -22,17 +22,14 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
-	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/internal/config"
+	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
-
-// eventFleetCallDenied: a call from another node was denied; names the caller. Repeats are folded into one per minute.
-const eventFleetCallDenied reconciler.EventKind = "fleet-call-denied"
 
 // tls returns what the node shows to others, also when it calls them, and whom it believes; zero without a certificate.
 func (c fleetConfig) tls() fleet.TLS {
@@ -53,7 +50,8 @@ func (c fleetConfig) validateServe(check func(field string, err error)) {
 		check("fleet.serve", files.Validate())
 	}
 	for i, a := range c.Serve.Allow {
-		err := validatePatterns([]patterns{{"identity", []string{a.Identity}}, {"types", a.Types}, {"names", a.Names}, {"methods", a.Methods}})
+		err := cmp.Or(access.ValidatePatterns("identity", a.Identity), access.ValidatePatterns("types", a.Types...),
+			access.ValidatePatterns("names", a.Names...), access.ValidatePatterns("methods", a.Methods...))
 		if err != nil {
 			check("fleet.serve.allow", fmt.Errorf("rule %d: %w", i+1, err))
 		}
@@ -105,9 +103,9 @@ func (c fleetConfig) published(listener net.Listener) (string, error) {
 type fleetServer struct {
 	registry    connector
 	credentials *fleet.Credentials
-	rules       *inForce[[]config.FleetAllow]
-	denials     *denials
-	audit       *auditor
+	rules       *access.Rules[[]config.FleetAllow]
+	denials     *access.Denials
+	audit       *access.Auditor
 	served      *peerCalls
 	drain       *drain
 	budget      *h2proxy.Budget
@@ -187,37 +185,40 @@ func (s *fleetServer) handle(end context.Context, caller grpc.ServerStream) (err
 	ctx, cancel := context.WithCancelCause(caller.Context())
 	defer cancel(nil)
 	defer context.AfterFunc(end, func() { cancel(context.Cause(end)) })()
-	call := &fleetCall{}
+	var from identities
+	var call access.Call
 	var release func() // nil for one that was not let in
 	var done func()    // set with release
 	reached := false   // a plugin
 	defer func() {
-		if len(call.identities) > 0 {
-			s.served.ended(call.identities[0], err)
+		if len(from) > 0 {
+			s.served.ended(from[0], err)
 		}
 		if release != nil {
 			release()
 			done()
-			s.audit.called(call, pluginCall{plugin: call.plugin, method: call.method}, reached, status.Code(err))
+			s.audit.Called(from, call, reached, status.Code(err))
 		}
 	}()
 	return proxy.Director(func(ctx context.Context, method string) (conn grpc.ClientConnInterface, err error) {
-		call.method = strings.TrimPrefix(method, "/")
-		if call.identities, err = s.credentials.Caller(ctx); err != nil {
+		call.Method = strings.TrimPrefix(method, "/")
+		if from, err = s.credentials.Caller(ctx); err != nil {
 			return nil, err
 		}
-		if call.plugin, _, err = routeOf(ctx); err != nil {
+		if call.Plugin, _, err = routeOf(ctx); err != nil {
 			return nil, err
 		}
-		denied := func(rules []config.FleetAllow) error { return cmp.Or(s.credentials.Trusts(ctx), call.denied(rules)) }
-		if release, err = s.rules.letIn(denied, cancel); err != nil {
-			return nil, s.denials.deny(call)
+		denied := func(rules []config.FleetAllow) error {
+			return cmp.Or(s.credentials.Trusts(ctx), from.denied(call, rules))
+		}
+		if release, err = s.rules.Admit(denied, cancel); err != nil {
+			return nil, s.denials.Deny(from, call)
 		}
 		done = s.drain.begin()
-		if err := s.audit.admit(call); err != nil {
+		if err := s.audit.Admit(from); err != nil {
 			return nil, err
 		}
-		conn, err = connTo(ctx, s.registry, call.plugin)
+		conn, err = connTo(ctx, s.registry, call.Plugin)
 		reached = err == nil
 		return conn, err
 	}).Forward(ctx, caller)
@@ -227,29 +228,25 @@ func (s *fleetServer) handle(end context.Context, caller grpc.ServerStream) (err
 var errWithdrawn = status.Error(codes.PermissionDenied,
 	"the call was ended because no rule in fleet.serve.allow of the node allows it any more")
 
-// fleetCall is a call from another node.
-type fleetCall struct {
-	identities []string
-	plugin     patchbay.PluginName
-	method     string // SERVICE/METHOD
-}
+// identities are the names in the certificate of a caller from another node. They are an [access.Actor].
+type identities []string
 
-func (c *fleetCall) name() string { return strings.Join(c.identities, "\x00") }
+func (i identities) Key() string { return strings.Join(i, "\x00") }
 
-func (c *fleetCall) String() string {
-	if len(c.identities) == 0 {
+func (i identities) String() string {
+	if len(i) == 0 {
 		return "nobody that its certificate names"
 	}
-	return short(strings.Join(c.identities, ", "))
+	return untrusted.Valid(untrusted.Cut(strings.Join(i, ", "), 128))
 }
 
-func (c *fleetCall) attrs() []any { return []any{"caller", c.String()} }
+func (i identities) Attrs() []any { return []any{"caller", i.String()} }
 
-// denied says why none of the rules allows a call.
-func (c *fleetCall) denied(rules []config.FleetAllow) error {
+// denied returns nil if one of the rules allows a call.
+func (i identities) denied(call access.Call, rules []config.FleetAllow) error {
 	if slices.ContainsFunc(rules, func(a config.FleetAllow) bool {
-		return slices.ContainsFunc(c.identities, func(identity string) bool { return matchIdentity(a.Identity, identity) }) &&
-			matchAny(a.Types, c.plugin.Type) && matchAny(a.Names, c.plugin.Name) && matchAny(a.Methods, c.method)
+		return slices.ContainsFunc(i, func(identity string) bool { return matchIdentity(a.Identity, identity) }) &&
+			access.MatchAny(a.Types, call.Plugin.Type) && access.MatchAny(a.Names, call.Plugin.Name) && access.MatchAny(a.Methods, call.Method)
 	}) {
 		return nil
 	}
@@ -267,7 +264,7 @@ func matchIdentity(pattern, identity string) bool {
 	} else if !isURI {
 		pattern = strings.ToLower(pattern)
 	}
-	return matchAny([]string{pattern}, identity)
+	return access.MatchAny([]string{pattern}, identity)
 }
 
 // useOffers puts other rules in force, for calls that begin from then on.
@@ -287,7 +284,7 @@ func (m *fleetMember) reload(offers []config.FleetOffer) {
 func (m *fleetMember) mayOffer(node, ptype, name string) bool {
 	offers := *m.offers.Load()
 	return len(offers) == 0 || slices.ContainsFunc(offers, func(o config.FleetOffer) bool {
-		return matchAny([]string{strings.ToLower(o.Node)}, strings.ToLower(node)) && matchAny(o.Types, ptype) && matchAny(o.Names, name)
+		return access.MatchAny([]string{strings.ToLower(o.Node)}, strings.ToLower(node)) && access.MatchAny(o.Types, ptype) && access.MatchAny(o.Names, name)
 	})
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"slices"
 	"strings"
@@ -13,12 +12,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"github.com/patchbay-dev/patchbay/internal/config"
+	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
 )
 
 func allow(identity string, types, names, methods []string) config.FleetAllow {
@@ -57,16 +53,16 @@ func TestAllowed(t *testing.T) {
 		{with(func(r *config.FleetAllow) { r.Methods = []string{"*"} }), "spiffe://example.com/nomad/x", "csi-controller", "a.csi.k8s.io", "x/y", true},
 		{config.FleetAllow{Identity: "*"}, "node", "csi-controller", "a", method, false},
 	} {
-		var identities []string
+		var from identities
 		if test.identities != "" {
-			identities = []string{"someone", test.identities}
+			from = identities{"someone", test.identities}
 		}
-		call := &fleetCall{identities: identities, plugin: named(test.ptype, test.name), method: test.method}
-		if got := call.denied([]config.FleetAllow{test.rule}) == nil; got != test.want {
+		call := access.Call{Plugin: named(test.ptype, test.name), Method: test.method}
+		if got := from.denied(call, []config.FleetAllow{test.rule}) == nil; got != test.want {
 			t.Errorf("%+v: %s calls %s of %s/%s: %t", test.rule, test.identities, test.method, test.ptype, test.name, got)
 		}
 	}
-	if (&fleetCall{identities: []string{"a"}, plugin: named("T", "n"), method: method}).denied(nil) == nil {
+	if (identities{"a"}).denied(access.Call{Plugin: named("T", "n"), Method: method}, nil) == nil {
 		t.Error("without rules something is allowed")
 	}
 }
@@ -112,26 +108,6 @@ func TestOffersNeedNames(t *testing.T) {
 	}
 }
 
-func TestDenials(t *testing.T) {
-	var events []string
-	d := newDenials(func(e reconciler.Event) { events = append(events, string(e.Kind)+" "+e.Message) }, slog.New(slog.DiscardHandler))
-	for range 3 {
-		err := d.deny(&fleetCall{identities: []string{"node"}, plugin: named("T", strings.Repeat("n", 1000)), method: "s/m"})
-		if status.Code(err) != codes.PermissionDenied || len(err.Error()) > 400 {
-			t.Errorf("got %v", err)
-		}
-	}
-	if len(events) != 1 || !strings.HasPrefix(events[0], "fleet-call-denied node may not call s/m of plugin T/nnn") {
-		t.Errorf("events %q", events)
-	}
-	for i := range 2 * maxSparse {
-		_ = d.deny(&fleetCall{identities: []string{"node"}, plugin: named("T", fmt.Sprint(i)), method: "s/m"})
-	}
-	if len(events) > maxSparse || len(d.told.users["node"].told) > maxSparse {
-		t.Errorf("%d events, %d remembered", len(events), len(d.told.users["node"].told))
-	}
-}
-
 func TestPublishedAddress(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -165,9 +141,11 @@ func TestPublishedAddress(t *testing.T) {
 func TestRulesCanChange(t *testing.T) {
 	all := []string{"*"}
 	rule := func(identity string) config.FleetAllow { return allow(identity, all, all, all) }
-	r := newInForce([]config.FleetAllow{rule("a"), rule("b")})
+	r := access.NewRules([]config.FleetAllow{rule("a"), rule("b")})
 	letIn := func(name string, end context.CancelCauseFunc) error {
-		_, err := r.letIn((&fleetCall{identities: []string{name}, plugin: named("T", "n"), method: "s/m"}).denied, end)
+		_, err := r.Admit(func(rules []config.FleetAllow) error {
+			return identities{name}.denied(access.Call{Plugin: named("T", "n"), Method: "s/m"}, rules)
+		}, end)
 		return err
 	}
 	ended := map[string]context.Context{}
@@ -178,7 +156,7 @@ func TestRulesCanChange(t *testing.T) {
 			t.Errorf("%s may not call: %v", name, err)
 		}
 	}
-	r.use([]config.FleetAllow{rule("b"), rule("c")})
+	r.Replace([]config.FleetAllow{rule("b"), rule("c")})
 	if cause := context.Cause(ended["a"]); !errors.Is(cause, errWithdrawn) {
 		t.Errorf("a's call goes on: %v", cause)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
 // firstRead bounds how long a request, unless it is one to wait, waits for the first list of the fleet. It is less than callers wait for
@@ -46,7 +47,7 @@ func (s fleetService) read(ctx context.Context, patience time.Duration) (*fleet.
 		case ctx.Err() != nil:
 			return nil, nil, ended(ctx)
 		}
-		return nil, nil, connect.NewError(connect.CodeFailedPrecondition, errors.New(valid(reader.Health().Message)))
+		return nil, nil, connect.NewError(connect.CodeFailedPrecondition, errors.New(untrusted.Valid(reader.Health().Message)))
 	}
 	return reader, release, nil
 }
@@ -82,7 +83,7 @@ func (s fleetService) ListFleetPlugins(
 		defer cancel()
 		locks, err := s.member.cluster.Locks(ctx, s.member.space)
 		if err != nil && health.GetMessage() == "" {
-			health.Message = valid(err.Error()) + "; see the log of the daemon"
+			health.Message = untrusted.Valid(err.Error()) + "; see the log of the daemon"
 		}
 		held := map[fleet.Lock]fleet.LockState{}
 		for _, l := range locks {
@@ -210,19 +211,19 @@ func filterOf(f *patchbayv1.FleetFilter) fleet.Filter {
 }
 
 func healthMessage(h fleet.Health) *patchbayv1.FleetHealth {
-	return &patchbayv1.FleetHealth{Current: h.Current, Message: valid(h.Message), Since: timestamp(h.Since)}
+	return &patchbayv1.FleetHealth{Current: h.Current, Message: untrusted.Valid(h.Message), Since: timestamp(h.Since)}
 }
 
 func nodeMessage(n fleet.Node) *patchbayv1.FleetNode {
 	message := &patchbayv1.FleetNode{
 		Labels: n.Labels,
-		Name:   n.Name, State: string(n.State), Instance: valid(n.Instance), Address: valid(n.Address), Version: valid(n.Version),
+		Name:   n.Name, State: string(n.State), Instance: untrusted.Valid(n.Instance), Address: untrusted.Valid(n.Address), Version: untrusted.Valid(n.Version),
 		StartedAt: timestamp(n.StartedAt), LastSeen: timestamp(n.LastSeen), LastSeenBefore: timestamp(n.SeenBefore),
 		Plugins: uint32(n.Plugins), Reason: nodeReason(n),
 		Conditions: each(n.Conditions, func(c fleet.Condition) *patchbayv1.Condition { return conditionMessage(patchbay.Condition(c)) }),
 	}
 	if n.Cordon.Drained {
-		message.DrainedAt, message.DrainedBy = timestamp(cmp.Or(n.Cordon.Since, n.StartedAt)), valid(n.Cordon.By)
+		message.DrainedAt, message.DrainedBy = timestamp(cmp.Or(n.Cordon.Since, n.StartedAt)), untrusted.Valid(n.Cordon.By)
 	}
 	return message
 }
@@ -272,8 +273,8 @@ func markHolder(p *patchbayv1.FleetPlugin, held map[fleet.Lock]fleet.LockState) 
 
 func fleetPluginMessage(p fleet.Plugin) *patchbayv1.FleetPlugin {
 	message := &patchbayv1.FleetPlugin{
-		Node: p.Node, Type: valid(p.Type), Name: valid(p.Name), Version: valid(p.Version), State: valid(string(p.State)),
-		PublishedState: valid(string(p.Published)), Instance: valid(p.Instance), Endpoint: valid(p.Endpoint), Source: valid(string(p.Source)),
+		Node: p.Node, Type: untrusted.Valid(p.Type), Name: untrusted.Valid(p.Name), Version: untrusted.Valid(p.Version), State: untrusted.Valid(string(p.State)),
+		PublishedState: untrusted.Valid(string(p.Published)), Instance: untrusted.Valid(p.Instance), Endpoint: untrusted.Valid(p.Endpoint), Source: untrusted.Valid(string(p.Source)),
 		Roles: validAll(p.Roles), Details: p.Details, RegisteredAt: timestamp(p.RegisteredAt), LastSeen: timestamp(p.LastSeen),
 		LastSeenBefore: timestamp(p.SeenBefore), Current: p.Current, Reason: reasons[p.State], Unhealthy: p.Unhealthy,
 	}
@@ -317,7 +318,7 @@ func operate[A any](s fleetService, answer *A, do func(*fleetMember) error) (*A,
 	case errors.Is(err, fleet.ErrNoNode):
 		return nil, connect.NewError(connect.CodeNotFound, fleet.ErrNoNode)
 	case err != nil:
-		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New(valid(reasonOf(err))))
+		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New(untrusted.Valid(reasonOf(err))))
 	}
 	return answer, nil
 }
@@ -336,11 +337,11 @@ func (s fleetService) ListLocks(ctx context.Context, _ *patchbayv1.ListLocksRequ
 	}
 	locks, err := s.member.cluster.Locks(ctx, s.member.space)
 	if err != nil {
-		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New(valid(reasonOf(err))))
+		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New(untrusted.Valid(reasonOf(err))))
 	}
 	return &patchbayv1.ListLocksResponse{Locks: each(locks, func(l fleet.LockState) *patchbayv1.FleetLock {
 		return &patchbayv1.FleetLock{
-			Type: valid(l.Type), Name: valid(l.Name), Node: l.Node, FencingToken: l.Token, Candidates: uint32(l.Candidates),
+			Type: untrusted.Valid(l.Type), Name: untrusted.Valid(l.Name), Node: l.Node, FencingToken: l.Token, Candidates: uint32(l.Candidates),
 		}
 	})}, nil
 }

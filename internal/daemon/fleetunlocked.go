@@ -13,6 +13,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/internal/fleet/locks"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
 // unlocked knows the locks for which other nodes compete and this one does not, because its configuration does not list their types. The
@@ -95,7 +96,7 @@ func (u *unlocked) set(competing map[fleet.Lock][]string) {
 	names := slices.Sorted(maps.Keys(types))
 	u.status.Message = fmt.Sprintf("other nodes compete for locks of %s, node %s for example, and fleet.exclusive of this node does not list "+
 		"that: it does not call its own plugins of these names; give all nodes the same fleet.exclusive",
-		valid(strings.Join(names, ", ")), types[names[0]])
+		untrusted.Valid(strings.Join(names, ", ")), types[names[0]])
 }
 
 // elsewhere returns a node that competes for a lock for which this one does not; empty for none.

@@ -14,6 +14,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
 const (
@@ -61,7 +62,7 @@ func versionsOf(plugins []fleet.Plugin) []*patchbayv1.FleetVersion {
 		key := [3]string{p.Type, p.Name, p.Version}
 		v := found[key]
 		if v == nil {
-			v = &patchbayv1.FleetVersion{Type: valid(p.Type), Name: valid(p.Name), Version: valid(p.Version)}
+			v = &patchbayv1.FleetVersion{Type: untrusted.Valid(p.Type), Name: untrusted.Valid(p.Name), Version: untrusted.Valid(p.Version)}
 			found[key], first[v] = v, p.RegisteredAt
 		}
 		v.Nodes = append(v.Nodes, p.Node)
@@ -122,7 +123,7 @@ func driftIn(
 	}
 	if !c.OK {
 		c.Message = fmt.Sprintf("nodes have run different versions of %s for more than %v; finish or undo the upgrade: "+
-			"patchbay fleet versions lists them", short(strings.Join(names, ", ")), drift)
+			"patchbay fleet versions lists them", untrusted.Valid(untrusted.Cut(strings.Join(names, ", "), 128)), drift)
 	}
 	return c
 }

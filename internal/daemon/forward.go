@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"log/slog"
 	"net/http"
 	"strings"
 
@@ -10,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay"
+	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
 )
@@ -36,18 +38,13 @@ func routeOf(call context.Context) (p patchbay.PluginName, md grpcmetadata.MD, e
 }
 
 // newForwarder returns what takes the gRPC calls on the control socket that are not for the control API. Each goes to the plugin that its
-// metadata name, on this node or in the fleet. Callers need the role that [callRole] says, and the budget bounds what their calls hold.
-func newForwarder(g *guard, registry connector, calls *fleetMember, budget *h2proxy.Budget) http.Handler {
+// metadata name, on this node or in the fleet. Callers need the role [access.CallRole], and the budget bounds what their calls hold.
+func newForwarder(g *access.Authorizer, registry connector, calls *fleetMember, budget *h2proxy.Budget, log *slog.Logger) http.Handler {
 	return proxy.NewServer(context.Background(), func(ctx context.Context, caller grpc.ServerStream) error {
-		if err := g.admit(ctx, actionCall, callRole); err != nil {
+		if err := g.AuthorizeCall(ctx); err != nil {
 			return err
 		}
-		if by := callerIn(ctx); by.uid() != 0 && by.uid() != g.uid {
-			if err := g.audit.admit(by); err != nil {
-				return err
-			}
-		}
-		held, release := g.hold(ctx, callRole)
+		held, release := g.Hold(ctx, access.CallRole)
 		defer release()
 		p, md, unrouted := routeOf(ctx)
 		reached := false // a plugin
@@ -63,12 +60,12 @@ func newForwarder(g *guard, registry connector, calls *fleetMember, budget *h2pr
 			reached = err == nil
 			return conn, err
 		}).Forward(held, caller)
-		var call pluginCall
+		var call access.Call
 		if unrouted == nil {
 			method, _ := grpc.MethodFromServerStream(caller)
-			call = pluginCall{p, isFleetCall(md), strings.TrimPrefix(method, "/")}
+			call = access.Call{Plugin: p, Fleet: isFleetCall(md), Method: strings.TrimPrefix(method, "/")}
 		}
-		g.audit.called(callerIn(ctx), call, reached, status.Code(err))
+		g.Called(ctx, call, reached, status.Code(err))
 		return err
-	}, proxy.ServerConfig{Budget: budget, Log: g.audit.log, UID: func(r *http.Request) uint32 { return callerIn(r.Context()).uid() }})
+	}, proxy.ServerConfig{Budget: budget, Log: log, UID: func(r *http.Request) uint32 { return access.CallerOf(r.Context()).UID() }})
 }

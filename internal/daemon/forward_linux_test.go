@@ -17,6 +17,8 @@ import (
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
+	"github.com/patchbay-dev/patchbay/internal/config"
+	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
@@ -27,7 +29,7 @@ func TestForwardRefusesStranger(t *testing.T) {
 	b := newBed(t, nil)
 	b.register("T", "n", b.serve("one"))
 	g := testGuard(path)
-	s := serve(listener, g, &control{calls: newForwarder(g, b.registry, nil, nil), started: time.Now()},
+	s := serve(listener, g, &control{calls: newForwarder(g, b.registry, nil, nil, discard), started: time.Now()},
 		func() { t.Error("the server failed") }, discard)
 	conn, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return dialAs(t, path, 65534, 65534), nil }))
@@ -54,8 +56,8 @@ func TestForwardEndsWithRole(t *testing.T) {
 	one := b.serve("one")
 	b.register("T", "n", one)
 	g := testGuard(path)
-	g.use(policy{users: map[uint32]role{65534: roleOperate}})
-	s := serve(listener, g, &control{calls: newForwarder(g, b.registry, nil, nil), started: time.Now()}, func() { t.Error("the server failed") }, discard)
+	g.Replace(policyFor(config.Roles{Operate: config.Members{Users: []string{"65534"}}}))
+	s := serve(listener, g, &control{calls: newForwarder(g, b.registry, nil, nil, discard), started: time.Now()}, func() { t.Error("the server failed") }, discard)
 	conn, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return dialAs(t, path, 65534, 65534), nil }))
 	if err != nil {
@@ -66,7 +68,7 @@ func TestForwardEndsWithRole(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-one.calls
-	g.use(policy{users: map[uint32]role{65534: roleRead}})
+	g.Replace(policyFor(config.Roles{Read: config.Members{Users: []string{"65534"}}}))
 	if _, err := stream.Recv(); status.Code(err) != codes.PermissionDenied ||
 		!strings.Contains(err.Error(), "user 65534 has the role read on this control socket, and the call needs operate") {
 		t.Errorf("got %v", err)
@@ -85,9 +87,9 @@ func TestForwardRefusesWhatIsNotAudited(t *testing.T) {
 	b := newBed(t, nil)
 	b.register("T", "n", b.serve("one"))
 	g := testGuard(path)
-	g.use(policy{users: map[uint32]role{65534: roleOperate}})
-	s := serve(listener, g, &control{calls: newForwarder(g, b.registry, nil, nil), started: time.Now()}, func() { t.Error("the server failed") }, discard)
-	user, root := &caller{peer: sock.Peer{UID: 65534}}, &caller{}
+	g.Replace(policyFor(config.Roles{Operate: config.Members{Users: []string{"65534"}}}))
+	s := serve(listener, g, &control{calls: newForwarder(g, b.registry, nil, nil, discard), started: time.Now()}, func() { t.Error("the server failed") }, discard)
+	user, root := access.NewCaller(sock.Peer{UID: 65534}), access.NewCaller(sock.Peer{})
 	ask := func(conn grpc.ClientConnInterface, want codes.Code) {
 		t.Helper()
 		ctx := grpcmetadata.AppendToOutgoingContext(b.ctx(), proxy.Route("T", "n")...)
@@ -97,9 +99,9 @@ func TestForwardRefusesWhatIsNotAudited(t *testing.T) {
 	}
 	conn := asNobody(t, path)
 	ask(conn, codes.OK)
-	for i := range maxCalled - maxCallsAtOnce {
-		for _, who := range []*caller{user, root} {
-			g.audit.called(who, pluginCall{plugin: named("T", "n"), method: fmt.Sprint("a.B/", i)}, true, codes.Canceled)
+	for i := range 16384 - 2048 {
+		for _, who := range []*access.Caller{user, root} {
+			g.Called(access.WithCaller(t.Context(), who), access.Call{Plugin: named("T", "n"), Method: fmt.Sprint("a.B/", i)}, true, codes.Canceled)
 		}
 	}
 	ask(conn, codes.ResourceExhausted)

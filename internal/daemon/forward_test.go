@@ -30,7 +30,7 @@ func (b *bed) control() (*server.Server, string) {
 		b.t.Fatal(err)
 	}
 	g := testGuard(path)
-	s := serve(listener, g, &control{calls: newForwarder(g, b.registry, nil, nil), started: time.Now()},
+	s := serve(listener, g, &control{calls: newForwarder(g, b.registry, nil, nil, discard), started: time.Now()},
 		func() { b.t.Error("the server failed") }, discard)
 	return s, path
 }
@@ -125,7 +125,7 @@ func TestForwardEndsWithCaller(t *testing.T) {
 func TestForwardRefuses(t *testing.T) {
 	b := newBed(t, nil)
 	b.register("T", "n", b.serve("one"))
-	forwarder := newForwarder(testGuard(b.tmp), b.registry, nil, nil)
+	forwarder := newForwarder(testGuard(b.tmp), b.registry, nil, nil, discard)
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
 	protocols.SetUnencryptedHTTP2(true)

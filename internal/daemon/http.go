@@ -16,6 +16,7 @@ import (
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/internal/daemon/page"
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
 const (
@@ -84,7 +85,7 @@ func oneLine(s string) string {
 			return unicode.ReplacementChar
 		}
 		return r
-	}, valid(s))
+	}, untrusted.Valid(s))
 }
 
 // loopbackHost says whether a Host header, with or without a port, names this machine by a loopback name or address.

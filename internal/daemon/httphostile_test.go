@@ -106,7 +106,7 @@ func TestNoWayInFromAWebPage(t *testing.T) {
 // TestControlAPIIsNotOnHTTP calls every method of the control API, and a plugin, where the status page is.
 func TestControlAPIIsNotOnHTTP(t *testing.T) {
 	addr := httpHere(t, http.NotFoundHandler())
-	for procedure := range procedureRoles {
+	for procedure := range procedures() {
 		for method, want := range map[string]int{"POST": 405, "PUT": 405, "DELETE": 405, "OPTIONS": 405, "CONNECT": 405, "PRI": 405, "GET": 404} {
 			got := say(t, addr, method+" "+procedure+" HTTP/1.1\r\nHost: "+addr+
 				"\r\nContent-Type: application/json\r\nConnect-Protocol-Version: 1\r\nContent-Length: 2\r\n\r\n{}")

@@ -13,6 +13,7 @@ import (
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/launch/machine"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/launcher"
 )
 
@@ -141,7 +142,7 @@ func (c *control) launchedBefore(asked patchbay.PluginName) (launcher.Status, bo
 func (c *control) notLaunched(name, hint string) error {
 	known := each(c.launched.Plugins(), func(s launcher.Status) string { return s.Name })
 	return connect.NewError(connect.CodeNotFound, errors.New(
-		"the catalogue, the key plugins of the configuration, has no plugin of this name"+didYouMean(valid(name), known)+hint))
+		"the catalogue, the key plugins of the configuration, has no plugin of this name"+didYouMean(untrusted.Valid(name), known)+hint))
 }
 
 func launchError(err error) error {
@@ -156,23 +157,23 @@ func launchError(err error) error {
 	if inner := errors.Unwrap(err); inner != nil && code == connect.CodeFailedPrecondition {
 		err = inner
 	}
-	return connect.NewError(code, errors.New(valid(err.Error())))
+	return connect.NewError(code, errors.New(untrusted.Valid(err.Error())))
 }
 
 func (p picture) launchedMessage(s launcher.Status) *patchbayv1.LaunchedPlugin {
 	return &patchbayv1.LaunchedPlugin{
-		Name: valid(s.Name), State: string(s.State), Since: timestamp(s.Since), Pid: int64(s.PID), SocketPath: valid(s.Socket),
-		Health: s.Health, Restarts: uint32(max(s.Restarts, 0)), NextStart: timestamp(s.NextStart), LastError: valid(s.LastError),
-		Metadata: p.catalogue.of(s.Name), ReplacementError: valid(s.ReplacementError),
+		Name: untrusted.Valid(s.Name), State: string(s.State), Since: timestamp(s.Since), Pid: int64(s.PID), SocketPath: untrusted.Valid(s.Socket),
+		Health: s.Health, Restarts: uint32(max(s.Restarts, 0)), NextStart: timestamp(s.NextStart), LastError: untrusted.Valid(s.LastError),
+		Metadata: p.catalogue.of(s.Name), ReplacementError: untrusted.Valid(s.ReplacementError),
 	}
 }
 
 func recordMessage(r launcher.Record) *patchbayv1.LogRecord {
 	record := &patchbayv1.LogRecord{
-		Seq: r.Seq, Time: timestamp(r.Time), Level: int32(r.Level), Message: valid(r.Message), Source: string(r.Source),
+		Seq: r.Seq, Time: timestamp(r.Time), Level: int32(r.Level), Message: untrusted.Valid(r.Message), Source: string(r.Source),
 	}
 	for _, a := range r.Attrs {
-		record.Attributes = append(record.Attributes, &patchbayv1.LogAttribute{Key: valid(a.Key), Value: valid(a.Value.String())})
+		record.Attributes = append(record.Attributes, &patchbayv1.LogAttribute{Key: untrusted.Valid(a.Key), Value: untrusted.Valid(a.Value.String())})
 	}
 	return record
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/quota"
 )
 
@@ -47,7 +48,7 @@ func (l *lists) handler(next http.Handler) http.Handler {
 		return next
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		uid := callerIn(r.Context()).uid()
+		uid := access.CallerOf(r.Context()).UID()
 		s := &sending{l.pool.Grant(uid), l, uid}
 		defer s.End() // gRPC ends a request before the goroutine that answers it
 		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), sendingKey{}, s)))
@@ -61,7 +62,7 @@ func countAnswer(ctx context.Context, procedure string, answer any) error {
 		return nil
 	}
 	bytes := max(proto.Size(m)-freeAnswer, 0)
-	if roleFor(procedure) > roleRead {
+	if access.RoleFor(procedure) > access.Read {
 		if s, ok := ctx.Value(sendingKey{}).(*sending); ok {
 			s.Add(bytes)
 		}

@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -20,6 +19,8 @@ import (
 	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
+	"github.com/patchbay-dev/patchbay/internal/config"
+	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/internal/quota"
 	"github.com/patchbay-dev/patchbay/internal/sock"
@@ -84,12 +85,12 @@ func testLists(t *testing.T, procedure, contentType string, body []byte, code in
 	}
 	source := &recorded{plugins: all, refusals: refusals, past: past}
 	g := testGuard("")
-	g.use(policy{users: map[uint32]role{1: roleRead, 1000: roleRead, 1001: roleRead, 1002: roleRead}})
+	g.Replace(policyFor(config.Roles{Read: config.Members{Users: []string{"1", "1000", "1001", "1002"}}}))
 	handler := newControlHandler(g, &control{picture: newPicture(source, nil, nil, nil), naming: plain(), lists: l})
 	ask := func(uid uint32, w http.ResponseWriter) {
 		r := httptest.NewRequest(http.MethodPost, procedure, bytes.NewReader(body))
 		r.Header.Set("Content-Type", contentType)
-		ctx := context.WithValue(r.Context(), callerKey{}, &caller{peer: sock.Peer{UID: uid}})
+		ctx := access.WithCaller(r.Context(), access.NewCaller(sock.Peer{UID: uid}))
 		handler.ServeHTTP(w, r.WithContext(ctx))
 	}
 	goOn := make(chan struct{})
@@ -157,5 +158,5 @@ func TestSnapshotsCount(t *testing.T) {
 		}
 	}))
 	r := httptest.NewRequest(http.MethodPost, "/", http.NoBody)
-	handler.ServeHTTP(httptest.NewRecorder(), r.WithContext(context.WithValue(r.Context(), callerKey{}, &caller{peer: sock.Peer{UID: 1000}})))
+	handler.ServeHTTP(httptest.NewRecorder(), r.WithContext(access.WithCaller(r.Context(), access.NewCaller(sock.Peer{UID: 1000}))))
 }

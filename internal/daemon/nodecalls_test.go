@@ -21,6 +21,7 @@ import (
 	testpb "google.golang.org/grpc/interop/grpc_testing"
 
 	"github.com/patchbay-dev/patchbay/internal/config"
+	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
@@ -84,8 +85,8 @@ func newNodes(t *testing.T, change func(*fleetServer)) *nodes {
 	publish := func(reconciler.Event) {}
 	calls := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "calls"}, []string{"peer", "code"})
 	server := &fleetServer{
-		registry: n.registry, credentials: certificates[1], rules: newInForce([]config.FleetAllow{allow("a", all, all, all)}),
-		denials: newDenials(publish, discard), audit: newAuditor(publish, discard), served: newPeerCalls(calls), age: fleetConnAge,
+		registry: n.registry, credentials: certificates[1], rules: access.NewRules([]config.FleetAllow{allow("a", all, all, all)}),
+		denials: access.NewDenials(publish, discard), audit: access.NewAuditor(publish, discard), served: newPeerCalls(calls), age: fleetConnAge,
 		drain:  newDrain(func() bool { return false }),
 		budget: newBudget("calls", h2proxy.DefaultLimits, 0, nil, discard),
 		log:    slog.New(slog.NewTextHandler(n.log, &slog.HandlerOptions{Level: slog.LevelWarn})),

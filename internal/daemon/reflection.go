@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"errors"
 	"net/http"
 	"slices"
 
@@ -18,6 +19,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
 )
 
@@ -28,15 +30,15 @@ const reflectionPath = "/grpc.reflection.v1.ServerReflection/"
 type reflected struct {
 	reflectionv1.UnimplementedServerReflectionServer
 
-	guard  *guard
-	byRole map[role]reflectionv1.ServerReflectionServer
+	guard  *access.Authorizer
+	byRole map[access.Role]reflectionv1.ServerReflectionServer
 }
 
 // newReflection returns what answers calls of the reflection service: those for a plugin are forwarded. Of the others gRPC takes in what is
 // sent before it is asked for, so all of it counts.
-func newReflection(g *guard, bound *requests, l *lists, forward http.Handler) http.Handler {
-	r := reflected{guard: g, byRole: map[role]reflectionv1.ServerReflectionServer{}}
-	for _, of := range []role{roleRead, roleOperate, roleAdmin} {
+func newReflection(g *access.Authorizer, bound *requests, l *lists, forward http.Handler) http.Handler {
+	r := reflected{guard: g, byRole: map[access.Role]reflectionv1.ServerReflectionServer{}}
+	for _, of := range []access.Role{access.Read, access.Operate, access.Admin} {
 		r.byRole[of] = reflection.NewServerV1(callable(of))
 	}
 	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxRequest))
@@ -54,12 +56,12 @@ func newReflection(g *guard, bound *requests, l *lists, forward http.Handler) ht
 }
 
 func (r reflected) ServerReflectionInfo(stream reflectionv1.ServerReflection_ServerReflectionInfoServer) error {
-	asked := question{stream, r.guard, r.guard.roleOf(r.guard.now(), callerIn(stream.Context()))}
-	if err := asked.admit(roleRead); err != nil {
+	asked := question{stream, r.guard, r.guard.Role(stream.Context())}
+	if err := asked.admit(access.Read); err != nil {
 		return err
 	}
 	if md, _ := grpcmetadata.FromIncomingContext(stream.Context()); len(md.Get(proxy.HopsKey)) > 0 {
-		return status.Error(codes.PermissionDenied, errThroughPlugin.Error())
+		return status.Error(codes.PermissionDenied, access.ErrThroughPlugin.Error())
 	}
 	return r.byRole[asked.role].ServerReflectionInfo(asked)
 }
@@ -68,12 +70,12 @@ func (r reflected) ServerReflectionInfo(stream reflectionv1.ServerReflection_Ser
 type question struct {
 	reflectionv1.ServerReflection_ServerReflectionInfoServer
 
-	guard *guard
-	role  role
+	guard *access.Authorizer
+	role  access.Role
 }
 
-func (q question) admit(needed role) error {
-	return q.guard.admit(q.Context(), "ServerReflectionInfo", needed)
+func (q question) admit(needed access.Role) error {
+	return q.guard.Authorize(q.Context(), "ServerReflectionInfo", needed)
 }
 
 // Recv also ends the stream when the caller has lost its role.
@@ -89,7 +91,7 @@ func (q question) Recv() (*reflectionv1.ServerReflectionRequest, error) {
 func (q question) Send(answer *reflectionv1.ServerReflectionResponse) error {
 	sent(q.Context())
 	if err := countList(q.Context(), proto.Size(answer)); err != nil {
-		return status.Error(codes.ResourceExhausted, textOf(err))
+		return status.Error(codes.ResourceExhausted, errors.Unwrap(err).Error())
 	}
 	return q.ServerReflection_ServerReflectionInfoServer.Send(answer)
 }
@@ -100,7 +102,7 @@ type services map[string]grpc.ServiceInfo
 func (s services) GetServiceInfo() map[string]grpc.ServiceInfo { return s }
 
 // callable describes what a role may call. What it describes is a part of the program, so nothing of it can fail.
-func callable(of role) reflection.ServerOptions {
+func callable(of access.Role) reflection.ServerOptions {
 	files, named := new(protoregistry.Files), services{}
 	add := func(file protoreflect.FileDescriptor, err error) {
 		if err == nil {
@@ -122,7 +124,7 @@ func callable(of role) reflection.ServerOptions {
 		for _, service := range text.GetService() {
 			name := "/" + text.GetPackage() + "." + service.GetName() + "/"
 			service.Method = slices.DeleteFunc(service.GetMethod(), func(m *descriptorpb.MethodDescriptorProto) bool {
-				return roleFor(name+m.GetName()) > of
+				return access.RoleFor(name+m.GetName()) > of
 			})
 		}
 		add(protodesc.NewFile(text, files))

@@ -18,13 +18,15 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/descriptorpb"
 
+	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
 )
 
 // TestReflection asks the control socket what it serves, in each role.
 func TestReflection(t *testing.T) {
 	listener, path := openSocket(t, 0)
-	g := newGuard(path, policy{users: map[uint32]role{2001: roleRead, 2002: roleOperate, 2003: roleAdmin}}, testGuard(path).audit)
+	g := testGuard(path)
+	g.Replace(policyFor(testRoles()))
 	l := newLists(1, prometheus.NewCounter(prometheus.CounterOpts{Name: "refused"}), discard)
 	s := serve(listener, g, &control{started: time.Now(), lists: l}, func() { t.Error("the server failed") }, discard)
 	t.Cleanup(func() {
@@ -77,7 +79,7 @@ func TestReflection(t *testing.T) {
 			t.Errorf("user %d sees %v", uid, other)
 		}
 		if uid == 2001 { // it does not see more than it may, nor as much as it could
-			g.use(policy{users: map[uint32]role{2002: roleOperate, 2003: roleAdmin}})
+			g.Replace(policyFor(config.Roles{Operate: config.Members{Users: []string{"2002"}}, Admin: config.Members{Users: []string{"2003"}}}))
 			denied(t, stream)
 		}
 	}

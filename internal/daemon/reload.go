@@ -16,6 +16,7 @@ import (
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/catalogue"
 	"github.com/patchbay-dev/patchbay/internal/config"
+	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
 )
@@ -126,7 +127,7 @@ func (d *Daemon) reload() (changed []string, err error) {
 	if len(restart) > 0 {
 		return nil, fmt.Errorf("needs a restart: %s; nothing was changed", strings.Join(restart, ", "))
 	}
-	roles, err := policyOf(next.Control.Roles)
+	roles, err := access.NewPolicy(next.Control.Roles)
 	if err != nil {
 		return nil, err
 	}
@@ -149,8 +150,8 @@ func (d *Daemon) reload() (changed []string, err error) {
 	if d.config.SetLog != nil && next.Log != r.current.Log {
 		d.config.SetLog(next.Log)
 	}
-	r.running.guard.use(roles)
-	d.fleetRules.use(next.Fleet.Serve.Allow)
+	r.running.guard.Replace(roles)
+	d.fleetRules.Replace(next.Fleet.Serve.Allow)
 	r.running.fleet.reload(next.Fleet.Offers)
 	d.timeouts.Store(&next.ClientTimeouts)
 	d.warn(runtime.SetTimeouts(reconciler.Timeouts(next.Timeouts), typeTimeouts(next.TypeTimeouts))) // Validate has checked them

@@ -8,6 +8,7 @@ import (
 	"connectrpc.com/connect"
 	"google.golang.org/grpc/status"
 
+	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 )
 
@@ -28,7 +29,7 @@ func (l *requests) handler(next http.Handler) http.Handler {
 	}
 	refuse := connect.NewErrorWriter()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		uid := callerIn(r.Context()).uid()
+		uid := access.CallerOf(r.Context()).UID()
 		end, err := l.count.Begin(uid)
 		if err != nil {
 			_ = refuse.Write(w, r, asConnect(err)) // whoever called is gone

@@ -23,6 +23,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
+	"github.com/patchbay-dev/patchbay/internal/config"
+	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
 	"github.com/patchbay-dev/patchbay/internal/sock"
@@ -36,9 +38,9 @@ func boundedControl(t *testing.T) (b *bed, path string, budget *h2proxy.Budget, 
 	limited = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "limited"}, []string{"reason"})
 	budget = newBudget("calls of plugins", h2proxy.Limits{UserBytes: 1 << 20, Bytes: 4 << 20, UserCalls: 1, Calls: 4}, 0, limited, discard)
 	g := testGuard(path)
-	g.use(policy{users: map[uint32]role{65534: roleOperate}})
+	g.Replace(policyFor(config.Roles{Operate: config.Members{Users: []string{"65534"}}}))
 	s := serve(listener, g, &control{
-		calls: newForwarder(g, b.registry, nil, budget), started: time.Now(),
+		calls: newForwarder(g, b.registry, nil, budget, discard), started: time.Now(),
 		requests: &requests{newBudget("requests", h2proxy.Limits{UserCalls: 2, Calls: 4}, 0, limited, discard), budget},
 	}, func() { t.Error("the server failed") }, discard)
 	t.Cleanup(func() {
@@ -124,7 +126,7 @@ func TestRequestsAreBounded(t *testing.T) {
 		uid  uint32
 		want bool
 	}{{1001, true}, {1001, true}, {1001, false}, {1002, true}, {1003, false}, {0, true}} {
-		ctx := context.WithValue(t.Context(), callerKey{}, &caller{peer: sock.Peer{UID: test.uid}})
+		ctx := access.WithCaller(t.Context(), access.NewCaller(sock.Peer{UID: test.uid}))
 		request := httptest.NewRequestWithContext(ctx, http.MethodPost, patchbayv1connect.ControlServiceGetVersionProcedure, http.NoBody)
 		request.Header.Set("Content-Type", "application/grpc")
 		answer, answered := httptest.NewRecorder(), make(chan struct{})

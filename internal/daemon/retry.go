@@ -8,6 +8,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
 func (c *control) RetryPlugin(_ context.Context, request *patchbayv1.RetryPluginRequest) (*patchbayv1.RetryPluginResponse, error) {
@@ -37,7 +38,7 @@ func (c *control) ReleaseName(ctx context.Context, request *patchbayv1.ReleaseNa
 	case ctx.Err() != nil:
 		return nil, ended(ctx)
 	case err != nil:
-		return nil, connect.NewError(connect.CodeInternal, errors.New(valid(err.Error())))
+		return nil, connect.NewError(connect.CodeInternal, errors.New(untrusted.Valid(err.Error())))
 	}
 	return &patchbayv1.ReleaseNameResponse{}, nil
 }

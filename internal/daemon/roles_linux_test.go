@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -16,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"connectrpc.com/connect"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -26,6 +28,7 @@ import (
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/internal/config"
+	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 )
 
 const patience = 2 * time.Minute
@@ -179,7 +182,7 @@ func (l *lab) audited() []string {
 			}
 			return events
 		}
-		if e := response.GetEvent(); e.GetKind() == string(eventAudit) {
+		if e := response.GetEvent(); e.GetKind() == "audit" {
 			events = append(events, e.GetMessage())
 		}
 	}
@@ -199,9 +202,10 @@ func patchbayEvents(ctx context.Context, conn *grpc.ClientConn) (grpc.ClientStre
 // TestRolesOfAllMethods calls each method with each role.
 func TestRolesOfAllMethods(t *testing.T) {
 	l := newLab(t)
-	for uid, has := range map[uint32]role{stranger: roleNone, reader: roleRead, operator: roleOperate, administrator: roleAdmin, 0: roleAdmin} {
+	for uid, has := range map[uint32]access.Role{stranger: access.None, reader: access.Read, operator: access.Operate, administrator: access.Admin, 0: access.Admin} {
 		conn := l.as(uid)
-		for procedure, needed := range procedureRoles {
+		for procedure := range procedures() {
+			needed := access.RoleFor(procedure)
 			err := l.call(conn, procedure)
 			denied := status.Code(err) == codes.PermissionDenied
 			if denied != (has < needed) {
@@ -213,7 +217,7 @@ func TestRolesOfAllMethods(t *testing.T) {
 			}
 		}
 		err := conn.Invoke(l.ctx(), "/x/y", &patchbayv1.GetVersionRequest{}, &patchbayv1.GetVersionResponse{})
-		if denied := status.Code(err) == codes.PermissionDenied; denied != (has < callRole) {
+		if denied := status.Code(err) == codes.PermissionDenied; denied != (has < access.CallRole) {
 			t.Errorf("role %s calls a plugin: %v", has, err)
 		}
 	}
@@ -225,18 +229,18 @@ func TestAuditOfAllMethods(t *testing.T) {
 	conn := l.as(administrator)
 	for _, procedure := range privileged() {
 		before := len(l.audited())
-		result := resultOK
+		result := "ok"
 		if err := l.call(conn, procedure); err != nil {
-			result = resultOf(status.Code(err))
+			result = connect.Code(status.Code(err)).String()
 		}
 		records := l.audited()[before:]
-		want := fmt.Sprintf("user %d, group 9, process %d: %s", administrator, os.Getpid(), actionOf(procedure))
+		want := fmt.Sprintf("user %d, group 9, process %d: %s", administrator, os.Getpid(), path.Base(procedure))
 		if len(records) != 1 || !strings.HasPrefix(records[0], want) || !strings.Contains(records[0], ": "+result) {
 			t.Errorf("%s: records %q, want one with %q and the result %s", procedure, records, want, result)
 		}
 		if !slices.ContainsFunc(l.log.lines(), func(line string) bool {
 			return strings.Contains(line, "msg=audit") && strings.Contains(line, fmt.Sprintf("audit.uid=%d", administrator)) &&
-				strings.Contains(line, "audit.action="+actionOf(procedure)) && strings.Contains(line, "audit.result="+result)
+				strings.Contains(line, "audit.action="+path.Base(procedure)) && strings.Contains(line, "audit.result="+result)
 		}) {
 			t.Errorf("%s is not in the log: %q", procedure, l.log.lines())
 		}
@@ -245,8 +249,8 @@ func TestAuditOfAllMethods(t *testing.T) {
 		t.Errorf("%d methods need more than to read", len(privileged()))
 	}
 	before := len(l.audited())
-	for procedure, needed := range procedureRoles {
-		if needed == roleRead {
+	for procedure := range procedures() {
+		if access.RoleFor(procedure) == access.Read {
 			_ = l.call(conn, procedure)
 		}
 	}
@@ -332,4 +336,16 @@ func TestRolesAreReloaded(t *testing.T) {
 	if err := l.call(l.as(reader), "/patchbay.v1.ControlService/GetVersion"); err != nil {
 		t.Errorf("the roles before do not hold any more: %v", err)
 	}
+}
+
+// privileged are the methods that need more than the role read.
+func privileged() []string {
+	var found []string
+	for procedure := range procedures() {
+		if access.RoleFor(procedure) > access.Read {
+			found = append(found, procedure)
+		}
+	}
+	slices.Sort(found)
+	return found
 }

@@ -71,6 +71,9 @@ func QuoteAll(texts []string) string {
 	return all
 }
 
+// Valid returns a text with U+FFFD instead of bytes that are not UTF-8, which protobuf and metrics refuse.
+func Valid(text string) string { return strings.ToValidUTF8(text, "\uFFFD") }
+
 // Clip returns a text cut after 256 bytes.
 func Clip(text string) string { return Cut(text, maxRepeated) }
 

@@ -1,8 +1,9 @@
-package daemon
+package access
 
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,6 +16,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 
+	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
@@ -46,7 +48,7 @@ func TestEveryMethodHasARole(t *testing.T) {
 		t.Fatalf("%d methods were found", len(all))
 	}
 	for procedure := range all {
-		if role := procedureRoles[procedure]; role < roleRead || role > roleAdmin {
+		if role := procedureRoles[procedure]; role < Read || role > Admin {
 			t.Errorf("%s has no role: add it to procedureRoles", procedure)
 		}
 	}
@@ -55,17 +57,17 @@ func TestEveryMethodHasARole(t *testing.T) {
 			t.Errorf("%s has a role and does not exist", procedure)
 		}
 	}
-	if roleFor("/patchbay.v1.ControlService/Unheard") != roleAdmin {
+	if RoleFor("/patchbay.v1.ControlService/Unheard") != Admin {
 		t.Error("a method without a role is not for administrators")
 	}
 }
 
 func TestUnknownMembers(t *testing.T) {
-	_, err := policyOf(config.Roles{
+	_, err := NewPolicy(config.Roles{
 		Read: config.Members{Users: []string{"no-such-user"}}, Admin: config.Members{Groups: []string{"no-such-group", "-1"}},
 	})
 	var unknown []string
-	for _, err := range joined(err) {
+	for _, err := range err.(interface{ Unwrap() []error }).Unwrap() {
 		field, _ := errors.AsType[*trust.FieldError](err)
 		what, _, _ := strings.Cut(field.Err.Error(), " is not known on this machine: ")
 		unknown = append(unknown, field.Field+": "+what)
@@ -75,7 +77,7 @@ func TestUnknownMembers(t *testing.T) {
 	if !slices.Equal(unknown, want) {
 		t.Errorf("got %q, want %q", unknown, want)
 	}
-	if _, err := policyOf(config.Roles{Operate: config.Members{Groups: []string{""}}}); err == nil {
+	if _, err := NewPolicy(config.Roles{Operate: config.Members{Groups: []string{""}}}); err == nil {
 		t.Error("an empty name is taken")
 	}
 }
@@ -124,10 +126,10 @@ func TestSparse(t *testing.T) {
 func TestAuditCannotBeSwitchedOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var told []string
-		a := newAuditor(func(e reconciler.Event) { told = append(told, e.Message) }, discard)
-		user, other := &caller{peer: sock.Peer{UID: 7}}, &caller{peer: sock.Peer{UID: 77}}
-		call := func(who actor, plugin, method string, reached bool, code codes.Code) {
-			a.called(who, pluginCall{plugin: named("T", plugin), method: method}, reached, code)
+		a := NewAuditor(func(e reconciler.Event) { told = append(told, e.Message) }, slog.New(slog.DiscardHandler))
+		user, other := &Caller{peer: sock.Peer{UID: 7}}, &Caller{peer: sock.Peer{UID: 77}}
+		call := func(who Actor, plugin, method string, reached bool, code codes.Code) {
+			a.Called(who, Call{Plugin: named("T", plugin), Method: method}, reached, code)
 		}
 		for i := range 1000 {
 			call(user, fmt.Sprintf("made-up-%d", i), "a.B/C", false, codes.Unavailable)
@@ -152,15 +154,15 @@ func TestAuditCannotBeSwitchedOff(t *testing.T) {
 			t.Errorf("of a call that was cut off after others is told: %q", told)
 		}
 		told = nil
-		call(&caller{peer: sock.Peer{UID: 1}}, "1n", "a.B/C", true, codes.OK) // would be alike if user and name were one text
-		call(&caller{peer: sock.Peer{UID: 11}}, "n", "a.B/C", true, codes.OK)
+		call(&Caller{peer: sock.Peer{UID: 1}}, "1n", "a.B/C", true, codes.OK) // would be alike if user and name were one text
+		call(&Caller{peer: sock.Peer{UID: 11}}, "n", "a.B/C", true, codes.OK)
 		if len(told) != 2 {
 			t.Errorf("of two users one is told of: %q", told)
 		}
 		told = nil
 		refused := 0
 		for i := range 4 * maxCalled {
-			if err := a.admit(user); err != nil {
+			if err := a.Admit(user); err != nil {
 				if refused++; status.Code(err) != codes.ResourceExhausted {
 					t.Error(err)
 				}
@@ -174,7 +176,7 @@ func TestAuditCannotBeSwitchedOff(t *testing.T) {
 		if !slices.ContainsFunc(told, func(m string) bool { return strings.Contains(m, "resource_exhausted") }) {
 			t.Error("the refusals are not told")
 		}
-		if err := a.admit(other); err != nil {
+		if err := a.Admit(other); err != nil {
 			t.Errorf("another user may not call: %v", err)
 		}
 		if maxCallsAtOnce < h2proxy.DefaultLimits.UserCalls {
@@ -188,20 +190,20 @@ func TestAuditCannotBeSwitchedOff(t *testing.T) {
 			t.Errorf("%d of %d calls that had begun are told", len(told), maxCallsAtOnce)
 		}
 		time.Sleep(sparseQuiet)
-		if err := a.admit(user); err != nil {
+		if err := a.Admit(user); err != nil {
 			t.Errorf("after a while: %v", err)
 		}
 		for i := range 2 * maxUsers {
-			call(&caller{peer: sock.Peer{UID: uint32(i)}}, "disk", "a.B/C", true, codes.OK)
+			call(&Caller{peer: sock.Peer{UID: uint32(i)}}, "disk", "a.B/C", true, codes.OK)
 		}
 		if len(a.calls.users) > maxUsers {
 			t.Errorf("too much is remembered, of %d users", len(a.calls.users))
 		}
 		told = nil
 		for range 2 * maxCalled { // by root, who is not refused
-			call(&caller{}, "disk", fmt.Sprint("a.B/", len(told)), true, codes.OK)
+			call(&Caller{}, "disk", fmt.Sprint("a.B/", len(told)), true, codes.OK)
 		}
-		if len(told) != 2*maxCalled || len(a.calls.users[(&caller{}).name()].told) > maxCalled {
+		if len(told) != 2*maxCalled || len(a.calls.users[(&Caller{}).Key()].told) > maxCalled {
 			t.Errorf("%d of %d different calls of root are told", len(told), 2*maxCalled)
 		}
 	})
@@ -211,16 +213,16 @@ func TestAuditCannotBeSwitchedOff(t *testing.T) {
 func TestCallsThatLookAlike(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("n", maxShort)
-	for _, calls := range [][2]pluginCall{
-		{{plugin: named("T", "n in the fleet"), method: "a.B/C"}, {plugin: named("T", "n"), fleet: true, method: "a.B/C"}},
-		{{plugin: named("T", long+"1"), method: "a.B/C"}, {plugin: named("T", long+"2"), method: "a.B/C"}},
-		{{plugin: named("T", "n"), method: long + "1"}, {plugin: named("T", "n"), method: long + "2"}},
-		{{plugin: named("T", "n: a"), method: "b"}, {plugin: named("T", "n"), method: "a: b"}},
+	for _, calls := range [][2]Call{
+		{{Plugin: named("T", "n in the fleet"), Method: "a.B/C"}, {Plugin: named("T", "n"), Fleet: true, Method: "a.B/C"}},
+		{{Plugin: named("T", long+"1"), Method: "a.B/C"}, {Plugin: named("T", long+"2"), Method: "a.B/C"}},
+		{{Plugin: named("T", "n"), Method: long + "1"}, {Plugin: named("T", "n"), Method: long + "2"}},
+		{{Plugin: named("T", "n: a"), Method: "b"}, {Plugin: named("T", "n"), Method: "a: b"}},
 	} {
 		told := 0
-		a := newAuditor(func(reconciler.Event) { told++ }, discard)
+		a := NewAuditor(func(reconciler.Event) { told++ }, slog.New(slog.DiscardHandler))
 		for _, call := range calls {
-			a.called(&caller{}, call, true, codes.OK)
+			a.Called(&Caller{}, call, true, codes.OK)
 		}
 		if told != 2 {
 			t.Errorf("of %+v %d are told", calls, told)
@@ -231,24 +233,45 @@ func TestCallsThatLookAlike(t *testing.T) {
 // TestFleetDenialsOfOneHideNoOther: what one node may not do is told however much another one may not.
 func TestFleetDenialsOfOneHideNoOther(t *testing.T) {
 	var told []string
-	d := newDenials(func(e reconciler.Event) { told = append(told, e.Message) }, discard)
+	d := NewDenials(func(e reconciler.Event) { told = append(told, e.Message) }, slog.New(slog.DiscardHandler))
 	for i := range 2 * maxSparse {
-		_ = d.deny(&fleetCall{identities: []string{"node-a"}, plugin: named("T", fmt.Sprint("made-up", i)), method: "a.B/C"})
+		_ = d.Deny(node("node-a"), Call{Plugin: named("T", fmt.Sprint("made-up", i)), Method: "a.B/C"})
 	}
-	_ = d.deny(&fleetCall{identities: []string{"node-b"}, plugin: named("CSIPlugin", "disk"), method: "csi.v1.Node/NodePublishVolume"})
+	_ = d.Deny(node("node-b"), Call{Plugin: named("CSIPlugin", "disk"), Method: "csi.v1.Node/NodePublishVolume"})
 	if len(told) != maxSparse+1 || !strings.Contains(told[maxSparse], "node-b may not call") {
 		t.Errorf("%d are told, the last: %q", len(told), told[len(told)-1])
 	}
 }
 
-// privileged are the methods that need more than the role read.
-func privileged() []string {
-	var found []string
-	for procedure, needed := range procedureRoles {
-		if needed > roleRead {
-			found = append(found, procedure)
+// node is an actor on another node.
+type node string
+
+func (n node) Key() string { return string(n) }
+
+func (n node) String() string { return string(n) }
+
+func (n node) Attrs() []any { return nil }
+
+func TestDenials(t *testing.T) {
+	var events []string
+	d := NewDenials(func(e reconciler.Event) { events = append(events, string(e.Kind)+" "+e.Message) }, slog.New(slog.DiscardHandler))
+	for range 3 {
+		err := d.Deny(node("node"), Call{Plugin: named("T", strings.Repeat("n", 1000)), Method: "s/m"})
+		if status.Code(err) != codes.PermissionDenied || len(err.Error()) > 400 {
+			t.Errorf("got %v", err)
 		}
 	}
-	slices.Sort(found)
-	return found
+	if len(events) != 1 || !strings.HasPrefix(events[0], "fleet-call-denied node may not call s/m of plugin T/nnn") {
+		t.Errorf("events %q", events)
+	}
+	for i := range 2 * maxSparse {
+		_ = d.Deny(node("node"), Call{Plugin: named("T", fmt.Sprint(i)), Method: "s/m"})
+	}
+	if len(events) > maxSparse || len(d.told.users["node"].told) > maxSparse {
+		t.Errorf("%d events, %d remembered", len(events), len(d.told.users["node"].told))
+	}
+}
+
+func named(ptype, name string) patchbay.PluginName {
+	return patchbay.PluginName{Type: ptype, Name: name}
 }

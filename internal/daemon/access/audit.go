@@ -1,4 +1,4 @@
-package daemon
+package access
 
 import (
 	"context"
@@ -19,113 +19,108 @@ import (
 	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
 // eventAudit: somebody did something on the control socket that takes more than the role read, or was denied it, or called a plugin from
 // another node; says who, what and the result. Repeated denials, and repeated calls to plugins, are folded into one per minute.
 const eventAudit reconciler.EventKind = "audit"
 
-type actor interface {
-	// name tells actors apart, and String says who it is, for people.
-	name() string
+// eventFleetCallDenied: a call from another node was denied; names the caller. Repeats are folded into one per minute.
+const eventFleetCallDenied reconciler.EventKind = "fleet-call-denied"
+
+// Actor is a caller whose actions are audited.
+type Actor interface {
+	// Key is different for each actor; String describes the actor.
+	Key() string
 	fmt.Stringer
-	// attrs say the same for the log.
-	attrs() []any
+	// Attrs describe the actor in the log.
+	Attrs() []any
 }
 
-// auditor makes known who did what, as events and in the group "audit" of the log.
-type auditor struct {
+// Auditor publishes who did what, as events and in the group "audit" of the log.
+type Auditor struct {
 	publish func(reconciler.Event)
 	log     *slog.Logger
-	// They are apart, so that no kind can keep another one from being told.
+	// They are separate, so that no kind suppresses another one.
 	denials, calls, misses *sparse
 	seed                   maphash.Seed
 }
 
-func newAuditor(publish func(reconciler.Event), log *slog.Logger) *auditor {
-	return &auditor{
+// NewAuditor returns an auditor that passes its events to publish.
+func NewAuditor(publish func(reconciler.Event), log *slog.Logger) *Auditor {
+	return &Auditor{
 		publish: publish, log: log,
 		denials: newSparse(maxSparse, maxTold), calls: newSparse(maxCalled, 0), misses: newSparse(maxSparse, maxTold),
 		seed: maphash.MakeSeed(),
 	}
 }
 
-// done tells of an action that was allowed. The error is its result.
-func (a *auditor) done(c actor, action, target string, err error) {
+// Done records an action that was allowed; err is its result.
+func (a *Auditor) Done(c Actor, action, target string, err error) {
 	e := entry{action: action, target: target, result: resultOK}
 	level := slog.LevelInfo
 	if err != nil {
 		e.result, e.why, level = connect.CodeOf(err).String(), textOf(err), slog.LevelWarn
 	}
-	a.tell(c, level, e)
+	a.record(c, level, e)
 }
 
-// pluginCall is a call of a plugin, as its caller names it.
-type pluginCall struct {
-	plugin patchbay.PluginName
-	fleet  bool // of any node
-	method string
+// Call is a call of a plugin, as its caller names it.
+type Call struct {
+	Plugin patchbay.PluginName
+	Fleet  bool // of any node
+	Method string
 }
 
-func (p pluginCall) String() string {
-	if p.plugin == (patchbay.PluginName{}) {
+func (p Call) String() string {
+	if p.Plugin == (patchbay.PluginName{}) {
 		return "a plugin: that it does not name"
 	}
 	in := ""
-	if p.fleet {
+	if p.Fleet {
 		in = " in the fleet"
 	}
-	return shortName(p.plugin) + in + ": " + short(p.method)
+	return shortName(p.Plugin) + in + ": " + short(p.Method)
 }
 
-// called tells of a call that ended with a code, unless one like it was told a short time ago. Of calls that reached no plugin, or no
-// method of it, whose names callers make up, there is a bounded number. All others are told, also those that were cut off: nobody knows
-// whether their methods exist.
-func (a *auditor) called(c actor, call pluginCall, reached bool, code codes.Code) {
+// Called records a call that ended with a code, unless an equal one was recorded a short time ago. The number of calls that reached no
+// plugin, or no method of it, is bounded, because callers choose these names. All others are recorded, including those that were canceled.
+func (a *Auditor) Called(c Actor, call Call, reached bool, code codes.Code) {
 	set := a.misses
 	if reached && code != codes.Unimplemented {
 		set = a.calls
 	}
-	if first, left := set.first(audited{who: c.name(), call: maphash.Comparable(a.seed, call), code: code}); first {
-		a.tell(c, slog.LevelInfo, entry{action: actionCall, target: call.String(), result: resultOf(code), left: left})
+	if first, left := set.first(audited{who: c.Key(), call: maphash.Comparable(a.seed, call), code: code}); first {
+		a.record(c, slog.LevelInfo, entry{action: callAction, target: call.String(), result: resultOf(code), left: left})
 	}
 }
 
-// admit says with a status why a user may call no plugin now, other than root and the daemon's own: because of him so many different calls
-// were told within a short time that there would be no room to tell of more. Of calls that have begun there still is.
-func (a *auditor) admit(c actor) error {
-	if a.calls.count(c.name()) < maxCalled-maxCallsAtOnce {
+// Admit returns an error if so many different calls of an actor, who is neither root nor the daemon's user, were recorded within a short
+// time that only the calls that have begun can still be recorded.
+func (a *Auditor) Admit(c Actor) error {
+	if a.calls.count(c.Key()) < maxCalled-maxCallsAtOnce {
 		return nil
 	}
 	err := status.Errorf(codes.ResourceExhausted, "more than %d different calls within %v are more than are recorded; call again later",
 		maxCalled-maxCallsAtOnce, sparseQuiet)
-	if first, left := a.denials.first(audited{who: c.name(), action: actionCall, code: codes.ResourceExhausted}); first {
-		a.tell(c, slog.LevelWarn, entry{
-			action: actionCall, result: resultOf(codes.ResourceExhausted), why: status.Convert(err).Message(), left: left,
+	if first, left := a.denials.first(audited{who: c.Key(), action: callAction, code: codes.ResourceExhausted}); first {
+		a.record(c, slog.LevelWarn, entry{
+			action: callAction, result: resultOf(codes.ResourceExhausted), why: status.Convert(err).Message(), left: left,
 		})
 	}
 	return err
 }
 
-// denied tells of an action that was not allowed, unless the same was told a short time ago. What the caller can make up is no part of it.
-func (a *auditor) denied(c actor, action string, err error) {
-	if first, left := a.denials.first(audited{who: c.name(), action: action}); first {
-		a.tell(c, slog.LevelWarn, entry{action: action, result: resultDenied, why: textOf(err), left: left})
+// denied records an action that was denied, unless the same was recorded a short time ago. Text that callers choose does not tell
+// actions apart.
+func (a *Auditor) denied(c Actor, action string, err error) {
+	if first, left := a.denials.first(audited{who: c.Key(), action: action}); first {
+		a.record(c, slog.LevelWarn, entry{action: action, result: resultDenied, why: textOf(err), left: left})
 	}
 }
 
-func (c *caller) name() string { return fmt.Sprint(c.peer.UID, c.unknown == nil) }
-
-func (c *caller) String() string {
-	if c.unknown != nil {
-		return "somebody unknown"
-	}
-	return fmt.Sprintf("user %d, group %d, process %d", c.peer.UID, c.peer.GID, c.peer.PID)
-}
-
-func (c *caller) attrs() []any { return []any{"uid", c.peer.UID, "gid", c.peer.GID, "pid", c.peer.PID} }
-
-// resultOf returns the name of a code; what the plugin answered is its own.
+// resultOf returns the name of a code.
 func resultOf(code codes.Code) string {
 	if code == codes.OK {
 		return resultOK
@@ -141,7 +136,7 @@ type entry struct {
 // The results of what was not refused, and of what was for want of a role. The others are names of codes.
 const resultOK, resultDenied = "ok", "denied"
 
-func (a *auditor) tell(c actor, level slog.Level, e entry) {
+func (a *Auditor) record(c Actor, level slog.Level, e entry) {
 	message := c.String() + ": " + e.action
 	if e.target != "" {
 		message += " " + e.target
@@ -151,7 +146,7 @@ func (a *auditor) tell(c actor, level slog.Level, e entry) {
 		message += ": " + e.why
 	}
 	message += leftOut(e.left)
-	a.log.Log(context.Background(), level, "audit", "event", string(eventAudit), slog.Group("audit", append(c.attrs(),
+	a.log.Log(context.Background(), level, "audit", "event", string(eventAudit), slog.Group("audit", append(c.Attrs(),
 		"action", e.action, "target", e.target, "result", e.result, "why", e.why, "leftOut", e.left)...))
 	a.publish(reconciler.Event{Time: time.Now(), Kind: eventAudit, Message: message})
 }
@@ -168,12 +163,7 @@ func leftOut(count int) string {
 const maxShort = 128
 
 // short returns text of a caller for people.
-func short(text string) string {
-	if len(text) > maxShort {
-		text = text[:maxShort] + "..."
-	}
-	return strings.ToValidUTF8(text, "?")
-}
+func short(text string) string { return untrusted.Valid(untrusted.Cut(text, maxShort)) }
 
 // shortName returns the name of a plugin that a caller has said.
 func shortName(p patchbay.PluginName) string {
@@ -186,10 +176,10 @@ func textOf(err error) string {
 	if e, ok := errors.AsType[*connect.Error](err); ok {
 		text = e.Message()
 	}
-	return strings.ReplaceAll(valid(text), "\n", "; ")
+	return strings.ReplaceAll(untrusted.Valid(text), "\n", "; ")
 }
 
-const actionCall = "CallPlugin"
+const callAction = "CallPlugin"
 
 // actionOf returns what a method does, for example "LaunchPlugin".
 func actionOf(procedure string) string { return path.Base(procedure) }
@@ -337,22 +327,23 @@ func (s *sparse) user(who string, now time.Time) *toldUser {
 	return u
 }
 
-// denials makes denied calls known.
-type denials struct {
+// Denials publishes the calls of other nodes that were denied.
+type Denials struct {
 	publish func(reconciler.Event)
 	log     *slog.Logger
 	told    *sparse
 }
 
-func newDenials(publish func(reconciler.Event), log *slog.Logger) *denials {
-	return &denials{publish, log, newSparse(maxSparse, maxTold)}
+// NewDenials returns a Denials that passes its events to publish.
+func NewDenials(publish func(reconciler.Event), log *slog.Logger) *Denials {
+	return &Denials{publish, log, newSparse(maxSparse, maxTold)}
 }
 
-// deny makes one known and returns its status, which is the same whether there is such a plugin or not.
-func (d *denials) deny(c *fleetCall) error {
+// Deny records a denied call and returns its error, which does not reveal whether there is such a plugin.
+func (d *Denials) Deny(c Actor, call Call) error {
 	who := c.String()
-	what := fmt.Sprintf("%s of plugin %s", short(c.method), shortName(c.plugin))
-	if first, left := d.told.first(audited{who: c.name(), action: what}); first {
+	what := fmt.Sprintf("%s of plugin %s", short(call.Method), shortName(call.Plugin))
+	if first, left := d.told.first(audited{who: c.Key(), action: what}); first {
 		d.log.Warn("fleet: a call from another node was denied", "caller", who, "call", what, "leftOut", left)
 		d.publish(reconciler.Event{
 			Time: time.Now(), Kind: eventFleetCallDenied, Message: fmt.Sprintf("%s may not call %s%s", who, what, leftOut(left)),

@@ -1,0 +1,94 @@
+package access
+
+import (
+	"context"
+	"fmt"
+	"path"
+	"slices"
+	"sync"
+)
+
+// Rules are rules that can change while calls are in progress: a change ends the calls that the new rules deny.
+type Rules[T any] struct {
+	mu    sync.Mutex
+	rules T
+	calls map[*admitted[T]]bool
+}
+
+type admitted[T any] struct {
+	denied func(T) error
+	end    context.CancelCauseFunc
+}
+
+// NewRules returns rules that apply from now on.
+func NewRules[T any](rules T) *Rules[T] {
+	return &Rules[T]{rules: rules, calls: map[*admitted[T]]bool{}}
+}
+
+// Current returns the present rules.
+func (r *Rules[T]) Current() T {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.rules
+}
+
+// Replace replaces the rules, and ends the calls that the new ones deny.
+func (r *Rules[T]) Replace(rules T) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.rules = rules
+	r.recheck()
+}
+
+// Recheck ends the calls that are denied now although the rules are the same, for example because a certificate has expired.
+func (r *Rules[T]) Recheck() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.recheck()
+}
+
+// recheck ends the calls that are denied; mu is held.
+func (r *Rules[T]) recheck() {
+	for call := range r.calls {
+		if err := call.denied(r.rules); err != nil {
+			call.end(err)
+		}
+	}
+}
+
+// Admit admits a call until release is called, unless denied returns an error. If denied returns one later, end is called with it.
+func (r *Rules[T]) Admit(denied func(T) error, end context.CancelCauseFunc) (release func(), err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := denied(r.rules); err != nil {
+		return nil, err
+	}
+	call := &admitted[T]{denied, end}
+	r.calls[call] = true
+	return func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		delete(r.calls, call)
+	}, nil
+}
+
+// ValidatePatterns returns what is wrong with the patterns of a key of a rule.
+func ValidatePatterns(key string, patterns ...string) error {
+	if len(patterns) == 0 || slices.Contains(patterns, "") {
+		return fmt.Errorf(`%s is empty and would allow nothing: name what is allowed, or "*" for everything`, key)
+	}
+	for _, pattern := range patterns {
+		if _, err := path.Match(pattern, ""); err != nil {
+			return fmt.Errorf("%s has %q, which is no pattern: %w", key, pattern, err)
+		}
+	}
+	return nil
+}
+
+// MatchAny reports whether one of the patterns is "*" or matches a text as [path.Match] does.
+func MatchAny(patterns []string, text string) bool {
+	return slices.ContainsFunc(patterns, func(pattern string) bool {
+		matched, err := path.Match(pattern, text)
+		return pattern == "*" || err == nil && matched
+	})
+}
