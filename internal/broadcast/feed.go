@@ -27,6 +27,9 @@ type Config[T any] struct {
 	// History is the number of values, whatever their topic, that Last and Replay can give again; at most minUnread/2.
 	History int
 
+	// Weight returns how many values a value counts as when unread ones are counted, so that large values are bounded too; nil for one each.
+	Weight func(T) uint64
+
 	// Resync makes the value that stands for everything a subscriber of topic has missed, and hands it to commit, exactly once
 	// and before returning. What is published before commit is called is covered by that value, what is published afterwards
 	// follows it; so an owner that publishes under a lock calls commit under the same lock.
@@ -48,6 +51,9 @@ type Feed[T any] struct {
 // New makes a feed.
 func New[T any](config Config[T]) *Feed[T] {
 	config.History = min(config.History, minUnread/2)
+	if config.Weight == nil {
+		config.Weight = func(T) uint64 { return 1 }
+	}
 	return &Feed[T]{config: config, topics: map[string]*topic[T]{"": {keep: config.History}}}
 }
 

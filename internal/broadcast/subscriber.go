@@ -25,7 +25,7 @@ func (f *Feed[T]) deliver(t *topic[T], v T) {
 	}
 	var n *node[T]
 	if t.keep > 0 {
-		n = t.add(v)
+		n = f.add(t, v)
 	}
 	for _, s := range t.subscribers {
 		if s.done == nil {
@@ -39,7 +39,7 @@ func (f *Feed[T]) deliver(t *topic[T], v T) {
 			continue
 		}
 		if n == nil {
-			n = t.add(v)
+			n = f.add(t, v)
 		}
 		switch {
 		case s.next == nil:
@@ -135,17 +135,17 @@ type topic[T any] struct {
 	history int      // number of nodes from oldest to newest
 }
 
-// A node is one value in a chain. Number counts the nodes of one chain.
+// A node is one value in a chain. Number is the weight of the nodes of one chain up to this one.
 type node[T any] struct {
 	value  T
 	number uint64
 	next   *node[T]
 }
 
-func (t *topic[T]) add(v T) *node[T] {
+func (f *Feed[T]) add(t *topic[T], v T) *node[T] {
 	n := &node[T]{value: v}
 	if t.newest != nil {
-		n.number = t.newest.number + 1
+		n.number = t.newest.number + f.config.Weight(v)
 		t.newest.next = n
 	}
 	t.newest = n

@@ -52,7 +52,7 @@ func open(d dialer, timeout time.Duration, config ReaderConfig) *Reader {
 	config.Presence = cmp.Or(config.Presence, DefaultPresence)
 	r := &Reader{config: config, members: map[string]*member{}}
 	r.init(r, d, timeout, config.Logger, Health{Message: "the fleet has not been read yet", Since: time.Now()})
-	r.feed = broadcast.New(broadcast.Config[step]{Resync: func(_ string, commit func(step)) {
+	r.feed = broadcast.New(broadcast.Config[step]{Weight: step.weight, Resync: func(_ string, commit func(step)) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		commit(step{})
@@ -115,8 +115,8 @@ func (r *Reader) Plugins(f Filter) []Plugin {
 
 // Watch returns the present state and a sequence of the changes that follow, each exactly once. What starts to pass the filter is added,
 // and what stops passing it is removed. The sequence can be iterated once; it ends with ctx, with the reader, or when the caller stops
-// iterating. A change of kind [Resync] replaces changes that the caller was too slow to read: those of at least 8,192 steps, where one step
-// is all that changes at once about one node and its plugins.
+// iterating. A change of kind [Resync] replaces changes that the caller was too slow to read: those of at least 8,192 steps, or fewer of nodes
+// with large records, where one step is all that changes at once about one node and its plugins.
 //
 // It blocks until the fleet has been read for the first time. If ctx ends first, the error says why; after Close it is [ErrClosed].
 func (r *Reader) Watch(ctx context.Context, f Filter) (Snapshot, iter.Seq[Change], error) {

@@ -5,6 +5,11 @@ import (
 	"slices"
 	"testing"
 	"testing/synctest"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+
+	fleetv1 "github.com/patchbay-dev/patchbay/api/patchbay/fleet/v1"
 )
 
 // openEmpty returns a reader that has read a fleet without nodes, and has lost etcd.
@@ -107,4 +112,37 @@ func TestFlappingNode(t *testing.T) {
 			break
 		}
 	}
+}
+
+// TestLargeSteps: what a subscriber leaves unread is bounded by its size too, so that a node whose large record keeps changing does not fill
+// the memory.
+func TestLargeSteps(t *testing.T) {
+	r := openEmpty()
+	defer r.Close()
+	_, changes, err := r.Watch(t.Context(), Filter{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	large := &fleetv1.NodeRecord{}
+	for range maxEntries / 4 {
+		large.Conditions = append(large.Conditions, &fleetv1.Condition{})
+	}
+	known := &facts{}
+	known.put(recordKey, &mvccpb.KeyValue{Value: marshal(t, large)})
+	for i := range 400 {
+		m := known.member("a", nil, time.Time{}, time.Time{})
+		m.node.Version = fmt.Sprint(i)
+		r.mu.Lock()
+		r.publish("a", m)
+		r.mu.Unlock()
+	}
+	r.mu.Lock()
+	r.feed.Close()
+	r.mu.Unlock()
+	for c := range changes {
+		if c.Kind == Resync {
+			return
+		}
+	}
+	t.Error("all of 400 large steps were kept")
 }

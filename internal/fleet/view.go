@@ -219,13 +219,18 @@ type record struct {
 	plugins              []*Plugin // which do not change
 	stoppedAt, writtenAt time.Time
 	lease                clientv3.LeaseID
+	weight               uint64
 }
 
 // member is one node as readers see it. It does not change once it is published.
 type member struct {
 	node    Node
 	plugins []*Plugin // in the order of the node, as it says of them
+	weight  uint64    // of a step to this view of the node, in values of [broadcast.Config].Weight
 }
+
+// A record counts as one more unread step for each weightUnit of its size in memory, where an entry takes entrySize besides its texts.
+const weightUnit, entrySize = 32 << 10, 256
 
 // put records what etcd has of a key, nil for nothing, and reports whether the key is one of a node's.
 func (f *facts) put(key string, kv *mvccpb.KeyValue) bool {
@@ -278,7 +283,7 @@ func (f *facts) state() NodeState {
 // member returns the node as readers see it now. before is what they saw; nil for nothing. If the presence of the node has just ended, the
 // node was alive at a time from seen, which is zero if that is not known, to latest.
 func (f *facts) member(name string, before *member, seen, latest time.Time) *member {
-	m := &member{node: f.record.node, plugins: f.record.plugins}
+	m := &member{node: f.record.node, plugins: f.record.plugins, weight: f.record.weight}
 	m.node.Name, m.node.Cordon, m.node.Plugins = name, f.cordon, len(m.plugins)
 	m.node.State = f.state()
 	switch {
@@ -331,6 +336,14 @@ func (m *member) sorted() []*Plugin {
 type step struct {
 	before, after *member
 	health        *Health // if it is that of the reader that has changed, and no node
+}
+
+// weight returns how many unread steps the step counts as.
+func (s step) weight() uint64 {
+	if s.after == nil {
+		return 1
+	}
+	return 1 + s.after.weight
 }
 
 func (s step) changes() []Change {
@@ -391,7 +404,7 @@ func intern(s string) string { return unique.Make(s).Value() }
 func recordOf(r *fleetv1.NodeRecord) record {
 	said := record{readable: true, node: Node{
 		Instance: r.GetInstance(), Address: r.GetAddress(), Version: intern(r.GetVersion()), StartedAt: timeOf(r.GetStartedAt()),
-	}, stoppedAt: timeOf(r.GetStoppedAt()), writtenAt: timeOf(r.GetWrittenAt())}
+	}, stoppedAt: timeOf(r.GetStoppedAt()), writtenAt: timeOf(r.GetWrittenAt()), weight: uint64(proto.Size(r)+entries(r)*entrySize) / weightUnit}
 	said.node.Labels = interned(r.GetLabels())
 	for _, c := range r.GetConditions() {
 		said.node.Conditions = append(said.node.Conditions,
