@@ -3,6 +3,7 @@ package fleet
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/url"
 	"slices"
 	"strconv"
@@ -105,8 +106,18 @@ func parseKey(s Space, key string) (c Contender, ok bool) {
 		cmp.Or(err1, err2, err3, ValidateNode(parts[0])) == nil && ptype != "" && name != ""
 }
 
-// Contenders has the contenders for each lock.
-type Contenders map[Lock]*contest
+const (
+	// MaxLocks is the number of locks for which one node competes.
+	MaxLocks = 4096
+	// maxLockKeys is how many keys of one node count. After restarts it has those of its earlier leases too.
+	maxLockKeys = 4 * MaxLocks
+)
+
+// Contenders has the contenders for all locks. The zero value has none.
+type Contenders struct {
+	contests map[Lock]*contest
+	keys     map[string]int // by node
+}
 
 type contest struct {
 	all   map[string]Contender // by key
@@ -114,25 +125,41 @@ type contest struct {
 }
 
 // Put records what etcd has of a key, nothing after a deletion, and returns the contender that had the key before; the zero value for none.
-func (all Contenders) Put(s Space, kv *mvccpb.KeyValue) (before Contender) {
+func (all *Contenders) Put(s Space, kv *mvccpb.KeyValue) (before Contender) {
 	key := string(kv.Key)
 	of, ok := parseKey(s, key)
 	if !ok {
 		return before
 	}
-	c := cmp.Or(all[of.Lock], &contest{all: map[string]Contender{}})
-	all[of.Lock], before, c.first = c, c.all[key], nil
-	if now, ok := ParseContender(s, kv); ok {
+	if all.contests == nil {
+		*all = Contenders{map[Lock]*contest{}, map[string]int{}}
+	}
+	c := cmp.Or(all.contests[of.Lock], &contest{all: map[string]Contender{}})
+	before, known := c.all[key]
+	had := len(c.all)
+	if now, ok := ParseContender(s, kv); !ok {
+		delete(c.all, key)
+	} else if known || all.keys[of.Node] < maxLockKeys {
 		c.all[key] = now
-	} else if delete(c.all, key); len(c.all) == 0 {
-		delete(all, of.Lock)
+	}
+	all.contests[of.Lock], c.first = c, nil
+	if all.keys[of.Node] += len(c.all) - had; all.keys[of.Node] == 0 {
+		delete(all.keys, of.Node)
+	}
+	if len(c.all) == 0 {
+		delete(all.contests, of.Lock)
 	}
 	return before
 }
 
+// Locks returns the locks that have contenders, ordered by type and name.
+func (all *Contenders) Locks() []Lock {
+	return slices.SortedFunc(maps.Keys(all.contests), Lock.Compare)
+}
+
 // First returns the contender that holds a lock, or will; the zero value if there is none.
-func (all Contenders) First(l Lock) Contender {
-	c := all[l]
+func (all *Contenders) First(l Lock) Contender {
+	c := all.contests[l]
 	if c == nil {
 		return Contender{}
 	}
@@ -148,17 +175,15 @@ func (all Contenders) First(l Lock) Contender {
 }
 
 // Get returns the contender for a lock that has a key; the zero value for none.
-func (all Contenders) Get(l Lock, key string) Contender { return all.of(l)[key] }
-
-func (all Contenders) of(l Lock) map[string]Contender {
-	if c := all[l]; c != nil {
-		return c.all
+func (all *Contenders) Get(l Lock, key string) Contender {
+	if c := all.contests[l]; c != nil {
+		return c.all[key]
 	}
-	return nil
+	return Contender{}
 }
 
 // holder returns the node that holds a lock, empty for none, and reports whether there are contenders.
-func (all Contenders) holder(l Lock) (node string, wanted bool) {
+func (all *Contenders) holder(l Lock) (node string, wanted bool) {
 	first := all.First(l)
 	if first.Token == 0 { // it does not know yet, or may not take it yet
 		return "", first.Created != 0
@@ -167,8 +192,8 @@ func (all Contenders) holder(l Lock) (node string, wanted bool) {
 }
 
 // nodes returns the nodes that compete for a lock, in order.
-func (all Contenders) nodes(l Lock) (nodes []string) {
-	for _, next := range all.of(l) {
+func (all *Contenders) nodes(l Lock) (nodes []string) {
+	for _, next := range all.contests[l].all {
 		nodes = append(nodes, next.Node)
 	}
 	slices.Sort(nodes)

@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -73,9 +74,36 @@ func TestFirstIsRemembered(t *testing.T) {
 					t.Fatalf("%q holds it, wanted: %t, among %v", node, wanted, now)
 				}
 			}
-			if contest := all[l]; contest != nil && contest.first == nil || contest == nil && len(now) > 0 {
+			if contest := all.contests[l]; contest != nil && contest.first == nil || contest == nil && len(now) > 0 {
 				t.Fatal("the first is not remembered")
 			}
 		}
 	})
+}
+
+// TestManyLockKeys: a node that writes more keys of locks than it may is not known with all of them, and loses none that it has.
+func TestManyLockKeys(t *testing.T) {
+	all, s := Contenders{}, Space{}
+	kv := func(node string, i int, value string) *mvccpb.KeyValue {
+		c := Contender{Lock: Lock{"T", fmt.Sprint(i)}, Node: node, Lease: 1}
+		return &mvccpb.KeyValue{Key: []byte(c.Key(s)), Value: []byte(value), Lease: 1, CreateRevision: 1}
+	}
+	for i := range 2 * maxLockKeys {
+		all.Put(s, kv("a", i, "waits 10"))
+	}
+	if n := len(all.Locks()); n != maxLockKeys {
+		t.Errorf("%d locks", n)
+	}
+	all.Put(s, kv("b", 0, "waits 10"))
+	all.Put(s, kv("a", 0, "holds 10 5")) // known, so it changes
+	if nodes := all.nodes(Lock{"T", "0"}); len(nodes) != 2 {
+		t.Errorf("%v", nodes)
+	}
+	for i := range 2 * maxLockKeys {
+		all.Put(s, kv("a", i, "left"))
+	}
+	all.Put(s, kv("b", 0, ""))
+	if len(all.contests)+len(all.keys) > 0 {
+		t.Errorf("of %d locks and %d nodes something is kept", len(all.contests), len(all.keys))
+	}
 }

@@ -436,8 +436,8 @@ func (c *Cluster) Locks(ctx context.Context, s Space) ([]LockState, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot list the locks: %w", Explain(err))
 	}
-	states := make([]LockState, 0, len(all))
-	for _, lock := range slices.SortedFunc(maps.Keys(all), Lock.Compare) {
+	var states []LockState
+	for _, lock := range all.Locks() {
 		node, _ := all.holder(lock)
 		states = append(states, LockState{Lock: lock, Node: node, Token: all.First(lock).Token, Candidates: len(all.nodes(lock))})
 	}

@@ -198,7 +198,7 @@ func (l *Lookup) FollowLocks() (changed <-chan struct{}, now func() map[Lock][]s
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		competing := map[Lock][]string{}
-		for lock := range followed.Contenders {
+		for _, lock := range followed.Locks() {
 			competing[lock] = followed.nodes(lock)
 		}
 		return competing

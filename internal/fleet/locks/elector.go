@@ -93,13 +93,18 @@ func New(c *fleet.Cluster, config Config) (*Elector, error) {
 	}, nil
 }
 
-// Stand sets the locks that the node wants. The locks that the node holds and no longer wants are given up immediately.
+// Stand sets the locks that the node wants, of which the first [fleet.MaxLocks] count. The locks that the node holds and no longer wants are
+// given up immediately.
 func (e *Elector) Stand(locks []fleet.Lock) {
 	wanted := make(map[fleet.Lock]bool, len(locks))
-	for _, l := range locks {
+	for _, l := range locks[:min(len(locks), fleet.MaxLocks)] {
 		wanted[l] = true
 	}
 	e.mu.Lock()
+	if len(locks) > fleet.MaxLocks && len(e.wanted) < fleet.MaxLocks {
+		e.log.Warn("fleet: the node has more exclusive plugins than it may compete for; run some of them on another node",
+			"plugins", len(locks), "limit", fleet.MaxLocks)
+	}
 	e.wanted = wanted
 	for l, h := range e.held {
 		if !wanted[l] {

@@ -82,8 +82,8 @@ func TestRosterForgets(t *testing.T) {
 			time.Sleep(time.Second)
 			r.forget(time.Now())
 		}
-		if len(r.contenders) > 0 || len(r.quiet) > 6 {
-			t.Errorf("of %d and %d locks something is kept", len(r.contenders), len(r.quiet))
+		if len(r.contenders.Locks()) > 0 || len(r.quiet) > 6 {
+			t.Errorf("of %d and %d locks something is kept", len(r.contenders.Locks()), len(r.quiet))
 		}
 	})
 }

@@ -31,7 +31,7 @@ type roster struct {
 // newRoster returns the roster of a list that began at a time.
 func newRoster(s fleet.Space, longest time.Duration, listed time.Time, revision int64, kvs []*mvccpb.KeyValue) *roster {
 	r := &roster{
-		space: s, listed: listed, revision: revision, longest: longest, contenders: fleet.Contenders{}, quiet: map[fleet.Lock]time.Time{},
+		space: s, listed: listed, revision: revision, longest: longest, quiet: map[fleet.Lock]time.Time{},
 	}
 	for _, kv := range kvs {
 		r.put(kv, listed)
