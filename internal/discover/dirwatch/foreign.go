@@ -45,3 +45,9 @@ func (t *tree) isForeign(path string, e sock.Entry) bool {
 	}
 	return !localTypes[fileSystemAt(path)]
 }
+
+// IsForeign reports whether a file system is mounted at a path that may not answer. Below a plugin directory it is not searched.
+func IsForeign(path string) bool {
+	e, err := sock.StatEntry(path, true)
+	return err == nil && new(tree).isForeign(path, e)
+}

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/patchbay-dev/patchbay/internal/discover/dirwatch"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/trust"
 )
@@ -121,10 +122,10 @@ func checkSockets(ctx context.Context, s Subject) []Finding {
 
 // survey is what is found in plugin directories.
 type survey struct {
-	subject             Subject
-	sockets             int
-	stale, denied, hung []string
-	refused             map[trust.Reason][]string
+	subject                Subject
+	sockets                int
+	stale, denied, foreign []string
+	refused                map[trust.Reason][]string
 }
 
 // hungRemedy is what to do about a file system that does not answer.
@@ -168,8 +169,8 @@ func (v *survey) walk(ctx context.Context, dir string) {
 			return fs.SkipDir
 		case path == dir || entry.Name()[0] == '.':
 			return nil
-		case entry.IsDir() && !answers(ctx, path):
-			v.hung = append(v.hung, path)
+		case entry.IsDir() && dirwatch.IsForeign(path):
+			v.foreign = append(v.foreign, path)
 			return fs.SkipDir
 		}
 		if refusal := judged(v.subject.Trust, path); refusal != nil {
@@ -206,9 +207,10 @@ func (v *survey) findings() []Finding {
 			findings = append(findings, f(message, remedy))
 		}
 	}
-	if len(v.hung) > 0 {
-		findings = append(findings, fail(fmt.Sprintf("%d file systems below the plugin directories do not answer, sockets in them are not "+
-			"found: %q", len(v.hung), v.hung[:min(len(v.hung), shown)]), hungRemedy))
+	if len(v.foreign) > 0 {
+		findings = append(findings, warn(fmt.Sprintf("%d file systems below the plugin directories are not searched, because they may not "+
+			"answer: %q", len(v.foreign), v.foreign[:min(len(v.foreign), shown)]),
+			"use local directories, or make a directory on such a file system a plugin directory of its own"))
 	}
 	report(warn, v.stale, "are stale, nobody accepts on them",
 		"remove those whose plugins will not come back; a plugin that comes back makes a new socket")
