@@ -17,6 +17,7 @@ import (
 	testpb "google.golang.org/grpc/interop/grpc_testing"
 
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/internal/daemon/limits"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -65,7 +66,9 @@ type bed struct {
 }
 
 // manyConns has bounds that no test comes near.
-func manyConns() *connections { return newConnections(uint32(os.Geteuid()), 1<<20, nil, discard) }
+func manyConns() *limits.Connections {
+	return limits.NewConnections(uint32(os.Geteuid()), 1<<20, nil, nil, discard)
+}
 
 func newBed(t *testing.T, change func(*dispense)) *bed {
 	t.Helper()
@@ -78,7 +81,7 @@ func newBed(t *testing.T, change func(*dispense)) *bed {
 	if b.registry, err = dynamicplugins.Open(nil, nil); err != nil {
 		t.Fatal(err)
 	}
-	b.dispense, err = newDispense(filepath.Join(tmp, "d"), b.registry, b.registry, nil, manyConns(), discard)
+	b.dispense, err = newDispense(filepath.Join(tmp, "d"), b.registry, b.registry, nil, manyConns(), nil, discard)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,6 +18,7 @@ import (
 	testpb "google.golang.org/grpc/interop/grpc_testing"
 	"google.golang.org/grpc/status"
 
+	"github.com/patchbay-dev/patchbay/internal/daemon/limits"
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 )
 
@@ -30,9 +31,9 @@ func TestCallsAtStableSocketsAreBounded(t *testing.T) {
 	limited := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "limited"}, []string{"reason"})
 	log := &lockedText{}
 	b := newBed(t, func(d *dispense) {
-		limits := h2proxy.DefaultLimits
-		limits.UserCalls, limits.Calls = 2, 3
-		d.conns.budget = newBudget("calls of plugins", limits, 0, limited, slog.New(slog.NewTextHandler(log, nil)))
+		bounds := h2proxy.DefaultLimits
+		bounds.UserCalls, bounds.Calls = 2, 3
+		d.budget = limits.NewBudget("calls of plugins", bounds, 0, limited, slog.New(slog.NewTextHandler(log, nil)))
 	})
 	if err := os.Chmod(b.tmp, 0o755); err != nil {
 		t.Fatal(err)

@@ -29,9 +29,11 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/daemon/access"
+	"github.com/patchbay-dev/patchbay/internal/daemon/limits"
 	"github.com/patchbay-dev/patchbay/internal/daemon/page"
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
+	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/plugin"
@@ -214,8 +216,10 @@ func (d *Daemon) listen(ctx context.Context, parts *closers) (_ *listening, err 
 type assembly struct {
 	handlers *handlerSet
 	metrics  *metrics
-	conns    *connections
-	runtime  *patchbay.Runtime
+	conns    *limits.Connections
+	// calls bounds the calls of plugins by callers on this node, nodeCalls those by other nodes, requests those of the control API.
+	calls, nodeCalls, requests *h2proxy.Budget
+	runtime                    *patchbay.Runtime
 	// guard says who may do what on the control socket.
 	guard *access.Authorizer
 	fleet *fleetMember // nil for none
@@ -235,9 +239,11 @@ func (d *Daemon) assemble(l *listening, parts *closers) (*assembly, error) {
 	state.OnFailure(stateWatch.failed)
 	a := &assembly{handlers: newHandlerSet(handlerNeeds{d.log, state, d.config.PluginDirs[0], d.config.Device.SocketDir})}
 	a.metrics = newMetrics(d.config.Build, a.handlers.has)
-	a.conns = newConnections(uint32(os.Geteuid()), openFilesLimit(), a.metrics.connsRefused, d.log)
-	a.conns.budget = newBudget("calls of plugins", callLimits(openFilesLimit()), a.conns.self, a.metrics.callsLimited, d.log)
-	a.conns.nodeBudget = newBudget("calls from other nodes", nodeLimits(openFilesLimit()), a.conns.self, a.metrics.callsLimited, d.log)
+	files, self := limits.OpenFiles(), uint32(os.Geteuid())
+	a.calls = limits.NewBudget("calls of plugins", limits.Calls(files), self, a.metrics.callsLimited, d.log)
+	a.nodeCalls = limits.NewBudget("calls from other nodes", limits.NodeCalls(files), self, a.metrics.callsLimited, d.log)
+	a.requests = limits.NewBudget("requests to the control API", requestLimits, self, a.metrics.callsLimited, d.log)
+	a.conns = limits.NewConnections(self, files, a.calls, a.metrics.connsRefused, d.log)
 	if a.runtime, err = d.newRuntime(state, a.metrics, l.traced); err != nil {
 		return nil, err
 	}
@@ -248,7 +254,7 @@ func (d *Daemon) assemble(l *listening, parts *closers) (*assembly, error) {
 	parts.add(a.fleet.close)
 	a.registry = a.fleet.guard(a.runtime.Registry())
 	dispense, err := newDispense(
-		d.config.DispenseDir, a.runtime.Registry(), a.registry, a.fleet.dispensed(d.config.Fleet.Dispense), a.conns, d.log)
+		d.config.DispenseDir, a.runtime.Registry(), a.registry, a.fleet.dispensed(d.config.Fleet.Dispense), a.conns, a.calls, d.log)
 	if err != nil {
 		return nil, err
 	}
@@ -273,17 +279,15 @@ func (d *Daemon) assemble(l *listening, parts *closers) (*assembly, error) {
 func (d *Daemon) serve(ctx context.Context, l *listening, a *assembly, parts *closers, failed func()) (controlServer *server.Server) {
 	shown := newPicture(a.seen, a.runtime.Launcher(), a.fleet, &d.metadata)
 	c := &control{
-		picture: shown, calls: newForwarder(a.guard, a.registry, a.fleet, a.conns.budget, d.log),
+		picture: shown, calls: newForwarder(a.guard, a.registry, a.fleet, a.calls, d.log),
 		naming:        naming{a.handlers.all, func(ptype, name string) bool { return len(a.runtime.Registry().Instances(ptype, name)) > 0 }},
 		awaitReplaced: a.runtime.Registry().AwaitReplaced,
-		requests: &requests{
-			newBudget("requests to the control API", requestLimits, a.conns.self, a.metrics.callsLimited, d.log), a.conns.budget,
-		},
-		lists:  newLists(uint32(os.Geteuid()), a.metrics.listsRefused, d.log),
-		reload: d.Reload, config: d.config, started: time.Now(),
+		requests:      &requests{a.requests, a.calls},
+		lists:         newLists(uint32(os.Geteuid()), a.metrics.listsRefused, d.log),
+		reload:        d.Reload, config: d.config, started: time.Now(),
 		shown: func() string { return *d.reloads.shown.Load() }, metrics: a.metrics,
 	}
-	controlServer = serve(a.conns.limit(l.control, "control", a.guard), a.guard, c, failed, d.log)
+	controlServer = serve(a.conns.Bound(l.control, "control", a.guard), a.guard, c, failed, d.log)
 	l.stopControl = controlServer.Stop
 	if l.http != nil {
 		d.log.Info("serving HTTP", "address", l.http.Addr().String())
@@ -294,9 +298,9 @@ func (d *Daemon) serve(ctx context.Context, l *listening, a *assembly, parts *cl
 		d.log.Info("taking calls from other nodes", "address", l.fleet.Addr().String(), "rules", len(d.config.Fleet.Serve.Allow))
 		calls := &fleetServer{
 			a.registry, a.fleet.credentials, d.fleetRules, access.NewDenials(a.runtime.Publish, d.log), access.NewAuditor(a.runtime.Publish, d.log),
-			a.metrics.served, a.fleet.drain, a.conns.nodeBudget, d.log, fleetConnAge,
+			a.metrics.served, a.fleet.drain, a.nodeCalls, d.log, fleetConnAge,
 		}
-		parts.add(calls.serve(ctx, a.conns.limit(l.fleet, "fleet", nil), failed))
+		parts.add(calls.serve(ctx, a.conns.Bound(l.fleet, "fleet", nil), failed))
 	}
 	return controlServer
 }
@@ -312,9 +316,9 @@ func (d *Daemon) newRuntime(state *boltstate.Store, metrics *metrics, traced pat
 		State:               measuredState{state, metrics.stateWrites},
 		Timeouts:            reconciler.Timeouts(c.Timeouts),
 		TypeTimeouts:        typeTimeouts(c.TypeTimeouts),
-		Bounds: boundPlugins(reconciler.Bounds{
+		Bounds: limits.Plugins(reconciler.Bounds{
 			Text: b.Text, Versions: b.Versions, UserBytes: b.UserBytes, TotalBytes: b.TotalBytes,
-		}, openFilesLimit()),
+		}, limits.OpenFiles()),
 		MaxDepth:         b.MaxDepth,
 		MaxSockets:       b.MaxSockets,
 		MaxUserDirs:      b.MaxUserDirs,

@@ -18,7 +18,9 @@ import (
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/internal/backoff"
+	"github.com/patchbay-dev/patchbay/internal/daemon/limits"
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
+	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
@@ -46,8 +48,9 @@ type dispense struct {
 	grace   time.Duration // goneGrace
 	retry   time.Duration // stableRetry
 	log     *slog.Logger
-	// conns bounds the connections at the sockets, all together.
-	conns *connections
+	// conns bounds the connections at all sockets together, budget their calls.
+	conns  *limits.Connections
+	budget *h2proxy.Budget
 
 	// end is what the calls end with.
 	end  context.Context //nolint:containedctx // It is that of Run, which all calls share.
@@ -74,8 +77,8 @@ type stableSocket struct {
 // newDispense returns what keeps the stable sockets in a directory, which it makes; nil if there is to be none. Calls go to what calls
 // gives, which is the registry, or what the fleet has in its place, and those to plugins in the fleet to what inFleet gives.
 func newDispense(
-	dir string, registry *dynamicplugins.Store, calls connector, inFleet map[patchbay.PluginName]connector, conns *connections,
-	log *slog.Logger,
+	dir string, registry *dynamicplugins.Store, calls connector, inFleet map[patchbay.PluginName]connector, conns *limits.Connections,
+	budget *h2proxy.Budget, log *slog.Logger,
 ) (*dispense, error) {
 	if dir == "" {
 		return nil, nil
@@ -84,7 +87,7 @@ func newDispense(
 		return nil, server.AdviseOnPath(fmt.Errorf("cannot create the directory of the stable sockets: %w", err), "dispense directory")
 	}
 	d := &dispense{
-		dir: dir, registry: registry, calls: calls, inFleet: inFleet, conns: conns, grace: goneGrace, retry: stableRetry, log: log,
+		dir: dir, registry: registry, calls: calls, inFleet: inFleet, conns: conns, budget: budget, grace: goneGrace, retry: stableRetry, log: log,
 		sockets: map[patchbay.PluginName]*stableSocket{}, due: map[patchbay.PluginName]time.Time{}, failed: map[patchbay.PluginName]error{},
 	}
 	d.end, d.stop = context.WithCancelCause(context.Background())
@@ -220,11 +223,11 @@ func (d *dispense) open(ctx context.Context, k patchbay.PluginName) {
 	director := proxy.Director(func(ctx context.Context, _ string) (grpc.ClientConnInterface, error) { return connTo(ctx, calls, k) })
 	s := &stableSocket{
 		listener: listener,
-		server:   proxy.NewServer(d.end, director.Forward, proxy.ServerConfig{Budget: d.conns.budget, HeaderTimeout: server.HeaderTimeout, Log: d.log}),
+		server:   proxy.NewServer(d.end, director.Forward, proxy.ServerConfig{Budget: d.budget, HeaderTimeout: server.HeaderTimeout, Log: d.log}),
 	}
 	d.sockets[k] = s
 	d.serving.Go(func() {
-		if err := s.server.Serve(d.conns.limit(listener, "stable", nil)); err != nil {
+		if err := s.server.Serve(d.conns.Bound(listener, "stable", nil)); err != nil {
 			d.log.Error("a stable socket is no longer served", "plugin", k.String(), "path", path, "error", err)
 		}
 	})

@@ -261,7 +261,7 @@ func TestStableSocketsOfAShortLife(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	d, err := newDispense(dir, registry, registry, nil, manyConns(), discard)
+	d, err := newDispense(dir, registry, registry, nil, manyConns(), nil, discard)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"errors"
-	"math"
 
 	"golang.org/x/sys/unix"
 )
@@ -18,12 +17,4 @@ func openAnother() error {
 	default: // standard input is closed, which says nothing
 		return nil
 	}
-}
-
-func openFilesLimit() int {
-	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		return 1024 // the least that systems give
-	}
-	return int(min(uint64(limit.Cur), math.MaxInt32)) //nolint:unconvert // its type depends on the system
 }

@@ -24,6 +24,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/daemon/access"
+	"github.com/patchbay-dev/patchbay/internal/daemon/limits"
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
@@ -177,7 +178,7 @@ func (s *fleetServer) introduce(ctx context.Context, nc net.Conn, tlsConfig *tls
 func nodeUser(cert *x509.Certificate) uint32 {
 	sum := fnv.New32a()
 	_, _ = io.WriteString(sum, strings.Join(fleet.Identities(cert), "\x00")) // it never fails
-	return notAUser(sum.Sum32())
+	return limits.NonUser(sum.Sum32())
 }
 
 // handle handles a call, which ends with a context too, with its cause.

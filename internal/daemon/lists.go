@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/patchbay-dev/patchbay/internal/daemon/access"
+	"github.com/patchbay-dev/patchbay/internal/daemon/limits"
 	"github.com/patchbay-dev/patchbay/internal/quota"
 )
 
@@ -29,7 +30,7 @@ type lists struct {
 }
 
 func newLists(self uint32, refused prometheus.Counter, log *slog.Logger) *lists {
-	return &lists{quota.New(quota.Limits{User: maxUserLists, Total: maxLists}, exempt(self)), refused, log}
+	return &lists{quota.New(quota.Limits{User: maxUserLists, Total: maxLists}, limits.Exempt(self)), refused, log}
 }
 
 // sending is a request whose answer counts.

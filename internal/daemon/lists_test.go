@@ -21,6 +21,7 @@ import (
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
 	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/daemon/access"
+	"github.com/patchbay-dev/patchbay/internal/daemon/limits"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/internal/quota"
 	"github.com/patchbay-dev/patchbay/internal/sock"
@@ -78,7 +79,7 @@ func testLists(t *testing.T, procedure, contentType string, body []byte, code in
 	}
 	refused := prometheus.NewCounter(prometheus.CounterOpts{Name: "refused"})
 	l := newLists(1, refused, discard)
-	l.pool = quota.New(quota.Limits{User: maxUserLists / smaller, Total: maxLists / smaller}, exempt(1))
+	l.pool = quota.New(quota.Limits{User: maxUserLists / smaller, Total: maxLists / smaller}, limits.Exempt(1))
 	refusals := slices.Clone(all)
 	for i := range refusals {
 		refusals[i].Name = "r"

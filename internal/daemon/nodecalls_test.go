@@ -22,6 +22,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/daemon/access"
+	"github.com/patchbay-dev/patchbay/internal/daemon/limits"
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
@@ -88,7 +89,7 @@ func newNodes(t *testing.T, change func(*fleetServer)) *nodes {
 		registry: n.registry, credentials: certificates[1], rules: access.NewRules([]config.FleetAllow{allow("a", all, all, all)}),
 		denials: access.NewDenials(publish, discard), audit: access.NewAuditor(publish, discard), served: newPeerCalls(calls), age: fleetConnAge,
 		drain:  newDrain(func() bool { return false }),
-		budget: newBudget("calls", h2proxy.DefaultLimits, 0, nil, discard),
+		budget: limits.NewBudget("calls", h2proxy.DefaultLimits, 0, nil, discard),
 		log:    slog.New(slog.NewTextHandler(n.log, &slog.HandlerOptions{Level: slog.LevelWarn})),
 	}
 	if change != nil {
@@ -134,6 +135,15 @@ func (n *nodes) clients() map[string]func() testpb.TestServiceClient {
 			n.t.Cleanup(func() { _ = conn.Close() })
 			return testpb.NewTestServiceClient(conn)
 		},
+	}
+}
+
+// TestStreamsOfANode: the streams of one connection are within what one node may have, whatever the limit of open files.
+func TestStreamsOfANode(t *testing.T) {
+	for files := 64; files <= 1<<20; files *= 2 {
+		if limits.NodeCalls(files).UserCalls < fleetStreams {
+			t.Errorf("with %d files a node may have fewer calls than streams", files)
+		}
 	}
 }
 

@@ -25,6 +25,7 @@ import (
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
 	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/daemon/access"
+	"github.com/patchbay-dev/patchbay/internal/daemon/limits"
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
 	"github.com/patchbay-dev/patchbay/internal/sock"
@@ -36,12 +37,12 @@ func boundedControl(t *testing.T) (b *bed, path string, budget *h2proxy.Budget, 
 	listener, path := openSocket(t, 0)
 	b = newBed(t, nil)
 	limited = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "limited"}, []string{"reason"})
-	budget = newBudget("calls of plugins", h2proxy.Limits{UserBytes: 1 << 20, Bytes: 4 << 20, UserCalls: 1, Calls: 4}, 0, limited, discard)
+	budget = limits.NewBudget("calls of plugins", h2proxy.Limits{UserBytes: 1 << 20, Bytes: 4 << 20, UserCalls: 1, Calls: 4}, 0, limited, discard)
 	g := testGuard(path)
 	g.Replace(policyFor(config.Roles{Operate: config.Members{Users: []string{"65534"}}}))
 	s := serve(listener, g, &control{
 		calls: newForwarder(g, b.registry, nil, budget, discard), started: time.Now(),
-		requests: &requests{newBudget("requests", h2proxy.Limits{UserCalls: 2, Calls: 4}, 0, limited, discard), budget},
+		requests: &requests{limits.NewBudget("requests", h2proxy.Limits{UserCalls: 2, Calls: 4}, 0, limited, discard), budget},
 	}, func() { t.Error("the server failed") }, discard)
 	t.Cleanup(func() {
 		if err := s.Stop(); err != nil {
@@ -115,7 +116,7 @@ func TestRequestsCountWhatTheyHold(t *testing.T) {
 // TestRequestsAreBounded: those of one user are, whatever else is wrong with them. Others, and root, go on.
 func TestRequestsAreBounded(t *testing.T) {
 	limited := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "limited"}, []string{"reason"})
-	budget := newBudget("requests", h2proxy.Limits{UserCalls: 2, Calls: 3}, 0, limited, discard)
+	budget := limits.NewBudget("requests", h2proxy.Limits{UserCalls: 2, Calls: 3}, 0, limited, discard)
 	began, release := make(chan struct{}), make(chan struct{})
 	handler := (&requests{budget, budget}).handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
 		began <- struct{}{}

@@ -1,15 +1,19 @@
-package daemon
+// Package limits bounds what callers of the daemon may hold, by the number of files that the daemon may open: connections at each of its
+// sockets, calls of plugins, and plugins.
+package limits
 
 import (
 	"context"
 	"hash/fnv"
 	"io"
 	"log/slog"
+	"math"
 	"net"
 	"net/netip"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sys/unix"
 
 	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
@@ -22,7 +26,7 @@ const (
 	// maxUserConns bounds the open connections at the control socket, and those at the stable sockets, of each user; maxControlConns, which
 	// 10,000 subscribers do not meet, and maxStableConns those of all but root and the daemon's user. Where few files may be open, the bounds
 	// are an eighth of those for a user, and a quarter in all at the control socket and at the stable sockets each. Three eighths are for
-	// plugins, see boundPlugins, and a thirty-second for connections to plugins that only have calls to end; of the rest, callers on other
+	// plugins, see [Plugins], and a thirty-second for connections to plugins that only have calls to end; of the rest, callers on other
 	// nodes leave two thirds at least for root.
 	maxUserConns, maxControlConns, maxStableConns = 1024, 10 << 10, 4096
 	// maxAddressConns and maxNodeConns bound the connections for calls from other nodes, of each address and of all. Where few files may be
@@ -43,16 +47,14 @@ const (
 	maxUserLarge, maxLarge                = 32, 128
 )
 
-// connections bounds how many connections callers may hold at the daemon's sockets, which cost a descriptor each even if they are idle.
-// What is beyond a bound is closed at once.
-type connections struct {
+// Connections bounds how many connections each user may hold at the daemon's sockets, and all users together: each costs a descriptor, even
+// if it is idle. Those beyond a bound are closed immediately.
+type Connections struct {
 	self    uint32 // the user of the daemon
 	log     *slog.Logger
 	refused *prometheus.CounterVec
-	// budget bounds the calls of plugins and what of them waits in memory; nil for the default, of which nothing is reported.
+	// budget slows down control connections on which too many calls are canceled; nil for none.
 	budget *h2proxy.Budget
-	// nodeBudget does that for calls from other nodes, which so keep nobody on this node from his plugins.
-	nodeBudget *h2proxy.Budget
 
 	// They are separate, so that callers of plugins keep nobody from the control socket.
 	control, strangers, stable, nodes *quota.Pool
@@ -60,19 +62,20 @@ type connections struct {
 	large *quota.Pool
 }
 
-func newConnections(self uint32, files int, refused *prometheus.CounterVec, log *slog.Logger) *connections {
-	return &connections{
-		self: self, log: log, refused: refused,
+// NewConnections returns the bounds for a daemon that runs as the user self and may open a number of files.
+func NewConnections(self uint32, files int, budget *h2proxy.Budget, refused *prometheus.CounterVec, log *slog.Logger) *Connections {
+	return &Connections{
+		self: self, log: log, budget: budget, refused: refused,
 		control:   quota.New(quota.Limits{User: min(maxUserConns, files/8), Total: min(maxControlConns, files/4)}, nil),
 		strangers: quota.New(quota.Limits{User: maxStrangerConns, Total: maxStrangersConns}, nil),
 		stable:    quota.New(quota.Limits{User: min(maxUserConns, files/8), Total: min(maxStableConns, files/4)}, nil),
 		nodes:     quota.New(quota.Limits{User: min(maxAddressConns, max(files/64, 1)), Total: maxNodes(files)}, nil),
-		large:     quota.New(quota.Reserved(maxUserLarge, maxLarge), exempt(self)),
+		large:     quota.New(quota.Reserved(maxUserLarge, maxLarge), Exempt(self)),
 	}
 }
 
-// exempt reports which users are root or the daemon's.
-func exempt(self uint32) func(uid uint32) bool {
+// Exempt returns a function that reports whether a user is root or the daemon's.
+func Exempt(self uint32) func(uid uint32) bool {
 	return func(uid uint32) bool { return uid == 0 || uid == self }
 }
 
@@ -82,9 +85,8 @@ func maxNodes(files int) int {
 	return min(maxNodeConns, max(files/32, files-others, 1))
 }
 
-// nodeLimits bound the calls from other nodes. One node has no more than the streams of one connection, see fleetStreams, if it keeps to
-// what it is told.
-func nodeLimits(files int) h2proxy.Limits {
+// NodeCalls returns the bounds of the calls from other nodes.
+func NodeCalls(files int) h2proxy.Limits {
 	ofNode := h2proxy.DefaultLimits.Cancels.All // its users share a connection
 	return h2proxy.Limits{
 		UserBytes: 16 << 20, Bytes: 48 << 20, UserCalls: 2048, Calls: 8192, Leaving: leaving(files),
@@ -92,27 +94,27 @@ func nodeLimits(files int) h2proxy.Limits {
 	}
 }
 
-// boundPlugins bounds how many plugins users may have, and all but root and the daemon's user: a plugin takes one descriptor for its
-// connection and one for its stable socket, and before that one while it is asked.
-func boundPlugins(b reconciler.Bounds, files int) reconciler.Bounds {
+// Plugins returns b with bounds for the number of plugins of each user, and of all users except root and the daemon's: a plugin takes a
+// descriptor for its connection and one for its stable socket.
+func Plugins(b reconciler.Bounds, files int) reconciler.Bounds {
 	b.TotalPlugins = max(files/8, 1)
 	b.UserPlugins = max(b.TotalPlugins/4*3, 1)
 	return b
 }
 
-// callLimits bound the calls of plugins by callers on this node.
-func callLimits(files int) h2proxy.Limits {
-	limits := h2proxy.DefaultLimits
-	limits.Leaving = leaving(files)
-	return limits
+// Calls returns the bounds of the calls of plugins by callers on this node.
+func Calls(files int) h2proxy.Limits {
+	l := h2proxy.DefaultLimits
+	l.Leaving = leaving(files)
+	return l
 }
 
-// leaving is how many connections to plugins may only have calls to end, of callers on this node and of those on others each.
+// leaving returns how many connections to plugins may exist only for calls that are ending, for callers on this node, and for others.
 func leaving(files int) int { return max(files/64, 1) }
 
-// newBudget bounds what calls have in memory, whichever way they come, and how many there are. What it does not give is counted, and logged
-// once until half of it is back; what says of which calls.
-func newBudget(what string, limits h2proxy.Limits, self uint32, limited *prometheus.CounterVec, log *slog.Logger) *h2proxy.Budget {
+// NewBudget returns a budget for calls and their bytes in memory. A refusal is counted, and logged once until half of the budget is free
+// again; what names the calls in the log.
+func NewBudget(what string, limits h2proxy.Limits, self uint32, limited *prometheus.CounterVec, log *slog.Logger) *h2proxy.Budget {
 	return h2proxy.NewBudget(limits, self, func(uid uint32, why h2proxy.Reason, first bool) {
 		limited.WithLabelValues(string(why)).Inc()
 		if first {
@@ -121,17 +123,17 @@ func newBudget(what string, limits h2proxy.Limits, self uint32, limited *prometh
 	})
 }
 
-// limit returns a listener that hands out the connections of l which are within the bounds. With a guard, users without a role are
-// strangers.
-func (c *connections) limit(l net.Listener, socket string, g *access.Authorizer) net.Listener {
-	return &boundedListener{l, socket, c, g}
+// Bound returns a listener with the connections of l that are within the bounds; socket names it in metrics and the log. The authorizer is
+// that of the control socket, nil for other sockets: users without a role have bounds of their own.
+func (c *Connections) Bound(l net.Listener, socket string, authorizer *access.Authorizer) net.Listener {
+	return &boundedListener{l, socket, c, authorizer}
 }
 
 type boundedListener struct {
 	net.Listener
-	socket string
-	conns  *connections
-	guard  *access.Authorizer // nil if everybody who can connect may call, or shows later who it is
+	socket     string
+	conns      *Connections
+	authorizer *access.Authorizer // nil if every process that can connect may call, or authenticates later
 }
 
 func (l *boundedListener) Accept() (net.Conn, error) {
@@ -142,18 +144,18 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 		}
 		if held := l.hold(conn); held != nil {
 			l.conns.boundBuffer(held)
-			if l.guard != nil && l.conns.budget != nil {
+			if l.authorizer != nil && l.conns.budget != nil {
 				held.brake = l.conns.budget.Brake(held.Conn, held.uid)
 				held.Conn = held.brake
 			}
 			return held, nil
 		}
-		_ = conn.Close() // nothing was said
+		_ = conn.Close()
 	}
 }
 
-// boundBuffer bounds what the kernel keeps for a caller.
-func (c *connections) boundBuffer(held *heldConn) {
+// boundBuffer bounds the kernel's write buffer for a caller.
+func (c *Connections) boundBuffer(held *heldConn) {
 	switch conn := held.Conn.(type) {
 	case *net.UnixConn:
 		_ = conn.SetWriteBuffer(c.bufferOf(held))
@@ -163,7 +165,7 @@ func (c *connections) boundBuffer(held *heldConn) {
 }
 
 // bufferOf returns the size of the buffer of a caller on this machine, which counts until the connection is closed.
-func (c *connections) bufferOf(held *heldConn) int {
+func (c *Connections) bufferOf(held *heldConn) int {
 	held.large = c.large.Grant(held.uid)
 	if held.large.Take(1) != nil {
 		return callerBuffer
@@ -171,16 +173,16 @@ func (c *connections) bufferOf(held *heldConn) int {
 	return largeBuffer
 }
 
-// hold takes a connection in; nil if it is beyond a bound.
+// hold counts a connection; nil if it is beyond a bound.
 func (l *boundedListener) hold(conn net.Conn) *heldConn {
 	c, stranger, held := l.conns, false, &heldConn{Conn: conn, uid: access.UnknownUser}
 	pool := c.stable
 	unixConn, local := conn.(*net.UnixConn)
 	switch {
-	case l.guard != nil:
-		held.caller = l.guard.Identify(conn)
+	case l.authorizer != nil:
+		held.caller = l.authorizer.Identify(conn)
 		held.uid = held.caller.UID()
-		if pool, stranger = c.control, l.guard.IsStranger(held.caller); stranger {
+		if pool, stranger = c.control, l.authorizer.IsStranger(held.caller); stranger {
 			pool = c.strangers
 		}
 	case local:
@@ -207,12 +209,12 @@ func (l *boundedListener) hold(conn net.Conn) *heldConn {
 		return nil
 	}
 	if stranger {
-		held.expires = time.AfterFunc(strangerTime, func() { _ = conn.Close() }) // its server notices
+		held.expires = time.AfterFunc(strangerTime, func() { _ = conn.Close() })
 	}
 	return held
 }
 
-// addressUser stands for the callers at an address of another machine where callers are counted by user. Of IPv6, everybody has 64 bits.
+// addressUser returns a number that stands for the callers at an address of another machine. An IPv6 address counts by its first 64 bits.
 func addressUser(addr net.Addr) uint32 {
 	sum := fnv.New32a()
 	if from, err := netip.ParseAddrPort(addr.String()); err == nil {
@@ -223,18 +225,18 @@ func addressUser(addr net.Addr) uint32 {
 		prefix, _ := from.Addr().Unmap().WithZone("").Prefix(bits) // it has so many bits
 		_, _ = io.WriteString(sum, prefix.String())                // it never fails
 	}
-	return notAUser(sum.Sum32())
+	return NonUser(sum.Sum32())
 }
 
-// notAUser makes a number one that no user of the machine has: those of containers too are lower.
-func notAUser(n uint32) uint32 { return n | 1<<31 }
+// NonUser returns a number that no user of the machine has: those of users, including those of containers, are lower.
+func NonUser(n uint32) uint32 { return n | 1<<31 }
 
 // heldConn is a connection that counts until it is closed.
 type heldConn struct {
 	net.Conn
 	uid         uint32
-	caller      *access.Caller // nil if nobody looked
-	brake       *h2proxy.Brake // nil if the server that reads it knows itself when to pause
+	caller      *access.Caller // nil if the server identifies it
+	brake       *h2proxy.Brake // nil if the server pauses by itself
 	slot, large *quota.Grant
 	expires     *time.Timer // closes the connection of a user without a role; nil for others
 }
@@ -257,4 +259,13 @@ func (c *heldConn) Close() error {
 	defer c.slot.Release()
 	defer c.large.Release()
 	return c.Conn.Close()
+}
+
+// OpenFiles returns how many files this process may open.
+func OpenFiles() int {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return 1024 // the least that systems give
+	}
+	return int(min(uint64(limit.Cur), math.MaxInt32)) //nolint:unconvert // its type depends on the system
 }
