@@ -12,6 +12,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay"
 	hosting "github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/internal/launch/pluginlog"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/plugin"
@@ -145,9 +146,10 @@ func TestLogRateChangesWithoutARestart(t *testing.T) {
 	h.set(p)
 	h.until("a process", func() bool { return h.unit().PID != 0 })
 	before := h.unit().PID
-	log, err := h.rt.Launcher().Log("unit")
-	if err != nil {
-		t.Fatal(err)
+	output, err := h.rt.Launcher().Log("unit")
+	log, ok := output.(*pluginlog.Log)
+	if err != nil || !ok {
+		t.Fatalf("%T, %v", output, err)
 	}
 	h.until("drops", func() bool { return log.Stats().Dropped > 0 })
 	kept := func() uint64 { s := log.Stats(); return s.Lines - s.Dropped }

@@ -94,7 +94,7 @@ func TestLaunchedPluginTakesTheOneRoad(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !slices.ContainsFunc(log.Tail(0), func(r launcher.Record) bool { return strings.Contains(r.Message, "hello from the plugin") }) {
+	if !slices.ContainsFunc(log.Tail(0), func(r plugin.LogRecord) bool { return strings.Contains(r.Message, "hello from the plugin") }) {
 		t.Errorf("the log is %+v, want what the plugin printed", log.Tail(0))
 	}
 
@@ -164,7 +164,7 @@ func TestIntroducedPluginIsNotAsked(t *testing.T) {
 	}
 	printed := func(what string) func() bool {
 		return func() bool {
-			return slices.ContainsFunc(log.Tail(0), func(r launcher.Record) bool { return r.Message == what })
+			return slices.ContainsFunc(log.Tail(0), func(r plugin.LogRecord) bool { return r.Message == what })
 		}
 	}
 	h.until("the line about the call", printed("called: NotifyRegistrationStatus"))

@@ -8,6 +8,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
+	"github.com/patchbay-dev/patchbay/internal/launch/account"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/launcher"
 )
@@ -47,7 +48,7 @@ func (f front) RegisteredFor() (uid, gid uint32, ok bool) {
 	if f.User == "" {
 		return 0, 0, false
 	}
-	uid, gid, err := host.AccountID(f.User, f.Group)
+	uid, gid, err := account.IDs(f.User, f.Group)
 	if err != nil {
 		return math.MaxUint32, math.MaxUint32, true // nobody's
 	}

@@ -72,13 +72,14 @@ func (h socketHost) Print(program, control string, limited bool) (launch.Output,
 		cfg.Rate = -1
 	}
 	log := pluginlog.New(cfg)
-	p, err := h.host.Launch(context.Background(), host.Spec{Name: cfg.Name, Args: []string{program, control}, Logs: log})
+	ctx := pluginlog.NewContext(context.Background(), log)
+	p, err := h.host.Launch(ctx, host.Spec{Name: cfg.Name, Args: []string{program, control}})
 	return &hostOutput{process: p, log: log, records: records}, err
 }
 
 type hostOutput struct {
 	process *host.PluginProcess
-	log     *host.Log
+	log     *pluginlog.Log
 	records *counter
 }
 

@@ -6,12 +6,12 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/user"
 	"path/filepath"
 	"strconv"
 	"syscall"
 
 	"github.com/patchbay-dev/patchbay/internal/callback"
+	"github.com/patchbay-dev/patchbay/internal/launch/account"
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
 	"github.com/patchbay-dev/patchbay/internal/launch/sealedexec"
 	"github.com/patchbay-dev/patchbay/plugin"
@@ -112,20 +112,11 @@ func identify(userName, groupName string) (*process.User, error) {
 	if userName == "" && groupName == "" {
 		return nil, nil //nolint:nilnil // documented
 	}
-	uid, gid := os.Geteuid(), os.Getegid()
-	if userName != "" {
-		var err error
-		if uid, gid, err = lookUpUser(userName, groupName != ""); err != nil {
-			return nil, err
-		}
+	uid, gid, err := account.IDs(userName, groupName)
+	if err != nil {
+		return nil, err
 	}
-	if groupName != "" {
-		var err error
-		if gid, err = lookUpGroup(groupName); err != nil {
-			return nil, err
-		}
-	}
-	if os.Geteuid() != 0 && uid == os.Geteuid() && gid == os.Getegid() {
+	if os.Geteuid() != 0 && int(uid) == os.Geteuid() && int(gid) == os.Getegid() {
 		return nil, nil //nolint:nilnil // documented
 	}
 	if !process.MayChangeUser() {
@@ -133,85 +124,7 @@ func identify(userName, groupName string) (*process.User, error) {
 			"and CAP_KILL; this process is user %d: run it as root or with these capabilities, or configure neither user nor group",
 			uid, gid, os.Geteuid())
 	}
-	return &process.User{UID: uint32(uid), GID: uint32(gid)}, nil
-}
-
-// CheckUser returns an error if there is no such user on this machine or, with an empty group, the user has none. Whether this process may
-// start plugins as that user is only known at launch.
-func CheckUser(name, group string) error {
-	if name == "" {
-		return nil
-	}
-	_, _, err := lookUpUser(name, group != "")
-	return err
-}
-
-// UserID returns the number of a user, or of this process's user for an empty name. It returns an error if there is no such user.
-func UserID(name string) (uint32, error) {
-	if name == "" {
-		return uint32(os.Geteuid()), nil
-	}
-	uid, _, err := lookUpUser(name, true)
-	return uint32(uid), err
-}
-
-// AccountID returns the numbers of a user and a group, which is the user's for an empty name. It returns an error if there is no such user
-// or group.
-func AccountID(name, group string) (uid, gid uint32, err error) {
-	u, g, err := lookUpUser(name, group != "")
-	if err == nil && group != "" {
-		g, err = lookUpGroup(group)
-	}
-	return uint32(u), uint32(g), err
-}
-
-// CheckGroup returns an error if there is no such group on this machine.
-func CheckGroup(group string) error {
-	if group == "" {
-		return nil
-	}
-	_, err := lookUpGroup(group)
-	return err
-}
-
-// lookUpUser returns a user and his group. A number that nobody has is a user without a group.
-func lookUpUser(name string, hasGroup bool) (uid, gid int, err error) {
-	found, err := user.Lookup(name)
-	if number, ok := parseID(name); err != nil && ok {
-		if found, err = user.LookupId(name); err != nil {
-			if hasGroup {
-				return number, 0, nil
-			}
-			return 0, 0, fmt.Errorf("it must run as user %s, who is not known here, and neither is the user's group: configure a group too", name)
-		}
-	}
-	if err != nil {
-		return 0, 0, fmt.Errorf("it must run as user %s: %w", name, err)
-	}
-	uid, uok := parseID(found.Uid)
-	gid, gok := parseID(found.Gid)
-	if !uok || !gok {
-		return 0, 0, fmt.Errorf("it must run as user %s: %w", name, errors.ErrUnsupported)
-	}
-	return uid, gid, nil
-}
-
-func lookUpGroup(name string) (int, error) {
-	found, err := user.LookupGroup(name)
-	if err == nil {
-		name = found.Gid
-	}
-	if gid, ok := parseID(name); ok {
-		return gid, nil
-	}
-	return 0, fmt.Errorf("it must run as group %s: %w", name, err)
-}
-
-// parseID reads a user or group number. The highest one means "no change" to the system.
-func parseID(s string) (int, bool) {
-	const none = 1<<32 - 1
-	n, err := strconv.ParseUint(s, 10, 32)
-	return int(n), err == nil && n != none
+	return &process.User{UID: uid, GID: gid}, nil
 }
 
 // admitUser has a plugin run as a user, who reaches what he needs of the host.

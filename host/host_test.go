@@ -329,11 +329,11 @@ func TestLoggers(t *testing.T) {
 func TestFlood(t *testing.T) {
 	h := newHost(t)
 	p := launch(t, h, self("flood"))
-	await(t, func() bool { return p.Logs().Stats().Bytes > 10<<20 })
+	await(t, func() bool { return p.logs.Stats().Bytes > 10<<20 })
 	if err := p.Terminate(t.Context()); !errors.Is(err, ErrTerminated) {
 		t.Error(err)
 	}
-	if s := p.Logs().Stats(); s.Dropped == 0 {
+	if s := p.logs.Stats(); s.Dropped == 0 {
 		t.Errorf("nothing was dropped: %+v", s)
 	}
 }

@@ -20,7 +20,6 @@ import (
 
 	"github.com/patchbay-dev/patchbay/internal/launch/cipd"
 	"github.com/patchbay-dev/patchbay/internal/launch/handshake"
-	"github.com/patchbay-dev/patchbay/internal/launch/pluginlog"
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
 	"github.com/patchbay-dev/patchbay/internal/launch/sealedexec"
 	"github.com/patchbay-dev/patchbay/plugin"
@@ -44,8 +43,6 @@ type Spec struct {
 	// socket for it, after the ExtraFiles, or makes its own. It is removed when the plugin has ended. Two plugins of a host cannot have the
 	// same one at the same time.
 	PluginSocket string
-	// Logs takes what the plugin prints and logs, instead of a log of its own and of the context's logger. The caller closes it.
-	Logs *Log
 	// ExtraFiles become descriptors 3 and up of the plugin. They remain the caller's.
 	ExtraFiles []*os.File
 	// SHA256 is the digest that the program must have, in hexadecimal; otherwise the error wraps [ErrDigest]. With it, or with Admit, a
@@ -127,9 +124,6 @@ func (h *Host) scan(program string) scanned {
 // Grace says how long [PluginProcess.Terminate] waits after each of its steps. A zero field means its default, a negative one
 // skips the wait.
 type Grace = process.Grace
-
-// Log holds the newest output of a plugin.
-type Log = pluginlog.Log
 
 // survivor is what a later host has to know of a plugin that survives.
 type survivor struct {

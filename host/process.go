@@ -40,7 +40,8 @@ type PluginProcess struct {
 	ticket   ticket
 	services grants  // nil for one that was adopted
 	server   *server // which it may call; nil for a plugin of a foreign protocol, and for one that was adopted
-	logs     *Log
+	logs     *pluginlog.Log
+	ownLogs  bool // logs is of this process only
 
 	user      *process.User // as which it runs; nil for that of this process, and for one that was adopted
 	mayBeCIPD bool          // see Host.mayBeCIPD
@@ -58,18 +59,18 @@ type PluginProcess struct {
 	left     chan struct{} // closed when the host lets a process go on that it cannot or shall not end
 	leftOnce sync.Once
 	done     chan struct{}
-	err      error  // set before done is closed
-	words    string // likewise
+	err      error // set before done is closed
 }
 
-// newPlugin returns a plugin that was not started yet. The records of a log of its own go to the logger in ctx or else to that in the
-// host's PluginsContext.
+// newPlugin returns a plugin that was not started yet. Its output goes to the log in ctx, or else to a log of its own and to the logger in ctx
+// or in the host's PluginsContext.
 func newPlugin(ctx context.Context, h *Host, spec Spec) *PluginProcess {
 	p := &PluginProcess{
-		host: h, spec: spec, logs: spec.Logs, began: time.Now(),
+		host: h, spec: spec, logs: pluginlog.FromContext(ctx), began: time.Now(),
 		started: make(chan struct{}), left: make(chan struct{}), done: make(chan struct{}),
 	}
 	if p.logs == nil {
+		p.ownLogs = true
 		p.logs = pluginlog.New(pluginlog.Config{Name: spec.Name, Handler: handlerOf(ctx, h.PluginsContext)})
 	}
 	return p
@@ -139,7 +140,7 @@ func (p *PluginProcess) Tag() string { return p.spec.Tag }
 func (p *PluginProcess) Pin() plugin.Pin { return p.pin }
 
 // Logs returns the newest output of the plugin, printed and logged.
-func (p *PluginProcess) Logs() *Log { return p.logs }
+func (p *PluginProcess) Logs() plugin.Log { return p.logs }
 
 // Done returns a channel that is closed when the plugin has ended, with all processes that it had started, and everything it printed is
 // in its logs. It stays open for a plugin that survives its host's Close.
@@ -230,7 +231,7 @@ func (p *PluginProcess) watch() {
 		p.end()
 		close(p.done)
 	}
-	if p.spec.Logs != nil {
+	if !p.ownLogs {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), logPatience)
@@ -243,42 +244,25 @@ func (p *PluginProcess) watch() {
 // end says how the process ended.
 func (p *PluginProcess) end() {
 	p.err = p.proc.Err()
+	described := ErrTerminated
 	if p.err == nil {
 		p.err = ErrTerminated
 	} else {
-		p.words = p.logs.LastWords(p.began)
 		if p.mayBeCIPD && !p.calls.came() {
 			p.err = fmt.Errorf("%w, before it called its host; %s", p.err, needsCIPD)
 		}
+		described = p.logs.WithLastWords(p.err, p.began)
 	}
-	message := WithLastWords(p.err, p.words).Error()
 	p.host.emit(Event{
-		Time: time.Now(), Kind: EventTerminated, Plugin: p.spec.Name, Socket: p.spec.PluginSocket, PID: p.PID(), Message: message, Err: p.err,
+		Time: time.Now(), Kind: EventTerminated, Plugin: p.spec.Name, Socket: p.spec.PluginSocket, PID: p.PID(), Message: described.Error(), Err: p.err,
 	})
-}
-
-// WithLastWords adds the last output of a plugin, if any, to the error with which it ended.
-func WithLastWords(err error, words string) error {
-	if words == "" {
-		return err
-	}
-	return fmt.Errorf("%w; its last words: %s", err, words)
-}
-
-// LastWords returns the last lines that the plugin wrote to standard error before it ended with an error, in one line. They are empty until
-// Done is closed.
-func (p *PluginProcess) LastWords() string {
-	if p.ended() {
-		return p.words
-	}
-	return ""
 }
 
 // readOutput puts what the plugin prints into its log. The function that it returns waits for the rest, with patience if a
 // process that could not be ended holds the other end.
 func (p *PluginProcess) readOutput() (drain func()) {
 	var readers sync.WaitGroup
-	pipes := map[pluginlog.Source]*os.File{pluginlog.Stdout: p.proc.Stdout(), pluginlog.Stderr: p.proc.Stderr()}
+	pipes := map[string]*os.File{pluginlog.Stdout: p.proc.Stdout(), pluginlog.Stderr: p.proc.Stderr()}
 	for source, pipe := range pipes {
 		readers.Go(func() {
 			var from io.Reader = pipe
@@ -333,8 +317,8 @@ func (s *hostService) Log(stream pluginv1.Host_LogServer) error {
 }
 
 // logRecord translates a record. Its length and its characters are the log's business.
-func logRecord(r *pluginv1.LogRecord) pluginlog.Record {
-	record := pluginlog.Record{Level: slog.Level(r.GetLevel()), Message: r.GetMessage(), Source: pluginlog.RPC}
+func logRecord(r *pluginv1.LogRecord) plugin.LogRecord {
+	record := plugin.LogRecord{Level: slog.Level(r.GetLevel()), Message: r.GetMessage(), Source: pluginlog.RPC}
 	if r.GetTime().IsValid() {
 		record.Time = r.GetTime().AsTime()
 	}

@@ -14,10 +14,10 @@ import (
 
 	"google.golang.org/grpc"
 
-	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 	"github.com/patchbay-dev/patchbay/internal/launch"
+	"github.com/patchbay-dev/patchbay/internal/launch/account"
 	"github.com/patchbay-dev/patchbay/internal/launch/activator"
 	"github.com/patchbay-dev/patchbay/internal/launch/machine"
 	"github.com/patchbay-dev/patchbay/internal/peerauth"
@@ -193,7 +193,7 @@ func (p *process) dial(ctx context.Context, path string) (*net.UnixConn, error) 
 	if p.plugin.User+p.plugin.Group == "" || p.plugin.Protocol != nil && path == p.PluginSocket() {
 		return sock.Dial(ctx, path)
 	}
-	uid, err := host.UserID(p.plugin.User)
+	uid, err := account.UserID(p.plugin.User)
 	if err != nil {
 		return nil, err
 	}
@@ -208,7 +208,7 @@ func (u *unit) newTarget(p *process, endpoint string) (*activator.Target, error)
 	}
 	owner := uint32(math.MaxUint32)
 	if p.plugin.User != "" {
-		uid, err := host.UserID(p.plugin.User)
+		uid, err := account.UserID(p.plugin.User)
 		if err != nil {
 			return nil, err
 		}

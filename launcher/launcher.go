@@ -299,8 +299,8 @@ func (l *Launcher) SocketRemoved(socket string) {
 	}
 }
 
-// Log returns the output of a plugin. The error wraps [ErrUnknown] if there is no such plugin, and [ErrClosed] after Close.
-func (l *Launcher) Log(name string) (*Log, error) {
+// Log returns the newest output of a plugin, across its restarts. The error wraps [ErrUnknown] if there is no such plugin, and [ErrClosed] after Close.
+func (l *Launcher) Log(name string) (plugin.Log, error) {
 	u, err := l.unit(name)
 	if err != nil {
 		return nil, fmt.Errorf("cannot read the log of %s: %w", name, err)

@@ -127,7 +127,7 @@ func TestDeaf(t *testing.T) {
 func (f *fixture) says(name, word string) bool {
 	log, err := f.Log(name)
 	f.must(err)
-	return slices.ContainsFunc(log.Tail(0), func(r launcher.Record) bool { return r.Message == word })
+	return slices.ContainsFunc(log.Tail(0), func(r plugin.LogRecord) bool { return r.Message == word })
 }
 
 // TestManyAtOnce: many ask at once for whatever there is. Each is answered, and in the end one process runs, or none.

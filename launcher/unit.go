@@ -15,11 +15,13 @@ import (
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/callback"
 	"github.com/patchbay-dev/patchbay/internal/grpcsock"
+	"github.com/patchbay-dev/patchbay/internal/launch/account"
 	"github.com/patchbay-dev/patchbay/internal/launch/activator"
 	"github.com/patchbay-dev/patchbay/internal/launch/machine"
 	"github.com/patchbay-dev/patchbay/internal/launch/pluginlog"
 	"github.com/patchbay-dev/patchbay/internal/launch/supervise"
 	"github.com/patchbay-dev/patchbay/internal/peerauth"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // dirMode is that of a plugin directory that somebody removed.
@@ -126,7 +128,7 @@ func (c program) Launch(ctx context.Context, generation machine.Ref) (supervise.
 	u, p := c.unit, c.plugin
 	l := u.launcher
 	spec := p.Spec
-	spec.Tag, spec.Grace, spec.Logs, spec.Admit = p.identity(), p.grace(), u.log, l.cfg.Admit
+	spec.Tag, spec.Grace, spec.Admit = p.identity(), p.grace(), l.cfg.Admit
 	if !p.NoSocket {
 		dir, err := l.makeDir(p.fronted())
 		if err != nil {
@@ -146,14 +148,14 @@ func (c program) Launch(ctx context.Context, generation machine.Ref) (supervise.
 	late := fmt.Errorf("it was not started within its startTimeout, %v", p.startTimeout())
 	ctx, cancel := context.WithTimeoutCause(ctx, p.startTimeout(), late)
 	defer cancel()
-	launched, err := launch(ctx, spec)
+	launched, err := launch(pluginlog.NewContext(ctx, u.log), spec)
 	if err != nil {
 		if err = p.blocked(err, tried); errors.Is(context.Cause(ctx), late) && !errors.Is(err, late) {
 			err = fmt.Errorf("%w: %w", late, err)
 		}
-		return nil, host.WithLastWords(err, u.log.LastWords(began))
+		return nil, u.log.WithLastWords(err, began)
 	}
-	proc := &process{PluginProcess: launched, unit: u, plugin: p, generation: generation}
+	proc := &process{PluginProcess: launched, unit: u, plugin: p, generation: generation, began: began}
 	if p.fronted() {
 		proc.front = u.front.Load()
 	}
@@ -172,7 +174,7 @@ func (u *unit) nextSocket(dir string, needsRoom bool) string {
 }
 
 // output returns the log of the unit, or that of a process that an earlier launcher had started.
-func (u *unit) output() *pluginlog.Log {
+func (u *unit) output() plugin.Log {
 	if p, runs := u.Process().(*process); runs {
 		return p.Logs()
 	}
@@ -212,7 +214,7 @@ func dialHealth(p *Plugin, socket string) (*grpc.ClientConn, error) {
 	if p.User == "" {
 		return grpcsock.Dial(socket)
 	}
-	uid, err := host.UserID(p.User)
+	uid, err := account.UserID(p.User)
 	if err != nil {
 		return nil, err
 	}
@@ -228,6 +230,7 @@ type process struct {
 	unit       *unit   // nil for a survivor of no unit
 	plugin     *Plugin // as it was when it was started
 	generation machine.Ref
+	began      time.Time // zero for a survivor, whose log has no other output
 	// front answers in its place; nil if nobody does. target is what it knows of the process, when it has been met.
 	front  *activator.Front
 	target atomic.Pointer[activator.Target]
@@ -248,7 +251,8 @@ func (p *process) Wait(ctx context.Context) error {
 		if errors.Is(p.Err(), host.ErrTerminated) {
 			return nil
 		}
-		return host.WithLastWords(p.Err(), p.LastWords())
+		log, _ := p.Logs().(*pluginlog.Log) // the host has no other
+		return log.WithLastWords(p.Err(), p.began)
 	case <-ctx.Done():
 		return ctx.Err()
 	}

@@ -150,7 +150,7 @@ func (m *machine) ask(request string) string {
 	return answer.GetError()
 }
 
-func (m *machine) logged(is func(launcher.Record) bool) bool {
+func (m *machine) logged(is func(plugin.LogRecord) bool) bool {
 	log, err := m.Launcher().Log("unit")
 	return err == nil && slices.ContainsFunc(log.Tail(0), is)
 }
@@ -187,12 +187,12 @@ func TestPluginTakesTheOneRoad(t *testing.T) {
 				t.Errorf("a stranger's call in the clear: %v", err)
 			}
 			m.until("the log record on standard error", func() bool {
-				return m.logged(func(r launcher.Record) bool {
+				return m.logged(func(r plugin.LogRecord) bool {
 					return r.Level == slog.LevelWarn && r.Message == "the well runs low" && string(r.Source) == "stderr"
 				})
 			})
 			m.until("what was printed later", func() bool {
-				return m.logged(func(r launcher.Record) bool {
+				return m.logged(func(r plugin.LogRecord) bool {
 					return r.Message == "asked PATCHBAY_HANDSHAKE" && string(r.Source) == "stdout"
 				})
 			})

@@ -24,6 +24,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/internal/launch/account"
 	"github.com/patchbay-dev/patchbay/internal/launch/pluginlog"
 	"github.com/patchbay-dev/patchbay/internal/peerauth"
 	"github.com/patchbay-dev/patchbay/internal/sock"
@@ -99,8 +100,9 @@ func (l *life) start(ctx context.Context, h *host.Host) error {
 		return err
 	}
 	l.process = process
-	l.stdout.read(process.Logs(), pluginlog.Stdout)
-	l.stderr.read(process.Logs(), pluginlog.Stderr)
+	log, _ := process.Logs().(*pluginlog.Log) // the host has no other
+	l.stdout.read(log, pluginlog.Stdout)
+	l.stderr.read(log, pluginlog.Stderr)
 	killed := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(killed)
@@ -219,7 +221,7 @@ func (l *life) judge(conn *net.UnixConn) error {
 	if !l.isJudged() {
 		return nil
 	}
-	uid, err := host.UserID(l.spec.User)
+	uid, err := account.UserID(l.spec.User)
 	if err != nil {
 		return err
 	}
@@ -443,7 +445,7 @@ type stdio struct {
 	reading sync.WaitGroup
 }
 
-func (s *stdio) read(log *host.Log, source pluginlog.Source) {
+func (s *stdio) read(log *pluginlog.Log, source string) {
 	s.reading.Go(func() { _ = log.Drain(s.from, source) }) // a pipe of this process can be read
 }
 

@@ -21,6 +21,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/discover/dirwatch"
+	"github.com/patchbay-dev/patchbay/internal/launch/account"
 	"github.com/patchbay-dev/patchbay/internal/launch/sealedexec"
 	"github.com/patchbay-dev/patchbay/internal/regular"
 	"github.com/patchbay-dev/patchbay/internal/sock"
@@ -240,8 +241,9 @@ func (c Config) CheckPlugins() error {
 	launched := toLaunch(c.Catalogue, nil)
 	for i, p := range c.Catalogue.List() {
 		path := fmt.Sprintf("plugins[%d].", c.Catalogue.Index(p.Name))
-		wrong.check(path+"user", host.CheckUser(p.User, p.Group))
-		wrong.check(path+"group", host.CheckGroup(p.Group))
+		badUser, badGroup := account.Check(p.User, p.Group)
+		wrong.check(path+"user", badUser)
+		wrong.check(path+"group", badGroup)
 		if len(c.PluginDirs) > 0 {
 			wrong.check(path+"name", launched[i].CheckSocket(c.PluginDirs[0]))
 		}

@@ -19,6 +19,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/fuzzcorpus"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // noneLaunched launches nothing.
@@ -29,7 +30,7 @@ func (noneLaunched) Start(string) error                             { return lau
 func (noneLaunched) Stop(string) error                              { return launcher.ErrUnknown }
 func (noneLaunched) Restart(context.Context, string) error          { return launcher.ErrUnknown }
 func (noneLaunched) AwaitReplacement(context.Context, string) error { return launcher.ErrUnknown }
-func (noneLaunched) Log(string) (*launcher.Log, error)              { return nil, launcher.ErrUnknown }
+func (noneLaunched) Log(string) (plugin.Log, error)                 { return nil, launcher.ErrUnknown }
 
 // FuzzControl sends anything to the control API, by each protocol that it speaks. It answers, it does not panic, and what it refuses it
 // refuses with a reason.

@@ -15,6 +15,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/launch/machine"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // launched is the part of a [launcher.Launcher] that the control API needs.
@@ -24,7 +25,7 @@ type launched interface {
 	Stop(name string) error
 	Restart(ctx context.Context, name string) error
 	AwaitReplacement(ctx context.Context, name string) error
-	Log(name string) (*launcher.Log, error)
+	Log(name string) (plugin.Log, error)
 }
 
 func (c *control) ListLaunched(context.Context, *patchbayv1.ListLaunchedRequest) (*patchbayv1.ListLaunchedResponse, error) {
@@ -81,7 +82,7 @@ func (c *control) ReadLogs(
 	if request.Tail != nil {
 		tail = int(request.GetTail())
 	}
-	var records iter.Seq[launcher.Record]
+	var records iter.Seq[plugin.LogRecord]
 	switch {
 	case request.GetFollow():
 		if err := stream.Send(&patchbayv1.ReadLogsResponse{}); err != nil {
@@ -168,9 +169,9 @@ func (p picture) launchedMessage(s launcher.Status) *patchbayv1.LaunchedPlugin {
 	}
 }
 
-func recordMessage(r launcher.Record) *patchbayv1.LogRecord {
+func recordMessage(r plugin.LogRecord) *patchbayv1.LogRecord {
 	record := &patchbayv1.LogRecord{
-		Seq: r.Seq, Time: timestamp(r.Time), Level: int32(r.Level), Message: untrusted.Valid(r.Message), Source: string(r.Source),
+		Seq: r.Seq, Time: timestamp(r.Time), Level: int32(r.Level), Message: untrusted.Valid(r.Message), Source: r.Source,
 	}
 	for _, a := range r.Attrs {
 		record.Attributes = append(record.Attributes, &patchbayv1.LogAttribute{Key: untrusted.Valid(a.Key), Value: untrusted.Valid(a.Value.String())})

@@ -21,6 +21,7 @@ import (
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
+	"github.com/patchbay-dev/patchbay/internal/launch/pluginlog"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/trust"
 )
@@ -251,8 +252,9 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	for _, s := range c.launched.Plugins() {
 		gauge(ch, launchedDesc, 1, s.Name, string(s.State))
 		counter(ch, restartsDesc, uint64(max(s.Restarts, 0)), s.Name)
-		log, err := c.launched.Log(s.Name)
-		if err != nil {
+		of, err := c.launched.Log(s.Name)
+		log, ok := of.(*pluginlog.Log)
+		if err != nil || !ok {
 			continue // it has just left the catalogue
 		}
 		lines := log.Stats()

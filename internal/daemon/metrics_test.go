@@ -21,6 +21,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/launch/pluginlog"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // fixed is a source of metrics that does not change.
@@ -43,7 +44,7 @@ func (fixedLaunched) Plugins() []launcher.Status {
 	return []launcher.Status{{Name: "hello", State: launcher.StateRunning, Restarts: 2}}
 }
 
-func (fixedLaunched) Log(string) (*launcher.Log, error) {
+func (fixedLaunched) Log(string) (plugin.Log, error) {
 	return pluginlog.New(pluginlog.Config{}), nil
 }
 

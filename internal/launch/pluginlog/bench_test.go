@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // Lines of 100 bytes, the newline included.
@@ -134,7 +136,7 @@ func BenchmarkParse(b *testing.B) {
 			e := entry{at: time.Now(), data: []byte(strings.TrimSuffix(line, "\n"))}
 			b.ReportAllocs()
 			b.SetBytes(int64(len(e.data)))
-			var r Record
+			var r plugin.LogRecord
 			for b.Loop() {
 				r = e.record(1, nil)
 			}

@@ -18,6 +18,7 @@ package pluginlog
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"iter"
 	"log/slog"
 	"math"
@@ -25,6 +26,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // summaryInterval is how long lines are dropped before a record says how many.
@@ -58,15 +61,29 @@ func New(cfg Config) *Log {
 	if cfg.Handler != nil {
 		named := cfg.Handler.WithAttrs([]slog.Attr{slog.String(pluginKey, cfg.Name)})
 		for i, source := range sources {
-			l.handler[i] = named.WithAttrs([]slog.Attr{slog.String(streamKey, string(source))})
+			l.handler[i] = named.WithAttrs([]slog.Attr{slog.String(streamKey, source)})
 		}
 	}
 	return l
 }
 
+type contextKey struct{}
+
+// NewContext returns a context with a log. It is for [host.Host.Launch], which puts the output of the plugin into this log and does not close
+// it.
+func NewContext(ctx context.Context, l *Log) context.Context {
+	return context.WithValue(ctx, contextKey{}, l)
+}
+
+// FromContext returns the log in ctx; nil if there is none.
+func FromContext(ctx context.Context) *Log {
+	l, _ := ctx.Value(contextKey{}).(*Log)
+	return l
+}
+
 // Add takes a record that the plugin logged. The limits are those of lines; the time is that of arrival if r has none, and Seq is
 // ignored. It never blocks.
-func (l *Log) Add(r Record) {
+func (l *Log) Add(r plugin.LogRecord) {
 	now := time.Now()
 	data, isCut := encode(nil, r, l.cfg.maxLine)
 	f := sourceFlags(r.Source) | flagRecord
@@ -151,12 +168,12 @@ func (l *Log) tell() {
 	l.publish()
 }
 
-func missing(message string, n uint64) Record {
-	return Record{Level: slog.LevelWarn, Message: message, Attrs: []slog.Attr{slog.Int64("count", int64(n))}, Source: Host}
+func missing(message string, n uint64) plugin.LogRecord {
+	return plugin.LogRecord{Level: slog.LevelWarn, Message: message, Attrs: []slog.Attr{slog.Int64("count", int64(n))}, Source: Host}
 }
 
 // Tail returns the newest n records, oldest first; all that are held if n is not positive.
-func (l *Log) Tail(n int) []Record {
+func (l *Log) Tail(n int) []plugin.LogRecord {
 	if n <= 0 {
 		n = math.MaxInt
 	}
@@ -165,7 +182,7 @@ func (l *Log) Tail(n int) []Record {
 	end := l.ring.next
 	l.mu.Unlock()
 
-	records := make([]Record, 0, end-c.seq)
+	records := make([]plugin.LogRecord, 0, end-c.seq)
 	for c.seq < end {
 		l.mu.Lock()
 		data, _ := l.ring.read(&c)
@@ -183,8 +200,8 @@ func (l *Log) Tail(n int) []Record {
 // Follow yields the newest n records that are held when the iteration begins, all of them if n is negative, and then what comes,
 // until ctx ends or the Log is closed. A reader so slow that records it has not seen leave the buffer gets one of source Host, which
 // says how many.
-func (l *Log) Follow(ctx context.Context, n int) iter.Seq[Record] {
-	return func(yield func(Record) bool) {
+func (l *Log) Follow(ctx context.Context, n int) iter.Seq[plugin.LogRecord] {
+	return func(yield func(plugin.LogRecord) bool) {
 		if n < 0 {
 			n = math.MaxInt
 		}
@@ -270,27 +287,13 @@ func (l *Log) Close(ctx context.Context) error {
 	}
 }
 
-// Source says how a record came.
-type Source string
-
 // The sources of records.
 const (
-	Stdout Source = "stdout"
-	Stderr Source = "stderr"
-	RPC    Source = "log"  // through the Log call of the host's gRPC service
-	Host   Source = "host" // a record of this package, about others that are missing
+	Stdout = "stdout"
+	Stderr = "stderr"
+	RPC    = "log"  // through the Log call of the host's gRPC service
+	Host   = "host" // a record of this package about lost records
 )
-
-// Record is one line of output, or one record that the plugin logged through its host. Its strings hold neither control characters but
-// tabs nor invalid UTF-8.
-type Record struct {
-	Seq     uint64    // 1 for the first record of a Log, and one more for each that follows
-	Time    time.Time // when it was made, if the line says so and names its zone; else when it arrived
-	Level   slog.Level
-	Message string
-	Attrs   []slog.Attr
-	Source  Source
-}
 
 // The attributes that every forwarded record has: the plugin's name, and how it came.
 const pluginKey, streamKey = "plugin", "stream"
@@ -353,7 +356,7 @@ func (l *Log) forward() {
 }
 
 // hand gives one record to the Handler. Its error has nowhere to be told: it is the log that fails.
-func (l *Log) hand(source flags, r Record) {
+func (l *Log) hand(source flags, r plugin.LogRecord) {
 	ctx := context.Background()
 	h := l.handler[source]
 	if !h.Enabled(ctx, r.Level) {
@@ -417,8 +420,8 @@ func (l *limiter) take(n int) bool {
 // finalWords is how many of the last lines on standard error explain the end of a plugin.
 const finalWords = 5
 
-// LastWords returns the last lines that were written to standard error since a time, in one line.
-func (l *Log) LastWords(since time.Time) string {
+// WithLastWords adds the last lines that were written to standard error since a time, if any, to the error with which a process ended.
+func (l *Log) WithLastWords(err error, since time.Time) error {
 	var words []string
 	for _, r := range slices.Backward(l.Tail(0)) {
 		if r.Time.Before(since) || len(words) == finalWords {
@@ -428,6 +431,9 @@ func (l *Log) LastWords(since time.Time) string {
 			words = append(words, r.Message)
 		}
 	}
+	if len(words) == 0 {
+		return err
+	}
 	slices.Reverse(words)
-	return strings.Join(words, " | ")
+	return fmt.Errorf("%w; its last words: %s", err, strings.Join(words, " | "))
 }

@@ -16,10 +16,12 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
+
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // messages returns the messages of records.
-func messages(records []Record) []string {
+func messages(records []plugin.LogRecord) []string {
 	texts := make([]string, len(records))
 	for i, r := range records {
 		texts[i] = r.Message
@@ -52,7 +54,7 @@ func TestTail(t *testing.T) {
 func TestForgery(t *testing.T) {
 	var buf bytes.Buffer
 	l := New(Config{Name: "p", Handler: slog.NewJSONHandler(&buf, nil)})
-	l.Add(Record{Message: "m", Level: slog.LevelInfo, Source: RPC, Attrs: []slog.Attr{
+	l.Add(plugin.LogRecord{Message: "m", Level: slog.LevelInfo, Source: RPC, Attrs: []slog.Attr{
 		slog.String("plugin", "q"), slog.String("level", "ERROR"), slog.String("msg", "n"), slog.String("stream", "host"), slog.Int("time", 0), slog.Int("k", 1),
 	}})
 	l.Close(t.Context())
@@ -72,11 +74,11 @@ func TestAdd(t *testing.T) {
 	var buf bytes.Buffer
 	l := New(Config{Name: "p", Handler: slog.NewTextHandler(&buf, nil), maxLine: 100})
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-	l.Add(Record{Time: at, Level: slog.LevelWarn, Message: "a\nb", Source: RPC, Attrs: []slog.Attr{
+	l.Add(plugin.LogRecord{Time: at, Level: slog.LevelWarn, Message: "a\nb", Source: RPC, Attrs: []slog.Attr{
 		slog.Int("n", 1), slog.Duration("d", time.Second), {}, slog.Any("e", errors.New("no")), slog.Uint64("u", math.MaxUint64), slog.Float64("f", .5), slog.Bool("b", true),
 	}})
-	l.Add(Record{Message: strings.Repeat("é", 60), Source: RPC})
-	l.Add(Record{Message: "m", Source: RPC, Attrs: []slog.Attr{slog.String("k", strings.Repeat("x", 200))}})
+	l.Add(plugin.LogRecord{Message: strings.Repeat("é", 60), Source: RPC})
+	l.Add(plugin.LogRecord{Message: "m", Source: RPC, Attrs: []slog.Attr{slog.String("k", strings.Repeat("x", 200))}})
 	records := l.Tail(0)
 	if r := records[0]; !r.Time.Equal(at) || r.Level != slog.LevelWarn || r.Message != `a\nb` || r.Source != RPC ||
 		fmt.Sprint(r.Attrs) != "[n=1 d=1s e=no u=18446744073709551615 f=0.5 b=true]" {
@@ -96,7 +98,7 @@ func TestAdd(t *testing.T) {
 	if first, _, _ := strings.Cut(buf.String(), "\n"); first != want {
 		t.Errorf("forwarded %s", first)
 	}
-	l.Add(Record{Message: "late"})
+	l.Add(plugin.LogRecord{Message: "late"})
 	if got := l.Tail(1)[0].Message; got != "m" {
 		t.Errorf("a closed log took %q", got)
 	}
@@ -251,7 +253,7 @@ func TestCloseTells(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := New(Config{Rate: 1, burst: 1})
 		for range 5 {
-			l.Add(Record{Message: "x"})
+			l.Add(plugin.LogRecord{Message: "x"})
 		}
 		l.Close(t.Context())
 		if r := l.Tail(1)[0]; r.Source != Host || fmt.Sprint(r.Attrs) != "[count=4]" {

@@ -8,14 +8,16 @@ import (
 	"time"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // usualAttrs is how many attributes a line has at most, as a rule.
 const usualAttrs = 8
 
 // record takes an entry apart. Room is empty, or nil, and may become the memory of the attributes.
-func (e entry) record(seq uint64, room []slog.Attr) Record {
-	r := Record{Seq: seq, Time: e.at, Source: sources[e.flags&sourceMask], Attrs: room}
+func (e entry) record(seq uint64, room []slog.Attr) plugin.LogRecord {
+	r := plugin.LogRecord{Seq: seq, Time: e.at, Source: sources[e.flags&sourceMask], Attrs: room}
 	switch {
 	case e.flags&flagRecord != 0:
 		r.Level, r.Message, r.Attrs = decode(e.data)
@@ -34,7 +36,7 @@ func (e entry) record(seq uint64, room []slog.Attr) Record {
 }
 
 // parse takes a line that is not empty apart. r comes with what holds unless the line says otherwise.
-func parse(line string, r *Record) {
+func parse(line string, r *plugin.LogRecord) {
 	done := false
 	switch c := line[0]; {
 	case c == '{':
@@ -53,7 +55,7 @@ func parse(line string, r *Record) {
 
 // parseLog takes a line of package log apart, "2009/11/10 23:00:00 message", which package slog writes by default, then with the level
 // before the message and attributes after it. The zone is not known, so the time of arrival stays.
-func parseLog(line string, r *Record) bool {
+func parseLog(line string, r *plugin.LogRecord) bool {
 	const layout = "2006/01/02 15:04:05"
 	if len(line) < len(layout) || line[4] != '/' {
 		return false
@@ -113,7 +115,7 @@ func isKlog[S string | []byte](line S) bool {
 
 // parseKlog takes a line of klog apart, which may be structured: `"message" key="value"`. It has no year and no zone, so the time of
 // arrival stays.
-func parseKlog(line string, r *Record) bool {
+func parseKlog(line string, r *plugin.LogRecord) bool {
 	if !isKlog(line) {
 		return false
 	}
@@ -146,7 +148,7 @@ func parseKlog(line string, r *Record) bool {
 
 // parseLogfmt takes a line apart that consists of key=value pairs, as the text handler of package slog writes it. It must have a level or
 // a message.
-func parseLogfmt(line string, r *Record) bool {
+func parseLogfmt(line string, r *plugin.LogRecord) bool {
 	if i := strings.IndexByte(line, '='); i < 0 || i > len("timestamp") || roleOf(line[:i]) == roleNone {
 		return false
 	}
@@ -234,7 +236,7 @@ func roleOf(key string) role {
 type fields struct{ time, level, message bool }
 
 // take puts value into r if key has a role that is free and value fits.
-func (f *fields) take(key string, value slog.Value, r *Record) bool {
+func (f *fields) take(key string, value slog.Value, r *plugin.LogRecord) bool {
 	role := roleOf(key)
 	if role == roleNone || value.Kind() != slog.KindString {
 		return false

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // Objects become attributes with dots in their keys as long as they are not deeper than maxDepth and the key of the object is not longer
@@ -17,7 +19,7 @@ const (
 
 // parseJSON takes a line apart that is one JSON object with a level or a message. Objects in it are flattened: the key of an attribute is
 // all keys on the way, joined with dots. Arrays, and numbers that fit no int64 or float64, stay as they are written.
-func parseJSON(line string, r *Record) bool {
+func parseJSON(line string, r *plugin.LogRecord) bool {
 	var f fields
 	blank := *r
 	p := jsonParser{line: line, attrs: slices.Grow(r.Attrs, usualAttrs), record: r, fields: &f}
@@ -37,7 +39,7 @@ type jsonParser struct {
 	line   string
 	at     int // the index of what comes next
 	attrs  []slog.Attr
-	record *Record
+	record *plugin.LogRecord
 	fields *fields
 }
 

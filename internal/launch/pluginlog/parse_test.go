@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/patchbay-dev/patchbay/internal/fuzzcorpus"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 func TestParse(t *testing.T) {
@@ -72,7 +73,7 @@ func TestParse(t *testing.T) {
 		{"log with nothing", "2009/11/10 23:00:00 ", 0, "", nil, time.Time{}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			want := Record{Seq: 3, Time: test.time, Level: test.level, Message: test.message, Attrs: test.attrs, Source: Stdout}
+			want := plugin.LogRecord{Seq: 3, Time: test.time, Level: test.level, Message: test.message, Attrs: test.attrs, Source: Stdout}
 			if want.Time.IsZero() {
 				want.Time = arrival
 			}
@@ -150,7 +151,7 @@ func FuzzJSON(f *testing.F) {
 		if line == "" || line[0] != '{' {
 			return
 		}
-		var got Record
+		var got plugin.LogRecord
 		p := jsonParser{line: line, record: &got, fields: &fields{time: true, level: true, message: true}}
 		ok := p.object("", 0) && p.ended()
 		if valid := json.Valid([]byte(line)); ok != valid {

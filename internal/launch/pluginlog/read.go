@@ -27,7 +27,7 @@ var newline = []byte{'\n'}
 // blocks until then, and leaves it to the caller to close r. It enlarges the buffer of a pipe as far as the system allows.
 //
 // Blank lines are counted and not kept. A line is kept when it ends, or when it is longer than maxLine: then it is cut there.
-func (l *Log) Drain(r io.Reader, source Source) error {
+func (l *Log) Drain(r io.Reader, source string) error {
 	if pipe, isFile := r.(*os.File); isFile {
 		growPipe(pipe)
 	}

@@ -12,10 +12,12 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // reading is a Log that reads a pipe. Calling it waits until that has ended and returns its error.
-func reading(t *testing.T, l *Log, source Source) (r, w *os.File, ended func() error) {
+func reading(t *testing.T, l *Log, source string) (r, w *os.File, ended func() error) {
 	t.Helper()
 	r, w = pipe(t)
 	done := make(chan error, 1)
@@ -151,7 +153,7 @@ func TestConcurrently(t *testing.T) {
 	l := New(Config{Handler: slog.DiscardHandler, Rate: -1, keep: 50_000})
 	ctx, cancel := context.WithCancel(t.Context())
 	var writers, readers sync.WaitGroup
-	for _, source := range []Source{Stdout, Stderr} {
+	for _, source := range []string{Stdout, Stderr} {
 		_, w, ended := reading(t, l, source)
 		writers.Go(func() {
 			for i := range 3000 {
@@ -163,7 +165,7 @@ func TestConcurrently(t *testing.T) {
 	}
 	writers.Go(func() {
 		for range 3000 {
-			l.Add(Record{Message: "rpc", Source: RPC, Attrs: []slog.Attr{slog.Int("n", 1)}})
+			l.Add(plugin.LogRecord{Message: "rpc", Source: RPC, Attrs: []slog.Attr{slog.Int("n", 1)}})
 		}
 	})
 	for range 3 {

@@ -6,6 +6,8 @@ import (
 	"math"
 	"sort"
 	"time"
+
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // segmentSize is what a ring forgets at once, and what a reader that is too slow can hold back from the garbage collector.
@@ -24,9 +26,9 @@ const (
 	flagRecord                        // not a line but a record, as encode writes it
 )
 
-var sources = [4]Source{Stdout, Stderr, RPC, Host}
+var sources = [4]string{Stdout, Stderr, RPC, Host}
 
-func sourceFlags(s Source) flags {
+func sourceFlags(s string) flags {
 	for i, known := range sources {
 		if s == known {
 			return flags(i)
@@ -152,7 +154,7 @@ func (c *cursor) advance(data []byte) (e entry, rest []byte) {
 }
 
 // encode appends level, message and attributes of r to b, at most limit bytes of strings and numbers; what goes beyond is left out.
-func encode(b []byte, r Record, limit int) (encoded []byte, isCut bool) {
+func encode(b []byte, r plugin.LogRecord, limit int) (encoded []byte, isCut bool) {
 	message := r.Message
 	if len(message) > limit {
 		message, isCut = message[:runeBoundary([]byte(message[:limit+1]), limit)], true

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // TestRing: a ring holds the newest entries, all of them up to its bound, and cursors see each entry once, in order, or are told how many
@@ -85,7 +87,7 @@ func TestRing(t *testing.T) {
 func TestEncode(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		text := rapid.StringMatching(`[a-zé世]{0,30}`)
-		want := Record{Level: slog.Level(rapid.IntRange(-9, 13).Draw(t, "level")), Message: text.Draw(t, "message")}
+		want := plugin.LogRecord{Level: slog.Level(rapid.IntRange(-9, 13).Draw(t, "level")), Message: text.Draw(t, "message")}
 		size := len(want.Message)
 		for range rapid.SampledFrom([]int{0, 1, 9}).Draw(t, "attrs") {
 			attr := slog.Attr{Key: text.Draw(t, "key")}
@@ -100,7 +102,7 @@ func TestEncode(t *testing.T) {
 		}
 		limit := rapid.IntRange(1, 100).Draw(t, "limit")
 		data, isCut := encode(nil, want, limit)
-		var got Record
+		var got plugin.LogRecord
 		got.Level, got.Message, got.Attrs = decode(data)
 		left := len(got.Message)
 		for _, attr := range got.Attrs {
