@@ -200,7 +200,7 @@ func TestCallDenied(t *testing.T) {
 				return []fleet.Instance{{Plugin: fleet.Plugin{Node: "narrow"}, Address: address}}, nil
 			}})
 		t.Cleanup(dialer.Close)
-		return grpc_testing.NewTestServiceClient(dialer.Dial("Echo", "one", fleet.Policy{}))
+		return grpc_testing.NewTestServiceClient(through(t, dialer.Dial("Echo", "one", fleet.Policy{})))
 	}
 	pair := func(a *authority, name string) fleet.TLS {
 		return fleet.TLS{CA: ca.file("ca.crt"), Cert: a.file(name + ".crt"), Key: a.file(name + ".key")}

@@ -13,6 +13,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/interop/grpc_testing"
@@ -23,6 +24,31 @@ import (
 	"github.com/patchbay-dev/patchbay/client"
 	pbproxy "github.com/patchbay-dev/patchbay/internal/proxy"
 )
+
+// through returns a connection of a program to a connection of the fleet, through a stable socket as daemons have it.
+func through(t testing.TB, to grpc.ClientConnInterface) *grpc.ClientConn {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "s")
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	server := pbproxy.NewServer(ctx, pbproxy.Director(func(context.Context, string) (grpc.ClientConnInterface, error) {
+		return to, nil
+	}).Forward, pbproxy.ServerConfig{})
+	go func() { _ = server.Serve(listener) }()
+	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = conn.Close()
+		cancel()
+		server.Drain()
+	})
+	return conn
+}
 
 // echo is a plugin that says where it is.
 type echo struct {

@@ -115,7 +115,7 @@ func TestDialExclusive(t *testing.T) {
 		config := fleet.DialerConfig{Find: lookup.Find, Leader: lookup.Holder, Credentials: credentials}
 		dialer := fleet.NewDialer(config)
 		defer dialer.Close()
-		_, err = answers(t, grpc_testing.NewTestServiceClient(dialer.Dial("Echo", "one", fleet.Policy{})))
+		_, err = answers(t, grpc_testing.NewTestServiceClient(through(t, dialer.Dial("Echo", "one", fleet.Policy{}))))
 		return err
 	}
 	eventually(t, "a node holds the lock", func() bool { return run() == nil })

@@ -62,7 +62,7 @@ func (c *caller) candidates(name string, p fleet.Policy) string {
 	defer d.Close()
 	ctx, cancel := context.WithTimeout(c.t.Context(), patience)
 	defer cancel()
-	err := d.Dial("CSIPlugin", name, p).Invoke(ctx, "/a.B/C", nil, nil)
+	_, err := d.Dial("CSIPlugin", name, p).NewStream(ctx, &grpc.StreamDesc{}, "/a.B/C")
 	if p.Node != "" {
 		if strings.Contains(err.Error(), "no node that can be called") {
 			return ""

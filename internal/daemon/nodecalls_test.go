@@ -108,7 +108,7 @@ func newNodes(t *testing.T, change func(*fleetServer)) *nodes {
 	return n
 }
 
-// clients return clients of T/n whose calls go by messages, and by fragments through the node that calls, each over a connection of its own.
+// clients return clients of T/n whose calls go through the node that calls, each over a connection of its own.
 func (n *nodes) clients() map[string]func() testpb.TestServiceClient {
 	n.t.Helper()
 	to := n.dialer.Dial("T", "n", fleet.Policy{})
@@ -125,7 +125,6 @@ func (n *nodes) clients() map[string]func() testpb.TestServiceClient {
 	control := server.Start("the control API", listener, &http.Server{Handler: local, Protocols: protocols}, func() {}, discard)
 	n.t.Cleanup(func() { _ = control.Stop() })
 	return map[string]func() testpb.TestServiceClient{
-		"messages": func() testpb.TestServiceClient { return testpb.NewTestServiceClient(to) },
 		"fragments": func() testpb.TestServiceClient {
 			conn, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),
 				grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return sock.Dial(ctx, path) }))

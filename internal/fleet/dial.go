@@ -21,98 +21,55 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/proxy"
 )
 
-// Policy says to which node a call goes. The zero value means any node: this one if it has the plugin, else a random one that has it.
+// Policy selects the node of a call. The zero value selects any node: this one if it has the plugin, else a random one that has it.
 type Policy struct {
-	Node   string            // the only node to which the call goes; empty for any
-	Labels map[string]string // those that the node must have
+	Node   string            // the only node to call; empty for any
+	Labels map[string]string // that the node must have
 }
 
-// Finder returns the instances that pass a filter and may be called. The cost of [Lookup.Find] does not grow with the fleet; [Reader.Find]
-// is for programs that read the whole fleet anyway.
+// Finder returns the instances that pass a filter and can be called.
 type Finder func(ctx context.Context, f Filter) ([]Instance, error)
-
-// Find returns the plugins that pass the filter and may be called: those that are registered and current on nodes that are ready, and on
-// unreachable ones, whose presence may have expired only because etcd was unavailable. They are ordered by node. It blocks until the fleet
-// has been read for the first time. If ctx ends first, the error says why; after Close it is [ErrClosed].
-func (r *Reader) Find(ctx context.Context, f Filter) ([]Instance, error) {
-	if err := r.Ready(ctx); err != nil {
-		return nil, err
-	}
-	r.mu.RLock()
-	defer r.mu.RUnlock()
-	var found []Instance
-	for _, name := range slices.Sorted(maps.Keys(r.members)) {
-		found = append(found, r.members[name].callable(f)...)
-	}
-	return found, nil
-}
 
 // DialerConfig configures a [Dialer].
 type DialerConfig struct {
-	Find        Finder            // finds the instances in the fleet; it is required
-	Credentials *Credentials      // for the connections to other nodes; nil for none, so that only this node can be called
+	Find        Finder
+	Credentials *Credentials      // for calls to other nodes; nil if only this node can be called
 	Node        string            // the name of this node; empty for none
-	Labels      map[string]string // those of this node
-	// Called, if it is not nil, is called when a call to another node has ended, with its error. It must not block.
+	Labels      map[string]string // of this node
+	// Called is called after each call to another node, with its error; nil for none. It must not block.
 	Called func(node string, err error)
 	// Unhealthy reports whether a plugin of this node is unhealthy, so that this node is called after all others; nil for none.
 	Unhealthy func(ptype, name string) bool
 	// Local returns a connection to a plugin of this node, or an error if it has none that can be called; nil for none.
 	Local func(ctx context.Context, ptype, name string) (grpc.ClientConnInterface, error)
-	// MayOffer reports whether another node may offer a plugin; nil if every node may offer all. One that may not is not called for it,
-	// whatever it says in etcd. The name of a node is that in the certificate which it has to present.
+	// MayOffer reports whether another node may offer a plugin; nil if every node may offer all. A node that may not is not called for the
+	// plugin, whatever it published. The name of a node is the one in the certificate that it has to present.
 	MayOffer func(node, ptype, name string) bool
-	// Leader returns the node that holds the lock of a plugin. Exclusive is false for a plugin without a lock. Nil if there are no locks.
+	// Leader returns the node that holds the lock of a plugin. exclusive is false for a plugin without a lock. Nil if there are no locks.
 	Leader func(ctx context.Context, l Lock) (node string, exclusive bool, err error)
 }
 
-// connectTimeout bounds the time for a connection to a node, until the next node is taken.
+// connectTimeout bounds the time to connect to a node, before the next node is tried.
 const connectTimeout = 3 * time.Second
 
-// Dialer makes connections to plugins of the fleet, through the daemons of their nodes. All calls to a node share one connection. A Dialer
-// is safe for concurrent use.
+// Dialer makes connections to plugins of the fleet, through the daemons of their nodes. All calls to a node share a connection. A Dialer is
+// safe for concurrent use.
 type Dialer struct {
 	config DialerConfig
 	pool   *pool
 }
 
-// NewDialer returns a dialer, which connects to nothing yet. The caller calls Close. It panics if the configuration has no Find.
+// NewDialer returns a dialer, which connects to nothing yet. The caller calls Close.
 func NewDialer(config DialerConfig) *Dialer {
-	if config.Find == nil {
-		panic("fleet: DialerConfig.Find is nil")
-	}
 	return &Dialer{config: config, pool: newPool(config.Credentials, config.Called)}
 }
 
 // Close ends all calls and closes all connections.
 func (d *Dialer) Close() { d.pool.close() }
 
-// targets returns the instances that pass the filter, one of each node, ordered by node.
-func (d *Dialer) targets(ctx context.Context, f Filter) ([]Instance, error) {
-	instances, err := d.config.Find(ctx, f)
-	if err != nil {
-		return nil, err
-	}
-	instances = slices.DeleteFunc(instances, func(i Instance) bool { return f.may != nil && !f.may(i.Node) }) // whatever the finder does
-	slices.SortStableFunc(instances, func(a, b Instance) int { return strings.Compare(a.Node, b.Node) })
-	return slices.CompactFunc(instances, func(a, b Instance) bool { return a.Node == b.Node }), nil
-}
-
-// filter returns what may take a call.
-func (d *Dialer) filter(ptype, name string, p Policy) Filter {
-	f := Filter{Types: []string{ptype}, Names: []string{name}, Labels: p.Labels, Few: few}
-	if p.Node != "" {
-		f.Nodes = []string{p.Node}
-	}
-	if d.config.MayOffer != nil {
-		f.may = func(node string) bool { return d.config.MayOffer(node, ptype, name) }
-	}
-	return f
-}
-
-// Dial returns a connection to a plugin of the fleet. ptype may also be a role. Each call chooses its node when it begins: for an exclusive
-// plugin the node that holds its lock, unless the policy names a node; for others, as the policy says. A node that cannot be connected to
-// is skipped, at once if that is known already. Dial does not connect and does not block.
+// Dial returns a connection to a plugin of the fleet, for calls that package proxy forwards. ptype may be a role. Each call selects its node
+// when it begins: for an exclusive plugin the node that holds its lock, unless the policy names a node; otherwise as the policy says. A node
+// that cannot be connected to is skipped, immediately if that is known already. Dial does not block.
 //
 // A call stays with the node to which it was sent: nothing that may have arrived is sent again. The errors of calls are gRPC statuses:
 // codes.Unavailable if no node could be called, or if the connection was lost during the call, codes.PermissionDenied if the node does not
@@ -143,18 +100,9 @@ func (c *Conn) String() string {
 	return text
 }
 
-// Invoke implements [grpc.ClientConnInterface]. [Dialer.Dial] lists its errors.
-func (c *Conn) Invoke(ctx context.Context, method string, request, reply any, options ...grpc.CallOption) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel() // ends a stream that was left early
-	stream, err := c.NewStream(ctx, &grpc.StreamDesc{}, method, options...)
-	if err != nil {
-		return err
-	}
-	if err := stream.SendMsg(request); err != nil {
-		return err
-	}
-	return stream.RecvMsg(reply)
+// Invoke implements [grpc.ClientConnInterface]. It fails: package proxy forwards each call as a stream.
+func (*Conn) Invoke(context.Context, string, any, any, ...grpc.CallOption) error {
+	return status.Error(codes.Unimplemented, "a connection to the fleet takes streams only")
 }
 
 // NewStream implements [grpc.ClientConnInterface]. [Dialer.Dial] lists its errors.
@@ -171,7 +119,7 @@ func (c *Conn) NewStream(
 		if err == nil {
 			return stream, nil
 		}
-		// Only what has not been sent anywhere is taken elsewhere: a stream that could not be opened has sent nothing.
+		// A stream that could not be opened has sent nothing, so that another node can be tried.
 		if ctx.Err() != nil || status.Code(err) != codes.Unavailable && status.Code(err) != codes.Unknown {
 			return nil, err
 		}
@@ -191,18 +139,16 @@ func (c *Conn) NewStream(
 	return nil, proxy.CannotCall(c.String(), errors.New(strings.Join(reasons, "; ")))
 }
 
-// candidate is a node to which a call may go.
+// candidate is a node that may take a call.
 type candidate struct {
-	node    string
-	open    opener
-	failing bool // its connection is known to fail
-	last    int  // what speaks against it: the greater, the later it is tried
+	node      string
+	open      func(ctx context.Context, desc *grpc.StreamDesc, method string, options ...grpc.CallOption) (grpc.ClientStream, error)
+	isFailing bool
+	rank      int // the greater, the later it is tried
 }
 
-type opener func(ctx context.Context, desc *grpc.StreamDesc, method string, options ...grpc.CallOption) (grpc.ClientStream, error)
-
-// candidates returns the nodes to which a call may go, in the order in which they are tried. The fleet is asked when this node cannot take
-// the call, and for more nodes when some cannot, by a user of this machine. An error ends the sequence: there are no candidates.
+// candidates returns the nodes that may take a call of a user, in the order in which they are tried. Other nodes are looked up when this one
+// cannot take the call, and more of them when some cannot. An error ends the sequence: there are no candidates.
 func (d *Dialer) candidates(ctx context.Context, by uint32, ptype, name string, p Policy) iter.Seq2[candidate, error] {
 	return func(yield func(candidate, error) bool) {
 		p, err := d.only(ctx, ptype, name, p)
@@ -218,22 +164,27 @@ func (d *Dialer) candidates(ctx context.Context, by uint32, ptype, name string, 
 		if own != nil && !last && !yield(*own, nil) || d.config.Local != nil && p.Node == d.config.Node && p.Node != "" {
 			return
 		}
-		known := map[string]bool{}
+		tried := map[string]bool{}
 		if own != nil {
-			known[d.config.Node] = true
+			tried[d.config.Node] = true
 		}
-		f := d.filter(ptype, name, p)
-		f.by = by
-		if d.others(ctx, f, known, yield) && last {
+		f := Filter{Types: []string{ptype}, Names: []string{name}, Labels: p.Labels, Few: few, by: by}
+		if p.Node != "" {
+			f.Nodes = []string{p.Node}
+		}
+		if d.config.MayOffer != nil {
+			f.may = func(node string) bool { return d.config.MayOffer(node, ptype, name) }
+		}
+		if d.others(ctx, f, tried, yield) && last {
 			yield(*own, nil)
 		}
 	}
 }
 
-// own returns this node as a candidate, nil if it is none. An error says why it cannot be called though it is the only one.
+// own returns this node as a candidate, nil if it cannot take the call. The error is set if no other node can.
 func (d *Dialer) own(ctx context.Context, ptype, name string, p Policy) (*candidate, error) {
 	if d.config.Local == nil || p.Node != "" && p.Node != d.config.Node {
-		return nil, nil //nolint:nilnil // it is none
+		return nil, nil //nolint:nilnil // There is no candidate.
 	}
 	err := errors.New("the node does not have the labels")
 	if hasAll(d.config.Labels, p.Labels) {
@@ -248,7 +199,7 @@ func (d *Dialer) own(ctx context.Context, ptype, name string, p Policy) (*candid
 	return nil, err
 }
 
-// only returns the policy with the node to which a call has to go, if there is one.
+// only returns the policy with the only node that may take the call, if there is one.
 func (d *Dialer) only(ctx context.Context, ptype, name string, p Policy) (Policy, error) {
 	if d.config.Leader != nil {
 		leader, exclusive, err := d.config.Leader(ctx, Lock{Type: ptype, Name: name})
@@ -267,23 +218,28 @@ func (d *Dialer) only(ctx context.Context, ptype, name string, p Policy) (Policy
 	return p, nil
 }
 
-// others yields the candidates on other nodes, and says whether more are wanted. Known are those that need not be yielded.
-func (d *Dialer) others(ctx context.Context, f Filter, known map[string]bool, yield func(candidate, error) bool) bool {
+// others yields the other nodes that were not tried, and reports whether more are wanted.
+func (d *Dialer) others(ctx context.Context, f Filter, tried map[string]bool, yield func(candidate, error) bool) bool {
 	for ; ; f.Few *= 4 {
-		instances, err := d.targets(ctx, f)
+		found, err := d.config.Find(ctx, f)
 		if err != nil {
-			if len(known) == 0 {
+			if len(tried) == 0 {
 				yield(candidate{}, err)
 			}
-			return len(known) > 0
+			return len(tried) > 0
 		}
-		more := len(instances) >= f.Few
-		instances = slices.DeleteFunc(instances, func(i Instance) bool {
-			return known[i.Node] || i.Node == d.config.Node && d.config.Local != nil
+		nodes := map[string]Instance{} // one instance of each
+		for _, i := range slices.Backward(found) {
+			if f.may == nil || f.may(i.Node) {
+				nodes[i.Node] = i
+			}
+		}
+		more := len(nodes) >= f.Few
+		maps.DeleteFunc(nodes, func(node string, _ Instance) bool {
+			return tried[node] || node == d.config.Node && d.config.Local != nil
 		})
-		rand.Shuffle(len(instances), func(i, j int) { instances[i], instances[j] = instances[j], instances[i] })
-		for _, next := range d.sort(instances, f.Types[0], f.Names[0]) {
-			if known[next.node] = true; !yield(next, nil) {
+		for _, next := range d.sort(nodes, f.Types[0], f.Names[0]) {
+			if tried[next.node] = true; !yield(next, nil) {
 				return false
 			}
 		}
@@ -293,18 +249,21 @@ func (d *Dialer) others(ctx context.Context, f Filter, known map[string]bool, yi
 	}
 }
 
-// sort puts those last that are not likely to take a call, or should not: first unhealthy plugins, then nodes that fail, then drained ones.
-func (d *Dialer) sort(instances []Instance, ptype, name string) []candidate {
-	all := make([]candidate, len(instances))
-	for i, instance := range instances {
-		all[i] = d.remote(instance, ptype, name)
-		for bit, against := range []bool{instance.Unhealthy, all[i].failing || instance.away(), instance.Drained} {
-			if against {
-				all[i].last |= 1 << bit
+// sort returns the nodes in random order, but those last that are not likely to take a call or should not: first nodes whose plugin is
+// unhealthy, then those that fail, then drained ones.
+func (d *Dialer) sort(nodes map[string]Instance, ptype, name string) []candidate {
+	var all []candidate
+	for _, i := range nodes {
+		c := d.remote(i, ptype, name)
+		for bit, isBad := range []bool{i.Unhealthy, c.isFailing || i.isAway(), i.Drained} {
+			if isBad {
+				c.rank |= 1 << bit
 			}
 		}
+		all = append(all, c)
 	}
-	slices.SortStableFunc(all, func(a, b candidate) int { return cmp.Compare(a.last, b.last) })
+	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	slices.SortStableFunc(all, func(a, b candidate) int { return cmp.Compare(a.rank, b.rank) })
 	return all
 }
 
@@ -317,7 +276,7 @@ func (d *Dialer) remote(i Instance, ptype, name string) candidate {
 		unable = errors.New("this node has no certificate for calls to others; set fleet.serve.cert, key and ca")
 	}
 	at := poolKey{i.Node, i.Address}
-	return candidate{node: i.Node, failing: unable != nil || d.pool.failing(at), open: func(
+	return candidate{node: i.Node, isFailing: unable != nil || d.pool.isFailing(at), open: func(
 		ctx context.Context, desc *grpc.StreamDesc, method string, options ...grpc.CallOption,
 	) (grpc.ClientStream, error) {
 		if unable != nil {

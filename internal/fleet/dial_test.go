@@ -119,7 +119,7 @@ func TestCallErrors(t *testing.T) {
 		"cannot call plugin T/n in the fleet: node b: " + without:                        {},
 		"cannot call plugin T/n on node x: no node that can be called has it registered": {Node: "x"},
 	} {
-		err := place(false, "", "b").Dial("T", "n", p).Invoke(t.Context(), "/a.B/C", nil, nil)
+		_, err := place(false, "", "b").Dial("T", "n", p).NewStream(t.Context(), &grpc.StreamDesc{}, "/a.B/C")
 		if s := status.Convert(err); s.Code() != codes.Unavailable || s.Message() != want {
 			t.Errorf("got %v, want %q", err, want)
 		}

@@ -122,7 +122,7 @@ func (l *Lookup) find(ctx context.Context, f Filter) ([]Instance, error) {
 	}
 	found, err := l.on(ctx, nodes[:min(f.Few, len(nodes))], f)
 	// If nothing that is found there is preferred, more is read once: a call can try the nodes that are not, and ask again.
-	if f.Few < len(nodes) && !slices.ContainsFunc(found, Instance.preferred) {
+	if f.Few < len(nodes) && !slices.ContainsFunc(found, Instance.isPreferred) {
 		if more, failed := l.on(ctx, nodes, f); failed == nil || len(found) == 0 {
 			found, err = more, failed
 		}

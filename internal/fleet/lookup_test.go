@@ -119,7 +119,7 @@ func (r *ranges) lookup() *Lookup {
 func (r *ranges) find(l *Lookup, change func(*Filter)) (int, error) {
 	ctx, cancel := context.WithTimeout(r.t.Context(), 4*time.Second)
 	defer cancel()
-	f := NewDialer(DialerConfig{Find: l.Find}).filter("T", "n", Policy{})
+	f := Filter{Types: []string{"T"}, Names: []string{"n"}, Few: few}
 	if change != nil {
 		change(&f)
 	}

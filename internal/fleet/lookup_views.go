@@ -256,7 +256,7 @@ func (m *member) callable(f Filter) (instances []Instance) {
 			continue
 		}
 		i := Instance{Plugin: m.plugin(said), Address: m.node.Address, Drained: m.node.Cordon.Drained, of: m}
-		if i.callable() && f.match(i.Plugin) {
+		if i.isCallable() && f.match(i.Plugin) {
 			instances = append(instances, i)
 		}
 	}

@@ -46,7 +46,7 @@ func TestRenewedUnderCalls(t *testing.T) {
 		return []Instance{{Plugin: Plugin{Node: "b"}, Address: listener.Addr().String()}}, nil
 	}})
 	defer d.Close()
-	client := healthpb.NewHealthClient(d.Dial("T", "n", Policy{}))
+	client := healthpb.NewHealthClient(through(t, d.Dial("T", "n", Policy{})))
 	watching, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	watch, err := client.Watch(watching, &healthpb.HealthCheckRequest{})
@@ -134,7 +134,7 @@ func TestWithdrawnUnderCalls(t *testing.T) {
 			return []Instance{{Plugin: Plugin{Node: "b"}, Address: address[name]}}, nil
 		}})
 		t.Cleanup(d.Close)
-		call, err := healthpb.NewHealthClient(d.Dial("T", "n", Policy{})).Watch(t.Context(), &healthpb.HealthCheckRequest{})
+		call, err := healthpb.NewHealthClient(through(t, d.Dial("T", "n", Policy{}))).Watch(t.Context(), &healthpb.HealthCheckRequest{})
 		if err == nil {
 			_, err = call.Recv()
 		}
@@ -163,7 +163,7 @@ func TestWithdrawnUnderCalls(t *testing.T) {
 func TestMovedNode(t *testing.T) {
 	p := newPool(mustCredentials(t, newAuthority(t).node("a")), nil)
 	defer p.close()
-	get := func(node, address string) *pooled {
+	get := func(node, address string) *nodeConn {
 		t.Helper()
 		c, err := p.get(poolKey{node, address})
 		if err != nil {

@@ -113,6 +113,20 @@ func (r *Reader) Plugins(f Filter) []Plugin {
 	return r.plugins(f)
 }
 
+// Find is a [Finder], which returns all instances, ordered by node. It blocks until the fleet has been read for the first time.
+func (r *Reader) Find(ctx context.Context, f Filter) ([]Instance, error) {
+	if err := r.Ready(ctx); err != nil {
+		return nil, err
+	}
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	var found []Instance
+	for _, name := range slices.Sorted(maps.Keys(r.members)) {
+		found = append(found, r.members[name].callable(f)...)
+	}
+	return found, nil
+}
+
 // Watch returns the present state and a sequence of the changes that follow, each exactly once. What starts to pass the filter is added,
 // and what stops passing it is removed. The sequence can be iterated once; it ends with ctx, with the reader, or when the caller stops
 // iterating. A change of kind [Resync] replaces changes that the caller was too slow to read: those of at least 8,192 steps, or fewer of nodes

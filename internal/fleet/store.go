@@ -12,7 +12,6 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/status"
@@ -95,32 +94,20 @@ func (e *etcdStore) close()                { _ = e.client.Close() }
 // ready returns when there is a connection.
 func (e *etcdStore) ready(ctx context.Context) error {
 	conn := e.client.ActiveConnection()
-	if settle(ctx, conn) == connectivity.Ready {
+	state := conn.GetState()
+	for ; state == connectivity.Idle || state == connectivity.Connecting; state = conn.GetState() {
+		if conn.Connect(); !conn.WaitForStateChange(ctx, state) {
+			return context.Cause(ctx)
+		}
+	}
+	if state == connectivity.Ready {
 		return nil
 	}
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	// A request that does not wait for a connection says why there is none.
+	// A request that does not wait for a connection returns why there is none.
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	_, err := pb.NewMaintenanceClient(conn).Status(ctx, &pb.StatusRequest{})
 	return cmp.Or(err, errLost)
-}
-
-// settle connects, and returns the state of a connection when it can be used, is known not to be, or ctx has ended.
-func settle(ctx context.Context, conn *grpc.ClientConn) connectivity.State {
-	for {
-		switch state := conn.GetState(); state {
-		case connectivity.Ready, connectivity.TransientFailure, connectivity.Shutdown:
-			return state
-		case connectivity.Idle, connectivity.Connecting:
-			conn.Connect()
-			if !conn.WaitForStateChange(ctx, state) {
-				return state
-			}
-		}
-	}
 }
 
 // isExpired reports whether etcd wants a new token.

@@ -85,12 +85,12 @@ type Instance struct {
 	cache *nodeCache // of the lookup that found it; nil for none
 }
 
-// away reports whether the node may be gone, or there: its presence also ends while etcd is away.
-func (i Instance) away() bool      { return i.NodeState == NodeUnreachable }
-func (i Instance) preferred() bool { return !i.away() && !i.Drained && !i.Unhealthy }
+// isAway reports whether the node may be dead. It need not be: presences also end while etcd is away.
+func (i Instance) isAway() bool      { return i.NodeState == NodeUnreachable }
+func (i Instance) isPreferred() bool { return !i.isAway() && !i.Drained && !i.Unhealthy }
 
-// callable reports whether a plugin that is current may be called.
-func (i Instance) callable() bool {
+// isCallable reports whether an instance that is current may be called.
+func (i Instance) isCallable() bool {
 	return i.Published == reconciler.StateRegistered && (i.NodeState == NodeReady || i.NodeState == NodeUnreachable)
 }
 
