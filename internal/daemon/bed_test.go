@@ -8,7 +8,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"sync"
 	"testing"
 	"time"
 
@@ -18,6 +17,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/internal/daemon/limits"
+	"github.com/patchbay-dev/patchbay/internal/daemon/stablesocket"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -58,9 +58,9 @@ func (i *instance) FullDuplexCall(s testpb.TestService_FullDuplexCallServer) err
 
 // bed is a registry with stable sockets.
 type bed struct {
-	*dispense
 	t        *testing.T
 	tmp      string
+	dir      string // of the stable sockets
 	registry *dynamicplugins.Store
 	stopRun  func()
 }
@@ -70,7 +70,7 @@ func manyConns() *limits.Connections {
 	return limits.NewConnections(uint32(os.Geteuid()), 1<<20, nil, nil, discard)
 }
 
-func newBed(t *testing.T, change func(*dispense)) *bed {
+func newBed(t *testing.T, change func(*stablesocket.Config)) *bed {
 	t.Helper()
 	tmp, err := os.MkdirTemp("", "pb")
 	if err != nil {
@@ -81,14 +81,16 @@ func newBed(t *testing.T, change func(*dispense)) *bed {
 	if b.registry, err = dynamicplugins.Open(nil, nil); err != nil {
 		t.Fatal(err)
 	}
-	b.dispense, err = newDispense(filepath.Join(tmp, "d"), b.registry, b.registry, nil, manyConns(), nil, discard)
+	b.dir = filepath.Join(tmp, "d")
+	c := stablesocket.Config{Dir: b.dir, Registry: b.registry, Calls: b.registry, Conns: manyConns(), Log: discard}
+	if change != nil {
+		change(&c)
+	}
+	sockets, err := stablesocket.New(c)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if change != nil {
-		change(b.dispense)
-	}
-	b.stopRun = sync.OnceFunc(b.start(t.Context()))
+	b.stopRun = inBackground(t.Context(), sockets.Run)
 	t.Cleanup(func() {
 		b.stopRun()
 		b.registry.Shutdown()
@@ -135,7 +137,7 @@ func (b *bed) deregister(ptype, name, id string) {
 // socket waits until the socket of a plugin is there, or is not, and returns its path.
 func (b *bed) socket(ptype, name string, there bool) string {
 	b.t.Helper()
-	path := stablePath(b.dir, named(ptype, name))
+	path := stablesocket.Path(b.dir, named(ptype, name))
 	until(b.t, fmt.Sprintf("%s is there: %t", path, there), func() bool {
 		_, err := os.Lstat(path)
 		return (err == nil) == there

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay/internal/daemon/limits"
+	"github.com/patchbay-dev/patchbay/internal/daemon/stablesocket"
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 )
 
@@ -30,10 +31,10 @@ func TestCallsAtStableSocketsAreBounded(t *testing.T) {
 	}
 	limited := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "limited"}, []string{"reason"})
 	log := &lockedText{}
-	b := newBed(t, func(d *dispense) {
+	b := newBed(t, func(c *stablesocket.Config) {
 		bounds := h2proxy.DefaultLimits
 		bounds.UserCalls, bounds.Calls = 2, 3
-		d.budget = limits.NewBudget("calls of plugins", bounds, 0, limited, slog.New(slog.NewTextHandler(log, nil)))
+		c.Budget = limits.NewBudget("calls of plugins", bounds, 0, limited, slog.New(slog.NewTextHandler(log, nil)))
 	})
 	if err := os.Chmod(b.tmp, 0o755); err != nil {
 		t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/internal/backoff"
+	"github.com/patchbay-dev/patchbay/internal/daemon/stablesocket"
 	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
@@ -155,7 +156,7 @@ func (f *fileLimit) condition() patchbay.Condition {
 type observed struct {
 	*patchbay.Runtime
 	reloads   *reloads
-	dispense  *dispense // nil if there are no stable sockets
+	dispense  *stablesocket.Sockets // nil if there are no stable sockets
 	state     *stateWatch
 	files     *fileLimit
 	fleet     *fleetMember     // nil if there is no fleet
@@ -174,7 +175,7 @@ func (o observed) readiness() []patchbay.Condition {
 func (o observed) Conditions() []patchbay.Condition {
 	all := append(o.Runtime.Conditions(), o.state.get(), o.reloads.condition(), o.files.condition())
 	if o.dispense != nil {
-		all = append(all, o.dispense.condition())
+		all = append(all, o.dispense.Condition())
 	}
 	all = append(all, o.fleet.conditions()...)
 	if o.publisher != nil {

@@ -20,6 +20,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/catalogue"
 	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/daemon/access"
+	"github.com/patchbay-dev/patchbay/internal/daemon/stablesocket"
 	"github.com/patchbay-dev/patchbay/internal/discover/dirwatch"
 	"github.com/patchbay-dev/patchbay/internal/launch/account"
 	"github.com/patchbay-dev/patchbay/internal/launch/sealedexec"
@@ -149,9 +150,9 @@ func (c Config) checkDispenseDir() error {
 	if c.DispenseDir == "" {
 		return nil
 	}
-	if length := len(c.DispenseDir); length > maxDispenseDir {
+	if length := len(c.DispenseDir); length > stablesocket.MaxDir {
 		return fmt.Errorf("the path of dispense directory %s has %d bytes, and the paths of sockets leave room for %d: choose a shorter one",
-			c.DispenseDir, length, maxDispenseDir)
+			c.DispenseDir, length, stablesocket.MaxDir)
 	}
 	return c.checkApart("dispense directory", c.DispenseDir)
 }

@@ -32,9 +32,11 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/daemon/limits"
 	"github.com/patchbay-dev/patchbay/internal/daemon/page"
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
+	"github.com/patchbay-dev/patchbay/internal/daemon/stablesocket"
 	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
+	"github.com/patchbay-dev/patchbay/internal/proxy"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
@@ -115,7 +117,10 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 	leaveFleet := a.fleet.join(ctx, a.seen.publisher, a.runtime.Registry(), a.seen, d.fleetRules.Recheck)
 	control := d.serve(ctx, l, a, &parts, cancel)
 	// Calls are answered until the runtime has ended: if a handler holds it up, "patchbay status" shows which.
-	stopDispense, stopStateWatch := a.seen.dispense.start(ctx), a.seen.state.start(ctx, a.runtime.Publish)
+	stopDispense, stopStateWatch := func() {}, a.seen.state.start(ctx, a.runtime.Publish)
+	if a.seen.dispense != nil {
+		stopDispense = inBackground(ctx, a.seen.dispense.Run)
+	}
 	err = d.run(ctx, a.runtime)
 	stopDispense()
 	stopStateWatch()
@@ -224,7 +229,7 @@ type assembly struct {
 	guard *access.Authorizer
 	fleet *fleetMember // nil for none
 	// registry gives connections, as the fleet has it for exclusive plugins.
-	registry connector
+	registry proxy.Connector
 	seen     observed
 }
 
@@ -253,10 +258,14 @@ func (d *Daemon) assemble(l *listening, parts *closers) (*assembly, error) {
 	}
 	parts.add(a.fleet.close)
 	a.registry = a.fleet.guard(a.runtime.Registry())
-	dispense, err := newDispense(
-		d.config.DispenseDir, a.runtime.Registry(), a.registry, a.fleet.dispensed(d.config.Fleet.Dispense), a.conns, a.calls, d.log)
-	if err != nil {
-		return nil, err
+	var dispense *stablesocket.Sockets
+	if d.config.DispenseDir != "" {
+		if dispense, err = stablesocket.New(stablesocket.Config{
+			Dir: d.config.DispenseDir, Registry: a.runtime.Registry(), Calls: a.registry, InFleet: a.fleet.dispensed(d.config.Fleet.Dispense),
+			Conns: a.conns, Budget: a.calls, Log: d.log,
+		}); err != nil {
+			return nil, err
+		}
 	}
 	a.seen = observed{Runtime: a.runtime, reloads: d.reloads, dispense: dispense, state: stateWatch, files: &fileLimit{}, fleet: a.fleet}
 	publisher, err := a.fleet.newPublisher(fleetConfig(d.config.Fleet), d.config.State, d.config.Build, a.seen, a.runtime.Launcher(), l.fleet)

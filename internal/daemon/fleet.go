@@ -24,6 +24,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/internal/fleet/locks"
+	"github.com/patchbay-dev/patchbay/internal/proxy"
 )
 
 // fleetConfig says to which fleet the node belongs.
@@ -219,7 +220,7 @@ func newFleetMember(
 	dial.Local = func(ctx context.Context, ptype, name string) (grpc.ClientConnInterface, error) {
 		ctx, cancel := context.WithTimeout(ctx, localWait)
 		defer cancel()
-		return connTo(ctx, local, patchbay.PluginName{Type: ptype, Name: name})
+		return proxy.ConnTo(ctx, local, ptype, name)
 	}
 	m.dialer = fleet.NewDialer(dial)
 	return m, nil

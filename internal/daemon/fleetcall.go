@@ -60,7 +60,7 @@ func (m *fleetMember) wantedLocks(registry *dynamicplugins.Store) []fleet.Lock {
 }
 
 // guard returns the registry without the plugins whose locks the node does not hold. Calls to the others carry the token.
-func (m *fleetMember) guard(registry connector) connector {
+func (m *fleetMember) guard(registry proxy.Connector) proxy.Connector {
 	if m == nil {
 		return registry
 	}
@@ -68,12 +68,12 @@ func (m *fleetMember) guard(registry connector) connector {
 }
 
 type guardedRegistry struct {
-	connector
+	proxy.Connector
 	member *fleetMember
 }
 
 func (r guardedRegistry) Conn(ctx context.Context, ptype, name string) (grpc.ClientConnInterface, error) {
-	conn, err := r.connector.Conn(ctx, ptype, name)
+	conn, err := r.Connector.Conn(ctx, ptype, name)
 	if err != nil {
 		return nil, err
 	}
@@ -140,8 +140,8 @@ func (f inFleet) Conn(_ context.Context, ptype, name string) (grpc.ClientConnInt
 }
 
 // dispensed returns the plugins that have a stable socket wherever in the fleet they are.
-func (m *fleetMember) dispensed(plugins []string) map[patchbay.PluginName]connector {
-	all := map[patchbay.PluginName]connector{}
+func (m *fleetMember) dispensed(plugins []string) map[patchbay.PluginName]proxy.Connector {
+	all := map[patchbay.PluginName]proxy.Connector{}
 	for _, text := range plugins {
 		if name, ok := pluginName(text); ok && m != nil {
 			all[name] = inFleet{m.dialer}

@@ -16,6 +16,8 @@ import (
 	"strings"
 	"time"
 
+	grpcmetadata "google.golang.org/grpc/metadata"
+
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -102,7 +104,7 @@ func (c fleetConfig) published(listener net.Listener) (string, error) {
 
 // fleetServer takes calls from other nodes, and forwards those that are allowed to the plugins of this node.
 type fleetServer struct {
-	registry    connector
+	registry    proxy.Connector
 	credentials *fleet.Credentials
 	rules       *access.Rules[[]config.FleetAllow]
 	denials     *access.Denials
@@ -206,7 +208,8 @@ func (s *fleetServer) handle(end context.Context, caller grpc.ServerStream) (err
 		if from, err = s.credentials.Caller(ctx); err != nil {
 			return nil, err
 		}
-		if call.Plugin, _, err = routeOf(ctx); err != nil {
+		md, _ := grpcmetadata.FromIncomingContext(ctx)
+		if call.Plugin.Type, call.Plugin.Name, err = proxy.ParseRoute(md); err != nil {
 			return nil, err
 		}
 		denied := func(rules []config.FleetAllow) error {
@@ -219,7 +222,7 @@ func (s *fleetServer) handle(end context.Context, caller grpc.ServerStream) (err
 		if err := s.audit.Admit(from); err != nil {
 			return nil, err
 		}
-		conn, err = connTo(ctx, s.registry, call.Plugin)
+		conn, err = proxy.ConnTo(ctx, s.registry, call.Plugin.Type, call.Plugin.Name)
 		reached = err == nil
 		return conn, err
 	}).Forward(ctx, caller)

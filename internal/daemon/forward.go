@@ -16,37 +16,19 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/proxy"
 )
 
-type connector interface {
-	Conn(ctx context.Context, ptype, name string) (grpc.ClientConnInterface, error)
-}
-
-// connTo returns a connection to a plugin whose calls go to the instance that is current when they begin.
-func connTo(ctx context.Context, registry connector, p patchbay.PluginName) (grpc.ClientConnInterface, error) {
-	called := "plugin " + p.String()
-	conn, err := registry.Conn(ctx, p.Type, p.Name)
-	if err != nil {
-		return nil, proxy.CannotCall(called, err)
-	}
-	return proxy.Named(conn, called), nil
-}
-
-// routeOf returns the plugin that a call is for, see [proxy.Route].
-func routeOf(call context.Context) (p patchbay.PluginName, md grpcmetadata.MD, err error) {
-	md, _ = grpcmetadata.FromIncomingContext(call)
-	p.Type, p.Name, err = proxy.ParseRoute(md)
-	return p, md, err
-}
-
 // newForwarder returns what takes the gRPC calls on the control socket that are not for the control API. Each goes to the plugin that its
 // metadata name, on this node or in the fleet. Callers need the role [access.CallRole], and the budget bounds what their calls hold.
-func newForwarder(g *access.Authorizer, registry connector, calls *fleetMember, budget *h2proxy.Budget, log *slog.Logger) http.Handler {
+func newForwarder(g *access.Authorizer, registry proxy.Connector, calls *fleetMember, budget *h2proxy.Budget, log *slog.Logger) http.Handler {
 	return proxy.NewServer(context.Background(), func(ctx context.Context, caller grpc.ServerStream) error {
 		if err := g.AuthorizeCall(ctx); err != nil {
 			return err
 		}
 		held, release := g.Hold(ctx, access.CallRole)
 		defer release()
-		p, md, unrouted := routeOf(ctx)
+		md, _ := grpcmetadata.FromIncomingContext(ctx)
+		var p patchbay.PluginName
+		var unrouted error
+		p.Type, p.Name, unrouted = proxy.ParseRoute(md)
 		reached := false // a plugin
 		err := proxy.Director(func(ctx context.Context, _ string) (conn grpc.ClientConnInterface, err error) {
 			switch {
@@ -55,7 +37,7 @@ func newForwarder(g *access.Authorizer, registry connector, calls *fleetMember, 
 			case isFleetCall(md):
 				conn, err = calls.direct(md, p)
 			default:
-				conn, err = connTo(ctx, registry, p)
+				conn, err = proxy.ConnTo(ctx, registry, p.Type, p.Name)
 			}
 			reached = err == nil
 			return conn, err

@@ -17,6 +17,7 @@ import (
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
 	"github.com/patchbay-dev/patchbay/internal/daemon/limits"
+	"github.com/patchbay-dev/patchbay/internal/daemon/stablesocket"
 )
 
 // idle is what a client of HTTP/2 says that then says nothing any more.
@@ -82,8 +83,8 @@ func TestIdleCallersOfStableSockets(t *testing.T) {
 		t.Skip("needs root, to connect as other users")
 	}
 	refused := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "refused"}, []string{"socket", "reason"})
-	b := newBed(t, func(d *dispense) {
-		d.conns = limits.NewConnections(0, 64, nil, refused, discard) // 8 of a user, 16 of all
+	b := newBed(t, func(c *stablesocket.Config) {
+		c.Conns = limits.NewConnections(0, 64, nil, refused, discard) // 8 of a user, 16 of all
 	})
 	if err := os.Chmod(b.tmp, 0o755); err != nil {
 		t.Fatal(err)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/internal/catalogue"
 	"github.com/patchbay-dev/patchbay/internal/config"
+	"github.com/patchbay-dev/patchbay/internal/daemon/stablesocket"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -24,8 +25,8 @@ func TestSocketsThatCannotBe(t *testing.T) {
 		rest string
 	}{
 		"control socket": {"controlSocket", func(c *Config, dir string) { c.ControlSocket = dir }, ""},
-		"stable sockets": {"dispenseDir", func(c *Config, dir string) { c.DispenseDir = dir }, "/" + strings.Repeat("t", shortLength) + "/" +
-			strings.Repeat("n", shortLength) + ".sock"},
+		"stable sockets": {"dispenseDir", func(c *Config, dir string) { c.DispenseDir = dir }, "/" + strings.Repeat("t", 18) + "/" +
+			strings.Repeat("n", 18) + ".sock"},
 		"kubelet.sock": {"device.socketDir", func(c *Config, dir string) {
 			c.Handlers, c.Device.SocketDir = map[string]string{"DevicePlugin": HandlerDevice}, dir
 		}, "/kubelet.sock"},
@@ -139,5 +140,26 @@ func TestPrograms(t *testing.T) {
 	}
 	if got, want := strings.Join(found, "\n"), strings.Join(want, "\n"); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+func TestCheckDispenseDir(t *testing.T) {
+	plugins := Config{Config: config.Config{PluginDirs: []string{"/run/plugins"}, DeprecatedPluginDir: "/var/old"}}
+	for dir, want := range map[string]string{
+		"":                 "",
+		"/run/dispense":    "",
+		"/run/plugins-too": "",
+		"/run/plugins/d":   "overlap",
+		"/var/old":         "overlap",
+		"/run":             "overlap",
+		"/" + strings.Repeat("x", stablesocket.MaxDir-1): "",
+		"/" + strings.Repeat("x", stablesocket.MaxDir):   "the paths of sockets leave room for",
+	} {
+		c := plugins
+		c.DispenseDir = dir
+		err := c.checkDispenseDir()
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v, want %q", dir, err, want)
+		}
 	}
 }

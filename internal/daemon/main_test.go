@@ -7,9 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"os"
-	"os/exec"
 	"strings"
 	"testing"
 
@@ -32,32 +30,7 @@ func TestMain(m *testing.M) {
 		fmt.Println(serveAdmissions(file))
 		os.Exit(0)
 	}
-	if path := os.Getenv(dyingEnv); path != "" {
-		if err := listenAndEnd(path); err != nil {
-			fmt.Println(err)
-			os.Exit(1)
-		}
-		os.Exit(0)
-	}
 	leaktest.Main(m)
-}
-
-// dyingEnv makes the test binary listen at the path that it names and end while a process that it started shares the listener for a moment.
-const dyingEnv = "PATCHBAY_TEST_DYING"
-
-func listenAndEnd(path string) error {
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	if err != nil {
-		return err
-	}
-	l.SetUnlinkOnClose(false)
-	file, err := l.File()
-	if err != nil {
-		return err
-	}
-	sharer := exec.Command("sleep", "0.3")
-	sharer.ExtraFiles = []*os.File{file}
-	return sharer.Start()
 }
 
 func serveAdmissions(file string) error {

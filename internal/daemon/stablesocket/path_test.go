@@ -1,11 +1,10 @@
-package daemon
+package stablesocket
 
 import (
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/fuzzcorpus"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
@@ -24,7 +23,7 @@ func TestStablePath(t *testing.T) {
 		{"/d", "T", repeated("n", 97), "/d/T/" + repeated("n", 97) + ".sock"},
 		{"/d", "T", repeated("n", 98), "/d/T/" + repeated("n", 79) + "~~7zacd4fqmdfo3jh7.sock"},
 	} {
-		got := stablePath(test.dir, named(test.ptype, test.name))
+		got := Path(test.dir, named(test.ptype, test.name))
 		if got != test.want {
 			t.Errorf("the socket of %q/%q is at\n%s, want\n%s", test.ptype, test.name, got, test.want)
 		}
@@ -39,8 +38,8 @@ func FuzzStablePath(f *testing.F) {
 	f.Add(repeated("t", 90), ".", repeated("t", 91), "..")
 	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, type1, name1, type2, name2 string) {
-		for _, dir := range []string{"/d", "/" + repeated("d", maxDispenseDir-1)} {
-			one, two := stablePath(dir, named(type1, name1)), stablePath(dir, named(type2, name2))
+		for _, dir := range []string{"/d", "/" + repeated("d", MaxDir-1)} {
+			one, two := Path(dir, named(type1, name1)), Path(dir, named(type2, name2))
 			if (one == two) != (type1 == type2 && name1 == name2) {
 				t.Errorf("%q/%q is at %s, %q/%q at %s", type1, name1, one, type2, name2, two)
 			}
@@ -55,27 +54,6 @@ func FuzzStablePath(f *testing.F) {
 			}
 		}
 	})
-}
-
-func TestCheckDispenseDir(t *testing.T) {
-	plugins := Config{Config: config.Config{PluginDirs: []string{"/run/plugins"}, DeprecatedPluginDir: "/var/old"}}
-	for dir, want := range map[string]string{
-		"":                                    "",
-		"/run/dispense":                       "",
-		"/run/plugins-too":                    "",
-		"/run/plugins/d":                      "overlap",
-		"/var/old":                            "overlap",
-		"/run":                                "overlap",
-		"/" + repeated("x", maxDispenseDir-1): "",
-		"/" + repeated("x", maxDispenseDir):   "the paths of sockets leave room for",
-	} {
-		c := plugins
-		c.DispenseDir = dir
-		err := c.checkDispenseDir()
-		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: got %v, want %q", dir, err, want)
-		}
-	}
 }
 
 func repeated(text string, n int) string { return strings.Repeat(text, n) }

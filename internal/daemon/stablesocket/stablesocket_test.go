@@ -1,4 +1,4 @@
-package daemon
+package stablesocket
 
 import (
 	"context"
@@ -29,8 +29,8 @@ func TestStableSocketLeadsToCurrentInstance(t *testing.T) {
 	one, two := b.serve("one"), b.serve("two")
 	b.register("T", "n", one)
 	c := b.client("T", "n")
-	path := stablePath(b.dir, named("T", "n"))
-	for path, want := range map[string]fs.FileMode{path: fs.ModeSocket | 0o660, filepath.Dir(path): fs.ModeDir | 0o750, b.dir: fs.ModeDir | 0o750} {
+	path := Path(b.config.Dir, named("T", "n"))
+	for path, want := range map[string]fs.FileMode{path: fs.ModeSocket | 0o660, filepath.Dir(path): fs.ModeDir | 0o750, b.config.Dir: fs.ModeDir | 0o750} {
 		if info, err := os.Lstat(path); err != nil || info.Mode() != want {
 			t.Errorf("%s: %v, %v, want mode %v", path, info.Mode(), err, want)
 		}
@@ -79,7 +79,7 @@ func TestStableSocketOfPluginThatIsGone(t *testing.T) {
 		b.socket("csi-node", "n", true)
 	})
 	t.Run("after the grace", func(t *testing.T) {
-		b := newBed(t, func(d *dispense) { d.grace = time.Millisecond })
+		b := newBed(t, func(d *Sockets) { d.grace = time.Millisecond })
 		one := b.serve("one")
 		b.register("T", "n", one)
 		b.register("T", "other", one)
@@ -107,7 +107,7 @@ func TestStableSocketOfPluginThatIsGone(t *testing.T) {
 		}
 	})
 	t.Run("back in time", func(t *testing.T) {
-		b := newBed(t, func(d *dispense) { d.grace = 2 * time.Second })
+		b := newBed(t, func(d *Sockets) { d.grace = 2 * time.Second })
 		one := b.serve("one")
 		b.register("T", "n", one)
 		b.register("T", "other", one)
@@ -122,7 +122,7 @@ func TestStableSocketOfPluginThatIsGone(t *testing.T) {
 		b.register("T", "n", one)
 		b.deregister("T", "other", "one")
 		b.socket("T", "other", false) // it was due later
-		if after, err := sock.Stat(stablePath(b.dir, named("T", "n"))); err != nil || after.ID != before.ID {
+		if after, err := sock.Stat(Path(b.config.Dir, named("T", "n"))); err != nil || after.ID != before.ID {
 			t.Errorf("the socket was removed: %v", err)
 		}
 	})
@@ -139,7 +139,7 @@ func TestStableSocketOfPluginThatIsGone(t *testing.T) {
 			b.deregister("T", fmt.Sprint(i), "one")
 		}
 		until(t, "one socket too many went", func() bool {
-			files, err := filepath.Glob(filepath.Join(b.dir, "T", "*.sock"))
+			files, err := filepath.Glob(filepath.Join(b.config.Dir, "T", "*.sock"))
 			return err == nil && len(files) == maxGone
 		})
 	})
@@ -261,17 +261,17 @@ func TestStableSocketsOfAShortLife(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	d, err := newDispense(dir, registry, registry, nil, manyConns(), nil, discard)
+	d, err := New(Config{Dir: dir, Registry: registry, Calls: registry, Conns: manyConns(), Log: discard})
 	if err != nil {
 		t.Fatal(err)
 	}
-	left := []string{stablePath(dir, named("T", "n")), stablePath(dir, named("T", "other"))}
+	left := []string{Path(dir, named("T", "n")), Path(dir, named("T", "other"))}
 	for _, path := range left {
 		leave(t, path)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	d.run(ctx)
+	d.Run(ctx)
 	for _, path := range left {
 		if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("%s is still there: %v", path, err)
@@ -282,8 +282,8 @@ func TestStableSocketsOfAShortLife(t *testing.T) {
 // TestStableSocketsLeftBehind finds what a daemon that was killed has left, and things of others.
 func TestStableSocketsLeftBehind(t *testing.T) {
 	var left, hidden, foreign, file, unborn string
-	b := newBed(t, func(d *dispense) {
-		folder := filepath.Join(d.dir, "T")
+	b := newBed(t, func(d *Sockets) {
+		folder := filepath.Join(d.config.Dir, "T")
 		if err := os.MkdirAll(folder, 0o750); err != nil {
 			t.Fatal(err)
 		}
@@ -310,9 +310,9 @@ func TestStableSocketsLeftBehind(t *testing.T) {
 			t.Fatal(err)
 		}
 		d.retry = time.Millisecond
-		if err := d.registry.RegisterPlugin(&dynamicplugins.PluginInfo{
+		if err := d.config.Registry.RegisterPlugin(&dynamicplugins.PluginInfo{
 			Type: "T", Name: "n", AllocID: "one", ConnectionInfo: &dynamicplugins.PluginConnectionInfo{
-				SocketPath: filepath.Join(filepath.Dir(d.dir), "one"),
+				SocketPath: filepath.Join(filepath.Dir(d.config.Dir), "one"),
 			},
 		}); err != nil {
 			t.Fatal(err)
@@ -321,7 +321,7 @@ func TestStableSocketsLeftBehind(t *testing.T) {
 	b.socket("T", "left", false)
 	one := b.serve("one")
 	until(t, "the socket that was left is replaced", func() bool {
-		_, err := sock.Probe(t.Context(), stablePath(b.dir, named("T", "n")))
+		_, err := sock.Probe(t.Context(), Path(b.config.Dir, named("T", "n")))
 		return err == nil
 	})
 	if got := b.ask(b.client("T", "n")); got != "one" {
@@ -330,7 +330,7 @@ func TestStableSocketsLeftBehind(t *testing.T) {
 	b.register("T", "foreign", one)
 	b.register("T", "file", one)
 	until(t, "the condition says so", func() bool {
-		c := b.condition()
+		c := b.Condition()
 		return !c.OK && strings.HasPrefix(c.Message, "2 plugins have no stable socket")
 	})
 	for _, path := range []string{unborn, filepath.Join(filepath.Dir(unborn), ".unborn.sock.new")} {
@@ -350,7 +350,7 @@ func TestStableSocketsLeftBehind(t *testing.T) {
 		t.Errorf("after the path was free asked %s", got)
 	}
 	b.deregister("T", "foreign", "one")
-	until(t, "the condition is gone", func() bool { return b.condition().OK })
+	until(t, "the condition is gone", func() bool { return b.Condition().OK })
 	b.stopRun()
 	if _, err := os.Lstat(foreign); err != nil {
 		t.Error(err)

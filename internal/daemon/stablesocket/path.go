@@ -1,4 +1,4 @@
-package daemon
+package stablesocket
 
 import (
 	"crypto/sha256"
@@ -13,25 +13,25 @@ import (
 
 const (
 	socketSuffix = ".sock"
-	// shortMark stands before the digest in a name that was too long. An escape never looks like it.
+	// shortMark precedes the digest in a shortened name. It is different from every escape.
 	shortMark = "~~"
 	// digestLength is the length of the digest in characters of five bits, shortLength that of the shortest name with one.
 	digestLength = 16
 	shortLength  = len(shortMark) + digestLength
-	// maxDispenseDir is the length of the longest directory in which there is room for every type and name.
-	maxDispenseDir = sock.MaxPath - len("/") - shortLength - len("/") - shortLength - len(socketSuffix)
+	// MaxDir is the length of the longest directory in which there is room for every type and name.
+	MaxDir = sock.MaxPath - len("/") - shortLength - len("/") - shortLength - len(socketSuffix)
 )
 
 var digestEncoding = base32.StdEncoding.WithPadding(base32.NoPadding)
 
-// stablePath returns where below a directory the stable socket of a plugin is: DIR/TYPE/NAME.sock. Type and name are written as file names:
+// Path returns where below a directory the stable socket of a plugin is: DIR/TYPE/NAME.sock. Type and name are written as file names:
 //
 //   - ASCII letters, digits, dots, hyphens and underscores stand for themselves, except a dot in front.
 //   - Every other byte is a tilde and two hexadecimal digits: "a/b" is "a~2Fb".
-//   - What would make the path longer than a socket's may be is cut; two tildes and a digest of the whole name follow.
+//   - A name that would make the path too long for a socket is cut; two tildes and a digest of the whole name follow.
 //
 // Different plugins have different paths, unless digests of 80 bits are the same.
-func stablePath(dir string, p patchbay.PluginName) string {
+func Path(dir string, p patchbay.PluginName) string {
 	room := sock.MaxPath - len(dir) - len("//") - len(socketSuffix)
 	folder := fileName(p.Type, room-shortLength)
 	return filepath.Join(dir, folder, fileName(p.Name, room-len(folder))+socketSuffix)
@@ -55,7 +55,7 @@ func fileName(text string, length int) string {
 	return b.String()[:length-shortLength] + shortMark + digest
 }
 
-// isStableName says whether a file may be a stable socket, going by its name.
+// isStableName reports whether a file has the name of a stable socket.
 func isStableName(file string) bool {
 	name, ok := strings.CutSuffix(file, socketSuffix)
 	return ok && name != "" && name[0] != '.' &&

@@ -1,4 +1,4 @@
-package daemon
+package stablesocket
 
 import (
 	"os"
@@ -9,8 +9,8 @@ import (
 
 // TestStableSocketOfTheDying finds the socket of a daemon that was killed while it began to start a process.
 func TestStableSocketOfTheDying(t *testing.T) {
-	b := newBed(t, func(d *dispense) {
-		path := filepath.Join(d.dir, "T", "gone.sock")
+	b := newBed(t, func(d *Sockets) {
+		path := filepath.Join(d.config.Dir, "T", "gone.sock")
 		if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
 			t.Fatal(err)
 		}

@@ -1,4 +1,4 @@
-package daemon
+package stablesocket
 
 import (
 	"fmt"
@@ -44,11 +44,11 @@ func TestStableSocketsBelongToTheGroupOfTheDirectory(t *testing.T) {
 		t.Skip("needs root, to have another group")
 	}
 	const group = 4242
-	b := newBed(t, func(d *dispense) {
-		if err := os.Chown(d.dir, 0, group); err != nil {
+	b := newBed(t, func(d *Sockets) {
+		if err := os.Chown(d.config.Dir, 0, group); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.Chmod(d.dir, os.ModeSetgid|0o750); err != nil {
+		if err := os.Chmod(d.config.Dir, os.ModeSetgid|0o750); err != nil {
 			t.Fatal(err)
 		}
 	})
@@ -66,9 +66,9 @@ func TestStableSocketsOfOthers(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to be another user")
 	}
-	b := newBed(t, func(d *dispense) {
+	b := newBed(t, func(d *Sockets) {
 		for name, uid := range map[string]int{"ours": 0, "theirs": 65534} {
-			path := stablePath(d.dir, named("T", name))
+			path := Path(d.config.Dir, named("T", name))
 			leave(t, path)
 			if err := os.Chown(path, uid, uid); err != nil {
 				t.Fatal(err)

@@ -1,0 +1,373 @@
+// Package stablesocket keeps a socket for each plugin whose path depends only on its type and name, for consumers that are not written in
+// Go. A call on it goes to the instance that is current when the call begins.
+package stablesocket
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/patchbay-dev/patchbay"
+	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/internal/backoff"
+	"github.com/patchbay-dev/patchbay/internal/daemon/limits"
+	"github.com/patchbay-dev/patchbay/internal/daemon/server"
+	"github.com/patchbay-dev/patchbay/internal/h2proxy"
+	"github.com/patchbay-dev/patchbay/internal/proxy"
+	"github.com/patchbay-dev/patchbay/internal/sock"
+)
+
+const (
+	dirMode = 0o750
+	mode    = 0o660
+	// goneGrace is how long the socket of a plugin that is gone stays; calls then fail with that. A client that cannot connect waits before it
+	// tries again, up to two minutes with gRPC's own back-off; one that gets an error can call the plugin again as soon as it is back.
+	goneGrace = 30 * time.Second
+	// maxGone bounds the sockets of plugins that are gone, so that short-lived names do not use up descriptors.
+	maxGone = 256
+	// retryInterval is the time after which a socket that could not be created is tried again.
+	retryInterval = 5 * time.Second
+)
+
+// Config configures stable sockets.
+type Config struct {
+	// Dir is the directory of the sockets. It is created.
+	Dir string
+	// Registry has the plugins of this node.
+	Registry *dynamicplugins.Store
+	// Calls connects to the plugins of this node: the registry, or the part of it that may be called.
+	Calls proxy.Connector
+	// InFleet connects to plugins that have a socket whether or not they are on this node.
+	InFleet map[patchbay.PluginName]proxy.Connector
+	// Conns bounds the connections at all sockets together, and Budget their calls; nil for the default.
+	Conns  *limits.Connections
+	Budget *h2proxy.Budget
+	Log    *slog.Logger
+}
+
+// Sockets keeps a stable socket for each plugin and role in a registry.
+type Sockets struct {
+	config Config
+	grace  time.Duration // goneGrace
+	retry  time.Duration // retryInterval
+
+	// All calls end with end.
+	end  context.Context //nolint:containedctx // It is that of Run, which all calls share.
+	stop context.CancelCauseFunc
+	// serving counts the servers, including those of removed sockets.
+	serving sync.WaitGroup
+
+	// sockets and due belong to the goroutine of Run.
+	sockets map[patchbay.PluginName]*socket
+	// due has the time at which the socket of a plugin that is gone is removed, or one that could not be created is tried again.
+	due map[patchbay.PluginName]time.Time
+
+	mu     sync.Mutex
+	failed map[patchbay.PluginName]error
+	since  time.Time // when the first of failed failed
+}
+
+type socket struct {
+	listener *sock.Placed
+	server   *proxy.Server
+}
+
+// New creates the directory of the sockets, which exist while Run runs.
+func New(c Config) (*Sockets, error) {
+	if err := os.MkdirAll(c.Dir, dirMode); err != nil {
+		return nil, server.AdviseOnPath(fmt.Errorf("cannot create the directory of the stable sockets: %w", err), "dispense directory")
+	}
+	s := &Sockets{
+		config: c, grace: goneGrace, retry: retryInterval, sockets: map[patchbay.PluginName]*socket{},
+		due: map[patchbay.PluginName]time.Time{}, failed: map[patchbay.PluginName]error{},
+	}
+	s.end, s.stop = context.WithCancelCause(context.Background())
+	return s, nil
+}
+
+// Run keeps the sockets until ctx ends. Then it ends all calls, removes the sockets, and returns.
+func (s *Sockets) Run(ctx context.Context) {
+	// The registry is shut down soon after, so calls have to end with this reason before.
+	defer context.AfterFunc(ctx, func() { s.stop(server.ErrStopping) })()
+	plugins, events := s.config.Registry.Watch(ctx, "")
+	s.followAll(ctx, plugins)
+	s.clear(ctx)
+	timer := time.NewTimer(s.untilDue())
+	defer timer.Stop()
+	for open := true; open; timer.Reset(s.untilDue()) {
+		var event *dynamicplugins.PluginUpdateEvent
+		select {
+		case event, open = <-events:
+			switch {
+			case !open:
+			case event.EventType == dynamicplugins.EventTypeResync:
+				s.followAll(ctx, event.Plugins)
+			default:
+				s.follow(ctx, patchbay.PluginName{Type: event.Info.Type, Name: event.Info.Name})
+			}
+		case now := <-timer.C:
+			s.settle(ctx, now)
+		}
+	}
+	s.close()
+}
+
+// followAll updates all sockets.
+func (s *Sockets) followAll(ctx context.Context, plugins []*dynamicplugins.PluginInfo) {
+	for _, p := range plugins {
+		s.follow(ctx, patchbay.PluginName{Type: p.Type, Name: p.Name})
+	}
+	for k := range s.config.InFleet {
+		s.follow(ctx, k)
+	}
+	for k := range s.sockets {
+		s.follow(ctx, k)
+	}
+	for k := range s.due {
+		s.follow(ctx, k)
+	}
+}
+
+// follow creates the socket of a plugin, or schedules its removal, according to the registry.
+func (s *Sockets) follow(ctx context.Context, k patchbay.PluginName) {
+	there := s.config.InFleet[k] != nil || len(s.config.Registry.Instances(k.Type, k.Name)) > 0
+	_, waiting := s.due[k]
+	switch entry := s.sockets[k]; {
+	case there && entry != nil:
+		delete(s.due, k)
+	case there:
+		s.open(ctx, k)
+	case entry == nil:
+		delete(s.due, k)
+		s.succeeded(k)
+	case !waiting:
+		s.due[k] = time.Now().Add(s.grace)
+		s.limitGone(ctx)
+	}
+}
+
+func (s *Sockets) settle(ctx context.Context, now time.Time) {
+	for k, at := range s.due {
+		if at.After(now) {
+			continue
+		}
+		if s.sockets[k] != nil {
+			s.remove(ctx, k)
+		} else {
+			s.follow(ctx, k)
+		}
+	}
+}
+
+// untilDue returns the time until the next socket is due.
+func (s *Sockets) untilDue() time.Duration {
+	first := time.Now().Add(time.Hour)
+	for _, at := range s.due {
+		if at.Before(first) {
+			first = at
+		}
+	}
+	return time.Until(first)
+}
+
+// limitGone removes the oldest socket of a plugin that is gone if there are too many.
+func (s *Sockets) limitGone(ctx context.Context) {
+	var gone []patchbay.PluginName
+	for k := range s.due {
+		if s.sockets[k] != nil {
+			gone = append(gone, k)
+		}
+	}
+	if len(gone) > maxGone {
+		s.remove(ctx, slices.MinFunc(gone, func(a, b patchbay.PluginName) int { return s.due[a].Compare(s.due[b]) }))
+	}
+}
+
+func (s *Sockets) open(ctx context.Context, k patchbay.PluginName) {
+	path := Path(s.config.Dir, k)
+	err := os.MkdirAll(filepath.Dir(path), dirMode)
+	var listener *sock.Placed
+	if err == nil {
+		listener, err = sock.Place(ctx, path, mode, nil)
+	}
+	if err != nil {
+		if ctx.Err() == nil {
+			s.due[k] = time.Now().Add(s.retry)
+			s.fail(k, server.AdviseOnPath(err, "dispense directory"))
+		}
+		return
+	}
+	delete(s.due, k)
+	s.succeeded(k)
+	calls := s.config.Calls
+	if elsewhere := s.config.InFleet[k]; elsewhere != nil {
+		calls = elsewhere
+	}
+	director := proxy.Director(func(ctx context.Context, _ string) (grpc.ClientConnInterface, error) {
+		return proxy.ConnTo(ctx, calls, k.Type, k.Name)
+	})
+	entry := &socket{
+		listener: listener,
+		server: proxy.NewServer(s.end, director.Forward, proxy.ServerConfig{
+			Budget: s.config.Budget, HeaderTimeout: server.HeaderTimeout, Log: s.config.Log,
+		}),
+	}
+	s.sockets[k] = entry
+	s.serving.Go(func() {
+		if err := entry.server.Serve(s.config.Conns.Bound(listener, "stable", nil)); err != nil {
+			s.config.Log.Error("a stable socket is no longer served", "plugin", k.String(), "path", path, "error", err)
+		}
+	})
+	s.config.Log.Debug("a stable socket leads to a plugin", "plugin", k.String(), "path", path)
+}
+
+// remove removes the socket of a plugin. Calls in progress continue until they end or the daemon stops.
+func (s *Sockets) remove(ctx context.Context, k patchbay.PluginName) {
+	entry := s.sockets[k]
+	delete(s.sockets, k)
+	delete(s.due, k)
+	s.withdraw(ctx, k, entry)
+	s.serving.Go(entry.server.Drain)
+	s.config.Log.Debug("the stable socket of a plugin that is gone was removed", "plugin", k.String())
+}
+
+func (s *Sockets) withdraw(ctx context.Context, k patchbay.PluginName, entry *socket) {
+	if _, err := entry.listener.Withdraw(ctx); err != nil && ctx.Err() == nil {
+		s.config.Log.Warn("cannot remove the stable socket of a plugin", "plugin", k.String(), "error", err)
+	}
+}
+
+// close ends all calls and removes all sockets.
+func (s *Sockets) close() {
+	ctx, cancel := context.WithTimeout(context.Background(), server.StopTimeout)
+	defer cancel()
+	for k, entry := range s.sockets {
+		s.withdraw(ctx, k, entry)
+	}
+	s.clear(ctx) // ctx of Run may have ended before
+	s.stop(server.ErrStopping)
+	for _, entry := range s.sockets {
+		s.serving.Go(entry.server.Drain)
+	}
+	clear(s.sockets)
+	s.serving.Wait()
+}
+
+// clear removes stale sockets and leaves all other files. For a socket whose owner has exited it waits for at most a second: a process that a
+// killed daemon was starting shares its listeners for a moment.
+func (s *Sockets) clear(ctx context.Context) {
+	for end := time.Now().Add(time.Second); s.clearOnce(ctx) && time.Now().Before(end); {
+		if !backoff.Pause(ctx, 10*time.Millisecond) {
+			return
+		}
+	}
+}
+
+// clearOnce removes the stale sockets, and reports whether there are others whose owners have exited.
+func (s *Sockets) clearOnce(ctx context.Context) (again bool) {
+	folders, err := os.ReadDir(s.config.Dir)
+	// gofail: var dispenseClear string
+	// folders, err = nil, errors.New(dispenseClear)
+	if err != nil {
+		s.config.Log.Warn("cannot search the dispense directory for leftover sockets", "error", err)
+	}
+	for _, folder := range folders {
+		files, err := os.ReadDir(filepath.Join(s.config.Dir, folder.Name()))
+		if err != nil {
+			continue // not a directory, or not ours
+		}
+		for _, file := range files {
+			name, beside := besideStable(file.Name())
+			path := filepath.Join(s.config.Dir, folder.Name(), name)
+			if !isStableName(name) {
+				continue
+			}
+			stale, dying := isStale(ctx, path)
+			again = again || dying
+			if beside && isFree(path) || stale {
+				s.clearPath(ctx, path)
+			}
+		}
+	}
+	return again
+}
+
+// besideStable returns the name of the socket to which a hidden file of package sock belongs, such as .NAME.sock.lock, or else the name of
+// the file itself.
+func besideStable(file string) (name string, beside bool) {
+	end := strings.LastIndexByte(file, '.')
+	if end < 1 || file[0] != '.' {
+		return file, false
+	}
+	return file[1:end], true
+}
+
+func isFree(path string) bool {
+	_, err := os.Lstat(path)
+	return errors.Is(err, fs.ErrNotExist)
+}
+
+// isStale reports whether a file is a socket of this user on which no process accepts, or whose owner has exited while another process
+// still shares its listener.
+func isStale(ctx context.Context, path string) (stale, dying bool) {
+	info, err := sock.Stat(path)
+	if err != nil || !info.IsSocket() || int(info.UID) != os.Geteuid() {
+		return false, false
+	}
+	_, err = sock.Probe(ctx, path)
+	return sock.IsRefused(err), err == nil && !sock.IsServed(path)
+}
+
+// clearPath removes a stale socket by replacing it, which checks it again under the lock.
+func (s *Sockets) clearPath(ctx context.Context, path string) {
+	placed, err := sock.Place(ctx, path, mode, nil)
+	if err == nil {
+		_, err = placed.Withdraw(ctx)
+		err = errors.Join(err, placed.Close())
+	}
+	if err != nil && !errors.Is(err, sock.ErrInUse) {
+		s.config.Log.Warn("cannot remove a leftover stable socket", "path", path, "error", err)
+	}
+}
+
+func (s *Sockets) fail(k patchbay.PluginName, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before := s.failed[k]
+	if before == nil || before.Error() != err.Error() {
+		s.config.Log.Error("a plugin has no stable socket", "plugin", k.String(), "error", err)
+	}
+	if len(s.failed) == 0 {
+		s.since = time.Now()
+	}
+	s.failed[k] = err
+}
+
+func (s *Sockets) succeeded(k patchbay.PluginName) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.failed, k)
+}
+
+// Condition is degraded if a plugin has no socket.
+func (s *Sockets) Condition() patchbay.Condition {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for k, err := range s.failed {
+		return patchbay.Condition{
+			Name: "dispense", Since: s.since,
+			Message: fmt.Sprintf("%d plugins have no stable socket, for example %s: %v", len(s.failed), k, err),
+		}
+	}
+	return patchbay.Condition{Name: "dispense", OK: true}
+}

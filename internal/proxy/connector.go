@@ -1,0 +1,22 @@
+package proxy
+
+import (
+	"context"
+
+	"google.golang.org/grpc"
+)
+
+// Connector connects to plugins by their type, or role, and name: the registry of a node, or what uses it.
+type Connector interface {
+	Conn(ctx context.Context, ptype, name string) (grpc.ClientConnInterface, error)
+}
+
+// ConnTo returns a connection to a plugin. Each call goes to the instance that is current when the call begins, and errors name the plugin.
+func ConnTo(ctx context.Context, plugins Connector, ptype, name string) (grpc.ClientConnInterface, error) {
+	called := "plugin " + ptype + "/" + name
+	conn, err := plugins.Conn(ctx, ptype, name)
+	if err != nil {
+		return nil, CannotCall(called, err)
+	}
+	return Named(conn, called), nil
+}
