@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -114,11 +115,32 @@ func TestTerminate(t *testing.T) {
 	}
 }
 
+// TestGrace: a plugin gets SIGTERM before it is killed, however little time it has.
+func TestGrace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, test := range []struct{ timeout, deadline, want time.Duration }{
+			{0, 0, 5 * time.Second}, {time.Minute, 0, time.Minute}, {0, time.Minute, 5 * time.Second}, {time.Minute, 3 * time.Millisecond, 3 * time.Millisecond},
+		} {
+			for _, foreign := range []Foreign{nil, struct{ Foreign }{}} {
+				ctx, cancel := t.Context(), context.CancelFunc(func() {})
+				if test.deadline > 0 {
+					ctx, cancel = context.WithTimeout(ctx, test.deadline)
+				}
+				grace := (&Spec{StopTimeout: test.timeout, Foreign: foreign}).grace(ctx)
+				cancel()
+				if grace.Stdin <= 0 || grace.Term <= 0 || grace.Stdin+grace.Term != test.want || grace.Kill != 0 {
+					t.Errorf("%+v, foreign %t: %+v", test, foreign != nil, grace)
+				}
+			}
+		}
+	})
+}
+
 func TestTerminateKills(t *testing.T) {
 	h := newHost(t)
 	for name, how := range map[string]func(*PluginProcess) (context.Context, context.CancelFunc){
-		"by the grace": func(p *PluginProcess) (context.Context, context.CancelFunc) {
-			p.spec.Grace = Grace{Stdin: time.Millisecond, Term: time.Millisecond}
+		"by the StopTimeout": func(p *PluginProcess) (context.Context, context.CancelFunc) {
+			p.spec.StopTimeout = 2 * time.Millisecond
 			return context.WithCancel(t.Context())
 		},
 		"by the context": func(*PluginProcess) (context.Context, context.CancelFunc) {

@@ -69,8 +69,8 @@ type Spec struct {
 	Survive bool
 	// Tag is kept with a plugin that survives, for the host that adopts it; see [PluginProcess.Tag].
 	Tag string
-	// Grace says how long each step of [PluginProcess.Terminate] waits.
-	Grace Grace
+	// StopTimeout is how long [PluginProcess.Terminate] waits before it kills the plugin (default 5 s). SIGTERM is sent halfway.
+	StopTimeout time.Duration
 	// Foreign is set for a plugin of a protocol that the host does not know; Protocol does not matter then. Its PluginSocket is not passed
 	// on, and it cannot survive.
 	Foreign Foreign
@@ -120,10 +120,6 @@ func (h *Host) scan(program string) scanned {
 	h.scanned = append(h.scanned[max(0, len(h.scanned)+1-maxScanned):], found)
 	return found
 }
-
-// Grace says how long [PluginProcess.Terminate] waits after each of its steps. A zero field means its default, a negative one
-// skips the wait.
-type Grace = process.Grace
 
 // survivor is what a later host has to know of a plugin that survives.
 type survivor struct {
@@ -196,6 +192,8 @@ func (s *Spec) check() (granted grants, err error) {
 		err = errors.New("a variable of its environment has a NUL byte; remove it")
 	case slices.Contains(s.ExtraFiles, nil):
 		err = errors.New("one of its ExtraFiles is nil")
+	case s.StopTimeout < 0:
+		err = fmt.Errorf("its StopTimeout is negative: %v; use 0 for the default", s.StopTimeout)
 	case min(s.Limits.Memory, s.Limits.CPU, int64(s.Limits.Processes), int64(s.Limits.OpenFiles)) < 0:
 		err = fmt.Errorf("a limit is negative: %+v; use 0 for no limit", s.Limits)
 	case s.Foreign != nil && s.Survive:
@@ -441,7 +439,7 @@ type Foreign interface {
 	// Stderr returns what is read for the log instead of standard error, to see what the plugin writes there.
 	Stderr(stderr io.Reader) io.Reader
 	// Stop asks the plugin to end. It is called, concurrently too, by each [PluginProcess.Terminate], while it waits as long as
-	// [Grace].Stdin says; ctx ends when that call does.
+	// [Spec].StopTimeout says; ctx ends when that call does.
 	Stop(ctx context.Context)
 	// Health returns the connection and the name by which a plugin that runs is asked for its health.
 	Health() (conn grpc.ClientConnInterface, service string)

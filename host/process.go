@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,6 +19,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	pluginv1 "github.com/patchbay-dev/patchbay/api/patchbay/plugin/v1"
+	defaults "github.com/patchbay-dev/patchbay/internal/launch"
 	"github.com/patchbay-dev/patchbay/internal/launch/cipd"
 	"github.com/patchbay-dev/patchbay/internal/launch/handshake"
 	"github.com/patchbay-dev/patchbay/internal/launch/pluginlog"
@@ -166,9 +168,9 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// Terminate ends the plugin and everything that it started, as its [Grace] says: it closes the plugin's standard input, sends
-// SIGTERM, and at last SIGKILL, after 5 s or when ctx ends. It waits for the end and returns the same as Err, or an error if even
-// SIGKILL did not help. It does nothing if the plugin has ended.
+// Terminate stops the plugin and all its descendants: it closes the plugin's standard input, sends SIGTERM, and finally SIGKILL, after
+// [Spec].StopTimeout or when ctx ends. It blocks until they have exited and returns the same as Err, or an error if even SIGKILL did not help.
+// It does nothing if the plugin has exited.
 func (p *PluginProcess) Terminate(ctx context.Context) error {
 	err := p.terminate(ctx)
 	if errors.Is(err, process.ErrTimeout) {
@@ -181,15 +183,30 @@ func (p *PluginProcess) Terminate(ctx context.Context) error {
 	return p.Err()
 }
 
-// terminate ends the process. A foreign plugin is asked to end while it may do so by itself.
+// grace divides the time that a plugin has to stop: SIGTERM is sent halfway. To a foreign plugin it is sent near the end, since such a plugin
+// is also asked by its protocol.
+func (s *Spec) grace(ctx context.Context) process.Grace {
+	whole := cmp.Or(s.StopTimeout, defaults.DefaultStopTimeout)
+	if deadline, ok := ctx.Deadline(); ok {
+		whole = min(whole, max(time.Until(deadline), 1))
+	}
+	term := whole / 2
+	if s.Foreign != nil {
+		term = whole / 10
+	}
+	return process.Grace{Stdin: whole - term, Term: cmp.Or(term, 1)}
+}
+
+// terminate stops the process. A foreign plugin is also asked by its protocol.
 func (p *PluginProcess) terminate(ctx context.Context) error {
+	grace := p.spec.grace(ctx)
 	if p.spec.Foreign == nil {
-		return p.proc.Terminate(ctx, p.spec.Grace)
+		return p.proc.Terminate(ctx, grace)
 	}
 	asking, cancel := context.WithCancel(ctx)
 	var asked sync.WaitGroup
 	asked.Go(func() { p.spec.Foreign.Stop(asking) })
-	err := p.proc.Terminate(ctx, p.spec.Grace)
+	err := p.proc.Terminate(ctx, grace)
 	cancel()
 	asked.Wait()
 	return err

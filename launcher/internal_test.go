@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -13,23 +12,6 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/catalogue"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
-
-// TestGrace: a plugin gets SIGTERM before it is killed, whatever its calls behind a front take of the time that it has.
-func TestGrace(t *testing.T) {
-	for name, plugin := range map[string]Plugin{
-		"at its socket": {}, "on demand": {OnDemand: true}, "handed over": {Upgrade: plugin.UpgradeHandover},
-		"short": {OnDemand: true, StopTimeout: 3 * time.Millisecond},
-	} {
-		grace, limit := plugin.grace(), plugin.stopTimeout()
-		calls := time.Duration(0)
-		if plugin.fronted() {
-			calls = limit / 2 // see process.Terminate
-		}
-		if grace.Stdin <= 0 || calls+grace.Stdin >= limit || grace.Stdin+grace.Term != limit {
-			t.Errorf("%s: after %v for its calls it has %v until SIGTERM and %v until it is killed, of %v", name, calls, grace.Stdin, grace.Term, limit)
-		}
-	}
-}
 
 // TestLimited: what is not given to calls through fronts is told.
 func TestLimited(t *testing.T) {
@@ -142,12 +124,12 @@ func TestZeroPlugin(t *testing.T) {
 	}
 	var zero Plugin
 	want := Plugin{
-		Health: configured.Health, StopTimeout: configured.StopTimeout, StartTimeout: configured.StartTimeout, Idle: configured.Idle,
+		Health: configured.Health, Spec: host.Spec{StopTimeout: configured.StopTimeout}, StartTimeout: configured.StartTimeout, Idle: configured.Idle,
 		Restart: configured.Restart,
 	}
 	about := zero.about().WithDefaults()
 	got := Plugin{
-		Health: zero.checks("socket").HealthCheck, StopTimeout: zero.stopTimeout(), StartTimeout: zero.startTimeout(),
+		Health: zero.checks("socket").HealthCheck, Spec: host.Spec{StopTimeout: zero.stopTimeout()}, StartTimeout: zero.startTimeout(),
 		Idle: zero.settings().Idle, Restart: about.Restart, Upgrade: about.Upgrade, NoSocket: !about.Serves,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

@@ -81,7 +81,7 @@ const (
 // NoNewPrivs are as in package host.
 type Plugin struct {
 	// Spec describes its processes. Its Name is unique among the launched plugins and has the syntax of a file name; its Env is the whole
-	// environment unless it is nil. The launcher sets PluginSocket, Admit, Tag, Grace and Foreign.
+	// environment unless it is nil. The launcher sets PluginSocket, Admit, Tag and Foreign.
 	host.Spec
 	// NoSocket is for a program that does not serve: it is ready when it has run for a moment. All others get a socket path in the plugin
 	// directory, and are ready when they are registered. A plugin with a user or group gets a directory of its own in the plugin directory.
@@ -103,8 +103,6 @@ type Plugin struct {
 	Restart plugin.RestartPolicy
 	// Upgrade says how a new process takes the place of an old one.
 	Upgrade plugin.Upgrade
-	// StopTimeout is how long it may take to stop before it is killed (default 5 s).
-	StopTimeout time.Duration
 	// Health says how its health is checked.
 	Health plugin.HealthCheck
 	// StartTimeout is how long a process that serves may take from its start until it is ready (default 1 min). One that takes longer is
@@ -127,7 +125,7 @@ func (p Plugin) identity() string {
 		return ""
 	}
 	spec := p.Spec
-	spec.Controller, spec.ExtraFiles = nil, nil
+	spec.Controller, spec.ExtraFiles, spec.StopTimeout = nil, nil, 0
 	digest := sha256.Sum256(fmt.Appendf(nil, "%#v %t", spec, !p.NoSocket))
 	return hex.EncodeToString(digest[:8])
 }
@@ -163,23 +161,13 @@ func (p Plugin) startTimeout() time.Duration {
 
 func (p Plugin) stopTimeout() time.Duration { return cmp.Or(p.StopTimeout, launch.DefaultStopTimeout) }
 
-// grace divides the StopTimeout: a plugin that does not heed the end of its standard input has the second half for SIGTERM. Calls through a
-// front may take the first half, so a plugin behind one gets SIGTERM sooner: else it would be killed without.
-func (p Plugin) grace() host.Grace {
-	stdin := p.stopTimeout() / 2
-	if p.fronted() {
-		stdin /= 2
-	}
-	return host.Grace{Stdin: stdin, Term: p.stopTimeout() - stdin}
-}
-
 func (l *Launcher) check(p Plugin) error {
 	switch {
 	case !nameText.MatchString(p.Name):
 		return fmt.Errorf("cannot launch plugin %q: a name has 1 to 128 letters, digits, dots, dashes and underscores, "+
 			"and begins with a letter or digit", p.Name)
-	case p.PluginSocket != "" || p.Admit != nil || p.Tag != "" || p.Grace != (host.Grace{}) || p.Foreign != nil:
-		return fmt.Errorf("cannot launch plugin %s: the launcher itself sets the PluginSocket, Admit, Tag, Grace and Foreign of its Spec",
+	case p.PluginSocket != "" || p.Admit != nil || p.Tag != "" || p.Foreign != nil:
+		return fmt.Errorf("cannot launch plugin %s: the launcher itself sets the PluginSocket, Admit, Tag and Foreign of its Spec",
 			p.Name)
 	case p.Protocol != nil && (p.NoSocket || p.Survive):
 		return fmt.Errorf("cannot launch plugin %s: with its protocol it must serve and cannot survive its host", p.Name)
@@ -195,8 +183,8 @@ func (l *Launcher) check(p Plugin) error {
 			p.Name, p.Upgrade, p.Restart.Policy)
 	case !p.NoSocket && l.cfg.AwaitRegistered == nil:
 		return fmt.Errorf("cannot launch plugin %s: it must serve, and the launcher has no AwaitRegistered", p.Name)
-	case min(p.StopTimeout, p.Idle, p.Restart.Backoff.Min, p.Restart.Backoff.Max, p.Restart.Window) < 0:
-		return fmt.Errorf("cannot launch plugin %s: its StopTimeout, its Idle or a duration of its Restart is negative", p.Name)
+	case min(p.Idle, p.Restart.Backoff.Min, p.Restart.Backoff.Max, p.Restart.Window) < 0:
+		return fmt.Errorf("cannot launch plugin %s: its Idle or a duration of its Restart is negative", p.Name)
 	case min(p.Health.Interval, p.Health.Timeout) < 0 || p.Health.Misses < 0:
 		return fmt.Errorf("cannot launch plugin %s: the Interval, Timeout and Misses of its Health must not be below zero", p.Name)
 	case p.Survive && l.cfg.Host.StateDir == "":

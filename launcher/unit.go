@@ -128,7 +128,7 @@ func (c program) Launch(ctx context.Context, generation machine.Ref) (supervise.
 	u, p := c.unit, c.plugin
 	l := u.launcher
 	spec := p.Spec
-	spec.Tag, spec.Grace, spec.Admit = p.identity(), p.grace(), l.cfg.Admit
+	spec.Tag, spec.Admit = p.identity(), l.cfg.Admit
 	if !p.NoSocket {
 		dir, err := l.makeDir(p.fronted())
 		if err != nil {

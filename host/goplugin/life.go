@@ -24,6 +24,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/internal/launch"
 	"github.com/patchbay-dev/patchbay/internal/launch/account"
 	"github.com/patchbay-dev/patchbay/internal/launch/pluginlog"
 	"github.com/patchbay-dev/patchbay/internal/peerauth"
@@ -82,8 +83,8 @@ func newLife(p *Plugin, spec host.Spec) *life {
 		plugin: p, spec: spec, traffic: newTraffic(), unhook: nothing, unserve: nothing,
 		settled: make(chan struct{}), gone: make(chan struct{}),
 	}
-	if l.callsTime, l.spec.Grace = divide(spec.Grace); p.Register != nil {
-		l.callsTime = 0
+	if p.Register == nil {
+		l.callsTime = cmp.Or(spec.StopTimeout, launch.DefaultStopTimeout) * 4 / 5
 	}
 	l.spec.Foreign = l
 	l.hello, l.helloWrite = io.Pipe()

@@ -1,7 +1,6 @@
 package goplugin
 
 import (
-	"cmp"
 	"context"
 	"strings"
 	"sync"
@@ -10,8 +9,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-
-	"github.com/patchbay-dev/patchbay/host"
 )
 
 // traffic counts the calls that are under way to one process of a plugin, on all connections that this host has to it. A plugin of
@@ -98,17 +95,4 @@ func (t *traffic) stream(
 		end()
 	}
 	return stream, err
-}
-
-// divide says how long the calls that are under way have when a process is to end, four fifths of the whole grace, and what the host then
-// waits for: SIGTERM helps no more than SIGKILL, so nearly all of the time is for the plugin to end as it was asked to. A grace of which a
-// step is skipped stays as it is.
-func divide(grace host.Grace) (calls time.Duration, divided host.Grace) {
-	if grace.Stdin < 0 || grace.Term < 0 {
-		return max(0, grace.Stdin) * 4 / 5, grace
-	}
-	whole := cmp.Or(grace.Stdin, 2*time.Second) + cmp.Or(grace.Term, 3*time.Second) // the host's defaults
-	grace.Term = whole / 10
-	grace.Stdin = whole - grace.Term
-	return whole * 4 / 5, grace
 }

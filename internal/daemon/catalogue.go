@@ -50,22 +50,22 @@ func toLaunch(c *catalogue.Catalogue, connections *goplugin.Connections) []launc
 		plugins = append(plugins, launcher.Plugin{
 			Spec: host.Spec{
 				Name: p.Name, Args: p.Command, Env: env, Dir: dir, Survive: p.Survive,
-				SHA256: p.SHA256, Interpreter: p.Interpreter, User: p.User, Group: p.Group, NoNewPrivs: true,
+				SHA256: p.SHA256, Interpreter: p.Interpreter, User: p.User, Group: p.Group, NoNewPrivs: true, StopTimeout: p.StopTimeout,
 				Limits: plugin.Limits{
 					Memory: int64(p.Limits.Memory), CPU: int64(p.Limits.CPU), Processes: p.Limits.Processes, OpenFiles: p.Limits.OpenFiles,
 				},
 			},
-			NoSocket:    !p.Serve,
-			Protocol:    protocolOf(p, connections),
-			Manual:      !p.Autostart,
-			OnDemand:    p.Start == catalogue.StartOnDemand,
-			Idle:        p.Idle,
-			Announce:    launcher.Announcement(p.Announce),
-			Restart:     p.Restart,
-			Health:      p.Health,
-			Upgrade:     p.Upgrade,
-			StopTimeout: p.StopTimeout, StartTimeout: p.StartTimeout,
-			LogRate: p.LogRate,
+			NoSocket:     !p.Serve,
+			Protocol:     protocolOf(p, connections),
+			Manual:       !p.Autostart,
+			OnDemand:     p.Start == catalogue.StartOnDemand,
+			Idle:         p.Idle,
+			Announce:     launcher.Announcement(p.Announce),
+			Restart:      p.Restart,
+			Health:       p.Health,
+			Upgrade:      p.Upgrade,
+			StartTimeout: p.StartTimeout,
+			LogRate:      p.LogRate,
 		})
 	}
 	return plugins
