@@ -1,10 +1,8 @@
 // Package client talks to a running Patchbay daemon over its control socket.
 //
-// It turns the control API of api/patchbay/v1 into plain Go values whose JSON form is the one that the patchbay command prints, so that a
-// program and a script see the same keys, and its errors say whether no daemon is running, the caller is not allowed, or the plugin is
-// unknown. It starts no daemon and keeps nothing between calls but idle connections.
-//
-// Callers that need another language or the protocol itself use the API directly.
+// Its methods make the calls of the control API, api/patchbay/v1, and return its messages. The client adds connections to plugins, sequences
+// for streams, waiting with a result that says why a wait ended, and errors that say whether no daemon is running, the caller is not allowed,
+// or the plugin is unknown. It does not start a daemon.
 package client
 
 import (
@@ -12,10 +10,9 @@ import (
 	"iter"
 	"net"
 	"net/http"
-	"time"
+	"strings"
 
 	"connectrpc.com/connect"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
@@ -69,18 +66,18 @@ func ask[Q, A any](
 	return response, nil
 }
 
-// follow returns a sequence of what the messages of a stream say. The messages of which value returns nil say nothing.
+// follow returns a sequence of the values of a stream's messages. Messages for which value returns nil are skipped.
 func follow[Q, A, T any](
 	ctx context.Context, explain func(task string, err error) error, task string,
 	open func(context.Context, *Q) (*connect.ServerStreamForClient[A], error), request *Q, value func(*A) *T,
-) iter.Seq2[T, error] {
-	return func(yield func(T, error) bool) {
+) iter.Seq2[*T, error] {
+	return func(yield func(*T, error) bool) {
 		// The end of the context, and not reading to its end, is what ends a stream that is left early.
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
 		stream, err := open(ctx, request)
 		if err != nil {
-			yield(*new(T), explain(task, err))
+			yield(nil, explain(task, err))
 			return
 		}
 		defer func() {
@@ -88,35 +85,30 @@ func follow[Q, A, T any](
 			_ = stream.Close() // nothing is left to learn from it
 		}()
 		for stream.Receive() {
-			if said := value(stream.Msg()); said != nil && !yield(*said, nil) {
+			if v := value(stream.Msg()); v != nil && !yield(v, nil) {
 				return
 			}
 		}
 		if err := stream.Err(); err != nil {
-			yield(*new(T), explain(task, err))
+			yield(nil, explain(task, err))
 		}
 	}
 }
 
-// List returns all plugins that the daemon knows and the conditions of the daemon, as one consistent view.
-func (c *Client) List(ctx context.Context) (Listing, error) { return c.ListTypes(ctx) }
+// message returns a message of a stream itself.
+func message[A any](m *A) *A { return m }
 
-// ListTypes is List of the plugins of some types, or with some roles; of all if there are none.
-func (c *Client) ListTypes(ctx context.Context, types ...string) (Listing, error) {
-	const task = "list the plugins"
-	listing := Listing{Plugins: []Plugin{}, Conditions: []Condition{}}
-	whole := func(m *patchbayv1.StreamPluginsResponse) **patchbayv1.StreamPluginsResponse { return &m }
-	raw := func(_ string, err error) error { return err }
-	for part, err := range follow(ctx, raw, task, c.control.StreamPlugins, &patchbayv1.StreamPluginsRequest{Types: types}, whole) {
-		if connect.CodeOf(err) == connect.CodeUnimplemented { // the daemon is an older one
-			answer, err := ask(ctx, c.explain, task, c.control.ListPlugins, &patchbayv1.ListPluginsRequest{Types: types})
-			return Listing{Plugins: each(answer.GetPlugins(), pluginOf), Conditions: each(answer.GetConditions(), conditionOf)}, err
-		}
+// List returns the plugins of some types, or with some roles, and the conditions of the daemon, as one consistent view; all plugins if no
+// type is named. They are ordered by type, name, and newest first within a name, the conditions by name.
+func (c *Client) List(ctx context.Context, types ...string) (*patchbayv1.ListPluginsResponse, error) {
+	listing := &patchbayv1.ListPluginsResponse{}
+	request := &patchbayv1.StreamPluginsRequest{Types: types}
+	for part, err := range follow(ctx, c.explain, "list the plugins", c.control.StreamPlugins, request, message) {
 		if err != nil {
-			return Listing{}, c.explain(task, err)
+			return nil, err
 		}
-		listing.Plugins = append(listing.Plugins, each(part.GetPlugins(), pluginOf)...)
-		listing.Conditions = append(listing.Conditions, each(part.GetConditions(), conditionOf)...)
+		listing.Plugins = append(listing.Plugins, part.GetPlugins()...)
+		listing.Conditions = append(listing.Conditions, part.GetConditions()...)
 	}
 	return listing, nil
 }
@@ -124,10 +116,10 @@ func (c *Client) ListTypes(ctx context.Context, types ...string) (Listing, error
 // Get returns every known instance of one plugin, newest first: at least one. For an unknown plugin the error is [ErrNotFound].
 //
 // Here and in Retry, ReleaseName and Wait, ptype is a type or a role. If it is empty, name is that of a launched plugin in the catalogue.
-func (c *Client) Get(ctx context.Context, ptype, name string) ([]Plugin, error) {
+func (c *Client) Get(ctx context.Context, ptype, name string) ([]*patchbayv1.Plugin, error) {
 	request := &patchbayv1.GetPluginRequest{Type: ptype, Name: name}
 	answer, err := ask(ctx, c.explain, "get plugin "+pluginText(ptype, name), c.control.GetPlugin, request)
-	return each(answer.GetPlugins(), pluginOf), err
+	return answer.GetPlugins(), err
 }
 
 // Retry immediately retries the instances of a plugin that wait for another attempt, and returns before the outcome is known. A plugin that
@@ -147,9 +139,9 @@ func (c *Client) ReleaseName(ctx context.Context, ptype, name string) error {
 
 // Refusals returns the last refusal of each name whose plugin is gone and that has not been registered since: LastError is the reason, and
 // Since the time.
-func (c *Client) Refusals(ctx context.Context) ([]Plugin, error) {
+func (c *Client) Refusals(ctx context.Context) ([]*patchbayv1.Plugin, error) {
 	answer, err := ask(ctx, c.explain, "list the refusals", c.control.ListRefusals, &patchbayv1.ListRefusalsRequest{})
-	return each(answer.GetPlugins(), pluginOf), err
+	return answer.GetPlugins(), err
 }
 
 // Events returns the events of the daemon in the order in which they happened. There is neither a gap nor a duplicate between past and new
@@ -158,92 +150,45 @@ func (c *Client) Refusals(ctx context.Context) ([]Plugin, error) {
 // The sequence is single-use: each iteration is a separate call. Without Follow it ends after the past events. An error is the last pair of
 // the sequence: that of the context when it ends, [ErrNotRunning] when the daemon goes away, and [ErrBehind] when the iteration was too
 // slow for the daemon to keep what it had not read.
-func (c *Client) Events(ctx context.Context, options EventsOptions) iter.Seq2[Event, error] {
-	request := &patchbayv1.WatchEventsRequest{
-		Follow: options.Follow, Tail: options.Tail, Types: options.Types, Names: options.Names, Kinds: options.Kinds,
-	}
-	if !options.Since.IsZero() {
-		request.Since = timestamppb.New(options.Since)
-	}
-	return follow(ctx, c.explain, "read the events", c.control.WatchEvents, request, func(m *patchbayv1.WatchEventsResponse) *Event {
-		if m.GetEvent() == nil {
-			return nil // it says only that the watch stands
-		}
-		return new(eventOf(m.GetEvent()))
-	})
+func (c *Client) Events(ctx context.Context, request *patchbayv1.WatchEventsRequest) iter.Seq2[*patchbayv1.Event, error] {
+	// A message without an event only says that the daemon has begun to watch.
+	return follow(ctx, c.explain, "read the events", c.control.WatchEvents, request, (*patchbayv1.WatchEventsResponse).GetEvent)
 }
 
 // Configuration returns the files and directories that the daemon uses, and its configuration.
-func (c *Client) Configuration(ctx context.Context) (Configuration, error) {
-	m, err := ask(ctx, c.explain, "get the configuration", c.control.GetConfiguration, &patchbayv1.GetConfigurationRequest{})
-	return Configuration{
-		PluginDirs: m.GetPluginDirs(), DeprecatedPluginDir: m.GetDeprecatedPluginDir(), State: m.GetState(),
-		ControlSocket: m.GetControlSocket(), Effective: m.GetEffective(), Handlers: present(m.GetHandlers()),
-	}, err
+func (c *Client) Configuration(ctx context.Context) (*patchbayv1.GetConfigurationResponse, error) {
+	return ask(ctx, c.explain, "get the configuration", c.control.GetConfiguration, &patchbayv1.GetConfigurationRequest{})
 }
 
-// A Part is a part of a file.
-type Part struct {
-	// Name is the name of the file; consecutive parts of one name are one file.
-	Name string
-	// Content are the next bytes of it.
-	Content []byte
-}
-
-// Diagnose returns diagnostic files about the daemon's process, for a bug report. The sequence behaves like that of [Client.Events].
-func (c *Client) Diagnose(ctx context.Context) iter.Seq2[Part, error] {
-	partOf := func(m *patchbayv1.DiagnoseResponse) *Part { return &Part{m.GetName(), m.GetContent()} }
-	return follow(ctx, c.explain, "diagnose the daemon", c.control.Diagnose, &patchbayv1.DiagnoseRequest{}, partOf)
+// Diagnose returns diagnostic files about the daemon's process, for a bug report, in parts: consecutive parts of one name are one file. The
+// sequence behaves like that of [Client.Events].
+func (c *Client) Diagnose(ctx context.Context) iter.Seq2[*patchbayv1.DiagnoseResponse, error] {
+	return follow(ctx, c.explain, "diagnose the daemon", c.control.Diagnose, &patchbayv1.DiagnoseRequest{}, message)
 }
 
 // Reload makes the daemon read and apply its configuration again, and returns the keys whose values changed. If the configuration is
 // invalid, the error says what is wrong and where, and nothing changes. It waits until the processes of changed plugins have been
 // replaced, or could not be.
-func (c *Client) Reload(ctx context.Context) (Reloaded, error) {
-	answer, err := ask(ctx, c.explain, "reload the configuration", c.control.Reload, &patchbayv1.ReloadRequest{})
-	return Reloaded{Changed: present(answer.GetChanged()), NotReplaced: present(answer.GetNotReplaced())}, err
+func (c *Client) Reload(ctx context.Context) (*patchbayv1.ReloadResponse, error) {
+	return ask(ctx, c.explain, "reload the configuration", c.control.Reload, &patchbayv1.ReloadRequest{})
 }
 
-// Version says which build of the daemon answers, and since when it has been running.
-func (c *Client) Version(ctx context.Context) (Version, error) {
-	v, err := ask(ctx, c.explain, "get the version of the daemon", c.control.GetVersion, &patchbayv1.GetVersionRequest{})
-	if err != nil {
-		return Version{}, err
-	}
-	return Version{
-		Version: v.GetVersion(), Commit: v.GetCommit(), GoVersion: v.GetGoVersion(), PID: int(v.GetPid()),
-		StartTime: v.GetStartTime().AsTime(), Node: v.GetNode(),
-	}, nil
+// Version returns the build of the daemon that answers, and since when it has been running.
+func (c *Client) Version(ctx context.Context) (*patchbayv1.GetVersionResponse, error) {
+	return ask(ctx, c.explain, "get the version of the daemon", c.control.GetVersion, &patchbayv1.GetVersionRequest{})
 }
 
-// each returns what each message of a list says. The list is an array in JSON, never null.
-func each[M, T any](messages []M, of func(M) T) []T {
-	values := make([]T, len(messages))
-	for i, m := range messages {
-		values[i] = of(m)
-	}
-	return values
+// ParsePlugin splits TYPE/NAME, as plugins are written for people. The type ends at the first slash; the name may have more. Neither is
+// empty if ok is true.
+func ParsePlugin(text string) (ptype, name string, ok bool) {
+	ptype, name, _ = strings.Cut(text, "/")
+	return ptype, name, ptype != "" && name != ""
 }
 
-// present returns a list that is an array in JSON, never null.
-func present[T any](list []T) []T {
-	if list == nil {
-		return []T{}
+// pluginText is how a plugin is written for people: TYPE/NAME, or NAME for one of the catalogue.
+func pluginText(ptype, name string) string {
+	if ptype == "" {
+		return name
 	}
-	return list
-}
-
-// presentMap returns a map that is an object in JSON, never null.
-func presentMap(m map[string]string) map[string]string {
-	if m == nil {
-		return map[string]string{}
-	}
-	return m
-}
-
-func timeOf(ts *timestamppb.Timestamp) *time.Time {
-	if ts == nil {
-		return nil
-	}
-	return new(ts.AsTime())
+	return ptype + "/" + name
 }

@@ -2,7 +2,6 @@ package client_test
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"net"
 	"net/http"
@@ -72,20 +71,6 @@ func serveDevices(t *testing.T, s deviceService) *client.Client {
 	return c
 }
 
-func TestDeviceListsAreNeverNull(t *testing.T) {
-	listing, err := serveDevices(t, deviceService{}).ListDevices(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := json.Marshal(listing)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if strings.Contains(strings.Replace(string(text), `"time":null`, "", 1), "null") {
-		t.Errorf("a list is null: %s", text)
-	}
-}
-
 func TestDeviceErrors(t *testing.T) {
 	for code, c := range map[connect.Code]struct {
 		want error
@@ -98,7 +83,7 @@ func TestDeviceErrors(t *testing.T) {
 		connect.CodeUnavailable:        {client.ErrNotRunning, ""},
 	} {
 		d := serveDevices(t, deviceService{err: connect.NewError(code, errors.New("why"))})
-		_, err := d.AllocateDevices(t.Context(), client.DeviceRequest{Resource: "example.com/gpu", Owner: "o"})
+		_, err := d.AllocateDevices(t.Context(), &patchbayv1.AllocateDevicesRequest{Resource: "example.com/gpu", Owner: "o"})
 		if err == nil || c.want != nil && !errors.Is(err, c.want) || c.text != "" && err.Error() != c.text {
 			t.Errorf("%v: got %v, want %q", code, err, c.text)
 		}
@@ -137,7 +122,7 @@ func TestRefuses(t *testing.T) {
 	}
 	c := client.New(filepath.Join(dir, "none"))
 	for what, err := range map[string]error{
-		"a goal": second(c.Wait(t.Context(), "T", "foo", "x")), "a count": second(c.WaitFleet(t.Context(), client.FleetFilter{}, -1)),
+		"a goal": second(c.Wait(t.Context(), "T", "foo", "x")), "a count": second(c.WaitFleet(t.Context(), nil, -1)),
 		"no type": second(c.Conn("", "foo")), "no name": second(c.FleetConn("T", "", "")), "neither": second(c.FleetConnByLabels("", "", nil)),
 	} {
 		if err == nil || errors.Is(err, client.ErrNotRunning) {
@@ -156,37 +141,41 @@ func second[T any](_ T, err error) error { return err }
 // calls are the methods of a client with nothing to say.
 func calls(c *client.Client) map[string]func(context.Context) error {
 	return map[string]func(context.Context) error{
-		"List":             func(ctx context.Context) error { return second(c.List(ctx)) },
-		"Get":              func(ctx context.Context) error { return second(c.Get(ctx, "", "")) },
-		"Retry":            func(ctx context.Context) error { return c.Retry(ctx, "", "") },
-		"ReleaseName":      func(ctx context.Context) error { return c.ReleaseName(ctx, "", "") },
-		"Refusals":         func(ctx context.Context) error { return second(c.Refusals(ctx)) },
-		"Configuration":    func(ctx context.Context) error { return second(c.Configuration(ctx)) },
-		"Wait":             func(ctx context.Context) error { return second(c.Wait(ctx, "", "", client.GoalDeregistered)) },
-		"ListLaunched":     func(ctx context.Context) error { return second(c.ListLaunched(ctx)) },
-		"Launch":           func(ctx context.Context) error { return second(c.Launch(ctx, "")) },
-		"Stop":             func(ctx context.Context) error { return second(c.Stop(ctx, "")) },
-		"ListDevices":      func(ctx context.Context) error { return second(c.ListDevices(ctx)) },
-		"AllocateDevices":  func(ctx context.Context) error { return second(c.AllocateDevices(ctx, client.DeviceRequest{})) },
-		"ReleaseDevices":   func(ctx context.Context) error { return second(c.ReleaseDevices(ctx, "", "")) },
-		"PreferredDevices": func(ctx context.Context) error { return second(c.PreferredDevices(ctx, client.DeviceRequest{})) },
-		"DrainNode":        func(ctx context.Context) error { return c.DrainNode(ctx, "") },
-		"FleetLocks":       func(ctx context.Context) error { return second(c.FleetLocks(ctx)) },
-		"WaitFleet":        func(ctx context.Context) error { return second(c.WaitFleet(ctx, client.FleetFilter{}, 0)) },
+		"List":          func(ctx context.Context) error { return second(c.List(ctx)) },
+		"Get":           func(ctx context.Context) error { return second(c.Get(ctx, "", "")) },
+		"Retry":         func(ctx context.Context) error { return c.Retry(ctx, "", "") },
+		"ReleaseName":   func(ctx context.Context) error { return c.ReleaseName(ctx, "", "") },
+		"Refusals":      func(ctx context.Context) error { return second(c.Refusals(ctx)) },
+		"Configuration": func(ctx context.Context) error { return second(c.Configuration(ctx)) },
+		"Wait":          func(ctx context.Context) error { return second(c.Wait(ctx, "", "", client.GoalDeregistered)) },
+		"ListLaunched":  func(ctx context.Context) error { return second(c.ListLaunched(ctx)) },
+		"Launch":        func(ctx context.Context) error { return second(c.Launch(ctx, "")) },
+		"Stop":          func(ctx context.Context) error { return second(c.Stop(ctx, "")) },
+		"ListDevices":   func(ctx context.Context) error { return second(c.ListDevices(ctx)) },
+		"AllocateDevices": func(ctx context.Context) error {
+			return second(c.AllocateDevices(ctx, &patchbayv1.AllocateDevicesRequest{}))
+		},
+		"ReleaseDevices": func(ctx context.Context) error { return second(c.ReleaseDevices(ctx, "", "")) },
+		"PreferredDevices": func(ctx context.Context) error {
+			return second(c.PreferredDevices(ctx, &patchbayv1.GetPreferredDevicesRequest{}))
+		},
+		"DrainNode":  func(ctx context.Context) error { return c.DrainNode(ctx, "") },
+		"FleetLocks": func(ctx context.Context) error { return second(c.FleetLocks(ctx)) },
+		"WaitFleet":  func(ctx context.Context) error { return second(c.WaitFleet(ctx, nil, 0)) },
 		"Events": func(ctx context.Context) (last error) {
-			for _, err := range c.Events(ctx, client.EventsOptions{}) {
+			for _, err := range c.Events(ctx, &patchbayv1.WatchEventsRequest{}) {
 				last = err
 			}
 			return last
 		},
 		"Logs": func(ctx context.Context) (last error) {
-			for _, err := range c.Logs(ctx, "", client.LogsOptions{}) {
+			for _, err := range c.Logs(ctx, &patchbayv1.ReadLogsRequest{}) {
 				last = err
 			}
 			return last
 		},
 		"WatchFleet": func(ctx context.Context) (last error) {
-			for _, err := range c.WatchFleet(ctx, client.FleetFilter{}, false, nil) {
+			for _, err := range c.WatchFleet(ctx, &patchbayv1.WatchFleetRequest{}) {
 				last = err
 			}
 			return last

@@ -12,6 +12,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
 	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/internal/daemon"
@@ -84,7 +85,7 @@ func ExampleClient_Events() {
 	withDaemon(func(ctx context.Context, controlSocket string) {
 		c := client.New(controlSocket)
 		defer c.Close()
-		for event, err := range c.Events(ctx, client.EventsOptions{Follow: true}) {
+		for event, err := range c.Events(ctx, &patchbayv1.WatchEventsRequest{Follow: true}) {
 			if err != nil {
 				panic(err)
 			}
@@ -119,20 +120,19 @@ func ExampleClient_AllocateDevices() {
 	withDevices(func(ctx context.Context, controlSocket string) {
 		c := client.New(controlSocket)
 		defer c.Close()
-		request := client.DeviceRequest{Resource: "example.com/gpu", Owner: "build-17", Count: 1}
-		devices, err := c.PreferredDevices(ctx, request)
+		const gpu = "example.com/gpu"
+		devices, err := c.PreferredDevices(ctx, &patchbayv1.GetPreferredDevicesRequest{Resource: gpu, Count: 1})
 		if err != nil {
 			panic(err)
 		}
-		request.Devices = devices
-		allocation, err := c.AllocateDevices(ctx, request)
+		allocation, err := c.AllocateDevices(ctx, &patchbayv1.AllocateDevicesRequest{Resource: gpu, Owner: "build-17", Devices: devices})
 		if errors.Is(err, client.ErrAllocated) {
 			panic("build-17 has others already")
 		}
 		if err != nil {
 			panic(err)
 		}
-		fmt.Println(allocation.Owner, allocation.Devices, allocation.Answer.CDIDevices)
+		fmt.Println(allocation.Owner, allocation.Devices, allocation.Answer.CdiDevices)
 	})
 	// Output:
 	// build-17 [gpu-3] [example.com/gpu=3]

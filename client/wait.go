@@ -50,11 +50,23 @@ func waitOrLook[Q, A any](
 	return nil, late, err
 }
 
+// Goal is what [Client.Wait] waits for.
+type Goal string
+
+// The goals of [Client.Wait].
+const (
+	// GoalRegistered: an instance of the plugin is registered and can be dispensed.
+	GoalRegistered Goal = "registered"
+	// GoalDeregistered: no instance of the plugin is registered, nor restored and not yet confirmed. A plugin that was never known is
+	// deregistered.
+	GoalDeregistered Goal = "deregistered"
+)
+
 // Wait blocks until the plugin is registered or deregistered, and returns at once if it already is. It returns the current instance
 // for [GoalRegistered], and nil or the newest known instance for [GoalDeregistered].
 //
 // If the deadline of ctx passes first, the error is a [*TimeoutError], which says what state the plugin is in.
-func (c *Client) Wait(ctx context.Context, ptype, name string, goal Goal) (*Plugin, error) {
+func (c *Client) Wait(ctx context.Context, ptype, name string, goal Goal) (*patchbayv1.Plugin, error) {
 	task := "wait for plugin " + pluginText(ptype, name)
 	goals := map[Goal]patchbayv1.WaitFor{
 		GoalRegistered: patchbayv1.WaitFor_WAIT_FOR_REGISTERED, GoalDeregistered: patchbayv1.WaitFor_WAIT_FOR_DEREGISTERED,
@@ -70,16 +82,14 @@ func (c *Client) Wait(ctx context.Context, ptype, name string, goal Goal) (*Plug
 		return seen.judge(goal, &TimeoutError{Type: ptype, Name: name, Goal: goal})
 	case err != nil:
 		return nil, c.explain(task, err)
-	case answer.GetPlugin() == nil:
-		return nil, nil
 	}
-	return new(pluginOf(answer.GetPlugin())), nil
+	return answer.GetPlugin(), nil
 }
 
 // look is what the daemon says of a plugin.
 type look struct {
-	instances []Plugin
-	launched  *Launched
+	instances []*patchbayv1.Plugin
+	launched  *patchbayv1.LaunchedPlugin
 	err       error
 }
 
@@ -87,15 +97,15 @@ func (c *Client) look(ctx context.Context, ptype, name string) (seen look) {
 	seen.instances, seen.err = c.Get(ctx, ptype, name)
 	if ptype == "" && len(seen.instances) == 0 {
 		launched, _ := c.ListLaunched(ctx) // without it the error says less
-		if i := slices.IndexFunc(launched, func(p Launched) bool { return p.Name == name }); i >= 0 {
-			seen.launched = &launched[i]
+		if i := slices.IndexFunc(launched, func(p *patchbayv1.LaunchedPlugin) bool { return p.GetName() == name }); i >= 0 {
+			seen.launched = launched[i]
 		}
 	}
 	return seen
 }
 
 // judge returns the plugin if the goal is reached, and otherwise completes the error of the timeout.
-func (l *look) judge(goal Goal, timeout *TimeoutError) (*Plugin, error) {
+func (l *look) judge(goal Goal, timeout *TimeoutError) (*patchbayv1.Plugin, error) {
 	unknown, isUnknown := errors.AsType[inWords](l.err)
 	switch {
 	case errors.Is(l.err, context.DeadlineExceeded):
@@ -108,7 +118,7 @@ func (l *look) judge(goal Goal, timeout *TimeoutError) (*Plugin, error) {
 		return plugin, nil
 	}
 	if len(l.instances) > 0 {
-		timeout.Plugin = &l.instances[0]
+		timeout.Plugin = l.instances[0]
 	}
 	if timeout.Launched = l.launched; isUnknown && timeout.Type != "" {
 		timeout.reason = unknown.Error()
@@ -116,22 +126,22 @@ func (l *look) judge(goal Goal, timeout *TimeoutError) (*Plugin, error) {
 	return nil, timeout
 }
 
-// reached says whether the instances of a plugin, newest first, are what is waited for. It judges like the daemon.
-func reached(goal Goal, instances []Plugin) (*Plugin, bool) {
+// reached reports whether the instances of a plugin, newest first, are what is waited for. It judges like the daemon.
+func reached(goal Goal, instances []*patchbayv1.Plugin) (*patchbayv1.Plugin, bool) {
 	if goal == GoalRegistered {
-		i := slices.IndexFunc(instances, func(p Plugin) bool { return p.State == "registered" })
+		i := slices.IndexFunc(instances, func(p *patchbayv1.Plugin) bool { return p.GetState() == "registered" })
 		if i < 0 {
 			return nil, false
 		}
-		return &instances[i], true
+		return instances[i], true
 	}
-	if slices.ContainsFunc(instances, func(p Plugin) bool { return p.Instance != "" }) {
+	if slices.ContainsFunc(instances, func(p *patchbayv1.Plugin) bool { return p.GetInstance() != "" }) {
 		return nil, false
 	}
 	if len(instances) == 0 {
 		return nil, true
 	}
-	return &instances[0], true
+	return instances[0], true
 }
 
 // TimeoutError says that a plugin did not reach the goal in time. It matches [context.DeadlineExceeded].
@@ -139,9 +149,9 @@ type TimeoutError struct {
 	Type, Name string // what was waited for; Type is empty for a launched plugin named by the catalogue
 	Goal       Goal
 	// Plugin is the newest instance shortly before the timeout; nil if none was known.
-	Plugin *Plugin
+	Plugin *patchbayv1.Plugin
 	// Launched is the launched plugin shortly before the timeout, if it was named as in the catalogue and had not registered; else nil.
-	Launched *Launched
+	Launched *patchbayv1.LaunchedPlugin
 
 	reason string // what the daemon said of a plugin that is not known, or that it said nothing
 }
@@ -151,10 +161,10 @@ func (e *TimeoutError) Error() string {
 	var state, last string
 	switch {
 	case e.Plugin != nil:
-		state, last = e.Plugin.State, e.Plugin.LastError
+		state, last = e.Plugin.GetState(), e.Plugin.GetLastError()
 	case e.Launched != nil:
 		message += "it has not registered, and "
-		state, last = e.Launched.State, e.Launched.LastError
+		state, last = e.Launched.GetState(), e.Launched.GetLastError()
 	case e.reason == "" && e.Type == "":
 		return message + "it has not registered"
 	default:

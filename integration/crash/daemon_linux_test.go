@@ -14,6 +14,9 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
@@ -27,8 +30,8 @@ type daemon struct {
 	http   string
 	cmd    *exec.Cmd
 	client *client.Client
-	events chan client.Event
-	seen   []client.Event
+	events chan *patchbayv1.Event
+	seen   []*patchbayv1.Event
 }
 
 func startDaemon(t *testing.T, state string) *daemon {
@@ -37,7 +40,7 @@ func startDaemon(t *testing.T, state string) *daemon {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &daemon{t: t, dir: dir, state: state, events: make(chan client.Event, 10_000)}
+	d := &daemon{t: t, dir: dir, state: state, events: make(chan *patchbayv1.Event, 10_000)}
 	control := filepath.Join(dir, "control.sock")
 	log, logged, err := os.Pipe()
 	if err != nil {
@@ -89,7 +92,7 @@ func startDaemon(t *testing.T, state string) *daemon {
 	d.http = <-ready
 	go func() {
 		defer close(following)
-		for e, err := range d.client.Events(ctx, client.EventsOptions{Follow: true, Since: began}) {
+		for e, err := range d.client.Events(ctx, &patchbayv1.WatchEventsRequest{Follow: true, Since: timestamppb.New(began)}) {
 			if err != nil {
 				return
 			}
@@ -119,19 +122,21 @@ func (d *daemon) serve(name string) plugin {
 }
 
 // await returns the first event of a kind and plugin.
-func (d *daemon) await(kind, name string) client.Event {
+func (d *daemon) await(kind, name string) *patchbayv1.Event {
 	d.t.Helper()
-	return d.first(kind+" "+name, func(e client.Event) bool { return e.Kind == kind && e.Name == name })
+	return d.first(kind+" "+name, func(e *patchbayv1.Event) bool { return e.Kind == kind && e.Name == name })
 }
 
 // either returns what came first, the registration of a plugin or its failure.
-func (d *daemon) either(name string) (e client.Event, registered bool) {
+func (d *daemon) either(name string) (e *patchbayv1.Event, registered bool) {
 	d.t.Helper()
-	e = d.first(name, func(e client.Event) bool { return e.Name == name && (e.Kind == "registered" || e.Kind == "failed") })
+	e = d.first(name, func(e *patchbayv1.Event) bool {
+		return e.Name == name && (e.Kind == "registered" || e.Kind == "failed")
+	})
 	return e, e.Kind == "registered"
 }
 
-func (d *daemon) first(what string, is func(client.Event) bool) client.Event {
+func (d *daemon) first(what string, is func(*patchbayv1.Event) bool) *patchbayv1.Event {
 	d.t.Helper()
 	if i := slices.IndexFunc(d.seen, is); i >= 0 {
 		return d.seen[i]
@@ -196,7 +201,7 @@ func (d *daemon) checkFailing(name string, p plugin) {
 	if err != nil {
 		d.t.Fatal(err)
 	}
-	if !slices.ContainsFunc(listing.Conditions, func(c client.Condition) bool { return c.Name == "state" && c.Message != "" }) {
+	if !slices.ContainsFunc(listing.Conditions, func(c *patchbayv1.Condition) bool { return c.Name == "state" && c.Message != "" }) {
 		d.t.Errorf("conditions %+v", listing.Conditions)
 	}
 	for _, p := range listing.Plugins {

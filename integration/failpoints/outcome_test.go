@@ -12,15 +12,15 @@ import (
 	"strings"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/client"
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
 )
 
-func (s *scene) events() []client.Event {
+func (s *scene) events() []*patchbayv1.Event {
 	s.Helper()
-	var all []client.Event
-	for e, err := range s.client.Events(context.WithoutCancel(s.Context()), client.EventsOptions{}) {
+	var all []*patchbayv1.Event
+	for e, err := range s.client.Events(context.WithoutCancel(s.Context()), &patchbayv1.WatchEventsRequest{}) {
 		if err != nil {
 			s.Fatal(err)
 		}
@@ -34,11 +34,11 @@ func (s *scene) said(n naming) bool {
 	s.Helper()
 	switch n.where {
 	case inEvent:
-		return slices.ContainsFunc(s.events(), func(e client.Event) bool {
+		return slices.ContainsFunc(s.events(), func(e *patchbayv1.Event) bool {
 			return e.Name != neighbour && strings.Contains(e.Kind+": "+e.Message, n.text)
 		})
 	case inCondition:
-		return slices.ContainsFunc(s.list().Conditions, func(c client.Condition) bool {
+		return slices.ContainsFunc(s.list().Conditions, func(c *patchbayv1.Condition) bool {
 			return c.Status != "ok" && strings.Contains(c.Name+": "+c.Message, n.text)
 		})
 	case inLog:
@@ -102,7 +102,7 @@ func (s *scene) check() {
 		s.await(name+" answers", func() bool { return s.call(name) == nil })
 	}
 	s.await("nothing is degraded", func() bool {
-		return !slices.ContainsFunc(s.list().Conditions, func(c client.Condition) bool { return c.Status != "ok" })
+		return !slices.ContainsFunc(s.list().Conditions, func(c *patchbayv1.Condition) bool { return c.Status != "ok" })
 	})
 	current := map[string]string{}
 	for _, p := range s.list().Plugins {
@@ -135,7 +135,7 @@ func (s *scene) recover() {
 	delete(s.instances, fellow)
 	s.await("its configuration is that of before", func() bool { return s.tryReload() == nil })
 	s.await("all that is listed is registered", func() bool {
-		return !slices.ContainsFunc(s.list().Plugins, func(p client.Plugin) bool { return p.State != "registered" })
+		return !slices.ContainsFunc(s.list().Plugins, func(p *patchbayv1.Plugin) bool { return p.State != "registered" })
 	})
 }
 

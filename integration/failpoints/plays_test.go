@@ -11,7 +11,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/patchbay-dev/patchbay/client"
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/integration/internal/rig"
 	"github.com/patchbay-dev/patchbay/internal/catalogue"
 	"github.com/patchbay-dev/patchbay/internal/daemon"
@@ -142,7 +142,7 @@ func adopts(s *scene, f *failure) {
 	s.start()
 	s.hear(f.said)
 	s.await("the survivor has ended", func() bool {
-		return !slices.ContainsFunc(s.list().Plugins, func(p client.Plugin) bool { return p.Instance == before })
+		return !slices.ContainsFunc(s.list().Plugins, func(p *patchbayv1.Plugin) bool { return p.Instance == before })
 	})
 	s.registered(guest)
 	s.disarm()

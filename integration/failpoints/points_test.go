@@ -10,7 +10,7 @@ import (
 	"strconv"
 	"syscall"
 
-	"github.com/patchbay-dev/patchbay/client"
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/integration/internal/rig"
 	"github.com/patchbay-dev/patchbay/internal/catalogue"
 )
@@ -297,7 +297,7 @@ func groups() []group {
 				play: func(s *scene, f *failure) {
 					s.begin()
 					s.arm()
-					for _, err := range s.client.Events(s.Context(), client.EventsOptions{}) {
+					for _, err := range s.client.Events(s.Context(), &patchbayv1.WatchEventsRequest{}) {
 						s.err = err
 					}
 					s.hear(f.said)

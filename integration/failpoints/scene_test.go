@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/integration/internal/rig"
 	"github.com/patchbay-dev/patchbay/integration/internal/rig/etcd"
@@ -309,7 +310,7 @@ func (s *scene) registered(name string) {
 
 func (s *scene) deregistered(name string) { s.Helper(); s.wait(name, client.GoalDeregistered) }
 
-func (s *scene) wait(name string, goal client.Goal) *client.Plugin {
+func (s *scene) wait(name string, goal client.Goal) *patchbayv1.Plugin {
 	s.Helper()
 	s.settle()
 	ctx, cancel := context.WithTimeout(s.Context(), patience)
@@ -347,11 +348,11 @@ func (s *scene) await(what string, holds func() bool) {
 	}
 }
 
-func (s *scene) list() client.Listing { s.Helper(); return rig.List(s, s.client) }
+func (s *scene) list() *patchbayv1.ListPluginsResponse { s.Helper(); return rig.List(s, s.client) }
 
 func (s *scene) lists(name string) bool {
 	s.Helper()
-	return slices.ContainsFunc(s.list().Plugins, func(p client.Plugin) bool { return p.Name == name })
+	return slices.ContainsFunc(s.list().Plugins, func(p *patchbayv1.Plugin) bool { return p.Name == name })
 }
 
 // launchable puts this program into the catalogue, as a plugin that the daemon launches.

@@ -2,7 +2,6 @@ package fleet_test
 
 import (
 	"context"
-	"encoding/json"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -11,13 +10,26 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/patchbay-dev/patchbay/client"
+	"google.golang.org/protobuf/proto"
+
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/integration/internal/rig"
 )
 
 // locks returns what "fleet locks" shows.
-func (d *daemon) locks() (all []client.FleetLock) {
+func (d *daemon) locks() []*patchbayv1.FleetLock {
 	d.t.Helper()
-	if err := json.Unmarshal([]byte(d.run("fleet", "locks", "-o", "json")), &all); err != nil {
+	return listed[patchbayv1.FleetLock](d, "locks")
+}
+
+// listed returns what a command of "patchbay fleet" lists as JSON.
+func listed[M any, P interface {
+	*M
+	proto.Message
+}](d *daemon, command ...string) []*M {
+	d.t.Helper()
+	all, err := rig.Messages[M, P]([]byte(d.run(append(append([]string{"fleet"}, command...), "-o", "json")...)))
+	if err != nil {
 		d.t.Fatal(err)
 	}
 	return all

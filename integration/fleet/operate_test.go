@@ -1,14 +1,13 @@
 package fleet_test
 
 import (
-	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/patchbay-dev/patchbay/client"
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 )
 
 // callees calls any node some times and returns who answered.
@@ -88,22 +87,18 @@ func TestDrainLocks(t *testing.T) {
 		a.start()
 		a.echo(nil)
 	}
-	lock := func() (l client.FleetLock) {
+	lock := func() *patchbayv1.FleetLock {
 		t.Helper()
-		var locks []client.FleetLock
-		if err := json.Unmarshal([]byte(a.run("fleet", "locks", "-o", "json")), &locks); err != nil {
-			t.Fatal(err)
-		}
-		if len(locks) == 1 {
+		if locks := a.locks(); len(locks) == 1 {
 			return locks[0]
 		}
-		return l
+		return &patchbayv1.FleetLock{}
 	}
-	var first client.FleetLock
+	var first *patchbayv1.FleetLock
 	eventually(t, "both want the lock", func() bool { first = lock(); return first.Node != "" && first.Candidates == 2 })
 	other := map[string]string{"a": "b", "b": "a"}[first.Node]
 	a.run("fleet", "drain", first.Node)
-	var l client.FleetLock
+	var l *patchbayv1.FleetLock
 	eventually(t, "the other has it", func() bool { l = lock(); return l.Node == other && l.Candidates == 1 })
 	if l.FencingToken <= first.FencingToken || l.Type != "Echo" || l.Name != "one" {
 		t.Errorf("%+v, after %+v", l, first)

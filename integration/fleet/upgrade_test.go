@@ -3,7 +3,6 @@ package fleet_test
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -17,6 +16,7 @@ import (
 	"google.golang.org/grpc/interop/grpc_testing"
 	"google.golang.org/grpc/metadata"
 
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/integration/internal/rig"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
@@ -71,11 +71,9 @@ func TestFleetVersions(t *testing.T) {
 		t.Errorf("all have one version: %s", message)
 	}
 	serve("c", "2.0")
-	var versions []client.FleetVersion
+	var versions []*patchbayv1.FleetVersion
 	eventually(t, "the new version is listed", func() bool {
-		if err := json.Unmarshal([]byte(a.run("fleet", "versions", "--name", "one", "-o", "json")), &versions); err != nil {
-			t.Fatal(err)
-		}
+		versions = listed[patchbayv1.FleetVersion](a, "versions", "--name", "one")
 		return len(versions) == 2
 	})
 	if one, two := versions[0], versions[1]; one.Version != "1.0" || fmt.Sprint(one.Nodes) != "[a b d]" || two.Version != "2.0" ||
@@ -215,12 +213,12 @@ func TestDrainWait(t *testing.T) {
 // drainedAt returns when the node was drained, as another one sees it.
 func (d *daemon) drainedAt(seenBy *daemon) (at time.Time) {
 	d.t.Helper()
-	var nodes []client.FleetNode
-	if err := json.Unmarshal([]byte(seenBy.run("fleet", "nodes", "--node", d.name, "-o", "json")), &nodes); err != nil || len(nodes) != 1 {
-		d.t.Fatalf("the node: %v, %v", nodes, err)
+	nodes := listed[patchbayv1.FleetNode](seenBy, "nodes", "--node", d.name)
+	if len(nodes) != 1 {
+		d.t.Fatalf("the node: %v", nodes)
 	}
 	if nodes[0].DrainedAt != nil {
-		at = *nodes[0].DrainedAt
+		at = nodes[0].DrainedAt.AsTime()
 	}
 	return at
 }
@@ -242,19 +240,18 @@ func TestLastSeen(t *testing.T) {
 	b.kill()
 	killed := time.Now()
 	eventually(t, "its presence has ended", func() bool { return !present() })
-	gone := func() (n client.FleetNode) {
+	gone := func() (n *patchbayv1.FleetNode) {
 		t.Helper()
-		var nodes []client.FleetNode
+		var nodes []*patchbayv1.FleetNode
 		eventually(t, "it is seen as unreachable", func() bool {
-			if err := json.Unmarshal([]byte(a.run("fleet", "nodes", "--state", "unreachable", "-o", "json")), &nodes); err != nil {
-				t.Fatal(err)
-			}
+			nodes = listed[patchbayv1.FleetNode](a, "nodes", "--state", "unreachable")
 			return len(nodes) == 1
 		})
 		return nodes[0]
 	}
 	n := gone()
-	if n.LastSeen == nil || n.LastSeen.After(killed) || n.LastSeenBefore == nil || n.LastSeenBefore.Before(killed.Add(-presence)) {
+	if n.LastSeen == nil || n.LastSeen.AsTime().After(killed) || n.LastSeenBefore == nil ||
+		n.LastSeenBefore.AsTime().Before(killed.Add(-presence)) {
 		t.Errorf("killed at %v, seen between %v and %v", killed, n.LastSeen, n.LastSeenBefore)
 	}
 	if text := a.run("fleet", "nodes"); !strings.Contains(text, "s to ") {
@@ -264,7 +261,7 @@ func TestLastSeen(t *testing.T) {
 	eventually(t, "it is back", func() bool { return a.run("fleet", "nodes", "--state", "ready", "-o", "name") == "a\nb\n" })
 	b.kill()
 	n = gone()
-	if seen := time.Now(); n.LastSeen == nil || n.LastSeen.After(seen.Add(-presence)) || n.LastSeenBefore != nil {
+	if seen := time.Now(); n.LastSeen == nil || n.LastSeen.AsTime().After(seen.Add(-presence)) || n.LastSeenBefore != nil {
 		t.Errorf("seen at %v (before %v), and its presence had ended at %v", n.LastSeen, n.LastSeenBefore, seen)
 	}
 }

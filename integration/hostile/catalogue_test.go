@@ -11,7 +11,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/patchbay-dev/patchbay/client"
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/integration/internal/programs"
 	"github.com/patchbay-dev/patchbay/integration/internal/rig"
 )
@@ -75,17 +75,17 @@ func (s *scene) find(n naming) bool {
 	s.Helper()
 	switch n.where {
 	case inEvent:
-		return slices.ContainsFunc(s.events(), func(e client.Event) bool {
+		return slices.ContainsFunc(s.events(), func(e *patchbayv1.Event) bool {
 			of := e.SocketPath != "" || e.Name != ""
 			neighbour := s.neighbours[e.Name] != "" && s.neighbours[e.Name] == e.Instance
 			return of && !neighbour && strings.Contains(e.Kind+": "+e.Message, n.text)
 		})
 	case inCondition:
-		return slices.ContainsFunc(s.list().Conditions, func(c client.Condition) bool {
+		return slices.ContainsFunc(s.list().Conditions, func(c *patchbayv1.Condition) bool {
 			return c.Status != "ok" && strings.Contains(c.Message, n.text)
 		})
 	case inLog:
-		for r, err := range s.client.Logs(s.Context(), launchedName, client.LogsOptions{}) {
+		for r, err := range s.client.Logs(s.Context(), &patchbayv1.ReadLogsRequest{Name: launchedName}) {
 			if err != nil {
 				s.Fatal(err)
 			}
@@ -99,7 +99,7 @@ func (s *scene) find(n naming) bool {
 		if err != nil {
 			s.Fatal(err)
 		}
-		return slices.ContainsFunc(all, func(l client.Launched) bool {
+		return slices.ContainsFunc(all, func(l *patchbayv1.LaunchedPlugin) bool {
 			return l.Name == launchedName && strings.Contains(l.State+": "+l.LastError, n.text)
 		})
 	}

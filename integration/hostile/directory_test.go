@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/client"
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 )
 
 // crowd makes files and sockets on which nobody listens.
@@ -41,7 +41,7 @@ func unlisted(s *scene) {
 func registered(s *scene) {
 	s.Helper()
 	s.await("the hostile plugin is registered, alone", func() bool {
-		var rows []client.Plugin
+		var rows []*patchbayv1.Plugin
 		for _, p := range s.list().Plugins {
 			if p.Type != "Neighbour" {
 				rows = append(rows, p)

@@ -26,6 +26,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/integration/internal/rig"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
@@ -403,7 +404,7 @@ func (s *scene) newcomer() time.Duration {
 }
 
 // list returns what the daemon knows.
-func (s *scene) list() client.Listing { s.Helper(); return rig.List(s, s.client) }
+func (s *scene) list() *patchbayv1.ListPluginsResponse { s.Helper(); return rig.List(s, s.client) }
 
 // patchbay runs a command against the daemon and returns what it prints. It may fail.
 func (s *scene) patchbay(args ...string) string {
@@ -418,10 +419,10 @@ func (s *scene) patchbay(args ...string) string {
 }
 
 // events returns all events.
-func (s *scene) events() []client.Event {
+func (s *scene) events() []*patchbayv1.Event {
 	s.Helper()
-	var all []client.Event
-	for e, err := range s.client.Events(s.Context(), client.EventsOptions{}) {
+	var all []*patchbayv1.Event
+	for e, err := range s.client.Events(s.Context(), &patchbayv1.WatchEventsRequest{}) {
 		if err != nil {
 			s.Fatal(err)
 		}
@@ -444,7 +445,7 @@ func (s *scene) unharmed() {
 	for name, instance := range s.neighbours {
 		ps, err := s.client.Get(s.Context(), "Neighbour", name)
 		// Whoever wants the name and was never registered is refused, or is being refused again.
-		ps = slices.DeleteFunc(ps, func(p client.Plugin) bool { return p.Instance == "" })
+		ps = slices.DeleteFunc(ps, func(p *patchbayv1.Plugin) bool { return p.Instance == "" })
 		if err != nil || len(ps) != 1 || ps[0].State != "registered" || !ps[0].Current || ps[0].Instance != instance || ps[0].LastError != "" {
 			s.Errorf("neighbour %s, which was instance %s, is now %+v, %v", name, instance, ps, err)
 		}

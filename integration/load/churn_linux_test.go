@@ -10,7 +10,7 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/client"
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/integration/internal/rig"
 )
 
@@ -24,7 +24,7 @@ func TestChurn(t *testing.T) {
 	defer following.Wait()
 	defer cancel()
 	following.Go(func() {
-		for e, err := range d.Client.Events(ctx, client.EventsOptions{Follow: true}) {
+		for e, err := range d.Client.Events(ctx, &patchbayv1.WatchEventsRequest{Follow: true}) {
 			if err != nil {
 				if ctx.Err() == nil {
 					t.Errorf("events: %v", err)
@@ -125,7 +125,7 @@ func (c *changes) goes(name string) {
 	c.gone[name] = time.Now()
 }
 
-func (c *changes) take(t *testing.T, e client.Event) {
+func (c *changes) take(t *testing.T, e *patchbayv1.Event) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.last != 0 && e.Seq != c.last+1 {

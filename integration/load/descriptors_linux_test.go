@@ -9,7 +9,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/patchbay-dev/patchbay/client"
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/integration/internal/rig"
 )
 
@@ -27,7 +27,7 @@ func TestDescriptors(t *testing.T) {
 	standing := make(chan struct{})
 	following.Go(func() {
 		stands := sync.OnceFunc(func() { close(standing) })
-		for e, err := range d.Client.Events(ctx, client.EventsOptions{Follow: true}) {
+		for e, err := range d.Client.Events(ctx, &patchbayv1.WatchEventsRequest{Follow: true}) {
 			if err != nil {
 				if ctx.Err() == nil {
 					t.Errorf("events: %v", err)

@@ -62,7 +62,7 @@ func TestSequence(t *testing.T) {
 		if err != nil {
 			t.Fatalf("restart %d: %v", i, err)
 		}
-		pids[l.PID] = true
+		pids[int(l.Pid)] = true
 		if n := running(t); n != 1 {
 			t.Fatalf("after restart %d there are %d processes", i, n)
 		}

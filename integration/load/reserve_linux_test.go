@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/integration/internal/rig"
 )
@@ -114,7 +115,7 @@ func registeredNow(t *testing.T, d *rig.Daemon) (n int) {
 
 // events reads what has happened, on a connection of its own.
 func events(ctx context.Context, of *client.Client) error {
-	for _, err := range of.Events(ctx, client.EventsOptions{}) {
+	for _, err := range of.Events(ctx, &patchbayv1.WatchEventsRequest{}) {
 		if err != nil {
 			return err
 		}

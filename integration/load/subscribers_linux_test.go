@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/patchbay-dev/patchbay"
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/integration/internal/rig"
 )
@@ -153,7 +154,7 @@ func TestStreams(t *testing.T) {
 			c := client.New(d.Dir + "/control.sock")
 			defer c.Close()
 			orders <- collect(func(yield func(string) bool) {
-				for e, err := range c.Events(ctx, client.EventsOptions{Follow: true}) {
+				for e, err := range c.Events(ctx, &patchbayv1.WatchEventsRequest{Follow: true}) {
 					if err != nil {
 						if ctx.Err() == nil {
 							t.Errorf("events: %v", err)

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/host"
 )
@@ -393,13 +394,15 @@ func (s *soak) operate(ctx context.Context, r *rand.Rand) error {
 			return err
 		},
 		"fleet": func(ctx context.Context) error {
-			_, _, err := c.FleetNodes(ctx, client.FleetFilter{})
+			_, err := c.FleetNodes(ctx, &patchbayv1.ListNodesRequest{})
 			return s.etcdAway(err)
 		},
 		"past events": func(ctx context.Context) error {
-			return last(c.Events(ctx, client.EventsOptions{}))
+			return last(c.Events(ctx, &patchbayv1.WatchEventsRequest{}))
 		},
-		"logs":    func(ctx context.Context) error { return last(c.Logs(ctx, "launched-0", client.LogsOptions{})) },
+		"logs": func(ctx context.Context) error {
+			return last(c.Logs(ctx, &patchbayv1.ReadLogsRequest{Name: "launched-0"}))
+		},
 		"page":    func(ctx context.Context) error { _, err := s.daemon.Page(ctx, "/"); return err },
 		"metrics": func(ctx context.Context) error { _, err := s.daemon.Page(ctx, "/metrics"); return err },
 		"livez":   func(ctx context.Context) error { _, err := s.daemon.Page(ctx, "/livez"); return err },

@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -18,7 +17,7 @@ import (
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 
-	"github.com/patchbay-dev/patchbay/client"
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/integration/internal/rig"
 	"github.com/patchbay-dev/patchbay/internal/catalogue"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
@@ -270,13 +269,13 @@ func (s *soak) history(e *entry) string {
 	ctx, cancel := context.WithTimeout(context.Background(), s.bound)
 	defer cancel()
 	var lines []string
-	for event, err := range s.daemon.Client.Events(ctx, client.EventsOptions{}) {
+	for event, err := range s.daemon.Client.Events(ctx, &patchbayv1.WatchEventsRequest{}) {
 		if err != nil {
 			lines = append(lines, err.Error())
 			break
 		}
 		if event.Type == e.ptype && event.Name == e.name {
-			lines = append(lines, fmt.Sprintf("%s %s %s %s: %s", event.Time.Format(time.StampMilli), event.Kind, event.Instance, event.SocketPath,
+			lines = append(lines, fmt.Sprintf("%s %s %s %s: %s", event.Time.AsTime().Format(time.StampMilli), event.Kind, event.Instance, event.SocketPath,
 				event.Message))
 		}
 	}
@@ -320,7 +319,7 @@ func (s *soak) devicesThere(ctx context.Context) []string {
 	}
 	for _, d := range listing.Devices {
 		if d.Health == "healthy" {
-			got = append(got, d.Resource+"/"+d.ID+" healthy")
+			got = append(got, d.Resource+"/"+d.Id+" healthy")
 		}
 	}
 	return difference(want, got)
@@ -330,7 +329,7 @@ func (s *soak) devicesThere(ctx context.Context) []string {
 func (s *soak) followed(ctx context.Context) []string {
 	var last uint64
 	one := uint32(1)
-	for e, err := range s.daemon.Client.Events(ctx, client.EventsOptions{Tail: &one}) {
+	for e, err := range s.daemon.Client.Events(ctx, &patchbayv1.WatchEventsRequest{Tail: &one}) {
 		if err != nil {
 			return []string{err.Error()}
 		}
@@ -361,11 +360,11 @@ func (s *soak) followed(ctx context.Context) []string {
 // jsonIsTheList compares what the command prints with what the client returns.
 func (s *soak) jsonIsTheList(ctx context.Context) {
 	s.converge("the JSON of the command is the list", func(context.Context) []string {
-		var printed []client.Plugin
 		text, err := s.patchbay(ctx, "list", "-o", "json")
-		if err == nil {
-			err = json.Unmarshal(text, &printed)
+		if err != nil {
+			return []string{err.Error()}
 		}
+		printed, err := rig.Messages[patchbayv1.Plugin](text)
 		if err != nil {
 			return []string{err.Error()}
 		}
@@ -373,7 +372,7 @@ func (s *soak) jsonIsTheList(ctx context.Context) {
 		if err != nil {
 			return []string{err.Error()}
 		}
-		lines := func(plugins []client.Plugin) []string {
+		lines := func(plugins []*patchbayv1.Plugin) []string {
 			var all []string
 			for _, p := range plugins {
 				all = append(all, p.Type+"/"+p.Name+" "+p.Version+" "+p.State+" "+p.SocketPath+" "+p.Instance)

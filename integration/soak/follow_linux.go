@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/client"
 )
 
@@ -23,7 +24,7 @@ type follower struct {
 func (s *soak) follow(life int, began time.Time) *follower {
 	f := &follower{began: began, registered: map[string]bool{}}
 	go func() {
-		for e, err := range s.daemon.Client.Events(context.Background(), client.EventsOptions{Follow: true}) {
+		for e, err := range s.daemon.Client.Events(context.Background(), &patchbayv1.WatchEventsRequest{Follow: true}) {
 			switch {
 			case errors.Is(err, client.ErrBehind):
 				s.violation("a subscriber of life %d that reads all the time was told that it fell behind", life)
@@ -37,19 +38,19 @@ func (s *soak) follow(life int, began time.Time) *follower {
 	return f
 }
 
-func (f *follower) take(s *soak, e client.Event) {
+func (f *follower) take(s *soak, e *patchbayv1.Event) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	s.count(invariants, "an event follows the one before")
 	switch {
-	case f.last == 0 && e.Seq != 1 && !e.Time.Before(f.began):
+	case f.last == 0 && e.Seq != 1 && !e.Time.AsTime().Before(f.began):
 		f.registered = nil // the first ones of the life are not kept any more
 	case f.last != 0 && e.Seq != f.last+1 && !f.lastAt.Before(f.began):
 		// Of earlier lives there is what could be written: a full disk and a kill leave gaps.
 		s.violation("event %d follows event %d", e.Seq, f.last)
 	}
-	f.last, f.lastAt = e.Seq, e.Time
-	if f.registered == nil || e.Time.Before(f.began) {
+	f.last, f.lastAt = e.Seq, e.Time.AsTime()
+	if f.registered == nil || e.Time.AsTime().Before(f.began) {
 		return
 	}
 	key := e.Type + "/" + e.Name + " " + e.Instance
@@ -76,7 +77,7 @@ func (s *soak) stuck(ctx context.Context) {
 	for ctx.Err() == nil {
 		var last uint64
 		began, lastAt := time.Now(), time.Time{}
-		for e, err := range s.daemon.Client.Events(ctx, client.EventsOptions{Follow: true}) {
+		for e, err := range s.daemon.Client.Events(ctx, &patchbayv1.WatchEventsRequest{Follow: true}) {
 			if errors.Is(err, client.ErrBehind) {
 				s.count(operations, "the stuck subscriber was told that it fell behind")
 			}
@@ -88,7 +89,7 @@ func (s *soak) stuck(ctx context.Context) {
 				s.violation("the stuck subscriber got event %d after event %d", e.Seq, last)
 			}
 			// It wakes now and then, to read a few hundred.
-			lastAt = e.Time
+			lastAt = e.Time.AsTime()
 			if last = e.Seq; last%300 == 0 {
 				wait(ctx, 20*time.Second)
 			}

@@ -15,7 +15,7 @@ import (
 	devicepb "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
-	"github.com/patchbay-dev/patchbay/client"
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/integration/internal/rig"
 	"github.com/patchbay-dev/patchbay/internal/catalogue"
 	"github.com/patchbay-dev/patchbay/internal/sock"
@@ -205,7 +205,7 @@ type launched struct {
 }
 
 // stateOf is the state of a plugin in a list, in which one that is idle is registered as others are.
-func stateOf(p client.Plugin) string {
+func stateOf(p *patchbayv1.Plugin) string {
 	if p.State == "idle" {
 		return "registered"
 	}

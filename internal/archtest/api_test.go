@@ -98,8 +98,8 @@ func without(a, b []string) []string {
 	return slices.DeleteFunc(slices.Clone(a), func(line string) bool { return slices.Contains(b, line) })
 }
 
-// describeAPI reads what the compiler exports of each public package.
-func describeAPI(t *testing.T) (lines []string) {
+// publicPackages reads what the compiler exports of each public package, by the name of the package in the API file.
+func publicPackages(t *testing.T) map[string]*types.Package {
 	t.Helper()
 	list := exec.CommandContext(t.Context(), "go", "list", "-export", "-deps", "-f", "{{.ImportPath}}\t{{.Export}}", "./...")
 	list.Dir = root
@@ -113,6 +113,7 @@ func describeAPI(t *testing.T) (lines []string) {
 		files[path] = file
 	}
 	imports := importer.ForCompiler(token.NewFileSet(), "gc", func(path string) (io.ReadCloser, error) { return os.Open(files[path]) })
+	public := map[string]*types.Package{}
 	for _, p := range packages(t) {
 		if !isPublic(p) || isGeneratedAPI(p.path) {
 			continue
@@ -121,8 +122,16 @@ func describeAPI(t *testing.T) (lines []string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		name := strings.TrimSuffix("patchbay/"+p.path, "/.")
-		for _, line := range describePackage(imported) {
+		public[strings.TrimSuffix("patchbay/"+p.path, "/.")] = imported
+	}
+	return public
+}
+
+// describeAPI returns a line for each entry of the exported API.
+func describeAPI(t *testing.T) (lines []string) {
+	t.Helper()
+	for name, p := range publicPackages(t) {
+		for _, line := range describePackage(p) {
 			lines = append(lines, name+": "+line)
 		}
 	}

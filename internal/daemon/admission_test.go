@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/daemon"
@@ -21,7 +22,7 @@ func TestAdmission(t *testing.T) {
 	await(t, c, "ExamplePlugin", "yes", client.GoalRegistered)
 
 	serveExample(t, cfg, "no")
-	for event, err := range c.Events(within(t), client.EventsOptions{Follow: true}) {
+	for event, err := range c.Events(within(t), &patchbayv1.WatchEventsRequest{Follow: true}) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -49,7 +50,7 @@ func TestAdmission(t *testing.T) {
 			t.Fatal(err)
 		}
 		if len(plugins) == 1 && plugins[0].NextRetry != nil {
-			due = *plugins[0].NextRetry
+			due = plugins[0].NextRetry.AsTime()
 		}
 	}
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
@@ -60,7 +61,7 @@ func TestAdmission(t *testing.T) {
 		t.Fatal(err)
 	}
 	await(t, c, "ExamplePlugin", "no", client.GoalRegistered)
-	if plugins, err = c.Get(within(t), "ExamplePlugin", "no"); err != nil || len(plugins) != 1 || !plugins[0].RegisteredAt.Before(due) {
+	if plugins, err = c.Get(within(t), "ExamplePlugin", "no"); err != nil || len(plugins) != 1 || !plugins[0].RegisteredAt.AsTime().Before(due) {
 		t.Errorf("it is %+v, %v; without the reload it was due at %v", plugins, err, due)
 	}
 }

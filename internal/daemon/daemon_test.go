@@ -242,8 +242,8 @@ func TestStopEndsCalls(t *testing.T) {
 	ctx := within(t)
 	go func() {
 		var last error
-		for event, err := range c.Events(ctx, client.EventsOptions{Follow: true}) {
-			if event.Kind == "registered" {
+		for event, err := range c.Events(ctx, &patchbayv1.WatchEventsRequest{Follow: true}) {
+			if event.GetKind() == "registered" {
 				close(following)
 			}
 			last = err

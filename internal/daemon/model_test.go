@@ -14,6 +14,7 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/internal/catalogue"
 	"github.com/patchbay-dev/patchbay/internal/daemon"
@@ -168,7 +169,7 @@ func (m *controlModel) endOne(rt *rapid.T) {
 
 func (m *controlModel) reload(rt *rapid.T) {
 	handled := rapid.Bool().Draw(rt, "handled")
-	want := []string{}
+	var want []string
 	if handled != m.handled {
 		want = []string{"handlers." + asked}
 	}
@@ -180,22 +181,22 @@ func (m *controlModel) reload(rt *rapid.T) {
 	}
 }
 
-func (m *controlModel) operate(rt *rapid.T, sleeping bool, do func(context.Context, string) (client.Launched, error)) {
+func (m *controlModel) operate(rt *rapid.T, sleeping bool, do func(context.Context, string) (*patchbayv1.LaunchedPlugin, error)) {
 	before := m.launched(rt)
 	after, err := do(within(m.t), sleeper)
-	if err != nil || after.PID != 0 != sleeping {
+	if err != nil || after.Pid != 0 != sleeping {
 		rt.Fatalf("got %+v, %v", after, err)
 	}
 	if _, err := do(within(m.t), "unknown"); !errors.Is(err, client.ErrNotFound) {
 		rt.Fatalf("of an unknown plugin: %v", err)
 	}
 	m.sleeping = sleeping
-	if now := m.launched(rt); now.PID != after.PID || before.PID != 0 && before.Restarts > now.Restarts && sleeping == (before.PID == now.PID) {
+	if now := m.launched(rt); now.Pid != after.Pid || before.Pid != 0 && before.Restarts > now.Restarts && sleeping == (before.Pid == now.Pid) {
 		rt.Fatalf("before %+v, after %+v, now %+v", before, after, now)
 	}
 }
 
-func (m *controlModel) launched(rt *rapid.T) client.Launched {
+func (m *controlModel) launched(rt *rapid.T) *patchbayv1.LaunchedPlugin {
 	all, err := m.api.ListLaunched(within(m.t))
 	if err != nil || len(all) != 1 || all[0].Name != sleeper {
 		rt.Fatalf("launched: %+v, %v", all, err)
@@ -237,7 +238,7 @@ func sorted(all []shown) []shown {
 	return all
 }
 
-func (m *controlModel) show(rt *rapid.T) ([]shown, []client.Plugin) {
+func (m *controlModel) show(rt *rapid.T) ([]shown, []*patchbayv1.Plugin) {
 	listing, err := m.api.List(within(m.t))
 	if err != nil {
 		rt.Fatal(err)
@@ -259,7 +260,7 @@ func (m *controlModel) check(rt *rapid.T) {
 	want := m.want()
 	got, plugins := m.show(rt)
 	if !slices.Equal(want, got) {
-		for _, err := range m.api.Events(ctx, client.EventsOptions{Follow: true}) {
+		for _, err := range m.api.Events(ctx, &patchbayv1.WatchEventsRequest{Follow: true}) {
 			if got, plugins = m.show(rt); slices.Equal(want, got) {
 				break
 			}
@@ -272,7 +273,7 @@ func (m *controlModel) check(rt *rapid.T) {
 		handled := id.ptype != asked || m.handled
 		for i := range instances {
 			s := &instances[i]
-			p := plugins[slices.IndexFunc(plugins, func(p client.Plugin) bool { return p.SocketPath == s.path })]
+			p := plugins[slices.IndexFunc(plugins, func(p *patchbayv1.Plugin) bool { return p.SocketPath == s.path })]
 			if handled {
 				s.instance = cmp.Or(s.instance, p.Instance)
 			} else {
@@ -285,7 +286,7 @@ func (m *controlModel) check(rt *rapid.T) {
 		}
 		one, err := m.api.Get(ctx, id.ptype, id.name)
 		// Behind them come refusals of instances that are gone.
-		one = slices.DeleteFunc(one, func(p client.Plugin) bool {
+		one = slices.DeleteFunc(one, func(p *patchbayv1.Plugin) bool {
 			return p.State == "refused" && !slices.ContainsFunc(instances, func(s served) bool { return s.path == p.SocketPath })
 		})
 		if err != nil || len(one) != len(instances) {
@@ -296,7 +297,7 @@ func (m *controlModel) check(rt *rapid.T) {
 			rt.Fatalf("the one that is current is %+v, %v, want %s", p, err, instances[0].path)
 		}
 	}
-	if now := m.launched(rt); now.PID != 0 != m.sleeping {
+	if now := m.launched(rt); now.Pid != 0 != m.sleeping {
 		rt.Fatalf("launched %+v, want a process: %t", now, m.sleeping)
 	}
 }

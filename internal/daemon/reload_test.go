@@ -12,8 +12,11 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 	"pgregory.net/rapid"
 
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/internal/catalogue"
 	"github.com/patchbay-dev/patchbay/internal/config"
@@ -90,7 +93,7 @@ func await(t *testing.T, c *client.Client, ptype, name string, goal client.Goal)
 	}
 }
 
-func condition(t *testing.T, c *client.Client) client.Condition {
+func condition(t *testing.T, c *client.Client) *patchbayv1.Condition {
 	t.Helper()
 	listing, err := c.List(within(t))
 	if err != nil {
@@ -106,7 +109,7 @@ func condition(t *testing.T, c *client.Client) client.Condition {
 func eventsOf(t *testing.T, c *client.Client, ptype, name string) []string {
 	t.Helper()
 	var kinds []string
-	for event, err := range c.Events(within(t), client.EventsOptions{}) {
+	for event, err := range c.Events(within(t), &patchbayv1.WatchEventsRequest{}) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -141,7 +144,7 @@ func TestReload(t *testing.T) {
 	want := []string{"handlers.New", "log.level", "log.format", "timeouts", "typeTimeouts.A", "typeTimeouts.B", "clientTimeouts.A", "plugins.p"}
 	for _, want := range [][]string{want, {}} {
 		reloaded, err := c.Reload(within(t))
-		if err != nil || !slices.Equal(reloaded.Changed, want) || reloaded.Changed == nil {
+		if err != nil || !slices.Equal(reloaded.Changed, want) {
 			t.Errorf("got %q, %v, want %q", reloaded.Changed, err, want)
 		}
 	}
@@ -157,7 +160,7 @@ func TestReload(t *testing.T) {
 	restart.State, restart.PluginDirs, restart.Bounds.MaxDepth = "other", []string{"other"}, 1
 	invalid := wrong
 	invalid.HTTP = ":80"
-	var since *time.Time
+	var since *timestamppb.Timestamp
 	for i, broken := range []struct {
 		cfg  daemon.Config
 		err  error
@@ -175,7 +178,7 @@ func TestReload(t *testing.T) {
 		if state.Status != "degraded" || !strings.Contains(state.Message, strings.ReplaceAll(broken.want, "\n", "; ")) {
 			t.Errorf("condition %+v, want %q", state, broken.want)
 		}
-		if i > 0 && !state.Since.Equal(*since) {
+		if i > 0 && !proto.Equal(state.Since, since) {
 			t.Errorf("degraded since %v, want %v", state.Since, since)
 		}
 		since = state.Since
@@ -242,7 +245,7 @@ func TestReloadedTimeouts(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer listener.Close()
-	events := c.Events(within(t), client.EventsOptions{Follow: true})
+	events := c.Events(within(t), &patchbayv1.WatchEventsRequest{Follow: true})
 	for event, err := range events {
 		if err != nil {
 			t.Fatal(err)
@@ -269,14 +272,14 @@ func TestReloadCatalogue(t *testing.T) {
 		t.Fatalf("changed %v, %v", changed, err)
 	}
 	launched, err := c.Launch(within(t), "p") // which waits until its process runs
-	if err != nil || launched.PID == 0 {
+	if err != nil || launched.Pid == 0 {
 		t.Fatalf("launched %+v, %v", launched, err)
 	}
 	if _, err := c.Reload(within(t)); err != nil {
 		t.Fatal(err)
 	}
-	if same, err := c.ListLaunched(within(t)); err != nil || len(same) != 1 || same[0].PID != launched.PID {
-		t.Errorf("after a reload without a change %+v, %v, want process %d", same, err, launched.PID)
+	if same, err := c.ListLaunched(within(t)); err != nil || len(same) != 1 || same[0].Pid != launched.Pid {
+		t.Errorf("after a reload without a change %+v, %v, want process %d", same, err, launched.Pid)
 	}
 	r.set(cfg, nil)
 	if _, err := c.Reload(within(t)); err != nil {
@@ -348,7 +351,7 @@ func TestReloadsUnderLoad(t *testing.T) {
 	serveType(t, cfg, "ExamplePlugin", "late")
 	await(t, c, "ExamplePlugin", "late", client.GoalRegistered)
 	serveType(t, cfg, "A", "refused")
-	for event, err := range c.Events(within(t), client.EventsOptions{Follow: true}) {
+	for event, err := range c.Events(within(t), &patchbayv1.WatchEventsRequest{Follow: true}) {
 		if err != nil {
 			t.Fatal(err)
 		}

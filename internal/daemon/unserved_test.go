@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/patchbay-dev/patchbay/client"
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 )
 
 // TestUnservedRegistration reproduces PAINS 115: a CSI driver without a registrar is named as what it is, and is not asked again soon.
@@ -37,7 +37,7 @@ func TestUnservedRegistration(t *testing.T) {
 	start(t, config)
 	c := dial(t, config)
 	const want = "it serves csi.v1.Identity and no registration; a registrar has to register it"
-	for event, err := range c.Events(within(t), client.EventsOptions{Follow: true, Tail: new(uint32(100))}) {
+	for event, err := range c.Events(within(t), &patchbayv1.WatchEventsRequest{Follow: true, Tail: new(uint32(100))}) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -53,7 +53,7 @@ func TestUnservedRegistration(t *testing.T) {
 		t.Fatalf("%+v, %v", listing.Plugins, err)
 	}
 	// From a pause of 30 s on "patchbay status" says that somebody has to see to it, as doctor does.
-	if p := listing.Plugins[0]; !strings.HasSuffix(p.LastError, want) || p.NextRetry == nil || p.NextRetry.Sub(*p.Since) < 30*time.Second {
+	if p := listing.Plugins[0]; !strings.HasSuffix(p.LastError, want) || p.NextRetry == nil || p.NextRetry.AsTime().Sub(p.Since.AsTime()) < 30*time.Second {
 		t.Errorf("%+v", p)
 	}
 }

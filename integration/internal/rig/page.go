@@ -2,10 +2,15 @@ package rig
 
 import (
 	"bytes"
+	"encoding/json"
 	"flag"
 	"os"
 	"testing"
 
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/client"
 )
 
@@ -32,8 +37,27 @@ func (p Page) Check(t testing.TB, want []byte) {
 	}
 }
 
+// Messages reads the messages of the control API that a command lists with -o json.
+func Messages[M any, P interface {
+	*M
+	proto.Message
+}](text []byte) ([]*M, error) {
+	var parts []json.RawMessage
+	if err := json.Unmarshal(text, &parts); err != nil {
+		return nil, err
+	}
+	all := make([]*M, len(parts))
+	for i, part := range parts {
+		all[i] = new(M)
+		if err := protojson.Unmarshal(part, P(all[i])); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
 // List returns what a daemon lists.
-func List(t testing.TB, c *client.Client) client.Listing {
+func List(t testing.TB, c *client.Client) *patchbayv1.ListPluginsResponse {
 	t.Helper()
 	l, err := c.List(t.Context())
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
 )
@@ -102,13 +103,13 @@ func (d *unprivileged) until(what string, holds func() bool) {
 	}
 }
 
-func (d *unprivileged) launched(name string) client.Launched {
+func (d *unprivileged) launched(name string) *patchbayv1.LaunchedPlugin {
 	d.t.Helper()
 	all, err := d.ListLaunched(d.ctx())
 	if err != nil {
 		d.t.Fatal(err)
 	}
-	i := slices.IndexFunc(all, func(l client.Launched) bool { return l.Name == name })
+	i := slices.IndexFunc(all, func(l *patchbayv1.LaunchedPlugin) bool { return l.Name == name })
 	if i < 0 {
 		d.t.Fatalf("no plugin %s", name)
 	}
@@ -120,7 +121,7 @@ func (d *unprivileged) status(name string) map[string]string {
 	d.t.Helper()
 	lines := map[string]string{}
 	d.until(name+" has started", func() bool {
-		for record, err := range d.Logs(d.ctx(), name, client.LogsOptions{}) {
+		for record, err := range d.Logs(d.ctx(), &patchbayv1.ReadLogsRequest{Name: name}) {
 			if err != nil {
 				d.t.Fatal(err)
 			}
@@ -144,15 +145,15 @@ func TestOpensSocketsOfRootWithCapability(t *testing.T) {
 			}
 			d := runUnprivileged(t, "", capabilities...)
 			last := d.tryRoots(0o700)
-			if (last.State == "registered") != capable || !capable && !strings.Contains(last.LastError, "permission denied") {
-				t.Errorf("it is %s: %q", last.State, last.LastError)
+			if (last.GetState() == "registered") != capable || !capable && !strings.Contains(last.GetLastError(), "permission denied") {
+				t.Errorf("it is %s: %q", last.GetState(), last.GetLastError())
 			}
 		})
 	}
 }
 
 // tryRoots has a plugin of root appear, whose socket has a mode, and returns it when the daemon has tried it.
-func (d *unprivileged) tryRoots(mode os.FileMode) (last client.Plugin) {
+func (d *unprivileged) tryRoots(mode os.FileMode) (last *patchbayv1.Plugin) {
 	d.t.Helper()
 	path := filepath.Join(d.dir, "root.sock")
 	plugin := pluginwatcher.NewTestExamplePlugin("p", "T", path, "v1")
@@ -171,10 +172,10 @@ func (d *unprivileged) tryRoots(mode os.FileMode) (last client.Plugin) {
 		if err != nil {
 			d.t.Fatal(err)
 		}
-		if i := slices.IndexFunc(listing.Plugins, func(p client.Plugin) bool { return filepath.Base(p.SocketPath) == "root.sock" }); i >= 0 {
+		if i := slices.IndexFunc(listing.Plugins, func(p *patchbayv1.Plugin) bool { return filepath.Base(p.SocketPath) == "root.sock" }); i >= 0 {
 			last = listing.Plugins[i]
 		}
-		return last.State == "registered" || last.LastError != ""
+		return last.GetState() == "registered" || last.GetLastError() != ""
 	})
 	return last
 }
@@ -191,8 +192,8 @@ func TestReadsProgramsOfOthersWithCapability(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := runUnprivileged(t, "admission: {command: [/bin/false]}\n", test.capabilities...)
-			if last := d.tryRoots(0o666); last.State == "registered" || !strings.Contains(last.LastError, test.refused) {
-				t.Errorf("it is %s: %q, want %q", last.State, last.LastError, test.refused)
+			if last := d.tryRoots(0o666); last.GetState() == "registered" || !strings.Contains(last.GetLastError(), test.refused) {
+				t.Errorf("it is %s: %q, want %q", last.GetState(), last.GetLastError(), test.refused)
 			}
 		})
 	}
@@ -224,7 +225,7 @@ func TestLaunchesAsOtherUsersWithCapabilities(t *testing.T) {
 			if want := strings.Join(slices.Repeat([]string{fmt.Sprint(pluginUser)}, 4), "\t"); status["Uid"] != want || status["Gid"] != want {
 				t.Errorf("it runs as user %s and group %s", status["Uid"], status["Gid"])
 			}
-			if stopped, err := d.Stop(d.ctx(), "other"); err != nil || stopped.PID != 0 {
+			if stopped, err := d.Stop(d.ctx(), "other"); err != nil || stopped.Pid != 0 {
 				t.Errorf("it ignores SIGTERM and is not ended: %+v, %v", stopped, err)
 			}
 		})

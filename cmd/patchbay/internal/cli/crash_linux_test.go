@@ -18,8 +18,10 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
 )
@@ -173,7 +175,7 @@ func (c *crash) round() {
 }
 
 // checkFirst checks what a daemon that has just been started knows.
-func (c *crash) checkFirst(plugins []client.Plugin, began time.Time) {
+func (c *crash) checkFirst(plugins []*patchbayv1.Plugin, began time.Time) {
 	c.t.Helper()
 	known, remembered := map[string]string{}, map[string]bool{}
 	for _, p := range plugins {
@@ -185,7 +187,7 @@ func (c *crash) checkFirst(plugins []client.Plugin, began time.Time) {
 			c.t.Errorf("socket %s is there as two instances", p.SocketPath)
 		}
 		known[p.Instance] = p.State
-		remembered[p.SocketPath] = p.RegisteredAt != nil && p.RegisteredAt.Before(began)
+		remembered[p.SocketPath] = p.RegisteredAt != nil && p.RegisteredAt.AsTime().Before(began)
 	}
 	for socket := range c.knows {
 		if !remembered[socket] {
@@ -204,7 +206,7 @@ func (c *crash) checkFirst(plugins []client.Plugin, began time.Time) {
 
 // follow reads the events of one daemon until it has been killed.
 func (c *crash) follow(ctx context.Context, cl *client.Client, began time.Time) {
-	for e, err := range cl.Events(ctx, client.EventsOptions{Follow: true, Since: began}) {
+	for e, err := range cl.Events(ctx, &patchbayv1.WatchEventsRequest{Follow: true, Since: timestamppb.New(began)}) {
 		if err != nil {
 			return
 		}
@@ -264,7 +266,7 @@ func (c *crash) checkTold() {
 }
 
 // firstList returns the first thing that a daemon that has just been started says.
-func (c *crash) firstList(ctx context.Context, cl *client.Client) []client.Plugin {
+func (c *crash) firstList(ctx context.Context, cl *client.Client) []*patchbayv1.Plugin {
 	c.t.Helper()
 	for began := time.Now(); time.Since(began) < patience; time.Sleep(time.Millisecond) {
 		listing, err := cl.List(ctx)
@@ -439,12 +441,12 @@ func (c *crash) killLaunched(ctx context.Context, cl *client.Client) {
 		return
 	}
 	p := plugins[rand.N(len(plugins))]
-	if p.PID == 0 {
+	if p.Pid == 0 {
 		return
 	}
 	// The handle comes first: it stays with the process that is looked at.
-	process, err := os.FindProcess(p.PID)
-	if err != nil || !c.ours(p.PID) {
+	process, err := os.FindProcess(int(p.Pid))
+	if err != nil || !c.ours(int(p.Pid)) {
 		return
 	}
 	defer func() { _ = process.Release() }()

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/internal/config"
 )
@@ -130,7 +131,7 @@ func completePlugins(socket *controlSocket) cobra.CompletionFunc {
 			return nil, err
 		}
 		launched, err := c.ListLaunched(ctx)
-		return append(names(listing.Plugins), each(launched, func(p client.Launched) string { return p.Name })...), err
+		return append(names(listing.Plugins), each(launched, func(p *patchbayv1.LaunchedPlugin) string { return p.Name })...), err
 	})
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/client"
 )
 
@@ -86,7 +87,7 @@ prints the same result and, if the plugin wants that before each start, prepares
 		Args: takes("RESOURCE", "OWNER"),
 	}
 	socket := addControlSocket(cmd, paths)
-	var request client.DeviceRequest
+	request := &patchbayv1.AllocateDevicesRequest{}
 	cmd.Flags().Uint32Var(&request.Count, "count", 0, "how many devices (default: as many as --device names, or 1)")
 	cmd.Flags().StringArrayVar(&request.Devices, "device", nil, "ID of a device that has to be among them; can be repeated")
 	output := addOutput(cmd, "table", "name")
@@ -131,22 +132,22 @@ first that the owner no longer uses them: the daemon cannot check that.`,
 // releaseTimeout is more than an allocation for the same owner takes, which a release waits for.
 const releaseTimeout = 2 * time.Minute
 
-func writeDevices(w io.Writer, devices []client.Device) error {
+func writeDevices(w io.Writer, devices []*patchbayv1.Device) error {
 	list := &table{
 		terminal: terminalOf(w), head: []string{"RESOURCE", "ID", "HEALTH", "NUMA", "OWNER"}, cuts: []int{1}, tones: tones{2: toneOf},
 	}
 	for _, d := range devices {
-		nodes := each(d.NUMANodes, func(node int64) string { return fmt.Sprint(node) })
-		list.add(cell(d.Resource), cell(d.ID), cell(d.Health), cell(strings.Join(nodes, ",")), cell(d.Owner))
+		nodes := each(d.NumaNodes, func(node int64) string { return fmt.Sprint(node) })
+		list.add(cell(d.Resource), cell(d.Id), cell(d.Health), cell(strings.Join(nodes, ",")), cell(d.Owner))
 	}
 	return list.write(w)
 }
 
-func deviceNames(devices []client.Device) []string {
-	return each(devices, func(d client.Device) string { return d.Resource + "/" + d.ID })
+func deviceNames(devices []*patchbayv1.Device) []string {
+	return each(devices, func(d *patchbayv1.Device) string { return d.Resource + "/" + d.Id })
 }
 
-func printAllocation(cmd *cobra.Command, output *choice, a client.DeviceAllocation) error {
+func printAllocation(cmd *cobra.Command, output *choice, a *patchbayv1.DeviceAllocation) error {
 	return output.print(cmd, a, func(w io.Writer) error {
 		if output.value == "name" {
 			return writeLines(w, each(a.Devices, func(id string) string { return a.Resource + "/" + id }))

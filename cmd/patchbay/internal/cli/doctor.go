@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/doctor"
 	"github.com/patchbay-dev/patchbay/internal/config"
@@ -96,7 +97,7 @@ func examine(ctx context.Context, sources config.Sources) []doctor.Finding {
 	}
 	subject.Daemon = func(ctx context.Context) (int, error) {
 		v, err := asked.Version(ctx)
-		return v.PID, err
+		return int(v.GetPid()), err
 	}
 	if len(c.Fleet.Etcd.Endpoints) > 0 {
 		subject.Fleet = func(ctx context.Context) []fleet.Member { return membersOf(ctx, c.Fleet.Etcd) }
@@ -120,7 +121,7 @@ func ofConfiguration(c daemon.Config, err error) []doctor.Finding {
 }
 
 // inForce returns the configuration that the daemon says it works with. Of one that cannot be read, only the paths are the daemon's.
-func inForce(running *client.Configuration, defaults config.Config, c daemon.Config) (daemon.Config, []doctor.Finding) {
+func inForce(running *patchbayv1.GetConfigurationResponse, defaults config.Config, c daemon.Config) (daemon.Config, []doctor.Finding) {
 	var unread []doctor.Finding
 	socket := c.ControlSocket
 	if running.Effective != "" {
@@ -169,7 +170,7 @@ const sickShown = 20
 // daemon cannot be asked, which a finding says.
 func askDaemon(
 	ctx context.Context, asked *client.Client, loaded *config.Loaded, c daemon.Config,
-) (*client.Configuration, []doctor.Finding) {
+) (*patchbayv1.GetConfigurationResponse, []doctor.Finding) {
 	ctx, cancel := answerInTime(ctx)
 	defer cancel()
 	running, err := asked.Configuration(ctx)
@@ -189,7 +190,7 @@ func askDaemon(
 		sick = append(sick, finding("daemon", doctor.Fail, "the daemon could not be asked for its plugins: "+err.Error(),
 			"look at its log; restart it if it hangs"))
 	}
-	return &running, append(findings, sick...)
+	return running, append(findings, sick...)
 }
 
 func finding(check string, status doctor.Status, message, remedy string) doctor.Finding {

@@ -7,7 +7,9 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/client"
 )
 
@@ -38,23 +40,23 @@ one.`,
 		if err != nil {
 			return err
 		}
-		options.Follow, options.Tail = past().Follow, past().Tail
+		options.Follow, options.Tail = past()
 		return printLines(cmd, output, c.Events(ctx, options), options.Follow, writeEvent)
 	})
 	return cmd
 }
 
-func addWanted(cmd *cobra.Command, socket *controlSocket) func(now time.Time) (client.EventsOptions, error) {
+func addWanted(cmd *cobra.Command, socket *controlSocket) func(now time.Time) (*patchbayv1.WatchEventsRequest, error) {
 	types := cmd.Flags().StringSlice("type", nil, "only events of plugins of these types, or with these roles")
 	kinds, checkKinds := addWords(cmd, "kind", "only these kinds of events, for example refused", eventKinds)
 	plugin := cmd.Flags().String("plugin", "", "only events of this plugin: TYPE/NAME or ROLE/NAME, or the name of a launched one")
 	since := cmd.Flags().String("since", "", "only events from this time on: how long ago, as 24h, or a time, as 2006-01-02T15:04:05Z")
 	completeFlag(cmd, "plugin", completePlugins(socket))
-	return func(now time.Time) (options client.EventsOptions, err error) {
+	return func(now time.Time) (options *patchbayv1.WatchEventsRequest, err error) {
 		if err := checkKinds(); err != nil {
 			return options, err
 		}
-		options = client.EventsOptions{Types: *types, Kinds: *kinds}
+		options = &patchbayv1.WatchEventsRequest{Types: *types, Kinds: *kinds}
 		if *plugin != "" {
 			ptype, name, ok := client.ParsePlugin(*plugin)
 			switch {
@@ -66,10 +68,14 @@ func addWanted(cmd *cobra.Command, socket *controlSocket) func(now time.Time) (c
 				options.Names = []string{*plugin}
 			}
 		}
-		if options.Since, err = sinceTime(*since, now); err != nil {
-			err = wrongUsage(cmd, "%w", err)
+		from, err := sinceTime(*since, now)
+		if err != nil {
+			return options, wrongUsage(cmd, "%w", err)
 		}
-		return options, err
+		if !from.IsZero() {
+			options.Since = timestamppb.New(from)
+		}
+		return options, nil
 	}
 }
 
@@ -90,8 +96,8 @@ func sinceTime(text string, now time.Time) (time.Time, error) {
 		"2006-01-02T15:04:05Z", text)
 }
 
-func writeEvent(w io.Writer, e client.Event) error {
+func writeEvent(w io.Writer, e *patchbayv1.Event) error {
 	t := terminalOf(w)
-	return write(w, fmt.Appendf(nil, "%s  %s  %s  %s\n", t.paint(e.Time.Local().Format(millis), faint),
+	return write(w, fmt.Appendf(nil, "%s  %s  %s  %s\n", t.paint(e.Time.AsTime().Local().Format(millis), faint),
 		t.paint(fmt.Sprintf("%-12s", escape(e.Kind)), toneOf(e.Kind)), pluginID(e.Type, e.Name), escape(e.Message)))
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/client"
 )
 
@@ -33,8 +34,8 @@ last known state and print a warning.`,
 }
 
 // addFleetFilter adds the flags that select plugins of the fleet; fewer if the plugin is named.
-func addFleetFilter(cmd *cobra.Command, named bool) *client.FleetFilter {
-	f := &client.FleetFilter{}
+func addFleetFilter(cmd *cobra.Command, named bool) *patchbayv1.FleetFilter {
+	f := &patchbayv1.FleetFilter{}
 	flags := cmd.Flags()
 	if !named {
 		flags.StringArrayVar(&f.Types, "type", nil, "plugins of this type, or in this role, only; can be repeated")
@@ -49,7 +50,7 @@ func addFleetFilter(cmd *cobra.Command, named bool) *client.FleetFilter {
 
 // listing is a command that lists something of the fleet, as a table, an array of objects or names.
 type listing[T any] struct {
-	list func(ctx context.Context, c *client.Client) ([]T, client.FleetHealth, error)
+	list func(ctx context.Context, c *client.Client) ([]T, *patchbayv1.FleetHealth, error)
 	name func(T) string
 	head []string
 	row  func(t T, now time.Time) []string // escaped
@@ -93,24 +94,25 @@ The output is a table, an array of objects as JSON or YAML, or one name a line.`
 		Example: `  # Which nodes are gone, and since when?
   patchbay fleet nodes --state unreachable`,
 	}
-	var f client.FleetFilter
+	f := &patchbayv1.ListNodesRequest{}
 	cmd.Flags().StringArrayVar(&f.Nodes, "node", nil, "this node only; can be repeated")
 	cmd.Flags().StringArrayVar(&f.States, "state", nil, "nodes in this state only, for example ready; can be repeated")
 	cmd.Flags().StringToStringVar(&f.Labels, "label", nil, "nodes with this label only, as KEY=VALUE; can be repeated")
-	return listing[client.FleetNode]{
-		list: func(ctx context.Context, c *client.Client) ([]client.FleetNode, client.FleetHealth, error) {
-			return c.FleetNodes(ctx, f)
+	return listing[*patchbayv1.FleetNode]{
+		list: func(ctx context.Context, c *client.Client) ([]*patchbayv1.FleetNode, *patchbayv1.FleetHealth, error) {
+			answer, err := c.FleetNodes(ctx, f)
+			return answer.GetNodes(), answer.GetHealth(), err
 		},
-		name: func(n client.FleetNode) string { return n.Name },
+		name: func(n *patchbayv1.FleetNode) string { return n.Name },
 		head: []string{"NAME", "STATE", "VERSION", "PLUGINS", "ADDRESS", "UP", "LAST SEEN"}, tone: 1,
-		row: func(n client.FleetNode, now time.Time) []string {
+		row: func(n *patchbayv1.FleetNode, now time.Time) []string {
 			up := "-"
 			if n.State == "ready" {
-				up = since(n.StartedAt, now)
+				up = since(timeOf(n.StartedAt), now)
 			}
 			return []string{
 				cell(n.Name), cell(stateOfNode(n)), cell(n.Version), fmt.Sprint(n.Plugins), cell(n.Address), up,
-				lastSeen(n.LastSeen, n.LastSeenBefore, now),
+				lastSeen(timeOf(n.LastSeen), timeOf(n.LastSeenBefore), now),
 			}
 		},
 	}.addTo(cmd, paths)
@@ -128,9 +130,10 @@ The output is a table, an array of objects as JSON or YAML, or one NODE/TYPE/NAM
   patchbay fleet list --name hostpath.csi.k8s.io --state registered -o json | jq -r '.[].node'`,
 	}
 	filter := addFleetFilter(cmd, false)
-	return listing[client.FleetPlugin]{
-		list: func(ctx context.Context, c *client.Client) ([]client.FleetPlugin, client.FleetHealth, error) {
-			return c.FleetPlugins(ctx, *filter)
+	return listing[*patchbayv1.FleetPlugin]{
+		list: func(ctx context.Context, c *client.Client) ([]*patchbayv1.FleetPlugin, *patchbayv1.FleetHealth, error) {
+			answer, err := c.FleetPlugins(ctx, filter)
+			return answer.GetPlugins(), answer.GetHealth(), err
 		},
 		name: fleetPluginID,
 		head: []string{"TYPE", "NAME", "VERSION", "NODE", "STATE", "AGE", "LAST SEEN"}, cuts: []int{2, 6, 0, 1}, tone: 4,
@@ -138,10 +141,10 @@ The output is a table, an array of objects as JSON or YAML, or one NODE/TYPE/NAM
 	}.addTo(cmd, paths)
 }
 
-func fleetPluginRow(p client.FleetPlugin, now time.Time) []string {
+func fleetPluginRow(p *patchbayv1.FleetPlugin, now time.Time) []string {
 	return []string{
-		cell(p.Type), cell(p.Name), cell(p.Version), cell(p.Node), cell(p.State), since(p.RegisteredAt, now),
-		lastSeen(p.LastSeen, p.LastSeenBefore, now),
+		cell(p.Type), cell(p.Name), cell(p.Version), cell(p.Node), cell(p.State), since(timeOf(p.RegisteredAt), now),
+		lastSeen(timeOf(p.LastSeen), timeOf(p.LastSeenBefore), now),
 	}
 }
 
@@ -158,19 +161,20 @@ The output is a table, an array of objects with all nodes as JSON or YAML, or on
   patchbay fleet versions --name hostpath.csi.k8s.io -o json | jq -r '.[] | select(.version != "1.2.0") | .nodes[]'`,
 	}
 	filter := addFleetFilter(cmd, false)
-	return listing[client.FleetVersion]{
-		list: func(ctx context.Context, c *client.Client) ([]client.FleetVersion, client.FleetHealth, error) {
-			return c.FleetVersions(ctx, *filter)
+	return listing[*patchbayv1.FleetVersion]{
+		list: func(ctx context.Context, c *client.Client) ([]*patchbayv1.FleetVersion, *patchbayv1.FleetHealth, error) {
+			answer, err := c.FleetVersions(ctx, filter)
+			return answer.GetVersions(), answer.GetHealth(), err
 		},
-		name: func(v client.FleetVersion) string { return escape(v.Type + "/" + v.Name + "@" + v.Version) },
+		name: func(v *patchbayv1.FleetVersion) string { return escape(v.Type + "/" + v.Name + "@" + v.Version) },
 		head: []string{"TYPE", "NAME", "VERSION", "COUNT", "DIFFERS", "NODES"}, cuts: []int{5, 0, 1},
-		row: func(v client.FleetVersion, now time.Time) []string {
+		row: func(v *patchbayv1.FleetVersion, now time.Time) []string {
 			const shown = 3
 			nodes := strings.Join(v.Nodes[:min(len(v.Nodes), shown)], ", ")
 			if more := len(v.Nodes) - shown; more > 0 {
 				nodes = fmt.Sprintf("%s and %d more", nodes, more)
 			}
-			return []string{cell(v.Type), cell(v.Name), cell(v.Version), fmt.Sprint(len(v.Nodes)), since(v.DiffersSince, now), cell(nodes)}
+			return []string{cell(v.Type), cell(v.Name), cell(v.Version), fmt.Sprint(len(v.Nodes)), since(timeOf(v.DiffersSince), now), cell(nodes)}
 		},
 	}.addTo(cmd, paths)
 }
@@ -185,14 +189,14 @@ its fencing token, and how many nodes want it, with the holder. A lock without a
 The output is a table, an array of objects as JSON or YAML, or one TYPE/NAME a line.`,
 		Example: `  patchbay fleet locks -o json | jq -r '.[] | select(.node == "") | .name'`,
 	}
-	return listing[client.FleetLock]{
-		list: func(ctx context.Context, c *client.Client) ([]client.FleetLock, client.FleetHealth, error) {
+	return listing[*patchbayv1.FleetLock]{
+		list: func(ctx context.Context, c *client.Client) ([]*patchbayv1.FleetLock, *patchbayv1.FleetHealth, error) {
 			locks, err := c.FleetLocks(ctx)
-			return locks, client.FleetHealth{Current: true}, err
+			return locks, &patchbayv1.FleetHealth{Current: true}, err
 		},
-		name: func(l client.FleetLock) string { return escape(l.Type + "/" + l.Name) },
+		name: func(l *patchbayv1.FleetLock) string { return escape(l.Type + "/" + l.Name) },
 		head: []string{"TYPE", "NAME", "NODE", "TOKEN", "CANDIDATES"},
-		row: func(l client.FleetLock, _ time.Time) []string {
+		row: func(l *patchbayv1.FleetLock, _ time.Time) []string {
 			return []string{cell(l.Type), cell(l.Name), cell(l.Node), fmt.Sprint(l.FencingToken), fmt.Sprint(l.Candidates)}
 		},
 	}.addTo(cmd, paths)
@@ -213,9 +217,9 @@ When the daemon loses etcd, so that changes may be late, a warning on standard e
 	nodes := cmd.Flags().Bool("nodes", false, "show changes of nodes too")
 	filter := addFleetFilter(cmd, false)
 	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
-		filter.Health = true
-		changes := withoutHealth(cmd.ErrOrStderr(), c.WatchFleet(ctx, *filter, *nodes, nil))
-		return printLines(cmd, output, changes, true, writeFleetChange)
+		request := &patchbayv1.WatchFleetRequest{Filter: filter, WithNodes: *nodes, WithHealth: true}
+		all := withoutHealth(cmd.ErrOrStderr(), c.WatchFleet(ctx, request))
+		return printLines(cmd, output, all, true, writeFleetChange)
 	})
 	return cmd
 }
@@ -261,30 +265,29 @@ deregistered: it is unreachable. A warning on standard error says when the daemo
 		defer warning.Wait()
 		watching, stop := context.WithCancel(ctx)
 		defer stop()
-		watched := *filter
-		watched.Health = true
 		warning.Go(func() {
-			for _, err := range withoutHealth(cmd.ErrOrStderr(), c.WatchFleet(watching, watched, false, nil)) {
+			for _, err := range withoutHealth(cmd.ErrOrStderr(), c.WatchFleet(watching, &patchbayv1.WatchFleetRequest{Filter: filter, WithHealth: true})) {
 				if err != nil {
 					return // the wait itself says what is wrong
 				}
 			}
 		})
-		_, err := c.WaitFleet(ctx, *filter, wanted)
+		_, err := c.WaitFleet(ctx, filter, wanted)
 		return err
 	})
 	return cmd
 }
 
-// withoutHealth says on standard error when the daemon has lost etcd, and when it is back, and passes everything else on.
-func withoutHealth(stderr io.Writer, all iter.Seq2[client.FleetChange, error]) iter.Seq2[client.FleetChange, error] {
-	return func(yield func(client.FleetChange, error) bool) {
+// withoutHealth returns the changes of plugins and nodes. It writes to standard error when the daemon has lost etcd and when it is back.
+func withoutHealth(stderr io.Writer, all changes) changes {
+	return func(yield func(*patchbayv1.WatchFleetResponse, error) bool) {
 		for change, err := range all {
 			switch {
 			case err == nil && change.Health != nil && change.Health.Current:
 				fmt.Fprintln(stderr, "the daemon follows etcd again")
 			case err == nil && change.Health != nil:
-				warnStale(stderr, *change.Health)
+				warnStale(stderr, change.Health)
+			case err == nil && change.Plugin == nil && change.Node == nil: // the end of the present state
 			default:
 				if !yield(change, err) {
 					return
@@ -294,10 +297,13 @@ func withoutHealth(stderr io.Writer, all iter.Seq2[client.FleetChange, error]) i
 	}
 }
 
+// changes are the changes of the fleet.
+type changes = iter.Seq2[*patchbayv1.WatchFleetResponse, error]
+
 // warnStale says that what is shown may be out of date.
-func warnStale(stderr io.Writer, h client.FleetHealth) {
-	if !h.Current {
-		fmt.Fprintf(stderr, "warning: %s\n", escape(h.Message))
+func warnStale(stderr io.Writer, h *patchbayv1.FleetHealth) {
+	if !h.GetCurrent() {
+		fmt.Fprintf(stderr, "warning: %s\n", escape(h.GetMessage()))
 	}
 }
 
@@ -314,23 +320,25 @@ func lastSeen(last, before *time.Time, now time.Time) string {
 }
 
 // stateOfNode is the state of a node, with what is wrong with one that is ready.
-func stateOfNode(n client.FleetNode) string {
+func stateOfNode(n *patchbayv1.FleetNode) string {
 	if n.DrainedAt != nil {
 		return n.State + ", drained"
 	}
-	if n.State == "ready" && slices.ContainsFunc(n.Conditions, func(c client.Condition) bool { return c.Status != "ok" }) {
+	if n.State == "ready" && slices.ContainsFunc(n.Conditions, func(c *patchbayv1.Condition) bool { return c.Status != "ok" }) {
 		return "ready, degraded"
 	}
 	return n.State
 }
 
-func fleetPluginID(p client.FleetPlugin) string { return escape(p.Node + "/" + p.Type + "/" + p.Name) }
+func fleetPluginID(p *patchbayv1.FleetPlugin) string {
+	return escape(p.Node + "/" + p.Type + "/" + p.Name)
+}
 
-func writeFleetChange(w io.Writer, c client.FleetChange) error {
+func writeFleetChange(w io.Writer, c *patchbayv1.WatchFleetResponse) error {
 	if c.Node != nil {
 		return write(w, fmt.Appendf(nil, "%-8s  node    %s  %s\n", escape(c.Kind), escape(c.Node.Name), withReason(c.Node.State, c.Node.Reason)))
 	}
-	return write(w, fmt.Appendf(nil, "%-8s  plugin  %s  %s  %s\n", escape(c.Kind), fleetPluginID(*c.Plugin), cell(c.Plugin.Version),
+	return write(w, fmt.Appendf(nil, "%-8s  plugin  %s  %s  %s\n", escape(c.Kind), fleetPluginID(c.Plugin), cell(c.Plugin.Version),
 		withReason(c.Plugin.State, c.Plugin.Reason)))
 }
 

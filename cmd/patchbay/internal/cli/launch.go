@@ -11,13 +11,14 @@ import (
 
 	"github.com/spf13/cobra"
 
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/client"
 )
 
 // operation is a command that does something to one launched plugin.
 type operation struct {
 	use, short, long, example string
-	do                        func(c *client.Client, ctx context.Context, name string) (client.Launched, error)
+	do                        func(c *client.Client, ctx context.Context, name string) (*patchbayv1.LaunchedPlugin, error)
 }
 
 var operations = []operation{
@@ -83,7 +84,7 @@ NAME is the name in the catalogue, or TYPE/NAME as the plugin registered.`,
 	return cmd
 }
 
-func printLaunched(cmd *cobra.Command, output *choice, p client.Launched) error {
+func printLaunched(cmd *cobra.Command, output *choice, p *patchbayv1.LaunchedPlugin) error {
 	return output.print(cmd, p, func(w io.Writer) error {
 		var text bytes.Buffer
 		fmt.Fprintln(&text, escape(p.Name))
@@ -92,18 +93,19 @@ func printLaunched(cmd *cobra.Command, output *choice, p client.Launched) error 
 	})
 }
 
-func describeLaunched(p client.Launched, now time.Time) []line {
-	if p.PID == 0 {
-		p.Health = "" // nobody has it
+func describeLaunched(p *patchbayv1.LaunchedPlugin, now time.Time) []line {
+	health := p.Health
+	if p.Pid == 0 {
+		health = "" // no process has it
 	}
 	lines := []line{
 		{"State", escape(p.State)},
-		{"Since", moment(p.Since, now)},
-		{"PID", positive(p.PID)},
+		{"Since", moment(timeOf(p.Since), now)},
+		{"PID", positive(p.Pid)},
 		{"Socket", escape(p.SocketPath)},
-		{"Health", escape(p.Health)},
+		{"Health", escape(health)},
 		{"Restarts", positive(p.Restarts)},
-		{"Next start", moment(p.NextStart, now)},
+		{"Next start", moment(timeOf(p.NextStart), now)},
 		{"Last error", escape(p.LastError)},
 		{"Replacement", escape(p.ReplacementError)},
 	}
@@ -111,11 +113,11 @@ func describeLaunched(p client.Launched, now time.Time) []line {
 }
 
 // launched returns the plugin with a name, if the daemon launches one of that name.
-func launched(ctx context.Context, c *client.Client, name string) (p client.Launched, found bool, err error) {
+func launched(ctx context.Context, c *client.Client, name string) (p *patchbayv1.LaunchedPlugin, found bool, err error) {
 	all, err := c.ListLaunched(ctx)
-	i := slices.IndexFunc(all, func(p client.Launched) bool { return p.Name == name })
+	i := slices.IndexFunc(all, func(p *patchbayv1.LaunchedPlugin) bool { return p.Name == name })
 	if i < 0 {
-		return client.Launched{}, false, err
+		return nil, false, err
 	}
 	return all[i], true, nil
 }
@@ -131,7 +133,7 @@ func presentLife(ctx context.Context, c *client.Client, name string) string {
 func completeLaunched(socket *controlSocket) cobra.CompletionFunc {
 	return completeWith(socket, func(ctx context.Context, c *client.Client) ([]string, error) {
 		all, err := c.ListLaunched(ctx)
-		return each(all, func(p client.Launched) string { return p.Name }), err
+		return each(all, func(p *patchbayv1.LaunchedPlugin) string { return p.Name }), err
 	})
 }
 
@@ -155,15 +157,17 @@ NAME is the name in the catalogue, or TYPE/NAME as the plugin registered.`,
 	socket := addControlSocket(cmd, paths)
 	cmd.ValidArgsFunction = completeLaunched(socket)
 	output := addLines(cmd)
-	options := addPastAndNew(cmd, "what comes", "lines")
+	past := addPastAndNew(cmd, "what comes", "lines")
 	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error {
-		return printLines(cmd, output, c.Logs(ctx, args[0], options()), options().Follow, writeRecord)
+		follow, tail := past()
+		request := &patchbayv1.ReadLogsRequest{Name: args[0], Follow: follow, Tail: tail}
+		return printLines(cmd, output, c.Logs(ctx, request), follow, writeRecord)
 	})
 	return cmd
 }
 
-func writeRecord(w io.Writer, r client.LogRecord) error {
-	text := fmt.Appendf(nil, "%s  %-5s  %s", r.Time.Local().Format(millis), slog.Level(r.Level), escape(r.Message))
+func writeRecord(w io.Writer, r *patchbayv1.LogRecord) error {
+	text := fmt.Appendf(nil, "%s  %-5s  %s", r.Time.AsTime().Local().Format(millis), slog.Level(r.Level), escape(r.Message))
 	for _, a := range r.Attributes {
 		text = fmt.Appendf(text, " %s=%s", escape(a.Key), escape(a.Value))
 	}

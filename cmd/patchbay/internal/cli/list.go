@@ -15,6 +15,7 @@ import (
 	"github.com/mattn/go-runewidth"
 	"github.com/spf13/cobra"
 
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/internal/suggest"
 )
@@ -72,13 +73,16 @@ The output is a table, an array of objects as JSON or YAML, or one TYPE/NAME a l
 // filter says which plugins are wanted: those of types or roles, and of them those that match.
 type filter struct {
 	types   []string
-	matches func(client.Plugin) bool
+	matches func(*patchbayv1.Plugin) bool
 }
 
-func (f filter) list(ctx context.Context, c *client.Client) (client.Listing, error) {
-	listing, err := c.ListTypes(ctx, f.types...) // which roles a plugin has, or may have, the daemon knows
-	listing.Plugins = slices.DeleteFunc(listing.Plugins, func(p client.Plugin) bool { return !f.matches(p) })
-	return listing, err
+func (f filter) list(ctx context.Context, c *client.Client) (*patchbayv1.ListPluginsResponse, error) {
+	listing, err := c.List(ctx, f.types...) // the daemon knows which roles a plugin has
+	if err != nil {
+		return nil, err
+	}
+	listing.Plugins = slices.DeleteFunc(listing.Plugins, func(p *patchbayv1.Plugin) bool { return !f.matches(p) })
+	return listing, nil
 }
 
 func addFilters(cmd *cobra.Command) func() (filter, error) {
@@ -94,7 +98,7 @@ func addFilters(cmd *cobra.Command) func() (filter, error) {
 		if _, err := path.Match(*pattern, ""); err != nil {
 			return filter{}, wrongUsage(cmd, "--name %q is no pattern: %w", *pattern, err)
 		}
-		return filter{*types, func(p client.Plugin) bool {
+		return filter{*types, func(p *patchbayv1.Plugin) bool {
 			named, _ := path.Match(*pattern, p.Name) // looked at above
 			unlabelled := slices.ContainsFunc(*labels, func(l string) bool {
 				if key, value, differs := strings.Cut(l, "!="); differs {
@@ -111,7 +115,7 @@ func addFilters(cmd *cobra.Command) func() (filter, error) {
 }
 
 // warn says what a reader of the table should know beside it.
-func warn(ctx context.Context, c *client.Client, stderr io.Writer, listing client.Listing) {
+func warn(ctx context.Context, c *client.Client, stderr io.Writer, listing *patchbayv1.ListPluginsResponse) {
 	for _, c := range listing.Conditions {
 		if c.Status != "ok" {
 			fmt.Fprintf(stderr, "warning: %s is %s: %s\n", escape(c.Name), escape(c.Status), escape(c.Message))
@@ -127,7 +131,7 @@ func warn(ctx context.Context, c *client.Client, stderr io.Writer, listing clien
 	}
 }
 
-func pluginTable(t terminal, plugins []client.Plugin, now time.Time) *table {
+func pluginTable(t terminal, plugins []*patchbayv1.Plugin, now time.Time) *table {
 	list := &table{
 		terminal: t, head: []string{"TYPE", "NAME", "VERSION", "STATE", "ENDPOINT", "AGE"},
 		cuts: []int{4, 2, 0, 1}, tones: tones{3: toneOf, 5: func(string) tone { return faint }},
@@ -139,7 +143,7 @@ func pluginTable(t terminal, plugins []client.Plugin, now time.Time) *table {
 }
 
 // names returns TYPE/NAME of each plugin of a listing once. A socket that has not said who it is has none.
-func names(plugins []client.Plugin) []string {
+func names(plugins []*patchbayv1.Plugin) []string {
 	var list []string
 	for _, p := range plugins {
 		if p.Name != "" {
@@ -207,18 +211,18 @@ func statusOfLaunched(ctx context.Context, c *client.Client, cmd *cobra.Command,
 	if err != nil {
 		return err
 	}
-	if i := slices.IndexFunc(all, func(p client.Launched) bool { return p.Name == name }); i >= 0 {
+	if i := slices.IndexFunc(all, func(p *patchbayv1.LaunchedPlugin) bool { return p.Name == name }); i >= 0 {
 		return printLaunched(cmd, output, all[i])
 	}
 	like := ""
-	if meant, is := suggest.To(name, each(all, func(p client.Launched) string { return p.Name })); is {
+	if meant, is := suggest.To(name, each(all, func(p *patchbayv1.LaunchedPlugin) string { return p.Name })); is {
 		like = fmt.Sprintf("; did you mean %q?", meant)
 	}
 	return fmt.Errorf("no launched plugin %s is known%s: plugins to launch are those of the catalogue, the key plugins of the "+
 		"configuration; a plugin that registered by itself is named TYPE/NAME", name, like)
 }
 
-func writeStatus(w io.Writer, instances []client.Plugin, now time.Time) error {
+func writeStatus(w io.Writer, instances []*patchbayv1.Plugin, now time.Time) error {
 	var text bytes.Buffer
 	screen := terminalOf(w)
 	fmt.Fprintln(&text, pluginID(instances[0].Type, instances[0].Name))
@@ -249,17 +253,17 @@ func writeDescription(text *bytes.Buffer, screen terminal, lines []line) {
 	}
 }
 
-func describe(p client.Plugin, now time.Time) []line {
+func describe(p *patchbayv1.Plugin, now time.Time) []line {
 	state := escape(p.State)
 	if p.Current {
 		state += " (current)"
 	}
 	lines := []line{
 		{"State", state},
-		{"Since", moment(p.Since, now)},
+		{"Since", moment(timeOf(p.Since), now)},
 		{"Reason", escape(p.Reason)},
 		{"Failed attempts", positive(p.Attempts)},
-		{"Next attempt", moment(p.NextRetry, now)},
+		{"Next attempt", moment(timeOf(p.NextRetry), now)},
 		{"Last error", escape(p.LastError)},
 		{"Version", escape(ownVersion(p))},
 		{"Versions", escape(strings.Join(p.Versions, ", "))},
@@ -268,8 +272,8 @@ func describe(p client.Plugin, now time.Time) []line {
 		{"Socket", escape(p.SocketPath)},
 		{"Source", escape(p.Source)},
 		{"Instance ID", escape(p.Instance)},
-		{"First seen", moment(p.FirstSeen, now)},
-		{"Registered at", moment(p.RegisteredAt, now)},
+		{"First seen", moment(timeOf(p.FirstSeen), now)},
+		{"Registered at", moment(timeOf(p.RegisteredAt), now)},
 	}
 	for _, key := range slices.Sorted(maps.Keys(p.Details)) {
 		lines = append(lines, line{escape(key), escape(p.Details[key])})
@@ -285,14 +289,14 @@ func labelLines(metadata map[string]string) (lines []line) {
 	return lines
 }
 
-func ownVersion(p client.Plugin) string {
+func ownVersion(p *patchbayv1.Plugin) string {
 	if slices.Contains(p.Versions, p.Version) {
 		return ""
 	}
 	return p.Version
 }
 
-func positive(n int) string {
+func positive[N int64 | uint32](n N) string {
 	if n <= 0 {
 		return ""
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/client"
 )
 
@@ -55,8 +56,8 @@ const stateGone = "gone"
 // needy is what a daemon knows that may need somebody.
 type needy struct {
 	plugins    int
-	conditions []client.Condition // that are not well
-	needs      []need             // those to which somebody has to see first
+	conditions []*patchbayv1.Condition // that are not well
+	needs      []need                  // those to which somebody has to see first
 }
 
 func askNeeds(ctx context.Context, c *client.Client) (needy, error) {
@@ -75,13 +76,13 @@ func askNeeds(ctx context.Context, c *client.Client) (needy, error) {
 	now := time.Now()
 	return needy{
 		plugins:    len(listing.Plugins),
-		conditions: slices.DeleteFunc(listing.Conditions, func(c client.Condition) bool { return c.Status == "ok" }),
+		conditions: slices.DeleteFunc(listing.Conditions, func(c *patchbayv1.Condition) bool { return c.Status == "ok" }),
 		needs:      slices.Concat(launchedInNeed(launched, now), pluginsInNeed(listing.Plugins, now), refusedAndGone(refusals, now)),
 	}, nil
 }
 
 // launchedInNeed are the launched plugins that do not run though they are to, or not as they are configured.
-func launchedInNeed(launched []client.Launched, now time.Time) []need {
+func launchedInNeed(launched []*patchbayv1.LaunchedPlugin, now time.Time) []need {
 	var needs []need
 	for _, p := range launched {
 		reason := cmp.Or(p.LastError, unknownReason)
@@ -96,8 +97,8 @@ func launchedInNeed(launched []client.Launched, now time.Time) []need {
 			continue
 		}
 		needs = append(needs, need{
-			Plugin: p.Name, State: p.State, Since: p.Since, Reason: reason, Remedy: remedy,
-			Soon: p.State == "backoff" && !isLong(p.Since, p.NextStart, now),
+			Plugin: p.Name, State: p.State, Since: timeOf(p.Since), Reason: reason, Remedy: remedy,
+			Soon: p.State == "backoff" && !isLong(timeOf(p.Since), timeOf(p.NextStart), now),
 			what: "launched plugin " + p.Name, all: "patchbay status NAME",
 		})
 	}
@@ -107,7 +108,7 @@ func launchedInNeed(launched []client.Launched, now time.Time) []need {
 const unknownReason = "it is not known why"
 
 // pluginsInNeed are the instances that are not registered and do not get any further by themselves.
-func pluginsInNeed(plugins []client.Plugin, now time.Time) []need {
+func pluginsInNeed(plugins []*patchbayv1.Plugin, now time.Time) []need {
 	remedies := map[string]string{
 		"refused":     "fix what it says; the plugin is tried again by itself",
 		"backoff":     "fix what it says; the plugin is tried again by itself",
@@ -124,9 +125,9 @@ func pluginsInNeed(plugins []client.Plugin, now time.Time) []need {
 			continue // the latter is among those that are launched
 		}
 		needs = append(needs, need{
-			Plugin: idOrSocket(p), State: p.State, Since: p.Since, Reason: cmp.Or(p.LastError, p.Reason, unknownReason), Remedy: remedy,
-			Soon: p.State == "backoff" && !isLong(p.Since, p.NextRetry, now) ||
-				p.State == "unreachable" && p.Since != nil && now.Sub(*p.Since) < patience,
+			Plugin: idOrSocket(p), State: p.State, Since: timeOf(p.Since), Reason: cmp.Or(p.LastError, p.Reason, unknownReason), Remedy: remedy,
+			Soon: p.State == "backoff" && !isLong(timeOf(p.Since), timeOf(p.NextRetry), now) ||
+				p.State == "unreachable" && p.Since != nil && now.Sub(p.Since.AsTime()) < patience,
 			socket: p.SocketPath, what: called(p), all: "patchbay list",
 		})
 	}
@@ -139,25 +140,25 @@ func isLong(since, next *time.Time, now time.Time) bool {
 }
 
 // refusedAndGone are the plugins that are gone and were refused last.
-func refusedAndGone(refusals []client.Plugin, now time.Time) []need {
-	return each(refusals, func(p client.Plugin) need {
+func refusedAndGone(refusals []*patchbayv1.Plugin, now time.Time) []need {
+	return each(refusals, func(p *patchbayv1.Plugin) need {
 		return need{
-			Plugin: idOrSocket(p), State: stateGone, Since: p.Since, Reason: p.LastError,
+			Plugin: idOrSocket(p), State: stateGone, Since: timeOf(p.Since), Reason: p.LastError,
 			Remedy: "fix what it says and start the plugin again",
-			Soon:   p.Since != nil && now.Sub(*p.Since) >= refusalShown,
+			Soon:   p.Since != nil && now.Sub(p.Since.AsTime()) >= refusalShown,
 			socket: p.SocketPath, what: called(p), all: "patchbay events",
 		}
 	})
 }
 
-func called(p client.Plugin) string {
+func called(p *patchbayv1.Plugin) string {
 	if p.Type == "" {
 		return "socket " + p.SocketPath
 	}
 	return "plugin " + idOrSocket(p)
 }
 
-func idOrSocket(p client.Plugin) string {
+func idOrSocket(p *patchbayv1.Plugin) string {
 	if p.Type == "" {
 		return p.SocketPath
 	}
@@ -203,7 +204,7 @@ func (n needy) write(w io.Writer, now time.Time) error {
 	var text bytes.Buffer
 	fmt.Fprintln(&text, n.summary())
 	for _, c := range n.conditions {
-		fmt.Fprintf(&text, "the daemon is degraded since %s: %s: %s\n", moment(c.Since, now), escape(c.Name), escape(c.Message))
+		fmt.Fprintf(&text, "the daemon is degraded since %s: %s: %s\n", moment(timeOf(c.Since), now), escape(c.Name), escape(c.Message))
 	}
 	if err := write(w, text.Bytes()); err != nil || len(n.needs) == 0 {
 		return err

@@ -7,20 +7,22 @@ import (
 	"testing"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/client"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 )
 
 // TestAlike: of many that need the same, the first are shown, and how many more there are; each remedy is one that helps.
 func TestAlike(t *testing.T) {
-	var plugins []client.Plugin
-	soon := time.Now().Add(time.Minute)
+	var plugins []*patchbayv1.Plugin
+	soon := timestamppb.New(time.Now().Add(time.Minute))
 	for i := range 10 {
 		socket := fmt.Sprintf("/run/%d.sock", i)
 		plugins = append(plugins,
-			client.Plugin{Type: "Theirs", Name: fmt.Sprint("a", i), State: "refused", SocketPath: socket, LastError: "no handler: " + socket},
-			client.Plugin{Type: "T", Name: fmt.Sprint("b", i), State: "refused", SocketPath: socket, LastError: "not admitted", NextRetry: &soon})
+			&patchbayv1.Plugin{Type: "Theirs", Name: fmt.Sprint("a", i), State: "refused", SocketPath: socket, LastError: "no handler: " + socket},
+			&patchbayv1.Plugin{Type: "T", Name: fmt.Sprint("b", i), State: "refused", SocketPath: socket, LastError: "not admitted", NextRetry: soon})
 	}
-	plugins = append(plugins, client.Plugin{Type: "T", Name: "c", State: "refused", LastError: "another reason", NextRetry: &soon})
+	plugins = append(plugins, &patchbayv1.Plugin{Type: "T", Name: "c", State: "refused", LastError: "another reason", NextRetry: soon})
 	var text bytes.Buffer
 	if err := writeNeeds(&text, pluginsInNeed(plugins, time.Now()), time.Now()); err != nil {
 		t.Fatal(err)

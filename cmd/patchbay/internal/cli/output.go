@@ -8,13 +8,15 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"reflect"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
-
-	"github.com/patchbay-dev/patchbay/client"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
 // choice is a flag that takes one of a few words. It implements pflag.Value.
@@ -118,21 +120,20 @@ func printLines[T any](cmd *cobra.Command, output *choice, all iter.Seq2[T, erro
 	return nil
 }
 
-// addPastAndNew adds the flags of commands that show what was, and may go on with what comes. What they say is returned when that is known.
-func addPastAndNew(cmd *cobra.Command, coming, what string) func() client.LogsOptions {
-	follow := cmd.Flags().BoolP("follow", "f", false, "go on with "+coming)
-	tail := cmd.Flags().Uint32("tail", 0, "number of past "+what+" to show (default all that are kept)")
-	return func() client.LogsOptions {
-		options := client.LogsOptions{Follow: *follow}
+// addPastAndNew adds the flags of commands that show past records and can follow new ones. The function that it returns returns their values.
+func addPastAndNew(cmd *cobra.Command, coming, what string) func() (follow bool, tail *uint32) {
+	following := cmd.Flags().BoolP("follow", "f", false, "go on with "+coming)
+	count := cmd.Flags().Uint32("tail", 0, "number of past "+what+" to show (default all that are kept)")
+	return func() (bool, *uint32) {
 		if cmd.Flags().Changed("tail") {
-			options.Tail = tail
+			return *following, count
 		}
-		return options
+		return *following, nil
 	}
 }
 
 func writeJSON(w io.Writer, value any) error {
-	text, err := json.MarshalIndent(value, "", "  ")
+	text, err := json.MarshalIndent(jsonOf(value), "", "  ")
 	if err != nil {
 		return err
 	}
@@ -140,16 +141,95 @@ func writeJSON(w io.Writer, value any) error {
 }
 
 func writeJSONLine(w io.Writer, value any) error {
-	text, err := json.Marshal(value)
+	text, err := json.Marshal(jsonOf(value))
 	if err != nil {
 		return err
 	}
 	return write(w, append(escapeJSON(text), '\n'))
 }
 
+// jsonOf returns a value that json.Marshal writes as value, except that messages of the control API have the JSON names of their fields, a
+// number for each integer, and all fields that are not messages.
+func jsonOf(value any) any {
+	switch v := value.(type) {
+	case proto.Message:
+		return message{v.ProtoReflect()}
+	case map[string]any:
+		for key, in := range v {
+			v[key] = jsonOf(in)
+		}
+		return v
+	}
+	if list := reflect.ValueOf(value); list.Kind() == reflect.Slice && list.Type().Elem().Implements(reflect.TypeFor[proto.Message]()) {
+		messages := make([]any, list.Len())
+		for i := range messages {
+			messages[i] = jsonOf(list.Index(i).Interface())
+		}
+		return messages
+	}
+	return value
+}
+
+// message is a message of the control API that is written as JSON.
+type message struct{ protoreflect.Message }
+
+// MarshalJSON implements [json.Marshaler].
+func (m message) MarshalJSON() ([]byte, error) {
+	var text bytes.Buffer
+	separator := byte('{')
+	fields := m.Descriptor().Fields()
+	for i := range fields.Len() {
+		f := fields.Get(i)
+		isTime := f.Message() != nil && f.Message().FullName() == "google.protobuf.Timestamp"
+		if f.Message() != nil && f.Cardinality() != protoreflect.Repeated && !isTime && !m.Has(f) {
+			continue
+		}
+		value, err := json.Marshal(m.field(f, isTime))
+		if err != nil {
+			return nil, err
+		}
+		text.WriteByte(separator)
+		fmt.Fprintf(&text, "%q:%s", f.JSONName(), value)
+		separator = ','
+	}
+	text.WriteByte('}')
+	return text.Bytes(), nil
+}
+
+// field returns the value of a field for json.Marshal.
+func (m message) field(f protoreflect.FieldDescriptor, isTime bool) any {
+	one := func(v protoreflect.Value) any {
+		if in, ok := v.Interface().(protoreflect.Message); ok {
+			return message{in}
+		}
+		return v.Interface()
+	}
+	value := m.Get(f)
+	switch {
+	case f.IsList():
+		list := make([]any, value.List().Len())
+		for i := range list {
+			list[i] = one(value.List().Get(i))
+		}
+		return list
+	case f.IsMap():
+		entries := map[string]any{}
+		for key, in := range value.Map().Range {
+			entries[key.String()] = one(in)
+		}
+		return entries
+	case isTime && m.Has(f):
+		at, _ := value.Message().Interface().(*timestamppb.Timestamp)
+		return at.AsTime()
+	case isTime:
+		return nil
+	}
+	return one(value)
+}
+
 // writeYAML writes a value as YAML with the keys of its JSON form.
 func writeYAML(w io.Writer, value any) error {
-	text, err := json.Marshal(value)
+	text, err := json.Marshal(jsonOf(value))
 	if err != nil {
 		return err
 	}

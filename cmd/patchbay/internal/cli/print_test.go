@@ -11,8 +11,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"go.yaml.in/yaml/v3"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/patchbay-dev/patchbay/client"
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/internal/fuzzcorpus"
 )
 
@@ -68,8 +70,8 @@ func FuzzOutput(f *testing.F) {
 	}
 	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, s string) {
-		plugin := client.Plugin{Type: s, Name: s, Version: s, Versions: []string{s}, State: s, Endpoint: s, SocketPath: s, LastError: s, Reason: s}
-		plugins := []client.Plugin{plugin, plugin}
+		plugin := &patchbayv1.Plugin{Type: s, Name: s, Version: s, Versions: []string{s}, State: s, Endpoint: s, SocketPath: s, LastError: s, Reason: s}
+		plugins := []*patchbayv1.Plugin{proto.CloneOf(plugin), plugin}
 		plugins[0].Versions = []string{strings.ToValidUTF8(s, "\ufffd")}
 
 		var table, status, listed, event bytes.Buffer
@@ -77,7 +79,7 @@ func FuzzOutput(f *testing.F) {
 			pluginTable(terminal{}, plugins, time.Now()).write(&table),
 			writeStatus(&status, plugins, time.Now()),
 			writeLines(&listed, names(plugins)),
-			writeEvent(&event, client.Event{Kind: s, Type: s, Name: s, Message: s}),
+			writeEvent(&event, &patchbayv1.Event{Kind: s, Type: s, Name: s, Message: s}),
 		} {
 			if err != nil {
 				t.Fatal(err)
@@ -111,7 +113,7 @@ func FuzzOutput(f *testing.F) {
 		if bytes.IndexFunc(asYAML.Bytes(), func(r rune) bool { return r != '\n' && unicode.IsControl(r) }) >= 0 {
 			t.Errorf("YAML can disturb a terminal: %q", &asYAML)
 		}
-		var fromJSON, fromYAML []client.Plugin
+		var fromJSON []struct{ Versions []string }
 		if err := json.Unmarshal(asJSON.Bytes(), &fromJSON); err != nil {
 			t.Fatal(err)
 		}
@@ -123,13 +125,18 @@ func FuzzOutput(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := json.Unmarshal(again, &fromYAML); err != nil {
-			t.Fatal(err)
-		}
 		if diff := cmp.Diff(plugins[0].Versions, fromJSON[0].Versions); diff != "" {
 			t.Errorf("JSON changes a string (-want +got):\n%s", diff)
 		}
-		if diff := cmp.Diff(fromJSON, fromYAML); diff != "" {
+		var all any
+		if err := json.Unmarshal(asJSON.Bytes(), &all); err != nil {
+			t.Fatal(err)
+		}
+		var allAgain any
+		if err := json.Unmarshal(again, &allAgain); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(all, allAgain); diff != "" {
 			t.Errorf("YAML differs from JSON (-JSON +YAML):\n%s", diff)
 		}
 	})
@@ -138,8 +145,8 @@ func FuzzOutput(f *testing.F) {
 // TestLastSeen: a plugin whose node was last alive between two times has both in the table.
 func TestLastSeen(t *testing.T) {
 	now := time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
-	before, last := new(now.Add(-10*time.Second)), new(now.Add(-time.Hour))
-	for want, p := range map[string]client.FleetPlugin{
+	before, last := timestamppb.New(now.Add(-10*time.Second)), timestamppb.New(now.Add(-time.Hour))
+	for want, p := range map[string]*patchbayv1.FleetPlugin{
 		"-": {}, "60m ago": {LastSeen: last}, "over 10s ago": {LastSeenBefore: before}, "10s to 60m ago": {LastSeen: last, LastSeenBefore: before},
 	} {
 		if row := fleetPluginRow(p, now); row[len(row)-1] != want {
@@ -148,16 +155,50 @@ func TestLastSeen(t *testing.T) {
 	}
 }
 
+// TestJSONKeys holds the keys and the forms of values that scripts rely on.
+func TestJSONKeys(t *testing.T) {
+	at := timestamppb.New(time.Date(2030, 1, 2, 3, 4, 5, 6, time.UTC))
+	for want, value := range map[string]any{
+		`[{"type":"T","name":"","version":"","versions":[],"state":"","endpoint":"","socketPath":"","instance":"","source":"",` +
+			`"registeredAt":null,"since":"2030-01-02T03:04:05.000000006Z","firstSeen":null,"attempts":2,"nextRetry":null,"lastError":"",` +
+			`"reason":"","current":true,"roles":["r"],"details":{},"metadata":{"k":"v"}}]`: []*patchbayv1.Plugin{
+			{Type: "T", Since: at, Attempts: 2, Current: true, Roles: []string{"r"}, Metadata: map[string]string{"k": "v"}},
+		},
+		`[]`: []*patchbayv1.Plugin(nil),
+		`{"seq":9007199254740993,"time":null,"kind":"","type":"","name":"","instance":"","endpoint":"","socketPath":"","message":""}`: &patchbayv1.Event{
+			Seq: 1<<53 + 1,
+		},
+		`{"conditions":[{"name":"n","status":"","message":"","since":null}],"n":1}`: map[string]any{
+			"conditions": []*patchbayv1.Condition{{Name: "n"}}, "n": 1,
+		},
+		`{"kind":"changed","health":{"current":true,"message":"","since":null}}`: &patchbayv1.WatchFleetResponse{
+			Kind: "changed", Health: &patchbayv1.FleetHealth{Current: true},
+		},
+		`{"resource":"","owner":"","devices":[],"time":null,"answer":{"envs":{},"mounts":[{"containerPath":"/c","hostPath":"","readOnly":false}],` +
+			`"devices":[],"annotations":{},"cdiDevices":[]}}`: &patchbayv1.DeviceAllocation{
+			Answer: &patchbayv1.DeviceAnswer{Mounts: []*patchbayv1.DeviceMount{{ContainerPath: "/c"}}},
+		},
+	} {
+		var text bytes.Buffer
+		if err := writeJSONLine(&text, value); err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.TrimSuffix(text.String(), "\n"); got != want {
+			t.Errorf("got  %s\nwant %s", got, want)
+		}
+	}
+}
+
 func TestTable(t *testing.T) {
 	now := time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
 	var text bytes.Buffer
-	err := pluginTable(terminal{}, []client.Plugin{
-		{State: "connecting", SocketPath: "/run/patchbay/plugins/x.sock", FirstSeen: new(now.Add(-time.Second))},
+	err := pluginTable(terminal{}, []*patchbayv1.Plugin{
+		{State: "connecting", SocketPath: "/run/patchbay/plugins/x.sock", FirstSeen: timestamppb.New(now.Add(-time.Second))},
 		{
 			Type: "CSIPlugin", Name: "hostpath.csi.k8s.io", Version: "1.0.0", State: "registered", Endpoint: "/csi/csi.sock",
-			SocketPath: "/run/patchbay/plugins/hostpath-reg.sock", FirstSeen: new(now.Add(-5 * time.Hour)),
+			SocketPath: "/run/patchbay/plugins/hostpath-reg.sock", FirstSeen: timestamppb.New(now.Add(-5 * time.Hour)),
 		},
-		{Type: "DRAPlugin", Name: "gpu", State: "restored", RegisteredAt: new(now.Add(-time.Hour))},
+		{Type: "DRAPlugin", Name: "gpu", State: "restored", RegisteredAt: timestamppb.New(now.Add(-time.Hour))},
 	}, now).write(&text)
 	if err != nil {
 		t.Fatal(err)
@@ -176,9 +217,9 @@ DRAPlugin   gpu                   -         restored     -                      
 func TestStatus(t *testing.T) {
 	now := time.Date(2030, 1, 2, 3, 4, 5, 0, time.Local)
 	var text bytes.Buffer
-	err := writeStatus(&text, []client.Plugin{{
+	err := writeStatus(&text, []*patchbayv1.Plugin{{
 		Type: "CSIPlugin", Name: "a/b", State: "backoff", Reason: "Why.", Attempts: 3, LastError: "no\nluck",
-		NextRetry: new(now.Add(4 * time.Second)), Since: new(now.Add(-3 * time.Minute)),
+		NextRetry: timestamppb.New(now.Add(4 * time.Second)), Since: timestamppb.New(now.Add(-3 * time.Minute)),
 	}}, now)
 	if err != nil {
 		t.Fatal(err)

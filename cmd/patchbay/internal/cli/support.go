@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/client"
 )
 
@@ -130,8 +131,8 @@ func known(ctx context.Context, c *client.Client) (files []dumped, wrong bytes.B
 			return all.needs, err
 		}},
 		{"events.json", func() (any, error) {
-			var events []client.Event
-			for e, err := range c.Events(ctx, client.EventsOptions{}) {
+			var events []*patchbayv1.Event
+			for e, err := range c.Events(ctx, &patchbayv1.WatchEventsRequest{}) {
 				if err != nil {
 					return events, err
 				}
@@ -144,7 +145,7 @@ func known(ctx context.Context, c *client.Client) (files []dumped, wrong bytes.B
 		value, err := part.get()
 		var content []byte
 		if err == nil {
-			content, err = json.MarshalIndent(value, "", "  ")
+			content, err = json.MarshalIndent(jsonOf(value), "", "  ")
 		}
 		if err != nil {
 			fmt.Fprintf(&wrong, "%s: %v\n", part.name, err)

@@ -8,7 +8,7 @@ import (
 
 	"github.com/mattn/go-runewidth"
 
-	"github.com/patchbay-dev/patchbay/client"
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 )
 
 func TestTableIsCutToTheScreen(t *testing.T) {
@@ -50,13 +50,13 @@ func TestPaint(t *testing.T) {
 }
 
 func TestTopFitsTheScreen(t *testing.T) {
-	v := &topView{}
+	v := &topView{listing: &patchbayv1.ListPluginsResponse{}}
 	for range 50 {
-		v.listing.Plugins = append(v.listing.Plugins, client.Plugin{Type: "T", Name: "well", State: "registered", Endpoint: strings.Repeat("/e", 99)})
+		v.listing.Plugins = append(v.listing.Plugins, &patchbayv1.Plugin{Type: "T", Name: "well", State: "registered", Endpoint: strings.Repeat("/e", 99)})
 	}
-	v.listing.Plugins = append(v.listing.Plugins, client.Plugin{Type: "T", Name: "sick\x1b[2J", State: "backoff"})
+	v.listing.Plugins = append(v.listing.Plugins, &patchbayv1.Plugin{Type: "T", Name: "sick\x1b[2J", State: "backoff"})
 	for range topEvents {
-		v.events = append(v.events, client.Event{Kind: "registered", Type: "T", Name: "well", Message: strings.Repeat("long ", 50)})
+		v.events = append(v.events, &patchbayv1.Event{Kind: "registered", Type: "T", Name: "well", Message: strings.Repeat("long ", 50)})
 	}
 	for _, height := range []int{1, 3, 8, 24, 100} {
 		screen := terminal{width: 60, height: height}
@@ -100,7 +100,7 @@ func TestCutKey(t *testing.T) {
 
 // TestTopKeys presses keys and looks at the screen, and at what is asked for.
 func TestTopKeys(t *testing.T) {
-	v := &topView{listing: client.Listing{Plugins: []client.Plugin{
+	v := &topView{listing: &patchbayv1.ListPluginsResponse{Plugins: []*patchbayv1.Plugin{
 		{Type: "T", Name: "one", State: "registered", Source: "launched", Endpoint: "/run/one.sock"},
 		{Type: "T", Name: "two", State: "refused", Source: "discovered", LastError: "no \x1b[2J"},
 		{
@@ -150,9 +150,9 @@ func TestTopKeys(t *testing.T) {
 
 // TestNamesGiveWayLast: on a narrow screen two plugins can still be told from each other.
 func TestNamesGiveWayLast(t *testing.T) {
-	var plugins []client.Plugin
+	var plugins []*patchbayv1.Plugin
 	for i := range 3 {
-		plugins = append(plugins, client.Plugin{
+		plugins = append(plugins, &patchbayv1.Plugin{
 			Type: "CSIPlugin", Name: fmt.Sprintf("a-rather-long-name-of-a-disk-driver-%d.csi.example.com", i), Version: "1.0.0",
 			State: "registered", Endpoint: "/var/lib/kubelet/plugins/a/csi.sock",
 		})
@@ -174,9 +174,9 @@ func TestNamesGiveWayLast(t *testing.T) {
 
 // TestTopOnANarrowScreen has more states than fit into a line: it must not take two.
 func TestTopOnANarrowScreen(t *testing.T) {
-	v := &topView{}
+	v := &topView{listing: &patchbayv1.ListPluginsResponse{}}
 	for _, state := range []string{"registered", "backoff", "unreachable", "refused", "validating", "superseded"} {
-		v.listing.Plugins = append(v.listing.Plugins, client.Plugin{Type: "T", Name: state, State: state})
+		v.listing.Plugins = append(v.listing.Plugins, &patchbayv1.Plugin{Type: "T", Name: state, State: state})
 	}
 	for _, width := range []int{100, 30, 12, 1} {
 		summary := v.summary(terminal{width: width})

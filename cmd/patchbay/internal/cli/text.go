@@ -9,7 +9,9 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/patchbay-dev/patchbay/client"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
@@ -82,6 +84,14 @@ func short(d time.Duration) string {
 	return fmt.Sprintf("%ds", max(d, 0)/time.Second)
 }
 
+// timeOf returns the time of a timestamp; nil for none.
+func timeOf(t *timestamppb.Timestamp) *time.Time {
+	if t == nil {
+		return nil
+	}
+	return new(t.AsTime())
+}
+
 // since says how long ago something was; ago does so in words.
 func since(t *time.Time, now time.Time) string {
 	if t == nil {
@@ -109,9 +119,10 @@ func moment(t *time.Time, now time.Time) string {
 }
 
 // age says for how long a plugin has been known: since its socket was seen, or since it was registered, maybe by an earlier daemon.
-func age(p client.Plugin, now time.Time) string {
-	if p.FirstSeen == nil || p.RegisteredAt != nil && p.RegisteredAt.Before(*p.FirstSeen) {
-		return since(p.RegisteredAt, now)
+func age(p *patchbayv1.Plugin, now time.Time) string {
+	seen, registered := timeOf(p.FirstSeen), timeOf(p.RegisteredAt)
+	if seen == nil || registered != nil && registered.Before(*seen) {
+		return since(registered, now)
 	}
-	return since(p.FirstSeen, now)
+	return since(seen, now)
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/client"
 )
 
@@ -132,8 +133,8 @@ const (
 
 // topView is what the command shows. It is changed by keys and by what the daemon says, and asks for what it cannot do itself.
 type topView struct {
-	listing client.Listing
-	events  []client.Event
+	listing *patchbayv1.ListPluginsResponse // nil before the first one
+	events  []*patchbayv1.Event
 	err     error  // why it is not up to date
 	notice  string // what came of the last key
 
@@ -143,7 +144,7 @@ type topView struct {
 	from     int // the first line that is shown
 	text     []string
 	// detailed is the plugin of which everything is shown, wherever it is in the list by now; nil if none is.
-	detailed *client.Plugin
+	detailed *patchbayv1.Plugin
 }
 
 // topAsked is what a key asks for.
@@ -166,7 +167,7 @@ func (v *topView) run(ctx context.Context, c *client.Client, out io.Writer, keys
 	defer following.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	news, done := make(chan client.Event), make(chan string)
+	news, done := make(chan *patchbayv1.Event), make(chan string)
 	following.Go(func() { follow(ctx, c, news) })
 	renew := time.NewTimer(0)
 	defer renew.Stop()
@@ -219,17 +220,17 @@ func (v *topView) run(ctx context.Context, c *client.Client, out io.Writer, keys
 	}
 }
 
-func listNow(ctx context.Context, c *client.Client) (client.Listing, error) {
+func listNow(ctx context.Context, c *client.Client) (*patchbayv1.ListPluginsResponse, error) {
 	ctx, cancel := answerInTime(ctx)
 	defer cancel()
 	return c.List(ctx)
 }
 
 // follow passes events on until ctx ends. When the daemon goes away it waits for it to come back.
-func follow(ctx context.Context, c *client.Client, news chan<- client.Event) {
+func follow(ctx context.Context, c *client.Client, news chan<- *patchbayv1.Event) {
 	tail := uint32(topEvents)
 	for ctx.Err() == nil {
-		for e, err := range c.Events(ctx, client.EventsOptions{Follow: true, Tail: &tail}) {
+		for e, err := range c.Events(ctx, &patchbayv1.WatchEventsRequest{Follow: true, Tail: &tail}) {
 			if err != nil {
 				break
 			}
@@ -247,7 +248,7 @@ func logLines(ctx context.Context, c *client.Client, plugin string) []string {
 	ctx, cancel := answerInTime(ctx)
 	defer cancel()
 	var text bytes.Buffer
-	for r, err := range c.Logs(ctx, plugin, client.LogsOptions{Tail: new(uint32(topLog))}) {
+	for r, err := range c.Logs(ctx, &patchbayv1.ReadLogsRequest{Name: plugin, Tail: new(uint32(topLog))}) {
 		if err != nil {
 			fmt.Fprintln(&text, escape(err.Error()))
 			break
@@ -320,8 +321,8 @@ func (v *topView) pressInList(key string) topAsked {
 	case "\r":
 		if len(shown) > 0 {
 			var text bytes.Buffer
-			v.detailed = &shown[v.at(shown)]
-			_ = writeStatus(&text, []client.Plugin{*v.detailed}, time.Now()) // it fails never
+			v.detailed = shown[v.at(shown)]
+			_ = writeStatus(&text, []*patchbayv1.Plugin{v.detailed}, time.Now()) // it fails never
 			v.show(topText, strings.Split(strings.TrimSuffix(text.String(), "\n"), "\n"))
 		}
 	case "l", "R":
@@ -363,7 +364,7 @@ func (v *topView) typed(key string) {
 func (v *topView) launched() string {
 	p := v.detailed
 	if shown := v.shown(); p == nil && len(shown) > 0 {
-		p = &shown[v.at(shown)]
+		p = shown[v.at(shown)]
 	}
 	if p == nil || p.Source != "launched" {
 		return ""
@@ -371,12 +372,12 @@ func (v *topView) launched() string {
 	return pluginID(p.Type, p.Name)
 }
 
-func (v *topView) at(shown []client.Plugin) int { return max(0, min(v.selected, len(shown)-1)) }
+func (v *topView) at(shown []*patchbayv1.Plugin) int { return max(0, min(v.selected, len(shown)-1)) }
 
 // shown returns the plugins that pass the filter, those first that are not well.
-func (v *topView) shown() []client.Plugin {
+func (v *topView) shown() []*patchbayv1.Plugin {
 	words := strings.Fields(strings.ToLower(v.filter))
-	plugins := slices.DeleteFunc(slices.Clone(v.listing.Plugins), func(p client.Plugin) bool {
+	plugins := slices.DeleteFunc(slices.Clone(v.listing.GetPlugins()), func(p *patchbayv1.Plugin) bool {
 		text := []string{p.Type + "/" + p.Name, p.State, p.Version}
 		for _, role := range p.Roles {
 			text = append(text, role+"/"+p.Name)
@@ -391,13 +392,13 @@ func (v *topView) shown() []client.Plugin {
 		})
 	})
 	rank := map[tone]int{bad: 0, busy: 1, good: 2, faint: 3}
-	slices.SortStableFunc(plugins, func(a, b client.Plugin) int { return cmp.Compare(rank[toneOf(a.State)], rank[toneOf(b.State)]) })
+	slices.SortStableFunc(plugins, func(a, b *patchbayv1.Plugin) int { return cmp.Compare(rank[toneOf(a.State)], rank[toneOf(b.State)]) })
 	return plugins
 }
 
 func (v *topView) draw(screen terminal, now time.Time) string {
 	top := []string{v.summary(screen)}
-	for _, c := range v.listing.Conditions {
+	for _, c := range v.listing.GetConditions() {
 		if c.Status != "ok" {
 			top = append(top, screen.paint(truncate(escape(c.Name)+": "+escape(c.Message), screen.width), bad))
 		}
@@ -408,7 +409,7 @@ func (v *topView) draw(screen terminal, now time.Time) string {
 		bottom = append(bottom, "")
 	}
 	for _, e := range v.events {
-		line := fmt.Sprintf("%s  %-12s  %s  %s", e.Time.Local().Format("15:04:05"), escape(e.Kind), pluginID(e.Type, e.Name), escape(e.Message))
+		line := fmt.Sprintf("%s  %-12s  %s  %s", e.Time.AsTime().Local().Format("15:04:05"), escape(e.Kind), pluginID(e.Type, e.Name), escape(e.Message))
 		bottom = append(bottom, screen.paint(truncate(line, screen.width), toneOf(e.Kind)))
 	}
 	rows := v.rows(screen, max(screen.height-len(top)-len(bottom), 2), now)
@@ -464,10 +465,10 @@ func (v *topView) summary(screen terminal) string {
 		return screen.paint(truncate("not up to date: "+escape(v.err.Error()), screen.width), bad)
 	}
 	counts := map[string]int{}
-	for _, p := range v.listing.Plugins {
+	for _, p := range v.listing.GetPlugins() {
 		counts[p.State]++
 	}
-	line := fmt.Sprintf("%d instances", len(v.listing.Plugins))
+	line := fmt.Sprintf("%d instances", len(v.listing.GetPlugins()))
 	for _, state := range slices.Sorted(maps.Keys(counts)) {
 		line += fmt.Sprintf("  %d %s", counts[state], escape(state))
 	}

@@ -4,13 +4,14 @@ import (
 	"context"
 	"errors"
 	"io"
-	"reflect"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
 
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/client"
 )
 
@@ -38,7 +39,7 @@ func watchList(ctx context.Context, c *client.Client, cmd *cobra.Command, output
 type watched struct {
 	cmd    *cobra.Command
 	output *choice
-	last   []client.Plugin
+	last   []*patchbayv1.Plugin
 	// table has the rows of the first list, by which those that follow are aligned; nil before there was one.
 	table *table
 }
@@ -52,7 +53,7 @@ func (s *watched) follow(ctx context.Context, c *client.Client, only filter) err
 	go func() {
 		defer close(ended)
 		// The last earlier event comes when the stream stands, so that nothing is missed between the first look and that.
-		for _, err := range c.Events(ctx, client.EventsOptions{Follow: true, Tail: new(uint32(1)), Types: only.types}) {
+		for _, err := range c.Events(ctx, &patchbayv1.WatchEventsRequest{Follow: true, Tail: new(uint32(1)), Types: only.types}) {
 			if err != nil {
 				cancel(err)
 				return
@@ -87,15 +88,15 @@ func (s *watched) follow(ctx context.Context, c *client.Client, only filter) err
 }
 
 // show shows what is not as it was shown last.
-func (s *watched) show(now []client.Plugin) error {
-	was := make(map[string]client.Plugin, len(s.last))
+func (s *watched) show(now []*patchbayv1.Plugin) error {
+	was := make(map[string]*patchbayv1.Plugin, len(s.last))
 	for _, p := range s.last {
 		was[instanceKey(p)] = p
 	}
-	var changed []client.Plugin
+	var changed []*patchbayv1.Plugin
 	for _, p := range now {
 		before, known := was[instanceKey(p)]
-		if !known || !reflect.DeepEqual(before, p) {
+		if !known || !proto.Equal(before, p) {
 			changed = append(changed, p)
 		}
 		delete(was, instanceKey(p))
@@ -114,17 +115,17 @@ func (s *watched) show(now []client.Plugin) error {
 }
 
 // instanceKey tells instances apart by what stays the same from the moment at which a socket is seen.
-func instanceKey(p client.Plugin) string {
+func instanceKey(p *patchbayv1.Plugin) string {
 	switch {
 	case p.SocketPath == "":
 		return pluginID(p.Type, p.Name)
 	case p.FirstSeen == nil:
 		return p.SocketPath
 	}
-	return p.SocketPath + " " + p.FirstSeen.String()
+	return p.SocketPath + " " + p.FirstSeen.AsTime().String()
 }
 
-func (s *watched) write(changed []client.Plugin) error {
+func (s *watched) write(changed []*patchbayv1.Plugin) error {
 	w := s.cmd.OutOrStdout()
 	switch s.output.value {
 	case "json":
@@ -141,7 +142,7 @@ func (s *watched) write(changed []client.Plugin) error {
 }
 
 // writeRows writes rows in the columns of the first ones.
-func (s *watched) writeRows(w io.Writer, changed []client.Plugin) error {
+func (s *watched) writeRows(w io.Writer, changed []*patchbayv1.Plugin) error {
 	rows := pluginTable(terminalOf(w), changed, time.Now())
 	if s.table == nil {
 		s.table = rows

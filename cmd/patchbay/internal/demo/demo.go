@@ -17,7 +17,7 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/client"
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -124,9 +124,9 @@ func (s *show) startPlugin(name, file, versions string) (p *process) {
 // event waits for an event of a plugin, and returns the instance that it is about.
 func (s *show) event(ctx context.Context, kind, name string) (instance string) {
 	if s.err == nil {
-		var e client.Event
+		var e *patchbayv1.Event
 		e, s.err = s.daemon.event(ctx, kind, name)
-		instance = e.Instance
+		instance = e.GetInstance()
 	}
 	return instance
 }

@@ -14,7 +14,9 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
@@ -85,9 +87,9 @@ type daemon struct {
 	*process
 	client *client.Client
 
-	next     func() (client.Event, error, bool)
+	next     func() (*patchbayv1.Event, error, bool)
 	unfollow func()
-	events   []client.Event // that nobody waited for yet
+	events   []*patchbayv1.Event // that nobody waited for yet
 }
 
 // startDaemon starts a daemon, waits until it answers and follows its events, for as long as ctx lasts. Its files are in dir.
@@ -98,7 +100,7 @@ func startDaemon(ctx context.Context, dir, pluginDir string) (*daemon, error) {
 		return nil, err
 	}
 	d := &daemon{process: p, client: client.New(controlSocket)}
-	d.next, d.unfollow = iter.Pull2(d.client.Events(ctx, client.EventsOptions{Follow: true, Since: began}))
+	d.next, d.unfollow = iter.Pull2(d.client.Events(ctx, &patchbayv1.WatchEventsRequest{Follow: true, Since: timestamppb.New(began)}))
 	for {
 		if _, err := d.client.Version(ctx); !errors.Is(err, client.ErrNotRunning) {
 			return d, err
@@ -122,7 +124,7 @@ func (d *daemon) kill() {
 }
 
 // event waits for an event of a plugin that no call has returned yet.
-func (d *daemon) event(ctx context.Context, kind, name string) (client.Event, error) {
+func (d *daemon) event(ctx context.Context, kind, name string) (*patchbayv1.Event, error) {
 	for i := 0; ctx.Err() == nil; i++ {
 		if i == len(d.events) {
 			e, err, _ := d.next() // an error is the last thing that it returns
@@ -136,7 +138,7 @@ func (d *daemon) event(ctx context.Context, kind, name string) (client.Event, er
 			return e, nil
 		}
 	}
-	return client.Event{}, ctx.Err()
+	return nil, ctx.Err()
 }
 
 func callExample(ctx context.Context, conn grpc.ClientConnInterface, version string) error {
