@@ -27,3 +27,10 @@ func TestHostLinksNoExample(t *testing.T) {
 		t.Errorf("the host does not even have the registration protocol:\n%s", out)
 	}
 }
+
+// TestReferenceNames compiles a program that uses every name of the documented APIs of the kubelet, Nomad and CIPD.
+func TestReferenceNames(t *testing.T) {
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", os.DevNull, "./testdata/reference").CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
