@@ -145,10 +145,10 @@ func (m *measure) lockCallers(ctx context.Context, lock fleet.Lock, name string)
 }
 
 func lookUp(c *fleet.Cluster, do func(*fleet.Lookup) error) (end func(), err error) {
-	l, err := fleet.OpenLookup(c, fleet.LookupConfig{})
-	if err != nil {
-		return nil, err
-	}
+	l := fleet.OpenLookup(c, fleet.LookupConfig{Whole: func() (*fleet.Reader, func(), error) {
+		r := fleet.Open(c, fleet.ReaderConfig{})
+		return r, r.Close, nil
+	}})
 	return l.Close, do(l)
 }
 

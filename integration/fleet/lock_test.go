@@ -107,10 +107,7 @@ func TestDialExclusive(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		lookup, err := fleet.OpenLookup(cluster, fleet.LookupConfig{})
-		if err != nil {
-			return err
-		}
+		lookup := openLookup(t, cluster, nil)
 		defer lookup.Close()
 		config := fleet.DialerConfig{Find: lookup.Find, Leader: lookup.Holder, Credentials: credentials}
 		dialer := fleet.NewDialer(config)

@@ -3,12 +3,14 @@ package fleet_test
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"maps"
 	"os"
 	"path"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -41,6 +43,20 @@ type caller struct {
 	bytes *bytesIn
 }
 
+// openLookup returns a lookup that opens a reader of the whole fleet when it first needs one.
+func openLookup(t testing.TB, cluster *fleet.Cluster, log *slog.Logger) *fleet.Lookup {
+	whole := sync.OnceValue(func() *fleet.Reader {
+		r := fleet.Open(cluster, fleet.ReaderConfig{})
+		t.Cleanup(r.Close)
+		return r
+	})
+	l := fleet.OpenLookup(cluster, fleet.LookupConfig{Logger: log, Whole: func() (*fleet.Reader, func(), error) {
+		return whole(), func() {}, nil
+	}})
+	t.Cleanup(l.Close)
+	return l
+}
+
 func newLookup(t testing.TB, etcd string) *caller {
 	t.Helper()
 	c := &caller{t: t, meter: &meter{counts: map[string]int{}}, bytes: &bytesIn{}}
@@ -48,10 +64,7 @@ func newLookup(t testing.TB, etcd string) *caller {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.Lookup, err = fleet.OpenLookup(cluster, fleet.LookupConfig{}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(c.Close)
+	c.Lookup = openLookup(t, cluster, nil)
 	return c
 }
 
@@ -347,10 +360,7 @@ func TestLookupDenied(t *testing.T) {
 	n := startNode(t, cluster, "a", "one")
 	eventually(t, "a condition that says so", func() bool { return strings.Contains(n.Condition().Message, "etcd refuses its user") })
 	c := &caller{t: t}
-	if c.Lookup, err = fleet.OpenLookup(cluster, fleet.LookupConfig{}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(c.Close)
+	c.Lookup = openLookup(t, cluster, nil)
 	isRefused := func(what string, err error) {
 		t.Helper()
 		if err == nil || strings.Count(err.Error(), "etcd refuses its user") != 1 {

@@ -109,11 +109,7 @@ func testUser(t *testing.T, tokens string) {
 	f := follow(t, r)
 	shows(t, r, "a/one=registered")
 	var log logBuffer
-	lookup, err := fleet.OpenLookup(cluster, fleet.LookupConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(lookup.Close)
+	lookup := openLookup(t, cluster, slog.New(slog.NewTextHandler(&log, nil)))
 	caller := &caller{Lookup: lookup, t: t}
 	caller.finds("one", fleet.Policy{Node: "a"}, "a")
 	time.Sleep(6 * time.Second)                         // the token is forgotten

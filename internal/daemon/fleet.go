@@ -198,11 +198,7 @@ func newFleetMember(
 			m.calledAs = m.node
 		}
 	}
-	if m.lookup, err = fleet.OpenLookup(m.cluster, fleet.LookupConfig{
-		Space: space, Whole: m.acquire, NodeFile: statePath + ".nodes", Logger: log,
-	}); err != nil {
-		return nil, err
-	}
+	m.lookup = fleet.OpenLookup(m.cluster, fleet.LookupConfig{Space: space, Whole: m.acquire, NodeFile: statePath + ".nodes", Logger: log})
 	dial := fleet.DialerConfig{Find: m.find, Credentials: m.credentials, Node: m.node, Labels: c.Labels, Called: called.ended}
 	dial.Unhealthy = func(ptype, name string) bool { return isUnwell(runtime.Launcher(), runtime.Plugins, ptype, name) }
 	if len(c.Exclusive) > 0 {

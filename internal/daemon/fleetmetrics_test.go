@@ -25,10 +25,7 @@ func TestFleetMetrics(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	lookup, err := fleet.OpenLookup(cluster, fleet.LookupConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lookup := fleet.OpenLookup(cluster, fleet.LookupConfig{})
 	defer lookup.Close()
 	member := &fleetMember{
 		lookup:  lookup,

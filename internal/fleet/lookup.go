@@ -12,92 +12,64 @@ import (
 )
 
 const (
-	// few is how many nodes a caller reads that may take any of those which have a plugin, and maxFew how many it knows the names of.
+	// A call to any node reads few of the nodes that have the plugin, and knows the names of maxFew of them.
 	few, maxFew = 16, 64
-	// viewIdle is how long something is followed after it was last asked for, and unreadWait how long a call that could go somewhere waits
-	// for what was not read yet.
+	// viewIdle is the time after its last use in which a view is followed, and unreadWait the time for which a call that could use another
+	// node waits for a view that was not read yet.
 	viewIdle, unreadWait = 5 * time.Minute, time.Second
-	// maxViews bounds what is followed at once, besides what somebody waits for, and maxUnread what one user waits for that was never read.
+	// maxViews bounds the views without callers that wait for them, and maxUnread the views of one user that were never read.
 	maxViews, maxUnread = 4096, 1024
 )
 
 // LookupConfig configures a [Lookup].
 type LookupConfig struct {
 	Space Space
-	// Whole returns a reader of the whole fleet, and a function that releases it, for what the index cannot answer: all instances of a
-	// plugin, and labels that few nodes have. If it is nil, the lookup opens a reader when it first needs one.
+	// Whole returns a reader of the whole fleet, and a function that releases it. The lookup uses it for what the index does not have: all
+	// instances of a plugin, and labels that few nodes have.
 	Whole func() (r *Reader, release func(), err error)
-	// NodeFile remembers the nodes that were called, so that the next start can call them before it has reached etcd. No two lookups may
-	// share the file. Empty for none; its directory must exist.
+	// NodeFile keeps the nodes that were called, so that they can be called after a restart without etcd. Its directory must exist, and no
+	// two lookups may share it. Empty for none.
 	NodeFile string
 	Logger   *slog.Logger // logs when etcd is lost and found again; nil for no log
 }
 
 // Lookup finds the plugins that are called, and follows only those: for a plugin that may be called on any node, a few of the nodes that
-// have it; otherwise the node that the call names. Its cost does not depend on the size of the fleet. Once a lock is asked for, it follows
-// all locks, which costs more the more nodes compete for them. It connects to etcd for the first request and disconnects after 5 minutes
-// without one. While etcd is unavailable, it answers with what it last knew. All methods are safe for concurrent use.
+// have it; otherwise the node that the call names. Its cost does not depend on the size of the fleet. After the first call of an exclusive
+// plugin it follows all locks, which costs more the more nodes compete for them. It connects to etcd for the first request, and disconnects
+// after 5 minutes without requests. While etcd is unavailable, it answers with what it last knew. It is safe for concurrent use.
 type Lookup struct {
 	follower
 	config LookupConfig
-	place  string // the place in the index at which this program looks for any node
+	place  string // in the index, at which the lookup begins
 	views  map[viewKey]*view
 	away   chan struct{} // closed while the health is not current
-	whole  *Reader       // opened by the lookup itself; nil if there is none
 
-	cache    *nodeCache
-	recalled bool // the nodes of the cache are followed
+	cache      *nodeCache
+	cachedRead bool // the nodes of the cache are followed
 }
 
-// OpenLookup returns a lookup, which does not connect yet. The error says what is invalid in the space. The caller calls Close.
-func OpenLookup(c *Cluster, config LookupConfig) (l *Lookup, err error) {
-	if config.Whole == nil {
-		config.Whole = func() (*Reader, func(), error) { return l.open(c) }
-	}
-	l, err = openLookup(newDialer(c), c.config.Timeout, config)
-	return l, err
+// OpenLookup returns a lookup, which does not connect yet. The caller calls Close.
+func OpenLookup(c *Cluster, config LookupConfig) *Lookup {
+	return openLookup(newDialer(c), c.config.Timeout, config)
 }
 
-func openLookup(d dialer, timeout time.Duration, config LookupConfig) (*Lookup, error) {
-	if err := config.Space.Validate(); err != nil {
-		return nil, fmt.Errorf("cannot look plugins up in the fleet: %w", err)
-	}
-	l := &Lookup{
-		config: config, place: fmt.Sprintf("%08x", rand.Uint32()), views: map[viewKey]*view{}, away: make(chan struct{}),
-	}
+func openLookup(d dialer, timeout time.Duration, config LookupConfig) *Lookup {
+	l := &Lookup{config: config, place: fmt.Sprintf("%08x", rand.Uint32()), views: map[viewKey]*view{}, away: make(chan struct{})}
 	l.init(l, d, timeout, config.Logger, Health{Current: true})
 	l.cache = openNodeCache(config.NodeFile, l.log)
 	l.start()
-	return l, nil
+	return l
 }
 
-// Close aborts all requests, and returns when nothing of the lookup is left. A second call does nothing.
+// Close aborts all requests, and returns when no goroutine of the lookup is left. A second call does nothing.
 func (l *Lookup) Close() {
 	l.stop()
 	l.cache.close()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.whole != nil {
-		l.whole.Close()
-	}
 }
 
-// open returns the reader of a lookup that was given none.
-func (l *Lookup) open(c *Cluster) (*Reader, func(), error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if isClosed(l.done) {
-		return nil, nil, ErrClosed
-	}
-	if l.whole == nil {
-		l.whole = Open(c, ReaderConfig{Space: l.config.Space, Logger: l.config.Logger})
-	}
-	return l.whole, func() {}, nil
-}
-
-// Find is a [Finder]. For a plugin that may be called on any node, it returns the instances on a few nodes, different ones for each
-// program, unless a [Dialer] asks for more. It blocks until they have been read for the first time, or ctx ends; while etcd is unavailable,
-// those that are known will do, also from before a restart. After Close, the error is [ErrClosed].
+// Find is a [Finder]. With [Filter.Few], it returns the instances on a few nodes, different ones for each program. It blocks until they have
+// been read for the first time, or ctx ends; while etcd is unavailable, it returns those that are known, also from before a restart. After
+// Close, the error is [ErrClosed].
 func (l *Lookup) Find(ctx context.Context, f Filter) ([]Instance, error) {
 	found, err := l.find(ctx, f)
 	for i := range found {
@@ -121,7 +93,7 @@ func (l *Lookup) find(ctx context.Context, f Filter) ([]Instance, error) {
 		return l.inWhole(ctx, f)
 	}
 	found, err := l.on(ctx, nodes[:min(f.Few, len(nodes))], f)
-	// If nothing that is found there is preferred, more is read once: a call can try the nodes that are not, and ask again.
+	// If none of the instances is preferred, more are read once. After that, a call tries the others and asks again.
 	if f.Few < len(nodes) && !slices.ContainsFunc(found, Instance.isPreferred) {
 		if more, failed := l.on(ctx, nodes, f); failed == nil || len(found) == 0 {
 			found, err = more, failed
@@ -133,12 +105,12 @@ func (l *Lookup) find(ctx context.Context, f Filter) ([]Instance, error) {
 	return found, err
 }
 
-// on returns what can be called on some nodes. Those that are not read in time are left out if others can be called.
+// on returns the instances on some nodes that can be called. Nodes that are not read in time are left out if others can be called.
 func (l *Lookup) on(ctx context.Context, nodes []string, f Filter) ([]Instance, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var views []*view
-	var full error // why these are not all
+	var full error // why these are not all nodes
 	for i := 0; i < len(nodes) && full == nil; i++ {
 		var v *view
 		if v, full = l.ask(viewKey{node: nodes[i]}, f.by); full == nil {
@@ -158,7 +130,7 @@ func (l *Lookup) on(ctx context.Context, nodes []string, f Filter) ([]Instance, 
 			if err = l.wait(ctx, unread, late); err == nil {
 				continue
 			}
-			found, _, _ = l.read(views, f) // others may have been read meanwhile
+			found, _, _ = l.read(views, f) // others may have been read in the meantime
 		}
 		if len(found) > 0 {
 			return found, nil
@@ -167,8 +139,8 @@ func (l *Lookup) on(ctx context.Context, nodes []string, f Filter) ([]Instance, 
 	}
 }
 
-// read returns what can be called on nodes, as far as it was read, the first of them that was not, and why another may not be. The caller
-// holds mu.
+// read returns the instances that can be called in the views that were read, the first view that was not, and why a view may not be read.
+// The caller holds mu.
 func (l *Lookup) read(views []*view, f Filter) (found []Instance, unread *view, denied error) {
 	for _, v := range views {
 		node, _ := v.source.(*nodeView)
@@ -187,8 +159,8 @@ func (l *Lookup) read(views []*view, f Filter) (found []Instance, unread *view, 
 	return found, unread, denied
 }
 
-// FollowLocks returns a channel that receives a value after something about the locks has changed, and a function that returns which nodes
-// compete for each lock now. The locks are followed until the lookup is closed.
+// FollowLocks follows the locks until the lookup is closed. The channel receives a value after a change, and now returns which nodes compete
+// for each lock.
 func (l *Lookup) FollowLocks() (changed <-chan struct{}, now func() map[Lock][]string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -205,7 +177,7 @@ func (l *Lookup) FollowLocks() (changed <-chan struct{}, now func() map[Lock][]s
 	}
 }
 
-// nodes returns nodes that have a plugin of a name, at most maxFew, and whether these are all.
+// nodes returns at most maxFew nodes that have a plugin of a name, and whether these are all.
 func (l *Lookup) nodes(ctx context.Context, f Filter) (nodes []string, all bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -231,8 +203,8 @@ func (l *Lookup) nodes(ctx context.Context, f Filter) (nodes []string, all bool,
 	return index.nodes, index.all, v.denied
 }
 
-// Holder returns the node that holds a lock, for [DialerConfig].Leader. Exclusive is false for a lock that no node holds or wants. Holder
-// follows all locks. It blocks until they have been read for the first time, or ctx ends. After Close, the error is [ErrClosed].
+// Holder returns the node that holds a lock. exclusive is false for a lock that no node holds or wants. Holder blocks until all locks have
+// been read for the first time, or ctx ends. After Close, the error is [ErrClosed].
 func (l *Lookup) Holder(ctx context.Context, lock Lock) (node string, exclusive bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

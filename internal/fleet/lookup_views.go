@@ -76,8 +76,8 @@ func (l *Lookup) ask(k viewKey, by uint32) (*view, error) {
 	if l.views[k] == nil && l.unread(by) >= maxUnread {
 		return nil, errCrowded
 	}
-	if !l.recalled { // what was read from the file is replaced by what etcd has
-		l.recalled = true
+	if !l.cachedRead { // so that what etcd has replaces what the file had
+		l.cachedRead = true
 		for _, name := range l.cache.find(Filter{}) {
 			l.view(viewKey{node: name}, 0)
 		}

@@ -20,13 +20,10 @@ import (
 func (r *ranges) remembering(file string) (*Lookup, *strings.Builder) {
 	r.t.Helper()
 	log := new(strings.Builder)
-	l, err := openLookup(r, 4*time.Second, LookupConfig{
+	l := openLookup(r, 4*time.Second, LookupConfig{
 		NodeFile: file, Logger: slog.New(slog.NewTextHandler(log, nil)),
 		Whole: func() (*Reader, func(), error) { return nil, nil, errWhole },
 	})
-	if err != nil {
-		r.t.Fatal(err)
-	}
 	r.t.Cleanup(l.Close)
 	return l, log
 }
