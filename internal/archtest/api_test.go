@@ -219,3 +219,139 @@ func signature(s *types.Signature, qualify types.Qualifier) string {
 	}
 	return text
 }
+
+// mayExportInternal are the packages that still have internal types in their API.
+var mayExportInternal = []string{"patchbay", "patchbay/launcher", "patchbay/pluginwatcher"}
+
+// TestNoInternalTypesInTheAPI finds internal types in what public packages export: pkg.go.dev shows neither the fields nor the methods of
+// such a type, and users cannot name it.
+func TestNoInternalTypesInTheAPI(t *testing.T) {
+	for name, p := range publicPackages(t) {
+		var found []string
+		for _, member := range p.Scope().Names() {
+			if o := p.Scope().Lookup(member); o.Exported() {
+				found = append(found, internalTypes(o)...)
+			}
+		}
+		switch excepted := slices.Contains(mayExportInternal, name); {
+		case excepted && len(found) == 0:
+			t.Errorf("%s exports no internal types any more: remove it from mayExportInternal", name)
+		case !excepted && len(found) > 0:
+			t.Errorf("%s exports internal types: %s", name, strings.Join(found, ", "))
+		}
+	}
+}
+
+// internalTypes returns where an exported object has an internal type, and which.
+func internalTypes(o types.Object) (found []string) {
+	report := func(where string, t types.Type) {
+		if name := internalIn(t); name != "" {
+			found = append(found, where+" "+name)
+		}
+	}
+	name, isType := o.(*types.TypeName)
+	if !isType {
+		report(o.Name(), o.Type())
+		return found
+	}
+	if alias, ok := name.Type().(*types.Alias); ok {
+		report(o.Name(), alias.Rhs())
+		return found
+	}
+	switch u := name.Type().Underlying().(type) {
+	case *types.Struct:
+		for field := range u.Fields() {
+			where := o.Name() + "." + field.Name()
+			switch {
+			case field.Exported() && isInternal(field.Pkg()):
+				found = append(found, where+" "+field.Pkg().Path()) // the struct is declared as one of an internal package
+			case field.Exported() || field.Embedded():
+				report(where, field.Type())
+			}
+		}
+	case *types.Interface:
+		for method := range u.Methods() {
+			report(o.Name()+"."+method.Name(), method.Signature())
+		}
+	default:
+		report(o.Name(), u)
+	}
+	if named, ok := name.Type().(*types.Named); ok {
+		for method := range named.Methods() {
+			if method.Exported() {
+				report(o.Name()+"."+method.Name(), method.Signature())
+			}
+		}
+		for parameter := range named.TypeParams().TypeParams() {
+			report(o.Name(), parameter.Constraint())
+		}
+	}
+	return found
+}
+
+// internalIn returns the first internal type of this module that a type is made of; empty if there is none.
+func internalIn(t types.Type) string {
+	inTuple := func(tuple *types.Tuple) (found string) {
+		for v := range tuple.Variables() {
+			if found == "" {
+				found = internalIn(v.Type())
+			}
+		}
+		return found
+	}
+	inList := func(list *types.TypeList) (found string) {
+		for t := range list.Types() {
+			if found == "" {
+				found = internalIn(t)
+			}
+		}
+		return found
+	}
+	name := func(o *types.TypeName, arguments *types.TypeList) string {
+		if isInternal(o.Pkg()) {
+			return strings.TrimPrefix(o.Pkg().Path(), modulePath+"/") + "." + o.Name()
+		}
+		return inList(arguments)
+	}
+	switch t := t.(type) {
+	case *types.Alias:
+		return name(t.Obj(), t.TypeArgs())
+	case *types.Named:
+		return name(t.Obj(), t.TypeArgs())
+	case interface{ Elem() types.Type }: // pointer, slice, array, channel, map
+		if m, ok := t.(*types.Map); ok {
+			if found := internalIn(m.Key()); found != "" {
+				return found
+			}
+		}
+		return internalIn(t.Elem())
+	case *types.Signature:
+		for parameter := range t.TypeParams().TypeParams() {
+			if found := internalIn(parameter.Constraint()); found != "" {
+				return found
+			}
+		}
+		if found := inTuple(t.Params()); found != "" {
+			return found
+		}
+		return inTuple(t.Results())
+	case *types.Struct:
+		for field := range t.Fields() {
+			if found := internalIn(field.Type()); field.Exported() && found != "" {
+				return found
+			}
+		}
+	case *types.Interface:
+		for method := range t.Methods() {
+			if found := internalIn(method.Signature()); found != "" {
+				return found
+			}
+		}
+	}
+	return ""
+}
+
+// isInternal reports whether a package is one of this module that users cannot import.
+func isInternal(p *types.Package) bool {
+	return p != nil && strings.HasPrefix(p.Path(), modulePath+"/") && slices.Contains(strings.Split(p.Path(), "/"), "internal")
+}
