@@ -149,7 +149,7 @@ func checkGarbage(ctx context.Context, s *subject) outcome {
 		_, _ = io.Copy(io.Discard, conn)
 		_ = conn.Close()
 	}
-	return s.others(ctx, "others have sent what is no gRPC")
+	return s.others(ctx, "other clients send bytes that are not gRPC")
 }
 
 // speak sends text and waits until the plugin answers or closes the connection, for a second at most.

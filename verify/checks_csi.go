@@ -174,7 +174,7 @@ func checkTopology(ctx context.Context, _ *subject, conn *grpc.ClientConn) outco
 		name := key
 		if prefix, rest, prefixed := strings.Cut(key, "/"); prefixed {
 			if !topologyPrefix.MatchString(prefix) {
-				return fail("the prefix of the topology key %s is no lower-case domain name of at most 63 characters", untrusted.Quote(key))
+				return fail("the prefix of the topology key %s is not a lower-case domain name of at most 63 characters", untrusted.Quote(key))
 			}
 			name, prefixes[prefix] = rest, true
 		}

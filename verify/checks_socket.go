@@ -80,7 +80,7 @@ func checkPlace(ctx context.Context, s *subject) outcome {
 	case info.Mode.Type()&os.ModeSymlink != 0:
 		return fail("%s is a symbolic link, which hosts do not follow", s.path)
 	case !info.IsSocket():
-		return s.lose(s.path+" is no socket", "")
+		return s.lose(s.path+" is not a socket", "")
 	case strings.HasPrefix(filepath.Base(s.path), "."):
 		return fail("the name %s begins with a dot, so hosts ignore it", filepath.Base(s.path))
 	case len(s.path) > sock.MaxPath:

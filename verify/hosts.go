@@ -148,7 +148,7 @@ func (b *bench) awaitRegister(ctx context.Context, i *instance, within time.Dura
 func (b *bench) meetRegistered(ctx context.Context, request *deviceapi.RegisterRequest, i *instance) (*appearance, error) {
 	path := filepath.Join(b.dir, request.Endpoint)
 	if filepath.Dir(path) != b.dir || path == b.kubelet.path {
-		return nil, fmt.Errorf("the plugin registered endpoint %s, which is no socket in %s; register the name of the socket alone",
+		return nil, fmt.Errorf("the plugin registered endpoint %s, which is not a socket in %s; register the name of the socket alone",
 			untrusted.Quote(request.Endpoint), b.dir)
 	}
 	a, err := meet(ctx, path, i)

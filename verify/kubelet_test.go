@@ -55,7 +55,7 @@ func TestDoesNotRegister(t *testing.T) {
 	}{
 		"exits":    {"KUB002", Warned, "must be restarted"},
 		"KUB002":   {"KUB002", Failed, "nobody registered"},
-		"escapes":  {"PRC001", Failed, "is no socket in"},
+		"escapes":  {"PRC001", Failed, "is not a socket in"},
 		"unserved": {"PRC001", Failed, "nobody can be reached"},
 	} {
 		t.Run(name, func(t *testing.T) {

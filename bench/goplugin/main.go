@@ -51,7 +51,7 @@ func (h host) Launch(program, name string) (launch.Plugin, error) {
 	}
 	service, ok := dispensed.(v1beta1.ExampleClient)
 	if !ok {
-		return nil, fmt.Errorf("%T is no client of the example service", dispensed)
+		return nil, fmt.Errorf("%T is not a client of the example service", dispensed)
 	}
 	p := launched{client, service}
 	return p, p.Call(context.Background())

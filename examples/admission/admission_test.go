@@ -123,11 +123,11 @@ func TestListsThatAreNotTrusted(t *testing.T) {
 	changed := []byte(signed)
 	changed[len(changed)-10] ^= 1 // in the signature
 	for name, c := range map[string]struct{ list, key, want string }{
-		"unsigned":          {listLine("a", "one"), publicKey, "its last line is no signature"},
-		"empty":             {"", publicKey, "its last line is no signature"},
+		"unsigned":          {listLine("a", "one"), publicKey, "its last line is not a signature"},
+		"empty":             {"", publicKey, "its last line is not a signature"},
 		"line changed":      {strings.Replace(signed, "a ", "b ", 1), publicKey, "it was changed after it was signed"},
 		"line added":        {listLine("b", "one") + signed, publicKey, "it was changed after it was signed"},
-		"line after it":     {signed + listLine("b", "one"), publicKey, "its last line is no signature"},
+		"line after it":     {signed + listLine("b", "one"), publicKey, "its last line is not a signature"},
 		"signature changed": {string(changed), publicKey, "signature is not"},
 		"signature cut":     {signed[:len(signed)-9], publicKey, "signature is not"},
 		"another key":       {signed, otherKey, "signed with another key"},

@@ -101,7 +101,7 @@ func verified(signed []byte, key ed25519.PublicKey) ([]byte, error) {
 	body, line := signed[:at], last[at:]
 	encoded, ok := bytes.CutPrefix(line, []byte(signaturePrefix))
 	if !ok {
-		return nil, errors.New("its last line is no signature; sign it with the command sign")
+		return nil, errors.New("its last line is not a signature; sign it with the command sign")
 	}
 	signature, err := base64.StdEncoding.DecodeString(string(encoded))
 	if err != nil {

@@ -148,7 +148,7 @@ func claims(texts []string) ([]*drav1.Claim, error) {
 	for _, text := range texts {
 		parts := strings.Split(text, "/")
 		if len(parts) != 3 {
-			return nil, fmt.Errorf("%q is no claim: write NAMESPACE/NAME/UID", text)
+			return nil, fmt.Errorf("%q is not a claim: write NAMESPACE/NAME/UID", text)
 		}
 		list = append(list, &drav1.Claim{Namespace: parts[0], Name: parts[1], Uid: parts[2]})
 	}

@@ -82,7 +82,7 @@ dance gpu.example.com
 		`{"1":""}`,
 		`null`,
 		`{"error":"cannot call DRA driver other.example.com: no DRA driver of that name is registered; start it, or see patchbay status"}`,
-		`{"error":"\"n/a\" is no claim: write NAMESPACE/NAME/UID"}`,
+		`{"error":"\"n/a\" is not a claim: write NAMESPACE/NAME/UID"}`,
 		`{"error":"no such command: wait DRIVER, prepare DRIVER CLAIM..., unprepare DRIVER CLAIM... or health DRIVER"}`,
 		`{"error":"no such command`,
 		``,

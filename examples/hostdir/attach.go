@@ -84,7 +84,7 @@ func checkVacant(data, path string) error {
 		var stat unix.Statx_t
 		err = errors.Join(err, unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW, 0, &stat))
 		if err == nil && (len(entries) > 0 || stat.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0) {
-			return status.Errorf(codes.FailedPrecondition, "%s is no empty directory, or something is mounted there", path)
+			return status.Errorf(codes.FailedPrecondition, "%s is not an empty directory, or something is mounted there", path)
 		}
 		return err
 	}

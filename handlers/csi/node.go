@@ -107,10 +107,10 @@ func checkTopology(segments map[string]string) error {
 			prefix, name = "", key
 		}
 		if !untrusted.IsSegment(name) || hasPrefix && !isPrefix(prefix) {
-			return fmt.Errorf("%s is no topology key: write NAME or PREFIX/NAME, for example com.example/zone", untrusted.Quote(key))
+			return fmt.Errorf("%s is not a topology key: write NAME or PREFIX/NAME, for example com.example/zone", untrusted.Quote(key))
 		}
 		if !untrusted.IsSegment(value) {
-			return fmt.Errorf("%s, the value of topology key %s, is no topology segment: 1 to 63 letters, digits, dashes, underscores and "+
+			return fmt.Errorf("%s, the value of topology key %s, is not a topology segment: 1 to 63 letters, digits, dashes, underscores and "+
 				"dots, for example z1", untrusted.Quote(value), key)
 		}
 		lower := strings.ToLower(key)

@@ -56,14 +56,14 @@ func announcesZero(versions []string) bool {
 func parseVersion(version string) ([]uint64, error) {
 	found := versionForm.FindStringSubmatch(version)
 	if found == nil {
-		return nil, fmt.Errorf("%q is no version: two numbers at least, for example 1.9.0", version)
+		return nil, fmt.Errorf("%q is not a version: two numbers at least, for example 1.9.0", version)
 	}
 	var numbers []uint64
 	length := 1
 	for text := range strings.SplitSeq(found[1], ".") {
 		n, err := strconv.ParseUint(text, 10, 64)
 		if err != nil {
-			return nil, fmt.Errorf("%q is no version: the number %s is too large", version, text)
+			return nil, fmt.Errorf("%q is not a version: the number %s is too large", version, text)
 		}
 		if numbers = append(numbers, n); n > 0 {
 			length = len(numbers)

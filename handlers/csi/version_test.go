@@ -34,11 +34,11 @@ func TestNegotiate(t *testing.T) {
 		{nil, `^no CSI version was announced; announce one of 1\.x$`},
 		{[]string{"0.3.0", "0.2.0"}, `^none of the announced CSI versions \["0.3.0" "0.2.0"\] is supported: only 1\.x is, and 0\.x no more$`},
 		{[]string{"2.0.0"}, `^none of the announced CSI versions \["2.0.0"\] is supported: only 1\.x is$`},
-		{[]string{"one"}, `only 1\.x is; "one" is no version: two numbers at least, for example 1\.9\.0$`},
-		{[]string{"1"}, `only 1\.x is; "1" is no version: two numbers at least`},
-		{[]string{"01.2"}, `only 1\.x is; "01.2" is no version`},
+		{[]string{"one"}, `only 1\.x is; "one" is not a version: two numbers at least, for example 1\.9\.0$`},
+		{[]string{"1"}, `only 1\.x is; "1" is not a version: two numbers at least`},
+		{[]string{"01.2"}, `only 1\.x is; "01.2" is not a version`},
 		{[]string{"1.99999999999999999999"}, `the number 99999999999999999999 is too large$`},
-		{[]string{"1.\x1b[2J"}, `"1.\\x1b\[2J" is no version`},
+		{[]string{"1.\x1b[2J"}, `"1.\\x1b\[2J" is not a version`},
 	} {
 		if got, err := csi.Negotiate(c.announced); got != "" || err == nil || !regexp.MustCompile(c.want).MatchString(err.Error()) {
 			t.Errorf("%q: got %q, %v, want %s", c.announced, got, err, c.want)

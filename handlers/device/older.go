@@ -152,7 +152,7 @@ func (o *older) lookAt(name string) (sock.ID, error) {
 		return sock.ID{}, fmt.Errorf("cannot use endpoint %s: %w; serve there before you register", untrusted.Quote(name), err)
 	}
 	if !info.IsSocket() {
-		return sock.ID{}, fmt.Errorf("cannot use endpoint %s: it is no socket", untrusted.Quote(name))
+		return sock.ID{}, fmt.Errorf("cannot use endpoint %s: not a socket", untrusted.Quote(name))
 	}
 	if info.UID != 0 && int(info.UID) != os.Geteuid() {
 		return sock.ID{}, fmt.Errorf("cannot use endpoint %s: it is of user %d; make the socket as root or user %d", untrusted.Quote(name),

@@ -323,7 +323,7 @@ func checkDir(dir string) error {
 	}
 	info, err := os.Stat(dir)
 	if err == nil && !info.IsDir() {
-		err = errors.New("it is no directory")
+		err = errors.New("not a directory")
 	}
 	if e, ok := errors.AsType[*fs.PathError](err); ok {
 		err = e.Err // without the path, which the text names

@@ -30,7 +30,7 @@ func ReadMutants(path string) (all []Mutant, err error) {
 		name, file, _ := strings.Cut(title, " | ")
 		before, after, found := strings.Cut(rest, "\n-- new\n")
 		if !found || file == "" {
-			return nil, fmt.Errorf("%q is no mutant", title)
+			return nil, fmt.Errorf("unknown mutant %q", title)
 		}
 		all = append(all, Mutant{name, file, before, strings.TrimRight(after, "\n")})
 	}

@@ -79,7 +79,7 @@ func ValidatePatterns(key string, patterns ...string) error {
 	}
 	for _, pattern := range patterns {
 		if _, err := path.Match(pattern, ""); err != nil {
-			return fmt.Errorf("%s has %q, which is no pattern: %w", key, pattern, err)
+			return fmt.Errorf("%s: %q is not a valid pattern: %w", key, pattern, err)
 		}
 	}
 	return nil

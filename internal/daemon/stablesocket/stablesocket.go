@@ -225,7 +225,7 @@ func (s *Sockets) open(ctx context.Context, k patchbay.PluginName) {
 	s.sockets[k] = entry
 	s.serving.Go(func() {
 		if err := entry.server.Serve(s.config.Conns.Bound(listener, "stable", nil)); err != nil {
-			s.config.Log.Error("a stable socket is no longer served", "plugin", k.String(), "path", path, "error", err)
+			s.config.Log.Error("a stable socket has stopped serving", "plugin", k.String(), "path", path, "error", err)
 		}
 	})
 	s.config.Log.Debug("a stable socket leads to a plugin", "plugin", k.String(), "path", path)

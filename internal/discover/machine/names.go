@@ -130,7 +130,8 @@ func (m *Machine) addName(name KeptName) {
 			m.names.told[o.By.UID] = true
 		}
 		if !told && m.Now.Before(o.Until) {
-			m.tellOfName(o, fmt.Sprintf("the name is no longer reserved for user %d, because %s reserved names; further releases are not reported",
+			m.tellOfName(o, fmt.Sprintf("the name was released although it was reserved for user %d, because %s reserved names; "+
+				"further releases are not reported",
 				o.By.UID, why))
 		}
 	}
@@ -153,7 +154,7 @@ func (m *Machine) releaseName(key Key) {
 	}
 	m.names.drop(key)
 	m.forgetName(name)
-	m.tellOfName(name, fmt.Sprintf("the name is no longer reserved for user %d, by request", name.By.UID))
+	m.tellOfName(name, fmt.Sprintf("the name was reserved for user %d, and was released by request", name.By.UID))
 	m.urge(key)
 }
 

@@ -345,7 +345,7 @@ func (m *Machine) hide(in *instance, why error) {
 // hideMoved hides an instance that the registry has where it is no longer.
 func (m *Machine) hideMoved(in *instance) {
 	if in.at != in.endpoint() {
-		m.hide(in, fmt.Errorf("it is no longer at %s", in.at))
+		m.hide(in, fmt.Errorf("the socket is not at %s any more", in.at))
 	}
 }
 

@@ -99,7 +99,7 @@ func still(path string, id cache.SocketID, reached sock.Info) (err error) {
 		info, err = sock.Stat(path)
 	}
 	if err == nil && (info.ID.Device != id.Device || info.ID.Inode != id.Inode) {
-		err = fmt.Errorf("%s is no longer the socket that was found there: %w", path, cache.ErrRetry)
+		err = fmt.Errorf("%s is not the socket that was found there: %w", path, cache.ErrRetry)
 	}
 	return err
 }

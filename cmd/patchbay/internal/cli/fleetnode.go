@@ -34,7 +34,7 @@ func newFleetUncordonCommand(paths paths) *cobra.Command {
 	return addNodeOrder(&cobra.Command{
 		Use:     "uncordon NODE",
 		Short:   "Have calls go to a node again that was drained.",
-		Long:    `End what "patchbay fleet drain" began. Of a node that is not drained it is no error.` + needsAdmin,
+		Long:    `Undo "patchbay fleet drain". A node that is not drained is left as it is.` + needsAdmin,
 		Example: `  patchbay fleet uncordon node-7`,
 	}, paths, (*client.Client).UncordonNode)
 }

@@ -96,7 +96,7 @@ func addFilters(cmd *cobra.Command) func() (filter, error) {
 			return filter{}, err
 		}
 		if _, err := path.Match(*pattern, ""); err != nil {
-			return filter{}, wrongUsage(cmd, "--name %q is no pattern: %w", *pattern, err)
+			return filter{}, wrongUsage(cmd, "--name %q is not a valid pattern: %w", *pattern, err)
 		}
 		return filter{*types, func(p *patchbayv1.Plugin) bool {
 			named, _ := path.Match(*pattern, p.Name) // looked at above

@@ -212,11 +212,11 @@ func checkPaths(c daemon.Config) error {
 		info, err := os.Stat(path)
 		switch {
 		case errors.Is(err, syscall.ENOTDIR):
-			err = fmt.Errorf("%s cannot be made, for a part of the path is no directory: choose another path", path)
+			err = fmt.Errorf("cannot create %s: a part of the path is not a directory; choose another path", path)
 		case err != nil || info.IsDir() == isDir:
 			return // a daemon makes what is missing
 		case isDir:
-			err = fmt.Errorf("%s is no directory: choose another path", path)
+			err = fmt.Errorf("%s is not a directory: choose another path", path)
 		default:
 			err = fmt.Errorf("%s is a directory: name a file", path)
 		}
