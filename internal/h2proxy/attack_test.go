@@ -158,14 +158,7 @@ func newBed(t *testing.T, limits Limits, handle func(caller grpc.ServerStream) e
 }
 
 // calls returns how many are in progress.
-func (b *bed) calls() (n int) {
-	b.budget.mu.Lock()
-	defer b.budget.mu.Unlock()
-	for _, u := range b.budget.byUser {
-		n += u.calls
-	}
-	return n
-}
+func (b *bed) calls() int { return b.budget.calls.Sum() }
 
 // waiting returns how much waits to be written, to all callers.
 func (b *bed) waiting() (n int) {

@@ -1,6 +1,15 @@
 package h2proxy
 
-import "sync"
+import (
+	"cmp"
+	"math"
+	"sync"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/patchbay-dev/patchbay/internal/quota"
+)
 
 // Reason is why a budget gave nothing.
 type Reason string
@@ -36,7 +45,7 @@ func (r Reason) Consequence() string {
 type Limits struct {
 	// UserBytes and Bytes bound what waits in memory beyond the base windows, for each user and in all.
 	UserBytes, Bytes int
-	// UserCalls and Calls bound the calls in progress, for each user and in all. The privileged are counted and not bounded.
+	// UserCalls and Calls bound the calls in progress, for each user and in all. Those of the privileged are not counted.
 	UserCalls, Calls int
 	// Leaving bounds the connections to plugins that only have calls to end, of all but plugins of the privileged; zero for no bound.
 	Leaving int
@@ -51,202 +60,99 @@ var DefaultLimits = Limits{
 
 // Budget is what the calls of all connections share. It is safe for concurrent use.
 type Budget struct {
-	limits  Limits
-	self    uint32
-	refused func(uid uint32, why Reason, first bool)
+	bytes, calls *quota.Pool
+	leaving      *quota.Pool // connections to plugins that only have calls to end, by the owner of the plugin
+	cancels      CancelRates
+	privileged   func(uid uint32) bool
+	refused      func(uid uint32, why Reason, first bool)
 
-	mu     sync.Mutex
-	byUser map[uint32]*use
-	all    use
-	// leaving is how many connections only have calls to end.
-	leaving int
+	mu sync.Mutex
 	// canceled has the users who canceled calls a short time ago.
 	canceled map[uint32]*userCancels
 }
 
-// use is what one user has, or all.
-type use struct {
-	bytes, calls int
-	// told has the reasons that were reported, until less than half is in use.
-	told map[Reason]bool
-}
-
-// NewBudget returns a budget of a program that runs as user self. That one and root are privileged. Refused is called for everything that
-// it does not give, with whether that is news; it must not block.
+// NewBudget returns a budget of a program that runs as user self. That user and root are privileged: a quarter of the bytes is reserved for
+// them. Refused is called for everything that the budget does not give, with whether it is the first refusal of the user since the user
+// had half; it must not block.
 func NewBudget(limits Limits, self uint32, refused func(uid uint32, why Reason, first bool)) *Budget {
+	privileged := func(uid uint32) bool { return uid == 0 || uid == self }
+	leaving := cmp.Or(limits.Leaving, math.MaxInt)
 	return &Budget{
-		limits: limits, self: self, refused: refused, byUser: map[uint32]*use{}, all: use{told: map[Reason]bool{}},
-		canceled: map[uint32]*userCancels{},
+		bytes:   quota.New(quota.Limits{User: limits.UserBytes, Total: limits.Bytes, Reserve: limits.Bytes / 4}, privileged),
+		calls:   quota.New(quota.Limits{User: limits.UserCalls, Total: limits.Calls}, privileged),
+		leaving: quota.New(quota.Limits{User: leaving, Total: leaving}, privileged),
+		cancels: limits.Cancels, privileged: privileged, refused: refused, canceled: map[uint32]*userCancels{},
 	}
 }
-
-func (b *Budget) privileged(uid uint32) bool { return uid == 0 || uid == b.self }
 
 // Bytes returns how many bytes are given.
-func (b *Budget) Bytes() int {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.all.bytes
-}
+func (b *Budget) Bytes() int { return b.bytes.Sum() }
 
-func (b *Budget) of(uid uint32) *use {
-	u := b.byUser[uid]
-	if u == nil {
-		u = &use{told: map[Reason]bool{}}
-		b.byUser[uid] = u
-	}
-	return u
-}
+// take gives n bytes to a user, and reports whether it did.
+func (b *Budget) take(uid uint32, n int) bool { return b.hasBytes(uid, b.bytes.Take(uid, n)) }
 
-// take gives n bytes to a user, and says whether it did. A quarter of all is kept for the privileged. There is always room for nothing.
-func (b *Budget) take(uid uint32, n int) bool {
-	if n == 0 {
-		return true
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	most := b.limits.Bytes
-	if !b.privileged(uid) {
-		most -= most / 4
-	}
-	u := b.of(uid)
+func (b *Budget) give(uid uint32, n int) { b.bytes.Release(uid, n) }
+
+// hasBytes reports whether bytes were given, and calls refused if they were not.
+func (b *Budget) hasBytes(uid uint32, refusal *quota.Refusal) bool {
 	switch {
-	case u.bytes+n > b.limits.UserBytes:
-		b.refuse(uid, u, UserFull)
-		return false
-	case b.all.bytes+n > most:
-		b.refuse(uid, &b.all, Full)
-		return false
-	}
-	u.bytes += n
-	b.all.bytes += n
-	return true
-}
-
-// tight says whether a user had better give back what it does not need.
-func (b *Budget) tight(uid uint32) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.of(uid).bytes > b.limits.UserBytes/4*3 || b.all.bytes > b.limits.Bytes/2
-}
-
-func (b *Budget) give(uid uint32, n int) {
-	if n == 0 {
-		return
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.of(uid).bytes -= n
-	b.all.bytes -= n
-	b.settle(uid)
-}
-
-// begin counts a call, unless there are too many; then it says which.
-func (b *Budget) begin(uid uint32) (why Reason, ok bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	u := b.of(uid)
-	if !b.privileged(uid) {
-		switch {
-		case u.calls >= b.limits.UserCalls:
-			b.refuse(uid, u, UserCalls)
-			return UserCalls, false
-		case b.all.calls >= b.limits.Calls:
-			b.refuse(uid, &b.all, Calls)
-			return Calls, false
-		}
-		b.all.calls++
-	}
-	u.calls++
-	return "", true
-}
-
-func (b *Budget) end(uid uint32) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if !b.privileged(uid) {
-		b.all.calls--
-	}
-	b.of(uid).calls--
-	b.settle(uid)
-}
-
-// beginLeaving counts a connection to a plugin of a user that only has calls to end, unless there are too many.
-func (b *Budget) beginLeaving(owner uint32) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.privileged(owner) {
+	case refusal == nil:
 		return true
+	case refusal.Reason == quota.User:
+		b.refused(uid, UserFull, refusal.First)
+	default:
+		b.refused(uid, Full, refusal.First)
 	}
-	if b.limits.Leaving > 0 && b.leaving >= b.limits.Leaving {
-		return false
-	}
-	b.leaving++
-	return true
+	return false
 }
 
-func (b *Budget) endLeaving(owner uint32) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if !b.privileged(owner) {
-		b.leaving--
-	}
+// isTight reports whether a user should give back what it does not need.
+func (b *Budget) isTight(uid uint32) bool {
+	user, all := b.bytes.Usage(uid)
+	return user > b.bytes.Limits().User/4*3 || all > b.bytes.Limits().Total/2
 }
+
+// begin counts a call until end. The error is the status of a call that is one too many.
+func (b *Budget) begin(uid uint32) error {
+	refusal := b.calls.Take(uid, 1)
+	if refusal == nil {
+		return nil
+	}
+	why := Calls
+	if refusal.Reason == quota.User {
+		why = UserCalls
+	}
+	b.refused(uid, why, refusal.First)
+	return status.Errorf(codes.ResourceExhausted, "too many calls are in progress (%s); call again later", why)
+}
+
+func (b *Budget) end(uid uint32) { b.calls.Release(uid, 1) }
 
 // Begin counts a call of a user until end is called. The error is the status of a call that is one too many.
 func (b *Budget) Begin(uid uint32) (end func(), err error) {
-	if why, ok := b.begin(uid); !ok {
-		return nil, tooManyCalls(why)
+	if err := b.begin(uid); err != nil {
+		return nil, err
 	}
 	return func() { b.end(uid) }, nil
 }
 
-// Held is what a budget has given for one thing that is held whole. One goroutine at a time uses it.
+// Held is what a budget has given for one thing that is held whole.
 type Held struct {
 	budget *Budget
 	uid    uint32
-	bytes  int
+	grant  *quota.Grant
 }
 
 // Hold returns what counts to a user, nothing yet.
-func (b *Budget) Hold(uid uint32) *Held { return &Held{budget: b, uid: uid} }
+func (b *Budget) Hold(uid uint32) *Held { return &Held{b, uid, b.bytes.Grant(uid)} }
 
 // Take takes n bytes more. The error is a status that says what to do.
 func (h *Held) Take(n int) error {
-	if !h.budget.take(h.uid, n) {
+	if !h.budget.hasBytes(h.uid, h.grant.Take(n)) {
 		return statusOfEnd(errNoRoom)
 	}
-	h.bytes += n
 	return nil
 }
 
 // Give gives all of it back.
-func (h *Held) Give() {
-	h.budget.give(h.uid, h.bytes)
-	h.bytes = 0
-}
-
-// refuse reports a refusal; b.mu is held.
-func (b *Budget) refuse(uid uint32, u *use, why Reason) {
-	first := !u.told[why]
-	u.told[why] = true
-	b.refused(uid, why, first)
-}
-
-// settle forgets what is over; b.mu is held.
-func (b *Budget) settle(uid uint32) {
-	forget := func(u *use, bytes, calls int, full, many Reason) {
-		if u.bytes <= bytes/2 {
-			delete(u.told, full)
-		}
-		if u.calls <= calls/2 {
-			delete(u.told, many)
-		}
-	}
-	u := b.byUser[uid]
-	forget(u, b.limits.UserBytes, b.limits.UserCalls, UserFull, UserCalls)
-	forget(&b.all, b.limits.Bytes, b.limits.Calls, Full, Calls)
-	if u.bytes == 0 && u.calls == 0 {
-		delete(b.byUser, uid)
-	}
-}
+func (h *Held) Give() { h.grant.Release() }

@@ -25,7 +25,7 @@ func TestBudget(t *testing.T) {
 	take(2, 20, true)
 	take(2, 1, false) // a quarter is kept for root and the host
 	take(7, 20, true)
-	if !b.tight(2) || b.Bytes() != 80 {
+	if !b.isTight(2) || b.Bytes() != 80 {
 		t.Errorf("it is not tight with %d", b.Bytes())
 	}
 	take(2, 0, true) // what needs no room has it
@@ -46,8 +46,8 @@ func TestBudget(t *testing.T) {
 	for _, uid := range []uint32{1, 1, 2, 7, 0} {
 		b.end(uid)
 	}
-	if b.Bytes() != 0 || len(b.byUser) != 0 || b.all.calls != 0 {
-		t.Errorf("%d bytes are left, %d users, %d calls", b.Bytes(), len(b.byUser), b.all.calls)
+	if b.Bytes() != 0 || b.calls.Sum() != 0 {
+		t.Errorf("%d bytes and %d calls are left", b.Bytes(), b.calls.Sum())
 	}
 }
 

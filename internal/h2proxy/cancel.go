@@ -53,7 +53,7 @@ func (c *cancels) add(now time.Time, n, rate int) time.Duration {
 
 // cancel counts n calls of a user that were canceled on a connection, and returns for how long that is not to be read from.
 func (b *Budget) cancel(on *cancels, uid uint32, n int) time.Duration {
-	rates := b.limits.Cancels
+	rates := b.cancels
 	if rates.Conn == 0 || n == 0 {
 		return 0
 	}
@@ -95,7 +95,7 @@ func (b *Budget) cancelShare(uid uint32, now time.Time) int {
 			users++
 		}
 	}
-	return max(b.limits.Cancels.All/users, 1)
+	return max(b.cancels.All/users, 1)
 }
 
 // owed returns for how long a new connection of a user is not to be read from, because of calls on earlier ones.

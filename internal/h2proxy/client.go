@@ -258,7 +258,7 @@ func (c *Client) leaves(conn *conn) (crowded *conn) {
 	if leaving, known := c.conns[conn]; leaving || !known {
 		return nil
 	}
-	if !conn.budget.beginLeaving(conn.uid) {
+	if conn.budget.leaving.Take(conn.uid, 1) != nil {
 		delete(c.conns, conn)
 		return conn
 	}
@@ -282,7 +282,7 @@ func (c *Client) leaves(conn *conn) (crowded *conn) {
 // drop forgets a connection; mu is held.
 func (c *Client) drop(conn *conn) {
 	if c.conns[conn] {
-		conn.budget.endLeaving(conn.uid)
+		conn.budget.leaving.Release(conn.uid, 1)
 	}
 	delete(c.conns, conn)
 }

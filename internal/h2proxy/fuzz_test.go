@@ -90,8 +90,8 @@ func FuzzCaller(f *testing.F) {
 		s.take(here)
 		play(there, hello.Bytes(), sent)
 		s.Drain()
-		if n := budget.Bytes(); n != 0 || len(budget.byUser) != 0 {
-			t.Errorf("%d bytes of %d users are counted", n, len(budget.byUser))
+		if n, calls := budget.Bytes(), budget.calls.Sum(); n != 0 || calls != 0 {
+			t.Errorf("%d bytes and %d calls are counted", n, calls)
 		}
 	})
 }
@@ -124,8 +124,8 @@ func FuzzPlugin(f *testing.F) {
 			}
 		}
 		_ = c.Close()
-		if n := budget.Bytes(); n != 0 || len(budget.byUser) != 0 {
-			t.Errorf("%d bytes of %d users are counted", n, len(budget.byUser))
+		if n, calls := budget.Bytes(), budget.calls.Sum(); n != 0 || calls != 0 {
+			t.Errorf("%d bytes and %d calls are counted", n, calls)
 		}
 	})
 }

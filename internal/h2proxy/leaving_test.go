@@ -90,11 +90,9 @@ func TestUnsentMetadataCount(t *testing.T) {
 		if err := call(7, size); err != nil {
 			t.Fatal(err)
 		}
-		budget.mu.Lock()
-		if u := budget.byUser[7]; u == nil || u.bytes < size {
-			t.Errorf("the caller has %+v, and %d bytes wait", u, size)
+		if n := budget.bytes.Of(7); n < size {
+			t.Errorf("the caller has %d bytes, and %d wait", n, size)
 		}
-		budget.mu.Unlock()
 		_ = c.Close()
 		if n := budget.Bytes(); n != 0 {
 			t.Errorf("%d bytes are still given", n)
@@ -184,9 +182,7 @@ func TestLeavingConnectionsOfAllAreFew(t *testing.T) {
 	for _, c := range clients {
 		_ = c.Close()
 	}
-	budget.mu.Lock()
-	defer budget.mu.Unlock()
-	if budget.leaving != 0 {
-		t.Errorf("%d are still counted", budget.leaving)
+	if n := budget.leaving.Sum(); n != 0 {
+		t.Errorf("%d are still counted", n)
 	}
 }

@@ -14,16 +14,6 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// bytesOf returns how many bytes are given to a user.
-func (b *Budget) bytesOf(uid uint32) int {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if u := b.byUser[uid]; u != nil {
-		return u.bytes
-	}
-	return 0
-}
-
 // TestPluginThatReadsNothingCounts: what waits because a plugin does not read counts to its owner, and nothing to root or the host.
 func TestPluginThatReadsNothingCounts(t *testing.T) {
 	t.Parallel()
@@ -40,8 +30,8 @@ func TestPluginThatReadsNothingCounts(t *testing.T) {
 		}
 	}()
 	until(t, "more waits than may without the budget", func() bool { return budget.Bytes() > 0 })
-	if n := budget.bytesOf(self); n != 0 || budget.bytesOf(owner) == 0 {
-		t.Errorf("%d bytes count to the host, and %d to the owner of the plugin", n, budget.bytesOf(owner))
+	if n := budget.bytes.Of(self); n != 0 || budget.bytes.Of(owner) == 0 {
+		t.Errorf("%d bytes count to the host, and %d to the owner of the plugin", n, budget.bytes.Of(owner))
 	}
 }
 

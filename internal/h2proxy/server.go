@@ -174,8 +174,8 @@ func (s *Server) opened(from context.Context, f *http2.MetaHeadersFrame, st *str
 		st.answerMalformed(wrong)
 		return
 	}
-	if why, ok := c.budget.begin(c.uid); !ok {
-		st.answer(http.StatusOK, status.Convert(tooManyCalls(why)))
+	if err := c.budget.begin(c.uid); err != nil {
+		st.answer(http.StatusOK, status.Convert(err))
 		return
 	}
 	if st.onHeaders(f); st.err != nil {
@@ -197,10 +197,6 @@ func (s *Server) opened(from context.Context, f *http2.MetaHeadersFrame, st *str
 		defer func() { call.end(err) }()
 		err = s.config.Handle(call)
 	}()
-}
-
-func tooManyCalls(why Reason) error {
-	return status.Errorf(codes.ResourceExhausted, "too many calls are in progress (%s); call again later", why)
 }
 
 // answer ends a stream that does not become a call, with an HTTP status and that of gRPC; c.mu is held.

@@ -207,7 +207,7 @@ func (s *stream) giveBack(read int64) {
 		return
 	}
 	s.owed += read
-	if s.window > baseWindow && s.budget.tight(s.uid) {
+	if s.window > baseWindow && s.budget.isTight(s.uid) {
 		s.owed -= s.shrink(s.owed)
 	}
 	if s.owed < s.window/2 {

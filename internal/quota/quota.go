@@ -78,17 +78,20 @@ func (p *Pool) Take(uid uint32, n int) *Refusal {
 		most -= max(p.limits.Reserve-p.own, 0)
 	}
 	u := p.user(uid)
-	refusal := Refusal{Reason: User, First: !u.refused, OfUser: u.held, OfAll: p.sum}
 	switch {
 	case u.held+n > p.limits.User:
+		return p.refuse(u, User)
 	case p.sum+n > most:
-		refusal.Reason = Total
-	default:
-		p.add(u, n, privileged)
-		return nil
+		return p.refuse(u, Total)
 	}
+	p.add(u, n, privileged)
+	return nil
+}
+
+func (p *Pool) refuse(u *user, why Reason) *Refusal {
+	first := !u.refused
 	u.refused = true
-	return &refusal
+	return &Refusal{Reason: why, First: first, OfUser: u.held, OfAll: p.sum}
 }
 
 // Add gives a user n more, whether there is room or not.
@@ -128,21 +131,26 @@ func (p *Pool) Release(uid uint32, n int) {
 	}
 }
 
-// Of returns what a user holds.
-func (p *Pool) Of(uid uint32) int {
+// Usage returns what a user holds, and what all users hold.
+func (p *Pool) Usage(uid uint32) (user, all int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if u := p.users[uid]; u != nil {
-		return u.held
+		user = u.held
 	}
-	return 0
+	return user, p.sum
+}
+
+// Of returns what a user holds.
+func (p *Pool) Of(uid uint32) int {
+	n, _ := p.Usage(uid)
+	return n
 }
 
 // Sum returns what all users hold.
 func (p *Pool) Sum() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.sum
+	_, n := p.Usage(0)
+	return n
 }
 
 // Limits returns the limits.

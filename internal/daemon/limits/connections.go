@@ -112,8 +112,8 @@ func Calls(files int) h2proxy.Limits {
 // leaving returns how many connections to plugins may exist only for calls that are ending, for callers on this node, and for others.
 func leaving(files int) int { return max(files/64, 1) }
 
-// NewBudget returns a budget for calls and their bytes in memory. A refusal is counted, and logged once until half of the budget is free
-// again; what names the calls in the log.
+// NewBudget returns a budget for calls and their bytes in memory. A refusal is counted, and logged once for each user until half of the budget is
+// free again; what names the calls in the log.
 func NewBudget(what string, limits h2proxy.Limits, self uint32, limited *prometheus.CounterVec, log *slog.Logger) *h2proxy.Budget {
 	return h2proxy.NewBudget(limits, self, func(uid uint32, why h2proxy.Reason, first bool) {
 		limited.WithLabelValues(string(why)).Inc()
