@@ -113,7 +113,7 @@ func (c *Conn) NewStream(
 	by, _ := h2proxy.Requested(options)
 	for next, err := range c.dialer.candidates(ctx, by.UID, c.ptype, c.name, c.policy) {
 		if err != nil {
-			return nil, proxy.CannotCall(c.String(), err)
+			return nil, proxy.CallError(c.String(), err)
 		}
 		stream, err := next.open(ctx, desc, method, options...)
 		if err == nil {
@@ -136,7 +136,7 @@ func (c *Conn) NewStream(
 	case more > 0:
 		reasons = append(reasons[:most], fmt.Sprintf("and %d more", more))
 	}
-	return nil, proxy.CannotCall(c.String(), errors.New(strings.Join(reasons, "; ")))
+	return nil, proxy.CallError(c.String(), errors.New(strings.Join(reasons, "; ")))
 }
 
 // candidate is a node that may take a call.

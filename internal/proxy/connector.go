@@ -16,7 +16,7 @@ func ConnTo(ctx context.Context, plugins Connector, ptype, name string) (grpc.Cl
 	called := "plugin " + ptype + "/" + name
 	conn, err := plugins.Conn(ctx, ptype, name)
 	if err != nil {
-		return nil, CannotCall(called, err)
+		return nil, CallError(called, err)
 	}
 	return Named(conn, called), nil
 }

@@ -18,9 +18,9 @@ func isLost(err error) bool {
 		s.Code() == codes.Canceled && strings.HasPrefix(s.Message(), h2proxy.Closing)
 }
 
-// CannotCall returns the status of a call that could not be made, with the code and details of err. Its text names what was called, for
+// CallError returns the status of a call that could not be made, with the code and details of err. Its text names what was called, for
 // example "plugin csi-node/hostpath.csi.k8s.io", exactly once, even if err names it already.
-func CannotCall(name string, err error) error {
+func CallError(name string, err error) error {
 	s := status.Convert(unavailableUnlessStatus(err)).Proto()
 	if isLost(err) {
 		s.Code = int32(codes.Unavailable) // the caller has canceled nothing

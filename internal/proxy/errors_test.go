@@ -154,7 +154,7 @@ func TestCannotCallOnce(t *testing.T) {
 	t.Parallel()
 	err := status.Error(codes.Unavailable, "no node has it")
 	for range 2 {
-		err = proxy.CannotCall("plugin A/b", err)
+		err = proxy.CallError("plugin A/b", err)
 	}
 	if s := status.Convert(err); s.Code() != codes.Unavailable || s.Message() != "cannot call plugin A/b: no node has it" {
 		t.Errorf("the error is %v", err)
@@ -164,11 +164,11 @@ func TestCannotCallOnce(t *testing.T) {
 // TestCannotCallClosed: who calls over a connection that was closed in this moment has canceled nothing, and may call again.
 func TestCannotCallClosed(t *testing.T) {
 	t.Parallel()
-	err := proxy.CannotCall("plugin A/b", status.Error(codes.Canceled, "grpc: the client connection is closing"))
+	err := proxy.CallError("plugin A/b", status.Error(codes.Canceled, "grpc: the client connection is closing"))
 	if want := "cannot call plugin A/b: grpc: the client connection is closing"; status.Code(err) != codes.Unavailable || status.Convert(err).Message() != want {
 		t.Error(err)
 	}
-	if err := proxy.CannotCall("plugin A/b", status.Error(codes.Canceled, "no")); status.Code(err) != codes.Canceled {
+	if err := proxy.CallError("plugin A/b", status.Error(codes.Canceled, "no")); status.Code(err) != codes.Canceled {
 		t.Error(err)
 	}
 }

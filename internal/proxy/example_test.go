@@ -57,7 +57,7 @@ func Example() {
 		}
 		conn, err := registry.Conn(ctx, ptype, name)
 		if err != nil {
-			return nil, proxy.CannotCall("plugin "+ptype+"/"+name, err)
+			return nil, proxy.CallError("plugin "+ptype+"/"+name, err)
 		}
 		return proxy.Named(conn, "plugin "+ptype+"/"+name), nil
 	})

@@ -18,20 +18,22 @@ import (
 
 // Director chooses the connection for a call; method is its full name, for example "/csi.v1.Identity/Probe". The call's metadata is
 // the incoming metadata of ctx, which ends with the call. It may block for as long as ctx lasts. The caller receives its error: a gRPC
-// status as it is, any other error with codes.Unavailable.
+// status as it is, the error of a context with the code of that, any other error with codes.Unavailable.
 //
 // The connection is one of a dynamicplugins.Store or of a fleet.Dialer, whose streams take fragments of messages. Calls to any other, for
 // example a [grpc.ClientConn], fail with codes.Internal.
 //
-// The errors of the proxy name a connection that has a String method, as [Named] returns it. A director names what it could not call with
-// [CannotCall].
+// The errors of the proxy name a connection that has a String method, as [Named] returns it. A director returns [CallError]
+// for a plugin that it cannot call.
 type Director func(ctx context.Context, method string) (grpc.ClientConnInterface, error)
 
 // Forward forwards one call of a [Server] to the connection that the director chooses. It is a [Handler].
 //
 // The caller gets the status of the plugin. If there is none, because the call could not be made or was lost with its connection, the
 // status says so and names the plugin; the code is codes.Unavailable. A call whose context ends with a cause of its own (context.Cause),
-// for example because the server stops, ends with that cause: a gRPC status as it is, any other error with codes.Unavailable.
+// for example because the server stops, ends with that cause, like an error of the director. Forward itself refuses methods that only the
+// host of a plugin may call (codes.PermissionDenied), calls that have come through too many proxies (codes.FailedPrecondition), and
+// answers with too much metadata (codes.ResourceExhausted).
 func (d Director) Forward(ctx context.Context, caller grpc.ServerStream) error {
 	method, _ := grpc.MethodFromServerStream(caller)
 	from, ok := caller.(fragmentCaller)
@@ -88,7 +90,7 @@ func forward(call context.Context, caller fragmentCaller, conn grpc.ClientConnIn
 	defer cancel(nil)
 	md, _ := metadata.FromIncomingContext(ctx)
 	if len(md[HopsKey]) >= maxHops {
-		return CannotCall(nameOf(conn), status.Errorf(codes.FailedPrecondition,
+		return CallError(nameOf(conn), status.Errorf(codes.FailedPrecondition,
 			"the call has come through %d proxies: the endpoint of the plugin leads back to where the call came from", maxHops))
 	}
 	options := []grpc.CallOption{h2proxy.CallOption{Budget: caller.Budget(), UID: caller.UID()}}
@@ -96,14 +98,14 @@ func forward(call context.Context, caller fragmentCaller, conn grpc.ClientConnIn
 		options = append(options, grpc.CallContentSubtype(subtype))
 	}
 	// gofail: var proxyStream string
-	// return CannotCall(nameOf(conn), errors.New(proxyStream))
-	plugin, err := conn.NewStream(metadata.NewOutgoingContext(ctx, forwarded(md)), &everyStream, method, options...)
+	// return CallError(nameOf(conn), errors.New(proxyStream))
+	plugin, err := conn.NewStream(metadata.NewOutgoingContext(ctx, rewriteMetadata(md)), &everyStream, method, options...)
 	if err != nil {
-		return CannotCall(nameOf(conn), err)
+		return CallError(nameOf(conn), err)
 	}
 	to, ok := fragmentsOf(plugin)
 	if !ok {
-		return CannotCall(nameOf(conn), status.Error(codes.Internal, "its connection does not take fragments of messages: "+
+		return CallError(nameOf(conn), status.Error(codes.Internal, "its connection does not take fragments of messages: "+
 			"return one of a dynamicplugins.Store or of a fleet.Dialer"))
 	}
 	// gofail: var proxyRequest string
@@ -119,9 +121,9 @@ func forward(call context.Context, caller fragmentCaller, conn grpc.ClientConnIn
 	return err
 }
 
-// forwardRequests forwards what the caller sends, first what is in f already, until it has half-closed or the call has ended, and reports
-// to failed what is wrong with the caller's messages.
-func forwardRequests(caller grpc.ServerStream, plugin grpc.ClientStream, f *h2proxy.Fragment, failed context.CancelCauseFunc) {
+// forwardRequests forwards the caller's messages, beginning with f if it is not empty, until the caller has half-closed or the call has
+// ended. It calls cancelCall with the error of a message that cannot be received.
+func forwardRequests(caller grpc.ServerStream, plugin grpc.ClientStream, f *h2proxy.Fragment, cancelCall context.CancelCauseFunc) {
 	if f.Len() > 0 && plugin.SendMsg(f) != nil {
 		return // the status of the call says why
 	}
@@ -132,7 +134,7 @@ func forwardRequests(caller grpc.ServerStream, plugin grpc.ClientStream, f *h2pr
 			return
 		}
 		if err != nil {
-			failed(err)
+			cancelCall(err)
 			return
 		}
 		if plugin.SendMsg(f) != nil {
@@ -148,7 +150,7 @@ func forwardResponses(caller grpc.ServerStream, plugin grpc.ClientStream, conn g
 		if err := checkSize(header, conn); err != nil {
 			return err
 		}
-		if err := caller.SendHeader(forwarded(header)); err != nil {
+		if err := caller.SendHeader(rewriteMetadata(header)); err != nil {
 			return err
 		}
 	}
@@ -164,7 +166,7 @@ func forwardResponses(caller grpc.ServerStream, plugin grpc.ClientStream, conn g
 			if err := checkSize(trailer, conn); err != nil {
 				return err
 			}
-			caller.SetTrailer(forwarded(trailer))
+			caller.SetTrailer(rewriteMetadata(trailer))
 			if errors.Is(err, io.EOF) {
 				return nil
 			}

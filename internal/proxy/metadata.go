@@ -24,12 +24,12 @@ var perHop = []string{
 // rights.
 const HopsKey = "patchbay-hops"
 
-// NeedKey is a metadata key of calls of grpc.reflection by which the caller says that he is about to call what he asks for. A plugin that
-// is started on demand is started by such a call, and not by others that only look.
-const NeedKey = "patchbay-need"
+// WillCallKey is a metadata key of calls of grpc.reflection by which a caller announces that it will call a method that it asks about. Such a call
+// starts a plugin that is started on demand; other calls of grpc.reflection do not.
+const WillCallKey = "patchbay-need"
 
-// forwarded removes from md, which it changes, what is not for the other end of a call, and adds this hop.
-func forwarded(md metadata.MD) metadata.MD {
+// rewriteMetadata deletes the headers of one hop from md, which it changes, adds this proxy to the hops and returns md.
+func rewriteMetadata(md metadata.MD) metadata.MD {
 	for _, key := range perHop {
 		delete(md, key)
 	}

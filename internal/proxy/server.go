@@ -66,13 +66,13 @@ type ServerConfig struct {
 // messages, and is bounded for all calls together. A Server accepts connections, whose method UID returns the user who calls, and the
 // requests of an HTTP server.
 type Server struct {
-	server *h2proxy.Server
-	http   h2proxy.HTTPHandler
-	end    context.Context //nolint:containedctx // All calls share it.
+	server   *h2proxy.Server
+	http     h2proxy.HTTPHandler
+	lifetime context.Context //nolint:containedctx // All calls share it.
 }
 
-// NewServer returns a server whose calls end when the context end does, with its cause.
-func NewServer(end context.Context, handle Handler, config ServerConfig) *Server {
+// NewServer returns a server all of whose calls are canceled, with its cause, when lifetime is done.
+func NewServer(lifetime context.Context, handle Handler, config ServerConfig) *Server {
 	if config.Budget == nil {
 		config.Budget = h2proxy.NewBudget(h2proxy.DefaultLimits, 0, func(uint32, h2proxy.Reason, bool) {})
 	}
@@ -82,19 +82,19 @@ func NewServer(end context.Context, handle Handler, config ServerConfig) *Server
 	if config.UID == nil {
 		config.UID = func(*http.Request) uint32 { return nobody }
 	}
-	handler := func(caller grpc.ServerStream) error { return endsWith(end, caller, handle, config.Log) }
+	handler := func(caller grpc.ServerStream) error { return handleUntil(lifetime, caller, handle, config.Log) }
 	return &Server{
-		server: h2proxy.NewServer(h2proxy.ServerConfig{Budget: config.Budget, Timeout: config.HeaderTimeout, Handle: handler}),
-		http:   h2proxy.HTTPHandler{Budget: config.Budget, UID: config.UID, Handle: handler},
-		end:    end,
+		server:   h2proxy.NewServer(h2proxy.ServerConfig{Budget: config.Budget, Timeout: config.HeaderTimeout, Handle: handler}),
+		http:     h2proxy.HTTPHandler{Budget: config.Budget, UID: config.UID, Handle: handler},
+		lifetime: lifetime,
 	}
 }
 
-// endsWith handles a call that ends with end too. A panic of the handler is logged, and is the error of the call.
-func endsWith(end context.Context, caller grpc.ServerStream, handle Handler, log *slog.Logger) error {
+// handleUntil handles a call, which is canceled when lifetime is done. A panic of the handler is logged, and is the error of the call.
+func handleUntil(lifetime context.Context, caller grpc.ServerStream, handle Handler, log *slog.Logger) error {
 	ctx, cancel := context.WithCancelCause(caller.Context())
 	defer cancel(nil)
-	defer context.AfterFunc(end, func() { cancel(context.Cause(end)) })()
+	defer context.AfterFunc(lifetime, func() { cancel(context.Cause(lifetime)) })()
 	err := callback.Recover(func() error { return handle(ctx, caller) })
 	var panicked *callback.Error
 	if !errors.As(err, &panicked) {
@@ -125,7 +125,7 @@ func (s *Server) Drain() {
 	select {
 	case <-drained:
 		return
-	case <-s.end.Done():
+	case <-s.lifetime.Done():
 	}
 	timer := time.NewTimer(drainTimeout)
 	defer timer.Stop()

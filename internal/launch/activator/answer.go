@@ -199,16 +199,16 @@ func (f *Front) handle(ctx context.Context, caller grpc.ServerStream) error {
 		return f.register(ctx, caller, name)
 	case service == healthpb.Health_ServiceDesc.ServiceName && t == nil:
 		return f.health(ctx, caller, name)
-	case isReflection(service) && len(metadata.ValueFromIncomingContext(ctx, proxy.NeedKey)) > 0: // as any other
+	case isReflection(service) && len(metadata.ValueFromIncomingContext(ctx, proxy.WillCallKey)) > 0: // as any other
 	case isReflection(service) && t == nil:
 		return status.Errorf(codes.FailedPrecondition, "plugin %s is not running, and who only looks does not start it: call a method, "+
-			"start it, or set the metadata key %s", f.cfg.Name, proxy.NeedKey)
+			"start it, or set the metadata key %s", f.cfg.Name, proxy.WillCallKey)
 	case t != nil && (service == healthpb.Health_ServiceDesc.ServiceName || isReflection(service)):
 		return f.forward(ctx, caller, t.Services)
 	}
 	t, end, err := f.use(ctx)
 	if err != nil {
-		return proxy.CannotCall(f.name(), err)
+		return proxy.CallError(f.name(), err)
 	}
 	defer end()
 	return f.forward(ctx, caller, t.Services)

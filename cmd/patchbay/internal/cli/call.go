@@ -250,7 +250,7 @@ func (c *callCommand) schema(
 		return c.given.Load(ctx)
 	}
 	if !c.list && c.describe == "" {
-		ctx = metadata.AppendToOutgoingContext(ctx, proxy.NeedKey, "1")
+		ctx = metadata.AppendToOutgoingContext(ctx, proxy.WillCallKey, "1")
 	}
 	return learn(ctx, conn, selector, p)
 }
