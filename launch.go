@@ -136,7 +136,7 @@ func (rt *Runtime) runUntil(ctx context.Context) error {
 		closing() // the pipeline ended first
 	}
 	<-ended
-	rt.launcher.Withdraw()
+	rt.launcher.CloseFronts()
 	return err
 }
 

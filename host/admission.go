@@ -294,7 +294,8 @@ type Promise struct {
 
 // Wait blocks until the check is done and returns nil if the package is admitted, else why not. When ctx ends first it returns
 // the error of ctx. The errors of checks that have no answer wrap [ErrAborted], [ErrCrashed], [ErrTimeout], [ErrProtocol] or
-// [ErrQueueFull]; a refusal by the plugin has the gRPC status that the plugin gave.
+// [ErrQueueFull]; a pin that is too long or not valid UTF-8 is refused with the gRPC status InvalidArgument, and any other refusal has the
+// status that the plugin gave.
 func (p *Promise) Wait(ctx context.Context) error {
 	p.mu.Lock()
 	if p.resolved {

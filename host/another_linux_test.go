@@ -47,7 +47,7 @@ func TestSocketOfAnotherHost(t *testing.T) {
 	}
 	made, stays = others()
 	defer made.File.Close()
-	p.Settled()
+	p.MarkRegistered()
 	stays("when the plugin is known")
 	p.Terminate(context.Background())
 	stays("after the end of the plugin")

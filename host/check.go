@@ -133,7 +133,7 @@ func (h *Host) admitUser(s *process.Spec, as *process.User, spec Spec) error {
 		return nil
 	}
 	s.User = as
-	if reaches(as, spec) && int(as.UID) != os.Geteuid() {
+	if needsAccess(as, spec) && int(as.UID) != os.Geteuid() {
 		// The directory cannot be listed, and those who connect are checked.
 		if err := errors.Join(os.Chmod(h.server.path, 0o666), os.Chmod(h.server.dir.path, 0o711)); err != nil {
 			return fmt.Errorf("let user %d reach the host's socket: %w", as.UID, err)
@@ -147,8 +147,8 @@ func (h *Host) admitUser(s *process.Spec, as *process.User, spec Spec) error {
 	return nil
 }
 
-// reaches says whether a plugin, as its user, calls the host and makes files beside its socket. For a foreign one the host does.
-func reaches(as *process.User, spec Spec) bool { return as != nil && spec.Foreign == nil }
+// needsAccess reports whether a plugin, as its user, calls the host and makes files beside its socket. For a foreign one the host does.
+func needsAccess(as *process.User, spec Spec) bool { return as != nil && spec.Foreign == nil }
 
 // giveDir gives a directory to a user, and lets everybody pass through those above it up to top.
 func giveDir(dir, top string, to *process.User) error {

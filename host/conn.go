@@ -19,11 +19,11 @@ import (
 // maxConns bounds the connections of one plugin, its descendants included.
 const maxConns = 16
 
-// maxStrangers bounds the connections that belong to no plugin, or not yet. Everybody on the machine can make one, so the oldest goes for a
-// newer one: over loopback a plugin shows its ticket at once, and on the socket they are only there to be told what they are.
+// maxStrangers bounds the connections that belong to no plugin, or not yet. Every user of the machine can make one, so a new connection
+// replaces the oldest: over loopback a plugin shows its ticket immediately, and on the socket such a connection only receives an error.
 var maxStrangers = map[Protocol]int{ProtocolPatchbay: 16, ProtocolCIPD: 64}
 
-// listener has the host's plugins of one protocol connect: on its socket, or over loopback.
+// listener accepts the connections of the host's plugins of one protocol: on its socket, or over loopback.
 type listener struct {
 	net.Listener
 	protocol Protocol
@@ -62,7 +62,7 @@ func (c *conn) Close() error {
 	return err
 }
 
-// count has a connection that is counted uncounted when it is closed.
+// count arranges that uncount is called when the connection is closed.
 func (c *conn) count(uncount func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -104,12 +104,12 @@ func (p peerCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.Au
 }
 
 type calls struct {
-	mu      sync.Mutex
-	ended   bool
-	met     bool // there was a connection
-	conns   map[*conn]struct{}
-	running int
-	idle    chan struct{} // made by finish if there are connections, and closed when there are none
+	mu            sync.Mutex
+	ended         bool
+	everConnected bool
+	conns         map[*conn]struct{}
+	running       int
+	idle          chan struct{} // made by finish if there are connections, and closed when there are none
 }
 
 var (
@@ -129,15 +129,15 @@ func (k *calls) connect(c *conn) error {
 		k.conns = map[*conn]struct{}{}
 	}
 	k.conns[c] = struct{}{}
-	k.met = true
+	k.everConnected = true
 	return nil
 }
 
-// came says whether the plugin has ever connected.
-func (k *calls) came() bool {
+// hasConnected reports whether the plugin has ever connected.
+func (k *calls) hasConnected() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.met
+	return k.everConnected
 }
 
 func (k *calls) disconnect(c *conn) {
@@ -170,8 +170,9 @@ func (k *calls) end() {
 	k.running--
 }
 
-// finish lets no connection and no call begin any more. The kernel has closed the plugin's ends of the connections when all its
-// processes have ended, and what they had sent is still read. A connection that a stranger was handed is closed after patience.
+// finish refuses new connections and calls. When all processes of the plugin have exited, the kernel has closed their ends of the
+// connections, and what they sent is still read. Connections still open after patience are held by a process outside the plugin; they are
+// closed.
 func (k *calls) finish(patience time.Duration) {
 	k.mu.Lock()
 	k.ended = true
@@ -218,8 +219,8 @@ func (s *server) loopbackPort() (int, error) {
 	return s.port, nil
 }
 
-// meet lets in a connection that belongs to no plugin, for a moment if it shows no ticket.
-func (s *server) meet(c *conn) {
+// trackStranger counts a connection that belongs to no plugin. It is closed soon unless it shows a ticket.
+func (s *server) trackStranger(c *conn) {
 	timer := time.AfterFunc(handshakeTimeout, func() { _ = c.Close() })
 	c.count(func() {
 		timer.Stop()
@@ -241,9 +242,9 @@ func (s *server) meet(c *conn) {
 	}
 }
 
-// claim says whether a connection may be used with the ticket of a plugin. The first ticket that is shown over loopback makes the
-// connection that plugin's.
-func (c *conn) claim(p *PluginProcess) error {
+// bindToPlugin returns an error if a connection may not be used with the ticket of a plugin. The first ticket that is shown over loopback
+// binds the connection to its plugin.
+func (c *conn) bindToPlugin(p *PluginProcess) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {

@@ -51,8 +51,8 @@ type Spec struct {
 	// Interpreter is the path of the program that runs the plugin if it is a script, exactly as its first line names it. With SHA256 or
 	// Admit, a script with any other interpreter is not run.
 	Interpreter string
-	// Admit is asked whether the program may run, by Name and the digest of what is about to be executed. It may block until ctx ends. An
-	// error is a refusal.
+	// Admit decides whether the program may run, by Name and the digest of what is about to be executed. It may block until ctx ends. An
+	// error is a refusal. It is a function because the decision may be an admission plugin's or the host's own.
 	Admit func(ctx context.Context, pin plugin.Pin) error
 	// User and Group are the names or numbers of those that the plugin runs as; it has no supplementary groups then. Empty: those of this
 	// process, and for Group that of User. This process must be root. If the directory of PluginSocket does not exist, it is created for
@@ -89,16 +89,16 @@ func (h *Host) mayBeCIPD(s Spec, program string) (bool, error) {
 	return !found.isPatchbay, nil
 }
 
-// scanned is what [cipd.Scan] found in a program.
+// scanned is the result of [cipd.Scan] for a program.
 type scanned struct {
 	file               os.FileInfo
 	isPatchbay, isCIPD bool
 }
 
-// maxScanned is of how many programs a host remembers what it found in them.
+// maxScanned bounds the results of scan that a host remembers.
 const maxScanned = 16
 
-// scan reads a program if it is not one of those that were read last. The zero value is for one that cannot be read.
+// scan reads a program, unless its result is remembered. The result is zero for a program that cannot be read.
 func (h *Host) scan(program string) scanned {
 	file, err := os.Stat(program)
 	if err != nil {
@@ -121,15 +121,15 @@ func (h *Host) scan(program string) scanned {
 	return found
 }
 
-// survivor is what a later host has to know of a plugin that survives.
+// survivor is what is kept of a plugin that survives, for a later host.
 type survivor struct {
 	PluginSocket string `json:"pluginSocket,omitempty"`
 	Tag          string `json:"tag,omitempty"`
 }
 
-// LaunchPlugin launches a plugin with this command line. It does not wait for it to connect; a plugin that ends at once is not an error
-// here, but one of [PluginProcess.Err]. The context is for logging from the plugin only, see [WithLogger]: its end ends nothing. After
-// Close the error wraps [ErrClosed].
+// LaunchPlugin launches a plugin with this command line. It does not wait for the plugin to connect; an exit right after the start is not an
+// error here, but one of [PluginProcess.Err]. The context is for logging from the plugin, see [WithLogger]: its end does not stop the plugin.
+// After Close the error wraps [ErrClosed].
 //
 // The plugin speaks [ProtocolPatchbay]. A CIPD plugin is refused: launch it with [Host.Launch] and [ProtocolCIPD]. One that a script starts
 // waits to be terminated, and its Err says the same.
@@ -137,9 +137,9 @@ func (h *Host) LaunchPlugin(ctx context.Context, args []string, ctrl *Controller
 	return h.Launch(ctx, Spec{Args: args, Controller: cmp.Or(ctrl, &Controller{})})
 }
 
-// Launch is [Host.LaunchPlugin] with every option. The error says why no process runs: the spec is invalid, the program is missing or
-// cannot be executed, or its digest does not match, which wraps [ErrDigest]. It wraps [ErrNotInitialized] before Initialize and [ErrClosed]
-// after Close.
+// Launch is [Host.LaunchPlugin] with every option. The context is passed to [Spec].Admit, too; its end does not stop a plugin that was
+// started. The error says why no process runs: the spec is invalid, the program is missing or cannot be executed, or its digest does not
+// match, which wraps [ErrDigest]. It wraps [ErrNotInitialized] before Initialize and [ErrClosed] after Close.
 func (h *Host) Launch(ctx context.Context, spec Spec) (*PluginProcess, error) {
 	if err := h.usable(); err != nil {
 		return nil, fmt.Errorf("cannot launch a plugin: %w", err)
@@ -164,7 +164,7 @@ func (s *Spec) Validate() error {
 	return err
 }
 
-// check says what is wrong with a description, and gives its path and protocol the one form.
+// check returns an error if the description is invalid, and normalizes its path and protocol.
 func (s *Spec) check() (granted grants, err error) {
 	switch s.Protocol = cmp.Or(s.Protocol, ProtocolPatchbay); {
 	case s.Foreign != nil:
@@ -263,7 +263,7 @@ func (p *PluginProcess) start(program string, image *sealedexec.Image, user *pro
 	if err := p.host.admitUser(&what, user, p.spec); err != nil {
 		return err
 	}
-	at, err := makePlace(&what, p.spec)
+	at, err := setUpSocket(&what, p.spec)
 	if err != nil {
 		return err
 	}
@@ -303,13 +303,13 @@ func (h *Host) reserve(p *PluginProcess) error {
 			return fmt.Errorf("plugin %s, which still runs, serves at %s", other.spec.Name, p.spec.PluginSocket)
 		}
 	}
-	h.know(p)
+	h.addPlugin(p)
 	h.launching.Add(1)
 	return nil
 }
 
-// know gives a plugin its ticket, by its number. mu is held.
-func (h *Host) know(p *PluginProcess) {
+// addPlugin adds a plugin and gives it a ticket. mu is held.
+func (h *Host) addPlugin(p *PluginProcess) {
 	h.number++
 	p.ticket = newTicket(h.number)
 	h.plugins[p] = struct{}{}
@@ -358,7 +358,7 @@ func (h *Host) Adopt(ctx context.Context) ([]*PluginProcess, error) {
 		p.proc = proc
 		close(p.started)
 		h.mu.Lock()
-		h.know(p)
+		h.addPlugin(p)
 		h.mu.Unlock()
 		h.watching.Go(p.watch)
 		adopted = append(adopted, p)

@@ -132,8 +132,8 @@ func TestUnneededPluginIsForgotten(t *testing.T) {
 	known := func() bool {
 		h.mu.Lock()
 		defer h.mu.Unlock()
-		_, is := h.admissions[p]
-		return is
+		_, ok := h.admissions[p]
+		return ok
 	}
 	if !h.use(p) || !known() {
 		t.Fatal("the host does not know a plugin that is in use")

@@ -11,25 +11,26 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
-// place is what a host makes for a plugin that serves before it is started. The zero place is that of one that needs nothing.
-type place struct {
-	room   string     // the directory of its socket, if there was none
-	socket *sock.Made // which it inherits; nil if it has to make its own
-	// introduction is how the plugin can say who it is before it serves on the socket, and pen what it inherits for that; nil if it cannot.
-	introduction *handshake.Introduction
-	pen          *os.File
+// socketSetup is what a host makes for a plugin that serves before the plugin is started. It is zero for other plugins.
+type socketSetup struct {
+	createdDir string     // the directory of the socket; empty if it existed already
+	socket     *sock.Made // the socket that the plugin inherits; nil if the plugin has to make its own
+	// introduction reads the answer to GetInfo that the plugin writes before it serves, to the inherited introductionWriter; nil if there is no
+	// pipe for that.
+	introduction       *handshake.Introduction
+	introductionWriter *os.File
 }
 
-// makePlace makes a directory for a plugin that runs as somebody else, and the socket of one that can be told of it, and has what is left
-// of them removed with the process. The directory is given away last: what is at a path in somebody else's need not be what was made there.
-// A foreign plugin is given nothing: its socket is this process's.
-func makePlace(s *process.Spec, spec Spec) (at place, err error) {
+// setUpSocket makes the directory of the socket, for a plugin that runs as another user, and the socket that the plugin inherits. Both are
+// removed with the process. The directory is given to the user last: afterwards another file may be at the path. A foreign plugin gets
+// nothing: this process serves its socket.
+func setUpSocket(s *process.Spec, spec Spec) (at socketSetup, err error) {
 	if spec.PluginSocket == "" {
-		return place{}, nil
+		return socketSetup{}, nil
 	}
 	path, err := process.Resolve(spec.PluginSocket)
 	if err != nil {
-		return place{}, err
+		return socketSetup{}, err
 	}
 	defer func() {
 		if err != nil {
@@ -39,8 +40,8 @@ func makePlace(s *process.Spec, spec Spec) (at place, err error) {
 	s.Sockets = map[string]sock.ID{}
 	theirs := false // the directory
 	if spec.User != "" || spec.Group != "" {
-		at.room, err = makeRoom(filepath.Dir(path))
-		theirs = at.room == ""
+		at.createdDir, err = createSocketDir(filepath.Dir(path))
+		theirs = at.createdDir == ""
 	}
 	if err == nil && spec.Foreign == nil {
 		s.Remove = sock.Traces(path)
@@ -48,17 +49,17 @@ func makePlace(s *process.Spec, spec Spec) (at place, err error) {
 			err = at.makeSocket(s, path)
 		}
 	}
-	if err == nil && at.room != "" && reaches(s.User, spec) {
+	if err == nil && at.createdDir != "" && needsAccess(s.User, spec) {
 		err = at.give(s)
 	}
-	if s.Remove = append(s.Remove, path); at.room != "" {
-		s.Remove = append(s.Remove, at.room)
+	if s.Remove = append(s.Remove, path); at.createdDir != "" {
+		s.Remove = append(s.Remove, at.createdDir)
 	}
 	return at, err
 }
 
-// makeRoom makes a directory; room is empty if there was one, which the caller has made as he wants it.
-func makeRoom(dir string) (room string, err error) {
+// createSocketDir makes a directory; created is empty if it existed already.
+func createSocketDir(dir string) (created string, err error) {
 	// gofail: var hostRoom string
 	// return "", fmt.Errorf("create a directory in which it can serve as another user or group: %s", hostRoom)
 	switch err := os.Mkdir(dir, 0o700); {
@@ -70,21 +71,20 @@ func makeRoom(dir string) (room string, err error) {
 	return dir, nil
 }
 
-func (p *place) makeSocket(s *process.Spec, path string) (err error) {
+func (p *socketSetup) makeSocket(s *process.Spec, path string) (err error) {
 	// gofail: var hostSocket string
 	// return errors.New(hostSocket)
 	if p.socket, err = sock.Make(path); p.socket != nil {
 		s.ExtraFiles = append(s.ExtraFiles, p.socket.File)
-		if p.introduction, p.pen, _ = handshake.NewIntroduction(); p.pen != nil { // without one it is asked
-			s.ExtraFiles = append(s.ExtraFiles, p.pen)
+		if p.introduction, p.introductionWriter, _ = handshake.NewIntroduction(); p.introductionWriter != nil { // without one it is asked
+			s.ExtraFiles = append(s.ExtraFiles, p.introductionWriter)
 		}
 	}
 	return err
 }
 
-// bind gives the socket its name, unless it has it. In a directory of this user's that is done while the process begins, which takes as
-// long.
-func (p *place) bind(s *process.Spec) error {
+// bind gives the socket its name, unless it has one. In a directory of this user it runs while the process starts, which takes as long.
+func (p *socketSetup) bind(s *process.Spec) error {
 	if p.socket == nil || !p.socket.ID().IsZero() {
 		return nil
 	}
@@ -93,18 +93,18 @@ func (p *place) bind(s *process.Spec) error {
 	return err
 }
 
-// give makes the place a user's.
-func (p *place) give(s *process.Spec) error {
+// give makes the user of the plugin the owner of the socket and its directory.
+func (p *socketSetup) give(s *process.Spec) error {
 	uid, gid := int(s.User.UID), int(s.User.GID)
 	err := p.bind(s)
 	if err == nil && p.socket != nil {
 		err = os.Lchown(p.socket.Path, uid, gid)
 	}
 	if err == nil {
-		err = os.Lchown(p.room, uid, gid)
+		err = os.Lchown(p.createdDir, uid, gid)
 	}
 	if err == nil && uid != os.Geteuid() {
-		err = makeSearchable(filepath.Dir(p.room))
+		err = makeSearchable(filepath.Dir(p.createdDir))
 	}
 	if err != nil {
 		return fmt.Errorf("give user %d the directory in which it is to serve: %w", uid, err)
@@ -112,45 +112,44 @@ func (p *place) give(s *process.Spec) error {
 	return nil
 }
 
-// listener is what the plugin is told of its socket; nil if it has to make its own.
-func (p *place) listener(s *process.Spec) *handshake.Listener {
+// listener describes the inherited socket in the handshake; nil if the plugin has to make its own.
+func (p *socketSetup) listener(s *process.Spec) *handshake.Listener {
 	if p.socket == nil {
 		return nil
 	}
 	last := firstExtra + len(s.ExtraFiles) - 1
-	if p.pen == nil {
+	if p.introductionWriter == nil {
 		return &handshake.Listener{FD: last, Path: p.socket.Path}
 	}
 	return &handshake.Listener{FD: last - 1, Path: p.socket.Path, Introduction: last}
 }
 
-// close closes what the plugin has inherited by now.
-func (p *place) close() {
+// close closes the files that the plugin has inherited.
+func (p *socketSetup) close() {
 	if p.socket != nil {
 		_ = p.socket.File.Close()
 	}
-	if p.pen != nil {
-		_ = p.pen.Close()
+	if p.introductionWriter != nil {
+		_ = p.introductionWriter.Close()
 	}
 }
 
-// Settled says that the plugin serves and is known. A socket that was made for it and that it has not taken is removed: it has made its
-// own.
-func (p *PluginProcess) Settled() {
-	p.introduction.Take() // of one that a front has asked
+// MarkRegistered reports that the plugin is registered. A socket that was made for the plugin is removed if the plugin made its own instead.
+func (p *PluginProcess) MarkRegistered() {
+	p.introduction.Take() // in case a front asked the plugin
 	if p.made != nil {
 		_ = p.made.Remove()
 	}
 }
 
 // remove removes what was made for a plugin that is not started.
-func (p *place) remove() {
+func (p *socketSetup) remove() {
 	p.close()
 	p.introduction.Take()
 	if p.socket != nil {
 		_ = p.socket.Remove()
 	}
-	if p.room != "" {
-		_ = os.Remove(p.room)
+	if p.createdDir != "" {
+		_ = os.Remove(p.createdDir)
 	}
 }

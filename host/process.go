@@ -124,7 +124,7 @@ func (p *PluginProcess) Health() (conn grpc.ClientConnInterface, service string)
 
 // Introduction returns what a plugin of the SDK has said of itself before it served: its answer to GetInfo, encoded. It returns that once,
 // and nil if there is none, as from plugins that make their own socket; then the plugin has to be asked. It does not block. Until it is
-// called, or [PluginProcess.Settled], or the plugin has ended, the host holds a descriptor for it.
+// called, or [PluginProcess.MarkRegistered], or the plugin has ended, the host holds a descriptor for it.
 func (p *PluginProcess) Introduction() []byte {
 	if !isClosed(p.started) {
 		return nil
@@ -265,7 +265,7 @@ func (p *PluginProcess) end() {
 	if p.err == nil {
 		p.err = ErrTerminated
 	} else {
-		if p.mayBeCIPD && !p.calls.came() {
+		if p.mayBeCIPD && !p.calls.hasConnected() {
 			p.err = fmt.Errorf("%w, before it called its host; %s", p.err, needsCIPD)
 		}
 		described = p.logs.WithLastWords(p.err, p.began)

@@ -121,7 +121,7 @@ func (s *server) remove(p *PluginProcess) {
 // identify finds out which plugin is at the other end of a connection. A stranger is let in to be told that it is one.
 func (s *server) identify(c *conn) error {
 	if c.unix == nil {
-		s.meet(c)
+		s.trackStranger(c)
 		return nil
 	}
 	// gofail: var hostConnect string
@@ -133,7 +133,7 @@ func (s *server) identify(c *conn) error {
 	c.peer = at
 	p := s.owner(at.PID)
 	if p == nil {
-		s.meet(c)
+		s.trackStranger(c)
 		return nil
 	}
 	c.plugin = p
@@ -215,7 +215,7 @@ func (s *server) authenticate(ctx context.Context, full string) (*PluginProcess,
 		s.deny(c, owner, full, "the ticket is wrong or has expired")
 		return nil, status.Error(codes.PermissionDenied, message)
 	}
-	if err = c.claim(p); err == nil {
+	if err = c.bindToPlugin(p); err == nil {
 		return p, nil
 	}
 	s.deny(c, owner, full, err.Error())

@@ -320,8 +320,8 @@ func (a *admissionProcess) Terminate(ctx context.Context) {
 	}
 }
 
-// finish refuses the checks that the plugin has not answered. Those that it was not asked wait for the next one, unless this one
-// has not even said hello. If it hung all of them wait: what made it hang has timed out.
+// finish refuses the checks that were sent and not answered. Checks not yet sent stay queued for the next process, but are refused if this
+// process never said hello. After a hang, sent checks are queued again too: the check that caused it has already timed out.
 func (p *AdmissionPlugin) finish(s *session, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

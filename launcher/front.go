@@ -41,16 +41,16 @@ const (
 	// behindName is the directory, in the plugin directory, of the sockets of processes behind a front. It is hidden, so that nobody takes
 	// them for plugins.
 	behindName = ".launched"
-	// frontLife is the number of a front among the sockets of a plugin, the first of whose lives is 1.
-	frontLife   = 0
-	frontSuffix = ".0.sock"
+	// Socket names are NAME.N.sock. N counts processes from 1; 0 is the front.
+	frontSocketNumber = 0
+	frontSuffix       = ".0.sock"
 	// connectTimeout is how long a process may take to accept a connection and speak HTTP/2 on it, idleTimeout how long one that nobody uses
 	// stays, and reconnectPause the time after a failure without another attempt.
 	connectTimeout, idleTimeout, reconnectPause = 5 * time.Second, time.Minute, 20 * time.Millisecond
 )
 
-// ended is a context that has ended.
-var ended = func() context.Context {
+// cancelledContext is cancelled already.
+var cancelledContext = func() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	return ctx
@@ -67,11 +67,11 @@ func (p Plugin) settings() activator.Settings {
 
 // newFront returns the front of a plugin, which does not answer yet.
 func (u *unit) newFront(p Plugin) *activator.Front {
-	path, _ := socketPath(u.launcher.cfg.Dir, u.name, frontLife, false)
+	path, _ := socketPath(u.launcher.cfg.Dir, u.name, frontSocketNumber, false)
 	return activator.New(activator.Config{
 		Name: u.name, Path: path, Budget: u.launcher.budget, Settings: p.settings(), Demand: u.Demand,
 		Unneeded: func(t *activator.Target) {
-			if p, is := u.Process().(*process); is && p.target.Load() == t {
+			if p, ok := u.Process().(*process); ok && p.target.Load() == t {
 				u.Unneeded(p)
 			}
 		},
@@ -92,8 +92,9 @@ func (u *unit) setFront(p Plugin) {
 	}
 }
 
-// offer makes the plugin idle until it is needed. If it is not known what it announces, it is started once. Launcher.mu is held.
-func (u *unit) offer(p Plugin) {
+// announceIdle makes the plugin idle until a call needs it. If its announcement is not known, it is started once to learn it. Launcher.mu is
+// held.
+func (u *unit) announceIdle(p Plugin) {
 	f := u.front.Load()
 	said := p.Announce
 	if said.Type == "" {
@@ -127,15 +128,15 @@ func (u *unit) shut() *activator.Front {
 	return f
 }
 
-// endFront ends the unit's front. The unit does not launch any more.
+// endFront closes the unit's front and waits for its calls. Call it only after the unit has stopped launching.
 func (u *unit) endFront() {
 	if f := u.shut(); f != nil {
 		f.Wait()
 	}
 }
 
-// meet checks that a process announces the same plugin, and directs the calls to it.
-func (u *unit) meet(ctx context.Context, p *process) error {
+// verifyAndRoute checks that a process announces the same plugin, and then routes calls to it.
+func (u *unit) verifyAndRoute(ctx context.Context, p *process) error {
 	conn, err := p.reach(ctx)
 	if err != nil {
 		return err
@@ -158,7 +159,7 @@ func (u *unit) meet(ctx context.Context, p *process) error {
 	p.front.Serve(target)
 	select {
 	case <-p.Done(): // who waited for that may not have known the target
-		p.leave(ended)
+		p.leave(cancelledContext)
 		return errors.New("it ended while it was asked who it is")
 	default:
 	}
@@ -201,6 +202,7 @@ func (p *process) dial(ctx context.Context, path string) (*net.UnixConn, error) 
 	return conn, err
 }
 
+// newTarget returns the connection over which the front forwards calls to this process.
 func (u *unit) newTarget(p *process, endpoint string) (*activator.Target, error) {
 	endpoint = cmp.Or(endpoint, p.PluginSocket())
 	if !filepath.IsAbs(endpoint) {
@@ -222,7 +224,7 @@ func (u *unit) newTarget(p *process, endpoint string) (*activator.Target, error)
 		return conn, err
 	}
 	var intercept grpc.StreamClientInterceptor
-	if c, is := p.plugin.Protocol.(connector); is {
+	if c, ok := p.plugin.Protocol.(connector); ok {
 		dial = func(ctx context.Context) (net.Conn, error) { return c.Dial(ctx, endpoint) }
 		intercept = c.Interceptor(endpoint)
 	}
@@ -255,7 +257,7 @@ func (p *process) leave(ctx context.Context) {
 }
 
 // FrontAt returns the plugin for which this launcher answers at a socket.
-func (l *Launcher) FrontAt(socket string) (p Plugin, is bool) {
+func (l *Launcher) FrontAt(socket string) (p Plugin, ok bool) {
 	u := l.fronting(socket)
 	if u == nil {
 		return Plugin{}, false
@@ -275,8 +277,8 @@ func (l *Launcher) BehindFront(socket string) State {
 
 func (l *Launcher) fronting(socket string) *unit {
 	dir, file := filepath.Split(socket)
-	name, is := strings.CutSuffix(file, frontSuffix)
-	if !is || filepath.Clean(dir) != l.cfg.Dir {
+	name, ok := strings.CutSuffix(file, frontSuffix)
+	if !ok || filepath.Clean(dir) != l.cfg.Dir {
 		return nil
 	}
 	l.mu.Lock()

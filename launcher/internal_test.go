@@ -38,7 +38,7 @@ func newIdle(t *testing.T) (l *Launcher, p Plugin, socket string) {
 		<-ctx.Done()
 		return ctx.Err()
 	}})
-	t.Cleanup(func() { l.Close(); l.Withdraw() })
+	t.Cleanup(func() { l.Close(); l.CloseFronts() })
 	p = Plugin{
 		Spec: host.Spec{Name: "p", Args: []string{"true"}}, OnDemand: true,
 		Announce: Announcement{Type: "T", Name: "p", Versions: []string{"v1"}},

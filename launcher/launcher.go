@@ -144,14 +144,14 @@ func (l *Launcher) Set(plugins []Plugin) error {
 	for _, p := range wanted {
 		fresh[p.Name] = l.configure(p)
 	}
-	l.offer(survivors)
+	l.assignSurvivors(survivors)
 	if err != nil {
 		l.work.Go(l.adoptRest)
 	}
 	for _, name := range slices.Sorted(maps.Keys(wanted)) {
 		switch u := l.units[name]; {
 		case wanted[name].OnDemand && (fresh[name] && !wanted[name].Manual || u.Status().State == StateIdle):
-			u.offer(wanted[name])
+			u.announceIdle(wanted[name])
 		case fresh[name] && !wanted[name].Manual:
 			u.Tell(machine.Start{}) // its outcome shows in the status and in the events
 		}
@@ -159,7 +159,7 @@ func (l *Launcher) Set(plugins []Plugin) error {
 	return errors.Join(missing...)
 }
 
-// configure gives a plugin its description, and says whether it is new. mu is held.
+// configure sets the description of a plugin, and reports whether the plugin is new. mu is held.
 func (l *Launcher) configure(p Plugin) (fresh bool) {
 	u := l.units[p.Name]
 	if u == nil {
@@ -174,8 +174,7 @@ func (l *Launcher) configure(p Plugin) (fresh bool) {
 	return fresh
 }
 
-// claim makes the launcher the only one that launches plugins into its directory: two would give their plugins the same sockets, and the
-// end of either plugin would remove that of the other. setting is held.
+// claim locks the plugin directory: two launchers would give their plugins the same sockets, and remove each other's. setting is held.
 func (l *Launcher) claim(wanted map[string]Plugin) error {
 	serves := slices.ContainsFunc(slices.Collect(maps.Values(wanted)), func(p Plugin) bool { return !p.NoSocket })
 	l.mu.Lock()
@@ -199,8 +198,8 @@ func (l *Launcher) claim(wanted map[string]Plugin) error {
 	return nil // what cannot be locked cannot be written to, which each launch reports
 }
 
-// tidy removes the sockets that a host made which was killed before it had started the plugins, once. A process that survived it may still
-// need its own. setting is held.
+// tidy removes the sockets of an earlier host that was killed before it had started their plugins. It does so once. The sockets of plugins
+// that survive stay. setting is held.
 func (l *Launcher) tidy(wanted map[string]Plugin) {
 	if l.tidied {
 		return
@@ -219,7 +218,7 @@ func (l *Launcher) tidy(wanted map[string]Plugin) {
 	}
 }
 
-// remove ends a unit for good, unless it comes back before it is gone. mu is held.
+// remove stops a unit for good, unless it is configured again before it has stopped. mu is held.
 func (l *Launcher) remove(u *unit) {
 	delete(l.units, u.name)
 	l.leaving[u.name] = u
@@ -242,25 +241,27 @@ func (l *Launcher) forget(u *unit) {
 // Start starts a plugin that is not running, also one that is waiting to be restarted. It returns when the process runs or has failed to
 // start. A running plugin is left alone.
 func (l *Launcher) Start(name string) error {
-	return l.on(context.Background(), name, "start", (*unit).Start)
+	return l.request(context.Background(), name, "start", (*unit).Start)
 }
 
 // Stop ends a plugin and waits until it has ended. It stays down until Start or Restart. The error wraps [ErrUnknown] if there is no such
 // plugin, and [ErrClosed] after Close.
 func (l *Launcher) Stop(name string) error {
-	err := l.on(context.Background(), name, "stop", (*unit).Stop)
+	err := l.request(context.Background(), name, "stop", (*unit).Stop)
 	if u, unknown := l.unit(name); err == nil && unknown == nil && u.Status().State == StateStopped {
 		u.shut()
 	}
 	return err
 }
 
-// Restart replaces the process of a running plugin as its Upgrade says; one that does not serve is stopped first, since two processes may
-// conflict. It starts a plugin that is not running, even one that has failed. It blocks until the new process is ready, at most for the
-// plugin's StartTimeout or until ctx ends. If the new process does not become ready it is stopped, the error wraps [ErrReplacement], and
-// with [UpgradeSideBySide] the old one keeps running.
+// Restart replaces the process of a running plugin as its Upgrade says; a plugin that does not serve is stopped first, since two processes
+// may conflict. It starts a plugin that is not running, even one that has failed.
+//
+// Restart blocks until the new process is ready and the old one has exited, or until ctx ends; for a plugin that was not running or does not
+// serve, until the new process runs. If the new process is not ready within the plugin's StartTimeout it is stopped, the error wraps
+// [ErrReplacement], and with [plugin.UpgradeSideBySide] the old one keeps running.
 func (l *Launcher) Restart(ctx context.Context, name string) error {
-	return l.on(ctx, name, "restart", (*unit).Replace)
+	return l.request(ctx, name, "restart", (*unit).Replace)
 }
 
 // AwaitReplacement waits until the process that the last Set had to replace has been replaced, and returns nil, or why it was not; see
@@ -299,7 +300,8 @@ func (l *Launcher) SocketRemoved(socket string) {
 	}
 }
 
-// Log returns the newest output of a plugin, across its restarts. The error wraps [ErrUnknown] if there is no such plugin, and [ErrClosed] after Close.
+// Log returns the newest output of a plugin, across its restarts. The error wraps [ErrUnknown] if there is no such plugin, and [ErrClosed]
+// after Close.
 func (l *Launcher) Log(name string) (plugin.Log, error) {
 	u, err := l.unit(name)
 	if err != nil {
@@ -326,7 +328,7 @@ func (l *Launcher) Plugins() []Status {
 }
 
 // Close stops all plugins except those that survive, concurrently, and returns when everything the launcher started has ended. Each has
-// its own StopTimeout; closing the host cuts that short. Sockets at which the launcher answers for plugins stay until Withdraw, so that
+// its own StopTimeout; closing the host cuts that short. Sockets at which the launcher answers for plugins stay until CloseFronts, so that
 // nobody takes those for gone.
 func (l *Launcher) Close() {
 	l.mu.Lock()
@@ -349,9 +351,9 @@ func (l *Launcher) Close() {
 	}
 }
 
-// Withdraw removes the sockets at which the launcher answers for plugins, and ends the calls there. Call it after Close, when nothing
+// CloseFronts removes the sockets at which the launcher answers for plugins, and ends the calls there. Call it after Close, when nothing
 // discovers plugins any more.
-func (l *Launcher) Withdraw() {
+func (l *Launcher) CloseFronts() {
 	l.mu.Lock()
 	units := slices.Collect(maps.Values(l.units))
 	l.mu.Unlock()
@@ -360,8 +362,8 @@ func (l *Launcher) Withdraw() {
 	}
 }
 
-// adopt returns what survived an earlier launcher, once, and an error if not all could be reached. setting is held, and mu is not: a
-// survivor may take 3 s to say nothing.
+// adopt returns the processes that survived an earlier launcher, once, and an error if some could not be reached. setting is held, and mu is
+// not: it waits up to 3 s for a survivor that does not answer.
 func (l *Launcher) adopt() (found []*host.PluginProcess, err error) {
 	if l.asked || l.cfg.Host.StateDir == "" {
 		return nil, nil
@@ -373,13 +375,13 @@ func (l *Launcher) adopt() (found []*host.PluginProcess, err error) {
 	return found, err
 }
 
-// adoptRest tries to reach the survivors that could not be reached until all are, or the launcher is closed. Nothing tells that one can be.
+// adoptRest retries with back-off until all survivors are reached or the launcher is closed. There is no notification to wait for.
 func (l *Launcher) adoptRest() {
 	pauses := backoff.Backoff{Min: time.Second, Max: time.Minute}
 	for failures := 1; backoff.Pause(l.adopting, pauses.After(failures)); failures++ {
 		found, err := l.cfg.Host.Adopt(l.adopting)
 		l.mu.Lock()
-		l.offer(found)
+		l.assignSurvivors(found)
 		l.mu.Unlock()
 		if err == nil {
 			return
@@ -387,8 +389,8 @@ func (l *Launcher) adoptRest() {
 	}
 }
 
-// offer gives survivors to their units, and ends those that have none. mu is held.
-func (l *Launcher) offer(found []*host.PluginProcess) {
+// assignSurvivors gives each survivor to its unit. A survivor without a unit is stopped. mu is held.
+func (l *Launcher) assignSurvivors(found []*host.PluginProcess) {
 	for _, p := range found {
 		u := l.units[p.Name()]
 		switch {
@@ -401,7 +403,7 @@ func (l *Launcher) offer(found []*host.PluginProcess) {
 	}
 }
 
-func (l *Launcher) on(ctx context.Context, name, verb string, do func(u *unit, done func(error)) (withdraw func(error))) error {
+func (l *Launcher) request(ctx context.Context, name, verb string, do func(u *unit, done func(error)) (withdraw func(error))) error {
 	u, err := l.unit(name)
 	if err == nil {
 		outcome := make(chan error, 1)

@@ -205,8 +205,8 @@ var (
 
 var nameText = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9._-]{0,127}$`)
 
-// manyLives is a number of lives that no plugin has during one run of its host.
-const manyLives = 999_999
+// manyProcesses is more processes than a plugin has during one run of its host.
+const manyProcesses = 999_999
 
 // CheckSocket returns an error if the paths of a plugin's sockets in a plugin directory would be too long for a Unix socket.
 func (p Plugin) CheckSocket(dir string) error {
@@ -220,7 +220,7 @@ func (p Plugin) CheckSocket(dir string) error {
 	if p.fronted() {
 		dir = filepath.Join(dir, behindName)
 	}
-	if path, _ := socketPath(dir, p.Name, manyLives, p.needsRoom()); len(path) > sock.MaxPath {
+	if path, _ := socketPath(dir, p.Name, manyProcesses, p.needsRoom()); len(path) > sock.MaxPath {
 		return fmt.Errorf("its sockets in plugin directory %s have paths of up to %d bytes, such as %s, and the path of a socket may have %d: "+
 			"choose a shorter name or plugin directory", dir, len(path), path, sock.MaxPath)
 	}

@@ -59,11 +59,11 @@ func TestRefuses(t *testing.T) {
 			}
 		}
 		f.SocketRemoved("")
-		if _, is := f.FrontAt(""); is || f.BehindFront("none") != "" {
+		if _, ok := f.FrontAt(""); ok || f.BehindFront("none") != "" {
 			t.Errorf("%s there is a front", state)
 		}
 		f.Close()
-		f.Withdraw()
+		f.CloseFronts()
 	}
 	if plugins := f.Plugins(); len(plugins) > 0 {
 		t.Errorf("the launcher has %v", plugins)

@@ -30,12 +30,12 @@ const dirMode = 0o750
 // unit is one plugin to launch, with what keeps it running.
 type unit struct {
 	*supervise.Unit
-	name     string
-	launcher *Launcher
-	log      *pluginlog.Log
-	lives    atomic.Int64 // that were begun, to name their sockets
-	front    atomic.Pointer[activator.Front]
-	plugin   *Plugin // as it is configured now; nil before it is; guarded by Launcher.mu
+	name          string
+	launcher      *Launcher
+	log           *pluginlog.Log
+	socketCounter atomic.Int64 // numbers the processes, to name their sockets
+	front         atomic.Pointer[activator.Front]
+	plugin        *Plugin // as it is configured now; nil before it is; guarded by Launcher.mu
 	// replacement is that which the last configuration made necessary, if it did.
 	replacement atomic.Pointer[replacement]
 }
@@ -96,7 +96,7 @@ func (u *unit) configure(p Plugin) {
 func (p *process) AwaitReady(ctx context.Context, refused func(error)) error {
 	u := p.unit
 	if p.front != nil && p.target.Load() == nil {
-		if err := u.meet(ctx, p); err != nil {
+		if err := u.verifyAndRoute(ctx, p); err != nil {
 			if ctx.Err() == nil {
 				u.Unfit(p, err, false)
 			}
@@ -105,11 +105,11 @@ func (p *process) AwaitReady(ctx context.Context, refused func(error)) error {
 		}
 	}
 	err := callback.Call(func() error { return u.launcher.cfg.AwaitRegistered(ctx, p.About().Socket, refused) })
-	if failed, is := errors.AsType[*callback.Error](err); is {
+	if failed, ok := errors.AsType[*callback.Error](err); ok {
 		u.Unfit(p, fmt.Errorf("AwaitRegistered did not return: %w", failed), false)
 	}
 	if err == nil {
-		p.Settled()
+		p.MarkRegistered()
 		if f := u.front.Load(); f != nil && p.front == nil {
 			_ = f.ShutUnserved(ctx) // what is left at the path is refused as stale
 		}
@@ -166,7 +166,7 @@ func (c program) Launch(ctx context.Context, generation machine.Ref) (supervise.
 // One that survived an earlier launcher may still have its own.
 func (u *unit) nextSocket(dir string, needsRoom bool) string {
 	for {
-		path, room := socketPath(dir, u.name, int(u.lives.Add(1)), needsRoom)
+		path, room := socketPath(dir, u.name, int(u.socketCounter.Add(1)), needsRoom)
 		if _, err := os.Lstat(cmp.Or(room, path)); err != nil {
 			return path
 		}
@@ -247,7 +247,7 @@ func (p *process) About() machine.Process {
 func (p *process) Wait(ctx context.Context) error {
 	select {
 	case <-p.Done():
-		p.leave(ended)
+		p.leave(cancelledContext)
 		if errors.Is(p.Err(), host.ErrTerminated) {
 			return nil
 		}

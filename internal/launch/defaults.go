@@ -1,5 +1,6 @@
-// Package launch has the defaults of launched plugins, so that a plugin in the configuration and one of package launcher mean the same if
-// they leave out the same. The packages below it start programs and keep them running.
+// Package launch has the defaults of launched plugins, for the configuration and for package launcher. The packages below it start programs
+// (process, sealedexec, handshake, cipd, account, cgroupfs), keep them running (machine decides, supervise executes), collect their output
+// (pluginlog) and answer at the sockets of plugins in their place (activator).
 package launch
 
 import "time"

@@ -35,8 +35,8 @@ const (
 // errClosed is what calls end with when the plugin is stopped.
 var errClosed = status.Error(codes.Unavailable, "the plugin was stopped")
 
-// opening is the time in which it answers at one socket.
-type opening struct {
+// listening is one socket at which the front answers, with its server.
+type listening struct {
 	listener *sock.Placed
 	server   *proxy.Server
 	end      context.CancelCauseFunc
@@ -57,7 +57,7 @@ func (f *Front) Open(ctx context.Context, info Info) error {
 }
 
 // place makes a socket, in the place of another one if there is one. placing is held.
-func (f *Front) place(ctx context.Context, info Info, before *opening) error {
+func (f *Front) place(ctx context.Context, info Info, before *listening) error {
 	listener, err := sock.Place(ctx, f.cfg.Path, mode, func(*net.UnixConn) error {
 		if before == nil {
 			return fmt.Errorf("%w: %s", sock.ErrInUse, f.cfg.Path)
@@ -77,7 +77,7 @@ func (f *Front) place(ctx context.Context, info Info, before *opening) error {
 		return fmt.Errorf("cannot answer for plugin %s at its socket: %w", f.cfg.Name, err)
 	}
 	end, cancel := context.WithCancelCause(context.Background())
-	now := &opening{listener, proxy.NewServer(end, f.handle, proxy.ServerConfig{Budget: f.cfg.Budget}), cancel}
+	now := &listening{listener, proxy.NewServer(end, f.handle, proxy.ServerConfig{Budget: f.cfg.Budget}), cancel}
 	f.mu.Lock()
 	f.info, f.told, f.at = info, told{}, now
 	f.mu.Unlock()
@@ -101,8 +101,8 @@ func (f *Front) Reopen(ctx context.Context) error {
 	return f.place(ctx, info, o)
 }
 
-// leave ends an opening whose calls may end first, and tells when they have.
-func (f *Front) leave(o *opening) (left <-chan struct{}) {
+// leave stops listening; calls in progress continue. The channel is closed when they have ended.
+func (f *Front) leave(o *listening) (left <-chan struct{}) {
 	_ = o.listener.Close() // what is at the path stays
 	ended := make(chan struct{})
 	f.serving.Go(func() {
@@ -123,7 +123,7 @@ func (f *Front) ShutUnserved(ctx context.Context) error {
 	return f.shut(ctx, func() bool { return f.target == nil && !f.set.OnDemand })
 }
 
-// shut ends the opening if that may be, which is asked with mu.
+// shut stops listening if that may be, which is asked with mu.
 func (f *Front) shut(ctx context.Context, may func() bool) error {
 	o, err := f.withdraw(ctx, may)
 	if o != nil {
@@ -146,8 +146,8 @@ func (f *Front) drain(ctx context.Context, t *Target) {
 	}
 }
 
-// withdraw ends an opening if that may be, which is asked with mu, but not its calls; nil if there is none.
-func (f *Front) withdraw(ctx context.Context, may func() bool) (*opening, error) {
+// withdraw stops listening if that may be, which is asked with mu, but not its calls; nil if there is none.
+func (f *Front) withdraw(ctx context.Context, may func() bool) (*listening, error) {
 	f.placing.Lock()
 	defer f.placing.Unlock()
 	f.mu.Lock()
@@ -182,7 +182,7 @@ type peer struct{ net.Conn }
 
 // UID implements what [proxy.Server] asks for.
 func (p peer) UID() uint32 {
-	if local, is := p.Conn.(*net.UnixConn); is {
+	if local, ok := p.Conn.(*net.UnixConn); ok {
 		if who, err := sock.PeerOf(local); err == nil {
 			return who.UID
 		}

@@ -85,8 +85,8 @@ type Front struct {
 	set    Settings
 	info   Info
 	told   told
-	at     *opening // nil while it does not answer
-	target *Target  // nil while none serves
+	at     *listening // nil while it does not answer
+	target *Target    // nil while none serves
 	idle   *time.Timer
 	// changed is closed when there is news for those who wait; failures counts those of starts, of which failed is the last.
 	changed  chan struct{}
@@ -112,7 +112,7 @@ func (f *Front) Set(s Settings) {
 	defer f.mu.Unlock()
 	if f.set != s {
 		f.set = s
-		f.rest()
+		f.armIdleTimer()
 	}
 }
 
@@ -154,8 +154,8 @@ func (f *Front) Serve(t *Target) {
 	}
 	before := f.target
 	f.target = t
-	f.rest()
-	f.news()
+	f.armIdleTimer()
+	f.wakeWaiters()
 	end := f.retire(before)
 	f.mu.Unlock()
 	end()
@@ -168,7 +168,7 @@ func (f *Front) Retire(ctx context.Context, t *Target) {
 	f.mu.Lock()
 	if f.target == t {
 		f.target = nil
-		f.rest()
+		f.armIdleTimer()
 	}
 	end := f.retire(t)
 	unused := t.unused
@@ -186,11 +186,11 @@ func (f *Front) Fail(err error) {
 	defer f.mu.Unlock()
 	f.failures++
 	f.failed = err
-	f.news()
+	f.wakeWaiters()
 }
 
-// news wakes those who wait. mu is held.
-func (f *Front) news() {
+// wakeWaiters wakes the calls that wait for a process. mu is held.
+func (f *Front) wakeWaiters() {
 	close(f.changed)
 	f.changed = make(chan struct{})
 }
@@ -213,8 +213,8 @@ func (f *Front) unused(t *Target) (end func()) {
 	return t.Close
 }
 
-// rest begins to wait for calls, if there is a process and none is under way. mu is held.
-func (f *Front) rest() {
+// armIdleTimer restarts the idle timer if a process serves and no call is in progress. mu is held.
+func (f *Front) armIdleTimer() {
 	if f.idle != nil {
 		f.idle.Stop()
 		f.idle = nil
@@ -227,7 +227,7 @@ func (f *Front) rest() {
 		f.mu.Lock()
 		unneeded := f.target == t && t.calls == 0
 		if unneeded {
-			f.rest() // The process may be kept: it is not registered yet, or another one is about to replace it.
+			f.armIdleTimer() // The process may be kept: it is not registered yet, or another one is about to replace it.
 		}
 		f.mu.Unlock()
 		if unneeded {
@@ -265,7 +265,7 @@ func (f *Front) take() (*Target, view) {
 		return nil, view{f.set, f.told, f.changed, f.failures, f.failed}
 	}
 	if t.calls++; t.calls == 1 {
-		f.rest()
+		f.armIdleTimer()
 	}
 	return t, view{}
 }
@@ -275,7 +275,7 @@ func (f *Front) give(t *Target) {
 	f.mu.Lock()
 	t.calls--
 	if t.calls == 0 && f.target == t {
-		f.rest()
+		f.armIdleTimer()
 	}
 	end := f.unused(t)
 	f.mu.Unlock()

@@ -260,7 +260,7 @@ func (m *Machine) fired(g *generation, in Fired) {
 	case kind != Pause || g.phase != BackingOff:
 	case g.desc.onDemand() && !in.Needed && !g.isAwaited() && g != m.next:
 		if m.over(g, ByTimer); g == m.current {
-			m.rest()
+			m.newIdle()
 			m.emit(EventIdle, m.current, "nobody needs it, so it is not restarted")
 		}
 	default:

@@ -76,11 +76,11 @@ func (m *Machine) Step(at Moment, input Input) []Effect {
 	case Replace:
 		m.restart(in.Request)
 	case Stop:
-		m.halt(in.Request, stopped, ByStop, errStopped, "it was stopped")
+		m.stopAll(in.Request, stopped, ByStop, errStopped, "it was stopped")
 	case Remove:
-		m.halt(in.Request, removed, ByStop, errStopped, "it is not to be launched any more")
+		m.stopAll(in.Request, removed, ByStop, errStopped, "it is not to be launched any more")
 	case Close:
-		m.halt(0, removed, ByClose, ErrClosed, "its host ends")
+		m.stopAll(0, removed, ByClose, ErrClosed, "its host ends")
 	case Withdraw:
 		m.withdraw(in)
 	case Survivor:
@@ -95,9 +95,9 @@ func (m *Machine) Step(at Moment, input Input) []Effect {
 			m.restart(0)
 		}
 	default:
-		if about, is := input.(interface{ of() Ref }); is {
+		if about, ok := input.(interface{ of() Ref }); ok {
 			if g := m.find(about.of()); g != nil {
-				m.heard(g, input)
+				m.stepGeneration(g, input)
 			}
 		}
 	}
@@ -109,7 +109,7 @@ func (m *Machine) Step(at Moment, input Input) []Effect {
 	out := m.out
 	m.out = out[:0]
 	for i, effect := range out {
-		if e, is := effect.(Emit); is {
+		if e, ok := effect.(Emit); ok {
 			e.State = m.Status().State
 			out[i] = e
 		}
@@ -117,7 +117,8 @@ func (m *Machine) Step(at Moment, input Input) []Effect {
 	return out
 }
 
-func (m *Machine) heard(g *generation, input Input) {
+// stepGeneration handles an input about one generation.
+func (m *Machine) stepGeneration(g *generation, input Input) {
 	unready := g.phase == Started || g.phase == Adopted
 	switch in := input.(type) {
 	case Launched:
@@ -267,8 +268,8 @@ func (m *Machine) generation() *generation {
 	return &generation{ref: m.last, desc: m.desc, since: m.Now}
 }
 
-// halt ends all that runs, but what survives if its host ends.
-func (m *Machine) halt(r Request, w want, cause Cause, err error, reason string) {
+// stopAll stops all processes, except one that survives when its host ends.
+func (m *Machine) stopAll(r Request, w want, cause Cause, err error, reason string) {
 	m.wanted, m.failed = w, nil
 	m.answerAll(&m.queue, err)
 	if m.next != nil {
@@ -334,22 +335,22 @@ func (m *Machine) survivor(p Process) {
 
 func (m *Machine) offer() {
 	if g := m.current; g == nil || g.phase == Over || g.phase == Stopping {
-		m.lay()
+		m.becomeIdle()
 		m.emit(EventIdle, m.current, "it is started when somebody needs it")
 	}
 }
 
-// lay makes the plugin idle whose process has ended or is being stopped.
-func (m *Machine) lay() {
+// becomeIdle starts an idle generation. A generation that is being stopped is moved to leaving.
+func (m *Machine) becomeIdle() {
 	if g := m.current; g != nil && g.phase == Stopping {
 		m.leaving = append(m.leaving, g)
 	}
 	m.wanted = running
-	m.rest()
+	m.newIdle()
 }
 
-// rest makes a new idle generation the current one, which is started on demand, with the newest description.
-func (m *Machine) rest() {
+// newIdle makes a new idle generation the current one, which is started on demand, with the newest description.
+func (m *Machine) newIdle() {
 	old := m.current
 	m.current = m.generation()
 	if old != nil {
@@ -366,7 +367,7 @@ func (m *Machine) demand(r Request) {
 	case m.wanted == stopped:
 		m.answer(r, errNotStarted)
 	case g == nil || g.phase == Over || g.phase == Stopping:
-		m.lay()
+		m.becomeIdle()
 		m.wake(m.current, r)
 	case g.phase == Idle:
 		m.wake(g, r)
@@ -386,7 +387,7 @@ func (m *Machine) unneeded(g *generation) {
 		return
 	}
 	m.leaving = append(m.leaving, g)
-	m.rest()
+	m.newIdle()
 	m.emit(EventIdle, g, "nobody needs it, so its process is told to go")
 	m.end(g, Stopping, ByIdleness)
 }

@@ -25,7 +25,7 @@ import (
 type keeper struct {
 	process  *Process
 	about    fromKeeper
-	out, err *outlet
+	out, err *outputBuffer
 	free     chan struct{} // holds one value while no host is connected
 
 	mu   sync.Mutex // guards what follows
@@ -76,7 +76,7 @@ func newKeeper(order toKeeper) (*keeper, *net.UnixListener, error) {
 	if err != nil {
 		return nil, nil, errors.Join(err, os.Remove(hidden), group.Close(context.Background()))
 	}
-	k := &keeper{process: p, out: &outlet{from: p.stdout}, err: &outlet{from: p.stderr}, free: make(chan struct{}, 1)}
+	k := &keeper{process: p, out: &outputBuffer{from: p.stdout}, err: &outputBuffer{from: p.stderr}, free: make(chan struct{}, 1)}
 	k.about = fromKeeper{Name: p.spec.Name, Data: p.spec.Data, PID: p.pid}
 	if s, ok := readStat(p.pid); ok {
 		k.about.Start = s.start
@@ -186,8 +186,8 @@ func (k *keeper) attach(w *wire) bool {
 	return true
 }
 
-// outlet reads one output of the process always. What a host does not take is kept, up to a bound beyond which the oldest is dropped.
-type outlet struct {
+// outputBuffer reads one output of the process always. What a host does not take is kept, up to a bound beyond which the oldest is dropped.
+type outputBuffer struct {
 	from *os.File
 
 	mu   sync.Mutex // guards what follows
@@ -201,7 +201,7 @@ const (
 	hostLast   = time.Second          // the same once the process has ended
 )
 
-func (o *outlet) pump() {
+func (o *outputBuffer) pump() {
 	buf := make([]byte, keptOutput)
 	for {
 		n, err := o.from.Read(buf)
@@ -222,7 +222,7 @@ func (o *outlet) pump() {
 	o.attach(nil)
 }
 
-func (o *outlet) attach(to *os.File) {
+func (o *outputBuffer) attach(to *os.File) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.to != nil {
@@ -233,7 +233,7 @@ func (o *outlet) attach(to *os.File) {
 }
 
 // flush gives the host what there is, and waits for it at most so long. The caller holds the lock.
-func (o *outlet) flush(patience time.Duration) {
+func (o *outputBuffer) flush(patience time.Duration) {
 	if o.to != nil && len(o.kept) > 0 {
 		// What fits is written first, because nothing is written any more once a deadline has passed.
 		_ = sock.Control(o.to, func(fd int) error {
@@ -392,8 +392,8 @@ func fileWire(f *os.File) (*wire, error) {
 	return newWire(unixConn), nil
 }
 
-// summon has a keeper or a reaper started and tells it what to start, with these files. The answer comes with so many.
-func summon(start func(stdin *os.File) error, order toKeeper, files []*os.File, answered int) (w *wire, about fromKeeper, err error) {
+// startWithOrder has a keeper or a reaper started and tells it what to start, with these files. The answer comes with so many.
+func startWithOrder(start func(stdin *os.File) error, order toKeeper, files []*os.File, answered int) (w *wire, about fromKeeper, err error) {
 	w, peer, err := newWires()
 	if err != nil {
 		return nil, about, err
@@ -415,7 +415,7 @@ func summon(start func(stdin *os.File) error, order toKeeper, files []*os.File, 
 	return w, about, nil
 }
 
-// takeOrder returns, in a process that was summoned, the connection to the host and what to start.
+// takeOrder returns, in a process that was started with an order, the connection to the host and what to start.
 func takeOrder() (host *wire, order toKeeper, ok bool) {
 	host, err := fileWire(os.NewFile(0, "host"))
 	if err != nil {

@@ -26,7 +26,7 @@ func FuzzRecord(f *testing.F) {
 				files, said = append(files, word), append(said, word, socket.String())
 			}
 		}
-		w := newWard()
+		w := newGuardedProcesses()
 		w.listen(bytes.NewReader(append(said.encode(), record{recordCgroup, "/x"}.encode()...)))
 		got := w.remove["1"]
 		if !slices.Equal(got, files) || w.cgroup != "/x" {
@@ -46,7 +46,7 @@ func FuzzWard(f *testing.F) {
 	f.Add("start\x00\x00cgroup\x00/x\x00\x00end\x007\x00\x00sta")
 	fuzzcorpus.Add(f)
 	f.Fuzz(func(_ *testing.T, text string) {
-		w := newWard()
+		w := newGuardedProcesses()
 		w.listen(strings.NewReader(text))
 	})
 }

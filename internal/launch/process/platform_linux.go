@@ -255,10 +255,10 @@ func init() { //nolint:gochecknoinits // docs/adr/0007
 		runShim(os.Args[1:])
 		syscall.Exit(1)
 	}
-	settle(role)
+	detach(role)
 	switch role {
 	case roleWatchdog:
-		w := newWard()
+		w := newGuardedProcesses()
 		w.listen(os.Stdin) // until the host has ended
 		w.endAll()
 	case roleKeeper:
@@ -275,9 +275,9 @@ func init() { //nolint:gochecknoinits // docs/adr/0007
 	syscall.Exit(0) // not os.Exit: its hooks are those of the host's program
 }
 
-// settle makes this process independent of the one that started it: of its directory, of its descriptors but the first three, and of the
+// detach makes this process independent of the one that started it: of its directory, of its descriptors but the first three, and of the
 // signals that are meant for it.
-func settle(role string) {
+func detach(role string) {
 	_ = os.Chdir("/")
 	for _, fd := range pids("/proc/self/fd") {
 		// The host may have had descriptors that are inherited. The runtime's own are not, and must not be closed.

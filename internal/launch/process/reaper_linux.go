@@ -166,7 +166,7 @@ func endAs(status unix.WaitStatus) {
 // forkReaped starts a program as the child of a reaper, which has the rights of this process.
 func (c *child) forkReaped(what Spec, files []*os.File) error {
 	what.ExtraFiles, what.Remove, what.Sockets, what.Data = nil, nil, nil, nil // they are the host's business
-	w, about, err := summon(func(stdin *os.File) (err error) {
+	w, about, err := startWithOrder(func(stdin *os.File) (err error) {
 		c.exit, err = startHelper(roleOuterReaper, stdin)
 		return err
 	}, toKeeper{Start: &what, V1: c.v1}, files, 0)

@@ -57,7 +57,7 @@ func startKept(g *Group, p *Process) error {
 	spec.ExtraFiles = nil
 
 	socket := filepath.Join(dir, rand.Text()[:10]+socketSuffix)
-	w, about, err := summon(launchKeeper, toKeeper{Start: &spec, Input: input, Cgroup: g.cfg.Cgroup, Socket: socket}, files, 2)
+	w, about, err := startWithOrder(launchKeeper, toKeeper{Start: &spec, Input: input, Cgroup: g.cfg.Cgroup, Socket: socket}, files, 2)
 	if err != nil {
 		return err
 	}

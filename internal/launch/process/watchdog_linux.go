@@ -178,17 +178,19 @@ const (
 
 func (r record) encode() []byte { return []byte(strings.Join(r, "\x00") + "\x00\x00") }
 
-// ward is what a watchdog ends when its host has gone. A process without a cgroup has a reaper, which does so itself.
-type ward struct {
+// guardedProcesses is what a watchdog ends when its host has gone. A process without a cgroup has a reaper, which does so itself.
+type guardedProcesses struct {
 	cgroup  string
 	remove  map[string][]string // the files of each process
 	sockets map[string]sock.ID  // by file
 }
 
-func newWard() ward { return ward{remove: map[string][]string{}, sockets: map[string]sock.ID{}} }
+func newGuardedProcesses() guardedProcesses {
+	return guardedProcesses{remove: map[string][]string{}, sockets: map[string]sock.ID{}}
+}
 
 // listen follows the records until there are no more. The last one may be cut short by the end of the host.
-func (w *ward) listen(r io.Reader) {
+func (w *guardedProcesses) listen(r io.Reader) {
 	var words record
 	for in := bufio.NewReader(r); ; {
 		word, err := in.ReadString(0)
@@ -206,7 +208,7 @@ func (w *ward) listen(r io.Reader) {
 	}
 }
 
-func (w *ward) apply(r record) {
+func (w *guardedProcesses) apply(r record) {
 	switch r[0] {
 	case recordCgroup:
 		w.cgroup = r[1]
@@ -225,7 +227,7 @@ func (w *ward) apply(r record) {
 }
 
 // endAll ends all processes that have not ended, and leaves nothing of them.
-func (w *ward) endAll() {
+func (w *guardedProcesses) endAll() {
 	group := cgroup{dir: w.cgroup}
 	if w.cgroup != "" {
 		_ = group.kill()
