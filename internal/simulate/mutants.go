@@ -11,11 +11,11 @@ import (
 	"time"
 )
 
-// Mutant is a fault that the product might have.
+// Mutant is a deliberate fault in one file of the product.
 type Mutant struct{ Name, file, old, new string }
 
-// ReadMutants reads a file of mutants: a line "== NAME | FILE", lines that say why, "-- old", the text as it is, "-- new", the text as it
-// is in the mutant.
+// ReadMutants reads a file of mutants. Each is a line "== NAME | FILE", a description, a line "-- old", the text to replace, a line
+// "-- new" and the replacement.
 func ReadMutants(path string) (all []Mutant, err error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -37,8 +37,8 @@ func ReadMutants(path string) (all []Mutant, err error) {
 	return all, nil
 }
 
-// Survives builds the tests of the package in the working directory with the fault in a file below root, runs those that the arguments
-// select, for at most a minute, and says whether they pass. An error says that they could not be built.
+// Survives builds the tests of the package in the working directory with the fault in a file below root. It reports whether the tests that
+// args select pass within a minute. An error means that the tests could not be built.
 func (m Mutant) Survives(ctx context.Context, root, dir string, args ...string) (bool, error) {
 	root, err := filepath.Abs(root)
 	if err != nil {
@@ -50,7 +50,7 @@ func (m Mutant) Survives(ctx context.Context, root, dir string, args ...string) 
 		return false, err
 	}
 	if n := strings.Count(string(source), m.old); n != 1 {
-		return false, fmt.Errorf("its text is %d times in %s", n, m.file)
+		return false, fmt.Errorf("the text to replace occurs %d times in %s", n, m.file)
 	}
 	mutated := filepath.Join(dir, filepath.Base(m.file))
 	overlay, err := json.Marshal(map[string]any{"Replace": map[string]string{file: mutated}})
@@ -67,10 +67,9 @@ func (m Mutant) Survives(ctx context.Context, root, dir string, args ...string) 
 	program := filepath.Join(dir, "tests")
 	build := exec.CommandContext(ctx, "go", "test", "-c", "-overlay", filepath.Join(dir, "overlay.json"), "-o", program, ".")
 	if out, err := build.CombinedOutput(); err != nil {
-		return false, fmt.Errorf("it cannot be built: %w\n%s", err, out)
+		return false, fmt.Errorf("the mutant does not build: %w\n%s", err, out)
 	}
-	const patience = time.Minute
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	return exec.CommandContext(ctx, program, args...).Run() == nil, nil
 }

@@ -1,5 +1,5 @@
-// Package simulate runs what has goroutines and time in one goroutine, as one seed has it, for tests: what runs next, how long things take
-// and what chance says. It also puts faults into the product and sees that a simulation finds them. It knows nothing of what it runs.
+// Package simulate runs concurrent code in one goroutine for tests, so that a seed determines the order in which tasks run, how long waits
+// take and every random choice. It also builds mutants of the product, to check that the simulations detect faults.
 package simulate
 
 import (
@@ -12,23 +12,23 @@ import (
 	"time"
 )
 
-// Sim is one run. Its time is its own, and passes when nothing is to be done. It is used by one goroutine.
+// Sim is one simulated run. Its clock advances only when no task is ready. It is not safe for concurrent use.
 type Sim struct {
 	*rand.Rand
 	elapsed time.Duration
 	events  timeline
 	order   uint64
-	// ready are the tasks that can go on, blocked those that wait for time or for the end of a context.
+	// ready are the tasks that can run; blocked are the tasks in [Sim.Sleep].
 	ready, blocked []*task
 	current        *task
 	steps          int
 }
 
-// task is what would be a goroutine: a coroutine, which gives control back when it waits.
+// task is a simulated goroutine: a coroutine that yields when it waits.
 type task struct {
 	resume func() (struct{}, bool)
 	yield  func(struct{}) bool
-	ctx    context.Context //nolint:containedctx // that of the wait that is under way
+	ctx    context.Context //nolint:containedctx // of the current Sleep
 	until  *event
 }
 
@@ -39,21 +39,21 @@ type event struct {
 	index int
 }
 
-// New returns a run in which nothing is to be done yet.
+// New returns a run without tasks.
 func New(seed uint64) *Sim { return &Sim{Rand: rand.New(rand.NewPCG(seed, 7))} }
 
-// OneIn says yes once in n times.
+// OneIn returns true with a probability of 1/n.
 func (s *Sim) OneIn(n int) bool { return s.IntN(n) == 0 }
 
-// Between returns a time from least to most.
+// Between returns a random duration from least to most.
 func (s *Sim) Between(least, most time.Duration) time.Duration {
 	return least + time.Duration(s.Int64N(int64(most-least)+1))
 }
 
-// Now implements the pace of what is run, as all that follows down to Chance does.
+// Now returns the simulated time.
 func (s *Sim) Now() time.Time { return time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC).Add(s.elapsed) }
 
-// AfterFunc calls f when d has passed, unless stop is called before.
+// AfterFunc calls f after d, unless stop is called before.
 func (s *Sim) AfterFunc(d time.Duration, f func()) (stop func()) {
 	e := s.at(d, f)
 	return func() { s.drop(e) }
@@ -69,10 +69,10 @@ func (s *Sim) Go(f func()) {
 	s.ready = append(s.ready, t)
 }
 
-// Chance is a number from 0 to 1 that is not 1.
+// Chance returns a random number in [0, 1).
 func (s *Sim) Chance() float64 { return s.Float64() }
 
-// Sleep blocks the task that calls it until d has passed, or ctx ends, whose error it returns then.
+// Sleep blocks the calling task until d has passed or ctx is done. It returns the cause of ctx, or nil.
 func (s *Sim) Sleep(ctx context.Context, d time.Duration) error {
 	t := s.current
 	if ctx.Err() != nil {
@@ -85,7 +85,7 @@ func (s *Sim) Sleep(ctx context.Context, d time.Duration) error {
 	return context.Cause(ctx)
 }
 
-// Pass has time pass, in which what is to be done is done.
+// Pass advances the clock by d and runs everything that is due until then.
 func (s *Sim) Pass(d time.Duration) {
 	done := false
 	s.at(d, func() { done = true })
@@ -96,7 +96,7 @@ func (s *Sim) Pass(d time.Duration) {
 	}
 }
 
-// Tasks is how many tasks have not ended.
+// Tasks returns the number of tasks that have not ended.
 func (s *Sim) Tasks() int { return len(s.ready) + len(s.blocked) }
 
 func (s *Sim) at(d time.Duration, do func()) *event {
@@ -120,7 +120,7 @@ func (s *Sim) wake(t *task) {
 	}
 }
 
-// step does one thing, for which time may pass.
+// step runs one task or event. If nothing is due, it first advances the clock to the next event.
 func (s *Sim) step() {
 	if !s.stepNow() && len(s.events) > 0 {
 		s.elapsed = s.events[0].at
@@ -128,7 +128,7 @@ func (s *Sim) step() {
 	}
 }
 
-// stepNow does one thing that is due, of all that could be next. It says whether there was one.
+// stepNow runs one task or event that is due, chosen at random. It reports whether there was one.
 func (s *Sim) stepNow() bool {
 	for _, t := range slices.Clone(s.blocked) {
 		if t.ctx.Err() != nil {
@@ -143,7 +143,7 @@ func (s *Sim) stepNow() bool {
 		return false
 	}
 	if s.steps++; s.steps > 100_000 {
-		panic(fmt.Sprintf("this leads to work without end, with %d tasks", s.Tasks()))
+		panic(fmt.Sprintf("the simulation does not end: more than 100,000 steps, with %d tasks", s.Tasks()))
 	}
 	if n := s.IntN(len(s.ready) + due); n < len(s.ready) {
 		t := s.ready[n]
@@ -159,7 +159,7 @@ func (s *Sim) stepNow() bool {
 	return true
 }
 
-// timeline is a heap.
+// timeline is a heap of events, the next first.
 type timeline []*event
 
 func (t *timeline) Len() int { return len(*t) }
