@@ -15,7 +15,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/suggest"
 )
 
-// decoder sets Go values from a tree, strictly: what does not fit is an error, and all errors are collected.
+// decoder sets Go values from a tree of nodes. It is strict, and collects all errors.
 type decoder struct{ errs Errors }
 
 var (
@@ -23,7 +23,7 @@ var (
 	textType     = reflect.TypeFor[encoding.TextUnmarshaler]()
 )
 
-// defaulter is a type some of whose fields are not zero by default.
+// defaulter is a struct with fields whose default is not zero.
 type defaulter interface{ SetDefaults() }
 
 func (d *decoder) fail(at Origin, format string, args ...any) {
@@ -34,7 +34,7 @@ func (d *decoder) mismatch(n *node, path, want string) {
 	d.fail(n.origin, "%s must be %s, and is %s", path, want, n.describe())
 }
 
-// decode sets v, which is settable, from n. The path names the value in errors; field has its tags.
+// decode sets v from n. Errors name the value by its path; field has the tags of its struct field.
 func (d *decoder) decode(n *node, v reflect.Value, path string, field reflect.StructTag) {
 	if v.CanAddr() && reflect.PointerTo(v.Type()).Implements(textType) {
 		d.text(n, v, path)
@@ -90,7 +90,7 @@ func (d *decoder) object(n *node, v reflect.Value, path string) {
 	}
 }
 
-// oneOf says what the only word is that a field may have.
+// oneOf returns a hint with the words that the enum tag of a field allows.
 func oneOf(tag reflect.StructTag) string {
 	if words := tag.Get("enum"); words != "" {
 		return ": write " + tag.Get("json") + ": " + words
@@ -103,7 +103,7 @@ func (d *decoder) entries(n *node, v reflect.Value, path string, field reflect.S
 		d.mismatch(n, path, "a map")
 		return
 	}
-	v.SetZero() // as if it was not there
+	v.SetZero() // an empty map sets the field to nil, as a missing key does
 	if len(n.members) > 0 {
 		v.Set(reflect.MakeMap(v.Type()))
 	}
@@ -122,7 +122,7 @@ func (d *decoder) items(n *node, v reflect.Value, path string, field reflect.Str
 		d.mismatch(n, path, "a list")
 		return
 	}
-	v.SetZero() // as if it was not there
+	v.SetZero() // an empty list sets the field to nil, as a missing key does
 	if len(n.items) > 0 {
 		v.Set(reflect.MakeSlice(v.Type(), len(n.items), len(n.items)))
 	}
@@ -138,7 +138,7 @@ func (d *decoder) word(n *node, v reflect.Value, path string, field reflect.Stru
 	case n.tag != strTag:
 		d.fail(n.origin, "%s must be a text, and is %s: put it in quotes", path, n.describe())
 	case words != "" && !slices.Contains(strings.Split(words, ","), n.text):
-		d.fail(n.origin, "%s is %q: it must be %s%s", path, n.text, choice(words), near(n.text, strings.Split(words, ",")))
+		d.fail(n.origin, "%s is %q: it must be %s%s", path, n.text, choice(words), suggestWord(n.text, strings.Split(words, ",")))
 	default:
 		v.SetString(n.text)
 	}
@@ -151,7 +151,7 @@ func choice(words string) string {
 	return "one of " + strings.ReplaceAll(words, ",", ", ")
 }
 
-// text decodes a value that reads its own text, such as a quantity. A number need not stand in quotes.
+// text decodes an [encoding.TextUnmarshaler], such as a quantity. A number need not be quoted.
 func (d *decoder) text(n *node, v reflect.Value, path string) {
 	if n.kind != scalar || !slices.Contains([]string{strTag, "!!int", "!!float"}, n.tag) {
 		d.mismatch(n, path, "a text or a number")
@@ -163,7 +163,7 @@ func (d *decoder) text(n *node, v reflect.Value, path string) {
 	}
 }
 
-// decimal matches whole numbers in the one form that every reader of YAML and JSON understands alike.
+// decimal matches whole numbers in the only form that all YAML and JSON parsers read as the same number.
 var decimal = regexp.MustCompile(`^-?(0|[1-9]\d*)$`)
 
 func (d *decoder) number(n *node, v reflect.Value, path string, field reflect.StructTag) {
@@ -200,7 +200,7 @@ func keysOf(t reflect.Type) []string {
 	return keys
 }
 
-// join returns the path of a key in the value with another path. The path of the whole file is empty.
+// join returns the path of a key of the map at path, which is empty for the whole file.
 func join(path, key string) string {
 	if path == "" {
 		return key
@@ -208,18 +208,18 @@ func join(path, key string) string {
 	return path + "." + key
 }
 
-// suggestion says which key was meant, or which there are.
+// suggestion returns a hint with the known key that resembles key, or with all known keys.
 func suggestion(t reflect.Type, path, key string) string {
 	keys := keysOf(t)
-	if meant, ok := suggest.To(key, keys); ok {
-		return ": did you mean " + `"` + join(path, meant) + `"?`
+	if similar, ok := suggest.To(key, keys); ok {
+		return `: did you mean "` + join(path, similar) + `"?`
 	}
 	return ": the keys here are " + strings.Join(keys, ", ")
 }
 
-func near(word string, words []string) string {
-	if meant, ok := suggest.To(word, words); ok && len(words) > 1 {
-		return ": did you mean " + `"` + meant + `"?`
+func suggestWord(word string, words []string) string {
+	if similar, ok := suggest.To(word, words); ok && len(words) > 1 {
+		return `: did you mean "` + similar + `"?`
 	}
 	return ""
 }

@@ -14,37 +14,36 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/regular"
 )
 
-// dropInDir is the directory, beside the configuration file, whose files *.yaml are read after it.
+// dropInDir is a directory next to the configuration file. The daemon reads its files *.yaml after that file.
 const dropInDir = "conf.d"
 
-// Sources says what a configuration is made of. What comes later goes before what came earlier.
+// Sources are the sources of a configuration. Later ones override earlier ones.
 type Sources struct {
-	// Defaults are the values that hold where nothing else is said.
 	Defaults Config
 	// File is the path of the configuration file; empty for neither file nor drop-ins.
 	File string
-	// Optional says that the file may be missing. The drop-ins count nevertheless.
+	// Optional is true if File may be missing. Drop-ins are read in either case.
 	Optional bool
-	// Over are the settings of the environment, and then of the flags.
+	// Over are the settings of the environment, followed by those of the flags.
 	Over []Setting
 }
 
-// Loaded is a configuration whose form is right.
+// Loaded is a configuration that was read from its sources.
 type Loaded struct {
-	// Config is what is in force.
+	// Config is the merged configuration.
 	Config Config
-	// Catalogue has the plugins of Config.
+	// Catalogue has the plugins of Config; nil if a value has the wrong form.
 	Catalogue *catalogue.Catalogue
 	// Files are the paths of the files that were read, in order.
 	Files []string
 
-	files   *node             // what the files say
-	origins map[string]Origin // of every value that is not a default, by path
+	files   *node             // the merged files
+	origins map[string]Origin // by path; without entries for defaults
 }
 
-// Load reads the files and merges everything. An error is of type [Errors], with everything that is wrong, unless a file cannot be read.
-// If a file is not YAML, no configuration is returned with it. If a value has the wrong form, the configuration has a default there and no
-// Catalogue. If only plugins are wrong, the configuration has the others.
+// Load reads the files and merges all sources. An error is of type [Errors] and lists everything that is wrong, unless a file cannot be
+// read. Load returns a configuration together with such an error unless a file is not YAML: a value of the wrong form is replaced by its
+// default, and invalid plugins are left out.
 func Load(s Sources) (*Loaded, error) {
 	paths, err := s.paths()
 	if err != nil {
@@ -77,7 +76,7 @@ func Load(s Sources) (*Loaded, error) {
 	return l, nil
 }
 
-// Parse reads a configuration from a text, such as [Loaded.Shown] makes of one, and names the text in errors.
+// Parse reads a configuration from text, for example the output of [Loaded.Shown]. Errors refer to the text by name.
 func Parse(name string, text []byte, defaults Config) (*Loaded, error) {
 	tree, wrong := parse(name, text)
 	if len(wrong) > 0 {
@@ -90,7 +89,7 @@ func Parse(name string, text []byte, defaults Config) (*Loaded, error) {
 	return l, nil
 }
 
-// finish puts the settings over the files, decodes the result and returns everything that is wrong with it.
+// finish merges the settings over the files, decodes the result and returns all errors in it.
 func (l *Loaded) finish(over []Setting) Errors {
 	tree := newMap(Default)
 	tree.set("apiVersion", Default, newScalar(apiVersion, Default))
@@ -110,7 +109,7 @@ func (l *Loaded) finish(over []Setting) Errors {
 	return append(d.errs, l.LocateAll(err)...)
 }
 
-// parse reads the text of one file and checks it on its own.
+// parse parses and checks the text of one file.
 func parse(path string, text []byte) (*node, Errors) {
 	p := parser{file: path}
 	tree := p.parse(text)
@@ -145,7 +144,7 @@ func isMissing(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)
 }
 
-// collect enters the origins of a value and of everything in it.
+// collect adds the origins of a value and of everything in it to origins.
 func (n *node) collect(path string, origins map[string]Origin) {
 	if n.isNull() {
 		return
@@ -161,8 +160,8 @@ func (n *node) collect(path string, origins map[string]Origin) {
 	}
 }
 
-// Origin says where the value with a path such as "log.level" or "plugins[0].name" comes from; of one that nobody gave, where what it
-// belongs to does.
+// Origin returns the origin of the value with a path such as "log.level" or "plugins[0].name". A value that no source sets has the origin
+// of the map or list that contains it.
 func (l *Loaded) Origin(path string) Origin {
 	for path != "" {
 		if origin, known := l.origins[path]; known {
@@ -173,22 +172,20 @@ func (l *Loaded) Origin(path string) Origin {
 	return Default
 }
 
-// locate adds to an error about the value with a path where that value comes from.
-func (l *Loaded) locate(path string, err error) *Error {
-	return &Error{l.Origin(path), fmt.Errorf("%s: %w", path, err)}
-}
-
-// LocateAll does so for the errors that err joins, of type [FieldError] or [catalogue.FieldError].
+// LocateAll adds the origin of the value to each error that err joins. These are of type [FieldError] or [catalogue.FieldError].
 func (l *Loaded) LocateAll(err error) (errs Errors) {
 	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {
 		return nil // err is nil
 	}
+	locate := func(path string, err error) {
+		errs = append(errs, &Error{l.Origin(path), fmt.Errorf("%s: %w", path, err)})
+	}
 	for _, err := range joined.Unwrap() {
 		if field, ok := errors.AsType[*FieldError](err); ok {
-			errs = append(errs, l.locate(field.Field, field.Err))
+			locate(field.Field, field.Err)
 		} else if field, ok := errors.AsType[*catalogue.FieldError](err); ok {
-			errs = append(errs, l.locate(fmt.Sprintf("plugins[%d].%s", field.Index, field.Field), field.Err))
+			locate(fmt.Sprintf("plugins[%d].%s", field.Index, field.Field), field.Err)
 		}
 	}
 	errs.Sort()

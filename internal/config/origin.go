@@ -7,20 +7,18 @@ import (
 	"strings"
 )
 
-// Origin says where a value comes from.
+// Origin is the file and position, or the other source, of a value.
 type Origin struct {
 	// source is "environment variable NAME", "flag --name" or "default"; empty for a file.
-	source string
-	// file is the path of a file; empty for any other source.
-	file string
-	// line and column are the position in the file, from 1; zero where it is not known.
-	line, column int
+	source       string
+	file         string // empty for any other source
+	line, column int    // in the file, from 1; zero if unknown
 }
 
-// Default is the origin of a value that nobody gave.
+// Default is the origin of a value that no source sets.
 var Default = Origin{source: "default"}
 
-// IsFile says whether the value was read from a file.
+// IsFile reports whether the value was read from a file.
 func (o Origin) IsFile() bool { return o.file != "" }
 
 // String returns FILE:LINE:COLUMN, as far as it is known, or the source.
@@ -34,9 +32,9 @@ func (o Origin) String() string {
 	return cmp.Or(o.file, o.source)
 }
 
-// FieldError reports what is wrong with one part of a configuration, wherever it comes from.
+// FieldError is an error in one value of a configuration, whose origin is not known.
 type FieldError struct {
-	// Field is the path of the part, for example "handlers.MyPlugin".
+	// Field is the path of the value, for example "handlers.MyPlugin".
 	Field string
 	Err   error
 }
@@ -45,7 +43,7 @@ func (e *FieldError) Error() string { return e.Err.Error() }
 
 func (e *FieldError) Unwrap() error { return e.Err }
 
-// Error says what is wrong with one value.
+// Error is an error in one value, with the origin of the value.
 type Error struct {
 	Origin Origin
 	Err    error
@@ -53,14 +51,14 @@ type Error struct {
 
 func (e *Error) Error() string {
 	if e.Origin == Default {
-		return e.Err.Error() // which names the value that nobody gave
+		return e.Err.Error() // it has the path of the value
 	}
 	return fmt.Sprintf("%s: %v", e.Origin, e.Err)
 }
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// Errors are all errors of a configuration, in the order of the files and of the lines in each.
+// Errors are all errors of a configuration, sorted by file and position.
 type Errors []*Error
 
 // Error returns one line for each error.
@@ -72,7 +70,8 @@ func (e Errors) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// with returns e and those of others that it does not have, sorted: a file is checked on its own and again as a part of the whole.
+// with returns the union of e and others, sorted. Both checks find some errors: the one of each file and the one of the merged
+// configuration.
 func (e Errors) with(others Errors) Errors {
 	for _, other := range others {
 		if !slices.ContainsFunc(e, func(err *Error) bool { return err.Error() == other.Error() }) {
@@ -83,7 +82,7 @@ func (e Errors) with(others Errors) Errors {
 	return e
 }
 
-// Sort puts the errors of each file in the order of their positions; files stay in the order in which they occur first.
+// Sort sorts the errors by file and position. The order of files is the order of their first errors.
 func (e Errors) Sort() {
 	rank := map[string]int{}
 	for _, err := range e {

@@ -16,19 +16,19 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// View is a configuration to be shown: as YAML, where a comment says where each value comes from, or as JSON.
+// View is a configuration that can be written as JSON, or as YAML with a comment on each value that names its origin.
 type View struct{ tree *node }
 
-// InFiles shows what the files say, merged.
+// InFiles returns the merged files.
 func (l *Loaded) InFiles() View { return View{l.files} }
 
-// Effective shows what is in force: the files with the environment and the flags over them and the defaults below.
+// Effective returns the whole configuration: defaults, files, environment and flags.
 func (l *Loaded) Effective() View {
 	return View{l.treeOf(reflect.ValueOf(&l.Config).Elem(), "")}
 }
 
-// Shown shows what is in force without what may be secret: the arguments of programs but for the names of flags, the values of the
-// environment of plugins and of the magic cookies of go-plugin, and passwords in URLs.
+// Shown returns the whole configuration without possible secrets: arguments of programs except the names of flags, values of plugins'
+// environment variables and of go-plugin's magic cookies, and passwords in URLs.
 func (l *Loaded) Shown() View {
 	view := l.Effective()
 	view.tree.hide("")
@@ -37,7 +37,7 @@ func (l *Loaded) Shown() View {
 
 const hidden = "(not shown)"
 
-// hide takes the values out that may be secret; path is that of the node, without numbers.
+// hide replaces possible secrets. The path is the node's, without indexes.
 func (n *node) hide(path string) {
 	if n == nil {
 		return
@@ -60,11 +60,11 @@ func (n *node) hide(path string) {
 	}
 }
 
-// flagName is how an argument begins whose name is told: two dashes and a name, with or without a value, or one dash and a name with a
-// value or of one letter. What follows one dash else may be a letter with its value.
+// flagName matches an argument that begins with the name of a flag: --name, --name=value, -name=value, or -n with an optional value.
+// In any other argument with one dash, the letters after the first may be a value.
 var flagName = regexp.MustCompile(`^(--[\w.-]*|-[\w.-]+=|-\w)(.*)$`)
 
-// withoutValue takes the value out of an argument of a program.
+// withoutValue hides the value in an argument of a program.
 func withoutValue(argument string) string {
 	match := flagName.FindStringSubmatch(argument)
 	switch {
@@ -78,10 +78,10 @@ func withoutValue(argument string) string {
 	return match[1] + hidden
 }
 
-// password is that of a URL, with what stands before it.
+// password matches the user and password of a URL; its group is everything before the password.
 var password = regexp.MustCompile(`(://[^\s/?#@:]*:)[^\s/?#]*@`)
 
-// treeOf is the inverse of decode. What is zero and was not given is nil.
+// treeOf is the inverse of decode. It returns nil for a zero value that no source sets.
 func (l *Loaded) treeOf(v reflect.Value, path string) *node {
 	origin, given := l.origins[path]
 	if !given {
@@ -112,10 +112,11 @@ func (l *Loaded) treeOf(v reflect.Value, path string) *node {
 		return tree
 	case reflect.Map:
 		tree := newMap(origin)
-		for _, key := range slices.SortedFunc(slices.Values(v.MapKeys()), byText) {
+		byKey := func(a, b reflect.Value) int { return cmp.Compare(a.String(), b.String()) }
+		for _, key := range slices.SortedFunc(slices.Values(v.MapKeys()), byKey) {
 			value := l.treeOf(v.MapIndex(key), join(path, key.String()))
 			if value == nil {
-				value = newMap(origin) // a type without timeouts of its own
+				value = newMap(origin) // an empty entry of typeTimeouts
 			}
 			tree.set(key.String(), value.origin, value)
 		}
@@ -125,7 +126,7 @@ func (l *Loaded) treeOf(v reflect.Value, path string) *node {
 		for i := range v.Len() {
 			item := l.treeOf(v.Index(i), path+"["+strconv.Itoa(i)+"]")
 			if item == nil {
-				item = newScalar("", origin) // an empty path, which is no default that anyone could want
+				item = newScalar("", origin)
 			}
 			tree.items = append(tree.items, item)
 		}
@@ -139,9 +140,7 @@ func (l *Loaded) treeOf(v reflect.Value, path string) *node {
 	}
 }
 
-func byText(a, b reflect.Value) int { return cmp.Compare(a.String(), b.String()) }
-
-// duration writes a duration without parts that are zero.
+// duration formats a duration without zero minutes and seconds at the end.
 func duration(d time.Duration) string {
 	text := d.String()
 	for _, zero := range []string{"m0s", "h0m"} {
@@ -152,7 +151,7 @@ func duration(d time.Duration) string {
 	return text
 }
 
-// YAML returns the text as YAML. Each value has a comment that says where it comes from.
+// YAML returns the configuration as YAML. A comment on each value names its origin.
 func (v View) YAML() ([]byte, error) {
 	var text bytes.Buffer
 	encoder := yaml.NewEncoder(&text)
@@ -181,7 +180,7 @@ func (n *node) yaml() *yaml.Node {
 	default:
 		y.Kind, y.Value = yaml.ScalarNode, n.text
 		if n.tag == strTag {
-			_ = y.Encode(n.text) // puts it in quotes where it would be read as something else; a text always can be
+			_ = y.Encode(n.text) // quotes text that YAML would not read as text; it never fails
 		}
 		y.LineComment = "# " + oneLine(n.origin.String())
 	}
@@ -191,7 +190,7 @@ func (n *node) yaml() *yaml.Node {
 	return y
 }
 
-// oneLine makes text fit for a comment.
+// oneLine escapes line breaks and control characters for a comment.
 func oneLine(s string) string {
 	quoted := strconv.QuoteToGraphic(s)
 	return strings.ReplaceAll(quoted[1:len(quoted)-1], `\"`, `"`)

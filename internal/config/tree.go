@@ -11,12 +11,11 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// node is one value of a layer and where it comes from.
+// node is one value of a layer, with its origin.
 type node struct {
-	kind   kind
-	origin Origin
-	// text and tag are those of a scalar; the tag is that of YAML, for example "!!str".
-	text, tag string
+	kind      kind
+	origin    Origin
+	text, tag string   // of a scalar; tag is YAML's, for example "!!str"
 	items     []*node  // of a list
 	members   []member // of a map, in the order of the file, each key once
 }
@@ -29,7 +28,7 @@ const (
 	mapping
 )
 
-// member is one entry of a map. A null value stands for a key that is not there.
+// member is one entry of a map. A null value means the same as a missing key.
 type member struct {
 	key string
 	at  Origin
@@ -38,7 +37,7 @@ type member struct {
 
 const strTag = "!!str"
 
-// newScalar returns a text that does not come from a file.
+// newScalar returns a text scalar.
 func newScalar(text string, origin Origin) *node {
 	return &node{text: text, tag: strTag, origin: origin}
 }
@@ -57,7 +56,7 @@ func (n *node) get(key string) *node {
 	return nil
 }
 
-// set gives a key a value. The place of a key that is there already stays.
+// set sets the value of a key. An existing key keeps its place.
 func (n *node) set(key string, at Origin, value *node) {
 	for i := range n.members {
 		if n.members[i].key == key {
@@ -68,7 +67,6 @@ func (n *node) set(key string, at Origin, value *node) {
 	n.members = append(n.members, member{key, at, value})
 }
 
-// isNull says whether a value is not said.
 func (n *node) isNull() bool { return n.kind == scalar && n.tag == "!!null" }
 
 func (n *node) describe() string {
@@ -87,13 +85,13 @@ func (n *node) describe() string {
 	return what + " " + strconv.Quote(n.text)
 }
 
-// parser turns the text of one file into a tree and collects what is wrong with it.
+// parser turns the text of one file into a tree and collects errors.
 type parser struct {
 	decoder
 	file string
 }
 
-// parse reads the YAML text of a file. The tree is nil if there is none.
+// parse parses the YAML text of a file. The tree is nil if the text is not YAML.
 func (p *parser) parse(text []byte) *node {
 	decoder := yaml.NewDecoder(bytes.NewReader(text))
 	var document, next yaml.Node
@@ -119,8 +117,8 @@ func (p *parser) parse(text []byte) *node {
 
 var lineOfSyntax = regexp.MustCompile(`^line (\d+): `)
 
-// syntax takes over an error of the YAML library, which begins with "yaml: " and says the line, if any, in its text. It counts
-// the lines from 0 in the errors of its parser, and from 1 in those of its scanner.
+// syntax records an error of the YAML library. The library has the line, if known, in the text after "yaml: ". Its parser counts lines
+// from 0, its scanner from 1.
 func (p *parser) syntax(err error, source []byte) {
 	text := strings.TrimPrefix(err.Error(), "yaml: ")
 	at := Origin{file: p.file}
@@ -138,7 +136,7 @@ func (p *parser) at(y *yaml.Node) Origin {
 	return Origin{file: p.file, line: max(y.Line, 1), column: max(y.Column, 1)}
 }
 
-// node converts a value. Anchors are refused, because what they can build out of a small file has no bound.
+// node converts a value. It refuses anchors, because a small file with anchors can expand to a value of any size.
 func (p *parser) node(y *yaml.Node) *node {
 	n := &node{origin: p.at(y)}
 	if y.Anchor != "" || y.Kind == yaml.AliasNode {
@@ -184,8 +182,8 @@ func (p *parser) members(n *node, y *yaml.Node) {
 	}
 }
 
-// merge returns base with what over says: maps are merged key by key, anything else is replaced, and an empty value says nothing. Neither
-// argument changes.
+// merge returns base with the values of over: maps are merged key by key, anything else is replaced, and a null value changes nothing. It
+// does not modify its arguments.
 func merge(base, over *node) *node {
 	switch {
 	case over.isNull():
@@ -207,18 +205,15 @@ func merge(base, over *node) *node {
 	return merged
 }
 
-// Setting is a value that goes before the files: one of the environment, or a flag.
+// Setting is a value from the environment or a flag. It overrides the files.
 type Setting struct {
-	// Path are the keys that lead to the value.
-	Path []string
-	// Value is its text. It is left out if List is not nil.
-	Value string
-	List  []string
-	// Source names the origin: "environment variable NAME" or "flag --name".
-	Source string
+	Path   []string // keys, outermost first
+	Value  string   // ignored if List is not nil
+	List   []string
+	Source string // "environment variable NAME" or "flag --name"
 }
 
-// layer returns a tree that says what the setting does, and nothing else.
+// layer returns a tree with only the setting.
 func (s Setting) layer() *node {
 	origin := Origin{source: s.Source}
 	tree := newScalar(s.Value, origin)

@@ -1,11 +1,11 @@
-// Package config reads the configuration of the daemon: the file patchbay.yaml, the drop-ins of the directory conf.d beside it, and over
-// them the environment and the flags.
+// Package config reads the configuration of the daemon: the file patchbay.yaml, the drop-ins in the directory conf.d next to it, the
+// environment and the flags. Later sources override earlier ones.
 //
-// Each of these is a layer: a tree of values that know where they come from. The layers are merged and then decoded into a [Config]; errors
-// give the file, line and column of the value. The Go types of this package and of package catalogue are the only description of the
-// format: the JSON schema and the reference in docs/reference/configuration.md are generated from them.
+// Each source is a layer: a tree of values with their origins. The layers are merged and then decoded into a [Config]; errors give the
+// file, line and column of the value. The Go types of this package and of package catalogue are the only description of the format: tests
+// generate the JSON schema and docs/reference/configuration.md from them.
 //
-// The package checks the form of the configuration, and the catalogue. Whether the daemon can work with it is up to package daemon.
+// The package checks the form of the configuration and the catalogue. Package daemon checks everything else.
 package config
 
 import (
@@ -23,7 +23,7 @@ const (
 	configKind = "Config"
 )
 
-// Config is the configuration of the daemon. What the tags of its fields mean:
+// Config is the configuration of the daemon. The tags of its fields are:
 //
 //   - json: the key.
 //   - required: the key must be there.
@@ -44,57 +44,58 @@ type Config struct {
 	State string `json:"state" restart:"true"`
 	// ControlSocket is the path of the socket through which the other commands reach the daemon.
 	ControlSocket string `json:"controlSocket" restart:"true"`
-	// Control says who may do what on the control socket.
+	// Control sets the permissions of users on the control socket.
 	Control Control `json:"control"`
-	// DispenseDir is the directory in which every plugin gets a stable socket, TYPE/NAME.sock, for programs in any language; empty for none.
+	// DispenseDir is the directory in which every plugin gets a stable socket, TYPE/NAME.sock, for programs in any language; empty for
+	// none.
 	DispenseDir string `json:"dispenseDir" restart:"true"`
 	// HTTP is the loopback address and port for /livez, /readyz, /metrics and the status page, for example 127.0.0.1:8080; empty for
 	// none.
 	HTTP string `json:"http" restart:"true"`
 	// Device configures the handler of kind device.
 	Device Device `json:"device" restart:"true"`
-	// Handlers say what to do with the plugins of each type. The kind accept only registers them; csi, device and dra also call
-	// them, as the kubelet does with CSI drivers, device plugins and DRA drivers. The types CSIPlugin, DevicePlugin and DRAPlugin are handled
-	// without an entry here; unhandled covers the others.
+	// Handlers are the kinds of handlers of plugin types. The kind accept only registers plugins; csi, device and dra also call them, as
+	// the kubelet calls CSI drivers, device plugins and DRA drivers. The types CSIPlugin, DevicePlugin and DRAPlugin are handled without an
+	// entry here; unhandled covers the others.
 	Handlers map[string]string `json:"handlers"`
-	// Unhandled says what to do with plugins of all other types: refuse sends them a refusal, which makes some exit; ignore leaves them alone,
-	// for example because they belong to another host that uses the same directory.
+	// Unhandled is the treatment of plugins of all other types: refuse sends them a refusal, which makes some exit; ignore leaves them
+	// alone, for example because they belong to another host that uses the same directory.
 	Unhandled string `json:"unhandled" enum:"refuse,ignore" restart:"true"`
-	// Log says what is logged, and how.
+	// Log sets the level and format of the log.
 	Log Log `json:"log"`
 	// Timeouts bound the steps of a registration.
 	Timeouts Timeouts `json:"timeouts"`
 	// TypeTimeouts override timeouts for some plugin types.
 	TypeTimeouts map[string]Timeouts `json:"typeTimeouts"`
-	// ClientTimeouts are the timeouts that handlers get for their calls to plugins, by TYPE or TYPE/NAME; the latter overrides the former. A
-	// registered plugin keeps the timeout with which it was registered.
+	// ClientTimeouts are the timeouts that handlers get for their calls to plugins, by TYPE or TYPE/NAME; the latter overrides the former.
+	// A registered plugin keeps the timeout with which it was registered.
 	ClientTimeouts map[string]time.Duration `json:"clientTimeouts"`
 	// Bounds limit what plugins may announce and how much of the plugin directories is searched.
 	Bounds Bounds `json:"bounds" restart:"true"`
-	// Trust says whose plugin directories and sockets are used besides those of root and the daemon's user, and who may register plugins of
-	// which types.
+	// Trust sets whose plugin directories and sockets are used in addition to those of root and the daemon's user, and who may register
+	// plugins of which types.
 	Trust Trust `json:"trust" restart:"true"`
-	// Admission says who decides whether a plugin may be launched or registered.
+	// Admission configures the admission plugin, which decides whether a plugin may be launched or registered.
 	Admission Admission `json:"admission" restart:"true"`
-	// Tracing says where to send OpenTelemetry traces of registrations and of calls to plugins.
+	// Tracing configures OpenTelemetry traces of registrations and of calls to plugins.
 	Tracing Tracing `json:"tracing" restart:"true"`
 	// UnreachableGrace is how long a plugin stays registered after its socket stopped accepting connections; 0s for not at all.
 	UnreachableGrace time.Duration `json:"unreachableGrace" restart:"true" zero:"true"`
-	// Fleet says how this node and others know of each other's plugins.
+	// Fleet configures how nodes share information about their plugins.
 	Fleet Fleet `json:"fleet" restart:"true"`
 	// Plugins is the catalogue: the plugins that the daemon may launch.
 	Plugins []catalogue.Plugin `json:"plugins"`
 }
 
-// Control says who may do what on the control socket.
+// Control sets the permissions of users on the control socket.
 type Control struct {
-	// Roles are given to users and groups; of several, the highest counts. Root and the daemon's user always have the role admin. If nobody is
-	// named, members of the socket's group have the role operate; otherwise only those named have a role. The mode of the socket must let them
-	// connect, too.
+	// Roles are granted to users and groups; of several, the highest counts. Root and the daemon's user always have the role admin. If no
+	// user or group is named, members of the socket's group have the role operate; otherwise only the named users and groups have a role.
+	// The mode of the socket must let them connect, too.
 	Roles Roles `json:"roles"`
 }
 
-// Roles are given to users and groups.
+// Roles are granted to users and groups.
 type Roles struct {
 	// Read lets them see plugins, events, logs, devices and the fleet.
 	Read Members `json:"read"`
@@ -112,24 +113,24 @@ type Members struct {
 	Groups []string `json:"groups"`
 }
 
-// Trust says who is trusted besides root and the user of the daemon, as trust.Policy does.
+// Trust names the users and groups that are trusted in addition to root and the daemon's user, as trust.Policy does.
 type Trust struct {
-	// Owners may have sockets in a plugin directory, and their users may own directories there. They may register plugins of every type that
-	// has no entry in types.
+	// Owners may have sockets in a plugin directory, and their users may own directories there. They may register plugins of every type
+	// that has no entry in types.
 	Owners trust.Accounts `json:"owners"`
-	// Types say, for a plugin type, who besides root and the host's user may register plugins of it; nobody else may. Those named may have
-	// sockets and directories too.
+	// Types restrict plugin types: in addition to root and the daemon's user, only the named users and groups may register plugins of the
+	// type. They may have sockets and directories too.
 	Types map[string]trust.Type `json:"types"`
-	// Sticky accepts a plugin directory that others may write to if it has the sticky bit (for example mode 1777). Everybody can create
-	// sockets there; only those of trusted users are used.
+	// Sticky accepts a plugin directory that others may write to if it has the sticky bit (for example mode 1777). Any user can create
+	// sockets there; only sockets of trusted users are used.
 	Sticky bool `json:"sticky"`
-	// NameGrace is how long a plugin's name stays reserved for its user after its last instance goes away; 0s for not at all. During that time
-	// plugins of other users are refused that name, unless they are root's or the daemon's own, were launched by an entry of plugins with
-	// exactly that name, or are of a type with supersede.
+	// NameGrace is how long a plugin's name stays reserved for its user after its last instance goes away; 0s for not at all. During that
+	// time plugins of other users are refused that name, unless they are root's or the daemon's own, were launched by an entry of plugins
+	// with exactly that name, or are of a type with supersede.
 	NameGrace time.Duration `json:"nameGrace" zero:"true"`
 }
 
-// Policy returns the part of it that is a trust.Policy.
+// Policy returns t without NameGrace.
 func (t Trust) Policy() trust.Policy {
 	return trust.Policy{Owners: t.Owners, Types: t.Types, Sticky: t.Sticky}
 }
@@ -141,7 +142,7 @@ type Device struct {
 	SocketDir string `json:"socketDir"`
 }
 
-// Log says what is logged, and how.
+// Log sets the level and format of the log.
 type Log struct {
 	// Level is the lowest level that is logged.
 	Level string `json:"level" enum:"info,debug,warn,error"`
@@ -153,9 +154,9 @@ type Log struct {
 type Timeouts struct {
 	// Dial bounds one connect to a socket.
 	Dial time.Duration `json:"dial"`
-	// GetInfo bounds the call that asks a plugin who it is.
+	// GetInfo bounds the call that asks a plugin for its type and name.
 	GetInfo time.Duration `json:"getInfo"`
-	// Notify bounds the call that tells a plugin whether it is registered.
+	// Notify bounds the call that notifies a plugin of the result of its registration.
 	Notify time.Duration `json:"notify"`
 	// Handler bounds one registration by a handler that can be interrupted (default: unlimited).
 	Handler time.Duration `json:"handler"`
@@ -178,12 +179,12 @@ type Bounds struct {
 	MaxSockets int `json:"maxSockets"`
 	// MaxUserDirs is how many directories of one user below the plugin directories are searched.
 	MaxUserDirs int `json:"maxUserDirs"`
-	// MaxDirs is how many directories below the plugin directories are searched in total. As many as one user may have, but at most half, are
-	// reserved for those of root and the daemon's user.
+	// MaxDirs is how many directories below the plugin directories are searched in total. As many as one user may have, but at most half,
+	// are reserved for those of root and the daemon's user.
 	MaxDirs int `json:"maxDirs"`
 }
 
-// Admission says who decides whether a plugin may be launched or registered.
+// Admission configures the admission plugin, which decides whether a plugin may be launched or registered.
 type Admission struct {
 	// Command is the program of the admission plugin and its arguments. It inherits the environment of the daemon. Without it every plugin
 	// is admitted.
@@ -196,30 +197,31 @@ type Admission struct {
 	LaunchedOnly bool `json:"launchedOnly"`
 }
 
-// Fleet says how this node and others know of each other's plugins.
+// Fleet configures how nodes share information about their plugins.
 type Fleet struct {
-	// Etcd is where the fleet is kept. Without endpoints the node belongs to no fleet.
+	// Etcd is the cluster that stores the fleet. Without endpoints the node does not belong to a fleet.
 	Etcd Etcd `json:"etcd"`
-	// Node is the name of this node, which no other may have: letters, digits, ".", "-" and "_" (default: the host name).
+	// Node is the name of this node, unique in the fleet: letters, digits, ".", "-" and "_" (default: the host name).
 	Node string `json:"node"`
 	// Address is HOST:PORT at which other nodes reach this one (default: where fleet.serve.listen listens, with the host name if that is
 	// every address).
 	Address string `json:"address"`
-	// Serve says how this node and others call each other's plugins.
+	// Serve configures calls between the plugins of this node and other nodes.
 	Serve FleetServe `json:"serve"`
-	// Offers says which nodes may offer which plugins. Without an entry every node may offer all; else this node calls no plugin at another
-	// node that no entry lets offer it.
+	// Offers restrict which plugins nodes may offer. Without an entry every node may offer every plugin; otherwise this node calls a plugin
+	// on another node only if an entry matches both.
 	Offers []FleetOffer `json:"offers" reload:"true"`
-	// Exclusive are the types, or roles, of plugins of which only one instance of a name in the fleet may be active, for example
-	// csi-controller. It has to be the same on all nodes.
+	// Exclusive are plugin types or roles, for example csi-controller. Only one instance of each name may be active in the fleet. The list
+	// must be the same on all nodes.
 	Exclusive []string `json:"exclusive"`
-	// Dispense are plugins that have a stable socket in dispenseDir wherever in the fleet they are, each as TYPE/NAME. Calls prefer this node.
+	// Dispense are plugins, each as TYPE/NAME, that have a stable socket in dispenseDir wherever in the fleet they are. Calls prefer this
+	// node.
 	Dispense []string `json:"dispense"`
-	// Labels say what the node is, for those who select nodes, for example zone: a. Keys and values have letters, digits, ".", "-", "_" and
+	// Labels describe the node so that clients can select it, for example zone: a. Keys and values have letters, digits, ".", "-", "_" and
 	// "/".
 	Labels map[string]string `json:"labels"`
-	// Presence is how long the node counts as alive after its last sign of life, at least 2s. Etcd gets a renewal from each node every third
-	// of it: 1,500 a second from 5,000 nodes with 10s.
+	// Presence is how long the node counts as alive after its last sign of life, at least 2s. Etcd gets a renewal from each node every
+	// third of it: 1,500 a second from 5,000 nodes with 10s.
 	Presence time.Duration `json:"presence"`
 	// Retention is how long the plugins of a dead node stay visible.
 	Retention time.Duration `json:"retention"`
@@ -229,10 +231,10 @@ type Fleet struct {
 	Drift time.Duration `json:"drift"`
 }
 
-// FleetOffer lets nodes offer plugins. All of its keys have to match. In a pattern * stands for any text without a slash, and a
-// pattern that is only "*" matches everything.
+// FleetOffer allows nodes to offer plugins. All of its keys must match. In a pattern, * matches any text without a slash, and the
+// pattern "*" matches everything.
 type FleetOffer struct {
-	// Node is a pattern for the name of the node, which its certificate has to have.
+	// Node is a pattern for the name of the node. The node's certificate must have that name.
 	Node string `json:"node" required:"true"`
 	// Types are patterns for the type, or role, of the plugin.
 	Types []string `json:"types" required:"true"`
@@ -240,25 +242,25 @@ type FleetOffer struct {
 	Names []string `json:"names" required:"true"`
 }
 
-// FleetServe says how this node and others call each other's plugins.
+// FleetServe configures calls between the plugins of this node and other nodes.
 type FleetServe struct {
-	// Listen is HOST:PORT at which calls from other nodes are taken, for example 10.0.0.7:7443 or :7443; empty for none.
+	// Listen is HOST:PORT at which the daemon accepts calls from other nodes, for example 10.0.0.7:7443 or :7443; empty for none.
 	Listen string `json:"listen"`
-	// Cert is a file with the certificate of the node, for servers and clients, with its name as DNS name. It is also shown to nodes that
-	// are called. It is read again when it changes, as are the key and the CA.
+	// Cert is a file with the certificate of the node, for servers and clients, with the node's name as a DNS name. Calls to other nodes
+	// present it too. The daemon reads it again when it changes, and also the key and the CA.
 	Cert string `json:"cert"`
 	// Key is the file with the key of that certificate.
 	Key string `json:"key"`
 	// CA is a file with the certificates that sign those of all nodes.
 	CA string `json:"ca"`
-	// ServerName is the DNS name that the certificates of other nodes have; {node} stands for the name of the node (default: {node}).
+	// ServerName is the DNS name in the certificates of other nodes; {node} is replaced by the name of the node (default: {node}).
 	ServerName string `json:"serverName"`
-	// Allow says who may call what on this node. What no entry allows is denied.
+	// Allow lists the calls from other nodes that are allowed. All others are denied.
 	Allow []FleetAllow `json:"allow" reload:"true"`
 }
 
-// FleetAllow allows calls from other nodes. All of its keys have to match. In a pattern * stands for any text without a slash, and a
-// pattern that is only "*" matches everything.
+// FleetAllow allows calls from other nodes. All of its keys must match. In a pattern, * matches any text without a slash, and the
+// pattern "*" matches everything.
 type FleetAllow struct {
 	// Identity is a pattern for the caller: the URI in its certificate, else its DNS name, else its common name.
 	Identity string `json:"identity" required:"true"`
@@ -270,11 +272,11 @@ type FleetAllow struct {
 	Methods []string `json:"methods" required:"true"`
 }
 
-// Etcd says how etcd is reached, and where in it the fleet is kept.
+// Etcd configures the connection to etcd, and the keys under which it stores the fleet.
 type Etcd struct {
 	// Endpoints are the URLs of its members, for example https://10.0.0.1:2379.
 	Endpoints []string `json:"endpoints"`
-	// CA is a file with the certificates that sign those of etcd (default: those that the system trusts).
+	// CA is a file with the certificates that sign etcd's certificates (default: the system's trusted certificates).
 	CA string `json:"ca"`
 	// Cert is a file with the certificate of the client. It is read again when it changes.
 	Cert string `json:"cert"`
@@ -282,11 +284,11 @@ type Etcd struct {
 	Key string `json:"key"`
 	// ServerName is the name in the certificates of etcd, if that is not the host of the endpoint.
 	ServerName string `json:"serverName"`
-	// User is the user of etcd. With a client certificate it is not needed.
+	// User is the user of etcd. It is not needed with a client certificate.
 	User string `json:"user"`
-	// PasswordFile is a file with the user's password in its first line. It is read for each connection.
+	// PasswordFile is a file with the user's password in its first line. The daemon reads it for each connection.
 	PasswordFile string `json:"passwordFile"`
-	// Prefix begins every key.
+	// Prefix is the prefix of every key.
 	Prefix string `json:"prefix"`
 	// Namespace separates fleets with one prefix: letters, digits, ".", "-" and "_".
 	Namespace string `json:"namespace"`
@@ -294,7 +296,7 @@ type Etcd struct {
 	Timeout time.Duration `json:"timeout"`
 }
 
-// Tracing says where to send OpenTelemetry traces.
+// Tracing configures OpenTelemetry traces.
 type Tracing struct {
 	// Endpoint is the URL of a collector that accepts OTLP over gRPC, for example http://127.0.0.1:4317. Without it nothing is traced.
 	Endpoint string `json:"endpoint"`
@@ -309,7 +311,7 @@ var (
 	Unhandled  = []string{"refuse", "ignore"}
 )
 
-// SetDefaults sets every field whose default is not zero and does not depend on the user.
+// SetDefaults sets every field whose default is not zero. Defaults that depend on the user are not set.
 func (c *Config) SetDefaults() {
 	c.APIVersion, c.Kind = apiVersion, configKind
 	c.Unhandled = Unhandled[0]
@@ -327,7 +329,7 @@ func (c *Config) SetDefaults() {
 	}
 }
 
-// schema is generated from the types by the tests; see generate_test.go.
+// schema is generated from the types; see generate_test.go.
 //
 //go:embed patchbay.schema.json
 var schema []byte
