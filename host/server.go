@@ -48,7 +48,7 @@ type server struct {
 	path   string
 	grpc   *grpc.Server
 	done   sync.WaitGroup
-	denied untrusted.Quota[string] // by plugin; strangers have no name
+	denied untrusted.LogRate[string] // by plugin; strangers have no name
 
 	mu        sync.Mutex // guards what follows
 	plugins   map[uint64]*PluginProcess
@@ -231,12 +231,12 @@ func (s *server) deny(c *conn, p *PluginProcess, what, why string) {
 	if p != nil {
 		event.Plugin, event.Socket = p.spec.Name, p.spec.PluginSocket
 	}
-	withheld, ok := s.denied.Take(event.Plugin, event.Time)
+	suppressed, ok := s.denied.Allow(event.Plugin, event.Time)
 	if !ok {
 		return
 	}
-	if withheld > 0 {
-		event.Message += fmt.Sprintf(" (%d earlier refusals in total were not reported)", withheld)
+	if suppressed > 0 {
+		event.Message += fmt.Sprintf(" (%d earlier refusals in total were not reported)", suppressed)
 	}
 	s.emit(event)
 }

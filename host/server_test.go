@@ -158,7 +158,7 @@ func TestRefusalsAreNotToldForEver(t *testing.T) {
 		s.deny(nil, nil, "call", "no")
 		s.deny(nil, thief, "call", "no")
 	}
-	if want := map[string]int{"": untrusted.ToldEach, "thief": untrusted.ToldEach}; !maps.Equal(told, want) {
+	if want := map[string]int{"": untrusted.MaxLogRate, "thief": untrusted.MaxLogRate}; !maps.Equal(told, want) {
 		t.Errorf("events %v, want %v", told, want)
 	}
 }

@@ -43,7 +43,7 @@ type Auditor struct {
 	publish func(reconciler.Event)
 	log     *slog.Logger
 	// They are separate, so that no kind suppresses another one.
-	denials, calls, misses *sparse
+	denials, calls, misses *entryRate
 	seed                   maphash.Seed
 }
 
@@ -51,7 +51,7 @@ type Auditor struct {
 func NewAuditor(publish func(reconciler.Event), log *slog.Logger) *Auditor {
 	return &Auditor{
 		publish: publish, log: log,
-		denials: newSparse(maxSparse, maxTold), calls: newSparse(maxCalled, 0), misses: newSparse(maxSparse, maxTold),
+		denials: newEntryRate(maxEntries, maxAllEntries), calls: newEntryRate(maxCalls, 0), misses: newEntryRate(maxEntries, maxAllEntries),
 		seed: maphash.MakeSeed(),
 	}
 }
@@ -91,7 +91,7 @@ func (a *Auditor) Called(c Actor, call Call, reached bool, code codes.Code) {
 	if reached && code != codes.Unimplemented {
 		set = a.calls
 	}
-	if first, left := set.first(audited{who: c.Key(), call: maphash.Comparable(a.seed, call), code: code}); first {
+	if first, left := set.allow(audited{who: c.Key(), call: maphash.Comparable(a.seed, call), code: code}); first {
 		a.record(c, slog.LevelInfo, entry{action: callAction, target: call.String(), result: resultOf(code), left: left})
 	}
 }
@@ -99,12 +99,12 @@ func (a *Auditor) Called(c Actor, call Call, reached bool, code codes.Code) {
 // Admit returns an error if so many different calls of an actor, who is neither root nor the daemon's user, were recorded within a short
 // time that only the calls that have begun can still be recorded.
 func (a *Auditor) Admit(c Actor) error {
-	if a.calls.count(c.Key()) < maxCalled-maxCallsAtOnce {
+	if a.calls.count(c.Key()) < maxCalls-maxCallsAtOnce {
 		return nil
 	}
 	err := status.Errorf(codes.ResourceExhausted, "more than %d different calls within %v are more than are recorded; call again later",
-		maxCalled-maxCallsAtOnce, sparseQuiet)
-	if first, left := a.denials.first(audited{who: c.Key(), action: callAction, code: codes.ResourceExhausted}); first {
+		maxCalls-maxCallsAtOnce, repeatAfter)
+	if first, left := a.denials.allow(audited{who: c.Key(), action: callAction, code: codes.ResourceExhausted}); first {
 		a.record(c, slog.LevelWarn, entry{
 			action: callAction, result: resultOf(codes.ResourceExhausted), why: status.Convert(err).Message(), left: left,
 		})
@@ -115,7 +115,7 @@ func (a *Auditor) Admit(c Actor) error {
 // denied records an action that was denied, unless the same was recorded a short time ago. Text that callers choose does not tell
 // actions apart.
 func (a *Auditor) denied(c Actor, action string, err error) {
-	if first, left := a.denials.first(audited{who: c.Key(), action: action}); first {
+	if first, left := a.denials.allow(audited{who: c.Key(), action: action}); first {
 		a.record(c, slog.LevelWarn, entry{action: action, result: resultDenied, why: textOf(err), left: left})
 	}
 }
@@ -151,7 +151,7 @@ func (a *Auditor) record(c Actor, level slog.Level, e entry) {
 	a.publish(reconciler.Event{Time: time.Now(), Kind: eventAudit, Message: message})
 }
 
-// leftOut says of what is told sparsely how many were left out before it.
+// leftOut is the part of an entry that tells how many were suppressed before it.
 func leftOut(count int) string {
 	if count == 0 {
 		return ""
@@ -202,126 +202,130 @@ func targetOf(request any) string {
 }
 
 const (
-	// sparseQuiet is for how long what was told is not told again.
-	sparseQuiet = time.Minute
-	// Within that time so much is told of one user: of what he may have made up, and of calls that reached a plugin.
-	maxSparse = 256
-	maxCalled = 16384
-	// maxCallsAtOnce is how many calls one user may have in progress, see [frames.DefaultLimits].
+	// repeatAfter is how long an entry is not repeated.
+	repeatAfter = time.Minute
+	// maxEntries and maxCalls bound the entries about one user in that time: those that the user may have made up, and those about calls
+	// that reached a plugin.
+	maxEntries = 256
+	maxCalls   = 16384
+	// maxCallsAtOnce is how many calls one user may have in progress, see [h2proxy.DefaultLimits].
 	maxCallsAtOnce = 2048
-	// maxTold bounds what may be made up of all users, and maxUsers how many users are remembered.
-	maxTold  = 4096
-	maxUsers = 1024
+	// maxAllEntries bounds the entries of all users that may be made up, and maxUsers the number of users that are remembered.
+	maxAllEntries = 4096
+	maxUsers      = 1024
 )
 
-// audited is what is told of: equal values are alike. What a caller has made up is in it as a hash of which he does not know the seed.
+// audited identifies an entry: entries with equal values are repetitions. What a caller has made up is part of it as a hash with a secret
+// seed.
 type audited struct {
 	who, action string
 	call        uint64
 	code        codes.Code
 }
 
-// sparse says what to tell of things that may come in floods. It is safe for concurrent use.
-type sparse struct {
-	most int // of one user
-	// total is how much of all users; 0: they are not bounded together, and of one who has most, all is told, also what was told before.
+// entryRate limits how many entries are written in a time, and suppresses repetitions. It is a rate and not a quota: nothing is held or
+// given back. It is safe for concurrent use.
+type entryRate struct {
+	perUser int
+	// total limits the entries of all users; 0 for no limit. Without it, no entry of a user who reaches perUser is suppressed, and those
+	// before are forgotten.
 	total int
 
-	mu    sync.Mutex
-	users map[string]*toldUser
-	since time.Time // since when told was told
-	told  int
+	mu      sync.Mutex
+	users   map[string]*userEntries
+	since   time.Time // when written was 0
+	written int
 }
 
-func newSparse(most, total int) *sparse {
-	return &sparse{most: most, total: total, users: map[string]*toldUser{}}
+func newEntryRate(perUser, total int) *entryRate {
+	return &entryRate{perUser: perUser, total: total, users: map[string]*userEntries{}}
 }
 
-// toldUser is what was told of one user.
-type toldUser struct {
-	told  map[audited]time.Time
-	left  int
-	last  time.Time
-	swept time.Time // when what was told long ago was forgotten
+// userEntries are the entries about one user.
+type userEntries struct {
+	written    map[audited]time.Time
+	suppressed int // since the last one that was written
+	last       time.Time
+	swept      time.Time // when old ones were forgotten
 }
 
-// sweep forgets what was told long ago, if that was not done a moment ago.
-func (u *toldUser) sweep(now time.Time) {
+// sweep forgets old entries, at most once a second.
+func (u *userEntries) sweep(now time.Time) {
 	if now.Sub(u.swept) >= time.Second {
-		maps.DeleteFunc(u.told, func(_ audited, at time.Time) bool { return now.Sub(at) >= sparseQuiet })
+		maps.DeleteFunc(u.written, func(_ audited, at time.Time) bool { return now.Sub(at) >= repeatAfter })
 		u.swept = now
 	}
 }
 
-// first says whether to tell something because nothing like it was told a short time ago, and how much of the same user was left out
-// since something was told before it. It does not if too much of the user, or of all, was told, where that is bounded.
-func (s *sparse) first(what audited) (first bool, left int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// allow reports whether to write an entry, and how many about the same user were suppressed since the last one that was written.
+func (r *entryRate) allow(what audited) (ok bool, suppressed int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	now := time.Now()
-	u := s.user(what.who, now)
-	if at, told := u.told[what]; told && now.Sub(at) < sparseQuiet {
-		u.left++
+	u := r.user(what.who, now)
+	if at, repeated := u.written[what]; repeated && now.Sub(at) < repeatAfter {
+		u.suppressed++
 		return false, 0
 	}
-	if len(u.told) >= s.most {
+	if len(u.written) >= r.perUser {
 		u.sweep(now)
 	}
-	full := len(u.told) >= s.most
-	if full && s.total == 0 {
-		clear(u.told)
+	full := len(u.written) >= r.perUser
+	if full && r.total == 0 {
+		clear(u.written)
 		full = false
 	}
-	if full || !s.room(now) {
-		u.left++
+	if full || !r.takeTotal(now) {
+		u.suppressed++
 		return false, 0
 	}
-	u.told[what] = now
-	left, u.left = u.left, 0
-	return true, left
+	u.written[what] = now
+	suppressed, u.suppressed = u.suppressed, 0
+	return true, suppressed
 }
 
-// count returns how much was told of a user within a short time.
-func (s *sparse) count(who string) int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	u := s.users[who]
+// count returns how many recent entries there are about a user.
+func (r *entryRate) count(who string) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	u := r.users[who]
 	if u == nil {
 		return 0
 	}
-	if len(u.told) >= s.most/2 {
+	if len(u.written) >= r.perUser/2 {
 		u.sweep(time.Now())
 	}
-	return len(u.told)
+	return len(u.written)
 }
 
-// room takes one of the total that may be told in the present time. mu is held.
-func (s *sparse) room(now time.Time) bool {
-	if now.Sub(s.since) >= sparseQuiet {
-		s.since, s.told = now, 0
+// takeTotal counts an entry to the total, unless that is reached. r.mu is held.
+func (r *entryRate) takeTotal(now time.Time) bool {
+	if now.Sub(r.since) >= repeatAfter {
+		r.since, r.written = now, 0
 	}
-	if s.total > 0 && s.told == s.total {
+	if r.total > 0 && r.written == r.total {
 		return false
 	}
-	s.told++
+	r.written++
 	return true
 }
 
-// user returns what was told of a user, for whom the one makes room who was silent longest. mu is held.
-func (s *sparse) user(who string, now time.Time) *toldUser {
-	u := s.users[who]
+// user returns the entries about a user. If there are too many users, the one without an entry for the longest time is forgotten. r.mu is
+// held.
+func (r *entryRate) user(who string, now time.Time) *userEntries {
+	u := r.users[who]
 	if u == nil {
-		if len(s.users) >= maxUsers {
-			silent := ""
-			for other, o := range s.users {
-				if silent == "" || o.last.Before(s.users[silent].last) {
-					silent = other
+		if len(r.users) >= maxUsers {
+			oldest := ""
+			for other, o := range r.users {
+				if oldest == "" || o.last.Before(r.users[oldest].last) {
+					oldest = other
 				}
 			}
-			delete(s.users, silent)
+			delete(r.users, oldest)
 		}
-		u = &toldUser{told: map[audited]time.Time{}}
-		s.users[who] = u
+		u = &userEntries{written: map[audited]time.Time{}}
+		r.users[who] = u
 	}
 	u.last = now
 	return u
@@ -331,19 +335,19 @@ func (s *sparse) user(who string, now time.Time) *toldUser {
 type Denials struct {
 	publish func(reconciler.Event)
 	log     *slog.Logger
-	told    *sparse
+	told    *entryRate
 }
 
 // NewDenials returns a Denials that passes its events to publish.
 func NewDenials(publish func(reconciler.Event), log *slog.Logger) *Denials {
-	return &Denials{publish, log, newSparse(maxSparse, maxTold)}
+	return &Denials{publish, log, newEntryRate(maxEntries, maxAllEntries)}
 }
 
 // Deny records a denied call and returns its error, which does not reveal whether there is such a plugin.
 func (d *Denials) Deny(c Actor, call Call) error {
 	who := c.String()
 	what := fmt.Sprintf("%s of plugin %s", short(call.Method), shortName(call.Plugin))
-	if first, left := d.told.first(audited{who: c.Key(), action: what}); first {
+	if first, left := d.told.allow(audited{who: c.Key(), action: what}); first {
 		d.log.Warn("fleet: a call from another node was denied", "caller", who, "call", what, "leftOut", left)
 		d.publish(reconciler.Event{
 			Time: time.Now(), Kind: eventFleetCallDenied, Message: fmt.Sprintf("%s may not call %s%s", who, what, leftOut(left)),

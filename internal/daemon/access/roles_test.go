@@ -82,40 +82,40 @@ func TestUnknownMembers(t *testing.T) {
 	}
 }
 
-func TestSparse(t *testing.T) {
+func TestEntryRate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSparse(maxSparse, maxTold)
+		s := newEntryRate(maxEntries, maxAllEntries)
 		told := 0
 		for range 3 {
-			if first, _ := s.first(audited{action: "a"}); first {
+			if first, _ := s.allow(audited{action: "a"}); first {
 				told++
 			}
 		}
-		first, left := s.first(audited{action: "b"})
+		first, left := s.allow(audited{action: "b"})
 		if told != 1 || !first || left != 2 {
 			t.Errorf("told %d times; another: %t, %d left out", told, first, left)
 		}
-		for i := range 2 * maxSparse {
-			s.first(audited{action: strings.Repeat("x", i)})
+		for i := range 2 * maxEntries {
+			s.allow(audited{action: strings.Repeat("x", i)})
 		}
-		if u := s.users[""]; len(u.told) != maxSparse || u.left != maxSparse+2 {
-			t.Errorf("%d remembered, %d left out", len(u.told), u.left)
+		if u := s.users[""]; len(u.written) != maxEntries || u.suppressed != maxEntries+2 {
+			t.Errorf("%d remembered, %d left out", len(u.written), u.suppressed)
 		}
-		if first, left := s.first(audited{who: "1", action: "a"}); !first || left != 0 {
+		if first, left := s.allow(audited{who: "1", action: "a"}); !first || left != 0 {
 			t.Errorf("what another user does: %t, %d left out", first, left)
 		}
 		// A crowd is bounded too, and those who take turns are remembered as far as there is room.
 		told = 0
-		for i := range 3 * maxTold {
-			if first, _ := s.first(audited{who: strconv.Itoa(i % (2 * maxUsers)), action: "y"}); first {
+		for i := range 3 * maxAllEntries {
+			if first, _ := s.allow(audited{who: strconv.Itoa(i % (2 * maxUsers)), action: "y"}); first {
 				told++
 			}
 		}
-		if told > maxTold || len(s.users) != maxUsers {
-			t.Errorf("%d are told of a crowd, want %d at most; %d users are remembered", told, maxTold, len(s.users))
+		if told > maxAllEntries || len(s.users) != maxUsers {
+			t.Errorf("%d are told of a crowd, want %d at most; %d users are remembered", told, maxAllEntries, len(s.users))
 		}
-		time.Sleep(sparseQuiet)
-		if first, _ := s.first(audited{who: "late", action: "y"}); !first {
+		time.Sleep(repeatAfter)
+		if first, _ := s.allow(audited{who: "late", action: "y"}); !first {
 			t.Error("after a while nothing is told")
 		}
 	})
@@ -135,10 +135,10 @@ func TestAuditCannotBeSwitchedOff(t *testing.T) {
 			call(user, fmt.Sprintf("made-up-%d", i), "a.B/C", false, codes.Unavailable)
 			call(user, "disk", fmt.Sprintf("a.B/MadeUp%d", i), true, codes.Unimplemented)
 		}
-		if len(told) != maxSparse {
-			t.Errorf("%d calls of made-up names are told, want %d", len(told), maxSparse)
+		if len(told) != maxEntries {
+			t.Errorf("%d calls of made-up names are told, want %d", len(told), maxEntries)
 		}
-		for i := range 2 * maxSparse { // which may be made up, or have had their effect
+		for i := range 2 * maxEntries { // which may be made up, or have had their effect
 			told = nil
 			call(user, "disk", fmt.Sprintf("a.B/Cut%d", i), true, codes.Canceled)
 			call(user, "disk", fmt.Sprintf("a.B/Method%d", i), true, codes.NotFound)
@@ -161,7 +161,7 @@ func TestAuditCannotBeSwitchedOff(t *testing.T) {
 		}
 		told = nil
 		refused := 0
-		for i := range 4 * maxCalled {
+		for i := range 4 * maxCalls {
 			if err := a.Admit(user); err != nil {
 				if refused++; status.Code(err) != codes.ResourceExhausted {
 					t.Error(err)
@@ -170,7 +170,7 @@ func TestAuditCannotBeSwitchedOff(t *testing.T) {
 			}
 			call(user, "disk", fmt.Sprintf("a.B/Other%d", i), true, codes.OK)
 		}
-		if len(told) > maxCalled || refused == 0 {
+		if len(told) > maxCalls || refused == 0 {
 			t.Errorf("%d calls of one user are told within a moment, and %d refused", len(told), refused)
 		}
 		if !slices.ContainsFunc(told, func(m string) bool { return strings.Contains(m, "resource_exhausted") }) {
@@ -189,7 +189,7 @@ func TestAuditCannotBeSwitchedOff(t *testing.T) {
 		if len(told) != maxCallsAtOnce {
 			t.Errorf("%d of %d calls that had begun are told", len(told), maxCallsAtOnce)
 		}
-		time.Sleep(sparseQuiet)
+		time.Sleep(repeatAfter)
 		if err := a.Admit(user); err != nil {
 			t.Errorf("after a while: %v", err)
 		}
@@ -200,11 +200,11 @@ func TestAuditCannotBeSwitchedOff(t *testing.T) {
 			t.Errorf("too much is remembered, of %d users", len(a.calls.users))
 		}
 		told = nil
-		for range 2 * maxCalled { // by root, who is not refused
+		for range 2 * maxCalls { // by root, who is not refused
 			call(&Caller{}, "disk", fmt.Sprint("a.B/", len(told)), true, codes.OK)
 		}
-		if len(told) != 2*maxCalled || len(a.calls.users[(&Caller{}).Key()].told) > maxCalled {
-			t.Errorf("%d of %d different calls of root are told", len(told), 2*maxCalled)
+		if len(told) != 2*maxCalls || len(a.calls.users[(&Caller{}).Key()].written) > maxCalls {
+			t.Errorf("%d of %d different calls of root are told", len(told), 2*maxCalls)
 		}
 	})
 }
@@ -234,11 +234,11 @@ func TestCallsThatLookAlike(t *testing.T) {
 func TestFleetDenialsOfOneHideNoOther(t *testing.T) {
 	var told []string
 	d := NewDenials(func(e reconciler.Event) { told = append(told, e.Message) }, slog.New(slog.DiscardHandler))
-	for i := range 2 * maxSparse {
+	for i := range 2 * maxEntries {
 		_ = d.Deny(node("node-a"), Call{Plugin: named("T", fmt.Sprint("made-up", i)), Method: "a.B/C"})
 	}
 	_ = d.Deny(node("node-b"), Call{Plugin: named("CSIPlugin", "disk"), Method: "csi.v1.Node/NodePublishVolume"})
-	if len(told) != maxSparse+1 || !strings.Contains(told[maxSparse], "node-b may not call") {
+	if len(told) != maxEntries+1 || !strings.Contains(told[maxEntries], "node-b may not call") {
 		t.Errorf("%d are told, the last: %q", len(told), told[len(told)-1])
 	}
 }
@@ -264,11 +264,11 @@ func TestDenials(t *testing.T) {
 	if len(events) != 1 || !strings.HasPrefix(events[0], "fleet-call-denied node may not call s/m of plugin T/nnn") {
 		t.Errorf("events %q", events)
 	}
-	for i := range 2 * maxSparse {
+	for i := range 2 * maxEntries {
 		_ = d.Deny(node("node"), Call{Plugin: named("T", fmt.Sprint(i)), Method: "s/m"})
 	}
-	if len(events) > maxSparse || len(d.told.users["node"].told) > maxSparse {
-		t.Errorf("%d events, %d remembered", len(events), len(d.told.users["node"].told))
+	if len(events) > maxEntries || len(d.told.users["node"].written) > maxEntries {
+		t.Errorf("%d events, %d remembered", len(events), len(d.told.users["node"].written))
 	}
 }
 

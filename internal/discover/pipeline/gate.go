@@ -42,7 +42,7 @@ type gate struct {
 	mu      sync.Mutex
 	refused []dirwatch.Refusal // sorted by path
 
-	told untrusted.Quota[uint32] // by user
+	logged untrusted.LogRate[uint32] // by user
 }
 
 // admit says why a directory, socket or symbolic link is not used.
@@ -168,13 +168,13 @@ func (w *Watcher) refuse(refused []dirwatch.Refusal) {
 		if refusal, ok := errors.AsType[*trust.Refusal](r.Err); ok && w.cfg.Reconciler.Refused != nil {
 			w.cfg.Reconciler.Refused(refusal.Reason)
 		}
-		withheld, ok := w.gate.told.Take(r.Info.UID, time.Now())
+		suppressed, ok := w.gate.logged.Allow(r.Info.UID, time.Now())
 		if !ok {
 			continue
 		}
 		message := r.Err.Error()
-		if withheld > 0 {
-			message += fmt.Sprintf(" (%d earlier refusals in total were not reported)", withheld)
+		if suppressed > 0 {
+			message += fmt.Sprintf(" (%d earlier refusals in total were not reported)", suppressed)
 		}
 		w.cfg.Reconciler.Logger.Warn("not trusted", "path", r.Path, "reason", message)
 		w.observe(reconciler.EventRefused, r.Path, message)
