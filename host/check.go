@@ -148,7 +148,7 @@ func (h *Host) admitUser(s *process.Spec, as *process.User, spec Spec) error {
 }
 
 // needsAccess reports whether a plugin, as its user, calls the host and makes files beside its socket. For a foreign one the host does.
-func needsAccess(as *process.User, spec Spec) bool { return as != nil && spec.Foreign == nil }
+func needsAccess(as *process.User, spec Spec) bool { return as != nil && spec.Adapter == nil }
 
 // giveDir gives a directory to a user, and lets everybody pass through those above it up to top.
 func giveDir(dir, top string, to *process.User) error {

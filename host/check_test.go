@@ -350,7 +350,7 @@ func TestForeignUser(t *testing.T) {
 	h, parent := newHost(t), t.TempDir()
 	launch(t, h, Spec{Args: []string{"/bin/sh", "-c", "read line; read end; exit 0"}}) // for which the host has a directory
 	p := launch(t, h, Spec{
-		Args: []string{"/bin/sh", "-c", "read line; exit 0"}, Dir: "/", Foreign: silent{},
+		Args: []string{"/bin/sh", "-c", "read line; exit 0"}, Dir: "/", Adapter: silent{},
 		User: "12345", Group: "23456", PluginSocket: filepath.Join(parent, "name.1", "plugin.sock"),
 	})
 	before, err := os.Stat(parent)

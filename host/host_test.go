@@ -121,12 +121,12 @@ func TestGrace(t *testing.T) {
 		for _, test := range []struct{ timeout, deadline, want time.Duration }{
 			{0, 0, 5 * time.Second}, {time.Minute, 0, time.Minute}, {0, time.Minute, 5 * time.Second}, {time.Minute, 3 * time.Millisecond, 3 * time.Millisecond},
 		} {
-			for _, foreign := range []Foreign{nil, struct{ Foreign }{}} {
+			for _, foreign := range []ProtocolAdapter{nil, struct{ ProtocolAdapter }{}} {
 				ctx, cancel := t.Context(), context.CancelFunc(func() {})
 				if test.deadline > 0 {
 					ctx, cancel = context.WithTimeout(ctx, test.deadline)
 				}
-				grace := (&Spec{StopTimeout: test.timeout, Foreign: foreign}).grace(ctx)
+				grace := (&Spec{StopTimeout: test.timeout, Adapter: foreign}).grace(ctx)
 				cancel()
 				if grace.Stdin <= 0 || grace.Term <= 0 || grace.Stdin+grace.Term != test.want || grace.Kill != 0 {
 					t.Errorf("%+v, foreign %t: %+v", test, foreign != nil, grace)

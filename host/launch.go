@@ -71,15 +71,15 @@ type Spec struct {
 	Tag string
 	// StopTimeout is how long [PluginProcess.Terminate] waits before it kills the plugin (default 5 s). SIGTERM is sent halfway.
 	StopTimeout time.Duration
-	// Foreign is set for a plugin of a protocol that the host does not know; Protocol does not matter then. Its PluginSocket is not passed
+	// Adapter is set for a plugin of a protocol that the host does not know; Protocol does not matter then. Its PluginSocket is not passed
 	// on, and it cannot survive.
-	Foreign Foreign
+	Adapter ProtocolAdapter
 }
 
 // mayBeCIPD reports whether the plugin calls its host with Patchbay's protocol, and its program does not show whose services it calls. The
 // error is for a program that calls those of CIPD.
 func (h *Host) mayBeCIPD(s Spec, program string) (bool, error) {
-	if s.Controller == nil || s.Foreign != nil || s.Protocol == ProtocolCIPD {
+	if s.Controller == nil || s.Adapter != nil || s.Protocol == ProtocolCIPD {
 		return false, nil
 	}
 	found := h.scan(program)
@@ -167,7 +167,7 @@ func (s *Spec) Validate() error {
 // check returns an error if the description is invalid, and normalizes its path and protocol.
 func (s *Spec) check() (granted grants, err error) {
 	switch s.Protocol = cmp.Or(s.Protocol, ProtocolPatchbay); {
-	case s.Foreign != nil:
+	case s.Adapter != nil:
 		s.Protocol = protocolForeign
 	case s.Protocol != ProtocolPatchbay && s.Protocol != ProtocolCIPD:
 		return nil, fmt.Errorf("unknown protocol %q: use %q or %q", s.Protocol, ProtocolPatchbay, ProtocolCIPD)
@@ -196,7 +196,7 @@ func (s *Spec) check() (granted grants, err error) {
 		err = fmt.Errorf("its StopTimeout is negative: %v; use 0 for the default", s.StopTimeout)
 	case min(s.Limits.Memory, s.Limits.CPU, int64(s.Limits.Processes), int64(s.Limits.OpenFiles)) < 0:
 		err = fmt.Errorf("a limit is negative: %+v; use 0 for no limit", s.Limits)
-	case s.Foreign != nil && s.Survive:
+	case s.Adapter != nil && s.Survive:
 		err = errors.New("it must survive its host, which a plugin of a foreign protocol cannot")
 	case s.PluginSocket != "" && s.Protocol == ProtocolCIPD:
 		err = fmt.Errorf("the protocol %q cannot tell it where to serve", s.Protocol)
@@ -291,7 +291,7 @@ func (h *Host) reserve(p *PluginProcess) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	err := h.open()
-	if err == nil && p.spec.Foreign == nil {
+	if err == nil && p.spec.Adapter == nil {
 		err = h.serve()
 		p.server = h.server
 	}
@@ -397,7 +397,7 @@ const (
 // needsCIPD says what to do about a plugin of CIPD that was launched with another protocol.
 const needsCIPD = `a plugin of CIPD needs the protocol "cipd": set it in AdmissionSpec, admission.protocol or the Spec of Host.Launch`
 
-// protocolForeign is that of plugins with a [Foreign].
+// protocolForeign is that of plugins with a [ProtocolAdapter].
 const protocolForeign Protocol = "foreign"
 
 // protocols says in what they differ for those who call the host: by which key a ticket comes, how a service is refused that is not
@@ -430,20 +430,20 @@ func (p *PluginProcess) handshakeLine(listener *handshake.Listener) ([]byte, err
 	return line.Bytes(), err
 }
 
-// Foreign stands between a host and a plugin that speaks another protocol than the host's own; see [Spec]. Such a plugin gets nothing on
-// its standard input, which ends when the plugin is terminated, and cannot call its host. What it prints goes into its log.
-type Foreign interface {
-	// Hello is called first, and reads from standard output whatever is not meant for the log. It returns when it has seen enough, or on the
-	// first error; there is one when the plugin has ended.
+// ProtocolAdapter connects a host with a foreign plugin: one that speaks another protocol than the host; see [Spec]. Such a plugin gets
+// nothing on its standard input, which is closed when the plugin is terminated, and cannot call its host. Its output goes into its log.
+type ProtocolAdapter interface {
+	// Hello is called first, and reads from standard output what is not meant for the log. It returns when it has read enough, or on the first
+	// error, such as the end of the output.
 	Hello(stdout io.Reader)
-	// Stderr returns what is read for the log instead of standard error, to see what the plugin writes there.
+	// Stderr returns the reader that the log uses in place of standard error.
 	Stderr(stderr io.Reader) io.Reader
-	// Stop asks the plugin to end. It is called, concurrently too, by each [PluginProcess.Terminate], while it waits as long as
-	// [Spec].StopTimeout says; ctx ends when that call does.
+	// Stop asks the plugin to stop. Each [PluginProcess.Terminate] calls it while it waits, possibly concurrently; ctx ends when that call
+	// does.
 	Stop(ctx context.Context)
-	// Health returns the connection and the name by which a plugin that runs is asked for its health.
+	// Health returns the connection and the service name for health checks of a running plugin.
 	Health() (conn grpc.ClientConnInterface, service string)
-	// Ended is called once, after Done of the process was closed, or after the host has given up waiting for that. The host's Close waits
-	// until it returns.
+	// Ended is called once, after Done of the process was closed or the host has given up waiting for it. The host's Close waits until it
+	// returns.
 	Ended()
 }

@@ -43,7 +43,7 @@ func setUpSocket(s *process.Spec, spec Spec) (at socketSetup, err error) {
 		at.createdDir, err = createSocketDir(filepath.Dir(path))
 		theirs = at.createdDir == ""
 	}
-	if err == nil && spec.Foreign == nil {
+	if err == nil && spec.Adapter == nil {
 		s.Remove = sock.Traces(path)
 		if !theirs {
 			err = at.makeSocket(s, path)

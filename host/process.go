@@ -108,18 +108,18 @@ func (p *PluginProcess) Owns(pid int) bool { return p.proc != nil && p.proc.Owns
 // RegisteredFor returns the user and group of a plugin of a foreign protocol, whose registration this process serves. It reports false for
 // a plugin that serves its registration itself, and for one that runs as the user and group of this process.
 func (p *PluginProcess) RegisteredFor() (uid, gid uint32, ok bool) {
-	if p.spec.Foreign == nil || p.user == nil {
+	if p.spec.Adapter == nil || p.user == nil {
 		return 0, 0, false
 	}
 	return p.user.UID, p.user.GID, true
 }
 
-// Health returns [Foreign].Health; nil for a plugin that is asked at its socket.
+// Health returns [ProtocolAdapter].Health; nil for a plugin that is asked at its socket.
 func (p *PluginProcess) Health() (conn grpc.ClientConnInterface, service string) {
-	if p.spec.Foreign == nil {
+	if p.spec.Adapter == nil {
 		return nil, ""
 	}
-	return p.spec.Foreign.Health()
+	return p.spec.Adapter.Health()
 }
 
 // Introduction returns what a plugin of the SDK has said of itself before it served: its answer to GetInfo, encoded. It returns that once,
@@ -191,7 +191,7 @@ func (s *Spec) grace(ctx context.Context) process.Grace {
 		whole = min(whole, max(time.Until(deadline), 1))
 	}
 	term := whole / 2
-	if s.Foreign != nil {
+	if s.Adapter != nil {
 		term = whole / 10
 	}
 	return process.Grace{Stdin: whole - term, Term: cmp.Or(term, 1)}
@@ -200,12 +200,12 @@ func (s *Spec) grace(ctx context.Context) process.Grace {
 // terminate stops the process. A foreign plugin is also asked by its protocol.
 func (p *PluginProcess) terminate(ctx context.Context) error {
 	grace := p.spec.grace(ctx)
-	if p.spec.Foreign == nil {
+	if p.spec.Adapter == nil {
 		return p.proc.Terminate(ctx, grace)
 	}
 	asking, cancel := context.WithCancel(ctx)
 	var asked sync.WaitGroup
-	asked.Go(func() { p.spec.Foreign.Stop(asking) })
+	asked.Go(func() { p.spec.Adapter.Stop(asking) })
 	err := p.proc.Terminate(ctx, grace)
 	cancel()
 	asked.Wait()
@@ -227,8 +227,8 @@ func (p *PluginProcess) abandon() { p.leftOnce.Do(func() { close(p.left) }) }
 
 func (p *PluginProcess) watch() {
 	defer p.host.forget(p) // after Ended: until the registration is closed, PluginAt has to find the plugin whose it is
-	if p.spec.Foreign != nil {
-		defer p.spec.Foreign.Ended()
+	if p.spec.Adapter != nil {
+		defer p.spec.Adapter.Ended()
 	}
 	drain := p.readOutput()
 	ended := false
@@ -241,7 +241,7 @@ func (p *PluginProcess) watch() {
 	p.server.remove(p)
 	p.calls.finish(patience)
 	drain()
-	if p.spec.Foreign == nil {
+	if p.spec.Adapter == nil {
 		p.host.forget(p)
 	}
 	if ended {
@@ -283,7 +283,7 @@ func (p *PluginProcess) readOutput() (drain func()) {
 	for source, pipe := range pipes {
 		readers.Go(func() {
 			var from io.Reader = pipe
-			if foreign := p.spec.Foreign; foreign != nil && source == pluginlog.Stdout {
+			if foreign := p.spec.Adapter; foreign != nil && source == pluginlog.Stdout {
 				foreign.Hello(pipe)
 			} else if foreign != nil {
 				from = foreign.Stderr(pipe)

@@ -81,7 +81,7 @@ const (
 // NoNewPrivs are as in package host.
 type Plugin struct {
 	// Spec describes its processes. Its Name is unique among the launched plugins and has the syntax of a file name; its Env is the whole
-	// environment unless it is nil. The launcher sets PluginSocket, Admit, Tag and Foreign.
+	// environment unless it is nil. The launcher sets PluginSocket, Admit, Tag and Adapter.
 	host.Spec
 	// NoSocket is for a program that does not serve: it is ready when it has run for a moment. All others get a socket path in the plugin
 	// directory, and are ready when they are registered. A plugin with a user or group gets a directory of its own in the plugin directory.
@@ -166,8 +166,8 @@ func (l *Launcher) check(p Plugin) error {
 	case !nameText.MatchString(p.Name):
 		return fmt.Errorf("cannot launch plugin %q: a name has 1 to 128 letters, digits, dots, dashes and underscores, "+
 			"and begins with a letter or digit", p.Name)
-	case p.PluginSocket != "" || p.Admit != nil || p.Tag != "" || p.Foreign != nil:
-		return fmt.Errorf("cannot launch plugin %s: the launcher itself sets the PluginSocket, Admit, Tag and Foreign of its Spec",
+	case p.PluginSocket != "" || p.Admit != nil || p.Tag != "" || p.Adapter != nil:
+		return fmt.Errorf("cannot launch plugin %s: the launcher itself sets the PluginSocket, Admit, Tag and Adapter of its Spec",
 			p.Name)
 	case p.Protocol != nil && (p.NoSocket || p.Survive):
 		return fmt.Errorf("cannot launch plugin %s: with its protocol it must serve and cannot survive its host", p.Name)

@@ -39,7 +39,7 @@ const (
 	shutdown = "/plugin.GRPCController/Shutdown"
 )
 
-// life is one launch of a plugin, from the start of its process until nothing is left of it. It implements [host.Foreign].
+// life is one launch of a plugin, from the start of its process until nothing is left of it. It implements [host.ProtocolAdapter].
 type life struct {
 	plugin *Plugin
 	spec   host.Spec
@@ -86,7 +86,7 @@ func newLife(p *Plugin, spec host.Spec) *life {
 	if p.Register == nil {
 		l.callsTime = cmp.Or(spec.StopTimeout, launch.DefaultStopTimeout) * 4 / 5
 	}
-	l.spec.Foreign = l
+	l.spec.Adapter = l
 	l.hello, l.helloWrite = io.Pipe()
 	l.errors, l.errorsWrite = io.Pipe()
 	l.stdout.from, l.stdout.to = io.Pipe()
@@ -284,7 +284,7 @@ func (l *life) kill() {
 	_ = l.process.Terminate(now)
 }
 
-// Hello gives the first line to the library, and to the log if it is not a handshake. It implements [host.Foreign].
+// Hello gives the first line to the library, and to the log if it is not a handshake. It implements [host.ProtocolAdapter].
 func (l *life) Hello(stdout io.Reader) {
 	defer l.helloWrite.Close()
 	var line []byte
@@ -347,7 +347,7 @@ func (c *copier) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Stop implements [host.Foreign]. What is under way ends first.
+// Stop implements [host.ProtocolAdapter]. What is under way ends first.
 func (l *life) Stop(ctx context.Context) {
 	if conn := l.conn.Load(); conn != nil {
 		l.traffic.end(ctx, l.callsTime)
