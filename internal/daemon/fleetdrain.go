@@ -15,7 +15,7 @@ const (
 	drainCondition = "fleet-drain"
 	// drainQuiet is how long other nodes must have left a drained node alone: it learns of the drain before some of them do.
 	drainQuiet = 5 * time.Second
-	// drainLook is how often a node that is being drained is judged.
+	// drainLook is how often a drained node is judged.
 	drainLook = time.Second
 )
 
@@ -108,7 +108,7 @@ func (d *drain) watch(ctx context.Context, announce func(fleet.Condition)) {
 			c.OK = !degraded
 			announce(fleet.Condition(c))
 		}
-		if degraded {
+		if drained { // other nodes may call it again
 			timer.Reset(drainLook)
 		}
 	}

@@ -126,6 +126,11 @@ func TestDrainCondition(t *testing.T) {
 		if c, _ := d.condition(); !c.Since.Equal(since) {
 			t.Errorf("it speaks of the drain of %v, not of %v", c.Since, since)
 		}
+		d.begin()()
+		time.Sleep(2 * drainLook)
+		is("it is called again", true, false, "has served calls")
+		time.Sleep(drainQuiet)
+		is("it is left alone again", true, true, "")
 		d.set(fleet.Cordon{})
 		d.set(fleet.Cordon{Drained: true, Since: time.Now()})
 		is("drained again", true, false, "has served calls")
@@ -134,7 +139,7 @@ func TestDrainCondition(t *testing.T) {
 		time.Sleep(drainLook)
 		cancel()
 		<-ended
-		if want := []bool{false, true, false, true}; !slices.Equal(announced, want) {
+		if want := []bool{false, true, false, true, false, true}; !slices.Equal(announced, want) {
 			t.Errorf("announced: %v, want %v", announced, want)
 		}
 	})
