@@ -11,9 +11,9 @@ import (
 
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/internal/backoff"
+	"github.com/patchbay-dev/patchbay/internal/daemon/node"
 	"github.com/patchbay-dev/patchbay/internal/daemon/stablesocket"
 	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
-	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
 )
 
@@ -64,20 +64,6 @@ func wake(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:
 	default:
-	}
-}
-
-// announce returns what makes a change of a condition of the fleet known: in the log, and as an event.
-func announce(publish func(reconciler.Event), log *slog.Logger) func(fleet.Condition) {
-	return func(c fleet.Condition) {
-		kind, message := pipeline.EventRecovered, c.Name+" is in order again"
-		if c.OK {
-			log.Info(message)
-		} else {
-			kind, message = pipeline.EventDegraded, c.Message
-			log.Warn(message)
-		}
-		publish(reconciler.Event{Time: time.Now(), Kind: kind, Message: message})
 	}
 }
 
@@ -155,12 +141,11 @@ func (f *fileLimit) condition() patchbay.Condition {
 // observed is the runtime as the daemon shows it: with conditions of the daemon's own.
 type observed struct {
 	*patchbay.Runtime
-	reloads   *reloads
-	dispense  *stablesocket.Sockets // nil if there are no stable sockets
-	state     *stateWatch
-	files     *fileLimit
-	fleet     *fleetMember     // nil if there is no fleet
-	publisher *fleet.Publisher // nil as the fleet sees the node, which knows better, and if there is no fleet
+	reloads  *reloads
+	dispense *stablesocket.Sockets // nil if there are no stable sockets
+	state    *stateWatch
+	files    *fileLimit
+	node     *node.Node
 }
 
 // readiness returns the conditions without which no plugin can be registered: neither those about events, nor those about what others than
@@ -177,10 +162,7 @@ func (o observed) Conditions() []patchbay.Condition {
 	if o.dispense != nil {
 		all = append(all, o.dispense.Condition())
 	}
-	all = append(all, o.fleet.conditions()...)
-	if o.publisher != nil {
-		all = append(all, patchbay.Condition(o.publisher.Condition()))
-	}
+	all = append(all, o.node.Conditions()...)
 	slices.SortFunc(all, func(a, b patchbay.Condition) int { return strings.Compare(a.Name, b.Name) })
 	return all
 }

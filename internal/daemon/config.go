@@ -20,6 +20,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/catalogue"
 	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/daemon/access"
+	"github.com/patchbay-dev/patchbay/internal/daemon/node"
 	"github.com/patchbay-dev/patchbay/internal/daemon/stablesocket"
 	"github.com/patchbay-dev/patchbay/internal/discover/dirwatch"
 	"github.com/patchbay-dev/patchbay/internal/launch/account"
@@ -27,6 +28,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/regular"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/internal/systemd"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
@@ -122,13 +124,13 @@ func (c Config) Validate() error {
 		// Whoever chose a protocol wants to be asked; without a command everything would be admitted.
 		check("admission.protocol", errors.New("there is no admission plugin to speak it: name one with admission.command"))
 	}
-	checkKeys(&wrong, "trust.types", c.Trust.Types, validateType)
-	fleetConfig(c.Fleet).validate(check)
+	checkKeys(&wrong, "trust.types", c.Trust.Types, untrusted.CheckType)
+	node.Validate(c.Fleet, check)
 	if len(c.Fleet.Dispense) > 0 && c.DispenseDir == "" {
 		check("fleet.dispense", errors.New("there is no directory for stable sockets: set dispenseDir"))
 	}
 	checkKeys(&wrong, "handlers", c.Handlers, func(ptype string) error { return validateHandler(ptype, c.Handlers[ptype]) })
-	checkKeys(&wrong, "typeTimeouts", c.TypeTimeouts, validateType)
+	checkKeys(&wrong, "typeTimeouts", c.TypeTimeouts, untrusted.CheckType)
 	checkKeys(&wrong, "clientTimeouts", c.ClientTimeouts, validateTypeOrPlugin)
 	c.checkTypes(check)
 	c.checkMachine(check)

@@ -18,6 +18,7 @@ import (
 	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/internal/daemon/access"
+	"github.com/patchbay-dev/patchbay/internal/daemon/node"
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/suggest"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
@@ -46,7 +47,7 @@ type source interface {
 type picture struct {
 	source   source
 	launched launched
-	fleet    *fleetMember // nil if the node belongs to no fleet
+	node     *node.Node // nil if the node belongs to no fleet
 	// catalogue has the metadata of what is launched; nil if nothing is.
 	catalogue *metadata
 	// views has the present view of source, past its past events.
@@ -54,8 +55,8 @@ type picture struct {
 	past  *shared[[]patchbay.Event]
 }
 
-func newPicture(s source, l launched, fleet *fleetMember, m *metadata) picture {
-	p := picture{source: s, launched: l, fleet: fleet, catalogue: m}
+func newPicture(s source, l launched, n *node.Node, m *metadata) picture {
+	p := picture{source: s, launched: l, node: n, catalogue: m}
 	p.views = &shared[*view]{make: p.view}
 	p.past = &shared[[]patchbay.Event]{make: func() []patchbay.Event {
 		events, _ := s.PastEvents() // a condition says what is wrong with the file
@@ -95,7 +96,7 @@ func (c *control) version() *patchbayv1.GetVersionResponse {
 		GoVersion: runtime.Version(),
 		Pid:       int64(os.Getpid()),
 		StartTime: timestamp(c.started),
-		Node:      untrusted.Valid(fleetConfig(c.config.Fleet).node()),
+		Node:      untrusted.Valid(node.Name(c.config.Fleet)),
 	}
 }
 

@@ -30,6 +30,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/daemon/limits"
+	"github.com/patchbay-dev/patchbay/internal/daemon/node"
 	"github.com/patchbay-dev/patchbay/internal/daemon/page"
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/daemon/stablesocket"
@@ -58,8 +59,6 @@ type Daemon struct {
 	metadata metadata
 	// goPlugins is how the plugins of go-plugin are reached.
 	goPlugins goplugin.Connections
-	// fleetRules say who may call what from other nodes.
-	fleetRules *access.Rules[[]config.FleetAllow]
 }
 
 // New checks the configuration; its error lists everything that is wrong. It touches neither files nor sockets; Run does. Relative paths
@@ -77,7 +76,7 @@ func New(c Config) (*Daemon, error) {
 		log = slog.New(slog.DiscardHandler)
 	}
 	d := &Daemon{
-		config: c, log: log, ready: make(chan struct{}), reloads: newReloads(c), fleetRules: access.NewRules(c.Fleet.Serve.Allow),
+		config: c, log: log, ready: make(chan struct{}), reloads: newReloads(c),
 	}
 	d.timeouts.Store(&c.ClientTimeouts)
 	return d, nil
@@ -114,7 +113,10 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 	defer cancel()
 	go process.ReapAdopted(ctx)
 	d.reloads.begin(a)
-	leaveFleet := a.fleet.join(ctx, a.seen.publisher, a.runtime.Registry(), a.seen, d.fleetRules.Recheck)
+	leaveFleet := func() {}
+	if a.node != nil {
+		leaveFleet = inBackground(ctx, a.node.Run)
+	}
 	control := d.serve(ctx, l, a, &parts, cancel)
 	// Calls are answered until the runtime has ended: if a handler holds it up, "patchbay status" shows which.
 	stopDispense, stopStateWatch := func() {}, a.seen.state.start(ctx, a.runtime.Publish)
@@ -196,7 +198,7 @@ func (d *Daemon) listen(ctx context.Context, parts *closers) (_ *listening, err 
 		return nil, err
 	}
 	parts.addListener(l.http)
-	if l.fleet, err = fleetConfig(d.config.Fleet).listen(ctx); err != nil {
+	if l.fleet, err = node.Listen(ctx, d.config.Fleet); err != nil {
 		return nil, err
 	}
 	parts.addListener(l.fleet)
@@ -227,7 +229,7 @@ type assembly struct {
 	runtime                    *patchbay.Runtime
 	// guard says who may do what on the control socket.
 	guard *access.Authorizer
-	fleet *fleetMember // nil for none
+	node  *node.Node // nil if the node belongs to no fleet
 	// registry gives connections, as the fleet has it for exclusive plugins.
 	registry proxy.Connector
 	seen     observed
@@ -253,28 +255,29 @@ func (d *Daemon) assemble(l *listening, parts *closers) (*assembly, error) {
 		return nil, err
 	}
 	a.guard = access.NewAuthorizer(d.config.ControlSocket, l.roles, access.NewAuditor(a.runtime.Publish, d.log))
-	if a.fleet, err = newFleetMember(fleetConfig(d.config.Fleet), d.config.State, a.runtime, a.metrics.called, d.log); err != nil {
+	if a.node, err = node.New(node.Config{
+		Fleet: d.config.Fleet, State: d.config.State, Version: d.config.Build.Version, Registry: a.runtime.Registry(),
+		Health: launchedHealth{a.runtime.Launcher(), a.runtime}, Called: a.metrics.called, Served: a.metrics.served, Events: a.runtime, Log: d.log,
+	}); err != nil {
 		return nil, err
 	}
-	parts.add(a.fleet.close)
-	a.registry = a.fleet.guard(a.runtime.Registry())
+	parts.add(a.node.Close)
+	a.registry = a.node.Exclusive(a.runtime.Registry())
 	var dispense *stablesocket.Sockets
 	if d.config.DispenseDir != "" {
 		if dispense, err = stablesocket.New(stablesocket.Config{
-			Dir: d.config.DispenseDir, Registry: a.runtime.Registry(), Calls: a.registry, InFleet: a.fleet.dispensed(d.config.Fleet.Dispense),
+			Dir: d.config.DispenseDir, Registry: a.runtime.Registry(), Calls: a.registry, InFleet: inFleet(a.node, d.config.Fleet.Dispense),
 			Conns: a.conns, Budget: a.calls, Log: d.log,
 		}); err != nil {
 			return nil, err
 		}
 	}
-	a.seen = observed{Runtime: a.runtime, reloads: d.reloads, dispense: dispense, state: stateWatch, files: &fileLimit{}, fleet: a.fleet}
-	publisher, err := a.fleet.newPublisher(fleetConfig(d.config.Fleet), d.config.State, d.config.Build, a.seen, a.runtime.Launcher(), l.fleet)
-	if err != nil {
+	a.seen = observed{Runtime: a.runtime, reloads: d.reloads, dispense: dispense, state: stateWatch, files: &fileLimit{}, node: a.node}
+	if err := a.node.Publish(a.seen, l.fleet); err != nil {
 		return nil, err
 	}
-	a.seen.publisher = publisher // the fleet itself knows better
 	a.metrics.watch(a.seen, a.runtime.Launcher(), d.config.State)
-	a.metrics.watchFleet(a.fleet, publisher)
+	a.metrics.watchFleet(a.node)
 	parts.add(a.handlers.close)
 	added, _, err := a.handlers.changes(nil, d.config.handlers())
 	if err != nil {
@@ -286,9 +289,9 @@ func (d *Daemon) assemble(l *listening, parts *closers) (*assembly, error) {
 
 // serve serves the control socket, which it returns, and the others. What ends by itself calls failed.
 func (d *Daemon) serve(ctx context.Context, l *listening, a *assembly, parts *closers, failed func()) (controlServer *server.Server) {
-	shown := newPicture(a.seen, a.runtime.Launcher(), a.fleet, &d.metadata)
+	shown := newPicture(a.seen, a.runtime.Launcher(), a.node, &d.metadata)
 	c := &control{
-		picture: shown, calls: newForwarder(a.guard, a.registry, a.fleet, a.calls, d.log),
+		picture: shown, calls: newForwarder(a.guard, a.registry, a.node, a.calls, d.log),
 		naming:        naming{a.handlers.all, func(ptype, name string) bool { return len(a.runtime.Registry().Instances(ptype, name)) > 0 }},
 		awaitReplaced: a.runtime.Registry().AwaitReplaced,
 		requests:      &requests{a.requests, a.calls},
@@ -305,13 +308,20 @@ func (d *Daemon) serve(ctx context.Context, l *listening, a *assembly, parts *cl
 	}
 	if l.fleet != nil {
 		d.log.Info("taking calls from other nodes", "address", l.fleet.Addr().String(), "rules", len(d.config.Fleet.Serve.Allow))
-		calls := &fleetServer{
-			a.registry, a.fleet.credentials, d.fleetRules, access.NewDenials(a.runtime.Publish, d.log), access.NewAuditor(a.runtime.Publish, d.log),
-			a.metrics.served, a.fleet.drain, a.nodeCalls, d.log, fleetConnAge,
-		}
-		parts.add(calls.serve(ctx, a.conns.Bound(l.fleet, "fleet", nil), failed))
+		parts.add(a.node.Serve(ctx, a.conns.Bound(l.fleet, "fleet", nil), a.nodeCalls, failed))
 	}
 	return controlServer
+}
+
+// inFleet returns what connects to the plugins that have a stable socket wherever in the fleet they are.
+func inFleet(n *node.Node, plugins []string) map[patchbay.PluginName]proxy.Connector {
+	all := map[patchbay.PluginName]proxy.Connector{}
+	for _, text := range plugins {
+		if name, ok := pluginName(text); ok && n != nil {
+			all[name] = n.Connector()
+		}
+	}
+	return all
 }
 
 // newRuntime makes the runtime that the configuration asks for.

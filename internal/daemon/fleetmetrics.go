@@ -4,7 +4,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc/status"
 
-	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/daemon/node"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
@@ -25,14 +25,14 @@ func newPeerCalls(calls *prometheus.CounterVec) *peerCalls {
 	return &peerCalls{calls, &labels{most: maxPeers}}
 }
 
-func (p *peerCalls) ended(peer string, err error) {
+func (p *peerCalls) Ended(peer string, err error) {
 	p.calls.WithLabelValues(p.peers.of(untrusted.Valid(peer)), codeLabel(status.Code(err))).Inc()
 }
 
-// watchFleet has what the daemon does for the fleet collected; nil stands for a node of no fleet.
-func (m *metrics) watchFleet(member *fleetMember, publisher *fleet.Publisher) {
-	if member != nil {
-		m.registry.MustRegister(fleetCollector{member, publisher})
+// watchFleet collects what the node does for the fleet; nil stands for a node of no fleet.
+func (m *metrics) watchFleet(n *node.Node) {
+	if n != nil {
+		m.registry.MustRegister(fleetCollector{n})
 	}
 }
 
@@ -73,8 +73,7 @@ func fleetDesc(name, help string, labels ...string) *prometheus.Desc {
 
 // fleetCollector makes the metrics of the fleet. It is a [prometheus.Collector].
 type fleetCollector struct {
-	member    *fleetMember
-	publisher *fleet.Publisher
+	node *node.Node
 }
 
 func (c fleetCollector) Describe(ch chan<- *prometheus.Desc) {
@@ -84,7 +83,7 @@ func (c fleetCollector) Describe(ch chan<- *prometheus.Desc) {
 }
 
 func (c fleetCollector) Collect(ch chan<- prometheus.Metric) {
-	wrote := c.publisher.Stats()
+	wrote := c.node.Stats()
 	for what, count := range []uint64{
 		fleetSessions: wrote.Sessions, fleetFailures: wrote.Failures, fleetWrites: wrote.Writes, fleetWrittenBytes: wrote.Bytes,
 	} {
@@ -93,17 +92,15 @@ func (c fleetCollector) Collect(ch chan<- prometheus.Metric) {
 	if !wrote.Published.IsZero() {
 		gauge(ch, fleetDescs[fleetLastWrite], float64(wrote.Published.UnixMilli())/1000)
 	}
-	gauge(ch, fleetDescs[fleetLookupCurrent], oneIf(c.member.lookup.Health().Current))
-	if reader := c.member.openReader(); reader != nil {
-		gauge(ch, fleetDescs[fleetReaderCurrent], oneIf(reader.Health().Current))
+	called, whole := c.node.Followed()
+	gauge(ch, fleetDescs[fleetLookupCurrent], oneIf(called.Current))
+	if whole != nil {
+		gauge(ch, fleetDescs[fleetReaderCurrent], oneIf(whole.Current))
 	}
-	for use, certificate := range c.member.certificates() {
+	for use, certificate := range c.node.Certificates() {
 		gauge(ch, fleetDescs[fleetCertificateExpiry], float64(certificate.Expires.Unix()), use)
 	}
-	if c.member.elector == nil {
-		return
-	}
-	wanted := c.member.elector.Wanted()
+	wanted := c.node.Wanted()
 	for _, w := range wanted[:min(len(wanted), maxLocks)] {
 		ptype, name := untrusted.Valid(w.Type), untrusted.Valid(w.Name)
 		gauge(ch, fleetDescs[fleetLockHeld], oneIf(w.Held), ptype, name)

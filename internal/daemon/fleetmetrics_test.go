@@ -1,7 +1,7 @@
 package daemon
 
 import (
-	"log/slog"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -11,29 +11,33 @@ import (
 	"google.golang.org/grpc/stats"
 	"google.golang.org/grpc/status"
 
-	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/internal/config"
+	"github.com/patchbay-dev/patchbay/internal/daemon/node"
 )
 
 // TestFleetMetrics: what the node does for the fleet is counted, also by readers that are closed, and how well it follows it is told while
 // somebody asks.
 func TestFleetMetrics(t *testing.T) {
-	cluster, err := fleet.Connect(fleet.Etcd{Endpoints: []string{"http://127.0.0.1:1"}})
+	registry, err := dynamicplugins.Open(nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	publisher, err := fleet.NewPublisher(cluster, fleet.PublisherConfig{Node: "a", Local: fleetLocal{}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	lookup := fleet.OpenLookup(cluster, fleet.LookupConfig{})
-	defer lookup.Close()
-	member := &fleetMember{
-		lookup:  lookup,
-		cluster: cluster, log: slog.New(slog.DiscardHandler),
-	}
+	defer registry.Shutdown()
 	m := newTestMetrics(t)
-	m.watchFleet(nil, nil) // the node of no fleet has none
-	m.watchFleet(member, publisher)
+	member, err := node.New(node.Config{
+		Fleet: config.Fleet{Node: "a", Etcd: config.Etcd{Endpoints: []string{"http://127.0.0.1:1"}}}, State: filepath.Join(t.TempDir(), "state"),
+		Registry: registry, Health: launchedHealth{}, Called: m.called, Served: m.served, Log: discard,
+	})
+	if err == nil {
+		err = member.Publish(nil, nil)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = member.Close() }()
+	m.watchFleet(nil) // the node of no fleet has none
+	m.watchFleet(member)
 	const following = `
 # HELP patchbay_fleet_reader_current Whether the daemon follows the fleet in etcd: 1 if so, 0 if it has lost it; absent while nobody asks for the fleet.
 # TYPE patchbay_fleet_reader_current gauge
@@ -46,14 +50,12 @@ patchbay_fleet_reader_current 0
 		}
 	}
 	is("")
-	_, release, err := member.acquire()
+	_, release, err := member.Reader()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer member.reader.Close()
 	is(following)
 	release()
-	member.idle.Stop()
 	problems, err := testutil.GatherAndLint(m.registry)
 	if err != nil || len(problems) > 0 {
 		t.Errorf("%v, %v", problems, err)
@@ -67,7 +69,7 @@ func TestCodesAreFew(t *testing.T) {
 	methods := &rpcMetrics{calls: m.rpcs.calls, durations: m.rpcs.durations, methods: &labels{most: maxMethods}}
 	for code := range codes.Code(1000) {
 		err := status.Error(code, "")
-		peers.ended("a", err)
+		peers.Ended("a", err)
 		methods.HandleRPC(t.Context(), &stats.End{Error: err})
 	}
 	const known = 17

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"connectrpc.com/connect"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/internal/daemon/node"
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
@@ -25,17 +27,17 @@ const firstRead = 4 * time.Second
 
 // fleetService answers for the fleet, as a [patchbayv1connect.FleetServiceHandler]. What is documented in fleet.proto is not repeated here.
 type fleetService struct {
-	member *fleetMember // nil if the node belongs to no fleet
+	node *node.Node // nil if the node belongs to no fleet
 }
 
 // read returns a reader that has read the fleet, for whose first list it waits for a while.
 func (s fleetService) read(ctx context.Context, patience time.Duration) (*fleet.Reader, func(), error) {
 	waiting, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	if s.member == nil {
-		return nil, nil, connect.NewError(connect.CodeFailedPrecondition, errNoFleet)
+	if s.node == nil {
+		return nil, nil, connect.NewError(connect.CodeFailedPrecondition, node.ErrNoFleet)
 	}
-	reader, release, err := s.member.acquire()
+	reader, release, err := s.node.Reader()
 	if err != nil {
 		return nil, nil, connect.NewError(connect.CodeUnavailable, err)
 	}
@@ -78,10 +80,10 @@ func (s fleetService) ListFleetPlugins(
 	defer release()
 	plugins := each(reader.Plugins(filterOf(request.GetFilter())), fleetPluginMessage)
 	health := healthMessage(reader.Health())
-	if s.member.elector != nil {
+	if s.node.HasLocks() {
 		ctx, cancel := context.WithTimeout(ctx, firstRead)
 		defer cancel()
-		locks, err := s.member.cluster.Locks(ctx, s.member.space)
+		locks, err := s.node.Locks(ctx)
 		if err != nil && health.GetMessage() == "" {
 			health.Message = untrusted.Valid(err.Error()) + "; see the log of the daemon"
 		}
@@ -202,6 +204,24 @@ func (s fleetService) WaitForFleetPlugin(
 	return &patchbayv1.WaitForFleetPluginResponse{Plugins: each(plugins, fleetPluginMessage)}, nil
 }
 
+func (s fleetService) ListFleetVersions(
+	ctx context.Context, request *patchbayv1.ListFleetVersionsRequest,
+) (*patchbayv1.ListFleetVersionsResponse, error) {
+	reader, release, err := s.read(ctx, firstRead)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	f := filterOf(request.GetFilter())
+	nodes, only := f.Nodes, f.Versions
+	f.Nodes, f.Versions = nil, nil // those of all nodes say whether versions differ
+	versions := slices.DeleteFunc(node.Versions(reader, f), func(v *patchbayv1.FleetVersion) bool {
+		isOn := func(node string) bool { return slices.Contains(v.GetNodes(), node) }
+		return len(only) > 0 && !slices.Contains(only, v.GetVersion()) || len(nodes) > 0 && !slices.ContainsFunc(nodes, isOn)
+	})
+	return &patchbayv1.ListFleetVersionsResponse{Versions: versions, Health: healthMessage(reader.Health())}, nil
+}
+
 func filterOf(f *patchbayv1.FleetFilter) fleet.Filter {
 	filter := fleet.Filter{Types: f.GetTypes(), Names: f.GetNames(), Nodes: f.GetNodes(), Versions: f.GetVersions(), Labels: f.GetLabels()}
 	for _, state := range f.GetStates() {
@@ -291,36 +311,32 @@ func fleetPluginMessage(p fleet.Plugin) *patchbayv1.FleetPlugin {
 }
 
 func (s fleetService) DrainNode(ctx context.Context, request *patchbayv1.DrainNodeRequest) (*patchbayv1.DrainNodeResponse, error) {
-	return operate(s, &patchbayv1.DrainNodeResponse{}, func(m *fleetMember) error {
-		return m.cluster.Drain(ctx, m.space, request.GetNode(), m.node)
-	})
+	return &patchbayv1.DrainNodeResponse{}, s.operate(ctx, request, (*node.Node).Drain)
 }
 
 func (s fleetService) UncordonNode(ctx context.Context, request *patchbayv1.UncordonNodeRequest) (*patchbayv1.UncordonNodeResponse, error) {
-	return operate(s, &patchbayv1.UncordonNodeResponse{}, func(m *fleetMember) error {
-		return m.cluster.Uncordon(ctx, m.space, request.GetNode())
-	})
+	return &patchbayv1.UncordonNodeResponse{}, s.operate(ctx, request, (*node.Node).Uncordon)
 }
 
 func (s fleetService) ForgetNode(ctx context.Context, request *patchbayv1.ForgetNodeRequest) (*patchbayv1.ForgetNodeResponse, error) {
-	return operate(s, &patchbayv1.ForgetNodeResponse{}, func(m *fleetMember) error {
-		return m.cluster.Forget(ctx, m.space, request.GetNode())
-	})
+	return &patchbayv1.ForgetNodeResponse{}, s.operate(ctx, request, (*node.Node).Forget)
 }
 
-// operate does what an operator asks for and returns the answer.
-func operate[A any](s fleetService, answer *A, do func(*fleetMember) error) (*A, error) {
-	if s.member == nil {
-		return nil, connect.NewError(connect.CodeFailedPrecondition, errNoFleet)
+// operate does something to the node that a request names.
+func (s fleetService) operate(
+	ctx context.Context, request interface{ GetNode() string }, do func(*node.Node, context.Context, string) error,
+) error {
+	if s.node == nil {
+		return connect.NewError(connect.CodeFailedPrecondition, node.ErrNoFleet)
 	}
-	err := do(s.member)
+	err := do(s.node, ctx, request.GetNode())
 	switch {
 	case errors.Is(err, fleet.ErrNoNode):
-		return nil, connect.NewError(connect.CodeNotFound, fleet.ErrNoNode)
+		return connect.NewError(connect.CodeNotFound, fleet.ErrNoNode)
 	case err != nil:
-		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New(untrusted.Valid(reasonOf(err))))
+		return connect.NewError(connect.CodeFailedPrecondition, errors.New(untrusted.Valid(reasonOf(err))))
 	}
-	return answer, nil
+	return nil
 }
 
 // reasonOf returns an error without what was tried, which the caller says.
@@ -332,10 +348,10 @@ func reasonOf(err error) string {
 }
 
 func (s fleetService) ListLocks(ctx context.Context, _ *patchbayv1.ListLocksRequest) (*patchbayv1.ListLocksResponse, error) {
-	if s.member == nil {
-		return nil, connect.NewError(connect.CodeFailedPrecondition, errNoFleet)
+	if s.node == nil {
+		return nil, connect.NewError(connect.CodeFailedPrecondition, node.ErrNoFleet)
 	}
-	locks, err := s.member.cluster.Locks(ctx, s.member.space)
+	locks, err := s.node.Locks(ctx)
 	if err != nil {
 		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New(untrusted.Valid(reasonOf(err))))
 	}

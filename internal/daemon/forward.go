@@ -12,13 +12,14 @@ import (
 
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/internal/daemon/access"
+	"github.com/patchbay-dev/patchbay/internal/daemon/node"
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
 )
 
 // newForwarder returns what takes the gRPC calls on the control socket that are not for the control API. Each goes to the plugin that its
 // metadata name, on this node or in the fleet. Callers need the role [access.CallRole], and the budget bounds what their calls hold.
-func newForwarder(g *access.Authorizer, registry proxy.Connector, calls *fleetMember, budget *h2proxy.Budget, log *slog.Logger) http.Handler {
+func newForwarder(g *access.Authorizer, registry proxy.Connector, fleet *node.Node, budget *h2proxy.Budget, log *slog.Logger) http.Handler {
 	return proxy.NewServer(context.Background(), func(ctx context.Context, caller grpc.ServerStream) error {
 		if err := g.AuthorizeCall(ctx); err != nil {
 			return err
@@ -29,14 +30,12 @@ func newForwarder(g *access.Authorizer, registry proxy.Connector, calls *fleetMe
 		var p patchbay.PluginName
 		var unrouted error
 		p.Type, p.Name, unrouted = proxy.ParseRoute(md)
-		reached := false // a plugin
+		reached, inFleet := false, false // a plugin
 		err := proxy.Director(func(ctx context.Context, _ string) (conn grpc.ClientConnInterface, err error) {
-			switch {
-			case unrouted != nil:
+			if unrouted != nil {
 				return nil, unrouted
-			case isFleetCall(md):
-				conn, err = calls.direct(md, p)
-			default:
+			}
+			if conn, inFleet, err = fleet.Route(md, p.Type, p.Name); !inFleet {
 				conn, err = proxy.ConnTo(ctx, registry, p.Type, p.Name)
 			}
 			reached = err == nil
@@ -45,7 +44,7 @@ func newForwarder(g *access.Authorizer, registry proxy.Connector, calls *fleetMe
 		var call access.Call
 		if unrouted == nil {
 			method, _ := grpc.MethodFromServerStream(caller)
-			call = access.Call{Plugin: p, Fleet: isFleetCall(md), Method: strings.TrimPrefix(method, "/")}
+			call = access.Call{Plugin: p, Fleet: inFleet, Method: strings.TrimPrefix(method, "/")}
 		}
 		g.Called(ctx, call, reached, status.Code(err))
 		return err

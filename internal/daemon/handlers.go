@@ -17,6 +17,7 @@ import (
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
 	"github.com/patchbay-dev/patchbay/handlers/csi"
 	"github.com/patchbay-dev/patchbay/handlers/dra"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
 // The kinds of handlers: what a daemon does with the plugins of a type.
@@ -145,7 +146,7 @@ func (c Config) handlers() map[string]string {
 }
 
 func validateHandler(ptype, kind string) error {
-	if err := validateType(ptype); err != nil {
+	if err := untrusted.CheckType(ptype); err != nil {
 		return err
 	}
 	if newHandlers[kind] == nil {

@@ -179,10 +179,18 @@ func recordMessage(r plugin.LogRecord) *patchbayv1.LogRecord {
 	return record
 }
 
-// unwell returns the sockets of the launched plugins that say that they do not serve, or do not answer.
-func unwell(l launched) map[string]bool {
+// launchedHealth is the [node.Health] of launched plugins.
+type launchedHealth struct {
+	launched launched
+	plugins  interface {
+		Plugins() []patchbay.PluginStatus
+	}
+}
+
+// UnhealthySockets returns the sockets of the launched plugins that say that they do not serve, or do not answer.
+func (h launchedHealth) UnhealthySockets() map[string]bool {
 	sockets := map[string]bool{}
-	for _, s := range l.Plugins() {
+	for _, s := range h.launched.Plugins() {
 		if s.Socket != "" && (s.Health == string(machine.NotServing) || s.Health == string(machine.Unresponsive)) {
 			sockets[s.Socket] = true
 		}
@@ -190,10 +198,10 @@ func unwell(l launched) map[string]bool {
 	return sockets
 }
 
-// isUnwell says whether the plugin of this node that has a type or role and a name is one of those.
-func isUnwell(l launched, plugins func() []patchbay.PluginStatus, ptype, name string) bool {
-	sockets := unwell(l)
-	return len(sockets) > 0 && slices.ContainsFunc(plugins(), func(s patchbay.PluginStatus) bool {
+// IsUnhealthy reports whether the plugin of this node with a type or role and a name has one of these sockets.
+func (h launchedHealth) IsUnhealthy(ptype, name string) bool {
+	sockets := h.UnhealthySockets()
+	return len(sockets) > 0 && slices.ContainsFunc(h.plugins.Plugins(), func(s patchbay.PluginStatus) bool {
 		return s.Current && s.Name == name && sockets[s.SocketPath] && (s.Type == ptype || slices.Contains(s.Registration.Roles, ptype))
 	})
 }

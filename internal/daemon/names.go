@@ -181,13 +181,6 @@ func nameOf(s patchbay.PluginStatus) patchbay.PluginName {
 	return patchbay.PluginName{Type: s.Type, Name: s.Name}
 }
 
-func validateType(ptype string) error {
-	if !untrusted.IsType(ptype) {
-		return fmt.Errorf("%q %s, for example MyPlugin", ptype, untrusted.TypeSyntax)
-	}
-	return nil
-}
-
 func validateTypeOrPlugin(key string) error {
 	if _, isPlugin := pluginName(key); !isPlugin && !untrusted.IsType(key) {
 		return fmt.Errorf("%q is neither a plugin type nor a plugin: write TYPE or TYPE/NAME, for example CSIPlugin/hostpath.csi.k8s.io", key)

@@ -151,8 +151,7 @@ func (d *Daemon) reload() (changed []string, err error) {
 		d.config.SetLog(next.Log)
 	}
 	r.running.guard.Replace(roles)
-	d.fleetRules.Replace(next.Fleet.Serve.Allow)
-	r.running.fleet.reload(next.Fleet.Offers)
+	r.running.node.Reload(next.Fleet)
 	d.timeouts.Store(&next.ClientTimeouts)
 	d.warn(runtime.SetTimeouts(reconciler.Timeouts(next.Timeouts), typeTimeouts(next.TypeTimeouts))) // Validate has checked them
 	// Their plugins are still being deregistered: they have to bear that.

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -50,6 +51,20 @@ func TestClientTimeouts(t *testing.T) {
 		got := d.clientTimeout(plugin[0], plugin[1])
 		if (got == nil) != (want == 0) || got != nil && *got != want {
 			t.Errorf("timeout of %v is %v, want %v", plugin, got, want)
+		}
+	}
+}
+
+// TestFleetRulesCanBeReloaded: other rules for calls and offers need no restart, unlike the rest of the fleet.
+func TestFleetRulesCanBeReloaded(t *testing.T) {
+	for want, change := range map[string]func(*config.Fleet){
+		"fleet.serve.allow": func(f *config.Fleet) { f.Serve.Allow = []config.FleetAllow{{Identity: "a"}} },
+		"fleet.offers":      func(f *config.Fleet) { f.Offers = []config.FleetOffer{{Node: "a"}} },
+	} {
+		after := Config{}
+		change(&after.Fleet)
+		if changed, restart := differences(Config{}, after); len(restart) > 0 || !slices.Equal(changed, []string{want}) {
+			t.Errorf("changed are %q, a restart needs %q", changed, restart)
 		}
 	}
 }

@@ -78,10 +78,10 @@ func (p picture) Log(ctx context.Context, name string, n int) (iter.Seq[*patchba
 }
 
 func (p picture) Fleet() (page.Fleet, error) {
-	if p.fleet == nil {
+	if p.node == nil {
 		return nil, nil //nolint:nilnil // no fleet is not an error
 	}
-	reader, release, err := p.fleet.acquire()
+	reader, release, err := p.node.Reader()
 	if err != nil {
 		return nil, err
 	}

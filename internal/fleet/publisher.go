@@ -38,6 +38,9 @@ type Condition struct {
 	Since   time.Time // when that began
 }
 
+// ConditionName is the name of the condition of a [Publisher].
+const ConditionName = "fleet"
+
 // The defaults of [PublisherConfig].
 const (
 	DefaultPresence  = 10 * time.Second
@@ -160,7 +163,7 @@ func (p *Publisher) Instance() string { return p.instance }
 func (p *Publisher) Condition() Condition {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return Condition{Name: "fleet", OK: p.health.Current, Message: p.health.Message, Since: p.health.Since}
+	return Condition{Name: ConditionName, OK: p.health.Current, Message: p.health.Message, Since: p.health.Since}
 }
 
 // Stats returns what has been done so far.

@@ -40,6 +40,14 @@ func IsType(text string) bool { return text != "" && !strings.Contains(text, "/"
 // TypeSyntax is what messages say about a text that is not a plugin type.
 const TypeSyntax = "is not a plugin type: it must have printable characters, at least one, and no slash"
 
+// CheckType returns what is wrong with a plugin type that was configured.
+func CheckType(text string) error {
+	if !IsType(text) {
+		return fmt.Errorf("%q %s, for example MyPlugin", text, TypeSyntax)
+	}
+	return nil
+}
+
 // IsSegment reports whether a text is 1 to 63 letters, digits, dashes, underscores and dots, with a letter or digit at both ends.
 func IsSegment(text string) bool { return len(text) <= maxSegment && segment().MatchString(text) }
 

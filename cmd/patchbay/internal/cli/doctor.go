@@ -17,6 +17,7 @@ import (
 	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/doctor"
 	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/daemon"
+	"github.com/patchbay-dev/patchbay/internal/daemon/node"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/trust"
 )
@@ -143,7 +144,7 @@ const etcdTimeout = 3 * time.Second
 
 // membersOf tries the members of etcd. Files that cannot be used are the fault of all.
 func membersOf(ctx context.Context, c config.Etcd) []fleet.Member {
-	etcd, space := daemon.Etcd(c)
+	etcd, space := node.Etcd(c)
 	etcd.Timeout = etcdTimeout
 	cluster, err := fleet.Connect(etcd)
 	if err != nil {

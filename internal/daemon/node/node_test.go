@@ -1,17 +1,17 @@
-package daemon
+package node
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"net"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
@@ -57,12 +57,12 @@ func TestAllowed(t *testing.T) {
 		if test.identities != "" {
 			from = identities{"someone", test.identities}
 		}
-		call := access.Call{Plugin: named(test.ptype, test.name), Method: test.method}
+		call := access.Call{Plugin: patchbay.PluginName{Type: test.ptype, Name: test.name}, Method: test.method}
 		if got := from.denied(call, []config.FleetAllow{test.rule}) == nil; got != test.want {
 			t.Errorf("%+v: %s calls %s of %s/%s: %t", test.rule, test.identities, test.method, test.ptype, test.name, got)
 		}
 	}
-	if (identities{"a"}).denied(access.Call{Plugin: named("T", "n"), Method: method}, nil) == nil {
+	if (identities{"a"}).denied(access.Call{Plugin: patchbay.PluginName{Type: "T", Name: "n"}, Method: method}, nil) == nil {
 		t.Error("without rules something is allowed")
 	}
 }
@@ -82,7 +82,7 @@ func TestFleetServeConfig(t *testing.T) {
 		s := good
 		change(&s)
 		var wrong []string
-		fleetConfig{Serve: s}.validateServe(func(field string, err error) {
+		validateServe(config.Fleet{Serve: s}, func(field string, err error) {
 			if err != nil {
 				wrong = append(wrong, field+": "+err.Error())
 			}
@@ -96,12 +96,12 @@ func TestFleetServeConfig(t *testing.T) {
 // TestOffersNeedNames: who may offer what means nothing where all nodes have one name in their certificates.
 func TestOffersNeedNames(t *testing.T) {
 	for name, refused := range map[string]bool{"": false, "{node}.example.com": false, "fleet.example.com": true} {
-		c := fleetConfig{
+		c := config.Fleet{
 			Etcd: config.Etcd{Endpoints: []string{"http://127.0.0.1:1"}}, Serve: config.FleetServe{CA: "ca", Cert: "crt", Key: "key", ServerName: name},
 			Offers: []config.FleetOffer{{Node: "a", Types: []string{"*"}, Names: []string{"*"}}},
 		}
 		found := false
-		c.validate(func(field string, err error) { found = found || field == "fleet.offers" && err != nil })
+		Validate(c, func(field string, err error) { found = found || field == "fleet.offers" && err != nil })
 		if found != refused {
 			t.Errorf("serverName %q is refused: %t", name, found)
 		}
@@ -120,18 +120,18 @@ func TestPublishedAddress(t *testing.T) {
 	}
 	defer everywhere.Close()
 	for _, test := range []struct {
-		cfg      fleetConfig
+		cfg      config.Fleet
 		listener net.Listener
 		want     func(string) bool
 	}{
-		{fleetConfig{Address: "x:1"}, listener, func(s string) bool { return s == "x:1" }},
-		{fleetConfig{}, listener, func(s string) bool { return s == listener.Addr().String() }},
-		{fleetConfig{}, everywhere, func(s string) bool {
+		{config.Fleet{Address: "x:1"}, listener, func(s string) bool { return s == "x:1" }},
+		{config.Fleet{}, listener, func(s string) bool { return s == listener.Addr().String() }},
+		{config.Fleet{}, everywhere, func(s string) bool {
 			return !strings.HasPrefix(s, "[::]") && !strings.HasPrefix(s, "0.0.0.0") && s != ""
 		}},
-		{fleetConfig{}, nil, func(s string) bool { return s == "" }},
+		{config.Fleet{}, nil, func(s string) bool { return s == "" }},
 	} {
-		if got, err := test.cfg.published(test.listener); err != nil || !test.want(got) {
+		if got, err := addressOf(test.cfg, test.listener); err != nil || !test.want(got) {
 			t.Errorf("%+v: %q, %v", test.cfg, got, err)
 		}
 	}
@@ -144,7 +144,7 @@ func TestRulesCanChange(t *testing.T) {
 	r := access.NewRules([]config.FleetAllow{rule("a"), rule("b")})
 	letIn := func(name string, end context.CancelCauseFunc) error {
 		_, err := r.Admit(func(rules []config.FleetAllow) error {
-			return identities{name}.denied(access.Call{Plugin: named("T", "n"), Method: "s/m"}, rules)
+			return identities{name}.denied(access.Call{Plugin: patchbay.PluginName{Type: "T", Name: "n"}, Method: "s/m"}, rules)
 		}, end)
 		return err
 	}
@@ -166,16 +166,11 @@ func TestRulesCanChange(t *testing.T) {
 	if letIn("a", nil) == nil || letIn("c", nil) != nil {
 		t.Error("the new rules are not in force")
 	}
-	before, after := Config{}, Config{}
-	after.Fleet.Serve.Allow = []config.FleetAllow{rule("a")}
-	if changed, restart := differences(before, after); len(restart) > 0 || !slices.Equal(changed, []string{"fleet.serve.allow"}) {
-		t.Errorf("changed are %q, a restart needs %q", changed, restart)
-	}
 }
 
 // TestMayOffer: a rule lets nodes offer plugins if all of its parts match; without rules every node may offer all.
 func TestMayOffer(t *testing.T) {
-	m := &fleetMember{}
+	m := &Node{}
 	rules := []config.FleetOffer{
 		{Node: "storage-*", Types: []string{"csi-controller"}, Names: []string{"*.example.com"}}, {Node: "Any", Types: []string{"*"}, Names: []string{"*"}},
 	}
@@ -191,15 +186,10 @@ func TestMayOffer(t *testing.T) {
 		{rules, "x", "csi-controller", "a.example.com", false},
 		{rules, "any", "T", "n/m", true},
 	} {
-		m.useOffers(test.rules)
+		m.offers.Store(&test.rules)
 		if got := m.mayOffer(test.node, test.ptype, test.name); got != test.want {
 			t.Errorf("%s offers %s/%s: %t", test.node, test.ptype, test.name, got)
 		}
-	}
-	before, after := Config{}, Config{}
-	after.Fleet.Offers = rules
-	if changed, restart := differences(before, after); len(restart) > 0 || !slices.Equal(changed, []string{"fleet.offers"}) {
-		t.Errorf("changed are %q, a restart needs %q", changed, restart)
 	}
 }
 
@@ -237,7 +227,7 @@ func TestUnlockedTakesItsTime(t *testing.T) {
 			u.follow(ctx, changed, func() map[fleet.Lock][]string {
 				looks++
 				return map[fleet.Lock][]string{{Type: "T", Name: fmt.Sprint(last.Load())}: {"b"}}
-			}, func(fleet.Condition) {})
+			}, func(patchbay.Condition) {})
 		}()
 		const changes = 10_000
 		for range changes {
@@ -258,4 +248,16 @@ func TestUnlockedTakesItsTime(t *testing.T) {
 			t.Errorf("%d looks in 12 s", looks)
 		}
 	})
+}
+
+// TestSettings: nodes whose settings are alike publish the same text.
+func TestSettings(t *testing.T) {
+	for want, c := range map[string]config.Fleet{
+		`{"exclusive":["a","b"],"presence":"10s"}`: {Exclusive: []string{"b", "a", "b"}},
+		`{"exclusive":[],"presence":"20s"}`:        {Presence: 20 * time.Second},
+	} {
+		if got := settingsOf(c); got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+	}
 }

@@ -1,4 +1,4 @@
-package daemon
+package node
 
 import (
 	"context"
@@ -92,7 +92,7 @@ func (d *drain) condition() (c patchbay.Condition, drained bool) {
 }
 
 // watch announces changes of the condition until ctx ends.
-func (d *drain) watch(ctx context.Context, announce func(fleet.Condition)) {
+func (d *drain) watch(ctx context.Context, announce func(patchbay.Condition)) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for degraded := false; ; {
@@ -106,7 +106,7 @@ func (d *drain) watch(ctx context.Context, announce func(fleet.Condition)) {
 		if c.Name = drainCondition; degraded == (c.OK || !drained) {
 			degraded = !degraded
 			c.OK = !degraded
-			announce(fleet.Condition(c))
+			announce(c)
 		}
 		if drained { // other nodes may call it again
 			timer.Reset(drainLook)

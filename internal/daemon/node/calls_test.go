@@ -1,13 +1,15 @@
-package daemon
+package node
 
 import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -15,7 +17,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
+	"github.com/patchbay-dev/patchbay/dynamicplugins"
+
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	testpb "google.golang.org/grpc/interop/grpc_testing"
@@ -26,10 +29,13 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
+	"github.com/patchbay-dev/patchbay/internal/leaktest"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
+
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // connCount is a listener that counts its connections.
 type connCount struct {
@@ -45,17 +51,45 @@ func (l *connCount) Accept() (net.Conn, error) {
 	return conn, err
 }
 
-// deaf is a plugin that answers unary calls, echoes, and reads nothing of what else is sent to it.
-type deaf struct{ instance }
+// plugin answers unary calls with the name of its node, echoes, and reads nothing of other calls.
+type plugin struct {
+	testpb.UnimplementedTestServiceServer
+}
 
-func (d *deaf) StreamingInputCall(s testpb.TestService_StreamingInputCallServer) error {
+func (plugin) UnaryCall(context.Context, *testpb.SimpleRequest) (*testpb.SimpleResponse, error) {
+	return &testpb.SimpleResponse{Username: "b"}, nil
+}
+
+func (plugin) FullDuplexCall(s testpb.TestService_FullDuplexCallServer) error {
+	for {
+		r, err := s.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err == nil {
+			err = s.Send(&testpb.StreamingOutputCallResponse{Payload: r.GetPayload()})
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (plugin) StreamingInputCall(s testpb.TestService_StreamingInputCallServer) error {
 	<-s.Context().Done()
 	return s.Context().Err()
 }
 
+var discard = slog.New(slog.DiscardHandler)
+
+type uncounted struct{}
+
+func (uncounted) Ended(string, error) {}
+
 // nodes are a node that takes calls for its plugin T/n, and one that calls it.
 type nodes struct {
-	*bed
+	t        *testing.T
+	tmp      string
 	listener *connCount
 	dialer   *fleet.Dialer // of the one that calls
 	asCaller *tls.Config   // of a connection of that one
@@ -63,18 +97,32 @@ type nodes struct {
 	log      *bytes.Buffer // of that one; to be read after stop
 }
 
-func newNodes(t *testing.T, change func(*fleetServer)) *nodes {
+func newNodes(t *testing.T, change func(*callServer)) *nodes {
 	t.Helper()
-	n := &nodes{bed: newBed(t, nil), log: new(bytes.Buffer)}
-	plugin := &deaf{instance{id: "b", path: filepath.Join(n.tmp, "b"), server: grpc.NewServer(), calls: make(chan struct{}, 100)}}
-	testpb.RegisterTestServiceServer(plugin.server, plugin)
-	at, err := net.Listen("unix", plugin.path)
+	n := &nodes{t: t, log: new(bytes.Buffer)}
+	var err error
+	if n.tmp, err = os.MkdirTemp("", "pb"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(n.tmp) })
+	registry, err := dynamicplugins.Open(nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	go func() { _ = plugin.server.Serve(at) }()
-	t.Cleanup(plugin.server.Stop)
-	n.register("T", "n", &plugin.instance)
+	t.Cleanup(registry.Shutdown)
+	path, served := filepath.Join(n.tmp, "plugin"), grpc.NewServer()
+	testpb.RegisterTestServiceServer(served, plugin{})
+	at, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { _ = served.Serve(at) }()
+	t.Cleanup(served.Stop)
+	if err := registry.RegisterPlugin(&dynamicplugins.PluginInfo{
+		Type: "T", Name: "n", AllocID: "b", ConnectionInfo: &dynamicplugins.PluginConnectionInfo{SocketPath: path},
+	}); err != nil {
+		t.Fatal(err)
+	}
 	certificates, asCaller := nodeCredentials(t, "a", "b")
 	n.asCaller = asCaller
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -84,10 +132,9 @@ func newNodes(t *testing.T, change func(*fleetServer)) *nodes {
 	n.listener = &connCount{Listener: listener}
 	all := []string{"*"}
 	publish := func(reconciler.Event) {}
-	calls := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "calls"}, []string{"peer", "code"})
-	server := &fleetServer{
-		registry: n.registry, credentials: certificates[1], rules: access.NewRules([]config.FleetAllow{allow("a", all, all, all)}),
-		denials: access.NewDenials(publish, discard), audit: access.NewAuditor(publish, discard), served: newPeerCalls(calls), age: fleetConnAge,
+	server := &callServer{
+		registry: registry, credentials: certificates[1], rules: access.NewRules([]config.FleetAllow{allow("a", all, all, all)}),
+		denials: access.NewDenials(publish, discard), audit: access.NewAuditor(publish, discard), served: uncounted{}, age: maxConnAge,
 		drain:  newDrain(func() bool { return false }),
 		budget: limits.NewBudget("calls", h2proxy.DefaultLimits, 0, nil, discard),
 		log:    slog.New(slog.NewTextHandler(n.log, &slog.HandlerOptions{Level: slog.LevelWarn})),
@@ -106,6 +153,20 @@ func newNodes(t *testing.T, change func(*fleetServer)) *nodes {
 		}
 	})
 	return n
+}
+
+func (n *nodes) ctx() context.Context {
+	ctx, cancel := context.WithTimeout(n.t.Context(), 2*time.Minute)
+	n.t.Cleanup(cancel)
+	return ctx
+}
+
+func (n *nodes) ask(c testpb.TestServiceClient) string {
+	answer, err := c.UnaryCall(n.ctx(), &testpb.SimpleRequest{})
+	if err != nil {
+		return err.Error()
+	}
+	return answer.GetUsername()
 }
 
 // clients return clients of T/n whose calls go through the node that calls, each over a connection of its own.
@@ -140,7 +201,7 @@ func (n *nodes) clients() map[string]func() testpb.TestServiceClient {
 // TestStreamsOfANode: the streams of one connection are within what one node may have, whatever the limit of open files.
 func TestStreamsOfANode(t *testing.T) {
 	for files := 64; files <= 1<<20; files *= 2 {
-		if limits.NodeCalls(files).UserCalls < fleetStreams {
+		if limits.NodeCalls(files).UserCalls < maxStreams {
 			t.Errorf("with %d files a node may have fewer calls than streams", files)
 		}
 	}
@@ -186,7 +247,7 @@ func TestUnreadCallHoldsNoOther(t *testing.T) {
 // TestCallsOverAge: when a connection is so old that it takes no new calls, no call fails, and those in progress go on.
 func TestCallsOverAge(t *testing.T) {
 	const connections = 20
-	n := newNodes(t, func(s *fleetServer) { s.age = 200 * time.Millisecond })
+	n := newNodes(t, func(s *callServer) { s.age = 200 * time.Millisecond })
 	var calling sync.WaitGroup
 	for kind, connect := range n.clients() {
 		client := connect()

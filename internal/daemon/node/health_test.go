@@ -1,4 +1,4 @@
-package daemon
+package node
 
 import (
 	"context"
@@ -10,74 +10,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/testutil"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
-	"github.com/patchbay-dev/patchbay/launcher"
 )
-
-type someLaunched struct {
-	launched
-	plugins []launcher.Status
-}
-
-func (l someLaunched) Plugins() []launcher.Status { return l.plugins }
-
-// TestLastSeenBetween: what the API says of a plugin whose node was last alive between two times has both.
-func TestLastSeenBetween(t *testing.T) {
-	last, before := time.Unix(100, 0), time.Unix(200, 0)
-	m := fleetPluginMessage(fleet.Plugin{NodeState: fleet.NodeUnreachable, LastSeen: last, SeenBefore: before})
-	if !m.GetLastSeen().AsTime().Equal(last) || !m.GetLastSeenBefore().AsTime().Equal(before) ||
-		!strings.Contains(m.GetReason(), "at 1970-01-01T00:01:40Z or later, but before 1970-01-01T00:03:20Z") {
-		t.Error(m)
-	}
-}
-
-// TestUnwell: a launched plugin that says that it does not serve, or does not answer, is known by its socket, and by its roles.
-func TestUnwell(t *testing.T) {
-	l := someLaunched{plugins: []launcher.Status{
-		{Socket: "/well", Health: "serving"}, {Socket: "/sick", Health: "not-serving"}, {Socket: "/silent", Health: "unresponsive"},
-		{Socket: "/none", Health: "not-offered"}, {Health: "not-serving"},
-	}}
-	if got := unwell(l); len(got) != 2 || !got["/sick"] || !got["/silent"] {
-		t.Errorf("got %v", got)
-	}
-	sick := patchbay.PluginStatus{Type: "T", Name: "sick", SocketPath: "/sick", Current: true}
-	sick.Registration.Roles = []string{"role"}
-	old := patchbay.PluginStatus{Type: "T", Name: "well", SocketPath: "/silent"} // superseded
-	plugins := func() []patchbay.PluginStatus {
-		return []patchbay.PluginStatus{sick, old, {Type: "T", Name: "well", SocketPath: "/well", Current: true}}
-	}
-	for _, test := range []struct {
-		ptype, name string
-		want        bool
-	}{{"T", "sick", true}, {"role", "sick", true}, {"other", "sick", false}, {"T", "well", false}, {"T", "none", false}} {
-		if got := isUnwell(l, plugins, test.ptype, test.name); got != test.want {
-			t.Errorf("%s/%s: %t", test.ptype, test.name, got)
-		}
-	}
-}
-
-// TestPeerCalls: calls are counted by peer, of a bounded number of peers.
-func TestPeerCalls(t *testing.T) {
-	calls := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "calls"}, []string{"peer", "code"})
-	p := newPeerCalls(calls)
-	for i := range 2 * maxPeers {
-		p.ended(fmt.Sprint("node-", i), nil)
-	}
-	p.ended("node-0\xff", status.Error(codes.PermissionDenied, ""))
-	p.ended("node-0", status.Error(codes.PermissionDenied, ""))
-	if n := testutil.CollectAndCount(calls); n != maxPeers+3 {
-		t.Errorf("%d time series", n)
-	}
-	if n := testutil.ToFloat64(calls.WithLabelValues(labelOther, "OK")); n != maxPeers {
-		t.Errorf("%v calls of others", n)
-	}
-}
 
 // TestDrainCondition: a drained node is degraded until it holds no locks and other nodes have left it alone for a while, and says of which
 // drain it speaks.
@@ -91,7 +26,7 @@ func TestDrainCondition(t *testing.T) {
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
-			d.watch(ctx, func(c fleet.Condition) { announced = append(announced, c.OK) })
+			d.watch(ctx, func(c patchbay.Condition) { announced = append(announced, c.OK) })
 		}()
 		is := func(what string, wantDrained, wantOK bool, message string) {
 			t.Helper()
@@ -176,7 +111,7 @@ func TestVersions(t *testing.T) {
 		minute         int
 		want, unwanted string
 	}{{79, "", "T"}, {81, "T/x for", "T/y"}, {200, "T/x, T/y for", "same"}} {
-		c := driftIn(versions, map[string]time.Time{}, time.Hour, begin.Add(time.Duration(test.minute)*time.Minute))
+		c := versionsDiffer(versions, map[string]time.Time{}, time.Hour, begin.Add(time.Duration(test.minute)*time.Minute))
 		if c.Name != versionsCondition || c.OK != (test.want == "") || !strings.Contains(c.Message, test.want) || strings.Contains(c.Message, test.unwanted) {
 			t.Errorf("after %d minutes: %+v", test.minute, c)
 		}
@@ -187,12 +122,12 @@ func TestVersions(t *testing.T) {
 	differ := map[string]time.Time{}
 	for minute := 50; minute <= 150; minute += 50 { // the plugin with the old version is restarted each time
 		versions := versionsOf([]fleet.Plugin{plugin("x", "2", "a", 0), plugin("x", "1", "b", minute)})
-		c := driftIn(versions, differ, time.Hour, begin.Add(time.Duration(minute)*time.Minute))
+		c := versionsDiffer(versions, differ, time.Hour, begin.Add(time.Duration(minute)*time.Minute))
 		if c.OK != (minute < 150) {
 			t.Errorf("a plugin that is restarted, after %d minutes: %+v", minute, c)
 		}
 	}
-	if driftIn(nil, differ, time.Hour, begin); len(differ) > 0 {
+	if versionsDiffer(nil, differ, time.Hour, begin); len(differ) > 0 {
 		t.Errorf("equal versions still differ: %v", differ)
 	}
 }

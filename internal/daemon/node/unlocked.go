@@ -1,4 +1,4 @@
-package daemon
+package node
 
 import (
 	"context"
@@ -38,7 +38,7 @@ func newUnlocked(node string, exclusive []string) *unlocked {
 func (u *unlocked) begin() { u.once.Do(func() { close(u.found) }) }
 
 // run follows the locks until ctx ends, once there are any.
-func (u *unlocked) run(ctx context.Context, lookup *fleet.Lookup, announce func(fleet.Condition)) {
+func (u *unlocked) run(ctx context.Context, lookup *fleet.Lookup, announce func(patchbay.Condition)) {
 	select {
 	case <-u.found:
 	case <-ctx.Done():
@@ -52,7 +52,7 @@ func (u *unlocked) run(ctx context.Context, lookup *fleet.Lookup, announce func(
 const unlockedPause = time.Second
 
 func (u *unlocked) follow(
-	ctx context.Context, changed <-chan struct{}, competing func() map[fleet.Lock][]string, announce func(fleet.Condition),
+	ctx context.Context, changed <-chan struct{}, competing func() map[fleet.Lock][]string, announce func(patchbay.Condition),
 ) {
 	for {
 		select {
@@ -63,7 +63,7 @@ func (u *unlocked) follow(
 		before := u.condition()
 		u.set(competing())
 		if now := u.condition(); now != before {
-			announce(fleet.Condition(now))
+			announce(now)
 		}
 		backoff.Pause(ctx, unlockedPause)
 	}

@@ -1,4 +1,4 @@
-package daemon
+package node
 
 import (
 	"cmp"
@@ -11,7 +11,6 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -34,95 +33,49 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
-// tls returns what the node shows to others, also when it calls them, and whom it believes; zero without a certificate.
-func (c fleetConfig) tls() fleet.TLS {
-	return fleet.TLS{CA: c.Serve.CA, Cert: c.Serve.Cert, Key: c.Serve.Key, ServerName: c.Serve.ServerName}
-}
-
-func (c fleetConfig) validateServe(check func(field string, err error)) {
-	files := c.tls()
-	if c.Serve.Listen != "" {
-		if _, port, err := net.SplitHostPort(c.Serve.Listen); err != nil || port == "" {
-			check("fleet.serve.listen", fmt.Errorf("%q is not HOST:PORT: write it as 10.0.0.7:7443 or :7443", c.Serve.Listen))
-		}
-		if files == (fleet.TLS{}) {
-			check("fleet.serve", errNoCertificate)
-		}
-	}
-	if files != (fleet.TLS{}) {
-		check("fleet.serve", files.Validate())
-	}
-	for i, a := range c.Serve.Allow {
-		err := cmp.Or(access.ValidatePatterns("identity", a.Identity), access.ValidatePatterns("types", a.Types...),
-			access.ValidatePatterns("names", a.Names...), access.ValidatePatterns("methods", a.Methods...))
-		if err != nil {
-			check("fleet.serve.allow", fmt.Errorf("rule %d: %w", i+1, err))
-		}
-	}
-}
-
 const (
-	// fleetHandshake bounds the time in which a caller shows who it is.
-	fleetHandshake = 10 * time.Second
-	// fleetConnAge is how long a connection takes new calls: then the caller makes another one, which is judged by the certificates of that
-	// time. Calls in progress go on.
-	fleetConnAge = 30 * time.Minute
-	// fleetSilence and fleetAnswer are after which time of silence a caller is asked whether it is there, and how long it may take.
-	fleetSilence, fleetAnswer = 20 * time.Second, 10 * time.Second
-	// fleetStreams bounds the calls in progress on one connection; more of them wait at the caller. It is below what a node may have, so that
-	// a call that has just ended there does not count against the next one.
-	fleetStreams = 2000
+	// handshakeTimeout bounds the TLS handshake.
+	handshakeTimeout = 10 * time.Second
+	// maxConnAge is how long a connection takes new calls. The caller then makes another one, with the certificates of that time.
+	maxConnAge = 30 * time.Minute
+	// After maxSilence a connection is pinged; the answer may take pingTimeout.
+	maxSilence, pingTimeout = 20 * time.Second, 10 * time.Second
+	// maxStreams bounds the calls in progress on one connection; others wait at the caller. It is below the bound of a node's calls, so that a
+	// call that has just ended does not count against the next one.
+	maxStreams = 2000
 )
 
-// listen listens for other nodes, nil if the configuration says nothing of it.
-func (c fleetConfig) listen(ctx context.Context) (net.Listener, error) {
-	if !c.enabled() || c.Serve.Listen == "" {
-		return nil, nil
-	}
-	listener, err := server.ListenTCP(ctx, c.Serve.Listen)
-	if err != nil {
-		return nil, fmt.Errorf("cannot take calls from other nodes: %w; choose another fleet.serve.listen", err)
-	}
-	return listener, nil
-}
-
-// published returns the address at which other nodes reach this one, which listens there or nowhere.
-func (c fleetConfig) published(listener net.Listener) (string, error) {
-	if c.Address != "" || listener == nil {
-		return c.Address, nil
-	}
-	addr, ok := listener.Addr().(*net.TCPAddr)
-	if !ok || !addr.IP.IsUnspecified() {
-		return listener.Addr().String(), nil
-	}
-	host, err := os.Hostname()
-	if err != nil {
-		return "", fmt.Errorf("cannot find out the host name for other nodes: %w; set fleet.address", err)
-	}
-	return net.JoinHostPort(host, fmt.Sprint(addr.Port)), nil
-}
-
-// fleetServer takes calls from other nodes, and forwards those that are allowed to the plugins of this node.
-type fleetServer struct {
+// callServer forwards the calls of other nodes that are allowed to the plugins of this node.
+type callServer struct {
 	registry    proxy.Connector
 	credentials *fleet.Credentials
 	rules       *access.Rules[[]config.FleetAllow]
 	denials     *access.Denials
 	audit       *access.Auditor
-	served      *peerCalls
+	served      Calls
 	drain       *drain
 	budget      *h2proxy.Budget
 	log         *slog.Logger
-	age         time.Duration // of a connection, see fleetConnAge
+	age         time.Duration // of a connection, see maxConnAge
 }
 
-// serve starts to serve and returns. Calls end with ctx; the caller ends the rest with stop, which tells the callers why and returns when
-// nothing is left. If it ends before that, failed is called and stop returns the error.
-func (s *fleetServer) serve(ctx context.Context, listener net.Listener, failed func()) (stop func() error) {
+// Serve starts to take calls from other nodes on a listener, and returns. The calls end with ctx. The caller calls stop, which returns when
+// all have ended. If the server fails before that, failed is called and stop returns the error.
+func (n *Node) Serve(ctx context.Context, listener net.Listener, budget *h2proxy.Budget, failed func()) (stop func() error) {
+	c := n.config
+	s := &callServer{
+		n.Exclusive(c.Registry), n.credentials, n.rules, access.NewDenials(c.Events.Publish, c.Log), access.NewAuditor(c.Events.Publish, c.Log),
+		c.Served, n.drain, budget, c.Log, maxConnAge,
+	}
+	return s.serve(ctx, listener, failed)
+}
+
+// serve is that of [Node.Serve].
+func (s *callServer) serve(ctx context.Context, listener net.Listener, failed func()) (stop func() error) {
 	end, endCalls := context.WithCancelCause(context.Background())
 	tlsConfig := s.credentials.Server()
 	h2 := h2proxy.NewServer(h2proxy.ServerConfig{
-		Budget: s.budget, Timeout: fleetHandshake, Streams: fleetStreams, Age: s.age, Silence: fleetSilence, Answer: fleetAnswer,
+		Budget: s.budget, Timeout: handshakeTimeout, Streams: maxStreams, Age: s.age, Silence: maxSilence, Answer: pingTimeout,
 		Introduce: func(ctx context.Context, nc net.Conn) (h2proxy.Introduced, error) {
 			return s.introduce(ctx, nc, tlsConfig)
 		},
@@ -139,10 +92,10 @@ func (s *fleetServer) serve(ctx context.Context, listener net.Listener, failed f
 	forget := context.AfterFunc(ctx, func() { endCalls(server.ErrStopping) })
 	return func() error {
 		forget()
-		endCalls(server.ErrStopping) // no harm if it was called before
+		endCalls(server.ErrStopping)
 		late := time.AfterFunc(server.StopTimeout, func() {
 			if n := s.drain.inProgress(); n > 0 {
-				// A caller that does not read has its call end like this, and is no reason for the daemon to end with an error.
+				// A caller that does not read is not an error of the daemon.
 				s.log.Warn("calls from other nodes were still in progress and were aborted", "calls", n, "after", server.StopTimeout)
 			}
 			h2.Stop()
@@ -156,8 +109,8 @@ func (s *fleetServer) serve(ctx context.Context, listener net.Listener, failed f
 	}
 }
 
-// introduce has a caller show who it is. Its certificate is judged at each call.
-func (s *fleetServer) introduce(ctx context.Context, nc net.Conn, tlsConfig *tls.Config) (h2proxy.Introduced, error) {
+// introduce makes the TLS handshake with a caller. Its certificate is verified for each call.
+func (s *callServer) introduce(ctx context.Context, nc net.Conn, tlsConfig *tls.Config) (h2proxy.Introduced, error) {
 	conn := tls.Server(nc, tlsConfig)
 	err := conn.HandshakeContext(ctx)
 	state := conn.ConnectionState()
@@ -165,7 +118,7 @@ func (s *fleetServer) introduce(ctx context.Context, nc net.Conn, tlsConfig *tls
 		err = errors.New("the caller does not speak HTTP/2")
 	}
 	if err != nil {
-		s.log.Debug("a connection for calls from other nodes has ended at once", "address", nc.RemoteAddr(), "error", err)
+		s.log.Debug("a connection for calls from other nodes has failed", "address", nc.RemoteAddr(), "error", err)
 		return h2proxy.Introduced{}, err
 	}
 	from := &peer.Peer{Addr: nc.RemoteAddr(), LocalAddr: nc.LocalAddr(), AuthInfo: credentials.TLSInfo{
@@ -176,26 +129,26 @@ func (s *fleetServer) introduce(ctx context.Context, nc net.Conn, tlsConfig *tls
 	}, nil
 }
 
-// nodeUser stands for the caller from another node where callers are counted by user. No user of the machine has such a number.
+// nodeUser returns a number that stands for a caller from another node where callers are counted by user.
 func nodeUser(cert *x509.Certificate) uint32 {
 	sum := fnv.New32a()
 	_, _ = io.WriteString(sum, strings.Join(fleet.Identities(cert), "\x00")) // it never fails
 	return limits.NonUser(sum.Sum32())
 }
 
-// handle handles a call, which ends with a context too, with its cause.
-func (s *fleetServer) handle(end context.Context, caller grpc.ServerStream) (err error) {
+// handle handles a call, which also ends with the context end, and with its cause.
+func (s *callServer) handle(end context.Context, caller grpc.ServerStream) (err error) {
 	ctx, cancel := context.WithCancelCause(caller.Context())
 	defer cancel(nil)
 	defer context.AfterFunc(end, func() { cancel(context.Cause(end)) })()
 	var from identities
 	var call access.Call
-	var release func() // nil for one that was not let in
+	var release func() // nil for a call that was not admitted
 	var done func()    // set with release
 	reached := false   // a plugin
 	defer func() {
 		if len(from) > 0 {
-			s.served.ended(from[0], err)
+			s.served.Ended(from[0], err)
 		}
 		if release != nil {
 			release()
@@ -270,30 +223,3 @@ func matchIdentity(pattern, identity string) bool {
 	}
 	return access.MatchAny([]string{pattern}, identity)
 }
-
-// useOffers puts other rules in force, for calls that begin from then on.
-func (m *fleetMember) useOffers(offers []config.FleetOffer) {
-	if m != nil {
-		m.offers.Store(&offers)
-	}
-}
-
-// reload applies who may offer what, and reads the certificate files that have changed. Calls to nodes whose CA was removed are aborted.
-func (m *fleetMember) reload(offers []config.FleetOffer) {
-	m.useOffers(offers)
-	m.certificates()
-}
-
-// mayOffer is that of a [fleet.DialerConfig].
-func (m *fleetMember) mayOffer(node, ptype, name string) bool {
-	offers := *m.offers.Load()
-	return len(offers) == 0 || slices.ContainsFunc(offers, func(o config.FleetOffer) bool {
-		return access.MatchAny([]string{strings.ToLower(o.Node)}, strings.ToLower(node)) && access.MatchAny(o.Types, ptype) && access.MatchAny(o.Names, name)
-	})
-}
-
-var (
-	errNoFleet = errors.New("this node belongs to no fleet: name the endpoints of etcd with fleet.etcd.endpoints in its configuration")
-	// errNoCertificate says that a listener has nothing to show.
-	errNoCertificate = errors.New("calls from other nodes need a certificate: name the files cert, key and ca")
-)

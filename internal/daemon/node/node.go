@@ -1,0 +1,394 @@
+// Package node is the daemon's part in a fleet: it publishes the plugins of this node, takes calls from other nodes and makes calls to them,
+// competes for the locks of exclusive plugins, and judges certificates, versions, settings and drains.
+package node
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/patchbay-dev/patchbay"
+	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/internal/config"
+	"github.com/patchbay-dev/patchbay/internal/daemon/access"
+	"github.com/patchbay-dev/patchbay/internal/daemon/server"
+	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
+	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/fleet/locks"
+	"github.com/patchbay-dev/patchbay/internal/proxy"
+	"github.com/patchbay-dev/patchbay/internal/reconciler"
+)
+
+// readerIdle is how long the fleet is followed after the last request for it.
+const readerIdle = 5 * time.Minute
+
+// Config configures a [Node].
+type Config struct {
+	Fleet config.Fleet
+	// State is the path of the daemon's state file, beside which the node has files of its own.
+	State   string
+	Version string // of Patchbay
+	// Registry has the plugins of this node.
+	Registry *dynamicplugins.Store
+	Health   Health
+	// Called counts the calls to plugins of other nodes, Served those of other nodes to plugins of this one.
+	Called, Served Calls
+	Events         Events
+	Log            *slog.Logger
+}
+
+// Calls counts calls between nodes, by the other node.
+type Calls interface {
+	Ended(peer string, err error)
+}
+
+// Events publishes events.
+type Events interface {
+	Publish(reconciler.Event)
+}
+
+// Health knows the launched plugins that say that they do not serve, or do not answer.
+type Health interface {
+	UnhealthySockets() map[string]bool
+	IsUnhealthy(ptype, name string) bool
+}
+
+// Local is what a node publishes.
+type Local interface {
+	Plugins() []patchbay.PluginStatus
+	Conditions() []patchbay.Condition
+	Events(ctx context.Context, tail int) <-chan patchbay.Event
+}
+
+// Node is a member of a fleet. The methods of a nil *Node are those of a node of no fleet; the others are documented.
+type Node struct {
+	config      Config
+	name        string
+	space       fleet.Space
+	cluster     *fleet.Cluster
+	credentials *fleet.Credentials // nil if the node neither takes calls from other nodes nor calls them
+	lookup      *fleet.Lookup
+	dialer      *fleet.Dialer
+	elector     *locks.Elector // nil if there are no exclusive plugins
+	rules       *access.Rules[[]config.FleetAllow]
+	offers      atomic.Pointer[[]config.FleetOffer]
+	unlocked    *unlocked
+	drain       *drain
+	isNamed     atomic.Bool   // the node owns its name in the fleet
+	altered     chan struct{} // gets a value when that or the cordon changes
+
+	publisher *fleet.Publisher // set by Publish
+	local     Local            // set by Publish
+
+	mu       sync.Mutex
+	reader   *fleet.Reader       // nil while nobody needs it
+	versions *patchbay.Condition // the last judgment of the versions; nil for none
+	users    int
+	idle     *time.Timer
+	closed   bool
+}
+
+// New returns a node, nil if it belongs to no fleet. The caller calls Publish, Run and Close.
+func New(c Config) (_ *Node, err error) {
+	if !isEnabled(c.Fleet) {
+		return nil, nil
+	}
+	etcd, space := Etcd(c.Fleet.Etcd)
+	n := &Node{
+		config: c, name: Name(c.Fleet), space: space, altered: make(chan struct{}, 1), rules: access.NewRules(c.Fleet.Serve.Allow),
+	}
+	n.drain = newDrain(n.holdsLock)
+	n.unlocked = newUnlocked(n.name, c.Fleet.Exclusive)
+	n.offers.Store(&c.Fleet.Offers)
+	if n.name == "" {
+		return nil, errors.New("cannot find out the host name for the fleet; set fleet.node")
+	}
+	if n.cluster, err = fleet.Connect(etcd); err != nil {
+		return nil, err
+	}
+	if files := tlsOf(c.Fleet); files != (fleet.TLS{}) {
+		if n.credentials, err = fleet.NewCredentials(files); err != nil {
+			return nil, err
+		}
+	}
+	n.lookup = fleet.OpenLookup(n.cluster, fleet.LookupConfig{Space: space, Whole: n.Reader, NodeFile: c.State + ".nodes", Logger: c.Log})
+	if len(c.Fleet.Exclusive) > 0 {
+		if n.elector, err = locks.New(n.cluster, locks.Config{
+			Space: space, Node: n.name, TTL: c.Fleet.Presence, TokenFile: c.State + ".tokens", Logger: c.Log,
+			Settings: settingsOf(c.Fleet), Differ: func(c fleet.Condition) { n.announce(patchbay.Condition(c)) },
+		}); err != nil {
+			n.lookup.Close()
+			return nil, err
+		}
+	}
+	local := n.Exclusive(c.Registry)
+	n.dialer = fleet.NewDialer(fleet.DialerConfig{
+		Find: n.find, Credentials: n.credentials, Node: n.name, Labels: c.Fleet.Labels, Called: c.Called.Ended, Unhealthy: c.Health.IsUnhealthy,
+		Leader: n.leader, MayOffer: n.mayOffer,
+		Local: func(ctx context.Context, ptype, name string) (grpc.ClientConnInterface, error) {
+			ctx, cancel := context.WithTimeout(ctx, localWait)
+			defer cancel()
+			return proxy.ConnTo(ctx, local, ptype, name)
+		},
+	})
+	return n, nil
+}
+
+// Publish prepares to publish the node, which Run does. The listener is where the node takes calls from other nodes, nil for nowhere.
+func (n *Node) Publish(local Local, listener net.Listener) error {
+	if n == nil {
+		return nil
+	}
+	c := n.config
+	address, err := addressOf(c.Fleet, listener)
+	if err != nil {
+		return err
+	}
+	n.local = local
+	n.publisher, err = fleet.NewPublisher(n.cluster, fleet.PublisherConfig{
+		Space: n.space, Node: n.name, Address: address, Version: c.Version, Presence: c.Fleet.Presence, Retention: c.Fleet.Retention,
+		Settings: settingsOf(c.Fleet), InstanceFile: c.State + ".instance", Labels: c.Fleet.Labels, Local: published{local}, Logger: c.Log,
+		Unhealthy: c.Health.UnhealthySockets, Locked: n.unlocked.begin, Named: n.setNamed, Cordoned: n.setCordon,
+	})
+	return err
+}
+
+// Run publishes the node and competes for the locks of its plugins, until ctx ends. It then returns within a few seconds, whatever etcd
+// does.
+func (n *Node) Run(ctx context.Context) {
+	var running sync.WaitGroup
+	defer running.Wait()
+	running.Go(func() { n.publisher.Run(ctx) })
+	running.Go(func() { n.watchCertificates(ctx) })
+	running.Go(func() { n.unlocked.run(ctx, n.lookup, n.announce) })
+	running.Go(func() { n.drain.watch(ctx, n.announce) })
+	running.Go(func() { n.watchVersions(ctx) })
+	if n.elector == nil {
+		return
+	}
+	running.Go(func() { n.elector.Run(ctx) })
+	for changes := (published{n.local}).Changes(ctx); ctx.Err() == nil; {
+		var wanted []fleet.Lock
+		// Callers look for the holder of a lock at the daemon that owns the name.
+		if n.isNamed.Load() && n.drain.isOpen() {
+			wanted = n.wantedLocks()
+		}
+		n.elector.Stand(wanted)
+		select {
+		case <-changes:
+		case <-n.altered:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// Close ends what requests have begun. It can be called on a nil Node.
+func (n *Node) Close() error {
+	if n == nil {
+		return nil
+	}
+	n.mu.Lock()
+	reader := n.reader
+	n.reader, n.closed = nil, true
+	if n.idle != nil {
+		n.idle.Stop()
+	}
+	n.mu.Unlock()
+	if reader != nil {
+		reader.Close()
+	}
+	n.lookup.Close()
+	n.dialer.Close()
+	return nil
+}
+
+// Reload applies the rules for calls and offers of another configuration, and reads the certificate files that have changed. Calls that are
+// denied now are aborted. It can be called on a nil Node.
+func (n *Node) Reload(c config.Fleet) {
+	if n != nil {
+		n.rules.Replace(c.Serve.Allow)
+		n.offers.Store(&c.Offers)
+		n.Certificates()
+	}
+}
+
+// Conditions returns how the node is as a member of the fleet. It can be called on a nil Node.
+func (n *Node) Conditions() []patchbay.Condition {
+	if n == nil {
+		return nil
+	}
+	all := []patchbay.Condition{n.settingsCondition(), patchbay.Condition(n.publisher.Condition())}
+	if len(n.Certificates()) > 0 {
+		all = append(all, n.certificateCondition())
+	}
+	if c, drained := n.drain.condition(); drained {
+		all = append(all, c)
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.reader != nil && n.versions != nil {
+		all = append(all, *n.versions)
+	}
+	return all
+}
+
+// settingsCondition is degraded if this node and others have different settings.
+func (n *Node) settingsCondition() patchbay.Condition {
+	if c := n.unlocked.condition(); !c.OK || n.elector == nil {
+		return c
+	}
+	return patchbay.Condition(n.elector.Condition())
+}
+
+// announce logs and publishes a condition that has changed.
+func (n *Node) announce(c patchbay.Condition) {
+	kind, message := pipeline.EventRecovered, c.Name+" is in order again"
+	if c.OK {
+		n.config.Log.Info(message)
+	} else {
+		kind, message = pipeline.EventDegraded, c.Message
+		n.config.Log.Warn(message)
+	}
+	n.config.Events.Publish(reconciler.Event{Time: time.Now(), Kind: kind, Message: message})
+}
+
+// setNamed records whether the node owns its name.
+func (n *Node) setNamed(owned bool) {
+	if n.isNamed.Swap(owned) != owned {
+		wake(n.altered)
+	}
+}
+
+// setCordon records whether the node is drained.
+func (n *Node) setCordon(c fleet.Cordon) {
+	n.drain.set(c)
+	wake(n.altered)
+}
+
+// wake sends a value to a channel that has room for one, unless there is one already.
+func wake(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// Reader returns a reader of the fleet. The caller calls release when it no longer needs it.
+func (n *Node) Reader() (reader *fleet.Reader, release func(), err error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.closed {
+		return nil, nil, server.ErrStopping
+	}
+	if n.idle != nil {
+		n.idle.Stop()
+		n.idle = nil
+	}
+	if n.reader == nil {
+		n.reader = fleet.Open(n.cluster, fleet.ReaderConfig{Space: n.space, Presence: n.config.Fleet.Presence, Logger: n.config.Log})
+	}
+	n.users++
+	return n.reader, sync.OnceFunc(n.release), nil
+}
+
+func (n *Node) release() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.users--; n.users > 0 || n.closed {
+		return
+	}
+	n.idle = time.AfterFunc(readerIdle, func() {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		if n.users == 0 && !n.closed && n.reader != nil {
+			n.reader.Close()
+			n.reader, n.versions = nil, nil
+		}
+	})
+}
+
+// openReader returns the reader of the fleet if there is one; nil if there is not.
+func (n *Node) openReader() *fleet.Reader {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.reader
+}
+
+// published is the node as the fleet sees it. It is a [fleet.Local].
+type published struct{ Local }
+
+// Conditions returns those about the node, without those about the fleet.
+func (p published) Conditions() (all []fleet.Condition) {
+	for _, c := range p.Local.Conditions() {
+		if c.Name != versionsCondition && c.Name != fleet.ConditionName {
+			all = append(all, fleet.Condition(c))
+		}
+	}
+	return all
+}
+
+func (p published) Changes(ctx context.Context) <-chan struct{} {
+	events := p.Events(ctx, 0)
+	changes := make(chan struct{}, 1)
+	go func() { // ends with ctx, which closes the events
+		for range events {
+			wake(changes)
+		}
+	}()
+	return changes
+}
+
+// Drain steers calls that may go to any node away from a node, and makes it release its locks.
+func (n *Node) Drain(ctx context.Context, node string) error {
+	return n.cluster.Drain(ctx, n.space, node, n.name)
+}
+
+// Uncordon undoes Drain.
+func (n *Node) Uncordon(ctx context.Context, node string) error {
+	return n.cluster.Uncordon(ctx, n.space, node)
+}
+
+// Forget removes a node that is gone.
+func (n *Node) Forget(ctx context.Context, node string) error {
+	return n.cluster.Forget(ctx, n.space, node)
+}
+
+// HasLocks reports whether the node competes for locks.
+func (n *Node) HasLocks() bool { return n.elector != nil }
+
+// Locks returns the locks of the fleet.
+func (n *Node) Locks(ctx context.Context) ([]fleet.LockState, error) {
+	return n.cluster.Locks(ctx, n.space)
+}
+
+// holdsLock reports whether the node holds a lock.
+func (n *Node) holdsLock() bool {
+	return slices.ContainsFunc(n.Wanted(), func(w locks.Wanted) bool { return w.Held })
+}
+
+// Wanted returns the locks that the node wants.
+func (n *Node) Wanted() []locks.Wanted {
+	if n.elector == nil {
+		return nil
+	}
+	return n.elector.Wanted()
+}
+
+// Stats returns what the node has published.
+func (n *Node) Stats() fleet.Stats { return n.publisher.Stats() }
+
+// Followed returns the health of what the node follows in etcd: what is called in the fleet and, if it is needed now, the whole fleet; else
+// whole is nil.
+func (n *Node) Followed() (called fleet.Health, whole *fleet.Health) {
+	if reader := n.openReader(); reader != nil {
+		whole = new(reader.Health())
+	}
+	return n.lookup.Health(), whole
+}
