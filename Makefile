@@ -72,7 +72,7 @@ crash: ## kill the daemon 1,000 times at random instants, and its plugins, and s
 
 .PHONY: handover
 handover: ## hand a plugin over 100 times, while 1,000,000 connections are made to it, and see that none is refused
-	$(GO) test -run '^TestHandover$$' -timeout 30m -count 1 -v . -handover.upgrades 100 -handover.connects 1000000
+	cd integration && $(GO) test -run '^TestHandover$$' -timeout 30m -count 1 -v ./runtime -handover.upgrades 100 -handover.connects 1000000
 
 .PHONY: failpoints
 failpoints: ## have the daemon fail at each failpoint, and see what becomes of that; "make test-all" does so too

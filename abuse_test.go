@@ -2,6 +2,7 @@ package patchbay_test
 
 import (
 	"context"
+	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -79,6 +80,22 @@ func panics(do func()) (did bool) {
 	defer func() { did = recover() != nil }()
 	do()
 	return false
+}
+
+func TestNewSaysWhatIsWrong(t *testing.T) {
+	if _, err := patchbay.New(patchbay.Config{}); err == nil || !strings.Contains(err.Error(), "PluginDirs") {
+		t.Errorf("without a directory: %v", err)
+	}
+	rt, err := patchbay.New(patchbay.Config{PluginDirs: []string{filepath.Join(os.DevNull, "plugins")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := rt.Run(t.Context()); err == nil || !strings.Contains(err.Error(), os.DevNull) {
+		t.Errorf("with a directory that cannot be made: %v", err)
+	}
+	if err := rt.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "twice") {
+		t.Errorf("a second Run: %v", err)
+	}
 }
 
 // TestOrder calls every method before Run, in use and after it, and with contexts that have ended: each returns.
@@ -180,7 +197,7 @@ func TestCallbacks(t *testing.T) {
 			if err := p.Serve(); err != nil {
 				t.Fatal(err)
 			}
-			waiting, stop := context.WithTimeout(ctx, patience)
+			waiting, stop := context.WithTimeout(ctx, 2*time.Minute)
 			defer stop()
 			if err := rt.WaitForPlugins(waiting, patchbay.PluginName{Type: "T", Name: "foo"}); err != nil {
 				t.Error(err)

@@ -1,4 +1,4 @@
-package patchbay_test
+package runtime_test
 
 import (
 	"context"
@@ -152,6 +152,7 @@ func (h *host) mustGreet() string {
 // TestOnDemand: an idle plugin is registered without a process, the first of many calls at once starts one for all, its end is nobody's
 // business, and the next call starts another.
 func TestOnDemand(t *testing.T) {
+	t.Parallel()
 	h, handler := newCounting(t)
 	p := onDemand("serve")
 	h.set(p)
@@ -259,6 +260,7 @@ func TestHandlerThatCalls(t *testing.T) {
 
 // TestFailedStartIsTheCallersError: the caller hears why there is no process, in each way in which that can be.
 func TestFailedStartIsTheCallersError(t *testing.T) {
+	t.Parallel()
 	missing := onDemand("serve")
 	missing.Args = []string{filepath.Join(t.TempDir(), "missing")}
 	other := onDemand("serve")
@@ -371,6 +373,7 @@ func TestCrashOfWhatIsOnDemand(t *testing.T) {
 
 // TestSocketOfWhatIsOnDemandIsRemoved: the host makes another one.
 func TestSocketOfWhatIsOnDemandIsRemoved(t *testing.T) {
+	t.Parallel()
 	h, _ := newCounting(t)
 	h.set(onDemand("serve"))
 	h.idle()
@@ -387,6 +390,7 @@ func TestSocketOfWhatIsOnDemandIsRemoved(t *testing.T) {
 // TestOnDemandOfAnotherUser: what is said of a plugin that runs as another user counts as that user's word, whoever listens for it, and its
 // process is that user's.
 func TestOnDemandOfAnotherUser(t *testing.T) {
+	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skip("only root can run a plugin as somebody else")
 	}
@@ -427,6 +431,7 @@ func TestOnDemandOfAnotherUser(t *testing.T) {
 
 // TestRecreationOnDemand: while the process of a plugin that must be alone is replaced, callers wait at its socket.
 func TestRecreationOnDemand(t *testing.T) {
+	t.Parallel()
 	h, handler := newCounting(t)
 	p := onDemand("alone")
 	p.Upgrade, p.Dir = plugin.UpgradeRecreate, t.TempDir()

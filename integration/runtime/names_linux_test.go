@@ -1,4 +1,4 @@
-package patchbay_test
+package runtime_test
 
 import (
 	"context"
@@ -109,6 +109,7 @@ func (h *town) await(kind reconciler.EventKind, socket string) {
 
 // TestNoRestartLosesTheName: alice's plugin restarts 1,000 times, and the host now and then, while bob's waits for its name.
 func TestNoRestartLosesTheName(t *testing.T) {
+	t.Parallel()
 	h := newTown(t)
 	stop := h.serve(alice, "alice.sock")
 	h.await(reconciler.EventRegistered, "alice.sock")

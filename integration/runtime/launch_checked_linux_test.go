@@ -1,4 +1,4 @@
-package patchbay_test
+package runtime_test
 
 import (
 	"crypto/sha256"
@@ -27,6 +27,7 @@ func checked(t *testing.T) launcher.Plugin {
 
 // A plugin of another user is found, registered and replaced as every other, and nothing of it is left.
 func TestCheckedPluginOfAnotherUser(t *testing.T) {
+	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skip("only root can run a plugin as somebody else")
 	}

@@ -1,4 +1,4 @@
-package patchbay_test
+package runtime_test
 
 import (
 	"context"

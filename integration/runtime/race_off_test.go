@@ -1,5 +1,5 @@
 //go:build !race
 
-package patchbay_test
+package runtime_test
 
 const underRace = false

@@ -1,4 +1,4 @@
-package patchbay_test
+package runtime_test
 
 import (
 	"context"
@@ -85,6 +85,7 @@ func TestHandover(t *testing.T) {
 
 // TestChangesOfKind: a plugin that is handed over, on demand or neither is made another of these while it is called, and no call fails.
 func TestChangesOfKind(t *testing.T) {
+	t.Parallel()
 	h, _ := newCounting(t)
 	auto := launchable("serve")
 	handed := launchable("serve")
@@ -109,6 +110,7 @@ func TestChangesOfKind(t *testing.T) {
 
 // TestStartedToSayWhatItIs: a plugin of which nobody knows what it is, is started once; what it said is remembered over a restart.
 func TestStartedToSayWhatItIs(t *testing.T) {
+	t.Parallel()
 	h, handler := newCounting(t)
 	p := onDemand("serve")
 	p.Announce, p.Idle = launcher.Announcement{}, time.Millisecond
@@ -135,6 +137,7 @@ func TestStartedToSayWhatItIs(t *testing.T) {
 // TestNotIdleBeforeItIsRegistered: a process that is started once to say what it is does not end as idle before the host answers at the
 // plugin's socket: nobody could call the plugin then, nor start it by a call.
 func TestNotIdleBeforeItIsRegistered(t *testing.T) {
+	t.Parallel()
 	h, _ := newCounting(t)
 	unlock, err := sock.Lock(filepath.Join(h.dir, "unit.0.sock")) // keeps the host from making the socket
 	if err != nil {

@@ -1,6 +1,6 @@
 //go:build !linux
 
-package patchbay_test
+package runtime_test
 
 import (
 	"testing"

@@ -1,4 +1,4 @@
-package patchbay_test
+package runtime_test
 
 import (
 	"context"
@@ -190,6 +190,7 @@ func TestLaunchedPluginIsStartedAgain(t *testing.T) {
 }
 
 func TestLaunchedPluginThatCannotRunFails(t *testing.T) {
+	t.Parallel()
 	h := newHost(t)
 	h.set(launchable("crash"))
 	h.until("giving up", func() bool { return h.unit().State == launcher.StateFailed })
@@ -342,6 +343,7 @@ func TestSurvivorIsTakenOver(t *testing.T) {
 }
 
 func TestHungPluginIsSeenAndStartedAgain(t *testing.T) {
+	t.Parallel()
 	h := newHost(t)
 	p := launchable("serve")
 	h.set(p)
@@ -374,8 +376,10 @@ func TestHungPluginIsSeenAndStartedAgain(t *testing.T) {
 
 // TestBusyPluginIsNotHung: a plugin that handles one call at a time answers no health check during a call, and is not restarted for that.
 func TestBusyPluginIsNotHung(t *testing.T) {
+	t.Parallel()
 	for name, upgrade := range map[string]plugin.Upgrade{"itself": plugin.UpgradeSideBySide, "behind a front": plugin.UpgradeHandover} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			h := newHost(t)
 			p := launchable("single")
 			p.Restart.Unresponsive = true
@@ -400,6 +404,7 @@ func TestBusyPluginIsNotHung(t *testing.T) {
 }
 
 func TestOutdatedSurvivorIsReplaced(t *testing.T) {
+	t.Parallel()
 	h := newHost(t)
 	h.survivors = t.TempDir()
 	h.end()
@@ -420,6 +425,7 @@ func TestOutdatedSurvivorIsReplaced(t *testing.T) {
 }
 
 func TestRestartOfWhatDoesNotServe(t *testing.T) {
+	t.Parallel()
 	h := newHost(t)
 	alone := launchable("mute")
 	alone.NoSocket = true

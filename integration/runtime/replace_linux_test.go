@@ -1,4 +1,4 @@
-package patchbay_test
+package runtime_test
 
 import (
 	"context"
@@ -40,6 +40,7 @@ func (h *host) callThrough(stop <-chan struct{}, calls, failed *atomic.Int64) {
 }
 
 func TestRestartFailsNoCall(t *testing.T) {
+	t.Parallel()
 	t.Run("side by side", func(t *testing.T) { restartFailsNoCall(t, launchable("serve")) })
 	t.Run("recreate", func(t *testing.T) {
 		p := launchable("alone")
@@ -82,6 +83,7 @@ func restartFailsNoCall(t *testing.T, p launcher.Plugin) {
 
 // TestRecreationThatFails: callers wait for the new process until it is known that there is none, and no longer than they want to.
 func TestRecreationThatFails(t *testing.T) {
+	t.Parallel()
 	h := newHost(t)
 	p := launchable("serve")
 	p.Upgrade = plugin.UpgradeRecreate

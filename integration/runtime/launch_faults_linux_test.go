@@ -1,4 +1,4 @@
-package patchbay_test
+package runtime_test
 
 import (
 	"errors"
@@ -77,6 +77,7 @@ func TestManualSurvivorIsNotForgotten(t *testing.T) {
 // TestSupersededPluginIsRunning launches two plugins that register under one name, so that often the second one has taken over before the
 // launcher has looked at the first one.
 func TestSupersededPluginIsRunning(t *testing.T) {
+	t.Parallel()
 	h := newHost(t)
 	other := launchable("serve")
 	other.Name = "other"
@@ -100,6 +101,7 @@ func TestSupersededPluginIsRunning(t *testing.T) {
 
 // TestRemovedDirectory: a launched plugin is registered again when somebody has removed the plugin directory, or only its socket.
 func TestRemovedDirectory(t *testing.T) {
+	t.Parallel()
 	h := newHost(t)
 	h.set(launchable("serve"))
 	for _, remove := range []func(socket string) error{os.Remove, func(string) error { return os.RemoveAll(h.dir) }} {
@@ -140,6 +142,7 @@ func TestReplacementThatEndsSaysWhy(t *testing.T) {
 
 // TestLogRateChangesWithoutARestart lets a plugin say more, and the plugin notices nothing.
 func TestLogRateChangesWithoutARestart(t *testing.T) {
+	t.Parallel()
 	h := newHost(t)
 	p := script(`i=0; while :; do i=$((i+1)); echo $i; done`)
 	p.LogRate = 1

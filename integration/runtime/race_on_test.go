@@ -1,6 +1,6 @@
 //go:build race
 
-package patchbay_test
+package runtime_test
 
 // underRace says that the race detector makes everything ten times as slow.
 const underRace = true

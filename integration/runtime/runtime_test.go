@@ -1,10 +1,9 @@
-package patchbay_test
+package runtime_test
 
 import (
 	"context"
 	"errors"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -227,22 +226,6 @@ func TestRuntimeRemembers(t *testing.T) {
 	}
 	if s := h.rt.Plugins(); len(s) != 1 || s[0].State != reconciler.StateRegistered || s[0].RegisteredAt.After(before.Time) {
 		t.Errorf("plugins: %+v", s)
-	}
-}
-
-func TestNewSaysWhatIsWrong(t *testing.T) {
-	if _, err := patchbay.New(patchbay.Config{}); err == nil || !strings.Contains(err.Error(), "PluginDirs") {
-		t.Errorf("without a directory: %v", err)
-	}
-	rt, err := patchbay.New(patchbay.Config{PluginDirs: []string{filepath.Join(os.DevNull, "plugins")}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := rt.Run(t.Context()); err == nil || !strings.Contains(err.Error(), os.DevNull) {
-		t.Errorf("with a directory that cannot be made: %v", err)
-	}
-	if err := rt.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "twice") {
-		t.Errorf("a second Run: %v", err)
 	}
 }
 

@@ -1,0 +1,9 @@
+package patchbay_test
+
+import (
+	"testing"
+
+	"github.com/patchbay-dev/patchbay/internal/leaktest"
+)
+
+func TestMain(m *testing.M) { leaktest.Main(m) }
