@@ -7,7 +7,6 @@ import (
 
 	"golang.org/x/net/http2"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/stats"
 	"google.golang.org/grpc/status"
@@ -89,7 +88,7 @@ func (c *clientCall) CloseSend() error { return c.stream.send(c.ctx, nil, true) 
 func (c *clientCall) SendMsg(m any) error {
 	f, ok := m.(*Fragment)
 	if !ok {
-		return status.Errorf(codes.Internal, "cannot send a %T as a fragment", m)
+		return errNotFragment(m)
 	}
 	return c.stream.send(c.ctx, f.data, f.last)
 }
@@ -123,7 +122,7 @@ func (c *clientCall) RecvMsg(m any) error {
 func (c *clientCall) recv(m any) error {
 	f, ok := m.(*Fragment)
 	if !ok {
-		return status.Errorf(codes.Internal, "cannot receive fragments into a %T", m)
+		return errNotFragment(m)
 	}
 	var err error
 	f.data, _, err = c.stream.next(c.ctx, c.held)

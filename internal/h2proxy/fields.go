@@ -235,6 +235,9 @@ func StatusOfReset(code http2.ErrCode) error { return statusOfEnd(&resetError{co
 
 // statusOfEnd returns the status of a call whose stream ended early.
 func statusOfEnd(err error) error {
+	if err == nil {
+		return nil
+	}
 	if reset, ok := errors.AsType[*resetError](err); ok {
 		switch reset.code { //nolint:exhaustive // the others are faults
 		case http2.ErrCodeRefusedStream:

@@ -1,6 +1,7 @@
 package h2proxy
 
 import (
+	"context"
 	"errors"
 	"io"
 	"net/http"
@@ -46,11 +47,12 @@ func (h HTTPHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.NotFound(w, r)
 		return
 	}
-	call := &httpCall{w: w, r: r, uid: h.UID(r), budget: h.Budget, answer: answer{kind: kind}}
+	from := httpCaller{w, r}
+	call := &serverCall{caller: from, kind: kind, uid: h.UID(r), budget: h.Budget}
 	fields := fieldsOf(r)
 	asked, err := parseRequest(fields)
 	if wrong, ok := errors.AsType[*malformed](err); ok {
-		call.end(wrong.status.Err())
+		from.end(call, wrong.status.Err())
 		return
 	}
 	size := sizeOf(fields)
@@ -59,14 +61,14 @@ func (h HTTPHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	end, err := h.Budget.Begin(call.uid)
 	if err != nil {
-		call.end(err)
+		from.end(call, err)
 		return
 	}
 	defer end()
 	held := h.Budget.Hold(call.uid)
 	defer held.Give()
 	if err := held.Take(size); err != nil {
-		call.end(err)
+		from.end(call, err)
 		return
 	}
 	ctx, cancel := asked.context(grpcpeer.NewContext(r.Context(), &grpcpeer.Peer{Addr: httpAddr(r.RemoteAddr)}))
@@ -74,12 +76,12 @@ func (h HTTPHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	call.ctx = grpc.NewContextWithServerTransportStream(ctx, transport{call, r.URL.Path})
 	err = errNoReturn
 	defer func() {
-		if ctx.Err() != nil && !call.wasSent() {
+		if _, sent := call.ended(); ctx.Err() != nil && !sent {
 			if brake, ok := ctx.Value(brakeKey{}).(*Brake); ok {
 				brake.pause(h.Budget.cancel(&brake.cancels, call.uid, 1))
 			}
 		}
-		call.end(err)
+		from.end(call, err)
 	}()
 	err = h.Handle(call)
 }
@@ -102,105 +104,69 @@ type httpAddr string
 func (httpAddr) Network() string  { return "tcp" }
 func (a httpAddr) String() string { return string(a) }
 
-// httpCall is a [grpc.ServerStream] of [Fragment]s. One goroutine receives and one sends.
-type httpCall struct {
-	answer
-
-	w      http.ResponseWriter
-	r      *http.Request
-	uid    uint32
-	budget *Budget
+// httpCaller is the caller of a request.
+type httpCaller struct {
+	w http.ResponseWriter
+	r *http.Request
 }
 
-var _ grpc.ServerStream = (*httpCall)(nil)
+// Whole implements caller: it is not known.
+func (httpCaller) Whole() bool { return false }
 
-// UID returns the user who calls, Budget what bounds the call.
-func (c *httpCall) UID() uint32     { return c.uid }
-func (c *httpCall) Budget() *Budget { return c.budget }
-
-// Whole says whether all that the caller sends has come, which is not known.
-func (c *httpCall) Whole() bool { return false }
-
-func (c *httpCall) SendHeader(md metadata.MD) error {
-	c.mu.Lock()
-	header, sent := metadata.Join(c.header, md), c.sent
-	c.sent = true
-	c.mu.Unlock()
-	if sent {
-		return status.Error(codes.Internal, "the header was sent already")
-	}
+func (c httpCaller) sendHeader(_ context.Context, kind string, md metadata.MD) error {
 	h := c.w.Header()
 	h["Date"] = nil // which an HTTP server adds, and no plugin said
-	h.Set(contentTypeKey, c.kind)
-	for _, f := range addMetadata(nil, header) {
+	h.Set(contentTypeKey, kind)
+	for _, f := range addMetadata(nil, md) {
 		h.Add(f.Name, f.Value)
 	}
 	c.w.WriteHeader(http.StatusOK)
-	return c.flush()
+	_ = http.NewResponseController(c.w).Flush() // if the caller is gone, the call ends
+	return nil
 }
 
-func (c *httpCall) flush() error {
-	if err := http.NewResponseController(c.w).Flush(); err != nil {
-		return c.lost(err)
+func (c httpCaller) sendData(ctx context.Context, data []byte) error {
+	_, err := c.w.Write(data)
+	if err == nil {
+		err = http.NewResponseController(c.w).Flush()
+	}
+	if err != nil {
+		return lostCaller(ctx, err)
 	}
 	return nil
 }
 
-// lost is the status of a call whose caller cannot be reached.
-func (c *httpCall) lost(err error) error {
-	if ended := c.ctx.Err(); ended != nil {
+// lostCaller returns the status of a call whose caller cannot be reached.
+func lostCaller(ctx context.Context, err error) error {
+	if ended := ctx.Err(); ended != nil {
 		return status.FromContextError(ended).Err()
 	}
 	return status.Error(codes.Canceled, "the call was lost with its caller: "+err.Error())
 }
 
-func (c *httpCall) SendMsg(m any) error {
-	f, ok := m.(*Fragment)
-	if !ok {
-		return status.Errorf(codes.Internal, "cannot send a %T as a fragment", m)
+func (c httpCaller) receive(ctx context.Context, buffer []byte) (data []byte, last bool, err error) {
+	if buffer == nil {
+		buffer = takeFrom(chunks)
 	}
-	if !c.wasSent() {
-		if err := c.SendHeader(nil); err != nil {
-			return err
-		}
-	}
-	if _, err := c.w.Write(f.data); err != nil {
-		return c.lost(err)
-	}
-	return c.flush()
-}
-
-func (c *httpCall) RecvMsg(m any) error {
-	f, ok := m.(*Fragment)
-	if !ok {
-		return status.Errorf(codes.Internal, "cannot receive fragments into a %T", m)
-	}
-	if c.held == nil {
-		c.held = takeFrom(chunks)[:chunkSize]
-	}
-	n, err := 0, error(nil)
+	buffer = buffer[:chunkSize]
+	n := 0
 	for n == 0 && err == nil {
-		n, err = c.r.Body.Read(c.held)
+		n, err = c.r.Body.Read(buffer)
 	}
-	if f.data, f.last = c.held[:n], false; n > 0 {
-		return nil // an error comes again
+	switch {
+	case n > 0:
+		return buffer[:n], false, nil // an error comes again
+	case !errors.Is(err, io.EOF):
+		err = lostCaller(ctx, err)
 	}
-	giveBuffer(c.held)
-	f.data, c.held = nil, nil
-	if errors.Is(err, io.EOF) {
-		return io.EOF
-	}
-	return c.lost(err)
+	giveBuffer(buffer)
+	return nil, false, err
 }
 
 // end sends the status of a call.
-func (c *httpCall) end(err error) {
-	c.mu.Lock()
-	sent, trailer := c.sent, c.trailer
-	c.mu.Unlock()
-	if !sent && c.SendHeader(nil) != nil {
-		return // nobody is there to be told
-	}
+func (c httpCaller) end(call *serverCall, err error) {
+	_ = call.SendHeader(nil) // unless it was sent
+	trailer, _ := call.ended()
 	for _, f := range addMetadata(statusFields(nil, convert(err)), trailer) {
 		c.w.Header().Add(http.TrailerPrefix+f.Name, f.Value)
 	}

@@ -183,7 +183,8 @@ func (s *Server) opened(from context.Context, f *http2.MetaHeadersFrame, st *str
 		return
 	}
 	ctx, cancel := r.context(from)
-	call := &serverCall{stream: st, cancel: cancel, answer: answer{kind: r.kind}}
+	to := streamCaller{st}
+	call := &serverCall{caller: to, kind: r.kind, uid: st.uid, budget: st.budget}
 	call.ctx = grpc.NewContextWithServerTransportStream(ctx, transport{call, r.method})
 	st.headers, st.trailers = nil, nil
 	st.onEnd = func(error) { cancel() }
@@ -193,8 +194,9 @@ func (s *Server) opened(from context.Context, f *http2.MetaHeadersFrame, st *str
 	go func() {
 		defer s.end(nil)
 		defer c.budget.end(c.uid)
+		defer cancel()
 		err := errNoReturn
-		defer func() { call.end(err) }()
+		defer func() { to.end(call, err) }()
 		err = s.config.Handle(call)
 	}()
 }
@@ -212,38 +214,98 @@ func (s *stream) answer(answer int, st *status.Status) {
 	s.remove()
 }
 
-// answer is what a [grpc.ServerStream] of [Fragment]s sends beside them, and what it has received last.
-type answer struct {
-	ctx  context.Context //nolint:containedctx // A grpc.ServerStream has one.
-	kind string          // the content type
-	held []byte          // by the last fragment that was received
+// serverCall is a call that one of the two servers has accepted, as a [grpc.ServerStream] of [Fragment]s. One goroutine receives and one
+// sends.
+type serverCall struct {
+	caller
+
+	ctx    context.Context //nolint:containedctx // A grpc.ServerStream has one.
+	kind   string          // the content type
+	uid    uint32
+	budget *Budget
+	held   []byte // by the last fragment that was received
 
 	mu              sync.Mutex
 	header, trailer metadata.MD
 	sent            bool // the header
 }
 
-func (a *answer) Context() context.Context { return a.ctx }
+var _ grpc.ServerStream = (*serverCall)(nil)
 
-func (a *answer) SetHeader(md metadata.MD) error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.header = metadata.Join(a.header, md)
+// caller is the other end of a call: a stream of a [Server], or a request of an HTTP server. Its errors are statuses, and io.EOF.
+type caller interface {
+	sendHeader(ctx context.Context, kind string, md metadata.MD) error
+	sendData(ctx context.Context, data []byte) error
+	// receive returns data, and whether they are the last. It gives back what it returned before.
+	receive(ctx context.Context, before []byte) (data []byte, last bool, err error)
+	// Whole reports whether all that the caller sends has come, and is in one fragment at most.
+	Whole() bool
+}
+
+// UID returns the user who calls, and Budget what bounds the call.
+func (c *serverCall) UID() uint32     { return c.uid }
+func (c *serverCall) Budget() *Budget { return c.budget }
+
+func (c *serverCall) Context() context.Context { return c.ctx }
+
+func (c *serverCall) SetHeader(md metadata.MD) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.header = metadata.Join(c.header, md)
 	return nil
 }
 
-func (a *answer) SetTrailer(md metadata.MD) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.trailer = metadata.Join(a.trailer, md)
+func (c *serverCall) SetTrailer(md metadata.MD) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.trailer = metadata.Join(c.trailer, md)
 }
 
-// wasSent reports whether the header was sent.
-func (a *answer) wasSent() bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.sent
+func (c *serverCall) SendHeader(md metadata.MD) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.sent {
+		return status.Error(codes.Internal, "the header was sent already")
+	}
+	err := c.sendHeader(c.ctx, c.kind, metadata.Join(c.header, md))
+	c.sent = err == nil
+	return err
 }
+
+// ended returns the trailer of a call that ends, which has the header unless that was sent.
+func (c *serverCall) ended() (trailer metadata.MD, sent bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.sent {
+		return c.trailer, true
+	}
+	return metadata.Join(c.header, c.trailer), false
+}
+
+func (c *serverCall) SendMsg(m any) error {
+	f, ok := m.(*Fragment)
+	if !ok {
+		return errNotFragment(m)
+	}
+	if !c.sent { // only this goroutine sends it
+		if err := c.SendHeader(nil); err != nil {
+			return err
+		}
+	}
+	return c.sendData(c.ctx, f.data)
+}
+
+func (c *serverCall) RecvMsg(m any) (err error) {
+	f, ok := m.(*Fragment)
+	if !ok {
+		return errNotFragment(m)
+	}
+	f.data, f.last, err = c.receive(c.ctx, c.held)
+	c.held = f.data
+	return err
+}
+
+func errNotFragment(m any) error { return status.Errorf(codes.Internal, "a %T is not a fragment", m) }
 
 // transport is a call as [grpc.ServerTransportStream].
 type transport struct {
@@ -258,102 +320,60 @@ func (t transport) SetTrailer(md metadata.MD) error {
 	return nil
 }
 
-// serverCall is a [grpc.ServerStream] of [Fragment]s.
-type serverCall struct {
-	answer
+// streamCaller is the caller of a stream.
+type streamCaller struct{ *stream }
 
-	stream *stream
-	cancel func()
+func (s streamCaller) sendHeader(ctx context.Context, kind string, md metadata.MD) error {
+	return statusOfEnd(s.sendFields(ctx, addMetadata(headerFields(kind), md), false))
 }
 
-var _ grpc.ServerStream = (*serverCall)(nil)
-
-// UID returns the user who calls, Budget what bounds the call.
-func (c *serverCall) UID() uint32     { return c.stream.uid }
-func (c *serverCall) Budget() *Budget { return c.stream.budget }
-
-func (c *serverCall) SendHeader(md metadata.MD) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.sent {
-		return status.Error(codes.Internal, "the header was sent already")
-	}
-	fields := addMetadata([]hpack.HeaderField{{Name: ":status", Value: "200"}, {Name: contentTypeKey, Value: c.kind}}, c.header)
-	if err := c.stream.sendFields(c.ctx, addMetadata(fields, md), false); err != nil {
-		return statusOfEnd(err)
-	}
-	c.sent = true
-	return nil
+func (s streamCaller) sendData(ctx context.Context, data []byte) error {
+	return statusOfEnd(s.send(ctx, data, false))
 }
 
-func (c *serverCall) SendMsg(m any) error {
-	f, ok := m.(*Fragment)
-	if !ok {
-		return status.Errorf(codes.Internal, "cannot send a %T as a fragment", m)
+func (s streamCaller) receive(ctx context.Context, before []byte) (data []byte, last bool, err error) {
+	data, last, err = s.next(ctx, before)
+	if !isEnd(err) {
+		err = statusOfEnd(err)
 	}
-	if !c.sent { // only this goroutine sends it
-		if err := c.SendHeader(nil); err != nil {
-			return err
-		}
-	}
-	if err := c.stream.send(c.ctx, f.data, false); err != nil {
-		return statusOfEnd(err)
-	}
-	return nil
+	return data, last, err
 }
 
-func (c *serverCall) RecvMsg(m any) (err error) {
-	f, ok := m.(*Fragment)
-	if !ok {
-		return status.Errorf(codes.Internal, "cannot receive fragments into a %T", m)
-	}
-	f.data, f.last, err = c.stream.next(c.ctx, c.held)
-	if c.held = f.data; err != nil && !isEnd(err) {
-		return statusOfEnd(err)
-	}
-	return err
+// Whole implements caller.
+func (s streamCaller) Whole() bool {
+	s.c.mu.Lock()
+	defer s.c.mu.Unlock()
+	return s.recvEnded && len(s.data.chunks) <= 1
 }
 
-// Whole says whether all that the caller sends has come, and is in one fragment at most.
-func (c *serverCall) Whole() bool {
-	c.stream.c.mu.Lock()
-	defer c.stream.c.mu.Unlock()
-	return c.stream.recvEnded && len(c.stream.data.chunks) <= 1
-}
-
-// end sends the status of a call.
-func (c *serverCall) end(err error) {
-	defer c.cancel()
-	c.mu.Lock()
-	header, trailer := c.header, c.trailer
-	c.mu.Unlock()
-	if c.sent {
-		header = nil
-	} else if errors.Is(c.ctx.Err(), context.DeadlineExceeded) {
-		c.stream.c.mu.Lock()
-		c.stream.charge() // a call whose deadline has passed counts as canceled
-		c.stream.c.mu.Unlock()
+// end sends the status of a call and closes its stream.
+func (s streamCaller) end(call *serverCall, err error) {
+	trailer, sent := call.ended()
+	if !sent && errors.Is(call.ctx.Err(), context.DeadlineExceeded) {
+		s.c.mu.Lock()
+		s.charge() // a call whose deadline has passed counts as canceled
+		s.c.mu.Unlock()
 	}
-	if errors.Is(err, ErrNotBegun) && !c.sent {
-		c.stream.close(http2.ErrCodeRefusedStream)
+	if errors.Is(err, ErrNotBegun) && !sent {
+		s.close(http2.ErrCodeRefusedStream)
 		return
 	}
-	failed := c.sendEnd(err, metadata.Join(header, trailer))
+	var fields []hpack.HeaderField
+	if !sent {
+		fields = headerFields(call.kind)
+	}
+	failed := s.sendFields(call.ctx, addMetadata(statusFields(fields, convert(err)), trailer), true)
 	if errors.Is(failed, errNoRoom) {
-		failed = c.sendEnd(statusOfEnd(failed), nil)
+		failed = s.sendFields(call.ctx, statusFields(fields, convert(statusOfEnd(failed))), true)
 	}
 	code := http2.ErrCodeNo
 	if failed != nil {
 		code = http2.ErrCodeCancel
 	}
-	c.stream.close(code)
+	s.close(code)
 }
 
-// sendEnd sends a status with the trailers, which are the header too if that was not sent.
-func (c *serverCall) sendEnd(err error, md metadata.MD) error {
-	var fields []hpack.HeaderField
-	if !c.sent {
-		fields = []hpack.HeaderField{{Name: ":status", Value: "200"}, {Name: contentTypeKey, Value: c.kind}}
-	}
-	return c.stream.sendFields(c.ctx, addMetadata(statusFields(fields, convert(err)), md), true)
+// headerFields returns the fields with which an answer begins.
+func headerFields(kind string) []hpack.HeaderField {
+	return []hpack.HeaderField{{Name: ":status", Value: "200"}, {Name: contentTypeKey, Value: kind}}
 }
