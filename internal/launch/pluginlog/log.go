@@ -1,18 +1,15 @@
-// Package pluginlog turns what a launched plugin prints, and what it logs through its host, into structured log records: bounded in
-// memory and in rate, and without ever making the plugin wait.
+// Package pluginlog turns the output of a launched plugin, and the records that it logs through its host, into structured log records. It
+// bounds their memory and rate, and the plugin never waits for it.
 //
-// The goroutine that drains a pipe frames lines and copies them into a ring of bytes, and does nothing else. A line is taken apart when
-// somebody reads it from there: Tail, Follow, or the goroutine that hands records to the log of the host and that exists only while there
-// are some to hand over. So neither a slow log nor a line that is costly to read delays the plugin. Who cannot keep up with the ring loses
-// records and is told how many. Lines above the rate limit are only counted, except the very last ones before the end of the
-// output: why a plugin died stands there.
+// The goroutine that drains a pipe splits the output into lines and copies them into a ring of bytes. A line is parsed when it is read from
+// the ring: by Tail, Follow, or the goroutine that forwards records to the log of the host, which exists only while there are records to
+// forward. So neither a slow log nor a line that is expensive to parse delays the plugin. A reader that cannot keep up with the ring loses
+// records and gets a record with their number. Lines above the rate limit are only counted, except the last lines before the end of the
+// output, which show why a plugin failed.
 //
-// Recognised are JSON lines with the keys of slog, zap, zerolog, logrus and hclog, the text of hclog and of slog (logfmt), the headers of
-// klog, the prefix of Go's log package, and the dumps of the Go runtime. Everything else is a message as it stands. Unless a line says
-// otherwise, its level is Info on standard output and Warn on standard error. Control characters and invalid UTF-8 are always escaped.
-//
-// It starts no processes and writes no files: the pipes are those of package host, and where records end up is for the slog.Handler to
-// say.
+// The package recognizes JSON lines with the keys of slog, zap, zerolog, logrus and hclog, the text formats of hclog and of slog (logfmt),
+// the headers of klog, the prefix of Go's log package, and the dumps of the Go runtime. Any other line is a message. Unless a line has a
+// level, its level is Info on standard output and Warn on standard error. Control characters and invalid UTF-8 are always escaped.
 package pluginlog
 
 import (
@@ -33,8 +30,7 @@ import (
 // summaryInterval is how long lines are dropped before a record says how many.
 const summaryInterval = time.Second
 
-// Log holds the newest output of one plugin, over several lives of it if need be. All methods may be called at once from several
-// goroutines.
+// Log holds the newest output of one plugin, possibly of several processes. Its methods are safe for concurrent use.
 type Log struct {
 	cfg     Config
 	handler [len(sources)]slog.Handler // one per source, with its attributes; nil without a Handler
@@ -43,7 +39,7 @@ type Log struct {
 	limiter  limiter
 	ring     ring
 	stats    Stats
-	untold   uint64        // dropped lines of which no record tells yet
+	untold   uint64        // dropped lines that no record has counted yet
 	timer    *time.Timer   // makes that record; set with the first drop
 	wake     chan struct{} // closed with the next change, for followers; nil if none waits
 	sending  chan struct{} // closed when the goroutine that forwards has ended; nil if there is none
@@ -69,8 +65,8 @@ func New(cfg Config) *Log {
 
 type contextKey struct{}
 
-// NewContext returns a context with a log. It is for [host.Host.Launch], which puts the output of the plugin into this log and does not close
-// it.
+// NewContext returns a context with a log. It is for [host.Host.Launch], which puts the output of the plugin into this log and does not
+// close it.
 func NewContext(ctx context.Context, l *Log) context.Context {
 	return context.WithValue(ctx, contextKey{}, l)
 }
@@ -108,7 +104,7 @@ func (l *Log) Add(r plugin.LogRecord) {
 	l.publish()
 }
 
-// representable says whether t is a time that an entry can hold.
+// representable reports whether an entry can hold the time.
 func representable(t time.Time) bool {
 	return t.After(time.Unix(0, math.MinInt64)) && t.Before(time.Unix(0, math.MaxInt64)) && !t.IsZero()
 }
@@ -122,7 +118,7 @@ func (l *Log) keep(f flags, at time.Time, data []byte, isCut bool) {
 	l.ring.append(f, at, data)
 }
 
-// publish tells all readers of what is new, and says whether there is something for the Handler. The caller holds l.mu.
+// publish wakes all readers, and reports whether there are records for the Handler. The caller holds l.mu.
 func (l *Log) publish() (forwarding bool) {
 	if l.wake != nil {
 		close(l.wake)
@@ -320,14 +316,14 @@ const (
 type Stats struct {
 	Lines   uint64 // lines that ended, and logged records
 	Bytes   uint64 // bytes of them
-	Dropped uint64 // lines above the rate limit, which nobody sees
+	Dropped uint64 // lines above the rate limit
 	Cut     uint64 // lines and records that were kept, but not with all their bytes
 	missed  uint64 // records for which the Handler was too slow
 }
 
 // forward hands records to the Handler until there are none left. There is at most one such goroutine per Log.
 func (l *Log) forward() {
-	room := make([]slog.Attr, 0, usualAttrs) // one line after the other has it; one with more attributes makes its own
+	room := make([]slog.Attr, 0, usualAttrs) // reused for each line; a line with more attributes allocates
 	l.mu.Lock()
 	c := l.position
 	for {
@@ -355,7 +351,7 @@ func (l *Log) forward() {
 	l.mu.Unlock()
 }
 
-// hand gives one record to the Handler. Its error has nowhere to be told: it is the log that fails.
+// hand gives one record to the Handler. Its error is ignored: the log is what failed.
 func (l *Log) hand(source flags, r plugin.LogRecord) {
 	ctx := context.Background()
 	h := l.handler[source]
@@ -372,8 +368,8 @@ func (l *Log) hand(source flags, r plugin.LogRecord) {
 	_ = h.Handle(ctx, record)
 }
 
-// reserved says whether a key is one that records have in the log. An attribute of the plugin must not have it too: of two equal keys, most
-// readers of JSON take the last, and a plugin could log in the name of another.
+// reserved reports whether records in the log of the host have this key. An attribute of the plugin must not have it too: of two equal
+// keys, most readers of JSON take the last, and a plugin could pretend to be another.
 func reserved(key string) bool {
 	switch key {
 	case slog.TimeKey, slog.LevelKey, slog.MessageKey, slog.SourceKey, pluginKey, streamKey:
@@ -382,8 +378,8 @@ func reserved(key string) bool {
 	return false
 }
 
-// refill is how often a limiter hands out what has come together. In one piece, because lines that belong together then more often
-// come through together, or not at all.
+// refill is how often a limiter adds tokens. It adds them in bulk, so that lines that belong together are more often kept or dropped
+// together.
 const refill = 100 * time.Millisecond
 
 type limiter struct {
@@ -405,7 +401,7 @@ func (l *limiter) advance(now time.Time) {
 	}
 }
 
-// take says whether a line of n bytes may pass. A long line may take more than there is, which the next ones pay for.
+// take reports whether a line of n bytes may pass. A long line may take more tokens than there are; the next lines pay for them.
 func (l *limiter) take(n int) bool {
 	if l.rate < 0 {
 		return true
@@ -417,7 +413,7 @@ func (l *limiter) take(n int) bool {
 	return true
 }
 
-// finalWords is how many of the last lines on standard error explain the end of a plugin.
+// finalWords is how many of the last lines on standard error are added to the error of a process.
 const finalWords = 5
 
 // WithLastWords adds the last lines that were written to standard error since a time, if any, to the error with which a process ended.

@@ -35,7 +35,7 @@ func (e entry) record(seq uint64, room []slog.Attr) plugin.LogRecord {
 	return r
 }
 
-// parse takes a line that is not empty apart. r comes with what holds unless the line says otherwise.
+// parse parses a line that is not empty. r has the defaults.
 func parse(line string, r *plugin.LogRecord) {
 	done := false
 	switch c := line[0]; {
@@ -106,7 +106,7 @@ func digits[S string | []byte](s S) bool {
 	return true
 }
 
-// isKlog says whether line begins with the header of klog: "I0102 15:04:05.000000    1234 file.go:56] ".
+// isKlog reports whether line begins with the header of klog: "I0102 15:04:05.000000    1234 file.go:56] ".
 func isKlog[S string | []byte](line S) bool {
 	return len(line) > len("I0102 15:04:05.000000 ") && (line[0] == 'I' || line[0] == 'W' || line[0] == 'E' || line[0] == 'F') &&
 		digits(line[1:5]) && line[5] == ' ' && digits(line[6:8]) && line[8] == ':' && digits(line[9:11]) && line[11] == ':' &&
@@ -210,7 +210,7 @@ func token(s string) (value, rest string, ok bool) {
 	return clean(s[:i]), s[i:], true
 }
 
-// role is what a key means in one of the libraries whose lines are recognised.
+// role is the meaning of a key in a recognized log format.
 type role int
 
 const (
@@ -232,7 +232,7 @@ func roleOf(key string) role {
 	return roleNone
 }
 
-// fields says which roles of a record are filled. The first key of a role fills it; another one is an attribute.
+// fields records which roles of a record are filled. The first key of a role fills it; another one is an attribute.
 type fields struct{ time, level, message bool }
 
 // take puts value into r if key has a role that is free and value fits.
@@ -261,7 +261,7 @@ func (f *fields) take(key string, value slog.Value, r *plugin.LogRecord) bool {
 	return false
 }
 
-// recognised says whether enough is filled to take the line for a log record.
+// recognised reports whether enough roles are filled to treat the line as a log record.
 func (f *fields) recognised() bool { return f.level || f.message }
 
 // Levels beyond those of package slog, at its distance.

@@ -37,7 +37,7 @@ func parseJSON(line string, r *plugin.LogRecord) bool {
 // not common: escapes, arrays, deep objects.
 type jsonParser struct {
 	line   string
-	at     int // the index of what comes next
+	at     int // the index of the next byte
 	attrs  []slog.Attr
 	record *plugin.LogRecord
 	fields *fields
@@ -126,13 +126,13 @@ func (p *jsonParser) next() byte {
 	return 0
 }
 
-// ended says whether nothing but space is left.
+// ended reports whether only space is left.
 func (p *jsonParser) ended() bool {
 	p.next()
 	return p.at == len(p.line)
 }
 
-// empty says whether the object or array that begins here has no members.
+// empty reports whether the object or array that begins here has no members.
 func (p *jsonParser) empty() bool {
 	inner := strings.TrimLeft(p.line[p.at+1:], " \t\r\n")
 	return inner != "" && inner[0] == '}'

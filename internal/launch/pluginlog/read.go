@@ -14,9 +14,9 @@ import (
 
 const (
 	pipeSize   = 1 << 20   // what a plugin can print while the reader is not scheduled
-	idleBuffer = 4 << 10   // what a reader holds while the plugin says little
-	fullBuffer = 128 << 10 // what it reads at once from one that says much
-	lastWords  = 16 << 10  // what is held of lines above the rate limit, in case that they are the last
+	idleBuffer = 4 << 10   // the buffer of a reader while the plugin prints little
+	fullBuffer = 128 << 10 // the buffer while the plugin prints much
+	lastWords  = 16 << 10  // bytes that are held of lines above the rate limit, in case they are the last
 )
 
 var fullBuffers = sync.Pool{New: func() any { return new([fullBuffer]byte) }}
@@ -73,7 +73,7 @@ type stream struct {
 	words   []byte // complete lines above the rate limit that are the last so far
 }
 
-// write takes what was read, and says whether the Handler should get a chance now to keep up with it.
+// write takes a chunk of output, and reports whether the reader should yield so that the Handler can keep up.
 func (s *stream) write(chunk []byte) (behind bool) {
 	now := time.Now()
 	l := s.log
@@ -178,7 +178,7 @@ func (s *stream) reject(lines []byte) {
 	s.words = append(s.words, lines...)
 }
 
-// end takes the end of the output: what was held becomes records.
+// end handles the end of the output: lines that were held become records.
 func (s *stream) end() {
 	now := time.Now()
 	l := s.log
@@ -262,7 +262,7 @@ func (t *trace) line(b []byte) bool {
 	return true
 }
 
-// begins says whether b may be the first line of a dump.
+// begins reports whether b may be the first line of a dump.
 func begins(b []byte) bool {
 	if len(b) == 0 || !bytes.ContainsRune([]byte("pfgSruW"), rune(b[0])) {
 		return false
@@ -283,7 +283,7 @@ func begins(b []byte) bool {
 	return false
 }
 
-// frame says whether b may be a line among the goroutines of a dump.
+// frame reports whether b may be a line among the goroutines of a dump.
 func frame(b []byte) bool {
 	if b[0] == '\t' || begins(b) {
 		return true
@@ -300,7 +300,7 @@ func frame(b []byte) bool {
 	return b[len(b)-1] == ')' && bytes.IndexByte(word, '(') > 0 // a call: "main.f(0x1, 0x2)"
 }
 
-// structured says whether b is most likely a line of some log.
+// structured reports whether b is most likely a line of some log.
 func structured(b []byte) bool {
 	return b[0] == '{' || bytes.HasPrefix(b, []byte("time=")) || isKlog(b) || len(b) > 10 && b[4] == b[7] && (b[4] == '/' || b[4] == '-') &&
 		digits(b[:4])

@@ -10,13 +10,13 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// segmentSize is what a ring forgets at once, and what a reader that is too slow can hold back from the garbage collector.
+// segmentSize is the unit in which a ring drops entries, and the most that a slow reader keeps from being garbage collected.
 const segmentSize = 16 << 10
 
-// headerSize is the length of what stands before the bytes of an entry: flags, length, time in nanoseconds.
+// headerSize is the length of the header of an entry: flags, length, time in nanoseconds.
 const headerSize = 1 + 4 + 8
 
-// flags say what the bytes of an entry are. The lowest two bits are the index of its source in sources.
+// flags describe the bytes of an entry. The lowest two bits are the index of its source in sources.
 type flags byte
 
 const (
@@ -66,7 +66,7 @@ func (r *ring) append(f flags, at time.Time, data []byte) {
 			r.size += len(r.segments[last].data)
 		}
 		next := &segment{first: r.next}
-		if last >= 0 { // the first one grows, because most plugins say little
+		if last >= 0 { // the first segment grows, because most plugins print little
 			next.data = make([]byte, 0, max(limit, length))
 		}
 		r.segments = append(r.segments, next)
@@ -153,7 +153,7 @@ func (c *cursor) advance(data []byte) (e entry, rest []byte) {
 	return e, rest
 }
 
-// encode appends level, message and attributes of r to b, at most limit bytes of strings and numbers; what goes beyond is left out.
+// encode appends level, message and attributes of r to b, at most limit bytes of strings and numbers; the rest is left out.
 func encode(b []byte, r plugin.LogRecord, limit int) (encoded []byte, isCut bool) {
 	message := r.Message
 	if len(message) > limit {
@@ -198,7 +198,7 @@ func encode(b []byte, r plugin.LogRecord, limit int) (encoded []byte, isCut bool
 	return b, isCut
 }
 
-// decode is the inverse of encode, and makes what it reads harmless.
+// decode is the inverse of encode, and escapes the text.
 func decode(b []byte) (level slog.Level, message string, attrs []slog.Attr) {
 	number, b := takeVarint(b)
 	message, b = takeString(b)

@@ -327,8 +327,7 @@ func (c *child) sweepLeaf() []int {
 	return left
 }
 
-// held reports whether somebody still holds the other end of a pipe. Whoever has closed this end has seen that nobody does, or does not
-// care.
+// held reports whether a process still holds the other end of a pipe. It is false if f is closed.
 func held(f *os.File) bool {
 	held := false
 	_ = sock.Control(f, func(fd int) error {
