@@ -124,12 +124,13 @@ type contest struct {
 	first *Contender           // whose key was created first, once it was asked for; nil after a change
 }
 
-// Put records what etcd has of a key, nothing after a deletion, and returns the contender that had the key before; the zero value for none.
-func (all *Contenders) Put(s Space, kv *mvccpb.KeyValue) (before Contender) {
+// Put records the value of a key, which is empty after a deletion. It returns the contender that had the key before, and the one that has it
+// now; the zero value for none.
+func (all *Contenders) Put(s Space, kv *mvccpb.KeyValue) (before, now Contender) {
 	key := string(kv.Key)
 	of, ok := parseKey(s, key)
 	if !ok {
-		return before
+		return before, now
 	}
 	if all.contests == nil {
 		*all = Contenders{map[Lock]*contest{}, map[string]int{}}
@@ -137,10 +138,10 @@ func (all *Contenders) Put(s Space, kv *mvccpb.KeyValue) (before Contender) {
 	c := cmp.Or(all.contests[of.Lock], &contest{all: map[string]Contender{}})
 	before, known := c.all[key]
 	had := len(c.all)
-	if now, ok := ParseContender(s, kv); !ok {
+	if parsed, ok := ParseContender(s, kv); !ok {
 		delete(c.all, key)
 	} else if known || all.keys[of.Node] < maxLockKeys {
-		c.all[key] = now
+		now, c.all[key] = parsed, parsed
 	}
 	all.contests[of.Lock], c.first = c, nil
 	if all.keys[of.Node] += len(c.all) - had; all.keys[of.Node] == 0 {
@@ -149,7 +150,7 @@ func (all *Contenders) Put(s Space, kv *mvccpb.KeyValue) (before Contender) {
 	if len(c.all) == 0 {
 		delete(all.contests, of.Lock)
 	}
-	return before
+	return before, now
 }
 
 // Locks returns the locks that have contenders, ordered by type and name.

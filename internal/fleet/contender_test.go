@@ -50,7 +50,7 @@ func TestFirstIsRemembered(t *testing.T) {
 			c := Contender{Lock: l, Node: "a", TTL: time.Second, Lease: clientv3.LeaseID(rapid.Int64Range(1, 5).Draw(t, "lease")), Created: created + 1}
 			c.Token = rapid.SampledFrom([]int64{0, 5}).Draw(t, "token")
 			kv := &mvccpb.KeyValue{Key: []byte(c.Key(Space{})), Lease: int64(c.Lease), CreateRevision: c.Created}
-			if before := all.Put(Space{}, kv); before != now[c.Key(Space{})] {
+			if before, _ := all.Put(Space{}, kv); before != now[c.Key(Space{})] {
 				t.Fatalf("before: %+v", before)
 			}
 			delete(now, c.Key(Space{}))

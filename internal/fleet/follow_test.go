@@ -208,7 +208,7 @@ func TestNothingToFollow(t *testing.T) {
 		if _, err := r.find(l, nil); err == nil || l.Health().Current {
 			t.Errorf("%v, %+v", err, l.Health())
 		}
-		time.Sleep(2 * retry.Max)
+		time.Sleep(2 * Retry.Max)
 		if h := l.Health(); !h.Current || h.Message != "" {
 			t.Errorf("%+v", h)
 		}

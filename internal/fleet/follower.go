@@ -68,8 +68,8 @@ func (s *followed) settle(denied error) {
 type owner interface {
 	// dropDenied drops a source that etcd does not let its user read. False ends the connection, with the reason as health.
 	dropDenied(denied *followed, why error) bool
-	// dropIdle drops sources that are not needed any more, and returns when to call it again; zero: when a source is added.
-	dropIdle(now time.Time) time.Duration
+	// dropIdle drops the sources that are not needed any more. It is called once a minute.
+	dropIdle(now time.Time)
 	// noteHealth is called when the health has changed.
 	noteHealth()
 }
@@ -126,14 +126,14 @@ func (f *follower) Stats() ReaderStats {
 // follow adds a source. The caller holds mu.
 func (f *follower) follow(s *followed) {
 	f.sources[s] = true
-	notify(f.added)
+	Notify(f.added)
 }
 
 // drop removes a source. The caller holds mu.
 func (f *follower) drop(s *followed, why error) {
 	delete(f.sources, s)
 	s.settle(why)
-	notify(f.added)
+	Notify(f.added)
 }
 
 // run follows until ctx ends.
@@ -151,14 +151,14 @@ func (f *follower) run(ctx context.Context) {
 		}
 		progressed, err := attempt(ctx, f.dialer, func() (bool, error) { return f.connect(ctx) })
 		failures++
-		switch delay = retry.After(failures); {
+		switch delay = Retry.After(failures); {
 		case ctx.Err() != nil:
 			return
 		case errors.Is(err, errIdle):
 			failures, delay = 0, 0
 			continue
 		case progressed:
-			failures, delay = 1, spread(retry.Min)
+			failures, delay = 1, spread(Retry.Min)
 		}
 		if !progressed || !isExpired(err) { // the next connection has a new token
 			f.lost(err)
@@ -190,12 +190,8 @@ func (f *follower) connect(ctx context.Context) (progressed bool, err error) {
 	c := &connection{follower: f, store: from, turns: make(chan struct{}, readsAtOnce), stops: map[*followed]func(){}}
 	defer c.running.Wait()
 	defer cancel(nil)
-	for {
-		pause := c.begin(ctx, cancel)
-		if pause == 0 {
-			return true, errIdle
-		}
-		waiting, stop := context.WithTimeout(ctx, pause)
+	for c.begin(ctx, cancel) {
+		waiting, stop := context.WithTimeout(ctx, time.Minute)
 		select {
 		case <-f.added:
 		case <-waiting.Done():
@@ -204,6 +200,7 @@ func (f *follower) connect(ctx context.Context) (progressed bool, err error) {
 			return c.progressed.Load(), context.Cause(ctx)
 		}
 	}
+	return true, errIdle
 }
 
 type connection struct {
@@ -215,12 +212,11 @@ type connection struct {
 	progressed atomic.Bool
 }
 
-// begin follows the sources that are not followed yet, and stops following those that were dropped. It returns the time until the next
-// call; zero if there are no sources.
-func (c *connection) begin(ctx context.Context, fail context.CancelCauseFunc) time.Duration {
+// begin follows the sources that are not followed yet, and stops following those that were dropped. It reports whether there are sources.
+func (c *connection) begin(ctx context.Context, fail context.CancelCauseFunc) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	pause := cmp.Or(c.owner.dropIdle(time.Now()), time.Hour)
+	c.owner.dropIdle(time.Now())
 	for s, stop := range c.stops {
 		if !c.sources[s] {
 			stop()
@@ -239,10 +235,7 @@ func (c *connection) begin(ctx context.Context, fail context.CancelCauseFunc) ti
 			}
 		})
 	}
-	if len(c.stops) == 0 {
-		return 0
-	}
-	return pause
+	return len(c.stops) > 0
 }
 
 // keep reads a source and watches it, until ctx ends. The error is the reason to give up the connection.
@@ -291,7 +284,7 @@ func (c *connection) install(s *followed, r reading) {
 	if r.install != nil {
 		r.install(time.Now())
 		c.stats.Lists++
-		notify(s.changed)
+		Notify(s.changed)
 	}
 	s.settle(nil)
 }
@@ -327,7 +320,7 @@ func (c *connection) apply(s *followed, events []*clientv3.Event) (again bool) {
 	defer c.mu.Unlock()
 	c.stats.Events += uint64(len(events))
 	again = s.apply(events, time.Now())
-	notify(s.changed)
+	Notify(s.changed)
 	return again
 }
 

@@ -126,24 +126,13 @@ func (l *Lookup) dropDenied(denied *followed, why error) bool {
 	return true
 }
 
-// dropIdle drops the views that were not asked for for long, unless etcd was away until now: then they may be all that is known. It
-// returns when the next one may be dropped.
-func (l *Lookup) dropIdle(now time.Time) (next time.Duration) {
+// dropIdle drops the views that were not used for a time. While etcd is away, and when it has just come back, they may be all that is known.
+func (l *Lookup) dropIdle(now time.Time) {
 	for _, v := range l.views {
-		if v.key.pinned {
-			continue
-		}
-		left := viewIdle - now.Sub(v.used)
-		if !l.health.Current {
-			left = max(left, retry.Max)
-		}
-		if left <= 0 {
+		if l.health.Current && !v.key.pinned && now.Sub(v.used) >= viewIdle {
 			l.drop(v, errLetGo)
-		} else if next == 0 || left < next {
-			next = left
 		}
 	}
-	return next
 }
 
 // noteHealth wakes the callers that wait for a view although they could use another.
@@ -242,7 +231,7 @@ func (v *nodeView) apply(events []*clientv3.Event, _ time.Time) (again bool) {
 }
 
 func (v *nodeView) show() {
-	if v.member = nil; !v.facts.empty() {
+	if v.member = nil; !v.facts.isEmpty() {
 		v.member = v.facts.member(v.name, nil, time.Time{}, time.Time{}) // no call needs to know when it was last seen
 	}
 	v.lookup.cache.update(v.name, v.member)
@@ -251,11 +240,11 @@ func (v *nodeView) show() {
 // callable returns the plugins of the node that pass a filter and may be called.
 func (m *member) callable(f Filter) (instances []Instance) {
 	f.States = []reconciler.State{reconciler.StateRegistered, reconciler.StateUnreachable}
-	for _, said := range m.plugins {
-		if !said.Current || !anyOf(f.Names, said.Name) { // before it is copied
+	for _, published := range m.plugins {
+		if !published.Current || !anyOf(f.Names, published.Name) { // before it is copied
 			continue
 		}
-		i := Instance{Plugin: m.plugin(said), Address: m.node.Address, Drained: m.node.Cordon.Drained, of: m}
+		i := Instance{Plugin: m.plugin(published), Address: m.node.Address, Drained: m.node.Cordon.Drained, of: m}
 		if i.isCallable() && f.match(i.Plugin) {
 			instances = append(instances, i)
 		}

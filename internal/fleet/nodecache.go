@@ -90,7 +90,7 @@ func (c *nodeCache) add(m *member) {
 		delete(c.nodes, c.lastCalled()[maxCached-1])
 	}
 	c.nodes[m.node.Name] = &cachedNode{m, time.Now()}
-	notify(c.changed)
+	Notify(c.changed)
 }
 
 // lastCalled returns the names of the nodes, the one that was called last first. The caller holds mu.
@@ -110,7 +110,7 @@ func (c *nodeCache) update(name string, m *member) {
 	default:
 		known.member = m
 	}
-	notify(c.changed)
+	Notify(c.changed)
 }
 
 // get returns a cached node; nil for none.
@@ -182,7 +182,7 @@ func (c *nodeCache) save(ctx context.Context, before string) {
 			err := regular.Replace(c.file, text)
 			if err == nil {
 				before = text
-			} else if notify(c.changed); !failed { // so that it is tried again
+			} else if Notify(c.changed); !failed { // so that it is tried again
 				c.log.Warn("fleet: cannot remember the nodes that were called; after a restart they are called only once etcd can be reached",
 					"error", err)
 			}

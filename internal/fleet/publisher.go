@@ -201,7 +201,7 @@ func (p *Publisher) Run(ctx context.Context) {
 			delay = around(p.config.Presence / 3)
 		default:
 			failures++
-			delay = retry.After(failures)
+			delay = Retry.After(failures)
 			if failures == 1 {
 				delay = max(delay, spread(over))
 			}

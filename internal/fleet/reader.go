@@ -65,7 +65,7 @@ func open(d dialer, timeout time.Duration, config ReaderConfig) *Reader {
 }
 
 func (*Reader) dropDenied(*followed, error) bool { return false }
-func (*Reader) dropIdle(time.Time) time.Duration { return 0 }
+func (*Reader) dropIdle(time.Time)               {}
 
 func (r *Reader) noteHealth() {
 	switch {
@@ -204,7 +204,7 @@ func (r *Reader) nodes(f Filter) []Node {
 func (r *Reader) plugins(f Filter) []Plugin {
 	type found struct { // what is sorted is small: plugins are large, and a fleet has many
 		*member
-		said *Plugin
+		published *Plugin
 	}
 	var all []found
 	for _, name := range slices.Sorted(maps.Keys(r.members)) {
@@ -212,18 +212,18 @@ func (r *Reader) plugins(f Filter) []Plugin {
 			continue
 		}
 		m := r.members[name]
-		for _, said := range m.plugins {
-			if f.match(m.plugin(said)) {
-				all = append(all, found{m, said})
+		for _, published := range m.plugins {
+			if f.match(m.plugin(published)) {
+				all = append(all, found{m, published})
 			}
 		}
 	}
 	slices.SortStableFunc(all, func(a, b found) int {
-		return cmp.Or(strings.Compare(a.said.Type, b.said.Type), strings.Compare(a.said.Name, b.said.Name))
+		return cmp.Or(strings.Compare(a.published.Type, b.published.Type), strings.Compare(a.published.Name, b.published.Name))
 	})
 	plugins := make([]Plugin, len(all))
 	for i, p := range all {
-		plugins[i] = p.plugin(p.said)
+		plugins[i] = p.plugin(p.published)
 	}
 	return plugins
 }
@@ -367,7 +367,7 @@ func (w *whole) put(name, key string, kv *mvccpb.KeyValue) {
 // show makes what is known of a node visible.
 func (w *whole) show(name string, now time.Time) {
 	var shown *member
-	if known := w.facts[name]; known != nil && !known.empty() {
+	if known := w.facts[name]; known != nil && !known.isEmpty() {
 		before, latest := w.members[name], now.Add(-w.config.Presence)
 		seen := latest
 		if !w.listed || latest.Before(w.regained) { // the reader did not follow etcd then
@@ -396,7 +396,7 @@ func date(ctx context.Context, from store, all map[string]*facts) {
 		switch {
 		case err == nil:
 			known.renewed = time.Now().Add(-ago)
-		case !isLeaseUnknown(err): // else its retention has just ended
+		case !IsLeaseUnknown(err): // else its retention has just ended
 			return // it is not worth more
 		}
 	}

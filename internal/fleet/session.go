@@ -167,7 +167,7 @@ func (s *session) keep(ctx context.Context, look chan<- struct{}) error {
 			}
 			retention = time.Now().Add(around(s.config.Retention / 3))
 		}
-		notify(look)
+		Notify(look)
 	}
 	return nil
 }
@@ -209,7 +209,7 @@ func (s *session) follow(ctx context.Context, look <-chan struct{}) error {
 			case err != nil:
 				failures++
 				s.failed(err)
-				timer = time.NewTimer(retry.After(failures)).C
+				timer = time.NewTimer(Retry.After(failures)).C
 			default:
 				failures = 0
 				s.succeeded(time.Time{})
@@ -341,7 +341,7 @@ func (s *session) keepWatching(ctx context.Context, what, key string, take func(
 		case failures == 1 && ctx.Err() == nil:
 			s.config.Logger.Warn("fleet: this node cannot read "+what+"; it tries again", "node", s.config.Node, "error", Explain(err))
 		}
-		if !backoff.Pause(ctx, retry.After(failures)) {
+		if !backoff.Pause(ctx, Retry.After(failures)) {
 			return
 		}
 	}

@@ -92,7 +92,7 @@ func TestChangesLeadToTheState(t *testing.T) {
 			},
 			"": func(t *rapid.T) {
 				var now *member
-				if !known.empty() {
+				if !known.isEmpty() {
 					now = known.member("a", shown, time.Unix(100, 0), time.Unix(100, 0))
 				}
 				changes := differences(shown, now)
@@ -168,7 +168,7 @@ func FuzzDecode(f *testing.F) {
 		m := known.member("a", nil, time.Time{}, time.Unix(1, 0))
 		differences(nil, m)
 		known.put(key, nil)
-		if !known.empty() {
+		if !known.isEmpty() {
 			t.Errorf("%q is left after its end: %+v", key, known)
 		}
 	})

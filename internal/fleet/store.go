@@ -129,7 +129,8 @@ func watchError(response clientv3.WatchResponse) error {
 	return err
 }
 
-func isLeaseUnknown(err error) bool { return errors.Is(rpctypes.Error(err), rpctypes.ErrLeaseNotFound) }
+// IsLeaseUnknown reports whether etcd does not have a lease.
+func IsLeaseUnknown(err error) bool { return errors.Is(rpctypes.Error(err), rpctypes.ErrLeaseNotFound) }
 
 func (e *etcdStore) get(ctx context.Context, key string, options ...clientv3.OpOption) (*clientv3.GetResponse, error) {
 	ctx, cancel := context.WithTimeout(ctx, e.timeout)
@@ -174,15 +175,15 @@ func (e *etcdStore) watch(ctx context.Context, key string, options ...clientv3.O
 	return e.client.Watch(clientv3.WithRequireLeader(ctx), key, options...)
 }
 
-// retry is how long to wait before another request of etcd.
-var retry = backoff.Backoff{Min: time.Second, Max: 30 * time.Second}
+// Retry is the time before another request of etcd.
+var Retry = backoff.Backoff{Min: time.Second, Max: 30 * time.Second}
 
 // spread returns a random time below d, and around one that differs from d by at most a tenth.
 func spread(d time.Duration) time.Duration { return rand.N(max(d, 1)) }
 func around(d time.Duration) time.Duration { return d - d/10 + spread(d/5) }
 
-// tell sends a value to a channel with room for one, unless there is one.
-func notify(c chan<- struct{}) {
+// Notify sends a value to a channel with room for one, unless there is one.
+func Notify(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:
 	default:

@@ -24,16 +24,16 @@ type NodeState string
 const (
 	NodeReady       NodeState = "ready"       // its presence has not expired
 	NodeUnreachable NodeState = "unreachable" // its presence expired without a shutdown
-	NodeStopped     NodeState = "stopped"     // its daemon shut down cleanly
+	NodeStopped     NodeState = "stopped"     // its daemon shut down
 	NodeUnknown     NodeState = "unknown"     // its record is missing or malformed
 )
 
-// Node is one node of the fleet. Its slices must not be changed.
+// Node is one node of the fleet. Its slices and maps must not be changed.
 type Node struct {
 	Name      string
 	State     NodeState
 	Instance  string    // identifies this start of its daemon
-	Address   string    // HOST:PORT at which it takes calls; empty if it takes none
+	Address   string    // HOST:PORT at which it takes calls; empty for none
 	Version   string    // of Patchbay
 	StartedAt time.Time // of its daemon, by its own clock
 	// LastSeen is when it was last known to be alive: when it stopped or last renewed its presence. If the reader did not follow etcd then,
@@ -46,7 +46,7 @@ type Node struct {
 	Cordon     Cordon
 }
 
-// Cordon says whether a node is drained: calls that may go to any node then go to others, as long as there are any.
+// Cordon describes whether a node is drained: calls to any node then use other nodes, as long as there are any.
 type Cordon struct {
 	Drained bool
 	Since   time.Time // when it was drained
@@ -57,29 +57,28 @@ type Cordon struct {
 type Plugin struct {
 	Node, Type, Name, Version string
 
-	State        reconciler.State // what the node published, and [reconciler.StateUnreachable] if the node is not ready
-	Published    reconciler.State // what the node published
+	Published    reconciler.State // the state that the node published
+	State        reconciler.State // the same, or [reconciler.StateUnreachable] if the node is not ready
 	NodeState    NodeState
 	Instance     string // empty if it was never registered
 	Endpoint     string // the path on its node at which its services answer
 	Source       reconciler.Source
-	Roles        []string          // further types under which it is registered
-	Details      map[string]string // what the handler of its type found out about it; nil if they are too large for the fleet
+	Roles        []string
+	Details      map[string]string // from the handler of its type; nil if they are too large for the fleet
 	RegisteredAt time.Time
 	// LastSeen and SeenBefore are those of the node.
 	LastSeen, SeenBefore time.Time
 	Current              bool // it is the one that is dispensed for its type and name on its node
-	// Unhealthy says that it reports that it is not serving, or does not answer: calls that may go to any node prefer healthy instances.
-	Unhealthy bool
+	Unhealthy            bool // it reports that it is not serving, or does not answer; calls to any node prefer healthy instances
 
 	nodeLabels map[string]string
 }
 
-// Instance is a plugin that can be called now, and where.
+// Instance is a plugin that can be called.
 type Instance struct {
 	Plugin
 	Address string // HOST:PORT of the node's daemon; empty if it takes no calls
-	Drained bool   // the node is the last to be called
+	Drained bool   // the node is drained
 
 	of    *member
 	cache *nodeCache // of the lookup that found it; nil for none
@@ -96,18 +95,13 @@ func (i Instance) isCallable() bool {
 
 // Filter selects plugins. Each list that is not empty has to contain the value of the plugin.
 type Filter struct {
-	// Types also match the roles of a plugin.
-	Types, Names, Nodes, Versions []string
+	Types, Names, Nodes, Versions []string // Types also match roles
 	States                        []reconciler.State
-	// Labels are those that the node must have.
-	Labels map[string]string
-	// Health makes [Reader.Watch] also report when the reader loses or regains etcd.
-	Health bool
+	Labels                        map[string]string // that the node must have
+	Health                        bool              // [Reader.Watch] also returns changes of the health of the reader
+	Few                           int               // how many nodes are enough for a [Lookup]; zero for all
 
-	// Few, if it is not zero, says that so many nodes are enough for a [Lookup].
-	Few int
-
-	by  uint32                 // the user who asks; zero for one who is not known
+	by  uint32                 // the user who calls; zero if that is not known
 	may func(node string) bool // reports whether a node may offer the plugin; nil for all
 }
 
@@ -141,23 +135,22 @@ const (
 	Added   ChangeKind = "added"
 	Changed ChangeKind = "changed"
 	Removed ChangeKind = "removed"
-	// Resync replaces changes that a subscriber was too slow to read: it should take a new snapshot.
+	// Resync replaces changes that a subscriber was too slow to read. The subscriber needs a new snapshot.
 	Resync ChangeKind = "resync"
 )
 
 // Change is one change in the fleet, of a node or of a plugin.
 type Change struct {
 	Kind ChangeKind
-	// Node or Plugin is what changed, as it is now, or as it was if it was removed.
+	// What has changed, as it is now, or as it was if it was removed; the others are nil.
 	Node   *Node
 	Plugin *Plugin
-	// Health says how current the reader is, if that is what changed and the [Filter] asks for it. Node and Plugin are then nil.
-	Health *Health
+	Health *Health // of the reader, only with [Filter].Health
 
 	pluginBefore *Plugin // what it was if it was changed
 }
 
-// through returns what a change is for a subscriber with a filter, and false if it is nothing.
+// through returns the change as a subscriber with a filter sees it. It reports false if the subscriber does not see it.
 func (c Change) through(f Filter) (Change, bool) {
 	switch {
 	case c.Health != nil:
@@ -169,11 +162,11 @@ func (c Change) through(f Filter) (Change, bool) {
 	case c.Kind != Changed:
 		return c, f.match(*c.Plugin)
 	}
-	was, is := f.match(*c.pluginBefore), f.match(*c.Plugin)
+	matched, matches := f.match(*c.pluginBefore), f.match(*c.Plugin)
 	switch {
-	case !was:
-		return Change{Kind: Added, Plugin: c.Plugin}, is
-	case !is:
+	case !matched:
+		return Change{Kind: Added, Plugin: c.Plugin}, matches
+	case !matches:
 		return Change{Kind: Removed, Plugin: c.pluginBefore}, true
 	}
 	return c, true
@@ -182,25 +175,24 @@ func (c Change) through(f Filter) (Change, bool) {
 // Snapshot is the fleet at one moment.
 type Snapshot struct {
 	Nodes   []Node   // ordered by name
-	Plugins []Plugin // ordered by type, name and node, and as the node has them within a node: newest first
+	Plugins []Plugin // ordered by type, name and node, newest first
 }
 
-// Health says how current a reader is.
+// Health describes whether what is known of the fleet is current.
 type Health struct {
-	// Current says that the reader is following etcd. What it returns is then never older than a lost presence takes to expire.
-	Current bool
-	Message string // why it is not
+	Current bool   // etcd is followed: what is known is not older than a lost presence takes to expire
+	Message string // why it is not current
 	Since   time.Time
 }
 
-// lose records why the reader, or a publisher, is not current. News reports that this was not known.
-func (h *Health) lose(message string) (news bool) {
-	news = h.Current || h.Message != message
+// lose records why etcd is not followed, and reports whether that was not known.
+func (h *Health) lose(message string) (isNew bool) {
+	isNew = h.Current || h.Message != message
 	if h.Current {
 		h.Since = time.Now()
 	}
 	h.Current, h.Message = false, message
-	return news
+	return isNew
 }
 
 // facts are what etcd has of one node.
@@ -209,14 +201,14 @@ type facts struct {
 	hasRecord bool   // whether the key exists
 	record    record // the zero value if it is malformed or too large
 	cordon    Cordon
-	renewed   time.Time // when a node that was dead before the reader began last renewed its retention; zero if that is not known
+	renewed   time.Time // when a node that was dead before the first list last renewed its retention; zero if that is not known
 }
 
-// record is what a node says of itself: all of the node but its name, its state and the cordon.
+// record is what a node has published: everything except its name, its state and the cordon.
 type record struct {
 	readable             bool
 	node                 Node
-	plugins              []*Plugin // which do not change
+	plugins              []*Plugin // they do not change
 	stoppedAt, writtenAt time.Time
 	lease                clientv3.LeaseID
 	weight               uint64
@@ -225,14 +217,14 @@ type record struct {
 // member is one node as readers see it. It does not change once it is published.
 type member struct {
 	node    Node
-	plugins []*Plugin // in the order of the node, as it says of them
-	weight  uint64    // of a step to this view of the node, in values of [broadcast.Config].Weight
+	plugins []*Plugin // as the node has published them, in its order
+	weight  uint64    // of a step to this view of the node
 }
 
 // A record counts as one more unread step for each weightUnit of its size in memory, where an entry takes entrySize besides its texts.
 const weightUnit, entrySize = 32 << 10, 256
 
-// put records what etcd has of a key, nil for nothing, and reports whether the key is one of a node's.
+// put records the value of a key, nil for none, and reports whether it is a key that nodes have.
 func (f *facts) put(key string, kv *mvccpb.KeyValue) bool {
 	switch key {
 	case presenceKey:
@@ -249,7 +241,7 @@ func (f *facts) put(key string, kv *mvccpb.KeyValue) bool {
 	case cordonKey:
 		if f.cordon = (Cordon{}); kv != nil {
 			var value fleetv1.Cordon
-			_ = proto.Unmarshal(kv.Value, &value) // the key alone says it
+			_ = proto.Unmarshal(kv.Value, &value) // the key alone drains the node
 			f.cordon = Cordon{Drained: true, Since: timeOf(value.GetSince()), By: value.GetBy()}
 		}
 	default:
@@ -258,7 +250,7 @@ func (f *facts) put(key string, kv *mvccpb.KeyValue) bool {
 	return true
 }
 
-// valueOf returns what etcd has of a key after an event, nil for nothing.
+// valueOf returns the value of a key after an event, nil for none.
 func valueOf(event *clientv3.Event) *mvccpb.KeyValue {
 	if event.Type == mvccpb.Event_DELETE {
 		return nil
@@ -266,7 +258,7 @@ func valueOf(event *clientv3.Event) *mvccpb.KeyValue {
 	return event.Kv
 }
 
-func (f *facts) empty() bool { return !f.present && !f.hasRecord }
+func (f *facts) isEmpty() bool { return !f.present && !f.hasRecord }
 
 func (f *facts) state() NodeState {
 	switch {
@@ -289,27 +281,21 @@ func (f *facts) member(name string, before *member, seen, latest time.Time) *mem
 	switch {
 	case f.present:
 	case m.node.State == NodeStopped:
-		m.node.LastSeen = earliest(f.record.stoppedAt, time.Now()) // the clock of the node may be ahead
+		m.node.LastSeen = slices.MinFunc([]time.Time{f.record.stoppedAt, time.Now()}, time.Time.Compare) // the clock of the node may be ahead
 	case before != nil && !before.node.LastSeen.IsZero() && before.node.Instance == m.node.Instance:
 		m.node.LastSeen, m.node.SeenBefore = before.node.LastSeen, before.node.SeenBefore
 	default:
 		known := slices.MaxFunc([]time.Time{seen, f.renewed, f.record.writtenAt}, time.Time.Compare)
-		if m.node.LastSeen = earliest(known, latest); !seen.Equal(latest) {
+		if m.node.LastSeen = slices.MinFunc([]time.Time{known, latest}, time.Time.Compare); !seen.Equal(latest) {
 			m.node.SeenBefore = latest
 		}
 	}
 	return m
 }
 
-func earliest(a, b time.Time) time.Time {
-	if b.Before(a) {
-		return b
-	}
-	return a
-}
-
-func (m *member) plugin(said *Plugin) Plugin {
-	p := *said
+// plugin returns a plugin of the node as readers see it.
+func (m *member) plugin(published *Plugin) Plugin {
+	p := *published
 	p.Node, p.NodeState, p.nodeLabels = m.node.Name, m.node.State, m.node.Labels
 	p.LastSeen, p.SeenBefore = m.node.LastSeen, m.node.SeenBefore
 	if m.node.State != NodeReady {
@@ -331,11 +317,11 @@ func (m *member) sorted() []*Plugin {
 	return slices.SortedStableFunc(slices.Values(m.plugins), comparePlugins)
 }
 
-// step leads from one view of a node to the next; either may be nil. It is kept as such until somebody reads it: a node that comes and goes
-// is one entry for each subscriber, however many plugins it has. The zero value stands for steps that were left out.
+// step leads from one view of a node to the next; either may be nil. Its changes are computed when a subscriber reads it, so that a node that
+// comes and goes is one entry for each subscriber, however many plugins it has. The zero value replaces steps that were lost.
 type step struct {
 	before, after *member
-	health        *Health // if it is that of the reader that has changed, and no node
+	health        *Health // of the reader, if that has changed instead of a node
 }
 
 // weight returns how many unread steps the step counts as.
@@ -356,7 +342,7 @@ func (s step) changes() []Change {
 	return differences(s.before, s.after)
 }
 
-// differences returns what leads from one view of a node to another; either may be nil.
+// differences returns the changes that lead from one view of a node to another; either may be nil.
 func differences(before, after *member) []Change {
 	var changes []Change
 	switch {
@@ -398,36 +384,36 @@ func differences(before, after *member) []Change {
 	return changes
 }
 
-// intern returns a string that is kept once, however often it occurs: types, names, versions and paths are alike on many nodes.
+// intern returns a string that is in memory once: types, names, versions and paths are the same on many nodes.
 func intern(s string) string { return unique.Make(s).Value() }
 
 func recordOf(r *fleetv1.NodeRecord) record {
-	said := record{readable: true, node: Node{
+	published := record{readable: true, node: Node{
 		Instance: r.GetInstance(), Address: r.GetAddress(), Version: intern(r.GetVersion()), StartedAt: timeOf(r.GetStartedAt()),
 	}, stoppedAt: timeOf(r.GetStoppedAt()), writtenAt: timeOf(r.GetWrittenAt()), weight: uint64(proto.Size(r)+entries(r)*entrySize) / weightUnit}
-	said.node.Labels = interned(r.GetLabels())
+	published.node.Labels = interned(r.GetLabels())
 	for _, c := range r.GetConditions() {
-		said.node.Conditions = append(said.node.Conditions,
+		published.node.Conditions = append(published.node.Conditions,
 			Condition{Name: intern(c.GetName()), OK: c.GetOk(), Message: intern(c.GetMessage()), Since: timeOf(c.GetSince())})
 	}
 	for _, p := range r.GetPlugins() {
-		said.plugins = append(said.plugins, pluginOf(p))
+		published.plugins = append(published.plugins, pluginOf(p))
 	}
-	return said
+	return published
 }
 
 func pluginOf(r *fleetv1.PluginRecord) *Plugin {
 	state := reconciler.State(intern(r.GetState()))
-	said := &Plugin{
+	published := &Plugin{
 		Type: intern(r.GetType()), Name: intern(r.GetName()), Version: intern(r.GetVersion()), State: state, Published: state,
 		Instance: r.GetInstance(), Endpoint: intern(r.GetEndpoint()), Source: reconciler.Source(intern(r.GetSource())),
 		Roles: r.GetRoles(), RegisteredAt: timeOf(r.GetRegisteredAt()), Current: r.GetCurrent(), Unhealthy: r.GetUnhealthy(),
 	}
-	for i, role := range said.Roles {
-		said.Roles[i] = intern(role)
+	for i, role := range published.Roles {
+		published.Roles[i] = intern(role)
 	}
-	said.Details = interned(r.GetDetails())
-	return said
+	published.Details = interned(r.GetDetails())
+	return published
 }
 
 // interned returns a copy of a map, nil for an empty one.

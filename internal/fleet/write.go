@@ -281,7 +281,7 @@ func (s *session) putIndex(ctx context.Context, plugins []*fleetv1.PluginRecord)
 func (s *session) commit(ctx context.Context, conditions []clientv3.Cmp, then []clientv3.Op) (revision int64, err error) {
 	response, err := s.store.commit(ctx, conditions, then)
 	switch {
-	case err != nil && !isLeaseUnknown(err):
+	case err != nil && !IsLeaseUnknown(err):
 		return 0, err
 	case err != nil || !response.Succeeded:
 		return 0, errLeaseLost // or another daemon has the name now, which the next session finds out

@@ -112,10 +112,7 @@ func (e *Elector) Stand(locks []fleet.Lock) {
 		}
 	}
 	e.mu.Unlock()
-	select {
-	case e.changed <- struct{}{}:
-	default:
-	}
+	fleet.Notify(e.changed)
 }
 
 func (e *Elector) wants() map[fleet.Lock]bool {
@@ -174,7 +171,7 @@ type Hold struct {
 func (h *Hold) Done() <-chan struct{} { return h.ended.Done() }
 
 // Conn returns a connection whose calls carry the token, with the key [proxy.FencingTokenKey], and end with the hold, with
-// codes.Unavailable.
+// codes.Unavailable. A stream counts as a call in progress until its context ends, as package proxy ends it with each call.
 func (h *Hold) Conn(conn grpc.ClientConnInterface) grpc.ClientConnInterface { return heldConn{conn, h} }
 
 type heldConn struct {
@@ -219,22 +216,12 @@ func (c heldConn) NewStream(
 	ctx context.Context, desc *grpc.StreamDesc, method string, options ...grpc.CallOption,
 ) (grpc.ClientStream, error) {
 	calling, end := c.begin(ctx)
-	// The registry reopens a stream on a successor. gRPC then reports an end, and nobody can say whether it is that of this stream.
-	const opening, unclear, open = 0, 1, 2
-	var state atomic.Int32
-	finished := grpc.OnFinish(func(error) {
-		if !state.CompareAndSwap(opening, unclear) && state.Load() == open {
-			end()
-		}
-	})
-	stream, err := c.ClientConnInterface.NewStream(calling, desc, method, append(slices.Clip(options), finished)...)
+	stream, err := c.ClientConnInterface.NewStream(calling, desc, method, options...)
 	if err != nil {
 		end()
 		return nil, c.explain(ctx, err)
 	}
-	if !state.CompareAndSwap(opening, open) {
-		context.AfterFunc(stream.Context(), end)
-	}
+	context.AfterFunc(ctx, end) // the registry may repeat the call on a successor, so the end of a stream need not be that of the call
 	return heldStream{stream, c, ctx}, nil
 }
 

@@ -121,7 +121,9 @@ func TestHoldOutlivesAnInstance(t *testing.T) {
 		if err := conn.Invoke(t.Context(), "/s/m", nil, nil); err != nil {
 			t.Error(err)
 		}
-		stream, err := conn.NewStream(t.Context(), &grpc.StreamDesc{}, "/s/m")
+		calling, end := context.WithCancel(t.Context())
+		defer end()
+		stream, err := conn.NewStream(calling, &grpc.StreamDesc{}, "/s/m")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -129,6 +131,7 @@ func TestHoldOutlivesAnInstance(t *testing.T) {
 			t.Errorf("%d calls are in progress while one is", n)
 		}
 		_ = stream.CloseSend()
+		end()
 		synctest.Wait()
 		if n := h.calls.Load(); n != 0 {
 			t.Errorf("%d calls are in progress", n)

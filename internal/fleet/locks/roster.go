@@ -49,11 +49,8 @@ func (r *roster) apply(events []*clientv3.Event, now time.Time) {
 // put records what etcd has of a key. If the first contender for a lock is gone without having announced that, its node may still consider
 // itself the holder.
 func (r *roster) put(kv *mvccpb.KeyValue, now time.Time) {
-	before := r.contenders.Put(r.space, kv)
-	after := r.contenders.Get(before.Lock, string(kv.Key))
-	if c, ok := fleet.ParseContender(r.space, kv); ok {
-		r.longest = max(r.longest, c.TTL)
-	}
+	before, after := r.contenders.Put(r.space, kv)
+	r.longest = max(r.longest, after.TTL)
 	isSame := before.Created == 0 || after.Created == before.Created
 	hasLeft := string(kv.Value) == fleet.ContenderLeft && kv.CreateRevision == before.Created
 	if isSame || hasLeft {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"slices"
 	"strconv"
 	"time"
 
@@ -89,7 +90,7 @@ func (s *session) run(ctx context.Context) error {
 	for {
 		next, err := s.act(time.Now())
 		switch {
-		case isLeaseUnknown(err), errors.Is(err, errWentBack), err != nil && s.failed:
+		case fleet.IsLeaseUnknown(err), errors.Is(err, errWentBack), err != nil && s.failed:
 			return err
 		case err != nil:
 			next = time.Now().Add(s.config.TTL / 50)
@@ -145,7 +146,7 @@ func (s *session) act(now time.Time) (next time.Time, err error) {
 		if c.phase == waiting {
 			var free time.Time
 			needed, free = s.roster.isFirst(c.Contender)
-			at = latest(at, free)
+			at = slices.MaxFunc([]time.Time{at, free}, time.Time.Compare)
 		}
 		switch {
 		case needed && at.After(now):
@@ -325,7 +326,7 @@ func (s *session) change(some []*candidacy) error {
 	defer cancel()
 	answer, err := s.client.Txn(ctx).If(conditions...).Then(ops...).Commit()
 	refusal, ok := errors.AsType[rpctypes.EtcdError](rpctypes.Error(err))
-	if ok && refusal.Code() != codes.Unavailable && !isLeaseUnknown(err) {
+	if ok && refusal.Code() != codes.Unavailable && !fleet.IsLeaseUnknown(err) {
 		s.postpone(some, time.Now(), err)
 		return nil
 	}
@@ -348,5 +349,3 @@ func (s *session) postpone(some []*candidacy, now time.Time, err error) {
 		c.next = now.Add(s.config.TTL / 3)
 	}
 }
-
-func isLeaseUnknown(err error) bool { return errors.Is(rpctypes.Error(err), rpctypes.ErrLeaseNotFound) }

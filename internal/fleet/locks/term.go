@@ -14,10 +14,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/fleet"
 )
 
-var (
-	errTermOver = errors.New("the lease of its locks could not be renewed in time")
-	retry       = backoff.Backoff{Min: time.Second, Max: 30 * time.Second} // before another attempt to get a lease
-)
+var errTermOver = errors.New("the lease of its locks could not be renewed in time")
 
 // term is the time of one lease, over one or more connections.
 type term struct {
@@ -89,7 +86,7 @@ func (e *Elector) Run(ctx context.Context) {
 			if failures++; failures == 1 {
 				e.log.Warn("fleet: the node holds no locks", "error", fleet.Explain(err))
 			}
-			delay = min(retry.After(failures), e.config.TTL)
+			delay = min(fleet.Retry.After(failures), e.config.TTL)
 		}
 	}
 	if e.term != nil {
@@ -120,7 +117,7 @@ func (e *Elector) connect(ctx context.Context) error {
 	if e.term == nil {
 		return err
 	}
-	if isLeaseUnknown(err) || errors.Is(err, errWentBack) {
+	if fleet.IsLeaseUnknown(err) || errors.Is(err, errWentBack) {
 		e.term.end(err)
 	}
 	over := context.Cause(e.term.living)
@@ -147,7 +144,7 @@ func (s *session) leave() {
 		}
 		if c.phase == leaving {
 			held = append(held, c)
-			drained = latest(drained, c.next)
+			drained = slices.MaxFunc([]time.Time{drained, c.next}, time.Time.Compare)
 		}
 	}
 	s.mu.Lock()
@@ -166,13 +163,6 @@ func (s *session) leave() {
 	ctx, cancel := s.request()
 	defer cancel()
 	_, _ = s.client.Revoke(ctx, t.lease)
-}
-
-func latest(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
 }
 
 // phase is how far a candidacy has got.
