@@ -14,7 +14,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// Lock identifies the lock of an exclusive plugin, of which one instance in the fleet may be active, by type, or role, and name.
+// Lock identifies the lock of an exclusive plugin, of which one instance in the fleet may be active, by its type or role and its name.
 type Lock struct{ Type, Name string }
 
 func (l Lock) String() string { return l.Type + "/" + l.Name }
@@ -24,27 +24,23 @@ func (l Lock) Compare(other Lock) int {
 	return cmp.Or(strings.Compare(l.Type, other.Type), strings.Compare(l.Name, other.Name))
 }
 
-// Contender is a node that competes for a lock, as recorded in its key. The one whose key was created first holds the lock, or will.
+// Contender is a node that competes for a lock, as recorded in its key. The contender whose key was created first holds the lock, or will.
 type Contender struct {
 	Lock
-	Node string
-	// Token is the fencing token with which the node holds the lock, zero if it has not announced that it does.
-	Token int64
-	// TTL is the length of the lease, in whole seconds: how long the node may consider itself the holder after its key is gone.
-	TTL   time.Duration
-	Lease clientv3.LeaseID
-	// Created is the revision at which the key was created.
-	Created int64
+	Node    string
+	Token   int64         // the fencing token of the holder; zero if the node has not announced that it holds the lock
+	TTL     time.Duration // of the lease: how long the node may consider itself the holder after its key is gone
+	Lease   clientv3.LeaseID
+	Created int64 // the revision at which the key was created
 }
 
-// LockSpace returns the prefix of the keys that say who competes for locks, and which tokens there were. Nodes that compete for locks, and
-// callers of their holders, need to read it.
+// LockSpace returns the prefix of the keys of locks, which nodes that compete for locks, and callers of their holders, need to read.
 func (s Space) LockSpace() string { return s.Base() + "elections/" }
 
-// LockRange returns the prefix of the keys with which a node competes for locks. No other node needs to write them.
+// LockRange returns the prefix of the keys with which a node competes for locks.
 func (s Space) LockRange(node string) string { return s.contenders() + node + "/" }
 
-// TokenBaseKey returns the key in which a node keeps the base of fencing tokens. No other node needs to write it.
+// TokenBaseKey returns the key of a node's base of fencing tokens.
 func (s Space) TokenBaseKey(node string) string { return s.LockSpace() + "@base/" + node }
 func (s Space) contenders() string              { return s.LockSpace() + "@node/" }
 
@@ -53,12 +49,11 @@ func (c Contender) Key(s Space) string {
 	return fmt.Sprintf("%s%s/%s/%x", s.LockRange(c.Node), url.PathEscape(c.Type), url.PathEscape(c.Name), int64(c.Lease))
 }
 
-// The values of the key of a contender: the first with the TTL in seconds, the second also with the token.
+// The values of the key of a contender.
 const (
-	contenderWaits = "waits %d"
-	contenderHolds = "holds %d %d"
-	// ContenderLeft is the value of the key of a node that has given up the lock, until it removes the key.
-	ContenderLeft = "left"
+	contenderWaits = "waits %d"    // with the TTL in seconds
+	contenderHolds = "holds %d %d" // with the TTL and the token
+	ContenderLeft  = "left"        // the node has given up the lock, and will remove the key
 )
 
 // Value returns the value of the key.
@@ -70,10 +65,10 @@ func (c Contender) Value() string {
 	return fmt.Sprintf(contenderHolds, seconds, c.Token)
 }
 
-const maxLockTTL = time.Minute // of the lease that a contender claims to have
+const maxLockTTL = time.Minute // of a contender
 
-// ParseContender parses the key of a contender. It reports false for a node that has left, a key without a lease, or with a lease other
-// than the key names, and everything malformed.
+// ParseContender parses the key of a contender. It reports false for a node that has left, a key without the lease that it names, and anything
+// malformed.
 func ParseContender(s Space, kv *mvccpb.KeyValue) (c Contender, ok bool) {
 	if c, ok = parseKey(s, string(kv.Key)); !ok || kv.Lease == 0 || int64(c.Lease) != kv.Lease || c.Key(s) != string(kv.Key) {
 		return c, false
@@ -92,7 +87,7 @@ func ParseContender(s Space, kv *mvccpb.KeyValue) (c Contender, ok bool) {
 	return c, true
 }
 
-// parseKey returns what the key of a contender says.
+// parseKey parses the key of a contender without its value.
 func parseKey(s Space, key string) (c Contender, ok bool) {
 	rest, ok := strings.CutPrefix(key, s.contenders())
 	parts := strings.Split(rest, "/")
@@ -121,7 +116,7 @@ type Contenders struct {
 
 type contest struct {
 	all   map[string]Contender // by key
-	first *Contender           // whose key was created first, once it was asked for; nil after a change
+	first *Contender           // the one whose key was created first; nil if it has to be found
 }
 
 // Put records the value of a key, which is empty after a deletion. It returns the contender that had the key before, and the one that has it
@@ -186,7 +181,7 @@ func (all *Contenders) Get(l Lock, key string) Contender {
 // holder returns the node that holds a lock, empty for none, and reports whether there are contenders.
 func (all *Contenders) holder(l Lock) (node string, wanted bool) {
 	first := all.First(l)
-	if first.Token == 0 { // it does not know yet, or may not take it yet
+	if first.Token == 0 { // it does not know that it is first, or may not take the lock yet
 		return "", first.Created != 0
 	}
 	return first.Node, true

@@ -1,14 +1,7 @@
-// Package fleet shares the plugins of many nodes through etcd: a [Publisher] writes the plugins of one node, and a [Reader] lists and
-// watches those of all nodes.
+// Package fleet shares the plugins of many nodes through etcd: a [Publisher] writes the plugins of one node, a [Reader] follows those of all
+// nodes, and a [Lookup] and a [Dialer] find and call plugins on other nodes. None of them makes the node wait, whatever etcd does.
 //
-// A [Publisher] never makes its node wait. If etcd is slow, unavailable, full, compacted, restored from a backup or replaced,
-// [Publisher.Condition] says so and the fleet sees the node's changes late; nothing else is affected. The Publisher recovers on its own,
-// with random delays, so that many nodes do not come back at once. An idle node costs etcd one lease renewal every few seconds.
-//
-// A Reader needs one list and one watch on etcd, however many subscribers it has. They see every change exactly once, across lost
-// connections, compactions and restored backups. A dead node stays visible as unreachable until its retention expires.
-//
-// docs/adr/0012-fleet.md explains the keys and leases. The package is not a general-purpose registry on etcd.
+// docs/adr/0012-fleet.md explains the keys and leases.
 package fleet
 
 import (
@@ -37,28 +30,23 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/regular"
 )
 
-// Etcd says how to reach etcd.
+// Etcd describes how to reach etcd.
 type Etcd struct {
-	// Endpoints are the URLs of the members, for example https://10.0.0.1:2379; at least one.
-	Endpoints []string
-	// CA is a file with the certificates, in PEM, that sign those of etcd; empty for those that the system trusts. It is read once.
-	CA string
+	Endpoints []string // the URLs of the members, for example https://10.0.0.1:2379; at least one
+	CA        string   // a file with the certificates, in PEM, that sign those of etcd; empty for those that the system trusts
 	// Cert and Key are files with the certificate of this client and its key, in PEM; empty for none. They are read again when they have
-	// changed, for every connection that is made from then on.
-	Cert, Key string
-	// ServerName is the name in the certificates of etcd, if that is not the host of the endpoint.
-	ServerName string
-	// User and PasswordFile are for etcd's own users; the file has the password in its first line and is read for each connection. Etcd hashes
-	// the password for each connection and stream, which is expensive: with many nodes, use certificates, whose common name is the user.
+	// changed.
+	Cert, Key  string
+	ServerName string // the name in the certificates of etcd, if it is not the host of the endpoint
+	// User and PasswordFile are for etcd's own users; the first line of the file is the password. Etcd hashes it for each connection, which
+	// is expensive: with many nodes, use certificates, whose common name is the user.
 	User, PasswordFile string
-	// Timeout bounds one request (default 5 s).
-	Timeout time.Duration
+	Timeout            time.Duration // of one request (default 5 s)
 }
 
 const defaultTimeout = 5 * time.Second
 
-// Validate checks the configuration without reading files. The error names the first setting that is missing, malformed or contradicts
-// another.
+// Validate returns an error for a setting that is missing, malformed or contradicts another. It reads no files.
 func (e Etcd) Validate() error {
 	if len(e.Endpoints) == 0 {
 		return errors.New("there is no etcd endpoint: name at least one, for example https://10.0.0.1:2379")
@@ -70,7 +58,7 @@ func (e Etcd) Validate() error {
 		_, noPort := strconv.ParseUint(port, 10, 16)
 		switch {
 		case !ok || err != nil || host == "" || noPort != nil || scheme != "http" && scheme != "https":
-			return fmt.Errorf("etcd endpoint %q is no URL: write it as https://HOST:PORT or http://HOST:PORT", endpoint)
+			return fmt.Errorf("etcd endpoint %q is not a URL: write it as https://HOST:PORT or http://HOST:PORT", endpoint)
 		case scheme == "https":
 			secure++
 		}
@@ -90,8 +78,8 @@ func (e Etcd) Validate() error {
 	return nil
 }
 
-// Cluster is an etcd cluster to which a [Publisher] and a [Reader] connect. It has no connections itself: each of them has one at a time,
-// to one member, and switches to another member when that fails. A Cluster is safe for concurrent use.
+// Cluster is an etcd cluster. It has no connections: a [Publisher], [Reader] or [Lookup] has one at a time, to one member, and takes another
+// member when that fails. A Cluster is safe for concurrent use.
 type Cluster struct {
 	config  Etcd
 	pair    *loaded[*tls.Certificate] // nil for no certificate
@@ -102,8 +90,8 @@ type Cluster struct {
 // Timeout bounds one request.
 func (c *Cluster) Timeout() time.Duration { return c.config.Timeout }
 
-// Connect returns a cluster. It neither blocks nor connects: an error says that the configuration or a file is wrong. The options are added
-// to those of each connection.
+// Connect returns a cluster. It does not connect: the error is that of the configuration or of a file. The options are those of each
+// connection.
 func Connect(e Etcd, options ...grpc.DialOption) (*Cluster, error) {
 	e.Timeout = cmp.Or(e.Timeout, defaultTimeout)
 	err := e.Validate()
@@ -120,11 +108,10 @@ func Connect(e Etcd, options ...grpc.DialOption) (*Cluster, error) {
 	return c, nil
 }
 
-// Client returns a client for other uses of the cluster, for example elections. It has one connection, to one member: that with this
-// number, modulo the number of members. Its context ends when the connection cannot be made or is lost, with the reason as its cause. So
-// everything that the client reads is from one history of etcd: a cluster cannot be restored or replaced without ending its connections.
-// With a user, Client requests a token, and blocks until it has one or fails. Requests that open a connection of their own, such as Status,
-// must not be made with it. The caller closes the client.
+// Client returns a client with one connection, to the member with this number, modulo the number of members. Its context ends when the
+// connection cannot be made or is lost, with the reason as its cause. So everything that the client reads is from one history of etcd: a
+// cluster cannot be restored or replaced without ending its connections. Requests that open another connection, such as Status, must not be
+// made with it. The caller closes the client.
 func (c *Cluster) Client(member int) (*clientv3.Client, error) {
 	client, err := c.client(context.Background(), member, 0)
 	if err != nil {
@@ -133,8 +120,7 @@ func (c *Cluster) Client(member int) (*clientv3.Client, error) {
 	return client, err
 }
 
-// client is Client with a context for connecting. Attempts is how often a request that etcd answers with an error is made; zero for the
-// default of etcd's client.
+// client is Client with a context for connecting. A request that etcd answers with an error is made attempts times; zero for the default.
 func (c *Cluster) client(ctx context.Context, member int, attempts uint) (*clientv3.Client, error) {
 	endpoint := c.config.Endpoints[member%len(c.config.Endpoints)]
 	life, end := context.WithCancelCause(context.Background())
@@ -227,16 +213,14 @@ func (e Etcd) tls() (config *tls.Config, pair *loaded[*tls.Certificate], err err
 }
 
 const (
-	layoutVersion = "v1" // part of every key, so that there can be another layout
-	maxName       = 253  // bytes of the name of a node and of a namespace, as of a host name
+	layoutVersion = "v1" // part of every key
+	maxName       = 253  // bytes of the name of a node or a namespace, as of a host name
 )
 
-// Space says where in etcd a fleet is kept. Fleets in different spaces do not see each other.
+// Space is the range of keys of a fleet in etcd. Fleets in different spaces do not see each other.
 type Space struct {
-	// Prefix begins every key (default /patchbay).
-	Prefix string
-	// Namespace separates fleets with one prefix (default "default"). It has letters, digits, ".", "-" and "_" only.
-	Namespace string
+	Prefix    string // begins every key (default /patchbay)
+	Namespace string // separates fleets with one prefix (default "default")
 }
 
 // Validate returns an error if the namespace has characters that are not allowed or is too long.
@@ -249,16 +233,15 @@ func (s Space) Base() string {
 	return strings.TrimRight(cmp.Or(s.Prefix, "/patchbay"), "/") + "/" + cmp.Or(s.Namespace, "default") + "/" + layoutVersion + "/"
 }
 
-// NodeRange returns the range of keys that belong to one node: all that begin with it. Its daemon needs to read and write these;
-// docs/how-to/fleet.md has the whole role of a node.
+// NodeRange returns the prefix of the keys of one node. docs/how-to/fleet.md has the whole role of a node.
 func (s Space) NodeRange(node string) string { return s.nodes() + node + "/" }
 func (s Space) nodes() string                { return s.Base() + "nodes/" }
 
-// SettingsKey returns the key in which a node keeps its settings. No other node needs to write it.
+// SettingsKey returns the key of the settings of a node.
 func (s Space) SettingsKey(node string) string { return s.Base() + "settings/" + node }
 
-// ValidateNode returns an error if a name cannot be that of a node: it is empty or too long, or has characters other than ASCII letters,
-// digits, ".", "-" and "_".
+// ValidateNode returns an error for the name of a node that is empty or too long, or has characters other than ASCII letters, digits, ".",
+// "-" and "_".
 func ValidateNode(name string) error { return validateName("node name", name) }
 
 func validateName(what, name string) error {
@@ -283,19 +266,15 @@ func isStrange(r rune) bool {
 	return (r < 'a' || 'z' < r) && (r < 'A' || 'Z' < r) && (r < '0' || '9' < r) && !strings.ContainsRune(".-_", r)
 }
 
-// Member is what [Cluster.Check] found out about one member of etcd.
+// Member is the result of [Cluster.Check] for one member of etcd.
 type Member struct {
-	// Endpoint is its URL, as it was configured.
-	Endpoint string
-	// Err says why the fleet cannot be read there, and what to do; nil if it can.
-	Err error
-	// Cluster identifies the cluster to which the member belongs; zero if it did not answer.
-	Cluster uint64
+	Endpoint string // as it was configured
+	Err      error  // why the fleet cannot be read there, and what to do; nil if it can
+	Cluster  uint64 // identifies the cluster of the member; zero if the member did not answer
 }
 
-// Check tries all members at once and returns them in the order in which they were configured: it connects, as the user if there is one,
-// and counts the keys of a space, for which the member needs a leader. It changes nothing and blocks for at most the timeout of one
-// request, or until ctx ends.
+// Check connects to all members and counts the keys of a space, for which a member needs a leader. It returns the members in the order in
+// which they were configured. It blocks for at most the timeout of one request, or until ctx ends.
 func (c *Cluster) Check(ctx context.Context, s Space) []Member {
 	ctx, cancel := context.WithTimeout(ctx, c.config.Timeout)
 	defer cancel()
@@ -321,14 +300,14 @@ func (c *Cluster) check(ctx context.Context, member int, s Space) Member {
 	return Member{Cluster: found.Header.GetClusterId()}
 }
 
-// ErrNoNode says that etcd has no record of a node.
+// ErrNoNode is the error for a node of which etcd has no record.
 var ErrNoNode = errors.New("the fleet has no such node")
 
 var errNodeThere = errors.New("the node is still running; stop its daemon or, if that was killed, wait until its presence expires")
 
 const maxLabels, maxLabel = 64, 128 // of a node, and the bytes of a key or a value
 
-// ValidateLabels returns an error if labels cannot be those of a node: there may be at most 64, whose keys and values have at most 128
+// ValidateLabels returns an error for more than 64 labels, and for keys and values with more than 128 bytes or with characters other than
 // letters, digits, ".", "-", "_" and "/". A value may be empty.
 func ValidateLabels(labels map[string]string) error {
 	if len(labels) > maxLabels {
@@ -345,9 +324,8 @@ func ValidateLabels(labels map[string]string) error {
 	return nil
 }
 
-// Drain steers calls that may go to any node away from this one, and makes it give up its locks, until [Cluster.Uncordon], also across
-// restarts of its daemon. by is the name of the node on which that was requested. The error is
-// [ErrNoNode] if etcd has no record of the node.
+// Drain steers calls to any node away from this one, and makes it give up its locks, until [Cluster.Uncordon], across restarts of its daemon.
+// by is the node on which that was requested. The error is [ErrNoNode] if etcd has no record of the node.
 func (c *Cluster) Drain(ctx context.Context, s Space, node, by string) error {
 	value, err := deterministic.Marshal(&fleetv1.Cordon{Since: timestamp(time.Now()), By: valid(by)})
 	if err != nil {
@@ -358,7 +336,7 @@ func (c *Cluster) Drain(ctx context.Context, s Space, node, by string) error {
 	})
 }
 
-// Uncordon undoes Drain. It is not an error if the node is not drained, or does not exist.
+// Uncordon undoes Drain. It does nothing if the node is not drained or does not exist.
 func (c *Cluster) Uncordon(ctx context.Context, s Space, node string) error {
 	return c.operate(ctx, "uncordon", node, func(to store) error {
 		_, err := to.commit(ctx, nil, []clientv3.Op{clientv3.OpDelete(s.NodeRange(node) + cordonKey)})
@@ -366,8 +344,8 @@ func (c *Cluster) Uncordon(ctx context.Context, s Space, node string) error {
 	})
 }
 
-// Forget removes a node that is gone from etcd, before its retention expires. It fails while the node is present, and with [ErrNoNode] if
-// etcd has no record of it. Its names in the index of plugins, which lead nowhere then, stay until its retention expires.
+// Forget removes a dead node from etcd before its retention expires. It fails while the node is present, and with [ErrNoNode] if etcd has no
+// record of it. Its keys in the index, which lead nowhere then, stay until its retention expires.
 func (c *Cluster) Forget(ctx context.Context, s Space, node string) error {
 	return c.operate(ctx, "forget", node, func(to store) error {
 		gone := clientv3.Compare(clientv3.CreateRevision(s.NodeRange(node)+presenceKey), "=", 0)
@@ -375,7 +353,7 @@ func (c *Cluster) Forget(ctx context.Context, s Space, node string) error {
 	})
 }
 
-// onNode changes the keys of a node, under conditions, if etcd has any of it.
+// onNode changes the keys of a node, under conditions, if it has any.
 func (c *Cluster) onNode(ctx context.Context, to store, s Space, node string, conditions []clientv3.Cmp, then ...clientv3.Op) error {
 	found, err := to.get(ctx, s.NodeRange(node), clientv3.WithPrefix(), clientv3.WithCountOnly())
 	if err != nil {
@@ -402,7 +380,7 @@ func (c *Cluster) operate(ctx context.Context, what, node string, do func(to sto
 	return nil
 }
 
-// try calls do with one member of etcd after the other until it succeeds, or fails for a reason that another member would have too.
+// try calls do with one member of etcd after the other until it succeeds, or fails for a reason that is not that of the member.
 func (c *Cluster) try(ctx context.Context, do func(store) error) error {
 	d := newDialer(c)
 	_, err := attempt(ctx, d, func() (bool, error) {
@@ -417,15 +395,15 @@ func (c *Cluster) try(ctx context.Context, do func(store) error) error {
 	return err
 }
 
-// LockState is the state of a lock as recorded in etcd.
+// LockState is the state of a lock in etcd.
 type LockState struct {
 	Lock
 	Node       string // that holds the lock; empty for none
-	Token      int64  // the fencing token with which it does
+	Token      int64  // its fencing token
 	Candidates int    // the number of nodes that compete for it, including the holder
 }
 
-// Locks returns the locks that somebody holds or wants, ordered by type and name. The error says why etcd did not answer.
+// Locks returns the locks that have contenders, ordered by type and name.
 func (c *Cluster) Locks(ctx context.Context, s Space) ([]LockState, error) {
 	var all Contenders
 	err := c.try(ctx, func(from store) (err error) {

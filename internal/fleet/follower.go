@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	pageSize    = 500 // keys of one page of a list, unless their values are too large for one message
-	readsAtOnce = 8   // sources that are read at a time
+	pageSize    = 500 // keys of one page of a list; fewer if their values are too large for one message
+	readsAtOnce = 8   // sources that are read concurrently
 )
 
 var (
@@ -28,35 +28,35 @@ var (
 	errIdle    = errors.New("nothing is followed")
 )
 
-// source is something in etcd, kept in memory. Its methods are called by one goroutine.
+// source is a copy of keys in etcd. Its methods are called by one goroutine.
 type source interface {
-	// read reads it. What changes after the revision of the reading is watched.
+	// read reads the keys. They are watched from the next revision on.
 	read(ctx context.Context, from store) (reading, error)
-	// apply records changes and reports whether the source has to be read again. The caller holds the lock of the follower.
+	// apply records changes, and reports whether the source has to be read again. The caller holds the lock of the follower.
 	apply(events []*clientv3.Event, now time.Time) (again bool)
 }
 
 type reading struct {
 	key, end string // the range to watch
 	revision int64
-	// install makes what was read visible; nil if nothing has changed. The caller holds the lock of the follower.
+	// install replaces the copy; nil if nothing has changed. The caller holds the lock of the follower.
 	install func(now time.Time)
 }
 
-// followed is a source that a follower follows. It is guarded by the lock of the follower.
+// followed is a source that is followed. It is guarded by the lock of the follower.
 type followed struct {
 	source
-	ready   chan struct{} // closed when it has been read for the first time, or will not be
-	denied  error         // why it will not be read
+	ready   chan struct{} // closed after the first read, or when there will be none
+	denied  error         // why there will be none
 	changed chan struct{} // gets a value after a change; nil for none
 }
 
 func newFollowed(s source) followed { return followed{source: s, ready: make(chan struct{})} }
 
-// isRead reports whether it has been read, or will not be.
+// isRead reports whether the source has been read, or will not be.
 func (s *followed) isRead() bool { return isClosed(s.ready) }
 
-// settle is called when it has been read, or will not be.
+// settle is called after each read, and when there will be none.
 func (s *followed) settle(denied error) {
 	if !s.isRead() {
 		s.denied = denied
@@ -64,9 +64,9 @@ func (s *followed) settle(denied error) {
 	}
 }
 
-// owner is a [Reader] or a [Lookup], for which a follower follows sources. Its methods are called with the lock of the follower.
+// owner is the [Reader] or [Lookup] of a follower. Its methods are called with the lock of the follower.
 type owner interface {
-	// dropDenied drops a source that etcd does not let its user read. False ends the connection, with the reason as health.
+	// dropDenied drops a source that the user may not read. False ends the connection, with the reason as health.
 	dropDenied(denied *followed, why error) bool
 	// dropIdle drops the sources that are not needed any more. It is called once a minute.
 	dropIdle(now time.Time)
@@ -74,16 +74,16 @@ type owner interface {
 	noteHealth()
 }
 
-// follower keeps sources as etcd has them, over one connection to one member at a time. Each source is read, and then watched from the
-// revision at which it was read. When the connection is lost, etcd may have been restored or replaced, so behind the next one each source
-// is read again; how much of it is up to the source.
+// follower keeps sources current, over one connection to one member at a time. Each source is read, and then watched from the revision at
+// which it was read. When the connection is lost, etcd may be restored or replaced, so each source is read again over the next one; how
+// much of it, the source decides.
 type follower struct {
 	dialer  dialer
 	timeout time.Duration // of one request
 	log     *slog.Logger
 	cancel  context.CancelFunc
 	done    chan struct{}
-	added   chan struct{} // gets a value when there is another source
+	added   chan struct{} // gets a value when sources has changed
 	owner   owner
 
 	mu      sync.RWMutex
@@ -109,14 +109,14 @@ func (f *follower) stop() {
 	<-f.done
 }
 
-// Health returns how current the answers are. A follower without sources is current.
+// Health returns whether the sources are current. Without sources, they are.
 func (f *follower) Health() Health {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	return f.health
 }
 
-// Stats returns what has been done so far.
+// Stats returns the numbers of requests and changes so far.
 func (f *follower) Stats() ReaderStats {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
@@ -160,13 +160,13 @@ func (f *follower) run(ctx context.Context) {
 		case progressed:
 			failures, delay = 1, spread(Retry.Min)
 		}
-		if !progressed || !isExpired(err) { // the next connection has a new token
+		if !progressed || !isExpired(err) { // with an expired token, the next connection gets a new one
 			f.lost(err)
 		}
 	}
 }
 
-// isIdle reports whether nothing is followed.
+// isIdle reports whether there are no sources.
 func (f *follower) isIdle() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -177,8 +177,8 @@ func (f *follower) isIdle() bool {
 	return true
 }
 
-// connect follows over one connection, until it is lost, a request fails or there is nothing to follow. progressed reports whether a source
-// was read.
+// connect follows over one connection, until it is lost, a request fails or there are no sources. progressed reports whether a source was
+// read.
 func (f *follower) connect(ctx context.Context) (progressed bool, err error) {
 	from, err := f.dialer.dial(ctx, f.timeout)
 	if err != nil {
@@ -203,10 +203,11 @@ func (f *follower) connect(ctx context.Context) (progressed bool, err error) {
 	return true, errIdle
 }
 
+// connection is a connection over which a follower follows.
 type connection struct {
 	*follower
 	store
-	turns      chan struct{}        // as many as sources may be read at a time
+	turns      chan struct{}        // has a value for each source that is being read
 	stops      map[*followed]func() // for each source that is followed
 	running    sync.WaitGroup
 	progressed atomic.Bool
@@ -238,7 +239,7 @@ func (c *connection) begin(ctx context.Context, fail context.CancelCauseFunc) bo
 	return len(c.stops) > 0
 }
 
-// keep reads a source and watches it, until ctx ends. The error is the reason to give up the connection.
+// keep reads a source and watches it, until ctx ends. An error ends the connection.
 func (c *connection) keep(ctx context.Context, s *followed) error {
 	for ctx.Err() == nil {
 		select {
@@ -250,7 +251,7 @@ func (c *connection) keep(ctx context.Context, s *followed) error {
 		<-c.turns
 		switch {
 		case ctx.Err() != nil:
-			return nil //nolint:nilerr // The request was aborted.
+			return nil //nolint:nilerr // The request was canceled.
 		case isDenied(err) && c.denied(s, err):
 			return nil
 		case err != nil:
@@ -264,8 +265,8 @@ func (c *connection) keep(ctx context.Context, s *followed) error {
 	return nil
 }
 
-// denied is called with a source that etcd does not let its user read, and reports whether the others are still followed. The source is
-// read again behind the next connection, unless it is dropped.
+// denied is called with a source that the user may not read, and reports whether the others are still followed. The source is read again
+// over the next connection, unless it is dropped.
 func (c *connection) denied(s *followed, err error) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -289,7 +290,7 @@ func (c *connection) install(s *followed, r reading) {
 	s.settle(nil)
 }
 
-// watch applies the changes of a source until it has to be read again. The error is the reason why the watch has ended.
+// watch applies the changes of a source until it has to be read again. The error is why the watch has ended.
 func (c *connection) watch(ctx context.Context, s *followed, r reading) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -337,13 +338,13 @@ func (f *follower) lost(err error) {
 	}
 }
 
-// found is called when etcd has answered. The caller holds mu.
+// found is called after an answer of etcd. The caller holds mu.
 func (c *connection) found() {
 	c.progressed.Store(true)
 	c.regained("fleet: it is being followed")
 }
 
-// regained is called when the answers are current. The caller holds mu.
+// regained is called when the sources are current. The caller holds mu.
 func (f *follower) regained(message string) {
 	if f.health.Current {
 		return
@@ -353,7 +354,7 @@ func (f *follower) regained(message string) {
 	f.owner.noteHealth()
 }
 
-// readPages reads what begins with a prefix, all at the revision that it returns.
+// readPages reads all keys with a prefix, at the revision that it returns.
 func readPages(ctx context.Context, from store, prefix string, take func(*mvccpb.KeyValue)) (revision int64, err error) {
 	key, end := prefix, clientv3.GetPrefixRangeEnd(prefix)
 	limit := int64(pageSize)

@@ -202,7 +202,7 @@ func TestErrors(t *testing.T) {
 		{fmt.Errorf("%w: no connection to a: %w", errUnreachable, errLost), true, "etcd cannot be reached: no connection to a: the connection was lost"},
 		{errors.New("no such file"), false, "no such file"},
 	} {
-		if got := elsewhere(test.err); got != test.elsewhere {
+		if got := isOfMember(test.err); got != test.elsewhere {
 			t.Errorf("%v: another member: %v", test.err, got)
 		}
 		if got := Explain(test.err).Error(); !strings.Contains(got, test.says) {

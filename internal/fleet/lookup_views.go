@@ -15,25 +15,24 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
 )
 
-// viewKey identifies what is followed: a node, a part of the index, or the locks.
+// viewKey identifies a view: a node, the index of a name of plugins, or the locks.
 type viewKey struct {
-	node   string
-	name   string // that of plugins
-	locks  bool
-	pinned bool // it is followed even if nobody asks
+	node, name string
+	locks      bool
+	pinned     bool // it is followed even if it is not used
 }
 
-// view is something that is followed. All of it is guarded by the lock of the lookup.
+// view is a source that a lookup follows. It is guarded by the lock of the lookup.
 type view struct {
 	followed
 	key     viewKey
 	used    time.Time
-	by      uint32 // the user who asked for it first
-	waiting int    // how many wait for it
+	by      uint32 // the user who needed it first
+	waiting int    // the number of callers that wait for it
 }
 
-// isNothing reports whether it is a node that does not exist.
-func (v *view) isNothing() bool {
+// isMissing reports whether the view is a node that does not exist.
+func (v *view) isMissing() bool {
 	node, ok := v.source.(*nodeView)
 	return ok && v.isRead() && node.member == nil
 }
@@ -44,12 +43,12 @@ var (
 	errLate    = errors.New("it is not read in time")
 )
 
-// view returns what is followed under a key, from now on if it was not. The caller holds mu.
+// view returns the view of a key, and follows it. The caller holds mu.
 func (l *Lookup) view(k viewKey, by uint32) *view {
 	v := l.views[k]
 	if v == nil {
 		if len(l.views) >= maxViews {
-			l.dropEldest()
+			l.dropOldest()
 		}
 		var s source = &indexView{prefix: l.config.Space.index(k.name), at: l.place}
 		if k.locks {
@@ -68,7 +67,7 @@ func (l *Lookup) view(k viewKey, by uint32) *view {
 	return v
 }
 
-// ask returns what is followed under a key for somebody who waits for it, and calls leave. The caller holds mu.
+// ask returns the view of a key for a caller that waits for it, and calls leave. The caller holds mu.
 func (l *Lookup) ask(k viewKey, by uint32) (*view, error) {
 	if isClosed(l.done) {
 		return nil, ErrClosed
@@ -87,7 +86,7 @@ func (l *Lookup) ask(k viewKey, by uint32) (*view, error) {
 	return v, nil
 }
 
-// await returns what is followed under a key once it has been read. The caller holds mu.
+// await returns the view of a key after it has been read. The caller holds mu.
 func (l *Lookup) await(ctx context.Context, k viewKey, by uint32, late <-chan time.Time) (*view, error) {
 	v, err := l.ask(k, by)
 	if err == nil {
@@ -97,7 +96,7 @@ func (l *Lookup) await(ctx context.Context, k viewKey, by uint32, late <-chan ti
 	return v, err
 }
 
-// unread returns how many views that were never read a user has asked for first. The caller holds mu.
+// unread returns the number of views that were never read and that a user needed first. The caller holds mu.
 func (l *Lookup) unread(by uint32) (n int) {
 	for _, v := range l.views {
 		if v.by == by && !v.isRead() {
@@ -107,14 +106,14 @@ func (l *Lookup) unread(by uint32) (n int) {
 	return n
 }
 
-// leave ends the wait of a caller of ask. A view without callers that wait for it is not read. The caller holds mu.
+// leave ends the wait of a caller of ask. An unread view without callers that wait for it is dropped. The caller holds mu.
 func (l *Lookup) leave(v *view) {
 	if v.waiting--; v.waiting == 0 && !v.isRead() && !v.key.pinned && l.views[v.key] == v && l.cache.get(v.key.node) == nil {
 		l.drop(v, errLetGo)
 	}
 }
 
-// dropDenied drops a view that may not be read: the next request reads it again. A pinned one is read again behind the next connection.
+// dropDenied drops a view that may not be read, so that the next request reads it again. A pinned view is read again over the next connection.
 func (l *Lookup) dropDenied(denied *followed, why error) bool {
 	why = fmt.Errorf("cannot read the fleet: %w", Explain(why))
 	denied.settle(why)
@@ -135,7 +134,7 @@ func (l *Lookup) dropIdle(now time.Time) {
 	}
 }
 
-// noteHealth wakes the callers that wait for a view although they could use another.
+// noteHealth wakes the callers that wait for a view although they could use another one.
 func (l *Lookup) noteHealth() {
 	if l.health.Current {
 		l.away = make(chan struct{})
@@ -153,18 +152,18 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// dropEldest drops what was not asked for for the longest time, nodes that do not exist first. The caller holds mu.
-func (l *Lookup) dropEldest() {
-	var eldest *view
+// dropOldest drops the view that was not used for the longest time, nodes that do not exist first. The caller holds mu.
+func (l *Lookup) dropOldest() {
+	var oldest *view
 	for _, v := range l.views {
 		switch {
 		case v.key.pinned || v.waiting > 0:
-		case eldest == nil || v.isNothing() && !eldest.isNothing(), v.isNothing() == eldest.isNothing() && v.used.Before(eldest.used):
-			eldest = v
+		case oldest == nil || v.isMissing() && !oldest.isMissing(), v.isMissing() == oldest.isMissing() && v.used.Before(oldest.used):
+			oldest = v
 		}
 	}
-	if eldest != nil {
-		l.drop(eldest, errLetGo)
+	if oldest != nil {
+		l.drop(oldest, errLetGo)
 	}
 }
 
@@ -173,10 +172,10 @@ func (l *Lookup) drop(v *view, why error) {
 	l.follower.drop(&v.followed, why)
 }
 
-// wait returns when a view has been read for the first time, or will not be. If late is not nil, something else will do: then it waits no
-// longer than that, and not at all while etcd is away. The caller holds mu, which is released meanwhile.
+// wait returns when a view has been read for the first time, or will not be. If late is not nil, the caller can do without the view: wait then
+// returns at that time at the latest, and immediately while etcd is away. The caller holds mu, which is released while it waits.
 func (l *Lookup) wait(ctx context.Context, v *view, late <-chan time.Time) error {
-	if v.isRead() { // also if ctx has ended: then nothing has to be waited for
+	if v.isRead() { // even if ctx has ended
 		return nil
 	}
 	away := l.away
@@ -199,13 +198,14 @@ func (l *Lookup) wait(ctx context.Context, v *view, late <-chan time.Time) error
 	}
 }
 
-const maxNodeKeys = 16 // that are read of a node, which has three and may write more
+const maxNodeKeys = 16 // keys of a node that are read; it has three
 
+// nodeView is the source of a node.
 type nodeView struct {
 	lookup *Lookup
 	name   string
 	facts  *facts
-	member *member // nil if there is none
+	member *member // nil if the node does not exist
 }
 
 func (v *nodeView) read(ctx context.Context, from store) (reading, error) {
@@ -241,7 +241,7 @@ func (v *nodeView) show() {
 func (m *member) callable(f Filter) (instances []Instance) {
 	f.States = []reconciler.State{reconciler.StateRegistered, reconciler.StateUnreachable}
 	for _, published := range m.plugins {
-		if !published.Current || !anyOf(f.Names, published.Name) { // before it is copied
+		if !published.Current || !anyOf(f.Names, published.Name) { // saves a copy
 			continue
 		}
 		i := Instance{Plugin: m.plugin(published), Address: m.node.Address, Drained: m.node.Cordon.Drained, of: m}
@@ -252,11 +252,11 @@ func (m *member) callable(f Filter) (instances []Instance) {
 	return instances
 }
 
-// indexView is at most maxFew nodes of an index: those after a place and, if these are too few, those before it.
+// indexView is the source of at most maxFew nodes of an index: those after a place and, if these are too few, those before it.
 type indexView struct {
 	prefix, at string
 	nodes      []string
-	all        bool // these are all that there are
+	all        bool // there are no other nodes
 }
 
 func (v *indexView) read(ctx context.Context, from store) (reading, error) {
@@ -289,7 +289,7 @@ func (v *indexView) read(ctx context.Context, from store) (reading, error) {
 	return reading{begin, end, revision, func(time.Time) { v.nodes, v.all = nodes, all }}, nil
 }
 
-// apply has all of it read again, which is little, unless only the lease of a key has changed.
+// apply has the nodes read again, which is cheap, unless only the lease of a key has changed.
 func (v *indexView) apply(events []*clientv3.Event, _ time.Time) (again bool) {
 	return slices.ContainsFunc(events, func(event *clientv3.Event) bool {
 		node, ok := nodeIn(v.prefix, string(event.Kv.Key))
@@ -297,7 +297,7 @@ func (v *indexView) apply(events []*clientv3.Event, _ time.Time) (again bool) {
 	})
 }
 
-// locksView is all locks. Contenders write below their own ranges, so no range of keys is about one lock alone.
+// locksView is the source of all locks. Each node writes below a prefix of its own, so no range of keys has one lock only.
 type locksView struct {
 	space Space
 	Contenders

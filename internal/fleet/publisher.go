@@ -19,14 +19,14 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/regular"
 )
 
-// Local is the node as a [Publisher] sees it. Its methods are called from one goroutine and do not block.
+// Local is the node that a [Publisher] publishes. Its methods are called from one goroutine and do not block.
 type Local interface {
-	// Plugins returns all plugins; those that have not said who they are are not published.
+	// Plugins returns all plugins; those whose type or name is not known yet are not published.
 	Plugins() []reconciler.Status
-	// Conditions says how the node is.
+	// Conditions returns the conditions of the node.
 	Conditions() []Condition
-	// Changes returns a channel that receives a value after plugins have changed. Several changes may share a value: the next one is sent
-	// at the latest when the last one has been read. It is not closed before ctx ends. Changes of conditions need no value.
+	// Changes returns a channel that receives a value after changes of plugins; changes may share a value. It is not closed before ctx ends.
+	// Changes of conditions need no value.
 	Changes(ctx context.Context) <-chan struct{}
 }
 
@@ -34,8 +34,8 @@ type Local interface {
 type Condition struct {
 	Name    string
 	OK      bool
-	Message string    // what is wrong, as one line
-	Since   time.Time // when that began
+	Message string // what is wrong, as one line
+	Since   time.Time
 }
 
 // ConditionName is the name of the condition of a [Publisher].
@@ -47,42 +47,39 @@ const (
 	DefaultRetention = time.Hour
 
 	defaultMinInterval = time.Second
-	// maxSpread bounds the time over which nodes that have lost etcd come back, which is else the presence. The start is spread over a
-	// tenth of it.
+	// maxSpread bounds the time over which nodes that have lost etcd come back; otherwise it is the presence. Starts are spread over a tenth
+	// of it.
 	maxSpread = 10 * time.Second
 )
 
 // PublisherConfig configures a [Publisher].
 type PublisherConfig struct {
 	Space   Space
-	Node    string // the name of the node, which must be unique; it is required
+	Node    string // the name of the node; it must be unique in the fleet
 	Address string // HOST:PORT at which the node takes calls from other nodes; empty for none
-	Version string // of Patchbay, for readers
-	// Presence is how long the node counts as alive after its last sign of life, of which it gives one every third of that; Retention is
-	// how long its plugins stay visible. They are rounded up to seconds. Presence is at least 2 s, and Retention longer than it.
+	Version string // of Patchbay
+	// Presence is how long the node counts as alive after it last renewed its presence, every third of that. Retention is how long its plugins
+	// stay visible. They are rounded up to seconds. Presence is at least 2 s, and Retention longer than Presence.
 	Presence, Retention time.Duration
-	// InstanceFile records this start, so that the next start need not wait until the presence of a crashed one has expired. No two running
-	// publishers may share the file. Empty for none; its directory must exist.
+	// InstanceFile keeps the identifiers of the last starts, so that a start after a crash need not wait until the presence has expired. Its
+	// directory must exist, and no two publishers may share it. Empty for none.
 	InstanceFile string
-	// Settings is a text that should be the same for all nodes. Nodes that compete for locks compare it.
-	Settings string
-	// Locked, if it is not nil, is called when a node competes for locks: when the publisher begins, or else as soon as one does. It may be
-	// called again after etcd was away. It must not block.
-	Locked func()
-	// Named, if it is not nil, is called with whether the node owns its name: false when another daemon holds it. It must not block.
-	Named func(owned bool)
-	// Cordoned, if it is not nil, is called with whether the node is drained: after each start of a connection, and after each change. It
-	// must not block.
+	Settings     string // text that should be the same on all nodes; nodes that compete for locks compare it
+	// Locked is called when a node competes for locks: when the publisher begins, or as soon as a node does, and maybe again after etcd was
+	// away. Named is called with whether the node owns its name, or another daemon holds it. Cordoned is called with whether the node is
+	// drained, for each connection and after each change. They must not block; nil for none.
+	Locked   func()
+	Named    func(isOwned bool)
 	Cordoned func(Cordon)
-	// Unhealthy returns the paths of the sockets of plugins that do not serve, or do not answer; nil for none.
+	// Unhealthy returns the paths of the sockets of plugins that are not serving, or do not answer; nil for none.
 	Unhealthy   func() map[string]bool
 	Labels      map[string]string // see [ValidateLabels]
 	MinInterval time.Duration     // the least time between two writes (default 1 s)
-	Local       Local             // what is published; it is required
-	Logger      *slog.Logger      // logs when etcd is lost and found again; nil for no log
+	Local       Local
+	Logger      *slog.Logger // logs when etcd is lost and found again; nil for no log
 }
 
-// Publisher publishes one node. All methods are safe for concurrent use.
+// Publisher publishes one node. It is safe for concurrent use.
 type Publisher struct {
 	config   PublisherConfig
 	dialer   dialer
@@ -96,7 +93,7 @@ type Publisher struct {
 
 	leases    leases
 	held      held
-	instances []string        // this one, once it is remembered, and those before it
+	instances []string        // the identifiers in the file
 	indexed   map[string]bool // the names that may be in the index, and whether they are there under the present lease
 
 	mu     sync.Mutex
@@ -106,17 +103,16 @@ type Publisher struct {
 
 // Stats counts what a [Publisher] did.
 type Stats struct {
-	Sessions      uint64    // how often etcd was found
-	Writes, Bytes uint64    // the transactions that wrote something, and the size of their values
-	Failures      uint64    // the sessions and writes that failed
+	Sessions      uint64    // connections to etcd over which the node was published
+	Writes, Bytes uint64    // transactions that wrote something, and the size of their values
+	Failures      uint64    // sessions and writes that failed
 	Published     time.Time // when the node was last written; zero for never
 }
 
-// leases are those of the node; zero where there is none.
+// leases are the leases of the node; zero for none.
 type leases struct{ presence, retention clientv3.LeaseID }
 
-// NewPublisher returns a publisher, which does nothing before Run. It returns an error if the space, the node name or the times are
-// invalid.
+// NewPublisher returns a publisher, which does nothing before Run. It returns an error for an invalid configuration.
 func NewPublisher(c *Cluster, config PublisherConfig) (*Publisher, error) {
 	return newPublisher(newDialer(c), c.config.Timeout, config)
 }
@@ -137,7 +133,7 @@ func newPublisher(d dialer, timeout time.Duration, config PublisherConfig) (*Pub
 	if err != nil {
 		return nil, fmt.Errorf("cannot publish the node: %w", err)
 	}
-	instances, _ := regular.Read(config.InstanceFile) // if that fails, none is known
+	instances, _ := regular.Read(config.InstanceFile) // without it, a start may wait
 	return &Publisher{
 		config: config, dialer: d, timeout: min(timeout, config.Presence/2), instance: rand.Text(),
 		node: config.Space.NodeRange(config.Node), instances: strings.Fields(string(instances)), indexed: map[string]bool{},
@@ -159,7 +155,7 @@ func ValidateTimes(presence, retention time.Duration) error {
 // Instance returns the identifier of this start.
 func (p *Publisher) Instance() string { return p.instance }
 
-// Condition says whether the fleet sees the node as it is.
+// Condition returns whether the node is published as it is.
 func (p *Publisher) Condition() Condition {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -173,27 +169,26 @@ func (p *Publisher) Stats() Stats {
 	return p.stats
 }
 
-// Run publishes the node until ctx ends. It then says in etcd that the node has stopped, if that takes no more than 2 s, and returns. It
-// may be called once.
+// Run publishes the node until ctx ends, and then that it has stopped, which takes at most 2 s. It may be called once.
 func (p *Publisher) Run(ctx context.Context) {
 	p.started = time.Now()
 	p.changes = p.config.Local.Changes(ctx)
 	failures, over := 0, min(p.config.Presence, maxSpread)
 	for delay := spread(over / 10); backoff.Pause(ctx, delay); {
-		stood, err := attempt(ctx, p.dialer, func() (bool, error) { return (&session{Publisher: p}).run(ctx) })
+		isPublished, err := attempt(ctx, p.dialer, func() (bool, error) { return (&session{Publisher: p}).run(ctx) })
 		if ctx.Err() != nil {
 			return
 		}
 		if errors.Is(err, errNameTaken) {
 			p.config.Named(false)
 		}
-		if !stood || !isExpired(err) { // the next session has a new token
+		if !isPublished || !isExpired(err) { // with an expired token, the next session gets a new one
 			p.failed(err)
 		}
 		switch {
-		case stood:
+		case isPublished:
 			failures = 0
-			delay = spread(p.config.Presence / 4) // of the presence three fifths are left when a node notices
+			delay = spread(p.config.Presence / 4) // three fifths of the presence are left when a node notices
 			if errors.Is(err, errLeaseLost) {
 				delay = spread(over)
 			}
@@ -209,9 +204,9 @@ func (p *Publisher) Run(ctx context.Context) {
 	}
 }
 
-const maxInstances = 4 // that are remembered: those that may be in etcd if the last starts crashed early
+const maxInstances = 4 // in the file: those that may be in etcd if the last starts crashed early
 
-// remember keeps this instance, before it can be in etcd.
+// remember writes the identifier of this start to the file, before it can be in etcd.
 func (p *Publisher) remember() {
 	if p.config.InstanceFile == "" || slices.Contains(p.instances, p.instance) {
 		return
@@ -234,7 +229,7 @@ func (p *Publisher) failed(err error) {
 	}
 }
 
-// succeeded is called when the fleet sees the node as it is.
+// succeeded is called when the node is published as it is.
 func (p *Publisher) succeeded(published time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

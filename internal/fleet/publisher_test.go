@@ -244,7 +244,7 @@ func TestRefuses(t *testing.T) {
 	}
 	for want, e := range map[string]Etcd{
 		"no etcd endpoint":      {},
-		"is no URL":             {Endpoints: []string{"10.0.0.1:2379"}},
+		"is not a URL":          {Endpoints: []string{"10.0.0.1:2379"}},
 		"\"http://a\" is no":    {Endpoints: []string{"http://a"}},
 		"\"http://a:1/\" is no": {Endpoints: []string{"http://a:1/"}},
 		"use https:// for all":  {Endpoints: []string{"https://a:1", "http://b:1"}},

@@ -24,26 +24,25 @@ var ErrClosed = errors.New("the reader of the fleet is closed")
 
 // ReaderConfig configures a [Reader].
 type ReaderConfig struct {
-	Space Space
-	// Presence is that of the nodes (default: that of [PublisherConfig]): a node that is gone was last alive that long before its key went.
-	Presence time.Duration
-	Logger   *slog.Logger // logs when etcd is lost and found again; nil for no log
+	Space    Space
+	Presence time.Duration // of the nodes (default: that of [PublisherConfig]): the time from a node's last renewal to the end of its key
+	Logger   *slog.Logger  // logs when etcd is lost and found again; nil for no log
 }
 
-// Reader follows the fleet. All methods are safe for concurrent use; only Ready, Find, Watch, Wait and Close block.
+// Reader follows all nodes. It is safe for concurrent use; only Ready, Find, Watch, Wait and Close block.
 type Reader struct {
-	follower // its lock is held over a publication, so that a snapshot and what follows on it meet
+	follower // its lock is held while changes are published, so that a snapshot and the changes that follow fit together
 	config   ReaderConfig
 	all      whole
-	fleet    followed // all, as the follower sees it
+	fleet    followed // all, for the follower
 	feed     *broadcast.Feed[step]
 	members  map[string]*member
 }
 
-// ReaderStats counts the complete lists of a [Reader], how often a watch began, and the changes of keys that came through it.
+// ReaderStats counts complete lists, watches that began, and changes of keys.
 type ReaderStats struct{ Lists, Watches, Events uint64 }
 
-// Open begins to read a fleet. It does not block; Ready does. The caller calls Close.
+// Open returns a reader, which begins to connect. The caller calls Close.
 func Open(c *Cluster, config ReaderConfig) *Reader {
 	return open(newDialer(c), c.config.Timeout, config)
 }
@@ -78,13 +77,13 @@ func (r *Reader) noteHealth() {
 	r.feed.Publish("", step{health: new(r.health)})
 }
 
-// Close ends all watches and waits, and returns when nothing of the reader is left. A second call does nothing.
+// Close ends all watches and waits, and returns when no goroutine of the reader is left. A second call does nothing.
 func (r *Reader) Close() {
 	r.stop()
 	r.feed.Close()
 }
 
-// Ready returns when the fleet has been read for the first time. If ctx ends before, the error says why it has not been.
+// Ready returns when the fleet has been read for the first time. If ctx ends before that, the error is why it has not been.
 func (r *Reader) Ready(ctx context.Context) error {
 	if r.fleet.isRead() {
 		return nil
@@ -132,7 +131,8 @@ func (r *Reader) Find(ctx context.Context, f Filter) ([]Instance, error) {
 // iterating. A change of kind [Resync] replaces changes that the caller was too slow to read: those of at least 8,192 steps, or fewer of nodes
 // with large records, where one step is all that changes at once about one node and its plugins.
 //
-// It blocks until the fleet has been read for the first time. If ctx ends first, the error says why; after Close it is [ErrClosed].
+// Watch blocks until the fleet has been read for the first time. If ctx ends first, the error is why it has not been; after Close it is
+// [ErrClosed].
 func (r *Reader) Watch(ctx context.Context, f Filter) (Snapshot, iter.Seq[Change], error) {
 	if err := r.Ready(ctx); err != nil {
 		return Snapshot{}, nil, err
@@ -151,15 +151,15 @@ func (r *Reader) Watch(ctx context.Context, f Filter) (Snapshot, iter.Seq[Change
 	}, nil
 }
 
-// subscribe returns the present state and a channel of all that follows on it.
+// subscribe returns the present state and a channel of the changes that follow.
 func (r *Reader) subscribe(ctx context.Context, f Filter) (Snapshot, <-chan step) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return Snapshot{Nodes: r.nodes(f), Plugins: r.plugins(f)}, r.feed.Subscribe(ctx, "")
 }
 
-// Wait blocks until the plugins that pass the filter meet the condition, and returns them. If ctx ends first, the error is its cause, and
-// the plugins are those of that moment.
+// Wait blocks until the plugins that pass the filter meet a condition, and returns them. If ctx ends first, the error is its cause, and the
+// plugins are those of the last look.
 func (r *Reader) Wait(ctx context.Context, f Filter, until func([]Plugin) bool) ([]Plugin, error) {
 	watching, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -177,7 +177,7 @@ func (r *Reader) Wait(ctx context.Context, f Filter, until func([]Plugin) bool) 
 			_, passes := change.through(f)
 			return passes && change.Node == nil
 		})
-		if !changed || len(steps) > 0 { // one look is enough for all that have come
+		if !changed || len(steps) > 0 { // one look is enough for all steps that are there
 			continue
 		}
 		changed = false
@@ -202,7 +202,7 @@ func (r *Reader) nodes(f Filter) []Node {
 }
 
 func (r *Reader) plugins(f Filter) []Plugin {
-	type found struct { // what is sorted is small: plugins are large, and a fleet has many
+	type found struct { // to sort small values: plugins are large
 		*member
 		published *Plugin
 	}
@@ -228,7 +228,7 @@ func (r *Reader) plugins(f Filter) []Plugin {
 	return plugins
 }
 
-// publish makes a member visible, nil for none, and announces the difference after the first list. The caller holds mu.
+// publish replaces a member, nil for none, and publishes the difference, except during the first list. The caller holds mu.
 func (r *Reader) publish(name string, now *member) {
 	before := r.members[name]
 	if now == nil {
@@ -241,14 +241,14 @@ func (r *Reader) publish(name string, now *member) {
 	}
 }
 
-const maxDeadAsked = 256 // dead nodes of which etcd is asked when they were last alive
+const maxDated = 256 // dead nodes for which date makes a request
 
-// whole is what etcd has of all nodes. It is the source of a [Reader].
+// whole is the source of a [Reader]: all nodes.
 type whole struct {
 	*Reader
-	facts map[string]*facts
-	// anchor is the last write that was seen, and removal the last removal after it. If etcd has both, a watch continues after the write:
-	// every removal since is then applied once more, which changes nothing.
+	facts map[string]*facts // by the name of the node
+	// anchor is the last write that was seen, and removal the last removal after it. If etcd has both, the watch continues after the write:
+	// each removal since then is applied again, which changes nothing.
 	anchor, removal anchor
 	listed          bool
 	lost, regained  time.Time // when etcd was last lost, and found again; zero for never
@@ -265,11 +265,11 @@ func anchorOf(kv *mvccpb.KeyValue) anchor {
 	return anchor{string(kv.Key), kv.ModRevision, hash(string(kv.Value))}
 }
 
-// read reads nothing if etcd has the history that is known, else all nodes. How these differ from what was known is announced.
+// read reads nothing if etcd has the history that is known, and otherwise all nodes. Differences from what was known are published.
 func (w *whole) read(ctx context.Context, from store) (reading, error) {
 	prefix := w.config.Space.nodes()
 	r := reading{key: prefix, end: clientv3.GetPrefixRangeEnd(prefix), revision: w.anchor.revision}
-	if known, err := w.isIn(ctx, from); known || err != nil {
+	if known, err := w.isKnown(ctx, from); known || err != nil {
 		return r, err
 	}
 	fresh := &whole{facts: map[string]*facts{}}
@@ -300,8 +300,8 @@ func (w *whole) read(ctx context.Context, from store) (reading, error) {
 	return r, nil
 }
 
-// isIn reports whether what was seen is in the history of etcd.
-func (w *whole) isIn(ctx context.Context, from store) (bool, error) {
+// isKnown reports whether etcd has the history that is known.
+func (w *whole) isKnown(ctx context.Context, from store) (bool, error) {
 	for _, seen := range []anchor{w.anchor, w.removal} {
 		if seen.key == "" {
 			continue
@@ -324,7 +324,7 @@ func (w *whole) isIn(ctx context.Context, from store) (bool, error) {
 	return w.anchor.key != "", nil
 }
 
-// apply makes all changes of one revision visible at once.
+// apply publishes all changes of a node together.
 func (w *whole) apply(events []*clientv3.Event, now time.Time) (again bool) {
 	touched := map[string]bool{}
 	for _, event := range events {
@@ -359,12 +359,12 @@ func (w *whole) put(name, key string, kv *mvccpb.KeyValue) {
 		return
 	}
 	w.facts[name] = known
-	if kv != nil && key != presenceKey && kv.ModRevision >= w.anchor.revision { // a presence has the same value again after each claim
+	if kv != nil && key != presenceKey && kv.ModRevision >= w.anchor.revision { // each claim of a node writes the same presence
 		w.anchor, w.removal = anchorOf(kv), anchor{}
 	}
 }
 
-// show makes what is known of a node visible.
+// show publishes what is known of a node.
 func (w *whole) show(name string, now time.Time) {
 	var shown *member
 	if known := w.facts[name]; known != nil && !known.isEmpty() {
@@ -376,28 +376,28 @@ func (w *whole) show(name string, now time.Time) {
 			}
 		}
 		shown = known.member(name, before, seen, latest)
-	} else if known != nil && !known.cordon.Drained { // a cordon has no lease: it is there when the node comes back
+	} else if known != nil && !known.cordon.Drained { // a cordon has no lease, so it counts when the node comes back
 		delete(w.facts, name)
 	}
 	w.publish(name, shown)
 }
 
-// date finds out when nodes that were dead before the reader began were last alive: a node renews its retention lease.
+// date finds out when nodes that were dead before the first list last renewed the lease of their retention.
 func date(ctx context.Context, from store, all map[string]*facts) {
 	asked := 0
 	for _, known := range all {
 		if known.state() != NodeUnreachable || known.record.lease == 0 {
 			continue
 		}
-		if asked++; asked > maxDeadAsked {
+		if asked++; asked > maxDated {
 			return
 		}
 		ago, err := from.renewed(ctx, known.record.lease)
 		switch {
 		case err == nil:
 			known.renewed = time.Now().Add(-ago)
-		case !IsLeaseUnknown(err): // else its retention has just ended
-			return // it is not worth more
+		case !IsLeaseUnknown(err): // otherwise its retention has just ended
+			return
 		}
 	}
 }

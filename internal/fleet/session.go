@@ -25,20 +25,19 @@ var (
 	errSilent    = errors.New("etcd did not renew the lease of the node in time; see that it runs and can be reached")
 )
 
-// session is the time from one stream of renewals to its end.
+// session publishes the node over one connection, with one stream of renewals.
 type session struct {
 	*Publisher
-	store  store
-	stream keepAliveStream
-	cancel context.CancelCauseFunc
-	// interval is the least time to the next write; last is when the last one was.
-	interval time.Duration
-	last     time.Time
+	store    store
+	stream   keepAliveStream
+	cancel   context.CancelCauseFunc
+	interval time.Duration // the least time between two writes
+	last     time.Time     // of the last write
 }
 
-// run returns with an error when a new session has to begin. When ctx ends, it publishes that the node has stopped. Stood reports whether
-// the node was published.
-func (s *session) run(ctx context.Context) (stood bool, err error) {
+// run returns an error when a new session has to begin. When ctx ends, it publishes that the node has stopped. isPublished reports whether
+// the session has published the node.
+func (s *session) run(ctx context.Context) (isPublished bool, err error) {
 	living, cancel := context.WithCancelCause(ctx)
 	s.cancel = cancel
 	defer func() {
@@ -50,7 +49,7 @@ func (s *session) run(ctx context.Context) (stood bool, err error) {
 	defer keeping.Wait()
 	defer cancel(nil)
 	if err = s.open(living); err == nil {
-		stood = true
+		isPublished = true
 		s.count(func(st *Stats) { st.Sessions++ })
 		look := make(chan struct{}, 1)
 		keeping.Go(func() { cancel(s.keep(living, look)) })
@@ -59,21 +58,20 @@ func (s *session) run(ctx context.Context) (stood bool, err error) {
 		err = s.follow(living, look)
 	}
 	if ctx.Err() != nil && s.stream != nil {
-		s.leave(context.WithoutCancel(ctx)) // what was written last may have arrived
+		s.leave(context.WithoutCancel(ctx)) // also after an error: the last write may have arrived
 	}
 	if cause := context.Cause(living); cause != nil {
-		return stood, cause
+		return isPublished, cause
 	}
-	return stood, err
+	return isPublished, err
 }
 
-// open connects and publishes the node: what etcd has of it is checked, and written if it is not exactly what was written last.
+// open connects and publishes the node, unless etcd has exactly what was written last.
 func (s *session) open(ctx context.Context) (err error) {
 	if s.store, err = s.dialer.dial(ctx, s.timeout); err != nil {
 		return err
 	}
-	// The stream comes first. Etcd cannot be restored or replaced without ending it, so what is read after it is read from the etcd that
-	// is kept to.
+	// The stream is opened first. Etcd cannot be restored or replaced without ending it, so all that is read later is from the same history.
 	if s.stream, err = s.store.keepAlive(ctx); err != nil {
 		return err
 	}
@@ -81,14 +79,14 @@ func (s *session) open(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	fresh, err := s.renewAll(ctx)
+	isNew, err := s.renewAll(ctx)
 	if err != nil {
 		return err
 	}
-	if fresh || s.held.record == nil || found != s.held.at {
+	if isNew || s.held.record == nil || found != s.held.at {
 		s.claim(found)
 	}
-	if _, err = s.publish(ctx); err == nil { // the index follows soon, and does not keep the node from being published
+	if _, err = s.publish(ctx); err == nil { // the rest of the index follows soon
 		s.config.Named(true)
 		s.succeeded(time.Time{})
 	}
@@ -107,7 +105,7 @@ func (s *session) look(ctx context.Context) (found revisions, err error) {
 		found.presence = kv.ModRevision
 		var presence fleetv1.Presence
 		if proto.Unmarshal(kv.Value, &presence) != nil {
-			continue // nobody's
+			continue // it has no owner
 		}
 		if by := presence.GetInstance(); by != s.instance && !slices.Contains(s.instances, by) {
 			return found, fmt.Errorf("%w, %q: its instance is %s; this one publishes nothing and competes for no lock; give each node a name of "+
@@ -120,8 +118,8 @@ func (s *session) look(ctx context.Context) (found revisions, err error) {
 	return found, nil
 }
 
-// renewAll renews the leases, and grants those that etcd does not have. Fresh reports whether it granted one.
-func (s *session) renewAll(ctx context.Context) (fresh bool, err error) {
+// renewAll renews the leases, and grants new ones for those that etcd does not have. isNew reports whether it granted one.
+func (s *session) renewAll(ctx context.Context) (isNew bool, err error) {
 	ttls := map[*clientv3.LeaseID]time.Duration{&s.leases.presence: s.config.Presence, &s.leases.retention: s.config.Retention}
 	for lease, ttl := range ttls {
 		err = errLeaseLost
@@ -129,7 +127,7 @@ func (s *session) renewAll(ctx context.Context) (fresh bool, err error) {
 			err = s.renew(*lease)
 		}
 		if errors.Is(err, errLeaseLost) {
-			fresh = true
+			isNew = true
 			*lease = 0
 			*lease, err = s.store.grant(ctx, ttl)
 		}
@@ -137,14 +135,14 @@ func (s *session) renewAll(ctx context.Context) (fresh bool, err error) {
 			return false, err
 		}
 	}
-	return fresh, nil
+	return isNew, nil
 }
 
-// renew renews one lease. It blocks no longer than the timeout, which ends the session and so the stream.
+// renew renews one lease. After the timeout, it ends the session and with it the stream.
 func (s *session) renew(lease clientv3.LeaseID) error {
 	defer time.AfterFunc(s.timeout, func() { s.cancel(errSilent) }).Stop()
 	err := s.stream.Send(&pb.LeaseKeepAliveRequest{ID: int64(lease)})
-	if err != nil && !errors.Is(err, io.EOF) { // with io.EOF, the answer says why
+	if err != nil && !errors.Is(err, io.EOF) { // after io.EOF, Recv returns the reason
 		return err
 	}
 	response, err := s.stream.Recv()
@@ -154,7 +152,7 @@ func (s *session) renew(lease clientv3.LeaseID) error {
 	return err
 }
 
-// keep renews the leases until the session ends or one cannot be renewed. After each renewal, the conditions are looked at.
+// keep renews the leases until the session ends or a lease cannot be renewed. After each renewal, follow compares the conditions.
 func (s *session) keep(ctx context.Context, look chan<- struct{}) error {
 	retention := time.Now().Add(around(s.config.Retention / 3))
 	for backoff.Pause(ctx, around(s.config.Presence/3)) {
@@ -179,12 +177,12 @@ func (s *session) follow(ctx context.Context, look <-chan struct{}) error {
 	failures := 0
 	plan := func() {
 		if timer == nil {
-			// The jitter is for changes that come to many nodes at once.
+			// The jitter is for changes on many nodes at the same time.
 			pause := max(time.Until(s.last.Add(s.interval)), 0) + s.config.MinInterval/10 + spread(s.config.MinInterval*9/10)
 			timer = time.NewTimer(pause).C
 		}
 	}
-	plan() // a change may have come while nobody listened
+	plan() // there may have been a change before the session
 	for {
 		select {
 		case <-ctx.Done():
@@ -199,7 +197,7 @@ func (s *session) follow(ctx context.Context, look <-chan struct{}) error {
 			timer = nil
 			written, err := s.publish(ctx)
 			if err == nil {
-				err = s.putIndex(ctx, s.held.record.GetPlugins())
+				err = s.writeIndex(ctx, s.held.record.GetPlugins())
 			}
 			switch {
 			case ctx.Err() != nil:
@@ -231,7 +229,7 @@ func (s *session) slowDown(now time.Time) {
 	s.last = now
 }
 
-// publish writes what is different from what was written last of the node.
+// publish writes the node if it differs from what was written last.
 func (s *session) publish(ctx context.Context) (written bool, err error) {
 	if s.held.record == nil && !s.held.claim {
 		found, err := s.look(ctx)
@@ -247,7 +245,7 @@ func (s *session) publish(ctx context.Context) (written bool, err error) {
 	return true, s.write(ctx, now)
 }
 
-// claim makes the next write one of everything.
+// claim makes the next write claim the name and write everything.
 func (s *session) claim(found revisions) {
 	s.held = held{at: found, claim: true}
 	for name := range s.indexed {
@@ -255,7 +253,7 @@ func (s *session) claim(found revisions) {
 	}
 }
 
-// record returns what the node says of itself.
+// record returns what is published of the node.
 func (s *session) record() *fleetv1.NodeRecord {
 	var unhealthy map[string]bool
 	if s.config.Unhealthy != nil {
@@ -268,17 +266,16 @@ func (s *session) record() *fleetv1.NodeRecord {
 	}
 }
 
-// stopPatience bounds how long the end of a publisher waits for etcd.
-const stopPatience = 2 * time.Second
+const stopPatience = 2 * time.Second // of the end of a publisher with etcd
 
-// leave says that the node has stopped, if it can have been published: a record without a lease would stay forever.
+// leave publishes that the node has stopped, unless it has no lease: a record without one would stay forever.
 func (s *session) leave(ctx context.Context) {
 	if s.leases.presence == 0 || s.leases.retention == 0 {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, stopPatience)
 	defer cancel()
-	record := proto.CloneOf(s.held.record) // with the plugins that it had
+	record := proto.CloneOf(s.held.record)
 	if record == nil {
 		record = s.record()
 	}
@@ -297,12 +294,12 @@ func (s *session) leave(ctx context.Context) {
 	}
 }
 
-// mine is the condition of every write but the first: the presence key still has the node's own lease.
+// mine is the condition of every write except the first: the presence key has the lease of this session.
 func (s *session) mine() []clientv3.Cmp {
 	return []clientv3.Cmp{clientv3.Compare(clientv3.LeaseValue(s.node+presenceKey), "=", s.leases.presence)}
 }
 
-// awaitLocks calls Locked once a node competes for locks. It waits in etcd, where a watch without events costs no request.
+// awaitLocks calls Locked when a node competes for locks. The watch costs no request as long as none does.
 func (s *session) awaitLocks(ctx context.Context) {
 	if s.config.Locked != nil {
 		s.keepWatching(ctx, "who competes for locks, and calls its own plugins of types that fleet.exclusive does not list, also if others do",
@@ -327,7 +324,7 @@ func (s *session) watchCordon(ctx context.Context) {
 	}
 }
 
-// keepWatching does what watch does until take has enough or the session ends, or this node may not read the key.
+// keepWatching repeats watch after errors, until take returns true, the session ends, or the node may not read the key.
 func (s *session) keepWatching(ctx context.Context, what, key string, take func(*mvccpb.KeyValue) (enough bool)) {
 	for failures := 1; ; failures++ {
 		err := s.watch(ctx, key, take)
@@ -347,7 +344,7 @@ func (s *session) keepWatching(ctx context.Context, what, key string, take func(
 	}
 }
 
-// watch calls take with what etcd has of a key or of the first of those below it, nil for nothing, and again after each change.
+// watch calls take with the value of a key or of the first key below it, nil for none, and after each change, until take returns true.
 func (s *session) watch(ctx context.Context, key string, take func(*mvccpb.KeyValue) (enough bool)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -21,14 +21,12 @@ import (
 
 // dialer connects to a cluster.
 type dialer interface {
-	// members returns the number of members that are known.
-	members() int
-	// dial connects to one member, another one each time, and returns when there is a connection; else the error says why there is none.
-	// The timeout is that of dial, and of each request.
+	members() int // the number of members
+	// dial connects to one member, to another one each time. The timeout is that of dial, and of each request.
 	dial(ctx context.Context, timeout time.Duration) (store, error)
 }
 
-// store is a connection to one member of etcd. No method tries again by itself, and each ends with its context.
+// store is a connection to one member of etcd. Its methods do not repeat requests.
 type store interface {
 	get(ctx context.Context, key string, options ...clientv3.OpOption) (*clientv3.GetResponse, error)
 	commit(ctx context.Context, conditions []clientv3.Cmp, then []clientv3.Op) (*clientv3.TxnResponse, error)
@@ -38,25 +36,25 @@ type store interface {
 	keepAlive(ctx context.Context) (keepAliveStream, error)
 	// watch watches the changes of keys, over one stream for all watches.
 	watch(ctx context.Context, key string, options ...clientv3.OpOption) clientv3.WatchChan
-	// life ends when the connection is lost, with the reason as its cause. A cluster cannot be restored or replaced without that.
+	// life ends when the connection is lost, with the reason as its cause. Restoring or replacing a cluster ends all connections.
 	life() context.Context
 	close()
 }
 
-// keepAliveStream renews leases: one answer for each request, in order.
+// keepAliveStream renews leases. There is one answer for each request, in order.
 type keepAliveStream interface {
 	Send(*pb.LeaseKeepAliveRequest) error
 	Recv() (*pb.LeaseKeepAliveResponse, error)
 }
 
 const (
-	// pingAfter is how long a connection may be silent until it is asked for a sign of life, pingTimeout how long that may take. Etcd refuses
-	// to be asked more often than every 5 s.
+	// pingAfter is the time of silence after which a connection is pinged, pingTimeout the time for the answer. Etcd refuses more than one
+	// ping every 5 s.
 	pingAfter, pingTimeout = 10 * time.Second, 5 * time.Second
 	maxMessage             = 256 << 20 // bytes of one message of etcd
 )
 
-// clusterDialer takes the members in turn, from a random one on.
+// clusterDialer connects to the members in turn, beginning with a random one.
 type clusterDialer struct {
 	*Cluster
 	next int
@@ -70,7 +68,7 @@ func (d *clusterDialer) dial(ctx context.Context, timeout time.Duration) (store,
 	defer cancel()
 	member := d.next
 	d.next++
-	client, err := d.client(ctx, member, 2) // once more with a new token, if etcd has forgotten the old one
+	client, err := d.client(ctx, member, 2) // the second attempt has a new token
 	if err != nil {
 		return nil, err
 	}
@@ -82,7 +80,7 @@ func (d *clusterDialer) dial(ctx context.Context, timeout time.Duration) (store,
 	return s, nil
 }
 
-// etcdStore is a store. Leases are renewed with the protocol and not with etcd's client: see docs/adr/0012-fleet.md.
+// etcdStore is a store. It renews leases with etcd's protocol instead of its client: see docs/adr/0012-fleet.md.
 type etcdStore struct {
 	client  *clientv3.Client
 	timeout time.Duration
@@ -110,7 +108,7 @@ func (e *etcdStore) ready(ctx context.Context) error {
 	return cmp.Or(err, errLost)
 }
 
-// isExpired reports whether etcd wants a new token.
+// isExpired reports whether the token of the connection has expired.
 func isExpired(err error) bool {
 	known := rpctypes.Error(err)
 	return errors.Is(known, rpctypes.ErrInvalidAuthToken) || errors.Is(known, rpctypes.ErrAuthOldRevision)
@@ -118,7 +116,7 @@ func isExpired(err error) bool {
 
 func isDenied(err error) bool { return errors.Is(rpctypes.Error(err), rpctypes.ErrPermissionDenied) }
 
-// watchError returns why etcd has ended a watch; nil if it has not. The client of etcd has the reason as the text of a gRPC status.
+// watchError returns why etcd has ended a watch; nil if it has not. In etcd's client, the reason is the text of a gRPC status.
 func watchError(response clientv3.WatchResponse) error {
 	err := response.Err()
 	if err != nil {
@@ -182,7 +180,7 @@ var Retry = backoff.Backoff{Min: time.Second, Max: 30 * time.Second}
 func spread(d time.Duration) time.Duration { return rand.N(max(d, 1)) }
 func around(d time.Duration) time.Duration { return d - d/10 + spread(d/5) }
 
-// Notify sends a value to a channel with room for one, unless there is one.
+// Notify sends a value to a channel with room for one, unless it has one.
 func Notify(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:
@@ -190,18 +188,18 @@ func Notify(c chan<- struct{}) {
 	}
 }
 
-// attempt calls try for one member after the other, until it progresses or fails for a reason that is not that of the member.
+// attempt calls try for one member after the other, until it progresses or fails for a reason that other members would have too.
 func attempt(ctx context.Context, d dialer, try func() (progressed bool, err error)) (progressed bool, err error) {
 	for range d.members() {
-		if progressed, err = try(); progressed || ctx.Err() != nil || !elsewhere(err) {
+		if progressed, err = try(); progressed || ctx.Err() != nil || !isOfMember(err) {
 			break
 		}
 	}
 	return progressed, err
 }
 
-// elsewhere reports whether an error may be that of one member, so that another one is worth a try.
-func elsewhere(err error) bool {
+// isOfMember reports whether other members may not have an error.
+func isOfMember(err error) bool {
 	known, code := rpctypes.Error(err), status.Code(err)
 	if answer, ok := errors.AsType[rpctypes.EtcdError](known); ok {
 		code = answer.Code()
@@ -230,7 +228,7 @@ var explanations = []struct {
 	{rpctypes.ErrNoLeader, "the member of etcd has no leader: %w; see that most of the members run and reach each other"},
 }
 
-// Explain makes an error of etcd readable, with what to do where that is known.
+// Explain returns an error of etcd in words for operators.
 func Explain(err error) error {
 	known := rpctypes.Error(err)
 	for _, e := range explanations {

@@ -24,21 +24,16 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/regular"
 )
 
-// TLS says which certificate a node presents to other nodes, and which it trusts. Changed files are read again, for every connection made
-// from then on.
+// TLS names the files of the certificates between nodes, in PEM. Changed files are read again.
 type TLS struct {
-	// CA is a file with the certificates, in PEM, that sign those of all nodes. Those that the system trusts do not count.
-	CA string
-	// Cert and Key are files with the certificate of this node, for servers and clients, and its key, in PEM.
-	Cert, Key string
-	// ServerName is the DNS name in the certificate of a node that is called; {node} in it stands for the name of the node (default
-	// {node}).
-	ServerName string
+	CA         string // the certificates that sign those of all nodes
+	Cert, Key  string // the certificate of this node, for servers and clients, and its key
+	ServerName string // the DNS name in the certificate of a node, in which {node} stands for the name of the node (default {node})
 }
 
 const nodePlaceholder = "{node}" // in TLS.ServerName
 
-// Validate returns an error unless CA, certificate and key are all named. It reads no files.
+// Validate returns an error unless CA, certificate and key are configured. It reads no files.
 func (t TLS) Validate() error {
 	if t.CA == "" || t.Cert == "" || t.Key == "" {
 		return errors.New("calls between nodes need a certificate: name the files ca, cert and key")
@@ -46,7 +41,7 @@ func (t TLS) Validate() error {
 	return nil
 }
 
-// Credentials are the certificate of a node and those that it trusts. They are safe for concurrent use.
+// Credentials are the certificate of a node and the CAs that it trusts. They are safe for concurrent use.
 type Credentials struct {
 	pair       *loaded[*tls.Certificate]
 	ca         *loaded[*x509.CertPool]
@@ -62,7 +57,7 @@ type outgoing struct {
 	raw       net.Conn // behind TLS
 	chain     []*x509.Certificate
 	of        *Credentials
-	withdrawn atomic.Bool // it was ended because its CA has gone
+	withdrawn atomic.Bool // it was closed because its CA was removed
 }
 
 func (o *outgoing) Read(b []byte) (int, error) {
@@ -73,8 +68,8 @@ func (o *outgoing) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// judge ends the connection, abruptly, if no CA of a pool has signed the certificate of the node. The user of the connection closes it.
-func (o *outgoing) judge(pool *x509.CertPool) {
+// check aborts the connection if no CA of a pool has signed the certificate of the node. The user of the connection closes it.
+func (o *outgoing) check(pool *x509.CertPool) {
 	if verify(o.chain, pool, x509.ExtKeyUsageServerAuth) != nil {
 		o.withdrawn.Store(true)
 		_ = o.raw.Close()
@@ -88,16 +83,16 @@ func (o *outgoing) Close() error {
 	return o.Conn.Close()
 }
 
-// judge closes the connections to nodes whose certificates were not signed by a CA of the pool, which aborts their calls.
-func (c *Credentials) judge(pool *x509.CertPool) {
+// check aborts the connections to nodes whose certificates were not signed by a CA of the pool, and their calls.
+func (c *Credentials) check(pool *x509.CertPool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for o := range c.live {
-		o.judge(pool)
+		o.check(pool)
 	}
 }
 
-// verify returns an error if a CA has not signed a chain of certificates for a use. Whether they have expired since does not matter.
+// verify returns an error if no CA of a pool has signed a chain of certificates for a use. It ignores that they have expired.
 func verify(chain []*x509.Certificate, pool *x509.CertPool, use x509.ExtKeyUsage) error {
 	options := x509.VerifyOptions{
 		Roots: pool, Intermediates: x509.NewCertPool(), KeyUsages: []x509.ExtKeyUsage{use}, CurrentTime: time.Now(),
@@ -116,7 +111,7 @@ func verify(chain []*x509.Certificate, pool *x509.CertPool, use x509.ExtKeyUsage
 func NewCredentials(t TLS) (*Credentials, error) {
 	c := &Credentials{pair: keyPair(t.Cert, t.Key), serverName: cmp.Or(t.ServerName, nodePlaceholder), live: map[*outgoing]bool{}}
 	c.ca = &loaded[*x509.CertPool]{
-		files: []string{t.CA}, load: func() (*x509.CertPool, error) { return readCA(t.CA) }, changed: c.judge,
+		files: []string{t.CA}, load: func() (*x509.CertPool, error) { return readCA(t.CA) }, changed: c.check,
 	}
 	err := t.Validate()
 	if err == nil {
@@ -131,8 +126,8 @@ func NewCredentials(t TLS) (*Credentials, error) {
 	return c, nil
 }
 
-// Certificate returns the certificate that this node presents to others. Node is the name under which these call it; empty if they do not.
-// A certificate that nodes with the same CA file refuse is one that cannot be used.
+// Certificate returns the certificate that this node presents to others, which call it by the name node; empty if they do not call it. It has
+// an error if nodes with the same CA file refuse it.
 func (c *Credentials) Certificate(node string) Certificate {
 	return certificateIn(c.pair, c.ca.trouble, func() (time.Time, error) { return c.refused(node) })
 }
@@ -157,7 +152,7 @@ func (c *Credentials) refused(node string) (since time.Time, err error) {
 	return since, fmt.Errorf("nodes that trust CA file %s refuse certificate %s: %w; calls %s", c.ca.files[0], c.pair.files[0], err, calls)
 }
 
-// material is what the files have. A connection that was made with other files takes no new calls.
+// material is the content of the files. A connection that was made with another content takes no new calls.
 type material struct {
 	pair *tls.Certificate
 	ca   *x509.CertPool
@@ -170,7 +165,7 @@ func (c *Credentials) material() material {
 }
 
 // Server returns the configuration of the listener for other nodes: TLS 1.3, and a client certificate from the CA. Sessions are not
-// resumed, since a resumed one would ignore a change of the CA. [Credentials.Caller] says who calls over a connection.
+// resumed, because they would ignore a change of the CA.
 func (c *Credentials) Server() *tls.Config {
 	config := &tls.Config{
 		MinVersion: tls.VersionTLS13, NextProtos: []string{"h2"}, SessionTicketsDisabled: true, ClientAuth: tls.RequireAndVerifyClientCert,
@@ -185,18 +180,17 @@ func (c *Credentials) Server() *tls.Config {
 	return config
 }
 
-// verifiedWith leads to the CA with which the certificate of a connection was last verified; nil before the first call.
+// verifiedWith is the context key of the CAs with which the certificate of a connection was last verified; nil before the first call.
 type verifiedWith struct{}
 
-// ConnContext returns the context of a connection that another node has made, from which those of its calls come. With it, the certificate
-// is only verified again after the file of the CA has changed.
+// ConnContext returns the context for the calls over a connection of another node. With it, the certificate is verified again only after a
+// change of the CA file.
 func ConnContext(ctx context.Context) context.Context {
 	return context.WithValue(ctx, verifiedWith{}, new(atomic.Pointer[x509.CertPool]))
 }
 
-// Caller returns who makes a call over a connection that [Credentials.Server] accepted: the URIs in the certificate if it has any, else the
-// DNS names in lower case, else the common name. The certificate is judged again for each call, since it may have expired after the
-// connection was made, or its CA been withdrawn. The error is a gRPC status with codes.Unauthenticated.
+// Caller returns the [Identities] of the caller over a connection that [Credentials.Server] accepted. It verifies the certificate for each
+// call, which may have expired, or its CA been removed. The error is a gRPC status with codes.Unauthenticated.
 func (c *Credentials) Caller(ctx context.Context) (identities []string, err error) {
 	chain, err := chainOfCaller(ctx)
 	if err != nil {
@@ -208,8 +202,8 @@ func (c *Credentials) Caller(ctx context.Context) (identities []string, err erro
 	return Identities(chain[0]), c.Trusts(ctx)
 }
 
-// Trusts returns an error, as [Credentials.Caller] does, if the certificate of the caller is not signed by the CA as its file is now.
-// Whether it has expired does not matter, so that a call in progress can be judged by it.
+// Trusts returns an error, as [Credentials.Caller] does, if the certificate of the caller is not signed by a CA of the present file. It ignores
+// that the certificate has expired, which does not end calls in progress.
 func (c *Credentials) Trusts(ctx context.Context) error {
 	chain, err := chainOfCaller(ctx)
 	if err != nil {
@@ -240,7 +234,7 @@ func chainOfCaller(ctx context.Context) ([]*x509.Certificate, error) {
 	return nil, status.Error(codes.Unauthenticated, "the caller presented no certificate")
 }
 
-// client makes a connection to a node encrypted, with the files as they are now. It ends when the CA of the node is withdrawn.
+// client returns an encrypted connection to a node, which is aborted when the CA of the node is removed.
 func (c *Credentials) client(ctx context.Context, raw net.Conn, node string) (net.Conn, error) {
 	pool, err := c.ca.get()
 	if err != nil {
@@ -258,8 +252,8 @@ func (c *Credentials) client(ctx context.Context, raw net.Conn, node string) (ne
 	c.mu.Lock()
 	c.live[o] = true
 	c.mu.Unlock()
-	pool, _ = c.ca.get() // it may have changed, and been judged without this connection
-	o.judge(pool)
+	pool, _ = c.ca.get() // it may have changed since, when the connection was not in live yet
+	o.check(pool)
 	return o, nil
 }
 
@@ -291,17 +285,16 @@ func keyPair(cert, key string) *loaded[*tls.Certificate] {
 type loaded[T any] struct {
 	files   []string
 	load    func() (T, error)
-	changed func(T) // called after the files had something else; nil for none
+	changed func(T) // called after a change; nil for none
 
 	mu     sync.Mutex
 	value  T
 	from   []fs.FileInfo // of the files that value was loaded from; nil before
-	unused error         // why what the files have now is not used
+	unused error         // why the present content is not used
 	since  time.Time     // when that began, or value was loaded
 }
 
-// get returns what the files have. If they have changed and cannot be used, which happens while they are being replaced, it is what they
-// had before.
+// get returns the content of the files, or the previous one if it cannot be used, for example while the files are replaced.
 func (l *loaded[T]) get() (T, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -309,7 +302,7 @@ func (l *loaded[T]) get() (T, error) {
 	for i, file := range l.files {
 		from[i], _ = os.Stat(file) // nil if that fails
 	}
-	if slices.EqualFunc(from, l.from, unchanged) {
+	if slices.EqualFunc(from, l.from, isSame) {
 		l.unused = nil
 		return l.value, nil
 	}
@@ -330,15 +323,15 @@ func (l *loaded[T]) get() (T, error) {
 	return l.value, nil
 }
 
-// unchanged reports whether two looks at a file show the same. Files that replace each other within a tick of the clock have the same time.
-func unchanged(a, b fs.FileInfo) bool {
+// isSame reports whether a file is unchanged. Files that replace each other within a tick of the clock have the same time.
+func isSame(a, b fs.FileInfo) bool {
 	if a == nil || b == nil {
 		return a == nil && b == nil
 	}
 	return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) && a.Size() == b.Size()
 }
 
-// trouble returns why what the files have now is not used, nil if it is, and since when that is so.
+// trouble returns why the present content is not used, nil if it is, and since when.
 func (l *loaded[T]) trouble() (since time.Time, err error) {
 	_, _ = l.get() // it was loaded before
 	l.mu.Lock()
@@ -346,14 +339,14 @@ func (l *loaded[T]) trouble() (since time.Time, err error) {
 	return l.since, l.unused
 }
 
-// Certificate is a certificate of this node as it is in use.
+// Certificate is a certificate that is in use.
 type Certificate struct {
 	Expires time.Time // when the first certificate of its chain expires
-	Err     error     // why it cannot be used, or why changed files are not; nil if all is well
+	Err     error     // why it, or the present content of its files, cannot be used; nil if it can
 	Since   time.Time // when that began
 }
 
-// certificateIn returns the certificate of a pair. Others are files that it needs, which have their own trouble.
+// certificateIn returns the certificate of a pair, whose error may be the trouble of others.
 func certificateIn(pair *loaded[*tls.Certificate], others ...func() (time.Time, error)) Certificate {
 	cert, _ := pair.get()
 	first := slices.MinFunc(chainOf(cert), func(a, b *x509.Certificate) int { return a.NotAfter.Compare(b.NotAfter) })
@@ -370,7 +363,7 @@ func certificateIn(pair *loaded[*tls.Certificate], others ...func() (time.Time, 
 	return c
 }
 
-// chainOf returns the certificates of a pair, its own one first.
+// chainOf returns the chain of certificates of a pair.
 func chainOf(pair *tls.Certificate) []*x509.Certificate {
 	chain, err := x509.ParseCertificates(slices.Concat(pair.Certificate...))
 	if err != nil {
@@ -379,8 +372,8 @@ func chainOf(pair *tls.Certificate) []*x509.Certificate {
 	return chain
 }
 
-// Identities returns the names of a certificate's owner: the URIs if it has any, else the DNS names in lower case, else the common
-// name. A name that looks like a URI but is not one is left out.
+// Identities returns the names of a certificate's owner: the URIs if it has any, else the DNS names in lower case, else the common name. A DNS
+// name that looks like a URI is left out.
 func Identities(cert *x509.Certificate) []string {
 	var names []string
 	for _, u := range cert.URIs {

@@ -26,22 +26,22 @@ import (
 // The keys of a node, below its range.
 const (
 	presenceKey = "presence"
-	recordKey   = "record" // everything that the node publishes, so that each change is one value
-	cordonKey   = "cordon" // the node is drained; operators write it, under no lease
+	recordKey   = "record" // all that the node publishes, so that each change is one value
+	cordonKey   = "cordon" // exists while the node is drained; written without a lease
 )
 
 // held is what etcd has of the node.
 type held struct {
-	record *fleetv1.NodeRecord // what was written last, nil if that is not known
+	record *fleetv1.NodeRecord // what was written last; nil if that is not known
 	at     revisions           // at which the keys were written
-	claim  bool                // the next write claims the name of the node: it writes everything, with the presence
+	claim  bool                // the next write claims the name of the node, and writes everything
 }
 
-// revisions are those of the keys of a node; zero for a key that does not exist.
+// revisions are those of the keys of a node; zero for a missing key.
 type revisions struct{ presence, record int64 }
 
-// write brings etcd from what it has of the node to what is wanted, in one transaction, with the names that are new in the index. After an
-// error, what etcd has is not known, and the next write is one of everything.
+// write writes the record and changes of the index, in one transaction. After an error, it is not known what etcd has, and the next write is
+// one of everything.
 func (s *session) write(ctx context.Context, wanted *fleetv1.NodeRecord) error {
 	before, now := s.held, time.Now()
 	s.held = held{}
@@ -67,14 +67,12 @@ func (s *session) write(ctx context.Context, wanted *fleetv1.NodeRecord) error {
 			clientv3.OpPut(s.config.Space.SettingsKey(s.config.Node), s.config.Settings, lease))
 		conditions = []clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(s.node+presenceKey), "=", before.at.presence)}
 	}
-	names, puts := s.index(indexedNames(wanted.GetPlugins()))
-	revision, err := s.commit(ctx, conditions, append(then, puts...))
+	changes, done := s.index(indexedNames(wanted.GetPlugins()))
+	revision, err := s.commit(ctx, conditions, append(then, changes...))
 	if err != nil {
 		return err
 	}
-	for _, name := range names {
-		s.indexed[name] = true
-	}
+	done()
 	s.count(func(st *Stats) { st.Writes++; st.Bytes += uint64(len(value)) })
 	s.held = held{record: wanted, at: revisions{before.at.presence, revision}}
 	if before.claim {
@@ -85,10 +83,10 @@ func (s *session) write(ctx context.Context, wanted *fleetv1.NodeRecord) error {
 }
 
 const (
-	maxRecord = 1280 << 10 // bytes of the record of a node before it is compressed: etcd refuses requests above 1.5 MiB by default
+	maxRecord = 1280 << 10 // bytes of a record before it is compressed: by default, etcd refuses requests above 1.5 MiB
 	// maxEntries bounds the plugins, conditions and labels of a record. In memory they take a hundred times their size if they are empty.
 	maxEntries = 20_000
-	maxDetails = 32 << 10 // bytes of the details of a plugin; else they are left out
+	maxDetails = 32 << 10 // bytes of the details of a plugin, which are otherwise left out
 )
 
 func entries(r *fleetv1.NodeRecord) int {
@@ -97,7 +95,7 @@ func entries(r *fleetv1.NodeRecord) int {
 
 var deterministic = proto.MarshalOptions{Deterministic: true}
 
-// encodeRecord returns the value of a record: compressed, because the plugins of a node are alike.
+// encodeRecord returns the value of a record. It is compressed, because the plugins of a node are similar.
 func encodeRecord(r *fleetv1.NodeRecord) ([]byte, error) {
 	text, err := deterministic.Marshal(r)
 	if err != nil {
@@ -122,7 +120,7 @@ var (
 	decompressors = sync.Pool{New: func() any { return flate.NewReader(strings.NewReader("")) }}
 )
 
-// decodeRecord reads a record from its value, at most maxRecord bytes of it.
+// decodeRecord returns the record of a value, of at most maxRecord bytes.
 func decodeRecord(value []byte) (r *fleetv1.NodeRecord, err error) {
 	d := decompressors.Get().(io.Reader)
 	defer decompressors.Put(d)
@@ -141,14 +139,14 @@ func decodeRecord(value []byte) (r *fleetv1.NodeRecord, err error) {
 	return r, err
 }
 
-// pluginRecords returns what is published of the plugins of a node: those that have said who they are.
+// pluginRecords returns what is published of the plugins of a node.
 func pluginRecords(statuses []reconciler.Status, unhealthy map[string]bool) []*fleetv1.PluginRecord {
 	records := make([]*fleetv1.PluginRecord, 0, len(statuses))
 	for _, s := range statuses {
-		if s.Type == "" || s.Name == "" || s.State == reconciler.StateUnlinked { // the last is for its own node to see, and gone for others
+		if s.Type == "" || s.Name == "" || s.State == reconciler.StateUnlinked { // which only its own node shows
 			continue
 		}
-		if s.State == reconciler.StateIdle { // a caller notices nothing
+		if s.State == reconciler.StateIdle { // a call starts it
 			s.State = reconciler.StateRegistered
 		}
 		p := &fleetv1.PluginRecord{
@@ -184,7 +182,7 @@ func conditionRecords(conditions []Condition) []*fleetv1.Condition {
 	return records
 }
 
-// valid makes a string fit for protobuf, which refuses a whole message for one that is not UTF-8. Paths may hold any bytes.
+// valid returns a string that protobuf accepts: it refuses a message with a string that is not UTF-8. Paths may have any bytes.
 func valid(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
 func timestamp(t time.Time) *timestamppb.Timestamp {
@@ -194,7 +192,7 @@ func timestamp(t time.Time) *timestamppb.Timestamp {
 	return timestamppb.New(t)
 }
 
-// timeOf returns zero also for a time beyond the years 1 to 9999, which no format for times can show.
+// timeOf returns zero also for a time outside of the years 1 to 9999, which no format for times can represent.
 func timeOf(t *timestamppb.Timestamp) time.Time {
 	if !t.IsValid() {
 		return time.Time{}
@@ -202,24 +200,24 @@ func timeOf(t *timestamppb.Timestamp) time.Time {
 	return t.AsTime()
 }
 
-// The index lists the nodes that have a plugin of a name: below the range of the name there is a key without value for each of them. It is
-// a hint: what counts is the record in the node's own range, so a false key cannot send a call to another address.
+// The index lists the nodes that have a plugin of a name: below the prefix of the name there is a key without value for each node. It is only a
+// hint: the record of the node counts, so a false key cannot send a call to another address.
 
 // index returns the prefix of the keys for the plugins of a name, which the place and the name of the node follow.
 func (s Space) index(name string) string { return s.IndexSpace() + url.PathEscape(name) + "/" }
 
-// IndexSpace returns the prefix of the keys of the index. Each node writes its own there.
+// IndexSpace returns the prefix of the keys of the index, where each node writes.
 func (s Space) IndexSpace() string { return s.Base() + "index/" }
 
 func indexKey(s Space, name, node string) string { return s.index(name) + placeOf(node) + "/" + node }
 
-// placeOf returns where in an index a node is. Places are spread evenly.
+// placeOf returns the place of a node in the index. Places are evenly distributed.
 func placeOf(text string) string { return fmt.Sprintf("%08x", hash(text)>>32) }
 
 func hash(text string) uint64 {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(text))
-	// The last bytes change only the low bits much; these have to reach the high ones.
+	// The last bytes of the text mostly change the low bits of the sum, which have to affect the high ones.
 	x := h.Sum64()
 	x ^= x >> 33
 	x *= 0xff51afd7ed558ccd
@@ -238,36 +236,23 @@ func indexedNames(plugins []*fleetv1.PluginRecord) map[string]bool {
 	return names
 }
 
-// index returns names of plugins that are not in the index, as many as fit into a transaction, and the requests that add them.
-func (s *session) index(wanted map[string]bool) (names []string, puts []clientv3.Op) {
+// index returns the changes of the index that are needed, as many as fit into a transaction, and a function to call after the transaction.
+func (s *session) index(wanted map[string]bool) (changes []clientv3.Op, done func()) {
+	var added, removed []string
 	for _, name := range slices.Sorted(maps.Keys(wanted)) {
-		if !s.indexed[name] && len(names) < maxOps {
-			s.indexed[name] = false // until the transaction succeeds
-			names = append(names, name)
-			puts = append(puts, clientv3.OpPut(indexKey(s.config.Space, name, s.config.Node), "", clientv3.WithLease(s.leases.retention)))
+		if !s.indexed[name] && len(changes) < maxOps {
+			s.indexed[name] = false // it may be there even if the transaction fails
+			added = append(added, name)
+			changes = append(changes, clientv3.OpPut(indexKey(s.config.Space, name, s.config.Node), "", clientv3.WithLease(s.leases.retention)))
 		}
 	}
-	return names, puts
-}
-
-// putIndex removes the names that the node no longer has from the index, and adds those that did not fit into the transaction of the node.
-func (s *session) putIndex(ctx context.Context, plugins []*fleetv1.PluginRecord) error {
-	wanted := indexedNames(plugins)
-	for {
-		added, then := s.index(wanted)
-		var removed []string
-		for name := range s.indexed {
-			if !wanted[name] && len(then) < maxOps {
-				then = append(then, clientv3.OpDelete(indexKey(s.config.Space, name, s.config.Node)))
-				removed = append(removed, name)
-			}
+	for name := range s.indexed {
+		if !wanted[name] && len(changes) < maxOps {
+			removed = append(removed, name)
+			changes = append(changes, clientv3.OpDelete(indexKey(s.config.Space, name, s.config.Node)))
 		}
-		if len(then) == 0 {
-			return nil
-		}
-		if _, err := s.commit(ctx, s.mine(), then); err != nil {
-			return err
-		}
+	}
+	return changes, func() {
 		for _, name := range added {
 			s.indexed[name] = true
 		}
@@ -277,14 +262,29 @@ func (s *session) putIndex(ctx context.Context, plugins []*fleetv1.PluginRecord)
 	}
 }
 
-// commit commits a transaction. Whatever ends the leases of the node, or makes conditions fail, is errLeaseLost.
+// writeIndex writes the changes of the index that did not fit into the transaction of the record.
+func (s *session) writeIndex(ctx context.Context, plugins []*fleetv1.PluginRecord) error {
+	wanted := indexedNames(plugins)
+	for {
+		changes, done := s.index(wanted)
+		if len(changes) == 0 {
+			return nil
+		}
+		if _, err := s.commit(ctx, s.mine(), changes); err != nil {
+			return err
+		}
+		done()
+	}
+}
+
+// commit commits a transaction. The error is errLeaseLost if a lease has ended or a condition fails.
 func (s *session) commit(ctx context.Context, conditions []clientv3.Cmp, then []clientv3.Op) (revision int64, err error) {
 	response, err := s.store.commit(ctx, conditions, then)
 	switch {
 	case err != nil && !IsLeaseUnknown(err):
 		return 0, err
 	case err != nil || !response.Succeeded:
-		return 0, errLeaseLost // or another daemon has the name now, which the next session finds out
+		return 0, errLeaseLost // or another daemon has the name: the next session finds out
 	}
 	return response.Header.GetRevision(), nil
 }
