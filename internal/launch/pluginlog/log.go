@@ -7,9 +7,9 @@
 // records and gets a record with their number. Lines above the rate limit are only counted, except the last lines before the end of the
 // output, which show why a plugin failed.
 //
-// The package recognizes JSON lines with the keys of slog, zap, zerolog, logrus and hclog, the text formats of hclog and of slog (logfmt),
-// the headers of klog, the prefix of Go's log package, and the dumps of the Go runtime. Any other line is a message. Unless a line has a
-// level, its level is Info on standard output and Warn on standard error. Control characters and invalid UTF-8 are always escaped.
+// Lines of slog (JSON, text and its default format), JSON lines of other libraries with the same or hclog's keys, lines of klog and the
+// dumps of the Go runtime are parsed. All others are text. Unless a line has a level, it is Info on standard output and Warn on standard
+// error. Control characters and invalid UTF-8 are always escaped.
 package pluginlog
 
 import (

@@ -42,7 +42,7 @@ func parse(line string, r *plugin.LogRecord) {
 	case c == '{':
 		done = parseJSON(line, r)
 	case c >= '0' && c <= '9':
-		done = parseLog(line, r)
+		done = parseDefault(line, r)
 	case c == 'I' || c == 'W' || c == 'E' || c == 'F':
 		done = parseKlog(line, r)
 	case c == 't' || c == 'l' || c == 'm':
@@ -53,26 +53,20 @@ func parse(line string, r *plugin.LogRecord) {
 	}
 }
 
-// parseLog takes a line of package log apart, "2009/11/10 23:00:00 message", which package slog writes by default, then with the level
-// before the message and attributes after it. The zone is not known, so the time of arrival stays.
-func parseLog(line string, r *plugin.LogRecord) bool {
-	const layout = "2006/01/02 15:04:05"
+// parseDefault parses a line of slog's default handler: "2009/11/10 23:00:00 INFO message key=value". The time has no zone, so the time of
+// arrival stays.
+func parseDefault(line string, r *plugin.LogRecord) bool {
+	const layout = "2006/01/02 15:04:05 "
 	if len(line) < len(layout) || line[4] != '/' {
 		return false
 	}
 	if _, err := time.Parse(layout, line[:len(layout)]); err != nil {
 		return false
 	}
-	rest := line[len(layout):]
-	if rest != "" && rest[0] == '.' {
-		rest = strings.TrimLeft(rest[1:], "0123456789")
-	}
-	rest = strings.TrimPrefix(rest, " ")
-	name, message, _ := strings.Cut(rest, " ")
+	name, message, _ := strings.Cut(line[len(layout):], " ")
 	level, ok := slogLevel(name)
 	if !ok {
-		r.Message = clean(rest)
-		return true
+		return false
 	}
 	r.Level = level
 	equals := max(strings.IndexByte(message, '='), 0)

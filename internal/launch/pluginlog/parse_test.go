@@ -67,10 +67,10 @@ func TestParse(t *testing.T) {
 			attrs{str("caller", "a.go:5"), str("err", "a b"), str("n", "1")}, time.Time{}},
 		{"structured klog without values", `F0102 15:04:05.123456       1 a.go:5] "m"`, levelFatal, "m", attrs{str("caller", "a.go:5")}, time.Time{}},
 		{"half a klog", "E0102 15:04:05.123456", 0, "E0102 15:04:05.123456", nil, time.Time{}},
-		{"log", "2009/11/10 23:00:00 hello", 0, "hello", nil, time.Time{}},
-		{"log with more", "2009/11/10 23:00:00.123456 main.go:5: hello k=v", 0, "main.go:5: hello k=v", nil, time.Time{}},
+		{"log", "2009/11/10 23:00:00 hello", 0, "2009/11/10 23:00:00 hello", nil, time.Time{}},
+		{"log with more", "2009/11/10 23:00:00.123456 INFO k=v", 0, "2009/11/10 23:00:00.123456 INFO k=v", nil, time.Time{}},
 		{"slog through log", `2009/11/10 23:00:00 WARN two words a=1 b="x y"`, slog.LevelWarn, "two words", attrs{str("a", "1"), str("b", "x y")}, time.Time{}},
-		{"log with nothing", "2009/11/10 23:00:00 ", 0, "", nil, time.Time{}},
+		{"log with nothing", "2009/11/10 23:00:00 ", 0, "2009/11/10 23:00:00 ", nil, time.Time{}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			want := plugin.LogRecord{Seq: 3, Time: test.time, Level: test.level, Message: test.message, Attrs: test.attrs, Source: Stdout}
