@@ -1,13 +1,10 @@
-// Package locks decides which node of a fleet may use an exclusive plugin: an [Elector] competes in etcd for the locks of the plugins that
-// its node has, and gives each call the fencing token of the lock.
-//
-// docs/adr/0013-calls-across-nodes.md explains what a lock guarantees, and why it is not an election of etcd's own client.
+// Package locks decides which node of a fleet may use an exclusive plugin: an [Elector] competes in etcd for the locks of its node's plugins,
+// and adds the fencing token of the lock to each call. docs/adr/0013-calls-across-nodes.md explains what a lock guarantees.
 package locks
 
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -27,30 +24,28 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/proxy"
 )
 
-const minTTL, maxTTL = 2 * time.Second, time.Minute
+const maxTTL = time.Minute
 
 // Config configures an [Elector].
 type Config struct {
 	Space fleet.Space
-	Node  string // the name of this node; it is required
-	// TTL is the lease of the locks (default [fleet.DefaultPresence], at least 2 s). A node that is dead or cut off from etcd keeps others
-	// from the lock for at most twice that. It is rounded up to seconds and limited to a minute.
-	TTL time.Duration
-	// TokenFile stores the greatest token that the node knows of, across restarts; empty for none. Its directory must exist.
-	TokenFile string
-	Settings  string // that of [fleet.PublisherConfig]
-	// Differ, if it is not nil, is called when [Elector.Condition] has changed. It must not block.
-	Differ func(fleet.Condition)
-	Logger *slog.Logger // logs when locks are won and lost; nil for no log
+	Node  string // the name of this node
+	// TTL is the lease of the locks (default [fleet.DefaultPresence]). A node that is dead or cut off from etcd keeps other nodes from the
+	// lock for at most twice that. It is rounded up to seconds and limited to a minute.
+	TTL       time.Duration
+	TokenFile string                // keeps the greatest known token across restarts; empty for none. Its directory must exist.
+	Settings  string                // that of [fleet.PublisherConfig]
+	Differ    func(fleet.Condition) // called when [Elector.Condition] has changed; nil for none. It must not block.
+	Logger    *slog.Logger          // logs when locks are taken and given up; nil for no log
 }
 
-// Elector competes for locks in etcd: of all nodes that compete for a lock, one holds it. All methods are safe for concurrent use.
+// Elector competes for locks in etcd: of all nodes that compete for a lock, one holds it. It is safe for concurrent use.
 //
-// The holder of a lock has a lease in etcd, and gives up by its own clock before the lease can expire: a tenth of the lease earlier,
+// The holder of a lock has a lease in etcd, and gives up the lock by its own clock before the lease can expire: a tenth of the lease earlier,
 // counted from when the last successful renewal was sent. Unless the last holder announced that it gave up, the next one first waits for
-// the length of that holder's lease, because the holder may not know that its key is gone. So no two nodes hold a lock at once, as long as
-// their clocks run at the same rate within a tenth. If a process is paused between its check of the lock and its work, only the fencing
-// token helps.
+// the length of that holder's lease, because the holder may not know that its key is gone. So two nodes never hold a lock at the same time,
+// as long as their clocks run at the same rate within a tenth. If a process is paused between its check of the lock and its work, only the
+// fencing token helps.
 type Elector struct {
 	config  Config
 	cluster *fleet.Cluster
@@ -71,17 +66,9 @@ type Elector struct {
 	held   map[fleet.Lock]*Hold
 }
 
-// New returns an elector, which does nothing before Run. It returns an error if the configuration is invalid or the token file cannot be
-// read.
+// New returns an elector, which does nothing before Run. It returns an error if the token file cannot be read.
 func New(c *fleet.Cluster, config Config) (*Elector, error) {
-	config.TTL = cmp.Or(config.TTL, fleet.DefaultPresence)
-	if config.TTL < minTTL {
-		return nil, fmt.Errorf("cannot compete for locks: a lease of %v is too short: use at least %v", config.TTL, minTTL)
-	}
-	config.TTL = min((config.TTL + time.Second - 1).Truncate(time.Second), maxTTL)
-	if err := errors.Join(config.Space.Validate(), fleet.ValidateNode(config.Node)); err != nil {
-		return nil, fmt.Errorf("cannot compete for locks: %w", err)
-	}
+	config.TTL = min((cmp.Or(config.TTL, fleet.DefaultPresence) + time.Second - 1).Truncate(time.Second), maxTTL)
 	ledger, err := openLedger(config.TokenFile)
 	if err != nil {
 		return nil, fmt.Errorf("cannot compete for locks: %w", err)
@@ -93,8 +80,8 @@ func New(c *fleet.Cluster, config Config) (*Elector, error) {
 	}, nil
 }
 
-// Stand sets the locks that the node wants, of which the first [fleet.MaxLocks] count. The locks that the node holds and no longer wants are
-// given up immediately.
+// Stand sets the locks that the node wants, of which the first [fleet.MaxLocks] count. Locks that the node holds and no longer wants are given
+// up immediately.
 func (e *Elector) Stand(locks []fleet.Lock) {
 	wanted := make(map[fleet.Lock]bool, len(locks))
 	for _, l := range locks[:min(len(locks), fleet.MaxLocks)] {
@@ -121,12 +108,12 @@ func (e *Elector) wants() map[fleet.Lock]bool {
 	return e.wanted
 }
 
-// Held returns the node's hold of a lock, nil if it does not hold it now.
+// Held returns the node's hold of a lock, nil if the node does not hold it.
 func (e *Elector) Held(l fleet.Lock) *Hold {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	h := e.held[l]
-	if h == nil || h.ended.Err() != nil || !e.term.valid(time.Now()) {
+	if h == nil || h.ended.Err() != nil || !e.term.isValid(time.Now()) {
 		return nil
 	}
 	return h
@@ -136,7 +123,7 @@ func (e *Elector) Held(l fleet.Lock) *Hold {
 type Wanted struct {
 	fleet.Lock
 	Held  bool
-	Calls int64 // in progress under the lock
+	Calls int64 // in progress
 }
 
 // Wanted returns the locks that the node wants, ordered by type and name.
@@ -157,7 +144,7 @@ func (e *Elector) Condition() fleet.Condition { return e.compare.get() }
 
 // Hold is one period during which the node holds a lock.
 type Hold struct {
-	// Token is the fencing token. It grows whenever the lock passes on, even when etcd is restored from a backup: it is the sum of the
+	// Token is the fencing token. It grows whenever the lock changes hands, even if etcd is restored from a backup: it is the sum of the
 	// revision of etcd when the node took the lock and a base that nodes raise when they see revisions go back.
 	Token int64
 
@@ -179,7 +166,7 @@ type heldConn struct {
 	hold *Hold
 }
 
-// begin returns the context for a call: it carries the token, and ends when the hold does. The call is counted until end is called.
+// begin returns the context for a call, which has the token and ends with the hold. The call is counted until end is called.
 func (c heldConn) begin(ctx context.Context) (calling context.Context, end func()) {
 	md, _ := metadata.FromOutgoingContext(ctx)
 	md = metadata.Join(md) // a copy
@@ -187,7 +174,7 @@ func (c heldConn) begin(ctx context.Context) (calling context.Context, end func(
 	calling, cancel := context.WithCancel(metadata.NewOutgoingContext(ctx, md))
 	forget := context.AfterFunc(c.hold.ended, cancel)
 	if c.hold.ended.Err() != nil {
-		cancel() // immediately: AfterFunc starts a goroutine
+		cancel() // immediately, while AfterFunc starts a goroutine
 	}
 	c.hold.calls.Add(1)
 	return calling, sync.OnceFunc(func() {

@@ -30,21 +30,21 @@ func TestTerm(t *testing.T) {
 	now.living, now.end = context.WithCancelCause(t.Context())
 	now.extend(sent, 10*time.Second)
 	for after, want := range map[time.Duration]bool{0: true, 8 * time.Second: true, 9 * time.Second: false, time.Hour: false} {
-		if got := now.valid(sent.Add(after)); got != want {
+		if got := now.isValid(sent.Add(after)); got != want {
 			t.Errorf("after %v: %t", after, got)
 		}
-		if got := now.valid(sent.Add(after).Round(0)); got != want {
+		if got := now.isValid(sent.Add(after).Round(0)); got != want {
 			t.Errorf("after %v by the other clock: %t", after, got)
 		}
 	}
 	now.until = time.Now()
-	if now.extend(time.Now(), 10*time.Second); now.valid(time.Now()) || !errors.Is(context.Cause(now.living), errTermOver) {
+	if now.extend(time.Now(), 10*time.Second); now.isValid(time.Now()) || !errors.Is(context.Cause(now.living), errTermOver) {
 		t.Error("a renewal that comes too late makes it valid again")
 	}
-	if now.until = sent.Add(time.Hour); now.valid(sent) {
+	if now.until = sent.Add(time.Hour); now.isValid(sent) {
 		t.Error("it is valid after its end")
 	}
-	if (*term)(nil).valid(sent) {
+	if (*term)(nil).isValid(sent) {
 		t.Error("none is valid")
 	}
 }

@@ -17,22 +17,19 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/regular"
 )
 
-// roster has the contenders for all locks, as read over one connection to etcd. A contender may take the lock when there is no earlier one,
-// and when none whose key is gone can still consider itself the holder.
+// roster has the contenders for all locks, as read over one connection to etcd. The first contender for a lock may take it when no node whose
+// key is gone can consider itself the holder any more.
 type roster struct {
 	space      fleet.Space
-	listed     time.Time     // before the list began on which all that follows is based: what vanished earlier is not known
+	listed     time.Time     // when the keys were listed: keys that were removed earlier are not known
 	revision   int64         // of the last change
 	longest    time.Duration // the longest lease that was seen
 	contenders fleet.Contenders
-	quiet      map[fleet.Lock]time.Time // until when a contender that vanished may consider itself the holder
+	quiet      map[fleet.Lock]time.Time // until when a node whose key is gone may consider itself the holder
 }
 
-// newRoster returns the roster of a list that began at a time.
 func newRoster(s fleet.Space, longest time.Duration, listed time.Time, revision int64, kvs []*mvccpb.KeyValue) *roster {
-	r := &roster{
-		space: s, listed: listed, revision: revision, longest: longest, quiet: map[fleet.Lock]time.Time{},
-	}
+	r := &roster{space: s, listed: listed, revision: revision, longest: longest, quiet: map[fleet.Lock]time.Time{}}
 	for _, kv := range kvs {
 		r.put(kv, listed)
 	}
@@ -42,12 +39,12 @@ func newRoster(s fleet.Space, longest time.Duration, listed time.Time, revision 
 func (r *roster) apply(events []*clientv3.Event, now time.Time) {
 	for _, event := range events {
 		r.put(event.Kv, now)
-		r.revision = event.Kv.ModRevision // that of the answer may be of a later change
+		r.revision = event.Kv.ModRevision
 	}
 }
 
-// put records what etcd has of a key. If the first contender for a lock is gone without having announced that, its node may still consider
-// itself the holder.
+// put records the value of a key. If the key of the first contender for a lock is gone and did not have the value left, its node may still
+// consider itself the holder.
 func (r *roster) put(kv *mvccpb.KeyValue, now time.Time) {
 	before, after := r.contenders.Put(r.space, kv)
 	r.longest = max(r.longest, after.TTL)
@@ -66,13 +63,13 @@ func (r *roster) forget(now time.Time) {
 	maps.DeleteFunc(r.quiet, func(_ fleet.Lock, until time.Time) bool { return until.Before(now) })
 }
 
-// has reports whether etcd has a key as it was created, as far as the roster knows: what it does not know yet counts as unchanged.
+// has reports whether etcd has the key of a contender as it was created. A key that was created after the last change counts as unchanged.
 func (r *roster) has(c fleet.Contender) bool {
 	known := r.contenders.Get(c.Lock, c.Key(r.space))
 	return known.Created == c.Created && known.Lease == c.Lease || c.Created > r.revision
 }
 
-// isFirst reports whether a contender is the first one, and from when on it may then take the lock.
+// isFirst reports whether a contender is the first one, and from when on it may take the lock.
 func (r *roster) isFirst(c fleet.Contender) (first bool, free time.Time) {
 	free = r.listed.Add(r.longest)
 	if quiet := r.quiet[c.Lock]; quiet.After(free) {
@@ -84,14 +81,14 @@ func (r *roster) isFirst(c fleet.Contender) (first bool, free time.Time) {
 // SettingsCondition is the name of the condition of an [Elector].
 const SettingsCondition = "fleet-settings"
 
-// comparison is how the settings of other nodes differ from those of this one.
+// comparison compares the settings of other nodes with those of this one.
 type comparison struct {
 	prefix string // of the keys
 	own    string
 	notify func(fleet.Condition) // nil for none
 
 	mu        sync.Mutex
-	others    map[string]string // by node, those that differ
+	others    map[string]string // the settings that differ, by node
 	condition fleet.Condition
 }
 
@@ -106,7 +103,7 @@ func (c *comparison) get() fleet.Condition {
 	return c.condition
 }
 
-// apply records the settings that have changed, or all of them. A deletion has no value. It notifies if the condition has changed.
+// apply records changes of settings, or all settings, and notifies if the condition has changed. A deletion has no value.
 func (c *comparison) apply(all bool, kvs ...*mvccpb.KeyValue) {
 	c.mu.Lock()
 	if all {
@@ -138,8 +135,8 @@ func (c *comparison) apply(all bool, kvs ...*mvccpb.KeyValue) {
 
 var errWentBack = errors.New("the revisions of etcd went back; the node competes again, with greater tokens")
 
-// ledger is what a node knows of the tokens of all locks. A token is a base plus a revision of etcd. After a restore revisions come again;
-// a node that notices raises the base above every token that it knows can have been given.
+// ledger is what a node knows of the tokens of all locks. A token is the sum of a base and a revision of etcd. After a restore, revisions are
+// repeated: a node that notices this raises the base above each token that may exist.
 type ledger struct {
 	file string // empty for none
 	base int64
@@ -163,18 +160,18 @@ func openLedger(file string) (*ledger, error) {
 	return l, nil
 }
 
-// see records one linearizable answer of etcd: its revision and the greatest base in it. It returns the base that counts, and reports
-// whether revisions went back.
-func (l *ledger) see(revision, base int64) (counts int64, back bool) {
+// see records the revision and the greatest base of a linearizable answer of etcd. It returns the base for new tokens, and reports whether
+// revisions went back.
+func (l *ledger) see(revision, base int64) (newBase int64, wentBack bool) {
 	l.base = max(l.base, base)
-	if back = l.base+revision < l.mark; back {
+	if wentBack = l.base+revision < l.mark; wentBack {
 		l.base = l.mark
 	}
 	l.mark = max(l.mark, l.base+revision)
-	return l.base, back
+	return l.base, wentBack
 }
 
-// keep writes the mark to the file, if it has changed.
+// keep writes the mark to the file.
 func (l *ledger) keep() error {
 	if l.file == "" || l.kept == l.mark {
 		return nil

@@ -17,18 +17,18 @@ import (
 )
 
 const (
-	maxOps  = 100               // keys that one request writes: etcd takes no more than 128 operations in one
-	maxBase = math.MaxInt64 / 2 // the greatest base of tokens that is believed of another node, so that tokens can grow
+	maxOps  = 100               // keys that one request writes: etcd takes at most 128 operations
+	maxBase = math.MaxInt64 / 2 // the greatest base of tokens that is accepted from another node, so that tokens can grow
 )
 
-// session is the time of one connection to etcd. All that it knows is from one history of etcd.
+// session competes over one connection to etcd. All that it knows is from one history of etcd.
 type session struct {
 	*Elector
 	client *clientv3.Client
 	roster *roster
 	// contenders and settings receive changes; settings is nil if the node may not read them.
 	contenders, settings clientv3.WatchChan
-	settled              bool // the node's own key has the base of tokens: the key from which it knows the base may be removed
+	settled              bool // the node's own key has the base of tokens, in case the key of another node with the base is removed
 	failed               bool // the last request failed
 	renewal              time.Time
 }
@@ -37,7 +37,7 @@ func (s *session) request() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(clientv3.WithRequireLeader(s.client.Ctx()), s.timeout)
 }
 
-// open gets a lease if there is no term, and reads who competes.
+// open begins a term if there is none, and reads the contenders and the settings.
 func (s *session) open() error {
 	if _, err := s.inspect(); err != nil {
 		return err
@@ -72,7 +72,7 @@ func (s *session) open() error {
 	return err
 }
 
-// follow reads all keys with a prefix, and watches them from then on.
+// follow reads all keys with a prefix, and watches them.
 func (s *session) follow(prefix string) (found *clientv3.GetResponse, changes clientv3.WatchChan, err error) {
 	ctx, cancel := s.request()
 	defer cancel()
@@ -122,7 +122,7 @@ func (s *session) run(ctx context.Context) error {
 	}
 }
 
-// act renews the lease if that is due, and makes one request of those that the candidacies need. Next is when there is more to do.
+// act renews the lease if that is due, and makes one of the requests that the candidacies need. It returns when to call it again.
 func (s *session) act(now time.Time) (next time.Time, err error) {
 	if !now.Before(s.renewal) {
 		if err := s.renew(now); err != nil {
@@ -138,7 +138,7 @@ func (s *session) act(now time.Time) (next time.Time, err error) {
 	next = s.renewal
 	var due [phases][]*candidacy
 	for l, c := range s.term.candidacies {
-		if s.judge(c, wanted[l], now); c.phase == absent && !wanted[l] {
+		if s.check(c, wanted[l], now); c.phase == absent && !wanted[l] {
 			delete(s.term.candidacies, l)
 			continue
 		}
@@ -167,13 +167,13 @@ func (s *session) act(now time.Time) (next time.Time, err error) {
 	return next, nil
 }
 
-// judge ends a candidacy whose key is gone or whose lock is not wanted, and a hold that is over.
-func (s *session) judge(c *candidacy, wanted bool, now time.Time) {
+// check ends a candidacy whose key is gone or whose lock is not wanted, and a hold that has ended.
+func (s *session) check(c *candidacy, wanted bool, now time.Time) {
 	first, _ := s.roster.isFirst(c.Contender)
 	switch {
 	case c.hold == nil && c.phase != waiting:
 	case !s.roster.has(c.Contender) || c.hold != nil && !first:
-		s.fell(c, now)
+		s.keyLost(c, now)
 	case c.hold != nil && (!wanted || c.hold.ended.Err() != nil):
 		s.drop(c, now)
 	case !wanted:
@@ -181,7 +181,8 @@ func (s *session) judge(c *candidacy, wanted bool, now time.Time) {
 	}
 }
 
-func (s *session) fell(c *candidacy, now time.Time) {
+// keyLost ends a candidacy whose key is gone.
+func (s *session) keyLost(c *candidacy, now time.Time) {
 	if c.hold != nil {
 		s.log.Warn("fleet: the key of a lock was removed or replaced by somebody else, and the node gives the lock up",
 			"lock", c.String(), "token", c.Token, "key", c.key)
@@ -190,10 +191,11 @@ func (s *session) fell(c *candidacy, now time.Time) {
 	c.phase = left
 }
 
+// drop ends a hold.
 func (s *session) drop(c *candidacy, now time.Time) {
 	c.hold.lose()
 	if c.hold.calls.Load() > 0 {
-		// Their ends are on the way to the plugin; no other node begins until it had the time to notice.
+		// No other node takes the lock until the plugin has had the time to notice that its calls have ended.
 		c.next = now.Add(min(s.config.TTL/10, time.Second))
 	}
 	s.mu.Lock()
@@ -203,7 +205,7 @@ func (s *session) drop(c *candidacy, now time.Time) {
 	c.hold, c.phase = nil, leaving
 }
 
-// renew renews the lease. A lease whose locks may be another node's counts as one that was not renewed.
+// renew renews the lease. It fails if the locks may be another node's.
 func (s *session) renew(now time.Time) error {
 	ctx, cancel := s.request()
 	defer cancel()
@@ -219,8 +221,8 @@ func (s *session) renew(now time.Time) error {
 	return nil
 }
 
-// inspect reads the bases of tokens and the node's own keys. It ends the candidacies whose keys are not those that this node created:
-// somebody else removed them, and another node may hold the lock soon. It returns the token of a lock that is taken now.
+// inspect reads the bases of tokens and the node's own keys. It ends the candidacies whose keys are not those that this node created, so that
+// another node may hold the lock soon. It returns the token for a lock that is taken now.
 func (s *session) inspect() (token int64, err error) {
 	ctx, cancel := s.request()
 	defer cancel()
@@ -241,7 +243,7 @@ func (s *session) inspect() (token int64, err error) {
 		}
 	}
 	base, back := s.ledger.see(found.Header.GetRevision(), base)
-	if back { // which is seen once
+	if back { // only the first answer is back
 		s.log.Warn("fleet: etcd was restored or replaced, and fencing tokens grow from here on", "base", base)
 	}
 	if s.term != nil {
@@ -251,7 +253,7 @@ func (s *session) inspect() (token int64, err error) {
 		s.compareOwn(found.Responses[1].GetResponseRange().GetKvs())
 	}
 	if s.settled = base == kept; !s.settled {
-		if !back { // the node has reported it, or another node has raised the base
+		if !back { // another node has raised the base
 			s.log.Info("fleet: fencing tokens grow from the base that a node has raised", "base", base)
 		}
 		_, err = s.client.Put(ctx, own, strconv.FormatInt(base, 10))
@@ -259,7 +261,7 @@ func (s *session) inspect() (token int64, err error) {
 	return base + found.Header.GetRevision(), err
 }
 
-// compareOwn compares the node's own keys with its candidacies. There may be others: etcd was restored, and has a key again that the node
+// compareOwn compares the node's own keys with its candidacies. There may be other keys: etcd was restored and has a key again that the node
 // had removed, or a request arrived late.
 func (s *session) compareOwn(kvs []*mvccpb.KeyValue) {
 	now, found := time.Now(), map[string]fleet.Contender{}
@@ -270,7 +272,7 @@ func (s *session) compareOwn(kvs []*mvccpb.KeyValue) {
 	}
 	for _, c := range s.term.candidacies {
 		if c.phase != absent && c.phase < leaving && found[c.key].Created != c.Created {
-			s.fell(c, now)
+			s.keyLost(c, now)
 		}
 		delete(found, c.key)
 	}
@@ -307,7 +309,7 @@ func (s *session) take(some []*candidacy, now time.Time) error {
 			h.lose()
 			continue
 		}
-		// The key is written after this: other nodes forward calls to the holder that it names.
+		// The key is written after this, because other nodes forward calls to the holder in the key.
 		c.Token, c.hold, c.phase = token, h, holding
 		s.log.Info("fleet: the node holds a lock", "lock", c.String(), "token", token)
 	}
@@ -334,7 +336,7 @@ func (s *session) change(some []*candidacy) error {
 		return err
 	}
 	if !answer.Succeeded && some[0].phase == holding {
-		_, err := s.inspect() // which ends those whose keys have changed
+		_, err := s.inspect() // ends the candidacies whose keys have changed
 		return err
 	}
 	for _, c := range some {
@@ -343,6 +345,7 @@ func (s *session) change(some []*candidacy) error {
 	return nil
 }
 
+// postpone logs an error and repeats the request later.
 func (s *session) postpone(some []*candidacy, now time.Time, err error) {
 	s.log.Warn("fleet: the node cannot take or give up a lock", "lock", some[0].String(), "of", len(some), "error", fleet.Explain(err))
 	for _, c := range some {

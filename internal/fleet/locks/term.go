@@ -16,13 +16,13 @@ import (
 
 var errTermOver = errors.New("the lease of its locks could not be renewed in time")
 
-// term is the time of one lease, over one or more connections.
+// term is the lifetime of one lease, over one or more connections.
 type term struct {
 	lease clientv3.LeaseID
 	// candidacies belong to the goroutine of Run.
 	candidacies map[fleet.Lock]*candidacy
-	// living ends with the term, at the latest when until has come.
-	living context.Context //nolint:containedctx // It is the life of the term.
+	// living ends with the term, at the latest at until.
+	living context.Context //nolint:containedctx // It is the lifetime of the term.
 	end    context.CancelCauseFunc
 	timer  *time.Timer
 
@@ -38,26 +38,26 @@ func newTerm(lease clientv3.LeaseID, sent time.Time, ttl time.Duration) *term {
 	return t
 }
 
-// valid reports whether the lease is sure to hold. Both clocks are asked: the one that cannot be set stands still while the machine sleeps.
-func (t *term) valid(now time.Time) bool {
+// isValid reports whether the lease cannot have expired, by both clocks: the monotonic one stops while the machine sleeps.
+func (t *term) isValid(now time.Time) bool {
 	if t == nil {
 		return false
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.before(now) && t.living.Err() == nil
+	return t.isBefore(now) && t.living.Err() == nil
 }
 
-// before reports whether a time is before the end. The caller holds mu.
-func (t *term) before(now time.Time) bool {
+// isBefore reports whether a time is before the end. The caller holds mu.
+func (t *term) isBefore(now time.Time) bool {
 	return now.Before(t.until) && now.Round(0).Before(t.until.Round(0))
 }
 
-// extend is called after a renewal that was sent at a time. One that comes too late ends the term: another node may know that it was over.
+// extend is called after a renewal that was sent at a time. After the end, it ends the term, because another node may hold the locks.
 func (t *term) extend(sent time.Time, ttl time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !t.until.IsZero() && !t.before(time.Now()) {
+	if !t.until.IsZero() && !t.isBefore(time.Now()) {
 		t.end(errTermOver)
 		return
 	}
@@ -65,7 +65,7 @@ func (t *term) extend(sent time.Time, ttl time.Duration) {
 	t.timer.Reset(time.Until(t.until))
 }
 
-// Run competes until ctx ends; then it gives up all locks, which takes it no more than a few seconds, and returns. It may be called once.
+// Run competes until ctx ends, and then gives up all locks, which takes at most a few seconds. It may be called once.
 func (e *Elector) Run(ctx context.Context) {
 	failures := 0
 	for delay := time.Duration(0); backoff.Pause(ctx, delay); {
@@ -79,7 +79,7 @@ func (e *Elector) Run(ctx context.Context) {
 		err := e.connect(ctx)
 		switch {
 		case ctx.Err() != nil:
-		case e.term != nil: // it goes on behind another connection
+		case e.term != nil: // it continues over another connection
 			e.log.Debug("fleet: the node connects to etcd again for its locks", "error", fleet.Explain(err))
 			failures, delay = 0, e.config.TTL/50
 		default:
@@ -94,7 +94,7 @@ func (e *Elector) Run(ctx context.Context) {
 	}
 }
 
-// connect competes for as long as one connection to etcd and its term last. The term goes on after the connection, unless it is over.
+// connect competes until the connection to etcd or the term ends. The term may continue over the next connection.
 func (e *Elector) connect(ctx context.Context) error {
 	e.member++
 	client, err := e.cluster.Client(e.member)
@@ -127,9 +127,9 @@ func (e *Elector) connect(ctx context.Context) error {
 	return cmp.Or(over, err)
 }
 
-const leavePatience = 2 * time.Second // of the end of a term with etcd
+const leavePatience = 2 * time.Second // for etcd at the end of a term
 
-// leave ends the term. Other nodes need not wait for the lease to end if etcd can be notified.
+// leave ends the term. If etcd can be reached, other nodes need not wait for the end of the lease.
 func (s *session) leave() {
 	t, now := s.term, time.Now()
 	t.end(context.Canceled)
@@ -165,7 +165,7 @@ func (s *session) leave() {
 	_, _ = s.client.Revoke(ctx, t.lease)
 }
 
-// phase is how far a candidacy has got.
+// phase is the phase of a candidacy.
 type phase int
 
 const (
@@ -174,12 +174,12 @@ const (
 	holding                // the node holds the lock, and the key does not have the token yet
 	announced              // the node holds the lock, and the key has the token
 	leaving                // the node has given up the lock, and the key does not have the value left yet
-	left                   // the key is to be removed: it has the value left, or another node created it
+	left                   // the key has to be removed: it has the value left, or another node created it
 	phases
 )
 
-// writes are the phases in which the key is written. If the key is what the node knows it to be, the candidacy goes on to the first phase,
-// and otherwise to the second one. Each write is repeated until etcd has answered.
+// writes are the phases in which the key is written. The next phase is the first one if the key was as the node knows it, and otherwise the
+// second one. Each write is repeated until etcd has answered.
 var writes = [phases]struct{ next, conflict phase }{
 	absent:  {waiting, left},
 	holding: {announced, holding},
@@ -187,7 +187,7 @@ var writes = [phases]struct{ next, conflict phase }{
 	left:    {absent, left},
 }
 
-// candidacy is what a term has of one lock.
+// candidacy is the state of one lock in a term.
 type candidacy struct {
 	fleet.Contender // Created is zero in the phase absent
 
@@ -215,6 +215,7 @@ func (c *candidacy) write() (clientv3.Op, clientv3.Cmp) {
 	return clientv3.OpPut(c.key, value, clientv3.WithLease(c.Lease)), clientv3.Compare(created, "=", c.Created)
 }
 
+// wrote is called after the key was written, or the condition has failed.
 func (c *candidacy) wrote(succeeded bool, revision int64) {
 	switch step := writes[c.phase]; {
 	case !succeeded:
