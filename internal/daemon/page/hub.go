@@ -13,14 +13,13 @@ import (
 )
 
 const (
-	// settle is how long changes are gathered before viewers are told, so that a storm of them is told in some messages and not in thousands.
-	settle = 100 * time.Millisecond
-	// look is how often the source is looked at without an event: states in which a plugin is for a moment only, and counts of attempts,
-	// have none.
-	look = 2 * time.Second
+	// batchDelay is how long changes are collected before they are sent, so that a burst of changes needs few messages.
+	batchDelay = 100 * time.Millisecond
+	// pollInterval is the time between two snapshots of the source without an event. Some short-lived states and counters have no events.
+	pollInterval = 2 * time.Second
 	// pastEvents is how many past events a new viewer gets.
 	pastEvents = 200
-	// backlog is how many messages a viewer may leave unread. One that leaves more is cut off; its browser connects anew.
+	// backlog is how many messages a viewer may leave unread. A slower viewer is disconnected; its browser connects again.
 	backlog = 64
 )
 
@@ -29,7 +28,7 @@ type message struct {
 	data  []byte
 }
 
-// hub follows the source for all viewers, as long as there is one.
+// hub follows the source for all viewers. It has one goroutine while there is a viewer.
 type hub struct {
 	source Source
 
@@ -37,33 +36,33 @@ type hub struct {
 	viewers map[chan message]bool
 	stop    context.CancelFunc
 	stopped chan struct{}
-	shown   picture
-	// first is the message that shows a new viewer everything, for all who come before there is something else to show; nil if nobody has.
-	first *message
+	sent    snapshot
+	// initial is the first message of a new viewer; nil if it must be built from sent.
+	initial *message
 }
 
-// picture is what viewers have been shown, by key.
-type picture map[string]proto.Message
+// snapshot is the state of the source. A key begins with the kind of its message.
+type snapshot map[string]proto.Message
 
 func newHub(source Source) *hub { return &hub{source: source, viewers: map[chan message]bool{}} }
 
-// join adds a viewer, whose first message is the whole picture. The channel is closed when it was too slow, or the source has ended.
+// join adds a viewer. Its first message has the whole snapshot. The channel is closed if the viewer is too slow or the source ends.
 func (h *hub) join() chan message {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.stop == nil { // not by the number of viewers: one that was cut off may not have left yet
+	if h.stop == nil { // viewers may be empty while the goroutine runs: a disconnected viewer may not have left yet
 		h.start()
 	}
 	viewer := make(chan message, backlog)
-	if h.first == nil {
-		h.first = h.whole()
+	if h.initial == nil {
+		h.initial = h.initialMessage()
 	}
-	viewer <- *h.first
+	viewer <- *h.initial
 	h.viewers[viewer] = true
 	return viewer
 }
 
-// leave removes a viewer. The last one waits until nothing of the hub runs any more.
+// leave removes a viewer. For the last one it blocks until the hub's goroutine has ended.
 func (h *hub) leave(viewer chan message) {
 	h.mu.Lock()
 	delete(h.viewers, viewer)
@@ -79,7 +78,7 @@ func (h *hub) leave(viewer chan message) {
 	}
 }
 
-// start begins to follow the source. mu is held.
+// start starts to follow the source. mu is held.
 func (h *hub) start() {
 	ctx, cancel := context.WithCancel(context.Background())
 	stopped := make(chan struct{})
@@ -87,9 +86,9 @@ func (h *hub) start() {
 	events := h.source.Events(ctx)
 	fleet, err := h.source.Fleet()
 	if err != nil {
-		fleet = nil // the daemon's conditions say so
+		fleet = nil // a condition of the daemon reports the error
 	}
-	h.shown, h.first = h.picture(fleet), nil
+	h.sent, h.initial = h.snapshot(fleet), nil
 	go func() {
 		defer close(stopped)
 		if fleet != nil {
@@ -99,9 +98,9 @@ func (h *hub) start() {
 	}()
 }
 
-// follow tells the viewers what changes until ctx ends or the source has ended.
+// follow sends changes to the viewers until ctx is done or the source ends.
 func (h *hub) follow(ctx context.Context, events <-chan *patchbayv1.Event, fleet Fleet) {
-	next := time.NewTimer(look)
+	next := time.NewTimer(pollInterval)
 	defer next.Stop()
 	var pending []*patchbayv1.Event
 	var due <-chan time.Time
@@ -111,24 +110,24 @@ func (h *hub) follow(ctx context.Context, events <-chan *patchbayv1.Event, fleet
 			return
 		case e, ok := <-events:
 			if !ok {
-				h.end(ctx)
+				h.disconnectAll(ctx)
 				return
 			}
 			if pending = append(pending, e); due == nil {
-				due = time.After(settle) //nolint:forbidigo // the first event of several sets when they are told
+				due = time.After(batchDelay) //nolint:forbidigo // one timer for each batch
 			}
 			continue
 		case <-due:
 		case <-next.C:
 		}
-		next.Reset(look)
-		h.tell(ctx, pending, fleet)
+		next.Reset(pollInterval)
+		h.update(ctx, pending, fleet)
 		pending, due = nil, nil
 	}
 }
 
-// end cuts all viewers off: there is nothing more to tell.
-func (h *hub) end(ctx context.Context) {
+// disconnectAll disconnects all viewers after the source has ended.
+func (h *hub) disconnectAll(ctx context.Context) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if ctx.Err() != nil {
@@ -142,34 +141,34 @@ func (h *hub) end(ctx context.Context) {
 	h.stop = nil
 }
 
-// tell tells the viewers of events, and of what has changed since they were told last.
-func (h *hub) tell(ctx context.Context, events []*patchbayv1.Event, fleet Fleet) {
-	now := h.picture(fleet)
+// update sends events, and the changes of the snapshot since the last update, to the viewers.
+func (h *hub) update(ctx context.Context, events []*patchbayv1.Event, fleet Fleet) {
+	now := h.snapshot(fleet)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if ctx.Err() != nil {
-		return // others are the viewers by now
+		return // the viewers have left; newer ones have a goroutine of their own
 	}
 	change := map[string]any{}
 	for key, m := range now {
-		if was, known := h.shown[key]; !known || !proto.Equal(was, m) {
+		if was, known := h.sent[key]; !known || !proto.Equal(was, m) {
 			change[key] = encode(m)
 		}
 	}
-	for key := range h.shown {
-		if _, left := now[key]; !left {
+	for key := range h.sent {
+		if _, exists := now[key]; !exists {
 			change[key] = nil
 		}
 	}
-	h.shown = now
+	h.sent = now
 	if len(change) == 0 && len(events) == 0 {
 		return
 	}
-	h.first = nil
+	h.initial = nil
 	h.broadcast(message{"change", marshal(map[string]any{"set": change, "events": encodeAll(events)})})
 }
 
-// broadcast hands a message to every viewer that keeps up. mu is held.
+// broadcast sends a message to every viewer and disconnects those whose backlog is full. mu is held.
 func (h *hub) broadcast(m message) {
 	for viewer := range h.viewers {
 		select {
@@ -181,18 +180,17 @@ func (h *hub) broadcast(m message) {
 	}
 }
 
-// whole returns the message that shows everything. mu is held.
-func (h *hub) whole() *message {
-	set := make(map[string]any, len(h.shown))
-	for key, m := range h.shown {
+// initialMessage returns the message with the whole snapshot and the past events. mu is held.
+func (h *hub) initialMessage() *message {
+	set := make(map[string]any, len(h.sent))
+	for key, m := range h.sent {
 		set[key] = encode(m)
 	}
 	return &message{"state", marshal(map[string]any{"set": set, "events": encodeAll(h.source.LastEvents(pastEvents))})}
 }
 
-// picture looks at the source. The keys begin with what the message is.
-func (h *hub) picture(fleet Fleet) picture {
-	p := picture{}
+func (h *hub) snapshot(fleet Fleet) snapshot {
+	p := snapshot{}
 	if fleet != nil {
 		p["fleet health"] = fleet.Health()
 		for _, node := range fleet.Nodes() {
@@ -221,7 +219,7 @@ func (h *hub) picture(fleet Fleet) picture {
 func encode(m proto.Message) json.RawMessage {
 	b, err := protojson.Marshal(m)
 	if err != nil {
-		return json.RawMessage("null") // text that is not UTF-8; the source does not give that
+		return json.RawMessage("null") // text that is not UTF-8, which the source does not return
 	}
 	return b
 }

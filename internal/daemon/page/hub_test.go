@@ -72,11 +72,11 @@ func (lostFleet) Health() *patchbayv1.FleetHealth { return &patchbayv1.FleetHeal
 // TestLostFleet: viewers are shown how current the nodes are.
 func TestLostFleet(t *testing.T) {
 	h := newHub(&counted{})
-	shown, _ := h.picture(lostFleet{})["fleet health"].(*patchbayv1.FleetHealth)
+	shown, _ := h.snapshot(lostFleet{})["fleet health"].(*patchbayv1.FleetHealth)
 	if shown.GetMessage() != "away" || shown.GetCurrent() {
 		t.Errorf("shown is %v", shown)
 	}
-	if _, ok := h.picture(nil)["fleet health"]; ok {
+	if _, ok := h.snapshot(nil)["fleet health"]; ok {
 		t.Error("a node of no fleet has one")
 	}
 }

@@ -17,49 +17,48 @@ var embedded embed.FS
 const (
 	// writeTimeout bounds how long a viewer may take for one message.
 	writeTimeout = 10 * time.Second
-	// ping is how often something is said on a stream on which nothing happens, so that both sides notice when it is dead.
-	ping = 15 * time.Second
+	// pingInterval is the time between comments on an idle stream, by which both sides notice a dead connection.
+	pingInterval = 15 * time.Second
 	// logTail is how many past records of a log are shown.
 	logTail = 200
-	// maxStreams bounds the streams that are open at once, so that they leave connections for others.
+	// maxStreams is how many streams may be open, so that connections are left for other clients.
 	maxStreams = 64
 )
 
-// policy lets the page load its own script, style and data, and nothing else from anywhere.
+// policy allows the page to load only its own script, style, images and data.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; " +
 	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
-// Handler serves the page at / and what it needs below /page/ and /api/. It answers GET and HEAD only.
+// Handler serves the page at / and its files and data below /page/ and /api/. It accepts only GET and HEAD.
 type Handler struct {
-	mux *http.ServeMux
-	hub *hub
-	// streams has a place for each stream.
-	streams chan struct{}
+	mux     *http.ServeMux
+	hub     *hub
+	streams chan struct{} // a semaphore for maxStreams
 }
 
-// New returns a handler that shows a source.
+// New returns a handler that shows the data of source.
 func New(source Source) *Handler {
 	h := &Handler{mux: http.NewServeMux(), hub: newHub(source), streams: make(chan struct{}, maxStreams)}
 	page, err := fs.Sub(embedded, "page")
 	if err != nil {
-		panic(err) // it is embedded
+		panic(err) // the directory is embedded
 	}
 	files := http.StripPrefix("/page/", http.FileServerFS(page))
 	h.mux.Handle("GET /page/{file}", files)
 	h.mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) { http.ServeFileFS(w, r, page, "index.html") })
-	h.mux.HandleFunc("GET /api/stream", h.bounded(h.stream))
-	h.mux.HandleFunc("GET /api/log", h.bounded(func(w http.ResponseWriter, r *http.Request) { h.log(w, r, source) }))
-	h.mux.HandleFunc("GET /api/events", h.bounded(func(w http.ResponseWriter, r *http.Request) {
-		answer(w, encodeAll(source.EventsOf(r.URL.Query().Get("type"), r.URL.Query().Get("name"))))
+	h.mux.HandleFunc("GET /api/stream", h.limitStreams(h.stream))
+	h.mux.HandleFunc("GET /api/log", h.limitStreams(func(w http.ResponseWriter, r *http.Request) { h.log(w, r, source) }))
+	h.mux.HandleFunc("GET /api/events", h.limitStreams(func(w http.ResponseWriter, r *http.Request) {
+		writeJSON(w, encodeAll(source.EventsOf(r.URL.Query().Get("type"), r.URL.Query().Get("name"))))
 	}))
 	h.mux.HandleFunc("GET /api/fleet", func(w http.ResponseWriter, r *http.Request) { fleetPlugins(w, r, source) })
 	return h
 }
 
-func answer(w http.ResponseWriter, v any) {
+func writeJSON(w http.ResponseWriter, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")
-	_, _ = w.Write(marshal(v)) // whoever asked is gone
+	_, _ = w.Write(marshal(v)) // it fails only if the client has disconnected
 }
 
 func fleetPlugins(w http.ResponseWriter, r *http.Request, source Source) {
@@ -69,25 +68,25 @@ func fleetPlugins(w http.ResponseWriter, r *http.Request, source Source) {
 		return
 	}
 	if fleet == nil {
-		http.Error(w, "this node belongs to no fleet", http.StatusNotFound)
+		http.Error(w, "this node does not belong to a fleet", http.StatusNotFound)
 		return
 	}
 	defer fleet.Close()
-	answer(w, encodeAll(fleet.Plugins(r.URL.Query().Get("node"))))
+	writeJSON(w, encodeAll(fleet.Plugins(r.URL.Query().Get("node"))))
 }
 
 // ServeHTTP implements [http.Handler].
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	SetPolicy(w.Header())
 	if FromOtherSite(r) {
-		http.Error(w, "this is for the page itself, and not for other sites", http.StatusForbidden)
+		http.Error(w, "requests from other sites are not allowed", http.StatusForbidden)
 		return
 	}
 	h.mux.ServeHTTP(w, r)
 }
 
-// SetPolicy sets the headers of an answer that keep browsers from loading anything from elsewhere, and other sites from showing or reading
-// what is answered.
+// SetPolicy sets headers that prevent browsers from loading anything from other sites, and other sites from embedding or reading the
+// response.
 func SetPolicy(header http.Header) {
 	header.Set("Content-Security-Policy", policy)
 	header.Set("X-Content-Type-Options", "nosniff")
@@ -96,7 +95,7 @@ func SetPolicy(header http.Header) {
 	header.Set("Cross-Origin-Resource-Policy", "same-origin")
 }
 
-// FromOtherSite says whether a browser makes a request for the page of another site. To follow a link to the page itself is allowed.
+// FromOtherSite reports whether a page of another site makes the request. A link to the status page does not count.
 func FromOtherSite(r *http.Request) bool {
 	if origin := r.Header.Get("Origin"); origin != "" && origin != "http://"+r.Host && origin != "https://"+r.Host {
 		return true
@@ -109,8 +108,8 @@ func FromOtherSite(r *http.Request) bool {
 	return r.URL.Path != "/" || mode != "" && mode != "navigate"
 }
 
-// bounded refuses streams above the bound.
-func (h *Handler) bounded(serve http.HandlerFunc) http.HandlerFunc {
+// limitStreams refuses requests while maxStreams are in progress.
+func (h *Handler) limitStreams(serve http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		select {
 		case h.streams <- struct{}{}:
@@ -122,10 +121,10 @@ func (h *Handler) bounded(serve http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// stream answers with the picture and then with its changes.
+// stream sends the snapshot and then its changes.
 func (h *Handler) stream(w http.ResponseWriter, r *http.Request) {
 	out := newStream(r.Context(), w)
-	defer out.end()
+	defer out.stop()
 	viewer := h.hub.join()
 	defer h.hub.leave(viewer)
 	out.relay(viewer)
@@ -155,41 +154,38 @@ func (h *Handler) log(w http.ResponseWriter, r *http.Request, source Source) {
 	defer reading.Wait()
 	defer cancel()
 	out := newStream(r.Context(), w)
-	defer out.end()
+	defer out.stop()
 	out.relay(messages)
 }
 
-// stream is an answer of server-sent events.
+// stream is a response of server-sent events.
 type stream struct {
 	w       http.ResponseWriter
 	control *http.ResponseController
-	// ended is closed when nothing more is to be sent.
-	ended <-chan struct{}
-	// end is called when the handler is done: the connection may be used for another answer.
-	end func() bool
+	ended   <-chan struct{} // of the request's context
+	stop    func() bool     // to be called before the handler returns
 }
 
-// newStream begins an answer that ends with ctx, even while a viewer reads nothing and a message is stuck: the server would have to wait.
+// newStream starts a response that ends when ctx is done, even if a write is blocked because the client does not read.
 func newStream(ctx context.Context, w http.ResponseWriter) stream {
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("Cache-Control", "no-store")
 	control := http.NewResponseController(w)
-	// The server's own bounds are for short answers. Where there is none, or no way to lift it, this does nothing.
-	_ = control.SetReadDeadline(time.Time{})
-	cutShort := context.AfterFunc(ctx, func() { _ = control.SetWriteDeadline(time.Unix(1, 0)) })
-	return stream{w, control, ctx.Done(), cutShort}
+	_ = control.SetReadDeadline(time.Time{}) // the server's timeouts are for short responses; not every ResponseWriter has deadlines
+	stop := context.AfterFunc(ctx, func() { _ = control.SetWriteDeadline(time.Unix(1, 0)) })
+	return stream{w, control, ctx.Done(), stop}
 }
 
-// relay sends what comes, and pings while nothing does, until nothing more comes or the viewer is gone.
+// relay sends messages, and pings while there are none, until the channel is closed or the client has disconnected.
 func (s stream) relay(messages <-chan message) {
-	quiet := time.NewTimer(ping)
-	defer quiet.Stop()
+	idle := time.NewTimer(pingInterval)
+	defer idle.Stop()
 	for {
 		var err error
 		select {
 		case <-s.ended:
 			return
-		case <-quiet.C:
+		case <-idle.C:
 			err = s.write(":\n\n")
 		case m, ok := <-messages:
 			if !ok {
@@ -200,14 +196,14 @@ func (s stream) relay(messages <-chan message) {
 		if err != nil {
 			return
 		}
-		quiet.Reset(ping)
+		idle.Reset(pingInterval)
 	}
 }
 
 func (s stream) write(text string) error {
 	_ = s.control.SetWriteDeadline(time.Now().Add(writeTimeout))
 	select {
-	case <-s.ended: // looked at after the deadline was set, which is not the one of the end then
+	case <-s.ended: // checked after SetWriteDeadline, which may have replaced the deadline in the past that ends the stream
 		return context.Canceled
 	default:
 	}
