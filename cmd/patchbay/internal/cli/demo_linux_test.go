@@ -74,7 +74,7 @@ func checkDemo(t *testing.T, relative bool) {
 	}
 	for _, want := range []string{
 		"registered ExamplePlugin/alpha", "registered ExamplePlugin/beta", "called v1beta2 GetExampleInfo: answered",
-		"superseded instance", ", 0 failed\n", "noticed that nobody accepts on the socket of beta", "remembers alpha",
+		"superseded instance", ", 0 failed\n", "noticed that no process accepts on the socket of beta", "remembers alpha",
 		"the same instance registered again",
 	} {
 		if !strings.Contains(out, want) {

@@ -11,8 +11,7 @@ import (
 // PluginType is the type of the plugins in the demo.
 const PluginType = "ExamplePlugin"
 
-// Plugin serves an example plugin on a socket until ctx ends. The versions, separated by commas, are those of the example services that it
-// offers.
+// Plugin serves an example plugin on a socket until ctx is done. The versions, separated by commas, are those of its example services.
 func Plugin(ctx context.Context, name, socket, versions string) error {
 	services := strings.Split(versions, ",")
 	p := pluginwatcher.NewTestExamplePlugin(name, PluginType, socket, services...)
@@ -23,7 +22,7 @@ func Plugin(ctx context.Context, name, socket, versions string) error {
 	return p.Stop()
 }
 
-// UntilClosed returns a context that ends with ctx, or when stdin is closed.
+// UntilClosed returns a context that is cancelled when ctx is done or stdin is closed.
 func UntilClosed(ctx context.Context, stdin io.Reader) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
 	go func() {

@@ -1,8 +1,8 @@
-// Package demo shows the whole life of two plugins, with real processes, in a temporary directory: it is the command "patchbay demo".
+// Package demo implements the command "patchbay demo": a daemon and two plugins, as real processes in a temporary directory.
 //
-// The program runs itself several times more: as a daemon and as plugins ([Plugin]). The first process ([Run]) starts and kills
-// the others, like an operator would, follows the daemon's events and calls the plugins through it, and tells what happens. All children
-// end when their standard input does, so none survives the first process whatever happens to it.
+// [Run] starts this program again as the daemon and as the plugins ([Plugin]). It starts and kills them as an operator would, follows the
+// daemon's events, calls the plugins through the daemon and prints what happens. All children exit when their standard input is closed, so
+// they do not outlive the first process.
 package demo
 
 import (
@@ -21,8 +21,8 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
-// The hidden commands of this program that run a daemon, with the arguments PLUGIN-DIR STATE CONTROL-SOCKET, and [Plugin], with its own.
-// They end when their standard input is closed.
+// The hidden commands that run a daemon, with the arguments PLUGIN-DIR STATE CONTROL-SOCKET, and [Plugin], with the arguments of that
+// function. They exit when their standard input is closed.
 const (
 	HostCommand   = "demo-host"
 	PluginCommand = "demo-plugin"
@@ -31,13 +31,13 @@ const (
 // timeout bounds the demo, which takes about a second, or ten times as long on a slow machine.
 const timeout = time.Minute
 
-// Run shows the demo and writes what happens to out. It ends early, with an error, if ctx ends or a step fails. When it returns, no
-// process that it started runs and no file that it made exists.
+// Run runs the demo and writes what happens to out. It returns an error if ctx is done or a step fails. When it returns, all processes that
+// it started have exited and all files that it created are removed.
 func Run(ctx context.Context, out io.Writer) (err error) {
-	const room = 64 // for the longest path of a socket in it
+	const room = 64 // for the longest path of a socket below dir
 	dir, err := os.MkdirTemp(sock.TempDir(room), "patchbay-demo-")
 	if err == nil {
-		dir, err = filepath.Abs(dir) // TMPDIR may be relative, and plugins announce where they serve
+		dir, err = filepath.Abs(dir) // TMPDIR may be relative, but plugins announce absolute paths
 	}
 	if err != nil {
 		return fmt.Errorf("cannot create a directory for the demo: %w", err)
@@ -67,12 +67,12 @@ func Run(ctx context.Context, out io.Writer) (err error) {
 	case ctx.Err() != nil:
 		return errors.New("interrupted; all processes and files of the demo are gone")
 	case s.err != nil:
-		return fmt.Errorf("the demo failed: %w%s", s.err, s.complaints())
+		return fmt.Errorf("the demo failed: %w%s", s.err, s.childErrors())
 	}
 	return s.summary()
 }
 
-// show is a demo under way. Once something has failed, the actions of the rest of a step do nothing.
+// show is a running demo. After an error, its methods do nothing.
 type show struct {
 	out      io.Writer
 	began    time.Time
@@ -90,7 +90,7 @@ type show struct {
 	restartTook   time.Duration
 }
 
-// say writes one line. That nobody reads it is no reason to stop: the end is clean either way.
+// say writes one line. It ignores errors of the write.
 func (s *show) say(who, format string, args ...any) {
 	if s.err == nil {
 		fmt.Fprintf(s.out, "%6.3f s  %-7s %s\n", time.Since(s.began).Seconds(), who, fmt.Sprintf(format, args...))
@@ -108,7 +108,7 @@ func (s *show) startDaemon(ctx context.Context) {
 	}
 }
 
-// startPlugin starts a plugin. What it returns may be used if nothing has failed.
+// startPlugin starts a plugin. It returns nil after an error.
 func (s *show) startPlugin(name, file, versions string) (p *process) {
 	if s.err != nil {
 		return nil
@@ -121,7 +121,7 @@ func (s *show) startPlugin(name, file, versions string) (p *process) {
 	return p
 }
 
-// event waits for an event of a plugin, and returns the instance that it is about.
+// event waits for an event of a plugin and returns the plugin's instance.
 func (s *show) event(ctx context.Context, kind, name string) (instance string) {
 	if s.err == nil {
 		var e *patchbayv1.Event
@@ -131,7 +131,7 @@ func (s *show) event(ctx context.Context, kind, name string) (instance string) {
 	return instance
 }
 
-// registered waits until a plugin is registered and says so.
+// registered waits until a plugin is registered.
 func (s *show) registered(ctx context.Context, name string) (instance string) {
 	instance = s.event(ctx, "registered", name)
 	s.say("daemon", "registered %s/%s, instance %s", PluginType, name, instance)
@@ -152,14 +152,14 @@ func (s *show) call(ctx context.Context, name, version string) {
 	s.say("demo", "reached %s through the daemon and called %s GetExampleInfo: answered", name, version)
 }
 
-// complaints is what children that have ended said last.
-func (s *show) complaints() string {
+// childErrors returns what children that have exited wrote to standard error.
+func (s *show) childErrors() string {
 	var all strings.Builder
 	for _, p := range s.children {
 		select {
 		case <-p.ended:
 			if text := strings.TrimSpace(p.stderr.String()); text != "" {
-				fmt.Fprintf(&all, "; process %d said: %s", p.pid(), text)
+				fmt.Fprintf(&all, "; process %d: %s", p.pid(), text)
 			}
 		default:
 		}
@@ -177,7 +177,7 @@ func (s *show) startAll(ctx context.Context) {
 	s.call(ctx, "beta", "v1beta2")
 }
 
-// upgrade replaces alpha by a second instance while it is called without pause.
+// upgrade replaces alpha by a second instance while it calls alpha continuously.
 func (s *show) upgrade(ctx context.Context) {
 	conn, err := s.daemon.client.Conn(PluginType, "alpha")
 	if err != nil {
@@ -232,7 +232,7 @@ func (s *show) killBeta(ctx context.Context) {
 	s.event(ctx, "unreachable", "beta")
 	s.deathTook = time.Since(began)
 	s.event(ctx, "deregistered", "beta")
-	s.say("daemon", "noticed that nobody accepts on the socket of beta, and deregistered it")
+	s.say("daemon", "noticed that no process accepts on the socket of beta, and deregistered it")
 }
 
 // restartDaemon kills the daemon and starts another one on the same state.
@@ -242,7 +242,7 @@ func (s *show) restartDaemon(ctx context.Context) {
 	s.say("daemon", "killed with SIGKILL; alpha does not notice")
 	s.startDaemon(ctx)
 	restored := s.event(ctx, "restored", "alpha")
-	s.say("daemon", "remembers alpha, instance %s, and checks whether it lives", restored)
+	s.say("daemon", "remembers alpha, instance %s, and checks whether it is alive", restored)
 	if instance := s.registered(ctx, "alpha"); s.err == nil && (restored != s.alphaInstance || instance != s.alphaInstance) {
 		s.err = fmt.Errorf("alpha was instance %s before the restart, restored as %s and registered as %s",
 			s.alphaInstance, restored, instance)

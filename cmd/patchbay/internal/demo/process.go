@@ -27,19 +27,18 @@ import (
 type process struct {
 	cmd   *exec.Cmd
 	stdin io.WriteCloser
-	// ended is closed when the process has ended and was waited for.
-	ended chan struct{}
-	// stderr is what it said last; to be read when it has ended.
+	ended chan struct{} // closed when the process has exited and was waited for
+	// stderr may be read after ended is closed.
 	stderr bytes.Buffer
 }
 
-// startProcess starts this program again with other arguments. What it puts among the temporary files is in dir.
+// startProcess starts this program with other arguments, and with dir for its temporary files.
 func startProcess(dir string, args ...string) (*process, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("cannot find this program to start it again: %w", err)
 	}
-	// No context: Run kills its children, in the order that the demo calls for.
+	// Without the caller's context: Run kills the children itself, in order.
 	p := &process{cmd: exec.CommandContext(context.Background(), self, args...), ended: make(chan struct{})}
 	p.cmd.Env = append(os.Environ(), "TMPDIR="+dir)
 	p.cmd.Stderr = &p.stderr
@@ -52,21 +51,20 @@ func startProcess(dir string, args ...string) (*process, error) {
 	}
 	go func() {
 		defer close(p.ended)
-		// How it ended is its own business: most are killed.
-		_ = p.cmd.Wait()
+		_ = p.cmd.Wait() // most children are killed
 	}()
 	return p, nil
 }
 
 func (p *process) pid() int { return p.cmd.Process.Pid }
 
-// kill ends the process like kill -9 and waits for its end.
+// kill sends SIGKILL and waits until the process has exited.
 func (p *process) kill() {
 	_ = p.cmd.Process.Kill()
 	<-p.ended
 }
 
-// stop asks the process to end, by the end of its standard input, and waits until it has.
+// stop closes the standard input of the process and waits until it has exited.
 func (p *process) stop(ctx context.Context) error {
 	_ = p.stdin.Close()
 	select {
@@ -79,7 +77,7 @@ func (p *process) stop(ctx context.Context) error {
 
 const callTimeout = 2 * time.Second
 
-// pollPause is the time between two checks whether a daemon that starts answers: nothing announces its socket.
+// pollPause is the time between two attempts to connect to a daemon that is starting.
 const pollPause = 5 * time.Millisecond
 
 // daemon is a child that runs a daemon.
@@ -89,10 +87,10 @@ type daemon struct {
 
 	next     func() (*patchbayv1.Event, error, bool)
 	unfollow func()
-	events   []*patchbayv1.Event // that nobody waited for yet
+	events   []*patchbayv1.Event // not returned by event yet
 }
 
-// startDaemon starts a daemon, waits until it answers and follows its events, for as long as ctx lasts. Its files are in dir.
+// startDaemon starts a daemon with its files in dir, waits until it answers, and follows its events until ctx is done.
 func startDaemon(ctx context.Context, dir, pluginDir string) (*daemon, error) {
 	controlSocket, began := filepath.Join(dir, "control.sock"), time.Now()
 	p, err := startProcess(dir, HostCommand, pluginDir, filepath.Join(dir, "state.db"), controlSocket)
@@ -107,7 +105,7 @@ func startDaemon(ctx context.Context, dir, pluginDir string) (*daemon, error) {
 		}
 		select {
 		case <-p.ended:
-			return d, errors.New("the daemon has ended")
+			return d, errors.New("the daemon has exited")
 		default:
 		}
 		if !backoff.Pause(ctx, pollPause) {
@@ -116,18 +114,18 @@ func startDaemon(ctx context.Context, dir, pluginDir string) (*daemon, error) {
 	}
 }
 
-// kill ends the daemon like kill -9 and forgets what it told.
+// kill kills the daemon and stops following its events.
 func (d *daemon) kill() {
 	d.process.kill()
 	d.unfollow()
 	d.client.Close()
 }
 
-// event waits for an event of a plugin that no call has returned yet.
+// event waits for an event of a plugin that it has not returned before.
 func (d *daemon) event(ctx context.Context, kind, name string) (*patchbayv1.Event, error) {
 	for i := 0; ctx.Err() == nil; i++ {
 		if i == len(d.events) {
-			e, err, _ := d.next() // an error is the last thing that it returns
+			e, err, _ := d.next() // the sequence ends only with an error
 			if err != nil {
 				return e, fmt.Errorf("waited for the event %q of %s: %w", kind, name, err)
 			}

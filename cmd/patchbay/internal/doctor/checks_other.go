@@ -9,7 +9,7 @@ import (
 
 func checks() []check {
 	return []check{{"system", func(context.Context, Subject) []Finding {
-		return []Finding{warn("checks of the machine exist for Linux only, this is "+runtime.GOOS,
+		return []Finding{warn("this machine cannot be checked: checks exist for Linux only, and this is "+runtime.GOOS,
 			"run Patchbay on Linux, or look at the log of the daemon")}
 	}}}
 }

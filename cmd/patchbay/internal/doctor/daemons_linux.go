@@ -12,9 +12,9 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
 )
 
-// checkOtherDaemons looks for processes that have the state file or watch a plugin directory and are not the daemon of the control socket.
+// checkOtherDaemons looks for processes other than the daemon that lock the state file or watch a plugin directory.
 func checkOtherDaemons(ctx context.Context, s Subject) []Finding {
-	daemon, _ := daemonOf(ctx, s) // what is wrong is said by the check of the control socket
+	daemon, _ := daemonOf(ctx, s) // checkControlSocket reports the error
 	var findings []Finding
 	if pid, locked := lockedBy(s.StatePath); locked && (pid != daemon || daemon == 0) {
 		findings = append(findings, fail(
@@ -23,7 +23,7 @@ func checkOtherDaemons(ctx context.Context, s Subject) []Finding {
 			"end that daemon, or give each daemon its own --state and --control-socket"))
 	}
 	for _, dir := range s.PluginDirs {
-		watchers, _ := process.Watchers(ctx, dir) // the check of the directories reports an error
+		watchers, _ := process.Watchers(ctx, dir) // checkPluginDirs reports the error
 		for _, pid := range watchers {
 			if pid != daemon {
 				findings = append(findings, warn(
@@ -36,11 +36,11 @@ func checkOtherDaemons(ctx context.Context, s Subject) []Finding {
 	return orOK(findings, "no other process uses the state file or watches the plugin directories")
 }
 
-// lockedBy reports whether the file at a path is locked, and by which process: zero for one that cannot be seen from here. It does not try
-// the lock, because a daemon that starts would find it taken.
+// lockedBy reports whether the file at path is locked, and by which process; zero if the process is not visible from this PID namespace. It
+// does not try to take the lock, because a daemon that starts at the same time would fail.
 func lockedBy(path string) (pid int, locked bool) {
 	var st unix.Statx_t
-	flags := unix.AT_NO_AUTOMOUNT | unix.AT_STATX_DONT_SYNC // a file system that is mounted there may not answer
+	flags := unix.AT_NO_AUTOMOUNT | unix.AT_STATX_DONT_SYNC // a remote file system may not answer
 	if unix.Statx(unix.AT_FDCWD, path, flags, unix.STATX_INO, &st) != nil {
 		return 0, false
 	}
@@ -50,7 +50,7 @@ func lockedBy(path string) (pid int, locked bool) {
 		return 0, false
 	}
 	for line := range strings.Lines(string(text)) {
-		// 1: FLOCK  ADVISORY  WRITE 1234 fe:00:5678 0 EOF; "->" before the kind marks one that waits.
+		// 1: FLOCK  ADVISORY  WRITE 1234 fe:00:5678 0 EOF; "->" before the kind marks a waiting process.
 		fields := strings.Fields(line)
 		if len(fields) >= 6 && fields[1] != "->" && fields[5] == inode {
 			pid, _ = strconv.Atoi(fields[4])

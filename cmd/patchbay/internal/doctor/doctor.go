@@ -1,6 +1,6 @@
-// Package doctor looks for what is wrong on this machine for a Patchbay daemon: permissions, limits, kernel features, stale sockets, other
-// daemons, programs and services that it needs. It looks without changing anything, beside a running daemon too, and says of each finding
-// what to do. It is not the daemon's health: what a running daemon finds wrong with itself are its conditions.
+// Package doctor finds problems on this machine that affect a Patchbay daemon: permissions, limits, kernel features, stale sockets, other
+// daemons, missing programs and services. Each finding has a remedy. Nothing is changed, so the checks can run next to a running daemon.
+// Problems that a daemon finds in itself are its conditions; this package does not read them.
 package doctor
 
 import (
@@ -15,61 +15,59 @@ import (
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
-// Status says how bad a finding is.
+// Status is the severity of a finding.
 type Status string
 
-// The statuses of a finding, from good to bad.
+// The statuses of findings.
 const (
-	OK Status = "ok"
-	// Warn: it works, with something missing.
-	Warn Status = "warn"
-	// Fail: something that was configured does not work.
-	Fail Status = "fail"
+	OK   Status = "ok"
+	Warn Status = "warn" // the daemon works, with restrictions
+	Fail Status = "fail" // something that is configured does not work
 )
 
-// Finding is what one check found.
+// Finding is a result of one check.
 type Finding struct {
 	// Check names the check, for example "state".
 	Check  string `json:"check"`
 	Status Status `json:"status"`
-	// Message says what is so, in one line.
+	// Message describes the finding in one line.
 	Message string `json:"message"`
-	// Remedy says what to do; empty if the status is OK.
+	// Remedy is the advice to the user; empty if the status is OK.
 	Remedy string `json:"remedy,omitempty"`
 }
 
-// Subject is the configuration to look at.
+// Subject is the configuration to check.
 type Subject struct {
 	// PluginDirs are all plugin directories.
 	PluginDirs []string
-	// Trust says whose directories and sockets the daemon uses; nil: those of root and of its user.
+	// Trust decides whose directories and sockets the daemon uses; nil for those of root and the daemon's user.
 	Trust *trust.Judge
 	// StatePath and ControlSocket are those of the daemon.
 	StatePath, ControlSocket string
-	// Daemon asks the daemon at the control socket for its process, in which it need not be the one that listens: the service manager may.
-	// Nil if it cannot be asked.
+	// Daemon returns the process of the daemon at the control socket; nil if the daemon cannot be asked. The listening process may be
+	// another one, such as the service manager.
 	Daemon func(ctx context.Context) (pid int, err error)
-	// Plugins are those of the catalogue.
+	// Plugins is the catalogue.
 	Plugins []catalogue.Plugin
-	// Fleet tries the members of etcd in which the fleet is kept; nil if there is no fleet. It blocks until ctx ends at most.
+	// Fleet checks the members of the fleet's etcd; nil if there is no fleet. It returns when ctx is done at the latest.
 	Fleet func(ctx context.Context) []fleet.Member
 }
 
-// check is one question. It returns at least one finding, without their names, or none if there is nothing to look at.
+// check is a function that returns findings without their names; none if there is nothing to check.
 type check struct {
 	name string
-	look func(ctx context.Context, s Subject) []Finding
+	run  func(ctx context.Context, s Subject) []Finding
 }
 
-// Examine asks every question and returns the findings in a fixed order. It blocks for as long as sockets take to accept or refuse, and
-// as etcd takes to answer, at most until ctx ends.
+// Examine runs all checks and returns the findings in a fixed order. It blocks while sockets and etcd do not answer, until ctx is done at
+// the latest.
 func Examine(ctx context.Context, s Subject) []Finding {
 	if s.Trust == nil {
 		s.Trust = trust.Default()
 	}
 	var findings []Finding
 	for _, c := range checks() {
-		for _, f := range c.look(ctx, s) {
+		for _, f := range c.run(ctx, s) {
 			f.Check = c.name
 			findings = append(findings, f)
 		}
@@ -79,7 +77,7 @@ func Examine(ctx context.Context, s Subject) []Finding {
 
 func ok(message string) Finding { return Finding{Status: OK, Message: message} }
 
-// orOK returns the findings or, if there are none, one that all is well.
+// orOK returns the findings or, if there are none, an OK finding.
 func orOK(findings []Finding, message string) []Finding {
 	if len(findings) == 0 {
 		return []Finding{ok(message)}
@@ -95,8 +93,7 @@ func fail(message, remedy string) Finding {
 	return Finding{Status: Fail, Message: message, Remedy: remedy}
 }
 
-// Watchers returns the processes other than this one that watch a directory, as far as they can be seen from here. It reads what all
-// processes watch. If that fails it returns none.
+// Watchers returns the names of other processes that watch a directory, as far as they are visible in /proc.
 func Watchers(ctx context.Context, dir string) (names []string) {
 	pids, _ := process.Watchers(ctx, dir)
 	for _, pid := range pids {
@@ -107,7 +104,7 @@ func Watchers(ctx context.Context, dir string) (names []string) {
 
 func processName(pid int) string {
 	if pid == 0 {
-		return "a process that cannot be seen from here"
+		return "a process that is not visible from here"
 	}
 	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
 	if err != nil {

@@ -50,7 +50,7 @@ func TestFaultsAreFound(t *testing.T) {
 	}{
 		"nothing": {
 			provoke: func(*testing.T, *Subject) {},
-			check:   "plugin-dirs", status: OK, says: "is there",
+			check:   "plugin-dirs", status: OK, says: "exists",
 		},
 		"permissions: directory that cannot be read": {
 			provoke: func(t *testing.T, s *Subject) { try(t, os.Chmod(s.PluginDirs[0], 0o700)) },
@@ -97,7 +97,7 @@ func TestFaultsAreFound(t *testing.T) {
 		},
 		"stale socket": {
 			provoke: func(t *testing.T, s *Subject) { staleSocket(t, filepath.Join(s.PluginDirs[0], "old.sock")) },
-			check:   "sockets", status: Warn, says: `1 of 1 sockets are stale, nobody accepts on them: ["`, remedy: "remove those",
+			check:   "sockets", status: Warn, says: `1 of 1 sockets are stale: no process accepts on them: ["`, remedy: "remove the sockets",
 		},
 		"stale control socket": {
 			provoke: func(t *testing.T, s *Subject) { staleSocket(t, s.ControlSocket) },
@@ -116,14 +116,14 @@ func TestFaultsAreFound(t *testing.T) {
 				s.PluginDirs[0] = tinyDisk(t, "size=64k,mode=0750")
 				_ = os.WriteFile(filepath.Join(s.PluginDirs[0], "filler"), make([]byte, 1<<20), 0o600)
 			},
-			check: "plugin-dirs", status: Fail, says: "is full: no plugin can make a socket", remedy: "make room",
+			check: "plugin-dirs", status: Fail, says: "is full: no plugin can create a socket", remedy: "make room",
 		},
 		"full disk: inodes": {
 			provoke: func(t *testing.T, s *Subject) {
 				s.PluginDirs[0] = tinyDisk(t, "nr_inodes=2,mode=0750")
 				try(t, os.WriteFile(filepath.Join(s.PluginDirs[0], "filler"), nil, 0o600))
 			},
-			check: "plugin-dirs", status: Fail, says: "has no inode left", remedy: "remove files",
+			check: "plugin-dirs", status: Fail, says: "has no free inodes", remedy: "remove files",
 		},
 		"full disk: read-only": {
 			provoke: func(t *testing.T, s *Subject) { s.StatePath = filepath.Join(tinyDisk(t, "size=64k,ro"), "state.db") },
@@ -263,18 +263,18 @@ func TestFaultsAreFound(t *testing.T) {
 		},
 		"unreadable catalogue: program that everyone may write": {
 			provoke: func(t *testing.T, s *Subject) { program(t, s, 0o777) },
-			check:   "catalogue", status: Fail, says: "may be written by everyone", remedy: "chmod 0755 ",
+			check:   "catalogue", status: Fail, says: "can be written by every user", remedy: "chmod 0755 ",
 		},
 		"directory that is a file": {
 			provoke: func(t *testing.T, s *Subject) {
 				s.PluginDirs[0] = filepath.Join(s.PluginDirs[0], "file")
 				try(t, os.WriteFile(s.PluginDirs[0], nil, 0o600))
 			},
-			check: "plugin-dirs", status: Fail, says: "is none", remedy: "remove it",
+			check: "plugin-dirs", status: Fail, says: "is not a directory", remedy: "remove it",
 		},
 		"directory that is not there yet": {
 			provoke: func(_ *testing.T, s *Subject) { s.PluginDirs[0] = filepath.Join(s.PluginDirs[0], "a", "b") },
-			check:   "plugin-dirs", status: OK, says: "can be made",
+			check:   "plugin-dirs", status: OK, says: "can be created",
 		},
 		"state that is a directory": {
 			provoke: func(t *testing.T, s *Subject) { try(t, os.Mkdir(s.StatePath, 0o700)) },
@@ -319,10 +319,10 @@ func TestFewOpenFilesAreFound(t *testing.T) {
 	if old.Max < fewOpenFiles {
 		t.Skip("the limit is low here already")
 	}
-	if f := lookAtOpenFiles(old); f.Status != OK {
+	if f := checkFileLimit(old); f.Status != OK {
 		t.Errorf("with the limit of this machine: %+v", f)
 	}
-	if f := lookAtOpenFiles(unix.Rlimit{Cur: 256, Max: 1024}); f.Status != Warn || !strings.Contains(f.Message, "1024") {
+	if f := checkFileLimit(unix.Rlimit{Cur: 256, Max: 1024}); f.Status != Warn || !strings.Contains(f.Message, "1024") {
 		t.Errorf("with a limit of 1,024: %+v", f)
 	}
 }
@@ -332,7 +332,7 @@ func TestOldKernelIsFound(t *testing.T) {
 		"4.19.0-27-amd64": Fail, "5.4.0": Fail, "5.13.19": Fail, "5.14.0-362.el9.x86_64": OK, "5.15": OK, "6.1.0-18-amd64": OK, "10.0-rc1": OK,
 		"linux": Warn, "": Warn,
 	} {
-		if f := lookAtKernel(release); f.Status != want || want == Fail && (!strings.Contains(f.Message, release) || f.Remedy == "") {
+		if f := checkRelease(release); f.Status != want || want == Fail && (!strings.Contains(f.Message, release) || f.Remedy == "") {
 			t.Errorf("%q: %+v", release, f)
 		}
 	}
@@ -377,10 +377,10 @@ func TestCgroups(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			system := cgroupfs.Parse(tc.mounts, tc.membership)
 			writable := func(string) error { return tc.denied }
-			if f := lookAtCgroup(system, writable); f.Status != tc.groups || !strings.Contains(f.Message, tc.says) {
+			if f := checkCreateGroups(system, writable); f.Status != tc.groups || !strings.Contains(f.Message, tc.says) {
 				t.Errorf("finding is %+v, want %s and %q", f, tc.groups, tc.says)
 			}
-			f := lookAtLimits(system, func(string) []string { return tc.controllers }, writable)
+			f := checkLimits(system, func(string) []string { return tc.controllers }, writable)
 			if f.Status != tc.limits || !strings.Contains(f.Message, tc.limitsSay) {
 				t.Errorf("finding is %+v, want %s and %q", f, tc.limits, tc.limitsSay)
 			}
@@ -402,7 +402,7 @@ func TestClock(t *testing.T) {
 		{time.Unix(0, 0), time.Time{}, false, Warn},
 		{time.Unix(0, 0), now, true, Warn},
 	} {
-		f := lookAtClock(tc.now, tc.written, tc.synchronised)
+		f := compareClock(tc.now, tc.written, tc.synchronised)
 		if f.Status != tc.want || (f.Status == OK) != (f.Remedy == "") {
 			t.Errorf("at %v, written at %v, synchronised %t: %+v, want %s", tc.now, tc.written, tc.synchronised, f, tc.want)
 		}

@@ -21,22 +21,22 @@ import (
 const (
 	// capDACOverride is the number of the capability that opens the sockets of other users, from linux/capability.h.
 	capDACOverride = 1
-	// lowSpace is how many bytes should be free where the state is kept: far more than it takes, so that the warning comes in time.
+	// lowSpace is the free space in bytes below which checkState warns. The state file needs far less.
 	lowSpace = 16 << 20
 	// probeTimeout bounds one connect.
 	probeTimeout = time.Second
-	// askTimeout bounds how long a daemon may take to say who it is.
+	// askTimeout bounds one request to a daemon or a file system.
 	askTimeout = 3 * time.Second
-	// shown is how many sockets of a kind are named.
+	// shown is how many paths of one kind a finding names.
 	shown = 5
 )
 
 func checkUser(context.Context, Subject) []Finding {
 	uid := os.Geteuid()
 	if hasCapability(capDACOverride) {
-		return []Finding{ok(fmt.Sprintf("user %d may open the sockets of every user", uid))}
+		return []Finding{ok(fmt.Sprintf("user %d can connect to the sockets of all users", uid))}
 	}
-	return []Finding{warn(fmt.Sprintf("user %d may open its own sockets only: plugins of other users cannot be reached", uid),
+	return []Finding{warn(fmt.Sprintf("user %d can connect only to its own sockets: plugins of other users cannot be reached", uid),
 		"run as root, give the daemon the capability CAP_DAC_OVERRIDE, or run the plugins as the same user")}
 }
 
@@ -56,25 +56,25 @@ func checkPluginDirs(ctx context.Context, s Subject) []Finding {
 			findings[i] = fail(fmt.Sprintf("plugin directory %s is on a file system that does not answer", dir), hungRemedy)
 			continue
 		}
-		findings[i] = lookAtPluginDir(dir, s.Trust)
-		if space, known := lookAtSpace(dir, "no plugin can make a socket in it"); known && space.Status == Fail && findings[i].Status == OK {
+		findings[i] = checkPluginDir(dir, s.Trust)
+		if space, known := checkSpace(dir, "no plugin can create a socket in it"); known && space.Status == Fail && findings[i].Status == OK {
 			findings[i] = space
 		}
 	}
 	return findings
 }
 
-func lookAtPluginDir(dir string, judge *trust.Judge) Finding {
+func checkPluginDir(dir string, judge *trust.Judge) Finding {
 	var st unix.Stat_t
 	err := unix.Stat(dir, &st)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return lookAtMissing(dir, "plugin directory "+dir)
+		return checkMissing(dir, "plugin directory "+dir)
 	case err != nil:
 		return fail(fmt.Sprintf("plugin directory %s cannot be inspected: %v", dir, err),
 			"make its parent directories accessible to the daemon's user")
 	case st.Mode&unix.S_IFMT != unix.S_IFDIR:
-		return fail(dir+" is configured as a plugin directory and is none", "remove it, or configure another directory")
+		return fail(dir+" is configured as a plugin directory and is not a directory", "remove it, or configure another directory")
 	}
 	if err := unix.Access(dir, unix.R_OK|unix.X_OK); err != nil {
 		return fail(fmt.Sprintf("plugin directory %s (mode %04o, owner %d) cannot be read by user %d", dir, st.Mode&0o7777, st.Uid, os.Geteuid()),
@@ -87,31 +87,31 @@ func lookAtPluginDir(dir string, judge *trust.Judge) Finding {
 	if refusal, refused := errors.AsType[*trust.Refusal](judge.Directory(dir, mode, st.Uid, st.Gid)); refused {
 		return fail("plugin "+refusal.Problem, refusal.Remedy)
 	}
-	if err := unix.Access(dir, unix.W_OK); err != nil && !errors.Is(err, unix.EROFS) { // which the space says
-		return warn(fmt.Sprintf("plugin directory %s (mode %04o, owner %d) cannot be written by user %d: plugins of the catalogue have no "+
-			"place for their sockets", dir, st.Mode&0o7777, st.Uid, os.Geteuid()),
+	if err := unix.Access(dir, unix.W_OK); err != nil && !errors.Is(err, unix.EROFS) { // checkSpace reports EROFS
+		return warn(fmt.Sprintf("plugin directory %s (mode %04o, owner %d) cannot be written by user %d: launched plugins cannot create "+
+			"their sockets", dir, st.Mode&0o7777, st.Uid, os.Geteuid()),
 			fmt.Sprintf("chown %d %s, or run the daemon as user %d", os.Geteuid(), dir, st.Uid))
 	}
-	return ok(fmt.Sprintf("plugin directory %s is there (mode %04o, owner %d)", dir, st.Mode&0o7777, st.Uid))
+	return ok(fmt.Sprintf("plugin directory %s exists (mode %04o, owner %d)", dir, st.Mode&0o7777, st.Uid))
 }
 
-// lookAtMissing checks that this user could make a file that does not exist yet.
-func lookAtMissing(path, what string) Finding {
+// checkMissing checks that this user could create a file that does not exist yet.
+func checkMissing(path, what string) Finding {
 	parent := filepath.Dir(path)
 	for {
 		err := unix.Access(parent, unix.W_OK|unix.X_OK)
 		if err == nil {
-			return ok(what + " does not exist yet and can be made")
+			return ok(what + " does not exist yet and can be created")
 		}
 		if !errors.Is(err, fs.ErrNotExist) || parent == filepath.Dir(parent) {
 			return fail(fmt.Sprintf("%s does not exist and cannot be created: user %d may not write to %s", what, os.Geteuid(), parent),
-				"make it by hand, with the daemon's user as its owner, or choose another path")
+				"create it, with the daemon's user as its owner, or choose another path")
 		}
 		parent = filepath.Dir(parent)
 	}
 }
 
-// checkSockets looks for sockets on which no process accepts or that cannot be opened, and for files that are not trusted.
+// checkSockets looks for stale or inaccessible sockets, and for files that are not trusted.
 func checkSockets(ctx context.Context, s Subject) []Finding {
 	seen := survey{subject: s, refused: map[trust.Reason][]string{}}
 	for _, dir := range s.PluginDirs {
@@ -120,7 +120,7 @@ func checkSockets(ctx context.Context, s Subject) []Finding {
 	return seen.findings()
 }
 
-// survey is what is found in plugin directories.
+// survey collects what is found in plugin directories.
 type survey struct {
 	subject                Subject
 	sockets                int
@@ -128,11 +128,10 @@ type survey struct {
 	refused                map[trust.Reason][]string
 }
 
-// hungRemedy is what to do about a file system that does not answer.
 const hungRemedy = "restore its server, or unmount it: umount --lazy PATH"
 
-// answers reports whether the file system at path answers within askTimeout, if one is mounted there. A goroutine whose call does not
-// return is left behind.
+// answers reports whether path is not a mount point, or the file system mounted there answers within askTimeout. If a system call hangs,
+// its goroutine is leaked.
 func answers(ctx context.Context, path string) bool {
 	if e, err := sock.StatEntry(path, true); err != nil || !e.IsMountPoint {
 		return true
@@ -158,9 +157,9 @@ func answers(ctx context.Context, path string) bool {
 
 func (v *survey) walk(ctx context.Context, dir string) {
 	if !answers(ctx, dir) {
-		return // the check of the directories says so
+		return // checkPluginDirs reports it
 	}
-	// What cannot be read is said by the check of the directories.
+	// checkPluginDirs reports directories that cannot be read.
 	_ = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		switch {
 		case err != nil || ctx.Err() != nil:
@@ -173,7 +172,7 @@ func (v *survey) walk(ctx context.Context, dir string) {
 			v.foreign = append(v.foreign, path)
 			return fs.SkipDir
 		}
-		if refusal := judged(v.subject.Trust, path); refusal != nil {
+		if refusal := refusalOf(v.subject.Trust, path); refusal != nil {
 			v.refused[refusal.Reason] = append(v.refused[refusal.Reason], path)
 			if entry.IsDir() {
 				return fs.SkipDir
@@ -201,39 +200,39 @@ func (v *survey) probe(ctx context.Context, path string) {
 
 func (v *survey) findings() []Finding {
 	var findings []Finding
-	report := func(f func(message, remedy string) Finding, paths []string, what, remedy string) {
+	report := func(f func(message, remedy string) Finding, paths []string, problem, remedy string) {
 		if len(paths) > 0 {
-			message := fmt.Sprintf("%d of %d sockets %s: %q", len(paths), v.sockets, what, paths[:min(len(paths), shown)])
+			message := fmt.Sprintf("%d of %d sockets %s: %q", len(paths), v.sockets, problem, paths[:min(len(paths), shown)])
 			findings = append(findings, f(message, remedy))
 		}
 	}
 	if len(v.foreign) > 0 {
 		findings = append(findings, warn(fmt.Sprintf("%d file systems below the plugin directories are not searched, because they may not "+
 			"answer: %q", len(v.foreign), v.foreign[:min(len(v.foreign), shown)]),
-			"use local directories, or make a directory on such a file system a plugin directory of its own"))
+			"use local directories, or configure a directory on such a file system as a plugin directory"))
 	}
-	report(warn, v.stale, "are stale, nobody accepts on them",
-		"remove those whose plugins will not come back; a plugin that comes back makes a new socket")
+	report(warn, v.stale, "are stale: no process accepts on them",
+		"remove the sockets of plugins that will not be started again; a plugin that starts again creates a new socket")
 	report(fail, v.denied, fmt.Sprintf("cannot be opened by user %d: their plugins will not be registered", os.Geteuid()),
 		"run the daemon as their owner or as root, give it the capability CAP_DAC_OVERRIDE, or chown the sockets")
 	for _, reason := range slices.Sorted(maps.Keys(v.refused)) {
 		paths := v.refused[reason]
-		first := judged(v.subject.Trust, paths[0])
+		first := refusalOf(v.subject.Trust, paths[0])
 		if first == nil {
-			continue // mended meanwhile
+			continue // fixed in the meantime
 		}
 		problem := first.Problem
 		if len(paths) > 1 {
-			problem += fmt.Sprintf(", and %d more like it: %q", len(paths)-1, paths[1:min(len(paths), shown)])
+			problem += fmt.Sprintf(", and %d more like this: %q", len(paths)-1, paths[1:min(len(paths), shown)])
 		}
 		findings = append(findings, warn("not used: "+problem, first.Remedy))
 	}
 	return orOK(findings, fmt.Sprintf("%d sockets in the plugin directories, none of them stale", v.sockets))
 }
 
-// judged returns why a directory, socket or link in a plugin directory is not used; nil if it is.
-func judged(judge *trust.Judge, path string) *trust.Refusal {
-	info, err := sock.Stat(path) // of what has gone meanwhile nothing is said
+// refusalOf returns the reason why a directory, socket or link in a plugin directory is not used; nil if it is used.
+func refusalOf(judge *trust.Judge, path string) *trust.Refusal {
+	info, err := sock.Stat(path) // a removed file is not refused
 	switch {
 	case err != nil:
 	case info.Mode&fs.ModeSymlink != 0:
@@ -251,18 +250,18 @@ func checkState(_ context.Context, s Subject) []Finding {
 	if s.StatePath == "" {
 		return []Finding{fail("no state file is configured", "name one with --state")}
 	}
-	findings := []Finding{lookAtStateFile(s.StatePath)}
-	if space, known := lookAtSpace(filepath.Dir(s.StatePath), "no registration can be saved"); known {
+	findings := []Finding{checkStateFile(s.StatePath)}
+	if space, known := checkSpace(filepath.Dir(s.StatePath), "no registration can be saved"); known {
 		findings = append(findings, space)
 	}
 	return findings
 }
 
-func lookAtStateFile(path string) Finding {
+func checkStateFile(path string) Finding {
 	info, err := os.Lstat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return lookAtMissing(path, "state file "+path)
+		return checkMissing(path, "state file "+path)
 	case err != nil:
 		return fail(fmt.Sprintf("state file %s cannot be inspected: %v", path, err), "make its directory accessible to the daemon's user")
 	case !info.Mode().IsRegular():
@@ -276,11 +275,11 @@ func lookAtStateFile(path string) Finding {
 	if info.Mode().Perm()&0o022 != 0 {
 		return fail(fmt.Sprintf("state file %s may be written by others (mode %04o)", path, info.Mode().Perm()), "chmod 0600 "+path)
 	}
-	return ok(fmt.Sprintf("state file %s is there (%d bytes)", path, info.Size()))
+	return ok(fmt.Sprintf("state file %s exists (%d bytes)", path, info.Size()))
 }
 
-// lookAtSpace looks at the file system of a directory, or of the nearest one above it that exists. The loss is what comes of a full one.
-func lookAtSpace(dir, loss string) (f Finding, known bool) {
+// checkSpace checks the file system of dir, or of its nearest parent that exists. The loss is the consequence of a full file system.
+func checkSpace(dir, loss string) (f Finding, known bool) {
 	var st unix.Statfs_t
 	for unix.Statfs(dir, &st) != nil {
 		if dir == filepath.Dir(dir) {
@@ -295,7 +294,7 @@ func lookAtSpace(dir, loss string) (f Finding, known bool) {
 	case free == 0:
 		return fail("the file system of "+dir+" is full: "+loss, "make room on it, or choose another path"), true
 	case st.Files > 0 && st.Ffree == 0:
-		return fail("the file system of "+dir+" has no inode left: "+loss, "remove files from it, or choose another path"), true
+		return fail("the file system of "+dir+" has no free inodes: "+loss, "remove files from it, or choose another path"), true
 	case free < lowSpace:
 		return warn(fmt.Sprintf("the file system of %s has %d KiB left", dir, free>>10), "make room before it is full: then "+loss), true
 	}
@@ -305,7 +304,8 @@ func lookAtSpace(dir, loss string) (f Finding, known bool) {
 // errSilent means that a process accepts on the control socket and does not answer.
 var errSilent = errors.New("no answer")
 
-// daemonOf returns the process of the daemon that serves the control socket, or, with errSilent, the process that accepts there.
+// daemonOf returns the process of the daemon that serves the control socket. If that daemon does not answer, the error is errSilent and the
+// process is the one that listens.
 func daemonOf(ctx context.Context, s Subject) (pid int, err error) {
 	probing, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
@@ -334,7 +334,7 @@ func checkControlSocket(ctx context.Context, s Subject) []Finding {
 	info, err := sock.Stat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return []Finding{lookAtMissing(path, "control socket "+path)}
+		return []Finding{checkMissing(path, "control socket "+path)}
 	case err != nil:
 		return []Finding{fail(fmt.Sprintf("control socket %s cannot be inspected: %v", path, err), "make its directory accessible")}
 	case !info.IsSocket():

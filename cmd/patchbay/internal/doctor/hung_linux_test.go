@@ -10,8 +10,8 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/mounttest"
 )
 
-// TestHungMount reproduces PAINS 110: a file system that does not answer does not block. At a plugin directory it is a failure; below one it
-// is named as not searched, as discovery does not search it.
+// TestHungMount reproduces PAINS 110: a file system that does not answer does not block. At a plugin directory it is a failure; below one
+// it is named as not searched, as discovery does not search it.
 func TestHungMount(t *testing.T) {
 	if !mounttest.Isolated(t) {
 		return

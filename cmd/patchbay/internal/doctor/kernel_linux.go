@@ -18,24 +18,24 @@ import (
 )
 
 const (
-	// fewOpenFiles is below what a machine with many plugins needs: a descriptor for each registered one and one for each connection.
+	// Limits below these are too low for a machine with many plugins. Each registered plugin needs a descriptor, and each connection.
 	fewOpenFiles = 4096
 	fewWatches   = 8192
 	fewInstances = 64
-	// clockSlack is by how much the clocks of a machine and of its file systems may differ.
+	// clockSlack is the tolerated difference between the clocks of a machine and of its file systems.
 	clockSlack = time.Minute
 )
 
-// checkOpenFiles looks at the limit on open files. The Go runtime raises the soft limit to the hard one.
+// checkOpenFiles checks the hard limit of open files, to which the Go runtime raises the soft limit.
 func checkOpenFiles(context.Context, Subject) []Finding {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		return []Finding{warn(fmt.Sprintf("the limit on open files cannot be read: %v", err), "see ulimit -n")}
+		return []Finding{warn(fmt.Sprintf("the limit of open files cannot be read: %v", err), "see ulimit -n")}
 	}
-	return []Finding{lookAtOpenFiles(limit)}
+	return []Finding{checkFileLimit(limit)}
 }
 
-func lookAtOpenFiles(limit unix.Rlimit) Finding {
+func checkFileLimit(limit unix.Rlimit) Finding {
 	if limit.Max < fewOpenFiles {
 		return warn(fmt.Sprintf("at most %d files may be open, and every plugin takes one or two", limit.Max),
 			"raise the hard limit: LimitNOFILE= in the unit, or ulimit -Hn")
@@ -43,7 +43,7 @@ func lookAtOpenFiles(limit unix.Rlimit) Finding {
 	return ok(fmt.Sprintf("up to %d files may be open", limit.Max))
 }
 
-// checkInotify looks at the limits of inotify and whether a watch is available now.
+// checkInotify checks the limits of inotify, and that a watch is available.
 func checkInotify(context.Context, Subject) []Finding {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
 	if err != nil {
@@ -61,11 +61,11 @@ func checkInotify(context.Context, Subject) []Finding {
 	}{{"max_user_watches", fewWatches}, {"max_user_instances", fewInstances}} {
 		value, err := readNumber("/proc/sys/fs/inotify/" + limit.name)
 		if err == nil && value < limit.few {
-			return []Finding{warn(fmt.Sprintf("fs.inotify.%s is %d: where it runs out, directories are scanned", limit.name, value),
+			return []Finding{warn(fmt.Sprintf("fs.inotify.%s is %d: directories that exceed it are scanned", limit.name, value),
 				fmt.Sprintf("sysctl -w fs.inotify.%s=%d", limit.name, limit.few))}
 		}
 	}
-	return []Finding{ok("inotify works and has room")}
+	return []Finding{ok("inotify works, and its limits are high enough")}
 }
 
 func readNumber(path string) (int, error) {
@@ -76,11 +76,11 @@ func readNumber(path string) (int, error) {
 	return strconv.Atoi(strings.TrimSpace(string(text)))
 }
 
-// The kernel that is needed is the first one with cgroup.kill. It also has, from earlier versions, pidfd with poll and waitid, clone3 into
-// a cgroup, close_range, openat2 and birth times in statx.
+// The oldest supported kernel is the first one with cgroup.kill. Earlier versions introduced pidfd with poll and waitid, clone3 into a
+// cgroup, close_range, openat2 and birth times in statx.
 const needMajor, needMinor = 5, 14
 
-// features are kernel features that a sandbox or a file system may lack on any kernel, each with what is lost without it.
+// features are kernel features that can be missing on any kernel, because of a sandbox or a file system, with the consequence.
 var features = []struct {
 	name, loss string
 	probe      func() error
@@ -102,7 +102,7 @@ var features = []struct {
 	{"close_range", "no plugin can be launched", func() error {
 		return unix.CloseRange(math.MaxInt32, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC) // there is no such descriptor
 	}},
-	{"birth times of files (statx)", "a socket that is made again within a tick of the clock may not be told from the old one", func() error {
+	{"birth times of files (statx)", "a socket that is created again within a clock tick may be mistaken for the old one", func() error {
 		var st unix.Statx_t
 		if err := unix.Statx(unix.AT_FDCWD, "/", 0, unix.STATX_BTIME, &st); err != nil {
 			return err
@@ -112,10 +112,10 @@ var features = []struct {
 		}
 		return nil
 	}},
-	{"sealed memory files", "what was checked cannot be sealed before it runs", func() error {
+	{"sealed memory files", "a program could be changed between the check of its digest and its start", func() error {
 		const flags = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
-		fd, err := unix.MemfdCreate("doctor", flags|unix.MFD_EXEC) // which the sysctl vm.memfd_noexec may forbid
-		if errors.Is(err, unix.EINVAL) {                           // before Linux 6.3, where all can be executed
+		fd, err := unix.MemfdCreate("doctor", flags|unix.MFD_EXEC) // the sysctl vm.memfd_noexec may forbid it
+		if errors.Is(err, unix.EINVAL) {                           // before Linux 6.3, where every memory file is executable
 			fd, err = unix.MemfdCreate("doctor", flags)
 		}
 		if err == nil {
@@ -125,13 +125,13 @@ var features = []struct {
 	}},
 }
 
-// checkKernel looks at the version of the kernel, and tries the features that Patchbay makes use of.
+// checkKernel checks the version of the kernel and tries the features that Patchbay uses.
 func checkKernel(context.Context, Subject) []Finding {
 	var name unix.Utsname
 	if err := unix.Uname(&name); err != nil {
 		return []Finding{warn(fmt.Sprintf("the kernel version is not known: %v", err), "see uname -r")}
 	}
-	version := lookAtKernel(unix.ByteSliceToString(name.Release[:]))
+	version := checkRelease(unix.ByteSliceToString(name.Release[:]))
 	if version.Status == Fail {
 		return []Finding{version}
 	}
@@ -148,33 +148,33 @@ func checkKernel(context.Context, Subject) []Finding {
 	return findings
 }
 
-// lookAtKernel checks a release as uname prints it, such as 5.14.0-362.el9.x86_64.
-func lookAtKernel(release string) Finding {
+// checkRelease checks the release of a kernel, such as 5.14.0-362.el9.x86_64.
+func checkRelease(release string) Finding {
 	var major, minor int
 	if _, err := fmt.Sscanf(release, "%d.%d", &major, &minor); err != nil {
-		return warn(fmt.Sprintf("the version of the kernel cannot be told from %q", release), "check that it is Linux 5.14 or newer")
+		return warn(fmt.Sprintf("the version of the kernel is not known: its release is %q", release), "check that it is Linux 5.14 or newer")
 	}
 	if major < needMajor || major == needMajor && minor < needMinor {
-		return fail(fmt.Sprintf("Linux %s is too old: launched plugins could outlive the daemon, and features are missing without which "+
-			"none starts (cgroup.kill, close_range)", release), fmt.Sprintf("run Linux %d.%d or newer", needMajor, needMinor))
+		return fail(fmt.Sprintf("Linux %s is too old: no plugin can be launched, because features are missing "+
+			"(cgroup.kill, close_range)", release), fmt.Sprintf("run Linux %d.%d or newer", needMajor, needMinor))
 	}
-	return ok("Linux " + release + " has what is needed: pidfd, statx, memfd")
+	return ok("Linux " + release + " has all required features: pidfd, statx, memfd")
 }
 
-// checkCgroup looks for a version 2 hierarchy in which groups can be made, and for what can be limited.
+// checkCgroup checks that control groups of version 2 can be created, and which resources can be limited.
 func checkCgroup(context.Context, Subject) []Finding {
 	system, err := cgroupfs.Self()
 	if err != nil {
-		return []Finding{warn(fmt.Sprintf("the control groups cannot be seen: %v", err), "mount /proc")}
+		return []Finding{warn(fmt.Sprintf("the control groups of this process are not known: %v", err), "mount /proc")}
 	}
 	writable := func(dir string) error { return unix.Access(dir, unix.W_OK) }
-	return []Finding{lookAtCgroup(system, writable), lookAtLimits(system, cgroupfs.Controllers, writable)}
+	return []Finding{checkCreateGroups(system, writable), checkLimits(system, cgroupfs.Controllers, writable)}
 }
 
 const delegate = "run the daemon under systemd with Delegate=yes and DelegateSubgroup=, or as root with the hierarchy mounted writable"
 
-// lookAtCgroup checks that control groups of version 2 can be created.
-func lookAtCgroup(system cgroupfs.System, writable func(dir string) error) Finding {
+// checkCreateGroups checks that control groups of version 2 can be created.
+func checkCreateGroups(system cgroupfs.System, writable func(dir string) error) Finding {
 	const loss = "descendants of a plugin that leave its process group may outlive a host that is killed"
 	if system.Unified == nil {
 		return warn(fmt.Sprintf("no control groups of version 2 are mounted (mounted: %s): %s", system.Kind(), loss),
@@ -190,8 +190,8 @@ func lookAtCgroup(system cgroupfs.System, writable func(dir string) error) Findi
 	return ok(fmt.Sprintf("control groups can be created in %s; this system is %s", dir, system.Kind()))
 }
 
-// lookAtLimits checks that control groups of either version can limit the memory and processor time of plugins.
-func lookAtLimits(system cgroupfs.System, controllers func(dir string) []string, writable func(dir string) error) Finding {
+// checkLimits checks that control groups of either version can limit the memory and processor time of plugins.
+func checkLimits(system cgroupfs.System, controllers func(dir string) []string, writable func(dir string) error) Finding {
 	var can, cannot []string
 	for _, name := range []string{"memory", "cpu"} {
 		if system.Unified != nil {
@@ -214,7 +214,7 @@ func lookAtLimits(system cgroupfs.System, controllers func(dir string) []string,
 	return ok("control groups can limit " + strings.Join(can, " and "))
 }
 
-// checkClock looks for signs that the wall clock is wrong.
+// checkClock checks that the clock is synchronized and is not behind the last write of the state file.
 func checkClock(_ context.Context, s Subject) []Finding {
 	var timex unix.Timex
 	_, err := unix.Adjtimex(&timex)
@@ -222,20 +222,20 @@ func checkClock(_ context.Context, s Subject) []Finding {
 	if info, err := os.Stat(s.StatePath); err == nil {
 		written = info.ModTime()
 	}
-	return []Finding{lookAtClock(time.Now(), written, err == nil && timex.Status&unix.STA_UNSYNC == 0)}
+	return []Finding{compareClock(time.Now(), written, err == nil && timex.Status&unix.STA_UNSYNC == 0)}
 }
 
-// lookAtClock compares the time with that of the last write of the state file, zero if there is none.
-func lookAtClock(now, written time.Time, synchronised bool) Finding {
+// compareClock compares now with the time of the last write of the state file, zero if there is none.
+func compareClock(now, written time.Time, synchronised bool) Finding {
 	const setIt = "set the clock, for example with timedatectl set-ntp true"
 	shown := now.UTC().Format(time.RFC3339)
 	switch {
 	case written.Sub(now) > clockSlack:
-		return warn(fmt.Sprintf("the clock says %s, and the state file was written at %s: the clock was set back, or is wrong",
+		return warn(fmt.Sprintf("it is %s, and the state file was written at %s: the clock was set back, or is wrong",
 			shown, written.UTC().Format(time.RFC3339)), setIt)
 	case !synchronised:
-		return warn("the clock is not synchronised and says "+shown+": times in events and states may be wrong, and certificates may seem "+
-			"to be invalid", setIt)
+		return warn("the clock is not synchronised ("+shown+"): times in events and states may be wrong, and valid certificates may be refused",
+			setIt)
 	}
 	return ok("the clock is synchronised")
 }

@@ -18,13 +18,13 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/launch/sealedexec"
 )
 
-// digestStep is how many bytes are read before it is looked whether there is still time.
+// digestStep is how many bytes digestOf reads before it checks its context again.
 const digestStep = 4 << 20
 
 func checkCatalogue(ctx context.Context, s Subject) []Finding {
 	var findings []Finding
 	for _, p := range s.Plugins {
-		if f := lookAtProgram(ctx, p); f.Status != OK {
+		if f := checkProgram(ctx, p); f.Status != OK {
 			findings = append(findings, f)
 		}
 	}
@@ -34,7 +34,7 @@ func checkCatalogue(ctx context.Context, s Subject) []Finding {
 	return orOK(findings, fmt.Sprintf("the programs of %d plugins exist and can be run", len(s.Plugins)))
 }
 
-func lookAtProgram(ctx context.Context, p catalogue.Plugin) Finding {
+func checkProgram(ctx context.Context, p catalogue.Plugin) Finding {
 	what := fmt.Sprintf("program %s of plugin %s", p.Command[0], p.Name)
 	path, err := exec.LookPath(p.Command[0])
 	switch {
@@ -54,7 +54,7 @@ func lookAtProgram(ctx context.Context, p catalogue.Plugin) Finding {
 	info, err := os.Stat(path)
 	if p.SHA256 == "" {
 		if err == nil && info.Mode().Perm()&0o002 != 0 {
-			return fail(fmt.Sprintf("%s may be written by everyone (mode %04o): the daemon would run whatever they write", what, info.Mode().Perm()),
+			return fail(fmt.Sprintf("%s can be written by every user (mode %04o), and the daemon runs it", what, info.Mode().Perm()),
 				"chmod 0755 "+path+", or set the plugin's sha256")
 		}
 		return ok("")
@@ -102,10 +102,10 @@ func checkFleet(ctx context.Context, s Subject) []Finding {
 	var bad []Finding
 	for _, m := range members {
 		if m.Err != nil {
-			// One of several is made up for by the others.
+			// The other members suffice.
 			bad = append(bad, warn(fmt.Sprintf("etcd %s: %v", m.Endpoint, m.Err),
-				"see that etcd runs at fleet.etcd.endpoints, that no firewall is between, and that fleet.etcd.ca, cert and key are its own; "+
-					"plugins of this node work meanwhile"))
+				"check that etcd runs at fleet.etcd.endpoints, that no firewall blocks it, and that fleet.etcd.ca, cert and key are right; "+
+					"the plugins of this node continue to work"))
 		}
 	}
 	if len(bad) == len(members) {
@@ -113,12 +113,11 @@ func checkFleet(ctx context.Context, s Subject) []Finding {
 			bad[i].Status = Fail
 		}
 	}
-	return orOK(append(bad, strangers(members)...), fmt.Sprintf("etcd answers at %d of %d endpoints", len(members), len(members)))
+	return orOK(append(bad, checkClusters(members)...), fmt.Sprintf("etcd answers at %d of %d endpoints", len(members), len(members)))
 }
 
-// strangers says which members of etcd do not belong to the cluster of the first one that answers: to have some of them restored and others
-// not gives a lock two holders.
-func strangers(members []fleet.Member) (bad []Finding) {
+// checkClusters checks that all members of etcd belong to one cluster. After a restore of only some members, a lock could have two holders.
+func checkClusters(members []fleet.Member) (bad []Finding) {
 	var first fleet.Member
 	for _, m := range members {
 		switch {

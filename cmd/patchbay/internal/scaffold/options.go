@@ -14,23 +14,23 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
-// ErrOptions is wrapped by errors of what the caller gave.
+// ErrOptions is wrapped by errors in the options.
 var ErrOptions = errors.New("cannot write a plugin")
 
-// ErrVersion is wrapped by the error of a version that none was released as, when all else is right. It wraps [ErrOptions].
+// ErrVersion is wrapped by the error for a version that was never released, if the other options are right. It wraps [ErrOptions].
 var ErrVersion = fmt.Errorf("%w: no released version", ErrOptions)
 
 const module = "github.com/patchbay-dev/patchbay"
 
 var (
 	typeSyntax = regexp.MustCompile(`^[A-Za-z]([A-Za-z0-9.-]*[A-Za-z0-9])?$`)
-	// What a name may have goes unquoted into Go strings, Makefiles, unit files and shells.
+	// A name is written unquoted into Go strings, Makefiles, unit files and shell commands.
 	nameSyntax  = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$`)
 	pathElement = regexp.MustCompile(`^[A-Za-z0-9_~-]([A-Za-z0-9._~-]*[A-Za-z0-9_~-])?$`)
 	released    = regexp.MustCompile(`^v\d+\.\d+\.\d+(-[0-9A-Za-z.-]+)?$`)
 )
 
-// otherNames are words that are easily taken for a plugin type.
+// otherNames maps words that users mistake for plugin types to these types.
 var otherNames = map[string]string{
 	"csi": "CSIPlugin", "csiplugin": "CSIPlugin", "csi-node": "CSIPlugin", "csi-controller": "CSIPlugin",
 	"device": "DevicePlugin", "deviceplugin": "DevicePlugin", "dra": "DRAPlugin", "draplugin": "DRAPlugin",
@@ -55,7 +55,7 @@ func (o Options) check() error {
 	return nil
 }
 
-// checkName returns what hosts would not like about a name.
+// checkName returns an error if hosts would refuse the name.
 func checkName(ptype, name string) error {
 	if len(name) > 253 || !nameSyntax.MatchString(name) || strings.Contains(name, "//") || strings.Contains(name, "..") {
 		return fmt.Errorf("name %q must have up to 253 letters, digits, dots, dashes, underscores and slashes", name)
@@ -75,12 +75,12 @@ func checkModule(name string) error {
 	return nil
 }
 
-// goVersion is the language version of Patchbay's go.mod; a test compares them.
+// goVersion is the language version in Patchbay's go.mod; a test compares them.
 const goVersion = "1.26.0"
 
 var moduleLine = regexp.MustCompile(`(?m)^module[ \t]+\S+[ \t]*$`)
 
-// moduleFiles returns go.mod, and go.sum where it is known.
+// moduleFiles returns go.mod and, if the source is local, go.sum.
 func (o Options) moduleFiles() ([]File, error) {
 	if o.Replace == "" {
 		text := fmt.Sprintf("module %s\n\ngo %s\n\nrequire %s %s\n", o.Module, goVersion, module, o.Version)
@@ -102,7 +102,7 @@ func (o Options) moduleFiles() ([]File, error) {
 	if len(line) != 2 || !slices.Equal(strings.Fields(string(mod[line[0]:line[1]])), []string{"module", module}) {
 		return nil, fmt.Errorf("%w: %s is not the source of %s", ErrOptions, dir, module)
 	}
-	// With the very requirements and sums of the source, nothing has to be looked up. "go mod tidy" removes those that are too many.
+	// With all requirements and sums of the source, Go needs no network. "go mod tidy" removes the unused ones.
 	var text bytes.Buffer
 	text.Write(mod[:line[0]])
 	fmt.Fprintf(&text, "module %s\n\nrequire %s v0.0.0\n\nreplace %s => %s", o.Module, module, module, quoted(dir))

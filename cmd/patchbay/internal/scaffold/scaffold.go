@@ -1,5 +1,5 @@
-// Package scaffold writes the source of a new plugin: a Go module that builds, with a service of the plugin's type, tests on package
-// sdk/sdktest, a Makefile and a systemd unit. What it writes is a beginning that its owner changes; it never touches a file that exists.
+// Package scaffold writes the source of a new plugin: a Go module that builds, with a service of the plugin's type, tests with package
+// sdk/sdktest, a Makefile and a systemd unit. It never overwrites a file.
 package scaffold
 
 import (
@@ -14,7 +14,7 @@ import (
 	"text/template"
 )
 
-// Options say what to write. Name and Type are required, and one of Version and Replace.
+// Options describe the plugin to write. Name and Type are required, and one of Version and Replace.
 type Options struct {
 	// Name and Type are what the plugin announces.
 	Name, Type string
@@ -22,7 +22,7 @@ type Options struct {
 	Module string
 	// Version is the released version of Patchbay whose SDK the plugin uses, for example "v1.2.3".
 	Version string
-	// Replace is the directory of Patchbay's source, to build with that instead.
+	// Replace is a directory with Patchbay's source, to build with that source instead of a released version.
 	Replace string
 }
 
@@ -35,15 +35,15 @@ type File struct {
 //go:embed templates
 var templates embed.FS
 
-// kinds are the types with a service of their own; what is none of them gets the plain one.
+// kinds are the types with a template of their own; other types use plain.
 var kinds = map[string]kind{
 	"CSIPlugin": {
 		folder: "csi", call: "NodeGetInfo", mounts: true,
-		notes: "`identity.go` and `node.go` are the services of CSI that a driver must have. A driver that makes volumes also has a controller.",
+		notes: "`identity.go` and `node.go` are the services of CSI that a driver must have. A driver that creates volumes also has a controller.",
 	},
 	"DevicePlugin": {
 		folder: "device", call: "ListAndWatch",
-		notes: "The name is that of the resource which pods ask for. Devices that come and go are sent by `ListAndWatch`.",
+		notes: "The name is that of the resource that pods request. `ListAndWatch` sends the list of devices whenever it changes.",
 	},
 	"DRAPlugin": {
 		folder: "dra", call: `NodePrepareResources '{"claims": [{"namespace": "default", "name": "one", "uid": "1"}]}'`,
@@ -53,21 +53,21 @@ var kinds = map[string]kind{
 
 var plain = kind{
 	folder: "plain", call: `Greet '"world"'`,
-	notes: "`service.go` says how to replace the example by a service of your own.",
+	notes: "`service.go` explains how to replace the example by your own service.",
 }
 
-// kind is what differs between types.
+// kind has the differences between plugin types.
 type kind struct {
-	folder string // of the templates
-	call   string // an example for "patchbay call"
+	folder string // of templates
+	call   string // arguments for an example of "patchbay call"
 	notes  string
 	mounts bool
 }
 
 var notOfBinaries = regexp.MustCompile(`[^a-z0-9-]`)
 
-// BinaryName returns the name of the program for a plugin: the last part of its name, and of a domain name the first label, with nothing
-// that file names or Go modules do not take.
+// BinaryName returns the name of the program for a plugin: the last path element of the plugin's name, or the first label if that is a
+// domain name. Characters that are not allowed in file names or Go modules are replaced.
 func BinaryName(name string) string {
 	name = path.Base(name)
 	name, _, _ = strings.Cut(name, ".")
@@ -75,7 +75,7 @@ func BinaryName(name string) string {
 	return cmp.Or(name, "plugin")
 }
 
-// Render returns the files of a plugin, go.mod first. Nothing is written. An error of what the caller gave wraps [ErrOptions].
+// Render returns the files of a plugin, go.mod first. It writes nothing. Errors in the options wrap [ErrOptions].
 func Render(o Options) ([]File, error) {
 	binary := BinaryName(o.Name)
 	if o.Module == "" {

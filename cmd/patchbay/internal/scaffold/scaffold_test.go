@@ -125,7 +125,7 @@ func TestWriteOverwritesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	err := Write(dir, files)
-	if err == nil || !strings.Contains(err.Error(), "there are already b, c; name another directory") {
+	if err == nil || !strings.Contains(err.Error(), ": b, c already exist; name another directory") {
 		t.Fatalf("got %v", err)
 	}
 	entries, err := os.ReadDir(dir)

@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// Write writes the files into dir, which is made if it is not there. It overwrites nothing: if any of them exists, nothing is written, and
-// the error says which. If it fails later, it removes what it has written.
+// Write writes the files into dir, which it creates if necessary. If any of the files exists, it writes nothing and returns an error that
+// names them. After any other error it removes the files and directories that it has created.
 func Write(dir string, files []File) (err error) {
 	var taken []string
 	for _, f := range files {
@@ -23,13 +23,13 @@ func Write(dir string, files []File) (err error) {
 		}
 	}
 	if len(taken) > 0 {
-		return fmt.Errorf("cannot write the plugin to %s: there are already %s; name another directory, or move them away",
+		return fmt.Errorf("cannot write the plugin to %s: %s already exist; name another directory, or move them away",
 			dir, strings.Join(taken, ", "))
 	}
-	made, err := makeDirs(dir)
+	created, err := makeDirs(dir)
 	defer func() {
 		if err != nil {
-			for _, path := range slices.Backward(made) { // the newest first
+			for _, path := range slices.Backward(created) {
 				_ = os.Remove(path)
 			}
 			err = fmt.Errorf("cannot write the plugin to %s: %w", dir, err)
@@ -44,7 +44,7 @@ func Write(dir string, files []File) (err error) {
 		if err != nil {
 			return err
 		}
-		made = append(made, path)
+		created = append(created, path)
 		_, err = file.Write(f.data)
 		if err := errors.Join(err, file.Close()); err != nil {
 			return err
@@ -53,14 +53,14 @@ func Write(dir string, files []File) (err error) {
 	return nil
 }
 
-// makeDirs makes a directory and those above it, and returns which it has made, the outermost first.
-func makeDirs(dir string) (made []string, err error) {
-	for above := dir; ; above = filepath.Dir(above) {
-		if _, err := os.Lstat(above); !errors.Is(err, fs.ErrNotExist) {
-			break // if it is no directory, what follows says so
+// makeDirs creates a directory and its parents. It returns the directories that it creates, outermost first.
+func makeDirs(dir string) (created []string, err error) {
+	for parent := dir; ; parent = filepath.Dir(parent) {
+		if _, err := os.Lstat(parent); !errors.Is(err, fs.ErrNotExist) {
+			break // MkdirAll returns an error if parent is not a directory
 		}
-		made = append(made, above)
+		created = append(created, parent)
 	}
-	slices.Reverse(made)
-	return made, os.MkdirAll(dir, 0o755)
+	slices.Reverse(created)
+	return created, os.MkdirAll(dir, 0o755)
 }
