@@ -148,12 +148,14 @@ type observed struct {
 	node     *node.Node
 }
 
-// readiness returns the conditions without which no plugin can be registered: neither those about events, nor those about what others than
-// root and the daemon's user do, who cannot have a node called unready.
-func (o observed) readiness() []patchbay.Condition {
-	return append(slices.DeleteFunc(o.Runtime.Conditions(), func(c patchbay.Condition) bool {
+// readiness has the conditions without which no plugin can be registered. Others do not make a node unready: those about events, and those
+// about what users other than root and the daemon's do.
+type readiness struct{ observed }
+
+func (r readiness) Conditions() []patchbay.Condition {
+	return append(slices.DeleteFunc(r.Runtime.Conditions(), func(c patchbay.Condition) bool {
 		return c.Name == patchbay.ConditionDirectories || c.Name == patchbay.ConditionEvents
-	}), o.state.get())
+	}), r.state.get())
 }
 
 // Conditions are ordered by name.

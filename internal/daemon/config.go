@@ -22,6 +22,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/daemon/node"
 	"github.com/patchbay-dev/patchbay/internal/daemon/stablesocket"
+	"github.com/patchbay-dev/patchbay/internal/daemon/telemetry"
 	"github.com/patchbay-dev/patchbay/internal/discover/dirwatch"
 	"github.com/patchbay-dev/patchbay/internal/launch/account"
 	"github.com/patchbay-dev/patchbay/internal/launch/sealedexec"
@@ -113,10 +114,10 @@ func (c Config) Validate() error {
 	check("dispenseDir", c.checkDispenseDir())
 	check("device.socketDir", c.checkDeviceSocketDir())
 	if c.HTTP != "" {
-		_, err := parseHTTPAddr(c.HTTP)
+		_, err := telemetry.ParseHTTPAddr(c.HTTP)
 		check("http", err)
 	}
-	validateTracing(c.Tracing, check)
+	telemetry.ValidateTracing(c.Tracing, check)
 	if len(c.Admission.Command) > 0 && c.Admission.Command[0] == "" {
 		check("admission.command", errors.New("the program of the admission plugin has an empty path: name a file, or no command at all"))
 	}

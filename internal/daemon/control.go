@@ -20,6 +20,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/daemon/node"
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
+	"github.com/patchbay-dev/patchbay/internal/daemon/telemetry"
 	"github.com/patchbay-dev/patchbay/internal/suggest"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/launcher"
@@ -80,7 +81,7 @@ type control struct {
 	reload   func(context.Context) ([]string, error)
 	// shown returns the configuration in force as text.
 	shown   func() string
-	metrics *metrics
+	metrics *telemetry.Metrics
 	config  Config
 	started time.Time
 }

@@ -34,6 +34,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/daemon/page"
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/daemon/stablesocket"
+	"github.com/patchbay-dev/patchbay/internal/daemon/telemetry"
 	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
@@ -203,7 +204,7 @@ func (d *Daemon) listen(ctx context.Context, parts *closers) (_ *listening, err 
 	}
 	parts.addListener(l.fleet)
 	var stopTracing func() error
-	if l.traced, stopTracing, err = startTracing(d.config.Tracing, d.config.Build); err != nil {
+	if l.traced, stopTracing, err = telemetry.StartTracing(d.config.Tracing, d.config.Build.Version); err != nil {
 		return nil, err
 	}
 	parts.add(func() error { d.warn(stopTracing()); return nil })
@@ -222,7 +223,7 @@ func (d *Daemon) listen(ctx context.Context, parts *closers) (_ *listening, err 
 // assembly is what a daemon consists of.
 type assembly struct {
 	handlers *handlerSet
-	metrics  *metrics
+	metrics  *telemetry.Metrics
 	conns    *limits.Connections
 	// calls bounds the calls of plugins by callers on this node, nodeCalls those by other nodes, requests those of the control API.
 	calls, nodeCalls, requests *h2proxy.Budget
@@ -245,19 +246,19 @@ func (d *Daemon) assemble(l *listening, parts *closers) (*assembly, error) {
 	stateWatch := newStateWatch(d.config.State, state.Check, d.log)
 	state.OnFailure(stateWatch.failed)
 	a := &assembly{handlers: newHandlerSet(handlerNeeds{d.log, state, d.config.PluginDirs[0], d.config.Device.SocketDir})}
-	a.metrics = newMetrics(d.config.Build, a.handlers.has)
+	a.metrics = telemetry.NewMetrics(d.config.Build.Version, d.config.Build.Commit, a.handlers)
 	files, self := limits.OpenFiles(), uint32(os.Geteuid())
-	a.calls = limits.NewBudget("calls of plugins", limits.Calls(files), self, a.metrics.callsLimited, d.log)
-	a.nodeCalls = limits.NewBudget("calls from other nodes", limits.NodeCalls(files), self, a.metrics.callsLimited, d.log)
-	a.requests = limits.NewBudget("requests to the control API", requestLimits, self, a.metrics.callsLimited, d.log)
-	a.conns = limits.NewConnections(self, files, a.calls, a.metrics.connsRefused, d.log)
+	a.calls = limits.NewBudget("calls of plugins", limits.Calls(files), self, a.metrics.CallsLimited, d.log)
+	a.nodeCalls = limits.NewBudget("calls from other nodes", limits.NodeCalls(files), self, a.metrics.CallsLimited, d.log)
+	a.requests = limits.NewBudget("requests to the control API", requestLimits, self, a.metrics.CallsLimited, d.log)
+	a.conns = limits.NewConnections(self, files, a.calls, a.metrics.ConnsRefused, d.log)
 	if a.runtime, err = d.newRuntime(state, a.metrics, l.traced); err != nil {
 		return nil, err
 	}
 	a.guard = access.NewAuthorizer(d.config.ControlSocket, l.roles, access.NewAuditor(a.runtime.Publish, d.log))
 	if a.node, err = node.New(node.Config{
 		Fleet: d.config.Fleet, State: d.config.State, Version: d.config.Build.Version, Registry: a.runtime.Registry(),
-		Health: launchedHealth{a.runtime.Launcher(), a.runtime}, Called: a.metrics.called, Served: a.metrics.served, Events: a.runtime, Log: d.log,
+		Health: launchedHealth{a.runtime.Launcher(), a.runtime}, Called: a.metrics.Called, Served: a.metrics.Served, Events: a.runtime, Log: d.log,
 	}); err != nil {
 		return nil, err
 	}
@@ -276,8 +277,8 @@ func (d *Daemon) assemble(l *listening, parts *closers) (*assembly, error) {
 	if err := a.node.Publish(a.seen, l.fleet); err != nil {
 		return nil, err
 	}
-	a.metrics.watch(a.seen, a.runtime.Launcher(), d.config.State)
-	a.metrics.watchFleet(a.node)
+	a.metrics.Watch(a.seen, a.runtime.Launcher(), d.config.State)
+	a.metrics.WatchNode(a.node)
 	parts.add(a.handlers.close)
 	added, _, err := a.handlers.changes(nil, d.config.handlers())
 	if err != nil {
@@ -295,7 +296,7 @@ func (d *Daemon) serve(ctx context.Context, l *listening, a *assembly, parts *cl
 		naming:        naming{a.handlers.all, func(ptype, name string) bool { return len(a.runtime.Registry().Instances(ptype, name)) > 0 }},
 		awaitReplaced: a.runtime.Registry().AwaitReplaced,
 		requests:      &requests{a.requests, a.calls},
-		lists:         newLists(uint32(os.Geteuid()), a.metrics.listsRefused, d.log),
+		lists:         newLists(uint32(os.Geteuid()), a.metrics.ListsRefused, d.log),
 		reload:        d.Reload, config: d.config, started: time.Now(),
 		shown: func() string { return *d.reloads.shown.Load() }, metrics: a.metrics,
 	}
@@ -303,8 +304,8 @@ func (d *Daemon) serve(ctx context.Context, l *listening, a *assembly, parts *cl
 	l.stopControl = controlServer.Stop
 	if l.http != nil {
 		d.log.Info("serving HTTP", "address", l.http.Addr().String())
-		health := health{scanned: a.runtime.Ready(), conditions: a.seen.readiness}
-		parts.add(serveHTTP(l.http, pages{health, a.metrics.handler(), page.New(c)}, failed, d.log).Stop)
+		served := telemetry.Pages{Scanned: a.runtime.Ready(), Readiness: readiness{a.seen}, Metrics: a.metrics.Handler(), Status: page.New(c)}
+		parts.add(telemetry.ServeHTTP(l.http, served, failed, d.log).Stop)
 	}
 	if l.fleet != nil {
 		d.log.Info("taking calls from other nodes", "address", l.fleet.Addr().String(), "rules", len(d.config.Fleet.Serve.Allow))
@@ -325,14 +326,14 @@ func inFleet(n *node.Node, plugins []string) map[patchbay.PluginName]proxy.Conne
 }
 
 // newRuntime makes the runtime that the configuration asks for.
-func (d *Daemon) newRuntime(state *boltstate.Store, metrics *metrics, traced patchbay.Observer) (*patchbay.Runtime, error) {
-	observer := metrics.observer()
+func (d *Daemon) newRuntime(state *boltstate.Store, metrics *telemetry.Metrics, traced patchbay.Observer) (*patchbay.Runtime, error) {
+	observer := metrics.Observer()
 	observer.Tracer, observer.StatsHandlers = traced.Tracer, append(observer.StatsHandlers, traced.StatsHandlers...)
 	c, b := d.config, d.config.Bounds
 	return patchbay.New(patchbay.Config{
 		PluginDirs:          c.PluginDirs,
 		DeprecatedPluginDir: c.DeprecatedPluginDir,
-		State:               measuredState{state, metrics.stateWrites},
+		State:               metrics.Storage(state),
 		Timeouts:            reconciler.Timeouts(c.Timeouts),
 		TypeTimeouts:        typeTimeouts(c.TypeTimeouts),
 		Bounds: limits.Plugins(reconciler.Bounds{

@@ -8,7 +8,6 @@ import (
 	"slices"
 
 	"connectrpc.com/connect"
-	"github.com/prometheus/common/expfmt"
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 )
@@ -23,7 +22,7 @@ func (c *control) Diagnose(
 		name  string
 		write func(*bytes.Buffer) error
 	}{
-		{"metrics.txt", c.metrics.write},
+		{"metrics.txt", c.metrics.WriteText},
 		{"goroutines.txt", func(b *bytes.Buffer) error { return pprof.Lookup("goroutine").WriteTo(b, 1) }},
 		{"heap.pprof", func(b *bytes.Buffer) error { return pprof.Lookup("heap").WriteTo(b, 0) }},
 	} {
@@ -38,14 +37,4 @@ func (c *control) Diagnose(
 		}
 	}
 	return nil
-}
-
-func (m *metrics) write(b *bytes.Buffer) error {
-	families, err := m.registry.Gather()
-	for _, family := range families {
-		if _, err := expfmt.MetricFamilyToText(b, family); err != nil {
-			return err
-		}
-	}
-	return err
 }

@@ -110,7 +110,8 @@ func (s *handlerSet) use(ptype string, h cache.PluginHandler) (before cache.Plug
 	return before
 }
 
-func (s *handlerSet) has(ptype string) bool {
+// Has reports whether a plugin type has a handler.
+func (s *handlerSet) Has(ptype string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.byType[ptype] != nil

@@ -1,15 +1,9 @@
 package daemon
 
 import (
-	"fmt"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/testutil"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
@@ -53,22 +47,5 @@ func TestUnwell(t *testing.T) {
 		if got := (launchedHealth{l, plugins}).IsUnhealthy(test.ptype, test.name); got != test.want {
 			t.Errorf("%s/%s: %t", test.ptype, test.name, got)
 		}
-	}
-}
-
-// TestPeerCalls: calls are counted by peer, of a bounded number of peers.
-func TestPeerCalls(t *testing.T) {
-	calls := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "calls"}, []string{"peer", "code"})
-	p := newPeerCalls(calls)
-	for i := range 2 * maxPeers {
-		p.Ended(fmt.Sprint("node-", i), nil)
-	}
-	p.Ended("node-0\xff", status.Error(codes.PermissionDenied, ""))
-	p.Ended("node-0", status.Error(codes.PermissionDenied, ""))
-	if n := testutil.CollectAndCount(calls); n != maxPeers+3 {
-		t.Errorf("%d time series", n)
-	}
-	if n := testutil.ToFloat64(calls.WithLabelValues(labelOther, "OK")); n != maxPeers {
-		t.Errorf("%v calls of others", n)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"net"
 
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
+	"github.com/patchbay-dev/patchbay/internal/daemon/telemetry"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -30,7 +31,7 @@ func (c Config) listenHTTP() (net.Listener, error) {
 	if c.HTTP == "" {
 		return nil, nil
 	}
-	addr, err := parseHTTPAddr(c.HTTP)
+	addr, err := telemetry.ParseHTTPAddr(c.HTTP)
 	if err != nil {
 		return nil, err
 	}

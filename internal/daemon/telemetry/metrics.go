@@ -1,6 +1,10 @@
-package daemon
+// Package telemetry makes the daemon observable: its metrics, its traces, and the HTTP server of /livez, /readyz, /metrics and the status page.
+//
+// It counts and serves, and decides nothing. The status page itself is package page.
+package telemetry
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"net/http"
@@ -14,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/prometheus/common/expfmt"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/stats"
 	"google.golang.org/grpc/status"
@@ -23,21 +28,29 @@ import (
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
 	"github.com/patchbay-dev/patchbay/internal/launch/pluginlog"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
-// The labels for what would else let a plugin or a caller make a label of its own.
+// The labels of values that plugins or callers choose.
 const (
-	labelOther   = "other"   // a plugin type that no handler is configured for, or one method too many
-	labelUnknown = "unknown" // a plugin that has not said its type
+	labelOther   = "other"   // a plugin type without a handler, or one of too many values
+	labelUnknown = "unknown" // the type of a plugin is not known yet
 )
 
-// metrics are what the daemon counts and measures. Labels have values from the configuration or from fixed lists, except for RPC methods,
-// of which only the first maxMethods are told apart, and nodes and locks, of which there are maxPeers and maxLocks.
-type metrics struct {
+// Metrics counts and measures the daemon. The number of label values is bounded: they come from the configuration or fixed lists, and of RPC
+// methods, nodes and locks only the first ones have labels.
+type Metrics struct {
 	registry *prometheus.Registry
-	// handled says whether a plugin type is one that a handler is configured for.
-	handled func(ptype string) bool
+	handlers Handlers
+
+	// Served counts the calls of other nodes, Called those to other nodes.
+	Served, Called *PeerCalls
+	// ConnsRefused counts connections that were closed immediately, ListsRefused and CallsLimited answers and calls beyond a bound.
+	ConnsRefused *prometheus.CounterVec
+	ListsRefused prometheus.Counter
+	CallsLimited *prometheus.CounterVec
 
 	registrations  *prometheus.HistogramVec
 	events         *prometheus.CounterVec
@@ -45,15 +58,17 @@ type metrics struct {
 	fileEventsLost prometheus.Counter
 	resyncs        prometheus.Counter
 	dispenses      *prometheus.CounterVec
-	connsRefused   *prometheus.CounterVec
-	listsRefused   prometheus.Counter
-	callsLimited   *prometheus.CounterVec
 	rpcs           *rpcMetrics
 	stateWrites    *prometheus.HistogramVec
-	served, called *peerCalls // by other nodes, and on others
 }
 
-func newMetrics(build Build, handled func(ptype string) bool) *metrics {
+// Handlers has the handlers of plugin types.
+type Handlers interface {
+	Has(ptype string) bool
+}
+
+// NewMetrics returns the metrics of a daemon of a build.
+func NewMetrics(version, commit string, handlers Handlers) *Metrics {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	made := promauto.With(registry)
@@ -68,11 +83,11 @@ func newMetrics(build Build, handled func(ptype string) bool) *metrics {
 	made.NewGauge(prometheus.GaugeOpts{
 		Name:        "patchbay_build_info",
 		Help:        "The build that runs; its value is 1.",
-		ConstLabels: prometheus.Labels{"version": build.Version, "commit": build.Commit, "go_version": runtime.Version()},
+		ConstLabels: prometheus.Labels{"version": version, "commit": commit, "go_version": runtime.Version()},
 	}).Set(1)
-	return &metrics{
+	return &Metrics{
 		registry: registry,
-		handled:  handled,
+		handlers: handlers,
 		registrations: histogram("patchbay_registration_duration_seconds",
 			"How long attempts to register a plugin took, by result. A first attempt counts from when the socket was seen.",
 			0.0005, "type", "result"),
@@ -87,12 +102,12 @@ func newMetrics(build Build, handled func(ptype string) bool) *metrics {
 			"How often a subscriber was too slow, lost events and had to list the plugins again.").WithLabelValues(),
 		dispenses: counter("patchbay_dispenses_total",
 			"Requests for clients of plugins and for connections to them, by result.", "type", "result"),
-		connsRefused: counter("patchbay_connections_refused_total",
+		ConnsRefused: counter("patchbay_connections_refused_total",
 			"Connections that were closed at once because the user, or all users together, had too many open, by socket and reason.",
 			"socket", "reason"),
-		listsRefused: counter("patchbay_lists_refused_total",
+		ListsRefused: counter("patchbay_lists_refused_total",
 			"Answers of the control API that were refused because the user, or all users together, had too many unread ones.").WithLabelValues(),
-		callsLimited: counter("patchbay_calls_limited_total",
+		CallsLimited: counter("patchbay_calls_limited_total",
 			"How often a call of a plugin, or a request to the control API, got no more memory for what waits in it, so that it is slower or "+
 				"refused (user, total), was refused because too many were in progress (userCalls, calls), or was canceled by a caller that "+
 				"cancels too many, which is read from more slowly (connCancels, userCancels, cancels).", "reason"),
@@ -101,18 +116,18 @@ func newMetrics(build Build, handled func(ptype string) bool) *metrics {
 			calls:     counter("patchbay_plugin_rpcs_total", "Completed calls to plugins, by method and gRPC status code.", "method", "code"),
 			durations: histogram("patchbay_plugin_rpc_duration_seconds", "How long calls to plugins took, by method.", 0.0002, "method"),
 		},
-		served: newPeerCalls(counter("patchbay_fleet_served_calls_total",
+		Served: newPeerCalls(counter("patchbay_fleet_served_calls_total",
 			"Calls from other nodes that have ended, or were denied, by the first name in the caller's certificate and gRPC status code.",
 			"caller", "code")),
-		called: newPeerCalls(counter("patchbay_fleet_calls_total",
+		Called: newPeerCalls(counter("patchbay_fleet_calls_total",
 			"Calls to plugins of other nodes that have ended, by node and gRPC status code.", "node", "code")),
 		stateWrites: histogram("patchbay_state_write_duration_seconds",
 			"How long it took to make changes durable in the state file, by result.", 0.0001, "result"),
 	}
 }
 
-// observer returns what has the runtime counted.
-func (m *metrics) observer() patchbay.Observer {
+// Observer returns the observer that counts for a runtime.
+func (m *Metrics) Observer() patchbay.Observer {
 	return patchbay.Observer{
 		Event: func(e reconciler.Event) {
 			m.events.WithLabelValues(m.typeLabel(e.Type), string(e.Kind)).Inc()
@@ -124,30 +139,53 @@ func (m *metrics) observer() patchbay.Observer {
 		Refused:        func(reason trust.Reason) { m.refusals.WithLabelValues(string(reason)).Inc() },
 		FileEventsLost: m.fileEventsLost.Inc,
 		Resync:         m.resyncs.Inc,
-		CallsLimited:   func(reason string) { m.callsLimited.WithLabelValues(reason).Inc() },
+		CallsLimited:   func(reason string) { m.CallsLimited.WithLabelValues(reason).Inc() },
 		Dispense: func(ptype string, err error) {
 			if err != nil {
-				ptype = m.typeLabel(ptype) // maybe the caller's own word; else it is a type or role that is registered
+				ptype = m.typeLabel(ptype) // the caller may have chosen it; else it is registered
 			}
 			m.dispenses.WithLabelValues(ptype, dispenseResult(err)).Inc()
 		},
 	}
 }
 
-// watch has what can be counted when it is asked for collected from the runtime.
-func (m *metrics) watch(source source, launched launched, statePath string) {
+// Plugins are the plugins and conditions of a daemon.
+type Plugins interface {
+	Conditions
+	Plugins() []patchbay.PluginStatus
+}
+
+// Launched are the plugins of the catalogue.
+type Launched interface {
+	Plugins() []launcher.Status
+	Log(name string) (plugin.Log, error)
+}
+
+// Watch adds the metrics of plugins, conditions and the state file.
+func (m *Metrics) Watch(source Plugins, launched Launched, statePath string) {
 	m.registry.MustRegister(&collector{metrics: m, source: source, launched: launched, statePath: statePath})
 }
 
-func (m *metrics) handler() http.Handler {
+func (m *Metrics) Handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{Registry: m.registry})
 }
 
-func (m *metrics) typeLabel(ptype string) string {
+// WriteText writes all metrics in the text format of Prometheus.
+func (m *Metrics) WriteText(b *bytes.Buffer) error {
+	families, err := m.registry.Gather()
+	for _, family := range families {
+		if _, err := expfmt.MetricFamilyToText(b, family); err != nil {
+			return err
+		}
+	}
+	return err
+}
+
+func (m *Metrics) typeLabel(ptype string) string {
 	switch {
 	case ptype == "":
 		return labelUnknown
-	case m.handled(ptype):
+	case m.handlers.Has(ptype):
 		return ptype
 	}
 	return labelOther
@@ -166,6 +204,11 @@ func dispenseResult(err error) string {
 }
 
 var _ dynamicplugins.BatchStorage = measuredState{}
+
+// Storage returns a store whose writes are measured.
+func (m *Metrics) Storage(s *boltstate.Store) dynamicplugins.StateStorage {
+	return measuredState{s, m.stateWrites}
+}
 
 type measuredState struct {
 	*boltstate.Store
@@ -199,11 +242,11 @@ func (s measuredState) measure(write func() error) error {
 	return err
 }
 
-// collector makes the metrics that are states. It is a [prometheus.Collector].
+// collector collects the metrics of states. It is a [prometheus.Collector].
 type collector struct {
-	metrics   *metrics
-	source    source
-	launched  launched
+	metrics   *Metrics
+	source    Plugins
+	launched  Launched
 	statePath string
 }
 
@@ -279,7 +322,7 @@ func oneIf(yes bool) float64 {
 	return 0
 }
 
-// labels are the values that a label may have: the first ones that occur, until there are too many.
+// labels bounds the values of a label to the first ones that occur.
 type labels struct {
 	most int
 
@@ -310,7 +353,7 @@ func (l *labels) of(value string) string {
 	return value
 }
 
-// maxMethods bounds how many RPC methods have a label of their own: callers of a plugin choose their names, and plugins which they answer.
+// maxMethods bounds how many RPC methods have a label: their names are chosen by callers.
 const maxMethods = 256
 
 // rpcMetrics counts the calls on the shared connections to plugins. It is a [stats.Handler].
@@ -342,7 +385,7 @@ func (m *rpcMetrics) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.
 
 func (m *rpcMetrics) HandleConn(context.Context, stats.ConnStats) {}
 
-// codeLabel returns the label of the code of a status. Plugins may answer with any number; those that gRPC does not have are one.
+// codeLabel returns the label of a status code. All codes that gRPC does not define share one: plugins may answer with any number.
 func codeLabel(code codes.Code) string {
 	if code > codes.Unauthenticated {
 		return labelOther
@@ -350,8 +393,7 @@ func codeLabel(code codes.Code) string {
 	return code.String()
 }
 
-// label returns the label of a method whose call ended with a code: the method, unless there are too many, or only callers have ever named
-// it.
+// label returns the label of a method whose call ended with a code: the method, unless there are too many or no plugin has it.
 func (m *rpcMetrics) label(method string, code codes.Code) string {
 	if !m.methods.has(method) && (code == codes.Unimplemented || !utf8.ValidString(method)) { // which no label may be
 		return labelOther

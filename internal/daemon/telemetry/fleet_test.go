@@ -1,6 +1,8 @@
-package daemon
+package telemetry
 
 import (
+	"fmt"
+	"log/slog"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -27,7 +29,7 @@ func TestFleetMetrics(t *testing.T) {
 	m := newTestMetrics(t)
 	member, err := node.New(node.Config{
 		Fleet: config.Fleet{Node: "a", Etcd: config.Etcd{Endpoints: []string{"http://127.0.0.1:1"}}}, State: filepath.Join(t.TempDir(), "state"),
-		Registry: registry, Health: launchedHealth{}, Called: m.called, Served: m.served, Log: discard,
+		Registry: registry, Health: healthy{}, Called: m.Called, Served: m.Served, Log: slog.New(slog.DiscardHandler),
 	})
 	if err == nil {
 		err = member.Publish(nil, nil)
@@ -36,8 +38,8 @@ func TestFleetMetrics(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = member.Close() }()
-	m.watchFleet(nil) // the node of no fleet has none
-	m.watchFleet(member)
+	m.WatchNode(nil) // the node of no fleet has none
+	m.WatchNode(member)
 	const following = `
 # HELP patchbay_fleet_reader_current Whether the daemon follows the fleet in etcd: 1 if so, 0 if it has lost it; absent while nobody asks for the fleet.
 # TYPE patchbay_fleet_reader_current gauge
@@ -82,3 +84,27 @@ func TestCodesAreFew(t *testing.T) {
 		t.Errorf("%v have another code", got)
 	}
 }
+
+// TestPeerCalls: calls are counted by peer, of a bounded number of peers.
+func TestPeerCalls(t *testing.T) {
+	calls := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "calls"}, []string{"peer", "code"})
+	p := newPeerCalls(calls)
+	for i := range 2 * maxPeers {
+		p.Ended(fmt.Sprint("node-", i), nil)
+	}
+	p.Ended("node-0\xff", status.Error(codes.PermissionDenied, ""))
+	p.Ended("node-0", status.Error(codes.PermissionDenied, ""))
+	if n := testutil.CollectAndCount(calls); n != maxPeers+3 {
+		t.Errorf("%d time series", n)
+	}
+	if n := testutil.ToFloat64(calls.WithLabelValues(labelOther, "OK")); n != maxPeers {
+		t.Errorf("%v calls of others", n)
+	}
+}
+
+// healthy is the health of a node without launched plugins.
+type healthy struct{}
+
+func (healthy) UnhealthySockets() map[string]bool { return nil }
+
+func (healthy) IsUnhealthy(string, string) bool { return false }

@@ -1,4 +1,4 @@
-package daemon
+package telemetry
 
 import (
 	"github.com/prometheus/client_golang/prometheus"
@@ -9,34 +9,34 @@ import (
 )
 
 const (
-	// maxPeers bounds how many nodes have a label of their own, in each direction.
+	// maxPeers bounds how many nodes have a label, in each direction.
 	maxPeers = 256
 	// maxLocks bounds for how many locks there are metrics: plugins choose their names.
 	maxLocks = 256
 )
 
-// peerCalls counts calls between this node and others, by the other one. Those beyond maxPeers are counted together.
-type peerCalls struct {
+// PeerCalls counts calls between nodes by the other node. Those beyond maxPeers share a label.
+type PeerCalls struct {
 	calls *prometheus.CounterVec
 	peers *labels
 }
 
-func newPeerCalls(calls *prometheus.CounterVec) *peerCalls {
-	return &peerCalls{calls, &labels{most: maxPeers}}
+func newPeerCalls(calls *prometheus.CounterVec) *PeerCalls {
+	return &PeerCalls{calls, &labels{most: maxPeers}}
 }
 
-func (p *peerCalls) Ended(peer string, err error) {
+func (p *PeerCalls) Ended(peer string, err error) {
 	p.calls.WithLabelValues(p.peers.of(untrusted.Valid(peer)), codeLabel(status.Code(err))).Inc()
 }
 
-// watchFleet collects what the node does for the fleet; nil stands for a node of no fleet.
-func (m *metrics) watchFleet(n *node.Node) {
+// WatchNode adds the metrics of a node of a fleet; nil stands for a node of no fleet.
+func (m *Metrics) WatchNode(n *node.Node) {
 	if n != nil {
 		m.registry.MustRegister(fleetCollector{n})
 	}
 }
 
-// What fleetCollector collects, as an index of fleetDescs.
+// The metrics of fleetCollector, as indexes of fleetDescs.
 const (
 	fleetSessions = iota
 	fleetFailures
@@ -71,7 +71,7 @@ func fleetDesc(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc("patchbay_fleet_"+name, help, labels, nil)
 }
 
-// fleetCollector makes the metrics of the fleet. It is a [prometheus.Collector].
+// fleetCollector collects the metrics of the fleet. It is a [prometheus.Collector].
 type fleetCollector struct {
 	node *node.Node
 }

@@ -1,7 +1,8 @@
-package daemon
+package telemetry
 
 import (
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -62,14 +63,12 @@ func TestHealth(t *testing.T) {
 		"foreign before 404":     {target: "/", host: "evil.example", status: 403, body: foreign},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := health{scanned: done, conditions: func() []patchbay.Condition {
-				if test.condition.Name != "" {
-					return []patchbay.Condition{test.condition}
-				}
-				return []patchbay.Condition{discovery}
-			}}
+			p := Pages{Scanned: done, Readiness: conditionList{discovery}, Metrics: http.NotFoundHandler(), Status: http.NotFoundHandler()}
+			if test.condition.Name != "" {
+				p.Readiness = conditionList{test.condition}
+			}
 			if test.scanned != nil {
-				h.scanned = test.scanned
+				p.Scanned = test.scanned
 			}
 			request := httptest.NewRequest(test.method, test.target, http.NoBody)
 			switch test.host {
@@ -81,7 +80,7 @@ func TestHealth(t *testing.T) {
 				request.Host = test.host
 			}
 			response := httptest.NewRecorder()
-			pages{health: h, status: http.NotFoundHandler()}.ServeHTTP(response, request)
+			p.ServeHTTP(response, request)
 			if response.Code != test.status || response.Body.String() != test.body {
 				t.Errorf("got %d %q, want %d %q", response.Code, response.Body, test.status, test.body)
 			}
@@ -91,6 +90,10 @@ func TestHealth(t *testing.T) {
 		})
 	}
 }
+
+type conditionList []patchbay.Condition
+
+func (l conditionList) Conditions() []patchbay.Condition { return l }
 
 func TestParseHTTPAddr(t *testing.T) {
 	for addr, want := range map[string]string{
@@ -112,7 +115,7 @@ func TestParseHTTPAddr(t *testing.T) {
 		"example.com:80":  "",
 		"::1:80":          "",
 	} {
-		got, err := parseHTTPAddr(addr)
+		got, err := ParseHTTPAddr(addr)
 		if (err == nil) != (want != "") || err == nil && got.String() != want {
 			t.Errorf("%q: got %v, %v, want %q", addr, got, err, want)
 		}
@@ -125,7 +128,7 @@ func serveHealthHere(t *testing.T, failed func()) (*server.Server, net.Listener)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return serveHTTP(listener, pages{}, failed, discard), listener
+	return ServeHTTP(listener, Pages{Metrics: http.NotFoundHandler()}, failed, slog.New(slog.DiscardHandler)), listener
 }
 
 // TestSilentCallers stops the server while connections are open on which nothing, or half a request, was said, and one that is idle.

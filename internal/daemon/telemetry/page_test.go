@@ -1,4 +1,4 @@
-package daemon
+package telemetry
 
 import (
 	"flag"
@@ -13,7 +13,7 @@ import (
 
 var updateMetrics = flag.Bool("update", false, "write docs/reference/metrics.md")
 
-const metricsPage = "../../docs/reference/metrics.md"
+const metricsPage = "../../../docs/reference/metrics.md"
 
 // described is how a description of a metric is written: name, help and labels.
 var described = regexp.MustCompile(`^Desc\{fqName: "(.*?)", help: "(.*?)", (?:unit: ".*?", )?constLabels: \{.*\}, variableLabels: \{(.*)\}\}$`)
@@ -40,7 +40,7 @@ func TestMetricsReference(t *testing.T) {
 	}
 	slices.Sort(rows)
 	var page strings.Builder
-	page.WriteString("<!-- Generated from the metrics: go test ./internal/daemon -run TestMetricsReference -update -->\n\n# Metrics\n\n" +
+	page.WriteString("<!-- Generated from the metrics: go test ./internal/daemon/telemetry -run TestMetricsReference -update -->\n\n# Metrics\n\n" +
 		"What `GET /metrics` returns, besides the metrics of the Go runtime (`go_…`) and of the process (`process_…`).\n" +
 		"[Operate the daemon](../how-to/operate.md#metrics) says how to use them. Only a node of a fleet has those of the fleet.\n\n| metric | labels | meaning |\n|---|---|---|\n" + strings.Join(rows, ""))
 	if *updateMetrics {

@@ -1,4 +1,4 @@
-package daemon
+package telemetry
 
 import (
 	"context"
@@ -23,14 +23,14 @@ import (
 )
 
 const (
-	// exportTimeout bounds how long the collector may take for a batch. The end of the daemon waits for two at most: the one that is on
-	// its way, and what is left.
+	// exportTimeout bounds how long the collector may take for a batch. When the daemon stops, it waits for at most two batches.
 	exportTimeout = 2 * time.Second
-	// maxSpans is how many spans wait to be sent, and go in one batch; those above it are lost.
+	// maxSpans is the size of a batch, and of the queue before it; further spans are lost.
 	maxSpans = 2048
 )
 
-func validateTracing(t config.Tracing, check func(field string, err error)) {
+// ValidateTracing passes what is wrong with a configuration to check.
+func ValidateTracing(t config.Tracing, check func(field string, err error)) {
 	u, err := url.Parse(t.Endpoint)
 	if t.Endpoint != "" && (err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https") {
 		check("tracing.endpoint", fmt.Errorf(
@@ -41,14 +41,14 @@ func validateTracing(t config.Tracing, check func(field string, err error)) {
 	}
 }
 
-// startTracing begins to send traces. The observer traces the steps of registrations and the calls to plugins, whose context is passed
-// on to the plugins. A collector that does not answer delays nothing. The caller calls stop.
-func startTracing(t config.Tracing, build Build) (_ patchbay.Observer, stop func() error, err error) {
+// StartTracing starts to send traces of registrations and of calls to plugins, which get their context. A collector that does not answer
+// delays nothing. The caller calls stop.
+func StartTracing(t config.Tracing, version string) (_ patchbay.Observer, stop func() error, err error) {
 	if t.Endpoint == "" {
 		return patchbay.Observer{}, func() error { return nil }, nil
 	}
 	options := []otlptracegrpc.Option{otlptracegrpc.WithEndpointURL(t.Endpoint)}
-	if strings.HasPrefix(strings.ToLower(t.Endpoint), "https:") { // credentials go before the URL
+	if strings.HasPrefix(strings.ToLower(t.Endpoint), "https:") { // credentials precede the URL
 		options = append(options, otlptracegrpc.WithTLSCredentials(credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13})))
 	}
 	exporter, err := otlptracegrpc.New(context.Background(), options...)
@@ -60,13 +60,13 @@ func startTracing(t config.Tracing, build Build) (_ patchbay.Observer, stop func
 			sdktrace.WithMaxExportBatchSize(maxSpans)),
 		sdktrace.WithSampler(sdktrace.ParentBased(sdktrace.TraceIDRatioBased(float64(t.Percent)/100))),
 		sdktrace.WithResource(resource.NewSchemaless(
-			attribute.String("service.name", "patchbay"), attribute.String("service.version", build.Version))),
+			attribute.String("service.name", "patchbay"), attribute.String("service.version", version))),
 	)
 	observer := patchbay.Observer{
 		Tracer: provider.Tracer("github.com/patchbay-dev/patchbay"),
 		StatsHandlers: []stats.Handler{otelgrpc.NewClientHandler(
 			otelgrpc.WithTracerProvider(provider),
-			// The name of a method is a caller's own; one that is not UTF-8 would have all spans of its batch dropped.
+			// Callers choose the names of methods; one that is not UTF-8 would make the exporter drop its batch.
 			otelgrpc.WithFilter(func(info *stats.RPCTagInfo) bool { return utf8.ValidString(info.FullMethodName) }),
 			otelgrpc.WithPropagators(propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{})),
 		)},

@@ -1,17 +1,16 @@
-package daemon
+package telemetry
 
 import (
 	"bufio"
 	"bytes"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"strings"
 	"sync"
 	"testing"
 	"time"
-
-	"github.com/patchbay-dev/patchbay"
 )
 
 // httpHere serves the HTTP listener with handlers that answer everything, and returns its address.
@@ -23,9 +22,9 @@ func httpHere(t *testing.T, status http.Handler) string {
 	}
 	scanned := make(chan struct{})
 	close(scanned)
-	h := health{scanned: scanned, conditions: func() []patchbay.Condition { return nil }}
-	s := serveHTTP(listener, pages{h, newMetrics(Build{}, func(string) bool { return false }).handler(), status},
-		func() { t.Error("the server failed") }, discard)
+	metrics := NewMetrics("", "", handlerTypes{})
+	s := ServeHTTP(listener, Pages{Scanned: scanned, Readiness: conditionList{}, Metrics: metrics.Handler(), Status: status},
+		func() { t.Error("the server failed") }, slog.New(slog.DiscardHandler))
 	t.Cleanup(func() {
 		if err := s.Stop(); err != nil {
 			t.Error(err)
@@ -106,7 +105,10 @@ func TestNoWayInFromAWebPage(t *testing.T) {
 // TestControlAPIIsNotOnHTTP calls every method of the control API, and a plugin, where the status page is.
 func TestControlAPIIsNotOnHTTP(t *testing.T) {
 	addr := httpHere(t, http.NotFoundHandler())
-	for procedure := range procedures() {
+	for _, procedure := range []string{
+		"/patchbay.v1.ControlService/ListPlugins", "/patchbay.v1.ControlService/Reload", "/patchbay.v1.FleetService/ListNodes",
+		"/patchbay.v1.DeviceService/ListDevices", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", "/a.B/C",
+	} {
 		for method, want := range map[string]int{"POST": 405, "PUT": 405, "DELETE": 405, "OPTIONS": 405, "CONNECT": 405, "PRI": 405, "GET": 404} {
 			got := say(t, addr, method+" "+procedure+" HTTP/1.1\r\nHost: "+addr+
 				"\r\nContent-Type: application/json\r\nConnect-Protocol-Version: 1\r\nContent-Length: 2\r\n\r\n{}")

@@ -1,4 +1,4 @@
-package daemon
+package telemetry
 
 import (
 	"encoding/json"
@@ -25,8 +25,8 @@ var (
 // describedMetrics returns the labels of all metrics that the daemon has, by name.
 func describedMetrics(t *testing.T) map[string][]string {
 	t.Helper()
-	m := newMetrics(Build{}, func(string) bool { return true })
-	m.watch(nil, nil, "")
+	m := NewMetrics("", "", handlerTypes{})
+	m.Watch(nil, nil, "")
 	descs := make(chan *prometheus.Desc)
 	go func() {
 		m.registry.Describe(descs)
@@ -77,7 +77,7 @@ func checkExpression(t *testing.T, metrics map[string][]string, where, expressio
 }
 
 func TestDashboardShowsMetricsThatExist(t *testing.T) {
-	content, err := os.ReadFile(filepath.Join("..", "..", "deploy", "grafana", "patchbay.json"))
+	content, err := os.ReadFile(filepath.Join("..", "..", "..", "deploy", "grafana", "patchbay.json"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,7 +110,7 @@ func TestDashboardShowsMetricsThatExist(t *testing.T) {
 }
 
 func TestAlertsAreAboutMetricsThatExist(t *testing.T) {
-	path := filepath.Join("..", "..", "deploy", "prometheus", "patchbay.rules.yaml")
+	path := filepath.Join("..", "..", "..", "deploy", "prometheus", "patchbay.rules.yaml")
 	content, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)

@@ -1,4 +1,4 @@
-package daemon
+package telemetry
 
 import (
 	"fmt"
@@ -20,8 +20,7 @@ import (
 )
 
 const (
-	// httpTimeout bounds one request, and its answer. It is well below stopTimeout, so that a caller that connects and says nothing
-	// cannot hold up the end of the daemon for longer than that.
+	// httpTimeout bounds a request and its answer. It is below [server.StopTimeout], so that a silent caller cannot delay the stop.
 	httpTimeout = 2 * time.Second
 	// maxHTTPHeader bounds the header of a request in bytes.
 	maxHTTPHeader = 16 << 10
@@ -30,34 +29,37 @@ const (
 	httpIdle     = 10 * time.Second
 )
 
-// health answers the questions of supervisors over HTTP: GET /livez, whether the daemon runs at all, and GET /readyz, whether it is as it
-// should be. With ?verbose the answer has one line for each part that was checked. The convention is that of the Kubernetes components.
-type health struct {
-	// scanned is closed when the plugin directories have been searched for the first time.
-	scanned    <-chan struct{}
-	conditions func() []patchbay.Condition
+// Pages are what is served over HTTP: GET /livez, whether the daemon runs at all, GET /readyz, whether it is in order, GET /metrics for
+// Prometheus, and the status page. With ?verbose, /readyz has one line for each part that was checked, as Kubernetes components do. All
+// requests only read.
+type Pages struct {
+	// Scanned is closed when the plugin directories have been searched for the first time.
+	Scanned <-chan struct{}
+	// Readiness has the conditions of /readyz.
+	Readiness       Conditions
+	Metrics, Status http.Handler
 }
 
-// ServeHTTP implements [http.Handler]. It reads nothing of a request but its line.
-func (h health) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	var checks []patchbay.Condition // none for /livez: that there is an answer says it
-	if r.URL.Path == "/readyz" {
-		checks = h.ready()
-	}
-	answer(w, checks, r.URL.Query().Has("verbose"))
+// Conditions are the conditions of a daemon.
+type Conditions interface {
+	Conditions() []patchbay.Condition
 }
 
-func (h health) ready() []patchbay.Condition {
+func (p Pages) live(w http.ResponseWriter, r *http.Request) {
+	answer(w, nil, r.URL.Query().Has("verbose"))
+}
+
+func (p Pages) ready(w http.ResponseWriter, r *http.Request) {
 	scan := patchbay.Condition{Name: "scan", OK: true}
 	select {
-	case <-h.scanned:
+	case <-p.Scanned:
 	default:
 		scan.OK, scan.Message = false, "the plugin directories have not been searched yet"
 	}
-	return append([]patchbay.Condition{scan}, h.conditions()...)
+	answer(w, append([]patchbay.Condition{scan}, p.Readiness.Conditions()...), r.URL.Query().Has("verbose"))
 }
 
-// answer says ok if all is, and else what is not. If verbose, it lists everything.
+// answer answers with ok if all conditions are, and else with those that are not; with verbose, all conditions are listed.
 func answer(w http.ResponseWriter, checks []patchbay.Condition, verbose bool) {
 	status := http.StatusOK
 	var lines strings.Builder
@@ -75,10 +77,10 @@ func answer(w http.ResponseWriter, checks []patchbay.Condition, verbose bool) {
 	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.WriteHeader(status)
-	_, _ = io.WriteString(w, lines.String()) // whoever asked is gone
+	_, _ = io.WriteString(w, lines.String())
 }
 
-// oneLine makes a message that may hold any bytes, as paths do, fit for a line of text.
+// oneLine returns a message without control characters and bytes that are not UTF-8, which paths may contain.
 func oneLine(s string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) {
@@ -88,8 +90,8 @@ func oneLine(s string) string {
 	}, untrusted.Valid(s))
 }
 
-// loopbackHost says whether a Host header, with or without a port, names this machine by a loopback name or address.
-func loopbackHost(host string) bool {
+// isLoopbackHost reports whether a Host header, with or without a port, names this machine by a loopback name or address.
+func isLoopbackHost(host string) bool {
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		host = name
 	}
@@ -100,8 +102,8 @@ func loopbackHost(host string) bool {
 	return err == nil && addr.IsLoopback()
 }
 
-// parseHTTPAddr reads HOST:PORT, where the host is a loopback address or localhost, which is 127.0.0.1.
-func parseHTTPAddr(addr string) (netip.AddrPort, error) {
+// ParseHTTPAddr parses HOST:PORT, where the host is a loopback address or localhost, which is 127.0.0.1.
+func ParseHTTPAddr(addr string) (netip.AddrPort, error) {
 	numeric := addr
 	if host, port, err := net.SplitHostPort(addr); err == nil && strings.EqualFold(host, "localhost") {
 		numeric = net.JoinHostPort("127.0.0.1", port)
@@ -114,18 +116,13 @@ func parseHTTPAddr(addr string) (netip.AddrPort, error) {
 	return parsed, nil
 }
 
-// pages answer over HTTP: /livez and /readyz, /metrics for Prometheus, and the status page. Everything is read only.
-type pages struct {
-	health          health
-	metrics, status http.Handler
-}
-
-func (p pages) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+// ServeHTTP implements [http.Handler].
+func (p Pages) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	header := w.Header()
 	header.Set("Cache-Control", "no-store")
 	page.SetPolicy(header)
-	if !loopbackHost(r.Host) {
-		// A web page can have its own name resolve to a loopback address (DNS rebinding); its browser then sends that name.
+	if !isLoopbackHost(r.Host) {
+		// A web page can make its own name resolve to a loopback address (DNS rebinding); the browser then sends that name.
 		http.Error(w, "the Host header does not name a loopback host: use localhost or a loopback address", http.StatusForbidden)
 		return
 	}
@@ -133,9 +130,9 @@ func (p pages) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "requests from the pages of other sites are refused", http.StatusForbidden)
 		return
 	}
-	page, ok := map[string]http.Handler{"/livez": p.health, "/readyz": p.health, "/metrics": p.metrics}[r.URL.Path]
+	page, ok := map[string]http.HandlerFunc{"/livez": p.live, "/readyz": p.ready, "/metrics": p.Metrics.ServeHTTP}[r.URL.Path]
 	if !ok {
-		page = p.status
+		page = p.Status.ServeHTTP
 	}
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		header.Set("Allow", "GET, HEAD")
@@ -147,11 +144,11 @@ func (p pages) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			http.StatusNotFound)
 		return
 	}
-	page.ServeHTTP(w, r)
+	page(w, r)
 }
 
-// serveHTTP starts a server and returns. The caller stops the server.
-func serveHTTP(listener net.Listener, p pages, failed func(), log *slog.Logger) *server.Server {
+// ServeHTTP starts a server for the pages and returns. The caller stops it. If it fails before that, failed is called.
+func ServeHTTP(listener net.Listener, p Pages, failed func(), log *slog.Logger) *server.Server {
 	return server.Start("HTTP", netutil.LimitListener(listener, maxHTTPConns), &http.Server{
 		Handler:           p,
 		ReadHeaderTimeout: httpTimeout,

@@ -1,4 +1,4 @@
-package daemon
+package telemetry
 
 import (
 	"context"
@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -24,8 +25,12 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
+type handlerTypes []string
+
+func (h handlerTypes) Has(ptype string) bool { return slices.Contains(h, ptype) }
+
 // fixed is a source of metrics that does not change.
-type fixed struct{ source }
+type fixed struct{}
 
 func (fixed) Plugins() []patchbay.PluginStatus {
 	return []patchbay.PluginStatus{
@@ -38,7 +43,7 @@ func (fixed) Conditions() []patchbay.Condition {
 	return []patchbay.Condition{{Name: "configuration", OK: true}, {Name: "discovery"}}
 }
 
-type fixedLaunched struct{ launched }
+type fixedLaunched struct{}
 
 func (fixedLaunched) Plugins() []launcher.Status {
 	return []launcher.Status{{Name: "hello", State: launcher.StateRunning, Restarts: 2}}
@@ -48,10 +53,10 @@ func (fixedLaunched) Log(string) (plugin.Log, error) {
 	return pluginlog.New(pluginlog.Config{}), nil
 }
 
-func newTestMetrics(t *testing.T) *metrics {
-	m := newMetrics(Build{Version: "v1", Commit: "c"}, func(ptype string) bool { return ptype == "T" })
-	m.watch(fixed{}, fixedLaunched{}, t.TempDir())
-	o := m.observer()
+func newTestMetrics(t *testing.T) *Metrics {
+	m := NewMetrics("v1", "c", handlerTypes{"T"})
+	m.Watch(fixed{}, fixedLaunched{}, t.TempDir())
+	o := m.Observer()
 	o.Event(reconciler.Event{Kind: reconciler.EventUnreachable, Type: "T"})
 	o.Attempt(reconciler.Attempt{Type: "T", Result: reconciler.ResultRegistered, Duration: time.Millisecond})
 	o.Dispense("T", nil)
@@ -124,7 +129,7 @@ patchbay_plugins{state="registered",type="T"} 2
 }
 
 func TestMethodLabelsAreBounded(t *testing.T) {
-	m := newMetrics(Build{}, nil).rpcs
+	m := NewMetrics("", "", nil).rpcs
 	for _, named := range []string{"/s/none", "/s/\xff"} {
 		if got := m.label(named, codes.Unimplemented); got != labelOther {
 			t.Errorf("%q, which nobody has, has label %q", named, got)
@@ -154,7 +159,7 @@ func TestMetricsPage(t *testing.T) {
 	request := httptest.NewRequest(http.MethodGet, "/metrics", http.NoBody)
 	request.Host = "localhost:1"
 	response := httptest.NewRecorder()
-	pages{metrics: m.handler()}.ServeHTTP(response, request)
+	Pages{Metrics: m.Handler()}.ServeHTTP(response, request)
 	body, err := io.ReadAll(response.Body)
 	if err != nil || response.Code != http.StatusOK || !strings.Contains(string(body), "patchbay_build_info{") {
 		t.Errorf("%d, %v: %.200s", response.Code, err, body)
