@@ -13,7 +13,6 @@ import (
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	hosting "github.com/patchbay-dev/patchbay/host"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
@@ -35,8 +34,8 @@ func TestRefuses(t *testing.T) {
 		"MaxDirs":              func(c *patchbay.Config) { c.MaxDirs = -1 },
 		"UnreachableGrace":     func(c *patchbay.Config) { c.UnreachableGrace = -1 },
 		"a timeout":            func(c *patchbay.Config) { c.Timeouts.Dial = -1 },
-		"a timeout of a type":  func(c *patchbay.Config) { c.TypeTimeouts = map[string]reconciler.Timeouts{"T": {Handler: -1}} },
-		"a timeout of no type": func(c *patchbay.Config) { c.TypeTimeouts = map[string]reconciler.Timeouts{"T/x": {}} },
+		"a timeout of a type":  func(c *patchbay.Config) { c.TypeTimeouts = map[string]plugin.Timeouts{"T": {Handler: -1}} },
+		"a timeout of no type": func(c *patchbay.Config) { c.TypeTimeouts = map[string]plugin.Timeouts{"T/x": {}} },
 		"a bound of text":      func(c *patchbay.Config) { c.Bounds.Text = -1 },
 		"a bound of plugins":   func(c *patchbay.Config) { c.Bounds.TotalPlugins = -1 },
 		"a dispenser":          func(c *patchbay.Config) { c.Dispensers = map[string]dynamicplugins.PluginDispenser{"T": nil} },
@@ -62,7 +61,7 @@ func TestRefuses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := rt.SetTimeouts(reconciler.Timeouts{Notify: -1}, nil); err == nil {
+	if err := rt.SetTimeouts(plugin.Timeouts{Notify: -1}, nil); err == nil {
 		t.Error("SetTimeouts accepted a negative timeout")
 	}
 	for name, add := range map[string]func(){
@@ -106,13 +105,13 @@ func TestOrder(t *testing.T) {
 	}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	name := patchbay.PluginName{Type: "T", Name: "foo"}
+	name := plugin.Name{Type: "T", Name: "foo"}
 	all := func() {
 		rt.AddHandler("T", patchbay.AcceptHandler())
 		rt.RemoveHandler("T")
 		rt.RemoveHandler("none")
 		rt.Reconsider()
-		rt.Publish(reconciler.Event{})
+		rt.Publish(plugin.Event{})
 		rt.Plugins()
 		rt.PluginsNamed("")
 		rt.Refusals()
@@ -124,11 +123,11 @@ func TestOrder(t *testing.T) {
 		if _, err := rt.PastEvents(); err != nil {
 			t.Error(err)
 		}
-		if err := rt.SetTimeouts(reconciler.Timeouts{}, nil); err != nil {
+		if err := rt.SetTimeouts(plugin.Timeouts{}, nil); err != nil {
 			t.Error(err)
 		}
 		for call, err := range map[string]error{
-			"WaitForPlugins": rt.WaitForPlugins(ended, name), "WaitForPlugins without a name": rt.WaitForPlugins(t.Context(), patchbay.PluginName{}),
+			"WaitForPlugins": rt.WaitForPlugins(ended, name), "WaitForPlugins without a name": rt.WaitForPlugins(t.Context(), plugin.Name{}),
 			"Retry": rt.Retry("T", "foo"), "ReleaseName": rt.ReleaseName(ended, "T", "foo"), "Set": rt.Launcher().Set([]launcher.Plugin{{}}),
 		} {
 			if err == nil {
@@ -182,7 +181,7 @@ func TestCallbacks(t *testing.T) {
 					"T": func(*dynamicplugins.PluginInfo) (any, error) { fail(); return "", nil },
 				},
 				Observer: patchbay.Observer{
-					Event: func(reconciler.Event) { fail() }, Attempt: func(reconciler.Attempt) { fail() }, Refused: func(trust.Reason) { fail() },
+					Event: func(plugin.Event) { fail() }, Attempt: func(plugin.Attempt) { fail() }, Refused: func(trust.Reason) { fail() },
 					Dispense: func(string, error) { fail() }, FileEventsLost: fail, Resync: fail, CallsLimited: func(string) { fail() },
 				},
 			})
@@ -199,7 +198,7 @@ func TestCallbacks(t *testing.T) {
 			}
 			waiting, stop := context.WithTimeout(ctx, 2*time.Minute)
 			defer stop()
-			if err := rt.WaitForPlugins(waiting, patchbay.PluginName{Type: "T", Name: "foo"}); err != nil {
+			if err := rt.WaitForPlugins(waiting, plugin.Name{Type: "T", Name: "foo"}); err != nil {
 				t.Error(err)
 			}
 			dispensed := make(chan struct{})
@@ -227,14 +226,14 @@ func TestCallbacks(t *testing.T) {
 // reads them later, the race detector reports it.
 func TestTypeTimeoutsAreCopied(t *testing.T) {
 	for _, setting := range []bool{false, true} {
-		passed := map[string]reconciler.Timeouts{"T": {Handler: time.Minute}}
+		passed := map[string]plugin.Timeouts{"T": {Handler: time.Minute}}
 		cfg := patchbay.Config{PluginDirs: []string{t.TempDir()}}
 		if !setting {
 			cfg.TypeTimeouts = passed
 		}
 		rt, err := patchbay.New(cfg)
 		if err == nil && setting {
-			err = rt.SetTimeouts(reconciler.Timeouts{}, passed)
+			err = rt.SetTimeouts(plugin.Timeouts{}, passed)
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -242,7 +241,7 @@ func TestTypeTimeoutsAreCopied(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		ran := make(chan error, 1)
 		go func() { ran <- rt.Run(ctx) }()
-		passed["T"] = reconciler.Timeouts{Handler: -time.Minute}
+		passed["T"] = plugin.Timeouts{Handler: -time.Minute}
 		select {
 		case <-rt.Ready():
 			stop()

@@ -12,14 +12,13 @@ import (
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/launch/sealedexec"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
 // mayRegister implements [reconciler.Config].Admit. A plugin for which this process answers until it is needed is registered without a
 // check: the admission plugin is asked at each start.
-func (rt *Runtime) mayRegister(ctx context.Context, in reconciler.Instance) error {
+func (rt *Runtime) mayRegister(ctx context.Context, in plugin.Instance) error {
 	if _, isFront := rt.launcher.FrontAt(in.SocketPath); isFront && in.Peer.PID == os.Getpid() {
 		return nil
 	}
@@ -48,7 +47,7 @@ func (rt *Runtime) mayRegister(ctx context.Context, in reconciler.Instance) erro
 }
 
 // pin identifies the program that serves: that of p, or, if p is nil, of the process behind the socket.
-func (rt *Runtime) pin(ctx context.Context, in reconciler.Instance, p *host.PluginProcess) (plugin.Pin, error) {
+func (rt *Runtime) pin(ctx context.Context, in plugin.Instance, p *host.PluginProcess) (plugin.Pin, error) {
 	pin := plugin.Pin{PackageName: in.Name}
 	if p != nil {
 		if known := p.Pin(); known != (plugin.Pin{}) {
@@ -71,7 +70,7 @@ func (rt *Runtime) pin(ctx context.Context, in reconciler.Instance, p *host.Plug
 }
 
 // launchedFor returns the launched plugin that serves an instance itself, or on whose behalf this process does; nil if there is none.
-func (rt *Runtime) launchedFor(in reconciler.Instance) *host.PluginProcess {
+func (rt *Runtime) launchedFor(in plugin.Instance) *host.PluginProcess {
 	for _, p := range rt.host.Plugins() {
 		if p.PluginSocket() == in.SocketPath && (p.Owns(in.Peer.PID) || in.Peer.PID == os.Getpid()) {
 			return p

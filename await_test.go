@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // TestAwaitLists checks that the plugins are listed once, however many are missing.
@@ -17,16 +18,16 @@ func TestAwaitLists(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer store.Shutdown()
-	names := make([]PluginName, 100)
+	names := make([]plugin.Name, 100)
 	for i := range names {
-		names[i] = PluginName{"T", fmt.Sprint(i)}
+		names[i] = plugin.Name{Type: "T", Name: fmt.Sprint(i)}
 	}
 	listings := make(chan struct{}, len(names))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	err = awaitPlugins(ctx, store, names, func() []PluginStatus {
+	err = awaitPlugins(ctx, store, names, func() []plugin.Status {
 		listings <- struct{}{}
-		return []PluginStatus{{Type: "T", Name: "7", State: "refused", LastError: "newest"}, {Type: "T", Name: "7", State: "failed"}}
+		return []plugin.Status{{Type: "T", Name: "7", State: "refused", LastError: "newest"}, {Type: "T", Name: "7", State: "failed"}}
 	})
 	if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "plugin T/7 is not registered (it is refused: newest)") {
 		t.Errorf("the error is %v", err)

@@ -11,7 +11,6 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 	"github.com/patchbay-dev/patchbay/internal/launch/supervise"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
@@ -79,19 +78,19 @@ func (rt *Runtime) blocked(ptype string, why error) error {
 }
 
 // announced says as what the plugin behind a socket is registered, or was when its host ended.
-func (rt *Runtime) announced(socket string) (launcher.Announcement, bool) {
+func (rt *Runtime) announced(socket string) (plugin.Info, bool) {
 	for _, in := range rt.registry.Instances("", "") {
 		if r := in.Info.Record; r != nil && r.RoleOf == "" && r.SocketPath == socket {
-			return launcher.Announcement{Type: in.Info.Type, Name: in.Info.Name, Versions: r.Versions}, true
+			return plugin.Info{Type: in.Info.Type, Name: in.Info.Name, Versions: r.Versions}, true
 		}
 	}
-	return launcher.Announcement{}, false
+	return plugin.Info{}, false
 }
 
 // observe is told what happens to plugins. Where the socket of a launched one was removed nobody finds it any more.
-func (rt *Runtime) observe(e reconciler.Event) {
+func (rt *Runtime) observe(e plugin.Event) {
 	rt.journal.Observe(e)
-	if e.Kind == reconciler.EventUnlinked {
+	if e.Kind == plugin.EventUnlinked {
 		rt.launcher.SocketRemoved(e.SocketPath)
 	}
 }
@@ -106,7 +105,7 @@ func (rt *Runtime) observeLauncher(e launcher.Event) {
 		end()
 		delete(rt.replacing, e.Name)
 	}
-	if ptype, name, instance, known := rt.journal.InstanceOf(e.Name, e.Socket); known && e.Kind == launcher.EventReplacing {
+	if ptype, name, instance, known := rt.journal.InstanceOf(e.Name, e.Socket); known && e.Kind == plugin.EventReplacing {
 		ctx, end := context.WithTimeout(context.Background(), replaceTimeout)
 		rt.replacing[e.Name] = end
 		rt.registry.Replacing(ctx, ptype, name, instance)
@@ -115,7 +114,7 @@ func (rt *Runtime) observeLauncher(e launcher.Event) {
 	rt.journal.ObserveLauncher(e)
 }
 
-func (rt *Runtime) discovered() []PluginStatus {
+func (rt *Runtime) discovered() []plugin.Status {
 	statuses, _ := rt.watcher.Plugins()
 	return statuses
 }

@@ -9,20 +9,20 @@ import (
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
 	"github.com/patchbay-dev/patchbay/internal/launch/account"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // sourceOf implements [reconciler.Config].Source.
-func (rt *Runtime) sourceOf(socketPath string) reconciler.Source {
+func (rt *Runtime) sourceOf(socketPath string) plugin.Source {
 	// It may serve before its start has returned here.
 	if p := rt.host.PluginAt(socketPath); p != nil && p.PluginSocket() == socketPath {
-		return reconciler.SourceLaunched
+		return plugin.SourceLaunched
 	}
 	if _, ok := rt.launcher.FrontAt(socketPath); ok {
-		return reconciler.SourceLaunched
+		return plugin.SourceLaunched
 	}
-	return reconciler.SourceDiscovered
+	return plugin.SourceDiscovered
 }
 
 // launchAt implements [pipeline.Config].Launched.
@@ -72,25 +72,25 @@ func (p process) Owns(ctx context.Context, pid int) bool {
 }
 
 // markIdle sets the state of the registered plugins that are not running until they are needed.
-func (rt *Runtime) markIdle(statuses []reconciler.Status) {
+func (rt *Runtime) markIdle(statuses []plugin.Status) {
 	for i, s := range statuses {
-		if s.Source == reconciler.SourceLaunched && s.State == reconciler.StateRegistered &&
+		if s.Source == plugin.SourceLaunched && s.State == plugin.StateRegistered &&
 			rt.launcher.BehindFront(s.SocketPath) == launcher.StateIdle {
-			statuses[i].State = reconciler.StateIdle
+			statuses[i].State = plugin.StateIdle
 		}
 	}
 }
 
 // withUnknown adds the launched plugins that the pipeline does not know, because they do not serve, to the known statuses.
-func (rt *Runtime) withUnknown(known []reconciler.Status) []reconciler.Status {
+func (rt *Runtime) withUnknown(known []plugin.Status) []plugin.Status {
 	statuses := known
 	for _, p := range rt.launcher.Plugins() {
-		serves := func(s reconciler.Status) bool { return p.Socket != "" && s.SocketPath == p.Socket }
+		serves := func(s plugin.Status) bool { return p.Socket != "" && s.SocketPath == p.Socket }
 		if slices.ContainsFunc(known, serves) {
 			continue
 		}
-		statuses = append(statuses, reconciler.Status{
-			Name: p.Name, State: reconciler.State(p.State), Source: reconciler.SourceLaunched, SocketPath: p.Socket,
+		statuses = append(statuses, plugin.Status{
+			Name: p.Name, State: plugin.State(p.State), Source: plugin.SourceLaunched, SocketPath: p.Socket,
 			FirstSeen: p.Since, Since: p.Since, Attempts: p.Restarts, NextRetry: p.NextStart, LastError: p.LastError,
 		})
 	}

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // defaultNameGrace is the one of the zero [Config].
@@ -22,9 +22,6 @@ var (
 	ErrNotKept = errors.New("the name is not reserved")
 )
 
-// KeptName is a name that stays a user's until a time, though no plugin of it is registered; see Config.NameGrace.
-type KeptName = reconciler.KeptName
-
 // Retry immediately retries the instances of a plugin that failed, were refused, or have no handler, and resets their back-off. The type
 // may be a role. It does not block; the events report the outcome. The error is [ErrUnknown] or wraps [ErrNotWaiting].
 func (rt *Runtime) Retry(pluginType, pluginName string) error {
@@ -32,7 +29,7 @@ func (rt *Runtime) Retry(pluginType, pluginName string) error {
 		return nil
 	}
 	plugins := rt.PluginsNamed(pluginName)
-	i := slices.IndexFunc(plugins, func(s PluginStatus) bool {
+	i := slices.IndexFunc(plugins, func(s plugin.Status) bool {
 		return s.Name == pluginName && (s.Type == pluginType || slices.Contains(s.Registration.Roles, pluginType))
 	})
 	if i < 0 {
@@ -41,24 +38,25 @@ func (rt *Runtime) Retry(pluginType, pluginName string) error {
 	return fmt.Errorf("%w: it is %s", ErrNotWaiting, plugins[i].State)
 }
 
-// KeptName returns for whom a name is reserved, if it is and no plugin of that name is registered. The type is the announced one, not a
-// role.
-func (rt *Runtime) KeptName(pluginType, pluginName string) (kept KeptName, is bool) {
+// Reservation returns the reservation of a name, if it is reserved and no plugin of that name is registered; see Config.NameGrace. The type
+// is the announced one, not a role.
+func (rt *Runtime) Reservation(name plugin.Name) (reservation plugin.Reservation, ok bool) {
 	if r := rt.watcher.Reconciler(); r != nil {
-		return r.KeptName(pluginType, pluginName)
+		return r.Reservation(name)
 	}
-	return KeptName{}, false
+	return plugin.Reservation{}, false
 }
 
 // ReleaseName frees a reserved name and immediately retries plugins that were refused because of it. It blocks until the change is saved or
 // ctx ends. The error is [ErrNotKept] if the name is not reserved, as is always so while a plugin of that name is registered.
 func (rt *Runtime) ReleaseName(ctx context.Context, pluginType, pluginName string) error {
+	name := plugin.Name{Type: pluginType, Name: pluginName}
 	r := rt.watcher.Reconciler()
 	if r == nil {
 		return ErrNotKept
 	}
-	if _, kept := r.KeptName(pluginType, pluginName); !kept {
+	if _, ok := r.Reservation(name); !ok {
 		return ErrNotKept
 	}
-	return r.ReleaseName(ctx, pluginType, pluginName)
+	return r.ReleaseName(ctx, name)
 }

@@ -7,7 +7,7 @@ import (
 	"google.golang.org/grpc/stats"
 
 	"github.com/patchbay-dev/patchbay/internal/callback"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
@@ -16,9 +16,9 @@ import (
 // DispensePlugin.
 type Observer struct {
 	// Event receives every event, before subscribers do.
-	Event func(reconciler.Event)
+	Event func(plugin.Event)
 	// Attempt receives the outcome of each registration attempt.
-	Attempt func(reconciler.Attempt)
+	Attempt func(plugin.Attempt)
 	// Refused is called when a directory, socket, process or claim of a plugin is refused as untrusted.
 	Refused func(trust.Reason)
 	// FileEventsLost is called when the kernel drops file events of the plugin directories; a scan catches up.

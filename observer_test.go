@@ -7,25 +7,25 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
 )
 
 func TestObserverAndCheck(t *testing.T) {
 	stuck, goOn := make(chan struct{}), make(chan struct{})
-	attempts := make(chan reconciler.Attempt, 1)
+	attempts := make(chan plugin.Attempt, 1)
 	dispensed := make(chan error, 1)
 	dir := t.TempDir()
 	rt, err := patchbay.New(patchbay.Config{
 		PluginDirs: []string{dir},
 		Observer: patchbay.Observer{
-			Event: func(e reconciler.Event) {
-				if e.Kind == reconciler.EventRegistered {
+			Event: func(e plugin.Event) {
+				if e.Kind == plugin.EventRegistered {
 					close(stuck)
 					<-goOn // as no observer should
 				}
 			},
-			Attempt:  func(a reconciler.Attempt) { attempts <- a },
+			Attempt:  func(a plugin.Attempt) { attempts <- a },
 			Dispense: func(_ string, err error) { dispensed <- err },
 		},
 	})
@@ -57,7 +57,7 @@ func TestObserverAndCheck(t *testing.T) {
 	if err := rt.Check(t.Context()); err != nil {
 		t.Error(err)
 	}
-	if a := <-attempts; a.Type != "T" || a.Name != "foo" || a.Result != reconciler.ResultRegistered || a.Duration <= 0 {
+	if a := <-attempts; a.Type != "T" || a.Name != "foo" || a.Result != plugin.ResultRegistered || a.Duration <= 0 {
 		t.Errorf("attempt %+v", a)
 	}
 	if _, err := rt.Registry().DispensePlugin("T", "foo"); err == nil || !errors.Is(<-dispensed, err) {

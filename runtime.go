@@ -41,10 +41,10 @@ type Config struct {
 	RegistryOptions []dynamicplugins.Option
 	// Timeouts limit the steps of a registration. TypeTimeouts override them for some plugin types; until a plugin has announced its type,
 	// the longest one applies.
-	Timeouts     reconciler.Timeouts
-	TypeTimeouts map[string]reconciler.Timeouts
+	Timeouts     plugin.Timeouts
+	TypeTimeouts map[string]plugin.Timeouts
 	// Bounds limit what a plugin may announce; the others limit the search of the plugin directories (see pluginwatcher.Config).
-	Bounds                                     reconciler.Bounds
+	Bounds                                     plugin.Bounds
 	MaxDepth, MaxSockets, MaxUserDirs, MaxDirs int
 	// ClientTimeout returns the timeout for calls to a plugin, which its handler receives; nil for none. May be nil.
 	ClientTimeout func(pluginType, pluginName string) *time.Duration
@@ -53,7 +53,7 @@ type Config struct {
 	// NameGrace is how long a name stays reserved for its user after its last instance is gone (default 10 minutes; negative: not at all).
 	// Meanwhile, other users' plugins of that name are refused with the reason, except those of root, of this process's user, and one that
 	// the Launcher launched under exactly that name. It does not apply to types with Supersede in Trust. It holds across restarts if State
-	// stores PluginChange.Kept, as dynamicplugins/boltstate does. At most 256 names per user are reserved, dropping the oldest first, and
+	// stores PluginChange.Reservation, as dynamicplugins/boltstate does. At most 256 names per user are reserved, dropping the oldest first, and
 	// 4,096 in total.
 	NameGrace time.Duration
 	// IgnoreUnhandled leaves plugins of a type without a handler alone: they are asked for their type and name, sent nothing, and
@@ -88,9 +88,6 @@ type Config struct {
 	// If nil, nothing is logged.
 	Logger *slog.Logger
 }
-
-// PluginStatus describes one instance of a plugin, or one socket that has not answered yet.
-type PluginStatus = reconciler.Status
 
 // Runtime discovers, registers and dispenses plugins. Its methods are safe for concurrent use.
 type Runtime struct {
@@ -159,7 +156,7 @@ func newRuntime(cfg Config) (*Runtime, error) {
 	}
 	watching.Reconciler.Registry = pipeline.RegistryOf(rt.registry)
 	watching.Reconciler.Restored = pipeline.Restored(rt.registry, cfg.Logger)
-	watching.Reconciler.Names = pipeline.Names(rt.registry)
+	watching.Reconciler.Names = rt.registry.Reservations()
 	rt.watcher = pipeline.New(watching)
 	return rt, nil
 }
@@ -178,7 +175,7 @@ func (rt *Runtime) watching(cfg Config) pipeline.Config {
 		FileEventsLost: cfg.Observer.FileEventsLost,
 		Reconciler: reconciler.Config{
 			Observe:          rt.observe,
-			Passed:           func(e reconciler.Event) { rt.journal.Pass(e) },
+			Passed:           func(e plugin.Event) { rt.journal.Pass(e) },
 			Attempted:        cfg.Observer.Attempt,
 			Refused:          cfg.Observer.Refused,
 			Tracer:           cfg.Observer.Tracer,
@@ -232,7 +229,7 @@ func (rt *Runtime) RemoveHandler(pluginType string) {
 
 // SetTimeouts replaces Config.Timeouts and Config.TypeTimeouts for every step that begins from now on. It may be called at any time. If a
 // timeout is negative it returns an error and changes nothing.
-func (rt *Runtime) SetTimeouts(all reconciler.Timeouts, byType map[string]reconciler.Timeouts) error {
+func (rt *Runtime) SetTimeouts(all plugin.Timeouts, byType map[string]plugin.Timeouts) error {
 	return rt.watcher.SetTimeouts(all, byType)
 }
 
@@ -278,7 +275,7 @@ func (rt *Runtime) Check(ctx context.Context) error { return rt.watcher.Check(ct
 
 // Plugins returns the status of all known plugins and sockets, sorted by type and name, newest instance first. It includes plugins that
 // others put into the registry.
-func (rt *Runtime) Plugins() []PluginStatus {
+func (rt *Runtime) Plugins() []plugin.Status {
 	statuses, running := rt.watcher.Plugins()
 	statuses = append(statuses, pipeline.Statuses(rt.registry, "", running)...)
 	rt.markIdle(statuses)
@@ -286,7 +283,7 @@ func (rt *Runtime) Plugins() []PluginStatus {
 }
 
 // PluginsNamed is Plugins of those that announced one name, of any type. It costs little, however many other plugins there are.
-func (rt *Runtime) PluginsNamed(name string) []PluginStatus {
+func (rt *Runtime) PluginsNamed(name string) []plugin.Status {
 	r := rt.watcher.Reconciler()
 	statuses := pipeline.Statuses(rt.registry, name, r != nil)
 	if r != nil {
@@ -296,8 +293,8 @@ func (rt *Runtime) PluginsNamed(name string) []PluginStatus {
 	return inOrder(statuses)
 }
 
-func inOrder(statuses []PluginStatus) []PluginStatus {
-	slices.SortStableFunc(statuses, func(a, b PluginStatus) int {
+func inOrder(statuses []plugin.Status) []plugin.Status {
+	slices.SortStableFunc(statuses, func(a, b plugin.Status) int {
 		return cmp.Or(cmp.Compare(a.Type, b.Type), cmp.Compare(a.Name, b.Name))
 	})
 	return statuses
@@ -306,22 +303,11 @@ func inOrder(statuses []PluginStatus) []PluginStatus {
 // Refusals returns the last refusal of each plugin that is gone and has not been registered since, for example one that exits when it is
 // refused. The state is refused, LastError the reason and Since the time. The order is that of Plugins. At most 64 per user and 1,024 in
 // total are kept, in memory, dropping the oldest first.
-func (rt *Runtime) Refusals() []PluginStatus {
+func (rt *Runtime) Refusals() []plugin.Status {
 	if r := rt.watcher.Reconciler(); r != nil {
 		return r.Refusals()
 	}
 	return nil
-}
-
-// Condition says whether one part of the Runtime is as it should be.
-type Condition struct {
-	// Name names the part, for example "discovery"; each stands once.
-	Name string
-	OK   bool
-	// Message says what is wrong and what to do; empty if OK.
-	Message string
-	// Since is when it began; zero if OK.
-	Since time.Time
 }
 
 // ConditionDirectories names the [Condition] that is degraded while directories or sockets of users other than root and the host's own
@@ -333,7 +319,7 @@ const ConditionEvents = "events"
 
 // Conditions returns the Runtime's conditions: [ConditionDirectories], [ConditionEvents] if there is a Config.EventsPath, and "discovery",
 // which is degraded while something owned by root or the host's user keeps plugins from being found in time.
-func (rt *Runtime) Conditions() []Condition {
+func (rt *Runtime) Conditions() []plugin.Condition {
 	var own, others []dirwatch.Condition
 	for _, c := range rt.watcher.Conditions() {
 		if c.Minor {
@@ -342,19 +328,19 @@ func (rt *Runtime) Conditions() []Condition {
 			own = append(own, c)
 		}
 	}
-	all := []Condition{condition(ConditionDirectories, others), condition("discovery", own)}
+	all := []plugin.Condition{condition(ConditionDirectories, others), condition("discovery", own)}
 	if message, since, kept := rt.journal.Trouble(); kept {
-		all = append(all, Condition{Name: ConditionEvents, OK: message == "", Message: message, Since: since})
+		all = append(all, plugin.Condition{Name: ConditionEvents, OK: message == "", Message: message, Since: since})
 	}
 	return all
 }
 
 // condition makes one condition of those of the plugin directories.
-func condition(name string, degraded []dirwatch.Condition) Condition {
+func condition(name string, degraded []dirwatch.Condition) plugin.Condition {
 	if len(degraded) == 0 {
-		return Condition{Name: name, OK: true}
+		return plugin.Condition{Name: name, OK: true}
 	}
-	c := Condition{Name: name, Since: degraded[0].Since}
+	c := plugin.Condition{Name: name, Since: degraded[0].Since}
 	reasons := make([]string, len(degraded))
 	for i, d := range degraded {
 		reasons[i] = d.Path + ": " + d.Reason

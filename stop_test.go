@@ -7,7 +7,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // TestEventsAtTheStop checks that subscribers who read only after a Runtime has stopped receive every event that was published before.
@@ -20,7 +20,7 @@ func TestEventsAtTheStop(t *testing.T) {
 	published := rt.Events(t.Context(), 0)
 	_, changes := rt.Registry().Watch(t.Context(), "")
 	for i := range events {
-		rt.Publish(reconciler.Event{Kind: "test"})
+		rt.Publish(plugin.Event{Kind: "test"})
 		err := rt.Registry().RegisterPlugin(&dynamicplugins.PluginInfo{
 			Type: "T", Name: fmt.Sprint(i), ConnectionInfo: &dynamicplugins.PluginConnectionInfo{SocketPath: "/nowhere"},
 		})

@@ -9,22 +9,17 @@ import (
 	"sync"
 
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
-
-// PluginName names one plugin.
-type PluginName struct{ Type, Name string }
-
-// String returns TYPE/NAME.
-func (n PluginName) String() string { return n.Type + "/" + n.Name }
 
 // WaitForPlugins blocks until all of the given plugins are registered, for hosts that must not start work without them. A plugin restored
 // from the state counts once it has been found alive. If ctx ends first, the error names each missing plugin with what is known about it,
 // and wraps ctx.Err().
-func (rt *Runtime) WaitForPlugins(ctx context.Context, plugins ...PluginName) error {
+func (rt *Runtime) WaitForPlugins(ctx context.Context, plugins ...plugin.Name) error {
 	return awaitPlugins(ctx, rt.registry, plugins, rt.Plugins)
 }
 
-func awaitPlugins(ctx context.Context, store *dynamicplugins.Store, names []PluginName, list func() []PluginStatus) error {
+func awaitPlugins(ctx context.Context, store *dynamicplugins.Store, names []plugin.Name, list func() []plugin.Status) error {
 	missing := make([]error, len(names))
 	var waiting sync.WaitGroup
 	for i, n := range names {
@@ -36,9 +31,9 @@ func awaitPlugins(ctx context.Context, store *dynamicplugins.Store, names []Plug
 	if errors.Join(missing...) == nil {
 		return nil
 	}
-	newest := map[PluginName]PluginStatus{}
+	newest := map[plugin.Name]plugin.Status{}
 	for _, s := range slices.Backward(list()) {
-		newest[PluginName{s.Type, s.Name}] = s
+		newest[plugin.Name{Type: s.Type, Name: s.Name}] = s
 	}
 	for i, n := range names {
 		if err := missing[i]; err != nil {

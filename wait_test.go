@@ -8,6 +8,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // memory is a StateStorage.
@@ -46,7 +47,7 @@ func TestWaitForPluginsOfTheHost(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 				defer cancel()
 				opened := make(chan error, 1)
-				go func() { opened <- rt.WaitForPlugins(ctx, patchbay.PluginName{Type: info.Type, Name: info.Name}) }()
+				go func() { opened <- rt.WaitForPlugins(ctx, plugin.Name{Type: info.Type, Name: info.Name}) }()
 				synctest.Wait()
 				if len(opened) > 0 {
 					t.Fatalf("the gate opened before: %v", <-opened)

@@ -17,6 +17,7 @@ import (
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
 )
 
@@ -116,7 +117,7 @@ func (h *launcherHost) unit(program, name string) launcher.Plugin {
 	p := launcher.Plugin{Spec: host.Spec{Name: name, Args: []string{program, name}}}
 	if h.configured > 0 {
 		p.OnDemand = true
-		p.Announce = launcher.Announcement{Type: launchedType, Name: name, Versions: []string{"1"}}
+		p.Announce = plugin.Info{Type: launchedType, Name: name, Versions: []string{"1"}}
 	}
 	return p
 }

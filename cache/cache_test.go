@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 func paths(infos []cache.PluginInfo) []string {
@@ -55,7 +56,7 @@ func TestDesiredStateOfWorld(t *testing.T) {
 
 func TestSetSocketTellsSocketsApart(t *testing.T) {
 	dsw := cache.NewDesired()
-	socket := cache.Socket{Path: "/a", ID: cache.SocketID{Device: 1, Inode: 2, Birth: 3}}
+	socket := cache.Socket{Path: "/a", ID: plugin.SocketID{Device: 1, Inode: 2, Birth: 3}}
 	get := func() cache.PluginInfo { return dsw.GetPluginsToRegister()[0] }
 	set := func(s cache.Socket) {
 		if err := dsw.SetSocket(s); err != nil {

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // DesiredStateOfWorld is the set of plugin sockets that exist, by socket path. All methods are safe for concurrent use and none
@@ -26,7 +28,7 @@ type DesiredStateOfWorld interface {
 // Socket is a socket as found in a plugin directory.
 type Socket struct {
 	Path string
-	ID   SocketID
+	ID   plugin.SocketID
 	// Deprecated says that it was found in the deprecated plugin directory.
 	Deprecated bool
 }

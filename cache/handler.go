@@ -13,6 +13,8 @@ import (
 	"errors"
 	"net"
 	"time"
+
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // PluginHandler is the consumer of one plugin type. The pipeline walks it through this state machine, strictly and
@@ -60,7 +62,7 @@ type InstanceGoneHandler interface {
 type ContextRegistrar interface {
 	RegisterPluginContext(
 		ctx context.Context, pluginName, endpoint string, versions []string, pluginClientTimeout *time.Duration,
-	) (Registration, error)
+	) (plugin.Registration, error)
 }
 
 type endpointDialerKey struct{}
@@ -76,21 +78,6 @@ func WithEndpointDialer(ctx context.Context, dial func(ctx context.Context, path
 func EndpointDialer(ctx context.Context) func(ctx context.Context, path string) (net.Conn, error) {
 	dial, _ := ctx.Value(endpointDialerKey{}).(func(context.Context, string) (net.Conn, error))
 	return dial
-}
-
-// Registration is what a handler learned about a plugin while registering it. The zero value adds nothing.
-type Registration struct {
-	// Roles are further plugin types under which the registry lists the instance, with the same name and AllocID, for example csi-node. It
-	// appears and disappears under all of them together. A newer instance supersedes it in the roles that both have.
-	Roles []string
-	// Version is the plugin's own version (default: the first version that it announced).
-	Version string
-	// Details are kept in the options of the instance's entries in the registry, under the same keys. The prefix patchbay.dev/ is the
-	// pipeline's own.
-	Details map[string]string
-	// WatchEndpoint makes the instance unreachable when its endpoint stops accepting too, if that is not the registration socket. It is
-	// registered again as soon as RegisterPluginContext succeeds.
-	WatchEndpoint bool
 }
 
 // RegistrationKeeper is an optional interface of a [PluginHandler]. KeepRegistration is called, in sequence with the other calls for the

@@ -3,15 +3,9 @@ package cache
 import (
 	"fmt"
 	"time"
-)
 
-// SocketID is the identity of one socket in the file system. Two sockets that existed at the same path at different times have
-// different identities; chmod, chown and rename leave the identity as it is.
-type SocketID struct {
-	Device, Inode uint64
-	// Birth is the birth time in nanoseconds since the Unix epoch, or the change time where the file system knows no birth time.
-	Birth int64
-}
+	"github.com/patchbay-dev/patchbay/plugin"
+)
 
 // PluginInfo holds what is known of one plugin socket. Values may be compared with ==.
 type PluginInfo struct {
@@ -30,7 +24,7 @@ type PluginInfo struct {
 	// for the later appearance. A rename within the plugin directories is no new appearance.
 	Appearance uint64
 	// Socket identifies the socket, if whoever reported it knew.
-	Socket SocketID
+	Socket plugin.SocketID
 	// FoundInDeprecatedDir says that the socket lies in the deprecated plugin directory.
 	FoundInDeprecatedDir bool
 }

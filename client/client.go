@@ -10,7 +10,6 @@ import (
 	"iter"
 	"net"
 	"net/http"
-	"strings"
 
 	"connectrpc.com/connect"
 
@@ -176,13 +175,6 @@ func (c *Client) Reload(ctx context.Context) (*patchbayv1.ReloadResponse, error)
 // Version returns the build of the daemon that answers, and since when it has been running.
 func (c *Client) Version(ctx context.Context) (*patchbayv1.GetVersionResponse, error) {
 	return ask(ctx, c.explain, "get the version of the daemon", c.control.GetVersion, &patchbayv1.GetVersionRequest{})
-}
-
-// ParsePlugin splits TYPE/NAME, as plugins are written for people. The type ends at the first slash; the name may have more. Neither is
-// empty if ok is true.
-func ParsePlugin(text string) (ptype, name string, ok bool) {
-	ptype, name, _ = strings.Cut(text, "/")
-	return ptype, name, ptype != "" && name != ""
 }
 
 // pluginText is how a plugin is written for people: TYPE/NAME, or NAME for one of the catalogue.

@@ -127,17 +127,6 @@ func TestList(t *testing.T) {
 	}
 }
 
-func TestParsePlugin(t *testing.T) {
-	for text, want := range map[string][2]string{
-		"T/n": {"T", "n"}, "T/a/b": {"T", "a/b"}, "T//": {"T", "/"}, "T": {"T", ""}, "T/": {"T", ""}, "/n": {"", "n"}, "": {},
-	} {
-		ptype, name, ok := client.ParsePlugin(text)
-		if got := [2]string{ptype, name}; got != want || ok != (ptype != "" && name != "") {
-			t.Errorf("%q: got %q, %t, want %q", text, got, ok, want)
-		}
-	}
-}
-
 func TestErrors(t *testing.T) {
 	absent := connectTo(t, socketPath(t))
 	stale := socketPath(t)

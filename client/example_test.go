@@ -59,8 +59,7 @@ func Example() {
 	withDaemon(func(ctx context.Context, controlSocket string) {
 		c := client.New(controlSocket)
 		defer c.Close()
-		ptype, name, _ := client.ParsePlugin("Greeter/hello")
-		plugin, err := c.Wait(ctx, ptype, name, client.GoalRegistered)
+		plugin, err := c.Wait(ctx, "Greeter", "hello", client.GoalRegistered)
 		if err != nil {
 			panic(err)
 		}

@@ -6,6 +6,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // stage implements Staged. It is guarded by the registry's mutex.
@@ -58,13 +60,13 @@ func (r *Store) StagePlugins(infos []*PluginInfo) (staged []Staged, errs []error
 			rest = append(rest, i)
 		}
 	}
-	keyOf := func(i int) key { return key{infos[i].Type, infos[i].Name} }
+	keyOf := func(i int) plugin.Name { return plugin.Name{Type: infos[i].Type, Name: infos[i].Name} }
 	slices.SortStableFunc(rest, func(a, b int) int {
 		return cmp.Or(cmp.Compare(infos[a].Type, infos[b].Type), cmp.Compare(infos[a].Name, infos[b].Name))
 	})
 	for len(rest) > 0 {
 		var some, others []int // of one plugin, some has one at most
-		var keys []key
+		var keys []plugin.Name
 		for _, i := range rest {
 			if n := len(keys); n > 0 && keys[n-1] == keyOf(i) {
 				others = append(others, i)
@@ -115,7 +117,7 @@ func (r *Store) stageIn(rosters []*roster, some []int, infos []*PluginInfo, stag
 
 // register saves info and calls then with its slot, with r.mu held.
 func (r *Store) register(info *PluginInfo, then func(*roster, *slot)) error {
-	return r.change(key{info.Type, info.Name}, func(l *roster) (err error) {
+	return r.change(plugin.Name{Type: info.Type, Name: info.Name}, func(l *roster) (err error) {
 		p := l.placeOf(info, false)
 		if p.plugins != nil {
 			err = r.put(l, p.plugins)
@@ -226,7 +228,7 @@ func (st *stage) warm() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.waits[st.roster.key] != nil && st.roster.view.Load().find(st.info.AllocID) == nil &&
-		(*r.dispensers.Load())[st.roster.key.ptype].conn != nil {
+		(*r.dispensers.Load())[st.roster.key.Type].conn != nil {
 		st.instance = newInstance(r.pool, st.info)
 		st.instance.link.warm()
 	}
@@ -338,14 +340,14 @@ func (r *Store) deregisterIn(l *roster, allocID string) error {
 	gone := l.slots[i].shown.info
 	l.slots = slices.Delete(l.slots, i, i+1)
 	r.show(l)
-	r.feed.Publish(l.key.ptype, &PluginUpdateEvent{EventType: EventTypeDeregistered, Info: gone})
+	r.feed.Publish(l.key.Type, &PluginUpdateEvent{EventType: EventTypeDeregistered, Info: gone})
 	return nil
 }
 
 // ConfirmPlugin reports that a restored or unreachable instance is alive. It sends no event. The error matches [ErrNotFound] for an
 // instance that is not registered.
 func (r *Store) ConfirmPlugin(ptype, name, allocID string) error {
-	return r.mark(key{ptype, name}, allocID, func(in *instance) {
+	return r.mark(plugin.Name{Type: ptype, Name: name}, allocID, func(in *instance) {
 		in.restored = false
 		if in.dead != nil {
 			in.dead, in.link = nil, newInstance(r.pool, in.info).link
@@ -360,7 +362,7 @@ func (r *Store) MarkUnreachable(ptype, name, allocID string, reason error) error
 	if reason == nil {
 		reason = errors.New("no reason was given")
 	}
-	return r.mark(key{ptype, name}, allocID, func(in *instance) {
+	return r.mark(plugin.Name{Type: ptype, Name: name}, allocID, func(in *instance) {
 		if in.dead == nil {
 			in.dead = &UnreachableError{Type: ptype, Name: name, AllocID: allocID, Reason: reason, Since: time.Now()}
 		}
@@ -368,7 +370,7 @@ func (r *Store) MarkUnreachable(ptype, name, allocID string, reason error) error
 }
 
 // mark changes the state of a visible instance, in memory only.
-func (r *Store) mark(k key, allocID string, change func(*instance)) error {
+func (r *Store) mark(k plugin.Name, allocID string, change func(*instance)) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err := r.usable(); err != nil {

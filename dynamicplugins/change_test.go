@@ -55,8 +55,8 @@ func TestStage(t *testing.T) {
 	store := &changing{}
 	r := open(t, store, map[string]dynamicplugins.PluginDispenser{"t": dispenseInfo})
 	events := r.PluginsUpdatedCh(t.Context(), "t")
-	first := stage(t, r, plugin("t", "n", "1"))
-	second := stage(t, r, plugin("t", "n", "2"))
+	first := stage(t, r, newInfo("t", "n", "1"))
+	second := stage(t, r, newInfo("t", "n", "2"))
 	expectStored(t, store, "2 1", "1 1")
 	expectEvents(t, events)
 	_, err := r.PluginForAlloc("t", "n", "1")
@@ -85,10 +85,10 @@ func TestStage(t *testing.T) {
 func TestDiscard(t *testing.T) {
 	store := &changing{}
 	r := open(t, store, nil)
-	register(t, r, plugin("t", "n", "1"))
+	register(t, r, newInfo("t", "n", "1"))
 	events := r.PluginsUpdatedCh(t.Context(), "")
-	added := stage(t, r, plugin("t", "n", "2"))
-	changed := stage(t, r, version(plugin("t", "n", "1"), "2"))
+	added := stage(t, r, newInfo("t", "n", "2"))
+	changed := stage(t, r, version(newInfo("t", "n", "1"), "2"))
 	expectStored(t, store, "1 2", "2 1")
 
 	broken := errors.New("disk on fire")
@@ -115,7 +115,7 @@ func TestStageOfKnown(t *testing.T) {
 	store := &changing{}
 	r := open(t, store, map[string]dynamicplugins.PluginDispenser{"t": dispenseInfo})
 	for _, id := range []string{"1", "2", "3"} {
-		register(t, r, plugin("t", "n", id))
+		register(t, r, newInfo("t", "n", id))
 	}
 	events := r.PluginsUpdatedCh(t.Context(), "")
 	current := func(want string) {
@@ -126,8 +126,8 @@ func TestStageOfKnown(t *testing.T) {
 			t.Errorf("%s is current, want %s", p.AllocID, want)
 		}
 	}
-	first := stage(t, r, plugin("t", "n", "1"))
-	second := stage(t, r, plugin("t", "n", "2"))
+	first := stage(t, r, newInfo("t", "n", "1"))
+	second := stage(t, r, newInfo("t", "n", "2"))
 	expectStored(t, store, "2 1", "1 1", "3 1")
 	check(t, r.MarkUnreachable("t", "n", "1", nil)) // anything that makes the order visible
 	current("3")
@@ -137,7 +137,7 @@ func TestStageOfKnown(t *testing.T) {
 	second.Publish()
 	current("2")
 	expectEvents(t, events, "updated 2 1")
-	stage(t, r, plugin("t", "n", "2")).Publish()
+	stage(t, r, newInfo("t", "n", "2")).Publish()
 	expectEvents(t, events)
 	if got := allocs(r.Instances("t", "n")); !slices.Equal(got, []string{"2", "3", "1"}) {
 		t.Errorf("order: %v", got)
@@ -149,19 +149,19 @@ func TestOrderThatCannotBeSaved(t *testing.T) {
 	store := &changing{}
 	r := open(t, store, nil)
 	for _, id := range []string{"1", "2"} {
-		register(t, r, plugin("t", "n", id))
+		register(t, r, newInfo("t", "n", id))
 	}
 	store.setFail(errBroken)
-	stage(t, r, plugin("t", "n", "1")).Publish()
+	stage(t, r, newInfo("t", "n", "1")).Publish()
 	if got := allocs(r.Instances("t", "n")); !slices.Equal(got, []string{"1", "2"}) {
 		t.Errorf("order: %v", got)
 	}
 	expectStored(t, store, "2 1", "1 1")
-	if _, err := r.StagePlugin(version(plugin("t", "n", "1"), "2")); !errors.Is(err, errBroken) {
+	if _, err := r.StagePlugin(version(newInfo("t", "n", "1"), "2")); !errors.Is(err, errBroken) {
 		t.Errorf("other details: %v", err)
 	}
 	store.setFail(nil)
-	register(t, r, plugin("t", "n", "1"))
+	register(t, r, newInfo("t", "n", "1"))
 	expectStored(t, store, "1 1", "2 1")
 }
 
@@ -169,7 +169,7 @@ func TestOrderThatCannotBeSaved(t *testing.T) {
 func TestPublishAfterFailedDiscard(t *testing.T) {
 	store := &changing{}
 	r := open(t, store, nil)
-	staged := stage(t, r, plugin("t", "n", "1"))
+	staged := stage(t, r, newInfo("t", "n", "1"))
 	store.setFail(errors.New("disk on fire"))
 	if err := staged.Discard(); err == nil {
 		t.Error("Discard succeeded")
@@ -185,8 +185,8 @@ func TestVoidStages(t *testing.T) {
 	store := &changing{}
 	r := open(t, store, nil)
 	events := r.PluginsUpdatedCh(t.Context(), "t")
-	early := stage(t, r, version(plugin("t", "n", "1"), "1"))
-	late := stage(t, r, version(plugin("t", "n", "1"), "2"))
+	early := stage(t, r, version(newInfo("t", "n", "1"), "1"))
+	late := stage(t, r, version(newInfo("t", "n", "1"), "2"))
 	early.Publish()
 	check(t, early.Discard())
 	expectEvents(t, events)
@@ -194,7 +194,7 @@ func TestVoidStages(t *testing.T) {
 	late.Publish()
 	expectEvents(t, events, "registered 1 2")
 
-	update := stage(t, r, version(plugin("t", "n", "1"), "3"))
+	update := stage(t, r, version(newInfo("t", "n", "1"), "3"))
 	check(t, r.DeregisterPlugin("t", "n", "1"))
 	update.Publish()
 	check(t, update.Discard())
@@ -206,14 +206,14 @@ func TestVoidStages(t *testing.T) {
 func TestSameDetails(t *testing.T) {
 	store := &changing{}
 	r := open(t, store, nil)
-	register(t, r, plugin("t", "n", "1"), plugin("t", "n", "2"))
+	register(t, r, newInfo("t", "n", "1"), newInfo("t", "n", "2"))
 	events := r.PluginsUpdatedCh(t.Context(), "t")
 	before, err := r.PluginForAlloc("t", "n", "1")
 	check(t, err)
 	puts := store.puts
-	register(t, r, plugin("t", "n", "1"))
-	stage(t, r, plugin("t", "n", "2")).Publish()
-	check(t, stage(t, r, plugin("t", "n", "2")).Discard())
+	register(t, r, newInfo("t", "n", "1"))
+	stage(t, r, newInfo("t", "n", "2")).Publish()
+	check(t, stage(t, r, newInfo("t", "n", "2")).Discard())
 	if store.puts != puts {
 		t.Error("something was saved")
 	}
@@ -229,7 +229,7 @@ func TestSameDetails(t *testing.T) {
 		func(p *dynamicplugins.PluginInfo) { p.Options = nil },
 	}
 	for i, change := range changes {
-		p := plugin("t", "n", "1")
+		p := newInfo("t", "n", "1")
 		change(p)
 		register(t, r, p)
 		if e := <-events; e.EventType != dynamicplugins.EventTypeUpdated || e.Info.AllocID != "1" {
@@ -243,15 +243,15 @@ func TestSameDetails(t *testing.T) {
 func TestSavedFirst(t *testing.T) {
 	store := &changing{}
 	r := open(t, store, nil)
-	register(t, r, plugin("t", "n", "1"))
+	register(t, r, newInfo("t", "n", "1"))
 	events := r.PluginsUpdatedCh(t.Context(), "")
 	broken := errors.New("disk on fire")
 	store.setFail(broken)
-	_, staging := r.StagePlugin(plugin("t", "n", "2"))
+	_, staging := r.StagePlugin(newInfo("t", "n", "2"))
 	for name, err := range map[string]error{
-		"new":         r.RegisterPlugin(plugin("t", "n", "2")),
-		"newName":     r.RegisterPlugin(plugin("t", "m", "1")),
-		"update":      r.RegisterPlugin(version(plugin("t", "n", "1"), "2")),
+		"new":         r.RegisterPlugin(newInfo("t", "n", "2")),
+		"newName":     r.RegisterPlugin(newInfo("t", "m", "1")),
+		"update":      r.RegisterPlugin(version(newInfo("t", "n", "1"), "2")),
 		"deregister":  r.DeregisterPlugin("t", "n", "1"),
 		"StagePlugin": staging,
 	} {
@@ -259,7 +259,7 @@ func TestSavedFirst(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if err := r.RegisterPlugin(plugin("t", "n", "2")); err.Error() != "cannot save plugin n for type t: disk on fire" {
+	if err := r.RegisterPlugin(newInfo("t", "n", "2")); err.Error() != "cannot save plugin n for type t: disk on fire" {
 		t.Error(err)
 	}
 	expectEvents(t, events)
@@ -267,7 +267,7 @@ func TestSavedFirst(t *testing.T) {
 		t.Errorf("instances: %+v", instances)
 	}
 	store.setFail(nil)
-	register(t, r, plugin("t", "n", "2"))
+	register(t, r, newInfo("t", "n", "2"))
 	expectEvents(t, events, "registered 2 1")
 	expectStored(t, store, "2 1", "1 1")
 }
@@ -287,7 +287,7 @@ func TestSavedBeforeSeen(t *testing.T) {
 		}
 	})
 	for i := range 100 {
-		register(t, r, plugin("t", string(rune('A'+i)), "1"))
+		register(t, r, newInfo("t", string(rune('A'+i)), "1"))
 	}
 	wg.Wait()
 }
@@ -301,9 +301,9 @@ func TestConcurrentChanges(t *testing.T) {
 		id := string(rune('a' + i))
 		wg.Go(func() {
 			for round := range 50 {
-				register(t, r, plugin("t", "n", id), plugin("t", "m"+id, id))
+				register(t, r, newInfo("t", "n", id), newInfo("t", "m"+id, id))
 				if round%2 == 0 {
-					check(t, stage(t, r, plugin("t", "n", id+"staged")).Discard())
+					check(t, stage(t, r, newInfo("t", "n", id+"staged")).Discard())
 				}
 				if i%2 == 0 || round < 49 {
 					check(t, r.DeregisterPlugin("t", "n", id))

@@ -77,7 +77,7 @@ func churn(t *testing.T, r *dynamicplugins.Store, from, to, callers int) {
 	for c := range callers {
 		wg.Go(func() {
 			for i := from + c; i < to; i += callers {
-				p := plugin("t", fmt.Sprint("driver ", i), fmt.Sprint(i))
+				p := newInfo("t", fmt.Sprint("driver ", i), fmt.Sprint(i))
 				if err := r.RegisterPlugin(p); err != nil {
 					t.Error(err)
 				}

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // Dispense dispenses a plugin of a [Registry] whose client is a T. It fails as [Registry].DispensePlugin does, and with [ErrWrongClient] if
@@ -62,7 +63,7 @@ func (r *Store) conn(ctx context.Context, ptype, name string) (grpc.ClientConnIn
 	return &sharedConn{registry: r, key: k}, nil
 }
 
-func (r *Store) dispenseConn(k key, dispenser ConnDispenser) (any, error) {
+func (r *Store) dispenseConn(k plugin.Name, dispenser ConnDispenser) (any, error) {
 	in, err := r.sharedInstance(context.Background(), k)
 	if err != nil {
 		return nil, err
@@ -72,7 +73,7 @@ func (r *Store) dispenseConn(k key, dispenser ConnDispenser) (any, error) {
 
 // sharedInstance returns the instance that shared connections to k use now. If there are only restored ones, it waits for one to
 // be confirmed; while its process is replaced, it waits for the new one.
-func (r *Store) sharedInstance(ctx context.Context, k key) (*instance, error) {
+func (r *Store) sharedInstance(ctx context.Context, k plugin.Name) (*instance, error) {
 	for {
 		if err := r.usable(); err != nil {
 			return nil, err
@@ -80,7 +81,7 @@ func (r *Store) sharedInstance(ctx context.Context, k key) (*instance, error) {
 		v := r.view(k)
 		switch {
 		case r.replacement(k).goes(v):
-			if err := r.AwaitReplaced(ctx, k.ptype, k.name); err != nil {
+			if err := r.AwaitReplaced(ctx, k.Type, k.Name); err != nil {
 				return nil, err
 			}
 			continue
@@ -98,7 +99,7 @@ func (r *Store) sharedInstance(ctx context.Context, k key) (*instance, error) {
 }
 
 // awaitConfirmed waits until it is not true any more that k has an instance that may live and none that is confirmed.
-func (r *Store) awaitConfirmed(ctx context.Context, k key) error {
+func (r *Store) awaitConfirmed(ctx context.Context, k plugin.Name) error {
 	bounded, cancel := context.WithTimeout(ctx, r.confirmTimeout)
 	defer cancel()
 	err := r.await(bounded, k, func(v *view) bool { return v == nil || v.shared != nil || v.current == nil })
@@ -111,7 +112,7 @@ func (r *Store) awaitConfirmed(ctx context.Context, k key) error {
 // sharedConn is a grpc.ClientConnInterface whose calls go to the instance of a plugin that is current when they begin.
 type sharedConn struct {
 	registry *Store
-	key      key
+	key      plugin.Name
 }
 
 // begin returns the connection for one call, and the link on which to end it.
@@ -178,7 +179,7 @@ func (c *sharedConn) NewStream(
 type sharedStream struct {
 	grpc.ClientStream
 	caller context.Context //nolint:containedctx // The stream's own ends with the connection.
-	key    key
+	key    plugin.Name
 }
 
 func (s *sharedStream) RecvMsg(m any) error {
@@ -186,12 +187,12 @@ func (s *sharedStream) RecvMsg(m any) error {
 }
 
 // replaced turns the error of a call whose connection was closed into codes.Unavailable: the caller has canceled nothing.
-func replaced(ctx context.Context, k key, err error) error {
+func replaced(ctx context.Context, k plugin.Name, err error) error {
 	if status.Code(err) != codes.Canceled || ctx.Err() != nil || !strings.HasPrefix(status.Convert(err).Message(), h2proxy.Closing) {
 		return err
 	}
 	return status.Errorf(codes.Unavailable, "the call was lost when the connection to plugin %s/%s was closed: the plugin was replaced "+
-		"or its host ends", k.ptype, k.name)
+		"or its host ends", k.Type, k.Name)
 }
 
 // missed reports whether a call that was never sent is to be made on another instance: its own instance stopped accepting calls after the

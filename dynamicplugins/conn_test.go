@@ -81,7 +81,7 @@ func TestDrainEnds(t *testing.T) {
 			defer cancel()
 			stream, err := client.Watch(ctx, &grpc_health_v1.HealthCheckRequest{})
 			check(t, err)
-			register(t, r, plugin("t", "n", "2"))
+			register(t, r, newInfo("t", "n", "2"))
 			s.awaitOpen(t, 1)
 			end(cancel, stream, s)
 			s.awaitOpen(t, 0)
@@ -98,7 +98,7 @@ func TestRevived(t *testing.T) {
 	check(t, err)
 	stream, err := client.Watch(t.Context(), &grpc_health_v1.HealthCheckRequest{})
 	check(t, err)
-	register(t, r, plugin("t", "n", "2"))
+	register(t, r, newInfo("t", "n", "2"))
 	check(t, r.DeregisterPlugin("t", "n", "2"))
 	close(s.hold)
 	readToEnd(stream)
@@ -160,7 +160,7 @@ func TestRestoredConn(t *testing.T) {
 	store := &changing{}
 	s := serve(t, "s")
 	before := open(t, store, nil)
-	register(t, before, s.info("1"), plugin("t", "n", "2"))
+	register(t, before, s.info("1"), newInfo("t", "n", "2"))
 	before.Shutdown()
 
 	dial := make(chan string, 1)
@@ -205,8 +205,8 @@ func TestConnWaitsForConfirmation(t *testing.T) {
 		want error
 	}{
 		"Confirmed":  {func(r *dynamicplugins.Store) error { return r.ConfirmPlugin("t", "n", "1") }, nil},
-		"Registered": {func(r *dynamicplugins.Store) error { return r.RegisterPlugin(plugin("t", "n", "1")) }, nil},
-		"Newer":      {func(r *dynamicplugins.Store) error { return r.RegisterPlugin(plugin("t", "n", "2")) }, nil},
+		"Registered": {func(r *dynamicplugins.Store) error { return r.RegisterPlugin(newInfo("t", "n", "1")) }, nil},
+		"Newer":      {func(r *dynamicplugins.Store) error { return r.RegisterPlugin(newInfo("t", "n", "2")) }, nil},
 		"Gone":       {func(r *dynamicplugins.Store) error { return r.DeregisterPlugin("t", "n", "1") }, dynamicplugins.ErrNotFound},
 		"Dead": {
 			func(r *dynamicplugins.Store) error { return r.MarkUnreachable("t", "n", "1", nil) }, dynamicplugins.ErrUnreachable,
@@ -216,7 +216,7 @@ func TestConnWaitsForConfirmation(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			store := &changing{}
 			before := open(t, store, nil)
-			register(t, before, plugin("t", "n", "1"))
+			register(t, before, newInfo("t", "n", "1"))
 			before.Shutdown()
 			r := open(t, store, nil, dynamicplugins.WithConfirmTimeout(time.Minute))
 			got := make(chan error)
@@ -236,7 +236,7 @@ func TestConnWaitsForConfirmation(t *testing.T) {
 func TestPlainDispenserGetsRestored(t *testing.T) {
 	store := &memory{}
 	before := newStore(store, nil)
-	register(t, before, plugin("t", "n", "1"), plugin("t", "n", "2"))
+	register(t, before, newInfo("t", "n", "1"), newInfo("t", "n", "2"))
 	before.Shutdown()
 	r := newStore(store, map[string]dynamicplugins.PluginDispenser{"t": dispenseInfo})
 	defer r.Shutdown()

@@ -11,6 +11,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/internal/broadcast"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // Store is the [Registry] that [Open] makes, with what its users need beyond that interface. Its methods may be called at once from several
@@ -29,7 +30,7 @@ type Store struct {
 	observer       Observer
 	unusable       error // why the state could not be loaded; immutable
 	save           saver
-	kept           keptNames
+	reserved       reservations
 	feed           *broadcast.Feed[*PluginUpdateEvent]
 	pool           *pool
 
@@ -44,14 +45,12 @@ type Store struct {
 	changes sync.WaitGroup // those that may use the storage; added to with entry held, while down is false
 
 	// replacing are the plugins whose process is being replaced; nil for none. It is written with mu held.
-	replacing atomic.Pointer[map[key]*replacement]
+	replacing atomic.Pointer[map[plugin.Name]*replacement]
 
 	mu    sync.Mutex
 	names map[string]int // of a type that have a view; without those that have none
-	waits map[key]*wait
+	waits map[plugin.Name]*wait
 }
-
-type key struct{ ptype, name string }
 
 // instance is one visible instance. It is immutable; a change of its state replaces it.
 type instance struct {
@@ -94,7 +93,7 @@ func newRegistry(dispensers map[string]PluginDispenser, options []Option) *Store
 		pool:           newPool(),
 		stopping:       make(chan struct{}),
 		names:          make(map[string]int),
-		waits:          make(map[key]*wait),
+		waits:          make(map[plugin.Name]*wait),
 	}
 	for ptype, dispenser := range dispensers {
 		r.originals[ptype] = dispenserOf{plain: dispenser}
@@ -159,7 +158,7 @@ func (r *Store) usable() error {
 }
 
 // view returns the present view of k, or nil if it has no visible instance.
-func (r *Store) view(k key) *view {
+func (r *Store) view(k plugin.Name) *view {
 	if l := r.roster(k); l != nil {
 		return l.view.Load()
 	}

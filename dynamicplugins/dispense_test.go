@@ -15,7 +15,7 @@ func TestDispenseDoesNotAllocate(t *testing.T) {
 	})
 	_ = r.PluginsUpdatedCh(t.Context(), "")
 	for i := range 1000 {
-		register(t, r, plugin("t", fmt.Sprint("n", i), "1"), plugin("t", fmt.Sprint("n", i), "2"))
+		register(t, r, newInfo("t", fmt.Sprint("n", i), "1"), newInfo("t", fmt.Sprint("n", i), "2"))
 	}
 	allocations := testing.AllocsPerRun(1000, func() {
 		if got, err := r.DispensePlugin("t", "n500"); got != client || err != nil {

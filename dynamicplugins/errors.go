@@ -8,6 +8,8 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // The errors of a Registry match these with errors.Is. Those that a call on a shared connection returns are also gRPC statuses,
@@ -90,36 +92,36 @@ func (f *failure) GRPCStatus() *status.Status {
 func invalid(text string) error { return &failure{text: text, sentinel: ErrInvalid} }
 
 // named returns the key of a plugin, for something that is to be done with it.
-func named(ptype, name, todo string) (key, error) {
+func named(ptype, name, todo string) (plugin.Name, error) {
 	switch {
 	case ptype == "":
-		return key{}, invalid("must specify plugin type to " + todo)
+		return plugin.Name{}, invalid("must specify plugin type to " + todo)
 	case name == "":
-		return key{}, invalid("must specify plugin name to " + todo)
+		return plugin.Name{}, invalid("must specify plugin name to " + todo)
 	}
-	return key{ptype, name}, nil
+	return plugin.Name{Type: ptype, Name: name}, nil
 }
 
 func noType(ptype string) error {
 	return &failure{text: "no plugins registered for type: " + ptype, sentinel: ErrNotFound}
 }
 
-func noPlugin(k key) error {
-	return &failure{text: fmt.Sprintf("plugin %s for type %s not found", k.name, k.ptype), sentinel: ErrNotFound}
+func noPlugin(k plugin.Name) error {
+	return &failure{text: fmt.Sprintf("plugin %s for type %s not found", k.Name, k.Type), sentinel: ErrNotFound}
 }
 
-func notConfirmed(k key, cause error) error {
+func notConfirmed(k plugin.Name, cause error) error {
 	return &failure{
 		text: fmt.Sprintf("plugin %s for type %s was restored from the saved state and is not confirmed to be alive yet",
-			k.name, k.ptype),
+			k.Name, k.Type),
 		sentinel: ErrNotConfirmed,
 		cause:    cause,
 	}
 }
 
-func replacementMissing(k key, cause error) error {
+func replacementMissing(k plugin.Name, cause error) error {
 	return &failure{
-		text:     fmt.Sprintf("the process of plugin %s for type %s is being replaced, and the new one is not registered yet", k.name, k.ptype),
+		text:     fmt.Sprintf("the process of plugin %s for type %s is being replaced, and the new one is not registered yet", k.Name, k.Type),
 		sentinel: ErrNotConfirmed,
 		cause:    cause,
 	}

@@ -18,9 +18,9 @@ import (
 
 func TestEventsByType(t *testing.T) {
 	r := open(t, nil, nil)
-	register(t, r, plugin("t", "before", "1"))
+	register(t, r, newInfo("t", "before", "1"))
 	events, others, all := r.PluginsUpdatedCh(t.Context(), "t"), r.PluginsUpdatedCh(t.Context(), "u"), r.PluginsUpdatedCh(t.Context(), "")
-	register(t, r, plugin("t", "n", "1"), plugin("u", "n", "2"), version(plugin("t", "n", "1"), "2"))
+	register(t, r, newInfo("t", "n", "1"), newInfo("u", "n", "2"), version(newInfo("t", "n", "1"), "2"))
 	check(t, r.DeregisterPlugin("t", "n", "1"))
 	if err := r.DeregisterPlugin("t", "n", "1"); !errors.Is(err, dynamicplugins.ErrNotFound) {
 		t.Error(err)
@@ -78,7 +78,7 @@ func TestWatch(t *testing.T) {
 	for w := range 4 {
 		writers.Go(func() {
 			for i := 0; stop.Err() == nil; i++ {
-				p := plugin("t", fmt.Sprint("plugin ", w, i%7), fmt.Sprint(w))
+				p := newInfo("t", fmt.Sprint("plugin ", w, i%7), fmt.Sprint(w))
 				register(t, r, p, version(p, fmt.Sprint(i)))
 				if i%3 != 0 {
 					check(t, r.DeregisterPlugin(p.Type, p.Name, p.AllocID))
@@ -111,11 +111,11 @@ func TestStuckSubscriber(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newStore(nil, nil)
 		defer r.Shutdown()
-		register(t, r, plugin("t", "a", "1"), plugin("t", "a", "2"), plugin("u", "a", "3"))
+		register(t, r, newInfo("t", "a", "1"), newInfo("t", "a", "2"), newInfo("u", "a", "3"))
 		plugins, events := r.Watch(t.Context(), "t")
 		f := follow(plugins)
 		for i := range 6000 {
-			register(t, r, plugin("t", "n", fmt.Sprint(i)))
+			register(t, r, newInfo("t", "n", fmt.Sprint(i)))
 			if i >= 10 {
 				check(t, r.DeregisterPlugin("t", "n", fmt.Sprint(i-10)))
 			}
@@ -138,7 +138,7 @@ func TestStuckSubscriber(t *testing.T) {
 		if d := cmp.Diff(want, resync.Plugins); d != "" {
 			t.Errorf("the resync differs from the state (-state +resync):\n%s", d)
 		}
-		register(t, r, plugin("t", "after", "1"))
+		register(t, r, newInfo("t", "after", "1"))
 		if e := <-events; e.Info.Name != "after" {
 			t.Errorf("after the resync came %+v", e)
 		}
@@ -153,7 +153,7 @@ func TestPatientSubscriber(t *testing.T) {
 	defer cancel()
 	events := r.PluginsUpdatedCh(ctx, "t")
 	for i := range unread {
-		register(t, r, version(plugin("t", "n", "1"), fmt.Sprint(i)))
+		register(t, r, version(newInfo("t", "n", "1"), fmt.Sprint(i)))
 	}
 	for i := range unread {
 		if e := <-events; e.Info == nil || e.Info.Version != fmt.Sprint(i) {
@@ -173,7 +173,7 @@ func TestSlowSubscriber(t *testing.T) {
 	for w := range 2 {
 		writers.Go(func() {
 			for i := range each {
-				register(t, r, version(plugin("t", "n", fmt.Sprint(w, i%50)), fmt.Sprint(i)))
+				register(t, r, version(newInfo("t", "n", fmt.Sprint(w, i%50)), fmt.Sprint(i)))
 				if i%3 == 0 {
 					check(t, r.DeregisterPlugin("t", "n", fmt.Sprint(w, i%50)))
 				}
@@ -190,7 +190,7 @@ func TestSlowSubscriber(t *testing.T) {
 		}
 	}
 	writers.Wait()
-	register(t, r, plugin("t", "last", "1"))
+	register(t, r, newInfo("t", "last", "1"))
 	for f.plugins["t/last/1"] == "" {
 		check(t, f.apply(<-events))
 	}
@@ -211,7 +211,7 @@ func TestEventsEndWithContext(t *testing.T) {
 	if _, ok := <-events; ok {
 		t.Error("there was an event")
 	}
-	register(t, r, plugin("t", "n", "1"))
+	register(t, r, newInfo("t", "n", "1"))
 }
 
 func TestWaitForPlugin(t *testing.T) {
@@ -232,8 +232,8 @@ func TestWaitForPlugin(t *testing.T) {
 		}
 		start := time.Now()
 		first, second := wait(), wait()
-		register(t, r, plugin("u", "n", "no"), plugin("t", "m", "no"))
-		staged := stage(t, r, plugin("t", "n", "1"))
+		register(t, r, newInfo("u", "n", "no"), newInfo("t", "m", "no"))
+		staged := stage(t, r, newInfo("t", "n", "1"))
 		synctest.Wait()
 		if len(first)+len(second) != 0 {
 			t.Error("WaitForPlugin returned too early")
@@ -251,7 +251,7 @@ func TestWaitForPlugin(t *testing.T) {
 		if len(living) != 0 {
 			t.Error("WaitForPlugin returned a dead instance")
 		}
-		register(t, r, plugin("t", "n", "2"))
+		register(t, r, newInfo("t", "n", "2"))
 		if got := <-living; got != "2" {
 			t.Errorf("found %s", got)
 		}

@@ -1,5 +1,7 @@
 package dynamicplugins
 
+import "github.com/patchbay-dev/patchbay/plugin"
+
 // StagePlugin is StagePlugins for one instance.
 func (r *Store) StagePlugin(info *PluginInfo) (Staged, error) {
 	staged, errs := r.StagePlugins([]*PluginInfo{info})
@@ -10,5 +12,5 @@ func (r *Store) StagePlugin(info *PluginInfo) (Staged, error) {
 func (r *Store) Awaited(ptype, name string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.waits[key{ptype, name}] != nil
+	return r.waits[plugin.Name{Type: ptype, Name: name}] != nil
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // TestNothingIsLeft: a plugin whose last instance has gone, one that was only staged or could not be found, and one that somebody
@@ -17,7 +19,7 @@ func TestNothingIsLeft(t *testing.T) {
 	defer r.Shutdown()
 	for i := range 100 {
 		p := &PluginInfo{Type: fmt.Sprint("type ", i%10), Name: fmt.Sprint("name ", i), ConnectionInfo: &PluginConnectionInfo{}}
-		k := key{p.Type, p.Name}
+		k := plugin.Name{Type: p.Type, Name: p.Name}
 		staged, err := r.StagePlugin(p)
 		if err == nil {
 			err = staged.Discard()

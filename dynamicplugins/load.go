@@ -3,6 +3,8 @@ package dynamicplugins
 import (
 	"container/list"
 	"fmt"
+
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // load fills a new registry with what the storage holds, as restored instances in the order in which they were saved.
@@ -11,7 +13,7 @@ func (r *Store) load(storage StateStorage) error {
 	if err != nil {
 		return &failure{text: "cannot load the plugin registry's state", sentinel: ErrNotLoaded, cause: err}
 	}
-	r.save, r.kept.restored = newSaver(storage, loaded), kept
+	r.save, r.reserved.restored = newSaver(storage, loaded), kept
 	for k, plugins := range loaded {
 		l := &roster{key: k, saved: plugins}
 		for i, info := range plugins {
@@ -26,8 +28,8 @@ func (r *Store) load(storage StateStorage) error {
 }
 
 // stored reads the state from a storage and checks it: nothing that is in it may be dropped without a word.
-func stored(storage StateStorage) (map[key][]*PluginInfo, []KeptName, error) {
-	loaded := make(map[key][]*PluginInfo)
+func stored(storage StateStorage) (map[plugin.Name][]*PluginInfo, []plugin.Reservation, error) {
+	loaded := make(map[plugin.Name][]*PluginInfo)
 	if storage == nil {
 		return loaded, nil, nil
 	}
@@ -37,7 +39,7 @@ func stored(storage StateStorage) (map[key][]*PluginInfo, []KeptName, error) {
 	}
 	for ptype, names := range state.Plugins {
 		for name, instances := range names {
-			k := key{ptype, name}
+			k := plugin.Name{Type: ptype, Name: name}
 			plugins, err := storedPlugins(k, instances)
 			if err != nil {
 				return nil, nil, fmt.Errorf("plugin %q for type %q: %w", name, ptype, err)
@@ -47,10 +49,10 @@ func stored(storage StateStorage) (map[key][]*PluginInfo, []KeptName, error) {
 			}
 		}
 	}
-	return loaded, state.Kept, nil
+	return loaded, state.Reservations, nil
 }
 
-func storedPlugins(k key, instances *list.List) ([]*PluginInfo, error) {
+func storedPlugins(k plugin.Name, instances *list.List) ([]*PluginInfo, error) {
 	if instances == nil {
 		return nil, nil
 	}
@@ -64,7 +66,7 @@ func storedPlugins(k key, instances *list.List) ([]*PluginInfo, error) {
 		if err := info.check(); err != nil {
 			return nil, err
 		}
-		if info.Type != k.ptype || info.Name != k.name {
+		if info.Type != k.Type || info.Name != k.Name {
 			return nil, fmt.Errorf("it has an instance of plugin %q for type %q", info.Name, info.Type)
 		}
 		if known[info.AllocID] {

@@ -167,7 +167,7 @@ func (m *model) expectSave(rt *rapid.T, err error, needed bool) bool {
 func (m *model) drawInfo(rt *rapid.T) (*dynamicplugins.PluginInfo, string, *modelInstance) {
 	name, id := draw(rt)
 	ptype, pname, _ := strings.Cut(name, "/")
-	info := version(plugin(ptype, pname, id), rapid.SampledFrom([]string{"1", "2"}).Draw(rt, "version"))
+	info := version(newInfo(ptype, pname, id), rapid.SampledFrom([]string{"1", "2"}).Draw(rt, "version"))
 	return info, name, m.find(name, id)
 }
 

@@ -1,31 +1,35 @@
 package dynamicplugins
 
-import "sync"
+import (
+	"sync"
 
-// keptNames are the reservations of names for users. A reservation is saved together with the plugins of the name, so that a crash loses
-// neither or both.
-type keptNames struct {
-	restored []KeptName
-	pending  sync.Map // key → *KeptName: not saved yet
+	"github.com/patchbay-dev/patchbay/plugin"
+)
+
+// reservations of names are saved together with the plugins of the name, so that a crash loses neither or both.
+type reservations struct {
+	restored []plugin.Reservation
+	pending  sync.Map // plugin.Name → *plugin.Reservation that is not saved yet
 }
 
-// KeptNames returns what the storage held when the registry was opened, in no order.
-func (r *Store) KeptNames() []KeptName { return r.kept.restored }
+// Reservations returns what the storage held when the registry was opened, in no order.
+func (r *Store) Reservations() []plugin.Reservation { return r.reserved.restored }
 
-// KeepName says for whom a name is reserved. It does not block: the name is saved with the next change of its plugins, or by SaveName.
-func (r *Store) KeepName(name KeptName) {
-	r.kept.pending.Store(key{name.Type, name.Name}, &name)
+// Reserve records a reservation. It does not block: the reservation is saved with the next change of the name's plugins, or by
+// SaveReservation.
+func (r *Store) Reserve(reservation plugin.Reservation) {
+	r.reserved.pending.Store(reservation.Plugin, &reservation)
 }
 
-// SaveName saves what KeepName said of a name, unless that is saved. A storage that does not keep names does nothing. The error
-// matches [ErrNotSaved] if it could not be written.
-func (r *Store) SaveName(ptype, name string) error {
-	k, err := named(ptype, name, "save the name of")
+// SaveReservation saves the recorded reservation of a name, unless it is saved. With a storage that does not keep reservations it does
+// nothing. The error matches [ErrNotSaved] if the reservation could not be written.
+func (r *Store) SaveReservation(name plugin.Name) error {
+	k, err := named(name.Type, name.Name, "save the name of")
 	if err != nil {
 		return err
 	}
 	return r.change(k, func(l *roster) error {
-		if r.kept.unsaved(l.key) == nil {
+		if r.reserved.unsaved(l.key) == nil {
 			return nil
 		}
 		return r.put(l, l.saved)
@@ -33,11 +37,15 @@ func (r *Store) SaveName(ptype, name string) error {
 }
 
 // unsaved returns the reservation that is to be saved for a name, or nil.
-func (n *keptNames) unsaved(k key) *KeptName {
-	kept, _ := n.pending.Load(k)
-	name, _ := kept.(*KeptName)
-	return name
+func (r *reservations) unsaved(name plugin.Name) *plugin.Reservation {
+	pending, _ := r.pending.Load(name)
+	reservation, _ := pending.(*plugin.Reservation)
+	return reservation
 }
 
-// saved drops a pending reservation that was saved, unless a newer one has replaced it.
-func (n *keptNames) saved(k key, kept *KeptName) { n.pending.CompareAndDelete(k, kept) }
+// saved drops a pending reservation that was saved, nil for none, unless a newer one has replaced it.
+func (r *reservations) saved(reservation *plugin.Reservation) {
+	if reservation != nil {
+		r.pending.CompareAndDelete(reservation.Plugin, reservation)
+	}
+}

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // TestOptionsAreCopied: what a caller does with its options afterwards changes those of no plugin, whether others have the same or not, and
@@ -29,7 +30,7 @@ func TestOptionsAreCopied(t *testing.T) {
 		if mine["zone"] = next.zone; next.zone == "" {
 			delete(mine, "zone")
 		}
-		p := plugin("t", next.name, "1")
+		p := newInfo("t", next.name, "1")
 		p.Options = mine
 		check(t, r.RegisterPlugin(p))
 		want[next.name] = maps.Clone(mine)
@@ -84,7 +85,7 @@ func TestRefuses(t *testing.T) {
 			"PluginForAlloc":          func() error { _, err := r.PluginForAlloc("", "", ""); return err },
 			"ConfirmPlugin":           func() error { return r.ConfirmPlugin("", "", "") },
 			"MarkUnreachable":         func() error { return r.MarkUnreachable("", "", "", nil) },
-			"SaveName":                func() error { return r.SaveName("", "foo") },
+			"SaveReservation":         func() error { return r.SaveReservation(plugin.Name{Name: "foo"}) },
 			"Conn":                    func() error { _, err := r.Conn(ended, "T", "foo"); return err },
 			"WaitForPlugin":           func() error { _, err := r.WaitForPlugin(ended, "T", "foo"); return err },
 			"WaitForPlugin of none":   func() error { _, err := r.WaitForPlugin(t.Context(), "", "foo"); return err },
@@ -97,7 +98,7 @@ func TestRefuses(t *testing.T) {
 		}
 		for range r.PluginsUpdatedCh(ended, "") {
 		}
-		r.KeepName(dynamicplugins.KeptName{})
+		r.Reserve(plugin.Reservation{})
 		r.Replacing(ended, "", "", "")
 		if plugins, _ := r.Watch(ended, ""); len(plugins)+len(r.ListPlugins(""))+len(r.Instances("", ""))+len(r.RestoredPlugins()) > 0 {
 			t.Errorf("%s there are plugins", state)

@@ -3,6 +3,8 @@ package dynamicplugins
 import (
 	"container/list"
 	"maps"
+
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // Plugin types that the registry's users agree on.
@@ -45,8 +47,8 @@ type PluginDispenser func(info *PluginInfo) (any, error)
 type RegistryState struct {
 	Plugins map[string]map[string]*list.List
 
-	// Kept is what a ChangeStorage was given as PluginChange.Kept, in no order. It is not part of states that are put.
-	Kept []KeptName
+	// Reservations are those that a ChangeStorage was given, in no order. They are not part of states that are put.
+	Reservations []plugin.Reservation
 }
 
 // EventType says what a PluginUpdateEvent tells of.

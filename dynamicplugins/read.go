@@ -6,6 +6,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // DispensePlugin implements [Registry].
@@ -116,7 +118,7 @@ func (r *Store) PluginForAlloc(ptype, name, allocID string) (*PluginInfo, error)
 	if err := r.usable(); err != nil {
 		return nil, err
 	}
-	k := key{ptype, name}
+	k := plugin.Name{Type: ptype, Name: name}
 	if in := r.view(k).find(allocID); in != nil {
 		return in.info, nil
 	}
@@ -137,14 +139,14 @@ func (r *Store) views(ptype, name string) []*view {
 func (r *Store) collect(ptype, name string) []*view {
 	var views []*view
 	if ptype != "" && name != "" {
-		if v := r.view(key{ptype, name}); v != nil {
+		if v := r.view(plugin.Name{Type: ptype, Name: name}); v != nil {
 			views = append(views, v)
 		}
 		return views
 	}
 	for _, entry := range r.rosters.Range {
 		l, _ := entry.(*roster)
-		if v := l.view.Load(); v != nil && (ptype == "" || ptype == l.key.ptype) && (name == "" || name == l.key.name) {
+		if v := l.view.Load(); v != nil && (ptype == "" || ptype == l.key.Type) && (name == "" || name == l.key.Name) {
 			views = append(views, v)
 		}
 	}
@@ -169,23 +171,23 @@ func infos(views []*view) []*PluginInfo {
 	return plugins
 }
 
-func (r *Store) missing(k key) error {
+func (r *Store) missing(k plugin.Name) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.names[k.ptype] == 0 {
-		return noType(k.ptype)
+	if r.names[k.Type] == 0 {
+		return noType(k.Type)
 	}
 	return noPlugin(k)
 }
 
 // unknown returns the error for an instance that is not registered. The caller holds r.mu.
-func (r *Store) unknown(k key, allocID string) error {
+func (r *Store) unknown(k plugin.Name, allocID string) error {
 	switch {
 	case r.view(k) != nil:
-		text := fmt.Sprintf("no plugin for that allocation: plugin %s for type %s has no instance %q", k.name, k.ptype, allocID)
+		text := fmt.Sprintf("no plugin for that allocation: plugin %s for type %s has no instance %q", k.Name, k.Type, allocID)
 		return &failure{text: text, sentinel: ErrNotFound}
-	case r.names[k.ptype] > 0:
+	case r.names[k.Type] > 0:
 		return noPlugin(k)
 	}
-	return noType(k.ptype)
+	return noType(k.Type)
 }

@@ -11,8 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/cache"
-	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // PluginRecord is what a host that discovers plugins knows of an instance in addition to its PluginInfo. The registry stores it without
@@ -24,8 +23,8 @@ type PluginRecord struct {
 	Roles []string
 	// SocketPath and Socket are those of its registration service, Peer is the process that serves there.
 	SocketPath string
-	Socket     cache.SocketID
-	Peer       PluginPeer
+	Socket     plugin.SocketID
+	Peer       plugin.Peer
 	// Account is the user and group who answer for the plugin; nil if they are not known.
 	Account *PluginAccount
 	// Versions are the versions that it announced.
@@ -40,14 +39,6 @@ type PluginRecord struct {
 	EndpointWatched bool
 	// Damage says which part of it could not be read from the storage.
 	Damage error
-}
-
-// PluginPeer identifies a process by its ID, by which of the processes that get the ID it is, and by the boot. The zero value stands for a
-// process that cannot be seen.
-type PluginPeer struct {
-	PID   int
-	Start uint64
-	Boot  string
 }
 
 // PluginAccount is a user and a group.
@@ -108,7 +99,7 @@ func toStored(p *PluginInfo) *PluginInfo {
 	maps.DeleteFunc(stored.Options, ofRecord)                          // nobody can make any up
 	text := optionText{make([]byte, 0, 256), make([]optionEnd, 0, 10)} // on the stack
 	text = text.add(optionAccount, appendAccount(text.values, r.Account))
-	text = text.add(optionSocketID, sock.ID(r.Socket).Append(text.values))
+	text = text.add(optionSocketID, r.Socket.Append(text.values))
 	if r.RoleOf != "" {
 		stored.Options[optionRoleOf] = r.RoleOf
 		text.copyTo(stored.Options)
@@ -172,9 +163,9 @@ func fromStored(p *PluginInfo) *PluginInfo {
 		EndpointWatched: stored[optionEndpointWatched] != "",
 	}
 	var wrong [7]error
-	var id sock.ID
-	id, wrong[0] = sock.ParseID(stored[optionSocketID])
-	r.Socket = cache.SocketID(id)
+	var id plugin.SocketID
+	id, wrong[0] = plugin.ParseSocketID(stored[optionSocketID])
+	r.Socket = id
 	r.Account, wrong[1] = parseAccount(stored[optionAccount])
 	if r.RoleOf == "" {
 		r.Peer, wrong[2] = parsePeer(stored[optionPeer])
@@ -250,8 +241,8 @@ func parseAccount(s string) (*PluginAccount, error) {
 	return account, nil
 }
 
-func appendPeer(b []byte, p PluginPeer) []byte {
-	if p == (PluginPeer{}) {
+func appendPeer(b []byte, p plugin.Peer) []byte {
+	if p == (plugin.Peer{}) {
 		return b
 	}
 	b = append(strconv.AppendInt(b, int64(p.PID), 10), ' ')
@@ -259,15 +250,15 @@ func appendPeer(b []byte, p PluginPeer) []byte {
 	return append(b, p.Boot...)
 }
 
-func parsePeer(s string) (PluginPeer, error) {
+func parsePeer(s string) (plugin.Peer, error) {
 	if s == "" {
-		return PluginPeer{}, nil
+		return plugin.Peer{}, nil
 	}
-	var p PluginPeer
+	var p plugin.Peer
 	_, err := fmt.Sscanf(s, "%d %d ", &p.PID, &p.Start)
 	p.Boot = s[strings.LastIndexByte(s, ' ')+1:] // empty where a boot has no name
 	if err != nil || string(appendPeer(nil, p)) != s {
-		return PluginPeer{}, fmt.Errorf("peer %q is not of the form PID START BOOT", s)
+		return plugin.Peer{}, fmt.Errorf("peer %q is not of the form PID START BOOT", s)
 	}
 	return p, nil
 }

@@ -9,7 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // TestStoredRecord: a record is read back from the options of a storage as it was, and of what is damaged the rest is.
@@ -17,8 +17,8 @@ func TestStoredRecord(t *testing.T) {
 	info := &PluginInfo{
 		Type: "T", Name: "foo", ConnectionInfo: &PluginConnectionInfo{}, Options: map[string]string{"node": "n"},
 		Record: &PluginRecord{
-			Roles: []string{"role"}, SocketPath: "/foo.sock", Socket: cache.SocketID{Device: 1, Inode: 2, Birth: 3},
-			Peer: PluginPeer{PID: 4, Start: 5, Boot: "boot"}, Account: &PluginAccount{UID: 8, GID: 9}, Versions: []string{"v1", "v2"},
+			Roles: []string{"role"}, SocketPath: "/foo.sock", Socket: plugin.SocketID{Device: 1, Inode: 2, Birth: 3},
+			Peer: plugin.Peer{PID: 4, Start: 5, Boot: "boot"}, Account: &PluginAccount{UID: 8, GID: 9}, Versions: []string{"v1", "v2"},
 			Source: "launched", Rank: math.MaxInt64, RegisteredAt: time.Unix(6, 7).UTC(), EndpointWatched: true,
 		},
 	}

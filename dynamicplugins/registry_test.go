@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-func plugin(ptype, name, allocID string) *dynamicplugins.PluginInfo {
+func newInfo(ptype, name, allocID string) *dynamicplugins.PluginInfo {
 	return &dynamicplugins.PluginInfo{
 		Type: ptype, Name: name, AllocID: allocID, Version: "1",
 		ConnectionInfo: &dynamicplugins.PluginConnectionInfo{SocketPath: "/run/" + name + allocID + ".sock"},
@@ -80,7 +80,7 @@ func allocs(instances []dynamicplugins.Instance) []string {
 
 func TestErrorTexts(t *testing.T) {
 	r := open(t, nil, map[string]dynamicplugins.PluginDispenser{"t": dispenseInfo, "empty": dispenseInfo})
-	register(t, r, plugin("t", "n", "1"), plugin("none", "n", "1"))
+	register(t, r, newInfo("t", "n", "1"), newInfo("none", "n", "1"))
 	dispense := func(ptype, name string) error {
 		_, err := r.DispensePlugin(ptype, name)
 		return err
@@ -107,7 +107,7 @@ func TestErrorTexts(t *testing.T) {
 		{r.RegisterPlugin(nil), "plugin info must not be nil", dynamicplugins.ErrInvalid},
 		{r.RegisterPlugin(&dynamicplugins.PluginInfo{}), "Plugin.Type must not be empty", dynamicplugins.ErrInvalid},
 		{r.RegisterPlugin(&dynamicplugins.PluginInfo{Type: "t", Name: "n"}), "Plugin.ConnectionInfo must not be nil", dynamicplugins.ErrInvalid},
-		{r.RegisterPlugin(plugin("t", "", "1")), "Plugin.Name must not be empty", dynamicplugins.ErrInvalid},
+		{r.RegisterPlugin(newInfo("t", "", "1")), "Plugin.Name must not be empty", dynamicplugins.ErrInvalid},
 		{r.DeregisterPlugin("", "n", "1"), "must specify plugin type to deregister", dynamicplugins.ErrInvalid},
 		{r.DeregisterPlugin("t", "", "1"), "must specify plugin name to deregister", dynamicplugins.ErrInvalid},
 		{r.DeregisterPlugin("u", "n", "1"), "no plugins registered for type: u", dynamicplugins.ErrNotFound},
@@ -144,7 +144,7 @@ func TestEmptyIDs(t *testing.T) {
 	r := newStore(nil, nil)
 	defer r.Shutdown()
 	p := &dynamicplugins.PluginInfo{Type: "t", Name: "n", ConnectionInfo: &dynamicplugins.PluginConnectionInfo{}}
-	register(t, r, p, plugin("t", "n", "1"))
+	register(t, r, p, newInfo("t", "n", "1"))
 	got, err := r.PluginForAlloc("t", "n", "")
 	check(t, err)
 	if d := cmp.Diff(p, got); d != "" {
@@ -163,8 +163,8 @@ func TestNewestWins(t *testing.T) {
 		check(t, err)
 		return info.AllocID
 	}
-	register(t, r, plugin("t", "n", "1"), plugin("t", "n", "2"), plugin("t", "n", "3"))
-	update := plugin("t", "n", "1")
+	register(t, r, newInfo("t", "n", "1"), newInfo("t", "n", "2"), newInfo("t", "n", "3"))
+	update := newInfo("t", "n", "1")
 	update.Version = "2"
 	register(t, r, update) // keeps its rank
 	if got := allocs(r.Instances("t", "n")); !slices.Equal(got, []string{"3", "2", "1"}) {
@@ -187,12 +187,12 @@ func TestNewestWins(t *testing.T) {
 // TestGivenInfoIsCopied: who registers a plugin may use its PluginInfo again.
 func TestGivenInfoIsCopied(t *testing.T) {
 	r := open(t, nil, nil)
-	p := plugin("t", "n", "1")
+	p := newInfo("t", "n", "1")
 	register(t, r, p)
 	p.Version, p.ConnectionInfo.SocketPath, p.Options["a"] = "changed", "changed", "changed"
 	got, err := r.PluginForAlloc("t", "n", "1")
 	check(t, err)
-	if d := cmp.Diff(plugin("t", "n", "1"), got); d != "" {
+	if d := cmp.Diff(newInfo("t", "n", "1"), got); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}
 }
@@ -201,7 +201,7 @@ func TestUnreachable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newStore(nil, map[string]dynamicplugins.PluginDispenser{"t": dispenseInfo})
 		defer r.Shutdown()
-		register(t, r, plugin("t", "n", "1"), plugin("t", "n", "2"))
+		register(t, r, newInfo("t", "n", "1"), newInfo("t", "n", "2"))
 		check(t, r.MarkUnreachable("t", "n", "2", errors.New("connection refused")))
 		info, err := dynamicplugins.Dispense[*dynamicplugins.PluginInfo](r, "t", "n")
 		check(t, err)
@@ -229,7 +229,7 @@ func TestUnreachable(t *testing.T) {
 			t.Errorf("the older instance is %+v", instances[1])
 		}
 
-		register(t, r, plugin("t", "n", "1")) // it lives again
+		register(t, r, newInfo("t", "n", "1")) // it lives again
 		info, err = dynamicplugins.Dispense[*dynamicplugins.PluginInfo](r, "t", "n")
 		check(t, err)
 		if info.AllocID != "1" {
@@ -241,11 +241,11 @@ func TestUnreachable(t *testing.T) {
 func TestInstances(t *testing.T) {
 	store := &memory{}
 	r := open(t, store, nil)
-	register(t, r, plugin("t", "b", "1"), plugin("t", "b", "2"), plugin("t", "a", "1"), plugin("s", "b", "1"), plugin("t", "c", "1"))
+	register(t, r, newInfo("t", "b", "1"), newInfo("t", "b", "2"), newInfo("t", "a", "1"), newInfo("s", "b", "1"), newInfo("t", "c", "1"))
 	r.Shutdown()
 
 	r = open(t, store, nil)
-	register(t, r, plugin("t", "b", "2"), plugin("t", "b", "3"), plugin("t", "a", "2"))
+	register(t, r, newInfo("t", "b", "2"), newInfo("t", "b", "3"), newInfo("t", "a", "2"))
 	check(t, r.ConfirmPlugin("t", "c", "1"))
 	check(t, r.MarkUnreachable("s", "b", "1", errors.New("gone")))
 	describe := func(instances []dynamicplugins.Instance) []string {
@@ -287,7 +287,7 @@ func TestInstances(t *testing.T) {
 
 func TestStub(t *testing.T) {
 	r := open(t, nil, map[string]dynamicplugins.PluginDispenser{"t": dispenseInfo})
-	register(t, r, plugin("t", "n", "1"), plugin("u", "n", "1"))
+	register(t, r, newInfo("t", "n", "1"), newInfo("u", "n", "1"))
 	stub := func(*dynamicplugins.PluginInfo) (any, error) { return "stub", nil }
 	for _, ptype := range []string{"t", "u"} {
 		r.StubDispenserForType(ptype, stub)
@@ -308,10 +308,10 @@ func TestStub(t *testing.T) {
 func TestDispenserWithoutLocks(t *testing.T) {
 	var r *dynamicplugins.Store
 	r = open(t, nil, map[string]dynamicplugins.PluginDispenser{"t": func(info *dynamicplugins.PluginInfo) (any, error) {
-		register(t, r, plugin("t", "other", "1"))
+		register(t, r, newInfo("t", "other", "1"))
 		return info, r.DeregisterPlugin(info.Type, info.Name, info.AllocID)
 	}})
-	register(t, r, plugin("t", "n", "1"))
+	register(t, r, newInfo("t", "n", "1"))
 	if _, err := r.DispensePlugin("t", "n"); err != nil {
 		t.Error(err)
 	}
@@ -320,8 +320,8 @@ func TestDispenserWithoutLocks(t *testing.T) {
 func TestShutdown(t *testing.T) {
 	store := &memory{}
 	r := open(t, store, map[string]dynamicplugins.PluginDispenser{"t": dispenseInfo})
-	register(t, r, plugin("t", "n", "1"))
-	staged, err := r.StagePlugin(plugin("t", "n", "2"))
+	register(t, r, newInfo("t", "n", "1"))
+	staged, err := r.StagePlugin(newInfo("t", "n", "2"))
 	check(t, err)
 	events := r.PluginsUpdatedCh(context.Background(), "")
 	r.Shutdown()
@@ -370,7 +370,7 @@ func TestShutdownWaits(t *testing.T) {
 			}
 		})
 		calls.Go(func() {
-			if err := r.RegisterPlugin(plugin("t", "n", "1")); err != nil {
+			if err := r.RegisterPlugin(newInfo("t", "n", "1")); err != nil {
 				t.Error(err)
 			}
 		})
@@ -402,7 +402,7 @@ func TestPublishDuringDiscard(t *testing.T) {
 		r := newStore(store, nil)
 		defer r.Shutdown()
 		store.pass <- struct{}{}
-		staged := stage(t, r, plugin("t", "n", "1"))
+		staged := stage(t, r, newInfo("t", "n", "1"))
 		discarded := make(chan error)
 		go func() { discarded <- staged.Discard() }()
 		synctest.Wait()

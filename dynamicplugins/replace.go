@@ -3,6 +3,8 @@ package dynamicplugins
 import (
 	"context"
 	"maps"
+
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // replacement makes callers of a plugin wait until another instance has taken the place of the one that is stopped.
@@ -12,7 +14,7 @@ type replacement struct{ allocID string }
 // ctx ends wait for another instance. Calls in progress end where they are. Nothing happens if calls go to another one already. It does not
 // block.
 func (r *Store) Replacing(ctx context.Context, ptype, name, allocID string) {
-	k := key{ptype, name}
+	k := plugin.Name{Type: ptype, Name: name}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if v := r.view(k); v == nil || v.shared == nil || v.shared.info.AllocID != allocID {
@@ -31,8 +33,8 @@ func (r *Store) Replacing(ctx context.Context, ptype, name, allocID string) {
 }
 
 // setReplacement sets the replacement of a plugin; nil for none. The caller holds r.mu.
-func (r *Store) setReplacement(k key, to *replacement) {
-	all := map[key]*replacement{}
+func (r *Store) setReplacement(k plugin.Name, to *replacement) {
+	all := map[plugin.Name]*replacement{}
 	if before := r.replacing.Load(); before != nil {
 		all = maps.Clone(*before)
 	}
@@ -42,7 +44,7 @@ func (r *Store) setReplacement(k key, to *replacement) {
 	r.replacing.Store(&all)
 }
 
-func (r *Store) replacement(k key) *replacement {
+func (r *Store) replacement(k plugin.Name) *replacement {
 	if all := r.replacing.Load(); all != nil {
 		return (*all)[k]
 	}
@@ -52,7 +54,7 @@ func (r *Store) replacement(k key) *replacement {
 // AwaitReplaced blocks as long as callers of a plugin wait for another instance; see [Store.Replacing]. It fails when ctx ends, with an
 // error that wraps [ErrNotConfirmed] and ctx.Err(), and when the registry is shut down.
 func (r *Store) AwaitReplaced(ctx context.Context, ptype, name string) error {
-	k := key{ptype, name}
+	k := plugin.Name{Type: ptype, Name: name}
 	err := r.await(ctx, k, func(v *view) bool { return !r.replacement(k).goes(v) })
 	if err != nil && ctx.Err() != nil {
 		return replacementMissing(k, ctx.Err())

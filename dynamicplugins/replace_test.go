@@ -20,9 +20,9 @@ func TestReplacing(t *testing.T) {
 		want error
 	}{
 		"Registered": {"1", func(r *dynamicplugins.Store, _ func()) error {
-			return errors.Join(r.DeregisterPlugin("t", "n", "1"), r.RegisterPlugin(plugin("t", "n", "2")))
+			return errors.Join(r.DeregisterPlugin("t", "n", "1"), r.RegisterPlugin(newInfo("t", "n", "2")))
 		}, nil},
-		"Beside": {"1", func(r *dynamicplugins.Store, _ func()) error { return r.RegisterPlugin(plugin("t", "n", "2")) }, nil},
+		"Beside": {"1", func(r *dynamicplugins.Store, _ func()) error { return r.RegisterPlugin(newInfo("t", "n", "2")) }, nil},
 		"Over":   {"1", func(_ *dynamicplugins.Store, over func()) error { over(); return nil }, nil},
 		"Gone": {"1", func(r *dynamicplugins.Store, over func()) error {
 			defer over()
@@ -33,8 +33,8 @@ func TestReplacing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := open(t, nil, nil)
-			register(t, r, plugin("t", "n", "0"))
-			register(t, r, plugin("t", "n", "1"))
+			register(t, r, newInfo("t", "n", "0"))
+			register(t, r, newInfo("t", "n", "1"))
 			if test.goes == "1" {
 				check(t, r.DeregisterPlugin("t", "n", "0"))
 			}
@@ -65,7 +65,7 @@ func TestReplacing(t *testing.T) {
 // TestReplacingTakesLong: nobody waits longer than he wants to.
 func TestReplacingTakesLong(t *testing.T) {
 	r := open(t, nil, nil)
-	register(t, r, plugin("t", "n", "1"))
+	register(t, r, newInfo("t", "n", "1"))
 	r.Replacing(t.Context(), "t", "n", "1")
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()

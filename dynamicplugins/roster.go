@@ -5,12 +5,14 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // A roster is the instances of one plugin, in order, and where its changes follow each other. It exists while the plugin has instances or a
 // change is under way, so that a plugin that is gone leaves nothing behind.
 type roster struct {
-	key key
+	key plugin.Name
 
 	changing sync.Mutex    // held by a change from its beginning until it has taken effect
 	saved    []*PluginInfo // what the storage holds, newest first; immutable, since the storage may keep it; guarded by changing
@@ -30,15 +32,15 @@ type slot struct {
 	rank   uint64 // highest first; that of shown, or a higher one that is staged
 }
 
-func (r *Store) roster(k key) *roster {
+func (r *Store) roster(k plugin.Name) *roster {
 	v, _ := r.rosters.Load(k)
 	l, _ := v.(*roster)
 	return l
 }
 
 // change makes a change of k, after those before it: do is called with roster.changing held.
-func (r *Store) change(k key, do func(*roster) error) (err error) {
-	if down := r.changeAll([]key{k}, func(l []*roster) { err = do(l[0]) }); down != nil {
+func (r *Store) change(k plugin.Name, do func(*roster) error) (err error) {
+	if down := r.changeAll([]plugin.Name{k}, func(l []*roster) { err = do(l[0]) }); down != nil {
 		return down
 	}
 	return err
@@ -46,7 +48,7 @@ func (r *Store) change(k key, do func(*roster) error) (err error) {
 
 // changeAll makes a change of several plugins at once, whose keys are different and in order, so that no two wait for each other: do is
 // called with the rosters of all of them, and roster.changing of each held.
-func (r *Store) changeAll(keys []key, do func([]*roster)) error {
+func (r *Store) changeAll(keys []plugin.Name, do func([]*roster)) error {
 	if err := r.begin(); err != nil {
 		return err
 	}
@@ -73,7 +75,7 @@ func (r *Store) changeAll(keys []key, do func([]*roster)) error {
 	return nil
 }
 
-func (r *Store) rosterOrNew(k key) *roster {
+func (r *Store) rosterOrNew(k plugin.Name) *roster {
 	if l := r.roster(k); l != nil {
 		return l
 	}
@@ -107,16 +109,16 @@ func (r *Store) put(l *roster, plugins []*PluginInfo) error {
 }
 
 func (r *Store) saving(l *roster, plugins []*PluginInfo) saving {
-	return saving{key: l.key, plugins: plugins, kept: r.kept.unsaved(l.key)}
+	return saving{key: l.key, plugins: plugins, reservation: r.reserved.unsaved(l.key)}
 }
 
 // saved records in l that s was saved, if err is nil. The caller holds l.changing.
 func (r *Store) saved(l *roster, s saving, err error) error {
 	if err != nil {
-		text := fmt.Sprintf("cannot save plugin %s for type %s", l.key.name, l.key.ptype)
+		text := fmt.Sprintf("cannot save plugin %s for type %s", l.key.Name, l.key.Type)
 		return &failure{text: text, sentinel: ErrNotSaved, cause: err}
 	}
-	r.kept.saved(s.key, s.kept)
+	r.reserved.saved(s.reservation)
 	l.saved, l.strayed = s.plugins, false
 	return nil
 }
@@ -142,7 +144,7 @@ func (r *Store) show(l *roster) {
 	if after.link() != before.link() {
 		before.link().retire()
 	}
-	r.count(l.key.ptype, before != nil, after != nil)
+	r.count(l.key.Type, before != nil, after != nil)
 	r.wake(l.key)
 }
 

@@ -9,13 +9,14 @@ import (
 	"sync"
 
 	"github.com/patchbay-dev/patchbay/internal/callback"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // saving is what is to be made durable of one plugin: its instances, newest first, and whose its name is, unless kept is nil.
 type saving struct {
-	key     key
-	plugins []*PluginInfo
-	kept    *KeptName
+	key         plugin.Name
+	plugins     []*PluginInfo
+	reservation *plugin.Reservation
 }
 
 func (s saving) change() *PluginChange {
@@ -23,7 +24,7 @@ func (s saving) change() *PluginChange {
 	for i, p := range s.plugins {
 		plugins[i] = toStored(p)
 	}
-	return &PluginChange{Type: s.key.ptype, Name: s.key.name, Plugins: plugins, Kept: s.kept}
+	return &PluginChange{Type: s.key.Type, Name: s.key.Name, Plugins: plugins, Reservation: s.reservation}
 }
 
 // saver makes changes durable. Its functions may run at once for different plugins.
@@ -34,13 +35,13 @@ type saver struct {
 	all func([]saving) []error
 }
 
-func newSaver(state StateStorage, loaded map[key][]*PluginInfo) saver {
+func newSaver(state StateStorage, loaded map[plugin.Name][]*PluginInfo) saver {
 	if state == nil {
 		return saver{func(saving) error { return nil }, func([]saving) []error { return nil }}
 	}
 	changes, ok := state.(ChangeStorage)
 	if !ok {
-		w := &wholeSaver{state: state, lists: make(map[key]*list.List, len(loaded))}
+		w := &wholeSaver{state: state, lists: make(map[plugin.Name]*list.List, len(loaded))}
 		for k, plugins := range loaded {
 			w.lists[k] = listOf(plugins)
 		}
@@ -91,14 +92,14 @@ type wholeSaver struct {
 	state StateStorage
 
 	saving sync.Mutex
-	lists  map[key]*list.List // as they are in the storage; guarded by saving
+	lists  map[plugin.Name]*list.List // as they are in the storage; guarded by saving
 
 	mu   sync.Mutex
 	next *group // the changes that wait for saving; nil if there are none
 }
 
 type group struct {
-	lists map[key]*list.List // nil: nothing is left of the plugin
+	lists map[plugin.Name]*list.List // nil: nothing is left of the plugin
 	done  chan struct{}
 	err   error // set before done is closed
 }
@@ -115,7 +116,7 @@ func (w *wholeSaver) saveTogether(all []saving) error {
 	g := w.next
 	first := g == nil
 	if first {
-		g = &group{lists: make(map[key]*list.List), done: make(chan struct{})}
+		g = &group{lists: make(map[plugin.Name]*list.List), done: make(chan struct{})}
 		w.next = g
 	}
 	for _, s := range all {
@@ -138,7 +139,7 @@ func (w *wholeSaver) saveTogether(all []saving) error {
 }
 
 // put saves the state with changes applied, and keeps them if that succeeds. The caller holds w.saving.
-func (w *wholeSaver) put(changes map[key]*list.List) error {
+func (w *wholeSaver) put(changes map[plugin.Name]*list.List) error {
 	lists := maps.Clone(w.lists)
 	for k, l := range changes {
 		if l == nil {
@@ -149,10 +150,10 @@ func (w *wholeSaver) put(changes map[key]*list.List) error {
 	}
 	state := &RegistryState{Plugins: make(map[string]map[string]*list.List)}
 	for k, l := range lists {
-		if state.Plugins[k.ptype] == nil {
-			state.Plugins[k.ptype] = make(map[string]*list.List)
+		if state.Plugins[k.Type] == nil {
+			state.Plugins[k.Type] = make(map[string]*list.List)
 		}
-		state.Plugins[k.ptype][k.name] = l
+		state.Plugins[k.Type][k.Name] = l
 	}
 	if err := callStorage(func() error { return w.state.PutDynamicPluginRegistryState(state) }); err != nil {
 		return err

@@ -7,6 +7,8 @@ import (
 	"runtime"
 	"sync"
 	"testing"
+
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // gate is a storage whose puts wait until they are let through with a result.
@@ -25,10 +27,10 @@ func (g *gate) PutDynamicPluginRegistryState(state *RegistryState) error {
 // TestWholeStatesAreGrouped: with a storage of two methods, changes that wait for it are saved together and fail together.
 func TestWholeStatesAreGrouped(t *testing.T) {
 	g := &gate{entered: make(chan *RegistryState), results: make(chan error)}
-	w := &wholeSaver{state: g, lists: make(map[key]*list.List)}
+	w := &wholeSaver{state: g, lists: make(map[plugin.Name]*list.List)}
 	var callers sync.WaitGroup
 	save := func(name string) error {
-		return w.saveTogether([]saving{{key: key{"t", name}, plugins: []*PluginInfo{{Type: "t", Name: name}}}})
+		return w.saveTogether([]saving{{key: plugin.Name{Type: "t", Name: name}, plugins: []*PluginInfo{{Type: "t", Name: name}}}})
 	}
 	waiting := func() int {
 		w.mu.Lock()

@@ -112,7 +112,7 @@ func (s *server) awaitOpen(t testing.TB, n int) {
 
 // info describes the server as instance id of plugin t/n.
 func (s *server) info(id string) *dynamicplugins.PluginInfo {
-	p := plugin("t", "n", id)
+	p := newInfo("t", "n", id)
 	p.ConnectionInfo.SocketPath = s.path
 	return p
 }

@@ -55,9 +55,9 @@ func (s together) PutDynamicPluginChanges(changes []*dynamicplugins.PluginChange
 
 // TestStageTogether: instances of different plugins are saved together, and each has its own outcome; those of one plugin follow each other.
 func TestStageTogether(t *testing.T) {
-	bad := plugin("t", "", "1")
+	bad := newInfo("t", "", "1")
 	infos := []*dynamicplugins.PluginInfo{
-		plugin("t", "c", "1"), plugin("t", "a", "1"), bad, plugin("t", "broken", "1"), plugin("t", "a", "2"), plugin("t", "b", "1"),
+		newInfo("t", "c", "1"), newInfo("t", "a", "1"), bad, newInfo("t", "broken", "1"), newInfo("t", "a", "2"), newInfo("t", "b", "1"),
 	}
 	stage := func(t *testing.T, storage dynamicplugins.StateStorage, failing ...int) {
 		t.Helper()
@@ -134,7 +134,7 @@ func TestStageUnchanged(t *testing.T) {
 	}
 	defer r.Shutdown()
 	for range 2 {
-		staged, errs := r.StagePlugins([]*dynamicplugins.PluginInfo{plugin("t", "n", "1")})
+		staged, errs := r.StagePlugins([]*dynamicplugins.PluginInfo{newInfo("t", "n", "1")})
 		if errs[0] != nil {
 			t.Fatal(errs[0])
 		}

@@ -1,6 +1,6 @@
 package dynamicplugins
 
-import "time"
+import "github.com/patchbay-dev/patchbay/plugin"
 
 // StateStorage keeps the registry's state over restarts of the host. Its methods may be called by several goroutines at once.
 type StateStorage interface {
@@ -37,19 +37,7 @@ type PluginChange struct {
 	// Plugins are all instances, newest first. If there are none, nothing of the plugin need be stored.
 	Plugins []*PluginInfo
 
-	// Kept, if it is not nil, replaces the stored reservation of the name, which RegistryState.Kept returns. With a storage that ignores it,
-	// reservations last only as long as the process.
-	Kept *KeptName
-}
-
-// KeptName is a reservation of a name for a user, while no plugin of that name is registered. The registry stores it and does not act on
-// it; see Config.NameGrace of package patchbay.
-type KeptName struct {
-	Type, Name string
-
-	// UID and GID are the user and group.
-	UID, GID uint32
-
-	// Until is when the reservation ends. With the zero time the name is not reserved.
-	Until time.Time
+	// Reservation, if it is not nil, replaces the stored reservation of the name; RegistryState.Reservations returns all. With a storage that
+	// ignores it, reservations last only as long as the process.
+	Reservation *plugin.Reservation
 }

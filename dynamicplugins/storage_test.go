@@ -122,12 +122,12 @@ func TestLoadFailure(t *testing.T) {
 // failing calls every method that can fail.
 func failing(t *testing.T, r *dynamicplugins.Store) map[string]error {
 	errs := map[string]error{
-		"RegisterPlugin":   r.RegisterPlugin(plugin("t", "n", "1")),
+		"RegisterPlugin":   r.RegisterPlugin(newInfo("t", "n", "1")),
 		"DeregisterPlugin": r.DeregisterPlugin("t", "n", "1"),
 		"ConfirmPlugin":    r.ConfirmPlugin("t", "n", "1"),
 		"MarkUnreachable":  r.MarkUnreachable("t", "n", "1", errors.New("reason")),
 	}
-	_, errs["StagePlugin"] = r.StagePlugin(plugin("t", "n", "1"))
+	_, errs["StagePlugin"] = r.StagePlugin(newInfo("t", "n", "1"))
 	_, errs["PluginForAlloc"] = r.PluginForAlloc("t", "n", "1")
 	_, errs["WaitForPlugin"] = r.WaitForPlugin(t.Context(), "t", "n")
 	_, errs["WaitForConfirmedPlugin"] = r.WaitForConfirmedPlugin(t.Context(), "t", "n")
@@ -144,8 +144,8 @@ func TestLoadRefusesWhatItCannotKeep(t *testing.T) {
 		"Type":      {[]any{"text"}, `plugin "n" for type "t": an instance is stored as string instead of *PluginInfo`},
 		"Nil":       {[]any{(*dynamicplugins.PluginInfo)(nil)}, `plugin "n" for type "t": plugin info must not be nil`},
 		"NoConn":    {[]any{&dynamicplugins.PluginInfo{Type: "t", Name: "n"}}, `plugin "n" for type "t": Plugin.ConnectionInfo must not be nil`},
-		"OtherName": {[]any{plugin("t", "m", "1")}, `plugin "n" for type "t": it has an instance of plugin "m" for type "t"`},
-		"Twice":     {[]any{plugin("t", "n", "1"), plugin("t", "n", "1")}, `plugin "n" for type "t": it has two instances "1"`},
+		"OtherName": {[]any{newInfo("t", "m", "1")}, `plugin "n" for type "t": it has an instance of plugin "m" for type "t"`},
+		"Twice":     {[]any{newInfo("t", "n", "1"), newInfo("t", "n", "1")}, `plugin "n" for type "t": it has two instances "1"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := list.New()

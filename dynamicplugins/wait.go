@@ -1,6 +1,10 @@
 package dynamicplugins
 
-import "context"
+import (
+	"context"
+
+	"github.com/patchbay-dev/patchbay/plugin"
+)
 
 // wait counts the callers that wait for a change of one plugin. It is removed with the last one.
 type wait struct {
@@ -10,7 +14,7 @@ type wait struct {
 
 // await calls ready with the present view of k, nil if there is none, until it says that the waiting is over, and again after
 // each change of k. It fails when ctx ends and when the registry is shut down.
-func (r *Store) await(ctx context.Context, k key, ready func(*view) bool) error {
+func (r *Store) await(ctx context.Context, k plugin.Name, ready func(*view) bool) error {
 	for {
 		r.mu.Lock()
 		if err := r.usable(); err != nil {
@@ -45,7 +49,7 @@ func (r *Store) await(ctx context.Context, k key, ready func(*view) bool) error 
 }
 
 // wake wakes those who wait for a change of k. The caller holds r.mu.
-func (r *Store) wake(k key) {
+func (r *Store) wake(k plugin.Name) {
 	if w := r.waits[k]; w != nil {
 		delete(r.waits, k)
 		close(w.changed)

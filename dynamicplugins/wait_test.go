@@ -12,7 +12,7 @@ func TestWaitForConfirmedPlugin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &memory{}
 		before := open(t, store, nil)
-		register(t, before, plugin("t", "n", "1"))
+		register(t, before, newInfo("t", "n", "1"))
 		before.Shutdown()
 
 		r := open(t, store, nil)

@@ -61,7 +61,7 @@ func TestAdmission(t *testing.T) {
 	if err := ask(t, a, "ok"); err != nil {
 		t.Errorf("admitted: %v", err)
 	}
-	launched := e.await(t, EventLaunched, nil)
+	launched := e.await(t, plugin.EventLaunched, nil)
 	err := ask(t, a, "no")
 	if want := fmt.Sprintf("https://packages.example %d", launched.PID); status.Code(err) != codes.PermissionDenied ||
 		!strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), pin("no").String()) {
@@ -137,7 +137,7 @@ func TestCrash(t *testing.T) {
 	if err := ask(t, a, "ok"); err != nil {
 		t.Fatal(err)
 	}
-	first := e.await(t, EventLaunched, nil)
+	first := e.await(t, plugin.EventLaunched, nil)
 	flying := a.CheckAdmission(pin("hang"))
 	err := ask(t, a, "crash")
 	if !errors.Is(err, ErrCrashed) || !errors.Is(err, ErrAborted) || !strings.Contains(err.Error(), "exit status 6") {
@@ -152,7 +152,7 @@ func TestCrash(t *testing.T) {
 	if err := ask(t, a, "ok/2"); err != nil {
 		t.Errorf("a check after the crash: %v", err)
 	}
-	second := e.await(t, EventLaunched, func(event Event) bool { return event.PID != first.PID })
+	second := e.await(t, plugin.EventLaunched, func(event Event) bool { return event.PID != first.PID })
 	if pause := second.Time.Sub(first.Time); pause < 50*time.Millisecond {
 		t.Errorf("it is started again after %v", pause)
 	}
@@ -184,7 +184,7 @@ func TestPluginsThatNeverWork(t *testing.T) {
 			if args == "silent" {
 				askUntilEnded(t, e, func() error { return ask(t, a, "ok/3") })
 			}
-			e.await(t, EventTerminated, nil)
+			e.await(t, plugin.EventTerminated, nil)
 			if err := ask(t, a, "ok/1"); !errors.Is(err, want) {
 				t.Errorf("again: %v", err)
 			}
@@ -196,7 +196,7 @@ func TestPluginsThatNeverWork(t *testing.T) {
 // is not its fault: only one that is asked in vain is ended.
 func askUntilEnded(t *testing.T, e *events, check func() error) {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); !e.has(EventTerminated) && time.Now().Before(end); {
+	for end := time.Now().Add(time.Minute); !e.has(plugin.EventTerminated) && time.Now().Before(end); {
 		if err := check(); !errors.Is(err, ErrTimeout) {
 			t.Fatalf("once more: %v", err)
 		}
@@ -244,7 +244,7 @@ func TestNoSuchPlugin(t *testing.T) {
 func TestMuttering(t *testing.T) {
 	a, e := newAdmissionOf(t, "mutters", time.Second)
 	askUntilEnded(t, e, func() error { return ask(t, a, "ok") })
-	e.await(t, EventTerminated, nil)
+	e.await(t, plugin.EventTerminated, nil)
 }
 
 func TestTimeout(t *testing.T) {
@@ -260,7 +260,7 @@ func TestTimeout(t *testing.T) {
 		t.Errorf("no answer: %v", err)
 	}
 	// It has answered nothing for long: it is another process that answers the next check.
-	e.await(t, EventTerminated, nil)
+	e.await(t, plugin.EventTerminated, nil)
 	askUntilAnswered(t, a, "ok/2")
 }
 
@@ -269,7 +269,7 @@ func TestTimeoutFailsThatCheckOnly(t *testing.T) {
 	a, e := newAdmission(t, timeout)
 	askUntilAnswered(t, a, "ok")
 	stopping := a.CheckAdmission(pin("stop"))
-	first := e.await(t, EventLaunched, nil)
+	first := e.await(t, plugin.EventLaunched, nil)
 	<-time.After(timeout / 2)
 	later := a.CheckAdmission(pin("ok/later")) // the plugin gets it and never reads it
 	if err := stopping.Wait(t.Context()); !errors.Is(err, ErrTimeout) {
@@ -278,7 +278,7 @@ func TestTimeoutFailsThatCheckOnly(t *testing.T) {
 	if err := later.Wait(t.Context()); err != nil {
 		t.Errorf("another one: %v", err)
 	}
-	e.await(t, EventLaunched, func(event Event) bool { return event.PID != first.PID })
+	e.await(t, plugin.EventLaunched, func(event Event) bool { return event.PID != first.PID })
 }
 
 func TestStoppedPlugin(t *testing.T) {
@@ -330,7 +330,7 @@ func TestCloseAborts(t *testing.T) {
 			t.Errorf("a pending check: %v", err)
 		}
 	}
-	if event := e.await(t, EventTerminated, nil); !errors.Is(event.Err, ErrTerminated) {
+	if event := e.await(t, plugin.EventTerminated, nil); !errors.Is(event.Err, ErrTerminated) {
 		t.Errorf("the plugin was not asked to end: %v", event.Err)
 	}
 	if err := ask(t, a, "ok/2"); !errors.Is(err, ErrAborted) {
@@ -348,7 +348,7 @@ func TestCloseOfTheHostAborts(t *testing.T) {
 	if err := pending.Wait(t.Context()); !errors.Is(err, ErrAborted) || errors.Is(err, ErrCrashed) {
 		t.Errorf("a pending check: %v", err)
 	}
-	if event := e.await(t, EventTerminated, nil); !errors.Is(event.Err, ErrTerminated) {
+	if event := e.await(t, plugin.EventTerminated, nil); !errors.Is(event.Err, ErrTerminated) {
 		t.Errorf("the plugin was not told to end: %v", event.Err)
 	}
 	if err := ask(t, a, "ok/2"); !errors.Is(err, ErrAborted) {
@@ -378,7 +378,7 @@ func TestKilledPlugin(t *testing.T) {
 	if err := ask(t, a, "ok"); err != nil {
 		t.Fatal(err)
 	}
-	if err := syscall.Kill(e.await(t, EventLaunched, nil).PID, syscall.SIGKILL); err != nil {
+	if err := syscall.Kill(e.await(t, plugin.EventLaunched, nil).PID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	if err := pending.Wait(t.Context()); !errors.Is(err, ErrCrashed) {

@@ -53,7 +53,7 @@ func TestCIPDAdmission(t *testing.T) {
 	if err := check(filePin("ok")); err != nil {
 		t.Errorf("admitted: %v", err)
 	}
-	launched := e.await(t, EventLaunched, nil)
+	launched := e.await(t, plugin.EventLaunched, nil)
 	digest := sha256.Sum256([]byte("no"))
 	err := check(filePin("no"))
 	if want := fmt.Sprintf("https://packages.example HASH_ALGO_SHA256 %s %d", hex.EncodeToString(digest[:]), launched.PID); status.Code(err) !=
@@ -82,7 +82,7 @@ func TestCIPDAdmission(t *testing.T) {
 	if err := check(filePin("ok/after all")); err != nil {
 		t.Errorf("after all: %v", err)
 	}
-	if again := e.await(t, EventLaunched, nil); again != launched {
+	if again := e.await(t, plugin.EventLaunched, nil); again != launched {
 		t.Errorf("it was started again: %v", again)
 	}
 }
@@ -96,11 +96,11 @@ func TestCIPDCrash(t *testing.T) {
 	if err := flying.Wait(t.Context()); !errors.Is(err, ErrCrashed) {
 		t.Errorf("a check in flight: %v", err)
 	}
-	first := e.await(t, EventLaunched, nil)
+	first := e.await(t, plugin.EventLaunched, nil)
 	if err := a.CheckAdmission(filePin("ok")).Wait(t.Context()); err != nil {
 		t.Errorf("a check after the crash: %v", err)
 	}
-	e.await(t, EventLaunched, func(event Event) bool { return event.PID != first.PID })
+	e.await(t, plugin.EventLaunched, func(event Event) bool { return event.PID != first.PID })
 }
 
 func TestCIPDPluginsThatNeverWork(t *testing.T) {
@@ -117,7 +117,7 @@ func TestCIPDPluginsThatNeverWork(t *testing.T) {
 			if args == "silent" {
 				askUntilEnded(t, e, func() error { return a.CheckAdmission(filePin("ok")).Wait(t.Context()) })
 			}
-			e.await(t, EventTerminated, nil)
+			e.await(t, plugin.EventTerminated, nil)
 		})
 	}
 }
@@ -146,7 +146,7 @@ func TestCIPDEndsWithAborted(t *testing.T) {
 	if record := <-records.records; record.Message != "ended: Aborted" {
 		t.Errorf("the plugin says %q", record.Message)
 	}
-	if event := e.await(t, EventTerminated, nil); !errors.Is(event.Err, ErrTerminated) {
+	if event := e.await(t, plugin.EventTerminated, nil); !errors.Is(event.Err, ErrTerminated) {
 		t.Errorf("the end of its standard input did not end it: %v", event.Err)
 	}
 }
@@ -187,7 +187,7 @@ func TestCIPDCalls(t *testing.T) {
 			t.Errorf("the severity %s has the level %s", severity, got)
 		}
 	}
-	e.await(t, EventDenied, nil)
+	e.await(t, plugin.EventDenied, nil)
 }
 
 // crowd is a repository that answers when so many ask at the same time.

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // silentCIPD is a program with the name of CIPD's service in it. Like CIPD's own plugins, it is silent about its handshake and waits for the end
@@ -44,7 +46,7 @@ func TestCIPDPluginThatIsNotNamed(t *testing.T) {
 	}
 	_, err := h.LaunchPlugin(t.Context(), []string{program}, nil)
 	refused(err)
-	if e.has(EventLaunched) {
+	if e.has(plugin.EventLaunched) {
 		t.Error("it was launched")
 	}
 }

@@ -51,11 +51,11 @@ func ExampleHost_events() {
 	ended := make(chan error, 1)
 	h := &host.Host{Events: func(e host.Event) {
 		switch e.Kind {
-		case host.EventLaunched:
+		case plugin.EventLaunched:
 			fmt.Println(e.Plugin, "was launched")
-		case host.EventTerminated:
+		case plugin.EventTerminated:
 			ended <- e.Err
-		case host.EventDenied, host.EventLeftover:
+		case plugin.EventDenied, plugin.EventLeftover:
 			fmt.Println(e.Plugin, e.Kind, e.Message)
 		}
 	}}

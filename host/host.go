@@ -209,7 +209,7 @@ func (h *Host) serve() error {
 }
 
 func (h *Host) leftover(p *process.Process, pids []int) {
-	h.emit(Event{Time: time.Now(), Kind: EventLeftover, Plugin: p.Name(), PID: p.PID(),
+	h.emit(Event{Time: time.Now(), Kind: plugin.EventLeftover, Plugin: p.Name(), PID: p.PID(),
 		Message: fmt.Sprintf("it left processes behind, which were killed: %v", pids)})
 }
 
@@ -254,26 +254,10 @@ type crashed struct{}
 func (crashed) Error() string { return "the admission plugin ended before it answered" }
 func (crashed) Unwrap() error { return ErrAborted }
 
-// EventKind says what happened. Admission plugins also have the kinds ready, backoff and failed of package launcher.
-type EventKind string
-
-// The kinds of events.
-const (
-	// EventLaunched: the process of a launched plugin was started.
-	EventLaunched EventKind = "launched"
-	// EventTerminated: the process of a launched plugin has ended, and how; see [PluginProcess.Err].
-	EventTerminated EventKind = "terminated"
-	// EventDenied: a call to the host was refused because it had no valid ticket, came from a stranger, or was to a service that is not
-	// granted. At most 10 per second are sent for each plugin, 10 for all strangers, and 20 in total.
-	EventDenied EventKind = "denied"
-	// EventLeftover: a launched plugin ended and left processes behind, which were killed.
-	EventLeftover EventKind = "leftover"
-)
-
 // Event is something that happened to a launched plugin.
 type Event struct {
 	Time time.Time
-	Kind EventKind
+	Kind plugin.EventKind
 	// Plugin is the name of the plugin; empty for a stranger.
 	Plugin string
 	// Socket is where the plugin should serve; empty if it should not.

@@ -198,7 +198,7 @@ func TestClose(t *testing.T) {
 				t.Errorf("deaf plugin: %v", err)
 			}
 		}
-		e.await(t, EventTerminated, func(event Event) bool { return event.PID == p.PID() && errors.Is(event.Err, p.Err()) })
+		e.await(t, plugin.EventTerminated, func(event Event) bool { return event.PID == p.PID() && errors.Is(event.Err, p.Err()) })
 	}
 	if _, err := os.Stat(dir.path); !os.IsNotExist(err) {
 		t.Errorf("the directory of the host's socket is still there: %v", err)

@@ -249,7 +249,7 @@ func (h *Host) launch(ctx context.Context, spec Spec) (*PluginProcess, error) {
 		message += fmt.Sprintf(", sha256 %s", image.Digest)
 	}
 	h.emit(Event{
-		Time: time.Now(), Kind: EventLaunched, Plugin: p.spec.Name, Socket: p.spec.PluginSocket, PID: p.PID(), Message: message,
+		Time: time.Now(), Kind: plugin.EventLaunched, Plugin: p.spec.Name, Socket: p.spec.PluginSocket, PID: p.PID(), Message: message,
 	})
 	return p, nil
 }

@@ -171,14 +171,14 @@ func (e *events) add(event Event) {
 }
 
 // has says whether there was an event.
-func (e *events) has(kind EventKind) bool {
+func (e *events) has(kind plugin.EventKind) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return slices.ContainsFunc(e.list, func(event Event) bool { return event.Kind == kind })
 }
 
 // await waits for an event and returns it.
-func (e *events) await(t testing.TB, kind EventKind, accept func(Event) bool) Event {
+func (e *events) await(t testing.TB, kind plugin.EventKind, accept func(Event) bool) Event {
 	t.Helper()
 	timeout := time.After(time.Minute)
 	for {

@@ -9,6 +9,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/launch/handshake"
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // socketSetup is what a host makes for a plugin that serves before the plugin is started. It is zero for other plugins.
@@ -37,7 +38,7 @@ func setUpSocket(s *process.Spec, spec Spec) (at socketSetup, err error) {
 			at.remove()
 		}
 	}()
-	s.Sockets = map[string]sock.ID{}
+	s.Sockets = map[string]plugin.SocketID{}
 	theirs := false // the directory
 	if spec.User != "" || spec.Group != "" {
 		at.createdDir, err = createSocketDir(filepath.Dir(path))

@@ -271,7 +271,7 @@ func (p *PluginProcess) end() {
 		described = p.logs.WithLastWords(p.err, p.began)
 	}
 	p.host.emit(Event{
-		Time: time.Now(), Kind: EventTerminated, Plugin: p.spec.Name, Socket: p.spec.PluginSocket, PID: p.PID(), Message: described.Error(), Err: p.err,
+		Time: time.Now(), Kind: plugin.EventTerminated, Plugin: p.spec.Name, Socket: p.spec.PluginSocket, PID: p.PID(), Message: described.Error(), Err: p.err,
 	})
 }
 

@@ -26,6 +26,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // What a plugin may cost its host at most. The message size is the default of gRPC.
@@ -224,7 +225,7 @@ func (s *server) authenticate(ctx context.Context, full string) (*PluginProcess,
 
 // deny sends the event of a call that was refused. The plugin is nil for a stranger.
 func (s *server) deny(c *conn, p *PluginProcess, what, why string) {
-	event := Event{Time: time.Now(), Kind: EventDenied, Message: fmt.Sprintf("%.100q: %s", what, why)}
+	event := Event{Time: time.Now(), Kind: plugin.EventDenied, Message: fmt.Sprintf("%.100q: %s", what, why)}
 	if c != nil {
 		event.PID = c.peer.PID
 	}

@@ -25,6 +25,7 @@ import (
 	pluginv1 "github.com/patchbay-dev/patchbay/api/patchbay/plugin/v1"
 	"github.com/patchbay-dev/patchbay/internal/fuzzcorpus"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 func TestWhatAPluginMayCall(t *testing.T) {
@@ -58,7 +59,7 @@ func TestWhatAPluginMayCall(t *testing.T) {
 		}
 	}
 	for _, why := range []string{"not granted", "no ticket", "something else than a ticket", "wrong or has expired"} {
-		event := e.await(t, EventDenied, func(event Event) bool { return strings.Contains(event.Message, why) })
+		event := e.await(t, plugin.EventDenied, func(event Event) bool { return strings.Contains(event.Message, why) })
 		if event.Plugin != "caller" || event.PID != p.PID() {
 			t.Errorf("event %+v", event)
 		}
@@ -126,7 +127,7 @@ func TestStrangersAreRefused(t *testing.T) {
 	if err := loot.check(t, loot.ticket); status.Code(err) != codes.PermissionDenied {
 		t.Errorf("a stranger with the ticket: %v", err)
 	}
-	event := e.await(t, EventDenied, nil)
+	event := e.await(t, plugin.EventDenied, nil)
 	if event.PID != os.Getpid() || event.Plugin != "" || !strings.Contains(event.Message, `plugin "ticket"`) {
 		t.Errorf("event %+v", event)
 	}
@@ -138,7 +139,7 @@ func TestStrangersAreRefused(t *testing.T) {
 	if got := said(t, thief)(); got != "child: PermissionDenied" {
 		t.Errorf("the ticket in another plugin: %s", got)
 	}
-	e.await(t, EventDenied, func(event Event) bool { return event.Plugin == "thief" })
+	e.await(t, plugin.EventDenied, func(event Event) bool { return event.Plugin == "thief" })
 	done(t, thief)
 
 	if err := p.Terminate(t.Context()); !errors.Is(err, ErrTerminated) {
@@ -147,7 +148,7 @@ func TestStrangersAreRefused(t *testing.T) {
 	if err := loot.check(t, loot.ticket); status.Code(err) != codes.PermissionDenied {
 		t.Errorf("a stranger with a ticket that has expired: %v", err)
 	}
-	e.await(t, EventDenied, func(event Event) bool { return strings.Contains(event.Message, "expired") })
+	e.await(t, plugin.EventDenied, func(event Event) bool { return strings.Contains(event.Message, "expired") })
 }
 
 func TestRefusalsAreNotToldForEver(t *testing.T) {
@@ -181,7 +182,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 	if got := said(t, p)(); got != fmt.Sprint(maxConns) {
 		t.Errorf("%s connections, want %d", got, maxConns)
 	}
-	e.await(t, EventDenied, func(event Event) bool { return event.Plugin == p.Name() && strings.Contains(event.Message, "too many") })
+	e.await(t, plugin.EventDenied, func(event Event) bool { return event.Plugin == p.Name() && strings.Contains(event.Message, "too many") })
 
 	// It costs no other plugin anything.
 	other := launch(t, h, self("family"))

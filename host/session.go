@@ -211,10 +211,10 @@ type supervised struct{ *AdmissionPlugin }
 
 // Observe implements [supervise.Owner].
 func (p supervised) Observe(e machine.Event) {
-	if e.Kind == machine.EventReady {
+	if e.Kind == plugin.EventReady {
 		e.Message = "it asks for admission checks"
 	}
-	p.host.emit(Event{Time: e.Time, Kind: EventKind(e.Kind), Plugin: filepath.Base(p.executable), Message: e.Message})
+	p.host.emit(Event{Time: e.Time, Kind: e.Kind, Plugin: filepath.Base(p.executable), Message: e.Message})
 }
 
 // use reports whether the host is open, which then closes the admission plugin when it is closed.

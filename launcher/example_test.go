@@ -61,10 +61,10 @@ func ExampleLauncher() {
 }
 
 // good says whether there is nothing to do about what happened.
-func good(kind launcher.EventKind) bool {
+func good(kind plugin.EventKind) bool {
 	switch kind {
-	case launcher.EventReady, launcher.EventAdopted, launcher.EventReplaced, launcher.EventStopped, launcher.EventResponsive, launcher.EventHealthy,
-		launcher.EventIdle:
+	case plugin.EventReady, plugin.EventAdopted, plugin.EventReplaced, plugin.EventStopped, plugin.EventResponsive, plugin.EventHealthy,
+		plugin.EventIdle:
 		return true
 	default:
 		return false

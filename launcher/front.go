@@ -26,9 +26,6 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// Announcement is what a plugin says of itself when it registers.
-type Announcement = activator.Info
-
 // connector is what a [Protocol] may also be: it connects to where its plugins serve.
 type connector interface {
 	// Dial connects to an endpoint.
@@ -109,7 +106,7 @@ func (u *unit) announceIdle(p Plugin) {
 			u.Tell(machine.Offer{})
 			return
 		}
-		u.launcher.cfg.Observe(Event{Time: time.Now(), Kind: EventFailed, Name: u.name, Socket: f.Path(), Message: err.Error()})
+		u.launcher.cfg.Observe(Event{Time: time.Now(), Kind: plugin.EventFailed, Name: u.name, Socket: f.Path(), Message: err.Error()})
 	}
 	u.Tell(machine.Start{}) // its outcome shows in the status and in the events
 }
@@ -122,7 +119,7 @@ func (u *unit) shut() *activator.Front {
 	}
 	if err := f.Shut(context.Background()); err != nil {
 		u.launcher.cfg.Observe(Event{
-			Time: time.Now(), Kind: EventFailed, Name: u.name, Socket: f.Path(), Message: fmt.Sprintf("its socket cannot be removed: %v", err),
+			Time: time.Now(), Kind: plugin.EventFailed, Name: u.name, Socket: f.Path(), Message: fmt.Sprintf("its socket cannot be removed: %v", err),
 		})
 	}
 	return f
@@ -147,7 +144,7 @@ func (u *unit) verifyAndRoute(ctx context.Context, p *process) error {
 	if err != nil {
 		return fmt.Errorf("it does not say who it is: %w", err)
 	}
-	info := activator.Info{Type: said.Type, Name: said.Name, Versions: said.Versions}
+	info := plugin.Info{Type: said.Type, Name: said.Name, Versions: said.Versions}
 	if err := p.front.Check(info); err != nil {
 		return err
 	}
@@ -309,6 +306,6 @@ func (u *unit) reopen() {
 		return
 	}
 	if err := f.Reopen(context.Background()); err != nil {
-		u.launcher.cfg.Observe(Event{Time: time.Now(), Kind: EventFailed, Name: u.name, Socket: f.Path(), Message: err.Error()})
+		u.launcher.cfg.Observe(Event{Time: time.Now(), Kind: plugin.EventFailed, Name: u.name, Socket: f.Path(), Message: err.Error()})
 	}
 }

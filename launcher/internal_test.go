@@ -41,7 +41,7 @@ func newIdle(t *testing.T) (l *Launcher, p Plugin, socket string) {
 	t.Cleanup(func() { l.Close(); l.CloseFronts() })
 	p = Plugin{
 		Spec: host.Spec{Name: "p", Args: []string{"true"}}, OnDemand: true,
-		Announce: Announcement{Type: "T", Name: "p", Versions: []string{"v1"}},
+		Announce: plugin.Info{Type: "T", Name: "p", Versions: []string{"v1"}},
 	}
 	if err := l.Set([]Plugin{p}); err != nil {
 		t.Fatal(err)

@@ -39,7 +39,7 @@ type Config struct {
 	// required for plugins that serve.
 	AwaitRegistered func(ctx context.Context, socket string, refused func(error)) error
 	// Announced says as what the plugin behind a socket was registered last. May be nil.
-	Announced func(socket string) (said Announcement, known bool)
+	Announced func(socket string) (said plugin.Info, known bool)
 	// Observe is told what happens, in order for each plugin. It must not block, nor call the launcher. May be nil.
 	Observe func(Event)
 	// Limited is told when calls to plugins for which this process answers are slowed down or refused, because there are too many or too
@@ -81,7 +81,7 @@ func New(cfg Config) *Launcher {
 		cfg.Observe = func(Event) {}
 	}
 	if cfg.Announced == nil {
-		cfg.Announced = func(string) (Announcement, bool) { return Announcement{}, false }
+		cfg.Announced = func(string) (plugin.Info, bool) { return plugin.Info{}, false }
 	}
 	if cfg.Limited == nil {
 		cfg.Limited = func(uint32, string, bool) {}
@@ -370,7 +370,7 @@ func (l *Launcher) adopt() (found []*host.PluginProcess, err error) {
 	}
 	l.asked = true
 	if found, err = l.cfg.Host.Adopt(l.adopting); err != nil {
-		l.cfg.Observe(Event{Time: time.Now(), Kind: EventFailed, Message: err.Error()})
+		l.cfg.Observe(Event{Time: time.Now(), Kind: plugin.EventFailed, Message: err.Error()})
 	}
 	return found, err
 }

@@ -47,7 +47,7 @@ func TestSet(t *testing.T) {
 	if s := f.Plugins(); len(s) != 3 {
 		t.Errorf("%+v", s)
 	}
-	f.until("its event", func() bool { return slices.Contains(f.told("goes"), launcher.EventStopped) })
+	f.until("its event", func() bool { return slices.Contains(f.told("goes"), plugin.EventStopped) })
 	f.until("its socket's end", func() bool { return len(f.sockets()) == 2 })
 }
 
@@ -122,7 +122,7 @@ func TestStartAndStop(t *testing.T) {
 		t.Errorf("after the restart it is %+v", s)
 	}
 	f.in("serve", launcher.StateRunning)
-	want := []launcher.EventKind{launcher.EventReady, launcher.EventStopped, launcher.EventReady}
+	want := []plugin.EventKind{plugin.EventReady, plugin.EventStopped, plugin.EventReady}
 	if got := f.told("serve"); !slices.Equal(got, want) {
 		t.Errorf("events %v, want %v", got, want)
 	}
@@ -150,7 +150,7 @@ func TestReplace(t *testing.T) {
 	if s := f.status("serve"); s.PID == old.PID || s.Socket != socket || alive(old.PID) {
 		t.Errorf("after the restart it is %+v", s)
 	}
-	if !slices.Contains(f.told("serve"), launcher.EventReplaced) {
+	if !slices.Contains(f.told("serve"), plugin.EventReplaced) {
 		t.Errorf("events %v", f.told("serve"))
 	}
 }
@@ -225,9 +225,9 @@ func TestGivenUp(t *testing.T) {
 	if want := "given up after 2 restarts within 10m0s: exit status 3; its last words: the flux is empty"; s.LastError != want || s.Restarts != 2 {
 		t.Errorf("it is %+v, want the error %q", s, want)
 	}
-	want := []launcher.EventKind{launcher.EventBackoff, launcher.EventBackoff, launcher.EventFailed}
-	ends := func() []launcher.EventKind { // on a busy machine it may have run for so long that it was ready
-		return slices.DeleteFunc(f.told("crash"), func(k launcher.EventKind) bool { return k == launcher.EventReady })
+	want := []plugin.EventKind{plugin.EventBackoff, plugin.EventBackoff, plugin.EventFailed}
+	ends := func() []plugin.EventKind { // on a busy machine it may have run for so long that it was ready
+		return slices.DeleteFunc(f.told("crash"), func(k plugin.EventKind) bool { return k == plugin.EventReady })
 	}
 	if got := ends(); !slices.Equal(got, want) {
 		t.Errorf("events %v, want %v", got, want)
@@ -289,7 +289,7 @@ func TestWrongProgram(t *testing.T) {
 	if s := f.in("sleep", launcher.StateBlocked); s.Restarts != 0 || !s.NextStart.IsZero() || !strings.Contains(s.LastError, "install it") {
 		t.Errorf("it is %+v", s)
 	}
-	want := []launcher.EventKind{launcher.EventFailed}
+	want := []plugin.EventKind{plugin.EventFailed}
 	if got := f.told("sleep"); !slices.Equal(got, want) {
 		t.Errorf("events %v, want %v", got, want)
 	}
@@ -313,7 +313,7 @@ func TestWrongDigest(t *testing.T) {
 	f.must(os.WriteFile(p.Args[0]+".new", right, 0o700))
 	f.must(os.Rename(p.Args[0]+".new", p.Args[0]))
 	f.in("sleep", launcher.StateRunning)
-	if got := f.told("sleep"); !slices.Equal(got, []launcher.EventKind{launcher.EventFailed, launcher.EventReady}) {
+	if got := f.told("sleep"); !slices.Equal(got, []plugin.EventKind{plugin.EventFailed, plugin.EventReady}) {
 		t.Errorf("events %v", got)
 	}
 }
@@ -429,8 +429,8 @@ func TestBusyProgram(t *testing.T) {
 	f.set(manual(p))
 	started := aside(func() error { return f.Start("sleep") })
 	f.until("the program is busy", func() bool { return len(f.told("sleep")) > 0 })
-	if got := f.told("sleep"); !slices.Equal(got, []launcher.EventKind{launcher.EventBusy}) {
-		t.Errorf("events %v, want %v", got, launcher.EventBusy)
+	if got := f.told("sleep"); !slices.Equal(got, []plugin.EventKind{plugin.EventBusy}) {
+		t.Errorf("events %v, want %v", got, plugin.EventBusy)
 	}
 	f.must(installing.Close())
 	f.must(take(t, "the start", started))

@@ -209,7 +209,7 @@ func (f *fixture) in(name string, state launcher.State) launcher.Status {
 }
 
 // told returns the kinds of the events of a plugin, without a name of all.
-func (f *fixture) told(name string) (kinds []launcher.EventKind) {
+func (f *fixture) told(name string) (kinds []plugin.EventKind) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, e := range f.events {

@@ -189,7 +189,7 @@ func TestNobodyWaitsForSurvivors(t *testing.T) {
 	f.must(errors.Join(conn.Close(), silent.Close()))
 	f.must(take(t, "Set", set))
 	f.must(f.Start("sleep"))
-	if got := f.told(""); !slices.Equal(got[:1], []launcher.EventKind{launcher.EventFailed}) {
+	if got := f.told(""); !slices.Equal(got[:1], []plugin.EventKind{plugin.EventFailed}) {
 		t.Errorf("events %v", got)
 	}
 }

@@ -56,25 +56,6 @@ type (
 	Status = machine.Status
 	// Event says what happened to a launched plugin.
 	Event = machine.Event
-	// EventKind names what happened.
-	EventKind = machine.EventKind
-)
-
-// The kinds of events. That a process was started or has ended is told by the host.
-const (
-	EventReady        = machine.EventReady
-	EventBackoff      = machine.EventBackoff
-	EventBusy         = machine.EventBusy
-	EventFailed       = machine.EventFailed
-	EventStopped      = machine.EventStopped
-	EventReplacing    = machine.EventReplacing
-	EventReplaced     = machine.EventReplaced
-	EventIdle         = machine.EventIdle
-	EventAdopted      = machine.EventAdopted
-	EventUnresponsive = machine.EventUnresponsive
-	EventResponsive   = machine.EventResponsive
-	EventUnhealthy    = machine.EventUnhealthy
-	EventHealthy      = machine.EventHealthy
 )
 
 // Plugin is a plugin to launch. The fields that are not set have the defaults of the configuration, except in Spec, where Env, Dir and
@@ -98,7 +79,7 @@ type Plugin struct {
 	Idle     time.Duration
 	// Announce is what the plugin says of itself, with which it is registered before it has run. Without a Type it is what the plugin said
 	// last; if nobody knows that, it is started once to say so.
-	Announce Announcement
+	Announce plugin.Info
 	// Restart says when it is started again.
 	Restart plugin.RestartPolicy
 	// Upgrade says how a new process takes the place of an old one.

@@ -66,9 +66,9 @@ func (u *unit) Observe(e Event) {
 	e.Name = u.name
 	if f := u.front.Load(); f != nil {
 		switch e.Kind {
-		case EventBackoff, EventFailed, EventStopped:
+		case plugin.EventBackoff, plugin.EventFailed, plugin.EventStopped:
 			f.Fail(errors.New(e.Message))
-		case EventIdle:
+		case plugin.EventIdle:
 			e.Socket = f.Path()
 		default: // calls keep waiting
 		}
@@ -195,7 +195,7 @@ func (p *process) FollowHealth(ctx context.Context, found func(machine.HealthFou
 		dialed, err := dialHealth(p.plugin, p.PluginSocket())
 		if err != nil {
 			p.unit.launcher.cfg.Observe(Event{
-				Time: time.Now(), Kind: EventFailed, Name: p.unit.name, Socket: p.About().Socket,
+				Time: time.Now(), Kind: plugin.EventFailed, Name: p.unit.name, Socket: p.About().Socket,
 				Message: fmt.Sprintf("its health cannot be watched: %v", err),
 			})
 			return

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
 )
 
@@ -47,13 +47,13 @@ func TestListeningSocketOutlivesProcess(t *testing.T) {
 	w.AddHandler("T", h)
 	start(t, w)
 	path := filepath.Join(dir, "foo.sock")
-	plugin := exec.CommandContext(t.Context(), os.Args[0])
-	plugin.Env = append(os.Environ(), pluginSocket+"="+path)
-	out, err := plugin.StdoutPipe()
+	p := exec.CommandContext(t.Context(), os.Args[0])
+	p.Env = append(os.Environ(), pluginSocket+"="+path)
+	out, err := p.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := plugin.Start(); err != nil {
+	if err := p.Start(); err != nil {
 		t.Fatal(err)
 	}
 	var child int
@@ -62,26 +62,26 @@ func TestListeningSocketOutlivesProcess(t *testing.T) {
 	}
 	defer func() { _ = syscall.Kill(child, syscall.SIGKILL) }()
 	h.await(t, "validate foo false", "register foo foo.sock")
-	awaitState(t, w, path, reconciler.StateRegistered)
+	awaitState(t, w, path, plugin.StateRegistered)
 
-	if err := plugin.Process.Kill(); err != nil {
+	if err := p.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	_ = plugin.Wait()
+	_ = p.Wait()
 	// The child holds the listening socket: connects succeed, and only the kernel knows that nobody will ever serve them.
 	conn, err := net.Dial("unix", path)
 	if err != nil {
 		t.Fatalf("the child does not hold the socket: %v", err)
 	}
 	_ = conn.Close()
-	awaitState(t, w, path, reconciler.StateRegistered)
+	awaitState(t, w, path, plugin.StateRegistered)
 	h.await(t)
 
 	if err := syscall.Kill(child, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	h.await(t, "deregister foo")
-	awaitState(t, w, path, reconciler.StateUnreachable)
+	awaitState(t, w, path, plugin.StateUnreachable)
 }
 
 // A plugin that stops to serve is gone although its process lives and its socket is still there.
@@ -102,7 +102,7 @@ func TestStopsToServe(t *testing.T) {
 	registerapi.RegisterRegistrationServer(server, p)
 	go func() { _ = server.Serve(listener) }()
 	h.await(t, "validate foo false", "register foo foo.sock")
-	awaitState(t, w, path, reconciler.StateRegistered)
+	awaitState(t, w, path, plugin.StateRegistered)
 
 	stopped := make(chan struct{})
 	go func() {
@@ -110,7 +110,7 @@ func TestStopsToServe(t *testing.T) {
 		server.GracefulStop()
 	}()
 	h.await(t, "deregister foo")
-	awaitState(t, w, path, reconciler.StateUnreachable)
+	awaitState(t, w, path, plugin.StateUnreachable)
 	select {
 	case <-stopped:
 	case <-time.After(patience):
@@ -119,7 +119,7 @@ func TestStopsToServe(t *testing.T) {
 }
 
 // awaitState waits until the plugin on a socket is in a state.
-func awaitState(t *testing.T, w *pluginwatcher.Watcher, path string, state reconciler.State) {
+func awaitState(t *testing.T, w *pluginwatcher.Watcher, path string, state plugin.State) {
 	t.Helper()
 	for began := time.Now(); time.Since(began) < patience; time.Sleep(time.Millisecond) {
 		plugins, _ := w.Plugins()

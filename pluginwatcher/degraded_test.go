@@ -7,18 +7,18 @@ import (
 	"testing"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
 )
 
 // A plugin directory that is removed and made again, with plugins in it, is right again, and said to be degraded meanwhile.
 func TestDirectoryRemovedAndMadeAgain(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "plugins")
-	events := make(chan reconciler.Event, 100)
+	events := make(chan plugin.Event, 100)
 	w := pluginwatcher.New(pluginwatcher.Config{Dirs: []string{dir}, Reconciler: reconciler.Config{
-		Observe: func(e reconciler.Event) {
-			if e.Kind == pipeline.EventDegraded || e.Kind == pipeline.EventRecovered {
+		Observe: func(e plugin.Event) {
+			if e.Kind == plugin.EventDegraded || e.Kind == plugin.EventRecovered {
 				events <- e
 			}
 		},
@@ -33,19 +33,19 @@ func TestDirectoryRemovedAndMadeAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.await(t, "deregister foo")
-	awaitEvent(t, events, pipeline.EventDegraded, dir)
+	awaitEvent(t, events, plugin.EventDegraded, dir)
 	if c := w.Conditions(); len(c) != 1 || c[0].Path != dir || time.Since(c[0].Since) > patience {
 		t.Errorf("conditions: %+v", c)
 	}
 	serve(t, "bar", filepath.Join(dir, "bar.sock"))
 	h.await(t, "validate bar false", "register bar bar.sock")
-	awaitEvent(t, events, pipeline.EventRecovered, dir)
+	awaitEvent(t, events, plugin.EventRecovered, dir)
 	if c := w.Conditions(); len(c) != 0 {
 		t.Errorf("conditions: %+v", c)
 	}
 }
 
-func awaitEvent(t *testing.T, events <-chan reconciler.Event, kind reconciler.EventKind, path string) reconciler.Event {
+func awaitEvent(t *testing.T, events <-chan plugin.Event, kind plugin.EventKind, path string) plugin.Event {
 	t.Helper()
 	select {
 	case e := <-events:
@@ -55,17 +55,17 @@ func awaitEvent(t *testing.T, events <-chan reconciler.Event, kind reconciler.Ev
 		return e
 	case <-time.After(patience):
 		t.Fatalf("no event %s", kind)
-		return reconciler.Event{}
+		return plugin.Event{}
 	}
 }
 
 // Beyond a bound there is an event that names it, and the rest goes on.
 func TestBounds(t *testing.T) {
 	dir := t.TempDir()
-	events := make(chan reconciler.Event, 100)
+	events := make(chan plugin.Event, 100)
 	w := pluginwatcher.New(pluginwatcher.Config{Dirs: []string{dir}, MaxDepth: 1, MaxSockets: 2, Reconciler: reconciler.Config{
-		Observe: func(e reconciler.Event) {
-			if e.Kind == pipeline.EventDegraded {
+		Observe: func(e plugin.Event) {
+			if e.Kind == plugin.EventDegraded {
 				events <- e
 			}
 		},
@@ -74,7 +74,7 @@ func TestBounds(t *testing.T) {
 	w.AddHandler("T", h)
 	start(t, w)
 	serve(t, "deep", filepath.Join(dir, "a", "b", "deep.sock"))
-	if e := awaitEvent(t, events, pipeline.EventDegraded, dir); !strings.Contains(e.Message, "more than 1 levels") {
+	if e := awaitEvent(t, events, plugin.EventDegraded, dir); !strings.Contains(e.Message, "more than 1 levels") {
 		t.Errorf("the event does not name the bound: %s", e.Message)
 	}
 	serve(t, "foo", filepath.Join(dir, "a", "foo.sock"))
@@ -82,7 +82,7 @@ func TestBounds(t *testing.T) {
 	serve(t, "bar", filepath.Join(dir, "a", "bar.sock"))
 	h.await(t, "validate bar false", "register bar bar.sock")
 	serve(t, "third", filepath.Join(dir, "a", "third.sock"))
-	if e := awaitEvent(t, events, pipeline.EventDegraded, dir); !strings.Contains(e.Message, "more than 2 sockets") {
+	if e := awaitEvent(t, events, plugin.EventDegraded, dir); !strings.Contains(e.Message, "more than 2 sockets") {
 		t.Errorf("the event does not name the bound: %s", e.Message)
 	}
 	serve(t, "baz", filepath.Join(dir, "baz.sock"))

@@ -12,6 +12,7 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
 )
 
@@ -19,10 +20,10 @@ import (
 func TestSocketBeforeListen(t *testing.T) {
 	for range 20 {
 		dir := t.TempDir()
-		failures := make(chan reconciler.Event, 100)
+		failures := make(chan plugin.Event, 100)
 		w := pluginwatcher.New(pluginwatcher.Config{Dirs: []string{dir}, Reconciler: reconciler.Config{
-			Observe: func(e reconciler.Event) {
-				if e.Kind != reconciler.EventRegistered {
+			Observe: func(e plugin.Event) {
+				if e.Kind != plugin.EventRegistered {
 					failures <- e
 				}
 			},
@@ -63,7 +64,7 @@ func TestSocketBeforeListen(t *testing.T) {
 		server.Stop()
 		close(failures)
 		for e := range failures {
-			if e.Kind == reconciler.EventFailed && !tooLong || e.Kind == reconciler.EventRefused {
+			if e.Kind == plugin.EventFailed && !tooLong || e.Kind == plugin.EventRefused {
 				t.Errorf("event %+v", e)
 			}
 		}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
 )
 
@@ -114,7 +115,7 @@ func awaitOnly(t *testing.T, w *pluginwatcher.Watcher, name, path string) {
 	t.Helper()
 	for began := time.Now(); time.Since(began) < patience; time.Sleep(time.Millisecond) {
 		plugins, _ := w.Plugins()
-		if len(plugins) == 1 && plugins[0].SocketPath == path && plugins[0].Name == name && plugins[0].State == reconciler.StateRegistered {
+		if len(plugins) == 1 && plugins[0].SocketPath == path && plugins[0].Name == name && plugins[0].State == plugin.StateRegistered {
 			return
 		}
 	}

@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
 	"github.com/patchbay-dev/patchbay/trust"
 )
@@ -27,7 +27,7 @@ type scene struct {
 	calls   *calls
 
 	mu      sync.Mutex
-	events  []reconciler.Event
+	events  []plugin.Event
 	reasons map[trust.Reason]int
 }
 
@@ -47,7 +47,7 @@ func newScene(t *testing.T, policy trust.Policy, mode os.FileMode) *scene {
 	s.watcher = pluginwatcher.New(pluginwatcher.Config{
 		Dirs: []string{s.dir}, Trust: judge,
 		Reconciler: reconciler.Config{
-			Observe: func(e reconciler.Event) {
+			Observe: func(e plugin.Event) {
 				s.mu.Lock()
 				defer s.mu.Unlock()
 				s.events = append(s.events, e)
@@ -68,7 +68,7 @@ func newScene(t *testing.T, policy trust.Policy, mode os.FileMode) *scene {
 func (s *scene) path(name string) string { return filepath.Join(s.dir, name) }
 
 // awaitEvent waits for an event of a kind at a path whose message has a text.
-func (s *scene) awaitEvent(t *testing.T, kind reconciler.EventKind, path, text string) {
+func (s *scene) awaitEvent(t *testing.T, kind plugin.EventKind, path, text string) {
 	t.Helper()
 	for began := time.Now(); time.Since(began) < patience; time.Sleep(time.Millisecond) {
 		s.mu.Lock()
@@ -142,13 +142,13 @@ func TestWritableDirectory(t *testing.T) {
 	path := s.path("a.sock")
 	serveAs(t, 0, "T/a", path)
 	s.calls.await(t, "validate a false", "register a a.sock")
-	awaitState(t, s.watcher, path, reconciler.StateRegistered)
+	awaitState(t, s.watcher, path, plugin.StateRegistered)
 	try(t, os.Chmod(s.dir, 0o777))
 	s.calls.await(t, "deregister a")
-	awaitState(t, s.watcher, s.dir, reconciler.StateRefused)
-	s.awaitEvent(t, reconciler.EventRefused, s.dir, "may be written by everyone (mode 0777)")
-	s.awaitEvent(t, pipeline.EventDegraded, s.dir, "chmod 0750 "+s.dir)
-	s.awaitEvent(t, reconciler.EventDeregistered, path, "may be written by everyone")
+	awaitState(t, s.watcher, s.dir, plugin.StateRefused)
+	s.awaitEvent(t, plugin.EventRefused, s.dir, "may be written by everyone (mode 0777)")
+	s.awaitEvent(t, plugin.EventDegraded, s.dir, "chmod 0750 "+s.dir)
+	s.awaitEvent(t, plugin.EventDeregistered, path, "may be written by everyone")
 	if c := s.watcher.Conditions(); len(c) != 1 || c[0].Path != s.dir {
 		t.Errorf("conditions: %v", c)
 	}
@@ -159,8 +159,8 @@ func TestWritableDirectory(t *testing.T) {
 	time.Sleep(100 * time.Millisecond) // for what must not happen
 	s.calls.await(t)
 	try(t, os.Chmod(s.dir, 0o750))
-	awaitState(t, s.watcher, path, reconciler.StateRegistered)
-	awaitState(t, s.watcher, s.path("b.sock"), reconciler.StateRegistered)
+	awaitState(t, s.watcher, path, plugin.StateRegistered)
+	awaitState(t, s.watcher, s.path("b.sock"), plugin.StateRegistered)
 	if c := s.watcher.Conditions(); len(c) != 0 {
 		t.Errorf("conditions: %v", c)
 	}
@@ -172,10 +172,10 @@ func TestWritableSubdirectory(t *testing.T) {
 	try(t, os.Mkdir(sub, 0o700))
 	try(t, os.Chmod(sub, 0o770))
 	try(t, os.Chown(sub, 0, alice))
-	awaitState(t, s.watcher, sub, reconciler.StateRefused)
+	awaitState(t, s.watcher, sub, plugin.StateRefused)
 	serveAs(t, 0, "T/a", filepath.Join(sub, "a.sock"))
-	s.awaitEvent(t, reconciler.EventRefused, sub, "may be written by group 60001 (mode 0770)")
-	s.awaitEvent(t, pipeline.EventDegraded, sub, "may be written by group 60001")
+	s.awaitEvent(t, plugin.EventRefused, sub, "may be written by group 60001 (mode 0770)")
+	s.awaitEvent(t, plugin.EventDegraded, sub, "may be written by group 60001")
 	try(t, os.Chown(sub, 0, 0))
 	s.calls.await(t, "validate a false", "register a a.sock")
 }
@@ -185,19 +185,19 @@ func TestStrangers(t *testing.T) {
 	s := newScene(t, trust.Policy{Sticky: true}, 0o777|os.ModeSticky)
 	path := s.path("a.sock")
 	serveAs(t, alice, "T/a", path)
-	awaitState(t, s.watcher, path, reconciler.StateRefused)
-	s.awaitEvent(t, reconciler.EventRefused, path, "belongs to user 60001")
+	awaitState(t, s.watcher, path, plugin.StateRefused)
+	s.awaitEvent(t, plugin.EventRefused, path, "belongs to user 60001")
 	s.wantReason(t, trust.SocketOwner)
 	sub := s.path("sub")
 	try(t, os.Mkdir(sub, 0o700))
 	try(t, os.Chown(sub, alice, alice))
-	awaitState(t, s.watcher, sub, reconciler.StateRefused)
+	awaitState(t, s.watcher, sub, plugin.StateRefused)
 	if c := s.watcher.Conditions(); len(c) != 0 {
 		t.Errorf("a stranger made conditions: %v", c)
 	}
 	// The file changes hands, and who listens does not.
 	try(t, os.Chown(path, 0, 0))
-	s.awaitEvent(t, reconciler.EventRefused, path, "runs as user 60001")
+	s.awaitEvent(t, plugin.EventRefused, path, "runs as user 60001")
 	s.wantReason(t, trust.Listener)
 	s.calls.await(t)
 }
@@ -208,8 +208,8 @@ func TestSymbolicLink(t *testing.T) {
 	serveAs(t, 0, "T/a", elsewhere)
 	link := s.path("a.sock")
 	try(t, os.Symlink(elsewhere, link))
-	awaitState(t, s.watcher, link, reconciler.StateRefused)
-	s.awaitEvent(t, reconciler.EventRefused, link, "is a symbolic link")
+	awaitState(t, s.watcher, link, plugin.StateRefused)
+	s.awaitEvent(t, plugin.EventRefused, link, "is a symbolic link")
 	s.wantReason(t, trust.Link)
 	try(t, os.Remove(link))
 	try(t, os.Rename(elsewhere, link))
@@ -224,18 +224,18 @@ func TestTypesAndNames(t *testing.T) {
 	_, stopAlice := serveAs(t, alice, "T/a", s.path("alice.sock"))
 	s.calls.await(t, "validate a false", "register a alice.sock")
 	told, _ := serveAs(t, bob, "T/a", s.path("bob.sock"))
-	s.awaitEvent(t, reconciler.EventRefused, s.path("bob.sock"), "the name a of type T is that of a plugin of user 60001")
+	s.awaitEvent(t, plugin.EventRefused, s.path("bob.sock"), "the name a of type T is that of a plugin of user 60001")
 	s.wantReason(t, trust.Name)
 	if !told.Scan() || !strings.HasPrefix(told.Text(), "told false the name a of type T") {
 		t.Errorf("bob was told %q", told.Text())
 	}
-	awaitState(t, s.watcher, s.path("alice.sock"), reconciler.StateRegistered)
+	awaitState(t, s.watcher, s.path("alice.sock"), plugin.StateRegistered)
 
 	told, _ = serveAs(t, bob, "U/b", s.path("b.sock"))
 	if !told.Scan() || !strings.HasPrefix(told.Text(), "told false user 60002 may not register plugins of type U") {
 		t.Errorf("bob was told %q", told.Text())
 	}
-	awaitState(t, s.watcher, s.path("b.sock"), reconciler.StateRefused)
+	awaitState(t, s.watcher, s.path("b.sock"), plugin.StateRefused)
 	s.wantReason(t, trust.PluginType)
 	s.calls.await(t)
 	// When alice's ends the name is free.
@@ -256,7 +256,7 @@ func TestRootListensForAnother(t *testing.T) {
 	if !told.Scan() || !strings.HasPrefix(told.Text(), "told false user 60002 may not register plugins of type U") {
 		t.Errorf("bob was told %q", told.Text())
 	}
-	awaitState(t, s.watcher, s.path("b.sock"), reconciler.StateRefused)
+	awaitState(t, s.watcher, s.path("b.sock"), plugin.StateRefused)
 }
 
 // What a user puts in the place of his socket between the look at it and the connect does not make him anybody else.
@@ -274,7 +274,7 @@ func TestLinkIntoAnothersSocket(t *testing.T) {
 	try(t, os.Rename(sub, s.path(".away")))
 	try(t, os.Symlink(hidden, sub))
 	s.calls.await(t, "deregister alice")
-	awaitState(t, s.watcher, sub, reconciler.StateRefused)
+	awaitState(t, s.watcher, sub, plugin.StateRefused)
 	s.calls.await(t)
 }
 
@@ -284,10 +284,10 @@ func TestUnlinked(t *testing.T) {
 	path := s.path("a.sock")
 	serveAs(t, 0, "T/a", path)
 	s.calls.await(t, "validate a false", "register a a.sock")
-	awaitState(t, s.watcher, path, reconciler.StateRegistered)
+	awaitState(t, s.watcher, path, plugin.StateRegistered)
 	try(t, os.Rename(path, s.path(".taken")))
 	s.calls.await(t, "deregister a")
-	s.awaitEvent(t, reconciler.EventUnlinked, path, "still serves on it")
+	s.awaitEvent(t, plugin.EventUnlinked, path, "still serves on it")
 	try(t, os.Rename(s.path(".taken"), path))
 	s.calls.await(t, "validate a false", "register a a.sock")
 }

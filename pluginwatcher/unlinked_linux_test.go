@@ -13,6 +13,7 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
 )
 
@@ -70,10 +71,10 @@ func TestUnlinkedIsTrue(t *testing.T) {
 	var mu sync.Mutex
 	told := map[string]int{}
 	dir := t.TempDir()
-	w := pluginwatcher.New(pluginwatcher.Config{Dirs: []string{dir}, Reconciler: reconciler.Config{Observe: func(e reconciler.Event) {
+	w := pluginwatcher.New(pluginwatcher.Config{Dirs: []string{dir}, Reconciler: reconciler.Config{Observe: func(e plugin.Event) {
 		mu.Lock()
 		defer mu.Unlock()
-		if e.Kind == reconciler.EventUnlinked {
+		if e.Kind == plugin.EventUnlinked {
 			told[e.Name]++
 		}
 	}}})
@@ -82,7 +83,7 @@ func TestUnlinkedIsTrue(t *testing.T) {
 	plugins := map[string]*robbed{}
 	for _, name := range []string{"stops at once", "stops silently", "hangs up", "stops later", "stops silently later"} {
 		plugins[name] = serveRobbed(t, name, filepath.Join(dir, name+".sock"))
-		awaitState(t, w, plugins[name].path, reconciler.StateRegistered)
+		awaitState(t, w, plugins[name].path, plugin.StateRegistered)
 	}
 	for _, p := range plugins {
 		try(t, os.Remove(p.path))
@@ -113,7 +114,7 @@ func awaitUnlinked(t *testing.T, w *pluginwatcher.Watcher, want ...string) {
 		plugins, _ := w.Plugins()
 		for _, p := range plugins {
 			got = append(got, p.Name)
-			if p.State != reconciler.StateUnlinked {
+			if p.State != plugin.StateUnlinked {
 				got = append(got, string(p.State))
 			}
 		}

@@ -15,6 +15,7 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
 )
 
@@ -76,13 +77,13 @@ func (c *calls) await(t *testing.T, want ...string) {
 	}
 }
 
-type plugin interface {
+type fakePlugin interface {
 	Stop() error
 	Statuses() <-chan *registerapi.RegistrationStatus
 }
 
 // awaitStatus waits until the plugin is told, and returns what.
-func awaitStatus(t *testing.T, p plugin) *registerapi.RegistrationStatus {
+func awaitStatus(t *testing.T, p fakePlugin) *registerapi.RegistrationStatus {
 	t.Helper()
 	select {
 	case status := <-p.Statuses():
@@ -93,7 +94,7 @@ func awaitStatus(t *testing.T, p plugin) *registerapi.RegistrationStatus {
 	}
 }
 
-func serve(t *testing.T, name, path string) plugin {
+func serve(t *testing.T, name, path string) fakePlugin {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
 		t.Fatal(err)
@@ -235,9 +236,9 @@ func TestExampleHandlerThroughThePipeline(t *testing.T) {
 // A plugin that sends garbage is an event, and nobody else's problem.
 func TestGarbage(t *testing.T) {
 	dir := t.TempDir()
-	events := make(chan reconciler.Event, 100)
+	events := make(chan plugin.Event, 100)
 	w := pluginwatcher.New(pluginwatcher.Config{Dirs: []string{dir}, Reconciler: reconciler.Config{
-		Observe: func(e reconciler.Event) { events <- e },
+		Observe: func(e plugin.Event) { events <- e },
 	}})
 	h := newCalls()
 	w.AddHandler("T", h)
@@ -259,7 +260,7 @@ func TestGarbage(t *testing.T) {
 	}()
 	select {
 	case e := <-events:
-		if e.Kind != reconciler.EventFailed || !strings.Contains(e.Message, "GetInfo") {
+		if e.Kind != plugin.EventFailed || !strings.Contains(e.Message, "GetInfo") {
 			t.Errorf("event %+v", e)
 		}
 	case <-time.After(patience):
@@ -340,7 +341,7 @@ func TestRefuses(t *testing.T) {
 		w.RemoveHandler("none")
 		w.Plugins()
 		w.Conditions()
-		if w.SetTimeouts(reconciler.Timeouts{Dial: -1}, nil) == nil {
+		if w.SetTimeouts(plugin.Timeouts{Dial: -1}, nil) == nil {
 			t.Errorf("%s, what cannot be was accepted", state)
 		}
 		r := w.Reconciler()
@@ -351,7 +352,7 @@ func TestRefuses(t *testing.T) {
 			return
 		}
 		r.Reconsider()
-		if r.Retry("", "") || r.ReleaseName(ended, "", "") == nil {
+		if r.Retry("", "") || r.ReleaseName(ended, plugin.Name{}) == nil {
 			t.Errorf("%s, what cannot be was accepted", state)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
@@ -13,7 +14,7 @@ func Example() {
 	if err != nil {
 		panic(err)
 	}
-	driver := trust.Account{UID: 4000, GID: 4000, Known: true}
+	driver := plugin.Account{UID: 4000, GID: 4000, Known: true}
 	fmt.Println(judge.Socket("/run/plugins/nfs.sock", driver.UID, driver.GID), judge.Type("CSIPlugin", driver))
 
 	err = judge.Type("DevicePlugin", driver)

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 const (
@@ -35,18 +36,6 @@ type judgedType struct {
 	accounts
 	supersede bool
 	endpoints map[uint32]bool
-}
-
-// Account is the user and group responsible for a plugin. The zero value stands for one that the system does not report, which may do
-// everything.
-type Account struct {
-	UID, GID uint32
-	// Known says that the others have a meaning.
-	Known bool
-	// Launched says that it is a plugin which the host itself launched as this user.
-	Launched bool
-	// Name is the one under which the host launched it, which need not be the one that the plugin announces.
-	Name string
 }
 
 // New returns a Judge for a policy, after looking up its users and groups. The error joins one [FieldError] for each that is not known, and
@@ -147,7 +136,7 @@ func (j *Judge) Listener(path string, uid, gid uint32) error {
 }
 
 // Type refuses an account that may not register plugins of a type.
-func (j *Judge) Type(ptype string, by Account) error {
+func (j *Judge) Type(ptype string, by plugin.Account) error {
 	if !by.Known || j.Privileged(by.UID) {
 		return nil
 	}
@@ -161,7 +150,7 @@ func (j *Judge) Type(ptype string, by Account) error {
 
 // Endpoint refuses a socket that a user owns or listens on as the endpoint of another account's plugin. The host connects there and lets
 // others call it, so it must not lend its rights to someone without access to that socket.
-func (j *Judge) Endpoint(ptype, path string, by Account, uid uint32) error {
+func (j *Judge) Endpoint(ptype, path string, by plugin.Account, uid uint32) error {
 	if !by.Known || by.UID == uid || j.Privileged(by.UID) || j.types[ptype].endpoints[uid] {
 		return nil
 	}
@@ -172,7 +161,7 @@ func (j *Judge) Endpoint(ptype, path string, by Account, uid uint32) error {
 }
 
 // Own refuses an account's plugin an endpoint for which the host makes the connection itself.
-func (j *Judge) Own(ptype, path string, by Account) error {
+func (j *Judge) Own(ptype, path string, by plugin.Account) error {
 	if !by.Known || j.Privileged(by.UID) {
 		return nil
 	}
@@ -181,7 +170,7 @@ func (j *Judge) Own(ptype, path string, by Account) error {
 }
 
 // Supersede refuses a plugin the name of another account's plugin that is alive.
-func (j *Judge) Supersede(ptype, name string, by, other Account) error {
+func (j *Judge) Supersede(ptype, name string, by, other plugin.Account) error {
 	if !by.Known || !other.Known || by.UID == other.UID || j.Privileged(by.UID) || j.types[ptype].supersede {
 		return nil
 	}
@@ -190,13 +179,13 @@ func (j *Judge) Supersede(ptype, name string, by, other Account) error {
 }
 
 // KeepsNames reports whether the names of an account's plugins of a type stay reserved for a time after the last instance is gone.
-func (j *Judge) KeepsNames(ptype string, by Account) bool {
+func (j *Judge) KeepsNames(ptype string, by plugin.Account) bool {
 	return by.Known && !j.types[ptype].supersede
 }
 
 // Inherit refuses a plugin a name that is reserved, until a time, for the account that had it last. A plugin that the host launches under
 // exactly that name may take it.
-func (j *Judge) Inherit(ptype, name string, by, last Account, until time.Time) error {
+func (j *Judge) Inherit(ptype, name string, by, last plugin.Account, until time.Time) error {
 	last.Launched = true // as far as is known; it was registered
 	free := by.Launched && by.Name == name || j.Type(ptype, last) != nil
 	if free || j.Supersede(ptype, name, by, last) == nil {

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 const (
@@ -100,20 +102,20 @@ func TestTypes(t *testing.T) {
 		Owners: Accounts{Users: number(alice)},
 		Types:  map[string]Type{"Disk": {Users: number(bob), Groups: number(staff)}, "Shared": {Users: []string{strconv.Itoa(alice), strconv.Itoa(bob)}, Supersede: true}},
 	})
-	as := func(uid uint32) Account { return Account{UID: uid, GID: uid, Known: true} }
+	as := func(uid uint32) plugin.Account { return plugin.Account{UID: uid, GID: uid, Known: true} }
 	launched := as(eve)
 	launched.Launched = true
 	for _, c := range []struct {
 		what  string
 		ptype string
-		by    Account
+		by    plugin.Account
 		want  Reason
 	}{
 		{"root", "Disk", as(0), ""},
 		{"the host's user", "Disk", as(uint32(os.Geteuid())), ""},
-		{"unknown", "Disk", Account{}, ""},
+		{"unknown", "Disk", plugin.Account{}, ""},
 		{"listed", "Disk", as(bob), ""},
-		{"in a listed group", "Disk", Account{UID: eve, GID: staff, Known: true}, ""},
+		{"in a listed group", "Disk", plugin.Account{UID: eve, GID: staff, Known: true}, ""},
 		{"owner, not listed", "Disk", as(alice), PluginType},
 		{"launched, not listed", "Disk", launched, PluginType},
 		{"owner, free type", "Other", as(alice), ""},
@@ -125,14 +127,14 @@ func TestTypes(t *testing.T) {
 	for _, c := range []struct {
 		what      string
 		ptype     string
-		by, other Account
+		by, other plugin.Account
 		want      Reason
 	}{
 		{"same user", "Other", as(alice), as(alice), ""},
 		{"another user", "Other", as(alice), as(bob), Name},
 		{"root's name", "Other", as(alice), as(0), Name},
 		{"root", "Other", as(0), as(alice), ""},
-		{"unknown other", "Other", as(alice), Account{}, ""},
+		{"unknown other", "Other", as(alice), plugin.Account{}, ""},
 		{"supersede", "Shared", as(alice), as(bob), ""},
 	} {
 		wantReason(t, c.what, j.Supersede(c.ptype, "n", c.by, c.other), c.want)
@@ -144,12 +146,14 @@ func TestInherit(t *testing.T) {
 	j := judge(t, Policy{Types: map[string]Type{
 		"T": {Users: []string{strconv.Itoa(alice), strconv.Itoa(bob)}}, "Shared": {Users: number(alice), Supersede: true}, "Bobs": {Users: number(bob)},
 	}})
-	as := func(uid uint32) Account { return Account{UID: uid, GID: uid, Known: true} }
-	launched := func(name string) Account { return Account{UID: eve, GID: eve, Known: true, Launched: true, Name: name} }
+	as := func(uid uint32) plugin.Account { return plugin.Account{UID: uid, GID: uid, Known: true} }
+	launched := func(name string) plugin.Account {
+		return plugin.Account{UID: eve, GID: eve, Known: true, Launched: true, Name: name}
+	}
 	for _, c := range []struct {
 		what  string
 		ptype string
-		by    Account
+		by    plugin.Account
 		want  Reason
 	}{
 		{"its user", "T", as(alice), ""},
@@ -163,7 +167,7 @@ func TestInherit(t *testing.T) {
 	} {
 		wantReason(t, c.what, j.Inherit(c.ptype, "n", c.by, as(alice), time.Unix(0, 0)), c.want)
 	}
-	if !j.KeepsNames("T", as(alice)) || !j.KeepsNames("Other", as(0)) || j.KeepsNames("T", Account{}) || j.KeepsNames("Shared", as(alice)) {
+	if !j.KeepsNames("T", as(alice)) || !j.KeepsNames("Other", as(0)) || j.KeepsNames("T", plugin.Account{}) || j.KeepsNames("Shared", as(alice)) {
 		t.Error("KeepsNames is wrong")
 	}
 }

@@ -25,6 +25,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/launch/handshake"
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // socketName is the name that a started plugin is offered for its socket.
@@ -47,9 +48,9 @@ type bench struct {
 	group   *process.Group
 	output  io.Writer
 
-	before    map[string]sock.ID // what was in the plugin directory
-	bare      string             // a socket without registration that appeared; empty without one
-	number    int                // of the instances, by which those differ that run side by side
+	before    map[string]plugin.SocketID // what was in the plugin directory
+	bare      string                     // a socket without registration that appeared; empty without one
+	number    int                        // of the instances, by which those differ that run side by side
 	instances []*instance
 }
 
@@ -212,7 +213,7 @@ func (b *bench) environment(place *strings.Replacer, shaken bool) []string {
 // appearance describes how and when the socket of a started plugin appeared.
 type appearance struct {
 	path   string
-	id     sock.ID
+	id     plugin.SocketID
 	after  time.Duration // from the start of the command until it was seen
 	window time.Duration // from the first attempt to connect until one succeeded
 	// refused is how many attempts failed before.
@@ -425,8 +426,8 @@ func (b *bench) sweep() {
 
 const maxListed = 10_000
 
-func listing(dir string) (map[string]sock.ID, error) {
-	all := map[string]sock.ID{}
+func listing(dir string) (map[string]plugin.SocketID, error) {
+	all := map[string]plugin.SocketID{}
 	err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
 		if path == dir || err != nil && errors.Is(err, fs.ErrNotExist) {
 			return err

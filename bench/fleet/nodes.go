@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/fleet"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // changing is the name of the plugin of each node that changes.
@@ -22,15 +22,15 @@ type node struct {
 	done   chan struct{}
 
 	mu      sync.Mutex
-	plugins []reconciler.Status
+	plugins []plugin.Status
 }
 
 func newNode(number, plugins int) *node {
 	n := &node{name: fmt.Sprintf("node-%05d.rack-%03d.example.com", number, number/40), changed: make(chan struct{}, 1)}
 	for i := range plugins {
-		p := reconciler.Status{
-			Type: "CSIPlugin", Name: fmt.Sprintf("plugin-%d.example.com", i), Version: "1.0.0", State: reconciler.StateRegistered,
-			Instance: fmt.Sprintf("%013d%013d", number, i), Source: reconciler.SourceDiscovered, Current: true, RegisteredAt: time.Now(),
+		p := plugin.Status{
+			Type: "CSIPlugin", Name: fmt.Sprintf("plugin-%d.example.com", i), Version: "1.0.0", State: plugin.StateRegistered,
+			Instance: fmt.Sprintf("%013d%013d", number, i), Source: plugin.SourceDiscovered, Current: true, RegisteredAt: time.Now(),
 			Endpoint: fmt.Sprintf("/var/lib/kubelet/plugins/plugin-%d.example.com/csi.sock", i),
 		}
 		p.Registration.Roles = []string{"csi-node"}
@@ -56,7 +56,7 @@ func (n *node) start(cluster *fleet.Cluster) (err error) {
 // change gives the plugin that changes another version.
 func (n *node) change(version string) {
 	n.mu.Lock()
-	plugins := append([]reconciler.Status(nil), n.plugins...)
+	plugins := append([]plugin.Status(nil), n.plugins...)
 	plugins[0].Version = version
 	n.plugins = plugins
 	n.mu.Unlock()
@@ -67,15 +67,15 @@ func (n *node) change(version string) {
 }
 
 // Plugins implements [fleet.Local].
-func (n *node) Plugins() []reconciler.Status {
+func (n *node) Plugins() []plugin.Status {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.plugins
 }
 
 // Conditions implements [fleet.Local].
-func (n *node) Conditions() []fleet.Condition {
-	return []fleet.Condition{{Name: "discovery", OK: true}, {Name: "handlers", OK: true}, {Name: "state", OK: true}}
+func (n *node) Conditions() []plugin.Condition {
+	return []plugin.Condition{{Name: "discovery", OK: true}, {Name: "handlers", OK: true}, {Name: "state", OK: true}}
 }
 
 // Changes implements [fleet.Local].

@@ -7,49 +7,50 @@ import (
 
 	"go.etcd.io/bbolt"
 
-	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// A name that is kept has the key of the plugins of that name. The value is the numbers UID, GID and, in nanoseconds since 1970, until
-// when, unsigned varints, sealed like a value of a Bucket.
+// A reservation has the key of the plugins of its name. The value is the numbers UID, GID and, in nanoseconds since 1970, until when,
+// unsigned varints, sealed like a value of a Bucket.
 
-// encodeName returns what is stored of a name; nil if it is not reserved.
-func encodeName(key []byte, name dynamicplugins.KeptName) []byte {
-	if name.Until.IsZero() {
+// encodeReservation returns the stored form of a reservation; nil if the name is not reserved.
+func encodeReservation(key []byte, r plugin.Reservation) []byte {
+	if r.Until.IsZero() {
 		return nil
 	}
 	var value []byte
-	for _, n := range []uint64{uint64(name.UID), uint64(name.GID), uint64(name.Until.UnixNano())} {
+	for _, n := range []uint64{uint64(r.Owner.UID), uint64(r.Owner.GID), uint64(r.Until.UnixNano())} {
 		value = binary.AppendUvarint(value, n)
 	}
 	return seal(key, value)
 }
 
-func decodeName(key, stored []byte) (name dynamicplugins.KeptName, err error) {
-	if name.Type, name.Name, err = decodeKey(key); err != nil {
-		return name, fmt.Errorf("malformed key: %w", err)
+func decodeReservation(key, stored []byte) (r plugin.Reservation, err error) {
+	if r.Plugin.Type, r.Plugin.Name, err = decodeKey(key); err != nil {
+		return r, fmt.Errorf("malformed key: %w", err)
 	}
 	value, err := unseal(key, stored)
 	if err != nil {
-		return name, err
+		return r, err
 	}
 	d := decoder{rest: value}
-	name.UID, name.GID, name.Until = uint32(d.number()), uint32(d.number()), time.Unix(0, int64(d.number()))
-	return name, d.end()
+	r.Owner = plugin.Account{UID: uint32(d.number()), GID: uint32(d.number()), Known: true}
+	r.Until = time.Unix(0, int64(d.number()))
+	return r, d.end()
 }
 
-func keptNames(tx *bbolt.Tx) (names []dynamicplugins.KeptName, err error) {
+func reservations(tx *bbolt.Tx) (all []plugin.Reservation, err error) {
 	bucket := tx.Bucket(namesBucket)
 	if bucket == nil {
 		return nil, nil
 	}
 	err = bucket.ForEach(func(key, stored []byte) error {
-		name, err := decodeName(key, stored)
+		r, err := decodeReservation(key, stored)
 		if err != nil {
 			return fmt.Errorf("what is kept of the name %q is damaged: %w", key, err)
 		}
-		names = append(names, name)
+		all = append(all, r)
 		return nil
 	})
-	return names, err
+	return all, err
 }

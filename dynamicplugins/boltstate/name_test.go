@@ -11,6 +11,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // TestNames: for whom a name is reserved outlives the file's being closed, goes with what is saved of its plugins, and is not touched by what replaces
@@ -19,24 +20,28 @@ func TestNames(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.db")
 	store := openStore(t, path)
 	until := time.Unix(1234, 567)
-	foo := dynamicplugins.KeptName{Type: "t", Name: "foo", UID: 60001, GID: 60002, Until: until}
-	bar := dynamicplugins.KeptName{Type: "t", Name: "bar", UID: 1<<32 - 1, Until: until.Add(time.Hour)}
+	foo := plugin.Reservation{
+		Plugin: plugin.Name{Type: "t", Name: "foo"}, Owner: plugin.Account{UID: 60001, GID: 60002, Known: true}, Until: until,
+	}
+	bar := plugin.Reservation{
+		Plugin: plugin.Name{Type: "t", Name: "bar"}, Owner: plugin.Account{UID: 1<<32 - 1, Known: true}, Until: until.Add(time.Hour),
+	}
 	plugins := []*dynamicplugins.PluginInfo{{Type: "t", Name: "bar", AllocID: "x"}}
-	change := func(name dynamicplugins.KeptName, plugins []*dynamicplugins.PluginInfo) {
+	change := func(name plugin.Reservation, plugins []*dynamicplugins.PluginInfo) {
 		t.Helper()
 		if err := store.PutDynamicPluginChange(&dynamicplugins.PluginChange{
-			Type: name.Type, Name: name.Name, Plugins: plugins, Kept: &name,
+			Type: name.Plugin.Type, Name: name.Plugin.Name, Plugins: plugins, Reservation: &name,
 		}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	want := func(names ...dynamicplugins.KeptName) *dynamicplugins.RegistryState {
+	want := func(names ...plugin.Reservation) *dynamicplugins.RegistryState {
 		t.Helper()
 		state, err := store.GetDynamicPluginRegistryState()
 		if err != nil {
 			t.Fatal(err)
 		}
-		if d := cmp.Diff(names, state.Kept); d != "" {
+		if d := cmp.Diff(names, state.Reservations); d != "" {
 			t.Errorf("names (-want +got):\n%s", d)
 		}
 		return state
@@ -58,15 +63,15 @@ func TestNames(t *testing.T) {
 		t.Fatal(err)
 	}
 	want(bar, foo)
-	change(dynamicplugins.KeptName{Type: "t", Name: "foo"}, nil)
+	change(plugin.Reservation{Plugin: plugin.Name{Type: "t", Name: "foo"}}, nil)
 	want(bar)
 }
 
 func TestDamagedName(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.db")
 	store := openStore(t, path)
-	name := dynamicplugins.KeptName{Type: "t", Name: "foo", Until: time.Unix(1, 0)}
-	if err := store.PutDynamicPluginChange(&dynamicplugins.PluginChange{Type: "t", Name: "foo", Kept: &name}); err != nil {
+	name := plugin.Reservation{Plugin: plugin.Name{Type: "t", Name: "foo"}, Until: time.Unix(1, 0)}
+	if err := store.PutDynamicPluginChange(&dynamicplugins.PluginChange{Type: "t", Name: "foo", Reservation: &name}); err != nil {
 		t.Fatal(err)
 	}
 	if err := store.Close(); err != nil {

@@ -262,7 +262,7 @@ func inspectContent(path string, db *database) error {
 		if err != nil {
 			return err
 		}
-		_, err = keptNames(tx)
+		_, err = reservations(tx)
 		if err != nil {
 			return corrupt(path, "%v", err)
 		}

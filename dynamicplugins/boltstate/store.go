@@ -67,7 +67,7 @@ func (s *Store) GetDynamicPluginRegistryState() (*dynamicplugins.RegistryState, 
 			return nil
 		})
 		if err == nil {
-			state.Kept, err = keptNames(tx)
+			state.Reservations, err = reservations(tx)
 		}
 		return err
 	})
@@ -346,8 +346,8 @@ func (e *encoder) change(change *dynamicplugins.PluginChange) (record, error) {
 		return record{}, errors.New("a change is nil")
 	}
 	r, err := e.record(change.Type, change.Name, change.Plugins)
-	if err == nil && change.Kept != nil {
-		r.name = &record{bucket: namesBucket, key: r.key, value: encodeName(r.key, *change.Kept)}
+	if err == nil && change.Reservation != nil {
+		r.name = &record{bucket: namesBucket, key: r.key, value: encodeReservation(r.key, *change.Reservation)}
 	}
 	return r, err
 }

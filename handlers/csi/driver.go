@@ -17,6 +17,7 @@ import (
 	"github.com/patchbay-dev/patchbay/handlers/internal/endpoint"
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // retry is how long to wait before a driver that is not ready is asked again. It is in use within a second of being ready.
@@ -29,7 +30,7 @@ type driver struct {
 }
 
 // await asks the driver what it is until it is ready and answers, for a bounded time. An answer that is wrong ends that.
-func (d driver) await(ctx context.Context, timeout time.Duration, name, version string) (cache.Registration, error) {
+func (d driver) await(ctx context.Context, timeout time.Duration, name, version string) (plugin.Registration, error) {
 	bounded, cancel := context.WithTimeout(ctx, timeout) // the last round of calls is not cut short: it says what is wrong
 	defer cancel()
 	for failures := 1; ; failures++ {
@@ -40,9 +41,9 @@ func (d driver) await(ctx context.Context, timeout time.Duration, name, version 
 		switch {
 		case backoff.Pause(bounded, retry.After(failures)):
 		case ctx.Err() != nil:
-			return cache.Registration{}, fmt.Errorf("given up before it was ready: %w: %w", context.Cause(ctx), err)
+			return plugin.Registration{}, fmt.Errorf("given up before it was ready: %w: %w", context.Cause(ctx), err)
 		default:
-			return cache.Registration{}, fmt.Errorf("not ready within %v: %w", timeout, err)
+			return plugin.Registration{}, fmt.Errorf("not ready within %v: %w", timeout, err)
 		}
 	}
 }
@@ -53,13 +54,13 @@ func mayPass(err error) bool {
 	return errors.Is(err, cache.ErrRetry) || isCall && failed.Code() != codes.Unimplemented
 }
 
-func (d driver) ask(ctx context.Context, name, version string) (cache.Registration, error) {
+func (d driver) ask(ctx context.Context, name, version string) (plugin.Registration, error) {
 	ready, err := d.probe(ctx)
 	switch {
 	case err != nil:
-		return cache.Registration{}, err
+		return plugin.Registration{}, err
 	case !ready:
-		return cache.Registration{}, fmt.Errorf("it says that it is not ready: %w", cache.ErrRetry)
+		return plugin.Registration{}, fmt.Errorf("it says that it is not ready: %w", cache.ErrRetry)
 	}
 	return d.examine(ctx, name, version)
 }
@@ -76,16 +77,16 @@ func (d driver) probe(ctx context.Context) (ready bool, err error) {
 	return answer.GetReady() == nil || answer.GetReady().GetValue(), nil
 }
 
-func (d driver) examine(ctx context.Context, name, version string) (cache.Registration, error) {
+func (d driver) examine(ctx context.Context, name, version string) (plugin.Registration, error) {
 	vendorVersion, err := d.identify(ctx, name)
 	if err != nil {
-		return cache.Registration{}, err
+		return plugin.Registration{}, err
 	}
 	capabilities, err := d.capabilities(ctx)
 	if err != nil {
-		return cache.Registration{}, err
+		return plugin.Registration{}, err
 	}
-	found := cache.Registration{
+	found := plugin.Registration{
 		Version:       vendorVersion,
 		Details:       map[string]string{KeyVersion: version},
 		WatchEndpoint: true,
@@ -95,7 +96,7 @@ func (d driver) examine(ctx context.Context, name, version string) (cache.Regist
 	}
 	servesNode, err := d.servesNode(ctx, found.Details)
 	if err != nil {
-		return cache.Registration{}, err
+		return plugin.Registration{}, err
 	}
 	if servesNode {
 		found.Roles = append(found.Roles, dynamicplugins.PluginTypeCSINode)
@@ -104,7 +105,7 @@ func (d driver) examine(ctx context.Context, name, version string) (cache.Regist
 		found.Roles = append(found.Roles, dynamicplugins.PluginTypeCSIController)
 	}
 	if len(found.Roles) == 0 {
-		return cache.Registration{}, errors.New("it serves no node, and has not the capability CONTROLLER_SERVICE; implement the Node service")
+		return plugin.Registration{}, errors.New("it serves no node, and has not the capability CONTROLLER_SERVICE; implement the Node service")
 	}
 	return found, nil
 }

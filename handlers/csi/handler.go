@@ -27,6 +27,7 @@ import (
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/handlers/internal/endpoint"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // Options say how a [Handler] asks drivers. The zero value works.
@@ -111,27 +112,27 @@ func (h *Handler) RegisterPlugin(pluginName, endpointPath string, versions []str
 // with the driver.
 func (h *Handler) RegisterPluginContext(
 	ctx context.Context, pluginName, endpointPath string, versions []string, pluginClientTimeout *time.Duration,
-) (cache.Registration, error) {
+) (plugin.Registration, error) {
 	registration, err := h.register(ctx, pluginName, endpointPath, versions, pluginClientTimeout)
 	if err != nil {
-		return cache.Registration{}, fmt.Errorf("cannot use CSI driver %s at %s: %w", untrusted.Clip(pluginName), endpointPath, err)
+		return plugin.Registration{}, fmt.Errorf("cannot use CSI driver %s at %s: %w", untrusted.Clip(pluginName), endpointPath, err)
 	}
 	return registration, nil
 }
 
 func (h *Handler) register(
 	ctx context.Context, name, path string, versions []string, clientTimeout *time.Duration,
-) (registration cache.Registration, err error) {
+) (registration plugin.Registration, err error) {
 	if err := untrusted.PluginName(registerapi.CSIPlugin, name); err != nil {
-		return cache.Registration{}, err
+		return plugin.Registration{}, err
 	}
 	version, err := negotiate(versions)
 	if err != nil {
-		return cache.Registration{}, err
+		return plugin.Registration{}, err
 	}
 	conn, err := endpoint.Dial(ctx, path, grpc.WaitForReady(true), grpc.MaxCallRecvMsgSize(maxAnswer))
 	if err != nil {
-		return cache.Registration{}, err
+		return plugin.Registration{}, err
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
 	d := driver{

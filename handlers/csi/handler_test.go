@@ -22,18 +22,19 @@ import (
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/handlers/csi"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 var versions = []string{"1.0.0", "1.11.0"}
 
 // register has a driver registered by a handler that waits for minutes.
-func register(t *testing.T, s *server) (cache.Registration, error) {
+func register(t *testing.T, s *server) (plugin.Registration, error) {
 	t.Helper()
 	return registerWithin(t, s, patience)
 }
 
 // registerWithin has a driver registered by a handler that asks it again until a time has passed.
-func registerWithin(t *testing.T, s *server, ready time.Duration) (cache.Registration, error) {
+func registerWithin(t *testing.T, s *server, ready time.Duration) (plugin.Registration, error) {
 	t.Helper()
 	h := csi.NewHandler(csi.Options{CallTimeout: patience, ReadyTimeout: ready})
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
@@ -47,7 +48,7 @@ func TestRegister(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := cache.Registration{
+	want := plugin.Registration{
 		Roles:   []string{"csi-node", "csi-controller"},
 		Version: "v3.2.1",
 		Details: map[string]string{
@@ -197,7 +198,7 @@ func TestRefused(t *testing.T) {
 			if !strings.HasPrefix(err.Error(), "cannot use CSI driver fake.csi.example.com at "+s.socket+": ") || len(err.Error()) > 1600 {
 				t.Errorf("%d bytes: %v", len(err.Error()), err)
 			}
-			if diff := cmp.Diff(cache.Registration{}, got); diff != "" {
+			if diff := cmp.Diff(plugin.Registration{}, got); diff != "" {
 				t.Errorf("something is left: %s", diff)
 			}
 			eventually(t, "no connection is left", func() bool { return s.open.Load() == 0 })

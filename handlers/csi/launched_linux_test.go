@@ -8,8 +8,8 @@ import (
 	"time"
 
 	hosting "github.com/patchbay-dev/patchbay/host"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // TestLaunchedDriverThatIsNotReady: a launched driver may take any time to become ready. It is neither refused nor restarted meanwhile, its
@@ -39,7 +39,7 @@ func TestLaunchedDriverThatIsNotReady(t *testing.T) {
 	if err := os.WriteFile(ready, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	h.await(reconciler.EventRegistered)
+	h.await(plugin.EventRegistered)
 	eventually(t, "it runs", func() bool { return launched().State == launcher.StateRunning })
 	if s := launched(); s.PID != before.PID || s.Restarts != 0 {
 		t.Errorf("when it is ready it is %+v, want process %d", s, before.PID)

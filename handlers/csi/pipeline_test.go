@@ -23,7 +23,7 @@ import (
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
 	"github.com/patchbay-dev/patchbay/handlers/csi"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // registrar registers a driver at another endpoint, as the node driver registrar does.
@@ -56,7 +56,7 @@ type host struct {
 	ready      time.Duration // the handler's ReadyTimeout
 	dir, state string
 	rt         *patchbay.Runtime
-	events     <-chan patchbay.Event
+	events     <-chan plugin.Event
 	end        func()
 }
 
@@ -109,7 +109,7 @@ func (h *host) register(file string, driver *server) (*registrar, *server) {
 }
 
 // await waits for an event of the driver and passes over others.
-func (h *host) await(kind reconciler.EventKind) patchbay.Event {
+func (h *host) await(kind plugin.EventKind) plugin.Event {
 	h.t.Helper()
 	deadline := time.After(patience)
 	for {
@@ -138,7 +138,7 @@ func (h *host) registered(r *registrar) {
 	case <-time.After(patience):
 		h.t.Fatalf("the registrar was told nothing; plugins: %+v", h.rt.Plugins())
 	}
-	h.await(reconciler.EventRegistered)
+	h.await(plugin.EventRegistered)
 }
 
 // types returns the types under which the driver is registered.
@@ -180,10 +180,10 @@ func TestDriverDiesBehindItsRegistrar(t *testing.T) {
 			t.Fatalf("round %d: node ID %q, %v", round, id, err)
 		}
 		kill()
-		if e := h.await(reconciler.EventUnreachable); !strings.Contains(e.Message, socket) {
+		if e := h.await(plugin.EventUnreachable); !strings.Contains(e.Message, socket) {
 			t.Errorf("the event does not name the endpoint: %s", e.Message)
 		}
-		h.await(reconciler.EventDeregistered)
+		h.await(plugin.EventDeregistered)
 		if got := h.types(); got != nil {
 			t.Fatalf("round %d: still dispensed: %v", round, got)
 		}
@@ -309,7 +309,7 @@ func TestNotToldOff(t *testing.T) {
 		return &csipb.ProbeResponse{Ready: wrapperspb.Bool(ready.Load())}, nil
 	}
 	r, _ := h.register("reg.sock", serve(t, f))
-	e := h.await(reconciler.EventFailed)
+	e := h.await(plugin.EventFailed)
 	if !strings.Contains(e.Message, "not ready within 1s: it says that it is not ready") {
 		t.Errorf("event %s", e.Message)
 	}
@@ -372,7 +372,7 @@ func TestRemembered(t *testing.T) {
 		t.Errorf("before it is asked again: node ID %q, %v", id, err)
 	}
 	h.remembers()
-	h.await(reconciler.EventRegistered)
+	h.await(plugin.EventRegistered)
 	h.remembers()
 }
 

@@ -129,7 +129,7 @@ func (h *Handler) await(ctx context.Context, take func() (busy <-chan struct{}, 
 
 // claim makes the caller the one who is busy with the allocation of an owner, which is a new one if there is none. The caller ends that
 // with settle or free, and the use of the plugin, which is nil if there is none, with done.
-func (h *Handler) claim(ctx context.Context, request Request, wanted wish) (a *allocation, p *plugin, err error) {
+func (h *Handler) claim(ctx context.Context, request Request, wanted wish) (a *allocation, p *devicePlugin, err error) {
 	err = h.await(ctx, func() (<-chan struct{}, error) {
 		r := h.resources[request.Resource]
 		if r == nil {
@@ -194,7 +194,7 @@ func (h *Handler) remove(a *allocation) {
 // adviceTimeout bounds what advice may cost an allocation: a plugin that does not give it in time has none.
 const adviceTimeout = time.Second
 
-func (h *Handler) again(ctx context.Context, a *allocation, p *plugin, wanted wish) (Allocation, error) {
+func (h *Handler) again(ctx context.Context, a *allocation, p *devicePlugin, wanted wish) (Allocation, error) {
 	if !a.equal(wanted) {
 		return Allocation{}, fmt.Errorf("it has %d devices since %s, and was asked for otherwise: %w; release it first", len(a.Devices),
 			a.Time.Format(time.RFC3339), ErrConflict)
@@ -219,7 +219,7 @@ func (h *Handler) again(ctx context.Context, a *allocation, p *plugin, wanted wi
 
 // makeReady asks the plugin to prepare the devices of an allocation, and saves its answer. After an error the allocation is as before,
 // except that the answer may be in the store.
-func (h *Handler) makeReady(ctx context.Context, a *allocation, p *plugin) error {
+func (h *Handler) makeReady(ctx context.Context, a *allocation, p *devicePlugin) error {
 	answer, err := p.allocate(ctx, a.Devices)
 	if err == nil && p.preStart {
 		err = p.prepare(ctx, a.Devices)
@@ -248,7 +248,7 @@ func (h *Handler) makeReady(ctx context.Context, a *allocation, p *plugin) error
 }
 
 // give chooses devices for a new allocation, has the plugin make them ready, and saves it.
-func (h *Handler) give(ctx context.Context, a *allocation, p *plugin) error {
+func (h *Handler) give(ctx context.Context, a *allocation, p *devicePlugin) error {
 	if !a.Time.IsZero() { // an attempt before this one is in doubt
 		if err := h.store.Delete(a.key()); err != nil {
 			return fmt.Errorf("an attempt before may have been saved: %w", err)
@@ -344,7 +344,7 @@ func (r *resource) checkFree(id string) error {
 }
 
 // preference asks the plugin which devices it would choose. It is advice: a plugin that gives none has none.
-func (h *Handler) preference(ctx context.Context, p *plugin, w wish) []string {
+func (h *Handler) preference(ctx context.Context, p *devicePlugin, w wish) []string {
 	if !p.preferred || w.Count == len(w.Wanted) {
 		return nil
 	}

@@ -16,6 +16,7 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 const (
@@ -75,7 +76,7 @@ type announcement struct {
 	older          *older
 	resource, name string
 	path           string // of the plugin
-	socket         sock.ID
+	socket         plugin.SocketID
 	options
 
 	serial   uint64 // grows from one announcement to the next

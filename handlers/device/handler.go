@@ -24,6 +24,7 @@ import (
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/handlers/internal/endpoint"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // Store keeps what a [Handler] must know after a restart. A change is durable when the method returns; one that fails may or may not have
@@ -209,14 +210,14 @@ func (h *Handler) RegisterPlugin(pluginName, endpointPath string, versions []str
 // The error wraps [cache.ErrRetry] if the plugin does not answer or is not ready. Any other error says what is wrong with it.
 func (h *Handler) RegisterPluginContext(
 	ctx context.Context, pluginName, endpointPath string, versions []string, pluginClientTimeout *time.Duration,
-) (cache.Registration, error) {
+) (plugin.Registration, error) {
 	p, err := h.register(ctx, pluginName, endpointPath, versions, pluginClientTimeout)
 	if err != nil {
 		h.drop(pluginName) // after an error the handler has no instance
-		return cache.Registration{}, fmt.Errorf("cannot use device plugin %s at %s: %w", untrusted.Quote(pluginName), endpointPath, err)
+		return plugin.Registration{}, fmt.Errorf("cannot use device plugin %s at %s: %w", untrusted.Quote(pluginName), endpointPath, err)
 	}
 	h.older.dropDead(pluginName) // one that was superseded before it was registered is watched by nobody
-	found := cache.Registration{WatchEndpoint: true, Details: map[string]string{}}
+	found := plugin.Registration{WatchEndpoint: true, Details: map[string]string{}}
 	if p.preStart {
 		found.Details[KeyPreStart] = "true"
 	}
@@ -236,7 +237,7 @@ const (
 
 func (h *Handler) register(
 	ctx context.Context, name, path string, versions []string, clientTimeout *time.Duration,
-) (*plugin, error) {
+) (*devicePlugin, error) {
 	if err := cmp.Or(checkResource(name), checkVersions(versions)); err != nil {
 		return nil, err
 	}
@@ -265,7 +266,7 @@ func (h *Handler) register(
 	return p, nil
 }
 
-func (h *Handler) meet(ctx context.Context, p *plugin) error {
+func (h *Handler) meet(ctx context.Context, p *devicePlugin) error {
 	if err := p.askOptions(ctx, h.older.optionsOf(p.path)); err != nil {
 		return err
 	}
@@ -283,7 +284,7 @@ func (h *Handler) meet(ctx context.Context, p *plugin) error {
 	}
 }
 
-func (h *Handler) install(p *plugin) error {
+func (h *Handler) install(p *devicePlugin) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closed {

@@ -23,6 +23,7 @@ import (
 	"github.com/patchbay-dev/patchbay/handlers/internal/endpoint"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 const (
@@ -145,28 +146,28 @@ func (o *older) register(ctx context.Context, request *pluginapi.RegisterRequest
 }
 
 // lookAt makes sure that there is a socket of somebody who may register, on which somebody accepts, and returns its identity.
-func (o *older) lookAt(name string) (sock.ID, error) {
+func (o *older) lookAt(name string) (plugin.SocketID, error) {
 	path := filepath.Join(o.dir, name)
 	info, err := sock.Stat(path)
 	if err != nil {
-		return sock.ID{}, fmt.Errorf("cannot use endpoint %s: %w; serve there before you register", untrusted.Quote(name), err)
+		return plugin.SocketID{}, fmt.Errorf("cannot use endpoint %s: %w; serve there before you register", untrusted.Quote(name), err)
 	}
 	if !info.IsSocket() {
-		return sock.ID{}, fmt.Errorf("cannot use endpoint %s: not a socket", untrusted.Quote(name))
+		return plugin.SocketID{}, fmt.Errorf("cannot use endpoint %s: not a socket", untrusted.Quote(name))
 	}
 	if info.UID != 0 && int(info.UID) != os.Geteuid() {
-		return sock.ID{}, fmt.Errorf("cannot use endpoint %s: it is of user %d; make the socket as root or user %d", untrusted.Quote(name),
+		return plugin.SocketID{}, fmt.Errorf("cannot use endpoint %s: it is of user %d; make the socket as root or user %d", untrusted.Quote(name),
 			info.UID, os.Geteuid())
 	}
 	if err := endpoint.Probe(context.Background(), path); err != nil {
-		return sock.ID{}, fmt.Errorf("cannot use endpoint %s: %w; serve there before you register", untrusted.Quote(name), err)
+		return plugin.SocketID{}, fmt.Errorf("cannot use endpoint %s: %w; serve there before you register", untrusted.Quote(name), err)
 	}
 	return info.ID, nil
 }
 
 // announce announces a plugin, once the caller lets that begin. One before it at the same endpoint is taken down when the pipeline has
 // decided on the new one.
-func (o *older) announce(resource, name string, id sock.ID, opts options) (*announcement, error) {
+func (o *older) announce(resource, name string, id plugin.SocketID, opts options) (*announcement, error) {
 	o.mu.Lock()
 	full := len(o.announced) >= maxAnnounced
 	o.mu.Unlock()

@@ -19,8 +19,8 @@ import (
 
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/handlers/device"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/sdk"
 )
 
@@ -99,9 +99,9 @@ func (r *host) has(want string) {
 }
 
 // registered returns the plugins that are registered.
-func (r *host) registered() (current []patchbay.PluginStatus) {
+func (r *host) registered() (current []plugin.Status) {
 	for _, p := range r.Plugins() {
-		if p.State == reconciler.StateRegistered && p.Current {
+		if p.State == plugin.StateRegistered && p.Current {
 			current = append(current, p)
 		}
 	}

@@ -20,7 +20,7 @@ type options struct {
 	preferred bool
 }
 
-type plugin struct {
+type devicePlugin struct {
 	resource, path string
 	timeout        time.Duration // of one call
 	conn           *endpoint.Conn
@@ -36,19 +36,19 @@ type plugin struct {
 	devices map[string]device // before it is the plugin of a resource
 }
 
-func newPlugin(ctx context.Context, resource, path string, timeout time.Duration) (*plugin, error) {
+func newPlugin(ctx context.Context, resource, path string, timeout time.Duration) (*devicePlugin, error) {
 	conn, err := endpoint.Dial(ctx, path)
 	if err != nil {
 		return nil, err
 	}
-	return &plugin{
+	return &devicePlugin{
 		resource: resource, path: path, timeout: timeout, conn: conn, client: pluginapi.NewDevicePluginClient(conn),
 		first: make(chan error, 1), unwatch: func() {},
 	}, nil
 }
 
 // askOptions asks the plugin for its options. Those that it was registered with count if it has no such method.
-func (p *plugin) askOptions(ctx context.Context, registered *options) error {
+func (p *devicePlugin) askOptions(ctx context.Context, registered *options) error {
 	answer, err := endpoint.Call(ctx, p.timeout, "GetDevicePluginOptions", p.client.GetDevicePluginOptions, &pluginapi.Empty{})
 	switch {
 	case status.Code(err) == codes.Unimplemented:
@@ -68,7 +68,7 @@ func optionsOf(o *pluginapi.DevicePluginOptions) options {
 }
 
 // allocate has the plugin make devices ready for an owner and returns what is to be done for it.
-func (p *plugin) allocate(ctx context.Context, devices []string) (Answer, error) {
+func (p *devicePlugin) allocate(ctx context.Context, devices []string) (Answer, error) {
 	response, err := endpoint.Call(ctx, p.timeout, "Allocate", p.client.Allocate, &pluginapi.AllocateRequest{
 		ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: devices}},
 	})
@@ -86,14 +86,14 @@ func (p *plugin) allocate(ctx context.Context, devices []string) (Answer, error)
 }
 
 // prepare has the plugin prepare devices for a start of their owner.
-func (p *plugin) prepare(ctx context.Context, devices []string) error {
+func (p *devicePlugin) prepare(ctx context.Context, devices []string) error {
 	_, err := endpoint.Call(ctx, p.timeout, "PreStartContainer", p.client.PreStartContainer,
 		&pluginapi.PreStartContainerRequest{DevicesIds: devices})
 	return err
 }
 
 // prefer returns which devices the plugin would choose. Some of them may make no sense.
-func (p *plugin) prefer(ctx context.Context, available, wanted []string, count int) ([]string, error) {
+func (p *devicePlugin) prefer(ctx context.Context, available, wanted []string, count int) ([]string, error) {
 	request := &pluginapi.PreferredAllocationRequest{
 		ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{{
 			AvailableDeviceIDs: available, MustIncludeDeviceIDs: wanted, AllocationSize: int32(min(count, len(available))),
@@ -110,13 +110,13 @@ func (p *plugin) prefer(ctx context.Context, available, wanted []string, count i
 }
 
 // use keeps the connection of a plugin, if there is one, until done is called.
-func (p *plugin) use() {
+func (p *devicePlugin) use() {
 	if p != nil {
 		p.conn.Use()
 	}
 }
 
-func (p *plugin) done() {
+func (p *devicePlugin) done() {
 	if p != nil {
 		p.conn.Done()
 	}
@@ -124,13 +124,13 @@ func (p *plugin) done() {
 
 // release ends the watch of a plugin and closes its connection when the last call has ended. The caller holds h.mu, and gRPC's Close may
 // wait: it has its own goroutine.
-func (h *Handler) release(p *plugin) {
+func (h *Handler) release(p *devicePlugin) {
 	p.unwatch()
 	h.running.Go(p.conn.Retire)
 }
 
 // forsake releases a plugin that is not used and waits until its stream has ended.
-func (h *Handler) forsake(p *plugin) {
+func (h *Handler) forsake(p *devicePlugin) {
 	p.unwatch()
 	if p.unwatched != nil {
 		<-p.unwatched

@@ -9,7 +9,7 @@ func TestPreferenceOfAForgottenResource(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer h.Close()
-	p := &plugin{resource: "example.com/gadget", options: options{preferred: true}}
+	p := &devicePlugin{resource: "example.com/gadget", options: options{preferred: true}}
 	if ids := h.preference(t.Context(), p, wish{Count: 1}); ids != nil {
 		t.Errorf("preferred are %q", ids)
 	}

@@ -61,8 +61,8 @@ type Device struct {
 // resource is the devices of one name. Handler.mu guards it.
 type resource struct {
 	name   string
-	plugin *plugin   // nil if none is registered
-	gone   time.Time // since when there is none
+	plugin *devicePlugin // nil if none is registered
+	gone   time.Time     // since when there is none
 	// devices are those of the last list.
 	devices     map[string]device
 	allocations map[string]*allocation // by owner
@@ -82,7 +82,7 @@ func (h *Handler) resource(name string) *resource {
 }
 
 // available returns the plugin, if its list of devices is up to date.
-func (r *resource) available() *plugin {
+func (r *resource) available() *devicePlugin {
 	if r.plugin == nil || !r.plugin.watched {
 		return nil
 	}

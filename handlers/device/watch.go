@@ -31,7 +31,7 @@ type device struct {
 }
 
 // startWatch begins to keep the list of a plugin's devices up to date, until the plugin is let go of.
-func (h *Handler) startWatch(p *plugin) {
+func (h *Handler) startWatch(p *devicePlugin) {
 	ctx, cancel := h.bound(context.Background())
 	p.unwatch, p.unwatched = cancel, make(chan struct{})
 	h.running.Go(func() { // the caller is counted, so this is before the end of Close
@@ -42,7 +42,7 @@ func (h *Handler) startWatch(p *plugin) {
 }
 
 // watch keeps a stream of lists open and resumes it when it breaks.
-func (h *Handler) watch(ctx context.Context, p *plugin) {
+func (h *Handler) watch(ctx context.Context, p *devicePlugin) {
 	for failures := 1; ; failures++ {
 		began := time.Now()
 		err := h.stream(ctx, p)
@@ -61,7 +61,7 @@ func (h *Handler) watch(ctx context.Context, p *plugin) {
 	}
 }
 
-func (h *Handler) stream(ctx context.Context, p *plugin) error {
+func (h *Handler) stream(ctx context.Context, p *devicePlugin) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream, err := p.client.ListAndWatch(ctx, &pluginapi.Empty{})
@@ -117,7 +117,7 @@ func devicesOf(list *pluginapi.ListAndWatchResponse, limit int) (map[string]devi
 }
 
 // listed takes a list of devices over, unless all resources together would have too many.
-func (h *Handler) listed(p *plugin, devices map[string]device) error {
+func (h *Handler) listed(p *devicePlugin, devices map[string]device) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if err := h.makeRoomFor(p.resource, len(devices)); err != nil {
@@ -136,7 +136,7 @@ func (h *Handler) listed(p *plugin, devices map[string]device) error {
 
 // lost records that the list of a plugin's devices is not up to date any more, or still is not. The log says so once for each reason in a
 // row.
-func (h *Handler) lost(p *plugin, err error) {
+func (h *Handler) lost(p *devicePlugin, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	p.answerFirst(err)
@@ -156,7 +156,7 @@ func (h *Handler) lost(p *plugin, err error) {
 	}
 }
 
-func (p *plugin) answerFirst(err error) {
+func (p *devicePlugin) answerFirst(err error) {
 	select {
 	case p.first <- err:
 	default: // it was said, or nobody waits

@@ -26,6 +26,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // The keys under which the options of a driver's entry in the registry hold what the handler found out.
@@ -130,10 +131,10 @@ func (h *Handler) RegisterPlugin(pluginName, endpoint string, versions []string,
 // The error wraps [cache.ErrRetry] if there is no connection in time. After an error no instance of that name is left.
 func (h *Handler) RegisterPluginContext(
 	ctx context.Context, pluginName, endpoint string, versions []string, pluginClientTimeout *time.Duration,
-) (cache.Registration, error) {
+) (plugin.Registration, error) {
 	if err := h.ValidatePlugin(pluginName, endpoint, versions); err != nil {
 		h.DeRegisterPlugin(pluginName)
-		return cache.Registration{}, err
+		return plugin.Registration{}, err
 	}
 	in, err := h.connect(ctx, pluginName, endpoint, versions, pluginClientTimeout)
 	if err == nil {
@@ -141,9 +142,9 @@ func (h *Handler) RegisterPluginContext(
 	}
 	if err != nil {
 		h.DeRegisterPlugin(pluginName)
-		return cache.Registration{}, fmt.Errorf("cannot use DRA driver %s at %s: %w", pluginName, endpoint, err)
+		return plugin.Registration{}, fmt.Errorf("cannot use DRA driver %s at %s: %w", pluginName, endpoint, err)
 	}
-	registration := cache.Registration{Details: map[string]string{KeyService: in.service}, WatchEndpoint: true}
+	registration := plugin.Registration{Details: map[string]string{KeyService: in.service}, WatchEndpoint: true}
 	if in.health != "" {
 		registration.Details[KeyHealth] = in.health
 	}

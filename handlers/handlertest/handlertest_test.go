@@ -19,6 +19,7 @@ import (
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/handlers/internal/endpoint"
 	"github.com/patchbay-dev/patchbay/internal/leaktest"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
@@ -108,20 +109,20 @@ func (k *keeper) RegisterPlugin(string, string, []string, *time.Duration) error 
 
 func (k *keeper) RegisterPluginContext(
 	ctx context.Context, name, path string, _ []string, _ *time.Duration,
-) (cache.Registration, error) {
+) (plugin.Registration, error) {
 	if k.onceOnly != nil {
 		if _, known := k.onceOnly.LoadOrStore(name, true); known {
-			return cache.Registration{}, errors.New("known already")
+			return plugin.Registration{}, errors.New("known already")
 		}
 	}
 	if k.begun != nil {
 		if _, unfinished := k.begun.LoadOrStore(name, true); unfinished {
-			return cache.Registration{}, errors.New("is being registered")
+			return plugin.Registration{}, errors.New("is being registered")
 		}
 	}
 	if k.oneAtATime {
 		if k.busy.Swap(true) {
-			return cache.Registration{}, errors.New("another plugin is being registered")
+			return plugin.Registration{}, errors.New("another plugin is being registered")
 		}
 		defer k.busy.Store(false)
 	}
@@ -134,7 +135,7 @@ func (k *keeper) RegisterPluginContext(
 	}
 	conn, err := k.dialled.dial(path)
 	if err != nil {
-		return cache.Registration{}, err
+		return plugin.Registration{}, err
 	}
 	answer, err := healthpb.NewHealthClient(conn).Check(ctx, &healthpb.HealthCheckRequest{Service: "plugin"})
 	if err == nil && answer.GetStatus() != healthpb.HealthCheckResponse_SERVING && !k.acceptsFaulty {
@@ -154,7 +155,7 @@ func (k *keeper) RegisterPluginContext(
 		if !k.keepsOlderOnFailure {
 			k.drop(name)
 		}
-		return cache.Registration{}, err
+		return plugin.Registration{}, err
 	}
 	if k.boundToContext {
 		context.AfterFunc(ctx, func() { _ = conn.Close() })
@@ -170,7 +171,7 @@ func (k *keeper) RegisterPluginContext(
 	if k.begun != nil {
 		k.begun.Delete(name)
 	}
-	return cache.Registration{}, nil
+	return plugin.Registration{}, nil
 }
 
 // drop closes all connections to a plugin.

@@ -20,7 +20,6 @@ import (
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/host/goplugin"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
@@ -168,12 +167,12 @@ func TestPluginTakesTheOneRoad(t *testing.T) {
 			unit := m.unit("serve", func(p *goplugin.Plugin) { p.AutoMTLS = mtls })
 			m.set(unit)
 			s := m.running()
-			i := slices.IndexFunc(m.Plugins(), func(p patchbay.PluginStatus) bool { return p.Name == "example" })
+			i := slices.IndexFunc(m.Plugins(), func(p plugin.Status) bool { return p.Name == "example" })
 			if i < 0 || len(m.Plugins()) != 1 {
 				t.Fatalf("plugins are %+v, want the launched one and no other", m.Plugins())
 			}
 			p := m.Plugins()[i]
-			if p.Source != reconciler.SourceLaunched || p.State != reconciler.StateRegistered || p.SocketPath != s.Socket ||
+			if p.Source != plugin.SourceLaunched || p.State != plugin.StateRegistered || p.SocketPath != s.Socket ||
 				p.Type != ptype || !slices.Equal(p.Versions, []string{"3"}) || p.Endpoint == s.Socket {
 				t.Errorf("the plugin is %+v, want it registered and launched, at %s, with version 3", p, s.Socket)
 			}
@@ -204,8 +203,8 @@ func TestPluginTakesTheOneRoad(t *testing.T) {
 				t.Errorf("after Stop a socket is left: %t %t", isThere(s.Socket), isThere(p.Endpoint))
 			}
 			m.until("the end of a plugin that was asked to end and had the time", func() bool {
-				return slices.ContainsFunc(m.LastEvents(100), func(e patchbay.Event) bool {
-					return string(e.Kind) == string(host.EventTerminated) && e.Message == host.ErrTerminated.Error()
+				return slices.ContainsFunc(m.LastEvents(100), func(e plugin.Event) bool {
+					return string(e.Kind) == string(plugin.EventTerminated) && e.Message == host.ErrTerminated.Error()
 				})
 			})
 			m.until("deregistration", func() bool { return len(m.Registry().Instances(ptype, "example")) == 0 })

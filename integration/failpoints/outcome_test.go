@@ -14,7 +14,7 @@ import (
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 func (s *scene) events() []*patchbayv1.Event {
@@ -87,7 +87,7 @@ func (s *scene) check() {
 	for _, launched := range s.setup.Launched {
 		s.registered(launched.Name)
 		for _, p := range s.list().Plugins {
-			if p.Name == launched.Name && p.Source != string(reconciler.SourceLaunched) {
+			if p.Name == launched.Name && p.Source != string(plugin.SourceLaunched) {
 				s.Errorf("%s was launched, and is listed as %s", p.Name, p.Source)
 			}
 		}

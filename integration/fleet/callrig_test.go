@@ -52,7 +52,7 @@ func through(t testing.TB, to grpc.ClientConnInterface) *grpc.ClientConn {
 
 // echo is a plugin that says where it is.
 type echo struct {
-	plugin
+	fakePlugin
 	grpc_testing.UnimplementedTestServiceServer
 	node string
 	// during is called in every unary call, with its fencing token.
@@ -101,7 +101,7 @@ func (d *daemon) echoAs(ptype, name, socket string, during func(ctx context.Cont
 		d.t.Fatal(err)
 	}
 	server := grpc.NewServer(grpc.MaxRecvMsgSize(64 << 20))
-	e := &echo{node: d.name, during: during, plugin: plugin{info: &registerapi.PluginInfo{
+	e := &echo{node: d.name, during: during, fakePlugin: fakePlugin{info: &registerapi.PluginInfo{
 		Type: ptype, Name: name, SupportedVersions: []string{"1.0.0"},
 	}}}
 	registerapi.RegisterRegistrationServer(server, e)

@@ -169,16 +169,16 @@ func (d *daemon) shows(want ...string) {
 }
 
 // plugin registers with the daemon until the test ends.
-type plugin struct {
+type fakePlugin struct {
 	registerapi.UnimplementedRegistrationServer
 	info *registerapi.PluginInfo
 }
 
-func (p *plugin) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
+func (p *fakePlugin) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
 	return p.info, nil
 }
 
-func (p *plugin) NotifyRegistrationStatus(
+func (p *fakePlugin) NotifyRegistrationStatus(
 	context.Context, *registerapi.RegistrationStatus,
 ) (*registerapi.RegistrationStatusResponse, error) {
 	return &registerapi.RegistrationStatusResponse{}, nil
@@ -191,7 +191,7 @@ func (d *daemon) plugin(name string) (stop func()) {
 		d.t.Fatal(err)
 	}
 	server := grpc.NewServer()
-	registerapi.RegisterRegistrationServer(server, &plugin{info: &registerapi.PluginInfo{
+	registerapi.RegisterRegistrationServer(server, &fakePlugin{info: &registerapi.PluginInfo{
 		Type: "CSIPlugin", Name: name, SupportedVersions: []string{"1.0.0"},
 	}})
 	go func() { _ = server.Serve(l) }()

@@ -12,7 +12,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/patchbay-dev/patchbay/internal/fleet"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // TestLife: what a node has is seen, what changes is seen, and after it has stopped it is still seen, as stopped.
@@ -195,7 +195,7 @@ func TestManyPlugins(t *testing.T) {
 	n := startNodeWith(t, client, fleet.PublisherConfig{Node: "a", Presence: 30 * time.Second}, newLocal())
 	for i, count := range []int{1, 4000, 4001, 700, 0, 3} {
 		version := fmt.Sprint(i)
-		all := make([]reconciler.Status, count)
+		all := make([]plugin.Status, count)
 		for i := range all {
 			all[i] = status(fmt.Sprintf("plugin-%04d", i))
 			all[i].Version = version

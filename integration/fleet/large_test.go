@@ -34,7 +34,7 @@ func TestLargeAnswers(t *testing.T) {
 		t.Fatal(err)
 	}
 	server := grpc.NewServer(rig.AnswersLarge()...)
-	registerapi.RegisterRegistrationServer(server, &plugin{info: &registerapi.PluginInfo{
+	registerapi.RegisterRegistrationServer(server, &fakePlugin{info: &registerapi.PluginInfo{
 		Type: "Echo", Name: "large", SupportedVersions: []string{"1.0.0"},
 	}})
 	go func() { _ = server.Serve(l) }()

@@ -21,7 +21,7 @@ import (
 
 	fleetv1 "github.com/patchbay-dev/patchbay/api/patchbay/fleet/v1"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // leftBehind are what the server of etcd leaves for good.
@@ -68,7 +68,7 @@ type local struct {
 	changed chan struct{}
 
 	mu      sync.Mutex
-	plugins []reconciler.Status
+	plugins []plugin.Status
 }
 
 func newLocal(names ...string) *local {
@@ -77,22 +77,22 @@ func newLocal(names ...string) *local {
 	return l
 }
 
-func status(name string) reconciler.Status {
-	return reconciler.Status{
-		Type: "CSIPlugin", Name: name, Version: "1.0.0", State: reconciler.StateRegistered, Current: true, Instance: "i-" + name,
-		Endpoint: "/run/" + name + ".sock", Source: reconciler.SourceDiscovered, RegisteredAt: time.Unix(1700000000, 0),
+func status(name string) plugin.Status {
+	return plugin.Status{
+		Type: "CSIPlugin", Name: name, Version: "1.0.0", State: plugin.StateRegistered, Current: true, Instance: "i-" + name,
+		Endpoint: "/run/" + name + ".sock", Source: plugin.SourceDiscovered, RegisteredAt: time.Unix(1700000000, 0),
 	}
 }
 
 func (l *local) set(names ...string) {
-	var plugins []reconciler.Status
+	var plugins []plugin.Status
 	for _, name := range names {
 		plugins = append(plugins, status(name))
 	}
 	l.setAll(plugins)
 }
 
-func (l *local) setAll(plugins []reconciler.Status) {
+func (l *local) setAll(plugins []plugin.Status) {
 	l.mu.Lock()
 	l.plugins = plugins
 	l.mu.Unlock()
@@ -102,14 +102,14 @@ func (l *local) setAll(plugins []reconciler.Status) {
 	}
 }
 
-func (l *local) Plugins() []reconciler.Status {
+func (l *local) Plugins() []plugin.Status {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.plugins
 }
 
-func (l *local) Conditions() []fleet.Condition {
-	return []fleet.Condition{{Name: "discovery", OK: true}}
+func (l *local) Conditions() []plugin.Condition {
+	return []plugin.Condition{{Name: "discovery", OK: true}}
 }
 
 func (l *local) Changes(context.Context) <-chan struct{} { return l.changed }

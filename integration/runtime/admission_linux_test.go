@@ -21,8 +21,6 @@ import (
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	hosting "github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/launch/sealedexec"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
-	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
 	"github.com/patchbay-dev/patchbay/sdk/admission"
@@ -109,13 +107,13 @@ func (h *host) discover(program, name string) (process *os.Process, stop func())
 }
 
 // only returns the status of the plugin with a name.
-func (h *host) only(name string) patchbay.PluginStatus {
+func (h *host) only(name string) plugin.Status {
 	for _, s := range h.rt.Plugins() {
 		if s.Name == name {
 			return s
 		}
 	}
-	return patchbay.PluginStatus{}
+	return plugin.Status{}
 }
 
 // instanceOf returns the instance ID of a program.
@@ -147,12 +145,12 @@ func TestAdmitted(t *testing.T) {
 func TestRefused(t *testing.T) {
 	h, file := newGuardedHost(t, 0)
 	h.discover(os.Args[0], "no-1")
-	event := h.await(reconciler.EventRefused, "no-1")
+	event := h.await(plugin.EventRefused, "no-1")
 	pin := "no-1:" + instanceOf(t, os.Args[0])
-	var s patchbay.PluginStatus
+	var s plugin.Status
 	h.until("its rest between two attempts", func() bool {
 		s = h.only("no-1")
-		return s.State == reconciler.StateRefused && !s.NextRetry.IsZero()
+		return s.State == plugin.StateRefused && !s.NextRetry.IsZero()
 	})
 	for _, text := range []string{event.Message, s.LastError} {
 		if !strings.Contains(text, pin) || !strings.Contains(text, "it is not on the list") {
@@ -176,7 +174,7 @@ func TestRefusedWhenLaunched(t *testing.T) {
 	p := launchable("serve")
 	p.Name = "no-unit"
 	h.set(p)
-	event := h.await(reconciler.EventKind(launcher.EventBackoff), "no-unit")
+	event := h.await(plugin.EventBackoff, "no-unit")
 	if pin := "no-unit:" + instanceOf(t, os.Args[0]); !strings.Contains(event.Message, pin) {
 		t.Errorf("it is refused as %q, want %s", event.Message, pin)
 	}
@@ -191,13 +189,13 @@ func TestNoAnswerIsNoAdmission(t *testing.T) {
 			}
 			h, file := newGuardedHost(t, timeout)
 			h.discover(os.Args[0], name)
-			if event := h.await(reconciler.EventFailed, name); !strings.Contains(event.Message, why.Error()) {
+			if event := h.await(plugin.EventFailed, name); !strings.Contains(event.Message, why.Error()) {
 				t.Errorf("it is not registered because of %q, want %q", event.Message, why)
 			}
 			if s := h.only(name); s.LastError == "" || s.RegisteredAt != (time.Time{}) {
 				t.Errorf("status: %+v", s)
 			}
-			if slices.ContainsFunc(h.rt.LastEvents(100), func(e patchbay.Event) bool { return e.Kind == reconciler.EventRefused }) {
+			if slices.ContainsFunc(h.rt.LastEvents(100), func(e plugin.Event) bool { return e.Kind == plugin.EventRefused }) {
 				t.Error("it was told of a refusal, and nobody refused it")
 			}
 			if err := os.WriteFile(file, nil, 0o600); err != nil {
@@ -212,12 +210,12 @@ func TestNoAnswerIsNoAdmission(t *testing.T) {
 func TestHungCheckHoldsUpNoOther(t *testing.T) {
 	h, _ := newGuardedHost(t, time.Hour)
 	h.discover(os.Args[0], "hang-1")
-	h.until("its check", func() bool { return h.only("hang-1").State == reconciler.StateAdmitting })
+	h.until("its check", func() bool { return h.only("hang-1").State == plugin.StateAdmitting })
 	for _, name := range []string{"ok-1", "ok-2", "ok-3"} {
 		h.discover(os.Args[0], name)
 		h.await("registered", name)
 	}
-	if s := h.only("hang-1"); s.State != reconciler.StateAdmitting {
+	if s := h.only("hang-1"); s.State != plugin.StateAdmitting {
 		t.Errorf("the one that hangs is %+v", s)
 	}
 }
@@ -241,9 +239,9 @@ func TestPinIsOfWhatRuns(t *testing.T) {
 	for _, end := range []string{"", "another"} {
 		install(end)
 		_, stop := h.discover(program, "no-1")
-		message := h.await(reconciler.EventRefused, "no-1").Message
+		message := h.await(plugin.EventRefused, "no-1").Message
 		for slices.ContainsFunc(pins, func(pin string) bool { return strings.Contains(message, pin) }) {
-			message = h.await(reconciler.EventRefused, "no-1").Message // the program before was refused more than once
+			message = h.await(plugin.EventRefused, "no-1").Message // the program before was refused more than once
 		}
 		pin := "no-1:" + instanceOf(t, program)
 		if !strings.Contains(message, pin) || slices.Contains(pins, pin) {

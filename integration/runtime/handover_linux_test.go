@@ -14,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/plugin"
@@ -113,7 +112,7 @@ func TestStartedToSayWhatItIs(t *testing.T) {
 	t.Parallel()
 	h, handler := newCounting(t)
 	p := onDemand("serve")
-	p.Announce, p.Idle = launcher.Announcement{}, time.Millisecond
+	p.Announce, p.Idle = plugin.Info{}, time.Millisecond
 	h.set(p)
 	h.idle()
 	h.set(p)
@@ -144,7 +143,7 @@ func TestNotIdleBeforeItIsRegistered(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := onDemand("serve")
-	p.Announce, p.Idle = launcher.Announcement{}, time.Millisecond
+	p.Announce, p.Idle = plugin.Info{}, time.Millisecond
 	h.set(p)
 	h.until("a process", func() bool { return h.unit().PID != 0 })
 	first := h.unit().PID
@@ -165,10 +164,10 @@ func TestNotIdleBeforeItIsRegistered(t *testing.T) {
 func TestStartedAgainToSayWhatItIs(t *testing.T) {
 	h, _ := newCounting(t)
 	p := onDemand("serve")
-	p.Announce = launcher.Announcement{}
+	p.Announce = plugin.Info{}
 	p.Args = []string{"/bin/sh", "-c", `[ -e "$0" ] && exec "$1"; : >"$0"; exit 1`, filepath.Join(t.TempDir(), "tried"), p.Args[0]}
 	h.set(p)
-	h.until("a registration", func() bool { return h.listed().State == reconciler.StateRegistered })
+	h.until("a registration", func() bool { return h.listed().State == plugin.StateRegistered })
 	h.mustGreet()
 }
 

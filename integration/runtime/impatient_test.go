@@ -12,7 +12,7 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/patchbay-dev/patchbay/cache"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // slow is a handler whose calls of RegisterPlugin wait for the test.
@@ -112,7 +112,7 @@ func TestPluginThatDoesNotWait(t *testing.T) {
 	exit := h.serveImpatient()
 	<-handler.entered
 	handler.finish <- struct{}{}
-	h.await(reconciler.EventRegistered, "impatient")
+	h.await(plugin.EventRegistered, "impatient")
 	exit()
 	handler.await(t, "-impatient")
 	handler.mu.Lock()

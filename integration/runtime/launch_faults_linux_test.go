@@ -10,10 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/patchbay-dev/patchbay"
 	hosting "github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/launch/pluginlog"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
@@ -83,8 +81,8 @@ func TestSupersededPluginIsRunning(t *testing.T) {
 	other.Name = "other"
 	// stoodBack: it came so late that it was never registered, and waits behind the other one.
 	stoodBack := func(socket string) bool {
-		return slices.ContainsFunc(h.rt.Plugins(), func(s patchbay.PluginStatus) bool {
-			return s.SocketPath == socket && s.State == reconciler.StateSuperseded && s.RegisteredAt.IsZero()
+		return slices.ContainsFunc(h.rt.Plugins(), func(s plugin.Status) bool {
+			return s.SocketPath == socket && s.State == plugin.StateSuperseded && s.RegisteredAt.IsZero()
 		})
 	}
 	for range 8 {

@@ -15,7 +15,6 @@ import (
 
 	"github.com/patchbay-dev/patchbay"
 	hosting "github.com/patchbay-dev/patchbay/host"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
@@ -83,11 +82,11 @@ func TestLaunchedPluginTakesTheOneRoad(t *testing.T) {
 	h := newHost(t)
 	h.set(launchable("serve"))
 	unit := h.running("registration")
-	i := slices.IndexFunc(h.rt.Plugins(), func(s patchbay.PluginStatus) bool { return s.Name == "launched" })
+	i := slices.IndexFunc(h.rt.Plugins(), func(s plugin.Status) bool { return s.Name == "launched" })
 	if i < 0 || len(h.rt.Plugins()) != 1 {
 		t.Fatalf("plugins are %+v, want the launched one and no other", h.rt.Plugins())
 	}
-	if s := h.rt.Plugins()[i]; s.Source != reconciler.SourceLaunched || s.State != reconciler.StateRegistered || s.SocketPath != unit.Socket {
+	if s := h.rt.Plugins()[i]; s.Source != plugin.SourceLaunched || s.State != plugin.StateRegistered || s.SocketPath != unit.Socket {
 		t.Errorf("the plugin is %+v, want it registered and launched, at %s", s, unit.Socket)
 	}
 	log, err := h.rt.Launcher().Log("unit")
@@ -126,7 +125,7 @@ func TestZeroPluginIsRegistered(t *testing.T) {
 	p := launcher.Plugin{Spec: launchable("serve").Spec}
 	h.set(p)
 	h.running("registration")
-	if s := h.listed(); s.State != reconciler.StateRegistered || s.Source != reconciler.SourceLaunched {
+	if s := h.listed(); s.State != plugin.StateRegistered || s.Source != plugin.SourceLaunched {
 		t.Errorf("the plugin is %+v, want it registered", s)
 	}
 }
@@ -197,7 +196,7 @@ func TestLaunchedPluginThatCannotRunFails(t *testing.T) {
 	if s := h.unit(); !strings.Contains(s.LastError, "the flux is empty") || !strings.Contains(s.LastError, "exit status 3") {
 		t.Errorf("its last error is %q, want its exit status and last words", s.LastError)
 	}
-	if s := h.rt.Plugins(); len(s) != 1 || s[0].Name != "unit" || s[0].State != "failed" || s[0].Source != reconciler.SourceLaunched {
+	if s := h.rt.Plugins(); len(s) != 1 || s[0].Name != "unit" || s[0].State != "failed" || s[0].Source != plugin.SourceLaunched {
 		t.Errorf("plugins are %+v, want the failed one", s)
 	}
 	// A change of its configuration does not start one that has failed; an operator does.
@@ -452,14 +451,14 @@ func TestProgramThatCannotBeExecuted(t *testing.T) {
 		t.Errorf("without the program: %v", err)
 	}
 	h.until("the failure", func() bool { return h.unit().State == launcher.StateBlocked })
-	counts := map[reconciler.EventKind]int{}
+	counts := map[plugin.EventKind]int{}
 	for _, e := range h.rt.LastEvents(1000) {
 		if e.Name == "unit" {
 			counts[e.Kind]++
 		}
 	}
 	// It is reported once, and not tried again.
-	if want := map[reconciler.EventKind]int{reconciler.EventKind(launcher.EventFailed): 1}; !maps.Equal(counts, want) {
+	if want := map[plugin.EventKind]int{plugin.EventFailed: 1}; !maps.Equal(counts, want) {
 		t.Errorf("events %v, want %v", counts, want)
 	}
 	if err := os.WriteFile(program, nil, 0o600); err != nil {
@@ -482,14 +481,14 @@ func TestEndsAreToldInFull(t *testing.T) {
 	h := newHost(t)
 	h.set(launchable("crash"))
 	h.until("giving up", func() bool { return h.unit().State == launcher.StateFailed })
-	counts := map[reconciler.EventKind]int{}
+	counts := map[plugin.EventKind]int{}
 	for _, e := range h.rt.LastEvents(1000) {
 		counts[e.Kind]++
 		if e.Kind != "launched" && !strings.Contains(e.Message, "exit status 3; its last words: cannot go on: the flux is empty") {
 			t.Errorf("event %s says %q", e.Kind, e.Message)
 		}
 	}
-	if want := map[reconciler.EventKind]int{"launched": 4, "terminated": 4, "backoff": 3, "failed": 1}; !maps.Equal(counts, want) {
+	if want := map[plugin.EventKind]int{"launched": 4, "terminated": 4, "backoff": 3, "failed": 1}; !maps.Equal(counts, want) {
 		t.Errorf("events %v, want %v", counts, want)
 	}
 }

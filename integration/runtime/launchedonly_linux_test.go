@@ -19,7 +19,6 @@ import (
 
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	hosting "github.com/patchbay-dev/patchbay/host"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
 	"github.com/patchbay-dev/patchbay/sdk"
@@ -109,7 +108,7 @@ func TestPoser(t *testing.T) {
 
 func (h *host) refusedAsNotLaunched(name string) {
 	h.t.Helper()
-	if e := h.await(reconciler.EventRefused, name); !strings.Contains(e.Message, "was not launched by this host") {
+	if e := h.await(plugin.EventRefused, name); !strings.Contains(e.Message, "was not launched by this host") {
 		h.t.Errorf("it is refused as %q", e.Message)
 	}
 	if err := h.call(name); !errors.Is(err, dynamicplugins.ErrNotFound) {

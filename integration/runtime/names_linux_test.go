@@ -13,7 +13,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
 	"github.com/patchbay-dev/patchbay/trust"
 )
@@ -23,7 +23,7 @@ type town struct {
 	t         *testing.T
 	dir       string
 	rt        *patchbay.Runtime
-	events    <-chan patchbay.Event
+	events    <-chan plugin.Event
 	impostors int // how often bob's was registered
 	end       func()
 }
@@ -89,13 +89,13 @@ func (h *town) serve(uid int, socket string) (stop func()) {
 }
 
 // await waits for an event of a kind at a socket.
-func (h *town) await(kind reconciler.EventKind, socket string) {
+func (h *town) await(kind plugin.EventKind, socket string) {
 	h.t.Helper()
 	late := time.After(patience) // the test fails then
 	for {
 		select {
 		case e := <-h.events:
-			if e.Kind == reconciler.EventRegistered && filepath.Base(e.SocketPath) == "bob.sock" {
+			if e.Kind == plugin.EventRegistered && filepath.Base(e.SocketPath) == "bob.sock" {
 				h.impostors++
 			}
 			if e.Kind == kind && filepath.Base(e.SocketPath) == socket {
@@ -112,13 +112,13 @@ func TestNoRestartLosesTheName(t *testing.T) {
 	t.Parallel()
 	h := newTown(t)
 	stop := h.serve(alice, "alice.sock")
-	h.await(reconciler.EventRegistered, "alice.sock")
+	h.await(plugin.EventRegistered, "alice.sock")
 	h.serve(bob, "bob.sock")
-	h.await(reconciler.EventRefused, "bob.sock")
+	h.await(plugin.EventRefused, "bob.sock")
 	for i := range 1000 {
 		stop()
 		if i%2 == 0 {
-			h.await(reconciler.EventDeregistered, "alice.sock")
+			h.await(plugin.EventDeregistered, "alice.sock")
 		}
 		if i%50 == 49 {
 			h.end()
@@ -126,7 +126,7 @@ func TestNoRestartLosesTheName(t *testing.T) {
 			<-h.rt.Ready()
 		}
 		stop = h.serve(alice, "alice.sock")
-		h.await(reconciler.EventRegistered, "alice.sock")
+		h.await(plugin.EventRegistered, "alice.sock")
 	}
 	stop()
 	if h.impostors > 0 {
@@ -141,7 +141,7 @@ func TestReleaseName(t *testing.T) {
 		t.Errorf("retried what is not known: %v", err)
 	}
 	stop := h.serve(alice, "alice.sock")
-	h.await(reconciler.EventRegistered, "alice.sock")
+	h.await(plugin.EventRegistered, "alice.sock")
 	if err := h.rt.Retry("T", "foo"); !errors.Is(err, patchbay.ErrNotWaiting) || !strings.HasSuffix(err.Error(), "it is registered") {
 		t.Errorf("retried what is registered: %v", err)
 	}
@@ -149,21 +149,21 @@ func TestReleaseName(t *testing.T) {
 		t.Errorf("released the name of what is registered: %v", err)
 	}
 	stop()
-	h.await(reconciler.EventDeregistered, "alice.sock")
+	h.await(plugin.EventDeregistered, "alice.sock")
 	h.end()
 	h.start()
 	<-h.rt.Ready()
 	h.serve(bob, "bob.sock")
-	h.await(reconciler.EventRefused, "bob.sock")
+	h.await(plugin.EventRefused, "bob.sock")
 	h.try(h.rt.Retry("T", "foo"))
-	if kept, is := h.rt.KeptName("T", "foo"); !is || kept.By.UID != alice || time.Until(kept.Until) > 10*time.Minute {
-		t.Errorf("kept: %+v, %v", kept, is)
+	if kept, ok := h.rt.Reservation(plugin.Name{Type: "T", Name: "foo"}); !ok || kept.Owner.UID != alice || time.Until(kept.Until) > 10*time.Minute {
+		t.Errorf("kept: %+v, %v", kept, ok)
 	}
 	h.try(h.rt.ReleaseName(t.Context(), "T", "foo"))
-	h.await(reconciler.EventRegistered, "bob.sock")
+	h.await(plugin.EventRegistered, "bob.sock")
 	h.end()
 	h.start()
 	<-h.rt.Ready()
 	h.serve(alice, "alice.sock")
-	h.await(reconciler.EventRefused, "alice.sock")
+	h.await(plugin.EventRefused, "alice.sock")
 }

@@ -25,7 +25,6 @@ import (
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/plugin"
@@ -37,7 +36,7 @@ import (
 func onDemand(behaviour string) launcher.Plugin {
 	p := launchable(behaviour)
 	p.OnDemand, p.Idle = true, time.Hour
-	p.Announce = launcher.Announcement{Type: "T", Name: "launched", Versions: []string{"v1beta1"}}
+	p.Announce = plugin.Info{Type: "T", Name: "launched", Versions: []string{"v1beta1"}}
 	return p
 }
 
@@ -91,18 +90,18 @@ func newCounting(t *testing.T) (*host, *counting) {
 	return h, c
 }
 
-func (h *host) listed() patchbay.PluginStatus {
+func (h *host) listed() plugin.Status {
 	for _, s := range h.rt.Plugins() {
 		if s.Name == "launched" && s.Current {
 			return s
 		}
 	}
-	return patchbay.PluginStatus{}
+	return plugin.Status{}
 }
 
 func (h *host) idle() {
 	h.t.Helper()
-	h.until("idleness", func() bool { return h.listed().State == reconciler.StateIdle })
+	h.until("idleness", func() bool { return h.listed().State == plugin.StateIdle })
 }
 
 // greet calls the plugin through the registry, and returns the process that answered.
@@ -253,7 +252,7 @@ func TestHandlerThatCalls(t *testing.T) {
 	handler.use = true
 	h.set(onDemand("serve"))
 	h.running("a process")
-	if s := h.listed(); s.State != reconciler.StateRegistered {
+	if s := h.listed(); s.State != plugin.StateRegistered {
 		t.Errorf("it is %+v", s)
 	}
 }
@@ -279,7 +278,7 @@ func TestFailedStartIsTheCallersError(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			h, handler := newCounting(t)
 			h.set(test.plugin)
-			h.until("a registration", func() bool { return h.listed().State == reconciler.StateIdle })
+			h.until("a registration", func() bool { return h.listed().State == plugin.StateIdle })
 			_, err := h.greet(t.Context())
 			if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), test.why) {
 				t.Errorf("got %v, want %q in it", err, test.why)
@@ -382,7 +381,7 @@ func TestSocketOfWhatIsOnDemandIsRemoved(t *testing.T) {
 	}
 	h.until("another socket", func() bool {
 		_, err := sock.Stat(filepath.Join(h.dir, "unit.0.sock"))
-		return err == nil && h.listed().State == reconciler.StateIdle
+		return err == nil && h.listed().State == plugin.StateIdle
 	})
 	h.mustGreet()
 }
@@ -410,8 +409,8 @@ func TestOnDemandOfAnotherUser(t *testing.T) {
 			h.set(p)
 			if !may {
 				h.until("a refusal", func() bool {
-					return slices.ContainsFunc(h.rt.Plugins(), func(s patchbay.PluginStatus) bool {
-						return s.State == reconciler.StateRefused && strings.Contains(s.LastError, "user 54321 may not register plugins of type T")
+					return slices.ContainsFunc(h.rt.Plugins(), func(s plugin.Status) bool {
+						return s.State == plugin.StateRefused && strings.Contains(s.LastError, "user 54321 may not register plugins of type T")
 					})
 				})
 				return

@@ -6,8 +6,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/patchbay-dev/patchbay"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // TestRuntimeRemembersTheOrder: an older instance that was registered last, as the newest did not answer, yields to that when it answers,
@@ -41,7 +40,7 @@ func TestRuntimeRemembersTheOrder(t *testing.T) {
 		t.Logf("before the newest: %+v", e)
 	}
 	h.await("superseded", "foo")
-	if s := h.rt.Plugins(); len(s) != 2 || s[0].Instance != newer.Instance || !s[0].Current || s[1].State != reconciler.StateSuperseded {
+	if s := h.rt.Plugins(); len(s) != 2 || s[0].Instance != newer.Instance || !s[0].Current || s[1].State != plugin.StateSuperseded {
 		t.Errorf("plugins: %+v", s)
 	}
 }
@@ -65,12 +64,12 @@ func TestRuntimeTakesOverWithFullDisk(t *testing.T) {
 		if err := h.call("foo"); err != nil {
 			t.Errorf("call: %v", err)
 		}
-		if s := h.rt.Plugins(); len(s) != 1 || s[0].Instance != older.Instance || s[0].State != reconciler.StateRegistered {
+		if s := h.rt.Plugins(); len(s) != 1 || s[0].Instance != older.Instance || s[0].State != plugin.StateRegistered {
 			t.Errorf("plugins: %+v", s)
 		}
 	}
 	current()
-	if slices.ContainsFunc(h.unread, func(e patchbay.Event) bool { return e.Kind == reconciler.EventFailed }) {
+	if slices.ContainsFunc(h.unread, func(e plugin.Event) bool { return e.Kind == plugin.EventFailed }) {
 		t.Errorf("something failed: %+v", h.unread)
 	}
 	h.full.Store(false)

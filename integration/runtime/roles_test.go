@@ -12,19 +12,20 @@ import (
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // finder is a handler that finds out something about its plugins.
 type finder struct {
 	cache.PluginHandler
-	found atomic.Pointer[cache.Registration]
+	found atomic.Pointer[plugin.Registration]
 }
 
-func (f *finder) RegisterPluginContext(context.Context, string, string, []string, *time.Duration) (cache.Registration, error) {
+func (f *finder) RegisterPluginContext(context.Context, string, string, []string, *time.Duration) (plugin.Registration, error) {
 	return *f.found.Load(), nil
 }
 
-func newFinder(found cache.Registration) *finder {
+func newFinder(found plugin.Registration) *finder {
 	f := &finder{PluginHandler: patchbay.AcceptHandler()}
 	f.found.Store(&found)
 	return f
@@ -49,7 +50,7 @@ func newHostWith(t *testing.T, handler cache.PluginHandler) *host {
 
 func TestRoles(t *testing.T) {
 	details := map[string]string{"node": "n1", "patchbay.dev/source": "forged"}
-	f := newFinder(cache.Registration{Roles: []string{"node", "T", "controller", "", "node"}, Version: "2.1", Details: details})
+	f := newFinder(plugin.Registration{Roles: []string{"node", "T", "controller", "", "node"}, Version: "2.1", Details: details})
 	h := newHostWith(t, f)
 	h.serve("foo", "old.sock")
 	first := h.await("registered", "foo").Instance
@@ -67,7 +68,7 @@ func TestRoles(t *testing.T) {
 	}
 
 	// A newer instance, which has one role less, supersedes the older one where it is and leaves it alone where it is not.
-	f.found.Store(&cache.Registration{Roles: []string{"node"}})
+	f.found.Store(&plugin.Registration{Roles: []string{"node"}})
 	newer := h.serve("foo", "new.sock")
 	second := h.await("registered", "foo").Instance
 	for ptype, want := range map[string][]string{"T": {second, first}, "node": {second, first}, "controller": {first}} {
@@ -102,7 +103,7 @@ func (h *host) eventually(is func() bool, what string) {
 }
 
 func TestRolesOverARestart(t *testing.T) {
-	h := newHostWith(t, newFinder(cache.Registration{Roles: []string{"node"}, Version: "2.1", Details: map[string]string{"k": "v"}}))
+	h := newHostWith(t, newFinder(plugin.Registration{Roles: []string{"node"}, Version: "2.1", Details: map[string]string{"k": "v"}}))
 	stays, goes := h.serve("stays", "stays.sock"), h.serve("goes", "goes.sock")
 	h.await("registered", "stays")
 	h.await("registered", "goes")
@@ -129,7 +130,7 @@ func TestRolesOverARestart(t *testing.T) {
 
 // A host that was killed while it saved or removed an instance leaves roles without the instance.
 func TestOrphanedRoles(t *testing.T) {
-	h := newHostWith(t, newFinder(cache.Registration{Roles: []string{"node"}}))
+	h := newHostWith(t, newFinder(plugin.Registration{Roles: []string{"node"}}))
 	h.serve("foo", "foo.sock")
 	id := h.await("registered", "foo").Instance
 	h.end()

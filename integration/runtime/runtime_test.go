@@ -19,7 +19,6 @@ import (
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
 	hosting "github.com/patchbay-dev/patchbay/host"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
@@ -41,9 +40,9 @@ type host struct {
 	launchedOnly bool
 	logger       *slog.Logger // nil for none
 	rt           *patchbay.Runtime
-	events       <-chan patchbay.Event
-	unread       []patchbay.Event // that were passed over by await
-	full         atomic.Bool      // nothing can be saved
+	events       <-chan plugin.Event
+	unread       []plugin.Event // that were passed over by await
+	full         atomic.Bool    // nothing can be saved
 	end          func()
 }
 
@@ -111,9 +110,9 @@ func (d *device) PutDynamicPluginChange(change *dynamicplugins.PluginChange) err
 }
 
 // await waits for an event that no call has returned yet.
-func (h *host) await(kind reconciler.EventKind, name string) patchbay.Event {
+func (h *host) await(kind plugin.EventKind, name string) plugin.Event {
 	h.t.Helper()
-	is := func(e patchbay.Event) bool { return e.Kind == kind && e.Name == name }
+	is := func(e plugin.Event) bool { return e.Kind == kind && e.Name == name }
 	if i := slices.IndexFunc(h.unread, is); i >= 0 {
 		e := h.unread[i]
 		h.unread = slices.Delete(h.unread, i, i+1)
@@ -176,7 +175,7 @@ func TestRuntime(t *testing.T) {
 	if superseded := h.await("superseded", "foo"); superseded.Instance != first.Instance || second.Instance == first.Instance {
 		t.Errorf("%s was superseded by %s", superseded.Instance, second.Instance)
 	}
-	if statuses := h.rt.Plugins(); len(statuses) != 2 || !statuses[0].Current || statuses[1].State != reconciler.StateSuperseded {
+	if statuses := h.rt.Plugins(); len(statuses) != 2 || !statuses[0].Current || statuses[1].State != plugin.StateSuperseded {
 		t.Errorf("plugins: %+v", statuses)
 	}
 	if err := newer.Stop(); err != nil {
@@ -224,7 +223,7 @@ func TestRuntimeRemembers(t *testing.T) {
 	if err := h.call("stays"); err != nil {
 		t.Errorf("call: %v", err)
 	}
-	if s := h.rt.Plugins(); len(s) != 1 || s[0].State != reconciler.StateRegistered || s[0].RegisteredAt.After(before.Time) {
+	if s := h.rt.Plugins(); len(s) != 1 || s[0].State != plugin.StateRegistered || s[0].RegisteredAt.After(before.Time) {
 		t.Errorf("plugins: %+v", s)
 	}
 }
@@ -252,7 +251,7 @@ func TestWaitForPluginsDoesNotTrustMemory(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if err := rt.WaitForPlugins(ctx, patchbay.PluginName{Type: "T", Name: "a"}); !errors.Is(err, context.DeadlineExceeded) {
+	if err := rt.WaitForPlugins(ctx, plugin.Name{Type: "T", Name: "a"}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("the gate says %v", err)
 	}
 	rt.Registry().Shutdown()
@@ -264,7 +263,7 @@ func TestWaitForPlugins(t *testing.T) {
 	defer cancel()
 	opened := make(chan error, 1)
 	go func() {
-		opened <- h.rt.WaitForPlugins(ctx, patchbay.PluginName{Type: "T", Name: "a"}, patchbay.PluginName{Type: "T", Name: "b"})
+		opened <- h.rt.WaitForPlugins(ctx, plugin.Name{Type: "T", Name: "a"}, plugin.Name{Type: "T", Name: "b"})
 	}()
 	h.serve("a", "a.sock")
 	h.await("registered", "a")
@@ -279,7 +278,7 @@ func TestWaitForPlugins(t *testing.T) {
 	}
 	ended, cancel := context.WithCancel(ctx)
 	cancel()
-	err := h.rt.WaitForPlugins(ended, patchbay.PluginName{Type: "T", Name: "a"}, patchbay.PluginName{Type: "T", Name: "missing"})
+	err := h.rt.WaitForPlugins(ended, plugin.Name{Type: "T", Name: "a"}, plugin.Name{Type: "T", Name: "missing"})
 	if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "T/missing") || strings.Contains(err.Error(), "T/a") {
 		t.Errorf("the gate says %v", err)
 	}

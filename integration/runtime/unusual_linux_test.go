@@ -16,8 +16,8 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
@@ -55,8 +55,8 @@ func serveCurt(t *testing.T, path string, info *registerapi.PluginInfo) (stop fu
 func TestPluginThatCannotBeTold(t *testing.T) {
 	h := newHost(t)
 	serveCurt(t, filepath.Join(h.dir, "a.sock"), &registerapi.PluginInfo{Type: "T", Name: "a", SupportedVersions: []string{"v1"}})
-	h.await(reconciler.EventRegistered, "a")
-	if s := h.rt.Plugins(); len(s) != 1 || s[0].State != reconciler.StateRegistered || s[0].LastError != "" {
+	h.await(plugin.EventRegistered, "a")
+	if s := h.rt.Plugins(); len(s) != 1 || s[0].State != plugin.StateRegistered || s[0].LastError != "" {
 		t.Errorf("it is %+v", s)
 	}
 }
@@ -68,7 +68,7 @@ func TestRelativeEndpointIsRefused(t *testing.T) {
 	})
 	const want = `the plugin announces the endpoint "api.sock"; it must be an absolute path`
 	for e := range h.events {
-		if e.Kind == reconciler.EventRegistered {
+		if e.Kind == plugin.EventRegistered {
 			t.Fatalf("it was registered: %+v", e)
 		}
 		if strings.Contains(e.Message, want) {
@@ -81,10 +81,10 @@ func TestRelativeEndpointIsRefused(t *testing.T) {
 func TestFirstSeenBeforeRegistered(t *testing.T) {
 	h := newHost(t)
 	serveCurt(t, filepath.Join(h.dir, "a.sock"), &registerapi.PluginInfo{Type: "T", Name: "a", SupportedVersions: []string{"v1"}})
-	h.await(reconciler.EventRegistered, "a")
+	h.await(plugin.EventRegistered, "a")
 	h.end()
 	h.start()
-	h.await(reconciler.EventRegistered, "a")
+	h.await(plugin.EventRegistered, "a")
 	s := h.rt.Plugins()
 	if len(s) != 1 || s[0].FirstSeen.IsZero() || s[0].FirstSeen.After(s[0].RegisteredAt) {
 		t.Errorf("it is said to be seen first later than it was registered: %+v", s)
@@ -98,11 +98,11 @@ func TestEachEventIsOneLine(t *testing.T) {
 	h.start()
 	defer func() { h.end() }()
 	stop := serveCurt(t, filepath.Join(h.dir, "a.sock"), &registerapi.PluginInfo{Type: "T", Name: "a", SupportedVersions: []string{"v1"}})
-	h.await(reconciler.EventRegistered, "a")
+	h.await(plugin.EventRegistered, "a")
 	serveCurt(t, filepath.Join(h.dir, "b.sock"), &registerapi.PluginInfo{Type: "Other", Name: "b", SupportedVersions: []string{"v1"}})
-	h.await(reconciler.EventRefused, "b")
+	h.await(plugin.EventRefused, "b")
 	stop()
-	h.await(reconciler.EventDeregistered, "a")
+	h.await(plugin.EventDeregistered, "a")
 	events := h.rt.LastEvents(100)
 	h.end()
 	var told []string
@@ -116,7 +116,7 @@ func TestEachEventIsOneLine(t *testing.T) {
 	}
 	for i, e := range events {
 		level := "INFO"
-		if e.Kind == reconciler.EventRefused || e.Kind == reconciler.EventUnreachable {
+		if e.Kind == plugin.EventRefused || e.Kind == plugin.EventUnreachable {
 			level = "WARN"
 		}
 		want := fmt.Sprintf(`level=%s msg="plugin %s" event=%s type=%s plugin=%s`, level, e.Kind, e.Kind, e.Type, e.Name)
@@ -166,7 +166,7 @@ func callEndpoint(t *testing.T, h *host) error {
 func TestEndpointOfAnotherUserIsRefused(t *testing.T) {
 	h, endpoint := foreignPlugin(t, trust.Policy{Owners: trust.Accounts{Users: []string{"54321"}}}, func(string) error { return nil })
 	want := fmt.Sprintf("the endpoint %s is user 0's, and the plugin that announces it is user 54321's", endpoint)
-	if e := h.await(reconciler.EventRefused, "a"); !strings.Contains(e.Message, want) {
+	if e := h.await(plugin.EventRefused, "a"); !strings.Contains(e.Message, want) {
 		t.Errorf("it is refused with %q, want %q", e.Message, want)
 	}
 	if err := callEndpoint(t, h); err == nil {
@@ -178,7 +178,7 @@ func TestLinkAsEndpointIsRefused(t *testing.T) {
 	h, _ := foreignPlugin(t, trust.Policy{Owners: trust.Accounts{Users: []string{"54321"}}}, func(endpoint string) error {
 		return errors.Join(os.Rename(endpoint, endpoint+".real"), os.Symlink(endpoint+".real", endpoint), os.Lchown(endpoint, someone, someone))
 	})
-	if e := h.await(reconciler.EventRefused, "a"); !strings.Contains(e.Message, "is a symbolic link") {
+	if e := h.await(plugin.EventRefused, "a"); !strings.Contains(e.Message, "is a symbolic link") {
 		t.Errorf("it is refused with %q", e.Message)
 	}
 }
@@ -187,7 +187,7 @@ func TestLinkAsEndpointIsRefused(t *testing.T) {
 func TestEndpointIsJudgedAtEachConnect(t *testing.T) {
 	owned := func(endpoint string) error { return os.Chown(endpoint, someone, someone) }
 	h, endpoint := foreignPlugin(t, trust.Policy{Owners: trust.Accounts{Users: []string{"54321"}}}, owned)
-	h.await(reconciler.EventRegistered, "a")
+	h.await(plugin.EventRegistered, "a")
 	want := fmt.Sprintf("the endpoint %s is user 0's", endpoint)
 	if err := callEndpoint(t, h); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("the call ended with %v, want %q", err, want)
@@ -197,7 +197,7 @@ func TestEndpointIsJudgedAtEachConnect(t *testing.T) {
 func TestEndpointOfAnotherUserIsAllowed(t *testing.T) {
 	h, _ := foreignPlugin(t, trust.Policy{Types: map[string]trust.Type{"T": {Users: []string{"54321"}, Endpoints: []string{"0"}}}},
 		func(string) error { return nil })
-	h.await(reconciler.EventRegistered, "a")
+	h.await(plugin.EventRegistered, "a")
 	if err := callEndpoint(t, h); err != nil {
 		t.Error(err)
 	}
@@ -212,7 +212,7 @@ func TestRelativePluginDir(t *testing.T) {
 	t.Cleanup(func() { h.end() })
 	h.set(launchable("serve"))
 	h.running("registration")
-	if s := h.rt.Plugins(); len(s) != 1 || s[0].State != reconciler.StateRegistered || s[0].Source != reconciler.SourceLaunched {
+	if s := h.rt.Plugins(); len(s) != 1 || s[0].State != plugin.StateRegistered || s[0].Source != plugin.SourceLaunched {
 		t.Fatalf("plugins are %+v, want one that is launched and registered", s)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -239,7 +239,7 @@ func TestOwnSocketReplacedByLink(t *testing.T) {
 	if err := errors.Join(os.Chown(hidden, someone, someone), os.Rename(hidden, path)); err != nil {
 		t.Fatal(err)
 	}
-	registered := h.await(reconciler.EventRegistered, "a")
+	registered := h.await(plugin.EventRegistered, "a")
 	if err := callEndpoint(t, h); err != nil {
 		t.Errorf("root listens for the plugin, and the call ended with %v", err)
 	}
@@ -247,7 +247,7 @@ func TestOwnSocketReplacedByLink(t *testing.T) {
 	if err := errors.Join(os.Remove(path), os.Symlink(secret, path), os.Lchown(path, someone, someone)); err != nil {
 		t.Fatal(err)
 	}
-	h.await(reconciler.EventDeregistered, "a")
+	h.await(plugin.EventDeregistered, "a")
 	info := &dynamicplugins.PluginInfo{Type: "T", Name: "late", AllocID: registered.Instance + "-late",
 		Record:         &dynamicplugins.PluginRecord{Account: &dynamicplugins.PluginAccount{UID: someone, GID: someone}, SocketPath: path},
 		ConnectionInfo: &dynamicplugins.PluginConnectionInfo{SocketPath: path}}

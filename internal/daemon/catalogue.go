@@ -60,7 +60,7 @@ func toLaunch(c *catalogue.Catalogue, connections *goplugin.Connections) []launc
 			Manual:       !p.Autostart,
 			OnDemand:     p.Start == catalogue.StartOnDemand,
 			Idle:         p.Idle,
-			Announce:     launcher.Announcement(p.Announce),
+			Announce:     plugin.Info{Type: p.Announce.Type, Name: p.Announce.Name, Versions: p.Announce.Versions},
 			Restart:      p.Restart,
 			Health:       p.Health,
 			Upgrade:      p.Upgrade,

@@ -13,8 +13,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/daemon/node"
 	"github.com/patchbay-dev/patchbay/internal/daemon/stablesocket"
-	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 const (
@@ -34,14 +33,14 @@ type stateWatch struct {
 	woken chan struct{}
 
 	mu        sync.Mutex
-	condition patchbay.Condition
+	condition plugin.Condition
 	again     bool // it failed since the check began
 }
 
 func newStateWatch(path string, check func() error, log *slog.Logger) *stateWatch {
 	return &stateWatch{
 		path: path, check: check, log: log, woken: make(chan struct{}, 1),
-		condition: patchbay.Condition{Name: stateCondition, OK: true},
+		condition: plugin.Condition{Name: stateCondition, OK: true},
 	}
 }
 
@@ -67,17 +66,17 @@ func wake(c chan<- struct{}) {
 	}
 }
 
-func (w *stateWatch) get() patchbay.Condition {
+func (w *stateWatch) get() plugin.Condition {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.condition
 }
 
 // start runs w, which tells publish of what changes. What it returns ends w and returns when nothing is left of it.
-func (w *stateWatch) start(ctx context.Context, publish func(reconciler.Event)) (stop func()) {
+func (w *stateWatch) start(ctx context.Context, publish func(plugin.Event)) (stop func()) {
 	return inBackground(ctx, func(ctx context.Context) {
-		tell := func(kind reconciler.EventKind, message string) {
-			publish(reconciler.Event{Time: time.Now(), Kind: kind, SocketPath: w.path, Message: message})
+		tell := func(kind plugin.EventKind, message string) {
+			publish(plugin.Event{Time: time.Now(), Kind: kind, SocketPath: w.path, Message: message})
 		}
 		for {
 			select {
@@ -90,14 +89,14 @@ func (w *stateWatch) start(ctx context.Context, publish func(reconciler.Event)) 
 				continue // the check that found the file in order has left a wake-up
 			}
 			w.log.Error(c.Message)
-			tell(pipeline.EventDegraded, c.Message)
+			tell(plugin.EventDegraded, c.Message)
 			for recovered := false; !recovered; recovered = w.recovered() {
 				if !backoff.Pause(ctx, stateCheckInterval) { // a device does not say when it works again
 					return
 				}
 			}
 			w.log.Info("the state file can be written again", "path", w.path)
-			tell(pipeline.EventRecovered, "the state file can be written again")
+			tell(plugin.EventRecovered, "the state file can be written again")
 		}
 	})
 }
@@ -113,7 +112,7 @@ func (w *stateWatch) recovered() bool {
 	if err != nil || w.again {
 		return false
 	}
-	w.condition = patchbay.Condition{Name: stateCondition, OK: true}
+	w.condition = plugin.Condition{Name: stateCondition, OK: true}
 	return true
 }
 
@@ -123,18 +122,18 @@ type fileLimit struct {
 	since time.Time // zero while it can
 }
 
-func (f *fileLimit) condition() patchbay.Condition {
+func (f *fileLimit) condition() plugin.Condition {
 	err := openAnother()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if err == nil {
 		f.since = time.Time{}
-		return patchbay.Condition{Name: filesCondition, OK: true}
+		return plugin.Condition{Name: filesCondition, OK: true}
 	}
 	if f.since.IsZero() {
 		f.since = time.Now()
 	}
-	return patchbay.Condition{Name: filesCondition, Since: f.since, Message: fmt.Sprintf("no other file can be opened: %v; registered "+
+	return plugin.Condition{Name: filesCondition, Since: f.since, Message: fmt.Sprintf("no other file can be opened: %v; registered "+
 		"plugins stay so, other plugins and callers wait; raise the limit of open files (ulimit -n, or LimitNOFILE= of the service)", err)}
 }
 
@@ -152,19 +151,19 @@ type observed struct {
 // about what users other than root and the daemon's do.
 type readiness struct{ observed }
 
-func (r readiness) Conditions() []patchbay.Condition {
-	return append(slices.DeleteFunc(r.Runtime.Conditions(), func(c patchbay.Condition) bool {
+func (r readiness) Conditions() []plugin.Condition {
+	return append(slices.DeleteFunc(r.Runtime.Conditions(), func(c plugin.Condition) bool {
 		return c.Name == patchbay.ConditionDirectories || c.Name == patchbay.ConditionEvents
 	}), r.state.get())
 }
 
 // Conditions are ordered by name.
-func (o observed) Conditions() []patchbay.Condition {
+func (o observed) Conditions() []plugin.Condition {
 	all := append(o.Runtime.Conditions(), o.state.get(), o.reloads.condition(), o.files.condition())
 	if o.dispense != nil {
 		all = append(all, o.dispense.Condition())
 	}
 	all = append(all, o.node.Conditions()...)
-	slices.SortFunc(all, func(a, b patchbay.Condition) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(all, func(a, b plugin.Condition) int { return strings.Compare(a.Name, b.Name) })
 	return all
 }

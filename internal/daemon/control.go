@@ -15,7 +15,6 @@ import (
 
 	"connectrpc.com/connect"
 
-	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/daemon/node"
@@ -24,24 +23,25 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/suggest"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // source is the part of a [patchbay.Runtime] that the control API shows.
 type source interface {
-	Plugins() []patchbay.PluginStatus
-	PluginsNamed(name string) []patchbay.PluginStatus
-	Refusals() []patchbay.PluginStatus
+	Plugins() []plugin.Status
+	PluginsNamed(name string) []plugin.Status
+	Refusals() []plugin.Status
 	Retry(ptype, name string) error
-	KeptName(ptype, name string) (kept patchbay.KeptName, is bool)
+	Reservation(name plugin.Name) (plugin.Reservation, bool)
 	ReleaseName(ctx context.Context, ptype, name string) error
-	Conditions() []patchbay.Condition
+	Conditions() []plugin.Condition
 	// LastEvents returns the last n events in memory, PastEvents all that are kept, both oldest first.
-	LastEvents(n int) []patchbay.Event
-	PastEvents() ([]patchbay.Event, error)
+	LastEvents(n int) []plugin.Event
+	PastEvents() ([]plugin.Event, error)
 	// LaunchedAs returns as what a launched plugin is registered, or was last.
-	LaunchedAs(name string) (patchbay.PluginName, bool)
+	LaunchedAs(name string) (plugin.Name, bool)
 	// Events delivers the last tail events and then new ones, in order, until ctx ends.
-	Events(ctx context.Context, tail int) <-chan patchbay.Event
+	Events(ctx context.Context, tail int) <-chan plugin.Event
 }
 
 // picture is what the control API and the status page show.
@@ -53,13 +53,13 @@ type picture struct {
 	catalogue *metadata
 	// views has the present view of source, past its past events.
 	views *shared[*view]
-	past  *shared[[]patchbay.Event]
+	past  *shared[[]plugin.Event]
 }
 
 func newPicture(s source, l launched, n *node.Node, m *metadata) picture {
 	p := picture{source: s, launched: l, node: n, catalogue: m}
 	p.views = &shared[*view]{make: p.view}
-	p.past = &shared[[]patchbay.Event]{make: func() []patchbay.Event {
+	p.past = &shared[[]plugin.Event]{make: func() []plugin.Event {
 		events, _ := s.PastEvents() // a condition says what is wrong with the file
 		return events
 	}}
@@ -123,18 +123,18 @@ func (c *control) GetPlugin(ctx context.Context, request *patchbayv1.GetPluginRe
 }
 
 // get returns the instances and refusals of a plugin.
-func (c *control) get(asked patchbay.PluginName) []*patchbayv1.Plugin {
+func (c *control) get(asked plugin.Name) []*patchbayv1.Plugin {
 	plugins := each(c.instances(asked), c.describer())
 	announced := c.announced(asked)
 	for _, refusal := range c.source.Refusals() {
-		if nameOf(refusal) == announced {
+		if refusal.PluginName() == announced {
 			plugins = append(plugins, refusalMessage(refusal))
 		}
 	}
 	return plugins
 }
 
-func (c *control) unknown(asked patchbay.PluginName) error {
+func (c *control) unknown(asked plugin.Name) error {
 	if asked.Type == "" {
 		return connect.NewError(connect.CodeNotFound, fmt.Errorf("the launched plugin has not registered; "+
 			"\"patchbay status %s\" says what it does", untrusted.Valid(asked.Name)))
@@ -145,11 +145,11 @@ func (c *control) unknown(asked patchbay.PluginName) error {
 	}
 	what, announced := errors.New("no such plugin is known"), c.announced(asked)
 	// Root and the daemon's user may take any name, and their own are the rule: of those nothing is said.
-	if kept, is := c.source.KeptName(announced.Type, announced.Name); is && kept.By.UID != 0 && kept.By.UID != uint32(os.Geteuid()) {
+	if r, ok := c.source.Reservation(announced); ok && r.Owner.UID != 0 && r.Owner.UID != uint32(os.Geteuid()) {
 		what = fmt.Errorf("%w; the name is reserved for user %d, whose plugin had it last, until %s, or until \"patchbay release\"",
-			what, kept.By.UID, kept.Until.UTC().Format(time.RFC3339))
+			what, r.Owner.UID, r.Until.UTC().Format(time.RFC3339))
 	} else {
-		known := each(slices.Concat(c.source.Plugins(), c.source.Refusals()), func(s patchbay.PluginStatus) string { return nameOf(s).String() })
+		known := each(slices.Concat(c.source.Plugins(), c.source.Refusals()), func(s plugin.Status) string { return s.PluginName().String() })
 		what = fmt.Errorf("%w%s", what, didYouMean(asked.String(), known))
 	}
 	return connect.NewError(connect.CodeNotFound, what)
@@ -204,12 +204,12 @@ func (c *control) awaitReplacements(ctx context.Context, changed []string) (fail
 }
 
 // instances returns what is known of one plugin, newest first.
-func (c *control) instances(asked patchbay.PluginName) []patchbay.PluginStatus {
+func (c *control) instances(asked plugin.Name) []plugin.Status {
 	if asked.Type != "" {
-		return slices.DeleteFunc(c.source.PluginsNamed(asked.Name), func(s patchbay.PluginStatus) bool { return !c.means(asked, s) })
+		return slices.DeleteFunc(c.source.PluginsNamed(asked.Name), func(s plugin.Status) bool { return !c.means(asked, s) })
 	}
 	socket, _ := c.launchedAt(asked.Name)
-	return slices.DeleteFunc(c.source.Plugins(), func(s patchbay.PluginStatus) bool {
+	return slices.DeleteFunc(c.source.Plugins(), func(s plugin.Status) bool {
 		return s.Type == "" || socket == "" || s.SocketPath != socket // or it is launched, and has not said what it is
 	})
 }
@@ -227,8 +227,8 @@ func didYouMean(name string, known []string) string {
 func (c *control) askedFor(request interface {
 	GetType() string
 	GetName() string
-}) (asked patchbay.PluginName, err error) {
-	asked = patchbay.PluginName{Type: request.GetType(), Name: request.GetName()}
+}) (asked plugin.Name, err error) {
+	asked = plugin.Name{Type: request.GetType(), Name: request.GetName()}
 	if asked.Name == "" {
 		return asked, connect.NewError(connect.CodeInvalidArgument, errors.New("the request names no plugin: set type and name"))
 	}

@@ -29,15 +29,14 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
-	"github.com/patchbay-dev/patchbay/trust"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 var discard = slog.New(slog.DiscardHandler)
 
 // testGuard is a guard whose audit goes nowhere.
 func testGuard(path string) *access.Authorizer {
-	return access.NewAuthorizer(path, policyFor(config.Roles{}), access.NewAuditor(func(reconciler.Event) {}, discard))
+	return access.NewAuthorizer(path, policyFor(config.Roles{}), access.NewAuditor(func(plugin.Event) {}, discard))
 }
 
 // policyFor returns the policy of roles that are given to numbers.
@@ -49,27 +48,27 @@ func policyFor(roles config.Roles) access.Policy {
 	return p
 }
 
-func named(ptype, name string) patchbay.PluginName {
-	return patchbay.PluginName{Type: ptype, Name: name}
+func named(ptype, name string) plugin.Name {
+	return plugin.Name{Type: ptype, Name: name}
 }
 
 // recorded is a source whose events and plugins a test lays down.
 type recorded struct {
-	plugins  []patchbay.PluginStatus
-	refusals []patchbay.PluginStatus
-	past     []patchbay.Event
-	live     chan patchbay.Event
+	plugins  []plugin.Status
+	refusals []plugin.Status
+	past     []plugin.Event
+	live     chan plugin.Event
 }
 
-func (r *recorded) Plugins() []patchbay.PluginStatus {
-	return append([]patchbay.PluginStatus{}, r.plugins...)
+func (r *recorded) Plugins() []plugin.Status {
+	return append([]plugin.Status{}, r.plugins...)
 }
 
-func (r *recorded) PluginsNamed(name string) []patchbay.PluginStatus {
-	return slices.DeleteFunc(r.Plugins(), func(s patchbay.PluginStatus) bool { return s.Name != name })
+func (r *recorded) PluginsNamed(name string) []plugin.Status {
+	return slices.DeleteFunc(r.Plugins(), func(s plugin.Status) bool { return s.Name != name })
 }
 
-func (r *recorded) Refusals() []patchbay.PluginStatus { return r.refusals }
+func (r *recorded) Refusals() []plugin.Status { return r.refusals }
 
 func (r *recorded) Retry(ptype, name string) error {
 	if len(r.plugins) == 0 {
@@ -78,9 +77,8 @@ func (r *recorded) Retry(ptype, name string) error {
 	return fmt.Errorf("%w: %s/%s is asleep", patchbay.ErrNotWaiting, ptype, name)
 }
 
-func (*recorded) KeptName(ptype, name string) (patchbay.KeptName, bool) {
-	kept := patchbay.KeptName{Type: ptype, Name: name, By: trust.Account{UID: 60001}, Until: time.Unix(0, 0)}
-	return kept, name == "kept"
+func (*recorded) Reservation(name plugin.Name) (plugin.Reservation, bool) {
+	return plugin.Reservation{Plugin: name, Owner: plugin.Account{UID: 60001}, Until: time.Unix(0, 0)}, name.Name == "kept"
 }
 
 func (*recorded) ReleaseName(_ context.Context, _, name string) error {
@@ -90,22 +88,22 @@ func (*recorded) ReleaseName(_ context.Context, _, name string) error {
 	return patchbay.ErrNotKept
 }
 
-func (r *recorded) Conditions() []patchbay.Condition {
-	return []patchbay.Condition{{Name: "discovery", Message: "bad \xff"}}
+func (r *recorded) Conditions() []plugin.Condition {
+	return []plugin.Condition{{Name: "discovery", Message: "bad \xff"}}
 }
 
-func (r *recorded) PastEvents() ([]patchbay.Event, error) { return r.past, nil }
+func (r *recorded) PastEvents() ([]plugin.Event, error) { return r.past, nil }
 
-func (r *recorded) LaunchedAs(string) (patchbay.PluginName, bool) {
-	return patchbay.PluginName{}, false
+func (r *recorded) LaunchedAs(string) (plugin.Name, bool) {
+	return plugin.Name{}, false
 }
 
-func (r *recorded) LastEvents(n int) []patchbay.Event { return r.past[max(0, len(r.past)-n):] }
+func (r *recorded) LastEvents(n int) []plugin.Event { return r.past[max(0, len(r.past)-n):] }
 
-func (r *recorded) Events(context.Context, int) <-chan patchbay.Event { return r.live }
+func (r *recorded) Events(context.Context, int) <-chan plugin.Event { return r.live }
 
-func event(seq uint64, ptype string) patchbay.Event {
-	return patchbay.Event{Seq: seq, Event: reconciler.Event{Time: time.Unix(int64(seq), 0), Kind: reconciler.EventRegistered, Type: ptype, Name: "n"}}
+func event(seq uint64, ptype string) plugin.Event {
+	return plugin.Event{Seq: seq, Time: time.Unix(int64(seq), 0), Kind: plugin.EventRegistered, Type: ptype, Name: "n"}
 }
 
 // plain is a naming without handlers of which roles are known.
@@ -130,11 +128,11 @@ func serveTo(t *testing.T, s source) patchbayv1connect.ControlServiceClient {
 }
 
 func TestWatchEvents(t *testing.T) {
-	past := []patchbay.Event{event(3, "A"), event(4, "B"), event(5, "A"), event(6, "A")}
+	past := []plugin.Event{event(3, "A"), event(4, "B"), event(5, "A"), event(6, "A")}
 	tail := func(n uint32) *uint32 { return &n }
 	for name, test := range map[string]struct {
 		request *patchbayv1.WatchEventsRequest
-		live    []patchbay.Event
+		live    []plugin.Event
 		want    []uint64
 		code    connect.Code
 	}{
@@ -146,16 +144,16 @@ func TestWatchEvents(t *testing.T) {
 		"the last of type":  {request: &patchbayv1.WatchEventsRequest{Types: []string{"B"}, Tail: tail(1)}, want: []uint64{4}},
 		"one name":          {request: &patchbayv1.WatchEventsRequest{Names: []string{"n"}}, want: []uint64{3, 4, 5, 6}},
 		"another name":      {request: &patchbayv1.WatchEventsRequest{Names: []string{"m"}}},
-		"follow":            {&patchbayv1.WatchEventsRequest{Follow: true}, []patchbay.Event{event(7, "A"), event(8, "B")}, []uint64{3, 4, 5, 6, 7, 8}, connect.CodeUnavailable},
-		"follow only":       {&patchbayv1.WatchEventsRequest{Follow: true, Tail: tail(0)}, []patchbay.Event{event(7, "A")}, []uint64{7}, connect.CodeUnavailable},
-		"follow one type":   {&patchbayv1.WatchEventsRequest{Follow: true, Types: []string{"B"}}, []patchbay.Event{event(7, "A"), event(8, "B")}, []uint64{4, 8}, connect.CodeUnavailable},
-		"seen twice":        {&patchbayv1.WatchEventsRequest{Follow: true}, []patchbay.Event{event(5, "A"), event(6, "A"), event(7, "A")}, []uint64{3, 4, 5, 6, 7}, connect.CodeUnavailable},
-		"one is missing":    {&patchbayv1.WatchEventsRequest{Follow: true}, []patchbay.Event{event(7, "A"), event(9, "A")}, []uint64{3, 4, 5, 6, 7}, connect.CodeResourceExhausted},
-		"one of another":    {&patchbayv1.WatchEventsRequest{Follow: true, Types: []string{"B"}}, []patchbay.Event{event(8, "A")}, []uint64{4}, connect.CodeResourceExhausted},
-		"resynchronisation": {&patchbayv1.WatchEventsRequest{Follow: true, Tail: tail(0)}, []patchbay.Event{{Event: reconciler.Event{Kind: patchbay.EventResync}}}, nil, connect.CodeResourceExhausted},
+		"follow":            {&patchbayv1.WatchEventsRequest{Follow: true}, []plugin.Event{event(7, "A"), event(8, "B")}, []uint64{3, 4, 5, 6, 7, 8}, connect.CodeUnavailable},
+		"follow only":       {&patchbayv1.WatchEventsRequest{Follow: true, Tail: tail(0)}, []plugin.Event{event(7, "A")}, []uint64{7}, connect.CodeUnavailable},
+		"follow one type":   {&patchbayv1.WatchEventsRequest{Follow: true, Types: []string{"B"}}, []plugin.Event{event(7, "A"), event(8, "B")}, []uint64{4, 8}, connect.CodeUnavailable},
+		"seen twice":        {&patchbayv1.WatchEventsRequest{Follow: true}, []plugin.Event{event(5, "A"), event(6, "A"), event(7, "A")}, []uint64{3, 4, 5, 6, 7}, connect.CodeUnavailable},
+		"one is missing":    {&patchbayv1.WatchEventsRequest{Follow: true}, []plugin.Event{event(7, "A"), event(9, "A")}, []uint64{3, 4, 5, 6, 7}, connect.CodeResourceExhausted},
+		"one of another":    {&patchbayv1.WatchEventsRequest{Follow: true, Types: []string{"B"}}, []plugin.Event{event(8, "A")}, []uint64{4}, connect.CodeResourceExhausted},
+		"resynchronisation": {&patchbayv1.WatchEventsRequest{Follow: true, Tail: tail(0)}, []plugin.Event{{Kind: plugin.EventResync}}, nil, connect.CodeResourceExhausted},
 	} {
 		t.Run(name, func(t *testing.T) {
-			live := make(chan patchbay.Event, len(test.live))
+			live := make(chan plugin.Event, len(test.live))
 			for _, e := range test.live {
 				live <- e
 			}
@@ -187,10 +185,10 @@ func TestWatchEvents(t *testing.T) {
 }
 
 func TestListPlugins(t *testing.T) {
-	rpc := serveTo(t, &recorded{plugins: []patchbay.PluginStatus{
-		{Type: "A", Name: "one", State: reconciler.StateRegistered},
-		{Type: "A", Name: "two", State: reconciler.StateBackoff, Attempts: 2},
-		{Type: "B", Name: "one", State: reconciler.StateRegistered, SocketPath: "/\xff.sock", Versions: []string{"\xfe"}},
+	rpc := serveTo(t, &recorded{plugins: []plugin.Status{
+		{Type: "A", Name: "one", State: plugin.StateRegistered},
+		{Type: "A", Name: "two", State: plugin.StateBackoff, Attempts: 2},
+		{Type: "B", Name: "one", State: plugin.StateRegistered, SocketPath: "/\xff.sock", Versions: []string{"\xfe"}},
 	}})
 	for name, test := range map[string]struct {
 		request *patchbayv1.ListPluginsRequest
@@ -249,9 +247,9 @@ func stream(t *testing.T, rpc patchbayv1connect.ControlServiceClient, request *p
 // TestLargeList has plugins announce more than a gRPC message may have: no part of a streamed list is that large, and none is missing.
 func TestLargeList(t *testing.T) {
 	const n = 3000
-	all := make([]patchbay.PluginStatus, n)
+	all := make([]plugin.Status, n)
 	for i := range all {
-		all[i] = patchbay.PluginStatus{Type: "T", Name: strings.Repeat("n", 4090) + fmt.Sprint(1000+i)}
+		all[i] = plugin.Status{Type: "T", Name: strings.Repeat("n", 4090) + fmt.Sprint(1000+i)}
 	}
 	rpc := serveTo(t, &recorded{plugins: all})
 	got := 0
@@ -330,20 +328,20 @@ func TestInvalidArguments(t *testing.T) {
 }
 
 func TestGoals(t *testing.T) {
-	status := func(state reconciler.State, instance string) patchbay.PluginStatus {
-		return patchbay.PluginStatus{State: state, Instance: instance}
+	status := func(state plugin.State, instance string) plugin.Status {
+		return plugin.Status{State: state, Instance: instance}
 	}
 	for name, test := range map[string]struct {
-		instances                []patchbay.PluginStatus
+		instances                []plugin.Status
 		registered, deregistered bool
 	}{
 		"unknown":              {nil, false, true},
-		"registered":           {[]patchbay.PluginStatus{status(reconciler.StateRegistered, "i")}, true, false},
-		"restored":             {[]patchbay.PluginStatus{status(reconciler.StateRestored, "i")}, false, false},
-		"never registered":     {[]patchbay.PluginStatus{status(reconciler.StateBackoff, "")}, false, true},
-		"newer one on its way": {[]patchbay.PluginStatus{status(reconciler.StateConnecting, ""), status(reconciler.StateRegistered, "i")}, true, false},
-		"survivor validated":   {[]patchbay.PluginStatus{status(reconciler.StateValidating, "i")}, false, false},
-		"handler is told":      {[]patchbay.PluginStatus{status(reconciler.StateDeregistering, "")}, false, true},
+		"registered":           {[]plugin.Status{status(plugin.StateRegistered, "i")}, true, false},
+		"restored":             {[]plugin.Status{status(plugin.StateRestored, "i")}, false, false},
+		"never registered":     {[]plugin.Status{status(plugin.StateBackoff, "")}, false, true},
+		"newer one on its way": {[]plugin.Status{status(plugin.StateConnecting, ""), status(plugin.StateRegistered, "i")}, true, false},
+		"survivor validated":   {[]plugin.Status{status(plugin.StateValidating, "i")}, false, false},
+		"handler is told":      {[]plugin.Status{status(plugin.StateDeregistering, "")}, false, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, ok := registered(test.instances); ok != test.registered {

@@ -5,27 +5,26 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // reasons says, for the states that do not say it themselves, why an instance is in its state.
-var reasons = map[reconciler.State]string{
-	reconciler.StateRestored:    "It was registered before the daemon started and is being checked for life.",
-	reconciler.StateConnecting:  "Its socket is being asked who it is.",
-	reconciler.StateWaiting:     "It waits until the call that runs for another instance of the same name has returned.",
-	reconciler.StateSuperseded:  "A newer instance of the same type and name is current.",
-	reconciler.StateIdle:        "It has no process; the first call starts one.",
-	reconciler.StateBackoff:     "The last attempt failed, and another one is planned.",
-	reconciler.StateUnreachable: "It no longer accepts connections; the last error says where.",
-	reconciler.StateUnlinked:    "Its socket was removed while it serves; restart it, so that it makes a new one.",
-	reconciler.StateIgnored:     "There is no handler for its type, and it is left alone; it registers as soon as there is one.",
-	reconciler.StateRefused:     "It may not be registered as it is; the last error says why.",
+var reasons = map[plugin.State]string{
+	plugin.StateRestored:    "It was registered before the daemon started and is being checked for life.",
+	plugin.StateConnecting:  "Its socket is being asked who it is.",
+	plugin.StateWaiting:     "It waits until the call that runs for another instance of the same name has returned.",
+	plugin.StateSuperseded:  "A newer instance of the same type and name is current.",
+	plugin.StateIdle:        "It has no process; the first call starts one.",
+	plugin.StateBackoff:     "The last attempt failed, and another one is planned.",
+	plugin.StateUnreachable: "It no longer accepts connections; the last error says where.",
+	plugin.StateUnlinked:    "Its socket was removed while it serves; restart it, so that it makes a new one.",
+	plugin.StateIgnored:     "There is no handler for its type, and it is left alone; it registers as soon as there is one.",
+	plugin.StateRefused:     "It may not be registered as it is; the last error says why.",
 }
 
-func pluginMessage(s patchbay.PluginStatus) *patchbayv1.Plugin {
+func pluginMessage(s plugin.Status) *patchbayv1.Plugin {
 	return &patchbayv1.Plugin{
 		Type: untrusted.Valid(s.Type), Name: untrusted.Valid(s.Name), Version: untrusted.Valid(s.Version), Versions: validAll(s.Versions),
 		State: string(s.State), Reason: reasons[s.State], Current: s.Current, Attempts: uint32(max(s.Attempts, 0)),
@@ -37,20 +36,20 @@ func pluginMessage(s patchbay.PluginStatus) *patchbayv1.Plugin {
 }
 
 // refusalMessage describes the refusal of a plugin that is gone.
-func refusalMessage(s patchbay.PluginStatus) *patchbayv1.Plugin {
+func refusalMessage(s plugin.Status) *patchbayv1.Plugin {
 	m := pluginMessage(s)
 	m.Reason = "It was refused and is gone; the last error says why. Fix that and start it again."
 	return m
 }
 
-func eventMessage(e patchbay.Event) *patchbayv1.Event {
+func eventMessage(e plugin.Event) *patchbayv1.Event {
 	return &patchbayv1.Event{
 		Seq: e.Seq, Time: timestamp(e.Time), Kind: string(e.Kind), Type: untrusted.Valid(e.Type), Name: untrusted.Valid(e.Name),
 		Instance: untrusted.Valid(e.Instance), Endpoint: untrusted.Valid(e.Endpoint), SocketPath: untrusted.Valid(e.SocketPath), Message: untrusted.Valid(e.Message),
 	}
 }
 
-func conditionMessage(c patchbay.Condition) *patchbayv1.Condition {
+func conditionMessage(c plugin.Condition) *patchbayv1.Condition {
 	status := "degraded"
 	if c.OK {
 		status = "ok"

@@ -39,7 +39,6 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -315,10 +314,10 @@ func (d *Daemon) serve(ctx context.Context, l *listening, a *assembly, parts *cl
 }
 
 // inFleet returns what connects to the plugins that have a stable socket wherever in the fleet they are.
-func inFleet(n *node.Node, plugins []string) map[patchbay.PluginName]proxy.Connector {
-	all := map[patchbay.PluginName]proxy.Connector{}
+func inFleet(n *node.Node, plugins []string) map[plugin.Name]proxy.Connector {
+	all := map[plugin.Name]proxy.Connector{}
 	for _, text := range plugins {
-		if name, ok := pluginName(text); ok && n != nil {
+		if name, ok := plugin.ParseName(text); ok && n != nil {
 			all[name] = n.Connector()
 		}
 	}
@@ -334,9 +333,9 @@ func (d *Daemon) newRuntime(state *boltstate.Store, metrics *telemetry.Metrics, 
 		PluginDirs:          c.PluginDirs,
 		DeprecatedPluginDir: c.DeprecatedPluginDir,
 		State:               metrics.Storage(state),
-		Timeouts:            reconciler.Timeouts(c.Timeouts),
+		Timeouts:            plugin.Timeouts(c.Timeouts),
 		TypeTimeouts:        typeTimeouts(c.TypeTimeouts),
-		Bounds: limits.Plugins(reconciler.Bounds{
+		Bounds: limits.Plugins(plugin.Bounds{
 			Text: b.Text, Versions: b.Versions, UserBytes: b.UserBytes, TotalBytes: b.TotalBytes,
 		}, limits.OpenFiles()),
 		MaxDepth:         b.MaxDepth,
@@ -359,10 +358,10 @@ func (d *Daemon) newRuntime(state *boltstate.Store, metrics *telemetry.Metrics, 
 	})
 }
 
-func typeTimeouts(c map[string]config.Timeouts) map[string]reconciler.Timeouts {
-	byType := map[string]reconciler.Timeouts{}
+func typeTimeouts(c map[string]config.Timeouts) map[string]plugin.Timeouts {
+	byType := map[string]plugin.Timeouts{}
 	for ptype, timeouts := range c {
-		byType[ptype] = reconciler.Timeouts(timeouts)
+		byType[ptype] = plugin.Timeouts(timeouts)
 	}
 	return byType
 }

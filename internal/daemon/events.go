@@ -8,9 +8,8 @@ import (
 
 	"connectrpc.com/connect"
 
-	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 func (c *control) WaitForPlugin(ctx context.Context, request *patchbayv1.WaitForPluginRequest) (*patchbayv1.WaitForPluginResponse, error) {
@@ -18,7 +17,7 @@ func (c *control) WaitForPlugin(ctx context.Context, request *patchbayv1.WaitFor
 	if err != nil {
 		return nil, err
 	}
-	var reached func([]patchbay.PluginStatus) (*patchbay.PluginStatus, bool)
+	var reached func([]plugin.Status) (*plugin.Status, bool)
 	switch goal := request.GetFor(); goal {
 	case patchbayv1.WaitFor_WAIT_FOR_REGISTERED:
 		reached = registered
@@ -53,7 +52,7 @@ func (c *control) WaitForPlugin(ctx context.Context, request *patchbayv1.WaitFor
 }
 
 // nextEvent blocks until an event concerns the plugin that is asked for, or might because some were lost; false if there will be none.
-func (c *control) nextEvent(ctx context.Context, events <-chan patchbay.Event, asked patchbay.PluginName) bool {
+func (c *control) nextEvent(ctx context.Context, events <-chan plugin.Event, asked plugin.Name) bool {
 	for {
 		select {
 		case <-ctx.Done():
@@ -70,9 +69,9 @@ func (c *control) nextEvent(ctx context.Context, events <-chan patchbay.Event, a
 }
 
 // registered returns the instance that is current and registered.
-func registered(instances []patchbay.PluginStatus) (*patchbay.PluginStatus, bool) {
-	i := slices.IndexFunc(instances, func(s patchbay.PluginStatus) bool {
-		return s.State == reconciler.StateRegistered || s.State == reconciler.StateIdle
+func registered(instances []plugin.Status) (*plugin.Status, bool) {
+	i := slices.IndexFunc(instances, func(s plugin.Status) bool {
+		return s.State == plugin.StateRegistered || s.State == plugin.StateIdle
 	})
 	if i < 0 {
 		return nil, false
@@ -82,8 +81,8 @@ func registered(instances []patchbay.PluginStatus) (*patchbay.PluginStatus, bool
 
 // deregistered says whether the registry has no instance, one that is restored included, and returns the newest that is known. It is not
 // a matter of states alone: while a survivor is validated anew it stays in the registry.
-func deregistered(instances []patchbay.PluginStatus) (*patchbay.PluginStatus, bool) {
-	if slices.ContainsFunc(instances, func(s patchbay.PluginStatus) bool { return s.Instance != "" }) {
+func deregistered(instances []plugin.Status) (*plugin.Status, bool) {
+	if slices.ContainsFunc(instances, func(s plugin.Status) bool { return s.Instance != "" }) {
 		return nil, false
 	}
 	if len(instances) == 0 {
@@ -105,20 +104,20 @@ func (c *control) WatchEvents(
 	ctx context.Context, wanted *patchbayv1.WatchEventsRequest, stream *connect.ServerStream[patchbayv1.WatchEventsResponse],
 ) error {
 	kinds := setOf(wanted.GetKinds())
-	matching := func(now bool) func(patchbay.Event) bool {
+	matching := func(now bool) func(plugin.Event) bool {
 		concerned := c.concerned(wanted.GetTypes(), wanted.GetNames(), now)
-		return func(e patchbay.Event) bool {
+		return func(e plugin.Event) bool {
 			return kinds.passes(string(e.Kind)) && (wanted.GetSince() == nil || !e.Time.Before(wanted.GetSince().AsTime())) && concerned.by(e)
 		}
 	}
-	send := func(e patchbay.Event) error {
+	send := func(e plugin.Event) error {
 		// gofail: var controlEvent string
 		// return errors.New(controlEvent)
 		return stream.Send(&patchbayv1.WatchEventsResponse{Event: eventMessage(e)})
 	}
 
 	// The new events are subscribed to before the past ones are read, so nothing falls between; what is in both is sent once.
-	var live <-chan patchbay.Event
+	var live <-chan plugin.Event
 	if wanted.GetFollow() {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
@@ -143,7 +142,7 @@ func (c *control) WatchEvents(
 		return nil
 	}
 	matches := matching(false)
-	return follow(ctx, live, last, func(e patchbay.Event) error {
+	return follow(ctx, live, last, func(e plugin.Event) error {
 		if !matches(e) {
 			return nil
 		}
@@ -155,7 +154,7 @@ func (c *control) WatchEvents(
 const eventSize = 150
 
 // sendPast sends past events, which count until the last of them is sent.
-func sendPast(ctx context.Context, past []patchbay.Event, send func(patchbay.Event) error) error {
+func sendPast(ctx context.Context, past []plugin.Event, send func(plugin.Event) error) error {
 	bytes := 0
 	for _, e := range past {
 		bytes += eventSize + len(e.Type) + len(e.Name) + len(e.Instance) + len(e.Endpoint) + len(e.SocketPath) + len(e.Message)
@@ -173,8 +172,8 @@ func sendPast(ctx context.Context, past []patchbay.Event, send func(patchbay.Eve
 }
 
 // newest returns the events that match, of them the last tail ones if tail is set. It fails if ctx ends.
-func newest(ctx context.Context, past []patchbay.Event, matches func(patchbay.Event) bool, tail *uint32) ([]patchbay.Event, error) {
-	var matching []patchbay.Event
+func newest(ctx context.Context, past []plugin.Event, matches func(plugin.Event) bool, tail *uint32) ([]plugin.Event, error) {
+	var matching []plugin.Event
 	for _, event := range past {
 		if ctx.Err() != nil {
 			return nil, ended(ctx)
@@ -190,7 +189,7 @@ func newest(ctx context.Context, past []patchbay.Event, matches func(patchbay.Ev
 }
 
 // follow passes on the events after the one numbered last, until ctx ends, an event is missing, or send fails.
-func follow(ctx context.Context, live <-chan patchbay.Event, last uint64, send func(patchbay.Event) error) error {
+func follow(ctx context.Context, live <-chan plugin.Event, last uint64, send func(plugin.Event) error) error {
 	for {
 		select {
 		case <-ctx.Done():
@@ -199,7 +198,7 @@ func follow(ctx context.Context, live <-chan patchbay.Event, last uint64, send f
 			switch {
 			case !ok:
 				return ended(ctx)
-			case event.Kind == patchbay.EventResync || event.Seq > last+1:
+			case event.Kind == plugin.EventResync || event.Seq > last+1:
 				return connect.NewError(connect.CodeResourceExhausted,
 					errors.New("events were lost because they were read too slowly: list the plugins and watch again"))
 			case event.Seq <= last:

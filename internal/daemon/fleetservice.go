@@ -12,13 +12,12 @@ import (
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/internal/daemon/node"
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // firstRead bounds how long a request, unless it is one to wait, waits for the first list of the fleet. It is less than callers wait for
@@ -225,7 +224,7 @@ func (s fleetService) ListFleetVersions(
 func filterOf(f *patchbayv1.FleetFilter) fleet.Filter {
 	filter := fleet.Filter{Types: f.GetTypes(), Names: f.GetNames(), Nodes: f.GetNodes(), Versions: f.GetVersions(), Labels: f.GetLabels()}
 	for _, state := range f.GetStates() {
-		filter.States = append(filter.States, reconciler.State(state))
+		filter.States = append(filter.States, plugin.State(state))
 	}
 	return filter
 }
@@ -240,7 +239,7 @@ func nodeMessage(n fleet.Node) *patchbayv1.FleetNode {
 		Name:   n.Name, State: string(n.State), Instance: untrusted.Valid(n.Instance), Address: untrusted.Valid(n.Address), Version: untrusted.Valid(n.Version),
 		StartedAt: timestamp(n.StartedAt), LastSeen: timestamp(n.LastSeen), LastSeenBefore: timestamp(n.SeenBefore),
 		Plugins: uint32(n.Plugins), Reason: nodeReason(n),
-		Conditions: each(n.Conditions, func(c fleet.Condition) *patchbayv1.Condition { return conditionMessage(patchbay.Condition(c)) }),
+		Conditions: each(n.Conditions, func(c plugin.Condition) *patchbayv1.Condition { return conditionMessage(c) }),
 	}
 	if n.Cordon.Drained {
 		message.DrainedAt, message.DrainedBy = timestamp(cmp.Or(n.Cordon.Since, n.StartedAt)), untrusted.Valid(n.Cordon.By)

@@ -10,11 +10,11 @@ import (
 	grpcmetadata "google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
-	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/daemon/node"
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // newForwarder returns what takes the gRPC calls on the control socket that are not for the control API. Each goes to the plugin that its
@@ -27,7 +27,7 @@ func newForwarder(g *access.Authorizer, registry proxy.Connector, fleet *node.No
 		held, release := g.Hold(ctx, access.CallRole)
 		defer release()
 		md, _ := grpcmetadata.FromIncomingContext(ctx)
-		var p patchbay.PluginName
+		var p plugin.Name
 		var unrouted error
 		p.Type, p.Name, unrouted = proxy.ParseRoute(md)
 		reached, inFleet := false, false // a plugin

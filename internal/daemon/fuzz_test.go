@@ -13,11 +13,9 @@ import (
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
 	"github.com/patchbay-dev/patchbay/internal/fuzzcorpus"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
@@ -64,13 +62,13 @@ func FuzzControl(f *testing.F) {
 
 	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, procedure, contentType string, body []byte) {
-		live := make(chan patchbay.Event, 1)
+		live := make(chan plugin.Event, 1)
 		live <- event(2, "A")
 		close(live)
 		c := &control{
 			picture: newPicture(&recorded{
-				plugins: []patchbay.PluginStatus{{Type: "A", Name: "one", State: reconciler.StateRegistered, Current: true}},
-				past:    []patchbay.Event{event(1, "A")},
+				plugins: []plugin.Status{{Type: "A", Name: "one", State: plugin.StateRegistered, Current: true}},
+				past:    []plugin.Event{event(1, "A")},
 				live:    live,
 			}, noneLaunched{}, nil, nil),
 			naming: plain(), awaitReplaced: neverReplaced,

@@ -9,7 +9,6 @@ import (
 
 	"connectrpc.com/connect"
 
-	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/launch/machine"
@@ -113,7 +112,7 @@ func (c *control) launchedName(name string) (string, error) {
 	if _, known := c.launchedAt(name); known {
 		return name, nil
 	}
-	if p, both := pluginName(name); both {
+	if p, both := plugin.ParseName(name); both {
 		for _, in := range c.instances(p) {
 			for _, s := range c.launched.Plugins() {
 				if s.Socket != "" && s.Socket == in.SocketPath {
@@ -129,7 +128,7 @@ func (c *control) launchedName(name string) (string, error) {
 }
 
 // launchedBefore finds the launched plugin that was registered last as one that is asked for and is not registered now.
-func (c *control) launchedBefore(asked patchbay.PluginName) (launcher.Status, bool) {
+func (c *control) launchedBefore(asked plugin.Name) (launcher.Status, bool) {
 	for _, s := range c.launched.Plugins() {
 		was, known := c.source.LaunchedAs(s.Name)
 		if asked.Type == "" && s.Name == asked.Name || known && was.Name == asked.Name && c.isOf(asked.Type, was.Type, nil) {
@@ -183,7 +182,7 @@ func recordMessage(r plugin.LogRecord) *patchbayv1.LogRecord {
 type launchedHealth struct {
 	launched launched
 	plugins  interface {
-		Plugins() []patchbay.PluginStatus
+		Plugins() []plugin.Status
 	}
 }
 
@@ -201,7 +200,7 @@ func (h launchedHealth) UnhealthySockets() map[string]bool {
 // IsUnhealthy reports whether the plugin of this node with a type or role and a name has one of these sockets.
 func (h launchedHealth) IsUnhealthy(ptype, name string) bool {
 	sockets := h.UnhealthySockets()
-	return len(sockets) > 0 && slices.ContainsFunc(h.plugins.Plugins(), func(s patchbay.PluginStatus) bool {
+	return len(sockets) > 0 && slices.ContainsFunc(h.plugins.Plugins(), func(s plugin.Status) bool {
 		return s.Current && s.Name == name && sockets[s.SocketPath] && (s.Type == ptype || slices.Contains(s.Registration.Roles, ptype))
 	})
 }

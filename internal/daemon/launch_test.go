@@ -5,9 +5,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 type someLaunched struct {
@@ -36,10 +36,10 @@ func TestUnwell(t *testing.T) {
 	if got := (launchedHealth{launched: l}).UnhealthySockets(); len(got) != 2 || !got["/sick"] || !got["/silent"] {
 		t.Errorf("got %v", got)
 	}
-	sick := patchbay.PluginStatus{Type: "T", Name: "sick", SocketPath: "/sick", Current: true}
+	sick := plugin.Status{Type: "T", Name: "sick", SocketPath: "/sick", Current: true}
 	sick.Registration.Roles = []string{"role"}
-	old := patchbay.PluginStatus{Type: "T", Name: "well", SocketPath: "/silent"} // superseded
-	plugins := &recorded{plugins: []patchbay.PluginStatus{sick, old, {Type: "T", Name: "well", SocketPath: "/well", Current: true}}}
+	old := plugin.Status{Type: "T", Name: "well", SocketPath: "/silent"} // superseded
+	plugins := &recorded{plugins: []plugin.Status{sick, old, {Type: "T", Name: "well", SocketPath: "/well", Current: true}}}
 	for _, test := range []struct {
 		ptype, name string
 		want        bool

@@ -16,7 +16,6 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
 	"github.com/patchbay-dev/patchbay/internal/config"
@@ -25,6 +24,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/internal/quota"
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // slow takes an answer when it is let go on.
@@ -68,12 +68,12 @@ func TestPastEventsAreBounded(t *testing.T) {
 
 // testLists calls a procedure with a body; code is that of a refusal, which a stream has in its last message.
 func testLists(t *testing.T, procedure, contentType string, body []byte, code int) {
-	const smaller = 8                                  // the bounds and the answers; those of a stream still have two messages
-	all := make([]patchbay.PluginStatus, 2500/smaller) // 10 MiB / smaller
+	const smaller = 8                          // the bounds and the answers; those of a stream still have two messages
+	all := make([]plugin.Status, 2500/smaller) // 10 MiB / smaller
 	for i := range all {
-		all[i] = patchbay.PluginStatus{Type: "T", Name: "n", Version: strings.Repeat("v", 4090) + fmt.Sprint(1000+i)}
+		all[i] = plugin.Status{Type: "T", Name: "n", Version: strings.Repeat("v", 4090) + fmt.Sprint(1000+i)}
 	}
-	past := make([]patchbay.Event, len(all))
+	past := make([]plugin.Event, len(all))
 	for i, p := range all {
 		past[i].Seq, past[i].Type, past[i].Message = uint64(i+1), p.Type, p.Version
 	}

@@ -5,11 +5,10 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/cache"
-	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // roleGiver is what a handler may also be: it names the roles that it may give the plugins of its type.
@@ -58,7 +57,7 @@ func (n naming) anyIsOf(types set, announced string, roles []string) bool {
 
 // tellsOf says whether an event is about a plugin of any of some types, or of all if there are none. One that is registered has the roles
 // that it has.
-func (n naming) tellsOf(types set, e patchbay.Event) bool {
+func (n naming) tellsOf(types set, e plugin.Event) bool {
 	if types.passes(e.Type) {
 		return true
 	}
@@ -73,7 +72,7 @@ type concerned struct {
 	c            *control
 	types, names set
 	// launched is what launched plugins of these names are registered as, or were last; nil to look at each event.
-	launched map[patchbay.PluginName]bool
+	launched map[plugin.Name]bool
 }
 
 // concerned returns which events concern a caller. With now, those are judged by what launched plugins are registered as now.
@@ -85,8 +84,8 @@ func (c *control) concerned(types, names []string, now bool) concerned {
 	return w
 }
 
-func (w concerned) launchedAs() map[patchbay.PluginName]bool {
-	all := map[patchbay.PluginName]bool{}
+func (w concerned) launchedAs() map[plugin.Name]bool {
+	all := map[plugin.Name]bool{}
 	for name := range w.names {
 		if is, known := w.c.source.LaunchedAs(name); known {
 			all[is] = true
@@ -95,7 +94,7 @@ func (w concerned) launchedAs() map[patchbay.PluginName]bool {
 	return all
 }
 
-func (w concerned) by(e patchbay.Event) bool {
+func (w concerned) by(e plugin.Event) bool {
 	if w.names.passes(e.Name) && w.c.tellsOf(w.types, e) {
 		return true
 	}
@@ -111,7 +110,7 @@ func (w concerned) by(e patchbay.Event) bool {
 	if launched == nil {
 		launched = w.launchedAs()
 	}
-	return launched[patchbay.PluginName{Type: e.Type, Name: e.Name}]
+	return launched[plugin.Name{Type: e.Type, Name: e.Name}]
 }
 
 // mayHave returns the roles that plugins of a type may have.
@@ -123,7 +122,7 @@ func (n naming) mayHave(ptype string) []string {
 }
 
 // means says whether an instance is one of the plugin that is asked for.
-func (n naming) means(asked patchbay.PluginName, s patchbay.PluginStatus) bool {
+func (n naming) means(asked plugin.Name, s plugin.Status) bool {
 	return s.Name == asked.Name && n.isOf(asked.Type, s.Type, s.Registration.Roles)
 }
 
@@ -139,8 +138,8 @@ func (c *control) launchedAt(name string) (socket string, known bool) {
 }
 
 // tells says whether an event may change what a plugin that is asked for is, whatever its type and roles.
-func (c *control) tells(asked patchbay.PluginName, e patchbay.Event) bool {
-	named := e.Kind == patchbay.EventResync || e.Name == asked.Name
+func (c *control) tells(asked plugin.Name, e plugin.Event) bool {
+	named := e.Kind == plugin.EventResync || e.Name == asked.Name
 	if named || asked.Type != "" || e.SocketPath == "" {
 		return named
 	}
@@ -150,39 +149,30 @@ func (c *control) tells(asked patchbay.PluginName, e patchbay.Event) bool {
 
 // announced returns the name under which the plugin that is asked for registers, by what is known of it. Of one of which nothing is known
 // it is the one that the handlers leave possible.
-func (c *control) announced(asked patchbay.PluginName) patchbay.PluginName {
+func (c *control) announced(asked plugin.Name) plugin.Name {
 	if asked.Type == "" {
 		if is := c.instances(asked); len(is) > 0 {
-			return nameOf(is[0])
+			return is[0].PluginName()
 		}
 		return asked
 	}
 	others := map[string]bool{} // types of plugins of the name that are not the one that is asked for
 	for _, s := range slices.Concat(c.source.PluginsNamed(asked.Name), c.source.Refusals()) {
 		if c.means(asked, s) {
-			return nameOf(s)
+			return s.PluginName()
 		}
 		others[s.Type] = others[s.Type] || s.Name == asked.Name
 	}
 	for _, ptype := range slices.Sorted(maps.Keys(c.handlers())) {
 		if !others[ptype] && c.isOf(asked.Type, ptype, nil) {
-			return patchbay.PluginName{Type: ptype, Name: asked.Name}
+			return plugin.Name{Type: ptype, Name: asked.Name}
 		}
 	}
 	return asked
 }
 
-func pluginName(text string) (_ patchbay.PluginName, ok bool) {
-	ptype, name, ok := client.ParsePlugin(text)
-	return patchbay.PluginName{Type: ptype, Name: name}, ok
-}
-
-func nameOf(s patchbay.PluginStatus) patchbay.PluginName {
-	return patchbay.PluginName{Type: s.Type, Name: s.Name}
-}
-
 func validateTypeOrPlugin(key string) error {
-	if _, isPlugin := pluginName(key); !isPlugin && !untrusted.IsType(key) {
+	if _, isPlugin := plugin.ParseName(key); !isPlugin && !untrusted.IsType(key) {
 		return fmt.Errorf("%q is neither a plugin type nor a plugin: write TYPE or TYPE/NAME, for example CSIPlugin/hostpath.csi.k8s.io", key)
 	}
 	return nil

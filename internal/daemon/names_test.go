@@ -8,17 +8,14 @@ import (
 
 	"connectrpc.com/connect"
 
-	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
-	"github.com/patchbay-dev/patchbay/cache"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // TestRolesAreNames: a plugin is found, and waited for, under each of its roles as under its type.
 func TestRolesAreNames(t *testing.T) {
-	source := &recorded{live: make(chan patchbay.Event, 1), plugins: []patchbay.PluginStatus{{
-		Type: "CSIPlugin", Name: "disk", State: reconciler.StateRegistered, Registration: cache.Registration{Roles: []string{"csi-node"}},
+	source := &recorded{live: make(chan plugin.Event, 1), plugins: []plugin.Status{{
+		Type: "CSIPlugin", Name: "disk", State: plugin.StateRegistered, Registration: plugin.Registration{Roles: []string{"csi-node"}},
 	}}}
 	api := serveTo(t, source)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)

@@ -18,8 +18,8 @@ import (
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/handlers/csi"
 	"github.com/patchbay-dev/patchbay/internal/daemon/page"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // drivers are a CSI driver with both roles, one without that of a node, one that was never registered, and one that was refused and is
@@ -40,22 +40,22 @@ func (d *drivers) ReleaseName(_ context.Context, ptype, name string) error {
 }
 
 func newDrivers() *drivers {
-	driver := func(name string, state reconciler.State, roles ...string) patchbay.PluginStatus {
-		s := patchbay.PluginStatus{Type: "CSIPlugin", Name: name, State: state, Registration: cache.Registration{Roles: roles}}
+	driver := func(name string, state plugin.State, roles ...string) plugin.Status {
+		s := plugin.Status{Type: "CSIPlugin", Name: name, State: state, Registration: plugin.Registration{Roles: roles}}
 		if roles != nil {
 			s.Instance = name
 		}
 		return s
 	}
-	live := make(chan patchbay.Event)
+	live := make(chan plugin.Event)
 	close(live)
 	d := &drivers{recorded: recorded{
-		plugins: []patchbay.PluginStatus{
-			driver("both", reconciler.StateRegistered, "csi-controller", "csi-node"),
-			driver("controller", reconciler.StateRegistered, "csi-controller"), driver("new", reconciler.StateBackoff),
-			{Type: "Other", Name: "both", State: reconciler.StateRegistered},
+		plugins: []plugin.Status{
+			driver("both", plugin.StateRegistered, "csi-controller", "csi-node"),
+			driver("controller", plugin.StateRegistered, "csi-controller"), driver("new", plugin.StateBackoff),
+			{Type: "Other", Name: "both", State: plugin.StateRegistered},
 		},
-		refusals: []patchbay.PluginStatus{driver("gone", reconciler.StateRefused)},
+		refusals: []plugin.Status{driver("gone", plugin.StateRefused)},
 		live:     live,
 	}}
 	for i, name := range []string{"both", "controller", "new", "gone"} {
@@ -72,7 +72,7 @@ func (d *drivers) control() *control {
 			return map[string]cache.PluginHandler{"CSIPlugin": csi.NewHandler(csi.Options{}), "Other": patchbay.AcceptHandler()}
 		},
 		registered: func(ptype, name string) bool {
-			return slices.ContainsFunc(d.plugins, func(s patchbay.PluginStatus) bool {
+			return slices.ContainsFunc(d.plugins, func(s plugin.Status) bool {
 				return s.Name == name && s.Instance != "" && (s.Type == ptype || slices.Contains(s.Registration.Roles, ptype))
 			})
 		},
@@ -147,8 +147,8 @@ func (onceLaunched) Start(string) error { return nil }
 // disk knows that.
 type disk struct{ *drivers }
 
-func (disk) LaunchedAs(name string) (patchbay.PluginName, bool) {
-	return patchbay.PluginName{Type: "CSIPlugin", Name: "both"}, name == "disk"
+func (disk) LaunchedAs(name string) (plugin.Name, bool) {
+	return plugin.Name{Type: "CSIPlugin", Name: "both"}, name == "disk"
 }
 
 // TestLaunchedPluginHasTwoNames: each leads to all events of it, and to the plugin to launch though it is not registered.

@@ -21,6 +21,7 @@ import (
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
 	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/launch/handshake"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // TestReadsItsPredecessors reads what earlier versions wrote. Each folder of testdata/predecessors is one of them: its state file with three
@@ -67,7 +68,7 @@ func readState(t *testing.T, folder string) {
 	var got []string
 	for _, p := range registry.(*dynamicplugins.Store).RestoredPlugins() {
 		r := p.Record
-		if r == nil || r.Damage != nil || r.Peer == (dynamicplugins.PluginPeer{}) || r.RegisteredAt.IsZero() {
+		if r == nil || r.Damage != nil || r.Peer == (plugin.Peer{}) || r.RegisteredAt.IsZero() {
 			t.Errorf("the record of %s/%s at %s is incomplete: %+v", p.Type, p.Name, p.ConnectionInfo.SocketPath, r)
 			continue
 		}

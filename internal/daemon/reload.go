@@ -12,21 +12,12 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/catalogue"
 	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
-)
-
-// The kinds of events of the daemon itself.
-const (
-	// eventReloaded: a reload succeeded; says what changed.
-	eventReloaded reconciler.EventKind = "reloaded"
-	// eventReloadFailed: a reload failed and changed nothing; says why.
-	eventReloadFailed reconciler.EventKind = "reload-failed"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 type reloads struct {
@@ -43,7 +34,7 @@ type reloads struct {
 
 	// mu guards failure, and comes last.
 	mu      sync.Mutex
-	failure patchbay.Condition // of the last reload; OK if it succeeded, or if there was none
+	failure plugin.Condition // of the last reload; OK if it succeeded, or if there was none
 }
 
 // configuration is the name of the condition of the last reload.
@@ -53,7 +44,7 @@ func newReloads(c Config) *reloads {
 	r := &reloads{
 		ended:   make(chan struct{}),
 		current: c,
-		failure: patchbay.Condition{Name: configuration, OK: true},
+		failure: plugin.Condition{Name: configuration, OK: true},
 	}
 	r.shown.Store(&c.Shown)
 	return r
@@ -153,7 +144,7 @@ func (d *Daemon) reload() (changed []string, err error) {
 	r.running.guard.Replace(roles)
 	r.running.node.Reload(next.Fleet)
 	d.timeouts.Store(&next.ClientTimeouts)
-	d.warn(runtime.SetTimeouts(reconciler.Timeouts(next.Timeouts), typeTimeouts(next.TypeTimeouts))) // Validate has checked them
+	d.warn(runtime.SetTimeouts(plugin.Timeouts(next.Timeouts), typeTimeouts(next.TypeTimeouts))) // Validate has checked them
 	// Their plugins are still being deregistered: they have to bear that.
 	if err := closeHandlers(r.running.exchange(added, removed)); err != nil {
 		d.log.Error("cannot close a plugin handler", "error", err)
@@ -180,10 +171,10 @@ func (a *assembly) exchange(added map[string]cache.PluginHandler, removed []stri
 
 // tell makes known what became of a reload.
 func (d *Daemon) tell(changed []string, err error) {
-	event := reconciler.Event{Time: time.Now(), Kind: eventReloaded, Message: "the configuration was reloaded: nothing changed"}
-	condition := patchbay.Condition{Name: configuration, OK: err == nil}
+	event := plugin.Event{Time: time.Now(), Kind: plugin.EventReloaded, Message: "the configuration was reloaded: nothing changed"}
+	condition := plugin.Condition{Name: configuration, OK: err == nil}
 	if err != nil {
-		event.Kind, event.Message = eventReloadFailed, strings.ReplaceAll(err.Error(), "\n", "; ")
+		event.Kind, event.Message = plugin.EventReloadFailed, strings.ReplaceAll(err.Error(), "\n", "; ")
 		condition.Since = event.Time
 		condition.Message = "the configuration was not reloaded, and the one before is in force: " + event.Message
 		d.log.Error("configuration not reloaded", "error", event.Message)
@@ -197,7 +188,7 @@ func (d *Daemon) tell(changed []string, err error) {
 	d.reloads.running.runtime.Publish(event)
 }
 
-func (r *reloads) setFailure(c patchbay.Condition) {
+func (r *reloads) setFailure(c plugin.Condition) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !c.OK && !r.failure.OK {
@@ -206,7 +197,7 @@ func (r *reloads) setFailure(c patchbay.Condition) {
 	r.failure = c
 }
 
-func (r *reloads) condition() patchbay.Condition {
+func (r *reloads) condition() plugin.Condition {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.failure
@@ -280,7 +271,7 @@ func catalogueChanges(before, after Config) []string {
 // clientTimeout returns the timeout for calls to a plugin, nil for none.
 func (d *Daemon) clientTimeout(ptype, name string) *time.Duration {
 	byKey := *d.timeouts.Load()
-	for _, key := range []string{patchbay.PluginName{Type: ptype, Name: name}.String(), ptype} {
+	for _, key := range []string{plugin.Name{Type: ptype, Name: name}.String(), ptype} {
 		if timeout, ok := byKey[key]; ok {
 			return &timeout
 		}

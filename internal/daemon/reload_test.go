@@ -21,7 +21,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/catalogue"
 	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/daemon"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
 )
 
@@ -250,7 +250,7 @@ func TestReloadedTimeouts(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if event.SocketPath == path && event.Kind == string(reconciler.EventFailed) {
+		if event.SocketPath == path && event.Kind == string(plugin.EventFailed) {
 			return
 		}
 	}
@@ -356,7 +356,7 @@ func TestReloadsUnderLoad(t *testing.T) {
 			t.Fatal(err)
 		}
 		if event.Name == "refused" {
-			if event.Kind != string(reconciler.EventRefused) {
+			if event.Kind != string(plugin.EventRefused) {
 				t.Errorf("a plugin without a handler: %v", event)
 			}
 			break

@@ -6,15 +6,15 @@ import (
 
 	"connectrpc.com/connect"
 
-	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // TestRetryAndReleaseSayWhy is about what cannot be done.
 func TestRetryAndReleaseSayWhy(t *testing.T) {
 	ctx := t.Context()
 	none := serveTo(t, &recorded{})
-	some := serveTo(t, &recorded{plugins: []patchbay.PluginStatus{{Type: "T", Name: "foo"}}})
+	some := serveTo(t, &recorded{plugins: []plugin.Status{{Type: "T", Name: "foo"}}})
 	_, unknown := none.RetryPlugin(ctx, &patchbayv1.RetryPluginRequest{Type: "T", Name: "fooo"})
 	_, asleep := some.RetryPlugin(ctx, &patchbayv1.RetryPluginRequest{Type: "T", Name: "foo"})
 	_, empty := some.RetryPlugin(ctx, &patchbayv1.RetryPluginRequest{Type: "T"})
@@ -39,8 +39,8 @@ func TestRetryAndReleaseSayWhy(t *testing.T) {
 	}
 }
 
-// TestKeptNameIsShown: of a plugin that is gone, one reads whose its name is.
-func TestKeptNameIsShown(t *testing.T) {
+// TestReservationIsShown: of a plugin that is gone, one reads whose its name is.
+func TestReservationIsShown(t *testing.T) {
 	_, err := serveTo(t, &recorded{}).GetPlugin(t.Context(), &patchbayv1.GetPluginRequest{Type: "T", Name: "kept"})
 	const want = "no such plugin is known; the name is reserved for user 60001, whose plugin had it last, until 1970-01-01T00:00:00Z, or until"
 	if connect.CodeOf(err) != connect.CodeNotFound || !strings.Contains(err.Error(), want) {

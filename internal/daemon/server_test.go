@@ -11,11 +11,11 @@ import (
 
 	"connectrpc.com/connect"
 
-	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // TestServerEndsCalls ends a server with a call in progress that would go on forever.
@@ -43,7 +43,7 @@ func TestServerEndsCalls(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			s := serve(listener, testGuard(path), &control{picture: newPicture(&recorded{live: make(chan patchbay.Event)}, nil, nil, nil), started: time.Now()},
+			s := serve(listener, testGuard(path), &control{picture: newPicture(&recorded{live: make(chan plugin.Event)}, nil, nil, nil), started: time.Now()},
 				func() { t.Error("the server failed") }, discard)
 			stream, err := clientOf(t, path).WatchEvents(t.Context(), &patchbayv1.WatchEventsRequest{Follow: true})
 			if err != nil {

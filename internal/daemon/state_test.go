@@ -11,14 +11,13 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // TestStateWatch: however often the file fails, there is one condition, one event and one line of log until it can be written again.
 func TestStateWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var events []reconciler.EventKind
+		var events []plugin.EventKind
 		var log lockedBuilder
 		broken := errors.New("input/output error")
 		var w *stateWatch
@@ -32,7 +31,7 @@ func TestStateWatch(t *testing.T) {
 			w.failed(broken)
 			return broken
 		}, slog.New(slog.NewTextHandler(&log, nil)))
-		defer w.start(t.Context(), func(e reconciler.Event) {
+		defer w.start(t.Context(), func(e plugin.Event) {
 			log.Lock()
 			defer log.Unlock()
 			events = append(events, e.Kind)
@@ -71,7 +70,7 @@ func TestStateWatch(t *testing.T) {
 				t.Errorf("after it worked again: %+v", c)
 			}
 			log.Lock()
-			if want := []reconciler.EventKind{pipeline.EventDegraded, pipeline.EventRecovered}; !slices.Equal(events, want) {
+			if want := []plugin.EventKind{plugin.EventDegraded, plugin.EventRecovered}; !slices.Equal(events, want) {
 				t.Errorf("events %v, want %v", events, want)
 			}
 			log.Unlock()

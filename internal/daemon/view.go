@@ -8,9 +8,8 @@ import (
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // view is what the daemon knows, as messages that do not change.
@@ -24,7 +23,7 @@ func (p picture) view() *view {
 }
 
 // describer returns what makes the message of an instance, with the metadata of those that are launched now.
-func (p picture) describer() func(patchbay.PluginStatus) *patchbayv1.Plugin {
+func (p picture) describer() func(plugin.Status) *patchbayv1.Plugin {
 	launched := map[string]string{} // names, by socket
 	if p.catalogue != nil {
 		for _, s := range p.launched.Plugins() {
@@ -33,10 +32,10 @@ func (p picture) describer() func(patchbay.PluginStatus) *patchbayv1.Plugin {
 			}
 		}
 	}
-	return func(s patchbay.PluginStatus) *patchbayv1.Plugin {
+	return func(s plugin.Status) *patchbayv1.Plugin {
 		m := pluginMessage(s)
 		name := launched[s.SocketPath]
-		if s.SocketPath == "" && s.Source == reconciler.SourceLaunched {
+		if s.SocketPath == "" && s.Source == plugin.SourceLaunched {
 			name = s.Name // it does not serve
 		}
 		m.Metadata = p.catalogue.of(name)

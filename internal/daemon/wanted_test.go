@@ -9,9 +9,9 @@ import (
 
 	"connectrpc.com/connect"
 
-	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // lookUps counts the questions as what a launched plugin is registered.
@@ -21,9 +21,9 @@ type lookUps struct {
 	count int
 }
 
-func (l *lookUps) LaunchedAs(string) (patchbay.PluginName, bool) {
+func (l *lookUps) LaunchedAs(string) (plugin.Name, bool) {
 	l.count++
-	return patchbay.PluginName{}, false
+	return plugin.Name{}, false
 }
 
 // TestFiltersLookUpLittle: the work for a past event does not grow with how many types and names a caller asks for.
@@ -74,7 +74,7 @@ func TestNewestEnds(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	looked := 0
-	_, err := newest(ctx, make([]patchbay.Event, 100), func(patchbay.Event) bool {
+	_, err := newest(ctx, make([]plugin.Event, 100), func(plugin.Event) bool {
 		looked++
 		cancel()
 		return true

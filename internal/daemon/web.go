@@ -5,10 +5,10 @@ import (
 	"iter"
 	"slices"
 
-	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/internal/daemon/page"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 var _ page.Source = (*control)(nil)
@@ -23,11 +23,11 @@ func (c *control) About() (*patchbayv1.GetVersionResponse, *patchbayv1.GetConfig
 func (c *control) EventsOf(ptype, name string) []*patchbayv1.Event {
 	is, known := c.source.LaunchedAs(name)
 	concerned := c.concerned([]string{ptype}, []string{name}, true)
-	return each(slices.DeleteFunc(slices.Clone(c.past.get()), func(e patchbay.Event) bool {
+	return each(slices.DeleteFunc(slices.Clone(c.past.get()), func(e plugin.Event) bool {
 		if ptype != "" {
 			return !concerned.by(e)
 		}
-		return (e.Type != "" || e.Name != name) && (!known || is != patchbay.PluginName{Type: e.Type, Name: e.Name})
+		return (e.Type != "" || e.Name != name) && (!known || is != plugin.Name{Type: e.Type, Name: e.Name})
 	}), eventMessage)
 }
 
@@ -51,7 +51,7 @@ func (p picture) Events(ctx context.Context) <-chan *patchbayv1.Event {
 	go func() { // ends with live, which ends with ctx
 		defer close(messages)
 		for e := range live {
-			if e.Kind == patchbay.EventResync {
+			if e.Kind == plugin.EventResync {
 				continue // the picture is made again all the same
 			}
 			select {

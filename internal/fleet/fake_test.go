@@ -18,7 +18,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/patchbay-dev/patchbay/internal/proxy"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // fake is an etcd that keeps keys and leases and judges no condition: what etcd itself does is tested with etcd. It is for what time does.
@@ -181,8 +181,8 @@ type fakeLocal struct {
 	changes chan struct{}
 
 	mu         sync.Mutex
-	plugins    []reconciler.Status
-	conditions []Condition
+	plugins    []plugin.Status
+	conditions []plugin.Condition
 }
 
 func newFakeLocal(names ...string) *fakeLocal {
@@ -196,7 +196,7 @@ func (l *fakeLocal) set(names ...string) {
 	l.plugins = nil
 	for _, name := range names {
 		ptype, name, _ := strings.Cut(name, "/")
-		l.plugins = append(l.plugins, reconciler.Status{Type: ptype, Name: name, State: reconciler.StateRegistered})
+		l.plugins = append(l.plugins, plugin.Status{Type: ptype, Name: name, State: plugin.StateRegistered})
 	}
 	l.mu.Unlock()
 	select {
@@ -205,13 +205,13 @@ func (l *fakeLocal) set(names ...string) {
 	}
 }
 
-func (l *fakeLocal) Plugins() []reconciler.Status {
+func (l *fakeLocal) Plugins() []plugin.Status {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.plugins
 }
 
-func (l *fakeLocal) Conditions() []Condition {
+func (l *fakeLocal) Conditions() []plugin.Condition {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.conditions

@@ -17,7 +17,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	fleetv1 "github.com/patchbay-dev/patchbay/api/patchbay/fleet/v1"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // ranges is an etcd of which ranges are read, and which tells of no change.
@@ -75,7 +75,7 @@ func (r *ranges) node(name string, ready bool, labels map[string]string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.keys[s.NodeRange(name)+recordKey] = string(marshal(r.t, &fleetv1.NodeRecord{Address: "127.0.0.1:1", Labels: labels,
-		Plugins: []*fleetv1.PluginRecord{{Type: "T", Name: "n", State: string(reconciler.StateRegistered), Current: true}}}))
+		Plugins: []*fleetv1.PluginRecord{{Type: "T", Name: "n", State: string(plugin.StateRegistered), Current: true}}}))
 	if ready {
 		r.keys[s.NodeRange(name)+presenceKey] = ""
 	}

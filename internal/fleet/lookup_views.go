@@ -12,7 +12,7 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // viewKey identifies a view: a node, the index of a name of plugins, or the locks.
@@ -239,7 +239,7 @@ func (v *nodeView) show() {
 
 // callable returns the plugins of the node that pass a filter and may be called.
 func (m *member) callable(f Filter) (instances []Instance) {
-	f.States = []reconciler.State{reconciler.StateRegistered, reconciler.StateUnreachable}
+	f.States = []plugin.State{plugin.StateRegistered, plugin.StateUnreachable}
 	for _, published := range m.plugins {
 		if !published.Current || !anyOf(f.Names, published.Name) { // saves a copy
 			continue

@@ -14,8 +14,8 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/backoff"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/internal/regular"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 const (
@@ -147,7 +147,7 @@ func (c *nodeCache) load() {
 		m := &member{node: Node{Name: r.Node, State: NodeUnreachable, Address: r.Address, Labels: r.Labels, Cordon: Cordon{Drained: r.Drained}}}
 		for _, p := range r.Plugins {
 			m.plugins = append(m.plugins,
-				&Plugin{Type: p.Type, Name: p.Name, Roles: p.Roles, Published: reconciler.StateRegistered, Current: true})
+				&Plugin{Type: p.Type, Name: p.Name, Roles: p.Roles, Published: plugin.StateRegistered, Current: true})
 		}
 		c.nodes[r.Node] = &cachedNode{m, time.Now().Add(-time.Duration(i))}
 	}

@@ -15,27 +15,19 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/patchbay-dev/patchbay/internal/backoff"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/internal/regular"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // Local is the node that a [Publisher] publishes. Its methods are called from one goroutine and do not block.
 type Local interface {
 	// Plugins returns all plugins; those whose type or name is not known yet are not published.
-	Plugins() []reconciler.Status
+	Plugins() []plugin.Status
 	// Conditions returns the conditions of the node.
-	Conditions() []Condition
+	Conditions() []plugin.Condition
 	// Changes returns a channel that receives a value after changes of plugins; changes may share a value. It is not closed before ctx ends.
 	// Changes of conditions need no value.
 	Changes(ctx context.Context) <-chan struct{}
-}
-
-// Condition is one aspect of a node's health.
-type Condition struct {
-	Name    string
-	OK      bool
-	Message string // what is wrong, as one line
-	Since   time.Time
 }
 
 // ConditionName is the name of the condition of a [Publisher].
@@ -156,10 +148,10 @@ func ValidateTimes(presence, retention time.Duration) error {
 func (p *Publisher) Instance() string { return p.instance }
 
 // Condition returns whether the node is published as it is.
-func (p *Publisher) Condition() Condition {
+func (p *Publisher) Condition() plugin.Condition {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return Condition{Name: ConditionName, OK: p.health.Current, Message: p.health.Message, Since: p.health.Since}
+	return plugin.Condition{Name: ConditionName, OK: p.health.Current, Message: p.health.Message, Since: p.health.Since}
 }
 
 // Stats returns what has been done so far.

@@ -15,6 +15,7 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 
 	"github.com/patchbay-dev/patchbay/internal/leaktest"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
@@ -55,7 +56,7 @@ func TestWritesOnlyChanges(t *testing.T) {
 			t.Errorf("%d renewals in a day", f.renewalsSoFar())
 		}
 		local.mu.Lock()
-		local.conditions = []Condition{{Name: "discovery", Message: "broken"}}
+		local.conditions = []plugin.Condition{{Name: "discovery", Message: "broken"}}
 		local.mu.Unlock()
 		time.Sleep(DefaultPresence)
 		if f.writes() != 2 {

@@ -14,7 +14,7 @@ import (
 
 	fleetv1 "github.com/patchbay-dev/patchbay/api/patchbay/fleet/v1"
 	"github.com/patchbay-dev/patchbay/internal/fuzzcorpus"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 func marshal(t rapid.TB, r *fleetv1.NodeRecord) []byte {
@@ -58,7 +58,7 @@ func (p picture) take(t rapid.TB, c Change) {
 // and none is a repeat.
 func TestChangesLeadToTheState(t *testing.T) {
 	filters := []Filter{
-		{}, {States: []reconciler.State{reconciler.StateRegistered}}, {Versions: []string{"1"}}, {Types: []string{"role"}},
+		{}, {States: []plugin.State{plugin.StateRegistered}}, {Versions: []string{"1"}}, {Types: []string{"role"}},
 		{Nodes: []string{"b"}},
 	}
 	rapid.Check(t, func(t *rapid.T) {
@@ -125,7 +125,7 @@ func TestTooLarge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		local := newFakeLocal()
 		for i := range 20_000 {
-			local.plugins = append(local.plugins, reconciler.Status{Type: "T", Name: fmt.Sprint(i), State: reconciler.StateRegistered, Instance: strings.Repeat("x", 100)})
+			local.plugins = append(local.plugins, plugin.Status{Type: "T", Name: fmt.Sprint(i), State: plugin.StateRegistered, Instance: strings.Repeat("x", 100)})
 		}
 		p := runPublisher(t, newFake(), PublisherConfig{Node: "a", Local: local})
 		time.Sleep(time.Minute)
@@ -142,12 +142,12 @@ func TestTooLarge(t *testing.T) {
 
 // TestHostile: what plugins say is made fit, and what is too much is left out.
 func TestHostile(t *testing.T) {
-	status := reconciler.Status{Type: "T\xff", Name: "n\xff", State: reconciler.StateRegistered}
+	status := plugin.Status{Type: "T\xff", Name: "n\xff", State: plugin.StateRegistered}
 	status.Registration.Details = map[string]string{"k": strings.Repeat("x", 2*maxDetails)}
 	status.Registration.Roles = []string{"\xff"}
-	records := pluginRecords([]reconciler.Status{status, {Type: "T"}, {Name: "n"}}, nil)
+	records := pluginRecords([]plugin.Status{status, {Type: "T"}, {Name: "n"}}, nil)
 	unhealthy := map[string]bool{"/b": true}
-	two := pluginRecords([]reconciler.Status{{Type: "T", Name: "a", SocketPath: "/a"}, {Type: "T", Name: "b", SocketPath: "/b"}}, unhealthy)
+	two := pluginRecords([]plugin.Status{{Type: "T", Name: "a", SocketPath: "/a"}, {Type: "T", Name: "b", SocketPath: "/b"}}, unhealthy)
 	if pluginOf(two[0]).Unhealthy || !pluginOf(two[1]).Unhealthy {
 		t.Errorf("published: %v", two)
 	}

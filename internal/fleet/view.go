@@ -14,7 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	fleetv1 "github.com/patchbay-dev/patchbay/api/patchbay/fleet/v1"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // NodeState is the state of a node.
@@ -40,8 +40,8 @@ type Node struct {
 	// that is not known exactly: the node may have been alive until SeenBefore, which is zero otherwise. Both are zero while it is ready.
 	LastSeen, SeenBefore time.Time
 
-	Conditions []Condition // ordered by name
-	Plugins    int         // the number of instances that it has published
+	Conditions []plugin.Condition // ordered by name
+	Plugins    int                // the number of instances that it has published
 	Labels     map[string]string
 	Cordon     Cordon
 }
@@ -57,12 +57,12 @@ type Cordon struct {
 type Plugin struct {
 	Node, Type, Name, Version string
 
-	Published    reconciler.State // the state that the node published
-	State        reconciler.State // the same, or [reconciler.StateUnreachable] if the node is not ready
+	Published    plugin.State // the state that the node published
+	State        plugin.State // the same, or [plugin.StateUnreachable] if the node is not ready
 	NodeState    NodeState
 	Instance     string // empty if it was never registered
 	Endpoint     string // the path on its node at which its services answer
-	Source       reconciler.Source
+	Source       plugin.Source
 	Roles        []string
 	Details      map[string]string // from the handler of its type; nil if they are too large for the fleet
 	RegisteredAt time.Time
@@ -90,13 +90,13 @@ func (i Instance) isPreferred() bool { return !i.isAway() && !i.Drained && !i.Un
 
 // isCallable reports whether an instance that is current may be called.
 func (i Instance) isCallable() bool {
-	return i.Published == reconciler.StateRegistered && (i.NodeState == NodeReady || i.NodeState == NodeUnreachable)
+	return i.Published == plugin.StateRegistered && (i.NodeState == NodeReady || i.NodeState == NodeUnreachable)
 }
 
 // Filter selects plugins. Each list that is not empty has to contain the value of the plugin.
 type Filter struct {
 	Types, Names, Nodes, Versions []string // Types also match roles
-	States                        []reconciler.State
+	States                        []plugin.State
 	Labels                        map[string]string // that the node must have
 	Health                        bool              // [Reader.Watch] also returns changes of the health of the reader
 	Few                           int               // how many nodes are enough for a [Lookup]; zero for all
@@ -299,7 +299,7 @@ func (m *member) plugin(published *Plugin) Plugin {
 	p.Node, p.NodeState, p.nodeLabels = m.node.Name, m.node.State, m.node.Labels
 	p.LastSeen, p.SeenBefore = m.node.LastSeen, m.node.SeenBefore
 	if m.node.State != NodeReady {
-		p.State = reconciler.StateUnreachable
+		p.State = plugin.StateUnreachable
 	}
 	return p
 }
@@ -394,7 +394,7 @@ func recordOf(r *fleetv1.NodeRecord) record {
 	published.node.Labels = interned(r.GetLabels())
 	for _, c := range r.GetConditions() {
 		published.node.Conditions = append(published.node.Conditions,
-			Condition{Name: intern(c.GetName()), OK: c.GetOk(), Message: intern(c.GetMessage()), Since: timeOf(c.GetSince())})
+			plugin.Condition{Name: intern(c.GetName()), OK: c.GetOk(), Message: intern(c.GetMessage()), Since: timeOf(c.GetSince())})
 	}
 	for _, p := range r.GetPlugins() {
 		published.plugins = append(published.plugins, pluginOf(p))
@@ -403,10 +403,10 @@ func recordOf(r *fleetv1.NodeRecord) record {
 }
 
 func pluginOf(r *fleetv1.PluginRecord) *Plugin {
-	state := reconciler.State(intern(r.GetState()))
+	state := plugin.State(intern(r.GetState()))
 	published := &Plugin{
 		Type: intern(r.GetType()), Name: intern(r.GetName()), Version: intern(r.GetVersion()), State: state, Published: state,
-		Instance: r.GetInstance(), Endpoint: intern(r.GetEndpoint()), Source: reconciler.Source(intern(r.GetSource())),
+		Instance: r.GetInstance(), Endpoint: intern(r.GetEndpoint()), Source: plugin.Source(intern(r.GetSource())),
 		Roles: r.GetRoles(), RegisteredAt: timeOf(r.GetRegisteredAt()), Current: r.GetCurrent(), Unhealthy: r.GetUnhealthy(),
 	}
 	for i, role := range published.Roles {

@@ -20,7 +20,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	fleetv1 "github.com/patchbay-dev/patchbay/api/patchbay/fleet/v1"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // The keys of a node, below its range.
@@ -140,14 +140,14 @@ func decodeRecord(value []byte) (r *fleetv1.NodeRecord, err error) {
 }
 
 // pluginRecords returns what is published of the plugins of a node.
-func pluginRecords(statuses []reconciler.Status, unhealthy map[string]bool) []*fleetv1.PluginRecord {
+func pluginRecords(statuses []plugin.Status, unhealthy map[string]bool) []*fleetv1.PluginRecord {
 	records := make([]*fleetv1.PluginRecord, 0, len(statuses))
 	for _, s := range statuses {
-		if s.Type == "" || s.Name == "" || s.State == reconciler.StateUnlinked { // which only its own node shows
+		if s.Type == "" || s.Name == "" || s.State == plugin.StateUnlinked { // which only its own node shows
 			continue
 		}
-		if s.State == reconciler.StateIdle { // a call starts it
-			s.State = reconciler.StateRegistered
+		if s.State == plugin.StateIdle { // a call starts it
+			s.State = plugin.StateRegistered
 		}
 		p := &fleetv1.PluginRecord{
 			Type: valid(s.Type), Name: valid(s.Name), Version: valid(s.Version), State: valid(string(s.State)), Instance: valid(s.Instance),
@@ -173,7 +173,7 @@ func pluginRecords(statuses []reconciler.Status, unhealthy map[string]bool) []*f
 	return records
 }
 
-func conditionRecords(conditions []Condition) []*fleetv1.Condition {
+func conditionRecords(conditions []plugin.Condition) []*fleetv1.Condition {
 	records := make([]*fleetv1.Condition, 0, len(conditions))
 	for _, c := range conditions {
 		records = append(records, &fleetv1.Condition{Name: valid(c.Name), Ok: c.OK, Message: valid(c.Message), Since: timestamp(c.Since)})

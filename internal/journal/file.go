@@ -17,8 +17,8 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/backoff"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/internal/regular"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // maxFile is the size in bytes from which a file of events is moved aside for a new one, of which two are kept.
@@ -26,15 +26,15 @@ const maxFile = 4 << 20
 
 // record is an event as it is in a file: one line of JSON, with the keys of "patchbay events -o json".
 type record struct {
-	Seq        uint64    `json:"seq"`
-	Time       time.Time `json:"time"`
-	Kind       string    `json:"kind"`
-	Type       string    `json:"type,omitempty"`
-	Name       string    `json:"name,omitempty"`
-	Instance   string    `json:"instance,omitempty"`
-	Endpoint   string    `json:"endpoint,omitempty"`
-	SocketPath string    `json:"socketPath,omitempty"`
-	Message    string    `json:"message,omitempty"`
+	Seq        uint64           `json:"seq"`
+	Time       time.Time        `json:"time"`
+	Kind       plugin.EventKind `json:"kind"`
+	Type       string           `json:"type,omitempty"`
+	Name       string           `json:"name,omitempty"`
+	Instance   string           `json:"instance,omitempty"`
+	Endpoint   string           `json:"endpoint,omitempty"`
+	SocketPath string           `json:"socketPath,omitempty"`
+	Message    string           `json:"message,omitempty"`
 }
 
 // keeper writes events to a file, in the goroutine that runs it, so that no publisher waits for the disk.
@@ -47,8 +47,8 @@ type keeper struct {
 	unreadable chan struct{}
 
 	mu               sync.Mutex
-	pending          []Event // at most as many as the Journal keeps
-	left             int     // out, because there were more
+	pending          []plugin.Event // at most as many as the Journal keeps
+	left             int            // out, because there were more
 	writing, reading trouble
 
 	// The rest belongs to the goroutine of run.
@@ -79,7 +79,7 @@ func newKeeper(path string, log *slog.Logger) *keeper {
 }
 
 // add has an event written. It does not block.
-func (k *keeper) add(e Event) {
+func (k *keeper) add(e plugin.Event) {
 	k.mu.Lock()
 	k.pending = append(k.pending, e)
 	k.trim()
@@ -207,7 +207,7 @@ func (k *keeper) trouble() (message string, since time.Time) {
 }
 
 // write appends events. The file is not kept open: its device can be unmounted, and what is mounted there next is written to.
-func (k *keeper) write(events []Event) error {
+func (k *keeper) write(events []plugin.Event) error {
 	var lines bytes.Buffer
 	switch info, err := os.Stat(k.path); {
 	case err != nil:
@@ -220,10 +220,7 @@ func (k *keeper) write(events []Event) error {
 	}
 	encoder := json.NewEncoder(&lines)
 	for _, e := range events {
-		err := encoder.Encode(record{
-			e.Seq, e.Time, string(e.Kind), e.Type, e.Name, e.Instance, e.Endpoint, e.SocketPath, e.Message,
-		})
-		if err != nil { // another attempt would not do better
+		if err := encoder.Encode(record(e)); err != nil { // another attempt would not do better
 			k.log.Warn("an event cannot be encoded: it will be missing after a restart", "event", e.Seq, "error", err)
 		}
 	}
@@ -268,8 +265,8 @@ func (k *keeper) append(text []byte) error {
 func older(path string) string { return path + ".1" }
 
 // load returns the events of the files, oldest first. Lines that were torn, and whatever else is no event, are passed over.
-func load(path string) ([]Event, error) {
-	var events []Event
+func load(path string) ([]plugin.Event, error) {
+	var events []plugin.Event
 	for _, file := range []string{older(path), path} {
 		text, err := regular.Read(file)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -280,17 +277,14 @@ func load(path string) ([]Event, error) {
 			if json.Unmarshal(line, &r) != nil || r.Seq == 0 || r.Kind == "" {
 				continue
 			}
-			same := func(e Event, seq uint64) int { return cmp.Compare(e.Seq, seq) }
+			same := func(e plugin.Event, seq uint64) int { return cmp.Compare(e.Seq, seq) }
 			if i, found := slices.BinarySearchFunc(events, r.Seq, same); found && events[i].Time.Equal(r.Time) {
 				continue // all had been written when closing the file failed, and was again
 			}
 			if len(events) > 0 && r.Seq <= events[len(events)-1].Seq {
 				events = nil // by a daemon that did not know of them: numbers only grow
 			}
-			events = append(events, Event{Seq: r.Seq, Event: reconciler.Event{
-				Time: r.Time, Kind: reconciler.EventKind(r.Kind), Type: r.Type, Name: r.Name, Instance: r.Instance, Endpoint: r.Endpoint,
-				SocketPath: r.SocketPath, Message: r.Message,
-			}})
+			events = append(events, plugin.Event(r))
 		}
 	}
 	return events, nil

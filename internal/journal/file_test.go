@@ -16,8 +16,8 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/leaktest"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
@@ -32,7 +32,7 @@ func live(t *testing.T, path string, from, to int, change func(*keeper)) (*Journ
 		change(j.keeper)
 	}
 	for i := from; i < to; i++ {
-		j.Publish(reconciler.Event{Time: time.Unix(int64(i), 1).UTC(), Kind: "told", Type: "T", Name: fmt.Sprint(i), Message: "a\nb\x1b"})
+		j.Publish(plugin.Event{Time: time.Unix(int64(i), 1).UTC(), Kind: "told", Type: "T", Name: fmt.Sprint(i), Message: "a\nb\x1b"})
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -112,12 +112,12 @@ func TestCannotWrite(t *testing.T) {
 	var log bytes.Buffer
 	k := newKeeper(path, slog.New(slog.NewTextHandler(&log, nil)))
 	for range 3 {
-		k.report(&k.writing, k.write([]Event{{Seq: 1}}))
+		k.report(&k.writing, k.write([]plugin.Event{{Seq: 1}}))
 	}
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	k.report(&k.writing, k.write([]Event{{Seq: 2, Event: reconciler.Event{Kind: "told"}}}))
+	k.report(&k.writing, k.write([]plugin.Event{{Seq: 2, Kind: "told"}}))
 	if got := log.String(); strings.Count(got, "cannot be written") != 1 || strings.Count(got, "written again") != 1 {
 		t.Errorf("the log is %s", got)
 	}
@@ -141,7 +141,7 @@ func TestWritesLater(t *testing.T) {
 		defer stop()
 		now := time.Now()
 		for seq := range uint64(history + 3) {
-			k.add(Event{Seq: seq + 1, Event: reconciler.Event{Kind: "told", Time: now}})
+			k.add(plugin.Event{Seq: seq + 1, Kind: "told", Time: now})
 			if seq%1000 == 0 {
 				synctest.Wait()
 			}
@@ -220,7 +220,7 @@ func TestDeviceIsAway(t *testing.T) {
 	}
 	path := filepath.Join(dir, "events")
 	k := newKeeper(path, slog.New(slog.DiscardHandler))
-	tell := func(seq uint64) error { return k.write([]Event{{Seq: seq, Event: reconciler.Event{Kind: "told"}}}) }
+	tell := func(seq uint64) error { return k.write([]plugin.Event{{Seq: seq, Kind: "told"}}) }
 	if err := tell(1); err != nil {
 		t.Fatal(err)
 	}
@@ -248,7 +248,7 @@ func TestCannotRead(t *testing.T) {
 	path := t.TempDir() // a directory
 	var log bytes.Buffer
 	j := New(slog.New(slog.NewTextHandler(&log, nil)), path, nil, nil)
-	j.Publish(reconciler.Event{Kind: "told"})
+	j.Publish(plugin.Event{Kind: "told"})
 	if len(j.Last(9)) != 1 || j.keeper != nil || !strings.Contains(log.String(), "cannot be read") {
 		t.Errorf("%v, %s", j.Last(9), log.String())
 	}
@@ -275,12 +275,12 @@ func TestAllEvents(t *testing.T) {
 		return j, func() { cancel(); <-ended; j.Close() }
 	}
 	j, end := begin()
-	j.Observe(reconciler.Event{Kind: reconciler.EventRegistered, Type: "T", Name: "n", Instance: "i", SocketPath: "/s"})
-	j.ObserveLauncher(launcher.Event{Kind: launcher.EventReady, Name: "unit", Socket: "/s"})
+	j.Observe(plugin.Event{Kind: plugin.EventRegistered, Type: "T", Name: "n", Instance: "i", SocketPath: "/s"})
+	j.ObserveLauncher(launcher.Event{Kind: plugin.EventReady, Name: "unit", Socket: "/s"})
 	end()
 	j, end = begin()
 	for range history + 100 {
-		j.Publish(reconciler.Event{Kind: "k", Type: "T", Name: "other"})
+		j.Publish(plugin.Event{Kind: "k", Type: "T", Name: "other"})
 	}
 	all, err := j.All()
 	if err != nil || len(all) < history+2 || all[0].Seq != 1 || all[len(all)-1].Seq != history+102 {

@@ -15,28 +15,17 @@ import (
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/broadcast"
-	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
-
-// Event says what happened to one plugin.
-type Event struct {
-	// Seq numbers the events of one Runtime without gaps, from 1 or from where those in its file end.
-	Seq uint64
-	reconciler.Event
-}
-
-// Resync replaces the events that a subscriber was too slow to read.
-const Resync reconciler.EventKind = "resync"
 
 // history is the number of past events that are kept.
 const history = 4096
 
 // Journal is safe for concurrent use. None of its methods blocks, except AwaitRegistered.
 type Journal struct {
-	feed     *broadcast.Feed[Event]
-	observer func(reconciler.Event) // may be nil
+	feed     *broadcast.Feed[plugin.Event]
+	observer func(plugin.Event) // may be nil
 	log      *slog.Logger
 	keeper   *keeper // nil if the events do not outlive the process
 	unread   error   // why the file could not be read: then there is no keeper
@@ -59,17 +48,17 @@ type served struct {
 // New returns a Journal with the events that are in a file, to which Run writes; with an empty path they do not outlive the process. The
 // observer is told of each new event before subscribers are, and resynced is called each time that one of them was too slow. Either may be
 // nil.
-func New(log *slog.Logger, path string, observer func(reconciler.Event), resynced func()) *Journal {
+func New(log *slog.Logger, path string, observer func(plugin.Event), resynced func()) *Journal {
 	j := &Journal{log: log, observer: observer, registered: map[string]served{}, launched: map[string]served{}, began: time.Now()}
-	j.feed = broadcast.New(broadcast.Config[Event]{
+	j.feed = broadcast.New(broadcast.Config[plugin.Event]{
 		History: history,
-		Resync: func(_ string, commit func(Event)) {
+		Resync: func(_ string, commit func(plugin.Event)) {
 			if resynced != nil {
 				resynced()
 			}
-			commit(Event{Event: reconciler.Event{
-				Time: time.Now(), Kind: Resync, Message: "events were missed because they were not read in time; list the plugins again",
-			}})
+			commit(plugin.Event{
+				Time: time.Now(), Kind: plugin.EventResync, Message: "events were missed because they were not read in time; list the plugins again",
+			})
 		},
 	})
 	if path == "" {
@@ -84,8 +73,8 @@ func New(log *slog.Logger, path string, observer func(reconciler.Event), resynce
 	for _, e := range past[max(0, len(past)-history):] {
 		j.seq = e.Seq
 		j.feed.Publish("", e)
-		if j.note(e.Event); isLaunched(e.Event) {
-			j.servedAs(e.Event)
+		if j.note(e); isLaunched(e) {
+			j.servedAs(e)
 		}
 	}
 	clear(j.registered) // by a process that has ended
@@ -118,10 +107,10 @@ func (j *Journal) Trouble() (message string, since time.Time, kept bool) {
 }
 
 // Last returns the last n events that are kept in memory, oldest first.
-func (j *Journal) Last(n int) []Event { return j.feed.Last(n) }
+func (j *Journal) Last(n int) []plugin.Event { return j.feed.Last(n) }
 
 // All returns all events that are kept, oldest first: those in memory, and the older ones of the file, which it reads.
-func (j *Journal) All() ([]Event, error) {
+func (j *Journal) All() ([]plugin.Event, error) {
 	recent := j.feed.Last(history)
 	if j.keeper == nil {
 		return recent, nil
@@ -133,7 +122,7 @@ func (j *Journal) All() ([]Event, error) {
 	if len(recent) == 0 {
 		return all, err
 	}
-	older := slices.IndexFunc(all, func(e Event) bool { return e.Seq >= recent[0].Seq })
+	older := slices.IndexFunc(all, func(e plugin.Event) bool { return e.Seq >= recent[0].Seq })
 	if older < 0 {
 		older = len(all)
 	}
@@ -141,27 +130,30 @@ func (j *Journal) All() ([]Event, error) {
 }
 
 // Events returns the last tail events that are kept, and then what happens until ctx ends or the Journal is closed.
-func (j *Journal) Events(ctx context.Context, tail int) <-chan Event { return j.feed.Replay(ctx, tail) }
+func (j *Journal) Events(ctx context.Context, tail int) <-chan plugin.Event {
+	return j.feed.Replay(ctx, tail)
+}
 
 // Close ends all subscriptions.
 func (j *Journal) Close() { j.feed.Close() }
 
 // Publish adds an event without logging it.
-func (j *Journal) Publish(e reconciler.Event) {
+func (j *Journal) Publish(e plugin.Event) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if j.observer != nil {
 		j.observer(e)
 	}
 	j.seq++
-	j.feed.Publish("", Event{Seq: j.seq, Event: e})
+	e.Seq = j.seq
+	j.feed.Publish("", e)
 	if j.keeper != nil {
-		j.keeper.add(Event{Seq: j.seq, Event: e})
+		j.keeper.add(e)
 	}
 }
 
 // Observe adds an event and logs it in one line. It implements [reconciler.Config].Observe.
-func (j *Journal) Observe(e reconciler.Event) {
+func (j *Journal) Observe(e plugin.Event) {
 	j.Publish(e)
 	j.mu.Lock()
 	j.note(e)
@@ -170,21 +162,21 @@ func (j *Journal) Observe(e reconciler.Event) {
 }
 
 // note takes over what is registered. The caller holds mu.
-func (j *Journal) note(e reconciler.Event) {
+func (j *Journal) note(e plugin.Event) {
 	switch e.Kind {
-	case reconciler.EventRegistered, reconciler.EventUpdated, reconciler.EventRestored:
+	case plugin.EventRegistered, plugin.EventUpdated, plugin.EventRestored:
 		j.registered[e.Instance] = served{ptype: e.Type, name: e.Name, instance: e.Instance, socket: e.SocketPath}
-	case reconciler.EventDeregistered, reconciler.EventUnlinked:
+	case plugin.EventDeregistered, plugin.EventUnlinked:
 		delete(j.registered, e.Instance)
 	default:
 	}
 }
 
 // isLaunched says whether an event names a launched plugin, as the catalogue does.
-func isLaunched(e reconciler.Event) bool { return e.Type == "" && e.Name != "" }
+func isLaunched(e plugin.Event) bool { return e.Type == "" && e.Name != "" }
 
 // servedAs returns what the launched plugin of an event is registered as, or was last. The caller holds mu.
-func (j *Journal) servedAs(e reconciler.Event) served {
+func (j *Journal) servedAs(e plugin.Event) served {
 	for _, is := range j.registered {
 		if is.socket == e.SocketPath {
 			j.launched[e.Name] = is
@@ -226,25 +218,25 @@ func (j *Journal) InstanceOf(name, socket string) (ptype, registered, instance s
 }
 
 // Pass adds an event for a state in passing, and logs it in one line at level Debug. It implements [reconciler.Config].Passed.
-func (j *Journal) Pass(e reconciler.Event) {
+func (j *Journal) Pass(e plugin.Event) {
 	e.Message = cmp.Or(passing[e.Kind], e.Message)
 	j.Publish(e)
 	j.line(slog.LevelDebug, e, string(e.Kind))
 }
 
 // passing says of the states in which something is under way, or behind something else, what it is.
-var passing = map[reconciler.EventKind]string{
-	reconciler.EventKind(reconciler.StateConnecting):    "its socket is asked who it is",
-	reconciler.EventKind(reconciler.StateWaiting):       "it waits for its turn among the instances of its name",
-	reconciler.EventKind(reconciler.StateValidating):    "its handler is asked whether it may be registered",
-	reconciler.EventKind(reconciler.StateAdmitting):     "the admission plugin is asked whether it may be registered",
-	reconciler.EventKind(reconciler.StateRegistering):   "its handler begins to use it, and it is saved",
-	reconciler.EventKind(reconciler.StateNotifying):     "it is told how its registration went",
-	reconciler.EventKind(reconciler.StateDeregistering): "its handler lets go of it",
+var passing = map[plugin.EventKind]string{
+	plugin.EventKind(plugin.StateConnecting):    "its socket is asked who it is",
+	plugin.EventKind(plugin.StateWaiting):       "it waits for its turn among the instances of its name",
+	plugin.EventKind(plugin.StateValidating):    "its handler is asked whether it may be registered",
+	plugin.EventKind(plugin.StateAdmitting):     "the admission plugin is asked whether it may be registered",
+	plugin.EventKind(plugin.StateRegistering):   "its handler begins to use it, and it is saved",
+	plugin.EventKind(plugin.StateNotifying):     "it is told how its registration went",
+	plugin.EventKind(plugin.StateDeregistering): "its handler lets go of it",
 }
 
 // tell logs an event after which its subject is in a state; empty if the event says nothing of that.
-func (j *Journal) tell(e reconciler.Event, state string) {
+func (j *Journal) tell(e plugin.Event, state string) {
 	level := slog.LevelInfo
 	if troubling[e.Kind] {
 		level = slog.LevelWarn
@@ -254,7 +246,7 @@ func (j *Journal) tell(e reconciler.Event, state string) {
 	}
 }
 
-func (j *Journal) line(level slog.Level, e reconciler.Event, state string) {
+func (j *Journal) line(level slog.Level, e plugin.Event, state string) {
 	attributes := make([]slog.Attr, 0, 8)
 	for _, a := range []struct{ key, value string }{
 		{"event", string(e.Kind)}, {"type", e.Type}, {"plugin", e.Name}, {"instance", e.Instance}, {"state", state},
@@ -265,7 +257,7 @@ func (j *Journal) line(level slog.Level, e reconciler.Event, state string) {
 		}
 	}
 	subject := "plugin"
-	if e.Kind == pipeline.EventDegraded || e.Kind == pipeline.EventRecovered {
+	if e.Kind == plugin.EventDegraded || e.Kind == plugin.EventRecovered {
 		subject = "plugin discovery"
 	}
 	j.log.LogAttrs(context.Background(), level, subject+" "+string(e.Kind), attributes...)
@@ -273,21 +265,21 @@ func (j *Journal) line(level slog.Level, e reconciler.Event, state string) {
 
 // ObserveHost is Observe for what the host of launched plugins tells.
 func (j *Journal) ObserveHost(e host.Event) {
-	j.observeLaunched(reconciler.Event{
-		Time: e.Time, Kind: reconciler.EventKind(e.Kind), Name: e.Plugin, SocketPath: e.Socket, Message: e.Message,
+	j.observeLaunched(plugin.Event{
+		Time: e.Time, Kind: e.Kind, Name: e.Plugin, SocketPath: e.Socket, Message: e.Message,
 	}, hostStates[e.Kind])
 }
 
 // ObserveLauncher is Observe for what the launcher tells.
 func (j *Journal) ObserveLauncher(e launcher.Event) {
-	j.observeLaunched(reconciler.Event{
-		Time: e.Time, Kind: reconciler.EventKind(e.Kind), Name: e.Name, SocketPath: e.Socket, Message: e.Message,
+	j.observeLaunched(plugin.Event{
+		Time: e.Time, Kind: e.Kind, Name: e.Name, SocketPath: e.Socket, Message: e.Message,
 	}, string(e.State))
 }
 
 // observeLaunched adds an event of a launched plugin, which is named as in the catalogue. Its line also says as what it is registered, or
 // was last: the type, and the instance on this socket.
-func (j *Journal) observeLaunched(e reconciler.Event, state string) {
+func (j *Journal) observeLaunched(e plugin.Event, state string) {
 	j.Publish(e)
 	j.mu.Lock()
 	was := j.servedAs(e)
@@ -300,36 +292,36 @@ func (j *Journal) observeLaunched(e reconciler.Event, state string) {
 }
 
 // states are those of instances after an event, as they are listed; for what is listed no longer, the word of the event.
-var states = map[reconciler.EventKind]string{
-	reconciler.EventRegistered: string(reconciler.StateRegistered), reconciler.EventUpdated: string(reconciler.StateRegistered),
-	reconciler.EventRestored: string(reconciler.StateRestored), reconciler.EventSuperseded: string(reconciler.StateSuperseded),
-	reconciler.EventRefused: string(reconciler.StateRefused), reconciler.EventIgnored: string(reconciler.StateIgnored),
-	reconciler.EventFailed: string(reconciler.StateBackoff), reconciler.EventUnreachable: string(reconciler.StateUnreachable),
-	reconciler.EventUnlinked: string(reconciler.StateUnlinked), reconciler.EventDeregistered: string(reconciler.EventDeregistered),
-	pipeline.EventDegraded: "degraded", pipeline.EventRecovered: "ok",
+var states = map[plugin.EventKind]string{
+	plugin.EventRegistered: string(plugin.StateRegistered), plugin.EventUpdated: string(plugin.StateRegistered),
+	plugin.EventRestored: string(plugin.StateRestored), plugin.EventSuperseded: string(plugin.StateSuperseded),
+	plugin.EventRefused: string(plugin.StateRefused), plugin.EventIgnored: string(plugin.StateIgnored),
+	plugin.EventFailed: string(plugin.StateBackoff), plugin.EventUnreachable: string(plugin.StateUnreachable),
+	plugin.EventUnlinked: string(plugin.StateUnlinked), plugin.EventDeregistered: string(plugin.EventDeregistered),
+	plugin.EventDegraded: "degraded", plugin.EventRecovered: "ok",
 }
 
 // hostStates are those of launched plugins after an event of the host.
-var hostStates = map[host.EventKind]string{
-	host.EventLaunched: string(launcher.StateStarting), host.EventTerminated: string(host.EventTerminated),
+var hostStates = map[plugin.EventKind]string{
+	plugin.EventLaunched: string(launcher.StateStarting), plugin.EventTerminated: string(plugin.EventTerminated),
 }
 
 // troubling are the kinds of events at which an operator may have to look. All others tell of the ordinary life of plugins.
-var troubling = map[reconciler.EventKind]bool{
-	reconciler.EventRefused: true, reconciler.EventFailed: true, reconciler.EventUnreachable: true, reconciler.EventUnlinked: true,
-	pipeline.EventDegraded:                           true,
-	reconciler.EventKind(host.EventDenied):           true,
-	reconciler.EventKind(host.EventLeftover):         true,
-	reconciler.EventKind(launcher.EventBackoff):      true,
-	reconciler.EventKind(launcher.EventBusy):         true,
-	reconciler.EventKind(launcher.EventUnresponsive): true,
-	reconciler.EventKind(launcher.EventUnhealthy):    true,
+var troubling = map[plugin.EventKind]bool{
+	plugin.EventRefused: true, plugin.EventFailed: true, plugin.EventUnreachable: true, plugin.EventUnlinked: true,
+	plugin.EventDegraded:     true,
+	plugin.EventDenied:       true,
+	plugin.EventLeftover:     true,
+	plugin.EventBackoff:      true,
+	plugin.EventBusy:         true,
+	plugin.EventUnresponsive: true,
+	plugin.EventUnhealthy:    true,
 }
 
 // AwaitRegistered blocks until the plugin behind a socket is registered, as plugins tells. It calls refused with the plugin's type, empty
 // if it is not known, and the reason if the plugin is refused, or was, and fails when ctx ends and when the Journal is closed.
 func (j *Journal) AwaitRegistered(
-	ctx context.Context, socketPath string, plugins func() []reconciler.Status, refused func(ptype string, why error),
+	ctx context.Context, socketPath string, plugins func() []plugin.Status, refused func(ptype string, why error),
 ) error {
 	watching, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -346,9 +338,9 @@ func (j *Journal) AwaitRegistered(
 		for _, s := range plugins() {
 			switch {
 			case s.SocketPath != socketPath:
-			case s.State == reconciler.StateRegistered || s.State == reconciler.StateSuperseded:
+			case s.State == plugin.StateRegistered || s.State == plugin.StateSuperseded:
 				return nil // a newer instance may have come before anybody looked here
-			case first && (s.State == reconciler.StateRefused || s.State == reconciler.StateIgnored): // before the first event
+			case first && (s.State == plugin.StateRefused || s.State == plugin.StateIgnored): // before the first event
 				turnedDown(s.Type, s.Name, string(s.State), cmp.Or(s.LastError, "no handler is registered for its type"))
 			}
 		}
@@ -360,10 +352,10 @@ func (j *Journal) AwaitRegistered(
 				if !open {
 					return cmp.Or(ctx.Err(), dynamicplugins.ErrShutdown)
 				}
-				if concerned = e.SocketPath == socketPath || e.Kind == Resync; !concerned {
+				if concerned = e.SocketPath == socketPath || e.Kind == plugin.EventResync; !concerned {
 					continue
 				}
-				if e.Kind == reconciler.EventRefused || e.Kind == reconciler.EventIgnored {
+				if e.Kind == plugin.EventRefused || e.Kind == plugin.EventIgnored {
 					turnedDown(e.Type, e.Name, string(e.Kind), e.Message)
 				}
 			}

@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // TestForgetsLaunched: launched plugins that are gone are forgotten with their events, and what is registered is not.
@@ -16,15 +16,15 @@ func TestForgetsLaunched(t *testing.T) {
 	defer j.Close()
 	register := func(name string) {
 		socket := "/p/" + name
-		j.Observe(reconciler.Event{Time: time.Now(), Kind: reconciler.EventRegistered, Type: "T", Name: "as-" + name, Instance: name, SocketPath: socket})
-		j.ObserveLauncher(launcher.Event{Time: time.Now(), Kind: launcher.EventReady, Name: name, Socket: socket})
+		j.Observe(plugin.Event{Time: time.Now(), Kind: plugin.EventRegistered, Type: "T", Name: "as-" + name, Instance: name, SocketPath: socket})
+		j.ObserveLauncher(launcher.Event{Time: time.Now(), Kind: plugin.EventReady, Name: name, Socket: socket})
 	}
 	const names = 3 * history
 	register("lasting")
 	for i := range names {
 		name := fmt.Sprint(i)
 		register(name)
-		j.Observe(reconciler.Event{Time: time.Now(), Kind: reconciler.EventDeregistered, Type: "T", Name: "as-" + name, Instance: name})
+		j.Observe(plugin.Event{Time: time.Now(), Kind: plugin.EventDeregistered, Type: "T", Name: "as-" + name, Instance: name})
 	}
 	if len(j.launched) > 2*history+2 {
 		t.Errorf("%d launched plugins are known, and %d events are kept", len(j.launched), history)

@@ -11,22 +11,22 @@ import (
 
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/journal"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// kinds are all kinds of events, by who tells of them, with the level and the state in their lines.
+// kinds are all kinds of events that the journal logs, by their publisher, with the level and the state in their lines.
 var kinds = map[string]map[string][2]string{
-	"../discover/machine/types.go": {
+	"discovery": {
 		"registered": {"INFO", "registered"}, "updated": {"INFO", "registered"}, "deregistered": {"INFO", "deregistered"},
 		"superseded": {"INFO", "superseded"}, "restored": {"INFO", "restored"}, "ignored": {"INFO", "ignored"}, "released": {"INFO", ""},
 		"refused": {"WARN", "refused"}, "failed": {"WARN", "backoff"}, "unreachable": {"WARN", "unreachable"}, "unlinked": {"WARN", "unlinked"},
+		"degraded": {"WARN", "degraded"}, "recovered": {"INFO", "ok"},
 	},
-	"../discover/pipeline/watcher.go": {"degraded": {"WARN", "degraded"}, "recovered": {"INFO", "ok"}},
-	"../../host/host.go": {
+	"host": {
 		"launched": {"INFO", "starting"}, "terminated": {"INFO", "terminated"}, "denied": {"WARN", ""}, "leftover": {"WARN", ""},
 	},
-	"../launch/machine/types.go": {
+	"launcher": {
 		"failed": {"WARN", "failed"}, "stopped": {"INFO", "stopped"}, "replaced": {"INFO", "running"}, "replacing": {"INFO", "starting"},
 		"ready": {"INFO", "running"}, "adopted": {"INFO", "running"}, "backoff": {"WARN", "backoff"},
 		"busy": {"WARN", "backoff"}, "unresponsive": {"WARN", "unresponsive"}, "responsive": {"INFO", "running"}, "unhealthy": {"WARN", "running"},
@@ -36,37 +36,41 @@ var kinds = map[string]map[string][2]string{
 
 // TestLines: every kind of event is one line with the same keys, at the level that says whether somebody should look.
 func TestLines(t *testing.T) {
-	declared := regexp.MustCompile(`(?m)^\tEvent\w+ +\S*EventKind += "([^"]+)"`)
-	for file, want := range kinds {
-		source, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
+	source, err := os.ReadFile("../../plugin/event.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	unknown := map[string]bool{}
+	for _, kind := range regexp.MustCompile(`(?m)^\tEvent\w+ +EventKind += "([^"]+)"`).FindAllSubmatch(source, -1) {
+		unknown[string(kind[1])] = true
+	}
+	for publisher, want := range kinds {
+		for kind, is := range want {
+			delete(unknown, kind)
+			checkLine(t, publisher, kind, is[0], is[1])
 		}
-		found := declared.FindAllSubmatch(source, -1)
-		if len(found) != len(want) {
-			t.Errorf("%s declares %d kinds of events, and %d are known here", file, len(found), len(want))
+	}
+	// Their publishers log these themselves, or nobody does.
+	for _, kind := range []string{"resync", "audit", "reloaded", "reload-failed", "fleet-call-denied"} {
+		if !unknown[kind] {
+			t.Errorf("the kind %q is not declared", kind)
 		}
-		for _, kind := range found {
-			kind := string(kind[1])
-			is, known := want[kind]
-			if !known {
-				t.Errorf("what is in the line of an event %q of %s?", kind, file)
-				continue
-			}
-			checkLine(t, file, kind, is[0], is[1])
-		}
+		delete(unknown, kind)
+	}
+	for kind := range unknown {
+		t.Errorf("what is in the line of an event %q?", kind)
 	}
 }
 
 // TestPassingLines: a state in passing is one event, and one line at level Debug with the same keys as every other.
 func TestPassingLines(t *testing.T) {
-	for _, state := range []reconciler.State{
-		reconciler.StateConnecting, reconciler.StateWaiting, reconciler.StateValidating, reconciler.StateAdmitting, reconciler.StateRegistering,
-		reconciler.StateNotifying, reconciler.StateDeregistering,
+	for _, state := range []plugin.State{
+		plugin.StateConnecting, plugin.StateWaiting, plugin.StateValidating, plugin.StateAdmitting, plugin.StateRegistering,
+		plugin.StateNotifying, plugin.StateDeregistering,
 	} {
 		var out bytes.Buffer
 		j := journal.New(slog.New(slog.NewJSONHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug})), "", nil, nil)
-		j.Pass(reconciler.Event{Kind: reconciler.EventKind(state), Type: "T", Name: "n", Instance: "i", SocketPath: "/s"})
+		j.Pass(plugin.Event{Kind: plugin.EventKind(state), Type: "T", Name: "n", Instance: "i", SocketPath: "/s"})
 		j.Close()
 		if past := j.Last(2); len(past) != 1 || string(past[0].Kind) != string(state) || past[0].Message == "" {
 			t.Errorf("%s: the events are %v", state, past)
@@ -89,20 +93,20 @@ func TestPassingLines(t *testing.T) {
 	}
 }
 
-func checkLine(t *testing.T, file, kind, level, state string) {
+func checkLine(t *testing.T, publisher, kind, level, state string) {
 	t.Helper()
 	var out bytes.Buffer
 	j := journal.New(slog.New(slog.NewJSONHandler(&out, nil)), "", nil, nil)
 	defer j.Close()
 	want := map[string]string{"level": level, "event": kind, "plugin": "n", "reason": "why"}
-	switch file {
-	case "../../host/host.go":
-		j.ObserveHost(host.Event{Time: time.Now(), Kind: host.EventKind(kind), Plugin: "n", Message: "why"})
-	case "../launch/machine/types.go":
-		j.ObserveLauncher(launcher.Event{Time: time.Now(), Kind: launcher.EventKind(kind), Name: "n", State: launcher.State(state), Message: "why"})
+	switch publisher {
+	case "host":
+		j.ObserveHost(host.Event{Time: time.Now(), Kind: plugin.EventKind(kind), Plugin: "n", Message: "why"})
+	case "launcher":
+		j.ObserveLauncher(launcher.Event{Time: time.Now(), Kind: plugin.EventKind(kind), Name: "n", State: launcher.State(state), Message: "why"})
 	default:
 		want["type"], want["instance"] = "T", "i"
-		j.Observe(reconciler.Event{Time: time.Now(), Kind: reconciler.EventKind(kind), Type: "T", Name: "n", Instance: "i", Message: "why"})
+		j.Observe(plugin.Event{Time: time.Now(), Kind: plugin.EventKind(kind), Type: "T", Name: "n", Instance: "i", Message: "why"})
 	}
 	if state != "" {
 		want["state"] = state
@@ -115,12 +119,12 @@ func checkLine(t *testing.T, file, kind, level, state string) {
 	delete(got, "msg")
 	for key, value := range want {
 		if got[key] != value {
-			t.Errorf("%s of %s: %s is %q, want %q", kind, file, key, got[key], value)
+			t.Errorf("%s of %s: %s is %q, want %q", kind, publisher, key, got[key], value)
 		}
 		delete(got, key)
 	}
 	if len(got) > 0 {
-		t.Errorf("%s of %s: the line also has %v", kind, file, got)
+		t.Errorf("%s of %s: the line also has %v", kind, publisher, got)
 	}
 	if past := j.Last(10); len(past) != 1 || string(past[0].Kind) != kind {
 		t.Errorf("%s: the events are %v", kind, past)

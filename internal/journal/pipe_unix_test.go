@@ -10,7 +10,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // TestPipe checks that nothing is read from or written to a pipe that has replaced the file, whether or not it has a reader.
@@ -20,7 +20,7 @@ func TestPipe(t *testing.T) {
 	if err := syscall.Mkfifo(path, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	events := []Event{{Seq: 1, Event: reconciler.Event{Kind: "told"}}}
+	events := []plugin.Event{{Seq: 1, Kind: "told"}}
 	if err := k.write(events); err == nil {
 		t.Error("a pipe without a reader was written to")
 	}

@@ -10,14 +10,15 @@ import (
 	"net"
 
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
 // Plugin is the plugin for which a host connects.
 type Plugin struct {
 	Type    string
-	Account trust.Account
-	Socket  sock.ID // on which it registered
+	Account plugin.Account
+	Socket  plugin.SocketID // on which it registered
 }
 
 // Dial connects to an endpoint of a plugin, and fails with a [*trust.Refusal] if the plugin may not speak for who listens there. A nil
@@ -71,7 +72,7 @@ func Check(judge *trust.Judge, p Plugin, path string, conn net.Conn) error {
 		return err
 	}
 	err = judge.Endpoint(p.Type, path, p.Account, peer.UID)
-	if err != nil && judge.Privileged(peer.UID) && known.Socket.ID == p.Socket && p.Socket != (sock.ID{}) {
+	if err != nil && judge.Privileged(peer.UID) && known.Socket.ID == p.Socket && p.Socket != (plugin.SocketID{}) {
 		return nil // root listens on the plugin's registration socket for it, as with socket activation
 	}
 	return err

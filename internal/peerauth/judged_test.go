@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
@@ -22,16 +23,16 @@ func TestConnectionsOfTheHost(t *testing.T) {
 	own, other := net.Pipe()
 	defer own.Close()
 	defer other.Close()
-	host := trust.Account{UID: uint32(os.Geteuid()), Known: true}
+	host := plugin.Account{UID: uint32(os.Geteuid()), Known: true}
 	for name, test := range map[string]struct {
 		judge   *trust.Judge
-		account trust.Account
+		account plugin.Account
 		refused bool
 	}{
 		"the host's plugin":      {judge, host, false},
-		"somebody's":             {judge, trust.Account{UID: 60001, Known: true}, true},
-		"of whom nobody knows":   {judge, trust.Account{}, false},
-		"somebody's, not judged": {nil, trust.Account{UID: 60001, Known: true}, false},
+		"somebody's":             {judge, plugin.Account{UID: 60001, Known: true}, true},
+		"of whom nobody knows":   {judge, plugin.Account{}, false},
+		"somebody's, not judged": {nil, plugin.Account{UID: 60001, Known: true}, false},
 	} {
 		err := Check(test.judge, Plugin{Type: "T", Account: test.account}, "/go-plugin/127.0.0.1:1", own)
 		refusal, ok := errors.AsType[*trust.Refusal](err)
@@ -64,7 +65,7 @@ func TestWhoListens(t *testing.T) {
 		t.Fatal(err)
 	}
 	overTLS := func(uid uint32) error {
-		return Check(judge, Plugin{Type: "T", Account: trust.Account{UID: uid, Known: true}}, path, tls.Client(probe, nil))
+		return Check(judge, Plugin{Type: "T", Account: plugin.Account{UID: uid, Known: true}}, path, tls.Client(probe, nil))
 	}
 	for name, test := range map[string]struct {
 		connect func(uid uint32) error
@@ -72,7 +73,7 @@ func TestWhoListens(t *testing.T) {
 	}{
 		"ByUser": {func(uid uint32) error { return closed(ByUser(t.Context(), path, uid)) }, "listens on " + path},
 		"Dial": {func(uid uint32) error {
-			conn, err := Dial(t.Context(), judge, Plugin{Type: "T", Account: trust.Account{UID: uid, Known: true}}, path)
+			conn, err := Dial(t.Context(), judge, Plugin{Type: "T", Account: plugin.Account{UID: uid, Known: true}}, path)
 			if err != nil {
 				return err
 			}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // gatekeeper answers Config.Admit.
@@ -21,7 +22,7 @@ type gatekeeper struct {
 	hangs bool // until its context ends
 }
 
-func (g *gatekeeper) admit(ctx context.Context, in reconciler.Instance) error {
+func (g *gatekeeper) admit(ctx context.Context, in plugin.Instance) error {
 	g.w.note("admit %s/%s %s %s %s pid %d id %t", in.Type, in.Name, in.SocketPath, in.Endpoint, in.Source, in.Peer.PID, in.ID != "")
 	g.w.mu.Lock()
 	hangs, err := g.hangs, g.err
@@ -52,7 +53,7 @@ func TestAdmit(t *testing.T) {
 	}
 	const validated, registered = "validate foo /a.api", "register foo /a.api"
 	const asked = "admit T/foo /a /a.api discovered pid 7 id false"
-	p := func() *plugin { return &plugin{peer: reconciler.Peer{PID: 7, Start: 1, Boot: "b"}} }
+	p := func() *fakePlugin { return &fakePlugin{peer: plugin.Peer{PID: 7, Start: 1, Boot: "b"}} }
 
 	run("admitted", func(_ *testing.T, w *world, _ *gatekeeper) {
 		w.serve("/a", "foo", p())
@@ -67,7 +68,7 @@ func TestAdmit(t *testing.T) {
 		g.set(no, false)
 		w.serve("/a", "foo", p())
 		w.expect(validated, asked, "event refused foo", "told foo false: not on the list")
-		if s := w.status("/a"); s.State != reconciler.StateRefused || s.LastError != no.Error() || s.Attempts != 1 || s.NextRetry.IsZero() {
+		if s := w.status("/a"); s.State != plugin.StateRefused || s.LastError != no.Error() || s.Attempts != 1 || s.NextRetry.IsZero() {
 			t.Errorf("status: %+v", s)
 		}
 		g.set(nil, false)
@@ -78,7 +79,7 @@ func TestAdmit(t *testing.T) {
 		g.set(later, false)
 		w.serve("/a", "foo", p())
 		w.expect(validated, asked, "event failed foo")
-		if s := w.status("/a"); s.State != reconciler.StateBackoff || s.LastError != later.Error() {
+		if s := w.status("/a"); s.State != plugin.StateBackoff || s.LastError != later.Error() {
 			t.Errorf("status: %+v", s)
 		}
 		g.set(nil, false)
@@ -86,7 +87,7 @@ func TestAdmit(t *testing.T) {
 		w.expectCalls(validated, asked, registered)
 	})
 	run("moved and refused", func(t *testing.T, w *world, g *gatekeeper) {
-		foo := w.serve("/a", "foo", &plugin{info: reconciler.Info{Type: "T", Name: "foo"}})
+		foo := w.serve("/a", "foo", &fakePlugin{info: plugin.Info{Type: "T", Name: "foo"}})
 		w.expectCalls("validate foo /a", "admit T/foo /a /a discovered pid 1 id false", "register foo /a")
 		g.set(no, false)
 		w.move("/a", "/b", foo)
@@ -96,7 +97,7 @@ func TestAdmit(t *testing.T) {
 		}
 	})
 	run("moved and no answer", func(t *testing.T, w *world, g *gatekeeper) {
-		foo := w.serve("/a", "foo", &plugin{info: reconciler.Info{Type: "T", Name: "foo"}})
+		foo := w.serve("/a", "foo", &fakePlugin{info: plugin.Info{Type: "T", Name: "foo"}})
 		w.expectCalls("validate foo /a", "admit T/foo /a /a discovered pid 1 id false", "register foo /a")
 		id := w.status("/a").Instance
 		g.set(later, false)
@@ -160,14 +161,14 @@ func TestAdmit(t *testing.T) {
 	run("gone meanwhile", func(t *testing.T, w *world, g *gatekeeper) {
 		g.set(nil, true)
 		w.serve("/a", "foo", p())
-		if s := w.status("/a"); s.State != reconciler.StateAdmitting {
+		if s := w.status("/a"); s.State != plugin.StateAdmitting {
 			t.Errorf("status: %+v", s)
 		}
 		w.remove("/a")
 		w.expect(validated, asked, "given up")
 	})
 	run("stopped meanwhile", func(t *testing.T, w *world, g *gatekeeper) {
-		foo := w.serve("/a", "foo", &plugin{info: reconciler.Info{Type: "T", Name: "foo"}})
+		foo := w.serve("/a", "foo", &fakePlugin{info: plugin.Info{Type: "T", Name: "foo"}})
 		w.expectCalls("validate foo /a", "admit T/foo /a /a discovered pid 1 id false", "register foo /a")
 		g.set(nil, true)
 		w.move("/a", "/b", foo)

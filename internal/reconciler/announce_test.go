@@ -8,26 +8,27 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
 // announcing bounds what plugins announce: six with this announcement for one user, 17 in all.
-func announcing(t *testing.T) (reconciler.Config, func(uid uint32, i int) *plugin, map[trust.Reason]int) {
+func announcing(t *testing.T) (reconciler.Config, func(uid uint32, i int) *fakePlugin, map[trust.Reason]int) {
 	t.Helper()
 	cfg := ofUsers(t)
 	refused := map[trust.Reason]int{}
 	cfg.Refused = func(reason trust.Reason) { refused[reason]++ }
-	cfg.Bounds = reconciler.Bounds{UserBytes: 600, TotalBytes: 1700}
-	return cfg, func(uid uint32, i int) *plugin {
+	cfg.Bounds = plugin.Bounds{UserBytes: 600, TotalBytes: 1700}
+	return cfg, func(uid uint32, i int) *fakePlugin {
 		p := of(uid)
-		p.info = reconciler.Info{Type: "T", Name: fmt.Sprintf("p%02d-%d", i, uid), Versions: []string{strings.Repeat("v", 64)}}
+		p.info = plugin.Info{Type: "T", Name: fmt.Sprintf("p%02d-%d", i, uid), Versions: []string{strings.Repeat("v", 64)}}
 		p.info.Endpoint = "/" + strings.Repeat("e", 18-len(p.info.Name))
 		return p
 	}, refused
 }
 
 // count says how many plugins are in a state.
-func (w *world) count(state reconciler.State) (n int) {
+func (w *world) count(state plugin.State) (n int) {
 	for _, s := range w.r.Plugins() {
 		if s.State == state {
 			n++
@@ -54,7 +55,7 @@ func TestAnnouncementsAreBounded(t *testing.T) {
 			synctest.Wait()
 		}
 		crowd(60001, 20)
-		if n := w.count(reconciler.StateRegistered); n != 6 {
+		if n := w.count(plugin.StateRegistered); n != 6 {
 			t.Errorf("%d are registered of one user", n)
 		}
 		if !strings.Contains(told, "plugins of user 60001 would announce more than 600 bytes, or those of all users more than 1700") {
@@ -65,7 +66,7 @@ func TestAnnouncementsAreBounded(t *testing.T) {
 		}
 		crowd(60002, 20)
 		crowd(0, 20)
-		if n := w.count(reconciler.StateRegistered); n != 6+5+6 {
+		if n := w.count(plugin.StateRegistered); n != 6+5+6 {
 			t.Errorf("%d are registered of all", n)
 		}
 
@@ -76,7 +77,7 @@ func TestAnnouncementsAreBounded(t *testing.T) {
 		synctest.Wait()
 		time.Sleep(3 * time.Minute) // longer than the longest pause
 		synctest.Wait()
-		if n := w.count(reconciler.StateRegistered); n != 6+6 {
+		if n := w.count(plugin.StateRegistered); n != 6+6 {
 			t.Errorf("%d are registered of those that are left", n)
 		}
 	})
@@ -85,7 +86,7 @@ func TestAnnouncementsAreBounded(t *testing.T) {
 // TestPluginsOfUsersAreBounded: of others there are no more plugins than are allowed to each and to all; root's have no bound.
 func TestPluginsOfUsersAreBounded(t *testing.T) {
 	cfg, p, refused := announcing(t)
-	cfg.Bounds = reconciler.Bounds{UserPlugins: 6, TotalPlugins: 9}
+	cfg.Bounds = plugin.Bounds{UserPlugins: 6, TotalPlugins: 9}
 	bubble(t, "", cfg, func(t *testing.T, w *world) {
 		crowd := func(uid uint32, n, want int) {
 			t.Helper()
@@ -94,7 +95,7 @@ func TestPluginsOfUsersAreBounded(t *testing.T) {
 			}
 			time.Sleep(3 * time.Minute) // longer than the longest pause
 			synctest.Wait()
-			if got := w.count(reconciler.StateRegistered); got != want {
+			if got := w.count(plugin.StateRegistered); got != want {
 				t.Errorf("with those of user %d %d are registered, want %d", uid, got, want)
 			}
 		}
@@ -117,12 +118,12 @@ func TestAnnouncementIsCountedOnce(t *testing.T) {
 	cfg, p, _ := announcing(t)
 	cfg.Bounds.UserBytes, cfg.Bounds.UserPlugins = 250, 2
 	bubble(t, "", cfg, func(t *testing.T, w *world) {
-		plugin := w.serve("/a", "", p(60001, 0))
+		found := w.serve("/a", "", p(60001, 0))
 		w.serve("/b", "", p(60001, 1))
 		synctest.Wait()
 		for i := range 20 {
 			w.mu.Lock()
-			plugin.info.Name = fmt.Sprintf("n%02d-60001", i)
+			found.info.Name = fmt.Sprintf("n%02d-60001", i)
 			w.mu.Unlock()
 			w.r.Reconsider()
 			w.remove("/b")
@@ -140,7 +141,7 @@ func TestAnnouncementIsCountedOnce(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if n := w.count(reconciler.StateRegistered); n != 2 {
+		if n := w.count(plugin.StateRegistered); n != 2 {
 			t.Errorf("%d are registered: %+v", n, w.r.Plugins())
 		}
 	})

@@ -10,6 +10,7 @@ import (
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/discover/machine"
 	"github.com/patchbay-dev/patchbay/internal/registration"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
@@ -165,14 +166,14 @@ func (r *Reconciler) done(ctx context.Context, j *job, result machine.Input, con
 
 // interview dials a socket and asks who is there. With an error there may be a connection and what was announced on it. A socket exists a
 // moment before its plugin listens on it: as long as it is fresh, a refused dial is repeated. waits is called before it waits for that.
-func (r *Reconciler) interview(ctx context.Context, e machine.Ask, waits func()) (Conn, Info, error) {
+func (r *Reconciler) interview(ctx context.Context, e machine.Ask, waits func()) (Conn, plugin.Info, error) {
 	if err := ctx.Err(); err != nil {
-		return nil, Info{}, err // it was abandoned while it waited for a slot
+		return nil, plugin.Info{}, err // it was abandoned while it waited for a slot
 	}
 	timeouts := r.timeouts(e.Type)
 	conn, err := r.reach(ctx, e, timeouts.Dial, waits)
 	if err != nil {
-		return nil, Info{}, err
+		return nil, plugin.Info{}, err
 	}
 	ctx, done := r.trace(ctx, "GetInfo")
 	info, err := conn.GetInfo(ctx, timeouts.GetInfo)

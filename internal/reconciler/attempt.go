@@ -10,16 +10,8 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/patchbay-dev/patchbay/internal/discover/machine"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
-
-// Attempt says how one attempt to register an instance ended.
-type Attempt struct {
-	// Type and Name are what the plugin announced; empty if it did not come to that.
-	Type, Name string
-	Result     Result
-	// Duration is how long it took: the first one from when the socket was seen.
-	Duration time.Duration
-}
 
 // attempt is an attempt that is under way. The zero value is none. Guarded by Reconciler.mu.
 type attempt struct {
@@ -51,14 +43,14 @@ func (r *Reconciler) endAttempt(e machine.End) {
 	res := r.of(e.Ref)
 	a := res.attempt
 	res.attempt = attempt{}
-	if e.Result == ResultRegistered || e.Result == ResultGone {
+	if e.Result == plugin.ResultRegistered || e.Result == plugin.ResultGone {
 		res.trace = trace.SpanContext{} // what comes after this is another story
 	}
 	if a.began.IsZero() {
 		return
 	}
 	if r.cfg.Attempted != nil {
-		r.cfg.Attempted(Attempt{Type: e.Named.Type, Name: e.Named.Name, Result: e.Result, Duration: max(r.pace.Now().Sub(a.began), 0)})
+		r.cfg.Attempted(plugin.Attempt{Type: e.Named.Type, Name: e.Named.Name, Result: e.Result, Duration: max(r.pace.Now().Sub(a.began), 0)})
 	}
 	if a.span == nil {
 		return

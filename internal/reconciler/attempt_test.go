@@ -12,8 +12,8 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // traced is a handler that looks at the trace that it is called in.
@@ -24,33 +24,33 @@ type traced struct {
 
 func (h traced) RegisterPluginContext(
 	ctx context.Context, name, endpoint string, versions []string, timeout *time.Duration,
-) (cache.Registration, error) {
+) (plugin.Registration, error) {
 	*h.in = trace.SpanContextFromContext(ctx)
-	return cache.Registration{}, h.RegisterPlugin(name, endpoint, versions, timeout)
+	return plugin.Registration{}, h.RegisterPlugin(name, endpoint, versions, timeout)
 }
 
 func TestAttemptsAreTraced(t *testing.T) {
 	spans := tracetest.NewSpanRecorder()
-	var attempts []reconciler.Attempt
+	var attempts []plugin.Attempt
 	cfg := reconciler.Config{
 		Tracer:    sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans)).Tracer("test"),
-		Attempted: func(a reconciler.Attempt) { attempts = append(attempts, a) },
-		Admit:     func(context.Context, reconciler.Instance) error { return nil },
+		Attempted: func(a plugin.Attempt) { attempts = append(attempts, a) },
+		Admit:     func(context.Context, plugin.Instance) error { return nil },
 	}
 	bubble(t, "a failure and a success are one trace", cfg, func(t *testing.T, w *world) {
 		var seen trace.SpanContext
 		w.r.SetHandler("T", traced{w.handler, &seen})
 		began := time.Now()
-		p := w.serve("/a", "foo", &plugin{infoErr: errors.New("not yet"), infoTakes: time.Second})
+		p := w.serve("/a", "foo", &fakePlugin{infoErr: errors.New("not yet"), infoTakes: time.Second})
 		time.Sleep(1100 * time.Millisecond)
 		w.mu.Lock()
 		p.infoErr = nil
 		w.mu.Unlock()
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		want := []reconciler.Attempt{
-			{Result: reconciler.ResultFailed, Duration: time.Second},
-			{Type: "T", Name: "foo", Result: reconciler.ResultRegistered, Duration: time.Second},
+		want := []plugin.Attempt{
+			{Result: plugin.ResultFailed, Duration: time.Second},
+			{Type: "T", Name: "foo", Result: plugin.ResultRegistered, Duration: time.Second},
 		}
 		if !slices.Equal(attempts, want) {
 			t.Errorf("attempts %+v", attempts)

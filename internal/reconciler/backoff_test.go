@@ -12,15 +12,16 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 func TestBackoff(t *testing.T) {
 	bubble(t, "grows, and a socket made again starts at once", reconciler.Config{}, func(t *testing.T, w *world) {
-		w.serve("/a", "foo", &plugin{infoErr: errors.New("garbage")})
+		w.serve("/a", "foo", &fakePlugin{infoErr: errors.New("garbage")})
 		time.Sleep(time.Hour)
 		s := w.status("/a")
 		// 0.1 s, 0.2 s, … up to 2 min, then every 2 min: about 11 + 28 attempts in an hour.
-		if s.State != reconciler.StateBackoff || s.Attempts < 30 || s.Attempts > 50 || s.NextRetry.IsZero() {
+		if s.State != plugin.StateBackoff || s.Attempts < 30 || s.Attempts > 50 || s.NextRetry.IsZero() {
 			t.Errorf("after an hour: %+v", s)
 		}
 		w.mu.Lock()
@@ -35,7 +36,7 @@ func TestBackoff(t *testing.T) {
 	})
 	bubble(t, "hung plugins hold nobody up", reconciler.Config{Walks: 2}, func(_ *testing.T, w *world) {
 		for i := range 100 {
-			w.serve(fmt.Sprint("/hung", i), "hung", &plugin{hangs: true})
+			w.serve(fmt.Sprint("/hung", i), "hung", &fakePlugin{hangs: true})
 		}
 		w.serve("/a", "foo", nil)
 		time.Sleep(2 * time.Second)
@@ -67,7 +68,7 @@ func TestBackoff(t *testing.T) {
 	})
 	bubble(t, "a thousand dead sockets hold nobody up and cost no goroutines", reconciler.Config{}, func(t *testing.T, w *world) {
 		for i := range 1000 {
-			w.serve(fmt.Sprint("/dead", i), "dead", &plugin{dead: true})
+			w.serve(fmt.Sprint("/dead", i), "dead", &fakePlugin{dead: true})
 		}
 		w.serve("/a", "foo", nil)
 		w.expectCalls("validate foo /a.api", "register foo /a.api")
@@ -78,7 +79,7 @@ func TestBackoff(t *testing.T) {
 		}
 	})
 	bubble(t, "a hung instance does not hold up its successor at the same path", reconciler.Config{}, func(_ *testing.T, w *world) {
-		w.serve("/a", "foo", &plugin{hangs: true})
+		w.serve("/a", "foo", &fakePlugin{hangs: true})
 		synctest.Wait()
 		w.serve("/a", "foo", nil)
 		w.expectCalls("validate foo /a.api", "register foo /a.api")
@@ -88,10 +89,10 @@ func TestBackoff(t *testing.T) {
 // A plugin that is not ready yet is asked again and is not sent a refusal.
 func TestNotReadyYet(t *testing.T) {
 	bubble(t, "", reconciler.Config{}, func(t *testing.T, w *world) {
-		p := w.serve("/a", "foo", &plugin{infoErr: errors.New("unavailable: warming up")})
+		p := w.serve("/a", "foo", &fakePlugin{infoErr: errors.New("unavailable: warming up")})
 		time.Sleep(time.Minute)
 		s := w.status("/a")
-		if s.State != reconciler.StateBackoff || s.Attempts < 5 || !strings.HasSuffix(s.LastError, "warming up") || !s.NextRetry.After(time.Now()) {
+		if s.State != plugin.StateBackoff || s.Attempts < 5 || !strings.HasSuffix(s.LastError, "warming up") || !s.NextRetry.After(time.Now()) {
 			t.Errorf("status: %+v", s)
 		}
 		w.mu.Lock()
@@ -163,7 +164,7 @@ func TestReconsider(t *testing.T) {
 		before := time.Now()
 		synctest.Wait()
 		w.expectCalls("validate foo /a.api", "register foo /a.api")
-		if s := w.status("/a"); s.State != reconciler.StateRegistered || !time.Now().Equal(before) || s.Attempts != 0 {
+		if s := w.status("/a"); s.State != plugin.StateRegistered || !time.Now().Equal(before) || s.Attempts != 0 {
 			t.Errorf("it is %+v", s)
 		}
 		w.r.Reconsider() // has nothing to do with what is registered
@@ -174,9 +175,9 @@ func TestReconsider(t *testing.T) {
 
 // TestReconsiderInGrace: what is out of reach is given up in time, whatever is reconsidered meanwhile.
 func TestReconsiderInGrace(t *testing.T) {
-	for name, meanwhile := range map[string]func(p *plugin){
-		"nobody accepts": func(*plugin) {},
-		"it hangs":       func(p *plugin) { p.dead, p.hangs = false, true },
+	for name, meanwhile := range map[string]func(p *fakePlugin){
+		"nobody accepts": func(*fakePlugin) {},
+		"it hangs":       func(p *fakePlugin) { p.dead, p.hangs = false, true },
 	} {
 		bubble(t, name, reconciler.Config{UnreachableGrace: 10 * time.Second}, func(t *testing.T, w *world) {
 			p := w.serve("/a", "foo", nil)

@@ -9,7 +9,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
-	"github.com/patchbay-dev/patchbay/trust"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // BenchmarkPipeline is the cost of one registration without its plugin and its disk: what the reconciler itself adds.
@@ -18,8 +18,8 @@ func BenchmarkPipeline(b *testing.B) {
 	registered := make(chan struct{}, b.N+1)
 	r := reconciler.New(reconciler.Config{
 		Desired: desired, Transport: instantTransport{},
-		Observe: func(e reconciler.Event) {
-			if e.Kind == reconciler.EventRegistered {
+		Observe: func(e plugin.Event) {
+			if e.Kind == plugin.EventRegistered {
 				registered <- struct{}{}
 			}
 		},
@@ -51,31 +51,31 @@ func BenchmarkPipeline(b *testing.B) {
 
 type instantTransport struct{}
 
-func (instantTransport) Dial(_ context.Context, _ time.Duration, path string, _ cache.SocketID) (reconciler.Conn, error) {
+func (instantTransport) Dial(_ context.Context, _ time.Duration, path string, _ plugin.SocketID) (reconciler.Conn, error) {
 	return instantConn{path}, nil
 }
 
-func (instantTransport) Probe(context.Context, string, cache.SocketID, func()) (func(), error) {
+func (instantTransport) Probe(context.Context, string, plugin.SocketID, func()) (func(), error) {
 	return func() {}, nil
 }
 
 func (instantTransport) Refused(error) bool { return false }
 
-func (instantTransport) WatchProcess(reconciler.Peer, func()) (func(), error) { return nil, io.EOF }
+func (instantTransport) WatchProcess(plugin.Peer, func()) (func(), error) { return nil, io.EOF }
 
-func (instantTransport) Listens(cache.SocketID, reconciler.Peer) bool { return false }
+func (instantTransport) Listens(plugin.SocketID, plugin.Peer) bool { return false }
 
 type instantConn struct{ path string }
 
-func (c instantConn) GetInfo(context.Context, time.Duration) (reconciler.Info, error) {
-	return reconciler.Info{Type: "T", Name: c.path, Versions: []string{"v1"}}, nil
+func (c instantConn) GetInfo(context.Context, time.Duration) (plugin.Info, error) {
+	return plugin.Info{Type: "T", Name: c.path, Versions: []string{"v1"}}, nil
 }
 
 func (instantConn) Notify(context.Context, time.Duration, bool, string) error { return nil }
 
-func (instantConn) Peer() reconciler.Peer { return reconciler.Peer{} }
+func (instantConn) Peer() plugin.Peer { return plugin.Peer{} }
 
-func (instantConn) Account() trust.Account { return trust.Account{} }
+func (instantConn) Account() plugin.Account { return plugin.Account{} }
 
 func (instantConn) Watch(func()) (func(), error) { return func() {}, nil }
 

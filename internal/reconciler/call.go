@@ -12,8 +12,8 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/callback"
 	"github.com/patchbay-dev/patchbay/internal/discover/machine"
 	"github.com/patchbay-dev/patchbay/internal/peerauth"
-	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
@@ -125,7 +125,7 @@ func (r *Reconciler) goOnSaved(ctx context.Context, jobs []*job) {
 }
 
 func (r *Reconciler) perform(j *job, e *machine.Call) machine.Returned {
-	ctx, result := j.ctx, machine.Returned{Key: machine.Key{Type: e.Instance.Type, Name: e.Instance.Name}}
+	ctx, result := j.ctx, machine.Returned{Key: plugin.Name{Type: e.Instance.Type, Name: e.Instance.Name}}
 	var err error
 	h := r.handler(e.Handler)
 	switch e.Kind {
@@ -197,7 +197,7 @@ func (r *Reconciler) logError(err error) {
 func (r *Reconciler) endpointAnswers(ctx context.Context, e *machine.Call) *machine.Failure {
 	ctx, cancel := r.pace.WithTimeout(ctx, r.timeouts(e.Instance.Type).Dial)
 	defer cancel()
-	stop, err := r.cfg.Transport.Probe(ctx, e.Instance.Endpoint, cache.SocketID{}, func() {})
+	stop, err := r.cfg.Transport.Probe(ctx, e.Instance.Endpoint, plugin.SocketID{}, func() {})
 	if stop != nil {
 		stop()
 	}
@@ -223,12 +223,12 @@ func (r *Reconciler) validate(ctx context.Context, e *machine.Call, h cache.Plug
 }
 
 // register calls the handler's RegisterPlugin, or RegisterPluginContext if it has that.
-func (r *Reconciler) register(ctx context.Context, e *machine.Call, h cache.PluginHandler) (registration cache.Registration, err error) {
-	plugin := &e.Instance
+func (r *Reconciler) register(ctx context.Context, e *machine.Call, h cache.PluginHandler) (registration plugin.Registration, err error) {
+	p := &e.Instance
 	var clientTimeout *time.Duration
 	if r.cfg.ClientTimeout != nil {
 		err := r.call("ClientTimeout", func() error {
-			clientTimeout = r.cfg.ClientTimeout(plugin.Type, plugin.Name)
+			clientTimeout = r.cfg.ClientTimeout(p.Type, p.Name)
 			return nil
 		})
 		if err != nil {
@@ -242,21 +242,21 @@ func (r *Reconciler) register(ctx context.Context, e *machine.Call, h cache.Plug
 	registrar, ok := h.(cache.ContextRegistrar)
 	if !ok {
 		return registration, r.call("RegisterPlugin", func() error {
-			return h.RegisterPlugin(plugin.Name, plugin.Endpoint, plugin.Versions, clientTimeout)
+			return h.RegisterPlugin(p.Name, p.Endpoint, p.Versions, clientTimeout)
 		})
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	if timeout := r.timeouts(plugin.Type).Handler; timeout > 0 {
+	if timeout := r.timeouts(p.Type).Handler; timeout > 0 {
 		ctx, cancel = r.pace.WithTimeout(ctx, timeout)
 		defer cancel()
 	}
 	d := &endpointDialer{judge: r.cfg.Trust, refused: cancel, plugin: peerauth.Plugin{
-		Type: plugin.Type, Account: plugin.Account, Socket: sock.ID(plugin.Socket),
+		Type: p.Type, Account: p.Account, Socket: p.Socket,
 	}}
 	err = r.call("RegisterPluginContext", func() error {
 		ctx := cache.WithEndpointDialer(ctx, d.dial)
-		registration, err = registrar.RegisterPluginContext(ctx, plugin.Name, plugin.Endpoint, plugin.Versions, clientTimeout)
+		registration, err = registrar.RegisterPluginContext(ctx, p.Name, p.Endpoint, p.Versions, clientTimeout)
 		return err
 	})
 	if refusal := d.refusal.Load(); err != nil && refusal != nil {
@@ -264,7 +264,7 @@ func (r *Reconciler) register(ctx context.Context, e *machine.Call, h cache.Plug
 	}
 	if err == nil {
 		if err = checkRoles(registration.Roles); err != nil {
-			r.logError(r.call("DeRegisterPlugin", func() error { h.DeRegisterPlugin(plugin.Name); return nil }))
+			r.logError(r.call("DeRegisterPlugin", func() error { h.DeRegisterPlugin(p.Name); return nil }))
 		}
 	}
 	return registration, err
@@ -301,7 +301,7 @@ func (d *endpointDialer) dial(ctx context.Context, path string) (net.Conn, error
 // save stages instances in the registry, each under a new identifier if it has none. With an identifier and a failure there is something to
 // be taken back.
 func (r *Reconciler) save(jobs []*job) []machine.Returned {
-	instances, traced := make([]Instance, len(jobs)), make([]func(error), len(jobs))
+	instances, traced := make([]plugin.Instance, len(jobs)), make([]func(error), len(jobs))
 	for i, j := range jobs {
 		e, _ := j.effect.(machine.Call)
 		if instances[i] = e.Instance; instances[i].ID == "" {
@@ -317,7 +317,7 @@ func (r *Reconciler) save(jobs []*job) []machine.Returned {
 		stage := stages[i]
 		traced[i](stage.Err)
 		r.of(j.ref).staged = stage.Staged
-		results[i] = machine.Returned{Key: machine.Key{Type: instances[i].Type, Name: instances[i].Name}, Failure: judge(stage.Err)}
+		results[i] = machine.Returned{Key: plugin.Name{Type: instances[i].Type, Name: instances[i].Name}, Failure: judge(stage.Err)}
 		if stage.Err == nil || stage.Staged != nil {
 			results[i].ID = instances[i].ID
 		}

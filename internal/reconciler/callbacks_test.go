@@ -9,6 +9,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // exiting is a handler that ends its goroutine in RegisterPlugin, as one does that calls FailNow of a test.
@@ -23,7 +24,7 @@ func (exiting) RegisterPlugin(string, string, []string, *time.Duration) error {
 func TestCallbacks(t *testing.T) {
 	bubble(t, "the handler ends its goroutine", reconciler.Config{}, func(_ *testing.T, w *world) {
 		w.r.SetHandler("P", exiting{})
-		w.serve("/a", "", &plugin{info: reconciler.Info{Type: "P", Name: "foo", Versions: []string{"v1"}}})
+		w.serve("/a", "", &fakePlugin{info: plugin.Info{Type: "P", Name: "foo", Versions: []string{"v1"}}})
 		w.expect("event refused foo",
 			"told foo false: plugin registration failed: the handler ended its goroutine in RegisterPlugin instead of returning")
 		w.serve("/b", "foo", nil)
@@ -31,21 +32,21 @@ func TestCallbacks(t *testing.T) {
 	})
 	for _, role := range []string{"a/b", "a\x1b"} {
 		bubble(t, fmt.Sprintf("the role %q", role), reconciler.Config{}, func(t *testing.T, w *world) {
-			w.r.SetHandler("T", finder{w.handler, cache.Registration{Roles: []string{role}}})
+			w.r.SetHandler("T", finder{w.handler, plugin.Registration{Roles: []string{role}}})
 			w.serve("/a", "foo", nil)
 			w.expectCalls("validate foo /a.api", "register foo /a.api", "deregister foo")
-			if s := w.status("/a"); s.State != reconciler.StateRefused {
+			if s := w.status("/a"); s.State != plugin.StateRefused {
 				t.Errorf("the plugin is %+v", s)
 			}
 		})
 	}
 	for name, callback := range map[string]func(){"panics": func() { panic("oops") }, "ends its goroutine": runtime.Goexit} {
-		bubble(t, "Admit "+name, reconciler.Config{Admit: func(context.Context, reconciler.Instance) error {
+		bubble(t, "Admit "+name, reconciler.Config{Admit: func(context.Context, plugin.Instance) error {
 			callback()
 			return nil
 		}}, func(t *testing.T, w *world) {
 			w.serve("/a", "foo", nil)
-			if s := w.status("/a"); s.State != reconciler.StateRefused {
+			if s := w.status("/a"); s.State != plugin.StateRefused {
 				t.Errorf("the plugin is %+v", s)
 			}
 		})
@@ -54,7 +55,7 @@ func TestCallbacks(t *testing.T) {
 			return nil
 		}}, func(t *testing.T, w *world) {
 			w.serve("/a", "foo", nil)
-			if s := w.status("/a"); s.State != reconciler.StateRefused {
+			if s := w.status("/a"); s.State != plugin.StateRefused {
 				t.Errorf("the plugin is %+v", s)
 			}
 		})
@@ -70,7 +71,7 @@ func TestRefuses(t *testing.T) {
 		"Walks":              func(c *reconciler.Config) { c.Walks = -1 },
 		"UnreachableGrace":   func(c *reconciler.Config) { c.UnreachableGrace = -1 },
 		"a timeout":          func(c *reconciler.Config) { c.Timeouts.Dial = -1 },
-		"a timeout of none":  func(c *reconciler.Config) { c.TypeTimeouts = map[string]reconciler.Timeouts{"": {}} },
+		"a timeout of none":  func(c *reconciler.Config) { c.TypeTimeouts = map[string]plugin.Timeouts{"": {}} },
 		"a negative bound":   func(c *reconciler.Config) { c.Bounds.Text = -1 },
 		"a negative handler": func(c *reconciler.Config) { c.Timeouts.Handler = -1 },
 	} {
@@ -87,20 +88,20 @@ func TestRefuses(t *testing.T) {
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	all := func(state string) {
-		if err := r.SetTimeouts(reconciler.Timeouts{Notify: -1}, nil); err == nil {
+		if err := r.SetTimeouts(plugin.Timeouts{Notify: -1}, nil); err == nil {
 			t.Errorf("%s, SetTimeouts accepted a negative timeout", state)
 		}
-		if err := r.SetTimeouts(reconciler.Timeouts{Notify: time.Second}, nil); err != nil {
+		if err := r.SetTimeouts(plugin.Timeouts{Notify: time.Second}, nil); err != nil {
 			t.Error(err)
 		}
 		r.RemoveHandler("none")
 		r.RemoveHandler("")
 		r.Reconsider()
 		r.Synced()
-		if _, kept := r.KeptName("", ""); kept || r.Retry("", "") || len(r.Plugins())+len(r.PluginsNamed(""))+len(r.Refusals()) > 0 {
+		if _, kept := r.Reservation(plugin.Name{}); kept || r.Retry("", "") || len(r.Plugins())+len(r.PluginsNamed(""))+len(r.Refusals()) > 0 {
 			t.Errorf("%s there is something", state)
 		}
-		if err := r.ReleaseName(ended, "", ""); err == nil {
+		if err := r.ReleaseName(ended, plugin.Name{}); err == nil {
 			t.Errorf("%s, ReleaseName of nothing: no error", state)
 		}
 	}

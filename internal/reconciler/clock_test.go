@@ -7,20 +7,21 @@ import (
 
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // The wall clock may step at any time. Births of sockets are of the wall clock, so nothing but identity may depend on them.
 
-func (w *world) serveBorn(path string, birth time.Time, p *plugin) {
+func (w *world) serveBorn(path string, birth time.Time, p *fakePlugin) {
 	w.t.Helper()
 	if p == nil {
-		p = &plugin{}
+		p = &fakePlugin{}
 	}
-	p.info = reconciler.Info{Type: "T", Name: "foo", Endpoint: path + ".api", Versions: []string{"v1"}}
+	p.info = plugin.Info{Type: "T", Name: "foo", Endpoint: path + ".api", Versions: []string{"v1"}}
 	w.mu.Lock()
 	w.plugins[path] = p
 	w.mu.Unlock()
-	if err := w.desired.SetSocket(cache.Socket{Path: path, ID: cache.SocketID{Device: 1, Inode: 1, Birth: birth.UnixNano()}}); err != nil {
+	if err := w.desired.SetSocket(cache.Socket{Path: path, ID: plugin.SocketID{Device: 1, Inode: 1, Birth: birth.UnixNano()}}); err != nil {
 		w.t.Fatal(err)
 	}
 }
@@ -31,7 +32,7 @@ func TestClockSteps(t *testing.T) {
 		w.expectCalls("validate foo /a.api", "register foo /a.api")
 		w.serveBorn("/b", time.Now().Add(-time.Hour), nil)
 		w.expectCalls("validate foo /b.api", "register foo /b.api")
-		if s := w.status("/a"); s.State != reconciler.StateSuperseded {
+		if s := w.status("/a"); s.State != plugin.StateSuperseded {
 			t.Errorf("the older one is %s", s.State)
 		}
 		w.remove("/b")
@@ -50,9 +51,9 @@ func TestClockSteps(t *testing.T) {
 	for name, birth := range map[string]time.Duration{"long ago": -time.Hour, "in the future": time.Hour} {
 		bubble(t, "a dead socket that was born "+name+" is dialled once and tried again in time", reconciler.Config{},
 			func(t *testing.T, w *world) {
-				p := &plugin{dead: true}
+				p := &fakePlugin{dead: true}
 				w.serveBorn("/a", time.Now().Add(birth), p)
-				if s := w.status("/a"); s.State != reconciler.StateBackoff || s.Attempts != 1 || time.Until(s.NextRetry) > 150*time.Millisecond {
+				if s := w.status("/a"); s.State != plugin.StateBackoff || s.Attempts != 1 || time.Until(s.NextRetry) > 150*time.Millisecond {
 					t.Errorf("at once: %+v", s)
 				}
 				w.mu.Lock()
@@ -66,19 +67,19 @@ func TestClockSteps(t *testing.T) {
 				w.expectCalls("validate foo /a.api", "register foo /a.api")
 			})
 	}
-	remembered := func(path, id string, inode uint64, at time.Time) reconciler.Instance {
-		return reconciler.Instance{ID: id, Type: "T", Name: "foo", Endpoint: path + ".api", SocketPath: path,
-			Socket: cache.SocketID{Device: 1, Inode: inode}, Peer: reconciler.Peer{PID: 1, Boot: "b"}, RegisteredAt: at}
+	remembered := func(path, id string, inode uint64, at time.Time) plugin.Instance {
+		return plugin.Instance{ID: id, Type: "T", Name: "foo", Endpoint: path + ".api", SocketPath: path,
+			Socket: plugin.SocketID{Device: 1, Inode: inode}, Peer: plugin.Peer{PID: 1, Boot: "b"}, RegisteredAt: at}
 	}
-	bubble(t, "remembered instances keep their order whatever their times of registration say", reconciler.Config{Restored: []reconciler.Instance{
+	bubble(t, "remembered instances keep their order whatever their times of registration say", reconciler.Config{Restored: []plugin.Instance{
 		remembered("/a", "newer", 1, time.Unix(1, 0)), remembered("/b", "older", 2, time.Unix(1<<40, 0)),
 	}}, func(t *testing.T, w *world) {
 		for inode, path := range map[uint64]string{1: "/a", 2: "/b"} {
 			w.mu.Lock()
-			w.plugins[path] = &plugin{peer: reconciler.Peer{PID: 1, Boot: "b"},
-				info: reconciler.Info{Type: "T", Name: "foo", Endpoint: path + ".api", Versions: []string{"v1"}}}
+			w.plugins[path] = &fakePlugin{peer: plugin.Peer{PID: 1, Boot: "b"},
+				info: plugin.Info{Type: "T", Name: "foo", Endpoint: path + ".api", Versions: []string{"v1"}}}
 			w.mu.Unlock()
-			if err := w.desired.SetSocket(cache.Socket{Path: path, ID: cache.SocketID{Device: 1, Inode: inode}}); err != nil {
+			if err := w.desired.SetSocket(cache.Socket{Path: path, ID: plugin.SocketID{Device: 1, Inode: inode}}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -87,7 +88,7 @@ func TestClockSteps(t *testing.T) {
 		if s := w.status("/a"); s.Instance != "newer" || !s.Current {
 			t.Errorf("the newer one: %+v", s)
 		}
-		if s := w.status("/b"); s.Instance != "older" || s.State != reconciler.StateSuperseded {
+		if s := w.status("/b"); s.Instance != "older" || s.State != plugin.StateSuperseded {
 			t.Errorf("the older one: %+v", s)
 		}
 	})

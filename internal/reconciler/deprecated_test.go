@@ -11,7 +11,7 @@ import (
 // doing meanwhile.
 func TestMovedToDeprecatedDir(t *testing.T) {
 	up := []string{"validate foo /a.api", "register foo /a.api"}
-	move := func(w *world, p *plugin) {
+	move := func(w *world, p *fakePlugin) {
 		w.mu.Lock()
 		delete(w.plugins, "/a")
 		w.plugins["/old/a"] = p

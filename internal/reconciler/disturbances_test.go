@@ -9,13 +9,14 @@ import (
 
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // TestDisturbances has coincidences that the model meets seldom.
 func TestDisturbances(t *testing.T) {
 	up := []string{"validate foo /a.api", "register foo /a.api"}
-	bare := func() *plugin {
-		return &plugin{info: reconciler.Info{Type: "T", Name: "foo", Versions: []string{"v1"}}}
+	bare := func() *fakePlugin {
+		return &fakePlugin{info: plugin.Info{Type: "T", Name: "foo", Versions: []string{"v1"}}}
 	}
 
 	bubble(t, "a plugin that waits for a handler announces nonsense when there is one", reconciler.Config{}, func(t *testing.T, w *world) {
@@ -28,7 +29,7 @@ func TestDisturbances(t *testing.T) {
 		w.mu.Unlock()
 		w.r.SetHandler("T", w.handler)
 		time.Sleep(time.Second)
-		if s := w.status("/a"); s.State != reconciler.StateRefused || s.NextRetry.IsZero() {
+		if s := w.status("/a"); s.State != plugin.StateRefused || s.NextRetry.IsZero() {
 			t.Errorf("status: %+v", s)
 		}
 		w.mu.Lock()
@@ -38,7 +39,7 @@ func TestDisturbances(t *testing.T) {
 		w.mu.Unlock()
 	})
 	bubble(t, "what is registered is renamed, and its new endpoint cannot be saved", reconciler.Config{}, func(t *testing.T, w *world) {
-		p := w.serve("/a", "", &plugin{info: reconciler.Info{Type: "T", Name: "foo", Versions: []string{"v1"}}})
+		p := w.serve("/a", "", &fakePlugin{info: plugin.Info{Type: "T", Name: "foo", Versions: []string{"v1"}}})
 		w.expectCalls("validate foo /a", "register foo /a")
 		w.mu.Lock()
 		w.failSave = errors.New("disk full")
@@ -136,26 +137,26 @@ func TestDisturbances(t *testing.T) {
 		}
 	})
 	bubble(t, "an older instance is renamed over the registered one", reconciler.Config{}, func(t *testing.T, w *world) {
-		older := w.serve("/b", "foo", &plugin{infoTakes: 10 * time.Millisecond})
+		older := w.serve("/b", "foo", &fakePlugin{infoTakes: 10 * time.Millisecond})
 		w.serve("/a", "foo", nil)
 		w.expectCalls(up...)
 		w.move("/b", "/a", older)
 		time.Sleep(20 * time.Millisecond)
 		w.expectCalls("validate foo /b.api", "register foo /b.api", "gone foo /a.api")
-		if s := w.status("/a"); s.State != reconciler.StateRegistered {
+		if s := w.status("/a"); s.State != plugin.StateRegistered {
 			t.Errorf("it is %s", s.State)
 		}
 	})
 	bubble(t, "the handler is removed when an instance is superseded that was never registered", reconciler.Config{},
 		func(t *testing.T, w *world) {
-			w.serve("/b", "foo", &plugin{infoTakes: 10 * time.Millisecond})
+			w.serve("/b", "foo", &fakePlugin{infoTakes: 10 * time.Millisecond})
 			w.serve("/a", "foo", nil)
 			time.Sleep(20 * time.Millisecond)
 			w.expectCalls(up...)
 			w.r.RemoveHandler("T")
 			w.expectCalls("deregister foo")
 			for _, path := range []string{"/a", "/b"} {
-				if s := w.status(path); s.State != reconciler.StateRefused || s.LastError == "" {
+				if s := w.status(path); s.State != plugin.StateRefused || s.LastError == "" {
 					t.Errorf("%s: %+v", path, s)
 				}
 			}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/discover/machine"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // resources are what the runner holds for one instance. Guarded by Reconciler.mu, except that conn and staged are used by whoever runs the
@@ -291,11 +292,10 @@ func (r *Reconciler) probe(ctx context.Context, e machine.Probe) {
 
 // keepName makes the registry keep for whom a name is reserved. mu is held.
 func (r *Reconciler) keepName(ctx context.Context, e machine.Keep) {
-	r.cfg.Registry.KeepName(e.Name)
-	if e.Save {
-		named := machine.Entry{Type: e.Name.Type, Name: e.Name.Name}
-		save := func() error { return r.cfg.Registry.SaveName(named.Type, named.Name) }
-		r.untilDone(ctx, "save for whom a name is reserved", named, save)
+	r.cfg.Registry.Reserve(e.Name)
+	if name := e.Name.Plugin; e.Save {
+		save := func() error { return r.cfg.Registry.SaveReservation(name) }
+		r.untilDone(ctx, "save for whom a name is reserved", machine.Entry{Type: name.Type, Name: name.Name}, save)
 	}
 }
 
@@ -315,7 +315,7 @@ type undone struct {
 // untilDone does something to the registry, after what is to be done about the same name, again and again until it is on disk. If the
 // reconciler ends before, the next start restores an instance that it finds dead. mu is held.
 func (r *Reconciler) untilDone(ctx context.Context, what string, e machine.Entry, do func() error) {
-	name := machine.Key{Type: e.Type, Name: e.Name}
+	name := plugin.Name{Type: e.Type, Name: e.Name}
 	u := r.unsaved[name]
 	if u == nil {
 		u = &unsaved{}
@@ -329,7 +329,7 @@ func (r *Reconciler) untilDone(ctx context.Context, what string, e machine.Entry
 }
 
 // saveAll does what is to be done about a name, until nothing is left.
-func (r *Reconciler) saveAll(ctx context.Context, name machine.Key, u *unsaved) {
+func (r *Reconciler) saveAll(ctx context.Context, name plugin.Name, u *unsaved) {
 	for attempt, next := 1, r.nextUnsaved(name, u, false); next != nil; {
 		err := next.do()
 		if err == nil {
@@ -347,7 +347,7 @@ func (r *Reconciler) saveAll(ctx context.Context, name machine.Key, u *unsaved) 
 }
 
 // nextUnsaved returns what is to be done next, after the one before if that is done; nil if nothing is.
-func (r *Reconciler) nextUnsaved(name machine.Key, u *unsaved, done bool) *undone {
+func (r *Reconciler) nextUnsaved(name plugin.Name, u *unsaved, done bool) *undone {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if done {

@@ -7,27 +7,27 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // finder is a handler that finds out something about its plugins.
 type finder struct {
 	*recorder
-	found cache.Registration
+	found plugin.Registration
 }
 
 func (f finder) RegisterPluginContext(
 	_ context.Context, name, endpoint string, versions []string, timeout *time.Duration,
-) (cache.Registration, error) {
+) (plugin.Registration, error) {
 	return f.found, f.RegisterPlugin(name, endpoint, versions, timeout)
 }
 
 // serveEndpoint has somebody accept on the endpoint of the plugin at path.
-func (w *world) serveEndpoint(path string) *plugin {
+func (w *world) serveEndpoint(path string) *fakePlugin {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	p := &plugin{}
+	p := &fakePlugin{}
 	w.plugins[path] = p
 	return p
 }
@@ -35,8 +35,8 @@ func (w *world) serveEndpoint(path string) *plugin {
 func TestWatchedEndpoint(t *testing.T) {
 	up := []string{"validate foo /a.api", "register foo /a.api"}
 	told := []string{"saved foo /a.api", "told foo true", "published foo", "event registered foo"}
-	start := func(w *world) (registrar, driver *plugin) {
-		w.r.SetHandler("T", finder{w.handler, cache.Registration{WatchEndpoint: true}})
+	start := func(w *world) (registrar, driver *fakePlugin) {
+		w.r.SetHandler("T", finder{w.handler, plugin.Registration{WatchEndpoint: true}})
 		driver = w.serveEndpoint("/a.api")
 		registrar = w.serve("/a", "foo", nil)
 		synctest.Wait()
@@ -50,13 +50,13 @@ func TestWatchedEndpoint(t *testing.T) {
 		w.expectCalls("deregister foo")
 		time.Sleep(20 * time.Second)
 		w.expect("event failed foo")
-		if s := w.status("/a"); s.State != reconciler.StateUnreachable || s.Attempts < 6 || s.Attempts > 14 || s.NextRetry.IsZero() {
+		if s := w.status("/a"); s.State != plugin.StateUnreachable || s.Attempts < 6 || s.Attempts > 14 || s.NextRetry.IsZero() {
 			t.Errorf("status %+v", s)
 		}
 		w.serveEndpoint("/a.api")
 		time.Sleep(6 * time.Second)
 		w.expect(slices.Concat(up, told)...)
-		if s := w.status("/a"); s.State != reconciler.StateRegistered || s.Attempts > 0 {
+		if s := w.status("/a"); s.State != plugin.StateRegistered || s.Attempts > 0 {
 			t.Errorf("status %+v", s)
 		}
 	})
@@ -93,7 +93,7 @@ func TestWatchedEndpoint(t *testing.T) {
 }
 
 func TestRegistrationIsKept(t *testing.T) {
-	found := cache.Registration{Roles: []string{"r"}, Version: "2.1", Details: map[string]string{"node": "n"}}
+	found := plugin.Registration{Roles: []string{"r"}, Version: "2.1", Details: map[string]string{"node": "n"}}
 	bubble(t, "in status and record", reconciler.Config{}, func(t *testing.T, w *world) {
 		w.r.SetHandler("T", finder{w.handler, found})
 		w.serve("/a", "foo", nil)

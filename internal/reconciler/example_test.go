@@ -7,13 +7,13 @@ import (
 
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
-	"github.com/patchbay-dev/patchbay/trust"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // memory is a transport to plugins made of memory: whoever is asked says what its socket is called.
 type memory struct{ reconciler.Transport }
 
-func (memory) Dial(_ context.Context, _ time.Duration, path string, _ cache.SocketID) (reconciler.Conn, error) {
+func (memory) Dial(_ context.Context, _ time.Duration, path string, _ plugin.SocketID) (reconciler.Conn, error) {
 	return answering{path: path}, nil
 }
 
@@ -22,12 +22,12 @@ type answering struct {
 	path string
 }
 
-func (a answering) GetInfo(context.Context, time.Duration) (reconciler.Info, error) {
-	return reconciler.Info{Type: "ExamplePlugin", Name: "hello", Versions: []string{"v1"}}, nil
+func (a answering) GetInfo(context.Context, time.Duration) (plugin.Info, error) {
+	return plugin.Info{Type: "ExamplePlugin", Name: "hello", Versions: []string{"v1"}}, nil
 }
 func (a answering) Notify(context.Context, time.Duration, bool, string) error { return nil }
-func (a answering) Peer() reconciler.Peer                                     { return reconciler.Peer{} }
-func (a answering) Account() trust.Account                                    { return trust.Account{} }
+func (a answering) Peer() plugin.Peer                                         { return plugin.Peer{} }
+func (a answering) Account() plugin.Account                                   { return plugin.Account{} }
 func (a answering) Watch(func()) (func(), error)                              { return func() {}, nil }
 func (a answering) Close() error                                              { return nil }
 
@@ -50,10 +50,10 @@ func (printing) DeRegisterPlugin(name string) { fmt.Println("deregister", name) 
 // there as they appear; here a program does.
 func Example() {
 	desired := cache.NewDesired()
-	events := make(chan reconciler.Event, 10)
+	events := make(chan plugin.Event, 10)
 	r := reconciler.New(reconciler.Config{
 		Desired: desired, Transport: memory{}, Walks: 4,
-		Observe: func(e reconciler.Event) { events <- e },
+		Observe: func(e plugin.Event) { events <- e },
 	})
 	r.SetHandler("ExamplePlugin", printing{})
 	ctx, cancel := context.WithCancel(context.Background())

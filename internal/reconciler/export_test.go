@@ -5,6 +5,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/internal/discover/clock"
 	"github.com/patchbay-dev/patchbay/internal/discover/machine"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // Drive takes the place of Run for one who has no goroutines: turn does what Run would be woken for, and says whether there was something;
@@ -53,12 +54,12 @@ func (r *Reconciler) Size() int {
 
 // Urge tries at once what waits of one name.
 func (r *Reconciler) Urge(ptype, name string) {
-	r.say(machine.Urged{Key: machine.Key{Type: ptype, Name: name}})
+	r.say(machine.Urged{Key: plugin.Name{Type: ptype, Name: name}})
 }
 
 // Release has a name kept for nobody.
 func (r *Reconciler) Release(ptype, name string) {
-	r.say(machine.Released{Key: machine.Key{Type: ptype, Name: name}})
+	r.say(machine.Released{Key: plugin.Name{Type: ptype, Name: name}})
 }
 
 // NewAt is New at a pace of the caller's.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // TestGathers: where many are to be saved, a transaction waits for those that are on their way, as far as they fit into it and not for long.
@@ -41,11 +42,11 @@ func TestGathers(t *testing.T) {
 				w.mu.Unlock()
 				time.Sleep(ms)
 			}
-			w.staging = func(reconciler.Instance) { saves[len(saves)-1].plugins++ }
+			w.staging = func(plugin.Instance) { saves[len(saves)-1].plugins++ }
 			n := 0
 			for _, g := range test.groups {
 				for range g.plugins {
-					w.serve(fmt.Sprint("/", n), fmt.Sprint("plugin", n), &plugin{infoTakes: g.takes})
+					w.serve(fmt.Sprint("/", n), fmt.Sprint("plugin", n), &fakePlugin{infoTakes: g.takes})
 					n++
 				}
 			}

@@ -8,21 +8,22 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
 func TestIgnoreUnhandled(t *testing.T) {
-	var results []reconciler.Result
-	attempted := func(a reconciler.Attempt) { results = append(results, a.Result) }
+	var results []plugin.Result
+	attempted := func(a plugin.Attempt) { results = append(results, a.Result) }
 	bubble(t, "it is left alone, and registers when the handler comes", reconciler.Config{IgnoreUnhandled: true, Attempted: attempted},
 		func(t *testing.T, w *world) {
 			ignored := func() {
 				t.Helper()
-				if s := w.status("/a"); s.State != reconciler.StateIgnored || s.LastError != "" || s.Attempts != 0 || !s.NextRetry.IsZero() {
+				if s := w.status("/a"); s.State != plugin.StateIgnored || s.LastError != "" || s.Attempts != 0 || !s.NextRetry.IsZero() {
 					t.Errorf("status: %+v", s)
 				}
 			}
-			w.serve("/a", "", &plugin{info: reconciler.Info{Type: "Later", Name: "foo", Versions: []string{"v1"}}})
+			w.serve("/a", "", &fakePlugin{info: plugin.Info{Type: "Later", Name: "foo", Versions: []string{"v1"}}})
 			w.expect("event ignored foo")
 			ignored()
 			time.Sleep(time.Hour)
@@ -36,7 +37,7 @@ func TestIgnoreUnhandled(t *testing.T) {
 			w.expect()
 			w.r.SetHandler("Later", w.handler)
 			w.expectCalls("validate foo /a", "register foo /a")
-			want := []reconciler.Result{reconciler.ResultIgnored, reconciler.ResultRegistered, reconciler.ResultRegistered}
+			want := []plugin.Result{plugin.ResultIgnored, plugin.ResultRegistered, plugin.ResultRegistered}
 			if !slices.Equal(results, want) {
 				t.Errorf("the attempts ended with %q, want %q", results, want)
 			}
@@ -45,15 +46,15 @@ func TestIgnoreUnhandled(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for what, wrong := range map[string]*plugin{
-		"announces 2 versions": {info: reconciler.Info{Type: "Later", Name: "foo", Versions: []string{"v1", "v2"}}},
+	for what, wrong := range map[string]*fakePlugin{
+		"announces 2 versions": {info: plugin.Info{Type: "Later", Name: "foo", Versions: []string{"v1", "v2"}}},
 		"user 60002 may not register": {
-			info:    reconciler.Info{Type: "Later", Name: "foo", Versions: []string{"v1"}},
-			account: trust.Account{UID: 60002, GID: 60002, Known: true},
+			info:    plugin.Info{Type: "Later", Name: "foo", Versions: []string{"v1"}},
+			account: plugin.Account{UID: 60002, GID: 60002, Known: true},
 		},
 	} {
 		bubble(t, what, reconciler.Config{
-			IgnoreUnhandled: true, Bounds: reconciler.Bounds{Versions: 1}, Trust: judge, Refused: func(trust.Reason) {},
+			IgnoreUnhandled: true, Bounds: plugin.Bounds{Versions: 1}, Trust: judge, Refused: func(trust.Reason) {},
 		}, func(t *testing.T, w *world) {
 			var told string
 			wrong.onTold = func(_ bool, reason string) { told = reason }

@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/cache"
-	"github.com/patchbay-dev/patchbay/internal/discover/machine"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
@@ -26,9 +26,11 @@ func ofUsers(t *testing.T) reconciler.Config {
 	return reconciler.Config{Trust: judge}
 }
 
-func of(uid uint32) *plugin { return &plugin{account: trust.Account{UID: uid, GID: uid, Known: true}} }
+func of(uid uint32) *fakePlugin {
+	return &fakePlugin{account: plugin.Account{UID: uid, GID: uid, Known: true}}
+}
 
-func wantState(t *testing.T, w *world, path string, want reconciler.State) {
+func wantState(t *testing.T, w *world, path string, want plugin.State) {
 	t.Helper()
 	synctest.Wait()
 	if s := w.status(path); s.State != want {
@@ -46,14 +48,14 @@ func TestNameOfTwoThatWait(t *testing.T) {
 		w.serve("/a", "foo", of(60001))
 		synctest.Wait()
 		w.serve("/b", "foo", of(60002))
-		wantState(t, w, "/b", reconciler.StateRefused)
+		wantState(t, w, "/b", plugin.StateRefused)
 		w.handler.set("validate /a.api", nil)
 		time.Sleep(5 * time.Minute)
-		wantState(t, w, "/a", reconciler.StateRegistered)
+		wantState(t, w, "/a", plugin.StateRegistered)
 		w.handler.set("validate /b.api", nil)
 		time.Sleep(5 * time.Minute)
-		wantState(t, w, "/a", reconciler.StateRegistered)
-		wantState(t, w, "/b", reconciler.StateRefused)
+		wantState(t, w, "/a", plugin.StateRegistered)
+		wantState(t, w, "/b", plugin.StateRefused)
 	})
 }
 
@@ -77,12 +79,14 @@ func (w *world) again() {
 }
 
 // back puts a plugin that outlived a restart of the host on its socket, which is what it was.
-func (w *world) back(path string, p *plugin) {
+func (w *world) back(path string, p *fakePlugin) {
 	w.t.Helper()
 	if err := w.desired.SetSocket(cache.Socket{Path: path, ID: p.socket}); err != nil {
 		w.t.Fatal(err)
 	}
 }
+
+var foo = plugin.Name{Type: "T", Name: "foo"}
 
 // TestNameGrace: the name of a plugin that went stays its user's for a time.
 func TestNameGrace(t *testing.T) {
@@ -90,24 +94,24 @@ func TestNameGrace(t *testing.T) {
 		w.serve("/a", "foo", of(60001))
 		synctest.Wait()
 		w.serve("/b", "foo", of(60002))
-		wantState(t, w, "/b", reconciler.StateRefused)
+		wantState(t, w, "/b", plugin.StateRefused)
 		w.remove("/a")
 		time.Sleep(nameGrace - time.Minute)
-		wantState(t, w, "/b", reconciler.StateRefused)
-		kept, is := w.r.KeptName("T", "foo")
+		wantState(t, w, "/b", plugin.StateRefused)
+		kept, ok := w.r.Reservation(foo)
 		told := w.status("/b").LastError
-		if !is || kept.By.UID != 60001 || !strings.Contains(told, "is reserved for user 60001, whose plugin had it last, until 2000-01-01T00:10:00Z") ||
+		if !ok || kept.Owner.UID != 60001 || !strings.Contains(told, "is reserved for user 60001, whose plugin had it last, until 2000-01-01T00:10:00Z") ||
 			!strings.Contains(told, "patchbay release T/foo") {
-			t.Errorf("kept: %+v, %v; told %q", kept, is, told)
+			t.Errorf("kept: %+v, %v; told %q", kept, ok, told)
 		}
 		w.serve("/a", "foo", of(60001))
-		wantState(t, w, "/a", reconciler.StateRegistered)
-		if kept, is := w.r.KeptName("T", "foo"); is {
+		wantState(t, w, "/a", plugin.StateRegistered)
+		if kept, ok := w.r.Reservation(foo); ok {
 			t.Errorf("kept while it is registered: %+v", kept)
 		}
 		w.remove("/a")
 		time.Sleep(nameGrace + 2*time.Minute)
-		wantState(t, w, "/b", reconciler.StateRegistered)
+		wantState(t, w, "/b", plugin.StateRegistered)
 	})
 	bubble(t, "also when it is taken back, and when nobody accepts any more", keepingNames(t), func(t *testing.T, w *world) {
 		p := w.serve("/a", "foo", of(60001))
@@ -119,15 +123,15 @@ func TestNameGrace(t *testing.T) {
 		w.handler.set("validate /a.api", errors.New("not now"))
 		w.r.SetHandler("T", w.handler)
 		time.Sleep(5 * time.Minute)
-		wantState(t, w, "/b", reconciler.StateRefused)
+		wantState(t, w, "/b", plugin.StateRefused)
 		w.handler.set("validate /a.api", nil)
 		time.Sleep(3 * time.Minute)
-		wantState(t, w, "/a", reconciler.StateRegistered)
+		wantState(t, w, "/a", plugin.StateRegistered)
 		w.kill(p)
 		time.Sleep(5 * time.Minute)
-		wantState(t, w, "/b", reconciler.StateRefused)
+		wantState(t, w, "/b", plugin.StateRefused)
 	})
-	launched := func(name string) *plugin {
+	launched := func(name string) *fakePlugin {
 		p := of(60003)
 		p.account.Launched, p.account.Name = true, name
 		return p
@@ -145,13 +149,13 @@ func TestNameGrace(t *testing.T) {
 		stranger := launched("another")
 		stranger.account.UID = 60004
 		w.serve("/c", "foo", stranger)
-		wantState(t, w, "/c", reconciler.StateRefused)
+		wantState(t, w, "/c", plugin.StateRefused)
 		named := launched("foo")
 		named.account.UID = 60004
 		w.serve("/d", "foo", named)
-		wantState(t, w, "/d", reconciler.StateRegistered)
+		wantState(t, w, "/d", plugin.StateRegistered)
 		w.serve("/e", "bar", of(0))
-		wantState(t, w, "/e", reconciler.StateRegistered)
+		wantState(t, w, "/e", plugin.StateRegistered)
 	})
 	bubble(t, "who never had a name holds none", keepingNames(t), func(t *testing.T, w *world) {
 		w.handler.set("validate /a.api", errors.New("no"))
@@ -159,7 +163,7 @@ func TestNameGrace(t *testing.T) {
 		synctest.Wait()
 		w.remove("/a")
 		w.serve("/b", "foo", of(60002))
-		wantState(t, w, "/b", reconciler.StateRegistered)
+		wantState(t, w, "/b", plugin.StateRegistered)
 	})
 	bubble(t, "it is released", keepingNames(t), func(t *testing.T, w *world) {
 		w.serve("/a", "foo", of(60001))
@@ -168,10 +172,10 @@ func TestNameGrace(t *testing.T) {
 		synctest.Wait()
 		w.remove("/a")
 		time.Sleep(time.Second)
-		if err := w.r.ReleaseName(t.Context(), "T", "foo"); err != nil {
+		if err := w.r.ReleaseName(t.Context(), foo); err != nil {
 			t.Fatal(err)
 		}
-		wantState(t, w, "/b", reconciler.StateRegistered)
+		wantState(t, w, "/b", plugin.StateRegistered)
 		if len(w.names) != 0 || !slices.Contains(w.log, "event released foo") {
 			t.Errorf("on disk: %v, and %v", w.names, w.log)
 		}
@@ -188,9 +192,9 @@ func TestNameGraceOverRestarts(t *testing.T) {
 		w.again()
 		w.r.Synced()
 		w.serve("/b", "foo", of(60002))
-		wantState(t, w, "/b", reconciler.StateRefused)
+		wantState(t, w, "/b", plugin.StateRefused)
 		time.Sleep(nameGrace + time.Minute)
-		wantState(t, w, "/b", reconciler.StateRegistered)
+		wantState(t, w, "/b", plugin.StateRegistered)
 		w.again()
 		synctest.Wait()
 		if len(w.names) != 0 {
@@ -201,33 +205,33 @@ func TestNameGraceOverRestarts(t *testing.T) {
 		w.serve("/a", "foo", of(60001))
 		w.again()
 		w.serve("/b", "foo", of(60002))
-		wantState(t, w, "/b", reconciler.StateRefused) // the socket of the other may be seen any moment
+		wantState(t, w, "/b", plugin.StateRefused) // the socket of the other may be seen any moment
 		time.Sleep(time.Hour)
-		wantState(t, w, "/b", reconciler.StateRefused)
+		wantState(t, w, "/b", plugin.StateRefused)
 		w.r.Synced()
 		time.Sleep(nameGrace - time.Minute)
-		wantState(t, w, "/b", reconciler.StateRefused)
+		wantState(t, w, "/b", plugin.StateRefused)
 		time.Sleep(3 * time.Minute)
-		wantState(t, w, "/b", reconciler.StateRegistered)
+		wantState(t, w, "/b", plugin.StateRegistered)
 	})
 	far := keepingNames(t)
 	far.NameGrace = time.Minute
 	bubble(t, "a clock that was wrong", far, func(t *testing.T, w *world) {
-		key := machine.Key{Type: "T", Name: "foo"}
-		w.names[key] = reconciler.KeptName{Type: "T", Name: "foo", By: of(60001).account, Until: time.Now().AddDate(10, 0, 0)}
+		key := plugin.Name{Type: "T", Name: "foo"}
+		w.names[key] = plugin.Reservation{Plugin: foo, Owner: of(60001).account, Until: time.Now().AddDate(10, 0, 0)}
 		w.again()
 		w.serve("/b", "foo", of(60002))
-		wantState(t, w, "/b", reconciler.StateRefused)
+		wantState(t, w, "/b", plugin.StateRefused)
 		time.Sleep(3 * time.Minute)
-		wantState(t, w, "/b", reconciler.StateRegistered)
+		wantState(t, w, "/b", plugin.StateRegistered)
 	})
 }
 
 // TestImpostor: a plugin restarts 1,000 times, and the host 100 times, while another user's waits for its name.
 func TestImpostor(t *testing.T) {
 	bubble(t, "", keepingNames(t), func(t *testing.T, w *world) {
-		w.observe = func(e reconciler.Event) {
-			if e.Kind == reconciler.EventRegistered && e.SocketPath == "/b" {
+		w.observe = func(e plugin.Event) {
+			if e.Kind == plugin.EventRegistered && e.SocketPath == "/b" {
 				t.Error("the impostor was registered")
 			}
 		}
@@ -249,7 +253,7 @@ func TestImpostor(t *testing.T) {
 			}
 			time.Sleep(time.Duration(i) * time.Second / 10)
 			w.serve("/a", "foo", of(60001))
-			wantState(t, w, "/a", reconciler.StateRegistered)
+			wantState(t, w, "/a", plugin.StateRegistered)
 		}
 	})
 }
@@ -258,8 +262,8 @@ func TestImpostor(t *testing.T) {
 func TestFloodOfNames(t *testing.T) {
 	bubble(t, "", keepingNames(t), func(t *testing.T, w *world) {
 		told := 0
-		w.observe = func(e reconciler.Event) {
-			if e.Kind == reconciler.EventReleased {
+		w.observe = func(e plugin.Event) {
+			if e.Kind == plugin.EventReleased {
 				told++
 			}
 		}
@@ -275,7 +279,7 @@ func TestFloodOfNames(t *testing.T) {
 			synctest.Wait()
 		}
 		for name, want := range map[string]bool{"mine": true, "f000": false, "f043": false, "f044": true, "f299": true} {
-			if _, kept := w.r.KeptName("T", name); kept != want {
+			if _, kept := w.r.Reservation(plugin.Name{Type: "T", Name: name}); kept != want {
 				t.Errorf("%s is kept: %v", name, kept)
 			}
 		}
@@ -292,14 +296,14 @@ func TestRetry(t *testing.T) {
 		w.serve("/a", "foo", nil)
 		time.Sleep(10 * time.Minute)
 		w.handler.set("validate /a.api", nil)
-		wantState(t, w, "/a", reconciler.StateRefused)
+		wantState(t, w, "/a", plugin.StateRefused)
 		if w.r.Retry("T", "bar") || w.r.Retry("U", "foo") {
 			t.Error("another plugin was retried")
 		}
 		if !w.r.Retry("T", "foo") {
 			t.Error("nothing waits")
 		}
-		wantState(t, w, "/a", reconciler.StateRegistered)
+		wantState(t, w, "/a", plugin.StateRegistered)
 		if w.r.Retry("T", "foo") {
 			t.Error("what is registered waits")
 		}
@@ -309,24 +313,24 @@ func TestRetry(t *testing.T) {
 // withRole is a handler whose plugins have a role.
 type withRole struct{ *recorder }
 
-func (withRole) RegisterPluginContext(context.Context, string, string, []string, *time.Duration) (cache.Registration, error) {
-	return cache.Registration{Roles: []string{"role"}}, nil
+func (withRole) RegisterPluginContext(context.Context, string, string, []string, *time.Duration) (plugin.Registration, error) {
+	return plugin.Registration{Roles: []string{"role"}}, nil
 }
 
 // TestRetryByRole: what waits is found by the roles that it had, and tried as soon as it has been told of its refusal.
 func TestRetryByRole(t *testing.T) {
 	bubble(t, "", reconciler.Config{}, func(t *testing.T, w *world) {
 		w.r.SetHandler("T", withRole{w.handler})
-		w.serve("/a", "foo", &plugin{refusalTakes: time.Second})
-		wantState(t, w, "/a", reconciler.StateRegistered)
+		w.serve("/a", "foo", &fakePlugin{refusalTakes: time.Second})
+		wantState(t, w, "/a", plugin.StateRegistered)
 		w.handler.set("validate /a.api", errors.New("not now"))
 		w.r.SetHandler("T", withRole{w.handler})
-		wantState(t, w, "/a", reconciler.StateRefused)
+		wantState(t, w, "/a", plugin.StateRefused)
 		w.handler.set("validate /a.api", nil)
 		if !w.r.Retry("role", "foo") {
 			t.Error("nothing waits")
 		}
 		time.Sleep(time.Second)
-		wantState(t, w, "/a", reconciler.StateRegistered)
+		wantState(t, w, "/a", plugin.StateRegistered)
 	})
 }

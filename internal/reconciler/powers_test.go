@@ -10,8 +10,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // keeper keeps registrations that could not be told.
@@ -30,9 +30,9 @@ func TestKeepRegistration(t *testing.T) {
 	const asked = "keep foo? cannot notify the plugin that it is registered: does not listen"
 	bubble(t, "kept", reconciler.Config{}, func(t *testing.T, w *world) {
 		w.r.SetHandler("T", keeper{w.handler, true})
-		p := w.serve("/a", "foo", &plugin{notifyErr: errors.New("does not listen")})
+		p := w.serve("/a", "foo", &fakePlugin{notifyErr: errors.New("does not listen")})
 		w.expectCalls(up[0], up[1], asked)
-		if s := w.status("/a"); s.State != reconciler.StateRegistered || !strings.Contains(s.LastError, "does not listen") || s.Attempts != 1 {
+		if s := w.status("/a"); s.State != plugin.StateRegistered || !strings.Contains(s.LastError, "does not listen") || s.Attempts != 1 {
 			t.Errorf("status: %+v", s)
 		}
 		w.mu.Lock()
@@ -40,7 +40,7 @@ func TestKeepRegistration(t *testing.T) {
 		w.mu.Unlock()
 		time.Sleep(time.Second)
 		w.expectCalls(up...)
-		if s := w.status("/a"); s.State != reconciler.StateRegistered || s.LastError != "" {
+		if s := w.status("/a"); s.State != plugin.StateRegistered || s.LastError != "" {
 			t.Errorf("after it was told: %+v", s)
 		}
 		time.Sleep(time.Hour)
@@ -48,7 +48,7 @@ func TestKeepRegistration(t *testing.T) {
 	})
 	bubble(t, "not kept", reconciler.Config{}, func(_ *testing.T, w *world) {
 		w.r.SetHandler("T", keeper{w.handler, false})
-		w.serve("/a", "foo", &plugin{notifyErr: errors.New("does not listen")})
+		w.serve("/a", "foo", &fakePlugin{notifyErr: errors.New("does not listen")})
 		w.expectCalls(up[0], up[1], asked, "deregister foo")
 	})
 }
@@ -56,14 +56,14 @@ func TestKeepRegistration(t *testing.T) {
 // patient is a handler whose registration takes until its context ends.
 type patient struct{ *recorder }
 
-func (p patient) RegisterPluginContext(ctx context.Context, name, endpoint string, _ []string, _ *time.Duration) (cache.Registration, error) {
+func (p patient) RegisterPluginContext(ctx context.Context, name, endpoint string, _ []string, _ *time.Duration) (plugin.Registration, error) {
 	p.w.note("register %s %s with a context", name, endpoint)
 	<-ctx.Done()
-	return cache.Registration{}, ctx.Err()
+	return plugin.Registration{}, ctx.Err()
 }
 
 func TestRegisterPluginContext(t *testing.T) {
-	cfg := reconciler.Config{TypeTimeouts: map[string]reconciler.Timeouts{"T": {Handler: time.Second}}}
+	cfg := reconciler.Config{TypeTimeouts: map[string]plugin.Timeouts{"T": {Handler: time.Second}}}
 	up := []string{"validate foo /a.api", "register foo /a.api with a context"}
 	bubble(t, "ends with the socket", cfg, func(_ *testing.T, w *world) {
 		w.r.SetHandler("T", patient{w.handler})
@@ -89,44 +89,44 @@ func TestRegisterPluginContext(t *testing.T) {
 }
 
 func TestTimeouts(t *testing.T) {
-	slow := func() *plugin { return &plugin{infoTakes: 8 * time.Second} }
+	slow := func() *fakePlugin { return &fakePlugin{infoTakes: 8 * time.Second} }
 	bubble(t, "too short", reconciler.Config{}, func(t *testing.T, w *world) {
 		w.serve("/a", "foo", slow())
 		time.Sleep(5 * time.Second)
-		if s := w.status("/a"); s.State != reconciler.StateBackoff || !strings.Contains(s.LastError, "deadline") {
+		if s := w.status("/a"); s.State != plugin.StateBackoff || !strings.Contains(s.LastError, "deadline") {
 			t.Errorf("status: %+v", s)
 		}
 	})
-	bubble(t, "long enough for its type", reconciler.Config{TypeTimeouts: map[string]reconciler.Timeouts{"T": {GetInfo: 10 * time.Second}}},
+	bubble(t, "long enough for its type", reconciler.Config{TypeTimeouts: map[string]plugin.Timeouts{"T": {GetInfo: 10 * time.Second}}},
 		func(_ *testing.T, w *world) {
 			w.serve("/a", "foo", slow())
 			time.Sleep(8 * time.Second)
 			w.expectCalls("validate foo /a.api", "register foo /a.api")
 		})
 	bubble(t, "too short to be told", reconciler.Config{}, func(t *testing.T, w *world) {
-		w.serve("/a", "foo", &plugin{notifyTakes: 8 * time.Second})
+		w.serve("/a", "foo", &fakePlugin{notifyTakes: 8 * time.Second})
 		time.Sleep(5 * time.Second)
-		if s := w.status("/a"); s.State != reconciler.StateBackoff || !strings.Contains(s.LastError, "cannot notify the plugin") {
+		if s := w.status("/a"); s.State != plugin.StateBackoff || !strings.Contains(s.LastError, "cannot notify the plugin") {
 			t.Errorf("status: %+v", s)
 		}
 	})
-	bubble(t, "long enough to be told", reconciler.Config{TypeTimeouts: map[string]reconciler.Timeouts{"T": {Notify: 10 * time.Second}}},
+	bubble(t, "long enough to be told", reconciler.Config{TypeTimeouts: map[string]plugin.Timeouts{"T": {Notify: 10 * time.Second}}},
 		func(t *testing.T, w *world) {
-			w.serve("/a", "foo", &plugin{notifyTakes: 8 * time.Second})
+			w.serve("/a", "foo", &fakePlugin{notifyTakes: 8 * time.Second})
 			time.Sleep(8 * time.Second)
-			if s := w.status("/a"); s.State != reconciler.StateRegistered {
+			if s := w.status("/a"); s.State != plugin.StateRegistered {
 				t.Errorf("status: %+v", s)
 			}
 		})
-	bubble(t, "a dial hangs", reconciler.Config{TypeTimeouts: map[string]reconciler.Timeouts{"T": {Dial: 3 * time.Second}}},
+	bubble(t, "a dial hangs", reconciler.Config{TypeTimeouts: map[string]plugin.Timeouts{"T": {Dial: 3 * time.Second}}},
 		func(t *testing.T, w *world) {
-			w.serve("/a", "foo", &plugin{backlogFull: true})
+			w.serve("/a", "foo", &fakePlugin{backlogFull: true})
 			time.Sleep(2 * time.Second)
-			if s := w.status("/a"); s.State != reconciler.StateConnecting {
+			if s := w.status("/a"); s.State != plugin.StateConnecting {
 				t.Errorf("after 2 s: %+v", s)
 			}
 			time.Sleep(time.Second)
-			if s := w.status("/a"); s.State != reconciler.StateBackoff || !strings.Contains(s.LastError, "deadline") {
+			if s := w.status("/a"); s.State != plugin.StateBackoff || !strings.Contains(s.LastError, "deadline") {
 				t.Errorf("after 3 s: %+v", s)
 			}
 		})
@@ -143,10 +143,10 @@ func TestClientTimeout(t *testing.T) {
 		timeouts := timeoutsOf{recorder: w.handler, got: map[string]*time.Duration{}}
 		w.r.SetHandler("T", timeouts)
 		w.r.SetHandler("U", timeouts)
-		for path, info := range map[string]reconciler.Info{
+		for path, info := range map[string]plugin.Info{
 			"/a": {Type: "T", Name: "foo"}, "/b": {Type: "T", Name: "bar"}, "/c": {Type: "T", Name: "baz"}, "/d": {Type: "U", Name: "foo"},
 		} {
-			w.serve(path, "", &plugin{info: info})
+			w.serve(path, "", &fakePlugin{info: info})
 		}
 		synctest.Wait()
 		w.mu.Lock()
@@ -174,30 +174,30 @@ func (h timeoutsOf) RegisterPlugin(_, endpoint string, _ []string, timeout *time
 func TestBounds(t *testing.T) {
 	long := strings.Repeat("x", 4097)
 	for name, test := range map[string]struct {
-		info reconciler.Info
+		info plugin.Info
 		want string
 	}{
-		"no type":             {reconciler.Info{Name: "n"}, "no type"},
-		"no name":             {reconciler.Info{Type: "T"}, "no name"},
-		"a slash in a type":   {reconciler.Info{Type: "T/U", Name: "n"}, "slash"},
-		"a long name":         {reconciler.Info{Type: "T", Name: long}, "at most 4096"},
-		"a long version":      {reconciler.Info{Type: "T", Name: "n", Versions: []string{long[:65]}}, "with 65 bytes; at most 64"},
-		"an empty version":    {reconciler.Info{Type: "T", Name: "n", Versions: []string{""}}, "no version"},
-		"many versions":       {reconciler.Info{Type: "T", Name: "n", Versions: make([]string, 65)}, "at most 64"},
-		"a control character": {reconciler.Info{Type: "T", Name: "n\x1b[2J"}, "control characters"},
-		"NUL in the endpoint": {reconciler.Info{Type: "T", Name: "n", Endpoint: "/a\x00"}, "control characters"},
-		"abstract endpoint":   {reconciler.Info{Type: "T", Name: "n", Endpoint: "@a"}, "abstract socket"},
-		"invalid UTF-8":       {reconciler.Info{Type: "T", Name: "n\xff"}, "invalid UTF-8"},
+		"no type":             {plugin.Info{Name: "n"}, "no type"},
+		"no name":             {plugin.Info{Type: "T"}, "no name"},
+		"a slash in a type":   {plugin.Info{Type: "T/U", Name: "n"}, "slash"},
+		"a long name":         {plugin.Info{Type: "T", Name: long}, "at most 4096"},
+		"a long version":      {plugin.Info{Type: "T", Name: "n", Versions: []string{long[:65]}}, "with 65 bytes; at most 64"},
+		"an empty version":    {plugin.Info{Type: "T", Name: "n", Versions: []string{""}}, "no version"},
+		"many versions":       {plugin.Info{Type: "T", Name: "n", Versions: make([]string, 65)}, "at most 64"},
+		"a control character": {plugin.Info{Type: "T", Name: "n\x1b[2J"}, "control characters"},
+		"NUL in the endpoint": {plugin.Info{Type: "T", Name: "n", Endpoint: "/a\x00"}, "control characters"},
+		"abstract endpoint":   {plugin.Info{Type: "T", Name: "n", Endpoint: "@a"}, "abstract socket"},
+		"invalid UTF-8":       {plugin.Info{Type: "T", Name: "n\xff"}, "invalid UTF-8"},
 	} {
 		bubble(t, name, reconciler.Config{}, func(t *testing.T, w *world) {
 			w.mu.Lock()
-			w.plugins["/a"] = &plugin{info: test.info}
+			w.plugins["/a"] = &fakePlugin{info: test.info}
 			w.mu.Unlock()
 			if err := w.desired.AddOrUpdatePlugin("/a"); err != nil {
 				t.Fatal(err)
 			}
 			synctest.Wait()
-			if s := w.status("/a"); s.State != reconciler.StateRefused || !strings.Contains(s.LastError, test.want) {
+			if s := w.status("/a"); s.State != plugin.StateRefused || !strings.Contains(s.LastError, test.want) {
 				t.Errorf("status: %+v", s)
 			}
 			w.mu.Lock()
@@ -212,8 +212,8 @@ func TestBounds(t *testing.T) {
 			}
 		})
 	}
-	bubble(t, "other bounds", reconciler.Config{Bounds: reconciler.Bounds{Text: 5000, Versions: 1}}, func(_ *testing.T, w *world) {
-		w.serve("/a", "", &plugin{info: reconciler.Info{Type: "T", Name: long, Versions: []string{"v1"}}})
+	bubble(t, "other bounds", reconciler.Config{Bounds: plugin.Bounds{Text: 5000, Versions: 1}}, func(_ *testing.T, w *world) {
+		w.serve("/a", "", &fakePlugin{info: plugin.Info{Type: "T", Name: long, Versions: []string{"v1"}}})
 		w.expectCalls("validate "+long+" /a", "register "+long+" /a")
 	})
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/discover/clock"
 	"github.com/patchbay-dev/patchbay/internal/discover/machine"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
@@ -41,7 +42,7 @@ type Reconciler struct {
 	limits atomic.Pointer[timeoutTable]
 
 	// mu guards everything below. It is held for short steps that never block: no handler, plugin or disk is called with it. Config.Observe,
-	// Staged.Publish, Registry.Confirm, Registry.Unreachable, Registry.KeepName and the cache are, so their locks come after it.
+	// Staged.Publish, Registry.Confirm, Registry.Unreachable, Registry.Reserve and the cache are, so their locks come after it.
 	mu      sync.Mutex
 	machine *machine.Machine
 	early   []machine.Effect // of the machine's beginning, until Run
@@ -56,7 +57,7 @@ type Reconciler struct {
 	lastHandler int
 	resources   map[machine.Ref]*resources
 	timers      map[machine.Timer]*timer
-	unsaved     map[machine.Key]*unsaved
+	unsaved     map[plugin.Name]*unsaved
 	// queue, again and saved hold what waits for a slot: to begin with, to be tried again, or after it was saved; free counts the slots that
 	// nobody has, and taken how often one was free.
 	queue, again, saved []*job
@@ -86,7 +87,7 @@ func newAt(cfg Config, at clock.Pace) *Reconciler {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	if cfg.Observe == nil {
-		cfg.Observe = func(Event) {}
+		cfg.Observe = func(plugin.Event) {}
 	}
 	if cfg.Refused == nil {
 		cfg.Refused = func(trust.Reason) {}
@@ -95,7 +96,7 @@ func newAt(cfg Config, at clock.Pace) *Reconciler {
 		cfg.Withdrawn = func(string) error { return nil }
 	}
 	if cfg.Source == nil {
-		cfg.Source = func(string) Source { return SourceDiscovered }
+		cfg.Source = func(string) plugin.Source { return plugin.SourceDiscovered }
 	}
 	keeps := cfg.Registry != nil
 	if !keeps {
@@ -110,7 +111,7 @@ func newAt(cfg Config, at clock.Pace) *Reconciler {
 		handlers:  map[int]cache.PluginHandler{},
 		resources: map[machine.Ref]*resources{},
 		timers:    map[machine.Timer]*timer{},
-		unsaved:   map[machine.Key]*unsaved{},
+		unsaved:   map[plugin.Name]*unsaved{},
 		slots:     cmp.Or(cfg.Walks, defaultWalks),
 		gathered:  func() {},
 		manySaves: manySaves,
@@ -139,25 +140,25 @@ func (r *Reconciler) moment() machine.Moment {
 }
 
 // timeouts returns those for a plugin type; the empty type is one that is not known yet.
-func (r *Reconciler) timeouts(ptype string) Timeouts {
+func (r *Reconciler) timeouts(ptype string) plugin.Timeouts {
 	limits := r.limits.Load()
 	if ptype != "" {
-		return limits.byType[ptype].or(limits.all)
+		return withDefaults(limits.byType[ptype], limits.all)
 	}
-	longest := limits.all
+	all := limits.all
 	for _, t := range limits.byType {
-		longest = longest.max(t)
+		all = longest(all, t)
 	}
-	return longest
+	return all
 }
 
 // SetTimeouts replaces Config.Timeouts and Config.TypeTimeouts for every step that begins from now on. With an error nothing changes; see
 // [CheckTimeouts].
-func (r *Reconciler) SetTimeouts(all Timeouts, byType map[string]Timeouts) error {
+func (r *Reconciler) SetTimeouts(all plugin.Timeouts, byType map[string]plugin.Timeouts) error {
 	if err := CheckTimeouts(all, byType); err != nil {
 		return err
 	}
-	r.limits.Store(&timeoutTable{all: all.or(defaultTimeouts), byType: maps.Clone(byType)})
+	r.limits.Store(&timeoutTable{all: withDefaults(all, defaultTimeouts), byType: maps.Clone(byType)})
 	return nil
 }
 
@@ -184,7 +185,7 @@ func (r *Reconciler) Reconsider() { r.say(machine.Urged{}) }
 // Retry immediately retries the instances of one plugin that wait, and resets their back-off. It reports whether there were any. The type
 // is the one that the plugin announced, or a role of it.
 func (r *Reconciler) Retry(ptype, name string) (waited bool) {
-	key := machine.Key{Type: ptype, Name: name}
+	key := plugin.Name{Type: ptype, Name: name}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	waited = r.machine.Waits(key)
@@ -194,21 +195,21 @@ func (r *Reconciler) Retry(ptype, name string) (waited bool) {
 	return waited
 }
 
-// KeptName returns for whom a name is reserved, if it is kept for somebody and no plugin of it is registered.
-func (r *Reconciler) KeptName(ptype, name string) (kept KeptName, is bool) {
+// Reservation returns the reservation of a name, if it is reserved and no plugin of that name is registered.
+func (r *Reconciler) Reservation(name plugin.Name) (reservation plugin.Reservation, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.machine.KeptName(machine.Key{Type: ptype, Name: name})
+	return r.machine.Reservation(name)
 }
 
-// ReleaseName frees a name, whether it was reserved or not, and immediately retries plugins that were refused it. It blocks until that is
+// ReleaseName ends the reservation of a name, if there is one, and immediately retries plugins that were refused it. It blocks until that is
 // durable, or ctx ends.
-func (r *Reconciler) ReleaseName(ctx context.Context, ptype, name string) error {
-	r.say(machine.Released{Key: machine.Key{Type: ptype, Name: name}})
+func (r *Reconciler) ReleaseName(ctx context.Context, name plugin.Name) error {
+	r.say(machine.Released{Key: name})
 	if err := r.Check(ctx); err != nil {
 		return err
 	}
-	return r.cfg.Registry.SaveName(ptype, name)
+	return r.cfg.Registry.SaveReservation(name)
 }
 
 // Synced states that the desired state of the world is complete: every socket that exists is in it. Restored instances whose sockets are
@@ -217,23 +218,23 @@ func (r *Reconciler) Synced() { r.say(machine.Complete{}) }
 
 // Plugins describes every instance whose socket exists, every restored one that is not settled yet, and those that still serve although
 // their sockets were removed, at most 64 of each user and 1,024 in all, sorted by type and name, the newest instance of each first.
-func (r *Reconciler) Plugins() []Status {
+func (r *Reconciler) Plugins() []plugin.Status {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.machine.Plugins(func(machine.Key) bool { return true })
+	return r.machine.Plugins(func(plugin.Name) bool { return true })
 }
 
 // PluginsNamed is [Reconciler.Plugins] for one name, of any type. Its cost grows with the number of other plugins only by a glance at each.
-func (r *Reconciler) PluginsNamed(name string) []Status {
+func (r *Reconciler) PluginsNamed(name string) []plugin.Status {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.machine.Plugins(func(k machine.Key) bool { return k.Name == name })
+	return r.machine.Plugins(func(k plugin.Name) bool { return k.Name == name })
 }
 
 // Refusals describes the last refusal of each name that has not been registered since and whose plugin is gone or now announces something
 // else: each with the state "refused" and the reason as its LastError. They are sorted by type and name, the newest of each first. At
 // most 64 are kept for each user and 1,024 in all, the newest, in memory.
-func (r *Reconciler) Refusals() []Status {
+func (r *Reconciler) Refusals() []plugin.Status {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.machine.Refusals()
@@ -399,14 +400,14 @@ func (r *Reconciler) spawn(do func()) {
 
 type noRegistry struct{}
 
-func (noRegistry) Stage(instances []Instance) []Stage {
+func (noRegistry) Stage(instances []plugin.Instance) []Stage {
 	return slices.Repeat([]Stage{{Staged: noStaged{}}}, len(instances))
 }
 func (noRegistry) Remove(string, string, string) error { return nil }
 func (noRegistry) Confirm(string, string, string)      {}
 func (noRegistry) Unreachable(_, _, _ string, _ error) {}
-func (noRegistry) KeepName(KeptName)                   {}
-func (noRegistry) SaveName(string, string) error       { return nil }
+func (noRegistry) Reserve(plugin.Reservation)          {}
+func (noRegistry) SaveReservation(plugin.Name) error   { return nil }
 
 type noStaged struct{}
 

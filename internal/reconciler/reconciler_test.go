@@ -11,6 +11,7 @@ import (
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/leaktest"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
@@ -35,15 +36,15 @@ func TestRegistration(t *testing.T) {
 		w.expectCalls("deregister foo")
 	})
 	bubble(t, "an empty endpoint is the socket itself", reconciler.Config{}, func(_ *testing.T, w *world) {
-		w.serve("/a", "", &plugin{info: reconciler.Info{Type: "T", Name: "foo", Versions: []string{"v1"}}})
+		w.serve("/a", "", &fakePlugin{info: plugin.Info{Type: "T", Name: "foo", Versions: []string{"v1"}}})
 		w.expectCalls("validate foo /a", "register foo /a")
 	})
 	bubble(t, "nobody is sent a refusal for a type without handler before it is refused, and it registers when the handler comes", reconciler.Config{},
 		func(t *testing.T, w *world) {
-			w.serve("/a", "", &plugin{info: reconciler.Info{Type: "Later", Name: "foo", Versions: []string{"v1"}}})
+			w.serve("/a", "", &fakePlugin{info: plugin.Info{Type: "Later", Name: "foo", Versions: []string{"v1"}}})
 			const reason = "no handler registered for plugin type: Later at socket /a"
 			w.expect("event refused foo", "told foo false: "+reason)
-			if s := w.status("/a"); s.State != reconciler.StateRefused || s.LastError != reason {
+			if s := w.status("/a"); s.State != plugin.StateRefused || s.LastError != reason {
 				t.Errorf("status is %q, %q", s.State, s.LastError)
 			}
 			time.Sleep(time.Hour)
@@ -52,14 +53,14 @@ func TestRegistration(t *testing.T) {
 			w.expectCalls("validate foo /a", "register foo /a")
 			w.r.RemoveHandler("Later")
 			w.expectCalls("deregister foo")
-			if s := w.status("/a"); s.State != reconciler.StateRefused {
+			if s := w.status("/a"); s.State != plugin.StateRefused {
 				t.Errorf("after the handler was removed the state is %q", s.State)
 			}
 			w.r.SetHandler("Later", w.handler)
 			w.expectCalls("validate foo /a", "register foo /a")
 		})
 	bubble(t, "a socket that exists before anyone listens costs no back-off", reconciler.Config{}, func(t *testing.T, w *world) {
-		p := w.serve("/a", "foo", &plugin{dead: true})
+		p := w.serve("/a", "foo", &fakePlugin{dead: true})
 		time.Sleep(20 * time.Millisecond)
 		synctest.Wait()
 		w.mu.Lock()
@@ -83,7 +84,7 @@ func TestRulings(t *testing.T) {
 		w.expectCalls(up...)
 		w.serve("/b", "foo", nil)
 		w.expectCalls(up2...)
-		if s := w.status("/a"); s.State != reconciler.StateSuperseded || s.Current {
+		if s := w.status("/a"); s.State != plugin.StateSuperseded || s.Current {
 			t.Errorf("the older instance is %q", s.State)
 		}
 		w.remove("/a")
@@ -100,12 +101,12 @@ func TestRulings(t *testing.T) {
 		w.expectCalls("deregister foo", up[0], up[1])
 	})
 	bubble(t, "the older instance answers after the newer one", reconciler.Config{}, func(t *testing.T, w *world) {
-		w.serve("/a", "foo", &plugin{infoTakes: time.Second})
+		w.serve("/a", "foo", &fakePlugin{infoTakes: time.Second})
 		w.serve("/b", "foo", nil)
 		w.expectCalls(up2...)
 		time.Sleep(time.Second)
 		w.expectCalls()
-		if s := w.status("/a"); s.State != reconciler.StateSuperseded {
+		if s := w.status("/a"); s.State != plugin.StateSuperseded {
 			t.Errorf("the older instance is %q", s.State)
 		}
 		w.remove("/b")
@@ -146,7 +147,7 @@ func TestRulings(t *testing.T) {
 	bubble(t, "socket replaced, the new one answers late", reconciler.Config{}, func(_ *testing.T, w *world) {
 		w.serve("/a", "foo", nil)
 		w.expectCalls(up...)
-		w.serve("/a", "foo", &plugin{infoTakes: 2 * time.Second})
+		w.serve("/a", "foo", &fakePlugin{infoTakes: 2 * time.Second})
 		time.Sleep(999 * time.Millisecond)
 		w.expectCalls()
 		time.Sleep(time.Millisecond)
@@ -171,12 +172,12 @@ func TestRulings(t *testing.T) {
 	bubble(t, "socket replaced by one that is renamed over it", reconciler.Config{}, func(t *testing.T, w *world) {
 		w.serve("/a", "foo", nil)
 		w.expectCalls(up...)
-		p := w.serve("/tmp", "foo", &plugin{infoTakes: 10 * time.Millisecond})
+		p := w.serve("/tmp", "foo", &fakePlugin{infoTakes: 10 * time.Millisecond})
 		synctest.Wait()
 		w.move("/tmp", "/a", p)
 		time.Sleep(20 * time.Millisecond)
 		w.expectCalls("validate foo /tmp.api", "register foo /tmp.api", "gone foo /a.api")
-		if s := w.status("/a"); s.State != reconciler.StateRegistered {
+		if s := w.status("/a"); s.State != plugin.StateRegistered {
 			t.Errorf("it is %q", s.State)
 		}
 	})
@@ -185,7 +186,7 @@ func TestRulings(t *testing.T) {
 		w.expectCalls(up...)
 		w.serve("/b", "bar", nil)
 		w.expectCalls("validate bar /b.api", "register bar /b.api")
-		p := w.serve("/a", "baz", &plugin{infoTakes: 50 * time.Millisecond})
+		p := w.serve("/a", "baz", &fakePlugin{infoTakes: 50 * time.Millisecond})
 		synctest.Wait()
 		w.move("/a", "/b", p)
 		time.Sleep(200 * time.Millisecond)
@@ -195,7 +196,7 @@ func TestRulings(t *testing.T) {
 		w.expectCalls("deregister bar", "deregister foo", "register baz /a.api", "validate baz /a.api")
 	})
 	bubble(t, "socket renamed before anyone could dial it", reconciler.Config{}, func(t *testing.T, w *world) {
-		p := w.serve("/tmp", "foo", &plugin{dead: true})
+		p := w.serve("/tmp", "foo", &fakePlugin{dead: true})
 		synctest.Wait()
 		w.mu.Lock()
 		p.dead = false
@@ -208,14 +209,14 @@ func TestRulings(t *testing.T) {
 	})
 	bubble(t, "a socket that is the endpoint moves while it is registered", reconciler.Config{}, func(_ *testing.T, w *world) {
 		w.handler.slow = map[string]chan struct{}{"register /a": make(chan struct{})}
-		p := w.serve("/a", "", &plugin{info: reconciler.Info{Type: "T", Name: "foo", Versions: []string{"v1"}}})
+		p := w.serve("/a", "", &fakePlugin{info: plugin.Info{Type: "T", Name: "foo", Versions: []string{"v1"}}})
 		w.expectCalls("validate foo /a", "register foo /a")
 		w.move("/a", "/c", p)
 		close(w.handler.slow["register /a"])
 		w.expectCalls("validate foo /c", "register foo /c", "gone foo /a")
 	})
 	bubble(t, "a superseded socket that is the endpoint moves, and goes", reconciler.Config{}, func(_ *testing.T, w *world) {
-		p := w.serve("/a", "", &plugin{info: reconciler.Info{Type: "T", Name: "foo", Versions: []string{"v1"}}})
+		p := w.serve("/a", "", &fakePlugin{info: plugin.Info{Type: "T", Name: "foo", Versions: []string{"v1"}}})
 		w.expectCalls("validate foo /a", "register foo /a")
 		w.serve("/b", "foo", nil)
 		w.expectCalls(up2...)
@@ -226,7 +227,7 @@ func TestRulings(t *testing.T) {
 		w.expectCalls("gone foo /a")
 	})
 	bubble(t, "a plugin whose socket moves announces nonsense there", reconciler.Config{}, func(t *testing.T, w *world) {
-		p := w.serve("/a", "", &plugin{info: reconciler.Info{Type: "T", Name: "foo", Versions: []string{"v1"}}, refusalTakes: time.Second})
+		p := w.serve("/a", "", &fakePlugin{info: plugin.Info{Type: "T", Name: "foo", Versions: []string{"v1"}}, refusalTakes: time.Second})
 		w.expectCalls("validate foo /a", "register foo /a")
 		w.mu.Lock()
 		p.info.Name = ""
@@ -240,7 +241,7 @@ func TestRulings(t *testing.T) {
 	bubble(t, "socket replaced by a plugin of another name", reconciler.Config{}, func(_ *testing.T, w *world) {
 		w.serve("/a", "foo", nil)
 		w.expectCalls(up...)
-		w.serve("/a", "bar", &plugin{infoTakes: time.Millisecond})
+		w.serve("/a", "bar", &fakePlugin{infoTakes: time.Millisecond})
 		time.Sleep(time.Millisecond)
 		synctest.Wait()
 		w.mu.Lock()
@@ -252,7 +253,7 @@ func TestRulings(t *testing.T) {
 		w.mu.Lock()
 		w.log = nil
 		w.mu.Unlock()
-		if s := w.status("/a"); s.Name != "bar" || s.State != reconciler.StateRegistered {
+		if s := w.status("/a"); s.Name != "bar" || s.State != plugin.StateRegistered {
 			w.t.Errorf("%s is %q", s.Name, s.State)
 		}
 	})
@@ -262,7 +263,7 @@ func TestRulings(t *testing.T) {
 		w.handler.set("validate /b.api", errors.New("no"))
 		w.serve("/b", "foo", nil)
 		w.expect(up2[0], "event refused foo", "told foo false: plugin validation failed: no")
-		if s := w.status("/a"); s.State != reconciler.StateRegistered || !s.Current {
+		if s := w.status("/a"); s.State != plugin.StateRegistered || !s.Current {
 			t.Errorf("the older instance is %q", s.State)
 		}
 		// It is not tried often while the older one serves.
@@ -299,21 +300,21 @@ func TestRulings(t *testing.T) {
 		w.expectCalls(up...)
 	})
 	bubble(t, "Notify fails, the plugin is still there", reconciler.Config{}, func(t *testing.T, w *world) {
-		p := w.serve("/a", "foo", &plugin{notifyErr: errors.New("busy")})
+		p := w.serve("/a", "foo", &fakePlugin{notifyErr: errors.New("busy")})
 		w.expect(up[0], up[1], "saved foo /a.api", "told foo true", "discarded foo", "deregister foo", "event failed foo")
 		w.mu.Lock()
 		p.notifyErr = nil
 		w.mu.Unlock()
 		time.Sleep(time.Second)
 		w.expectCalls(up...)
-		if s := w.status("/a"); s.State != reconciler.StateRegistered || s.Attempts != 0 || s.LastError != "" {
+		if s := w.status("/a"); s.State != plugin.StateRegistered || s.Attempts != 0 || s.LastError != "" {
 			t.Errorf("status %+v", s)
 		}
 	})
 	bubble(t, "Notify fails, a live older instance is registered again", reconciler.Config{}, func(_ *testing.T, w *world) {
 		w.serve("/a", "foo", nil)
 		w.expectCalls(up...)
-		w.serve("/b", "foo", &plugin{notifyErr: errors.New("busy")})
+		w.serve("/b", "foo", &fakePlugin{notifyErr: errors.New("busy")})
 		w.expectCalls(up2[0], up2[1], "deregister foo", up[0], up[1])
 	})
 	bubble(t, "the save fails", reconciler.Config{}, func(_ *testing.T, w *world) {
@@ -361,13 +362,13 @@ func TestRulings(t *testing.T) {
 		w.serve("/c", "foo", nil)
 		time.Sleep(3 * time.Minute)
 		synctest.Wait()
-		if s := w.status("/a"); s.State != reconciler.StateSuperseded || s.Instance != before || w.unreachable[before] {
+		if s := w.status("/a"); s.State != plugin.StateSuperseded || s.Instance != before || w.unreachable[before] {
 			t.Errorf("it is %+v; unreachable are %v", s, w.unreachable)
 		}
 	})
 	bubble(t, "the handler panics", reconciler.Config{}, func(_ *testing.T, w *world) {
 		w.r.SetHandler("P", panicking{})
-		w.serve("/a", "", &plugin{info: reconciler.Info{Type: "P", Name: "foo", Versions: []string{"v1"}}})
+		w.serve("/a", "", &fakePlugin{info: plugin.Info{Type: "P", Name: "foo", Versions: []string{"v1"}}})
 		w.expect("event refused foo", "told foo false: plugin registration failed: the handler panicked in RegisterPlugin: oops")
 		w.serve("/b", "foo", nil)
 		w.expectCalls(up2...)
@@ -380,7 +381,7 @@ func TestRulings(t *testing.T) {
 		w.serve("/b", "bar", nil)
 		time.Sleep(30 * time.Millisecond)
 		w.expectCalls("validate bar /b.api", "register bar /b.api")
-		if s := w.status("/a"); s.State != reconciler.StateRegistering || time.Since(s.Since) < 30*time.Millisecond {
+		if s := w.status("/a"); s.State != plugin.StateRegistering || time.Since(s.Since) < 30*time.Millisecond {
 			t.Errorf("it shows as %q since %v", s.State, time.Since(s.Since))
 		}
 		w.remove("/a")
@@ -393,14 +394,14 @@ func TestRulings(t *testing.T) {
 		w.expectCalls(up...)
 		w.kill(p)
 		w.expectCalls("deregister foo")
-		if s := w.status("/a"); s.State != reconciler.StateUnreachable || s.Name != "foo" {
+		if s := w.status("/a"); s.State != plugin.StateUnreachable || s.Name != "foo" {
 			t.Errorf("%q is %q", s.Name, s.State)
 		}
 		w.serve("/a", "foo", nil)
 		w.expectCalls(up...)
 	})
 	bubble(t, "the plugin is killed and cannot be watched", reconciler.Config{}, func(_ *testing.T, w *world) {
-		p := w.serve("/a", "foo", &plugin{hidden: true})
+		p := w.serve("/a", "foo", &fakePlugin{hidden: true})
 		w.expectCalls(up...)
 		time.Sleep(time.Minute)
 		w.expectCalls()
@@ -410,7 +411,7 @@ func TestRulings(t *testing.T) {
 	})
 	bubble(t, "a hint comes while the last one is looked into", reconciler.Config{}, func(_ *testing.T, w *world) {
 		probes := 0
-		p := w.serve("/a", "foo", &plugin{probed: func(hint func()) func() {
+		p := w.serve("/a", "foo", &fakePlugin{probed: func(hint func()) func() {
 			probes++
 			if probes > 1 {
 				return nil // The process cannot be watched any more.
@@ -435,7 +436,7 @@ func TestRulings(t *testing.T) {
 		w.expectCalls(up...)
 		w.kill(p)
 		w.expectCalls()
-		if s := w.status("/a"); s.State != reconciler.StateUnreachable {
+		if s := w.status("/a"); s.State != plugin.StateUnreachable {
 			t.Errorf("it is %q", s.State)
 		}
 		time.Sleep(time.Second)
@@ -447,14 +448,14 @@ func TestRulings(t *testing.T) {
 		id := w.status("/a").Instance
 		w.move("/a", "/c", p)
 		w.expectCalls()
-		if s := w.status("/c"); s.State != reconciler.StateRegistered || s.Instance != id {
+		if s := w.status("/c"); s.State != plugin.StateRegistered || s.Instance != id {
 			t.Errorf("after the move it is %q, instance %q", s.State, s.Instance)
 		}
 		w.remove("/c")
 		w.expectCalls("deregister foo")
 	})
 	bubble(t, "the socket that is the endpoint moves", reconciler.Config{}, func(_ *testing.T, w *world) {
-		p := w.serve("/a", "", &plugin{info: reconciler.Info{Type: "T", Name: "foo", Versions: []string{"v1"}}})
+		p := w.serve("/a", "", &fakePlugin{info: plugin.Info{Type: "T", Name: "foo", Versions: []string{"v1"}}})
 		w.expectCalls("validate foo /a", "register foo /a")
 		w.move("/a", "/c", p)
 		w.expect("validate foo /c", "register foo /c", "gone foo /a", "saved foo /c", "told foo true", "published foo", "event updated foo")
@@ -465,10 +466,10 @@ func TestRulings(t *testing.T) {
 func TestRefusedPluginExits(t *testing.T) {
 	bubble(t, "", reconciler.Config{}, func(t *testing.T, w *world) {
 		w.handler.set("validate /a.api", errors.New("too old"))
-		w.serve("/a", "foo", &plugin{exitsWhenRefused: true})
+		w.serve("/a", "foo", &fakePlugin{exitsWhenRefused: true})
 		w.expect("validate foo /a.api", "event refused foo", "told foo false: plugin validation failed: too old")
 		time.Sleep(time.Minute)
-		if s := w.status("/a"); s.State != reconciler.StateUnreachable {
+		if s := w.status("/a"); s.State != plugin.StateUnreachable {
 			t.Errorf("it is %q", s.State)
 		}
 		w.handler.set("validate /a.api", nil)
@@ -480,7 +481,7 @@ func TestRefusedPluginExits(t *testing.T) {
 
 func TestNoAttemptWhileTellingOfARefusal(t *testing.T) {
 	bubble(t, "", reconciler.Config{}, func(_ *testing.T, w *world) {
-		w.serve("/a", "", &plugin{info: reconciler.Info{Type: "Later", Name: "foo", Versions: []string{"v1"}}, refusalTakes: time.Second})
+		w.serve("/a", "", &fakePlugin{info: plugin.Info{Type: "Later", Name: "foo", Versions: []string{"v1"}}, refusalTakes: time.Second})
 		w.expect("event refused foo", "told foo false: no handler registered for plugin type: Later at socket /a")
 		w.r.SetHandler("Later", w.handler)
 		w.expectCalls()

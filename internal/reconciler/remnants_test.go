@@ -8,8 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
@@ -18,7 +18,7 @@ func refusals(w *world) []string {
 	synctest.Wait()
 	var all []string
 	for _, s := range w.r.Refusals() {
-		if s.State != reconciler.StateRefused || s.Instance != "" || s.Current || s.Since.IsZero() {
+		if s.State != plugin.StateRefused || s.Instance != "" || s.Current || s.Since.IsZero() {
 			w.t.Errorf("the refusal is %+v", s)
 		}
 		all = append(all, s.Type+"/"+s.Name+": "+s.LastError)
@@ -51,9 +51,9 @@ func TestRefusals(t *testing.T) {
 	})
 	bubble(t, "it outlives a plugin that exits on it and leaves its socket", reconciler.Config{}, func(t *testing.T, w *world) {
 		w.handler.set("validate /a.api", errors.New("too old"))
-		w.serve("/a", "foo", &plugin{exitsWhenRefused: true})
+		w.serve("/a", "foo", &fakePlugin{exitsWhenRefused: true})
 		time.Sleep(time.Second)
-		if s := w.status("/a"); s.State != reconciler.StateUnreachable {
+		if s := w.status("/a"); s.State != plugin.StateUnreachable {
 			t.Errorf("the socket is %+v", s)
 		}
 		want(t, w, tooOld)
@@ -62,7 +62,7 @@ func TestRefusals(t *testing.T) {
 		for i, uid := range []uint32{60001, 60002, 60001} {
 			path := fmt.Sprintf("/%d", i)
 			w.handler.set("validate "+path+".api", fmt.Errorf("reason %d", i))
-			w.serve(path, "foo", &plugin{account: trust.Account{UID: uid, Known: true}})
+			w.serve(path, "foo", &fakePlugin{account: plugin.Account{UID: uid, Known: true}})
 			synctest.Wait()
 			w.remove(path)
 			synctest.Wait()
@@ -82,7 +82,7 @@ func TestRefusals(t *testing.T) {
 		refuse := func(uid uint32, name string) {
 			path := "/" + name
 			w.handler.set("validate "+path+".api", errors.New("no"))
-			w.serve(path, name, &plugin{account: trust.Account{UID: uid, Known: true}})
+			w.serve(path, name, &fakePlugin{account: plugin.Account{UID: uid, Known: true}})
 			synctest.Wait()
 			w.remove(path)
 			synctest.Wait()
@@ -109,7 +109,7 @@ func TestUnlinkedIsListed(t *testing.T) {
 	listed := func(w *world) bool {
 		synctest.Wait()
 		for _, s := range w.r.Plugins() {
-			if s.State == reconciler.StateUnlinked {
+			if s.State == plugin.StateUnlinked {
 				if s.Name != "foo" || s.SocketPath != "/a" || s.Instance != "" || s.Current || !strings.Contains(s.LastError, "serves on it") {
 					w.t.Errorf("it is listed as %+v", s)
 				}
@@ -118,15 +118,15 @@ func TestUnlinkedIsListed(t *testing.T) {
 		}
 		return false
 	}
-	for name, ends := range map[string]func(w *world, p *plugin){
-		"it ends": func(w *world, p *plugin) { w.kill(p) },
-		"it listens no more": func(w *world, p *plugin) {
+	for name, ends := range map[string]func(w *world, p *fakePlugin){
+		"it ends": func(w *world, p *fakePlugin) { w.kill(p) },
+		"it listens no more": func(w *world, p *fakePlugin) {
 			w.mu.Lock()
 			p.dead = true // nothing is told of it
 			w.mu.Unlock()
 			time.Sleep(5 * time.Second)
 		},
-		"its name is registered": func(w *world, _ *plugin) { w.serve("/b", "foo", nil) },
+		"its name is registered": func(w *world, _ *fakePlugin) { w.serve("/b", "foo", nil) },
 	} {
 		bubble(t, "until "+name, reconciler.Config{}, func(t *testing.T, w *world) {
 			p := w.serve("/a", "foo", nil)
@@ -161,12 +161,12 @@ func TestUnlinkedIsListed(t *testing.T) {
 func TestDeadEndpointIsNamed(t *testing.T) {
 	bubble(t, "the endpoint", reconciler.Config{}, func(t *testing.T, w *world) {
 		var told []string
-		w.observe = func(e reconciler.Event) {
-			if e.Kind == reconciler.EventUnreachable || e.Kind == reconciler.EventDeregistered {
+		w.observe = func(e plugin.Event) {
+			if e.Kind == plugin.EventUnreachable || e.Kind == plugin.EventDeregistered {
 				told = append(told, e.Message)
 			}
 		}
-		w.r.SetHandler("T", finder{w.handler, cache.Registration{WatchEndpoint: true}})
+		w.r.SetHandler("T", finder{w.handler, plugin.Registration{WatchEndpoint: true}})
 		driver := w.serveEndpoint("/a.api")
 		w.serve("/a", "foo", nil)
 		synctest.Wait()
@@ -181,8 +181,8 @@ func TestDeadEndpointIsNamed(t *testing.T) {
 
 // TestRefusedForWhatItAnnounces: a plugin is found by the name under which it was refused, also if nothing of what it announced counts.
 func TestRefusedForWhatItAnnounces(t *testing.T) {
-	for name, p := range map[string]*plugin{
-		"its endpoint is relative":  {info: reconciler.Info{Type: "T", Name: "foo", Endpoint: "../x.sock"}},
+	for name, p := range map[string]*fakePlugin{
+		"its endpoint is relative":  {info: plugin.Info{Type: "T", Name: "foo", Endpoint: "../x.sock"}},
 		"its endpoint is another's": {infoErr: &trust.Refusal{Reason: trust.Endpoint, Problem: "p", Remedy: "r"}},
 	} {
 		bubble(t, name, reconciler.Config{}, func(t *testing.T, w *world) {
@@ -197,7 +197,7 @@ func TestRefusedForWhatItAnnounces(t *testing.T) {
 		})
 	}
 	bubble(t, "a name that cannot be shown", reconciler.Config{}, func(t *testing.T, w *world) {
-		w.serve("/a", "", &plugin{info: reconciler.Info{Type: "T", Name: "\x1b[2J", Versions: []string{"v1"}}})
+		w.serve("/a", "", &fakePlugin{info: plugin.Info{Type: "T", Name: "\x1b[2J", Versions: []string{"v1"}}})
 		if s := w.status("/a"); s.Name != "" || s.LastError == "" {
 			t.Errorf("the status is %+v", s)
 		}
@@ -212,11 +212,11 @@ func TestRefusedForWhatItAnnounces(t *testing.T) {
 func TestRefusalsStayTheirUsers(t *testing.T) {
 	bubble(t, "", reconciler.Config{}, func(t *testing.T, w *world) {
 		w.handler.set("validate /root.api", errors.New("no"))
-		w.serve("/root", "root's", &plugin{account: trust.Account{Known: true}})
+		w.serve("/root", "root's", &fakePlugin{account: plugin.Account{Known: true}})
 		synctest.Wait()
 		w.remove("/root")
 		for i := range 64 {
-			p := w.serve(fmt.Sprintf("/u%02d", i), fmt.Sprintf("u%02d", i), &plugin{account: trust.Account{UID: 60001, Known: true}})
+			p := w.serve(fmt.Sprintf("/u%02d", i), fmt.Sprintf("u%02d", i), &fakePlugin{account: plugin.Account{UID: 60001, Known: true}})
 			synctest.Wait()
 			w.kill(p)
 			synctest.Wait()

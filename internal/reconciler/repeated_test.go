@@ -11,12 +11,13 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/discover/clock"
 	"github.com/patchbay-dev/patchbay/internal/discover/machine"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // TestDiscardIsRepeated: a registration that was saved and could not be notified is removed from the disk when that works again.
 func TestDiscardIsRepeated(t *testing.T) {
 	bubble(t, "", reconciler.Config{}, func(t *testing.T, w *world) {
-		w.serve("/a", "foo", &plugin{notifyErr: errors.New("busy"), notifyTakes: time.Second})
+		w.serve("/a", "foo", &fakePlugin{notifyErr: errors.New("busy"), notifyTakes: time.Second})
 		w.onDisk(1)
 		w.diskFails(errors.New("disk full"))
 		time.Sleep(time.Second)
@@ -62,14 +63,14 @@ func TestStaleTimerIsIgnored(t *testing.T) {
 		w.pace = late
 		w.start()
 		w.r.SetHandler("T", w.handler)
-		p := w.serve("/a", "foo", &plugin{infoErr: errors.New("not yet")})
+		p := w.serve("/a", "foo", &fakePlugin{infoErr: errors.New("not yet")})
 		synctest.Wait()
 		stale := slices.Clone(late.fired)
 		w.mu.Lock()
 		p.infoErr = nil
 		w.mu.Unlock()
 		w.r.Reconsider()
-		if s := w.status("/a"); s.State != reconciler.StateRegistered || len(stale) == 0 {
+		if s := w.status("/a"); s.State != plugin.StateRegistered || len(stale) == 0 {
 			t.Fatalf("status %+v, %d timers", s, len(stale))
 		}
 		var wrong []machine.Input

@@ -14,7 +14,7 @@ func TestSilentPluginsHoldNobodyUp(t *testing.T) {
 	const silent, most = 5_000, 3 * time.Millisecond
 	bubble(t, "", reconciler.Config{}, func(t *testing.T, w *world) {
 		for i := range silent {
-			w.serve(fmt.Sprint("/silent", i), "silent", &plugin{hangs: true})
+			w.serve(fmt.Sprint("/silent", i), "silent", &fakePlugin{hangs: true})
 		}
 		time.Sleep(500 * time.Millisecond)
 		// At first they are found, all at once, and then they are tried again, from early and often to late and seldom.
@@ -24,7 +24,7 @@ func TestSilentPluginsHoldNobodyUp(t *testing.T) {
 		} {
 			time.Sleep(pause)
 			began, registered := time.Now(), make(chan struct{})
-			w.serve(fmt.Sprint("/new", i), fmt.Sprint("new", i), &plugin{onTold: func(bool, string) { close(registered) }})
+			w.serve(fmt.Sprint("/new", i), fmt.Sprint("new", i), &fakePlugin{onTold: func(bool, string) { close(registered) }})
 			<-registered
 			if took := time.Since(began); took > most {
 				t.Errorf("newcomer %d waits %v", i, took)

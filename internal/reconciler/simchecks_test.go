@@ -7,11 +7,11 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // validInfo says that an announcement is.
-func validInfo(info reconciler.Info) bool {
+func validInfo(info plugin.Info) bool {
 	return info.Name != "" && !strings.Contains(info.Type, "/") && len(info.Versions) <= 64 &&
 		(info.Endpoint == "" || strings.HasPrefix(info.Endpoint, "/"))
 }
@@ -26,8 +26,8 @@ func (m *model) heard(p *program) {
 	}
 	p.judged++
 	key := lane{p.said.Type, p.said.Name}
-	_, p.owns = m.life.others(reconciler.Instance{Type: key.ptype, Name: key.name}, func(uid uint32) bool { return uid == p.account.UID })
-	if p.record != nil && (p.record.Peer != p.peer || p.peer == reconciler.Peer{}) {
+	_, p.owns = m.life.others(plugin.Instance{Type: key.ptype, Name: key.name}, func(uid uint32) bool { return uid == p.account.UID })
+	if p.record != nil && (p.record.Peer != p.peer || p.peer == plugin.Peer{}) {
 		p.lost = p.record.ID
 	}
 	if p.found > 0 {
@@ -120,7 +120,7 @@ func (m *model) owe(endpoint string, owed bool) {
 }
 
 // staged sees that only what is registered is saved, as what it is.
-func (m *model) staged(in reconciler.Instance) {
+func (m *model) staged(in plugin.Instance) {
 	if m.life.dead {
 		return
 	}
@@ -158,7 +158,7 @@ func (m *model) staged(in reconciler.Instance) {
 }
 
 // published sees that only what was saved and told is shown.
-func (m *model) published(in reconciler.Instance) {
+func (m *model) published(in plugin.Instance) {
 	p := m.owners[in.Socket]
 	m.note("registry: %s is published", in.ID)
 	m.shown[in.ID] = true
@@ -202,33 +202,33 @@ func (m *model) removed(ptype, name, id string) {
 }
 
 // observed follows the events, which come with the reconciler locked.
-func (l *life) observed(e reconciler.Event) {
+func (l *life) observed(e plugin.Event) {
 	m := l.m
 	if l.dead {
 		return
 	}
 	m.note("event: %s %s/%s %s at %s, %s: %s", e.Kind, e.Type, e.Name, e.Instance, e.SocketPath, e.Endpoint, e.Message)
-	if e.Kind == reconciler.EventDeregistered || e.Kind == reconciler.EventUnreachable {
+	if e.Kind == plugin.EventDeregistered || e.Kind == plugin.EventUnreachable {
 		defer m.forgive(lane{e.Type, e.Name})
 	}
 	switch e.Kind {
-	case reconciler.EventRegistered, reconciler.EventRestored:
+	case plugin.EventRegistered, plugin.EventRestored:
 		l.open[e.Instance] = true
 		m.takeName(l.instances[e.Instance])
 		if _, err := l.store.PluginForAlloc(e.Type, e.Name, e.Instance); err != nil {
 			m.complain("an event says that %s is %s: %v", e.Instance, e.Kind, err)
 		}
 		return
-	case reconciler.EventRefused:
+	case plugin.EventRefused:
 		return
-	case reconciler.EventFailed:
+	case plugin.EventFailed:
 		if strings.Contains(e.Message, "a stranger listens") || strings.Contains(e.Message, "is another user's") {
 			m.complain("what is not trusted is no failure: %s", e.Message)
 		}
 		return
-	case reconciler.EventSuperseded:
+	case plugin.EventSuperseded:
 		return // also of one that was never registered
-	case reconciler.EventUnlinked:
+	case plugin.EventUnlinked:
 		if l.open[e.Instance] {
 			m.complain("%q is missed without its socket, and is registered", e.Instance)
 		}
@@ -237,13 +237,13 @@ func (l *life) observed(e reconciler.Event) {
 			m.complain("%q is missed without its socket, and nobody listens", e.Instance)
 		}
 		return
-	case reconciler.EventDeregistered:
+	case plugin.EventDeregistered:
 		defer delete(l.open, e.Instance)
 		m.removed(e.Type, e.Name, e.Instance)
 		m.keepName(l.instances[e.Instance], e.Message)
 		l.awaitNext(e)
-	case reconciler.EventUpdated, reconciler.EventUnreachable:
-	case reconciler.EventIgnored, reconciler.EventReleased:
+	case plugin.EventUpdated, plugin.EventUnreachable:
+	case plugin.EventIgnored, plugin.EventReleased:
 		return
 	}
 	if !l.open[e.Instance] {
@@ -261,7 +261,7 @@ func (m *model) forgive(key lane) {
 }
 
 // awaitNext sees that who was refused while another one served is tried at once when that goes.
-func (l *life) awaitNext(e reconciler.Event) {
+func (l *life) awaitNext(e plugin.Event) {
 	m := l.m
 	gone := m.owners[l.instances[e.Instance].Socket]
 	for _, p := range m.programs {
@@ -281,7 +281,7 @@ func (l *life) awaitNext(e reconciler.Event) {
 }
 
 // isFree says that nobody has, wants or keeps a name that a program was barred from when an instance goes.
-func (m *model) isFree(p *program, e reconciler.Event) bool {
+func (m *model) isFree(p *program, e plugin.Event) bool {
 	key := lane{e.Type, e.Name}
 	k := m.kept[key]
 	kept := k != nil && k.released == 0 && k.uid != p.account.UID && m.sim.elapsed <= k.until
@@ -298,7 +298,7 @@ func (m *model) isBehind(p *program) bool {
 }
 
 // expectAsk sees that a program is asked soon.
-func (l *life) expectAsk(p *program, e reconciler.Event) {
+func (l *life) expectAsk(p *program, e plugin.Event) {
 	m, asks, judged, path := l.m, p.asks, p.judged, l.m.pathOf(p.socket)
 	if p.asking > 0 || p.infoErr != nil || !validInfo(p.said) {
 		return // it is judged in any case, or was refused for something else since
@@ -324,8 +324,8 @@ func (l *life) expectUrged(ptype, name string) {
 		if ptype != "" && (s.Type != ptype || s.Name != name) || p == nil || p.asking > 0 || l.told[s.SocketPath] != p.socket {
 			continue
 		}
-		failing := s.State == reconciler.StateBackoff || s.State == reconciler.StateRefused
-		if !failing && s.State != reconciler.StateValidating && s.State != reconciler.StateRegistering {
+		failing := s.State == plugin.StateBackoff || s.State == plugin.StateRefused
+		if !failing && s.State != plugin.StateValidating && s.State != plugin.StateRegistering {
 			continue
 		}
 		dials, disturbances := p.dials, m.disturbances
@@ -334,7 +334,7 @@ func (l *life) expectUrged(ptype, name string) {
 				return
 			}
 			for _, now := range l.r.Plugins() {
-				waits := now.State == reconciler.StateBackoff || now.State == reconciler.StateRefused
+				waits := now.State == plugin.StateBackoff || now.State == plugin.StateRefused
 				// Another instance may be at the path by then: the one that was listed had not been notified yet that its socket moved.
 				same := now.SocketPath == s.SocketPath && now.Type == s.Type && now.Name == s.Name && now.FirstSeen.Equal(s.FirstSeen)
 				if same && waits && now.NextRetry.After(l.pace.Now()) && p.dials == dials {

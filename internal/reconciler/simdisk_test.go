@@ -12,13 +12,14 @@ import (
 
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // simDisk keeps what the registry saves, over the lives of a host.
 type simDisk struct {
 	m     *model
 	saved map[lane][]*dynamicplugins.PluginInfo
-	names map[lane]dynamicplugins.KeptName
+	names map[lane]plugin.Reservation
 	// mode says how writes fail: "fail" each, "flaky" some. die: the host is killed at the next write, which is "kept" nevertheless or "lost".
 	mode, die string
 }
@@ -44,7 +45,7 @@ func (s wholeStore) GetDynamicPluginRegistryState() (*dynamicplugins.RegistrySta
 		}
 		state.Plugins[key.ptype][key.name] = all
 	}
-	state.Kept = slices.Collect(maps.Values(s.d.names))
+	state.Reservations = slices.Collect(maps.Values(s.d.names))
 	return state, nil
 }
 
@@ -84,7 +85,7 @@ func (s changeStore) put(changes []*dynamicplugins.PluginChange) error {
 			if s.d.saved[key] = change.Plugins; len(change.Plugins) == 0 {
 				delete(s.d.saved, key)
 			}
-			s.d.keep(change.Kept)
+			s.d.keep(change.Reservation)
 		}
 	})
 }
@@ -156,7 +157,7 @@ type simRegistry struct {
 
 type simStaged struct {
 	l    *life
-	in   reconciler.Instance
+	in   plugin.Instance
 	real reconciler.Staged
 }
 
@@ -167,7 +168,7 @@ func (l *life) linger() {
 	}
 }
 
-func (r simRegistry) Stage(instances []reconciler.Instance) []reconciler.Stage {
+func (r simRegistry) Stage(instances []plugin.Instance) []reconciler.Stage {
 	m := r.l.m
 	m.did("save")
 	for _, in := range instances {

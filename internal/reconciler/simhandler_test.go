@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 var errPatience = fmt.Errorf("patience: %w", cache.ErrRetry)
@@ -242,7 +243,7 @@ type strictRegistrar struct{ h *strict }
 
 func (r strictRegistrar) RegisterPluginContext(
 	ctx context.Context, name, endpoint string, versions []string, timeout *time.Duration,
-) (found cache.Registration, err error) {
+) (found plugin.Registration, err error) {
 	if err := r.h.register(ctx, name, endpoint, versions, timeout); err != nil {
 		return found, err
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/discover/machine"
 	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
@@ -34,11 +35,11 @@ type life struct {
 	end     func() // what Run does at its end
 
 	// told are the sockets of which the desired state was told. scanning: the directories are being read; synced: they have been read once.
-	told             map[string]cache.SocketID
+	told             map[string]plugin.SocketID
 	scanning, synced bool
 	syncedAt         time.Duration
-	found            int                     // counts what was found until then and is not remembered
-	unseen           map[cache.SocketID]bool // remembered, and the machine does not know yet that they are there
+	found            int                      // counts what was found until then and is not remembered
+	unseen           map[plugin.SocketID]bool // remembered, and the machine does not know yet that they are there
 
 	handlers map[string]*strict // the present ones
 	callers  []*strict          // all that there were
@@ -46,11 +47,11 @@ type life struct {
 
 	events    <-chan *dynamicplugins.PluginUpdateEvent
 	mirror    map[instanceKey]*dynamicplugins.PluginInfo
-	instances map[string]reconciler.Instance // all that were staged or restored, as they were last
-	open      map[string]bool                // instances that are registered, as the reconciler's events tell
-	leaving   map[string]bool                // those that were to be removed
-	removals  map[lane][]string              // those that are to be removed, in order, and are on the disk still
-	conns     int                            // that are open
+	instances map[string]plugin.Instance // all that were staged or restored, as they were last
+	open      map[string]bool            // instances that are registered, as the reconciler's events tell
+	leaving   map[string]bool            // those that were to be removed
+	removals  map[lane][]string          // those that are to be removed, in order, and are on the disk still
+	conns     int                        // that are open
 	last      map[machine.Ref]machine.Row
 	asking    map[machine.Ref]*program // that are asked under it
 	walks     map[string]time.Duration // when the last one to an endpoint began
@@ -71,9 +72,9 @@ var simJudge = func() *trust.Judge {
 // boot starts a host on what is on the disk, with handlers for some types.
 func (m *model) boot(types []string) {
 	l := &life{
-		m: m, pace: &simPace{sim: m.sim}, told: map[string]cache.SocketID{}, unseen: map[cache.SocketID]bool{},
+		m: m, pace: &simPace{sim: m.sim}, told: map[string]plugin.SocketID{}, unseen: map[plugin.SocketID]bool{},
 		handlers: map[string]*strict{}, busy: map[lane]string{}, mirror: map[instanceKey]*dynamicplugins.PluginInfo{},
-		instances: map[string]reconciler.Instance{}, open: map[string]bool{}, leaving: map[string]bool{}, last: map[machine.Ref]machine.Row{},
+		instances: map[string]plugin.Instance{}, open: map[string]bool{}, leaving: map[string]bool{}, last: map[machine.Ref]machine.Row{},
 		removals: map[lane][]string{},
 		asking:   map[machine.Ref]*program{}, walks: map[string]time.Duration{},
 	}
@@ -135,15 +136,15 @@ func (m *model) boot(types []string) {
 	}
 }
 
-func (l *life) config(restored []reconciler.Instance) reconciler.Config {
+func (l *life) config(restored []plugin.Instance) reconciler.Config {
 	m := l.m
 	cfg := reconciler.Config{
 		Desired: l.desired, Transport: simTransport{l}, Registry: simRegistry{l, pipeline.RegistryOf(l.store)}, Restored: restored,
 		Observe: l.observed, Admit: l.admit, IgnoreUnhandled: m.set.has("ignores"), ClientTimeout: clientTimeout,
-		Timeouts: reconciler.Timeouts{Handler: m.set.duration("handlertimeout")}, Walks: m.walks,
-		TypeTimeouts:     map[string]reconciler.Timeouts{"U": {GetInfo: 2 * time.Second}},
-		UnreachableGrace: m.set.duration("grace"), NameGrace: m.set.duration("namegrace"), Names: pipeline.Names(l.store),
-		Attempted: func(a reconciler.Attempt) {
+		Timeouts: plugin.Timeouts{Handler: m.set.duration("handlertimeout")}, Walks: m.walks,
+		TypeTimeouts:     map[string]plugin.Timeouts{"U": {GetInfo: 2 * time.Second}},
+		UnreachableGrace: m.set.duration("grace"), NameGrace: m.set.duration("namegrace"), Names: l.store.Reservations(),
+		Attempted: func(a plugin.Attempt) {
 			if m.note("attempt: %+v", a); a.Duration < 0 || a.Duration > 3*time.Hour {
 				m.complain("an attempt took %v", a.Duration)
 			}
@@ -155,11 +156,11 @@ func (l *life) config(restored []reconciler.Instance) reconciler.Config {
 			}
 			return nil
 		},
-		Source: func(path string) reconciler.Source {
+		Source: func(path string) plugin.Source {
 			if path == "/d/e" {
-				return reconciler.SourceLaunched
+				return plugin.SourceLaunched
 			}
-			return reconciler.SourceDiscovered
+			return plugin.SourceDiscovered
 		},
 	}
 	if m.set.has("trust") {
@@ -172,7 +173,7 @@ func (l *life) config(restored []reconciler.Instance) reconciler.Config {
 }
 
 // remember has the model know what the host remembers.
-func (m *model) remember(l *life, restored []reconciler.Instance) {
+func (m *model) remember(l *life, restored []plugin.Instance) {
 	m.before = map[lane][]before{}
 	for _, p := range m.programs {
 		p.record, p.remembered, p.found, p.pristine, p.owed, p.turnedDown = nil, lane{}, 0, false, false, 0
@@ -180,7 +181,7 @@ func (m *model) remember(l *life, restored []reconciler.Instance) {
 	}
 	for i, in := range restored {
 		l.instances[in.ID] = in
-		if slices.ContainsFunc(restored[:i], func(n reconciler.Instance) bool { return n.Socket == in.Socket }) {
+		if slices.ContainsFunc(restored[:i], func(n plugin.Instance) bool { return n.Socket == in.Socket }) {
 			l.leaving[in.ID] = true // its removal had not been saved
 			continue
 		}

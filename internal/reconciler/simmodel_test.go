@@ -9,10 +9,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/internal/discover/machine"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
-	"github.com/patchbay-dev/patchbay/trust"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // model is a simulated world, and what should be true in it.
@@ -83,7 +81,7 @@ func simulate(s script, f *figures, options ...func(*model)) (wrong []string) {
 	for _, option := range options {
 		option(m)
 	}
-	m.disk = &simDisk{m: m, saved: map[lane][]*pluginInfo{}, names: map[lane]dynamicplugins.KeptName{}}
+	m.disk = &simDisk{m: m, saved: map[lane][]*pluginInfo{}, names: map[lane]plugin.Reservation{}}
 	m.sim.stepped = m.stepped
 	defer func() {
 		if v := recover(); v != nil {
@@ -345,7 +343,7 @@ func (m *model) afflict(p *program, op, how string) {
 		m.sim.settle() // Whoever has just answered is who is asked for its peer.
 		m.peers++
 		if !p.strange { // whose process nobody sees, before and after
-			p.peer = reconciler.Peer{PID: 1000 + m.peers, Start: 2, Boot: "b"}
+			p.peer = plugin.Peer{PID: 1000 + m.peers, Start: 2, Boot: "b"}
 		}
 	case "heal":
 		p.heal()
@@ -456,7 +454,7 @@ func (l *life) act(ctx context.Context, call, endpoint string) error {
 }
 
 // admit answers whether an instance may be registered.
-func (l *life) admit(ctx context.Context, in reconciler.Instance) error {
+func (l *life) admit(ctx context.Context, in plugin.Instance) error {
 	if l.dead {
 		return errKilled
 	}
@@ -467,4 +465,4 @@ func (l *life) admit(ctx context.Context, in reconciler.Instance) error {
 }
 
 // privileged says that a program may register everything, whatever else is registered.
-func privileged(a trust.Account) bool { return !a.Known || a.UID == 0 }
+func privileged(a plugin.Account) bool { return !a.Known || a.UID == 0 }

@@ -5,8 +5,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/dynamicplugins"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // keptName is what the model knows of a name whose last plugin went.
@@ -29,12 +28,12 @@ type keptName struct {
 const nameSlack = 1200 * time.Millisecond
 
 // keepsNames says whether the names of somebody's plugins are kept.
-func (m *model) keepsNames(in reconciler.Instance) bool {
+func (m *model) keepsNames(in plugin.Instance) bool {
 	return m.set.has("trust") && m.set.duration("namegrace") > 0 && in.Type == "T" && in.Account.Known
 }
 
 // keepName has the name of an instance that goes be its user's, if that was the last of the name. One that was replaced went a moment before.
-func (m *model) keepName(in reconciler.Instance, why string) {
+func (m *model) keepName(in plugin.Instance, why string) {
 	if !m.keepsNames(in) {
 		return
 	}
@@ -61,14 +60,14 @@ func (m *model) keepName(in reconciler.Instance, why string) {
 }
 
 // takeName takes over that an instance has a name that may be kept for another user.
-func (m *model) takeName(in reconciler.Instance) {
+func (m *model) takeName(in plugin.Instance) {
 	if k := m.kept[lane{in.Type, in.Name}]; k != nil && in.Account.Known && in.Account.UID != k.uid {
 		k.takers = append(k.takers, in.Account.UID)
 	}
 }
 
 // others says whether there are other instances of the name of one whose users are known and match, and whether the socket of any is there.
-func (l *life) others(than reconciler.Instance, matches func(uid uint32) bool) (are, there bool) {
+func (l *life) others(than plugin.Instance, matches func(uid uint32) bool) (are, there bool) {
 	for id := range l.open {
 		in := l.instances[id]
 		if id == than.ID || !in.Account.Known || !matches(in.Account.UID) || in.Type != than.Type || in.Name != than.Name {
@@ -82,7 +81,7 @@ func (l *life) others(than reconciler.Instance, matches func(uid uint32) bool) (
 
 // checkName sees that nobody is registered under a name that is kept for somebody else. Whoever answered before that began had a right to
 // it.
-func (m *model) checkName(p *program, in reconciler.Instance) {
+func (m *model) checkName(p *program, in plugin.Instance) {
 	k := m.kept[lane{in.Type, in.Name}]
 	if k == nil || k.unsure || k.uid == p.account.UID || k.released > 0 || p.heardAt < k.since || m.sim.elapsed > k.until-nameSlack ||
 		p.account.Launched && p.account.Name == in.Name ||
@@ -110,7 +109,7 @@ func (m *model) toldOfName(p *program, reason string) {
 	}
 	key := lane{p.said.Type, p.said.Name}
 	p.waitsFor = key
-	if _, there := m.life.others(reconciler.Instance{Type: key.ptype, Name: key.name}, func(uid uint32) bool {
+	if _, there := m.life.others(plugin.Instance{Type: key.ptype, Name: key.name}, func(uid uint32) bool {
 		return uid == p.account.UID
 	}); there && p.owns {
 		m.complain("program %d is refused a name that is its user's: %s", p.number, reason)
@@ -139,21 +138,21 @@ func (l *life) released(key lane) {
 	k.released = m.count
 	for _, p := range m.programs {
 		if p.waitsFor == key && len(m.modes) == 0 && !p.told && !p.dead && p.refusalTakes == 0 {
-			l.expectAsk(p, reconciler.Event{Type: key.ptype, Name: key.name, Instance: "the name"})
+			l.expectAsk(p, plugin.Event{Type: key.ptype, Name: key.name, Instance: "the name"})
 		}
 	}
 }
 
 // rememberNames has the model know which names a host remembers that starts: those on the disk. A name of which the disk knows nothing is
 // that of an instance which is there.
-func (m *model) rememberNames(restored []reconciler.Instance) {
+func (m *model) rememberNames(restored []plugin.Instance) {
 	m.count++
 	now, grace := m.sim.Now().Round(0), m.set.duration("namegrace")
 	for key, k := range m.kept {
 		saved, is := m.disk.names[key]
 		own := saved.Until.Sub(k.wall).Abs() < nameSlack || m.clockSet > k.began || saved.Until.After(k.wall) // he had another plugin
-		is = is && (saved.UID == k.uid && own || slices.Contains(k.takers, saved.UID))
-		k.byRecord = slices.ContainsFunc(restored, func(in reconciler.Instance) bool {
+		is = is && (saved.Owner.UID == k.uid && own || slices.Contains(k.takers, saved.Owner.UID))
+		k.byRecord = slices.ContainsFunc(restored, func(in plugin.Instance) bool {
 			return in.Type == key.ptype && in.Name == key.name && in.Account.Known && in.Account.UID == k.uid
 		})
 		if m.set.has("changes") && !is && !k.byRecord && k.released == 0 && !k.unsure && m.sim.elapsed < k.until-nameSlack {
@@ -165,38 +164,39 @@ func (m *model) rememberNames(restored []reconciler.Instance) {
 	}
 	for key, saved := range m.disk.names {
 		if left := min(saved.Until.Sub(now), grace); left > 0 && m.kept[key] == nil {
-			m.kept[key] = &keptName{uid: saved.UID, since: m.count, until: m.sim.elapsed + left, wall: saved.Until}
+			m.kept[key] = &keptName{uid: saved.Owner.UID, since: m.count, until: m.sim.elapsed + left, wall: saved.Until}
 		}
 	}
 }
 
 // keep takes over for whom a name is reserved.
-func (d *simDisk) keep(name *dynamicplugins.KeptName) {
+func (d *simDisk) keep(name *plugin.Reservation) {
 	if name == nil {
 		return
 	}
-	key := lane{name.Type, name.Name}
+	key := lane{name.Plugin.Type, name.Plugin.Name}
 	if name.Until.IsZero() {
 		delete(d.names, key)
 		return
 	}
 	saved := *name
 	saved.Until = saved.Until.Round(0) // a disk knows nothing of the clock of a process
+	saved.Owner = plugin.Account{UID: name.Owner.UID, GID: name.Owner.GID, Known: true}
 	d.names[key] = saved
 }
 
-// KeepName implements [reconciler.Registry].
-func (r simRegistry) KeepName(name reconciler.KeptName) {
-	r.l.m.note("registry: %s/%s is reserved for user %d until %v", name.Type, name.Name, name.By.UID, name.Until.Round(0))
-	r.real.KeepName(name)
+// Reserve implements [reconciler.Registry].
+func (r simRegistry) Reserve(name plugin.Reservation) {
+	r.l.m.note("registry: %s is reserved for user %d until %v", name.Plugin, name.Owner.UID, name.Until.Round(0))
+	r.real.Reserve(name)
 }
 
-// SaveName implements [reconciler.Registry].
-func (r simRegistry) SaveName(ptype, name string) error {
+// SaveReservation implements [reconciler.Registry].
+func (r simRegistry) SaveReservation(name plugin.Name) error {
 	if r.l.dead {
 		return errKilled
 	}
 	r.l.m.did("keep")
 	r.l.linger()
-	return r.real.SaveName(ptype, name)
+	return r.real.SaveReservation(name)
 }

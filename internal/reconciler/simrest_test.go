@@ -7,19 +7,19 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // settled says what is wrong in a world without disturbances.
 func (m *model) settled() {
 	l := m.life
 	statuses := l.r.Plugins()
-	byPath := map[string]reconciler.Status{}
+	byPath := map[string]plugin.Status{}
 	for _, s := range statuses {
-		if s.State == reconciler.StateUnlinked {
+		if s.State == plugin.StateUnlinked {
 			// It has no socket, and nobody who is registered has taken its place.
-			if slices.ContainsFunc(statuses, func(other reconciler.Status) bool {
-				return other.Type == s.Type && other.Name == s.Name && other.State == reconciler.StateRegistered
+			if slices.ContainsFunc(statuses, func(other plugin.Status) bool {
+				return other.Type == s.Type && other.Name == s.Name && other.State == plugin.StateRegistered
 			}) {
 				m.complain("%s is unlinked, and %s/%s is registered", s.SocketPath, s.Type, s.Name)
 			}
@@ -46,7 +46,7 @@ func (m *model) settled() {
 			m.checkDead(path, s)
 		default:
 			// Whose socket moved while it was told is asked again, and may be left alone then.
-			if p.owed && s.State != reconciler.StateIgnored && !m.misfit(path) {
+			if p.owed && s.State != plugin.StateIgnored && !m.misfit(path) {
 				m.complain("%s was never told that it was refused: %+v", path, p.said)
 			}
 			key := lane{p.valid.Type, p.valid.Name}
@@ -65,13 +65,13 @@ func (m *model) settled() {
 		}
 	}
 	for _, s := range statuses {
-		if (s.State == reconciler.StateRegistered) != want[s.SocketPath] && s.State != reconciler.StateUnlinked {
+		if (s.State == plugin.StateRegistered) != want[s.SocketPath] && s.State != plugin.StateUnlinked {
 			m.complain("%s is %s; that it is to be registered is %t", s.SocketPath, s.State, want[s.SocketPath])
 		}
 	}
 	for _, s := range l.r.Refusals() {
-		if s.State != reconciler.StateRefused || s.LastError == "" || slices.ContainsFunc(statuses, func(o reconciler.Status) bool {
-			return o.Type == s.Type && o.Name == s.Name && o.State == reconciler.StateRegistered && o.Since.After(s.Since)
+		if s.State != plugin.StateRefused || s.LastError == "" || slices.ContainsFunc(statuses, func(o plugin.Status) bool {
+			return o.Type == s.Type && o.Name == s.Name && o.State == plugin.StateRegistered && o.Since.After(s.Since)
 		}) {
 			m.complain("it is remembered of a name that is registered, or without a reason, that it was refused: %+v", s)
 		}
@@ -115,12 +115,12 @@ func (m *model) misfit(path string) bool {
 }
 
 // checkDead looks at a socket that nobody serves. Who was refused for want of a handler is not watched.
-func (m *model) checkDead(path string, s reconciler.Status) {
+func (m *model) checkDead(path string, s plugin.Status) {
 	switch {
 	case s.Instance != "" || s.Current:
-	case s.State == reconciler.StateRefused, s.State == reconciler.StateIgnored:
+	case s.State == plugin.StateRefused, s.State == plugin.StateIgnored:
 		return
-	case s.State == reconciler.StateUnreachable, s.State == reconciler.StateBackoff, s.State == reconciler.StateConnecting:
+	case s.State == plugin.StateUnreachable, s.State == plugin.StateBackoff, s.State == plugin.StateConnecting:
 		return
 	}
 	m.complain("%s is dead and is %+v", path, s)
@@ -145,7 +145,7 @@ func (m *model) barred(key lane, path string, others []string) (barred, allowed 
 }
 
 // checkLane looks at the living programs of one name, and returns the path of the one that is to be current.
-func (m *model) checkLane(key lane, paths []string, byPath map[string]reconciler.Status) (current string) {
+func (m *model) checkLane(key lane, paths []string, byPath map[string]plugin.Status) (current string) {
 	slices.SortFunc(paths, func(a, b string) int { return cmp.Compare(m.files[b].rank, m.files[a].rank) })
 	handled := m.life.handlers[key.ptype] != nil
 	var in []string // those who may stand for the name, as it is
@@ -159,34 +159,34 @@ func (m *model) checkLane(key lane, paths []string, byPath map[string]reconciler
 		}
 		barred, sure := m.barred(key, path, paths)
 		switch {
-		case barred && sure, !sure && s.State == reconciler.StateRefused && handled:
-			m.checkOut(path, s, reconciler.StateRefused)
+		case barred && sure, !sure && s.State == plugin.StateRefused && handled:
+			m.checkOut(path, s, plugin.StateRefused)
 			if !sure && !slices.ContainsFunc(paths, func(o string) bool { return byPath[o].Instance != "" || m.misfit(o) }) {
 				m.complain("%s is refused the name, which nobody has: %+v", path, s)
 			}
-		case handled && m.misfit(path) && s.State == reconciler.StateSuperseded:
+		case handled && m.misfit(path) && s.State == plugin.StateSuperseded:
 			if !slices.ContainsFunc(paths, func(o string) bool { return m.files[o].rank > m.files[path].rank && !m.misfit(o) }) {
 				m.complain("%s rests behind nobody: %+v", path, s)
 			}
 		case handled && m.misfit(path):
-			m.checkOut(path, s, reconciler.StateBackoff)
+			m.checkOut(path, s, plugin.StateBackoff)
 		default:
 			in = append(in, path)
 		}
 	}
 	for i, path := range in {
 		s := byPath[path]
-		want := reconciler.StateSuperseded
+		want := plugin.StateSuperseded
 		switch {
 		case !handled && m.set.has("ignores"):
-			want = reconciler.StateIgnored
+			want = plugin.StateIgnored
 		case !handled:
-			want = reconciler.StateRefused
+			want = plugin.StateRefused
 		case i == 0:
-			want, current = reconciler.StateRegistered, path
+			want, current = plugin.StateRegistered, path
 		}
 		if s.State != want || s.Current != (path == current) || s.Instance != "" && !handled ||
-			s.LastError != "" != (want == reconciler.StateRefused) {
+			s.LastError != "" != (want == plugin.StateRefused) {
 			m.complain("%s, number %d of %v, is not %s: %+v", path, i, key, want, s)
 		}
 		m.checkShown(s)
@@ -198,18 +198,18 @@ func (m *model) checkLane(key lane, paths []string, byPath map[string]reconciler
 }
 
 // checkOut looks at one that must not be registered.
-func (m *model) checkOut(path string, s reconciler.Status, want reconciler.State) {
+func (m *model) checkOut(path string, s plugin.Status, want plugin.State) {
 	if m.set.has("ignores") && m.life.handlers[s.Type] == nil {
-		want = reconciler.StateIgnored
+		want = plugin.StateIgnored
 	}
-	if s.State != want && want != reconciler.StateBackoff || s.Current || s.Instance != "" ||
-		s.LastError == "" && want != reconciler.StateIgnored {
+	if s.State != want && want != plugin.StateBackoff || s.Current || s.Instance != "" ||
+		s.LastError == "" && want != plugin.StateIgnored {
 		m.complain("%s is not to be registered: %+v", path, s)
 	}
 }
 
 // checkCurrent looks at the current one of a name.
-func (m *model) checkCurrent(key lane, path string, s reconciler.Status) {
+func (m *model) checkCurrent(key lane, path string, s plugin.Status) {
 	p := m.files[path]
 	endpoint := cmp.Or(p.valid.Endpoint, path)
 	if w := m.life.handlers[key.ptype].names[key.name]; s.Endpoint != endpoint || w == nil || w.held != endpoint {
@@ -234,7 +234,7 @@ func (m *model) checkCurrent(key lane, path string, s reconciler.Status) {
 }
 
 // checkShown sees that what is registered is given out, with the endpoint that it has.
-func (m *model) checkShown(s reconciler.Status) {
+func (m *model) checkShown(s plugin.Status) {
 	for _, in := range m.life.store.Instances(s.Type, s.Name) {
 		if in.Info.AllocID != s.Instance || s.Instance == "" {
 			continue
@@ -267,7 +267,7 @@ func (m *model) checkHandlers(living map[lane][]string) {
 }
 
 // checkRecords sees that the registry, the disk and the events agree with the status.
-func (m *model) checkRecords(statuses []reconciler.Status) {
+func (m *model) checkRecords(statuses []plugin.Status) {
 	known := []string{}
 	for _, s := range statuses {
 		if s.Instance != "" {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
@@ -19,13 +20,13 @@ import (
 type simTransport struct{ l *life }
 
 // still says whether a socket is where it was found, as the real transport does.
-func (t simTransport) still(path string, socket cache.SocketID) error {
+func (t simTransport) still(path string, socket plugin.SocketID) error {
 	p := t.l.m.files[path]
 	if owner := t.l.m.owners[socket]; owner != nil && owner != p {
 		owner.missedAt = t.l.m.sim.elapsed
 	}
 	switch {
-	case t.l.m.blind || socket == (cache.SocketID{}):
+	case t.l.m.blind || socket == (plugin.SocketID{}):
 		return nil
 	case p == nil:
 		return fs.ErrNotExist
@@ -51,7 +52,7 @@ func (l *life) wait(ctx context.Context, timeout, d time.Duration) error {
 	return l.pace.Sleep(ctx, d)
 }
 
-func (t simTransport) Dial(ctx context.Context, timeout time.Duration, path string, socket cache.SocketID) (reconciler.Conn, error) {
+func (t simTransport) Dial(ctx context.Context, timeout time.Duration, path string, socket plugin.SocketID) (reconciler.Conn, error) {
 	m := t.l.m
 	m.did("dial")
 	if owner := cmp.Or(m.owners[socket], m.files[path]); owner != nil {
@@ -77,7 +78,7 @@ func (t simTransport) Dial(ctx context.Context, timeout time.Duration, path stri
 	switch {
 	case p == nil:
 		return nil, fs.ErrNotExist
-	case !m.blind && socket != (cache.SocketID{}) && p.socket != socket:
+	case !m.blind && socket != (plugin.SocketID{}) && p.socket != socket:
 		// It left, and was back when that was looked at: to tell that, what is dialled would have to be held open.
 		return nil, fmt.Errorf("another socket was there: %w", cache.ErrRetry)
 	case p.dead, p.listens > m.sim.elapsed:
@@ -117,7 +118,7 @@ func (l *life) countSlots(path string) {
 	}
 }
 
-func (t simTransport) Probe(ctx context.Context, path string, socket cache.SocketID, hint func()) (func(), error) {
+func (t simTransport) Probe(ctx context.Context, path string, socket plugin.SocketID, hint func()) (func(), error) {
 	m := t.l.m
 	m.did("probe")
 	if err := t.falter(ctx); err != nil {
@@ -138,7 +139,7 @@ func (t simTransport) Probe(ctx context.Context, path string, socket cache.Socke
 		return nil, fs.ErrNotExist
 	case !accepts:
 		return nil, errRefused
-	case !m.blind && socket != (cache.SocketID{}) && p.socket != socket:
+	case !m.blind && socket != (plugin.SocketID{}) && p.socket != socket:
 		return nil, fmt.Errorf("another socket was there: %w", cache.ErrRetry) // as for Dial
 	case p.full:
 		return nil, nil // it lives, and is busy
@@ -155,16 +156,16 @@ func (t simTransport) Refused(err error) bool {
 	return errors.Is(err, errRefused) || errors.Is(err, fs.ErrNotExist)
 }
 
-func (t simTransport) WatchProcess(peer reconciler.Peer, hint func()) (func(), error) {
+func (t simTransport) WatchProcess(peer plugin.Peer, hint func()) (func(), error) {
 	for _, p := range t.l.m.programs {
-		if p.peer == peer && peer != (reconciler.Peer{}) {
+		if p.peer == peer && peer != (plugin.Peer{}) {
 			return t.l.m.watch(t.l, p, hint, true)
 		}
 	}
 	return nil, io.EOF
 }
 
-func (t simTransport) Listens(socket cache.SocketID, _ reconciler.Peer) bool {
+func (t simTransport) Listens(socket plugin.SocketID, _ plugin.Peer) bool {
 	p := t.l.m.owners[socket]
 	return p.strange || !p.dead
 }
@@ -176,7 +177,7 @@ type simConn struct {
 	open bool
 }
 
-func (c *simConn) GetInfo(ctx context.Context, timeout time.Duration) (reconciler.Info, error) {
+func (c *simConn) GetInfo(ctx context.Context, timeout time.Duration) (plugin.Info, error) {
 	m, p := c.l.m, c.p
 	m.did("ask")
 	p.asks++
@@ -190,12 +191,12 @@ func (c *simConn) GetInfo(ctx context.Context, timeout time.Duration) (reconcile
 			m.complain("program %d is still being asked, %v after its socket went", p.number, m.sim.elapsed-p.goneAt)
 		}
 		if err != nil {
-			return reconciler.Info{}, err
+			return plugin.Info{}, err
 		}
 	}
 	switch {
 	case p.dead:
-		return reconciler.Info{}, io.EOF
+		return plugin.Info{}, io.EOF
 	case p.infoErr != nil:
 		return p.info, p.infoErr
 	}
@@ -241,9 +242,9 @@ func (c *simConn) Notify(ctx context.Context, timeout time.Duration, registered 
 	return nil
 }
 
-func (c *simConn) Peer() reconciler.Peer { return c.p.peer }
+func (c *simConn) Peer() plugin.Peer { return c.p.peer }
 
-func (c *simConn) Account() trust.Account { return c.p.account }
+func (c *simConn) Account() plugin.Account { return c.p.account }
 
 func (c *simConn) Watch(exited func()) (func(), error) {
 	if err := c.Close(); err != nil {

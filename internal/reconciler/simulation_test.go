@@ -14,13 +14,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/internal/discover/machine"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 type (
-	cacheID    = cache.SocketID
+	cacheID    = plugin.SocketID
 	pluginInfo = dynamicplugins.PluginInfo
 )
 

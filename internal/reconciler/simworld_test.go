@@ -10,17 +10,17 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/cache"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
 // program is one plugin of a simulation, and what the model knows of it.
 type program struct {
 	number  int
-	socket  cache.SocketID
-	info    reconciler.Info
-	peer    reconciler.Peer
-	account trust.Account
+	socket  plugin.SocketID
+	info    plugin.Info
+	peer    plugin.Peer
+	account plugin.Account
 
 	infoErr, notifyErr error
 	// infoTakes and notifyTakes are how long its answers take, refusalTakes that to a refusal.
@@ -40,7 +40,7 @@ type program struct {
 	watchers                             []*watcher
 
 	// said is what it answered last, and told whether it was told last that it is registered. asks counts how often it was asked.
-	said reconciler.Info
+	said plugin.Info
 	told bool
 	asks int
 	// asking counts the attempts to ask it that are under way.
@@ -72,10 +72,10 @@ type fate struct {
 	// were born later. It is zero otherwise.
 	found int
 	// record is what was remembered, until it has answered; remembered is its type and name, as long as it counts.
-	record     *reconciler.Instance
+	record     *plugin.Instance
 	remembered lane
 	// valid is the last valid announcement.
-	valid reconciler.Info
+	valid plugin.Info
 	// lost is the instance as which it was remembered, if another process serves its socket since the restart.
 	lost string
 	// endpoints are all under which it may have been registered, announced what it may have announced itself as.
@@ -122,8 +122,8 @@ func (p *program) heal() {
 // make puts a program on a socket.
 func (m *model) make(s step, how, endpoint string) {
 	p := &program{
-		number: len(m.programs) + 1, info: reconciler.Info{Type: s.Type, Name: s.Name, Endpoint: endpoint, Versions: []string{"v1"}},
-		account: trust.Account{UID: uint32(s.User), GID: uint32(s.User), Known: true},
+		number: len(m.programs) + 1, info: plugin.Info{Type: s.Type, Name: s.Name, Endpoint: endpoint, Versions: []string{"v1"}},
+		account: plugin.Account{UID: uint32(s.User), GID: uint32(s.User), Known: true},
 	}
 	for trait := range strings.FieldsSeq(how) {
 		p.have(trait)
@@ -132,11 +132,11 @@ func (m *model) make(s step, how, endpoint string) {
 		p.listens += m.sim.elapsed
 	}
 	m.programs = append(m.programs, p)
-	p.socket = cache.SocketID{Device: 1, Inode: uint64(p.number), Birth: m.sim.Now().UnixNano()}
+	p.socket = plugin.SocketID{Device: 1, Inode: uint64(p.number), Birth: m.sim.Now().UnixNano()}
 	if !p.strange {
-		p.peer = reconciler.Peer{PID: p.number, Start: 1, Boot: "b"}
+		p.peer = plugin.Peer{PID: p.number, Start: 1, Boot: "b"}
 	} else {
-		p.account = trust.Account{}
+		p.account = plugin.Account{}
 	}
 	p.fate = fate{
 		endpoints: map[string]bool{s.Path: true, p.info.Endpoint: true}, announced: map[lane]bool{{s.Type, s.Name}: true},
@@ -305,7 +305,7 @@ func (l *life) tellPart(of int) {
 		switch {
 		case p != nil && p.socket != told:
 			l.tellOf(path, p)
-		case p == nil && told != (cache.SocketID{}) && m.pathOf(told) == "":
+		case p == nil && told != (plugin.SocketID{}) && m.pathOf(told) == "":
 			delete(l.told, path)
 			m.owners[told].goneAt = m.sim.elapsed
 			l.leaves(told)
@@ -316,7 +316,7 @@ func (l *life) tellPart(of int) {
 }
 
 // pathOf is where a socket is; empty if that is nowhere.
-func (m *model) pathOf(socket cache.SocketID) string {
+func (m *model) pathOf(socket plugin.SocketID) string {
 	p := m.owners[socket]
 	for path, at := range m.files {
 		if at == p && !p.withdrawn {
@@ -366,7 +366,7 @@ func (l *life) tellOf(path string, p *program) {
 }
 
 // leaves notes that what was registered on a socket so far goes, whether that is there again or not.
-func (l *life) leaves(socket cache.SocketID) {
+func (l *life) leaves(socket plugin.SocketID) {
 	for id, in := range l.instances {
 		if in.Socket == socket {
 			l.leaving[id] = true

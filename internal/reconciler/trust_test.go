@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
@@ -32,16 +33,16 @@ func TestUnlinked(t *testing.T) {
 			t.Errorf("not missed once:\n%s", got)
 		}
 	})
-	for name, meanwhile := range map[string]func(w *world, p *plugin){
-		"it ends": func(w *world, p *plugin) { w.kill(p) },
-		"it listens no more, and its process lives": func(w *world, p *plugin) {
+	for name, meanwhile := range map[string]func(w *world, p *fakePlugin){
+		"it ends": func(w *world, p *fakePlugin) { w.kill(p) },
+		"it listens no more, and its process lives": func(w *world, p *fakePlugin) {
 			w.hint(p)
 			w.mu.Lock()
 			p.dead = true
 			w.mu.Unlock()
 		},
-		"it makes another socket":         func(w *world, _ *plugin) { w.serve("/b", "foo", nil) },
-		"it ended before it was unlinked": func(w *world, p *plugin) { w.kill(p) },
+		"it makes another socket":         func(w *world, _ *fakePlugin) { w.serve("/b", "foo", nil) },
+		"it ended before it was unlinked": func(w *world, p *fakePlugin) { w.kill(p) },
 	} {
 		bubble(t, "nobody is missed: "+name, reconciler.Config{}, func(t *testing.T, w *world) {
 			p := w.serve("/a", "foo", nil)
@@ -59,8 +60,8 @@ func TestUnlinked(t *testing.T) {
 		Withdrawn: func(string) error { return errors.New("it is open to all") },
 	}, func(t *testing.T, w *world) {
 		var why string
-		w.observe = func(e reconciler.Event) {
-			if e.Kind == reconciler.EventDeregistered {
+		w.observe = func(e plugin.Event) {
+			if e.Kind == plugin.EventDeregistered {
 				why = e.Message
 			}
 		}
@@ -82,14 +83,16 @@ func TestNames(t *testing.T) {
 	}
 	reasons := map[trust.Reason]int{}
 	cfg := reconciler.Config{Trust: judge, Refused: func(r trust.Reason) { reasons[r]++ }}
-	as := func(uid uint32) *plugin { return &plugin{account: trust.Account{UID: uid, GID: uid, Known: true}} }
+	as := func(uid uint32) *fakePlugin {
+		return &fakePlugin{account: plugin.Account{UID: uid, GID: uid, Known: true}}
+	}
 	// bare returns one whose endpoint is its socket, which is asked again when that is renamed.
-	bare := func() *plugin {
+	bare := func() *fakePlugin {
 		p := as(60001)
-		p.info = reconciler.Info{Type: "T", Name: "foo", Versions: []string{"v1"}}
+		p.info = plugin.Info{Type: "T", Name: "foo", Versions: []string{"v1"}}
 		return p
 	}
-	state := func(t *testing.T, w *world, path string, want reconciler.State) {
+	state := func(t *testing.T, w *world, path string, want plugin.State) {
 		t.Helper()
 		synctest.Wait()
 		if s := w.status(path); s.State != want {
@@ -98,55 +101,55 @@ func TestNames(t *testing.T) {
 	}
 	bubble(t, "a living plugin's name is its user's", cfg, func(t *testing.T, w *world) {
 		w.serve("/a", "foo", as(60001))
-		state(t, w, "/a", reconciler.StateRegistered)
+		state(t, w, "/a", plugin.StateRegistered)
 		w.serve("/b", "foo", as(60002))
-		state(t, w, "/b", reconciler.StateRefused)
-		state(t, w, "/a", reconciler.StateRegistered)
+		state(t, w, "/b", plugin.StateRefused)
+		state(t, w, "/a", plugin.StateRegistered)
 		if s := w.status("/b"); s.Type != "T" || s.Name != "foo" || s.NextRetry.IsZero() || reasons[trust.Name] == 0 {
 			t.Errorf("got %+v, %v", s, reasons)
 		}
 		w.serve("/c", "foo", as(60001))
-		state(t, w, "/c", reconciler.StateRegistered)
-		state(t, w, "/a", reconciler.StateSuperseded)
+		state(t, w, "/c", plugin.StateRegistered)
+		state(t, w, "/a", plugin.StateSuperseded)
 		// It is free as soon as the last of them has gone.
 		w.remove("/c")
-		state(t, w, "/a", reconciler.StateRegistered)
-		state(t, w, "/b", reconciler.StateRefused)
+		state(t, w, "/a", plugin.StateRegistered)
+		state(t, w, "/b", plugin.StateRefused)
 		w.remove("/a")
-		state(t, w, "/b", reconciler.StateRegistered)
+		state(t, w, "/b", plugin.StateRegistered)
 	})
 	bubble(t, "root takes any name, and nobody takes root's", cfg, func(t *testing.T, w *world) {
 		w.serve("/a", "foo", as(60001))
-		state(t, w, "/a", reconciler.StateRegistered)
+		state(t, w, "/a", plugin.StateRegistered)
 		w.serve("/r", "foo", as(0))
-		state(t, w, "/r", reconciler.StateRegistered)
+		state(t, w, "/r", plugin.StateRegistered)
 		w.serve("/b", "foo", as(60001))
-		state(t, w, "/b", reconciler.StateRefused)
+		state(t, w, "/b", plugin.StateRefused)
 		w.remove("/r")
-		state(t, w, "/b", reconciler.StateRegistered)
+		state(t, w, "/b", plugin.StateRegistered)
 	})
 	bubble(t, "a registered plugin that announces what it may not is let go of", cfg, func(t *testing.T, w *world) {
 		w.r.SetHandler("U", w.handler)
 		p := w.serve("/a", "", bare())
-		state(t, w, "/a", reconciler.StateRegistered)
+		state(t, w, "/a", plugin.StateRegistered)
 		w.mu.Lock()
 		p.info.Type = "U"
 		w.mu.Unlock()
 		w.move("/a", "/b", p)
-		state(t, w, "/b", reconciler.StateRefused)
+		state(t, w, "/b", plugin.StateRefused)
 		if reasons[trust.PluginType] == 0 || len(w.registry["foo"]) != 0 {
 			t.Errorf("reasons %v, registry %v", reasons, w.registry)
 		}
 	})
 	bubble(t, "one whose process is not trusted is let go of, and not spoken to", cfg, func(t *testing.T, w *world) {
 		p := w.serve("/a", "", bare())
-		state(t, w, "/a", reconciler.StateRegistered)
+		state(t, w, "/a", plugin.StateRegistered)
 		w.expectCalls("validate foo /a", "register foo /a")
 		w.mu.Lock()
 		p.dialErr = judge.Listener("/b", 60004, 60004)
 		w.mu.Unlock()
 		w.move("/a", "/b", p)
-		state(t, w, "/b", reconciler.StateRefused)
+		state(t, w, "/b", plugin.StateRefused)
 		w.expectCalls("deregister foo")
 	})
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
@@ -20,7 +21,7 @@ type Registry interface {
 	// Stage makes instances durable, each in front of all others of its type and name, without showing it to anyone, and returns a Stage for
 	// each, in order. An instance with a known ID is updated and moves to the front too: the last registration is current, in the registry
 	// as in the handler. A mere change of position need not be made durable.
-	Stage([]Instance) []Stage
+	Stage([]plugin.Instance) []Stage
 	// Remove takes the instance out; the newest one left of its type and name is current in the same step. Removing what does not exist is
 	// not an error.
 	Remove(ptype, name, id string) error
@@ -28,10 +29,10 @@ type Registry interface {
 	Confirm(ptype, name, id string)
 	// Unreachable states why an instance must not be dispensed until it is published again or confirmed. It does not block.
 	Unreachable(ptype, name, id string, reason error)
-	// KeepName states for whom a name is reserved. It does not block: that is made durable with the next removal of an instance of the name.
-	KeepName(KeptName)
-	// SaveName makes durable what KeepName stated of a name, unless it is.
-	SaveName(ptype, name string) error
+	// Reserve records the reservation of a name. It does not block: the reservation is saved with the next removal of an instance of the name.
+	Reserve(plugin.Reservation)
+	// SaveReservation saves the recorded reservation of a name, unless it is saved.
+	SaveReservation(plugin.Name) error
 }
 
 // Stage is what came of staging one instance. With both a Staged and an error, the work could not be undone, and the caller must discard
@@ -54,29 +55,29 @@ type Transport interface {
 	// Dial connects to the socket at a path, if that is still the one with this identity; the zero one is any. What happens to another
 	// socket, or that nobody accepts on it, says nothing about this one. An error that wraps a [trust.Refusal] says that it is not trusted.
 	// It blocks no longer than ctx and timeout allow. See also [IsFirst].
-	Dial(ctx context.Context, timeout time.Duration, path string, socket cache.SocketID) (Conn, error)
+	Dial(ctx context.Context, timeout time.Duration, path string, socket plugin.SocketID) (Conn, error)
 	// Probe says whether anybody accepts on the socket at a path, if that is still the one with this identity, as for Dial: no error if so. It
 	// then also watches the plugin, as Conn.Watch does, in a way that the plugin does not notice; a nil stop says that it cannot.
-	Probe(ctx context.Context, path string, socket cache.SocketID, hint func()) (stop func(), err error)
+	Probe(ctx context.Context, path string, socket plugin.SocketID, hint func()) (stop func(), err error)
 	// Refused says whether an error of Dial or Probe means that nobody accepts on the socket.
 	Refused(err error) bool
 	// WatchProcess has hint called, at most once, when a process ends. An error says that it has ended, or that the system cannot tell.
-	WatchProcess(peer Peer, hint func()) (stop func(), err error)
+	WatchProcess(peer plugin.Peer, hint func()) (stop func(), err error)
 	// Listens reports whether anybody still listens on a socket that no longer has a path and on which the process listened. It also reports
 	// true if the system cannot tell. It may block for as long as the system takes to answer.
-	Listens(socket cache.SocketID, peer Peer) bool
+	Listens(socket plugin.SocketID, peer plugin.Peer) bool
 }
 
 // Conn is a connection to the registration service of one plugin. It is used by one goroutine at a time.
 type Conn interface {
 	// GetInfo asks the plugin who it is. It blocks until the plugin answers, ctx ends or timeout, which is positive, has passed.
-	GetInfo(ctx context.Context, timeout time.Duration) (Info, error)
+	GetInfo(ctx context.Context, timeout time.Duration) (plugin.Info, error)
 	// Notify tells the plugin whether it is registered and, if not, why. It blocks as GetInfo does.
 	Notify(ctx context.Context, timeout time.Duration, registered bool, reason string) error
 	// Peer identifies the process at the other end; zero if it cannot be seen.
-	Peer() Peer
+	Peer() plugin.Peer
 	// Account is who answers for the plugin; zero if the system does not say.
-	Account() trust.Account
+	Account() plugin.Account
 	// Watch has hint called, at most once, when anything suggests that the plugin is gone; hint does not block. It takes over the
 	// connection: afterwards only stop may be called, which ends the watch and may be called at any time. An error says that the plugin
 	// cannot be watched; the connection is then closed.
@@ -91,24 +92,15 @@ type firstKey struct{}
 // registered or [Reconciler.Retry] was called. If not all plugins can be asked, these go before those that have failed.
 func IsFirst(ctx context.Context) bool { return ctx.Value(firstKey{}) != nil }
 
-// Timeouts bound the steps of a registration. Zero values stand for the defaults.
-type Timeouts struct {
-	// Dial bounds one connect (default 1 s), GetInfo and Notify one call to the plugin (default 5 s each).
-	Dial, GetInfo, Notify time.Duration
-	// Handler bounds one RegisterPluginContext of a handler that has it (default none). A handler without it cannot be interrupted: it
-	// blocks its plugin, and the status shows that.
-	Handler time.Duration
-}
-
-var defaultTimeouts = Timeouts{Dial: time.Second, GetInfo: 5 * time.Second, Notify: 5 * time.Second}
+var defaultTimeouts = plugin.Timeouts{Dial: time.Second, GetInfo: 5 * time.Second, Notify: 5 * time.Second}
 
 // timeoutTable is what holds at one time.
 type timeoutTable struct {
-	all    Timeouts
-	byType map[string]Timeouts
+	all    plugin.Timeouts
+	byType map[string]plugin.Timeouts
 }
 
-func (t Timeouts) check() error {
+func checkNegative(t plugin.Timeouts) error {
 	if min(t.Dial, t.GetInfo, t.Notify, t.Handler) < 0 {
 		return fmt.Errorf("a timeout is negative: %+v; use 0 for the default", t)
 	}
@@ -116,23 +108,24 @@ func (t Timeouts) check() error {
 }
 
 // CheckTimeouts returns an error if a timeout is negative, or a text is not a plugin type.
-func CheckTimeouts(all Timeouts, byType map[string]Timeouts) error {
-	if err := all.check(); err != nil {
+func CheckTimeouts(all plugin.Timeouts, byType map[string]plugin.Timeouts) error {
+	if err := checkNegative(all); err != nil {
 		return err
 	}
 	for ptype, t := range byType {
 		if !untrusted.IsType(ptype) {
 			return fmt.Errorf("%q %s", ptype, untrusted.TypeSyntax)
 		}
-		if err := t.check(); err != nil {
+		if err := checkNegative(t); err != nil {
 			return fmt.Errorf("type %s: %w", ptype, err)
 		}
 	}
 	return nil
 }
 
-func (t Timeouts) or(other Timeouts) Timeouts {
-	return Timeouts{
+// withDefaults returns t with the values of other where t has none.
+func withDefaults(t, other plugin.Timeouts) plugin.Timeouts {
+	return plugin.Timeouts{
 		Dial:    cmp.Or(t.Dial, other.Dial),
 		GetInfo: cmp.Or(t.GetInfo, other.GetInfo),
 		Notify:  cmp.Or(t.Notify, other.Notify),
@@ -140,8 +133,9 @@ func (t Timeouts) or(other Timeouts) Timeouts {
 	}
 }
 
-func (t Timeouts) max(other Timeouts) Timeouts {
-	return Timeouts{
+// longest returns the longer one of each timeout.
+func longest(t, other plugin.Timeouts) plugin.Timeouts {
+	return plugin.Timeouts{
 		Dial:    max(t.Dial, other.Dial),
 		GetInfo: max(t.GetInfo, other.GetInfo),
 		Notify:  max(t.Notify, other.Notify),
@@ -157,15 +151,15 @@ type Config struct {
 	Registry Registry
 	// Restored are the instances that the registry has restored, those of one name in the reverse order of their registration. The
 	// reconciler checks whether they are alive.
-	Restored []Instance
+	Restored []plugin.Instance
 	// Observe is told what happens, in order. It is called with internal locks held: it must neither block nor call back.
 	// May be nil.
-	Observe func(Event)
+	Observe func(plugin.Event)
 	// Passed is called, under the rules of Observe, for each state of an instance that is not reported to Observe: the kind of the event is
 	// the state. Repeated failures are reported once. It is only called while Logger is enabled for Debug. May be nil.
-	Passed func(Event)
+	Passed func(plugin.Event)
 	// Attempted is told how each attempt to register an instance ended, under the rules of Observe. May be nil.
-	Attempted func(Attempt)
+	Attempted func(plugin.Attempt)
 	// Tracer traces attempts: one span per attempt and one for each step in it, in one trace from when a socket is seen until it is
 	// registered. The context of RegisterPluginContext carries it on. Nil: nothing is traced.
 	Tracer trace.Tracer
@@ -174,7 +168,7 @@ type Config struct {
 	// refusal and removed, also from the registry, if it is there from an earlier registration. With one that wraps cache.ErrRetry no
 	// refusal is sent, and a plugin that is in the registry is not dispensed. Either way the attempt is repeated with back-off. Nil: every
 	// plugin may.
-	Admit func(ctx context.Context, plugin Instance) error
+	Admit func(ctx context.Context, in plugin.Instance) error
 	// Trust says who may register which types, and who may take whose name. Nil: everybody may do everything.
 	Trust *trust.Judge
 	// IgnoreUnhandled leaves plugins of a type without a handler alone: they are asked who they are, and no more. Otherwise they are sent a
@@ -187,21 +181,21 @@ type Config struct {
 	Withdrawn func(socketPath string) error
 	// Source says how the plugin behind a socket that appeared came to the host; nil: it was discovered. It is called with internal locks
 	// held: it must neither block nor call back.
-	Source func(socketPath string) Source
+	Source func(socketPath string) plugin.Source
 	// ClientTimeout returns the timeout configured for calls to a plugin, which is handed to its handler; nil for none. May be nil.
 	ClientTimeout func(ptype, name string) *time.Duration
 	// Timeouts apply to every plugin type; TypeTimeouts override them for some types. Until the type of a plugin is known, the longest
 	// configured timeout applies.
-	Timeouts     Timeouts
-	TypeTimeouts map[string]Timeouts
-	Bounds       Bounds
+	Timeouts     plugin.Timeouts
+	TypeTimeouts map[string]plugin.Timeouts
+	Bounds       plugin.Bounds
 	// UnreachableGrace is how long a plugin on whose socket nobody accepts stays registered (default 0: not at all).
 	UnreachableGrace time.Duration
 	// NameGrace is how long the name of a plugin stays reserved for its user after its last instance goes away: meanwhile a plugin of
 	// another user is refused that name, unless Trust lets it take the name (default 0: not at all). At most 256 names are reserved for one
 	// user, of which the oldest are dropped first, and 4,096 in total. Names are the reservations from before a restart.
 	NameGrace time.Duration
-	Names     []KeptName
+	Names     []plugin.Reservation
 	// Walks bounds how many plugins are registered at the same time (default 64). A walk that waits for its plugin or handler does not count
 	// for longer than a moment, and one that waits for the Registry not at all.
 	Walks  int

@@ -3,8 +3,8 @@ package reconciler_test
 import (
 	"slices"
 
-	"github.com/patchbay-dev/patchbay/internal/discover/machine"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // registry notes what it is asked to keep; names only, for identifiers are random.
@@ -12,11 +12,11 @@ type registry struct{ w *world }
 
 type staged struct {
 	w     *world
-	in    reconciler.Instance
-	shown []reconciler.Instance // what is shown of it meanwhile, and all that was saved behind it; empty if nothing is
+	in    plugin.Instance
+	shown []plugin.Instance // what is shown of it meanwhile, and all that was saved behind it; empty if nothing is
 }
 
-func (r registry) Stage(instances []reconciler.Instance) (stages []reconciler.Stage) {
+func (r registry) Stage(instances []plugin.Instance) (stages []reconciler.Stage) {
 	if r.w.saving != nil {
 		r.w.saving()
 	}
@@ -27,7 +27,7 @@ func (r registry) Stage(instances []reconciler.Instance) (stages []reconciler.St
 	return stages
 }
 
-func (r registry) stage(in reconciler.Instance) (reconciler.Staged, error) {
+func (r registry) stage(in plugin.Instance) (reconciler.Staged, error) {
 	w := r.w
 	w.mu.Lock()
 	w.did("save")
@@ -56,12 +56,12 @@ func (r registry) stage(in reconciler.Instance) (reconciler.Staged, error) {
 
 // find returns the index of an instance on the disk, or -1. w.mu is held.
 func (w *world) find(id string) int {
-	return slices.IndexFunc(w.saved, func(in reconciler.Instance) bool { return in.ID == id })
+	return slices.IndexFunc(w.saved, func(in plugin.Instance) bool { return in.ID == id })
 }
 
 // unsave takes an instance off the disk. w.mu is held.
 func (w *world) unsave(id string) {
-	w.saved = slices.DeleteFunc(w.saved, func(in reconciler.Instance) bool { return in.ID == id })
+	w.saved = slices.DeleteFunc(w.saved, func(in plugin.Instance) bool { return in.ID == id })
 }
 
 func (r registry) Remove(ptype, name, id string) error {
@@ -83,25 +83,25 @@ func (r registry) Remove(ptype, name, id string) error {
 	return nil
 }
 
-// KeepName and SaveName implement [reconciler.Registry].
-func (r registry) KeepName(name reconciler.KeptName) {
+// Reserve and SaveReservation implement [reconciler.Registry].
+func (r registry) Reserve(name plugin.Reservation) {
 	r.w.mu.Lock()
 	defer r.w.mu.Unlock()
-	r.w.said[machine.Key{Type: name.Type, Name: name.Name}] = name
+	r.w.said[name.Plugin] = name
 }
 
-func (r registry) SaveName(ptype, name string) error {
+func (r registry) SaveReservation(name plugin.Name) error {
 	r.w.mu.Lock()
 	defer r.w.mu.Unlock()
 	if r.w.failSave == nil {
-		r.w.keep(ptype, name)
+		r.w.keep(name.Type, name.Name)
 	}
 	return r.w.failSave
 }
 
 // keep puts what is said of a name on disk. w.mu is held.
 func (w *world) keep(ptype, name string) {
-	key := machine.Key{Type: ptype, Name: name}
+	key := plugin.Name{Type: ptype, Name: name}
 	said, is := w.said[key]
 	delete(w.said, key)
 	switch {
@@ -150,8 +150,8 @@ func (s *staged) Discard() error {
 	known := w.find(s.in.ID) >= 0
 	w.unsave(s.in.ID)
 	if known && len(s.shown) > 0 {
-		at := slices.IndexFunc(w.saved, func(in reconciler.Instance) bool {
-			return slices.ContainsFunc(s.shown, func(behind reconciler.Instance) bool { return in.ID == behind.ID })
+		at := slices.IndexFunc(w.saved, func(in plugin.Instance) bool {
+			return slices.ContainsFunc(s.shown, func(behind plugin.Instance) bool { return in.ID == behind.ID })
 		})
 		if at < 0 {
 			at = len(w.saved)

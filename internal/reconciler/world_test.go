@@ -18,7 +18,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/discover/clock"
 	"github.com/patchbay-dev/patchbay/internal/discover/machine"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
-	"github.com/patchbay-dev/patchbay/trust"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // world is everything around a reconciler, made of memory, so that its time is the one of a synctest bubble.
@@ -33,36 +33,36 @@ type world struct {
 	pace    clock.Pace // nil for the real one
 
 	mu      sync.Mutex
-	plugins map[string]*plugin // by the path of the socket
+	plugins map[string]*fakePlugin // by the path of the socket
 	// processes are all plugins that ever were.
-	processes map[reconciler.Peer]*plugin
+	processes map[plugin.Peer]*fakePlugin
 	// owners are all that ever served a socket.
-	owners   map[cache.SocketID]*plugin
+	owners   map[plugin.SocketID]*fakePlugin
 	sockets  uint64   // counts sockets
 	log      []string // handler and plugin calls, registry changes and events, in order
 	registry map[string][]string
 	// unreachable are instances that must not be dispensed.
 	unreachable map[string]bool
 	// saved is what is on disk, the newest first.
-	saved  []reconciler.Instance
+	saved  []plugin.Instance
 	stages map[string]*staged
 	// names are what is kept of names on disk, and said those that are to be.
-	names, said map[machine.Key]reconciler.KeptName
+	names, said map[plugin.Name]plugin.Reservation
 	failSave    error
 	// work counts calls to plugins, the disk and handlers by kind.
 	work map[string]int
 	// observe, staging, publishing and removing, if set, see events and what is to be saved, shown and removed, all but the first with the
 	// world locked.
-	observe                       func(reconciler.Event)
-	staging, publishing, removing func(reconciler.Instance)
+	observe                       func(plugin.Event)
+	staging, publishing, removing func(plugin.Instance)
 	// saving, if set, is called before anything is saved, with nothing locked.
 	saving func()
 }
 
 // plugin is who answers on a socket.
-type plugin struct {
-	socket    cache.SocketID
-	info      reconciler.Info
+type fakePlugin struct {
+	socket    plugin.SocketID
+	info      plugin.Info
 	dialErr   error
 	infoErr   error
 	infoTakes time.Duration
@@ -74,8 +74,8 @@ type plugin struct {
 	backlogFull      bool // it accepts no more for the moment
 	hangs            bool // in GetInfo
 	dead             bool // nobody accepts
-	peer             reconciler.Peer
-	account          trust.Account
+	peer             plugin.Peer
+	account          plugin.Account
 	watchers, exits  []func()
 	// probed, if set, is what a probe does instead of watching.
 	probed  func(hint func()) (stop func())
@@ -83,19 +83,19 @@ type plugin struct {
 	strange bool // its process cannot be seen
 
 	// said is what it answered last, and told whether it was told last that it is registered.
-	said reconciler.Info
+	said plugin.Info
 	told bool
 	// onSaid and onTold, if set, see what it says and what it is told, with the world locked.
-	onSaid func(reconciler.Info)
+	onSaid func(plugin.Info)
 	onTold func(registered bool, reason string)
 }
 
 // newWorld starts a reconciler in a bubble. Restored instances may be given.
 func newWorld(t *testing.T, cfg reconciler.Config) *world {
 	w := &world{
-		t: t, cfg: cfg, owners: map[cache.SocketID]*plugin{}, plugins: map[string]*plugin{}, processes: map[reconciler.Peer]*plugin{},
+		t: t, cfg: cfg, owners: map[plugin.SocketID]*fakePlugin{}, plugins: map[string]*fakePlugin{}, processes: map[plugin.Peer]*fakePlugin{},
 		registry: map[string][]string{}, unreachable: map[string]bool{}, stages: map[string]*staged{},
-		names: map[machine.Key]reconciler.KeptName{}, work: map[string]int{},
+		names: map[plugin.Name]plugin.Reservation{}, work: map[string]int{},
 	}
 	w.handler = &recorder{w: w, fail: map[string]error{}}
 	w.saved = slices.Clone(cfg.Restored)
@@ -112,14 +112,14 @@ func (w *world) start() {
 	w.desired = cache.NewDesired()
 	cfg := w.cfg
 	cfg.Restored = slices.Clone(w.saved)
-	w.said = map[machine.Key]reconciler.KeptName{}
+	w.said = map[plugin.Name]plugin.Reservation{}
 	cfg.Names = slices.Collect(maps.Values(w.names))
 	cfg.Desired, cfg.Transport, cfg.Registry = w.desired, transport{w}, registry{w}
-	cfg.Observe = func(e reconciler.Event) {
+	cfg.Observe = func(e plugin.Event) {
 		if w.observe != nil {
 			w.observe(e)
 		}
-		if e.Kind != reconciler.EventRestored {
+		if e.Kind != plugin.EventRestored {
 			w.note("event %s %s", e.Kind, e.Name)
 		}
 	}
@@ -154,20 +154,20 @@ func (w *world) note(format string, args ...any) {
 }
 
 // serve puts a plugin on a socket. The zero parts of p are filled in.
-func (w *world) serve(path, name string, p *plugin) *plugin {
+func (w *world) serve(path, name string, p *fakePlugin) *fakePlugin {
 	w.t.Helper()
 	if p == nil {
-		p = &plugin{}
+		p = &fakePlugin{}
 	}
 	if p.info.Type == "" {
-		p.info = reconciler.Info{Type: "T", Name: name, Endpoint: path + ".api", Versions: []string{"v1"}}
+		p.info = plugin.Info{Type: "T", Name: name, Endpoint: path + ".api", Versions: []string{"v1"}}
 	}
 	w.mu.Lock()
 	w.sockets++
-	if p.peer == (reconciler.Peer{}) && !p.strange {
-		p.peer = reconciler.Peer{PID: int(w.sockets), Start: 1, Boot: "b"}
+	if p.peer == (plugin.Peer{}) && !p.strange {
+		p.peer = plugin.Peer{PID: int(w.sockets), Start: 1, Boot: "b"}
 	}
-	p.socket = cache.SocketID{Device: 1, Inode: w.sockets, Birth: time.Now().UnixNano()}
+	p.socket = plugin.SocketID{Device: 1, Inode: w.sockets, Birth: time.Now().UnixNano()}
 	w.plugins[path], w.processes[p.peer], w.owners[p.socket] = p, p, p
 	w.mu.Unlock()
 	if err := w.desired.SetSocket(cache.Socket{Path: path, ID: p.socket}); err != nil {
@@ -184,7 +184,7 @@ func (w *world) remove(path string) {
 }
 
 // move renames the socket of a plugin.
-func (w *world) move(from, to string, p *plugin) {
+func (w *world) move(from, to string, p *fakePlugin) {
 	w.mu.Lock()
 	delete(w.plugins, from)
 	w.plugins[to] = p
@@ -193,7 +193,7 @@ func (w *world) move(from, to string, p *plugin) {
 }
 
 // kill ends a plugin and leaves its socket.
-func (w *world) kill(p *plugin) {
+func (w *world) kill(p *fakePlugin) {
 	w.mu.Lock()
 	p.dead = true
 	exits := p.exits
@@ -206,7 +206,7 @@ func (w *world) kill(p *plugin) {
 }
 
 // hint tells whoever watches a plugin that something happened to it.
-func (w *world) hint(p *plugin) {
+func (w *world) hint(p *fakePlugin) {
 	w.mu.Lock()
 	watchers := p.watchers
 	p.watchers = nil
@@ -245,7 +245,7 @@ func (w *world) expectCalls(want ...string) {
 	}
 }
 
-func (w *world) status(path string) reconciler.Status {
+func (w *world) status(path string) plugin.Status {
 	w.t.Helper()
 	synctest.Wait()
 	for _, s := range w.r.Plugins() {
@@ -254,7 +254,7 @@ func (w *world) status(path string) reconciler.Status {
 		}
 	}
 	w.t.Fatalf("no status for %s in %v", path, w.r.Plugins())
-	return reconciler.Status{}
+	return plugin.Status{}
 }
 
 // hidden says that an instance is not dispensed.

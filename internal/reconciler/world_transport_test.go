@@ -7,16 +7,15 @@ import (
 	"io/fs"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
-	"github.com/patchbay-dev/patchbay/trust"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 var errRefused = errors.New("connection refused")
 
 type transport struct{ w *world }
 
-func (t transport) reach(path string) (*plugin, error) {
+func (t transport) reach(path string) (*fakePlugin, error) {
 	t.w.mu.Lock()
 	defer t.w.mu.Unlock()
 	p := t.w.plugins[path]
@@ -30,7 +29,7 @@ func (t transport) reach(path string) (*plugin, error) {
 }
 
 // isOther says that a socket is that of another plugin than p.
-func (w *world) isOther(p *plugin, socket cache.SocketID) bool {
+func (w *world) isOther(p *fakePlugin, socket plugin.SocketID) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	owner := w.owners[socket]
@@ -40,7 +39,7 @@ func (w *world) isOther(p *plugin, socket cache.SocketID) bool {
 // did counts one piece of work. w.mu is held.
 func (w *world) did(what string) { w.work[what]++ }
 
-func (t transport) Dial(ctx context.Context, timeout time.Duration, path string, socket cache.SocketID) (reconciler.Conn, error) {
+func (t transport) Dial(ctx context.Context, timeout time.Duration, path string, socket plugin.SocketID) (reconciler.Conn, error) {
 	t.w.mu.Lock()
 	t.w.did("dial")
 	t.w.mu.Unlock()
@@ -62,7 +61,7 @@ func (t transport) Dial(ctx context.Context, timeout time.Duration, path string,
 	return &conn{t.w, p}, nil
 }
 
-func (t transport) Probe(_ context.Context, path string, _ cache.SocketID, hint func()) (func(), error) {
+func (t transport) Probe(_ context.Context, path string, _ plugin.SocketID, hint func()) (func(), error) {
 	t.w.mu.Lock()
 	t.w.did("probe")
 	t.w.mu.Unlock()
@@ -84,7 +83,7 @@ func (t transport) Refused(err error) bool {
 	return errors.Is(err, errRefused) || errors.Is(err, fs.ErrNotExist)
 }
 
-func (t transport) WatchProcess(peer reconciler.Peer, hint func()) (func(), error) {
+func (t transport) WatchProcess(peer plugin.Peer, hint func()) (func(), error) {
 	t.w.mu.Lock()
 	defer t.w.mu.Unlock()
 	p := t.w.processes[peer]
@@ -95,7 +94,7 @@ func (t transport) WatchProcess(peer reconciler.Peer, hint func()) (func(), erro
 	return func() {}, nil
 }
 
-func (t transport) Listens(socket cache.SocketID, _ reconciler.Peer) bool {
+func (t transport) Listens(socket plugin.SocketID, _ plugin.Peer) bool {
 	t.w.mu.Lock()
 	defer t.w.mu.Unlock()
 	p := t.w.owners[socket]
@@ -104,10 +103,10 @@ func (t transport) Listens(socket cache.SocketID, _ reconciler.Peer) bool {
 
 type conn struct {
 	w *world
-	p *plugin
+	p *fakePlugin
 }
 
-func (c *conn) GetInfo(ctx context.Context, timeout time.Duration) (reconciler.Info, error) {
+func (c *conn) GetInfo(ctx context.Context, timeout time.Duration) (plugin.Info, error) {
 	c.w.mu.Lock()
 	c.w.did("ask")
 	takes := c.p.infoTakes
@@ -116,13 +115,13 @@ func (c *conn) GetInfo(ctx context.Context, timeout time.Duration) (reconciler.I
 	}
 	c.w.mu.Unlock()
 	if err := c.w.wait(ctx, timeout, takes); err != nil {
-		return reconciler.Info{}, err
+		return plugin.Info{}, err
 	}
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
 	switch {
 	case c.p.dead:
-		return reconciler.Info{}, io.EOF
+		return plugin.Info{}, io.EOF
 	case c.p.infoErr != nil:
 		return c.p.info, c.p.infoErr
 	}
@@ -183,13 +182,13 @@ func (c *conn) Notify(ctx context.Context, timeout time.Duration, registered boo
 	return nil
 }
 
-func (c *conn) Peer() reconciler.Peer {
+func (c *conn) Peer() plugin.Peer {
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
 	return c.p.peer
 }
 
-func (c *conn) Account() trust.Account {
+func (c *conn) Account() plugin.Account {
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
 	return c.p.account

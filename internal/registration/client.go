@@ -25,6 +25,7 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // maxReason bounds the reason that a plugin is sent with a refusal. What is longer is cut.
@@ -34,12 +35,6 @@ var (
 	getInfoHeaders = requestHeaders(registerapi.Registration_GetInfo_FullMethodName)
 	notifyHeaders  = requestHeaders(registerapi.Registration_NotifyRegistrationStatus_FullMethodName)
 )
-
-// Info is what a plugin announces about itself.
-type Info struct {
-	Type, Name, Endpoint string
-	Versions             []string
-}
 
 // Client is a connection to the registration service of one plugin. It is not safe for concurrent use. It has no goroutine: nothing is
 // read between two calls, so a ping of the plugin is answered by the next one.
@@ -60,16 +55,16 @@ func New(socket *net.UnixConn) *Client {
 }
 
 // GetInfo asks the plugin who it is. It blocks until the answer is there, ctx is done, or timeout has passed; with zero, ctx alone counts.
-func (c *Client) GetInfo(ctx context.Context, timeout time.Duration) (Info, error) {
+func (c *Client) GetInfo(ctx context.Context, timeout time.Duration) (plugin.Info, error) {
 	// gofail: var registrationGetInfo string
 	// return Info{}, status.Error(codes.Unavailable, registrationGetInfo)
 	var info registerapi.PluginInfo
 	err := c.invoke(ctx, timeout, getInfoHeaders, &registerapi.InfoRequest{}, &info)
 	if status.Code(err) == codes.Unimplemented {
-		return Info{}, &NotServedError{Serves: c.serves(ctx, timeout), err: err}
+		return plugin.Info{}, &NotServedError{Serves: c.serves(ctx, timeout), err: err}
 	}
 	if err != nil {
-		return Info{}, err
+		return plugin.Info{}, err
 	}
 	return infoOf(&info), nil
 }
@@ -112,16 +107,16 @@ func (c *Client) serves(ctx context.Context, timeout time.Duration) string {
 }
 
 // ParseInfo decodes an answer to GetInfo that came on another way.
-func ParseInfo(answer []byte) (Info, error) {
+func ParseInfo(answer []byte) (plugin.Info, error) {
 	var info registerapi.PluginInfo
 	if err := proto.Unmarshal(answer, &info); err != nil {
-		return Info{}, err
+		return plugin.Info{}, err
 	}
 	return infoOf(&info), nil
 }
 
-func infoOf(info *registerapi.PluginInfo) Info {
-	return Info{Type: info.Type, Name: info.Name, Endpoint: info.Endpoint, Versions: info.SupportedVersions}
+func infoOf(info *registerapi.PluginInfo) plugin.Info {
+	return plugin.Info{Type: info.Type, Name: info.Name, Endpoint: info.Endpoint, Versions: info.SupportedVersions}
 }
 
 // Notify tells the plugin whether it is registered and, if not, why. It blocks as GetInfo does.

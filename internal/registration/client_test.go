@@ -52,7 +52,7 @@ func TestServersOfGRPC(t *testing.T) {
 		"no write buffer": {grpc.WriteBufferSize(0), grpc.ReadBufferSize(0)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := &plugin{}
+			p := &fakePlugin{}
 			path, _ := serve(t, p, options...)
 			c := dial(t, path)
 			walk(t, c)
@@ -72,7 +72,7 @@ func TestServerOfNetHTTP(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := &http.Server{Handler: newServer(&plugin{}), Protocols: new(http.Protocols)}
+	server := &http.Server{Handler: newServer(&fakePlugin{}), Protocols: new(http.Protocols)}
 	server.Protocols.SetUnencryptedHTTP2(true)
 	done := make(chan error, 1)
 	go func() { done <- server.Serve(l) }()
@@ -108,7 +108,7 @@ func TestStatusOfThePlugin(t *testing.T) {
 		status.New(codes.Internal, "schlimm: 100 %, \"ä\"\n\x00"),
 		status.New(codes.Code(4711), "beyond the list"),
 	} {
-		p := &plugin{
+		p := &fakePlugin{
 			getInfo: func(context.Context) (*registerapi.PluginInfo, error) { return nil, want.Err() },
 			notify:  func(context.Context, *registerapi.RegistrationStatus) error { return want.Err() },
 		}
@@ -124,7 +124,7 @@ func TestStatusOfThePlugin(t *testing.T) {
 }
 
 func TestLongStatusIsCut(t *testing.T) {
-	p := &plugin{notify: func(context.Context, *registerapi.RegistrationStatus) error {
+	p := &fakePlugin{notify: func(context.Context, *registerapi.RegistrationStatus) error {
 		return status.Error(codes.Aborted, strings.Repeat("ä", 2000))
 	}}
 	path, _ := serve(t, p)
@@ -135,7 +135,7 @@ func TestLongStatusIsCut(t *testing.T) {
 }
 
 func TestLongReasonIsCut(t *testing.T) {
-	p := &plugin{}
+	p := &fakePlugin{}
 	path, _ := serve(t, p)
 	if err := dial(t, path).Notify(t.Context(), 0, false, "x"+strings.Repeat("ä", 10_000)); err != nil {
 		t.Fatal(err)
@@ -147,7 +147,7 @@ func TestLongReasonIsCut(t *testing.T) {
 
 func TestAnswerUpToTheBound(t *testing.T) {
 	var info *registerapi.PluginInfo
-	p := &plugin{getInfo: func(context.Context) (*registerapi.PluginInfo, error) { return info, nil }}
+	p := &fakePlugin{getInfo: func(context.Context) (*registerapi.PluginInfo, error) { return info, nil }}
 	path, _ := serve(t, p)
 	const overhead = 4 // tag and length of a string of this size
 	info = &registerapi.PluginInfo{Name: strings.Repeat("n", maxAnswer-overhead)}
@@ -166,7 +166,7 @@ func TestAnswerUpToTheBound(t *testing.T) {
 
 func TestContextReachesThePlugin(t *testing.T) {
 	deadlines := make(chan time.Duration, 1)
-	p := &plugin{getInfo: func(ctx context.Context) (*registerapi.PluginInfo, error) {
+	p := &fakePlugin{getInfo: func(ctx context.Context) (*registerapi.PluginInfo, error) {
 		deadline, _ := ctx.Deadline()
 		deadlines <- time.Until(deadline)
 		return &registerapi.PluginInfo{}, nil
@@ -186,7 +186,7 @@ func TestContextReachesThePlugin(t *testing.T) {
 
 func TestContextEndsACall(t *testing.T) {
 	entered := make(chan struct{}, 1)
-	p := &plugin{getInfo: func(ctx context.Context) (*registerapi.PluginInfo, error) {
+	p := &fakePlugin{getInfo: func(ctx context.Context) (*registerapi.PluginInfo, error) {
 		entered <- struct{}{}
 		<-ctx.Done()
 		return nil, ctx.Err()
@@ -262,7 +262,7 @@ type late struct{ context.Context } //nolint:containedctx // It is a context.
 func (late) Deadline() (time.Time, bool) { return time.Unix(1, 0), true }
 
 func TestDeadlineBeforeItsTimer(t *testing.T) {
-	path, _ := serve(t, &plugin{})
+	path, _ := serve(t, &fakePlugin{})
 	c := dial(t, path)
 	for _, ctx := range []context.Context{late{t.Context()}, t.Context()} { // a call that fails is the last one, also before it starts
 		if _, err := c.GetInfo(ctx, 0); status.Code(err) != codes.DeadlineExceeded {

@@ -166,7 +166,7 @@ func (r *recorder) Read(b []byte) (int, error) {
 // realAnswers returns what a server of grpc-go sends in answer to GetInfo and to Notify.
 func realAnswers(t testing.TB) (first, second []byte) {
 	t.Helper()
-	path, _ := serve(t, &plugin{})
+	path, _ := serve(t, &fakePlugin{})
 	c, err := dialAt(context.Background(), path)
 	if err != nil {
 		t.Fatal(err)

@@ -60,7 +60,7 @@ func isOpen(gone chan struct{}) bool {
 }
 
 func TestHeldUntilTheServerStops(t *testing.T) {
-	path, server := serve(t, &plugin{})
+	path, server := serve(t, &fakePlugin{})
 	c := dial(t, path)
 	gone, stop := held(t, runWatcher(t), c)
 	if err := c.Notify(t.Context(), 0, true, ""); status.Code(err) != codes.Unavailable {
@@ -80,7 +80,7 @@ func TestHeldUntilTheServerStops(t *testing.T) {
 
 // TestHeldDoesNotDelayGracefulStop would take minutes if the connection were kept after the plugin's GOAWAY.
 func TestHeldDoesNotDelayGracefulStop(t *testing.T) {
-	path, server := serve(t, &plugin{})
+	path, server := serve(t, &fakePlugin{})
 	gone, _ := held(t, runWatcher(t), dial(t, path))
 	server.GracefulStop()
 	<-gone
@@ -174,7 +174,7 @@ func TestHoldRefuses(t *testing.T) {
 	w := runWatcher(t)
 	fail := func() { t.Error("told of a connection that is not held") }
 
-	path, _ := serve(t, &plugin{})
+	path, _ := serve(t, &fakePlugin{})
 	if _, err := dial(t, path).Hold(w, fail); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("without a call: %v", err)
 	}

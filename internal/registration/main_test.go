@@ -17,6 +17,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/internal/leaktest"
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // childEnv has the re-executed test binary serve a plugin on the socket that it names.
@@ -39,7 +40,7 @@ func serveChild(path string) error {
 	if err != nil {
 		return err
 	}
-	server := newServer(&plugin{})
+	server := newServer(&fakePlugin{})
 	go func() {
 		_, _ = os.Stdin.Read(make([]byte, 1))
 		server.Stop()
@@ -93,10 +94,10 @@ func tempDir(t testing.TB) string {
 }
 
 // announced is what a [plugin] says of itself unless told otherwise.
-var announced = Info{Type: "CSIPlugin", Name: "hostpath.csi.k8s.io", Endpoint: "/run/csi.sock", Versions: []string{"1.0.0", "1.1.0"}}
+var announced = plugin.Info{Type: "CSIPlugin", Name: "hostpath.csi.k8s.io", Endpoint: "/run/csi.sock", Versions: []string{"1.0.0", "1.1.0"}}
 
 // plugin is a registration service.
-type plugin struct {
+type fakePlugin struct {
 	registerapi.UnimplementedRegistrationServer
 	getInfo func(context.Context) (*registerapi.PluginInfo, error) // nil for one that announces announced
 	notify  func(context.Context, *registerapi.RegistrationStatus) error
@@ -105,7 +106,7 @@ type plugin struct {
 	told []string
 }
 
-func (p *plugin) GetInfo(ctx context.Context, _ *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
+func (p *fakePlugin) GetInfo(ctx context.Context, _ *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
 	if p.getInfo != nil {
 		return p.getInfo(ctx)
 	}
@@ -114,7 +115,7 @@ func (p *plugin) GetInfo(ctx context.Context, _ *registerapi.InfoRequest) (*regi
 	}, nil
 }
 
-func (p *plugin) NotifyRegistrationStatus(
+func (p *fakePlugin) NotifyRegistrationStatus(
 	ctx context.Context, s *registerapi.RegistrationStatus,
 ) (*registerapi.RegistrationStatusResponse, error) {
 	p.mu.Lock()
@@ -128,14 +129,14 @@ func (p *plugin) NotifyRegistrationStatus(
 	return &registerapi.RegistrationStatusResponse{}, nil
 }
 
-func newServer(p *plugin, options ...grpc.ServerOption) *grpc.Server {
+func newServer(p *fakePlugin, options ...grpc.ServerOption) *grpc.Server {
 	server := grpc.NewServer(options...)
 	registerapi.RegisterRegistrationServer(server, p)
 	return server
 }
 
 // serve serves p with grpc-go until the end of the test.
-func serve(t testing.TB, p *plugin, options ...grpc.ServerOption) (path string, server *grpc.Server) {
+func serve(t testing.TB, p *fakePlugin, options ...grpc.ServerOption) (path string, server *grpc.Server) {
 	t.Helper()
 	path = filepath.Join(tempDir(t), "s")
 	l, err := net.Listen("unix", path)

@@ -1,4 +1,4 @@
-// Package sock is what the rest of Patchbay knows about Unix sockets: which socket is at a path ([Stat], [ID]), who serves it ([PeerOf]),
+// Package sock is what the rest of Patchbay knows about Unix sockets: which socket is at a path ([Stat]), who serves it ([PeerOf]),
 // whether anyone accepts on it ([Probe]), how to connect ([Dial]), how to own one ([Listen]), and when its peer goes ([Watcher]).
 //
 // It knows nothing of plugins, gRPC or directories: whoever watches a directory for sockets wants package dirwatch.
@@ -7,50 +7,15 @@
 package sock
 
 import (
-	"fmt"
 	"io/fs"
-	"strconv"
 	"time"
+
+	"github.com/patchbay-dev/patchbay/plugin"
 )
-
-// ID tells one socket from another, whatever their paths are. It is comparable. A change of mode or owner, or a rename, leaves it as it
-// is; a socket that is bound anew, also at the same path and on a recycled inode number, has another one.
-type ID struct {
-	Device uint64
-	Inode  uint64
-	// Birth is the time at which the inode was made, in nanoseconds since 1970. A file system that records no birth time gives its change
-	// time instead, which a change of mode, owner or name moves. A system that has neither gives zero.
-	Birth int64
-}
-
-// IsZero reports whether id is that of no socket.
-func (id ID) IsZero() bool { return id == ID{} }
-
-// String returns the stable text form that [ParseID] reads: device, inode and birth, in hexadecimal, separated by dots.
-func (id ID) String() string { return string(id.Append(make([]byte, 0, 3*16+2))) }
-
-// Append appends what [ID.String] returns.
-func (id ID) Append(text []byte) []byte {
-	text = append(strconv.AppendUint(text, id.Device, 16), '.')
-	text = append(strconv.AppendUint(text, id.Inode, 16), '.')
-	return strconv.AppendUint(text, uint64(id.Birth), 16)
-}
-
-// ParseID is the inverse of [ID.String]. It accepts nothing that String does not produce.
-func ParseID(s string) (ID, error) {
-	var id ID
-	var birth uint64
-	_, err := fmt.Sscanf(s, "%x.%x.%x", &id.Device, &id.Inode, &birth)
-	id.Birth = int64(birth)
-	if err != nil || id.String() != s {
-		return ID{}, fmt.Errorf("socket identity %q: want three hexadecimal numbers separated by dots, as they are written", s)
-	}
-	return id, nil
-}
 
 // Info is what [Stat] knows of a path. It is comparable.
 type Info struct {
-	ID   ID
+	ID   plugin.SocketID
 	Mode fs.FileMode // type and permission bits
 	UID  uint32
 	GID  uint32

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/patchbay-dev/patchbay/internal/fuzzcorpus"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 func TestStatSaysWhatIsThere(t *testing.T) {
@@ -73,7 +74,7 @@ func TestStatAllocates(t *testing.T) {
 }
 
 func TestIDText(t *testing.T) {
-	for id, text := range map[ID]string{
+	for id, text := range map[plugin.SocketID]string{
 		{}: "0.0.0",
 		{Device: 0xfd00, Inode: 18, Birth: 1 << 60}:      "fd00.12.1000000000000000",
 		{Device: 1<<64 - 1, Inode: 1<<64 - 1, Birth: -1}: "ffffffffffffffff.ffffffffffffffff.ffffffffffffffff",
@@ -81,12 +82,12 @@ func TestIDText(t *testing.T) {
 		if got := id.String(); got != text {
 			t.Errorf("String() = %q, want %q", got, text)
 		}
-		if got, err := ParseID(text); err != nil || got != id {
+		if got, err := plugin.ParseSocketID(text); err != nil || got != id {
 			t.Errorf("ParseID(%q) = %v, %v", text, got, err)
 		}
 	}
 	for _, bad := range []string{"", "1", "1.2", "1.2.3.4", "x.1.2", "01.2.3", "A.1.2", "-1.2.3", "+1.2.3", "1_0.2.3", "1.2.10000000000000000"} {
-		if id, err := ParseID(bad); err == nil {
+		if id, err := plugin.ParseSocketID(bad); err == nil {
 			t.Errorf("ParseID(%q) = %v, want an error", bad, id)
 		}
 	}
@@ -98,7 +99,7 @@ func FuzzParseID(f *testing.F) {
 	f.Add("..")
 	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, s string) {
-		if id, err := ParseID(s); err == nil && id.String() != s {
+		if id, err := plugin.ParseSocketID(s); err == nil && id.String() != s {
 			t.Errorf("ParseID(%q) = %v, which prints as %q", s, id, id.String())
 		}
 	})

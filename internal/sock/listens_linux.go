@@ -12,13 +12,15 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // Listens finds out whether pid, the process that listened on a socket, still does, now that the socket is at no path any more. It asks the
 // kernel, which knows of the sockets of one network namespace. If none is found there, and the process is in another one or cannot be seen,
 // that is an error, as it is where the kernel does not answer. If nothing is known of the process or its descriptors may not be read, any
 // socket with the number of the file counts. It costs a system call for each few hundred sockets on which anybody listens.
-func Listens(id ID, pid int) (bool, error) {
+func Listens(id plugin.SocketID, pid int) (bool, error) {
 	for range 2 { // those that come and go meanwhile may have one passed over
 		listens, err := hasSocket(id, pid, diagListens)
 		if listens || err != nil {
@@ -62,14 +64,14 @@ const (
 
 // isHeld reports whether any process has a socket, on which it listens or is about to. It knows of one network namespace, and reports
 // false if the kernel does not answer.
-func isHeld(id ID) bool {
+func isHeld(id plugin.SocketID) bool {
 	const anyProcess = 0
 	held, err := hasSocket(id, anyProcess, diagListens|diagBound)
 	return held && err == nil
 }
 
 // hasSocket reports whether id is among the sockets of pid in these states.
-func hasSocket(id ID, pid int, states uint32) (found bool, err error) {
+func hasSocket(id plugin.SocketID, pid int, states uint32) (found bool, err error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_SOCK_DIAG)
 	if err != nil {
 		return false, fmt.Errorf("ask the kernel for sockets: %w", err)
@@ -101,7 +103,7 @@ func hasSocket(id ID, pid int, states uint32) (found bool, err error) {
 }
 
 // hasListener reports whether id is in a part of the kernel's answer, and whether that is the last part.
-func hasListener(part []byte, id ID, pid int) (found, done bool, err error) {
+func hasListener(part []byte, id plugin.SocketID, pid int) (found, done bool, err error) {
 	messages, err := syscall.ParseNetlinkMessage(part)
 	if err != nil {
 		return false, false, err
@@ -138,7 +140,7 @@ func holds(pid int, socket uint32) bool {
 // isSocket reports whether a socket, by its attributes, is id. The device is not compared: file systems of several volumes give the kernel
 // another one than stat. The kernel does not return the birth time either, and inode numbers are reused. So if the socket's own path
 // leads to another file with the same number, the socket is that file and not id.
-func isSocket(attrs []byte, id ID) bool {
+func isSocket(attrs []byte, id plugin.SocketID) bool {
 	var name string
 	var inode uint64
 	want := id.Inode & (1<<32 - 1) // the kernel tells no more of it

@@ -9,11 +9,13 @@ import (
 	"path/filepath"
 	"syscall"
 	"testing"
+
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // TestListens: whether anybody listens on a socket is known whatever happens to its path.
 func TestListens(t *testing.T) {
-	listens := func(id ID, want bool) {
+	listens := func(id plugin.SocketID, want bool) {
 		t.Helper()
 		if got, err := Listens(id, os.Getpid()); err != nil || got != want {
 			t.Errorf("it is %t, and the kernel says %t, %v", want, got, err)
@@ -101,7 +103,7 @@ func TestListensElsewhere(t *testing.T) {
 	}
 }
 
-func listenAt(t *testing.T, path string) (net.Listener, ID) {
+func listenAt(t *testing.T, path string) (net.Listener, plugin.SocketID) {
 	t.Helper()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
 	if err != nil {
@@ -118,7 +120,7 @@ func listenAt(t *testing.T, path string) (net.Listener, ID) {
 
 func BenchmarkListens(b *testing.B) {
 	for b.Loop() {
-		if _, err := Listens(ID{Inode: 1<<32 - 1}, os.Getpid()); err != nil {
+		if _, err := Listens(plugin.SocketID{Inode: 1<<32 - 1}, os.Getpid()); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/patchbay-dev/patchbay/internal/systemd"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // maxMade is the length in bytes of the longest name that [Make] can give a socket, beside the directory as bind names it.
@@ -28,8 +29,8 @@ type Made struct {
 	File *os.File
 	// Path is where [Made.Bind] has it.
 	Path string
-	path string // where the program serves
-	id   ID     // zero until Bind
+	path string          // where the program serves
+	id   plugin.SocketID // zero until Bind
 }
 
 // Make makes the socket of a program that is to serve at path, without a name. Where the name of path is too long for a hidden one beside
@@ -69,7 +70,7 @@ func (m *Made) Bind() error {
 }
 
 // ID returns the identity of the socket, zero before Bind.
-func (m *Made) ID() ID { return m.id }
+func (m *Made) ID() plugin.SocketID { return m.id }
 
 // Remove removes the socket if no program has taken it. Another process's socket stays.
 func (m *Made) Remove() error {

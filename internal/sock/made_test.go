@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // TestMade: nobody meets a socket that was made for a program before that listens, and then it is where the program serves, with its mode.
@@ -132,18 +134,18 @@ func TestIsAnothers(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer own.Close()
-	other := ID{Device: 1, Inode: 1}
+	other := plugin.SocketID{Device: 1, Inode: 1}
 	for _, c := range []struct {
 		path string
-		id   ID
+		id   plugin.SocketID
 		want bool
 	}{
 		{made.Path, made.id, false},
 		{made.Path, other, true},
-		{made.Path, ID{}, false}, // nobody accepts
-		{path("dead"), ID{}, false},
+		{made.Path, plugin.SocketID{}, false}, // nobody accepts
+		{path("dead"), plugin.SocketID{}, false},
 		{path("dead"), other, true},
-		{path("own"), ID{}, false}, // this process accepts
+		{path("own"), plugin.SocketID{}, false}, // this process accepts
 		{path("own"), other, true},
 		{path("file"), other, false},
 		{path("none"), other, false},

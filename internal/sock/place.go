@@ -9,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 const (
@@ -23,8 +25,8 @@ const (
 type Placed struct {
 	*net.UnixListener
 	path     string
-	id       ID
-	replaced ID // the living socket whose place it took, until Commit
+	id       plugin.SocketID
+	replaced plugin.SocketID // the living socket whose place it took, until Commit
 }
 
 // Place makes a stream socket at path for a program that may be replaced by the next of its kind without a moment in which nobody listens
@@ -83,7 +85,7 @@ func (p *Placed) Commit(ctx context.Context) error {
 		return err
 	}
 	err = removeSame(beside(p.path, "previous"), p.replaced)
-	p.replaced = ID{}
+	p.replaced = plugin.SocketID{}
 	return errors.Join(err, release(lock))
 }
 
@@ -257,7 +259,7 @@ func beside(path, purpose string) string {
 
 // isAt reports whether a socket is at path. Its inode number tells it from all others as long as it is open, and its birth time after
 // that. Where there is none, a new name changes the time that stands for it, so that is not compared.
-func isAt(path string, id ID) bool {
+func isAt(path string, id plugin.SocketID) bool {
 	info, err := Stat(path)
 	return err == nil && info.ID.Device == id.Device && info.ID.Inode == id.Inode && (info.ID.Birth == id.Birth || !info.born)
 }
@@ -265,7 +267,7 @@ func isAt(path string, id ID) bool {
 // IsAnothers reports whether the socket at path belongs to another process, so that the owner of the path must not remove it after its own
 // process has exited: it is not the socket that was bound or, if bound is zero because that is not known, another process accepts on it. A
 // file that is not a socket belongs to none.
-func IsAnothers(path string, bound ID) bool {
+func IsAnothers(path string, bound plugin.SocketID) bool {
 	if info, err := Stat(path); err != nil || !info.IsSocket() {
 		return false
 	}
@@ -281,7 +283,7 @@ func IsAnothers(path string, bound ID) bool {
 	return (err != nil || peer.PID != os.Getpid()) && !hasEnded(conn.UnixConn)
 }
 
-func removeSame(path string, id ID) error {
+func removeSame(path string, id plugin.SocketID) error {
 	if !isAt(path, id) {
 		return nil
 	}

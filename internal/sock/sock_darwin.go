@@ -12,6 +12,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // MaxPath is the length in bytes of the longest path at which a socket can be bound and reached: sun_path without the terminating NUL.
@@ -95,12 +97,12 @@ func bind(path string) (*net.UnixListener, error) {
 func hasEnded(*net.UnixConn) bool { return false }
 
 // Listens is not supported on this system: the error wraps [errors.ErrUnsupported].
-func Listens(ID, int) (bool, error) {
+func Listens(plugin.SocketID, int) (bool, error) {
 	return false, fmt.Errorf("find out whether anybody listens on a socket at no path: %w", errors.ErrUnsupported)
 }
 
 // isHeld reports false: whether a process has a socket is not known on this system.
-func isHeld(ID) bool { return false }
+func isHeld(plugin.SocketID) bool { return false }
 
 // BootID names this boot of the system, or is empty where the system has no name for it.
 func BootID() string { return "" }
@@ -185,7 +187,7 @@ func Stat(path string) (Info, error) {
 	}
 	info := Info{Mode: fi.Mode(), born: true}
 	if st, ok := fi.Sys().(*syscall.Stat_t); ok {
-		info.ID = ID{Device: uint64(st.Dev), Inode: st.Ino, Birth: st.Birthtimespec.Nano()}
+		info.ID = plugin.SocketID{Device: uint64(st.Dev), Inode: st.Ino, Birth: st.Birthtimespec.Nano()}
 		info.UID, info.GID = st.Uid, st.Gid
 	}
 	return info, nil

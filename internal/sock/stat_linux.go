@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 const entryMask = statxMask | unix.STATX_MTIME | unix.STATX_MNT_ID | unix.STATX_MNT_ID_UNIQUE
@@ -63,7 +65,7 @@ func infoOf(st *unix.Statx_t) Info {
 		birth = st.Btime
 	}
 	return Info{
-		ID: ID{
+		ID: plugin.SocketID{
 			Device: unix.Mkdev(st.Dev_major, st.Dev_minor),
 			Inode:  st.Ino,
 			Birth:  birth.Sec*1e9 + int64(birth.Nsec),

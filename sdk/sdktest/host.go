@@ -95,11 +95,11 @@ func (h *Host) Restart() {
 }
 
 // Registered waits until the plugin is registered, and returns its status.
-func (h *Host) Registered(pluginType, name string) patchbay.PluginStatus {
+func (h *Host) Registered(pluginType, name string) plugin.Status {
 	h.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	if err := h.run.runtime.WaitForPlugins(ctx, patchbay.PluginName{Type: pluginType, Name: name}); err != nil {
+	if err := h.run.runtime.WaitForPlugins(ctx, plugin.Name{Type: pluginType, Name: name}); err != nil {
 		h.t.Fatal(err)
 	}
 	for _, status := range h.run.runtime.Plugins() {
@@ -107,7 +107,7 @@ func (h *Host) Registered(pluginType, name string) patchbay.PluginStatus {
 			return status
 		}
 	}
-	return patchbay.PluginStatus{} // gone already
+	return plugin.Status{} // gone already
 }
 
 // Deregistered waits until no instance of the plugin is registered.

@@ -13,6 +13,7 @@ import (
 	"github.com/patchbay-dev/patchbay/bench/internal/manager"
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
 )
 
@@ -58,18 +59,18 @@ func runRuntime(ctx context.Context, dir string, j *manager.Journal) (err error)
 			if !ok {
 				return <-ran
 			}
-			note(event.Event)
+			note(event)
 		}
 	}
 }
 
 // observe returns a function that notes events. They come when the change that they stand for is complete: on disk, and told to the plugin.
-func observe(j *manager.Journal) func(reconciler.Event) {
-	return func(event reconciler.Event) {
+func observe(j *manager.Journal) func(plugin.Event) {
+	return func(event plugin.Event) {
 		switch event.Kind {
-		case reconciler.EventRegistered, reconciler.EventUpdated:
+		case plugin.EventRegistered, plugin.EventUpdated:
 			j.Settled(event.Name, event.Instance)
-		case reconciler.EventDeregistered:
+		case plugin.EventDeregistered:
 			j.Gone(event.Name, event.Instance)
 		default:
 		}

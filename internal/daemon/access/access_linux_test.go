@@ -13,8 +13,8 @@ import (
 	"unsafe"
 
 	"github.com/patchbay-dev/patchbay/internal/config"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // dialAs connects with the credentials of another user. It needs root.
@@ -121,7 +121,7 @@ func TestRoleOf(t *testing.T) {
 		"socket's group, no one by name": {roles: config.Roles{Read: config.Members{Groups: ids("4242")}}, uid: 2009, gid: group, want: Read},
 	} {
 		t.Run(name, func(t *testing.T) {
-			g := NewAuthorizer(path, Policy{byGroup: Operate}, NewAuditor(func(reconciler.Event) {}, slog.New(slog.DiscardHandler)))
+			g := NewAuthorizer(path, Policy{byGroup: Operate}, NewAuditor(func(plugin.Event) {}, slog.New(slog.DiscardHandler)))
 			g.uid = daemonUID
 			p, err := NewPolicy(test.roles)
 			if err != nil {
@@ -145,7 +145,7 @@ func TestRoleOf(t *testing.T) {
 			}
 		})
 	}
-	g := NewAuthorizer(path, Policy{byGroup: Operate}, NewAuditor(func(reconciler.Event) {}, slog.New(slog.DiscardHandler)))
+	g := NewAuthorizer(path, Policy{byGroup: Operate}, NewAuditor(func(plugin.Event) {}, slog.New(slog.DiscardHandler)))
 	if c := g.Identify(&net.TCPConn{}); !g.IsStranger(c) || g.deny(g.Current(), c, Read) == nil {
 		t.Error("a connection that is no Unix socket has a role")
 	}

@@ -16,18 +16,10 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
-
-// eventAudit: somebody did something on the control socket that takes more than the role read, or was denied it, or called a plugin from
-// another node; says who, what and the result. Repeated denials, and repeated calls to plugins, are folded into one per minute.
-const eventAudit reconciler.EventKind = "audit"
-
-// eventFleetCallDenied: a call from another node was denied; names the caller. Repeats are folded into one per minute.
-const eventFleetCallDenied reconciler.EventKind = "fleet-call-denied"
 
 // Actor is a caller whose actions are audited.
 type Actor interface {
@@ -40,7 +32,7 @@ type Actor interface {
 
 // Auditor publishes who did what, as events and in the group "audit" of the log.
 type Auditor struct {
-	publish func(reconciler.Event)
+	publish func(plugin.Event)
 	log     *slog.Logger
 	// They are separate, so that no kind suppresses another one.
 	denials, calls, misses *entryRate
@@ -48,7 +40,7 @@ type Auditor struct {
 }
 
 // NewAuditor returns an auditor that passes its events to publish.
-func NewAuditor(publish func(reconciler.Event), log *slog.Logger) *Auditor {
+func NewAuditor(publish func(plugin.Event), log *slog.Logger) *Auditor {
 	return &Auditor{
 		publish: publish, log: log,
 		denials: newEntryRate(maxEntries, maxAllEntries), calls: newEntryRate(maxCalls, 0), misses: newEntryRate(maxEntries, maxAllEntries),
@@ -68,13 +60,13 @@ func (a *Auditor) Done(c Actor, action, target string, err error) {
 
 // Call is a call of a plugin, as its caller names it.
 type Call struct {
-	Plugin patchbay.PluginName
+	Plugin plugin.Name
 	Fleet  bool // of any node
 	Method string
 }
 
 func (p Call) String() string {
-	if p.Plugin == (patchbay.PluginName{}) {
+	if p.Plugin == (plugin.Name{}) {
 		return "a plugin: that it does not name"
 	}
 	in := ""
@@ -146,9 +138,9 @@ func (a *Auditor) record(c Actor, level slog.Level, e entry) {
 		message += ": " + e.why
 	}
 	message += leftOut(e.left)
-	a.log.Log(context.Background(), level, "audit", "event", string(eventAudit), slog.Group("audit", append(c.Attrs(),
+	a.log.Log(context.Background(), level, "audit", "event", string(plugin.EventAudit), slog.Group("audit", append(c.Attrs(),
 		"action", e.action, "target", e.target, "result", e.result, "why", e.why, "leftOut", e.left)...))
-	a.publish(reconciler.Event{Time: time.Now(), Kind: eventAudit, Message: message})
+	a.publish(plugin.Event{Time: time.Now(), Kind: plugin.EventAudit, Message: message})
 }
 
 // leftOut is the part of an entry that tells how many were suppressed before it.
@@ -166,8 +158,8 @@ const maxShort = 128
 func short(text string) string { return untrusted.Valid(untrusted.Cut(text, maxShort)) }
 
 // shortName returns the name of a plugin that a caller has said.
-func shortName(p patchbay.PluginName) string {
-	return patchbay.PluginName{Type: short(p.Type), Name: short(p.Name)}.String()
+func shortName(p plugin.Name) string {
+	return plugin.Name{Type: short(p.Type), Name: short(p.Name)}.String()
 }
 
 // textOf returns the text of an error, without that of its code and in one line.
@@ -190,7 +182,7 @@ func targetOf(request any) string {
 		GetType() string
 		GetName() string
 	}:
-		return shortName(patchbay.PluginName{Type: m.GetType(), Name: m.GetName()})
+		return shortName(plugin.Name{Type: m.GetType(), Name: m.GetName()})
 	case interface{ GetName() string }: // a launched plugin
 		return short(m.GetName())
 	case *patchbayv1.AllocateDevicesRequest:
@@ -333,13 +325,13 @@ func (r *entryRate) user(who string, now time.Time) *userEntries {
 
 // Denials publishes the calls of other nodes that were denied.
 type Denials struct {
-	publish func(reconciler.Event)
+	publish func(plugin.Event)
 	log     *slog.Logger
 	told    *entryRate
 }
 
 // NewDenials returns a Denials that passes its events to publish.
-func NewDenials(publish func(reconciler.Event), log *slog.Logger) *Denials {
+func NewDenials(publish func(plugin.Event), log *slog.Logger) *Denials {
 	return &Denials{publish, log, newEntryRate(maxEntries, maxAllEntries)}
 }
 
@@ -349,8 +341,8 @@ func (d *Denials) Deny(c Actor, call Call) error {
 	what := fmt.Sprintf("%s of plugin %s", short(call.Method), shortName(call.Plugin))
 	if first, left := d.told.allow(audited{who: c.Key(), action: what}); first {
 		d.log.Warn("fleet: a call from another node was denied", "caller", who, "call", what, "leftOut", left)
-		d.publish(reconciler.Event{
-			Time: time.Now(), Kind: eventFleetCallDenied, Message: fmt.Sprintf("%s may not call %s%s", who, what, leftOut(left)),
+		d.publish(plugin.Event{
+			Time: time.Now(), Kind: plugin.EventFleetCallDenied, Message: fmt.Sprintf("%s may not call %s%s", who, what, leftOut(left)),
 		})
 	}
 	return status.Errorf(codes.PermissionDenied, "%s may not call %s: no rule in fleet.serve.allow of the node allows it", who, what)

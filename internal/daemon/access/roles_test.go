@@ -16,12 +16,11 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 
-	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
@@ -126,7 +125,7 @@ func TestEntryRate(t *testing.T) {
 func TestAuditCannotBeSwitchedOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var told []string
-		a := NewAuditor(func(e reconciler.Event) { told = append(told, e.Message) }, slog.New(slog.DiscardHandler))
+		a := NewAuditor(func(e plugin.Event) { told = append(told, e.Message) }, slog.New(slog.DiscardHandler))
 		user, other := &Caller{peer: sock.Peer{UID: 7}}, &Caller{peer: sock.Peer{UID: 77}}
 		call := func(who Actor, plugin, method string, reached bool, code codes.Code) {
 			a.Called(who, Call{Plugin: named("T", plugin), Method: method}, reached, code)
@@ -220,7 +219,7 @@ func TestCallsThatLookAlike(t *testing.T) {
 		{{Plugin: named("T", "n: a"), Method: "b"}, {Plugin: named("T", "n"), Method: "a: b"}},
 	} {
 		told := 0
-		a := NewAuditor(func(reconciler.Event) { told++ }, slog.New(slog.DiscardHandler))
+		a := NewAuditor(func(plugin.Event) { told++ }, slog.New(slog.DiscardHandler))
 		for _, call := range calls {
 			a.Called(&Caller{}, call, true, codes.OK)
 		}
@@ -233,7 +232,7 @@ func TestCallsThatLookAlike(t *testing.T) {
 // TestFleetDenialsOfOneHideNoOther: what one node may not do is told however much another one may not.
 func TestFleetDenialsOfOneHideNoOther(t *testing.T) {
 	var told []string
-	d := NewDenials(func(e reconciler.Event) { told = append(told, e.Message) }, slog.New(slog.DiscardHandler))
+	d := NewDenials(func(e plugin.Event) { told = append(told, e.Message) }, slog.New(slog.DiscardHandler))
 	for i := range 2 * maxEntries {
 		_ = d.Deny(node("node-a"), Call{Plugin: named("T", fmt.Sprint("made-up", i)), Method: "a.B/C"})
 	}
@@ -254,7 +253,7 @@ func (n node) Attrs() []any { return nil }
 
 func TestDenials(t *testing.T) {
 	var events []string
-	d := NewDenials(func(e reconciler.Event) { events = append(events, string(e.Kind)+" "+e.Message) }, slog.New(slog.DiscardHandler))
+	d := NewDenials(func(e plugin.Event) { events = append(events, string(e.Kind)+" "+e.Message) }, slog.New(slog.DiscardHandler))
 	for range 3 {
 		err := d.Deny(node("node"), Call{Plugin: named("T", strings.Repeat("n", 1000)), Method: "s/m"})
 		if status.Code(err) != codes.PermissionDenied || len(err.Error()) > 400 {
@@ -272,6 +271,6 @@ func TestDenials(t *testing.T) {
 	}
 }
 
-func named(ptype, name string) patchbay.PluginName {
-	return patchbay.PluginName{Type: ptype, Name: name}
+func named(ptype, name string) plugin.Name {
+	return plugin.Name{Type: ptype, Name: name}
 }

@@ -18,8 +18,8 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 	"github.com/patchbay-dev/patchbay/internal/quota"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 const (
@@ -96,7 +96,7 @@ func NodeCalls(files int) h2proxy.Limits {
 
 // Plugins returns b with bounds for the number of plugins of each user, and of all users except root and the daemon's: a plugin takes a
 // descriptor for its connection and one for its stable socket.
-func Plugins(b reconciler.Bounds, files int) reconciler.Bounds {
+func Plugins(b plugin.Bounds, files int) plugin.Bounds {
 	b.TotalPlugins = max(files/8, 1)
 	b.UserPlugins = max(b.TotalPlugins/4*3, 1)
 	return b

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/patchbay-dev/patchbay/internal/quota"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 func count(refused *prometheus.CounterVec, reason string) float64 {
@@ -69,7 +69,7 @@ func TestManyNodes(t *testing.T) {
 	}
 	for files := 64; files < 1<<20; files *= 2 { // half of an eighth is left for root
 		c := NewConnections(0, files, nil, nil, slog.New(slog.DiscardHandler))
-		sum := 3*Plugins(reconciler.Bounds{}, files).TotalPlugins + Calls(files).Leaving + NodeCalls(files).Leaving
+		sum := 3*Plugins(plugin.Bounds{}, files).TotalPlugins + Calls(files).Leaving + NodeCalls(files).Leaving
 		for _, p := range []*quota.Pool{c.control, c.stable, c.nodes} {
 			sum += p.Limits().Total
 		}

@@ -31,8 +31,8 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 	"github.com/patchbay-dev/patchbay/internal/leaktest"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
@@ -51,16 +51,16 @@ func (l *connCount) Accept() (net.Conn, error) {
 	return conn, err
 }
 
-// plugin answers unary calls with the name of its node, echoes, and reads nothing of other calls.
-type plugin struct {
+// fakePlugin answers unary calls with the name of its node, echoes, and reads nothing of other calls.
+type fakePlugin struct {
 	testpb.UnimplementedTestServiceServer
 }
 
-func (plugin) UnaryCall(context.Context, *testpb.SimpleRequest) (*testpb.SimpleResponse, error) {
+func (fakePlugin) UnaryCall(context.Context, *testpb.SimpleRequest) (*testpb.SimpleResponse, error) {
 	return &testpb.SimpleResponse{Username: "b"}, nil
 }
 
-func (plugin) FullDuplexCall(s testpb.TestService_FullDuplexCallServer) error {
+func (fakePlugin) FullDuplexCall(s testpb.TestService_FullDuplexCallServer) error {
 	for {
 		r, err := s.Recv()
 		if errors.Is(err, io.EOF) {
@@ -75,7 +75,7 @@ func (plugin) FullDuplexCall(s testpb.TestService_FullDuplexCallServer) error {
 	}
 }
 
-func (plugin) StreamingInputCall(s testpb.TestService_StreamingInputCallServer) error {
+func (fakePlugin) StreamingInputCall(s testpb.TestService_StreamingInputCallServer) error {
 	<-s.Context().Done()
 	return s.Context().Err()
 }
@@ -111,7 +111,7 @@ func newNodes(t *testing.T, change func(*callServer)) *nodes {
 	}
 	t.Cleanup(registry.Shutdown)
 	path, served := filepath.Join(n.tmp, "plugin"), grpc.NewServer()
-	testpb.RegisterTestServiceServer(served, plugin{})
+	testpb.RegisterTestServiceServer(served, fakePlugin{})
 	at, err := net.Listen("unix", path)
 	if err != nil {
 		t.Fatal(err)
@@ -131,7 +131,7 @@ func newNodes(t *testing.T, change func(*callServer)) *nodes {
 	}
 	n.listener = &connCount{Listener: listener}
 	all := []string{"*"}
-	publish := func(reconciler.Event) {}
+	publish := func(plugin.Event) {}
 	server := &callServer{
 		registry: registry, credentials: certificates[1], rules: access.NewRules([]config.FleetAllow{allow("a", all, all, all)}),
 		denials: access.NewDenials(publish, discard), audit: access.NewAuditor(publish, discard), served: uncounted{}, age: maxConnAge,

@@ -6,10 +6,10 @@ import (
 	"slices"
 	"time"
 
-	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 const (
@@ -39,8 +39,8 @@ func (n *Node) Certificates() map[string]fleet.Certificate {
 }
 
 // certificateCondition is degraded if a certificate cannot be used.
-func (n *Node) certificateCondition() patchbay.Condition {
-	condition := patchbay.Condition{Name: certificatesCondition, OK: true}
+func (n *Node) certificateCondition() plugin.Condition {
+	condition := plugin.Condition{Name: certificatesCondition, OK: true}
 	all := n.Certificates()
 	for _, use := range slices.Sorted(maps.Keys(all)) {
 		if c := all[use]; c.Err != nil {
@@ -53,7 +53,7 @@ func (n *Node) certificateCondition() patchbay.Condition {
 
 // watchCertificates announces changes of the condition until ctx ends, and checks the calls in progress again: their CA may be gone.
 func (n *Node) watchCertificates(ctx context.Context) {
-	before := patchbay.Condition{Name: certificatesCondition, OK: true}
+	before := plugin.Condition{Name: certificatesCondition, OK: true}
 	for pause := time.Duration(0); len(n.Certificates()) > 0 && backoff.Pause(ctx, pause); {
 		now := n.certificateCondition()
 		if now.OK != before.OK || now.Message != before.Message {

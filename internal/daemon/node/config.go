@@ -11,12 +11,12 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // ErrNoFleet is the error of a request about the fleet on a node that belongs to none.
@@ -82,7 +82,7 @@ func Validate(c config.Fleet, check func(field string, err error)) {
 	}
 	validateServe(c, check)
 	for _, text := range c.Dispense {
-		if _, _, ok := client.ParsePlugin(text); !ok {
+		if _, ok := plugin.ParseName(text); !ok {
 			check("fleet.dispense", fmt.Errorf("%q is not a plugin: write TYPE/NAME", text))
 		}
 	}

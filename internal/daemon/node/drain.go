@@ -6,8 +6,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 const (
@@ -71,14 +71,14 @@ func (d *drain) inProgress() int {
 
 // condition is degraded while the drained node still serves the fleet. Since is when it was drained, also if it is not degraded, so that
 // readers know to which drain the condition belongs. drained is false for a node that is not drained: it has no such condition.
-func (d *drain) condition() (c patchbay.Condition, drained bool) {
+func (d *drain) condition() (c plugin.Condition, drained bool) {
 	holds := d.holdsLock()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.cordon == nil || !d.cordon.Drained {
 		return c, false
 	}
-	c = patchbay.Condition{Name: drainCondition, Since: d.cordon.Since}
+	c = plugin.Condition{Name: drainCondition, Since: d.cordon.Since}
 	switch {
 	case holds:
 		c.Message = "this node is drained and still holds a lock"
@@ -92,7 +92,7 @@ func (d *drain) condition() (c patchbay.Condition, drained bool) {
 }
 
 // watch announces changes of the condition until ctx ends.
-func (d *drain) watch(ctx context.Context, announce func(patchbay.Condition)) {
+func (d *drain) watch(ctx context.Context, announce func(plugin.Condition)) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for degraded := false; ; {

@@ -10,8 +10,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // TestDrainCondition: a drained node is degraded until it holds no locks and other nodes have left it alone for a while, and says of which
@@ -26,7 +26,7 @@ func TestDrainCondition(t *testing.T) {
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
-			d.watch(ctx, func(c patchbay.Condition) { announced = append(announced, c.OK) })
+			d.watch(ctx, func(c plugin.Condition) { announced = append(announced, c.OK) })
 		}()
 		is := func(what string, wantDrained, wantOK bool, message string) {
 			t.Helper()

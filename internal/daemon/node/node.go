@@ -14,16 +14,14 @@ import (
 
 	"google.golang.org/grpc"
 
-	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
-	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/internal/fleet/locks"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // readerIdle is how long the fleet is followed after the last request for it.
@@ -51,7 +49,7 @@ type Calls interface {
 
 // Events publishes events.
 type Events interface {
-	Publish(reconciler.Event)
+	Publish(plugin.Event)
 }
 
 // Health knows the launched plugins that say that they do not serve, or do not answer.
@@ -62,9 +60,9 @@ type Health interface {
 
 // Local is what a node publishes.
 type Local interface {
-	Plugins() []patchbay.PluginStatus
-	Conditions() []patchbay.Condition
-	Events(ctx context.Context, tail int) <-chan patchbay.Event
+	Plugins() []plugin.Status
+	Conditions() []plugin.Condition
+	Events(ctx context.Context, tail int) <-chan plugin.Event
 }
 
 // Node is a member of a fleet. The methods of a nil *Node are those of a node of no fleet; the others are documented.
@@ -88,8 +86,8 @@ type Node struct {
 	local     Local            // set by Publish
 
 	mu       sync.Mutex
-	reader   *fleet.Reader       // nil while nobody needs it
-	versions *patchbay.Condition // the last judgment of the versions; nil for none
+	reader   *fleet.Reader     // nil while nobody needs it
+	versions *plugin.Condition // the last judgment of the versions; nil for none
 	users    int
 	idle     *time.Timer
 	closed   bool
@@ -122,7 +120,7 @@ func New(c Config) (_ *Node, err error) {
 	if len(c.Fleet.Exclusive) > 0 {
 		if n.elector, err = locks.New(n.cluster, locks.Config{
 			Space: space, Node: n.name, TTL: c.Fleet.Presence, TokenFile: c.State + ".tokens", Logger: c.Log,
-			Settings: settingsOf(c.Fleet), Differ: func(c fleet.Condition) { n.announce(patchbay.Condition(c)) },
+			Settings: settingsOf(c.Fleet), Differ: func(c plugin.Condition) { n.announce(c) },
 		}); err != nil {
 			n.lookup.Close()
 			return nil, err
@@ -220,11 +218,11 @@ func (n *Node) Reload(c config.Fleet) {
 }
 
 // Conditions returns how the node is as a member of the fleet. It can be called on a nil Node.
-func (n *Node) Conditions() []patchbay.Condition {
+func (n *Node) Conditions() []plugin.Condition {
 	if n == nil {
 		return nil
 	}
-	all := []patchbay.Condition{n.settingsCondition(), patchbay.Condition(n.publisher.Condition())}
+	all := []plugin.Condition{n.settingsCondition(), n.publisher.Condition()}
 	if len(n.Certificates()) > 0 {
 		all = append(all, n.certificateCondition())
 	}
@@ -240,23 +238,23 @@ func (n *Node) Conditions() []patchbay.Condition {
 }
 
 // settingsCondition is degraded if this node and others have different settings.
-func (n *Node) settingsCondition() patchbay.Condition {
+func (n *Node) settingsCondition() plugin.Condition {
 	if c := n.unlocked.condition(); !c.OK || n.elector == nil {
 		return c
 	}
-	return patchbay.Condition(n.elector.Condition())
+	return n.elector.Condition()
 }
 
 // announce logs and publishes a condition that has changed.
-func (n *Node) announce(c patchbay.Condition) {
-	kind, message := pipeline.EventRecovered, c.Name+" is in order again"
+func (n *Node) announce(c plugin.Condition) {
+	kind, message := plugin.EventRecovered, c.Name+" is in order again"
 	if c.OK {
 		n.config.Log.Info(message)
 	} else {
-		kind, message = pipeline.EventDegraded, c.Message
+		kind, message = plugin.EventDegraded, c.Message
 		n.config.Log.Warn(message)
 	}
-	n.config.Events.Publish(reconciler.Event{Time: time.Now(), Kind: kind, Message: message})
+	n.config.Events.Publish(plugin.Event{Time: time.Now(), Kind: kind, Message: message})
 }
 
 // setNamed records whether the node owns its name.
@@ -325,10 +323,10 @@ func (n *Node) openReader() *fleet.Reader {
 type published struct{ Local }
 
 // Conditions returns those about the node, without those about the fleet.
-func (p published) Conditions() (all []fleet.Condition) {
+func (p published) Conditions() (all []plugin.Condition) {
 	for _, c := range p.Local.Conditions() {
 		if c.Name != versionsCondition && c.Name != fleet.ConditionName {
-			all = append(all, fleet.Condition(c))
+			all = append(all, c)
 		}
 	}
 	return all

@@ -11,10 +11,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 func allow(identity string, types, names, methods []string) config.FleetAllow {
@@ -57,12 +57,12 @@ func TestAllowed(t *testing.T) {
 		if test.identities != "" {
 			from = identities{"someone", test.identities}
 		}
-		call := access.Call{Plugin: patchbay.PluginName{Type: test.ptype, Name: test.name}, Method: test.method}
+		call := access.Call{Plugin: plugin.Name{Type: test.ptype, Name: test.name}, Method: test.method}
 		if got := from.denied(call, []config.FleetAllow{test.rule}) == nil; got != test.want {
 			t.Errorf("%+v: %s calls %s of %s/%s: %t", test.rule, test.identities, test.method, test.ptype, test.name, got)
 		}
 	}
-	if (identities{"a"}).denied(access.Call{Plugin: patchbay.PluginName{Type: "T", Name: "n"}, Method: method}, nil) == nil {
+	if (identities{"a"}).denied(access.Call{Plugin: plugin.Name{Type: "T", Name: "n"}, Method: method}, nil) == nil {
 		t.Error("without rules something is allowed")
 	}
 }
@@ -144,7 +144,7 @@ func TestRulesCanChange(t *testing.T) {
 	r := access.NewRules([]config.FleetAllow{rule("a"), rule("b")})
 	letIn := func(name string, end context.CancelCauseFunc) error {
 		_, err := r.Admit(func(rules []config.FleetAllow) error {
-			return identities{name}.denied(access.Call{Plugin: patchbay.PluginName{Type: "T", Name: "n"}, Method: "s/m"}, rules)
+			return identities{name}.denied(access.Call{Plugin: plugin.Name{Type: "T", Name: "n"}, Method: "s/m"}, rules)
 		}, end)
 		return err
 	}
@@ -227,7 +227,7 @@ func TestUnlockedTakesItsTime(t *testing.T) {
 			u.follow(ctx, changed, func() map[fleet.Lock][]string {
 				looks++
 				return map[fleet.Lock][]string{{Type: "T", Name: fmt.Sprint(last.Load())}: {"b"}}
-			}, func(patchbay.Condition) {})
+			}, func(plugin.Condition) {})
 		}()
 		const changes = 10_000
 		for range changes {

@@ -9,11 +9,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/internal/fleet/locks"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // unlocked knows the locks for which other nodes compete and this one does not, because its configuration does not list their types. The
@@ -26,11 +26,11 @@ type unlocked struct {
 
 	mu     sync.Mutex
 	nodes  map[fleet.Lock]string // one that competes
-	status patchbay.Condition
+	status plugin.Condition
 }
 
 func newUnlocked(node string, exclusive []string) *unlocked {
-	ok := patchbay.Condition{Name: locks.SettingsCondition, OK: true}
+	ok := plugin.Condition{Name: locks.SettingsCondition, OK: true}
 	return &unlocked{node: node, exclusive: exclusive, found: make(chan struct{}), status: ok}
 }
 
@@ -38,7 +38,7 @@ func newUnlocked(node string, exclusive []string) *unlocked {
 func (u *unlocked) begin() { u.once.Do(func() { close(u.found) }) }
 
 // run follows the locks until ctx ends, once there are any.
-func (u *unlocked) run(ctx context.Context, lookup *fleet.Lookup, announce func(patchbay.Condition)) {
+func (u *unlocked) run(ctx context.Context, lookup *fleet.Lookup, announce func(plugin.Condition)) {
 	select {
 	case <-u.found:
 	case <-ctx.Done():
@@ -52,7 +52,7 @@ func (u *unlocked) run(ctx context.Context, lookup *fleet.Lookup, announce func(
 const unlockedPause = time.Second
 
 func (u *unlocked) follow(
-	ctx context.Context, changed <-chan struct{}, competing func() map[fleet.Lock][]string, announce func(patchbay.Condition),
+	ctx context.Context, changed <-chan struct{}, competing func() map[fleet.Lock][]string, announce func(plugin.Condition),
 ) {
 	for {
 		select {
@@ -87,7 +87,7 @@ func (u *unlocked) set(competing map[fleet.Lock][]string) {
 		}
 	}
 	if len(types) == 0 {
-		u.status = patchbay.Condition{Name: locks.SettingsCondition, OK: true}
+		u.status = plugin.Condition{Name: locks.SettingsCondition, OK: true}
 		return
 	}
 	if u.status.OK {
@@ -107,7 +107,7 @@ func (u *unlocked) elsewhere(l fleet.Lock) string {
 }
 
 // condition returns whether there are any such locks.
-func (u *unlocked) condition() patchbay.Condition {
+func (u *unlocked) condition() plugin.Condition {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.status

@@ -11,12 +11,11 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 const (
@@ -32,7 +31,7 @@ const (
 // states in the filter, only registered plugins count.
 func Versions(reader *fleet.Reader, f fleet.Filter) []*patchbayv1.FleetVersion {
 	if len(f.States) == 0 {
-		f.States = []reconciler.State{reconciler.StateRegistered}
+		f.States = []plugin.State{plugin.StateRegistered}
 	}
 	return versionsOf(reader.Plugins(f))
 }
@@ -78,8 +77,8 @@ func versionsOf(plugins []fleet.Plugin) (versions []*patchbayv1.FleetVersion) {
 // versionsDiffer returns the condition of versions, which is degraded if those of a plugin have differed for longer than drift. It updates
 // differ, which has since when the versions of plugins have differed: a plugin that restarts is registered again, so its versions may have
 // differed for longer than its present instance exists.
-func versionsDiffer(versions []*patchbayv1.FleetVersion, differ map[string]time.Time, drift time.Duration, now time.Time) patchbay.Condition {
-	c, last := patchbay.Condition{Name: versionsCondition, OK: true}, now.Add(-drift)
+func versionsDiffer(versions []*patchbayv1.FleetVersion, differ map[string]time.Time, drift time.Duration, now time.Time) plugin.Condition {
+	c, last := plugin.Condition{Name: versionsCondition, OK: true}, now.Add(-drift)
 	var names []string
 	before := maps.Clone(differ)
 	clear(differ)

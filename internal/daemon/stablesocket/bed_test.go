@@ -17,11 +17,11 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	testpb "google.golang.org/grpc/interop/grpc_testing"
 
-	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/internal/daemon/limits"
 	"github.com/patchbay-dev/patchbay/internal/leaktest"
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // testPatience bounds how long a test waits for what should happen at once.
@@ -195,8 +195,8 @@ func until(t *testing.T, what string, done func() bool) {
 
 var discard = slog.New(slog.DiscardHandler)
 
-func named(ptype, name string) patchbay.PluginName {
-	return patchbay.PluginName{Type: ptype, Name: name}
+func named(ptype, name string) plugin.Name {
+	return plugin.Name{Type: ptype, Name: name}
 }
 
 func TestMain(m *testing.M) {

@@ -7,8 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 const (
@@ -31,7 +31,7 @@ var digestEncoding = base32.StdEncoding.WithPadding(base32.NoPadding)
 //   - A name that would make the path too long for a socket is cut; two tildes and a digest of the whole name follow.
 //
 // Different plugins have different paths, unless digests of 80 bits are the same.
-func Path(dir string, p patchbay.PluginName) string {
+func Path(dir string, p plugin.Name) string {
 	room := sock.MaxPath - len(dir) - len("//") - len(socketSuffix)
 	folder := fileName(p.Type, room-shortLength)
 	return filepath.Join(dir, folder, fileName(p.Name, room-len(folder))+socketSuffix)

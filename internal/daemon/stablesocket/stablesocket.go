@@ -17,7 +17,6 @@ import (
 
 	"google.golang.org/grpc"
 
-	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/daemon/limits"
@@ -25,6 +24,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 const (
@@ -48,7 +48,7 @@ type Config struct {
 	// Calls connects to the plugins of this node: the registry, or the part of it that may be called.
 	Calls proxy.Connector
 	// InFleet connects to plugins that have a socket whether or not they are on this node.
-	InFleet map[patchbay.PluginName]proxy.Connector
+	InFleet map[plugin.Name]proxy.Connector
 	// Conns bounds the connections at all sockets together, and Budget their calls; nil for the default.
 	Conns  *limits.Connections
 	Budget *h2proxy.Budget
@@ -68,12 +68,12 @@ type Sockets struct {
 	serving sync.WaitGroup
 
 	// sockets and due belong to the goroutine of Run.
-	sockets map[patchbay.PluginName]*socket
+	sockets map[plugin.Name]*socket
 	// due has the time at which the socket of a plugin that is gone is removed, or one that could not be created is tried again.
-	due map[patchbay.PluginName]time.Time
+	due map[plugin.Name]time.Time
 
 	mu     sync.Mutex
-	failed map[patchbay.PluginName]error
+	failed map[plugin.Name]error
 	since  time.Time // when the first of failed failed
 }
 
@@ -88,8 +88,8 @@ func New(c Config) (*Sockets, error) {
 		return nil, server.AdviseOnPath(fmt.Errorf("cannot create the directory of the stable sockets: %w", err), "dispense directory")
 	}
 	s := &Sockets{
-		config: c, grace: goneGrace, retry: retryInterval, sockets: map[patchbay.PluginName]*socket{},
-		due: map[patchbay.PluginName]time.Time{}, failed: map[patchbay.PluginName]error{},
+		config: c, grace: goneGrace, retry: retryInterval, sockets: map[plugin.Name]*socket{},
+		due: map[plugin.Name]time.Time{}, failed: map[plugin.Name]error{},
 	}
 	s.end, s.stop = context.WithCancelCause(context.Background())
 	return s, nil
@@ -113,7 +113,7 @@ func (s *Sockets) Run(ctx context.Context) {
 			case event.EventType == dynamicplugins.EventTypeResync:
 				s.followAll(ctx, event.Plugins)
 			default:
-				s.follow(ctx, patchbay.PluginName{Type: event.Info.Type, Name: event.Info.Name})
+				s.follow(ctx, plugin.Name{Type: event.Info.Type, Name: event.Info.Name})
 			}
 		case now := <-timer.C:
 			s.settle(ctx, now)
@@ -125,7 +125,7 @@ func (s *Sockets) Run(ctx context.Context) {
 // followAll updates all sockets.
 func (s *Sockets) followAll(ctx context.Context, plugins []*dynamicplugins.PluginInfo) {
 	for _, p := range plugins {
-		s.follow(ctx, patchbay.PluginName{Type: p.Type, Name: p.Name})
+		s.follow(ctx, plugin.Name{Type: p.Type, Name: p.Name})
 	}
 	for k := range s.config.InFleet {
 		s.follow(ctx, k)
@@ -139,7 +139,7 @@ func (s *Sockets) followAll(ctx context.Context, plugins []*dynamicplugins.Plugi
 }
 
 // follow creates the socket of a plugin, or schedules its removal, according to the registry.
-func (s *Sockets) follow(ctx context.Context, k patchbay.PluginName) {
+func (s *Sockets) follow(ctx context.Context, k plugin.Name) {
 	there := s.config.InFleet[k] != nil || len(s.config.Registry.Instances(k.Type, k.Name)) > 0
 	_, waiting := s.due[k]
 	switch entry := s.sockets[k]; {
@@ -182,18 +182,18 @@ func (s *Sockets) untilDue() time.Duration {
 
 // limitGone removes the oldest socket of a plugin that is gone if there are too many.
 func (s *Sockets) limitGone(ctx context.Context) {
-	var gone []patchbay.PluginName
+	var gone []plugin.Name
 	for k := range s.due {
 		if s.sockets[k] != nil {
 			gone = append(gone, k)
 		}
 	}
 	if len(gone) > maxGone {
-		s.remove(ctx, slices.MinFunc(gone, func(a, b patchbay.PluginName) int { return s.due[a].Compare(s.due[b]) }))
+		s.remove(ctx, slices.MinFunc(gone, func(a, b plugin.Name) int { return s.due[a].Compare(s.due[b]) }))
 	}
 }
 
-func (s *Sockets) open(ctx context.Context, k patchbay.PluginName) {
+func (s *Sockets) open(ctx context.Context, k plugin.Name) {
 	path := Path(s.config.Dir, k)
 	err := os.MkdirAll(filepath.Dir(path), dirMode)
 	var listener *sock.Placed
@@ -232,7 +232,7 @@ func (s *Sockets) open(ctx context.Context, k patchbay.PluginName) {
 }
 
 // remove removes the socket of a plugin. Calls in progress continue until they end or the daemon stops.
-func (s *Sockets) remove(ctx context.Context, k patchbay.PluginName) {
+func (s *Sockets) remove(ctx context.Context, k plugin.Name) {
 	entry := s.sockets[k]
 	delete(s.sockets, k)
 	delete(s.due, k)
@@ -241,7 +241,7 @@ func (s *Sockets) remove(ctx context.Context, k patchbay.PluginName) {
 	s.config.Log.Debug("the stable socket of a plugin that is gone was removed", "plugin", k.String())
 }
 
-func (s *Sockets) withdraw(ctx context.Context, k patchbay.PluginName, entry *socket) {
+func (s *Sockets) withdraw(ctx context.Context, k plugin.Name, entry *socket) {
 	if _, err := entry.listener.Withdraw(ctx); err != nil && ctx.Err() == nil {
 		s.config.Log.Warn("cannot remove the stable socket of a plugin", "plugin", k.String(), "error", err)
 	}
@@ -340,7 +340,7 @@ func (s *Sockets) clearPath(ctx context.Context, path string) {
 	}
 }
 
-func (s *Sockets) fail(k patchbay.PluginName, err error) {
+func (s *Sockets) fail(k plugin.Name, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	before := s.failed[k]
@@ -353,21 +353,21 @@ func (s *Sockets) fail(k patchbay.PluginName, err error) {
 	s.failed[k] = err
 }
 
-func (s *Sockets) succeeded(k patchbay.PluginName) {
+func (s *Sockets) succeeded(k plugin.Name) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.failed, k)
 }
 
 // Condition is degraded if a plugin has no socket.
-func (s *Sockets) Condition() patchbay.Condition {
+func (s *Sockets) Condition() plugin.Condition {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for k, err := range s.failed {
-		return patchbay.Condition{
+		return plugin.Condition{
 			Name: "dispense", Since: s.since,
 			Message: fmt.Sprintf("%d plugins have no stable socket, for example %s: %v", len(s.failed), k, err),
 		}
 	}
-	return patchbay.Condition{Name: "dispense", OK: true}
+	return plugin.Condition{Name: "dispense", OK: true}
 }

@@ -13,10 +13,10 @@ import (
 
 	"golang.org/x/net/netutil"
 
-	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/internal/daemon/page"
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 const (
@@ -42,7 +42,7 @@ type Pages struct {
 
 // Conditions are the conditions of a daemon.
 type Conditions interface {
-	Conditions() []patchbay.Condition
+	Conditions() []plugin.Condition
 }
 
 func (p Pages) live(w http.ResponseWriter, r *http.Request) {
@@ -50,17 +50,17 @@ func (p Pages) live(w http.ResponseWriter, r *http.Request) {
 }
 
 func (p Pages) ready(w http.ResponseWriter, r *http.Request) {
-	scan := patchbay.Condition{Name: "scan", OK: true}
+	scan := plugin.Condition{Name: "scan", OK: true}
 	select {
 	case <-p.Scanned:
 	default:
 		scan.OK, scan.Message = false, "the plugin directories have not been searched yet"
 	}
-	answer(w, append([]patchbay.Condition{scan}, p.Readiness.Conditions()...), r.URL.Query().Has("verbose"))
+	answer(w, append([]plugin.Condition{scan}, p.Readiness.Conditions()...), r.URL.Query().Has("verbose"))
 }
 
 // answer answers with ok if all conditions are, and else with those that are not; with verbose, all conditions are listed.
-func answer(w http.ResponseWriter, checks []patchbay.Condition, verbose bool) {
+func answer(w http.ResponseWriter, checks []plugin.Condition, verbose bool) {
 	status := http.StatusOK
 	var lines strings.Builder
 	for _, c := range checks {

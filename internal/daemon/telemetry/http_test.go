@@ -8,15 +8,15 @@ import (
 	"net/http/httptest"
 	"testing"
 
-	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 func TestHealth(t *testing.T) {
 	pending, done := make(chan struct{}), make(chan struct{})
 	close(done)
-	discovery := patchbay.Condition{Name: "discovery", OK: true}
-	degraded := patchbay.Condition{Name: "discovery", Message: "/a\nb\xff: no watches left"}
+	discovery := plugin.Condition{Name: "discovery", OK: true}
+	degraded := plugin.Condition{Name: "discovery", Message: "/a\nb\xff: no watches left"}
 	const (
 		scanMissing = "[-]scan: the plugin directories have not been searched yet\n"
 		broken      = "[-]discovery: /a\uFFFDb\uFFFD: no watches left\n"
@@ -27,7 +27,7 @@ func TestHealth(t *testing.T) {
 	for name, test := range map[string]struct {
 		method, target, host string
 		scanned              chan struct{}
-		condition            patchbay.Condition
+		condition            plugin.Condition
 		status               int
 		body                 string
 	}{
@@ -91,9 +91,9 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-type conditionList []patchbay.Condition
+type conditionList []plugin.Condition
 
-func (l conditionList) Conditions() []patchbay.Condition { return l }
+func (l conditionList) Conditions() []plugin.Condition { return l }
 
 func TestParseHTTPAddr(t *testing.T) {
 	for addr, want := range map[string]string{

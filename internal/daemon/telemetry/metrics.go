@@ -27,7 +27,6 @@ import (
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
 	"github.com/patchbay-dev/patchbay/internal/launch/pluginlog"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
@@ -129,10 +128,10 @@ func NewMetrics(version, commit string, handlers Handlers) *Metrics {
 // Observer returns the observer that counts for a runtime.
 func (m *Metrics) Observer() patchbay.Observer {
 	return patchbay.Observer{
-		Event: func(e reconciler.Event) {
+		Event: func(e plugin.Event) {
 			m.events.WithLabelValues(m.typeLabel(e.Type), string(e.Kind)).Inc()
 		},
-		Attempt: func(a reconciler.Attempt) {
+		Attempt: func(a plugin.Attempt) {
 			m.registrations.WithLabelValues(m.typeLabel(a.Type), string(a.Result)).Observe(a.Duration.Seconds())
 		},
 		StatsHandlers:  []stats.Handler{m.rpcs},
@@ -152,7 +151,7 @@ func (m *Metrics) Observer() patchbay.Observer {
 // Plugins are the plugins and conditions of a daemon.
 type Plugins interface {
 	Conditions
-	Plugins() []patchbay.PluginStatus
+	Plugins() []plugin.Status
 }
 
 // Launched are the plugins of the catalogue.

@@ -17,10 +17,8 @@ import (
 	"google.golang.org/grpc/stats"
 	"google.golang.org/grpc/status"
 
-	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/internal/launch/pluginlog"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
@@ -32,15 +30,15 @@ func (h handlerTypes) Has(ptype string) bool { return slices.Contains(h, ptype) 
 // fixed is a source of metrics that does not change.
 type fixed struct{}
 
-func (fixed) Plugins() []patchbay.PluginStatus {
-	return []patchbay.PluginStatus{
-		{Type: "T", Name: "a", State: reconciler.StateRegistered}, {Type: "T", Name: "b", State: reconciler.StateRegistered},
-		{Type: "Forged\n", Name: "c", State: reconciler.StateRefused}, {State: reconciler.StateConnecting},
+func (fixed) Plugins() []plugin.Status {
+	return []plugin.Status{
+		{Type: "T", Name: "a", State: plugin.StateRegistered}, {Type: "T", Name: "b", State: plugin.StateRegistered},
+		{Type: "Forged\n", Name: "c", State: plugin.StateRefused}, {State: plugin.StateConnecting},
 	}
 }
 
-func (fixed) Conditions() []patchbay.Condition {
-	return []patchbay.Condition{{Name: "configuration", OK: true}, {Name: "discovery"}}
+func (fixed) Conditions() []plugin.Condition {
+	return []plugin.Condition{{Name: "configuration", OK: true}, {Name: "discovery"}}
 }
 
 type fixedLaunched struct{}
@@ -57,8 +55,8 @@ func newTestMetrics(t *testing.T) *Metrics {
 	m := NewMetrics("v1", "c", handlerTypes{"T"})
 	m.Watch(fixed{}, fixedLaunched{}, t.TempDir())
 	o := m.Observer()
-	o.Event(reconciler.Event{Kind: reconciler.EventUnreachable, Type: "T"})
-	o.Attempt(reconciler.Attempt{Type: "T", Result: reconciler.ResultRegistered, Duration: time.Millisecond})
+	o.Event(plugin.Event{Kind: plugin.EventUnreachable, Type: "T"})
+	o.Attempt(plugin.Attempt{Type: "T", Result: plugin.ResultRegistered, Duration: time.Millisecond})
 	o.Dispense("T", nil)
 	o.Dispense("csi-node", nil)
 	o.Dispense("T", fmt.Errorf("%w", dynamicplugins.ErrUnreachable))

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // TestClockSteps has the times of directories jump to and fro, as they do when the wall clock steps, while only scans can notice changes.
@@ -38,7 +39,7 @@ func TestBirthsAreIdentity(t *testing.T) {
 	root := tree.roots[0]
 	appear := func(name string, inode uint64, birth time.Duration, why cause) []Fact {
 		facts = nil
-		info := sock.Info{ID: sock.ID{Device: 1, Inode: inode, Birth: time.Now().Add(birth).UnixNano()}, Mode: os.ModeSocket}
+		info := sock.Info{ID: plugin.SocketID{Device: 1, Inode: inode, Birth: time.Now().Add(birth).UnixNano()}, Mode: os.ModeSocket}
 		tree.present(root, name, "/r/"+name, info, why)
 		tree.flush()
 		return facts

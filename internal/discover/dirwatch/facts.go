@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // cause is why a path is looked at. It decides only how the absence of a socket is read.
@@ -108,7 +109,7 @@ func (t *tree) stillPresent(e *entry, d *dir, info sock.Info, why cause) {
 
 // movedHere returns the entry of a socket that has just been found at another path than its own, or nil if it has none or still is there
 // too (a hard link).
-func (t *tree) movedHere(id sock.ID) *entry {
+func (t *tree) movedHere(id plugin.SocketID) *entry {
 	old := t.byID[id]
 	if old == nil {
 		return nil

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // patience is how long a test waits for what must come. It is no measure of speed.
@@ -32,7 +33,7 @@ type rig struct {
 	mu      sync.Mutex
 	cond    *sync.Cond
 	facts   []string // not expected yet
-	state   map[string]sock.ID
+	state   map[string]plugin.SocketID
 	update  Update // the last one
 	updates int
 	marks   int
@@ -46,7 +47,7 @@ func newRig(t testing.TB, roots ...string) *rig {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	r := &rig{t: t, dir: dir, open: openNotifier, wrap: func(run func()) { run() }, state: map[string]sock.ID{}}
+	r := &rig{t: t, dir: dir, open: openNotifier, wrap: func(run func()) { run() }, state: map[string]plugin.SocketID{}}
 	r.cond = sync.NewCond(&r.mu)
 	r.cfg.Notify = r.notify
 	for _, root := range roots {
@@ -97,8 +98,8 @@ func (r *rig) settle() {
 }
 
 // walk finds the sockets that are to be known, in a way of its own.
-func (r *rig) walk() map[string]sock.ID {
-	found := map[string]sock.ID{}
+func (r *rig) walk() map[string]plugin.SocketID {
+	found := map[string]plugin.SocketID{}
 	for _, root := range r.cfg.Roots {
 		_ = filepath.WalkDir(root.Path, func(path string, d fs.DirEntry, err error) error {
 			if err != nil {

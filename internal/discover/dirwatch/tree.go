@@ -6,6 +6,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/internal/quota"
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // tree is the state of one Run. Only Run's goroutine touches it.
@@ -25,7 +26,7 @@ type tree struct {
 	freed, sought int
 	// watched finds the directory that holds the watch on an inode. inotify has one watch per inode, and reports its events under the name
 	// that was given first.
-	watched map[sock.ID]*dir
+	watched map[plugin.SocketID]*dir
 	polled  map[*dir]struct{} // what no event can tell about: looked at in every poll interval
 	pollAt  time.Time         // the next such look
 	untold  map[*dir]struct{} // what events may not tell all about: looked at in every scan interval
@@ -34,9 +35,9 @@ type tree struct {
 	scanAfter time.Duration // the time from that to the next one, unless the tree is settled
 	rootsAt   time.Time     // when it is due to see whether the roots are still those that they were
 
-	socks map[string]*entry  // every socket by its path, including those that are held
-	byID  map[sock.ID]*entry // one of the entries with that ID
-	holds []heldEntry        // in the order of their moments; what was resolved stays until it is its turn
+	socks map[string]*entry          // every socket by its path, including those that are held
+	byID  map[plugin.SocketID]*entry // one of the entries with that ID
+	holds []heldEntry                // in the order of their moments; what was resolved stays until it is its turn
 
 	round  uint64    // number of the last reading of a directory
 	lostAt time.Time // when events were lost that no scan has made up for yet
@@ -101,11 +102,11 @@ func newTree(cfg Config, open func() (*notifier, error)) *tree {
 		dirs:     map[string]*dir{},
 		refusals: quota.New(quota.Reserved(maxUserRefused, maxRefused), cfg.Privileged),
 		crowd:    quota.New(quota.Reserved(cfg.MaxUserDirs, cfg.MaxDirs), cfg.Privileged),
-		watched:  map[sock.ID]*dir{},
+		watched:  map[plugin.SocketID]*dir{},
 		polled:   map[*dir]struct{}{},
 		untold:   map[*dir]struct{}{},
 		socks:    map[string]*entry{},
-		byID:     map[sock.ID]*entry{},
+		byID:     map[plugin.SocketID]*entry{},
 	}
 	for i, r := range cfg.Roots {
 		d := &dir{path: r.Path, root: i, dirs: map[string]*dir{}, socks: map[string]*entry{}}

@@ -1,6 +1,6 @@
 // Package dirwatch states which Unix sockets exist in a set of directory trees, and says what changes, promptly and truthfully.
 //
-// It knows paths, identities ([sock.ID]), owners and modes and nothing else: it connects to no socket, and asks whom to trust.
+// It knows paths, identities ([plugin.SocketID]), owners and modes and nothing else: it connects to no socket, and asks whom to trust.
 //
 // File events are hints, never facts. Each event leads to a look at the path that it names, and what is seen there is what is reported;
 // events that were lost, or that the system never sends (bind mounts, a full queue, a file system without them), are made up for by a

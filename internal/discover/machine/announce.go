@@ -9,6 +9,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
@@ -19,7 +20,8 @@ const (
 	maxNaming = 512
 )
 
-func (i Info) size() int {
+// sizeOf returns how many bytes a plugin announces.
+func sizeOf(i plugin.Info) int {
 	const header = 16 // of a string
 	n := len(i.Type) + len(i.Name) + len(i.Endpoint)
 	for _, v := range i.Versions {
@@ -30,10 +32,10 @@ func (i Info) size() int {
 
 // unacceptable says what is wrong with what an instance announces; nil if it may be kept.
 func (m *Machine) unacceptable(in *instance, a Answered) *Failure {
-	if invalid := m.cfg.Bounds.check(a.Info); invalid != nil {
+	if invalid := check(m.cfg.Bounds, a.Info); invalid != nil {
 		return &Failure{Err: invalid}
 	}
-	n, uid := a.Info.size(), a.Account.UID
+	n, uid := sizeOf(a.Info), a.Account.UID
 	kept, by := in.kept, in.keptBy
 	m.letGo(in)
 	refused, first := m.take(uid, n)
@@ -83,7 +85,8 @@ func (m *Machine) privileged(uid uint32) bool {
 	return m.cfg.Trust == nil || m.cfg.Trust.Privileged(uid)
 }
 
-func (b Bounds) check(info Info) error {
+// check returns an error if what a plugin announces is malformed or out of bounds.
+func check(b plugin.Bounds, info plugin.Info) error {
 	if len(info.Versions) > b.Versions {
 		return fmt.Errorf("the plugin announces %d versions; at most %d are allowed", len(info.Versions), b.Versions)
 	}

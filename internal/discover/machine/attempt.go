@@ -6,6 +6,7 @@ import (
 	"math/bits"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
@@ -120,9 +121,9 @@ func (m *Machine) enter(in *instance, a Answered) {
 		}
 		return
 	}
-	key := a.Info.key()
+	key := a.Info.PluginName()
 	switch {
-	case in.memory != nil && (in.memory.Peer == Peer{} || in.memory.Peer != a.Peer):
+	case in.memory != nil && (in.memory.Peer == plugin.Peer{} || in.memory.Peer != a.Peer):
 		in = m.reborn(in, "another process serves its socket since the restart", ByAnswer)
 	case in.lane != nil && in.lane.key != key:
 		in = m.reborn(in, fmt.Sprintf("its socket now announces %s/%s", key.Type, key.Name), ByAnswer)
@@ -134,7 +135,7 @@ func (m *Machine) enter(in *instance, a Answered) {
 	}
 	m.touch(in)
 	in.memory, in.lastLook = nil, false
-	in.announced, in.refused = a.Info, Key{}
+	in.announced, in.refused = a.Info, plugin.Name{}
 	in.peer, in.account = a.Peer, a.Account
 	if in.lane == nil {
 		m.yield(in, key)
@@ -153,7 +154,7 @@ func (m *Machine) enter(in *instance, a Answered) {
 }
 
 // bars says why an instance may not register what it announced; nil if it may. A name under which it is registered is its own.
-func (m *Machine) bars(l *lane, in *instance, account trust.Account) *Failure {
+func (m *Machine) bars(l *lane, in *instance, account plugin.Account) *Failure {
 	if m.cfg.Trust == nil {
 		return nil
 	}
@@ -181,10 +182,10 @@ func (m *Machine) disown(in *instance, refused error) *instance {
 
 // refusedFor takes over what an instance is refused for, so that people find it by its name. Whose it is counts only for one that stands
 // for nothing yet.
-func (m *Machine) refusedFor(in *instance, info Info, account trust.Account) {
-	in.refused = Key{}
-	if len(info.Type)+len(info.Name) <= maxNaming && m.cfg.Bounds.check(Info{Type: info.Type, Name: info.Name}) == nil {
-		in.refused = info.key()
+func (m *Machine) refusedFor(in *instance, info plugin.Info, account plugin.Account) {
+	in.refused = plugin.Name{}
+	if len(info.Type)+len(info.Name) <= maxNaming && check(m.cfg.Bounds, plugin.Info{Type: info.Type, Name: info.Name}) == nil {
+		in.refused = info.PluginName()
 	}
 	if in.lane == nil && account.Known {
 		in.account = account
@@ -217,14 +218,14 @@ func unclaimed(in *instance) *Failure {
 func (m *Machine) reject(in *instance, f *Failure, cause Cause) {
 	f.refusal = true
 	m.fails(in, f)
-	m.end(in, ResultRefused, f.Err)
+	m.end(in, plugin.ResultRefused, f.Err)
 	if f.Kind == Distrusted {
 		m.do(Distrust{f.Reason})
 	}
 	m.to(in, Telling, cause)
 	m.keepRefusal(in)
 	if !f.quiet && in.tells(f.Err) {
-		m.emit(EventRefused, in, f.Err.Error())
+		m.emit(plugin.EventRefused, in, f.Err.Error())
 	}
 	m.do(Tell{in.ref, in.announced.Type, in.info.SocketPath, f.Err})
 }
@@ -253,16 +254,16 @@ func (m *Machine) ignore(in *instance, cause Cause) {
 	m.unwatchBoth(in)
 	in.recovers()
 	m.to(in, Refused, cause)
-	m.end(in, ResultIgnored, nil)
-	m.emit(EventIgnored, in, "no handler is registered for its type; it is left alone")
+	m.end(in, plugin.ResultIgnored, nil)
+	m.emit(plugin.EventIgnored, in, "no handler is registered for its type; it is left alone")
 }
 
 // failed takes over that an attempt failed without the plugin being told, and arranges the next one.
 func (m *Machine) failed(in *instance, f *Failure, cause Cause) {
 	m.fails(in, f)
-	kind, result := EventFailed, ResultFailed
+	kind, result := plugin.EventFailed, plugin.ResultFailed
 	if f.Kind == Distrusted {
-		kind, result = EventRefused, ResultRefused
+		kind, result = plugin.EventRefused, plugin.ResultRefused
 		m.do(Distrust{f.Reason})
 	}
 	m.retryLater(in, cause)

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/cache"
-	"github.com/patchbay-dev/patchbay/trust"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // record says whether the registry has an instance.
@@ -23,12 +23,12 @@ type instance struct {
 	ref    Ref
 	phase  Phase
 	info   *cache.PluginInfo // which is never changed
-	source Source
+	source plugin.Source
 	// state is what operators read, since when.
-	state State
+	state plugin.State
 	since time.Time
 	// passed are the states of which [Pass] told since the last event.
-	passed []State
+	passed []plugin.State
 	// rank orders the instances of one name: the greater is the newer. It is that of the appearance, also after a restart; what appears
 	// then is above all that is remembered, but see yield, for which rank is provisional.
 	rank        uint64
@@ -49,17 +49,17 @@ type instance struct {
 	again bool
 
 	// announced is what it said of itself last; valid if lane is not nil.
-	announced Info
+	announced plugin.Info
 	// kept is how many bytes of what it announced are counted, as keptBy's. What is remembered from before a restart was, and is when it has
 	// answered.
 	kept   int
 	keptBy uint32
 	lane   *lane
-	peer   Peer
+	peer   plugin.Peer
 	// refused is what it announced last, as far as that names it, if it was refused for what it announced; announced is what counts.
-	refused Key
+	refused plugin.Name
 	// account is whose plugin it is, as far as it has answered.
-	account trust.Account
+	account plugin.Account
 	// barred: it may not register what it announced. It stands in its lane for that to change and counts for nothing there.
 	barred bool
 	// given is what its handler judged it by when it was given to it, now or before it was superseded; zero before.
@@ -71,13 +71,13 @@ type instance struct {
 	at           string
 	registeredAt time.Time
 	// memory is the record from before a restart of the host, as long as it is not settled whether this is the same instance.
-	memory *Instance
+	memory *plugin.Instance
 	// replacement is the instance that stood at the same path when this one went. replaces are those that await this one's answer: more than
 	// one if it moved on before it gave one.
 	replacement *instance
 	replaces    []*instance
 	// registration is what its handler found out about it when it was registered last.
-	registration cache.Registration
+	registration plugin.Registration
 	// watches are for its death: of who accepts on its registration socket and, if its handler asks for it, on its endpoint.
 	watches [2]watching
 }
@@ -96,12 +96,12 @@ func (m *Machine) newInstance(info *cache.PluginInfo) *instance {
 }
 
 // named is what people call it: by what it announced last.
-func (in *instance) named() Key {
-	return cmp.Or(in.refused, in.announced.key())
+func (in *instance) named() plugin.Name {
+	return cmp.Or(in.refused, in.announced.PluginName())
 }
 
 // goesBy says whether a name is the one by which people call it, under its type or one of its roles.
-func (in *instance) goesBy(key Key) bool {
+func (in *instance) goesBy(key plugin.Name) bool {
 	named := in.named()
 	return named.Name == key.Name && (named.Type == key.Type || slices.Contains(in.registration.Roles, key.Type))
 }
@@ -116,8 +116,8 @@ func (in *instance) recorded() bool { return in.record != unrecorded }
 
 func (in *instance) entry() Entry { return Entry{in.announced.Type, in.announced.Name, in.id} }
 
-func (in *instance) describe(endpoint string) Instance {
-	return Instance{
+func (in *instance) describe(endpoint string) plugin.Instance {
+	return plugin.Instance{
 		ID: in.id, Type: in.announced.Type, Name: in.announced.Name, Versions: in.announced.Versions,
 		Endpoint: endpoint, SocketPath: in.info.SocketPath, Socket: in.info.Socket, Peer: in.peer,
 		Source: in.source, Rank: in.recordedRank(), RegisteredAt: in.registeredAt, Account: in.account, Registration: in.registration,
@@ -169,53 +169,53 @@ func (m *Machine) rest(in *instance) {
 	m.unwatchBoth(in)
 }
 
-func (m *Machine) state(in *instance) State {
+func (m *Machine) state(in *instance) plugin.State {
 	l := in.lane
 	switch {
 	case l != nil && l.call == CallDeRegister && l.held == in:
-		return StateDeregistering
+		return plugin.StateDeregistering
 	case in.phase == Lost:
-		return StateUnreachable
+		return plugin.StateUnreachable
 	case in.phase == Refused && in.failure == nil:
-		return StateIgnored
+		return plugin.StateIgnored
 	case in.phase == Refused:
-		return StateRefused
+		return plugin.StateRefused
 	case in.held() && in.record == listed, in.phase == Registered:
-		return StateRegistered
+		return plugin.StateRegistered
 	}
 	switch in.phase {
 	case Asking:
 		if in.memory != nil {
-			return StateRestored
+			return plugin.StateRestored
 		}
-		return StateConnecting
+		return plugin.StateConnecting
 	case Ready:
-		return StateWaiting
+		return plugin.StateWaiting
 	case Walking:
 		return walkStates[l.call]
 	case Telling, Waiting:
 		return in.failedState()
 	case Missing, Superseded:
-		return StateSuperseded
+		return plugin.StateSuperseded
 	case Restored:
-		return StateRestored
+		return plugin.StateRestored
 	default:
 	}
 	return in.state
 }
 
-func (in *instance) failedState() State {
+func (in *instance) failedState() plugin.State {
 	switch {
 	case in.failure.Kind == Distrusted || in.failure.refusal:
-		return StateRefused
+		return plugin.StateRefused
 	case (in.failure.nobody() || in.failure.endpoint()) && in.announced.Type != "":
-		return StateUnreachable
+		return plugin.StateUnreachable
 	}
-	return StateBackoff
+	return plugin.StateBackoff
 }
 
-var walkStates = map[CallKind]State{
-	CallProbe: StateValidating, CallValidate: StateValidating, CallAdmit: StateAdmitting, CallRegister: StateRegistering,
-	CallSave: StateRegistering, CallGone: StateRegistering, CallRemove: StateValidating, CallDeRegister: StateNotifying,
-	CallTell: StateNotifying, CallKeep: StateNotifying, CallDiscard: StateNotifying,
+var walkStates = map[CallKind]plugin.State{
+	CallProbe: plugin.StateValidating, CallValidate: plugin.StateValidating, CallAdmit: plugin.StateAdmitting, CallRegister: plugin.StateRegistering,
+	CallSave: plugin.StateRegistering, CallGone: plugin.StateRegistering, CallRemove: plugin.StateValidating, CallDeRegister: plugin.StateNotifying,
+	CallTell: plugin.StateNotifying, CallKeep: plugin.StateNotifying, CallDiscard: plugin.StateNotifying,
 }

@@ -1,22 +1,15 @@
 package machine
 
 import (
-	"cmp"
 	"time"
 
 	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
 // Ref names an instance of one [Machine]. It is never used again.
 type Ref uint64
-
-// Key names a lane.
-type Key struct{ Type, Name string }
-
-func (k Key) compare(o Key) int {
-	return cmp.Or(cmp.Compare(k.Type, o.Type), cmp.Compare(k.Name, o.Name))
-}
 
 // Moment is when a step is taken, and what chance says: a number from 0 to 1 that is not 1.
 type Moment struct {
@@ -99,24 +92,24 @@ type (
 		Handler int
 	}
 	// Urged asks to try at once what waits, of one name or, if the key is zero, all.
-	Urged struct{ Key Key }
+	Urged struct{ Key plugin.Name }
 	// Released says that a name is not to be kept for its user any more.
-	Released struct{ Key Key }
+	Released struct{ Key plugin.Name }
 	// Answered is the result of [Ask].
 	Answered struct {
 		Ref     Ref
 		Path    string // that was dialled
-		Info    Info
+		Info    plugin.Info
 		Failure *Failure
-		Peer    Peer
-		Account trust.Account
+		Peer    plugin.Peer
+		Account plugin.Account
 	}
 	// Returned is the result of [Call].
 	Returned struct {
-		Key          Key
+		Key          plugin.Name
 		Failure      *Failure
 		ID           string // of what was saved, with a failure in part
-		Registration cache.Registration
+		Registration plugin.Registration
 		Kept         bool
 	}
 	// Delivered is the result of [Tell].
@@ -165,7 +158,7 @@ func (Sought) input()      {}
 // Change is one change of the desired state of the world.
 type Change struct {
 	cache.Change
-	Source Source // of what appeared
+	Source plugin.Source // of what appeared
 	// Withdrawn says why a socket does not count any more though it is there; nil if it was removed.
 	Withdrawn *Failure
 }
@@ -201,7 +194,7 @@ type (
 	Ask struct {
 		Ref    Ref
 		Path   string
-		Socket cache.SocketID
+		Socket plugin.SocketID
 		Type   string // as far as it is known
 		First  bool   // no attempt has failed
 	}
@@ -214,7 +207,7 @@ type (
 		Handler int
 		// Instance is as it is now, with the endpoint that the handler is told. Deprecated says that its socket is in the deprecated
 		// directory.
-		Instance   Instance
+		Instance   plugin.Instance
 		Deprecated bool
 		Failure    *Failure // of what CallKeep asks
 	}
@@ -240,8 +233,8 @@ type (
 	// End ends an attempt, if one is under way.
 	End struct {
 		Ref     Ref
-		Named   Info
-		Result  Result
+		Named   plugin.Info
+		Result  plugin.Result
 		Failure error
 	}
 	// Watch keeps the connection of an instance for the hints that it gives.
@@ -256,7 +249,7 @@ type (
 		Ref        Ref
 		Socket     Socket
 		Path, Type string
-		Identity   cache.SocketID // zero: any
+		Identity   plugin.SocketID // zero: any
 	}
 	// KeepProbe keeps what the last probe watches, in place of what was watched before.
 	KeepProbe struct {
@@ -266,15 +259,15 @@ type (
 	// WatchProcess tells when a process ends.
 	WatchProcess struct {
 		Ref  Ref
-		Peer Peer
+		Peer plugin.Peer
 	}
 	// UnwatchProcess ends a WatchProcess.
 	UnwatchProcess struct{ Ref Ref }
 	// Seek finds out whether anybody still listens on a socket that was removed.
 	Seek struct {
 		Ref    Ref
-		Socket cache.SocketID
-		Peer   Peer // that listened
+		Socket plugin.SocketID
+		Peer   plugin.Peer // that listened
 	}
 	// SetTimer sets a timer, in place of what it was set to.
 	SetTimer struct {
@@ -302,13 +295,13 @@ type (
 	// Keep says for whom a name is reserved from now on. Unless Save is set, something of the name is about to be removed from the registry,
 	// and both must be on disk together.
 	Keep struct {
-		Name KeptName
+		Name plugin.Reservation
 		Save bool
 	}
 	// Emit tells what happened.
-	Emit struct{ Event Event }
+	Emit struct{ Event plugin.Event }
 	// Pass tells of a state that an instance has come to and of which no event tells. The kind of its event is the state.
-	Pass struct{ Event Event }
+	Pass struct{ Event plugin.Event }
 	// Distrust tells that something was refused because it is not trusted.
 	Distrust struct{ Reason trust.Reason }
 	// Retire lets go of a handler that no lane has any more, and none will have.

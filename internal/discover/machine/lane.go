@@ -5,11 +5,13 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // lane is where the handler of one plugin type and name is called, one call at a time.
 type lane struct {
-	key Key
+	key plugin.Name
 	// members are the instances that announced the name, the newest first.
 	members []*instance
 	// held is the instance that the handler has: its RegisterPlugin succeeded and no DeRegisterPlugin followed. heldBy is
@@ -28,8 +30,8 @@ type walk struct {
 	handler    int
 	endpoint   string
 	deprecated bool
-	kind       EventKind // of the event that tells of the registration
-	previous   *instance // that the handler had before
+	kind       plugin.EventKind // of the event that tells of the registration
+	previous   *instance        // that the handler had before
 	failure    *Failure
 }
 
@@ -136,7 +138,7 @@ func (l *lane) handedUnder(endpoint string, in *instance) bool {
 	return slices.ContainsFunc(l.members, func(m *instance) bool { return m != in && m.given.endpoint == endpoint })
 }
 
-func (m *Machine) lane(key Key) *lane {
+func (m *Machine) lane(key plugin.Name) *lane {
 	l := m.lanes[key]
 	if l == nil {
 		l = &lane{key: key}
@@ -146,7 +148,7 @@ func (m *Machine) lane(key Key) *lane {
 }
 
 func (m *Machine) sortedLanes() []*lane {
-	return slices.SortedFunc(maps.Values(m.lanes), func(a, b *lane) int { return a.key.compare(b.key) })
+	return slices.SortedFunc(maps.Values(m.lanes), func(a, b *lane) int { return a.key.Compare(b.key) })
 }
 
 // kick has a lane that rests do what its present state calls for.
@@ -247,8 +249,8 @@ func (m *Machine) standDown(l *lane, in *instance) {
 		in.tries, in.failing = 0, time.Time{}
 	}
 	m.to(in, Superseded, ByTurn)
-	m.end(in, ResultSuperseded, nil)
-	m.emit(EventSuperseded, in, "instance "+l.held.id+" is newer and current")
+	m.end(in, plugin.ResultSuperseded, nil)
+	m.emit(plugin.EventSuperseded, in, "instance "+l.held.id+" is newer and current")
 	m.watchConn(in)
 	m.watchEndpoint(in)
 	m.rests(in)

@@ -12,9 +12,9 @@ import (
 	"slices"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/quota"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
@@ -38,19 +38,19 @@ const maxKept = 64
 // Config is what a [Machine] goes by. It does not change.
 type Config struct {
 	// Restored are the instances that are remembered, those of one name in the reverse order of their registration.
-	Restored []Instance
+	Restored []plugin.Instance
 	// Admits: [CallAdmit] is part of a registration.
 	Admits bool
 	// Trust says who may register which types, and who may take whose name. Nil: everybody may do everything.
 	Trust *trust.Judge
 	// IgnoreUnhandled: plugins of types without a handler are told nothing.
 	IgnoreUnhandled  bool
-	Bounds           Bounds
+	Bounds           plugin.Bounds
 	UnreachableGrace time.Duration
 	// NameGrace is how long the name of a plugin that went stays its user's; none is kept without Trust. Names are those that are kept from
 	// before a restart.
 	NameGrace time.Duration
-	Names     []KeptName
+	Names     []plugin.Reservation
 }
 
 // The pauses between attempts. A newcomer that is refused while an older instance serves is not tried often: each attempt may cost the
@@ -71,15 +71,15 @@ type Machine struct {
 	handlers map[string]int // by type
 	// retiring are handlers that were replaced and that lanes may still have.
 	retiring map[int]bool
-	lanes    map[Key]*lane
+	lanes    map[plugin.Name]*lane
 	byRef    map[Ref]*instance
 	// sockets and appearances are the instances whose sockets exist.
 	sockets     map[string]*instance
 	appearances map[uint64]*instance
 	// restored are the instances from before a restart whose sockets have not been seen yet.
-	restored map[cache.SocketID]*instance
+	restored map[plugin.SocketID]*instance
 	// remembered are the instances from before a restart, lastRank is the highest rank among them. Both stay as they are.
-	remembered map[Key][]remembered
+	remembered map[plugin.Name][]remembered
 	lastRank   uint64
 	// complete: all sockets that were there at the start have been seen.
 	complete bool
@@ -104,16 +104,16 @@ type Machine struct {
 
 // New returns a Machine, and the effects with which it begins.
 func New(cfg Config, at Moment) (*Machine, []Effect) {
-	cfg.Bounds = Bounds{
+	cfg.Bounds = plugin.Bounds{
 		Text: cmp.Or(cfg.Bounds.Text, 4096), Versions: cmp.Or(cfg.Bounds.Versions, 64),
 		UserBytes: cmp.Or(cfg.Bounds.UserBytes, 4<<20), TotalBytes: cmp.Or(cfg.Bounds.TotalBytes, 16<<20),
 		UserPlugins: cmp.Or(cfg.Bounds.UserPlugins, math.MaxInt32), TotalPlugins: cmp.Or(cfg.Bounds.TotalPlugins, math.MaxInt32),
 	}
 	m := &Machine{
 		cfg: cfg, Moment: at,
-		handlers: map[string]int{}, retiring: map[int]bool{}, lanes: map[Key]*lane{}, byRef: map[Ref]*instance{},
+		handlers: map[string]int{}, retiring: map[int]bool{}, lanes: map[plugin.Name]*lane{}, byRef: map[Ref]*instance{},
 		sockets: map[string]*instance{}, appearances: map[uint64]*instance{},
-		restored: map[cache.SocketID]*instance{}, remembered: map[Key][]remembered{}, lastRank: rankStep,
+		restored: map[plugin.SocketID]*instance{}, remembered: map[plugin.Name][]remembered{}, lastRank: rankStep,
 		timers: map[Timer]time.Time{}, unlinked: map[*instance]bool{},
 	}
 	m.announced = quota.New(quota.Reserved(cfg.Bounds.UserBytes, cfg.Bounds.TotalBytes), m.privileged)
@@ -264,25 +264,25 @@ func (m *Machine) fired(t Timer) {
 	}
 }
 
-func (m *Machine) emit(kind EventKind, in *instance, message string) {
+func (m *Machine) emit(kind plugin.EventKind, in *instance, message string) {
 	m.do(Emit{m.event(kind, in, message)})
-	if kind != EventFailed {
+	if kind != plugin.EventFailed {
 		in.passed = nil
 	}
 	m.told = append(m.told, in)
 }
 
-func (m *Machine) event(kind EventKind, in *instance, message string) Event {
-	known := cmp.Or(in.announced.key(), in.refused)
-	return Event{
+func (m *Machine) event(kind plugin.EventKind, in *instance, message string) plugin.Event {
+	known := cmp.Or(in.announced.PluginName(), in.refused)
+	return plugin.Event{
 		Time: m.Now, Kind: kind, Type: known.Type, Name: known.Name, Instance: in.id,
 		Endpoint: in.endpoint(), SocketPath: in.info.SocketPath, Message: message,
 	}
 }
 
 // inPassing are the states that no event is the word for.
-var inPassing = []State{
-	StateConnecting, StateWaiting, StateValidating, StateAdmitting, StateRegistering, StateNotifying, StateDeregistering,
+var inPassing = []plugin.State{
+	plugin.StateConnecting, plugin.StateWaiting, plugin.StateValidating, plugin.StateAdmitting, plugin.StateRegistering, plugin.StateNotifying, plugin.StateDeregistering,
 }
 
 // pass tells of a state in passing that an instance has come to, unless an event of this step does. What it has gone through since the last
@@ -299,10 +299,10 @@ func (m *Machine) pass(in *instance) {
 	if in.failure != nil {
 		message = in.failure.Err.Error()
 	}
-	m.do(Pass{m.event(EventKind(in.state), in, message)})
+	m.do(Pass{m.event(plugin.EventKind(in.state), in, message)})
 }
 
-func (m *Machine) end(in *instance, result Result, err error) {
+func (m *Machine) end(in *instance, result plugin.Result, err error) {
 	m.do(End{in.ref, in.announced, result, err})
 }
 
@@ -351,15 +351,15 @@ func (m *Machine) has(handler int) bool {
 }
 
 // urge tries at once what waits, and resets its back-off.
-func (m *Machine) urge(key Key) {
+func (m *Machine) urge(key plugin.Name) {
 	for _, in := range m.instances() {
-		if (key == (Key{}) || in.goesBy(key)) && (in.phase != Refused || key != (Key{})) {
+		if (key == (plugin.Name{}) || in.goesBy(key)) && (in.phase != Refused || key != (plugin.Name{})) {
 			m.askAgain(in, ByOperator)
 		}
 	}
 }
 
 // Waits says whether anything of a name waits to be tried.
-func (m *Machine) Waits(key Key) bool {
+func (m *Machine) Waits(key plugin.Name) bool {
 	return slices.ContainsFunc(m.instances(), func(in *instance) bool { return in.goesBy(key) && in.waits() })
 }

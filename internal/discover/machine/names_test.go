@@ -7,21 +7,23 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/cache"
-	"github.com/patchbay-dev/patchbay/trust"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // TestBoundsOfNames: of one user the oldest name goes for a new one, and when all users together have too many, nobody's goes for another
 // user's.
 func TestBoundsOfNames(t *testing.T) {
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	name := func(uid uint32, i int) KeptName {
-		return KeptName{Type: "T", Name: fmt.Sprintf("%d-%d", uid, i), By: trust.Account{UID: uid, Known: true}, Until: now.Add(time.Minute)}
+	name := func(uid uint32, i int) plugin.Reservation {
+		return plugin.Reservation{
+			Plugin: plugin.Name{Type: "T", Name: fmt.Sprintf("%d-%d", uid, i)}, Owner: plugin.Account{UID: uid, Known: true}, Until: now.Add(time.Minute),
+		}
 	}
 	var names keptNames
-	add := func(what string, n KeptName, want ...KeptName) {
+	add := func(what string, n plugin.Reservation, want ...plugin.Reservation) {
 		t.Helper()
 		if dropped := names.add(n, now); !slices.Equal(dropped, want) {
-			t.Fatalf("for %s, %s, %v are dropped, want %v", what, n.Name, dropped, want)
+			t.Fatalf("for %s, %s, %v are dropped, want %v", what, n.Plugin, dropped, want)
 		}
 	}
 	last := uint32(namesInTotal / namesPerUser)
@@ -43,7 +45,7 @@ func TestBoundsOfNames(t *testing.T) {
 // TestNewestFirst: a greater rank goes first, and with the same rank the socket that was created later.
 func TestNewestFirst(t *testing.T) {
 	of := func(rank uint64, birth int64) *instance {
-		return &instance{rank: rank, info: &cache.PluginInfo{Socket: cache.SocketID{Birth: birth}}}
+		return &instance{rank: rank, info: &cache.PluginInfo{Socket: plugin.SocketID{Birth: birth}}}
 	}
 	want := []*instance{of(2, 1), of(1, 3), of(1, 2), of(0, 9)}
 	for _, order := range [][]int{{0, 1, 2, 3}, {3, 2, 1, 0}, {2, 0, 3, 1}} {

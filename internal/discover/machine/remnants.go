@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
-	"github.com/patchbay-dev/patchbay/trust"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // The bounds of what is kept of instances that are gone. Beyond them the oldest are forgotten first.
@@ -20,13 +20,13 @@ const (
 // remnant is what is kept of an instance: of its refusal, or of one that lives without a socket.
 type remnant struct {
 	in     *instance // nil of a refusal
-	key    Key
-	by     trust.Account
-	status Status
+	key    plugin.Name
+	by     plugin.Account
+	status plugin.Status
 }
 
 // of says whether it is somebody's. Of whom nothing is known is one of his own.
-func (r remnant) of(by trust.Account) bool { return r.by.UID == by.UID && r.by.Known == by.Known }
+func (r remnant) of(by plugin.Account) bool { return r.by.UID == by.UID && r.by.Known == by.Known }
 
 // remnants are bounded by user and in sum, the oldest first.
 type remnants []remnant
@@ -66,8 +66,8 @@ func (m *Machine) keepRefusal(in *instance) {
 		return
 	}
 	const textMax = 4096
-	kept := remnant{key: key, by: in.account, status: Status{
-		Type: key.Type, Name: key.Name, State: StateRefused, Endpoint: in.shownEndpoint(), SocketPath: in.info.SocketPath,
+	kept := remnant{key: key, by: in.account, status: plugin.Status{
+		Type: key.Type, Name: key.Name, State: plugin.StateRefused, Endpoint: in.shownEndpoint(), SocketPath: in.info.SocketPath,
 		Source: in.source, FirstSeen: in.info.Timestamp, Since: m.Now, Attempts: in.tries,
 		LastError: untrusted.Cut(in.failure.Err.Error(), textMax),
 	}}
@@ -77,10 +77,10 @@ func (m *Machine) keepRefusal(in *instance) {
 
 // settled forgets what is kept of the name of an instance that is registered.
 func (m *Machine) settled(in *instance) {
-	key := Key{in.announced.Type, in.announced.Name}
+	key := in.announced.PluginName()
 	m.refusals.forget(func(o remnant) bool { return o.key == key })
 	for _, o := range m.unlinkedOnes() {
-		if (Key{o.announced.Type, o.announced.Name}) == key {
+		if o.announced.PluginName() == key {
 			m.unwatchUnlinked(o)
 		}
 	}
@@ -146,7 +146,7 @@ func (m *Machine) seek(in *instance) {
 		m.unwatchUnlinked(in)
 		return
 	}
-	if l := m.lanes[Key{in.announced.Type, in.announced.Name}]; l != nil && !m.isRobbed(in) {
+	if l := m.lanes[in.announced.PluginName()]; l != nil && !m.isRobbed(in) {
 		for _, o := range l.members {
 			if o.phase != Gone && !o.barred {
 				m.unwatchUnlinked(in)
@@ -181,28 +181,28 @@ func (m *Machine) isRobbed(in *instance) bool {
 func (m *Machine) tellRobbed(in *instance) {
 	message := fmt.Sprintf("its socket is gone, and process %d still serves on it: if it is not about to end, somebody removed the socket "+
 		"who may write to the directory; restart the plugin, which makes a new socket", in.peer.PID)
-	m.emit(EventUnlinked, in, message)
+	m.emit(plugin.EventUnlinked, in, message)
 	status := m.status(in)
-	status.State, status.Since, status.LastError = StateUnlinked, m.Now, message
+	status.State, status.Since, status.LastError = plugin.StateUnlinked, m.Now, message
 	status.Current, status.Instance, status.RegisteredAt = false, "", time.Time{}
-	for _, forgotten := range m.robbed.keep(remnant{in, Key{status.Type, status.Name}, in.account, status}) {
+	for _, forgotten := range m.robbed.keep(remnant{in, plugin.Name{Type: status.Type, Name: status.Name}, in.account, status}) {
 		m.unwatchUnlinked(forgotten.in)
 	}
 }
 
 // Refusals describes the last refusal of each name that has not been registered since and whose plugin is gone or now announces something
 // else: each with the state "refused" and the reason as its LastError. They are sorted by type and name, the newest of each first.
-func (m *Machine) Refusals() []Status {
-	named := make(map[Key]bool, len(m.refusals))
+func (m *Machine) Refusals() []plugin.Status {
+	named := make(map[plugin.Name]bool, len(m.refusals))
 	for _, o := range m.refusals {
 		named[o.key] = true
 	}
 	type place struct{ ptype, name, socket string }
 	present := map[place]string{}
-	for _, s := range m.Plugins(func(k Key) bool { return named[k] }) {
+	for _, s := range m.Plugins(func(k plugin.Name) bool { return named[k] }) {
 		present[place{s.Type, s.Name, s.SocketPath}] = s.LastError
 	}
-	var all []Status
+	var all []plugin.Status
 	for _, o := range slices.Backward(m.refusals) {
 		s := o.status
 		shown, there := present[place{s.Type, s.Name, s.SocketPath}]
@@ -210,7 +210,7 @@ func (m *Machine) Refusals() []Status {
 			all = append(all, s)
 		}
 	}
-	slices.SortStableFunc(all, func(a, b Status) int {
+	slices.SortStableFunc(all, func(a, b plugin.Status) int {
 		return cmp.Or(cmp.Compare(a.Type, b.Type), cmp.Compare(a.Name, b.Name))
 	})
 	return all

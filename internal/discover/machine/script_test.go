@@ -12,6 +12,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/discover/machine"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // TestScripts runs the scripts in testdata: below each input stand the effects that it leads to, and the states after it. "go test -rewrite"
@@ -80,9 +81,9 @@ func (s *script) configure(d *datadriven.TestData) {
 		cfg.UnreachableGrace = 10 * time.Second
 	}
 	if d.HasArg("restored") {
-		cfg.Restored = []machine.Instance{{
+		cfg.Restored = []plugin.Instance{{
 			ID: "old", Type: "T", Name: "foo", Versions: []string{"v1"}, Endpoint: "/a", SocketPath: "/a",
-			Socket: cache.SocketID{Device: 1, Inode: 1}, Peer: machine.Peer{PID: 1, Start: 1, Boot: "b"}, Rank: 1 << 26,
+			Socket: plugin.SocketID{Device: 1, Inode: 1}, Peer: plugin.Peer{PID: 1, Start: 1, Boot: "b"}, Rank: 1 << 26,
 		}}
 	}
 	s.start(cfg)
@@ -109,12 +110,12 @@ func (s *script) input(t *testing.T, d *datadriven.TestData) machine.Input {
 	case "answer":
 		r := ref()
 		return machine.Answered{
-			Ref: r, Path: s.asked[r], Info: machine.Info{Type: ptype, Name: name, Endpoint: arg("endpoint"), Versions: []string{"v1"}},
-			Failure: failure(arg("error")), Peer: machine.Peer{PID: int(s.paths[s.asked[r]]), Start: 1, Boot: "b"},
+			Ref: r, Path: s.asked[r], Info: plugin.Info{Type: ptype, Name: name, Endpoint: arg("endpoint"), Versions: []string{"v1"}},
+			Failure: failure(arg("error")), Peer: plugin.Peer{PID: int(s.paths[s.asked[r]]), Start: 1, Boot: "b"},
 		}
 	case "return":
 		s.ids++
-		return machine.Returned{Key: machine.Key{Type: ptype, Name: name}, Failure: failure(arg("error")), ID: fmt.Sprint("id", s.ids),
+		return machine.Returned{Key: plugin.Name{Type: ptype, Name: name}, Failure: failure(arg("error")), ID: fmt.Sprint("id", s.ids),
 			Kept: d.HasArg("kept")}
 	case "told":
 		return machine.Delivered{Ref: ref()}
@@ -138,7 +139,7 @@ func (s *script) input(t *testing.T, d *datadriven.TestData) machine.Input {
 	case "complete":
 		return machine.Complete{}
 	case "urge":
-		return machine.Urged{Key: machine.Key{Type: ptype, Name: name}}
+		return machine.Urged{Key: plugin.Name{Type: ptype, Name: name}}
 	}
 	t.Fatalf("%s: no such input: %s", d.Pos, d.Cmd)
 	return nil
@@ -151,7 +152,7 @@ func (s *script) changed(t *testing.T, at, to string, d *datadriven.TestData) ma
 		var c machine.Change
 		c.Path = path
 		if appearance != 0 {
-			c.Info = &cache.PluginInfo{SocketPath: path, Appearance: appearance, Socket: cache.SocketID{Device: 1, Inode: appearance}}
+			c.Info = &cache.PluginInfo{SocketPath: path, Appearance: appearance, Socket: plugin.SocketID{Device: 1, Inode: appearance}}
 		}
 		return c
 	}
@@ -191,7 +192,7 @@ func (s *script) report() string {
 		lines = append(lines, s.describe(effect))
 	}
 	s.out = nil
-	for _, p := range s.m.Plugins(func(machine.Key) bool { return true }) {
+	for _, p := range s.m.Plugins(func(plugin.Name) bool { return true }) {
 		line := fmt.Sprintf("= %s %s/%s %s", p.SocketPath, p.Type, p.Name, p.State)
 		if !p.NextRetry.IsZero() {
 			line += " next in " + p.NextRetry.Sub(s.now).String()

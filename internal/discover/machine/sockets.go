@@ -8,30 +8,31 @@ import (
 	"slices"
 
 	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-func (m *Machine) restore(records []Instance) {
+func (m *Machine) restore(records []plugin.Instance) {
 	spacing := rankStep / uint64(len(records)+1)
 	for i, record := range records {
 		in := m.newInstance(&cache.PluginInfo{SocketPath: record.SocketPath, Socket: record.Socket})
-		in.phase, in.state, in.since = Restored, StateRestored, m.Now
+		in.phase, in.state, in.since = Restored, plugin.StateRestored, m.Now
 		in.rank = cmp.Or(record.Rank, uint64(len(records)-i)*spacing) // one without is older than all with one
 		in.source = record.Source
-		in.announced = Info{Type: record.Type, Name: record.Name, Endpoint: record.Endpoint, Versions: record.Versions}
+		in.announced = plugin.Info{Type: record.Type, Name: record.Name, Endpoint: record.Endpoint, Versions: record.Versions}
 		in.id, in.record, in.at, in.registeredAt = record.ID, listed, record.Endpoint, record.RegisteredAt
 		in.account, in.registration, in.memory = record.Account, record.Registration, &record
 		if record.Endpoint == record.SocketPath {
 			in.announced.Endpoint = "" // it is wherever its socket is
 		}
 		m.lastRank = max(m.lastRank, in.rank)
-		m.emit(EventRestored, in, "known from before the restart; checking whether it is alive")
-		if _, known := m.restored[record.Socket]; known || record.Socket == (cache.SocketID{}) {
+		m.emit(plugin.EventRestored, in, "known from before the restart; checking whether it is alive")
+		if _, known := m.restored[record.Socket]; known || record.Socket == (plugin.SocketID{}) {
 			// Of two records of one socket the one that was registered last counts.
 			m.went(in, "it cannot be told whether its socket is still the same", ByLoss)
 			continue
 		}
 		m.restored[record.Socket] = in
-		key := in.announced.key()
+		key := in.announced.PluginName()
 		m.remembered[key] = append(m.remembered[key], remembered{in.rank, record.Socket})
 	}
 }
@@ -134,7 +135,7 @@ func (m *Machine) appear(c Change) *instance {
 	if in != nil {
 		delete(m.restored, c.Info.Socket)
 		in.info = c.Info
-		m.lane(in.announced.key()).join(in)
+		m.lane(in.announced.PluginName()).join(in)
 		m.hideMoved(in)
 	} else {
 		in = m.newInstance(c.Info)
@@ -153,12 +154,12 @@ const rankStep = 1 << 26
 // remembered is the rank of an instance from before a restart, and its socket.
 type remembered struct {
 	rank   uint64
-	socket cache.SocketID
+	socket plugin.SocketID
 }
 
 // yield ranks an instance that was found behind those remembered of its name whose sockets were born after its own, and above the rest.
 // It has no record, so most likely it rested behind them before the restart and was never registered.
-func (m *Machine) yield(in *instance, key Key) {
+func (m *Machine) yield(in *instance, key plugin.Name) {
 	if !in.provisional {
 		return
 	}
@@ -239,7 +240,7 @@ func (m *Machine) went(in *instance, why string, cause Cause) {
 	in.why = why
 	m.keepName(in)
 	m.letGo(in)
-	m.end(in, ResultGone, nil)
+	m.end(in, plugin.ResultGone, nil)
 	m.rest(in)
 	if in.phase == Ready {
 		m.do(Close{in.ref})
@@ -314,7 +315,7 @@ func (m *Machine) giveUp(in *instance, what string, f *Failure, cause Cause) {
 	fresh.tries, fresh.failing = tries, failing
 	m.fails(fresh, f)
 	fresh.told = f.Err.Error()
-	m.end(fresh, ResultFailed, f.Err)
+	m.end(fresh, plugin.ResultFailed, f.Err)
 	m.retryLater(fresh, ByAnswer)
 }
 
@@ -326,7 +327,7 @@ func (m *Machine) unrecord(in *instance) {
 	}
 	in.record = unrecorded
 	m.do(Hide{in.entry(), errors.New(in.why)})
-	m.emit(EventDeregistered, in, in.why)
+	m.emit(plugin.EventDeregistered, in, in.why)
 	m.do(Forget(in.entry()))
 }
 
@@ -339,7 +340,7 @@ func (m *Machine) hide(in *instance, why error) {
 	in.record = hidden
 	m.touch(in)
 	m.do(Hide{in.entry(), why})
-	m.emit(EventUnreachable, in, why.Error())
+	m.emit(plugin.EventUnreachable, in, why.Error())
 }
 
 // hideMoved hides an instance that the registry has where it is no longer.

@@ -4,19 +4,21 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // Plugins describes, of the plugins that are wanted, every instance whose socket exists, every restored one that is not settled yet, and
 // those that still serve although their sockets were removed, sorted by type and name, the newest instance of each first.
-func (m *Machine) Plugins(wanted func(Key) bool) []Status {
+func (m *Machine) Plugins(wanted func(plugin.Name) bool) []plugin.Status {
 	type ranked struct {
-		Status
+		plugin.Status
 		in *instance
 	}
 	unwanted := func(in *instance) bool { return !wanted(in.shownKey()) }
 	var all []ranked
 	for _, in := range inOrder(slices.DeleteFunc(m.present(), unwanted)) {
-		if in.phase != Gone || m.state(in) == StateDeregistering {
+		if in.phase != Gone || m.state(in) == plugin.StateDeregistering {
 			all = append(all, ranked{m.status(in), in})
 		}
 	}
@@ -32,7 +34,7 @@ func (m *Machine) Plugins(wanted func(Key) bool) []Status {
 		return cmp.Or(cmp.Compare(a.Type, b.Type), cmp.Compare(a.Name, b.Name), newestFirst(a.in, b.in),
 			cmp.Compare(a.SocketPath, b.SocketPath))
 	})
-	statuses := make([]Status, len(all))
+	statuses := make([]plugin.Status, len(all))
 	for i, s := range all {
 		statuses[i] = s.Status
 	}
@@ -47,16 +49,16 @@ func (in *instance) shownEndpoint() string {
 }
 
 // shownKey is the type and name as which an instance is listed.
-func (in *instance) shownKey() Key {
+func (in *instance) shownKey() plugin.Name {
 	if in.announced.Type == "" {
 		return in.refused
 	}
-	return in.announced.key()
+	return in.announced.PluginName()
 }
 
-func (m *Machine) status(in *instance) Status {
+func (m *Machine) status(in *instance) plugin.Status {
 	shown := in.shownKey()
-	s := Status{
+	s := plugin.Status{
 		Type: shown.Type, Name: shown.Name, Versions: in.announced.Versions, Version: in.version(),
 		State: in.state, Current: in.held(), Registration: in.registration,
 		Endpoint: in.shownEndpoint(), SocketPath: in.info.SocketPath, Source: in.source,

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // task is what a lane does after its call, whatever comes of that.
@@ -102,9 +104,9 @@ func (m *Machine) call(l *lane, kind CallKind, f *Failure) {
 // register begins to walk an instance through its handler, the registry and the plugin itself: validated, admitted, registered, saved,
 // told, announced (docs/adr/0004).
 func (m *Machine) register(l *lane, in *instance, handler int) {
-	kind := EventRegistered
+	kind := plugin.EventRegistered
 	if l.held == in {
-		kind = EventUpdated
+		kind = plugin.EventUpdated
 	}
 	m.to(in, Walking, ByTurn)
 	l.walk = walk{subject: in, handler: handler, endpoint: in.endpoint(), deprecated: in.info.FoundInDeprecatedDir, kind: kind}
@@ -253,13 +255,13 @@ func (m *Machine) announce(l *lane, untold *Failure) {
 	in.recovers()
 	in.again = false
 	m.to(in, Registered, ByResult)
-	m.end(in, ResultRegistered, nil)
+	m.end(in, plugin.ResultRegistered, nil)
 	m.settled(in)
 	m.watchConn(in)
 	m.watchEndpoint(in)
 	m.emit(l.kind, in, "registered with its handler")
 	if l.previous != nil && l.previous.phase != Gone {
-		m.emit(EventSuperseded, l.previous, "instance "+in.id+" is current now")
+		m.emit(plugin.EventSuperseded, l.previous, "instance "+in.id+" is current now")
 	}
 	if untold != nil {
 		in.tries = tries
@@ -319,7 +321,7 @@ func (m *Machine) remove(l *lane, why string) {
 
 func (m *Machine) removed(l *lane, f *Failure) {
 	in := l.subject
-	m.emit(EventDeregistered, in, in.why)
+	m.emit(plugin.EventDeregistered, in, in.why)
 	if f == nil {
 		return
 	}

@@ -5,10 +5,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
-	"github.com/patchbay-dev/patchbay/trust"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // BenchmarkStage is what the registry costs a registration, without the disk.
@@ -19,16 +17,16 @@ func BenchmarkStage(b *testing.B) {
 	}
 	defer store.Shutdown()
 	registry := RegistryOf(store)
-	in := reconciler.Instance{
+	in := plugin.Instance{
 		Type: "T", Versions: []string{"v1"}, Endpoint: "/run/plugins/foo.sock", SocketPath: "/run/plugins/foo.sock",
-		Socket: cache.SocketID{Device: 1, Inode: 2, Birth: 3}, Peer: reconciler.Peer{PID: 4, Start: 5, Boot: "b5f0d1d4"},
-		Source: reconciler.SourceDiscovered, Rank: 1 << 40, RegisteredAt: time.Now(), Account: trust.Account{UID: 8, GID: 9, Known: true},
+		Socket: plugin.SocketID{Device: 1, Inode: 2, Birth: 3}, Peer: plugin.Peer{PID: 4, Start: 5, Boot: "b5f0d1d4"},
+		Source: plugin.SourceDiscovered, Rank: 1 << 40, RegisteredAt: time.Now(), Account: plugin.Account{UID: 8, GID: 9, Known: true},
 	}
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
 		in.Name = strconv.Itoa(i)
 		in.ID = in.Name
-		stage := registry.Stage([]reconciler.Instance{in})[0]
+		stage := registry.Stage([]plugin.Instance{in})[0]
 		if stage.Err != nil {
 			b.Fatal(stage.Err)
 		}

@@ -14,6 +14,7 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
@@ -31,7 +32,7 @@ func TestNewcomerBehindCrowd(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			c := newCrowd(t, reconciler.Bounds{UserPlugins: perUser, TotalPlugins: total})
+			c := newCrowd(t, plugin.Bounds{UserPlugins: perUser, TotalPlugins: total})
 			accepted := make(chan struct{}, 1000)
 			for i := range 24 {
 				go acceptAll(c.listen(fmt.Sprint("s", i), crowd[i%len(crowd)]), accepted)
@@ -51,18 +52,18 @@ type crowd struct {
 	*testing.T
 
 	outside, plugins string
-	events           chan reconciler.Event
+	events           chan plugin.Event
 }
 
-func newCrowd(t *testing.T, bounds reconciler.Bounds) *crowd {
-	c := &crowd{T: t, outside: t.TempDir(), plugins: t.TempDir(), events: make(chan reconciler.Event, 1000)}
+func newCrowd(t *testing.T, bounds plugin.Bounds) *crowd {
+	c := &crowd{T: t, outside: t.TempDir(), plugins: t.TempDir(), events: make(chan plugin.Event, 1000)}
 	judge, err := trust.New(trust.Policy{Sticky: true, Owners: trust.Accounts{Users: []string{"60001", "60002", "60003"}}})
 	if err := errors.Join(err, os.Chmod(c.plugins, os.ModeSticky|0o777)); err != nil {
 		t.Fatal(err)
 	}
 	w := New(Config{Dirs: []string{c.plugins}, Trust: judge, Reconciler: reconciler.Config{
-		Bounds: bounds, Timeouts: reconciler.Timeouts{Dial: time.Minute, GetInfo: time.Hour},
-		Observe: func(e reconciler.Event) { c.events <- e },
+		Bounds: bounds, Timeouts: plugin.Timeouts{Dial: time.Minute, GetInfo: time.Hour},
+		Observe: func(e plugin.Event) { c.events <- e },
 	}})
 	w.AddHandler("T", accepting{})
 	ctx, cancel := context.WithCancel(t.Context())
@@ -106,7 +107,7 @@ func (c *crowd) registers(name string, uid int) {
 	for e := range c.events {
 		switch {
 		case e.SocketPath != filepath.Join(c.plugins, name):
-		case e.Kind == reconciler.EventRegistered:
+		case e.Kind == plugin.EventRegistered:
 			return
 		default:
 			c.Fatalf("%s is %s: %s", name, e.Kind, e.Message)

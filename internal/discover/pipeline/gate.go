@@ -13,9 +13,9 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/discover/dirwatch"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
@@ -77,18 +77,18 @@ func explainDenied(err error, path string, info sock.Info) error {
 }
 
 // account says who answers for a plugin: who owns the socket or, if that is root or the host's user, who listens on it.
-func (g *gate) account(ctx context.Context, path string, owner uint32, peer sock.Peer) (trust.Account, error) {
+func (g *gate) account(ctx context.Context, path string, owner uint32, peer sock.Peer) (plugin.Account, error) {
 	if launch := g.launched(path); launch != nil && launch.Owns(ctx, peer.PID) {
-		account := trust.Account{UID: peer.UID, GID: peer.GID, Known: true, Launched: true, Name: launch.Name()}
+		account := plugin.Account{UID: peer.UID, GID: peer.GID, Known: true, Launched: true, Name: launch.Name()}
 		if uid, gid, ok := launch.RegisteredFor(); ok {
 			account.UID, account.GID = uid, gid
 		}
 		return account, nil
 	}
 	if err := g.trust.Listener(path, peer.UID, peer.GID); err != nil {
-		return trust.Account{}, err
+		return plugin.Account{}, err
 	}
-	account := trust.Account{UID: peer.UID, GID: peer.GID, Known: true}
+	account := plugin.Account{UID: peer.UID, GID: peer.GID, Known: true}
 	if !g.trust.Privileged(owner) {
 		account.UID = owner
 	}
@@ -96,7 +96,7 @@ func (g *gate) account(ctx context.Context, path string, owner uint32, peer sock
 }
 
 // endpoint says why a plugin may not have the endpoint that it announces. One that is not there yet is judged when it is connected to.
-func (g *gate) endpoint(ptype, path string, by trust.Account) error {
+func (g *gate) endpoint(ptype, path string, by plugin.Account) error {
 	if path == "" || !by.Known || g.trust.Privileged(by.UID) {
 		return nil
 	}
@@ -148,14 +148,14 @@ func (g *gate) find(path string) *dirwatch.Refusal {
 	return &g.refused[i]
 }
 
-func (g *gate) statuses(source func(string) reconciler.Source) []reconciler.Status {
+func (g *gate) statuses(source func(string) plugin.Source) []plugin.Status {
 	g.mu.Lock()
 	refused := g.refused
 	g.mu.Unlock()
-	statuses := make([]reconciler.Status, len(refused))
+	statuses := make([]plugin.Status, len(refused))
 	for i, r := range refused {
-		statuses[i] = reconciler.Status{
-			State: reconciler.StateRefused, SocketPath: r.Path, Source: source(r.Path), FirstSeen: r.Since, Since: r.Since,
+		statuses[i] = plugin.Status{
+			State: plugin.StateRefused, SocketPath: r.Path, Source: source(r.Path), FirstSeen: r.Since, Since: r.Since,
 			LastError: r.Err.Error(),
 		}
 	}
@@ -177,6 +177,6 @@ func (w *Watcher) refuse(refused []dirwatch.Refusal) {
 			message += fmt.Sprintf(" (%d earlier refusals in total were not reported)", suppressed)
 		}
 		w.cfg.Reconciler.Logger.Warn("not trusted", "path", r.Path, "reason", message)
-		w.observe(reconciler.EventRefused, r.Path, message)
+		w.observe(plugin.EventRefused, r.Path, message)
 	}
 }

@@ -7,9 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/patchbay-dev/patchbay/dynamicplugins"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // TestPeerOfBefore: a peer that was saved with its start time is known by the start that connections name now.
@@ -22,12 +21,12 @@ func TestPeerOfBefore(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	was := dynamicplugins.PluginPeer{PID: os.Getpid(), Start: ticks, Boot: sock.BootID()}
+	was := plugin.Peer{PID: os.Getpid(), Start: ticks, Boot: sock.BootID()}
 	if got, want := peerOf(was).Start, sock.Start(os.Getpid()); got != want {
 		t.Errorf("start %d, want %d", got, want)
 	}
-	for _, other := range []dynamicplugins.PluginPeer{{PID: was.PID, Start: ticks, Boot: "another"}, {PID: was.PID, Start: ticks - 1, Boot: was.Boot}} {
-		if got := peerOf(other); got != reconciler.Peer(other) {
+	for _, other := range []plugin.Peer{{PID: was.PID, Start: ticks, Boot: "another"}, {PID: was.PID, Start: ticks - 1, Boot: was.Boot}} {
+		if got := peerOf(other); got != other {
 			t.Errorf("%+v became %+v", other, got)
 		}
 	}

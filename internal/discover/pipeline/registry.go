@@ -8,11 +8,11 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/internal/peerauth"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
@@ -25,7 +25,7 @@ func RegistryOf(store *dynamicplugins.Store) reconciler.Registry { return regist
 type registry struct{ store *dynamicplugins.Store }
 
 // Stage passes the entries of all instances to the storage together, which can save them in one step.
-func (r registry) Stage(instances []reconciler.Instance) []reconciler.Stage {
+func (r registry) Stage(instances []plugin.Instance) []reconciler.Stage {
 	stages := make([]reconciler.Stage, len(instances))
 	ends := make([]int, len(instances)) // of the entries of each
 	entries := make([]*dynamicplugins.PluginInfo, 0, len(instances))
@@ -63,7 +63,7 @@ func stageOf(roles stagedRoles, errs []error) reconciler.Stage {
 }
 
 // dropRoles removes the instance from the roles that it had and has no more.
-func (r registry) dropRoles(in reconciler.Instance) error {
+func (r registry) dropRoles(in plugin.Instance) error {
 	former := slices.DeleteFunc(r.roles(in.Type, in.Name, in.ID), func(role string) bool {
 		return slices.Contains(rolesOf(in), role)
 	})
@@ -89,28 +89,14 @@ func (r registry) removeRoles(roles []string, name, id string) error {
 func (r registry) remove(ptype, name, id string) error {
 	err := r.store.DeregisterPlugin(ptype, name, id)
 	if errors.Is(err, dynamicplugins.ErrNotFound) {
-		return r.store.SaveName(ptype, name) // which would have been saved with it
+		return r.store.SaveReservation(plugin.Name{Type: ptype, Name: name}) // which would have been saved with it
 	}
 	return err
 }
 
-func (r registry) KeepName(name reconciler.KeptName) {
-	r.store.KeepName(dynamicplugins.KeptName{
-		Type: name.Type, Name: name.Name, UID: name.By.UID, GID: name.By.GID, Until: name.Until,
-	})
-}
+func (r registry) Reserve(reservation plugin.Reservation) { r.store.Reserve(reservation) }
 
-func (r registry) SaveName(ptype, name string) error { return r.store.SaveName(ptype, name) }
-
-// Names returns the reservations that a registry has restored.
-func Names(store *dynamicplugins.Store) []reconciler.KeptName {
-	var names []reconciler.KeptName
-	for _, n := range store.KeptNames() {
-		by := trust.Account{UID: n.UID, GID: n.GID, Known: true}
-		names = append(names, reconciler.KeptName{Type: n.Type, Name: n.Name, By: by, Until: n.Until})
-	}
-	return names
-}
+func (r registry) SaveReservation(name plugin.Name) error { return r.store.SaveReservation(name) }
 
 func (r registry) Confirm(ptype, name, id string) {
 	for _, t := range append(r.roles(ptype, name, id), ptype) {
@@ -150,8 +136,8 @@ func (s stagedRoles) Discard() error {
 }
 
 // Restored returns what the registry has from before, as far as the pipeline put it there.
-func Restored(store *dynamicplugins.Store, log *slog.Logger) []reconciler.Instance {
-	var instances []reconciler.Instance
+func Restored(store *dynamicplugins.Store, log *slog.Logger) []plugin.Instance {
+	var instances []plugin.Instance
 	for _, info := range store.RestoredPlugins() {
 		if isRole(info) {
 			dropOrphan(store, info, info.Record.RoleOf, log)
@@ -182,7 +168,7 @@ func dropOrphan(store *dynamicplugins.Store, info *dynamicplugins.PluginInfo, ma
 	}
 }
 
-func infoOf(in reconciler.Instance) *dynamicplugins.PluginInfo {
+func infoOf(in plugin.Instance) *dynamicplugins.PluginInfo {
 	registration := in.Registration
 	info := &dynamicplugins.PluginInfo{
 		Type:           in.Type,
@@ -191,7 +177,7 @@ func infoOf(in reconciler.Instance) *dynamicplugins.PluginInfo {
 		AllocID:        in.ID,
 		ConnectionInfo: &dynamicplugins.PluginConnectionInfo{SocketPath: in.Endpoint},
 		Record: &dynamicplugins.PluginRecord{
-			Roles: rolesOf(in), SocketPath: in.SocketPath, Socket: in.Socket, Peer: dynamicplugins.PluginPeer(in.Peer), Versions: in.Versions,
+			Roles: rolesOf(in), SocketPath: in.SocketPath, Socket: in.Socket, Peer: in.Peer, Versions: in.Versions,
 			Source: string(in.Source), Rank: in.Rank, RegisteredAt: in.RegisteredAt.Round(0).UTC(), EndpointWatched: registration.WatchEndpoint,
 		},
 	}
@@ -214,7 +200,7 @@ func infoOf(in reconciler.Instance) *dynamicplugins.PluginInfo {
 }
 
 // rolesOf returns the roles of an instance, each once and without its own type, as which it is registered anyway.
-func rolesOf(in reconciler.Instance) []string {
+func rolesOf(in plugin.Instance) []string {
 	var roles []string
 	for _, role := range in.Registration.Roles {
 		if role != "" && role != in.Type && !slices.Contains(roles, role) {
@@ -233,13 +219,13 @@ func roleOf(info *dynamicplugins.PluginInfo, role string) *dynamicplugins.Plugin
 }
 
 // instanceOf is the reverse of infoOf.
-func instanceOf(info *dynamicplugins.PluginInfo) reconciler.Instance {
+func instanceOf(info *dynamicplugins.PluginInfo) plugin.Instance {
 	r := info.Record
-	in := reconciler.Instance{
+	in := plugin.Instance{
 		ID: info.AllocID, Type: info.Type, Name: info.Name, Versions: r.Versions,
 		Endpoint: info.ConnectionInfo.SocketPath, SocketPath: r.SocketPath, Socket: r.Socket, Peer: peerOf(r.Peer),
-		Source: reconciler.Source(r.Source), Rank: r.Rank, RegisteredAt: r.RegisteredAt, Account: accountOf(info),
-		Registration: cache.Registration{Roles: r.Roles, Details: info.Options, WatchEndpoint: r.EndpointWatched},
+		Source: plugin.Source(r.Source), Rank: r.Rank, RegisteredAt: r.RegisteredAt, Account: accountOf(info),
+		Registration: plugin.Registration{Roles: r.Roles, Details: info.Options, WatchEndpoint: r.EndpointWatched},
 	}
 	if len(r.Versions) == 0 || info.Version != r.Versions[0] {
 		in.Registration.Version = info.Version
@@ -248,19 +234,19 @@ func instanceOf(info *dynamicplugins.PluginInfo) reconciler.Instance {
 }
 
 // peerOf returns a peer as connections name it, also one that was saved by a host that had other names for processes.
-func peerOf(p dynamicplugins.PluginPeer) reconciler.Peer {
+func peerOf(p plugin.Peer) plugin.Peer {
 	if p.Boot == sock.BootID() {
 		p.Start = sock.Renew(p.PID, p.Start)
 	}
-	return reconciler.Peer(p)
+	return p
 }
 
 // accountOf says whose plugin an entry is, as far as is known.
-func accountOf(info *dynamicplugins.PluginInfo) trust.Account {
+func accountOf(info *dynamicplugins.PluginInfo) plugin.Account {
 	if info.Record == nil || info.Record.Account == nil {
-		return trust.Account{}
+		return plugin.Account{}
 	}
-	return trust.Account{UID: info.Record.Account.UID, GID: info.Record.Account.GID, Known: true}
+	return plugin.Account{UID: info.Record.Account.UID, GID: info.Record.Account.GID, Known: true}
 }
 
 // isOurs says that an entry is that of an instance which the pipeline put there, and not of a role.
@@ -274,8 +260,8 @@ func isRole(info *dynamicplugins.PluginInfo) bool {
 
 // Statuses describes the instances in a registry, of one name or, if that is empty, of all, that the pipeline does not know: those that
 // others put there and, before it knows any, all.
-func Statuses(store *dynamicplugins.Store, name string, known bool) []reconciler.Status {
-	var statuses []reconciler.Status
+func Statuses(store *dynamicplugins.Store, name string, known bool) []plugin.Status {
+	var statuses []plugin.Status
 	for _, in := range store.Instances("", name) {
 		if isRole(in.Info) {
 			continue // it stands there under its own type
@@ -288,14 +274,14 @@ func Statuses(store *dynamicplugins.Store, name string, known bool) []reconciler
 }
 
 // statusOf describes an instance that the pipeline does not know, or not yet.
-func statusOf(in dynamicplugins.Instance) reconciler.Status {
-	known := reconciler.Instance{Source: reconciler.SourceHost}
+func statusOf(in dynamicplugins.Instance) plugin.Status {
+	known := plugin.Instance{Source: plugin.SourceHost}
 	if isOurs(in.Info) {
 		known = instanceOf(in.Info)
 	}
-	s := reconciler.Status{
+	s := plugin.Status{
 		Type: in.Info.Type, Name: in.Info.Name, Version: in.Info.Version,
-		State: reconciler.State(in.State), Current: in.State == dynamicplugins.InstanceRegistered,
+		State: plugin.State(in.State), Current: in.State == dynamicplugins.InstanceRegistered,
 		Endpoint: in.Info.ConnectionInfo.SocketPath, Instance: in.Info.AllocID, Source: known.Source,
 		Versions: known.Versions, Registration: known.Registration, SocketPath: known.SocketPath,
 		RegisteredAt: known.RegisteredAt, Since: in.Since,
@@ -312,7 +298,7 @@ func Judge(judge *trust.Judge) func(*dynamicplugins.PluginInfo, net.Conn) error 
 		// What is damaged was logged when it was restored: without an account nothing is judged, and without the socket more is refused.
 		p := peerauth.Plugin{Type: info.Type, Account: accountOf(info)}
 		if r := info.Record; r != nil {
-			p.Type, p.Socket = cmp.Or(r.RoleOf, info.Type), sock.ID(r.Socket)
+			p.Type, p.Socket = cmp.Or(r.RoleOf, info.Type), r.Socket
 		}
 		return peerauth.Check(judge, p, info.ConnectionInfo.SocketPath, conn)
 	}

@@ -13,20 +13,18 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
-	"github.com/patchbay-dev/patchbay/internal/reconciler"
-	"github.com/patchbay-dev/patchbay/trust"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-func example() reconciler.Instance {
-	return reconciler.Instance{
+func example() plugin.Instance {
+	return plugin.Instance{
 		ID: "older", Type: "CSIPlugin", Name: "foo", Versions: []string{"v1", "v2"}, Endpoint: "/foo.api", SocketPath: "/foo.sock",
-		Socket: cache.SocketID{Device: 1, Inode: 2, Birth: 3}, Peer: reconciler.Peer{PID: 4, Start: 5, Boot: "boot"},
-		Source: reconciler.SourceLaunched, Rank: 6, RegisteredAt: time.Unix(7, 8).UTC(),
-		Account:      trust.Account{UID: 9, GID: 10, Known: true},
-		Registration: cache.Registration{Version: "1.2", Roles: []string{"csi-node"}, WatchEndpoint: true, Details: map[string]string{"node": "n"}},
+		Socket: plugin.SocketID{Device: 1, Inode: 2, Birth: 3}, Peer: plugin.Peer{PID: 4, Start: 5, Boot: "boot"},
+		Source: plugin.SourceLaunched, Rank: 6, RegisteredAt: time.Unix(7, 8).UTC(),
+		Account:      plugin.Account{UID: 9, GID: 10, Known: true},
+		Registration: plugin.Registration{Version: "1.2", Roles: []string{"csi-node"}, WatchEndpoint: true, Details: map[string]string{"node": "n"}},
 	}
 }
 
@@ -34,8 +32,8 @@ func example() reconciler.Instance {
 func TestReadBack(t *testing.T) {
 	in := example()
 	in.Rank = math.MaxInt64
-	bare := reconciler.Instance{ID: "bare", Type: "T", Name: "bar", Endpoint: "/bar.sock", SocketPath: "/bar.sock"}
-	for _, in := range []reconciler.Instance{in, bare} {
+	bare := plugin.Instance{ID: "bare", Type: "T", Name: "bar", Endpoint: "/bar.sock", SocketPath: "/bar.sock"}
+	for _, in := range []plugin.Instance{in, bare} {
 		if d := cmp.Diff(in, instanceOf(infoOf(in))); d != "" {
 			t.Errorf("read back (-want +got):\n%s", d)
 		}
@@ -79,10 +77,10 @@ func (d *documented) PutDynamicPluginRegistryState(state *dynamicplugins.Registr
 func TestRestored(t *testing.T) {
 	older := example()
 	newer := example()
-	newer.ID, newer.Rank, newer.Socket.Inode, newer.Registration = "newer", 7, 3, cache.Registration{}
-	bare := reconciler.Instance{
+	newer.ID, newer.Rank, newer.Socket.Inode, newer.Registration = "newer", 7, 3, plugin.Registration{}
+	bare := plugin.Instance{
 		ID: "bare", Type: "T", Name: "bar", Versions: []string{"v1"}, Endpoint: "/bar.sock", SocketPath: "/bar.sock",
-		Source: reconciler.SourceDiscovered, RegisteredAt: time.Unix(9, 0).UTC(),
+		Source: plugin.SourceDiscovered, RegisteredAt: time.Unix(9, 0).UTC(),
 	}
 	own := &dynamicplugins.PluginInfo{
 		Type: "T", Name: "own", AllocID: "own", Version: "3", ConnectionInfo: &dynamicplugins.PluginConnectionInfo{SocketPath: "/own"},
@@ -95,11 +93,11 @@ func TestRestored(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer store.Shutdown()
-		got := map[string]reconciler.Instance{}
+		got := map[string]plugin.Instance{}
 		for _, in := range Restored(store, slog.New(slog.DiscardHandler)) {
 			got[in.ID] = in
 		}
-		if d := cmp.Diff(map[string]reconciler.Instance{"older": older, "newer": newer, "bare": bare}, got); d != "" {
+		if d := cmp.Diff(map[string]plugin.Instance{"older": older, "newer": newer, "bare": bare}, got); d != "" {
 			t.Errorf("restored (-want +got):\n%s", d)
 		}
 		role, err := store.PluginForAlloc("csi-node", "foo", "older")
@@ -116,8 +114,8 @@ func TestRestored(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for _, in := range []reconciler.Instance{older, newer, bare} {
-				stage := RegistryOf(store).Stage([]reconciler.Instance{in})[0]
+			for _, in := range []plugin.Instance{older, newer, bare} {
+				stage := RegistryOf(store).Stage([]plugin.Instance{in})[0]
 				if stage.Err != nil {
 					t.Fatal(stage.Err)
 				}

@@ -19,7 +19,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/internal/registration"
 	"github.com/patchbay-dev/patchbay/internal/sock"
-	"github.com/patchbay-dev/patchbay/trust"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 type transport struct {
@@ -31,7 +31,7 @@ type transport struct {
 	asking *asking
 }
 
-func (t *transport) Dial(ctx context.Context, timeout time.Duration, path string, id cache.SocketID) (reconciler.Conn, error) {
+func (t *transport) Dial(ctx context.Context, timeout time.Duration, path string, id plugin.SocketID) (reconciler.Conn, error) {
 	place, err := t.begin(ctx, timeout, path)
 	if err != nil {
 		return nil, err
@@ -59,7 +59,7 @@ func (t *transport) begin(ctx context.Context, timeout time.Duration, path strin
 	return t.asking.begin(ctx, info.UID, reconciler.IsFirst(ctx))
 }
 
-func (t *transport) dial(ctx context.Context, path string, id cache.SocketID) (*conn, error) {
+func (t *transport) dial(ctx context.Context, path string, id plugin.SocketID) (*conn, error) {
 	socket, reached, err := t.connect(ctx, path)
 	if moved := still(path, id, reached); moved != nil {
 		if err == nil {
@@ -70,7 +70,7 @@ func (t *transport) dial(ctx context.Context, path string, id cache.SocketID) (*
 	if err != nil {
 		return nil, err
 	}
-	account := trust.Account{UID: reached.UID, Known: true}
+	account := plugin.Account{UID: reached.UID, Known: true}
 	peer, err := sock.PeerOf(socket)
 	// gofail: var transportPeer string
 	// err = errors.New(transportPeer)
@@ -90,8 +90,8 @@ func (t *transport) dial(ctx context.Context, path string, id cache.SocketID) (*
 // still says whether the socket that was reached, or on which nobody accepts, is the one that was found. Where it is not known which one
 // was reached, sockets may change places meanwhile: it is the one that was found if that is at the path afterwards, too. The zero identity
 // is that of any.
-func still(path string, id cache.SocketID, reached sock.Info) (err error) {
-	if id == (cache.SocketID{}) {
+func still(path string, id plugin.SocketID, reached sock.Info) (err error) {
+	if id == (plugin.SocketID{}) {
 		return nil
 	}
 	info := reached
@@ -139,7 +139,7 @@ func (t *transport) explain(err error, path string) error {
 
 // Probe connects and closes the connection at once. A connection that ended while somebody still accepts is nothing to keep again, so
 // what is watched from then on is the process.
-func (t *transport) Probe(ctx context.Context, path string, id cache.SocketID, hint func()) (stop func(), err error) {
+func (t *transport) Probe(ctx context.Context, path string, id plugin.SocketID, hint func()) (stop func(), err error) {
 	// gofail: var transportProbe string
 	// return nil, errors.New(transportProbe)
 	stop, err = t.peers.ProbeWatch(ctx, path, hint)
@@ -159,34 +159,34 @@ func (t *transport) Refused(err error) bool {
 	return sock.IsRefused(err) || sock.IsGone(err)
 }
 
-func (t *transport) WatchProcess(peer reconciler.Peer, hint func()) (stop func(), err error) {
+func (t *transport) WatchProcess(peer plugin.Peer, hint func()) (stop func(), err error) {
 	return t.peers.WatchPID(peer.PID, peer.Start, hint)
 }
 
-func (t *transport) Listens(socket cache.SocketID, peer reconciler.Peer) bool {
-	listens, err := sock.Listens(sock.ID(socket), peer.PID)
+func (t *transport) Listens(socket plugin.SocketID, peer plugin.Peer) bool {
+	listens, err := sock.Listens(socket, peer.PID)
 	return listens || err != nil
 }
 
 type conn struct {
 	*registration.Client
 	transport *transport
-	account   trust.Account
+	account   plugin.Account
 	launch    Launch    // nil unless it was launched
 	peer      sock.Peer // zero if the system does not say
 	place     *place    // until it is kept or closed
 }
 
-func (c *conn) GetInfo(ctx context.Context, timeout time.Duration) (reconciler.Info, error) {
+func (c *conn) GetInfo(ctx context.Context, timeout time.Duration) (plugin.Info, error) {
 	info, err := c.info(ctx, timeout)
 	if err == nil {
 		err = c.transport.gate.endpoint(info.Type, info.Endpoint, c.account) // beside what it announces
 	}
-	return reconciler.Info(info), err
+	return info, err
 }
 
 // info is who the plugin is. One that the host launched may have said so.
-func (c *conn) info(ctx context.Context, timeout time.Duration) (registration.Info, error) {
+func (c *conn) info(ctx context.Context, timeout time.Duration) (plugin.Info, error) {
 	if c.launch != nil {
 		if said := c.launch.Introduction(); said != nil {
 			if info, err := registration.ParseInfo(said); err == nil {
@@ -214,14 +214,14 @@ func (c *conn) Notify(ctx context.Context, timeout time.Duration, registered boo
 	return err
 }
 
-func (c *conn) Peer() reconciler.Peer {
+func (c *conn) Peer() plugin.Peer {
 	if c.peer.PID == 0 || c.peer.Start == 0 || c.transport.boot == "" {
-		return reconciler.Peer{}
+		return plugin.Peer{}
 	}
-	return reconciler.Peer{PID: c.peer.PID, Start: c.peer.Start, Boot: c.transport.boot}
+	return plugin.Peer{PID: c.peer.PID, Start: c.peer.Start, Boot: c.transport.boot}
 }
 
-func (c *conn) Account() trust.Account { return c.account }
+func (c *conn) Account() plugin.Account { return c.account }
 
 // Close ends the connection.
 func (c *conn) Close() error {

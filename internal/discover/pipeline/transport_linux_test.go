@@ -14,6 +14,7 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/patchbay-dev/patchbay/internal/registration"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
@@ -105,7 +106,7 @@ func TestAnnouncedEndpointIsJudged(t *testing.T) {
 	own := uint32(os.Geteuid())
 	for uid, refused := range map[uint32]bool{own: false, own + 60001: true} {
 		c := &conn{
-			transport: &transport{gate: &gate{trust: judge}}, launch: &introduced{said: said}, account: trust.Account{UID: uid, Known: true},
+			transport: &transport{gate: &gate{trust: judge}}, launch: &introduced{said: said}, account: plugin.Account{UID: uid, Known: true},
 		}
 		_, err := c.GetInfo(t.Context(), time.Second)
 		refusal, is := errors.AsType[*trust.Refusal](err)

@@ -26,6 +26,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
@@ -76,14 +77,6 @@ type Config struct {
 	FileEventsLost func()
 }
 
-// The kinds of events of the watcher itself. They reach Config.Reconciler.Observe like those of the reconciler, from another goroutine.
-const (
-	// EventDegraded: something hinders discovery. The socket is the path at which it does, the reason says what it is.
-	EventDegraded reconciler.EventKind = "degraded"
-	// EventRecovered: a condition is over.
-	EventRecovered reconciler.EventKind = "recovered"
-)
-
 // Validate returns an error if a directory is empty, relative, or contains another, or a bound or a timeout is negative.
 func (c Config) Validate() error {
 	if min(c.MaxDepth, c.MaxSockets, c.MaxUserDirs, c.MaxDirs) < 0 {
@@ -113,7 +106,7 @@ func New(cfg Config) *Watcher {
 		cfg.Trust = trust.Default()
 	}
 	if cfg.Reconciler.Source == nil {
-		cfg.Reconciler.Source = func(string) reconciler.Source { return reconciler.SourceDiscovered }
+		cfg.Reconciler.Source = func(string) plugin.Source { return plugin.SourceDiscovered }
 	}
 	if cfg.Launched == nil {
 		cfg.Launched = func(string) Launch { return nil }
@@ -173,7 +166,7 @@ func (w *Watcher) RemoveHandler(pluginType string) {
 
 // SetTimeouts takes the place of Timeouts and TypeTimeouts of Config.Reconciler, for every step that begins from now on. With an
 // error nothing changes; see [reconciler.CheckTimeouts].
-func (w *Watcher) SetTimeouts(all reconciler.Timeouts, byType map[string]reconciler.Timeouts) error {
+func (w *Watcher) SetTimeouts(all plugin.Timeouts, byType map[string]plugin.Timeouts) error {
 	if err := reconciler.CheckTimeouts(all, byType); err != nil {
 		return err
 	}
@@ -197,7 +190,7 @@ func (w *Watcher) Reconciler() *reconciler.Reconciler {
 }
 
 // Plugins describes the plugins and sockets that are known. It reports false while the watcher does not run, and then knows none.
-func (w *Watcher) Plugins() (plugins []reconciler.Status, running bool) {
+func (w *Watcher) Plugins() (plugins []plugin.Status, running bool) {
 	r := w.Reconciler()
 	if r == nil {
 		return nil, false
@@ -362,7 +355,7 @@ func (w *Watcher) take(p *pipeline, u dirwatch.Update) {
 	w.refuse(u.Refused) // first, so that it is known why a socket is gone
 	deprecatedRoot := len(w.cfg.Dirs)
 	for _, fact := range u.Facts {
-		socket := cache.Socket{Path: fact.Path, ID: cache.SocketID(fact.Info.ID), Deprecated: fact.Root == deprecatedRoot}
+		socket := cache.Socket{Path: fact.Path, ID: fact.Info.ID, Deprecated: fact.Root == deprecatedRoot}
 		switch {
 		case !fact.Present:
 			p.desired.RemovePlugin(fact.Path)
@@ -395,7 +388,7 @@ func (w *Watcher) degrade(now []dirwatch.Condition) {
 	}
 	for _, c := range now {
 		if !isIn(before, c) {
-			w.observe(EventDegraded, c.Path, c.Reason)
+			w.observe(plugin.EventDegraded, c.Path, c.Reason)
 			if c.OfCrowd() && w.cfg.Reconciler.Refused != nil {
 				w.cfg.Reconciler.Refused(trust.Directories)
 			}
@@ -403,14 +396,14 @@ func (w *Watcher) degrade(now []dirwatch.Condition) {
 	}
 	for _, c := range before {
 		if !isIn(now, c) {
-			w.observe(EventRecovered, c.Path, "over: "+c.Reason)
+			w.observe(plugin.EventRecovered, c.Path, "over: "+c.Reason)
 		}
 	}
 }
 
-func (w *Watcher) observe(kind reconciler.EventKind, path, message string) {
+func (w *Watcher) observe(kind plugin.EventKind, path, message string) {
 	if w.cfg.Reconciler.Observe != nil {
-		w.cfg.Reconciler.Observe(reconciler.Event{Time: time.Now(), Kind: kind, SocketPath: path, Message: message})
+		w.cfg.Reconciler.Observe(plugin.Event{Time: time.Now(), Kind: kind, SocketPath: path, Message: message})
 	}
 }
 

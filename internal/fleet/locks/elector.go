@@ -22,6 +22,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 const maxTTL = time.Minute
@@ -33,10 +34,10 @@ type Config struct {
 	// TTL is the lease of the locks (default [fleet.DefaultPresence]). A node that is dead or cut off from etcd keeps other nodes from the
 	// lock for at most twice that. It is rounded up to seconds and limited to a minute.
 	TTL       time.Duration
-	TokenFile string                // keeps the greatest known token across restarts; empty for none. Its directory must exist.
-	Settings  string                // that of [fleet.PublisherConfig]
-	Differ    func(fleet.Condition) // called when [Elector.Condition] has changed; nil for none. It must not block.
-	Logger    *slog.Logger          // logs when locks are taken and given up; nil for no log
+	TokenFile string                 // keeps the greatest known token across restarts; empty for none. Its directory must exist.
+	Settings  string                 // that of [fleet.PublisherConfig]
+	Differ    func(plugin.Condition) // called when [Elector.Condition] has changed; nil for none. It must not block.
+	Logger    *slog.Logger           // logs when locks are taken and given up; nil for no log
 }
 
 // Elector competes for locks in etcd: of all nodes that compete for a lock, one holds it. It is safe for concurrent use.
@@ -140,7 +141,7 @@ func (e *Elector) Wanted() []Wanted {
 }
 
 // Condition reports whether the nodes of the fleet have the same settings. It is kept up to date while the node wants locks.
-func (e *Elector) Condition() fleet.Condition { return e.compare.get() }
+func (e *Elector) Condition() plugin.Condition { return e.compare.get() }
 
 // Hold is one period during which the node holds a lock.
 type Hold struct {

@@ -13,6 +13,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // written returns the key of a contender as etcd has it.
@@ -144,8 +145,8 @@ func settings(s fleet.Space, texts map[string]string) (kvs []*mvccpb.KeyValue) {
 func TestComparison(t *testing.T) {
 	const same, other = `{"exclusive":["a","b"],"presence":"10s"}`, `{"exclusive":[],"presence":"20s"}`
 	space := fleet.Space{}
-	var told []fleet.Condition
-	c := newComparison(Config{Settings: same, Differ: func(now fleet.Condition) { told = append(told, now) }})
+	var told []plugin.Condition
+	c := newComparison(Config{Settings: same, Differ: func(now plugin.Condition) { told = append(told, now) }})
 	c.apply(true, settings(space, map[string]string{"n": same})...)
 	if got := c.get(); !got.OK || len(told) != 0 {
 		t.Errorf("%+v, told %v", got, told)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/internal/regular"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // roster has the contenders for all locks, as read over one connection to etcd. The first contender for a lock may take it when no node whose
@@ -85,19 +86,19 @@ const SettingsCondition = "fleet-settings"
 type comparison struct {
 	prefix string // of the keys
 	own    string
-	notify func(fleet.Condition) // nil for none
+	notify func(plugin.Condition) // nil for none
 
 	mu        sync.Mutex
 	others    map[string]string // the settings that differ, by node
-	condition fleet.Condition
+	condition plugin.Condition
 }
 
 func newComparison(c Config) *comparison {
-	same := fleet.Condition{Name: SettingsCondition, OK: true}
+	same := plugin.Condition{Name: SettingsCondition, OK: true}
 	return &comparison{prefix: c.Space.SettingsKey(""), own: c.Settings, notify: c.Differ, condition: same}
 }
 
-func (c *comparison) get() fleet.Condition {
+func (c *comparison) get() plugin.Condition {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.condition
@@ -116,7 +117,7 @@ func (c *comparison) apply(all bool, kvs ...*mvccpb.KeyValue) {
 			c.others[node] = text
 		}
 	}
-	before, now := c.condition, fleet.Condition{Name: SettingsCondition, OK: len(c.others) == 0}
+	before, now := c.condition, plugin.Condition{Name: SettingsCondition, OK: len(c.others) == 0}
 	if !now.OK {
 		if now.Since = before.Since; before.OK {
 			now.Since = time.Now()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"time"
 
@@ -21,6 +22,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 const (
@@ -44,11 +46,11 @@ type listening struct {
 
 // Open listens and announces the plugin as info. It does nothing if the front already does so. If the announcement has changed, a new
 // socket replaces the old one, whose calls continue.
-func (f *Front) Open(ctx context.Context, info Info) error {
+func (f *Front) Open(ctx context.Context, info plugin.Info) error {
 	f.placing.Lock()
 	defer f.placing.Unlock()
 	f.mu.Lock()
-	before, same := f.at, f.info.equal(info)
+	before, same := f.at, f.info.PluginName() == info.PluginName() && slices.Equal(f.info.Versions, info.Versions)
 	f.mu.Unlock()
 	if before != nil && same {
 		return nil
@@ -57,7 +59,7 @@ func (f *Front) Open(ctx context.Context, info Info) error {
 }
 
 // place makes a socket, in the place of another one if there is one. placing is held.
-func (f *Front) place(ctx context.Context, info Info, before *listening) error {
+func (f *Front) place(ctx context.Context, info plugin.Info, before *listening) error {
 	listener, err := sock.Place(ctx, f.cfg.Path, mode, func(*net.UnixConn) error {
 		if before == nil {
 			return fmt.Errorf("%w: %s", sock.ErrInUse, f.cfg.Path)

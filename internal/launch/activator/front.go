@@ -10,13 +10,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
 	"google.golang.org/grpc"
 
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // Config is what a [Front] works with.
@@ -45,18 +45,6 @@ type Settings struct {
 	Patience time.Duration
 }
 
-// Info is what a plugin announces.
-type Info struct {
-	Type, Name string
-	Versions   []string
-}
-
-func (i Info) known() bool { return i.Type != "" }
-
-func (i Info) equal(other Info) bool {
-	return i.Type == other.Type && i.Name == other.Name && slices.Equal(i.Versions, other.Versions)
-}
-
 // Target is a process that serves.
 type Target struct {
 	// Services is the connection to its services. It takes calls of fragments.
@@ -83,7 +71,7 @@ type Front struct {
 
 	mu     sync.Mutex // guards what follows; held for short steps, and nothing is called with it
 	set    Settings
-	info   Info
+	info   plugin.Info
 	told   told
 	at     *listening // nil while it does not answer
 	target *Target    // nil while none serves
@@ -123,7 +111,7 @@ func (f *Front) Path() string { return f.cfg.Path }
 func (f *Front) Needed() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.waiting > 0 || !f.info.known()
+	return f.waiting > 0 || f.info.Type == ""
 }
 
 // Status returns what the host has said of the registration; said is false if it has not.
@@ -134,10 +122,10 @@ func (f *Front) Status() (registered bool, reason string, said bool) {
 }
 
 // Check returns an error if the plugin is registered with another announcement.
-func (f *Front) Check(info Info) error {
+func (f *Front) Check(info plugin.Info) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.info.known() && (info.Type != f.info.Type || info.Name != f.info.Name) {
+	if f.info.Type != "" && info.PluginName() != f.info.PluginName() {
 		return fmt.Errorf("it says that it is %s/%s, and it is announced as %s/%s: correct what announces it, or remove the plugin from the "+
 			"catalogue and add it again", info.Type, info.Name, f.info.Type, f.info.Name)
 	}

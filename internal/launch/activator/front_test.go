@@ -28,6 +28,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 	"github.com/patchbay-dev/patchbay/internal/launch/activator"
 	"github.com/patchbay-dev/patchbay/internal/leaktest"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
@@ -44,7 +45,7 @@ type stage struct {
 	answer func(done func(error))
 }
 
-var info = activator.Info{Type: "T", Name: "one", Versions: []string{"v1"}}
+var info = plugin.Info{Type: "T", Name: "one", Versions: []string{"v1"}}
 
 func newStage(t *testing.T, settings activator.Settings) *stage {
 	s := &stage{t: t, unneeded: make(chan *activator.Target, 10), begun: make(chan struct{}, 10), answer: func(func(error)) {}}
@@ -278,10 +279,10 @@ func TestRegistration(t *testing.T) {
 	if _, err := s.call("/test/Word"); err == nil || s.demands.Load() != 1 {
 		t.Errorf("got %v, and %d demands", err, s.demands.Load())
 	}
-	if err := s.front.Check(activator.Info{Type: "T", Name: "two"}); err == nil {
+	if err := s.front.Check(plugin.Info{Type: "T", Name: "two"}); err == nil {
 		t.Error("another plugin may serve")
 	}
-	if err := s.front.Check(activator.Info{Type: "T", Name: "one", Versions: []string{"v2"}}); err != nil {
+	if err := s.front.Check(plugin.Info{Type: "T", Name: "one", Versions: []string{"v2"}}); err != nil {
 		t.Error(err)
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"syscall"
 	"time"
+
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 func (m *Machine) launch(g *generation, cause Cause) {
@@ -54,7 +56,7 @@ func (m *Machine) postpone(g *generation, err error) {
 		m.setTimer(g, StartBy, g.desc.StartTimeout)
 	}
 	if !m.history.repeats(err) {
-		m.emit(EventBusy, g, fmt.Sprintf("its program is open for writing, and is started when it is closed: %v", err))
+		m.emit(plugin.EventBusy, g, fmt.Sprintf("its program is open for writing, and is started when it is closed: %v", err))
 	}
 }
 
@@ -77,7 +79,7 @@ func (m *Machine) becomeReady(g *generation, phase Phase, cause Cause) {
 	if phase == Ready {
 		how = fmt.Sprintf("it has run for %v", settled)
 	}
-	m.emit(EventReady, g, how)
+	m.emit(plugin.EventReady, g, how)
 	if g == m.next {
 		m.replace()
 		return
@@ -90,7 +92,7 @@ func (m *Machine) replace() {
 	old := m.current
 	m.current, m.next = m.next, nil
 	m.history, m.failed = history{}, nil
-	m.emit(EventReplaced, m.current, "a new process is ready, the old one is told to go")
+	m.emit(plugin.EventReplaced, m.current, "a new process is ready, the old one is told to go")
 	m.answerAll(&old.starts, nil) // a process runs
 	if old.phase >= Idle {
 		m.answerAll(&m.current.ready, nil)
@@ -116,7 +118,7 @@ func (m *Machine) failNext(g *generation, err error) {
 	if old := m.current.phase; old.runs() && old != Lost {
 		outcome = fmt.Errorf("%w, the old one keeps running: %w", ErrReplacement, err)
 	}
-	m.do(Emit{Event{Time: m.Now, Kind: EventFailed, Message: outcome.Error()}})
+	m.do(Emit{Event{Time: m.Now, Kind: plugin.EventFailed, Message: outcome.Error()}})
 	m.drop(outcome, ByReplacement)
 	if old := m.current; old.phase == Lost {
 		m.fail(old, fmt.Errorf("%w: %w", errUnlinked, err), ByReplacement, false)
@@ -208,7 +210,7 @@ func (m *Machine) ended(g *generation, cause Cause, err error) {
 		g.err = fmt.Errorf("%s: %w", tooMany, cmp.Or(err, errClean))
 		m.unfulfilled(g, g.err)
 		m.enter(g, GivenUp, cause)
-		m.emit(EventFailed, g, g.err.Error())
+		m.emit(plugin.EventFailed, g, g.err.Error())
 		return
 	}
 	m.unfulfilled(g, fmt.Errorf("%w; restarting in %v", cmp.Or(err, errEndedEarly), pause.Round(time.Millisecond)))
@@ -216,7 +218,7 @@ func (m *Machine) ended(g *generation, cause Cause, err error) {
 	g.next = m.Now.Add(pause)
 	m.setTimer(g, Pause, pause)
 	if (pause > 0 || cause == ByLaunch) && !repeated {
-		m.emit(EventBackoff, g, fmt.Sprintf("%v; restarting in %v", cmp.Or(err, errClean), pause.Round(time.Millisecond)))
+		m.emit(plugin.EventBackoff, g, fmt.Sprintf("%v; restarting in %v", cmp.Or(err, errClean), pause.Round(time.Millisecond)))
 	}
 }
 
@@ -224,12 +226,12 @@ func (m *Machine) ended(g *generation, cause Cause, err error) {
 func (m *Machine) reportEnd(g *generation, cause Cause, err error) {
 	switch {
 	case cause == ByLaunch:
-		m.emit(EventFailed, g, err.Error())
+		m.emit(plugin.EventFailed, g, err.Error())
 	case m.next != nil:
 	case err != nil:
-		m.emit(EventFailed, g, fmt.Sprintf("%v; its restart policy does not start it again", err))
+		m.emit(plugin.EventFailed, g, fmt.Sprintf("%v; its restart policy does not start it again", err))
 	default:
-		m.emit(EventStopped, g, "it ended by itself, without an error; its restart policy does not start it again")
+		m.emit(plugin.EventStopped, g, "it ended by itself, without an error; its restart policy does not start it again")
 	}
 }
 
@@ -248,7 +250,7 @@ func (m *Machine) blocked(g *generation, cause Cause, err error) {
 	m.unfulfilled(g, err)
 	m.enter(g, Blocked, cause)
 	m.do(AwaitChange{g.ref})
-	m.emit(EventFailed, g, err.Error())
+	m.emit(plugin.EventFailed, g, err.Error())
 }
 
 func (m *Machine) fired(g *generation, in Fired) {
@@ -261,7 +263,7 @@ func (m *Machine) fired(g *generation, in Fired) {
 	case g.desc.onDemand() && !in.Needed && !g.isAwaited() && g != m.next:
 		if m.over(g, ByTimer); g == m.current {
 			m.newIdle()
-			m.emit(EventIdle, m.current, "nobody needs it, so it is not restarted")
+			m.emit(plugin.EventIdle, m.current, "nobody needs it, so it is not restarted")
 		}
 	default:
 		m.launch(g, ByTimer)
@@ -293,7 +295,7 @@ func (m *Machine) over(g *generation, cause Cause) {
 	g.next = time.Time{}
 	m.enter(g, Over, cause)
 	if g.reason != "" {
-		m.emit(EventStopped, g, g.reason)
+		m.emit(plugin.EventStopped, g, g.reason)
 	}
 	m.finish(g, errStopped)
 	m.leaving = slices.DeleteFunc(m.leaving, func(o *generation) bool { return o == g })
@@ -332,19 +334,19 @@ func (m *Machine) healthFound(g *generation, in HealthFound) {
 	}
 	switch {
 	case in.State == Unresponsive:
-		m.emit(EventUnresponsive, g, fmt.Sprintf("it does not answer health checks: %v", in.Err))
+		m.emit(plugin.EventUnresponsive, g, fmt.Sprintf("it does not answer health checks: %v", in.Err))
 		if g.desc.Restart.Unresponsive {
 			m.fail(g, fmt.Errorf("the plugin is unresponsive: %w", in.Err), ByUnfitness, false)
 		}
 	case before == Unresponsive:
-		m.emit(EventResponsive, g, "it answers health checks again")
+		m.emit(plugin.EventResponsive, g, "it answers health checks again")
 	case in.State == NotServing:
 		why := "NOT_SERVING"
 		if in.Err != nil {
 			why = in.Err.Error()
 		}
-		m.emit(EventUnhealthy, g, "it says that it does not serve: "+why)
+		m.emit(plugin.EventUnhealthy, g, "it says that it does not serve: "+why)
 	case before == NotServing:
-		m.emit(EventHealthy, g, "it says that it serves again")
+		m.emit(plugin.EventHealthy, g, "it says that it serves again")
 	}
 }

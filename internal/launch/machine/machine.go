@@ -223,7 +223,7 @@ func (m *Machine) restart(r Request) {
 	case m.desc.Upgrade == plugin.UpgradeRecreate:
 		m.wanted = running
 		if old.phase != BackingOff {
-			m.emit(EventReplacing, old, "the old process is told to go, a new one is started when it has ended")
+			m.emit(plugin.EventReplacing, old, "the old process is told to go, a new one is started when it has ended")
 		}
 		m.begin(ByRestart, 0)
 		m.current.ready = append(m.current.ready, r)
@@ -326,7 +326,7 @@ func (m *Machine) survivor(p Process) {
 	g.desc, g.begun, g.readySince, g.process = m.desc, m.Now, time.Time{}, p
 	m.enter(g, Adopted, BySurvivor)
 	m.do(Adopt{g.ref})
-	m.emit(EventAdopted, g, fmt.Sprintf("process %d, which an earlier host had started, was taken over", p.PID))
+	m.emit(plugin.EventAdopted, g, fmt.Sprintf("process %d, which an earlier host had started, was taken over", p.PID))
 	m.started(g)
 	if p.Identity != m.desc.Identity {
 		m.restart(0)
@@ -336,7 +336,7 @@ func (m *Machine) survivor(p Process) {
 func (m *Machine) offer() {
 	if g := m.current; g == nil || g.phase == Over || g.phase == Stopping {
 		m.becomeIdle()
-		m.emit(EventIdle, m.current, "it is started when somebody needs it")
+		m.emit(plugin.EventIdle, m.current, "it is started when somebody needs it")
 	}
 }
 
@@ -388,7 +388,7 @@ func (m *Machine) unneeded(g *generation) {
 	}
 	m.leaving = append(m.leaving, g)
 	m.newIdle()
-	m.emit(EventIdle, g, "nobody needs it, so its process is told to go")
+	m.emit(plugin.EventIdle, g, "nobody needs it, so its process is told to go")
 	m.end(g, Stopping, ByIdleness)
 }
 
@@ -452,7 +452,7 @@ func (m *Machine) answerAll(waiting *[]Request, err error) {
 	*waiting = nil
 }
 
-func (m *Machine) emit(kind EventKind, g *generation, message string) {
+func (m *Machine) emit(kind plugin.EventKind, g *generation, message string) {
 	m.do(Emit{Event{Time: m.Now, Kind: kind, Socket: g.process.Socket, Message: message}})
 }
 

@@ -68,42 +68,10 @@ type Status struct {
 	ReplacementError string
 }
 
-// EventKind names what happened to a launched plugin. The host reports the start and the end of processes.
-type EventKind string
-
-// The kinds of events.
-const (
-	// EventReady: a launched plugin is registered or, if it does not serve, has run for a second.
-	EventReady EventKind = "ready"
-	// EventBackoff: the process of a launched plugin has ended or could not be started; it is restarted after a pause.
-	EventBackoff EventKind = "backoff"
-	// EventBusy: the program of a launched plugin is open for writing; it is started when it is closed.
-	EventBusy EventKind = "busy"
-	// EventFailed: a launched plugin could not be started or ended with an error and is not started again, or its replacement did not become
-	// ready.
-	EventFailed EventKind = "failed"
-	// EventStopped: a launched plugin was stopped on request, or ended without an error and is not started again.
-	EventStopped EventKind = "stopped"
-	// EventReplaced: a new process of a launched plugin is ready, and the old one is being stopped.
-	EventReplaced EventKind = "replaced"
-	// EventReplacing: the process of a launched plugin is being stopped, and a new one takes its place after that.
-	EventReplacing EventKind = "replacing"
-	// EventIdle: a launched plugin has no process until somebody needs it: nobody has for a while, or it has just been configured.
-	EventIdle EventKind = "idle"
-	// EventAdopted: a process that survived an earlier host was taken over.
-	EventAdopted EventKind = "adopted"
-	// EventUnresponsive: a launched plugin does not answer health checks. EventResponsive: a launched plugin answers health checks again.
-	EventUnresponsive EventKind = "unresponsive"
-	EventResponsive   EventKind = "responsive"
-	// EventUnhealthy: a launched plugin reports that it does not serve (NOT_SERVING). EventHealthy: a launched plugin serves again.
-	EventUnhealthy EventKind = "unhealthy"
-	EventHealthy   EventKind = "healthy"
-)
-
 // Event is something that happened to a launched plugin.
 type Event struct {
 	Time   time.Time
-	Kind   EventKind
+	Kind   plugin.EventKind
 	Name   string
 	Socket string
 	// State is the state of the plugin after the event; empty if the event does not concern it.

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // TestSocketOfAnother reproduces PAINS 193: of a process that has ended, the socket is removed, and that which another process has bound at
@@ -25,7 +26,7 @@ func TestSocketOfAnother(t *testing.T) {
 				spec := (&role{Stay: true, Deaf: true}).spec()
 				spec.Remove = []string{others, own} // in this order
 				if known {
-					spec.Sockets = map[string]sock.ID{own: idOf(t, own), others: idOf(t, others)}
+					spec.Sockets = map[string]plugin.SocketID{own: idOf(t, own), others: idOf(t, others)}
 				}
 				h := startHostOf(t, hosting{Cgroup: cgroup, Procs: []Spec{spec}})
 				all := h.everyone(t)
@@ -63,7 +64,7 @@ func TestSocketOfAnotherAfterEnd(t *testing.T) {
 		dir := t.TempDir()
 		own, others := filepath.Join(dir, "own"), filepath.Join(dir, "others")
 		p := start(t, g, &role{}, func(s *Spec) {
-			s.Remove, s.Sockets = []string{own, others}, map[string]sock.ID{}
+			s.Remove, s.Sockets = []string{own, others}, map[string]plugin.SocketID{}
 			s.Stdin = func() ([]byte, error) {
 				for _, path := range s.Remove {
 					stale(t, path)
@@ -97,7 +98,7 @@ func stale(t *testing.T, path string) {
 	_ = l.Close()
 }
 
-func idOf(t *testing.T, path string) sock.ID {
+func idOf(t *testing.T, path string) plugin.SocketID {
 	t.Helper()
 	info, err := sock.Stat(path)
 	if err != nil {

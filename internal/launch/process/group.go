@@ -27,7 +27,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -345,7 +344,7 @@ type Spec struct {
 	Remove []string
 	// Sockets tells the sockets that were bound for the process, by their paths in Remove: another socket that is found there stays. Where it
 	// has none, a socket stays on which another process accepts. Stdin may add to it.
-	Sockets map[string]sock.ID
+	Sockets map[string]plugin.SocketID
 	// User is whom the process runs as; nil for the user of the host.
 	User *User
 	// Limits bound what the process and its descendants may use. What cannot be limited on this system is an error of Start.

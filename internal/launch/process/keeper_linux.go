@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // keeper is the program that is the parent of a process which survives its host. It holds the process' pipes, reads what it writes, and
@@ -67,7 +68,7 @@ func newKeeper(order toKeeper) (*keeper, *net.UnixListener, error) {
 	order.Start.Stdin = func() ([]byte, error) { return order.Input, nil }
 	order.Start.Remove = append(order.Start.Remove, order.Socket, hidden)
 	if own, err := sock.Stat(hidden); err == nil {
-		sockets := map[string]sock.ID{order.Socket: own.ID, hidden: own.ID}
+		sockets := map[string]plugin.SocketID{order.Socket: own.ID, hidden: own.ID}
 		maps.Copy(sockets, order.Start.Sockets)
 		order.Start.Sockets = sockets
 	}

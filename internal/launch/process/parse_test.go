@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/patchbay-dev/patchbay/internal/fuzzcorpus"
-	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 func FuzzRecord(f *testing.F) {
@@ -19,7 +19,7 @@ func FuzzRecord(f *testing.F) {
 	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, a, b, c, d string) {
 		var files []string
-		socket := sock.ID{Device: 1, Inode: uint64(len(a)), Birth: 1}
+		socket := plugin.SocketID{Device: 1, Inode: uint64(len(a)), Birth: 1}
 		said := record{recordStart, "1"}
 		for _, word := range []string{a, b, c, d} {
 			if word = strings.ReplaceAll(word, "\x00", ""); word != "" { // as no path has or is

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // platform is what a [Group] has on this system. It comes to be with the first process.
@@ -188,7 +189,7 @@ func MayChangeUser() bool {
 
 // removeAll removes what [Spec].Remove lists, in this order, and reports whether no busy one is left. A busy one is a cgroup of version 1
 // with processes in it, or a socket on which one accepts, for whose ends it waits at most so long.
-func removeAll(paths []string, sockets map[string]sock.ID, atMost time.Duration) bool {
+func removeAll(paths []string, sockets map[string]plugin.SocketID, atMost time.Duration) bool {
 	for deadline := time.Now().Add(atMost); ; {
 		paths = slices.DeleteFunc(slices.Clone(paths), func(path string) bool { return !errors.Is(removeOne(path, sockets[path]), unix.EBUSY) })
 		if len(paths) == 0 {
@@ -204,7 +205,7 @@ func removeAll(paths []string, sockets map[string]sock.ID, atMost time.Duration)
 
 // removeOne follows no symbolic link on the way: whoever may write to a directory could have it lead to somebody else's files. A socket
 // that another process has bound at the path is not removed.
-func removeOne(path string, socket sock.ID) error {
+func removeOne(path string, socket plugin.SocketID) error {
 	dir, name := filepath.Split(path)
 	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS}
 	at, err := unix.Openat2(unix.AT_FDCWD, dir, &how)

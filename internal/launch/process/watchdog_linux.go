@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/patchbay-dev/patchbay/internal/backoff"
-	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // guard is the host's side of the watchdog: it tells it what to end when the host has gone, and starts another one if it ends.
@@ -112,7 +112,7 @@ func (g *guard) run(ctx context.Context) {
 }
 
 // start is called again when more of the sockets are known.
-func (g *guard) start(id uint64, remove []string, sockets map[string]sock.ID) {
+func (g *guard) start(id uint64, remove []string, sockets map[string]plugin.SocketID) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	r := record{recordStart, strconv.FormatUint(id, 10)}
@@ -181,12 +181,12 @@ func (r record) encode() []byte { return []byte(strings.Join(r, "\x00") + "\x00\
 // guardedProcesses is what a watchdog ends when its host has gone. A process without a cgroup has a reaper, which does so itself.
 type guardedProcesses struct {
 	cgroup  string
-	remove  map[string][]string // the files of each process
-	sockets map[string]sock.ID  // by file
+	remove  map[string][]string        // the files of each process
+	sockets map[string]plugin.SocketID // by file
 }
 
 func newGuardedProcesses() guardedProcesses {
-	return guardedProcesses{remove: map[string][]string{}, sockets: map[string]sock.ID{}}
+	return guardedProcesses{remove: map[string][]string{}, sockets: map[string]plugin.SocketID{}}
 }
 
 // listen follows the records until there are no more. The last one may be cut short by the end of the host.
@@ -216,7 +216,7 @@ func (w *guardedProcesses) apply(r record) {
 		w.remove[r[1]] = nil
 		for file := range slices.Chunk(r[2:], 2) {
 			w.remove[r[1]] = append(w.remove[r[1]], file[0])
-			w.sockets[file[0]], _ = sock.ParseID(file[len(file)-1])
+			w.sockets[file[0]], _ = plugin.ParseSocketID(file[len(file)-1])
 		}
 	case recordEnd:
 		for _, file := range w.remove[r[1]] {

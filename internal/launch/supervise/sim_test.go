@@ -89,7 +89,7 @@ type world struct {
 	restarts        []time.Time
 	needed          bool
 	awaited         int // starts, replacements and demands that are not answered
-	events          map[machine.EventKind]int
+	events          map[plugin.EventKind]int
 	ready           int // processes that became ready for the first time
 }
 
@@ -113,7 +113,7 @@ type proc struct {
 
 func newWorld(seed uint64, taken map[machine.Transition]bool) *world {
 	w := &world{
-		Sim: simulate.New(seed), events: map[machine.EventKind]int{}, phases: map[machine.Ref]machine.Phase{},
+		Sim: simulate.New(seed), events: map[plugin.EventKind]int{}, phases: map[machine.Ref]machine.Phase{},
 		launching: map[context.Context]bool{},
 	}
 	w.unit = supervise.New(w, w.Sim)

@@ -216,8 +216,8 @@ func (w *world) check() {
 	if limit := w.cfg.policy.Limit; limit > 0 && s.Restarts > 0 && s.Restarts > limit+int(w.Now().Sub(w.acted)/(10*time.Minute)+1)*limit {
 		w.fail("%d restarts with a limit of %d", s.Restarts, limit)
 	}
-	if w.events[machine.EventReady] > w.ready && w.cfg.serves {
-		w.fail("%d times ready, and %d processes were registered", w.events[machine.EventReady], w.ready)
+	if w.events[plugin.EventReady] > w.ready && w.cfg.serves {
+		w.fail("%d times ready, and %d processes were registered", w.events[plugin.EventReady], w.ready)
 	}
 }
 
@@ -299,4 +299,4 @@ func (w *world) end() {
 }
 
 // failedToReplace says whether a replacement that was due has failed, so that an older one goes on.
-func (w *world) failedToReplace() bool { return w.events[machine.EventFailed] > 0 }
+func (w *world) failedToReplace() bool { return w.events[plugin.EventFailed] > 0 }

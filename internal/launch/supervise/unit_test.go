@@ -116,7 +116,7 @@ type supervised struct {
 	*fakeProgram
 	work  sync.WaitGroup
 	mu    sync.Mutex
-	kinds []machine.EventKind
+	kinds []plugin.EventKind
 }
 
 func start(t *testing.T, policy plugin.RestartPolicy, p *fakeProgram) *supervised {
@@ -224,7 +224,7 @@ func TestRepeatedFailure(t *testing.T) {
 		s := start(t, plugin.RestartPolicy{Policy: plugin.RestartAlways, Limit: -1}, &fakeProgram{ends: []end{absent, absent, absent, {after: second / 2, err: errCrash}, absent, absent, {}}})
 		time.Sleep(time.Hour)
 		s.expect(t, machine.StateRunning, 7, 1)
-		want := append(slices.Repeat([]machine.EventKind{machine.EventBackoff}, 3), machine.EventReady)
+		want := append(slices.Repeat([]plugin.EventKind{plugin.EventBackoff}, 3), plugin.EventReady)
 		if !slices.Equal(s.kinds, want) {
 			t.Errorf("events %v, want %v", s.kinds, want)
 		}
@@ -257,7 +257,7 @@ func TestFailed(t *testing.T) {
 			}
 			s.end()
 			s.expect(t, machine.StateStopped, 12, 0)
-			cycle := append(slices.Repeat([]machine.EventKind{machine.EventBackoff}, 3), machine.EventFailed)
+			cycle := append(slices.Repeat([]plugin.EventKind{plugin.EventBackoff}, 3), plugin.EventFailed)
 			if want := slices.Repeat(cycle, 3); !slices.Equal(s.kinds, want) {
 				t.Errorf("events %v", s.kinds)
 			}

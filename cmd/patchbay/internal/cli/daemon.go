@@ -14,6 +14,7 @@ import (
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/internal/config"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // answerTimeout bounds the calls that a daemon answers at once. Only one that hangs does not.
@@ -94,8 +95,8 @@ func pluginOf(arg string) (ptype, name string) {
 	if !strings.Contains(arg, "/") {
 		return "", arg
 	}
-	ptype, name, _ = client.ParsePlugin(arg)
-	return ptype, name
+	parsed, _ := plugin.ParseName(arg)
+	return parsed.Type, parsed.Name
 }
 
 // namesPlugin is what the help of commands with [onePlugin] says of it.
@@ -106,7 +107,7 @@ func oneRegistered(cmd *cobra.Command, args []string) error {
 	if len(args) != 1 {
 		return takes("TYPE/NAME")(cmd, args)
 	}
-	if _, _, ok := client.ParsePlugin(args[0]); !ok {
+	if _, ok := plugin.ParseName(args[0]); !ok {
 		return wrongUsage(cmd, "malformed plugin %q: write TYPE/NAME, for example CSIPlugin/hostpath.csi.k8s.io", args[0])
 	}
 	return nil

@@ -11,6 +11,7 @@ import (
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/client"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 func newEventsCommand(paths paths) *cobra.Command {
@@ -49,7 +50,7 @@ one.`,
 func addWanted(cmd *cobra.Command, socket *controlSocket) func(now time.Time) (*patchbayv1.WatchEventsRequest, error) {
 	types := cmd.Flags().StringSlice("type", nil, "only events of plugins of these types, or with these roles")
 	kinds, checkKinds := addWords(cmd, "kind", "only these kinds of events, for example refused", eventKinds)
-	plugin := cmd.Flags().String("plugin", "", "only events of this plugin: TYPE/NAME or ROLE/NAME, or the name of a launched one")
+	wanted := cmd.Flags().String("plugin", "", "only events of this plugin: TYPE/NAME or ROLE/NAME, or the name of a launched one")
 	since := cmd.Flags().String("since", "", "only events from this time on: how long ago, as 24h, or a time, as 2006-01-02T15:04:05Z")
 	completeFlag(cmd, "plugin", completePlugins(socket))
 	return func(now time.Time) (options *patchbayv1.WatchEventsRequest, err error) {
@@ -57,15 +58,15 @@ func addWanted(cmd *cobra.Command, socket *controlSocket) func(now time.Time) (*
 			return options, err
 		}
 		options = &patchbayv1.WatchEventsRequest{Types: *types, Kinds: *kinds}
-		if *plugin != "" {
-			ptype, name, ok := client.ParsePlugin(*plugin)
+		if *wanted != "" {
+			name, ok := plugin.ParseName(*wanted)
 			switch {
 			case ok && len(*types) > 0:
 				return options, wrongUsage(cmd, "--plugin names a type already: leave --type out")
 			case ok:
-				options.Types, options.Names = []string{ptype}, []string{name}
+				options.Types, options.Names = []string{name.Type}, []string{name.Name}
 			default:
-				options.Names = []string{*plugin}
+				options.Names = []string{*wanted}
 			}
 		}
 		from, err := sinceTime(*since, now)

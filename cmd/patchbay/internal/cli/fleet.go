@@ -14,6 +14,7 @@ import (
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/client"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 func newFleetCommand(paths paths) *cobra.Command {
@@ -255,8 +256,8 @@ deregistered: it is unreachable. A warning on standard error says when the daemo
 	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error {
 		ctx, cancel := context.WithTimeout(ctx, *timeout)
 		defer cancel()
-		ptype, name, _ := client.ParsePlugin(args[0])
-		filter.Types, filter.Names = []string{ptype}, []string{name}
+		name, _ := plugin.ParseName(args[0])
+		filter.Types, filter.Names = []string{name.Type}, []string{name.Name}
 		wanted := 0 // in no state: what is unreachable may be back, and is not deregistered
 		if goal.value == string(client.GoalRegistered) {
 			filter.States, wanted = []string{"registered"}, int(*count)
