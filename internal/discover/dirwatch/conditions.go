@@ -54,7 +54,7 @@ func (t *tree) refreshConditions() bool {
 			}
 		}
 		for name, r := range d.refused { // other users' refused directories must not degrade the host
-			if name != "" && r.Info.Mode.IsDir() && t.cfg.Privileged(r.Info.UID) {
+			if name != "" && r.Info.Mode.IsDir() && t.cfg.Judge.Privileged(r.Info.UID) {
 				list = append(list, Condition{Path: r.Path, Reason: r.Err.Error(), Key: r.Err.Error()})
 			}
 		}
@@ -132,7 +132,7 @@ func (t *tree) others() []Condition {
 		list = append(list, Condition{Path: t.roots[g.root].path, Reason: fmt.Sprintf("%d directories of user %d are not searched: the limit is "+
 			"%d for one user, and %d in all (bounds.maxUserDirs, bounds.maxDirs); remove what is not needed", n, g.uid, t.cfg.MaxUserDirs,
 			t.cfg.MaxDirs),
-			Key: fmt.Sprintf("%s %d", crowdKey, g.uid), Minor: !t.cfg.Privileged(g.uid)})
+			Key: fmt.Sprintf("%s %d", crowdKey, g.uid), Minor: !t.cfg.Judge.Privileged(g.uid)})
 	}
 	for g, of := range troubles {
 		list = append(list, Condition{Path: t.roots[g.root].path, Reason: fmt.Sprintf("%d problems with directories and sockets of user %d; the "+

@@ -1,7 +1,5 @@
 package dirwatch
 
-import "github.com/patchbay-dev/patchbay/internal/sock"
-
 // count takes a directory, which is no root, into the count as one of a user's, if there is room. Each that is searched costs a watch, of
 // which the system has so many for a user, and memory.
 func (t *tree) count(d *dir, uid uint32) bool {
@@ -40,7 +38,7 @@ func (t *tree) owned(d *dir) (uid uint32, own bool) {
 	if d.tooMany { // sockets may be others' than the directory
 		return t.mostSockets(d)
 	}
-	return d.owner, d.parent == nil || t.cfg.Privileged(d.owner)
+	return d.owner, d.parent == nil || t.cfg.Judge.Privileged(d.owner)
 }
 
 func (t *tree) mostSockets(d *dir) (uid uint32, own bool) {
@@ -51,9 +49,5 @@ func (t *tree) mostSockets(d *dir) (uid uint32, own bool) {
 			uid = e.info.UID
 		}
 	}
-	return uid, t.cfg.Privileged(uid)
+	return uid, t.cfg.Judge.Privileged(uid)
 }
-
-func everybody(uint32) bool { return true }
-
-func trusted(string, sock.Info) error { return nil }

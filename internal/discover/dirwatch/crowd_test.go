@@ -18,7 +18,7 @@ func crowded(t *testing.T) *rig {
 	r := newRig(t, "r")
 	r.quick()
 	r.cfg.MaxUserDirs, r.cfg.MaxDirs = 4, 100
-	r.cfg.Privileged = func(uint32) bool { return false }
+	r.cfg.Judge = judge{}
 	return r
 }
 
@@ -123,7 +123,7 @@ func TestCrowdHasNoWatches(t *testing.T) {
 func TestRoomForTheHostsOwn(t *testing.T) {
 	const self = 7
 	w, err := New(Config{
-		Roots: []Root{{Path: "/r"}}, Notify: func(Update) {}, MaxUserDirs: 10, MaxDirs: 30, Privileged: func(uid uint32) bool { return uid == self },
+		Roots: []Root{{Path: "/r"}}, Notify: func(Update) {}, MaxUserDirs: 10, MaxDirs: 30, Judge: judge{privileged: self},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -156,7 +156,7 @@ func TestTroubleOfOthersIsOneCondition(t *testing.T) {
 	r := newRig(t, "r")
 	r.quick()
 	r.cfg.MaxDepth = 1
-	r.cfg.Privileged = func(uint32) bool { return false }
+	r.cfg.Judge = judge{}
 	for i := range 300 {
 		if err := os.MkdirAll(filepath.Join(r.dir, "r", fmt.Sprintf("d%03d", i), "x"), 0o755); err != nil {
 			t.Fatal(err)
@@ -190,7 +190,7 @@ func TestManyConditions(t *testing.T) {
 
 // TestRefusalsOfOneUser has one user have more refused than is remembered of one: another's refusals are remembered all the same.
 func TestRefusalsOfOneUser(t *testing.T) {
-	w, err := New(Config{Roots: []Root{{Path: "/r"}}, Notify: func(Update) {}, Privileged: func(uint32) bool { return false }})
+	w, err := New(Config{Roots: []Root{{Path: "/r"}}, Notify: func(Update) {}, Judge: judge{}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -75,12 +75,7 @@ func TestMountOverRefused(t *testing.T) {
 	r := newRig(t, "r")
 	r.do("mkdir r/d")
 	path := filepath.Join(r.dir, "r/d")
-	r.cfg.Trust = func(p string, _ sock.Info) error {
-		if p == path {
-			return errors.New("refused")
-		}
-		return nil
-	}
+	r.cfg.Judge = judge{refused: path}
 	r.start()
 	r.await("the directory to be refused", func() bool { return len(r.update.Refused) == 1 })
 	heal := mounttest.Hang(t, path)

@@ -24,7 +24,7 @@ func (t *tree) judge(path string, info sock.Info) error {
 	if info.Mode&(fs.ModeSocket|fs.ModeDir|fs.ModeSymlink) == 0 {
 		return nil
 	}
-	return t.cfg.Trust(path, info)
+	return t.cfg.Judge.Admit(path, info)
 }
 
 // turnAway handles that what has a name in d is refused: what was there before, or was trusted before, is gone.

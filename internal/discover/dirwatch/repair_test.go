@@ -89,7 +89,7 @@ func TestFirstUpdateComesWithoutFacts(t *testing.T) {
 func TestRoots(t *testing.T) {
 	r := newRig(t, "r", "s")
 	r.cfg.scanInterval = time.Hour
-	r.cfg.Roots[1].Skip = func(rel string) bool { return rel == "kubernetes.io" || rel == "a/no" }
+	r.cfg.Roots[1].Skip = []string{"kubernetes.io", "a/no"}
 	r.run(`
 		> mkdir r/kubernetes.io; mkdir s/kubernetes.io/a; sock r/kubernetes.io/x; sock s/kubernetes.io/x; sock s/kubernetes.io/a/x; start
 		+r/kubernetes.io/x

@@ -39,6 +39,21 @@ type rig struct {
 	marks   int
 }
 
+// judge refuses one path, and one user other than root is privileged, if any.
+type judge struct {
+	refused    string
+	privileged uint32
+}
+
+func (j judge) Admit(path string, _ sock.Info) error {
+	if path == j.refused {
+		return os.ErrPermission
+	}
+	return nil
+}
+
+func (j judge) Privileged(uid uint32) bool { return j.privileged != 0 && uid == j.privileged }
+
 // newRig makes a rig whose roots are the given directories below a fresh one. They are not created.
 func newRig(t testing.TB, roots ...string) *rig {
 	t.Helper()

@@ -5,8 +5,6 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
-
-	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
 // TestSettled: safety scans are rare as long as events can be expected to tell everything, and not a moment longer.
@@ -17,12 +15,7 @@ func TestSettled(t *testing.T) {
 		t.Skip("the temporary files are not on a file system that tells of every change")
 	}
 	distrusted := filepath.Join(r.dir, "r/b")
-	w, err := New(Config{Roots: r.cfg.Roots, Notify: func(Update) {}, MaxSockets: 2, Trust: func(path string, _ sock.Info) error {
-		if path == distrusted {
-			return os.ErrPermission
-		}
-		return nil
-	}})
+	w, err := New(Config{Roots: r.cfg.Roots, Notify: func(Update) {}, MaxSockets: 2, Judge: judge{refused: distrusted}})
 	if err != nil {
 		t.Fatal(err)
 	}

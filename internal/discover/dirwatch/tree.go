@@ -2,6 +2,7 @@ package dirwatch
 
 import (
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/quota"
@@ -40,6 +41,7 @@ type tree struct {
 	holds []heldEntry                // in the order of their moments; what was resolved stays until it is its turn
 
 	round  uint64    // number of the last reading of a directory
+	lost   bool      // events were lost since the last update
 	lostAt time.Time // when events were lost that no scan has made up for yet
 	syncAt time.Time // when it is due
 
@@ -100,8 +102,8 @@ func newTree(cfg Config, open func() (*notifier, error)) *tree {
 		cfg:      cfg,
 		open:     open,
 		dirs:     map[string]*dir{},
-		refusals: quota.New(quota.Reserved(maxUserRefused, maxRefused), cfg.Privileged),
-		crowd:    quota.New(quota.Reserved(cfg.MaxUserDirs, cfg.MaxDirs), cfg.Privileged),
+		refusals: quota.New(quota.Reserved(maxUserRefused, maxRefused), cfg.Judge.Privileged),
+		crowd:    quota.New(quota.Reserved(cfg.MaxUserDirs, cfg.MaxDirs), cfg.Judge.Privileged),
 		watched:  map[plugin.SocketID]*dir{},
 		polled:   map[*dir]struct{}{},
 		untold:   map[*dir]struct{}{},
@@ -175,11 +177,7 @@ func (t *tree) empty(d *dir, why cause) {
 
 // skip reports whether a name in d is to be ignored.
 func (t *tree) skip(d *dir, name string) bool {
-	if name == "" || name[0] == '.' {
-		return true
-	}
-	f := t.cfg.Roots[d.root].Skip
-	return f != nil && f(relTo(d, name))
+	return name == "" || name[0] == '.' || slices.Contains(t.cfg.Roots[d.root].Skip, relTo(d, name))
 }
 
 // exceed sets a flag of a directory that says that there is more in it than the bounds allow.
@@ -194,11 +192,12 @@ func (t *tree) flush() {
 	moved := t.changed && t.refreshConditions()
 	t.changed = false
 	judged := t.refreshRefused()
-	if len(t.facts) == 0 && !moved && !judged && t.told {
+	if len(t.facts) == 0 && !moved && !judged && !t.lost && t.told {
 		return
 	}
 	t.told = t.scanned
-	t.cfg.Notify(Update{Facts: t.facts, Scanned: t.scanned, Degraded: t.degraded, Refused: t.refused})
+	t.cfg.Notify(Update{Facts: t.facts, Scanned: t.scanned, Degraded: t.degraded, EventsLost: t.lost, Refused: t.refused})
+	t.lost = false
 	if clear(t.facts); cap(t.facts) <= 2*drainLimit {
 		t.facts = t.facts[:0]
 	} else { // of a scan

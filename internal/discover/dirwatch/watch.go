@@ -116,10 +116,7 @@ func (t *tree) doubt() {
 		return
 	}
 	now := time.Now()
-	t.lostAt, t.changed = now, true
-	if t.cfg.Lost != nil {
-		t.cfg.Lost()
-	}
+	t.lost, t.lostAt, t.changed = true, now, true
 	t.flush()
 	if t.syncAt.Before(now) {
 		t.syncAt = now

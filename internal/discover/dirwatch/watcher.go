@@ -31,8 +31,8 @@ import (
 type Root struct {
 	// Path of the directory, absolute and clean. It need not exist yet. Roots must not contain each other.
 	Path string
-	// Skip says which directories and sockets to leave out. rel is relative to the root and separated by slashes. Nil leaves out nothing.
-	Skip func(rel string) bool
+	// Skip are the directories and sockets to leave out, relative to the root and separated by slashes.
+	Skip []string
 }
 
 // Fact is the present state of one path.
@@ -57,7 +57,9 @@ type Update struct {
 	Scanned bool
 	// Degraded is the complete list of what hinders the watcher now, in the order of the paths. It is shared between updates: read only.
 	Degraded []Condition
-	// Refused is the complete list of what Config.Trust refuses now, up to a bound, in the order of the paths. It is shared between updates:
+	// EventsLost reports that file events were lost since the last update, for which a scan makes up.
+	EventsLost bool
+	// Refused is the complete list of what Config.Judge refuses now, up to a bound, in the order of the paths. It is shared between updates:
 	// read only.
 	Refused []Refusal
 }
@@ -67,7 +69,7 @@ type Refusal struct {
 	Path string
 	// Info describes what is there; for a root that is a symbolic link, the directory that it leads to.
 	Info sock.Info
-	// Err is what Config.Trust said.
+	// Err is the reason of Config.Judge.
 	Err   error
 	Since time.Time
 }
@@ -75,26 +77,19 @@ type Refusal struct {
 // Config configures a Watcher. Roots and Notify are required; zero means the default elsewhere.
 type Config struct {
 	Roots []Root
-	// Notify is told everything, from Run's goroutine and in order. While it runs nothing is watched, so it should be quick. The facts are its
-	// own until it returns. The first update, which may have no facts, comes when the first scan is complete. Later ones have facts, or a
-	// change of Degraded.
+	// Notify receives all updates in order, in Run's goroutine. It is a function, not a channel, because the facts are valid only until it
+	// returns. Nothing is watched while it runs, so it should be quick. The first update, which may have no facts, comes when the first scan
+	// is complete. Later ones have facts, or something else that changed.
 	Notify func(Update)
 
-	// Trust says why a directory, socket or symbolic link is not to be used; nil if it is. There are no facts about a socket that is refused,
-	// nor about any below a directory that is; what is mended is found at once. It is called whenever something was found or its mode or
-	// owner changed. Nil: everything is used but symbolic links, which never are.
-	Trust func(path string, info sock.Info) error
-
-	// Lost is called whenever file events were lost. May be nil.
-	Lost func()
+	// Judge decides what is used. Nil: everything except symbolic links, which never are, and all users are privileged.
+	Judge Judge
 
 	MaxDepth   int // directories below a root on the way to a socket; default 16
 	MaxSockets int // sockets in one directory; default 10,000
 	// MaxUserDirs and MaxDirs bound the directories below the roots that are searched: those of one user, by default 6,000, and all, by
 	// default 20,000. The last of these, as many as one user may have, but at most half, are for the privileged.
 	MaxUserDirs, MaxDirs int
-	// Privileged says which users are the host's own. What is wrong with directories of others is a minor [Condition]. Nil: all are.
-	Privileged func(uid uint32) bool
 
 	// scanInterval is the longest time between two looks at all directories, for what no event told. The default is 4 s. It is eight times
 	// as long, but for the roots, while every change below them can be expected to be told: on file systems of this machine, mounts included,
@@ -106,6 +101,22 @@ type Config struct {
 	// renameHold is how long a socket that was renamed may take to show up elsewhere before it counts as gone. The default is 10 ms.
 	renameHold time.Duration
 }
+
+// Judge decides what is used.
+type Judge interface {
+	// Admit returns an error if a directory, socket or symbolic link is not to be used. There are no facts about a socket that is refused, or
+	// below a refused directory; what is corrected is found immediately. Admit is called whenever something was found, or its mode or owner
+	// changed.
+	Admit(path string, info sock.Info) error
+	// Privileged reports whether a user is the host's own. What is wrong with the directories of others is a minor [Condition].
+	Privileged(uid uint32) bool
+}
+
+// everything admits everything.
+type everything struct{}
+
+func (everything) Admit(string, sock.Info) error { return nil }
+func (everything) Privileged(uint32) bool        { return true }
 
 // Watcher watches directory trees for sockets.
 type Watcher struct {
@@ -144,11 +155,8 @@ func New(cfg Config) (*Watcher, error) {
 	if err := CheckRoots(paths); err != nil {
 		return nil, err
 	}
-	if cfg.Trust == nil {
-		cfg.Trust = trusted
-	}
-	if cfg.Privileged == nil {
-		cfg.Privileged = everybody
+	if cfg.Judge == nil {
+		cfg.Judge = everything{}
 	}
 	cfg.MaxDepth = cmp.Or(cfg.MaxDepth, 16)
 	cfg.MaxSockets = cmp.Or(cfg.MaxSockets, 10_000)

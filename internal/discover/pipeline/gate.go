@@ -32,7 +32,7 @@ type Launch interface {
 	Introduction() []byte
 }
 
-// gate applies the rule of trust to what is found, and remembers what it refuses.
+// gate applies the rule of trust to what is found, and remembers what it refuses. It is a [dirwatch.Judge].
 type gate struct {
 	trust *trust.Judge
 	// launched is Config.Launched.
@@ -45,8 +45,11 @@ type gate struct {
 	logged untrusted.LogRate[uint32] // by user
 }
 
-// admit says why a directory, socket or symbolic link is not used.
-func (g *gate) admit(path string, info sock.Info) error {
+// Privileged implements [dirwatch.Judge].
+func (g *gate) Privileged(uid uint32) bool { return g.trust.Privileged(uid) }
+
+// Admit implements [dirwatch.Judge].
+func (g *gate) Admit(path string, info sock.Info) error {
 	switch {
 	case info.Mode&fs.ModeSymlink != 0:
 		return g.trust.Link(path)

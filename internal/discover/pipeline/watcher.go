@@ -15,7 +15,6 @@ import (
 	"maps"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -309,12 +308,12 @@ func (w *Watcher) Begin() (run func(context.Context) error, err error) {
 		roots = append(roots, dirwatch.Root{Path: dir})
 	}
 	if w.cfg.DeprecatedDir != "" {
-		roots[len(roots)-1].Skip = skipDeprecated
+		roots[len(roots)-1].Skip = []string{deprecatedSkip}
 	}
 	p.dirs, err = dirwatch.New(dirwatch.Config{
 		Roots: roots, Notify: func(u dirwatch.Update) { w.take(p, u) },
 		MaxDepth: w.cfg.MaxDepth, MaxSockets: w.cfg.MaxSockets, MaxUserDirs: w.cfg.MaxUserDirs, MaxDirs: w.cfg.MaxDirs,
-		Trust: w.gate.admit, Privileged: w.cfg.Trust.Privileged, Lost: w.cfg.FileEventsLost,
+		Judge: w.gate,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("cannot watch the plugin directories: %w", err)
@@ -367,6 +366,9 @@ func (w *Watcher) take(p *pipeline, u dirwatch.Update) {
 			}
 		}
 	}
+	if u.EventsLost && w.cfg.FileEventsLost != nil {
+		w.cfg.FileEventsLost()
+	}
 	w.degrade(u.Degraded)
 	if u.Scanned && !p.scanned {
 		p.scanned = true
@@ -405,9 +407,4 @@ func (w *Watcher) observe(kind plugin.EventKind, path, message string) {
 	if w.cfg.Reconciler.Observe != nil {
 		w.cfg.Reconciler.Observe(plugin.Event{Time: time.Now(), Kind: kind, SocketPath: path, Message: message})
 	}
-}
-
-func skipDeprecated(rel string) bool {
-	first, _, _ := strings.Cut(rel, "/")
-	return first == deprecatedSkip
 }
