@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io/fs"
 	"log/slog"
-	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -36,13 +35,7 @@ type nodeCache struct {
 	saving  sync.WaitGroup
 
 	mu    sync.Mutex
-	nodes map[string]*cachedNode
-}
-
-// cachedNode is a node as it was when it was last followed.
-type cachedNode struct {
-	*member
-	called time.Time
+	nodes []*member // as they were when they were last followed; the node that was called last is the last one
 }
 
 // nodeRecord is a node in the file: what a call needs.
@@ -62,7 +55,7 @@ type pluginName struct {
 
 // openNodeCache reads the file. The caller calls close.
 func openNodeCache(file string, log *slog.Logger) *nodeCache {
-	c := &nodeCache{file: file, log: log, changed: make(chan struct{}, 1), nodes: map[string]*cachedNode{}}
+	c := &nodeCache{file: file, log: log, changed: make(chan struct{}, 1)}
 	ctx, cancel := context.WithCancel(context.Background())
 	if c.cancel = cancel; file != "" {
 		c.load()
@@ -78,37 +71,36 @@ func (c *nodeCache) close() {
 	c.saving.Wait()
 }
 
+// index returns the index of a node, negative for none. The caller holds mu.
+func (c *nodeCache) index(name string) int {
+	return slices.IndexFunc(c.nodes, func(m *member) bool { return m.node.Name == name })
+}
+
 // add records that a node was called.
 func (c *nodeCache) add(m *member) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if known := c.nodes[m.node.Name]; known != nil {
-		known.called = time.Now()
-		return
+	if i := c.index(m.node.Name); i >= 0 {
+		m = c.nodes[i]
+		c.nodes = slices.Delete(c.nodes, i, i+1)
+	} else {
+		c.nodes = c.nodes[max(len(c.nodes)-maxCached+1, 0):]
+		Notify(c.changed)
 	}
-	if len(c.nodes) >= maxCached {
-		delete(c.nodes, c.lastCalled()[maxCached-1])
-	}
-	c.nodes[m.node.Name] = &cachedNode{m, time.Now()}
-	Notify(c.changed)
-}
-
-// lastCalled returns the names of the nodes, the one that was called last first. The caller holds mu.
-func (c *nodeCache) lastCalled() []string {
-	return slices.SortedFunc(maps.Keys(c.nodes), func(a, b string) int { return c.nodes[b].called.Compare(c.nodes[a].called) })
+	c.nodes = append(c.nodes, m)
 }
 
 // update replaces a cached node by what etcd has, nil for nothing. A node without plugins that can be called is removed.
 func (c *nodeCache) update(name string, m *member) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	switch known := c.nodes[name]; {
-	case known == nil:
+	switch i := c.index(name); {
+	case i < 0:
 		return
 	case m == nil || len(m.callable(Filter{})) == 0:
-		delete(c.nodes, name)
+		c.nodes = slices.Delete(c.nodes, i, i+1)
 	default:
-		known.member = m
+		c.nodes[i] = m
 	}
 	Notify(c.changed)
 }
@@ -117,8 +109,8 @@ func (c *nodeCache) update(name string, m *member) {
 func (c *nodeCache) get(name string) *member {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if known := c.nodes[name]; known != nil {
-		return known.member
+	if i := c.index(name); i >= 0 {
+		return c.nodes[i]
 	}
 	return nil
 }
@@ -127,9 +119,9 @@ func (c *nodeCache) get(name string) *member {
 func (c *nodeCache) find(f Filter) (names []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for name, known := range c.nodes {
-		if len(known.callable(f)) > 0 {
-			names = append(names, name)
+	for _, m := range c.nodes {
+		if len(m.callable(f)) > 0 {
+			names = append(names, m.node.Name)
 		}
 	}
 	return names
@@ -143,13 +135,13 @@ func (c *nodeCache) load() {
 			"file", c.file, "error", err, "kept as", c.file+".damaged")
 		_ = os.Rename(c.file, c.file+".damaged") // if this fails, the file is overwritten
 	}
-	for i, r := range records {
+	for _, r := range records {
 		m := &member{node: Node{Name: r.Node, State: NodeUnreachable, Address: r.Address, Labels: r.Labels, Cordon: Cordon{Drained: r.Drained}}}
 		for _, p := range r.Plugins {
 			m.plugins = append(m.plugins,
 				&Plugin{Type: p.Type, Name: p.Name, Roles: p.Roles, Published: plugin.StateRegistered, Current: true})
 		}
-		c.nodes[r.Node] = &cachedNode{m, time.Now().Add(-time.Duration(i))}
+		c.nodes = append(c.nodes, m)
 	}
 }
 
@@ -198,9 +190,8 @@ func (c *nodeCache) encode() string {
 	defer c.mu.Unlock()
 	var lines []string
 	size := 0
-	for _, name := range c.lastCalled() {
-		m := c.nodes[name].member
-		r := nodeRecord{Node: name, Address: m.node.Address, Labels: m.node.Labels, Drained: m.node.Cordon.Drained}
+	for _, m := range slices.Backward(c.nodes) {
+		r := nodeRecord{Node: m.node.Name, Address: m.node.Address, Labels: m.node.Labels, Drained: m.node.Cordon.Drained}
 		for _, i := range m.callable(Filter{}) {
 			r.Plugins = append(r.Plugins, pluginName{i.Type, i.Name, i.Roles})
 		}

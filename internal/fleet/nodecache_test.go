@@ -124,7 +124,7 @@ func TestRemembersFew(t *testing.T) {
 		t.Errorf("%d bytes, %v", len(text), err)
 	}
 	l, log := r.remembering(file)
-	if last := fmt.Sprint(maxCached + 99); l.cache.nodes[last] == nil || l.cache.nodes["1"] != nil || len(l.cache.nodes) > maxCached || len(l.cache.nodes) < 10 {
+	if last := fmt.Sprint(maxCached + 99); l.cache.get(last) == nil || l.cache.get("1") != nil || len(l.cache.nodes) > maxCached || len(l.cache.nodes) < 10 {
 		t.Errorf("%d nodes are remembered; the log is %s", len(l.cache.nodes), log)
 	}
 }
