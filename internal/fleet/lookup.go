@@ -70,15 +70,12 @@ func (l *Lookup) Close() {
 // Find is a [Finder]. With [Filter.Few], it returns the instances on a few nodes, different ones for each program. It blocks until they have
 // been read for the first time, or ctx ends; while etcd is unavailable, it returns those that are known, also from before a restart. After
 // Close, the error is [ErrClosed].
-func (l *Lookup) Find(ctx context.Context, f Filter) ([]Instance, error) {
-	found, err := l.find(ctx, f)
-	for i := range found {
-		found[i].cache = l.cache
-	}
-	return found, err
-}
-
-func (l *Lookup) find(ctx context.Context, f Filter) ([]Instance, error) {
+func (l *Lookup) Find(ctx context.Context, f Filter) (found []Instance, err error) {
+	defer func() {
+		for i := range found {
+			found[i].cache = l.cache
+		}
+	}()
 	switch {
 	case len(f.Nodes) > 0:
 		return l.on(ctx, f.Nodes, f)
@@ -92,7 +89,7 @@ func (l *Lookup) find(ctx context.Context, f Filter) ([]Instance, error) {
 	case f.Few > maxFew && !all:
 		return l.inWhole(ctx, f)
 	}
-	found, err := l.on(ctx, nodes[:min(f.Few, len(nodes))], f)
+	found, err = l.on(ctx, nodes[:min(f.Few, len(nodes))], f)
 	// If none of the instances is preferred, more are read once. After that, a call tries the others and asks again.
 	if f.Few < len(nodes) && !slices.ContainsFunc(found, Instance.isPreferred) {
 		if more, failed := l.on(ctx, nodes, f); failed == nil || len(found) == 0 {
