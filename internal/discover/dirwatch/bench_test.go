@@ -133,7 +133,7 @@ func BenchmarkSafetyScan(b *testing.B) {
 			t.openNotifier()
 			t.scanAll()
 			for _, d := range t.dirs {
-				d.unsure = false
+				d.reread = false
 			}
 			t.flush()
 			b.ReportAllocs()

@@ -40,7 +40,7 @@ func TestBirthsAreIdentity(t *testing.T) {
 	appear := func(name string, inode uint64, birth time.Duration, why cause) []Fact {
 		facts = nil
 		info := sock.Info{ID: plugin.SocketID{Device: 1, Inode: inode, Birth: time.Now().Add(birth).UnixNano()}, Mode: os.ModeSocket}
-		tree.present(root, name, "/r/"+name, info, why)
+		tree.addSocket(root, name, "/r/"+name, info, why)
 		tree.flush()
 		return facts
 	}
@@ -66,7 +66,7 @@ func TestMomentsAreMonotonic(t *testing.T) {
 	tree.openNotifier()
 	tree.scanAll()
 	tree.planScan()
-	tree.doubt()
+	tree.handleLost()
 	e := &entry{path: "/x", dir: tree.roots[0]}
 	tree.socks["/x"] = e
 	tree.hold(e)

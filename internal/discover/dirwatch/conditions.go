@@ -11,45 +11,45 @@ import (
 	"time"
 )
 
-// Condition is something that hinders the watcher at present. Facts stay true while it lasts, but they may be late or incomplete.
+// Condition is a problem that currently restricts the watcher. Facts stay true while it lasts, but they may be late or incomplete.
 type Condition struct {
-	Path   string // the file or directory that is concerned
-	Reason string // what is wrong, what the watcher does instead, and what to do about it
-	// Key is what a condition has as long as it lasts, while its Reason may come to say other numbers. No two with one Path have the same.
+	Path   string // the affected file or directory
+	Reason string // the problem, what the watcher does instead, and the remedy
+	// Key identifies the condition among those with the same Path. Unlike Reason, it does not change while the condition lasts.
 	Key string
-	// Minor says that what is the host's own is found all the same: it is about directories or sockets of users who are not privileged,
-	// about a file system that is not searched, or will soon be over.
+	// Minor is true if privileged users are not affected: the condition concerns directories or sockets of other users, or a file system
+	// that is not searched, or will end soon.
 	Minor bool
-	Since time.Time // when it began
+	Since time.Time
 }
 
-// ID is the same as long as a condition lasts.
+// ID identifies the condition while it lasts.
 func (c Condition) ID() [2]string { return [2]string{c.Path, c.Key} }
 
-// maxConditions bounds the list: with a full watch limit, any number of directories may be concerned.
+// maxConditions bounds the list: if no watches are left, any number of directories can be affected.
 const maxConditions = 100
 
-// crowdKey begins the Key of a condition that directories are beyond the bounds.
-const crowdKey = "crowd"
+// dirLimitKey is the prefix of the Key of a condition about too many directories.
+const dirLimitKey = "crowd"
 
-// OfCrowd says whether the condition is that a user has more directories than are searched.
-func (c Condition) OfCrowd() bool { return strings.HasPrefix(c.Key, crowdKey) }
+// IsDirLimit reports whether the condition is that a user has more directories than are searched.
+func (c Condition) IsDirLimit() bool { return strings.HasPrefix(c.Key, dirLimitKey) }
 
 // refreshConditions updates the list of conditions and reports whether it changed.
 func (t *tree) refreshConditions() bool {
-	list := t.others()
+	list := t.groupedConditions()
 	if t.notifier == nil {
-		const text = "file events are not available (%v): directories are looked at every %v"
+		const text = "file events are not available (%v): directories are checked every %v"
 		reason := t.unwatched(text, t.notifierErr)
 		list = append(list, Condition{Path: t.roots[0].path, Reason: reason, Key: reason})
 	}
 	if !t.lostAt.IsZero() {
-		const text = "file events came faster than they could be handled and some were lost; a scan makes up for them"
+		const text = "file events came faster than they could be handled and some were lost; a scan finds the changes"
 		list = append(list, Condition{Path: t.roots[0].path, Reason: text, Key: text, Minor: true})
 	}
 	for _, d := range t.dirs {
-		if _, own := t.owned(d); own {
-			for _, reason := range t.wrong(d) {
+		if _, own := t.ownerOf(d); own {
+			for _, reason := range t.problemsOf(d) {
 				list = append(list, Condition{Path: d.path, Reason: reason, Key: reason, Minor: errors.Is(d.readErr, errForeign)})
 			}
 		}
@@ -63,7 +63,7 @@ func (t *tree) refreshConditions() bool {
 	for _, c := range t.degraded {
 		known[c.ID()] = c.Since
 	}
-	list = t.cut(list, known)
+	list = t.limitConditions(list, known)
 	for i, c := range list {
 		list[i].Since = cmp.Or(known[c.ID()], time.Now())
 	}
@@ -74,8 +74,8 @@ func (t *tree) refreshConditions() bool {
 	return true
 }
 
-// cut sorts a list of conditions and bounds it. Those that go on stay in it.
-func (t *tree) cut(list []Condition, known map[[2]string]time.Time) []Condition {
+// limitConditions sorts a list of conditions and bounds it. Conditions that are known already have precedence.
+func (t *tree) limitConditions(list []Condition, known map[[2]string]time.Time) []Condition {
 	isNew := func(c Condition) int {
 		if known[c.ID()].IsZero() {
 			return 1
@@ -98,9 +98,9 @@ func (t *tree) cut(list []Condition, known map[[2]string]time.Time) []Condition 
 	return append(list, more)
 }
 
-// others returns the conditions of the directories of users who are not privileged, one for each user and plugin directory, and those of
-// all who have too many.
-func (t *tree) others() []Condition {
+// groupedConditions returns conditions for each user and root: one for all problems with directories of a user who is not privileged, and
+// one for directories beyond the limits.
+func (t *tree) groupedConditions() []Condition {
 	type group struct {
 		root int
 		uid  uint32
@@ -111,14 +111,14 @@ func (t *tree) others() []Condition {
 	}
 	troubles, crowds := map[group]trouble{}, map[group]int{}
 	for _, d := range t.dirs {
-		for uid, n := range d.leftOut {
+		for uid, n := range d.overLimit {
 			crowds[group{d.root, uid}] += n
 		}
-		uid, own := t.owned(d)
+		uid, own := t.ownerOf(d)
 		if own {
 			continue
 		}
-		for _, reason := range t.wrong(d) {
+		for _, reason := range t.problemsOf(d) {
 			g := group{d.root, uid}
 			of := troubles[g]
 			if of.n++; of.n == 1 || d.path < of.first {
@@ -132,7 +132,7 @@ func (t *tree) others() []Condition {
 		list = append(list, Condition{Path: t.roots[g.root].path, Reason: fmt.Sprintf("%d directories of user %d are not searched: the limit is "+
 			"%d for one user, and %d in all (bounds.maxUserDirs, bounds.maxDirs); remove what is not needed", n, g.uid, t.cfg.MaxUserDirs,
 			t.cfg.MaxDirs),
-			Key: fmt.Sprintf("%s %d", crowdKey, g.uid), Minor: !t.cfg.Judge.Privileged(g.uid)})
+			Key: fmt.Sprintf("%s %d", dirLimitKey, g.uid), Minor: !t.cfg.Judge.Privileged(g.uid)})
 	}
 	for g, of := range troubles {
 		list = append(list, Condition{Path: t.roots[g.root].path, Reason: fmt.Sprintf("%d problems with directories and sockets of user %d; the "+
@@ -141,14 +141,14 @@ func (t *tree) others() []Condition {
 	return list
 }
 
-func (t *tree) wrong(d *dir) []string {
+func (t *tree) problemsOf(d *dir) []string {
 	var reasons []string
 	if r := d.refused[""]; r != nil {
 		reasons = append(reasons, r.Err.Error())
 	} else if d.readErr != nil {
 		reasons = append(reasons, explainRead(d.readErr))
 	} else if t.notifier != nil && d.watchErr != nil {
-		reasons = append(reasons, t.unwatched("the directory cannot be watched (%v): it is looked at every %v", d.watchErr))
+		reasons = append(reasons, t.unwatched("the directory cannot be watched (%v): it is checked every %v", d.watchErr))
 	}
 	if d.tooDeep {
 		reasons = append(reasons, fmt.Sprintf("its subdirectories are not searched: they are more than %d levels "+
@@ -160,7 +160,7 @@ func (t *tree) wrong(d *dir) []string {
 	return reasons
 }
 
-// unwatched says what is done instead of watching, in a text with room for the error and the interval.
+// unwatched formats text with the error and the poll interval, and adds a hint for exhausted limits.
 func (t *tree) unwatched(text string, err error) string {
 	hint := ""
 	switch {
@@ -175,12 +175,12 @@ func (t *tree) unwatched(text string, err error) string {
 func explainRead(err error) string {
 	switch {
 	case errors.Is(err, errForeign):
-		return "the file system that is mounted here is not searched, because it may not answer; use a local directory, or make a directory on " +
-			"that file system a plugin directory of its own"
+		return "the file system that is mounted here is not searched, because it may not answer; use a local directory, or configure a " +
+			"directory on that file system as a plugin directory"
 	case errors.Is(err, fs.ErrNotExist):
-		return "the directory does not exist; create it, it is picked up at once"
+		return "the directory does not exist; create it, and it is used immediately"
 	case errors.Is(err, syscall.ENOTDIR):
-		return "it is not a directory; remove it and create a directory, which is picked up at once"
+		return "it is not a directory; remove it and create a directory, which is used immediately"
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Sprintf("the directory cannot be searched (%v); give this user read and search permission on it", err)
 	default:

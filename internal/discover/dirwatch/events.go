@@ -8,7 +8,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// drainLimit is how many events are handled before what they led to is told.
+// drainLimit is how many events are handled before the next update.
 const drainLimit = 256
 
 func (t *tree) drain(events <-chan event) {
@@ -28,7 +28,7 @@ func (t *tree) drain(events <-chan event) {
 
 func (t *tree) handle(ev event) {
 	// gofail: var dirwatchEvent struct{}
-	// t.doubt()
+	// t.handleLost()
 	// return
 	if d := t.dirs[ev.Name]; d != nil {
 		t.handleDir(d, ev)
@@ -42,13 +42,13 @@ func (t *tree) handle(ev event) {
 	known := t.socks[ev.Name] != nil || parent.refused[name] != nil
 	switch {
 	case ev.Has(fsnotify.Create):
-		t.look(parent, name, created)
+		t.update(parent, name, created)
 	case known && ev.Has(fsnotify.Remove):
-		t.look(parent, name, removed)
+		t.update(parent, name, removed)
 	case known && ev.Has(fsnotify.Rename):
-		t.look(parent, name, renamed)
-	case ev.Has(fsnotify.Chmod): // also of one that is refused and was too much to be remembered
-		t.look(parent, name, scanned)
+		t.update(parent, name, renamed)
+	case ev.Has(fsnotify.Chmod): // also for a refused file that exceeded maxRefused
+		t.update(parent, name, scanned)
 	}
 	t.sortScan(start)
 }
@@ -57,7 +57,7 @@ func (t *tree) handleDir(d *dir, ev event) {
 	start := len(t.facts)
 	switch {
 	case ev.Has(fsnotify.Remove), ev.Has(fsnotify.Rename):
-		// The watch has ended, or it follows the directory to where it went. What is at the path is something else.
+		// The watch has ended, or follows the directory to its new path.
 		if _, err := t.stat(d); err == nil || errors.Is(err, errForeign) {
 			t.visit(d, deep)
 			break
@@ -71,18 +71,18 @@ func (t *tree) handleDir(d *dir, ev event) {
 			t.visit(d, shallow)
 		}
 	case ev.Has(fsnotify.Create):
-		// Usually its parent was read before this event came.
+		// Usually the parent was read before this event, and the directory is known.
 		if e, err := t.stat(d); err != nil || e.ID != d.info.ID || !d.watched || d.readErr != nil {
 			t.visit(d, deep)
 		}
 	default:
-		// Its mode changed, or (kqueue) its contents.
+		// Its mode or, with kqueue, its contents changed.
 		t.visit(d, shallow)
 	}
 	t.sortScan(start)
 }
 
-// split returns the known directory of a path, or nil, and its last element.
+// split returns the known directory that contains path, or nil, and the last element of path.
 func (t *tree) split(path string) (*dir, string) {
 	i := strings.LastIndexByte(path, filepath.Separator)
 	if i < 0 {
@@ -91,5 +91,5 @@ func (t *tree) split(path string) (*dir, string) {
 	if d := t.dirs[path[:i]]; d != nil {
 		return d, path[i+1:]
 	}
-	return t.dirs[path[:i+1]], path[i+1:] // a root that is the file system's
+	return t.dirs[path[:i+1]], path[i+1:] // path is in "/"
 }

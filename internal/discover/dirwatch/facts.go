@@ -10,78 +10,79 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// cause is why a path is looked at. It decides only how the absence of a socket is read.
+// cause is the reason for checking a path. It matters only if a socket is absent.
 type cause int
 
 const (
-	scanned cause = iota // a directory was read, or something changed there
+	scanned cause = iota // a directory was read, or something changed in it
 	created              // a name appeared
-	removed              // a name was unlinked: what was there is gone for good
-	renamed              // a name was moved away: what was there may show up elsewhere
+	removed              // a name was unlinked: the socket is gone
+	renamed              // a name was moved away: the socket may appear at another path
 )
 
-// look updates the facts about one name in d.
-func (t *tree) look(d *dir, name string, why cause) {
-	if sub := t.glance(d, name, why); sub != nil {
+// update updates the facts about one name in d.
+func (t *tree) update(d *dir, name string, why cause) {
+	if sub := t.updateEntry(d, name, why); sub != nil {
 		t.visit(sub, deep)
-	} else if len(d.leftOut) > 0 {
-		d.unsure = true // one may have been left out that had been before: how many there are is what the next reading says
+	} else if len(d.overLimit) > 0 {
+		d.reread = true // the directory may be over a limit again: the next read counts them
 	}
 }
 
-// glance is look, but for what is in a directory that was not known, which is returned. It costs one system call.
-func (t *tree) glance(d *dir, name string, why cause) (found *dir) {
+// updateEntry updates the facts about one name in d, with one system call. It returns a directory that was not known before, which the
+// caller must visit.
+func (t *tree) updateEntry(d *dir, name string, why cause) (found *dir) {
 	path := join(d.path, name)
 	e, err := t.lookUp(d, path)
 	// gofail: var dirwatchLook string
 	// e, err = sock.Entry{}, errors.New(dirwatchLook)
 	info := e.Info
 	if err == nil && t.isForeign(path, e) {
-		info.UID = d.owner // what the file system says is neither asked for nor believed
+		info.UID = d.owner // the owner is neither requested from the file system nor trusted
 	} else if err == nil {
 		if refused := t.judge(path, info); refused != nil {
-			t.turnAway(d, name, info, refused, why)
+			t.handleRefused(d, name, info, refused, why)
 			return nil
 		}
 	}
-	if err == nil || gone(err) {
-		t.pardon(d, name)
+	if err == nil || isGone(err) {
+		t.clearRefusal(d, name)
 	}
 	switch {
 	case err == nil && info.IsSocket():
-		t.present(d, name, path, info, why)
-	case err == nil || gone(err):
+		t.addSocket(d, name, path, info, why)
+	case err == nil || isGone(err):
 		if e := t.socks[path]; e != nil {
-			t.vanish(e, why)
+			t.removeSocket(e, why)
 		}
 		if err == nil && info.Mode.IsDir() && t.dirs[path] == nil {
 			return t.addDir(d, name, info.UID)
 		}
 	default:
-		// What is there is not known, so no fact changes.
-		t.fail(d, err)
+		// The state of the path is unknown, so no fact changes.
+		t.setReadErr(d, err)
 	}
 	return nil
 }
 
-// present states that a socket is at path.
-func (t *tree) present(d *dir, name, path string, info sock.Info, why cause) {
+// addSocket records a socket at path.
+func (t *tree) addSocket(d *dir, name, path string, info sock.Info, why cause) {
 	e := t.socks[path]
 	if e != nil && e.info.ID == info.ID {
-		t.stillPresent(e, d, info, why)
+		t.refreshSocket(e, d, info, why)
 		return
 	}
 	if e == nil && len(d.socks) >= t.cfg.MaxSockets {
-		t.exceed(d, &d.tooMany)
+		t.setLimitFlag(d, &d.tooMany)
 		return
 	}
 	if e != nil && why == renamed && e.held.IsZero() {
-		// The old one was moved away and a new one is there already. Where the old one went is told next.
+		// The old socket was moved away, and a new one exists already. The next event has the new path of the old one.
 		t.hold(e)
 		return
 	}
 
-	old := t.movedHere(info.ID)
+	old := t.movedFrom(info.ID)
 	if e != nil {
 		t.forget(e)
 	}
@@ -95,9 +96,9 @@ func (t *tree) present(d *dir, name, path string, info sock.Info, why cause) {
 	t.facts = append(t.facts, fact)
 }
 
-func (t *tree) stillPresent(e *entry, d *dir, info sock.Info, why cause) {
+func (t *tree) refreshSocket(e *entry, d *dir, info sock.Info, why cause) {
 	if why == removed && e.held.IsZero() {
-		// Two sockets within one tick of the file system's clock, and on one inode number.
+		// A new socket got the inode number of the old one within one tick of the file system's clock.
 		t.facts = append(t.facts, Fact{Path: e.path, Root: d.root, Info: e.info}, Fact{Path: e.path, Root: d.root, Present: true, Info: info})
 	} else if e.info != info {
 		t.facts = append(t.facts, Fact{Path: e.path, Root: d.root, Present: true, Info: info})
@@ -107,9 +108,9 @@ func (t *tree) stillPresent(e *entry, d *dir, info sock.Info, why cause) {
 	d.socks[e.name] = e
 }
 
-// movedHere returns the entry of a socket that has just been found at another path than its own, or nil if it has none or still is there
+// movedFrom returns the entry of a socket that was found at another path. It returns nil if the socket is new, or still at the known path
 // too (a hard link).
-func (t *tree) movedHere(id plugin.SocketID) *entry {
+func (t *tree) movedFrom(id plugin.SocketID) *entry {
 	old := t.byID[id]
 	if old == nil {
 		return nil
@@ -120,8 +121,8 @@ func (t *tree) movedHere(id plugin.SocketID) *entry {
 	return old
 }
 
-// vanish handles that the socket of e is not at its path any more.
-func (t *tree) vanish(e *entry, why cause) {
+// removeSocket handles that the socket of e is not at its path any more. Unless it was unlinked, it is held first.
+func (t *tree) removeSocket(e *entry, why cause) {
 	if why != removed {
 		t.hold(e)
 		return
@@ -137,12 +138,12 @@ func (t *tree) forget(e *entry) {
 	}
 	if e.dir.socks[e.name] == e {
 		delete(e.dir.socks, e.name)
-		if e.dir.tooMany { // there is room now for one that was left out, and no change will tell
-			e.dir.unsure = true
+		if e.dir.tooMany { // there is room for another socket, for which there will be no event
+			e.dir.reread = true
 			t.track(e.dir)
 		}
 	}
 }
 
-// gone reports whether err says that there is nothing at a path.
-func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) }
+// isGone reports whether err means that nothing exists at a path.
+func isGone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) }

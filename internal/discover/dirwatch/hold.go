@@ -2,13 +2,13 @@ package dirwatch
 
 import "time"
 
-// heldEntry is an entry that is held, or was.
+// heldEntry is an entry that is or was held until a time.
 type heldEntry struct {
 	entry *entry
 	until time.Time
 }
 
-// hold keeps back the fact that a socket is gone, for a moment in which it may show up elsewhere.
+// hold delays the fact that a socket is gone by renameHold, because it may have been renamed.
 func (t *tree) hold(e *entry) {
 	if !e.held.IsZero() {
 		return
@@ -27,7 +27,7 @@ func (t *tree) holdDeadline() time.Time {
 	return time.Time{}
 }
 
-// expireHolds states what is true about the paths whose hold has ended.
+// expireHolds updates the facts about the paths whose hold has ended.
 func (t *tree) expireHolds(now time.Time) {
 	for {
 		until := t.holdDeadline()
@@ -37,10 +37,10 @@ func (t *tree) expireHolds(now time.Time) {
 		e := t.holds[0].entry
 		t.holds = t.holds[1:]
 		if t.known(e.dir) {
-			t.look(e.dir, e.name, removed)
+			t.update(e.dir, e.name, removed)
 		}
 		if t.socks[e.path] == e && e.held.Equal(until) {
-			t.vanish(e, removed)
+			t.removeSocket(e, removed)
 		}
 	}
 }

@@ -57,7 +57,7 @@ func TestForeignAfterError(t *testing.T) {
 	defer func() { tree.closeMounts() }()
 	tree.safetyScan()
 	d := tree.dirs[filepath.Join(r.dir, "r/a")]
-	tree.lose(d, sock.Entry{}, fs.ErrPermission)
+	tree.visitFailed(d, sock.Entry{}, fs.ErrPermission)
 	tree.safetyScan()
 	if !errors.Is(d.readErr, errForeign) {
 		t.Errorf("the directory is searched: %v", d.readErr)

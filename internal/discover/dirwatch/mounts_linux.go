@@ -13,17 +13,17 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
-// mounts tells of changes to the file systems that this process sees, of which no file event tells.
+// mounts reports changes of the mount table, for which there are no file events.
 type mounts struct {
-	changed chan struct{} // has a value after a change; closed when no more can be told
-	// table wakes up, and news knows whether that was for a change: the kernel notes for each open file which one was asked for last
-	// (proc_pid_mountinfo(5)), and the poller of the runtime, which asks for table, does not say what it was answered.
-	table, news *os.File
-	closing     chan struct{}
-	reading     sync.WaitGroup
+	changed chan struct{} // has a value after a change; closed if changes cannot be reported any more
+	// The runtime's poller wakes up for table, but does not return which events it got. The kernel keeps for each open file the last change
+	// that was reported (proc_pid_mountinfo(5)), so polling checker shows whether there was a change.
+	table, checker *os.File
+	closing        chan struct{}
+	reading        sync.WaitGroup
 }
 
-// mountGap is the least time between two changes that are told, so that a storm of mounts does not become one of scans.
+// mountGap is the minimum time between two reported changes, to limit the number of scans.
 const mountGap = 500 * time.Millisecond
 
 func openMounts() (*mounts, error) {
@@ -38,29 +38,28 @@ func openMounts() (*mounts, error) {
 	if err != nil {
 		return nil, errors.Join(&os.PathError{Op: "open", Path: path, Err: err}, table.Close())
 	}
-	news := os.NewFile(uintptr(fd), path) // the poller does not ask for it, since it blocks
-	m := &mounts{changed: make(chan struct{}, 1), table: table, news: news, closing: make(chan struct{})}
+	checker := os.NewFile(uintptr(fd), path) // in blocking mode, so that the runtime's poller does not use it
+	m := &mounts{changed: make(chan struct{}, 1), table: table, checker: checker, closing: make(chan struct{})}
 	conn, err := table.SyscallConn()
 	if err != nil {
-		return nil, errors.Join(err, table.Close(), news.Close())
+		return nil, errors.Join(err, table.Close(), checker.Close())
 	}
 	m.reading.Go(func() {
 		defer close(m.changed)
-		_ = conn.Read(m.woke) // until close, or at once if the system cannot wake anybody
+		_ = conn.Read(m.onWake) // until close; it returns immediately if the system cannot poll the file
 	})
 	return m, nil
 }
 
-// woke is called at the beginning and whenever table has woken up, also if that was while it ran. It returns true when there is no use in
-// waiting.
-func (m *mounts) woke(uintptr) (done bool) {
-	asked := []unix.PollFd{{Fd: int32(m.news.Fd()), Events: unix.POLLPRI}}
+// onWake is called at the start and after each wake-up of table, including one while onWake ran. It returns true after close.
+func (m *mounts) onWake(uintptr) (done bool) {
+	asked := []unix.PollFd{{Fd: int32(m.checker.Fd()), Events: unix.POLLPRI}}
 	if n, err := unix.Poll(asked, 0); err == nil && n == 0 {
 		return false
 	}
 	select {
 	case m.changed <- struct{}{}:
-	default: // nobody has looked since the last one
+	default: // the last change was not received yet
 	}
 	pause := time.NewTimer(mountGap)
 	defer pause.Stop()
@@ -72,7 +71,7 @@ func (m *mounts) woke(uintptr) (done bool) {
 	}
 }
 
-// fileSystemAt returns the type of the file system that is mounted at a path, without asking it; empty if it is not known.
+// fileSystemAt returns the type of the file system that is mounted at path, empty if unknown. It does not block on the file system.
 func fileSystemAt(path string) string {
 	var st unix.Statx_t
 	flags := unix.AT_SYMLINK_NOFOLLOW | unix.AT_NO_AUTOMOUNT | unix.AT_STATX_DONT_SYNC
@@ -96,14 +95,14 @@ func fileSystemAt(path string) string {
 
 func (m *mounts) close() {
 	close(m.closing)
-	_ = m.table.Close() // nothing was written
+	_ = m.table.Close()
 	m.reading.Wait()
-	_ = m.news.Close()
+	_ = m.checker.Close()
 }
 
-// tells reports whether the file system of a directory is one that nobody but this kernel changes, so that inotify tells of every change.
-// Network file systems and those in user space are changed by others without a word.
-func tells(dir *os.File) bool {
+// hasAllEvents reports whether only this kernel changes the file system of a directory, so that inotify reports every change. There are no
+// events for changes by the servers of network file systems and of file systems in user space.
+func hasAllEvents(dir *os.File) bool {
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(int(dir.Fd()), &fs); err != nil {
 		return false
@@ -116,8 +115,8 @@ func tells(dir *os.File) bool {
 	return false
 }
 
-// openDir opens a directory of a mount for reading, and nothing else that may have taken its place: not what a symbolic link points to,
-// unless follow is set, no named pipe, and nothing that was mounted there since, which may not answer.
+// openDir opens a directory for reading. If something else is at path by now, it fails without blocking: a symbolic link, unless follow is
+// set, a named pipe, or another mount than the given one, whose file system may not answer.
 func openDir(path string, follow bool, mount uint64) (*os.File, error) {
 	// gofail: var dirwatchOpen int
 	// return nil, &os.PathError{Op: "open", Path: path, Err: unix.Errno(dirwatchOpen)}
@@ -129,7 +128,7 @@ func openDir(path string, follow bool, mount uint64) (*os.File, error) {
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: path, Err: err}
 	}
-	defer func() { _ = unix.Close(place) }() // nothing was written
+	defer func() { _ = unix.Close(place) }()
 	if e, err := sock.StatFile(place); err != nil || e.Mount != mount {
 		return nil, &os.PathError{Op: "open", Path: path, Err: errRemounted}
 	}

@@ -15,4 +15,4 @@ func fileSystemAt(string) string { return "" }
 
 func (*mounts) close() {}
 
-func tells(*os.File) bool { return false }
+func hasAllEvents(*os.File) bool { return false }

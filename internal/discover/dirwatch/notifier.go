@@ -6,17 +6,17 @@ import (
 
 type event = fsnotify.Event
 
-// notifier is a source of file events: fsnotify, or what a test puts in its place.
+// notifier is a source of file events: fsnotify, or a fake in tests.
 type notifier struct {
 	events <-chan event
-	// doubt delivers when events were lost or may have been. It never blocks the source.
-	doubt  <-chan struct{}
+	// lost receives a value when events were or may have been lost. It never blocks the source.
+	lost   <-chan struct{}
 	add    func(path string) error
 	remove func(path string) error
 	close  func() error
 }
 
-// eventBuffer lets fsnotify read ahead of the watcher, so that a burst is handled in groups.
+// eventBuffer is how many events fsnotify reads ahead, so that the watcher handles a burst in groups.
 const eventBuffer = 1024
 
 // openNotifier starts fsnotify. The watcher must close it.
@@ -25,22 +25,22 @@ func openNotifier() (*notifier, error) {
 	if err != nil {
 		return nil, err
 	}
-	doubt := make(chan struct{}, 1)
+	lost := make(chan struct{}, 1)
 	ended := make(chan struct{})
-	// fsnotify sends errors unbuffered, in part while it holds the lock that Add and Remove need. So they are always received, by a
-	// goroutine that calls neither.
+	// fsnotify sends errors to an unbuffered channel, in part while it holds the lock that Add and Remove need. So this goroutine, which
+	// calls neither, receives them.
 	go func() {
 		defer close(ended)
 		for range w.Errors {
 			select {
-			case doubt <- struct{}{}:
+			case lost <- struct{}{}:
 			default:
 			}
 		}
 	}()
 	return &notifier{
 		events: w.Events,
-		doubt:  doubt,
+		lost:   lost,
 		add:    w.Add,
 		remove: w.Remove,
 		close: func() error {

@@ -5,8 +5,8 @@ import (
 	"syscall"
 )
 
-// openDir opens a directory for reading, and nothing else that may have taken its place: not what a symbolic link points to, unless follow
-// is set, and no named pipe, which would block.
+// openDir opens a directory for reading. If something else is at path by now, it fails without blocking: a symbolic link, unless follow is
+// set, or a named pipe.
 func openDir(path string, follow bool, _ uint64) (*os.File, error) {
 	flags := os.O_RDONLY | syscall.O_DIRECTORY | syscall.O_NONBLOCK
 	if !follow {

@@ -9,17 +9,17 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
-// maxRefused and maxUserRefused bound how many refusals are remembered, in all and of what is one user's: whoever may make files in a
-// directory could make any number that are refused.
+// maxRefused and maxUserRefused bound the refusals that are remembered, in total and for the files of one user. Users could create any
+// number of files that are refused.
 const maxRefused, maxUserRefused = 1000, 250
 
 type refusal struct {
 	Refusal
-	by   uint32 // as whose it is counted
-	seen uint64 // round in which the reading of its directory met it
+	by   uint32 // the user in the quota
+	seen uint64 // round of the last read of the directory that found the name
 }
 
-// judge says why what is at path is not to be used; nil if it is, or if it is of no interest.
+// judge returns the error of [Config].Trust for the file at path; nil if it is not a directory, socket or symbolic link.
 func (t *tree) judge(path string, info sock.Info) error {
 	if info.Mode&(fs.ModeSocket|fs.ModeDir|fs.ModeSymlink) == 0 {
 		return nil
@@ -27,23 +27,23 @@ func (t *tree) judge(path string, info sock.Info) error {
 	return t.cfg.Judge.Admit(path, info)
 }
 
-// turnAway handles that what has a name in d is refused: what was there before, or was trusted before, is gone.
-func (t *tree) turnAway(d *dir, name string, info sock.Info, err error, why cause) {
+// handleRefused records that a name in d is refused, and removes the socket or directory that was known under that name.
+func (t *tree) handleRefused(d *dir, name string, info sock.Info, err error, why cause) {
 	path := join(d.path, name)
 	if e := t.socks[path]; e != nil {
 		if e.info.ID == info.ID {
 			why = removed
 		}
-		t.vanish(e, why)
+		t.removeSocket(e, why)
 	}
 	if sub := t.dirs[path]; sub != nil {
 		t.drop(sub, removed)
 	}
-	t.refuse(d, name, info, err)
+	t.recordRefusal(d, name, info, err)
 }
 
-// refuse records that what has a name in d is refused. The empty name is d itself.
-func (t *tree) refuse(d *dir, name string, info sock.Info, err error) {
+// recordRefusal records that a name in d is refused. The empty name is d itself.
+func (t *tree) recordRefusal(d *dir, name string, info sock.Info, err error) {
 	r := d.refused[name]
 	if r == nil {
 		if t.refusals.Take(info.UID, 1) != nil {
@@ -61,24 +61,24 @@ func (t *tree) refuse(d *dir, name string, info sock.Info, err error) {
 	}
 	r.seen = t.round
 	if r.Err == nil || r.Info != info || r.Err.Error() != err.Error() {
-		r.Info, r.Err, t.newRefused, t.changed = info, err, true, true
+		r.Info, r.Err, t.refusedChanged, t.changed = info, err, true, true
 	}
 }
 
-func (t *tree) pardon(d *dir, name string) {
+func (t *tree) clearRefusal(d *dir, name string) {
 	if r := d.refused[name]; r != nil {
 		delete(d.refused, name)
 		t.refusals.Release(r.by, 1)
-		t.newRefused, t.changed = true, true
+		t.refusedChanged, t.changed = true, true
 	}
 }
 
 // refreshRefused updates the list of refusals and reports whether it changed.
 func (t *tree) refreshRefused() bool {
-	if !t.newRefused {
+	if !t.refusedChanged {
 		return false
 	}
-	t.newRefused = false
+	t.refusedChanged = false
 	var list []Refusal
 	for _, d := range t.dirs {
 		for _, r := range d.refused {

@@ -285,7 +285,7 @@ func TestOverflow(t *testing.T) {
 
 // TestStorm has doubt without end: events go on to be handled and the scans stay few.
 func TestStorm(t *testing.T) {
-	doubt := make(chan struct{})
+	lost := make(chan struct{})
 	var opened atomic.Int32
 	r := newRig(t, "r")
 	r.cfg.scanInterval = time.Hour
@@ -293,14 +293,14 @@ func TestStorm(t *testing.T) {
 		opened.Add(1)
 		n, err := openNotifier()
 		if err == nil {
-			n.doubt = doubt
+			n.lost = lost
 		}
 		return n, err
 	}
 	r.do("mkdir r; start")
 	start := time.Now()
 	for i := range 1000 {
-		doubt <- struct{}{}
+		lost <- struct{}{}
 		if i%100 == 0 {
 			r.do(fmt.Sprintf("sock r/%d", i))
 			r.want(fmt.Sprintf("+r/%d", i))

@@ -17,18 +17,18 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
-type reach int
+type visitDepth int
 
 const (
-	shallow reach = iota // the directory, and subdirectories that were not known
-	deep                 // everything below, with all watches made again
+	shallow visitDepth = iota // the directory, and subdirectories that were not known
+	deep                      // everything below; all watches are replaced
 )
 
 const (
-	// clockGrain is more than the granularity of any file system's timestamps. A directory that was read sooner than that after its last
-	// change is read once more, because another change may have left the same timestamp.
+	// clockGrain is more than the granularity of any file system's timestamps. A directory whose last change is more recent than that is
+	// read again later, because another change may have the same timestamp.
 	clockGrain = 2 * time.Second
-	// readBatch bounds the memory that reading a huge directory takes.
+	// readBatch is how many entries of a directory are read at a time.
 	readBatch = 1024
 )
 
@@ -40,24 +40,24 @@ func (t *tree) scanAll() {
 	t.sortScan(start)
 }
 
-// calm is how many scan intervals there are from one safety scan to the next while the tree is settled. Each wakes an idle process, which
-// costs more than the scan itself.
-const calm = 8
+// settledFactor is the number of scan intervals between two safety scans while the tree is settled. Waking up an idle process costs more
+// than the scan itself.
+const settledFactor = 8
 
-// settled reports whether every change that matters can be expected to be told, but for one that puts another directory in a root's place.
+// settled reports whether there are events for all relevant changes, except for the replacement of a root by another directory.
 func (t *tree) settled() bool {
-	return t.notifier != nil && t.mounts != nil && len(t.polled) == 0 && len(t.untold) == 0 && t.refusals.Sum() == 0
+	return t.notifier != nil && t.mounts != nil && len(t.polled) == 0 && len(t.incomplete) == 0 && t.refusals.Sum() == 0
 }
 
-// planScan notes when the last safety scan was, and draws when the next one is: daemons of a machine do not scan in step.
+// planScan sets a random time for the next safety scan, so that the daemons of a machine do not scan simultaneously.
 func (t *tree) planScan() {
 	t.scannedAt = time.Now()
 	t.scanAfter = t.cfg.scanInterval - rand.N(t.cfg.scanInterval/4+1)
 	t.rootsAt = t.scannedAt.Add(t.scanAfter)
 }
 
-// checkRoots looks whether other directories are where the roots were. No event tells of that if it was done above a root, nor as long as
-// something keeps the directory that was removed alive: a plugin that still listens in it, or works there.
+// checkRoots visits roots that were replaced by other directories. There is no event for that if a parent directory was renamed, or while a
+// process keeps the removed directory alive, for example as its working directory.
 func (t *tree) checkRoots() {
 	t.rootsAt = time.Now().Add(t.scanAfter)
 	start := len(t.facts)
@@ -71,15 +71,15 @@ func (t *tree) checkRoots() {
 
 func (t *tree) scanDeadline() time.Time {
 	if t.settled() {
-		return t.scannedAt.Add(calm * t.scanAfter)
+		return t.scannedAt.Add(settledFactor * t.scanAfter)
 	}
 	return t.scannedAt.Add(t.scanAfter)
 }
 
-// safetyScan looks at every directory and reads those that changed without it being known.
+// safetyScan checks every directory and reads those that changed without an event.
 func (t *tree) safetyScan() {
 	defer t.planScan()
-	freed := t.freed // what is given back during the scan counts for the next one
+	freed := t.freed // directories that are freed during the scan count for the next one
 	if t.mounts == nil {
 		t.mounts, _ = openMounts()
 	}
@@ -95,48 +95,47 @@ func (t *tree) safetyScan() {
 			t.inspect(d)
 		}
 	}
-	t.sought = freed
+	t.freedAtScan = freed
 	t.sortScan(start)
 }
 
-// inspect visits a directory if it is not what it was when it was read.
+// inspect visits a directory if it has changed since it was read.
 func (t *tree) inspect(d *dir) {
 	now, err := t.stat(d)
 	switch {
 	case err != nil, now.ID != d.info.ID, now.Mount != d.mount:
 		t.visit(d, deep)
-	case d.readErr != nil, now.Info != d.info, !d.watched && t.tryWatch(d), d.unsure, t.mayHaveRoom(d), !now.ModTime.Equal(d.mtime):
+	case d.readErr != nil, now.Info != d.info, !d.watched && t.tryWatch(d), d.reread, t.mayFitNow(d), !now.ModTime.Equal(d.mtime):
 		news := len(t.facts) + len(t.holds)
 		t.visit(d, shallow)
 		if d.watched && len(t.facts)+len(t.holds) > news && t.known(d) {
-			// No event told. The watch may be dead without a word, as after an unmount.
+			// There was no event, so the watch may have ended, as it does after an unmount.
 			t.unwatch(d)
 			t.visit(d, shallow)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(d.refused)) {
 		if name != "" && t.known(d) {
-			t.look(d, name, scanned) // no change to d tells that it was repaired
+			t.update(d, name, scanned) // d does not change if the mode of the refused file is fixed
 		}
 	}
 }
 
-// visit makes the watcher right about a directory: watches it, reads it, and does the same for subdirectories. The watch comes before the
-// reading, so that nothing can appear between the two.
-func (t *tree) visit(d *dir, how reach) {
+// visit watches a directory, reads it and visits its subdirectories. It adds the watch before it reads, so that it misses no change.
+func (t *tree) visit(d *dir, how visitDepth) {
 	e, err := t.stat(d)
 	info := e.Info
 	if err != nil {
-		t.lose(d, e, err)
+		t.visitFailed(d, e, err)
 		return
 	}
 	refused := t.judge(d.path, info)
 	if refused != nil && d.parent != nil {
-		t.turnAway(d.parent, d.name, info, refused, scanned)
+		t.handleRefused(d.parent, d.name, info, refused, scanned)
 		return
 	}
-	if d.parent != nil && !t.count(d, info.UID) {
-		t.leaveOut(d.parent, info.UID)
+	if d.parent != nil && !t.takeQuota(d, info.UID) {
+		t.addOverLimit(d.parent, info.UID)
 		t.drop(d, removed)
 		return
 	}
@@ -145,27 +144,27 @@ func (t *tree) visit(d *dir, how reach) {
 	}
 	d.info, d.mtime, d.mount = info, e.ModTime, e.Mount
 	if refused != nil {
-		t.empty(d, removed)
+		t.dropContents(d, removed)
 		t.tryWatch(d)
-		t.refuse(d, "", d.info, refused)
-		t.fail(d, refused)
+		t.recordRefusal(d, "", d.info, refused)
+		t.setReadErr(d, refused)
 		return
 	}
-	t.pardon(d, "")
+	t.clearRefusal(d, "")
 	t.tryWatch(d)
-	d.unsure = time.Since(d.mtime).Abs() < clockGrain
+	d.reread = time.Since(d.mtime).Abs() < clockGrain
 	t.round++
 	round := t.round
-	tooDeep, tooMany, leftOut := d.tooDeep, d.tooMany, d.leftOut
-	d.tooDeep, d.tooMany, d.leftOut = false, false, nil
+	tooDeep, tooMany, overLimit := d.tooDeep, d.tooMany, d.overLimit
+	d.tooDeep, d.tooMany, d.overLimit = false, false, nil
 	t.changed = t.changed || d.readErr != nil
 	d.readErr = nil
 	if err := t.read(d); err != nil {
-		t.fail(d, err)
+		t.setReadErr(d, err)
 	} else {
 		t.missing(d, round)
 	}
-	t.changed = t.changed || d.tooDeep != tooDeep || d.tooMany != tooMany || !maps.Equal(d.leftOut, leftOut)
+	t.changed = t.changed || d.tooDeep != tooDeep || d.tooMany != tooMany || !maps.Equal(d.overLimit, overLimit)
 	t.track(d)
 
 	for _, sub := range slices.Sorted(maps.Keys(d.dirs)) {
@@ -175,26 +174,26 @@ func (t *tree) visit(d *dir, how reach) {
 	}
 }
 
-// lose handles that a directory cannot be searched.
-func (t *tree) lose(d *dir, e sock.Entry, err error) {
+// visitFailed handles an error of stat for a directory.
+func (t *tree) visitFailed(d *dir, e sock.Entry, err error) {
 	if errors.Is(err, errForeign) {
-		t.empty(d, removed) // what is mounted hides it
-		d.mount, d.tooDeep, d.tooMany, d.leftOut = 0, false, false, nil
-		if fileSystemAt(d.path) != "" { // else the next look asks again
+		t.dropContents(d, removed) // the mounted file system hides them
+		d.mount, d.tooDeep, d.tooMany, d.overLimit = 0, false, false, nil
+		if fileSystemAt(d.path) != "" { // otherwise the next check tries again
 			d.mount = e.Mount
 		}
 	}
-	if gone(err) {
+	if isGone(err) {
 		t.drop(d, scanned)
 	}
 	if t.known(d) {
 		t.unwatch(d)
 		d.info = sock.Info{}
-		t.fail(d, err)
+		t.setReadErr(d, err)
 	}
 }
 
-// read looks at every name in d. Subdirectories that were not known are recorded, and not visited.
+// read updates the facts about every name in d. It records new subdirectories, but does not visit them.
 func (t *tree) read(d *dir) error {
 	round := t.round
 	f, err := openDir(d.path, d.parent == nil, d.mount)
@@ -202,10 +201,11 @@ func (t *tree) read(d *dir) error {
 		return err
 	}
 	defer f.Close()
-	d.silent = !tells(f)
+	d.missesEvents = !hasAllEvents(f)
 	if d.parent == nil {
 		link, err := os.Lstat(d.path)
-		d.silent = d.silent || err != nil || link.Mode()&fs.ModeSymlink != 0 // no event tells where a link leads from now on
+		// There is no event if the target of a link changes.
+		d.missesEvents = d.missesEvents || err != nil || link.Mode()&fs.ModeSymlink != 0
 	}
 	for {
 		// gofail: var dirwatchRead string
@@ -217,7 +217,7 @@ func (t *tree) read(d *dir) error {
 			case n.IsDir() && d.dirs[n.Name()] != nil:
 				d.dirs[n.Name()].seen = round
 			default:
-				if sub := t.glance(d, n.Name(), scanned); sub != nil {
+				if sub := t.updateEntry(d, n.Name(), scanned); sub != nil {
 					sub.seen = round
 				}
 				if e := d.socks[n.Name()]; e != nil {
@@ -234,16 +234,16 @@ func (t *tree) read(d *dir) error {
 	}
 }
 
-// missing looks at the names that were known in d and that the reading of the given round did not meet.
+// missing updates the facts about known names in d that the read of the given round did not find.
 func (t *tree) missing(d *dir, round uint64) {
 	for name, e := range d.socks {
 		if e.seen != round {
-			t.look(d, name, scanned)
+			t.update(d, name, scanned)
 		}
 	}
 	for name, r := range d.refused {
 		if r.seen != round && name != "" {
-			t.look(d, name, scanned)
+			t.update(d, name, scanned)
 		}
 	}
 	for _, sub := range d.dirs {
@@ -256,7 +256,7 @@ func (t *tree) missing(d *dir, round uint64) {
 	}
 }
 
-// stat describes a directory. Only a root may be a symbolic link.
+// stat returns the entry of a directory. Only a root may be a symbolic link.
 func (t *tree) stat(d *dir) (e sock.Entry, err error) {
 	// gofail: var dirwatchStat string
 	// return sock.Entry{}, errors.New(dirwatchStat)
@@ -279,7 +279,7 @@ func (t *tree) stat(d *dir) (e sock.Entry, err error) {
 	return e, nil
 }
 
-func (t *tree) fail(d *dir, err error) {
+func (t *tree) setReadErr(d *dir, err error) {
 	if d.readErr == nil || d.readErr.Error() != err.Error() {
 		t.changed = true
 	}
@@ -287,7 +287,7 @@ func (t *tree) fail(d *dir, err error) {
 	t.track(d)
 }
 
-// sortScan puts the facts of one scan into the order in which the sockets were born.
+// sortScan sorts the facts of one scan by the birth times of the sockets.
 func (t *tree) sortScan(start int) {
 	slices.SortStableFunc(t.facts[start:], func(a, b Fact) int {
 		return cmp.Or(cmp.Compare(a.Info.ID.Birth, b.Info.ID.Birth), strings.Compare(a.Path, b.Path))

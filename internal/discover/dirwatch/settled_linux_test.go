@@ -89,13 +89,13 @@ func TestSilentFileSystem(t *testing.T) {
 	defer tree.closeMounts()
 	tree.safetyScan()
 	for _, d := range tree.dirs {
-		if d.unsure = false; !d.watched || d.readErr != nil {
+		if d.reread = false; !d.watched || d.readErr != nil {
 			t.Errorf("%s is watched: %v, read: %v", d.path, d.watched, d.readErr)
 		}
 		tree.track(d)
 	}
-	if tree.settled() || len(tree.untold) != len(tree.dirs) {
-		t.Errorf("it is settled: %v, with %d of %d directories", tree.settled(), len(tree.untold), len(tree.dirs))
+	if tree.settled() || len(tree.incomplete) != len(tree.dirs) {
+		t.Errorf("it is settled: %v, with %d of %d directories", tree.settled(), len(tree.incomplete), len(tree.dirs))
 	}
 }
 
@@ -109,7 +109,7 @@ func TestTells(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = closed.Close()
-	if tells(closed) {
+	if hasAllEvents(closed) {
 		t.Error("a directory that cannot be asked tells of every change")
 	}
 }
@@ -121,5 +121,5 @@ func tellsAt(t *testing.T, path string) bool {
 		t.Fatal(err)
 	}
 	defer dir.Close()
-	return tells(dir)
+	return hasAllEvents(dir)
 }

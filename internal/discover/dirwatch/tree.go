@@ -15,43 +15,42 @@ type tree struct {
 	cfg  Config
 	open func() (*notifier, error)
 
-	notifier    *notifier // nil while the system gives none
+	notifier    *notifier // nil while it is not available
 	notifierErr error
-	mounts      *mounts // nil while the system does not tell of them
+	mounts      *mounts // nil while it is not available
 
-	roots []*dir          // one for each root, forever
-	dirs  map[string]*dir // every known directory by its path, the roots included
-	crowd *quota.Pool     // of those that are no roots
-	// freed is how many directories were given back, and sought how many had been when the last safety scan began: if they differ, there may
-	// be room for what was left out.
-	freed, sought int
-	// watched finds the directory that holds the watch on an inode. inotify has one watch per inode, and reports its events under the name
-	// that was given first.
-	watched map[plugin.SocketID]*dir
-	polled  map[*dir]struct{} // what no event can tell about: looked at in every poll interval
-	pollAt  time.Time         // the next such look
-	untold  map[*dir]struct{} // what events may not tell all about: looked at in every scan interval
+	roots    []*dir          // one for each root, forever
+	dirs     map[string]*dir // every known directory by its path, the roots included
+	dirQuota *quota.Pool     // of those that are no roots
+	// freed counts directories that released their quota; freedAtScan is its value at the start of the last safety scan. If they differ,
+	// there may be room for directories over the limits.
+	freed, freedAtScan int
+	// watched are the watched directories by inode. inotify has one watch for each inode, and reports its events under the first path.
+	watched    map[plugin.SocketID]*dir
+	polled     map[*dir]struct{} // without events: checked in every poll interval
+	pollAt     time.Time         // the next check of polled
+	incomplete map[*dir]struct{} // with incomplete events: checked in every scan interval
 
-	scannedAt time.Time     // when the last safety scan was
-	scanAfter time.Duration // the time from that to the next one, unless the tree is settled
-	rootsAt   time.Time     // when it is due to see whether the roots are still those that they were
+	scannedAt time.Time     // of the last safety scan
+	scanAfter time.Duration // from scannedAt to the next safety scan, unless the tree is settled
+	rootsAt   time.Time     // of the next checkRoots
 
 	socks map[string]*entry          // every socket by its path, including those that are held
 	byID  map[plugin.SocketID]*entry // one of the entries with that ID
-	holds []heldEntry                // in the order of their moments; what was resolved stays until it is its turn
+	holds []heldEntry                // in the order of their deadlines; resolved ones are removed when they are first
 
 	round  uint64    // number of the last reading of a directory
 	lost   bool      // events were lost since the last update
-	lostAt time.Time // when events were lost that no scan has made up for yet
-	syncAt time.Time // when it is due
+	lostAt time.Time // when events were lost since the last resync; zero if none were
+	syncAt time.Time // the earliest time of the next resync
 
-	refused    []Refusal   // as it was told last
-	refusals   *quota.Pool // how many there are in all directories
-	newRefused bool        // refused is out of date
+	refused        []Refusal   // of the last update
+	refusals       *quota.Pool // counts the refusals of all directories
+	refusedChanged bool        // refused is out of date
 
 	facts    []Fact
 	scanned  bool // the roots have been scanned once
-	told     bool // an update with scanned was sent
+	notified bool // an update with scanned was sent
 	degraded []Condition
 	changed  bool // degraded may be out of date
 }
@@ -67,48 +66,48 @@ type dir struct {
 
 	dirs    map[string]*dir
 	socks   map[string]*entry
-	refused map[string]*refusal // what lies in it; of a root also itself, under the empty name
+	refused map[string]*refusal // names in it; a root itself has the empty name
 
-	owner   uint32         // whose it is, as far as it is known
-	counted bool           // in tree.crowd, as one of owner's
-	leftOut map[uint32]int // how many directories in it are beyond the bounds, by their owner
+	owner     uint32         // the last known owner
+	counted   bool           // in tree.dirQuota, for owner
+	overLimit map[uint32]int // how many directories in it exceed the limits, by owner
 
-	info   sock.Info // of the directory that was read last
-	mtime  time.Time
-	mount  uint64 // the end of a mount ends the watch, of which no event tells
-	silent bool   // events may not tell of every change to it, although it is watched
-	unsure bool   // read so soon after its last change that the next change might not show in mtime
-	seen   uint64 // round in which the parent's reading met it
+	info         sock.Info // of the last read
+	mtime        time.Time
+	mount        uint64 // an unmount ends the watch without an event
+	missesEvents bool   // some changes have no events, although it is watched
+	reread       bool   // read it again: it was read within clockGrain of its last change, or exceeded a limit
+	seen         uint64 // round of the last read of its parent that found it
 
 	watched  bool
 	watchErr error // why it is not watched
 	readErr  error // why its contents are not known
-	tooDeep  bool  // has directories below the bound
-	tooMany  bool  // has sockets beyond the bound
+	tooDeep  bool  // has directories below MaxDepth
+	tooMany  bool  // has more than MaxSockets sockets
 }
 
-// entry is a socket that was stated to be present.
+// entry is a socket that was reported as present.
 type entry struct {
 	path string
 	name string
 	dir  *dir
 	info sock.Info
 	seen uint64
-	held time.Time // if not zero: nothing or another socket is at path, and until this moment it may turn out to be a rename
+	held time.Time // if not zero, the socket is not at path; until this time it may be found elsewhere
 }
 
 func newTree(cfg Config, open func() (*notifier, error)) *tree {
 	t := &tree{
-		cfg:      cfg,
-		open:     open,
-		dirs:     map[string]*dir{},
-		refusals: quota.New(quota.Reserved(maxUserRefused, maxRefused), cfg.Judge.Privileged),
-		crowd:    quota.New(quota.Reserved(cfg.MaxUserDirs, cfg.MaxDirs), cfg.Judge.Privileged),
-		watched:  map[plugin.SocketID]*dir{},
-		polled:   map[*dir]struct{}{},
-		untold:   map[*dir]struct{}{},
-		socks:    map[string]*entry{},
-		byID:     map[plugin.SocketID]*entry{},
+		cfg:        cfg,
+		open:       open,
+		dirs:       map[string]*dir{},
+		refusals:   quota.New(quota.Reserved(maxUserRefused, maxRefused), cfg.Judge.Privileged),
+		dirQuota:   quota.New(quota.Reserved(cfg.MaxUserDirs, cfg.MaxDirs), cfg.Judge.Privileged),
+		watched:    map[plugin.SocketID]*dir{},
+		polled:     map[*dir]struct{}{},
+		incomplete: map[*dir]struct{}{},
+		socks:      map[string]*entry{},
+		byID:       map[plugin.SocketID]*entry{},
 	}
 	for i, r := range cfg.Roots {
 		d := &dir{path: r.Path, root: i, dirs: map[string]*dir{}, socks: map[string]*entry{}}
@@ -120,10 +119,10 @@ func newTree(cfg Config, open func() (*notifier, error)) *tree {
 
 func (t *tree) known(d *dir) bool { return t.dirs[d.path] == d }
 
-// addDir makes the record of a subdirectory of a user, or returns nil if it is beyond a bound.
+// addDir records a subdirectory of a user. It returns nil if the directory exceeds a limit.
 func (t *tree) addDir(parent *dir, name string, uid uint32) *dir {
 	if parent.depth >= t.cfg.MaxDepth {
-		t.exceed(parent, &parent.tooDeep)
+		t.setLimitFlag(parent, &parent.tooDeep)
 		return nil
 	}
 	d := &dir{
@@ -136,8 +135,8 @@ func (t *tree) addDir(parent *dir, name string, uid uint32) *dir {
 		dirs:   map[string]*dir{},
 		socks:  map[string]*entry{},
 	}
-	if !t.count(d, uid) {
-		t.leaveOut(parent, uid)
+	if !t.takeQuota(d, uid) {
+		t.addOverLimit(parent, uid)
 		return nil
 	}
 	parent.dirs[name] = d
@@ -145,43 +144,43 @@ func (t *tree) addDir(parent *dir, name string, uid uint32) *dir {
 	return d
 }
 
-// drop forgets a directory that is gone, with everything below it. A root keeps its record.
+// drop removes a directory that is gone, and everything below it. A root keeps its record.
 func (t *tree) drop(d *dir, why cause) {
-	t.empty(d, why)
-	t.pardon(d, "")
+	t.dropContents(d, why)
+	t.clearRefusal(d, "")
 	t.unwatch(d)
-	t.uncount(d)
+	t.releaseQuota(d)
 	delete(t.polled, d)
-	delete(t.untold, d)
-	t.changed = t.changed || d.readErr != nil || d.watchErr != nil || d.tooDeep || d.tooMany || len(d.leftOut) > 0
-	d.leftOut = nil
+	delete(t.incomplete, d)
+	t.changed = t.changed || d.readErr != nil || d.watchErr != nil || d.tooDeep || d.tooMany || len(d.overLimit) > 0
+	d.overLimit = nil
 	if d.parent != nil {
 		delete(d.parent.dirs, d.name)
 		delete(t.dirs, d.path)
 	}
 }
 
-func (t *tree) empty(d *dir, why cause) {
+func (t *tree) dropContents(d *dir, why cause) {
 	for _, sub := range d.dirs {
 		t.drop(sub, why)
 	}
 	for _, e := range d.socks {
-		t.vanish(e, why)
+		t.removeSocket(e, why)
 	}
 	for name := range d.refused {
 		if name != "" {
-			t.pardon(d, name)
+			t.clearRefusal(d, name)
 		}
 	}
 }
 
-// skip reports whether a name in d is to be ignored.
+// skip reports whether a name in d must be ignored.
 func (t *tree) skip(d *dir, name string) bool {
 	return name == "" || name[0] == '.' || slices.Contains(t.cfg.Roots[d.root].Skip, relTo(d, name))
 }
 
-// exceed sets a flag of a directory that says that there is more in it than the bounds allow.
-func (t *tree) exceed(d *dir, flag *bool) {
+// setLimitFlag sets tooDeep or tooMany of a directory.
+func (t *tree) setLimitFlag(d *dir, flag *bool) {
 	if !*flag {
 		*flag, t.changed = true, true
 		t.track(d)
@@ -192,15 +191,15 @@ func (t *tree) flush() {
 	moved := t.changed && t.refreshConditions()
 	t.changed = false
 	judged := t.refreshRefused()
-	if len(t.facts) == 0 && !moved && !judged && !t.lost && t.told {
+	if len(t.facts) == 0 && !moved && !judged && !t.lost && t.notified {
 		return
 	}
-	t.told = t.scanned
+	t.notified = t.scanned
 	t.cfg.Notify(Update{Facts: t.facts, Scanned: t.scanned, Degraded: t.degraded, EventsLost: t.lost, Refused: t.refused})
 	t.lost = false
 	if clear(t.facts); cap(t.facts) <= 2*drainLimit {
 		t.facts = t.facts[:0]
-	} else { // of a scan
+	} else { // release the memory after a large scan
 		t.facts = nil
 	}
 }

@@ -8,13 +8,13 @@ import (
 	"time"
 )
 
-// lossGap is the least time between two scans that make up for lost events, so that a storm of events does not become one of scans.
+// lossGap is the minimum time between two scans after lost events, to limit the number of scans.
 const lossGap = 500 * time.Millisecond
 
-// errNoEvents is why there is no source of events when nothing else is to blame.
+// errNoEvents means that the source of events has ended without an error.
 var errNoEvents = errors.New("the source of events has ended")
 
-// errMountedTwice is why a directory that is in the tree under two paths has a watch at one of them only.
+// errMountedTwice means that a directory is in the tree under two paths. Only one of them is watched.
 var errMountedTwice = errors.New("the directory is in the watched tree under another path too")
 
 func (t *tree) openNotifier() {
@@ -29,7 +29,7 @@ func (t *tree) closeNotifier() {
 	if t.notifier == nil {
 		return
 	}
-	_ = t.notifier.close() // nothing was written, so nothing can be lost
+	_ = t.notifier.close()
 	t.notifier, t.notifierErr, t.changed = nil, errNoEvents, true
 	clear(t.watched)
 	for _, d := range t.dirs {
@@ -45,12 +45,12 @@ func (t *tree) closeMounts() {
 	}
 }
 
-// tryWatch watches a directory if it can be watched, and reports whether it is watched now.
+// tryWatch tries to watch a directory that is not watched, and reports whether it is watched now.
 func (t *tree) tryWatch(d *dir) bool {
 	if d.watched || t.notifier == nil {
 		return d.watched
 	}
-	err := t.takeOver(d)
+	err := t.releaseOtherWatch(d)
 	// gofail: var dirwatchAdd string
 	// err = errors.New(dirwatchAdd)
 	if err == nil {
@@ -68,8 +68,8 @@ func (t *tree) tryWatch(d *dir) bool {
 	return d.watched
 }
 
-// takeOver gives up the watch that another record has on the inode of d. fsnotify would keep that record's path for its events.
-func (t *tree) takeOver(d *dir) error {
+// releaseOtherWatch removes the watch on the inode of d under another path. fsnotify would report events under that path.
+func (t *tree) releaseOtherWatch(d *dir) error {
 	other := t.watched[d.info.ID]
 	if other == nil || other == d {
 		return nil
@@ -85,7 +85,7 @@ func (t *tree) unwatch(d *dir) {
 	if !d.watched {
 		return
 	}
-	_ = t.notifier.remove(d.path) // fails if the watch has ended by itself, which is as good
+	_ = t.notifier.remove(d.path) // it fails if the watch has ended by itself
 	d.watched = false
 	if t.watched[d.info.ID] == d {
 		delete(t.watched, d.info.ID)
@@ -93,14 +93,14 @@ func (t *tree) unwatch(d *dir) {
 	t.track(d)
 }
 
-// track notes whether a directory has to be polled, and whether events tell all about it.
+// track adds d to the directories that must be polled or whose events are incomplete, or removes it from them.
 func (t *tree) track(d *dir) {
-	delete(t.untold, d)
-	if t.known(d) && (d.silent || d.unsure || d.tooDeep || d.tooMany || len(d.leftOut) > 0) {
-		t.untold[d] = struct{}{}
+	delete(t.incomplete, d)
+	if t.known(d) && (d.missesEvents || d.reread || d.tooDeep || d.tooMany || len(d.overLimit) > 0) {
+		t.incomplete[d] = struct{}{}
 	}
-	toldByTable := errors.Is(d.readErr, errForeign) && d.mount != 0 && t.mounts != nil // of its end
-	if d.watched && d.readErr == nil || toldByTable || !t.known(d) {
+	mountReported := errors.Is(d.readErr, errForeign) && d.mount != 0 && t.mounts != nil // t.mounts reports an unmount
+	if d.watched && d.readErr == nil || mountReported || !t.known(d) {
 		delete(t.polled, d)
 		return
 	}
@@ -110,8 +110,8 @@ func (t *tree) track(d *dir) {
 	t.polled[d] = struct{}{}
 }
 
-// doubt handles that events were lost: everything is scanned, at once or as soon as the last such scan is long enough ago.
-func (t *tree) doubt() {
+// handleLost handles lost events: it scans everything, either immediately or lossGap after the last such scan.
+func (t *tree) handleLost() {
 	if !t.lostAt.IsZero() {
 		return
 	}
@@ -124,7 +124,7 @@ func (t *tree) doubt() {
 	}
 }
 
-// resync starts over with a new source of events, whose queue is empty, and scans everything.
+// resync opens a new source of events, with an empty queue, and scans everything.
 func (t *tree) resync() {
 	t.closeNotifier()
 	t.openNotifier()
@@ -135,7 +135,7 @@ func (t *tree) resync() {
 	t.syncAt = time.Now().Add(lossGap)
 }
 
-// deadline returns when something is due: the end of a hold, a scan, or what retry does.
+// deadline returns the time of the next hold that ends, scan, check of the roots, resync or poll.
 func (t *tree) deadline() time.Time {
 	at := t.scanDeadline()
 	sooner := func(other time.Time) {
@@ -154,7 +154,7 @@ func (t *tree) deadline() time.Time {
 	return at
 }
 
-// retry scans after a loss if that is due, and looks at what is polled if that is due.
+// retry does the resync and the poll, each if it is due.
 func (t *tree) retry() {
 	now := time.Now()
 	if !t.lostAt.IsZero() && !t.syncAt.After(now) {

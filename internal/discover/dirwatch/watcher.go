@@ -1,17 +1,16 @@
-// Package dirwatch states which Unix sockets exist in a set of directory trees, and says what changes, promptly and truthfully.
+// Package dirwatch finds the Unix sockets in a set of directory trees and reports every change.
 //
-// It knows paths, identities ([plugin.SocketID]), owners and modes and nothing else: it connects to no socket, and asks whom to trust.
+// It reports paths, identities ([plugin.SocketID]), owners and modes. It does not connect to sockets.
 //
-// File events are hints, never facts. Each event leads to a look at the path that it names, and what is seen there is what is reported;
-// events that were lost, or that the system never sends (bind mounts, a full queue, a file system without them), are made up for by a
-// scan. The scan is cheap: it looks at the directories only and reads those that changed. What hinders the watcher for the moment shows
-// as a [Condition].
+// File events are only hints. After each event the watcher checks the path and reports what it finds there. Scans find changes without an
+// event: after bind mounts, a full event queue, or on a file system without events. A scan is cheap, because it reads only directories that
+// have changed. A [Condition] reports problems of the watcher.
 //
-// What counts:
-//   - A socket in a root or in any directory below it. Names that start with a dot are ignored, files and directories, and so is
-//     whatever is no socket. Symbolic links are not followed; only a root may be one.
-//   - A file system that is mounted below a root and may not answer, such as one over the network, is not searched.
-//   - What Config.Trust refuses is not used, with everything below it, until it is mended.
+// The rules are:
+//   - A socket counts if it is in a root or any directory below it. Names that start with a dot are ignored. Symbolic links are not
+//     followed; only a root may be one.
+//   - Network file systems, and others that may not answer, are not searched if they are mounted below a root.
+//   - Files and directories that Config.Judge refuses are not used, nor is anything below them, until the problem is fixed.
 //   - The same tree gives the same facts whenever the watcher starts.
 package dirwatch
 
@@ -31,92 +30,89 @@ import (
 type Root struct {
 	// Path of the directory, absolute and clean. It need not exist yet. Roots must not contain each other.
 	Path string
-	// Skip are the directories and sockets to leave out, relative to the root and separated by slashes.
+	// Skip are paths of directories and sockets to ignore, relative to the root and separated by slashes.
 	Skip []string
 }
 
-// Fact is the present state of one path.
+// Fact is the current state of one path.
 type Fact struct {
 	Path string // absolute
 	Root int    // index into Config.Roots
-	// Present says whether a socket is at Path. A present fact for a path that had another socket (by its ID) means that the other one is
-	// gone from there; there is no absent fact in between. A present fact with the ID that is known already means that its mode or owner
-	// changed.
+	// Present is true if a socket is at Path. If another socket (by its ID) was there before, it is gone, without an absent fact in
+	// between. A present fact with a known ID means that the mode or owner changed.
 	Present bool
-	// Info describes the socket: the one that is there, or the one that was.
+	// Info describes the current socket or, if Present is false, the last one.
 	Info sock.Info
-	// MovedFrom is where this very socket was until now, if it was renamed within the roots. There is no absent fact for that path.
+	// MovedFrom is the previous path of the socket if it was renamed within the roots. There is no absent fact for that path.
 	MovedFrom string
 }
 
 // Update is a group of facts that became known together.
 type Update struct {
-	// Facts in the order in which they became known. Sockets found by one scan are in the order of their birth.
+	// Facts are in the order of the changes. Sockets found by one scan are sorted by birth time.
 	Facts []Fact
-	// Scanned says that the first complete scan is part of this update or came before it: what is not known now is not there.
+	// Scanned is true if the first scan is complete: a socket without a fact does not exist.
 	Scanned bool
-	// Degraded is the complete list of what hinders the watcher now, in the order of the paths. It is shared between updates: read only.
+	// Degraded has all current conditions, sorted by path. It is shared between updates and must not be modified.
 	Degraded []Condition
-	// EventsLost reports that file events were lost since the last update, for which a scan makes up.
+	// EventsLost is true if file events were lost since the last update. A scan finds the changes.
 	EventsLost bool
-	// Refused is the complete list of what Config.Judge refuses now, up to a bound, in the order of the paths. It is shared between updates:
-	// read only.
+	// Refused has all current refusals, up to a limit, sorted by path. It is shared between updates and must not be modified.
 	Refused []Refusal
 }
 
 // Refusal is a directory, socket or symbolic link that was found and is not used.
 type Refusal struct {
 	Path string
-	// Info describes what is there; for a root that is a symbolic link, the directory that it leads to.
+	// Info describes the file; for a root that is a symbolic link, its target.
 	Info sock.Info
-	// Err is the reason of Config.Judge.
+	// Err is the error of Config.Judge.
 	Err   error
 	Since time.Time
 }
 
-// Config configures a Watcher. Roots and Notify are required; zero means the default elsewhere.
+// Config configures a Watcher. Roots and Notify are required; other zero values mean the default.
 type Config struct {
 	Roots []Root
-	// Notify receives all updates in order, in Run's goroutine. It is a function, not a channel, because the facts are valid only until it
-	// returns. Nothing is watched while it runs, so it should be quick. The first update, which may have no facts, comes when the first scan
-	// is complete. Later ones have facts, or something else that changed.
+	// Notify receives all updates in order, from Run's goroutine. It should not block, because the watcher waits for it. It is not a channel,
+	// because the facts are valid only until it returns. The first update comes after the first scan and may have no facts. Later updates have
+	// facts, or something else that changed.
 	Notify func(Update)
 
-	// Judge decides what is used. Nil: everything except symbolic links, which never are, and all users are privileged.
+	// Judge decides which files are used; nil accepts all, and treats all users as privileged. Symbolic links below a root are never used.
 	Judge Judge
 
 	MaxDepth   int // directories below a root on the way to a socket; default 16
 	MaxSockets int // sockets in one directory; default 10,000
-	// MaxUserDirs and MaxDirs bound the directories below the roots that are searched: those of one user, by default 6,000, and all, by
-	// default 20,000. The last of these, as many as one user may have, but at most half, are for the privileged.
+	// MaxUserDirs and MaxDirs limit the directories below the roots that are searched, for one user (default 6,000) and in total (default
+	// 20,000). As many as one user may have, but at most half of the total, are reserved for privileged users.
 	MaxUserDirs, MaxDirs int
 
-	// scanInterval is the longest time between two looks at all directories, for what no event told. The default is 4 s. It is eight times
-	// as long, but for the roots, while every change below them can be expected to be told: on file systems of this machine, mounts included,
-	// with nothing that is refused or beyond the bounds, and no root that is a symbolic link.
+	// scanInterval is the maximum time between two scans for changes without events; the default is 4 s. It is multiplied by settledFactor,
+	// except for the roots, while events report all changes: all file systems are local, no root is a symbolic link, and nothing is refused
+	// or over a limit.
 	scanInterval time.Duration
-	// pollInterval is the time between two looks at what cannot be watched: a root that does not exist, or any directory while the system's
-	// watch limit is reached. The default is 1 s.
+	// pollInterval is the time between two checks of directories that cannot be watched: a missing root, or any directory while no inotify
+	// watches are available. The default is 1 s.
 	pollInterval time.Duration
-	// renameHold is how long a socket that was renamed may take to show up elsewhere before it counts as gone. The default is 10 ms.
+	// renameHold is how long a renamed socket counts as present until it is found at another path. The default is 10 ms.
 	renameHold time.Duration
 }
 
-// Judge decides what is used.
+// Judge decides which files are used.
 type Judge interface {
-	// Admit returns an error if a directory, socket or symbolic link is not to be used. There are no facts about a socket that is refused, or
-	// below a refused directory; what is corrected is found immediately. Admit is called whenever something was found, or its mode or owner
-	// changed.
+	// Admit returns an error if a directory, socket or symbolic link must not be used. There are no facts about refused sockets, nor about
+	// sockets below refused directories. Admit is called for each file that is found, and again after its mode or owner changed.
 	Admit(path string, info sock.Info) error
-	// Privileged reports whether a user is the host's own. What is wrong with the directories of others is a minor [Condition].
+	// Privileged reports whether a user is privileged. Problems with directories of other users are minor conditions.
 	Privileged(uid uint32) bool
 }
 
-// everything admits everything.
-type everything struct{}
+// admitAll admits all files, and treats all users as privileged.
+type admitAll struct{}
 
-func (everything) Admit(string, sock.Info) error { return nil }
-func (everything) Privileged(uint32) bool        { return true }
+func (admitAll) Admit(string, sock.Info) error { return nil }
+func (admitAll) Privileged(uint32) bool        { return true }
 
 // Watcher watches directory trees for sockets.
 type Watcher struct {
@@ -140,13 +136,13 @@ func CheckRoots(paths []string) error {
 	return nil
 }
 
-// New checks the configuration. It touches no file.
+// New returns a watcher, or an error if the configuration is invalid. It does not access files.
 func New(cfg Config) (*Watcher, error) {
 	if len(cfg.Roots) == 0 {
 		return nil, errors.New("no directory to watch: give at least one root")
 	}
 	if cfg.Notify == nil {
-		return nil, errors.New("nobody to tell: Notify is nil")
+		return nil, errors.New("Notify is nil")
 	}
 	paths := make([]string, len(cfg.Roots))
 	for i, r := range cfg.Roots {
@@ -156,7 +152,7 @@ func New(cfg Config) (*Watcher, error) {
 		return nil, err
 	}
 	if cfg.Judge == nil {
-		cfg.Judge = everything{}
+		cfg.Judge = admitAll{}
 	}
 	cfg.MaxDepth = cmp.Or(cfg.MaxDepth, 16)
 	cfg.MaxSockets = cmp.Or(cfg.MaxSockets, 10_000)
@@ -171,14 +167,13 @@ func New(cfg Config) (*Watcher, error) {
 	return &Watcher{cfg: cfg, open: openNotifier, check: make(chan struct{})}, nil
 }
 
-// Run watches until ctx is done and then returns nil, with everything closed that it opened. It starts from nothing each time, so a
-// second Run after the first one has returned states all facts anew.
+// Run watches until ctx is done and then returns nil. It may be called again after it has returned, and then reports all facts again.
 func (w *Watcher) Run(ctx context.Context) error {
 	t := newTree(w.cfg, w.open)
 	defer t.closeNotifier()
 	defer t.closeMounts()
 
-	t.mounts, _ = openMounts() // without them more is scanned
+	t.mounts, _ = openMounts() // after an error, scans are more frequent
 	t.openNotifier()
 	t.scanAll()
 	t.scanned = true
@@ -190,9 +185,9 @@ func (w *Watcher) Run(ctx context.Context) error {
 	for {
 		timer.Reset(time.Until(t.deadline()))
 		var events <-chan event
-		var doubt <-chan struct{}
+		var lost <-chan struct{}
 		if t.notifier != nil {
-			events, doubt = t.notifier.events, t.notifier.doubt
+			events, lost = t.notifier.events, t.notifier.lost
 		}
 		var mounted <-chan struct{}
 		if t.mounts != nil {
@@ -209,8 +204,8 @@ func (w *Watcher) Run(ctx context.Context) error {
 			t.handle(ev)
 			t.drain(events)
 		case <-w.check:
-		case <-doubt:
-			t.doubt()
+		case <-lost:
+			t.handleLost()
 		case _, ok := <-mounted:
 			if !ok {
 				t.closeMounts() // the next safety scan tries again
@@ -218,7 +213,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 			}
 			t.safetyScan()
 		case <-timer.C:
-			t.drain(events) // what is held may be in them
+			t.drain(events) // they may have the new paths of held sockets
 			t.retry()
 			if now := time.Now(); !t.scanDeadline().After(now) {
 				t.safetyScan()
@@ -231,7 +226,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 	}
 }
 
-// Check returns nil as soon as Run's loop answers, and an error when ctx ends before that: a file system may hang.
+// Check blocks until Run's loop answers, or ctx is done. It detects a file system that hangs.
 func (w *Watcher) Check(ctx context.Context) error {
 	select {
 	case w.check <- struct{}{}:

@@ -391,7 +391,7 @@ func (w *Watcher) degrade(now []dirwatch.Condition) {
 	for _, c := range now {
 		if !isIn(before, c) {
 			w.observe(plugin.EventDegraded, c.Path, c.Reason)
-			if c.OfCrowd() && w.cfg.Reconciler.Refused != nil {
+			if c.IsDirLimit() && w.cfg.Reconciler.Refused != nil {
 				w.cfg.Reconciler.Refused(trust.Directories)
 			}
 		}

@@ -85,8 +85,8 @@ func TestRoomMadeDuringScan(t *testing.T) {
 	r.do("mkdir r/a/2; sock r/a/2/x")
 	tree.safetyScan()
 	a := tree.roots[0].dirs["a"]
-	if len(a.leftOut) != 1 {
-		t.Fatalf("left out are %v", a.leftOut)
+	if len(a.overLimit) != 1 {
+		t.Fatalf("left out are %v", a.overLimit)
 	}
 	long := time.Now().Add(-time.Hour)
 	if err := os.Chtimes(a.path, long, long); err != nil {
@@ -96,8 +96,8 @@ func TestRoomMadeDuringScan(t *testing.T) {
 	r.do("rmall r/b/1")
 	tree.safetyScan()
 	tree.safetyScan()
-	if len(a.leftOut) > 0 || tree.socks[filepath.Join(a.path, "2", "x")] == nil {
-		t.Errorf("still left out are %v", a.leftOut)
+	if len(a.overLimit) > 0 || tree.socks[filepath.Join(a.path, "2", "x")] == nil {
+		t.Errorf("still left out are %v", a.overLimit)
 	}
 }
 
@@ -146,7 +146,7 @@ func TestRoomForTheHostsOwn(t *testing.T) {
 		t.Errorf("searched by user: %v, want %v", taken, want)
 	}
 	tree.drop(tree.roots[0], removed)
-	if n := tree.crowd.Sum(); n != 0 {
+	if n := tree.dirQuota.Sum(); n != 0 {
 		t.Errorf("when all are gone, there are %d", n)
 	}
 }
@@ -198,7 +198,7 @@ func TestRefusalsOfOneUser(t *testing.T) {
 	root, no := tree.roots[0], errors.New("no")
 	for _, uid := range []uint32{1, 2, 3} {
 		for i := range 2 * maxRefused {
-			tree.refuse(root, fmt.Sprint(uid, "-", i), sock.Info{UID: uid}, no)
+			tree.recordRefusal(root, fmt.Sprint(uid, "-", i), sock.Info{UID: uid}, no)
 		}
 	}
 	tree.refreshRefused()
