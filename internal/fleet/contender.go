@@ -12,17 +12,12 @@ import (
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// Lock identifies the lock of an exclusive plugin, of which one instance in the fleet may be active, by its type or role and its name.
-type Lock struct{ Type, Name string }
-
-func (l Lock) String() string { return l.Type + "/" + l.Name }
-
-// Compare orders locks by type and name.
-func (l Lock) Compare(other Lock) int {
-	return cmp.Or(strings.Compare(l.Type, other.Type), strings.Compare(l.Name, other.Name))
-}
+// Lock names the lock of an exclusive plugin, of which one instance in the fleet may be active, by its type or role and its name.
+type Lock = plugin.Name
 
 // Contender is a node that competes for a lock, as recorded in its key. The contender whose key was created first holds the lock, or will.
 type Contender struct {
@@ -97,7 +92,7 @@ func parseKey(s Space, key string) (c Contender, ok bool) {
 	ptype, err1 := url.PathUnescape(parts[1])
 	name, err2 := url.PathUnescape(parts[2])
 	lease, err3 := strconv.ParseInt(parts[3], 16, 64)
-	return Contender{Lock: Lock{ptype, name}, Node: parts[0], Lease: clientv3.LeaseID(lease)},
+	return Contender{Lock: Lock{Type: ptype, Name: name}, Node: parts[0], Lease: clientv3.LeaseID(lease)},
 		cmp.Or(err1, err2, err3, ValidateNode(parts[0])) == nil && ptype != "" && name != ""
 }
 

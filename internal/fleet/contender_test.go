@@ -15,7 +15,7 @@ func TestContender(t *testing.T) {
 	kv := func(key, value string, lease int64) *mvccpb.KeyValue {
 		return &mvccpb.KeyValue{Key: []byte(key), Value: []byte(value), Lease: lease, CreateRevision: 3, ModRevision: 5}
 	}
-	for _, l := range []Lock{{"csi-controller", "hostpath.csi.k8s.io"}, {"T", "example.com/widget"}, {"T", "a%2Fb c"}, {"@node", "x"}} {
+	for _, l := range []Lock{{Type: "csi-controller", Name: "hostpath.csi.k8s.io"}, {Type: "T", Name: "example.com/widget"}, {Type: "T", Name: "a%2Fb c"}, {Type: "@node", Name: "x"}} {
 		for _, token := range []int64{0, 139} {
 			want := Contender{Lock: l, Node: "a", Token: token, TTL: 10 * time.Second, Lease: 0x694d, Created: 3}
 			if got, ok := ParseContender(s, kv(want.Key(s), want.Value(), 0x694d)); !ok || got != want {
@@ -23,7 +23,7 @@ func TestContender(t *testing.T) {
 			}
 		}
 	}
-	own := Contender{Lock: Lock{"T", "x"}, Node: "a", Lease: 1}.Key(s)
+	own := Contender{Lock: Lock{Type: "T", Name: "x"}, Node: "a", Lease: 1}.Key(s)
 	if c, ok := ParseContender(s, kv(own, "waits 99999999999999", 1)); !ok || c.TTL != maxLockTTL {
 		t.Errorf("a lease that is too long: %+v, %t", c, ok)
 	}
@@ -44,7 +44,7 @@ func TestContender(t *testing.T) {
 // TestFirstIsRemembered: the first contender is found once after each change, and is right.
 func TestFirstIsRemembered(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		all, l := Contenders{}, Lock{"T", "n"}
+		all, l := Contenders{}, Lock{Type: "T", Name: "n"}
 		now := map[string]Contender{}
 		for created := range int64(30) {
 			c := Contender{Lock: l, Node: "a", TTL: time.Second, Lease: clientv3.LeaseID(rapid.Int64Range(1, 5).Draw(t, "lease")), Created: created + 1}
@@ -85,7 +85,7 @@ func TestFirstIsRemembered(t *testing.T) {
 func TestManyLockKeys(t *testing.T) {
 	all, s := Contenders{}, Space{}
 	kv := func(node string, i int, value string) *mvccpb.KeyValue {
-		c := Contender{Lock: Lock{"T", fmt.Sprint(i)}, Node: node, Lease: 1}
+		c := Contender{Lock: Lock{Type: "T", Name: fmt.Sprint(i)}, Node: node, Lease: 1}
 		return &mvccpb.KeyValue{Key: []byte(c.Key(s)), Value: []byte(value), Lease: 1, CreateRevision: 1}
 	}
 	for i := range 2 * maxLockKeys {
@@ -96,7 +96,7 @@ func TestManyLockKeys(t *testing.T) {
 	}
 	all.Put(s, kv("b", 0, "waits 10"))
 	all.Put(s, kv("a", 0, "holds 10 5")) // known, so it changes
-	if nodes := all.nodes(Lock{"T", "0"}); len(nodes) != 2 {
+	if nodes := all.nodes(Lock{Type: "T", Name: "0"}); len(nodes) != 2 {
 		t.Errorf("%v", nodes)
 	}
 	for i := range 2 * maxLockKeys {

@@ -60,7 +60,7 @@ func testRemembers(t *testing.T) {
 	for name, find := range map[string]func() error{
 		"a node that is known": func() error { _, err := l.Find(t.Context(), Filter{Nodes: []string{"a"}}); return err },
 		"a plugin":             func() error { _, err := r.find(l, nil); return err },
-		"a lock":               func() error { _, _, err := l.Holder(t.Context(), Lock{"T", "n"}); return err },
+		"a lock":               func() error { _, _, err := l.Holder(t.Context(), Lock{Type: "T", Name: "n"}); return err },
 	} {
 		if err := find(); !errors.Is(err, ErrClosed) {
 			t.Errorf("%s after Close: %v", name, err)
