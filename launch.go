@@ -80,7 +80,7 @@ func (rt *Runtime) blocked(ptype string, why error) error {
 // announced says as what the plugin behind a socket is registered, or was when its host ended.
 func (rt *Runtime) announced(socket string) (plugin.Info, bool) {
 	for _, in := range rt.registry.Instances("", "") {
-		if r := in.Info.Record; r != nil && r.RoleOf == "" && r.SocketPath == socket {
+		if r := in.Info.Instance; r != nil && !in.Info.IsRole() && r.SocketPath == socket {
 			return plugin.Info{Type: in.Info.Type, Name: in.Info.Name, Versions: r.Versions}, true
 		}
 	}

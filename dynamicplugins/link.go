@@ -220,8 +220,8 @@ func (p *pool) connect(l *link, fragments bool) (grpcConn, error) {
 
 // ownerOf returns the user whose quotas an instance uses: the user who answers for it, or a number that no user has.
 func ownerOf(info *PluginInfo) uint32 {
-	if info != nil && info.Record != nil && info.Record.Account != nil {
-		return info.Record.Account.UID
+	if info != nil && info.Instance != nil && info.Instance.Account.Known {
+		return info.Instance.Account.UID
 	}
 	return math.MaxUint32
 }

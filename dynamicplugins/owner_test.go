@@ -3,15 +3,17 @@ package dynamicplugins
 import (
 	"math"
 	"testing"
+
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // TestOwner: what an instance of which nobody is known causes counts to nobody, and not to root.
 func TestOwner(t *testing.T) {
 	t.Parallel()
 	for want, info := range map[uint32]*PluginInfo{
-		1000:           {Record: &PluginRecord{Account: &PluginAccount{UID: 1000}}},
-		0:              {Record: &PluginRecord{Account: &PluginAccount{}}},
-		math.MaxUint32: {Record: &PluginRecord{}},
+		1000:           {Instance: &plugin.Instance{Account: plugin.Account{UID: 1000, Known: true}}},
+		0:              {Instance: &plugin.Instance{Account: plugin.Account{Known: true}}},
+		math.MaxUint32: {Instance: &plugin.Instance{}},
 	} {
 		if got := ownerOf(info); got != want {
 			t.Errorf("it is %d, want %d", got, want)

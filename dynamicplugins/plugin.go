@@ -29,9 +29,13 @@ type PluginInfo struct {
 	// Options is further metadata, which the registry stores without interpreting it.
 	Options map[string]string
 
-	// Record is what else the host that discovered the instance knows of it; nil for one that a program registered itself. A storage never
-	// gets one: its contents are then in Options, under keys that begin with "patchbay.dev/".
-	Record *PluginRecord
+	// Instance is what the host that discovered the instance knows of it; nil for one that a program registered itself. In an entry for a role
+	// it has only Type, which is the type of the plugin, Account and Socket. It is not copied and must not be changed. In a storage it is
+	// always nil, and its contents are in Options, under keys that begin with "patchbay.dev/".
+	Instance *plugin.Instance
+
+	// Damage says which part of Instance could not be read from the storage.
+	Damage error
 }
 
 // PluginConnectionInfo is what is needed to connect to a plugin.
@@ -77,6 +81,11 @@ type PluginUpdateEvent struct {
 	Plugins []*PluginInfo
 }
 
+// IsRole reports whether p is the entry of an instance for one of its roles.
+func (p *PluginInfo) IsRole() bool {
+	return p.Instance != nil && p.Instance.Type != "" && p.Instance.Type != p.Type
+}
+
 func (p *PluginInfo) clone() *PluginInfo {
 	c := &struct {
 		PluginInfo
@@ -84,13 +93,12 @@ func (p *PluginInfo) clone() *PluginInfo {
 	}{*p, *p.ConnectionInfo}
 	c.ConnectionInfo = &c.connection
 	c.Options = maps.Clone(p.Options)
-	c.Record = p.Record.clone()
 	return &c.PluginInfo
 }
 
 func (p *PluginInfo) equal(q *PluginInfo) bool {
 	return p.Name == q.Name && p.Type == q.Type && p.Version == q.Version && p.AllocID == q.AllocID &&
-		*p.ConnectionInfo == *q.ConnectionInfo && maps.Equal(p.Options, q.Options) && p.Record.equal(q.Record)
+		*p.ConnectionInfo == *q.ConnectionInfo && maps.Equal(p.Options, q.Options) && sameInstance(p.Instance, q.Instance)
 }
 
 // check reports what makes p unfit for the registry.

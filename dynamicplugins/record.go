@@ -1,6 +1,7 @@
 package dynamicplugins
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,60 +15,17 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// PluginRecord is what a host that discovers plugins knows of an instance in addition to its PluginInfo. The registry stores it without
-// interpreting it. The host reads it to recognise the plugin after a restart.
-type PluginRecord struct {
-	// RoleOf is the type of the plugin, in entries for its roles; besides it, they have only Account and Socket.
-	RoleOf string
-	// Roles are the further types under which the instance is registered.
-	Roles []string
-	// SocketPath and Socket are those of its registration service, Peer is the process that serves there.
-	SocketPath string
-	Socket     plugin.SocketID
-	Peer       plugin.Peer
-	// Account is the user and group who answer for the plugin; nil if they are not known.
-	Account *PluginAccount
-	// Versions are the versions that it announced.
-	Versions []string
-	// Source says how it came to the host.
-	Source string
-	// Rank orders the instances of one type and name, the newest highest; zero is none.
-	Rank uint64
-	// RegisteredAt is when it was registered first.
-	RegisteredAt time.Time
-	// EndpointWatched means that its handler wants its endpoint to be watched.
-	EndpointWatched bool
-	// Damage says which part of it could not be read from the storage.
-	Damage error
+// sameInstance reports whether two instances are the same in a storage.
+func sameInstance(a, b *plugin.Instance) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	x, y := *a, *b
+	x.Account.Launched, x.Account.Name = y.Account.Launched, y.Account.Name // which are not stored
+	return reflect.DeepEqual(&x, &y)
 }
 
-// PluginAccount is a user and a group.
-type PluginAccount struct{ UID, GID uint32 }
-
-func (r *PluginRecord) clone() *PluginRecord {
-	if r == nil {
-		return nil
-	}
-	c := *r
-	c.Roles, c.Versions = slices.Clone(r.Roles), slices.Clone(r.Versions)
-	if r.Account != nil {
-		account := *r.Account
-		c.Account = &account
-	}
-	return &c
-}
-
-func (r *PluginRecord) equal(other *PluginRecord) bool {
-	if r == nil || other == nil {
-		return r == other
-	}
-	a, b := *r, *other
-	a.Damage, b.Damage = nil, nil    // which is of the storage, and not of the instance
-	return reflect.DeepEqual(&a, &b) //nolint:govet // neither has an error
-}
-
-// In a storage a record is options of the instance, as it was from the beginning: a stranger's storage need not know of records, and
-// an older program reads what this one saved. These are their keys; nothing else has anything to do with them.
+// In a storage, the instance is options of its PluginInfo, so that every StateStorage can store it. Only these keys are its own.
 const (
 	recordOptions = "patchbay.dev/" // begins them all
 
@@ -86,37 +44,37 @@ const (
 
 func ofRecord(option, _ string) bool { return strings.HasPrefix(option, recordOptions) }
 
-// toStored returns an instance as it is put into a storage.
+// toStored returns a PluginInfo as it is put into a storage.
 func toStored(p *PluginInfo) *PluginInfo {
-	r := p.Record
-	if r == nil {
+	in := p.Instance
+	if in == nil {
 		return p
 	}
 	stored := *p
-	stored.Record = nil
+	stored.Instance = nil
 	stored.Options = make(map[string]string, len(p.Options)+8)
 	maps.Copy(stored.Options, p.Options)
-	maps.DeleteFunc(stored.Options, ofRecord)                          // nobody can make any up
+	maps.DeleteFunc(stored.Options, ofRecord)                          // a handler cannot forge any
 	text := optionText{make([]byte, 0, 256), make([]optionEnd, 0, 10)} // on the stack
-	text = text.add(optionAccount, appendAccount(text.values, r.Account))
-	text = text.add(optionSocketID, r.Socket.Append(text.values))
-	if r.RoleOf != "" {
-		stored.Options[optionRoleOf] = r.RoleOf
+	text = text.add(optionAccount, appendAccount(text.values, in.Account))
+	text = text.add(optionSocketID, in.Socket.Append(text.values))
+	if p.IsRole() {
+		stored.Options[optionRoleOf] = in.Type
 		text.copyTo(stored.Options)
 		return &stored
 	}
-	stored.Options[optionSocketPath] = r.SocketPath
-	text = text.add(optionPeer, appendPeer(text.values, r.Peer))
-	text = text.add(optionVersions, appendList(text.values, r.Versions))
-	stored.Options[optionSource] = r.Source
-	text = text.add(optionRegisteredAt, r.RegisteredAt.UTC().AppendFormat(text.values, time.RFC3339Nano))
-	if r.Rank != 0 {
-		text = text.add(optionRank, strconv.AppendUint(text.values, r.Rank, 10))
+	stored.Options[optionSocketPath] = in.SocketPath
+	text = text.add(optionPeer, appendPeer(text.values, in.Peer))
+	text = text.add(optionVersions, appendList(text.values, in.Versions))
+	stored.Options[optionSource] = string(in.Source)
+	text = text.add(optionRegisteredAt, in.RegisteredAt.UTC().AppendFormat(text.values, time.RFC3339Nano))
+	if in.Rank != 0 {
+		text = text.add(optionRank, strconv.AppendUint(text.values, in.Rank, 10))
 	}
-	if len(r.Roles) > 0 {
-		text = text.add(optionRoles, appendList(text.values, r.Roles))
+	if roles := in.Registration.Roles; len(roles) > 0 {
+		text = text.add(optionRoles, appendList(text.values, roles))
 	}
-	if r.EndpointWatched {
+	if in.Registration.WatchEndpoint {
 		stored.Options[optionEndpointWatched] = "true"
 	}
 	text.copyTo(stored.Options)
@@ -158,24 +116,24 @@ func fromStored(p *PluginInfo) *PluginInfo {
 	if len(p.Options) == 0 {
 		p.Options = nil
 	}
-	r := &PluginRecord{
-		RoleOf: stored[optionRoleOf], SocketPath: stored[optionSocketPath], Source: stored[optionSource],
-		EndpointWatched: stored[optionEndpointWatched] != "",
-	}
+	in := &plugin.Instance{Type: cmp.Or(stored[optionRoleOf], p.Type)}
 	var wrong [7]error
-	var id plugin.SocketID
-	id, wrong[0] = plugin.ParseSocketID(stored[optionSocketID])
-	r.Socket = id
-	r.Account, wrong[1] = parseAccount(stored[optionAccount])
-	if r.RoleOf == "" {
-		r.Peer, wrong[2] = parsePeer(stored[optionPeer])
-		r.Versions, wrong[3] = parseList(stored[optionVersions])
-		r.Rank, wrong[4] = parseRank(stored[optionRank])
-		r.RegisteredAt, wrong[5] = time.Parse(time.RFC3339Nano, stored[optionRegisteredAt])
-		r.Roles, wrong[6] = parseList(stored[optionRoles])
+	in.Socket, wrong[0] = plugin.ParseSocketID(stored[optionSocketID])
+	in.Account, wrong[1] = parseAccount(stored[optionAccount])
+	if p.Instance = in; !p.IsRole() {
+		in.ID, in.Name, in.Endpoint = p.AllocID, p.Name, p.ConnectionInfo.SocketPath
+		in.SocketPath, in.Source = stored[optionSocketPath], plugin.Source(stored[optionSource])
+		in.Peer, wrong[2] = parsePeer(stored[optionPeer])
+		in.Versions, wrong[3] = parseList(stored[optionVersions])
+		in.Rank, wrong[4] = parseRank(stored[optionRank])
+		in.RegisteredAt, wrong[5] = time.Parse(time.RFC3339Nano, stored[optionRegisteredAt])
+		in.Registration = plugin.Registration{Details: p.Options, WatchEndpoint: stored[optionEndpointWatched] != ""}
+		in.Registration.Roles, wrong[6] = parseList(stored[optionRoles])
+		if len(in.Versions) == 0 || p.Version != in.Versions[0] {
+			in.Registration.Version = p.Version
+		}
 	}
-	r.Damage = errors.Join(wrong[:]...)
-	p.Record = r
+	p.Damage = errors.Join(wrong[:]...)
 	return p
 }
 
@@ -221,22 +179,22 @@ func parseRank(s string) (uint64, error) {
 	return rank, nil
 }
 
-func appendAccount(b []byte, a *PluginAccount) []byte {
-	if a == nil {
+func appendAccount(b []byte, a plugin.Account) []byte {
+	if !a.Known {
 		return b
 	}
 	b = append(strconv.AppendUint(b, uint64(a.UID), 10), ' ')
 	return strconv.AppendUint(b, uint64(a.GID), 10)
 }
 
-func parseAccount(s string) (*PluginAccount, error) {
+func parseAccount(s string) (plugin.Account, error) {
 	if s == "" {
-		return nil, nil //nolint:nilnil // of an older host, or of a system that does not say
+		return plugin.Account{}, nil // the system did not report it
 	}
-	account := &PluginAccount{}
+	account := plugin.Account{Known: true}
 	_, err := fmt.Sscanf(s, "%d %d", &account.UID, &account.GID)
 	if err != nil || string(appendAccount(nil, account)) != s {
-		return nil, fmt.Errorf("account %q is not of the form UID GID", s)
+		return plugin.Account{}, fmt.Errorf("account %q is not of the form UID GID", s)
 	}
 	return account, nil
 }

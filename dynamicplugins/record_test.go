@@ -16,14 +16,15 @@ import (
 func TestStoredRecord(t *testing.T) {
 	info := &PluginInfo{
 		Type: "T", Name: "foo", ConnectionInfo: &PluginConnectionInfo{}, Options: map[string]string{"node": "n"},
-		Record: &PluginRecord{
-			Roles: []string{"role"}, SocketPath: "/foo.sock", Socket: plugin.SocketID{Device: 1, Inode: 2, Birth: 3},
-			Peer: plugin.Peer{PID: 4, Start: 5, Boot: "boot"}, Account: &PluginAccount{UID: 8, GID: 9}, Versions: []string{"v1", "v2"},
-			Source: "launched", Rank: math.MaxInt64, RegisteredAt: time.Unix(6, 7).UTC(), EndpointWatched: true,
+		Instance: &plugin.Instance{
+			Type: "T", Name: "foo", SocketPath: "/foo.sock", Socket: plugin.SocketID{Device: 1, Inode: 2, Birth: 3},
+			Peer: plugin.Peer{PID: 4, Start: 5, Boot: "boot"}, Account: plugin.Account{UID: 8, GID: 9, Known: true}, Versions: []string{"v1", "v2"},
+			Source: plugin.SourceLaunched, Rank: math.MaxInt64, RegisteredAt: time.Unix(6, 7).UTC(),
+			Registration: plugin.Registration{Roles: []string{"role"}, Details: map[string]string{"node": "n"}, WatchEndpoint: true},
 		},
 	}
 	if got := fromStored(toStored(info)); !cmp.Equal(got, info) {
-		t.Errorf("read back: %+v", got.Record)
+		t.Errorf("read back: %+v", got.Instance)
 	}
 	for option, damaged := range map[string]string{
 		optionSocketID: "x", optionPeer: "x", optionAccount: "x", optionVersions: "x", optionRoles: "x", optionRegisteredAt: "x",
@@ -31,21 +32,21 @@ func TestStoredRecord(t *testing.T) {
 	} {
 		stored := toStored(info)
 		stored.Options[option] = damaged
-		if r := fromStored(stored).Record; r.Damage == nil || !strings.Contains(r.Damage.Error(), damaged) || r.SocketPath != "/foo.sock" {
-			t.Errorf("with %s %q: %+v", option, damaged, r)
+		if p := fromStored(stored); p.Damage == nil || !strings.Contains(p.Damage.Error(), damaged) || p.Instance.SocketPath != "/foo.sock" {
+			t.Errorf("with %s %q: %+v", option, damaged, p)
 		}
 	}
-	info.Record.Peer.Boot = "" // where a boot has no name
+	info.Instance.Peer.Boot = "" // where a boot has no name
 	if got := fromStored(toStored(info)); !cmp.Equal(got, info) {
-		t.Errorf("read back without a boot: %+v", got.Record)
+		t.Errorf("read back without a boot: %+v", got.Instance)
 	}
-	forged := &PluginInfo{ConnectionInfo: &PluginConnectionInfo{}, Options: map[string]string{optionSource: "forged"}, Record: info.Record}
+	forged := &PluginInfo{ConnectionInfo: &PluginConnectionInfo{}, Options: map[string]string{optionSource: "forged"}, Type: "T", Instance: info.Instance}
 	if stored := toStored(forged); stored.Options[optionSource] != "launched" || forged.Options[optionSource] != "forged" {
 		t.Errorf("stored %v", stored.Options)
 	}
-	role := &PluginInfo{ConnectionInfo: &PluginConnectionInfo{}, Record: &PluginRecord{RoleOf: "T", Account: info.Record.Account}}
+	role := &PluginInfo{ConnectionInfo: &PluginConnectionInfo{}, Instance: &plugin.Instance{Type: "T", Account: info.Instance.Account}}
 	if got := fromStored(toStored(role)); !cmp.Equal(got, role) {
-		t.Errorf("the role: %+v", got.Record)
+		t.Errorf("the role: %+v", got.Instance)
 	}
 }
 

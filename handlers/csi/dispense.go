@@ -46,8 +46,8 @@ func Bounded(info *dynamicplugins.PluginInfo, conn grpc.ClientConnInterface, tim
 }
 
 func announcedType(info *dynamicplugins.PluginInfo) string {
-	if r := info.Record; r != nil && r.RoleOf != "" {
-		return r.RoleOf
+	if info.IsRole() {
+		return info.Instance.Type
 	}
 	switch info.Type {
 	case dynamicplugins.PluginTypeCSINode, dynamicplugins.PluginTypeCSIController:

@@ -14,6 +14,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/handlers/csi"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // openWith opens a registry that has one driver under three types.
@@ -124,7 +125,7 @@ func TestAnnouncedType(t *testing.T) {
 		{dynamicplugins.PluginInfo{Type: "csi-controller"}, "CSIPlugin"},
 		{dynamicplugins.PluginInfo{Type: "CSIPlugin"}, "CSIPlugin"},
 		{dynamicplugins.PluginInfo{Type: "Mine"}, "Mine"},
-		{dynamicplugins.PluginInfo{Type: "csi-node", Record: &dynamicplugins.PluginRecord{RoleOf: "Mine"}}, "Mine"},
+		{dynamicplugins.PluginInfo{Type: "csi-node", Instance: &plugin.Instance{Type: "Mine"}}, "Mine"},
 	} {
 		var asked string
 		conn := csi.Bounded(&c.info, nowhere{}, func(ptype, _ string) *time.Duration {

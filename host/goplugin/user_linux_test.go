@@ -92,10 +92,10 @@ func TestEndedPluginOfAnotherUser(t *testing.T) {
 			m.set(unit)
 			m.running()
 			registered := m.Registry().Instances(ptype, "example")
-			if len(registered) != 1 || registered[0].Info.Record == nil || registered[0].Info.Record.Account == nil {
+			if len(registered) != 1 || registered[0].Info.Instance == nil || !registered[0].Info.Instance.Account.Known {
 				t.Fatalf("registered are %+v", registered)
 			}
-			if got := registered[0].Info.Record.Account.UID; got != 12345 {
+			if got := registered[0].Info.Instance.Account.UID; got != 12345 {
 				t.Errorf("user %d answers for the plugin, want 12345", got)
 			}
 			endpoint := registered[0].Info.ConnectionInfo.SocketPath

@@ -249,7 +249,7 @@ func TestOwnSocketReplacedByLink(t *testing.T) {
 	}
 	h.await(plugin.EventDeregistered, "a")
 	info := &dynamicplugins.PluginInfo{Type: "T", Name: "late", AllocID: registered.Instance + "-late",
-		Record:         &dynamicplugins.PluginRecord{Account: &dynamicplugins.PluginAccount{UID: someone, GID: someone}, SocketPath: path},
+		Instance:       &plugin.Instance{Account: plugin.Account{UID: someone, GID: someone, Known: true}, SocketPath: path},
 		ConnectionInfo: &dynamicplugins.PluginConnectionInfo{SocketPath: path}}
 	if err := h.rt.Registry().RegisterPlugin(info); err != nil {
 		t.Fatal(err)

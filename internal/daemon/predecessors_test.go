@@ -67,8 +67,8 @@ func readState(t *testing.T, folder string) {
 	defer registry.Shutdown()
 	var got []string
 	for _, p := range registry.(*dynamicplugins.Store).RestoredPlugins() {
-		r := p.Record
-		if r == nil || r.Damage != nil || r.Peer == (plugin.Peer{}) || r.RegisteredAt.IsZero() {
+		r := p.Instance
+		if r == nil || p.Damage != nil || r.Peer == (plugin.Peer{}) || r.RegisteredAt.IsZero() {
 			t.Errorf("the record of %s/%s at %s is incomplete: %+v", p.Type, p.Name, p.ConnectionInfo.SocketPath, r)
 			continue
 		}

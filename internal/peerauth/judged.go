@@ -14,21 +14,14 @@ import (
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
-// Plugin is the plugin for which a host connects.
-type Plugin struct {
-	Type    string
-	Account plugin.Account
-	Socket  plugin.SocketID // on which it registered
-}
-
 // Dial connects to an endpoint of a plugin, and fails with a [*trust.Refusal] if the plugin may not speak for who listens there. A nil
 // judge has no objections.
-func Dial(ctx context.Context, judge *trust.Judge, p Plugin, path string) (net.Conn, error) {
+func Dial(ctx context.Context, judge *trust.Judge, in *plugin.Instance, path string) (net.Conn, error) {
 	conn, err := sock.DialKnown(ctx, path)
 	if err != nil {
 		return nil, err
 	}
-	if err := Check(judge, p, path, conn); err != nil {
+	if err := Check(judge, in, path, conn); err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
 	return sock.Plain(conn), nil
@@ -57,22 +50,22 @@ func OfUser(conn *net.UnixConn, path string, uid uint32) (sock.Peer, error) {
 	return peer, err
 }
 
-// Check returns an error if a connection may not be used for the plugin. A connection that does not lead to a Unix socket was made by the
+// Check returns an error if a connection may not be used for the instance; a nil instance has no account and is not checked. A connection that does not lead to a Unix socket was made by the
 // host itself, as for plugins of foreign protocols, and may be used only for plugins of root and of the host's user.
-func Check(judge *trust.Judge, p Plugin, path string, conn net.Conn) error {
-	if judge == nil || !p.Account.Known {
+func Check(judge *trust.Judge, in *plugin.Instance, path string, conn net.Conn) error {
+	if judge == nil || in == nil || !in.Account.Known {
 		return nil
 	}
 	known, ok := socketOf(conn)
 	if !ok {
-		return judge.Own(p.Type, path, p.Account)
+		return judge.Own(in.Type, path, in.Account)
 	}
 	peer, err := sock.PeerOf(known.UnixConn)
 	if err != nil {
 		return err
 	}
-	err = judge.Endpoint(p.Type, path, p.Account, peer.UID)
-	if err != nil && judge.Privileged(peer.UID) && known.Socket.ID == p.Socket && p.Socket != (plugin.SocketID{}) {
+	err = judge.Endpoint(in.Type, path, in.Account, peer.UID)
+	if err != nil && judge.Privileged(peer.UID) && known.Socket.ID == in.Socket && !in.Socket.IsZero() {
 		return nil // root listens on the plugin's registration socket for it, as with socket activation
 	}
 	return err

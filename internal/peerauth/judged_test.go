@@ -34,7 +34,7 @@ func TestConnectionsOfTheHost(t *testing.T) {
 		"of whom nobody knows":   {judge, plugin.Account{}, false},
 		"somebody's, not judged": {nil, plugin.Account{UID: 60001, Known: true}, false},
 	} {
-		err := Check(test.judge, Plugin{Type: "T", Account: test.account}, "/go-plugin/127.0.0.1:1", own)
+		err := Check(test.judge, &plugin.Instance{Type: "T", Account: test.account}, "/go-plugin/127.0.0.1:1", own)
 		refusal, ok := errors.AsType[*trust.Refusal](err)
 		if ok != test.refused || ok && refusal.Reason != trust.Endpoint {
 			t.Errorf("%s: %v", name, err)
@@ -65,7 +65,7 @@ func TestWhoListens(t *testing.T) {
 		t.Fatal(err)
 	}
 	overTLS := func(uid uint32) error {
-		return Check(judge, Plugin{Type: "T", Account: plugin.Account{UID: uid, Known: true}}, path, tls.Client(probe, nil))
+		return Check(judge, &plugin.Instance{Type: "T", Account: plugin.Account{UID: uid, Known: true}}, path, tls.Client(probe, nil))
 	}
 	for name, test := range map[string]struct {
 		connect func(uid uint32) error
@@ -73,7 +73,7 @@ func TestWhoListens(t *testing.T) {
 	}{
 		"ByUser": {func(uid uint32) error { return closed(ByUser(t.Context(), path, uid)) }, "listens on " + path},
 		"Dial": {func(uid uint32) error {
-			conn, err := Dial(t.Context(), judge, Plugin{Type: "T", Account: plugin.Account{UID: uid, Known: true}}, path)
+			conn, err := Dial(t.Context(), judge, &plugin.Instance{Type: "T", Account: plugin.Account{UID: uid, Known: true}}, path)
 			if err != nil {
 				return err
 			}

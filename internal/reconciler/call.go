@@ -251,9 +251,7 @@ func (r *Reconciler) register(ctx context.Context, e *machine.Call, h cache.Plug
 		ctx, cancel = r.pace.WithTimeout(ctx, timeout)
 		defer cancel()
 	}
-	d := &endpointDialer{judge: r.cfg.Trust, refused: cancel, plugin: peerauth.Plugin{
-		Type: p.Type, Account: p.Account, Socket: p.Socket,
-	}}
+	d := &endpointDialer{judge: r.cfg.Trust, refused: cancel, instance: *p}
 	err = r.call("RegisterPluginContext", func() error {
 		ctx := cache.WithEndpointDialer(ctx, d.dial)
 		registration, err = registrar.RegisterPluginContext(ctx, p.Name, p.Endpoint, p.Versions, clientTimeout)
@@ -282,14 +280,14 @@ func checkRoles(roles []string) error {
 
 // endpointDialer connects a handler to the endpoint of a plugin.
 type endpointDialer struct {
-	judge   *trust.Judge
-	plugin  peerauth.Plugin
-	refused func() // ends the registration: there is no use in waiting for another connection
-	refusal atomic.Pointer[trust.Refusal]
+	judge    *trust.Judge
+	instance plugin.Instance
+	refused  func() // ends the registration: there is no use in waiting for another connection
+	refusal  atomic.Pointer[trust.Refusal]
 }
 
 func (d *endpointDialer) dial(ctx context.Context, path string) (net.Conn, error) {
-	conn, err := peerauth.Dial(ctx, d.judge, d.plugin, path)
+	conn, err := peerauth.Dial(ctx, d.judge, &d.instance, path)
 	if f := judge(err); f != nil && f.Kind == machine.Distrusted {
 		refusal, _ := errors.AsType[*trust.Refusal](err)
 		d.refusal.Store(refusal)

@@ -293,5 +293,5 @@ func (m *model) checkRecords(statuses []plugin.Status) {
 
 // isRole says that an entry of the registry is a role of an instance, and not the instance itself.
 func isRole(info *dynamicplugins.PluginInfo) bool {
-	return info.Record != nil && info.Record.RoleOf != ""
+	return info.IsRole()
 }

@@ -1,7 +1,6 @@
 package pipeline
 
 import (
-	"cmp"
 	"errors"
 	"log/slog"
 	"net"
@@ -33,7 +32,7 @@ func (r registry) Stage(instances []plugin.Instance) []reconciler.Stage {
 		if stages[i].Err = r.dropRoles(in); stages[i].Err == nil {
 			info := infoOf(in)
 			entries = append(entries, info)
-			for _, role := range info.Record.Roles {
+			for _, role := range info.Instance.Registration.Roles {
 				entries = append(entries, roleOf(info, role))
 			}
 		}
@@ -112,8 +111,8 @@ func (r registry) Unreachable(ptype, name, id string, reason error) {
 
 func (r registry) roles(ptype, name, id string) []string {
 	for _, in := range r.store.Instances(ptype, name) {
-		if in.Info.AllocID == id && in.Info.Record != nil {
-			return slices.Clone(in.Info.Record.Roles)
+		if in.Info.AllocID == id && in.Info.Instance != nil {
+			return slices.Clone(in.Info.Instance.Registration.Roles)
 		}
 	}
 	return nil
@@ -139,18 +138,20 @@ func (s stagedRoles) Discard() error {
 func Restored(store *dynamicplugins.Store, log *slog.Logger) []plugin.Instance {
 	var instances []plugin.Instance
 	for _, info := range store.RestoredPlugins() {
-		if isRole(info) {
-			dropOrphan(store, info, info.Record.RoleOf, log)
+		if info.IsRole() {
+			dropOrphan(store, info, info.Instance.Type, log)
 			continue
 		}
 		if !isOurs(info) {
 			continue
 		}
-		if err := info.Record.Damage; err != nil {
+		if err := info.Damage; err != nil {
 			// Without its socket's identity it cannot be recognised; the pipeline will find it dead or as a new instance.
 			log.Warn("restored plugin has damaged details", "type", info.Type, "name", info.Name, "instance", info.AllocID, "error", err)
 		}
-		instances = append(instances, instanceOf(info))
+		in := *info.Instance
+		in.Peer = peerOf(in.Peer)
+		instances = append(instances, in)
 	}
 	return instances
 }
@@ -168,33 +169,26 @@ func dropOrphan(store *dynamicplugins.Store, info *dynamicplugins.PluginInfo, ma
 	}
 }
 
+// infoOf returns the entry of an instance under its own type.
 func infoOf(in plugin.Instance) *dynamicplugins.PluginInfo {
-	registration := in.Registration
 	info := &dynamicplugins.PluginInfo{
-		Type:           in.Type,
-		Name:           in.Name,
-		Version:        registration.Version,
-		AllocID:        in.ID,
+		Type: in.Type, Name: in.Name, Version: in.Registration.Version, AllocID: in.ID, Instance: &in,
 		ConnectionInfo: &dynamicplugins.PluginConnectionInfo{SocketPath: in.Endpoint},
-		Record: &dynamicplugins.PluginRecord{
-			Roles: rolesOf(in), SocketPath: in.SocketPath, Socket: in.Socket, Peer: in.Peer, Versions: in.Versions,
-			Source: string(in.Source), Rank: in.Rank, RegisteredAt: in.RegisteredAt.Round(0).UTC(), EndpointWatched: registration.WatchEndpoint,
-		},
 	}
-	for key, value := range registration.Details {
+	for key, value := range in.Registration.Details {
 		if strings.HasPrefix(key, ownOptions) {
 			continue
 		}
 		if info.Options == nil {
-			info.Options = make(map[string]string, len(registration.Details))
+			info.Options = make(map[string]string, len(in.Registration.Details))
 		}
 		info.Options[key] = value
 	}
-	if in.Account.Known {
-		info.Record.Account = &dynamicplugins.PluginAccount{UID: in.Account.UID, GID: in.Account.GID}
-	}
-	if info.Version == "" && len(in.Versions) > 0 {
-		info.Version = in.Versions[0]
+	// What a restart restores is the same.
+	in.RegisteredAt = in.RegisteredAt.Round(0).UTC()
+	in.Registration.Roles, in.Registration.Details = rolesOf(in), info.Options
+	if len(in.Versions) > 0 && (info.Version == "" || info.Version == in.Versions[0]) {
+		info.Version, in.Registration.Version = in.Versions[0], ""
 	}
 	return info
 }
@@ -214,23 +208,8 @@ func rolesOf(in plugin.Instance) []string {
 func roleOf(info *dynamicplugins.PluginInfo, role string) *dynamicplugins.PluginInfo {
 	entry := *info
 	entry.Type = role
-	entry.Record = &dynamicplugins.PluginRecord{RoleOf: info.Type, Account: info.Record.Account, Socket: info.Record.Socket}
+	entry.Instance = &plugin.Instance{Type: info.Type, Account: info.Instance.Account, Socket: info.Instance.Socket}
 	return &entry
-}
-
-// instanceOf is the reverse of infoOf.
-func instanceOf(info *dynamicplugins.PluginInfo) plugin.Instance {
-	r := info.Record
-	in := plugin.Instance{
-		ID: info.AllocID, Type: info.Type, Name: info.Name, Versions: r.Versions,
-		Endpoint: info.ConnectionInfo.SocketPath, SocketPath: r.SocketPath, Socket: r.Socket, Peer: peerOf(r.Peer),
-		Source: plugin.Source(r.Source), Rank: r.Rank, RegisteredAt: r.RegisteredAt, Account: accountOf(info),
-		Registration: plugin.Registration{Roles: r.Roles, Details: info.Options, WatchEndpoint: r.EndpointWatched},
-	}
-	if len(r.Versions) == 0 || info.Version != r.Versions[0] {
-		in.Registration.Version = info.Version
-	}
-	return in
 }
 
 // peerOf returns a peer as connections name it, also one that was saved by a host that had other names for processes.
@@ -241,21 +220,9 @@ func peerOf(p plugin.Peer) plugin.Peer {
 	return p
 }
 
-// accountOf says whose plugin an entry is, as far as is known.
-func accountOf(info *dynamicplugins.PluginInfo) plugin.Account {
-	if info.Record == nil || info.Record.Account == nil {
-		return plugin.Account{}
-	}
-	return plugin.Account{UID: info.Record.Account.UID, GID: info.Record.Account.GID, Known: true}
-}
-
-// isOurs says that an entry is that of an instance which the pipeline put there, and not of a role.
+// isOurs reports whether the pipeline registered an instance, and this is the entry of its own type.
 func isOurs(info *dynamicplugins.PluginInfo) bool {
-	return info.Record != nil && info.Record.RoleOf == "" && info.Record.Source != ""
-}
-
-func isRole(info *dynamicplugins.PluginInfo) bool {
-	return info.Record != nil && info.Record.RoleOf != ""
+	return info.Instance != nil && !info.IsRole() && info.Instance.Source != ""
 }
 
 // Statuses describes the instances in a registry, of one name or, if that is empty, of all, that the pipeline does not know: those that
@@ -263,7 +230,7 @@ func isRole(info *dynamicplugins.PluginInfo) bool {
 func Statuses(store *dynamicplugins.Store, name string, known bool) []plugin.Status {
 	var statuses []plugin.Status
 	for _, in := range store.Instances("", name) {
-		if isRole(in.Info) {
+		if in.Info.IsRole() {
 			continue // it stands there under its own type
 		}
 		if !known || !isOurs(in.Info) {
@@ -277,7 +244,7 @@ func Statuses(store *dynamicplugins.Store, name string, known bool) []plugin.Sta
 func statusOf(in dynamicplugins.Instance) plugin.Status {
 	known := plugin.Instance{Source: plugin.SourceHost}
 	if isOurs(in.Info) {
-		known = instanceOf(in.Info)
+		known = *in.Info.Instance
 	}
 	s := plugin.Status{
 		Type: in.Info.Type, Name: in.Info.Name, Version: in.Info.Version,
@@ -292,14 +259,10 @@ func statusOf(in dynamicplugins.Instance) plugin.Status {
 	return s
 }
 
-// Judge returns what judges each shared connection. Of an older host's plugins nobody knows the account until they register again.
+// Judge returns the check of each shared connection. Plugins whose account is not known are not checked.
 func Judge(judge *trust.Judge) func(*dynamicplugins.PluginInfo, net.Conn) error {
 	return func(info *dynamicplugins.PluginInfo, conn net.Conn) error {
-		// What is damaged was logged when it was restored: without an account nothing is judged, and without the socket more is refused.
-		p := peerauth.Plugin{Type: info.Type, Account: accountOf(info)}
-		if r := info.Record; r != nil {
-			p.Type, p.Socket = cmp.Or(r.RoleOf, info.Type), r.Socket
-		}
-		return peerauth.Check(judge, p, info.ConnectionInfo.SocketPath, conn)
+		// Damage was logged when the instance was restored: without a socket, more is refused.
+		return peerauth.Check(judge, info.Instance, info.ConnectionInfo.SocketPath, conn)
 	}
 }

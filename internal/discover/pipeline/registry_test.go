@@ -34,7 +34,7 @@ func TestReadBack(t *testing.T) {
 	in.Rank = math.MaxInt64
 	bare := plugin.Instance{ID: "bare", Type: "T", Name: "bar", Endpoint: "/bar.sock", SocketPath: "/bar.sock"}
 	for _, in := range []plugin.Instance{in, bare} {
-		if d := cmp.Diff(in, instanceOf(infoOf(in))); d != "" {
+		if d := cmp.Diff(in, *infoOf(in).Instance); d != "" {
 			t.Errorf("read back (-want +got):\n%s", d)
 		}
 	}
@@ -101,7 +101,7 @@ func TestRestored(t *testing.T) {
 			t.Errorf("restored (-want +got):\n%s", d)
 		}
 		role, err := store.PluginForAlloc("csi-node", "foo", "older")
-		if err != nil || role.Record.RoleOf != "CSIPlugin" || accountOf(role) != older.Account || role.Options["node"] != "n" || len(role.Options) != 1 {
+		if err != nil || role.Instance.Type != "CSIPlugin" || role.Instance.Account != older.Account || role.Options["node"] != "n" || len(role.Options) != 1 {
 			t.Errorf("the role: %+v, %v", role, err)
 		}
 		if info, err := store.PluginForAlloc("T", "own", "own"); err != nil || !cmp.Equal(info, own) {
