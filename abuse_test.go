@@ -28,16 +28,16 @@ func TestRefuses(t *testing.T) {
 		"a directory twice":    func(c *patchbay.Config) { c.PluginDirs = append(c.PluginDirs, dir) },
 		"a nested directory":   func(c *patchbay.Config) { c.PluginDirs = append(c.PluginDirs, dir+"/a") },
 		"a deprecated one":     func(c *patchbay.Config) { c.DeprecatedPluginDir = dir + "/a" },
-		"MaxDepth":             func(c *patchbay.Config) { c.MaxDepth = -1 },
-		"MaxSockets":           func(c *patchbay.Config) { c.MaxSockets = -1 },
-		"MaxUserDirs":          func(c *patchbay.Config) { c.MaxUserDirs = -1 },
-		"MaxDirs":              func(c *patchbay.Config) { c.MaxDirs = -1 },
+		"MaxDepth":             func(c *patchbay.Config) { c.Limits.MaxDepth = -1 },
+		"MaxSockets":           func(c *patchbay.Config) { c.Limits.MaxSockets = -1 },
+		"MaxUserDirs":          func(c *patchbay.Config) { c.Limits.MaxUserDirs = -1 },
+		"MaxDirs":              func(c *patchbay.Config) { c.Limits.MaxDirs = -1 },
 		"UnreachableGrace":     func(c *patchbay.Config) { c.UnreachableGrace = -1 },
-		"a timeout":            func(c *patchbay.Config) { c.Timeouts.Dial = -1 },
-		"a timeout of a type":  func(c *patchbay.Config) { c.TypeTimeouts = map[string]plugin.Timeouts{"T": {Handler: -1}} },
-		"a timeout of no type": func(c *patchbay.Config) { c.TypeTimeouts = map[string]plugin.Timeouts{"T/x": {}} },
-		"a bound of text":      func(c *patchbay.Config) { c.Bounds.Text = -1 },
-		"a bound of plugins":   func(c *patchbay.Config) { c.Bounds.TotalPlugins = -1 },
+		"a timeout":            func(c *patchbay.Config) { c.Limits.Timeouts.Dial = -1 },
+		"a timeout of a type":  func(c *patchbay.Config) { c.Limits.TypeTimeouts = map[string]plugin.Timeouts{"T": {Handler: -1}} },
+		"a timeout of no type": func(c *patchbay.Config) { c.Limits.TypeTimeouts = map[string]plugin.Timeouts{"T/x": {}} },
+		"a bound of text":      func(c *patchbay.Config) { c.Limits.Bounds.Text = -1 },
+		"a bound of plugins":   func(c *patchbay.Config) { c.Limits.Bounds.TotalPlugins = -1 },
 		"a dispenser":          func(c *patchbay.Config) { c.Dispensers = map[string]dynamicplugins.PluginDispenser{"T": nil} },
 		"a dispenser of a type": func(c *patchbay.Config) {
 			c.RegistryOptions = []dynamicplugins.Option{dynamicplugins.WithConnDispenser("T", nil)}
@@ -61,7 +61,7 @@ func TestRefuses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := rt.SetTimeouts(plugin.Timeouts{Notify: -1}, nil); err == nil {
+	if err := rt.Internal().SetTimeouts(plugin.Timeouts{Notify: -1}, nil); err == nil {
 		t.Error("SetTimeouts accepted a negative timeout")
 	}
 	for name, add := range map[string]func(){
@@ -110,25 +110,25 @@ func TestOrder(t *testing.T) {
 		rt.AddHandler("T", patchbay.AcceptHandler())
 		rt.RemoveHandler("T")
 		rt.RemoveHandler("none")
-		rt.Reconsider()
-		rt.Publish(plugin.Event{})
+		rt.Internal().Reconsider()
+		rt.Internal().Publish(plugin.Event{})
 		rt.Plugins()
-		rt.PluginsNamed("")
-		rt.Refusals()
+		rt.Internal().PluginsNamed("")
+		rt.Internal().Refusals()
 		rt.Conditions()
-		rt.LastEvents(-1)
-		rt.LaunchedAs("")
+		rt.Internal().LastEvents(-1)
+		rt.Internal().LaunchedAs("")
 		for range rt.Events(ended, -1) {
 		}
-		if _, err := rt.PastEvents(); err != nil {
+		if _, err := rt.Internal().PastEvents(); err != nil {
 			t.Error(err)
 		}
-		if err := rt.SetTimeouts(plugin.Timeouts{}, nil); err != nil {
+		if err := rt.Internal().SetTimeouts(plugin.Timeouts{}, nil); err != nil {
 			t.Error(err)
 		}
 		for call, err := range map[string]error{
 			"WaitForPlugins": rt.WaitForPlugins(ended, name), "WaitForPlugins without a name": rt.WaitForPlugins(t.Context(), plugin.Name{}),
-			"Retry": rt.Retry("T", "foo"), "ReleaseName": rt.ReleaseName(ended, "T", "foo"), "Set": rt.Launcher().Set([]launcher.Plugin{{}}),
+			"Retry": rt.Internal().Retry("T", "foo"), "ReleaseName": rt.Internal().ReleaseName(ended, "T", "foo"), "Set": rt.Launcher().Set([]launcher.Plugin{{}}),
 		} {
 			if err == nil {
 				t.Errorf("%s: no error", call)
@@ -149,7 +149,7 @@ func TestOrder(t *testing.T) {
 		t.Error(err)
 	}
 	all()
-	if err := rt.Check(t.Context()); err == nil {
+	if err := rt.Internal().Check(t.Context()); err == nil {
 		t.Error("a runtime that does not run answers")
 	}
 }
@@ -208,7 +208,7 @@ func TestCallbacks(t *testing.T) {
 				_, _ = rt.Registry().DispensePlugin("T", "foo")
 			}()
 			<-dispensed
-			if _, err := rt.Registry().PluginForAlloc("T", "foo", rt.PluginsNamed("foo")[0].Instance); err != nil {
+			if _, err := rt.Registry().PluginForAlloc("T", "foo", rt.Internal().PluginsNamed("foo")[0].Instance); err != nil {
 				t.Error(err)
 			}
 			if err := p.Stop(); err != nil {
@@ -229,11 +229,11 @@ func TestTypeTimeoutsAreCopied(t *testing.T) {
 		passed := map[string]plugin.Timeouts{"T": {Handler: time.Minute}}
 		cfg := patchbay.Config{PluginDirs: []string{t.TempDir()}}
 		if !setting {
-			cfg.TypeTimeouts = passed
+			cfg.Limits.TypeTimeouts = passed
 		}
 		rt, err := patchbay.New(cfg)
 		if err == nil && setting {
-			err = rt.SetTimeouts(plugin.Timeouts{}, passed)
+			err = rt.Internal().SetTimeouts(plugin.Timeouts{}, passed)
 		}
 		if err != nil {
 			t.Fatal(err)

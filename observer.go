@@ -1,12 +1,9 @@
 package patchbay
 
 import (
-	"log/slog"
-
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc/stats"
 
-	"github.com/patchbay-dev/patchbay/internal/callback"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
 )
@@ -35,25 +32,4 @@ type Observer struct {
 	Tracer trace.Tracer
 	// StatsHandlers are told of the calls on the connections to plugins that the registry shares; see [dynamicplugins.WithStatsHandlers].
 	StatsHandlers []stats.Handler
-}
-
-// guarded returns an observer whose functions may panic, or end their goroutine. Dispense is called by those who dispense plugins, and
-// nothing waits for it.
-func (o Observer) guarded(log *slog.Logger) Observer {
-	o.Event = callback.Observer(log, "Event", o.Event)
-	o.Attempt = callback.Observer(log, "Attempt", o.Attempt)
-	o.Refused = callback.Observer(log, "Refused", o.Refused)
-	o.CallsLimited = callback.Observer(log, "CallsLimited", o.CallsLimited)
-	o.FileEventsLost = guardedCall(log, "FileEventsLost", o.FileEventsLost)
-	o.Resync = guardedCall(log, "Resync", o.Resync)
-	return o
-}
-
-// guardedCall is [callback.Observer] of a function without a value.
-func guardedCall(log *slog.Logger, name string, call func()) func() {
-	if call == nil {
-		return nil
-	}
-	observe := callback.Observer(log, name, func(struct{}) { call() })
-	return func() { observe(struct{}{}) }
 }

@@ -33,14 +33,14 @@ func TestObserverAndCheck(t *testing.T) {
 		t.Fatal(err)
 	}
 	rt.AddHandler("T", patchbay.AcceptHandler())
-	if err := rt.Check(t.Context()); err == nil {
+	if err := rt.Internal().Check(t.Context()); err == nil {
 		t.Error("a runtime that does not run answers")
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- rt.Run(ctx) }()
 	<-rt.Ready()
-	if err := rt.Check(t.Context()); err != nil {
+	if err := rt.Internal().Check(t.Context()); err != nil {
 		t.Error(err)
 	}
 	p := pluginwatcher.NewTestExamplePlugin("foo", "T", dir+"/foo.sock", "v1")
@@ -50,11 +50,11 @@ func TestObserverAndCheck(t *testing.T) {
 	<-stuck
 	short, cancelShort := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancelShort()
-	if err := rt.Check(short); !errors.Is(err, context.DeadlineExceeded) {
+	if err := rt.Internal().Check(short); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a reconciler that is stuck answers: %v", err)
 	}
 	close(goOn)
-	if err := rt.Check(t.Context()); err != nil {
+	if err := rt.Internal().Check(t.Context()); err != nil {
 		t.Error(err)
 	}
 	if a := <-attempts; a.Type != "T" || a.Name != "foo" || a.Result != plugin.ResultRegistered || a.Duration <= 0 {

@@ -20,7 +20,7 @@ func TestEventsAtTheStop(t *testing.T) {
 	published := rt.Events(t.Context(), 0)
 	_, changes := rt.Registry().Watch(t.Context(), "")
 	for i := range events {
-		rt.Publish(plugin.Event{Kind: "test"})
+		rt.Internal().Publish(plugin.Event{Kind: "test"})
 		err := rt.Registry().RegisterPlugin(&dynamicplugins.PluginInfo{
 			Type: "T", Name: fmt.Sprint(i), ConnectionInfo: &dynamicplugins.PluginConnectionInfo{SocketPath: "/nowhere"},
 		})

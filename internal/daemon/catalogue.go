@@ -13,18 +13,18 @@ import (
 	"strconv"
 	"sync/atomic"
 
-	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/host/goplugin"
 	"github.com/patchbay-dev/patchbay/internal/catalogue"
 	"github.com/patchbay-dev/patchbay/internal/config"
+	"github.com/patchbay-dev/patchbay/internal/pluginruntime"
 	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // launch has the runtime launch what a catalogue says. It waits for nothing: how it goes is in the events and statuses. A program that is
 // missing keeps no other plugin from working.
-func (d *Daemon) launch(runtime *patchbay.Runtime, c *catalogue.Catalogue) error {
+func (d *Daemon) launch(runtime *pluginruntime.Runtime, c *catalogue.Catalogue) error {
 	before := d.metadata.current.Swap(c) // first, because a plugin may ask as soon as it runs
 	switch err := runtime.Launcher().Set(toLaunch(c, &d.goPlugins)); {
 	case errors.Is(err, launcher.ErrProgram):

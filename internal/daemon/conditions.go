@@ -9,10 +9,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/daemon/node"
 	"github.com/patchbay-dev/patchbay/internal/daemon/stablesocket"
+	"github.com/patchbay-dev/patchbay/internal/pluginruntime"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -139,7 +139,7 @@ func (f *fileLimit) condition() plugin.Condition {
 
 // observed is the runtime as the daemon shows it: with conditions of the daemon's own.
 type observed struct {
-	*patchbay.Runtime
+	*pluginruntime.Runtime
 	reloads  *reloads
 	dispense *stablesocket.Sockets // nil if there are no stable sockets
 	state    *stateWatch
@@ -153,7 +153,7 @@ type readiness struct{ observed }
 
 func (r readiness) Conditions() []plugin.Condition {
 	return append(slices.DeleteFunc(r.Runtime.Conditions(), func(c plugin.Condition) bool {
-		return c.Name == patchbay.ConditionDirectories || c.Name == patchbay.ConditionEvents
+		return c.Name == pluginruntime.ConditionDirectories || c.Name == pluginruntime.ConditionEvents
 	}), r.state.get())
 }
 

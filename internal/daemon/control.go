@@ -26,7 +26,7 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// source is the part of a [patchbay.Runtime] that the control API shows.
+// source is the part of a [pluginruntime.Runtime] that the control API shows.
 type source interface {
 	Plugins() []plugin.Status
 	PluginsNamed(name string) []plugin.Status

@@ -22,13 +22,13 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 
-	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
+	"github.com/patchbay-dev/patchbay/internal/pluginruntime"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -72,9 +72,9 @@ func (r *recorded) Refusals() []plugin.Status { return r.refusals }
 
 func (r *recorded) Retry(ptype, name string) error {
 	if len(r.plugins) == 0 {
-		return patchbay.ErrUnknown
+		return pluginruntime.ErrUnknown
 	}
-	return fmt.Errorf("%w: %s/%s is asleep", patchbay.ErrNotWaiting, ptype, name)
+	return fmt.Errorf("%w: %s/%s is asleep", pluginruntime.ErrNotWaiting, ptype, name)
 }
 
 func (*recorded) Reservation(name plugin.Name) (plugin.Reservation, bool) {
@@ -85,7 +85,7 @@ func (*recorded) ReleaseName(_ context.Context, _, name string) error {
 	if name == "kept" {
 		return errors.New("the disk is full")
 	}
-	return patchbay.ErrNotKept
+	return pluginruntime.ErrNotKept
 }
 
 func (r *recorded) Conditions() []plugin.Condition {

@@ -1,4 +1,4 @@
-// Package daemon runs Patchbay as a program: it opens the saved state, runs a [patchbay.Runtime] over the plugin directories and
+// Package daemon runs Patchbay as a program: it opens the saved state, runs a [pluginruntime.Runtime] over the plugin directories and
 // serves the control API on a Unix socket whose callers it checks and, if asked to, its health over HTTP on a loopback address.
 //
 // A running daemon can change to another configuration, as a whole or not at all; see [Daemon.Reload]. Reading the configuration is up to
@@ -22,7 +22,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
 	"github.com/patchbay-dev/patchbay/host/goplugin"
@@ -38,7 +37,9 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
+	"github.com/patchbay-dev/patchbay/internal/pluginruntime"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
+	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -139,7 +140,7 @@ func (d *Daemon) notify(assignments ...string) { d.warn(d.config.Notifier.Notify
 
 // beat tells the service manager, until ctx ends, that the daemon lives, as often as it wants to hear that: when what finds and what
 // registers plugins has answered. A plugin or handler that hangs is no reason to be started again.
-func (d *Daemon) beat(ctx context.Context, runtime *patchbay.Runtime) {
+func (d *Daemon) beat(ctx context.Context, runtime *pluginruntime.Runtime) {
 	interval := d.config.Notifier.Watchdog() / 2
 	if interval <= 0 {
 		return
@@ -160,7 +161,7 @@ func (d *Daemon) beat(ctx context.Context, runtime *patchbay.Runtime) {
 }
 
 // run runs the runtime until ctx ends or something fails, tells the service manager of it, and returns when the runtime has ended.
-func (d *Daemon) run(ctx context.Context, runtime *patchbay.Runtime) error {
+func (d *Daemon) run(ctx context.Context, runtime *pluginruntime.Runtime) error {
 	ran := make(chan error, 1)
 	go func() { ran <- runtime.Run(ctx) }()
 	defer context.AfterFunc(ctx, func() { d.notify("STOPPING=1") })()
@@ -180,7 +181,7 @@ func (d *Daemon) run(ctx context.Context, runtime *patchbay.Runtime) error {
 // listening is what a daemon has before it opens its state: what may belong to another one, and what may be configured wrongly.
 type listening struct {
 	roles  access.Policy
-	traced patchbay.Observer
+	traced pluginruntime.Observer
 	// http and fleet are nil if they are not asked for.
 	control, http, fleet net.Listener
 	// stopControl ends what is done with control.
@@ -226,7 +227,7 @@ type assembly struct {
 	conns    *limits.Connections
 	// calls bounds the calls of plugins by callers on this node, nodeCalls those by other nodes, requests those of the control API.
 	calls, nodeCalls, requests *h2proxy.Budget
-	runtime                    *patchbay.Runtime
+	runtime                    *pluginruntime.Runtime
 	// guard says who may do what on the control socket.
 	guard *access.Authorizer
 	node  *node.Node // nil if the node belongs to no fleet
@@ -325,36 +326,40 @@ func inFleet(n *node.Node, plugins []string) map[plugin.Name]proxy.Connector {
 }
 
 // newRuntime makes the runtime that the configuration asks for.
-func (d *Daemon) newRuntime(state *boltstate.Store, metrics *telemetry.Metrics, traced patchbay.Observer) (*patchbay.Runtime, error) {
+func (d *Daemon) newRuntime(state *boltstate.Store, metrics *telemetry.Metrics, traced pluginruntime.Observer) (*pluginruntime.Runtime, error) {
 	observer := metrics.Observer()
 	observer.Tracer, observer.StatsHandlers = traced.Tracer, append(observer.StatsHandlers, traced.StatsHandlers...)
 	c, b := d.config, d.config.Bounds
-	return patchbay.New(patchbay.Config{
-		PluginDirs:          c.PluginDirs,
-		DeprecatedPluginDir: c.DeprecatedPluginDir,
-		State:               metrics.Storage(state),
-		Timeouts:            plugin.Timeouts(c.Timeouts),
-		TypeTimeouts:        typeTimeouts(c.TypeTimeouts),
-		Bounds: limits.Plugins(plugin.Bounds{
-			Text: b.Text, Versions: b.Versions, UserBytes: b.UserBytes, TotalBytes: b.TotalBytes,
-		}, limits.OpenFiles()),
-		MaxDepth:         b.MaxDepth,
-		MaxSockets:       b.MaxSockets,
-		MaxUserDirs:      b.MaxUserDirs,
-		MaxDirs:          b.MaxDirs,
-		UnreachableGrace: c.UnreachableGrace,
-		IgnoreUnhandled:  c.Unhandled == "ignore",
-		ClientTimeout:    d.clientTimeout,
-		Trust:            c.Trust.Policy(),
-		NameGrace:        cmp.Or(c.Trust.NameGrace, -1),
-		Admission:        admission(c.Admission, d.log),
-		LaunchedOnly:     c.Admission.LaunchedOnly,
-		RegistryOptions:  []dynamicplugins.Option{dynamicplugins.WithConnections(&d.goPlugins)},
-		Host:             plugin.Config{Repository: &d.metadata},
-		SurvivorDir:      c.State + ".survivors",
-		EventsPath:       c.State + ".events",
-		Observer:         observer,
-		Logger:           d.log,
+	return pluginruntime.New(pluginruntime.Config{
+		Pipeline: pipeline.Config{
+			Dirs:          c.PluginDirs,
+			DeprecatedDir: c.DeprecatedPluginDir,
+			MaxDepth:      b.MaxDepth,
+			MaxSockets:    b.MaxSockets,
+			MaxUserDirs:   b.MaxUserDirs,
+			MaxDirs:       b.MaxDirs,
+			Reconciler: reconciler.Config{
+				Timeouts:     plugin.Timeouts(c.Timeouts),
+				TypeTimeouts: typeTimeouts(c.TypeTimeouts),
+				Bounds: limits.Plugins(plugin.Bounds{
+					Text: b.Text, Versions: b.Versions, UserBytes: b.UserBytes, TotalBytes: b.TotalBytes,
+				}, limits.OpenFiles()),
+				ClientTimeout:    d.clientTimeout,
+				UnreachableGrace: c.UnreachableGrace,
+				NameGrace:        cmp.Or(c.Trust.NameGrace, -1),
+				IgnoreUnhandled:  c.Unhandled == "ignore",
+			},
+		},
+		State:           metrics.Storage(state),
+		Trust:           c.Trust.Policy(),
+		Admission:       admission(c.Admission, d.log),
+		LaunchedOnly:    c.Admission.LaunchedOnly,
+		RegistryOptions: []dynamicplugins.Option{dynamicplugins.WithConnections(&d.goPlugins)},
+		Host:            plugin.Config{Repository: &d.metadata},
+		SurvivorDir:     c.State + ".survivors",
+		EventsPath:      c.State + ".events",
+		Observer:        observer,
+		Logger:          d.log,
 	})
 }
 

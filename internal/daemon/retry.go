@@ -6,8 +6,8 @@ import (
 
 	"connectrpc.com/connect"
 
-	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/internal/pluginruntime"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
@@ -18,7 +18,7 @@ func (c *control) RetryPlugin(_ context.Context, request *patchbayv1.RetryPlugin
 	}
 	announced := c.announced(asked)
 	switch err := c.source.Retry(announced.Type, announced.Name); {
-	case errors.Is(err, patchbay.ErrUnknown):
+	case errors.Is(err, pluginruntime.ErrUnknown):
 		return nil, c.unknown(asked)
 	case err != nil:
 		return nil, connect.NewError(connect.CodeFailedPrecondition, err)
@@ -33,7 +33,7 @@ func (c *control) ReleaseName(ctx context.Context, request *patchbayv1.ReleaseNa
 	}
 	announced := c.announced(asked)
 	switch err := c.source.ReleaseName(ctx, announced.Type, announced.Name); {
-	case errors.Is(err, patchbay.ErrNotKept):
+	case errors.Is(err, pluginruntime.ErrNotKept):
 		return nil, connect.NewError(connect.CodeFailedPrecondition, err)
 	case ctx.Err() != nil:
 		return nil, ended(ctx)

@@ -5,8 +5,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/internal/config"
+	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
+	"github.com/patchbay-dev/patchbay/internal/pluginruntime"
 )
 
 // TestReloadedClientTimeouts reloads over a runtime that does not run.
@@ -23,7 +24,7 @@ func TestReloadedClientTimeouts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	runtime, err := patchbay.New(patchbay.Config{PluginDirs: cfg.PluginDirs})
+	runtime, err := pluginruntime.New(pluginruntime.Config{Pipeline: pipeline.Config{Dirs: cfg.PluginDirs}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -23,10 +23,10 @@ import (
 	"google.golang.org/grpc/stats"
 	"google.golang.org/grpc/status"
 
-	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
 	"github.com/patchbay-dev/patchbay/internal/launch/pluginlog"
+	"github.com/patchbay-dev/patchbay/internal/pluginruntime"
 	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
@@ -126,8 +126,8 @@ func NewMetrics(version, commit string, handlers Handlers) *Metrics {
 }
 
 // Observer returns the observer that counts for a runtime.
-func (m *Metrics) Observer() patchbay.Observer {
-	return patchbay.Observer{
+func (m *Metrics) Observer() pluginruntime.Observer {
+	return pluginruntime.Observer{
 		Event: func(e plugin.Event) {
 			m.events.WithLabelValues(m.typeLabel(e.Type), string(e.Kind)).Inc()
 		},

@@ -18,8 +18,8 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/stats"
 
-	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/internal/config"
+	"github.com/patchbay-dev/patchbay/internal/pluginruntime"
 )
 
 const (
@@ -43,9 +43,9 @@ func ValidateTracing(t config.Tracing, check func(field string, err error)) {
 
 // StartTracing starts to send traces of registrations and of calls to plugins, which get their context. A collector that does not answer
 // delays nothing. The caller calls stop.
-func StartTracing(t config.Tracing, version string) (_ patchbay.Observer, stop func() error, err error) {
+func StartTracing(t config.Tracing, version string) (_ pluginruntime.Observer, stop func() error, err error) {
 	if t.Endpoint == "" {
-		return patchbay.Observer{}, func() error { return nil }, nil
+		return pluginruntime.Observer{}, func() error { return nil }, nil
 	}
 	options := []otlptracegrpc.Option{otlptracegrpc.WithEndpointURL(t.Endpoint)}
 	if strings.HasPrefix(strings.ToLower(t.Endpoint), "https:") { // credentials precede the URL
@@ -53,7 +53,7 @@ func StartTracing(t config.Tracing, version string) (_ patchbay.Observer, stop f
 	}
 	exporter, err := otlptracegrpc.New(context.Background(), options...)
 	if err != nil {
-		return patchbay.Observer{}, nil, fmt.Errorf("cannot send traces to %s: %w", t.Endpoint, err)
+		return pluginruntime.Observer{}, nil, fmt.Errorf("cannot send traces to %s: %w", t.Endpoint, err)
 	}
 	provider := sdktrace.NewTracerProvider(
 		sdktrace.WithBatcher(exporter, sdktrace.WithExportTimeout(exportTimeout), sdktrace.WithMaxQueueSize(maxSpans),
@@ -62,7 +62,7 @@ func StartTracing(t config.Tracing, version string) (_ patchbay.Observer, stop f
 		sdktrace.WithResource(resource.NewSchemaless(
 			attribute.String("service.name", "patchbay"), attribute.String("service.version", version))),
 	)
-	observer := patchbay.Observer{
+	observer := pluginruntime.Observer{
 		Tracer: provider.Tracer("github.com/patchbay-dev/patchbay"),
 		StatsHandlers: []stats.Handler{otelgrpc.NewClientHandler(
 			otelgrpc.WithTracerProvider(provider),

@@ -1,4 +1,4 @@
-package patchbay
+package pluginruntime
 
 import (
 	"context"

@@ -1,4 +1,4 @@
-package patchbay
+package pluginruntime
 
 import (
 	"cmp"
@@ -48,7 +48,7 @@ func (rt *Runtime) newLaunching(cfg Config) (err error) {
 	rt.launcher = launcher.New(launcher.Config{
 		Host:  rt.host,
 		Admit: mayRun,
-		Dir:   cmp.Or(append(slices.Clone(cfg.PluginDirs), cfg.DeprecatedPluginDir)...),
+		Dir:   cmp.Or(append(slices.Clone(cfg.Pipeline.Dirs), cfg.Pipeline.DeprecatedDir)...),
 		AwaitRegistered: func(ctx context.Context, socketPath string, refused func(error)) error {
 			return rt.journal.AwaitRegistered(ctx, socketPath, rt.discovered, func(ptype string, why error) { refused(rt.blocked(ptype, why)) })
 		},
@@ -71,10 +71,10 @@ func (rt *Runtime) newLaunching(cfg Config) (err error) {
 func (rt *Runtime) blocked(ptype string, why error) error {
 	now, cancel := context.WithCancel(context.Background())
 	cancel()
-	if ptype == "" || pipeline.AwaitHandler(now, rt.watcher, ptype) {
+	if ptype == "" || pipeline.AwaitHandler(now, rt.Watcher, ptype) {
 		return why
 	}
-	return &supervise.BlockedError{Err: why, AwaitChange: func(ctx context.Context) { pipeline.AwaitHandler(ctx, rt.watcher, ptype) }}
+	return &supervise.BlockedError{Err: why, AwaitChange: func(ctx context.Context) { pipeline.AwaitHandler(ctx, rt.Watcher, ptype) }}
 }
 
 // announced says as what the plugin behind a socket is registered, or was when its host ended.
@@ -115,7 +115,7 @@ func (rt *Runtime) observeLauncher(e launcher.Event) {
 }
 
 func (rt *Runtime) discovered() []plugin.Status {
-	statuses, _ := rt.watcher.Plugins()
+	statuses, _ := rt.Watcher.Plugins()
 	return statuses
 }
 
@@ -130,7 +130,7 @@ func (rt *Runtime) runUntil(ctx context.Context) error {
 		stop()
 	}
 	hook := context.AfterFunc(ctx, closing)
-	err := rt.watcher.Run(piping)
+	err := rt.Watcher.Run(piping)
 	if hook() {
 		closing() // the pipeline ended first
 	}

@@ -1,4 +1,4 @@
-package patchbay
+package pluginruntime
 
 import (
 	"context"
@@ -25,7 +25,7 @@ var (
 // Retry immediately retries the instances of a plugin that failed, were refused, or have no handler, and resets their back-off. The type
 // may be a role. It does not block; the events report the outcome. The error is [ErrUnknown] or wraps [ErrNotWaiting].
 func (rt *Runtime) Retry(pluginType, pluginName string) error {
-	if r := rt.watcher.Reconciler(); r != nil && r.Retry(pluginType, pluginName) {
+	if r := rt.Reconciler(); r != nil && r.Retry(pluginType, pluginName) {
 		return nil
 	}
 	plugins := rt.PluginsNamed(pluginName)
@@ -41,7 +41,7 @@ func (rt *Runtime) Retry(pluginType, pluginName string) error {
 // Reservation returns the reservation of a name, if it is reserved and no plugin of that name is registered; see Config.NameGrace. The type
 // is the announced one, not a role.
 func (rt *Runtime) Reservation(name plugin.Name) (reservation plugin.Reservation, ok bool) {
-	if r := rt.watcher.Reconciler(); r != nil {
+	if r := rt.Reconciler(); r != nil {
 		return r.Reservation(name)
 	}
 	return plugin.Reservation{}, false
@@ -51,7 +51,7 @@ func (rt *Runtime) Reservation(name plugin.Name) (reservation plugin.Reservation
 // ctx ends. The error is [ErrNotKept] if the name is not reserved, as is always so while a plugin of that name is registered.
 func (rt *Runtime) ReleaseName(ctx context.Context, pluginType, pluginName string) error {
 	name := plugin.Name{Type: pluginType, Name: pluginName}
-	r := rt.watcher.Reconciler()
+	r := rt.Reconciler()
 	if r == nil {
 		return ErrNotKept
 	}
