@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay"
+	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	hosting "github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/launcher"
@@ -28,6 +29,8 @@ func TestRefuses(t *testing.T) {
 		"a directory twice":    func(c *patchbay.Config) { c.PluginDirs = append(c.PluginDirs, dir) },
 		"a nested directory":   func(c *patchbay.Config) { c.PluginDirs = append(c.PluginDirs, dir+"/a") },
 		"a deprecated one":     func(c *patchbay.Config) { c.DeprecatedPluginDir = dir + "/a" },
+		"a nil handler":        func(c *patchbay.Config) { c.Handlers = map[string]cache.PluginHandler{"T": nil} },
+		"a handler of no type": func(c *patchbay.Config) { c.Handlers = map[string]cache.PluginHandler{"T/x": patchbay.AcceptHandler()} },
 		"MaxDepth":             func(c *patchbay.Config) { c.Limits.MaxDepth = -1 },
 		"MaxSockets":           func(c *patchbay.Config) { c.Limits.MaxSockets = -1 },
 		"MaxUserDirs":          func(c *patchbay.Config) { c.Limits.MaxUserDirs = -1 },

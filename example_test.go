@@ -7,33 +7,18 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
 
 	"github.com/patchbay-dev/patchbay"
+	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
 )
-
-// greeters is the consumer of plugins of type "GreeterPlugin".
-type greeters struct{ gone chan string }
-
-func (greeters) ValidatePlugin(name, endpoint string, versions []string) error {
-	fmt.Println("validate", name, versions)
-	return nil
-}
-
-func (greeters) RegisterPlugin(name, endpoint string, versions []string, timeout *time.Duration) error {
-	fmt.Println("register", name)
-	return nil
-}
-
-func (g greeters) DeRegisterPlugin(name string) {
-	fmt.Println("deregister", name)
-	g.gone <- name
-}
 
 // A host finds a plugin, starts using it and calls it.
 func Example() {
@@ -43,8 +28,24 @@ func Example() {
 	}
 	defer os.RemoveAll(dir)
 
+	gone := make(chan string, 1)
+	handler := patchbay.HandlerFuncs{
+		Validate: func(name, endpoint string, versions []string) error {
+			fmt.Println("validate", name, versions)
+			return nil
+		},
+		Register: func(ctx context.Context, name, endpoint string, versions []string) error {
+			fmt.Println("register", name)
+			return nil
+		},
+		Deregister: func(name string) {
+			fmt.Println("deregister", name)
+			gone <- name
+		},
+	}
 	rt, err := patchbay.New(patchbay.Config{
 		PluginDirs: []string{dir},
+		Handlers:   map[string]cache.PluginHandler{"GreeterPlugin": handler},
 		// Clients are made on a connection that all callers of a plugin share and that follows its upgrades.
 		RegistryOptions: []dynamicplugins.Option{
 			dynamicplugins.WithConnDispenser("GreeterPlugin",
@@ -56,8 +57,6 @@ func Example() {
 	if err != nil {
 		panic(err)
 	}
-	handler := greeters{gone: make(chan string, 1)}
-	rt.AddHandler("GreeterPlugin", handler)
 
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -65,12 +64,12 @@ func Example() {
 	go func() { ended <- rt.Run(ctx) }()
 
 	// Usually the plugin is a process of its own; its socket may appear at any time.
-	plugin := pluginwatcher.NewTestExamplePlugin("hello", "GreeterPlugin", filepath.Join(dir, "hello.sock"), "v1beta1")
-	if err := plugin.Serve("v1beta1"); err != nil {
+	greeter := pluginwatcher.NewTestExamplePlugin("hello", "GreeterPlugin", filepath.Join(dir, "hello.sock"), "v1beta1")
+	if err := greeter.Serve("v1beta1"); err != nil {
 		panic(err)
 	}
 
-	if _, err := rt.Registry().WaitForPlugin(ctx, "GreeterPlugin", "hello"); err != nil {
+	if err := rt.WaitForPlugins(ctx, plugin.Name{Type: "GreeterPlugin", Name: "hello"}); err != nil {
 		panic(err)
 	}
 	client, err := dynamicplugins.Dispense[v1beta1.ExampleClient](rt.Registry(), "GreeterPlugin", "hello")
@@ -80,10 +79,10 @@ func Example() {
 	_, err = client.GetExampleInfo(ctx, &v1beta1.ExampleRequest{Request: "hi"})
 	fmt.Println("call", err)
 
-	if err := plugin.Stop(); err != nil {
+	if err := greeter.Stop(); err != nil {
 		panic(err)
 	}
-	<-handler.gone
+	<-gone
 	cancel()
 	fmt.Println("end", <-ended)
 	// Output:
@@ -92,6 +91,30 @@ func Example() {
 	// call <nil>
 	// deregister hello
 	// end <nil>
+}
+
+// Count attempts to register plugins, and what was lost because something was too slow.
+func ExampleObserver() {
+	var registered, failed, lost atomic.Int64
+	rt, err := patchbay.New(patchbay.Config{
+		PluginDirs: []string{os.TempDir()},
+		Observer: patchbay.Observer{
+			Attempt: func(a plugin.Attempt) {
+				if a.Result == plugin.ResultRegistered {
+					registered.Add(1)
+				} else {
+					failed.Add(1)
+				}
+			},
+			FileEventsLost: func() { lost.Add(1) },
+			Resync:         func() { lost.Add(1) },
+		},
+	})
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(len(rt.Plugins()), registered.Load(), failed.Load(), lost.Load())
+	// Output: 0 0 0 0
 }
 
 // Clients need no shared connection: a host may make them itself, of any kind, for each who asks.

@@ -202,11 +202,17 @@ func TestPluginTakesTheOneRoad(t *testing.T) {
 			if isThere(s.Socket) || isThere(p.Endpoint) {
 				t.Errorf("after Stop a socket is left: %t %t", isThere(s.Socket), isThere(p.Endpoint))
 			}
-			m.until("the end of a plugin that was asked to end and had the time", func() bool {
-				return slices.ContainsFunc(m.LastEvents(100), func(e plugin.Event) bool {
-					return string(e.Kind) == string(plugin.EventTerminated) && e.Message == host.ErrTerminated.Error()
-				})
-			})
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			terminated := false // as a plugin that was asked to end and had the time
+			for e := range m.Events(ctx, 100) {
+				if terminated = e.Kind == plugin.EventTerminated && e.Message == host.ErrTerminated.Error(); terminated {
+					break
+				}
+			}
+			if !terminated {
+				t.Error("no event says that the plugin terminated as it was asked to")
+			}
 			m.until("deregistration", func() bool { return len(m.Registry().Instances(ptype, "example")) == 0 })
 		})
 	}

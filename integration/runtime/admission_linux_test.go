@@ -17,10 +17,11 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	hosting "github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
 	"github.com/patchbay-dev/patchbay/internal/launch/sealedexec"
+	"github.com/patchbay-dev/patchbay/internal/pluginruntime"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
 	"github.com/patchbay-dev/patchbay/sdk/admission"
@@ -295,9 +296,9 @@ func TestLaunchedPluginHasThePinOfItsLaunch(t *testing.T) {
 
 func TestNoAdmissionPlugin(t *testing.T) {
 	no := errors.New("none available")
-	_, err := patchbay.New(patchbay.Config{
-		PluginDirs: []string{t.TempDir()},
-		Admission:  func(*hosting.Host) (plugin.AdmissionPlugin, error) { return nil, no },
+	_, err := pluginruntime.New(pluginruntime.Config{
+		Pipeline:  pipeline.Config{Dirs: []string{t.TempDir()}},
+		Admission: func(*hosting.Host) (plugin.AdmissionPlugin, error) { return nil, no },
 	})
 	if !errors.Is(err, no) {
 		t.Errorf("New: %v", err)
@@ -305,9 +306,9 @@ func TestNoAdmissionPlugin(t *testing.T) {
 }
 
 func TestNilAdmissionPlugin(t *testing.T) {
-	_, err := patchbay.New(patchbay.Config{
-		PluginDirs: []string{t.TempDir()},
-		Admission:  func(*hosting.Host) (plugin.AdmissionPlugin, error) { return nil, nil }, //nolint:nilnil // the mistake
+	_, err := pluginruntime.New(pluginruntime.Config{
+		Pipeline:  pipeline.Config{Dirs: []string{t.TempDir()}},
+		Admission: func(*hosting.Host) (plugin.AdmissionPlugin, error) { return nil, nil }, //nolint:nilnil // the mistake
 	})
 	if err == nil || !strings.Contains(err.Error(), "neither a plugin nor an error") {
 		t.Errorf("it is taken: %v", err)

@@ -13,6 +13,8 @@ import (
 
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
+	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
+	"github.com/patchbay-dev/patchbay/internal/pluginruntime"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
 	"github.com/patchbay-dev/patchbay/trust"
@@ -22,7 +24,7 @@ import (
 type town struct {
 	t         *testing.T
 	dir       string
-	rt        *patchbay.Runtime
+	rt        *pluginruntime.Runtime
 	events    <-chan plugin.Event
 	impostors int // how often bob's was registered
 	end       func()
@@ -55,8 +57,8 @@ func (h *town) start() {
 	h.t.Helper()
 	state, err := boltstate.Open(filepath.Join(h.dir, "state.db"))
 	h.try(err)
-	h.rt, err = patchbay.New(patchbay.Config{
-		PluginDirs: []string{filepath.Join(h.dir, "plugins")}, State: state,
+	h.rt, err = pluginruntime.New(pluginruntime.Config{
+		Pipeline: pipeline.Config{Dirs: []string{filepath.Join(h.dir, "plugins")}}, State: state,
 		Trust: trust.Policy{Owners: trust.Accounts{Users: []string{strconv.Itoa(alice), strconv.Itoa(bob)}}, Sticky: true},
 	})
 	h.try(err)
@@ -137,15 +139,15 @@ func TestNoRestartLosesTheName(t *testing.T) {
 // TestReleaseName: a name that is released is another user's at once, and stays so.
 func TestReleaseName(t *testing.T) {
 	h := newTown(t)
-	if err := h.rt.Retry("T", "foo"); !errors.Is(err, patchbay.ErrUnknown) {
+	if err := h.rt.Retry("T", "foo"); !errors.Is(err, pluginruntime.ErrUnknown) {
 		t.Errorf("retried what is not known: %v", err)
 	}
 	stop := h.serve(alice, "alice.sock")
 	h.await(plugin.EventRegistered, "alice.sock")
-	if err := h.rt.Retry("T", "foo"); !errors.Is(err, patchbay.ErrNotWaiting) || !strings.HasSuffix(err.Error(), "it is registered") {
+	if err := h.rt.Retry("T", "foo"); !errors.Is(err, pluginruntime.ErrNotWaiting) || !strings.HasSuffix(err.Error(), "it is registered") {
 		t.Errorf("retried what is registered: %v", err)
 	}
-	if err := h.rt.ReleaseName(t.Context(), "T", "foo"); !errors.Is(err, patchbay.ErrNotKept) {
+	if err := h.rt.ReleaseName(t.Context(), "T", "foo"); !errors.Is(err, pluginruntime.ErrNotKept) {
 		t.Errorf("released the name of what is registered: %v", err)
 	}
 	stop()

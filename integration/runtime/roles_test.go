@@ -12,6 +12,8 @@ import (
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
+	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
+	"github.com/patchbay-dev/patchbay/internal/pluginruntime"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -141,7 +143,7 @@ func TestOrphanedRoles(t *testing.T) {
 	if err := store.PutDynamicPluginChange(&dynamicplugins.PluginChange{Type: "T", Name: "foo"}); err != nil {
 		t.Fatal(err)
 	}
-	rt, err := patchbay.New(patchbay.Config{PluginDirs: []string{h.dir}, State: store})
+	rt, err := pluginruntime.New(pluginruntime.Config{Pipeline: pipeline.Config{Dirs: []string{h.dir}}, State: store})
 	if err != nil {
 		t.Fatal(err)
 	}

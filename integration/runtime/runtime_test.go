@@ -19,6 +19,8 @@ import (
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
 	hosting "github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
+	"github.com/patchbay-dev/patchbay/internal/pluginruntime"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
@@ -39,7 +41,7 @@ type host struct {
 	// launchedOnly is Config.LaunchedOnly.
 	launchedOnly bool
 	logger       *slog.Logger // nil for none
-	rt           *patchbay.Runtime
+	rt           *pluginruntime.Runtime
 	events       <-chan plugin.Event
 	unread       []plugin.Event // that were passed over by await
 	full         atomic.Bool    // nothing can be saved
@@ -59,8 +61,8 @@ func (h *host) start() {
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	h.rt, err = patchbay.New(patchbay.Config{
-		PluginDirs:   []string{h.dir},
+	h.rt, err = pluginruntime.New(pluginruntime.Config{
+		Pipeline:     pipeline.Config{Dirs: []string{h.dir}},
 		Admission:    h.admission,
 		State:        &device{store, &h.full},
 		SurvivorDir:  h.survivors,
@@ -242,7 +244,7 @@ func TestWaitForPluginsDoesNotTrustMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer store.Close()
-	rt, err := patchbay.New(patchbay.Config{PluginDirs: []string{h.dir}, State: store})
+	rt, err := pluginruntime.New(pluginruntime.Config{Pipeline: pipeline.Config{Dirs: []string{h.dir}}, State: store})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -179,9 +179,9 @@ func forwardResponses(caller grpc.ServerStream, plugin grpc.ClientStream, conn g
 }
 
 func checkSize(md metadata.MD, conn grpc.ClientConnInterface) error {
-	if size := sizeOf(md); size > MaxMetadataSize {
+	if size := sizeOf(md); size > maxMetadataSize {
 		return status.Errorf(codes.ResourceExhausted, "%s answered with %d bytes of metadata, more than the %d that are forwarded",
-			nameOf(conn), size, MaxMetadataSize)
+			nameOf(conn), size, maxMetadataSize)
 	}
 	return nil
 }

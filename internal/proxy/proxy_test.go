@@ -400,7 +400,7 @@ func TestSlowReader(t *testing.T) {
 }
 
 func TestMetadataIsBounded(t *testing.T) {
-	bomb := metadata.Pairs("bomb", strings.Repeat("x", proxy.MaxMetadataSize))
+	bomb := metadata.Pairs("bomb", strings.Repeat("x", h2proxy.MaxMetadata))
 	called := false
 	c, _ := through(t, &plugin{
 		unary: func(context.Context, *testpb.SimpleRequest) (*testpb.SimpleResponse, error) {

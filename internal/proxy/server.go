@@ -31,8 +31,8 @@ const (
 	// MaxMessageSize is the size in bytes of the largest message that the clients of packages client and fleet receive. It is far above
 	// gRPC's own default. A [Server] has no such limit.
 	MaxMessageSize = 256 << 20
-	// MaxMetadataSize is the size in bytes, as HTTP/2 counts it, of the largest header or trailer.
-	MaxMetadataSize = h2proxy.MaxMetadata
+	// maxMetadataSize is the size in bytes, as HTTP/2 counts it, of the largest header or trailer.
+	maxMetadataSize = h2proxy.MaxMetadata
 	// maxHops is how many proxies a call may come through. One to a plugin whose endpoint is a socket of the proxy would come back forever.
 	maxHops = 8
 )
