@@ -42,7 +42,7 @@ type conn struct {
 	net.Conn
 	unix     *net.UnixConn // nil over loopback
 	protocol Protocol
-	peer     sock.Peer // set by the handshake; zero over loopback
+	peer     sock.Credentials // set by the handshake; zero over loopback
 
 	mu       sync.Mutex     // guards what follows; taken before the locks of those who count connections
 	plugin   *PluginProcess // set by the handshake, or over loopback by the first call; nil if the peer belongs to none

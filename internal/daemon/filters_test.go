@@ -31,7 +31,7 @@ func askControl(procedure, contentType, encoding string, body []byte) *httptest.
 		r.Header.Set("Content-Encoding", encoding)
 	}
 	w := httptest.NewRecorder()
-	handler.ServeHTTP(w, r.WithContext(access.WithCaller(r.Context(), access.NewCaller(sock.Peer{UID: 1000}))))
+	handler.ServeHTTP(w, r.WithContext(access.WithCaller(r.Context(), access.NewCaller(sock.Credentials{UID: 1000}))))
 	return w
 }
 

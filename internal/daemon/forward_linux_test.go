@@ -89,7 +89,7 @@ func TestForwardRefusesWhatIsNotAudited(t *testing.T) {
 	g := testGuard(path)
 	g.Replace(policyFor(config.Roles{Operate: config.Members{Users: []string{"65534"}}}))
 	s := serve(listener, g, &control{calls: newForwarder(g, b.registry, nil, nil, discard), started: time.Now()}, func() { t.Error("the server failed") }, discard)
-	user, root := access.NewCaller(sock.Peer{UID: 65534}), access.NewCaller(sock.Peer{})
+	user, root := access.NewCaller(sock.Credentials{UID: 65534}), access.NewCaller(sock.Credentials{})
 	ask := func(conn grpc.ClientConnInterface, want codes.Code) {
 		t.Helper()
 		ctx := grpcmetadata.AppendToOutgoingContext(b.ctx(), proxy.Route("T", "n")...)

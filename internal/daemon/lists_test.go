@@ -91,7 +91,7 @@ func testLists(t *testing.T, procedure, contentType string, body []byte, code in
 	ask := func(uid uint32, w http.ResponseWriter) {
 		r := httptest.NewRequest(http.MethodPost, procedure, bytes.NewReader(body))
 		r.Header.Set("Content-Type", contentType)
-		ctx := access.WithCaller(r.Context(), access.NewCaller(sock.Peer{UID: uid}))
+		ctx := access.WithCaller(r.Context(), access.NewCaller(sock.Credentials{UID: uid}))
 		handler.ServeHTTP(w, r.WithContext(ctx))
 	}
 	goOn := make(chan struct{})
@@ -159,5 +159,5 @@ func TestSnapshotsCount(t *testing.T) {
 		}
 	}))
 	r := httptest.NewRequest(http.MethodPost, "/", http.NoBody)
-	handler.ServeHTTP(httptest.NewRecorder(), r.WithContext(access.WithCaller(r.Context(), access.NewCaller(sock.Peer{UID: 1000}))))
+	handler.ServeHTTP(httptest.NewRecorder(), r.WithContext(access.WithCaller(r.Context(), access.NewCaller(sock.Credentials{UID: 1000}))))
 }

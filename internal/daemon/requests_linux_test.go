@@ -127,7 +127,7 @@ func TestRequestsAreBounded(t *testing.T) {
 		uid  uint32
 		want bool
 	}{{1001, true}, {1001, true}, {1001, false}, {1002, true}, {1003, false}, {0, true}} {
-		ctx := access.WithCaller(t.Context(), access.NewCaller(sock.Peer{UID: test.uid}))
+		ctx := access.WithCaller(t.Context(), access.NewCaller(sock.Credentials{UID: test.uid}))
 		request := httptest.NewRequestWithContext(ctx, http.MethodPost, patchbayv1connect.ControlServiceGetVersionProcedure, http.NoBody)
 		request.Header.Set("Content-Type", "application/grpc")
 		answer, answered := httptest.NewRecorder(), make(chan struct{})

@@ -28,21 +28,21 @@ func Dial(ctx context.Context, judge *trust.Judge, in *plugin.Instance, path str
 }
 
 // ByUser connects to a socket, and returns the process that listens there. It returns an error if that is a process of another user.
-func ByUser(ctx context.Context, path string, uid uint32) (*net.UnixConn, sock.Peer, error) {
+func ByUser(ctx context.Context, path string, uid uint32) (*net.UnixConn, sock.Credentials, error) {
 	conn, err := sock.Dial(ctx, path)
 	if err != nil {
-		return nil, sock.Peer{}, err
+		return nil, sock.Credentials{}, err
 	}
 	peer, err := OfUser(conn, path, uid)
 	if err != nil {
-		return nil, sock.Peer{}, errors.Join(err, conn.Close())
+		return nil, sock.Credentials{}, errors.Join(err, conn.Close())
 	}
 	return conn, peer, nil
 }
 
 // OfUser returns the process that listens on the socket at path, to which conn leads. It returns an error if that is a process of another
 // user.
-func OfUser(conn *net.UnixConn, path string, uid uint32) (sock.Peer, error) {
+func OfUser(conn *net.UnixConn, path string, uid uint32) (sock.Credentials, error) {
 	peer, err := sock.PeerOf(conn)
 	if err == nil && peer.UID != uid {
 		err = fmt.Errorf("user %d listens on %s, and the plugin runs as user %d: it must serve its socket itself", peer.UID, path, uid)

@@ -90,7 +90,7 @@ func TestWhoListens(t *testing.T) {
 	}
 }
 
-func closed(conn *net.UnixConn, _ sock.Peer, err error) error {
+func closed(conn *net.UnixConn, _ sock.Credentials, err error) error {
 	if err != nil {
 		return err
 	}

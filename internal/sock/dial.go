@@ -51,14 +51,14 @@ func below(root, path string) (string, error) {
 }
 
 // Probe finds out whether anyone accepts on the socket at path: it connects and closes the connection at once. It returns who listens, as
-// [PeerOf] does. A full backlog means that somebody is there, so it is not an error, but the peer stays unknown then (the zero Peer).
-func Probe(ctx context.Context, path string) (Peer, error) {
+// [PeerOf] does. A full backlog means that somebody is there, so it is not an error, but the peer is then unknown (zero Credentials).
+func Probe(ctx context.Context, path string) (Credentials, error) {
 	conn, err := Dial(ctx, path)
 	if err != nil {
 		if IsBusy(err) {
-			return Peer{}, nil
+			return Credentials{}, nil
 		}
-		return Peer{}, err
+		return Credentials{}, err
 	}
 	peer, err := PeerOf(conn)
 	return peer, errors.Join(err, conn.Close())

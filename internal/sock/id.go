@@ -35,13 +35,10 @@ type Entry struct {
 // IsSocket reports whether the path is a socket.
 func (i Info) IsSocket() bool { return i.Mode&fs.ModeSocket != 0 }
 
-// Peer is the process at the other end of a connection. For one that was made with [Dial] that is the process which called listen, which
-// may differ from the one that accepts (socket activation, inherited sockets). It is comparable.
-type Peer struct {
-	// PID is zero if the process cannot be seen from here: it lives in another PID namespace, or the system does not say.
-	PID int
-	// Start says which of the processes that get the number PID it is: together with [BootID] they name a process for good. It is zero if PID
-	// is, or if the process is gone already. See [Start].
-	Start    uint64
+// Credentials are the process at the other end of a connection, its user and its group. For a connection that was made with [Dial], that is
+// the process which called listen; it may differ from the one that accepts (socket activation, inherited sockets). They are comparable.
+type Credentials struct {
+	// Peer has no PID if the process is not visible, for example in another PID namespace, and no Start if it has exited.
+	plugin.Peer
 	UID, GID uint32
 }

@@ -10,16 +10,18 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // PeerOf returns the process at the other end of conn as the kernel recorded it when the connection was made. It does not block.
-func PeerOf(conn *net.UnixConn) (peer Peer, err error) {
+func PeerOf(conn *net.UnixConn) (peer Credentials, err error) {
 	err = Control(conn, func(fd int) error {
 		cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
 		if err != nil {
 			return err
 		}
-		peer = Peer{PID: int(cred.Pid), UID: cred.Uid, GID: cred.Gid}
+		peer = Credentials{Peer: plugin.Peer{PID: int(cred.Pid), Boot: BootID()}, UID: cred.Uid, GID: cred.Gid}
 		switch {
 		case peer.PID <= 0:
 		case !numbered():
@@ -34,7 +36,7 @@ func PeerOf(conn *net.UnixConn) (peer Peer, err error) {
 		return nil
 	})
 	if err != nil {
-		return Peer{}, fmt.Errorf("ask the kernel for the peer of a Unix socket: %w", err)
+		return Credentials{}, fmt.Errorf("ask the kernel for the peer of a Unix socket: %w", err)
 	}
 	return peer, nil
 }
@@ -63,7 +65,7 @@ func startOf(pidfd int) uint64 {
 	return st.Ino | ofPidfs
 }
 
-// Start says which process has a number, as [Peer.Start] does, or returns zero if none has. That is the number which the kernel gave the
+// Start says which process has a number, as [plugin.Peer].Start does, or returns zero if none has. That is the number which the kernel gave the
 // process, or before Linux 6.9 its start time, which costs more to find out.
 func Start(pid int) uint64 {
 	if !numbered() {

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/patchbay-dev/patchbay/internal/fuzzcorpus"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 func TestStartTimeOfStrangeCommands(t *testing.T) {
@@ -65,7 +66,8 @@ func TestProbe(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := Peer{PID: cmd.Process.Pid, Start: Start(cmd.Process.Pid), UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}
+	pid := cmd.Process.Pid
+	want := Credentials{Peer: plugin.Peer{PID: pid, Start: Start(pid), Boot: BootID()}, UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}
 	if peer != want || peer.Start == 0 {
 		t.Errorf("peer %+v, want %+v", peer, want)
 	}
@@ -79,7 +81,7 @@ func TestProbe(t *testing.T) {
 
 	full := filepath.Join(dir, "full")
 	fillBacklog(t, full)
-	if peer, err := Probe(t.Context(), full); err != nil || peer != (Peer{}) {
+	if peer, err := Probe(t.Context(), full); err != nil || peer != (Credentials{}) {
 		t.Errorf("probe of a busy socket: %+v, %v", peer, err)
 	}
 }

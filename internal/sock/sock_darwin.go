@@ -151,12 +151,12 @@ func StatEntry(path string, _ bool) (Entry, error) {
 }
 
 // PeerOf returns the process at the other end of conn. The start time is not known on this system.
-func PeerOf(conn *net.UnixConn) (Peer, error) {
+func PeerOf(conn *net.UnixConn) (Credentials, error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
-		return Peer{}, err
+		return Credentials{}, err
 	}
-	var peer Peer
+	var peer Credentials
 	var cerr error
 	err = raw.Control(func(fd uintptr) {
 		var cred *unix.Xucred
@@ -173,7 +173,7 @@ func PeerOf(conn *net.UnixConn) (Peer, error) {
 		err = cerr
 	}
 	if err != nil {
-		return Peer{}, fmt.Errorf("ask the kernel for the peer of a Unix socket: %w", err)
+		return Credentials{}, fmt.Errorf("ask the kernel for the peer of a Unix socket: %w", err)
 	}
 	return peer, nil
 }

@@ -13,7 +13,7 @@ import (
 
 // Caller is the process at the other end of a connection, as it was when it connected.
 type Caller struct {
-	peer sock.Peer
+	peer sock.Credentials
 	// unknown is why the caller cannot be identified; nil if it can.
 	unknown error
 	// groups are those of the process that are known for certain; groupsErr is why others are not known.
@@ -43,7 +43,7 @@ func WithCaller(ctx context.Context, c *Caller) context.Context {
 }
 
 // NewCaller returns a caller with the peer credentials of its connection.
-func NewCaller(peer sock.Peer) *Caller { return &Caller{peer: peer} }
+func NewCaller(peer sock.Credentials) *Caller { return &Caller{peer: peer} }
 
 // CallerOf returns the caller of a request, whose context it gets.
 func CallerOf(request context.Context) *Caller {

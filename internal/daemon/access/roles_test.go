@@ -126,7 +126,7 @@ func TestAuditCannotBeSwitchedOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var told []string
 		a := NewAuditor(func(e plugin.Event) { told = append(told, e.Message) }, slog.New(slog.DiscardHandler))
-		user, other := &Caller{peer: sock.Peer{UID: 7}}, &Caller{peer: sock.Peer{UID: 77}}
+		user, other := &Caller{peer: sock.Credentials{UID: 7}}, &Caller{peer: sock.Credentials{UID: 77}}
 		call := func(who Actor, plugin, method string, reached bool, code codes.Code) {
 			a.Called(who, Call{Plugin: named("T", plugin), Method: method}, reached, code)
 		}
@@ -153,8 +153,8 @@ func TestAuditCannotBeSwitchedOff(t *testing.T) {
 			t.Errorf("of a call that was cut off after others is told: %q", told)
 		}
 		told = nil
-		call(&Caller{peer: sock.Peer{UID: 1}}, "1n", "a.B/C", true, codes.OK) // would be alike if user and name were one text
-		call(&Caller{peer: sock.Peer{UID: 11}}, "n", "a.B/C", true, codes.OK)
+		call(&Caller{peer: sock.Credentials{UID: 1}}, "1n", "a.B/C", true, codes.OK) // would be alike if user and name were one text
+		call(&Caller{peer: sock.Credentials{UID: 11}}, "n", "a.B/C", true, codes.OK)
 		if len(told) != 2 {
 			t.Errorf("of two users one is told of: %q", told)
 		}
@@ -193,7 +193,7 @@ func TestAuditCannotBeSwitchedOff(t *testing.T) {
 			t.Errorf("after a while: %v", err)
 		}
 		for i := range 2 * maxUsers {
-			call(&Caller{peer: sock.Peer{UID: uint32(i)}}, "disk", "a.B/C", true, codes.OK)
+			call(&Caller{peer: sock.Credentials{UID: uint32(i)}}, "disk", "a.B/C", true, codes.OK)
 		}
 		if len(a.calls.users) > maxUsers {
 			t.Errorf("too much is remembered, of %d users", len(a.calls.users))

@@ -80,7 +80,7 @@ func explainDenied(err error, path string, info sock.Info) error {
 }
 
 // account says who answers for a plugin: who owns the socket or, if that is root or the host's user, who listens on it.
-func (g *gate) account(ctx context.Context, path string, owner uint32, peer sock.Peer) (plugin.Account, error) {
+func (g *gate) account(ctx context.Context, path string, owner uint32, peer sock.Credentials) (plugin.Account, error) {
 	if launch := g.launched(path); launch != nil && launch.Owns(ctx, peer.PID) {
 		account := plugin.Account{UID: peer.UID, GID: peer.GID, Known: true, Launched: true, Name: launch.Name()}
 		if uid, gid, ok := launch.RegisteredFor(); ok {

@@ -24,7 +24,6 @@ import (
 
 type transport struct {
 	peers *sock.Watcher
-	boot  string
 	gate  *gate
 	roots []string
 	// asking counts the connections to plugins that are neither registered nor refused yet.
@@ -172,9 +171,9 @@ type conn struct {
 	*registration.Client
 	transport *transport
 	account   plugin.Account
-	launch    Launch    // nil unless it was launched
-	peer      sock.Peer // zero if the system does not say
-	place     *place    // until it is kept or closed
+	launch    Launch           // nil unless it was launched
+	peer      sock.Credentials // zero if the system does not say
+	place     *place           // until it is kept or closed
 }
 
 func (c *conn) GetInfo(ctx context.Context, timeout time.Duration) (plugin.Info, error) {
@@ -215,10 +214,10 @@ func (c *conn) Notify(ctx context.Context, timeout time.Duration, registered boo
 }
 
 func (c *conn) Peer() plugin.Peer {
-	if c.peer.PID == 0 || c.peer.Start == 0 || c.transport.boot == "" {
+	if c.peer.PID == 0 || c.peer.Start == 0 || c.peer.Boot == "" {
 		return plugin.Peer{}
 	}
-	return plugin.Peer{PID: c.peer.PID, Start: c.peer.Start, Boot: c.transport.boot}
+	return c.peer.Peer
 }
 
 func (c *conn) Account() plugin.Account { return c.account }

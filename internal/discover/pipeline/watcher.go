@@ -323,7 +323,7 @@ func (w *Watcher) Begin() (run func(context.Context) error, err error) {
 		return nil, err
 	}
 	asking := newAsking(w.cfg.Reconciler.Bounds.UserPlugins, w.cfg.Reconciler.Bounds.TotalPlugins)
-	p.transport = &transport{peers: peers, boot: sock.BootID(), gate: w.gate, roots: w.dirs, asking: asking}
+	p.transport = &transport{peers: peers, gate: w.gate, roots: w.dirs, asking: asking}
 	p.desired = cache.NewDesired()
 	cfg := w.cfg.Reconciler
 	cfg.Desired, cfg.Transport, cfg.Trust, cfg.Withdrawn = p.desired, p.transport, w.cfg.Trust, w.gate.why

@@ -213,7 +213,7 @@ func trusted(path string, st *unix.Stat_t) error {
 // without a difference in its times.
 const settled = 2 * time.Second
 
-// Digest returns the digest of the program that a process runs. The start is that of [sock.Peer]: together with the PID it names the
+// Digest returns the digest of the program that a process runs. The start is that of a [plugin.Peer]: together with the PID it names the
 // process. Reading takes as long as the program is large, unless it is remembered; ctx ends it. The error wraps [ErrEnded],
 // [errUnreadable] or that of ctx.
 func (p *Programs) Digest(ctx context.Context, pid int, start uint64) (Digest, error) {
