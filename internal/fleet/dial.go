@@ -85,8 +85,6 @@ type Conn struct {
 	policy      Policy
 }
 
-var _ grpc.ClientConnInterface = (*Conn)(nil)
-
 // String returns the plugin and the policy.
 func (c *Conn) String() string {
 	where := " in the fleet"

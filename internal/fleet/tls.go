@@ -113,10 +113,7 @@ func NewCredentials(t TLS) (*Credentials, error) {
 	c.ca = &loaded[*x509.CertPool]{
 		files: []string{t.CA}, load: func() (*x509.CertPool, error) { return readCA(t.CA) }, changed: c.check,
 	}
-	err := t.Validate()
-	if err == nil {
-		_, err = c.pair.get()
-	}
+	_, err := c.pair.get()
 	if err == nil {
 		_, err = c.ca.get()
 	}
