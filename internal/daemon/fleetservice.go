@@ -356,7 +356,7 @@ func (s fleetService) ListLocks(ctx context.Context, _ *patchbayv1.ListLocksRequ
 	}
 	return &patchbayv1.ListLocksResponse{Locks: each(locks, func(l fleet.LockState) *patchbayv1.FleetLock {
 		return &patchbayv1.FleetLock{
-			Type: untrusted.Valid(l.Type), Name: untrusted.Valid(l.Name), Node: l.Node, FencingToken: l.Token, Candidates: uint32(l.Candidates),
+			Type: untrusted.Valid(l.Type), Name: untrusted.Valid(l.Name), Node: l.Node, FencingToken: l.Token, Candidates: uint32(len(l.Nodes)),
 		}
 	})}, nil
 }

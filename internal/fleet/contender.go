@@ -143,11 +143,6 @@ func (all *Contenders) Put(s Space, kv *mvccpb.KeyValue) (before, now Contender)
 	return before, now
 }
 
-// Locks returns the locks that have contenders, ordered by type and name.
-func (all *Contenders) Locks() []Lock {
-	return slices.SortedFunc(maps.Keys(all.contests), Lock.Compare)
-}
-
 // First returns the contender that holds a lock, or will; the zero value if there is none.
 func (all *Contenders) First(l Lock) Contender {
 	c := all.contests[l]
@@ -182,11 +177,25 @@ func (all *Contenders) holder(l Lock) (node string, wanted bool) {
 	return first.Node, true
 }
 
-// nodes returns the nodes that compete for a lock, in order.
-func (all *Contenders) nodes(l Lock) (nodes []string) {
-	for _, next := range all.contests[l].all {
-		nodes = append(nodes, next.Node)
+// LockState is the state of a lock.
+type LockState struct {
+	Lock
+	Node  string   // that holds the lock; empty for none
+	Token int64    // its fencing token
+	Nodes []string // that compete for the lock, including the holder, ordered by name
+}
+
+// States returns the states of the locks that have contenders, ordered by type and name.
+func (all *Contenders) States() (states []LockState) {
+	for _, lock := range slices.SortedFunc(maps.Keys(all.contests), Lock.Compare) {
+		state := LockState{Lock: lock, Token: all.First(lock).Token}
+		state.Node, _ = all.holder(lock)
+		for _, c := range all.contests[lock].all {
+			state.Nodes = append(state.Nodes, c.Node)
+		}
+		slices.Sort(state.Nodes)
+		state.Nodes = slices.Compact(state.Nodes)
+		states = append(states, state)
 	}
-	slices.Sort(nodes)
-	return slices.Compact(nodes)
+	return states
 }

@@ -91,13 +91,13 @@ func TestManyLockKeys(t *testing.T) {
 	for i := range 2 * maxLockKeys {
 		all.Put(s, kv("a", i, "waits 10"))
 	}
-	if n := len(all.Locks()); n != maxLockKeys {
+	if n := len(all.States()); n != maxLockKeys {
 		t.Errorf("%d locks", n)
 	}
 	all.Put(s, kv("b", 0, "waits 10"))
 	all.Put(s, kv("a", 0, "holds 10 5")) // known, so it changes
-	if nodes := all.nodes(Lock{Type: "T", Name: "0"}); len(nodes) != 2 {
-		t.Errorf("%v", nodes)
+	if state := all.States()[0]; state.Name != "0" || len(state.Nodes) != 2 {
+		t.Errorf("%v", state)
 	}
 	for i := range 2 * maxLockKeys {
 		all.Put(s, kv("a", i, "left"))

@@ -395,14 +395,6 @@ func (c *Cluster) try(ctx context.Context, do func(store) error) error {
 	return err
 }
 
-// LockState is the state of a lock in etcd.
-type LockState struct {
-	Lock
-	Node       string // that holds the lock; empty for none
-	Token      int64  // its fencing token
-	Candidates int    // the number of nodes that compete for it, including the holder
-}
-
 // Locks returns the locks that have contenders, ordered by type and name.
 func (c *Cluster) Locks(ctx context.Context, s Space) ([]LockState, error) {
 	var all Contenders
@@ -414,10 +406,5 @@ func (c *Cluster) Locks(ctx context.Context, s Space) ([]LockState, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot list the locks: %w", Explain(err))
 	}
-	var states []LockState
-	for _, lock := range all.Locks() {
-		node, _ := all.holder(lock)
-		states = append(states, LockState{Lock: lock, Node: node, Token: all.First(lock).Token, Candidates: len(all.nodes(lock))})
-	}
-	return states, nil
+	return all.States(), nil
 }

@@ -156,21 +156,17 @@ func (l *Lookup) read(views []*view, f Filter) (found []Instance, unread *view, 
 	return found, unread, denied
 }
 
-// FollowLocks follows the locks until the lookup is closed. The channel receives a value after a change, and now returns which nodes compete
-// for each lock.
-func (l *Lookup) FollowLocks() (changed <-chan struct{}, now func() map[Lock][]string) {
+// FollowLocks follows the locks until the lookup is closed. The channel receives a value after a change, and now returns the states of
+// the locks.
+func (l *Lookup) FollowLocks() (changed <-chan struct{}, now func() []LockState) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	v := l.view(viewKey{locks: true, pinned: true}, 0)
 	followed, _ := v.source.(*locksView)
-	return v.changed, func() map[Lock][]string {
+	return v.changed, func() []LockState {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		competing := map[Lock][]string{}
-		for _, lock := range followed.Locks() {
-			competing[lock] = followed.nodes(lock)
-		}
-		return competing
+		return followed.States()
 	}
 }
 

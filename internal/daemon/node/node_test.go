@@ -197,11 +197,11 @@ func TestMayOffer(t *testing.T) {
 func TestUnlocked(t *testing.T) {
 	u := newUnlocked("a", []string{"T"})
 	listed, own, other := fleet.Lock{Type: "T", Name: "n"}, fleet.Lock{Type: "U", Name: "own"}, fleet.Lock{Type: "U", Name: "n"}
-	u.set(map[fleet.Lock][]string{listed: {"b"}, own: {"a"}})
+	u.set([]fleet.LockState{{Lock: listed, Nodes: []string{"b"}}, {Lock: own, Nodes: []string{"a"}}})
 	if c := u.condition(); !c.OK {
 		t.Errorf("the condition is %+v", c)
 	}
-	u.set(map[fleet.Lock][]string{listed: {"b"}, other: {"a", "b", "c"}})
+	u.set([]fleet.LockState{{Lock: listed, Nodes: []string{"b"}}, {Lock: other, Nodes: []string{"a", "b", "c"}}})
 	if u.elsewhere(listed) != "" || u.elsewhere(own) != "" || u.elsewhere(other) != "b" {
 		t.Errorf("others compete for %v", u.nodes)
 	}
@@ -224,9 +224,9 @@ func TestUnlockedTakesItsTime(t *testing.T) {
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
-			u.follow(ctx, changed, func() map[fleet.Lock][]string {
+			u.follow(ctx, changed, func() []fleet.LockState {
 				looks++
-				return map[fleet.Lock][]string{{Type: "T", Name: fmt.Sprint(last.Load())}: {"b"}}
+				return []fleet.LockState{{Lock: fleet.Lock{Type: "T", Name: fmt.Sprint(last.Load())}, Nodes: []string{"b"}}}
 			}, func(plugin.Condition) {})
 		}()
 		const changes = 10_000

@@ -44,15 +44,15 @@ func (u *unlocked) run(ctx context.Context, lookup *fleet.Lookup, announce func(
 	case <-ctx.Done():
 		return
 	}
-	changed, competing := lookup.FollowLocks()
-	u.follow(ctx, changed, competing, announce)
+	changed, states := lookup.FollowLocks()
+	u.follow(ctx, changed, states, announce)
 }
 
 // unlockedPause is how long changes of the locks are collected after one was taken over: each costs as much as there are contenders.
 const unlockedPause = time.Second
 
 func (u *unlocked) follow(
-	ctx context.Context, changed <-chan struct{}, competing func() map[fleet.Lock][]string, announce func(plugin.Condition),
+	ctx context.Context, changed <-chan struct{}, states func() []fleet.LockState, announce func(plugin.Condition),
 ) {
 	for {
 		select {
@@ -61,7 +61,7 @@ func (u *unlocked) follow(
 			return
 		}
 		before := u.condition()
-		u.set(competing())
+		u.set(states())
 		if now := u.condition(); now != before {
 			announce(now)
 		}
@@ -70,20 +70,20 @@ func (u *unlocked) follow(
 }
 
 // set records which nodes compete.
-func (u *unlocked) set(competing map[fleet.Lock][]string) {
+func (u *unlocked) set(states []fleet.LockState) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.nodes = map[fleet.Lock]string{}
 	types := map[string]string{}
-	for lock, nodes := range competing {
+	for _, state := range states {
 		// Its own keys are of a time when it had another configuration.
-		others := slices.DeleteFunc(nodes, func(node string) bool { return node == u.node })
-		if slices.Contains(u.exclusive, lock.Type) || len(others) == 0 {
+		others := slices.DeleteFunc(state.Nodes, func(node string) bool { return node == u.node })
+		if slices.Contains(u.exclusive, state.Type) || len(others) == 0 {
 			continue
 		}
-		u.nodes[lock] = others[0]
-		if before := types[lock.Type]; before == "" || others[0] < before {
-			types[lock.Type] = others[0]
+		u.nodes[state.Lock] = others[0]
+		if before := types[state.Type]; before == "" || others[0] < before {
+			types[state.Type] = others[0]
 		}
 	}
 	if len(types) == 0 {

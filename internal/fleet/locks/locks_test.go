@@ -83,8 +83,8 @@ func TestRosterForgets(t *testing.T) {
 			time.Sleep(time.Second)
 			r.forget(time.Now())
 		}
-		if len(r.contenders.Locks()) > 0 || len(r.quiet) > 6 {
-			t.Errorf("of %d and %d locks something is kept", len(r.contenders.Locks()), len(r.quiet))
+		if len(r.contenders.States()) > 0 || len(r.quiet) > 6 {
+			t.Errorf("of %d and %d locks something is kept", len(r.contenders.States()), len(r.quiet))
 		}
 	})
 }
