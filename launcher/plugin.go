@@ -58,49 +58,50 @@ type (
 	Event = machine.Event
 )
 
-// Plugin is a plugin to launch. The fields that are not set have the defaults of the configuration, except in Spec, where Env, Dir and
-// NoNewPrivs are as in package host.
+// Plugin describes a plugin to launch. Zero fields have the defaults of the configuration, except Env, Dir and NoNewPrivs of Spec, whose
+// defaults are those of package host.
 type Plugin struct {
-	// Spec describes its processes. Its Name is unique among the launched plugins and has the syntax of a file name; its Env is the whole
-	// environment unless it is nil. The launcher sets PluginSocket, Admit, Tag and Adapter.
+	// Spec describes the processes of the plugin. Its Name must be unique among the launched plugins and have the syntax of a file name; its
+	// Env is the whole environment unless it is nil. The launcher sets PluginSocket, Admit, Tag and Adapter.
 	host.Spec
-	// NoSocket is for a program that does not serve: it is ready when it has run for a moment. All others get a socket path in the plugin
-	// directory, and are ready when they are registered. A plugin with a user or group gets a directory of its own in the plugin directory.
+	// NoSocket is set for a program that does not serve; it is ready when it has run for a second. Any other plugin gets a socket path in the
+	// plugin directory, and is ready when it is registered. A plugin with a user or group gets its own directory in the plugin directory.
 	NoSocket bool
-	// Protocol launches a plugin that speaks a protocol unknown to the host, and must serve; nil for all others. It is compared with that of
-	// an earlier configuration by [reflect.DeepEqual].
+	// Protocol launches a plugin that speaks a protocol unknown to the host, and which must serve; nil for other plugins. [Launcher.Set]
+	// compares it with the previous Protocol by [reflect.DeepEqual].
 	Protocol Protocol
 	// Manual plugins are started by [Launcher.Start] only.
 	Manual bool
-	// OnDemand has the plugin started by the first call, and ended when no call has been under way for Idle (default 5 min). It must serve.
-	// The host answers at its socket in its place, and forwards calls; so it is registered whether it runs or not. The plugin is called by
-	// the host then. It is started again after a failure when somebody needs it, whatever Restart.Restart says.
+	// OnDemand starts the plugin with the first call, and stops it when no call has been in progress for Idle (default 5 min). It must serve.
+	// The host listens on its socket and forwards calls, so the plugin is registered whether it runs or not, and the host is its caller. After
+	// a failure it is restarted when a call needs it, whatever Restart.Policy is.
 	OnDemand bool
 	Idle     time.Duration
-	// Announce is what the plugin says of itself, with which it is registered before it has run. Without a Type it is what the plugin said
-	// last; if nobody knows that, it is started once to say so.
+	// Announce is the type, name and versions with which an OnDemand plugin is registered before it has run. Without a Type they are those that
+	// the plugin announced last; if they are not known, the plugin is started once to learn them.
 	Announce plugin.Info
-	// Restart says when it is started again.
+	// Restart says when the plugin is restarted.
 	Restart plugin.RestartPolicy
-	// Upgrade says how a new process takes the place of an old one.
+	// Upgrade says how a new process replaces an old one.
 	Upgrade plugin.Upgrade
 	// Health says how its health is checked.
 	Health plugin.HealthCheck
-	// StartTimeout is how long a process that serves may take from its start until it is ready (default 1 min). One that takes longer is
-	// stopped, as a failure.
+	// StartTimeout is how long a process that serves may take from its start until it is ready (default 1 min). A process that takes longer is
+	// stopped, which counts as a failure.
 	StartTimeout time.Duration
 	// LogRate is how many lines of output per second are kept (default 1,000; negative for no limit).
 	LogRate int
 }
 
-// Protocol launches a plugin with a host, in the place of [host.Host.Launch]. It may take its time until the plugin is met; the end of ctx
-// ends that, and the process. Ctx has the deadline of the plugin's StartTimeout, and ends when Launch has returned.
+// Protocol launches the plugins of a protocol.
 type Protocol interface {
+	// Launch launches a plugin with a host, instead of [host.Host.Launch]. It may block until the plugin answers; if ctx ends before that, it
+	// stops the process. ctx has the deadline of the plugin's StartTimeout, and is cancelled when Launch has returned.
 	Launch(ctx context.Context, h *host.Host, spec host.Spec) (*host.PluginProcess, error)
 }
 
-// identity tells whether a process that survived is of this plugin as it is configured now: all that its processes notice of it, but for
-// what two hosts cannot compare. It is empty if none may survive.
+// identity returns a digest of the configuration that the processes of the plugin depend on, except what two hosts cannot compare. A later
+// host adopts a surviving process if the digest is the same. It is empty if no process survives.
 func (p Plugin) identity() string {
 	if !p.Survive {
 		return ""
@@ -121,14 +122,14 @@ func (p Plugin) about() machine.Description {
 	}
 }
 
-// same says whether a process of the other one need not be replaced. The process notices nothing of what is not compared.
+// same reports whether a process of the other configuration can stay. Fields that do not affect the process are not compared.
 func (p Plugin) same(other Plugin) bool {
 	fronted := p.fronted() == other.fronted()
 	p.LogRate, p.Upgrade, p.Idle, p.Announce = other.LogRate, other.Upgrade, other.Idle, other.Announce
 	return fronted && reflect.DeepEqual(p, other)
 }
 
-// checks is how the health of a process that serves at a socket is checked.
+// checks returns the settings of the health checks of a process that serves at a socket.
 func (p Plugin) checks(socket string) supervise.Checks {
 	return supervise.Checks{HealthCheck: plugin.HealthCheck{
 		Interval: cmp.Or(p.Health.Interval, launch.DefaultHealthInterval), Timeout: cmp.Or(p.Health.Timeout, launch.DefaultHealthTimeout),
@@ -142,40 +143,43 @@ func (p Plugin) startTimeout() time.Duration {
 
 func (p Plugin) stopTimeout() time.Duration { return cmp.Or(p.StopTimeout, launch.DefaultStopTimeout) }
 
+// check returns an error if a plugin is not valid.
 func (l *Launcher) check(p Plugin) error {
-	switch {
-	case !nameText.MatchString(p.Name):
+	if !nameText.MatchString(p.Name) {
 		return fmt.Errorf("cannot launch plugin %q: a name has 1 to 128 letters, digits, dots, dashes and underscores, "+
 			"and begins with a letter or digit", p.Name)
-	case p.PluginSocket != "" || p.Admit != nil || p.Tag != "" || p.Adapter != nil:
-		return fmt.Errorf("cannot launch plugin %s: the launcher itself sets the PluginSocket, Admit, Tag and Adapter of its Spec",
-			p.Name)
-	case p.Protocol != nil && (p.NoSocket || p.Survive):
-		return fmt.Errorf("cannot launch plugin %s: with its protocol it must serve and cannot survive its host", p.Name)
-	case p.OnDemand && p.NoSocket:
-		return fmt.Errorf("cannot launch plugin %s: one that is started on demand must serve, so that somebody can call it", p.Name)
-	case p.fronted() && p.Survive:
-		return fmt.Errorf("cannot launch plugin %s: one that is started on demand or handed over cannot survive its host, which answers for it",
-			p.Name)
-	case len(p.Args) == 0 || p.Args[0] == "":
-		return fmt.Errorf("cannot launch plugin %s: it has no command", p.Name)
-	case !slices.Contains(upgrades, p.Upgrade) || !slices.Contains(restarts, p.Restart.Policy):
-		return fmt.Errorf("cannot launch plugin %s: its Upgrade %q or its Restart.Policy %q is unknown: use the constants of package plugin",
-			p.Name, p.Upgrade, p.Restart.Policy)
-	case !p.NoSocket && l.cfg.AwaitRegistered == nil:
-		return fmt.Errorf("cannot launch plugin %s: it must serve, and the launcher has no AwaitRegistered", p.Name)
-	case min(p.Idle, p.Restart.Backoff.Min, p.Restart.Backoff.Max, p.Restart.Window) < 0:
-		return fmt.Errorf("cannot launch plugin %s: its Idle or a duration of its Restart is negative", p.Name)
-	case min(p.Health.Interval, p.Health.Timeout) < 0 || p.Health.Misses < 0:
-		return fmt.Errorf("cannot launch plugin %s: the Interval, Timeout and Misses of its Health must not be below zero", p.Name)
-	case p.Survive && l.cfg.Host.StateDir == "":
-		return fmt.Errorf("cannot launch plugin %s: it must survive its host, which has no directory to remember it in: set the "+
-			"StateDir of the host", p.Name)
 	}
-	if err := p.Spec.Validate(); err != nil { //nolint:staticcheck // of the Spec alone
+	if err := l.problem(p); err != nil {
 		return fmt.Errorf("cannot launch plugin %s: %w", p.Name, err)
 	}
 	return nil
+}
+
+// problem returns what is wrong with a plugin apart from its name; nil if nothing is.
+func (l *Launcher) problem(p Plugin) error {
+	switch {
+	case p.PluginSocket != "" || p.Admit != nil || p.Tag != "" || p.Adapter != nil:
+		return errors.New("the launcher itself sets the PluginSocket, Admit, Tag and Adapter of its Spec")
+	case p.Protocol != nil && (p.NoSocket || p.Survive):
+		return errors.New("with its protocol it must serve and cannot survive its host")
+	case p.OnDemand && p.NoSocket:
+		return errors.New("a plugin that is started on demand must serve, so that it can be called")
+	case p.fronted() && p.Survive:
+		return errors.New("a plugin that is started on demand or handed over cannot survive its host, which answers for it")
+	case len(p.Args) == 0 || p.Args[0] == "":
+		return errors.New("it has no command")
+	case !slices.Contains(upgrades, p.Upgrade) || !slices.Contains(restarts, p.Restart.Policy):
+		return fmt.Errorf("its Upgrade %q or its Restart.Policy %q is unknown: use the constants of package plugin", p.Upgrade, p.Restart.Policy)
+	case !p.NoSocket && l.cfg.AwaitRegistered == nil:
+		return errors.New("it must serve, and the launcher has no AwaitRegistered")
+	case min(p.Idle, p.Restart.Backoff.Min, p.Restart.Backoff.Max, p.Restart.Window) < 0:
+		return errors.New("its Idle or a duration of its Restart is negative")
+	case min(p.Health.Interval, p.Health.Timeout) < 0 || p.Health.Misses < 0:
+		return errors.New("the Interval, Timeout and Misses of its Health must not be below zero")
+	case p.Survive && l.cfg.Host.StateDir == "":
+		return errors.New("it must survive its host, which has no directory to remember it in: set the StateDir of the host")
+	}
+	return p.Spec.Validate() //nolint:staticcheck // of the Spec alone
 }
 
 // What the fields of these types may be.
@@ -189,7 +193,7 @@ var nameText = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9._-]{0,127}$`)
 // manyProcesses is more processes than a plugin has during one run of its host.
 const manyProcesses = 999_999
 
-// CheckSocket returns an error if the paths of a plugin's sockets in a plugin directory would be too long for a Unix socket.
+// CheckSocket returns an error if the paths of the plugin's sockets in a plugin directory would be too long for Unix sockets.
 func (p Plugin) CheckSocket(dir string) error {
 	if p.NoSocket {
 		return nil
@@ -201,7 +205,7 @@ func (p Plugin) CheckSocket(dir string) error {
 	if p.fronted() {
 		dir = filepath.Join(dir, behindName)
 	}
-	if path, _ := socketPath(dir, p.Name, manyProcesses, p.needsRoom()); len(path) > sock.MaxPath {
+	if path, _ := socketPath(dir, p.Name, manyProcesses, p.needsDir()); len(path) > sock.MaxPath {
 		return fmt.Errorf("its sockets in plugin directory %s have paths of up to %d bytes, such as %s, and the path of a socket may have %d: "+
 			"choose a shorter name or plugin directory", dir, len(path), path, sock.MaxPath)
 	}
@@ -211,14 +215,14 @@ func (p Plugin) CheckSocket(dir string) error {
 	return nil
 }
 
-// needsRoom says whether a plugin that serves needs a directory in which to make its socket: one that runs as somebody else does. For one
-// of a foreign protocol the host makes it.
-func (p Plugin) needsRoom() bool { return p.User+p.Group != "" && p.Protocol == nil }
+// needsDir reports whether a plugin that serves needs a directory for its socket: a plugin that runs as another user does, unless the host
+// serves the socket for it.
+func (p Plugin) needsDir() bool { return p.User+p.Group != "" && p.Protocol == nil }
 
-// socketPath returns where a life of a plugin serves, and the directory that it has for that; empty if it needs none.
-func socketPath(dir, name string, life int, needsRoom bool) (path, room string) {
-	path = filepath.Join(dir, fmt.Sprintf("%s.%d", name, life))
-	if needsRoom {
+// socketPath returns the path of the socket of a process, and the directory that is made for it; empty if none is needed.
+func socketPath(dir, name string, number int, needsDir bool) (path, own string) {
+	path = filepath.Join(dir, fmt.Sprintf("%s.%d", name, number))
+	if needsDir {
 		return filepath.Join(path, "plugin.sock"), path
 	}
 	return path + ".sock", ""

@@ -135,7 +135,7 @@ func (c program) Launch(ctx context.Context, generation machine.Ref) (supervise.
 			return nil, err
 		}
 		// One of a foreign protocol does not make the socket itself: the host does.
-		spec.PluginSocket = u.nextSocket(dir, p.needsRoom())
+		spec.PluginSocket = u.nextSocket(dir, p.needsDir())
 	}
 	began := time.Now()
 	launch := l.cfg.Host.Launch
@@ -164,9 +164,9 @@ func (c program) Launch(ctx context.Context, generation machine.Ref) (supervise.
 
 // nextSocket returns the path at which the next life serves. Each has its own, so that an old and a new process never share one.
 // One that survived an earlier launcher may still have its own.
-func (u *unit) nextSocket(dir string, needsRoom bool) string {
+func (u *unit) nextSocket(dir string, needsDir bool) string {
 	for {
-		path, room := socketPath(dir, u.name, int(u.socketCounter.Add(1)), needsRoom)
+		path, room := socketPath(dir, u.name, int(u.socketCounter.Add(1)), needsDir)
 		if _, err := os.Lstat(cmp.Or(room, path)); err != nil {
 			return path
 		}
