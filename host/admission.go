@@ -43,7 +43,8 @@ const (
 // doubled each time up to 10 s. One that lets a check time out, and has answered no other for half of that time, is ended.
 type AdmissionPlugin struct {
 	host       *Host
-	spec       AdmissionSpec
+	spec       Spec
+	timeout    time.Duration // of a check
 	executable string
 	logger     *slog.Logger // nil: that of the host's PluginsContext
 
@@ -62,31 +63,23 @@ type AdmissionPlugin struct {
 
 var _ plugin.AdmissionPlugin = (*AdmissionPlugin)(nil)
 
-// AdmissionSpec says what an admission plugin is.
-type AdmissionSpec struct {
-	// Args are the program and its arguments. A program without a slash is looked up in PATH. The plugin inherits the environment of this
-	// process.
-	Args []string
-	// Protocol is the protocol between the plugin and its host; [ProtocolPatchbay] if it is empty.
-	Protocol Protocol
-	// Timeout is how long a check may take; [Host].AdmissionTimeout if it is zero.
-	Timeout time.Duration
-}
-
 // NewAdmissionPlugin returns a handle to an admission plugin with this command line. The plugin is started by the first check.
 // The context is used for logging from the plugin only, see [WithLogger].
 func NewAdmissionPlugin(ctx context.Context, host *Host, args []string) *AdmissionPlugin {
-	return NewAdmission(ctx, host, AdmissionSpec{Args: args})
+	return NewAdmission(ctx, host, Spec{Args: args}, 0)
 }
 
-// NewAdmission is [NewAdmissionPlugin] with every option. If the spec is invalid, each check is refused with the reason.
-func NewAdmission(ctx context.Context, host *Host, spec AdmissionSpec) *AdmissionPlugin {
+// NewAdmission is [NewAdmissionPlugin] with every option. The timeout is how long a check may take; [Host].AdmissionTimeout if it is zero. The
+// Controller, PluginSocket, Survive and Adapter of the spec are ignored: an admission plugin does not serve, and ends with its host. If the
+// spec is invalid, each check is refused with the reason.
+func NewAdmission(ctx context.Context, host *Host, spec Spec, timeout time.Duration) *AdmissionPlugin {
 	logger, _ := ctx.Value(loggerKey{}).(*slog.Logger)
 	spec.Args = slices.Clone(spec.Args)
-	if spec.Timeout = cmp.Or(spec.Timeout, host.AdmissionTimeout); spec.Timeout <= 0 {
-		spec.Timeout = defaultAdmissionTimeout
+	spec.PluginSocket, spec.Survive, spec.Adapter = "", false, nil
+	if timeout = cmp.Or(timeout, host.AdmissionTimeout); timeout <= 0 {
+		timeout = defaultAdmissionTimeout
 	}
-	p := &AdmissionPlugin{host: host, spec: spec, logger: logger, aborted: make(chan struct{}), checks: map[plugin.Pin]*Promise{}}
+	p := &AdmissionPlugin{host: host, spec: spec, timeout: timeout, logger: logger, aborted: make(chan struct{}), checks: map[plugin.Pin]*Promise{}}
 	p.waiting, p.sent, p.kept = promises{list.New()}, promises{list.New()}, promises{list.New()}
 	if len(spec.Args) > 0 {
 		p.executable = spec.Args[0]
@@ -152,7 +145,7 @@ func (p *AdmissionPlugin) enqueue(promise *Promise) error {
 	if p.unit == nil {
 		p.unit = p.newUnit()
 	}
-	promise.deadline = time.Now().Add(p.spec.Timeout)
+	promise.deadline = time.Now().Add(p.timeout)
 	p.checks[pin] = promise
 	p.waiting.push(promise)
 	if p.session != nil {
@@ -186,7 +179,7 @@ func (p *AdmissionPlugin) expire() {
 	}
 	for _, pending := range []promises{p.sent, p.waiting} {
 		for first := pending.first(); first != nil && !first.deadline.After(now); first = pending.first() {
-			if s := p.session; s != nil && s.process != nil && now.Sub(s.heard) >= p.spec.Timeout/2 {
+			if s := p.session; s != nil && s.process != nil && now.Sub(s.heard) >= p.timeout/2 {
 				s.hangs, hung = true, s.process
 			}
 			p.fail(pending, first, err)

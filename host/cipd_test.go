@@ -36,9 +36,7 @@ func newCIPDAdmission(t testing.TB, mode string, timeout time.Duration, args ...
 	e := newEvents()
 	h := &Host{Events: e.add}
 	initialize(t, h)
-	a := NewAdmission(t.Context(), h, AdmissionSpec{
-		Args: append([]string{os.Args[0]}, args...), Protocol: ProtocolCIPD, Timeout: timeout,
-	})
+	a := NewAdmission(t.Context(), h, Spec{Args: append([]string{os.Args[0]}, args...), Protocol: ProtocolCIPD}, timeout)
 	t.Cleanup(func() { a.Close(t.Context()) })
 	return a, e
 }
@@ -124,7 +122,7 @@ func TestCIPDPluginsThatNeverWork(t *testing.T) {
 
 func TestCIPDUnknownProtocol(t *testing.T) {
 	h := newHost(t)
-	a := NewAdmission(t.Context(), h, AdmissionSpec{Args: []string{"/bin/true"}, Protocol: "other"})
+	a := NewAdmission(t.Context(), h, Spec{Args: []string{"/bin/true"}, Protocol: "other"}, 0)
 	if err := a.CheckAdmission(filePin("ok")).Wait(t.Context()); err == nil || !strings.Contains(err.Error(), `unknown protocol "other"`) {
 		t.Errorf("a protocol that there is not: %v", err)
 	}

@@ -40,7 +40,7 @@ func TestCIPDPluginThatIsNotNamed(t *testing.T) {
 		}
 	}
 	for _, protocol := range []Protocol{"", ProtocolPatchbay} {
-		a := NewAdmission(t.Context(), h, AdmissionSpec{Args: []string{program}, Protocol: protocol})
+		a := NewAdmission(t.Context(), h, Spec{Args: []string{program}, Protocol: protocol}, 0)
 		t.Cleanup(func() { a.Close(t.Context()) })
 		refused(a.CheckAdmission(filePin("ok")).Wait(t.Context()))
 	}
@@ -62,7 +62,7 @@ func TestUnseenCIPDPlugin(t *testing.T) {
 	t.Setenv("GORACE", "atexit_sleep_ms=0")
 	h := &Host{}
 	initialize(t, h)
-	a := NewAdmission(t.Context(), h, AdmissionSpec{Args: behindScript(), Timeout: time.Second})
+	a := NewAdmission(t.Context(), h, Spec{Args: behindScript()}, time.Second)
 	t.Cleanup(func() { a.Close(t.Context()) })
 	err := a.CheckAdmission(filePin("ok")).Wait(t.Context())
 	if !errors.Is(err, ErrTimeout) || !strings.Contains(err.Error(), needsCIPD) {

@@ -395,7 +395,7 @@ const (
 )
 
 // needsCIPD says what to do about a plugin of CIPD that was launched with another protocol.
-const needsCIPD = `a plugin of CIPD needs the protocol "cipd": set it in AdmissionSpec, admission.protocol or the Spec of Host.Launch`
+const needsCIPD = `a plugin of CIPD needs the protocol "cipd": set it in the Spec of Host.Launch or NewAdmission, or as admission.protocol`
 
 // protocolForeign is that of plugins with a [ProtocolAdapter].
 const protocolForeign Protocol = "foreign"

@@ -253,9 +253,9 @@ func (p supervised) Launch(ctx context.Context, _ machine.Ref) (supervise.Proces
 	p.mu.Lock()
 	p.session = s
 	p.mu.Unlock()
-	proc, err := p.host.Launch(ctx, Spec{
-		Args: p.spec.Args, Protocol: p.spec.Protocol, Controller: &Controller{Admissions: s},
-	})
+	spec := p.spec
+	spec.Controller = &Controller{Admissions: s}
+	proc, err := p.host.Launch(ctx, spec)
 	if err != nil {
 		p.finish(s, fmt.Errorf("%w: %w", ErrCrashed, err))
 		return nil, err

@@ -83,9 +83,9 @@ func TestUnderAHost(t *testing.T) {
 	defer h.Close(context.Background())
 	ask := func(signed string, p plugin.Pin) error {
 		t.Helper()
-		a := host.NewAdmission(t.Context(), h, host.AdmissionSpec{
-			Args: []string{os.Args[0], "--list", write(t, signed), "--public-key", publicKey}, Timeout: time.Minute,
-		})
+		a := host.NewAdmission(t.Context(), h, host.Spec{
+			Args: []string{os.Args[0], "--list", write(t, signed), "--public-key", publicKey},
+		}, time.Minute)
 		defer a.Close(context.Background())
 		return a.CheckAdmission(p).Wait(t.Context())
 	}

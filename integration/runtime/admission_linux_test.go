@@ -75,7 +75,7 @@ func newGuardedHost(t *testing.T, timeout time.Duration) (h *host, file string) 
 	file = filepath.Join(t.TempDir(), "admit-all")
 	h = &host{t: t, dir: t.TempDir(), state: filepath.Join(t.TempDir(), "state.db")}
 	h.admission = func(host *hosting.Host) (plugin.AdmissionPlugin, error) {
-		return hosting.NewAdmission(context.Background(), host, hosting.AdmissionSpec{Args: []string{os.Args[0], file}, Timeout: timeout}), nil
+		return hosting.NewAdmission(context.Background(), host, hosting.Spec{Args: []string{os.Args[0], file}}, timeout), nil
 	}
 	h.start()
 	t.Cleanup(func() { h.end() })

@@ -139,8 +139,8 @@ func admission(c config.Admission, log *slog.Logger) func(*host.Host) (plugin.Ad
 	if len(c.Command) == 0 {
 		return nil
 	}
-	spec := host.AdmissionSpec{Args: c.Command, Protocol: host.Protocol(c.Protocol), Timeout: c.Timeout}
+	spec := host.Spec{Args: c.Command, Protocol: host.Protocol(c.Protocol)}
 	return func(h *host.Host) (plugin.AdmissionPlugin, error) {
-		return host.NewAdmission(host.WithLogger(context.Background(), log), h, spec), nil
+		return host.NewAdmission(host.WithLogger(context.Background(), log), h, spec, c.Timeout), nil
 	}
 }
