@@ -128,8 +128,8 @@ func (h *launcherHost) set() error {
 
 // Rest implements [launch.Host]. The health of a plugin is asked for soon after its first call.
 func (h *launcherHost) Rest() error {
-	for slices.ContainsFunc(h.rt.Launcher().Plugins(), func(s launcher.Status) bool {
-		return s.State == launcher.StateRunning && s.Health == "unknown"
+	for slices.ContainsFunc(h.rt.Launcher().Plugins(), func(s plugin.LaunchStatus) bool {
+		return s.State == plugin.StateRunning && s.Health == "unknown"
 	}) {
 		time.Sleep(10 * time.Millisecond) // no event tells that a plugin is healthy from its beginning
 	}

@@ -52,11 +52,11 @@ func ExampleHost_events() {
 	h := &host.Host{Events: func(e host.Event) {
 		switch e.Kind {
 		case plugin.EventLaunched:
-			fmt.Println(e.Plugin, "was launched")
+			fmt.Println(e.Name, "was launched")
 		case plugin.EventTerminated:
 			ended <- e.Err
 		case plugin.EventDenied, plugin.EventLeftover:
-			fmt.Println(e.Plugin, e.Kind, e.Message)
+			fmt.Println(e.Name, e.Kind, e.Message)
 		}
 	}}
 	spec := host.Spec{Name: "failing", Args: []string{"false"}}

@@ -209,8 +209,8 @@ func (h *Host) serve() error {
 }
 
 func (h *Host) leftover(p *process.Process, pids []int) {
-	h.emit(Event{Time: time.Now(), Kind: plugin.EventLeftover, Plugin: p.Name(), PID: p.PID(),
-		Message: fmt.Sprintf("it left processes behind, which were killed: %v", pids)})
+	message := fmt.Sprintf("it left processes behind, which were killed: %v", pids)
+	h.emit(Event{Event: plugin.Event{Time: time.Now(), Kind: plugin.EventLeftover, Name: p.Name(), Message: message}, PID: p.PID()})
 }
 
 func (h *Host) emit(e Event) {
@@ -254,19 +254,13 @@ type crashed struct{}
 func (crashed) Error() string { return "the admission plugin ended before it answered" }
 func (crashed) Unwrap() error { return ErrAborted }
 
-// Event is something that happened to a launched plugin.
+// Event is an event of a launched plugin, which is named as it was launched; the name is empty for a process that is not a plugin's.
 type Event struct {
-	Time time.Time
-	Kind plugin.EventKind
-	// Plugin is the name of the plugin; empty for a stranger.
-	Plugin string
-	// Socket is where the plugin should serve; empty if it should not.
-	Socket string
-	// PID is the process of the plugin, or for EventDenied the one that called; zero if it is not known.
+	plugin.Event
+
+	// PID is the process of the plugin, or for plugin.EventDenied the process that called; zero if it is not known.
 	PID int
-	// Message says what happened, for people.
-	Message string
-	// Err is set for EventTerminated only.
+	// Err is set for plugin.EventTerminated only; see [PluginProcess.Err].
 	Err error
 }
 

@@ -248,9 +248,7 @@ func (h *Host) launch(ctx context.Context, spec Spec) (*PluginProcess, error) {
 	if image != nil {
 		message += fmt.Sprintf(", sha256 %s", image.Digest)
 	}
-	h.emit(Event{
-		Time: time.Now(), Kind: plugin.EventLaunched, Plugin: p.spec.Name, Socket: p.spec.PluginSocket, PID: p.PID(), Message: message,
-	})
+	h.emit(p.event(plugin.EventLaunched, message))
 	return p, nil
 }
 

@@ -270,9 +270,15 @@ func (p *PluginProcess) end() {
 		}
 		described = p.logs.WithLastWords(p.err, p.began)
 	}
-	p.host.emit(Event{
-		Time: time.Now(), Kind: plugin.EventTerminated, Plugin: p.spec.Name, Socket: p.spec.PluginSocket, PID: p.PID(), Message: described.Error(), Err: p.err,
-	})
+	terminated := p.event(plugin.EventTerminated, described.Error())
+	terminated.Err = p.err
+	p.host.emit(terminated)
+}
+
+func (p *PluginProcess) event(kind plugin.EventKind, message string) Event {
+	return Event{PID: p.PID(), Event: plugin.Event{
+		Time: time.Now(), Kind: kind, Name: p.spec.Name, SocketPath: p.spec.PluginSocket, Message: message,
+	}}
 }
 
 // readOutput puts what the plugin prints into its log. The function that it returns waits for the rest, with patience if a

@@ -225,14 +225,14 @@ func (s *server) authenticate(ctx context.Context, full string) (*PluginProcess,
 
 // deny sends the event of a call that was refused. The plugin is nil for a stranger.
 func (s *server) deny(c *conn, p *PluginProcess, what, why string) {
-	event := Event{Time: time.Now(), Kind: plugin.EventDenied, Message: fmt.Sprintf("%.100q: %s", what, why)}
+	event := Event{Event: plugin.Event{Time: time.Now(), Kind: plugin.EventDenied, Message: fmt.Sprintf("%.100q: %s", what, why)}}
 	if c != nil {
 		event.PID = c.peer.PID
 	}
 	if p != nil {
-		event.Plugin, event.Socket = p.spec.Name, p.spec.PluginSocket
+		event.Name, event.SocketPath = p.spec.Name, p.spec.PluginSocket
 	}
-	suppressed, ok := s.denied.Allow(event.Plugin, event.Time)
+	suppressed, ok := s.denied.Allow(event.Name, event.Time)
 	if !ok {
 		return
 	}

@@ -60,7 +60,7 @@ func TestWhatAPluginMayCall(t *testing.T) {
 	}
 	for _, why := range []string{"not granted", "no ticket", "something else than a ticket", "wrong or has expired"} {
 		event := e.await(t, plugin.EventDenied, func(event Event) bool { return strings.Contains(event.Message, why) })
-		if event.Plugin != "caller" || event.PID != p.PID() {
+		if event.Name != "caller" || event.PID != p.PID() {
 			t.Errorf("event %+v", event)
 		}
 	}
@@ -128,7 +128,7 @@ func TestStrangersAreRefused(t *testing.T) {
 		t.Errorf("a stranger with the ticket: %v", err)
 	}
 	event := e.await(t, plugin.EventDenied, nil)
-	if event.PID != os.Getpid() || event.Plugin != "" || !strings.Contains(event.Message, `plugin "ticket"`) {
+	if event.PID != os.Getpid() || event.Name != "" || !strings.Contains(event.Message, `plugin "ticket"`) {
 		t.Errorf("event %+v", event)
 	}
 
@@ -139,7 +139,7 @@ func TestStrangersAreRefused(t *testing.T) {
 	if got := said(t, thief)(); got != "child: PermissionDenied" {
 		t.Errorf("the ticket in another plugin: %s", got)
 	}
-	e.await(t, plugin.EventDenied, func(event Event) bool { return event.Plugin == "thief" })
+	e.await(t, plugin.EventDenied, func(event Event) bool { return event.Name == "thief" })
 	done(t, thief)
 
 	if err := p.Terminate(t.Context()); !errors.Is(err, ErrTerminated) {
@@ -153,7 +153,7 @@ func TestStrangersAreRefused(t *testing.T) {
 
 func TestRefusalsAreNotToldForEver(t *testing.T) {
 	told := map[string]int{}
-	s := &server{emit: func(e Event) { told[e.Plugin]++ }}
+	s := &server{emit: func(e Event) { told[e.Name]++ }}
 	thief := &PluginProcess{spec: Spec{Name: "thief"}}
 	for range 1000 {
 		s.deny(nil, nil, "call", "no")
@@ -182,7 +182,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 	if got := said(t, p)(); got != fmt.Sprint(maxConns) {
 		t.Errorf("%s connections, want %d", got, maxConns)
 	}
-	e.await(t, plugin.EventDenied, func(event Event) bool { return event.Plugin == p.Name() && strings.Contains(event.Message, "too many") })
+	e.await(t, plugin.EventDenied, func(event Event) bool { return event.Name == p.Name() && strings.Contains(event.Message, "too many") })
 
 	// It costs no other plugin anything.
 	other := launch(t, h, self("family"))

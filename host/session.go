@@ -210,11 +210,12 @@ func (p *AdmissionPlugin) newUnit() *supervise.Unit {
 type supervised struct{ *AdmissionPlugin }
 
 // Observe implements [supervise.Owner].
-func (p supervised) Observe(e machine.Event) {
+func (p supervised) Observe(e plugin.Event) {
 	if e.Kind == plugin.EventReady {
 		e.Message = "it asks for admission checks"
 	}
-	p.host.emit(Event{Time: e.Time, Kind: e.Kind, Plugin: filepath.Base(p.executable), Message: e.Message})
+	e.Name, e.State = filepath.Base(p.executable), ""
+	p.host.emit(Event{Event: e})
 }
 
 // use reports whether the host is open, which then closes the admission plugin when it is closed.

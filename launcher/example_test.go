@@ -22,7 +22,7 @@ func ExampleLauncher() {
 	}
 	defer h.Close(context.Background())
 
-	l := launcher.New(launcher.Config{Host: h, Observe: func(e launcher.Event) {
+	l := launcher.New(launcher.Config{Host: h, Observe: func(e plugin.Event) {
 		if !good(e.Kind) {
 			fmt.Println(e.Name, e.Kind, e.Message)
 		}
@@ -44,10 +44,10 @@ func ExampleLauncher() {
 	}
 	show := func() {
 		for _, p := range l.Plugins() {
-			up := slices.Contains([]launcher.State{
-				launcher.StateStarting, launcher.StateRunning, launcher.StateUnresponsive, launcher.StateUnlinked, launcher.StateStopping,
+			up := slices.Contains([]plugin.State{
+				plugin.StateStarting, plugin.StateRunning, plugin.StateUnresponsive, plugin.StateUnlinked, plugin.StateStopping,
 			}, p.State)
-			fmt.Println(p.Name, "is up:", up, "stopped:", p.State == launcher.StateStopped)
+			fmt.Println(p.Name, "is up:", up, "stopped:", p.State == plugin.StateStopped)
 		}
 	}
 	show()

@@ -106,7 +106,7 @@ func (u *unit) announceIdle(p Plugin) {
 			u.Tell(machine.Offer{})
 			return
 		}
-		u.launcher.cfg.Observe(Event{Time: time.Now(), Kind: plugin.EventFailed, Name: u.name, Socket: f.Path(), Message: err.Error()})
+		u.launcher.cfg.Observe(plugin.Event{Time: time.Now(), Kind: plugin.EventFailed, Name: u.name, SocketPath: f.Path(), Message: err.Error()})
 	}
 	u.Tell(machine.Start{}) // its outcome shows in the status and in the events
 }
@@ -118,8 +118,8 @@ func (u *unit) shut() *activator.Front {
 		return nil
 	}
 	if err := f.Shut(context.Background()); err != nil {
-		u.launcher.cfg.Observe(Event{
-			Time: time.Now(), Kind: plugin.EventFailed, Name: u.name, Socket: f.Path(), Message: fmt.Sprintf("its socket cannot be removed: %v", err),
+		u.launcher.cfg.Observe(plugin.Event{
+			Time: time.Now(), Kind: plugin.EventFailed, Name: u.name, SocketPath: f.Path(), Message: fmt.Sprintf("its socket cannot be removed: %v", err),
 		})
 	}
 	return f
@@ -265,7 +265,7 @@ func (l *Launcher) FrontAt(socket string) (p Plugin, ok bool) {
 }
 
 // BehindFront returns the state of the plugin for which this launcher answers at a socket; it is empty for other sockets.
-func (l *Launcher) BehindFront(socket string) State {
+func (l *Launcher) BehindFront(socket string) plugin.State {
 	if u := l.fronting(socket); u != nil {
 		return u.Status().State
 	}
@@ -306,6 +306,6 @@ func (u *unit) reopen() {
 		return
 	}
 	if err := f.Reopen(context.Background()); err != nil {
-		u.launcher.cfg.Observe(Event{Time: time.Now(), Kind: plugin.EventFailed, Name: u.name, Socket: f.Path(), Message: err.Error()})
+		u.launcher.cfg.Observe(plugin.Event{Time: time.Now(), Kind: plugin.EventFailed, Name: u.name, SocketPath: f.Path(), Message: err.Error()})
 	}
 }

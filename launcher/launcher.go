@@ -41,7 +41,7 @@ type Config struct {
 	// Announced says as what the plugin behind a socket was registered last. May be nil.
 	Announced func(socket string) (said plugin.Info, known bool)
 	// Observe is told what happens, in order for each plugin. It must not block, nor call the launcher. May be nil.
-	Observe func(Event)
+	Observe func(plugin.Event)
 	// Limited is told when calls to plugins for which this process answers are slowed down or refused, because there are too many or too
 	// much of them waits in memory: of which user, why, and whether that is news. It must not block. May be nil.
 	Limited func(uid uint32, reason string, first bool)
@@ -78,7 +78,7 @@ func New(cfg Config) *Launcher {
 	}
 	log := cmp.Or(cfg.Host.Logger, slog.Default())
 	if cfg.Observe = callback.Observer(log, "Observe", cfg.Observe); cfg.Observe == nil {
-		cfg.Observe = func(Event) {}
+		cfg.Observe = func(plugin.Event) {}
 	}
 	if cfg.Announced == nil {
 		cfg.Announced = func(string) (plugin.Info, bool) { return plugin.Info{}, false }
@@ -150,7 +150,7 @@ func (l *Launcher) Set(plugins []Plugin) error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(wanted)) {
 		switch u := l.units[name]; {
-		case wanted[name].OnDemand && (fresh[name] && !wanted[name].Manual || u.Status().State == StateIdle):
+		case wanted[name].OnDemand && (fresh[name] && !wanted[name].Manual || u.Status().State == plugin.StateIdle):
 			u.announceIdle(wanted[name])
 		case fresh[name] && !wanted[name].Manual:
 			u.Tell(machine.Start{}) // its outcome shows in the status and in the events
@@ -248,7 +248,7 @@ func (l *Launcher) Start(name string) error {
 // plugin, and [ErrClosed] after Close.
 func (l *Launcher) Stop(name string) error {
 	err := l.request(context.Background(), name, "stop", (*unit).Stop)
-	if u, unknown := l.unit(name); err == nil && unknown == nil && u.Status().State == StateStopped {
+	if u, unknown := l.unit(name); err == nil && unknown == nil && u.Status().State == plugin.StateStopped {
 		u.shut()
 	}
 	return err
@@ -311,19 +311,19 @@ func (l *Launcher) Log(name string) (plugin.Log, error) {
 }
 
 // Plugins describes all plugins of the launcher, sorted by name.
-func (l *Launcher) Plugins() []Status {
+func (l *Launcher) Plugins() []plugin.LaunchStatus {
 	l.mu.Lock()
 	units := slices.Collect(maps.Values(l.units))
 	l.mu.Unlock()
-	statuses := make([]Status, len(units))
+	statuses := make([]plugin.LaunchStatus, len(units))
 	for i, u := range units {
 		statuses[i] = u.Status()
 		statuses[i].Name = u.name
-		if f := u.front.Load(); f != nil && statuses[i].State == StateIdle {
+		if f := u.front.Load(); f != nil && statuses[i].State == plugin.StateIdle {
 			statuses[i].Socket = f.Path()
 		}
 	}
-	slices.SortFunc(statuses, func(a, b Status) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(statuses, func(a, b plugin.LaunchStatus) int { return cmp.Compare(a.Name, b.Name) })
 	return statuses
 }
 
@@ -370,7 +370,7 @@ func (l *Launcher) adopt() (found []*host.PluginProcess, err error) {
 	}
 	l.asked = true
 	if found, err = l.cfg.Host.Adopt(l.adopting); err != nil {
-		l.cfg.Observe(Event{Time: time.Now(), Kind: plugin.EventFailed, Message: err.Error()})
+		l.cfg.Observe(plugin.Event{Time: time.Now(), Kind: plugin.EventFailed, Message: err.Error()})
 	}
 	return found, err
 }

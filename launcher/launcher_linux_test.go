@@ -23,11 +23,11 @@ func TestSet(t *testing.T) {
 	stays, goes, changes, waits := self("serve"), self("serve"), self("serve"), manual(self("sleep"))
 	stays.Name, goes.Name, changes.Name = "stays", "goes", "changes"
 	f.set(stays, goes, changes, waits)
-	before := map[string]launcher.Status{}
+	before := map[string]plugin.LaunchStatus{}
 	for _, name := range []string{"stays", "goes", "changes"} {
-		before[name] = f.in(name, launcher.StateRunning)
+		before[name] = f.in(name, plugin.StateRunning)
 	}
-	if s := f.status("sleep"); s.State != launcher.StateStopped || len(f.told("sleep")) != 0 {
+	if s := f.status("sleep"); s.State != plugin.StateStopped || len(f.told("sleep")) != 0 {
 		t.Errorf("the manual one is %+v", s)
 	}
 	stays.LogRate = 7
@@ -35,7 +35,7 @@ func TestSet(t *testing.T) {
 	f.set(stays, changes, waits)
 	f.until("the change", func() bool {
 		s := f.status("changes")
-		return s.State == launcher.StateRunning && s.PID != before["changes"].PID
+		return s.State == plugin.StateRunning && s.PID != before["changes"].PID
 	})
 	f.until("the end of the others", func() bool { return !alive(before["goes"].PID) && !alive(before["changes"].PID) })
 	if s := f.status("stays"); s.PID != before["stays"].PID {
@@ -57,7 +57,7 @@ func TestSetComesBack(t *testing.T) {
 	p := self("deaf")
 	p.StopTimeout = 200 * time.Millisecond
 	f.set(p)
-	first := f.in("deaf", launcher.StateRunning)
+	first := f.in("deaf", plugin.StateRunning)
 	f.set()
 	f.set(p)
 	f.until("another process", func() bool {
@@ -106,14 +106,14 @@ func TestStartAndStop(t *testing.T) {
 	f.set(manual(self("serve")))
 	f.must(f.Stop("serve")) // it does not run
 	f.must(f.Start("serve"))
-	first := f.in("serve", launcher.StateRunning)
+	first := f.in("serve", plugin.StateRunning)
 	f.must(f.Start("serve"))
 	if s := f.status("serve"); s.PID != first.PID {
 		t.Errorf("a second start has process %d, the first had %d", s.PID, first.PID)
 	}
 	for range 2 {
 		f.must(f.Stop("serve"))
-		if s := f.status("serve"); s.State != launcher.StateStopped || s.PID != 0 || alive(first.PID) || len(f.sockets()) != 0 {
+		if s := f.status("serve"); s.State != plugin.StateStopped || s.PID != 0 || alive(first.PID) || len(f.sockets()) != 0 {
 			t.Errorf("after its stop it is %+v with %v", s, f.sockets())
 		}
 	}
@@ -121,7 +121,7 @@ func TestStartAndStop(t *testing.T) {
 	if s := f.status("serve"); s.PID == 0 || s.PID == first.PID {
 		t.Errorf("after the restart it is %+v", s)
 	}
-	f.in("serve", launcher.StateRunning)
+	f.in("serve", plugin.StateRunning)
 	want := []plugin.EventKind{plugin.EventReady, plugin.EventStopped, plugin.EventReady}
 	if got := f.told("serve"); !slices.Equal(got, want) {
 		t.Errorf("events %v, want %v", got, want)
@@ -132,7 +132,7 @@ func TestStartAndStop(t *testing.T) {
 func TestReplace(t *testing.T) {
 	f := newFixture(t)
 	f.set(self("serve"))
-	old := f.in("serve", launcher.StateRunning)
+	old := f.in("serve", plugin.StateRunning)
 	asked := make(chan string, 1)
 	let := make(chan struct{})
 	f.registered(func(ctx context.Context, socket string, refused func(error)) error {
@@ -142,7 +142,7 @@ func TestReplace(t *testing.T) {
 	})
 	restarted := aside(func() error { return f.Restart(t.Context(), "serve") })
 	socket := take(t, "a new process", asked)
-	if s := f.status("serve"); s.PID != old.PID || s.State != launcher.StateRunning || !alive(old.PID) || socket == old.Socket {
+	if s := f.status("serve"); s.PID != old.PID || s.State != plugin.StateRunning || !alive(old.PID) || socket == old.Socket {
 		t.Errorf("before the new one is registered, at %s, it is %+v", socket, s)
 	}
 	close(let)
@@ -159,7 +159,7 @@ func TestReplace(t *testing.T) {
 func TestReplacementThatFails(t *testing.T) {
 	f := newFixture(t)
 	f.set(self("serve"))
-	old := f.in("serve", launcher.StateRunning)
+	old := f.in("serve", plugin.StateRunning)
 	f.registered(func(ctx context.Context, _ string, refused func(error)) error {
 		refused(errors.New("no taste"))
 		<-ctx.Done()
@@ -178,7 +178,7 @@ func TestReplacementTooLate(t *testing.T) {
 	f := newFixture(t)
 	p := self("serve")
 	f.set(p)
-	old := f.in("serve", launcher.StateRunning)
+	old := f.in("serve", plugin.StateRunning)
 	f.registered(never(make(chan string, 9)))
 	p.StartTimeout = 100 * time.Millisecond
 	f.set(p)
@@ -189,13 +189,13 @@ func TestReplacementTooLate(t *testing.T) {
 }
 
 // failsToReplace restarts a plugin, which must fail in a certain way and leave the old process as it was.
-func (f *fixture) failsToReplace(ctx context.Context, old launcher.Status, how string) {
+func (f *fixture) failsToReplace(ctx context.Context, old plugin.LaunchStatus, how string) {
 	f.t.Helper()
 	err := f.Restart(ctx, old.Name)
 	if !errors.Is(err, launcher.ErrReplacement) || !strings.Contains(err.Error(), how) {
 		f.t.Errorf("%s: %v", how, err)
 	}
-	if s := f.status(old.Name); s.PID != old.PID || s.State != launcher.StateRunning || !strings.Contains(s.ReplacementError, how) {
+	if s := f.status(old.Name); s.PID != old.PID || s.State != plugin.StateRunning || !strings.Contains(s.ReplacementError, how) {
 		f.t.Errorf("%s: it is %+v", how, s)
 	}
 	f.until("the end of the replacement", func() bool { return len(f.host.Plugins()) == 1 })
@@ -205,14 +205,14 @@ func (f *fixture) failsToReplace(ctx context.Context, old launcher.Status, how s
 func TestSocketRemoved(t *testing.T) {
 	f := newFixture(t)
 	f.set(self("serve"))
-	old := f.in("serve", launcher.StateRunning)
+	old := f.in("serve", plugin.StateRunning)
 	f.SocketRemoved(filepath.Join(f.dir, "another"))
 	f.must(os.RemoveAll(f.dir))
 	f.SocketRemoved(old.Socket)
 	f.SocketRemoved(old.Socket)
 	f.until("another process", func() bool {
 		s := f.status("serve")
-		return s.State == launcher.StateRunning && s.PID != old.PID
+		return s.State == plugin.StateRunning && s.PID != old.PID
 	})
 	f.until("the end of the old one", func() bool { return !alive(old.PID) && len(f.sockets()) == 1 })
 }
@@ -221,7 +221,7 @@ func TestSocketRemoved(t *testing.T) {
 func TestGivenUp(t *testing.T) {
 	f := newFixture(t)
 	f.set(self("crash"))
-	s := f.in("crash", launcher.StateFailed)
+	s := f.in("crash", plugin.StateFailed)
 	if want := "given up after 2 restarts within 10m0s: exit status 3; its last words: the flux is empty"; s.LastError != want || s.Restarts != 2 {
 		t.Errorf("it is %+v, want the error %q", s, want)
 	}
@@ -234,9 +234,9 @@ func TestGivenUp(t *testing.T) {
 	}
 	f.must(f.Start("crash"))
 	f.until("another row", func() bool { return len(ends()) == 6 })
-	f.in("crash", launcher.StateFailed)
+	f.in("crash", plugin.StateFailed)
 	f.must(f.Stop("crash"))
-	if s := f.status("crash"); s.State != launcher.StateStopped {
+	if s := f.status("crash"); s.State != plugin.StateStopped {
 		t.Errorf("after its stop it is %+v", s)
 	}
 }
@@ -248,7 +248,7 @@ func TestCrashesLeaveNothing(t *testing.T) {
 	const crashes = 100
 	p.Restart.Limit = crashes
 	f.set(p)
-	if s := f.in("die", launcher.StateFailed); s.Restarts != crashes || !strings.Contains(s.LastError, "signal: killed") {
+	if s := f.in("die", plugin.StateFailed); s.Restarts != crashes || !strings.Contains(s.LastError, "signal: killed") {
 		t.Errorf("it is %+v", s)
 	}
 	if left := f.sockets(); len(left) != 0 || len(f.host.Plugins()) != 0 {
@@ -263,15 +263,15 @@ func TestStartInPause(t *testing.T) {
 	p.Restart.Backoff.Min, p.Restart.Backoff.Max, p.Restart.Limit = time.Hour, time.Hour, 1
 	f.set(p)
 	for range 3 { // each start begins the count anew
-		s := f.in("crash", launcher.StateBackoff)
+		s := f.in("crash", plugin.StateBackoff)
 		if s.NextStart.Before(time.Now().Add(time.Minute)) || s.PID != 0 {
 			t.Errorf("in its pause it is %+v", s)
 		}
 		f.must(f.Start("crash"))
 	}
-	f.in("crash", launcher.StateBackoff)
+	f.in("crash", plugin.StateBackoff)
 	f.must(f.Stop("crash"))
-	if s := f.status("crash"); s.State != launcher.StateStopped || !s.NextStart.IsZero() {
+	if s := f.status("crash"); s.State != plugin.StateStopped || !s.NextStart.IsZero() {
 		t.Errorf("after its stop it is %+v", s)
 	}
 }
@@ -285,8 +285,8 @@ func TestWrongProgram(t *testing.T) {
 	if !errors.Is(err, launcher.ErrProgram) || !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("got %v", err)
 	}
-	f.in("serve", launcher.StateRunning)
-	if s := f.in("sleep", launcher.StateBlocked); s.Restarts != 0 || !s.NextStart.IsZero() || !strings.Contains(s.LastError, "install it") {
+	f.in("serve", plugin.StateRunning)
+	if s := f.in("sleep", plugin.StateBlocked); s.Restarts != 0 || !s.NextStart.IsZero() || !strings.Contains(s.LastError, "install it") {
 		t.Errorf("it is %+v", s)
 	}
 	want := []plugin.EventKind{plugin.EventFailed}
@@ -294,7 +294,7 @@ func TestWrongProgram(t *testing.T) {
 		t.Errorf("events %v, want %v", got, want)
 	}
 	f.must(os.Symlink(os.Args[0], p.Args[0]))
-	f.in("sleep", launcher.StateRunning)
+	f.in("sleep", plugin.StateRunning)
 }
 
 // TestWrongDigest: a program with another digest is started when it is replaced by the right one.
@@ -307,12 +307,12 @@ func TestWrongDigest(t *testing.T) {
 	p.SHA256 = fmt.Sprintf("%x", sha256.Sum256(right))
 	f.must(os.WriteFile(p.Args[0], []byte("#!/bin/sh\n"), 0o700))
 	f.set(p)
-	if s := f.in("sleep", launcher.StateBlocked); s.Restarts != 0 || !strings.Contains(s.LastError, "another digest") {
+	if s := f.in("sleep", plugin.StateBlocked); s.Restarts != 0 || !strings.Contains(s.LastError, "another digest") {
 		t.Errorf("it is %+v", s)
 	}
 	f.must(os.WriteFile(p.Args[0]+".new", right, 0o700))
 	f.must(os.Rename(p.Args[0]+".new", p.Args[0]))
-	f.in("sleep", launcher.StateRunning)
+	f.in("sleep", plugin.StateRunning)
 	if got := f.told("sleep"); !slices.Equal(got, []plugin.EventKind{plugin.EventFailed, plugin.EventReady}) {
 		t.Errorf("events %v", got)
 	}
@@ -325,7 +325,7 @@ func TestNeverReady(t *testing.T) {
 	p.StartTimeout, p.Restart.Window = 100*time.Millisecond, time.Millisecond
 	f.registered(never(make(chan string, 9)))
 	f.set(p)
-	s := f.in("serve", launcher.StateFailed)
+	s := f.in("serve", plugin.StateFailed)
 	want := "given up after 3 starts in a row, none of which became ready: it was not registered within its startTimeout, 100ms"
 	if s.Restarts != 2 || s.LastError != want || len(f.host.Plugins()) != 0 {
 		t.Errorf("it is %+v, want the error %q; %d processes are left", s, want, len(f.host.Plugins()))
@@ -339,7 +339,7 @@ func TestRecreationTooLate(t *testing.T) {
 	p.Upgrade, p.Restart.Limit = plugin.UpgradeRecreate, 1
 	asked := make(chan string, 9)
 	f.set(p)
-	old := f.in("serve", launcher.StateRunning)
+	old := f.in("serve", plugin.StateRunning)
 	f.registered(never(asked))
 	p.StartTimeout = 100 * time.Millisecond
 	f.set(p)
@@ -352,7 +352,7 @@ func TestRecreationTooLate(t *testing.T) {
 			t.Error("the process that was late is still there")
 		}
 	}
-	f.in("serve", launcher.StateFailed)
+	f.in("serve", plugin.StateFailed)
 }
 
 // TestNeverRan: of a plugin that has no process nobody says that it keeps running.
@@ -361,7 +361,7 @@ func TestNeverRan(t *testing.T) {
 	p := self("serve")
 	p.Dir, p.Restart.Backoff.Min, p.Restart.Backoff.Max = filepath.Join(t.TempDir(), "missing"), time.Hour, time.Hour
 	f.set(p)
-	f.in("serve", launcher.StateBackoff)
+	f.in("serve", plugin.StateBackoff)
 	err := f.Restart(t.Context(), "serve")
 	if !errors.Is(err, launcher.ErrReplacement) || strings.Contains(err.Error(), "keeps running") {
 		t.Errorf("the restart ended with %v", err)
@@ -379,7 +379,7 @@ func TestAwaitReplacement(t *testing.T) {
 	p := self("serve")
 	f.set(p)
 	f.must(f.AwaitReplacement(t.Context(), "serve")) // nothing ran
-	old := f.in("serve", launcher.StateRunning)
+	old := f.in("serve", plugin.StateRunning)
 	bad := self("crash")
 	bad.Name, bad.NoSocket = p.Name, false
 	f.set(bad)
@@ -434,7 +434,7 @@ func TestBusyProgram(t *testing.T) {
 	}
 	f.must(installing.Close())
 	f.must(take(t, "the start", started))
-	if s := f.in("sleep", launcher.StateRunning); s.Restarts != 0 {
+	if s := f.in("sleep", plugin.StateRunning); s.Restarts != 0 {
 		t.Errorf("it is %+v, want no restart", s)
 	}
 }

@@ -71,7 +71,7 @@ type fixture struct {
 
 	mu       sync.Mutex // guards what follows
 	register func(ctx context.Context, socket string, refused func(error)) error
-	events   []launcher.Event
+	events   []plugin.Event
 }
 
 // patience is how long anything may take on a slow machine.
@@ -90,7 +90,7 @@ func newFixture(t *testing.T, options ...func(*fixture, *launcher.Config)) *fixt
 			f.mu.Unlock()
 			return register(ctx, socket, refused)
 		},
-		Observe: func(e launcher.Event) {
+		Observe: func(e plugin.Event) {
 			f.mu.Lock()
 			defer f.mu.Unlock()
 			f.events = append(f.events, e)
@@ -177,13 +177,13 @@ func (f *fixture) must(err error) {
 	}
 }
 
-func (f *fixture) status(name string) launcher.Status {
+func (f *fixture) status(name string) plugin.LaunchStatus {
 	for _, s := range f.Plugins() {
 		if s.Name == name {
 			return s
 		}
 	}
-	return launcher.Status{}
+	return plugin.LaunchStatus{}
 }
 
 // until waits for what nobody tells.
@@ -202,7 +202,7 @@ func (f *fixture) until(what string, holds func() bool) {
 }
 
 // in waits until a plugin is in a state.
-func (f *fixture) in(name string, state launcher.State) launcher.Status {
+func (f *fixture) in(name string, state plugin.State) plugin.LaunchStatus {
 	f.t.Helper()
 	f.until(name+" "+string(state), func() bool { return f.status(name).State == state })
 	return f.status(name)
@@ -221,7 +221,7 @@ func (f *fixture) told(name string) (kinds []plugin.EventKind) {
 }
 
 // all returns the events of all plugins.
-func (f *fixture) all() []launcher.Event {
+func (f *fixture) all() []plugin.Event {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return slices.Clone(f.events)

@@ -65,7 +65,7 @@ func TestStopWhileStarting(t *testing.T) {
 	if err := take(t, "the end of the start", started); err == nil {
 		t.Error("a start that was cut short has no error")
 	}
-	if s := f.status("sleep"); s.State != launcher.StateStopped || s.PID != 0 {
+	if s := f.status("sleep"); s.State != plugin.StateStopped || s.PID != 0 {
 		t.Errorf("it is %+v", s)
 	}
 }
@@ -93,7 +93,7 @@ func TestCloseWhileStarting(t *testing.T) {
 func TestStopWhileReplacing(t *testing.T) {
 	f := newFixture(t)
 	f.set(self("serve"))
-	f.in("serve", launcher.StateRunning)
+	f.in("serve", plugin.StateRunning)
 	asked := make(chan string, 1)
 	f.registered(never(asked))
 	restarted := aside(func() error { return f.Restart(t.Context(), "serve") })
@@ -102,7 +102,7 @@ func TestStopWhileReplacing(t *testing.T) {
 	if err := take(t, "the end of the restart", restarted); err == nil || errors.Is(err, launcher.ErrReplacement) {
 		t.Errorf("the restart: %v", err)
 	}
-	if s := f.status("serve"); s.State != launcher.StateStopped || len(f.host.Plugins()) != 0 {
+	if s := f.status("serve"); s.State != plugin.StateStopped || len(f.host.Plugins()) != 0 {
 		t.Errorf("it is %+v, and %d processes are left", s, len(f.host.Plugins()))
 	}
 }
@@ -113,10 +113,10 @@ func TestDeaf(t *testing.T) {
 	p := self("deaf")
 	p.StopTimeout = 200 * time.Millisecond
 	f.set(p)
-	first := f.in("deaf", launcher.StateRunning)
+	first := f.in("deaf", plugin.StateRunning)
 	f.until("its word", func() bool { return f.says("deaf", "deaf") })
 	stopped := aside(func() error { return f.Stop("deaf") })
-	f.in("deaf", launcher.StateStopping)
+	f.in("deaf", plugin.StateStopping)
 	f.must(f.Start("deaf")) // it waits for the end of the first
 	f.must(take(t, "the stop", stopped))
 	if s := f.status("deaf"); s.PID == 0 || alive(first.PID) {
@@ -159,7 +159,7 @@ func TestManyAtOnce(t *testing.T) {
 	}
 	take(t, "all answers", aside(func() error { asking.Wait(); return nil }))
 	f.must(f.Restart(t.Context(), "serve"))
-	f.in("serve", launcher.StateRunning)
+	f.in("serve", plugin.StateRunning)
 	f.until("the end of all others", func() bool { return len(f.host.Plugins()) == 1 && len(f.sockets()) == 1 })
 	f.must(f.Stop("serve"))
 	if left := f.host.Plugins(); len(left) != 0 {
@@ -211,7 +211,7 @@ func TestSurvivors(t *testing.T) {
 		last.Close(context.Background())
 	})
 	f := newFixture(t, surviving(state), there)
-	life := func(plugins ...launcher.Plugin) launcher.Status {
+	life := func(plugins ...launcher.Plugin) plugin.LaunchStatus {
 		t.Helper()
 		h := newSurvivorHost(t, state)
 		l := launcher.New(launcher.Config{Host: h, Dir: dir, AwaitRegistered: awaitSocket})
@@ -220,9 +220,9 @@ func TestSurvivors(t *testing.T) {
 		f.Launcher = l
 		f.set(plugins...)
 		if len(plugins) == 0 {
-			return launcher.Status{}
+			return plugin.LaunchStatus{}
 		}
-		return f.in("serve", launcher.StateRunning)
+		return f.in("serve", plugin.StateRunning)
 	}
 	first := life(p)
 	if second := life(p); second.PID != first.PID || second.Socket != first.Socket {
@@ -238,7 +238,7 @@ func TestSurvivors(t *testing.T) {
 	f.set(p)
 	f.until("its replacement", func() bool {
 		s := f.status("serve")
-		return s.State == launcher.StateRunning && s.PID != first.PID && !alive(first.PID)
+		return s.State == plugin.StateRunning && s.PID != first.PID && !alive(first.PID)
 	})
 	changed := f.status("serve")
 	f.Close()
@@ -269,7 +269,7 @@ func TestSecondLauncher(t *testing.T) {
 		h.Close(context.Background())
 	})
 	f.set(self("serve"))
-	f.in("serve", launcher.StateRunning)
+	f.in("serve", plugin.StateRunning)
 	sockets := f.sockets()
 	if err := second.Set([]launcher.Plugin{self("serve")}); !errors.Is(err, sock.ErrInUse) {
 		t.Errorf("the second launcher gets %v, want %v", err, sock.ErrInUse)

@@ -34,30 +34,6 @@ var (
 	ErrReplacement = machine.ErrReplacement
 )
 
-// State is what a launched plugin does.
-type State = machine.State
-
-// The states of a launched plugin.
-const (
-	StateStarting     = machine.StateStarting
-	StateRunning      = machine.StateRunning
-	StateUnresponsive = machine.StateUnresponsive
-	StateUnlinked     = machine.StateUnlinked
-	StateStopping     = machine.StateStopping
-	StateBackoff      = machine.StateBackoff
-	StateFailed       = machine.StateFailed
-	StateBlocked      = machine.StateBlocked
-	StateIdle         = machine.StateIdle
-	StateStopped      = machine.StateStopped
-)
-
-type (
-	// Status describes a launched plugin.
-	Status = machine.Status
-	// Event says what happened to a launched plugin.
-	Event = machine.Event
-)
-
 // Plugin describes a plugin to launch. Zero fields have the defaults of the configuration, except Env, Dir and NoNewPrivs of Spec, whose
 // defaults are those of package host.
 type Plugin struct {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // TestRefuses checks that Set refuses what could only fail at a launch, or never would, in use and after Close, and that every method
@@ -81,7 +82,7 @@ func TestCallbacks(t *testing.T) {
 	for name, rude := range map[string]func(){"panics": func() { panic("oops") }, "ends its goroutine": runtime.Goexit} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, func(_ *fixture, cfg *launcher.Config) {
-				cfg.Observe = func(launcher.Event) { rude() }
+				cfg.Observe = func(plugin.Event) { rude() }
 				cfg.AwaitRegistered = func(context.Context, string, func(error)) error {
 					rude()
 					return nil

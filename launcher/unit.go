@@ -62,14 +62,14 @@ func (u *unit) Needed() bool {
 
 // Observe implements [supervise.Owner]. Calls that wait at the front for a process fail if none is started. An idle plugin has the front's
 // socket.
-func (u *unit) Observe(e Event) {
+func (u *unit) Observe(e plugin.Event) {
 	e.Name = u.name
 	if f := u.front.Load(); f != nil {
 		switch e.Kind {
 		case plugin.EventBackoff, plugin.EventFailed, plugin.EventStopped:
 			f.Fail(errors.New(e.Message))
 		case plugin.EventIdle:
-			e.Socket = f.Path()
+			e.SocketPath = f.Path()
 		default: // calls keep waiting
 		}
 	}
@@ -194,8 +194,8 @@ func (p *process) FollowHealth(ctx context.Context, found func(machine.HealthFou
 	if conn == nil {
 		dialed, err := dialHealth(p.plugin, p.PluginSocket())
 		if err != nil {
-			p.unit.launcher.cfg.Observe(Event{
-				Time: time.Now(), Kind: plugin.EventFailed, Name: p.unit.name, Socket: p.About().Socket,
+			p.unit.launcher.cfg.Observe(plugin.Event{
+				Time: time.Now(), Kind: plugin.EventFailed, Name: p.unit.name, SocketPath: p.About().Socket,
 				Message: fmt.Sprintf("its health cannot be watched: %v", err),
 			})
 			return

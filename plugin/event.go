@@ -105,6 +105,8 @@ type Event struct {
 	SocketPath string `json:"socketPath"`
 	// Message explains the event in one line.
 	Message string `json:"message"`
+	// State is the state of a launched plugin after the event; empty for other events, and for events that were read from a file.
+	State State `json:"-"`
 }
 
 // PluginName returns the type and name.

@@ -102,3 +102,26 @@ type LogRecord struct {
 	// lost records.
 	Source string
 }
+
+// LaunchStatus describes a launched plugin.
+type LaunchStatus struct {
+	// Name is the name under which the plugin was launched.
+	Name string
+	// State is what the plugin does, since the time Since.
+	State State
+	Since time.Time
+	// Health is what the plugin reports through grpc.health.v1: "serving", "not-serving", "unresponsive", "not-offered", or "unknown".
+	Health string
+	// PID is the process ID; zero without a process.
+	PID int
+	// Socket is where the plugin serves; empty if it does not.
+	Socket string
+	// Restarts counts the restarts since the plugin was last started or replaced on request.
+	Restarts int
+	// NextStart is when the plugin is started again; zero if that is not planned.
+	NextStart time.Time
+	// LastError is how the last process ended, with the last lines that it wrote to standard error, or why the process is not ready.
+	LastError string
+	// ReplacementError is why the last replacement failed, until another one succeeds or the plugin is started on request.
+	ReplacementError string
+}

@@ -41,6 +41,24 @@ const (
 	StateIgnored State = "ignored"
 )
 
+// The states of a launched plugin. StateBackoff, StateUnlinked and StateIdle are states of launched plugins too.
+const (
+	// StateStarting: the process is being started, or is not ready yet.
+	StateStarting State = "starting"
+	// StateRunning: the plugin is ready; if it serves, it is registered.
+	StateRunning State = "running"
+	// StateUnresponsive: the process runs and does not answer health checks.
+	StateUnresponsive State = "unresponsive"
+	// StateStopping: the process is being stopped.
+	StateStopping State = "stopping"
+	// StateFailed: the process ended too often. The plugin is started again on request only.
+	StateFailed State = "failed"
+	// StateBlocked: the plugin cannot be started before its program changes, or registered before its type has a handler. Then it is started.
+	StateBlocked State = "blocked"
+	// StateStopped: the plugin was stopped, ended and is not restarted, or was never started.
+	StateStopped State = "stopped"
+)
+
 // Source is how a plugin came to the host.
 type Source string
 

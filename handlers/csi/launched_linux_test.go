@@ -22,7 +22,7 @@ func TestLaunchedDriverThatIsNotReady(t *testing.T) {
 	}}); err != nil {
 		t.Fatal(err)
 	}
-	launched := func() launcher.Status { return h.rt.Launcher().Plugins()[0] }
+	launched := func() plugin.LaunchStatus { return h.rt.Launcher().Plugins()[0] }
 	tried := func(times int) {
 		t.Helper()
 		eventually(t, "it was asked several times", func() bool {
@@ -33,14 +33,14 @@ func TestLaunchedDriverThatIsNotReady(t *testing.T) {
 	tried(2)
 	before := launched()
 	tried(5)
-	if s := launched(); s.PID != before.PID || s.PID == 0 || s.Restarts != 0 || s.State != launcher.StateStarting {
+	if s := launched(); s.PID != before.PID || s.PID == 0 || s.Restarts != 0 || s.State != plugin.StateStarting {
 		t.Errorf("after five attempts it is %+v, want process %d, which is starting", s, before.PID)
 	}
 	if err := os.WriteFile(ready, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	h.await(plugin.EventRegistered)
-	eventually(t, "it runs", func() bool { return launched().State == launcher.StateRunning })
+	eventually(t, "it runs", func() bool { return launched().State == plugin.StateRunning })
 	if s := launched(); s.PID != before.PID || s.Restarts != 0 {
 		t.Errorf("when it is ready it is %+v, want process %d", s, before.PID)
 	}

@@ -100,10 +100,10 @@ func (m *machine) set(plugins ...launcher.Plugin) {
 	}
 }
 
-func (m *machine) status() launcher.Status {
+func (m *machine) status() plugin.LaunchStatus {
 	all := m.Launcher().Plugins()
 	if len(all) != 1 {
-		return launcher.Status{}
+		return plugin.LaunchStatus{}
 	}
 	return all[0]
 }
@@ -127,9 +127,9 @@ func (m *machine) until(what string, holds func() bool) {
 	}
 }
 
-func (m *machine) running() launcher.Status {
+func (m *machine) running() plugin.LaunchStatus {
 	m.t.Helper()
-	m.until("that it runs", func() bool { s := m.status(); return s.State == launcher.StateRunning && s.Health == "serving" })
+	m.until("that it runs", func() bool { s := m.status(); return s.State == plugin.StateRunning && s.Health == "serving" })
 	return m.status()
 }
 
@@ -314,7 +314,7 @@ func TestCrashedPluginIsRegisteredAgain(t *testing.T) {
 	if err := process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	m.until("another life", func() bool { s := m.status(); return s.State == launcher.StateRunning && s.PID != first.PID })
+	m.until("another life", func() bool { s := m.status(); return s.State == plugin.StateRunning && s.PID != first.PID })
 	m.until("that only the new one is registered", func() bool { return len(m.Registry().Instances(ptype, "example")) == 1 })
 	if got := m.ask(""); got != fmt.Sprint(m.status().PID) {
 		t.Errorf("process %s answers, want %d", got, m.status().PID)
@@ -337,7 +337,7 @@ func TestReplacement(t *testing.T) {
 		t.Fatalf("the same configuration replaced process %d by %d", first.PID, s.PID)
 	}
 	m.set(m.unit("serve", func(p *goplugin.Plugin) { p.ProtocolVersions = []int{4} }))
-	m.until("replacement", func() bool { s := m.status(); return s.State == launcher.StateRunning && s.PID != first.PID })
+	m.until("replacement", func() bool { s := m.status(); return s.State == plugin.StateRunning && s.PID != first.PID })
 	m.until("that the old one is gone", func() bool { return len(m.Registry().Instances(ptype, "example")) == 1 })
 	if got := m.ask(""); got != fmt.Sprint(m.status().PID) {
 		t.Errorf("process %s answers, want %d", got, m.status().PID)
@@ -355,7 +355,7 @@ func TestEarlyOutputIsLogged(t *testing.T) {
 	for mode, want := range map[string]string{"babble": "what a lovely\tday", "loading": "loading: 1|"} {
 		m := newMachine(t)
 		m.set(m.unit(mode, nil))
-		m.until("giving up", func() bool { return m.status().State == launcher.StateFailed })
+		m.until("giving up", func() bool { return m.status().State == plugin.StateFailed })
 		log, err := m.Launcher().Log("unit")
 		if err != nil {
 			t.Fatal(err)
@@ -391,7 +391,7 @@ func TestPluginsThatCannotBeMet(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t)
 			m.set(m.unit(c.mode, c.change))
-			m.until("giving up", func() bool { return m.status().State == launcher.StateFailed })
+			m.until("giving up", func() bool { return m.status().State == plugin.StateFailed })
 			for _, want := range c.want {
 				if got := m.status().LastError; !strings.Contains(got, want) || strings.Contains(got, "\n") {
 					t.Errorf("the last error is %q, want one line with %q", got, want)

@@ -23,7 +23,6 @@ import (
 
 	"github.com/patchbay-dev/patchbay/host/goplugin"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
-	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
 )
@@ -198,7 +197,7 @@ func upgradeUnderLoad(
 		m.until("that the old one is gone", func() bool {
 			s := m.status()
 			// How soon the new one answers a question for its health depends on the machine, with these callers.
-			runs := s.State == launcher.StateRunning || s.State == launcher.StateUnresponsive
+			runs := s.State == plugin.StateRunning || s.State == plugin.StateUnresponsive
 			return runs && s.PID != before && len(m.Registry().Instances(ptype, "example")) == 1
 		})
 	}
@@ -224,7 +223,7 @@ func TestOnDemand(t *testing.T) {
 	idle := func() {
 		t.Helper()
 		m.until("idleness", func() bool {
-			return m.status().State == launcher.StateIdle && len(m.Registry().Instances(ptype, "example")) == 1
+			return m.status().State == plugin.StateIdle && len(m.Registry().Instances(ptype, "example")) == 1
 		})
 	}
 	idle()

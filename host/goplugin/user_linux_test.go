@@ -16,6 +16,7 @@ import (
 	"github.com/patchbay-dev/patchbay/host/goplugin"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // asAnother makes a plugin one of another user. Its program is sealed, so that it need not be where that user can read it.
@@ -76,7 +77,7 @@ func TestSocketOfRootIsNotTheirs(t *testing.T) {
 	liar := m.unit("liar", func(p *goplugin.Plugin) { p.AutoMTLS = false })
 	liar.Env = append(liar.Env, socketEnv+"="+path)
 	m.set(asAnother(t, liar))
-	m.until("giving up", func() bool { return m.status().State == launcher.StateFailed })
+	m.until("giving up", func() bool { return m.status().State == plugin.StateFailed })
 	if got, want := m.status().LastError, fmt.Sprintf("user 0 listens on %s, and the plugin runs as user 12345", path); !strings.Contains(got, want) {
 		t.Errorf("the last error is %q, want %q", got, want)
 	}
@@ -123,7 +124,7 @@ func TestEndedPluginOfAnotherUser(t *testing.T) {
 func TestTCPOfAnotherUser(t *testing.T) {
 	m := newMachine(t)
 	m.set(asAnother(t, m.unit("bare", func(p *goplugin.Plugin) { p.AutoMTLS = false })))
-	m.until("giving up", func() bool { return m.status().State == launcher.StateFailed })
+	m.until("giving up", func() bool { return m.status().State == plugin.StateFailed })
 	if got, want := m.status().LastError, "nobody can tell whose process listens on tcp address 127.0.0.1:"; !strings.Contains(got, want) {
 		t.Errorf("the last error is %q, want %q", got, want)
 	}
@@ -142,7 +143,7 @@ func TestSocketOfAnotherPluginIsNotTheirs(t *testing.T) {
 	liar := m.unit("liar", func(p *goplugin.Plugin) { p.AutoMTLS, p.Connections = false, other.connections })
 	liar.Env = append(liar.Env, socketEnv+"="+sockets[0])
 	m.set(asAnother(t, liar))
-	m.until("giving up", func() bool { return m.status().State == launcher.StateFailed })
+	m.until("giving up", func() bool { return m.status().State == plugin.StateFailed })
 	if got, want := m.status().LastError, fmt.Sprintf("process %d of user 12345 serves at %s", running.PID, sockets[0]); !strings.Contains(got, want) {
 		t.Errorf("the last error is %q, want %q", got, want)
 	}

@@ -100,7 +100,7 @@ func TestChangesOfKind(t *testing.T) {
 		h.until(fmt.Sprintf("change %d", i), func() bool {
 			s := h.unit()
 			fronted := strings.HasSuffix(s.Socket, ".0.sock")
-			return s.State == launcher.StateRunning && fronted == (p.OnDemand || p.Upgrade == plugin.UpgradeHandover) &&
+			return s.State == plugin.StateRunning && fronted == (p.OnDemand || p.Upgrade == plugin.UpgradeHandover) &&
 				len(h.rt.Registry().Instances("T", "launched")) == 1
 		})
 	}
@@ -116,7 +116,7 @@ func TestStartedToSayWhatItIs(t *testing.T) {
 	h.set(p)
 	h.idle()
 	h.set(p)
-	if s := h.unit(); s.State != launcher.StateIdle {
+	if s := h.unit(); s.State != plugin.StateIdle {
 		t.Errorf("when it is configured again it is %+v, want it idle: it has said what it is", s)
 	}
 	h.idle()
@@ -127,7 +127,7 @@ func TestStartedToSayWhatItIs(t *testing.T) {
 	h.start()
 	h.set(p)
 	h.idle()
-	if s := h.unit(); s.State != launcher.StateIdle {
+	if s := h.unit(); s.State != plugin.StateIdle {
 		t.Errorf("it is %+v", s)
 	}
 	h.mustGreet()
@@ -147,10 +147,10 @@ func TestNotIdleBeforeItIsRegistered(t *testing.T) {
 	h.set(p)
 	h.until("a process", func() bool { return h.unit().PID != 0 })
 	first := h.unit().PID
-	for deadline := time.Now().Add(300 * time.Millisecond); time.Now().Before(deadline) && h.unit().State == launcher.StateStarting; {
+	for deadline := time.Now().Add(300 * time.Millisecond); time.Now().Before(deadline) && h.unit().State == plugin.StateStarting; {
 		<-time.After(time.Millisecond)
 	}
-	if s := h.unit(); s.State != launcher.StateStarting || s.PID != first {
+	if s := h.unit(); s.State != plugin.StateStarting || s.PID != first {
 		t.Errorf("before it is registered it is %+v, want process %d", s, first)
 	}
 	if err := unlock(); err != nil {

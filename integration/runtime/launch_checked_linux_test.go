@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // checked is a plugin of which everything is checked and limited that can be everywhere.
@@ -74,7 +75,7 @@ func TestChangedProgramIsNotLaunched(t *testing.T) {
 	was := p.SHA256
 	p.SHA256 = strings.Repeat("0", 64)
 	h.set(p)
-	h.until("the wait for another program", func() bool { return h.unit().State == launcher.StateBlocked })
+	h.until("the wait for another program", func() bool { return h.unit().State == plugin.StateBlocked })
 	if s := h.unit(); s.PID != 0 || !strings.Contains(s.LastError, was) || !strings.Contains(s.LastError, p.SHA256) {
 		t.Errorf("it is %+v, want an error with both digests", s)
 	}

@@ -88,8 +88,8 @@ func TestSupersededPluginIsRunning(t *testing.T) {
 	for range 8 {
 		h.set(launchable("serve"), other)
 		h.until("both", func() bool {
-			return !slices.ContainsFunc(h.rt.Launcher().Plugins(), func(s launcher.Status) bool {
-				return s.State != launcher.StateRunning && !stoodBack(s.Socket)
+			return !slices.ContainsFunc(h.rt.Launcher().Plugins(), func(s plugin.LaunchStatus) bool {
+				return s.State != plugin.StateRunning && !stoodBack(s.Socket)
 			})
 		})
 		h.set()
@@ -109,7 +109,7 @@ func TestRemovedDirectory(t *testing.T) {
 		}
 		h.within(4*patience, "another registration", func() bool { // a directory that is remade may be seen late
 			s := h.unit()
-			return s.State == launcher.StateRunning && s.PID != before.PID && !alive(before.PID)
+			return s.State == plugin.StateRunning && s.PID != before.PID && !alive(before.PID)
 		})
 		h.until("one instance", func() bool {
 			now := h.rt.Registry().Instances("T", "launched")
@@ -235,12 +235,12 @@ func TestSurvivorThatCannotBeReached(t *testing.T) {
 				}
 				mend()
 				h.until("the end of the survivor", func() bool { return !alive(before.PID) })
-				if s := h.unit(); s.State != launcher.StateStopped {
+				if s := h.unit(); s.State != plugin.StateStopped {
 					t.Errorf("it was stopped and is %+v", s)
 				}
 			case crashes:
 				h.set(surviving)
-				h.until("a crash", func() bool { return h.unit().State == launcher.StateBackoff })
+				h.until("a crash", func() bool { return h.unit().State == plugin.StateBackoff })
 				mend()
 				if after := h.running("adoption"); after.PID != before.PID {
 					t.Errorf("after the restart it is %+v, before %+v", after, before)

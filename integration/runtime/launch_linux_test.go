@@ -30,13 +30,13 @@ func launchable(behaviour string) launcher.Plugin {
 }
 
 // unit returns the status of the launched plugin.
-func (h *host) unit() launcher.Status {
+func (h *host) unit() plugin.LaunchStatus {
 	for _, s := range h.rt.Launcher().Plugins() {
 		if s.Name == "unit" {
 			return s
 		}
 	}
-	return launcher.Status{}
+	return plugin.LaunchStatus{}
 }
 
 func (h *host) set(plugins ...launcher.Plugin) {
@@ -70,9 +70,9 @@ func (h *host) within(patience time.Duration, what string, holds func() bool) {
 	}
 }
 
-func (h *host) running(what string) launcher.Status {
+func (h *host) running(what string) plugin.LaunchStatus {
 	h.t.Helper()
-	h.until(what, func() bool { return h.unit().State == launcher.StateRunning })
+	h.until(what, func() bool { return h.unit().State == plugin.StateRunning })
 	return h.unit()
 }
 
@@ -107,7 +107,7 @@ func TestLaunchedPluginTakesTheOneRoad(t *testing.T) {
 		t.Errorf("the socket is still there after Stop: %v", err)
 	}
 	h.until("deregistration", func() bool { return len(h.rt.Registry().Instances("T", "launched")) == 0 })
-	if s := h.unit(); s.State != launcher.StateStopped || s.PID != 0 {
+	if s := h.unit(); s.State != plugin.StateStopped || s.PID != 0 {
 		t.Errorf("after Stop it is %+v", s)
 	}
 	if err := h.rt.Launcher().Start("unit"); err != nil {
@@ -139,13 +139,13 @@ func TestLateHandlerStartsBlockedPlugin(t *testing.T) {
 	if s := h.unit(); !strings.Contains(s.LastError, "registration as T/launched was refused: no handler registered for plugin type: T") {
 		t.Errorf("it is %+v, want the registration it waits for, and why that was refused", s)
 	}
-	for resting := []launcher.State{launcher.StateFailed, launcher.StateBlocked}; !slices.Contains(resting, h.unit().State); {
+	for resting := []plugin.State{plugin.StateFailed, plugin.StateBlocked}; !slices.Contains(resting, h.unit().State); {
 		if pid := h.unit().PID; pid != 0 {
 			_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended
 		}
-		h.until("an end", func() bool { return h.unit().State != launcher.StateStarting || h.unit().LastError != "" })
+		h.until("an end", func() bool { return h.unit().State != plugin.StateStarting || h.unit().LastError != "" })
 	}
-	if s := h.unit(); s.State != launcher.StateBlocked || s.Restarts != 0 || !strings.Contains(s.LastError, "T/launched") {
+	if s := h.unit(); s.State != plugin.StateBlocked || s.Restarts != 0 || !strings.Contains(s.LastError, "T/launched") {
 		t.Errorf("it is %+v, want it blocked by the registration of T/launched, without a restart", s)
 	}
 	h.rt.AddHandler("T", patchbay.AcceptHandler())
@@ -179,7 +179,7 @@ func TestLaunchedPluginIsStartedAgain(t *testing.T) {
 	if err := syscall.Kill(first.PID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	h.until("another life", func() bool { s := h.unit(); return s.State == launcher.StateRunning && s.PID != first.PID })
+	h.until("another life", func() bool { s := h.unit(); return s.State == plugin.StateRunning && s.PID != first.PID })
 	if s := h.unit(); s.Restarts != 1 || !strings.Contains(s.LastError, "killed") {
 		t.Errorf("it is %+v, want one restart because it was killed", s)
 	}
@@ -192,7 +192,7 @@ func TestLaunchedPluginThatCannotRunFails(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	h.set(launchable("crash"))
-	h.until("giving up", func() bool { return h.unit().State == launcher.StateFailed })
+	h.until("giving up", func() bool { return h.unit().State == plugin.StateFailed })
 	if s := h.unit(); !strings.Contains(s.LastError, "the flux is empty") || !strings.Contains(s.LastError, "exit status 3") {
 		t.Errorf("its last error is %q, want its exit status and last words", s.LastError)
 	}
@@ -220,11 +220,11 @@ func TestStartDuringPause(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.set(p)
-	h.until("a pause", func() bool { return h.unit().State == launcher.StateBackoff })
+	h.until("a pause", func() bool { return h.unit().State == plugin.StateBackoff })
 	if err := h.rt.Launcher().Start("unit"); err != nil {
 		t.Errorf("with a program that fails: %v", err)
 	}
-	h.until("a pause", func() bool { return h.unit().State == launcher.StateBackoff })
+	h.until("a pause", func() bool { return h.unit().State == plugin.StateBackoff })
 	if err := errors.Join(os.Remove(program), os.Symlink(os.Args[0], program)); err != nil {
 		t.Fatal(err)
 	}
@@ -239,16 +239,16 @@ func TestStartDuringPause(t *testing.T) {
 func TestFailedPluginsDoNotHoldUpTheEnd(t *testing.T) {
 	h := newHost(t)
 	h.set(launchable("crash"))
-	h.until("giving up", func() bool { return h.unit().State == launcher.StateFailed })
+	h.until("giving up", func() bool { return h.unit().State == plugin.StateFailed })
 	if err := h.rt.Launcher().Stop("unit"); err != nil {
 		t.Fatal(err)
 	}
-	if s := h.unit(); s.State != launcher.StateStopped {
+	if s := h.unit(); s.State != plugin.StateStopped {
 		t.Errorf("after Stop it is %+v", s)
 	}
 	h.set()
 	h.set(launchable("crash"))
-	h.until("giving up again", func() bool { return h.unit().State == launcher.StateFailed })
+	h.until("giving up again", func() bool { return h.unit().State == plugin.StateFailed })
 	h.end()
 }
 
@@ -272,7 +272,7 @@ func TestBadReplacementLeavesTheOldOne(t *testing.T) {
 		bad.StartTimeout = time.Second
 		h.set(bad)
 		h.until("the failure of the replacement", func() bool { return strings.Contains(h.unit().ReplacementError, launcher.ErrReplacement.Error()) })
-		if s := h.unit(); s.PID != before.PID || s.State != launcher.StateRunning {
+		if s := h.unit(); s.PID != before.PID || s.State != plugin.StateRunning {
 			t.Errorf("after a replacement that is %s it is %+v, want process %d as before", behaviour, s, before.PID)
 		}
 	}
@@ -295,7 +295,7 @@ func TestLaunchedPluginsEndWithTheRuntime(t *testing.T) {
 	var other int
 	h.until("the other one", func() bool {
 		for _, s := range h.rt.Launcher().Plugins() {
-			if s.Name == "silent" && s.State == launcher.StateRunning {
+			if s.Name == "silent" && s.State == plugin.StateRunning {
 				other = s.PID
 			}
 		}
@@ -347,7 +347,7 @@ func TestHungPluginIsSeenAndStartedAgain(t *testing.T) {
 	p := launchable("serve")
 	h.set(p)
 	before := h.running("registration")
-	stopped := func() bool { return h.unit().State == launcher.StateUnresponsive }
+	stopped := func() bool { return h.unit().State == plugin.StateUnresponsive }
 	if err := syscall.Kill(before.PID, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
@@ -355,19 +355,19 @@ func TestHungPluginIsSeenAndStartedAgain(t *testing.T) {
 	if err := syscall.Kill(before.PID, syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
-	h.until("recovery", func() bool { return h.unit().State == launcher.StateRunning })
+	h.until("recovery", func() bool { return h.unit().State == plugin.StateRunning })
 	if s := h.unit(); s.PID != before.PID || s.Restarts != 0 {
 		t.Errorf("after it was slow it is %+v, want process %d as before", s, before.PID)
 	}
 
 	p.Restart.Unresponsive = true
 	h.set(p)
-	h.until("replacement", func() bool { s := h.unit(); return s.PID != before.PID && s.State == launcher.StateRunning })
+	h.until("replacement", func() bool { s := h.unit(); return s.PID != before.PID && s.State == plugin.StateRunning })
 	hung := h.unit()
 	if err := syscall.Kill(hung.PID, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	h.until("another life", func() bool { s := h.unit(); return s.PID != hung.PID && s.State == launcher.StateRunning })
+	h.until("another life", func() bool { s := h.unit(); return s.PID != hung.PID && s.State == plugin.StateRunning })
 	if alive(hung.PID) {
 		t.Errorf("process %d, which hung, is alive", hung.PID)
 	}
@@ -395,7 +395,7 @@ func TestBusyPluginIsNotHung(t *testing.T) {
 					t.Errorf("a call that outlasts eight health checks: %v, %v, want the answer of process %d", answer, err, before.PID)
 				}
 			}
-			if s := h.unit(); s.PID != before.PID || s.State != launcher.StateRunning {
+			if s := h.unit(); s.PID != before.PID || s.State != plugin.StateRunning {
 				t.Errorf("after the calls it is %+v, want process %d as before", s, before.PID)
 			}
 		})
@@ -416,7 +416,7 @@ func TestOutdatedSurvivorIsReplaced(t *testing.T) {
 	h.start()
 	surviving.Env = append(surviving.Env, "CHANGED=1")
 	h.set(surviving)
-	h.until("the replacement", func() bool { s := h.unit(); return s.State == launcher.StateRunning && s.PID != before.PID })
+	h.until("the replacement", func() bool { s := h.unit(); return s.State == plugin.StateRunning && s.PID != before.PID })
 	h.until("the end of the old one", func() bool { return !alive(before.PID) })
 	if err := h.rt.Launcher().Stop("unit"); err != nil {
 		t.Fatal(err)
@@ -450,7 +450,7 @@ func TestProgramThatCannotBeExecuted(t *testing.T) {
 	if !errors.Is(err, launcher.ErrProgram) || !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "cannot launch plugin unit: ") {
 		t.Errorf("without the program: %v", err)
 	}
-	h.until("the failure", func() bool { return h.unit().State == launcher.StateBlocked })
+	h.until("the failure", func() bool { return h.unit().State == plugin.StateBlocked })
 	counts := map[plugin.EventKind]int{}
 	for _, e := range h.rt.LastEvents(1000) {
 		if e.Name == "unit" {
@@ -480,7 +480,7 @@ func TestProgramThatCannotBeExecuted(t *testing.T) {
 func TestEndsAreToldInFull(t *testing.T) {
 	h := newHost(t)
 	h.set(launchable("crash"))
-	h.until("giving up", func() bool { return h.unit().State == launcher.StateFailed })
+	h.until("giving up", func() bool { return h.unit().State == plugin.StateFailed })
 	counts := map[plugin.EventKind]int{}
 	for _, e := range h.rt.LastEvents(1000) {
 		counts[e.Kind]++

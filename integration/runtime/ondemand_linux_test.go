@@ -156,7 +156,7 @@ func TestOnDemand(t *testing.T) {
 	p := onDemand("serve")
 	h.set(p)
 	h.idle()
-	if s := h.unit(); s.State != launcher.StateIdle || s.PID != 0 || s.Socket != h.listed().SocketPath {
+	if s := h.unit(); s.State != plugin.StateIdle || s.PID != 0 || s.Socket != h.listed().SocketPath {
 		t.Errorf("it is %+v", s)
 	}
 	var pids [64]string
@@ -218,7 +218,7 @@ func TestOnlyCallsAreNeeds(t *testing.T) {
 		t.Errorf("reflection: %v", err)
 	}
 	h.rt.Plugins()
-	if s := h.unit(); s.State != launcher.StateIdle {
+	if s := h.unit(); s.State != plugin.StateIdle {
 		t.Errorf("it was started: %+v", s)
 	}
 
@@ -288,7 +288,7 @@ func TestFailedStartIsTheCallersError(t *testing.T) {
 			}
 			h.until("rest", func() bool { // nobody needs it
 				s := h.unit().State
-				return s == launcher.StateIdle || s == launcher.StateFailed || s == launcher.StateBlocked
+				return s == plugin.StateIdle || s == plugin.StateFailed || s == plugin.StateBlocked
 			})
 		})
 	}
@@ -325,7 +325,7 @@ func TestStopOfWhatIsOnDemand(t *testing.T) {
 	}
 	h.until("its end", func() bool { return h.listed().State == "" })
 	h.set(onDemand("serve")) // the same once more
-	if s := h.unit(); s.State != launcher.StateStopped {
+	if s := h.unit(); s.State != plugin.StateStopped {
 		t.Errorf("it is %+v", s)
 	}
 	if err := h.rt.Launcher().Start("unit"); err != nil {
@@ -448,7 +448,7 @@ func TestRecreationOnDemand(t *testing.T) {
 	h.set(p)
 	h.until("the process of another configuration", func() bool {
 		s := h.unit()
-		return s.State == launcher.StateRunning && s.PID != before
+		return s.State == plugin.StateRunning && s.PID != before
 	})
 	stop()
 	if want := "validate v1beta1; register"; handler.seen() != want {

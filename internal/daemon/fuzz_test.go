@@ -23,7 +23,7 @@ import (
 // noneLaunched launches nothing.
 type noneLaunched struct{}
 
-func (noneLaunched) Plugins() []launcher.Status                     { return nil }
+func (noneLaunched) Plugins() []plugin.LaunchStatus                 { return nil }
 func (noneLaunched) Start(string) error                             { return launcher.ErrUnknown }
 func (noneLaunched) Stop(string) error                              { return launcher.ErrUnknown }
 func (noneLaunched) Restart(context.Context, string) error          { return launcher.ErrUnknown }

@@ -19,7 +19,7 @@ import (
 
 // launched is the part of a [launcher.Launcher] that the control API needs.
 type launched interface {
-	Plugins() []launcher.Status
+	Plugins() []plugin.LaunchStatus
 	Start(name string) error
 	Stop(name string) error
 	Restart(ctx context.Context, name string) error
@@ -128,19 +128,19 @@ func (c *control) launchedName(name string) (string, error) {
 }
 
 // launchedBefore finds the launched plugin that was registered last as one that is asked for and is not registered now.
-func (c *control) launchedBefore(asked plugin.Name) (launcher.Status, bool) {
+func (c *control) launchedBefore(asked plugin.Name) (plugin.LaunchStatus, bool) {
 	for _, s := range c.launched.Plugins() {
 		was, known := c.source.LaunchedAs(s.Name)
 		if asked.Type == "" && s.Name == asked.Name || known && was.Name == asked.Name && c.isOf(asked.Type, was.Type, nil) {
 			return s, true
 		}
 	}
-	return launcher.Status{}, false
+	return plugin.LaunchStatus{}, false
 }
 
 // notLaunched is the error of a call about a launched plugin that the catalogue does not have.
 func (c *control) notLaunched(name, hint string) error {
-	known := each(c.launched.Plugins(), func(s launcher.Status) string { return s.Name })
+	known := each(c.launched.Plugins(), func(s plugin.LaunchStatus) string { return s.Name })
 	return connect.NewError(connect.CodeNotFound, errors.New(
 		"the catalogue, the key plugins of the configuration, has no plugin of this name"+didYouMean(untrusted.Valid(name), known)+hint))
 }
@@ -160,7 +160,7 @@ func launchError(err error) error {
 	return connect.NewError(code, errors.New(untrusted.Valid(err.Error())))
 }
 
-func (p picture) launchedMessage(s launcher.Status) *patchbayv1.LaunchedPlugin {
+func (p picture) launchedMessage(s plugin.LaunchStatus) *patchbayv1.LaunchedPlugin {
 	return &patchbayv1.LaunchedPlugin{
 		Name: untrusted.Valid(s.Name), State: string(s.State), Since: timestamp(s.Since), Pid: int64(s.PID), SocketPath: untrusted.Valid(s.Socket),
 		Health: s.Health, Restarts: uint32(max(s.Restarts, 0)), NextStart: timestamp(s.NextStart), LastError: untrusted.Valid(s.LastError),

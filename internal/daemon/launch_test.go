@@ -6,16 +6,15 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/fleet"
-	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 type someLaunched struct {
 	launched
-	plugins []launcher.Status
+	plugins []plugin.LaunchStatus
 }
 
-func (l someLaunched) Plugins() []launcher.Status { return l.plugins }
+func (l someLaunched) Plugins() []plugin.LaunchStatus { return l.plugins }
 
 // TestLastSeenBetween: what the API says of a plugin whose node was last alive between two times has both.
 func TestLastSeenBetween(t *testing.T) {
@@ -29,7 +28,7 @@ func TestLastSeenBetween(t *testing.T) {
 
 // TestUnwell: a launched plugin that says that it does not serve, or does not answer, is known by its socket, and by its roles.
 func TestUnwell(t *testing.T) {
-	l := someLaunched{plugins: []launcher.Status{
+	l := someLaunched{plugins: []plugin.LaunchStatus{
 		{Socket: "/well", Health: "serving"}, {Socket: "/sick", Health: "not-serving"}, {Socket: "/silent", Health: "unresponsive"},
 		{Socket: "/none", Health: "not-offered"}, {Health: "not-serving"},
 	}}

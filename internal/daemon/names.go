@@ -7,7 +7,6 @@ import (
 
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
-	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -130,7 +129,7 @@ func (n naming) means(asked plugin.Name, s plugin.Status) bool {
 // does not serve.
 func (c *control) launchedAt(name string) (socket string, known bool) {
 	all := c.launched.Plugins()
-	i := slices.IndexFunc(all, func(s launcher.Status) bool { return s.Name == name })
+	i := slices.IndexFunc(all, func(s plugin.LaunchStatus) bool { return s.Name == name })
 	if i < 0 {
 		return "", false
 	}

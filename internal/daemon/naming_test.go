@@ -18,7 +18,6 @@ import (
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/handlers/csi"
 	"github.com/patchbay-dev/patchbay/internal/daemon/page"
-	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -138,8 +137,8 @@ func TestRolesName(t *testing.T) {
 // onceLaunched is a catalogue with one plugin, which was registered as CSIPlugin/both, or is, and has no socket now.
 type onceLaunched struct{ noneLaunched }
 
-func (onceLaunched) Plugins() []launcher.Status {
-	return []launcher.Status{{Name: "disk", State: launcher.StateStopped}}
+func (onceLaunched) Plugins() []plugin.LaunchStatus {
+	return []plugin.LaunchStatus{{Name: "disk", State: plugin.StateStopped}}
 }
 
 func (onceLaunched) Start(string) error { return nil }

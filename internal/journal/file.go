@@ -35,6 +35,7 @@ type record struct {
 	Endpoint   string           `json:"endpoint,omitempty"`
 	SocketPath string           `json:"socketPath,omitempty"`
 	Message    string           `json:"message,omitempty"`
+	State      plugin.State     `json:"-"`
 }
 
 // keeper writes events to a file, in the goroutine that runs it, so that no publisher waits for the disk.

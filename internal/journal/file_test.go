@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/leaktest"
-	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -276,7 +275,7 @@ func TestAllEvents(t *testing.T) {
 	}
 	j, end := begin()
 	j.Observe(plugin.Event{Kind: plugin.EventRegistered, Type: "T", Name: "n", Instance: "i", SocketPath: "/s"})
-	j.ObserveLauncher(launcher.Event{Kind: plugin.EventReady, Name: "unit", Socket: "/s"})
+	j.ObserveLaunched(plugin.Event{Kind: plugin.EventReady, Name: "unit", SocketPath: "/s"})
 	end()
 	j, end = begin()
 	for range history + 100 {

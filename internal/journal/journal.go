@@ -13,9 +13,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
-	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/broadcast"
-	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -263,23 +261,9 @@ func (j *Journal) line(level slog.Level, e plugin.Event, state string) {
 	j.log.LogAttrs(context.Background(), level, subject+" "+string(e.Kind), attributes...)
 }
 
-// ObserveHost is Observe for what the host of launched plugins tells.
-func (j *Journal) ObserveHost(e host.Event) {
-	j.observeLaunched(plugin.Event{
-		Time: e.Time, Kind: e.Kind, Name: e.Plugin, SocketPath: e.Socket, Message: e.Message,
-	}, hostStates[e.Kind])
-}
-
-// ObserveLauncher is Observe for what the launcher tells.
-func (j *Journal) ObserveLauncher(e launcher.Event) {
-	j.observeLaunched(plugin.Event{
-		Time: e.Time, Kind: e.Kind, Name: e.Name, SocketPath: e.Socket, Message: e.Message,
-	}, string(e.State))
-}
-
-// observeLaunched adds an event of a launched plugin, which is named as in the catalogue. Its line also says as what it is registered, or
-// was last: the type, and the instance on this socket.
-func (j *Journal) observeLaunched(e plugin.Event, state string) {
+// ObserveLaunched is Observe for an event of a launched plugin, which is named as it was launched. Its line also has the type with which the
+// plugin is registered, or was last, and the instance at this socket.
+func (j *Journal) ObserveLaunched(e plugin.Event) {
 	j.Publish(e)
 	j.mu.Lock()
 	was := j.servedAs(e)
@@ -288,7 +272,7 @@ func (j *Journal) observeLaunched(e plugin.Event, state string) {
 	if was.socket == e.SocketPath {
 		e.Instance = was.instance
 	}
-	j.tell(e, state)
+	j.tell(e, cmp.Or(string(e.State), hostStates[e.Kind]))
 }
 
 // states are those of instances after an event, as they are listed; for what is listed no longer, the word of the event.
@@ -303,7 +287,7 @@ var states = map[plugin.EventKind]string{
 
 // hostStates are those of launched plugins after an event of the host.
 var hostStates = map[plugin.EventKind]string{
-	plugin.EventLaunched: string(launcher.StateStarting), plugin.EventTerminated: string(plugin.EventTerminated),
+	plugin.EventLaunched: string(plugin.StateStarting), plugin.EventTerminated: string(plugin.EventTerminated),
 }
 
 // troubling are the kinds of events at which an operator may have to look. All others tell of the ordinary life of plugins.

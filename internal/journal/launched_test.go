@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -17,7 +16,7 @@ func TestForgetsLaunched(t *testing.T) {
 	register := func(name string) {
 		socket := "/p/" + name
 		j.Observe(plugin.Event{Time: time.Now(), Kind: plugin.EventRegistered, Type: "T", Name: "as-" + name, Instance: name, SocketPath: socket})
-		j.ObserveLauncher(launcher.Event{Time: time.Now(), Kind: plugin.EventReady, Name: name, Socket: socket})
+		j.ObserveLaunched(plugin.Event{Time: time.Now(), Kind: plugin.EventReady, Name: name, SocketPath: socket})
 	}
 	const names = 3 * history
 	register("lasting")

@@ -9,9 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/journal"
-	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -101,9 +99,9 @@ func checkLine(t *testing.T, publisher, kind, level, state string) {
 	want := map[string]string{"level": level, "event": kind, "plugin": "n", "reason": "why"}
 	switch publisher {
 	case "host":
-		j.ObserveHost(host.Event{Time: time.Now(), Kind: plugin.EventKind(kind), Plugin: "n", Message: "why"})
+		j.ObserveLaunched(plugin.Event{Time: time.Now(), Kind: plugin.EventKind(kind), Name: "n", Message: "why"})
 	case "launcher":
-		j.ObserveLauncher(launcher.Event{Time: time.Now(), Kind: plugin.EventKind(kind), Name: "n", State: launcher.State(state), Message: "why"})
+		j.ObserveLaunched(plugin.Event{Time: time.Now(), Kind: plugin.EventKind(kind), Name: "n", State: plugin.State(state), Message: "why"})
 	default:
 		want["type"], want["instance"] = "T", "i"
 		j.Observe(plugin.Event{Time: time.Now(), Kind: plugin.EventKind(kind), Type: "T", Name: "n", Instance: "i", Message: "why"})

@@ -28,7 +28,7 @@ func (rt *Runtime) Admission() plugin.AdmissionPlugin { return rt.admission }
 func (rt *Runtime) newLaunching(cfg Config) (err error) {
 	rt.host = &host.Host{
 		PluginsContext: host.WithLogger(context.Background(), cfg.Logger),
-		Events:         rt.journal.ObserveHost,
+		Events:         func(e host.Event) { rt.journal.ObserveLaunched(e.Event) },
 		Logger:         cfg.Logger,
 		StateDir:       cfg.SurvivorDir,
 	}
@@ -99,19 +99,19 @@ func (rt *Runtime) observe(e plugin.Event) {
 const replaceTimeout = 30 * time.Second
 
 // observeLauncher is told what happens to launched plugins. Callers of one whose process is replaced wait until there is news of the next.
-func (rt *Runtime) observeLauncher(e launcher.Event) {
+func (rt *Runtime) observeLauncher(e plugin.Event) {
 	rt.mu.Lock()
 	if end := rt.replacing[e.Name]; end != nil {
 		end()
 		delete(rt.replacing, e.Name)
 	}
-	if ptype, name, instance, known := rt.journal.InstanceOf(e.Name, e.Socket); known && e.Kind == plugin.EventReplacing {
+	if ptype, name, instance, known := rt.journal.InstanceOf(e.Name, e.SocketPath); known && e.Kind == plugin.EventReplacing {
 		ctx, end := context.WithTimeout(context.Background(), replaceTimeout)
 		rt.replacing[e.Name] = end
 		rt.registry.Replacing(ctx, ptype, name, instance)
 	}
 	rt.mu.Unlock()
-	rt.journal.ObserveLauncher(e)
+	rt.journal.ObserveLaunched(e)
 }
 
 func (rt *Runtime) discovered() []plugin.Status {

@@ -75,7 +75,7 @@ func (p process) Owns(ctx context.Context, pid int) bool {
 func (rt *Runtime) markIdle(statuses []plugin.Status) {
 	for i, s := range statuses {
 		if s.Source == plugin.SourceLaunched && s.State == plugin.StateRegistered &&
-			rt.launcher.BehindFront(s.SocketPath) == launcher.StateIdle {
+			rt.launcher.BehindFront(s.SocketPath) == plugin.StateIdle {
 			statuses[i].State = plugin.StateIdle
 		}
 	}

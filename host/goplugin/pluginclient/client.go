@@ -199,10 +199,10 @@ func (c *Client) register(endpoint string) (deregister func()) {
 }
 
 // observe records an event of the launcher. The end that Kill causes has Kill's error.
-func (c *Client) observe(e launcher.Event) {
+func (c *Client) observe(e plugin.Event) {
 	c.change(func() {
 		c.news = e.Message
-		if c.follow != nil && slices.Contains([]launcher.State{launcher.StateFailed, launcher.StateBlocked, launcher.StateStopped}, e.State) {
+		if c.follow != nil && slices.Contains([]plugin.State{plugin.StateFailed, plugin.StateBlocked, plugin.StateStopped}, e.State) {
 			c.ended = fmt.Errorf("the plugin has ended: %s", e.Message)
 		}
 	})

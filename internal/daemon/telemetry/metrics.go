@@ -27,7 +27,6 @@ import (
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
 	"github.com/patchbay-dev/patchbay/internal/launch/pluginlog"
 	"github.com/patchbay-dev/patchbay/internal/pluginruntime"
-	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
 )
@@ -156,7 +155,7 @@ type Plugins interface {
 
 // Launched are the plugins of the catalogue.
 type Launched interface {
-	Plugins() []launcher.Status
+	Plugins() []plugin.LaunchStatus
 	Log(name string) (plugin.Log, error)
 }
 

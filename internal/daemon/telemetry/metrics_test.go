@@ -19,7 +19,6 @@ import (
 
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/internal/launch/pluginlog"
-	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -43,8 +42,8 @@ func (fixed) Conditions() []plugin.Condition {
 
 type fixedLaunched struct{}
 
-func (fixedLaunched) Plugins() []launcher.Status {
-	return []launcher.Status{{Name: "hello", State: launcher.StateRunning, Restarts: 2}}
+func (fixedLaunched) Plugins() []plugin.LaunchStatus {
+	return []plugin.LaunchStatus{{Name: "hello", State: plugin.StateRunning, Restarts: 2}}
 }
 
 func (fixedLaunched) Log(string) (plugin.Log, error) {

@@ -118,7 +118,7 @@ func (m *Machine) failNext(g *generation, err error) {
 	if old := m.current.phase; old.runs() && old != Lost {
 		outcome = fmt.Errorf("%w, the old one keeps running: %w", ErrReplacement, err)
 	}
-	m.do(Emit{Event{Time: m.Now, Kind: plugin.EventFailed, Message: outcome.Error()}})
+	m.do(Emit{plugin.Event{Time: m.Now, Kind: plugin.EventFailed, Message: outcome.Error()}})
 	m.drop(outcome, ByReplacement)
 	if old := m.current; old.phase == Lost {
 		m.fail(old, fmt.Errorf("%w: %w", errUnlinked, err), ByReplacement, false)

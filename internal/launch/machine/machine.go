@@ -393,10 +393,10 @@ func (m *Machine) unneeded(g *generation) {
 }
 
 // Status describes the plugin.
-func (m *Machine) Status() Status {
-	s := Status{State: StateStopped, Health: string(Unknown)}
+func (m *Machine) Status() plugin.LaunchStatus {
+	s := plugin.LaunchStatus{State: plugin.StateStopped, Health: string(Unknown)}
 	if g := m.current; g != nil {
-		s = Status{
+		s = plugin.LaunchStatus{
 			State: g.state(), Since: g.since, Health: string(cmp.Or(g.health, Unknown)), PID: g.process.PID, Socket: g.process.Socket,
 			Restarts: m.history.restarts, NextStart: g.next,
 		}
@@ -410,9 +410,9 @@ func (m *Machine) Status() Status {
 	return s
 }
 
-func (g *generation) state() State {
+func (g *generation) state() plugin.State {
 	if g.health == Unresponsive && (g.phase == Ready || g.phase == Serving) {
-		return StateUnresponsive
+		return plugin.StateUnresponsive
 	}
 	return phases[g.phase].shown
 }
@@ -453,7 +453,7 @@ func (m *Machine) answerAll(waiting *[]Request, err error) {
 }
 
 func (m *Machine) emit(kind plugin.EventKind, g *generation, message string) {
-	m.do(Emit{Event{Time: m.Now, Kind: kind, Socket: g.process.Socket, Message: message}})
+	m.do(Emit{plugin.Event{Time: m.Now, Kind: kind, SocketPath: g.process.Socket, Message: message}})
 }
 
 func (m *Machine) setTimer(g *generation, kind TimerKind, after time.Duration) {

@@ -1,6 +1,10 @@
 package machine
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/patchbay-dev/patchbay/plugin"
+)
 
 // Phase is where a generation of a launched plugin is: a row of processes, from a start or replacement by hand to its stop.
 type Phase uint8
@@ -44,13 +48,13 @@ const (
 // phases are the names of the phases and the states that operators see.
 var phases = [...]struct {
 	name  string
-	shown State
+	shown plugin.State
 }{
-	{"new", StateStarting}, {"wanted", StateStarting}, {"starting", StateStarting}, {"started", StateStarting}, {"adopted", StateStarting},
-	{"ready", StateRunning}, {"serving", StateRunning}, {"lost", StateUnlinked},
-	{"failing", StateStopping}, {"replaced", StateStopping}, {"stopping", StateStopping},
-	{"backing off", StateBackoff}, {"given up", StateFailed}, {"blocked", StateBlocked},
-	{"idle", StateIdle}, {"surviving", StateStopped}, {"over", StateStopped},
+	{"new", plugin.StateStarting}, {"wanted", plugin.StateStarting}, {"starting", plugin.StateStarting}, {"started", plugin.StateStarting}, {"adopted", plugin.StateStarting},
+	{"ready", plugin.StateRunning}, {"serving", plugin.StateRunning}, {"lost", plugin.StateUnlinked},
+	{"failing", plugin.StateStopping}, {"replaced", plugin.StateStopping}, {"stopping", plugin.StateStopping},
+	{"backing off", plugin.StateBackoff}, {"given up", plugin.StateFailed}, {"blocked", plugin.StateBlocked},
+	{"idle", plugin.StateIdle}, {"surviving", plugin.StateStopped}, {"over", plugin.StateStopped},
 }
 
 func (p Phase) String() string { return phases[p].name }

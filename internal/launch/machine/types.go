@@ -7,33 +7,6 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// State is what a launched plugin does, as operators read it.
-type State string
-
-// The states of a launched plugin.
-const (
-	// StateStarting: its process is being started, or runs and is not ready yet.
-	StateStarting State = "starting"
-	// StateRunning: it is ready: registered if it serves.
-	StateRunning State = "running"
-	// StateUnresponsive: it runs and does not answer health checks.
-	StateUnresponsive State = "unresponsive"
-	// StateUnlinked: it runs, but its socket was removed, so it is being replaced.
-	StateUnlinked State = "unlinked"
-	// StateStopping: it is being stopped.
-	StateStopping State = "stopping"
-	// StateBackoff: it ended and is started again at NextStart.
-	StateBackoff State = "backoff"
-	// StateFailed: it ended too often; Restart and Start start over.
-	StateFailed State = "failed"
-	// StateBlocked: it cannot be started before its program changes, or its type has a handler; then it is started.
-	StateBlocked State = "blocked"
-	// StateIdle: it has no process, and is started on demand.
-	StateIdle State = "idle"
-	// StateStopped: it was stopped, ended by itself and is not to be started again, or was never started.
-	StateStopped State = "stopped"
-)
-
 // HealthState is the health that a plugin reports through grpc.health.v1.
 type HealthState string
 
@@ -46,41 +19,7 @@ const (
 	Unresponsive HealthState = "unresponsive" // it does not answer
 )
 
-// Status describes a launched plugin.
-type Status struct {
-	Name  string
-	State State
-	// Since is when it entered its state.
-	Since time.Time
-	// Health is what it reports through grpc.health.v1: "serving", "not-serving", "unresponsive", "not-offered", or "unknown".
-	Health string
-	// PID is its process; zero if it has none.
-	PID int
-	// Socket is where it serves; empty if it does not.
-	Socket string
-	// Restarts counts how often it was started again since it was last started or replaced by hand.
-	Restarts int
-	// NextStart is when it is started again; zero if that is not planned.
-	NextStart time.Time
-	// LastError is how its last process ended, with the last lines that it wrote to standard error, or why its process is not ready.
-	LastError string
-	// ReplacementError is why its last replacement failed, until another one succeeds or a person starts it.
-	ReplacementError string
-}
-
-// Event is something that happened to a launched plugin.
-type Event struct {
-	Time   time.Time
-	Kind   plugin.EventKind
-	Name   string
-	Socket string
-	// State is the state of the plugin after the event; empty if the event does not concern it.
-	State State
-	// Message explains the event in one line.
-	Message string
-}
-
-// The errors with which those are answered who asked for something.
+// The errors that answer requests.
 var (
 	ErrReplacement = errors.New("the replacement did not become ready")
 	ErrClosed      = errors.New("the launcher is closed")
@@ -257,7 +196,7 @@ type (
 	// StopTimer stops one.
 	StopTimer struct{ Timer }
 	// Emit tells of an event.
-	Emit struct{ Event }
+	Emit struct{ plugin.Event }
 	// Answer ends a request with its result.
 	Answer struct {
 		Request

@@ -134,7 +134,7 @@ func newWorld(seed uint64, taken map[machine.Transition]bool) *world {
 
 func (w *world) Needed() bool { return w.needed }
 
-func (w *world) Observe(e machine.Event) {
+func (w *world) Observe(e plugin.Event) {
 	w.events[e.Kind]++
 	w.say("event %s: %s", e.Kind, e.Message)
 }
@@ -331,7 +331,7 @@ func (p *proc) FollowHealth(ctx context.Context, found func(machine.HealthFound)
 		if p.cfg.offered && !w.needed && w.OneIn(2) {
 			p.unfit = true
 			w.unit.Unneeded(p)
-			if w.unit.Status().State != machine.StateIdle && !p.told && len(w.alive()) == 1 && len(w.launching) == 0 &&
+			if w.unit.Status().State != plugin.StateIdle && !p.told && len(w.alive()) == 1 && len(w.launching) == 0 &&
 				!slices.Contains(slices.Collect(maps.Values(w.phases)), machine.BackingOff) { // else another one is about to replace it
 				w.fail("nobody needs process %d, and it is not told to end", p.pid)
 			}

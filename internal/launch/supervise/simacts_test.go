@@ -114,9 +114,9 @@ func (w *world) act() {
 			w.unit.Tell(machine.Offer{})
 		}
 	case n == 7 && !onDemand:
-		idle := w.unit.Status().State == machine.StateIdle
+		idle := w.unit.Status().State == plugin.StateIdle
 		w.needed = w.needed || !idle
-		if w.configure(true); idle && w.unit.Status().State != machine.StateIdle {
+		if w.configure(true); idle && w.unit.Status().State != plugin.StateIdle {
 			w.fail("another configuration starts what is idle")
 		}
 	case n == 8 && !onDemand && !w.cfg.offered:
@@ -200,16 +200,16 @@ func (w *world) check() {
 	}
 	w.checkProcesses()
 	s := w.unit.Status()
-	if s.State == machine.StateIdle && slices.ContainsFunc(w.alive(), func(p *proc) bool { return !p.told }) {
+	if s.State == plugin.StateIdle && slices.ContainsFunc(w.alive(), func(p *proc) bool { return !p.told }) {
 		w.fail("a process that is not told to end is there while it is %+v", s)
 	}
-	if (s.State == machine.StateBackoff) == s.NextStart.IsZero() {
+	if (s.State == plugin.StateBackoff) == s.NextStart.IsZero() {
 		w.fail("it is %+v", s)
 	}
 	if s.NextStart.Before(w.Now()) && !s.NextStart.IsZero() {
 		w.fail("it is to be started in the past: %+v", s)
 	}
-	running := s.State == machine.StateRunning || s.State == machine.StateUnresponsive
+	running := s.State == plugin.StateRunning || s.State == plugin.StateUnresponsive
 	if running && (s.PID == 0 || w.procs[s.PID-1].ended || w.cfg.serves && !w.procs[s.PID-1].registered) {
 		w.fail("it is %+v", s)
 	}
@@ -255,20 +255,20 @@ func (w *world) settle() {
 	if w.cfg.policy.Policy == machine.OnDemand {
 		w.demand()
 	}
-	if s := w.unit.Status().State; w.cfg.policy.Policy != machine.OnDemand || s == machine.StateStopped || s == machine.StateFailed {
+	if s := w.unit.Status().State; w.cfg.policy.Policy != machine.OnDemand || s == plugin.StateStopped || s == plugin.StateFailed {
 		w.ask("start", w.unit.Start)
 	}
 	w.stopped = false
 	w.Pass(20 * time.Minute)
 	w.check()
 	s := w.unit.Status()
-	if s.State != machine.StateRunning {
+	if s.State != plugin.StateRunning {
 		w.fail("in the end it is %+v", s)
 	}
 	if up := w.alive(); len(up) > 1 {
 		w.fail("in the end %d processes run", len(up))
 	}
-	if p, runs := w.unit.Process().(*proc); s.State == machine.StateRunning && (!runs || p.pid != s.PID || p.cfg.number != w.cfg.number && !w.failedToReplace()) {
+	if p, runs := w.unit.Process().(*proc); s.State == plugin.StateRunning && (!runs || p.pid != s.PID || p.cfg.number != w.cfg.number && !w.failedToReplace()) {
 		w.fail("in the end %+v runs, of configuration %d", s, w.cfg.number)
 	}
 }
@@ -290,7 +290,7 @@ func (w *world) end() {
 			w.fail("nobody cares for process %d, which survived", p.pid)
 		}
 	}
-	if w.calm && w.cfg.survives && s.State == machine.StateRunning && len(w.alive()) != 1 {
+	if w.calm && w.cfg.survives && s.State == plugin.StateRunning && len(w.alive()) != 1 {
 		w.fail("what survives does not")
 	}
 	if w.asked != w.answered || w.Tasks() > 0 {

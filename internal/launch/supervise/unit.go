@@ -12,6 +12,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/internal/callback"
 	"github.com/patchbay-dev/patchbay/internal/launch/machine"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // Program is a plugin as it is configured: it starts processes.
@@ -40,7 +41,7 @@ type Process interface {
 // the Unit.
 type Owner interface {
 	// Observe receives each event, in order.
-	Observe(e machine.Event)
+	Observe(e plugin.Event)
 	// Needed reports whether a caller waits for a plugin that is started on demand.
 	Needed() bool
 }
@@ -207,7 +208,7 @@ func (u *Unit) Kill() {
 }
 
 // Status describes the plugin.
-func (u *Unit) Status() machine.Status {
+func (u *Unit) Status() plugin.LaunchStatus {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.machine.Status()

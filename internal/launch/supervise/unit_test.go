@@ -129,7 +129,7 @@ func start(t *testing.T, policy plugin.RestartPolicy, p *fakeProgram) *supervise
 	return s
 }
 
-func (s *supervised) Observe(e machine.Event) {
+func (s *supervised) Observe(e plugin.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.kinds = append(s.kinds, e.Kind)
@@ -144,7 +144,7 @@ func (s *supervised) again() {
 }
 
 // expect says what must hold when nothing happens any more at this time.
-func (s *supervised) expect(t *testing.T, state machine.State, lives, alive int) {
+func (s *supervised) expect(t *testing.T, state plugin.State, lives, alive int) {
 	t.Helper()
 	synctest.Wait()
 	gotLives, gotAlive := s.count()
@@ -154,11 +154,11 @@ func (s *supervised) expect(t *testing.T, state machine.State, lives, alive int)
 }
 
 // state is that of the plugin, which runs from its start on.
-func (s *supervised) state() machine.State {
-	if state := s.Status().State; state != machine.StateStarting {
+func (s *supervised) state() plugin.State {
+	if state := s.Status().State; state != plugin.StateStarting {
 		return state
 	}
-	return machine.StateRunning
+	return plugin.StateRunning
 }
 
 func (s *supervised) end() {
@@ -186,16 +186,16 @@ func TestPolicies(t *testing.T) {
 				s := start(t, plugin.RestartPolicy{Policy: test.restart}, &fakeProgram{ends: []end{{after: second, err: test.err}, {}}})
 				time.Sleep(second)
 				if test.over {
-					s.expect(t, machine.StateStopped, 1, 0)
+					s.expect(t, plugin.StateStopped, 1, 0)
 				} else {
-					s.expect(t, machine.StateBackoff, 1, 0)
+					s.expect(t, plugin.StateBackoff, 1, 0)
 					if status := s.Status(); status.Restarts != 1 || status.NextStart.Before(time.Now().Add(second)) {
 						t.Errorf("%+v", status)
 					}
 					time.Sleep(time.Until(s.Status().NextStart))
-					s.expect(t, machine.StateRunning, 2, 1)
+					s.expect(t, plugin.StateRunning, 2, 1)
 					s.end()
-					s.expect(t, machine.StateStopped, 2, 0)
+					s.expect(t, plugin.StateStopped, 2, 0)
 				}
 				if status := s.Status(); (status.LastError != "") != (test.err != nil) || !status.NextStart.IsZero() {
 					t.Errorf("%+v", status)
@@ -209,7 +209,7 @@ func TestPanic(t *testing.T) {
 	for want, how := range map[string]end{"panicked: at the plugin": {panic: true}, "ended its goroutine": {exit: true}} {
 		synctest.Test(t, func(t *testing.T) {
 			s := start(t, plugin.RestartPolicy{Policy: plugin.RestartOnFailure}, &fakeProgram{ends: []end{how, {}}})
-			s.expect(t, machine.StateBackoff, 1, 0)
+			s.expect(t, plugin.StateBackoff, 1, 0)
 			if err := s.Status().LastError; !strings.Contains(err, want) {
 				t.Error(err)
 			}
@@ -223,7 +223,7 @@ func TestRepeatedFailure(t *testing.T) {
 		absent := end{err: errors.New("no such file"), never: true}
 		s := start(t, plugin.RestartPolicy{Policy: plugin.RestartAlways, Limit: -1}, &fakeProgram{ends: []end{absent, absent, absent, {after: second / 2, err: errCrash}, absent, absent, {}}})
 		time.Sleep(time.Hour)
-		s.expect(t, machine.StateRunning, 7, 1)
+		s.expect(t, plugin.StateRunning, 7, 1)
 		want := append(slices.Repeat([]plugin.EventKind{plugin.EventBackoff}, 3), plugin.EventReady)
 		if !slices.Equal(s.kinds, want) {
 			t.Errorf("events %v, want %v", s.kinds, want)
@@ -236,7 +236,7 @@ func TestFailed(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s := start(t, plugin.RestartPolicy{Policy: plugin.RestartAlways, Limit: 3, Backoff: plugin.Backoff{Max: second}}, &fakeProgram{ends: []end{{after: second / 2, err: err}}})
 			time.Sleep(time.Minute)
-			s.expect(t, machine.StateFailed, 4, 0)
+			s.expect(t, plugin.StateFailed, 4, 0)
 			want := errCrash.Error()
 			if err == nil {
 				want = "it ended by itself, without an error"
@@ -245,18 +245,18 @@ func TestFailed(t *testing.T) {
 				t.Errorf("%+v", status)
 			}
 			time.Sleep(time.Hour)
-			s.expect(t, machine.StateFailed, 4, 0)
+			s.expect(t, plugin.StateFailed, 4, 0)
 			for i := range 2 {
 				s.again()
-				s.expect(t, machine.StateRunning, 4*i+5, 1)
+				s.expect(t, plugin.StateRunning, 4*i+5, 1)
 				if status := s.Status(); status.Restarts != 0 {
 					t.Errorf("%+v", status)
 				}
 				time.Sleep(time.Minute)
-				s.expect(t, machine.StateFailed, 4*i+8, 0)
+				s.expect(t, plugin.StateFailed, 4*i+8, 0)
 			}
 			s.end()
-			s.expect(t, machine.StateStopped, 12, 0)
+			s.expect(t, plugin.StateStopped, 12, 0)
 			cycle := append(slices.Repeat([]plugin.EventKind{plugin.EventBackoff}, 3), plugin.EventFailed)
 			if want := slices.Repeat(cycle, 3); !slices.Equal(s.kinds, want) {
 				t.Errorf("events %v", s.kinds)
@@ -272,7 +272,7 @@ func TestBackoff(t *testing.T) {
 		ends = append(ends, end{after: time.Minute, err: errCrash}, end{after: second, err: errCrash}, end{})
 		s := start(t, plugin.RestartPolicy{Policy: plugin.RestartAlways, Limit: -1}, &fakeProgram{ends: ends})
 		time.Sleep(time.Hour)
-		s.expect(t, machine.StateRunning, 11, 1)
+		s.expect(t, plugin.StateRunning, 11, 1)
 		for i, bound := range []int{2, 4, 8, 16, 32, 60, 60, 60, 2, 4} {
 			bound := time.Duration(bound) * second
 			lived := ends[i].after
@@ -315,7 +315,7 @@ func TestWindow(t *testing.T) {
 				}
 				return n
 			}
-			failed := s.Status().State == machine.StateFailed
+			failed := s.Status().State == plugin.StateFailed
 			for i := range deaths {
 				last := i == len(deaths)-1
 				if tooMany := within(i) >= limit; tooMany != (last && failed) {
@@ -335,38 +335,38 @@ func TestStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := start(t, plugin.RestartPolicy{Policy: plugin.RestartOnFailure}, &fakeProgram{ends: []end{{after: 2 * second, err: errCrash}, {}}, linger: 3 * second})
 		s.again()
-		s.expect(t, machine.StateRunning, 1, 1)
+		s.expect(t, plugin.StateRunning, 1, 1)
 		time.Sleep(2 * second)
-		s.expect(t, machine.StateBackoff, 1, 0)
+		s.expect(t, plugin.StateBackoff, 1, 0)
 		s.again()
 		s.again() // and once more
-		s.expect(t, machine.StateRunning, 2, 1)
+		s.expect(t, plugin.StateRunning, 2, 1)
 		if status := s.Status(); status.Restarts != 0 || status.LastError != errCrash.Error() || !status.Since.Equal(time.Now()) {
 			t.Errorf("%+v", status)
 		}
 		time.Sleep(time.Hour)
-		s.expect(t, machine.StateRunning, 2, 1)
+		s.expect(t, plugin.StateRunning, 2, 1)
 		stopped := make(chan error, 1)
 		s.Stop(func(err error) { stopped <- err })
 		time.Sleep(second)
 		s.again() // it is still ending
-		s.expect(t, machine.StateRunning, 2, 1)
+		s.expect(t, plugin.StateRunning, 2, 1)
 		if err := <-stopped; err != nil {
 			t.Error(err)
 		}
-		s.expect(t, machine.StateRunning, 3, 1)
+		s.expect(t, plugin.StateRunning, 3, 1)
 	})
 }
 
 // TestClose: it ends in every state, after the life.
 func TestClose(t *testing.T) {
-	for state, how := range map[machine.State]end{
-		machine.StateRunning: {}, machine.StateBackoff: {after: second, err: errCrash}, machine.StateFailed: {after: 1, err: errCrash},
+	for state, how := range map[plugin.State]end{
+		plugin.StateRunning: {}, plugin.StateBackoff: {after: second, err: errCrash}, plugin.StateFailed: {after: 1, err: errCrash},
 	} {
 		t.Run(string(state), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				policy := plugin.RestartPolicy{Policy: plugin.RestartAlways, Limit: 1, Backoff: plugin.Backoff{Min: 10 * second}}
-				if state == machine.StateFailed {
+				if state == plugin.StateFailed {
 					policy.Backoff = plugin.Backoff{Min: 1, Max: 1}
 				}
 				s := start(t, policy, &fakeProgram{ends: []end{how}, linger: second})
@@ -377,7 +377,7 @@ func TestClose(t *testing.T) {
 				}
 				s.end()
 				lives, _ := s.count()
-				s.expect(t, machine.StateStopped, lives, 0)
+				s.expect(t, plugin.StateStopped, lives, 0)
 			})
 		})
 	}
@@ -393,7 +393,7 @@ func TestNeededAgain(t *testing.T) {
 		s.Tell(machine.Demand{})
 		t.Cleanup(s.end)
 		time.Sleep(time.Hour)
-		s.expect(t, machine.StateRunning, 3, 1)
+		s.expect(t, plugin.StateRunning, 3, 1)
 		if pauses := []time.Duration{s.begins[1].Sub(s.begins[0]) - time.Minute, s.begins[2].Sub(s.begins[1]) - second}; pauses[0] != 0 ||
 			pauses[1] < second/2 {
 			t.Errorf("the pauses are %v", pauses)
@@ -416,8 +416,8 @@ func TestAnyOrder(t *testing.T) {
 				s.again()
 				time.Sleep(rapid.SampledFrom([]time.Duration{0, 1, second, 5 * second, time.Hour}).Draw(rt, "pause"))
 				status := s.Status()
-				if status.State == machine.StateBackoff && status.NextStart.IsZero() ||
-					status.State != machine.StateBackoff && !status.NextStart.IsZero() {
+				if status.State == plugin.StateBackoff && status.NextStart.IsZero() ||
+					status.State != plugin.StateBackoff && !status.NextStart.IsZero() {
 					rt.Fatalf("%+v", status)
 				}
 			}
@@ -425,7 +425,7 @@ func TestAnyOrder(t *testing.T) {
 			synctest.Wait()
 			state := s.Status().State
 			_, alive := p.count()
-			if ok := state == machine.StateRunning && alive == 1 || state == machine.StateFailed && alive == 0; !ok {
+			if ok := state == plugin.StateRunning && alive == 1 || state == plugin.StateFailed && alive == 0; !ok {
 				rt.Fatalf("%s with %d alive", state, alive)
 			}
 			s.end()
