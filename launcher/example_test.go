@@ -12,8 +12,8 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// A plugin that serves nothing is launched and stopped. One that serves also has Serve, and Config a plugin directory and
-// AwaitRegistered; patchbay.Runtime has both.
+// A plugin that does not serve is launched and stopped. For plugins that serve, Config also needs a plugin directory and Registrations; use
+// the launcher of a patchbay.Runtime, which has both.
 func ExampleLauncher() {
 	h := &host.Host{}
 	if err := h.Initialize(plugin.Config{}); err != nil {

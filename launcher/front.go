@@ -95,7 +95,7 @@ func (u *unit) announceIdle(p Plugin) {
 	f := u.front.Load()
 	said := p.Announce
 	if said.Type == "" {
-		said, _ = u.launcher.cfg.Announced(f.Path())
+		said, _ = u.launcher.cfg.Registrations.Announced(f.Path())
 	}
 	if said.Type != "" {
 		_, err := u.launcher.makeDir(false)

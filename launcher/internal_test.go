@@ -31,13 +31,20 @@ func TestLimited(t *testing.T) {
 	}
 }
 
+// unregistered are the registrations of a host in which no plugin is registered.
+type unregistered struct{}
+
+func (unregistered) AwaitRegistered(ctx context.Context, _ string, _ func(error)) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func (unregistered) Announced(string) (plugin.Info, bool) { return plugin.Info{}, false }
+
 // newIdle returns a launcher of a plugin that is started on demand, has announced itself, and has no process; and the path of its front.
 func newIdle(t *testing.T) (l *Launcher, p Plugin, socket string) {
 	dir := t.TempDir()
-	l = New(Config{Host: &host.Host{}, Dir: dir, AwaitRegistered: func(ctx context.Context, _ string, _ func(error)) error {
-		<-ctx.Done()
-		return ctx.Err()
-	}})
+	l = New(Config{Host: &host.Host{}, Dir: dir, Registrations: unregistered{}})
 	t.Cleanup(func() { l.Close(); l.CloseFronts() })
 	p = Plugin{
 		Spec: host.Spec{Name: "p", Args: []string{"true"}}, OnDemand: true,

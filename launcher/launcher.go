@@ -34,12 +34,8 @@ type Config struct {
 	Dir string
 	// Admit is asked before each start whether the program may run; see [host.Spec]. Nil: every program may.
 	Admit func(ctx context.Context, pin plugin.Pin) error
-	// AwaitRegistered blocks until the plugin behind a socket is registered and returns nil, or an error if ctx ended. It calls refused with
-	// the reason if the plugin was refused before, and each time that it is refused after that: it may still be registered. It is
-	// required for plugins that serve.
-	AwaitRegistered func(ctx context.Context, socket string, refused func(error)) error
-	// Announced says as what the plugin behind a socket was registered last. May be nil.
-	Announced func(socket string) (said plugin.Info, known bool)
+	// Registrations is asked about the registrations of the plugins. It is required for plugins that serve.
+	Registrations Registrations
 	// Observe is told what happens, in order for each plugin. It must not block, nor call the launcher. May be nil.
 	Observe func(plugin.Event)
 	// Limited is told when calls to plugins for which this process answers are slowed down or refused, because there are too many or too
@@ -47,6 +43,15 @@ type Config struct {
 	Limited func(uid uint32, reason string, first bool)
 	// Output gets the output of plugins in addition to their bounded logs. May be nil.
 	Output slog.Handler
+}
+
+// Registrations knows which launched plugins are registered. A patchbay.Runtime gives its launcher one.
+type Registrations interface {
+	// AwaitRegistered blocks until the plugin behind a socket is registered and returns nil, or the error of ctx when it ends. If the plugin
+	// was refused, and each time that it is refused, it calls refused with the reason.
+	AwaitRegistered(ctx context.Context, socket string, refused func(error)) error
+	// Announced returns what the plugin behind a socket was registered with last; ok is false if that is not known.
+	Announced(socket string) (info plugin.Info, ok bool)
 }
 
 // Launcher keeps plugins running. Its methods are safe for concurrent use.
@@ -79,9 +84,6 @@ func New(cfg Config) *Launcher {
 	log := cmp.Or(cfg.Host.Logger, slog.Default())
 	if cfg.Observe = callback.Observer(log, "Observe", cfg.Observe); cfg.Observe == nil {
 		cfg.Observe = func(plugin.Event) {}
-	}
-	if cfg.Announced == nil {
-		cfg.Announced = func(string) (plugin.Info, bool) { return plugin.Info{}, false }
 	}
 	if cfg.Limited == nil {
 		cfg.Limited = func(uint32, string, bool) {}

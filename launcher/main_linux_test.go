@@ -84,12 +84,12 @@ func newFixture(t *testing.T, options ...func(*fixture, *launcher.Config)) *fixt
 	f := &fixture{t: t, host: &host.Host{}, dir: t.TempDir(), register: awaitSocket}
 	cfg := launcher.Config{
 		Host: f.host, Dir: f.dir,
-		AwaitRegistered: func(ctx context.Context, socket string, refused func(error)) error {
+		Registrations: registrations(func(ctx context.Context, socket string, refused func(error)) error {
 			f.mu.Lock()
 			register := f.register
 			f.mu.Unlock()
 			return register(ctx, socket, refused)
-		},
+		}),
 		Observe: func(e plugin.Event) {
 			f.mu.Lock()
 			defer f.mu.Unlock()
@@ -121,6 +121,15 @@ func (f *fixture) registered(how func(ctx context.Context, socket string, refuse
 func surviving(state string) func(*fixture, *launcher.Config) {
 	return func(f *fixture, _ *launcher.Config) { f.host.StateDir = state }
 }
+
+// registrations is a [launcher.Registrations] that waits as the function does, and knows nothing of earlier registrations.
+type registrations func(ctx context.Context, socket string, refused func(error)) error
+
+func (r registrations) AwaitRegistered(ctx context.Context, socket string, refused func(error)) error {
+	return r(ctx, socket, refused)
+}
+
+func (registrations) Announced(string) (plugin.Info, bool) { return plugin.Info{}, false }
 
 // tick is how often a test looks that nobody tells: of sockets, files and states that are no event.
 const tick = 5 * time.Millisecond

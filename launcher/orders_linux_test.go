@@ -214,7 +214,7 @@ func TestSurvivors(t *testing.T) {
 	life := func(plugins ...launcher.Plugin) plugin.LaunchStatus {
 		t.Helper()
 		h := newSurvivorHost(t, state)
-		l := launcher.New(launcher.Config{Host: h, Dir: dir, AwaitRegistered: awaitSocket})
+		l := launcher.New(launcher.Config{Host: h, Dir: dir, Registrations: registrations(awaitSocket)})
 		defer h.Close(context.Background())
 		defer l.Close()
 		f.Launcher = l
@@ -234,7 +234,7 @@ func TestSurvivors(t *testing.T) {
 	}
 	p.Args = append(slices.Clone(p.Args), "changed")
 	h := newSurvivorHost(t, state)
-	f.Launcher = launcher.New(launcher.Config{Host: h, Dir: dir, AwaitRegistered: awaitSocket})
+	f.Launcher = launcher.New(launcher.Config{Host: h, Dir: dir, Registrations: registrations(awaitSocket)})
 	f.set(p)
 	f.until("its replacement", func() bool {
 		s := f.status("serve")
@@ -263,7 +263,7 @@ func TestSecondLauncher(t *testing.T) {
 	if err := h.Initialize(plugin.Config{}); err != nil {
 		t.Fatal(err)
 	}
-	second := launcher.New(launcher.Config{Host: h, Dir: f.dir, AwaitRegistered: awaitSocket})
+	second := launcher.New(launcher.Config{Host: h, Dir: f.dir, Registrations: registrations(awaitSocket)})
 	t.Cleanup(func() {
 		second.Close()
 		h.Close(context.Background())

@@ -146,8 +146,8 @@ func (l *Launcher) problem(p Plugin) error {
 		return errors.New("it has no command")
 	case !slices.Contains(upgrades, p.Upgrade) || !slices.Contains(restarts, p.Restart.Policy):
 		return fmt.Errorf("its Upgrade %q or its Restart.Policy %q is unknown: use the constants of package plugin", p.Upgrade, p.Restart.Policy)
-	case !p.NoSocket && l.cfg.AwaitRegistered == nil:
-		return errors.New("it must serve, and the launcher has no AwaitRegistered")
+	case !p.NoSocket && l.cfg.Registrations == nil:
+		return errors.New("it must serve, and the launcher has no Registrations")
 	case min(p.Idle, p.Restart.Backoff.Min, p.Restart.Backoff.Max, p.Restart.Window) < 0:
 		return errors.New("its Idle or a duration of its Restart is negative")
 	case min(p.Health.Interval, p.Health.Timeout) < 0 || p.Health.Misses < 0:

@@ -83,10 +83,10 @@ func TestCallbacks(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, func(_ *fixture, cfg *launcher.Config) {
 				cfg.Observe = func(plugin.Event) { rude() }
-				cfg.AwaitRegistered = func(context.Context, string, func(error)) error {
+				cfg.Registrations = registrations(func(context.Context, string, func(error)) error {
 					rude()
 					return nil
-				}
+				})
 			})
 			f.set(self("serve"))
 			f.until("a failure", func() bool {

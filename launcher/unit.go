@@ -104,7 +104,7 @@ func (p *process) AwaitReady(ctx context.Context, refused func(error)) error {
 			return ctx.Err()
 		}
 	}
-	err := callback.Call(func() error { return u.launcher.cfg.AwaitRegistered(ctx, p.About().Socket, refused) })
+	err := callback.Call(func() error { return u.launcher.cfg.Registrations.AwaitRegistered(ctx, p.About().Socket, refused) })
 	if failed, ok := errors.AsType[*callback.Error](err); ok {
 		u.Unfit(p, fmt.Errorf("AwaitRegistered did not return: %w", failed), false)
 	}

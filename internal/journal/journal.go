@@ -12,7 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/internal/broadcast"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
@@ -20,7 +19,7 @@ import (
 // history is the number of past events that are kept.
 const history = 4096
 
-// Journal is safe for concurrent use. None of its methods blocks, except AwaitRegistered.
+// Journal is safe for concurrent use. None of its methods blocks.
 type Journal struct {
 	feed     *broadcast.Feed[plugin.Event]
 	observer func(plugin.Event) // may be nil
@@ -300,49 +299,4 @@ var troubling = map[plugin.EventKind]bool{
 	plugin.EventBusy:         true,
 	plugin.EventUnresponsive: true,
 	plugin.EventUnhealthy:    true,
-}
-
-// AwaitRegistered blocks until the plugin behind a socket is registered, as plugins tells. It calls refused with the plugin's type, empty
-// if it is not known, and the reason if the plugin is refused, or was, and fails when ctx ends and when the Journal is closed.
-func (j *Journal) AwaitRegistered(
-	ctx context.Context, socketPath string, plugins func() []plugin.Status, refused func(ptype string, why error),
-) error {
-	watching, cancel := context.WithCancel(ctx)
-	defer cancel()
-	events := j.Events(watching, 0)
-	turnedDown := func(ptype, name, how, why string) {
-		if ptype != "" {
-			how = fmt.Sprintf("its registration as %s/%s was %s", ptype, name, how)
-		} else {
-			how = "it was " + how
-		}
-		refused(ptype, fmt.Errorf("%s: %s", how, why))
-	}
-	for first := true; ; first = false {
-		for _, s := range plugins() {
-			switch {
-			case s.SocketPath != socketPath:
-			case s.State == plugin.StateRegistered || s.State == plugin.StateSuperseded:
-				return nil // a newer instance may have come before anybody looked here
-			case first && (s.State == plugin.StateRefused || s.State == plugin.StateIgnored): // before the first event
-				turnedDown(s.Type, s.Name, string(s.State), cmp.Or(s.LastError, "no handler is registered for its type"))
-			}
-		}
-		for concerned := false; !concerned; {
-			select {
-			case <-ctx.Done():
-				return ctx.Err()
-			case e, open := <-events:
-				if !open {
-					return cmp.Or(ctx.Err(), dynamicplugins.ErrShutdown)
-				}
-				if concerned = e.SocketPath == socketPath || e.Kind == plugin.EventResync; !concerned {
-					continue
-				}
-				if e.Kind == plugin.EventRefused || e.Kind == plugin.EventIgnored {
-					turnedDown(e.Type, e.Name, string(e.Kind), e.Message)
-				}
-			}
-		}
-	}
 }

@@ -46,14 +46,11 @@ func (rt *Runtime) newLaunching(cfg Config) (err error) {
 		mayRun = func(ctx context.Context, pin plugin.Pin) error { return rt.admission.CheckAdmission(pin).Wait(ctx) }
 	}
 	rt.launcher = launcher.New(launcher.Config{
-		Host:  rt.host,
-		Admit: mayRun,
-		Dir:   cmp.Or(append(slices.Clone(cfg.Pipeline.Dirs), cfg.Pipeline.DeprecatedDir)...),
-		AwaitRegistered: func(ctx context.Context, socketPath string, refused func(error)) error {
-			return rt.journal.AwaitRegistered(ctx, socketPath, rt.discovered, func(ptype string, why error) { refused(rt.blocked(ptype, why)) })
-		},
-		Announced: rt.announced,
-		Observe:   rt.observeLauncher,
+		Host:          rt.host,
+		Admit:         mayRun,
+		Dir:           cmp.Or(append(slices.Clone(cfg.Pipeline.Dirs), cfg.Pipeline.DeprecatedDir)...),
+		Registrations: registrations{rt},
+		Observe:       rt.observeLauncher,
 		Limited: func(uid uint32, reason string, first bool) {
 			if cfg.Observer.CallsLimited != nil {
 				cfg.Observer.CallsLimited(reason)
@@ -77,8 +74,15 @@ func (rt *Runtime) blocked(ptype string, why error) error {
 	return &supervise.BlockedError{Err: why, AwaitChange: func(ctx context.Context) { pipeline.AwaitHandler(ctx, rt.Watcher, ptype) }}
 }
 
-// announced says as what the plugin behind a socket is registered, or was when its host ended.
-func (rt *Runtime) announced(socket string) (plugin.Info, bool) {
+// registrations implements [launcher.Registrations].
+type registrations struct{ *Runtime }
+
+func (rt registrations) AwaitRegistered(ctx context.Context, socket string, refused func(error)) error {
+	return pipeline.AwaitRegistered(ctx, rt.Watcher, socket, func(ptype string, why error) { refused(rt.blocked(ptype, why)) })
+}
+
+// Announced also knows plugins that were registered when an earlier host ended.
+func (rt registrations) Announced(socket string) (plugin.Info, bool) {
 	for _, in := range rt.registry.Instances("", "") {
 		if r := in.Info.Instance; r != nil && !in.Info.IsRole() && r.SocketPath == socket {
 			return plugin.Info{Type: in.Info.Type, Name: in.Info.Name, Versions: r.Versions}, true
@@ -112,11 +116,6 @@ func (rt *Runtime) observeLauncher(e plugin.Event) {
 	}
 	rt.mu.Unlock()
 	rt.journal.ObserveLaunched(e)
-}
-
-func (rt *Runtime) discovered() []plugin.Status {
-	statuses, _ := rt.Watcher.Plugins()
-	return statuses
 }
 
 // runUntil runs the pipeline until ctx ends and all launched plugins have ended.

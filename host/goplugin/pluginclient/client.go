@@ -132,7 +132,7 @@ func (c *Client) launch(ctx context.Context) error {
 	_ = h.Initialize(plugin.Config{}) // fails only for one that is not new
 	l := launcher.New(launcher.Config{
 		Host: h, Dir: dir, Observe: c.observe,
-		AwaitRegistered: func(context.Context, string, func(error)) error { return nil }, // it is when it has been launched
+		Registrations: registered{},
 	})
 	c.change(func() {})
 	defer context.AfterFunc(ctx, l.Close)()
@@ -184,6 +184,13 @@ func absolute(path string) string {
 	}
 	return path
 }
+
+// registered implements [launcher.Registrations]. The plugin is registered when it has been launched; see [Client.register].
+type registered struct{}
+
+func (registered) AwaitRegistered(context.Context, string, func(error)) error { return nil }
+
+func (registered) Announced(string) (plugin.Info, bool) { return plugin.Info{}, false }
 
 // register registers the process that serves at an endpoint. It implements [goplugin.Plugin].Register.
 func (c *Client) register(endpoint string) (deregister func()) {

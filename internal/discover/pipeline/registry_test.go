@@ -2,6 +2,7 @@ package pipeline
 
 import (
 	"compress/gzip"
+	"context"
 	"errors"
 	"io"
 	"log/slog"
@@ -160,4 +161,44 @@ func fileOfBefore(t *testing.T) *boltstate.Store {
 	}
 	t.Cleanup(func() { _ = state.Close() })
 	return state
+}
+
+// TestAwaitRegistered: a caller is told of each refusal of its socket, however many events come, until the plugin is registered.
+func TestAwaitRegistered(t *testing.T) {
+	w := New(Config{})
+	observe := w.cfg.Reconciler.Observe
+	refusals := make(chan string, 1)
+	returned := make(chan error, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	await := func() {
+		returned <- AwaitRegistered(ctx, w, "/s", func(ptype string, why error) { refusals <- ptype + " " + why.Error() })
+	}
+	go await()
+	for len(w.awaiting.socket("/s")) == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	observe(plugin.Event{Kind: plugin.EventRegistered, SocketPath: "/other"})
+	observe(plugin.Event{Kind: plugin.EventRefused, SocketPath: "/s", Type: "T", Name: "n", Message: "why"})
+	if got := <-refusals; got != "T its registration as T/n was refused: why" {
+		t.Error(got)
+	}
+	for range 2 * maxAwaited {
+		observe(plugin.Event{Kind: plugin.EventFailed, SocketPath: "/s"})
+	}
+	observe(plugin.Event{Kind: plugin.EventRegistered, SocketPath: "/s"})
+	if err := <-returned; err != nil || len(w.awaiting.socket("/s")) > 0 {
+		t.Errorf("%v; waiters are left: %v", err, w.awaiting.waiters)
+	}
+	go await()
+	cancel()
+	if err := <-returned; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
+// socket returns the callers that wait for a socket.
+func (a *awaiting) socket(path string) []chan plugin.Event {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.waiters[path]
 }

@@ -40,6 +40,8 @@ type Watcher struct {
 	cfg  Config
 	dirs []string // of cfg, the deprecated one last
 	gate *gate
+	// awaiting is notified of each event that Config.Reconciler.Observe receives.
+	awaiting awaiting
 
 	// mu guards what follows.
 	mu         sync.Mutex
@@ -113,6 +115,12 @@ func New(cfg Config) *Watcher {
 	w := &Watcher{
 		cfg: cfg, dirs: cfg.roots(), gate: &gate{trust: cfg.Trust, launched: cfg.Launched},
 		handlers: map[string]cache.PluginHandler{}, added: make(chan struct{}),
+	}
+	w.cfg.Reconciler.Observe = func(e plugin.Event) {
+		if cfg.Reconciler.Observe != nil {
+			cfg.Reconciler.Observe(e)
+		}
+		w.awaiting.notify(e)
 	}
 	w.cfg.Reconciler.TypeTimeouts = maps.Clone(cfg.Reconciler.TypeTimeouts)
 	return w
@@ -404,7 +412,5 @@ func (w *Watcher) degrade(now []dirwatch.Condition) {
 }
 
 func (w *Watcher) observe(kind plugin.EventKind, path, message string) {
-	if w.cfg.Reconciler.Observe != nil {
-		w.cfg.Reconciler.Observe(plugin.Event{Time: time.Now(), Kind: kind, SocketPath: path, Message: message})
-	}
+	w.cfg.Reconciler.Observe(plugin.Event{Time: time.Now(), Kind: kind, SocketPath: path, Message: message})
 }
