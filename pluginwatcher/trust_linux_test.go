@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/internal/trustjudge"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
 	"github.com/patchbay-dev/patchbay/trust"
@@ -42,7 +43,7 @@ func newScene(t *testing.T, policy trust.Policy, mode os.FileMode) *scene {
 	}
 	try(t, os.Mkdir(s.dir, 0o755))
 	try(t, os.Chmod(s.dir, mode))
-	judge, err := trust.New(policy)
+	judge, err := trustjudge.New(policy)
 	try(t, err)
 	s.watcher = pluginwatcher.New(pluginwatcher.Config{
 		Dirs: []string{s.dir}, Trust: judge,

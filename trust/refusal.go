@@ -1,3 +1,7 @@
+// Package trust says whose plugin directories and sockets a host uses, and which users may register which plugin types: a [Policy] goes in,
+// and a [Refusal] is the error for what is not trusted. Without a Policy, only root and the host's user are trusted.
+//
+// It holds only the rules and the refusals; the host decides, when it finds a plugin.
 package trust
 
 // Reason says in one word why something is refused.

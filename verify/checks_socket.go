@@ -20,6 +20,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/internal/trustjudge"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/trust"
 )
@@ -128,7 +129,7 @@ func checkMode(s *subject, info sock.Info) outcome {
 
 func checkOwner(s *subject, info sock.Info) outcome {
 	s.trace.add("stat "+s.path, fmt.Sprintf("owner %d", info.UID))
-	if trust.Default().Socket(s.path, info.UID, info.GID) != nil {
+	if trustjudge.Default().Socket(s.path, info.UID, info.GID) != nil {
 		return fail("the owner is user %d, neither root nor user %d of this verification", info.UID, os.Geteuid())
 	}
 	return pass("the owner is user %d", info.UID)
@@ -154,7 +155,7 @@ func checkDirectory(_ context.Context, s *subject) outcome {
 	}
 	s.trace.add("stat "+dir, fmt.Sprintf("mode %04o", info.Mode.Perm()))
 	// Whose the directory is, is the host's business.
-	if refusal, refused := errors.AsType[*trust.Refusal](trust.Default().Directory(dir, info.Mode, 0, info.GID)); refused {
+	if refusal, refused := errors.AsType[*trust.Refusal](trustjudge.Default().Directory(dir, info.Mode, 0, info.GID)); refused {
 		return fail("%s", refusal.Problem)
 	}
 	return pass("the mode of %s is %04o", dir, info.Mode.Perm())

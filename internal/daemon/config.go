@@ -29,8 +29,8 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/regular"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/internal/systemd"
+	"github.com/patchbay-dev/patchbay/internal/trustjudge"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
-	"github.com/patchbay-dev/patchbay/trust"
 )
 
 // Config is what a [Daemon] works with: the configuration, and what the program adds to it. Begin with SetDefaults.
@@ -224,13 +224,13 @@ func (c Config) checkTypes(check func(field string, err error)) {
 func (c Config) checkMachine(check func(field string, err error)) {
 	unknown := func(prefix string, err error) {
 		for _, err := range joined(err) {
-			field, _ := errors.AsType[*trust.FieldError](err)
+			field, _ := errors.AsType[*trustjudge.FieldError](err)
 			check(prefix+field.Field, field.Err)
 		}
 	}
 	_, err := access.NewPolicy(c.Control.Roles)
 	unknown("", err)
-	_, err = trust.New(c.Trust.Policy())
+	_, err = trustjudge.New(c.Trust.Policy())
 	unknown("trust.", err)
 	if args := c.Admission.Command; len(args) > 0 && args[0] != "" {
 		check("admission.command", checkProgram(args[0]))

@@ -10,13 +10,13 @@ import (
 	"net"
 
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/internal/trustjudge"
 	"github.com/patchbay-dev/patchbay/plugin"
-	"github.com/patchbay-dev/patchbay/trust"
 )
 
 // Dial connects to an endpoint of a plugin, and fails with a [*trust.Refusal] if the plugin may not speak for who listens there. A nil
 // judge has no objections.
-func Dial(ctx context.Context, judge *trust.Judge, in *plugin.Instance, path string) (net.Conn, error) {
+func Dial(ctx context.Context, judge *trustjudge.Judge, in *plugin.Instance, path string) (net.Conn, error) {
 	conn, err := sock.DialKnown(ctx, path)
 	if err != nil {
 		return nil, err
@@ -52,7 +52,7 @@ func OfUser(conn *net.UnixConn, path string, uid uint32) (sock.Credentials, erro
 
 // Check returns an error if a connection may not be used for the instance; a nil instance has no account and is not checked. A connection that does not lead to a Unix socket was made by the
 // host itself, as for plugins of foreign protocols, and may be used only for plugins of root and of the host's user.
-func Check(judge *trust.Judge, in *plugin.Instance, path string, conn net.Conn) error {
+func Check(judge *trustjudge.Judge, in *plugin.Instance, path string, conn net.Conn) error {
 	if judge == nil || in == nil || !in.Account.Known {
 		return nil
 	}

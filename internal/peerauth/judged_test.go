@@ -10,13 +10,14 @@ import (
 	"testing"
 
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/internal/trustjudge"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
 // TestConnectionsOfTheHost: what the host has a connection of its own to is nobody else's endpoint, by whatever path he announces it.
 func TestConnectionsOfTheHost(t *testing.T) {
-	judge, err := trust.New(trust.Policy{})
+	judge, err := trustjudge.New(trust.Policy{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -25,7 +26,7 @@ func TestConnectionsOfTheHost(t *testing.T) {
 	defer other.Close()
 	host := plugin.Account{UID: uint32(os.Geteuid()), Known: true}
 	for name, test := range map[string]struct {
-		judge   *trust.Judge
+		judge   *trustjudge.Judge
 		account plugin.Account
 		refused bool
 	}{
@@ -60,7 +61,7 @@ func TestWhoListens(t *testing.T) {
 	if _, err := sock.PeerOf(probe); errors.Is(err, errors.ErrUnsupported) {
 		t.Skip("the system does not tell who listens")
 	}
-	judge, err := trust.New(trust.Policy{})
+	judge, err := trustjudge.New(trust.Policy{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/journal"
 	"github.com/patchbay-dev/patchbay/internal/launch/sealedexec"
 	"github.com/patchbay-dev/patchbay/internal/regular"
+	"github.com/patchbay-dev/patchbay/internal/trustjudge"
 	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
@@ -88,7 +89,7 @@ func newRuntime(cfg Config) (*Runtime, error) {
 	if err != nil {
 		return nil, err
 	}
-	if watching.Trust, err = trust.New(cfg.Trust); err != nil {
+	if watching.Trust, err = trustjudge.New(cfg.Trust); err != nil {
 		return nil, fmt.Errorf("trust.%w", err)
 	}
 	rt.registry, err = dynamicplugins.Open(cfg.State, cfg.Dispensers, append([]dynamicplugins.Option{

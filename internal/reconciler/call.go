@@ -12,6 +12,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/callback"
 	"github.com/patchbay-dev/patchbay/internal/discover/machine"
 	"github.com/patchbay-dev/patchbay/internal/peerauth"
+	"github.com/patchbay-dev/patchbay/internal/trustjudge"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
@@ -280,7 +281,7 @@ func checkRoles(roles []string) error {
 
 // endpointDialer connects a handler to the endpoint of a plugin.
 type endpointDialer struct {
-	judge    *trust.Judge
+	judge    *trustjudge.Judge
 	instance plugin.Instance
 	refused  func() // ends the registration: there is no use in waiting for another connection
 	refusal  atomic.Pointer[trust.Refusal]

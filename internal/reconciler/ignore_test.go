@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/internal/trustjudge"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
 )
@@ -42,7 +43,7 @@ func TestIgnoreUnhandled(t *testing.T) {
 				t.Errorf("the attempts ended with %q, want %q", results, want)
 			}
 		})
-	judge, err := trust.New(trust.Policy{Types: map[string]trust.Type{"Later": {Users: []string{"60001"}}}})
+	judge, err := trustjudge.New(trust.Policy{Types: map[string]trust.Type{"Later": {Users: []string{"60001"}}}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/internal/trustjudge"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
 )
@@ -19,7 +20,7 @@ import (
 // ofUsers trusts two users with the type T.
 func ofUsers(t *testing.T) reconciler.Config {
 	t.Helper()
-	judge, err := trust.New(trust.Policy{Types: map[string]trust.Type{"T": {Users: []string{"60001", "60002"}}}})
+	judge, err := trustjudge.New(trust.Policy{Types: map[string]trust.Type{"T": {Users: []string{"60001", "60002"}}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -137,7 +138,7 @@ func TestNameGrace(t *testing.T) {
 		return p
 	}
 	free := keepingNames(t)
-	free.Trust = trust.Default()
+	free.Trust = trustjudge.Default()
 	bubble(t, "root and a plugin launched by that name take it at once", free, func(t *testing.T, w *world) {
 		w.serve("/a", "foo", launched("a"))
 		synctest.Wait()

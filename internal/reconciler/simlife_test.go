@@ -14,6 +14,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/discover/machine"
 	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/internal/trustjudge"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
 )
@@ -57,9 +58,9 @@ type life struct {
 	walks     map[string]time.Duration // when the last one to an endpoint began
 }
 
-var simJudge = func() *trust.Judge {
+var simJudge = func() *trustjudge.Judge {
 	both := []string{"60001", "60002"}
-	j, err := trust.New(trust.Policy{
+	j, err := trustjudge.New(trust.Policy{
 		Owners: trust.Accounts{Users: both},
 		Types:  map[string]trust.Type{"T": {Users: both}, "U": {Users: both, Supersede: true}},
 	})

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/internal/trustjudge"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
 )
@@ -77,7 +78,7 @@ func TestUnlinked(t *testing.T) {
 
 // TestNames is about plugins of different users under one name.
 func TestNames(t *testing.T) {
-	judge, err := trust.New(trust.Policy{Types: map[string]trust.Type{"T": {Users: []string{"60001", "60002"}}}})
+	judge, err := trustjudge.New(trust.Policy{Types: map[string]trust.Type{"T": {Users: []string{"60001", "60002"}}}})
 	if err != nil {
 		t.Fatal(err)
 	}

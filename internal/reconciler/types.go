@@ -10,6 +10,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/internal/trustjudge"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
@@ -170,7 +171,7 @@ type Config struct {
 	// plugin may.
 	Admit func(ctx context.Context, in plugin.Instance) error
 	// Trust says who may register which types, and who may take whose name. Nil: everybody may do everything.
-	Trust *trust.Judge
+	Trust *trustjudge.Judge
 	// IgnoreUnhandled leaves plugins of a type without a handler alone: they are asked who they are, and no more. Otherwise they are sent a
 	// refusal, which makes some exit, although they may belong to another host that uses the same directory.
 	IgnoreUnhandled bool

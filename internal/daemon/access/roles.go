@@ -5,6 +5,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
 	"github.com/patchbay-dev/patchbay/internal/config"
+	"github.com/patchbay-dev/patchbay/internal/trustjudge"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
@@ -73,13 +74,13 @@ type Policy struct {
 	byGroup Role
 }
 
-// NewPolicy returns the policy of the configured roles. An error joins one [trust.FieldError] for each name that is not known.
+// NewPolicy returns the policy of the configured roles. An error joins one [trustjudge.FieldError] for each name that is not known.
 func NewPolicy(r config.Roles) (Policy, error) {
 	p := Policy{users: map[uint32]Role{}, groups: map[uint32]Role{}}
 	var wrong []error
 	for i, members := range []config.Members{r.Read, r.Operate, r.Admin} {
 		granted := Read + Role(i)
-		users, groups, unknown := trust.Accounts(members).Resolve("control.roles." + granted.String())
+		users, groups, unknown := trustjudge.Resolve(trust.Accounts(members), "control.roles."+granted.String())
 		wrong = append(wrong, unknown...)
 		for uid := range users {
 			p.users[uid] = granted // which is higher than those before

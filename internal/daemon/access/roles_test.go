@@ -20,8 +20,8 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/internal/trustjudge"
 	"github.com/patchbay-dev/patchbay/plugin"
-	"github.com/patchbay-dev/patchbay/trust"
 )
 
 // procedures are the methods of the control API.
@@ -67,7 +67,7 @@ func TestUnknownMembers(t *testing.T) {
 	})
 	var unknown []string
 	for _, err := range err.(interface{ Unwrap() []error }).Unwrap() {
-		field, _ := errors.AsType[*trust.FieldError](err)
+		field, _ := errors.AsType[*trustjudge.FieldError](err)
 		what, _, _ := strings.Cut(field.Err.Error(), " is not known on this machine: ")
 		unknown = append(unknown, field.Field+": "+what)
 	}

@@ -14,8 +14,8 @@ import (
 
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/quota"
+	"github.com/patchbay-dev/patchbay/internal/trustjudge"
 	"github.com/patchbay-dev/patchbay/plugin"
-	"github.com/patchbay-dev/patchbay/trust"
 )
 
 // Times that rule the machine.
@@ -42,7 +42,7 @@ type Config struct {
 	// Admits: [CallAdmit] is part of a registration.
 	Admits bool
 	// Trust says who may register which types, and who may take whose name. Nil: everybody may do everything.
-	Trust *trust.Judge
+	Trust *trustjudge.Judge
 	// IgnoreUnhandled: plugins of types without a handler are told nothing.
 	IgnoreUnhandled  bool
 	Bounds           plugin.Bounds

@@ -14,6 +14,7 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
+	"github.com/patchbay-dev/patchbay/internal/trustjudge"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
 )
@@ -57,7 +58,7 @@ type crowd struct {
 
 func newCrowd(t *testing.T, bounds plugin.Bounds) *crowd {
 	c := &crowd{T: t, outside: t.TempDir(), plugins: t.TempDir(), events: make(chan plugin.Event, 1000)}
-	judge, err := trust.New(trust.Policy{Sticky: true, Owners: trust.Accounts{Users: []string{"60001", "60002", "60003"}}})
+	judge, err := trustjudge.New(trust.Policy{Sticky: true, Owners: trust.Accounts{Users: []string{"60001", "60002", "60003"}}})
 	if err := errors.Join(err, os.Chmod(c.plugins, os.ModeSticky|0o777)); err != nil {
 		t.Fatal(err)
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/internal/discover/dirwatch"
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/internal/trustjudge"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
@@ -34,7 +35,7 @@ type Launch interface {
 
 // gate applies the rule of trust to what is found, and remembers what it refuses. It is a [dirwatch.Judge].
 type gate struct {
-	trust *trust.Judge
+	trust *trustjudge.Judge
 	// launched is Config.Launched.
 	launched func(path string) Launch
 

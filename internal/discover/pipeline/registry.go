@@ -11,8 +11,8 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/peerauth"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/internal/trustjudge"
 	"github.com/patchbay-dev/patchbay/plugin"
-	"github.com/patchbay-dev/patchbay/trust"
 )
 
 // ownOptions begin the keys under which a storage keeps what the registry has of the pipeline's; a handler cannot make any up.
@@ -260,7 +260,7 @@ func statusOf(in dynamicplugins.Instance) plugin.Status {
 }
 
 // Judge returns the check of each shared connection. Plugins whose account is not known are not checked.
-func Judge(judge *trust.Judge) func(*dynamicplugins.PluginInfo, net.Conn) error {
+func Judge(judge *trustjudge.Judge) func(*dynamicplugins.PluginInfo, net.Conn) error {
 	return func(info *dynamicplugins.PluginInfo, conn net.Conn) error {
 		// Damage was logged when the instance was restored: without a socket, more is refused.
 		return peerauth.Check(judge, info.Instance, info.ConnectionInfo.SocketPath, conn)

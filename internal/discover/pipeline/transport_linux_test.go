@@ -14,6 +14,7 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/patchbay-dev/patchbay/internal/registration"
+	"github.com/patchbay-dev/patchbay/internal/trustjudge"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
 )
@@ -89,7 +90,7 @@ func TestWhoIsAsked(t *testing.T) {
 
 // TestAnnouncedEndpointIsJudged: a plugin may announce an endpoint of its own user, and not one of somebody else's.
 func TestAnnouncedEndpointIsJudged(t *testing.T) {
-	judge, err := trust.New(trust.Policy{})
+	judge, err := trustjudge.New(trust.Policy{})
 	if err != nil {
 		t.Fatal(err)
 	}

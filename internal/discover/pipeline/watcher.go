@@ -24,6 +24,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/discover/dirwatch"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/internal/trustjudge"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
@@ -65,7 +66,7 @@ type Config struct {
 	MaxDepth, MaxSockets, MaxUserDirs, MaxDirs int
 	// Trust says whose directories and sockets are used, and who may register what. Nil: those of root and of the host's user, who may
 	// register everything.
-	Trust *trust.Judge
+	Trust *trustjudge.Judge
 	// Launched returns the plugin that was told to serve at a path, or in the directory at a path; nil if there is none. It is trusted
 	// there as whatever user it runs. Nil: nothing is launched.
 	Launched func(path string) Launch
@@ -104,7 +105,7 @@ func New(cfg Config) *Watcher {
 		cfg.Reconciler.Logger = slog.New(slog.DiscardHandler)
 	}
 	if cfg.Trust == nil {
-		cfg.Trust = trust.Default()
+		cfg.Trust = trustjudge.Default()
 	}
 	if cfg.Reconciler.Source == nil {
 		cfg.Reconciler.Source = func(string) plugin.Source { return plugin.SourceDiscovered }

@@ -19,7 +19,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/daemon"
 	"github.com/patchbay-dev/patchbay/internal/daemon/node"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
-	"github.com/patchbay-dev/patchbay/trust"
+	"github.com/patchbay-dev/patchbay/internal/trustjudge"
 )
 
 // doctorTimeout bounds the whole examination. Only many sockets whose owners hang take long.
@@ -93,7 +93,7 @@ func examine(ctx context.Context, sources config.Sources) []doctor.Finding {
 			policy.Owners.Users = append(policy.Owners.Users, p.User)
 		}
 	}
-	if subject.Trust, err = trust.New(policy); err != nil {
+	if subject.Trust, err = trustjudge.New(policy); err != nil {
 		first = append(first, finding("configuration", doctor.Fail, oneLine(err), "correct the names in trust and in the users of the plugins"))
 	}
 	subject.Daemon = func(ctx context.Context) (int, error) {

@@ -12,7 +12,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/catalogue"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
-	"github.com/patchbay-dev/patchbay/trust"
+	"github.com/patchbay-dev/patchbay/internal/trustjudge"
 )
 
 // Status is the severity of a finding.
@@ -41,7 +41,7 @@ type Subject struct {
 	// PluginDirs are all plugin directories.
 	PluginDirs []string
 	// Trust decides whose directories and sockets the daemon uses; nil for those of root and the daemon's user.
-	Trust *trust.Judge
+	Trust *trustjudge.Judge
 	// StatePath and ControlSocket are those of the daemon.
 	StatePath, ControlSocket string
 	// Daemon returns the process of the daemon at the control socket; nil if the daemon cannot be asked. The listening process may be
@@ -63,7 +63,7 @@ type check struct {
 // the latest.
 func Examine(ctx context.Context, s Subject) []Finding {
 	if s.Trust == nil {
-		s.Trust = trust.Default()
+		s.Trust = trustjudge.Default()
 	}
 	var findings []Finding
 	for _, c := range checks() {

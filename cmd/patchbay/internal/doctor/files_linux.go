@@ -15,6 +15,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/internal/discover/dirwatch"
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/internal/trustjudge"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
@@ -64,7 +65,7 @@ func checkPluginDirs(ctx context.Context, s Subject) []Finding {
 	return findings
 }
 
-func checkPluginDir(dir string, judge *trust.Judge) Finding {
+func checkPluginDir(dir string, judge *trustjudge.Judge) Finding {
 	var st unix.Stat_t
 	err := unix.Stat(dir, &st)
 	switch {
@@ -231,7 +232,7 @@ func (v *survey) findings() []Finding {
 }
 
 // refusalOf returns the reason why a directory, socket or link in a plugin directory is not used; nil if it is used.
-func refusalOf(judge *trust.Judge, path string) *trust.Refusal {
+func refusalOf(judge *trustjudge.Judge, path string) *trust.Refusal {
 	info, err := sock.Stat(path) // a removed file is not refused
 	switch {
 	case err != nil:

@@ -1,9 +1,8 @@
-// Package trust decides whose plugin directories and sockets a host uses, and which users may register which plugin types. Discovery,
-// registration and the diagnostic commands all ask a [Judge].
+// Package trustjudge applies a trust.Policy: it decides whose plugin directories and sockets a host uses, and which users may register
+// which plugin types. Discovery, registration and the diagnostic commands all ask a [Judge].
 //
-// Without a [Policy], only root and the host's user are trusted. The rule considers owners and modes as the system reports them, never
-// content.
-package trust
+// It considers owners and modes as the system reports them, never the content of files.
+package trustjudge
 
 import (
 	"errors"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/plugin"
+	"github.com/patchbay-dev/patchbay/trust"
 )
 
 const (
@@ -23,7 +23,8 @@ const (
 	byOthers = 0o002
 )
 
-// Judge applies a [Policy]. It is immutable; its methods are safe for concurrent use and do not block. Their errors are of type [*Refusal].
+// Judge applies a [trust.Policy]. It is immutable; its methods are safe for concurrent use and do not block. Their errors are of type
+// [*trust.Refusal].
 type Judge struct {
 	uid, gid uint32 // of the host
 	owners   accounts
@@ -40,13 +41,13 @@ type judgedType struct {
 
 // New returns a Judge for a policy, after looking up its users and groups. The error joins one [FieldError] for each that is not known, and
 // for each key of Types that is not a plugin type.
-func New(p Policy) (*Judge, error) {
+func New(p trust.Policy) (*Judge, error) {
 	j := &Judge{
 		uid: uint32(os.Geteuid()), gid: uint32(os.Getegid()),
 		types: map[string]judgedType{}, sticky: p.Sticky,
 		all: accounts{map[uint32]bool{}, map[uint32]bool{}},
 	}
-	users, groups, wrong := p.Owners.Resolve("owners")
+	users, groups, wrong := Resolve(p.Owners, "owners")
 	j.owners = accounts{users, groups}
 	j.all.add(j.owners)
 	for _, ptype := range slices.Sorted(maps.Keys(p.Types)) {
@@ -54,7 +55,7 @@ func New(p Policy) (*Judge, error) {
 		if !untrusted.IsType(ptype) {
 			wrong = append(wrong, &FieldError{"types." + ptype, fmt.Errorf("%q %s", ptype, untrusted.TypeSyntax)})
 		}
-		users, groups, unknown := Accounts{t.Users, t.Groups}.Resolve("types." + ptype)
+		users, groups, unknown := Resolve(trust.Accounts{Users: t.Users, Groups: t.Groups}, "types."+ptype)
 		wrong = append(wrong, unknown...)
 		endpoints, strangers := numbers("types."+ptype+".endpoints", t.Endpoints, uidOf)
 		wrong = append(wrong, strangers...)
@@ -67,7 +68,7 @@ func New(p Policy) (*Judge, error) {
 
 // Default returns the Judge of the zero Policy.
 func Default() *Judge {
-	j, err := New(Policy{})
+	j, err := New(trust.Policy{})
 	if err != nil {
 		panic(err) // it names nobody
 	}
@@ -87,9 +88,9 @@ func (j *Judge) trusts(uid, gid uint32) bool { return j.Privileged(uid) || j.all
 func (j *Judge) Directory(path string, mode fs.FileMode, uid, gid uint32) error {
 	// A group says little of who made a file: in a directory with the setgid bit anybody's have its group.
 	if !j.Privileged(uid) && !j.all.users[uid] {
-		return &Refusal{DirectoryOwner,
+		return refuse(trust.DirectoryOwner,
 			fmt.Sprintf("directory %s belongs to user %d, who could put any socket there", path, uid),
-			fmt.Sprintf("chown it to root or to user %d, or name the user in trust.owners.users", j.uid)}
+			fmt.Sprintf("chown it to root or to user %d, or name the user in trust.owners.users", j.uid))
 	}
 	writable := mode.Perm() & (byGroup | byOthers)
 	if gid == 0 || gid == j.gid || j.all.groups[gid] {
@@ -106,8 +107,8 @@ func (j *Judge) Directory(path string, mode fs.FileMode, uid, gid uint32) error 
 	if mode&fs.ModeSticky != 0 {
 		remedy += ", or set trust.sticky if many users are to have sockets there"
 	}
-	return &Refusal{Writable, fmt.Sprintf("directory %s may be written by %s (mode %s): whoever can write it can pose as any plugin",
-		path, who, octal(mode)), remedy}
+	return refuse(trust.Writable, fmt.Sprintf("directory %s may be written by %s (mode %s): whoever can write it can pose as any plugin",
+		path, who, octal(mode)), remedy)
 }
 
 // Socket refuses a socket whose file shows that it may not be used. [Judge.Listener] checks who listens on it.
@@ -115,14 +116,14 @@ func (j *Judge) Socket(path string, uid, gid uint32) error {
 	if j.trusts(uid, gid) {
 		return nil
 	}
-	return &Refusal{SocketOwner,
+	return refuse(trust.SocketOwner,
 		fmt.Sprintf("socket %s belongs to user %d, who is neither root nor user %d of this process, nor configured", path, uid, j.uid),
-		"run the plugin as one of these, or name its user in trust.owners.users or in trust.types"}
+		"run the plugin as one of these, or name its user in trust.owners.users or in trust.types")
 }
 
 // Link refuses a symbolic link.
 func (j *Judge) Link(path string) error {
-	return &Refusal{Link, path + " is a symbolic link, which is not followed", "put the socket itself there, or remove the link"}
+	return refuse(trust.Link, path+" is a symbolic link, which is not followed", "put the socket itself there, or remove the link")
 }
 
 // Listener refuses a socket whose listener is not trusted.
@@ -130,9 +131,9 @@ func (j *Judge) Listener(path string, uid, gid uint32) error {
 	if j.trusts(uid, gid) {
 		return nil
 	}
-	return &Refusal{Listener,
+	return refuse(trust.Listener,
 		fmt.Sprintf("the process behind socket %s runs as user %d and group %d, and neither is trusted", path, uid, gid),
-		"run the plugin as root or as user " + fmt.Sprint(j.uid) + ", or name its user in trust.owners.users or in trust.types"}
+		"run the plugin as root or as user "+fmt.Sprint(j.uid)+", or name its user in trust.owners.users or in trust.types")
 }
 
 // Type refuses an account that may not register plugins of a type.
@@ -144,8 +145,8 @@ func (j *Judge) Type(ptype string, by plugin.Account) error {
 	if named && t.has(by.UID, by.GID) || !named && (by.Launched || j.owners.has(by.UID, by.GID)) {
 		return nil
 	}
-	return &Refusal{PluginType, fmt.Sprintf("user %d may not register plugins of type %s", by.UID, ptype),
-		fmt.Sprintf("name the user in trust.types.%s.users if this is intended", ptype)}
+	return refuse(trust.PluginType, fmt.Sprintf("user %d may not register plugins of type %s", by.UID, ptype),
+		fmt.Sprintf("name the user in trust.types.%s.users if this is intended", ptype))
 }
 
 // Endpoint refuses a socket that a user owns or listens on as the endpoint of another account's plugin. The host connects there and lets
@@ -154,10 +155,10 @@ func (j *Judge) Endpoint(ptype, path string, by plugin.Account, uid uint32) erro
 	if !by.Known || by.UID == uid || j.Privileged(by.UID) || j.types[ptype].endpoints[uid] {
 		return nil
 	}
-	return &Refusal{Endpoint,
+	return refuse(trust.Endpoint,
 		fmt.Sprintf("the endpoint %s is user %d's, and the plugin that announces it is user %d's, who may have no right to call there", path, uid,
 			by.UID), fmt.Sprintf("serve the endpoint as the user of the plugin, or name user %d in trust.types.%s.endpoints if this is intended",
-			uid, ptype)}
+			uid, ptype))
 }
 
 // Own refuses an account's plugin an endpoint for which the host makes the connection itself.
@@ -165,8 +166,8 @@ func (j *Judge) Own(ptype, path string, by plugin.Account) error {
 	if !by.Known || j.Privileged(by.UID) {
 		return nil
 	}
-	return &Refusal{Endpoint, fmt.Sprintf("the endpoint %s is the host's own, and the plugin of type %s that announces it is user %d's", path,
-		ptype, by.UID), "serve the endpoint as the user of the plugin"}
+	return refuse(trust.Endpoint, fmt.Sprintf("the endpoint %s is the host's own, and the plugin of type %s that announces it is user %d's", path,
+		ptype, by.UID), "serve the endpoint as the user of the plugin")
 }
 
 // Supersede refuses a plugin the name of another account's plugin that is alive.
@@ -174,8 +175,8 @@ func (j *Judge) Supersede(ptype, name string, by, other plugin.Account) error {
 	if !by.Known || !other.Known || by.UID == other.UID || j.Privileged(by.UID) || j.types[ptype].supersede {
 		return nil
 	}
-	return &Refusal{Name, fmt.Sprintf("the name %s of type %s is that of a plugin of user %d, and user %d may not take it", name, ptype,
-		other.UID, by.UID), fmt.Sprintf("stop that plugin, choose another name, or set trust.types.%s.supersede", ptype)}
+	return refuse(trust.Name, fmt.Sprintf("the name %s of type %s is that of a plugin of user %d, and user %d may not take it", name, ptype,
+		other.UID, by.UID), fmt.Sprintf("stop that plugin, choose another name, or set trust.types.%s.supersede", ptype))
 }
 
 // KeepsNames reports whether the names of an account's plugins of a type stay reserved for a time after the last instance is gone.
@@ -191,9 +192,13 @@ func (j *Judge) Inherit(ptype, name string, by, last plugin.Account, until time.
 	if free || j.Supersede(ptype, name, by, last) == nil {
 		return nil
 	}
-	return &Refusal{Name, fmt.Sprintf("the name %s of type %s is reserved for user %d, whose plugin had it last, until %s, and user %d may "+
+	return refuse(trust.Name, fmt.Sprintf("the name %s of type %s is reserved for user %d, whose plugin had it last, until %s, and user %d may "+
 		"not take it", name, ptype, last.UID, until.UTC().Format(time.RFC3339), by.UID),
-		fmt.Sprintf("wait until then, choose another name, or free it with \"patchbay release %s/%s\"", ptype, name)}
+		fmt.Sprintf("wait until then, choose another name, or free it with \"patchbay release %s/%s\"", ptype, name))
+}
+
+func refuse(reason trust.Reason, problem, remedy string) error {
+	return &trust.Refusal{Reason: reason, Problem: problem, Remedy: remedy}
 }
 
 // octal writes a mode as chmod takes it.
