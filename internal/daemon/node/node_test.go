@@ -71,13 +71,13 @@ func TestFleetServeConfig(t *testing.T) {
 	all := []string{"*"}
 	good := config.FleetServe{Listen: ":7443", CA: "ca", Cert: "crt", Key: "key", Allow: []config.FleetAllow{allow("*", all, all, all)}}
 	for want, change := range map[string]func(*config.FleetServe){
-		"":                           func(*config.FleetServe) {},
-		"is not HOST:PORT":           func(s *config.FleetServe) { s.Listen = "7443" },
-		"need a certificate":         func(s *config.FleetServe) { s.CA, s.Cert, s.Key = "", "", "" },
-		"name the files ca":          func(s *config.FleetServe) { s.CA = "" },
-		"rule 1: methods is empty":   func(s *config.FleetServe) { s.Allow = []config.FleetAllow{allow("*", all, all, nil)} },
-		"rule 1: identity is empty":  func(s *config.FleetServe) { s.Allow = []config.FleetAllow{allow("", all, all, all)} },
-		`names has "[", which is no`: func(s *config.FleetServe) { s.Allow = []config.FleetAllow{allow("*", all, []string{"["}, all)} },
+		"":                                  func(*config.FleetServe) {},
+		"is not HOST:PORT":                  func(s *config.FleetServe) { s.Listen = "7443" },
+		"need a certificate":                func(s *config.FleetServe) { s.CA, s.Cert, s.Key = "", "", "" },
+		"name the files ca":                 func(s *config.FleetServe) { s.CA = "" },
+		"rule 1: methods is empty":          func(s *config.FleetServe) { s.Allow = []config.FleetAllow{allow("*", all, all, nil)} },
+		"rule 1: identity is empty":         func(s *config.FleetServe) { s.Allow = []config.FleetAllow{allow("", all, all, all)} },
+		`names: "[" is not a valid pattern`: func(s *config.FleetServe) { s.Allow = []config.FleetAllow{allow("*", all, []string{"["}, all)} },
 	} {
 		s := good
 		change(&s)
