@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
@@ -16,7 +17,7 @@ import (
 func TestDirectoryRemovedAndMadeAgain(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "plugins")
 	events := make(chan plugin.Event, 100)
-	w := pluginwatcher.New(pluginwatcher.Config{Dirs: []string{dir}, Reconciler: reconciler.Config{
+	w := pluginwatcher.WithConfig(pipeline.Config{Dirs: []string{dir}, Reconciler: reconciler.Config{
 		Observe: func(e plugin.Event) {
 			if e.Kind == plugin.EventDegraded || e.Kind == plugin.EventRecovered {
 				events <- e
@@ -34,13 +35,13 @@ func TestDirectoryRemovedAndMadeAgain(t *testing.T) {
 	}
 	h.await(t, "deregister foo")
 	awaitEvent(t, events, plugin.EventDegraded, dir)
-	if c := w.Conditions(); len(c) != 1 || c[0].Path != dir || time.Since(c[0].Since) > patience {
+	if c := w.Pipeline().Conditions(); len(c) != 1 || c[0].Path != dir || time.Since(c[0].Since) > patience {
 		t.Errorf("conditions: %+v", c)
 	}
 	serve(t, "bar", filepath.Join(dir, "bar.sock"))
 	h.await(t, "validate bar false", "register bar bar.sock")
 	awaitEvent(t, events, plugin.EventRecovered, dir)
-	if c := w.Conditions(); len(c) != 0 {
+	if c := w.Pipeline().Conditions(); len(c) != 0 {
 		t.Errorf("conditions: %+v", c)
 	}
 }
@@ -63,7 +64,7 @@ func awaitEvent(t *testing.T, events <-chan plugin.Event, kind plugin.EventKind,
 func TestBounds(t *testing.T) {
 	dir := t.TempDir()
 	events := make(chan plugin.Event, 100)
-	w := pluginwatcher.New(pluginwatcher.Config{Dirs: []string{dir}, MaxDepth: 1, MaxSockets: 2, Reconciler: reconciler.Config{
+	w := pluginwatcher.WithConfig(pipeline.Config{Dirs: []string{dir}, MaxDepth: 1, MaxSockets: 2, Reconciler: reconciler.Config{
 		Observe: func(e plugin.Event) {
 			if e.Kind == plugin.EventDegraded {
 				events <- e

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
@@ -21,7 +22,7 @@ func TestSocketBeforeListen(t *testing.T) {
 	for range 20 {
 		dir := t.TempDir()
 		failures := make(chan plugin.Event, 100)
-		w := pluginwatcher.New(pluginwatcher.Config{Dirs: []string{dir}, Reconciler: reconciler.Config{
+		w := pluginwatcher.WithConfig(pipeline.Config{Dirs: []string{dir}, Reconciler: reconciler.Config{
 			Observe: func(e plugin.Event) {
 				if e.Kind != plugin.EventRegistered {
 					failures <- e

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
@@ -75,7 +76,7 @@ func TestHandlersComeAndGo(t *testing.T) {
 func TestBothInterfaces(t *testing.T) {
 	dir := t.TempDir()
 	minute := time.Minute
-	w := pluginwatcher.New(pluginwatcher.Config{Dirs: []string{dir}, Reconciler: reconciler.Config{
+	w := pluginwatcher.WithConfig(pipeline.Config{Dirs: []string{dir}, Reconciler: reconciler.Config{
 		ClientTimeout: func(ptype, name string) *time.Duration {
 			if ptype == "T" && name == "slow" {
 				return &minute

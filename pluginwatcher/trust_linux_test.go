@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/internal/trustjudge"
 	"github.com/patchbay-dev/patchbay/plugin"
@@ -45,7 +46,7 @@ func newScene(t *testing.T, policy trust.Policy, mode os.FileMode) *scene {
 	try(t, os.Chmod(s.dir, mode))
 	judge, err := trustjudge.New(policy)
 	try(t, err)
-	s.watcher = pluginwatcher.New(pluginwatcher.Config{
+	s.watcher = pluginwatcher.WithConfig(pipeline.Config{
 		Dirs: []string{s.dir}, Trust: judge,
 		Reconciler: reconciler.Config{
 			Observe: func(e plugin.Event) {
@@ -150,7 +151,7 @@ func TestWritableDirectory(t *testing.T) {
 	s.awaitEvent(t, plugin.EventRefused, s.dir, "may be written by everyone (mode 0777)")
 	s.awaitEvent(t, plugin.EventDegraded, s.dir, "chmod 0750 "+s.dir)
 	s.awaitEvent(t, plugin.EventDeregistered, path, "may be written by everyone")
-	if c := s.watcher.Conditions(); len(c) != 1 || c[0].Path != s.dir {
+	if c := s.watcher.Pipeline().Conditions(); len(c) != 1 || c[0].Path != s.dir {
 		t.Errorf("conditions: %v", c)
 	}
 	s.wantReason(t, trust.Writable)
@@ -162,7 +163,7 @@ func TestWritableDirectory(t *testing.T) {
 	try(t, os.Chmod(s.dir, 0o750))
 	awaitState(t, s.watcher, path, plugin.StateRegistered)
 	awaitState(t, s.watcher, s.path("b.sock"), plugin.StateRegistered)
-	if c := s.watcher.Conditions(); len(c) != 0 {
+	if c := s.watcher.Pipeline().Conditions(); len(c) != 0 {
 		t.Errorf("conditions: %v", c)
 	}
 }
@@ -193,7 +194,7 @@ func TestStrangers(t *testing.T) {
 	try(t, os.Mkdir(sub, 0o700))
 	try(t, os.Chown(sub, alice, alice))
 	awaitState(t, s.watcher, sub, plugin.StateRefused)
-	if c := s.watcher.Conditions(); len(c) != 0 {
+	if c := s.watcher.Pipeline().Conditions(); len(c) != 0 {
 		t.Errorf("a stranger made conditions: %v", c)
 	}
 	// The file changes hands, and who listens does not.

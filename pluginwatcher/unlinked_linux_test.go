@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
@@ -71,7 +72,7 @@ func TestUnlinkedIsTrue(t *testing.T) {
 	var mu sync.Mutex
 	told := map[string]int{}
 	dir := t.TempDir()
-	w := pluginwatcher.New(pluginwatcher.Config{Dirs: []string{dir}, Reconciler: reconciler.Config{Observe: func(e plugin.Event) {
+	w := pluginwatcher.WithConfig(pipeline.Config{Dirs: []string{dir}, Reconciler: reconciler.Config{Observe: func(e plugin.Event) {
 		mu.Lock()
 		defer mu.Unlock()
 		if e.Kind == plugin.EventUnlinked {

@@ -15,23 +15,20 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
-	"slices"
 	"sync"
 	"time"
 
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // stopTimeout is how long Stop waits for handlers that are in a call.
 const stopTimeout = 10 * time.Second
 
-// Config is what a [Watcher] works with.
-type Config = pipeline.Config
-
 // Watcher finds plugins and hands them to their handlers. Its methods are safe for concurrent use.
 type Watcher struct {
-	*pipeline.Watcher
+	pipeline *pipeline.Watcher
 
 	// lifecycle makes Start and Stop take turns.
 	lifecycle sync.Mutex
@@ -39,20 +36,11 @@ type Watcher struct {
 }
 
 // NewWatcher returns a Watcher for a plugin directory and, if deprecatedSockDir is not empty, a directory that was used by older
-// plugins; new plugins should not use that one.
+// plugins; new plugins should not use that one. It does nothing before [Watcher.Start] or [Watcher.Run]. Relative paths are relative to the
+// current working directory.
 func NewWatcher(sockDir string, deprecatedSockDir string) *Watcher {
-	return New(Config{Dirs: []string{sockDir}, DeprecatedDir: deprecatedSockDir})
-}
-
-// New returns a Watcher. It does nothing before [Watcher.Start] or Run, which is Start and, when its context ends, Stop, for those who own
-// the goroutine, and waits for handlers without end. Relative paths are taken from the working directory of this moment.
-func New(cfg Config) *Watcher {
-	cfg.Dirs = slices.Clone(cfg.Dirs)
-	for i, dir := range cfg.Dirs {
-		cfg.Dirs[i] = absolute(dir)
-	}
-	cfg.DeprecatedDir = absolute(cfg.DeprecatedDir)
-	return &Watcher{Watcher: pipeline.New(cfg)}
+	dirs := []string{absolute(sockDir)}
+	return &Watcher{pipeline: pipeline.New(pipeline.Config{Dirs: dirs, DeprecatedDir: absolute(deprecatedSockDir)})}
 }
 
 // absolute returns a path in its one form. Without a working directory a relative path stays, and is an error of Start.
@@ -74,15 +62,25 @@ func (w *Watcher) AddHandler(pluginType string, handler PluginHandler) {
 
 // AddCacheHandler is AddHandler for a handler of the later kubelet interface.
 func (w *Watcher) AddCacheHandler(pluginType string, handler cache.PluginHandler) {
-	w.Watcher.AddHandler(pluginType, handler)
+	w.pipeline.AddHandler(pluginType, handler)
 }
+
+// RemoveHandler removes the handler of a type. Its plugins are deregistered.
+func (w *Watcher) RemoveHandler(pluginType string) { w.pipeline.RemoveHandler(pluginType) }
+
+// Plugins returns the status of the plugins and sockets that are known. It reports false while the Watcher does not run, and then knows
+// none.
+func (w *Watcher) Plugins() (plugins []plugin.Status, running bool) { return w.pipeline.Plugins() }
+
+// Run is Start and, when ctx ends, Stop, except that it waits for handlers without a time limit. The errors are those of Start.
+func (w *Watcher) Run(ctx context.Context) error { return w.pipeline.Run(ctx) }
 
 // Start begins to watch, in the background, until [Watcher.Stop]. Plugins whose sockets are there already are found too. An error says
 // that a plugin directory cannot be made or read, or that the watcher runs already.
 func (w *Watcher) Start() error {
 	w.lifecycle.Lock()
 	defer w.lifecycle.Unlock()
-	run, err := w.Begin()
+	run, err := w.pipeline.Begin()
 	if err != nil {
 		return err
 	}

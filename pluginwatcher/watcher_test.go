@@ -14,6 +14,7 @@ import (
 
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
@@ -237,7 +238,7 @@ func TestExampleHandlerThroughThePipeline(t *testing.T) {
 func TestGarbage(t *testing.T) {
 	dir := t.TempDir()
 	events := make(chan plugin.Event, 100)
-	w := pluginwatcher.New(pluginwatcher.Config{Dirs: []string{dir}, Reconciler: reconciler.Config{
+	w := pluginwatcher.WithConfig(pipeline.Config{Dirs: []string{dir}, Reconciler: reconciler.Config{
 		Observe: func(e plugin.Event) { events <- e },
 	}})
 	h := newCalls()
@@ -293,20 +294,20 @@ func TestStartSaysWhatIsWrong(t *testing.T) {
 func TestRefuses(t *testing.T) {
 	base := t.TempDir()
 	dir := filepath.Join(base, "plugins")
-	for name, change := range map[string]func(*pluginwatcher.Config){
-		"an empty directory":      func(c *pluginwatcher.Config) { c.Dirs = append(c.Dirs, "") },
-		"a directory twice":       func(c *pluginwatcher.Config) { c.Dirs = append(c.Dirs, dir) },
-		"a nested directory":      func(c *pluginwatcher.Config) { c.Dirs = append(c.Dirs, dir+"/a") },
-		"a nested deprecated one": func(c *pluginwatcher.Config) { c.DeprecatedDir = dir + "/a" },
-		"a NUL":                   func(c *pluginwatcher.Config) { c.Dirs = []string{dir + "\x00"} },
-		"an overlong directory":   func(c *pluginwatcher.Config) { c.Dirs = []string{dir + strings.Repeat("a", 300)} },
-		"MaxDepth":                func(c *pluginwatcher.Config) { c.MaxDepth = -1 },
-		"a bound":                 func(c *pluginwatcher.Config) { c.Reconciler.Bounds.Text = -1 },
-		"a timeout":               func(c *pluginwatcher.Config) { c.Reconciler.Timeouts.Dial = -1 },
+	for name, change := range map[string]func(*pipeline.Config){
+		"an empty directory":      func(c *pipeline.Config) { c.Dirs = append(c.Dirs, "") },
+		"a directory twice":       func(c *pipeline.Config) { c.Dirs = append(c.Dirs, dir) },
+		"a nested directory":      func(c *pipeline.Config) { c.Dirs = append(c.Dirs, dir+"/a") },
+		"a nested deprecated one": func(c *pipeline.Config) { c.DeprecatedDir = dir + "/a" },
+		"a NUL":                   func(c *pipeline.Config) { c.Dirs = []string{dir + "\x00"} },
+		"an overlong directory":   func(c *pipeline.Config) { c.Dirs = []string{dir + strings.Repeat("a", 300)} },
+		"MaxDepth":                func(c *pipeline.Config) { c.MaxDepth = -1 },
+		"a bound":                 func(c *pipeline.Config) { c.Reconciler.Bounds.Text = -1 },
+		"a timeout":               func(c *pipeline.Config) { c.Reconciler.Timeouts.Dial = -1 },
 	} {
-		cfg := pluginwatcher.Config{Dirs: []string{dir}}
+		cfg := pipeline.Config{Dirs: []string{dir}}
 		change(&cfg)
-		w := pluginwatcher.New(cfg)
+		w := pluginwatcher.WithConfig(cfg)
 		startErr, runErr := w.Start(), w.Run(t.Context())
 		if startErr == nil || runErr == nil {
 			t.Errorf("%s: the errors are %v and %v", name, startErr, runErr)
@@ -340,11 +341,11 @@ func TestRefuses(t *testing.T) {
 	all := func(state string) {
 		w.RemoveHandler("none")
 		w.Plugins()
-		w.Conditions()
-		if w.SetTimeouts(plugin.Timeouts{Dial: -1}, nil) == nil {
+		w.Pipeline().Conditions()
+		if w.Pipeline().SetTimeouts(plugin.Timeouts{Dial: -1}, nil) == nil {
 			t.Errorf("%s, what cannot be was accepted", state)
 		}
-		r := w.Reconciler()
+		r := w.Pipeline().Reconciler()
 		if (r != nil) != (state == "in use") {
 			t.Errorf("%s, the reconciler is %v", state, r)
 		}

@@ -12,9 +12,9 @@ import (
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/bench/internal/manager"
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
+	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/plugin"
-	"github.com/patchbay-dev/patchbay/pluginwatcher"
 )
 
 func main() {
@@ -26,12 +26,12 @@ func main() {
 
 // runWatcher is Patchbay's discovery alone, without registry and state.
 func runWatcher(ctx context.Context, dir string, j *manager.Journal) error {
-	watcher := pluginwatcher.New(pluginwatcher.Config{
+	watcher := pipeline.New(pipeline.Config{
 		Dirs:       []string{dir},
 		Scanned:    j.Ready,
 		Reconciler: reconciler.Config{Observe: observe(j)},
 	})
-	watcher.AddCacheHandler(manager.PluginType, handler{j})
+	watcher.AddHandler(manager.PluginType, handler{j})
 	return watcher.Run(ctx)
 }
 

@@ -6,11 +6,11 @@ import "strings"
 
 // eventKinds are the kinds of events, the states in passing among them.
 var eventKinds = strings.Fields(`
-admitting adopted audit backoff busy connecting degraded denied deregistered
-deregistering failed fleet-call-denied healthy idle ignored launched leftover notifying
-ready recovered refused registered registering released reload-failed reloaded replaced
-replacing responsive restored resync stopped superseded terminated unhealthy unlinked
-unreachable unresponsive updated validating waiting
+admitting adopted audit backoff blocked busy connecting degraded denied
+deregistered deregistering failed fleet-call-denied healthy idle ignored launched leftover
+notifying ready recovered refused registered registering released reload-failed reloaded
+replaced replacing responsive restored resync running starting stopped stopping
+superseded terminated unhealthy unlinked unreachable unresponsive updated validating waiting
 `)
 
 // pluginStates are the states of plugins, launched ones included.
