@@ -13,18 +13,6 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// sourceOf implements [reconciler.Config].Source.
-func (rt *Runtime) sourceOf(socketPath string) plugin.Source {
-	// It may serve before its start has returned here.
-	if p := rt.host.PluginAt(socketPath); p != nil && p.PluginSocket() == socketPath {
-		return plugin.SourceLaunched
-	}
-	if _, ok := rt.launcher.FrontAt(socketPath); ok {
-		return plugin.SourceLaunched
-	}
-	return plugin.SourceDiscovered
-}
-
 // launchAt implements [pipeline.Config].Launched.
 func (rt *Runtime) launchAt(path string) pipeline.Launch {
 	if p := rt.host.PluginAt(path); p != nil {
@@ -38,6 +26,8 @@ func (rt *Runtime) launchAt(path string) pipeline.Launch {
 
 // front is the [pipeline.Launch] of a launched plugin for which this process answers.
 type front struct{ launcher.Plugin }
+
+func (front) ServesAt(string) bool { return true } // it has no directory
 
 func (front) Owns(_ context.Context, pid int) bool { return pid == os.Getpid() }
 
@@ -60,6 +50,9 @@ func (front) Introduction() []byte { return nil }
 
 // process is the [pipeline.Launch] of the process of a launched plugin.
 type process struct{ *host.PluginProcess }
+
+// ServesAt reports whether path is that of its socket, and not of its directory. It may serve before its start has returned here.
+func (p process) ServesAt(path string) bool { return p.PluginSocket() == path }
 
 func (p process) Owns(ctx context.Context, pid int) bool {
 	select {

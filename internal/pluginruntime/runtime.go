@@ -119,7 +119,7 @@ func (rt *Runtime) watching(cfg Config) pipeline.Config {
 	c := cfg.Pipeline
 	c.Launched, c.Scanned, c.FileEventsLost = rt.launchAt, func() { close(rt.ready) }, cfg.Observer.FileEventsLost
 	r := &c.Reconciler
-	r.Observe, r.Passed, r.Source = rt.observe, func(e plugin.Event) { rt.journal.Pass(e) }, rt.sourceOf
+	r.Observe, r.Passed = rt.observe, func(e plugin.Event) { rt.journal.Pass(e) }
 	r.Attempted, r.Refused, r.Tracer, r.Logger = cfg.Observer.Attempt, cfg.Observer.Refused, cfg.Observer.Tracer, cfg.Logger
 	r.NameGrace = cmp.Or(r.NameGrace, defaultNameGrace)
 	return c

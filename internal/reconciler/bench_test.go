@@ -65,6 +65,10 @@ func (instantTransport) WatchProcess(plugin.Peer, func()) (func(), error) { retu
 
 func (instantTransport) Listens(plugin.SocketID, plugin.Peer) bool { return false }
 
+func (instantTransport) Source(string) plugin.Source { return plugin.SourceDiscovered }
+
+func (instantTransport) Withdrawn(string) error { return nil }
+
 type instantConn struct{ path string }
 
 func (c instantConn) GetInfo(context.Context, time.Duration) (plugin.Info, error) {

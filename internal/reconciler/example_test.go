@@ -17,6 +17,8 @@ func (memory) Dial(_ context.Context, _ time.Duration, path string, _ plugin.Soc
 	return answering{path: path}, nil
 }
 
+func (memory) Source(string) plugin.Source { return plugin.SourceDiscovered }
+
 type answering struct {
 	reconciler.Conn
 	path string

@@ -92,12 +92,6 @@ func newAt(cfg Config, at clock.Pace) *Reconciler {
 	if cfg.Refused == nil {
 		cfg.Refused = func(trust.Reason) {}
 	}
-	if cfg.Withdrawn == nil {
-		cfg.Withdrawn = func(string) error { return nil }
-	}
-	if cfg.Source == nil {
-		cfg.Source = func(string) plugin.Source { return plugin.SourceDiscovered }
-	}
 	keeps := cfg.Registry != nil
 	if !keeps {
 		cfg.Registry = noRegistry{}
@@ -309,9 +303,9 @@ func (r *Reconciler) changed(changes []cache.Change) machine.Changed {
 	for i, c := range changes {
 		changed[i].Change = c
 		if c.Info != nil {
-			changed[i].Source = r.cfg.Source(c.Info.SocketPath)
+			changed[i].Source = r.cfg.Transport.Source(c.Info.SocketPath)
 		} else {
-			changed[i].Withdrawn = r.failure(r.cfg.Withdrawn(c.Path))
+			changed[i].Withdrawn = r.failure(r.cfg.Transport.Withdrawn(c.Path))
 		}
 	}
 	return changed

@@ -151,18 +151,6 @@ func (l *life) config(restored []plugin.Instance) reconciler.Config {
 			}
 		},
 		Refused: func(reason trust.Reason) { m.note("distrusted: %s", reason) },
-		Withdrawn: func(path string) error {
-			if p := m.files[path]; p != nil && p.withdrawn {
-				return &trust.Refusal{Reason: trust.SocketOwner, Problem: "it is a stranger's", Remedy: "name him"}
-			}
-			return nil
-		},
-		Source: func(path string) plugin.Source {
-			if path == "/d/e" {
-				return plugin.SourceLaunched
-			}
-			return plugin.SourceDiscovered
-		},
 	}
 	if m.set.has("trust") {
 		cfg.Trust = simJudge

@@ -170,6 +170,20 @@ func (t simTransport) Listens(socket plugin.SocketID, _ plugin.Peer) bool {
 	return p.strange || !p.dead
 }
 
+func (simTransport) Source(path string) plugin.Source {
+	if path == "/d/e" {
+		return plugin.SourceLaunched
+	}
+	return plugin.SourceDiscovered
+}
+
+func (t simTransport) Withdrawn(path string) error {
+	if p := t.l.m.files[path]; p != nil && p.withdrawn {
+		return &trust.Refusal{Reason: trust.SocketOwner, Problem: "it is a stranger's", Remedy: "name him"}
+	}
+	return nil
+}
+
 // simConn is a connection to a program.
 type simConn struct {
 	l    *life

@@ -57,9 +57,8 @@ func TestUnlinked(t *testing.T) {
 			}
 		})
 	}
-	bubble(t, "a socket that is refused is not missed, and the reason told", reconciler.Config{
-		Withdrawn: func(string) error { return errors.New("it is open to all") },
-	}, func(t *testing.T, w *world) {
+	bubble(t, "a socket that is refused is not missed, and the reason told", reconciler.Config{}, func(t *testing.T, w *world) {
+		w.withdrawn = errors.New("it is open to all")
 		var why string
 		w.observe = func(e plugin.Event) {
 			if e.Kind == plugin.EventDeregistered {

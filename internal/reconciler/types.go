@@ -67,6 +67,10 @@ type Transport interface {
 	// Listens reports whether anybody still listens on a socket that no longer has a path and on which the process listened. It also reports
 	// true if the system cannot tell. It may block for as long as the system takes to answer.
 	Listens(socket plugin.SocketID, peer plugin.Peer) bool
+	// Source returns how the plugin behind a socket came to the host, and Withdrawn why a socket that left the desired state of the world no
+	// longer counts although it exists; nil: it was removed. They are called with locks held, and must neither block nor call back.
+	Source(socketPath string) plugin.Source
+	Withdrawn(socketPath string) error
 }
 
 // Conn is a connection to the registration service of one plugin. It is used by one goroutine at a time.
@@ -177,13 +181,8 @@ type Config struct {
 	IgnoreUnhandled bool
 	// Refused is called whenever something that is not trusted is refused, under the rules of Observe. May be nil.
 	Refused func(trust.Reason)
-	// Withdrawn says why a socket that left the desired state of the world no longer counts although it exists; nil: it was removed. It is
-	// called under the rules of Observe. May be nil.
-	Withdrawn func(socketPath string) error
-	// Source says how the plugin behind a socket that appeared came to the host; nil: it was discovered. It is called with internal locks
-	// held: it must neither block nor call back.
-	Source func(socketPath string) plugin.Source
-	// ClientTimeout returns the timeout configured for calls to a plugin, which is handed to its handler; nil for none. May be nil.
+	// ClientTimeout returns the timeout configured for calls to a plugin, which is handed to its handler; nil for none. It is a function
+	// because the configuration may change. May be nil.
 	ClientTimeout func(ptype, name string) *time.Duration
 	// Timeouts apply to every plugin type; TypeTimeouts override them for some types. Until the type of a plugin is known, the longest
 	// configured timeout applies.

@@ -49,6 +49,7 @@ type world struct {
 	// names are what is kept of names on disk, and said those that are to be.
 	names, said map[plugin.Name]plugin.Reservation
 	failSave    error
+	withdrawn   error // of every socket
 	// work counts calls to plugins, the disk and handlers by kind.
 	work map[string]int
 	// observe, staging, publishing and removing, if set, see events and what is to be saved, shown and removed, all but the first with the

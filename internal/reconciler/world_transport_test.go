@@ -101,6 +101,10 @@ func (t transport) Listens(socket plugin.SocketID, _ plugin.Peer) bool {
 	return p != nil && !p.dead
 }
 
+func (transport) Source(string) plugin.Source { return plugin.SourceDiscovered }
+
+func (t transport) Withdrawn(string) error { return t.w.withdrawn }
+
 type conn struct {
 	w *world
 	p *fakePlugin

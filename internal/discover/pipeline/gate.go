@@ -24,6 +24,8 @@ import (
 type Launch interface {
 	// Owns says whether a process is the plugin's, or answers for it. It waits until the plugin has been started, or ctx ends.
 	Owns(ctx context.Context, pid int) bool
+	// ServesAt reports whether it was told to serve at the socket with this path.
+	ServesAt(socketPath string) bool
 	// RegisteredFor returns who answers for the plugin, if that is not the one who listens.
 	RegisteredFor() (uid, gid uint32, ok bool)
 	// Name is the one under which it was launched.
@@ -127,6 +129,14 @@ func (g *gate) set(now []dirwatch.Refusal) (fresh []dirwatch.Refusal) {
 	return fresh
 }
 
+// source returns how what is at a path came to the host.
+func (g *gate) source(path string) plugin.Source {
+	if l := g.launched(path); l != nil && l.ServesAt(path) {
+		return plugin.SourceLaunched
+	}
+	return plugin.SourceDiscovered
+}
+
 // why says why what is at a path, or on the way to it, is refused; nil if it is not.
 func (g *gate) why(path string) error {
 	g.mu.Lock()
@@ -152,14 +162,14 @@ func (g *gate) find(path string) *dirwatch.Refusal {
 	return &g.refused[i]
 }
 
-func (g *gate) statuses(source func(string) plugin.Source) []plugin.Status {
+func (g *gate) statuses() []plugin.Status {
 	g.mu.Lock()
 	refused := g.refused
 	g.mu.Unlock()
 	statuses := make([]plugin.Status, len(refused))
 	for i, r := range refused {
 		statuses[i] = plugin.Status{
-			State: plugin.StateRefused, SocketPath: r.Path, Source: source(r.Path), FirstSeen: r.Since, Since: r.Since,
+			State: plugin.StateRefused, SocketPath: r.Path, Source: g.source(r.Path), FirstSeen: r.Since, Since: r.Since,
 			LastError: r.Err.Error(),
 		}
 	}

@@ -167,6 +167,12 @@ func (t *transport) Listens(socket plugin.SocketID, peer plugin.Peer) bool {
 	return listens || err != nil
 }
 
+// Source implements [reconciler.Transport].
+func (t *transport) Source(socketPath string) plugin.Source { return t.gate.source(socketPath) }
+
+// Withdrawn implements [reconciler.Transport].
+func (t *transport) Withdrawn(socketPath string) error { return t.gate.why(socketPath) }
+
 type conn struct {
 	*registration.Client
 	transport *transport

@@ -70,7 +70,7 @@ type Config struct {
 	// Launched returns the plugin that was told to serve at a path, or in the directory at a path; nil if there is none. It is trusted
 	// there as whatever user it runs. Nil: nothing is launched.
 	Launched func(path string) Launch
-	// Reconciler configures what happens with the sockets that are found. Desired, Transport, Trust and Withdrawn are the watcher's own.
+	// Reconciler configures what happens with the sockets that are found. Desired, Transport and Trust are the watcher's own.
 	Reconciler reconciler.Config
 	// Scanned, if set, is called when all plugin directories have been searched for the first time, from the goroutine that
 	// watches: it must not block.
@@ -106,9 +106,6 @@ func New(cfg Config) *Watcher {
 	}
 	if cfg.Trust == nil {
 		cfg.Trust = trustjudge.Default()
-	}
-	if cfg.Reconciler.Source == nil {
-		cfg.Reconciler.Source = func(string) plugin.Source { return plugin.SourceDiscovered }
 	}
 	if cfg.Launched == nil {
 		cfg.Launched = func(string) Launch { return nil }
@@ -203,7 +200,7 @@ func (w *Watcher) Plugins() (plugins []plugin.Status, running bool) {
 	if r == nil {
 		return nil, false
 	}
-	return append(r.Plugins(), w.gate.statuses(w.cfg.Reconciler.Source)...), true
+	return append(r.Plugins(), w.gate.statuses()...), true
 }
 
 // Conditions says what hinders discovery at present, sorted by path.
@@ -335,7 +332,7 @@ func (w *Watcher) Begin() (run func(context.Context) error, err error) {
 	p.transport = &transport{peers: peers, gate: w.gate, roots: w.dirs, asking: asking}
 	p.desired = cache.NewDesired()
 	cfg := w.cfg.Reconciler
-	cfg.Desired, cfg.Transport, cfg.Trust, cfg.Withdrawn = p.desired, p.transport, w.cfg.Trust, w.gate.why
+	cfg.Desired, cfg.Transport, cfg.Trust = p.desired, p.transport, w.cfg.Trust
 	p.reconciler = reconciler.New(cfg)
 	for _, ptype := range slices.Sorted(maps.Keys(w.handlers)) {
 		p.reconciler.SetHandler(ptype, w.handlers[ptype])
