@@ -93,13 +93,10 @@ type metadata struct {
 	current atomic.Pointer[catalogue.Catalogue]
 }
 
-// of returns the metadata of a plugin as a message has it; nil if there are none.
-func (m *metadata) of(name string) map[string]string {
-	if m == nil {
-		return nil
-	}
+// Metadata returns the metadata of a plugin of the catalogue.
+func (m *metadata) Metadata(name string) map[string]string {
 	p, _ := m.current.Load().Lookup(name)
-	return validMap(p.Metadata)
+	return p.Metadata
 }
 
 // ListMetadata implements [plugin.Repository]. A page token is the number of entries before it.

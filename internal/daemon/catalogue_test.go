@@ -49,3 +49,12 @@ func TestToLaunch(t *testing.T) {
 		t.Error(diff)
 	}
 }
+
+// TestNoMetadata: of a plugin that is not in the catalogue there is nothing to say, which is no fault.
+func TestNoMetadata(t *testing.T) {
+	var m metadata
+	entries, next, err := m.ListMetadata(t.Context(), plugin.Pin{PackageName: "discovered"}, nil, plugin.Page{})
+	if err != nil || len(entries) != 0 || next != "" {
+		t.Errorf("got %v, %q, %v, want an empty list", entries, next, err)
+	}
+}

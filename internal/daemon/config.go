@@ -28,9 +28,11 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/launch/sealedexec"
 	"github.com/patchbay-dev/patchbay/internal/regular"
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/internal/suggest"
 	"github.com/patchbay-dev/patchbay/internal/systemd"
 	"github.com/patchbay-dev/patchbay/internal/trustjudge"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // Config is what a [Daemon] works with: the configuration, and what the program adds to it. Begin with SetDefaults.
@@ -215,7 +217,7 @@ func (c Config) checkTypes(check func(field string, err error)) {
 		}
 		check(fmt.Sprintf("plugins[%d].%s", c.Catalogue.Index(p.Name), field), fmt.Errorf(
 			"there is no handler for plugin type %s, so the plugin cannot be registered: add the type to handlers, for example as %s: accept%s",
-			ptype, ptype, didYouMean(ptype, slices.Collect(maps.Keys(handlers)))))
+			ptype, ptype, suggest.Hint(ptype, slices.Collect(maps.Keys(handlers)))))
 	}
 }
 
@@ -344,4 +346,11 @@ func joined(err error) []error {
 		return nil
 	}
 	return all.Unwrap()
+}
+
+func validateTypeOrPlugin(key string) error {
+	if _, isPlugin := plugin.ParseName(key); !isPlugin && !untrusted.IsType(key) {
+		return fmt.Errorf("%q is neither a plugin type nor a plugin: write TYPE or TYPE/NAME, for example CSIPlugin/hostpath.csi.k8s.io", key)
+	}
+	return nil
 }

@@ -1,36 +1,75 @@
 package daemon
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
+	"net"
 	"net/http"
 	"os"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"connectrpc.com/connect"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/daemon/node"
+	"github.com/patchbay-dev/patchbay/internal/daemon/page"
+	"github.com/patchbay-dev/patchbay/internal/daemon/resolver"
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
-	"github.com/patchbay-dev/patchbay/internal/daemon/telemetry"
+	"github.com/patchbay-dev/patchbay/internal/h2proxy"
+	"github.com/patchbay-dev/patchbay/internal/proxy"
 	"github.com/patchbay-dev/patchbay/internal/suggest"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// source is the part of a [pluginruntime.Runtime] that the control API shows.
+// Config is what the control API shows and operates.
+type controlConfig struct {
+	// Settings are shown; a reload may have changed some of them. Version and Commit identify the build.
+	Settings        config.Config
+	Version, Commit string
+	Daemon          DaemonOps
+	Runtime         source
+	Launcher        launched
+	Names           *resolver.Resolver
+	Handlers        resolver.Handlers
+	Registry        Registry
+	Node            *node.Node // nil if the node belongs to no fleet
+	// Catalogue has the metadata of launched plugins; nil for none.
+	Catalogue Catalogue
+	Metrics   Metrics
+	// Plugins connects to the plugins that callers of the control socket may call.
+	Plugins    proxy.Connector
+	Authorizer *access.Authorizer
+	// Requests bounds the requests to the control API, Calls their bytes and the calls of plugins, and ListsRefused counts answers beyond a bound.
+	Requests, Calls *h2proxy.Budget
+	ListsRefused    prometheus.Counter
+	Log             *slog.Logger
+}
+
+// Daemon is the daemon whose configuration can be reloaded.
+type DaemonOps interface {
+	// Reload returns the keys whose values have changed.
+	Reload(ctx context.Context) (changed []string, err error)
+	// Effective returns the present configuration as text.
+	Effective() string
+}
+
+// Runtime has the plugins, events and conditions.
 type source interface {
-	Plugins() []plugin.Status
-	PluginsNamed(name string) []plugin.Status
-	Refusals() []plugin.Status
+	resolver.Runtime
+
 	Retry(ptype, name string) error
 	Reservation(name plugin.Name) (plugin.Reservation, bool)
 	ReleaseName(ctx context.Context, ptype, name string) error
@@ -38,52 +77,70 @@ type source interface {
 	// LastEvents returns the last n events in memory, PastEvents all that are kept, both oldest first.
 	LastEvents(n int) []plugin.Event
 	PastEvents() ([]plugin.Event, error)
-	// LaunchedAs returns as what a launched plugin is registered, or was last.
-	LaunchedAs(name string) (plugin.Name, bool)
 	// Events delivers the last tail events and then new ones, in order, until ctx ends.
 	Events(ctx context.Context, tail int) <-chan plugin.Event
 }
 
-// picture is what the control API and the status page show.
-type picture struct {
-	source   source
-	launched launched
-	node     *node.Node // nil if the node belongs to no fleet
-	// catalogue has the metadata of what is launched; nil if nothing is.
-	catalogue *metadata
-	// views has the present view of source, past its past events.
-	views *shared[*view]
-	past  *shared[[]plugin.Event]
+// Registry knows which plugins are being replaced.
+type Registry interface {
+	// AwaitReplaced blocks while calls of a plugin wait for its new process.
+	AwaitReplaced(ctx context.Context, ptype, name string) error
 }
 
-func newPicture(s source, l launched, n *node.Node, m *metadata) picture {
-	p := picture{source: s, launched: l, node: n, catalogue: m}
-	p.views = &shared[*view]{make: p.view}
-	p.past = &shared[[]plugin.Event]{make: func() []plugin.Event {
-		events, _ := s.PastEvents() // a condition says what is wrong with the file
-		return events
-	}}
-	return p
+// Catalogue describes launched plugins.
+type Catalogue interface {
+	Metadata(name string) map[string]string
 }
 
-// control answers the control API. It is a [patchbayv1connect.ControlServiceHandler]; what is documented in control.proto is not repeated
-// here.
+// Metrics writes the metrics of the daemon.
+type Metrics interface {
+	WriteText(to *bytes.Buffer) error
+}
+
+// control answers the control API. It is a [patchbayv1connect.ControlServiceHandler], whose methods control.proto documents, and a
+// [page.Source].
 type control struct {
-	picture
-	naming
-
-	// awaitReplaced blocks as long as callers of a plugin wait for its new process.
-	awaitReplaced func(ctx context.Context, ptype, name string) error
+	config controlConfig
+	names  *resolver.Resolver
 	// calls takes what is not for the control API; nil refuses it.
 	calls    http.Handler
 	requests *requests
 	lists    *lists
-	reload   func(context.Context) ([]string, error)
-	// shown returns the configuration in force as text.
-	shown   func() string
-	metrics *telemetry.Metrics
-	config  Config
-	started time.Time
+	started  time.Time
+	// views has the present view, past the past events.
+	views *shared[*view]
+	past  *shared[[]plugin.Event]
+}
+
+func newControl(c controlConfig) *control {
+	s := &control{config: c, names: c.Names, started: time.Now()}
+	s.views = &shared[*view]{make: s.view}
+	s.past = &shared[[]plugin.Event]{make: func() []plugin.Event {
+		events, _ := c.Runtime.PastEvents() // a condition reports an unreadable file
+		return events
+	}}
+	return s
+}
+
+// API is the control API of a daemon.
+type API struct{ control *control }
+
+// New returns the control API.
+func NewAPI(c controlConfig) API {
+	s := newControl(c)
+	s.calls = newForwarder(c.Authorizer, c.Plugins, c.Node, c.Calls, c.Log)
+	s.requests = &requests{c.Requests, c.Calls}
+	s.lists = newLists(uint32(os.Geteuid()), c.ListsRefused, c.Log)
+	return API{s}
+}
+
+// Page returns what the status page shows.
+func (a API) Page() page.Source { return a.control }
+
+// Serve starts to serve the control API, and calls of plugins, on a listener, and returns. The caller stops the server. If it fails before
+// that, failed is called.
+func (a API) Serve(listener net.Listener, failed func()) *server.Server {
+	return serve(listener, a.control.config.Authorizer, a.control, failed, a.control.config.Log)
 }
 
 func (c *control) GetVersion(context.Context, *patchbayv1.GetVersionRequest) (*patchbayv1.GetVersionResponse, error) {
@@ -92,12 +149,12 @@ func (c *control) GetVersion(context.Context, *patchbayv1.GetVersionRequest) (*p
 
 func (c *control) version() *patchbayv1.GetVersionResponse {
 	return &patchbayv1.GetVersionResponse{
-		Version:   c.config.Build.Version,
-		Commit:    c.config.Build.Commit,
+		Version:   c.config.Version,
+		Commit:    c.config.Commit,
 		GoVersion: runtime.Version(),
 		Pid:       int64(os.Getpid()),
 		StartTime: timestamp(c.started),
-		Node:      untrusted.Valid(node.Name(c.config.Fleet)),
+		Node:      untrusted.Valid(node.Name(c.config.Settings.Fleet)),
 	}
 }
 
@@ -108,9 +165,8 @@ func (c *control) GetPlugin(ctx context.Context, request *patchbayv1.GetPluginRe
 	}
 	plugins := c.get(asked)
 	if len(plugins) == 0 { // calls wait for the new process, and begin with this
-		if s, is := c.launchedBefore(asked); is {
-			was, _ := c.source.LaunchedAs(s.Name)
-			if err := c.awaitReplaced(ctx, was.Type, was.Name); err != nil {
+		if _, was, ok := c.names.FormerlyLaunched(asked); ok {
+			if err := c.config.Registry.AwaitReplaced(ctx, was.Type, was.Name); err != nil {
 				return nil, connect.NewError(connect.CodeUnavailable, err)
 			}
 			plugins = c.get(asked)
@@ -124,9 +180,9 @@ func (c *control) GetPlugin(ctx context.Context, request *patchbayv1.GetPluginRe
 
 // get returns the instances and refusals of a plugin.
 func (c *control) get(asked plugin.Name) []*patchbayv1.Plugin {
-	plugins := each(c.instances(asked), c.describer())
-	announced := c.announced(asked)
-	for _, refusal := range c.source.Refusals() {
+	plugins := each(c.names.Instances(asked), c.describer())
+	announced := c.names.Announced(asked)
+	for _, refusal := range c.config.Runtime.Refusals() {
 		if refusal.PluginName() == announced {
 			plugins = append(plugins, refusalMessage(refusal))
 		}
@@ -139,24 +195,24 @@ func (c *control) unknown(asked plugin.Name) error {
 		return connect.NewError(connect.CodeNotFound, fmt.Errorf("the launched plugin has not registered; "+
 			"\"patchbay status %s\" says what it does", untrusted.Valid(asked.Name)))
 	}
-	if s, is := c.launchedBefore(asked); is {
+	if s, _, ok := c.names.FormerlyLaunched(asked); ok {
 		return connect.NewError(connect.CodeNotFound, fmt.Errorf("it is not registered: it is launched as %s, which is %s; "+
 			"\"patchbay status %s\" says more", untrusted.Valid(s.Name), s.State, untrusted.Valid(s.Name)))
 	}
-	what, announced := errors.New("no such plugin is known"), c.announced(asked)
+	what, announced := errors.New("no such plugin is known"), c.names.Announced(asked)
 	// Root and the daemon's user may take any name, and their own are the rule: of those nothing is said.
-	if r, ok := c.source.Reservation(announced); ok && r.Owner.UID != 0 && r.Owner.UID != uint32(os.Geteuid()) {
+	if r, ok := c.config.Runtime.Reservation(announced); ok && r.Owner.UID != 0 && r.Owner.UID != uint32(os.Geteuid()) {
 		what = fmt.Errorf("%w; the name is reserved for user %d, whose plugin had it last, until %s, or until \"patchbay release\"",
 			what, r.Owner.UID, r.Until.UTC().Format(time.RFC3339))
 	} else {
-		known := each(slices.Concat(c.source.Plugins(), c.source.Refusals()), func(s plugin.Status) string { return s.PluginName().String() })
-		what = fmt.Errorf("%w%s", what, didYouMean(asked.String(), known))
+		known := each(slices.Concat(c.config.Runtime.Plugins(), c.config.Runtime.Refusals()), func(s plugin.Status) string { return s.PluginName().String() })
+		what = fmt.Errorf("%w%s", what, suggest.Hint(asked.String(), known))
 	}
 	return connect.NewError(connect.CodeNotFound, what)
 }
 
 func (c *control) ListRefusals(context.Context, *patchbayv1.ListRefusalsRequest) (*patchbayv1.ListRefusalsResponse, error) {
-	return &patchbayv1.ListRefusalsResponse{Plugins: each(c.source.Refusals(), refusalMessage)}, nil
+	return &patchbayv1.ListRefusalsResponse{Plugins: each(c.config.Runtime.Refusals(), refusalMessage)}, nil
 }
 
 func (c *control) GetConfiguration(context.Context, *patchbayv1.GetConfigurationRequest) (*patchbayv1.GetConfigurationResponse, error) {
@@ -165,18 +221,18 @@ func (c *control) GetConfiguration(context.Context, *patchbayv1.GetConfiguration
 
 func (c *control) configuration() *patchbayv1.GetConfigurationResponse {
 	return &patchbayv1.GetConfigurationResponse{
-		PluginDirs: validAll(c.config.PluginDirs), DeprecatedPluginDir: untrusted.Valid(c.config.DeprecatedPluginDir),
-		State: untrusted.Valid(c.config.State), ControlSocket: untrusted.Valid(c.config.ControlSocket), Effective: untrusted.Valid(c.shown()),
-		Handlers: validAll(slices.Sorted(maps.Keys(c.handlers()))),
+		PluginDirs: validAll(c.config.Settings.PluginDirs), DeprecatedPluginDir: untrusted.Valid(c.config.Settings.DeprecatedPluginDir),
+		State: untrusted.Valid(c.config.Settings.State), ControlSocket: untrusted.Valid(c.config.Settings.ControlSocket), Effective: untrusted.Valid(c.config.Daemon.Effective()),
+		Handlers: validAll(slices.Sorted(maps.Keys(c.config.Handlers.All()))),
 	}
 }
 
 func (c *control) ListConditions(context.Context, *patchbayv1.ListConditionsRequest) (*patchbayv1.ListConditionsResponse, error) {
-	return &patchbayv1.ListConditionsResponse{Conditions: each(c.source.Conditions(), conditionMessage)}, nil
+	return &patchbayv1.ListConditionsResponse{Conditions: each(c.config.Runtime.Conditions(), conditionMessage)}, nil
 }
 
 func (c *control) Reload(ctx context.Context, _ *patchbayv1.ReloadRequest) (*patchbayv1.ReloadResponse, error) {
-	changed, err := c.reload(ctx)
+	changed, err := c.config.Daemon.Reload(ctx)
 	switch {
 	case err == nil:
 		failed := c.awaitReplacements(ctx, changed)
@@ -196,31 +252,11 @@ func (c *control) awaitReplacements(ctx context.Context, changed []string) (fail
 		if !isPlugin {
 			continue
 		}
-		if err := c.launched.AwaitReplacement(ctx, name); err != nil && !errors.Is(err, launcher.ErrUnknown) { // or it was removed
+		if err := c.config.Launcher.AwaitReplacement(ctx, name); err != nil && !errors.Is(err, launcher.ErrUnknown) { // or it was removed
 			failed = append(failed, err.Error())
 		}
 	}
 	return failed
-}
-
-// instances returns what is known of one plugin, newest first.
-func (c *control) instances(asked plugin.Name) []plugin.Status {
-	if asked.Type != "" {
-		return slices.DeleteFunc(c.source.PluginsNamed(asked.Name), func(s plugin.Status) bool { return !c.means(asked, s) })
-	}
-	socket, _ := c.launchedAt(asked.Name)
-	return slices.DeleteFunc(c.source.Plugins(), func(s plugin.Status) bool {
-		return s.Type == "" || socket == "" || s.SocketPath != socket // or it is launched, and has not said what it is
-	})
-}
-
-// didYouMean asks for the known name that is most like one that is not, if there is one.
-func didYouMean(name string, known []string) string {
-	meant, ok := suggest.To(name, known)
-	if !ok {
-		return ""
-	}
-	return "; did you mean " + strconv.Quote(untrusted.Valid(meant)) + "?"
 }
 
 // askedFor returns the plugin that a request names. Without a type it is a launched plugin, which must be one of the catalogue.
@@ -233,19 +269,19 @@ func (c *control) askedFor(request interface {
 		return asked, connect.NewError(connect.CodeInvalidArgument, errors.New("the request names no plugin: set type and name"))
 	}
 	if asked.Type == "" {
-		if _, known := c.launchedAt(asked.Name); !known {
+		if _, ok := c.names.Launched(asked.Name); !ok {
 			return asked, c.notLaunched(asked.Name, "; a plugin that registered by itself is named TYPE/NAME")
 		}
 	}
 	return asked, nil
 }
 
-// anyOf says whether a value passes a filter; an empty filter lets everything pass.
+// anyOf reports whether a value passes a filter; an empty filter passes everything.
 func anyOf(filter []string, value string) bool {
 	return len(filter) == 0 || slices.Contains(filter, value)
 }
 
-// ended returns the error of a call whose context ended or whose source of events ran dry, which happens when the daemon stops.
+// ended returns the error of a call whose context or source of events ended; the latter ends when the daemon stops.
 func ended(ctx context.Context) error {
 	switch err := context.Cause(ctx); {
 	case err == nil || errors.Is(err, server.ErrStopping):

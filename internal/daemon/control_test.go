@@ -19,14 +19,14 @@ import (
 	"connectrpc.com/connect"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/reflect/protoreflect"
-	"google.golang.org/protobuf/reflect/protoregistry"
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
 	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/daemon/access"
+	"github.com/patchbay-dev/patchbay/internal/daemon/resolver"
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/pluginruntime"
 	"github.com/patchbay-dev/patchbay/plugin"
@@ -106,22 +106,47 @@ func event(seq uint64, ptype string) plugin.Event {
 	return plugin.Event{Seq: seq, Time: time.Unix(int64(seq), 0), Kind: plugin.EventRegistered, Type: ptype, Name: "n"}
 }
 
-// plain is a naming without handlers of which roles are known.
-func plain() naming {
-	return naming{
-		func() map[string]cache.PluginHandler { return nil }, func(string, string) bool { return false },
+// handlersOf are the handlers by plugin type.
+type handlersOf map[string]cache.PluginHandler
+
+func (h handlersOf) All() map[string]cache.PluginHandler { return h }
+
+// registered reports which plugins are in a registry.
+type isRegistered func(ptype, name string) bool
+
+func (r isRegistered) Instances(ptype, name string) []dynamicplugins.Instance {
+	if !r(ptype, name) {
+		return nil
 	}
+	return make([]dynamicplugins.Instance, 1)
 }
 
-func neverReplaced(context.Context, string, string) error { return nil }
+type neverReplaced struct{}
+
+func (neverReplaced) AwaitReplaced(context.Context, string, string) error { return nil }
+
+type notReloadable struct{}
+
+func (notReloadable) Reload(context.Context) ([]string, error) {
+	return nil, errors.New("nothing to reload")
+}
+
+func (notReloadable) Effective() string { return "" }
+
+// testControl is a control API over plugins that a test lays down.
+func testControl(s source, l launched, h handlersOf, r isRegistered) *control {
+	return newControl(controlConfig{
+		Runtime: s, Launcher: l, Names: resolver.New(s, l, r, h), Handlers: h, Registry: neverReplaced{}, Daemon: notReloadable{}, Log: discard,
+	})
+}
+
+func nothingRegistered(string, string) bool { return false }
 
 // serveTo serves a source over HTTP, without the guard.
 func serveTo(t *testing.T, s source) patchbayv1connect.ControlServiceClient {
 	t.Helper()
 	mux := http.NewServeMux()
-	mux.Handle(patchbayv1connect.NewControlServiceHandler(&control{
-		picture: newPicture(s, noneLaunched{}, nil, nil), naming: plain(), awaitReplaced: neverReplaced,
-	}))
+	mux.Handle(patchbayv1connect.NewControlServiceHandler(testControl(s, noneLaunched{}, nil, nothingRegistered)))
 	server := httptest.NewServer(mux)
 	t.Cleanup(server.Close)
 	return patchbayv1connect.NewControlServiceClient(server.Client(), server.URL)
@@ -377,46 +402,4 @@ func TestEnded(t *testing.T) {
 	if connect.CodeOf(err) != connect.CodeDeadlineExceeded || !errors.As(err, new(*connect.Error)) {
 		t.Errorf("got %v", err)
 	}
-}
-
-// TestPathsBecomeAbsolute: what a daemon works with does not follow the working directory, and a reload knows it again.
-func TestPathsBecomeAbsolute(t *testing.T) {
-	dir := t.TempDir()
-	t.Chdir(dir)
-	cfg := Config{Config: config.Config{
-		PluginDirs: []string{"p", "/q"}, DeprecatedPluginDir: "old", State: "s", ControlSocket: "c", DispenseDir: "d",
-	}}
-	d, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := []string{dir + "/p", "/q", dir + "/old", dir + "/s", dir + "/c", dir + "/d", ""}
-	got := slices.Concat(d.config.PluginDirs, []string{d.config.DeprecatedPluginDir, d.config.State, d.config.ControlSocket,
-		d.config.DispenseDir, d.config.Device.SocketDir})
-	if diff := cmp.Diff(want, got); diff != "" || cfg.PluginDirs[0] != "p" {
-		t.Errorf("(-want +got, and the caller's is %q):\n%s", cfg.PluginDirs[0], diff)
-	}
-	again, err := cfg.absolute()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if changed, restart := differences(d.config, again); len(changed)+len(restart) > 0 {
-		t.Errorf("the same configuration differs in %q and %q", changed, restart)
-	}
-}
-
-// procedures are the methods of the control API.
-func procedures() map[string]protoreflect.MethodDescriptor {
-	found := map[string]protoreflect.MethodDescriptor{}
-	protoregistry.GlobalFiles.RangeFilesByPackage(patchbayv1.File_patchbay_v1_control_proto.Package(), func(file protoreflect.FileDescriptor) bool {
-		for i := range file.Services().Len() {
-			service := file.Services().Get(i)
-			for j := range service.Methods().Len() {
-				method := service.Methods().Get(j)
-				found["/"+string(service.FullName())+"/"+string(method.Name())] = method
-			}
-		}
-		return true
-	})
-	return found
 }

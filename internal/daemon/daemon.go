@@ -31,6 +31,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/daemon/limits"
 	"github.com/patchbay-dev/patchbay/internal/daemon/node"
 	"github.com/patchbay-dev/patchbay/internal/daemon/page"
+	"github.com/patchbay-dev/patchbay/internal/daemon/resolver"
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/daemon/stablesocket"
 	"github.com/patchbay-dev/patchbay/internal/daemon/telemetry"
@@ -228,9 +229,9 @@ type assembly struct {
 	// calls bounds the calls of plugins by callers on this node, nodeCalls those by other nodes, requests those of the control API.
 	calls, nodeCalls, requests *h2proxy.Budget
 	runtime                    *pluginruntime.Runtime
-	// guard says who may do what on the control socket.
-	guard *access.Authorizer
-	node  *node.Node // nil if the node belongs to no fleet
+	names                      *resolver.Resolver
+	guard                      *access.Authorizer
+	node                       *node.Node // nil if the node belongs to no fleet
 	// registry gives connections, as the fleet has it for exclusive plugins.
 	registry proxy.Connector
 	seen     observed
@@ -255,10 +256,11 @@ func (d *Daemon) assemble(l *listening, parts *closers) (*assembly, error) {
 	if a.runtime, err = d.newRuntime(state, a.metrics, l.traced); err != nil {
 		return nil, err
 	}
+	a.names = resolver.New(a.runtime, a.runtime.Launcher(), a.runtime.Registry(), a.handlers)
 	a.guard = access.NewAuthorizer(d.config.ControlSocket, l.roles, access.NewAuditor(a.runtime.Publish, d.log))
 	if a.node, err = node.New(node.Config{
 		Fleet: d.config.Fleet, State: d.config.State, Version: d.config.Build.Version, Registry: a.runtime.Registry(),
-		Health: launchedHealth{a.runtime.Launcher(), a.runtime}, Called: a.metrics.Called, Served: a.metrics.Served, Events: a.runtime, Log: d.log,
+		Health: a.names, Called: a.metrics.Called, Served: a.metrics.Served, Events: a.runtime, Log: d.log,
 	}); err != nil {
 		return nil, err
 	}
@@ -290,21 +292,17 @@ func (d *Daemon) assemble(l *listening, parts *closers) (*assembly, error) {
 
 // serve serves the control socket, which it returns, and the others. What ends by itself calls failed.
 func (d *Daemon) serve(ctx context.Context, l *listening, a *assembly, parts *closers, failed func()) (controlServer *server.Server) {
-	shown := newPicture(a.seen, a.runtime.Launcher(), a.node, &d.metadata)
-	c := &control{
-		picture: shown, calls: newForwarder(a.guard, a.registry, a.node, a.calls, d.log),
-		naming:        naming{a.handlers.all, func(ptype, name string) bool { return len(a.runtime.Registry().Instances(ptype, name)) > 0 }},
-		awaitReplaced: a.runtime.Registry().AwaitReplaced,
-		requests:      &requests{a.requests, a.calls},
-		lists:         newLists(uint32(os.Geteuid()), a.metrics.ListsRefused, d.log),
-		reload:        d.Reload, config: d.config, started: time.Now(),
-		shown: func() string { return *d.reloads.shown.Load() }, metrics: a.metrics,
-	}
-	controlServer = serve(a.conns.Bound(l.control, "control", a.guard), a.guard, c, failed, d.log)
+	api := NewAPI(controlConfig{
+		Settings: d.config.Config, Version: d.config.Build.Version, Commit: d.config.Build.Commit, Daemon: d, Runtime: a.seen,
+		Launcher: a.runtime.Launcher(), Names: a.names, Handlers: a.handlers, Registry: a.runtime.Registry(), Node: a.node, Catalogue: &d.metadata,
+		Metrics: a.metrics, Plugins: a.registry, Authorizer: a.guard, Requests: a.requests, Calls: a.calls, ListsRefused: a.metrics.ListsRefused,
+		Log: d.log,
+	})
+	controlServer = api.Serve(a.conns.Bound(l.control, "control", a.guard), failed)
 	l.stopControl = controlServer.Stop
 	if l.http != nil {
 		d.log.Info("serving HTTP", "address", l.http.Addr().String())
-		served := telemetry.Pages{Scanned: a.runtime.Ready(), Readiness: readiness{a.seen}, Metrics: a.metrics.Handler(), Status: page.New(c)}
+		served := telemetry.Pages{Scanned: a.runtime.Ready(), Readiness: readiness{a.seen}, Metrics: a.metrics.Handler(), Status: page.New(api.Page())}
 		parts.add(telemetry.ServeHTTP(l.http, served, failed, d.log).Stop)
 	}
 	if l.fleet != nil {

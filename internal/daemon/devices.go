@@ -3,14 +3,13 @@ package daemon
 import (
 	"context"
 	"errors"
-	"maps"
 	"slices"
 
 	"connectrpc.com/connect"
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
-	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/handlers/device"
+	"github.com/patchbay-dev/patchbay/internal/daemon/resolver"
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
@@ -18,38 +17,14 @@ import (
 // maxDeviceRequest bounds a request for devices in bytes: it may name many of them.
 const maxDeviceRequest = 1 << 20
 
-// newDeviceHandler makes the handler of device plugins. It announces those that register the older way in the first plugin directory.
-func newDeviceHandler(needs handlerNeeds) (cache.PluginHandler, error) {
-	h, err := device.New(device.Config{
-		Store:     needs.state.Bucket(HandlerDevice),
-		SocketDir: needs.deviceSocketDir,
-		PluginDir: needs.pluginDir,
-		Logger:    needs.log,
-	})
-	if err != nil {
-		return nil, server.AdviseOnPath(err, "directory with device.socketDir")
-	}
-	return h, nil
-}
-
-func (c Config) checkDeviceSocketDir() error {
-	if c.Device.SocketDir == "" || !slices.Contains(slices.Collect(maps.Values(c.Handlers)), HandlerDevice) {
-		return nil
-	}
-	if err := c.checkApart("the directory of kubelet.sock", c.Device.SocketDir); err != nil || len(c.PluginDirs) == 0 {
-		return err
-	}
-	return device.CheckDirs(c.Device.SocketDir, c.PluginDirs[0])
-}
-
 // deviceService answers for devices. It is a [patchbayv1connect.DeviceServiceHandler]; what is documented in devices.proto is not repeated
 // here.
 type deviceService struct {
-	handlers func() map[string]cache.PluginHandler
+	handlers resolver.Handlers
 }
 
 func (s deviceService) handler() (*device.Handler, error) {
-	for _, h := range s.handlers() {
+	for _, h := range s.handlers.All() {
 		if h, ok := h.(*device.Handler); ok {
 			return h, nil
 		}

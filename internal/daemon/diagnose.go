@@ -22,7 +22,7 @@ func (c *control) Diagnose(
 		name  string
 		write func(*bytes.Buffer) error
 	}{
-		{"metrics.txt", c.metrics.WriteText},
+		{"metrics.txt", c.config.Metrics.WriteText},
 		{"goroutines.txt", func(b *bytes.Buffer) error { return pprof.Lookup("goroutine").WriteTo(b, 1) }},
 		{"heap.pprof", func(b *bytes.Buffer) error { return pprof.Lookup("heap").WriteTo(b, 0) }},
 	} {

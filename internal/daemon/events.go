@@ -9,6 +9,7 @@ import (
 	"connectrpc.com/connect"
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/internal/daemon/resolver"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -31,9 +32,9 @@ func (c *control) WaitForPlugin(ctx context.Context, request *patchbayv1.WaitFor
 	// Subscribed to before the first look, so that no change falls between a look and the wait for the next event.
 	watching, cancel := context.WithCancel(ctx)
 	defer cancel()
-	events := c.source.Events(watching, 0)
+	events := c.config.Runtime.Events(watching, 0)
 	for {
-		instances := c.instances(asked)
+		instances := c.names.Instances(asked)
 		if status, ok := reached(instances); ok {
 			response := &patchbayv1.WaitForPluginResponse{}
 			if status != nil {
@@ -61,7 +62,7 @@ func (c *control) nextEvent(ctx context.Context, events <-chan plugin.Event, ask
 			if !ok {
 				return false
 			}
-			if c.tells(asked, event) {
+			if c.names.Concerns(asked, event) {
 				return true
 			}
 		}
@@ -103,11 +104,11 @@ func waitEnded(ctx context.Context, state string) error {
 func (c *control) WatchEvents(
 	ctx context.Context, wanted *patchbayv1.WatchEventsRequest, stream *connect.ServerStream[patchbayv1.WatchEventsResponse],
 ) error {
-	kinds := setOf(wanted.GetKinds())
-	matching := func(now bool) func(plugin.Event) bool {
-		concerned := c.concerned(wanted.GetTypes(), wanted.GetNames(), now)
+	kinds := resolver.SetOf(wanted.GetKinds())
+	matching := func(arePast bool) func(plugin.Event) bool {
+		filter := c.names.Filter(wanted.GetTypes(), wanted.GetNames(), arePast)
 		return func(e plugin.Event) bool {
-			return kinds.passes(string(e.Kind)) && (wanted.GetSince() == nil || !e.Time.Before(wanted.GetSince().AsTime())) && concerned.by(e)
+			return kinds.Contains(string(e.Kind)) && (wanted.GetSince() == nil || !e.Time.Before(wanted.GetSince().AsTime())) && filter.Matches(e)
 		}
 	}
 	send := func(e plugin.Event) error {
@@ -121,7 +122,7 @@ func (c *control) WatchEvents(
 	if wanted.GetFollow() {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
-		live = c.source.Events(ctx, 0)
+		live = c.config.Runtime.Events(ctx, 0)
 		if err := stream.Send(&patchbayv1.WatchEventsResponse{}); err != nil {
 			return err
 		}

@@ -22,9 +22,7 @@ import (
 func askControl(procedure, contentType, encoding string, body []byte) *httptest.ResponseRecorder {
 	g := testGuard("")
 	g.Replace(policyFor(config.Roles{Read: config.Members{Users: []string{"1000"}}}))
-	handler := newControlHandler(g, &control{
-		picture: newPicture(&recorded{}, nil, nil, nil), naming: plain(), awaitReplaced: neverReplaced,
-	})
+	handler := newControlHandler(g, testControl(&recorded{}, noneLaunched{}, nil, nothingRegistered))
 	r := httptest.NewRequest(http.MethodPost, procedure, bytes.NewReader(body))
 	r.Header.Set("Content-Type", contentType)
 	if encoding != "" {

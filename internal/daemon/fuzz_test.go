@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -65,21 +64,16 @@ func FuzzControl(f *testing.F) {
 		live := make(chan plugin.Event, 1)
 		live <- event(2, "A")
 		close(live)
-		c := &control{
-			picture: newPicture(&recorded{
-				plugins: []plugin.Status{{Type: "A", Name: "one", State: plugin.StateRegistered, Current: true}},
-				past:    []plugin.Event{event(1, "A")},
-				live:    live,
-			}, noneLaunched{}, nil, nil),
-			naming: plain(), awaitReplaced: neverReplaced,
-			shown:  func() string { return "" },
-			reload: func(context.Context) ([]string, error) { return nil, errors.New("nothing to reload") },
-		}
+		c := testControl(&recorded{
+			plugins: []plugin.Status{{Type: "A", Name: "one", State: plugin.StateRegistered, Current: true}},
+			past:    []plugin.Event{event(1, "A")},
+			live:    live,
+		}, noneLaunched{}, nil, nothingRegistered)
 		mux := http.NewServeMux()
 		limit := connect.WithReadMaxBytes(maxRequest)
 		mux.Handle(patchbayv1connect.NewControlServiceHandler(c, limit))
 		mux.Handle(patchbayv1connect.NewFleetServiceHandler(fleetService{}, limit))
-		mux.Handle(patchbayv1connect.NewDeviceServiceHandler(deviceService{c.handlers}, limit))
+		mux.Handle(patchbayv1connect.NewDeviceServiceHandler(deviceService{c.config.Handlers}, limit))
 
 		// A wait ends with its caller, who is gone before it began.
 		ctx, cancel := context.WithCancel(t.Context())

@@ -16,7 +16,9 @@ import (
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
 	"github.com/patchbay-dev/patchbay/handlers/csi"
+	"github.com/patchbay-dev/patchbay/handlers/device"
 	"github.com/patchbay-dev/patchbay/handlers/dra"
+	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
@@ -117,13 +119,14 @@ func (s *handlerSet) Has(ptype string) bool {
 	return s.byType[ptype] != nil
 }
 
-func (s *handlerSet) all() map[string]cache.PluginHandler {
+// All returns the handlers by plugin type.
+func (s *handlerSet) All() map[string]cache.PluginHandler {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return maps.Clone(s.byType)
 }
 
-func (s *handlerSet) close() error { return closeHandlers(s.all()) }
+func (s *handlerSet) close() error { return closeHandlers(s.All()) }
 
 // closeHandlers has handlers let go of what they hold. After a reload their plugins may still be being deregistered.
 func closeHandlers(handlers map[string]cache.PluginHandler) error {
@@ -162,4 +165,28 @@ func validateHandler(ptype, kind string) error {
 		}
 	}
 	return nil
+}
+
+// newDeviceHandler makes the handler of device plugins. It announces those that register the older way in the first plugin directory.
+func newDeviceHandler(needs handlerNeeds) (cache.PluginHandler, error) {
+	h, err := device.New(device.Config{
+		Store:     needs.state.Bucket(HandlerDevice),
+		SocketDir: needs.deviceSocketDir,
+		PluginDir: needs.pluginDir,
+		Logger:    needs.log,
+	})
+	if err != nil {
+		return nil, server.AdviseOnPath(err, "directory with device.socketDir")
+	}
+	return h, nil
+}
+
+func (c Config) checkDeviceSocketDir() error {
+	if c.Device.SocketDir == "" || !slices.Contains(slices.Collect(maps.Values(c.Handlers)), HandlerDevice) {
+		return nil
+	}
+	if err := c.checkApart("the directory of kubelet.sock", c.Device.SocketDir); err != nil || len(c.PluginDirs) == 0 {
+		return err
+	}
+	return device.CheckDirs(c.Device.SocketDir, c.PluginDirs[0])
 }

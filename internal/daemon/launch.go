@@ -11,7 +11,7 @@ import (
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
-	"github.com/patchbay-dev/patchbay/internal/launch/machine"
+	"github.com/patchbay-dev/patchbay/internal/suggest"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/plugin"
@@ -32,17 +32,17 @@ func (c *control) ListLaunched(context.Context, *patchbayv1.ListLaunchedRequest)
 }
 
 func (c *control) LaunchPlugin(_ context.Context, request *patchbayv1.LaunchPluginRequest) (*patchbayv1.LaunchPluginResponse, error) {
-	now, err := c.operate(request.GetName(), c.launched.Start)
+	now, err := c.operate(request.GetName(), c.config.Launcher.Start)
 	return &patchbayv1.LaunchPluginResponse{Plugin: now}, err
 }
 
 func (c *control) StopPlugin(_ context.Context, request *patchbayv1.StopPluginRequest) (*patchbayv1.StopPluginResponse, error) {
-	now, err := c.operate(request.GetName(), c.launched.Stop)
+	now, err := c.operate(request.GetName(), c.config.Launcher.Stop)
 	return &patchbayv1.StopPluginResponse{Plugin: now}, err
 }
 
 func (c *control) RestartPlugin(ctx context.Context, request *patchbayv1.RestartPluginRequest) (*patchbayv1.RestartPluginResponse, error) {
-	now, err := c.operate(request.GetName(), func(name string) error { return c.launched.Restart(ctx, name) })
+	now, err := c.operate(request.GetName(), func(name string) error { return c.config.Launcher.Restart(ctx, name) })
 	if err != nil && ctx.Err() != nil {
 		err = ended(ctx)
 	}
@@ -58,10 +58,8 @@ func (c *control) operate(name string, do func(name string) error) (*patchbayv1.
 	if err := do(name); err != nil {
 		return nil, launchError(err)
 	}
-	for _, s := range c.launched.Plugins() {
-		if s.Name == name {
-			return c.launchedMessage(s), nil
-		}
+	if s, ok := c.names.Launched(name); ok {
+		return c.launchedMessage(s), nil
 	}
 	return nil, launchError(fmt.Errorf("%s: %w", name, launcher.ErrUnknown)) // taken out of the catalogue meanwhile
 }
@@ -73,7 +71,7 @@ func (c *control) ReadLogs(
 	if err != nil {
 		return err
 	}
-	log, err := c.launched.Log(name)
+	log, err := c.config.Launcher.Log(name)
 	if err != nil {
 		return launchError(err)
 	}
@@ -104,45 +102,23 @@ func (c *control) ReadLogs(
 	return nil
 }
 
-// launchedName finds the launched plugin that a request names: by its name in the catalogue, or as TYPE/NAME by what it registered as.
+// launchedName returns the name in the catalogue of the launched plugin that a request names.
 func (c *control) launchedName(name string) (string, error) {
 	if name == "" {
 		return "", connect.NewError(connect.CodeInvalidArgument, errors.New("the request names no plugin: set name"))
 	}
-	if _, known := c.launchedAt(name); known {
-		return name, nil
+	s, ok := c.names.InCatalogue(name)
+	if !ok {
+		return "", c.notLaunched(name, "")
 	}
-	if p, both := plugin.ParseName(name); both {
-		for _, in := range c.instances(p) {
-			for _, s := range c.launched.Plugins() {
-				if s.Socket != "" && s.Socket == in.SocketPath {
-					return s.Name, nil
-				}
-			}
-		}
-		if s, is := c.launchedBefore(p); is {
-			return s.Name, nil
-		}
-	}
-	return "", c.notLaunched(name, "")
-}
-
-// launchedBefore finds the launched plugin that was registered last as one that is asked for and is not registered now.
-func (c *control) launchedBefore(asked plugin.Name) (plugin.LaunchStatus, bool) {
-	for _, s := range c.launched.Plugins() {
-		was, known := c.source.LaunchedAs(s.Name)
-		if asked.Type == "" && s.Name == asked.Name || known && was.Name == asked.Name && c.isOf(asked.Type, was.Type, nil) {
-			return s, true
-		}
-	}
-	return plugin.LaunchStatus{}, false
+	return s.Name, nil
 }
 
 // notLaunched is the error of a call about a launched plugin that the catalogue does not have.
 func (c *control) notLaunched(name, hint string) error {
-	known := each(c.launched.Plugins(), func(s plugin.LaunchStatus) string { return s.Name })
+	known := each(c.config.Launcher.Plugins(), func(s plugin.LaunchStatus) string { return s.Name })
 	return connect.NewError(connect.CodeNotFound, errors.New(
-		"the catalogue, the key plugins of the configuration, has no plugin of this name"+didYouMean(untrusted.Valid(name), known)+hint))
+		"the catalogue, the key plugins of the configuration, has no plugin of this name"+suggest.Hint(untrusted.Valid(name), known)+hint))
 }
 
 func launchError(err error) error {
@@ -160,11 +136,11 @@ func launchError(err error) error {
 	return connect.NewError(code, errors.New(untrusted.Valid(err.Error())))
 }
 
-func (p picture) launchedMessage(s plugin.LaunchStatus) *patchbayv1.LaunchedPlugin {
+func (c *control) launchedMessage(s plugin.LaunchStatus) *patchbayv1.LaunchedPlugin {
 	return &patchbayv1.LaunchedPlugin{
 		Name: untrusted.Valid(s.Name), State: string(s.State), Since: timestamp(s.Since), Pid: int64(s.PID), SocketPath: untrusted.Valid(s.Socket),
 		Health: s.Health, Restarts: uint32(max(s.Restarts, 0)), NextStart: timestamp(s.NextStart), LastError: untrusted.Valid(s.LastError),
-		Metadata: p.catalogue.of(s.Name), ReplacementError: untrusted.Valid(s.ReplacementError),
+		Metadata: c.metadata(s.Name), ReplacementError: untrusted.Valid(s.ReplacementError),
 	}
 }
 
@@ -176,31 +152,4 @@ func recordMessage(r plugin.LogRecord) *patchbayv1.LogRecord {
 		record.Attributes = append(record.Attributes, &patchbayv1.LogAttribute{Key: untrusted.Valid(a.Key), Value: untrusted.Valid(a.Value.String())})
 	}
 	return record
-}
-
-// launchedHealth is the [node.Health] of launched plugins.
-type launchedHealth struct {
-	launched launched
-	plugins  interface {
-		Plugins() []plugin.Status
-	}
-}
-
-// UnhealthySockets returns the sockets of the launched plugins that say that they do not serve, or do not answer.
-func (h launchedHealth) UnhealthySockets() map[string]bool {
-	sockets := map[string]bool{}
-	for _, s := range h.launched.Plugins() {
-		if s.Socket != "" && (s.Health == string(machine.NotServing) || s.Health == string(machine.Unresponsive)) {
-			sockets[s.Socket] = true
-		}
-	}
-	return sockets
-}
-
-// IsUnhealthy reports whether the plugin of this node with a type or role and a name has one of these sockets.
-func (h launchedHealth) IsUnhealthy(ptype, name string) bool {
-	sockets := h.UnhealthySockets()
-	return len(sockets) > 0 && slices.ContainsFunc(h.plugins.Plugins(), func(s plugin.Status) bool {
-		return s.Current && s.Name == name && sockets[s.SocketPath] && (s.Type == ptype || slices.Contains(s.Registration.Roles, ptype))
-	})
 }

@@ -87,7 +87,9 @@ func testLists(t *testing.T, procedure, contentType string, body []byte, code in
 	source := &recorded{plugins: all, refusals: refusals, past: past}
 	g := testGuard("")
 	g.Replace(policyFor(config.Roles{Read: config.Members{Users: []string{"1", "1000", "1001", "1002"}}}))
-	handler := newControlHandler(g, &control{picture: newPicture(source, nil, nil, nil), naming: plain(), lists: l})
+	c := testControl(source, noneLaunched{}, nil, nothingRegistered)
+	c.lists = l
+	handler := newControlHandler(g, c)
 	ask := func(uid uint32, w http.ResponseWriter) {
 		r := httptest.NewRequest(http.MethodPost, procedure, bytes.NewReader(body))
 		r.Header.Set("Content-Type", contentType)

@@ -5,8 +5,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/patchbay-dev/patchbay/internal/catalogue"
 	"github.com/patchbay-dev/patchbay/internal/config"
@@ -161,5 +164,31 @@ func TestCheckDispenseDir(t *testing.T) {
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, want %q", dir, err, want)
 		}
+	}
+}
+
+// TestPathsBecomeAbsolute: what a daemon works with does not follow the working directory, and a reload knows it again.
+func TestPathsBecomeAbsolute(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	cfg := Config{Config: config.Config{
+		PluginDirs: []string{"p", "/q"}, DeprecatedPluginDir: "old", State: "s", ControlSocket: "c", DispenseDir: "d",
+	}}
+	d, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{dir + "/p", "/q", dir + "/old", dir + "/s", dir + "/c", dir + "/d", ""}
+	got := slices.Concat(d.config.PluginDirs, []string{d.config.DeprecatedPluginDir, d.config.State, d.config.ControlSocket,
+		d.config.DispenseDir, d.config.Device.SocketDir})
+	if diff := cmp.Diff(want, got); diff != "" || cfg.PluginDirs[0] != "p" {
+		t.Errorf("(-want +got, and the caller's is %q):\n%s", cfg.PluginDirs[0], diff)
+	}
+	again, err := cfg.absolute()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if changed, restart := differences(d.config, again); len(changed)+len(restart) > 0 {
+		t.Errorf("the same configuration differs in %q and %q", changed, restart)
 	}
 }

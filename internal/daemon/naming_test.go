@@ -15,7 +15,6 @@ import (
 	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
-	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/handlers/csi"
 	"github.com/patchbay-dev/patchbay/internal/daemon/page"
 	"github.com/patchbay-dev/patchbay/plugin"
@@ -65,17 +64,16 @@ func newDrivers() *drivers {
 	return d
 }
 
-func (d *drivers) control() *control {
-	return &control{picture: newPicture(d, noneLaunched{}, nil, nil), awaitReplaced: neverReplaced, naming: naming{
-		handlers: func() map[string]cache.PluginHandler {
-			return map[string]cache.PluginHandler{"CSIPlugin": csi.NewHandler(csi.Options{}), "Other": patchbay.AcceptHandler()}
-		},
-		registered: func(ptype, name string) bool {
-			return slices.ContainsFunc(d.plugins, func(s plugin.Status) bool {
-				return s.Name == name && s.Instance != "" && (s.Type == ptype || slices.Contains(s.Registration.Roles, ptype))
-			})
-		},
-	}}
+func (d *drivers) control() *control { return d.controlOf(d, noneLaunched{}) }
+
+func (d *drivers) controlOf(s source, l launched) *control {
+	return testControl(s, l, handlersOf{"CSIPlugin": csi.NewHandler(csi.Options{}), "Other": patchbay.AcceptHandler()}, d.isRegistered)
+}
+
+func (d *drivers) isRegistered(ptype, name string) bool {
+	return slices.ContainsFunc(d.plugins, func(s plugin.Status) bool {
+		return s.Name == name && s.Instance != "" && (s.Type == ptype || slices.Contains(s.Registration.Roles, ptype))
+	})
 }
 
 // TestRolesName: a plugin goes by its roles wherever it goes by its type.
@@ -157,8 +155,7 @@ func TestLaunchedPluginHasTwoNames(t *testing.T) {
 	launched := event(5, "")
 	launched.Name = "disk"
 	d.past = append(d.past, launched)
-	c := d.control()
-	c.picture = newPicture(disk{d}, onceLaunched{}, nil, nil)
+	c := d.controlOf(disk{d}, onceLaunched{})
 	mux := http.NewServeMux()
 	mux.Handle(patchbayv1connect.NewControlServiceHandler(c))
 	server := httptest.NewServer(mux)

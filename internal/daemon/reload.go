@@ -278,3 +278,6 @@ func (d *Daemon) clientTimeout(ptype, name string) *time.Duration {
 	}
 	return nil
 }
+
+// Effective returns [Config.Shown] of the present configuration.
+func (d *Daemon) Effective() string { return *d.reloads.shown.Load() }

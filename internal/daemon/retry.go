@@ -16,8 +16,8 @@ func (c *control) RetryPlugin(_ context.Context, request *patchbayv1.RetryPlugin
 	if err != nil {
 		return nil, err
 	}
-	announced := c.announced(asked)
-	switch err := c.source.Retry(announced.Type, announced.Name); {
+	announced := c.names.Announced(asked)
+	switch err := c.config.Runtime.Retry(announced.Type, announced.Name); {
 	case errors.Is(err, pluginruntime.ErrUnknown):
 		return nil, c.unknown(asked)
 	case err != nil:
@@ -31,8 +31,8 @@ func (c *control) ReleaseName(ctx context.Context, request *patchbayv1.ReleaseNa
 	if err != nil {
 		return nil, err
 	}
-	announced := c.announced(asked)
-	switch err := c.source.ReleaseName(ctx, announced.Type, announced.Name); {
+	announced := c.names.Announced(asked)
+	switch err := c.config.Runtime.ReleaseName(ctx, announced.Type, announced.Name); {
 	case errors.Is(err, pluginruntime.ErrNotKept):
 		return nil, connect.NewError(connect.CodeFailedPrecondition, err)
 	case ctx.Err() != nil:

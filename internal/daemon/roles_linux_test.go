@@ -24,6 +24,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
 	"google.golang.org/protobuf/types/dynamicpb"
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
@@ -347,5 +348,21 @@ func privileged() []string {
 		}
 	}
 	slices.Sort(found)
+	return found
+}
+
+// procedures are the methods of the control API.
+func procedures() map[string]protoreflect.MethodDescriptor {
+	found := map[string]protoreflect.MethodDescriptor{}
+	protoregistry.GlobalFiles.RangeFilesByPackage(patchbayv1.File_patchbay_v1_control_proto.Package(), func(file protoreflect.FileDescriptor) bool {
+		for i := range file.Services().Len() {
+			service := file.Services().Get(i)
+			for j := range service.Methods().Len() {
+				method := service.Methods().Get(j)
+				found["/"+string(service.FullName())+"/"+string(method.Name())] = method
+			}
+		}
+		return true
+	})
 	return found
 }

@@ -38,8 +38,8 @@ func newControlHandler(g *access.Authorizer, c *control) http.Handler {
 		mux.Handle(path, c.requests.handler(c.lists.handler(service)))
 	}
 	own(patchbayv1connect.NewControlServiceHandler(c, guarded...))
-	own(patchbayv1connect.NewFleetServiceHandler(fleetService{c.node}, guarded...))
-	own(patchbayv1connect.NewDeviceServiceHandler(deviceService{c.handlers},
+	own(patchbayv1connect.NewFleetServiceHandler(fleetService{c.config.Node}, guarded...))
+	own(patchbayv1connect.NewDeviceServiceHandler(deviceService{c.config.Handlers},
 		append(guarded, connect.WithReadMaxBytes(maxDeviceRequest))...))
 	mux.Handle(reflectionPath, newReflection(g, c.requests, c.lists, c.calls))
 	if c.calls != nil {

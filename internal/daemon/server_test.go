@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"connectrpc.com/connect"
 
@@ -43,7 +42,7 @@ func TestServerEndsCalls(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			s := serve(listener, testGuard(path), &control{picture: newPicture(&recorded{live: make(chan plugin.Event)}, nil, nil, nil), started: time.Now()},
+			s := serve(listener, testGuard(path), testControl(&recorded{live: make(chan plugin.Event)}, noneLaunched{}, nil, nothingRegistered),
 				func() { t.Error("the server failed") }, discard)
 			stream, err := clientOf(t, path).WatchEvents(t.Context(), &patchbayv1.WatchEventsRequest{Follow: true})
 			if err != nil {

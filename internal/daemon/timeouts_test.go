@@ -1,13 +1,16 @@
 package daemon
 
 import (
+	"log/slog"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/config"
+	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
 	"github.com/patchbay-dev/patchbay/internal/pluginruntime"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // TestReloadedClientTimeouts reloads over a runtime that does not run.
@@ -29,7 +32,7 @@ func TestReloadedClientTimeouts(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer runtime.Registry().Shutdown()
-	d.reloads.begin(&assembly{runtime: runtime, guard: testGuard("c"), handlers: newHandlerSet(handlerNeeds{})})
+	d.reloads.begin(&assembly{runtime: runtime, guard: access.NewAuthorizer("c", access.Policy{}, access.NewAuditor(func(plugin.Event) {}, slog.New(slog.DiscardHandler))), handlers: newHandlerSet(handlerNeeds{})})
 	close(d.ready)
 	for want := range time.Duration(2) {
 		if got := d.clientTimeout("T", "n"); got == nil || *got != want+1 {

@@ -9,24 +9,25 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/internal/daemon/resolver"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// view is what the daemon knows, as messages that do not change.
+// view is the present state as messages, which are not changed afterwards.
 type view struct {
 	plugins    []*patchbayv1.Plugin
 	conditions []*patchbayv1.Condition
 }
 
-func (p picture) view() *view {
-	return &view{each(p.source.Plugins(), p.describer()), each(p.source.Conditions(), conditionMessage)}
+func (c *control) view() *view {
+	return &view{each(c.config.Runtime.Plugins(), c.describer()), each(c.config.Runtime.Conditions(), conditionMessage)}
 }
 
-// describer returns what makes the message of an instance, with the metadata of those that are launched now.
-func (p picture) describer() func(plugin.Status) *patchbayv1.Plugin {
+// describer returns a function that returns the message of an instance, with its metadata if it is launched now.
+func (c *control) describer() func(plugin.Status) *patchbayv1.Plugin {
 	launched := map[string]string{} // names, by socket
-	if p.catalogue != nil {
-		for _, s := range p.launched.Plugins() {
+	if c.config.Catalogue != nil {
+		for _, s := range c.config.Launcher.Plugins() {
 			if s.Socket != "" {
 				launched[s.Socket] = s.Name
 			}
@@ -38,9 +39,17 @@ func (p picture) describer() func(plugin.Status) *patchbayv1.Plugin {
 		if s.SocketPath == "" && s.Source == plugin.SourceLaunched {
 			name = s.Name // it does not serve
 		}
-		m.Metadata = p.catalogue.of(name)
+		m.Metadata = c.metadata(name)
 		return m
 	}
+}
+
+// metadata returns the metadata of a launched plugin; nil for none.
+func (c *control) metadata(name string) map[string]string {
+	if c.config.Catalogue == nil {
+		return nil
+	}
+	return validMap(c.config.Catalogue.Metadata(name))
 }
 
 // matching returns the plugins of a view that pass each of three filters.
@@ -48,20 +57,20 @@ func (c *control) matching(v *view, types, names, states []string) []*patchbayv1
 	if len(types)+len(names)+len(states) == 0 {
 		return v.plugins
 	}
-	ofTypes, named, in := setOf(types), setOf(names), setOf(states)
+	ofTypes, named, in := resolver.SetOf(types), resolver.SetOf(names), resolver.SetOf(states)
 	return slices.DeleteFunc(slices.Clone(v.plugins), func(p *patchbayv1.Plugin) bool {
-		return !named.passes(p.GetName()) || !in.passes(p.GetState()) || !c.anyIsOf(ofTypes, p.GetType(), p.GetRoles())
+		return !named.Contains(p.GetName()) || !in.Contains(p.GetState()) || !c.names.HasType(ofTypes, p.GetType(), p.GetRoles())
 	})
 }
 
-// shared makes something for all who ask at once: who asks while it is being made waits for the next one, which is as new as his question,
-// together with all others who do. There are never more than two for any number of callers.
+// shared computes a value for all callers of get at the same time. A caller that comes during a computation waits for the next one, so that its
+// value is not older than the call. There are at most two computations for any number of callers.
 type shared[T any] struct {
 	make func() T
 
-	making sync.Mutex // held by the one who makes it
+	making sync.Mutex // held over make
 	mu     sync.Mutex
-	next   func() T // nil while nobody waits
+	next   func() T // nil while no caller waits
 }
 
 func (s *shared[T]) get() T {
@@ -71,7 +80,7 @@ func (s *shared[T]) get() T {
 			s.making.Lock()
 			defer s.making.Unlock()
 			s.mu.Lock()
-			s.next = nil // who comes from now on asks later than it is made
+			s.next = nil // later callers need a newer value
 			s.mu.Unlock()
 			return s.make()
 		})
@@ -81,7 +90,7 @@ func (s *shared[T]) get() T {
 	return next()
 }
 
-// maxPart is about how many bytes of plugins are in one message of a stream: well below what any gRPC client takes.
+// maxPart is the approximate size of a message of a stream, far below the limit of any gRPC client.
 const maxPart = 1 << 20
 
 func (c *control) ListPlugins(_ context.Context, wanted *patchbayv1.ListPluginsRequest) (*patchbayv1.ListPluginsResponse, error) {

@@ -11,6 +11,7 @@ import (
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
+	"github.com/patchbay-dev/patchbay/handlers/csi"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -32,14 +33,11 @@ func TestFiltersLookUpLittle(t *testing.T) {
 	for i := range 1000 {
 		d.past = append(d.past, event(uint64(10+i), "CSIPlugin"))
 	}
-	c := d.control()
 	source, asked := &lookUps{drivers: d}, 0
-	c.picture = newPicture(source, noneLaunched{}, nil, nil)
-	registered := c.registered
-	c.registered = func(ptype, name string) bool {
+	c := testControl(source, noneLaunched{}, handlersOf{"CSIPlugin": csi.NewHandler(csi.Options{})}, func(ptype, name string) bool {
 		asked++
-		return registered(ptype, name)
-	}
+		return d.isRegistered(ptype, name)
+	})
 	mux := http.NewServeMux()
 	mux.Handle(patchbayv1connect.NewControlServiceHandler(c))
 	server := httptest.NewServer(mux)

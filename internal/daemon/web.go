@@ -21,32 +21,29 @@ func (c *control) About() (*patchbayv1.GetVersionResponse, *patchbayv1.GetConfig
 }
 
 func (c *control) EventsOf(ptype, name string) []*patchbayv1.Event {
-	is, known := c.source.LaunchedAs(name)
-	concerned := c.concerned([]string{ptype}, []string{name}, true)
-	return each(slices.DeleteFunc(slices.Clone(c.past.get()), func(e plugin.Event) bool {
-		if ptype != "" {
-			return !concerned.by(e)
-		}
-		return (e.Type != "" || e.Name != name) && (!known || is != plugin.Name{Type: e.Type, Name: e.Name})
-	}), eventMessage)
+	matches := c.names.LaunchedFilter(name)
+	if ptype != "" {
+		matches = c.names.Filter([]string{ptype}, []string{name}, true).Matches
+	}
+	return each(slices.DeleteFunc(slices.Clone(c.past.get()), func(e plugin.Event) bool { return !matches(e) }), eventMessage)
 }
 
-func (p picture) Plugins() []*patchbayv1.Plugin { return p.views.get().plugins }
+func (c *control) Plugins() []*patchbayv1.Plugin { return c.views.get().plugins }
 
-func (p picture) Launched() []*patchbayv1.LaunchedPlugin {
-	return each(p.launched.Plugins(), p.launchedMessage)
+func (c *control) Launched() []*patchbayv1.LaunchedPlugin {
+	return each(c.config.Launcher.Plugins(), c.launchedMessage)
 }
 
-func (p picture) Conditions() []*patchbayv1.Condition {
-	return each(p.source.Conditions(), conditionMessage)
+func (c *control) Conditions() []*patchbayv1.Condition {
+	return each(c.config.Runtime.Conditions(), conditionMessage)
 }
 
-func (p picture) LastEvents(n int) []*patchbayv1.Event {
-	return each(p.source.LastEvents(n), eventMessage)
+func (c *control) LastEvents(n int) []*patchbayv1.Event {
+	return each(c.config.Runtime.LastEvents(n), eventMessage)
 }
 
-func (p picture) Events(ctx context.Context) <-chan *patchbayv1.Event {
-	live := p.source.Events(ctx, 0)
+func (c *control) Events(ctx context.Context) <-chan *patchbayv1.Event {
+	live := c.config.Runtime.Events(ctx, 0)
 	messages := make(chan *patchbayv1.Event)
 	go func() { // ends with live, which ends with ctx
 		defer close(messages)
@@ -63,8 +60,8 @@ func (p picture) Events(ctx context.Context) <-chan *patchbayv1.Event {
 	return messages
 }
 
-func (p picture) Log(ctx context.Context, name string, n int) (iter.Seq[*patchbayv1.LogRecord], error) {
-	log, err := p.launched.Log(name)
+func (c *control) Log(ctx context.Context, name string, n int) (iter.Seq[*patchbayv1.LogRecord], error) {
+	log, err := c.config.Launcher.Log(name)
 	if err != nil {
 		return nil, err
 	}
@@ -77,11 +74,11 @@ func (p picture) Log(ctx context.Context, name string, n int) (iter.Seq[*patchba
 	}, nil
 }
 
-func (p picture) Fleet() (page.Fleet, error) {
-	if p.node == nil {
+func (c *control) Fleet() (page.Fleet, error) {
+	if c.config.Node == nil {
 		return nil, nil //nolint:nilnil // no fleet is not an error
 	}
-	reader, release, err := p.node.Reader()
+	reader, release, err := c.config.Node.Reader()
 	if err != nil {
 		return nil, err
 	}

@@ -2,7 +2,10 @@
 // knows nothing of what the words stand for; completion in a shell is not its business.
 package suggest
 
-import "strings"
+import (
+	"strconv"
+	"strings"
+)
 
 // maxLength bounds the words that are compared, which takes the product of their lengths.
 const maxLength = 256
@@ -47,4 +50,13 @@ func distance(a, b string) int {
 		}
 	}
 	return rows[len(a)][len(b)]
+}
+
+// Hint returns "; did you mean NAME?" with the known name that is nearest to another one; empty if none is near.
+func Hint(name string, known []string) string {
+	meant, ok := To(name, known)
+	if !ok {
+		return ""
+	}
+	return "; did you mean " + strconv.Quote(meant) + "?"
 }

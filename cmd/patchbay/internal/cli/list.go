@@ -214,10 +214,7 @@ func statusOfLaunched(ctx context.Context, c *client.Client, cmd *cobra.Command,
 	if i := slices.IndexFunc(all, func(p *patchbayv1.LaunchedPlugin) bool { return p.Name == name }); i >= 0 {
 		return printLaunched(cmd, output, all[i])
 	}
-	like := ""
-	if meant, is := suggest.To(name, each(all, func(p *patchbayv1.LaunchedPlugin) string { return p.Name })); is {
-		like = fmt.Sprintf("; did you mean %q?", meant)
-	}
+	like := suggest.Hint(name, each(all, func(p *patchbayv1.LaunchedPlugin) string { return p.Name }))
 	return fmt.Errorf("no launched plugin %s is known%s: plugins to launch are those of the catalogue, the key plugins of the "+
 		"configuration; a plugin that registered by itself is named TYPE/NAME", name, like)
 }

@@ -1,0 +1,271 @@
+// Package resolver decides which plugin a type and a name mean, for all methods of the control API, all filters, the status page and calls
+// from other nodes.
+//
+// The type is the one that the plugin announced or a role of it. A registered instance has the roles that its handler gave it; a plugin that
+// was never registered may have any that the handler may give. Without a type, the name is that of a launched plugin in the catalogue.
+package resolver
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/internal/launch/machine"
+	"github.com/patchbay-dev/patchbay/plugin"
+)
+
+// Runtime has the plugins that are known.
+type Runtime interface {
+	Plugins() []plugin.Status
+	PluginsNamed(name string) []plugin.Status
+	Refusals() []plugin.Status
+	// LaunchedAs returns the name under which a launched plugin is registered, or was last.
+	LaunchedAs(name string) (plugin.Name, bool)
+}
+
+// Launcher has the plugins of the catalogue.
+type Launcher interface {
+	Plugins() []plugin.LaunchStatus
+}
+
+// Registry has the instances that are registered.
+type Registry interface {
+	Instances(ptype, name string) []dynamicplugins.Instance
+}
+
+// Handlers has the handlers by plugin type. One with a method Roles() []string may give its plugins these roles.
+type Handlers interface {
+	All() map[string]cache.PluginHandler
+}
+
+// Resolver resolves types and names. Its methods may be called concurrently.
+type Resolver struct {
+	runtime  Runtime
+	launcher Launcher
+	registry Registry
+	handlers Handlers
+}
+
+// New returns a resolver.
+func New(runtime Runtime, launched Launcher, registry Registry, handlers Handlers) *Resolver {
+	return &Resolver{runtime, launched, registry, handlers}
+}
+
+// Set is a filter by one property. An empty set contains everything.
+type Set map[string]bool
+
+// SetOf returns the set of some values.
+func SetOf(values []string) Set {
+	s := make(Set, len(values))
+	for _, v := range values {
+		s[v] = true
+	}
+	return s
+}
+
+// Contains reports whether a value passes the filter.
+func (s Set) Contains(value string) bool { return len(s) == 0 || s[value] }
+
+// possibleRoles returns the roles that plugins of a type may have.
+func (r *Resolver) possibleRoles(ptype string) []string {
+	if h, ok := r.handlers.All()[ptype].(interface{ Roles() []string }); ok {
+		return h.Roles()
+	}
+	return nil
+}
+
+// HasType reports whether one of some types is that of a plugin or one of its roles, which are empty if they are not known.
+func (r *Resolver) HasType(types Set, announced string, roles []string) bool {
+	if types.Contains(announced) {
+		return true
+	}
+	if len(roles) == 0 {
+		roles = r.possibleRoles(announced)
+	}
+	return slices.ContainsFunc(roles, func(role string) bool { return types[role] })
+}
+
+// hasType is HasType for one type.
+func (r *Resolver) hasType(ptype, announced string, roles []string) bool {
+	return r.HasType(Set{ptype: true}, announced, roles)
+}
+
+// matches reports whether an instance is one of the named plugin.
+func (r *Resolver) matches(name plugin.Name, s plugin.Status) bool {
+	return s.Name == name.Name && r.hasType(name.Type, s.Type, s.Registration.Roles)
+}
+
+// Launched returns the plugin with a name in the catalogue.
+func (r *Resolver) Launched(name string) (plugin.LaunchStatus, bool) {
+	return find(r.launcher.Plugins(), func(s plugin.LaunchStatus) bool { return s.Name == name })
+}
+
+// Instances returns the instances of the named plugin, newest first.
+func (r *Resolver) Instances(name plugin.Name) []plugin.Status {
+	if name.Type != "" {
+		return slices.DeleteFunc(r.runtime.PluginsNamed(name.Name), func(s plugin.Status) bool { return !r.matches(name, s) })
+	}
+	launched, _ := r.Launched(name.Name)
+	return slices.DeleteFunc(r.runtime.Plugins(), func(s plugin.Status) bool { // those that are launched may not have announced a type yet
+		return s.Type == "" || launched.Socket == "" || s.SocketPath != launched.Socket
+	})
+}
+
+// Announced returns the name that the named plugin announces, by its instances, its refusals and the handlers; else the name itself.
+func (r *Resolver) Announced(name plugin.Name) plugin.Name {
+	if name.Type == "" {
+		if instances := r.Instances(name); len(instances) > 0 {
+			return instances[0].PluginName()
+		}
+		return name
+	}
+	others := map[string]bool{} // types of other plugins with this name
+	for _, s := range slices.Concat(r.runtime.PluginsNamed(name.Name), r.runtime.Refusals()) {
+		if r.matches(name, s) {
+			return s.PluginName()
+		}
+		others[s.Type] = others[s.Type] || s.Name == name.Name
+	}
+	for _, ptype := range slices.Sorted(maps.Keys(r.handlers.All())) {
+		if !others[ptype] && r.hasType(name.Type, ptype, nil) {
+			return plugin.Name{Type: ptype, Name: name.Name}
+		}
+	}
+	return name
+}
+
+// InCatalogue returns the plugin of the catalogue that is meant by a name there, or by the TYPE/NAME under which it is or was registered.
+func (r *Resolver) InCatalogue(text string) (plugin.LaunchStatus, bool) {
+	if s, ok := r.Launched(text); ok {
+		return s, true
+	}
+	name, ok := plugin.ParseName(text)
+	if !ok {
+		return plugin.LaunchStatus{}, false
+	}
+	for _, instance := range r.Instances(name) {
+		isIts := func(s plugin.LaunchStatus) bool { return s.Socket != "" && s.Socket == instance.SocketPath }
+		if s, ok := find(r.launcher.Plugins(), isIts); ok {
+			return s, true
+		}
+	}
+	s, _, ok := r.FormerlyLaunched(name)
+	return s, ok
+}
+
+// FormerlyLaunched returns the plugin of the catalogue that was last registered as the named plugin, and the name that it announced.
+func (r *Resolver) FormerlyLaunched(name plugin.Name) (_ plugin.LaunchStatus, announced plugin.Name, ok bool) {
+	for _, s := range r.launcher.Plugins() {
+		last, known := r.runtime.LaunchedAs(s.Name)
+		if name.Type == "" && s.Name == name.Name || known && last.Name == name.Name && r.hasType(name.Type, last.Type, nil) {
+			return s, last, true
+		}
+	}
+	return plugin.LaunchStatus{}, announced, false
+}
+
+// Concerns reports whether an event may change the instances of the named plugin.
+func (r *Resolver) Concerns(name plugin.Name, e plugin.Event) bool {
+	isNamed := e.Kind == plugin.EventResync || e.Name == name.Name
+	if isNamed || name.Type != "" || e.SocketPath == "" {
+		return isNamed
+	}
+	launched, _ := r.Launched(name.Name)
+	return e.SocketPath == launched.Socket
+}
+
+// Filter selects events by the types and names of plugins. The events of a launched plugin also belong to the plugin under whose name it is
+// registered, or was last, and vice versa.
+type Filter struct {
+	resolver     *Resolver
+	types, names Set
+	// launched are the names under which launched plugins of these names are registered, or were last; nil to look for each event.
+	launched map[plugin.Name]bool
+}
+
+// Filter returns a filter; empty types or names select all. If the events are past ones, launched plugins are looked up only once.
+func (r *Resolver) Filter(types, names []string, arePast bool) Filter {
+	f := Filter{resolver: r, types: SetOf(types), names: SetOf(names)}
+	if arePast {
+		f.launched = f.launchedAs()
+	}
+	return f
+}
+
+func (f Filter) launchedAs() map[plugin.Name]bool {
+	all := map[plugin.Name]bool{}
+	for name := range f.names {
+		if announced, ok := f.resolver.runtime.LaunchedAs(name); ok {
+			all[announced] = true
+		}
+	}
+	return all
+}
+
+// Matches reports whether an event passes the filter.
+func (f Filter) Matches(e plugin.Event) bool {
+	if f.names.Contains(e.Name) && f.matchesType(e) {
+		return true
+	}
+	if e.Type == "" {
+		announced, ok := f.resolver.runtime.LaunchedAs(e.Name)
+		e.Type, e.Name = announced.Type, announced.Name
+		return ok && f.names.Contains(e.Name) && f.matchesType(e)
+	}
+	if len(f.types) > 0 {
+		return false
+	}
+	launched := f.launched
+	if launched == nil {
+		launched = f.launchedAs()
+	}
+	return launched[plugin.Name{Type: e.Type, Name: e.Name}]
+}
+
+// matchesType reports whether an event is about a plugin of one of the types. A registered plugin has only the roles in the registry.
+func (f Filter) matchesType(e plugin.Event) bool {
+	if f.types.Contains(e.Type) {
+		return true
+	}
+	isRegistered := func(ptype string) bool { return len(f.resolver.registry.Instances(ptype, e.Name)) > 0 }
+	roles := slices.DeleteFunc(slices.Clone(f.resolver.possibleRoles(e.Type)), func(role string) bool { return !f.types[role] })
+	return len(roles) > 0 && (!isRegistered(e.Type) || slices.ContainsFunc(roles, isRegistered))
+}
+
+// LaunchedFilter returns a function that reports whether an event is about a plugin of the catalogue, as it is registered or was last.
+func (r *Resolver) LaunchedFilter(name string) func(plugin.Event) bool {
+	announced, ok := r.runtime.LaunchedAs(name)
+	return func(e plugin.Event) bool {
+		return e.Type == "" && e.Name == name || ok && announced == plugin.Name{Type: e.Type, Name: e.Name}
+	}
+}
+
+// UnhealthySockets returns the sockets of the launched plugins that report that they do not serve, or do not answer.
+func (r *Resolver) UnhealthySockets() map[string]bool {
+	sockets := map[string]bool{}
+	for _, s := range r.launcher.Plugins() {
+		if s.Socket != "" && (s.Health == string(machine.NotServing) || s.Health == string(machine.Unresponsive)) {
+			sockets[s.Socket] = true
+		}
+	}
+	return sockets
+}
+
+// IsUnhealthy reports whether the current instance of a plugin with a type, or role, and a name has one of these sockets.
+func (r *Resolver) IsUnhealthy(ptype, name string) bool {
+	sockets := r.UnhealthySockets()
+	return len(sockets) > 0 && slices.ContainsFunc(r.runtime.Plugins(), func(s plugin.Status) bool {
+		return s.Current && s.Name == name && sockets[s.SocketPath] && (s.Type == ptype || slices.Contains(s.Registration.Roles, ptype))
+	})
+}
+
+// find returns the first member of a list for which is returns true.
+func find[T any](list []T, is func(T) bool) (_ T, ok bool) {
+	for _, one := range list {
+		if is(one) {
+			return one, true
+		}
+	}
+	return *new(T), false
+}

@@ -1,0 +1,43 @@
+package resolver
+
+import (
+	"testing"
+
+	"github.com/patchbay-dev/patchbay/plugin"
+)
+
+// plugins are plugins that a test lays down.
+type plugins struct {
+	Runtime
+
+	all []plugin.Status
+}
+
+func (p plugins) Plugins() []plugin.Status { return p.all }
+
+type catalogue []plugin.LaunchStatus
+
+func (c catalogue) Plugins() []plugin.LaunchStatus { return c }
+
+// TestUnhealthy: a launched plugin that says that it does not serve, or does not answer, is known by its socket, and by its roles.
+func TestUnhealthy(t *testing.T) {
+	l := catalogue{
+		{Socket: "/well", Health: "serving"}, {Socket: "/sick", Health: "not-serving"}, {Socket: "/silent", Health: "unresponsive"},
+		{Socket: "/none", Health: "not-offered"}, {Health: "not-serving"},
+	}
+	if got := New(nil, l, nil, nil).UnhealthySockets(); len(got) != 2 || !got["/sick"] || !got["/silent"] {
+		t.Errorf("got %v", got)
+	}
+	sick := plugin.Status{Type: "T", Name: "sick", SocketPath: "/sick", Current: true}
+	sick.Registration.Roles = []string{"role"}
+	old := plugin.Status{Type: "T", Name: "well", SocketPath: "/silent"} // superseded
+	known := plugins{all: []plugin.Status{sick, old, {Type: "T", Name: "well", SocketPath: "/well", Current: true}}}
+	for _, test := range []struct {
+		ptype, name string
+		want        bool
+	}{{"T", "sick", true}, {"role", "sick", true}, {"other", "sick", false}, {"T", "well", false}, {"T", "none", false}} {
+		if got := New(known, l, nil, nil).IsUnhealthy(test.ptype, test.name); got != test.want {
+			t.Errorf("%s/%s: %t", test.ptype, test.name, got)
+		}
+	}
+}
