@@ -85,7 +85,7 @@ func TestBothInterfaces(t *testing.T) {
 		},
 	}})
 	later := laterHandler{make(chan *time.Duration, 2)}
-	w.AddCacheHandler("T", later)
+	w.Pipeline().AddHandler("T", later)
 	start(t, w)
 	for name, want := range map[string]time.Duration{"slow": minute, "fast": 0} {
 		p := serve(t, name, filepath.Join(dir, name+".sock"))

@@ -6,9 +6,9 @@
 // startup, the plugin is asked for its type and name, its handler validates and registers it, and the plugin is notified. When the socket
 // is removed or stops accepting, the plugin is deregistered.
 //
-// [Watcher] and [PluginHandler] are those of the kubelet's pluginwatcher, with the same promises; handlers of the later kubelet interface,
-// cache.PluginHandler, are served by the same pipeline. That pipeline is the runtime's, so this package adds only an example plugin and an
-// example handler. Hosts that also remember and dispense plugins import package patchbay.
+// [Watcher] and [PluginHandler] are those of the kubelet's pluginwatcher, with the same promises. They run the pipeline of package patchbay,
+// which is for hosts that also remember and dispense plugins, or have handlers of the later kubelet interface, cache.PluginHandler. This
+// package adds only an example plugin and an example handler.
 package pluginwatcher
 
 import (
@@ -55,14 +55,9 @@ func absolute(path string) string {
 // registered at once. It panics if the handler is nil or the type is not one.
 func (w *Watcher) AddHandler(pluginType string, handler PluginHandler) {
 	if handler == nil {
-		w.AddCacheHandler(pluginType, nil)
+		w.pipeline.AddHandler(pluginType, nil)
 	}
-	w.AddCacheHandler(pluginType, adapt(handler))
-}
-
-// AddCacheHandler is AddHandler for a handler of the later kubelet interface.
-func (w *Watcher) AddCacheHandler(pluginType string, handler cache.PluginHandler) {
-	w.pipeline.AddHandler(pluginType, handler)
+	w.pipeline.AddHandler(pluginType, adapt(handler))
 }
 
 // RemoveHandler removes the handler of a type. Its plugins are deregistered.

@@ -322,7 +322,7 @@ func TestRefuses(t *testing.T) {
 	w := pluginwatcher.NewWatcher(dir, "")
 	for name, add := range map[string]func(){
 		"a nil handler":       func() { w.AddHandler("T", nil) },
-		"a nil cache handler": func() { w.AddCacheHandler("T", nil) },
+		"a nil cache handler": func() { w.Pipeline().AddHandler("T", nil) },
 		"no type":             func() { w.AddHandler("", pluginwatcher.NewExampleHandler(nil, false)) },
 		"a slash":             func() { w.AddHandler("T/x", pluginwatcher.NewExampleHandler(nil, false)) },
 		"a control character": func() { w.AddHandler("T\x1b", pluginwatcher.NewExampleHandler(nil, false)) },
