@@ -28,7 +28,7 @@ func TestDesiredStateOfWorld(t *testing.T) {
 	if err := dsw.AddOrUpdatePlugin(""); err == nil || err.Error() != "socket path is empty" {
 		t.Errorf("an empty path: %v", err)
 	}
-	if dsw.MoveSocket("", cache.Socket{Path: "/a"}) == nil || dsw.MoveSocket("/a", cache.Socket{}) == nil {
+	if dsw.MoveSocket("", cache.PluginInfo{SocketPath: "/a"}) == nil || dsw.MoveSocket("/a", cache.PluginInfo{}) == nil {
 		t.Error("MoveSocket accepted an empty path")
 	}
 	for _, path := range []string{"/c", "/a", "/b"} {
@@ -56,9 +56,9 @@ func TestDesiredStateOfWorld(t *testing.T) {
 
 func TestSetSocketTellsSocketsApart(t *testing.T) {
 	dsw := cache.NewDesired()
-	socket := cache.Socket{Path: "/a", ID: plugin.SocketID{Device: 1, Inode: 2, Birth: 3}}
+	socket := cache.PluginInfo{SocketPath: "/a", Socket: plugin.SocketID{Device: 1, Inode: 2, Birth: 3}}
 	get := func() cache.PluginInfo { return dsw.GetPluginsToRegister()[0] }
-	set := func(s cache.Socket) {
+	set := func(s cache.PluginInfo) {
 		if err := dsw.SetSocket(s); err != nil {
 			t.Fatal(err)
 		}
@@ -69,13 +69,13 @@ func TestSetSocketTellsSocketsApart(t *testing.T) {
 	if get() != first {
 		t.Error("the same socket is a new appearance")
 	}
-	dsw.MoveSocket("/a", cache.Socket{Path: "/b", Deprecated: true})
+	dsw.MoveSocket("/a", cache.PluginInfo{SocketPath: "/b", FoundInDeprecatedDir: true})
 	moved := get()
 	if moved.SocketPath != "/b" || moved.Appearance != first.Appearance || !moved.FoundInDeprecatedDir {
 		t.Errorf("after the move: %+v", moved)
 	}
-	dsw.MoveSocket("/b", cache.Socket{Path: "/a"})
-	socket.ID.Birth++
+	dsw.MoveSocket("/b", cache.PluginInfo{SocketPath: "/a"})
+	socket.Socket.Birth++
 	set(socket)
 	if get().Appearance == first.Appearance {
 		t.Error("another socket at the same path is no new appearance")
@@ -87,7 +87,7 @@ func TestSetSocketTellsSocketsApart(t *testing.T) {
 	if get().Appearance == last.Appearance || !get().Timestamp.After(last.Timestamp) {
 		t.Error("a socket that was removed and made again is no new appearance")
 	}
-	if err := dsw.SetSocket(cache.Socket{}); err == nil {
+	if err := dsw.SetSocket(cache.PluginInfo{}); err == nil {
 		t.Error("an empty path is accepted")
 	}
 }
@@ -121,7 +121,7 @@ func TestChanges(t *testing.T) {
 	if diff := cmp.Diff([]string{"/c true", "/a false"}, took()); diff != "" {
 		t.Error(diff)
 	}
-	dsw.MoveSocket("/b", cache.Socket{Path: "/d"})
+	dsw.MoveSocket("/b", cache.PluginInfo{SocketPath: "/d"})
 	<-changes.C()
 	if diff := cmp.Diff([]string{"/b false", "/d true"}, took()); diff != "" {
 		t.Error(diff)
@@ -200,7 +200,7 @@ func TestConcurrentUse(t *testing.T) {
 			for j := range 200 {
 				path := fmt.Sprint("/", (i+j)%10)
 				_ = dsw.AddOrUpdatePlugin(path)
-				dsw.MoveSocket(path, cache.Socket{Path: path + "x"})
+				dsw.MoveSocket(path, cache.PluginInfo{SocketPath: path + "x"})
 				dsw.RemovePlugin(path)
 				for _, info := range dsw.GetPluginsToRegister() {
 					_ = asw.AddPlugin(info)
@@ -269,8 +269,8 @@ func TestRefuses(t *testing.T) {
 	changes := d.Changes()
 	for range 2 {
 		for call, err := range map[string]error{
-			"AddOrUpdatePlugin": d.AddOrUpdatePlugin(""), "SetSocket": d.SetSocket(cache.Socket{}),
-			"MoveSocket from": d.MoveSocket("", cache.Socket{Path: "/a"}), "MoveSocket to": d.MoveSocket("/a", cache.Socket{}),
+			"AddOrUpdatePlugin": d.AddOrUpdatePlugin(""), "SetSocket": d.SetSocket(cache.PluginInfo{}),
+			"MoveSocket from": d.MoveSocket("", cache.PluginInfo{SocketPath: "/a"}), "MoveSocket to": d.MoveSocket("/a", cache.PluginInfo{}),
 			"AddPlugin": actual.AddPlugin(cache.PluginInfo{}),
 		} {
 			if err == nil {
@@ -284,7 +284,7 @@ func TestRefuses(t *testing.T) {
 		}
 		changes.Close()
 	}
-	if err := d.SetSocket(cache.Socket{Path: "/a"}); err != nil || len(changes.Take()) > 0 {
+	if err := d.SetSocket(cache.PluginInfo{SocketPath: "/a"}); err != nil || len(changes.Take()) > 0 {
 		t.Errorf("a closed subscription has changes, or %v", err)
 	}
 	// A Clock that panics leaves no lock held.

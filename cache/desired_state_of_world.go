@@ -7,8 +7,6 @@ import (
 	"slices"
 	"sync"
 	"time"
-
-	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // DesiredStateOfWorld is the set of plugin sockets that exist, by socket path. All methods are safe for concurrent use and none
@@ -23,14 +21,6 @@ type DesiredStateOfWorld interface {
 	GetPluginsToRegister() []PluginInfo
 	// PluginExists says whether there is a socket at the given path.
 	PluginExists(socketPath string) bool
-}
-
-// Socket is a socket as found in a plugin directory.
-type Socket struct {
-	Path string
-	ID   plugin.SocketID
-	// Deprecated says that it was found in the deprecated plugin directory.
-	Deprecated bool
 }
 
 var errSocketPathEmpty = errors.New("socket path is empty")
@@ -63,41 +53,36 @@ func (d *Desired) AddOrUpdatePlugin(socketPath string) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.appear(Socket{Path: socketPath})
+	d.appear(PluginInfo{SocketPath: socketPath})
 	return nil
 }
 
-// SetSocket states that the given socket exists. It is a new appearance if its path holds none or one of another identity, and a no-op
-// otherwise. An empty path is an error.
-func (d *Desired) SetSocket(socket Socket) error {
-	if socket.Path == "" {
+// SetSocket states that a socket exists, by its SocketPath, Socket and FoundInDeprecatedDir. It is a new appearance if its path holds none
+// or one of another identity, and a no-op otherwise. An empty path is an error.
+func (d *Desired) SetSocket(socket PluginInfo) error {
+	if socket.SocketPath == "" {
 		return errSocketPathEmpty
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if known, ok := d.sockets[socket.Path]; ok && known.Socket == socket.ID {
+	if known, ok := d.sockets[socket.SocketPath]; ok && known.Socket == socket.Socket {
 		return nil
 	}
 	d.appear(socket)
 	return nil
 }
 
-// appear enters a new appearance. d.mu is held.
-func (d *Desired) appear(socket Socket) {
+// appear adds a new appearance. d.mu is held.
+func (d *Desired) appear(socket PluginInfo) {
 	now := d.now()
 	if !now.After(d.lastStamp) {
 		now = d.lastStamp.Add(1)
 	}
 	d.lastStamp = now
 	d.appearances++
-	d.sockets[socket.Path] = &PluginInfo{
-		SocketPath:           socket.Path,
-		Timestamp:            now,
-		Appearance:           d.appearances,
-		Socket:               socket.ID,
-		FoundInDeprecatedDir: socket.Deprecated,
-	}
-	d.notify(socket.Path)
+	socket.Timestamp, socket.Appearance = now, d.appearances
+	d.sockets[socket.SocketPath] = &socket
+	d.notify(socket.SocketPath)
 }
 
 func (d *Desired) now() time.Time {
@@ -109,21 +94,21 @@ func (d *Desired) now() time.Time {
 
 // MoveSocket states that the socket at one path is now at another: the same appearance in a new place. It is a no-op if there is none at
 // from. An empty path is an error.
-func (d *Desired) MoveSocket(from string, to Socket) error {
-	if from == "" || to.Path == "" {
+func (d *Desired) MoveSocket(from string, to PluginInfo) error {
+	if from == "" || to.SocketPath == "" {
 		return errSocketPathEmpty
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	info, ok := d.sockets[from]
-	if !ok || from == to.Path {
+	if !ok || from == to.SocketPath {
 		return nil
 	}
 	delete(d.sockets, from)
 	moved := *info
-	moved.SocketPath, moved.FoundInDeprecatedDir = to.Path, to.Deprecated
-	d.sockets[to.Path] = &moved
-	d.notify(from, to.Path)
+	moved.SocketPath, moved.FoundInDeprecatedDir = to.SocketPath, to.FoundInDeprecatedDir
+	d.sockets[to.SocketPath] = &moved
+	d.notify(from, to.SocketPath)
 	return nil
 }
 

@@ -122,7 +122,7 @@ func TestAdmit(t *testing.T) {
 				w.stop()
 				w.start()
 				w.r.SetHandler("T", w.handler)
-				if err := w.desired.SetSocket(cache.Socket{Path: "/a", ID: w.plugins["/a"].socket}); err != nil {
+				if err := w.desired.SetSocket(cache.PluginInfo{SocketPath: "/a", Socket: w.plugins["/a"].socket}); err != nil {
 					t.Fatal(err)
 				}
 				w.r.Synced()

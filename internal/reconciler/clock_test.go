@@ -21,7 +21,7 @@ func (w *world) serveBorn(path string, birth time.Time, p *fakePlugin) {
 	w.mu.Lock()
 	w.plugins[path] = p
 	w.mu.Unlock()
-	if err := w.desired.SetSocket(cache.Socket{Path: path, ID: plugin.SocketID{Device: 1, Inode: 1, Birth: birth.UnixNano()}}); err != nil {
+	if err := w.desired.SetSocket(cache.PluginInfo{SocketPath: path, Socket: plugin.SocketID{Device: 1, Inode: 1, Birth: birth.UnixNano()}}); err != nil {
 		w.t.Fatal(err)
 	}
 }
@@ -79,7 +79,7 @@ func TestClockSteps(t *testing.T) {
 			w.plugins[path] = &fakePlugin{peer: plugin.Peer{PID: 1, Boot: "b"},
 				info: plugin.Info{Type: "T", Name: "foo", Endpoint: path + ".api", Versions: []string{"v1"}}}
 			w.mu.Unlock()
-			if err := w.desired.SetSocket(cache.Socket{Path: path, ID: plugin.SocketID{Device: 1, Inode: inode}}); err != nil {
+			if err := w.desired.SetSocket(cache.PluginInfo{SocketPath: path, Socket: plugin.SocketID{Device: 1, Inode: inode}}); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -16,7 +16,7 @@ func TestMovedToDeprecatedDir(t *testing.T) {
 		delete(w.plugins, "/a")
 		w.plugins["/old/a"] = p
 		w.mu.Unlock()
-		w.desired.MoveSocket("/a", cache.Socket{Path: "/old/a", ID: p.socket, Deprecated: true})
+		w.desired.MoveSocket("/a", cache.PluginInfo{SocketPath: "/old/a", Socket: p.socket, FoundInDeprecatedDir: true})
 	}
 	bubble(t, "while it rests", reconciler.Config{}, func(_ *testing.T, w *world) {
 		p := w.serve("/a", "foo", nil)

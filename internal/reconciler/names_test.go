@@ -82,7 +82,7 @@ func (w *world) again() {
 // back puts a plugin that outlived a restart of the host on its socket, which is what it was.
 func (w *world) back(path string, p *fakePlugin) {
 	w.t.Helper()
-	if err := w.desired.SetSocket(cache.Socket{Path: path, ID: p.socket}); err != nil {
+	if err := w.desired.SetSocket(cache.PluginInfo{SocketPath: path, Socket: p.socket}); err != nil {
 		w.t.Fatal(err)
 	}
 }

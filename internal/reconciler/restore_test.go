@@ -49,7 +49,7 @@ func TestRestore(t *testing.T) {
 		w.mu.Lock()
 		w.plugins[path] = p
 		w.mu.Unlock()
-		if err := w.desired.SetSocket(cache.Socket{Path: path, ID: id}); err != nil {
+		if err := w.desired.SetSocket(cache.PluginInfo{SocketPath: path, Socket: id}); err != nil {
 			w.t.Fatal(err)
 		}
 	}

@@ -345,7 +345,7 @@ func (l *life) tellOf(path string, p *program) {
 	if from != "" {
 		delete(l.told, from)
 		l.m.note("fact: %s moved to %s", from, path)
-		l.desired.MoveSocket(from, cache.Socket{Path: path, Deprecated: deprecated(path)})
+		l.desired.MoveSocket(from, cache.PluginInfo{SocketPath: path, FoundInDeprecatedDir: deprecated(path)})
 		return
 	}
 	if !l.unseen[p.socket] {
@@ -360,7 +360,7 @@ func (l *life) tellOf(path string, p *program) {
 	l.m.note("fact: %s is there, program %d", path, p.number)
 	p.goneAt = 0
 	l.expectDial(path, p)
-	if err := l.desired.SetSocket(cache.Socket{Path: path, ID: p.socket, Deprecated: deprecated(path)}); err != nil {
+	if err := l.desired.SetSocket(cache.PluginInfo{SocketPath: path, Socket: p.socket, FoundInDeprecatedDir: deprecated(path)}); err != nil {
 		l.m.complain("SetSocket: %v", err)
 	}
 }

@@ -171,7 +171,7 @@ func (w *world) serve(path, name string, p *fakePlugin) *fakePlugin {
 	p.socket = plugin.SocketID{Device: 1, Inode: w.sockets, Birth: time.Now().UnixNano()}
 	w.plugins[path], w.processes[p.peer], w.owners[p.socket] = p, p, p
 	w.mu.Unlock()
-	if err := w.desired.SetSocket(cache.Socket{Path: path, ID: p.socket}); err != nil {
+	if err := w.desired.SetSocket(cache.PluginInfo{SocketPath: path, Socket: p.socket}); err != nil {
 		w.t.Fatal(err)
 	}
 	return p
@@ -190,7 +190,7 @@ func (w *world) move(from, to string, p *fakePlugin) {
 	delete(w.plugins, from)
 	w.plugins[to] = p
 	w.mu.Unlock()
-	w.desired.MoveSocket(from, cache.Socket{Path: to})
+	w.desired.MoveSocket(from, cache.PluginInfo{SocketPath: to})
 }
 
 // kill ends a plugin and leaves its socket.

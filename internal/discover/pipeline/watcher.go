@@ -360,7 +360,7 @@ func (w *Watcher) take(p *pipeline, u dirwatch.Update) {
 	w.refuse(u.Refused) // first, so that it is known why a socket is gone
 	deprecatedRoot := len(w.cfg.Dirs)
 	for _, fact := range u.Facts {
-		socket := cache.Socket{Path: fact.Path, ID: fact.Info.ID, Deprecated: fact.Root == deprecatedRoot}
+		socket := cache.PluginInfo{SocketPath: fact.Path, Socket: fact.Info.ID, FoundInDeprecatedDir: fact.Root == deprecatedRoot}
 		switch {
 		case !fact.Present:
 			p.desired.RemovePlugin(fact.Path)
