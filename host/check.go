@@ -17,9 +17,6 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// ErrDigest is wrapped by the error of [Host.Launch] if the program does not have the expected digest.
-var ErrDigest = sealedexec.ErrDigest
-
 // check copies the program and asks all that is to be asked about the copy. It returns nil if nothing is to be asked: then the program runs
 // from its file. The caller releases the image.
 func (h *Host) check(ctx context.Context, spec Spec, program string) (*sealedexec.Image, error) {

@@ -92,10 +92,10 @@ func TestOtherDigest(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "program")
 	is, want := program(t, path, readProgram(t, "/bin/true")), strings.Repeat("ab", 32)
 	_, err := h.Launch(t.Context(), Spec{Args: []string{path}, SHA256: want})
-	if !errors.Is(err, ErrDigest) || !strings.Contains(err.Error(), is) || !strings.Contains(err.Error(), want) {
+	if !errors.Is(err, plugin.ErrDigest) || !strings.Contains(err.Error(), is) || !strings.Contains(err.Error(), want) {
 		t.Errorf("another digest: %v", err)
 	}
-	if _, err := h.Launch(t.Context(), Spec{Args: []string{path}, SHA256: "ab"}); err == nil || errors.Is(err, ErrDigest) {
+	if _, err := h.Launch(t.Context(), Spec{Args: []string{path}, SHA256: "ab"}); err == nil || errors.Is(err, plugin.ErrDigest) {
 		t.Errorf("no digest: %v", err)
 	}
 	if len(events.list) > 0 || len(h.Plugins()) > 0 {
@@ -126,7 +126,7 @@ func TestSwappedProgram(t *testing.T) {
 			spec := Spec{Args: []string{path}, Interpreter: "/bin/sh", NoNewPrivs: true}
 			refused := errors.New("refused")
 			if !test.admitted {
-				spec.SHA256, refused = digest, ErrDigest
+				spec.SHA256, refused = digest, plugin.ErrDigest
 			} else {
 				parsed, err := sealedexec.ParseDigest(digest)
 				if err != nil {
@@ -260,7 +260,7 @@ func TestAdmit(t *testing.T) {
 		t.Errorf("what ran was not what was admitted: %v", p.Err())
 	}
 	spec.SHA256 = strings.Repeat("0", 64)
-	if _, err := h.Launch(ctx, spec); !errors.Is(err, ErrDigest) {
+	if _, err := h.Launch(ctx, spec); !errors.Is(err, plugin.ErrDigest) {
 		t.Errorf("another digest: %v", err)
 	}
 	pin := plugin.Pin{PackageName: "name", InstanceID: digest.InstanceID()}

@@ -88,7 +88,7 @@ func ExampleHost_Launch() {
 	sum := sha256.Sum256([]byte("the program that was reviewed"))
 	spec := host.Spec{Args: []string{"true"}, SHA256: hex.EncodeToString(sum[:])}
 	_, err := h.Launch(context.Background(), spec)
-	fmt.Println("another program:", errors.Is(err, host.ErrDigest))
+	fmt.Println("another program:", errors.Is(err, plugin.ErrDigest))
 
 	h.Close(context.Background())
 	_, err = h.Launch(context.Background(), host.Spec{Args: []string{"true"}})

@@ -45,7 +45,7 @@ type Spec struct {
 	PluginSocket string
 	// ExtraFiles become descriptors 3 and up of the plugin. They remain the caller's.
 	ExtraFiles []*os.File
-	// SHA256 is the digest that the program must have, in hexadecimal; otherwise the error wraps [ErrDigest]. With it, or with Admit, a
+	// SHA256 is the digest that the program must have, in hexadecimal; otherwise the error wraps [plugin.ErrDigest]. With it, or with Admit, a
 	// sealed copy in memory is executed, not the file: see docs/adr/0009.
 	SHA256 string
 	// Interpreter is the path of the program that runs the plugin if it is a script, exactly as its first line names it. With SHA256 or
@@ -139,7 +139,7 @@ func (h *Host) LaunchPlugin(ctx context.Context, args []string, ctrl *Controller
 
 // Launch is [Host.LaunchPlugin] with every option. The context is passed to [Spec].Admit, too; its end does not stop a plugin that was
 // started. The error says why no process runs: the spec is invalid, the program is missing or cannot be executed, or its digest does not
-// match, which wraps [ErrDigest]. It wraps [ErrNotInitialized] before Initialize and [ErrClosed] after Close.
+// match, which wraps [plugin.ErrDigest]. It wraps [ErrNotInitialized] before Initialize and [ErrClosed] after Close.
 func (h *Host) Launch(ctx context.Context, spec Spec) (*PluginProcess, error) {
 	if err := h.usable(); err != nil {
 		return nil, fmt.Errorf("cannot launch a plugin: %w", err)

@@ -65,14 +65,16 @@ func (p Plugin) settings() activator.Settings {
 // newFront returns the front of a plugin, which does not answer yet.
 func (u *unit) newFront(p Plugin) *activator.Front {
 	path, _ := socketPath(u.launcher.cfg.Dir, u.name, frontSocketNumber, false)
-	return activator.New(activator.Config{
-		Name: u.name, Path: path, Budget: u.launcher.budget, Settings: p.settings(), Demand: u.Demand,
-		Unneeded: func(t *activator.Target) {
-			if p, ok := u.Process().(*process); ok && p.target.Load() == t {
-				u.Unneeded(p)
-			}
-		},
-	})
+	return activator.New(u.name, path, u.launcher.budget, frontOwner{u}, p.settings())
+}
+
+// frontOwner implements [activator.Owner].
+type frontOwner struct{ *unit }
+
+func (o frontOwner) Unneeded(t *activator.Target) {
+	if p, ok := o.Process().(*process); ok && p.target.Load() == t {
+		o.unit.Unneeded(p)
+	}
 }
 
 // setFront gives the unit the front that it needs, if it does. One that is not needed any more goes with its last process, or when the
@@ -253,25 +255,18 @@ func (p *process) leave(ctx context.Context) {
 	}
 }
 
-// FrontAt returns the plugin for which this launcher answers at a socket.
-func (l *Launcher) FrontAt(socket string) (p Plugin, ok bool) {
+// FrontAt returns the plugin for which this launcher answers at a socket, and its state. It reports false for other sockets.
+func (l *Launcher) FrontAt(socket string) (p Plugin, state plugin.State, ok bool) {
 	u := l.fronting(socket)
 	if u == nil {
-		return Plugin{}, false
+		return Plugin{}, "", false
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return *u.plugin, true
+	return *u.plugin, u.Status().State, true
 }
 
-// BehindFront returns the state of the plugin for which this launcher answers at a socket; it is empty for other sockets.
-func (l *Launcher) BehindFront(socket string) plugin.State {
-	if u := l.fronting(socket); u != nil {
-		return u.Status().State
-	}
-	return ""
-}
-
+// fronting returns the unit whose front is at a socket; nil if there is none.
 func (l *Launcher) fronting(socket string) *unit {
 	dir, file := filepath.Split(socket)
 	name, ok := strings.CutSuffix(file, frontSuffix)

@@ -261,13 +261,13 @@ func (l *Launcher) Stop(name string) error {
 //
 // Restart blocks until the new process is ready and the old one has exited, or until ctx ends; for a plugin that was not running or does not
 // serve, until the new process runs. If the new process is not ready within the plugin's StartTimeout it is stopped, the error wraps
-// [ErrReplacement], and with [plugin.UpgradeSideBySide] the old one keeps running.
+// [plugin.ErrReplacement], and with [plugin.UpgradeSideBySide] the old one keeps running.
 func (l *Launcher) Restart(ctx context.Context, name string) error {
 	return l.request(ctx, name, "restart", (*unit).Replace)
 }
 
 // AwaitReplacement waits until the process that the last Set had to replace has been replaced, and returns nil, or why it was not; see
-// [Launcher.Restart]. It returns immediately if there is none. The error wraps [ErrReplacement], [ErrUnknown] if there is no such plugin,
+// [Launcher.Restart]. It returns immediately if there is none. The error wraps [plugin.ErrReplacement], [ErrUnknown] if there is no such plugin,
 // [ErrClosed] after Close, or the cause of the end of ctx.
 func (l *Launcher) AwaitReplacement(ctx context.Context, name string) error {
 	u, err := l.unit(name)
@@ -338,7 +338,7 @@ func (l *Launcher) Close() {
 	l.stopAdopting()
 	units := slices.Collect(maps.Values(l.units))
 	for _, u := range units {
-		u.Tell(machine.Close{})
+		u.Tell(machine.Close{Err: ErrClosed})
 	}
 	l.mu.Unlock()
 	l.work.Wait()

@@ -182,7 +182,7 @@ func TestReplacementTooLate(t *testing.T) {
 	f.registered(never(make(chan string, 9)))
 	p.StartTimeout = 100 * time.Millisecond
 	f.set(p)
-	if err := f.AwaitReplacement(t.Context(), "serve"); !errors.Is(err, launcher.ErrReplacement) {
+	if err := f.AwaitReplacement(t.Context(), "serve"); !errors.Is(err, plugin.ErrReplacement) {
 		t.Errorf("got %v", err)
 	}
 	f.failsToReplace(t.Context(), old, "not registered within its startTimeout, 100ms")
@@ -192,7 +192,7 @@ func TestReplacementTooLate(t *testing.T) {
 func (f *fixture) failsToReplace(ctx context.Context, old plugin.LaunchStatus, how string) {
 	f.t.Helper()
 	err := f.Restart(ctx, old.Name)
-	if !errors.Is(err, launcher.ErrReplacement) || !strings.Contains(err.Error(), how) {
+	if !errors.Is(err, plugin.ErrReplacement) || !strings.Contains(err.Error(), how) {
 		f.t.Errorf("%s: %v", how, err)
 	}
 	if s := f.status(old.Name); s.PID != old.PID || s.State != plugin.StateRunning || !strings.Contains(s.ReplacementError, how) {
@@ -344,7 +344,7 @@ func TestRecreationTooLate(t *testing.T) {
 	p.StartTimeout = 100 * time.Millisecond
 	f.set(p)
 	err := f.AwaitReplacement(t.Context(), "serve")
-	if !errors.Is(err, launcher.ErrReplacement) || !strings.Contains(err.Error(), "restarting in 1ms") || alive(old.PID) {
+	if !errors.Is(err, plugin.ErrReplacement) || !strings.Contains(err.Error(), "restarting in 1ms") || alive(old.PID) {
 		t.Errorf("the restart ended with %v; the old one is alive: %t", err, alive(old.PID))
 	}
 	if len(asked) > 0 { // a busy machine may not have come so far
@@ -363,7 +363,7 @@ func TestNeverRan(t *testing.T) {
 	f.set(p)
 	f.in("serve", plugin.StateBackoff)
 	err := f.Restart(t.Context(), "serve")
-	if !errors.Is(err, launcher.ErrReplacement) || strings.Contains(err.Error(), "keeps running") {
+	if !errors.Is(err, plugin.ErrReplacement) || strings.Contains(err.Error(), "keeps running") {
 		t.Errorf("the restart ended with %v", err)
 	}
 	for _, e := range f.all() {
@@ -383,7 +383,7 @@ func TestAwaitReplacement(t *testing.T) {
 	bad := self("crash")
 	bad.Name, bad.NoSocket = p.Name, false
 	f.set(bad)
-	if err := f.AwaitReplacement(t.Context(), "serve"); !errors.Is(err, launcher.ErrReplacement) || !strings.Contains(err.Error(), "flux") {
+	if err := f.AwaitReplacement(t.Context(), "serve"); !errors.Is(err, plugin.ErrReplacement) || !strings.Contains(err.Error(), "flux") {
 		t.Errorf("got %v", err)
 	}
 	if s := f.status("serve"); s.PID != old.PID || s.ReplacementError == "" {

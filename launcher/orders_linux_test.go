@@ -99,7 +99,7 @@ func TestStopWhileReplacing(t *testing.T) {
 	restarted := aside(func() error { return f.Restart(t.Context(), "serve") })
 	take(t, "the new process", asked)
 	f.must(f.Stop("serve"))
-	if err := take(t, "the end of the restart", restarted); err == nil || errors.Is(err, launcher.ErrReplacement) {
+	if err := take(t, "the end of the restart", restarted); err == nil || errors.Is(err, plugin.ErrReplacement) {
 		t.Errorf("the restart: %v", err)
 	}
 	if s := f.status("serve"); s.State != plugin.StateStopped || len(f.host.Plugins()) != 0 {

@@ -29,9 +29,7 @@ var (
 	// ErrProgram: the program of a plugin does not exist, or cannot be executed.
 	ErrProgram = errors.New("its program cannot be executed")
 	// ErrClosed: the launcher is closed.
-	ErrClosed = machine.ErrClosed
-	// ErrReplacement: a replacement did not become ready. The old process keeps running, unless it had to end first.
-	ErrReplacement = machine.ErrReplacement
+	ErrClosed = errors.New("the launcher is closed")
 )
 
 // Plugin describes a plugin to launch. Zero fields have the defaults of the configuration, except Env, Dir and NoNewPrivs of Spec, whose

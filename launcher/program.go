@@ -7,10 +7,10 @@ import (
 	"os"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/launch/sealedexec"
 	"github.com/patchbay-dev/patchbay/internal/launch/supervise"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // programInterval is how often a program is looked at that has to change before its plugin can be started.
@@ -70,7 +70,7 @@ func (p Plugin) blocked(err error, tried executable) error {
 	switch missing := p.checkProgram(); {
 	case missing != nil:
 		err, hasChanged = missing, func() bool { return p.checkProgram() == nil }
-	case errors.Is(err, host.ErrDigest):
+	case errors.Is(err, plugin.ErrDigest):
 		err = fmt.Errorf("%w; it is started when the program changes", err)
 	default:
 		return err

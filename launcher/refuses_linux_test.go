@@ -60,7 +60,7 @@ func TestRefuses(t *testing.T) {
 			}
 		}
 		f.SocketRemoved("")
-		if _, ok := f.FrontAt(""); ok || f.BehindFront("none") != "" {
+		if _, state, ok := f.FrontAt(""); ok || state != "" {
 			t.Errorf("%s there is a front", state)
 		}
 		f.Close()

@@ -2,9 +2,18 @@ package plugin
 
 import (
 	"context"
+	"errors"
 	"iter"
 	"log/slog"
 	"time"
+)
+
+// The errors of launching a plugin that a caller may act on.
+var (
+	// ErrDigest: the program does not have the expected digest.
+	ErrDigest = errors.New("the program has another digest")
+	// ErrReplacement: a new process did not become ready. The old process keeps running, unless it had to be stopped first.
+	ErrReplacement = errors.New("the replacement did not become ready")
 )
 
 // RestartPolicy says when a launched plugin is restarted after its process has ended. Zero fields stand for the defaults.

@@ -271,7 +271,7 @@ func TestBadReplacementLeavesTheOldOne(t *testing.T) {
 		bad := launchable(behaviour)
 		bad.StartTimeout = time.Second
 		h.set(bad)
-		h.until("the failure of the replacement", func() bool { return strings.Contains(h.unit().ReplacementError, launcher.ErrReplacement.Error()) })
+		h.until("the failure of the replacement", func() bool { return strings.Contains(h.unit().ReplacementError, plugin.ErrReplacement.Error()) })
 		if s := h.unit(); s.PID != before.PID || s.State != plugin.StateRunning {
 			t.Errorf("after a replacement that is %s it is %+v, want process %d as before", behaviour, s, before.PID)
 		}

@@ -19,7 +19,7 @@ import (
 // mayRegister implements [reconciler.Config].Admit. A plugin for which this process answers until it is needed is registered without a
 // check: the admission plugin is asked at each start.
 func (rt *Runtime) mayRegister(ctx context.Context, in plugin.Instance) error {
-	if _, isFront := rt.launcher.FrontAt(in.SocketPath); isFront && in.Peer.PID == os.Getpid() {
+	if _, _, isFront := rt.launcher.FrontAt(in.SocketPath); isFront && in.Peer.PID == os.Getpid() {
 		return nil
 	}
 	launched := rt.launchedFor(in)

@@ -18,7 +18,7 @@ func (rt *Runtime) launchAt(path string) pipeline.Launch {
 	if p := rt.host.PluginAt(path); p != nil {
 		return process{p}
 	}
-	if p, ok := rt.launcher.FrontAt(path); ok {
+	if p, _, ok := rt.launcher.FrontAt(path); ok {
 		return front{p}
 	}
 	return nil
@@ -67,9 +67,10 @@ func (p process) Owns(ctx context.Context, pid int) bool {
 // markIdle sets the state of the registered plugins that are not running until they are needed.
 func (rt *Runtime) markIdle(statuses []plugin.Status) {
 	for i, s := range statuses {
-		if s.Source == plugin.SourceLaunched && s.State == plugin.StateRegistered &&
-			rt.launcher.BehindFront(s.SocketPath) == plugin.StateIdle {
-			statuses[i].State = plugin.StateIdle
+		if s.Source == plugin.SourceLaunched && s.State == plugin.StateRegistered {
+			if _, state, _ := rt.launcher.FrontAt(s.SocketPath); state == plugin.StateIdle {
+				statuses[i].State = plugin.StateIdle
+			}
 		}
 	}
 }

@@ -60,9 +60,9 @@ func (f *Front) Open(ctx context.Context, info plugin.Info) error {
 
 // place makes a socket, in the place of another one if there is one. placing is held.
 func (f *Front) place(ctx context.Context, info plugin.Info, before *listening) error {
-	listener, err := sock.Place(ctx, f.cfg.Path, mode, func(*net.UnixConn) error {
+	listener, err := sock.Place(ctx, f.path, mode, func(*net.UnixConn) error {
 		if before == nil {
-			return fmt.Errorf("%w: %s", sock.ErrInUse, f.cfg.Path)
+			return fmt.Errorf("%w: %s", sock.ErrInUse, f.path)
 		}
 		return nil
 	})
@@ -76,10 +76,10 @@ func (f *Front) place(ctx context.Context, info plugin.Info, before *listening) 
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("cannot answer for plugin %s at its socket: %w", f.cfg.Name, err)
+		return fmt.Errorf("cannot answer for plugin %s at its socket: %w", f.name, err)
 	}
 	end, cancel := context.WithCancelCause(context.Background())
-	now := &listening{listener, proxy.NewServer(end, f.handle, proxy.ServerConfig{Budget: f.cfg.Budget}), cancel}
+	now := &listening{listener, proxy.NewServer(end, f.handle, proxy.ServerConfig{Budget: f.budget}), cancel}
 	f.mu.Lock()
 	f.info, f.told, f.at = info, told{}, now
 	f.mu.Unlock()
@@ -204,19 +204,17 @@ func (f *Front) handle(ctx context.Context, caller grpc.ServerStream) error {
 	case isReflection(service) && len(metadata.ValueFromIncomingContext(ctx, proxy.WillCallKey)) > 0: // as any other
 	case isReflection(service) && t == nil:
 		return status.Errorf(codes.FailedPrecondition, "plugin %s is not running, and who only looks does not start it: call a method, "+
-			"start it, or set the metadata key %s", f.cfg.Name, proxy.WillCallKey)
+			"start it, or set the metadata key %s", f.name, proxy.WillCallKey)
 	case t != nil && (service == healthpb.Health_ServiceDesc.ServiceName || isReflection(service)):
 		return f.forward(ctx, caller, t.Services)
 	}
 	t, end, err := f.use(ctx)
 	if err != nil {
-		return proxy.CallError(f.name(), err)
+		return proxy.CallError("plugin "+f.name, err)
 	}
 	defer end()
 	return f.forward(ctx, caller, t.Services)
 }
-
-func (f *Front) name() string { return "plugin " + f.cfg.Name }
 
 func isReflection(service string) bool {
 	return service == reflectionv1.ServerReflection_ServiceDesc.ServiceName ||
@@ -225,7 +223,7 @@ func isReflection(service string) bool {
 
 func (f *Front) forward(ctx context.Context, caller grpc.ServerStream, to grpc.ClientConnInterface) error {
 	return proxy.Director(func(context.Context, string) (grpc.ClientConnInterface, error) {
-		return proxy.Named(to, f.name()), nil
+		return proxy.Named(to, "plugin "+f.name), nil
 	}).Forward(ctx, caller)
 }
 

@@ -19,21 +19,13 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// Config is what a [Front] works with.
-type Config struct {
-	// Name is the plugin's, for errors.
-	Name string
-	// Path is where it answers. The directory must exist when it opens.
-	Path string
-	// Budget bounds what waits in memory for callers, and the calls.
-	Budget *h2proxy.Budget
-	// Demand requests a process. It calls done once, with nil when a process runs or with the reason why none does; done may not call the
-	// Front. The function that it returns withdraws the request.
-	Demand func(done func(error)) (withdraw func(error))
-	// Unneeded is called when a process is idle.
-	Unneeded func(t *Target)
-	// Settings are those in the beginning.
-	Settings Settings
+// Owner starts and stops the processes behind a [Front]. Its methods may not call the Front.
+type Owner interface {
+	// Demand requests a process. It calls done once, with nil when a process runs or with the reason why none does. The caller that does not
+	// wait any more calls withdraw.
+	Demand(done func(error)) (withdraw func(error))
+	// Unneeded reports that a process is idle.
+	Unneeded(t *Target)
 }
 
 // Settings may change while a front is used.
@@ -64,8 +56,10 @@ type Target struct {
 
 // Front is a listener that forwards calls to the processes of a plugin. Its methods are safe for concurrent use.
 type Front struct {
-	cfg     Config
-	serving sync.WaitGroup
+	name, path string
+	budget     *h2proxy.Budget
+	owner      Owner
+	serving    sync.WaitGroup
 
 	placing sync.Mutex // one change of where it answers at a time; taken before mu
 
@@ -89,9 +83,10 @@ type told struct {
 	reason           string
 }
 
-// New returns a Front that does not answer yet.
-func New(cfg Config) *Front {
-	return &Front{cfg: cfg, set: cfg.Settings, changed: make(chan struct{})}
+// New returns a Front for a plugin that does not listen yet. The directory of the path must exist when it opens. The budget bounds what waits
+// in memory for callers, and their calls.
+func New(name, path string, budget *h2proxy.Budget, owner Owner, settings Settings) *Front {
+	return &Front{name: name, path: path, budget: budget, owner: owner, set: settings, changed: make(chan struct{})}
 }
 
 // Set gives it other settings.
@@ -105,7 +100,7 @@ func (f *Front) Set(s Settings) {
 }
 
 // Path is where it answers.
-func (f *Front) Path() string { return f.cfg.Path }
+func (f *Front) Path() string { return f.path }
 
 // Needed reports whether a call waits for a process, or one is needed to say what the plugin is: until then nobody can call it.
 func (f *Front) Needed() bool {
@@ -219,7 +214,7 @@ func (f *Front) armIdleTimer() {
 		}
 		f.mu.Unlock()
 		if unneeded {
-			f.cfg.Unneeded(t)
+			f.owner.Unneeded(t)
 		}
 	})
 }
@@ -292,7 +287,7 @@ func (f *Front) await(ctx context.Context, seen view) (*Target, error) {
 	f.wait(1)
 	defer f.wait(-1)
 	started := make(chan error, 1)
-	withdraw := f.cfg.Demand(func(err error) { started <- err })
+	withdraw := f.owner.Demand(func(err error) { started <- err })
 	for changed := seen.changed; ; {
 		var err error
 		select {

@@ -49,21 +49,8 @@ var info = plugin.Info{Type: "T", Name: "one", Versions: []string{"v1"}}
 
 func newStage(t *testing.T, settings activator.Settings) *stage {
 	s := &stage{t: t, unneeded: make(chan *activator.Target, 10), begun: make(chan struct{}, 10), answer: func(func(error)) {}}
-	s.front = activator.New(activator.Config{
-		Name: "one", Path: filepath.Join(t.TempDir(), "s"), Settings: settings,
-		Budget: h2proxy.NewBudget(h2proxy.DefaultLimits, 0, func(uint32, h2proxy.Reason, bool) {}),
-		Demand: func(done func(error)) func(error) {
-			s.demands.Add(1)
-			s.answer(done)
-			return func(error) {}
-		},
-		Unneeded: func(target *activator.Target) {
-			select {
-			case s.unneeded <- target:
-			default: // told often enough
-			}
-		},
-	})
+	budget := h2proxy.NewBudget(h2proxy.DefaultLimits, 0, func(uint32, h2proxy.Reason, bool) {})
+	s.front = activator.New("one", filepath.Join(t.TempDir(), "s"), budget, s, settings)
 	if err := s.front.Open(t.Context(), info); err != nil {
 		t.Fatal(err)
 	}
@@ -115,6 +102,21 @@ func (s *stage) behind(word string, held <-chan struct{}) *activator.Target {
 		Services: client,
 		Notify:   func(context.Context, bool, string) error { return nil },
 		Close:    func() { _ = client.Close() },
+	}
+}
+
+// Demand implements [activator.Owner].
+func (s *stage) Demand(done func(error)) (withdraw func(error)) {
+	s.demands.Add(1)
+	s.answer(done)
+	return func(error) {}
+}
+
+// Unneeded implements [activator.Owner].
+func (s *stage) Unneeded(target *activator.Target) {
+	select {
+	case s.unneeded <- target:
+	default: // told often enough
 	}
 }
 

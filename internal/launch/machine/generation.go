@@ -105,7 +105,7 @@ func (m *Machine) replace() {
 
 // unfulfilled answers those who wait until the current generation is ready, which its process did not become.
 func (m *Machine) unfulfilled(g *generation, err error) {
-	m.answerAll(&g.ready, fmt.Errorf("%w: %w", ErrReplacement, err))
+	m.answerAll(&g.ready, fmt.Errorf("%w: %w", plugin.ErrReplacement, err))
 }
 
 // failNext gives up a generation that is to replace the current one, which stays as it is.
@@ -113,10 +113,10 @@ func (m *Machine) failNext(g *generation, err error) {
 	if g != m.next {
 		return
 	}
-	m.failed = fmt.Errorf("%w: %w", ErrReplacement, err)
+	m.failed = fmt.Errorf("%w: %w", plugin.ErrReplacement, err)
 	outcome := m.failed
 	if old := m.current.phase; old.runs() && old != Lost {
-		outcome = fmt.Errorf("%w, the old one keeps running: %w", ErrReplacement, err)
+		outcome = fmt.Errorf("%w, the old one keeps running: %w", plugin.ErrReplacement, err)
 	}
 	m.do(Emit{plugin.Event{Time: m.Now, Kind: plugin.EventFailed, Message: outcome.Error()}})
 	m.drop(outcome, ByReplacement)

@@ -80,7 +80,7 @@ func (m *Machine) Step(at Moment, input Input) []Effect {
 	case Remove:
 		m.stopAll(in.Request, removed, ByStop, errStopped, "it is not to be launched any more")
 	case Close:
-		m.stopAll(0, removed, ByClose, ErrClosed, "its host ends")
+		m.stopAll(0, removed, ByClose, cmp.Or(in.Err, errStopped), "its host ends")
 	case Withdraw:
 		m.withdraw(in)
 	case Survivor:

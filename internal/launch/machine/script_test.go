@@ -112,7 +112,7 @@ func (s *script) input(t *testing.T, d *datadriven.TestData) Input {
 	case "remove":
 		return Remove{r}
 	case "close":
-		return Close{}
+		return Close{errors.New("the launcher is closed")}
 	case "demand":
 		return Demand{r}
 	case "offer":

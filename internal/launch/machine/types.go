@@ -21,14 +21,12 @@ const (
 
 // The errors that answer requests.
 var (
-	ErrReplacement = errors.New("the replacement did not become ready")
-	ErrClosed      = errors.New("the launcher is closed")
-	errStopped     = errors.New("it was stopped meanwhile")
-	errNotStarted  = errors.New("it was stopped, and is not started on demand until somebody starts it")
-	errRemoved     = errors.New("it is not launched any more")
-	errEndedEarly  = errors.New("it ended by itself before it was ready")
-	errClean       = errors.New("it ended by itself, without an error")
-	errUnlinked    = errors.New("its socket was removed, and it could not be replaced")
+	errStopped    = errors.New("it was stopped meanwhile")
+	errNotStarted = errors.New("it was stopped, and is not started on demand until somebody starts it")
+	errRemoved    = errors.New("it is not launched any more")
+	errEndedEarly = errors.New("it ended by itself before it was ready")
+	errClean      = errors.New("it ended by itself, without an error")
+	errUnlinked   = errors.New("its socket was removed, and it could not be replaced")
 )
 
 // Description is what the machine has to know of a plugin.
@@ -100,8 +98,8 @@ type (
 	}
 	// Remove stops the plugin for good.
 	Remove struct{ Request }
-	// Close reports that the host is shutting down.
-	Close struct{}
+	// Close reports that the host is shutting down. Err answers the requests that wait.
+	Close struct{ Err error }
 	// Offer makes a plugin idle that is started on demand, unless it is idle or runs.
 	Offer struct{}
 	// Demand is a request of a caller that needs the plugin. The answer comes when its process runs, or cannot be started.

@@ -17,17 +17,15 @@ import (
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // maxSize is the size in bytes of the largest program that is copied. A copy is memory of the host, for as long as it is kept or runs.
 const maxSize = 1 << 30
 
-var (
-	// ErrDigest is wrapped by errors of [Cache.Open]: the program is not the one that is expected.
-	ErrDigest = errors.New("the program has another digest")
-	// ErrUnfit is wrapped by errors about files that are refused: the file is not one that can be copied and run.
-	ErrUnfit = errors.New("the program cannot be run from a checked copy")
-)
+// ErrUnfit is wrapped by errors about files that cannot be copied and run.
+var ErrUnfit = errors.New("the program cannot be run from a checked copy")
 
 // Digest is the SHA-256 of a program.
 type Digest [32]byte
@@ -99,7 +97,7 @@ type Cache struct {
 	closed bool
 }
 
-// Open returns a copy of the program at path, which has the digest want; an error that wraps [ErrDigest] if the program has another one. A
+// Open returns a copy of the program at path, which has the digest want; an error that wraps [plugin.ErrDigest] if the program has another one. A
 // nil want means that any will do; then the file is always read. The caller releases the image.
 func (c *Cache) Open(path string, want *Digest) (*Image, error) {
 	if want == nil {
@@ -116,7 +114,7 @@ func (c *Cache) Open(path string, want *Digest) (*Image, error) {
 		i.Release()
 		c.prune()
 		return nil, fmt.Errorf("%w: %s has %s, but %s is expected: install the program that was checked, "+
-			"or expect the other digest if that is the one to run", ErrDigest, path, i.Digest, want)
+			"or expect the other digest if that is the one to run", plugin.ErrDigest, path, i.Digest, want)
 	}
 	c.keep(i)
 	c.prune()

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/patchbay-dev/patchbay/internal/fuzzcorpus"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // write makes a program.
@@ -282,7 +283,7 @@ func TestCache(t *testing.T) {
 	if a != b {
 		t.Error("an unchanged program was copied again")
 	}
-	if _, err := c.Open(path, digestOf("other")); !errors.Is(err, ErrDigest) {
+	if _, err := c.Open(path, digestOf("other")); !errors.Is(err, plugin.ErrDigest) {
 		t.Errorf("another digest is expected of an unchanged program: %v", err)
 	}
 	any1, err := c.Open(path, nil)
@@ -295,7 +296,7 @@ func TestCache(t *testing.T) {
 	any1.Release()
 	write(t, path, "other")
 	_, err = c.Open(path, digestOf("first"))
-	if !errors.Is(err, ErrDigest) || !strings.Contains(err.Error(), digestOf("first").String()) || !strings.Contains(err.Error(), digestOf("other").String()) {
+	if !errors.Is(err, plugin.ErrDigest) || !strings.Contains(err.Error(), digestOf("first").String()) || !strings.Contains(err.Error(), digestOf("other").String()) {
 		t.Errorf("a changed program: %v", err)
 	}
 	if got := read(t, a); got != "first" {
