@@ -281,15 +281,21 @@ func TestChange(t *testing.T) {
 	}
 }
 
-// TestEachRuleCanFail verifies, for each rule, a plugin that breaks it and nothing else.
+// TestEachRuleCanFail verifies, for each rule, a plugin that breaks it and nothing else. With -short, it does so for two rules of each group.
 func TestEachRuleCanFail(t *testing.T) {
 	t.Parallel()
+	tested := map[string]int{}
 	for _, rule := range Rules() {
 		b, ok := broken[rule.ID]
 		if !ok {
 			t.Errorf("no plugin breaks %s", rule.ID)
 			continue
 		}
+		group := rule.ID[:3]
+		if testing.Short() && tested[group] == 2 {
+			continue
+		}
+		tested[group]++
 		t.Run(rule.ID, func(t *testing.T) {
 			if b.registers || b.breaks == nil { // most of that is waiting for a process
 				t.Parallel()

@@ -104,6 +104,9 @@ func (l *load) tick(n int32) error {
 // TestUpgradesUnderLoad replaces a plugin under 64 callers and 8 streams, of which 4 end by themselves within the time that the old process
 // has for them, and 4 never: no call fails, and the endless streams end with Unavailable and with nothing else.
 func TestUpgradesUnderLoad(t *testing.T) {
+	if testing.Short() {
+		*upgrades = 1
+	}
 	for name, config := range map[string]*library.ClientConfig{"plain": nil, "multiplexed": {GRPCBrokerMultiplex: true}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -42,6 +42,7 @@ type Lookup struct {
 	config LookupConfig
 	place  string // in the index, at which the lookup begins
 	views  map[viewKey]*view
+	most   int           // maxViews
 	away   chan struct{} // closed while the health is not current
 
 	cache      *nodeCache
@@ -54,7 +55,7 @@ func OpenLookup(c *Cluster, config LookupConfig) *Lookup {
 }
 
 func openLookup(d dialer, timeout time.Duration, config LookupConfig) *Lookup {
-	l := &Lookup{config: config, place: fmt.Sprintf("%08x", rand.Uint32()), views: map[viewKey]*view{}, away: make(chan struct{})}
+	l := &Lookup{config: config, place: fmt.Sprintf("%08x", rand.Uint32()), views: map[viewKey]*view{}, most: maxViews, away: make(chan struct{})}
 	l.init(l, d, timeout, config.Logger, Health{Current: true})
 	l.cache = openNodeCache(config.NodeFile, l.log)
 	l.start()

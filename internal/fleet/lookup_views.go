@@ -47,7 +47,7 @@ var (
 func (l *Lookup) view(k viewKey, by uint32) *view {
 	v := l.views[k]
 	if v == nil {
-		if len(l.views) >= maxViews {
+		if len(l.views) >= l.most {
 			l.dropOldest()
 		}
 		var s source = &indexView{prefix: l.config.Space.index(k.name), at: l.place}

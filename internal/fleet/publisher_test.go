@@ -166,7 +166,10 @@ func most(times []time.Time) int {
 // TestNoStorm: many nodes lose etcd at one moment. While it is away they ask for it ever more rarely, and when it is back they come one
 // after the other.
 func TestNoStorm(t *testing.T) {
-	const nodes = 1000
+	nodes := 1000
+	if testing.Short() {
+		nodes = 250
+	}
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake()
 		var all []*Publisher

@@ -350,7 +350,11 @@ func broker(t *testing.T, client *pluginclient.Client, last string, callers int)
 
 // TestBrokerDuringRestarts: 200 callers on a brokered connection are all answered by each of ten processes of the plugin.
 func TestBrokerDuringRestarts(t *testing.T) {
-	const callers, restarts = 200, 10
+	const callers = 200
+	restarts := 10
+	if testing.Short() {
+		restarts = 3
+	}
 	for name, multiplexed := range map[string]bool{"a socket each": false, "multiplexed": true} {
 		t.Run(name, func(t *testing.T) {
 			c := config("serve")

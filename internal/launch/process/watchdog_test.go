@@ -252,7 +252,10 @@ func TestRecycledIDs(t *testing.T) {
 
 func TestMany(t *testing.T) {
 	modes(t, func(t *testing.T, cgroup string) {
-		const cycles, atOnce = 50, 50
+		cycles, atOnce := 50, 50
+		if testing.Short() {
+			cycles, atOnce = 10, 20
+		}
 		g := newGroup(t, Config{Cgroup: cgroup})
 		cycle := func() {
 			p, err := g.Start(Spec{Path: "/bin/sleep", Args: []string{"sleep", "3600"}})

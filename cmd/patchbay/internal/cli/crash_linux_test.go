@@ -47,6 +47,9 @@ func TestKillNineLosesNothing(t *testing.T) {
 	defer os.RemoveAll(dir)
 	c := newCrash(t, dir)
 	defer c.stopAll()
+	if testing.Short() {
+		*kills = min(*kills, 10)
+	}
 	for range *kills {
 		c.round()
 	}
