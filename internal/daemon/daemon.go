@@ -28,6 +28,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/daemon/access"
+	"github.com/patchbay-dev/patchbay/internal/daemon/controlapi"
 	"github.com/patchbay-dev/patchbay/internal/daemon/limits"
 	"github.com/patchbay-dev/patchbay/internal/daemon/node"
 	"github.com/patchbay-dev/patchbay/internal/daemon/page"
@@ -251,7 +252,7 @@ func (d *Daemon) assemble(l *listening, parts *closers) (*assembly, error) {
 	files, self := limits.OpenFiles(), uint32(os.Geteuid())
 	a.calls = limits.NewBudget("calls of plugins", limits.Calls(files), self, a.metrics.CallsLimited, d.log)
 	a.nodeCalls = limits.NewBudget("calls from other nodes", limits.NodeCalls(files), self, a.metrics.CallsLimited, d.log)
-	a.requests = limits.NewBudget("requests to the control API", requestLimits, self, a.metrics.CallsLimited, d.log)
+	a.requests = limits.NewBudget("requests to the control API", controlapi.RequestLimits, self, a.metrics.CallsLimited, d.log)
 	a.conns = limits.NewConnections(self, files, a.calls, a.metrics.ConnsRefused, d.log)
 	if a.runtime, err = d.newRuntime(state, a.metrics, l.traced); err != nil {
 		return nil, err
@@ -292,7 +293,7 @@ func (d *Daemon) assemble(l *listening, parts *closers) (*assembly, error) {
 
 // serve serves the control socket, which it returns, and the others. What ends by itself calls failed.
 func (d *Daemon) serve(ctx context.Context, l *listening, a *assembly, parts *closers, failed func()) (controlServer *server.Server) {
-	api := NewAPI(controlConfig{
+	api := controlapi.New(controlapi.Config{
 		Settings: d.config.Config, Version: d.config.Build.Version, Commit: d.config.Build.Commit, Daemon: d, Runtime: a.seen,
 		Launcher: a.runtime.Launcher(), Names: a.names, Handlers: a.handlers, Registry: a.runtime.Registry(), Node: a.node, Catalogue: &d.metadata,
 		Metrics: a.metrics, Plugins: a.registry, Authorizer: a.guard, Requests: a.requests, Calls: a.calls, ListsRefused: a.metrics.ListsRefused,

@@ -3,21 +3,16 @@ package daemon
 import (
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/testutil"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
-	"github.com/patchbay-dev/patchbay/internal/daemon/limits"
-	"github.com/patchbay-dev/patchbay/internal/daemon/stablesocket"
 )
 
 // idle is what a client of HTTP/2 says that then says nothing any more.
@@ -75,40 +70,4 @@ func (l *lab) list(uid uint32) error {
 	l.t.Helper()
 	return l.as(uid).Invoke(l.ctx(), patchbayv1connect.ControlServiceListPluginsProcedure, &patchbayv1.ListPluginsRequest{},
 		&patchbayv1.ListPluginsResponse{})
-}
-
-// TestIdleCallersOfStableSockets: what one user holds, and what all hold, is bounded over all stable sockets. Root is not.
-func TestIdleCallersOfStableSockets(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, to connect as other users")
-	}
-	refused := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "refused"}, []string{"socket", "reason"})
-	b := newBed(t, func(c *stablesocket.Config) {
-		c.Conns = limits.NewConnections(0, 64, nil, refused, discard) // 8 of a user, 16 of all
-	})
-	if err := os.Chmod(b.tmp, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	b.register("T", "one", b.serve("one"))
-	b.register("T", "two", b.serve("two"))
-	one, two := b.socket("T", "one", true), b.socket("T", "two", true)
-	closed := make(chan struct{}, 100)
-	hoard(t, closed, one, 1001, 0, 6)
-	hoard(t, closed, two, 1001, 0, 5)
-	await(t, closed, 3)
-	for uid := uint32(1002); uid < 1003; uid++ {
-		hoard(t, closed, one, uid, 0, 8)
-	}
-	hoard(t, closed, two, 1005, 0, 1)
-	await(t, closed, 1)
-	if user, total := refusals(refused, "user"), refusals(refused, "total"); user != 3 || total != 1 || len(closed) != 0 {
-		t.Errorf("%v were refused for their user and %v in total, want 3 and 1; %d others were closed", user, total, len(closed))
-	}
-	if got := b.ask(b.client("T", "one")); got != "one" {
-		t.Errorf("root is answered by %q", got)
-	}
-}
-
-func refusals(refused *prometheus.CounterVec, reason string) float64 {
-	return testutil.ToFloat64(refused.WithLabelValues("stable", reason))
 }

@@ -1,0 +1,300 @@
+// Package controlapi is the daemon's control API: its methods and messages, its server, the calls of plugins on the control socket, and what
+// the status page shows.
+//
+// It shows and operates what it gets in a [Config]. Who may call which method is decided by package access, and which plugin a name means by
+// package resolver.
+package controlapi
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"net/http"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/internal/config"
+	"github.com/patchbay-dev/patchbay/internal/daemon/access"
+	"github.com/patchbay-dev/patchbay/internal/daemon/node"
+	"github.com/patchbay-dev/patchbay/internal/daemon/page"
+	"github.com/patchbay-dev/patchbay/internal/daemon/resolver"
+	"github.com/patchbay-dev/patchbay/internal/daemon/server"
+	"github.com/patchbay-dev/patchbay/internal/h2proxy"
+	"github.com/patchbay-dev/patchbay/internal/proxy"
+	"github.com/patchbay-dev/patchbay/internal/suggest"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
+	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/plugin"
+)
+
+// Config is what the control API shows and operates.
+type Config struct {
+	// Settings is the configuration at the start. Version and Commit identify the build.
+	Settings        config.Config
+	Version, Commit string
+	Daemon          Daemon
+	Runtime         Runtime
+	Launcher        Launcher
+	Names           *resolver.Resolver
+	Handlers        resolver.Handlers
+	Registry        Registry
+	Node            *node.Node // nil if the node belongs to no fleet
+	// Catalogue has the metadata of launched plugins; nil for none.
+	Catalogue Catalogue
+	Metrics   Metrics
+	// Plugins connects to the plugins that callers of the control socket may call.
+	Plugins    proxy.Connector
+	Authorizer *access.Authorizer
+	// Requests bounds the requests to the control API, Calls their bytes and the calls of plugins, and ListsRefused counts answers beyond a bound.
+	Requests, Calls *h2proxy.Budget
+	ListsRefused    prometheus.Counter
+	Log             *slog.Logger
+}
+
+// Daemon is the daemon whose configuration can be reloaded.
+type Daemon interface {
+	// Reload returns the keys whose values have changed.
+	Reload(ctx context.Context) (changed []string, err error)
+	// Effective returns the present configuration as text.
+	Effective() string
+}
+
+// Runtime has the plugins, events and conditions.
+type Runtime interface {
+	resolver.Runtime
+
+	Retry(ptype, name string) error
+	Reservation(name plugin.Name) (plugin.Reservation, bool)
+	ReleaseName(ctx context.Context, ptype, name string) error
+	Conditions() []plugin.Condition
+	// LastEvents returns the last n events in memory, PastEvents all that are kept, both oldest first.
+	LastEvents(n int) []plugin.Event
+	PastEvents() ([]plugin.Event, error)
+	// Events delivers the last tail events and then new ones, in order, until ctx ends.
+	Events(ctx context.Context, tail int) <-chan plugin.Event
+}
+
+// Registry knows which plugins are being replaced.
+type Registry interface {
+	// AwaitReplaced blocks while calls of a plugin wait for its new process.
+	AwaitReplaced(ctx context.Context, ptype, name string) error
+}
+
+// Catalogue describes launched plugins.
+type Catalogue interface {
+	Metadata(name string) map[string]string
+}
+
+// Metrics writes the metrics of the daemon.
+type Metrics interface {
+	WriteText(to *bytes.Buffer) error
+}
+
+// service is a [patchbayv1connect.ControlServiceHandler], whose methods control.proto documents, and a [page.Source].
+type service struct {
+	config Config
+	names  *resolver.Resolver
+	// calls takes what is not for the control API; nil refuses it.
+	calls    http.Handler
+	requests *requests
+	lists    *lists
+	started  time.Time
+	// views has the present view, past the past events.
+	views *shared[*view]
+	past  *shared[[]plugin.Event]
+}
+
+func newService(c Config) *service {
+	s := &service{config: c, names: c.Names, started: time.Now()}
+	s.views = &shared[*view]{make: s.view}
+	s.past = &shared[[]plugin.Event]{make: func() []plugin.Event {
+		events, _ := c.Runtime.PastEvents() // a condition reports an unreadable file
+		return events
+	}}
+	return s
+}
+
+// API is the control API of a daemon.
+type API struct{ service *service }
+
+// New returns the control API of a configuration.
+func New(c Config) API {
+	s := newService(c)
+	s.calls = newForwarder(c.Authorizer, c.Plugins, c.Node, c.Calls, c.Log)
+	s.requests = &requests{c.Requests, c.Calls}
+	s.lists = newLists(uint32(os.Geteuid()), c.ListsRefused, c.Log)
+	return API{s}
+}
+
+// Page returns what the status page shows.
+func (a API) Page() page.Source { return a.service }
+
+// Serve starts to serve the control API, and calls of plugins, on a listener, and returns. The caller stops the server. If it fails before
+// that, failed is called.
+func (a API) Serve(listener net.Listener, failed func()) *server.Server {
+	return serve(listener, a.service.config.Authorizer, a.service, failed, a.service.config.Log)
+}
+
+func (c *service) GetVersion(context.Context, *patchbayv1.GetVersionRequest) (*patchbayv1.GetVersionResponse, error) {
+	return c.version(), nil
+}
+
+func (c *service) version() *patchbayv1.GetVersionResponse {
+	return &patchbayv1.GetVersionResponse{
+		Version:   c.config.Version,
+		Commit:    c.config.Commit,
+		GoVersion: runtime.Version(),
+		Pid:       int64(os.Getpid()),
+		StartTime: timestamp(c.started),
+		Node:      untrusted.Valid(node.Name(c.config.Settings.Fleet)),
+	}
+}
+
+func (c *service) GetPlugin(ctx context.Context, request *patchbayv1.GetPluginRequest) (*patchbayv1.GetPluginResponse, error) {
+	asked, err := c.askedFor(request)
+	if err != nil {
+		return nil, err
+	}
+	plugins := c.get(asked)
+	if len(plugins) == 0 { // calls wait for the new process, and begin with this
+		if _, was, ok := c.names.FormerlyLaunched(asked); ok {
+			if err := c.config.Registry.AwaitReplaced(ctx, was.Type, was.Name); err != nil {
+				return nil, connect.NewError(connect.CodeUnavailable, err)
+			}
+			plugins = c.get(asked)
+		}
+	}
+	if len(plugins) == 0 {
+		return nil, c.unknown(asked)
+	}
+	return &patchbayv1.GetPluginResponse{Plugins: plugins}, nil
+}
+
+// get returns the instances and refusals of a plugin.
+func (c *service) get(asked plugin.Name) []*patchbayv1.Plugin {
+	plugins := each(c.names.Instances(asked), c.describer())
+	announced := c.names.Announced(asked)
+	for _, refusal := range c.config.Runtime.Refusals() {
+		if refusal.PluginName() == announced {
+			plugins = append(plugins, refusalMessage(refusal))
+		}
+	}
+	return plugins
+}
+
+func (c *service) unknown(asked plugin.Name) error {
+	if asked.Type == "" {
+		return connect.NewError(connect.CodeNotFound, fmt.Errorf("the launched plugin has not registered; "+
+			"\"patchbay status %s\" says what it does", untrusted.Valid(asked.Name)))
+	}
+	if s, _, ok := c.names.FormerlyLaunched(asked); ok {
+		return connect.NewError(connect.CodeNotFound, fmt.Errorf("it is not registered: it is launched as %s, which is %s; "+
+			"\"patchbay status %s\" says more", untrusted.Valid(s.Name), s.State, untrusted.Valid(s.Name)))
+	}
+	what, announced := errors.New("no such plugin is known"), c.names.Announced(asked)
+	// Root and the daemon's user may take any name, and their own are the rule: of those nothing is said.
+	if r, ok := c.config.Runtime.Reservation(announced); ok && r.Owner.UID != 0 && r.Owner.UID != uint32(os.Geteuid()) {
+		what = fmt.Errorf("%w; the name is reserved for user %d, whose plugin had it last, until %s, or until \"patchbay release\"",
+			what, r.Owner.UID, r.Until.UTC().Format(time.RFC3339))
+	} else {
+		known := each(slices.Concat(c.config.Runtime.Plugins(), c.config.Runtime.Refusals()), func(s plugin.Status) string { return s.PluginName().String() })
+		what = fmt.Errorf("%w%s", what, suggest.Hint(asked.String(), known))
+	}
+	return connect.NewError(connect.CodeNotFound, what)
+}
+
+func (c *service) ListRefusals(context.Context, *patchbayv1.ListRefusalsRequest) (*patchbayv1.ListRefusalsResponse, error) {
+	return &patchbayv1.ListRefusalsResponse{Plugins: each(c.config.Runtime.Refusals(), refusalMessage)}, nil
+}
+
+func (c *service) GetConfiguration(context.Context, *patchbayv1.GetConfigurationRequest) (*patchbayv1.GetConfigurationResponse, error) {
+	return c.configuration(), nil
+}
+
+func (c *service) configuration() *patchbayv1.GetConfigurationResponse {
+	return &patchbayv1.GetConfigurationResponse{
+		PluginDirs: validAll(c.config.Settings.PluginDirs), DeprecatedPluginDir: untrusted.Valid(c.config.Settings.DeprecatedPluginDir),
+		State: untrusted.Valid(c.config.Settings.State), ControlSocket: untrusted.Valid(c.config.Settings.ControlSocket), Effective: untrusted.Valid(c.config.Daemon.Effective()),
+		Handlers: validAll(slices.Sorted(maps.Keys(c.config.Handlers.All()))),
+	}
+}
+
+func (c *service) ListConditions(context.Context, *patchbayv1.ListConditionsRequest) (*patchbayv1.ListConditionsResponse, error) {
+	return &patchbayv1.ListConditionsResponse{Conditions: each(c.config.Runtime.Conditions(), conditionMessage)}, nil
+}
+
+func (c *service) Reload(ctx context.Context, _ *patchbayv1.ReloadRequest) (*patchbayv1.ReloadResponse, error) {
+	changed, err := c.config.Daemon.Reload(ctx)
+	switch {
+	case err == nil:
+		failed := c.awaitReplacements(ctx, changed)
+		return &patchbayv1.ReloadResponse{Changed: validAll(changed), NotReplaced: validAll(failed)}, nil
+	case errors.Is(err, server.ErrStopping):
+		return nil, connect.NewError(connect.CodeUnavailable, server.ErrStopping)
+	case ctx.Err() != nil:
+		return nil, ended(ctx)
+	}
+	return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New(untrusted.Valid(err.Error())))
+}
+
+// awaitReplacements waits until the processes are replaced whose plugins a reload has changed, and returns why any could not be.
+func (c *service) awaitReplacements(ctx context.Context, changed []string) (failed []string) {
+	for _, key := range changed {
+		name, isPlugin := strings.CutPrefix(key, "plugins.")
+		if !isPlugin {
+			continue
+		}
+		if err := c.config.Launcher.AwaitReplacement(ctx, name); err != nil && !errors.Is(err, launcher.ErrUnknown) { // or it was removed
+			failed = append(failed, err.Error())
+		}
+	}
+	return failed
+}
+
+// askedFor returns the plugin that a request names. Without a type it is a launched plugin, which must be one of the catalogue.
+func (c *service) askedFor(request interface {
+	GetType() string
+	GetName() string
+}) (asked plugin.Name, err error) {
+	asked = plugin.Name{Type: request.GetType(), Name: request.GetName()}
+	if asked.Name == "" {
+		return asked, connect.NewError(connect.CodeInvalidArgument, errors.New("the request names no plugin: set type and name"))
+	}
+	if asked.Type == "" {
+		if _, ok := c.names.Launched(asked.Name); !ok {
+			return asked, c.notLaunched(asked.Name, "; a plugin that registered by itself is named TYPE/NAME")
+		}
+	}
+	return asked, nil
+}
+
+// anyOf reports whether a value passes a filter; an empty filter passes everything.
+func anyOf(filter []string, value string) bool {
+	return len(filter) == 0 || slices.Contains(filter, value)
+}
+
+// ended returns the error of a call whose context or source of events ended; the latter ends when the daemon stops.
+func ended(ctx context.Context) error {
+	switch err := context.Cause(ctx); {
+	case err == nil || errors.Is(err, server.ErrStopping):
+		return connect.NewError(connect.CodeUnavailable, server.ErrStopping)
+	case errors.Is(err, context.DeadlineExceeded):
+		return connect.NewError(connect.CodeDeadlineExceeded, err)
+	case access.IsDenial(err):
+		return connect.NewError(connect.CodePermissionDenied, err)
+	default:
+		return connect.NewError(connect.CodeCanceled, err)
+	}
+}

@@ -1,0 +1,140 @@
+package controlapi
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"connectrpc.com/connect"
+
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/handlers/device"
+	"github.com/patchbay-dev/patchbay/internal/daemon/resolver"
+	"github.com/patchbay-dev/patchbay/internal/daemon/server"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
+)
+
+// maxDeviceRequest bounds a request for devices in bytes: it may name many of them.
+const maxDeviceRequest = 1 << 20
+
+// deviceService answers for devices. It is a [patchbayv1connect.DeviceServiceHandler]; what is documented in devices.proto is not repeated
+// here.
+type deviceService struct {
+	handlers resolver.Handlers
+}
+
+func (s deviceService) handler() (*device.Handler, error) {
+	for _, h := range s.handlers.All() {
+		if h, ok := h.(*device.Handler); ok {
+			return h, nil
+		}
+	}
+	return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("the daemon does not manage devices: "+
+		"run it with --handler DevicePlugin=device, or with handlers: {DevicePlugin: device} in its configuration"))
+}
+
+func (s deviceService) ListDevices(_ context.Context, request *patchbayv1.ListDevicesRequest) (*patchbayv1.ListDevicesResponse, error) {
+	h, err := s.handler()
+	if err != nil {
+		return nil, err
+	}
+	response := &patchbayv1.ListDevicesResponse{}
+	devices, allocations := h.Snapshot()
+	for _, d := range devices {
+		if anyOf(request.GetResources(), d.Resource) {
+			response.Devices = append(response.Devices, &patchbayv1.Device{
+				Resource: d.Resource, Id: untrusted.Valid(d.ID), Health: string(d.Health), NumaNodes: d.NUMANodes, Owner: untrusted.Valid(d.Owner),
+			})
+		}
+	}
+	for _, a := range allocations {
+		if anyOf(request.GetResources(), a.Resource) {
+			response.Allocations = append(response.Allocations, allocationMessage(a))
+		}
+	}
+	return response, nil
+}
+
+func (s deviceService) AllocateDevices(
+	ctx context.Context, m *patchbayv1.AllocateDevicesRequest,
+) (*patchbayv1.AllocateDevicesResponse, error) {
+	h, err := s.handler()
+	if err != nil {
+		return nil, err
+	}
+	a, err := h.Allocate(ctx, device.Request{
+		Resource: m.GetResource(), Owner: m.GetOwner(), Count: int(m.GetCount()), Devices: m.GetDevices(),
+	})
+	if err != nil {
+		return nil, deviceError(ctx, err)
+	}
+	return &patchbayv1.AllocateDevicesResponse{Allocation: allocationMessage(a)}, nil
+}
+
+func (s deviceService) ReleaseDevices(
+	ctx context.Context, m *patchbayv1.ReleaseDevicesRequest,
+) (*patchbayv1.ReleaseDevicesResponse, error) {
+	h, err := s.handler()
+	if err != nil {
+		return nil, err
+	}
+	a, err := h.Release(ctx, m.GetResource(), m.GetOwner())
+	if err != nil {
+		return nil, deviceError(ctx, err)
+	}
+	return &patchbayv1.ReleaseDevicesResponse{Allocation: allocationMessage(a)}, nil
+}
+
+func (s deviceService) GetPreferredDevices(
+	ctx context.Context, m *patchbayv1.GetPreferredDevicesRequest,
+) (*patchbayv1.GetPreferredDevicesResponse, error) {
+	h, err := s.handler()
+	if err != nil {
+		return nil, err
+	}
+	devices, err := h.Preferred(ctx, device.Request{Resource: m.GetResource(), Count: int(m.GetCount()), Devices: m.GetDevices()})
+	if err != nil {
+		return nil, deviceError(ctx, err)
+	}
+	return &patchbayv1.GetPreferredDevicesResponse{Devices: validAll(devices)}, nil
+}
+
+// deviceError is the answer for an error of the handler. What was tried is said by the client.
+func deviceError(ctx context.Context, err error) error {
+	if inner := errors.Unwrap(err); inner != nil {
+		err = inner
+	}
+	code := connect.CodeFailedPrecondition
+	switch {
+	case errors.Is(err, device.ErrClosed):
+		return connect.NewError(connect.CodeUnavailable, server.ErrStopping)
+	case ctx.Err() != nil:
+		return ended(ctx)
+	case errors.Is(err, device.ErrInvalid):
+		code = connect.CodeInvalidArgument
+	case errors.Is(err, device.ErrNotFound):
+		code = connect.CodeNotFound
+	case errors.Is(err, device.ErrConflict):
+		code = connect.CodeAlreadyExists
+	}
+	return connect.NewError(code, errors.New(untrusted.Valid(err.Error())))
+}
+
+func allocationMessage(a device.Allocation) *patchbayv1.DeviceAllocation {
+	answer := &patchbayv1.DeviceAnswer{
+		Envs: validMap(a.Answer.Envs), Annotations: validMap(a.Answer.Annotations), CdiDevices: validAll(a.Answer.CDIDevices),
+	}
+	for _, m := range a.Answer.Mounts {
+		answer.Mounts = append(answer.Mounts, &patchbayv1.DeviceMount{
+			ContainerPath: untrusted.Valid(m.ContainerPath), HostPath: untrusted.Valid(m.HostPath), ReadOnly: m.ReadOnly,
+		})
+	}
+	for _, n := range a.Answer.Devices {
+		answer.Devices = append(answer.Devices, &patchbayv1.DeviceNode{
+			ContainerPath: untrusted.Valid(n.ContainerPath), HostPath: untrusted.Valid(n.HostPath), Permissions: untrusted.Valid(n.Permissions),
+		})
+	}
+	return &patchbayv1.DeviceAllocation{
+		Resource: a.Resource, Owner: untrusted.Valid(a.Owner), Devices: validAll(slices.Clone(a.Devices)), Time: timestamp(a.Time), Answer: answer,
+	}
+}

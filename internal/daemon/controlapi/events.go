@@ -1,0 +1,214 @@
+package controlapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"connectrpc.com/connect"
+
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/internal/daemon/resolver"
+	"github.com/patchbay-dev/patchbay/plugin"
+)
+
+func (c *service) WaitForPlugin(ctx context.Context, request *patchbayv1.WaitForPluginRequest) (*patchbayv1.WaitForPluginResponse, error) {
+	asked, err := c.askedFor(request)
+	if err != nil {
+		return nil, err
+	}
+	var reached func([]plugin.Status) (*plugin.Status, bool)
+	switch goal := request.GetFor(); goal {
+	case patchbayv1.WaitFor_WAIT_FOR_REGISTERED:
+		reached = registered
+	case patchbayv1.WaitFor_WAIT_FOR_DEREGISTERED:
+		reached = deregistered
+	default:
+		return nil, connect.NewError(connect.CodeInvalidArgument,
+			fmt.Errorf("the request does not say what to wait for (%s): set for to WAIT_FOR_REGISTERED or WAIT_FOR_DEREGISTERED", goal))
+	}
+
+	// Subscribed to before the first look, so that no change falls between a look and the wait for the next event.
+	watching, cancel := context.WithCancel(ctx)
+	defer cancel()
+	events := c.config.Runtime.Events(watching, 0)
+	for {
+		instances := c.names.Instances(asked)
+		if status, ok := reached(instances); ok {
+			response := &patchbayv1.WaitForPluginResponse{}
+			if status != nil {
+				response.Plugin = c.describer()(*status)
+			}
+			return response, nil
+		}
+		if !c.nextEvent(ctx, events, asked) {
+			state := "not known"
+			if len(instances) > 0 {
+				state = "in state " + string(instances[0].State)
+			}
+			return nil, waitEnded(ctx, "the plugin is "+state)
+		}
+	}
+}
+
+// nextEvent blocks until an event concerns the plugin that is asked for, or might because some were lost; false if there will be none.
+func (c *service) nextEvent(ctx context.Context, events <-chan plugin.Event, asked plugin.Name) bool {
+	for {
+		select {
+		case <-ctx.Done():
+			return false
+		case event, ok := <-events:
+			if !ok {
+				return false
+			}
+			if c.names.Concerns(asked, event) {
+				return true
+			}
+		}
+	}
+}
+
+// registered returns the instance that is current and registered.
+func registered(instances []plugin.Status) (*plugin.Status, bool) {
+	i := slices.IndexFunc(instances, func(s plugin.Status) bool {
+		return s.State == plugin.StateRegistered || s.State == plugin.StateIdle
+	})
+	if i < 0 {
+		return nil, false
+	}
+	return &instances[i], true
+}
+
+// deregistered says whether the registry has no instance, one that is restored included, and returns the newest that is known. It is not
+// a matter of states alone: while a survivor is validated anew it stays in the registry.
+func deregistered(instances []plugin.Status) (*plugin.Status, bool) {
+	if slices.ContainsFunc(instances, func(s plugin.Status) bool { return s.Instance != "" }) {
+		return nil, false
+	}
+	if len(instances) == 0 {
+		return nil, true
+	}
+	return &instances[0], true
+}
+
+// waitEnded is [ended] with the state of what was waited for, for those whose deadline the daemon notices before they do.
+func waitEnded(ctx context.Context, state string) error {
+	err := ended(ctx)
+	if connect.CodeOf(err) != connect.CodeDeadlineExceeded {
+		return err
+	}
+	return connect.NewError(connect.CodeDeadlineExceeded, fmt.Errorf("the time to wait is over: %s", state))
+}
+
+func (c *service) WatchEvents(
+	ctx context.Context, wanted *patchbayv1.WatchEventsRequest, stream *connect.ServerStream[patchbayv1.WatchEventsResponse],
+) error {
+	kinds := resolver.SetOf(wanted.GetKinds())
+	matching := func(arePast bool) func(plugin.Event) bool {
+		filter := c.names.Filter(wanted.GetTypes(), wanted.GetNames(), arePast)
+		return func(e plugin.Event) bool {
+			return kinds.Contains(string(e.Kind)) && (wanted.GetSince() == nil || !e.Time.Before(wanted.GetSince().AsTime())) && filter.Matches(e)
+		}
+	}
+	send := func(e plugin.Event) error {
+		// gofail: var controlEvent string
+		// return errors.New(controlEvent)
+		return stream.Send(&patchbayv1.WatchEventsResponse{Event: eventMessage(e)})
+	}
+
+	// The new events are subscribed to before the past ones are read, so nothing falls between; what is in both is sent once.
+	var live <-chan plugin.Event
+	if wanted.GetFollow() {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		live = c.config.Runtime.Events(ctx, 0)
+		if err := stream.Send(&patchbayv1.WatchEventsResponse{}); err != nil {
+			return err
+		}
+	}
+	past := c.past.get()
+	var last uint64
+	if len(past) > 0 {
+		last = past[len(past)-1].Seq
+	}
+	matched, err := newest(ctx, past, matching(true), wanted.Tail)
+	if err != nil {
+		return err
+	}
+	if err := sendPast(ctx, matched, send); err != nil {
+		return err
+	}
+	if !wanted.GetFollow() {
+		return nil
+	}
+	matches := matching(false)
+	return follow(ctx, live, last, func(e plugin.Event) error {
+		if !matches(e) {
+			return nil
+		}
+		return send(e)
+	})
+}
+
+// eventSize is what an event takes in memory, about, without its texts.
+const eventSize = 150
+
+// sendPast sends past events, which count until the last of them is sent.
+func sendPast(ctx context.Context, past []plugin.Event, send func(plugin.Event) error) error {
+	bytes := 0
+	for _, e := range past {
+		bytes += eventSize + len(e.Type) + len(e.Name) + len(e.Instance) + len(e.Endpoint) + len(e.SocketPath) + len(e.Message)
+	}
+	if err := countList(ctx, bytes); err != nil {
+		return err
+	}
+	defer sent(ctx)
+	for _, e := range past {
+		if err := send(e); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// newest returns the events that match, of them the last tail ones if tail is set. It fails if ctx ends.
+func newest(ctx context.Context, past []plugin.Event, matches func(plugin.Event) bool, tail *uint32) ([]plugin.Event, error) {
+	var matching []plugin.Event
+	for _, event := range past {
+		if ctx.Err() != nil {
+			return nil, ended(ctx)
+		}
+		if matches(event) {
+			matching = append(matching, event)
+		}
+	}
+	if tail != nil && uint64(*tail) < uint64(len(matching)) {
+		return matching[len(matching)-int(*tail):], nil
+	}
+	return matching, nil
+}
+
+// follow passes on the events after the one numbered last, until ctx ends, an event is missing, or send fails.
+func follow(ctx context.Context, live <-chan plugin.Event, last uint64, send func(plugin.Event) error) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return ended(ctx)
+		case event, ok := <-live:
+			switch {
+			case !ok:
+				return ended(ctx)
+			case event.Kind == plugin.EventResync || event.Seq > last+1:
+				return connect.NewError(connect.CodeResourceExhausted,
+					errors.New("events were lost because they were read too slowly: list the plugins and watch again"))
+			case event.Seq <= last:
+				continue
+			}
+			last = event.Seq
+			if err := send(event); err != nil {
+				return err
+			}
+		}
+	}
+}

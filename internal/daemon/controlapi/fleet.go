@@ -1,0 +1,362 @@
+package controlapi
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/internal/daemon/node"
+	"github.com/patchbay-dev/patchbay/internal/daemon/server"
+	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
+	"github.com/patchbay-dev/patchbay/plugin"
+)
+
+// firstRead bounds how long a request, unless it is one to wait, waits for the first list of the fleet. It is less than callers wait for
+// an answer, so that they get the reason.
+const firstRead = 4 * time.Second
+
+// fleetService answers for the fleet, as a [patchbayv1connect.FleetServiceHandler]. What is documented in fleet.proto is not repeated here.
+type fleetService struct {
+	node *node.Node // nil if the node belongs to no fleet
+}
+
+// read returns a reader that has read the fleet, for whose first list it waits for a while.
+func (s fleetService) read(ctx context.Context, patience time.Duration) (*fleet.Reader, func(), error) {
+	waiting, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	if s.node == nil {
+		return nil, nil, connect.NewError(connect.CodeFailedPrecondition, node.ErrNoFleet)
+	}
+	reader, release, err := s.node.Reader()
+	if err != nil {
+		return nil, nil, connect.NewError(connect.CodeUnavailable, err)
+	}
+	if err := reader.Ready(waiting); err != nil {
+		release()
+		switch {
+		case errors.Is(err, fleet.ErrClosed):
+			return nil, nil, connect.NewError(connect.CodeUnavailable, server.ErrStopping)
+		case ctx.Err() != nil:
+			return nil, nil, ended(ctx)
+		}
+		return nil, nil, connect.NewError(connect.CodeFailedPrecondition, errors.New(untrusted.Valid(reader.Health().Message)))
+	}
+	return reader, release, nil
+}
+
+func (s fleetService) ListNodes(ctx context.Context, request *patchbayv1.ListNodesRequest) (*patchbayv1.ListNodesResponse, error) {
+	reader, release, err := s.read(ctx, firstRead)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	response := &patchbayv1.ListNodesResponse{Health: healthMessage(reader.Health())}
+	wanted := fleet.Filter{Nodes: request.GetNodes(), Labels: request.GetLabels()}
+	for _, n := range reader.Nodes() {
+		if wanted.MatchNode(n) && anyOf(request.GetStates(), string(n.State)) {
+			response.Nodes = append(response.Nodes, nodeMessage(n))
+		}
+	}
+	return response, nil
+}
+
+func (s fleetService) ListFleetPlugins(
+	ctx context.Context, request *patchbayv1.ListFleetPluginsRequest,
+) (*patchbayv1.ListFleetPluginsResponse, error) {
+	reader, release, err := s.read(ctx, firstRead)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	plugins := each(reader.Plugins(filterOf(request.GetFilter())), fleetPluginMessage)
+	health := healthMessage(reader.Health())
+	if s.node.HasLocks() {
+		ctx, cancel := context.WithTimeout(ctx, firstRead)
+		defer cancel()
+		locks, err := s.node.Locks(ctx)
+		if err != nil && health.GetMessage() == "" {
+			health.Message = untrusted.Valid(err.Error()) + "; see the log of the daemon"
+		}
+		held := map[fleet.Lock]fleet.LockState{}
+		for _, l := range locks {
+			held[l.Lock] = l
+		}
+		for _, p := range plugins {
+			markHolder(p, held)
+		}
+	}
+	return &patchbayv1.ListFleetPluginsResponse{Plugins: plugins, Health: health}, nil
+}
+
+func (s fleetService) WatchFleet(
+	ctx context.Context, request *patchbayv1.WatchFleetRequest, stream *connect.ServerStream[patchbayv1.WatchFleetResponse],
+) error {
+	reader, release, err := s.read(ctx, firstRead)
+	if err != nil {
+		return err
+	}
+	defer release()
+	filter := filterOf(request.GetFilter())
+	filter.Health = request.GetWithHealth()
+	snapshot, changes, err := reader.Watch(ctx, filter)
+	if err != nil {
+		return ended(ctx)
+	}
+	if health := reader.Health(); filter.Health && !health.Current {
+		if err := stream.Send(&patchbayv1.WatchFleetResponse{Kind: string(fleet.Changed), Health: healthMessage(health)}); err != nil {
+			return err
+		}
+	}
+	withNodes := request.GetWithNodes()
+	if err := sendSnapshot(ctx, snapshot, withNodes, stream.Send); err != nil {
+		return err
+	}
+	for c := range changes {
+		if c.Kind == fleet.Resync {
+			return connect.NewError(connect.CodeResourceExhausted,
+				errors.New("changes were lost because they were read too slowly: watch again"))
+		}
+		switch {
+		case c.Health != nil:
+			err = stream.Send(&patchbayv1.WatchFleetResponse{Kind: string(c.Kind), Health: healthMessage(*c.Health)})
+		case c.Plugin != nil || c.Node == nil || withNodes:
+			err = stream.Send(changeMessage(c.Kind, c.Node, c.Plugin))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return ended(ctx)
+}
+
+// sendSnapshot sends what the fleet has, and then a message with nothing. It counts until the last message is sent.
+func sendSnapshot(
+	ctx context.Context, snapshot fleet.Snapshot, withNodes bool, send func(*patchbayv1.WatchFleetResponse) error,
+) error {
+	var messages []*patchbayv1.WatchFleetResponse
+	for _, n := range snapshot.Nodes {
+		if withNodes {
+			messages = append(messages, changeMessage(fleet.Added, &n, nil))
+		}
+	}
+	for _, p := range snapshot.Plugins {
+		messages = append(messages, changeMessage(fleet.Added, nil, &p))
+	}
+	bytes := 0
+	for _, m := range messages {
+		bytes += proto.Size(m)
+	}
+	if err := countList(ctx, bytes); err != nil {
+		return err
+	}
+	defer sent(ctx)
+	for _, m := range append(messages, &patchbayv1.WatchFleetResponse{}) {
+		if err := send(m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func changeMessage(kind fleet.ChangeKind, n *fleet.Node, p *fleet.Plugin) *patchbayv1.WatchFleetResponse {
+	message := &patchbayv1.WatchFleetResponse{Kind: string(kind)}
+	switch {
+	case p != nil:
+		message.Plugin = fleetPluginMessage(*p)
+	case n != nil:
+		message.Node = nodeMessage(*n)
+	}
+	return message
+}
+
+func (s fleetService) WaitForFleetPlugin(
+	ctx context.Context, request *patchbayv1.WaitForFleetPluginRequest,
+) (*patchbayv1.WaitForFleetPluginResponse, error) {
+	patience := time.Duration(math.MaxInt64)
+	if deadline, ok := ctx.Deadline(); ok {
+		patience = time.Until(deadline) * 9 / 10 // so that the reason still arrives
+	}
+	reader, release, err := s.read(ctx, patience)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	count := int(request.GetCount())
+	plugins, err := reader.Wait(ctx, filterOf(request.GetFilter()), func(plugins []fleet.Plugin) bool {
+		if count == 0 {
+			return len(plugins) == 0
+		}
+		return len(plugins) >= count
+	})
+	if err != nil {
+		return nil, waitEnded(ctx, fmt.Sprintf("%d plugins match", len(plugins)))
+	}
+	return &patchbayv1.WaitForFleetPluginResponse{Plugins: each(plugins, fleetPluginMessage)}, nil
+}
+
+func (s fleetService) ListFleetVersions(
+	ctx context.Context, request *patchbayv1.ListFleetVersionsRequest,
+) (*patchbayv1.ListFleetVersionsResponse, error) {
+	reader, release, err := s.read(ctx, firstRead)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	f := filterOf(request.GetFilter())
+	nodes, only := f.Nodes, f.Versions
+	f.Nodes, f.Versions = nil, nil // those of all nodes say whether versions differ
+	versions := slices.DeleteFunc(node.Versions(reader, f), func(v *patchbayv1.FleetVersion) bool {
+		isOn := func(node string) bool { return slices.Contains(v.GetNodes(), node) }
+		return len(only) > 0 && !slices.Contains(only, v.GetVersion()) || len(nodes) > 0 && !slices.ContainsFunc(nodes, isOn)
+	})
+	return &patchbayv1.ListFleetVersionsResponse{Versions: versions, Health: healthMessage(reader.Health())}, nil
+}
+
+func filterOf(f *patchbayv1.FleetFilter) fleet.Filter {
+	filter := fleet.Filter{Types: f.GetTypes(), Names: f.GetNames(), Nodes: f.GetNodes(), Versions: f.GetVersions(), Labels: f.GetLabels()}
+	for _, state := range f.GetStates() {
+		filter.States = append(filter.States, plugin.State(state))
+	}
+	return filter
+}
+
+func healthMessage(h fleet.Health) *patchbayv1.FleetHealth {
+	return &patchbayv1.FleetHealth{Current: h.Current, Message: untrusted.Valid(h.Message), Since: timestamp(h.Since)}
+}
+
+func nodeMessage(n fleet.Node) *patchbayv1.FleetNode {
+	message := &patchbayv1.FleetNode{
+		Labels: n.Labels,
+		Name:   n.Name, State: string(n.State), Instance: untrusted.Valid(n.Instance), Address: untrusted.Valid(n.Address), Version: untrusted.Valid(n.Version),
+		StartedAt: timestamp(n.StartedAt), LastSeen: timestamp(n.LastSeen), LastSeenBefore: timestamp(n.SeenBefore),
+		Plugins: uint32(n.Plugins), Reason: nodeReason(n),
+		Conditions: each(n.Conditions, func(c plugin.Condition) *patchbayv1.Condition { return conditionMessage(c) }),
+	}
+	if n.Cordon.Drained {
+		message.DrainedAt, message.DrainedBy = timestamp(cmp.Or(n.Cordon.Since, n.StartedAt)), untrusted.Valid(n.Cordon.By)
+	}
+	return message
+}
+
+// nodeReason says why a node is in its state.
+func nodeReason(n fleet.Node) string {
+	switch n.State {
+	case fleet.NodeUnreachable:
+		return "Its presence in etcd has ended; it was last seen " + lastSeen(n.LastSeen, n.SeenBefore) + "."
+	case fleet.NodeStopped:
+		return "Its daemon stopped " + at(n.LastSeen) + "."
+	case fleet.NodeUnknown:
+		return "Its record is missing or malformed."
+	case fleet.NodeReady:
+	}
+	return ""
+}
+
+// lastSeen returns when a node was last seen: at a time, or at an unknown time until before if that is not zero.
+func lastSeen(last, before time.Time) string {
+	switch {
+	case before.IsZero():
+		return at(last)
+	case last.IsZero():
+		return "before " + before.UTC().Format(time.RFC3339)
+	}
+	return at(last) + " or later, but before " + before.UTC().Format(time.RFC3339)
+}
+
+// at says when something was, if that is known.
+func at(t time.Time) string {
+	if t.IsZero() {
+		return "at a time that is not known"
+	}
+	return "at " + t.UTC().Format(time.RFC3339)
+}
+
+// markHolder sets the token of a plugin whose node holds its lock, that of its type or of the first of its roles that has one.
+func markHolder(p *patchbayv1.FleetPlugin, held map[fleet.Lock]fleet.LockState) {
+	for _, ptype := range append([]string{p.GetType()}, p.GetRoles()...) {
+		if l, ok := held[fleet.Lock{Type: ptype, Name: p.GetName()}]; ok && l.Node == p.GetNode() && p.GetCurrent() {
+			p.FencingToken = l.Token
+			return
+		}
+	}
+}
+
+func fleetPluginMessage(p fleet.Plugin) *patchbayv1.FleetPlugin {
+	message := &patchbayv1.FleetPlugin{
+		Node: p.Node, Type: untrusted.Valid(p.Type), Name: untrusted.Valid(p.Name), Version: untrusted.Valid(p.Version), State: untrusted.Valid(string(p.State)),
+		PublishedState: untrusted.Valid(string(p.Published)), Instance: untrusted.Valid(p.Instance), Endpoint: untrusted.Valid(p.Endpoint), Source: untrusted.Valid(string(p.Source)),
+		Roles: validAll(p.Roles), Details: p.Details, RegisteredAt: timestamp(p.RegisteredAt), LastSeen: timestamp(p.LastSeen),
+		LastSeenBefore: timestamp(p.SeenBefore), Current: p.Current, Reason: reasons[p.State], Unhealthy: p.Unhealthy,
+	}
+	switch p.NodeState {
+	case fleet.NodeUnreachable:
+		message.Reason = "Its node is unreachable, last seen " + lastSeen(p.LastSeen, p.SeenBefore) + "."
+	case fleet.NodeStopped:
+		message.Reason = "Its node stopped " + at(p.LastSeen) + "."
+	case fleet.NodeUnknown:
+		message.Reason = "It is not known how its node is."
+	case fleet.NodeReady:
+	}
+	return message
+}
+
+func (s fleetService) DrainNode(ctx context.Context, request *patchbayv1.DrainNodeRequest) (*patchbayv1.DrainNodeResponse, error) {
+	return &patchbayv1.DrainNodeResponse{}, s.operate(ctx, request, (*node.Node).Drain)
+}
+
+func (s fleetService) UncordonNode(ctx context.Context, request *patchbayv1.UncordonNodeRequest) (*patchbayv1.UncordonNodeResponse, error) {
+	return &patchbayv1.UncordonNodeResponse{}, s.operate(ctx, request, (*node.Node).Uncordon)
+}
+
+func (s fleetService) ForgetNode(ctx context.Context, request *patchbayv1.ForgetNodeRequest) (*patchbayv1.ForgetNodeResponse, error) {
+	return &patchbayv1.ForgetNodeResponse{}, s.operate(ctx, request, (*node.Node).Forget)
+}
+
+// operate does something to the node that a request names.
+func (s fleetService) operate(
+	ctx context.Context, request interface{ GetNode() string }, do func(*node.Node, context.Context, string) error,
+) error {
+	if s.node == nil {
+		return connect.NewError(connect.CodeFailedPrecondition, node.ErrNoFleet)
+	}
+	err := do(s.node, ctx, request.GetNode())
+	switch {
+	case errors.Is(err, fleet.ErrNoNode):
+		return connect.NewError(connect.CodeNotFound, fleet.ErrNoNode)
+	case err != nil:
+		return connect.NewError(connect.CodeFailedPrecondition, errors.New(untrusted.Valid(reasonOf(err))))
+	}
+	return nil
+}
+
+// reasonOf returns an error without what was tried, which the caller says.
+func reasonOf(err error) string {
+	if inner := errors.Unwrap(err); inner != nil {
+		return inner.Error()
+	}
+	return err.Error()
+}
+
+func (s fleetService) ListLocks(ctx context.Context, _ *patchbayv1.ListLocksRequest) (*patchbayv1.ListLocksResponse, error) {
+	if s.node == nil {
+		return nil, connect.NewError(connect.CodeFailedPrecondition, node.ErrNoFleet)
+	}
+	locks, err := s.node.Locks(ctx)
+	if err != nil {
+		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New(untrusted.Valid(reasonOf(err))))
+	}
+	return &patchbayv1.ListLocksResponse{Locks: each(locks, func(l fleet.LockState) *patchbayv1.FleetLock {
+		return &patchbayv1.FleetLock{
+			Type: untrusted.Valid(l.Type), Name: untrusted.Valid(l.Name), Node: l.Node, FencingToken: l.Token, Candidates: uint32(len(l.Nodes)),
+		}
+	})}, nil
+}

@@ -1,0 +1,155 @@
+package controlapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+
+	"connectrpc.com/connect"
+
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/internal/daemon/server"
+	"github.com/patchbay-dev/patchbay/internal/suggest"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
+	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/plugin"
+)
+
+// Launcher is the part of a [launcher.Launcher] that the control API needs.
+type Launcher interface {
+	Plugins() []plugin.LaunchStatus
+	Start(name string) error
+	Stop(name string) error
+	Restart(ctx context.Context, name string) error
+	AwaitReplacement(ctx context.Context, name string) error
+	Log(name string) (plugin.Log, error)
+}
+
+func (c *service) ListLaunched(context.Context, *patchbayv1.ListLaunchedRequest) (*patchbayv1.ListLaunchedResponse, error) {
+	return &patchbayv1.ListLaunchedResponse{Plugins: c.Launched()}, nil
+}
+
+func (c *service) LaunchPlugin(_ context.Context, request *patchbayv1.LaunchPluginRequest) (*patchbayv1.LaunchPluginResponse, error) {
+	now, err := c.operate(request.GetName(), c.config.Launcher.Start)
+	return &patchbayv1.LaunchPluginResponse{Plugin: now}, err
+}
+
+func (c *service) StopPlugin(_ context.Context, request *patchbayv1.StopPluginRequest) (*patchbayv1.StopPluginResponse, error) {
+	now, err := c.operate(request.GetName(), c.config.Launcher.Stop)
+	return &patchbayv1.StopPluginResponse{Plugin: now}, err
+}
+
+func (c *service) RestartPlugin(ctx context.Context, request *patchbayv1.RestartPluginRequest) (*patchbayv1.RestartPluginResponse, error) {
+	now, err := c.operate(request.GetName(), func(name string) error { return c.config.Launcher.Restart(ctx, name) })
+	if err != nil && ctx.Err() != nil {
+		err = ended(ctx)
+	}
+	return &patchbayv1.RestartPluginResponse{Plugin: now}, err
+}
+
+// operate does something to a launched plugin and returns how it is afterwards.
+func (c *service) operate(name string, do func(name string) error) (*patchbayv1.LaunchedPlugin, error) {
+	name, err := c.launchedName(name)
+	if err != nil {
+		return nil, err
+	}
+	if err := do(name); err != nil {
+		return nil, launchError(err)
+	}
+	if s, ok := c.names.Launched(name); ok {
+		return c.launchedMessage(s), nil
+	}
+	return nil, launchError(fmt.Errorf("%s: %w", name, launcher.ErrUnknown)) // taken out of the catalogue meanwhile
+}
+
+func (c *service) ReadLogs(
+	ctx context.Context, request *patchbayv1.ReadLogsRequest, stream *connect.ServerStream[patchbayv1.ReadLogsResponse],
+) error {
+	name, err := c.launchedName(request.GetName())
+	if err != nil {
+		return err
+	}
+	log, err := c.config.Launcher.Log(name)
+	if err != nil {
+		return launchError(err)
+	}
+	tail := -1 // all
+	if request.Tail != nil {
+		tail = int(request.GetTail())
+	}
+	var records iter.Seq[plugin.LogRecord]
+	switch {
+	case request.GetFollow():
+		if err := stream.Send(&patchbayv1.ReadLogsResponse{}); err != nil {
+			return err
+		}
+		records = log.Follow(ctx, tail)
+	case tail == 0:
+		return nil
+	default:
+		records = slices.Values(log.Tail(tail))
+	}
+	for r := range records {
+		if err := stream.Send(&patchbayv1.ReadLogsResponse{Record: recordMessage(r)}); err != nil {
+			return err
+		}
+	}
+	if request.GetFollow() {
+		return ended(ctx)
+	}
+	return nil
+}
+
+// launchedName returns the name in the catalogue of the launched plugin that a request names.
+func (c *service) launchedName(name string) (string, error) {
+	if name == "" {
+		return "", connect.NewError(connect.CodeInvalidArgument, errors.New("the request names no plugin: set name"))
+	}
+	s, ok := c.names.InCatalogue(name)
+	if !ok {
+		return "", c.notLaunched(name, "")
+	}
+	return s.Name, nil
+}
+
+// notLaunched is the error of a call about a launched plugin that the catalogue does not have.
+func (c *service) notLaunched(name, hint string) error {
+	known := each(c.config.Launcher.Plugins(), func(s plugin.LaunchStatus) string { return s.Name })
+	return connect.NewError(connect.CodeNotFound, errors.New(
+		"the catalogue, the key plugins of the configuration, has no plugin of this name"+suggest.Hint(untrusted.Valid(name), known)+hint))
+}
+
+func launchError(err error) error {
+	code := connect.CodeFailedPrecondition
+	switch {
+	case errors.Is(err, launcher.ErrUnknown):
+		code = connect.CodeNotFound
+	case errors.Is(err, launcher.ErrClosed):
+		return connect.NewError(connect.CodeUnavailable, server.ErrStopping)
+	}
+	// What was tried is said by the client.
+	if inner := errors.Unwrap(err); inner != nil && code == connect.CodeFailedPrecondition {
+		err = inner
+	}
+	return connect.NewError(code, errors.New(untrusted.Valid(err.Error())))
+}
+
+func (c *service) launchedMessage(s plugin.LaunchStatus) *patchbayv1.LaunchedPlugin {
+	return &patchbayv1.LaunchedPlugin{
+		Name: untrusted.Valid(s.Name), State: string(s.State), Since: timestamp(s.Since), Pid: int64(s.PID), SocketPath: untrusted.Valid(s.Socket),
+		Health: s.Health, Restarts: uint32(max(s.Restarts, 0)), NextStart: timestamp(s.NextStart), LastError: untrusted.Valid(s.LastError),
+		Metadata: c.metadata(s.Name), ReplacementError: untrusted.Valid(s.ReplacementError),
+	}
+}
+
+func recordMessage(r plugin.LogRecord) *patchbayv1.LogRecord {
+	record := &patchbayv1.LogRecord{
+		Seq: r.Seq, Time: timestamp(r.Time), Level: int32(r.Level), Message: untrusted.Valid(r.Message), Source: r.Source,
+	}
+	for _, a := range r.Attrs {
+		record.Attributes = append(record.Attributes, &patchbayv1.LogAttribute{Key: untrusted.Valid(a.Key), Value: untrusted.Valid(a.Value.String())})
+	}
+	return record
+}

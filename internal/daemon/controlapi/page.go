@@ -1,0 +1,101 @@
+package controlapi
+
+import (
+	"context"
+	"iter"
+	"slices"
+
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/internal/daemon/page"
+	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/plugin"
+)
+
+var _ page.Source = (*service)(nil)
+
+// About tells viewers of the page no more of the configuration than they need: who they are is not known.
+func (c *service) About() (*patchbayv1.GetVersionResponse, *patchbayv1.GetConfigurationResponse) {
+	configuration := c.configuration()
+	configuration.Effective = ""
+	return c.version(), configuration
+}
+
+func (c *service) EventsOf(ptype, name string) []*patchbayv1.Event {
+	matches := c.names.LaunchedFilter(name)
+	if ptype != "" {
+		matches = c.names.Filter([]string{ptype}, []string{name}, true).Matches
+	}
+	return each(slices.DeleteFunc(slices.Clone(c.past.get()), func(e plugin.Event) bool { return !matches(e) }), eventMessage)
+}
+
+func (c *service) Plugins() []*patchbayv1.Plugin { return c.views.get().plugins }
+
+func (c *service) Launched() []*patchbayv1.LaunchedPlugin {
+	return each(c.config.Launcher.Plugins(), c.launchedMessage)
+}
+
+func (c *service) Conditions() []*patchbayv1.Condition {
+	return each(c.config.Runtime.Conditions(), conditionMessage)
+}
+
+func (c *service) LastEvents(n int) []*patchbayv1.Event {
+	return each(c.config.Runtime.LastEvents(n), eventMessage)
+}
+
+func (c *service) Events(ctx context.Context) <-chan *patchbayv1.Event {
+	live := c.config.Runtime.Events(ctx, 0)
+	messages := make(chan *patchbayv1.Event)
+	go func() { // ends with live, which ends with ctx
+		defer close(messages)
+		for e := range live {
+			if e.Kind == plugin.EventResync {
+				continue // the picture is made again all the same
+			}
+			select {
+			case messages <- eventMessage(e):
+			case <-ctx.Done():
+			}
+		}
+	}()
+	return messages
+}
+
+func (c *service) Log(ctx context.Context, name string, n int) (iter.Seq[*patchbayv1.LogRecord], error) {
+	log, err := c.config.Launcher.Log(name)
+	if err != nil {
+		return nil, err
+	}
+	return func(yield func(*patchbayv1.LogRecord) bool) {
+		for r := range log.Follow(ctx, n) {
+			if !yield(recordMessage(r)) {
+				return
+			}
+		}
+	}, nil
+}
+
+func (c *service) Fleet() (page.Fleet, error) {
+	if c.config.Node == nil {
+		return nil, nil //nolint:nilnil // no fleet is not an error
+	}
+	reader, release, err := c.config.Node.Reader()
+	if err != nil {
+		return nil, err
+	}
+	return webFleet{reader, release}, nil
+}
+
+type webFleet struct {
+	reader  *fleet.Reader
+	release func()
+}
+
+func (f webFleet) Nodes() []*patchbayv1.FleetNode { return each(f.reader.Nodes(), nodeMessage) }
+
+func (f webFleet) Health() *patchbayv1.FleetHealth { return healthMessage(f.reader.Health()) }
+
+func (f webFleet) Plugins(node string) []*patchbayv1.FleetPlugin {
+	return each(f.reader.Plugins(fleet.Filter{Nodes: []string{node}}), fleetPluginMessage)
+}
+
+func (f webFleet) Close() { f.release() }

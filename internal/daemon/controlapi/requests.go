@@ -1,0 +1,67 @@
+package controlapi
+
+import (
+	"errors"
+	"io"
+	"net/http"
+
+	"connectrpc.com/connect"
+	"google.golang.org/grpc/status"
+
+	"github.com/patchbay-dev/patchbay/internal/daemon/access"
+	"github.com/patchbay-dev/patchbay/internal/h2proxy"
+)
+
+// RequestLimits bound how many requests to the control API are in progress: of each user, and of all but root and the daemon's user. A
+// program that subscribes to events has one for as long as it does. They hold no bytes: those count to the budget of the calls.
+var RequestLimits = h2proxy.Limits{UserCalls: 12 << 10, Calls: 16 << 10}
+
+// freeRequest is how much of a request is not counted: more than most have.
+const freeRequest = 4 << 10
+
+// requests bounds what callers of the control API have in progress, and what the daemon holds of it. A nil *requests bounds nothing.
+type requests struct{ count, bytes *h2proxy.Budget }
+
+// handler returns a handler whose requests count until they are answered.
+func (l *requests) handler(next http.Handler) http.Handler {
+	if l == nil {
+		return next
+	}
+	refuse := connect.NewErrorWriter()
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		uid := access.CallerOf(r.Context()).UID()
+		end, err := l.count.Begin(uid)
+		if err != nil {
+			_ = refuse.Write(w, r, asConnect(err)) // whoever called is gone
+			return
+		}
+		defer end()
+		held := l.bytes.Hold(uid)
+		defer held.Give()
+		r.Body = &countedBody{ReadCloser: r.Body, held: held, free: freeRequest}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// countedBody counts what is read of a request, since it is held whole.
+type countedBody struct {
+	io.ReadCloser
+	held *h2proxy.Held
+	free int
+}
+
+func (b *countedBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	free := min(n, b.free)
+	b.free -= free
+	if full := b.held.Take(n - free); full != nil {
+		return 0, asConnect(full)
+	}
+	return n, err
+}
+
+// asConnect makes a gRPC status an error of the control API.
+func asConnect(err error) error {
+	s := status.Convert(err)
+	return connect.NewError(connect.Code(s.Code()), errors.New(s.Message()))
+}
