@@ -68,8 +68,8 @@ func WithStatsHandlers(handlers ...stats.Handler) Option {
 	return func(r *Store) { r.pool.stats = append(r.pool.stats, handlers...) }
 }
 
-// Observer sees what a registry does, for metrics. Its functions may be nil. They are called by several goroutines at once and
-// must neither block nor call the registry.
+// Observer sees what a registry does, for metrics. Its functions, like those of httptrace.ClientTrace, may be nil, because most
+// observers need one of them. They are called by several goroutines at once and must neither block nor call the registry.
 type Observer struct {
 	// Dispense receives the outcome of every DispensePlugin and Conn.
 	Dispense func(ptype string, err error)

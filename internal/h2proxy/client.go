@@ -49,7 +49,7 @@ func Requested(options []grpc.CallOption) (CallOption, bool) {
 
 // ClientConfig is what a [Client] works with.
 type ClientConfig struct {
-	// Dial connects.
+	// Dial connects. It is a function, as in grpc.WithContextDialer, because each kind of endpoint is reached and checked in its own way.
 	Dial func(ctx context.Context) (net.Conn, error)
 	// Timeout bounds the time until a connection can be used, Idle is after which time without calls it is closed, and Pause for how long
 	// after a failure there is no further attempt.

@@ -18,11 +18,10 @@ import (
 // HTTPHandler handles the calls among the requests of an HTTP server that serves other things too. The windows for what the callers send
 // are those of that server, see [BoundHTTP]: what a call has not taken holds up all others on the same connection.
 type HTTPHandler struct {
-	// Handle handles a call, a stream of [Fragment]s, and returns its status.
-	Handle func(caller grpc.ServerStream) error
+	Handle Handler
 	// Budget bounds the calls, and what waits in memory on their way to the plugin and back.
 	Budget *Budget
-	// UID returns the user who makes a request.
+	// UID returns the user who makes a request. It is a function because the HTTP server authenticates.
 	UID func(r *http.Request) uint32
 }
 

@@ -23,16 +23,19 @@ import (
 
 func isEnd(err error) bool { return errors.Is(err, io.EOF) }
 
+// Handler handles a call, a stream of [Fragment]s, and returns its status. Each call has a goroutine of its own.
+type Handler func(caller grpc.ServerStream) error
+
 // ServerConfig is what a [Server] works with.
 type ServerConfig struct {
-	// Handle handles a call, a stream of [Fragment]s, and returns its status. It is called by a goroutine for each.
-	Handle func(caller grpc.ServerStream) error
+	Handle Handler
 	// Budget bounds what waits in memory and the calls.
 	Budget *Budget
 	// Timeout bounds the time in which a caller says that it speaks HTTP/2, and before that the time of Introduce.
 	Timeout time.Duration
 	// Introduce, if it is not nil, finds out whose a connection is, before anything is read from it, and returns the one to use. If it
-	// returns an error, the connection is closed.
+	// returns an error, the connection is closed. It is a function, as tls.Config.GetConfigForClient is, because the caller of NewServer
+	// authenticates.
 	Introduce func(ctx context.Context, nc net.Conn) (Introduced, error)
 	// Streams is how many calls in progress a caller is told to have at most on one connection; zero for no such word. It is the budget
 	// that bounds them.

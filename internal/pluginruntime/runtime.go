@@ -47,7 +47,6 @@ type Runtime struct {
 
 	registry *dynamicplugins.Store
 	journal  *journal.Journal
-	ready    chan struct{}
 
 	host         *host.Host
 	launcher     *launcher.Launcher
@@ -82,7 +81,7 @@ func newRuntime(cfg Config) (*Runtime, error) {
 		return nil, err
 	}
 	rt := &Runtime{
-		ready: make(chan struct{}), launchedOnly: cfg.LaunchedOnly, replacing: map[string]context.CancelFunc{},
+		launchedOnly: cfg.LaunchedOnly, replacing: map[string]context.CancelFunc{},
 	}
 	watching := rt.watching(cfg)
 	err := watching.Validate()
@@ -117,7 +116,7 @@ func newRuntime(cfg Config) (*Runtime, error) {
 // watching returns the configuration of discovery and registration, without the trust and what is loaded.
 func (rt *Runtime) watching(cfg Config) pipeline.Config {
 	c := cfg.Pipeline
-	c.Launched, c.Scanned, c.FileEventsLost = rt.launchAt, func() { close(rt.ready) }, cfg.Observer.FileEventsLost
+	c.Launched, c.FileEventsLost = rt.launchAt, cfg.Observer.FileEventsLost
 	r := &c.Reconciler
 	r.Observe, r.Passed = rt.observe, func(e plugin.Event) { rt.journal.Pass(e) }
 	r.Attempted, r.Refused, r.Tracer, r.Logger = cfg.Observer.Attempt, cfg.Observer.Refused, cfg.Observer.Tracer, cfg.Logger
@@ -181,9 +180,6 @@ func (rt *Runtime) Run(ctx context.Context) error {
 	defer rt.registry.Shutdown()
 	return rt.runUntil(ctx)
 }
-
-// Ready returns a channel that is closed after the first search of all plugin directories.
-func (rt *Runtime) Ready() <-chan struct{} { return rt.ready }
 
 // Plugins returns the status of all known plugins and sockets, sorted by type and name, newest instance first. It includes plugins that
 // others put into the registry.

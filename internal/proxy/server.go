@@ -59,6 +59,7 @@ type ServerConfig struct {
 	// Log receives the panics of handlers; nil if nobody reads them.
 	Log *slog.Logger
 	// UID returns the user who makes a request that ServeHTTP handles; nil if one user makes all of them.
+	// It is a function because the HTTP server authenticates.
 	UID func(r *http.Request) uint32
 }
 

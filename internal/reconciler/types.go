@@ -157,30 +157,29 @@ type Config struct {
 	// Restored are the instances that the registry has restored, those of one name in the reverse order of their registration. The
 	// reconciler checks whether they are alive.
 	Restored []plugin.Instance
-	// Observe is told what happens, in order. It is called with internal locks held: it must neither block nor call back.
-	// May be nil.
-	Observe func(plugin.Event)
-	// Passed is called, under the rules of Observe, for each state of an instance that is not reported to Observe: the kind of the event is
-	// the state. Repeated failures are reported once. It is only called while Logger is enabled for Debug. May be nil.
-	Passed func(plugin.Event)
-	// Attempted is told how each attempt to register an instance ended, under the rules of Observe. May be nil.
-	Attempted func(plugin.Attempt)
+	// Observe, Passed, Attempted and Refused are called in order, with internal locks held: they must neither block nor call back. They are
+	// functions because most observers are interested in one of them; each may be nil.
+	//
+	// Observe is called for each event. Passed is called for each state of an instance without an event: the kind is the state. Repeated
+	// failures are reported once, and only while Logger is enabled for Debug. Attempted is called at the end of each attempt to register an
+	// instance, and Refused whenever something that is not trusted is refused.
+	Observe, Passed func(plugin.Event)
+	Attempted       func(plugin.Attempt)
+	Refused         func(trust.Reason)
 	// Tracer traces attempts: one span per attempt and one for each step in it, in one trace from when a socket is seen until it is
 	// registered. The context of RegisterPluginContext carries it on. Nil: nothing is traced.
 	Tracer trace.Tracer
 	// Admit says whether a plugin that its handler has validated may be registered; it has no ID yet, unless it was registered before. It
 	// may block until ctx ends, which it does when the plugin's socket goes or the reconciler ends. With an error the plugin is sent a
 	// refusal and removed, also from the registry, if it is there from an earlier registration. With one that wraps cache.ErrRetry no
-	// refusal is sent, and a plugin that is in the registry is not dispensed. Either way the attempt is repeated with back-off. Nil: every
-	// plugin may.
+	// refusal is sent, and a plugin that is in the registry is not dispensed. Either way the attempt is repeated with back-off. It is a
+	// function because whether and how the host admits depends on its configuration. Nil: every plugin may.
 	Admit func(ctx context.Context, in plugin.Instance) error
 	// Trust says who may register which types, and who may take whose name. Nil: everybody may do everything.
 	Trust *trustjudge.Judge
 	// IgnoreUnhandled leaves plugins of a type without a handler alone: they are asked who they are, and no more. Otherwise they are sent a
 	// refusal, which makes some exit, although they may belong to another host that uses the same directory.
 	IgnoreUnhandled bool
-	// Refused is called whenever something that is not trusted is refused, under the rules of Observe. May be nil.
-	Refused func(trust.Reason)
 	// ClientTimeout returns the timeout configured for calls to a plugin, which is handed to its handler; nil for none. It is a function
 	// because the configuration may change. May be nil.
 	ClientTimeout func(ptype, name string) *time.Duration

@@ -28,9 +28,12 @@ func main() {
 func runWatcher(ctx context.Context, dir string, j *manager.Journal) error {
 	watcher := pipeline.New(pipeline.Config{
 		Dirs:       []string{dir},
-		Scanned:    j.Ready,
 		Reconciler: reconciler.Config{Observe: observe(j)},
 	})
+	go func() {
+		<-watcher.Ready()
+		j.Ready()
+	}()
 	watcher.AddHandler(manager.PluginType, handler{j})
 	return watcher.Run(ctx)
 }

@@ -97,7 +97,8 @@ type Machine struct {
 	// touched are the instances that this step is about, for their states, and told those of which it emitted an event.
 	touched, told []*instance
 
-	// Entered is told of each transition, and Stepped of each step. They are for tests and may be nil.
+	// Entered is told of each transition, and Stepped of each step. They are functions because only tests set
+	// them, and may be nil.
 	Entered func(Ref, Row)
 	Stepped func(Input, []Effect)
 }

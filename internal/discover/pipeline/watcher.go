@@ -41,6 +41,9 @@ type Watcher struct {
 	cfg  Config
 	dirs []string // of cfg, the deprecated one last
 	gate *gate
+	// ready is closed by isReady after the first search.
+	ready   chan struct{}
+	isReady sync.Once
 	// awaiting is notified of each event that Config.Reconciler.Observe receives.
 	awaiting awaiting
 
@@ -68,14 +71,12 @@ type Config struct {
 	// register everything.
 	Trust *trustjudge.Judge
 	// Launched returns the plugin that was told to serve at a path, or in the directory at a path; nil if there is none. It is trusted
-	// there as whatever user it runs. Nil: nothing is launched.
+	// there as whatever user it runs. It is a function because what is launched changes. Nil: nothing is launched.
 	Launched func(path string) Launch
 	// Reconciler configures what happens with the sockets that are found. Desired, Transport and Trust are the watcher's own.
 	Reconciler reconciler.Config
-	// Scanned, if set, is called when all plugin directories have been searched for the first time, from the goroutine that
-	// watches: it must not block.
-	Scanned func()
-	// FileEventsLost, if set, is called whenever the system lost file events, for which a scan makes up, under the rules of Scanned.
+	// FileEventsLost, if set, is called whenever the system lost file events, for which a scan makes up, from the goroutine that watches: it
+	// must not block. It is a function like those of an observer in Reconciler.
 	FileEventsLost func()
 }
 
@@ -112,7 +113,7 @@ func New(cfg Config) *Watcher {
 	}
 	w := &Watcher{
 		cfg: cfg, dirs: cfg.roots(), gate: &gate{trust: cfg.Trust, launched: cfg.Launched},
-		handlers: map[string]cache.PluginHandler{}, added: make(chan struct{}),
+		handlers: map[string]cache.PluginHandler{}, added: make(chan struct{}), ready: make(chan struct{}),
 	}
 	w.cfg.Reconciler.Observe = func(e plugin.Event) {
 		if cfg.Reconciler.Observe != nil {
@@ -202,6 +203,9 @@ func (w *Watcher) Plugins() (plugins []plugin.Status, running bool) {
 	}
 	return append(r.Plugins(), w.gate.statuses()...), true
 }
+
+// Ready returns a channel that is closed after the first search of all plugin directories.
+func (w *Watcher) Ready() <-chan struct{} { return w.ready }
 
 // Conditions says what hinders discovery at present, sorted by path.
 func (w *Watcher) Conditions() []dirwatch.Condition {
@@ -379,9 +383,7 @@ func (w *Watcher) take(p *pipeline, u dirwatch.Update) {
 	if u.Scanned && !p.scanned {
 		p.scanned = true
 		p.reconciler.Synced()
-		if w.cfg.Scanned != nil {
-			w.cfg.Scanned()
-		}
+		w.isReady.Do(func() { close(w.ready) })
 	}
 }
 
