@@ -78,17 +78,7 @@ func (c Config) absolute() (Config, error) {
 	for i := range c.PluginDirs {
 		paths = append(paths, &c.PluginDirs[i])
 	}
-	for _, path := range paths {
-		if *path == "" {
-			continue
-		}
-		abs, err := filepath.Abs(*path)
-		if err != nil {
-			return c, fmt.Errorf("cannot tell where %s is: %w", *path, err)
-		}
-		*path = abs
-	}
-	return c, nil
+	return c, regular.Absolute(paths...)
 }
 
 // Validate says whether a daemon can work with the configuration on this machine: it looks up users, groups and programs, but opens

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -135,17 +134,7 @@ func (c *Config) absolute() error {
 		}
 		paths = append(paths, &dirs[i])
 	}
-	for _, path := range paths {
-		if *path == "" {
-			continue
-		}
-		abs, err := filepath.Abs(*path)
-		if err != nil {
-			return fmt.Errorf("cannot find out where %s is: %w; use an absolute path", *path, err)
-		}
-		*path = abs
-	}
-	return nil
+	return regular.Absolute(paths...)
 }
 
 // Reconsider immediately retries every plugin that was refused or failed. Call it after the rules have changed, for example those of a

@@ -90,3 +90,18 @@ func Replace(path, text string) error {
 	}
 	return os.Rename(temporary.Name(), path)
 }
+
+// Absolute makes paths absolute, except empty ones, so that they mean the same after a change of the working directory.
+func Absolute(paths ...*string) error {
+	for _, path := range paths {
+		if *path == "" {
+			continue
+		}
+		abs, err := filepath.Abs(*path)
+		if err != nil {
+			return fmt.Errorf("cannot find out where %s is: %w; use an absolute path", *path, err)
+		}
+		*path = abs
+	}
+	return nil
+}

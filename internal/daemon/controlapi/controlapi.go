@@ -285,6 +285,14 @@ func anyOf(filter []string, value string) bool {
 	return len(filter) == 0 || slices.Contains(filter, value)
 }
 
+// refused returns the error of a call that cannot be done now, without the task, which the client names.
+func refused(err error) *connect.Error {
+	if inner := errors.Unwrap(err); inner != nil {
+		err = inner
+	}
+	return connect.NewError(connect.CodeFailedPrecondition, errors.New(untrusted.Valid(err.Error())))
+}
+
 // ended returns the error of a call whose context or source of events ended; the latter ends when the daemon stops.
 func ended(ctx context.Context) error {
 	switch err := context.Cause(ctx); {

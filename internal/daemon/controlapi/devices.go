@@ -99,25 +99,22 @@ func (s deviceService) GetPreferredDevices(
 	return &patchbayv1.GetPreferredDevicesResponse{Devices: validAll(devices)}, nil
 }
 
-// deviceError is the answer for an error of the handler. What was tried is said by the client.
+// deviceError returns the error of the answer for an error of the handler.
 func deviceError(ctx context.Context, err error) error {
-	if inner := errors.Unwrap(err); inner != nil {
-		err = inner
-	}
-	code := connect.CodeFailedPrecondition
+	answer := refused(err)
 	switch {
 	case errors.Is(err, device.ErrClosed):
 		return connect.NewError(connect.CodeUnavailable, server.ErrStopping)
 	case ctx.Err() != nil:
 		return ended(ctx)
 	case errors.Is(err, device.ErrInvalid):
-		code = connect.CodeInvalidArgument
+		return connect.NewError(connect.CodeInvalidArgument, answer.Unwrap())
 	case errors.Is(err, device.ErrNotFound):
-		code = connect.CodeNotFound
+		return connect.NewError(connect.CodeNotFound, answer.Unwrap())
 	case errors.Is(err, device.ErrConflict):
-		code = connect.CodeAlreadyExists
+		return connect.NewError(connect.CodeAlreadyExists, answer.Unwrap())
 	}
-	return connect.NewError(code, errors.New(untrusted.Valid(err.Error())))
+	return answer
 }
 
 func allocationMessage(a device.Allocation) *patchbayv1.DeviceAllocation {

@@ -112,7 +112,7 @@ func (s fleetService) WatchFleet(
 		return ended(ctx)
 	}
 	if health := reader.Health(); filter.Health && !health.Current {
-		if err := stream.Send(&patchbayv1.WatchFleetResponse{Kind: string(fleet.Changed), Health: healthMessage(health)}); err != nil {
+		if err := stream.Send(changeMessage(fleet.Change{Kind: fleet.Changed, Health: &health})); err != nil {
 			return err
 		}
 	}
@@ -125,35 +125,33 @@ func (s fleetService) WatchFleet(
 			return connect.NewError(connect.CodeResourceExhausted,
 				errors.New("changes were lost because they were read too slowly: watch again"))
 		}
-		switch {
-		case c.Health != nil:
-			err = stream.Send(&patchbayv1.WatchFleetResponse{Kind: string(c.Kind), Health: healthMessage(*c.Health)})
-		case c.Plugin != nil || c.Node == nil || withNodes:
-			err = stream.Send(changeMessage(c.Kind, c.Node, c.Plugin))
+		if c.Node != nil && !withNodes {
+			continue
 		}
-		if err != nil {
+		if err := stream.Send(changeMessage(c)); err != nil {
 			return err
 		}
 	}
 	return ended(ctx)
 }
 
-// sendSnapshot sends what the fleet has, and then a message with nothing. It counts until the last message is sent.
+// sendSnapshot sends the present state, and then an empty message. It counts until the last message is sent.
 func sendSnapshot(
 	ctx context.Context, snapshot fleet.Snapshot, withNodes bool, send func(*patchbayv1.WatchFleetResponse) error,
 ) error {
 	var messages []*patchbayv1.WatchFleetResponse
+	bytes := 0
+	add := func(c fleet.Change) {
+		messages = append(messages, changeMessage(c))
+		bytes += proto.Size(messages[len(messages)-1])
+	}
 	for _, n := range snapshot.Nodes {
 		if withNodes {
-			messages = append(messages, changeMessage(fleet.Added, &n, nil))
+			add(fleet.Change{Kind: fleet.Added, Node: &n})
 		}
 	}
 	for _, p := range snapshot.Plugins {
-		messages = append(messages, changeMessage(fleet.Added, nil, &p))
-	}
-	bytes := 0
-	for _, m := range messages {
-		bytes += proto.Size(m)
+		add(fleet.Change{Kind: fleet.Added, Plugin: &p})
 	}
 	if err := countList(ctx, bytes); err != nil {
 		return err
@@ -167,13 +165,15 @@ func sendSnapshot(
 	return nil
 }
 
-func changeMessage(kind fleet.ChangeKind, n *fleet.Node, p *fleet.Plugin) *patchbayv1.WatchFleetResponse {
-	message := &patchbayv1.WatchFleetResponse{Kind: string(kind)}
+func changeMessage(c fleet.Change) *patchbayv1.WatchFleetResponse {
+	message := &patchbayv1.WatchFleetResponse{Kind: string(c.Kind)}
 	switch {
-	case p != nil:
-		message.Plugin = fleetPluginMessage(*p)
-	case n != nil:
-		message.Node = nodeMessage(*n)
+	case c.Plugin != nil:
+		message.Plugin = fleetPluginMessage(*c.Plugin)
+	case c.Node != nil:
+		message.Node = nodeMessage(*c.Node)
+	case c.Health != nil:
+		message.Health = healthMessage(*c.Health)
 	}
 	return message
 }
@@ -239,7 +239,7 @@ func nodeMessage(n fleet.Node) *patchbayv1.FleetNode {
 		Name:   n.Name, State: string(n.State), Instance: untrusted.Valid(n.Instance), Address: untrusted.Valid(n.Address), Version: untrusted.Valid(n.Version),
 		StartedAt: timestamp(n.StartedAt), LastSeen: timestamp(n.LastSeen), LastSeenBefore: timestamp(n.SeenBefore),
 		Plugins: uint32(n.Plugins), Reason: nodeReason(n),
-		Conditions: each(n.Conditions, func(c plugin.Condition) *patchbayv1.Condition { return conditionMessage(c) }),
+		Conditions: each(n.Conditions, conditionMessage),
 	}
 	if n.Cordon.Drained {
 		message.DrainedAt, message.DrainedBy = timestamp(cmp.Or(n.Cordon.Since, n.StartedAt)), untrusted.Valid(n.Cordon.By)
@@ -247,7 +247,7 @@ func nodeMessage(n fleet.Node) *patchbayv1.FleetNode {
 	return message
 }
 
-// nodeReason says why a node is in its state.
+// nodeReason returns why a node is in its state.
 func nodeReason(n fleet.Node) string {
 	switch n.State {
 	case fleet.NodeUnreachable:
@@ -272,7 +272,7 @@ func lastSeen(last, before time.Time) string {
 	return at(last) + " or later, but before " + before.UTC().Format(time.RFC3339)
 }
 
-// at says when something was, if that is known.
+// at returns when something was, if it is known.
 func at(t time.Time) string {
 	if t.IsZero() {
 		return "at a time that is not known"
@@ -333,17 +333,9 @@ func (s fleetService) operate(
 	case errors.Is(err, fleet.ErrNoNode):
 		return connect.NewError(connect.CodeNotFound, fleet.ErrNoNode)
 	case err != nil:
-		return connect.NewError(connect.CodeFailedPrecondition, errors.New(untrusted.Valid(reasonOf(err))))
+		return refused(err)
 	}
 	return nil
-}
-
-// reasonOf returns an error without what was tried, which the caller says.
-func reasonOf(err error) string {
-	if inner := errors.Unwrap(err); inner != nil {
-		return inner.Error()
-	}
-	return err.Error()
 }
 
 func (s fleetService) ListLocks(ctx context.Context, _ *patchbayv1.ListLocksRequest) (*patchbayv1.ListLocksResponse, error) {
@@ -352,7 +344,7 @@ func (s fleetService) ListLocks(ctx context.Context, _ *patchbayv1.ListLocksRequ
 	}
 	locks, err := s.node.Locks(ctx)
 	if err != nil {
-		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New(untrusted.Valid(reasonOf(err))))
+		return nil, refused(err)
 	}
 	return &patchbayv1.ListLocksResponse{Locks: each(locks, func(l fleet.LockState) *patchbayv1.FleetLock {
 		return &patchbayv1.FleetLock{

@@ -122,18 +122,13 @@ func (c *service) notLaunched(name, hint string) error {
 }
 
 func launchError(err error) error {
-	code := connect.CodeFailedPrecondition
 	switch {
 	case errors.Is(err, launcher.ErrUnknown):
-		code = connect.CodeNotFound
+		return connect.NewError(connect.CodeNotFound, errors.New(untrusted.Valid(err.Error())))
 	case errors.Is(err, launcher.ErrClosed):
 		return connect.NewError(connect.CodeUnavailable, server.ErrStopping)
 	}
-	// What was tried is said by the client.
-	if inner := errors.Unwrap(err); inner != nil && code == connect.CodeFailedPrecondition {
-		err = inner
-	}
-	return connect.NewError(code, errors.New(untrusted.Valid(err.Error())))
+	return refused(err)
 }
 
 func (c *service) launchedMessage(s plugin.LaunchStatus) *patchbayv1.LaunchedPlugin {

@@ -147,7 +147,7 @@ func (b *bed) deregister(ptype, name, id string) {
 // socket waits until the socket of a plugin is there, or is not, and returns its path.
 func (b *bed) socket(ptype, name string, there bool) string {
 	b.t.Helper()
-	path := Path(b.config.Dir, named(ptype, name))
+	path := socketPath(b.config.Dir, named(ptype, name))
 	until(b.t, fmt.Sprintf("%s is there: %t", path, there), func() bool {
 		_, err := os.Lstat(path)
 		return (err == nil) == there

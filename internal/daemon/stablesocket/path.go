@@ -24,14 +24,14 @@ const (
 
 var digestEncoding = base32.StdEncoding.WithPadding(base32.NoPadding)
 
-// Path returns where below a directory the stable socket of a plugin is: DIR/TYPE/NAME.sock. Type and name are written as file names:
+// socketPath returns where below a directory the stable socket of a plugin is: DIR/TYPE/NAME.sock. Type and name are written as file names:
 //
 //   - ASCII letters, digits, dots, hyphens and underscores stand for themselves, except a dot in front.
 //   - Every other byte is a tilde and two hexadecimal digits: "a/b" is "a~2Fb".
 //   - A name that would make the path too long for a socket is cut; two tildes and a digest of the whole name follow.
 //
 // Different plugins have different paths, unless digests of 80 bits are the same.
-func Path(dir string, p plugin.Name) string {
+func socketPath(dir string, p plugin.Name) string {
 	room := sock.MaxPath - len(dir) - len("//") - len(socketSuffix)
 	folder := fileName(p.Type, room-shortLength)
 	return filepath.Join(dir, folder, fileName(p.Name, room-len(folder))+socketSuffix)

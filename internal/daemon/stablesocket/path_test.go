@@ -23,7 +23,7 @@ func TestStablePath(t *testing.T) {
 		{"/d", "T", repeated("n", 97), "/d/T/" + repeated("n", 97) + ".sock"},
 		{"/d", "T", repeated("n", 98), "/d/T/" + repeated("n", 79) + "~~7zacd4fqmdfo3jh7.sock"},
 	} {
-		got := Path(test.dir, named(test.ptype, test.name))
+		got := socketPath(test.dir, named(test.ptype, test.name))
 		if got != test.want {
 			t.Errorf("the socket of %q/%q is at\n%s, want\n%s", test.ptype, test.name, got, test.want)
 		}
@@ -39,7 +39,7 @@ func FuzzStablePath(f *testing.F) {
 	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, type1, name1, type2, name2 string) {
 		for _, dir := range []string{"/d", "/" + repeated("d", MaxDir-1)} {
-			one, two := Path(dir, named(type1, name1)), Path(dir, named(type2, name2))
+			one, two := socketPath(dir, named(type1, name1)), socketPath(dir, named(type2, name2))
 			if (one == two) != (type1 == type2 && name1 == name2) {
 				t.Errorf("%q/%q is at %s, %q/%q at %s", type1, name1, one, type2, name2, two)
 			}

@@ -194,7 +194,7 @@ func (s *Sockets) limitGone(ctx context.Context) {
 }
 
 func (s *Sockets) open(ctx context.Context, k plugin.Name) {
-	path := Path(s.config.Dir, k)
+	path := socketPath(s.config.Dir, k)
 	err := os.MkdirAll(filepath.Dir(path), dirMode)
 	var listener *sock.Placed
 	if err == nil {

@@ -68,7 +68,7 @@ func TestStableSocketsOfOthers(t *testing.T) {
 	}
 	b := newBed(t, func(d *Sockets) {
 		for name, uid := range map[string]int{"ours": 0, "theirs": 65534} {
-			path := Path(d.config.Dir, named("T", name))
+			path := socketPath(d.config.Dir, named("T", name))
 			leave(t, path)
 			if err := os.Chown(path, uid, uid); err != nil {
 				t.Fatal(err)

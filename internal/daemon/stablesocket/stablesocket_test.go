@@ -29,7 +29,7 @@ func TestStableSocketLeadsToCurrentInstance(t *testing.T) {
 	one, two := b.serve("one"), b.serve("two")
 	b.register("T", "n", one)
 	c := b.client("T", "n")
-	path := Path(b.config.Dir, named("T", "n"))
+	path := socketPath(b.config.Dir, named("T", "n"))
 	for path, want := range map[string]fs.FileMode{path: fs.ModeSocket | 0o660, filepath.Dir(path): fs.ModeDir | 0o750, b.config.Dir: fs.ModeDir | 0o750} {
 		if info, err := os.Lstat(path); err != nil || info.Mode() != want {
 			t.Errorf("%s: %v, %v, want mode %v", path, info.Mode(), err, want)
@@ -122,7 +122,7 @@ func TestStableSocketOfPluginThatIsGone(t *testing.T) {
 		b.register("T", "n", one)
 		b.deregister("T", "other", "one")
 		b.socket("T", "other", false) // it was due later
-		if after, err := sock.Stat(Path(b.config.Dir, named("T", "n"))); err != nil || after.ID != before.ID {
+		if after, err := sock.Stat(socketPath(b.config.Dir, named("T", "n"))); err != nil || after.ID != before.ID {
 			t.Errorf("the socket was removed: %v", err)
 		}
 	})
@@ -265,7 +265,7 @@ func TestStableSocketsOfAShortLife(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	left := []string{Path(dir, named("T", "n")), Path(dir, named("T", "other"))}
+	left := []string{socketPath(dir, named("T", "n")), socketPath(dir, named("T", "other"))}
 	for _, path := range left {
 		leave(t, path)
 	}
@@ -321,7 +321,7 @@ func TestStableSocketsLeftBehind(t *testing.T) {
 	b.socket("T", "left", false)
 	one := b.serve("one")
 	until(t, "the socket that was left is replaced", func() bool {
-		_, err := sock.Probe(t.Context(), Path(b.config.Dir, named("T", "n")))
+		_, err := sock.Probe(t.Context(), socketPath(b.config.Dir, named("T", "n")))
 		return err == nil
 	})
 	if got := b.ask(b.client("T", "n")); got != "one" {
