@@ -45,7 +45,7 @@ func checkAppearance(ctx context.Context, s *subject) outcome {
 		return notApplicable("no socket appeared")
 	}
 	s.traceAppearance(a)
-	first, starts := a.window, 1
+	first, starts, run := a.window, 1, s.run
 	for ; a.window >= insistence && starts < maxStarts && s.run != nil; starts++ {
 		again, err := s.restart(ctx)
 		if err != nil {
@@ -55,6 +55,9 @@ func checkAppearance(ctx context.Context, s *subject) outcome {
 		s.traceAppearance(a)
 	}
 	switch {
+	case a.window < insistence && first >= insistence && run.waited() >= first:
+		return outcome{status: Inconclusive, reason: fmt.Sprintf("connects were refused for %v after the socket had appeared, and for %v when it was "+
+			"started again; the plugin waited longer for a processor", first.Round(time.Millisecond), a.window.Round(time.Millisecond))}
 	case a.window < insistence && first >= insistence:
 		return warn("connects were refused for %v after the socket had appeared, and for %v when it was started again; the machine may have "+
 			"been busy", first.Round(time.Millisecond), a.window.Round(time.Millisecond))
