@@ -103,7 +103,7 @@ func (l *link) warm() {
 			return
 		}
 		defer l.end()
-		if c, is := c.(*grpc.ClientConn); is {
+		if c, ok := c.(*grpc.ClientConn); ok {
 			c.Connect()
 		}
 	})

@@ -151,7 +151,7 @@ func TestReleaseName(t *testing.T) {
 	if err := h.rt.Retry("T", "foo"); !errors.Is(err, pluginruntime.ErrNotWaiting) || !strings.HasSuffix(err.Error(), "it is registered") {
 		t.Errorf("retried what is registered: %v", err)
 	}
-	if err := h.rt.ReleaseName(t.Context(), "T", "foo"); !errors.Is(err, pluginruntime.ErrNotKept) {
+	if err := h.rt.ReleaseName(t.Context(), "T", "foo"); !errors.Is(err, pluginruntime.ErrNotReserved) {
 		t.Errorf("released the name of what is registered: %v", err)
 	}
 	stop()

@@ -18,8 +18,8 @@ var (
 	ErrUnknown = errors.New("no such plugin is known")
 	// ErrNotWaiting is wrapped by the error of [Runtime.Retry] if nothing of the plugin waits for another attempt.
 	ErrNotWaiting = errors.New("nothing of it is waiting for another attempt")
-	// ErrNotKept is the error of [Runtime.ReleaseName] if the name is not reserved.
-	ErrNotKept = errors.New("the name is not reserved")
+	// ErrNotReserved is the error of [Runtime.ReleaseName] if the name is not reserved.
+	ErrNotReserved = errors.New("the name is not reserved")
 )
 
 // Retry immediately retries the instances of a plugin that failed, were refused, or have no handler, and resets their back-off. The type
@@ -48,15 +48,15 @@ func (rt *Runtime) Reservation(name plugin.Name) (reservation plugin.Reservation
 }
 
 // ReleaseName frees a reserved name and immediately retries plugins that were refused because of it. It blocks until the change is saved or
-// ctx ends. The error is [ErrNotKept] if the name is not reserved, as is always so while a plugin of that name is registered.
+// ctx ends. The error is [ErrNotReserved] if the name is not reserved, as is always so while a plugin of that name is registered.
 func (rt *Runtime) ReleaseName(ctx context.Context, pluginType, pluginName string) error {
 	name := plugin.Name{Type: pluginType, Name: pluginName}
 	r := rt.Reconciler()
 	if r == nil {
-		return ErrNotKept
+		return ErrNotReserved
 	}
 	if _, ok := r.Reservation(name); !ok {
-		return ErrNotKept
+		return ErrNotReserved
 	}
 	return r.ReleaseName(ctx, name)
 }

@@ -70,7 +70,7 @@ type slot struct {
 func (r *Reconciler) takeSlot(ctx context.Context, j *job) *slot {
 	s := &slot{}
 	hold := max(minHold, slotHold/time.Duration(1+r.unanswered.Load()/manyWait))
-	if e, is := j.effect.(machine.Ask); is && !e.First {
+	if e, ok := j.effect.(machine.Ask); ok && !e.First {
 		hold = minHold // it may say as little as it did before
 	}
 	s.stop = r.pace.AfterFunc(hold, func() { r.giveBack(ctx, s) })
@@ -127,7 +127,7 @@ func (r *Reconciler) passOn(ctx context.Context, s *slot) (next *job) {
 func (r *Reconciler) walk(ctx context.Context, j *job) {
 	for j != nil {
 		s := r.takeSlot(ctx, j)
-		if e, is := j.effect.(machine.Ask); is {
+		if e, ok := j.effect.(machine.Ask); ok {
 			r.ask(ctx, j, e, s)
 		}
 		r.work(ctx, j, s)
@@ -263,10 +263,10 @@ func judge(err error) *machine.Failure {
 	if errors.Is(err, cache.ErrRetry) {
 		return &machine.Failure{Err: err, Kind: machine.Patience}
 	}
-	if _, is := errors.AsType[*registration.NotServedError](err); is {
+	if _, ok := errors.AsType[*registration.NotServedError](err); ok {
 		return &machine.Failure{Err: err, Kind: machine.Unserved}
 	}
-	if refusal, is := errors.AsType[*trust.Refusal](err); is {
+	if refusal, ok := errors.AsType[*trust.Refusal](err); ok {
 		return &machine.Failure{Err: err, Kind: machine.Distrusted, Reason: refusal.Reason}
 	}
 	return &machine.Failure{Err: err}

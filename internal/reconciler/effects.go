@@ -80,7 +80,7 @@ const (
 )
 
 func kindOf(effect machine.Effect) jobKind {
-	if _, is := effect.(machine.Call); is {
+	if _, ok := effect.(machine.Call); ok {
 		return calling
 	}
 	return attempting
@@ -138,8 +138,8 @@ func (r *Reconciler) execute(ctx context.Context, effects []machine.Effect, done
 			discard := res.staged.Discard
 			res.staged = nil
 			r.untilDone(ctx, "take back a registration", e.Entry, discard)
-		case machine.Keep:
-			r.keepName(ctx, e)
+		case machine.Reserve:
+			r.reserve(ctx, e)
 		case machine.SetTimer, machine.StopTimer:
 			r.setTimer(effect)
 		case machine.Emit:
@@ -290,10 +290,10 @@ func (r *Reconciler) probe(ctx context.Context, e machine.Probe) {
 	r.tidy(e.Ref)
 }
 
-// keepName makes the registry keep for whom a name is reserved. mu is held.
-func (r *Reconciler) keepName(ctx context.Context, e machine.Keep) {
-	r.cfg.Registry.Reserve(e.Name)
-	if name := e.Name.Plugin; e.Save {
+// reserve passes a reservation to the registry. mu is held.
+func (r *Reconciler) reserve(ctx context.Context, e machine.Reserve) {
+	r.cfg.Registry.Reserve(e.Reservation)
+	if name := e.Reservation.Plugin; e.Save {
 		save := func() error { return r.cfg.Registry.SaveReservation(name) }
 		r.untilDone(ctx, "save for whom a name is reserved", machine.Entry{Type: name.Type, Name: name.Name}, save)
 	}

@@ -118,7 +118,7 @@ func newAt(cfg Config, at clock.Pace) *Reconciler {
 		UnreachableGrace: cfg.UnreachableGrace, NameGrace: cfg.NameGrace, Names: cfg.Names,
 	}, r.moment())
 	for _, effect := range effects {
-		if emit, is := effect.(machine.Emit); is {
+		if emit, ok := effect.(machine.Emit); ok {
 			cfg.Observe(emit.Event)
 			continue
 		}

@@ -179,8 +179,8 @@ func (j *Judge) Supersede(ptype, name string, by, other plugin.Account) error {
 		other.UID, by.UID), fmt.Sprintf("stop that plugin, choose another name, or set trust.types.%s.supersede", ptype))
 }
 
-// KeepsNames reports whether the names of an account's plugins of a type stay reserved for a time after the last instance is gone.
-func (j *Judge) KeepsNames(ptype string, by plugin.Account) bool {
+// ReservesNames reports whether the names of an account's plugins of a type stay reserved for a time after the last instance is gone.
+func (j *Judge) ReservesNames(ptype string, by plugin.Account) bool {
 	return by.Known && !j.types[ptype].supersede
 }
 

@@ -168,8 +168,8 @@ func TestInherit(t *testing.T) {
 	} {
 		wantReason(t, c.what, j.Inherit(c.ptype, "n", c.by, as(alice), time.Unix(0, 0)), c.want)
 	}
-	if !j.KeepsNames("T", as(alice)) || !j.KeepsNames("Other", as(0)) || j.KeepsNames("T", plugin.Account{}) || j.KeepsNames("Shared", as(alice)) {
-		t.Error("KeepsNames is wrong")
+	if !j.ReservesNames("T", as(alice)) || !j.ReservesNames("Other", as(0)) || j.ReservesNames("T", plugin.Account{}) || j.ReservesNames("Shared", as(alice)) {
+		t.Error("ReservesNames is wrong")
 	}
 }
 

@@ -85,7 +85,7 @@ func (*recorded) ReleaseName(_ context.Context, _, name string) error {
 	if name == "kept" {
 		return errors.New("the disk is full")
 	}
-	return pluginruntime.ErrNotKept
+	return pluginruntime.ErrNotReserved
 }
 
 func (r *recorded) Conditions() []plugin.Condition {

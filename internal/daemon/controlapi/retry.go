@@ -33,7 +33,7 @@ func (c *service) ReleaseName(ctx context.Context, request *patchbayv1.ReleaseNa
 	}
 	announced := c.names.Announced(asked)
 	switch err := c.config.Runtime.ReleaseName(ctx, announced.Type, announced.Name); {
-	case errors.Is(err, pluginruntime.ErrNotKept):
+	case errors.Is(err, pluginruntime.ErrNotReserved):
 		return nil, connect.NewError(connect.CodeFailedPrecondition, err)
 	case ctx.Err() != nil:
 		return nil, ended(ctx)

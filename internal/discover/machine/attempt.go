@@ -160,13 +160,13 @@ func (m *Machine) bars(l *lane, in *instance, account plugin.Account) *Failure {
 	}
 	err := m.cfg.Trust.Type(l.key.Type, account)
 	if err == nil && !in.recorded() && !in.held() {
-		err = m.barsName(l, in, account)
+		err = m.checkName(l, in, account)
 	}
 	if err == nil {
 		return nil
 	}
 	f := &Failure{Err: err, Kind: Fault}
-	if refusal, is := errors.AsType[*trust.Refusal](err); is {
+	if refusal, ok := errors.AsType[*trust.Refusal](err); ok {
 		f.Kind, f.Reason = Distrusted, refusal.Reason
 	}
 	return f

@@ -292,11 +292,11 @@ type (
 	}
 	// Forget removes an instance from the registry, and tries until that is done.
 	Forget Entry
-	// Keep says for whom a name is reserved from now on. Unless Save is set, something of the name is about to be removed from the registry,
-	// and both must be on disk together.
-	Keep struct {
-		Name plugin.Reservation
-		Save bool
+	// Reserve replaces the reservation of a name. Unless Save is set, an instance of the name is about to be removed from the registry, and
+	// both must be saved together.
+	Reserve struct {
+		Reservation plugin.Reservation
+		Save        bool
 	}
 	// Emit tells what happened.
 	Emit struct{ Event plugin.Event }
@@ -330,7 +330,7 @@ func (DiscardLater) effect()   {}
 func (Confirm) effect()        {}
 func (Hide) effect()           {}
 func (Forget) effect()         {}
-func (Keep) effect()           {}
+func (Reserve) effect()        {}
 func (Pass) effect()           {}
 func (Emit) effect()           {}
 func (Distrust) effect()       {}

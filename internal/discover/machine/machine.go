@@ -89,7 +89,7 @@ type Machine struct {
 	unlinked map[*instance]bool
 	// robbed are those of them that were found to live on without their sockets; refusals are the last ones of names.
 	robbed, refusals remnants
-	names            keptNames
+	reserved         reservations
 	// announced counts the bytes that are kept of what plugins announce.
 	announced *quota.Pool
 	// plugins counts those of which something is kept, but not root's and the host's user's.
@@ -119,7 +119,7 @@ func New(cfg Config, at Moment) (*Machine, []Effect) {
 	}
 	m.announced = quota.New(quota.Reserved(cfg.Bounds.UserBytes, cfg.Bounds.TotalBytes), m.privileged)
 	m.plugins = quota.New(quota.Limits{User: cfg.Bounds.UserPlugins, Total: cfg.Bounds.TotalPlugins}, m.privileged)
-	m.restoreNames(cfg.Names)
+	m.restoreReservations(cfg.Names)
 	m.restore(cfg.Restored)
 	effects := m.effects()
 	return m, effects

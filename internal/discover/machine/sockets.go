@@ -238,7 +238,7 @@ func (m *Machine) went(in *instance, why string, cause Cause) {
 		return
 	}
 	in.why = why
-	m.keepName(in)
+	m.reserve(in)
 	m.letGo(in)
 	m.end(in, plugin.ResultGone, nil)
 	m.rest(in)

@@ -313,7 +313,7 @@ func (m *Machine) remove(l *lane, why string) {
 	if !in.recorded() || in.phase == Gone {
 		return
 	}
-	m.keepName(in)
+	m.reserve(in)
 	in.record = unrecorded
 	in.why = why
 	m.call(l, CallRemove, nil)
@@ -348,6 +348,6 @@ type endpointSilent struct{ error }
 func (e endpointSilent) Unwrap() error { return e.error }
 
 func (f *Failure) endpoint() bool {
-	_, is := errors.AsType[endpointSilent](f.Err)
-	return is
+	_, ok := errors.AsType[endpointSilent](f.Err)
+	return ok
 }

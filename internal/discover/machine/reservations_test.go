@@ -19,26 +19,26 @@ func TestBoundsOfNames(t *testing.T) {
 			Plugin: plugin.Name{Type: "T", Name: fmt.Sprintf("%d-%d", uid, i)}, Owner: plugin.Account{UID: uid, Known: true}, Until: now.Add(time.Minute),
 		}
 	}
-	var names keptNames
+	var names reservations
 	add := func(what string, n plugin.Reservation, want ...plugin.Reservation) {
 		t.Helper()
 		if dropped := names.add(n, now); !slices.Equal(dropped, want) {
 			t.Fatalf("for %s, %s, %v are dropped, want %v", what, n.Plugin, dropped, want)
 		}
 	}
-	last := uint32(namesInTotal / namesPerUser)
+	last := uint32(reservationsInTotal / reservationsPerUser)
 	for uid := uint32(1); uid <= last; uid++ {
-		for i := range namesPerUser {
+		for i := range reservationsPerUser {
 			add("a name", name(uid, i))
 		}
 		if uid == 1 {
-			add("one more of a user", name(uid, namesPerUser), name(uid, 0))
+			add("one more of a user", name(uid, reservationsPerUser), name(uid, 0))
 		}
 	}
-	add("one more of a user when there is no room", name(2, namesPerUser), name(2, 0))
+	add("one more of a user when there is no room", name(2, reservationsPerUser), name(2, 0))
 	add("the first of another user", name(last+1, 0), name(last+1, 0))
-	if got := len(names.byUser[1]); got != namesPerUser || len(names.byKey) != namesInTotal {
-		t.Errorf("a user has %d names, all have %d", got, len(names.byKey))
+	if got := len(names.byUser[1]); got != reservationsPerUser || len(names.byName) != reservationsInTotal {
+		t.Errorf("a user has %d names, all have %d", got, len(names.byName))
 	}
 }
 
