@@ -127,8 +127,8 @@ func TestDrainWait(t *testing.T) {
 	}{
 		"drain b --timeout 1s":        {2, "--timeout goes with --wait only"},
 		"drain b --wait --timeout 0s": {2, "give one above zero"},
-		"drain node-nope":             {1, `cannot drain node node-nope: the fleet has no such node; "patchbay fleet nodes" shows what is known`},
-		"forget node-nope":            {1, `cannot forget node node-nope: the fleet has no such node; "patchbay fleet nodes" shows what is known`},
+		"drain node-nope":             {1, `cannot drain node node-nope: the fleet has no such node; "patchbay fleet nodes" shows all nodes`},
+		"forget node-nope":            {1, `cannot forget node node-nope: the fleet has no such node; "patchbay fleet nodes" shows all nodes`},
 	} {
 		_, err := a.try(append([]string{"fleet"}, strings.Fields(args)...)...)
 		if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.ExitCode() != want.code || !strings.Contains(err.Error(), want.text) {

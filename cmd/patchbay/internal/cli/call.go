@@ -21,10 +21,10 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/proxy"
 )
 
-// callTimeout bounds a call with one answer by default. Streams go on until one side ends them.
+// callTimeout is the default timeout of a unary call. Streams have none.
 const callTimeout = 30 * time.Second
 
-// callCommand is what the flags of "patchbay call" say.
+// callCommand has the flags of "patchbay call".
 type callCommand struct {
 	control  *controlSocket
 	socket   string
@@ -44,7 +44,7 @@ func newCallCommand(paths paths) *cobra.Command {
 	c := &callCommand{}
 	cmd := &cobra.Command{
 		Use:   "call (TYPE/NAME | NAME | --socket PATH) (SERVICE/METHOD [JSON] | --list | --describe SERVICE[/METHOD])",
-		Short: "Call a method of a plugin.",
+		Short: "Call a method of a plugin",
 		Long: `Call any gRPC method of a plugin with a request in JSON, and print the answer as JSON. TYPE may also be a role, such as
 csi-node; NAME alone is a launched plugin, by its name in the catalogue. The call goes through the daemon to the current instance
 of the plugin or, with --socket, directly to whatever listens on that socket. With --fleet it goes to any node of the fleet that
@@ -59,15 +59,15 @@ input is sent as it arrives. Each response of a stream is printed as it arrives.
 elsewhere.
 
 If the plugin returns an error, its code, message and details are printed, and the exit code is 1.`,
-		Example: `  # What does a plugin offer, and what does a method take?
+		Example: `  # The methods of a plugin, and the types of one method.
   patchbay call CSIPlugin/hostpath.csi.k8s.io --list
   patchbay call CSIPlugin/hostpath.csi.k8s.io --describe NodeGetInfo
 
-  # Call it.
+  # Call methods.
   patchbay call CSIPlugin/hostpath.csi.k8s.io NodeGetInfo
   patchbay call CSIPlugin/hostpath.csi.k8s.io csi.v1.Controller/CreateVolume -d @volume.json
 
-  # Who serves this socket? It needs no daemon.
+  # The name and type of the plugin on a socket, without a daemon.
   patchbay call --socket /run/patchbay/plugins/hello.sock pluginregistration.Registration/GetInfo
 
   # Call the CSI controller on whichever node has it, and a plugin on one node.
@@ -75,7 +75,7 @@ If the plugin returns an error, its code, message and details are printed, and t
   patchbay call --node node-7 CSIPlugin/hostpath.csi.k8s.io NodeGetInfo
   patchbay call --label zone=a Greeter/hello hello.v1.Greeter/SayHello
 
-  # Call a plugin of a type of its own that has no reflection.
+  # Call a plugin without reflection.
   patchbay call Greeter/hello --proto hello.proto hello.v1.Greeter/SayHello '{"name": "you"}'
 
   # Follow the devices of a device plugin.
@@ -102,7 +102,7 @@ If the plugin returns an error, its code, message and details are printed, and t
 	return cmd
 }
 
-// args checks the arguments, of which the first is missing with --socket.
+// args checks the arguments. With --socket, there is no argument for the plugin.
 func (c *callCommand) args(cmd *cobra.Command, args []string) error {
 	changed := cmd.Flags().Changed
 	if changed("socket") && c.socket == "" {
@@ -120,7 +120,7 @@ func (c *callCommand) args(cmd *cobra.Command, args []string) error {
 			return wrongUsage(cmd, "--node: %w", err)
 		}
 	}
-	asks := c.list || c.describe != ""
+	describes := c.list || c.describe != ""
 	switch {
 	case c.inFleet() && c.socket == "" && !strings.Contains(args[0], "/"):
 		return wrongUsage(cmd, "a fleet knows no launched plugins by their names: write TYPE/NAME instead of %q", args[0])
@@ -132,16 +132,16 @@ func (c *callCommand) args(cmd *cobra.Command, args []string) error {
 		return wrongUsage(cmd, "--list and --describe exclude each other")
 	case changed("describe") && c.describe == "":
 		return wrongUsage(cmd, "--describe needs the name of a service or method")
-	case asks && len(rest) > 0:
+	case describes && len(rest) > 0:
 		return wrongUsage(cmd, "unexpected argument %q: --list and --describe call no method", rest[0])
-	case asks && changed("data"):
+	case describes && changed("data"):
 		return wrongUsage(cmd, "--list and --describe send no --data")
-	case !asks && len(rest) == 0:
-		return wrongUsage(cmd, "no method is named: write SERVICE/METHOD, or --list to see what there is")
+	case !describes && len(rest) == 0:
+		return wrongUsage(cmd, "no method is named: write SERVICE/METHOD, or --list to see all methods")
 	case len(rest) > 2:
 		return wrongUsage(cmd, "unexpected argument %q: quote the request as one argument", rest[2])
 	case len(rest) == 2 && changed("data"):
-		return wrongUsage(cmd, "the request is there twice, as an argument and with --data")
+		return wrongUsage(cmd, "the request is given twice, as an argument and with --data")
 	case changed("timeout"):
 		return above0(cmd, c.timeout)
 	}
@@ -181,7 +181,7 @@ func (c *callCommand) run(cmd *cobra.Command, args []string) error {
 	})
 }
 
-// connected has a function make calls on a connection to the plugin that the flags or the first argument name, with the other arguments.
+// connected connects to the plugin that the flags or the first argument name, and calls use with the connection and the other arguments.
 func (c *callCommand) connected(
 	ctx context.Context, cmd *cobra.Command, args []string,
 	use func(conn grpc.ClientConnInterface, p dyncall.Plugin, rest []string) error,
@@ -222,7 +222,7 @@ func (c *callCommand) connected(
 		if status.Code(err) != grpccodes.Unavailable {
 			return err
 		}
-		// If no daemon answers, this call says so and what to do, which the status of a forwarded one cannot.
+		// If no daemon answers, return the error of this call, because it has a remedy.
 		ctx, cancel := answerInTime(cmd.Context())
 		defer cancel()
 		if _, gone := daemon.Version(ctx); gone != nil {
@@ -232,17 +232,17 @@ func (c *callCommand) connected(
 	})(cmd, args)
 }
 
-// learnError says why a plugin's services cannot be learnt, if that is the status of a call.
+// learnError is the status of a reflection call that failed.
 type learnError struct{ *status.Status }
 
 func (e *learnError) Error() string {
 	return fmt.Sprintf("cannot list the plugin's services: %v: %s", e.Code(), e.Message())
 }
 
-// GRPCStatus is what package status looks for.
+// GRPCStatus returns the status for package status.
 func (e *learnError) GRPCStatus() *status.Status { return e.Status }
 
-// schema returns the services of the plugin: those of the files that were given, or else what the plugin says.
+// schema returns the services of the plugin, from the given files or from the plugin's reflection.
 func (c *callCommand) schema(
 	ctx context.Context, conn grpc.ClientConnInterface, selector string, p dyncall.Plugin,
 ) (*dyncall.Schema, error) {
@@ -267,7 +267,7 @@ func learn(ctx context.Context, conn grpc.ClientConnInterface, selector string, 
 	case ctx.Err() != nil && !errors.Is(ctx.Err(), context.DeadlineExceeded):
 		return nil, ctx.Err()
 	case dyncall.Late(ctx, err):
-		answer = status.New(grpccodes.DeadlineExceeded, "the time that the call may take is over; give it more with --timeout")
+		answer = status.New(grpccodes.DeadlineExceeded, "the call has timed out; set a longer --timeout")
 	case !isStatus:
 		return nil, fmt.Errorf("cannot list the plugin's services: %w", err)
 	}
@@ -277,7 +277,7 @@ func learn(ctx context.Context, conn grpc.ClientConnInterface, selector string, 
 func runList(cmd *cobra.Command, schema *dyncall.Schema) error {
 	if schema.Source == dyncall.BuiltIn {
 		fmt.Fprintln(cmd.ErrOrStderr(), "note: the plugin has no reflection; these are the built-in services that plugins of its type may have; "+
-			"--proto and --protoset give others")
+			"--proto and --protoset read others from files")
 	}
 	lines := dyncall.MethodPaths(schema.Services())
 	for _, service := range schema.Services() {
@@ -297,7 +297,7 @@ func (c *callCommand) runCall(
 ) error {
 	method, err := schema.Method(args[0])
 	if err != nil && schema.Source == dyncall.BuiltIn {
-		return fmt.Errorf("%w; --proto and --protoset say what services it has", err)
+		return fmt.Errorf("%w; --proto and --protoset read its services from files", err)
 	}
 	if err != nil {
 		return err
@@ -327,7 +327,7 @@ func (c *callCommand) runCall(
 	stdout := cmd.OutOrStdout()
 	err = schema.Call(ctx, conn, method, requests, func(answer []byte) error { return c.print(stdout, answer) })
 	if answer, ok := errors.AsType[*dyncall.StatusError](err); ok && answer.Late {
-		return fmt.Errorf("%w; give it more with --timeout", err)
+		return fmt.Errorf("%w; set a longer --timeout", err)
 	}
 	return err
 }
@@ -341,7 +341,7 @@ func (c *callCommand) complete(cmd *cobra.Command, args []string, word string) (
 	}
 	ctx, cancel := answerInTime(cmd.Context())
 	defer cancel()
-	// Without a connection there is nothing to complete.
+	// Without a connection there are no completions.
 	_ = c.connected(ctx, cmd, args, func(conn grpc.ClientConnInterface, p dyncall.Plugin, _ []string) error {
 		schema, err := c.schema(ctx, conn, "", p)
 		if err == nil {

@@ -48,7 +48,7 @@ func TestLearnInTime(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
 	_, err = learn(ctx, conn, "GetInfo", dyncall.Plugin{})
-	if want := "cannot list the plugin's services: DeadlineExceeded: the time that the call may take is over; give it more with --timeout"; err == nil ||
+	if want := "cannot list the plugin's services: DeadlineExceeded: the call has timed out; set a longer --timeout"; err == nil ||
 		err.Error() != want {
 		t.Errorf("got %v", err)
 	}

@@ -20,7 +20,7 @@ import (
 	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/dyncall"
 )
 
-// parseHeaders makes metadata of KEY:VALUE. The value of a key that ends in -bin is base64, as it is in HTTP.
+// parseHeaders parses KEY:VALUE. The value of a key that ends in -bin is base64, as in HTTP.
 func parseHeaders(headers []string) (metadata.MD, error) {
 	md := metadata.MD{}
 	for _, header := range headers {
@@ -53,7 +53,7 @@ func parseHeaders(headers []string) (metadata.MD, error) {
 type callInput struct {
 	io.Reader
 	io.Closer
-	from string // for errors: where the text is from
+	from string // for errors: the source of the text
 }
 
 func openInput(cmd *cobra.Command, data string) (*callInput, error) {
@@ -71,8 +71,8 @@ func openInput(cmd *cobra.Command, data string) (*callInput, error) {
 	return &callInput{file, file, " from " + path}, nil
 }
 
-// requests returns the requests in the text as they come: all JSON values for a method that takes a stream, else exactly one, or none.
-// Without given, no text was, which for a stream means no request.
+// requests returns the requests in the text as they are read: all JSON values for a client stream, otherwise one, or none. If given is
+// false, there is no text, and a client stream has no requests.
 func (in *callInput) requests(schema *dyncall.Schema, method protoreflect.MethodDescriptor, given bool) dyncall.Requests {
 	texts := make(chan requestText)
 	started := false
@@ -82,7 +82,7 @@ func (in *callInput) requests(schema *dyncall.Schema, method protoreflect.Method
 		}
 		if !started {
 			started = true
-			// A read of a terminal or pipe cannot be interrupted. The goroutine ends with the input, or else with the process.
+			// A read of a terminal or pipe cannot be interrupted. The goroutine ends with the input or with the process.
 			if method.IsStreamingClient() {
 				go in.split(ctx, texts)
 			} else {
@@ -127,7 +127,7 @@ func (in *callInput) whole(ctx context.Context, texts chan<- requestText) {
 	pass(ctx, texts, requestText{text: text, line: 1, err: err})
 }
 
-// pass passes one request on. It returns false if ctx ended first.
+// pass sends one request. It returns false if ctx is done first.
 func pass(ctx context.Context, texts chan<- requestText, text requestText) bool {
 	select {
 	case texts <- text:
@@ -137,7 +137,7 @@ func pass(ctx context.Context, texts chan<- requestText, text requestText) bool 
 	}
 }
 
-// split passes the JSON values of the input on, each as soon as it is complete.
+// split sends each JSON value of the input as soon as it is complete.
 func (in *callInput) split(ctx context.Context, texts chan<- requestText) {
 	lines := &lineCounter{reader: bufio.NewReader(in)}
 	decoder := json.NewDecoder(lines)
@@ -157,11 +157,11 @@ func (in *callInput) split(ctx context.Context, texts chan<- requestText) {
 	}
 }
 
-// lineCounter knows on which line an offset of what was read is, for offsets that do not go back.
+// lineCounter returns the lines of increasing offsets in its input.
 type lineCounter struct {
 	reader io.Reader
 	read   int64
-	breaks []int64 // offsets of line breaks that were not passed yet
+	breaks []int64 // offsets of line breaks after the last call of at
 	passed int
 }
 
@@ -185,10 +185,10 @@ func (l *lineCounter) at(offset int64) int {
 	return l.passed + 1
 }
 
-// maxIndented bounds how deep an answer may be nested to be indented; deeper ones would grow by more than they are worth.
+// maxIndented is the maximum nesting of an answer that is indented. Indenting a deeply nested one would make it much longer.
 const maxIndented = 64
 
-// print writes one answer, which is compact JSON.
+// print writes one answer, given as compact JSON.
 func (c *callCommand) print(w io.Writer, answer []byte) error {
 	switch {
 	case c.output.value == "yaml":
@@ -204,7 +204,7 @@ func (c *callCommand) print(w io.Writer, answer []byte) error {
 
 func depth(text []byte) int {
 	decoder := json.NewDecoder(bytes.NewReader(text))
-	decoder.UseNumber() // any number is one
+	decoder.UseNumber() // accepts numbers of any size
 	for now, most := 0, 0; ; most = max(most, now) {
 		switch token, err := decoder.Token(); token {
 		case json.Delim('{'), json.Delim('['):

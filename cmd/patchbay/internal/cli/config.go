@@ -18,8 +18,8 @@ import (
 func newConfigCommand(paths paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "config",
-		Short: "Check and show the configuration of the daemon.",
-		Long: `Check and show the configuration of the daemon without a daemon.
+		Short: "Check and show the configuration of the daemon",
+		Long: `Check and show the configuration of the daemon. No daemon needs to run.
 
 It is merged from these sources; later ones override earlier ones:
 
@@ -39,7 +39,7 @@ Maps are merged key by key; lists and anything else are replaced. An unknown key
 func newConfigCheckCommand(paths paths) *cobra.Command {
 	return &cobra.Command{
 		Use:   "check [FILE]",
-		Short: "Check the configuration.",
+		Short: "Check the configuration",
 		Long: `Check the configuration that "patchbay run" would use, or that it would use with --config FILE: the file, its drop-ins and the
 environment. Each error is printed as FILE:LINE:COLUMN: MESSAGE, and the exit code is 1 if there are any. Nothing is started or changed.
 
@@ -73,7 +73,7 @@ check on the target machine, as the daemon's user.`,
 				}
 			}
 			if len(loaded.Files) == 0 {
-				return writeLines(cmd.OutOrStdout(), []string{"ok: there is no configuration file, and the defaults can be used"})
+				return writeLines(cmd.OutOrStdout(), []string{"ok: there is no configuration file; the defaults are valid"})
 			}
 			return writeLines(cmd.OutOrStdout(), each(loaded.Files, func(file string) string { return "ok: " + file }))
 		},
@@ -83,7 +83,7 @@ check on the target machine, as the daemon's user.`,
 func newConfigShowCommand(paths paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "show",
-		Short: "Show the configuration.",
+		Short: "Show the configuration",
 		Long: `Show the configuration file merged with its drop-ins. With --effective, show what the daemon would use, including the environment,
 defaults, and flags of "patchbay run", which this command also takes. With --running, ask the daemon at the control socket what it
 uses; possible secrets are left out.
@@ -93,12 +93,12 @@ In YAML, comments say where each value comes from. The output can be used as a c
   patchbay config show --effective -o json | jq .timeouts`,
 	}
 	flags := addConfigFlags(cmd, paths)
-	effective := cmd.Flags().Bool("effective", false, "with the environment, the flags and the defaults")
-	running := cmd.Flags().Bool("running", false, "that of the running daemon, without what may be secret, as YAML")
+	effective := cmd.Flags().Bool("effective", false, "include the environment, the flags and the defaults")
+	running := cmd.Flags().Bool("running", false, "show the configuration of the running daemon, without possible secrets, as YAML")
 	output := addChoice(cmd, "output", "o", "output format", "yaml", "json")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if *running && (*effective || output.value != "yaml") {
-			return wrongUsage(cmd, "--running shows what is in force, as YAML: leave --effective and --output out")
+			return wrongUsage(cmd, "--running always shows the whole configuration as YAML: leave --effective and --output out")
 		}
 		if *running {
 			return showRunning(cmd, flags)
@@ -128,7 +128,7 @@ func showRunning(cmd *cobra.Command, flags *configFlags) error {
 	if err != nil {
 		return err
 	}
-	loaded, c, _ := load(sources) // what is wrong with it is not the question
+	loaded, c, _ := load(sources) // only its control socket matters
 	if loaded == nil {
 		c = withoutFiles(sources)
 	}
@@ -141,7 +141,7 @@ func showRunning(cmd *cobra.Command, flags *configFlags) error {
 		return err
 	}
 	if now.Effective == "" {
-		return errors.New("the daemon does not report its configuration: it is an older version, or was not given files")
+		return errors.New("the daemon does not report its configuration: it is an older version, or has no configuration files")
 	}
 	return writeLines(cmd.OutOrStdout(), strings.Split(strings.TrimSuffix(now.Effective, "\n"), "\n"))
 }
@@ -149,7 +149,7 @@ func showRunning(cmd *cobra.Command, flags *configFlags) error {
 func newConfigSchemaCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "schema",
-		Short: "Print the JSON schema of the configuration file.",
+		Short: "Print the JSON schema of the configuration file",
 		Long: `Print the JSON schema (draft 2020-12) of the configuration file and of each drop-in. Editors complete and check YAML files with it.
 "patchbay config check" finds more, such as values that contradict each other.`,
 		Example: `  patchbay config schema > ~/.config/patchbay/schema.json
@@ -163,7 +163,7 @@ func newConfigSchemaCommand() *cobra.Command {
 func newReloadCommand(paths paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "reload",
-		Short: "Have the daemon reload its configuration.",
+		Short: "Reload the daemon's configuration",
 		Long: `Make the daemon read and apply its configuration again, and print the values that changed. SIGHUP does the same.
 
 Handlers, timeouts, the log and the catalogue of plugins can change. If anything else has changed, or a file has an error, nothing is

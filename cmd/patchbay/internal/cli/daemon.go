@@ -17,14 +17,14 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// answerTimeout bounds the calls that a daemon answers at once. Only one that hangs does not.
+// answerTimeout bounds calls that a daemon answers immediately unless it hangs.
 const answerTimeout = 10 * time.Second
 
 func answerInTime(ctx context.Context) (context.Context, context.CancelFunc) {
 	return limited(ctx, answerTimeout)
 }
 
-// limited returns a context that ends after a while, or with its parent if there is no limit.
+// limited returns a context with a timeout, or without one if limit is not positive.
 func limited(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
 	if limit <= 0 {
 		return context.WithCancel(ctx)
@@ -41,12 +41,11 @@ type controlSocket struct {
 func addControlSocket(cmd *cobra.Command, paths paths) *controlSocket {
 	s := &controlSocket{paths: paths}
 	cmd.Flags().StringVar(&s.value, "control-socket", paths.controlSocket,
-		"path of the daemon's control socket; without the flag, "+controlSocketEnv+" and the configuration file are asked")
+		"path of the daemon's control socket; default: $"+controlSocketEnv+", then the configuration file")
 	return s
 }
 
-// find returns the path of the control socket: that of the flag, else of the environment, else of the configuration file, else the
-// default.
+// find returns the path of the control socket from the flag, the environment, the configuration file or the default, in this order.
 func (s *controlSocket) find(cmd *cobra.Command) (string, error) {
 	if cmd.Flags().Changed("control-socket") {
 		return s.value, nil
@@ -62,7 +61,7 @@ func (s *controlSocket) find(cmd *cobra.Command) (string, error) {
 	return loaded.Config.ControlSocket, nil
 }
 
-// ask returns what a command runs that asks the daemon something, for at most so long if limit is above zero.
+// ask returns a RunE that calls run with a client of the daemon, and with a timeout if limit is positive.
 func (s *controlSocket) ask(
 	limit time.Duration, run func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error,
 ) func(cmd *cobra.Command, args []string) error {
@@ -82,7 +81,7 @@ func (s *controlSocket) ask(
 	}
 }
 
-// onePlugin is for commands whose only argument is TYPE/NAME or the name of a launched plugin.
+// onePlugin checks that the only argument is TYPE/NAME or the name of a launched plugin.
 func onePlugin(cmd *cobra.Command, args []string) error {
 	if len(args) == 1 && args[0] != "" && !strings.Contains(args[0], "/") {
 		return nil
@@ -90,7 +89,7 @@ func onePlugin(cmd *cobra.Command, args []string) error {
 	return oneRegistered(cmd, args)
 }
 
-// pluginOf reads TYPE/NAME or the name of a launched plugin, whose type is empty.
+// pluginOf splits TYPE/NAME. The type is empty for the name of a launched plugin.
 func pluginOf(arg string) (ptype, name string) {
 	if !strings.Contains(arg, "/") {
 		return "", arg
@@ -99,9 +98,9 @@ func pluginOf(arg string) (ptype, name string) {
 	return parsed.Type, parsed.Name
 }
 
-// namesPlugin is what the help of commands with [onePlugin] says of it.
-const namesPlugin = "TYPE is the type of the plugin or a role of it, such as csi-node; it ends at the first slash, the name may have\n" +
-	"more. NAME alone is a launched plugin, by its name in the catalogue."
+// namesPlugin is the help for the argument of [onePlugin].
+const namesPlugin = "TYPE is the type of the plugin or one of its roles, such as csi-node. It ends at the first slash; the name may have more\n" +
+	"slashes. NAME alone is a launched plugin, by its name in the catalogue."
 
 func oneRegistered(cmd *cobra.Command, args []string) error {
 	if len(args) != 1 {
@@ -113,8 +112,7 @@ func oneRegistered(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// pluginID is how plugins are written for people: TYPE/NAME, NAME for a launched plugin that has not registered, or "-" for a socket that
-// has not said who it is.
+// pluginID formats a plugin as TYPE/NAME, as NAME if it is launched and not registered, or as "-" if neither is known.
 func pluginID(ptype, name string) string {
 	switch {
 	case ptype == "" && name == "":
@@ -136,7 +134,7 @@ func completePlugins(socket *controlSocket) cobra.CompletionFunc {
 	})
 }
 
-// completeWith completes the first argument, or a flag, with what the daemon lists. Without a daemon there are no completions.
+// completeWith completes the first argument, or a flag, with words from the daemon. Without a daemon there are no completions.
 func completeWith(socket *controlSocket, list func(ctx context.Context, c *client.Client) ([]string, error)) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, _ string) (completions []cobra.Completion, _ cobra.ShellCompDirective) {
 		ask := socket.ask(answerTimeout, func(ctx context.Context, c *client.Client, _ *cobra.Command, _ []string) error {
@@ -151,6 +149,6 @@ func completeWith(socket *controlSocket, list func(ctx context.Context, c *clien
 	}
 }
 
-// completable are the words that are the same to every shell and cannot be taken for anything else: plugins choose their names, and one
-// with spaces, quotes, a leading dash or what cobra takes for a directive of its own is for those to type who know what it is.
+// completable matches words without special characters of shells or of cobra's completion, and without a leading dash. Plugins choose their
+// names; others are not completed.
 var completable = regexp.MustCompile(`^[\p{L}\p{N}._][\p{L}\p{N}._/:@+,=-]*$`)

@@ -11,9 +11,9 @@ import (
 func newDemoCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "demo",
-		Short: "Show the whole life of two plugins, with real processes.",
+		Short: "Run a demo with two real plugins",
 		Long: `Run a daemon and two plugins in a temporary directory and show what happens: they are discovered, registered and called; one is
-upgraded under load; one is killed; the daemon is killed, and remembers them when it starts again.
+upgraded under load; one is killed; the daemon is killed and remembers the plugins when it starts again.
 
 The demo takes about a second and has no requirements. It leaves no process or file behind, even if you interrupt it.`,
 		Example: "  patchbay demo",
@@ -31,7 +31,7 @@ The demo takes about a second and has no requirements. It leaves no process or f
 	}
 }
 
-// newDemoParts returns what the demo runs as processes of their own.
+// newDemoParts returns the hidden commands that the demo runs as separate processes.
 func newDemoParts() []*cobra.Command {
 	return []*cobra.Command{{
 		Use:    demo.HostCommand + " PLUGIN-DIR STATE CONTROL-SOCKET",

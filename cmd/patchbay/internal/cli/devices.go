@@ -17,12 +17,11 @@ import (
 func newDevicesCommand(paths paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "devices",
-		Short: "List and allocate the devices of device plugins.",
+		Short: "List and allocate the devices of device plugins",
 		Long: `List the devices of device plugins, allocate them to owners and release them.
 
 This needs a daemon with --handler DevicePlugin=device, which tracks each plugin's devices and remembers their owners across restarts, so
-that no device is ever allocated twice. A resource is the name of a device plugin, for example
-example.com/gpu.`,
+that no device is ever allocated twice. A resource is the name of a device plugin, for example example.com/gpu.`,
 		Example: `  patchbay devices list
   patchbay devices allocate example.com/gpu build-17 --count 2 -o json
   patchbay devices release example.com/gpu build-17`,
@@ -38,7 +37,7 @@ func newDevicesListCommand(paths paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "list [RESOURCE...]",
 		Aliases: []string{"ls"},
-		Short:   "List devices.",
+		Short:   "List devices",
 		Long: `List the devices of all resources, or of the named ones, with their health and owner.
 
 A device is unavailable while its plugin is gone, and missing if it has an owner but the plugin no longer lists it.
@@ -73,27 +72,27 @@ The output is a table, an array of objects as JSON or YAML, or one RESOURCE/ID a
 func newDevicesAllocateCommand(paths paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "allocate RESOURCE OWNER",
-		Short: "Give devices to an owner.",
+		Short: "Allocate devices to an owner",
 		Long: `Allocate devices of one resource to an owner, any name you choose, and print what the plugin requires for it: environment
 variables, mounts, device nodes, annotations and CDI devices (with -o json or -o yaml).
 
 The owner keeps the devices until "patchbay devices release", whatever happens to the plugin and the daemon. If you repeat the command, it
 prints the same result and, if the plugin wants that before each start, prepares the devices again. Asking for something else fails.`,
-		Example: `  # Two devices, whichever the plugin prefers.
+		Example: `  # Two devices that the plugin chooses.
   patchbay devices allocate example.com/gpu build-17 --count 2 -o json
 
-  # This one.
+  # A particular device.
   patchbay devices allocate example.com/gpu build-18 --device GPU-3`,
 		Args: takes("RESOURCE", "OWNER"),
 	}
 	socket := addControlSocket(cmd, paths)
 	request := &patchbayv1.AllocateDevicesRequest{}
 	cmd.Flags().Uint32Var(&request.Count, "count", 0, "how many devices (default: as many as --device names, or 1)")
-	cmd.Flags().StringArrayVar(&request.Devices, "device", nil, "ID of a device that has to be among them; can be repeated")
+	cmd.Flags().StringArrayVar(&request.Devices, "device", nil, "ID of a device to allocate; can be repeated")
 	output := addOutput(cmd, "table", "name")
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
 		if cmd.Flags().Changed("count") && request.Count == 0 {
-			return wrongUsage(cmd, "no devices are wanted: --count must be above 0")
+			return wrongUsage(cmd, "--count must be above 0")
 		}
 		return nil
 	}
@@ -111,9 +110,9 @@ prints the same result and, if the plugin wants that before each start, prepares
 func newDevicesReleaseCommand(paths paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "release RESOURCE OWNER",
-		Short: "Take devices back from an owner.",
-		Long: `Take the devices of one resource back from an owner, and print what it had. They can be allocated again immediately, so make sure
-first that the owner no longer uses them: the daemon cannot check that.`,
+		Short: "Release the devices of an owner",
+		Long: `Release the devices of one resource that are allocated to an owner, and print them. They can be allocated again immediately, so make
+sure first that the owner no longer uses them: the daemon cannot check that.`,
 		Example: `  patchbay devices release example.com/gpu build-17`,
 		Args:    takes("RESOURCE", "OWNER"),
 	}
@@ -129,7 +128,7 @@ first that the owner no longer uses them: the daemon cannot check that.`,
 	return cmd
 }
 
-// releaseTimeout is more than an allocation for the same owner takes, which a release waits for.
+// releaseTimeout is longer than an allocation for the same owner can take. A release waits for it.
 const releaseTimeout = 2 * time.Minute
 
 func writeDevices(w io.Writer, devices []*patchbayv1.Device) error {

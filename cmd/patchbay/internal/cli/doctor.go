@@ -22,16 +22,16 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/trustjudge"
 )
 
-// doctorTimeout bounds the whole examination. Only many sockets whose owners hang take long.
+// doctorTimeout bounds all checks. They take long only if the owners of many sockets hang.
 const doctorTimeout = time.Minute
 
-// errUnwell ends a doctor command that found something that does not work.
-var errUnwell = errors.New("something does not work: see the lines marked fail")
+// errFailed is the error of a doctor command with a failed check.
+var errFailed = errors.New("some checks failed: see the lines marked fail")
 
 func newDoctorCommand(paths paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Find out what is wrong on this machine.",
+		Short: "Find problems of this machine and the daemon",
 		Long: `Ask the daemon at the control socket for its paths, its problems, and the plugins that are failed, refused or unreachable, or were
 recently refused and are gone. Then check what it depends on: the configuration, the plugin directories and their sockets, the state file
 and its disk space, the control socket, other daemons, the programs of the catalogue, etcd if there is a fleet, limits, kernel features and
@@ -42,7 +42,7 @@ Each finding is ok, warn or fail, and says what to do. Nothing is changed.
 Run it as the daemon's user. The exit code is 1 if a finding is fail: also if a control socket exists and no daemon answers there.`,
 		Example: `  patchbay doctor
 
-  # What has to be done?
+  # Print only the remedies.
   patchbay doctor -o json | jq -r '.[] | select(.status != "ok") | .remedy'`,
 	}
 	flags := addConfigFlags(cmd, paths)
@@ -57,18 +57,18 @@ Run it as the daemon's user. The exit code is 1 if a finding is fail: also if a 
 		findings := examine(ctx, sources)
 		err = output.print(cmd, findings, func(w io.Writer) error { return writeFindings(w, findings) })
 		if err == nil && slices.ContainsFunc(findings, func(f doctor.Finding) bool { return f.Status == doctor.Fail }) {
-			err = errUnwell
+			err = errFailed
 		}
 		return err
 	}
 	return cmd
 }
 
-// examine looks at the configuration, asks the daemon, and then looks at the machine: where the daemon works or, if it cannot be asked,
-// with what the configuration says, or, if that cannot be read, with what the flags, the environment and the defaults say.
+// examine checks the configuration, the daemon and the machine. The paths are those of the running daemon; if it does not answer, of the
+// configuration; if that cannot be read, of the flags, the environment and the defaults.
 func examine(ctx context.Context, sources config.Sources) []doctor.Finding {
 	loaded, c, err := load(sources)
-	first := ofConfiguration(c, err)
+	first := configurationFindings(c, err)
 	if loaded == nil || loaded.Catalogue == nil {
 		loaded, c = nil, withoutFiles(sources)
 	}
@@ -89,7 +89,7 @@ func examine(ctx context.Context, sources config.Sources) []doctor.Finding {
 	policy.Owners.Users = slices.Clone(policy.Owners.Users)
 	subject.Plugins = c.Catalogue.List()
 	for _, p := range subject.Plugins {
-		if p.User != "" { // the directories of launched plugins that run as somebody else are theirs
+		if p.User != "" { // launched plugins own their directories
 			policy.Owners.Users = append(policy.Owners.Users, p.User)
 		}
 	}
@@ -106,11 +106,11 @@ func examine(ctx context.Context, sources config.Sources) []doctor.Finding {
 	return slices.Concat(first, findings, doctor.Examine(ctx, subject))
 }
 
-// ofConfiguration says what is to be said of the configuration, of which err says what is wrong.
-func ofConfiguration(c daemon.Config, err error) []doctor.Finding {
+// configurationFindings returns the findings for a configuration that was loaded with err.
+func configurationFindings(c daemon.Config, err error) []doctor.Finding {
 	if err != nil {
-		return each(strings.Split(err.Error(), "\n"), func(wrong string) doctor.Finding { // which is one line for each
-			return finding("configuration", doctor.Fail, wrong, `correct it; "patchbay config check" shows all that is wrong`)
+		return each(strings.Split(err.Error(), "\n"), func(wrong string) doctor.Finding {
+			return finding("configuration", doctor.Fail, wrong, `correct it; "patchbay config check" shows all errors`)
 		})
 	}
 	if warning := c.Warn(); warning != "" {
@@ -118,10 +118,10 @@ func ofConfiguration(c daemon.Config, err error) []doctor.Finding {
 			finding("configuration", doctor.Warn, warning, "name the types in trust.types, or set admission.launchedOnly"),
 		}
 	}
-	return []doctor.Finding{finding("configuration", doctor.OK, "the configuration can be used", "")}
+	return []doctor.Finding{finding("configuration", doctor.OK, "the configuration is valid", "")}
 }
 
-// inForce returns the configuration that the daemon says it works with. Of one that cannot be read, only the paths are the daemon's.
+// inForce returns the configuration of the running daemon. If it cannot be parsed, only the paths are those of the daemon.
 func inForce(running *patchbayv1.GetConfigurationResponse, defaults config.Config, c daemon.Config) (daemon.Config, []doctor.Finding) {
 	var unread []doctor.Finding
 	socket := c.ControlSocket
@@ -139,10 +139,10 @@ func inForce(running *patchbayv1.GetConfigurationResponse, defaults config.Confi
 	return c, unread
 }
 
-// etcdTimeout bounds how long etcd may take to answer. Where it takes longer, the fleet is of no use to anybody who waits.
+// etcdTimeout bounds how long etcd may take to answer. A slower etcd makes the fleet unusable.
 const etcdTimeout = 3 * time.Second
 
-// membersOf tries the members of etcd. Files that cannot be used are the fault of all.
+// membersOf checks the members of etcd. An error in the configuration is returned as one member with all endpoints.
 func membersOf(ctx context.Context, c config.Etcd) []fleet.Member {
 	etcd, space := node.Etcd(c)
 	etcd.Timeout = etcdTimeout
@@ -164,11 +164,11 @@ func writeFindings(w io.Writer, findings []doctor.Finding) error {
 	return list.write(w)
 }
 
-// sickShown is how many sick plugins doctor names, of each sort.
+// sickShown is how many plugins of each kind doctor shows.
 const sickShown = 20
 
-// askDaemon asks the daemon where it works, what is wrong with it and which of its plugins are sick. It returns no configuration if the
-// daemon cannot be asked, which a finding says.
+// askDaemon returns the configuration of the running daemon and findings for its conditions and plugins. If the daemon does not answer, the
+// configuration is nil and a finding has the reason.
 func askDaemon(
 	ctx context.Context, asked *client.Client, loaded *config.Loaded, c daemon.Config,
 ) (*patchbayv1.GetConfigurationResponse, []doctor.Finding) {
@@ -198,7 +198,7 @@ func finding(check string, status doctor.Status, message, remedy string) doctor.
 	return doctor.Finding{Check: check, Status: status, Message: message, Remedy: remedy}
 }
 
-// askForPlugins asks the daemon which of its conditions and plugins are not as they should be.
+// askForPlugins returns findings for the degraded conditions and for the plugins that need attention.
 func askForPlugins(ctx context.Context, asked *client.Client) ([]doctor.Finding, error) {
 	all, err := askNeeds(ctx, asked)
 	if err != nil {
@@ -208,7 +208,7 @@ func askForPlugins(ctx context.Context, asked *client.Client) ([]doctor.Finding,
 	for _, condition := range all.conditions {
 		findings = append(findings, finding("conditions", doctor.Fail,
 			condition.Name+" is "+condition.Status+": "+condition.Message,
-			`mend that; the daemon notices by itself, and "patchbay events --follow" shows it`))
+			`fix it; the daemon notices that, and "patchbay events --follow" shows it`))
 	}
 	if len(all.needs) == 0 {
 		return append(findings, finding("plugins", doctor.OK, fmt.Sprintf("%d plugins are known; none has a problem", all.plugins), "")), nil
@@ -227,7 +227,7 @@ func askForPlugins(ctx context.Context, asked *client.Client) ([]doctor.Finding,
 	for _, command := range slices.Sorted(maps.Keys(shown)) {
 		if more := shown[command] - sickShown; more > 0 {
 			findings = append(findings, finding("plugins", doctor.Warn,
-				fmt.Sprintf("%d more like that", more), fmt.Sprintf("%q shows all", command)))
+				fmt.Sprintf("%d more of this kind", more), fmt.Sprintf("%q shows all", command)))
 		}
 	}
 	return findings, nil

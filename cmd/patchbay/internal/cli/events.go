@@ -17,12 +17,11 @@ import (
 func newEventsCommand(paths paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "events",
-		Short: "Show what happened, in order.",
-		Long: `Show the past events that the daemon keeps, oldest first, also those from before its last restart: registrations, refusals,
-failures and departures of plugins.
+		Short: "Show the events of plugins",
+		Long: `Show the past events that the daemon keeps, oldest first, including those from before its last restart: registrations, refusals,
+failures and removals of plugins.
 
-With --follow the command goes on with new events until it is interrupted, which is no failure, or the daemon goes away, which is
-one.`,
+With --follow the command continues with new events until it is interrupted, and fails if the daemon goes away.`,
 		Example: `  # The last ten events, and then every new one.
   patchbay events --tail 10 --follow
 
@@ -50,8 +49,8 @@ one.`,
 func addWanted(cmd *cobra.Command, socket *controlSocket) func(now time.Time) (*patchbayv1.WatchEventsRequest, error) {
 	types := cmd.Flags().StringSlice("type", nil, "only events of plugins of these types, or with these roles")
 	kinds, checkKinds := addWords(cmd, "kind", "only these kinds of events, for example refused", eventKinds)
-	wanted := cmd.Flags().String("plugin", "", "only events of this plugin: TYPE/NAME or ROLE/NAME, or the name of a launched one")
-	since := cmd.Flags().String("since", "", "only events from this time on: how long ago, as 24h, or a time, as 2006-01-02T15:04:05Z")
+	wanted := cmd.Flags().String("plugin", "", "only events of this plugin: TYPE/NAME, ROLE/NAME, or the name of a launched plugin")
+	since := cmd.Flags().String("since", "", "only events since this time: a duration before now, such as 24h, or a time, such as 2006-01-02T15:04:05Z")
 	completeFlag(cmd, "plugin", completePlugins(socket))
 	return func(now time.Time) (options *patchbayv1.WatchEventsRequest, err error) {
 		if err := checkKinds(); err != nil {
@@ -80,7 +79,7 @@ func addWanted(cmd *cobra.Command, socket *controlSocket) func(now time.Time) (*
 	}
 }
 
-// sinceTime reads how long ago something was, or when; empty for the beginning of time.
+// sinceTime parses a duration before now or a time. Empty text gives the zero time.
 func sinceTime(text string, now time.Time) (time.Time, error) {
 	if text == "" {
 		return time.Time{}, nil

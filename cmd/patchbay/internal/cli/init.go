@@ -19,7 +19,7 @@ import (
 func newInitCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "init WHAT",
-		Short: "Write the source of something new.",
+		Short: "Generate a plugin project",
 		Long:  "Generate source code to start from.",
 		Example: `  patchbay init plugin disk.example.com --type CSIPlugin
   patchbay init plugin --help`,
@@ -39,7 +39,7 @@ func newInitPluginCommand() *cobra.Command {
 	var dir, version string
 	cmd := &cobra.Command{
 		Use:   "plugin NAME --type TYPE",
-		Short: "Write the source of a new plugin.",
+		Short: "Generate a plugin project",
 		Long: `Generate a Go plugin that builds and passes its tests and "patchbay verify": a service to start from, tests against a real host, a
 Makefile, a systemd unit and a README.
 
@@ -74,7 +74,7 @@ a directory with Patchbay's source.`,
 	return cmd
 }
 
-// writePlugin writes the source of a plugin, with the SDK of this program's version if no other is named.
+// writePlugin writes the source of a plugin. The default version of the SDK is that of this program.
 func writePlugin(cmd *cobra.Command, dir string, options scaffold.Options) error {
 	named := options.Version != ""
 	switch {
@@ -86,7 +86,7 @@ func writePlugin(cmd *cobra.Command, dir string, options scaffold.Options) error
 		return wrongUsage(cmd, "--replace has an empty path: name the directory of Patchbay's source")
 	}
 	if !named {
-		options.Version, _, _ = strings.Cut(daemon.ThisBuild().Version, "+") // the suffix says that the source had changes
+		options.Version, _, _ = strings.Cut(daemon.ThisBuild().Version, "+") // the suffix means that the source was modified
 	}
 	files, err := scaffold.Render(options)
 	if errors.Is(err, scaffold.ErrVersion) && !named {
@@ -105,11 +105,11 @@ func writePlugin(cmd *cobra.Command, dir string, options scaffold.Options) error
 	if err := scaffold.Write(dir, files); err != nil {
 		return err
 	}
-	return sayWritten(cmd, dir, options, files)
+	return printNextSteps(cmd, dir, options, files)
 }
 
-// sayWritten lists the files and the commands to type next.
-func sayWritten(cmd *cobra.Command, dir string, options scaffold.Options, files []scaffold.File) error {
+// printNextSteps lists the files and the next commands.
+func printNextSteps(cmd *cobra.Command, dir string, options scaffold.Options, files []scaffold.File) error {
 	lines := []string{fmt.Sprintf("plugin %s/%s is written to %s:", options.Type, options.Name, dir)}
 	for _, f := range files {
 		lines = append(lines, "  "+filepath.Join(dir, f.Path))
@@ -119,7 +119,7 @@ func sayWritten(cmd *cobra.Command, dir string, options scaffold.Options, files 
 		build += " -C " + dir
 	}
 	program, _ := invocation()
-	lines = append(lines, "next, build and test it, run a daemon, and start the plugin, which registers with the daemon:",
+	lines = append(lines, "next, build and test it, run a daemon, and start the plugin, so that it registers with the daemon:",
 		"  "+build,
 		fmt.Sprintf("  %s run --plugin-dir /tmp/plugins --accept-type %s &", program, options.Type),
 		"  "+build+" run PLUGIN_DIR=/tmp/plugins",
@@ -127,7 +127,7 @@ func sayWritten(cmd *cobra.Command, dir string, options scaffold.Options, files 
 	return writeLines(cmd.OutOrStdout(), lines)
 }
 
-// invocation returns how to run this program, and whether it was built in a clone, whose version may not be published.
+// invocation returns the command that runs this program, and whether it was built in a clone, whose version may not be released.
 func invocation() (program string, inClone bool) {
 	info, _ := debug.ReadBuildInfo()
 	return invocationOf(os.Args[0], daemon.ThisBuild().Version, cmp.Or(info, &debug.BuildInfo{}))

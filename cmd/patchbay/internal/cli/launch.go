@@ -15,7 +15,7 @@ import (
 	"github.com/patchbay-dev/patchbay/client"
 )
 
-// operation is a command that does something to one launched plugin.
+// operation is a command that starts, stops or restarts a launched plugin.
 type operation struct {
 	use, short, long, example string
 	do                        func(c *client.Client, ctx context.Context, name string) (*patchbayv1.LaunchedPlugin, error)
@@ -24,35 +24,35 @@ type operation struct {
 var operations = []operation{
 	{
 		use:   "launch NAME",
-		short: "Start a plugin of the catalogue.",
+		short: "Start a plugin of the catalogue",
 		long: `Start a plugin of the catalogue (the key plugins of the configuration) that is not running: it has autostart: false, was
 stopped, has failed, or is waiting to be restarted. A running plugin is left alone.
 
 The command returns when the process has been started. "patchbay wait" waits until the plugin is registered.`,
-		example: `  # Start it and wait until it can be used.
+		example: `  # Start a plugin and wait until it can be used.
   patchbay launch hello && patchbay wait Greeter/hello`,
 		do: (*client.Client).Launch,
 	},
 	{
 		use:   "stop NAME",
-		short: "End a launched plugin.",
+		short: "Stop a launched plugin",
 		long: `Stop a launched plugin and everything it started: close its standard input, then send SIGTERM, and finally SIGKILL, within its
 stopTimeout. It stays down until "patchbay launch" or "patchbay restart", or until the daemon starts again.
 
-The command returns when it has ended.`,
+The command returns when the plugin has exited.`,
 		example: `  patchbay stop hello`,
 		do:      (*client.Client).Stop,
 	},
 	{
 		use:   "restart NAME",
-		short: "Replace the process of a launched plugin, without downtime.",
+		short: "Restart a launched plugin without downtime",
 		long: `Start a new process of a launched plugin and stop the old one when the new one is ready. A plugin that serves is ready when it is
 registered, so there is no gap. If the new process does not become ready within its startTimeout, it is stopped, the old one keeps running
 and the command fails.
-With "upgrade: recreate" in the catalogue, the old process ends first, and calls wait for the new one.
+With "upgrade: recreate" in the catalogue, the old process is stopped first, and calls wait for the new one.
 
 A plugin that is not running is started, even one that has failed; its restart count is reset.`,
-		example: `  # Bring back a plugin that ended too often.
+		example: `  # Restart a plugin that has failed too often.
   patchbay status hello
   patchbay restart hello`,
 		do: (*client.Client).Restart,
@@ -73,7 +73,7 @@ NAME is the name in the catalogue, or TYPE/NAME as the plugin registered.`,
 	cmd.ValidArgsFunction = completeLaunched(socket)
 	output := addOutput(cmd, "text")
 	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error {
-		done := sayLater(ctx, cmd.ErrOrStderr(), func(ctx context.Context) string { return presentLife(ctx, c, args[0]) })
+		done := showProgress(ctx, cmd.ErrOrStderr(), func(ctx context.Context) string { return launchedState(ctx, c, args[0]) })
 		now, err := o.do(c, ctx, args[0])
 		done()
 		if err != nil {
@@ -122,7 +122,7 @@ func launched(ctx context.Context, c *client.Client, name string) (p *patchbayv1
 	return all[i], true, nil
 }
 
-func presentLife(ctx context.Context, c *client.Client, name string) string {
+func launchedState(ctx context.Context, c *client.Client, name string) string {
 	p, found, err := launched(ctx, c, name)
 	if err != nil || !found {
 		return escape(name)
@@ -140,7 +140,7 @@ func completeLaunched(socket *controlSocket) cobra.CompletionFunc {
 func newLogsCommand(paths paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "logs NAME",
-		Short: "Show what a launched plugin printed and logged.",
+		Short: "Show the output and log of a launched plugin",
 		Long: `Show the standard output, standard error and log records of a launched plugin, oldest first, across its restarts: the
 latest 256 KiB. Lines above the plugin's logRate were dropped; a count shows where.
 
@@ -157,7 +157,7 @@ NAME is the name in the catalogue, or TYPE/NAME as the plugin registered.`,
 	socket := addControlSocket(cmd, paths)
 	cmd.ValidArgsFunction = completeLaunched(socket)
 	output := addLines(cmd)
-	past := addPastAndNew(cmd, "what comes", "lines")
+	past := addPastAndNew(cmd, "new lines", "lines")
 	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error {
 		follow, tail := past()
 		request := &patchbayv1.ReadLogsRequest{Name: args[0], Follow: follow, Tail: tail}

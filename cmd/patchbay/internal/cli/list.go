@@ -24,21 +24,21 @@ func newListCommand(paths paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "list",
 		Aliases: []string{"ls"},
-		Short:   "List all known plugins.",
-		Long: `List every plugin that the daemon knows, one line for each instance, and every socket that has not said yet who it is.
+		Short:   "List all known plugins",
+		Long: `List every plugin that the daemon knows, one line for each instance, and every socket whose type and name are not known yet.
 Instances of one plugin are listed newest first.
 
-With --watch the command goes on until it is interrupted, which is no failure: each instance that changes is shown anew, and one that is
-gone, or does not match any more, once more in the state "gone".
+With --watch the command runs until it is interrupted (exit code 0): an instance that changes is printed again, and one that is gone, or
+no longer matches, is printed once more in the state "gone".
 
 The output is a table, an array of objects as JSON or YAML, or one TYPE/NAME a line.`,
-		Example: `  # Which plugins are there?
+		Example: `  # All plugins.
   patchbay list
 
-  # Those of one type that are not registered.
+  # The plugins of one type that are not registered.
   patchbay list --type CSIPlugin --state backoff,failed,refused,unreachable
 
-  # Those that are launched for a team, and what happens to them.
+  # The launched plugins of a team, and their changes.
   patchbay list --label team=storage --watch
 
   # The endpoints of all registered CSI plugins.
@@ -47,7 +47,7 @@ The output is a table, an array of objects as JSON or YAML, or one TYPE/NAME a l
 	socket := addControlSocket(cmd, paths)
 	output := addOutput(cmd, "table", "name")
 	wanted := addFilters(cmd)
-	follow := cmd.Flags().BoolP("watch", "w", false, "go on with what changes: one line, or one JSON object a line, for each change")
+	follow := cmd.Flags().BoolP("watch", "w", false, "continue with changes: one line, or one JSON object per line, for each change")
 	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
 		only, err := wanted()
 		if err != nil {
@@ -70,7 +70,7 @@ The output is a table, an array of objects as JSON or YAML, or one TYPE/NAME a l
 	return cmd
 }
 
-// filter says which plugins are wanted: those of types or roles, and of them those that match.
+// filter selects plugins by types or roles, and by a function.
 type filter struct {
 	types   []string
 	matches func(*patchbayv1.Plugin) bool
@@ -88,9 +88,9 @@ func (f filter) list(ctx context.Context, c *client.Client) (*patchbayv1.ListPlu
 func addFilters(cmd *cobra.Command) func() (filter, error) {
 	types := cmd.Flags().StringSlice("type", nil, "only plugins of these types, or with these roles")
 	states, checkStates := addWords(cmd, "state", "only instances in these states", pluginStates)
-	pattern := cmd.Flags().String("name", "", "only plugins of this name, in which * stands for any text without a slash")
+	pattern := cmd.Flags().String("name", "", "only plugins with this name; * matches any text without a slash")
 	labels := cmd.Flags().StringSliceP("label", "l", nil,
-		"only launched plugins whose metadata in the catalogue have all of these: KEY, KEY=VALUE, or KEY!=VALUE for all that have not")
+		"only launched plugins whose metadata in the catalogue match all of these: KEY, KEY=VALUE or KEY!=VALUE")
 	return func() (filter, error) {
 		if err := checkStates(); err != nil {
 			return filter{}, err
@@ -99,7 +99,7 @@ func addFilters(cmd *cobra.Command) func() (filter, error) {
 			return filter{}, wrongUsage(cmd, "--name %q is not a valid pattern: %w", *pattern, err)
 		}
 		return filter{*types, func(p *patchbayv1.Plugin) bool {
-			named, _ := path.Match(*pattern, p.Name) // looked at above
+			named, _ := path.Match(*pattern, p.Name) // the pattern is valid
 			unlabelled := slices.ContainsFunc(*labels, func(l string) bool {
 				if key, value, differs := strings.Cut(l, "!="); differs {
 					has, found := p.Metadata[key]
@@ -114,7 +114,7 @@ func addFilters(cmd *cobra.Command) func() (filter, error) {
 	}
 }
 
-// warn says what a reader of the table should know beside it.
+// warn prints degraded conditions, and that no plugins are listed.
 func warn(ctx context.Context, c *client.Client, stderr io.Writer, listing *patchbayv1.ListPluginsResponse) {
 	for _, c := range listing.Conditions {
 		if c.Status != "ok" {
@@ -142,7 +142,7 @@ func pluginTable(t terminal, plugins []*patchbayv1.Plugin, now time.Time) *table
 	return list
 }
 
-// names returns TYPE/NAME of each plugin of a listing once. A socket that has not said who it is has none.
+// names returns the unique TYPE/NAME of a listing. Sockets whose name is not known yet are left out.
 func names(plugins []*patchbayv1.Plugin) []string {
 	var list []string
 	for _, p := range plugins {
@@ -156,18 +156,17 @@ func names(plugins []*patchbayv1.Plugin) []string {
 func newStatusCommand(paths paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status [TYPE/NAME | NAME]",
-		Short: "Show what needs you, or everything about one plugin.",
-		Long: `Without an argument: which plugins need somebody, why, since when, and what to do. Those are the ones that failed, were refused,
-were given up, back off for about a minute or longer, are unreachable for more than 10 s, serve on although their socket was removed, or
-were refused within the last hour and are gone. The exit code is 1 if there are any, or if a condition of the daemon is degraded.
+		Short: "Show plugins that need attention, or one in detail",
+		Long: `Without an argument, show the plugins that need attention, with the reason, the time and the remedy: those that failed, were
+refused, were given up, back off for about a minute or longer, are unreachable for more than 10 s, still serve without a socket, or were
+refused within the last hour and are gone. The exit code is 1 if there are any, or if a condition of the daemon is degraded.
 
-TYPE/NAME shows every instance of one plugin, newest first: its state and why it is in it, its sockets, how many attempts failed, when
-the next one is due, and the last error. TYPE is the type of the plugin or a role of it, such as csi-node.
-It ends at the first slash; the name may have more.
+TYPE/NAME shows every instance of one plugin, newest first: its state and the reason, its sockets, the number of failed attempts, the time
+of the next attempt, and the last error. TYPE is the type of the plugin or one of its roles, such as csi-node. It ends at the first slash;
+the name may have more slashes.
 
-NAME alone is a launched plugin, by its name in the catalogue: its process, its health, how often it was started again, and how it
-last ended.`,
-		Example: `  # What is wrong?
+NAME alone is a launched plugin, by its name in the catalogue: its process, its health, the number of restarts, and the last error.`,
+		Example: `  # Which plugins need attention?
   patchbay status
 
   # Why is the driver not registered?
@@ -215,8 +214,8 @@ func statusOfLaunched(ctx context.Context, c *client.Client, cmd *cobra.Command,
 		return printLaunched(cmd, output, all[i])
 	}
 	like := suggest.Hint(name, each(all, func(p *patchbayv1.LaunchedPlugin) string { return p.Name }))
-	return fmt.Errorf("no launched plugin %s is known%s: plugins to launch are those of the catalogue, the key plugins of the "+
-		"configuration; a plugin that registered by itself is named TYPE/NAME", name, like)
+	return fmt.Errorf("no launched plugin %s is known%s: launched plugins are in the catalogue, the key plugins of the "+
+		"configuration; name any other plugin as TYPE/NAME", name, like)
 }
 
 func writeStatus(w io.Writer, instances []*patchbayv1.Plugin, now time.Time) error {
@@ -230,10 +229,9 @@ func writeStatus(w io.Writer, instances []*patchbayv1.Plugin, now time.Time) err
 	return write(w, text.Bytes())
 }
 
-// line is one line of a description; without a value it is left out.
+// line is one line of a description. Lines without a value are not printed.
 type line struct{ label, value string }
 
-// writeDescription writes the lines that have a value.
 func writeDescription(text *bytes.Buffer, screen terminal, lines []line) {
 	lines = slices.DeleteFunc(lines, func(l line) bool { return l.value == "" })
 	widest := 0
@@ -278,7 +276,7 @@ func describe(p *patchbayv1.Plugin, now time.Time) []line {
 	return append(lines, labelLines(p.Metadata)...)
 }
 
-// labelLines has one line for each entry of the metadata of a launched plugin.
+// labelLines returns one line for each entry of a launched plugin's metadata.
 func labelLines(metadata map[string]string) (lines []line) {
 	for _, key := range slices.Sorted(maps.Keys(metadata)) {
 		lines = append(lines, line{"Label", escape(key + "=" + metadata[key])})

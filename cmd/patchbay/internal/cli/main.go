@@ -1,8 +1,7 @@
-// Package cli is the patchbay command: its subcommands, their flags, what they print and their exit codes.
+// Package cli implements the patchbay command: its subcommands, flags, output and exit codes.
 //
-// A command that looks at a running daemon does so through package client only, and prints whatever came from a plugin in a form that
-// cannot disturb a terminal. The package holds nothing that a program would want to import; such a program uses packages patchbay, daemon
-// and client.
+// Commands talk to a running daemon only through package client. Text from plugins is escaped before it is printed, so that it cannot
+// control a terminal.
 package cli
 
 import (
@@ -24,19 +23,19 @@ import (
 	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/hangup"
 )
 
-// Main runs the command that the arguments of the process name and returns the exit code of the process. The first SIGINT or SIGTERM
-// asks the command to end; after a second one the process ends within a second. So does SIGHUP, but for the daemon.
+// Main runs the command in os.Args and returns its exit code. The first SIGINT or SIGTERM cancels the command; after a second one the
+// process exits within a second. SIGHUP has the same effect, except for the daemon.
 func Main() int {
-	// A write to a pipe that nobody reads is an error of the write, so that whoever has to clean up can. It is not ignored, because
-	// launched plugins would inherit that.
+	// Without a reader, a write to a pipe returns an error instead of killing the process, so that commands can clean up. SIGPIPE is not
+	// ignored, because launched plugins would inherit that.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	ctx, stop := untilSignal(context.Background(), func() { os.Exit(exitFailed) })
 	defer stop()
 	return Run(ctx, os.Args[1:], os.Stdout, os.Stderr)
 }
 
-// Run runs the command that the arguments name, without the name of the program, and returns its exit code: 0 if it did what was asked,
-// 1 if it failed, 2 if it was used wrongly. A failure is one line on stderr. The end of ctx is what an interrupt is to the command.
+// Run runs the command in args, which do not include the name of the program, and returns its exit code: 0 on success, 1 on failure, 2 for
+// a wrong command line. An error is printed as one line on stderr. The end of ctx interrupts the command.
 func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root := newRoot()
 	root.SetArgs(args)
@@ -45,24 +44,24 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return report(stderr, root.ExecuteContext(ctx))
 }
 
-// grace is what a second signal leaves a command to clean up, which mostly takes some milliseconds.
+// grace is the time to clean up after a second signal.
 const grace = time.Second
 
 type hangupKey struct{}
 
-// endOnHangup makes SIGHUP end the command, as SIGTERM does. Until it is called, the signal waits in [hangup.Signals].
+// endOnHangup makes SIGHUP end the command, as SIGTERM does. Until it is called, the signal is kept in [hangup.Signals].
 func endOnHangup(ctx context.Context) {
 	if end, ok := ctx.Value(hangupKey{}).(func()); ok {
 		end()
 	}
 }
 
-// untilSignal returns a context that ends with the first signal to terminate. A second one calls abandon, a grace later. After stop,
-// SIGINT and SIGTERM have their usual effect again and nothing is left running.
+// untilSignal returns a context that is cancelled by the first signal. After a second signal and the grace, it calls abandon. After stop,
+// SIGINT and SIGTERM have their default effect again, and the goroutine has ended.
 func untilSignal(parent context.Context, abandon func()) (_ context.Context, stop func()) {
 	ends := make(chan struct{}) // closed when SIGHUP ends the command
 	ctx, cancel := context.WithCancel(context.WithValue(parent, hangupKey{}, sync.OnceFunc(func() { close(ends) })))
-	// Not the channel of SIGHUP, so that no number of the one keeps the other out.
+	// SIGHUP has another channel, so that a full channel of one signal does not drop the other.
 	terminate := make(chan os.Signal, 2)
 	signal.Notify(terminate, os.Interrupt, syscall.SIGTERM)
 	done := make(chan struct{})
@@ -102,20 +101,20 @@ const (
 	exitUsage  = 2
 )
 
-// usageError says that a command line is wrong.
+// usageError is an error in the command line.
 type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
 
-// wrongUsage returns a [usageError] that names the command whose help shows the right usage.
+// wrongUsage returns a [usageError] that refers to the help of cmd.
 func wrongUsage(cmd *cobra.Command, format string, args ...any) error {
 	wrong := fmt.Errorf(format, args...)
 	return usageError{fmt.Errorf("%w; see %q", wrong, cmd.CommandPath()+" --help")}
 }
 
-// report prints an error as one line and returns the exit code for it. Every command ends here.
+// report prints an error as one line and returns the exit code.
 func report(stderr io.Writer, err error) int {
-	if err == nil || errors.Is(err, syscall.EPIPE) { // whoever read the output has seen enough
+	if err == nil || errors.Is(err, syscall.EPIPE) { // the reader of the output has exited, as head does
 		return exitDone
 	}
 	message := oneLine(err)
@@ -132,7 +131,7 @@ func report(stderr io.Writer, err error) int {
 	return exitFailed
 }
 
-// oneLine returns what an error says, or the errors that it joins.
+// oneLine returns the text of an error without line breaks.
 func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
 
 type hint struct {
@@ -140,14 +139,13 @@ type hint struct {
 	text string
 }
 
-// hints say what to do about errors of package client, which does not know the commands and flags of this program. The first that matches
-// counts.
+// hints are remedies for errors of package client in terms of this program's commands and flags. The first match counts.
 var hints = []hint{
 	{client.ErrNotRunning, `start a daemon with "patchbay run", or name the control socket of one with --control-socket`},
-	{client.ErrDenied, ""}, // it says so itself
+	{client.ErrDenied, ""}, // its text has a remedy
 	{client.ErrPermission, "run the command as root, as the daemon's user, or as a member of the socket's group"},
-	{client.ErrDeviceNotFound, `"patchbay devices list" shows what is known`},
-	{client.ErrNodeNotFound, `"patchbay fleet nodes" shows what is known`},
-	{client.ErrNotFound, `"patchbay list" shows what is known`},
-	{client.ErrBehind, `"patchbay list" shows the present state`},
+	{client.ErrDeviceNotFound, `"patchbay devices list" shows all devices`},
+	{client.ErrNodeNotFound, `"patchbay fleet nodes" shows all nodes`},
+	{client.ErrNotFound, `"patchbay list" shows all plugins`},
+	{client.ErrBehind, `"patchbay list" shows the current state`},
 }

@@ -47,7 +47,7 @@ func addChoice(cmd *cobra.Command, name, shorthand, usage string, allowed ...str
 	return c
 }
 
-// addWords adds a flag that takes any of some words, and completes them. What is returned checks them when they are known.
+// addWords adds a flag that takes a list of known words. The caller must call check after the flags are parsed.
 func addWords(cmd *cobra.Command, name, usage string, known []string) (words *[]string, check func() error) {
 	words = cmd.Flags().StringSlice(name, nil, usage)
 	completeFlag(cmd, name, cobra.FixedCompletions(known, cobra.ShellCompDirectiveNoFileComp))
@@ -61,19 +61,19 @@ func addWords(cmd *cobra.Command, name, usage string, known []string) (words *[]
 	}
 }
 
-// completeFlag has the values of a flag completed, which the command has.
+// completeFlag sets the completion of an existing flag.
 func completeFlag(cmd *cobra.Command, name string, complete cobra.CompletionFunc) {
 	if err := cmd.RegisterFlagCompletionFunc(name, complete); err != nil {
 		panic(err)
 	}
 }
 
-// addOutput adds the flag for the format of the output: the first, JSON, YAML, or one more.
+// addOutput adds the flag --output with the formats first, json, yaml and more.
 func addOutput(cmd *cobra.Command, first string, more ...string) *choice {
 	return addChoice(cmd, "output", "o", "output format", append([]string{first, "json", "yaml"}, more...)...)
 }
 
-// print writes a value as JSON or YAML, or has it written as text where neither is chosen.
+// print writes a value as JSON or YAML or, for other formats, calls text.
 func (c *choice) print(cmd *cobra.Command, value any, text func(io.Writer) error) error {
 	w := cmd.OutOrStdout()
 	switch c.value {
@@ -85,7 +85,7 @@ func (c *choice) print(cmd *cobra.Command, value any, text func(io.Writer) error
 	return text(w)
 }
 
-// printList is print for a list of which the names can be chosen too.
+// printList is print for a list that also has the format name.
 func printList[T any](cmd *cobra.Command, output *choice, list []T, names func([]T) []string, text func(io.Writer) error) error {
 	return output.print(cmd, list, func(w io.Writer) error {
 		if output.value == "name" {
@@ -95,12 +95,12 @@ func printList[T any](cmd *cobra.Command, output *choice, list []T, names func([
 	})
 }
 
-// addLines adds the flag for the format of an output that goes on for a while.
+// addLines adds the flag --output for a stream of values.
 func addLines(cmd *cobra.Command) *choice {
 	return addChoice(cmd, "output", "o", "output format: one line of text, or one JSON object a line", "text", "json")
 }
 
-// printLines writes what a sequence gives, each as one line. If it goes on until it is interrupted, that is no failure.
+// printLines writes each value of a sequence as one line. If endless is set, an interrupt is not an error.
 func printLines[T any](cmd *cobra.Command, output *choice, all iter.Seq2[T, error], endless bool, text func(io.Writer, T) error) error {
 	for one, err := range all {
 		switch {
@@ -120,9 +120,10 @@ func printLines[T any](cmd *cobra.Command, output *choice, all iter.Seq2[T, erro
 	return nil
 }
 
-// addPastAndNew adds the flags of commands that show past records and can follow new ones. The function that it returns returns their values.
+// addPastAndNew adds the flags of commands that show past records and can follow new ones. The function that it returns returns their
+// values.
 func addPastAndNew(cmd *cobra.Command, coming, what string) func() (follow bool, tail *uint32) {
-	following := cmd.Flags().BoolP("follow", "f", false, "go on with "+coming)
+	following := cmd.Flags().BoolP("follow", "f", false, "continue with "+coming)
 	count := cmd.Flags().Uint32("tail", 0, "number of past "+what+" to show (default all that are kept)")
 	return func() (bool, *uint32) {
 		if cmd.Flags().Changed("tail") {
@@ -233,7 +234,7 @@ func writeYAML(w io.Writer, value any) error {
 	if err != nil {
 		return err
 	}
-	// The escapes matter here as well: YAML is refused for unprintable characters that are not escaped.
+	// The YAML parser refuses unprintable characters that are not escaped.
 	var tree any
 	if err := yaml.Unmarshal(escapeJSON(text), &tree); err != nil {
 		return err
@@ -247,7 +248,7 @@ func writeYAML(w io.Writer, value any) error {
 	return write(w, out.Bytes())
 }
 
-// quoteTabs has strings with tabs written between quotes, with escapes: where they have lines of their own, tabs are taken for indentation.
+// quoteTabs makes the encoder quote strings with tabs. In block style, YAML could take the tabs for indentation.
 func quoteTabs(value any) any {
 	switch v := value.(type) {
 	case map[string]any:
@@ -266,16 +267,16 @@ func quoteTabs(value any) any {
 	return value
 }
 
-// each returns what each of a list is made into.
-func each[T, R any](list []T, of func(T) R) []R {
-	made := make([]R, len(list))
+// each returns the results of f for all elements of list.
+func each[T, R any](list []T, f func(T) R) []R {
+	results := make([]R, len(list))
 	for i, t := range list {
-		made[i] = of(t)
+		results[i] = f(t)
 	}
-	return made
+	return results
 }
 
-// writeLines escapes the lines, which may come from a plugin, and writes them.
+// writeLines escapes and writes lines.
 func writeLines(w io.Writer, lines []string) error {
 	var text bytes.Buffer
 	for _, line := range lines {

@@ -125,7 +125,7 @@ func TestTop(t *testing.T) {
 	if _, err := s.pty.WriteString("?"); err != nil {
 		t.Fatal(err)
 	}
-	s.shows("everything about the plugin")
+	s.shows("show the plugin in detail")
 	if _, err := s.pty.WriteString("q"); err != nil {
 		t.Fatal(err)
 	}

@@ -8,7 +8,7 @@ import (
 	"github.com/patchbay-dev/patchbay/client"
 )
 
-// request is a command that asks for something about one plugin, and says nothing if it is granted.
+// request is a command that makes one request about a plugin and prints nothing on success.
 type request struct {
 	use, short, long, example string
 	do                        func(c *client.Client, ctx context.Context, ptype, name string) error
@@ -17,22 +17,22 @@ type request struct {
 var requests = []request{
 	{
 		use:   "retry (TYPE/NAME | NAME)",
-		short: "Try at once to register a plugin that waits for its next attempt.",
+		short: "Retry the registration of a plugin now",
 		long: `Immediately retry the registration of a plugin's instances that failed, were refused, or have no handler. The back-off is reset.
 
 The command returns when the attempt has begun; use "patchbay wait" to wait for the registration. If no instance waits for another
-attempt, it says what state the plugin is in and exits with 1.`,
-		example: `  # What kept it from being registered was fixed.
+attempt, it prints the state of the plugin and exits with 1.`,
+		example: `  # After the cause of a failed registration was fixed.
   patchbay retry CSIPlugin/hostpath.csi.k8s.io && patchbay wait CSIPlugin/hostpath.csi.k8s.io`,
 		do: (*client.Client).Retry,
 	},
 	{
 		use:   "release (TYPE/NAME | NAME)",
-		short: "Let go of a name that is kept for the user of a plugin that is gone.",
+		short: "Release a reserved plugin name",
 		long: `Free the name of a plugin that is gone. A name stays reserved for its user for some time (trust.nameGrace), so that no other user's
-plugin takes it during a restart; "patchbay status" shows for whom and until when. Plugins that were refused because of it are tried
-at once.`,
-		example: `  # The driver runs as another user from now on.
+plugin takes it during a restart; "patchbay status" shows for whom and until when. Plugins that were refused because of the reservation
+are retried immediately.`,
+		example: `  # Before the driver runs as another user.
   patchbay release CSIPlugin/hostpath.csi.k8s.io`,
 		do: (*client.Client).ReleaseName,
 	},

@@ -15,18 +15,18 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/daemon"
 )
 
-// newRoot returns the command tree, with fresh flags, as it is for the user who runs it.
+// newRoot returns a new command tree with the defaults of the current user.
 func newRoot() *cobra.Command { return newRootFor(pathsFor(os.Geteuid(), os.Getenv)) }
 
 func newRootFor(paths paths) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "patchbay",
-		Short: "Patchbay finds, registers and remembers plugins that speak the kubelet registration protocol.",
+		Short: "Discover and register plugins that speak the kubelet registration protocol",
 		Long: `Patchbay discovers plugins by their Unix sockets in a directory, registers them, and remembers them across restarts.
 
 "patchbay run" is the daemon. The other commands talk to a running daemon over its control socket. They exit with 0 on success, with 1
 on failure, and with 2 if the command line is wrong.`,
-		Example: `  # Run the daemon and look at it from another terminal.
+		Example: `  # Run the daemon, and list its plugins and events from another terminal.
   patchbay run --plugin-dir /tmp/plugins
   patchbay list
   patchbay events --follow`,
@@ -72,18 +72,18 @@ on failure, and with 2 if the command line is wrong.`,
 	return root
 }
 
-// Manual returns the command tree that documentation is generated from. Whoever generates it, wherever: the defaults are those of root.
+// Manual returns the command tree for the documentation. Its defaults are those of root.
 func Manual() *cobra.Command {
 	root := newRootFor(pathsFor(0, func(string) string { return "" }))
-	root.DisableAutoGenTag = true // it would say which library wrote the page
+	root.DisableAutoGenTag = true
 	return root
 }
 
-// addDefaults gives a command, and those below it, what most have in common: one that has others below it takes the name of one of them,
-// and shows its help without; any other takes no arguments, unless it says so itself.
+// addDefaults sets the defaults of a command and its subcommands: a command with subcommands shows its help if none is named; any other
+// takes no arguments unless its Args are set.
 func addDefaults(cmd *cobra.Command) {
-	for _, below := range cmd.Commands() {
-		addDefaults(below)
+	for _, sub := range cmd.Commands() {
+		addDefaults(sub)
 	}
 	switch {
 	case cmd.HasSubCommands():
@@ -99,7 +99,7 @@ func addDefaults(cmd *cobra.Command) {
 func newHelpCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "help [COMMAND]",
-		Short: "Show the help of a command.",
+		Short: "Show the help of a command",
 		Long:  `Show what a command does, its flags and examples. "patchbay COMMAND --help" shows the same.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			topic, rest, err := cmd.Root().Find(args)
@@ -112,7 +112,7 @@ func newHelpCommand() *cobra.Command {
 	}
 }
 
-// knownCommand refuses what cobra passes to a command that has others below it: the name of none of them.
+// knownCommand is for commands with subcommands. It refuses arguments, because cobra passes only unknown subcommands.
 func knownCommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
@@ -169,7 +169,7 @@ func (v versionInfo) String() string {
 func newVersionCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "version",
-		Short: "Print the version of this program.",
+		Short: "Print the version of this program",
 		Long:  "Print the version of this program, the commit and the Go release it was built from, and the system it was built for.",
 		Example: `  patchbay version
   patchbay version -o json`,
@@ -192,7 +192,7 @@ func newCompletionCommand() *cobra.Command {
 	known := slices.Sorted(maps.Keys(shells))
 	return &cobra.Command{
 		Use:   "completion SHELL",
-		Short: "Print a completion script for a shell.",
+		Short: "Print a completion script for a shell",
 		Long: `Print a script that completes the commands, flags and arguments of patchbay in a shell: bash, fish, powershell or zsh.
 The names of plugins are completed by asking the daemon.`,
 		Example: `  # Completion in this bash session. It needs the package bash-completion.

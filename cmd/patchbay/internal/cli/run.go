@@ -23,7 +23,7 @@ import (
 func newRunCommand(paths paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run",
-		Short: "Run the daemon.",
+		Short: "Run the daemon",
 		Long: `Run the daemon in the foreground: discover plugins by their sockets in the plugin directories, register them, remember them in the
 state file, and serve the other commands on the control socket. The daemon logs to standard error.
 
@@ -43,7 +43,7 @@ A configuration file can set everything the flags can, and more; see "patchbay h
 that name, such as ` + envOf("state") + ` for --state, and both override the file; handlers from all three are combined. The default file
 may be missing.
 
-SIGHUP reloads the configuration; see "patchbay help reload". SIGINT or SIGTERM shuts the daemon down; a second one ends it at once.
+SIGHUP reloads the configuration; see "patchbay help reload". SIGINT or SIGTERM shuts the daemon down; a second one ends it immediately.
 Launched plugins end with it unless they are configured to survive. Other plugins are not touched, and the next daemon with the same state
 file remembers them.`,
 		Example: `  # For plugin development, without root.
@@ -53,7 +53,7 @@ file remembers them.`,
   patchbay run --plugin-dir /var/lib/kubelet/plugins_registry --accept-type ExamplePlugin`,
 	}
 	flags := addConfigFlags(cmd, paths)
-	cmd.PersistentPreRun = func(*cobra.Command, []string) {} // instead of the one of all commands: SIGHUP does not end this one
+	cmd.PersistentPreRun = func(*cobra.Command, []string) {} // SIGHUP does not end this command
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		sources, err := flags.sources(cmd)
 		if err != nil {
@@ -64,15 +64,15 @@ file remembers them.`,
 	return cmd
 }
 
-// boundMemory has the collector of garbage work the harder, the nearer this process comes to what its control group may have. A fifth is
-// left for what grows faster, and for plugins in the same group.
+// boundMemory sets the memory limit of the garbage collector to four fifths of the limit of the control group. The rest is for memory that
+// the collector does not control, and for plugins in the same group.
 func boundMemory(system cgroupfs.System) {
 	if bytes, bounded := system.Memory(); bounded {
 		debug.SetMemoryLimit(bytes / 5 * 4)
 	}
 }
 
-// runDaemon runs the daemon that is configured by the sources, and reads them again whenever it is to reload.
+// runDaemon runs a daemon that is configured by the sources. A reload reads them again.
 func runDaemon(cmd *cobra.Command, sources config.Sources) error {
 	_, c, err := load(sources)
 	if err != nil {
@@ -99,19 +99,19 @@ func runDaemon(cmd *cobra.Command, sources config.Sources) error {
 	}
 	for _, dir := range c.PluginDirs {
 		if watchers := doctor.Watchers(cmd.Context(), dir); len(watchers) > 0 {
-			c.Logger.Warn("another process watches the plugin directory: if it is a host too, both register what is there, and each refuses "+
-				"what it has no handler for; give each a directory of its own, or both unhandled: ignore", "dir", dir, "watchers", watchers)
+			c.Logger.Warn("another process watches the plugin directory: if it is a host too, both register the plugins there, and each refuses "+
+				"types without a handler; use separate directories, or set unhandled: ignore in both", "dir", dir, "watchers", watchers)
 		}
 	}
 	return runReloading(cmd.Context(), d)
 }
 
-// logLostTraces has what OpenTelemetry cannot do logged like everything else. Otherwise it writes lines of its own to standard error.
+// logLostTraces logs errors of OpenTelemetry, which otherwise writes to standard error.
 func logLostTraces(log *slog.Logger) {
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { log.Warn("traces are lost", "error", err) }))
 }
 
-// takePassed takes what the service manager passed: sockets by the names control and http, and whom to notify.
+// takePassed takes the sockets named control and http, and the notification socket, from the service manager.
 func takePassed(c *daemon.Config) (err error) {
 	sockets := systemd.Inherited()
 	c.Notifier = systemd.TakeNotifier()
@@ -125,7 +125,7 @@ func takePassed(c *daemon.Config) (err error) {
 	return err
 }
 
-// runReloading runs a daemon that reloads at each SIGHUP, also one that came before, when the files may have been read already.
+// runReloading runs a daemon that reloads at each SIGHUP, including one that arrived before, because the files may have been read already.
 func runReloading(ctx context.Context, d *daemon.Daemon) error {
 	watching, cancel := context.WithCancel(ctx)
 	var watch sync.WaitGroup
@@ -135,7 +135,7 @@ func runReloading(ctx context.Context, d *daemon.Daemon) error {
 			case <-watching.Done():
 				return
 			case <-hangup.Signals:
-				_, _ = d.Reload(watching) // the daemon logs what became of it
+				_, _ = d.Reload(watching) // the daemon logs the result
 			}
 		}
 	})
@@ -144,10 +144,10 @@ func runReloading(ctx context.Context, d *daemon.Daemon) error {
 	return d.Run(ctx)
 }
 
-// silent is a level that no record has.
+// silent is a level above that of all records.
 const silent = slog.Level(math.MaxInt)
 
-// newLogger returns a logger, and a function that sets its level and format, for all loggers that were made of it too.
+// newLogger returns a logger, and a function that changes the level and format of the logger and all loggers derived from it.
 func newLogger(w io.Writer, as config.Log) (log *slog.Logger, set func(config.Log)) {
 	text, json := new(slog.LevelVar), new(slog.LevelVar)
 	set = func(as config.Log) {

@@ -16,7 +16,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/daemon"
 )
 
-// The environment variables that name files. Every other flag of "patchbay run" with one value has one too, see envOf.
+// The environment variables of paths. Every other flag of "patchbay run" with one value has one too; see envOf.
 const (
 	configEnv        = "PATCHBAY_CONFIG"
 	controlSocketEnv = "PATCHBAY_CONTROL_SOCKET"
@@ -26,14 +26,13 @@ func envOf(flag string) string {
 	return "PATCHBAY_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
-// paths are the defaults of flags; empty where there is none.
+// paths are the defaults of flags; empty for none.
 type paths struct {
 	pluginDir, deviceSocketDir, controlSocket, state, config string
 }
 
-// pathsFor returns the paths of the file system hierarchy standard for root and those of the XDG base directory specification for other
-// users. Where no runtime directory is known, which happens without a login session, the state directory stands in: unlike one under
-// /tmp, it is the user's own.
+// pathsFor returns the paths of the file system hierarchy standard for root and of the XDG base directory specification for other users.
+// Without a runtime directory, which requires a login session, it uses the state directory: unlike /tmp, that belongs to the user.
 func pathsFor(uid int, getenv func(string) string) paths {
 	if uid == 0 {
 		return paths{
@@ -44,7 +43,7 @@ func pathsFor(uid int, getenv func(string) string) paths {
 			config:          "/etc/patchbay/patchbay.yaml",
 		}
 	}
-	// base returns an XDG base directory, empty if none is known. The specification says to ignore relative paths.
+	// base returns an XDG base directory, empty if none is known. The specification requires to ignore relative paths.
 	base := func(key string, underHome ...string) string {
 		if dir := getenv(key); filepath.IsAbs(dir) {
 			return dir
@@ -58,7 +57,7 @@ func pathsFor(uid int, getenv func(string) string) paths {
 	if stateHome == "" || !filepath.IsAbs(runtimeDir) {
 		runtimeDir = stateHome
 	}
-	// in returns the path of what the user has of Patchbay in a base directory, if that is known.
+	// in returns the path of a file of Patchbay in a base directory; empty if base is empty.
 	in := func(base, name string) string {
 		if base == "" {
 			return ""
@@ -74,7 +73,7 @@ func pathsFor(uid int, getenv func(string) string) paths {
 	}
 }
 
-// settings are the flags with one value that stand for a key of the configuration file.
+// settings are the flags with one value and their keys in the configuration file.
 var settings = []struct {
 	flag string
 	path []string
@@ -90,10 +89,10 @@ var settings = []struct {
 	{"log-format", []string{"log", "format"}},
 }
 
-// configFlags are the flags that say what the configuration is.
+// configFlags are the flags that determine the configuration.
 type configFlags struct {
 	paths paths
-	// file is the configuration file; it is optional unless it was named.
+	// file is the configuration file. It may be missing unless it was named.
 	file     string
 	named    bool
 	dirs     []string
@@ -109,7 +108,7 @@ func addConfigFlags(cmd *cobra.Command, paths paths) *configFlags {
 	}
 	flags.StringVar(&f.file, "config", paths.config, "configuration file; the default can be set with "+configEnv)
 	flags.StringArrayVar(&f.dirs, "plugin-dir", dirs, "directory where plugins create their sockets; can be repeated")
-	flags.String("deprecated-plugin-dir", "", "one more plugin directory, in which everything under kubernetes.io/ is ignored")
+	flags.String("deprecated-plugin-dir", "", "additional plugin directory, in which everything under kubernetes.io/ is ignored")
 	flags.String("state", paths.state, "file that remembers the registered plugins")
 	flags.String("dispense-dir", "", "directory in which every plugin has a stable socket, TYPE/NAME.sock, for programs that are not Go")
 	flags.String("device-socket-dir", paths.deviceSocketDir,
@@ -117,17 +116,17 @@ func addConfigFlags(cmd *cobra.Command, paths paths) *configFlags {
 	flags.String("http", "", "loopback address and port on which /livez, /readyz and /metrics are served, for example 127.0.0.1:8080")
 	kinds := strings.Join(daemon.HandlerKinds(), ", ")
 	flags.Var(handlerFlag{f.handlers, "TYPE=KIND"}, "handler",
-		"what to do with the plugins of a type; the kinds are "+kinds+"; can be repeated")
+		"handler for the plugins of a type; the kinds are "+kinds+"; can be repeated")
 	var known []string
 	for _, ptype := range daemon.DefaultTypes() {
 		known = append(known, each(daemon.HandlerKinds(), func(kind string) string { return ptype + "=" + kind })...)
 	}
 	completeFlag(cmd, "handler", cobra.FixedCompletions(known, cobra.ShellCompDirectiveNoFileComp))
 	flags.Var(handlerFlag{f.handlers, "TYPE"}, "accept-type", "the same as --handler TYPE=accept; can be repeated")
-	addChoice(cmd, "unhandled", "", "what to do with plugins of all other types: refuse them or leave them alone",
+	addChoice(cmd, "unhandled", "", "treatment of plugins of all other types: refuse them or leave them alone",
 		config.Unhandled...)
 	flags.String("control-socket", paths.controlSocket, "path of the daemon's control socket")
-	addChoice(cmd, "log-level", "", "least level that is logged", config.LogLevels...)
+	addChoice(cmd, "log-level", "", "lowest level that is logged", config.LogLevels...)
 	addChoice(cmd, "log-format", "", "format of the log; auto is text on a terminal and JSON elsewhere", config.LogFormats...)
 	return f
 }
@@ -166,7 +165,7 @@ func (f *configFlags) sources(cmd *cobra.Command) (config.Sources, error) {
 
 const flagSource = "flag --"
 
-// sourcesFor returns what the configuration is made of when no flag is given and no setting is in the environment.
+// sourcesFor returns the sources of a configuration without flags and without settings in the environment.
 func sourcesFor(paths paths) config.Sources {
 	s := config.Sources{File: paths.config, Optional: true}
 	s.Defaults.SetDefaults()
@@ -181,7 +180,7 @@ func sourcesFor(paths paths) config.Sources {
 	return s
 }
 
-// check loads the configuration and has the daemon's own rules checked too.
+// check loads the configuration and checks it, also for this machine.
 func (f *configFlags) check(cmd *cobra.Command) (*config.Loaded, error) {
 	sources, err := f.sources(cmd)
 	if err != nil {
@@ -192,7 +191,7 @@ func (f *configFlags) check(cmd *cobra.Command) (*config.Loaded, error) {
 	if err != nil && !ok || loaded == nil {
 		return loaded, err
 	}
-	// A daemon would run with such plugins, and not launch them.
+	// These are not errors for the daemon: it runs without such plugins.
 	wrong = append(wrong, loaded.LocateAll(c.CheckPlugins())...)
 	if wrong = append(wrong, loaded.LocateAll(checkPaths(c))...); len(wrong) == 0 {
 		return loaded, nil
@@ -201,8 +200,7 @@ func (f *configFlags) check(cmd *cobra.Command) (*config.Loaded, error) {
 	return loaded, wrong
 }
 
-// checkPaths says which paths of a configuration lead nowhere on this machine, since something else is there. It makes nothing: what is
-// missing, a daemon makes.
+// checkPaths returns errors for paths of a configuration that the daemon cannot create or use on this machine.
 func checkPaths(c daemon.Config) error {
 	var wrong []error
 	check := func(field, path string, isDir bool) {
@@ -214,7 +212,7 @@ func checkPaths(c daemon.Config) error {
 		case errors.Is(err, syscall.ENOTDIR):
 			err = fmt.Errorf("cannot create %s: a part of the path is not a directory; choose another path", path)
 		case err != nil || info.IsDir() == isDir:
-			return // a daemon makes what is missing
+			return // the daemon creates missing files and directories
 		case isDir:
 			err = fmt.Errorf("%s is not a directory: choose another path", path)
 		default:
@@ -232,8 +230,8 @@ func checkPaths(c daemon.Config) error {
 	return errors.Join(wrong...)
 }
 
-// load reads a configuration that a daemon can work with. The error is of type [config.Errors] if the content is wrong: then it has all
-// errors, and what could be read of the configuration is returned with it.
+// load reads and validates a configuration. If its content is wrong, the error is of type [config.Errors] and has all errors, and load
+// returns the parts that could be read.
 func load(sources config.Sources) (*config.Loaded, daemon.Config, error) {
 	loaded, err := config.Load(sources)
 	if loaded == nil {
@@ -251,19 +249,19 @@ func load(sources config.Sources) (*config.Loaded, daemon.Config, error) {
 	return loaded, c, nil
 }
 
-// withoutFiles returns where a daemon works by the flags, the environment and the defaults, for when the files cannot be read.
+// withoutFiles returns a configuration with the paths of the flags, the environment and the defaults, for use if the files cannot be read.
 func withoutFiles(s config.Sources) daemon.Config {
 	paths := []string{"pluginDirs", "deprecatedPluginDir", "state", "controlSocket"}
 	s.File = ""
 	s.Over = slices.DeleteFunc(slices.Clone(s.Over), func(o config.Setting) bool { return !slices.Contains(paths, o.Path[0]) })
 	loaded, err := config.Load(s)
 	if err != nil {
-		panic(fmt.Sprintf("cli: paths from the command line are not taken: %v", err)) // any text is a path
+		panic(fmt.Sprintf("cli: invalid paths from the command line: %v", err)) // any text is a path
 	}
 	return daemonConfig(loaded)
 }
 
-// blame makes the command line responsible for a configuration that is wrong if nothing in a file is.
+// blame returns a usage error if all errors of a configuration are in the command line or the environment.
 func blame(cmd *cobra.Command, err error) error {
 	wrong, ok := errors.AsType[config.Errors](err)
 	if !ok {
@@ -279,11 +277,10 @@ func daemonConfig(loaded *config.Loaded) daemon.Config {
 	return daemon.Config{Config: loaded.Config, Catalogue: loaded.Catalogue, Build: daemon.ThisBuild()}
 }
 
-// handlerFlag is a flag that names the handlers of plugin types. It implements pflag.Value. Whether types and kinds are right is left to
-// [daemon.New].
+// handlerFlag is a flag that sets handlers of plugin types. It implements pflag.Value. [daemon.New] checks the types and kinds.
 type handlerFlag struct {
 	handlers map[string]string
-	// form is TYPE=KIND, or TYPE where the plugins are accepted.
+	// form is TYPE=KIND, or TYPE for the kind accept.
 	form string
 }
 

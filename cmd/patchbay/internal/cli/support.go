@@ -21,7 +21,7 @@ import (
 func newSupportDumpCommand(paths paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "support-dump [FILE]",
-		Short: "Pack what the report of a fault needs.",
+		Short: "Collect diagnostics for a bug report",
 		Long: `Collect everything a bug report needs into FILE, a compressed tar archive, or with - on standard output: versions, the
 configuration in force, plugins and launched plugins, what needs attention, refusals, conditions, past events, and the daemon's metrics,
 goroutines and memory. Possible secrets in the configuration are left out. Names, paths and error texts are not, so read the archive
@@ -35,7 +35,7 @@ admin.`,
 	socket := addControlSocket(cmd, paths)
 	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error {
 		if _, err := c.Version(ctx); err != nil {
-			return err // there is nothing to pack
+			return err // no daemon answers
 		}
 		name := "patchbay-" + time.Now().UTC().Format("20060102-150405") + ".tar.gz"
 		if len(args) > 0 {
@@ -56,7 +56,7 @@ admin.`,
 	return cmd
 }
 
-// writeNew writes a file that is not there yet, for its owner alone.
+// writeNew creates a file that only its owner can read. It fails if the file exists.
 func writeNew(name string, content []byte) error {
 	file, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -115,7 +115,7 @@ func dump(ctx context.Context, c *client.Client, w io.Writer) error {
 	return errors.Join(archive.Close(), packed.Close())
 }
 
-// known are the files of what the daemon tells, and what it does not.
+// known returns files with the daemon's state, and a text with the errors.
 func known(ctx context.Context, c *client.Client) (files []dumped, wrong bytes.Buffer) {
 	for _, part := range []struct {
 		name string

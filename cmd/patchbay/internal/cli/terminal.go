@@ -13,21 +13,23 @@ import (
 
 	"github.com/mattn/go-runewidth"
 	"golang.org/x/term"
+
+	"github.com/patchbay-dev/patchbay/internal/backoff"
 )
 
-// gap is between two columns.
+// gap is the number of spaces between two columns.
 const gap = 3
 
-// tones say what the texts in some columns mean.
+// tones are functions that return the tone of the text in a column.
 type tones map[int]func(text string) tone
 
-// table is text in aligned columns. On a terminal that is too narrow, the cells of the column that can do without their ends are cut.
+// table is text in aligned columns. On a narrow terminal, columns are cut or left out.
 type table struct {
 	terminal
 	head []string
 	rows [][]string // escaped
-	// cuts are the columns that give way where a line is too long, in this order: each is cut first, then all but the last are left out, and
-	// at last that one is cut in its middle, since names differ at either end. Without any, all columns are whole.
+	// cuts are the columns that are shortened, in this order, if lines are too long: all but the last are cut to minCut, then left out;
+	// finally the last one is cut in its middle, because names differ at both ends. Without cuts, lines may be too long.
 	cuts  []int
 	tones tones
 }
@@ -81,7 +83,7 @@ func (t *table) toneIn(column int, text string, inHead bool) tone {
 	return plain
 }
 
-// truncate returns a text that is at most so many cells wide.
+// truncate shortens text to a number of cells.
 func truncate(text string, width int) string {
 	if runewidth.StringWidth(text) <= width {
 		return text
@@ -89,7 +91,7 @@ func truncate(text string, width int) string {
 	return runewidth.Truncate(text, width, "…")
 }
 
-// fit cuts a text of a column.
+// fit shortens a text of a column to width.
 func (t *table) fit(column int, text string, width int) string {
 	if last := len(t.cuts) - 1; last < 1 || column != t.cuts[last] || runewidth.StringWidth(text) <= width || width < 3 {
 		return truncate(text, width)
@@ -98,10 +100,10 @@ func (t *table) fit(column int, text string, width int) string {
 	return truncate(text, width-end) + runewidth.TruncateLeft(text, runewidth.StringWidth(text)-end, "")
 }
 
-// minCut is the least width that a column which is cut keeps, before another gives way.
+// minCut is the width to which a column is cut before the next one is cut.
 const minCut = 12
 
-// widths returns the widths of the columns; zero for one that is left out.
+// widths returns the widths of the columns; zero for columns that are left out.
 func (t *table) widths(rows [][]string) []int {
 	widths := make([]int, len(rows[0]))
 	over := gap*(len(widths)-1) - t.width
@@ -143,14 +145,13 @@ func (t *table) widths(rows [][]string) []int {
 	return widths
 }
 
-// terminal says what the reader of an output can show. The zero value is a pipe or file: no colours, lines of any length.
+// terminal describes the terminal behind an output. The zero value is a pipe or file: no colours, lines of any length.
 type terminal struct {
-	colour bool
-	// width and height are the cells of the screen; zero where there is none.
-	width, height int
+	colour        bool
+	width, height int // in cells; zero if unknown
 }
 
-// terminalOf returns what is at the end of w. Colours are left out where NO_COLOR is set (no-color.org) or the terminal is a dumb one.
+// terminalOf returns the terminal behind w. There are no colours if NO_COLOR is set (no-color.org) or TERM is dumb.
 func terminalOf(w io.Writer) terminal {
 	f, ok := w.(*os.File)
 	if !ok || !term.IsTerminal(int(f.Fd())) {
@@ -163,7 +164,7 @@ func terminalOf(w io.Writer) terminal {
 	return t
 }
 
-// tone is what a text means, which colours show.
+// tone is a meaning of a text that a colour shows.
 type tone int
 
 const (
@@ -175,7 +176,7 @@ const (
 	strong
 )
 
-// sequences are the parameters of the terminal's sequence for each tone (SGR).
+// sequences are the SGR parameters of each tone.
 var sequences = map[tone]string{good: "32", busy: "33", bad: "31", faint: "2", strong: "1"}
 
 func (t terminal) paint(text string, is tone) string {
@@ -185,7 +186,7 @@ func (t terminal) paint(text string, is tone) string {
 	return "\x1b[" + sequences[is] + "m" + text + "\x1b[0m"
 }
 
-// toneOf says what a state, the kind of an event or a result means. What follows its first word does not matter.
+// toneOf returns the tone of a state, a kind of event or a result. Only the first word counts.
 func toneOf(text string) tone {
 	word := text
 	if end := strings.IndexAny(text, " ,"); end >= 0 {
@@ -208,18 +209,18 @@ func isTerminal(w io.Writer) bool {
 	return ok && term.IsTerminal(int(file.Fd()))
 }
 
-// progressAfter is how long an operation takes before a line says what it waits for.
+// progressAfter is how long an operation takes before its state is shown.
 const progressAfter = 500 * time.Millisecond
 
-// sayLater writes, on a terminal and nowhere else, what now returns if an operation takes long. The caller calls done when the operation
-// has ended.
-func sayLater(ctx context.Context, w io.Writer, now func(context.Context) string) (done func()) {
+// showProgress writes the result of state to w if w is a terminal and the operation takes long. The caller must call done after the
+// operation.
+func showProgress(ctx context.Context, w io.Writer, state func(context.Context) string) (done func()) {
 	ctx, cancel := context.WithCancel(ctx)
-	var saying sync.WaitGroup
+	var showing sync.WaitGroup
 	if isTerminal(w) {
-		saying.Go(func() {
-			if pause(ctx, progressAfter) == nil {
-				if text := now(ctx); ctx.Err() == nil {
+		showing.Go(func() {
+			if backoff.Pause(ctx, progressAfter) {
+				if text := state(ctx); ctx.Err() == nil {
 					fmt.Fprintln(w, terminalOf(w).paint(text, faint))
 				}
 			}
@@ -227,6 +228,6 @@ func sayLater(ctx context.Context, w io.Writer, now func(context.Context) string
 	}
 	return func() {
 		cancel()
-		saying.Wait()
+		showing.Wait()
 	}
 }

@@ -113,11 +113,11 @@ func TestTopKeys(t *testing.T) {
 		shows, without string
 	}{
 		{nil, topAsked{}, "> T      two", ""},
-		{[]string{"?"}, topAsked{}, "Enter              everything about the plugin", "two"},
+		{[]string{"?"}, topAsked{}, "Enter              show the plugin in detail", "two"},
 		{[]string{"q"}, topAsked{}, "> T      two", "Enter"},
 		{[]string{"\r"}, topAsked{}, `Last error:  no \x1b[2J`, "three"},
 		{[]string{"\x1b"}, topAsked{}, "three", "Last error"},
-		{[]string{"l"}, topAsked{}, "the daemon did not launch it", ""},
+		{[]string{"l"}, topAsked{}, "the daemon did not launch this plugin", ""},
 		{[]string{"j"}, topAsked{}, "> T      one", "launch"},
 		{[]string{"l"}, topAsked{topReadLog, "T/one"}, "", ""},
 		{[]string{"\r", "l"}, topAsked{topReadLog, "T/one"}, "T/one", ""},
@@ -127,7 +127,7 @@ func TestTopKeys(t *testing.T) {
 		{[]string{"n"}, topAsked{}, "?: help", "restart"},
 		{[]string{"R", "y"}, topAsked{topRestart, "T/one"}, "T/one is being restarted", ""},
 		{[]string{"/", "t", "h", "x", "\x7f", "\x1b[A"}, topAsked{}, "/th_", "one"},
-		{[]string{"\r"}, topAsked{}, "only: th", "two"},
+		{[]string{"\r"}, topAsked{}, "filter: th", "two"},
 		{[]string{"j", "j"}, topAsked{}, "> T      three", "one"},
 		{[]string{"/", "zz", "\r", "\r", "R"}, topAsked{}, "", "three"},
 		{[]string{"\x1b"}, topAsked{}, "> T      two", ""},

@@ -15,9 +15,8 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
-// escape returns s in a form that is one line and cannot disturb a terminal: control characters, the beginnings of terminal sequences,
-// invisible and direction-changing characters and bytes that are not UTF-8 are replaced by Go's escape sequences for them, such as
-// \x1b. What is printable stays as it is. Escaping what is escaped changes nothing.
+// escape returns s as one line that cannot control a terminal. Control characters, invisible and direction-changing characters and bytes
+// that are not UTF-8 are replaced by Go escape sequences such as \x1b. Printable characters stay as they are, so escape is idempotent.
 func escape(s string) string {
 	if untrusted.Printable(s) {
 		return s
@@ -35,9 +34,9 @@ func escape(s string) string {
 	return b.String()
 }
 
-// escapeJSON does for a JSON text what the encoder leaves undone: it is the same JSON value, but with \u escapes instead of
-// unprintable characters from U+007F to U+FFFF, such as U+009B, which begins terminal sequences. Such characters occur in JSON strings
-// only. Those above are left, because YAML, which is made of JSON, has no pairs of escapes for them; none means anything to a terminal.
+// escapeJSON replaces unprintable characters from U+007F to U+FFFF in JSON text by \u escapes, because the encoder does not. They occur
+// only in strings; one of them, U+009B, starts terminal sequences. Characters above U+FFFF are harmless to terminals and stay, because
+// YAML, which is made from the JSON, has no surrogate pairs.
 func escapeJSON(text []byte) []byte {
 	if bytes.IndexFunc(text, unsafeInJSON) < 0 {
 		return text
@@ -57,7 +56,7 @@ func unsafeInJSON(r rune) bool { return r >= 0x7f && r <= 0xffff && unprintable(
 
 func unprintable(r rune) bool { return !unicode.IsPrint(r) }
 
-// cell is a value that fills its place in a table and cannot break out of it.
+// cell escapes a value for a table; an empty one becomes "-".
 func cell(value string) string {
 	if value == "" {
 		return "-"
@@ -70,8 +69,8 @@ const (
 	millis = "2006-01-02T15:04:05.000Z07:00" // RFC 3339, with as many digits in each line
 )
 
-// short writes a duration with one unit, the largest of which there are at least two: 90s, 5m, 7h, 12d. What is below zero, as
-// it can be between two clocks, is zero.
+// short formats a duration with one unit, the largest of which there are at least two: 90s, 5m, 7h, 12d. A negative duration, which
+// different clocks can cause, counts as zero.
 func short(d time.Duration) string {
 	switch {
 	case d >= 2*day:
@@ -92,7 +91,7 @@ func timeOf(t *timestamppb.Timestamp) *time.Time {
 	return new(t.AsTime())
 }
 
-// since says how long ago something was; ago does so in words.
+// since formats the time from t to now.
 func since(t *time.Time, now time.Time) string {
 	if t == nil {
 		return "-"
@@ -107,7 +106,7 @@ func ago(t *time.Time, now time.Time) string {
 	return since(t, now) + " ago"
 }
 
-// moment writes a time and how far it is from now.
+// moment formats a time and its distance from now.
 func moment(t *time.Time, now time.Time) string {
 	switch {
 	case t == nil:
@@ -118,7 +117,7 @@ func moment(t *time.Time, now time.Time) string {
 	return fmt.Sprintf("%s (%s)", t.Local().Format(time.RFC3339), ago(t, now))
 }
 
-// age says for how long a plugin has been known: since its socket was seen, or since it was registered, maybe by an earlier daemon.
+// age formats the time since the plugin's socket was first seen or, if that was earlier, since it was registered by an earlier daemon.
 func age(p *patchbayv1.Plugin, now time.Time) string {
 	seen, registered := timeOf(p.FirstSeen), timeOf(p.RegisteredAt)
 	if seen == nil || registered != nil && registered.Before(*seen) {

@@ -21,13 +21,14 @@ import (
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/client"
+	"github.com/patchbay-dev/patchbay/internal/backoff"
 )
 
 const (
-	// topEvery is how often the screen is renewed without an event: ages grow, and states that have no event pass.
+	// topEvery is the time between two updates of the screen without an event: ages grow, and some states have no events.
 	topEvery = 2 * time.Second
-	// topSettle is how long events are gathered before the screen is renewed.
-	topSettle = 100 * time.Millisecond
+	// topDelay is the time from an event to the update of the screen, to combine many events.
+	topDelay = 100 * time.Millisecond
 	// topEvents is how many of the last events are shown.
 	topEvents = 5
 	// topLog is how many of the last records of a log are shown.
@@ -36,25 +37,25 @@ const (
 	topPage = 10
 )
 
-// topHelp is what ? shows.
-const topHelp = `The plugins that are not well come first.
+// topHelp is the text of the key ?.
+const topHelp = `Plugins with problems come first.
 
-  up, down, j, k     move; with Page Up, Page Down and space, by ten
-  /                  show only what has each word in its type, roles, name, version, state or labels,
-                     and no word that follows a "!"; Escape ends that
-  Enter              everything about the plugin
-  l                  what it printed, if the daemon launched it
-  R                  restart it, if the daemon launched it, without downtime
-  ?                  this
-  q, Escape          back, and at last the end`
+  up, down, j, k     move; Page Up, Page Down and space move by ten
+  /                  filter: show plugins with each word in their type, roles, name, version, state or labels,
+                     and without each word after a "!"; Escape clears the filter
+  Enter              show the plugin in detail
+  l                  show the output of a launched plugin
+  R                  restart a launched plugin without downtime
+  ?                  show this help
+  q, Escape          go back; quit at the top level`
 
 func newTopCommand(paths paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "top",
-		Short: "Show the plugins live.",
-		Long: `Show all plugins and the last events, renewed as they change, until q or Ctrl-C. Those that are not well come first.
+		Short: "Show the plugins live",
+		Long: `Show all plugins and the last events, updated as they change, until q or Ctrl-C.
 
-It needs a terminal; "patchbay list" and "patchbay events --follow" are for everything else.
+It needs a terminal. Use "patchbay list" or "patchbay events --follow" elsewhere.
 
 ` + topHelp,
 		Example: `  patchbay top`,
@@ -68,7 +69,7 @@ It needs a terminal; "patchbay list" and "patchbay events --follow" are for ever
 	}
 	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
 		out := cmd.OutOrStdout()
-		first, err := c.List(ctx) // an error belongs on the ordinary screen
+		first, err := c.List(ctx) // print an error before the screen is switched
 		if err != nil {
 			return err
 		}
@@ -76,7 +77,7 @@ It needs a terminal; "patchbay list" and "patchbay events --follow" are for ever
 		if err != nil {
 			return fmt.Errorf("cannot read single keys from the terminal: %w", err)
 		}
-		fmt.Fprint(out, "\x1b[?1049h\x1b[?25l") // another screen, no cursor
+		fmt.Fprint(out, "\x1b[?1049h\x1b[?25l") // switch to the alternate screen, hide the cursor
 		defer func() {
 			fmt.Fprint(out, "\x1b[?25h\x1b[?1049l")
 			_ = term.Restore(int(os.Stdin.Fd()), before)
@@ -87,7 +88,8 @@ It needs a terminal; "patchbay list" and "patchbay events --follow" are for ever
 	return cmd
 }
 
-// readKeys reads what is typed until r ends. Its goroutine waits in a read that cannot be interrupted, and ends with the process.
+// readKeys returns the keys that are typed, until r ends. Its goroutine blocks in a read that cannot be interrupted, and ends with the
+// process.
 func readKeys(r io.Reader) <-chan string {
 	keys := make(chan string)
 	go func() {
@@ -108,7 +110,7 @@ func readKeys(r io.Reader) <-chan string {
 	return keys
 }
 
-// cutKey cuts the first key off what was typed: a character, or the sequence that a terminal sends for a key that has none.
+// cutKey splits off the first key: a character, or the escape sequence of a key such as an arrow.
 func cutKey(typed string) (key, rest string) {
 	_, size := utf8.DecodeRuneInString(typed)
 	if strings.HasPrefix(typed, "\x1b[") {
@@ -121,33 +123,33 @@ func cutKey(typed string) (key, rest string) {
 	return typed[:size], typed[size:]
 }
 
-// topMode is what the keys are for.
+// topMode determines the meaning of keys.
 type topMode int
 
 const (
-	topList    topMode = iota // the plugins
-	topFilter                 // the text of the filter is typed
-	topText                   // something to read
-	topConfirm                // whether to restart a plugin
+	topList    topMode = iota // the list of plugins
+	topFilter                 // input of the filter
+	topText                   // a text
+	topConfirm                // a question whether to restart a plugin
 )
 
-// topView is what the command shows. It is changed by keys and by what the daemon says, and asks for what it cannot do itself.
+// topView is the state of the screen. Keys and updates from the daemon change it.
 type topView struct {
 	listing *patchbayv1.ListPluginsResponse // nil before the first one
 	events  []*patchbayv1.Event
-	err     error  // why it is not up to date
-	notice  string // what came of the last key
+	err     error  // of the last update
+	notice  string // the result of the last key
 
 	mode     topMode
 	filter   string
-	selected int // of the plugins that are shown
+	selected int // index among the plugins that are shown
 	from     int // the first line that is shown
 	text     []string
-	// detailed is the plugin of which everything is shown, wherever it is in the list by now; nil if none is.
+	// detailed is the plugin that is shown in detail; nil for none.
 	detailed *patchbayv1.Plugin
 }
 
-// topAsked is what a key asks for.
+// topAsked is an action that a key requests.
 type topAsked struct {
 	what   topWhat
 	plugin string
@@ -201,7 +203,7 @@ func (v *topView) run(ctx context.Context, c *client.Client, out io.Writer, keys
 		case e := <-news:
 			v.events = append(v.events, e)
 			v.events = v.events[max(len(v.events)-topEvents, 0):]
-			renew.Reset(topSettle)
+			renew.Reset(topDelay)
 			continue
 		case <-renew.C:
 			listing, err := listNow(ctx, c)
@@ -211,7 +213,7 @@ func (v *topView) run(ctx context.Context, c *client.Client, out io.Writer, keys
 			renew.Reset(topEvery)
 		}
 		screen := terminalOf(out)
-		if screen.width == 0 || screen.height == 0 { // a serial line does not say
+		if screen.width == 0 || screen.height == 0 { // unknown for a serial line
 			screen.width, screen.height = 80, 24
 		}
 		if _, err := io.WriteString(out, v.draw(screen, time.Now())); err != nil {
@@ -226,7 +228,7 @@ func listNow(ctx context.Context, c *client.Client) (*patchbayv1.ListPluginsResp
 	return c.List(ctx)
 }
 
-// follow passes events on until ctx ends. When the daemon goes away it waits for it to come back.
+// follow passes events on until ctx is done. If the daemon goes away, it tries again until the daemon is back.
 func follow(ctx context.Context, c *client.Client, news chan<- *patchbayv1.Event) {
 	tail := uint32(topEvents)
 	for ctx.Err() == nil {
@@ -240,7 +242,7 @@ func follow(ctx context.Context, c *client.Client, news chan<- *patchbayv1.Event
 				return
 			}
 		}
-		_ = pause(ctx, topEvery) // the loop looks at ctx
+		backoff.Pause(ctx, topEvery)
 	}
 }
 
@@ -253,10 +255,10 @@ func logLines(ctx context.Context, c *client.Client, plugin string) []string {
 			fmt.Fprintln(&text, escape(err.Error()))
 			break
 		}
-		_ = writeRecord(&text, r) // it fails never
+		_ = writeRecord(&text, r) // writes to a bytes.Buffer do not fail
 	}
 	if text.Len() == 0 {
-		fmt.Fprintln(&text, "it has printed nothing")
+		fmt.Fprintln(&text, "no output")
 	}
 	return strings.Split(strings.TrimSuffix(text.String(), "\n"), "\n")
 }
@@ -322,7 +324,7 @@ func (v *topView) pressInList(key string) topAsked {
 		if len(shown) > 0 {
 			var text bytes.Buffer
 			v.detailed = shown[v.at(shown)]
-			_ = writeStatus(&text, []*patchbayv1.Plugin{v.detailed}, time.Now()) // it fails never
+			_ = writeStatus(&text, []*patchbayv1.Plugin{v.detailed}, time.Now()) // writes to a bytes.Buffer do not fail
 			v.show(topText, strings.Split(strings.TrimSuffix(text.String(), "\n"), "\n"))
 		}
 	case "l", "R":
@@ -331,12 +333,12 @@ func (v *topView) pressInList(key string) topAsked {
 	return topAsked{}
 }
 
-// pressForLaunched takes a key that is for plugins that the daemon launched.
+// pressForLaunched handles the keys for launched plugins.
 func (v *topView) pressForLaunched(key string) topAsked {
 	plugin := v.launched()
 	switch {
 	case plugin == "":
-		v.notice = "the daemon did not launch it"
+		v.notice = "the daemon did not launch this plugin"
 	case key == "l":
 		return topAsked{topReadLog, plugin}
 	default:
@@ -360,7 +362,7 @@ func (v *topView) typed(key string) {
 	v.selected = 0
 }
 
-// launched names the plugin that is shown or selected, if the daemon launched it.
+// launched returns the name of the plugin that is shown in detail or selected; empty if the daemon did not launch it.
 func (v *topView) launched() string {
 	p := v.detailed
 	if shown := v.shown(); p == nil && len(shown) > 0 {
@@ -374,7 +376,7 @@ func (v *topView) launched() string {
 
 func (v *topView) at(shown []*patchbayv1.Plugin) int { return max(0, min(v.selected, len(shown)-1)) }
 
-// shown returns the plugins that pass the filter, those first that are not well.
+// shown returns the plugins that match the filter, those with problems first.
 func (v *topView) shown() []*patchbayv1.Plugin {
 	words := strings.Fields(strings.ToLower(v.filter))
 	plugins := slices.DeleteFunc(slices.Clone(v.listing.GetPlugins()), func(p *patchbayv1.Plugin) bool {
@@ -424,11 +426,11 @@ func (v *topView) prompt() string {
 	case v.mode == topFilter:
 		return "/" + escape(v.filter) + "_"
 	case v.mode == topConfirm:
-		return "restart " + v.launched() + "? y, or any other key"
+		return "restart " + v.launched() + "? y restarts it, any other key goes back"
 	case v.notice != "":
 		return escape(v.notice)
 	case v.filter != "":
-		return "only: " + escape(v.filter)
+		return "filter: " + escape(v.filter)
 	case v.mode == topText:
 		return "q: back"
 	}

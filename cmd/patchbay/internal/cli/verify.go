@@ -16,16 +16,14 @@ import (
 	"github.com/patchbay-dev/patchbay/verify"
 )
 
-// errNonconforming ends a verify command that found a broken rule.
-var errNonconforming = errors.New("the plugin breaks rules: see the results that are marked")
+// The errors of a verification: a rule failed or warned, a rule could not be judged, no rule applied.
+var (
+	errNonconforming  = errors.New("the plugin breaks rules: see the results that are marked")
+	errInconclusive   = errors.New("the machine was too busy to judge the plugin by all rules: verify again when it is less busy")
+	errNothingChecked = errors.New("nothing was checked: none of the chosen rules applies to this plugin; the list has the reasons")
+)
 
-// errInconclusive ends a verify command that found no broken rule and could not judge all.
-var errInconclusive = errors.New("the machine was too busy to judge the plugin by all rules: verify again when it is less busy")
-
-// errNothingChecked ends a verification of which no rule applied.
-var errNothingChecked = errors.New("nothing was checked: no rule that was chosen applies to this plugin; the reasons stand in the list")
-
-// verifyFlags are those of verify.
+// verifyFlags are the flags of verify.
 type verifyFlags struct {
 	target  verify.Target
 	options verify.Options
@@ -40,7 +38,7 @@ type verifyFlags struct {
 func newVerifyCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "verify SOCKET | verify [--socket PATH] -- COMMAND...",
-		Short: "Check whether a plugin behaves as hosts expect it.",
+		Short: "Check a plugin against the conformance rules",
 		Long: `Play the host of one plugin and check the plugin against rules with stable identifiers: registration, connections, the
 services of its type and, for a COMMAND, how it starts, handles a refusal, is killed and shuts down. It needs no daemon and no kubelet.
 verify/rules.md explains each rule.
@@ -66,7 +64,7 @@ The exit code is 1 if a rule failed, could not be judged because the machine was
 
   # What is checked?
   patchbay verify --list-rules`,
-		Args: cobra.ArbitraryArgs, // what they mean depends on the flags
+		Args: cobra.ArbitraryArgs, // run checks them
 	}
 	var f verifyFlags
 	flags := cmd.Flags()
@@ -77,8 +75,8 @@ The exit code is 1 if a rule failed, could not be judged because the machine was
 	flags.BoolVar(&f.target.KubeletSock, "kubelet-sock", false, "play the kubelet for a device plugin that registers on {dir}/kubelet.sock")
 	flags.StringVar(&f.driver, "driver", "", "program that the command registers, with its arguments, split at spaces; started first")
 	flags.StringArrayVar(&f.options.Claims, "claim", nil,
-		"claim for the DRA driver, which may or may not be able to prepare it: NAMESPACE/NAME/UID (repeatable)")
-	flags.StringVar(&f.change, "change", "", "program that makes the device plugin's devices change, with its arguments, split at spaces")
+		"claim for the DRA driver to prepare: NAMESPACE/NAME/UID (repeatable)")
+	flags.StringVar(&f.change, "change", "", "program that changes the device plugin's devices, with its arguments, split at spaces")
 	flags.DurationVar(&f.options.Timeout, "timeout", 2*time.Minute, "time limit for the whole run")
 	flags.DurationVar(&f.options.CallTimeout, "call-timeout", 5*time.Second, "time limit for one call")
 	flags.DurationVar(&f.options.StartTimeout, "start-timeout", 10*time.Second, "time limit for the command to answer after it starts")
@@ -174,7 +172,7 @@ func (f *verifyFlags) print(cmd *cobra.Command, report verify.Report) error {
 	})
 }
 
-// writeVerification writes a report for people: all results in a table, and then what has to be changed.
+// writeVerification writes a report as text: a table of all results, followed by the problems.
 func writeVerification(w io.Writer, report verify.Report) error {
 	var text bytes.Buffer
 	list := &table{terminal: terminalOf(w), head: []string{"RULE", "RESULT", "TITLE", "FOUND"}, cuts: []int{3}, tones: tones{1: toneOf}}

@@ -13,15 +13,16 @@ import (
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/client"
+	"github.com/patchbay-dev/patchbay/internal/backoff"
 )
 
-// watchPace is the least time from one look to the next. Each is a whole list, which in a storm of events would keep the daemon busy.
+// watchPace is the minimum time between two lists, so that many events do not keep the daemon busy.
 const watchPace = 250 * time.Millisecond
 
 // watchList shows the plugins that match, and then each that changes, until it is interrupted.
 func watchList(ctx context.Context, c *client.Client, cmd *cobra.Command, output *choice, only filter) error {
 	if output.value == "yaml" {
-		return wrongUsage(cmd, "--watch has no end, and YAML is one document: use -o json, which is one object a line")
+		return wrongUsage(cmd, "--watch cannot print YAML, which is one document: use -o json, which is one object per line")
 	}
 	shown := &watched{cmd: cmd, output: output}
 	for {
@@ -35,24 +36,25 @@ func watchList(ctx context.Context, c *client.Client, cmd *cobra.Command, output
 	}
 }
 
-// watched is what was shown.
+// watched is the state of a list that is watched.
 type watched struct {
 	cmd    *cobra.Command
 	output *choice
 	last   []*patchbayv1.Plugin
-	// table has the rows of the first list, by which those that follow are aligned; nil before there was one.
+	// table has the rows of the first list, which determine the columns; nil before the first list.
 	table *table
 }
 
-// follow looks once, and again after events, until ctx ends or the daemon goes away.
+// follow lists the plugins once, and again after events, until ctx is done or the daemon goes away.
 func (s *watched) follow(ctx context.Context, c *client.Client, only filter) error {
 	ctx, cancel := context.WithCancelCause(ctx)
-	told := make(chan struct{}, 1) // what happens during a look is seen by the next one, all of it
+	told := make(chan struct{}, 1) // has a value if there were events since the last list began
 	ended := make(chan struct{})
 	defer func() { cancel(nil); <-ended }()
 	go func() {
 		defer close(ended)
-		// The last earlier event comes when the stream stands, so that nothing is missed between the first look and that.
+		// With a tail of 1, an event arrives when the stream is established, so that no change between the first list and the stream is
+		// missed.
 		for _, err := range c.Events(ctx, &patchbayv1.WatchEventsRequest{Follow: true, Tail: new(uint32(1)), Types: only.types}) {
 			if err != nil {
 				cancel(err)
@@ -81,13 +83,13 @@ func (s *watched) follow(ctx context.Context, c *client.Client, only filter) err
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
-		if pause(ctx, watchPace-time.Since(looked)) != nil {
+		if !backoff.Pause(ctx, watchPace-time.Since(looked)) {
 			return context.Cause(ctx)
 		}
 	}
 }
 
-// show shows what is not as it was shown last.
+// show writes the instances that have changed since the last call.
 func (s *watched) show(now []*patchbayv1.Plugin) error {
 	was := make(map[string]*patchbayv1.Plugin, len(s.last))
 	for _, p := range s.last {
@@ -114,7 +116,7 @@ func (s *watched) show(now []*patchbayv1.Plugin) error {
 	return s.write(changed)
 }
 
-// instanceKey tells instances apart by what stays the same from the moment at which a socket is seen.
+// instanceKey identifies an instance by fields that do not change after its socket was found.
 func instanceKey(p *patchbayv1.Plugin) string {
 	switch {
 	case p.SocketPath == "":
@@ -141,7 +143,7 @@ func (s *watched) write(changed []*patchbayv1.Plugin) error {
 	return s.writeRows(w, changed)
 }
 
-// writeRows writes rows in the columns of the first ones.
+// writeRows writes rows with the columns of the first list.
 func (s *watched) writeRows(w io.Writer, changed []*patchbayv1.Plugin) error {
 	rows := pluginTable(terminalOf(w), changed, time.Now())
 	if s.table == nil {
