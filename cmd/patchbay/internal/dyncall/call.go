@@ -150,7 +150,7 @@ func (s *Schema) explain(ctx context.Context, method protoreflect.MethodDescript
 	}
 	late := Late(ctx, err)
 	if late {
-		err = status.Error(codes.DeadlineExceeded, "the time that the call may take is over")
+		err = status.Error(codes.DeadlineExceeded, "the call has timed out")
 	}
 	e := newStatusError(s.types(), methodPath(method), err)
 	e.Late = late
