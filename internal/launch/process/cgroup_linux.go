@@ -26,7 +26,7 @@ type cgroup struct {
 	path string // as in proc_pid_cgroup(5)
 }
 
-// newCgroup makes a cgroup with a name of its own in parent, or in the cgroup of this process if that is empty.
+// newCgroup creates a cgroup with a unique name in parent or, if parent is empty, in the cgroup of this process.
 func newCgroup(parent string) (cgroup, error) {
 	// gofail: var processCgroup string
 	// return cgroup{}, errors.New(processCgroup)
@@ -53,7 +53,7 @@ func newCgroup(parent string) (cgroup, error) {
 	if err := os.Mkdir(c.dir, 0o755); err != nil {
 		return cgroup{}, err
 	}
-	// The type is "domain invalid" below a threaded cgroup, into which no process can be put.
+	// Below a threaded cgroup, the type is "domain invalid", and the cgroup cannot contain processes.
 	kind, err := os.ReadFile(filepath.Join(c.dir, "cgroup.type"))
 	if err == nil && string(bytes.TrimSpace(kind)) != "domain" {
 		err = fmt.Errorf("a cgroup in %s cannot hold processes: it is %s", parent, bytes.TrimSpace(kind))
@@ -64,11 +64,11 @@ func newCgroup(parent string) (cgroup, error) {
 	return c, nil
 }
 
-// cgroupName returns a name that no other host has.
+// cgroupName returns a unique name.
 func cgroupName() string { return "patchbay-" + strconv.Itoa(os.Getpid()) + "-" + rand.Text()[:8] }
 
-// delegated returns the parent of dir if that was delegated to this process and dir was not: systemd's DelegateSubgroup= puts a service
-// into a group below the one that it may use, because one with processes in it cannot pass on controllers.
+// delegated returns the parent of dir if the parent was delegated to this process and dir was not. With DelegateSubgroup=, systemd puts a
+// service into a group below its delegated one, because a group that contains processes cannot enable controllers for its children.
 func delegated(dir string) string {
 	marked := func(dir string) bool {
 		for _, attribute := range []string{"trusted.delegate", "user.delegate"} {
@@ -108,7 +108,7 @@ func (c cgroup) procs() []int {
 	var list []int
 	_ = filepath.WalkDir(c.dir, func(file string, _ fs.DirEntry, err error) error {
 		if err != nil || filepath.Base(file) != "cgroup.procs" {
-			return nil //nolint:nilerr // a cgroup that has gone has no processes
+			return nil //nolint:nilerr // a removed cgroup has no processes
 		}
 		b, _ := os.ReadFile(file) // the same
 		for field := range bytes.FieldsSeq(b) {
@@ -121,14 +121,14 @@ func (c cgroup) procs() []int {
 	return list
 }
 
-// kill sends SIGKILL to every process in the cgroup and below it, also to those that are being forked.
+// kill sends SIGKILL to every process in the cgroup and below it, including processes that are being forked.
 func (c cgroup) kill() error {
 	// gofail: var processKill string
 	// return errors.New(processKill)
 	return os.WriteFile(c.dir+"/cgroup.kill", []byte("1"), 0)
 }
 
-// remove removes the cgroup and those that were made in it. It fails while there is a process in one of them.
+// remove removes the cgroup and the cgroups in it. It fails while one of them contains a process.
 func (c cgroup) remove() error {
 	// gofail: var processRemove string
 	// return errors.New(processRemove)
@@ -157,11 +157,11 @@ func ignore(err, what error) error {
 	return err
 }
 
-// clear kills what is in the cgroup and removes it when it is empty, for which it waits at most so long. While nothing can be opened,
-// nothing is killed either; it is tried again within that time.
+// clear kills the processes in the cgroup and removes it when it is empty. It blocks until then, for at most the given time, and retries
+// while no files can be opened.
 func (c cgroup) clear(atMost time.Duration) error {
-	events := -1                              // of which the kernel tells nothing
-	defer func() { _ = unix.Close(events) }() // an error if it is none
+	events := -1
+	defer func() { _ = unix.Close(events) }()
 	buf := make([]byte, 256)
 	for deadline := time.Now().Add(atMost); ; {
 		if events < 0 {
@@ -171,7 +171,7 @@ func (c cgroup) clear(atMost time.Duration) error {
 			}
 		}
 		if events >= 0 {
-			// Read before anything is done: the kernel tells of each change after a read.
+			// Read first: the kernel reports each change after a read.
 			if _, err := unix.Pread(events, buf, 0); err != nil {
 				return ignore(err, unix.ENODEV)
 			}
@@ -185,13 +185,13 @@ func (c cgroup) clear(atMost time.Duration) error {
 		if left <= 0 {
 			return fmt.Errorf("remove the cgroup %s: %w", c.dir, err)
 		}
-		// There is no event if only an ended process was not quite gone; hence the bound.
+		// There is no event if a process had ended but was not yet removed from the cgroup, so the wait is bounded.
 		const atMostOnce = 50 * time.Millisecond
 		_, _ = unix.Poll([]unix.PollFd{{Fd: int32(events), Events: unix.POLLPRI}}, int(min(left, atMostOnce).Milliseconds())+1)
 	}
 }
 
-// setting is one value in a file of a cgroup. One that is optional need not exist.
+// setting is one value in a file of a cgroup. The file of an optional setting may be missing.
 type setting struct {
 	file, value string
 	optional    bool
@@ -206,14 +206,14 @@ type controller struct {
 
 const (
 	period   = 100_000 // microseconds, the kernel's own default
-	minQuota = 1_000   // the least that the kernel takes
+	minQuota = 1_000   // the kernel's minimum
 )
 
 var controllers = []controller{
 	{
 		name:   "memory",
 		wanted: func(l plugin.Limits) int64 { return l.Memory },
-		// Swap is memory too; there are files for it only if it is accounted for.
+		// Swap counts as memory; its files exist only if the kernel accounts for swap.
 		v2: func(bytes int64) []setting {
 			return []setting{{file: "memory.max", value: decimal(bytes)}, {file: "memory.swap.max", value: "0", optional: true}}
 		},
@@ -252,9 +252,9 @@ func quota(milli int64) string { return decimal(max(milli*(period/1000), minQuot
 
 func decimal(n int64) string { return strconv.FormatInt(n, 10) }
 
-// confine sets what cgroups limit. The leaf is that of the process in version 2, nil if it has none. Where version 2 does not have a
-// controller, a group of version 1 with the given name is made: the process has to be forked within it, and it is to be removed after the
-// process. Groups that were made are returned with an error too.
+// confine sets the limits that cgroups enforce. The leaf is the process's cgroup of version 2, nil if it has none. For controllers that
+// version 2 does not have, confine creates groups of version 1 with the given name. The caller must fork the process in them and remove
+// them after the process. They are returned with an error, too.
 func confine(system cgroupfs.System, leaf *cgroup, name string, l plugin.Limits) (v1 []string, err error) {
 	for _, c := range controllers {
 		amount := c.wanted(l)
@@ -263,7 +263,7 @@ func confine(system cgroupfs.System, leaf *cgroup, name string, l plugin.Limits)
 		}
 		refused := errors.New("the process has no cgroup of version 2")
 		if leaf != nil {
-			if refused = leaf.allow(c.name); refused == nil {
+			if refused = leaf.enable(c.name); refused == nil {
 				if err := apply(leaf.dir, c.v2(amount)); err != nil {
 					return v1, fmt.Errorf("limit %s: %w", c.name, err)
 				}
@@ -295,8 +295,8 @@ func confine(system cgroupfs.System, leaf *cgroup, name string, l plugin.Limits)
 	return v1, nil
 }
 
-// allow sees to it that the group has a controller: the group above, which is that of the host, has to pass it on, and the one above that.
-func (c cgroup) allow(controller string) error {
+// enable enables a controller for the group, in its parent, which is the cgroup of the host, and in the parent's parent.
+func (c cgroup) enable(controller string) error {
 	if slices.Contains(cgroupfs.Controllers(c.dir), controller) {
 		return nil
 	}
@@ -331,8 +331,8 @@ func apply(dir string, settings []setting) error {
 	return nil
 }
 
-// within runs f on this thread while the thread is in groups of version 1, so that what f forks is in them from its beginning.
-func within(groups []string, f func() error) error {
+// runInGroups runs f while this thread is in groups of version 1, so that processes that f forks start in them.
+func runInGroups(groups []string, f func() error) error {
 	enter := func(dir string) error {
 		if err := os.WriteFile(filepath.Join(dir, "tasks"), []byte(strconv.Itoa(unix.Gettid())), 0); err != nil {
 			return fmt.Errorf("move a thread into the cgroup %s: %w", dir, err)
@@ -345,7 +345,7 @@ func within(groups []string, f func() error) error {
 		}
 		return err
 	}
-	// It is there already. Were it not allowed to come back, all that is forked later would be in groups of another process.
+	// The thread is in that group already. This checks that it may return: otherwise all later processes would start in the wrong groups.
 	if err := back(); err != nil {
 		return err
 	}
@@ -359,8 +359,8 @@ func within(groups []string, f func() error) error {
 	return errors.Join(err, back())
 }
 
-// limitProcesses takes back the room that was there for what is no process of the program: the thread that forked it, which leaves its
-// groups next, and the threads of the program that bounds itself, which end when the other is executed.
+// limitProcesses sets the final limit of processes. Until now, the limit had room for the thread that forked the process and for the
+// threads of the shim.
 func (c *child) limitProcesses() error {
 	limits := c.process.spec.Limits
 	if limits.Processes <= 0 || len(c.v1) == 0 && c.purpose == "" {

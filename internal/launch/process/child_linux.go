@@ -19,7 +19,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
-// child is a process that this one started: a session of its own and, where one can be had, a cgroup of its own.
+// child is a child of this process, in its own session and, if possible, in its own cgroup.
 type child struct {
 	group   *Group
 	process *Process
@@ -33,7 +33,7 @@ type child struct {
 	stdin   *os.File
 	exit    exit
 
-	mu     sync.Mutex // guards what follows, and the process ID against being given back while it is used
+	mu     sync.Mutex // guards reaped; the process ID cannot be reused while mu is held and reaped is false
 	reaped bool
 }
 
@@ -59,7 +59,7 @@ func (c *child) start() (err error) {
 	ran, err := c.fork(files)
 	limited := isGrouped(spec.Limits)
 	if refused := err; refused != nil && !ran && c.leaf != nil && !limited && !errors.Is(refused, fs.ErrNotExist) {
-		// The system does not say whether it refused the program or the cgroup; to run without one is better than not to run.
+		// The error does not show whether the program or the cgroup was refused, so try without a cgroup.
 		_ = c.leaf.remove()
 		c.leaf = nil
 		if _, err = c.fork(files); err == nil {
@@ -67,7 +67,7 @@ func (c *child) start() (err error) {
 		}
 	}
 	if err == nil {
-		if err = feed(in.write, spec.input); err != nil {
+		if err = writeInput(in.write, spec.input); err != nil {
 			c.undoFork()
 		} else if len(spec.Sockets) > 0 {
 			guard.start(c.id, c.remains(), spec.Sockets)
@@ -102,7 +102,7 @@ func (c *child) confine() error {
 
 func (c *child) remains() []string { return slices.Concat(c.process.spec.Remove, c.v1) }
 
-// fork starts the program. With an error nothing runs; it may have run already, up to where it was to be limited.
+// fork starts the program. After an error, nothing runs; ran reports whether the program was started before the error.
 func (c *child) fork(files []*os.File) (ran bool, err error) {
 	// gofail: var processFork string
 	// return false, errors.New(processFork)
@@ -116,9 +116,9 @@ func (c *child) fork(files []*os.File) (ran bool, err error) {
 		files = slices.Concat(files, []*os.File{before.peer})
 	}
 	if c.leaf == nil {
-		err = c.forkReaped(what, files)
+		err = c.forkUnderReaper(what, files)
 	} else {
-		err = c.forkInto(what, files)
+		err = c.forkInCgroup(what, files)
 	}
 	ran = err == nil
 	switch {
@@ -136,11 +136,11 @@ func (c *child) fork(files []*os.File) (ran bool, err error) {
 	return ran, err
 }
 
-// undoFork ends what was started, if anything was.
+// undoFork ends the process, if it was started.
 func (c *child) undoFork() {
 	if c.exit.pid != 0 {
 		if c.wire != nil {
-			c.order(kill) // it ends when nothing is left
+			c.sendStep(kill) // the reaper exits when all descendants have exited
 		} else {
 			c.exit.signal(unix.SIGKILL)
 		}
@@ -154,8 +154,8 @@ func (c *child) undoFork() {
 	}
 }
 
-// forkInto starts a program in the cgroup of the process.
-func (c *child) forkInto(what Spec, files []*os.File) error {
+// forkInCgroup starts a program in the cgroup of the process.
+func (c *child) forkInCgroup(what Spec, files []*os.File) error {
 	forker, err := c.group.platform.thread(what.NoNewPrivs)
 	if err != nil {
 		return err
@@ -177,8 +177,8 @@ func (c *child) forkInto(what Spec, files []*os.File) error {
 	return err
 }
 
-// attributes are those of a program that is started with these files: in a session of its own, which is also a process group of its own
-// and has no terminal.
+// attributes returns the attributes of a program that is started with the given files. It gets its own session, which is also a process
+// group and has no terminal.
 func (s *Spec) attributes(files []*os.File) *os.ProcAttr {
 	sys := &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}
 	if s.User != nil {
@@ -192,7 +192,7 @@ func (c *child) undo(pipes ...pipe) {
 		p.close()
 	}
 	if c.leaf != nil {
-		_ = c.leaf.clear(time.Second) // a program that was not given its input may have started others
+		_ = c.leaf.clear(time.Second) // the program may have started others
 	}
 	_ = removeAll(c.v1, nil, 0)
 }
@@ -203,17 +203,17 @@ func (c *child) end(s step) {
 		_ = c.stdin.Close()
 	case s == release:
 	case c.wire != nil:
-		c.order(s)
+		c.sendStep(s)
 	case s == terminate:
 		c.signal(unix.SIGTERM)
-		c.signal(unix.SIGCONT) // what is stopped would not see it
+		c.signal(unix.SIGCONT) // a stopped process would not handle SIGTERM
 	default:
 		_ = c.leaf.kill()
 		c.signal(unix.SIGKILL) // It may have moved to another cgroup.
 	}
 }
 
-// signalGroup sends a signal to the group whose ID is that of the process. It fails before Linux 6.9, which cannot do that through a pidfd.
+// signalGroup sends a signal to the process group through the pidfd. It fails before Linux 6.9.
 func (c *child) signalGroup(sig syscall.Signal) error {
 	if c.group.platform.noGroups {
 		return unix.EINVAL
@@ -221,7 +221,7 @@ func (c *child) signalGroup(sig syscall.Signal) error {
 	return sock.Control(c.exit.pidfd, func(fd int) error { return unix.PidfdSendSignal(fd, sig, nil, signalGroup) })
 }
 
-// signal sends a signal to the process group, while the process has not been waited for.
+// signal sends a signal to the process group, unless the process has been waited for.
 func (c *child) signal(sig syscall.Signal) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -229,7 +229,7 @@ func (c *child) signal(sig syscall.Signal) {
 		return
 	}
 	if c.signalGroup(sig) != nil { // before Linux 6.9
-		_ = unix.Kill(-c.pid, sig) // The ID is its own until it is waited for.
+		_ = unix.Kill(-c.pid, sig) // the ID cannot be reused before the wait
 	}
 }
 
@@ -245,21 +245,21 @@ func (c *child) wait() error {
 	var left []int
 	var err error
 	if c.wire != nil {
-		left, err = c.waitReaped()
+		left, err = c.waitUnderReaper()
 	} else {
-		left, err = c.waitInto()
+		left, err = c.waitInCgroup()
 	}
 	_ = c.exit.pidfd.Close()
 	c.clean()
 	for _, f := range []*os.File{c.process.stdout, c.process.stderr} {
-		if held(f) { // by what is being killed, which is soon over, or by a stranger
+		if held(f) { // by a process that is being killed, or by another one
 			_ = f.SetReadDeadline(time.Now().Add(outputGrace))
 		}
 	}
 	c.group.platform.guard.end(c.id)
 	slices.Sort(left)
-	if left = slices.Compact(left); len(left) > 0 { // One that is being killed may be found again.
-		c.group.cfg.Logger.Warn("killed what a process left behind", "name", c.process.spec.Name, "pid", c.pid, "left", left)
+	if left = slices.Compact(left); len(left) > 0 { // a process that is being killed may be found twice
+		c.group.cfg.Logger.Warn("killed processes that a process left behind", "name", c.process.spec.Name, "pid", c.pid, "left", left)
 		if c.group.cfg.Leftover != nil {
 			c.group.cfg.Leftover(c.process, left)
 		}
@@ -267,23 +267,23 @@ func (c *child) wait() error {
 	return err
 }
 
-// waitInto waits for a process in a cgroup, which has ended, and kills and returns what is left of it.
-func (c *child) waitInto() (left []int, err error) {
+// waitInCgroup waits for a process in a cgroup, which has ended, and kills and returns its descendants.
+func (c *child) waitInCgroup() (left []int, err error) {
 	byPidfd := c.signalGroup(0) == nil
-	if !byPidfd { // before Linux 6.9; its ID is its own only until it is waited for
+	if !byPidfd { // before Linux 6.9; the ID cannot be used after the wait
 		left = killAll(descendants(c.pid))
 		c.signal(unix.SIGKILL)
 	}
 	err = c.reap()
 	left = append(left, c.sweepLeaf()...)
 	if byPidfd {
-		// What left the cgroup. The ID of a group does not pass on while it has members.
+		// Kill processes that left the cgroup. The ID of a process group is not reused while it has members.
 		_ = c.signalGroup(unix.SIGKILL)
 	}
 	return left, err
 }
 
-// clean removes what the process had. A cgroup of version 1 in which something has not quite ended, and its socket, take a moment.
+// clean removes the files and cgroups of the process. If they are busy, because processes are still ending, it retries in the background.
 func (c *child) clean() {
 	remains, sockets := c.remains(), c.process.spec.Sockets
 	if removeAll(remains, sockets, 0) {
@@ -291,7 +291,7 @@ func (c *child) clean() {
 	}
 	c.group.platform.leaves.Go(func() {
 		if !removeAll(remains, sockets, leafGrace) {
-			c.group.cfg.Logger.Warn("a process is left in the cgroups of one that has ended, or serves on its socket",
+			c.group.cfg.Logger.Warn("a process in the cgroups of an ended process, or on its socket, does not end",
 				"name", c.process.spec.Name, "files", remains)
 		}
 	})
@@ -308,12 +308,12 @@ func (c *child) reap() error {
 	return err
 }
 
-// sweepLeaf removes the cgroup of a process that has ended, kills what is left in it, and returns that.
+// sweepLeaf removes the cgroup of a process that has ended. It kills and returns the processes that are left in the cgroup.
 func (c *child) sweepLeaf() []int {
 	if c.leaf.remove() == nil {
 		return nil
 	}
-	// One that has ended and that nobody has waited for yet may be there still.
+	// Skip zombies.
 	left := slices.DeleteFunc(c.leaf.procs(), func(pid int) bool {
 		s, ok := readStat(pid)
 		return !ok || !s.alive()
@@ -327,7 +327,7 @@ func (c *child) sweepLeaf() []int {
 	return left
 }
 
-// held reports whether a process still holds the other end of a pipe. It is false if f is closed.
+// held reports whether a process holds the other end of a pipe. It is false if f is closed.
 func held(f *os.File) bool {
 	held := false
 	_ = sock.Control(f, func(fd int) error {
@@ -337,11 +337,11 @@ func held(f *os.File) bool {
 	return held
 }
 
-// leafGrace is how long after SIGKILL the processes in a cgroup are waited for.
+// leafGrace is how long clear waits for the processes in a cgroup after SIGKILL.
 const leafGrace = 5 * time.Second
 
-// thread runs functions on one thread of the operating system. A parent-death signal fires when the thread ends that forked, so all
-// processes of a [Group] are forked by one thread that lives as long as they do.
+// thread runs functions on one thread of the operating system. A process gets its parent-death signal when the thread that forked it ends,
+// so one thread forks all processes of a [Group] and lives as long as they do.
 type thread struct {
 	work  chan func()
 	ended chan struct{}
@@ -356,8 +356,8 @@ func newThread() *thread {
 func (t *thread) run() {
 	runtime.LockOSThread()
 	if unix.Gettid() == os.Getpid() {
-		// The main thread never ends, and what is changed about it looks like the whole process's. While it is held here, another
-		// goroutine gets another one.
+		// The main thread never ends, and its attributes appear as those of the whole process. While this goroutine holds it, another
+		// goroutine gets another thread.
 		elsewhere := make(chan struct{})
 		go func() {
 			runtime.LockOSThread()
@@ -371,8 +371,7 @@ func (t *thread) run() {
 	t.serve()
 }
 
-// serve runs what there is to run, on a goroutine that is locked to its thread and never unlocked: the thread ends with it, with all
-// that was changed about it.
+// serve runs functions on a goroutine that is locked to its thread and never unlocked, so that the thread ends with the goroutine.
 func (t *thread) serve() {
 	defer close(t.ended)
 	resetThread()
@@ -387,14 +386,13 @@ func (t *thread) do(f func()) {
 	<-done
 }
 
-// close waits for the end of what is running. Nothing may be running afterwards.
+// close blocks until the current function has returned and the thread has ended. do must not be called afterwards.
 func (t *thread) close() {
 	close(t.work)
 	<-t.ended
 }
 
-// pipe is a pipe between this process and one that is about to start. This process' end is in the runtime's poller, the other is not, and
-// blocks.
+// pipe is a pipe between this process and one that is about to start. This process's end is in the runtime's poller; the other end blocks.
 type pipe struct{ read, write *os.File }
 
 func newPipes() (in, out, errs pipe, err error) {
@@ -419,8 +417,8 @@ func newPipe(own int) (pipe, error) {
 	return pipe{read: os.NewFile(uintptr(fds[0]), "pipe"), write: os.NewFile(uintptr(fds[1]), "pipe")}, nil
 }
 
-// feed writes what a process reads first. It may not read yet, or never, so it has to fit into the pipe.
-func feed(w *os.File, input func() ([]byte, error)) error {
+// writeInput writes the input of a process. It must fit into the pipe, because the process may not read it yet, or never.
+func writeInput(w *os.File, input func() ([]byte, error)) error {
 	b, err := input()
 	if err != nil || len(b) == 0 {
 		return err

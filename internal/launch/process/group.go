@@ -1,14 +1,11 @@
-// Package process starts programs for a host and makes sure that none of them outlives it: not when the program ends and leaves children
-// behind, not when the host is killed with SIGKILL, and not when a descendant left the process group (where a cgroup can be had).
+// Package process starts programs for a host and ensures that no process outlives the host: neither children that a program leaves behind,
+// nor any process after the host was killed with SIGKILL, nor descendants that left the process group (if cgroups are available).
 //
-// A [Group] belongs to one host. Each [Process] of it is a session of its own and, where one can be had, a cgroup of its own. The end
-// of a process ends everything that it started. A process may also be told to survive its host ([Spec].Survive); a later host adopts it
-// ([Group.Adopt]).
+// A [Group] belongs to one host. Each of its processes has its own session and, if possible, its own cgroup. When a [Process] ends, all its
+// descendants are killed. With [Spec].Survive, a process survives its host, and a later host adopts it ([Group.Adopt]).
 //
-// It knows nothing of plugins, of what is on standard input and output, or of when to start a process again.
-//
-// All of it works on Linux. On macOS there is the process group only, and nothing ends processes when the host is killed except that their
-// standard input ends. What is missing returns an error that wraps [errors.ErrUnsupported].
+// On macOS there are only process groups, and only the end of standard input tells processes that the host was killed. Functions that are
+// not available return an error that wraps [errors.ErrUnsupported].
 package process
 
 import (
@@ -33,42 +30,42 @@ import (
 // errClosed is returned by [Group.Start] and [Group.Adopt] after [Group.Close] was called.
 var errClosed = errors.New("the group of processes is closed")
 
-// errReleased is what [Process.Err] returns for a process that survives, once its group is closed.
+// errReleased is returned by [Process.Err] for a surviving process after its group was closed.
 var errReleased = errors.New("the process keeps running without this host")
 
-// noCgroup as [Config].Cgroup means that processes get no cgroup, as in tests.
+// noCgroup as [Config].Cgroup disables cgroups, for tests.
 const noCgroup = "none"
 
 // Config configures a [Group]. Its zero value works.
 type Config struct {
-	// Logger gets what nobody asked for: processes that were left over, a watchdog that had to be started again. None if nil.
+	// Logger logs killed descendants and restarts of the watchdog. Nil for no log.
 	Logger *slog.Logger
-	// Cgroup is the directory of the cgroup (version 2) in which a cgroup for the processes is made. If it is empty, that is the cgroup of
-	// this process, and if none can be made there, the processes have none.
+	// Cgroup is the directory of the cgroup (version 2) in which the group creates its own. If it is empty, that is the cgroup of this
+	// process, and if none can be created there, the processes have no cgroups.
 	Cgroup string
-	// StateDir is the directory in which processes that survive are remembered. It is made with mode 0700 if it is not there. It may be
-	// empty if no Spec says Survive.
+	// StateDir is the directory with the sockets of surviving processes. It is created with mode 0700 if necessary. It may be empty if no
+	// process survives.
 	StateDir string
-	// Leftover is called when a process ended and others that it had started were found alive and were killed. It must not block.
+	// Leftover is called after the descendants of a process that ended were killed. It must not block.
 	Leftover func(p *Process, pids []int)
 }
 
-// Group starts processes and makes sure that none of them outlives this process, but for those that shall. A host has one. All methods are
-// safe for concurrent use.
+// Group starts processes and ensures that they do not outlive this process, except those with [Spec].Survive. A host has one Group. All
+// methods are safe for concurrent use.
 //
-// The first Start also starts the watchdog, a small process that outlives this one by the moment it takes to end the others.
+// The first Start also starts the watchdog, a small process that ends the others when this process has ended.
 type Group struct {
 	cfg      Config
 	platform platform
 
-	mu      sync.Mutex // guards what follows, and serialises nothing else
+	mu      sync.Mutex // guards the fields below
 	closed  bool
 	procs   map[*Process]struct{}
 	running sync.WaitGroup // calls of Start, and one for each process
 	end     func() error   // once
 }
 
-// NewGroup makes a group. It starts nothing yet and is cheap.
+// NewGroup returns a group. It does not start a process.
 func NewGroup(cfg Config) *Group {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
@@ -78,9 +75,8 @@ func NewGroup(cfg Config) *Group {
 	return g
 }
 
-// Start starts a process. It returns as soon as the program is being executed, or with what kept it from that; the error wraps the one of
-// the system ([io/fs.ErrNotExist], [io/fs.ErrPermission]). The caller has to read [Process.Stdout] and [Process.Stderr] to their ends and
-// to close them.
+// Start starts a process. It returns when the program is being executed. An error wraps that of the system ([io/fs.ErrNotExist],
+// [io/fs.ErrPermission]). The caller must read [Process.Stdout] and [Process.Stderr] to their ends and close them.
 func (g *Group) Start(spec Spec) (*Process, error) {
 	if err := g.enter(); err != nil {
 		return nil, fmt.Errorf("start %s: %w", spec.Name, err)
@@ -90,7 +86,7 @@ func (g *Group) Start(spec Spec) (*Process, error) {
 		p.spec.Args = []string{spec.Path}
 	}
 	if p.spec.Env == nil {
-		p.spec.Env = []string{} // nil would mean that of this process
+		p.spec.Env = []string{} // nil would mean the environment of this process
 	}
 	if err := g.platform.start(g, p); err != nil {
 		g.running.Done()
@@ -100,13 +96,13 @@ func (g *Group) Start(spec Spec) (*Process, error) {
 	return p, nil
 }
 
-// Remove lists files and directories of the host itself, as absolute paths, that are removed in this order if the host dies without closing
-// the group.
+// Remove adds files and directories of the host, as absolute paths. The watchdog removes them in this order if the host ends without
+// closing the group.
 func (g *Group) Remove(paths ...string) { g.platform.remove(paths) }
 
-// Adopt returns the processes that survived an earlier host with the same [Config].StateDir, and that are from now on this group's. Those
-// that have ended since are forgotten. An error names the survivors that another host holds still, and those that
-// could not be reached within 3 s; the others are returned with it, and another call tries again.
+// Adopt takes over the processes that survived an earlier host with the same [Config].StateDir and have not ended. An error names survivors
+// that another host still holds, and those that could not be reached within 3 s. The others are returned together with the error. Another
+// call tries again.
 func (g *Group) Adopt(ctx context.Context) ([]*Process, error) {
 	if err := g.enter(); err != nil {
 		return nil, fmt.Errorf("adopt processes: %w", err)
@@ -124,7 +120,7 @@ func (g *Group) Adopt(ctx context.Context) ([]*Process, error) {
 	return procs, err
 }
 
-// enter counts something for which Close waits, unless that was called.
+// enter adds one to running, for which Close waits. It fails after Close was called.
 func (g *Group) enter() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -135,13 +131,13 @@ func (g *Group) enter() error {
 	return nil
 }
 
-// watch waits for the end of a process that has been counted in running.
+// watch waits in the background for the end of a process that is counted in running.
 func (g *Group) watch(p *Process) {
 	g.mu.Lock()
 	g.procs[p] = struct{}{}
 	closed := g.closed
 	g.mu.Unlock()
-	if closed { // Close has not seen it.
+	if closed { // Close did not find it in procs
 		p.body.end(p.lastStep())
 	}
 	go func() {
@@ -154,9 +150,8 @@ func (g *Group) watch(p *Process) {
 	}()
 }
 
-// Close terminates all processes but those that survive, as [Process.Terminate] with the default grace does, and waits for their ends. The
-// end of the context kills them at once. It returns when everything that the group started has ended, and nil, or says what has not. The
-// second call does nothing more.
+// Close terminates all processes except surviving ones, as [Process.Terminate] with the default grace does, and blocks until they have
+// ended. When ctx is done, they are killed immediately. An error names processes that have not ended. Further calls have no effect.
 func (g *Group) Close(ctx context.Context) error {
 	g.mu.Lock()
 	g.closed = true
@@ -178,13 +173,14 @@ func (g *Group) Close(ctx context.Context) error {
 	}
 	closing.Wait()
 	if err := errors.Join(errs...); err != nil {
-		return err // What still runs needs the watchdog.
+		return err // the watchdog is still needed
 	}
 	g.running.Wait()
 	return g.end()
 }
 
-// ErrTimeout is returned by [Process.Terminate] if the process is still there after SIGKILL: it hangs in the kernel. It is still watched.
+// ErrTimeout is returned by [Process.Terminate] if the process has not ended after SIGKILL, because it hangs in the kernel. [Process.Done]
+// is still closed when it ends.
 var ErrTimeout = errors.New("the process has not ended after SIGKILL")
 
 // Process is one process that a [Group] started, or adopted. All methods are safe for concurrent use.
@@ -199,13 +195,13 @@ type Process struct {
 	err  error // set before done is closed
 }
 
-// body is how a process is reached: as a child of this one, or through the one that keeps it.
+// body controls a process: a child of this process, or a survivor through its keeper.
 type body interface {
-	// end takes a step towards the end of the process. It does not block. Steps may be repeated, and are nothing after the end.
+	// end takes a step towards the end of the process. It does not block. Steps may be repeated, and have no effect after the end.
 	end(step)
-	// owns reports whether pid is that of the process or a descendant.
+	// owns reports whether pid is the process or a descendant.
 	owns(pid int) bool
-	// wait blocks until the process has ended and nothing is left of it, and says how it ended.
+	// wait blocks until the process and its descendants have ended, and returns the exit error of the process.
 	wait() error
 }
 
@@ -215,10 +211,10 @@ const (
 	hangUp    step = iota // closes its standard input
 	terminate             // SIGTERM to the process group
 	kill                  // SIGKILL to the whole tree
-	release               // lets a process that survives go on without this host
+	release               // leaves a surviving process without a host
 )
 
-// lastStep is what the end of its group means for the process.
+// lastStep returns the step for the process when its group is closed.
 func (p *Process) lastStep() step {
 	if p.spec.Survive {
 		return release
@@ -232,14 +228,14 @@ func (p *Process) PID() int { return p.pid }
 // Name returns [Spec].Name.
 func (p *Process) Name() string { return p.spec.Name }
 
-// Data returns [Spec].Data, also that of a process that was adopted.
+// Data returns [Spec].Data, also for an adopted process.
 func (p *Process) Data() []byte { return p.spec.Data }
 
-// Done is closed when the process has ended. Whatever it had started has been killed and its files are removed by then.
+// Done is closed when the process has ended, its descendants have been killed and its files have been removed.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// Err is nil while the process runs, and then says how it ended: nil if with status 0, else an error that unwraps to [os/exec.ExitError],
-// or to one like it if it is one that survives its host; another error if such a one goes on.
+// Err returns nil while the process runs and if it exited with status 0. Otherwise the error unwraps to [os/exec.ExitError] or, for a
+// surviving process, is a similar one. If a surviving process runs on without this host, it is another error.
 func (p *Process) Err() error {
 	if p.ended() {
 		return p.err
@@ -256,26 +252,25 @@ func (p *Process) ended() bool {
 	}
 }
 
-// Stdout is the end of a pipe from which the caller reads what the process writes, to the end, and which he closes. Reads end at the latest
-// one second after the process has ended: with [io.EOF], or with [os.ErrDeadlineExceeded] if a process that could not be ended holds the
-// other end.
+// Stdout returns a pipe with the standard output of the process. The caller must read it to the end and close it. Reads end within a second
+// after the process has ended: with [io.EOF], or with [os.ErrDeadlineExceeded] if another process holds the other end.
 func (p *Process) Stdout() *os.File { return p.stdout }
 
-// Stderr is for standard error what [Process.Stdout] is for standard output.
+// Stderr returns a pipe with the standard error of the process; see [Process.Stdout].
 func (p *Process) Stderr() *os.File { return p.stderr }
 
-// outputGrace is how long after the end of a process its output can still be read when somebody else holds the pipe.
+// outputGrace is how long the output can be read after the end of a process if another process holds the pipe.
 const outputGrace = time.Second
 
-// Owns reports whether pid is that of the process or of one of its descendants, now. It is meant for the credentials of a peer that is
-// still connected. After the end of the process nothing is owned.
+// Owns reports whether pid is the process or one of its descendants. It is meant for the credentials of a peer that is still connected.
+// After the end of the process it returns false.
 func (p *Process) Owns(pid int) bool {
 	return !p.ended() && p.body.owns(pid)
 }
 
-// Terminate ends the process and everything that it started: it closes standard input, sends SIGTERM to the process group, and kills the
-// whole tree, each as grace says if the step before did not help. The end of the context kills at once. It waits for the end and returns
-// what [Process.Err] returns, or an error that wraps [ErrTimeout]. Calling it again is allowed and can only make the end come sooner.
+// Terminate ends the process and its descendants: it closes standard input, sends SIGTERM to the process group, and kills the whole tree,
+// with the pauses of grace. When ctx is done, it kills the tree immediately. It blocks until the process has ended and returns
+// [Process.Err], or an error that wraps [ErrTimeout]. It may be called again, to end the process sooner.
 func (p *Process) Terminate(ctx context.Context, grace Grace) error {
 	grace = grace.orDefault()
 	p.body.end(hangUp)
@@ -306,7 +301,7 @@ func (p *Process) await(ctx context.Context, d time.Duration) bool {
 	return p.ended()
 }
 
-// exitError says how a process that survives its host ended. It is no child of this process, so there is no [os.ProcessState].
+// exitError is the exit error of a surviving process. It is not a child of this process, so it has no [os.ProcessState].
 type exitError struct {
 	Code   int            // the exit status, or -1 if it was killed by a signal
 	Signal syscall.Signal // the signal that killed it, or 0
@@ -319,45 +314,45 @@ func (e *exitError) Error() string {
 	return "exit status " + strconv.Itoa(e.Code)
 }
 
-// Spec says what to start.
+// Spec describes a process to start.
 type Spec struct {
-	// Name is for logs and errors, and by it a later host knows a process that survived. It is no part of any path.
+	// Name is for logs and errors, and identifies a surviving process to a later host. It is not used in paths.
 	Name string
-	// Path is the program to execute; it is not searched for. A program that is open already can be started as /proc/self/fd/N, where N is 3
-	// plus its index in ExtraFiles.
+	// Path is the program to execute; PATH is not searched. An open program can be started as /proc/self/fd/N, where N is 3 plus its index
+	// in ExtraFiles.
 	Path string
-	// Args are the arguments with the name of the program as the first; Path alone if it is empty.
+	// Args are the arguments, beginning with the name of the program; Path alone if empty.
 	Args []string
-	// Env is the whole environment. Nothing is inherited and nothing is added.
+	// Env is the whole environment. Nothing is inherited or added.
 	Env []string
 	// Dir is the working directory; that of the host if empty.
 	Dir string
-	// Stdin returns what the program reads first, at most 64 KiB; nil for nothing. It is called once, when the program is already being
-	// executed, so that both get ready at the same time; for one that survives, before. Its error ends the program. Standard input then
-	// stays open until [Process.Terminate] or until the end of the host.
+	// Stdin returns the input of the program, at most 64 KiB; nil for none. It is called once, while the program starts, or before the
+	// start of a surviving process. Its error ends the program. Standard input then stays open until [Process.Terminate] or the end of the
+	// host.
 	Stdin func() ([]byte, error) `json:"-"`
-	// ExtraFiles become descriptors 3 and up. They remain the caller's.
+	// ExtraFiles become descriptors 3 and up. The caller keeps its own descriptors and closes them.
 	ExtraFiles []*os.File
-	// Remove lists files and directories, as absolute paths, that are removed in this order when the process has ended, even if the host is
-	// gone. A missing one is not an error. A directory with something else in it stays. No symbolic link is followed on the way (on Linux),
-	// so the paths must have none in their directories; see [Resolve].
+	// Remove lists files and directories, as absolute paths, that are removed in this order when the process has ended, even if the host
+	// has ended. Missing files are ignored. A directory that is not empty stays. On Linux, symbolic links in the directories are not
+	// followed; see [Resolve].
 	Remove []string
-	// Sockets tells the sockets that were bound for the process, by their paths in Remove: another socket that is found there stays. Where it
-	// has none, a socket stays on which another process accepts. Stdin may add to it.
+	// Sockets are the sockets that were bound for the process, by their paths in Remove. Another socket at such a path stays. If a path has
+	// no entry, a socket on which another process accepts stays. Stdin may add entries.
 	Sockets map[string]plugin.SocketID
-	// User is whom the process runs as; nil for the user of the host.
+	// User is the user of the process; nil for the user of the host.
 	User *User
-	// Limits bound what the process and its descendants may use. What cannot be limited on this system is an error of Start.
+	// Limits bound the resources of the process and its descendants. Start fails if this system cannot enforce a limit.
 	Limits plugin.Limits
-	// NoNewPrivs keeps the process and its descendants from gaining privileges by executing a program (setuid, file capabilities).
+	// NoNewPrivs prevents the process and its descendants from gaining privileges by executing a program (setuid, file capabilities).
 	NoNewPrivs bool
-	// Survive lets the process go on when the host dies or closes the group. It needs [Config].StateDir.
+	// Survive keeps the process running when the host ends or closes the group. It needs [Config].StateDir.
 	Survive bool
-	// Data is kept for a host that adopts the surviving process; see [Process.Data]. Without Survive it has no effect.
+	// Data is kept for a host that adopts a surviving process; see [Process.Data].
 	Data []byte
 }
 
-// input returns what the program reads first.
+// input returns the input of the program.
 func (s *Spec) input() ([]byte, error) {
 	if s.Stdin == nil {
 		return nil, nil
@@ -365,10 +360,10 @@ func (s *Spec) input() ([]byte, error) {
 	return s.Stdin()
 }
 
-// User is whom a process runs as. It has no supplementary groups.
+// User is the user of a process, without supplementary groups.
 type User struct{ UID, GID uint32 }
 
-// Grace says how long [Process.Terminate] waits after each of its steps. A zero field means its default, a negative one skips the wait.
+// Grace has the pauses of [Process.Terminate]. A zero field means its default, a negative one no pause.
 type Grace struct {
 	Stdin time.Duration // after standard input was closed, before SIGTERM; 2 s by default
 	Term  time.Duration // after SIGTERM, before SIGKILL; 3 s by default, so that a plugin has 5 s in all
@@ -383,7 +378,7 @@ func (g Grace) orDefault() Grace {
 	}
 }
 
-// Resolve returns an absolute path whose directory, as far as it exists, has no symbolic links.
+// Resolve returns the absolute path without symbolic links in its directory, as far as that exists.
 func Resolve(path string) (string, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {

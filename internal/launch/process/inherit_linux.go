@@ -22,15 +22,14 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// A program inherits from the process that starts it, or from the thread, whatever is not changed before. The page
-// docs/reference/inheritance.md lists all of it, with the reasons. Attributes are changed in four places: in [Spec.attributes] and
-// [startProgram] for each process, in [resetThread] once for each thread that starts processes, and in [shed] those that only the process
-// itself can change.
+// A program inherits attributes from the process and the thread that start it; docs/reference/inheritance.md lists them, with reasons.
+// They are changed in four places: [Spec.attributes] and [startProgram] for each process, [resetThread] once for each thread that starts
+// processes, and [resetAttributes] for attributes that only the process itself can change.
 
-// resetThread resets what the programs that this thread starts would inherit from it. The thread must be one that only starts programs.
+// resetThread resets attributes that programs inherit from this thread. The thread must be used only to start programs.
 // Errors are ignored: they mean that the attribute does not exist on this system or that the host may not change it.
 func resetThread() {
-	// The rights that the host was given for itself, as by AmbientCapabilities= of systemd.
+	// Ambient capabilities are for the host only, for example with AmbientCapabilities= of systemd.
 	_ = unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var sets [2]unix.CapUserData
@@ -40,11 +39,11 @@ func resetThread() {
 	}
 	// A program whose SIGTERM is blocked could only be killed.
 	_ = unix.PthreadSigmask(unix.SIG_SETMASK, &unix.Sigset_t{}, nil)
-	// A real-time policy or a negative nice value is the host's, a positive one is also that of what it starts.
+	// A real-time policy or a negative nice value is for the host only. A positive nice value is inherited.
 	if attr, err := unix.SchedGetAttr(0, 0); err == nil {
 		attr.Flags |= unix.SCHED_FLAG_RESET_ON_FORK
 		if attr.Policy != unix.SCHED_DEADLINE {
-			attr.Runtime, attr.Deadline, attr.Period = 0, 0, 0 // which would be set, too
+			attr.Runtime, attr.Deadline, attr.Period = 0, 0, 0 // otherwise the call would set them
 		}
 		_ = unix.SchedSetAttr(0, attr, 0)
 	}
@@ -52,34 +51,33 @@ func resetThread() {
 	if priority, _, errno := unix.Syscall(unix.SYS_IOPRIO_GET, ofThread, 0, 0); errno == 0 && priority>>classShift == realTime {
 		_, _, _ = unix.Syscall(unix.SYS_IOPRIO_SET, ofThread, 0, 0)
 	}
-	// As of setarch -R: addresses that an attacker can predict.
+	// Reset the effect of setarch -R, predictable addresses.
 	_, _, _ = unix.Syscall(unix.SYS_PERSONALITY, 0, 0, 0)
 }
 
 // startProgram starts a program on this thread, in cgroups of version 1.
 func startProgram(what *Spec, v1 []string, attr *os.ProcAttr) (proc *os.Process, err error) {
-	// The keys in the session keyring of the host are not for what it starts, nor those of one process for another.
+	// Each process gets its own session keyring, so that it cannot use the keys of the host or of other processes.
 	_, err = unix.KeyctlInt(unix.KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0)
 	if what.User != nil && (errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.ENOMEM)) {
 		return nil, fmt.Errorf("make a session keyring for user %d: %w", what.User.UID, err)
 	}
-	// All other errors mean that there are no keyrings here: a filter of system calls that refuses them refuses them to the program, too.
-	err = within(v1, func() (err error) {
+	// All other errors mean that keyrings are not available. A filter of system calls also applies to the program.
+	err = runInGroups(v1, func() (err error) {
 		proc, err = startChild(func() (*os.Process, error) { return os.StartProcess(what.Path, what.Args, attr) })
 		return err
 	})
 	return proc, err
 }
 
-// inherited are the attributes of this process that a program inherits and that only the process of the program can change. They are read
-// once.
+// inherited are attributes of this process that a program inherits and that only the program's process can change.
 type inherited struct {
 	ignored   []syscall.Signal // ignored signals that package signal does not report
 	umask     uint64
 	protected bool // from being killed when there is no memory
 }
 
-// othersWrite is the bit of a umask without which everybody may write to the files that a process makes.
+// othersWrite is the bit of a umask that keeps other users from writing to new files.
 const othersWrite = 0o002
 
 func readInherited() (h inherited) {
@@ -130,7 +128,7 @@ func (h *inherited) purpose(limits plugin.Limits) string {
 }
 
 // shed resets the attributes of this process, a shim, that the next program must not inherit.
-func shed() {
+func resetAttributes() {
 	syscall.Umask(syscall.Umask(othersWrite) | othersWrite)
 	if score, _ := os.ReadFile(oomScore); bytes.HasPrefix(score, []byte("-")) {
 		_ = os.WriteFile(oomScore, []byte("0"), 0)
@@ -139,7 +137,7 @@ func shed() {
 		var now, byDefault sigaction
 		const ignore = 1
 		if sigactionOf(sig, nil, &now) == 0 && now[0] == ignore {
-			_ = sigactionOf(sig, &byDefault, nil) // possible for all that can be ignored
+			_ = sigactionOf(sig, &byDefault, nil) // a signal that can be ignored can be reset
 		}
 	}
 }
@@ -148,7 +146,7 @@ func shed() {
 // bits. The zero value stands for the default.
 type sigaction [5]uintptr
 
-// sigactionOf is sigaction(2), which the runtime does not know of.
+// sigactionOf calls sigaction(2) without the knowledge of the Go runtime.
 func sigactionOf(sig syscall.Signal, set, was *sigaction) syscall.Errno {
 	const maskSize = 8
 	_, _, errno := syscall.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(set)), uintptr(unsafe.Pointer(was)),
@@ -256,12 +254,12 @@ func runShim(args []string) {
 			return
 		}
 	}
-	shed()
+	resetAttributes()
 	// The kernel clears the signal when it executes a program that has capabilities. If the host has ended already, the read below fails.
 	_ = unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0)
 	_ = os.Unsetenv(helperEnv)
-	// After the message, the limit of processes may leave no room for another thread, which the runtime would start for the garbage collector,
-	// for a call that blocks, and for another processor when this goroutine is preempted.
+	// After the message, the limit of processes may leave no room for another thread, which the runtime would start for the garbage
+	// collector, for a call that blocks, and for another processor when this goroutine is preempted.
 	debug.SetGCPercent(-1)
 	runtime.GOMAXPROCS(1)
 	report(shimReady, nil)

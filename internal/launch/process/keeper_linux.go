@@ -21,8 +21,7 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// keeper is the program that is the parent of a process which survives its host. It holds the process' pipes, reads what it writes, and
-// serves one host at a time.
+// keeper is the parent process of a surviving process. It holds the pipes of that process, reads its output, and serves one host at a time.
 type keeper struct {
 	process  *Process
 	about    fromKeeper
@@ -33,7 +32,7 @@ type keeper struct {
 	host *wire      // nil if none is connected
 }
 
-// runKeeper is the whole life of a keeper. The host that starts the process is at the other end of standard input.
+// runKeeper is the main function of a keeper. Standard input is connected to the host that starts the process.
 func runKeeper() {
 	host, order, ok := takeOrder()
 	if !ok {
@@ -55,9 +54,9 @@ func failureOf(err error) fromKeeper {
 	return answer
 }
 
-// newKeeper starts the process, and with its own watchdog makes sure that it does not outlive the keeper.
+// newKeeper starts the process. The watchdog of the keeper's own group ends the process if the keeper ends.
 func newKeeper(order toKeeper) (*keeper, *net.UnixListener, error) {
-	// Under another name first: a socket that a host finds is one on which somebody listens.
+	// The socket has a temporary name until it listens.
 	hidden := order.Socket + ".new"
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: hidden, Net: "unix"})
 	if err != nil {
@@ -95,7 +94,7 @@ func (k *keeper) run(first *wire, listener *net.UnixListener) {
 	var pumps sync.WaitGroup
 	pumps.Go(k.out.pump)
 	pumps.Go(k.err.pump)
-	attached := k.attach(first) // before the end of the process is looked for, so that its output reaches the host
+	attached := k.attach(first) // before the wait below, so that all output reaches the host
 	go k.serve(first, attached)
 	go func() {
 		for {
@@ -127,7 +126,7 @@ func status(err error) (int, syscall.Signal) {
 	return exit.ExitCode(), 0
 }
 
-// accept serves a later host. Only one of the same user is served, and only one at a time.
+// accept serves a later host, which must have the same user. Only one host is served at a time.
 func (k *keeper) accept(conn *net.UnixConn) {
 	defer conn.Close()
 	later, err := sock.PeerOf(conn)
@@ -135,7 +134,7 @@ func (k *keeper) accept(conn *net.UnixConn) {
 		return
 	}
 	w := newWire(conn)
-	const patience = time.Second // until it is seen that the last one has gone
+	const patience = time.Second // to notice that the last host has gone
 	select {
 	case <-k.free:
 		k.serve(w, k.attach(w))
@@ -144,7 +143,7 @@ func (k *keeper) accept(conn *net.UnixConn) {
 	}
 }
 
-// serve serves a host, if it could be attached, until it goes.
+// serve serves an attached host until it disconnects.
 func (k *keeper) serve(w *wire, attached bool) {
 	defer func() { k.free <- struct{}{} }()
 	defer w.conn.Close()
@@ -162,7 +161,7 @@ func (k *keeper) serve(w *wire, attached bool) {
 	k.err.attach(nil)
 }
 
-// attach gives a host the pipes from which it reads what the process writes.
+// attach sends pipes for the output of the process to a host.
 func (k *keeper) attach(w *wire) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -187,7 +186,7 @@ func (k *keeper) attach(w *wire) bool {
 	return true
 }
 
-// outputBuffer reads one output of the process always. What a host does not take is kept, up to a bound beyond which the oldest is dropped.
+// outputBuffer reads one output of the process continuously. It keeps the last keptOutput bytes that no host has read.
 type outputBuffer struct {
 	from *os.File
 
@@ -197,9 +196,9 @@ type outputBuffer struct {
 }
 
 const (
-	keptOutput = 32 << 10             // what fits into a new pipe
-	hostSlow   = 5 * time.Millisecond // how long a host may keep the process waiting
-	hostLast   = time.Second          // the same once the process has ended
+	keptOutput = 32 << 10             // fits into a new pipe
+	hostSlow   = 5 * time.Millisecond // how long a slow host may block the process
+	hostLast   = time.Second          // the same after the process has ended
 )
 
 func (o *outputBuffer) pump() {
@@ -233,10 +232,10 @@ func (o *outputBuffer) attach(to *os.File) {
 	o.flush(hostSlow)
 }
 
-// flush gives the host what there is, and waits for it at most so long. The caller holds the lock.
+// flush writes the kept output to the host, and blocks for at most patience. The caller holds the lock.
 func (o *outputBuffer) flush(patience time.Duration) {
 	if o.to != nil && len(o.kept) > 0 {
-		// What fits is written first, because nothing is written any more once a deadline has passed.
+		// First write without a deadline as much as fits, because after a deadline nothing is written.
 		_ = sock.Control(o.to, func(fd int) error {
 			n, err := unix.Write(fd, o.kept)
 			o.kept = o.kept[max(n, 0):]
@@ -256,11 +255,10 @@ func (o *outputBuffer) flush(patience time.Duration) {
 	}
 }
 
-// toKeeper is what a host tells a keeper, or a reaper: what to start, which is said once and by the host that starts it, and then steps
-// towards the end.
+// toKeeper is a message from a host to a keeper or reaper. The first one, from the host that starts it, has Start; the others have a Step.
 type toKeeper struct {
 	Start  *Spec  `json:"start,omitempty"` // its ExtraFiles come with the message
-	Input  []byte `json:"input,omitempty"` // which it reads first
+	Input  []byte `json:"input,omitempty"` // of the program
 	Cgroup string `json:"cgroup,omitempty"`
 	Socket string `json:"socket,omitempty"`
 
@@ -269,8 +267,8 @@ type toKeeper struct {
 	Step step `json:"step,omitempty"`
 }
 
-// fromKeeper is what a keeper tells a host: first what it keeps, with the pipes for output and error, or why not; last how it ended. A
-// reaper says how it is called and, last, what was left of it.
+// fromKeeper is a message from a keeper to a host: first a description of the process, with the pipes of its output, or an error; last its
+// exit status. A reaper sends the process ID and, last, the descendants that it killed.
 type fromKeeper struct {
 	Name   string `json:"name,omitempty"`
 	Data   []byte `json:"data,omitempty"`
@@ -289,7 +287,7 @@ type fromKeeper struct {
 	Signal syscall.Signal `json:"signal,omitempty"`
 }
 
-// wire is one connection between a host and a keeper: JSON values one after the other, the first of which may come with files.
+// wire is a connection between a host and a keeper: a sequence of JSON values. The first one may come with files.
 type wire struct {
 	conn    *net.UnixConn
 	decoder *json.Decoder
@@ -302,7 +300,7 @@ func newWire(conn *net.UnixConn) *wire {
 	return w
 }
 
-// Read reads, and keeps the files that come with what it reads.
+// Read implements [io.Reader], and adds received files to w.files.
 func (w *wire) Read(b []byte) (int, error) {
 	const most = 253 // files in one message, by the kernel
 	oob := make([]byte, unix.CmsgSpace(most*4))
@@ -324,10 +322,10 @@ func (w *wire) Read(b []byte) (int, error) {
 	return max(n, 0), err
 }
 
-// send sends a value. It waits a moment for a peer that does not read, and not longer.
+// send sends a value. It blocks for at most a second if the peer does not read.
 func (w *wire) send(v any, files ...*os.File) error { return w.sendWithin(time.Second, v, files...) }
 
-// sendWithin is send for a peer that may need so long.
+// sendWithin is send with another limit.
 func (w *wire) sendWithin(patience time.Duration, v any, files ...*os.File) error {
 	b, err := json.Marshal(v)
 	if err != nil {
@@ -365,7 +363,7 @@ func (w *wire) closeFiles() {
 	w.files = nil
 }
 
-// newWires makes a connected pair of which the peer's end is a file to be passed on.
+// newWires returns the two ends of a connection. The peer's end is a file for another process.
 func newWires() (own *wire, peer *os.File, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -393,21 +391,21 @@ func fileWire(f *os.File) (*wire, error) {
 	return newWire(unixConn), nil
 }
 
-// startWithOrder has a keeper or a reaper started and tells it what to start, with these files. The answer comes with so many.
+// startWithOrder calls start to start a keeper or reaper, sends it the order and files, and receives its answer with answered files.
 func startWithOrder(start func(stdin *os.File) error, order toKeeper, files []*os.File, answered int) (w *wire, about fromKeeper, err error) {
 	w, peer, err := newWires()
 	if err != nil {
 		return nil, about, err
 	}
 	err = start(peer)
-	_ = peer.Close()             // or its end would not be seen
-	const patience = time.Minute // a busy machine that starts hundreds at once takes many seconds for each
+	_ = peer.Close()             // so that this process notices when the other one closes its end
+	const patience = time.Minute // a busy machine that starts hundreds of processes takes many seconds for each
 	if err == nil {
 		err = w.sendWithin(patience, order, files...)
 	}
 	if err == nil {
 		_ = w.conn.SetReadDeadline(time.Now().Add(patience))
-		about, err = hear(w, answered)
+		about, err = receiveAnswer(w, answered)
 	}
 	if err != nil {
 		w.close()
@@ -416,7 +414,7 @@ func startWithOrder(start func(stdin *os.File) error, order toKeeper, files []*o
 	return w, about, nil
 }
 
-// takeOrder returns, in a process that was started with an order, the connection to the host and what to start.
+// takeOrder receives the first message in a keeper or reaper. It returns the connection to the host and the order.
 func takeOrder() (host *wire, order toKeeper, ok bool) {
 	host, err := fileWire(os.NewFile(0, "host"))
 	if err != nil {
@@ -426,7 +424,7 @@ func takeOrder() (host *wire, order toKeeper, ok bool) {
 	return host, order, err == nil && order.Start != nil
 }
 
-func hear(w *wire, files int) (about fromKeeper, err error) {
+func receiveAnswer(w *wire, files int) (about fromKeeper, err error) {
 	if err := w.decoder.Decode(&about); err != nil {
 		return about, fmt.Errorf("the keeper of a process does not answer: %w", err)
 	}

@@ -133,10 +133,10 @@ func (c *plain) wait() error {
 	return err
 }
 
-// ReapAdopted does nothing: this process is never the parent of those that it did not start.
+// ReapAdopted does nothing: this process never becomes the parent of processes that it did not start.
 func ReapAdopted(context.Context) {}
 
-// MayChangeUser says whether processes can be started as other users, and ended, which only root can.
+// MayChangeUser reports whether this process can start and end processes of other users, which needs root.
 func MayChangeUser() bool { return os.Geteuid() == 0 }
 
 // Descends reports false: the ancestors of a process are not known on this system.

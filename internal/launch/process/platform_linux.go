@@ -21,23 +21,23 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// platform is what a [Group] has on this system. It comes to be with the first process.
+// platform is the state of a [Group] on Linux. The first process opens it.
 type platform struct {
-	mu      sync.Mutex // guards what follows, until opened is set; it is read only from then on
+	mu      sync.Mutex // guards remains and strict, and the other fields until opened is set; they do not change afterwards
 	opened  bool
-	remains []string // what is removed if the host dies; guarded by mu all the time
+	remains []string // files that the watchdog removes if the host is killed
 	forker  *thread
-	strict  *thread // the same for processes that gain no privileges; guarded by mu all the time, nil until one is needed
+	strict  *thread // forks processes with NoNewPrivs; nil until needed
 	guard   *guard
 	cgroup  *cgroup // nil if there is none
 
 	inherited inherited
 
-	noGroups bool // tests see to it that groups are not signalled through a pidfd, as before Linux 6.9
+	noGroups bool // in tests: do not signal groups through a pidfd, as before Linux 6.9
 
 	last   atomic.Uint64          // the name of the last leaf
 	spare  atomic.Pointer[cgroup] // the leaf of the next process
-	leaves sync.WaitGroup         // goroutines that make the spare leaf, and remove leaves that were not empty when their process had ended
+	leaves sync.WaitGroup         // goroutines that create the spare leaf, and remove leaves that were busy
 }
 
 func (pl *platform) open(cfg Config) error {
@@ -55,7 +55,7 @@ func (pl *platform) open(cfg Config) error {
 		case cfg.Cgroup != "":
 			return fmt.Errorf("make a cgroup for the processes in %s: %w", cfg.Cgroup, err)
 		default:
-			cfg.Logger.Info("no cgroup for processes: each has reapers instead, small processes that are its parents", "error", err)
+			cfg.Logger.Info("no cgroup for processes: each has a small parent process instead, a reaper", "error", err)
 		}
 	}
 	guard, err := newGuard(cfg.Logger, dir)
@@ -72,7 +72,7 @@ func (pl *platform) open(cfg Config) error {
 }
 
 func (pl *platform) start(g *Group, p *Process) error {
-	// What this process inherited is not for those that it starts: they get what is meant for them. What Go opens is never inherited.
+	// Children must not inherit descriptors that this process has inherited. Descriptors that Go opens are never inherited.
 	const first = 3
 	if err := unix.CloseRange(first, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return fmt.Errorf("keep descriptors from being inherited (close_range, which a filter of system calls may refuse): %w", err)
@@ -98,7 +98,7 @@ func (pl *platform) start(g *Group, p *Process) error {
 	return nil
 }
 
-// leaf returns a cgroup for a process: the spare one, unless there is none or a stranger removed it.
+// leaf returns a cgroup for a process: the spare one or, if there is none or another program has removed it, a new one.
 func (pl *platform) leaf() (*cgroup, error) {
 	if leaf := pl.spare.Swap(nil); leaf != nil && unix.Access(leaf.dir, unix.F_OK) == nil {
 		return leaf, nil
@@ -106,8 +106,8 @@ func (pl *platform) leaf() (*cgroup, error) {
 	return pl.cgroup.leaf(strconv.FormatUint(pl.last.Add(1), 10))
 }
 
-// makeSpare makes the cgroup of the next process, which would hold that up for longer than all else before it is forked. An error is left
-// to that.
+// makeSpare creates the cgroup of the next process in advance, because that is the slowest step before the fork. After an error, leaf tries
+// again.
 func (pl *platform) makeSpare() {
 	if pl.cgroup == nil || pl.spare.Load() != nil {
 		return
@@ -118,7 +118,7 @@ func (pl *platform) makeSpare() {
 	}
 }
 
-// remove adds to what is removed if the host dies.
+// remove adds files that the watchdog removes if the host is killed.
 func (pl *platform) remove(paths []string) {
 	pl.mu.Lock()
 	defer pl.mu.Unlock()
@@ -128,7 +128,7 @@ func (pl *platform) remove(paths []string) {
 	}
 }
 
-// thread returns the thread that forks. Whether privileges can be gained is inherited from it, and cannot be taken back.
+// thread returns the thread that forks. Processes inherit no_new_privs from it, which cannot be reset.
 func (pl *platform) thread(noNewPrivs bool) (*thread, error) {
 	if !noNewPrivs {
 		return pl.forker, nil
@@ -148,7 +148,7 @@ func (pl *platform) thread(noNewPrivs bool) (*thread, error) {
 	return pl.strict, nil
 }
 
-// forbidPrivs keeps what this thread starts from gaining privileges.
+// forbidPrivs prevents processes of this thread from gaining privileges.
 func forbidPrivs() error {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("set no_new_privs: %w", err)
@@ -156,7 +156,7 @@ func forbidPrivs() error {
 	return nil
 }
 
-// close ends the watchdog and what else is there. All processes have ended.
+// close ends the threads and the watchdog and removes the cgroup, after all processes have ended.
 func (pl *platform) close() error {
 	pl.mu.Lock()
 	defer pl.mu.Unlock()
@@ -176,7 +176,8 @@ func (pl *platform) close() error {
 	return err
 }
 
-// MayChangeUser says whether processes can be started as other users, and ended: by root, and with CAP_SETUID, CAP_SETGID and CAP_KILL.
+// MayChangeUser reports whether this process can start and end processes of other users: as root, or with CAP_SETUID, CAP_SETGID and
+// CAP_KILL.
 func MayChangeUser() bool {
 	if os.Geteuid() == 0 {
 		return true
@@ -187,8 +188,8 @@ func MayChangeUser() bool {
 	return unix.Capget(&header, &sets[0]) == nil && sets[0].Effective&needed == needed
 }
 
-// removeAll removes what [Spec].Remove lists, in this order, and reports whether no busy one is left. A busy one is a cgroup of version 1
-// with processes in it, or a socket on which one accepts, for whose ends it waits at most so long.
+// removeAll removes files in this order and reports whether none was busy. A file is busy if it is a cgroup of version 1 with processes, or
+// a socket on which a process accepts. It waits for these processes for at most the given time.
 func removeAll(paths []string, sockets map[string]plugin.SocketID, atMost time.Duration) bool {
 	for deadline := time.Now().Add(atMost); ; {
 		paths = slices.DeleteFunc(slices.Clone(paths), func(path string) bool { return !errors.Is(removeOne(path, sockets[path]), unix.EBUSY) })
@@ -199,12 +200,12 @@ func removeAll(paths []string, sockets map[string]plugin.SocketID, atMost time.D
 			return false
 		}
 		const pause = 10 * time.Millisecond
-		<-time.After(pause) //nolint:forbidigo // nothing tells when a process has ended that is not a child
+		<-time.After(pause) //nolint:forbidigo // there is no event for the end of a process that is not a child
 	}
 }
 
-// removeOne follows no symbolic link on the way: whoever may write to a directory could have it lead to somebody else's files. A socket
-// that another process has bound at the path is not removed.
+// removeOne removes a file. It does not follow symbolic links in the directory, because they could lead to files of other users. It does
+// not remove a socket of another process.
 func removeOne(path string, socket plugin.SocketID) error {
 	dir, name := filepath.Split(path)
 	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS}
@@ -215,20 +216,19 @@ func removeOne(path string, socket plugin.SocketID) error {
 	defer unix.Close(at)
 	if sock.IsAnothers(fmt.Sprintf("/proc/self/fd/%d/%s", at, name), socket) {
 		if socket.IsZero() {
-			return unix.EBUSY // it may be that of a process that is being killed
+			return unix.EBUSY // the process may be being killed
 		}
 		return nil
 	}
 	err = unix.Unlinkat(at, name, 0)
-	if errors.Is(err, unix.EISDIR) || errors.Is(err, unix.EPERM) { // which of them depends on the file system
+	if errors.Is(err, unix.EISDIR) || errors.Is(err, unix.EPERM) { // it depends on the file system
 		err = unix.Unlinkat(at, name, unix.AT_REMOVEDIR)
 	}
 	return err
 }
 
-// Helpers are the program of the host, executed again under a name that nobody else uses, and with a variable in the environment; see
-// docs/adr/0007.
-// The name does not contain that of the host, so that whoever kills by name kills the host only.
+// A helper is the program of the host, executed again under a special name and with a variable in the environment; see docs/adr/0007. The
+// name does not contain that of the host, so that killall by the host's name does not kill helpers.
 const (
 	helperName = "plugin-" // followed by the role
 	helperEnv  = "PATCHBAY_PROCESS_HELPER"
@@ -237,13 +237,13 @@ const (
 const (
 	roleWatchdog    = "watchdog"
 	roleKeeper      = "keeper"
-	roleLauncher    = "launcher" // starts a keeper and ends, so that the keeper is nobody's child
+	roleLauncher    = "launcher" // starts a keeper and exits, so that the keeper is not a child of the host
 	roleReaper      = "reaper"
 	roleOuterReaper = "reapers"
-	roleShim        = "shim" // prepares itself and becomes the program of a process
+	roleShim        = "shim" // sets its attributes and executes the program of a process
 )
 
-// Before main: that of the host must not run again, and not even its flags be parsed.
+// init runs a helper before main, so that the host's main function and its flags are not used.
 func init() { //nolint:gochecknoinits // docs/adr/0007
 	if len(os.Args) == 0 {
 		return
@@ -252,7 +252,7 @@ func init() { //nolint:gochecknoinits // docs/adr/0007
 	if !ok || os.Getenv(helperEnv) != role {
 		return
 	}
-	if role == roleShim { // which keeps its descriptors
+	if role == roleShim { // before detach, because it keeps its descriptors
 		runShim(os.Args[1:])
 		syscall.Exit(1)
 	}
@@ -273,32 +273,32 @@ func init() { //nolint:gochecknoinits // docs/adr/0007
 			syscall.Exit(1)
 		}
 	}
-	syscall.Exit(0) // not os.Exit: its hooks are those of the host's program
+	syscall.Exit(0) // os.Exit would run exit hooks of the host's program
 }
 
-// detach makes this process independent of the one that started it: of its directory, of its descriptors but the first three, and of the
-// signals that are meant for it.
+// detach makes this process independent of the one that started it: it leaves the working directory, closes all but the first three
+// descriptors, and ignores signals that are meant for the other process.
 func detach(role string) {
 	_ = os.Chdir("/")
 	for _, fd := range pids("/proc/self/fd") {
-		// The host may have had descriptors that are inherited. The runtime's own are not, and must not be closed.
+		// Close inherited descriptors, but not those of the Go runtime.
 		target, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(fd))
 		if err == nil && fd > syscall.Stderr && !strings.HasPrefix(target, "anon_inode:") {
 			_ = unix.Close(fd)
 		}
 	}
-	// Caught and not ignored: a program that is executed later would ignore them too.
+	// Catch the signals: if they were ignored, a program that is executed later would ignore them, too.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2)
 	_ = os.WriteFile("/proc/self/comm", []byte(helperName+role), 0) // for ps and top, which otherwise show "exe"
 }
 
-// startHelper starts this program again in a role, in a session of its own, with stdin as its only descriptor. It outlives this process.
+// startHelper starts this program again in a role, in its own session, with stdin as its only descriptor. The helper outlives this process.
 func startHelper(role string, stdin *os.File) (exit, error) {
 	// gofail: var processWatchdog string
 	// return exit{}, fmt.Errorf("execute this program again as %s: %s", helperName+role, processWatchdog)
 	pidfd := -1
 	attr := &os.ProcAttr{
-		// The collector runs often, which is cheap on so little.
+		// The heap is small, so frequent garbage collection is cheap.
 		Env:   []string{helperEnv + "=" + role, "GOMAXPROCS=1", "GOGC=20"},
 		Files: []*os.File{stdin, nil, nil},
 		Sys:   &syscall.SysProcAttr{Setsid: true, PidFD: &pidfd},

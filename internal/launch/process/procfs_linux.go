@@ -11,13 +11,13 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
-// procID names a process for good: within one boot no two processes have both the same.
+// procID identifies a process: no other process of the same boot has the same ID and start.
 type procID struct {
 	pid   int
 	start uint64 // in clock ticks after boot
 }
 
-// procStat is what is needed of proc_pid_stat(5).
+// procStat has fields of proc_pid_stat(5).
 type procStat struct {
 	state         byte
 	parent, group int
@@ -51,9 +51,9 @@ func parseStat(b []byte) (s procStat, ok bool) {
 
 func (s procStat) alive() bool { return s.state != 'Z' && s.state != 'X' }
 
-// now returns the present time as proc_pid_stat(5) counts the start of a process.
+// now returns the current time in the unit of the start in proc_pid_stat(5).
 func now() uint64 {
-	const perTick = 10_000_000 // USER_HZ, in which the kernel counts towards user space, is 100 on all architectures that Go runs on
+	const perTick = 10_000_000 // nanoseconds; USER_HZ is 100 on all architectures that Go supports
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
 		return 0
@@ -72,7 +72,7 @@ func allStats() map[int]procStat {
 }
 
 func pids(dir string) (list []int) {
-	entries, _ := os.ReadDir(dir) // of what has gone there are none
+	entries, _ := os.ReadDir(dir) // none if the process has ended
 	for _, entry := range entries {
 		if n, err := strconv.Atoi(entry.Name()); err == nil {
 			list = append(list, n)
@@ -81,8 +81,8 @@ func pids(dir string) (list []int) {
 	return list
 }
 
-// descendants returns what descends from the process, or is in its process group, and lives. The process itself must not have been waited
-// for, so that its ID is its own.
+// descendants returns the running processes that descend from root or are in its process group. The root must not have been waited for, so
+// that its ID is not reused.
 func descendants(root int) []procID {
 	stats := allStats()
 	known := func(pid int) (procStat, bool) { s, ok := stats[pid]; return s, ok }
@@ -98,15 +98,16 @@ func descendants(root int) []procID {
 	return found
 }
 
-// descends reports whether a process, whose parent is in s, descends from root, which must not have been waited for, as look tells.
+// descends reports whether a process with the given stat descends from root, which must not have been waited for. It calls look for the
+// stat of other processes.
 func descends(pid int, s procStat, root int, look func(pid int) (procStat, bool)) bool {
-	const deepest = 1000 // what is read while processes come and go might contain a loop
+	const deepest = 1000 // bounds a loop, which can appear if processes change while they are read
 	for range deepest {
 		if s.parent <= 1 {
 			return false
 		}
 		parent, ok := look(s.parent)
-		// Only if it is still its parent after the look, it was its parent that was looked at.
+		// Check that the parent has not changed: otherwise look may have returned another process with the same ID.
 		again, still := look(pid)
 		if !ok || !still || again.start != s.start || again.parent != s.parent {
 			return false
@@ -119,8 +120,7 @@ func descends(pid int, s procStat, root int, look func(pid int) (procStat, bool)
 	return false
 }
 
-// belongs reports whether a process is in a process group, in a cgroup if there is one, or descends from root. None of the IDs must have
-// been given back.
+// belongs reports whether a process is in a process group or a cgroup, or descends from root. The IDs must not have been reused.
 func belongs(pid, group, root int, leaf *cgroup) bool {
 	if pid == group || leaf != nil && leaf.holds(pid) {
 		return true
@@ -129,19 +129,19 @@ func belongs(pid, group, root int, leaf *cgroup) bool {
 	return ok && (s.group == group || descends(pid, s, root, readStat))
 }
 
-// Descends reports whether a process descends from another one, now. Either may be gone already, and its number be another's.
+// Descends reports whether a process descends from another one. If either has ended, its ID may be that of another process.
 func Descends(pid, from int) bool {
 	s, ok := readStat(pid)
 	return ok && descends(pid, s, from, readStat)
 }
 
-// exit waits for the end of a child of this process, without holding a thread.
+// exit waits for the end of a child of this process without blocking a thread.
 type exit struct {
 	pid   int
 	pidfd *os.File // in the runtime's poller
 }
 
-// exitOf returns the exit of a process that was just started, which it releases: the process holds a pidfd of its own.
+// exitOf returns the exit of a new process, and releases proc, because exit has its own pidfd.
 func exitOf(proc *os.Process, pidfd int) exit {
 	e := newExit(proc.Pid, pidfd)
 	_ = proc.Release() // never fails on Linux
@@ -153,21 +153,21 @@ func newExit(pid, pidfd int) exit {
 	return exit{pid: pid, pidfd: os.NewFile(uintptr(pidfd), "pidfd")}
 }
 
-// await blocks until the child has ended, and leaves it to be waited for.
+// await blocks until the child has ended. It does not reap the child.
 func (e exit) await() {
 	if raw, err := e.pidfd.SyscallConn(); err == nil {
 		if raw.Read(func(fd uintptr) bool { return events(int(fd), unix.POLLIN) != 0 }) == nil {
 			return
 		}
 	}
-	for { // it could not be put into the poller
+	for { // the pidfd could not be added to the poller
 		if err := unix.Waitid(unix.P_PID, e.pid, nil, unix.WEXITED|unix.WNOWAIT, nil); !errors.Is(err, unix.EINTR) {
 			return
 		}
 	}
 }
 
-// wait waits for a child, whose ID is its own until then.
+// wait reaps the child. Its ID may be reused afterwards.
 func (e exit) wait() (*os.ProcessState, error) {
 	proc, err := os.FindProcess(e.pid)
 	if err != nil {
@@ -178,16 +178,16 @@ func (e exit) wait() (*os.ProcessState, error) {
 	return state, err
 }
 
-// signal sends a signal to the child, if it has not been waited for.
+// signal sends a signal to the child unless it was reaped.
 func (e exit) signal(sig unix.Signal) {
 	_ = sock.Control(e.pidfd, func(fd int) error { return unix.PidfdSendSignal(fd, sig, nil, 0) })
 }
 
-// signalGroup is PIDFD_SIGNAL_PROCESS_GROUP: the signal goes to the group that has the process' ID, even if the process itself is gone.
-// Linux 6.9 and later know it.
+// signalGroup is PIDFD_SIGNAL_PROCESS_GROUP, which sends a signal to the group with the process's ID, even after the process has ended. It
+// needs Linux 6.9.
 const signalGroup = 1 << 2
 
-// kill sends SIGKILL to exactly this process and reports whether it was there.
+// kill sends SIGKILL to exactly this process and reports whether it existed.
 func (id procID) kill() bool {
 	pidfd, err := id.open()
 	if err != nil {
@@ -203,7 +203,7 @@ func (id procID) open() (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	// Read after the open: had the ID passed on before it, the time would be another one.
+	// Compare the start after the open: it differs if the ID was reused before.
 	if s, ok := readStat(id.pid); !ok || s.start != id.start {
 		return -1, errors.Join(unix.ESRCH, unix.Close(pidfd))
 	}

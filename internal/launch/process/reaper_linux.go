@@ -15,18 +15,18 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 )
 
-// reaper is the program that is the parent of a process which has no cgroup, and of all that descends from it: what loses its parent, even
-// if it left the process group and holds nothing of the process, becomes the reaper's child. So the reaper finds it, and ends it with the
-// process or with the host. It has an outer reaper, to which it is what the process is to itself: that ends what it leaves if it is killed.
-// Each ends as its program did, which is how the host, whose child the outer one is, learns that.
+// reaper is the parent process of a process without a cgroup. It is a subreaper: a descendant of the process that loses its parent becomes
+// a child of the reaper, even if it left the process group. So the reaper finds all descendants and kills them when the process or the host
+// ends. The outer reaper is in turn the parent of the reaper, and kills the descendants if the reaper is killed. Each reaper exits with the
+// status of its child, so that the host, the parent of the outer reaper, gets the status of the process.
 type reaper struct {
-	mu      sync.Mutex // guards what follows, and the process ID against being given back while it is used
+	mu      sync.Mutex // guards the fields below; the process ID cannot be reused while mu is held and over is false
 	program int
-	over    bool  // the program has been waited for
-	left    []int // what was killed after that
+	over    bool  // the program was reaped
+	left    []int // processes that were killed afterwards
 }
 
-// runOuterReaper is the whole life of an outer reaper. The host, at the other end of standard input, speaks with the inner one.
+// runOuterReaper is the main function of an outer reaper. Standard input is the inner reaper's connection to the host.
 func runOuterReaper() {
 	if unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != nil {
 		return
@@ -41,13 +41,13 @@ func runOuterReaper() {
 	signal.Notify(woken, unix.SIGCONT)
 	go func() {
 		for range woken {
-			r.signal(inner.pid, unix.SIGCONT) // it may have been stopped too
+			r.signal(inner.pid, unix.SIGCONT) // the inner reaper may be stopped, too
 		}
 	}()
-	endAs(r.reap())
+	exitAs(r.reap())
 }
 
-// runReaper is the whole life of a reaper. The host is at the other end of standard input.
+// runReaper is the main function of a reaper. Standard input is connected to the host.
 func runReaper() {
 	host, order, ok := takeOrder()
 	if !ok {
@@ -65,13 +65,13 @@ func runReaper() {
 	}
 	r := reaper{program: program}
 	_ = host.send(fromKeeper{PID: program})
-	go r.obey(host)
+	go r.followOrders(host)
 	status := r.reap()
 	_ = host.send(fromKeeper{Ended: true, Left: r.left})
-	endAs(status)
+	exitAs(status)
 }
 
-// startReaped starts the program on a thread of its own, in its cgroups of version 1.
+// startReaped starts the program on a new thread, in its cgroups of version 1.
 func startReaped(order toKeeper, files []*os.File) (pid int, err error) {
 	newThread().do(func() {
 		if order.Start.NoNewPrivs {
@@ -87,8 +87,8 @@ func startReaped(order toKeeper, files []*os.File) (pid int, err error) {
 	return pid, err
 }
 
-// obey takes the steps that the host says. Its end is the last of them.
-func (r *reaper) obey(host *wire) {
+// followOrders takes the steps that the host sends. When the connection ends, it kills all descendants.
+func (r *reaper) followOrders(host *wire) {
 	for {
 		order := toKeeper{}
 		err := host.decoder.Decode(&order)
@@ -98,7 +98,7 @@ func (r *reaper) obey(host *wire) {
 		switch order.Step {
 		case terminate:
 			r.signal(-r.program, unix.SIGTERM)
-			r.signal(-r.program, unix.SIGCONT) // what is stopped would not see it
+			r.signal(-r.program, unix.SIGCONT) // a stopped process would not handle SIGTERM
 		case kill:
 			killAll(descendants(os.Getpid()))
 		default:
@@ -109,7 +109,7 @@ func (r *reaper) obey(host *wire) {
 	}
 }
 
-// signal sends a signal to the program, or to its group, unless it has been waited for.
+// signal sends a signal to the program or its group, unless the program was reaped.
 func (r *reaper) signal(to int, sig syscall.Signal) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -118,16 +118,16 @@ func (r *reaper) signal(to int, sig syscall.Signal) {
 	}
 }
 
-// reap waits for all that there is, and kills what is left when the program has ended. It returns how that ended.
+// reap waits for all children, and kills the descendants when the program has ended. It returns the status of the program.
 func (r *reaper) reap() (status unix.WaitStatus) {
 	for {
 		switch err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOWAIT, nil); err {
 		case nil:
 		case unix.EINTR:
 			continue
-		default: // there is nothing any more
+		default: // there are no more children
 			slices.Sort(r.left)
-			r.left = slices.Compact(r.left) // one that is being killed may be found again
+			r.left = slices.Compact(r.left) // a process that is being killed may be found twice
 			return status
 		}
 		r.mu.Lock()
@@ -149,23 +149,23 @@ func (r *reaper) reap() (status unix.WaitStatus) {
 	}
 }
 
-// endAs ends this process as another one did.
-func endAs(status unix.WaitStatus) {
+// exitAs ends this process with the status of another one.
+func exitAs(status unix.WaitStatus) {
 	if !status.Signaled() {
 		syscall.Exit(status.ExitStatus())
 	}
 	_ = unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{})
 	sig := status.Signal()
-	// The runtime handles many signals, and takes some of them for its own faults.
+	// Reset the handler of the Go runtime.
 	_ = sigactionOf(sig, &sigaction{}, nil)
 	_ = unix.Kill(os.Getpid(), sig)
-	<-time.After(time.Second) //nolint:forbidigo // it does not last so long
+	<-time.After(time.Second) //nolint:forbidigo // the signal arrives sooner
 	syscall.Exit(128 + int(sig))
 }
 
-// forkReaped starts a program as the child of a reaper, which has the rights of this process.
-func (c *child) forkReaped(what Spec, files []*os.File) error {
-	what.ExtraFiles, what.Remove, what.Sockets, what.Data = nil, nil, nil, nil // they are the host's business
+// forkUnderReaper starts a program as the child of a reaper, which runs as the user of this process.
+func (c *child) forkUnderReaper(what Spec, files []*os.File) error {
+	what.ExtraFiles, what.Remove, what.Sockets, what.Data = nil, nil, nil, nil // the host uses them
 	w, about, err := startWithOrder(func(stdin *os.File) (err error) {
 		c.exit, err = startHelper(roleOuterReaper, stdin)
 		return err
@@ -174,45 +174,46 @@ func (c *child) forkReaped(what Spec, files []*os.File) error {
 	return err
 }
 
-// order tells the reaper of the process to take a step. One that was stopped is woken.
-func (c *child) order(s step) {
+// sendStep sends a step to the reaper of the process, and continues a stopped reaper.
+func (c *child) sendStep(s step) {
 	_ = c.wire.send(toKeeper{Step: s})
 	c.exit.signal(unix.SIGCONT)
 }
 
-// lastWord is how long an inner reaper may take to say that all is over once the outer one has ended. It bounds only the wait for one that
-// is stopped: of one that has ended the connection has too.
-const lastWord = 10 * time.Second
+// reportWait bounds the wait for the last message of the inner reaper after the outer one has ended. It is needed only if the inner reaper
+// is stopped: if it has ended, its connection has ended, too.
+const reportWait = 10 * time.Second
 
-// waitReaped waits for the reaper, which has ended, and returns what it killed after the process had ended.
-func (c *child) waitReaped() (left []int, err error) {
-	_ = c.wire.send(toKeeper{Step: kill}) // if it was the outer one that was killed
+// waitUnderReaper reaps the outer reaper, which has ended, and returns the processes that were killed after the process had ended.
+func (c *child) waitUnderReaper() (left []int, err error) {
+	_ = c.wire.send(toKeeper{Step: kill}) // in case only the outer reaper was killed
 	var last fromKeeper
-	_ = c.wire.conn.SetReadDeadline(time.Now().Add(lastWord))
-	_ = c.wire.decoder.Decode(&last) // what fails says nothing
+	_ = c.wire.conn.SetReadDeadline(time.Now().Add(reportWait))
+	_ = c.wire.decoder.Decode(&last) // after an error, last.Ended is false
 	_ = c.wire.conn.Close()
 	err = c.reap()
 	if last.Ended {
 		return last.Left, err
 	}
-	// It was killed. The process ends with it, and so does the rest by the outer one; only both killed at once leave what is not in its group.
+	// The inner reaper was killed. The process ended with it, and the outer reaper killed the rest. If both were killed at the same time,
+	// only the process group can be killed.
 	for pid, s := range allStats() {
 		if s.group == c.pid && s.start >= c.since && s.alive() && (procID{pid, s.start}).kill() {
 			left = append(left, pid)
 		}
 	}
-	return left, fmt.Errorf("the process that was its parent was ended: %w", err)
+	return left, fmt.Errorf("the reaper of the process was killed: %w", err)
 }
 
-// children are the processes that this process has started and not waited for. Like the processes they belong to the program.
-var children = struct { //nolint:gochecknoglobals // see above
+// children are the processes that this process has started and not reaped.
+var children = struct { //nolint:gochecknoglobals // child processes are global, too
 	starting sync.RWMutex // held while a process is started and not yet in started
 	mu       sync.Mutex   // guards started
-	// started counts them by process ID: the kernel can give the ID of one that was waited for to the next before forgetChild is called.
+	// started counts the children by process ID, because the kernel can reuse the ID of a reaped process before forgetChild is called.
 	started map[int]int
 }{started: map[int]int{}}
 
-// startChild calls start and remembers the process that it starts.
+// startChild calls start and adds the new process to children.
 func startChild(start func() (*os.Process, error)) (*os.Process, error) {
 	children.starting.RLock()
 	defer children.starting.RUnlock()
@@ -225,7 +226,7 @@ func startChild(start func() (*os.Process, error)) (*os.Process, error) {
 	return proc, err
 }
 
-// forgetChild is called when a process has been waited for.
+// forgetChild must be called after a process was reaped.
 func forgetChild(pid int) {
 	children.mu.Lock()
 	defer children.mu.Unlock()
@@ -234,12 +235,11 @@ func forgetChild(pid int) {
 	}
 }
 
-// reapPause is the time between two searches for adopted processes: each reads all of /proc, and plugins decide how many they leave behind.
+// reapPause is the minimum time between two searches for adopted processes, because each search reads all of /proc.
 const reapPause = 100 * time.Millisecond
 
-// ReapAdopted waits for processes that this process did not start, until ctx ends: if it is the first one of a container, it becomes the
-// parent of all that lose theirs. In every other process it does nothing.
-// The program must start processes only with a [Group].
+// ReapAdopted reaps orphans until ctx is done, if this process is the first one of a container and so becomes the parent of all orphans. In
+// any other process it does nothing. The program must start processes only with a [Group].
 func ReapAdopted(ctx context.Context) {
 	if os.Getpid() != 1 {
 		return
@@ -267,7 +267,7 @@ func reapAdopted() {
 	defer children.mu.Unlock()
 	for pid, s := range allStats() {
 		if _, own := children.started[pid]; !own && s.parent == os.Getpid() && !s.alive() {
-			_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil) // what has gone is what is wanted
+			_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil)
 		}
 	}
 }

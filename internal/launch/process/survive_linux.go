@@ -17,14 +17,14 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
-// kept is a process that survives, as its host sees it: through its keeper. The socket of the keeper, in [Config].StateDir, is all that is
-// remembered of it. So no process ID is ever read that might have passed on.
+// kept is the host's side of a surviving process, which it controls through the keeper. Only the keeper's socket in [Config].StateDir
+// survives a host, so no stored process ID can be that of another process.
 type kept struct {
 	process *Process
 	socket  string // of the keeper
 	id      procID
 	leaf    *cgroup // nil if it has none
-	exit    exit    // of nothing if it had ended when it was adopted
+	exit    exit    // zero if the process had ended before it was adopted
 
 	mu       sync.Mutex // guards what follows
 	wire     *wire
@@ -67,7 +67,7 @@ func startKept(g *Group, p *Process) error {
 	return err
 }
 
-// realDir is the path of a directory, of which a keeper and another host know it.
+// realDir returns the absolute path of a directory without symbolic links.
 func realDir(dir string) (string, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -76,7 +76,7 @@ func realDir(dir string) (string, error) {
 	return filepath.EvalSymlinks(dir)
 }
 
-// launchKeeper starts a keeper that is no child of this process: it does not wait for it, now or when it will have ended.
+// launchKeeper starts a keeper that is not a child of this process, so that this process need not reap it.
 func launchKeeper(stdin *os.File) error {
 	// gofail: var processKeeper string
 	// return errors.New(processKeeper)
@@ -93,11 +93,11 @@ func launchKeeper(stdin *os.File) error {
 	return err
 }
 
-// newKept takes over the connection, if it can see the process of which the keeper speaks.
+// newKept takes over the connection to a keeper. It fails if the process cannot be watched.
 func newKept(p *Process, socket string, w *wire, about fromKeeper) error {
 	k := &kept{process: p, socket: socket, id: procID{about.PID, about.Start}, wire: w}
 	pidfd, err := k.id.open()
-	if err != nil && !errors.Is(err, unix.ESRCH) { // one that has ended already is told of next
+	if err != nil && !errors.Is(err, unix.ESRCH) { // if the process has ended, the keeper's next message has its status
 		return fmt.Errorf("watch process %d: %w", about.PID, err)
 	}
 	if err == nil {
@@ -118,7 +118,7 @@ func pollable(f *os.File) *os.File {
 	return os.NewFile(uintptr(fd), "pipe")
 }
 
-// adopt connects to all keepers that are there, but for those of processes that this group has.
+// adopt connects to all keepers, except those of processes in this group.
 func (pl *platform) adopt(ctx context.Context, g *Group) ([]*Process, error) {
 	if g.cfg.StateDir == "" {
 		return nil, nil
@@ -165,7 +165,7 @@ func adoptOne(ctx context.Context, socket string) (p *Process, err error) {
 	defer cancel()
 	conn, err := sock.Dial(ctx, socket)
 	if sock.IsRefused(err) {
-		return nil, ignore(os.Remove(socket), fs.ErrNotExist) // Nobody keeps anything there any more.
+		return nil, ignore(os.Remove(socket), fs.ErrNotExist) // the keeper has ended
 	}
 	if err != nil {
 		return nil, ignore(err, fs.ErrNotExist)
@@ -184,7 +184,7 @@ func adoptOne(ctx context.Context, socket string) (p *Process, err error) {
 		return nil, fmt.Errorf("user %d listens there, and this process runs as another user", keeper.UID)
 	}
 	interrupted := context.AfterFunc(ctx, func() { _ = w.conn.SetReadDeadline(time.Unix(1, 0)) })
-	about, err := hear(w, 2)
+	about, err := receiveAnswer(w, 2)
 	if !interrupted() {
 		return nil, context.Cause(ctx)
 	}
@@ -223,8 +223,8 @@ func (k *kept) owns(pid int) bool {
 	return ok && s.start == k.id.start && belongs(pid, k.id.pid, k.id.pid, k.leaf)
 }
 
-// errKeeper is how a process ended of which the keeper ended first: killed, because it has nobody.
-var errKeeper = errors.New("the process that kept it has ended, and so it was killed")
+// errKeeper is the error of a process that was killed because its keeper ended.
+var errKeeper = errors.New("the process was killed because its keeper has ended")
 
 func (k *kept) wait() error {
 	var last fromKeeper
@@ -233,12 +233,12 @@ func (k *kept) wait() error {
 	released := k.released
 	_ = k.wire.conn.Close()
 	k.mu.Unlock()
-	defer k.exit.pidfd.Close() // of one that had ended already there is none
+	defer k.exit.pidfd.Close() // nil if the process had ended before
 	switch {
 	case released:
 		return errReleased
 	case err != nil || !last.Ended:
-		if k.exit.pidfd != nil && k.id.kill() { // The watchdog of the keeper does the same to the rest.
+		if k.exit.pidfd != nil && k.id.kill() { // the keeper's watchdog kills the descendants
 			k.exit.await()
 		}
 		return errKeeper

@@ -19,27 +19,27 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// guard is the host's side of the watchdog: it tells it what to end when the host has gone, and starts another one if it ends.
+// guard is the host's side of the watchdog. It sends the watchdog records of the processes, and starts a new watchdog if it ends.
 type guard struct {
 	logger *slog.Logger
 	cgroup string // may be empty
 	ended  chan struct{}
 	stop   context.CancelFunc
-	last   atomic.Uint64 // that was given to a process
+	last   atomic.Uint64 // the last ID of a process
 
-	mu     sync.Mutex        // guards what follows
-	told   map[uint64]record // what was told of each process that has not ended
-	pipe   *os.File          // to the watchdog, which takes its end for that of the host; nil while there is none
-	exit   exit
-	closed bool
+	mu      sync.Mutex        // guards the fields below
+	records map[uint64]record // of each process that has not ended
+	pipe    *os.File          // to the watchdog, which acts when it is closed; nil while there is no watchdog
+	exit    exit
+	closed  bool
 }
 
-// hostID stands for the host itself among the processes that the watchdog is told of.
+// hostID is the ID of the host in records.
 const hostID = 0
 
 func newGuard(logger *slog.Logger, cgroup string) (*guard, error) {
 	ctx, cancel := context.WithCancel(context.Background())
-	g := &guard{logger: logger, cgroup: cgroup, ended: make(chan struct{}), stop: cancel, told: map[uint64]record{}}
+	g := &guard{logger: logger, cgroup: cgroup, ended: make(chan struct{}), stop: cancel, records: map[uint64]record{}}
 	if err := g.launch(); err != nil {
 		cancel()
 		return nil, err
@@ -67,10 +67,10 @@ func (g *guard) launch() error {
 		return nil
 	}
 	if g.cgroup != "" {
-		g.tell(record{recordCgroup, g.cgroup})
+		g.send(record{recordCgroup, g.cgroup})
 	}
-	for _, r := range g.told {
-		g.tell(r)
+	for _, r := range g.records {
+		g.send(r)
 	}
 	return nil
 }
@@ -111,7 +111,7 @@ func (g *guard) run(ctx context.Context) {
 	}
 }
 
-// start is called again when more of the sockets are known.
+// start sends the record of a process. It is called again if more sockets are known.
 func (g *guard) start(id uint64, remove []string, sockets map[string]plugin.SocketID) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -119,25 +119,25 @@ func (g *guard) start(id uint64, remove []string, sockets map[string]plugin.Sock
 	for _, path := range remove {
 		r = append(r, path, sockets[path].String())
 	}
-	g.told[id] = r
-	g.tell(r)
+	g.records[id] = r
+	g.send(r)
 }
 
 func (g *guard) end(id uint64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if _, ok := g.told[id]; !ok {
+	if _, ok := g.records[id]; !ok {
 		return
 	}
-	delete(g.told, id)
-	g.tell(record{recordEnd, strconv.FormatUint(id, 10)})
+	delete(g.records, id)
+	g.send(record{recordEnd, strconv.FormatUint(id, 10)})
 }
 
-// tell writes a record to the watchdog. What was written it will read, even if this process ends now. A watchdog that does not read,
-// because it was stopped, is replaced. The caller holds the lock.
-func (g *guard) tell(r record) {
+// send writes a record to the watchdog, which reads it even if this process ends. A watchdog that does not read, because it was stopped, is
+// killed and replaced. The caller holds the lock.
+func (g *guard) send(r record) {
 	if g.pipe == nil {
-		return // The next one is told everything.
+		return // launch sends all records to the next watchdog
 	}
 	const patience = time.Second
 	_ = g.pipe.SetWriteDeadline(time.Now().Add(patience))
@@ -146,7 +146,7 @@ func (g *guard) tell(r record) {
 	}
 }
 
-// close ends the watchdog. Nothing is left to guard, and the host still has its own files.
+// close ends the watchdog after all processes have ended. It does not remove the files of the host.
 func (g *guard) close() {
 	g.end(hostID)
 	g.mu.Lock()
@@ -162,12 +162,12 @@ func (g *guard) close() {
 	<-g.ended
 }
 
-// A record is what a host tells its watchdog: words, none of them empty, each of which ends with the byte that no path contains. An empty
-// word ends the record.
+// A record is a message from a host to its watchdog: words, each terminated by a NUL byte, followed by an empty word. The words are not
+// empty.
 //
 //	cgroup DIR              the processes that have a cgroup are in this cgroup or below it
 //	start ID [FILE SOCKET]… a process is about to start: the files to remove after it, each with the identity of its socket
-//	end ID                  it has ended and nothing is left of it
+//	end ID                  the process and its descendants have ended
 type record []string
 
 const (
@@ -178,7 +178,8 @@ const (
 
 func (r record) encode() []byte { return []byte(strings.Join(r, "\x00") + "\x00\x00") }
 
-// guardedProcesses is what a watchdog ends when its host has gone. A process without a cgroup has a reaper, which does so itself.
+// guardedProcesses has the cgroup that a watchdog kills, and the files that it removes, when its host has ended. Processes without a cgroup
+// are killed by their reapers.
 type guardedProcesses struct {
 	cgroup  string
 	remove  map[string][]string        // the files of each process
@@ -189,7 +190,7 @@ func newGuardedProcesses() guardedProcesses {
 	return guardedProcesses{remove: map[string][]string{}, sockets: map[string]plugin.SocketID{}}
 }
 
-// listen follows the records until there are no more. The last one may be cut short by the end of the host.
+// listen reads records until the host ends. An incomplete last record is ignored.
 func (w *guardedProcesses) listen(r io.Reader) {
 	var words record
 	for in := bufio.NewReader(r); ; {
@@ -226,13 +227,13 @@ func (w *guardedProcesses) apply(r record) {
 	}
 }
 
-// endAll ends all processes that have not ended, and leaves nothing of them.
+// endAll kills all processes and removes their files.
 func (w *guardedProcesses) endAll() {
 	group := cgroup{dir: w.cgroup}
 	if w.cgroup != "" {
 		_ = group.kill()
 	}
-	const patience = 10 * time.Second // for a process that hangs in the kernel; what can end has ended long before
+	const patience = 10 * time.Second // for processes that hang in the kernel; others end immediately
 	var remains []string
 	for _, files := range w.remove {
 		_ = removeAll(files, w.sockets, 0)

@@ -13,11 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Watchers returns the processes that have an inotify watch on a directory, except this one, in the order of their IDs and as far as this
-// user may see them; see proc_pid_fdinfo(5). It reads the descriptors of all processes, until ctx ends.
+// Watchers returns the IDs of the processes that have an inotify watch on a directory, sorted, except this one and processes that this user
+// may not inspect; see proc_pid_fdinfo(5). It reads the descriptors of all processes, until ctx is done.
 func Watchers(ctx context.Context, dir string) ([]int, error) {
 	var st unix.Statx_t
-	flags := unix.AT_NO_AUTOMOUNT | unix.AT_STATX_DONT_SYNC // a file system that is mounted there may not answer
+	flags := unix.AT_NO_AUTOMOUNT | unix.AT_STATX_DONT_SYNC // a remote file system may not answer
 	if err := unix.Statx(unix.AT_FDCWD, dir, flags, unix.STATX_INO, &st); err != nil {
 		return nil, fmt.Errorf("stat %s: %w", dir, err)
 	}
