@@ -2,11 +2,10 @@
 // (k8s.io/kubelet/pkg/apis/pluginregistration/v1): two unary gRPC calls on a fresh connection to a plugin's socket.
 //
 // It has its own small gRPC client, because two calls in sequence need neither the goroutines nor the buffers of a channel
-// (docs/adr/0005): HTTP/2 with prior knowledge over the framer of golang.org/x/net/http2, one stream at a time, everything on the caller's
-// goroutine. It is no general gRPC client: no streaming, no compression, no reconnecting, no messages beyond some KiB.
+// (docs/adr/0005): HTTP/2 with prior knowledge over the framer of golang.org/x/net/http2, one stream at a time, all on the caller's
+// goroutine. The client has no streaming, no compression, no reconnecting, and no messages larger than some KiB.
 //
-// It decides nothing and repeats nothing; package reconciler does. What a plugin sends is bounded here, in bytes and in time, and judged
-// there.
+// The package bounds the answers of plugins in bytes and in time. Package reconciler checks them, and repeats calls.
 package registration
 
 import (
@@ -28,7 +27,7 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// maxReason bounds the reason that a plugin is sent with a refusal. What is longer is cut.
+// maxReason is the maximum length in bytes of the reason of a refusal. A longer one is cut.
 const maxReason = 1 << 10
 
 var (
@@ -36,25 +35,24 @@ var (
 	notifyHeaders  = requestHeaders(registerapi.Registration_NotifyRegistrationStatus_FullMethodName)
 )
 
-// Client is a connection to the registration service of one plugin. It is not safe for concurrent use. It has no goroutine: nothing is
-// read between two calls, so a ping of the plugin is answered by the next one.
+// Client is a connection to the registration service of one plugin. It is not safe for concurrent use. It has no goroutine and reads
+// nothing between two calls, so the next call answers a ping of the plugin.
 //
-// Errors of its calls are gRPC status errors. Unavailable stands for what the plugin says and for the end of the connection, Internal for
-// a peer that breaks the protocol, ResourceExhausted for one that exceeds a bound. After an error that is not the plugin's own answer,
-// all further calls fail.
+// Errors of its calls are gRPC status errors: the status of the plugin, Unavailable if the connection ended, Internal if the plugin breaks
+// the protocol, ResourceExhausted if it exceeds a bound. After an error that is not the plugin's status, all further calls fail.
 type Client struct {
 	socket *net.UnixConn
 	conn   conn
 }
 
-// New returns a client on a connection to a registration socket, which it takes over.
+// New returns a client that uses and later closes a connection to a registration socket.
 func New(socket *net.UnixConn) *Client {
 	c := &Client{socket: socket}
 	c.conn.init(socket)
 	return c
 }
 
-// GetInfo asks the plugin who it is. It blocks until the answer is there, ctx is done, or timeout has passed; with zero, ctx alone counts.
+// GetInfo calls the plugin's GetInfo. It blocks until the plugin answers, ctx is done, or timeout has passed; a zero timeout means none.
 func (c *Client) GetInfo(ctx context.Context, timeout time.Duration) (plugin.Info, error) {
 	// gofail: var registrationGetInfo string
 	// return Info{}, status.Error(codes.Unavailable, registrationGetInfo)
@@ -69,9 +67,9 @@ func (c *Client) GetInfo(ctx context.Context, timeout time.Duration) (plugin.Inf
 	return infoOf(&info), nil
 }
 
-// NotServedError is the error of GetInfo if the plugin answers that it has no such method.
+// NotServedError is the error of GetInfo if the plugin does not implement it.
 type NotServedError struct {
-	Serves string // a service that it has, if it is a known one
+	Serves string // a known service that the plugin implements; may be empty
 	err    error
 }
 
@@ -82,23 +80,23 @@ func (e *NotServedError) Error() string {
 	return fmt.Sprintf("it serves %s and no registration; a registrar has to register it", e.Serves)
 }
 
-// Unwrap returns what the plugin answered.
+// Unwrap returns the status of the plugin.
 func (e *NotServedError) Unwrap() error { return e.err }
 
-// others are methods without effects of services that another program, a registrar, registers.
+// others are methods without side effects, by service. These services need a registrar, another program that registers the plugin.
 var others = map[string][]byte{
 	"csi.v1.Identity":      requestHeaders("/csi.v1.Identity/GetPluginInfo"),
 	"v1beta1.DevicePlugin": requestHeaders("/v1beta1.DevicePlugin/GetDevicePluginOptions"),
 }
 
-// serves returns which of the known services that a registrar registers the plugin has; empty for none.
+// serves returns a service in others that the plugin implements; empty for none.
 func (c *Client) serves(ctx context.Context, timeout time.Duration) string {
 	for _, service := range slices.Sorted(maps.Keys(others)) {
 		err := c.invoke(ctx, timeout, others[service], &registerapi.InfoRequest{}, &registerapi.InfoRequest{})
 		switch status.Code(err) {
 		case codes.Unimplemented:
 		case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.ResourceExhausted:
-			return "" // it may be the connection that has failed
+			return "" // the connection may have failed
 		default:
 			return service
 		}
@@ -106,7 +104,7 @@ func (c *Client) serves(ctx context.Context, timeout time.Duration) string {
 	return ""
 }
 
-// ParseInfo decodes an answer to GetInfo that came on another way.
+// ParseInfo decodes an answer to GetInfo that was not received by this package.
 func ParseInfo(answer []byte) (plugin.Info, error) {
 	var info registerapi.PluginInfo
 	if err := proto.Unmarshal(answer, &info); err != nil {
@@ -119,7 +117,7 @@ func infoOf(info *registerapi.PluginInfo) plugin.Info {
 	return plugin.Info{Type: info.Type, Name: info.Name, Endpoint: info.Endpoint, Versions: info.SupportedVersions}
 }
 
-// Notify tells the plugin whether it is registered and, if not, why. It blocks as GetInfo does.
+// Notify notifies the plugin whether it is registered and, if not, of the reason. It blocks as GetInfo does.
 func (c *Client) Notify(ctx context.Context, timeout time.Duration, registered bool, reason string) error {
 	// gofail: var registrationNotify string
 	// return status.Error(codes.Unavailable, registrationNotify)
@@ -146,12 +144,12 @@ func (c *Client) invoke(ctx context.Context, timeout time.Duration, headers []by
 	return nil
 }
 
-// Hold ends the use of c as a client and keeps its connection as a hint of the plugin's end: fn is called once when the plugin closes the
-// connection or sends anything on it, and the connection is closed then or by stop. See [sock.Watcher.WatchConn] for what fn may do.
+// Hold keeps the connection open without further calls, to notice the end of the plugin. It calls fn once, when the plugin closes the
+// connection or sends anything on it. The connection is closed before fn is called, or by stop. See [sock.Watcher.WatchConn] for the rules
+// of fn.
 //
-// It does not block. What the plugin has sent since its last answer is read and acknowledged before. A connection that cannot be kept,
-// because no call has been made on it, the plugin is ending it or the system cannot watch it, is an error, and then c still has to be
-// closed.
+// Hold does not block. It first reads and acknowledges frames that the plugin has sent since its last answer. It returns an error if no
+// call was made on the connection, the plugin is closing it, or the system cannot watch it. The caller must then close c.
 func (c *Client) Hold(w *sock.Watcher, fn func()) (stop func(), err error) {
 	// gofail: var registrationHold string
 	// return nil, errors.New(registrationHold)
@@ -159,7 +157,7 @@ func (c *Client) Hold(w *sock.Watcher, fn func()) (stop func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := c.conn.settle(raw); err != nil {
+	if err := c.conn.drain(raw); err != nil {
 		return nil, err
 	}
 	stop, err = w.WatchConn(c.socket, fn)
@@ -169,13 +167,12 @@ func (c *Client) Hold(w *sock.Watcher, fn func()) (stop func(), err error) {
 	return stop, err
 }
 
-// WatchExit has fn called once when the process at the other end exits. The watch outlives the connection. See
-// [sock.Watcher.WatchProcess].
+// WatchExit calls fn once when the process at the other end exits. The watch outlives the connection. See [sock.Watcher.WatchProcess].
 func (c *Client) WatchExit(w *sock.Watcher, fn func()) (stop func(), err error) {
 	return w.WatchProcess(c.socket, fn)
 }
 
-// Close ends the connection, unless Hold has taken it. It does not block and may be called again.
+// Close closes the connection, unless Hold has succeeded. It does not block and may be called again.
 func (c *Client) Close() error {
 	if err := c.socket.Close(); !errors.Is(err, net.ErrClosed) {
 		return err

@@ -21,19 +21,18 @@ import (
 
 // Bounds of what a plugin may send. An answer holds a type, a name, an endpoint and some dozens of versions.
 const (
-	// maxAnswer bounds a message. It fits into the window that HTTP/2 gives a peer at the start, with room for padding, so that no
-	// call needs to widen the window.
+	// maxAnswer bounds a message. With padding, it fits into the initial HTTP/2 window, so that no call needs to enlarge the window.
 	maxAnswer = 60 << 10
 	// maxHeaders bounds a header list, as RFC 9113 section 6.5.2 counts it.
 	maxHeaders = 16 << 10
-	// maxCall bounds all that is read in one call, frame headers included, and so the number of frames as well: an endless stream of
-	// PING, SETTINGS or empty frames ends here.
+	// maxCall bounds the bytes that are read in one call, including frame headers. It ends an endless stream of PING, SETTINGS or empty
+	// frames.
 	maxCall = 128 << 10
-	// readBuffer holds all that a plugin usually sends in one call, and writeBuffer all that is sent to it.
+	// readBuffer and writeBuffer are large enough for all that is usually received and sent in one call.
 	readBuffer  = 512
 	writeBuffer = 256
-	maxWire     = 4 << 10 // of a buffer for writing that is used again
-	// headerTable is SETTINGS_HEADER_TABLE_SIZE as it is unless announced otherwise.
+	maxWire     = 4 << 10 // of a write buffer that is reused
+	// headerTable is the default of SETTINGS_HEADER_TABLE_SIZE.
 	headerTable = 4 << 10
 
 	// initialWindow is the flow-control window at the start of a connection and of a stream (RFC 9113 section 6.9.2).
@@ -41,28 +40,28 @@ const (
 	maxWindow     = 1<<31 - 1
 )
 
-// Errors of a connection beside those of the framer and the socket.
+// Errors of a connection, in addition to those of the framer and the socket.
 var (
 	errTooMuch  = fmt.Errorf("more than %d bytes in one call", maxCall)
 	errProtocol = errors.New("HTTP/2 protocol violated")
 	errHeld     = status.Error(codes.Unavailable, "the connection is held and makes no calls")
 )
 
-// conn is the client's side of one HTTP/2 connection (RFC 9113) on which calls follow one another: there is one open stream or none.
-// Nothing is read between calls. What it owes the peer, the acknowledgements, is written before it waits for more and at the end of a call.
+// conn is the client's side of an HTTP/2 connection (RFC 9113) with at most one open stream. It reads nothing between calls. It writes
+// acknowledgements before it waits for more frames, and at the end of a call.
 type conn struct {
 	*wire  // nil if failed is errHeld
 	net    *net.UnixConn
-	now    syscall.RawConn // if set, reads and writes do not wait
+	now    syscall.RawConn // if set, reads and writes do not block
 	budget int             // how many bytes the peer may still send in this call
-	failed error           // why no further call is possible; a status error
+	failed error           // the status error of all further calls
 
-	// interrupting is done when nothing sets a deadline any more.
+	// interrupting counts functions that may still set a deadline.
 	interrupting sync.WaitGroup
 
-	greeted bool   // the peer's first SETTINGS have come
+	greeted bool   // the peer's first SETTINGS were received
 	stream  uint32 // the latest stream
-	goAway  string // why the peer takes no new stream; empty if it does
+	goAway  string // why the peer accepts no new streams; empty if it does
 
 	maxStreams   uint32 // the peer's SETTINGS_MAX_CONCURRENT_STREAMS
 	peerInitial  int64  // the peer's SETTINGS_INITIAL_WINDOW_SIZE
@@ -80,7 +79,7 @@ func (c *conn) init(nc *net.UnixConn) {
 	c.in.Reset(nc)
 }
 
-// release gives the wire of a connection that rests to the next one.
+// release makes the wire of a held connection available to another connection.
 func (c *conn) release() {
 	w := c.wire
 	c.wire, c.failed = nil, errHeld
@@ -89,13 +88,13 @@ func (c *conn) release() {
 	}
 	w.reader.conn = nil
 	w.in.Reset(nil)
-	w.framer.ReadMetaHeaders.SetMaxDynamicTableSize(0) // which empties it
+	w.framer.ReadMetaHeaders.SetMaxDynamicTableSize(0) // empties the table
 	w.framer.ReadMetaHeaders.SetMaxDynamicTableSize(headerTable)
 	wires.Put(w)
 }
 
-// wire is what a connection needs for calls: most of its memory. When all its calls have been made, and none has broken it, the next
-// connection uses it.
+// wire has the buffers that a connection needs for calls, most of its memory. A connection that is held without an error does not need it
+// any more, and another connection reuses it.
 type wire struct {
 	reader frameReader
 	in     bufio.Reader
@@ -109,13 +108,13 @@ var wires = sync.Pool{New: func() any {
 	w.out.Grow(writeBuffer)
 	w.framer = http2.NewFramer(&w.out, &w.reader)
 	w.framer.SetReuseFrames()
-	w.framer.SetMaxReadFrameSize(16 << 10) // SETTINGS_MAX_FRAME_SIZE as it is unless announced otherwise
+	w.framer.SetMaxReadFrameSize(16 << 10) // the default of SETTINGS_MAX_FRAME_SIZE
 	w.framer.ReadMetaHeaders = hpack.NewDecoder(headerTable, nil)
 	w.framer.MaxHeaderListSize = maxHeaders
 	return w
 }}
 
-// deadline is when a call ends at the latest; zero if nothing says so.
+// deadline returns the earlier of ctx's deadline and the end of timeout; zero for none.
 func deadline(ctx context.Context, timeout time.Duration) time.Time {
 	at, bounded := ctx.Deadline()
 	if timeout <= 0 {
@@ -127,8 +126,8 @@ func deadline(ctx context.Context, timeout time.Duration) time.Time {
 	return at
 }
 
-// call sends a request, headers and body, and returns the message of the answer. The deadline is the connection's: a timer in a context
-// costs a plugin as much as all that is sent to it.
+// call sends a request and returns the message of the answer. It sets the deadline of the connection, because a timer in a context would
+// need as much memory as the whole request.
 func (c *conn) call(ctx context.Context, deadline time.Time, headers, body []byte) ([]byte, error) {
 	if c.failed != nil {
 		return nil, c.failed
@@ -161,7 +160,7 @@ func (c *conn) call(ctx context.Context, deadline time.Time, headers, body []byt
 	return a.result()
 }
 
-// done is ctx.Err, or says that the deadline has passed. The plugin knows it too, and may be the first to act on it.
+// done returns the error of ctx, or DeadlineExceeded after the deadline. The plugin knows the deadline and may end the call first.
 func done(ctx context.Context, deadline time.Time) error {
 	if err := ctx.Err(); err != nil || deadline.IsZero() || time.Until(deadline) > 0 {
 		return err
@@ -169,7 +168,7 @@ func done(ctx context.Context, deadline time.Time) error {
 	return context.DeadlineExceeded
 }
 
-// callError makes a status error of an error that ends the connection.
+// callError converts an error that ends the connection to a status error.
 func callError(ctx context.Context, deadline time.Time, err error) error {
 	var connError http2.ConnectionError
 	var streamError http2.StreamError
@@ -212,7 +211,7 @@ func (c *conn) exchange(deadline time.Time, headers, body []byte, a *answer) err
 			return err
 		}
 		if a.ended {
-			if len(body) > 0 { // answered before all of the request was there
+			if len(body) > 0 { // the answer came before the whole request was sent
 				err = c.framer.WriteRSTStream(c.stream, http2.ErrCodeCancel)
 				c.flush()
 			}
@@ -221,7 +220,7 @@ func (c *conn) exchange(deadline time.Time, headers, body []byte, a *answer) err
 	}
 }
 
-// open starts a stream with the headers of a request; the first one of a connection follows the preface.
+// open starts a stream with the headers of a request. On a new connection it first writes the preface.
 func (c *conn) open(deadline time.Time, headers []byte) error {
 	switch {
 	case c.goAway != "":
@@ -250,8 +249,8 @@ func (c *conn) open(deadline time.Time, headers []byte) error {
 	return c.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: c.stream, BlockFragment: c.block, EndHeaders: true})
 }
 
-// send adds as much of the body as the peer's windows allow to what is to be written, and returns the rest. A body is far smaller than
-// the smallest SETTINGS_MAX_FRAME_SIZE.
+// send queues as much of the body as the peer's windows allow, and returns the rest. A body is far smaller than the minimum of
+// SETTINGS_MAX_FRAME_SIZE.
 func (c *conn) send(body []byte) (rest []byte, err error) {
 	n := min(int64(len(body)), c.sendWindow, c.streamWindow)
 	if n <= 0 {
@@ -304,13 +303,13 @@ func (c *conn) control(f http2.Frame) error {
 		return widen(&c.sendWindow, int64(f.Increment))
 	case *http2.MetaHeadersFrame, *http2.DataFrame, *http2.PushPromiseFrame:
 		return fmt.Errorf("%w: a frame of type %v on stream %d, which is not open", errProtocol, f.Header().Type, f.Header().StreamID)
-	default: // PRIORITY and what is unknown mean nothing here, RST_STREAM nothing for a stream that has ended
+	default: // ignore PRIORITY and unknown frames, and RST_STREAM for a stream that has ended
 		return nil
 	}
 }
 
-// set takes over one setting of the peer. Its SETTINGS_HEADER_TABLE_SIZE does not matter, because requests use no dynamic table, and its
-// SETTINGS_MAX_FRAME_SIZE does not, because requests are small.
+// set applies one setting of the peer. SETTINGS_HEADER_TABLE_SIZE is ignored because requests do not use the dynamic table, and
+// SETTINGS_MAX_FRAME_SIZE because requests are small.
 func (c *conn) set(s http2.Setting) error {
 	if err := s.Valid(); err != nil {
 		return err

@@ -17,10 +17,10 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 )
 
-// prefixLen is the length of what precedes a message: a flag that says whether it is compressed, and its length.
+// prefixLen is the length of the prefix of a message: a compression flag and the length of the message.
 const prefixLen = 5
 
-// maxText bounds the text of a status.
+// maxText is the maximum length in bytes of the text of a status.
 const maxText = 1 << 10
 
 // setPrefix writes the prefix of the message that follows it in body.
@@ -29,8 +29,8 @@ func setPrefix(body []byte) {
 	binary.BigEndian.PutUint32(body[1:prefixLen], uint32(len(body)-prefixLen))
 }
 
-// requestHeaders returns the header block of a request, which stays valid whatever the peer's settings are: it empties the dynamic table
-// and does not use it.
+// requestHeaders returns the header block of a request. It is valid for any settings of the peer, because it empties the dynamic table and
+// does not use it.
 func requestHeaders(path string) []byte {
 	var block bytes.Buffer
 	encoder := hpack.NewEncoder(&block)
@@ -40,31 +40,30 @@ func requestHeaders(path string) []byte {
 		{Name: ":authority", Value: "localhost"}, {Name: "content-type", Value: "application/grpc"},
 		{Name: "user-agent", Value: "patchbay"}, {Name: "te", Value: "trailers"},
 	} {
-		_ = encoder.WriteField(h) // a bytes.Buffer takes all
+		_ = encoder.WriteField(h) // writes to a bytes.Buffer do not fail
 	}
 	return slices.Clip(block.Bytes())
 }
 
-// appendTimeout returns the header block with grpc-timeout, if there is a deadline, as a literal that is not indexed (RFC 7541 section
-// 6.2.2).
+// appendTimeout appends grpc-timeout, if there is a deadline, as a literal without indexing (RFC 7541 section 6.2.2).
 func appendTimeout(deadline time.Time, block []byte) []byte {
 	if deadline.IsZero() {
 		return block
 	}
 	const name = "grpc-timeout"
-	value := h2proxy.EncodeTimeout(time.Until(deadline) + time.Millisecond) // the plugin should not be the first to give up
+	value := h2proxy.EncodeTimeout(time.Until(deadline) + time.Millisecond) // so that the plugin does not give up first
 	block = append(block, 0, byte(len(name)))
 	block = append(block, name...)
 	block = append(block, byte(len(value)))
 	return append(block, value...)
 }
 
-// answer is what has come of the answer to a call: headers, one message, trailers
+// answer is the part of an answer that was received: headers, one message, trailers
 // (https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md).
 type answer struct {
-	started bool           // the headers have come
-	ended   bool           // nothing more will come
-	status  *status.Status // nil as long as it is unknown
+	started bool           // the headers were received
+	ended   bool           // the stream has ended
+	status  *status.Status // nil while unknown
 	data    []byte         // the prefix and the message
 }
 
@@ -81,7 +80,7 @@ func (a *answer) result() ([]byte, error) {
 
 func (a *answer) length() int { return int(binary.BigEndian.Uint32(a.data[1:prefixLen])) }
 
-// end takes over the status of an answer, unless it is known.
+// end ends an answer with a status, unless the answer has one.
 func (a *answer) end(s *status.Status) {
 	a.ended = true
 	if a.status == nil {
@@ -121,7 +120,7 @@ func (a *answer) addData(f *http2.DataFrame) error {
 	if !a.started {
 		return fmt.Errorf("%w: data before headers", errProtocol)
 	}
-	if a.status == nil { // otherwise it is no gRPC answer
+	if a.status == nil { // otherwise it is not a gRPC answer
 		a.data = append(a.data, f.Data()...)
 		if len(a.data) >= prefixLen {
 			switch {
@@ -138,7 +137,7 @@ func (a *answer) addData(f *http2.DataFrame) error {
 	return nil
 }
 
-// trailerStatus returns the status that trailers carry, with a text that is not too long.
+// trailerStatus returns the status in trailers, with at most maxText bytes of text.
 func trailerStatus(fields []hpack.HeaderField) *status.Status {
 	s := status.Convert(h2proxy.StatusOf(fields))
 	if int32(s.Code()) < 0 {
@@ -147,5 +146,5 @@ func trailerStatus(fields []hpack.HeaderField) *status.Status {
 	return status.New(s.Code(), cut(s.Message()))
 }
 
-// cut makes a text of the plugin short and valid UTF-8.
+// cut shortens s to maxText and makes it valid UTF-8.
 func cut(s string) string { return strings.ToValidUTF8(s[:min(len(s), maxText)], "\uFFFD") }

@@ -10,29 +10,29 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// errNotNow says that a read would have to wait.
+// errNotNow means that a read would block.
 var errNotNow = errors.New("nothing to read")
 
-// past is a deadline that ends what is waiting.
+// past is a deadline that ends blocked reads and writes.
 var past = time.Unix(1, 0)
 
-// acknowledge writes what is owed at the end of a call, as far as that does not wait.
+// acknowledge writes pending acknowledgements at the end of a call, as far as that does not block.
 func (c *conn) acknowledge() {
 	if c.out.Len() == 0 {
 		return
 	}
 	raw, err := c.net.SyscallConn()
 	if err != nil {
-		return // it is closed
+		return // the connection is closed
 	}
 	c.now = raw
 	c.flush()
 	c.now = nil
 }
 
-// settle reads what the peer has sent, writes what is owed to it, and waits for nothing. A nil error means that nothing is left on
-// either side and that the connection may rest.
-func (c *conn) settle(raw syscall.RawConn) error {
+// drain reads all frames that the peer has sent and writes pending acknowledgements, without blocking. If it returns nil, nothing is left
+// to read or write.
+func (c *conn) drain(raw syscall.RawConn) error {
 	switch {
 	case c.failed != nil:
 		return c.failed
@@ -66,7 +66,8 @@ func (c *conn) settle(raw syscall.RawConn) error {
 	}
 }
 
-// flush writes what is to be written. An error is left to the next read: what the peer sent before it closed the connection still counts.
+// flush writes pending frames. It ignores errors, because the next read returns them after the frames that the peer sent before it closed
+// the connection.
 func (c *conn) flush() {
 	switch {
 	case c.out.Len() == 0:
@@ -79,7 +80,7 @@ func (c *conn) flush() {
 	}
 }
 
-// frameReader is what the framer of a conn reads from.
+// frameReader is the input of the framer of a conn.
 type frameReader struct{ *conn }
 
 func (r *frameReader) Read(p []byte) (n int, err error) {

@@ -6,7 +6,7 @@ import (
 	"syscall"
 )
 
-// readNow reads what is there, or returns errNotNow.
+// readNow reads without blocking. It returns errNotNow if there is nothing to read.
 func readNow(raw syscall.RawConn, p []byte) (int, error) {
 	n, err := now(raw, func(fd int) (int, error) { return syscall.Read(fd, p) })
 	switch {
@@ -23,7 +23,7 @@ func writeNow(raw syscall.RawConn, p []byte) (int, error) {
 	return now(raw, func(fd int) (int, error) { return syscall.Write(fd, p) })
 }
 
-// now makes a system call once, whether or not it can do its work. The deadline of the connection means nothing to it.
+// now makes a system call that does not block, without regard to the deadline of the connection.
 func now(raw syscall.RawConn, call func(fd int) (int, error)) (n int, err error) {
 	closed := raw.Control(func(fd uintptr) {
 		for n, err = call(int(fd)); errors.Is(err, syscall.EINTR); {

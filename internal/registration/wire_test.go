@@ -40,7 +40,7 @@ func TestWireForgets(t *testing.T) {
 	if _, err := c.call(t.Context(), time.Time{}, getInfoHeaders, nil); !errors.Is(err, errHeld) {
 		t.Errorf("a call: %v", err)
 	}
-	if err := c.settle(nil); !errors.Is(err, errHeld) {
+	if err := c.drain(nil); !errors.Is(err, errHeld) {
 		t.Errorf("to settle: %v", err)
 	}
 }
