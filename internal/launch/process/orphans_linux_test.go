@@ -101,7 +101,7 @@ func TestReaperIsKilled(t *testing.T) {
 	process(t, s.parent).kill()
 	<-p.Done()
 	awaitEnds(t, all)
-	if err := p.Err(); err == nil || !strings.Contains(err.Error(), "parent was ended: signal: killed") {
+	if err := p.Err(); err == nil || !strings.Contains(err.Error(), "reaper of the process was killed: signal: killed") {
 		t.Error(err)
 	}
 }

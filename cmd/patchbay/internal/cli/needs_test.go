@@ -30,7 +30,7 @@ func TestAlike(t *testing.T) {
 	for want, count := range map[string]int{
 		"Theirs/a": 3, "T/b": 3, "T/c": 1, "… and 7 more for the same reason; -o json shows all": 2,
 		"→ configure a handler for its type: handlers in the configuration, or --accept-type Theirs": 1,
-		"→ fix the cause; the plugin is retried automatically":                               2,
+		"→ fix the cause; the plugin is retried automatically":                                       2,
 	} {
 		if n := strings.Count(text.String(), want); n != count {
 			t.Errorf("%q is there %d times, want %d:\n%s", want, n, count, &text)
