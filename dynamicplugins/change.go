@@ -7,10 +7,11 @@ import (
 	"slices"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/internal/keeper"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// stage implements Staged. It is guarded by the registry's mutex.
+// stage implements [keeper.Staged]. It is guarded by the registry's mutex.
 type stage struct {
 	registry *Store
 	roster   *roster
@@ -45,15 +46,9 @@ func (r *Store) own(info *PluginInfo) *PluginInfo {
 	return c
 }
 
-// StagePlugins does the first half of a registration of several instances: each is saved, and nobody sees it. They are saved together as
-// far as the storage can do that: see [BatchStorage]. For each instance, staged or errs has the result, at its index.
-//
-// An instance is staged in front of all others of its name, also if it is known: the last one that is staged and published is the current
-// one. One that is known and comes in front so is published with EventTypeUpdated. Staging an instance again makes its earlier stage void.
-// If the details of one that is known are the same and its new place cannot be saved, that is not an error: it is saved with the next
-// change of the plugin, and until then a restart restores the former order. Nobody may change an info afterwards.
-func (r *Store) StagePlugins(infos []*PluginInfo) (staged []Staged, errs []error) {
-	staged, errs = make([]Staged, len(infos)), make([]error, len(infos))
+// StagePlugins implements [keeper.Keeper].
+func (r storeKeeper) StagePlugins(infos []*PluginInfo) (staged []keeper.Staged, errs []error) {
+	staged, errs = make([]keeper.Staged, len(infos)), make([]error, len(infos))
 	var rest []int // those that are to be staged, by index
 	for i, info := range infos {
 		if errs[i] = info.check(); errs[i] == nil {
@@ -84,7 +79,7 @@ func (r *Store) StagePlugins(infos []*PluginInfo) (staged []Staged, errs []error
 }
 
 // stageIn stages some of infos, each in its roster. The caller holds changing of all of them.
-func (r *Store) stageIn(rosters []*roster, some []int, infos []*PluginInfo, staged []Staged, errs []error) {
+func (r *Store) stageIn(rosters []*roster, some []int, infos []*PluginInfo, staged []keeper.Staged, errs []error) {
 	places, stages := make([]place, len(some)), make([]*stage, len(some))
 	var all []saving
 	for n, i := range some {
@@ -176,6 +171,7 @@ func (r *Store) take(l *roster, p place, info *PluginInfo, err error, then func(
 	return nil
 }
 
+// Publish implements [keeper.Staged].
 func (st *stage) Publish() {
 	r := st.registry
 	r.mu.Lock()
@@ -188,6 +184,7 @@ func (st *stage) Publish() {
 	}
 }
 
+// Discard implements [keeper.Staged].
 func (st *stage) Discard() error {
 	return st.registry.change(st.roster.key, st.discardIn)
 }

@@ -81,7 +81,7 @@ func (r *Store) sharedInstance(ctx context.Context, k plugin.Name) (*instance, e
 		v := r.view(k)
 		switch {
 		case r.replacement(k).goes(v):
-			if err := r.AwaitReplaced(ctx, k.Type, k.Name); err != nil {
+			if err := (storeKeeper{r}).AwaitReplaced(ctx, k.Type, k.Name); err != nil {
 				return nil, err
 			}
 			continue

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/broadcast"
+	"github.com/patchbay-dev/patchbay/internal/keeper"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
@@ -51,6 +52,16 @@ type Store struct {
 	names map[string]int // of a type that have a view; without those that have none
 	waits map[plugin.Name]*wait
 }
+
+// storeKeeper has the methods of a Store that only other packages of this module need. It implements [keeper.Keeper].
+type storeKeeper struct{ *Store }
+
+var _ keeper.Keeper[*PluginInfo] = storeKeeper{}
+
+var _ = keeper.Register(func(store any) any {
+	r, _ := store.(*Store)
+	return storeKeeper{r}
+})
 
 // instance is one visible instance. It is immutable; a change of its state replaces it.
 type instance struct {

@@ -1,6 +1,40 @@
 package dynamicplugins
 
-import "github.com/patchbay-dev/patchbay/plugin"
+import (
+	"context"
+
+	"github.com/patchbay-dev/patchbay/internal/keeper"
+	"github.com/patchbay-dev/patchbay/plugin"
+)
+
+// Staged is an instance that is saved and not yet visible.
+type Staged = keeper.Staged
+
+// The methods of a Store that only other packages of this module need.
+
+func (r *Store) StagePlugins(infos []*PluginInfo) ([]Staged, []error) {
+	return storeKeeper{r}.StagePlugins(infos)
+}
+
+func (r *Store) Reservations() []plugin.Reservation { return storeKeeper{r}.Reservations() }
+
+func (r *Store) Reserve(reservation plugin.Reservation) { storeKeeper{r}.Reserve(reservation) }
+
+func (r *Store) SaveReservation(name plugin.Name) error { return storeKeeper{r}.SaveReservation(name) }
+
+func (r *Store) Replacing(ctx context.Context, ptype, name, allocID string) {
+	storeKeeper{r}.Replacing(ctx, ptype, name, allocID)
+}
+
+func (r *Store) AwaitReplaced(ctx context.Context, ptype, name string) error {
+	return storeKeeper{r}.AwaitReplaced(ctx, ptype, name)
+}
+
+func (r *Store) WaitForConfirmedPlugin(ctx context.Context, ptype, name string) (*PluginInfo, error) {
+	return storeKeeper{r}.WaitForConfirmedPlugin(ctx, ptype, name)
+}
+
+func (r *Store) RestoredPlugins() []*PluginInfo { return storeKeeper{r}.RestoredPlugins() }
 
 // StagePlugin is StagePlugins for one instance.
 func (r *Store) StagePlugin(info *PluginInfo) (Staged, error) {
@@ -8,7 +42,7 @@ func (r *Store) StagePlugin(info *PluginInfo) (Staged, error) {
 	return staged[0], errs[0]
 }
 
-// Awaited says whether somebody waits for a plugin.
+// Awaited reports whether a caller waits for a plugin.
 func (r *Store) Awaited(ptype, name string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

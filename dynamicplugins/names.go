@@ -12,18 +12,16 @@ type reservations struct {
 	pending  sync.Map // plugin.Name → *plugin.Reservation that is not saved yet
 }
 
-// Reservations returns what the storage held when the registry was opened, in no order.
-func (r *Store) Reservations() []plugin.Reservation { return r.reserved.restored }
+// Reservations implements [keeper.Keeper].
+func (r storeKeeper) Reservations() []plugin.Reservation { return r.reserved.restored }
 
-// Reserve records a reservation. It does not block: the reservation is saved with the next change of the name's plugins, or by
-// SaveReservation.
-func (r *Store) Reserve(reservation plugin.Reservation) {
+// Reserve implements [keeper.Keeper].
+func (r storeKeeper) Reserve(reservation plugin.Reservation) {
 	r.reserved.pending.Store(reservation.Plugin, &reservation)
 }
 
-// SaveReservation saves the recorded reservation of a name, unless it is saved. With a storage that does not keep reservations it does
-// nothing. The error matches [ErrNotSaved] if the reservation could not be written.
-func (r *Store) SaveReservation(name plugin.Name) error {
+// SaveReservation implements [keeper.Keeper].
+func (r storeKeeper) SaveReservation(name plugin.Name) error {
 	k, err := named(name.Type, name.Name, "save the name of")
 	if err != nil {
 		return err

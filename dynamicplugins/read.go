@@ -99,9 +99,8 @@ func (v *view) describe(in *instance) Instance {
 	return i
 }
 
-// RestoredPlugins returns the instances that were restored from the storage and neither confirmed nor registered again, in
-// the order of Instances.
-func (r *Store) RestoredPlugins() []*PluginInfo {
+// RestoredPlugins implements [keeper.Keeper].
+func (r storeKeeper) RestoredPlugins() []*PluginInfo {
 	var plugins []*PluginInfo
 	for _, v := range r.views("", "") {
 		for _, in := range v.instances {

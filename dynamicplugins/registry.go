@@ -3,7 +3,7 @@
 //
 // A plugin is identified by its type and name, and its instances by their AllocID. The newest instance is current; when it goes away, the
 // newest remaining one becomes current in the same step. The registry is durable: an instance is on disk, through a StateStorage, before
-// anyone can see it, and a change that cannot be saved does not take place, except a change of the order (see StagePlugins).
+// anyone can see it, and a change that cannot be saved does not take place, except a change of the order.
 //
 // The package follows the documentation of Nomad's client/dynamicplugins and keeps its names; additions are documented as such. It does not
 // discover, start or probe plugins: its users do, and report to it with RegisterPlugin, ConfirmPlugin and MarkUnreachable.
@@ -59,17 +59,6 @@ type Registry interface {
 
 	// StubDispenserForType replaces the dispenser of a type, for tests. A nil dispenser brings the original one back.
 	StubDispenserForType(ptype string, dispenser PluginDispenser)
-}
-
-// Staged is an instance that is saved and not yet visible.
-type Staged interface {
-	// Publish makes the instance visible and sends its event. It has no effect if the stage is void: because it was published
-	// or discarded, the same instance was staged again or deregistered, or the registry was shut down.
-	Publish()
-
-	// Discard takes the instance off the storage again; one that was registered before keeps its former details. If that cannot
-	// be saved, the error says so and Discard may be called again. It has no effect on a stage that is void.
-	Discard() error
 }
 
 // Instance is one instance of a plugin and its state.

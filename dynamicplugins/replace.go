@@ -10,10 +10,8 @@ import (
 // replacement makes callers of a plugin wait until another instance has taken the place of the one that is stopped.
 type replacement struct{ allocID string }
 
-// Replacing announces that an instance of a plugin stops and another takes its place: calls on shared connections that begin before
-// ctx ends wait for another instance. Calls in progress end where they are. Nothing happens if calls go to another one already. It does not
-// block.
-func (r *Store) Replacing(ctx context.Context, ptype, name, allocID string) {
+// Replacing implements [keeper.Keeper].
+func (r storeKeeper) Replacing(ctx context.Context, ptype, name, allocID string) {
 	k := plugin.Name{Type: ptype, Name: name}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -51,9 +49,8 @@ func (r *Store) replacement(k plugin.Name) *replacement {
 	return nil
 }
 
-// AwaitReplaced blocks as long as callers of a plugin wait for another instance; see [Store.Replacing]. It fails when ctx ends, with an
-// error that wraps [ErrNotConfirmed] and ctx.Err(), and when the registry is shut down.
-func (r *Store) AwaitReplaced(ctx context.Context, ptype, name string) error {
+// AwaitReplaced implements [keeper.Keeper].
+func (r storeKeeper) AwaitReplaced(ctx context.Context, ptype, name string) error {
 	k := plugin.Name{Type: ptype, Name: name}
 	err := r.await(ctx, k, func(v *view) bool { return !r.replacement(k).goes(v) })
 	if err != nil && ctx.Err() != nil {

@@ -61,9 +61,8 @@ func (r *Store) WaitForPlugin(ctx context.Context, ptype, name string) (*PluginI
 	return r.waitFor(ctx, ptype, name, func(v *view) *instance { return v.current })
 }
 
-// WaitForConfirmedPlugin is WaitForPlugin for those who need to know that the plugin lives: a restored instance does not count until
-// it is confirmed or registered. It fails as WaitForPlugin does.
-func (r *Store) WaitForConfirmedPlugin(ctx context.Context, ptype, name string) (*PluginInfo, error) {
+// WaitForConfirmedPlugin implements [keeper.Keeper].
+func (r storeKeeper) WaitForConfirmedPlugin(ctx context.Context, ptype, name string) (*PluginInfo, error) {
 	return r.waitFor(ctx, ptype, name, func(v *view) *instance { return v.shared })
 }
 

@@ -275,7 +275,7 @@ func ExampleOpen() {
 			fmt.Println(err)
 			return
 		}
-		fmt.Println(len(registry.RestoredPlugins()), "restored")
+		fmt.Println(len(registry.Instances("", "")), "restored")
 		err = registry.RegisterPlugin(&dynamicplugins.PluginInfo{
 			Type:           dynamicplugins.PluginTypeCSINode,
 			Name:           "hostpath.csi.k8s.io",

@@ -13,6 +13,7 @@ import (
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
 	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
+	"github.com/patchbay-dev/patchbay/internal/keeper"
 	"github.com/patchbay-dev/patchbay/internal/pluginruntime"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
@@ -117,7 +118,7 @@ func TestRolesOverARestart(t *testing.T) {
 	h.start()
 	h.await("registered", "stays")
 	h.await("deregistered", "goes")
-	if _, err := h.rt.Registry().WaitForConfirmedPlugin(t.Context(), "node", "stays"); err != nil {
+	if _, err := keeper.Of[*dynamicplugins.PluginInfo](h.rt.Registry()).WaitForConfirmedPlugin(t.Context(), "node", "stays"); err != nil {
 		t.Error(err)
 	}
 	h.eventually(func() bool { return len(h.instances("node", "goes"))+len(h.instances("T", "goes")) == 0 }, "a role of a plugin that went")

@@ -38,6 +38,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/daemon/telemetry"
 	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
+	"github.com/patchbay-dev/patchbay/internal/keeper"
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
 	"github.com/patchbay-dev/patchbay/internal/pluginruntime"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
@@ -295,8 +296,9 @@ func (d *Daemon) assemble(l *listening, parts *closers) (*assembly, error) {
 func (d *Daemon) serve(ctx context.Context, l *listening, a *assembly, parts *closers, failed func()) (controlServer *server.Server) {
 	api := controlapi.New(controlapi.Config{
 		Settings: d.config.Config, Version: d.config.Build.Version, Commit: d.config.Build.Commit, Daemon: d, Runtime: a.seen,
-		Launcher: a.runtime.Launcher(), Names: a.names, Handlers: a.handlers, Registry: a.runtime.Registry(), Node: a.node, Catalogue: &d.metadata,
-		Metrics: a.metrics, Plugins: a.registry, Authorizer: a.guard, Requests: a.requests, Calls: a.calls, ListsRefused: a.metrics.ListsRefused,
+		Launcher: a.runtime.Launcher(), Names: a.names, Handlers: a.handlers, Node: a.node, Catalogue: &d.metadata,
+		Registry: keeper.Of[*dynamicplugins.PluginInfo](a.runtime.Registry()),
+		Metrics:  a.metrics, Plugins: a.registry, Authorizer: a.guard, Requests: a.requests, Calls: a.calls, ListsRefused: a.metrics.ListsRefused,
 		Log: d.log,
 	})
 	controlServer = api.Serve(a.conns.Bound(l.control, "control", a.guard), failed)

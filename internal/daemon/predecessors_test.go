@@ -66,7 +66,8 @@ func readState(t *testing.T, folder string) {
 	registry := dynamicplugins.NewRegistry(state, nil)
 	defer registry.Shutdown()
 	var got []string
-	for _, p := range registry.(*dynamicplugins.Store).RestoredPlugins() {
+	for _, in := range registry.(*dynamicplugins.Store).Instances("", "") {
+		p := in.Info
 		r := p.Instance
 		if r == nil || p.Damage != nil || r.Peer == (plugin.Peer{}) || r.RegisteredAt.IsZero() {
 			t.Errorf("the record of %s/%s at %s is incomplete: %+v", p.Type, p.Name, p.ConnectionInfo.SocketPath, r)

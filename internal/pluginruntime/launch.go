@@ -7,9 +7,11 @@ import (
 	"slices"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
+	"github.com/patchbay-dev/patchbay/internal/keeper"
 	"github.com/patchbay-dev/patchbay/internal/launch/supervise"
 	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/plugin"
@@ -112,7 +114,7 @@ func (rt *Runtime) observeLauncher(e plugin.Event) {
 	if ptype, name, instance, known := rt.journal.InstanceOf(e.Name, e.SocketPath); known && e.Kind == plugin.EventReplacing {
 		ctx, end := context.WithTimeout(context.Background(), replaceTimeout)
 		rt.replacing[e.Name] = end
-		rt.registry.Replacing(ctx, ptype, name, instance)
+		keeper.Of[*dynamicplugins.PluginInfo](rt.registry).Replacing(ctx, ptype, name, instance)
 	}
 	rt.mu.Unlock()
 	rt.journal.ObserveLaunched(e)

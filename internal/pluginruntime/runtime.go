@@ -15,6 +15,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/discover/dirwatch"
 	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
 	"github.com/patchbay-dev/patchbay/internal/journal"
+	"github.com/patchbay-dev/patchbay/internal/keeper"
 	"github.com/patchbay-dev/patchbay/internal/launch/sealedexec"
 	"github.com/patchbay-dev/patchbay/internal/regular"
 	"github.com/patchbay-dev/patchbay/internal/trustjudge"
@@ -107,7 +108,7 @@ func newRuntime(cfg Config) (*Runtime, error) {
 	}
 	watching.Reconciler.Registry = pipeline.RegistryOf(rt.registry)
 	watching.Reconciler.Restored = pipeline.Restored(rt.registry, cfg.Logger)
-	watching.Reconciler.Names = rt.registry.Reservations()
+	watching.Reconciler.Names = keeper.Of[*dynamicplugins.PluginInfo](rt.registry).Reservations()
 	rt.Watcher = pipeline.New(watching)
 	return rt, nil
 }

@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/internal/keeper"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -24,7 +25,7 @@ func awaitPlugins(ctx context.Context, store *dynamicplugins.Store, names []plug
 	var waiting sync.WaitGroup
 	for i, n := range names {
 		waiting.Go(func() {
-			_, missing[i] = store.WaitForConfirmedPlugin(ctx, n.Type, n.Name)
+			_, missing[i] = keeper.Of[*dynamicplugins.PluginInfo](store).WaitForConfirmedPlugin(ctx, n.Type, n.Name)
 		})
 	}
 	waiting.Wait()

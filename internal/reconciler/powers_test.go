@@ -15,12 +15,12 @@ import (
 )
 
 // keeper keeps registrations that could not be told.
-type keeper struct {
+type keepingHandler struct {
 	*recorder
 	keeps bool
 }
 
-func (k keeper) KeepRegistration(name string, reason error) bool {
+func (k keepingHandler) KeepRegistration(name string, reason error) bool {
 	k.w.note("keep %s? %v", name, reason)
 	return k.keeps
 }
@@ -29,7 +29,7 @@ func TestKeepRegistration(t *testing.T) {
 	up := []string{"validate foo /a.api", "register foo /a.api"}
 	const asked = "keep foo? cannot notify the plugin that it is registered: does not listen"
 	bubble(t, "kept", reconciler.Config{}, func(t *testing.T, w *world) {
-		w.r.SetHandler("T", keeper{w.handler, true})
+		w.r.SetHandler("T", keepingHandler{w.handler, true})
 		p := w.serve("/a", "foo", &fakePlugin{notifyErr: errors.New("does not listen")})
 		w.expectCalls(up[0], up[1], asked)
 		if s := w.status("/a"); s.State != plugin.StateRegistered || !strings.Contains(s.LastError, "does not listen") || s.Attempts != 1 {
@@ -47,7 +47,7 @@ func TestKeepRegistration(t *testing.T) {
 		w.expect()
 	})
 	bubble(t, "not kept", reconciler.Config{}, func(_ *testing.T, w *world) {
-		w.r.SetHandler("T", keeper{w.handler, false})
+		w.r.SetHandler("T", keepingHandler{w.handler, false})
 		w.serve("/a", "foo", &fakePlugin{notifyErr: errors.New("does not listen")})
 		w.expectCalls(up[0], up[1], asked, "deregister foo")
 	})

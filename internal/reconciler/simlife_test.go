@@ -13,6 +13,7 @@ import (
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/internal/discover/machine"
 	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
+	"github.com/patchbay-dev/patchbay/internal/keeper"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/internal/trustjudge"
 	"github.com/patchbay-dev/patchbay/plugin"
@@ -144,7 +145,8 @@ func (l *life) config(restored []plugin.Instance) reconciler.Config {
 		Observe: l.observed, Admit: l.admit, IgnoreUnhandled: m.set.has("ignores"), ClientTimeout: clientTimeout,
 		Timeouts: plugin.Timeouts{Handler: m.set.duration("handlertimeout")}, Walks: m.walks,
 		TypeTimeouts:     map[string]plugin.Timeouts{"U": {GetInfo: 2 * time.Second}},
-		UnreachableGrace: m.set.duration("grace"), NameGrace: m.set.duration("namegrace"), Names: l.store.Reservations(),
+		UnreachableGrace: m.set.duration("grace"), NameGrace: m.set.duration("namegrace"),
+		Names: keeper.Of[*dynamicplugins.PluginInfo](l.store).Reservations(),
 		Attempted: func(a plugin.Attempt) {
 			if m.note("attempt: %+v", a); a.Duration < 0 || a.Duration > 3*time.Hour {
 				m.complain("an attempt took %v", a.Duration)

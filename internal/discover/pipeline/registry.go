@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/internal/keeper"
 	"github.com/patchbay-dev/patchbay/internal/peerauth"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
 	"github.com/patchbay-dev/patchbay/internal/sock"
@@ -19,9 +20,14 @@ import (
 const ownOptions = "patchbay.dev/"
 
 // RegistryOf returns the registry of plugins as the reconciler uses it. Each instance is an entry of its type and of each of its roles.
-func RegistryOf(store *dynamicplugins.Store) reconciler.Registry { return registry{store} }
+func RegistryOf(store *dynamicplugins.Store) reconciler.Registry {
+	return registry{store, keeper.Of[*dynamicplugins.PluginInfo](store)}
+}
 
-type registry struct{ store *dynamicplugins.Store }
+type registry struct {
+	store                                     *dynamicplugins.Store
+	keeper.Keeper[*dynamicplugins.PluginInfo] // Reserve and SaveReservation are the registry's too
+}
 
 // Stage passes the entries of all instances to the storage together, which can save them in one step.
 func (r registry) Stage(instances []plugin.Instance) []reconciler.Stage {
@@ -38,7 +44,7 @@ func (r registry) Stage(instances []plugin.Instance) []reconciler.Stage {
 		}
 		ends[i] = len(entries)
 	}
-	staged, errs := r.store.StagePlugins(entries)
+	staged, errs := r.StagePlugins(entries)
 	begin := 0
 	for i, end := range ends {
 		if stages[i].Err == nil {
@@ -50,7 +56,7 @@ func (r registry) Stage(instances []plugin.Instance) []reconciler.Stage {
 }
 
 func stageOf(roles stagedRoles, errs []error) reconciler.Stage {
-	all := slices.DeleteFunc(roles, func(s dynamicplugins.Staged) bool { return s == nil })
+	all := slices.DeleteFunc(roles, func(s keeper.Staged) bool { return s == nil })
 	err := errors.Join(errs...)
 	if err == nil {
 		return reconciler.Stage{Staged: all}
@@ -88,14 +94,10 @@ func (r registry) removeRoles(roles []string, name, id string) error {
 func (r registry) remove(ptype, name, id string) error {
 	err := r.store.DeregisterPlugin(ptype, name, id)
 	if errors.Is(err, dynamicplugins.ErrNotFound) {
-		return r.store.SaveReservation(plugin.Name{Type: ptype, Name: name}) // which would have been saved with it
+		return r.SaveReservation(plugin.Name{Type: ptype, Name: name}) // which would have been saved with it
 	}
 	return err
 }
-
-func (r registry) Reserve(reservation plugin.Reservation) { r.store.Reserve(reservation) }
-
-func (r registry) SaveReservation(name plugin.Name) error { return r.store.SaveReservation(name) }
 
 func (r registry) Confirm(ptype, name, id string) {
 	for _, t := range append(r.roles(ptype, name, id), ptype) {
@@ -118,7 +120,7 @@ func (r registry) roles(ptype, name, id string) []string {
 	return nil
 }
 
-type stagedRoles []dynamicplugins.Staged
+type stagedRoles []keeper.Staged
 
 func (s stagedRoles) Publish() {
 	for _, staged := range s {
@@ -137,7 +139,7 @@ func (s stagedRoles) Discard() error {
 // Restored returns what the registry has from before, as far as the pipeline put it there.
 func Restored(store *dynamicplugins.Store, log *slog.Logger) []plugin.Instance {
 	var instances []plugin.Instance
-	for _, info := range store.RestoredPlugins() {
+	for _, info := range keeper.Of[*dynamicplugins.PluginInfo](store).RestoredPlugins() {
 		if info.IsRole() {
 			dropOrphan(store, info, info.Instance.Type, log)
 			continue
