@@ -12,9 +12,9 @@ import (
 	"syscall"
 )
 
-// Dial connects to the stream socket at path. On Linux the path may be longer than a socket address can hold. It blocks no longer than
-// ctx allows, and in practice not at all: a connect to a Unix socket succeeds or fails at once. Classify an error with [IsRefused],
-// [IsGone] and [IsBusy].
+// Dial connects to the stream socket at path. On Linux the path may be longer than a socket address. It ends when ctx is done, but in
+// practice does not block: a connect to a Unix socket succeeds or fails immediately. Classify an error with [IsRefused], [IsGone] and
+// [IsBusy].
 func Dial(ctx context.Context, path string) (*net.UnixConn, error) {
 	if len(path) > MaxPath {
 		return dialLong(ctx, path)
@@ -27,13 +27,13 @@ func dialAddr(ctx context.Context, name string) (*net.UnixConn, error) {
 	return d.DialUnix(ctx, "unix", nil, &net.UnixAddr{Name: name, Net: "unix"})
 }
 
-// Conn is a connection that knows the socket to which it was made, whatever is at the path by now.
+// Conn is a connection together with the socket to which it was made, which may not be at its path any more.
 type Conn struct {
 	*net.UnixConn
 	Socket Info
 }
 
-// Plain returns a connection without what it knows: gRPC keeps no buffer of 32 KiB for an idle one if it sees that it is the system's own.
+// Plain returns the connection in a [Conn]. gRPC saves a buffer of 32 KiB for an idle connection if its type is *net.UnixConn.
 func Plain(conn net.Conn) net.Conn {
 	if known, ok := conn.(Conn); ok {
 		return known.UnixConn
@@ -41,17 +41,17 @@ func Plain(conn net.Conn) net.Conn {
 	return conn
 }
 
-// below returns a path relative to the root below which it is to lie.
+// below returns path relative to root, or an error if it is not below root.
 func below(root, path string) (string, error) {
 	rel, err := filepath.Rel(root, path)
 	if err != nil || !filepath.IsLocal(rel) || rel == "." {
-		return "", fmt.Errorf("connect %s: it does not lie below %s: %w", path, root, syscall.EINVAL)
+		return "", fmt.Errorf("connect %s: the path is not below %s: %w", path, root, syscall.EINVAL)
 	}
 	return rel, nil
 }
 
-// Probe finds out whether anyone accepts on the socket at path: it connects and closes the connection at once. It returns who listens, as
-// [PeerOf] does. A full backlog means that somebody is there, so it is not an error, but the peer is then unknown (zero Credentials).
+// Probe checks that a process accepts on the socket at path: it connects and closes the connection. It returns the listening process, as
+// [PeerOf] does. A full backlog is not an error, because a process listens, but then the peer is unknown (zero Credentials).
 func Probe(ctx context.Context, path string) (Credentials, error) {
 	conn, err := Dial(ctx, path)
 	if err != nil {
@@ -67,26 +67,26 @@ func Probe(ctx context.Context, path string) (Credentials, error) {
 // ErrInUse is wrapped by the error of [Listen] if another process owns the socket.
 var ErrInUse = errors.New("another process is listening")
 
-// IsRefused reports whether err says that there is something at the path on which nobody accepts: a socket whose listener is gone, or
-// which is bound and not listening yet, or (on Linux) a file that is no socket.
+// IsRefused reports whether err means that no process accepts at the path: its listener has exited, or does not listen yet, or (on Linux)
+// the file is not a socket.
 func IsRefused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
 
-// IsGone reports whether err says that there is no socket at the path any more.
+// IsGone reports whether err means that there is no socket at the path.
 func IsGone(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || errors.Is(err, syscall.ENOTSOCK)
 }
 
-// IsBusy reports whether err says that somebody listens on the socket and has a full backlog. Worth another try soon.
+// IsBusy reports whether err means that the backlog of a listening process is full. The caller can retry soon.
 func IsBusy(err error) bool { return errors.Is(err, syscall.EAGAIN) }
 
-// MadeFor returns the name of the socket for which a file of [Make] is there, both without the directory.
+// MadeFor returns the name of the socket for which [Make] has created file, both without the directory.
 func MadeFor(file string) (name string, is bool) {
 	hidden, made := strings.CutSuffix(file, ".made")
 	name, is = strings.CutPrefix(hidden, ".")
 	return name, is && made
 }
 
-// Control runs f on the descriptor of what has one, which stays open meanwhile, and returns its error.
+// Control calls f with the descriptor of conn, which stays open during the call, and returns the error of f.
 func Control(conn syscall.Conn, f func(fd int) error) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {

@@ -25,8 +25,8 @@ func dialLong(ctx context.Context, path string) (*net.UnixConn, error) {
 	return dialAddr(ctx, procPath(fd))
 }
 
-// DialBelow is [Dial] for a socket below a directory in which others may make files: no symbolic link between root and the socket is
-// followed, and the Info is that of the socket to which it connected, whatever is at the path by now. Root itself may be a link.
+// DialBelow is [Dial] for a socket below a directory in which other users may create files. It does not follow symbolic links below root.
+// The Info is that of the socket to which it connected, even if that is not at the path any more. Root may be a symbolic link.
 func DialBelow(ctx context.Context, root, path string) (*net.UnixConn, Info, error) {
 	rel, err := below(root, path)
 	if err != nil {
@@ -42,7 +42,7 @@ func DialBelow(ctx context.Context, root, path string) (*net.UnixConn, Info, err
 	}
 	fd, err := uninterrupted(func() (int, error) { return unix.Openat2(dir, rel, &how) })
 	if errors.Is(err, unix.ELOOP) {
-		err = unix.ENOTDIR // a link on the way, which is no directory
+		err = unix.ENOTDIR // a symbolic link instead of a directory
 	}
 	if err != nil {
 		return nil, Info{}, &fs.PathError{Op: "open", Path: path, Err: err}
@@ -51,7 +51,7 @@ func DialBelow(ctx context.Context, root, path string) (*net.UnixConn, Info, err
 	return dialFD(ctx, fd, path)
 }
 
-// DialKnown is [Dial] with a connection that knows its socket. It follows symbolic links.
+// DialKnown is [Dial] that also returns the socket. It follows symbolic links.
 func DialKnown(ctx context.Context, path string) (Conn, error) {
 	fd, err := openPath(path, 0)
 	if err != nil {
@@ -71,7 +71,7 @@ func dialFD(ctx context.Context, fd int, path string) (*net.UnixConn, Info, erro
 		return nil, Info{}, &fs.PathError{Op: "connect", Path: path, Err: err}
 	}
 	conn, err := dialAddr(ctx, procPath(fd))
-	// What the error calls the socket says nothing to anybody.
+	// Replace the address in the error, which is a path in /proc.
 	if op, ok := errors.AsType[*net.OpError](err); ok {
 		err = &fs.PathError{Op: "connect", Path: path, Err: op.Err}
 	}
@@ -118,7 +118,7 @@ func openFile(path string, flags int) (int, error) {
 
 func procPath(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
 
-// uninterrupted makes a system call again that a signal interrupted.
+// uninterrupted repeats a system call that a signal interrupts.
 func uninterrupted(call func() (int, error)) (int, error) {
 	for {
 		if n, err := call(); !errors.Is(err, unix.EINTR) {

@@ -1,9 +1,7 @@
-// Package sock is what the rest of Patchbay knows about Unix sockets: which socket is at a path ([Stat]), who serves it ([PeerOf]),
-// whether anyone accepts on it ([Probe]), how to connect ([Dial]), how to own one ([Listen]), and when its peer goes ([Watcher]).
+// Package sock works with Unix sockets: it identifies the socket at a path ([Stat]) and the process that serves it ([PeerOf]), checks that
+// a process accepts ([Probe]), connects ([Dial]), listens ([Listen]), and watches peers ([Watcher]).
 //
-// It knows nothing of plugins, gRPC or directories: whoever watches a directory for sockets wants package dirwatch.
-//
-// All of it works on Linux. On macOS there is no watching of peers: what is missing returns an error that wraps [errors.ErrUnsupported].
+// On macOS, peers cannot be watched. Functions that are not available return an error that wraps [errors.ErrUnsupported].
 package sock
 
 import (
@@ -13,22 +11,22 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// Info is what [Stat] knows of a path. It is comparable.
+// Info describes a file. It is comparable.
 type Info struct {
 	ID   plugin.SocketID
 	Mode fs.FileMode // type and permission bits
 	UID  uint32
 	GID  uint32
-	born bool // ID.Birth is the time of birth, which nothing moves
+	born bool // ID.Birth is the time of birth, which does not change
 }
 
-// Entry is what [StatEntry] returns.
+// Entry describes a file in more detail than [Info].
 type Entry struct {
 	Info
 	ModTime time.Time
-	// Mount is the number of the mount, which tells it from one that was there before; zero if the system has none.
+	// Mount identifies the mount; zero if the system has no such number.
 	Mount uint64
-	// IsMountPoint reports whether a file system is mounted there, as far as the system says.
+	// IsMountPoint reports whether a file system is mounted at the path, if the system reports that.
 	IsMountPoint bool
 }
 

@@ -18,31 +18,31 @@ type Listener struct {
 	close func() error // once
 }
 
-// Listen makes a stream socket at path for a program that must be the only one there, such as a daemon with its control socket. The
+// Listen creates a stream socket at path for a program that must be the only one there, such as a daemon with its control socket. The
 // directory must exist.
 //
-// A socket on which nobody accepts any more is replaced. A living one gives an error that wraps [ErrInUse]; anything that is no socket
-// gives an error and is left alone, and so is a path that is too long for those who will connect.
+// It replaces a socket on which no process accepts. If a process accepts, the error wraps [ErrInUse]. It returns an error and changes
+// nothing if the file is not a socket, or the path is too long for clients.
 //
-// Programs that start at the same moment cannot take each other's socket, because the owner holds a lock (flock) on the hidden file
-// .<name>.lock beside the socket from before it looks until Close; the kernel releases it when the owner dies. Nobody can connect before
-// the mode is set, because the socket is made in a private directory, of mode 0700, and linked to its path when it listens. The link
-// fails if something is there, so also a program that knows nothing of the lock loses nothing.
+// Programs that start at the same time cannot take each other's socket, because the owner holds a lock (flock) on the hidden file
+// .<name>.lock next to the socket until Close; the kernel releases it when the owner ends. No client can connect before the mode is set,
+// because the socket is created in a private directory (mode 0700) and linked to its path when it listens. The link fails if a file exists,
+// so programs that do not use the lock are safe, too.
 //
-// It waits for at most a second, for an owner that does not listen yet or any more, and for one that has ended while a process that it had
-// just begun to start still shares its descriptors (on Linux; elsewhere nobody can tell).
+// Listen blocks for at most a second: for an owner that does not listen yet or any more and, on Linux, for one that has ended while its
+// last child, between fork and exec, still shares its descriptors.
 func Listen(path string, mode fs.FileMode) (*Listener, error) {
 	if err := checkLength(path); err != nil {
 		return nil, err
 	}
-	// Each look may leave a connection in the queue of the dead, which must not become full of them.
+	// Each attempt may leave a connection in the backlog of an ended process, which must not become full.
 	const patience, pause = time.Second, 10 * time.Millisecond
 	for end := time.Now().Add(patience); ; {
 		l, err := listen(path, mode)
 		if !errors.Is(err, ErrInUse) || time.Now().After(end) || IsServed(path) {
 			return l, err
 		}
-		<-time.After(pause) //nolint:forbidigo // nobody tells when a lock becomes free
+		<-time.After(pause) //nolint:forbidigo // there is no event for the release of a lock
 	}
 }
 
@@ -60,7 +60,7 @@ func listen(path string, mode fs.FileMode) (*Listener, error) {
 	return l, nil
 }
 
-// IsServed reports whether somebody accepts at path, or may, whose process has not ended; see [Listen]. It blocks as [Dial] does.
+// IsServed reports whether a process that has not ended accepts at path, or may accept; see [Listen]. It blocks as [Dial] does.
 func IsServed(path string) bool {
 	conn, err := Dial(context.Background(), path)
 	if err != nil {
@@ -124,13 +124,13 @@ func look(ctx context.Context, path string) (living *net.UnixConn, there Info, e
 		path, err)
 }
 
-// removeStale removes what look found, unless it was replaced meanwhile.
+// removeStale removes the file that look found, unless it was replaced in the meantime.
 func removeStale(path string, there Info) error {
 	if there.ID.IsZero() {
 		return nil
 	}
 	if now, err := Stat(path); err != nil || now.ID != there.ID {
-		return nil //nolint:nilerr // The link that follows fails and it is judged again.
+		return nil //nolint:nilerr // the next link fails, and place checks the path again
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("cannot listen on %s: remove the stale socket: %w", path, err)
@@ -138,7 +138,7 @@ func removeStale(path string, there Info) error {
 	return nil
 }
 
-// checkLength returns an error for a path that is too long for those who will connect.
+// checkLength returns an error for a path that is too long for clients.
 func checkLength(path string) error {
 	if len(path) <= MaxPath {
 		return nil

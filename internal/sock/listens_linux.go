@@ -16,12 +16,12 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// Listens finds out whether pid, the process that listened on a socket, still does, now that the socket is at no path any more. It asks the
-// kernel, which knows of the sockets of one network namespace. If none is found there, and the process is in another one or cannot be seen,
-// that is an error, as it is where the kernel does not answer. If nothing is known of the process or its descriptors may not be read, any
-// socket with the number of the file counts. It costs a system call for each few hundred sockets on which anybody listens.
+// Listens reports whether the process pid still listens on a socket that has no path any more. It asks the kernel, which lists the sockets
+// of one network namespace. If the socket is not in the list, it returns an error if the process is in another namespace or not visible. If
+// the descriptors of the process cannot be read, any socket with the inode number counts. It needs one system call for a few hundred
+// listening sockets.
 func Listens(id plugin.SocketID, pid int) (bool, error) {
-	for range 2 { // those that come and go meanwhile may have one passed over
+	for range 2 { // the list may omit a socket while others are created and closed
 		listens, err := hasSocket(id, pid, diagListens)
 		if listens || err != nil {
 			return listens, err
@@ -30,7 +30,7 @@ func Listens(id plugin.SocketID, pid int) (bool, error) {
 	own, err := os.Readlink("/proc/self/ns/net")
 	theirs, theirErr := os.Readlink(filepath.Join("/proc", strconv.Itoa(pid), "ns/net"))
 	if err := errors.Join(err, theirErr); err != nil {
-		return false, fmt.Errorf("find out where process %d has its sockets: %w", pid, err)
+		return false, fmt.Errorf("find the network namespace of process %d: %w", pid, err)
 	}
 	if own != theirs {
 		return false, fmt.Errorf("process %d has its sockets in another network namespace, %s: %w", pid, theirs, errors.ErrUnsupported)
@@ -38,7 +38,7 @@ func Listens(id plugin.SocketID, pid int) (bool, error) {
 	return false, nil
 }
 
-// What the kernel is asked for and answers, as linux/unix_diag.h has it.
+// The request and its constants are those of linux/unix_diag.h.
 type (
 	diagRequest struct {
 		Header           unix.NlMsghdr
@@ -62,8 +62,8 @@ const (
 	diagFixed    = 16 // bytes of an answer before its attributes
 )
 
-// isHeld reports whether any process has a socket, on which it listens or is about to. It knows of one network namespace, and reports
-// false if the kernel does not answer.
+// isHeld reports whether a process of this network namespace listens on a socket or has bound it. It returns false if the kernel does not
+// answer.
 func isHeld(id plugin.SocketID) bool {
 	const anyProcess = 0
 	held, err := hasSocket(id, anyProcess, diagListens|diagBound)
@@ -122,8 +122,8 @@ func hasListener(part []byte, id plugin.SocketID, pid int) (found, done bool, er
 	return false, false, nil
 }
 
-// holds reports whether a socket is among the descriptors of a process, as far as they are visible. Another process may have got the number
-// of the file for a socket of its own, at a path that was removed too.
+// holds reports whether a socket is among the descriptors of a process, or these are not visible. The inode number alone does not suffice,
+// because it may have been reused for a socket of another process.
 func holds(pid int, socket uint32) bool {
 	dir := filepath.Join("/proc", strconv.Itoa(pid), "fd")
 	entries, err := os.ReadDir(dir)
@@ -137,13 +137,13 @@ func holds(pid int, socket uint32) bool {
 	})
 }
 
-// isSocket reports whether a socket, by its attributes, is id. The device is not compared: file systems of several volumes give the kernel
-// another one than stat. The kernel does not return the birth time either, and inode numbers are reused. So if the socket's own path
-// leads to another file with the same number, the socket is that file and not id.
+// isSocket reports whether the attributes are those of the socket id. It does not compare the device, because for file systems with several
+// volumes the kernel's differs from stat's. The kernel does not return the birth time, and inode numbers are reused. So if another file
+// with the same number is at the path in the attributes, the socket is that file and not id.
 func isSocket(attrs []byte, id plugin.SocketID) bool {
 	var name string
 	var inode uint64
-	want := id.Inode & (1<<32 - 1) // the kernel tells no more of it
+	want := id.Inode & (1<<32 - 1) // the kernel returns only 32 bits
 	for len(attrs) >= 4 {
 		size := int(binary.NativeEndian.Uint16(attrs))
 		if size < 4 || size > len(attrs) {

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// acquire takes the lock that the owner of a socket holds. It does not wait.
+// acquire takes the lock of the owner of a socket, without blocking.
 func acquire(path string) (*os.File, error) {
 	// gofail: var sockLock string
 	// return nil, fmt.Errorf("cannot listen on %s: open its lock file: %s", path, sockLock)
@@ -41,8 +41,8 @@ func acquire(path string) (*os.File, error) {
 	}
 }
 
-// Lock takes the lock that the owner of a path holds, and does not wait. An error wraps [ErrInUse] if another process, or another owner in
-// this one, has it. It is held in a hidden file beside path, which only this user can open.
+// Lock takes the lock of the owner of a path, without blocking. The error wraps [ErrInUse] if another process, or another owner in this
+// process, holds it. The lock is on a hidden file next to path that only this user can open.
 func Lock(path string) (unlock func() error, err error) {
 	f, err := acquire(path)
 	if err != nil {
@@ -64,8 +64,8 @@ func there(f *os.File, path string) error {
 	return err
 }
 
-// HoldDir takes the lock on a directory that says that a process uses it, and does not wait. The lock ends when the file is closed, or its
-// owner does. The error is EWOULDBLOCK if another has it, [fs.ErrPermission] if the directory is another user's, and [fs.ErrNotExist] if it
+// HoldDir locks a directory that this process uses, without blocking. The lock ends when the file is closed or the process ends. The error
+// is EWOULDBLOCK if another process holds the lock, [fs.ErrPermission] if the directory belongs to another user, and [fs.ErrNotExist] if it
 // is not at this path any more.
 func HoldDir(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
@@ -84,8 +84,8 @@ func HoldDir(path string) (*os.File, error) {
 	return f, nil
 }
 
-// HoldTemp makes a directory in parent whose name begins with a prefix and returns the lock on it, as [HoldDir] does. The Name of the file
-// is the directory's path.
+// HoldTemp creates a directory in parent whose name begins with prefix, and returns its lock, as [HoldDir] does. The Name of the file is
+// the path of the directory.
 func HoldTemp(parent, prefix string) (*os.File, error) {
 	for {
 		path, err := os.MkdirTemp(parent, prefix)
@@ -97,16 +97,16 @@ func HoldTemp(parent, prefix string) (*os.File, error) {
 			return lock, nil
 		}
 		_ = os.Remove(path)
-		// Another process may have looked at it before it was locked.
+		// Another process may have called RemoveUnheld before the directory was locked.
 		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
 		}
 	}
 }
 
-// RemoveUnheld calls remove for each directory in parent that has the prefix and that no process holds: the owner was killed.
+// RemoveUnheld calls remove for each directory in parent that has the prefix and whose lock is free, because its owner was killed.
 func RemoveUnheld(parent, prefix string, remove func(path string)) {
-	dirs, _ := os.ReadDir(parent) // what cannot be read is not removed
+	dirs, _ := os.ReadDir(parent) // after an error, nothing is removed
 	for _, dir := range dirs {
 		if !strings.HasPrefix(dir.Name(), prefix) {
 			continue
@@ -129,7 +129,7 @@ func ours(f *os.File) error {
 	return nil
 }
 
-// release removes the lock file and gives the lock up.
+// release removes the lock file and releases the lock.
 func release(f *os.File) error { return errors.Join(os.Remove(f.Name()), f.Close()) }
 
 func flock(f *os.File) error {

@@ -15,26 +15,25 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// maxMade is the length in bytes of the longest name that [Make] can give a socket, beside the directory as bind names it.
+// maxMade is the maximum length in bytes of a name that [Make] gives a socket, without the directory's path in bind.
 const maxMade = MaxPath - len("/proc/self/fd/9999999/")
 
-// usualMode is the mode that most programs give their socket.
+// usualMode is the mode of most sockets.
 const usualMode = 0o600
 
-// A Made is the stream socket of a program that is about to be started, which inherits it and calls [TakeMade]. Until then its name is a
-// hidden one beside that at which the program serves, and nobody can connect: who listens is the peer of those who do, and that has to be
-// the program.
+// A Made is the stream socket of a program that is about to be started. The program inherits it and calls [TakeMade]. Until then it has a
+// hidden name and does not listen: the process that calls listen is the peer of all clients, and that must be the program.
 type Made struct {
-	// File is what the program inherits. The caller closes it.
+	// File is the socket that the program inherits. The caller closes it.
 	File *os.File
-	// Path is where [Made.Bind] has it.
+	// Path is the path at which [Made.Bind] binds it.
 	Path string
-	path string          // where the program serves
+	path string          // of the program's socket
 	id   plugin.SocketID // zero until Bind
 }
 
-// Make makes the socket of a program that is to serve at path, without a name. Where the name of path is too long for a hidden one beside
-// it, there is none: made is nil, and the program has to make its own.
+// Make creates the socket of a program that will serve at path. If the name of path is too long for a hidden name, made is nil, and the
+// program must create the socket itself.
 func Make(path string) (made *Made, err error) {
 	hidden := beside(path, "made")
 	if len(filepath.Base(hidden)) > maxMade {
@@ -44,17 +43,17 @@ func Make(path string) (made *Made, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot make socket %s: %w", path, err)
 	}
-	_ = unix.Fchmod(fd, usualMode) // which its name gets on Linux; TakeMade sees what it is
+	_ = unix.Fchmod(fd, usualMode) // on Linux, bind uses it for the file; TakeMade checks the mode
 	return &Made{File: os.NewFile(uintptr(fd), path), Path: hidden, path: path}, nil
 }
 
-// Bind gives the socket its name. A program may be started already that inherits it. The error wraps [ErrInUse] if another process has a
-// socket of that name.
+// Bind binds the socket to its path. It may be called after the program was started. The error wraps [ErrInUse] if another process has a
+// socket at that path.
 func (m *Made) Bind() error {
 	bind := func(fd int) error { return bindTo(fd, m.Path) }
 	err := Control(m.File, bind)
 	if errors.Is(err, unix.EADDRINUSE) {
-		if err = RemoveMade(m.path); err == nil { // of a host that was killed
+		if err = RemoveMade(m.path); err == nil { // left by a host that was killed
 			err = Control(m.File, bind)
 		}
 	}
@@ -72,7 +71,7 @@ func (m *Made) Bind() error {
 // ID returns the identity of the socket, zero before Bind.
 func (m *Made) ID() plugin.SocketID { return m.id }
 
-// Remove removes the socket if no program has taken it. Another process's socket stays.
+// Remove removes the socket unless a program has taken it. Sockets of other processes stay.
 func (m *Made) Remove() error {
 	if m.id.IsZero() {
 		return nil
@@ -80,8 +79,8 @@ func (m *Made) Remove() error {
 	return removeSame(m.Path, m.id)
 }
 
-// RemoveMade removes a socket of [Make] for path that no program has taken, and that no process of this network namespace has any more. The
-// error wraps [ErrInUse] if one does.
+// RemoveMade removes a socket of [Make] for path that no program has taken. The error wraps [ErrInUse] if a process of this network
+// namespace still has the socket.
 func RemoveMade(path string) error {
 	made := beside(path, "made")
 	lock, err := acquireSoon(context.Background(), path)
@@ -101,7 +100,7 @@ func RemoveMade(path string) error {
 	return removeSame(made, info.ID)
 }
 
-// TakeMade listens on a socket of [Make], gives it its mode and brings it from where it was made to path. The file is closed.
+// TakeMade listens on a socket of [Make], sets its mode and renames it to path. It closes the file.
 func TakeMade(file *os.File, made, path string, mode fs.FileMode) (*Placed, error) {
 	l, err := systemd.Listen(file)
 	if err != nil {
@@ -112,14 +111,14 @@ func TakeMade(file *os.File, made, path string, mode fs.FileMode) (*Placed, erro
 		return nil, errors.Join(fmt.Errorf("the socket that the host made for %s is one of %s", path, l.Addr().Network()), l.Close())
 	}
 	info, err := Stat(made)
-	if err == nil && info.Mode.Perm() != mode { // who watches the directory hears of each change
+	if err == nil && info.Mode.Perm() != mode { // avoid an unnecessary file event
 		err = os.Chmod(made, mode)
 	}
 	if err == nil {
 		err = os.Rename(made, path)
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("cannot bring the socket that the host made to its place: %w", err), l.Close())
+		return nil, errors.Join(fmt.Errorf("cannot rename the socket that the host made: %w", err), l.Close())
 	}
 	return &Placed{UnixListener: listener, path: path, id: info.ID}, nil
 }

@@ -27,7 +27,7 @@ func PeerOf(conn *net.UnixConn) (peer Credentials, err error) {
 		case !numbered():
 			peer.Start = startTime(peer.PID)
 		default:
-			// Not by its PID, which another process may have by now.
+			// The PID may have been reused.
 			if pidfd, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PEERPIDFD); err == nil {
 				peer.Start = startOf(pidfd)
 				_ = unix.Close(pidfd)
@@ -41,11 +41,11 @@ func PeerOf(conn *net.UnixConn) (peer Credentials, err error) {
 	return peer, nil
 }
 
-// ofPidfs marks a start that is the number which the kernel gave the process, and no time.
+// ofPidfs marks a start that is a number of the kernel and not a time.
 const ofPidfs = 1 << 63
 
-// numbered reports whether the kernel numbers the processes of a boot: since Linux 6.9 that is the inode of a pidfd, where inodes have
-// enough bits.
+// numbered reports whether the kernel gives each process of a boot a unique number: since Linux 6.9 that is the inode of a pidfd, on 64-bit
+// systems.
 var numbered = sync.OnceValue(func() bool {
 	pidfd, err := unix.PidfdOpen(os.Getpid(), 0)
 	if err != nil {
@@ -56,7 +56,7 @@ var numbered = sync.OnceValue(func() bool {
 	return strconv.IntSize == 64 && unix.Fstatfs(pidfd, &fs) == nil && fs.Type == unix.PID_FS_MAGIC
 })
 
-// startOf returns the start of the process of a pidfd where processes are numbered, or zero if it has ended.
+// startOf returns the number of the process of a pidfd, or zero if it has ended.
 func startOf(pidfd int) uint64 {
 	var st unix.Stat_t
 	if ready(pidfd, unix.POLLIN) || unix.Fstat(pidfd, &st) != nil {
@@ -65,8 +65,8 @@ func startOf(pidfd int) uint64 {
 	return st.Ino | ofPidfs
 }
 
-// Start says which process has a number, as [plugin.Peer].Start does, or returns zero if none has. That is the number which the kernel gave the
-// process, or before Linux 6.9 its start time, which costs more to find out.
+// Start returns [plugin.Peer].Start of the process with a PID, or zero if there is none. It is a unique number of the kernel or, before Linux
+// 6.9, the start time, which is slower to find.
 func Start(pid int) uint64 {
 	if !numbered() {
 		return startTime(pid)
@@ -79,7 +79,7 @@ func Start(pid int) uint64 {
 	return startOf(pidfd)
 }
 
-// Is reports whether a process is the one of a number and a start.
+// Is reports whether the process with this PID has this start.
 func Is(pid int, start uint64) bool {
 	if start&ofPidfs == 0 {
 		return start != 0 && startTime(pid) == start
@@ -87,7 +87,7 @@ func Is(pid int, start uint64) bool {
 	return numbered() && Start(pid) == start
 }
 
-// Renew returns the start of a process as [PeerOf] returns it, of one that was noted when processes had start times only.
+// Renew converts a start that was recorded before Linux 6.9 to one that [PeerOf] returns now.
 func Renew(pid int, start uint64) uint64 {
 	if now := Start(pid); now != 0 && Is(pid, start) {
 		return now
@@ -95,7 +95,7 @@ func Renew(pid int, start uint64) uint64 {
 	return start
 }
 
-// BootID names this boot of the system, or is empty where the system has no name for it.
+// BootID identifies this boot of the system; empty if the system has no such ID.
 func BootID() string { return bootID() }
 
 var bootID = sync.OnceValue(func() string {
@@ -106,12 +106,12 @@ var bootID = sync.OnceValue(func() string {
 	return strings.TrimSpace(string(b))
 })
 
-// maxStat is more than the fields of a line of proc_pid_stat(5) up to the start time can take: 21 numbers and a command of 64 bytes.
+// maxStat is more than the length of proc_pid_stat(5) up to the start time: 21 numbers and a command of 64 bytes.
 const maxStat = 1 << 10
 
 // startTime returns the start of a process in clock ticks after boot (field 22 of proc_pid_stat(5)), or zero if there is no such process.
 func startTime(pid int) uint64 {
-	// Each registration asks, and an os.File would triple the cost: it offers every file to the poller, which takes none of these.
+	// Each registration calls this, and an os.File would triple the cost, because it tries to add every file to the poller.
 	fd, err := openFile("/proc/"+strconv.Itoa(pid)+"/stat", unix.O_RDONLY)
 	if err != nil {
 		return 0
@@ -120,7 +120,7 @@ func startTime(pid int) uint64 {
 	var stat [maxStat]byte
 	n, err := uninterrupted(func() (int, error) { return unix.Read(fd, stat[:]) }) // the kernel gives all of it at once
 	if err != nil {
-		return 0 // it ended meanwhile
+		return 0 // the process has ended
 	}
 	return parseStartTime(stat[:n])
 }
@@ -128,7 +128,7 @@ func startTime(pid int) uint64 {
 // parseStartTime returns field 22 of a line of proc_pid_stat(5), or zero. The second field, the command in parentheses, may itself contain
 // spaces and parentheses, so the count starts at the last closing one.
 func parseStartTime(stat []byte) uint64 {
-	const afterComm = 22 - 2 // how many fields after the command it is
+	const afterComm = 22 - 2 // fields after the command
 	i := bytes.LastIndexByte(stat, ')')
 	if i < 0 {
 		return 0

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MayConnect returns an error that wraps [fs.ErrPermission] if this process has no permission to connect to a socket that Stat has
-// described. It makes no system call if the socket belongs to the process's own user.
+// MayConnect returns an error that wraps [fs.ErrPermission] if this process has no permission to connect to the socket that info describes.
+// It makes no system call if the socket belongs to the user of this process.
 func MayConnect(path string, info Info) error {
 	const byOwner = 0o200
 	if int(info.UID) == os.Geteuid() && info.Mode&byOwner != 0 {

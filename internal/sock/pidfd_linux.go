@@ -19,7 +19,7 @@ func peerPidfd(conn *net.UnixConn) (int, error) {
 	})
 	switch {
 	case err == nil && ready(pidfd, unix.POLLIN):
-		// Linux 6.16 and later also give out the pidfd of a process that is gone.
+		// Linux 6.16 and later also return a pidfd of a process that has ended.
 		return -1, errors.Join(ErrNotVisible, unix.Close(pidfd))
 	case err == nil:
 		return pidfd, nil
@@ -30,7 +30,7 @@ func peerPidfd(conn *net.UnixConn) (int, error) {
 	}
 }
 
-// hasEnded reports whether the process that serves conn has ended, or cannot be seen from here.
+// hasEnded reports whether the process that serves conn has ended or is not visible.
 func hasEnded(conn *net.UnixConn) bool {
 	pidfd, err := peerPidfd(conn)
 	if err == nil {
@@ -39,9 +39,9 @@ func hasEnded(conn *net.UnixConn) bool {
 	return errors.Is(err, ErrNotVisible)
 }
 
-// pidfdByPID opens the process by the PID in the peer's credentials. That PID may have passed on to another process since it was recorded;
-// it has not if the peer's end of the connection is still open afterwards, because the end of the process would have closed it. The start
-// also catches the rare case in which a third process holds the connection open.
+// pidfdByPID opens the process by the PID in the peer's credentials. The PID may have been reused since it was recorded. It was not if the
+// peer's end of the connection is still open afterwards, because the end of the process closes it. The start detects the rare case that a
+// third process holds the connection open.
 func pidfdByPID(fd int) (int, error) {
 	cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
 	if err != nil {
@@ -54,16 +54,16 @@ func pidfdByPID(fd int) (int, error) {
 	return pidfd, err
 }
 
-// openProcess returns a pidfd of the process that has a number and a start.
+// openProcess returns a pidfd of the process with a PID and a start.
 func openProcess(pid int, start uint64) (int, error) {
 	if pid <= 0 || start == 0 {
-		return -1, errors.New("it lives in another PID namespace, or has ended")
+		return -1, errors.New("it is in another PID namespace, or has ended")
 	}
 	pidfd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
 		return -1, err
 	}
-	if !Is(pid, start) || ready(pidfd, unix.POLLIN) { // the number is another one's by now, or it has just ended
+	if !Is(pid, start) || ready(pidfd, unix.POLLIN) { // the PID was reused, or the process has just ended
 		return -1, errors.Join(unix.ESRCH, unix.Close(pidfd))
 	}
 	return pidfd, nil

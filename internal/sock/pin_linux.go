@@ -8,13 +8,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Pinned is a socket that can be connected to even if its path was removed or leads to something else. It holds a descriptor. Its methods
-// are safe for concurrent use.
+// Pinned is a socket to which clients can connect even if it is not at its path any more. It holds a descriptor. Its methods are safe for
+// concurrent use.
 type Pinned struct {
 	file *os.File
 }
 
-// Pin returns the socket at a path now. It follows symbolic links. The caller closes it.
+// Pin returns the socket at a path. It follows symbolic links. The caller closes it.
 func Pin(path string) (*Pinned, error) {
 	fd, err := openPath(path, 0)
 	if err != nil {

@@ -14,31 +14,31 @@ import (
 )
 
 const (
-	// placeWait bounds how long a program waits for another that decides about the same path, placePause is how often it looks: flock(2)
-	// cannot be waited for with a deadline.
+	// placeWait is how long a program waits for the lock of a path; placePause is the time between two attempts, because flock(2) has no
+	// timeout.
 	placeWait  = 5 * time.Second
 	placePause = 2 * time.Millisecond
 )
 
-// Placed is a listening socket whose place a later one may take while it serves, as it may have taken the place of one before it. It is a
-// [net.Listener]; its Close leaves the file alone. Commit and Withdraw are for one goroutine at a time.
+// Placed is a listening socket that a later one can replace while it serves, and that may have replaced an earlier one. It is a
+// [net.Listener]; its Close does not remove the file. Commit and Withdraw are not safe for concurrent use.
 type Placed struct {
 	*net.UnixListener
 	path     string
 	id       plugin.SocketID
-	replaced plugin.SocketID // the living socket whose place it took, until Commit
+	replaced plugin.SocketID // the socket in use that it replaced, until Commit
 }
 
-// Place makes a stream socket at path for a program that may be replaced by the next of its kind without a moment in which nobody listens
-// there. The directory must exist. Nobody meets the socket before it listens and has its mode.
+// Place creates a stream socket at path for a program that a newer one can replace without a gap. The directory must exist. The socket
+// appears at path when it listens and has its mode.
 //
-// A socket on which nobody accepts is replaced. Somebody who lives there is shown to replace as a connection, which is closed afterwards:
-// if it returns nil the new socket is renamed over the path, else Place fails with its error. A nil replace gives an error that wraps
-// [ErrInUse]. The replaced socket keeps a hidden name until [Placed.Commit], so that [Placed.Withdraw] can put it back; if the program
-// dies in between, the next Place does.
+// Place replaces a socket on which no process accepts. If a process accepts, Place calls replace with a connection to it, and closes the
+// connection afterwards. If replace returns nil, the new socket is renamed over the old one; otherwise Place returns the error. If replace
+// is nil, the error wraps [ErrInUse]. The old socket keeps a hidden name until [Placed.Commit], so that [Placed.Withdraw] can restore it.
+// If the program ends before Commit, the next Place restores it.
 //
-// Unlike that of [Listen] the lock is held only while something at the path changes. Of programs that start at the same moment the second
-// meets the first alive.
+// Unlike [Listen], Place and the methods of Placed hold the lock only while they change files. If two programs start at the same time, the
+// second one finds the first one listening.
 func Place(ctx context.Context, path string, mode fs.FileMode, replace func(living *net.UnixConn) error) (*Placed, error) {
 	if err := checkLength(path); err != nil {
 		return nil, err
@@ -57,8 +57,8 @@ func Place(ctx context.Context, path string, mode fs.FileMode, replace func(livi
 	return p, err
 }
 
-// Flush blocks until all who had connected to the socket that was replaced are accepted there, by a server that speaks first, or ctx ends.
-// It comes before Commit: it connects by the name that nobody else knows, and so as the last.
+// Flush blocks until the replaced socket has accepted all its clients, if its server speaks first, or ctx is done. Call it before Commit.
+// It connects by the hidden name, after all other clients.
 func (p *Placed) Flush(ctx context.Context) error {
 	if p.replaced.IsZero() {
 		return nil
@@ -72,7 +72,7 @@ func (p *Placed) Flush(ctx context.Context) error {
 	return errors.Join(err, conn.Close())
 }
 
-// Commit forgets the socket that was replaced: there is no way back to it.
+// Commit removes the replaced socket, which cannot be restored afterwards.
 func (p *Placed) Commit(ctx context.Context) error {
 	if p.replaced.IsZero() {
 		return nil
@@ -89,8 +89,8 @@ func (p *Placed) Commit(ctx context.Context) error {
 	return errors.Join(err, release(lock))
 }
 
-// Withdraw takes the socket from its path, where another one stays. A socket that it replaced is put back in the same step if it lives and
-// there was no Commit; restored says so. Withdraw comes before Close: while the socket is open, no other can have its identity.
+// Withdraw removes the socket from its path; another socket there stays. Before Commit, it restores the replaced socket in the same step if
+// a process still accepts on it, and returns true. Call it before Close: while the socket is open, its inode number cannot be reused.
 func (p *Placed) Withdraw(ctx context.Context) (restored bool, err error) {
 	// gofail: var sockWithdraw string
 	// return false, errors.New(sockWithdraw)
@@ -108,18 +108,18 @@ func (p *Placed) Withdraw(ctx context.Context) (restored bool, err error) {
 			return true, os.Rename(previous, p.path)
 		}
 	}
-	err = errors.Join(removeSame(p.path, p.id), removeSame(previous, p.id)) // it may itself have been replaced
+	err = errors.Join(removeSame(p.path, p.id), removeSame(previous, p.id)) // a newer socket may have replaced p
 	if !p.replaced.IsZero() {
 		err = errors.Join(err, removeSame(previous, p.replaced))
 	}
 	return false, err
 }
 
-// Addr returns the path at which the socket was made.
+// Addr returns the path of the socket.
 func (p *Placed) Addr() net.Addr { return &net.UnixAddr{Name: p.path, Net: "unix"} }
 
-// placeLocked does the work of Place and Listen. The caller holds the lock, so a file that already has one of the hidden names was left by
-// a program that was killed.
+// placeLocked does the work of Place and Listen. The caller holds the lock, so existing files with hidden names were left by killed
+// programs.
 func placeLocked(ctx context.Context, path string, mode fs.FileMode, replace func(*net.UnixConn) error) (*Placed, error) {
 	private := beside(path, "new")
 	if err := os.RemoveAll(private); err != nil {
@@ -131,7 +131,7 @@ func placeLocked(ctx context.Context, path string, mode fs.FileMode, replace fun
 	return placeFrom(ctx, private, path, mode, replace)
 }
 
-// placeFrom makes a listening socket in a private directory, which it removes, and brings it to its path.
+// placeFrom creates a listening socket in a private directory, moves it to its path, and removes the directory.
 func placeFrom(
 	ctx context.Context, private, path string, mode fs.FileMode, replace func(*net.UnixConn) error,
 ) (_ *Placed, err error) {
@@ -180,7 +180,7 @@ func (p *Placed) place(ctx context.Context, hidden string, replace func(*net.Uni
 		// hidden += ".gone"
 		err = os.Link(hidden, p.path)
 		if errors.Is(err, fs.ErrExist) {
-			continue // made by a program that does not know the lock: judge it
+			continue // created by a program that does not use the lock: check it
 		}
 		if err != nil {
 			return fmt.Errorf("cannot listen on %s: %w", p.path, err)
@@ -189,7 +189,7 @@ func (p *Placed) place(ctx context.Context, hidden string, replace func(*net.Uni
 	}
 }
 
-// supersede renames the hidden socket over the living one, which gets another name. It reports false if a different socket is at the path.
+// supersede renames the hidden socket over the current one, which keeps a hidden name. It returns false if another socket is at the path.
 func (p *Placed) supersede(hidden string, there Info) (bool, error) {
 	previous := beside(p.path, "previous")
 	if err := os.Remove(previous); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -210,8 +210,7 @@ func (p *Placed) supersede(hidden string, there Info) (bool, error) {
 	return true, nil
 }
 
-// putBack restores a living socket that was replaced by a program which was killed before its Commit. It is called when no process accepts
-// at the path.
+// putBack restores a socket that was replaced by a program that was killed before Commit. It is called if no process accepts at the path.
 func putBack(ctx context.Context, path string) (bool, error) {
 	previous := beside(path, "previous")
 	living, there, err := look(ctx, previous)
@@ -244,8 +243,8 @@ func acquireSoon(ctx context.Context, path string) (*os.File, error) {
 	}
 }
 
-// Traces returns the files that [Make], or a program that is killed in [Place] or [Listen], may leave beside path. They can be removed in
-// this order when no process is in these functions.
+// Traces returns the files that [Make], or a program that is killed in [Place] or [Listen], may leave next to path. They can be removed in
+// this order while no process runs these functions.
 func Traces(path string) []string {
 	private := beside(path, "new")
 	return []string{filepath.Join(private, inPrivate), private, beside(path, "previous"), beside(path, "lock"), beside(path, "made")}
@@ -257,16 +256,15 @@ func beside(path, purpose string) string {
 	return filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+"."+purpose)
 }
 
-// isAt reports whether a socket is at path. Its inode number tells it from all others as long as it is open, and its birth time after
-// that. Where there is none, a new name changes the time that stands for it, so that is not compared.
+// isAt reports whether a socket is at path. Its inode number is unique while it is open; afterwards the birth time distinguishes it. If the
+// system has no birth time, Birth is the time of the last change, which a new link changes, so it is not compared.
 func isAt(path string, id plugin.SocketID) bool {
 	info, err := Stat(path)
 	return err == nil && info.ID.Device == id.Device && info.ID.Inode == id.Inode && (info.ID.Birth == id.Birth || !info.born)
 }
 
-// IsAnothers reports whether the socket at path belongs to another process, so that the owner of the path must not remove it after its own
-// process has exited: it is not the socket that was bound or, if bound is zero because that is not known, another process accepts on it. A
-// file that is not a socket belongs to none.
+// IsAnothers reports whether the socket at path belongs to another process, so that it must not be removed: it is not the bound socket or,
+// if bound is zero because it is not known, another process accepts on it. It returns false for a file that is not a socket.
 func IsAnothers(path string, bound plugin.SocketID) bool {
 	if info, err := Stat(path); err != nil || !info.IsSocket() {
 		return false

@@ -23,8 +23,8 @@ func dialLong(_ context.Context, path string) (*net.UnixConn, error) {
 	return nil, fmt.Errorf("connect %s: the path has %d bytes, the limit is %d; use a shorter one: %w", path, len(path), MaxPath, syscall.EINVAL)
 }
 
-// DialBelow is [Dial] for a socket below a directory in which others may make files: it fails if there is a symbolic link between root and
-// the socket, and if what is at the path changes meanwhile. Root itself may be a link.
+// DialBelow is [Dial] for a socket below a directory in which other users may create files. It fails if there is a symbolic link below
+// root, or the file at the path changes during the call. Root may be a symbolic link.
 func DialBelow(ctx context.Context, root, path string) (*net.UnixConn, Info, error) {
 	rel, err := below(root, path)
 	if err != nil {
@@ -40,14 +40,13 @@ func DialBelow(ctx context.Context, root, path string) (*net.UnixConn, Info, err
 	return dialStill(ctx, path)
 }
 
-// DialKnown is [Dial] with a connection that knows its socket. It refuses a symbolic link at the end of the path, and fails if what is at
-// the path changes meanwhile.
+// DialKnown is [Dial] that also returns the socket. It fails if path is a symbolic link, or the file at the path changes during the call.
 func DialKnown(ctx context.Context, path string) (Conn, error) {
 	conn, info, err := dialStill(ctx, path)
 	return Conn{conn, info}, err
 }
 
-// Pinned is a socket that is reached by its path: the system has no other name for it.
+// Pinned is a socket at a path: this system cannot connect to a socket by other means.
 type Pinned struct {
 	path string
 }
@@ -98,22 +97,22 @@ func hasEnded(*net.UnixConn) bool { return false }
 
 // Listens is not supported on this system: the error wraps [errors.ErrUnsupported].
 func Listens(plugin.SocketID, int) (bool, error) {
-	return false, fmt.Errorf("find out whether anybody listens on a socket at no path: %w", errors.ErrUnsupported)
+	return false, fmt.Errorf("find out whether a process listens on a socket without a path: %w", errors.ErrUnsupported)
 }
 
 // isHeld reports false: whether a process has a socket is not known on this system.
 func isHeld(plugin.SocketID) bool { return false }
 
-// BootID names this boot of the system, or is empty where the system has no name for it.
+// BootID returns an empty string: this system has no ID of a boot.
 func BootID() string { return "" }
 
-// Renew returns start: a process has no other one here.
+// Renew returns start.
 func Renew(_ int, start uint64) uint64 { return start }
 
-// Watcher tells when the peers of connections go. This system has no way to do that: every watch fails.
+// Watcher is not supported on this system: every watch fails.
 type Watcher struct{}
 
-// NewWatcher returns a Watcher that can watch nothing.
+// NewWatcher returns a Watcher whose watches fail.
 func NewWatcher() (*Watcher, error) { return &Watcher{}, nil }
 
 // WatchProcess returns an error that wraps [ErrNotVisible] and [errors.ErrUnsupported].
@@ -126,7 +125,7 @@ func (w *Watcher) WatchPID(int, uint64, func()) (stop func(), err error) {
 	return nil, fmt.Errorf("%w: %w", ErrNotVisible, errors.ErrUnsupported)
 }
 
-// WatchConn returns an error that wraps [errors.ErrUnsupported], and leaves the connection as it is.
+// WatchConn returns an error that wraps [errors.ErrUnsupported]. It does not close the connection.
 func (w *Watcher) WatchConn(*net.UnixConn, func()) (stop func(), err error) {
 	return nil, fmt.Errorf("watch a connection: %w", errors.ErrUnsupported)
 }
@@ -137,7 +136,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 	return nil
 }
 
-// StatEntry is Stat that returns more.
+// StatEntry is [Stat] with more results.
 func StatEntry(path string, _ bool) (Entry, error) {
 	info, err := Stat(path)
 	if err != nil {
@@ -178,8 +177,8 @@ func PeerOf(conn *net.UnixConn) (Credentials, error) {
 	return peer, nil
 }
 
-// Stat describes what is at path without following a symbolic link in its last element. It works for every kind of file; ask
-// [Info.IsSocket]. An error is an [*fs.PathError].
+// Stat describes the file at path, which may be of any kind. It does not follow a symbolic link in the last element. An error is an
+// [*fs.PathError].
 func Stat(path string) (Info, error) {
 	fi, err := os.Lstat(path)
 	if err != nil {

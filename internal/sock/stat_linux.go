@@ -13,8 +13,8 @@ const entryMask = statxMask | unix.STATX_MTIME | unix.STATX_MNT_ID | unix.STATX_
 
 const statxMask = unix.STATX_TYPE | unix.STATX_MODE | unix.STATX_UID | unix.STATX_GID | unix.STATX_INO | unix.STATX_CTIME | unix.STATX_BTIME
 
-// Stat describes what is at path without following a symbolic link in its last element. It works for every kind of file; ask
-// [Info.IsSocket]. An error is an [*fs.PathError]. It costs one system call.
+// Stat describes the file at path, which may be of any kind. It does not follow a symbolic link in the last element. It makes one system
+// call. An error is an [*fs.PathError].
 func Stat(path string) (Info, error) {
 	info, err := statAt(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT)
 	if err != nil {
@@ -23,8 +23,7 @@ func Stat(path string) (Info, error) {
 	return info, nil
 }
 
-// StatEntry is Stat that returns more. With cached it does not ask the file system of path: what is mounted at path may not answer, and
-// what it returns of that may be out of date.
+// StatEntry is [Stat] with more results. If cached is set, it does not wait for a remote file system, and the result may be out of date.
 func StatEntry(path string, cached bool) (Entry, error) {
 	flags := unix.AT_SYMLINK_NOFOLLOW | unix.AT_NO_AUTOMOUNT
 	if cached {
@@ -33,7 +32,7 @@ func StatEntry(path string, cached bool) (Entry, error) {
 	return entryAt(unix.AT_FDCWD, path, flags)
 }
 
-// StatFile is StatEntry of an open file.
+// StatFile is [StatEntry] for an open file.
 func StatFile(fd int) (Entry, error) {
 	return entryAt(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC)
 }
@@ -77,7 +76,7 @@ func infoOf(st *unix.Statx_t) Info {
 	}
 }
 
-// fileTypes are the types of files as the kernel gives them, and special is what else it gives beside the permissions.
+// fileTypes and special map the kernel's types and mode bits to those of package fs.
 var (
 	fileTypes = map[uint32]fs.FileMode{
 		unix.S_IFSOCK: fs.ModeSocket, unix.S_IFDIR: fs.ModeDir, unix.S_IFLNK: fs.ModeSymlink, unix.S_IFIFO: fs.ModeNamedPipe,

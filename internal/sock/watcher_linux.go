@@ -15,32 +15,32 @@ import (
 // errClosed is returned by the methods of a [Watcher] after its Run ended.
 var errClosed = errors.New("no longer watching")
 
-// Watcher tells when the peers of connections go, at once and without polling: their processes end ([Watcher.WatchProcess]), or they close
-// the connection ([Watcher.WatchConn]). Each watch costs one descriptor, some hundred bytes and no goroutine: all of them are in one epoll
-// instance, which is itself in the Go runtime's poller.
+// Watcher calls a function when a peer goes away: its process ends ([Watcher.WatchProcess]), or it closes the connection
+// ([Watcher.WatchConn]). It does not poll. A watch needs one descriptor, some hundred bytes and no goroutine: all watches are in one epoll
+// instance, which is in the Go runtime's poller.
 //
-// Make one with [NewWatcher] and call its Run. The methods that watch are safe for concurrent use, also before Run starts.
+// Create a Watcher with [NewWatcher] and call Run. The methods are safe for concurrent use, also before Run.
 //
-// A function that is handed to one of them is called once, on the goroutine of Run, and must not block. The stop that comes back ends the
-// watch and may be called any number of times and from anywhere, also from the function: afterwards the function will not start, but a
-// call that has started may still be running, because stop does not wait for it.
+// The function of a watch is called once, on the goroutine of Run, and must not block. The returned stop ends the watch. It may be called
+// at any time and repeatedly, also from the function. After stop, the function is not called, but a call that has started may still be
+// running, because stop does not wait for it.
 type Watcher struct {
 	epoll *os.File
 
-	mu      sync.Mutex // guards what follows, and the epoll descriptor against its close
-	epfd    int        // -1 after Run ended
+	mu      sync.Mutex // guards the fields below; the epoll descriptor is not closed while mu is held
+	epfd    int        // -1 after Run has ended
 	last    uint64
 	watches map[uint64]watch
 }
 
-// watch is one descriptor that is watched, and closed when its watch ends. Its key in [Watcher] is never used again, so that an event that
-// was fetched before a stop finds nothing.
+// watch is a watched descriptor, which is closed when the watch ends. Keys of watches are not reused, so that an event that was received
+// before a stop finds no watch.
 type watch struct {
 	fd int
 	fn func()
 }
 
-// NewWatcher makes the epoll instance. [Watcher.Run] releases it.
+// NewWatcher returns a Watcher. [Watcher.Run] releases its resources.
 func NewWatcher() (*Watcher, error) {
 	epfd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
@@ -52,9 +52,9 @@ func NewWatcher() (*Watcher, error) {
 	return &Watcher{epoll: os.NewFile(uintptr(epfd), "epoll"), epfd: epfd, watches: map[uint64]watch{}}, nil
 }
 
-// WatchProcess has fn called when the process that serves conn ends. That is the process which called listen, and it is never
-// another one that has got the same PID meanwhile. The connection is not kept: it may be closed afterwards. If the process has ended
-// already, the error wraps [ErrNotVisible], unless it ends at this very moment: then fn is called soon.
+// WatchProcess calls fn when the process that called listen for conn ends. A process that reuses its PID is never watched. The connection
+// may be closed afterwards. If the process has ended, the error wraps [ErrNotVisible]; if it ends during the call, fn may be called
+// instead.
 func (w *Watcher) WatchProcess(conn *net.UnixConn, fn func()) (stop func(), err error) {
 	pidfd, err := peerPidfd(conn)
 	if err != nil {
@@ -63,8 +63,8 @@ func (w *Watcher) WatchProcess(conn *net.UnixConn, fn func()) (stop func(), err 
 	return w.add(pidfd, unix.EPOLLIN, fn)
 }
 
-// WatchPID has fn called when a process ends, which is named by its number and start; see [Peer]. If it has ended already, or is not
-// known, the error wraps [ErrNotVisible].
+// WatchPID calls fn when the process with a PID and start ends; see [Peer]. If it has ended, or does not exist, the error wraps
+// [ErrNotVisible].
 func (w *Watcher) WatchPID(pid int, start uint64, fn func()) (stop func(), err error) {
 	pidfd, err := openProcess(pid, start)
 	if err != nil {
@@ -73,8 +73,8 @@ func (w *Watcher) WatchPID(pid int, start uint64, fn func()) (stop func(), err e
 	return w.add(pidfd, unix.EPOLLIN, fn)
 }
 
-// WatchConn takes over conn and has fn called when the peer closes it or sends anything at all; which is soon if the peer has done so
-// already. The connection is closed before fn is called, and by stop; nothing is read from it. If it returns an error, conn is as before.
+// WatchConn takes over conn and calls fn when the peer closes it or sends anything, or has done so before. The connection is closed before
+// fn is called, and by stop. Nothing is read from it. After an error, conn is unchanged and belongs to the caller.
 func (w *Watcher) WatchConn(conn *net.UnixConn, fn func()) (stop func(), err error) {
 	fd := -1
 	err = Control(conn, func(orig int) (err error) {
@@ -92,7 +92,7 @@ func (w *Watcher) WatchConn(conn *net.UnixConn, fn func()) (stop func(), err err
 	return stop, nil
 }
 
-// add watches fd, which it closes if that fails.
+// add watches fd. It closes fd after an error.
 func (w *Watcher) add(fd int, events uint32, fn func()) (stop func(), err error) {
 	// gofail: var sockWatch string
 	// return nil, errors.Join(errors.New(sockWatch), unix.Close(fd))
@@ -111,8 +111,8 @@ func (w *Watcher) add(fd int, events uint32, fn func()) (stop func(), err error)
 	return func() { w.remove(key) }, nil
 }
 
-// Run calls the functions of the watches until ctx is done, then closes all descriptors and returns nil. No function is called after it
-// returned. It may be called once. An error means that the kernel refused to wait; it names the call.
+// Run calls the functions of the watches until ctx is done, then closes all descriptors and returns nil. It may be called once. An error is
+// that of a system call for waiting.
 func (w *Watcher) Run(ctx context.Context) error {
 	defer w.close()
 	raw, err := w.epoll.SyscallConn()
@@ -145,13 +145,13 @@ func (w *Watcher) Run(ctx context.Context) error {
 	return nil
 }
 
-// room is how many descriptors the process has room for, unless it may open fewer: with a connection and a process for each, more than
-// 5,000 plugins. It takes 130 KiB.
+// room is the initial size of the descriptor table, if the limit of open files allows it. It suffices for 5,000 plugins, each with a
+// connection and a process, and needs 130 KiB.
 const room = 1 << 14
 
-// makeRoom has the kernel make the process's table of descriptors as large as it will become. The table doubles when it is full, and in a
-// process with several threads each doubling waits for all processors (expand_fdtable in the kernel's fs/file.c), 10 to 20 ms, in which
-// nobody gets a descriptor: one at the start instead of five while a thousand plugins come. That it fails means nothing.
+// makeRoom enlarges the process's descriptor table in advance. The kernel doubles the table when it is full. In a process with several
+// threads, each doubling waits for all processors (expand_fdtable in the kernel's fs/file.c) and blocks new descriptors for 10 to 20 ms.
+// Errors are ignored.
 func makeRoom(fd uintptr) {
 	var limit unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) != nil {
@@ -171,7 +171,7 @@ func (w *Watcher) remove(key uint64) func() {
 		return nil
 	}
 	delete(w.watches, key)
-	// Not left to the close: a child between fork and exec has a copy of the descriptor, which would keep it in the epoll instance.
+	// Close alone does not suffice: a child between fork and exec has a copy of the descriptor, which keeps it in the epoll instance.
 	_ = unix.EpollCtl(w.epfd, unix.EPOLL_CTL_DEL, watched.fd, nil)
 	_ = unix.Close(watched.fd)
 	return watched.fn
