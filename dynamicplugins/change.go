@@ -13,10 +13,10 @@ import (
 
 // stage implements [keeper.Staged]. It is guarded by the registry's mutex.
 type stage struct {
-	registry *Store
-	roster   *roster
-	info     *PluginInfo
-	leaving  bool // Discard is saving
+	registry        *Store
+	pluginInstances *pluginInstances
+	info            *PluginInfo
+	leaving         bool // Discard is saving
 	// instance becomes visible with Publish, and its connection is made before that; nil if no caller waited for the plugin.
 	instance *instance
 }
@@ -26,13 +26,13 @@ func (r *Store) RegisterPlugin(info *PluginInfo) error {
 	if err := info.check(); err != nil {
 		return err
 	}
-	info = r.own(info)
-	return r.register(info, func(l *roster, s *slot) { r.publish(l, s, info) })
+	info = r.intern(info)
+	return r.register(info, func(l *pluginInstances, s *slot) { r.publish(l, s, info) })
 }
 
-// own returns the registry's copy of info. Plugins of one type mostly have the same options, so consecutive registrations share them: the
-// values that the registry returns are never changed.
-func (r *Store) own(info *PluginInfo) *PluginInfo {
+// intern returns the registry's copy of info. Plugins of one type mostly have the same options, so consecutive registrations share them:
+// the values that the registry returns are never changed.
+func (r *Store) intern(info *PluginInfo) *PluginInfo {
 	last := r.options.Load()
 	if last == nil || len(info.Options) == 0 || !maps.Equal(*last, info.Options) {
 		c := info.clone()
@@ -69,7 +69,7 @@ func (r storeKeeper) StagePlugins(infos []*PluginInfo) (staged []keeper.Staged, 
 			}
 			some, keys = append(some, i), append(keys, keyOf(i))
 		}
-		err := r.changeAll(keys, func(rosters []*roster) { r.stageIn(rosters, some, infos, staged, errs) })
+		err := r.changeAll(keys, func(perPlugin []*pluginInstances) { r.stageIn(perPlugin, some, infos, staged, errs) })
 		for _, i := range some {
 			errs[i] = cmp.Or(errs[i], err)
 		}
@@ -78,15 +78,15 @@ func (r storeKeeper) StagePlugins(infos []*PluginInfo) (staged []keeper.Staged, 
 	return staged, errs
 }
 
-// stageIn stages some of infos, each in its roster. The caller holds changing of all of them.
-func (r *Store) stageIn(rosters []*roster, some []int, infos []*PluginInfo, staged []keeper.Staged, errs []error) {
-	places, stages := make([]place, len(some)), make([]*stage, len(some))
+// stageIn stages some of infos, each among the instances of its plugin. The caller holds changing of all of them.
+func (r *Store) stageIn(perPlugin []*pluginInstances, some []int, infos []*PluginInfo, staged []keeper.Staged, errs []error) {
+	positions, stages := make([]position, len(some)), make([]*stage, len(some))
 	var all []saving
 	for n, i := range some {
-		stages[n] = &stage{registry: r, roster: rosters[n], info: infos[i]}
-		stages[n].warm()
-		if places[n] = rosters[n].placeOf(infos[i], true); places[n].plugins != nil {
-			all = append(all, r.saving(rosters[n], places[n].plugins))
+		stages[n] = &stage{registry: r, pluginInstances: perPlugin[n], info: infos[i]}
+		stages[n].preconnect()
+		if positions[n] = perPlugin[n].positionOf(infos[i], true); positions[n].plugins != nil {
+			all = append(all, r.saving(perPlugin[n], positions[n].plugins))
 		}
 	}
 	var unsaved []error
@@ -95,60 +95,61 @@ func (r *Store) stageIn(rosters []*roster, some []int, infos []*PluginInfo, stag
 	}
 	for n, i := range some {
 		var err error
-		if places[n].plugins != nil {
+		if positions[n].plugins != nil {
 			if len(unsaved) > 0 {
 				err, unsaved = unsaved[0], unsaved[1:]
 			}
-			err = r.saved(rosters[n], all[0], err)
+			err = r.saved(perPlugin[n], all[0], err)
 			all = all[1:]
 		}
-		if errs[i] = r.take(rosters[n], places[n], infos[i], err, stages[n].enter); errs[i] == nil {
+		if errs[i] = r.insertAt(perPlugin[n], positions[n], infos[i], err, stages[n].enter); errs[i] == nil {
 			staged[i] = stages[n]
 		} else {
-			stages[n].cool()
+			stages[n].dropPreconnected()
 		}
 	}
 }
 
 // register saves info and calls then with its slot, with r.mu held.
-func (r *Store) register(info *PluginInfo, then func(*roster, *slot)) error {
-	return r.change(plugin.Name{Type: info.Type, Name: info.Name}, func(l *roster) (err error) {
-		p := l.placeOf(info, false)
+func (r *Store) register(info *PluginInfo, then func(*pluginInstances, *slot)) error {
+	return r.change(plugin.Name{Type: info.Type, Name: info.Name}, func(l *pluginInstances) (err error) {
+		p := l.positionOf(info, false)
 		if p.plugins != nil {
 			err = r.put(l, p.plugins)
 		}
-		return r.take(l, p, info, err, then)
+		return r.insertAt(l, p, info, err, then)
 	})
 }
 
-// place is a move of an instance in a roster, from its index, -1 for a new instance, to another one. Plugins is the list to save for that;
-// nil if nothing has to be saved.
-type place struct {
+// position is a move of an instance among those of its plugin, from its index, -1 for a new instance, to another one. plugins is the list
+// to save for that; nil if nothing has to be saved.
+type position struct {
 	from, to int
 	plugins  []*PluginInfo
 }
 
-// placeOf returns the place of info. An instance that is known goes in front if front is set. The caller holds l.changing.
-func (l *roster) placeOf(info *PluginInfo, front bool) place {
-	p := place{from: l.find(info.AllocID)}
+// positionOf returns the position of info. A known instance moves to the front if front is set. The caller holds l.changing.
+func (l *pluginInstances) positionOf(info *PluginInfo, front bool) position {
+	p := position{from: l.find(info.AllocID)}
 	if p.to = max(p.from, 0); front {
 		p.to = 0
 	}
 	switch {
 	case p.from < 0:
 		p.plugins = slices.Concat([]*PluginInfo{info}, l.saved)
-	case p.from != p.to || l.strayed || !l.saved[p.from].equal(info):
+	case p.from != p.to || l.orderUnsaved || !l.saved[p.from].equal(info):
 		p.plugins = l.moved(p.from, p.to, info)
 	}
 	return p
 }
 
-// take moves info to its place, which was saved if err is nil, and calls then with its slot, with r.mu held. The caller holds l.changing.
-func (r *Store) take(l *roster, p place, info *PluginInfo, err error, then func(*roster, *slot)) error {
+// insertAt moves info to its position, which was saved if err is nil, and calls then with its slot, with r.mu held. The caller holds
+// l.changing.
+func (r *Store) insertAt(l *pluginInstances, p position, info *PluginInfo, err error, then func(*pluginInstances, *slot)) error {
 	if err != nil && p.from >= 0 && l.saved[p.from].equal(info) {
 		// It is there nevertheless, and the storage learns of it later: nothing is lost by that, and a living instance has to wait for no
 		// disk to be the current one.
-		l.saved, l.strayed, err = p.plugins, true, nil
+		l.saved, l.orderUnsaved, err = p.plugins, true, nil
 	}
 	if err != nil {
 		return err
@@ -179,20 +180,20 @@ func (st *stage) Publish() {
 	if r.down.Load() || st.leaving {
 		return
 	}
-	if i := st.find(st.roster); i >= 0 {
-		r.publish(st.roster, &st.roster.slots[i], st.info)
+	if i := st.find(st.pluginInstances); i >= 0 {
+		r.publish(st.pluginInstances, &st.pluginInstances.slots[i], st.info)
 	}
 }
 
 // Discard implements [keeper.Staged].
 func (st *stage) Discard() error {
-	return st.registry.change(st.roster.key, st.discardIn)
+	return st.registry.change(st.pluginInstances.key, st.discardIn)
 }
 
 // The caller holds l.changing.
-func (st *stage) discardIn(l *roster) (err error) {
+func (st *stage) discardIn(l *pluginInstances) (err error) {
 	r := st.registry
-	i, to, shown := st.leave(l)
+	i, to, shown := st.beginDiscard(l)
 	switch {
 	case i < 0:
 		return nil
@@ -218,28 +219,28 @@ func (st *stage) discardIn(l *roster) (err error) {
 	return nil
 }
 
-// warm connects to a new instance if a caller waits for its plugin, and so will call it next. The connection is made while the instance is
-// saved and notified.
-func (st *stage) warm() {
+// preconnect connects to a new instance if a caller waits for its plugin, and so will call it next. The connection is made while the
+// instance is saved and notified.
+func (st *stage) preconnect() {
 	r := st.registry
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.waits[st.roster.key] != nil && st.roster.view.Load().find(st.info.AllocID) == nil &&
-		(*r.dispensers.Load())[st.roster.key.Type].conn != nil {
+	if r.waits[st.pluginInstances.key] != nil && st.pluginInstances.view.Load().find(st.info.AllocID) == nil &&
+		(*r.dispensers.Load())[st.pluginInstances.key.Type].conn != nil {
 		st.instance = newInstance(r.pool, st.info)
-		st.instance.link.warm()
+		st.instance.link.preconnect()
 	}
 }
 
-// cool closes the connection that warm made, unless st has been published.
-func (st *stage) cool() {
+// dropPreconnected closes the connection that preconnect made, unless st has been published.
+func (st *stage) dropPreconnected() {
 	if st.instance != nil {
 		st.instance.link.retire()
 	}
 }
 
 // enter stages st in a slot. The caller holds r.mu.
-func (st *stage) enter(_ *roster, s *slot) {
+func (st *stage) enter(_ *pluginInstances, s *slot) {
 	s.void()
 	s.staged = st
 }
@@ -247,14 +248,14 @@ func (st *stage) enter(_ *roster, s *slot) {
 // void cancels what is staged in s. The caller holds r.mu.
 func (s *slot) void() {
 	if s.staged != nil {
-		s.staged.cool()
+		s.staged.dropPreconnected()
 	}
 	s.staged = nil
 }
 
-// leave cancels st. It returns the index of its slot in l, or -1 if st is void, the instance that the slot shows, and the index where
-// that belongs.
-func (st *stage) leave(l *roster) (i, to int, shown *instance) {
+// beginDiscard cancels st. It returns the index of its slot in l, or -1 if st is void, the instance that the slot shows, and the index
+// where that belongs.
+func (st *stage) beginDiscard(l *pluginInstances) (i, to int, shown *instance) {
 	st.registry.mu.Lock()
 	defer st.registry.mu.Unlock()
 	if i = st.find(l); i < 0 {
@@ -269,12 +270,12 @@ func (st *stage) leave(l *roster) (i, to int, shown *instance) {
 }
 
 // find returns the index of the slot of l in which st is staged, or -1 if it is void. The caller holds r.mu.
-func (st *stage) find(l *roster) int {
+func (st *stage) find(l *pluginInstances) int {
 	return slices.IndexFunc(l.slots, func(s slot) bool { return s.staged == st })
 }
 
 // publish makes info visible in s, a slot of l, and sends its event. What is staged in s is void then. The caller holds r.mu.
-func (r *Store) publish(l *roster, s *slot, info *PluginInfo) {
+func (r *Store) publish(l *pluginInstances, s *slot, info *PluginInfo) {
 	was := s.shown
 	var made *instance
 	if s.staged != nil && s.staged.info == info {
@@ -318,11 +319,11 @@ func (r *Store) DeregisterPlugin(ptype, name, allocID string) error {
 	if err != nil {
 		return err
 	}
-	return r.change(k, func(l *roster) error { return r.deregisterIn(l, allocID) })
+	return r.change(k, func(l *pluginInstances) error { return r.deregisterIn(l, allocID) })
 }
 
-// deregisterIn is DeregisterPlugin in a roster. The caller holds l.changing.
-func (r *Store) deregisterIn(l *roster, allocID string) error {
+// deregisterIn is DeregisterPlugin for a plugin. The caller holds l.changing.
+func (r *Store) deregisterIn(l *pluginInstances, allocID string) error {
 	i := l.find(allocID)
 	if l.view.Load().find(allocID) == nil {
 		r.mu.Lock()
@@ -373,7 +374,7 @@ func (r *Store) mark(k plugin.Name, allocID string, change func(*instance)) erro
 	if err := r.usable(); err != nil {
 		return err
 	}
-	l := r.roster(k)
+	l := r.pluginInstances(k)
 	if l == nil {
 		return r.unknown(k, allocID)
 	}

@@ -80,7 +80,7 @@ func (r *Store) sharedInstance(ctx context.Context, k plugin.Name) (*instance, e
 		}
 		v := r.view(k)
 		switch {
-		case r.replacement(k).goes(v):
+		case r.replacement(k).isLeaving(v):
 			if err := (storeKeeper{r}).AwaitReplaced(ctx, k.Type, k.Name); err != nil {
 				return nil, err
 			}
@@ -143,7 +143,7 @@ func (c *sharedConn) Invoke(ctx context.Context, method string, args, reply any,
 		call.End(err)
 		err = replaced(ctx, c.key, err)
 		l.end()
-		if sentTo.Addr != nil || !c.missed(l, err) {
+		if sentTo.Addr != nil || !c.retryElsewhere(l, err) {
 			return err
 		}
 	}
@@ -170,7 +170,7 @@ func (c *sharedConn) NewStream(
 		}
 		end()
 		err = replaced(ctx, c.key, err)
-		if !c.missed(l, err) {
+		if !c.retryElsewhere(l, err) {
 			return nil, err
 		}
 	}
@@ -195,12 +195,12 @@ func replaced(ctx context.Context, k plugin.Name, err error) error {
 		"or its host ends", k.Type, k.Name)
 }
 
-// missed reports whether a call that was never sent is to be made on another instance: its own instance stopped accepting calls after the
-// call began.
-func (c *sharedConn) missed(l *link, err error) bool {
+// retryElsewhere reports whether a call that was never sent is to be made on another instance: its own instance stopped accepting calls
+// after the call began.
+func (c *sharedConn) retryElsewhere(l *link, err error) bool {
 	if status.Code(err) != codes.Unavailable {
 		return false
 	}
 	v := c.registry.view(c.key)
-	return v.link() != l || c.registry.replacement(c.key).goes(v)
+	return v.link() != l || c.registry.replacement(c.key).isLeaving(v)
 }

@@ -18,13 +18,13 @@ import (
 // Store is the [Registry] that [Open] makes, with what its users need beyond that interface. Its methods may be called at once from several
 // goroutines, and fail as those of Registry do.
 //
-// Changes are slow, because they are saved, and reads are fast. A change holds its roster while it is saved, so changes of one plugin
-// follow each other and those of different plugins are saved together; the store's mutex is held only for the moment in which
-// the change takes effect, its event is published and its waiters are woken. Dispensing takes no lock at all: it reads an
-// immutable view of the plugin.
+// Changes are slow, because they are saved, and reads are fast. A change holds the instances of its plugin while it is saved, so changes of
+// one plugin follow each other and those of different plugins are saved together; the store's mutex is held only for the moment in which
+// the change takes effect, its event is published and its waiters are woken. Dispensing takes no lock at all: it reads an immutable view of
+// the plugin.
 //
-// Lock order: roster.changing (those of several plugins in the order of their types and names), Store.mu, then Store.entry, the feed's, a
-// link's and the pool's.
+// Lock order: pluginInstances.changing (those of several plugins in the order of their types and names), Store.mu, then Store.entry, the
+// feed's, a link's and the pool's.
 type Store struct {
 	originals      map[string]dispenserOf // immutable
 	confirmTimeout time.Duration
@@ -35,9 +35,9 @@ type Store struct {
 	feed           *broadcast.Feed[*PluginUpdateEvent]
 	pool           *pool
 
-	rosters    sync.Map // key → *roster
+	perPlugin  sync.Map // key → *pluginInstances
 	dispensers atomic.Pointer[map[string]dispenserOf]
-	options    atomic.Pointer[map[string]string] // of the plugin that was registered last: see own
+	options    atomic.Pointer[map[string]string] // of the plugin that was registered last: see intern
 	down       atomic.Bool                       // written with mu and entry held
 	stopping   chan struct{}                     // closed when down is set
 	shutdown   sync.Once
@@ -79,16 +79,16 @@ func newInstance(p *pool, info *PluginInfo) *instance {
 	}{instance: instance{info: info}}
 	in.link = &in.own
 	in.link.pool, in.link.path, in.link.info = p, info.ConnectionInfo.SocketPath, info
-	in.link.use.Store(retired)
+	in.link.callState.Store(retired)
 	return &in.instance
 }
 
 // view is an immutable snapshot of one plugin for readers. It has at least one instance.
 type view struct {
-	instances []*instance // newest first
-	current   *instance   // the newest that is reachable, or nil
-	shared    *instance   // the newest that is reachable and confirmed, or nil: the one that shared connections use
-	single    [1]*instance
+	instances  []*instance // newest first
+	current    *instance   // the newest that is reachable, or nil
+	shared     *instance   // the newest that is reachable and confirmed, or nil: the one that shared connections use
+	inlineSlot [1]*instance
 }
 
 // dispenserOf is the dispenser of one type; one of the two is set.
@@ -170,7 +170,7 @@ func (r *Store) usable() error {
 
 // view returns the present view of k, or nil if it has no visible instance.
 func (r *Store) view(k plugin.Name) *view {
-	if l := r.roster(k); l != nil {
+	if l := r.pluginInstances(k); l != nil {
 		return l.view.Load()
 	}
 	return nil
@@ -182,7 +182,7 @@ func newView(slots []slot) *view {
 		return nil
 	}
 	v := &view{}
-	v.instances = v.single[:0]
+	v.instances = v.inlineSlot[:0]
 	for _, s := range slots {
 		if s.shown != nil {
 			v.instances = append(v.instances, s.shown)

@@ -46,9 +46,9 @@ func TestNothingIsLeft(t *testing.T) {
 		}
 		cancel()
 	}
-	rosters := 0
-	r.rosters.Range(func(any, any) bool { rosters++; return true })
-	if left := rosters + len(r.names) + len(r.waits) + len(r.pool.open); left != 0 {
-		t.Errorf("left: %d rosters, names %v, waits %v, connections %v", rosters, r.names, r.waits, r.pool.open)
+	perPlugin := 0
+	r.perPlugin.Range(func(any, any) bool { perPlugin++; return true })
+	if left := perPlugin + len(r.names) + len(r.waits) + len(r.pool.open); left != 0 {
+		t.Errorf("left: %d perPlugin, names %v, waits %v, connections %v", perPlugin, r.names, r.waits, r.pool.open)
 	}
 }

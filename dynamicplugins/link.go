@@ -34,19 +34,19 @@ var reconnect = backoff.Backoff{Min: reconnectPause, Max: time.Second}.GRPC()
 
 const reconnectPause = 20 * time.Millisecond
 
-// A link is the shared connection to one instance, of messages and of fragments. Each is made at the first call, or before if somebody
-// waits for the plugin. While the link is in use calls may begin on it; when it is retired, calls that have begun go on, and the last one
-// closes the connection. A nil link is never in use.
+// A link is the shared connection to one instance, of messages and of fragments. Each is made at the first call, or before it if a
+// caller waits for the plugin. Calls may begin on a link until it is retired; then calls in progress continue, and the last one closes the
+// connection. A nil link counts as retired.
 type link struct {
 	pool *pool
 	path string
 	info *PluginInfo
 
-	// use is the number of calls under way, times oneCall, and retired while the link is not in use. Calls from many goroutines contend for
-	// it, and would wait for each other at a lock.
-	use atomic.Int64
-	// messages and fragments are nil until the first call, and when they were closed. To make them, to close them and to take retired out of
-	// use, mu is held, and they are closed only while no call counts. So a call that has begun finds none that is being closed.
+	// Bit 0 of callState (retired): no new call may begin. The other bits count calls: each adds oneCall. Clearing the bit requires mu. It
+	// is not a field under mu because calls of many goroutines would wait for each other there.
+	callState atomic.Int64
+	// messages and fragments are nil until the first call, and after they were closed. They are made and closed with mu held, and closed only
+	// while no calls are counted, so a call that has begun never finds one that is being closed.
 	messages, fragments atomic.Pointer[grpcConn]
 	mu                  sync.Mutex
 	pending             *h2proxy.Pending // set with the first connection
@@ -57,7 +57,7 @@ const retired, oneCall = 1, 2
 // begin begins a call of fragments or of messages. It returns no connection if the link is not in use; otherwise the caller calls end when
 // the call has ended.
 func (l *link) begin(fragments bool) (grpc.ClientConnInterface, error) {
-	if l.use.Add(oneCall)&retired != 0 {
+	if l.callState.Add(oneCall)&retired != 0 {
 		l.end()
 		return nil, nil
 	}
@@ -94,8 +94,8 @@ func (l *link) conn(fragments bool) (grpcConn, error) {
 	return c, nil
 }
 
-// warm begins the use of the link, and establishes the connection of messages before there is a call. It does not block.
-func (l *link) warm() {
+// preconnect begins the use of the link, and establishes the connection of messages before there is a call. It does not block.
+func (l *link) preconnect() {
 	l.revive()
 	l.pool.work(func() {
 		c, err := l.begin(false)
@@ -110,7 +110,7 @@ func (l *link) warm() {
 }
 
 func (l *link) end() {
-	if l.use.Add(-oneCall) == retired {
+	if l.callState.Add(-oneCall) == retired {
 		l.closeUnused()
 	}
 }
@@ -119,13 +119,13 @@ func (l *link) revive() {
 	if l != nil {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		l.use.And(^retired)
+		l.callState.And(^retired)
 	}
 }
 
 func (l *link) retire() {
 	if l != nil {
-		l.use.Or(retired)
+		l.callState.Or(retired)
 		l.closeUnused()
 	}
 }
@@ -135,7 +135,7 @@ func (l *link) retire() {
 func (l *link) closeUnused() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.use.Load() != retired {
+	if l.callState.Load() != retired {
 		return
 	}
 	for _, at := range []*atomic.Pointer[grpcConn]{&l.messages, &l.fragments} {

@@ -15,13 +15,13 @@ func (r *Store) load(storage StateStorage) error {
 	}
 	r.save, r.reserved.restored = newSaver(storage, loaded), kept
 	for k, plugins := range loaded {
-		l := &roster{key: k, saved: plugins}
+		l := &pluginInstances{key: k, saved: plugins}
 		for i, info := range plugins {
 			in := newInstance(r.pool, info)
 			in.restored, in.rank = true, uint64(len(plugins)-i)
 			l.slots = append(l.slots, slot{shown: in, rank: in.rank})
 		}
-		r.rosters.Store(k, l)
+		r.perPlugin.Store(k, l)
 		r.show(l)
 	}
 	return nil

@@ -26,7 +26,7 @@ func (r storeKeeper) SaveReservation(name plugin.Name) error {
 	if err != nil {
 		return err
 	}
-	return r.change(k, func(l *roster) error {
+	return r.change(k, func(l *pluginInstances) error {
 		if r.reserved.unsaved(l.key) == nil {
 			return nil
 		}

@@ -143,8 +143,8 @@ func (r *Store) collect(ptype, name string) []*view {
 		}
 		return views
 	}
-	for _, entry := range r.rosters.Range {
-		l, _ := entry.(*roster)
+	for _, entry := range r.perPlugin.Range {
+		l, _ := entry.(*pluginInstances)
 		if v := l.view.Load(); v != nil && (ptype == "" || ptype == l.key.Type) && (name == "" || name == l.key.Name) {
 			views = append(views, v)
 		}

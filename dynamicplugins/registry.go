@@ -44,8 +44,9 @@ type Registry interface {
 	// DispensePlugin makes a client for the current instance with the dispenser of the type. Instances that are unreachable are
 	// passed over; if no other is left, the error is an *UnreachableError.
 	//
-	// A PluginDispenser gets restored instances at once. For a ConnDispenser, DispensePlugin waits as Conn does: until an instance is
-	// confirmed, or until the process that replaces another one is registered.
+	// A PluginDispenser gets restored instances at once. For a ConnDispenser, DispensePlugin waits as Conn does, although it has no
+	// context: until an instance is confirmed, at most for the timeout of WithConfirmTimeout, or while a process is replaced, at most as long
+	// as the runtime gives its replacement (30 s).
 	DispensePlugin(ptype, name string) (any, error)
 
 	// PluginsUpdatedCh returns a channel of the events of one type, or of all types if it is empty, from now on and in order. It

@@ -52,14 +52,14 @@ func (r *Store) replacement(k plugin.Name) *replacement {
 // AwaitReplaced implements [keeper.Keeper].
 func (r storeKeeper) AwaitReplaced(ctx context.Context, ptype, name string) error {
 	k := plugin.Name{Type: ptype, Name: name}
-	err := r.await(ctx, k, func(v *view) bool { return !r.replacement(k).goes(v) })
+	err := r.await(ctx, k, func(v *view) bool { return !r.replacement(k).isLeaving(v) })
 	if err != nil && ctx.Err() != nil {
 		return replacementMissing(k, ctx.Err())
 	}
 	return err
 }
 
-// goes reports whether the instance that callers of the view use is the one that is stopped.
-func (p *replacement) goes(v *view) bool {
+// isLeaving reports whether the instance that callers of the view use is the one that is stopped.
+func (p *replacement) isLeaving(v *view) bool {
 	return p != nil && (v == nil || v.shared == nil || v.shared.info.AllocID == p.allocID)
 }

@@ -20,8 +20,8 @@ func (rt *Runtime) LaunchedAs(name string) (registered plugin.Name, known bool) 
 }
 
 // Events returns a channel with the last tail events, as far as they are kept, followed by new ones in order. The channel is closed when
-// ctx ends, or after the last event once the Runtime has stopped. A reader that leaves more than 8,192 events unread gets one event of
-// kind [plugin.EventResync] instead of them. The Runtime also logs each event to Config.Logger: a host that logs what it receives here logs it
+// ctx ends, or after the last event once the Runtime has stopped. A reader that leaves more than 8,192 events unread gets one event of kind
+// [plugin.EventResync] instead of them. The Runtime also logs each event to Config.Logger: a host that logs what it receives here logs it
 // twice.
 func (rt *Runtime) Events(ctx context.Context, tail int) <-chan plugin.Event {
 	return rt.journal.Events(ctx, tail)

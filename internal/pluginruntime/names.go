@@ -47,8 +47,9 @@ func (rt *Runtime) Reservation(name plugin.Name) (reservation plugin.Reservation
 	return plugin.Reservation{}, false
 }
 
-// ReleaseName frees a reserved name and immediately retries plugins that were refused because of it. It blocks until the change is saved or
-// ctx ends. The error is [ErrNotReserved] if the name is not reserved, as is always so while a plugin of that name is registered.
+// ReleaseName frees a reserved name and immediately retries plugins that were refused because of it. It blocks until the change is saved.
+// ctx bounds the wait before the save, not the save itself. The error is [ErrNotReserved] if the name is not reserved, as is always so
+// while a plugin of that name is registered.
 func (rt *Runtime) ReleaseName(ctx context.Context, pluginType, pluginName string) error {
 	name := plugin.Name{Type: pluginType, Name: pluginName}
 	r := rt.Reconciler()

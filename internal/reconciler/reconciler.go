@@ -196,8 +196,8 @@ func (r *Reconciler) Reservation(name plugin.Name) (reservation plugin.Reservati
 	return r.machine.Reservation(name)
 }
 
-// ReleaseName ends the reservation of a name, if there is one, and immediately retries plugins that were refused it. It blocks until that is
-// durable, or ctx ends.
+// ReleaseName ends the reservation of a name, if there is one, and immediately retries plugins that were refused it. It blocks until that
+// is durable. ctx bounds the wait for the state machine, not the save that follows, which takes as long as the disk.
 func (r *Reconciler) ReleaseName(ctx context.Context, name plugin.Name) error {
 	r.say(machine.Released{Key: name})
 	if err := r.Check(ctx); err != nil {

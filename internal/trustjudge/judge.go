@@ -166,8 +166,9 @@ func (j *Judge) Own(ptype, path string, by plugin.Account) error {
 	if !by.Known || j.Privileged(by.UID) {
 		return nil
 	}
-	return refuse(trust.Endpoint, fmt.Sprintf("the endpoint %s is the host's own, and the plugin of type %s that announces it is user %d's", path,
-		ptype, by.UID), "serve the endpoint as the user of the plugin")
+	return refuse(trust.Endpoint,
+		fmt.Sprintf("the endpoint %s is the host's own, and the plugin of type %s that announces it is user %d's", path, ptype, by.UID),
+		"serve the endpoint as the user of the plugin")
 }
 
 // Supersede refuses a plugin the name of another account's plugin that is alive.

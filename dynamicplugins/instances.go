@@ -9,19 +9,19 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// A roster is the instances of one plugin, in order, and where its changes follow each other. It exists while the plugin has instances or a
-// change is under way, so that a plugin that is gone leaves nothing behind.
-type roster struct {
+// pluginInstances are the instances of one plugin, in order, whose changes follow each other. They exist while the plugin has instances or
+// a change is under way, so that a plugin that is gone leaves nothing behind.
+type pluginInstances struct {
 	key plugin.Name
 
-	changing sync.Mutex    // held by a change from its beginning until it has taken effect
-	saved    []*PluginInfo // what the storage holds, newest first; immutable, since the storage may keep it; guarded by changing
-	strayed  bool          // the storage may hold it in another order; guarded by changing
-	gone     bool          // the registry has dropped the roster; guarded by changing
+	changing     sync.Mutex    // held by a change from its beginning until it has taken effect
+	saved        []*PluginInfo // what the storage holds, newest first; immutable, since the storage may keep it; guarded by changing
+	orderUnsaved bool          // the storage may hold it in another order; guarded by changing
+	gone         bool          // the registry has dropped them; guarded by changing
 
-	slots  []slot               // of the instances in saved, in the same order: that of rank; guarded by registry.mu
-	single [1]slot              // room for slots, as nearly all plugins have one instance
-	view   atomic.Pointer[view] // the one that readers see, or nil; written with registry.mu held
+	slots      []slot               // of the instances in saved, in the same order: that of rank; guarded by registry.mu
+	inlineSlot [1]slot              // room for slots, as nearly all plugins have one instance
+	view       atomic.Pointer[view] // the one that readers see, or nil; written with registry.mu held
 }
 
 // A slot is the place of one instance in the order of its plugin. At least one of shown and staged is set, staged may be the next
@@ -32,38 +32,38 @@ type slot struct {
 	rank   uint64 // highest first; that of shown, or a higher one that is staged
 }
 
-func (r *Store) roster(k plugin.Name) *roster {
-	v, _ := r.rosters.Load(k)
-	l, _ := v.(*roster)
+func (r *Store) pluginInstances(k plugin.Name) *pluginInstances {
+	v, _ := r.perPlugin.Load(k)
+	l, _ := v.(*pluginInstances)
 	return l
 }
 
-// change makes a change of k, after those before it: do is called with roster.changing held.
-func (r *Store) change(k plugin.Name, do func(*roster) error) (err error) {
-	if down := r.changeAll([]plugin.Name{k}, func(l []*roster) { err = do(l[0]) }); down != nil {
+// change makes a change of k, after those before it: do is called with pluginInstances.changing held.
+func (r *Store) change(k plugin.Name, do func(*pluginInstances) error) (err error) {
+	if down := r.changeAll([]plugin.Name{k}, func(l []*pluginInstances) { err = do(l[0]) }); down != nil {
 		return down
 	}
 	return err
 }
 
 // changeAll makes a change of several plugins at once, whose keys are different and in order, so that no two wait for each other: do is
-// called with the rosters of all of them, and roster.changing of each held.
-func (r *Store) changeAll(keys []plugin.Name, do func([]*roster)) error {
+// called with the instances of all of them, and the changing of each held.
+func (r *Store) changeAll(keys []plugin.Name, do func([]*pluginInstances)) error {
 	if err := r.begin(); err != nil {
 		return err
 	}
 	defer r.changes.Done()
-	held := make([]*roster, 0, len(keys))
+	held := make([]*pluginInstances, 0, len(keys))
 	defer func() {
 		for _, l := range held {
 			if l.gone = len(l.saved) == 0; l.gone {
-				r.rosters.Delete(l.key)
+				r.perPlugin.Delete(l.key)
 			}
 			l.changing.Unlock()
 		}
 	}()
 	for len(held) < len(keys) {
-		l := r.rosterOrNew(keys[len(held)])
+		l := r.pluginInstancesOrNew(keys[len(held)])
 		l.changing.Lock()
 		if l.gone { // the registry has dropped it meanwhile
 			l.changing.Unlock()
@@ -75,14 +75,14 @@ func (r *Store) changeAll(keys []plugin.Name, do func([]*roster)) error {
 	return nil
 }
 
-func (r *Store) rosterOrNew(k plugin.Name) *roster {
-	if l := r.roster(k); l != nil {
+func (r *Store) pluginInstancesOrNew(k plugin.Name) *pluginInstances {
+	if l := r.pluginInstances(k); l != nil {
 		return l
 	}
-	l := &roster{key: k}
-	l.slots = l.single[:0]
-	v, _ := r.rosters.LoadOrStore(k, l)
-	l, _ = v.(*roster)
+	l := &pluginInstances{key: k}
+	l.slots = l.inlineSlot[:0]
+	v, _ := r.perPlugin.LoadOrStore(k, l)
+	l, _ = v.(*pluginInstances)
 	return l
 }
 
@@ -98,44 +98,44 @@ func (r *Store) begin() error {
 }
 
 // find returns the index of an instance, or -1. The caller holds l.changing.
-func (l *roster) find(allocID string) int {
+func (l *pluginInstances) find(allocID string) int {
 	return slices.IndexFunc(l.saved, func(p *PluginInfo) bool { return p.AllocID == allocID })
 }
 
 // put saves plugins as the new state of l. The caller holds l.changing.
-func (r *Store) put(l *roster, plugins []*PluginInfo) error {
+func (r *Store) put(l *pluginInstances, plugins []*PluginInfo) error {
 	s := r.saving(l, plugins)
 	return r.saved(l, s, r.save.one(s))
 }
 
-func (r *Store) saving(l *roster, plugins []*PluginInfo) saving {
+func (r *Store) saving(l *pluginInstances, plugins []*PluginInfo) saving {
 	return saving{key: l.key, plugins: plugins, reservation: r.reserved.unsaved(l.key)}
 }
 
 // saved records in l that s was saved, if err is nil. The caller holds l.changing.
-func (r *Store) saved(l *roster, s saving, err error) error {
+func (r *Store) saved(l *pluginInstances, s saving, err error) error {
 	if err != nil {
 		text := fmt.Sprintf("cannot save plugin %s for type %s", l.key.Name, l.key.Type)
 		return &failure{text: text, sentinel: ErrNotSaved, cause: err}
 	}
 	r.reserved.saved(s.reservation)
-	l.saved, l.strayed = s.plugins, false
+	l.saved, l.orderUnsaved = s.plugins, false
 	return nil
 }
 
 // remove saves that the instance at i is gone. The caller holds l.changing, and takes it out of l.slots.
-func (r *Store) remove(l *roster, i int) error {
+func (r *Store) remove(l *pluginInstances, i int) error {
 	return r.put(l, slices.Delete(slices.Clone(l.saved), i, i+1))
 }
 
 // moved returns what is saved with info, which is the instance at from, at to. The caller holds l.changing.
-func (l *roster) moved(from, to int, info *PluginInfo) []*PluginInfo {
+func (l *pluginInstances) moved(from, to int, info *PluginInfo) []*PluginInfo {
 	return slices.Insert(slices.Delete(slices.Clone(l.saved), from, from+1), to, info)
 }
 
 // show makes what is in the slots of l visible, wakes those who wait for it and retires connections that are not used any more.
 // The caller holds r.mu.
-func (r *Store) show(l *roster) {
+func (r *Store) show(l *pluginInstances) {
 	before, after := l.view.Load(), newView(l.slots)
 	if after.link() != before.link() {
 		after.link().revive()
