@@ -44,8 +44,8 @@ type Host struct {
 	// [WithLogger] put into it. Without one they go to no log; [PluginProcess.Logs] has the last ones anyway.
 	PluginsContext context.Context //nolint:containedctx // the documented field; only its logger is used
 
-	// Events is called for each [Event], from several goroutines and while a call or a launch waits for it: it must not block. A panic is
-	// logged and goes no further.
+	// Events is called for each [Event], concurrently and while a call or a launch waits for it: it must not block. A panic is logged and
+	// recovered. It is a function and not a subscription so that no event is lost or late.
 	Events func(Event)
 	// Logger gets faults of the host itself. Nil: no log.
 	Logger *slog.Logger

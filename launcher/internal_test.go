@@ -16,7 +16,7 @@ import (
 // TestLimited: what is not given to calls through fronts is told.
 func TestLimited(t *testing.T) {
 	var told []string
-	l := New(Config{Host: &host.Host{}, Limited: func(uid uint32, reason string, first bool) {
+	l := New(Config{Host: &host.Host{}, OnCallsLimited: func(uid uint32, reason string, first bool) {
 		if first && uid == 60001 {
 			told = append(told, reason)
 		}

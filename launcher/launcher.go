@@ -32,15 +32,17 @@ type Config struct {
 	Host *host.Host
 	// Dir is the plugin directory in which plugins that serve get their sockets. It is recreated if it is removed.
 	Dir string
-	// Admit is asked before each start whether the program may run; see [host.Spec]. Nil: every program may.
+	// Admit decides before each start whether the program may run; see [host.Spec]. Nil: every program may.
 	Admit func(ctx context.Context, pin plugin.Pin) error
 	// Registrations is asked about the registrations of the plugins. It is required for plugins that serve.
 	Registrations Registrations
-	// Observe is told what happens, in order for each plugin. It must not block, nor call the launcher. May be nil.
+	// Observe receives the events of the plugins, in order for each plugin. It must not block or call the launcher. It is a function and not a
+	// subscription because the order of events and states must be the same for all observers. May be nil.
 	Observe func(plugin.Event)
-	// Limited is told when calls to plugins for which this process answers are slowed down or refused, because there are too many or too
-	// much of them waits in memory: of which user, why, and whether that is news. It must not block. May be nil.
-	Limited func(uid uint32, reason string, first bool)
+	// OnCallsLimited is called when calls to plugins for which this process answers are slowed down or refused, because there are too many or
+	// too much of their data waits in memory: with the user, the reason, and whether this has just begun. It must not block. It is a function
+	// because it is a count and not an event of a plugin. May be nil.
+	OnCallsLimited func(uid uint32, reason string, first bool)
 	// Output gets the output of plugins in addition to their bounded logs. May be nil.
 	Output slog.Handler
 }
@@ -85,14 +87,14 @@ func New(cfg Config) *Launcher {
 	if cfg.Observe = callback.Observer(log, "Observe", cfg.Observe); cfg.Observe == nil {
 		cfg.Observe = func(plugin.Event) {}
 	}
-	if cfg.Limited == nil {
-		cfg.Limited = func(uint32, string, bool) {}
+	if cfg.OnCallsLimited == nil {
+		cfg.OnCallsLimited = func(uint32, string, bool) {}
 	}
 	if dir, err := filepath.Abs(cfg.Dir); err == nil { // else it is as relative as what finds the plugins has it
 		cfg.Dir = dir
 	}
 	limited := func(uid uint32, why h2proxy.Reason, first bool) {
-		callback.Observer(log, "Limited", func(first bool) { cfg.Limited(uid, string(why), first) })(first)
+		callback.Observer(log, "OnCallsLimited", func(first bool) { cfg.OnCallsLimited(uid, string(why), first) })(first)
 	}
 	limits := h2proxy.DefaultLimits
 	limits.Cancels = h2proxy.CancelRates{} // the callers are connections of this program, shared by users who are limited where they call

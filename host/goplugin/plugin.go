@@ -53,9 +53,9 @@ type Plugin struct {
 	AutoMTLS bool
 	// Connections learns how to reach the plugin.
 	Connections *Connections
-	// Register registers the plugin, which serves at an endpoint, and returns what deregisters it. The calls to such a plugin end when it is
-	// told to, as with the library. If Register is nil, the registration is served at the PluginSocket of the [host.Spec], where the plugin is
-	// discovered.
+	// Register registers the plugin, which serves at an endpoint, and returns the function that deregisters it. Calls to such a plugin are cut
+	// off when it is stopped, as with the library. Register is for a host with a registry of its own; if it is nil, the registration is served
+	// at the PluginSocket of the [host.Spec], where the plugin is discovered.
 	Register func(endpoint string) (deregister func())
 	// Config is what else a host of the library says, nil for nothing: the plugins that can be dispensed, by version or for
 	// HandshakeConfig.ProtocolVersion, static TLS, StartTimeout, Stderr, SyncStdout, SyncStderr, GRPCDialOptions, GRPCBrokerMultiplex, ports,

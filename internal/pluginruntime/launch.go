@@ -53,7 +53,7 @@ func (rt *Runtime) newLaunching(cfg Config) (err error) {
 		Dir:           cmp.Or(append(slices.Clone(cfg.Pipeline.Dirs), cfg.Pipeline.DeprecatedDir)...),
 		Registrations: registrations{rt},
 		Observe:       rt.observeLauncher,
-		Limited: func(uid uint32, reason string, first bool) {
+		OnCallsLimited: func(uid uint32, reason string, first bool) {
 			if cfg.Observer.CallsLimited != nil {
 				cfg.Observer.CallsLimited(reason)
 			}

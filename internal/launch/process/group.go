@@ -46,7 +46,8 @@ type Config struct {
 	// StateDir is the directory with the sockets of surviving processes. It is created with mode 0700 if necessary. It may be empty if no
 	// process survives.
 	StateDir string
-	// Leftover is called after the descendants of a process that ended were killed. It must not block.
+	// Leftover is called after the descendants of a process that ended were killed. It must not block. It is a function because only the host
+	// can name the plugin in an event.
 	Leftover func(p *Process, pids []int)
 }
 
