@@ -1,4 +1,5 @@
-// Package account looks up the users and groups that launched plugins run as, by name or number.
+// Package account looks up the users and groups that launched plugins run as, by name or number. It does not decide who may run as whom, and
+// changes no process: packages host and process do.
 package account
 
 import (

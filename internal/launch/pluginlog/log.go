@@ -160,12 +160,12 @@ func (l *Log) tell() {
 	}
 	data, _ := encode(nil, missing("lines dropped: the plugin prints more than its rate limit allows", l.untold), math.MaxInt)
 	l.untold = 0
-	l.keep(sourceFlags(Host)|flagRecord, time.Now(), data, false)
+	l.keep(sourceFlags(fromHost)|flagRecord, time.Now(), data, false)
 	l.publish()
 }
 
 func missing(message string, n uint64) plugin.LogRecord {
-	return plugin.LogRecord{Level: slog.LevelWarn, Message: message, Attrs: []slog.Attr{slog.Int64("count", int64(n))}, Source: Host}
+	return plugin.LogRecord{Level: slog.LevelWarn, Message: message, Attrs: []slog.Attr{slog.Int64("count", int64(n))}, Source: fromHost}
 }
 
 // Tail returns the newest n records, oldest first; all that are held if n is not positive.
@@ -285,10 +285,10 @@ func (l *Log) Close(ctx context.Context) error {
 
 // The sources of records.
 const (
-	Stdout = "stdout"
-	Stderr = "stderr"
-	RPC    = "log"  // through the Log call of the host's gRPC service
-	Host   = "host" // a record of this package about lost records
+	Stdout   = "stdout"
+	Stderr   = "stderr"
+	RPC      = "log"  // through the Log call of the host's gRPC service
+	fromHost = "host" // a record of this package about lost records
 )
 
 // The attributes that every forwarded record has: the plugin's name, and how it came.
@@ -336,7 +336,7 @@ func (l *Log) forward() {
 		if missed > 0 {
 			r := missing("records missed: the log is too slow", missed)
 			r.Time = time.Now()
-			l.hand(sourceFlags(Host), r)
+			l.hand(sourceFlags(fromHost), r)
 		}
 		for len(data) > 0 {
 			var e entry

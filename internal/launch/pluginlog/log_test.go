@@ -175,7 +175,7 @@ func TestLimit(t *testing.T) {
 			var lines []string
 			var told uint64
 			for _, r := range records {
-				if r.Source == Host {
+				if r.Source == fromHost {
 					told += uint64(r.Attrs[0].Value.Int64())
 				} else {
 					lines = append(lines, r.Message)
@@ -256,7 +256,7 @@ func TestCloseTells(t *testing.T) {
 			l.Add(plugin.LogRecord{Message: "x"})
 		}
 		l.Close(t.Context())
-		if r := l.Tail(1)[0]; r.Source != Host || fmt.Sprint(r.Attrs) != "[count=4]" {
+		if r := l.Tail(1)[0]; r.Source != fromHost || fmt.Sprint(r.Attrs) != "[count=4]" {
 			t.Errorf("%+v", r)
 		}
 	})
@@ -295,7 +295,7 @@ func TestSummary(t *testing.T) {
 		synctest.Wait()
 		told := 0
 		for _, r := range l.Tail(0) {
-			if r.Source == Host {
+			if r.Source == fromHost {
 				told++
 			}
 		}
@@ -368,7 +368,7 @@ func TestSlowFollower(t *testing.T) {
 		var follower sync.WaitGroup
 		follower.Go(func() {
 			for r := range l.Follow(t.Context(), -1) {
-				if r.Source == Host {
+				if r.Source == fromHost {
 					missed = true
 					if gap := uint64(r.Attrs[0].Value.Int64()); got+gap != r.Seq {
 						t.Errorf("%d missed between %d and %d", gap, got, r.Seq)

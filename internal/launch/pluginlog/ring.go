@@ -26,7 +26,7 @@ const (
 	flagRecord                        // not a line but a record, as encode writes it
 )
 
-var sources = [4]string{Stdout, Stderr, RPC, Host}
+var sources = [4]string{Stdout, Stderr, RPC, fromHost}
 
 func sourceFlags(s string) flags {
 	for i, known := range sources {
