@@ -22,8 +22,8 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// launch has the runtime launch what a catalogue says. It waits for nothing: how it goes is in the events and statuses. A program that is
-// missing keeps no other plugin from working.
+// launch launches the plugins of a catalogue, and waits for none: events and statuses have the results. A missing program affects no other
+// plugin.
 func (d *Daemon) launch(runtime *pluginruntime.Runtime, c *catalogue.Catalogue) error {
 	before := d.metadata.current.Swap(c) // first, because a plugin may ask as soon as it runs
 	switch err := runtime.Launcher().Set(toLaunch(c, &d.goPlugins)); {
@@ -87,8 +87,7 @@ func protocolOf(p catalogue.Plugin, connections *goplugin.Connections) launcher.
 	}
 }
 
-// metadata tells launched plugins what the catalogue says of them. It is a [plugin.Repository] whose package names are the names in the
-// catalogue.
+// metadata is the metadata of launched plugins. It is a [plugin.Repository] whose package names are the names in the catalogue.
 type metadata struct {
 	current atomic.Pointer[catalogue.Catalogue]
 }

@@ -23,13 +23,12 @@ const (
 	stateCheckInterval = 2 * time.Second
 )
 
-// stateWatch says when the state file cannot be written, and finds out when it can be again. Plugins that could not be saved come back by
-// themselves, but there may be none.
+// stateWatch knows whether the state file can be written. After a failure it checks the file until it can be written again.
 type stateWatch struct {
 	path  string
 	check func() error // of the store
 	log   *slog.Logger
-	// woken has room for one: it has something while run is to look at a failure.
+	// woken has room for one value, which tells start about a failure.
 	woken chan struct{}
 
 	mu        sync.Mutex
@@ -116,7 +115,7 @@ func (w *stateWatch) recovered() bool {
 	return true
 }
 
-// fileLimit says whether this process can open another file. Nobody tells when it can again, so it is tried whenever somebody asks.
+// fileLimit knows whether this process can open another file. The system does not report when it can again, so each call tries it.
 type fileLimit struct {
 	mu    sync.Mutex
 	since time.Time // zero while it can

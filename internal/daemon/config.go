@@ -44,8 +44,8 @@ type Config struct {
 	// and HTTP. Nil if it passed none. Notifier reports the daemon's state to it.
 	ControlListener, HTTPListener net.Listener
 	Notifier                      *systemd.Notifier
-	// Load reads the configuration again, for [Daemon.Reload]. Nil: there is nothing to read. The Build, the Logger and the functions in its
-	// result are ignored.
+	// Load reads the configuration again, for [Daemon.Reload]. Nil: there is nothing to read. The Build, the Logger and the functions in
+	// its result are ignored.
 	Load func() (Config, error)
 	// Shown is all of the configuration as text for people, without secrets; empty if there is none.
 	Shown string
@@ -81,7 +81,7 @@ func (c Config) absolute() (Config, error) {
 	return c, regular.Absolute(paths...)
 }
 
-// Validate says whether a daemon can work with the configuration on this machine: it looks up users, groups and programs, but opens
+// Validate returns why a daemon cannot work with the configuration on this machine: it looks up users, groups and programs, but opens
 // nothing. An error joins one [config.FieldError] for each thing that is wrong.
 func (c Config) Validate() error {
 	c, err := c.absolute()
@@ -152,7 +152,7 @@ func (c Config) checkDispenseDir() error {
 	return c.checkApart("dispense directory", c.DispenseDir)
 }
 
-// checkPassed says what is wrong with the sockets that the service manager passed.
+// checkPassed returns what is wrong with the sockets that the service manager passed.
 func (c Config) checkPassed() error {
 	if l := c.HTTPListener; l != nil {
 		addr, ok := l.Addr().(*net.TCPAddr)
@@ -188,7 +188,7 @@ func (c Config) checkApart(what, path string) error {
 	return nil
 }
 
-// within says whether a path is a directory or lies below it. What cannot be told is left to those who open it.
+// within reports whether a path is that of a directory or lies below it; false if that is not known.
 func within(path, dir string) bool {
 	rel, err := filepath.Rel(dir, path)
 	return err == nil && filepath.IsLocal(rel)
@@ -211,7 +211,7 @@ func (c Config) checkTypes(check func(field string, err error)) {
 	}
 }
 
-// checkMachine says what of the configuration cannot be done on this machine, and concerns all: users and groups who are to have rights and
+// checkMachine checks what the configuration needs on this machine for all plugins: users and groups who are to have rights and
 // do not exist, and an admission plugin that is not there.
 func (c Config) checkMachine(check func(field string, err error)) {
 	unknown := func(prefix string, err error) {
@@ -229,9 +229,9 @@ func (c Config) checkMachine(check func(field string, err error)) {
 	}
 }
 
-// CheckPlugins says which plugins cannot be launched on this machine now: because a user, a directory or a program is missing, the program
-// is not the right one, or the path of a socket is too long. A daemon runs nevertheless, and tries again: what is missing may arrive, and
-// the other plugins need not wait for it. The error joins one [config.FieldError] for each.
+// CheckPlugins returns which plugins cannot be launched on this machine now: because a user, a directory or a program is missing, the
+// program is not the right one, or the path of a socket is too long. A daemon runs nevertheless, and tries again: what is missing may
+// arrive, and the other plugins need not wait for it. The error joins one [config.FieldError] for each.
 func (c Config) CheckPlugins() error {
 	var wrong fieldErrors
 	launched := toLaunch(c.Catalogue, nil)
@@ -311,7 +311,7 @@ func checkDigest(program, want string) error {
 	return nil
 }
 
-// checkDir says whether a plugin can work in a directory; without one it works in the root directory.
+// checkDir returns why a plugin cannot work in a directory; without one it works in the root directory.
 func checkDir(dir string) error {
 	if dir == "" {
 		return nil
@@ -340,7 +340,8 @@ func joined(err error) []error {
 
 func validateTypeOrPlugin(key string) error {
 	if _, isPlugin := plugin.ParseName(key); !isPlugin && !untrusted.IsType(key) {
-		return fmt.Errorf("%q is neither a plugin type nor a plugin: write TYPE or TYPE/NAME, for example CSIPlugin/hostpath.csi.k8s.io", key)
+		return fmt.Errorf("%q is neither a plugin type nor a plugin: write TYPE or TYPE/NAME, for example CSIPlugin/hostpath.csi.k8s.io",
+			key)
 	}
 	return nil
 }

@@ -59,9 +59,9 @@ type Daemon struct {
 	// timeouts are those for calls to plugins, by TYPE or TYPE/NAME.
 	timeouts atomic.Pointer[map[string]time.Duration]
 	reloads  *reloads
-	// metadata is what launched plugins are told of the catalogue.
+	// metadata is the metadata of launched plugins in the catalogue.
 	metadata metadata
-	// goPlugins is how the plugins of go-plugin are reached.
+	// goPlugins are the connections to plugins of go-plugin.
 	goPlugins goplugin.Connections
 }
 
@@ -90,9 +90,9 @@ func New(c Config) (*Daemon, error) {
 func (d *Daemon) Ready() <-chan struct{} { return d.ready }
 
 // Run runs the daemon until ctx ends, and returns when everything it started has ended. It may be called once. It returns nil after an
-// orderly end, and an error if the daemon could not start or could not go on. A start does not disturb a daemon that owns the control
-// socket, the state or the HTTP address already: it fails, leaves no file behind, and the error wraps [sock.ErrInUse] or says what is in
-// use. One that fails later, because a handler or the catalogue cannot be used, may leave a new, empty state file.
+// orderly end, and an error if the daemon could not start or could not continue. A start does not disturb another daemon that owns the
+// control socket, the state or the HTTP address: it fails without leaving a file, and the error wraps [sock.ErrInUse] or names what is in
+// use. A start that fails later, because a handler or the catalogue cannot be used, may leave a new, empty state file.
 //
 // Plugins stay registered in the state when Run ends: the next daemon restores them.
 //
@@ -138,11 +138,11 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 	return err
 }
 
-// notify tells the service manager something. That it cannot be told is no reason to end.
+// notify notifies the service manager. A failure is only logged.
 func (d *Daemon) notify(assignments ...string) { d.warn(d.config.Notifier.Notify(assignments...)) }
 
-// beat tells the service manager, until ctx ends, that the daemon lives, as often as it wants to hear that: when what finds and what
-// registers plugins has answered. A plugin or handler that hangs is no reason to be started again.
+// beat notifies the watchdog of the service manager until ctx ends, while discovery and registration answer. A plugin or handler that hangs
+// does not count.
 func (d *Daemon) beat(ctx context.Context, runtime *pluginruntime.Runtime) {
 	interval := d.config.Notifier.Watchdog() / 2
 	if interval <= 0 {
@@ -181,13 +181,14 @@ func (d *Daemon) run(ctx context.Context, runtime *pluginruntime.Runtime) error 
 	return <-ran
 }
 
-// listening is what a daemon has before it opens its state: what may belong to another one, and what may be configured wrongly.
+// listening has the parts that a daemon makes before it opens its state: those that another daemon may own or the configuration may get
+// wrong.
 type listening struct {
 	roles  access.Policy
 	traced pluginruntime.Observer
-	// http and fleet are nil if they are not asked for.
+	// http and fleet are nil if they are not configured.
 	control, http, fleet net.Listener
-	// stopControl ends what is done with control.
+	// stopControl stops the server of control, or closes control.
 	stopControl func() error
 }
 
@@ -217,7 +218,7 @@ func (d *Daemon) listen(ctx context.Context, parts *closers) (_ *listening, err 
 	if l.control, err = d.listenControl(); err != nil {
 		return nil, err
 	}
-	// The socket goes last: as long as it is there, a daemon that starts is told of this one, and not of a state file in use.
+	// The socket is removed last, so that the error of another daemon names this one and not its state file.
 	l.stopControl = l.control.Close
 	parts.add(func() error { return l.stopControl() })
 	return l, nil
@@ -297,15 +298,15 @@ func (d *Daemon) serve(ctx context.Context, l *listening, a *assembly, parts *cl
 	api := controlapi.New(controlapi.Config{
 		Settings: d.config.Config, Version: d.config.Build.Version, Commit: d.config.Build.Commit, Daemon: d, Runtime: a.seen,
 		Launcher: a.runtime.Launcher(), Names: a.names, Handlers: a.handlers, Node: a.node, Catalogue: &d.metadata,
-		Registry: keeper.Of[*dynamicplugins.PluginInfo](a.runtime.Registry()),
-		Metrics:  a.metrics, Plugins: a.registry, Authorizer: a.guard, Requests: a.requests, Calls: a.calls, ListsRefused: a.metrics.ListsRefused,
-		Log: d.log,
+		Registry: keeper.Of[*dynamicplugins.PluginInfo](a.runtime.Registry()), Metrics: a.metrics, Plugins: a.registry, Authorizer: a.guard,
+		Requests: a.requests, Calls: a.calls, ListsRefused: a.metrics.ListsRefused, Log: d.log,
 	})
 	controlServer = api.Serve(a.conns.Bound(l.control, "control", a.guard), failed)
 	l.stopControl = controlServer.Stop
 	if l.http != nil {
 		d.log.Info("serving HTTP", "address", l.http.Addr().String())
-		served := telemetry.Pages{Scanned: a.runtime.Ready(), Readiness: readiness{a.seen}, Metrics: a.metrics.Handler(), Status: page.New(api.Page())}
+		served := telemetry.Pages{Scanned: a.runtime.Ready(), Readiness: readiness{a.seen}, Metrics: a.metrics.Handler(),
+			Status: page.New(api.Page())}
 		parts.add(telemetry.ServeHTTP(l.http, served, failed, d.log).Stop)
 	}
 	if l.fleet != nil {
@@ -327,7 +328,8 @@ func inFleet(n *node.Node, plugins []string) map[plugin.Name]proxy.Connector {
 }
 
 // newRuntime makes the runtime that the configuration asks for.
-func (d *Daemon) newRuntime(state *boltstate.Store, metrics *telemetry.Metrics, traced pluginruntime.Observer) (*pluginruntime.Runtime, error) {
+func (d *Daemon) newRuntime(state *boltstate.Store, metrics *telemetry.Metrics, traced pluginruntime.Observer) (*pluginruntime.Runtime,
+	error) {
 	observer := metrics.Observer()
 	observer.Tracer, observer.StatsHandlers = traced.Tracer, append(observer.StatsHandlers, traced.StatsHandlers...)
 	c, b := d.config, d.config.Bounds

@@ -14,7 +14,7 @@ func openAnother() error {
 		return unix.Close(fd)
 	case errors.Is(err, unix.EMFILE):
 		return err
-	default: // standard input is closed, which says nothing
+	default: // standard input is closed, so the result is not known
 		return nil
 	}
 }

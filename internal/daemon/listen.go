@@ -23,7 +23,7 @@ func (d *Daemon) listenControl() (net.Listener, error) {
 	return l, nil
 }
 
-// listenHTTP listens where the configuration says, nil if nowhere.
+// listenHTTP returns the configured HTTP listener; nil for none.
 func (c Config) listenHTTP() (net.Listener, error) {
 	if c.HTTPListener != nil {
 		return c.HTTPListener, nil

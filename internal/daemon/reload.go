@@ -127,7 +127,7 @@ func (d *Daemon) reload() (changed []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	// What is launched or registered from now on has to be admitted anew. If the reload fails, an answer is only asked for again.
+	// Plugins that are launched or registered from now on have to be admitted again. If the reload fails, that does no harm.
 	if admission := runtime.Admission(); admission != nil {
 		admission.ClearCache()
 	}
@@ -155,7 +155,7 @@ func (d *Daemon) reload() (changed []string, err error) {
 	return changed, nil
 }
 
-// exchange puts handlers to use, and returns those that are not used any more, by their types.
+// exchange adds and removes handlers, and returns those that are no longer used, by type.
 func (a *assembly) exchange(added map[string]cache.PluginHandler, removed []string) (unused map[string]cache.PluginHandler) {
 	unused = map[string]cache.PluginHandler{}
 	for _, ptype := range removed {

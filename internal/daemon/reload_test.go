@@ -75,12 +75,12 @@ func startReloadable(t *testing.T, change func(*daemon.Config)) (cfg daemon.Conf
 
 func serveType(t *testing.T, cfg daemon.Config, ptype, name string) {
 	t.Helper()
-	plugin := pluginwatcher.NewTestExamplePlugin(name, ptype, filepath.Join(cfg.PluginDirs[0], name+".sock"), "v1")
-	if err := plugin.Serve(); err != nil {
+	example := pluginwatcher.NewTestExamplePlugin(name, ptype, filepath.Join(cfg.PluginDirs[0], name+".sock"), "v1")
+	if err := example.Serve(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := plugin.Stop(); err != nil {
+		if err := example.Stop(); err != nil {
 			t.Error(err)
 		}
 	})
@@ -305,12 +305,12 @@ func TestReloadsUnderLoad(t *testing.T) {
 		for i, ptype := range []string{"A", "B", "ExamplePlugin"} {
 			churn.Go(func() {
 				name := fmt.Sprintf("churn-%d-%d", round, i)
-				plugin := pluginwatcher.NewTestExamplePlugin(name, ptype, filepath.Join(cfg.PluginDirs[0], name+".sock"), "v1")
-				if err := plugin.Serve(); err != nil {
+				example := pluginwatcher.NewTestExamplePlugin(name, ptype, filepath.Join(cfg.PluginDirs[0], name+".sock"), "v1")
+				if err := example.Serve(); err != nil {
 					t.Error(err)
 					return
 				}
-				if err := plugin.Stop(); err != nil {
+				if err := example.Stop(); err != nil {
 					t.Error(err)
 				}
 			})

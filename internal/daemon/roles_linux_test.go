@@ -372,7 +372,7 @@ func procedures() map[string]protoreflect.MethodDescriptor {
 }
 
 // dialAs connects with the credentials of another user. It needs root.
-func dialAs(t *testing.T, path string, uid, gid uint32, groups ...uint32) *net.UnixConn {
+func dialAs(t *testing.T, socket string, uid, gid uint32, groups ...uint32) *net.UnixConn {
 	t.Helper()
 	type result struct {
 		conn *net.UnixConn
@@ -396,7 +396,7 @@ func dialAs(t *testing.T, path string, uid, gid uint32, groups ...uint32) *net.U
 				return
 			}
 		}
-		conn, err := sock.Dial(context.Background(), path)
+		conn, err := sock.Dial(context.Background(), socket)
 		dialed <- result{conn, err}
 	}()
 	got := <-dialed

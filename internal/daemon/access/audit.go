@@ -151,7 +151,7 @@ func leftOut(count int) string {
 	return fmt.Sprintf(" (%d were left out before it)", count)
 }
 
-// maxShort is the greatest length in bytes of what a caller says, when it is repeated.
+// maxShort bounds a text of a caller in messages, in bytes.
 const maxShort = 128
 
 // short returns text of a caller for people.

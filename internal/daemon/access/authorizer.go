@@ -170,7 +170,8 @@ func (a *Authorizer) Gate(ctx context.Context, spec connect.Spec, _ connect.Peer
 	return ctx, nil
 }
 
-// Interceptor returns an interceptor with which a call ends when its caller loses the role, and which audits calls that need more than [Read].
+// Interceptor returns an interceptor with which a call ends when its caller loses the role, and which audits calls that need more than
+// [Read].
 func (a *Authorizer) Interceptor() connect.Interceptor { return interceptor{a} }
 
 type interceptor struct{ *Authorizer }

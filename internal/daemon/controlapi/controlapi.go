@@ -1,8 +1,8 @@
-// Package controlapi is the daemon's control API: its methods and messages, its server, the calls of plugins on the control socket, and what
-// the status page shows.
+// Package controlapi is the daemon's control API: its methods and messages, its server, the calls of plugins on the control socket, and
+// what the status page shows.
 //
-// It shows and operates what it gets in a [Config]. Who may call which method is decided by package access, and which plugin a name means by
-// package resolver.
+// It shows and operates what it gets in a [Config]. Who may call which method is decided by package access, and which plugin a name means
+// by package resolver.
 package controlapi
 
 import (
@@ -57,7 +57,8 @@ type Config struct {
 	// Plugins connects to the plugins that callers of the control socket may call.
 	Plugins    proxy.Connector
 	Authorizer *access.Authorizer
-	// Requests bounds the requests to the control API, Calls their bytes and the calls of plugins, and ListsRefused counts answers beyond a bound.
+	// Requests bounds the requests to the control API, Calls their bytes and the calls of plugins, and ListsRefused counts answers beyond a
+	// bound.
 	Requests, Calls *h2proxy.Budget
 	ListsRefused    prometheus.Counter
 	Log             *slog.Logger
@@ -209,7 +210,8 @@ func (c *service) unknown(asked plugin.Name) error {
 		what = fmt.Errorf("%w; the name is reserved for user %d, whose plugin had it last, until %s, or until \"patchbay release\"",
 			what, r.Owner.UID, r.Until.UTC().Format(time.RFC3339))
 	} else {
-		known := each(slices.Concat(c.config.Runtime.Plugins(), c.config.Runtime.Refusals()), func(s plugin.Status) string { return s.PluginName().String() })
+		known := each(slices.Concat(c.config.Runtime.Plugins(), c.config.Runtime.Refusals()),
+			func(s plugin.Status) string { return s.PluginName().String() })
 		what = fmt.Errorf("%w%s", what, suggest.Hint(asked.String(), known))
 	}
 	return connect.NewError(connect.CodeNotFound, what)
@@ -226,8 +228,9 @@ func (c *service) GetConfiguration(context.Context, *patchbayv1.GetConfiguration
 func (c *service) configuration() *patchbayv1.GetConfigurationResponse {
 	return &patchbayv1.GetConfigurationResponse{
 		PluginDirs: validAll(c.config.Settings.PluginDirs), DeprecatedPluginDir: untrusted.Valid(c.config.Settings.DeprecatedPluginDir),
-		State: untrusted.Valid(c.config.Settings.State), ControlSocket: untrusted.Valid(c.config.Settings.ControlSocket), Effective: untrusted.Valid(c.config.Daemon.Effective()),
-		Handlers: validAll(slices.Sorted(maps.Keys(c.config.Handlers.All()))),
+		State: untrusted.Valid(c.config.Settings.State), ControlSocket: untrusted.Valid(c.config.Settings.ControlSocket),
+		Effective: untrusted.Valid(c.config.Daemon.Effective()),
+		Handlers:  validAll(slices.Sorted(maps.Keys(c.config.Handlers.All()))),
 	}
 }
 

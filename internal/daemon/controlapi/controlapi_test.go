@@ -147,9 +147,9 @@ func serveTo(t *testing.T, s Runtime) patchbayv1connect.ControlServiceClient {
 	t.Helper()
 	mux := http.NewServeMux()
 	mux.Handle(patchbayv1connect.NewControlServiceHandler(testControl(s, noneLaunched{}, nil, nothingRegistered)))
-	server := httptest.NewServer(mux)
-	t.Cleanup(server.Close)
-	return patchbayv1connect.NewControlServiceClient(server.Client(), server.URL)
+	local := httptest.NewServer(mux)
+	t.Cleanup(local.Close)
+	return patchbayv1connect.NewControlServiceClient(local.Client(), local.URL)
 }
 
 func TestWatchEvents(t *testing.T) {

@@ -10,7 +10,7 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// reasons says, for the states that do not say it themselves, why an instance is in its state.
+// reasons explains the states whose names do not explain themselves.
 var reasons = map[plugin.State]string{
 	plugin.StateRestored:    "It was registered before the daemon started and is being checked for life.",
 	plugin.StateConnecting:  "Its socket is being asked who it is.",
@@ -28,7 +28,8 @@ func pluginMessage(s plugin.Status) *patchbayv1.Plugin {
 	return &patchbayv1.Plugin{
 		Type: untrusted.Valid(s.Type), Name: untrusted.Valid(s.Name), Version: untrusted.Valid(s.Version), Versions: validAll(s.Versions),
 		State: string(s.State), Reason: reasons[s.State], Current: s.Current, Attempts: uint32(max(s.Attempts, 0)),
-		Endpoint: untrusted.Valid(s.Endpoint), SocketPath: untrusted.Valid(s.SocketPath), Instance: untrusted.Valid(s.Instance), Source: string(s.Source),
+		Endpoint: untrusted.Valid(s.Endpoint), SocketPath: untrusted.Valid(s.SocketPath), Instance: untrusted.Valid(s.Instance),
+		Source:    string(s.Source),
 		FirstSeen: timestamp(s.FirstSeen), Since: timestamp(s.Since), RegisteredAt: timestamp(s.RegisteredAt),
 		NextRetry: timestamp(s.NextRetry), LastError: untrusted.Valid(s.LastError),
 		Roles: validAll(s.Registration.Roles), Details: validMap(s.Registration.Details),
@@ -45,7 +46,8 @@ func refusalMessage(s plugin.Status) *patchbayv1.Plugin {
 func eventMessage(e plugin.Event) *patchbayv1.Event {
 	return &patchbayv1.Event{
 		Seq: e.Seq, Time: timestamp(e.Time), Kind: string(e.Kind), Type: untrusted.Valid(e.Type), Name: untrusted.Valid(e.Name),
-		Instance: untrusted.Valid(e.Instance), Endpoint: untrusted.Valid(e.Endpoint), SocketPath: untrusted.Valid(e.SocketPath), Message: untrusted.Valid(e.Message),
+		Instance: untrusted.Valid(e.Instance), Endpoint: untrusted.Valid(e.Endpoint), SocketPath: untrusted.Valid(e.SocketPath),
+		Message: untrusted.Valid(e.Message),
 	}
 }
 
@@ -54,7 +56,8 @@ func conditionMessage(c plugin.Condition) *patchbayv1.Condition {
 	if c.OK {
 		status = "ok"
 	}
-	return &patchbayv1.Condition{Name: untrusted.Valid(c.Name), Status: status, Message: untrusted.Valid(c.Message), Since: timestamp(c.Since)}
+	return &patchbayv1.Condition{Name: untrusted.Valid(c.Name), Status: status, Message: untrusted.Valid(c.Message),
+		Since: timestamp(c.Since)}
 }
 
 // each returns what convert makes of the members of a list.

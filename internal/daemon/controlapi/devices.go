@@ -43,7 +43,8 @@ func (s deviceService) ListDevices(_ context.Context, request *patchbayv1.ListDe
 	for _, d := range devices {
 		if anyOf(request.GetResources(), d.Resource) {
 			response.Devices = append(response.Devices, &patchbayv1.Device{
-				Resource: d.Resource, Id: untrusted.Valid(d.ID), Health: string(d.Health), NumaNodes: d.NUMANodes, Owner: untrusted.Valid(d.Owner),
+				Resource: d.Resource, Id: untrusted.Valid(d.ID), Health: string(d.Health), NumaNodes: d.NUMANodes,
+				Owner: untrusted.Valid(d.Owner),
 			})
 		}
 	}
@@ -128,10 +129,12 @@ func allocationMessage(a device.Allocation) *patchbayv1.DeviceAllocation {
 	}
 	for _, n := range a.Answer.Devices {
 		answer.Devices = append(answer.Devices, &patchbayv1.DeviceNode{
-			ContainerPath: untrusted.Valid(n.ContainerPath), HostPath: untrusted.Valid(n.HostPath), Permissions: untrusted.Valid(n.Permissions),
+			ContainerPath: untrusted.Valid(n.ContainerPath), HostPath: untrusted.Valid(n.HostPath),
+			Permissions: untrusted.Valid(n.Permissions),
 		})
 	}
 	return &patchbayv1.DeviceAllocation{
-		Resource: a.Resource, Owner: untrusted.Valid(a.Owner), Devices: validAll(slices.Clone(a.Devices)), Time: timestamp(a.Time), Answer: answer,
+		Resource: a.Resource, Owner: untrusted.Valid(a.Owner), Devices: validAll(slices.Clone(a.Devices)), Time: timestamp(a.Time),
+		Answer: answer,
 	}
 }

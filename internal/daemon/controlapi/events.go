@@ -80,8 +80,8 @@ func registered(instances []plugin.Status) (*plugin.Status, bool) {
 	return &instances[i], true
 }
 
-// deregistered says whether the registry has no instance, one that is restored included, and returns the newest that is known. It is not
-// a matter of states alone: while a survivor is validated anew it stays in the registry.
+// deregistered reports whether the registry has no instance, and returns the newest that is known. The states alone do not show that: a
+// survivor stays in the registry while it is validated again.
 func deregistered(instances []plugin.Status) (*plugin.Status, bool) {
 	if slices.ContainsFunc(instances, func(s plugin.Status) bool { return s.Instance != "" }) {
 		return nil, false

@@ -56,7 +56,7 @@ func (s filteredStream) Receive(request any) error {
 	return checkLists(request)
 }
 
-// checkLists says which list of a request is too long.
+// checkLists returns an error if a list of a request is too long.
 func checkLists(request any) error {
 	if m, ok := request.(proto.Message); ok {
 		return checkFields("", m.ProtoReflect())

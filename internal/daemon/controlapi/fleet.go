@@ -236,7 +236,8 @@ func healthMessage(h fleet.Health) *patchbayv1.FleetHealth {
 func nodeMessage(n fleet.Node) *patchbayv1.FleetNode {
 	message := &patchbayv1.FleetNode{
 		Labels: n.Labels,
-		Name:   n.Name, State: string(n.State), Instance: untrusted.Valid(n.Instance), Address: untrusted.Valid(n.Address), Version: untrusted.Valid(n.Version),
+		Name:   n.Name, State: string(n.State), Instance: untrusted.Valid(n.Instance), Address: untrusted.Valid(n.Address),
+		Version:   untrusted.Valid(n.Version),
 		StartedAt: timestamp(n.StartedAt), LastSeen: timestamp(n.LastSeen), LastSeenBefore: timestamp(n.SeenBefore),
 		Plugins: uint32(n.Plugins), Reason: nodeReason(n),
 		Conditions: each(n.Conditions, conditionMessage),
@@ -292,8 +293,10 @@ func markHolder(p *patchbayv1.FleetPlugin, held map[fleet.Lock]fleet.LockState) 
 
 func fleetPluginMessage(p fleet.Plugin) *patchbayv1.FleetPlugin {
 	message := &patchbayv1.FleetPlugin{
-		Node: p.Node, Type: untrusted.Valid(p.Type), Name: untrusted.Valid(p.Name), Version: untrusted.Valid(p.Version), State: untrusted.Valid(string(p.State)),
-		PublishedState: untrusted.Valid(string(p.Published)), Instance: untrusted.Valid(p.Instance), Endpoint: untrusted.Valid(p.Endpoint), Source: untrusted.Valid(string(p.Source)),
+		Node: p.Node, Type: untrusted.Valid(p.Type), Name: untrusted.Valid(p.Name), Version: untrusted.Valid(p.Version),
+		State:          untrusted.Valid(string(p.State)),
+		PublishedState: untrusted.Valid(string(p.Published)), Instance: untrusted.Valid(p.Instance),
+		Endpoint: untrusted.Valid(p.Endpoint), Source: untrusted.Valid(string(p.Source)),
 		Roles: validAll(p.Roles), Details: p.Details, RegisteredAt: timestamp(p.RegisteredAt), LastSeen: timestamp(p.LastSeen),
 		LastSeenBefore: timestamp(p.SeenBefore), Current: p.Current, Reason: reasons[p.State], Unhealthy: p.Unhealthy,
 	}
@@ -348,7 +351,8 @@ func (s fleetService) ListLocks(ctx context.Context, _ *patchbayv1.ListLocksRequ
 	}
 	return &patchbayv1.ListLocksResponse{Locks: each(locks, func(l fleet.LockState) *patchbayv1.FleetLock {
 		return &patchbayv1.FleetLock{
-			Type: untrusted.Valid(l.Type), Name: untrusted.Valid(l.Name), Node: l.Node, FencingToken: l.Token, Candidates: uint32(len(l.Nodes)),
+			Type: untrusted.Valid(l.Type), Name: untrusted.Valid(l.Name), Node: l.Node, FencingToken: l.Token,
+			Candidates: uint32(len(l.Nodes)),
 		}
 	})}, nil
 }

@@ -133,8 +133,9 @@ func launchError(err error) error {
 
 func (c *service) launchedMessage(s plugin.LaunchStatus) *patchbayv1.LaunchedPlugin {
 	return &patchbayv1.LaunchedPlugin{
-		Name: untrusted.Valid(s.Name), State: string(s.State), Since: timestamp(s.Since), Pid: int64(s.PID), SocketPath: untrusted.Valid(s.Socket),
-		Health: s.Health, Restarts: uint32(max(s.Restarts, 0)), NextStart: timestamp(s.NextStart), LastError: untrusted.Valid(s.LastError),
+		Name: untrusted.Valid(s.Name), State: string(s.State), Since: timestamp(s.Since), Pid: int64(s.PID),
+		SocketPath: untrusted.Valid(s.Socket),
+		Health:     s.Health, Restarts: uint32(max(s.Restarts, 0)), NextStart: timestamp(s.NextStart), LastError: untrusted.Valid(s.LastError),
 		Metadata: c.metadata(s.Name), ReplacementError: untrusted.Valid(s.ReplacementError),
 	}
 }
@@ -144,7 +145,8 @@ func recordMessage(r plugin.LogRecord) *patchbayv1.LogRecord {
 		Seq: r.Seq, Time: timestamp(r.Time), Level: int32(r.Level), Message: untrusted.Valid(r.Message), Source: r.Source,
 	}
 	for _, a := range r.Attrs {
-		record.Attributes = append(record.Attributes, &patchbayv1.LogAttribute{Key: untrusted.Valid(a.Key), Value: untrusted.Valid(a.Value.String())})
+		record.Attributes = append(record.Attributes, &patchbayv1.LogAttribute{Key: untrusted.Valid(a.Key),
+			Value: untrusted.Valid(a.Value.String())})
 	}
 	return record
 }

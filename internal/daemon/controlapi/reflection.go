@@ -23,10 +23,10 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/proxy"
 )
 
-// reflectionPath is that of the service by which a server says what it serves.
+// reflectionPath is the path of the reflection service.
 const reflectionPath = "/grpc.reflection.v1.ServerReflection/"
 
-// reflected says what the control API is, to each caller what it may call.
+// reflected describes the control API: to each caller the methods that it may call.
 type reflected struct {
 	reflectionv1.UnimplementedServerReflectionServer
 

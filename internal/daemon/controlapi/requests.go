@@ -32,7 +32,7 @@ func (l *requests) handler(next http.Handler) http.Handler {
 		uid := access.CallerOf(r.Context()).UID()
 		end, err := l.count.Begin(uid)
 		if err != nil {
-			_ = refuse.Write(w, r, asConnect(err)) // whoever called is gone
+			_ = refuse.Write(w, r, asConnect(err))
 			return
 		}
 		defer end()

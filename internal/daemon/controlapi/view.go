@@ -63,8 +63,8 @@ func (c *service) matching(v *view, types, names, states []string) []*patchbayv1
 	})
 }
 
-// shared computes a value for all callers of get at the same time. A caller that comes during a computation waits for the next one, so that its
-// value is not older than the call. There are at most two computations for any number of callers.
+// shared computes a value for all callers of get at the same time. A caller that comes during a computation waits for the next one, so that
+// its value is not older than the call. There are at most two computations for any number of callers.
 type shared[T any] struct {
 	make func() T
 

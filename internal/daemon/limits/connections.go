@@ -24,17 +24,18 @@ import (
 
 const (
 	// maxUserConns bounds the open connections at the control socket, and those at the stable sockets, of each user; maxControlConns, which
-	// 10,000 subscribers do not meet, and maxStableConns those of all but root and the daemon's user. Where few files may be open, the bounds
-	// are an eighth of those for a user, and a quarter in all at the control socket and at the stable sockets each. Three eighths are for
-	// plugins, see [Plugins], and a thirty-second for connections to plugins that only have calls to end; of the rest, callers on other
-	// nodes leave two thirds at least for root.
+	// 10,000 subscribers do not meet, and maxStableConns those of all but root and the daemon's user. Where few files may be open, the
+	// bounds are an eighth of those for a user, and a quarter in all at the control socket and at the stable sockets each. Three eighths
+	// are for plugins, see [Plugins], and a thirty-second for connections to plugins that only have calls to end; of the rest, callers on
+	// other nodes leave two thirds at least for root.
 	maxUserConns, maxControlConns, maxStableConns = 1024, 10 << 10, 4096
 	// maxAddressConns and maxNodeConns bound the connections for calls from other nodes, of each address and of all. Where few files may be
 	// open, the bounds are a sixty-fourth of them and what the others leave but for an eighth, at least a thirty-second.
 	maxAddressConns, maxNodeConns = 256, 16 << 10
-	// maxStrangerConns and maxStrangersConns bound those at the control socket of users without a role, who are only told that they have none.
+	// maxStrangerConns and maxStrangersConns bound those at the control socket of users without a role, who are only told that they have
+	// none.
 	maxStrangerConns, maxStrangersConns = 16, 64
-	// strangerTime is how long a user without a role may have a connection: to be told so takes no longer.
+	// strangerTime bounds a connection of a user without a role: it is only needed for the refusal.
 	strangerTime = 5 * time.Second
 )
 
@@ -56,7 +57,7 @@ type Connections struct {
 	// budget slows down control connections on which too many calls are canceled; nil for none.
 	budget *h2proxy.Budget
 
-	// They are separate, so that callers of plugins keep nobody from the control socket.
+	// They are separate, so that callers of plugins do not block the control socket.
 	control, strangers, stable, nodes *quota.Pool
 	// large counts the connections with a large buffer, those of root and the daemon's user too.
 	large *quota.Pool
@@ -112,8 +113,8 @@ func Calls(files int) h2proxy.Limits {
 // leaving returns how many connections to plugins may exist only for calls that are ending, for callers on this node, and for others.
 func leaving(files int) int { return max(files/64, 1) }
 
-// NewBudget returns a budget for calls and their bytes in memory. A refusal is counted, and logged once for each user until half of the budget is
-// free again; what names the calls in the log.
+// NewBudget returns a budget for calls and their bytes in memory. A refusal is counted, and logged once for each user until half of the
+// budget is free again; what names the calls in the log.
 func NewBudget(what string, limits h2proxy.Limits, self uint32, limited *prometheus.CounterVec, log *slog.Logger) *h2proxy.Budget {
 	return h2proxy.NewBudget(limits, self, func(uid uint32, why h2proxy.Reason, first bool) {
 		limited.WithLabelValues(string(why)).Inc()

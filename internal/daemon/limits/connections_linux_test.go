@@ -17,10 +17,6 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-func count(refused *prometheus.CounterVec, reason string) float64 {
-	return testutil.ToFloat64(refused.WithLabelValues("stable", reason))
-}
-
 // TestPoolsAreApart: however many users fill the stable sockets, those with a role can connect to the control socket.
 func TestPoolsAreApart(t *testing.T) {
 	c := NewConnections(0, 1<<20, nil, nil, slog.New(slog.DiscardHandler))

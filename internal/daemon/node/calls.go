@@ -67,8 +67,8 @@ func (n *Node) wantedLocks() []fleet.Lock {
 	return wanted
 }
 
-// Exclusive returns the registry without the plugins whose locks the node does not hold. Calls to the others carry the fencing token. It can
-// be called on a nil Node.
+// Exclusive returns the registry without the plugins whose locks the node does not hold. Calls to the others carry the fencing token. It
+// can be called on a nil Node.
 func (n *Node) Exclusive(registry proxy.Connector) proxy.Connector {
 	if n == nil {
 		return registry
@@ -103,8 +103,8 @@ func (r exclusiveRegistry) Conn(ctx context.Context, ptype, name string) (grpc.C
 	return hold.Conn(conn), nil
 }
 
-// Route returns the connection for a call of a plugin in the fleet, and whether the metadata of the call ask for that. It can be called on a
-// nil Node.
+// Route returns the connection for a call of a plugin in the fleet, and whether the metadata of the call ask for that. It can be called on
+// a nil Node.
 func (n *Node) Route(md grpcmetadata.MD, ptype, name string) (conn grpc.ClientConnInterface, isFleet bool, err error) {
 	if len(md.Get(proxy.FleetKey))+len(md.Get(proxy.NodeKey))+len(md.Get(proxy.LabelKey)) == 0 {
 		return nil, false, nil

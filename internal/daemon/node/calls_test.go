@@ -132,7 +132,7 @@ func newNodes(t *testing.T, change func(*callServer)) *nodes {
 	n.listener = &connCount{Listener: listener}
 	all := []string{"*"}
 	publish := func(plugin.Event) {}
-	server := &callServer{
+	calls := &callServer{
 		registry: registry, credentials: certificates[1], rules: access.NewRules([]config.FleetAllow{allow("a", all, all, all)}),
 		denials: access.NewDenials(publish, discard), audit: access.NewAuditor(publish, discard), served: uncounted{}, age: maxConnAge,
 		drain:  newDrain(func() bool { return false }),
@@ -140,9 +140,9 @@ func newNodes(t *testing.T, change func(*callServer)) *nodes {
 		log:    slog.New(slog.NewTextHandler(n.log, &slog.HandlerOptions{Level: slog.LevelWarn})),
 	}
 	if change != nil {
-		change(server)
+		change(calls)
 	}
-	n.stop = sync.OnceValue(server.serve(t.Context(), n.listener, func() { t.Error("the server failed") }))
+	n.stop = sync.OnceValue(calls.serve(t.Context(), n.listener, func() { t.Error("the server failed") }))
 	n.dialer = fleet.NewDialer(fleet.DialerConfig{Credentials: certificates[0], Find: func(context.Context, fleet.Filter) ([]fleet.Instance, error) {
 		return []fleet.Instance{{Plugin: fleet.Plugin{Node: "b"}, Address: listener.Addr().String()}}, nil
 	}})

@@ -119,8 +119,9 @@ func validateServe(c config.Fleet, check func(field string, err error)) {
 			access.ValidatePatterns("names", o.Names...))
 	}
 	if name := c.Serve.ServerName; len(c.Offers) > 0 && name != "" && !strings.Contains(name, "{node}") {
-		check("fleet.offers", errors.New("fleet.serve.serverName is the same for all nodes, so that each can pass for any other and offer what "+
-			"that one may: put {node} into it, and into the certificates the name of the node"))
+		check("fleet.offers",
+			errors.New("fleet.serve.serverName is the same for all nodes, so that each can pass for any other and offer what "+
+				"that one may: put {node} into it, and into the certificates the name of the node"))
 	}
 }
 

@@ -1,5 +1,5 @@
-// Package node is the daemon's part in a fleet: it publishes the plugins of this node, takes calls from other nodes and makes calls to them,
-// competes for the locks of exclusive plugins, and judges certificates, versions, settings and drains.
+// Package node is the daemon's part in a fleet: it publishes the plugins of this node, takes calls from other nodes and makes calls to
+// them, competes for the locks of exclusive plugins, and judges certificates, versions, settings and drains.
 package node
 
 import (
@@ -128,8 +128,9 @@ func New(c Config) (_ *Node, err error) {
 	}
 	local := n.Exclusive(c.Registry)
 	n.dialer = fleet.NewDialer(fleet.DialerConfig{
-		Find: n.find, Credentials: n.credentials, Node: n.name, Labels: c.Fleet.Labels, Called: c.Called.Ended, Unhealthy: c.Health.IsUnhealthy,
-		Leader: n.leader, MayOffer: n.mayOffer,
+		Find: n.find, Credentials: n.credentials, Node: n.name, Labels: c.Fleet.Labels, Called: c.Called.Ended,
+		Unhealthy: c.Health.IsUnhealthy,
+		Leader:    n.leader, MayOffer: n.mayOffer,
 		Local: func(ctx context.Context, ptype, name string) (grpc.ClientConnInterface, error) {
 			ctx, cancel := context.WithTimeout(ctx, localWait)
 			defer cancel()

@@ -40,8 +40,8 @@ const (
 	maxConnAge = 30 * time.Minute
 	// After maxSilence a connection is pinged; the answer may take pingTimeout.
 	maxSilence, pingTimeout = 20 * time.Second, 10 * time.Second
-	// maxStreams bounds the calls in progress on one connection; others wait at the caller. It is below the bound of a node's calls, so that a
-	// call that has just ended does not count against the next one.
+	// maxStreams bounds the calls in progress on one connection; others wait at the caller. It is below the bound of a node's calls, so
+	// that a call that has just ended does not count against the next one.
 	maxStreams = 2000
 )
 
@@ -64,7 +64,8 @@ type callServer struct {
 func (n *Node) Serve(ctx context.Context, listener net.Listener, budget *h2proxy.Budget, failed func()) (stop func() error) {
 	c := n.config
 	s := &callServer{
-		n.Exclusive(c.Registry), n.credentials, n.rules, access.NewDenials(c.Events.Publish, c.Log), access.NewAuditor(c.Events.Publish, c.Log),
+		n.Exclusive(c.Registry), n.credentials, n.rules, access.NewDenials(c.Events.Publish, c.Log), access.NewAuditor(c.Events.Publish,
+			c.Log),
 		c.Served, n.drain, budget, c.Log, maxConnAge,
 	}
 	return s.serve(ctx, listener, failed)
@@ -203,7 +204,8 @@ func (i identities) Attrs() []any { return []any{"caller", i.String()} }
 func (i identities) denied(call access.Call, rules []config.FleetAllow) error {
 	if slices.ContainsFunc(rules, func(a config.FleetAllow) bool {
 		return slices.ContainsFunc(i, func(identity string) bool { return matchIdentity(a.Identity, identity) }) &&
-			access.MatchAny(a.Types, call.Plugin.Type) && access.MatchAny(a.Names, call.Plugin.Name) && access.MatchAny(a.Methods, call.Method)
+			access.MatchAny(a.Types, call.Plugin.Type) && access.MatchAny(a.Names, call.Plugin.Name) && access.MatchAny(a.Methods,
+			call.Method)
 	}) {
 		return nil
 	}

@@ -1,8 +1,8 @@
 // Package resolver decides which plugin a type and a name mean, for all methods of the control API, all filters, the status page and calls
 // from other nodes.
 //
-// The type is the one that the plugin announced or a role of it. A registered instance has the roles that its handler gave it; a plugin that
-// was never registered may have any that the handler may give. Without a type, the name is that of a launched plugin in the catalogue.
+// The type is the one that the plugin announced or a role of it. A registered instance has the roles that its handler gave it; a plugin
+// that was never registered may have any that the handler may give. Without a type, the name is that of a launched plugin in the catalogue.
 package resolver
 
 import (

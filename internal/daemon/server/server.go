@@ -39,8 +39,8 @@ type Server struct {
 	log    *slog.Logger
 }
 
-// Start starts a server, for whose name errors and logs have the given one, and returns. The caller stops it. If it fails before that, failed
-// is called and Stop returns the error.
+// Start starts a server, for whose name errors and logs have the given one, and returns. The caller stops it. If it fails before that,
+// failed is called and Stop returns the error.
 func Start(name string, listener net.Listener, h *http.Server, failed func(), log *slog.Logger) *Server {
 	calls, refuse := context.WithCancelCause(context.Background())
 	h.ReadHeaderTimeout = cmp.Or(h.ReadHeaderTimeout, HeaderTimeout)

@@ -30,8 +30,8 @@ import (
 const (
 	dirMode = 0o750
 	mode    = 0o660
-	// goneGrace is how long the socket of a plugin that is gone stays; calls then fail with that. A client that cannot connect waits before it
-	// tries again, up to two minutes with gRPC's own back-off; one that gets an error can call the plugin again as soon as it is back.
+	// goneGrace is how long the socket of a plugin that is gone stays; calls then fail with that. A client that cannot connect waits before
+	// it tries again, up to two minutes with gRPC's own back-off; one that gets an error can call the plugin again as soon as it is back.
 	goneGrace = 30 * time.Second
 	// maxGone bounds the sockets of plugins that are gone, so that short-lived names do not use up descriptors.
 	maxGone = 256
@@ -263,8 +263,8 @@ func (s *Sockets) close() {
 	s.serving.Wait()
 }
 
-// clear removes stale sockets and leaves all other files. For a socket whose owner has exited it waits for at most a second: a process that a
-// killed daemon was starting shares its listeners for a moment.
+// clear removes stale sockets and leaves all other files. For a socket whose owner has exited it waits for at most a second: a process that
+// a killed daemon was starting shares its listeners for a moment.
 func (s *Sockets) clear(ctx context.Context) {
 	for end := time.Now().Add(time.Second); s.clearOnce(ctx) && time.Now().Before(end); {
 		if !backoff.Pause(ctx, 10*time.Millisecond) {

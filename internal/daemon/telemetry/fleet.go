@@ -25,6 +25,7 @@ func newPeerCalls(calls *prometheus.CounterVec) *PeerCalls {
 	return &PeerCalls{calls, &labels{most: maxPeers}}
 }
 
+// Ended counts a call that has ended.
 func (p *PeerCalls) Ended(peer string, err error) {
 	p.calls.WithLabelValues(p.peers.of(untrusted.Valid(peer)), codeLabel(status.Code(err))).Inc()
 }
@@ -58,12 +59,14 @@ var fleetDescs = [...]*prometheus.Desc{
 	fleetLastWrite:    fleetDesc("last_write_timestamp_seconds", "When the node was last written to etcd, in seconds since 1970."),
 	fleetReaderCurrent: fleetDesc("reader_current", "Whether the daemon follows the fleet in etcd: 1 if so, 0 if it has lost it; absent "+
 		"while nobody asks for the fleet."),
-	fleetLookupCurrent: fleetDesc("lookup_current", "Whether the daemon follows what is called in the fleet in etcd: 1 if so or if there is "+
-		"nothing to follow, 0 if it has lost etcd."),
+	fleetLookupCurrent: fleetDesc("lookup_current",
+		"Whether the daemon follows what is called in the fleet in etcd: 1 if so or if there is "+
+			"nothing to follow, 0 if it has lost etcd."),
 	fleetCertificateExpiry: fleetDesc("certificate_expiry_timestamp_seconds", "When a certificate of the node expires, in seconds since "+
 		"1970: the one for calls between nodes, and the one for etcd.", "for"),
-	fleetLockHeld: fleetDesc("lock_held", "Whether the node holds a lock that it wants: 1 if so, else 0. Only the first 256 locks are told, "+
-		"in the order of their types and names.", "type", "name"),
+	fleetLockHeld: fleetDesc("lock_held",
+		"Whether the node holds a lock that it wants: 1 if so, else 0. Only the first 256 locks are told, "+
+			"in the order of their types and names.", "type", "name"),
 	fleetLockCalls: fleetDesc("lock_calls", "Calls in progress under a lock that the node holds.", "type", "name"),
 }
 

@@ -130,9 +130,9 @@ func (p Pages) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "requests from the pages of other sites are refused", http.StatusForbidden)
 		return
 	}
-	page, ok := map[string]http.HandlerFunc{"/livez": p.live, "/readyz": p.ready, "/metrics": p.Metrics.ServeHTTP}[r.URL.Path]
+	answer, ok := map[string]http.HandlerFunc{"/livez": p.live, "/readyz": p.ready, "/metrics": p.Metrics.ServeHTTP}[r.URL.Path]
 	if !ok {
-		page = p.Status.ServeHTTP
+		answer = p.Status.ServeHTTP
 	}
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		header.Set("Allow", "GET, HEAD")
@@ -144,7 +144,7 @@ func (p Pages) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			http.StatusNotFound)
 		return
 	}
-	page(w, r)
+	answer(w, r)
 }
 
 // ServeHTTP starts a server for the pages and returns. The caller stops it. If it fails before that, failed is called.

@@ -1,4 +1,5 @@
-// Package telemetry makes the daemon observable: its metrics, its traces, and the HTTP server of /livez, /readyz, /metrics and the status page.
+// Package telemetry makes the daemon observable: its metrics, its traces, and the HTTP server of /livez, /readyz, /metrics and the status
+// page.
 //
 // It counts and serves, and decides nothing. The status page itself is package page.
 package telemetry
@@ -37,8 +38,8 @@ const (
 	labelUnknown = "unknown" // the type of a plugin is not known yet
 )
 
-// Metrics counts and measures the daemon. The number of label values is bounded: they come from the configuration or fixed lists, and of RPC
-// methods, nodes and locks only the first ones have labels.
+// Metrics counts and measures the daemon. The number of label values is bounded: they come from the configuration or fixed lists, and of
+// RPC methods, nodes and locks only the first ones have labels.
 type Metrics struct {
 	registry *prometheus.Registry
 	handlers Handlers
@@ -110,8 +111,9 @@ func NewMetrics(version, commit string, handlers Handlers) *Metrics {
 				"refused (user, total), was refused because too many were in progress (userCalls, calls), or was canceled by a caller that "+
 				"cancels too many, which is read from more slowly (connCancels, userCancels, cancels).", "reason"),
 		rpcs: &rpcMetrics{
-			methods:   &labels{most: maxMethods},
-			calls:     counter("patchbay_plugin_rpcs_total", "Completed calls to plugins, by method and gRPC status code.", "method", "code"),
+			methods: &labels{most: maxMethods},
+			calls: counter("patchbay_plugin_rpcs_total", "Completed calls to plugins, by method and gRPC status code.", "method",
+				"code"),
 			durations: histogram("patchbay_plugin_rpc_duration_seconds", "How long calls to plugins took, by method.", 0.0002, "method"),
 		},
 		Served: newPeerCalls(counter("patchbay_fleet_served_calls_total",
@@ -164,6 +166,7 @@ func (m *Metrics) Watch(source Plugins, launched Launched, statePath string) {
 	m.registry.MustRegister(&collector{metrics: m, source: source, launched: launched, statePath: statePath})
 }
 
+// Handler serves the metrics to Prometheus.
 func (m *Metrics) Handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{Registry: m.registry})
 }
