@@ -186,8 +186,8 @@ func (r *Runtime) WaitForPlugins(ctx context.Context, plugins ...plugin.Name) er
 }
 
 // Events returns a channel with the last tail events, of which 4,096 are kept in memory, followed by new ones in order. The channel is
-// closed when ctx ends, or after the last event once the Runtime has stopped. A reader that leaves more than 8,192 events unread gets one event of kind [plugin.EventResync] instead of them; it should
-// list [Runtime.Plugins] again.
+// closed when ctx ends, or after the last event once the Runtime has stopped. A reader that leaves more than 8,192 events unread gets one
+// event of kind [plugin.EventResync] instead of them; it should list [Runtime.Plugins] again.
 func (r *Runtime) Events(ctx context.Context, tail int) <-chan plugin.Event {
 	return r.rt.Events(ctx, tail)
 }

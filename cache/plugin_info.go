@@ -31,25 +31,25 @@ type PluginInfo struct {
 
 // GenerateMsgDetailed returns a message for logs with all details of the plugin:
 // "<prefixMsg> <plugin details> <suffixMsg>".
-func (plugin *PluginInfo) GenerateMsgDetailed(prefixMsg, suffixMsg string) (detailedMsg string) {
-	return prefixMsg + " " + plugin.details() + " " + suffixMsg
+func (p *PluginInfo) GenerateMsgDetailed(prefixMsg, suffixMsg string) (detailedMsg string) {
+	return prefixMsg + " " + p.details() + " " + suffixMsg
 }
 
 // GenerateMsg returns a short message for users, which names the socket, and the one of [PluginInfo.GenerateMsgDetailed].
-func (plugin *PluginInfo) GenerateMsg(prefixMsg, suffixMsg string) (simpleMsg, detailedMsg string) {
-	return prefixMsg + " " + plugin.subject() + " " + suffixMsg, plugin.GenerateMsgDetailed(prefixMsg, suffixMsg)
+func (p *PluginInfo) GenerateMsg(prefixMsg, suffixMsg string) (simpleMsg, detailedMsg string) {
+	return prefixMsg + " " + p.subject() + " " + suffixMsg, p.GenerateMsgDetailed(prefixMsg, suffixMsg)
 }
 
 // GenerateErrorDetailed returns an error for logs with all details of the plugin: "<prefixMsg> <plugin details>: <err>". It
 // wraps err.
-func (plugin *PluginInfo) GenerateErrorDetailed(prefixMsg string, err error) (detailedErr error) {
-	return generateError(prefixMsg, plugin.details(), err)
+func (p *PluginInfo) GenerateErrorDetailed(prefixMsg string, err error) (detailedErr error) {
+	return generateError(prefixMsg, p.details(), err)
 }
 
 // GenerateError returns a short error for users, which names the socket, and the one of [PluginInfo.GenerateErrorDetailed]. Both
 // wrap err.
-func (plugin *PluginInfo) GenerateError(prefixMsg string, err error) (simpleErr, detailedErr error) {
-	return generateError(prefixMsg, plugin.subject(), err), plugin.GenerateErrorDetailed(prefixMsg, err)
+func (p *PluginInfo) GenerateError(prefixMsg string, err error) (simpleErr, detailedErr error) {
+	return generateError(prefixMsg, p.subject(), err), p.GenerateErrorDetailed(prefixMsg, err)
 }
 
 func generateError(prefixMsg, subject string, err error) error {
@@ -59,11 +59,11 @@ func generateError(prefixMsg, subject string, err error) error {
 	return fmt.Errorf("%s %s: %w", prefixMsg, subject, err)
 }
 
-func (plugin *PluginInfo) subject() string {
-	return fmt.Sprintf("plugin at %q", plugin.SocketPath)
+func (p *PluginInfo) subject() string {
+	return fmt.Sprintf("plugin at %q", p.SocketPath)
 }
 
-func (plugin *PluginInfo) details() string {
-	return fmt.Sprintf("%s (plugin details: type %q, name %q, appeared %s as number %d, handler %T)", plugin.subject(),
-		plugin.Type, plugin.Name, plugin.Timestamp.Format(time.RFC3339Nano), plugin.Appearance, plugin.Handler)
+func (p *PluginInfo) details() string {
+	return fmt.Sprintf("%s (plugin details: type %q, name %q, appeared %s as number %d, handler %T)", p.subject(),
+		p.Type, p.Name, p.Timestamp.Format(time.RFC3339Nano), p.Appearance, p.Handler)
 }

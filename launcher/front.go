@@ -121,7 +121,8 @@ func (u *unit) shut() *activator.Front {
 	}
 	if err := f.Shut(context.Background()); err != nil {
 		u.launcher.cfg.Observe(plugin.Event{
-			Time: time.Now(), Kind: plugin.EventFailed, Name: u.name, SocketPath: f.Path(), Message: fmt.Sprintf("its socket cannot be removed: %v", err),
+			Time: time.Now(), Kind: plugin.EventFailed, Name: u.name, SocketPath: f.Path(),
+			Message: fmt.Sprintf("its socket cannot be removed: %v", err),
 		})
 	}
 	return f

@@ -6,9 +6,9 @@
 // startup, the plugin is asked for its type and name, its handler validates and registers it, and the plugin is notified. When the socket
 // is removed or stops accepting, the plugin is deregistered.
 //
-// [Watcher] and [PluginHandler] are those of the kubelet's pluginwatcher, with the same promises. They run the pipeline of package patchbay,
-// which is for hosts that also remember and dispense plugins, or have handlers of the later kubelet interface, cache.PluginHandler. This
-// package adds only an example plugin and an example handler.
+// [Watcher] and [PluginHandler] are those of the kubelet's pluginwatcher, with the same promises. They run the pipeline of package
+// patchbay, which is for hosts that also remember and dispense plugins, or have handlers of the later kubelet interface,
+// cache.PluginHandler. This package adds only an example plugin and an example handler.
 package pluginwatcher
 
 import (

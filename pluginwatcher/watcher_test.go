@@ -162,12 +162,12 @@ func TestStartAfterStop(t *testing.T) {
 	w := pluginwatcher.NewWatcher(dir, "")
 	h := newCalls()
 	w.AddHandler("T", h)
-	plugin := serve(t, "foo", filepath.Join(dir, "foo.sock"))
+	served := serve(t, "foo", filepath.Join(dir, "foo.sock"))
 	up := []string{"validate foo false", "register foo foo.sock"}
 	for range 3 {
 		start(t, w)
 		h.await(t, up...)
-		awaitStatus(t, plugin)
+		awaitStatus(t, served)
 		if err := w.Start(); err == nil {
 			t.Error("Start of a watcher that runs succeeds")
 		}
@@ -180,8 +180,8 @@ func TestStartAfterStop(t *testing.T) {
 	stop(t, w)
 	start(t, w)
 	h.await(t, up...)
-	awaitStatus(t, plugin)
-	stop(t, plugin)
+	awaitStatus(t, served)
+	stop(t, served)
 	h.await(t, "deregister foo")
 }
 

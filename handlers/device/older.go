@@ -156,8 +156,8 @@ func (o *older) lookAt(name string) (plugin.SocketID, error) {
 		return plugin.SocketID{}, fmt.Errorf("cannot use endpoint %s: not a socket", untrusted.Quote(name))
 	}
 	if info.UID != 0 && int(info.UID) != os.Geteuid() {
-		return plugin.SocketID{}, fmt.Errorf("cannot use endpoint %s: it is of user %d; make the socket as root or user %d", untrusted.Quote(name),
-			info.UID, os.Geteuid())
+		return plugin.SocketID{}, fmt.Errorf("cannot use endpoint %s: it is of user %d; make the socket as root or user %d",
+			untrusted.Quote(name), info.UID, os.Geteuid())
 	}
 	if err := endpoint.Probe(context.Background(), path); err != nil {
 		return plugin.SocketID{}, fmt.Errorf("cannot use endpoint %s: %w; serve there before you register", untrusted.Quote(name), err)

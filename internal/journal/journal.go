@@ -260,8 +260,8 @@ func (j *Journal) line(level slog.Level, e plugin.Event, state string) {
 	j.log.LogAttrs(context.Background(), level, subject+" "+string(e.Kind), attributes...)
 }
 
-// ObserveLaunched is Observe for an event of a launched plugin, which is named as it was launched. Its line also has the type with which the
-// plugin is registered, or was last, and the instance at this socket.
+// ObserveLaunched is Observe for an event of a launched plugin, which is named as it was launched. Its line also has the type with which
+// the plugin is registered, or was last, and the instance at this socket.
 func (j *Journal) ObserveLaunched(e plugin.Event) {
 	j.Publish(e)
 	j.mu.Lock()

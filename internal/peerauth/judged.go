@@ -1,5 +1,5 @@
-// Package peerauth connects to the endpoints of plugins. A host connects with its own rights and has others call there, so each connection is
-// judged by the socket that it reached and by who listens: a path is judged when a plugin announces it too, but whoever can write to its
+// Package peerauth connects to the endpoints of plugins. A host connects with its own rights and has others call there, so each connection
+// is judged by the socket that it reached and by who listens: a path is judged when a plugin announces it too, but whoever can write to its
 // directory can have it lead elsewhere afterwards.
 package peerauth
 
@@ -50,8 +50,9 @@ func OfUser(conn *net.UnixConn, path string, uid uint32) (sock.Credentials, erro
 	return peer, err
 }
 
-// Check returns an error if a connection may not be used for the instance; a nil instance has no account and is not checked. A connection that does not lead to a Unix socket was made by the
-// host itself, as for plugins of foreign protocols, and may be used only for plugins of root and of the host's user.
+// Check returns an error if a connection may not be used for the instance; a nil instance has no account and is not checked. A connection
+// that does not lead to a Unix socket was made by the host itself, as for plugins of foreign protocols, and may be used only for plugins of
+// root and of the host's user.
 func Check(judge *trustjudge.Judge, in *plugin.Instance, path string, conn net.Conn) error {
 	if judge == nil || in == nil || !in.Account.Known {
 		return nil

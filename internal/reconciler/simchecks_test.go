@@ -245,6 +245,7 @@ func (l *life) observed(e plugin.Event) {
 	case plugin.EventUpdated, plugin.EventUnreachable:
 	case plugin.EventIgnored, plugin.EventReleased:
 		return
+	default: // of launched plugins and of hosts
 	}
 	if !l.open[e.Instance] {
 		m.complain("event %s of %q, which is not registered", e.Kind, e.Instance)

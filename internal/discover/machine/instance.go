@@ -215,7 +215,9 @@ func (in *instance) failedState() plugin.State {
 }
 
 var walkStates = map[CallKind]plugin.State{
-	CallProbe: plugin.StateValidating, CallValidate: plugin.StateValidating, CallAdmit: plugin.StateAdmitting, CallRegister: plugin.StateRegistering,
-	CallSave: plugin.StateRegistering, CallGone: plugin.StateRegistering, CallRemove: plugin.StateValidating, CallDeRegister: plugin.StateNotifying,
+	CallProbe: plugin.StateValidating, CallValidate: plugin.StateValidating, CallRemove: plugin.StateValidating,
+	CallAdmit:    plugin.StateAdmitting,
+	CallRegister: plugin.StateRegistering, CallSave: plugin.StateRegistering, CallGone: plugin.StateRegistering,
 	CallTell: plugin.StateNotifying, CallKeep: plugin.StateNotifying, CallDiscard: plugin.StateNotifying,
+	CallDeRegister: plugin.StateNotifying,
 }

@@ -283,7 +283,8 @@ func (m *Machine) event(kind plugin.EventKind, in *instance, message string) plu
 
 // inPassing are the states that no event is the word for.
 var inPassing = []plugin.State{
-	plugin.StateConnecting, plugin.StateWaiting, plugin.StateValidating, plugin.StateAdmitting, plugin.StateRegistering, plugin.StateNotifying, plugin.StateDeregistering,
+	plugin.StateConnecting, plugin.StateWaiting, plugin.StateValidating, plugin.StateAdmitting, plugin.StateRegistering,
+	plugin.StateNotifying, plugin.StateDeregistering,
 }
 
 // pass tells of a state in passing that an instance has come to, unless an event of this step does. What it has gone through since the last

@@ -159,8 +159,8 @@ func (m *Machine) registered(name plugin.Name) bool {
 	return l != nil && slices.ContainsFunc(l.members, func(in *instance) bool { return in.phase != Gone && in.recorded() })
 }
 
-// checkName returns an error if an account's plugin may not have a name: another user's plugin has it, may be back from before a restart any
-// moment, or had it last, and no other plugin has taken it since.
+// checkName returns an error if an account's plugin may not have a name: another user's plugin has it, may be back from before a restart
+// any moment, or had it last, and no other plugin has taken it since.
 func (m *Machine) checkName(l *lane, in *instance, by plugin.Account) error {
 	judge, key, taken := m.cfg.Trust, l.key, false
 	for _, o := range l.members {

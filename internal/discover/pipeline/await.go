@@ -52,8 +52,8 @@ func (a *awaiting) notify(e plugin.Event) {
 	}
 }
 
-// AwaitRegistered blocks until the plugin behind a socket is registered and returns nil, or the error of ctx when it ends. If the plugin was
-// refused, and each time that it is refused, it calls refused with the reason and the plugin's type, which is empty if it is not known.
+// AwaitRegistered blocks until the plugin behind a socket is registered and returns nil, or the error of ctx when it ends. If the plugin
+// was refused, and each time that it is refused, it calls refused with the reason and the plugin's type, which is empty if it is not known.
 func AwaitRegistered(ctx context.Context, w *Watcher, socket string, refused func(ptype string, why error)) error {
 	events, remove := w.awaiting.add(socket)
 	defer remove()

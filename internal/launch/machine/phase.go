@@ -50,7 +50,8 @@ var phases = [...]struct {
 	name  string
 	shown plugin.State
 }{
-	{"new", plugin.StateStarting}, {"wanted", plugin.StateStarting}, {"starting", plugin.StateStarting}, {"started", plugin.StateStarting}, {"adopted", plugin.StateStarting},
+	{"new", plugin.StateStarting}, {"wanted", plugin.StateStarting}, {"starting", plugin.StateStarting},
+	{"started", plugin.StateStarting}, {"adopted", plugin.StateStarting},
 	{"ready", plugin.StateRunning}, {"serving", plugin.StateRunning}, {"lost", plugin.StateUnlinked},
 	{"failing", plugin.StateStopping}, {"replaced", plugin.StateStopping}, {"stopping", plugin.StateStopping},
 	{"backing off", plugin.StateBackoff}, {"given up", plugin.StateFailed}, {"blocked", plugin.StateBlocked},
