@@ -77,14 +77,14 @@ func (h *town) start() {
 func (h *town) serve(uid int, socket string) (stop func()) {
 	h.t.Helper()
 	made := filepath.Join(h.dir, socket)
-	plugin := pluginwatcher.NewTestExamplePlugin("foo", "T", made, "v1beta1")
-	h.try(plugin.Serve())
+	example := pluginwatcher.NewTestExamplePlugin("foo", "T", made, "v1beta1")
+	h.try(example.Serve())
 	h.try(os.Chown(made, uid, uid))
 	path := filepath.Join(h.dir, "plugins", socket)
 	h.try(os.Rename(made, path))
 	stop = sync.OnceFunc(func() {
 		h.try(os.Remove(path))
-		h.try(plugin.Stop())
+		h.try(example.Stop())
 	})
 	h.t.Cleanup(stop)
 	return stop
