@@ -69,9 +69,9 @@ func NewAdmissionPlugin(ctx context.Context, host *Host, args []string) *Admissi
 	return NewAdmission(ctx, host, Spec{Args: args}, 0)
 }
 
-// NewAdmission is [NewAdmissionPlugin] with every option. The timeout is how long a check may take; [Host].AdmissionTimeout if it is zero. The
-// Controller, PluginSocket, Survive and Adapter of the spec are ignored: an admission plugin does not serve, and ends with its host. If the
-// spec is invalid, each check is refused with the reason.
+// NewAdmission is [NewAdmissionPlugin] with every option. The timeout is how long a check may take; [Host].AdmissionTimeout if it is zero.
+// The Controller, PluginSocket, Survive and Adapter of the spec are ignored: an admission plugin does not serve, and ends with its host. If
+// the spec is invalid, each check is refused with the reason.
 func NewAdmission(ctx context.Context, host *Host, spec Spec, timeout time.Duration) *AdmissionPlugin {
 	logger, _ := ctx.Value(loggerKey{}).(*slog.Logger)
 	spec.Args = slices.Clone(spec.Args)
@@ -79,7 +79,9 @@ func NewAdmission(ctx context.Context, host *Host, spec Spec, timeout time.Durat
 	if timeout = cmp.Or(timeout, host.AdmissionTimeout); timeout <= 0 {
 		timeout = defaultAdmissionTimeout
 	}
-	p := &AdmissionPlugin{host: host, spec: spec, timeout: timeout, logger: logger, aborted: make(chan struct{}), checks: map[plugin.Pin]*Promise{}}
+	p := &AdmissionPlugin{
+		host: host, spec: spec, timeout: timeout, logger: logger, aborted: make(chan struct{}), checks: map[plugin.Pin]*Promise{},
+	}
 	p.waiting, p.sent, p.kept = promises{list.New()}, promises{list.New()}, promises{list.New()}
 	if len(spec.Args) > 0 {
 		p.executable = spec.Args[0]

@@ -55,7 +55,7 @@ func ExampleHost_events() {
 			fmt.Println(e.Name, "was launched")
 		case plugin.EventTerminated:
 			ended <- e.Err
-		case plugin.EventDenied, plugin.EventLeftover:
+		default:
 			fmt.Println(e.Name, e.Kind, e.Message)
 		}
 	}}

@@ -127,9 +127,9 @@ type survivor struct {
 	Tag          string `json:"tag,omitempty"`
 }
 
-// LaunchPlugin launches a plugin with this command line. It does not wait for the plugin to connect; an exit right after the start is not an
-// error here, but one of [PluginProcess.Err]. The context is for logging from the plugin, see [WithLogger]: its end does not stop the plugin.
-// After Close the error wraps [ErrClosed].
+// LaunchPlugin launches a plugin with this command line. It does not wait for the plugin to connect; an exit right after the start is not
+// an error here, but one of [PluginProcess.Err]. The context is for logging from the plugin, see [WithLogger]: its end does not stop the
+// plugin. After Close the error wraps [ErrClosed].
 //
 // The plugin speaks [ProtocolPatchbay]. A CIPD plugin is refused: launch it with [Host.Launch] and [ProtocolCIPD]. One that a script starts
 // waits to be terminated, and its Err says the same.

@@ -16,8 +16,8 @@ import (
 type socketSetup struct {
 	createdDir string     // the directory of the socket; empty if it existed already
 	socket     *sock.Made // the socket that the plugin inherits; nil if the plugin has to make its own
-	// introduction reads the answer to GetInfo that the plugin writes before it serves, to the inherited introductionWriter; nil if there is no
-	// pipe for that.
+	// introduction reads the answer to GetInfo that the plugin writes before it serves, to the inherited introductionWriter; nil if there is
+	// no pipe for that.
 	introduction       *handshake.Introduction
 	introductionWriter *os.File
 }
@@ -135,7 +135,8 @@ func (p *socketSetup) close() {
 	}
 }
 
-// MarkRegistered reports that the plugin is registered. A socket that was made for the plugin is removed if the plugin made its own instead.
+// MarkRegistered reports that the plugin is registered. A socket that was made for the plugin is removed if the plugin made its own
+// instead.
 func (p *PluginProcess) MarkRegistered() {
 	p.introduction.Take() // in case a front asked the plugin
 	if p.made != nil {

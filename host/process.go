@@ -64,8 +64,8 @@ type PluginProcess struct {
 	err      error // set before done is closed
 }
 
-// newPlugin returns a plugin that was not started yet. Its output goes to the log in ctx, or else to a log of its own and to the logger in ctx
-// or in the host's PluginsContext.
+// newPlugin returns a plugin that was not started yet. Its output goes to the log in ctx, or else to a log of its own and to the logger in
+// ctx or in the host's PluginsContext.
 func newPlugin(ctx context.Context, h *Host, spec Spec) *PluginProcess {
 	p := &PluginProcess{
 		host: h, spec: spec, logs: pluginlog.FromContext(ctx), began: time.Now(),
@@ -169,8 +169,8 @@ func isClosed(c <-chan struct{}) bool {
 }
 
 // Terminate stops the plugin and all its descendants: it closes the plugin's standard input, sends SIGTERM, and finally SIGKILL, after
-// [Spec].StopTimeout or when ctx ends. It blocks until they have exited and returns the same as Err, or an error if even SIGKILL did not help.
-// It does nothing if the plugin has exited.
+// [Spec].StopTimeout or when ctx ends. It blocks until they have exited and returns the same as Err, or an error if even SIGKILL did not
+// help. It does nothing if the plugin has exited.
 func (p *PluginProcess) Terminate(ctx context.Context) error {
 	err := p.terminate(ctx)
 	if errors.Is(err, process.ErrTimeout) {
@@ -183,8 +183,8 @@ func (p *PluginProcess) Terminate(ctx context.Context) error {
 	return p.Err()
 }
 
-// grace divides the time that a plugin has to stop: SIGTERM is sent halfway. To a foreign plugin it is sent near the end, since such a plugin
-// is also asked by its protocol.
+// grace divides the time that a plugin has to stop: SIGTERM is sent halfway. To a foreign plugin it is sent near the end, since such a
+// plugin is also asked by its protocol.
 func (s *Spec) grace(ctx context.Context) process.Grace {
 	whole := cmp.Or(s.StopTimeout, defaults.DefaultStopTimeout)
 	if deadline, ok := ctx.Deadline(); ok {

@@ -268,6 +268,12 @@ func (p supervised) Launch(ctx context.Context, _ machine.Ref) (supervise.Proces
 	return admitting, nil
 }
 
+// admissionProcess is a process of an admission plugin as what keeps it running sees it.
+type admissionProcess struct {
+	*PluginProcess
+	session *session
+}
+
 // AwaitReady blocks until the plugin has said hello.
 func (a *admissionProcess) AwaitReady(ctx context.Context, _ func(error)) error {
 	return a.follow(ctx, a.session.hello)
@@ -292,12 +298,6 @@ func (a *admissionProcess) follow(ctx context.Context, hello <-chan struct{}) er
 }
 
 var errStreamEnded = errors.New("it no longer asks for admission checks")
-
-// admissionProcess is a process of an admission plugin as what keeps it running sees it.
-type admissionProcess struct {
-	*PluginProcess
-	session *session
-}
 
 func (a *admissionProcess) About() machine.Process { return machine.Process{PID: a.PID()} }
 

@@ -91,8 +91,8 @@ func (u *unit) setFront(p Plugin) {
 	}
 }
 
-// announceIdle makes the plugin idle until a call needs it. If its announcement is not known, it is started once to learn it. Launcher.mu is
-// held.
+// announceIdle makes the plugin idle until a call needs it. If its announcement is not known, it is started once to learn it. Launcher.mu
+// is held.
 func (u *unit) announceIdle(p Plugin) {
 	f := u.front.Load()
 	said := p.Announce

@@ -261,16 +261,16 @@ func (l *Launcher) Stop(name string) error {
 // Restart replaces the process of a running plugin as its Upgrade says; a plugin that does not serve is stopped first, since two processes
 // may conflict. It starts a plugin that is not running, even one that has failed.
 //
-// Restart blocks until the new process is ready and the old one has exited, or until ctx ends; for a plugin that was not running or does not
-// serve, until the new process runs. If the new process is not ready within the plugin's StartTimeout it is stopped, the error wraps
+// Restart blocks until the new process is ready and the old one has exited, or until ctx ends; for a plugin that was not running or does
+// not serve, until the new process runs. If the new process is not ready within the plugin's StartTimeout it is stopped, the error wraps
 // [plugin.ErrReplacement], and with [plugin.UpgradeSideBySide] the old one keeps running.
 func (l *Launcher) Restart(ctx context.Context, name string) error {
 	return l.request(ctx, name, "restart", (*unit).Replace)
 }
 
 // AwaitReplacement waits until the process that the last Set had to replace has been replaced, and returns nil, or why it was not; see
-// [Launcher.Restart]. It returns immediately if there is none. The error wraps [plugin.ErrReplacement], [ErrUnknown] if there is no such plugin,
-// [ErrClosed] after Close, or the cause of the end of ctx.
+// [Launcher.Restart]. It returns immediately if there is none. The error wraps [plugin.ErrReplacement], [ErrUnknown] if there is no such
+// plugin, [ErrClosed] after Close, or the cause of the end of ctx.
 func (l *Launcher) AwaitReplacement(ctx context.Context, name string) error {
 	u, err := l.unit(name)
 	if err != nil {
@@ -366,8 +366,8 @@ func (l *Launcher) CloseFronts() {
 	}
 }
 
-// adopt returns the processes that survived an earlier launcher, once, and an error if some could not be reached. setting is held, and mu is
-// not: it waits up to 3 s for a survivor that does not answer.
+// adopt returns the processes that survived an earlier launcher, once, and an error if some could not be reached. setting is held, and mu
+// is not: it waits up to 3 s for a survivor that does not answer.
 func (l *Launcher) adopt() (found []*host.PluginProcess, err error) {
 	if l.asked || l.cfg.Host.StateDir == "" {
 		return nil, nil

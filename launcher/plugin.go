@@ -51,8 +51,8 @@ type Plugin struct {
 	// a failure it is restarted when a call needs it, whatever Restart.Policy is.
 	OnDemand bool
 	Idle     time.Duration
-	// Announce is the type, name and versions with which an OnDemand plugin is registered before it has run. Without a Type they are those that
-	// the plugin announced last; if they are not known, the plugin is started once to learn them.
+	// Announce is the type, name and versions with which an OnDemand plugin is registered before it has run. Without a Type they are those
+	// that the plugin announced last; if they are not known, the plugin is started once to learn them.
 	Announce plugin.Info
 	// Restart says when the plugin is restarted.
 	Restart plugin.RestartPolicy

@@ -17,30 +17,30 @@ import (
 // returns when its context has ended.
 func TestRefuses(t *testing.T) {
 	f := newFixture(t)
-	plugin := func(change func(*launcher.Plugin)) launcher.Plugin {
+	changed := func(change func(*launcher.Plugin)) launcher.Plugin {
 		p := launcher.Plugin{Spec: host.Spec{Name: "a", Args: []string{"true"}}, Manual: true, NoSocket: true}
 		change(&p)
 		return p
 	}
 	wrong := map[string]launcher.Plugin{
-		"no name":              plugin(func(p *launcher.Plugin) { p.Name = "" }),
-		"a name with a slash":  plugin(func(p *launcher.Plugin) { p.Name = "a/b" }),
-		"no command":           plugin(func(p *launcher.Plugin) { p.Args = nil }),
-		"an unknown upgrade":   plugin(func(p *launcher.Plugin) { p.Upgrade = "x" }),
-		"an unknown restart":   plugin(func(p *launcher.Plugin) { p.Restart.Policy = "x" }),
-		"the internal restart": plugin(func(p *launcher.Plugin) { p.Restart.Policy = "on-demand" }),
-		"a negative backoff":   plugin(func(p *launcher.Plugin) { p.Restart.Backoff.Min = -1 }),
-		"a negative window":    plugin(func(p *launcher.Plugin) { p.Restart.Window = -1 }),
-		"a negative stop":      plugin(func(p *launcher.Plugin) { p.StopTimeout = -1 }),
-		"a negative idle":      plugin(func(p *launcher.Plugin) { p.Idle = -1 }),
-		"a negative interval":  plugin(func(p *launcher.Plugin) { p.Health.Interval = -1 }),
-		"a negative limit":     plugin(func(p *launcher.Plugin) { p.Limits.Memory = -1 }),
-		"a nil file":           plugin(func(p *launcher.Plugin) { p.ExtraFiles = []*os.File{nil} }),
-		"an unknown protocol":  plugin(func(p *launcher.Plugin) { p.Spec.Protocol = "x" }),
-		"a malformed digest":   plugin(func(p *launcher.Plugin) { p.SHA256 = "x" }),
-		"a NUL in a variable":  plugin(func(p *launcher.Plugin) { p.Env = []string{"A=\x00"} }),
-		"a socket of its own":  plugin(func(p *launcher.Plugin) { p.PluginSocket = "/a" }),
-		"on demand, no server": plugin(func(p *launcher.Plugin) { p.OnDemand = true }),
+		"no name":              changed(func(p *launcher.Plugin) { p.Name = "" }),
+		"a name with a slash":  changed(func(p *launcher.Plugin) { p.Name = "a/b" }),
+		"no command":           changed(func(p *launcher.Plugin) { p.Args = nil }),
+		"an unknown upgrade":   changed(func(p *launcher.Plugin) { p.Upgrade = "x" }),
+		"an unknown restart":   changed(func(p *launcher.Plugin) { p.Restart.Policy = "x" }),
+		"the internal restart": changed(func(p *launcher.Plugin) { p.Restart.Policy = "on-demand" }),
+		"a negative backoff":   changed(func(p *launcher.Plugin) { p.Restart.Backoff.Min = -1 }),
+		"a negative window":    changed(func(p *launcher.Plugin) { p.Restart.Window = -1 }),
+		"a negative stop":      changed(func(p *launcher.Plugin) { p.StopTimeout = -1 }),
+		"a negative idle":      changed(func(p *launcher.Plugin) { p.Idle = -1 }),
+		"a negative interval":  changed(func(p *launcher.Plugin) { p.Health.Interval = -1 }),
+		"a negative limit":     changed(func(p *launcher.Plugin) { p.Limits.Memory = -1 }),
+		"a nil file":           changed(func(p *launcher.Plugin) { p.ExtraFiles = []*os.File{nil} }),
+		"an unknown protocol":  changed(func(p *launcher.Plugin) { p.Spec.Protocol = "x" }),
+		"a malformed digest":   changed(func(p *launcher.Plugin) { p.SHA256 = "x" }),
+		"a NUL in a variable":  changed(func(p *launcher.Plugin) { p.Env = []string{"A=\x00"} }),
+		"a socket of its own":  changed(func(p *launcher.Plugin) { p.PluginSocket = "/a" }),
+		"on demand, no server": changed(func(p *launcher.Plugin) { p.OnDemand = true }),
 	}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()

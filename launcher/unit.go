@@ -92,6 +92,18 @@ func (u *unit) configure(p Plugin) {
 	})
 }
 
+// process is a process of a plugin as what keeps it running sees it.
+type process struct {
+	*host.PluginProcess
+	unit       *unit   // nil for a survivor of no unit
+	plugin     *Plugin // as it was when it was started
+	generation machine.Ref
+	began      time.Time // zero for a survivor, whose log has no other output
+	// front answers in its place; nil if nobody does. target is what it knows of the process, when it has been met.
+	front  *activator.Front
+	target atomic.Pointer[activator.Target]
+}
+
 // AwaitReady blocks until the process, or the front of the plugin, is registered.
 func (p *process) AwaitReady(ctx context.Context, refused func(error)) error {
 	u := p.unit
@@ -222,18 +234,6 @@ func dialHealth(p *Plugin, socket string) (*grpc.ClientConn, error) {
 		conn, _, err := peerauth.ByUser(ctx, socket, uid)
 		return conn, err
 	}))
-}
-
-// process is a process of a plugin as what keeps it running sees it.
-type process struct {
-	*host.PluginProcess
-	unit       *unit   // nil for a survivor of no unit
-	plugin     *Plugin // as it was when it was started
-	generation machine.Ref
-	began      time.Time // zero for a survivor, whose log has no other output
-	// front answers in its place; nil if nobody does. target is what it knows of the process, when it has been met.
-	front  *activator.Front
-	target atomic.Pointer[activator.Target]
 }
 
 func (p *process) About() machine.Process {

@@ -187,12 +187,12 @@ func TestPluginTakesTheOneRoad(t *testing.T) {
 			}
 			m.until("the log record on standard error", func() bool {
 				return m.logged(func(r plugin.LogRecord) bool {
-					return r.Level == slog.LevelWarn && r.Message == "the well runs low" && string(r.Source) == "stderr"
+					return r.Level == slog.LevelWarn && r.Message == "the well runs low" && r.Source == "stderr"
 				})
 			})
 			m.until("what was printed later", func() bool {
 				return m.logged(func(r plugin.LogRecord) bool {
-					return r.Message == "asked PATCHBAY_HANDSHAKE" && string(r.Source) == "stdout"
+					return r.Message == "asked PATCHBAY_HANDSHAKE" && r.Source == "stdout"
 				})
 			})
 

@@ -1,5 +1,5 @@
-// Package account looks up the users and groups that launched plugins run as, by name or number. It does not decide who may run as whom, and
-// changes no process: packages host and process do.
+// Package account looks up the users and groups that launched plugins run as, by name or number. It does not decide who may run as whom,
+// and changes no process: packages host and process do.
 package account
 
 import (
@@ -10,8 +10,8 @@ import (
 	"strconv"
 )
 
-// Check returns an error if there is no such user or group on this machine or, with an empty group, the user has none. Empty names are those
-// of this process. Whether this process may start a plugin as that user is only known at launch.
+// Check returns an error if there is no such user or group on this machine or, with an empty group, the user has none. Empty names are
+// those of this process. Whether this process may start a plugin as that user is only known at launch.
 func Check(userName, group string) (badUser, badGroup error) {
 	if userName != "" {
 		_, _, badUser = lookUpUser(userName, group != "")

@@ -1,6 +1,6 @@
-// Package activator answers at the socket of a launched plugin in the plugin's place: callers stay connected to the host while processes come
-// and go behind it. A [Front] announces the plugin, forwards calls to the process that serves, and requests a process for a call if none
-// serves. It does not start or stop processes itself.
+// Package activator answers at the socket of a launched plugin in the plugin's place: callers stay connected to the host while processes
+// come and go behind it. A [Front] announces the plugin, forwards calls to the process that serves, and requests a process for a call if
+// none serves. It does not start or stop processes itself.
 //
 // Probes do not start the plugin: the front answers the registration, grpc.health.v1 and the reflection of an idle plugin, and connections
 // without calls do not count.
@@ -83,8 +83,8 @@ type told struct {
 	reason           string
 }
 
-// New returns a Front for a plugin that does not listen yet. The directory of the path must exist when it opens. The budget bounds what waits
-// in memory for callers, and their calls.
+// New returns a Front for a plugin that does not listen yet. The directory of the path must exist when it opens. The budget bounds what
+// waits in memory for callers, and their calls.
 func New(name, path string, budget *h2proxy.Budget, owner Owner, settings Settings) *Front {
 	return &Front{name: name, path: path, budget: budget, owner: owner, set: settings, changed: make(chan struct{})}
 }

@@ -168,7 +168,7 @@ func (m *Machine) find(ref Ref) *generation {
 }
 
 func (m *Machine) configure(in Configure) {
-	m.desc = in.Description.WithDefaults()
+	m.desc = in.WithDefaults()
 	switch {
 	case m.wanted == removed:
 		m.wanted = nothing // it came back

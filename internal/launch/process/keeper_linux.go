@@ -392,7 +392,9 @@ func fileWire(f *os.File) (*wire, error) {
 }
 
 // startWithOrder calls start to start a keeper or reaper, sends it the order and files, and receives its answer with answered files.
-func startWithOrder(start func(stdin *os.File) error, order toKeeper, files []*os.File, answered int) (w *wire, about fromKeeper, err error) {
+func startWithOrder(
+	start func(stdin *os.File) error, order toKeeper, files []*os.File, answered int,
+) (w *wire, about fromKeeper, err error) {
 	w, peer, err := newWires()
 	if err != nil {
 		return nil, about, err

@@ -1,6 +1,6 @@
-// Package sealedexec makes what was checked what runs: it copies a program into memory that nobody can change any more, and says which digest the
-// copy has. The copy is what is executed then, whatever happens to the file. Of processes that somebody else has started it says which
-// program they run, by its digest ([Programs]).
+// Package sealedexec makes what was checked what runs: it copies a program into memory that nobody can change any more, and says which
+// digest the copy has. The copy is what is executed then, whatever happens to the file. Of processes that somebody else has started it says
+// which program they run, by its digest ([Programs]).
 //
 // It starts nothing and trusts nobody: whether a digest is the right one is up to the caller.
 package sealedexec
@@ -97,8 +97,8 @@ type Cache struct {
 	closed bool
 }
 
-// Open returns a copy of the program at path, which has the digest want; an error that wraps [plugin.ErrDigest] if the program has another one. A
-// nil want means that any will do; then the file is always read. The caller releases the image.
+// Open returns a copy of the program at path, which has the digest want; an error that wraps [plugin.ErrDigest] if the program has another
+// one. A nil want means that any will do; then the file is always read. The caller releases the image.
 func (c *Cache) Open(path string, want *Digest) (*Image, error) {
 	if want == nil {
 		return load(path)

@@ -19,8 +19,8 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// Checks are the settings for checks of health, without defaults. Each Interval is shortened by up to a tenth at random. A plugin that hangs
-// is Unresponsive after at most Interval and Misses times Timeout.
+// Checks are the settings for checks of health, without defaults. Each Interval is shortened by up to a tenth at random. A plugin that
+// hangs is Unresponsive after at most Interval and Misses times Timeout.
 type Checks struct {
 	plugin.HealthCheck
 	// Service is the service to check; empty for the plugin as a whole, which is watched, too. A service is not watched: that would occupy a

@@ -1,5 +1,5 @@
-// Package supervise keeps launched plugins running: a [Unit] runs the state machine of one plugin (package machine) and executes its effects,
-// and [FollowHealth] watches the health of a process. It does not know how processes are started or plugins registered.
+// Package supervise keeps launched plugins running: a [Unit] runs the state machine of one plugin (package machine) and executes its
+// effects, and [FollowHealth] watches the health of a process. It does not know how processes are started or plugins registered.
 package supervise
 
 import (
@@ -130,7 +130,8 @@ func (u *Unit) Tell(input machine.Input) {
 	u.step(input)
 }
 
-// Start starts the plugin. Done is called once with the result, with a lock of the Unit. A caller that does not wait any more calls withdraw.
+// Start starts the plugin. Done is called once with the result, with a lock of the Unit. A caller that does not wait any more calls
+// withdraw.
 func (u *Unit) Start(done func(error)) (withdraw func(error)) {
 	return u.ask(done, func(r machine.Request) machine.Input { return machine.Start{Request: r} })
 }
@@ -370,7 +371,7 @@ func (u *Unit) tidy(ref machine.Ref) {
 // awaitChange notifies the machine when what blocks a generation has changed.
 func (u *Unit) awaitChange(ref machine.Ref) {
 	h := u.held[ref]
-	ctx, cancel := context.WithCancel(context.Background()) //nolint:gosec // Unwatch calls it, which comes for each AwaitChange
+	ctx, cancel := context.WithCancel(context.Background()) // Unwatch calls it, which comes for each AwaitChange
 	h.unwatch = cancel
 	blocked := h.blocked
 	u.pace.Go(func() {
@@ -383,7 +384,7 @@ func (u *Unit) awaitChange(ref machine.Ref) {
 
 func (u *Unit) watch(ref machine.Ref) {
 	h := u.held[ref]
-	ctx, cancel := context.WithCancel(context.Background()) //nolint:gosec // Unwatch calls it, which comes for each Watch
+	ctx, cancel := context.WithCancel(context.Background()) // Unwatch calls it, which comes for each Watch
 	h.unwatch = cancel
 	p := h.process
 	u.pace.Go(func() {
