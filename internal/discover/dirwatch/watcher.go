@@ -142,7 +142,7 @@ func New(cfg Config) (*Watcher, error) {
 		return nil, errors.New("no directory to watch: give at least one root")
 	}
 	if cfg.Notify == nil {
-		return nil, errors.New("Notify is nil")
+		return nil, errors.New("the function Notify is nil")
 	}
 	paths := make([]string, len(cfg.Roots))
 	for i, r := range cfg.Roots {
