@@ -9,13 +9,17 @@ import (
 	"strings"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
+
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/console"
+
 	"github.com/spf13/cobra"
 
 	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/internal/config"
 )
 
-func newConfigCommand(paths paths) *cobra.Command {
+func newConfigCommand(paths command.Paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "config",
 		Short: "Check and show the configuration of the daemon",
@@ -24,7 +28,7 @@ func newConfigCommand(paths paths) *cobra.Command {
 It is merged from these sources; later ones override earlier ones:
 
   - defaults, which depend on the user;
-  - the configuration file, ` + cmp.Or(paths.config, "none") + ` unless --config or ` + configEnv + ` names another;
+  - the configuration file, ` + cmp.Or(paths.Config, "none") + ` unless --config or ` + command.ConfigEnv + ` names another;
     - the drop-ins: the files *.yaml in the directory conf.d next to the configuration file, in the order of their names;
   - the environment;
   - the flags.
@@ -36,7 +40,7 @@ Maps are merged key by key; lists and anything else are replaced. An unknown key
 	return cmd
 }
 
-func newConfigCheckCommand(paths paths) *cobra.Command {
+func newConfigCheckCommand(paths command.Paths) *cobra.Command {
 	return &cobra.Command{
 		Use:   "check [FILE]",
 		Short: "Check the configuration",
@@ -48,15 +52,15 @@ because a program, directory or user is missing: the daemon runs without them an
 check on the target machine, as the daemon's user.`,
 		Example: `  patchbay config check
   patchbay config check ./patchbay.yaml && sudo cp patchbay.yaml /etc/patchbay/ && sudo patchbay reload`,
-		Args: takes("[FILE]"),
+		Args: command.Takes("[FILE]"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			f := &configFlags{paths: paths}
+			f := &command.ConfigFlags{Paths: paths}
 			if len(args) > 0 {
-				f.file, f.named = args[0], true
+				f.File, f.Named = args[0], true
 			}
-			loaded, err := f.check(cmd)
+			loaded, err := f.Check(cmd)
 			if wrong, ok := errors.AsType[config.Errors](err); ok {
-				if err := writeLines(cmd.OutOrStdout(), each(wrong, (*config.Error).Error)); err != nil {
+				if err := command.WriteLines(cmd.OutOrStdout(), command.Each(wrong, (*config.Error).Error)); err != nil {
 					return err
 				}
 				if len(wrong) == 1 {
@@ -67,20 +71,20 @@ check on the target machine, as the daemon's user.`,
 			if err != nil {
 				return err
 			}
-			if warning := daemonConfig(loaded).Warn(); warning != "" {
-				if err := writeLines(cmd.ErrOrStderr(), []string{"warning: " + warning}); err != nil {
+			if warning := command.DaemonConfig(loaded).Warn(); warning != "" {
+				if err := command.WriteLines(cmd.ErrOrStderr(), []string{"warning: " + warning}); err != nil {
 					return err
 				}
 			}
 			if len(loaded.Files) == 0 {
-				return writeLines(cmd.OutOrStdout(), []string{"ok: there is no configuration file; the defaults are valid"})
+				return command.WriteLines(cmd.OutOrStdout(), []string{"ok: there is no configuration file; the defaults are valid"})
 			}
-			return writeLines(cmd.OutOrStdout(), each(loaded.Files, func(file string) string { return "ok: " + file }))
+			return command.WriteLines(cmd.OutOrStdout(), command.Each(loaded.Files, func(file string) string { return "ok: " + file }))
 		},
 	}
 }
 
-func newConfigShowCommand(paths paths) *cobra.Command {
+func newConfigShowCommand(paths command.Paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "show",
 		Short: "Show the configuration",
@@ -92,49 +96,49 @@ In YAML, comments say where each value comes from. The output can be used as a c
 		Example: `  patchbay config show --effective
   patchbay config show --effective -o json | jq .timeouts`,
 	}
-	flags := addConfigFlags(cmd, paths)
+	flags := command.AddConfigFlags(cmd, paths)
 	effective := cmd.Flags().Bool("effective", false, "include the environment, the flags and the defaults")
 	running := cmd.Flags().Bool("running", false, "show the configuration of the running daemon, without possible secrets, as YAML")
-	output := addChoice(cmd, "output", "o", "output format", "yaml", "json")
+	output := command.AddChoice(cmd, "output", "o", "output format", "yaml", "json")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if *running && (*effective || output.value != "yaml") {
-			return wrongUsage(cmd, "--running always shows the whole configuration as YAML: leave --effective and --output out")
+		if *running && (*effective || output.Value != "yaml") {
+			return command.WrongUsage(cmd, "--running always shows the whole configuration as YAML: leave --effective and --output out")
 		}
 		if *running {
 			return showRunning(cmd, flags)
 		}
-		loaded, err := flags.check(cmd)
+		loaded, err := flags.Check(cmd)
 		if err != nil {
-			return blame(cmd, err)
+			return command.Blame(cmd, err)
 		}
 		view := loaded.InFiles()
 		if *effective {
 			view = loaded.Effective()
 		}
-		if output.value == "json" {
-			return writeJSON(cmd.OutOrStdout(), view)
+		if output.Value == "json" {
+			return command.WriteJSON(cmd.OutOrStdout(), view)
 		}
 		text, err := view.YAML() // with comments
 		if err != nil {
 			return err
 		}
-		return write(cmd.OutOrStdout(), text)
+		return console.Write(cmd.OutOrStdout(), text)
 	}
 	return cmd
 }
 
-func showRunning(cmd *cobra.Command, flags *configFlags) error {
-	sources, err := flags.sources(cmd)
+func showRunning(cmd *cobra.Command, flags *command.ConfigFlags) error {
+	sources, err := flags.Sources(cmd)
 	if err != nil {
 		return err
 	}
-	loaded, c, _ := load(sources) // only its control socket matters
+	loaded, c, _ := command.Load(sources) // only its control socket matters
 	if loaded == nil {
-		c = withoutFiles(sources)
+		c = command.WithoutFiles(sources)
 	}
 	asked := client.New(c.ControlSocket)
 	defer asked.Close()
-	ctx, cancel := answerInTime(cmd.Context())
+	ctx, cancel := command.AnswerInTime(cmd.Context())
 	defer cancel()
 	now, err := asked.Configuration(ctx)
 	if err != nil {
@@ -143,7 +147,7 @@ func showRunning(cmd *cobra.Command, flags *configFlags) error {
 	if now.Effective == "" {
 		return errors.New("the daemon does not report its configuration: it is an older version, or has no configuration files")
 	}
-	return writeLines(cmd.OutOrStdout(), strings.Split(strings.TrimSuffix(now.Effective, "\n"), "\n"))
+	return command.WriteLines(cmd.OutOrStdout(), strings.Split(strings.TrimSuffix(now.Effective, "\n"), "\n"))
 }
 
 func newConfigSchemaCommand() *cobra.Command {
@@ -155,12 +159,12 @@ func newConfigSchemaCommand() *cobra.Command {
 		Example: `  patchbay config schema > ~/.config/patchbay/schema.json
   sed -i '1i # yaml-language-server: $schema=schema.json' ~/.config/patchbay/patchbay.yaml`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return write(cmd.OutOrStdout(), config.Schema())
+			return console.Write(cmd.OutOrStdout(), config.Schema())
 		},
 	}
 }
 
-func newReloadCommand(paths paths) *cobra.Command {
+func newReloadCommand(paths command.Paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "reload",
 		Short: "Reload the daemon's configuration",
@@ -176,20 +180,20 @@ exits with 1, and "patchbay config show --running" shows which configuration is 
 		Example: `  patchbay reload
   patchbay reload -o json | jq -r '.changed[]'`,
 	}
-	socket := addControlSocket(cmd, paths)
-	output := addOutput(cmd, "text")
+	socket := command.AddControlSocket(cmd, paths)
+	output := command.AddOutput(cmd, "text")
 	timeout := cmd.Flags().Duration("timeout", 5*time.Minute, "how long to wait for the daemon, and for replacements")
-	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error { return above0(cmd, *timeout) }
-	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
+	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error { return command.Above0(cmd, *timeout) }
+	cmd.RunE = socket.Ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
 		ctx, cancel := context.WithTimeout(ctx, *timeout)
 		defer cancel()
 		reloaded, err := c.Reload(ctx)
 		if err != nil {
 			return err
 		}
-		err = output.print(cmd, reloaded, func(w io.Writer) error {
+		err = output.Print(cmd, reloaded, func(w io.Writer) error {
 			changed := cmp.Or(strings.Join(reloaded.Changed, ", "), "nothing changed")
-			return writeLines(w, []string{"configuration reloaded: " + changed})
+			return command.WriteLines(w, []string{"configuration reloaded: " + changed})
 		})
 		if err == nil && len(reloaded.NotReplaced) > 0 {
 			err = fmt.Errorf("the configuration is in force, but %s", strings.Join(reloaded.NotReplaced, "; "))

@@ -3,6 +3,8 @@ package cli
 import (
 	"github.com/spf13/cobra"
 
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
+
 	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/demo"
 	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/daemon"
@@ -26,7 +28,7 @@ The demo takes about a second and has no requirements. It leaves no process or f
 			if inClone {
 				next += " --replace . --dir /tmp/hello"
 			}
-			return writeLines(cmd.OutOrStdout(), []string{"", "next, write a plugin of your own:", "  " + next})
+			return command.WriteLines(cmd.OutOrStdout(), []string{"", "next, write a plugin of your own:", "  " + next})
 		},
 	}
 }
@@ -36,7 +38,7 @@ func newDemoParts() []*cobra.Command {
 	return []*cobra.Command{{
 		Use:    demo.HostCommand + " PLUGIN-DIR STATE CONTROL-SOCKET",
 		Hidden: true,
-		Args:   takes("PLUGIN-DIR", "STATE", "CONTROL-SOCKET"),
+		Args:   command.Takes("PLUGIN-DIR", "STATE", "CONTROL-SOCKET"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx, cancel := demo.UntilClosed(cmd.Context(), cmd.InOrStdin())
 			defer cancel()
@@ -52,7 +54,7 @@ func newDemoParts() []*cobra.Command {
 	}, {
 		Use:    demo.PluginCommand + " NAME SOCKET VERSIONS",
 		Hidden: true,
-		Args:   takes("NAME", "SOCKET", "VERSIONS"),
+		Args:   command.Takes("NAME", "SOCKET", "VERSIONS"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx, cancel := demo.UntilClosed(cmd.Context(), cmd.InOrStdin())
 			defer cancel()

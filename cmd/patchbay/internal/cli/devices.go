@@ -8,13 +8,17 @@ import (
 	"strings"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
+
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/console"
+
 	"github.com/spf13/cobra"
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/client"
 )
 
-func newDevicesCommand(paths paths) *cobra.Command {
+func newDevicesCommand(paths command.Paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "devices",
 		Short: "List and allocate the devices of device plugins",
@@ -33,7 +37,7 @@ that no device is ever allocated twice. A resource is the name of a device plugi
 	return cmd
 }
 
-func newDevicesListCommand(paths paths) *cobra.Command {
+func newDevicesListCommand(paths command.Paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "list [RESOURCE...]",
 		Aliases: []string{"ls"},
@@ -47,19 +51,19 @@ The output is a table, an array of objects as JSON or YAML, or one RESOURCE/ID a
   patchbay devices list example.com/gpu -o json | jq -r '.[] | select(.owner == "" and .health == "healthy") | .id'`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if slices.Contains(args, "") {
-				return wrongUsage(cmd, "a resource has an empty name: write its name, for example example.com/gpu")
+				return command.WrongUsage(cmd, "a resource has an empty name: write its name, for example example.com/gpu")
 			}
 			return nil
 		},
 	}
-	socket := addControlSocket(cmd, paths)
-	output := addOutput(cmd, "table", "name")
-	cmd.RunE = socket.ask(answerTimeout, func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error {
+	socket := command.AddControlSocket(cmd, paths)
+	output := command.AddOutput(cmd, "table", "name")
+	cmd.RunE = socket.Ask(command.AnswerTimeout, func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error {
 		listing, err := c.ListDevices(ctx, args...)
 		if err != nil {
 			return err
 		}
-		return printList(cmd, output, listing.Devices, deviceNames, func(w io.Writer) error {
+		return command.PrintList(cmd, output, listing.Devices, deviceNames, func(w io.Writer) error {
 			if len(listing.Devices) == 0 {
 				fmt.Fprintln(cmd.ErrOrStderr(), "no devices are known")
 			}
@@ -69,7 +73,7 @@ The output is a table, an array of objects as JSON or YAML, or one RESOURCE/ID a
 	return cmd
 }
 
-func newDevicesAllocateCommand(paths paths) *cobra.Command {
+func newDevicesAllocateCommand(paths command.Paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "allocate RESOURCE OWNER",
 		Short: "Allocate devices to an owner",
@@ -83,20 +87,20 @@ prints the same result and, if the plugin wants that before each start, prepares
 
   # A particular device.
   patchbay devices allocate example.com/gpu build-18 --device GPU-3`,
-		Args: takes("RESOURCE", "OWNER"),
+		Args: command.Takes("RESOURCE", "OWNER"),
 	}
-	socket := addControlSocket(cmd, paths)
+	socket := command.AddControlSocket(cmd, paths)
 	request := &patchbayv1.AllocateDevicesRequest{}
 	cmd.Flags().Uint32Var(&request.Count, "count", 0, "how many devices (default: as many as --device names, or 1)")
 	cmd.Flags().StringArrayVar(&request.Devices, "device", nil, "ID of a device to allocate; can be repeated")
-	output := addOutput(cmd, "table", "name")
+	output := command.AddOutput(cmd, "table", "name")
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
 		if cmd.Flags().Changed("count") && request.Count == 0 {
-			return wrongUsage(cmd, "--count must be above 0")
+			return command.WrongUsage(cmd, "--count must be above 0")
 		}
 		return nil
 	}
-	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, _ *cobra.Command, args []string) error {
+	cmd.RunE = socket.Ask(0, func(ctx context.Context, c *client.Client, _ *cobra.Command, args []string) error {
 		request.Resource, request.Owner = args[0], args[1]
 		a, err := c.AllocateDevices(ctx, request)
 		if err != nil {
@@ -107,18 +111,18 @@ prints the same result and, if the plugin wants that before each start, prepares
 	return cmd
 }
 
-func newDevicesReleaseCommand(paths paths) *cobra.Command {
+func newDevicesReleaseCommand(paths command.Paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "release RESOURCE OWNER",
 		Short: "Release the devices of an owner",
 		Long: `Release the devices of one resource that are allocated to an owner, and print them. They can be allocated again immediately, so make
 sure first that the owner no longer uses them: the daemon cannot check that.`,
 		Example: `  patchbay devices release example.com/gpu build-17`,
-		Args:    takes("RESOURCE", "OWNER"),
+		Args:    command.Takes("RESOURCE", "OWNER"),
 	}
-	socket := addControlSocket(cmd, paths)
-	output := addOutput(cmd, "table", "name")
-	cmd.RunE = socket.ask(releaseTimeout, func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error {
+	socket := command.AddControlSocket(cmd, paths)
+	output := command.AddOutput(cmd, "table", "name")
+	cmd.RunE = socket.Ask(releaseTimeout, func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error {
 		a, err := c.ReleaseDevices(ctx, args[0], args[1])
 		if err != nil {
 			return err
@@ -132,29 +136,29 @@ sure first that the owner no longer uses them: the daemon cannot check that.`,
 const releaseTimeout = 2 * time.Minute
 
 func writeDevices(w io.Writer, devices []*patchbayv1.Device) error {
-	list := &table{
-		terminal: terminalOf(w), head: []string{"RESOURCE", "ID", "HEALTH", "NUMA", "OWNER"}, cuts: []int{1}, tones: tones{2: toneOf},
+	list := &console.Table{
+		Terminal: console.TerminalOf(w), Head: []string{"RESOURCE", "ID", "HEALTH", "NUMA", "OWNER"}, Cuts: []int{1}, Tones: console.Tones{2: console.ToneOf},
 	}
 	for _, d := range devices {
-		nodes := each(d.NumaNodes, func(node int64) string { return fmt.Sprint(node) })
-		list.add(cell(d.Resource), cell(d.Id), cell(d.Health), cell(strings.Join(nodes, ",")), cell(d.Owner))
+		nodes := command.Each(d.NumaNodes, func(node int64) string { return fmt.Sprint(node) })
+		list.Add(console.Cell(d.Resource), console.Cell(d.Id), console.Cell(d.Health), console.Cell(strings.Join(nodes, ",")), console.Cell(d.Owner))
 	}
-	return list.write(w)
+	return list.Write(w)
 }
 
 func deviceNames(devices []*patchbayv1.Device) []string {
-	return each(devices, func(d *patchbayv1.Device) string { return d.Resource + "/" + d.Id })
+	return command.Each(devices, func(d *patchbayv1.Device) string { return d.Resource + "/" + d.Id })
 }
 
-func printAllocation(cmd *cobra.Command, output *choice, a *patchbayv1.DeviceAllocation) error {
-	return output.print(cmd, a, func(w io.Writer) error {
-		if output.value == "name" {
-			return writeLines(w, each(a.Devices, func(id string) string { return a.Resource + "/" + id }))
+func printAllocation(cmd *cobra.Command, output *command.Choice, a *patchbayv1.DeviceAllocation) error {
+	return output.Print(cmd, a, func(w io.Writer) error {
+		if output.Value == "name" {
+			return command.WriteLines(w, command.Each(a.Devices, func(id string) string { return a.Resource + "/" + id }))
 		}
-		list := &table{terminal: terminalOf(w), head: []string{"RESOURCE", "ID", "OWNER"}, cuts: []int{1}}
+		list := &console.Table{Terminal: console.TerminalOf(w), Head: []string{"RESOURCE", "ID", "OWNER"}, Cuts: []int{1}}
 		for _, id := range a.Devices {
-			list.add(cell(a.Resource), cell(id), cell(a.Owner))
+			list.Add(console.Cell(a.Resource), console.Cell(id), console.Cell(a.Owner))
 		}
-		return list.write(w)
+		return list.Write(w)
 	})
 }

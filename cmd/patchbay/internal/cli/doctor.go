@@ -10,6 +10,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
+
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/console"
+
 	"github.com/spf13/cobra"
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
@@ -28,7 +32,7 @@ const doctorTimeout = time.Minute
 // errFailed is the error of a doctor command with a failed check.
 var errFailed = errors.New("some checks failed: see the lines marked fail")
 
-func newDoctorCommand(paths paths) *cobra.Command {
+func newDoctorCommand(paths command.Paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Find problems of this machine and the daemon",
@@ -45,17 +49,17 @@ Run it as the daemon's user. The exit code is 1 if a finding is fail: also if a 
   # Print only the remedies.
   patchbay doctor -o json | jq -r '.[] | select(.status != "ok") | .remedy'`,
 	}
-	flags := addConfigFlags(cmd, paths)
-	output := addOutput(cmd, "table")
+	flags := command.AddConfigFlags(cmd, paths)
+	output := command.AddOutput(cmd, "table")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		ctx, cancel := context.WithTimeout(cmd.Context(), doctorTimeout)
 		defer cancel()
-		sources, err := flags.sources(cmd)
+		sources, err := flags.Sources(cmd)
 		if err != nil {
 			return err
 		}
 		findings := examine(ctx, sources)
-		err = output.print(cmd, findings, func(w io.Writer) error { return writeFindings(w, findings) })
+		err = output.Print(cmd, findings, func(w io.Writer) error { return writeFindings(w, findings) })
 		if err == nil && slices.ContainsFunc(findings, func(f doctor.Finding) bool { return f.Status == doctor.Fail }) {
 			err = errFailed
 		}
@@ -67,10 +71,10 @@ Run it as the daemon's user. The exit code is 1 if a finding is fail: also if a 
 // examine checks the configuration, the daemon and the machine. The paths are those of the running daemon; if it does not answer, of the
 // configuration; if that cannot be read, of the flags, the environment and the defaults.
 func examine(ctx context.Context, sources config.Sources) []doctor.Finding {
-	loaded, c, err := load(sources)
+	loaded, c, err := command.Load(sources)
 	first := configurationFindings(c, err)
 	if loaded == nil || loaded.Catalogue == nil {
-		loaded, c = nil, withoutFiles(sources)
+		loaded, c = nil, command.WithoutFiles(sources)
 	}
 	asked := client.New(c.ControlSocket)
 	defer asked.Close()
@@ -109,7 +113,7 @@ func examine(ctx context.Context, sources config.Sources) []doctor.Finding {
 // configurationFindings returns the findings for a configuration that was loaded with err.
 func configurationFindings(c daemon.Config, err error) []doctor.Finding {
 	if err != nil {
-		return each(strings.Split(err.Error(), "\n"), func(wrong string) doctor.Finding {
+		return command.Each(strings.Split(err.Error(), "\n"), func(wrong string) doctor.Finding {
 			return finding("configuration", doctor.Fail, wrong, `correct it; "patchbay config check" shows all errors`)
 		})
 	}
@@ -128,7 +132,7 @@ func inForce(running *patchbayv1.GetConfigurationResponse, defaults config.Confi
 	if running.Effective != "" {
 		loaded, err := config.Parse("the daemon's configuration", []byte(running.Effective), defaults)
 		if err == nil {
-			c = daemonConfig(loaded)
+			c = command.DaemonConfig(loaded)
 		} else {
 			unread = append(unread, finding("daemon", doctor.Warn, "the daemon's configuration cannot be read, and its plugins, trust and fleet "+
 				"are taken from the configuration here: "+oneLine(err), "run the doctor of the daemon's own version"))
@@ -154,14 +158,14 @@ func membersOf(ctx context.Context, c config.Etcd) []fleet.Member {
 }
 
 func writeFindings(w io.Writer, findings []doctor.Finding) error {
-	list := &table{terminal: terminalOf(w), tones: tones{0: toneOf}}
+	list := &console.Table{Terminal: console.TerminalOf(w), Tones: console.Tones{0: console.ToneOf}}
 	for _, f := range findings {
-		list.add(string(f.Status), f.Check, escape(f.Message))
+		list.Add(string(f.Status), f.Check, console.Escape(f.Message))
 		if f.Remedy != "" {
-			list.add("", "", "→ "+escape(f.Remedy))
+			list.Add("", "", "→ "+console.Escape(f.Remedy))
 		}
 	}
-	return list.write(w)
+	return list.Write(w)
 }
 
 // sickShown is how many plugins of each kind doctor shows.
@@ -172,7 +176,7 @@ const sickShown = 20
 func askDaemon(
 	ctx context.Context, asked *client.Client, loaded *config.Loaded, c daemon.Config,
 ) (*patchbayv1.GetConfigurationResponse, []doctor.Finding) {
-	ctx, cancel := answerInTime(ctx)
+	ctx, cancel := command.AnswerInTime(ctx)
 	defer cancel()
 	running, err := asked.Configuration(ctx)
 	if err != nil {

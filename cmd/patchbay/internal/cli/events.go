@@ -6,6 +6,10 @@ import (
 	"io"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
+
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/console"
+
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -14,7 +18,7 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-func newEventsCommand(paths paths) *cobra.Command {
+func newEventsCommand(paths command.Paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "events",
 		Short: "Show the events of plugins",
@@ -31,27 +35,27 @@ With --follow the command continues with new events until it is interrupted, and
   # Only refusals, with their reasons.
   patchbay events --kind refused -o json | jq -r .message`,
 	}
-	socket := addControlSocket(cmd, paths)
-	output := addLines(cmd)
-	past := addPastAndNew(cmd, "new events", "events")
+	socket := command.AddControlSocket(cmd, paths)
+	output := command.AddLines(cmd)
+	past := command.AddPastAndNew(cmd, "new events", "events")
 	wanted := addWanted(cmd, socket)
-	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
+	cmd.RunE = socket.Ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
 		options, err := wanted(time.Now())
 		if err != nil {
 			return err
 		}
 		options.Follow, options.Tail = past()
-		return printLines(cmd, output, c.Events(ctx, options), options.Follow, writeEvent)
+		return command.PrintLines(cmd, output, c.Events(ctx, options), options.Follow, writeEvent)
 	})
 	return cmd
 }
 
-func addWanted(cmd *cobra.Command, socket *controlSocket) func(now time.Time) (*patchbayv1.WatchEventsRequest, error) {
+func addWanted(cmd *cobra.Command, socket *command.ControlSocket) func(now time.Time) (*patchbayv1.WatchEventsRequest, error) {
 	types := cmd.Flags().StringSlice("type", nil, "only events of plugins of these types, or with these roles")
-	kinds, checkKinds := addWords(cmd, "kind", "only these kinds of events, for example refused", eventKinds)
+	kinds, checkKinds := command.AddWords(cmd, "kind", "only these kinds of events, for example refused", eventKinds)
 	wanted := cmd.Flags().String("plugin", "", "only events of this plugin: TYPE/NAME, ROLE/NAME, or the name of a launched plugin")
 	since := cmd.Flags().String("since", "", "only events since this time: a duration before now, such as 24h, or a time, such as 2006-01-02T15:04:05Z")
-	completeFlag(cmd, "plugin", completePlugins(socket))
+	command.CompleteFlag(cmd, "plugin", command.CompletePlugins(socket))
 	return func(now time.Time) (options *patchbayv1.WatchEventsRequest, err error) {
 		if err := checkKinds(); err != nil {
 			return options, err
@@ -61,7 +65,7 @@ func addWanted(cmd *cobra.Command, socket *controlSocket) func(now time.Time) (*
 			name, ok := plugin.ParseName(*wanted)
 			switch {
 			case ok && len(*types) > 0:
-				return options, wrongUsage(cmd, "--plugin names a type already: leave --type out")
+				return options, command.WrongUsage(cmd, "--plugin names a type already: leave --type out")
 			case ok:
 				options.Types, options.Names = []string{name.Type}, []string{name.Name}
 			default:
@@ -70,7 +74,7 @@ func addWanted(cmd *cobra.Command, socket *controlSocket) func(now time.Time) (*
 		}
 		from, err := sinceTime(*since, now)
 		if err != nil {
-			return options, wrongUsage(cmd, "%w", err)
+			return options, command.WrongUsage(cmd, "%w", err)
 		}
 		if !from.IsZero() {
 			options.Since = timestamppb.New(from)
@@ -97,7 +101,7 @@ func sinceTime(text string, now time.Time) (time.Time, error) {
 }
 
 func writeEvent(w io.Writer, e *patchbayv1.Event) error {
-	t := terminalOf(w)
-	return write(w, fmt.Appendf(nil, "%s  %s  %s  %s\n", t.paint(e.Time.AsTime().Local().Format(millis), faint),
-		t.paint(fmt.Sprintf("%-12s", escape(e.Kind)), toneOf(e.Kind)), pluginID(e.Type, e.Name), escape(e.Message)))
+	t := console.TerminalOf(w)
+	return console.Write(w, fmt.Appendf(nil, "%s  %s  %s  %s\n", t.Paint(e.Time.AsTime().Local().Format(console.Millis), console.Faint),
+		t.Paint(fmt.Sprintf("%-12s", console.Escape(e.Kind)), console.ToneOf(e.Kind)), command.PluginID(e.Type, e.Name), console.Escape(e.Message)))
 }

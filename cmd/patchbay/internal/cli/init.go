@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
+
 	"github.com/spf13/cobra"
 
 	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/scaffold"
@@ -25,7 +27,7 @@ func newInitCommand() *cobra.Command {
   patchbay init plugin --help`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return wrongUsage(cmd, "cannot write a new %q: write \"patchbay init plugin NAME\"", args[0])
+				return command.WrongUsage(cmd, "cannot write a new %q: write \"patchbay init plugin NAME\"", args[0])
 			}
 			return nil
 		},
@@ -57,7 +59,7 @@ a directory with Patchbay's source.`,
 
   # A plugin for a host of your own.
   patchbay init plugin hello --type MyPlugin`,
-		Args:              takes("NAME"),
+		Args:              command.Takes("NAME"),
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	flags := cmd.Flags()
@@ -66,7 +68,7 @@ a directory with Patchbay's source.`,
 	flags.StringVar(&options.Module, "module", "", "path of the Go module (default: example.com/ and the name of the program)")
 	flags.StringVar(&version, "sdk-version", "", "version of the SDK (default: that of this program)")
 	flags.StringVar(&options.Replace, "replace", "", "build with Patchbay's source in this directory instead of a version")
-	completeFlag(cmd, "type", cobra.FixedCompletions([]string{"CSIPlugin", "DevicePlugin", "DRAPlugin"}, cobra.ShellCompDirectiveNoFileComp))
+	command.CompleteFlag(cmd, "type", cobra.FixedCompletions([]string{"CSIPlugin", "DevicePlugin", "DRAPlugin"}, cobra.ShellCompDirectiveNoFileComp))
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		options.Name, options.Version = args[0], version
 		return writePlugin(cmd, dir, options)
@@ -79,11 +81,11 @@ func writePlugin(cmd *cobra.Command, dir string, options scaffold.Options) error
 	named := options.Version != ""
 	switch {
 	case options.Type == "":
-		return wrongUsage(cmd, "no type is named: write --type CSIPlugin, DevicePlugin, DRAPlugin or one of your own")
+		return command.WrongUsage(cmd, "no type is named: write --type CSIPlugin, DevicePlugin, DRAPlugin or one of your own")
 	case options.Replace != "" && named:
-		return wrongUsage(cmd, "--replace and --sdk-version exclude each other")
+		return command.WrongUsage(cmd, "--replace and --sdk-version exclude each other")
 	case cmd.Flags().Changed("replace") && options.Replace == "":
-		return wrongUsage(cmd, "--replace has an empty path: name the directory of Patchbay's source")
+		return command.WrongUsage(cmd, "--replace has an empty path: name the directory of Patchbay's source")
 	}
 	if !named {
 		options.Version, _, _ = strings.Cut(daemon.ThisBuild().Version, "+") // the suffix means that the source was modified
@@ -94,7 +96,7 @@ func writePlugin(cmd *cobra.Command, dir string, options scaffold.Options) error
 			"name the directory of the source with --replace, or a released version with --sdk-version")
 	}
 	if errors.Is(err, scaffold.ErrOptions) {
-		return wrongUsage(cmd, "%w", err)
+		return command.WrongUsage(cmd, "%w", err)
 	}
 	if err != nil {
 		return err
@@ -124,7 +126,7 @@ func printNextSteps(cmd *cobra.Command, dir string, options scaffold.Options, fi
 		fmt.Sprintf("  %s run --plugin-dir /tmp/plugins --accept-type %s &", program, options.Type),
 		"  "+build+" run PLUGIN_DIR=/tmp/plugins",
 		filepath.Join(dir, "README.md")+" shows how to call it")
-	return writeLines(cmd.OutOrStdout(), lines)
+	return command.WriteLines(cmd.OutOrStdout(), lines)
 }
 
 // invocation returns the command that runs this program, and whether it was built in a clone, whose version may not be released.

@@ -9,6 +9,10 @@ import (
 	"slices"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
+
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/console"
+
 	"github.com/spf13/cobra"
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
@@ -59,7 +63,7 @@ A plugin that is not running is started, even one that has failed; its restart c
 	},
 }
 
-func newOperationCommand(paths paths, o operation) *cobra.Command {
+func newOperationCommand(paths command.Paths, o operation) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   o.use,
 		Short: o.short,
@@ -67,13 +71,13 @@ func newOperationCommand(paths paths, o operation) *cobra.Command {
 
 NAME is the name in the catalogue, or TYPE/NAME as the plugin registered.`,
 		Example: o.example,
-		Args:    takes("NAME"),
+		Args:    command.Takes("NAME"),
 	}
-	socket := addControlSocket(cmd, paths)
+	socket := command.AddControlSocket(cmd, paths)
 	cmd.ValidArgsFunction = completeLaunched(socket)
-	output := addOutput(cmd, "text")
-	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error {
-		done := showProgress(ctx, cmd.ErrOrStderr(), func(ctx context.Context) string { return launchedState(ctx, c, args[0]) })
+	output := command.AddOutput(cmd, "text")
+	cmd.RunE = socket.Ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error {
+		done := console.ShowProgress(ctx, cmd.ErrOrStderr(), func(ctx context.Context) string { return launchedState(ctx, c, args[0]) })
 		now, err := o.do(c, ctx, args[0])
 		done()
 		if err != nil {
@@ -84,12 +88,12 @@ NAME is the name in the catalogue, or TYPE/NAME as the plugin registered.`,
 	return cmd
 }
 
-func printLaunched(cmd *cobra.Command, output *choice, p *patchbayv1.LaunchedPlugin) error {
-	return output.print(cmd, p, func(w io.Writer) error {
+func printLaunched(cmd *cobra.Command, output *command.Choice, p *patchbayv1.LaunchedPlugin) error {
+	return output.Print(cmd, p, func(w io.Writer) error {
 		var text bytes.Buffer
-		fmt.Fprintln(&text, escape(p.Name))
-		writeDescription(&text, terminalOf(w), describeLaunched(p, time.Now()))
-		return write(w, text.Bytes())
+		fmt.Fprintln(&text, console.Escape(p.Name))
+		writeDescription(&text, console.TerminalOf(w), describeLaunched(p, time.Now()))
+		return console.Write(w, text.Bytes())
 	})
 }
 
@@ -99,15 +103,15 @@ func describeLaunched(p *patchbayv1.LaunchedPlugin, now time.Time) []line {
 		health = "" // no process has it
 	}
 	lines := []line{
-		{"State", escape(p.State)},
-		{"Since", moment(timeOf(p.Since), now)},
+		{"State", console.Escape(p.State)},
+		{"Since", console.Moment(console.TimeOf(p.Since), now)},
 		{"PID", positive(p.Pid)},
-		{"Socket", escape(p.SocketPath)},
-		{"Health", escape(health)},
+		{"Socket", console.Escape(p.SocketPath)},
+		{"Health", console.Escape(health)},
 		{"Restarts", positive(p.Restarts)},
-		{"Next start", moment(timeOf(p.NextStart), now)},
-		{"Last error", escape(p.LastError)},
-		{"Replacement", escape(p.ReplacementError)},
+		{"Next start", console.Moment(console.TimeOf(p.NextStart), now)},
+		{"Last error", console.Escape(p.LastError)},
+		{"Replacement", console.Escape(p.ReplacementError)},
 	}
 	return append(lines, labelLines(p.Metadata)...)
 }
@@ -125,19 +129,19 @@ func launched(ctx context.Context, c *client.Client, name string) (p *patchbayv1
 func launchedState(ctx context.Context, c *client.Client, name string) string {
 	p, found, err := launched(ctx, c, name)
 	if err != nil || !found {
-		return escape(name)
+		return console.Escape(name)
 	}
-	return escape(name) + " is " + escape(p.State)
+	return console.Escape(name) + " is " + console.Escape(p.State)
 }
 
-func completeLaunched(socket *controlSocket) cobra.CompletionFunc {
-	return completeWith(socket, func(ctx context.Context, c *client.Client) ([]string, error) {
+func completeLaunched(socket *command.ControlSocket) cobra.CompletionFunc {
+	return command.CompleteWith(socket, func(ctx context.Context, c *client.Client) ([]string, error) {
 		all, err := c.ListLaunched(ctx)
-		return each(all, func(p *patchbayv1.LaunchedPlugin) string { return p.Name }), err
+		return command.Each(all, func(p *patchbayv1.LaunchedPlugin) string { return p.Name }), err
 	})
 }
 
-func newLogsCommand(paths paths) *cobra.Command {
+func newLogsCommand(paths command.Paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "logs NAME",
 		Short: "Show the output and log of a launched plugin",
@@ -152,24 +156,24 @@ NAME is the name in the catalogue, or TYPE/NAME as the plugin registered.`,
 
   # Only errors.
   patchbay logs hello -o json | jq -r 'select(.level >= 8) | .message'`,
-		Args: takes("NAME"),
+		Args: command.Takes("NAME"),
 	}
-	socket := addControlSocket(cmd, paths)
+	socket := command.AddControlSocket(cmd, paths)
 	cmd.ValidArgsFunction = completeLaunched(socket)
-	output := addLines(cmd)
-	past := addPastAndNew(cmd, "new lines", "lines")
-	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error {
+	output := command.AddLines(cmd)
+	past := command.AddPastAndNew(cmd, "new lines", "lines")
+	cmd.RunE = socket.Ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error {
 		follow, tail := past()
 		request := &patchbayv1.ReadLogsRequest{Name: args[0], Follow: follow, Tail: tail}
-		return printLines(cmd, output, c.Logs(ctx, request), follow, writeRecord)
+		return command.PrintLines(cmd, output, c.Logs(ctx, request), follow, writeRecord)
 	})
 	return cmd
 }
 
 func writeRecord(w io.Writer, r *patchbayv1.LogRecord) error {
-	text := fmt.Appendf(nil, "%s  %-5s  %s", r.Time.AsTime().Local().Format(millis), slog.Level(r.Level), escape(r.Message))
+	text := fmt.Appendf(nil, "%s  %-5s  %s", r.Time.AsTime().Local().Format(console.Millis), slog.Level(r.Level), console.Escape(r.Message))
 	for _, a := range r.Attributes {
-		text = fmt.Appendf(text, " %s=%s", escape(a.Key), escape(a.Value))
+		text = fmt.Appendf(text, " %s=%s", console.Escape(a.Key), console.Escape(a.Value))
 	}
-	return write(w, append(text, '\n'))
+	return console.Write(w, append(text, '\n'))
 }

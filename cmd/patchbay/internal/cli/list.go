@@ -12,6 +12,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
+
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/console"
+
 	"github.com/mattn/go-runewidth"
 	"github.com/spf13/cobra"
 
@@ -20,7 +24,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/suggest"
 )
 
-func newListCommand(paths paths) *cobra.Command {
+func newListCommand(paths command.Paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "list",
 		Aliases: []string{"ls"},
@@ -44,11 +48,11 @@ The output is a table, an array of objects as JSON or YAML, or one TYPE/NAME a l
   # The endpoints of all registered CSI plugins.
   patchbay list -o json | jq -r '.[] | select(.type == "CSIPlugin" and .state == "registered") | .endpoint'`,
 	}
-	socket := addControlSocket(cmd, paths)
-	output := addOutput(cmd, "table", "name")
+	socket := command.AddControlSocket(cmd, paths)
+	output := command.AddOutput(cmd, "table", "name")
 	wanted := addFilters(cmd)
 	follow := cmd.Flags().BoolP("watch", "w", false, "continue with changes: one line, or one JSON object per line, for each change")
-	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
+	cmd.RunE = socket.Ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
 		only, err := wanted()
 		if err != nil {
 			return err
@@ -56,15 +60,15 @@ The output is a table, an array of objects as JSON or YAML, or one TYPE/NAME a l
 		if *follow {
 			return watchList(ctx, c, cmd, output, only)
 		}
-		ctx, cancel := answerInTime(ctx)
+		ctx, cancel := command.AnswerInTime(ctx)
 		defer cancel()
 		listing, err := only.list(ctx, c)
 		if err != nil {
 			return err
 		}
-		return printList(cmd, output, listing.Plugins, names, func(w io.Writer) error {
+		return command.PrintList(cmd, output, listing.Plugins, command.Names, func(w io.Writer) error {
 			warn(ctx, c, cmd.ErrOrStderr(), listing)
-			return pluginTable(terminalOf(w), listing.Plugins, time.Now()).write(w)
+			return pluginTable(console.TerminalOf(w), listing.Plugins, time.Now()).Write(w)
 		})
 	})
 	return cmd
@@ -87,7 +91,7 @@ func (f filter) list(ctx context.Context, c *client.Client) (*patchbayv1.ListPlu
 
 func addFilters(cmd *cobra.Command) func() (filter, error) {
 	types := cmd.Flags().StringSlice("type", nil, "only plugins of these types, or with these roles")
-	states, checkStates := addWords(cmd, "state", "only instances in these states", pluginStates)
+	states, checkStates := command.AddWords(cmd, "state", "only instances in these states", pluginStates)
 	pattern := cmd.Flags().String("name", "", "only plugins with this name; * matches any text without a slash")
 	labels := cmd.Flags().StringSliceP("label", "l", nil,
 		"only launched plugins whose metadata in the catalogue match all of these: KEY, KEY=VALUE or KEY!=VALUE")
@@ -96,7 +100,7 @@ func addFilters(cmd *cobra.Command) func() (filter, error) {
 			return filter{}, err
 		}
 		if _, err := path.Match(*pattern, ""); err != nil {
-			return filter{}, wrongUsage(cmd, "--name %q is not a valid pattern: %w", *pattern, err)
+			return filter{}, command.WrongUsage(cmd, "--name %q is not a valid pattern: %w", *pattern, err)
 		}
 		return filter{*types, func(p *patchbayv1.Plugin) bool {
 			named, _ := path.Match(*pattern, p.Name) // the pattern is valid
@@ -118,7 +122,7 @@ func addFilters(cmd *cobra.Command) func() (filter, error) {
 func warn(ctx context.Context, c *client.Client, stderr io.Writer, listing *patchbayv1.ListPluginsResponse) {
 	for _, c := range listing.Conditions {
 		if c.Status != "ok" {
-			fmt.Fprintf(stderr, "warning: %s is %s: %s\n", escape(c.Name), escape(c.Status), escape(c.Message))
+			fmt.Fprintf(stderr, "warning: %s is %s: %s\n", console.Escape(c.Name), console.Escape(c.Status), console.Escape(c.Message))
 		}
 	}
 	if len(listing.Plugins) > 0 {
@@ -131,29 +135,18 @@ func warn(ctx context.Context, c *client.Client, stderr io.Writer, listing *patc
 	}
 }
 
-func pluginTable(t terminal, plugins []*patchbayv1.Plugin, now time.Time) *table {
-	list := &table{
-		terminal: t, head: []string{"TYPE", "NAME", "VERSION", "STATE", "ENDPOINT", "AGE"},
-		cuts: []int{4, 2, 0, 1}, tones: tones{3: toneOf, 5: func(string) tone { return faint }},
+func pluginTable(t console.Terminal, plugins []*patchbayv1.Plugin, now time.Time) *console.Table {
+	list := &console.Table{
+		Terminal: t, Head: []string{"TYPE", "NAME", "VERSION", "STATE", "ENDPOINT", "AGE"},
+		Cuts: []int{4, 2, 0, 1}, Tones: console.Tones{3: console.ToneOf, 5: func(string) console.Tone { return console.Faint }},
 	}
 	for _, p := range plugins {
-		list.add(cell(p.Type), cell(p.Name), cell(p.Version), cell(p.State), cell(cmp.Or(p.Endpoint, p.SocketPath)), age(p, now))
+		list.Add(console.Cell(p.Type), console.Cell(p.Name), console.Cell(p.Version), console.Cell(p.State), console.Cell(cmp.Or(p.Endpoint, p.SocketPath)), console.Age(p, now))
 	}
 	return list
 }
 
-// names returns the unique TYPE/NAME of a listing. Sockets whose name is not known yet are left out.
-func names(plugins []*patchbayv1.Plugin) []string {
-	var list []string
-	for _, p := range plugins {
-		if p.Name != "" {
-			list = append(list, pluginID(p.Type, p.Name))
-		}
-	}
-	return slices.Compact(list) // a listing is ordered
-}
-
-func newStatusCommand(paths paths) *cobra.Command {
+func newStatusCommand(paths command.Paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status [TYPE/NAME | NAME]",
 		Short: "Show plugins that need attention, or one in detail",
@@ -178,13 +171,13 @@ NAME alone is a launched plugin, by its name in the catalogue: its process, its 
 			if len(args) == 0 {
 				return nil
 			}
-			return onePlugin(cmd, args)
+			return command.OnePlugin(cmd, args)
 		},
 	}
-	socket := addControlSocket(cmd, paths)
-	cmd.ValidArgsFunction = completePlugins(socket)
-	output := addOutput(cmd, "text")
-	cmd.RunE = socket.ask(answerTimeout, func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error {
+	socket := command.AddControlSocket(cmd, paths)
+	cmd.ValidArgsFunction = command.CompletePlugins(socket)
+	output := command.AddOutput(cmd, "text")
+	cmd.RunE = socket.Ask(command.AnswerTimeout, func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error {
 		if len(args) == 0 {
 			all, err := askNeeds(ctx, c)
 			if err != nil {
@@ -192,7 +185,7 @@ NAME alone is a launched plugin, by its name in the catalogue: its process, its 
 			}
 			return statusOfAll(cmd, output, all)
 		}
-		ptype, name := pluginOf(args[0])
+		ptype, name := command.PluginOf(args[0])
 		if ptype == "" {
 			return statusOfLaunched(ctx, c, cmd, output, name)
 		}
@@ -200,12 +193,12 @@ NAME alone is a launched plugin, by its name in the catalogue: its process, its 
 		if err != nil {
 			return err
 		}
-		return output.print(cmd, instances, func(w io.Writer) error { return writeStatus(w, instances, time.Now()) })
+		return output.Print(cmd, instances, func(w io.Writer) error { return writeStatus(w, instances, time.Now()) })
 	})
 	return cmd
 }
 
-func statusOfLaunched(ctx context.Context, c *client.Client, cmd *cobra.Command, output *choice, name string) error {
+func statusOfLaunched(ctx context.Context, c *client.Client, cmd *cobra.Command, output *command.Choice, name string) error {
 	all, err := c.ListLaunched(ctx)
 	if err != nil {
 		return err
@@ -213,65 +206,65 @@ func statusOfLaunched(ctx context.Context, c *client.Client, cmd *cobra.Command,
 	if i := slices.IndexFunc(all, func(p *patchbayv1.LaunchedPlugin) bool { return p.Name == name }); i >= 0 {
 		return printLaunched(cmd, output, all[i])
 	}
-	like := suggest.Hint(name, each(all, func(p *patchbayv1.LaunchedPlugin) string { return p.Name }))
+	like := suggest.Hint(name, command.Each(all, func(p *patchbayv1.LaunchedPlugin) string { return p.Name }))
 	return fmt.Errorf("no launched plugin %s is known%s: launched plugins are in the catalogue, the key plugins of the "+
 		"configuration; name any other plugin as TYPE/NAME", name, like)
 }
 
 func writeStatus(w io.Writer, instances []*patchbayv1.Plugin, now time.Time) error {
 	var text bytes.Buffer
-	screen := terminalOf(w)
-	fmt.Fprintln(&text, pluginID(instances[0].Type, instances[0].Name))
+	screen := console.TerminalOf(w)
+	fmt.Fprintln(&text, command.PluginID(instances[0].Type, instances[0].Name))
 	for i, p := range instances {
 		fmt.Fprintf(&text, "\nInstance %d of %d\n", i+1, len(instances))
 		writeDescription(&text, screen, describe(p, now))
 	}
-	return write(w, text.Bytes())
+	return console.Write(w, text.Bytes())
 }
 
 // line is one line of a description. Lines without a value are not printed.
 type line struct{ label, value string }
 
-func writeDescription(text *bytes.Buffer, screen terminal, lines []line) {
+func writeDescription(text *bytes.Buffer, screen console.Terminal, lines []line) {
 	lines = slices.DeleteFunc(lines, func(l line) bool { return l.value == "" })
 	widest := 0
 	for _, l := range lines {
 		widest = max(widest, runewidth.StringWidth(l.label))
 	}
 	for _, l := range lines {
-		is := plain
+		is := console.Plain
 		if l.label == "State" {
-			is = toneOf(l.value)
+			is = console.ToneOf(l.value)
 		}
 		label := l.label + ":" + strings.Repeat(" ", widest-runewidth.StringWidth(l.label))
-		fmt.Fprintf(text, "  %s  %s\n", screen.paint(label, faint), screen.paint(l.value, is))
+		fmt.Fprintf(text, "  %s  %s\n", screen.Paint(label, console.Faint), screen.Paint(l.value, is))
 	}
 }
 
 func describe(p *patchbayv1.Plugin, now time.Time) []line {
-	state := escape(p.State)
+	state := console.Escape(p.State)
 	if p.Current {
 		state += " (current)"
 	}
 	lines := []line{
 		{"State", state},
-		{"Since", moment(timeOf(p.Since), now)},
-		{"Reason", escape(p.Reason)},
+		{"Since", console.Moment(console.TimeOf(p.Since), now)},
+		{"Reason", console.Escape(p.Reason)},
 		{"Failed attempts", positive(p.Attempts)},
-		{"Next attempt", moment(timeOf(p.NextRetry), now)},
-		{"Last error", escape(p.LastError)},
-		{"Version", escape(ownVersion(p))},
-		{"Versions", escape(strings.Join(p.Versions, ", "))},
-		{"Roles", escape(strings.Join(p.Roles, ", "))},
-		{"Endpoint", escape(p.Endpoint)},
-		{"Socket", escape(p.SocketPath)},
-		{"Source", escape(p.Source)},
-		{"Instance ID", escape(p.Instance)},
-		{"First seen", moment(timeOf(p.FirstSeen), now)},
-		{"Registered at", moment(timeOf(p.RegisteredAt), now)},
+		{"Next attempt", console.Moment(console.TimeOf(p.NextRetry), now)},
+		{"Last error", console.Escape(p.LastError)},
+		{"Version", console.Escape(ownVersion(p))},
+		{"Versions", console.Escape(strings.Join(p.Versions, ", "))},
+		{"Roles", console.Escape(strings.Join(p.Roles, ", "))},
+		{"Endpoint", console.Escape(p.Endpoint)},
+		{"Socket", console.Escape(p.SocketPath)},
+		{"Source", console.Escape(p.Source)},
+		{"Instance ID", console.Escape(p.Instance)},
+		{"First seen", console.Moment(console.TimeOf(p.FirstSeen), now)},
+		{"Registered at", console.Moment(console.TimeOf(p.RegisteredAt), now)},
 	}
 	for _, key := range slices.Sorted(maps.Keys(p.Details)) {
-		lines = append(lines, line{escape(key), escape(p.Details[key])})
+		lines = append(lines, line{console.Escape(key), console.Escape(p.Details[key])})
 	}
 	return append(lines, labelLines(p.Metadata)...)
 }
@@ -279,7 +272,7 @@ func describe(p *patchbayv1.Plugin, now time.Time) []line {
 // labelLines returns one line for each entry of a launched plugin's metadata.
 func labelLines(metadata map[string]string) (lines []line) {
 	for _, key := range slices.Sorted(maps.Keys(metadata)) {
-		lines = append(lines, line{"Label", escape(key + "=" + metadata[key])})
+		lines = append(lines, line{"Label", console.Escape(key + "=" + metadata[key])})
 	}
 	return lines
 }

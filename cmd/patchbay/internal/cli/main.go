@@ -17,7 +17,9 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/spf13/cobra"
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
+
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/console"
 
 	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/hangup"
@@ -101,17 +103,6 @@ const (
 	exitUsage  = 2
 )
 
-// usageError is an error in the command line.
-type usageError struct{ error }
-
-func (e usageError) Unwrap() error { return e.error }
-
-// wrongUsage returns a [usageError] that refers to the help of cmd.
-func wrongUsage(cmd *cobra.Command, format string, args ...any) error {
-	wrong := fmt.Errorf(format, args...)
-	return usageError{fmt.Errorf("%w; see %q", wrong, cmd.CommandPath()+" --help")}
-}
-
 // report prints an error as one line and returns the exit code.
 func report(stderr io.Writer, err error) int {
 	if err == nil || errors.Is(err, syscall.EPIPE) { // the reader of the output has exited, as head does
@@ -124,8 +115,8 @@ func report(stderr io.Writer, err error) int {
 	if i := slices.IndexFunc(hints, func(h hint) bool { return errors.Is(err, h.err) }); i >= 0 && hints[i].text != "" {
 		message += "; " + hints[i].text
 	}
-	fmt.Fprintf(stderr, "patchbay: %s\n", escape(message))
-	if _, ok := errors.AsType[usageError](err); ok {
+	fmt.Fprintf(stderr, "patchbay: %s\n", console.Escape(message))
+	if _, ok := errors.AsType[command.UsageError](err); ok {
 		return exitUsage
 	}
 	return exitFailed

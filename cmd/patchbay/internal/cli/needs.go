@@ -11,6 +11,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
+
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/console"
+
 	"github.com/spf13/cobra"
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
@@ -45,9 +49,9 @@ type need struct {
 
 func (n need) sentence() string {
 	if n.State == stateGone {
-		return fmt.Sprintf("%s is gone; it was refused %s: %s", n.subject, moment(n.Since, time.Now()), n.Reason)
+		return fmt.Sprintf("%s is gone; it was refused %s: %s", n.subject, console.Moment(n.Since, time.Now()), n.Reason)
 	}
-	return fmt.Sprintf("%s is in state %s since %s: %s", n.subject, n.State, moment(n.Since, time.Now()), n.Reason)
+	return fmt.Sprintf("%s is in state %s since %s: %s", n.subject, n.State, console.Moment(n.Since, time.Now()), n.Reason)
 }
 
 // stateGone is the state of a plugin that was refused and is gone.
@@ -97,8 +101,8 @@ func launchedInNeed(launched []*patchbayv1.LaunchedPlugin, now time.Time) []need
 			continue
 		}
 		needs = append(needs, need{
-			Plugin: p.Name, State: p.State, Since: timeOf(p.Since), Reason: reason, Remedy: remedy,
-			Soon:    p.State == "backoff" && !isLong(timeOf(p.Since), timeOf(p.NextStart), now),
+			Plugin: p.Name, State: p.State, Since: console.TimeOf(p.Since), Reason: reason, Remedy: remedy,
+			Soon:    p.State == "backoff" && !isLong(console.TimeOf(p.Since), console.TimeOf(p.NextStart), now),
 			subject: "launched plugin " + p.Name, all: "patchbay status NAME",
 		})
 	}
@@ -125,8 +129,8 @@ func pluginsInNeed(plugins []*patchbayv1.Plugin, now time.Time) []need {
 			continue // launchedInNeed returns launched plugins without a socket
 		}
 		needs = append(needs, need{
-			Plugin: idOrSocket(p), State: p.State, Since: timeOf(p.Since), Reason: cmp.Or(p.LastError, p.Reason, unknownReason), Remedy: remedy,
-			Soon: p.State == "backoff" && !isLong(timeOf(p.Since), timeOf(p.NextRetry), now) ||
+			Plugin: idOrSocket(p), State: p.State, Since: console.TimeOf(p.Since), Reason: cmp.Or(p.LastError, p.Reason, unknownReason), Remedy: remedy,
+			Soon: p.State == "backoff" && !isLong(console.TimeOf(p.Since), console.TimeOf(p.NextRetry), now) ||
 				p.State == "unreachable" && p.Since != nil && now.Sub(p.Since.AsTime()) < restartTime,
 			socket: p.SocketPath, subject: called(p), all: "patchbay list",
 		})
@@ -141,9 +145,9 @@ func isLong(since, next *time.Time, now time.Time) bool {
 
 // refusedAndGone returns the plugins that were refused and are gone.
 func refusedAndGone(refusals []*patchbayv1.Plugin, now time.Time) []need {
-	return each(refusals, func(p *patchbayv1.Plugin) need {
+	return command.Each(refusals, func(p *patchbayv1.Plugin) need {
 		return need{
-			Plugin: idOrSocket(p), State: stateGone, Since: timeOf(p.Since), Reason: p.LastError,
+			Plugin: idOrSocket(p), State: stateGone, Since: console.TimeOf(p.Since), Reason: p.LastError,
 			Remedy: "fix the cause and start the plugin again",
 			Soon:   p.Since != nil && now.Sub(p.Since.AsTime()) >= refusalShown,
 			socket: p.SocketPath, subject: called(p), all: "patchbay events",
@@ -162,7 +166,7 @@ func idOrSocket(p *patchbayv1.Plugin) string {
 	if p.Type == "" {
 		return p.SocketPath
 	}
-	return pluginID(p.Type, p.Name)
+	return command.PluginID(p.Type, p.Name)
 }
 
 // summary returns a sentence with the number of plugins that need attention.
@@ -183,9 +187,9 @@ func (n attention) summary() string {
 // errAttention is the error of a status command that found a problem.
 var errAttention = errors.New("some plugins or the daemon need attention")
 
-func statusOfAll(cmd *cobra.Command, output *choice, n attention) error {
+func statusOfAll(cmd *cobra.Command, output *command.Choice, n attention) error {
 	n.needs = slices.DeleteFunc(n.needs, func(n need) bool { return n.Soon })
-	err := output.print(cmd, map[string]any{"plugins": n.plugins, "needs": orEmpty(n.needs), "conditions": orEmpty(n.conditions)},
+	err := output.Print(cmd, map[string]any{"plugins": n.plugins, "needs": orEmpty(n.needs), "conditions": orEmpty(n.conditions)},
 		func(w io.Writer) error { return n.write(w, time.Now()) })
 	if err == nil && len(n.needs)+len(n.conditions) > 0 {
 		err = errAttention
@@ -204,9 +208,9 @@ func (n attention) write(w io.Writer, now time.Time) error {
 	var text bytes.Buffer
 	fmt.Fprintln(&text, n.summary())
 	for _, c := range n.conditions {
-		fmt.Fprintf(&text, "the daemon is degraded since %s: %s: %s\n", moment(timeOf(c.Since), now), escape(c.Name), escape(c.Message))
+		fmt.Fprintf(&text, "the daemon is degraded since %s: %s: %s\n", console.Moment(console.TimeOf(c.Since), now), console.Escape(c.Name), console.Escape(c.Message))
 	}
-	if err := write(w, text.Bytes()); err != nil || len(n.needs) == 0 {
+	if err := console.Write(w, text.Bytes()); err != nil || len(n.needs) == 0 {
 		return err
 	}
 	fmt.Fprintln(w)
@@ -241,7 +245,7 @@ func inGroups(needs []need) []need {
 // writeNeeds writes a table with the first plugins of each group.
 func writeNeeds(w io.Writer, needs []need, now time.Time) error {
 	needs = inGroups(needs)
-	list := &table{terminal: terminalOf(w), head: []string{"PLUGIN", "STATE", "FOR", "REASON AND REMEDY"}, tones: tones{1: toneOf}}
+	list := &console.Table{Terminal: console.TerminalOf(w), Head: []string{"PLUGIN", "STATE", "FOR", "REASON AND REMEDY"}, Tones: console.Tones{1: console.ToneOf}}
 	for len(needs) > 0 {
 		first := needs[0]
 		alike := slices.IndexFunc(needs, func(n need) bool { return !n.isLike(first) })
@@ -250,13 +254,13 @@ func writeNeeds(w io.Writer, needs []need, now time.Time) error {
 		}
 		shown := min(alike, maxAlike)
 		for _, n := range needs[:shown] {
-			list.add(cell(n.Plugin), cell(n.State), since(n.Since, now), escape(n.Reason))
+			list.Add(console.Cell(n.Plugin), console.Cell(n.State), console.Since(n.Since, now), console.Escape(n.Reason))
 		}
 		if more := alike - shown; more > 0 {
-			list.add("", "", "", fmt.Sprintf("… and %d more for the same reason; -o json shows all", more))
+			list.Add("", "", "", fmt.Sprintf("… and %d more for the same reason; -o json shows all", more))
 		}
-		list.add("", "", "", "→ "+escape(first.Remedy))
+		list.Add("", "", "", "→ "+console.Escape(first.Remedy))
 		needs = needs[alike:]
 	}
-	return list.write(w)
+	return list.Write(w)
 }

@@ -9,6 +9,10 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
+
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/console"
+
 	"github.com/google/go-cmp/cmp"
 	"go.yaml.in/yaml/v3"
 	"google.golang.org/protobuf/proto"
@@ -38,7 +42,7 @@ func TestEscape(t *testing.T) {
 		{"\u00a0", `\u00a0`},
 		{"\U000e0001", `\U000e0001`},
 	} {
-		if got := escape(test.in); got != test.want {
+		if got := console.Escape(test.in); got != test.want {
 			t.Errorf("escape(%q) = %q, want %q", test.in, got, test.want)
 		}
 	}
@@ -50,14 +54,14 @@ func FuzzEscape(f *testing.F) {
 	}
 	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, s string) {
-		safe := escape(s)
-		if !utf8.ValidString(safe) || strings.IndexFunc(safe, unprintable) >= 0 {
+		safe := console.Escape(s)
+		if !utf8.ValidString(safe) || strings.IndexFunc(safe, console.Unprintable) >= 0 {
 			t.Errorf("escape(%q) = %q", s, safe)
 		}
-		if escape(safe) != safe {
-			t.Errorf("escape(escape(%q)) = %q, want %q", s, escape(safe), safe)
+		if console.Escape(safe) != safe {
+			t.Errorf("escape(escape(%q)) = %q, want %q", s, console.Escape(safe), safe)
 		}
-		if utf8.ValidString(s) && strings.IndexFunc(s, unprintable) < 0 && safe != s {
+		if utf8.ValidString(s) && strings.IndexFunc(s, console.Unprintable) < 0 && safe != s {
 			t.Errorf("escape(%q) = %q", s, safe)
 		}
 	})
@@ -76,9 +80,9 @@ func FuzzOutput(f *testing.F) {
 
 		var table, status, listed, event bytes.Buffer
 		for _, err := range []error{
-			pluginTable(terminal{}, plugins, time.Now()).write(&table),
+			pluginTable(console.Terminal{}, plugins, time.Now()).Write(&table),
 			writeStatus(&status, plugins, time.Now()),
-			writeLines(&listed, names(plugins)),
+			command.WriteLines(&listed, command.Names(plugins)),
 			writeEvent(&event, &patchbayv1.Event{Kind: s, Type: s, Name: s, Message: s}),
 		} {
 			if err != nil {
@@ -87,7 +91,7 @@ func FuzzOutput(f *testing.F) {
 		}
 		for _, text := range []string{table.String(), status.String(), listed.String(), event.String()} {
 			for line := range strings.SplitSeq(text, "\n") {
-				if strings.IndexFunc(line, unprintable) >= 0 || !utf8.ValidString(line) {
+				if strings.IndexFunc(line, console.Unprintable) >= 0 || !utf8.ValidString(line) {
 					t.Errorf("line %q can disturb a terminal", line)
 				}
 			}
@@ -100,13 +104,13 @@ func FuzzOutput(f *testing.F) {
 		}
 
 		var asJSON, asYAML bytes.Buffer
-		if err := writeJSON(&asJSON, plugins[:1]); err != nil {
+		if err := command.WriteJSON(&asJSON, plugins[:1]); err != nil {
 			t.Fatal(err)
 		}
-		if err := writeYAML(&asYAML, plugins[:1]); err != nil {
+		if err := command.WriteYAML(&asYAML, plugins[:1]); err != nil {
 			t.Fatal(err)
 		}
-		if bytes.IndexFunc(asJSON.Bytes(), func(r rune) bool { return r != '\n' && r <= 0xffff && unprintable(r) }) >= 0 {
+		if bytes.IndexFunc(asJSON.Bytes(), func(r rune) bool { return r != '\n' && r <= 0xffff && console.Unprintable(r) }) >= 0 {
 			t.Errorf("JSON can disturb a terminal: %q", &asJSON)
 		}
 		// YAML shows characters that are merely invisible or change the direction of writing as they are.
@@ -142,19 +146,6 @@ func FuzzOutput(f *testing.F) {
 	})
 }
 
-// TestLastSeen: a plugin whose node was last alive between two times has both in the table.
-func TestLastSeen(t *testing.T) {
-	now := time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
-	before, last := timestamppb.New(now.Add(-10*time.Second)), timestamppb.New(now.Add(-time.Hour))
-	for want, p := range map[string]*patchbayv1.FleetPlugin{
-		"-": {}, "60m ago": {LastSeen: last}, "over 10s ago": {LastSeenBefore: before}, "10s to 60m ago": {LastSeen: last, LastSeenBefore: before},
-	} {
-		if row := fleetPluginRow(p, now); row[len(row)-1] != want {
-			t.Errorf("%q, want %q", row, want)
-		}
-	}
-}
-
 // TestJSONKeys holds the keys and the forms of values that scripts rely on.
 func TestJSONKeys(t *testing.T) {
 	at := timestamppb.New(time.Date(2030, 1, 2, 3, 4, 5, 6, time.UTC))
@@ -180,7 +171,7 @@ func TestJSONKeys(t *testing.T) {
 		},
 	} {
 		var text bytes.Buffer
-		if err := writeJSONLine(&text, value); err != nil {
+		if err := command.WriteJSONLine(&text, value); err != nil {
 			t.Fatal(err)
 		}
 		if got := strings.TrimSuffix(text.String(), "\n"); got != want {
@@ -192,14 +183,14 @@ func TestJSONKeys(t *testing.T) {
 func TestTable(t *testing.T) {
 	now := time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
 	var text bytes.Buffer
-	err := pluginTable(terminal{}, []*patchbayv1.Plugin{
+	err := pluginTable(console.Terminal{}, []*patchbayv1.Plugin{
 		{State: "connecting", SocketPath: "/run/patchbay/plugins/x.sock", FirstSeen: timestamppb.New(now.Add(-time.Second))},
 		{
 			Type: "CSIPlugin", Name: "hostpath.csi.k8s.io", Version: "1.0.0", State: "registered", Endpoint: "/csi/csi.sock",
 			SocketPath: "/run/patchbay/plugins/hostpath-reg.sock", FirstSeen: timestamppb.New(now.Add(-5 * time.Hour)),
 		},
 		{Type: "DRAPlugin", Name: "gpu", State: "restored", RegisteredAt: timestamppb.New(now.Add(-time.Hour))},
-	}, now).write(&text)
+	}, now).Write(&text)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -249,44 +240,8 @@ func TestShort(t *testing.T) {
 		48 * time.Hour:          "2d",
 		1000 * 24 * time.Hour:   "1000d",
 	} {
-		if got := short(d); got != want {
+		if got := console.Short(d); got != want {
 			t.Errorf("short(%v) = %q, want %q", d, got, want)
 		}
-	}
-}
-
-func TestPaths(t *testing.T) {
-	for name, test := range map[string]struct {
-		uid  int
-		env  map[string]string
-		want paths
-	}{
-		"root": {0, map[string]string{"XDG_RUNTIME_DIR": "/run/user/0", "HOME": "/root"}, paths{
-			"/run/patchbay/plugins", "/run/patchbay/device-plugins", "/run/patchbay/control.sock", "/var/lib/patchbay/state.db",
-			"/etc/patchbay/patchbay.yaml",
-		}},
-		"user": {1000, map[string]string{"XDG_RUNTIME_DIR": "/run/user/1000", "HOME": "/home/u"}, paths{
-			"/run/user/1000/patchbay/plugins", "/run/user/1000/patchbay/device-plugins", "/run/user/1000/patchbay/control.sock",
-			"/home/u/.local/state/patchbay/state.db",
-			"/home/u/.config/patchbay/patchbay.yaml",
-		}},
-		"state directory": {1000, map[string]string{"XDG_RUNTIME_DIR": "/r", "XDG_STATE_HOME": "/s", "HOME": "/home/u"}, paths{
-			"/r/patchbay/plugins", "/r/patchbay/device-plugins", "/r/patchbay/control.sock", "/s/patchbay/state.db",
-			"/home/u/.config/patchbay/patchbay.yaml",
-		}},
-		"relative paths": {1000, map[string]string{"XDG_RUNTIME_DIR": "r", "XDG_STATE_HOME": "s", "XDG_CONFIG_HOME": "c", "HOME": "/home/u"}, paths{
-			"/home/u/.local/state/patchbay/plugins", "/home/u/.local/state/patchbay/device-plugins",
-			"/home/u/.local/state/patchbay/control.sock", "/home/u/.local/state/patchbay/state.db",
-			"/home/u/.config/patchbay/patchbay.yaml",
-		}},
-		"config directory alone": {1000, map[string]string{"XDG_CONFIG_HOME": "/c"}, paths{config: "/c/patchbay/patchbay.yaml"}},
-		"nothing known":          {1000, nil, paths{}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			got := pathsFor(test.uid, func(key string) string { return test.env[key] })
-			if got != test.want {
-				t.Errorf("got %+v, want %+v", got, test.want)
-			}
-		})
 	}
 }

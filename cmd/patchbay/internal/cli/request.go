@@ -3,6 +3,8 @@ package cli
 import (
 	"context"
 
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
+
 	"github.com/spf13/cobra"
 
 	"github.com/patchbay-dev/patchbay/client"
@@ -38,18 +40,18 @@ are retried immediately.`,
 	},
 }
 
-func newRequestCommand(paths paths, r request) *cobra.Command {
+func newRequestCommand(paths command.Paths, r request) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     r.use,
 		Short:   r.short,
-		Long:    r.long + "\n\n" + namesPlugin,
+		Long:    r.long + "\n\n" + command.NamesPlugin,
 		Example: r.example,
-		Args:    onePlugin,
+		Args:    command.OnePlugin,
 	}
-	socket := addControlSocket(cmd, paths)
-	cmd.ValidArgsFunction = completePlugins(socket)
-	cmd.RunE = socket.ask(answerTimeout, func(ctx context.Context, c *client.Client, _ *cobra.Command, args []string) error {
-		ptype, name := pluginOf(args[0])
+	socket := command.AddControlSocket(cmd, paths)
+	cmd.ValidArgsFunction = command.CompletePlugins(socket)
+	cmd.RunE = socket.Ask(command.AnswerTimeout, func(ctx context.Context, c *client.Client, _ *cobra.Command, args []string) error {
+		ptype, name := command.PluginOf(args[0])
 		return r.do(c, ctx, ptype, name)
 	})
 	return cmd

@@ -10,15 +10,21 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/fleet"
+
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/call"
+
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
+
 	"github.com/spf13/cobra"
 
 	"github.com/patchbay-dev/patchbay/internal/daemon"
 )
 
 // newRoot returns a new command tree with the defaults of the current user.
-func newRoot() *cobra.Command { return newRootFor(pathsFor(os.Geteuid(), os.Getenv)) }
+func newRoot() *cobra.Command { return newRootFor(command.PathsFor(os.Geteuid(), os.Getenv)) }
 
-func newRootFor(paths paths) *cobra.Command {
+func newRootFor(paths command.Paths) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "patchbay",
 		Short: "Discover and register plugins that speak the kubelet registration protocol",
@@ -37,7 +43,7 @@ on failure, and with 2 if the command line is wrong.`,
 		CompletionOptions:          cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
 	root.PersistentPreRun = func(cmd *cobra.Command, _ []string) { endOnHangup(cmd.Context()) }
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return wrongUsage(cmd, "%w", err) })
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return command.WrongUsage(cmd, "%w", err) })
 	root.SetHelpCommand(newHelpCommand())
 	root.SetVersionTemplate("{{.Version}}\n")
 	root.AddCommand(
@@ -48,9 +54,9 @@ on failure, and with 2 if the command line is wrong.`,
 		newEventsCommand(paths),
 		newTopCommand(paths),
 		newWaitCommand(paths),
-		newCallCommand(paths),
+		call.NewCommand(paths),
 		newVerifyCommand(),
-		newFleetCommand(paths),
+		fleet.NewCommand(paths),
 		newLogsCommand(paths),
 		newDevicesCommand(paths),
 		newReloadCommand(paths),
@@ -74,7 +80,7 @@ on failure, and with 2 if the command line is wrong.`,
 
 // Manual returns the command tree for the documentation. Its defaults are those of root.
 func Manual() *cobra.Command {
-	root := newRootFor(pathsFor(0, func(string) string { return "" }))
+	root := newRootFor(command.PathsFor(0, func(string) string { return "" }))
 	root.DisableAutoGenTag = true
 	return root
 }
@@ -104,7 +110,7 @@ func newHelpCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			topic, rest, err := cmd.Root().Find(args)
 			if err != nil || len(rest) > 0 {
-				return wrongUsage(cmd.Root(), "unknown command %q", strings.Join(args, " "))
+				return command.WrongUsage(cmd.Root(), "unknown command %q", strings.Join(args, " "))
 			}
 			topic.InitDefaultHelpFlag()
 			return topic.Help()
@@ -122,28 +128,14 @@ func knownCommand(cmd *cobra.Command, args []string) error {
 		unknown += fmt.Sprintf(" for %q", cmd.CommandPath())
 	}
 	if similar := cmd.SuggestionsFor(args[0]); len(similar) > 0 {
-		return wrongUsage(cmd, "%s, did you mean %q?", unknown, similar[0])
+		return command.WrongUsage(cmd, "%s, did you mean %q?", unknown, similar[0])
 	}
-	return wrongUsage(cmd, "%s", unknown)
-}
-
-// takes checks that a command has these arguments and that none is empty. The last one is optional if its name is in brackets.
-func takes(names ...string) cobra.PositionalArgs {
-	least := len(names)
-	if strings.HasPrefix(names[least-1], "[") {
-		least--
-	}
-	return func(cmd *cobra.Command, args []string) error {
-		if len(args) < least || len(args) > len(names) || slices.Contains(args, "") {
-			return wrongUsage(cmd, "%q takes %s, and got %q", cmd.CommandPath(), strings.Join(names, " and "), args)
-		}
-		return nil
-	}
+	return command.WrongUsage(cmd, "%s", unknown)
 }
 
 func noArguments(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return wrongUsage(cmd, "unexpected argument %q: %q takes none", args[0], cmd.CommandPath())
+		return command.WrongUsage(cmd, "unexpected argument %q: %q takes none", args[0], cmd.CommandPath())
 	}
 	return nil
 }
@@ -174,10 +166,10 @@ func newVersionCommand() *cobra.Command {
 		Example: `  patchbay version
   patchbay version -o json`,
 	}
-	output := addOutput(cmd, "text")
+	output := command.AddOutput(cmd, "text")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		info := thisVersion()
-		return output.print(cmd, info, func(w io.Writer) error { return writeLines(w, []string{info.String()}) })
+		return output.Print(cmd, info, func(w io.Writer) error { return command.WriteLines(w, []string{info.String()}) })
 	}
 	return cmd
 }
@@ -206,7 +198,7 @@ The names of plugins are completed by asking the daemon.`,
 		ValidArgs: known,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 || shells[args[0]] == nil {
-				return wrongUsage(cmd, "%q takes one argument, the shell: %s", cmd.CommandPath(), strings.Join(known, ", "))
+				return command.WrongUsage(cmd, "%q takes one argument, the shell: %s", cmd.CommandPath(), strings.Join(known, ", "))
 			}
 			return nil
 		},

@@ -9,6 +9,10 @@ import (
 	"runtime/debug"
 	"sync"
 
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
+
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/console"
+
 	"github.com/spf13/cobra"
 	"go.opentelemetry.io/otel"
 
@@ -20,7 +24,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/systemd"
 )
 
-func newRunCommand(paths paths) *cobra.Command {
+func newRunCommand(paths command.Paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run",
 		Short: "Run the daemon",
@@ -40,7 +44,7 @@ With --http, GET /livez returns 200 while the daemon runs. GET /readyz returns 2
 nothing is degraded, and otherwise 503 with the reason; /readyz?verbose lists every check. Only loopback addresses are allowed.
 
 A configuration file can set everything the flags can, and more; see "patchbay help config". A flag overrides the environment variable of
-that name, such as ` + envOf("state") + ` for --state, and both override the file; handlers from all three are combined. The default file
+that name, such as ` + command.EnvOf("state") + ` for --state, and both override the file; handlers from all three are combined. The default file
 may be missing.
 
 SIGHUP reloads the configuration; see "patchbay help reload". SIGINT or SIGTERM shuts the daemon down; a second one ends it immediately.
@@ -52,10 +56,10 @@ file remembers them.`,
   # The kubelet's plugin directory, and a type of your own.
   patchbay run --plugin-dir /var/lib/kubelet/plugins_registry --accept-type ExamplePlugin`,
 	}
-	flags := addConfigFlags(cmd, paths)
+	flags := command.AddConfigFlags(cmd, paths)
 	cmd.PersistentPreRun = func(*cobra.Command, []string) {} // SIGHUP does not end this command
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		sources, err := flags.sources(cmd)
+		sources, err := flags.Sources(cmd)
 		if err != nil {
 			return err
 		}
@@ -74,9 +78,9 @@ func boundMemory(system cgroupfs.System) {
 
 // runDaemon runs a daemon that is configured by the sources. A reload reads them again.
 func runDaemon(cmd *cobra.Command, sources config.Sources) error {
-	_, c, err := load(sources)
+	_, c, err := command.Load(sources)
 	if err != nil {
-		return blame(cmd, err)
+		return command.Blame(cmd, err)
 	}
 	c.Logger, c.SetLog = newLogger(cmd.ErrOrStderr(), c.Log)
 	logLostTraces(c.Logger)
@@ -87,7 +91,7 @@ func runDaemon(cmd *cobra.Command, sources config.Sources) error {
 		return err
 	}
 	c.Load = func() (daemon.Config, error) {
-		_, next, err := load(sources)
+		_, next, err := command.Load(sources)
 		if c.ControlListener != nil {
 			next.ControlSocket = c.ControlSocket
 		}
@@ -152,7 +156,7 @@ func newLogger(w io.Writer, as config.Log) (log *slog.Logger, set func(config.Lo
 	text, json := new(slog.LevelVar), new(slog.LevelVar)
 	set = func(as config.Log) {
 		used, unused := json, text
-		if as.Format == "text" || as.Format == "auto" && isTerminal(w) {
+		if as.Format == "text" || as.Format == "auto" && console.IsTerminal(w) {
 			used, unused = text, json
 		}
 		unused.Set(silent)

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
+
 	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/daemon"
 )
@@ -21,15 +23,15 @@ func TestRestartTags(t *testing.T) {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	file := filepath.Join(dir, "patchbay.yaml")
-	sources := sourcesFor(paths{
-		pluginDir: filepath.Join(dir, "p"), controlSocket: filepath.Join(dir, "c.sock"), state: filepath.Join(dir, "s.db"), config: file,
+	sources := command.SourcesFor(command.Paths{
+		PluginDir: filepath.Join(dir, "p"), ControlSocket: filepath.Join(dir, "c.sock"), State: filepath.Join(dir, "s.db"), Config: file,
 	})
-	_, c, err := load(sources)
+	_, c, err := command.Load(sources)
 	if err != nil {
 		t.Fatal(err)
 	}
 	c.Load = func() (daemon.Config, error) {
-		_, next, err := load(sources)
+		_, next, err := command.Load(sources)
 		return next, err
 	}
 	d, err := daemon.New(c)
@@ -114,7 +116,7 @@ etcdctl user grant-role n n
 `,
 		"'x;y'": "", "": "",
 	} {
-		root := newRootFor(paths{config: filepath.Join(t.TempDir(), "missing.yaml")})
+		root := newRootFor(command.Paths{Config: filepath.Join(t.TempDir(), "missing.yaml")})
 		var stdout, stderr strings.Builder
 		root.SetArgs(append([]string{"fleet", "role"}, strings.Fields(args)...))
 		root.SetOut(&stdout)

@@ -12,13 +12,17 @@ import (
 	"os"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
+
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/console"
+
 	"github.com/spf13/cobra"
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/client"
 )
 
-func newSupportDumpCommand(paths paths) *cobra.Command {
+func newSupportDumpCommand(paths command.Paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "support-dump [FILE]",
 		Short: "Collect diagnostics for a bug report",
@@ -30,10 +34,10 @@ before you send it.
 README.txt in the archive describes its files, and errors.txt lists what was not available. Metrics, goroutines and memory need the role
 admin.`,
 		Example: `  patchbay support-dump report.tar.gz && tar tzf report.tar.gz`,
-		Args:    takes("[FILE]"),
+		Args:    command.Takes("[FILE]"),
 	}
-	socket := addControlSocket(cmd, paths)
-	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error {
+	socket := command.AddControlSocket(cmd, paths)
+	cmd.RunE = socket.Ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error {
 		if _, err := c.Version(ctx); err != nil {
 			return err // no daemon answers
 		}
@@ -46,12 +50,12 @@ admin.`,
 			return err
 		}
 		if name == "-" {
-			return write(cmd.OutOrStdout(), packed.Bytes())
+			return console.Write(cmd.OutOrStdout(), packed.Bytes())
 		}
 		if err := writeNew(name, packed.Bytes()); err != nil {
 			return err
 		}
-		return writeLines(cmd.OutOrStdout(), []string{name})
+		return command.WriteLines(cmd.OutOrStdout(), []string{name})
 	})
 	return cmd
 }
@@ -95,7 +99,7 @@ errors.txt              what could not be collected; empty if nothing
 `
 
 func dump(ctx context.Context, c *client.Client, w io.Writer) error {
-	ctx, cancel := answerInTime(ctx)
+	ctx, cancel := command.AnswerInTime(ctx)
 	defer cancel()
 	packed := gzip.NewWriter(w)
 	archive := tar.NewWriter(packed)
@@ -145,7 +149,7 @@ func known(ctx context.Context, c *client.Client) (files []dumped, wrong bytes.B
 		value, err := part.get()
 		var content []byte
 		if err == nil {
-			content, err = json.MarshalIndent(jsonOf(value), "", "  ")
+			content, err = json.MarshalIndent(command.JsonOf(value), "", "  ")
 		}
 		if err != nil {
 			fmt.Fprintf(&wrong, "%s: %v\n", part.name, err)

@@ -6,16 +6,18 @@ import (
 	"testing"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/console"
+
 	"github.com/mattn/go-runewidth"
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 )
 
 func TestTableIsCutToTheScreen(t *testing.T) {
-	list := table{terminal: terminal{width: 40}, head: []string{"NAME", "ENDPOINT", "AGE"}, cuts: []int{1}}
-	list.add("漢字", strings.Repeat("/long", 20), "1s")
-	list.add("plain", "/short", "10d")
-	lines := list.lines()
+	list := console.Table{Terminal: console.Terminal{Width: 40}, Head: []string{"NAME", "ENDPOINT", "AGE"}, Cuts: []int{1}}
+	list.Add("漢字", strings.Repeat("/long", 20), "1s")
+	list.Add("plain", "/short", "10d")
+	lines := list.Lines()
 	if len(lines) != 3 || lines[0][:4] != "NAME" {
 		t.Fatalf("%q", lines)
 	}
@@ -34,17 +36,17 @@ func TestTableIsCutToTheScreen(t *testing.T) {
 	if at(lines[1], "1s") != at(lines[2], "10d") {
 		t.Errorf("not aligned: %q", lines)
 	}
-	list.terminal = terminal{}
-	if whole := list.lines()[1]; strings.Contains(whole, "…") {
+	list.Terminal = console.Terminal{}
+	if whole := list.Lines()[1]; strings.Contains(whole, "…") {
 		t.Errorf("cut where there is no screen: %q", whole)
 	}
 }
 
 func TestPaint(t *testing.T) {
-	if got := (terminal{colour: true}).paint("x", bad); got != "\x1b[31mx\x1b[0m" {
+	if got := (console.Terminal{Colour: true}).Paint("x", console.Bad); got != "\x1b[31mx\x1b[0m" {
 		t.Errorf("%q", got)
 	}
-	if got := (terminal{}).paint("x", bad); got != "x" {
+	if got := (console.Terminal{}).Paint("x", console.Bad); got != "x" {
 		t.Errorf("%q", got)
 	}
 }
@@ -59,7 +61,7 @@ func TestTopFitsTheScreen(t *testing.T) {
 		v.events = append(v.events, &patchbayv1.Event{Kind: "registered", Type: "T", Name: "well", Message: strings.Repeat("long ", 50)})
 	}
 	for _, height := range []int{1, 3, 8, 24, 100} {
-		screen := terminal{width: 60, height: height}
+		screen := console.Terminal{Width: 60, Height: height}
 		drawn := v.draw(screen, time.Now())
 		lines := strings.Split(drawn, "\r\n")
 		if len(lines) > height {
@@ -72,13 +74,13 @@ func TestTopFitsTheScreen(t *testing.T) {
 			}
 		}
 	}
-	drawn := v.draw(terminal{width: 60, height: 24}, time.Now())
+	drawn := v.draw(console.Terminal{Width: 60, Height: 24}, time.Now())
 	if sick, well := strings.Index(drawn, "sick"), strings.Index(drawn, "well"); sick < 0 || sick > well {
 		t.Errorf("what is not well does not come first:\n%s", drawn)
 	}
 	for range 100 {
 		v.press("\x1b[6~")
-		drawn = v.draw(terminal{width: 60, height: 24}, time.Now())
+		drawn = v.draw(console.Terminal{Width: 60, Height: 24}, time.Now())
 	}
 	if strings.Contains(drawn, "sick") || !strings.Contains(drawn, "well") {
 		t.Errorf("scrolled to the end:\n%s", drawn)
@@ -141,7 +143,7 @@ func TestTopKeys(t *testing.T) {
 		for _, key := range step.keys {
 			asked = v.press(key)
 		}
-		drawn := v.draw(terminal{width: 80, height: 24}, time.Now())
+		drawn := v.draw(console.Terminal{Width: 80, Height: 24}, time.Now())
 		if asked != step.asked || !strings.Contains(drawn, step.shows) || step.without != "" && strings.Contains(drawn, step.without) {
 			t.Errorf("step %d, %q: asked for %+v, and shows\n%s", i, step.keys, asked, drawn)
 		}
@@ -165,7 +167,7 @@ func TestNamesGiveWayLast(t *testing.T) {
 		60:  "a-rather-long-name-o…er-1.csi.example.com   registered   -",
 		40:  "a-rather-l…xample.com   registered   -",
 	} {
-		lines := pluginTable(terminal{width: width}, plugins, time.Now()).lines()
+		lines := pluginTable(console.Terminal{Width: width}, plugins, time.Now()).Lines()
 		if got := strings.TrimRight(lines[2], " "); got != want {
 			t.Errorf("%d columns:\ngot  %q\nwant %q", width, got, want)
 		}
@@ -179,12 +181,12 @@ func TestTopOnANarrowScreen(t *testing.T) {
 		v.listing.Plugins = append(v.listing.Plugins, &patchbayv1.Plugin{Type: "T", Name: state, State: state})
 	}
 	for _, width := range []int{100, 30, 12, 1} {
-		summary := v.summary(terminal{width: width})
+		summary := v.summary(console.Terminal{Width: width})
 		if got := runewidth.StringWidth(summary); got > width || summary == "" {
 			t.Errorf("on a screen of %d cells the first line has %d: %q", width, got, summary)
 		}
 	}
-	if summary := v.summary(terminal{width: 200}); !strings.HasSuffix(summary, "  1 validating") {
+	if summary := v.summary(console.Terminal{Width: 200}); !strings.HasSuffix(summary, "  1 validating") {
 		t.Errorf("%q", summary)
 	}
 }

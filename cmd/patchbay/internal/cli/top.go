@@ -16,6 +16,10 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
+
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/console"
+
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
@@ -49,7 +53,7 @@ const topHelp = `Plugins with problems come first.
   ?                  show this help
   q, Escape          go back; quit at the top level`
 
-func newTopCommand(paths paths) *cobra.Command {
+func newTopCommand(paths command.Paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "top",
 		Short: "Show the plugins live",
@@ -60,14 +64,14 @@ It needs a terminal. Use "patchbay list" or "patchbay events --follow" elsewhere
 ` + topHelp,
 		Example: `  patchbay top`,
 	}
-	socket := addControlSocket(cmd, paths)
+	socket := command.AddControlSocket(cmd, paths)
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
-		if !isTerminal(cmd.OutOrStdout()) || !isTerminal(os.Stdin) {
-			return wrongUsage(cmd, `"patchbay top" needs a terminal: use "patchbay list" or "patchbay events --follow"`)
+		if !console.IsTerminal(cmd.OutOrStdout()) || !console.IsTerminal(os.Stdin) {
+			return command.WrongUsage(cmd, `"patchbay top" needs a terminal: use "patchbay list" or "patchbay events --follow"`)
 		}
 		return nil
 	}
-	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
+	cmd.RunE = socket.Ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
 		out := cmd.OutOrStdout()
 		first, err := c.List(ctx) // print an error before the screen is switched
 		if err != nil {
@@ -212,9 +216,9 @@ func (v *topView) run(ctx context.Context, c *client.Client, out io.Writer, keys
 			}
 			renew.Reset(topEvery)
 		}
-		screen := terminalOf(out)
-		if screen.width == 0 || screen.height == 0 { // unknown for a serial line
-			screen.width, screen.height = 80, 24
+		screen := console.TerminalOf(out)
+		if screen.Width == 0 || screen.Height == 0 { // unknown for a serial line
+			screen.Width, screen.Height = 80, 24
 		}
 		if _, err := io.WriteString(out, v.draw(screen, time.Now())); err != nil {
 			return fmt.Errorf("cannot write the output: %w", err)
@@ -223,7 +227,7 @@ func (v *topView) run(ctx context.Context, c *client.Client, out io.Writer, keys
 }
 
 func listNow(ctx context.Context, c *client.Client) (*patchbayv1.ListPluginsResponse, error) {
-	ctx, cancel := answerInTime(ctx)
+	ctx, cancel := command.AnswerInTime(ctx)
 	defer cancel()
 	return c.List(ctx)
 }
@@ -247,12 +251,12 @@ func follow(ctx context.Context, c *client.Client, news chan<- *patchbayv1.Event
 }
 
 func logLines(ctx context.Context, c *client.Client, plugin string) []string {
-	ctx, cancel := answerInTime(ctx)
+	ctx, cancel := command.AnswerInTime(ctx)
 	defer cancel()
 	var text bytes.Buffer
 	for r, err := range c.Logs(ctx, &patchbayv1.ReadLogsRequest{Name: plugin, Tail: new(uint32(topLog))}) {
 		if err != nil {
-			fmt.Fprintln(&text, escape(err.Error()))
+			fmt.Fprintln(&text, console.Escape(err.Error()))
 			break
 		}
 		_ = writeRecord(&text, r) // writes to a bytes.Buffer do not fail
@@ -371,7 +375,7 @@ func (v *topView) launched() string {
 	if p == nil || p.Source != "launched" {
 		return ""
 	}
-	return pluginID(p.Type, p.Name)
+	return command.PluginID(p.Type, p.Name)
 }
 
 func (v *topView) at(shown []*patchbayv1.Plugin) int { return max(0, min(v.selected, len(shown)-1)) }
@@ -393,30 +397,32 @@ func (v *topView) shown() []*patchbayv1.Plugin {
 			return strings.Contains(all, word) == without && word != ""
 		})
 	})
-	rank := map[tone]int{bad: 0, busy: 1, good: 2, faint: 3}
-	slices.SortStableFunc(plugins, func(a, b *patchbayv1.Plugin) int { return cmp.Compare(rank[toneOf(a.State)], rank[toneOf(b.State)]) })
+	rank := map[console.Tone]int{console.Bad: 0, console.Busy: 1, console.Good: 2, console.Faint: 3}
+	slices.SortStableFunc(plugins, func(a, b *patchbayv1.Plugin) int {
+		return cmp.Compare(rank[console.ToneOf(a.State)], rank[console.ToneOf(b.State)])
+	})
 	return plugins
 }
 
-func (v *topView) draw(screen terminal, now time.Time) string {
+func (v *topView) draw(screen console.Terminal, now time.Time) string {
 	top := []string{v.summary(screen)}
 	for _, c := range v.listing.GetConditions() {
 		if c.Status != "ok" {
-			top = append(top, screen.paint(truncate(escape(c.Name)+": "+escape(c.Message), screen.width), bad))
+			top = append(top, screen.Paint(console.Truncate(console.Escape(c.Name)+": "+console.Escape(c.Message), screen.Width), console.Bad))
 		}
 	}
-	top = append(top, truncate(v.prompt(), screen.width))
+	top = append(top, console.Truncate(v.prompt(), screen.Width))
 	var bottom []string
 	if len(v.events) > 0 {
 		bottom = append(bottom, "")
 	}
 	for _, e := range v.events {
-		line := fmt.Sprintf("%s  %-12s  %s  %s", e.Time.AsTime().Local().Format("15:04:05"), escape(e.Kind), pluginID(e.Type, e.Name), escape(e.Message))
-		bottom = append(bottom, screen.paint(truncate(line, screen.width), toneOf(e.Kind)))
+		line := fmt.Sprintf("%s  %-12s  %s  %s", e.Time.AsTime().Local().Format("15:04:05"), console.Escape(e.Kind), command.PluginID(e.Type, e.Name), console.Escape(e.Message))
+		bottom = append(bottom, screen.Paint(console.Truncate(line, screen.Width), console.ToneOf(e.Kind)))
 	}
-	rows := v.rows(screen, max(screen.height-len(top)-len(bottom), 2), now)
+	rows := v.rows(screen, max(screen.Height-len(top)-len(bottom), 2), now)
 	lines := slices.Concat(top, rows, bottom)
-	lines = lines[:min(len(lines), max(screen.height, 1))]
+	lines = lines[:min(len(lines), max(screen.Height, 1))]
 	return "\x1b[H" + strings.Join(lines, "\x1b[K\r\n") + "\x1b[K\x1b[J"
 }
 
@@ -424,29 +430,29 @@ func (v *topView) draw(screen terminal, now time.Time) string {
 func (v *topView) prompt() string {
 	switch {
 	case v.mode == topFilter:
-		return "/" + escape(v.filter) + "_"
+		return "/" + console.Escape(v.filter) + "_"
 	case v.mode == topConfirm:
 		return "restart " + v.launched() + "? y restarts it, any other key goes back"
 	case v.notice != "":
-		return escape(v.notice)
+		return console.Escape(v.notice)
 	case v.filter != "":
-		return "filter: " + escape(v.filter)
+		return "filter: " + console.Escape(v.filter)
 	case v.mode == topText:
 		return "q: back"
 	}
 	return "?: help"
 }
 
-func (v *topView) rows(screen terminal, room int, now time.Time) []string {
+func (v *topView) rows(screen console.Terminal, room int, now time.Time) []string {
 	if v.mode == topText {
 		v.from = max(0, min(v.from, len(v.text)-room))
-		return each(v.text[v.from:min(v.from+room, len(v.text))], func(line string) string { return truncate(line, screen.width) })
+		return command.Each(v.text[v.from:min(v.from+room, len(v.text))], func(line string) string { return console.Truncate(line, screen.Width) })
 	}
 	plugins := v.shown()
 	if len(plugins) == 0 {
 		return nil
 	}
-	rows := pluginTable(terminal{colour: screen.colour, width: max(screen.width-2, 1)}, plugins, now).lines()
+	rows := pluginTable(console.Terminal{Colour: screen.Colour, Width: max(screen.Width-2, 1)}, plugins, now).Lines()
 	v.selected = v.at(plugins)
 	room = max(room-1, 1) // one line is the head
 	v.from = max(0, min(v.from, len(plugins)-room))
@@ -462,9 +468,9 @@ func (v *topView) rows(screen terminal, room int, now time.Time) []string {
 }
 
 // summary is the first line.
-func (v *topView) summary(screen terminal) string {
+func (v *topView) summary(screen console.Terminal) string {
 	if v.err != nil && !errors.Is(v.err, context.Canceled) {
-		return screen.paint(truncate("not up to date: "+escape(v.err.Error()), screen.width), bad)
+		return screen.Paint(console.Truncate("not up to date: "+console.Escape(v.err.Error()), screen.Width), console.Bad)
 	}
 	counts := map[string]int{}
 	for _, p := range v.listing.GetPlugins() {
@@ -472,7 +478,7 @@ func (v *topView) summary(screen terminal) string {
 	}
 	line := fmt.Sprintf("%d instances", len(v.listing.GetPlugins()))
 	for _, state := range slices.Sorted(maps.Keys(counts)) {
-		line += fmt.Sprintf("  %d %s", counts[state], escape(state))
+		line += fmt.Sprintf("  %d %s", counts[state], console.Escape(state))
 	}
-	return screen.paint(truncate(line, screen.width), strong)
+	return screen.Paint(console.Truncate(line, screen.Width), console.Strong)
 }

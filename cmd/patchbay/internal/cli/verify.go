@@ -10,6 +10,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
+
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/console"
+
 	"github.com/spf13/cobra"
 
 	"github.com/patchbay-dev/patchbay/internal/daemon"
@@ -32,7 +36,7 @@ type verifyFlags struct {
 	log     string
 	driver  string
 	change  string
-	output  *choice
+	output  *command.Choice
 }
 
 func newVerifyCommand() *cobra.Command {
@@ -86,7 +90,7 @@ The exit code is 1 if a rule failed, could not be judged because the machine was
 	flags.BoolVar(&f.strict, "strict", false, "fail if a rule warned, too")
 	flags.BoolVar(&f.list, "list-rules", false, "list the rules and exit")
 	flags.StringVar(&f.log, "plugin-log", "", "file for the command's output")
-	f.output = addOutput(cmd, "table", "junit")
+	f.output = command.AddOutput(cmd, "table", "junit")
 	cmd.RunE = f.run
 	return cmd
 }
@@ -101,12 +105,12 @@ func (f *verifyFlags) run(cmd *cobra.Command, args []string) (err error) {
 	case dash < 0 && len(args) == 1 && f.target.Socket == "" && args[0] != "":
 		f.target.Socket = args[0]
 	default:
-		return wrongUsage(cmd, `%q takes one socket, or "--" and a command`, cmd.CommandPath())
+		return command.WrongUsage(cmd, `%q takes one socket, or "--" and a command`, cmd.CommandPath())
 	}
 	f.target.Driver, f.options.Change = strings.Fields(f.driver), strings.Fields(f.change)
 	for _, timeout := range []time.Duration{f.options.Timeout, f.options.CallTimeout, f.options.StartTimeout, f.options.ExitTimeout} {
 		if timeout <= 0 {
-			return wrongUsage(cmd, "a timeout of %v leaves no time", timeout)
+			return command.WrongUsage(cmd, "a timeout of %v leaves no time", timeout)
 		}
 	}
 	if f.log != "" {
@@ -120,7 +124,7 @@ func (f *verifyFlags) run(cmd *cobra.Command, args []string) (err error) {
 	report, err := verify.Run(cmd.Context(), f.target, f.options)
 	report.Verifier = "patchbay " + daemon.ThisBuild().Version
 	if errors.Is(err, verify.ErrUsage) {
-		return wrongUsage(cmd, "%w", err)
+		return command.WrongUsage(cmd, "%w", err)
 	}
 	if err == nil || len(report.Results) > 0 {
 		if werr := f.print(cmd, report); werr != nil {
@@ -141,45 +145,45 @@ func (f *verifyFlags) run(cmd *cobra.Command, args []string) (err error) {
 
 func (f *verifyFlags) listRules(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return wrongUsage(cmd, "unexpected argument %q: --list-rules takes none", args[0])
+		return command.WrongUsage(cmd, "unexpected argument %q: --list-rules takes none", args[0])
 	}
-	if f.output.value == "junit" {
-		return wrongUsage(cmd, "rules have no JUnit form: use -o table, json or yaml")
+	if f.output.Value == "junit" {
+		return command.WrongUsage(cmd, "rules have no JUnit form: use -o table, json or yaml")
 	}
-	return f.output.print(cmd, verify.Rules(), func(w io.Writer) error {
-		list := &table{terminal: terminalOf(w), head: []string{"RULE", "TYPE", "NEEDS", "TITLE"}, cuts: []int{3}}
+	return f.output.Print(cmd, verify.Rules(), func(w io.Writer) error {
+		list := &console.Table{Terminal: console.TerminalOf(w), Head: []string{"RULE", "TYPE", "NEEDS", "TITLE"}, Cuts: []int{3}}
 		for _, r := range verify.Rules() {
 			needs := "socket"
 			if r.Command {
 				needs = "command"
 			}
-			list.add(r.ID, cmp.Or(r.Type, "any"), needs, r.Title)
+			list.Add(r.ID, cmp.Or(r.Type, "any"), needs, r.Title)
 		}
-		return list.write(w)
+		return list.Write(w)
 	})
 }
 
 func (f *verifyFlags) print(cmd *cobra.Command, report verify.Report) error {
-	return f.output.print(cmd, report, func(w io.Writer) error {
-		if f.output.value != "junit" {
+	return f.output.Print(cmd, report, func(w io.Writer) error {
+		if f.output.Value != "junit" {
 			return writeVerification(w, report)
 		}
 		var text bytes.Buffer
 		if err := report.WriteJUnit(&text, f.strict); err != nil {
 			return err
 		}
-		return write(w, text.Bytes())
+		return console.Write(w, text.Bytes())
 	})
 }
 
 // writeVerification writes a report as text: a table of all results, followed by the problems.
 func writeVerification(w io.Writer, report verify.Report) error {
 	var text bytes.Buffer
-	list := &table{terminal: terminalOf(w), head: []string{"RULE", "RESULT", "TITLE", "FOUND"}, cuts: []int{3}, tones: tones{1: toneOf}}
+	list := &console.Table{Terminal: console.TerminalOf(w), Head: []string{"RULE", "RESULT", "TITLE", "FOUND"}, Cuts: []int{3}, Tones: console.Tones{1: console.ToneOf}}
 	for _, r := range report.Results {
-		list.add(r.Rule, string(r.Status), r.Title, escape(r.Reason))
+		list.Add(r.Rule, string(r.Status), r.Title, console.Escape(r.Reason))
 	}
-	for _, line := range list.lines() {
+	for _, line := range list.Lines() {
 		fmt.Fprintln(&text, line)
 	}
 	for _, r := range report.Results {
@@ -191,7 +195,7 @@ func writeVerification(w io.Writer, report verify.Report) error {
 			{"found", r.Reason}, {"sent", r.Sent}, {"received", r.Received}, {"change", r.Remedy},
 		} {
 			if line.text != "" {
-				fmt.Fprintf(&text, "  %-9s %s\n", line.label+":", escape(line.text))
+				fmt.Fprintf(&text, "  %-9s %s\n", line.label+":", console.Escape(line.text))
 			}
 		}
 	}
@@ -199,7 +203,7 @@ func writeVerification(w io.Writer, report verify.Report) error {
 	if report.Name != "" {
 		name = report.Type + "/" + report.Name
 	}
-	fmt.Fprintf(&text, "\n%s: %d passed, %d failed, %d warned, %d not applicable", escape(name), report.Count(verify.Passed),
+	fmt.Fprintf(&text, "\n%s: %d passed, %d failed, %d warned, %d not applicable", console.Escape(name), report.Count(verify.Passed),
 		report.Count(verify.Failed), report.Count(verify.Warned), report.Count(verify.NotApplicable))
 	if n := report.Count(verify.Inconclusive); n > 0 {
 		fmt.Fprintf(&text, ", %d inconclusive", n)
@@ -208,5 +212,5 @@ func writeVerification(w io.Writer, report verify.Report) error {
 		text.WriteString(", the others not checked")
 	}
 	text.WriteByte('\n')
-	return write(w, text.Bytes())
+	return console.Write(w, text.Bytes())
 }

@@ -6,6 +6,10 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
+
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/console"
+
 	"github.com/spf13/cobra"
 
 	"github.com/patchbay-dev/patchbay/client"
@@ -28,21 +32,7 @@ func awaitDaemon(ctx context.Context, c *client.Client) {
 	}
 }
 
-// addGoal adds the flags --for and --timeout.
-func addGoal(cmd *cobra.Command) (goal *choice, timeout *time.Duration) {
-	timeout = cmd.Flags().Duration("timeout", 30*time.Second, "how long to wait, for example 90s or 5m")
-	return addChoice(cmd, "for", "", "what to wait for", string(client.GoalRegistered), string(client.GoalDeregistered)), timeout
-}
-
-// above0 returns an error if a timeout is not positive.
-func above0(cmd *cobra.Command, timeout time.Duration) error {
-	if timeout <= 0 {
-		return wrongUsage(cmd, "--timeout %v must be above zero", timeout)
-	}
-	return nil
-}
-
-func newWaitCommand(paths paths) *cobra.Command {
+func newWaitCommand(paths command.Paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "wait (TYPE/NAME | NAME)",
 		Short: "Wait until a plugin is registered or deregistered",
@@ -51,33 +41,33 @@ and the daemon need not be running yet. If the daemon restarts, the command cont
 
 After the timeout the command prints the state of the plugin and exits with 1. It prints nothing else.
 
-` + namesPlugin,
+` + command.NamesPlugin,
 		Example: `  # Start a driver and wait until it is registered.
   ./driver & patchbay wait CSIPlugin/hostpath.csi.k8s.io --timeout 10s
 
   # Stop it and wait until it is gone.
   kill %1; patchbay wait CSIPlugin/hostpath.csi.k8s.io --for deregistered`,
-		Args: onePlugin,
+		Args: command.OnePlugin,
 	}
-	socket := addControlSocket(cmd, paths)
-	cmd.ValidArgsFunction = completePlugins(socket)
-	goal, timeout := addGoal(cmd)
-	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error { return above0(cmd, *timeout) }
-	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error {
+	socket := command.AddControlSocket(cmd, paths)
+	cmd.ValidArgsFunction = command.CompletePlugins(socket)
+	goal, timeout := command.AddGoal(cmd)
+	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error { return command.Above0(cmd, *timeout) }
+	cmd.RunE = socket.Ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error {
 		ctx, cancel := context.WithTimeout(ctx, *timeout)
 		defer cancel()
-		ptype, name := pluginOf(args[0])
-		defer showProgress(ctx, cmd.ErrOrStderr(), func(ctx context.Context) string { return pluginState(ctx, c, ptype, name) })()
+		ptype, name := command.PluginOf(args[0])
+		defer console.ShowProgress(ctx, cmd.ErrOrStderr(), func(ctx context.Context) string { return pluginState(ctx, c, ptype, name) })()
 		for {
 			awaitDaemon(ctx, c)
 			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 				// Make one more call, whose error says that no daemon is running.
-				late, cancel := answerInTime(context.WithoutCancel(ctx))
+				late, cancel := command.AnswerInTime(context.WithoutCancel(ctx))
 				defer cancel()
-				_, err := c.Wait(late, ptype, name, client.Goal(goal.value))
+				_, err := c.Wait(late, ptype, name, client.Goal(goal.Value))
 				return err
 			}
-			if _, err := c.Wait(ctx, ptype, name, client.Goal(goal.value)); !errors.Is(err, client.ErrNotRunning) {
+			if _, err := c.Wait(ctx, ptype, name, client.Goal(goal.Value)); !errors.Is(err, client.ErrNotRunning) {
 				return err
 			}
 			backoff.Pause(ctx, daemonPause)
@@ -89,11 +79,11 @@ After the timeout the command prints the state of the plugin and exits with 1. I
 func pluginState(ctx context.Context, c *client.Client, ptype, name string) string {
 	instances, err := c.Get(ctx, ptype, name)
 	if err != nil {
-		return pluginID(ptype, name) + " is not known"
+		return command.PluginID(ptype, name) + " is not known"
 	}
-	text := pluginID(ptype, name) + " is " + escape(instances[0].State)
+	text := command.PluginID(ptype, name) + " is " + console.Escape(instances[0].State)
 	if instances[0].LastError != "" {
-		text += ": " + escape(instances[0].LastError)
+		text += ": " + console.Escape(instances[0].LastError)
 	}
 	return text
 }

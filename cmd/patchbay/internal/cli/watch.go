@@ -8,6 +8,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
+
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/console"
+
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
 
@@ -20,9 +24,9 @@ import (
 const watchPace = 250 * time.Millisecond
 
 // watchList shows the plugins that match, and then each that changes, until it is interrupted.
-func watchList(ctx context.Context, c *client.Client, cmd *cobra.Command, output *choice, only filter) error {
-	if output.value == "yaml" {
-		return wrongUsage(cmd, "--watch cannot print YAML, which is one document: use -o json, which is one object per line")
+func watchList(ctx context.Context, c *client.Client, cmd *cobra.Command, output *command.Choice, only filter) error {
+	if output.Value == "yaml" {
+		return command.WrongUsage(cmd, "--watch cannot print YAML, which is one document: use -o json, which is one object per line")
 	}
 	shown := &watched{cmd: cmd, output: output}
 	for {
@@ -39,10 +43,10 @@ func watchList(ctx context.Context, c *client.Client, cmd *cobra.Command, output
 // watched is the state of a list that is watched.
 type watched struct {
 	cmd    *cobra.Command
-	output *choice
+	output *command.Choice
 	last   []*patchbayv1.Plugin
 	// table has the rows of the first list, which determine the columns; nil before the first list.
-	table *table
+	table *console.Table
 }
 
 // follow lists the plugins once, and again after events, until ctx is done or the daemon goes away.
@@ -120,7 +124,7 @@ func (s *watched) show(now []*patchbayv1.Plugin) error {
 func instanceKey(p *patchbayv1.Plugin) string {
 	switch {
 	case p.SocketPath == "":
-		return pluginID(p.Type, p.Name)
+		return command.PluginID(p.Type, p.Name)
 	case p.FirstSeen == nil:
 		return p.SocketPath
 	}
@@ -129,29 +133,29 @@ func instanceKey(p *patchbayv1.Plugin) string {
 
 func (s *watched) write(changed []*patchbayv1.Plugin) error {
 	w := s.cmd.OutOrStdout()
-	switch s.output.value {
+	switch s.output.Value {
 	case "json":
 		for _, p := range changed {
-			if err := writeJSONLine(w, p); err != nil {
+			if err := command.WriteJSONLine(w, p); err != nil {
 				return err
 			}
 		}
 		return nil
 	case "name":
-		return writeLines(w, names(changed))
+		return command.WriteLines(w, command.Names(changed))
 	}
 	return s.writeRows(w, changed)
 }
 
 // writeRows writes rows with the columns of the first list.
 func (s *watched) writeRows(w io.Writer, changed []*patchbayv1.Plugin) error {
-	rows := pluginTable(terminalOf(w), changed, time.Now())
+	rows := pluginTable(console.TerminalOf(w), changed, time.Now())
 	if s.table == nil {
 		s.table = rows
-		return rows.write(w)
+		return rows.Write(w)
 	}
-	first := len(s.table.rows) + 1 // behind the head
+	first := len(s.table.Rows) + 1 // behind the head
 	both := *s.table
-	both.rows = append(slices.Clone(both.rows), rows.rows...)
-	return write(w, []byte(strings.Join(both.lines()[first:], "\n")+"\n"))
+	both.Rows = append(slices.Clone(both.Rows), rows.Rows...)
+	return console.Write(w, []byte(strings.Join(both.Lines()[first:], "\n")+"\n"))
 }

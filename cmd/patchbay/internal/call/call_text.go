@@ -1,4 +1,4 @@
-package cli
+package call
 
 import (
 	"bufio"
@@ -11,6 +11,10 @@ import (
 	"io"
 	"os"
 	"strings"
+
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
+
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/console"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc/metadata"
@@ -191,15 +195,15 @@ const maxIndented = 64
 // print writes one answer, given as compact JSON.
 func (c *callCommand) print(w io.Writer, answer []byte) error {
 	switch {
-	case c.output.value == "yaml":
-		if err := write(w, []byte("---\n")); err != nil {
+	case c.output.Value == "yaml":
+		if err := console.Write(w, []byte("---\n")); err != nil {
 			return err
 		}
-		return writeYAML(w, json.RawMessage(answer))
-	case isTerminal(w) && depth(answer) <= maxIndented:
-		return writeJSON(w, json.RawMessage(answer))
+		return command.WriteYAML(w, json.RawMessage(answer))
+	case console.IsTerminal(w) && depth(answer) <= maxIndented:
+		return command.WriteJSON(w, json.RawMessage(answer))
 	}
-	return writeJSONLine(w, json.RawMessage(answer))
+	return command.WriteJSONLine(w, json.RawMessage(answer))
 }
 
 func depth(text []byte) int {

@@ -1,4 +1,6 @@
-package cli
+// Package fleet has the commands of "patchbay fleet": they list, watch and wait for the nodes and plugins of the fleet, and drain nodes. They
+// ask the daemon and never etcd; "role" only reads the configuration.
+package fleet
 
 import (
 	"context"
@@ -10,6 +12,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
+
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/console"
+
 	"github.com/spf13/cobra"
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
@@ -17,7 +23,7 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-func newFleetCommand(paths paths) *cobra.Command {
+func NewCommand(paths command.Paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "fleet",
 		Short: "Show the plugins of all nodes.",
@@ -59,31 +65,31 @@ type listing[T any] struct {
 	tone int // the column of states; zero for none
 }
 
-func (l listing[T]) addTo(cmd *cobra.Command, paths paths) *cobra.Command {
-	socket := addControlSocket(cmd, paths)
-	output := addOutput(cmd, "table", "name")
-	cmd.RunE = socket.ask(answerTimeout, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
+func (l listing[T]) addTo(cmd *cobra.Command, paths command.Paths) *cobra.Command {
+	socket := command.AddControlSocket(cmd, paths)
+	output := command.AddOutput(cmd, "table", "name")
+	cmd.RunE = socket.Ask(command.AnswerTimeout, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
 		all, health, err := l.list(ctx, c)
 		if err != nil {
 			return err
 		}
 		warnStale(cmd.ErrOrStderr(), health)
-		names := func(all []T) []string { return each(all, l.name) }
-		return printList(cmd, output, all, names, func(w io.Writer) error {
-			list := &table{terminal: terminalOf(w), head: l.head, cuts: l.cuts}
+		names := func(all []T) []string { return command.Each(all, l.name) }
+		return command.PrintList(cmd, output, all, names, func(w io.Writer) error {
+			list := &console.Table{Terminal: console.TerminalOf(w), Head: l.head, Cuts: l.cuts}
 			if l.tone > 0 {
-				list.tones = tones{l.tone: toneOf}
+				list.Tones = console.Tones{l.tone: console.ToneOf}
 			}
 			for _, t := range all {
-				list.add(l.row(t, time.Now())...)
+				list.Add(l.row(t, time.Now())...)
 			}
-			return list.write(w)
+			return list.Write(w)
 		})
 	})
 	return cmd
 }
 
-func newFleetNodesCommand(paths paths) *cobra.Command {
+func newFleetNodesCommand(paths command.Paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "nodes",
 		Short: "List the nodes of the fleet.",
@@ -109,17 +115,17 @@ The output is a table, an array of objects as JSON or YAML, or one name a line.`
 		row: func(n *patchbayv1.FleetNode, now time.Time) []string {
 			up := "-"
 			if n.State == "ready" {
-				up = since(timeOf(n.StartedAt), now)
+				up = console.Since(console.TimeOf(n.StartedAt), now)
 			}
 			return []string{
-				cell(n.Name), cell(stateOfNode(n)), cell(n.Version), fmt.Sprint(n.Plugins), cell(n.Address), up,
-				lastSeen(timeOf(n.LastSeen), timeOf(n.LastSeenBefore), now),
+				console.Cell(n.Name), console.Cell(stateOfNode(n)), console.Cell(n.Version), fmt.Sprint(n.Plugins), console.Cell(n.Address), up,
+				lastSeen(console.TimeOf(n.LastSeen), console.TimeOf(n.LastSeenBefore), now),
 			}
 		},
 	}.addTo(cmd, paths)
 }
 
-func newFleetListCommand(paths paths) *cobra.Command {
+func newFleetListCommand(paths command.Paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "list",
 		Aliases: []string{"ls"},
@@ -144,12 +150,12 @@ The output is a table, an array of objects as JSON or YAML, or one NODE/TYPE/NAM
 
 func fleetPluginRow(p *patchbayv1.FleetPlugin, now time.Time) []string {
 	return []string{
-		cell(p.Type), cell(p.Name), cell(p.Version), cell(p.Node), cell(p.State), since(timeOf(p.RegisteredAt), now),
-		lastSeen(timeOf(p.LastSeen), timeOf(p.LastSeenBefore), now),
+		console.Cell(p.Type), console.Cell(p.Name), console.Cell(p.Version), console.Cell(p.Node), console.Cell(p.State), console.Since(console.TimeOf(p.RegisteredAt), now),
+		lastSeen(console.TimeOf(p.LastSeen), console.TimeOf(p.LastSeenBefore), now),
 	}
 }
 
-func newFleetVersionsCommand(paths paths) *cobra.Command {
+func newFleetVersionsCommand(paths command.Paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "versions",
 		Short: "List which versions of the plugins run on how many nodes.",
@@ -167,7 +173,9 @@ The output is a table, an array of objects with all nodes as JSON or YAML, or on
 			answer, err := c.FleetVersions(ctx, filter)
 			return answer.GetVersions(), answer.GetHealth(), err
 		},
-		name: func(v *patchbayv1.FleetVersion) string { return escape(v.Type + "/" + v.Name + "@" + v.Version) },
+		name: func(v *patchbayv1.FleetVersion) string {
+			return console.Escape(v.Type + "/" + v.Name + "@" + v.Version)
+		},
 		head: []string{"TYPE", "NAME", "VERSION", "COUNT", "DIFFERS", "NODES"}, cuts: []int{5, 0, 1},
 		row: func(v *patchbayv1.FleetVersion, now time.Time) []string {
 			const shown = 3
@@ -175,12 +183,12 @@ The output is a table, an array of objects with all nodes as JSON or YAML, or on
 			if more := len(v.Nodes) - shown; more > 0 {
 				nodes = fmt.Sprintf("%s and %d more", nodes, more)
 			}
-			return []string{cell(v.Type), cell(v.Name), cell(v.Version), fmt.Sprint(len(v.Nodes)), since(timeOf(v.DiffersSince), now), cell(nodes)}
+			return []string{console.Cell(v.Type), console.Cell(v.Name), console.Cell(v.Version), fmt.Sprint(len(v.Nodes)), console.Since(console.TimeOf(v.DiffersSince), now), console.Cell(nodes)}
 		},
 	}.addTo(cmd, paths)
 }
 
-func newFleetLocksCommand(paths paths) *cobra.Command {
+func newFleetLocksCommand(paths command.Paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "locks",
 		Short: "List who holds the locks of exclusive plugins.",
@@ -195,15 +203,15 @@ The output is a table, an array of objects as JSON or YAML, or one TYPE/NAME a l
 			locks, err := c.FleetLocks(ctx)
 			return locks, &patchbayv1.FleetHealth{Current: true}, err
 		},
-		name: func(l *patchbayv1.FleetLock) string { return escape(l.Type + "/" + l.Name) },
+		name: func(l *patchbayv1.FleetLock) string { return console.Escape(l.Type + "/" + l.Name) },
 		head: []string{"TYPE", "NAME", "NODE", "TOKEN", "CANDIDATES"},
 		row: func(l *patchbayv1.FleetLock, _ time.Time) []string {
-			return []string{cell(l.Type), cell(l.Name), cell(l.Node), fmt.Sprint(l.FencingToken), fmt.Sprint(l.Candidates)}
+			return []string{console.Cell(l.Type), console.Cell(l.Name), console.Cell(l.Node), fmt.Sprint(l.FencingToken), fmt.Sprint(l.Candidates)}
 		},
 	}.addTo(cmd, paths)
 }
 
-func newFleetWatchCommand(paths paths) *cobra.Command {
+func newFleetWatchCommand(paths command.Paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "watch",
 		Short: "Show the plugins of all nodes, and every change.",
@@ -213,19 +221,19 @@ When the daemon loses etcd, so that changes may be late, a warning on standard e
 		Example: `  # Tell me when a controller comes or goes.
   patchbay fleet watch --type csi-controller --state registered`,
 	}
-	socket := addControlSocket(cmd, paths)
-	output := addLines(cmd)
+	socket := command.AddControlSocket(cmd, paths)
+	output := command.AddLines(cmd)
 	nodes := cmd.Flags().Bool("nodes", false, "show changes of nodes too")
 	filter := addFleetFilter(cmd, false)
-	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
+	cmd.RunE = socket.Ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
 		request := &patchbayv1.WatchFleetRequest{Filter: filter, WithNodes: *nodes, WithHealth: true}
 		all := withoutHealth(cmd.ErrOrStderr(), c.WatchFleet(ctx, request))
-		return printLines(cmd, output, all, true, writeFleetChange)
+		return command.PrintLines(cmd, output, all, true, writeFleetChange)
 	})
 	return cmd
 }
 
-func newFleetWaitCommand(paths paths) *cobra.Command {
+func newFleetWaitCommand(paths command.Paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "wait TYPE/NAME",
 		Short: "Wait until a plugin is registered in the fleet, or nowhere any more.",
@@ -237,29 +245,29 @@ deregistered: it is unreachable. A warning on standard error says when the daemo
 
     # Wait until this node no longer has it.
   patchbay fleet wait CSIPlugin/hostpath.csi.k8s.io --node node-7 --for deregistered`,
-		Args:              oneRegistered,
+		Args:              command.OneRegistered,
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
-	socket := addControlSocket(cmd, paths)
-	goal, timeout := addGoal(cmd)
+	socket := command.AddControlSocket(cmd, paths)
+	goal, timeout := command.AddGoal(cmd)
 	count := cmd.Flags().Uint16("count", 1, "number of instances to wait for")
 	filter := addFleetFilter(cmd, true)
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
 		switch {
 		case *count == 0:
-			return wrongUsage(cmd, "--count 0 is nothing to wait for: give one above zero, or use --for deregistered")
-		case goal.value == string(client.GoalDeregistered) && cmd.Flags().Changed("count"):
-			return wrongUsage(cmd, "--count goes with --for registered only")
+			return command.WrongUsage(cmd, "--count 0 is nothing to wait for: give one above zero, or use --for deregistered")
+		case goal.Value == string(client.GoalDeregistered) && cmd.Flags().Changed("count"):
+			return command.WrongUsage(cmd, "--count goes with --for registered only")
 		}
-		return above0(cmd, *timeout)
+		return command.Above0(cmd, *timeout)
 	}
-	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error {
+	cmd.RunE = socket.Ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error {
 		ctx, cancel := context.WithTimeout(ctx, *timeout)
 		defer cancel()
 		name, _ := plugin.ParseName(args[0])
 		filter.Types, filter.Names = []string{name.Type}, []string{name.Name}
 		wanted := 0 // in no state: what is unreachable may be back, and is not deregistered
-		if goal.value == string(client.GoalRegistered) {
+		if goal.Value == string(client.GoalRegistered) {
 			filter.States, wanted = []string{"registered"}, int(*count)
 		}
 		var warning sync.WaitGroup
@@ -304,15 +312,15 @@ type changes = iter.Seq2[*patchbayv1.WatchFleetResponse, error]
 // warnStale says that what is shown may be out of date.
 func warnStale(stderr io.Writer, h *patchbayv1.FleetHealth) {
 	if !h.GetCurrent() {
-		fmt.Fprintf(stderr, "warning: %s\n", escape(h.GetMessage()))
+		fmt.Fprintf(stderr, "warning: %s\n", console.Escape(h.GetMessage()))
 	}
 }
 
 // lastSeen returns how long ago a node was last seen, or between which times.
 func lastSeen(last, before *time.Time, now time.Time) string {
-	switch earliest, latest := since(last, now), since(before, now); {
+	switch earliest, latest := console.Since(last, now), console.Since(before, now); {
 	case before == nil || earliest == latest:
-		return ago(last, now)
+		return console.Ago(last, now)
 	case last == nil:
 		return "over " + latest + " ago"
 	default:
@@ -332,20 +340,20 @@ func stateOfNode(n *patchbayv1.FleetNode) string {
 }
 
 func fleetPluginID(p *patchbayv1.FleetPlugin) string {
-	return escape(p.Node + "/" + p.Type + "/" + p.Name)
+	return console.Escape(p.Node + "/" + p.Type + "/" + p.Name)
 }
 
 func writeFleetChange(w io.Writer, c *patchbayv1.WatchFleetResponse) error {
 	if c.Node != nil {
-		return write(w, fmt.Appendf(nil, "%-8s  node    %s  %s\n", escape(c.Kind), escape(c.Node.Name), withReason(c.Node.State, c.Node.Reason)))
+		return console.Write(w, fmt.Appendf(nil, "%-8s  node    %s  %s\n", console.Escape(c.Kind), console.Escape(c.Node.Name), withReason(c.Node.State, c.Node.Reason)))
 	}
-	return write(w, fmt.Appendf(nil, "%-8s  plugin  %s  %s  %s\n", escape(c.Kind), fleetPluginID(c.Plugin), cell(c.Plugin.Version),
+	return console.Write(w, fmt.Appendf(nil, "%-8s  plugin  %s  %s  %s\n", console.Escape(c.Kind), fleetPluginID(c.Plugin), console.Cell(c.Plugin.Version),
 		withReason(c.Plugin.State, c.Plugin.Reason)))
 }
 
 func withReason(state, reason string) string {
 	if reason == "" {
-		return escape(state)
+		return console.Escape(state)
 	}
-	return escape(state + ": " + reason)
+	return console.Escape(state + ": " + reason)
 }

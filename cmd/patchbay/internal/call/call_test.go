@@ -1,4 +1,4 @@
-package cli
+package call
 
 import (
 	"bytes"
@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
 
 	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/dyncall"
 )
@@ -90,7 +92,7 @@ func TestDepth(t *testing.T) {
 
 func TestPrintAnswer(t *testing.T) {
 	var out bytes.Buffer
-	c := &callCommand{output: &choice{value: "json"}}
+	c := &callCommand{output: &command.Choice{Value: "json"}}
 	if err := c.print(&out, []byte(`{"b": "\u009b", "a": [1]}`)); err != nil || out.String() != `{"b":"\u009b","a":[1]}`+"\n" {
 		t.Errorf("got %q, %v", &out, err)
 	}

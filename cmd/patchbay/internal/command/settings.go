@@ -1,4 +1,4 @@
-package cli
+package command
 
 import (
 	"errors"
@@ -18,29 +18,29 @@ import (
 
 // The environment variables of paths. Every other flag of "patchbay run" with one value has one too; see envOf.
 const (
-	configEnv        = "PATCHBAY_CONFIG"
+	ConfigEnv        = "PATCHBAY_CONFIG"
 	controlSocketEnv = "PATCHBAY_CONTROL_SOCKET"
 )
 
-func envOf(flag string) string {
+func EnvOf(flag string) string {
 	return "PATCHBAY_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
-// paths are the defaults of flags; empty for none.
-type paths struct {
-	pluginDir, deviceSocketDir, controlSocket, state, config string
+// Paths are the defaults of flags; empty for none.
+type Paths struct {
+	PluginDir, deviceSocketDir, ControlSocket, State, Config string
 }
 
-// pathsFor returns the paths of the file system hierarchy standard for root and of the XDG base directory specification for other users.
+// PathsFor returns the paths of the file system hierarchy standard for root and of the XDG base directory specification for other users.
 // Without a runtime directory, which requires a login session, it uses the state directory: unlike /tmp, that belongs to the user.
-func pathsFor(uid int, getenv func(string) string) paths {
+func PathsFor(uid int, getenv func(string) string) Paths {
 	if uid == 0 {
-		return paths{
-			pluginDir:       "/run/patchbay/plugins",
+		return Paths{
+			PluginDir:       "/run/patchbay/plugins",
 			deviceSocketDir: "/run/patchbay/device-plugins",
-			controlSocket:   "/run/patchbay/control.sock",
-			state:           "/var/lib/patchbay/state.db",
-			config:          "/etc/patchbay/patchbay.yaml",
+			ControlSocket:   "/run/patchbay/control.sock",
+			State:           "/var/lib/patchbay/state.db",
+			Config:          "/etc/patchbay/patchbay.yaml",
 		}
 	}
 	// base returns an XDG base directory, empty if none is known. The specification requires to ignore relative paths.
@@ -64,12 +64,12 @@ func pathsFor(uid int, getenv func(string) string) paths {
 		}
 		return filepath.Join(base, "patchbay", name)
 	}
-	return paths{
-		pluginDir:       in(runtimeDir, "plugins"),
+	return Paths{
+		PluginDir:       in(runtimeDir, "plugins"),
 		deviceSocketDir: in(runtimeDir, "device-plugins"),
-		controlSocket:   in(runtimeDir, "control.sock"),
-		state:           in(stateHome, "state.db"),
-		config:          in(base("XDG_CONFIG_HOME", ".config"), "patchbay.yaml"),
+		ControlSocket:   in(runtimeDir, "control.sock"),
+		State:           in(stateHome, "state.db"),
+		Config:          in(base("XDG_CONFIG_HOME", ".config"), "patchbay.yaml"),
 	}
 }
 
@@ -89,27 +89,27 @@ var settings = []struct {
 	{"log-format", []string{"log", "format"}},
 }
 
-// configFlags are the flags that determine the configuration.
-type configFlags struct {
-	paths paths
+// ConfigFlags are the flags that determine the configuration.
+type ConfigFlags struct {
+	Paths Paths
 	// file is the configuration file. It may be missing unless it was named.
-	file     string
-	named    bool
+	File     string
+	Named    bool
 	dirs     []string
 	handlers map[string]string
 }
 
-func addConfigFlags(cmd *cobra.Command, paths paths) *configFlags {
-	f := &configFlags{paths: paths, handlers: map[string]string{}}
+func AddConfigFlags(cmd *cobra.Command, paths Paths) *ConfigFlags {
+	f := &ConfigFlags{Paths: paths, handlers: map[string]string{}}
 	flags := cmd.Flags()
 	var dirs []string
-	if paths.pluginDir != "" {
-		dirs = []string{paths.pluginDir}
+	if paths.PluginDir != "" {
+		dirs = []string{paths.PluginDir}
 	}
-	flags.StringVar(&f.file, "config", paths.config, "configuration file; the default can be set with "+configEnv)
+	flags.StringVar(&f.File, "config", paths.Config, "configuration file; the default can be set with "+ConfigEnv)
 	flags.StringArrayVar(&f.dirs, "plugin-dir", dirs, "directory where plugins create their sockets; can be repeated")
 	flags.String("deprecated-plugin-dir", "", "additional plugin directory, in which everything under kubernetes.io/ is ignored")
-	flags.String("state", paths.state, "file that remembers the registered plugins")
+	flags.String("state", paths.State, "file that remembers the registered plugins")
 	flags.String("dispense-dir", "", "directory in which every plugin has a stable socket, TYPE/NAME.sock, for programs that are not Go")
 	flags.String("device-socket-dir", paths.deviceSocketDir,
 		"directory in which kubelet.sock is served for device plugins that register the older way, with --handler DevicePlugin=device")
@@ -119,32 +119,32 @@ func addConfigFlags(cmd *cobra.Command, paths paths) *configFlags {
 		"handler for the plugins of a type; the kinds are "+kinds+"; can be repeated")
 	var known []string
 	for _, ptype := range daemon.DefaultTypes() {
-		known = append(known, each(daemon.HandlerKinds(), func(kind string) string { return ptype + "=" + kind })...)
+		known = append(known, Each(daemon.HandlerKinds(), func(kind string) string { return ptype + "=" + kind })...)
 	}
-	completeFlag(cmd, "handler", cobra.FixedCompletions(known, cobra.ShellCompDirectiveNoFileComp))
+	CompleteFlag(cmd, "handler", cobra.FixedCompletions(known, cobra.ShellCompDirectiveNoFileComp))
 	flags.Var(handlerFlag{f.handlers, "TYPE"}, "accept-type", "the same as --handler TYPE=accept; can be repeated")
-	addChoice(cmd, "unhandled", "", "treatment of plugins of all other types: refuse them or leave them alone",
+	AddChoice(cmd, "unhandled", "", "treatment of plugins of all other types: refuse them or leave them alone",
 		config.Unhandled...)
-	flags.String("control-socket", paths.controlSocket, "path of the daemon's control socket")
-	addChoice(cmd, "log-level", "", "lowest level that is logged", config.LogLevels...)
-	addChoice(cmd, "log-format", "", "format of the log; auto is text on a terminal and JSON elsewhere", config.LogFormats...)
+	flags.String("control-socket", paths.ControlSocket, "path of the daemon's control socket")
+	AddChoice(cmd, "log-level", "", "lowest level that is logged", config.LogLevels...)
+	AddChoice(cmd, "log-format", "", "format of the log; auto is text on a terminal and JSON elsewhere", config.LogFormats...)
 	return f
 }
 
-func (f *configFlags) sources(cmd *cobra.Command) (config.Sources, error) {
-	s := sourcesFor(f.paths)
+func (f *ConfigFlags) Sources(cmd *cobra.Command) (config.Sources, error) {
+	s := SourcesFor(f.Paths)
 	given := func(flag string) bool { return cmd.Flags().Changed(flag) }
-	if f.named || given("config") {
-		if s.File, s.Optional = f.file, false; s.File == "" {
-			return config.Sources{}, wrongUsage(cmd, "the config file has an empty path: name a file")
+	if f.Named || given("config") {
+		if s.File, s.Optional = f.File, false; s.File == "" {
+			return config.Sources{}, WrongUsage(cmd, "the config file has an empty path: name a file")
 		}
 	}
 	over := func(value, source string, path ...string) {
 		s.Over = append(s.Over, config.Setting{Path: path, Value: value, Source: source})
 	}
 	for _, setting := range settings {
-		if value := os.Getenv(envOf(setting.flag)); value != "" {
-			over(value, "environment variable "+envOf(setting.flag), setting.path...)
+		if value := os.Getenv(EnvOf(setting.flag)); value != "" {
+			over(value, "environment variable "+EnvOf(setting.flag), setting.path...)
 		}
 		if given(setting.flag) {
 			over(cmd.Flags().Lookup(setting.flag).Value.String(), flagSource+setting.flag, setting.path...)
@@ -165,28 +165,28 @@ func (f *configFlags) sources(cmd *cobra.Command) (config.Sources, error) {
 
 const flagSource = "flag --"
 
-// sourcesFor returns the sources of a configuration without flags and without settings in the environment.
-func sourcesFor(paths paths) config.Sources {
-	s := config.Sources{File: paths.config, Optional: true}
+// SourcesFor returns the sources of a configuration without flags and without settings in the environment.
+func SourcesFor(paths Paths) config.Sources {
+	s := config.Sources{File: paths.Config, Optional: true}
 	s.Defaults.SetDefaults()
-	if paths.pluginDir != "" {
-		s.Defaults.PluginDirs = []string{paths.pluginDir}
+	if paths.PluginDir != "" {
+		s.Defaults.PluginDirs = []string{paths.PluginDir}
 	}
-	s.Defaults.State, s.Defaults.ControlSocket = paths.state, paths.controlSocket
+	s.Defaults.State, s.Defaults.ControlSocket = paths.State, paths.ControlSocket
 	s.Defaults.Device.SocketDir = paths.deviceSocketDir
-	if file := os.Getenv(configEnv); file != "" {
+	if file := os.Getenv(ConfigEnv); file != "" {
 		s.File, s.Optional = file, false
 	}
 	return s
 }
 
-// check loads the configuration and checks it, also for this machine.
-func (f *configFlags) check(cmd *cobra.Command) (*config.Loaded, error) {
-	sources, err := f.sources(cmd)
+// Check loads the configuration and checks it, also for this machine.
+func (f *ConfigFlags) Check(cmd *cobra.Command) (*config.Loaded, error) {
+	sources, err := f.Sources(cmd)
 	if err != nil {
 		return nil, err
 	}
-	loaded, c, err := load(sources)
+	loaded, c, err := Load(sources)
 	wrong, ok := errors.AsType[config.Errors](err)
 	if err != nil && !ok || loaded == nil {
 		return loaded, err
@@ -230,15 +230,15 @@ func checkPaths(c daemon.Config) error {
 	return errors.Join(wrong...)
 }
 
-// load reads and validates a configuration. If its content is wrong, the error is of type [config.Errors] and has all errors, and load
+// Load reads and validates a configuration. If its content is wrong, the error is of type [config.Errors] and has all errors, and load
 // returns the parts that could be read.
-func load(sources config.Sources) (*config.Loaded, daemon.Config, error) {
+func Load(sources config.Sources) (*config.Loaded, daemon.Config, error) {
 	loaded, err := config.Load(sources)
 	if loaded == nil {
 		return nil, daemon.Config{}, err
 	}
 	wrong, _ := errors.AsType[config.Errors](err)
-	c := daemonConfig(loaded)
+	c := DaemonConfig(loaded)
 	if text, err := loaded.Shown().YAML(); err == nil {
 		c.Shown = string(text)
 	}
@@ -249,8 +249,8 @@ func load(sources config.Sources) (*config.Loaded, daemon.Config, error) {
 	return loaded, c, nil
 }
 
-// withoutFiles returns a configuration with the paths of the flags, the environment and the defaults, for use if the files cannot be read.
-func withoutFiles(s config.Sources) daemon.Config {
+// WithoutFiles returns a configuration with the paths of the flags, the environment and the defaults, for use if the files cannot be read.
+func WithoutFiles(s config.Sources) daemon.Config {
 	paths := []string{"pluginDirs", "deprecatedPluginDir", "state", "controlSocket"}
 	s.File = ""
 	s.Over = slices.DeleteFunc(slices.Clone(s.Over), func(o config.Setting) bool { return !slices.Contains(paths, o.Path[0]) })
@@ -258,11 +258,11 @@ func withoutFiles(s config.Sources) daemon.Config {
 	if err != nil {
 		panic(fmt.Sprintf("cli: invalid paths from the command line: %v", err)) // any text is a path
 	}
-	return daemonConfig(loaded)
+	return DaemonConfig(loaded)
 }
 
-// blame returns a usage error if all errors of a configuration are in the command line or the environment.
-func blame(cmd *cobra.Command, err error) error {
+// Blame returns a usage error if all errors of a configuration are in the command line or the environment.
+func Blame(cmd *cobra.Command, err error) error {
 	wrong, ok := errors.AsType[config.Errors](err)
 	if !ok {
 		return err
@@ -270,10 +270,10 @@ func blame(cmd *cobra.Command, err error) error {
 	if slices.ContainsFunc(wrong, func(e *config.Error) bool { return e.Origin.IsFile() }) {
 		return fmt.Errorf("cannot use the configuration: %w", err)
 	}
-	return wrongUsage(cmd, "%w", err)
+	return WrongUsage(cmd, "%w", err)
 }
 
-func daemonConfig(loaded *config.Loaded) daemon.Config {
+func DaemonConfig(loaded *config.Loaded) daemon.Config {
 	return daemon.Config{Config: loaded.Config, Catalogue: loaded.Catalogue, Build: daemon.ThisBuild()}
 }
 

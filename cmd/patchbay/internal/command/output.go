@@ -1,4 +1,4 @@
-package cli
+package command
 
 import (
 	"bytes"
@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/console"
+
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
 	"google.golang.org/protobuf/proto"
@@ -19,97 +21,97 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// choice is a flag that takes one of a few words. It implements pflag.Value.
-type choice struct {
-	value   string
+// Choice is a flag that takes one of a few words. It implements pflag.Value.
+type Choice struct {
+	Value   string
 	allowed []string
 }
 
-func (c *choice) String() string { return c.value }
+func (c *Choice) String() string { return c.Value }
 
 // Set implements pflag.Value.
-func (c *choice) Set(value string) error {
+func (c *Choice) Set(value string) error {
 	if !slices.Contains(c.allowed, value) {
 		return fmt.Errorf("must be one of %s", strings.Join(c.allowed, ", "))
 	}
-	c.value = value
+	c.Value = value
 	return nil
 }
 
 // Type implements pflag.Value; the help shows it in the place of the value.
-func (c *choice) Type() string { return strings.Join(c.allowed, "|") }
+func (c *Choice) Type() string { return strings.Join(c.allowed, "|") }
 
-// addChoice adds a flag whose first allowed word is the default. It also completes the words.
-func addChoice(cmd *cobra.Command, name, shorthand, usage string, allowed ...string) *choice {
-	c := &choice{value: allowed[0], allowed: allowed}
+// AddChoice adds a flag whose first allowed word is the default. It also completes the words.
+func AddChoice(cmd *cobra.Command, name, shorthand, usage string, allowed ...string) *Choice {
+	c := &Choice{Value: allowed[0], allowed: allowed}
 	cmd.Flags().VarP(c, name, shorthand, usage)
-	completeFlag(cmd, name, cobra.FixedCompletions(allowed, cobra.ShellCompDirectiveNoFileComp))
+	CompleteFlag(cmd, name, cobra.FixedCompletions(allowed, cobra.ShellCompDirectiveNoFileComp))
 	return c
 }
 
-// addWords adds a flag that takes a list of known words. The caller must call check after the flags are parsed.
-func addWords(cmd *cobra.Command, name, usage string, known []string) (words *[]string, check func() error) {
+// AddWords adds a flag that takes a list of known words. The caller must call check after the flags are parsed.
+func AddWords(cmd *cobra.Command, name, usage string, known []string) (words *[]string, check func() error) {
 	words = cmd.Flags().StringSlice(name, nil, usage)
-	completeFlag(cmd, name, cobra.FixedCompletions(known, cobra.ShellCompDirectiveNoFileComp))
+	CompleteFlag(cmd, name, cobra.FixedCompletions(known, cobra.ShellCompDirectiveNoFileComp))
 	return words, func() error {
 		for _, word := range *words {
 			if !slices.Contains(known, word) {
-				return wrongUsage(cmd, "--%s %q is not known: use any of %s", name, word, strings.Join(known, ", "))
+				return WrongUsage(cmd, "--%s %q is not known: use any of %s", name, word, strings.Join(known, ", "))
 			}
 		}
 		return nil
 	}
 }
 
-// completeFlag sets the completion of an existing flag.
-func completeFlag(cmd *cobra.Command, name string, complete cobra.CompletionFunc) {
+// CompleteFlag sets the completion of an existing flag.
+func CompleteFlag(cmd *cobra.Command, name string, complete cobra.CompletionFunc) {
 	if err := cmd.RegisterFlagCompletionFunc(name, complete); err != nil {
 		panic(err)
 	}
 }
 
-// addOutput adds the flag --output with the formats first, json, yaml and more.
-func addOutput(cmd *cobra.Command, first string, more ...string) *choice {
-	return addChoice(cmd, "output", "o", "output format", append([]string{first, "json", "yaml"}, more...)...)
+// AddOutput adds the flag --output with the formats first, json, yaml and more.
+func AddOutput(cmd *cobra.Command, first string, more ...string) *Choice {
+	return AddChoice(cmd, "output", "o", "output format", append([]string{first, "json", "yaml"}, more...)...)
 }
 
-// print writes a value as JSON or YAML or, for other formats, calls text.
-func (c *choice) print(cmd *cobra.Command, value any, text func(io.Writer) error) error {
+// Print writes a value as JSON or YAML or, for other formats, calls text.
+func (c *Choice) Print(cmd *cobra.Command, value any, text func(io.Writer) error) error {
 	w := cmd.OutOrStdout()
-	switch c.value {
+	switch c.Value {
 	case "json":
-		return writeJSON(w, value)
+		return WriteJSON(w, value)
 	case "yaml":
-		return writeYAML(w, value)
+		return WriteYAML(w, value)
 	}
 	return text(w)
 }
 
-// printList is print for a list that also has the format name.
-func printList[T any](cmd *cobra.Command, output *choice, list []T, names func([]T) []string, text func(io.Writer) error) error {
-	return output.print(cmd, list, func(w io.Writer) error {
-		if output.value == "name" {
-			return writeLines(w, names(list))
+// PrintList is print for a list that also has the format name.
+func PrintList[T any](cmd *cobra.Command, output *Choice, list []T, names func([]T) []string, text func(io.Writer) error) error {
+	return output.Print(cmd, list, func(w io.Writer) error {
+		if output.Value == "name" {
+			return WriteLines(w, names(list))
 		}
 		return text(w)
 	})
 }
 
-// addLines adds the flag --output for a stream of values.
-func addLines(cmd *cobra.Command) *choice {
-	return addChoice(cmd, "output", "o", "output format: one line of text, or one JSON object a line", "text", "json")
+// AddLines adds the flag --output for a stream of values.
+func AddLines(cmd *cobra.Command) *Choice {
+	return AddChoice(cmd, "output", "o", "output format: one line of text, or one JSON object a line", "text", "json")
 }
 
-// printLines writes each value of a sequence as one line. If endless is set, an interrupt is not an error.
-func printLines[T any](cmd *cobra.Command, output *choice, all iter.Seq2[T, error], endless bool, text func(io.Writer, T) error) error {
+// PrintLines writes each value of a sequence as one line. If endless is set, an interrupt is not an error.
+func PrintLines[T any](cmd *cobra.Command, output *Choice, all iter.Seq2[T, error], endless bool, text func(io.Writer, T) error) error {
 	for one, err := range all {
 		switch {
 		case endless && errors.Is(err, context.Canceled):
 			return nil
 		case err != nil:
 			return err
-		case output.value == "json":
-			err = writeJSONLine(cmd.OutOrStdout(), one)
+		case output.Value == "json":
+			err = WriteJSONLine(cmd.OutOrStdout(), one)
 		default:
 			err = text(cmd.OutOrStdout(), one)
 		}
@@ -120,9 +122,9 @@ func printLines[T any](cmd *cobra.Command, output *choice, all iter.Seq2[T, erro
 	return nil
 }
 
-// addPastAndNew adds the flags of commands that show past records and can follow new ones. The function that it returns returns their
+// AddPastAndNew adds the flags of commands that show past records and can follow new ones. The function that it returns returns their
 // values.
-func addPastAndNew(cmd *cobra.Command, coming, what string) func() (follow bool, tail *uint32) {
+func AddPastAndNew(cmd *cobra.Command, coming, what string) func() (follow bool, tail *uint32) {
 	following := cmd.Flags().BoolP("follow", "f", false, "continue with "+coming)
 	count := cmd.Flags().Uint32("tail", 0, "number of past "+what+" to show (default all that are kept)")
 	return func() (bool, *uint32) {
@@ -133,38 +135,38 @@ func addPastAndNew(cmd *cobra.Command, coming, what string) func() (follow bool,
 	}
 }
 
-func writeJSON(w io.Writer, value any) error {
-	text, err := json.MarshalIndent(jsonOf(value), "", "  ")
+func WriteJSON(w io.Writer, value any) error {
+	text, err := json.MarshalIndent(JsonOf(value), "", "  ")
 	if err != nil {
 		return err
 	}
-	return write(w, append(escapeJSON(text), '\n'))
+	return console.Write(w, append(console.EscapeJSON(text), '\n'))
 }
 
-func writeJSONLine(w io.Writer, value any) error {
-	text, err := json.Marshal(jsonOf(value))
+func WriteJSONLine(w io.Writer, value any) error {
+	text, err := json.Marshal(JsonOf(value))
 	if err != nil {
 		return err
 	}
-	return write(w, append(escapeJSON(text), '\n'))
+	return console.Write(w, append(console.EscapeJSON(text), '\n'))
 }
 
-// jsonOf returns a value that json.Marshal writes as value, except that messages of the control API have the JSON names of their fields, a
+// JsonOf returns a value that json.Marshal writes as value, except that messages of the control API have the JSON names of their fields, a
 // number for each integer, and all fields that are not messages.
-func jsonOf(value any) any {
+func JsonOf(value any) any {
 	switch v := value.(type) {
 	case proto.Message:
 		return message{v.ProtoReflect()}
 	case map[string]any:
 		for key, in := range v {
-			v[key] = jsonOf(in)
+			v[key] = JsonOf(in)
 		}
 		return v
 	}
 	if list := reflect.ValueOf(value); list.Kind() == reflect.Slice && list.Type().Elem().Implements(reflect.TypeFor[proto.Message]()) {
 		messages := make([]any, list.Len())
 		for i := range messages {
-			messages[i] = jsonOf(list.Index(i).Interface())
+			messages[i] = JsonOf(list.Index(i).Interface())
 		}
 		return messages
 	}
@@ -228,15 +230,15 @@ func (m message) field(f protoreflect.FieldDescriptor, isTime bool) any {
 	return one(value)
 }
 
-// writeYAML writes a value as YAML with the keys of its JSON form.
-func writeYAML(w io.Writer, value any) error {
-	text, err := json.Marshal(jsonOf(value))
+// WriteYAML writes a value as YAML with the keys of its JSON form.
+func WriteYAML(w io.Writer, value any) error {
+	text, err := json.Marshal(JsonOf(value))
 	if err != nil {
 		return err
 	}
 	// The YAML parser refuses unprintable characters that are not escaped.
 	var tree any
-	if err := yaml.Unmarshal(escapeJSON(text), &tree); err != nil {
+	if err := yaml.Unmarshal(console.EscapeJSON(text), &tree); err != nil {
 		return err
 	}
 	var out bytes.Buffer
@@ -245,7 +247,7 @@ func writeYAML(w io.Writer, value any) error {
 	if err := encoder.Encode(quoteTabs(tree)); err != nil {
 		return err
 	}
-	return write(w, out.Bytes())
+	return console.Write(w, out.Bytes())
 }
 
 // quoteTabs makes the encoder quote strings with tabs. In block style, YAML could take the tabs for indentation.
@@ -267,8 +269,8 @@ func quoteTabs(value any) any {
 	return value
 }
 
-// each returns the results of f for all elements of list.
-func each[T, R any](list []T, f func(T) R) []R {
+// Each returns the results of f for all elements of list.
+func Each[T, R any](list []T, f func(T) R) []R {
 	results := make([]R, len(list))
 	for i, t := range list {
 		results[i] = f(t)
@@ -276,20 +278,23 @@ func each[T, R any](list []T, f func(T) R) []R {
 	return results
 }
 
-// writeLines escapes and writes lines.
-func writeLines(w io.Writer, lines []string) error {
+// WriteLines escapes and writes lines.
+func WriteLines(w io.Writer, lines []string) error {
 	var text bytes.Buffer
 	for _, line := range lines {
-		text.WriteString(escape(line))
+		text.WriteString(console.Escape(line))
 		text.WriteByte('\n')
 	}
-	return write(w, text.Bytes())
+	return console.Write(w, text.Bytes())
 }
 
-func write(w io.Writer, text []byte) error {
-	_, err := io.Copy(w, bytes.NewReader(text))
-	if err != nil {
-		return fmt.Errorf("cannot write the output: %w", err)
-	}
-	return nil
+// UsageError is an error in the command line.
+type UsageError struct{ error }
+
+func (e UsageError) Unwrap() error { return e.error }
+
+// WrongUsage returns a [usageError] that refers to the help of cmd.
+func WrongUsage(cmd *cobra.Command, format string, args ...any) error {
+	wrong := fmt.Errorf(format, args...)
+	return UsageError{fmt.Errorf("%w; see %q", wrong, cmd.CommandPath()+" --help")}
 }

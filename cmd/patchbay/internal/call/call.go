@@ -1,4 +1,6 @@
-package cli
+// Package call is the command "patchbay call", which calls any method of a plugin. It parses the
+// arguments and prints the answers; package dyncall makes the calls.
+package call
 
 import (
 	"context"
@@ -8,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
@@ -26,7 +30,7 @@ const callTimeout = 30 * time.Second
 
 // callCommand has the flags of "patchbay call".
 type callCommand struct {
-	control  *controlSocket
+	control  *command.ControlSocket
 	socket   string
 	fleet    bool
 	node     string
@@ -37,10 +41,10 @@ type callCommand struct {
 	headers  []string
 	timeout  time.Duration
 	given    dyncall.Given
-	output   *choice
+	output   *command.Choice
 }
 
-func newCallCommand(paths paths) *cobra.Command {
+func NewCommand(paths command.Paths) *cobra.Command {
 	c := &callCommand{}
 	cmd := &cobra.Command{
 		Use:   "call (TYPE/NAME | NAME | --socket PATH) (SERVICE/METHOD [JSON] | --list | --describe SERVICE[/METHOD])",
@@ -84,7 +88,7 @@ If the plugin returns an error, its code, message and details are printed, and t
 		RunE:              c.run,
 		ValidArgsFunction: c.complete,
 	}
-	c.control = addControlSocket(cmd, paths)
+	c.control = command.AddControlSocket(cmd, paths)
 	flags := cmd.Flags()
 	flags.StringVar(&c.socket, "socket", "", "call whatever listens on this socket, without a daemon")
 	flags.BoolVar(&c.fleet, "fleet", false, "call the plugin on any node of the fleet, preferably this one")
@@ -98,7 +102,7 @@ If the plugin returns an error, its code, message and details are printed, and t
 	flags.StringSliceVar(&c.given.Protos, "proto", nil, "proto files with the plugin's services, instead of asking the plugin")
 	flags.StringSliceVar(&c.given.Imports, "import-path", nil, "directories to search for proto files (default: the working directory)")
 	flags.StringSliceVar(&c.given.Sets, "protoset", nil, "files with serialized descriptors of the plugin's services; may be repeated")
-	c.output = addChoice(cmd, "output", "o", "output format", "json", "yaml")
+	c.output = command.AddChoice(cmd, "output", "o", "output format", "json", "yaml")
 	return cmd
 }
 
@@ -106,44 +110,44 @@ If the plugin returns an error, its code, message and details are printed, and t
 func (c *callCommand) args(cmd *cobra.Command, args []string) error {
 	changed := cmd.Flags().Changed
 	if changed("socket") && c.socket == "" {
-		return wrongUsage(cmd, "--socket has an empty path: name a socket")
+		return command.WrongUsage(cmd, "--socket has an empty path: name a socket")
 	}
 	rest := args
 	if c.socket == "" {
-		if err := onePlugin(cmd, args[:min(len(args), 1)]); err != nil {
+		if err := command.OnePlugin(cmd, args[:min(len(args), 1)]); err != nil {
 			return err
 		}
 		rest = args[1:]
 	}
 	if changed("node") {
 		if err := fleet.ValidateNode(c.node); err != nil {
-			return wrongUsage(cmd, "--node: %w", err)
+			return command.WrongUsage(cmd, "--node: %w", err)
 		}
 	}
 	describes := c.list || c.describe != ""
 	switch {
 	case c.inFleet() && c.socket == "" && !strings.Contains(args[0], "/"):
-		return wrongUsage(cmd, "a fleet knows no launched plugins by their names: write TYPE/NAME instead of %q", args[0])
+		return command.WrongUsage(cmd, "a fleet knows no launched plugins by their names: write TYPE/NAME instead of %q", args[0])
 	case c.socket != "" && c.inFleet():
-		return wrongUsage(cmd, "--socket needs no fleet: leave --fleet, --node and --label out")
+		return command.WrongUsage(cmd, "--socket needs no fleet: leave --fleet, --node and --label out")
 	case c.node != "" && len(c.labels) > 0:
-		return wrongUsage(cmd, "--node and --label exclude each other: one node is enough")
+		return command.WrongUsage(cmd, "--node and --label exclude each other: one node is enough")
 	case c.list && changed("describe"):
-		return wrongUsage(cmd, "--list and --describe exclude each other")
+		return command.WrongUsage(cmd, "--list and --describe exclude each other")
 	case changed("describe") && c.describe == "":
-		return wrongUsage(cmd, "--describe needs the name of a service or method")
+		return command.WrongUsage(cmd, "--describe needs the name of a service or method")
 	case describes && len(rest) > 0:
-		return wrongUsage(cmd, "unexpected argument %q: --list and --describe call no method", rest[0])
+		return command.WrongUsage(cmd, "unexpected argument %q: --list and --describe call no method", rest[0])
 	case describes && changed("data"):
-		return wrongUsage(cmd, "--list and --describe send no --data")
+		return command.WrongUsage(cmd, "--list and --describe send no --data")
 	case !describes && len(rest) == 0:
-		return wrongUsage(cmd, "no method is named: write SERVICE/METHOD, or --list to see all methods")
+		return command.WrongUsage(cmd, "no method is named: write SERVICE/METHOD, or --list to see all methods")
 	case len(rest) > 2:
-		return wrongUsage(cmd, "unexpected argument %q: quote the request as one argument", rest[2])
+		return command.WrongUsage(cmd, "unexpected argument %q: quote the request as one argument", rest[2])
 	case len(rest) == 2 && changed("data"):
-		return wrongUsage(cmd, "the request is given twice, as an argument and with --data")
+		return command.WrongUsage(cmd, "the request is given twice, as an argument and with --data")
 	case changed("timeout"):
-		return above0(cmd, c.timeout)
+		return command.Above0(cmd, c.timeout)
 	}
 	return nil
 }
@@ -154,9 +158,9 @@ func (c *callCommand) inFleet() bool { return c.fleet || c.node != "" || len(c.l
 func (c *callCommand) run(cmd *cobra.Command, args []string) error {
 	headers, err := parseHeaders(c.headers)
 	if err != nil {
-		return wrongUsage(cmd, "flag --header: %w", err)
+		return command.WrongUsage(cmd, "flag --header: %w", err)
 	}
-	ctx, cancel := limited(metadata.NewOutgoingContext(cmd.Context(), headers), c.timeout)
+	ctx, cancel := command.Limited(metadata.NewOutgoingContext(cmd.Context(), headers), c.timeout)
 	defer cancel()
 	return c.connected(ctx, cmd, args, func(conn grpc.ClientConnInterface, p dyncall.Plugin, rest []string) error {
 		selector := "" // to list or describe: a type may be in any file
@@ -175,7 +179,7 @@ func (c *callCommand) run(cmd *cobra.Command, args []string) error {
 			if err != nil {
 				return err
 			}
-			return writeLines(cmd.OutOrStdout(), strings.Split(strings.TrimSuffix(text, "\n"), "\n"))
+			return command.WriteLines(cmd.OutOrStdout(), strings.Split(strings.TrimSuffix(text, "\n"), "\n"))
 		}
 		return c.runCall(ctx, cmd, conn, schema, rest)
 	})
@@ -194,8 +198,8 @@ func (c *callCommand) connected(
 		defer conn.Close()
 		return use(conn, dyncall.Plugin{}, args)
 	}
-	return c.control.ask(0, func(_ context.Context, daemon *client.Client, cmd *cobra.Command, args []string) error {
-		ptype, name := pluginOf(args[0])
+	return c.control.Ask(0, func(_ context.Context, daemon *client.Client, cmd *cobra.Command, args []string) error {
+		ptype, name := command.PluginOf(args[0])
 		p := dyncall.Plugin{Type: ptype}
 		dial := daemon.Conn
 		if len(c.labels) > 0 {
@@ -223,7 +227,7 @@ func (c *callCommand) connected(
 			return err
 		}
 		// If no daemon answers, return the error of this call, because it has a remedy.
-		ctx, cancel := answerInTime(cmd.Context())
+		ctx, cancel := command.AnswerInTime(cmd.Context())
 		defer cancel()
 		if _, gone := daemon.Version(ctx); gone != nil {
 			return gone
@@ -256,7 +260,7 @@ func (c *callCommand) schema(
 }
 
 func learn(ctx context.Context, conn grpc.ClientConnInterface, selector string, p dyncall.Plugin) (*dyncall.Schema, error) {
-	inTime, cancel := answerInTime(ctx)
+	inTime, cancel := command.AnswerInTime(ctx)
 	defer cancel()
 	schema, err := dyncall.Load(inTime, conn, selector, p)
 	if err == nil {
@@ -289,7 +293,7 @@ func runList(cmd *cobra.Command, schema *dyncall.Schema) error {
 		lines = append(lines, string(name)+" (methods unknown)")
 	}
 	slices.Sort(lines)
-	return writeLines(cmd.OutOrStdout(), lines)
+	return command.WriteLines(cmd.OutOrStdout(), lines)
 }
 
 func (c *callCommand) runCall(
@@ -334,12 +338,12 @@ func (c *callCommand) runCall(
 
 func (c *callCommand) complete(cmd *cobra.Command, args []string, word string) (methods []cobra.Completion, _ cobra.ShellCompDirective) {
 	if c.socket == "" && len(args) == 0 {
-		return completePlugins(c.control)(cmd, args, word)
+		return command.CompletePlugins(c.control)(cmd, args, word)
 	}
-	if c.socket != "" && len(args) > 0 || c.socket == "" && onePlugin(cmd, args) != nil {
+	if c.socket != "" && len(args) > 0 || c.socket == "" && command.OnePlugin(cmd, args) != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	ctx, cancel := answerInTime(cmd.Context())
+	ctx, cancel := command.AnswerInTime(cmd.Context())
 	defer cancel()
 	// Without a connection there are no completions.
 	_ = c.connected(ctx, cmd, args, func(conn grpc.ClientConnInterface, p dyncall.Plugin, _ []string) error {

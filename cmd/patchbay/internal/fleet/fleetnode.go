@@ -1,4 +1,4 @@
-package cli
+package fleet
 
 import (
 	"context"
@@ -7,6 +7,8 @@ import (
 	"io"
 	"strings"
 	"time"
+
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
 
 	"github.com/spf13/cobra"
 
@@ -21,16 +23,16 @@ The caller needs the control role admin, and the daemon the right to write in et
 ("patchbay fleet role --operator").`
 
 // addNodeOrder makes a command do something with the node that it names. It prints nothing.
-func addNodeOrder(cmd *cobra.Command, paths paths, do func(c *client.Client, ctx context.Context, node string) error) *cobra.Command {
-	cmd.Args, cmd.ValidArgsFunction = takes("NODE"), cobra.NoFileCompletions
-	cmd.RunE = addControlSocket(cmd, paths).ask(answerTimeout,
+func addNodeOrder(cmd *cobra.Command, paths command.Paths, do func(c *client.Client, ctx context.Context, node string) error) *cobra.Command {
+	cmd.Args, cmd.ValidArgsFunction = command.Takes("NODE"), cobra.NoFileCompletions
+	cmd.RunE = command.AddControlSocket(cmd, paths).Ask(command.AnswerTimeout,
 		func(ctx context.Context, c *client.Client, _ *cobra.Command, args []string) error {
 			return do(c, ctx, args[0])
 		})
 	return cmd
 }
 
-func newFleetUncordonCommand(paths paths) *cobra.Command {
+func newFleetUncordonCommand(paths command.Paths) *cobra.Command {
 	return addNodeOrder(&cobra.Command{
 		Use:     "uncordon NODE",
 		Short:   "Have calls go to a node again that was drained.",
@@ -39,7 +41,7 @@ func newFleetUncordonCommand(paths paths) *cobra.Command {
 	}, paths, (*client.Client).UncordonNode)
 }
 
-func newFleetForgetCommand(paths paths) *cobra.Command {
+func newFleetForgetCommand(paths command.Paths) *cobra.Command {
 	return addNodeOrder(&cobra.Command{
 		Use:   "forget NODE",
 		Short: "Remove a node that is gone, before its retention is over.",
@@ -49,7 +51,7 @@ over. A node that is there is not forgotten; stop its daemon first. If its daemo
 	}, paths, (*client.Client).ForgetNode)
 }
 
-func newFleetDrainCommand(paths paths) *cobra.Command {
+func newFleetDrainCommand(paths command.Paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "drain NODE",
 		Short: "Have calls go to other nodes.",
@@ -61,20 +63,20 @@ With --wait the command returns with 0 when the node holds no locks and other no
 stopped, if another daemon is asked. After the timeout, or if it is interrupted, it exits with 1; the node stays drained.` + needsAdmin,
 		Example: `  # Before maintenance: when it returns, no other node waits for this one.
   patchbay fleet drain node-7 --wait --timeout 10m`,
-		Args: takes("NODE"), ValidArgsFunction: cobra.NoFileCompletions,
+		Args: command.Takes("NODE"), ValidArgsFunction: cobra.NoFileCompletions,
 	}
-	socket := addControlSocket(cmd, paths)
+	socket := command.AddControlSocket(cmd, paths)
 	wait := cmd.Flags().Bool("wait", false, "wait until the node serves no more calls of the fleet")
 	timeout := cmd.Flags().Duration("timeout", 5*time.Minute, "how long to wait, for example 90s or 10m")
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
 		if cmd.Flags().Changed("timeout") && !*wait {
-			return wrongUsage(cmd, "--timeout goes with --wait only")
+			return command.WrongUsage(cmd, "--timeout goes with --wait only")
 		}
-		return above0(cmd, *timeout)
+		return command.Above0(cmd, *timeout)
 	}
-	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, _ *cobra.Command, args []string) error {
+	cmd.RunE = socket.Ask(0, func(ctx context.Context, c *client.Client, _ *cobra.Command, args []string) error {
 		node := args[0]
-		answered, cancel := answerInTime(ctx)
+		answered, cancel := command.AnswerInTime(ctx)
 		defer cancel()
 		if err := c.DrainNode(answered, node); err != nil || !*wait {
 			return err
@@ -95,7 +97,7 @@ stopped, if another daemon is asked. After the timeout, or if it is interrupted,
 	return cmd
 }
 
-func newFleetRoleCommand(paths paths) *cobra.Command {
+func newFleetRoleCommand(paths command.Paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "role NODE",
 		Short: "Print the commands that give a node its rights in etcd.",
@@ -107,21 +109,21 @@ command, and neither a daemon nor etcd is asked.`,
 		Example: `  # As etcd's user root, for a node and for the one on which operators work.
   patchbay fleet role node-7 | sh -e
   patchbay fleet role admin-1 --operator | sh -e`,
-		Args: takes("NODE"), ValidArgsFunction: cobra.NoFileCompletions,
+		Args: command.Takes("NODE"), ValidArgsFunction: cobra.NoFileCompletions,
 	}
-	file := cmd.Flags().String("config", paths.config, "configuration file; the default can be set with "+configEnv)
+	file := cmd.Flags().String("config", paths.Config, "configuration file; the default can be set with "+command.ConfigEnv)
 	operator := cmd.Flags().Bool("operator", false, "may also drain, uncordon and forget other nodes")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		sources := sourcesFor(paths)
+		sources := command.SourcesFor(paths)
 		if cmd.Flags().Changed("config") {
 			sources.File, sources.Optional = *file, false
 		}
 		loaded, err := config.Load(sources)
 		if err != nil {
-			return blame(cmd, err)
+			return command.Blame(cmd, err)
 		}
 		if err := fleet.ValidateNode(args[0]); err != nil {
-			return wrongUsage(cmd, "%w", err)
+			return command.WrongUsage(cmd, "%w", err)
 		}
 		return writeRole(cmd.OutOrStdout(), args[0], loaded.Config.Fleet, *operator)
 	}
@@ -162,5 +164,5 @@ func writeRole(w io.Writer, node string, c config.Fleet, operator bool) error {
 		asks = " </dev/tty" // the shell reads the commands from its standard input
 	}
 	lines = append(lines, "user get "+node+" >/dev/null 2>&1 || etcdctl user add "+node+asks, "user grant-role "+node+" "+node)
-	return writeLines(w, each(lines, func(line string) string { return "etcdctl " + line }))
+	return command.WriteLines(w, command.Each(lines, func(line string) string { return "etcdctl " + line }))
 }
