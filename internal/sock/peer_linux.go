@@ -65,8 +65,8 @@ func startOf(pidfd int) uint64 {
 	return st.Ino | ofPidfs
 }
 
-// Start returns [plugin.Peer].Start of the process with a PID, or zero if there is none. It is a unique number of the kernel or, before Linux
-// 6.9, the start time, which is slower to find.
+// Start returns [plugin.Peer].Start of the process with a PID, or zero if there is none. It is a unique number of the kernel or, before
+// Linux 6.9, the start time, which is slower to find.
 func Start(pid int) uint64 {
 	if !numbered() {
 		return startTime(pid)

@@ -115,8 +115,8 @@ func newDevicesReleaseCommand(paths command.Paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "release RESOURCE OWNER",
 		Short: "Release the devices of an owner",
-		Long: `Release the devices of one resource that are allocated to an owner, and print them. They can be allocated again immediately, so make
-sure first that the owner no longer uses them: the daemon cannot check that.`,
+		Long: `Release the devices of one resource that are allocated to an owner, and print them. They can be allocated again immediately, so
+make sure first that the owner no longer uses them: the daemon cannot check that.`,
 		Example: `  patchbay devices release example.com/gpu build-17`,
 		Args:    command.Takes("RESOURCE", "OWNER"),
 	}

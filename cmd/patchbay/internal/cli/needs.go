@@ -123,7 +123,8 @@ func pluginsInNeed(plugins []*patchbayv1.Plugin, now time.Time) []need {
 	for _, p := range plugins {
 		remedy, isNeed := remedies[p.State]
 		if p.State == "refused" && p.NextRetry == nil && p.Type != "" {
-			remedy = fmt.Sprintf("configure a handler for its type: handlers in the configuration, or --accept-type %s; it is registered immediately", p.Type)
+			remedy = fmt.Sprintf("configure a handler for its type: handlers in the configuration, or --accept-type %s; "+
+				"it is registered immediately", p.Type)
 		}
 		if !isNeed || p.Source == "launched" && p.SocketPath == "" {
 			continue // launchedInNeed returns launched plugins without a socket

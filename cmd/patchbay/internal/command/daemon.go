@@ -103,8 +103,8 @@ func PluginOf(arg string) (ptype, name string) {
 }
 
 // NamesPlugin is the help for the argument of [onePlugin].
-const NamesPlugin = "TYPE is the type of the plugin or one of its roles, such as csi-node. It ends at the first slash; the name may have more\n" +
-	"slashes. NAME alone is a launched plugin, by its name in the catalogue."
+const NamesPlugin = "TYPE is the type of the plugin or one of its roles, such as csi-node. It ends at the first slash; the name may have\n" +
+	"more slashes. NAME alone is a launched plugin, by its name in the catalogue."
 
 func OneRegistered(cmd *cobra.Command, args []string) error {
 	if len(args) != 1 {

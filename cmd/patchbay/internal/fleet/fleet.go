@@ -26,7 +26,7 @@ import (
 func NewCommand(paths command.Paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "fleet",
-		Short: "Show the plugins of all nodes.",
+		Short: "Show the plugins of all nodes",
 		Long: `Show the nodes that publish their plugins to the etcd of this daemon's configuration, and their plugins.
 
 A dead node stays visible, with its plugins unreachable, until its retention expires. If the daemon has lost etcd, the commands show the
@@ -92,7 +92,7 @@ func (l listing[T]) addTo(cmd *cobra.Command, paths command.Paths) *cobra.Comman
 func newFleetNodesCommand(paths command.Paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "nodes",
-		Short: "List the nodes of the fleet.",
+		Short: "List the nodes of the fleet",
 		Long: `List the nodes of the fleet. A node is ready, unreachable (its presence in etcd has ended), stopped (its daemon ended in order),
 or unknown (its record cannot be read). If the daemon did not follow etcd when a node was gone, LAST SEEN is two times, and the node was
 last alive between them.
@@ -129,7 +129,7 @@ func newFleetListCommand(paths command.Paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "list",
 		Aliases: []string{"ls"},
-		Short:   "List the plugins of all nodes.",
+		Short:   "List the plugins of all nodes",
 		Long: `List the plugins of all nodes, one line for each instance. The plugins of a node that is not ready are unreachable.
 
 The output is a table, an array of objects as JSON or YAML, or one NODE/TYPE/NAME a line.`,
@@ -158,7 +158,7 @@ func fleetPluginRow(p *patchbayv1.FleetPlugin, now time.Time) []string {
 func newFleetVersionsCommand(paths command.Paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "versions",
-		Short: "List which versions of the plugins run on how many nodes.",
+		Short: "List the versions of plugins, with numbers of nodes",
 		Long: `List the versions of the plugins of all nodes, one line for each version, with the number of nodes on which it is registered
 and the names of the first of them. DIFFERS says for how long nodes have run different versions of the plugin. After an hour, or
 fleet.drift, the condition fleet-versions of the daemon is degraded too.
@@ -191,7 +191,7 @@ The output is a table, an array of objects with all nodes as JSON or YAML, or on
 func newFleetLocksCommand(paths command.Paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "locks",
-		Short: "List who holds the locks of exclusive plugins.",
+		Short: "List the holders of the locks of exclusive plugins",
 		Long: `List the locks of the plugins of which one instance in the fleet may be active (fleet.exclusive), with the node that holds each,
 its fencing token, and how many nodes want it, with the holder. A lock without a holder is about to pass on.
 
@@ -214,7 +214,7 @@ The output is a table, an array of objects as JSON or YAML, or one TYPE/NAME a l
 func newFleetWatchCommand(paths command.Paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "watch",
-		Short: "Show the plugins of all nodes, and every change.",
+		Short: "Show the plugins of all nodes, and every change",
 		Long: `Show everything in the fleet as added, and then every change exactly once. The command runs until it is interrupted, and
 fails if the daemon goes away. A plugin that stops matching the filter is shown as removed, one that starts to match as added.
 When the daemon loses etcd, so that changes may be late, a warning on standard error says so, and another line when it is back.`,
@@ -236,7 +236,7 @@ When the daemon loses etcd, so that changes may be late, a warning on standard e
 func newFleetWaitCommand(paths command.Paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "wait TYPE/NAME",
-		Short: "Wait until a plugin is registered in the fleet, or nowhere any more.",
+		Short: "Wait until a plugin is registered or deregistered in the fleet",
 		Long: `Wait until a plugin is registered on a number of nodes, or on none, and exit with 0. After the timeout the command says how
 many nodes match and exits with 1. A plugin on a node that is not ready counts neither as registered nor as
 deregistered: it is unreachable. A warning on standard error says when the daemon has lost etcd.`,

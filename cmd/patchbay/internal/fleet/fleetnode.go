@@ -35,7 +35,7 @@ func addNodeOrder(cmd *cobra.Command, paths command.Paths, do func(c *client.Cli
 func newFleetUncordonCommand(paths command.Paths) *cobra.Command {
 	return addNodeOrder(&cobra.Command{
 		Use:     "uncordon NODE",
-		Short:   "Have calls go to a node again that was drained.",
+		Short:   "Undo the drain of a node",
 		Long:    `Undo "patchbay fleet drain". A node that is not drained is left as it is.` + needsAdmin,
 		Example: `  patchbay fleet uncordon node-7`,
 	}, paths, (*client.Client).UncordonNode)
@@ -44,7 +44,7 @@ func newFleetUncordonCommand(paths command.Paths) *cobra.Command {
 func newFleetForgetCommand(paths command.Paths) *cobra.Command {
 	return addNodeOrder(&cobra.Command{
 		Use:   "forget NODE",
-		Short: "Remove a node that is gone, before its retention is over.",
+		Short: "Remove a node that is gone before its retention ends",
 		Long: `Remove what etcd has of a node that is gone for good, so that it and its plugins are shown no more, before fleet.retention is
 over. A node that is there is not forgotten; stop its daemon first. If its daemon is started again later, the node is back.` + needsAdmin,
 		Example: `  patchbay fleet forget node-7`,
@@ -54,7 +54,7 @@ over. A node that is there is not forgotten; stop its daemon first. If its daemo
 func newFleetDrainCommand(paths command.Paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "drain NODE",
-		Short: "Have calls go to other nodes.",
+		Short: "Drain a node: calls go to other nodes",
 		Long: `Have calls to any node of the fleet go elsewhere than to this node, as long as another one has the plugin, and the node give up the
 locks that it holds, until "patchbay fleet uncordon", over restarts of its daemon. Calls in progress go on; those that name the node, and
 those of programs on the node itself, still reach it.
@@ -100,7 +100,7 @@ stopped, if another daemon is asked. After the timeout, or if it is interrupted,
 func newFleetRoleCommand(paths command.Paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "role NODE",
-		Short: "Print the commands that give a node its rights in etcd.",
+		Short: "Print the commands that give a node its rights in etcd",
 		Long: `Print the commands of etcdctl that make a role and a user of the name of the node, with exactly the rights that its daemon needs
 with the configuration of this one: fleet.etcd.prefix and namespace say where, and with fleet.exclusive it may compete for locks.
 The user has no password and is known by the common name of its client certificate, unless fleet.etcd.user is configured; then

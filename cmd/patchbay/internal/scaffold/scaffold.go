@@ -39,7 +39,7 @@ var templates embed.FS
 var kinds = map[string]kind{
 	"CSIPlugin": {
 		folder: "csi", call: "NodeGetInfo", mounts: true,
-		notes: "`identity.go` and `node.go` are the services of CSI that a driver must have. A driver that creates volumes also has a controller.",
+		notes: "`identity.go` and `node.go` are the CSI services that a driver must have. A driver that creates volumes also has a controller.",
 	},
 	"DevicePlugin": {
 		folder: "device", call: "ListAndWatch",
