@@ -158,7 +158,7 @@ func keep(archive, dir string) error {
 	slices.SortFunc(kept.Files, func(a, b txtar.File) int { return strings.Compare(a.Name, b.Name) })
 	// The name of an input is its hash.
 	kept.Files = slices.CompactFunc(kept.Files, func(a, b txtar.File) bool { return a.Name == b.Name })
-	return os.WriteFile(archive, txtar.Format(kept), 0o644)
+	return errors.Join(os.MkdirAll(filepath.Dir(archive), 0o755), os.WriteFile(archive, txtar.Format(kept), 0o644))
 }
 
 // targets lists the fuzz targets of a module in dir, as PACKAGE.NAME, with the package relative to dir.
