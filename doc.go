@@ -16,8 +16,8 @@
 //
 // # Waiting for a plugin
 //
-// [Runtime.WaitForPlugins] is for a host that must not start work without some plugins: it waits until each has registered and is alive, and
-// its error names those that are missing, with the reason. WaitForPlugin of the registry is for code that has only a registry: it also
+// [Runtime.WaitForPlugins] is for a host that must not start work without some plugins: it waits until each has registered and is alive,
+// and its error names those that are missing, with the reason. WaitForPlugin of the registry is for code that has only a registry: it also
 // returns a plugin that was restored from the state and has not been checked yet. A caller of a plugin need not wait at all: a connection
 // of the registry waits for a process that is being replaced.
 //

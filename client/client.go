@@ -1,8 +1,8 @@
 // Package client talks to a running Patchbay daemon over its control socket.
 //
-// Its methods make the calls of the control API, api/patchbay/v1, and return its messages. The client adds connections to plugins, sequences
-// for streams, waiting with a result that says why a wait ended, and errors that say whether no daemon is running, the caller is not allowed,
-// or the plugin is unknown. It does not start a daemon.
+// Its methods make the calls of the control API, api/patchbay/v1, and return its messages. The client adds connections to plugins,
+// sequences for streams, waiting with a result that says why a wait ended, and errors that say whether no daemon is running, the caller is
+// not allowed, or the plugin is unknown. It does not start a daemon.
 package client
 
 import (

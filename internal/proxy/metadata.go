@@ -24,8 +24,8 @@ var perHop = []string{
 // rights.
 const HopsKey = "patchbay-hops"
 
-// WillCallKey is a metadata key of calls of grpc.reflection by which a caller announces that it will call a method that it asks about. Such a call
-// starts a plugin that is started on demand; other calls of grpc.reflection do not.
+// WillCallKey is a metadata key of calls of grpc.reflection by which a caller announces that it will call a method that it asks about. Such
+// a call starts a plugin that is started on demand; other calls of grpc.reflection do not.
 const WillCallKey = "patchbay-need"
 
 // rewriteMetadata deletes the headers of one hop from md, which it changes, adds this proxy to the hops and returns md.

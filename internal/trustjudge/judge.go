@@ -193,8 +193,9 @@ func (j *Judge) Inherit(ptype, name string, by, last plugin.Account, until time.
 	if free || j.Supersede(ptype, name, by, last) == nil {
 		return nil
 	}
-	return refuse(trust.Name, fmt.Sprintf("the name %s of type %s is reserved for user %d, whose plugin had it last, until %s, and user %d may "+
-		"not take it", name, ptype, last.UID, until.UTC().Format(time.RFC3339), by.UID),
+	return refuse(trust.Name,
+		fmt.Sprintf("the name %s of type %s is reserved for user %d, whose plugin had it last, until %s, and user %d may "+
+			"not take it", name, ptype, last.UID, until.UTC().Format(time.RFC3339), by.UID),
 		fmt.Sprintf("wait until then, choose another name, or free it with \"patchbay release %s/%s\"", ptype, name))
 }
 

@@ -275,7 +275,8 @@ deregistered: it is unreachable. A warning on standard error says when the daemo
 		watching, stop := context.WithCancel(ctx)
 		defer stop()
 		warning.Go(func() {
-			for _, err := range withoutHealth(cmd.ErrOrStderr(), c.WatchFleet(watching, &patchbayv1.WatchFleetRequest{Filter: filter, WithHealth: true})) {
+			request := &patchbayv1.WatchFleetRequest{Filter: filter, WithHealth: true}
+			for _, err := range withoutHealth(cmd.ErrOrStderr(), c.WatchFleet(watching, request)) {
 				if err != nil {
 					return // the wait itself says what is wrong
 				}
