@@ -27,7 +27,8 @@ type Config[T any] struct {
 	// History is the number of values, whatever their topic, that Last and Replay can give again; at most minUnread/2.
 	History int
 
-	// Weight returns how many values a value counts as when unread ones are counted, so that large values are bounded too; nil for one each.
+	// Weight returns how many values a value counts as when unread ones are counted, so that large values are bounded too; nil for one
+	// each.
 	Weight func(T) uint64
 
 	// Resync makes the value that stands for everything a subscriber of topic has missed, and hands it to commit, exactly once

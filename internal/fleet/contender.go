@@ -62,8 +62,8 @@ func (c Contender) Value() string {
 
 const maxLockTTL = time.Minute // of a contender
 
-// ParseContender parses the key of a contender. It reports false for a node that has left, a key without the lease that it names, and anything
-// malformed.
+// ParseContender parses the key of a contender. It reports false for a node that has left, a key without the lease that it names, and
+// anything malformed.
 func ParseContender(s Space, kv *mvccpb.KeyValue) (c Contender, ok bool) {
 	if c, ok = parseKey(s, string(kv.Key)); !ok || kv.Lease == 0 || int64(c.Lease) != kv.Lease || c.Key(s) != string(kv.Key) {
 		return c, false
@@ -114,8 +114,8 @@ type contest struct {
 	first *Contender           // the one whose key was created first; nil if it has to be found
 }
 
-// Put records the value of a key, which is empty after a deletion. It returns the contender that had the key before, and the one that has it
-// now; the zero value for none.
+// Put records the value of a key, which is empty after a deletion. It returns the contender that had the key before, and the one that has
+// it now; the zero value for none.
 func (all *Contenders) Put(s Space, kv *mvccpb.KeyValue) (before, now Contender) {
 	key := string(kv.Key)
 	of, ok := parseKey(s, key)

@@ -67,9 +67,9 @@ func NewDialer(config DialerConfig) *Dialer {
 // Close ends all calls and closes all connections.
 func (d *Dialer) Close() { d.pool.close() }
 
-// Dial returns a connection to a plugin of the fleet, for calls that package proxy forwards. ptype may be a role. Each call selects its node
-// when it begins: for an exclusive plugin the node that holds its lock, unless the policy names a node; otherwise as the policy says. A node
-// that cannot be connected to is skipped, immediately if that is known already. Dial does not block.
+// Dial returns a connection to a plugin of the fleet, for calls that package proxy forwards. ptype may be a role. Each call selects its
+// node when it begins: for an exclusive plugin the node that holds its lock, unless the policy names a node; otherwise as the policy says.
+// A node that cannot be connected to is skipped, immediately if that is known already. Dial does not block.
 //
 // A call stays with the node to which it was sent: nothing that may have arrived is sent again. The errors of calls are gRPC statuses:
 // codes.Unavailable if no node could be called, or if the connection was lost during the call, codes.PermissionDenied if the node does not
@@ -145,8 +145,8 @@ type candidate struct {
 	rank      int // the greater, the later it is tried
 }
 
-// candidates returns the nodes that may take a call of a user, in the order in which they are tried. Other nodes are looked up when this one
-// cannot take the call, and more of them when some cannot. An error ends the sequence: there are no candidates.
+// candidates returns the nodes that may take a call of a user, in the order in which they are tried. Other nodes are looked up when this
+// one cannot take the call, and more of them when some cannot. An error ends the sequence: there are no candidates.
 func (d *Dialer) candidates(ctx context.Context, by uint32, ptype, name string, p Policy) iter.Seq2[candidate, error] {
 	return func(yield func(candidate, error) bool) {
 		p, err := d.only(ctx, ptype, name, p)

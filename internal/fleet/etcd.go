@@ -1,5 +1,5 @@
-// Package fleet shares the plugins of many nodes through etcd: a [Publisher] writes the plugins of one node, a [Reader] follows those of all
-// nodes, and a [Lookup] and a [Dialer] find and call plugins on other nodes. None of them makes the node wait, whatever etcd does.
+// Package fleet shares the plugins of many nodes through etcd: a [Publisher] writes the plugins of one node, a [Reader] follows those of
+// all nodes, and a [Lookup] and a [Dialer] find and call plugins on other nodes. None of them makes the node wait, whatever etcd does.
 //
 // docs/adr/0012-fleet.md explains the keys and leases.
 package fleet
@@ -78,8 +78,8 @@ func (e Etcd) Validate() error {
 	return nil
 }
 
-// Cluster is an etcd cluster. It has no connections: a [Publisher], [Reader] or [Lookup] has one at a time, to one member, and takes another
-// member when that fails. A Cluster is safe for concurrent use.
+// Cluster is an etcd cluster. It has no connections: a [Publisher], [Reader] or [Lookup] has one at a time, to one member, and takes
+// another member when that fails. A Cluster is safe for concurrent use.
 type Cluster struct {
 	config  Etcd
 	pair    *loaded[*tls.Certificate] // nil for no certificate
@@ -324,8 +324,8 @@ func ValidateLabels(labels map[string]string) error {
 	return nil
 }
 
-// Drain steers calls to any node away from this one, and makes it give up its locks, until [Cluster.Uncordon], across restarts of its daemon.
-// by is the node on which that was requested. The error is [ErrNoNode] if etcd has no record of the node.
+// Drain steers calls to any node away from this one, and makes it give up its locks, until [Cluster.Uncordon], across restarts of its
+// daemon. by is the node on which that was requested. The error is [ErrNoNode] if etcd has no record of the node.
 func (c *Cluster) Drain(ctx context.Context, s Space, node, by string) error {
 	value, err := deterministic.Marshal(&fleetv1.Cordon{Since: timestamp(time.Now()), By: valid(by)})
 	if err != nil {
@@ -344,8 +344,8 @@ func (c *Cluster) Uncordon(ctx context.Context, s Space, node string) error {
 	})
 }
 
-// Forget removes a dead node from etcd before its retention expires. It fails while the node is present, and with [ErrNoNode] if etcd has no
-// record of it. Its keys in the index, which lead nowhere then, stay until its retention expires.
+// Forget removes a dead node from etcd before its retention expires. It fails while the node is present, and with [ErrNoNode] if etcd has
+// no record of it. Its keys in the index, which lead nowhere then, stay until its retention expires.
 func (c *Cluster) Forget(ctx context.Context, s Space, node string) error {
 	return c.operate(ctx, "forget", node, func(to store) error {
 		gone := clientv3.Compare(clientv3.CreateRevision(s.NodeRange(node)+presenceKey), "=", 0)

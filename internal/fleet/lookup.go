@@ -68,9 +68,9 @@ func (l *Lookup) Close() {
 	l.cache.close()
 }
 
-// Find is a [Finder]. With [Filter.Few], it returns the instances on a few nodes, different ones for each program. It blocks until they have
-// been read for the first time, or ctx ends; while etcd is unavailable, it returns those that are known, also from before a restart. After
-// Close, the error is [ErrClosed].
+// Find is a [Finder]. With [Filter.Few], it returns the instances on a few nodes, different ones for each program. It blocks until they
+// have been read for the first time, or ctx ends; while etcd is unavailable, it returns those that are known, also from before a restart.
+// After Close, the error is [ErrClosed].
 func (l *Lookup) Find(ctx context.Context, f Filter) (found []Instance, err error) {
 	defer func() {
 		for i := range found {

@@ -113,7 +113,8 @@ func (l *Lookup) leave(v *view) {
 	}
 }
 
-// dropDenied drops a view that may not be read, so that the next request reads it again. A pinned view is read again over the next connection.
+// dropDenied drops a view that may not be read, so that the next request reads it again. A pinned view is read again over the next
+// connection.
 func (l *Lookup) dropDenied(denied *followed, why error) bool {
 	why = fmt.Errorf("cannot read the fleet: %w", Explain(why))
 	denied.settle(why)
@@ -125,7 +126,8 @@ func (l *Lookup) dropDenied(denied *followed, why error) bool {
 	return true
 }
 
-// dropIdle drops the views that were not used for a time. While etcd is away, and when it has just come back, they may be all that is known.
+// dropIdle drops the views that were not used for a time. While etcd is away, and when it has just come back, they may be all that is
+// known.
 func (l *Lookup) dropIdle(now time.Time) {
 	for _, v := range l.views {
 		if l.health.Current && !v.key.pinned && now.Sub(v.used) >= viewIdle {
@@ -172,8 +174,8 @@ func (l *Lookup) drop(v *view, why error) {
 	l.follower.drop(&v.followed, why)
 }
 
-// wait returns when a view has been read for the first time, or will not be. If late is not nil, the caller can do without the view: wait then
-// returns at that time at the latest, and immediately while etcd is away. The caller holds mu, which is released while it waits.
+// wait returns when a view has been read for the first time, or will not be. If late is not nil, the caller can do without the view: wait
+// then returns at that time at the latest, and immediately while etcd is away. The caller holds mu, which is released while it waits.
 func (l *Lookup) wait(ctx context.Context, v *view, late <-chan time.Time) error {
 	if v.isRead() { // even if ctx has ended
 		return nil

@@ -25,8 +25,8 @@ type Local interface {
 	Plugins() []plugin.Status
 	// Conditions returns the conditions of the node.
 	Conditions() []plugin.Condition
-	// Changes returns a channel that receives a value after changes of plugins; changes may share a value. It is not closed before ctx ends.
-	// Changes of conditions need no value.
+	// Changes returns a channel that receives a value after changes of plugins; changes may share a value. It is not closed before ctx
+	// ends. Changes of conditions need no value.
 	Changes(ctx context.Context) <-chan struct{}
 }
 
@@ -39,8 +39,8 @@ const (
 	DefaultRetention = time.Hour
 
 	defaultMinInterval = time.Second
-	// maxSpread bounds the time over which nodes that have lost etcd come back; otherwise it is the presence. Starts are spread over a tenth
-	// of it.
+	// maxSpread bounds the time over which nodes that have lost etcd come back; otherwise it is the presence. Starts are spread over a
+	// tenth of it.
 	maxSpread = 10 * time.Second
 )
 
@@ -50,11 +50,11 @@ type PublisherConfig struct {
 	Node    string // the name of the node; it must be unique in the fleet
 	Address string // HOST:PORT at which the node takes calls from other nodes; empty for none
 	Version string // of Patchbay
-	// Presence is how long the node counts as alive after it last renewed its presence, every third of that. Retention is how long its plugins
-	// stay visible. They are rounded up to seconds. Presence is at least 2 s, and Retention longer than Presence.
+	// Presence is how long the node counts as alive after it last renewed its presence, every third of that. Retention is how long its
+	// plugins stay visible. They are rounded up to seconds. Presence is at least 2 s, and Retention longer than Presence.
 	Presence, Retention time.Duration
-	// InstanceFile keeps the identifiers of the last starts, so that a start after a crash need not wait until the presence has expired. Its
-	// directory must exist, and no two publishers may share it. Empty for none.
+	// InstanceFile keeps the identifiers of the last starts, so that a start after a crash need not wait until the presence has expired.
+	// Its directory must exist, and no two publishers may share it. Empty for none.
 	InstanceFile string
 	Settings     string // text that should be the same on all nodes; nodes that compete for locks compare it
 	// Locked is called when a node competes for locks: when the publisher begins, or as soon as a node does, and maybe again after etcd was

@@ -128,8 +128,8 @@ func (r *Reader) Find(ctx context.Context, f Filter) ([]Instance, error) {
 
 // Watch returns the present state and a sequence of the changes that follow, each exactly once. What starts to pass the filter is added,
 // and what stops passing it is removed. The sequence can be iterated once; it ends with ctx, with the reader, or when the caller stops
-// iterating. A change of kind [Resync] replaces changes that the caller was too slow to read: those of at least 8,192 steps, or fewer of nodes
-// with large records, where one step is all that changes at once about one node and its plugins.
+// iterating. A change of kind [Resync] replaces changes that the caller was too slow to read: those of at least 8,192 steps, or fewer of
+// nodes with large records, where one step is all that changes at once about one node and its plugins.
 //
 // Watch blocks until the fleet has been read for the first time. If ctx ends first, the error is why it has not been; after Close it is
 // [ErrClosed].

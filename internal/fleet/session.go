@@ -71,7 +71,8 @@ func (s *session) open(ctx context.Context) (err error) {
 	if s.store, err = s.dialer.dial(ctx, s.timeout); err != nil {
 		return err
 	}
-	// The stream is opened first. Etcd cannot be restored or replaced without ending it, so all that is read later is from the same history.
+	// The stream is opened first. Etcd cannot be restored or replaced without ending it, so all that is read later is from the same
+	// history.
 	if s.stream, err = s.store.keepAlive(ctx); err != nil {
 		return err
 	}

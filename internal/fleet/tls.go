@@ -123,8 +123,8 @@ func NewCredentials(t TLS) (*Credentials, error) {
 	return c, nil
 }
 
-// Certificate returns the certificate that this node presents to others, which call it by the name node; empty if they do not call it. It has
-// an error if nodes with the same CA file refuse it.
+// Certificate returns the certificate that this node presents to others, which call it by the name node; empty if they do not call it. It
+// has an error if nodes with the same CA file refuse it.
 func (c *Credentials) Certificate(node string) Certificate {
 	return certificateIn(c.pair, c.ca.trouble, func() (time.Time, error) { return c.refused(node) })
 }
@@ -199,8 +199,8 @@ func (c *Credentials) Caller(ctx context.Context) (identities []string, err erro
 	return Identities(chain[0]), c.Trusts(ctx)
 }
 
-// Trusts returns an error, as [Credentials.Caller] does, if the certificate of the caller is not signed by a CA of the present file. It ignores
-// that the certificate has expired, which does not end calls in progress.
+// Trusts returns an error, as [Credentials.Caller] does, if the certificate of the caller is not signed by a CA of the present file. It
+// ignores that the certificate has expired, which does not end calls in progress.
 func (c *Credentials) Trusts(ctx context.Context) error {
 	chain, err := chainOfCaller(ctx)
 	if err != nil {
@@ -369,8 +369,8 @@ func chainOf(pair *tls.Certificate) []*x509.Certificate {
 	return chain
 }
 
-// Identities returns the names of a certificate's owner: the URIs if it has any, else the DNS names in lower case, else the common name. A DNS
-// name that looks like a URI is left out.
+// Identities returns the names of a certificate's owner: the URIs if it has any, else the DNS names in lower case, else the common name. A
+// DNS name that looks like a URI is left out.
 func Identities(cert *x509.Certificate) []string {
 	var names []string
 	for _, u := range cert.URIs {

@@ -317,8 +317,8 @@ func (m *member) sorted() []*Plugin {
 	return slices.SortedStableFunc(slices.Values(m.plugins), comparePlugins)
 }
 
-// step leads from one view of a node to the next; either may be nil. Its changes are computed when a subscriber reads it, so that a node that
-// comes and goes is one entry for each subscriber, however many plugins it has. The zero value replaces steps that were lost.
+// step leads from one view of a node to the next; either may be nil. Its changes are computed when a subscriber reads it, so that a node
+// that comes and goes is one entry for each subscriber, however many plugins it has. The zero value replaces steps that were lost.
 type step struct {
 	before, after *member
 	health        *Health // of the reader, if that has changed instead of a node
@@ -390,7 +390,8 @@ func intern(s string) string { return unique.Make(s).Value() }
 func recordOf(r *fleetv1.NodeRecord) record {
 	published := record{readable: true, node: Node{
 		Instance: r.GetInstance(), Address: r.GetAddress(), Version: intern(r.GetVersion()), StartedAt: timeOf(r.GetStartedAt()),
-	}, stoppedAt: timeOf(r.GetStoppedAt()), writtenAt: timeOf(r.GetWrittenAt()), weight: uint64(proto.Size(r)+entries(r)*entrySize) / weightUnit}
+	}, stoppedAt: timeOf(r.GetStoppedAt()), writtenAt: timeOf(r.GetWrittenAt())}
+	published.weight = uint64(proto.Size(r)+entries(r)*entrySize) / weightUnit
 	published.node.Labels = interned(r.GetLabels())
 	for _, c := range r.GetConditions() {
 		published.node.Conditions = append(published.node.Conditions,

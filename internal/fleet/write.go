@@ -40,8 +40,8 @@ type held struct {
 // revisions are those of the keys of a node; zero for a missing key.
 type revisions struct{ presence, record int64 }
 
-// write writes the record and changes of the index, in one transaction. After an error, it is not known what etcd has, and the next write is
-// one of everything.
+// write writes the record and changes of the index, in one transaction. After an error, it is not known what etcd has, and the next write
+// is one of everything.
 func (s *session) write(ctx context.Context, wanted *fleetv1.NodeRecord) error {
 	before, now := s.held, time.Now()
 	s.held = held{}
@@ -102,7 +102,7 @@ func encodeRecord(r *fleetv1.NodeRecord) ([]byte, error) {
 		return nil, err
 	}
 	var value bytes.Buffer
-	w := compressors.Get().(*flate.Writer)
+	w, _ := compressors.Get().(*flate.Writer)
 	defer compressors.Put(w)
 	w.Reset(&value)
 	if _, err = w.Write(text); err == nil {
@@ -122,11 +122,11 @@ var (
 
 // decodeRecord returns the record of a value, of at most maxRecord bytes.
 func decodeRecord(value []byte) (r *fleetv1.NodeRecord, err error) {
-	d := decompressors.Get().(io.Reader)
+	d, _ := decompressors.Get().(io.Reader)
 	defer decompressors.Put(d)
-	err = d.(flate.Resetter).Reset(bytes.NewReader(value), nil)
+	source, _ := d.(flate.Resetter)
 	var text []byte
-	if err == nil {
+	if err = source.Reset(bytes.NewReader(value), nil); err == nil {
 		text, err = io.ReadAll(io.LimitReader(d, maxRecord+1))
 	}
 	r = &fleetv1.NodeRecord{}
@@ -200,8 +200,8 @@ func timeOf(t *timestamppb.Timestamp) time.Time {
 	return t.AsTime()
 }
 
-// The index lists the nodes that have a plugin of a name: below the prefix of the name there is a key without value for each node. It is only a
-// hint: the record of the node counts, so a false key cannot send a call to another address.
+// The index lists the nodes that have a plugin of a name: below the prefix of the name there is a key without value for each node. It is
+// only a hint: the record of the node counts, so a false key cannot send a call to another address.
 
 // index returns the prefix of the keys for the plugins of a name, which the place and the name of the node follow.
 func (s Space) index(name string) string { return s.IndexSpace() + url.PathEscape(name) + "/" }

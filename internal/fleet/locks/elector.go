@@ -1,5 +1,5 @@
-// Package locks decides which node of a fleet may use an exclusive plugin: an [Elector] competes in etcd for the locks of its node's plugins,
-// and adds the fencing token of the lock to each call. docs/adr/0013-calls-across-nodes.md explains what a lock guarantees.
+// Package locks decides which node of a fleet may use an exclusive plugin: an [Elector] competes in etcd for the locks of its node's
+// plugins, and adds the fencing token of the lock to each call. docs/adr/0013-calls-across-nodes.md explains what a lock guarantees.
 package locks
 
 import (
@@ -42,11 +42,11 @@ type Config struct {
 
 // Elector competes for locks in etcd: of all nodes that compete for a lock, one holds it. It is safe for concurrent use.
 //
-// The holder of a lock has a lease in etcd, and gives up the lock by its own clock before the lease can expire: a tenth of the lease earlier,
-// counted from when the last successful renewal was sent. Unless the last holder announced that it gave up, the next one first waits for
-// the length of that holder's lease, because the holder may not know that its key is gone. So two nodes never hold a lock at the same time,
-// as long as their clocks run at the same rate within a tenth. If a process is paused between its check of the lock and its work, only the
-// fencing token helps.
+// The holder of a lock has a lease in etcd, and gives up the lock by its own clock before the lease can expire: a tenth of the lease
+// earlier, counted from when the last successful renewal was sent. Unless the last holder announced that it gave up, the next one first
+// waits for the length of that holder's lease, because the holder may not know that its key is gone. So two nodes never hold a lock at the
+// same time, as long as their clocks run at the same rate within a tenth. If a process is paused between its check of the lock and its
+// work, only the fencing token helps.
 type Elector struct {
 	config  Config
 	cluster *fleet.Cluster
@@ -81,8 +81,8 @@ func New(c *fleet.Cluster, config Config) (*Elector, error) {
 	}, nil
 }
 
-// Stand sets the locks that the node wants, of which the first [fleet.MaxLocks] count. Locks that the node holds and no longer wants are given
-// up immediately.
+// Stand sets the locks that the node wants, of which the first [fleet.MaxLocks] count. Locks that the node holds and no longer wants are
+// given up immediately.
 func (e *Elector) Stand(locks []fleet.Lock) {
 	wanted := make(map[fleet.Lock]bool, len(locks))
 	for _, l := range locks[:min(len(locks), fleet.MaxLocks)] {

@@ -18,8 +18,8 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// roster has the contenders for all locks, as read over one connection to etcd. The first contender for a lock may take it when no node whose
-// key is gone can consider itself the holder any more.
+// roster has the contenders for all locks, as read over one connection to etcd. The first contender for a lock may take it when no node
+// whose key is gone can consider itself the holder any more.
 type roster struct {
 	space      fleet.Space
 	listed     time.Time     // when the keys were listed: keys that were removed earlier are not known
@@ -136,8 +136,8 @@ func (c *comparison) apply(all bool, kvs ...*mvccpb.KeyValue) {
 
 var errWentBack = errors.New("the revisions of etcd went back; the node competes again, with greater tokens")
 
-// ledger is what a node knows of the tokens of all locks. A token is the sum of a base and a revision of etcd. After a restore, revisions are
-// repeated: a node that notices this raises the base above each token that may exist.
+// ledger is what a node knows of the tokens of all locks. A token is the sum of a base and a revision of etcd. After a restore, revisions
+// are repeated: a node that notices this raises the base above each token that may exist.
 type ledger struct {
 	file string // empty for none
 	base int64

@@ -221,8 +221,8 @@ func (s *session) renew(now time.Time) error {
 	return nil
 }
 
-// inspect reads the bases of tokens and the node's own keys. It ends the candidacies whose keys are not those that this node created, so that
-// another node may hold the lock soon. It returns the token for a lock that is taken now.
+// inspect reads the bases of tokens and the node's own keys. It ends the candidacies whose keys are not those that this node created, so
+// that another node may hold the lock soon. It returns the token for a lock that is taken now.
 func (s *session) inspect() (token int64, err error) {
 	ctx, cancel := s.request()
 	defer cancel()
@@ -261,8 +261,8 @@ func (s *session) inspect() (token int64, err error) {
 	return base + found.Header.GetRevision(), err
 }
 
-// compareOwn compares the node's own keys with its candidacies. There may be other keys: etcd was restored and has a key again that the node
-// had removed, or a request arrived late.
+// compareOwn compares the node's own keys with its candidacies. There may be other keys: etcd was restored and has a key again that the
+// node had removed, or a request arrived late.
 func (s *session) compareOwn(kvs []*mvccpb.KeyValue) {
 	now, found := time.Now(), map[string]fleet.Contender{}
 	for _, kv := range kvs {
