@@ -307,7 +307,7 @@ func TestEachRuleCanFail(t *testing.T) {
 			slices.Sort(want)
 			var report Report
 			// The timeouts that keep this test short may be too short for the other rules on a busy machine.
-			for slower := time.Duration(1); ; slower *= 3 {
+			for slower := 1; ; slower *= 3 {
 				report = verifyBreach(t, rule.ID, b, slower)
 				got := found(report)
 				slices.Sort(got)
@@ -340,17 +340,17 @@ func orPlain(ptype string) string {
 }
 
 // verifyBreach verifies a plugin that breaks a rule.
-func verifyBreach(t *testing.T, rule string, b breach, slower time.Duration) Report {
+func verifyBreach(t *testing.T, rule string, b breach, slower int) Report {
 	t.Helper()
 	switch {
 	case b.registers:
-		return verifyRegistering(t, rule, Options{StartTimeout: slower * 4 * time.Second, ExitTimeout: slower * time.Second})
+		return verifyRegistering(t, rule, Options{StartTimeout: time.Duration(4*slower) * time.Second, ExitTimeout: time.Duration(slower) * time.Second})
 	case b.breaks == nil:
-		return verifyProcess(t, rule, Options{StartTimeout: slower * 4 * time.Second, ExitTimeout: slower * time.Second, Claims: fakeClaims})
+		return verifyProcess(t, rule, Options{StartTimeout: time.Duration(4*slower) * time.Second, ExitTimeout: time.Duration(slower) * time.Second, Claims: fakeClaims})
 	}
 	f := newFake(orPlain(b.of))
 	b.breaks(f)
-	options := Options{CallTimeout: slower * b.timeout, StartTimeout: slower * time.Second, Claims: fakeClaims}
+	options := Options{CallTimeout: b.timeout * time.Duration(slower), StartTimeout: time.Duration(slower) * time.Second, Claims: fakeClaims}
 	if b.changes {
 		options.Change = []string{"touch", filepath.Join(t.TempDir(), "change")}
 	}

@@ -56,8 +56,8 @@ func checkAppearance(ctx context.Context, s *subject) outcome {
 	}
 	switch {
 	case a.window < insistence && first >= insistence && run.waited() >= first:
-		return outcome{status: Inconclusive, reason: fmt.Sprintf("connects were refused for %v after the socket had appeared, and for %v when it was "+
-			"started again; the plugin waited longer for a processor", first.Round(time.Millisecond), a.window.Round(time.Millisecond))}
+		return outcome{status: Inconclusive, reason: fmt.Sprintf("connects were refused for %v after the socket had appeared, and for %v "+
+			"when it was started again; the plugin waited longer for a processor", first.Round(time.Millisecond), a.window.Round(time.Millisecond))}
 	case a.window < insistence && first >= insistence:
 		return warn("connects were refused for %v after the socket had appeared, and for %v when it was started again; the machine may have "+
 			"been busy", first.Round(time.Millisecond), a.window.Round(time.Millisecond))

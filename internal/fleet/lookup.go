@@ -55,7 +55,8 @@ func OpenLookup(c *Cluster, config LookupConfig) *Lookup {
 }
 
 func openLookup(d dialer, timeout time.Duration, config LookupConfig) *Lookup {
-	l := &Lookup{config: config, place: fmt.Sprintf("%08x", rand.Uint32()), views: map[viewKey]*view{}, most: maxViews, away: make(chan struct{})}
+	l := &Lookup{config: config, place: fmt.Sprintf("%08x", rand.Uint32()), views: map[viewKey]*view{}, most: maxViews,
+		away: make(chan struct{})}
 	l.init(l, d, timeout, config.Logger, Health{Current: true})
 	l.cache = openNodeCache(config.NodeFile, l.log)
 	l.start()

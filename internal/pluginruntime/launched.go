@@ -84,7 +84,7 @@ func (rt *Runtime) withUnknown(known []plugin.Status) []plugin.Status {
 			continue
 		}
 		statuses = append(statuses, plugin.Status{
-			Name: p.Name, State: plugin.State(p.State), Source: plugin.SourceLaunched, SocketPath: p.Socket,
+			Name: p.Name, State: p.State, Source: plugin.SourceLaunched, SocketPath: p.Socket,
 			FirstSeen: p.Since, Since: p.Since, Attempts: p.Restarts, NextRetry: p.NextStart, LastError: p.LastError,
 		})
 	}

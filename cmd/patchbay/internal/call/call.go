@@ -44,6 +44,7 @@ type callCommand struct {
 	output   *command.Choice
 }
 
+// NewCommand returns the command.
 func NewCommand(paths command.Paths) *cobra.Command {
 	c := &callCommand{}
 	cmd := &cobra.Command{

@@ -137,11 +137,13 @@ const releaseTimeout = 2 * time.Minute
 
 func writeDevices(w io.Writer, devices []*patchbayv1.Device) error {
 	list := &console.Table{
-		Terminal: console.TerminalOf(w), Head: []string{"RESOURCE", "ID", "HEALTH", "NUMA", "OWNER"}, Cuts: []int{1}, Tones: console.Tones{2: console.ToneOf},
+		Terminal: console.TerminalOf(w), Head: []string{"RESOURCE", "ID", "HEALTH", "NUMA", "OWNER"},
+		Cuts: []int{1}, Tones: console.Tones{2: console.ToneOf},
 	}
 	for _, d := range devices {
 		nodes := command.Each(d.NumaNodes, func(node int64) string { return fmt.Sprint(node) })
-		list.Add(console.Cell(d.Resource), console.Cell(d.Id), console.Cell(d.Health), console.Cell(strings.Join(nodes, ",")), console.Cell(d.Owner))
+		list.Add(console.Cell(d.Resource), console.Cell(d.Id), console.Cell(d.Health), console.Cell(strings.Join(nodes, ",")),
+			console.Cell(d.Owner))
 	}
 	return list.Write(w)
 }

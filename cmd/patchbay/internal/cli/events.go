@@ -54,7 +54,8 @@ func addWanted(cmd *cobra.Command, socket *command.ControlSocket) func(now time.
 	types := cmd.Flags().StringSlice("type", nil, "only events of plugins of these types, or with these roles")
 	kinds, checkKinds := command.AddWords(cmd, "kind", "only these kinds of events, for example refused", eventKinds)
 	wanted := cmd.Flags().String("plugin", "", "only events of this plugin: TYPE/NAME, ROLE/NAME, or the name of a launched plugin")
-	since := cmd.Flags().String("since", "", "only events since this time: a duration before now, such as 24h, or a time, such as 2006-01-02T15:04:05Z")
+	since := cmd.Flags().String("since", "",
+		"only events since this time: a duration before now, such as 24h, or a time, such as 2006-01-02T15:04:05Z")
 	command.CompleteFlag(cmd, "plugin", command.CompletePlugins(socket))
 	return func(now time.Time) (options *patchbayv1.WatchEventsRequest, err error) {
 		if err := checkKinds(); err != nil {
@@ -103,5 +104,6 @@ func sinceTime(text string, now time.Time) (time.Time, error) {
 func writeEvent(w io.Writer, e *patchbayv1.Event) error {
 	t := console.TerminalOf(w)
 	return console.Write(w, fmt.Appendf(nil, "%s  %s  %s  %s\n", t.Paint(e.Time.AsTime().Local().Format(console.Millis), console.Faint),
-		t.Paint(fmt.Sprintf("%-12s", console.Escape(e.Kind)), console.ToneOf(e.Kind)), command.PluginID(e.Type, e.Name), console.Escape(e.Message)))
+		t.Paint(fmt.Sprintf("%-12s", console.Escape(e.Kind)), console.ToneOf(e.Kind)), command.PluginID(e.Type, e.Name),
+		console.Escape(e.Message)))
 }

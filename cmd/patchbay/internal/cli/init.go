@@ -68,7 +68,8 @@ a directory with Patchbay's source.`,
 	flags.StringVar(&options.Module, "module", "", "path of the Go module (default: example.com/ and the name of the program)")
 	flags.StringVar(&version, "sdk-version", "", "version of the SDK (default: that of this program)")
 	flags.StringVar(&options.Replace, "replace", "", "build with Patchbay's source in this directory instead of a version")
-	command.CompleteFlag(cmd, "type", cobra.FixedCompletions([]string{"CSIPlugin", "DevicePlugin", "DRAPlugin"}, cobra.ShellCompDirectiveNoFileComp))
+	command.CompleteFlag(cmd, "type",
+		cobra.FixedCompletions([]string{"CSIPlugin", "DevicePlugin", "DRAPlugin"}, cobra.ShellCompDirectiveNoFileComp))
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		options.Name, options.Version = args[0], version
 		return writePlugin(cmd, dir, options)

@@ -141,7 +141,8 @@ func pluginTable(t console.Terminal, plugins []*patchbayv1.Plugin, now time.Time
 		Cuts: []int{4, 2, 0, 1}, Tones: console.Tones{3: console.ToneOf, 5: func(string) console.Tone { return console.Faint }},
 	}
 	for _, p := range plugins {
-		list.Add(console.Cell(p.Type), console.Cell(p.Name), console.Cell(p.Version), console.Cell(p.State), console.Cell(cmp.Or(p.Endpoint, p.SocketPath)), console.Age(p, now))
+		list.Add(console.Cell(p.Type), console.Cell(p.Name), console.Cell(p.Version), console.Cell(p.State),
+			console.Cell(cmp.Or(p.Endpoint, p.SocketPath)), console.Age(p, now))
 	}
 	return list
 }

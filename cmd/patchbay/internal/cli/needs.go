@@ -130,7 +130,8 @@ func pluginsInNeed(plugins []*patchbayv1.Plugin, now time.Time) []need {
 			continue // launchedInNeed returns launched plugins without a socket
 		}
 		needs = append(needs, need{
-			Plugin: idOrSocket(p), State: p.State, Since: console.TimeOf(p.Since), Reason: cmp.Or(p.LastError, p.Reason, unknownReason), Remedy: remedy,
+			Plugin: idOrSocket(p), State: p.State, Since: console.TimeOf(p.Since),
+			Reason: cmp.Or(p.LastError, p.Reason, unknownReason), Remedy: remedy,
 			Soon: p.State == "backoff" && !isLong(console.TimeOf(p.Since), console.TimeOf(p.NextRetry), now) ||
 				p.State == "unreachable" && p.Since != nil && now.Sub(p.Since.AsTime()) < restartTime,
 			socket: p.SocketPath, subject: called(p), all: "patchbay list",
@@ -209,7 +210,8 @@ func (n attention) write(w io.Writer, now time.Time) error {
 	var text bytes.Buffer
 	fmt.Fprintln(&text, n.summary())
 	for _, c := range n.conditions {
-		fmt.Fprintf(&text, "the daemon is degraded since %s: %s: %s\n", console.Moment(console.TimeOf(c.Since), now), console.Escape(c.Name), console.Escape(c.Message))
+		fmt.Fprintf(&text, "the daemon is degraded since %s: %s: %s\n", console.Moment(console.TimeOf(c.Since), now),
+			console.Escape(c.Name), console.Escape(c.Message))
 	}
 	if err := console.Write(w, text.Bytes()); err != nil || len(n.needs) == 0 {
 		return err
@@ -246,7 +248,8 @@ func inGroups(needs []need) []need {
 // writeNeeds writes a table with the first plugins of each group.
 func writeNeeds(w io.Writer, needs []need, now time.Time) error {
 	needs = inGroups(needs)
-	list := &console.Table{Terminal: console.TerminalOf(w), Head: []string{"PLUGIN", "STATE", "FOR", "REASON AND REMEDY"}, Tones: console.Tones{1: console.ToneOf}}
+	list := &console.Table{Terminal: console.TerminalOf(w), Head: []string{"PLUGIN", "STATE", "FOR", "REASON AND REMEDY"},
+		Tones: console.Tones{1: console.ToneOf}}
 	for len(needs) > 0 {
 		first := needs[0]
 		alike := slices.IndexFunc(needs, func(n need) bool { return !n.isLike(first) })

@@ -44,7 +44,8 @@ With --http, GET /livez returns 200 while the daemon runs. GET /readyz returns 2
 nothing is degraded, and otherwise 503 with the reason; /readyz?verbose lists every check. Only loopback addresses are allowed.
 
 A configuration file can set everything the flags can, and more; see "patchbay help config". A flag overrides the environment variable of
-that name, such as ` + command.EnvOf("state") + ` for --state, and both override the file; handlers from all three are combined. The default file
+that name, such as ` + command.EnvOf("state") +
+			` for --state, and both override the file; handlers from all three are combined. The default file
 may be missing.
 
 SIGHUP reloads the configuration; see "patchbay help reload". SIGINT or SIGTERM shuts the daemon down; a second one ends it immediately.

@@ -149,7 +149,7 @@ func known(ctx context.Context, c *client.Client) (files []dumped, wrong bytes.B
 		value, err := part.get()
 		var content []byte
 		if err == nil {
-			content, err = json.MarshalIndent(command.JsonOf(value), "", "  ")
+			content, err = json.MarshalIndent(command.JSONOf(value), "", "  ")
 		}
 		if err != nil {
 			fmt.Fprintf(&wrong, "%s: %v\n", part.name, err)

@@ -417,7 +417,8 @@ func (v *topView) draw(screen console.Terminal, now time.Time) string {
 		bottom = append(bottom, "")
 	}
 	for _, e := range v.events {
-		line := fmt.Sprintf("%s  %-12s  %s  %s", e.Time.AsTime().Local().Format("15:04:05"), console.Escape(e.Kind), command.PluginID(e.Type, e.Name), console.Escape(e.Message))
+		line := fmt.Sprintf("%s  %-12s  %s  %s", e.Time.AsTime().Local().Format("15:04:05"), console.Escape(e.Kind),
+			command.PluginID(e.Type, e.Name), console.Escape(e.Message))
 		bottom = append(bottom, screen.Paint(console.Truncate(line, screen.Width), console.ToneOf(e.Kind)))
 	}
 	rows := v.rows(screen, max(screen.Height-len(top)-len(bottom), 2), now)
@@ -446,7 +447,9 @@ func (v *topView) prompt() string {
 func (v *topView) rows(screen console.Terminal, room int, now time.Time) []string {
 	if v.mode == topText {
 		v.from = max(0, min(v.from, len(v.text)-room))
-		return command.Each(v.text[v.from:min(v.from+room, len(v.text))], func(line string) string { return console.Truncate(line, screen.Width) })
+		return command.Each(v.text[v.from:min(v.from+room, len(v.text))], func(line string) string {
+			return console.Truncate(line, screen.Width)
+		})
 	}
 	plugins := v.shown()
 	if len(plugins) == 0 {

@@ -179,7 +179,8 @@ func (f *verifyFlags) print(cmd *cobra.Command, report verify.Report) error {
 // writeVerification writes a report as text: a table of all results, followed by the problems.
 func writeVerification(w io.Writer, report verify.Report) error {
 	var text bytes.Buffer
-	list := &console.Table{Terminal: console.TerminalOf(w), Head: []string{"RULE", "RESULT", "TITLE", "FOUND"}, Cuts: []int{3}, Tones: console.Tones{1: console.ToneOf}}
+	list := &console.Table{Terminal: console.TerminalOf(w), Head: []string{"RULE", "RESULT", "TITLE", "FOUND"}, Cuts: []int{3},
+		Tones: console.Tones{1: console.ToneOf}}
 	for _, r := range report.Results {
 		list.Add(r.Rule, string(r.Status), r.Title, console.Escape(r.Reason))
 	}

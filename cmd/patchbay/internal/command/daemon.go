@@ -1,5 +1,5 @@
-// Package command has what the commands share: flags, usage errors, paths and settings, output as text, JSON or YAML, and the connection to the
-// daemon.
+// Package command has what the commands share: flags, usage errors, paths and settings, output as text, JSON or YAML, and the connection
+// to the daemon.
 package command
 
 import (
@@ -24,6 +24,7 @@ import (
 // AnswerTimeout bounds calls that a daemon answers immediately unless it hangs.
 const AnswerTimeout = 10 * time.Second
 
+// AnswerInTime returns a context whose deadline is [AnswerTimeout] from now, unless ctx ends earlier.
 func AnswerInTime(ctx context.Context) (context.Context, context.CancelFunc) {
 	return Limited(ctx, AnswerTimeout)
 }
@@ -42,6 +43,7 @@ type ControlSocket struct {
 	paths Paths
 }
 
+// AddControlSocket adds the flag --control-socket.
 func AddControlSocket(cmd *cobra.Command, paths Paths) *ControlSocket {
 	s := &ControlSocket{paths: paths}
 	cmd.Flags().StringVar(&s.value, "control-socket", paths.ControlSocket,
@@ -103,9 +105,11 @@ func PluginOf(arg string) (ptype, name string) {
 }
 
 // NamesPlugin is the help for the argument of [onePlugin].
-const NamesPlugin = "TYPE is the type of the plugin or one of its roles, such as csi-node. It ends at the first slash; the name may have\n" +
+const NamesPlugin = "" +
+	"TYPE is the type of the plugin or one of its roles, such as csi-node. It ends at the first slash; the name may have\n" +
 	"more slashes. NAME alone is a launched plugin, by its name in the catalogue."
 
+// OneRegistered checks that the one argument is TYPE/NAME.
 func OneRegistered(cmd *cobra.Command, args []string) error {
 	if len(args) != 1 {
 		return Takes("TYPE/NAME")(cmd, args)
@@ -127,6 +131,7 @@ func PluginID(ptype, name string) string {
 	return console.Escape(ptype + "/" + name)
 }
 
+// CompletePlugins completes the names of the plugins that the daemon knows.
 func CompletePlugins(socket *ControlSocket) cobra.CompletionFunc {
 	return CompleteWith(socket, func(ctx context.Context, c *client.Client) ([]string, error) {
 		listing, err := c.List(ctx)

@@ -135,38 +135,40 @@ func AddPastAndNew(cmd *cobra.Command, coming, what string) func() (follow bool,
 	}
 }
 
+// WriteJSON writes a value as indented JSON.
 func WriteJSON(w io.Writer, value any) error {
-	text, err := json.MarshalIndent(JsonOf(value), "", "  ")
+	text, err := json.MarshalIndent(JSONOf(value), "", "  ")
 	if err != nil {
 		return err
 	}
 	return console.Write(w, append(console.EscapeJSON(text), '\n'))
 }
 
+// WriteJSONLine writes a value as one line of JSON.
 func WriteJSONLine(w io.Writer, value any) error {
-	text, err := json.Marshal(JsonOf(value))
+	text, err := json.Marshal(JSONOf(value))
 	if err != nil {
 		return err
 	}
 	return console.Write(w, append(console.EscapeJSON(text), '\n'))
 }
 
-// JsonOf returns a value that json.Marshal writes as value, except that messages of the control API have the JSON names of their fields, a
+// JSONOf returns a value that json.Marshal writes as value, except that messages of the control API have the JSON names of their fields, a
 // number for each integer, and all fields that are not messages.
-func JsonOf(value any) any {
+func JSONOf(value any) any {
 	switch v := value.(type) {
 	case proto.Message:
 		return message{v.ProtoReflect()}
 	case map[string]any:
 		for key, in := range v {
-			v[key] = JsonOf(in)
+			v[key] = JSONOf(in)
 		}
 		return v
 	}
 	if list := reflect.ValueOf(value); list.Kind() == reflect.Slice && list.Type().Elem().Implements(reflect.TypeFor[proto.Message]()) {
 		messages := make([]any, list.Len())
 		for i := range messages {
-			messages[i] = JsonOf(list.Index(i).Interface())
+			messages[i] = JSONOf(list.Index(i).Interface())
 		}
 		return messages
 	}
@@ -232,7 +234,7 @@ func (m message) field(f protoreflect.FieldDescriptor, isTime bool) any {
 
 // WriteYAML writes a value as YAML with the keys of its JSON form.
 func WriteYAML(w io.Writer, value any) error {
-	text, err := json.Marshal(JsonOf(value))
+	text, err := json.Marshal(JSONOf(value))
 	if err != nil {
 		return err
 	}

@@ -22,6 +22,7 @@ const (
 	controlSocketEnv = "PATCHBAY_CONTROL_SOCKET"
 )
 
+// EnvOf returns the environment variable that sets a flag.
 func EnvOf(flag string) string {
 	return "PATCHBAY_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
@@ -99,6 +100,7 @@ type ConfigFlags struct {
 	handlers map[string]string
 }
 
+// AddConfigFlags adds the flags that override the configuration file.
 func AddConfigFlags(cmd *cobra.Command, paths Paths) *ConfigFlags {
 	f := &ConfigFlags{Paths: paths, handlers: map[string]string{}}
 	flags := cmd.Flags()
@@ -131,6 +133,7 @@ func AddConfigFlags(cmd *cobra.Command, paths Paths) *ConfigFlags {
 	return f
 }
 
+// Sources returns where the configuration comes from: files, environment and flags.
 func (f *ConfigFlags) Sources(cmd *cobra.Command) (config.Sources, error) {
 	s := SourcesFor(f.Paths)
 	given := func(flag string) bool { return cmd.Flags().Changed(flag) }
@@ -273,6 +276,7 @@ func Blame(cmd *cobra.Command, err error) error {
 	return WrongUsage(cmd, "%w", err)
 }
 
+// DaemonConfig returns the configuration of the daemon.
 func DaemonConfig(loaded *config.Loaded) daemon.Config {
 	return daemon.Config{Config: loaded.Config, Catalogue: loaded.Catalogue, Build: daemon.ThisBuild()}
 }

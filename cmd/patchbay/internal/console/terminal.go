@@ -36,6 +36,7 @@ type Table struct {
 	Tones Tones
 }
 
+// Add appends a row.
 func (t *Table) Add(row ...string) { t.Rows = append(t.Rows, row) }
 
 // Write writes the table, and nothing if it has no rows.
@@ -169,6 +170,7 @@ func TerminalOf(w io.Writer) Terminal {
 // Tone is a meaning of a text that a colour shows.
 type Tone int
 
+// The tones of a text.
 const (
 	Plain Tone = iota
 	Good
@@ -181,6 +183,7 @@ const (
 // sequences are the SGR parameters of each tone.
 var sequences = map[Tone]string{Good: "32", Busy: "33", Bad: "31", Faint: "2", Strong: "1"}
 
+// Paint returns the text in a colour, if the terminal shows colours.
 func (t Terminal) Paint(text string, is Tone) string {
 	if !t.Colour || is == Plain || text == "" {
 		return text
@@ -206,6 +209,7 @@ func ToneOf(text string) Tone {
 	return Busy
 }
 
+// IsTerminal reports whether w is a terminal.
 func IsTerminal(w io.Writer) bool {
 	file, ok := w.(*os.File)
 	return ok && term.IsTerminal(int(file.Fd()))
@@ -234,6 +238,7 @@ func ShowProgress(ctx context.Context, w io.Writer, state func(context.Context) 
 	}
 }
 
+// Write writes the output of a command.
 func Write(w io.Writer, text []byte) error {
 	_, err := io.Copy(w, bytes.NewReader(text))
 	if err != nil {

@@ -54,6 +54,7 @@ func EscapeJSON(text []byte) []byte {
 
 func unsafeInJSON(r rune) bool { return r >= 0x7f && r <= 0xffff && Unprintable(r) }
 
+// Unprintable reports whether a character does not show.
 func Unprintable(r rune) bool { return !unicode.IsPrint(r) }
 
 // Cell escapes a value for a table; an empty one becomes "-".
@@ -64,6 +65,7 @@ func Cell(value string) string {
 	return Escape(value)
 }
 
+// Formats of times.
 const (
 	day    = 24 * time.Hour
 	Millis = "2006-01-02T15:04:05.000Z07:00" // RFC 3339, with as many digits in each line
@@ -99,6 +101,7 @@ func Since(t *time.Time, now time.Time) string {
 	return Short(now.Sub(*t))
 }
 
+// Ago returns how long ago t was, such as "5m ago".
 func Ago(t *time.Time, now time.Time) string {
 	if t == nil {
 		return "-"

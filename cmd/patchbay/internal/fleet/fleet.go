@@ -1,5 +1,5 @@
-// Package fleet has the commands of "patchbay fleet": they list, watch and wait for the nodes and plugins of the fleet, and drain nodes. They
-// ask the daemon and never etcd; "role" only reads the configuration.
+// Package fleet has the commands of "patchbay fleet": they list, watch and wait for the nodes and plugins of the fleet, and drain nodes.
+// They ask the daemon and never etcd; "role" only reads the configuration.
 package fleet
 
 import (
@@ -23,6 +23,7 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
+// NewCommand returns the command with its subcommands.
 func NewCommand(paths command.Paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "fleet",
@@ -150,7 +151,8 @@ The output is a table, an array of objects as JSON or YAML, or one NODE/TYPE/NAM
 
 func fleetPluginRow(p *patchbayv1.FleetPlugin, now time.Time) []string {
 	return []string{
-		console.Cell(p.Type), console.Cell(p.Name), console.Cell(p.Version), console.Cell(p.Node), console.Cell(p.State), console.Since(console.TimeOf(p.RegisteredAt), now),
+		console.Cell(p.Type), console.Cell(p.Name), console.Cell(p.Version), console.Cell(p.Node), console.Cell(p.State),
+		console.Since(console.TimeOf(p.RegisteredAt), now),
 		lastSeen(console.TimeOf(p.LastSeen), console.TimeOf(p.LastSeenBefore), now),
 	}
 }
@@ -183,7 +185,8 @@ The output is a table, an array of objects with all nodes as JSON or YAML, or on
 			if more := len(v.Nodes) - shown; more > 0 {
 				nodes = fmt.Sprintf("%s and %d more", nodes, more)
 			}
-			return []string{console.Cell(v.Type), console.Cell(v.Name), console.Cell(v.Version), fmt.Sprint(len(v.Nodes)), console.Since(console.TimeOf(v.DiffersSince), now), console.Cell(nodes)}
+			return []string{console.Cell(v.Type), console.Cell(v.Name), console.Cell(v.Version), fmt.Sprint(len(v.Nodes)),
+				console.Since(console.TimeOf(v.DiffersSince), now), console.Cell(nodes)}
 		},
 	}.addTo(cmd, paths)
 }
@@ -346,9 +349,11 @@ func fleetPluginID(p *patchbayv1.FleetPlugin) string {
 
 func writeFleetChange(w io.Writer, c *patchbayv1.WatchFleetResponse) error {
 	if c.Node != nil {
-		return console.Write(w, fmt.Appendf(nil, "%-8s  node    %s  %s\n", console.Escape(c.Kind), console.Escape(c.Node.Name), withReason(c.Node.State, c.Node.Reason)))
+		return console.Write(w, fmt.Appendf(nil, "%-8s  node    %s  %s\n", console.Escape(c.Kind), console.Escape(c.Node.Name),
+			withReason(c.Node.State, c.Node.Reason)))
 	}
-	return console.Write(w, fmt.Appendf(nil, "%-8s  plugin  %s  %s  %s\n", console.Escape(c.Kind), fleetPluginID(c.Plugin), console.Cell(c.Plugin.Version),
+	return console.Write(w, fmt.Appendf(nil, "%-8s  plugin  %s  %s  %s\n", console.Escape(c.Kind), fleetPluginID(c.Plugin),
+		console.Cell(c.Plugin.Version),
 		withReason(c.Plugin.State, c.Plugin.Reason)))
 }
 

@@ -23,7 +23,9 @@ The caller needs the control role admin, and the daemon the right to write in et
 ("patchbay fleet role --operator").`
 
 // addNodeOrder makes a command do something with the node that it names. It prints nothing.
-func addNodeOrder(cmd *cobra.Command, paths command.Paths, do func(c *client.Client, ctx context.Context, node string) error) *cobra.Command {
+func addNodeOrder(
+	cmd *cobra.Command, paths command.Paths, do func(c *client.Client, ctx context.Context, node string) error,
+) *cobra.Command {
 	cmd.Args, cmd.ValidArgsFunction = command.Takes("NODE"), cobra.NoFileCompletions
 	cmd.RunE = command.AddControlSocket(cmd, paths).Ask(command.AnswerTimeout,
 		func(ctx context.Context, c *client.Client, _ *cobra.Command, args []string) error {
