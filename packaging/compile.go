@@ -16,7 +16,8 @@ const module = "github.com/patchbay-dev/patchbay"
 // compile builds the static program for a system and returns its path.
 func (r *release) compile(ctx context.Context, t target) (string, error) {
 	path := filepath.Join(r.stage, t.os+"-"+t.arch, "patchbay")
-	linked := "-s -w -buildid= -X " + module + "/internal/daemon.version=" + r.version + " -X " + module + "/internal/daemon.commit=" + r.commit
+	build := module + "/internal/daemon."
+	linked := "-s -w -buildid= -X " + build + "version=" + r.version + " -X " + build + "commit=" + r.commit
 	_, err := r.goCommand(ctx, []string{"GOOS=" + t.os, "GOARCH=" + t.arch},
 		"build", "-trimpath", "-buildvcs=false", "-ldflags", linked, "-o", path, "./cmd/patchbay")
 	return path, err

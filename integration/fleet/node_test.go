@@ -327,10 +327,10 @@ func (f *follower) agrees(r *fleet.Reader) {
 }
 
 // bury puts a dead node with one plugin into etcd, under no lease. Nothing that it says has been checked by anybody.
-func bury(t testing.TB, admin *clientv3.Client, node, plugin string) {
+func bury(t testing.TB, admin *clientv3.Client, node, name string) {
 	t.Helper()
 	text, err := proto.Marshal(&fleetv1.NodeRecord{Instance: "i", Version: "v\x1b[2J", Plugins: []*fleetv1.PluginRecord{
-		{Type: "CSIPlugin", Name: plugin, State: "registered"},
+		{Type: "CSIPlugin", Name: name, State: "registered"},
 	}})
 	var value bytes.Buffer
 	w, failed := flate.NewWriter(&value, flate.BestSpeed)

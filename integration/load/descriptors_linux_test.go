@@ -108,7 +108,7 @@ func TestDescriptors(t *testing.T) {
 		}
 		for _, c := range listing.Conditions {
 			if c.Status != "ok" {
-				return fmt.Sprint(c)
+				return c.String()
 			}
 		}
 		return ""

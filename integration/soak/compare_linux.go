@@ -275,7 +275,8 @@ func (s *soak) history(e *entry) string {
 			break
 		}
 		if event.Type == e.ptype && event.Name == e.name {
-			lines = append(lines, fmt.Sprintf("%s %s %s %s: %s", event.Time.AsTime().Format(time.StampMilli), event.Kind, event.Instance, event.SocketPath,
+			lines = append(lines, fmt.Sprintf("%s %s %s %s: %s",
+			event.Time.AsTime().Format(time.StampMilli), event.Kind, event.Instance, event.SocketPath,
 				event.Message))
 		}
 	}
