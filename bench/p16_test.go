@@ -69,10 +69,10 @@ const upgraded = "upgraded"
 // microseconds, and how many failed.
 func upgradeUnderLoad(b testing.TB, u upgrading, callers int, window time.Duration) (latencies []float64, failed int64) {
 	b.Helper()
-	plugin := launcher.Plugin{Spec: host.Spec{Name: upgraded, Args: []string{u.program, upgraded}}, Upgrade: u.how}
+	launched := launcher.Plugin{Spec: host.Spec{Name: upgraded, Args: []string{u.program, upgraded}}, Upgrade: u.how}
 	var options []dynamicplugins.Option
 	if u.protocol != nil {
-		plugin.Protocol = u.protocol
+		launched.Protocol = u.protocol
 		options = append(options, dynamicplugins.WithConnections(u.protocol.Connections))
 	}
 	opened, err := openLauncher(false, options...)(b.TempDir())
@@ -85,7 +85,7 @@ func upgradeUnderLoad(b testing.TB, u upgrading, callers int, window time.Durati
 			b.Error(err)
 		}
 	}()
-	if err := h.rt.Launcher().Set([]launcher.Plugin{plugin}); err != nil {
+	if err := h.rt.Launcher().Set([]launcher.Plugin{launched}); err != nil {
 		b.Fatal(err)
 	}
 	if _, err := h.rt.Registry().WaitForPlugin(b.Context(), launchedType, upgraded); err != nil {

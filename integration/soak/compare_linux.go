@@ -276,7 +276,7 @@ func (s *soak) history(e *entry) string {
 		}
 		if event.Type == e.ptype && event.Name == e.name {
 			lines = append(lines, fmt.Sprintf("%s %s %s %s: %s",
-			event.Time.AsTime().Format(time.StampMilli), event.Kind, event.Instance, event.SocketPath,
+				event.Time.AsTime().Format(time.StampMilli), event.Kind, event.Instance, event.SocketPath,
 				event.Message))
 		}
 	}

@@ -1,5 +1,5 @@
-// Resting is the floor of a daemon at rest: a server of grpc-go on the Unix socket that its first argument names, with a file of bbolt at the
-// second one. It reports that it is ready as a service of systemd does, and runs until it is killed.
+// Resting is the floor of a daemon at rest: a server of grpc-go on the Unix socket that its first argument names, with a file of bbolt at
+// the second one. It reports that it is ready as a service of systemd does, and runs until it is killed.
 package main
 
 import (
@@ -33,7 +33,7 @@ func run(socket, state string) error {
 	}
 	server := grpc.NewServer()
 	healthpb.RegisterHealthServer(server, health.NewServer())
-	notify, err := net.Dial("unixgram", os.Getenv("NOTIFY_SOCKET"))
+	notify, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: os.Getenv("NOTIFY_SOCKET"), Net: "unixgram"})
 	if err != nil {
 		return err
 	}
