@@ -141,7 +141,8 @@ func (c *conn) pause(d time.Duration) {
 	}
 }
 
-// Brake is a connection to an HTTP server on which calls are made. Reading from it pauses when too many of them were canceled.
+// Brake is a connection to an HTTP server on which calls are made. Reading from it pauses when too many of them were canceled, and while
+// the handlers of maxUnfinished canceled calls have not ended: a machine that is too slow for the rates ends them late.
 type Brake struct {
 	net.Conn
 
@@ -149,11 +150,20 @@ type Brake struct {
 	closed  chan struct{}
 	resume  atomic.Int64 // no read before, in nanoseconds of Unix time
 	cancels cancels      // guarded by the mutex of the budget
+
+	mu         sync.Mutex
+	changed    sync.Cond // of unfinished, or the connection was closed
+	unfinished int       // canceled calls whose handlers have not ended; below zero for a moment if a handler ends first
+	isClosed   bool
 }
+
+// maxUnfinished is more than a connection has on a machine that keeps up, but for a moment.
+const maxUnfinished = 16
 
 // Brake returns a connection of a user, which the caller of the HTTP server attaches to the context of its requests with [Brake.Attach].
 func (b *Budget) Brake(nc net.Conn, uid uint32) *Brake {
 	brake := &Brake{Conn: nc, closed: make(chan struct{})}
+	brake.changed.L = &brake.mu
 	brake.pause(b.owed(uid))
 	return brake
 }
@@ -164,8 +174,26 @@ func (b *Brake) pause(d time.Duration) {
 	}
 }
 
+// addUnfinished counts n more canceled calls whose handlers have not ended.
+func (b *Brake) addUnfinished(n int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.unfinished += n
+	b.changed.Broadcast()
+}
+
+// awaitFinished blocks while too many handlers of canceled calls have not ended.
+func (b *Brake) awaitFinished() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for b.unfinished >= maxUnfinished && !b.isClosed {
+		b.changed.Wait()
+	}
+}
+
 // Read implements [net.Conn].
 func (b *Brake) Read(data []byte) (int, error) {
+	b.awaitFinished()
 	if resume := b.resume.Swap(0); resume != 0 {
 		timer := time.NewTimer(time.Until(time.Unix(0, resume)))
 		defer timer.Stop()
@@ -179,7 +207,13 @@ func (b *Brake) Read(data []byte) (int, error) {
 
 // Close implements [net.Conn].
 func (b *Brake) Close() error {
-	b.closing.Do(func() { close(b.closed) })
+	b.closing.Do(func() {
+		close(b.closed)
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.isClosed = true
+		b.changed.Broadcast()
+	})
 	return b.Conn.Close()
 }
 

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/net/http2"
@@ -174,5 +175,35 @@ func TestCancelsOfManyUsers(t *testing.T) {
 	}
 	if n, _ := flood(self, new(cancels), 3*ofUser); n < ofUser {
 		t.Errorf("the privileged user is slowed down after %d calls, want its own rate", n)
+	}
+}
+
+// TestUnfinishedCalls checks that nothing is read while the handlers of too many canceled calls have not ended.
+func TestUnfinishedCalls(t *testing.T) {
+	for name, end := range map[string]func(b *Brake){
+		"ended": func(b *Brake) { b.addUnfinished(-1) }, "closed": func(b *Brake) { _ = b.Close() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				here, there := net.Pipe()
+				defer there.Close()
+				b := NewBudget(Limits{}, 1, func(uint32, Reason, bool) {}).Brake(here, 7)
+				defer b.Close()
+				b.addUnfinished(maxUnfinished)
+				go func() { _, _ = there.Write([]byte{1}) }()
+				var hasRead atomic.Bool
+				go func() {
+					_, _ = b.Read(make([]byte, 1))
+					hasRead.Store(true)
+				}()
+				if synctest.Wait(); hasRead.Load() {
+					t.Errorf("a connection with %d unfinished calls is read from", maxUnfinished)
+				}
+				end(b)
+				if synctest.Wait(); !hasRead.Load() {
+					t.Error("reading has not ended")
+				}
+			})
+		})
 	}
 }

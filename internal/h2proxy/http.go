@@ -73,15 +73,22 @@ func (h HTTPHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := asked.context(grpcpeer.NewContext(r.Context(), &grpcpeer.Peer{Addr: httpAddr(r.RemoteAddr)}))
 	defer cancel()
 	call.ctx = grpc.NewContextWithServerTransportStream(ctx, transport{call, r.URL.Path})
-	err = errNoReturn
-	defer func() {
-		if _, sent := call.ended(); ctx.Err() != nil && !sent {
-			if brake, ok := ctx.Value(brakeKey{}).(*Brake); ok {
+	if brake, ok := ctx.Value(brakeKey{}).(*Brake); ok {
+		// Counted when the cancellation arrives and not when the handler ends: while the process has no processor, that is too late.
+		stop := context.AfterFunc(ctx, func() {
+			brake.addUnfinished(1)
+			if _, sent := call.ended(); !sent {
 				brake.pause(h.Budget.cancel(&brake.cancels, call.uid, 1))
 			}
-		}
-		from.end(call, err)
-	}()
+		})
+		defer func() {
+			if !stop() {
+				brake.addUnfinished(-1)
+			}
+		}()
+	}
+	err = errNoReturn
+	defer func() { from.end(call, err) }()
 	err = h.Handle(call)
 }
 
