@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"testing"
 
 	"github.com/patchbay-dev/patchbay/plugin"
 )
@@ -32,4 +33,19 @@ func ExampleRepository() {
 	entries, _, err := config.Repository.ListMetadata(context.Background(), pin, []string{"signature"}, plugin.Page{})
 	fmt.Println(pin, string(entries[0].Value), err)
 	// Output: tools/hello:n4bQgYhMfWWaL-qgxVrQFaO_TxsrC4Is0V1sFbDwCggC good <nil>
+}
+
+func TestParseName(t *testing.T) {
+	for text, want := range map[string]plugin.Name{
+		"T/n": {Type: "T", Name: "n"}, "T/example.com/gpu": {Type: "T", Name: "example.com/gpu"}, "T//": {Type: "T", Name: "/"},
+	} {
+		if got, ok := plugin.ParseName(text); got != want || !ok || got.String() != text {
+			t.Errorf("ParseName(%q) = %+v, %v", text, got, ok)
+		}
+	}
+	for _, text := range []string{"", "T", "/", "T/", "/n"} {
+		if got, ok := plugin.ParseName(text); ok {
+			t.Errorf("ParseName(%q) = %+v, true", text, got)
+		}
+	}
 }
