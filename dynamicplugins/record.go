@@ -51,7 +51,7 @@ func toStored(p *PluginInfo) *PluginInfo {
 		return p
 	}
 	stored := *p
-	stored.Instance = nil
+	stored.Instance, stored.Damage = nil, nil
 	stored.Options = make(map[string]string, len(p.Options)+8)
 	maps.Copy(stored.Options, p.Options)
 	maps.DeleteFunc(stored.Options, ofRecord)                          // a handler cannot forge any

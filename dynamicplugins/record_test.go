@@ -34,6 +34,8 @@ func TestStoredRecord(t *testing.T) {
 		stored.Options[option] = damaged
 		if p := fromStored(stored); p.Damage == nil || !strings.Contains(p.Damage.Error(), damaged) || p.Instance.SocketPath != "/foo.sock" {
 			t.Errorf("with %s %q: %+v", option, damaged, p)
+		} else if again := toStored(p); again.Damage != nil {
+			t.Errorf("with %s %q: the storage gets %v", option, damaged, again.Damage)
 		}
 	}
 	info.Instance.Peer.Boot = "" // where a boot has no name

@@ -126,7 +126,7 @@ func TestDrainWait(t *testing.T) {
 		text string
 	}{
 		"drain b --timeout 1s":        {2, "--timeout goes with --wait only"},
-		"drain b --wait --timeout 0s": {2, "give one above zero"},
+		"drain b --wait --timeout 0s": {2, "must be above zero"},
 		"drain node-nope":             {1, `cannot drain node node-nope: the fleet has no such node; "patchbay fleet nodes" shows all nodes`},
 		"forget node-nope":            {1, `cannot forget node node-nope: the fleet has no such node; "patchbay fleet nodes" shows all nodes`},
 	} {

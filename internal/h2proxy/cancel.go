@@ -142,7 +142,7 @@ func (c *conn) pause(d time.Duration) {
 }
 
 // Brake is a connection to an HTTP server on which calls are made. Reading from it pauses when too many of them were canceled, and while
-// the handlers of maxUnfinished canceled calls have not ended: a machine that is too slow for the rates ends them late.
+// the handlers of maxUnfinished calls that were reset have not ended: a machine that is too slow for the rates ends them late.
 type Brake struct {
 	net.Conn
 
@@ -153,7 +153,7 @@ type Brake struct {
 
 	mu         sync.Mutex
 	changed    sync.Cond // of unfinished, or the connection was closed
-	unfinished int       // canceled calls whose handlers have not ended; below zero for a moment if a handler ends first
+	unfinished int       // calls that were reset and whose handlers have not ended; below zero for a moment if a handler ends first
 	isClosed   bool
 }
 
@@ -174,7 +174,7 @@ func (b *Brake) pause(d time.Duration) {
 	}
 }
 
-// addUnfinished counts n more canceled calls whose handlers have not ended.
+// addUnfinished counts n more calls that were reset and whose handlers have not ended.
 func (b *Brake) addUnfinished(n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

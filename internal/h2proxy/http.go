@@ -75,12 +75,13 @@ func (h HTTPHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	call.ctx = grpc.NewContextWithServerTransportStream(ctx, transport{call, r.URL.Path})
 	if brake, ok := ctx.Value(brakeKey{}).(*Brake); ok {
 		// Counted when the cancellation arrives and not when the handler ends: while the process has no processor, that is too late.
-		stop := context.AfterFunc(ctx, func() {
-			brake.addUnfinished(1)
+		defer context.AfterFunc(ctx, func() {
 			if _, sent := call.ended(); !sent {
 				brake.pause(h.Budget.cancel(&brake.cancels, call.uid, 1))
 			}
-		})
+		})()
+		// A call whose deadline has passed is not counted here: its handler may wait for a window, which is read from the connection.
+		stop := context.AfterFunc(r.Context(), func() { brake.addUnfinished(1) })
 		defer func() {
 			if !stop() {
 				brake.addUnfinished(-1)

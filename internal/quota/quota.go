@@ -50,11 +50,15 @@ type Pool struct {
 	sum   int // what all users hold
 	own   int // what the privileged users hold
 	idle  int // how many of users hold nothing
+	// period numbers the times in which something was refused for the total, until all users held at most half.
+	period int
+	isFull bool // the period has begun
 }
 
 type user struct {
 	held    int
-	refused bool // since the user held at most half
+	refused bool // for the user's limit, since the user held at most half
+	period  int  // the last one in which the user was refused for the total
 }
 
 // New returns a pool. If privileged is nil, no user is.
@@ -88,9 +92,19 @@ func (p *Pool) Take(uid uint32, n int) *Refusal {
 	return nil
 }
 
+// refuse returns the refusal of a user. p.mu is held.
 func (p *Pool) refuse(u *user, why Reason) *Refusal {
 	first := !u.refused
-	u.refused = true
+	if why == Total {
+		if !p.isFull {
+			p.isFull = true
+			p.period++
+		}
+		first = u.period != p.period
+		u.period = p.period
+	} else {
+		u.refused = true
+	}
 	return &Refusal{Reason: why, First: first, OfUser: u.held, OfAll: p.sum}
 }
 
@@ -122,10 +136,17 @@ func (p *Pool) Release(uid uint32, n int) {
 	if u.held <= p.limits.User/2 {
 		u.refused = false
 	}
-	if u.held == 0 {
+	if p.sum <= p.limits.Total/2 {
+		p.isFull = false
+	}
+	switch {
+	case u.held > 0:
+	case p.isFull && u.period == p.period:
+		p.idle++ // kept, so that the next refusal is not the first
+	default:
 		delete(p.users, uid)
 	}
-	if p.idle > 0 && p.sum <= p.limits.Total/2 {
+	if p.idle > 0 && !p.isFull {
 		maps.DeleteFunc(p.users, func(_ uint32, u *user) bool { return u.held == 0 })
 		p.idle = 0
 	}
@@ -219,7 +240,12 @@ func (g *Grant) Add(n int) {
 }
 
 // Release gives all of it back.
-func (g *Grant) Release() {
+func (g *Grant) Release() { g.release(false) }
+
+// End gives all of it back. What is taken later is not counted.
+func (g *Grant) End() { g.release(true) }
+
+func (g *Grant) release(end bool) {
 	if g == nil {
 		return
 	}
@@ -227,12 +253,5 @@ func (g *Grant) Release() {
 	defer g.mu.Unlock()
 	g.pool.Release(g.uid, g.held)
 	g.held = 0
-}
-
-// End gives all of it back. What is taken later is not counted.
-func (g *Grant) End() {
-	g.Release()
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.ended = true
+	g.ended = g.ended || end
 }

@@ -78,6 +78,24 @@ func TestRefusalsAreForgotten(t *testing.T) {
 	first(true)
 }
 
+// TestTotalIsRefusedOnce: a user that takes and gives back a little while nothing is left is refused for the first time once.
+func TestTotalIsRefusedOnce(t *testing.T) {
+	p := quota.New(quota.Limits{User: 10, Total: 10}, nil)
+	p.Add(2, 9)
+	for i := range 3 {
+		if refusal := p.Take(3, 1); refusal != nil {
+			t.Fatalf("got %+v", refusal)
+		}
+		if refusal := p.Take(3, 1); refusal == nil || refusal.Reason != quota.Total || refusal.First != (i == 0) {
+			t.Errorf("refusal %d is %+v", i, refusal)
+		}
+		p.Release(3, 1)
+	}
+	if p.Release(2, 9); p.Sum() != 0 {
+		t.Errorf("%d are held after all was given back", p.Sum())
+	}
+}
+
 func TestGrant(t *testing.T) {
 	p := quota.New(quota.Limits{User: 10, Total: 15}, nil)
 	g := p.Grant(2)

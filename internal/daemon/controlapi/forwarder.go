@@ -30,12 +30,14 @@ func newForwarder(g *access.Authorizer, registry proxy.Connector, fleet *node.No
 		var p plugin.Name
 		var unrouted error
 		p.Type, p.Name, unrouted = proxy.ParseRoute(md)
-		reached, inFleet := false, false // a plugin
+		reached := false // a plugin
 		err := proxy.Director(func(ctx context.Context, _ string) (conn grpc.ClientConnInterface, err error) {
 			if unrouted != nil {
 				return nil, unrouted
 			}
-			if conn, inFleet, err = fleet.Route(md, p.Type, p.Name); !inFleet {
+			if node.IsFleetCall(md) {
+				conn, err = fleet.Route(md, p.Type, p.Name)
+			} else {
 				conn, err = proxy.ConnTo(ctx, registry, p.Type, p.Name)
 			}
 			reached = err == nil
@@ -44,7 +46,7 @@ func newForwarder(g *access.Authorizer, registry proxy.Connector, fleet *node.No
 		var call access.Call
 		if unrouted == nil {
 			method, _ := grpc.MethodFromServerStream(caller)
-			call = access.Call{Plugin: p, Fleet: inFleet, Method: strings.TrimPrefix(method, "/")}
+			call = access.Call{Plugin: p, Fleet: node.IsFleetCall(md), Method: strings.TrimPrefix(method, "/")}
 		}
 		g.Called(ctx, call, reached, status.Code(err))
 		return err

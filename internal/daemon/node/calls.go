@@ -103,20 +103,21 @@ func (r exclusiveRegistry) Conn(ctx context.Context, ptype, name string) (grpc.C
 	return hold.Conn(conn), nil
 }
 
-// Route returns the connection for a call of a plugin in the fleet, and whether the metadata of the call ask for that. It can be called on
-// a nil Node.
-func (n *Node) Route(md grpcmetadata.MD, ptype, name string) (conn grpc.ClientConnInterface, isFleet bool, err error) {
-	if len(md.Get(proxy.FleetKey))+len(md.Get(proxy.NodeKey))+len(md.Get(proxy.LabelKey)) == 0 {
-		return nil, false, nil
-	}
+// Route returns the connection for a call whose metadata lead to a plugin of the fleet. It can be called on a nil Node.
+func (n *Node) Route(md grpcmetadata.MD, ptype, name string) (grpc.ClientConnInterface, error) {
 	if n == nil {
-		return nil, true, status.Error(codes.FailedPrecondition, ErrNoFleet.Error())
+		return nil, status.Error(codes.FailedPrecondition, ErrNoFleet.Error())
 	}
 	policy, err := policyOf(md)
 	if err != nil {
-		return nil, true, status.Error(codes.InvalidArgument, err.Error())
+		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
-	return n.dialer.Dial(ptype, name, policy), true, nil
+	return n.dialer.Dial(ptype, name, policy), nil
+}
+
+// IsFleetCall reports whether the metadata of a call lead to a plugin of the fleet.
+func IsFleetCall(md grpcmetadata.MD) bool {
+	return len(md.Get(proxy.FleetKey))+len(md.Get(proxy.NodeKey))+len(md.Get(proxy.LabelKey)) > 0
 }
 
 // policyOf returns which nodes the metadata of a call select.
