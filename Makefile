@@ -134,7 +134,7 @@ locks: ## call locks of the fleet LOCK_CALLS (1000000) times through faults of e
 	.ci/locks $(LOCK_CALLS)
 
 .PHONY: mutants
-mutants: ## see that the simulation of the core finds each fault of reconciler/testdata/mutants.txt, and that of launching its own
+mutants: ## see that the simulation of the core finds each fault of internal/reconciler/testdata/mutants.txt, and that of launching its own
 	$(GO) test -run '^TestMutants$$' -count 1 -v -timeout 2h ./internal/reconciler -simulate.mutants 20000
 	$(GO) test -run '^TestMutants$$' -count 1 -v -timeout 1h ./internal/launch/supervise ./host -simulate.mutants
 
