@@ -55,7 +55,7 @@ func New(socket *net.UnixConn) *Client {
 // GetInfo calls the plugin's GetInfo. It blocks until the plugin answers, ctx is done, or timeout has passed; a zero timeout means none.
 func (c *Client) GetInfo(ctx context.Context, timeout time.Duration) (plugin.Info, error) {
 	// gofail: var registrationGetInfo string
-	// return Info{}, status.Error(codes.Unavailable, registrationGetInfo)
+	// return plugin.Info{}, status.Error(codes.Unavailable, registrationGetInfo)
 	var info registerapi.PluginInfo
 	err := c.invoke(ctx, timeout, getInfoHeaders, &registerapi.InfoRequest{}, &info)
 	if status.Code(err) == codes.Unimplemented {
