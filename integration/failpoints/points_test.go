@@ -106,7 +106,7 @@ func groups() []group {
 			{
 				point: "dirwatchEvent", arms: []Arm{{"dirwatchEvent", "1*return()"}},
 				fails: "keeping up with file events: one is lost", happens: "all directories are read again; the plugin is registered",
-				said: in(inEvent, "some were lost; a scan makes up for them"), play: appears,
+				said: in(inEvent, "some were lost; a scan finds the changes"), play: appears,
 			},
 		}},
 		{"Registration", []failure{
