@@ -21,10 +21,10 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// maxFile is the size in bytes from which a file of events is moved aside for a new one, of which two are kept.
+// maxFile is the size in bytes from which the file of events is renamed and a new one is created. Two files are kept.
 const maxFile = 4 << 20
 
-// record is an event as it is in a file: one line of JSON, with the keys of "patchbay events -o json".
+// record is the form of an event in a file: one line of JSON, with the keys of "patchbay events -o json".
 type record struct {
 	Seq        uint64           `json:"seq"`
 	Time       time.Time        `json:"time"`
@@ -38,29 +38,29 @@ type record struct {
 	State      plugin.State     `json:"-"`
 }
 
-// keeper writes events to a file, in the goroutine that runs it, so that no publisher waits for the disk.
+// keeper writes events to a file in the goroutine of run, so that no publisher waits for the disk.
 type keeper struct {
 	path string
-	max  int64 // the size in bytes from which the file is moved aside
+	max  int64 // the size in bytes from which the file is renamed
 	log  *slog.Logger
-	wake chan struct{} // there are events to write; has room for one
-	// unreadable: past events could not be read. It has room for one.
+	wake chan struct{} // signals that there are events to write; holds one signal
+	// unreadable signals that past events could not be read. It holds one signal.
 	unreadable chan struct{}
 
 	mu               sync.Mutex
-	pending          []plugin.Event // at most as many as the Journal keeps
-	left             int            // out, because there were more
+	pending          []plugin.Event // at most as many as the Journal has in memory
+	left             int            // the number of dropped events
 	writing, reading trouble
 
-	// The rest belongs to the goroutine of run.
-	began bool        // it has written
-	dir   fs.FileInfo // in which it has written or may begin to; nil if that was not there yet
+	// Only the goroutine of run uses these.
+	began bool        // an event has been written
+	dir   fs.FileInfo // the directory where the file is or may be created; nil if it did not exist
 }
 
-// trouble is what goes wrong with the file for a time.
+// trouble is a problem with the file that may end.
 type trouble struct {
-	what, remedy, ended string // for people
-	err                 error  // nil while nothing is wrong
+	what, remedy, ended string // for messages
+	err                 error  // nil if there is no problem
 	since               time.Time
 }
 
@@ -79,7 +79,7 @@ func newKeeper(path string, log *slog.Logger) *keeper {
 	}
 }
 
-// add has an event written. It does not block.
+// add queues an event to be written. It does not block.
 func (k *keeper) add(e plugin.Event) {
 	k.mu.Lock()
 	k.pending = append(k.pending, e)
@@ -88,14 +88,15 @@ func (k *keeper) add(e plugin.Event) {
 	tell(k.wake)
 }
 
+// tell sends a signal, unless one is pending.
 func tell(what chan<- struct{}) {
 	select {
 	case what <- struct{}{}:
-	default: // it is told already
+	default:
 	}
 }
 
-// trim leaves out the oldest of more events than the Journal keeps. The caller holds mu.
+// trim drops the oldest pending events if there are more than the Journal has in memory. The caller holds mu.
 func (k *keeper) trim() {
 	if over := len(k.pending) - history; over > 0 {
 		k.pending = k.pending[over:]
@@ -103,10 +104,10 @@ func (k *keeper) trim() {
 	}
 }
 
-// again is between two attempts at what failed.
+// again is the pause before another attempt.
 var again = backoff.Backoff{Min: 100 * time.Millisecond, Max: 5 * time.Second}
 
-// run writes until ctx ends, and then what is pending. What cannot be written is written later.
+// run writes events until ctx ends, and then those that are pending. Events that cannot be written stay pending.
 func (k *keeper) run(ctx context.Context) {
 	failures := 0
 	for more := true; more; {
@@ -119,7 +120,7 @@ func (k *keeper) run(ctx context.Context) {
 	}
 }
 
-// reread reads what could not be read again until it can be, so that the trouble ends when its cause does. It returns when ctx ends.
+// reread retries a failed read until it succeeds, so that the trouble ends when its cause is fixed. It returns when ctx ends.
 func (k *keeper) reread(ctx context.Context) {
 	for {
 		select {
@@ -136,7 +137,7 @@ func (k *keeper) reread(ctx context.Context) {
 	}
 }
 
-// writePending writes what is pending, and says whether nothing is left.
+// writePending writes the pending events, and reports whether that succeeded.
 func (k *keeper) writePending() bool {
 	k.mu.Lock()
 	events := k.pending
@@ -162,8 +163,7 @@ func (k *keeper) writePending() bool {
 	return err == nil
 }
 
-// wait returns when there may be something to write: after failures with a pause, otherwise when it is told. It says false when ctx has
-// ended.
+// wait waits until there may be events to write: after failures for a pause, otherwise for a signal. It returns false when ctx has ended.
 func (k *keeper) wait(ctx context.Context, failures int) bool {
 	if failures > 0 {
 		return backoff.Pause(ctx, again.After(failures))
@@ -176,7 +176,7 @@ func (k *keeper) wait(ctx context.Context, failures int) bool {
 	}
 }
 
-// report takes over how an attempt went. It logs the first of several failures, and when they end, and returns whether this is the first.
+// report records the result of an attempt. It logs the first of several failures and their end, and reports whether this is the first.
 func (k *keeper) report(t *trouble, err error) (begun bool) {
 	k.mu.Lock()
 	failed := t.err != nil
@@ -195,7 +195,7 @@ func (k *keeper) report(t *trouble, err error) (begun bool) {
 	return false
 }
 
-// trouble returns what is wrong, and since when; empty if nothing is.
+// trouble returns the current problem, and since when it exists; empty if there is none.
 func (k *keeper) trouble() (message string, since time.Time) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -207,7 +207,7 @@ func (k *keeper) trouble() (message string, since time.Time) {
 	return "", time.Time{}
 }
 
-// write appends events. The file is not kept open: its device can be unmounted, and what is mounted there next is written to.
+// write appends events to the file, which it opens each time: the device can be unmounted, and another one mounted there.
 func (k *keeper) write(events []plugin.Event) error {
 	var lines bytes.Buffer
 	switch info, err := os.Stat(k.path); {
@@ -217,11 +217,11 @@ func (k *keeper) write(events []plugin.Event) error {
 			return err
 		}
 	case info.Size() > 0 && !k.began:
-		lines.WriteByte('\n') // ends a line that a crash tore; empty ones are passed over
+		lines.WriteByte('\n') // ends a line that a crash cut short; empty lines are skipped when reading
 	}
 	encoder := json.NewEncoder(&lines)
 	for _, e := range events {
-		if err := encoder.Encode(record(e)); err != nil { // another attempt would not do better
+		if err := encoder.Encode(record(e)); err != nil { // another attempt would fail too
 			k.log.Warn("an event cannot be encoded: it will be missing after a restart", "event", e.Seq, "error", err)
 		}
 	}
@@ -230,8 +230,8 @@ func (k *keeper) write(events []plugin.Event) error {
 	return err
 }
 
-// append appends to the file, of which nothing is changed if that fails. A file that is not there is made, but not in the directory on
-// which the right one is mounted at other times: it would be hidden there later.
+// append appends to the file, and leaves it unchanged on failure. A missing file is created only in the directory that was used last: in
+// another one, such as the mount point of a file system that is not mounted at the moment, it would be hidden later.
 func (k *keeper) append(text []byte) error {
 	dir, err := os.OpenRoot(filepath.Dir(k.path))
 	if err != nil {
@@ -265,7 +265,7 @@ func (k *keeper) append(text []byte) error {
 
 func older(path string) string { return path + ".1" }
 
-// load returns the events of the files, oldest first. Lines that were torn, and whatever else is no event, are passed over.
+// load returns the events in the files, oldest first. It skips incomplete lines, and others that are not events.
 func load(path string) ([]plugin.Event, error) {
 	var events []plugin.Event
 	for _, file := range []string{older(path), path} {
@@ -280,10 +280,10 @@ func load(path string) ([]plugin.Event, error) {
 			}
 			same := func(e plugin.Event, seq uint64) int { return cmp.Compare(e.Seq, seq) }
 			if i, found := slices.BinarySearchFunc(events, r.Seq, same); found && events[i].Time.Equal(r.Time) {
-				continue // all had been written when closing the file failed, and was again
+				continue // written twice, because closing the file failed the first time
 			}
 			if len(events) > 0 && r.Seq <= events[len(events)-1].Seq {
-				events = nil // by a daemon that did not know of them: numbers only grow
+				events = nil // the daemon that wrote r had not read them: numbers only grow
 			}
 			events = append(events, plugin.Event(r))
 		}

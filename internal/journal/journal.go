@@ -1,5 +1,5 @@
-// Package journal keeps what happens to plugins: it numbers the events, writes each as one line of the log, keeps the last of them, and
-// hands them to subscribers in order. It decides nothing. With a file, the events outlive the process.
+// Package journal records the events of plugins: it numbers each event, logs it in one line, keeps the last ones, and delivers them to
+// subscribers in order. With a file, the events outlive the process.
 package journal
 
 import (
@@ -19,32 +19,32 @@ import (
 // history is the number of past events that are kept.
 const history = 4096
 
-// Journal is safe for concurrent use. None of its methods blocks.
+// Journal records events. It is safe for concurrent use. Publishing does not block.
 type Journal struct {
 	feed     *broadcast.Feed[plugin.Event]
 	observer func(plugin.Event) // may be nil
 	log      *slog.Logger
-	keeper   *keeper // nil if the events do not outlive the process
-	unread   error   // why the file could not be read: then there is no keeper
+	keeper   *keeper // nil if events are not written to a file
+	unread   error   // why the file could not be read; there is no keeper then
 	began    time.Time
 
-	mu  sync.Mutex // held over a publication, so that the events are in the order of their numbers
+	mu  sync.Mutex // held while an event is published, so that events are in the order of their numbers
 	seq uint64     // of the last event
-	// registered is what is registered, by instance, and launched what launched plugins registered as last, by name.
+	// registered are the registered plugins, by instance, and launched the last registration of each launched plugin, by its name.
 	registered map[string]served
 	launched   map[string]served
-	// room is how many launched plugins are known before those that are gone are looked for again.
+	// room is the length of launched from which forget is called.
 	room int
 }
 
+// served is a registration.
 type served struct {
 	ptype, name, instance, socket string
-	told                          uint64 // the number of the last event of the launched plugin
+	told                          uint64 // the number of the launched plugin's last event
 }
 
-// New returns a Journal with the events that are in a file, to which Run writes; with an empty path they do not outlive the process. The
-// observer is told of each new event before subscribers are, and resynced is called each time that one of them was too slow. Either may be
-// nil.
+// New returns a Journal with the events in a file, to which Run writes new ones; with an empty path there is no file. New events are passed
+// to observer before subscribers receive them, and resynced is called each time a subscriber was too slow. Either may be nil.
 func New(log *slog.Logger, path string, observer func(plugin.Event), resynced func()) *Journal {
 	j := &Journal{log: log, observer: observer, registered: map[string]served{}, launched: map[string]served{}, began: time.Now()}
 	j.feed = broadcast.New(broadcast.Config[plugin.Event]{
@@ -74,7 +74,7 @@ func New(log *slog.Logger, path string, observer func(plugin.Event), resynced fu
 			j.servedAs(e)
 		}
 	}
-	clear(j.registered) // by a process that has ended
+	clear(j.registered) // they were registered by a process that has ended
 	j.keeper = newKeeper(path, log)
 	return j
 }
@@ -90,7 +90,8 @@ func (j *Journal) Run(ctx context.Context) {
 	rereading.Wait()
 }
 
-// Trouble says why events do not outlive the process, what to do, and since when that is so; empty if they do. They are to only if kept.
+// Trouble returns why events cannot be written to the file or read from it, with the remedy, and since when; the message is empty if they
+// can. The result kept reports whether there is a file.
 func (j *Journal) Trouble() (message string, since time.Time, kept bool) {
 	if j.unread != nil {
 		return fmt.Sprintf("earlier events cannot be read, and none are written: %v; check that the file can be read, then restart", j.unread),
@@ -103,10 +104,10 @@ func (j *Journal) Trouble() (message string, since time.Time, kept bool) {
 	return message, since, true
 }
 
-// Last returns the last n events that are kept in memory, oldest first.
+// Last returns the last n events in memory, oldest first.
 func (j *Journal) Last(n int) []plugin.Event { return j.feed.Last(n) }
 
-// All returns all events that are kept, oldest first: those in memory, and the older ones of the file, which it reads.
+// All returns all events, oldest first: it reads the file for those that are older than the ones in memory.
 func (j *Journal) All() ([]plugin.Event, error) {
 	recent := j.feed.Last(history)
 	if j.keeper == nil {
@@ -126,7 +127,7 @@ func (j *Journal) All() ([]plugin.Event, error) {
 	return append(all[:older:older], recent...), err
 }
 
-// Events returns the last tail events that are kept, and then what happens until ctx ends or the Journal is closed.
+// Events returns the last tail events in memory, and then new events until ctx ends or the Journal is closed.
 func (j *Journal) Events(ctx context.Context, tail int) <-chan plugin.Event {
 	return j.feed.Replay(ctx, tail)
 }
@@ -158,7 +159,7 @@ func (j *Journal) Observe(e plugin.Event) {
 	j.tell(e, states[e.Kind])
 }
 
-// note takes over what is registered. The caller holds mu.
+// note updates the registered plugins after an event. The caller holds mu.
 func (j *Journal) note(e plugin.Event) {
 	switch e.Kind {
 	case plugin.EventRegistered, plugin.EventUpdated, plugin.EventRestored:
@@ -169,10 +170,10 @@ func (j *Journal) note(e plugin.Event) {
 	}
 }
 
-// isLaunched says whether an event names a launched plugin, as the catalogue does.
+// isLaunched reports whether an event has the name of a launched plugin, as the catalogue has it.
 func isLaunched(e plugin.Event) bool { return e.Type == "" && e.Name != "" }
 
-// servedAs returns what the launched plugin of an event is registered as, or was last. The caller holds mu.
+// servedAs returns the current or last registration of the launched plugin that an event is about. The caller holds mu.
 func (j *Journal) servedAs(e plugin.Event) served {
 	for _, is := range j.registered {
 		if is.socket == e.SocketPath {
@@ -189,7 +190,7 @@ func (j *Journal) servedAs(e plugin.Event) served {
 	return was
 }
 
-// forget forgets launched plugins of which no event is kept any more, unless they are registered. The caller holds mu.
+// forget deletes launched plugins that are not registered and of which no event is in memory. The caller holds mu.
 func (j *Journal) forget() {
 	maps.DeleteFunc(j.launched, func(_ string, was served) bool {
 		_, is := j.registered[was.instance]
@@ -198,7 +199,7 @@ func (j *Journal) forget() {
 	j.room = 2 * len(j.launched)
 }
 
-// LaunchedAs returns the type and name as which a launched plugin is registered, or was last, as far as the events tell.
+// LaunchedAs returns the type and name with which a launched plugin is registered, or was last, if an event recorded that.
 func (j *Journal) LaunchedAs(name string) (ptype, registered string, known bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -206,7 +207,7 @@ func (j *Journal) LaunchedAs(name string) (ptype, registered string, known bool)
 	return was.ptype, was.name, known
 }
 
-// InstanceOf returns as what a launched plugin is registered with the socket of its process, if it is.
+// InstanceOf returns the type, name and instance with which a launched plugin is registered at a socket, if it is.
 func (j *Journal) InstanceOf(name, socket string) (ptype, registered, instance string, known bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -214,25 +215,26 @@ func (j *Journal) InstanceOf(name, socket string) (ptype, registered, instance s
 	return was.ptype, was.name, was.instance, was.socket == socket && socket != ""
 }
 
-// Pass adds an event for a state in passing, and logs it in one line at level Debug. It implements [reconciler.Config].Passed.
+// Pass adds an event for a state that no other event reports, and logs it in one line at level Debug. It implements
+// [reconciler.Config].Passed.
 func (j *Journal) Pass(e plugin.Event) {
 	e.Message = cmp.Or(passing[e.Kind], e.Message)
 	j.Publish(e)
 	j.line(slog.LevelDebug, e, string(e.Kind))
 }
 
-// passing says of the states in which something is under way, or behind something else, what it is.
+// passing are the messages for such states: what the host is doing or waiting for.
 var passing = map[plugin.EventKind]string{
-	plugin.EventKind(plugin.StateConnecting):    "its socket is asked who it is",
-	plugin.EventKind(plugin.StateWaiting):       "it waits for its turn among the instances of its name",
-	plugin.EventKind(plugin.StateValidating):    "its handler is asked whether it may be registered",
-	plugin.EventKind(plugin.StateAdmitting):     "the admission plugin is asked whether it may be registered",
-	plugin.EventKind(plugin.StateRegistering):   "its handler begins to use it, and it is saved",
-	plugin.EventKind(plugin.StateNotifying):     "it is told how its registration went",
-	plugin.EventKind(plugin.StateDeregistering): "its handler lets go of it",
+	plugin.EventKind(plugin.StateConnecting):    "calling GetInfo on its socket",
+	plugin.EventKind(plugin.StateWaiting):       "waiting for other calls for its name",
+	plugin.EventKind(plugin.StateValidating):    "calling its handler's ValidatePlugin",
+	plugin.EventKind(plugin.StateAdmitting):     "asking the admission plugin whether it may be registered",
+	plugin.EventKind(plugin.StateRegistering):   "calling its handler's RegisterPlugin, then saving it",
+	plugin.EventKind(plugin.StateNotifying):     "notifying the plugin that it is registered",
+	plugin.EventKind(plugin.StateDeregistering): "deregistering",
 }
 
-// tell logs an event after which its subject is in a state; empty if the event says nothing of that.
+// tell logs an event with the state that follows it; the state is empty if the event does not determine one.
 func (j *Journal) tell(e plugin.Event, state string) {
 	level := slog.LevelInfo
 	if troubling[e.Kind] {
@@ -274,7 +276,7 @@ func (j *Journal) ObserveLaunched(e plugin.Event) {
 	j.tell(e, cmp.Or(string(e.State), hostStates[e.Kind]))
 }
 
-// states are those of instances after an event, as they are listed; for what is listed no longer, the word of the event.
+// states are the states of instances after an event, as lists show them. If the instance is no longer listed, it is the event's kind.
 var states = map[plugin.EventKind]string{
 	plugin.EventRegistered: string(plugin.StateRegistered), plugin.EventUpdated: string(plugin.StateRegistered),
 	plugin.EventRestored: string(plugin.StateRestored), plugin.EventSuperseded: string(plugin.StateSuperseded),
@@ -284,12 +286,12 @@ var states = map[plugin.EventKind]string{
 	plugin.EventDegraded: "degraded", plugin.EventRecovered: "ok",
 }
 
-// hostStates are those of launched plugins after an event of the host.
+// hostStates are the states of launched plugins after an event of the host.
 var hostStates = map[plugin.EventKind]string{
 	plugin.EventLaunched: string(plugin.StateStarting), plugin.EventTerminated: string(plugin.EventTerminated),
 }
 
-// troubling are the kinds of events at which an operator may have to look. All others tell of the ordinary life of plugins.
+// troubling are the kinds of events at which an operator may have to look. All other kinds are routine.
 var troubling = map[plugin.EventKind]bool{
 	plugin.EventRefused: true, plugin.EventFailed: true, plugin.EventUnreachable: true, plugin.EventUnlinked: true,
 	plugin.EventDegraded:     true,

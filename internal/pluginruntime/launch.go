@@ -93,7 +93,7 @@ func (rt registrations) Announced(socket string) (plugin.Info, bool) {
 	return plugin.Info{}, false
 }
 
-// observe is told what happens to plugins. Where the socket of a launched one was removed nobody finds it any more.
+// observe adds an event of a plugin to the journal, and notifies the launcher if the socket of a registered plugin was removed.
 func (rt *Runtime) observe(e plugin.Event) {
 	rt.journal.Observe(e)
 	if e.Kind == plugin.EventUnlinked {
@@ -104,7 +104,8 @@ func (rt *Runtime) observe(e plugin.Event) {
 // replaceTimeout is how long callers of a plugin wait while its process is replaced.
 const replaceTimeout = 30 * time.Second
 
-// observeLauncher is told what happens to launched plugins. Callers of one whose process is replaced wait until there is news of the next.
+// observeLauncher adds an event of a launched plugin to the journal. While a process is replaced, callers of the plugin wait until the
+// launcher's next event for it. It runs under the launcher's locks.
 func (rt *Runtime) observeLauncher(e plugin.Event) {
 	rt.mu.Lock()
 	if end := rt.replacing[e.Name]; end != nil {
