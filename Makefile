@@ -67,23 +67,23 @@ test-all: ## run the other tests: campaigns, and those that compile the kubelet,
 	@.ci/test rest $(TEST_FLAGS)
 
 .PHONY: crash
-crash: ## kill the daemon 1,000 times at random instants, and its plugins, and see that it loses nothing
+crash: ## kill the daemon and its plugins 1,000 times at random instants, and check that nothing is lost
 	$(GO) test -run TestKillNineLosesNothing -timeout 60m -count 1 -v ./cmd/patchbay/internal/cli -kills 1000
 
 .PHONY: handover
-handover: ## hand a plugin over 100 times, while 1,000,000 connections are made to it, and see that none is refused
+handover: ## hand a plugin over 100 times, during 1,000,000 connections to it, and check that none is refused
 	cd integration && $(GO) test -run '^TestHandover$$' -timeout 30m -count 1 -v ./runtime -handover.upgrades 100 -handover.connects 1000000
 
 .PHONY: failpoints
-failpoints: ## have the daemon fail at each failpoint, and see what becomes of that; "make test-all" does so too
+failpoints: ## make the daemon fail at each failpoint, and check the result; part of "make test-all"
 	cd integration && $(GO) test -race -count 1 -v ./failpoints
 
 .PHONY: hostile
-hostile: ## attack the daemon with each hostile plugin, and print what it used before and meanwhile; "make test-all" does so too
+hostile: ## attack the daemon with each hostile plugin, and print its resource usage before and during the attack; part of "make test-all"
 	cd integration && $(GO) test -count 1 -v -run '^TestHostilePlugins$$' ./hostile | grep -e '^ *| ' -e '^ *--- FAIL' -e '^ok' -e '^FAIL'
 
 .PHONY: hostile-links
-hostile-links: ## end 10,000 processes of plugins that leave links to root's socket behind, and see that no call gets there
+hostile-links: ## end 10,000 processes of plugins that leave links to root's socket behind, and check that no call gets there
 	cd integration && $(GO) test -count 1 -timeout 120m -v -run '^TestLinksLeftByEndedPlugins$$' ./hostile -args -rounds 1667 | \
 	grep -e 'root.s socket' -e '^ *--- ' -e '^ok' -e '^FAIL'
 
@@ -97,7 +97,7 @@ hostile-compare: ## attack the daemon of a commit (BEFORE=...) and this one, and
 	cd integration && $(GO) test -count 1 -timeout 60m -v -run '^TestCompare$$' ./hostile -args -before $$dir/patchbay
 
 .PHONY: pairs
-pairs: ## have the daemon fail at each failpoint together with each of ten other faults; a run that was stopped goes on where it was
+pairs: ## make the daemon fail at each failpoint together with each of ten other faults; an interrupted run can be resumed
 	.ci/pairs
 
 # How make repeat runs the tests, cold, warm or loaded, and how often.
@@ -105,36 +105,36 @@ KIND ?= warm
 RUNS ?= 10
 
 .PHONY: repeat
-repeat: ## run "make test" RUNS (10) times in fresh clones, KIND=cold, warm or loaded; a series that was stopped goes on where it was
+repeat: ## run "make test" RUNS (10) times in fresh clones, KIND=cold, warm or loaded; an interrupted series can be resumed
 	@.ci/repeat $(KIND) $(RUNS)
 
 # How often make verify-upstream verifies each plugin.
 REPEAT ?= 50
 
 .PHONY: verify-upstream
-verify-upstream: ## verify each plugin of others REPEAT (50) times at load 8, and see that no verdict changes
+verify-upstream: ## verify each plugin of others REPEAT (50) times at load 8, and check that no verdict changes
 	cd integration && ../.ci/loaded 8 $(GO) test -run '^TestVerify' -count $(REPEAT) -timeout 4h .
 
 .PHONY: upgrades
-upgrades: ## replace a plugin of go-plugin 50 times under 64 callers and 8 streams, and see that no call fails
+upgrades: ## replace a plugin of go-plugin 50 times under 64 callers and 8 streams, and check that no call fails
 	$(GO) test -run '^TestUpgradesUnderLoad$$' -count 1 -v -timeout 30m ./host/goplugin -upgrades 50
 
 # How many seeds make simulate tries.
 SEEDS ?= 1000000
 
 .PHONY: simulate
-simulate: ## run the simulation of the core with SEEDS (1000000) seeds; a run that was stopped goes on where it was
+simulate: ## run the simulation of the core with SEEDS (1000000) seeds; an interrupted run can be resumed
 	.ci/simulate $(SEEDS)
 
 # How many calls make locks makes.
 LOCK_CALLS ?= 1000000
 
 .PHONY: locks
-locks: ## call locks of the fleet LOCK_CALLS (1000000) times through faults of etcd, and judge what callers saw; goes on where it was
+locks: ## call locks of the fleet LOCK_CALLS (1000000) times through faults of etcd, and check the results; an interrupted run can be resumed
 	.ci/locks $(LOCK_CALLS)
 
 .PHONY: mutants
-mutants: ## see that the simulation of the core finds each fault of internal/reconciler/testdata/mutants.txt, and that of launching its own
+mutants: ## check that the simulations of the core and of launching find each fault that they are given
 	$(GO) test -run '^TestMutants$$' -count 1 -v -timeout 2h ./internal/reconciler -simulate.mutants 20000
 	$(GO) test -run '^TestMutants$$' -count 1 -v -timeout 1h ./internal/launch/supervise ./host -simulate.mutants
 
@@ -146,7 +146,7 @@ fuzz: ## run each fuzz target until 10 minutes of processor time were spent on i
 SOAK ?= 20m
 
 .PHONY: soak
-soak: ## disturb a daemon with everything for SOAK (20m) and see that it is right again each time
+soak: ## disturb a daemon with every fault for SOAK (20m), and check that it recovers each time
 	cd integration && $(GO) run ./soak -for $(SOAK)
 
 # The size of the load; LOAD=1m is a shorter one.

@@ -25,7 +25,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/leaktest"
 )
 
-// service answers as a test wants it; the real daemon is tested in package daemon.
+// service is a control service whose answers a test sets. The real one is tested in internal/daemon.
 type service struct {
 	patchbayv1connect.UnimplementedControlServiceHandler
 	plugins []*patchbayv1.Plugin

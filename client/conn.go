@@ -21,7 +21,7 @@ import (
 // reflection and health included. Each call goes to the instance that is current when it begins. It does not connect; the caller closes it,
 // and [Client.Close] does not.
 //
-// Messages may have up to [proxy.MaxMessageSize] bytes. The errors of calls are gRPC statuses: codes.Unavailable if no daemon runs, or if
+// Messages may have up to 256 MiB. The errors of calls are gRPC statuses: codes.Unavailable if no daemon runs, or if
 // the plugin is not registered or cannot be reached, and codes.PermissionDenied if the daemon refuses the user; others are the plugin's.
 func (c *Client) Conn(ptype, name string) (*grpc.ClientConn, error) { return c.conn(ptype, name) }
 

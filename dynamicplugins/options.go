@@ -39,8 +39,8 @@ type Connections interface {
 	Dial(ctx context.Context, socketPath string) (net.Conn, error)
 	// DialOptions returns the options of the connection to a socket, in addition to those of [WithDialOptions].
 	DialOptions(socketPath string) []grpc.DialOption
-	// Interceptor returns what intercepts the calls to a socket that package proxy forwards by fragments of messages, for which dial options
-	// do not count; nil for none. It gets no connection, and returns the stream that it was given.
+	// Interceptor returns an interceptor for the calls to a socket that the daemon forwards in fragments of messages, to which dial options
+	// do not apply; nil for none. It gets no connection, and returns the stream that it was given.
 	Interceptor(socketPath string) grpc.StreamClientInterceptor
 }
 
@@ -57,13 +57,13 @@ func WithConnJudge(judge func(info *PluginInfo, conn net.Conn) error) Option {
 }
 
 // WithDialOptions adds options to those with which shared connections are made, for example interceptors. They go before the registry's
-// own. They do not apply to calls that package proxy forwards by fragments of messages; see [WithStatsHandlers] and [Connections].
+// own. They do not apply to calls that the daemon forwards in fragments of messages; see [WithStatsHandlers] and [Connections].
 func WithDialOptions(options ...grpc.DialOption) Option {
 	return func(r *Store) { r.pool.options = append(r.pool.options, options...) }
 }
 
-// WithStatsHandlers adds handlers for the calls on shared connections. For a call that package proxy forwards by fragments of messages they
-// get its begin and its end only.
+// WithStatsHandlers adds handlers for the calls on shared connections. For a call that the daemon forwards in fragments of messages, they
+// are called only when it begins and when it ends.
 func WithStatsHandlers(handlers ...stats.Handler) Option {
 	return func(r *Store) { r.pool.stats = append(r.pool.stats, handlers...) }
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// saving is what is to be made durable of one plugin: its instances, newest first, and whose its name is, unless kept is nil.
+// saving is a change of one plugin to be saved: its instances, newest first, and its reservation, nil if that is unchanged.
 type saving struct {
 	key         plugin.Name
 	plugins     []*PluginInfo

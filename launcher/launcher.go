@@ -1,6 +1,6 @@
 // Package launcher keeps launched plugins running: it starts them, restarts them according to their policy, and replaces them without
 // downtime. It does not start processes itself, which package host does, or register plugins: the pipeline discovers the socket of a
-// launched plugin like any other. Package internal/launch/machine has the state table.
+// launched plugin like any other.
 package launcher
 
 import (

@@ -18,13 +18,15 @@ var (
 
 // RestartPolicy says when a launched plugin is restarted after its process has ended. Zero fields stand for the defaults.
 type RestartPolicy struct {
-	// Policy says after which exits the process is restarted: after those with an error or a signal, after all, or never.
+	// Policy says after which exits the process is restarted: after those with an error or a signal (the default), after all, or
+	// never.
 	Policy Restart `json:"policy" enum:"on-failure,always,never"`
 	// Backoff is the pause before a restart. It doubles with each restart, and starts over after a window without one.
 	Backoff Backoff `json:"backoff"`
-	// Limit is the number of restarts within a window after which the plugin counts as failed, until somebody restarts it.
+	// Limit is the number of restarts within a window after which the plugin counts as failed, until somebody restarts it (default 10;
+	// negative for no limit).
 	Limit int `json:"limit"`
-	// Window is the period over which restarts are counted.
+	// Window is the period over which restarts are counted (default 10 min).
 	Window time.Duration `json:"window"`
 	// Unresponsive also restarts the plugin when it stops answering health checks (grpc.health.v1).
 	Unresponsive bool `json:"unresponsive"`
@@ -45,9 +47,9 @@ const (
 
 // Backoff bounds the pause before a restart.
 type Backoff struct {
-	// Min is the first pause.
+	// Min is the first pause (default 500 ms).
 	Min time.Duration `json:"min"`
-	// Max is the longest pause.
+	// Max is the longest pause (default 1 min).
 	Max time.Duration `json:"max"`
 }
 
@@ -68,11 +70,11 @@ const (
 // HealthCheck says how a launched plugin that offers grpc.health.v1 is checked. Zero fields stand for the defaults. A plugin that is busy
 // with a call of its host is not unresponsive, and an answer to a call counts as an answer to a check.
 type HealthCheck struct {
-	// Interval is the time between two checks.
+	// Interval is the time between two checks (default 1 s).
 	Interval time.Duration `json:"interval"`
-	// Timeout is how long an answer to a check may take.
+	// Timeout is how long an answer to a check may take (default 500 ms).
 	Timeout time.Duration `json:"timeout"`
-	// Misses is after how many checks in a row without an answer the plugin is unresponsive.
+	// Misses is after how many checks in a row without an answer the plugin is unresponsive (default 3).
 	Misses int `json:"misses"`
 }
 

@@ -1,5 +1,8 @@
-// Package plugin defines a plugin host for its callers: the configuration, the interface, and the admission of packages. Package host
-// implements it. It follows the plugin package of the CIPD client.
+// Package plugin defines the terms that all packages share: the name of a plugin, its instances and their states, the status that lists
+// show, events, conditions, reservations, and how a launched plugin is restarted, replaced and checked.
+//
+// It also defines a plugin host for its callers: the configuration, the interface, and the admission of packages. These follow the plugin
+// package of the CIPD client. Package host implements them.
 package plugin
 
 import "context"

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// unread are rooms and pages whose prose has not been gone through with the words of CONTRIBUTING.md. Nothing is added here.
+// unread are the packages and pages that have not been checked for the words that CONTRIBUTING.md avoids. Nothing is added here.
 var unread = regexp.MustCompile(`^(integration/|bench/|docs/adr/001[23]|internal/reconciler/\w*sim\w*_test)`)
 
 // avoided returns one pattern for the words that CONTRIBUTING.md says not to write.

@@ -6,7 +6,7 @@
 //
 // It is the only package that knows every part. It assembles them so that a failed start leaves nothing behind and disturbs no other
 // daemon. It holds no logic of discovery or registration, and it neither parses flags nor prints: a program that wants plugins without a
-// control socket uses package patchbay itself.
+// control socket uses patchbay.Runtime, the public face of the [pluginruntime.Runtime].
 package daemon
 
 import (

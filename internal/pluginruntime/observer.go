@@ -11,7 +11,7 @@ import (
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
-// Observer is a pluginruntime.Observer.
+// Observer is a patchbay.Observer.
 type Observer struct {
 	Event          func(plugin.Event)
 	Attempt        func(plugin.Attempt)

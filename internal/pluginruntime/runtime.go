@@ -41,7 +41,7 @@ type Config struct {
 	Logger          *slog.Logger
 }
 
-// Runtime is a pluginruntime.Runtime and what only the daemon needs of one. Its methods are safe for concurrent use.
+// Runtime is what patchbay.Runtime exports, and what only the daemon needs. Its methods are safe for concurrent use.
 type Runtime struct {
 	*pipeline.Watcher // its Run, Plugins and Conditions are parts of the Runtime's
 
@@ -208,11 +208,12 @@ func (rt *Runtime) Refusals() []plugin.Status {
 	return nil
 }
 
-// ConditionDirectories names the [Condition] that is degraded while directories or sockets of users other than root and the host's own
-// cause trouble, for example because there are too many, or after file events were lost. The host's own plugins are found regardless.
+// ConditionDirectories names the [plugin.Condition] that is degraded while directories or sockets of users other than root and the host's
+// own cause trouble, for example because there are too many, or after file events were lost. The host's own plugins are found regardless.
 const ConditionDirectories = "directories"
 
-// ConditionEvents names the [Condition] that is degraded while events cannot be kept in Config.EventsPath. Plugins register regardless.
+// ConditionEvents names the [plugin.Condition] that is degraded while events cannot be kept in Config.EventsPath. Plugins register
+// regardless.
 const ConditionEvents = "events"
 
 // Conditions returns the Runtime's conditions: [ConditionDirectories], [ConditionEvents] if there is a Config.EventsPath, and "discovery",

@@ -160,9 +160,9 @@ type Config struct {
 	// Observe, Passed, Attempted and Refused are called in order, with internal locks held: they must neither block nor call back. They are
 	// functions because most observers are interested in one of them; each may be nil.
 	//
-	// Observe is called for each event. Passed is called for each state of an instance without an event: the kind is the state. Repeated
-	// failures are reported once, and only while Logger is enabled for Debug. Attempted is called at the end of each attempt to register an
-	// instance, and Refused whenever something that is not trusted is refused.
+	// Observe is called for each event. Passed is called for each state of an instance that no event reports, with the state as the kind;
+	// while attempts fail repeatedly, it is called once per state. It is only called while Logger is enabled for Debug. Attempted is called
+	// at the end of each attempt to register an instance, and Refused whenever something that is not trusted is refused.
 	Observe, Passed func(plugin.Event)
 	Attempted       func(plugin.Attempt)
 	Refused         func(trust.Reason)

@@ -63,7 +63,7 @@ func (w *Watcher) WatchProcess(conn *net.UnixConn, fn func()) (stop func(), err 
 	return w.add(pidfd, unix.EPOLLIN, fn)
 }
 
-// WatchPID calls fn when the process with a PID and start ends; see [Peer]. If it has ended, or does not exist, the error wraps
+// WatchPID calls fn when the process with a PID and start ends; see [plugin.Peer]. If it has ended, or does not exist, the error wraps
 // [ErrNotVisible].
 func (w *Watcher) WatchPID(pid int, start uint64, fn func()) (stop func(), err error) {
 	pidfd, err := openProcess(pid, start)

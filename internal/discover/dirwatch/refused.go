@@ -19,7 +19,7 @@ type refusal struct {
 	seen uint64 // round of the last read of the directory that found the name
 }
 
-// judge returns the error of [Config].Trust for the file at path; nil if it is not a directory, socket or symbolic link.
+// judge returns the error of [Config].Judge for the file at path; nil if it is not a directory, socket or symbolic link.
 func (t *tree) judge(path string, info sock.Info) error {
 	if info.Mode&(fs.ModeSocket|fs.ModeDir|fs.ModeSymlink) == 0 {
 		return nil

@@ -104,7 +104,7 @@ func PluginOf(arg string) (ptype, name string) {
 	return parsed.Type, parsed.Name
 }
 
-// NamesPlugin is the help for the argument of [onePlugin].
+// NamesPlugin is the help for the argument of [OnePlugin].
 const NamesPlugin = "" +
 	"TYPE is the type of the plugin or one of its roles, such as csi-node. It ends at the first slash; the name may have\n" +
 	"more slashes. NAME alone is a launched plugin, by its name in the catalogue."

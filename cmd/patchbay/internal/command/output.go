@@ -87,7 +87,7 @@ func (c *Choice) Print(cmd *cobra.Command, value any, text func(io.Writer) error
 	return text(w)
 }
 
-// PrintList is print for a list that also has the format name.
+// PrintList is [Choice.Print] for a list that also has the format name.
 func PrintList[T any](cmd *cobra.Command, output *Choice, list []T, names func([]T) []string, text func(io.Writer) error) error {
 	return output.Print(cmd, list, func(w io.Writer) error {
 		if output.Value == "name" {
@@ -295,7 +295,7 @@ type UsageError struct{ error }
 
 func (e UsageError) Unwrap() error { return e.error }
 
-// WrongUsage returns a [usageError] that refers to the help of cmd.
+// WrongUsage returns a [UsageError] that refers to the help of cmd.
 func WrongUsage(cmd *cobra.Command, format string, args ...any) error {
 	wrong := fmt.Errorf(format, args...)
 	return UsageError{fmt.Errorf("%w; see %q", wrong, cmd.CommandPath()+" --help")}

@@ -16,7 +16,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/daemon"
 )
 
-// The environment variables of paths. Every other flag of "patchbay run" with one value has one too; see envOf.
+// The environment variables of paths. Every other flag of "patchbay run" with one value has one too; see [EnvOf].
 const (
 	ConfigEnv        = "PATCHBAY_CONFIG"
 	controlSocketEnv = "PATCHBAY_CONTROL_SOCKET"
@@ -93,7 +93,7 @@ var settings = []struct {
 // ConfigFlags are the flags that determine the configuration.
 type ConfigFlags struct {
 	Paths Paths
-	// file is the configuration file. It may be missing unless it was named.
+	// File is the configuration file. It may be missing unless it was named.
 	File     string
 	Named    bool
 	dirs     []string
@@ -233,7 +233,7 @@ func checkPaths(c daemon.Config) error {
 	return errors.Join(wrong...)
 }
 
-// Load reads and validates a configuration. If its content is wrong, the error is of type [config.Errors] and has all errors, and load
+// Load reads and validates a configuration. If its content is wrong, the error is of type [config.Errors] and has all errors, and Load
 // returns the parts that could be read.
 func Load(sources config.Sources) (*config.Loaded, daemon.Config, error) {
 	loaded, err := config.Load(sources)
@@ -259,7 +259,7 @@ func WithoutFiles(s config.Sources) daemon.Config {
 	s.Over = slices.DeleteFunc(slices.Clone(s.Over), func(o config.Setting) bool { return !slices.Contains(paths, o.Path[0]) })
 	loaded, err := config.Load(s)
 	if err != nil {
-		panic(fmt.Sprintf("cli: invalid paths from the command line: %v", err)) // any text is a path
+		panic(fmt.Sprintf("command: invalid paths from the command line: %v", err)) // any text is a path
 	}
 	return DaemonConfig(loaded)
 }

@@ -30,8 +30,8 @@ type Table struct {
 	Terminal
 	Head []string
 	Rows [][]string // escaped
-	// cuts are the columns that are shortened, in this order, if lines are too long: all but the last are cut to minCut, then left out;
-	// finally the last one is cut in its middle, because names differ at both ends. Without cuts, lines may be too long.
+	// Cuts are the columns that are shortened, in this order, if lines are too long: all but the last are cut to minCut, then left out;
+	// finally the last one is cut in its middle, because names differ at both ends. Without Cuts, lines may be too long.
 	Cuts  []int
 	Tones Tones
 }

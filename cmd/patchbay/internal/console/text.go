@@ -16,7 +16,7 @@ import (
 )
 
 // Escape returns s as one line that cannot control a terminal. Control characters, invisible and direction-changing characters and bytes
-// that are not UTF-8 are replaced by Go escape sequences such as \x1b. Printable characters stay as they are, so escape is idempotent.
+// that are not UTF-8 are replaced by Go escape sequences such as \x1b. Printable characters stay as they are, so Escape is idempotent.
 func Escape(s string) string {
 	if untrusted.Printable(s) {
 		return s
