@@ -152,12 +152,11 @@ type Brake struct {
 	cancels cancels      // guarded by the mutex of the budget
 
 	mu         sync.Mutex
-	changed    sync.Cond // of unfinished, or the connection was closed
+	changed    sync.Cond // unfinished has changed, or the connection was closed
 	unfinished int       // calls that were reset and whose handlers have not ended; below zero for a moment if a handler ends first
-	isClosed   bool
 }
 
-// maxUnfinished is more than a connection has on a machine that keeps up, but for a moment.
+// maxUnfinished is reached for a moment only on a machine that keeps up.
 const maxUnfinished = 16
 
 // Brake returns a connection of a user, which the caller of the HTTP server attaches to the context of its requests with [Brake.Attach].
@@ -182,12 +181,17 @@ func (b *Brake) addUnfinished(n int) {
 	b.changed.Broadcast()
 }
 
-// awaitFinished blocks while too many handlers of canceled calls have not ended.
+// awaitFinished blocks while too many handlers of calls that were reset have not ended, or until the connection is closed.
 func (b *Brake) awaitFinished() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for b.unfinished >= maxUnfinished && !b.isClosed {
-		b.changed.Wait()
+	for b.unfinished >= maxUnfinished {
+		select {
+		case <-b.closed:
+			return
+		default:
+			b.changed.Wait()
+		}
 	}
 }
 
@@ -208,10 +212,9 @@ func (b *Brake) Read(data []byte) (int, error) {
 // Close implements [net.Conn].
 func (b *Brake) Close() error {
 	b.closing.Do(func() {
-		close(b.closed)
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		b.isClosed = true
+		close(b.closed)
 		b.changed.Broadcast()
 	})
 	return b.Conn.Close()

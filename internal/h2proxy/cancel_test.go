@@ -1,9 +1,11 @@
 package h2proxy
 
 import (
+	"context"
 	"errors"
 	"io"
 	"net"
+	"net/http"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -176,6 +178,132 @@ func TestCancelsOfManyUsers(t *testing.T) {
 	if n, _ := flood(self, new(cancels), 3*ofUser); n < ofUser {
 		t.Errorf("the privileged user is slowed down after %d calls, want its own rate", n)
 	}
+}
+
+// peerOfHTTP returns the other end of the only connection of an HTTP server, and a channel with the pings that were answered. It is for
+// tests in a bubble of testing/synctest.
+func peerOfHTTP(t *testing.T, handle Handler) (p *peer, answered <-chan [8]byte) {
+	t.Helper()
+	budget := NewBudget(DefaultLimits, 1, func(uint32, Reason, bool) {})
+	here, there := net.Pipe()
+	protocols := new(http.Protocols)
+	protocols.SetUnencryptedHTTP2(true)
+	s := &http.Server{
+		Handler:           HTTPHandler{Handle: handle, Budget: budget, UID: func(*http.Request) uint32 { return 7 }},
+		Protocols:         protocols,
+		ReadHeaderTimeout: patience,
+		ConnContext: func(ctx context.Context, nc net.Conn) context.Context {
+			return nc.(*Brake).Attach(ctx) //nolint:forcetypeassert // it is the one below
+		},
+	}
+	BoundHTTP(s)
+	conns := make(oneConn, 1)
+	conns <- budget.Brake(here, 7)
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = s.Serve(conns) })
+	p = newPeer(t, there)
+	pings := make(chan [8]byte, 1)
+	serving.Go(func() {
+		for {
+			f, err := p.ReadFrame()
+			if err != nil {
+				return
+			}
+			if ping, ok := f.(*http2.PingFrame); ok && ping.IsAck() {
+				pings <- ping.Data
+			}
+		}
+	})
+	t.Cleanup(func() {
+		_ = there.Close()
+		_ = s.Close()
+		serving.Wait()
+	})
+	if _, err := io.WriteString(there, http2.ClientPreface); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(p.WriteSettings(), p.WriteSettingsAck()); err != nil {
+		t.Fatal(err)
+	}
+	return p, pings
+}
+
+// oneConn is a listener with one connection.
+type oneConn chan net.Conn
+
+func (c oneConn) Accept() (net.Conn, error) {
+	nc, ok := <-c
+	if !ok {
+		return nil, net.ErrClosed
+	}
+	return nc, nil
+}
+
+func (c oneConn) Close() error {
+	close(c)
+	return nil
+}
+
+func (c oneConn) Addr() net.Addr { return httpAddr("") }
+
+// TestResetCallsStopReading checks that an HTTP server reads no further calls of a connection while the handlers of calls that it reset have
+// not ended, and goes on when they have.
+func TestResetCallsStopReading(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const calls = 3 * maxUnfinished
+		var begun atomic.Int64
+		release := make(chan struct{})
+		p, answered := peerOfHTTP(t, func(grpc.ServerStream) error {
+			begun.Add(1)
+			<-release
+			return nil
+		})
+		for i := range uint32(maxUnfinished) {
+			if err := errors.Join(p.open(2*i+1, p.request()), p.WriteRSTStream(2*i+1, http2.ErrCodeCancel)); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+		}
+		go func() {
+			for i := uint32(maxUnfinished); i < calls; i++ {
+				if p.open(2*i+1, p.request()) != nil || p.WriteRSTStream(2*i+1, http2.ErrCodeCancel) != nil {
+					return
+				}
+			}
+			_ = p.WritePing(false, [8]byte{1})
+		}()
+		// The read that had begun before the last cancellation may bring one more call.
+		if synctest.Wait(); begun.Load() > maxUnfinished+1 || len(answered) > 0 {
+			t.Errorf("%d calls have begun, want %d", begun.Load(), maxUnfinished)
+		}
+		close(release)
+		<-answered
+		if synctest.Wait(); begun.Load() != calls {
+			t.Errorf("%d calls have begun, want %d", begun.Load(), calls)
+		}
+	})
+}
+
+// TestLateCallsAreRead checks that an HTTP server reads from a connection although many calls have passed their deadlines while their
+// handlers wait for windows, which it can only get by reading.
+func TestLateCallsAreRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, answered := peerOfHTTP(t, func(caller grpc.ServerStream) error {
+			for {
+				if err := caller.SendMsg(&Fragment{data: make([]byte, maxFrame)}); err != nil {
+					return err
+				}
+			}
+		})
+		for i := range uint32(3 * maxUnfinished) {
+			if err := p.open(2*i+1, p.request("grpc-timeout", "1S")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(2 * time.Second)
+		go func() { _ = p.WritePing(false, [8]byte{1}) }()
+		<-answered
+	})
 }
 
 // TestUnfinishedCalls checks that nothing is read while the handlers of too many canceled calls have not ended.
