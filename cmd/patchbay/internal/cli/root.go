@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/patchbay-dev/patchbay/internal/daemon"
+	"github.com/patchbay-dev/patchbay/internal/suggest"
 )
 
 // newRoot returns a new command tree with the defaults of the current user.
@@ -127,10 +128,8 @@ func knownCommand(cmd *cobra.Command, args []string) error {
 	if cmd.HasParent() {
 		unknown += fmt.Sprintf(" for %q", cmd.CommandPath())
 	}
-	if similar := cmd.SuggestionsFor(args[0]); len(similar) > 0 {
-		return command.WrongUsage(cmd, "%s, did you mean %q?", unknown, similar[0])
-	}
-	return command.WrongUsage(cmd, "%s", unknown)
+	names := command.Each(cmd.Commands(), (*cobra.Command).Name)
+	return command.WrongUsage(cmd, "%s%s", unknown, suggest.Hint(args[0], names))
 }
 
 func noArguments(cmd *cobra.Command, args []string) error {
