@@ -361,7 +361,7 @@ func watchSockets(ctx context.Context, dir string) (*socketWatch, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	w := &socketWatch{appeared: make(chan string), cancel: cancel}
 	scanned := make(chan struct{})
-	watcher, err := dirwatch.New(dirwatch.Config{Roots: []dirwatch.Root{{Path: dir}}, Notify: func(u dirwatch.Update) {
+	watcher, err := dirwatch.New(func(u dirwatch.Update) {
 		select {
 		case <-scanned:
 		default:
@@ -377,7 +377,7 @@ func watchSockets(ctx context.Context, dir string) (*socketWatch, error) {
 			case <-ctx.Done():
 			}
 		}
-	}})
+	}, dirwatch.Root{Path: dir})
 	if err != nil {
 		cancel()
 		return nil, fmt.Errorf("cannot watch plugin directory %s: %w", dir, err)

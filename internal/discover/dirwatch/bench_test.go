@@ -84,28 +84,21 @@ func BenchmarkRename(b *testing.B) {
 		b.Run(fmt.Sprintf("dirwatch-%d", neighbours), func(b *testing.B) {
 			dir := setup(b, neighbours)
 			news, ready := make(chan string, 16), make(chan struct{})
-			w, err := New(Config{
-				Roots:        []Root{{Path: filepath.Join(dir, "r")}},
-				scanInterval: time.Hour,
-				renameHold:   time.Microsecond,
-				Notify: func(u Update) {
-					if ready != nil {
-						close(ready)
-						ready = nil
-						return
+			w := newWatcher(b, func(u Update) {
+				if ready != nil {
+					close(ready)
+					ready = nil
+					return
+				}
+				for _, f := range u.Facts {
+					if f.Present {
+						news <- f.Path
+					} else {
+						news <- ""
 					}
-					for _, f := range u.Facts {
-						if f.Present {
-							news <- f.Path
-						} else {
-							news <- ""
-						}
-					}
-				},
-			})
-			if err != nil {
-				b.Fatal(err)
-			}
+				}
+			}, Root{Path: filepath.Join(dir, "r")})
+			w.scanInterval, w.renameHold = time.Hour, time.Microsecond
 			ctx, cancel := context.WithCancel(b.Context())
 			done, started := make(chan error, 1), ready
 			go func() { done <- w.Run(ctx) }()
@@ -128,7 +121,8 @@ func BenchmarkSafetyScan(b *testing.B) {
 			for i := range n {
 				r.do(fmt.Sprintf("sock r/%c/%d", 'a'+i%3, i))
 			}
-			t := newTree(Config{Roots: r.cfg.Roots, Notify: func(Update) {}, MaxDepth: 16, MaxSockets: n, pollInterval: time.Hour}, openNotifier)
+			r.w.notify, r.w.MaxSockets, r.w.pollInterval = func(Update) {}, n, time.Hour
+			t := newTree(r.w)
 			defer t.closeNotifier()
 			t.openNotifier()
 			t.scanAll()
@@ -151,8 +145,9 @@ func BenchmarkFirstScan(b *testing.B) {
 	for i := range 5000 {
 		r.do(fmt.Sprintf("sock r/%d", i))
 	}
+	r.w.notify, r.w.pollInterval = func(Update) {}, time.Hour
 	for b.Loop() {
-		t := newTree(Config{Roots: r.cfg.Roots, Notify: func(Update) {}, MaxDepth: 16, MaxSockets: 5000, pollInterval: time.Hour}, openNotifier)
+		t := newTree(r.w)
 		t.openNotifier()
 		t.scanAll()
 		t.flush()

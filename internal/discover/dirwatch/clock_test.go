@@ -15,7 +15,7 @@ import (
 func TestClockSteps(t *testing.T) {
 	r := newRig(t, "r")
 	r.quick()
-	r.open = func() (*notifier, error) { return nil, os.ErrInvalid }
+	r.w.open = func() (*notifier, error) { return nil, os.ErrInvalid }
 	r.do("mkdir r/a; start")
 	for i, step := range []time.Duration{24 * time.Hour, -24 * time.Hour, -365 * 24 * time.Hour, 0} {
 		name := string(rune('p' + i))
@@ -31,11 +31,7 @@ func TestClockSteps(t *testing.T) {
 // TestBirthsAreIdentity has sockets whose births contradict the order in which they appear.
 func TestBirthsAreIdentity(t *testing.T) {
 	var facts []Fact
-	w, err := New(Config{Roots: []Root{{Path: "/r"}}, Notify: func(u Update) { facts = append(facts, u.Facts...) }})
-	if err != nil {
-		t.Fatal(err)
-	}
-	tree := newTree(w.cfg, w.open)
+	tree := newTree(newWatcher(t, func(u Update) { facts = append(facts, u.Facts...) }, Root{Path: "/r"}))
 	root := tree.roots[0]
 	appear := func(name string, inode uint64, birth time.Duration, why cause) []Fact {
 		facts = nil
@@ -58,11 +54,9 @@ func TestBirthsAreIdentity(t *testing.T) {
 
 // TestMomentsAreMonotonic sees that the moments on which timers depend carry a reading of the monotonic clock, which does not step.
 func TestMomentsAreMonotonic(t *testing.T) {
-	w, err := New(Config{Roots: []Root{{Path: t.TempDir()}}, Notify: func(Update) {}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	tree := newTree(w.cfg, func() (*notifier, error) { return nil, os.ErrInvalid })
+	w := newWatcher(t, func(Update) {}, Root{Path: t.TempDir()})
+	w.open = func() (*notifier, error) { return nil, os.ErrInvalid }
+	tree := newTree(w)
 	tree.openNotifier()
 	tree.scanAll()
 	tree.planScan()

@@ -54,7 +54,7 @@ func (t *tree) refreshConditions() bool {
 			}
 		}
 		for name, r := range d.refused { // other users' refused directories must not degrade the host
-			if name != "" && r.Info.Mode.IsDir() && t.cfg.Judge.Privileged(r.Info.UID) {
+			if name != "" && r.Info.Mode.IsDir() && t.w.Judge.Privileged(r.Info.UID) {
 				list = append(list, Condition{Path: r.Path, Reason: r.Err.Error(), Key: r.Err.Error()})
 			}
 		}
@@ -130,9 +130,9 @@ func (t *tree) groupedConditions() []Condition {
 	var list []Condition
 	for g, n := range crowds {
 		list = append(list, Condition{Path: t.roots[g.root].path, Reason: fmt.Sprintf("%d directories of user %d are not searched: the limit is "+
-			"%d for one user, and %d in all (bounds.maxUserDirs, bounds.maxDirs); remove what is not needed", n, g.uid, t.cfg.MaxUserDirs,
-			t.cfg.MaxDirs),
-			Key: fmt.Sprintf("%s %d", dirLimitKey, g.uid), Minor: !t.cfg.Judge.Privileged(g.uid)})
+			"%d for one user, and %d in all (bounds.maxUserDirs, bounds.maxDirs); remove what is not needed", n, g.uid, t.w.MaxUserDirs,
+			t.w.MaxDirs),
+			Key: fmt.Sprintf("%s %d", dirLimitKey, g.uid), Minor: !t.w.Judge.Privileged(g.uid)})
 	}
 	for g, of := range troubles {
 		list = append(list, Condition{Path: t.roots[g.root].path, Reason: fmt.Sprintf("%d problems with directories and sockets of user %d; the "+
@@ -152,10 +152,10 @@ func (t *tree) problemsOf(d *dir) []string {
 	}
 	if d.tooDeep {
 		reasons = append(reasons, fmt.Sprintf("its subdirectories are not searched: they are more than %d levels "+
-			"below the plugin directory; move the sockets up", t.cfg.MaxDepth))
+			"below the plugin directory; move the sockets up", t.w.MaxDepth))
 	}
 	if d.tooMany {
-		reasons = append(reasons, fmt.Sprintf("it has more than %d sockets and the others are ignored; remove dead ones", t.cfg.MaxSockets))
+		reasons = append(reasons, fmt.Sprintf("it has more than %d sockets and the others are ignored; remove dead ones", t.w.MaxSockets))
 	}
 	return reasons
 }
@@ -169,7 +169,7 @@ func (t *tree) unwatched(text string, err error) string {
 	case errors.Is(err, syscall.ENOSPC):
 		hint = "; raise the sysctl fs.inotify.max_user_watches"
 	}
-	return fmt.Sprintf(text, err, t.cfg.pollInterval) + hint
+	return fmt.Sprintf(text, err, t.w.pollInterval) + hint
 }
 
 func explainRead(err error) string {

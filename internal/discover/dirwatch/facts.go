@@ -72,7 +72,7 @@ func (t *tree) addSocket(d *dir, name, path string, info sock.Info, why cause) {
 		t.refreshSocket(e, d, info, why)
 		return
 	}
-	if e == nil && len(d.socks) >= t.cfg.MaxSockets {
+	if e == nil && len(d.socks) >= t.w.MaxSockets {
 		t.setLimitFlag(d, &d.tooMany)
 		return
 	}

@@ -13,7 +13,7 @@ func (t *tree) hold(e *entry) {
 	if !e.held.IsZero() {
 		return
 	}
-	e.held = time.Now().Add(t.cfg.renameHold)
+	e.held = time.Now().Add(t.w.renameHold)
 	t.holds = append(t.holds, heldEntry{e, e.held})
 }
 

@@ -48,11 +48,7 @@ func TestForeignAfterError(t *testing.T) {
 	r := newRig(t, "r")
 	r.do("mkdir r/a")
 	defer mounttest.Hang(t, filepath.Join(r.dir, "r/a"))()
-	w, err := New(r.cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	tree := newTree(w.cfg, openNotifier)
+	tree := newTree(r.w)
 	defer tree.closeNotifier()
 	defer func() { tree.closeMounts() }()
 	tree.safetyScan()
@@ -75,7 +71,7 @@ func TestMountOverRefused(t *testing.T) {
 	r := newRig(t, "r")
 	r.do("mkdir r/d")
 	path := filepath.Join(r.dir, "r/d")
-	r.cfg.Judge = judge{refused: path}
+	r.w.Judge = judge{refused: path}
 	r.start()
 	r.await("the directory to be refused", func() bool { return len(r.update.Refused) == 1 })
 	heal := mounttest.Hang(t, path)

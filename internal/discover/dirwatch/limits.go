@@ -38,7 +38,7 @@ func (t *tree) ownerOf(d *dir) (uid uint32, own bool) {
 	if d.tooMany { // the sockets may belong to other users
 		return t.mainSocketOwner(d)
 	}
-	return d.owner, d.parent == nil || t.cfg.Judge.Privileged(d.owner)
+	return d.owner, d.parent == nil || t.w.Judge.Privileged(d.owner)
 }
 
 func (t *tree) mainSocketOwner(d *dir) (uid uint32, own bool) {
@@ -49,5 +49,5 @@ func (t *tree) mainSocketOwner(d *dir) (uid uint32, own bool) {
 			uid = e.info.UID
 		}
 	}
-	return uid, t.cfg.Judge.Privileged(uid)
+	return uid, t.w.Judge.Privileged(uid)
 }

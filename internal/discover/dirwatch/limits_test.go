@@ -17,8 +17,8 @@ func crowded(t *testing.T) *rig {
 	t.Helper()
 	r := newRig(t, "r")
 	r.quick()
-	r.cfg.MaxUserDirs, r.cfg.MaxDirs = 4, 100
-	r.cfg.Judge = judge{}
+	r.w.MaxUserDirs, r.w.MaxDirs = 4, 100
+	r.w.Judge = judge{}
 	return r
 }
 
@@ -74,12 +74,9 @@ func TestRoomElsewhere(t *testing.T) {
 func TestRoomMadeDuringScan(t *testing.T) {
 	r := crowded(t)
 	r.do("mkdir r/a/1; mkdir r/b/1")
-	w, err := New(r.cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
 	deaf := &notifier{add: func(string) error { return nil }, remove: func(string) error { return nil }, close: func() error { return nil }}
-	tree := newTree(w.cfg, func() (*notifier, error) { return deaf, nil })
+	r.w.open = func() (*notifier, error) { return deaf, nil }
+	tree := newTree(r.w)
 	defer tree.closeMounts()
 	tree.safetyScan()
 	r.do("mkdir r/a/2; sock r/a/2/x")
@@ -105,7 +102,7 @@ func TestRoomMadeDuringScan(t *testing.T) {
 func TestCrowdHasNoWatches(t *testing.T) {
 	r := crowded(t)
 	f := r.fakeEvents()
-	r.cfg.scanInterval = time.Hour
+	r.w.scanInterval = time.Hour
 	for i := range 1_000 {
 		if err := os.MkdirAll(filepath.Join(r.dir, "r", "a", fmt.Sprint(i)), 0o755); err != nil {
 			t.Fatal(err)
@@ -114,7 +111,7 @@ func TestCrowdHasNoWatches(t *testing.T) {
 	r.start()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if len(f.calls) != 1+r.cfg.MaxUserDirs {
+	if len(f.calls) != 1+r.w.MaxUserDirs {
 		t.Errorf("%d directories are watched: %q", len(f.calls), f.calls)
 	}
 }
@@ -122,13 +119,9 @@ func TestCrowdHasNoWatches(t *testing.T) {
 // TestRoomForTheHostsOwn sees that others cannot use up what there is in all.
 func TestRoomForTheHostsOwn(t *testing.T) {
 	const self = 7
-	w, err := New(Config{
-		Roots: []Root{{Path: "/r"}}, Notify: func(Update) {}, MaxUserDirs: 10, MaxDirs: 30, Judge: judge{privileged: self},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	tree := newTree(w.cfg, func() (*notifier, error) { return nil, errors.New("none") })
+	w := newWatcher(t, func(Update) {}, Root{Path: "/r"})
+	w.MaxUserDirs, w.MaxDirs, w.Judge = 10, 30, judge{privileged: self}
+	tree := newTree(w)
 	taken := map[uint32]int{}
 	for uid := range uint32(7) { // 0 to 6, before the host's own
 		for i := range 12 {
@@ -155,8 +148,8 @@ func TestRoomForTheHostsOwn(t *testing.T) {
 func TestTroubleOfOthersIsOneCondition(t *testing.T) {
 	r := newRig(t, "r")
 	r.quick()
-	r.cfg.MaxDepth = 1
-	r.cfg.Judge = judge{}
+	r.w.MaxDepth = 1
+	r.w.Judge = judge{}
 	for i := range 300 {
 		if err := os.MkdirAll(filepath.Join(r.dir, "r", fmt.Sprintf("d%03d", i), "x"), 0o755); err != nil {
 			t.Fatal(err)
@@ -179,7 +172,7 @@ func TestTroubleOfOthersIsOneCondition(t *testing.T) {
 func TestManyConditions(t *testing.T) {
 	r := newRig(t, "r")
 	r.quick()
-	r.cfg.MaxDepth = 1
+	r.w.MaxDepth = 1
 	for i := range maxConditions {
 		r.do(fmt.Sprintf("mkdir r/m%03d/x", i))
 	}
@@ -190,11 +183,9 @@ func TestManyConditions(t *testing.T) {
 
 // TestRefusalsOfOneUser has one user have more refused than is remembered of one: another's refusals are remembered all the same.
 func TestRefusalsOfOneUser(t *testing.T) {
-	w, err := New(Config{Roots: []Root{{Path: "/r"}}, Notify: func(Update) {}, Judge: judge{}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	tree := newTree(w.cfg, func() (*notifier, error) { return nil, errors.New("none") })
+	w := newWatcher(t, func(Update) {}, Root{Path: "/r"})
+	w.Judge = judge{}
+	tree := newTree(w)
 	root, no := tree.roots[0], errors.New("no")
 	for _, uid := range []uint32{1, 2, 3} {
 		for i := range 2 * maxRefused {

@@ -15,10 +15,10 @@ import (
 // after every burst.
 func TestModel(t *testing.T) {
 	for name, setup := range map[string]func(*rig){
-		"events": func(r *rig) { r.cfg.scanInterval = time.Hour },
+		"events": func(r *rig) { r.w.scanInterval = time.Hour },
 		"scans": func(r *rig) {
 			r.quick()
-			r.open = func() (*notifier, error) { return nil, os.ErrInvalid }
+			r.w.open = func() (*notifier, error) { return nil, os.ErrInvalid }
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -30,7 +30,7 @@ func (r *rig) mount(source, target, fstype string, flags uintptr) (unmount func(
 func TestBindMount(t *testing.T) {
 	r := newRig(t, "r")
 	r.quick()
-	r.cfg.scanInterval = time.Hour
+	r.w.scanInterval = time.Hour
 	r.run(`
 		> mkdir r/a/b; mkdir other/b; sock r/a/x; sock other/y; sock other/b/z`)
 	for _, dir := range []string{"r/a/b", "r/a", "other/b", "other"} { // a change that their times do not show
@@ -65,11 +65,7 @@ func TestMountedAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	unmount := r.mount(filepath.Join(r.dir, "store"), "r/a", "", unix.MS_BIND)
-	w, err := New(r.cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	tree := newTree(w.cfg, openNotifier)
+	tree := newTree(r.w)
 	defer tree.closeNotifier()
 	defer func() { tree.closeMounts() }()
 	tree.safetyScan()
@@ -105,7 +101,7 @@ func (r *rig) settleOn(paths ...string) {
 func TestMountedTwice(t *testing.T) {
 	r := newRig(t, "r")
 	r.quick()
-	r.cfg.scanInterval = time.Hour
+	r.w.scanInterval = time.Hour
 	r.do("mkdir r/a; mkdir r/b; sock r/a/x")
 	unmount := r.mount(filepath.Join(r.dir, "r/a"), "r/b", "", unix.MS_BIND)
 	r.start()
@@ -141,8 +137,8 @@ func TestUnmountKillsWatch(t *testing.T) {
 // TestUnreadable takes the permission to read a directory away for a while.
 func TestUnreadable(t *testing.T) {
 	r := newRig(t, "r")
-	r.cfg.scanInterval = time.Hour
-	r.cfg.pollInterval = 5 * time.Millisecond
+	r.w.scanInterval = time.Hour
+	r.w.pollInterval = 5 * time.Millisecond
 	r.wrap = func(run func()) {
 		runtime.LockOSThread() // and never unlocked, so the thread ends with the goroutine
 		if unix.Getuid() == 0 {

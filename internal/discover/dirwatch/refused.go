@@ -19,12 +19,12 @@ type refusal struct {
 	seen uint64 // round of the last read of the directory that found the name
 }
 
-// judge returns the error of [Config].Judge for the file at path; nil if it is not a directory, socket or symbolic link.
+// judge returns the error of [Watcher].Judge for the file at path; nil if it is not a directory, socket or symbolic link.
 func (t *tree) judge(path string, info sock.Info) error {
 	if info.Mode&(fs.ModeSocket|fs.ModeDir|fs.ModeSymlink) == 0 {
 		return nil
 	}
-	return t.cfg.Judge.Admit(path, info)
+	return t.w.Judge.Admit(path, info)
 }
 
 // handleRefused records that a name in d is refused, and removes the socket or directory that was known under that name.

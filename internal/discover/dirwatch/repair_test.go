@@ -16,8 +16,8 @@ import (
 
 // quick makes the intervals short, where a test is about what only they find.
 func (r *rig) quick() {
-	r.cfg.scanInterval = 20 * time.Millisecond
-	r.cfg.pollInterval = 5 * time.Millisecond
+	r.w.scanInterval = 20 * time.Millisecond
+	r.w.pollInterval = 5 * time.Millisecond
 }
 
 // TestRepairs has what takes a scan to notice.
@@ -88,8 +88,8 @@ func TestFirstUpdateComesWithoutFacts(t *testing.T) {
 
 func TestRoots(t *testing.T) {
 	r := newRig(t, "r", "s")
-	r.cfg.scanInterval = time.Hour
-	r.cfg.Roots[1].Skip = []string{"kubernetes.io", "a/no"}
+	r.w.scanInterval = time.Hour
+	r.w.roots[1].Skip = []string{"kubernetes.io", "a/no"}
 	r.run(`
 		> mkdir r/kubernetes.io; mkdir s/kubernetes.io/a; sock r/kubernetes.io/x; sock s/kubernetes.io/x; sock s/kubernetes.io/a/x; start
 		+r/kubernetes.io/x
@@ -107,8 +107,8 @@ func TestRoots(t *testing.T) {
 func TestBounds(t *testing.T) {
 	r := newRig(t, "r")
 	r.quick()
-	r.cfg.MaxDepth = 2
-	r.cfg.MaxSockets = 3
+	r.w.MaxDepth = 2
+	r.w.MaxSockets = 3
 	r.run(`
 		> mkdir r/a/b/c; sock r/a/b/c/x; sock r/a/b/y; start
 		+r/a/b/y
@@ -130,10 +130,10 @@ func TestBounds(t *testing.T) {
 func TestSameTick(t *testing.T) {
 	r := newRig(t, "r")
 	r.quick()
-	r.open = func() (*notifier, error) { return nil, errors.New("none today") }
+	r.w.open = func() (*notifier, error) { return nil, errors.New("none today") }
 	r.do("mkdir r; start")
 	r.degraded("r", "none today")
-	dir := r.cfg.Roots[0].Path
+	dir := r.w.roots[0].Path
 	fi, err := os.Stat(dir)
 	if err != nil {
 		t.Fatal(err)
@@ -168,7 +168,7 @@ func TestWatchLimit(t *testing.T) {
 	limit.Store(true)
 	r := newRig(t, "r")
 	r.quick()
-	r.open = limited(&limit, syscall.ENOSPC)
+	r.w.open = limited(&limit, syscall.ENOSPC)
 	r.run(`
 		> mkdir r/a/b; sock r/a/x; start
 		+r/a/x
@@ -189,7 +189,7 @@ func TestInstanceLimit(t *testing.T) {
 	limit.Store(true)
 	r := newRig(t, "r")
 	r.quick()
-	r.open = func() (*notifier, error) {
+	r.w.open = func() (*notifier, error) {
 		if limit.Load() {
 			return nil, syscall.EMFILE
 		}
@@ -213,7 +213,7 @@ func TestEventsEnd(t *testing.T) {
 	r.quick()
 	broken := make(chan event)
 	first := true
-	r.open = func() (*notifier, error) {
+	r.w.open = func() (*notifier, error) {
 		n, err := openNotifier()
 		if err == nil && first {
 			first = false
@@ -235,10 +235,10 @@ func TestOverflow(t *testing.T) {
 		t.Skip("only inotify has a queue that overflows")
 	}
 	r := newRig(t, "r")
-	r.cfg.scanInterval = time.Hour
+	r.w.scanInterval = time.Hour
 	var lost atomic.Bool
 	gate := make(chan struct{})
-	r.cfg.Notify = func(u Update) {
+	r.w.notify = func(u Update) {
 		r.notify(u)
 		for _, c := range u.Degraded {
 			if strings.Contains(c.Reason, "lost") {
@@ -288,8 +288,8 @@ func TestStorm(t *testing.T) {
 	lost := make(chan struct{})
 	var opened atomic.Int32
 	r := newRig(t, "r")
-	r.cfg.scanInterval = time.Hour
-	r.open = func() (*notifier, error) {
+	r.w.scanInterval = time.Hour
+	r.w.open = func() (*notifier, error) {
 		opened.Add(1)
 		n, err := openNotifier()
 		if err == nil {
@@ -316,7 +316,7 @@ func TestStorm(t *testing.T) {
 func TestBurst(t *testing.T) {
 	const n = 5000
 	r := newRig(t, "r")
-	r.cfg.scanInterval = time.Hour
+	r.w.scanInterval = time.Hour
 	r.do("mkdir r; mkdir out; start")
 	for i := range n {
 		r.do(fmt.Sprintf("sock out/%d", i))
@@ -334,19 +334,22 @@ func TestBurst(t *testing.T) {
 
 func TestNewRefuses(t *testing.T) {
 	notify := func(Update) {}
-	for want, cfg := range map[string]Config{
-		"at least one root":  {Notify: notify},
-		"Notify is nil":      {Roots: []Root{{Path: "/a"}}},
-		"not absolute":       {Roots: []Root{{}}, Notify: notify},
-		"and clean":          {Roots: []Root{{Path: "/a/"}}, Notify: notify},
-		"contain each other": {Roots: []Root{{Path: "/a"}, {Path: "/b"}, {Path: "/a/b"}}, Notify: notify},
-		"must be positive":   {Roots: []Root{{Path: "/a"}}, Notify: notify, MaxDepth: -1},
+	for want, roots := range map[string][]Root{
+		"at least one root":  nil,
+		"not absolute":       {{}},
+		"and clean":          {{Path: "/a/"}},
+		"contain each other": {{Path: "/a"}, {Path: "/b"}, {Path: "/a/b"}},
 	} {
-		if _, err := New(cfg); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := New(notify, roots...); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("New: %v, want %q", err, want)
 		}
 	}
-	if _, err := New(Config{Roots: []Root{{Path: "/a"}, {Path: "/ab"}}, Notify: notify}); err != nil {
-		t.Error(err)
+	if _, err := New(nil, Root{Path: "/a"}); err == nil || !strings.Contains(err.Error(), "notify is nil") {
+		t.Errorf("New: %v", err)
+	}
+	w := newWatcher(t, notify, Root{Path: "/a"}, Root{Path: "/ab"})
+	w.MaxDepth = -1
+	if err := w.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "must be positive") {
+		t.Errorf("Run: %v", err)
 	}
 }

@@ -170,8 +170,8 @@ func TestRules(t *testing.T) {
 		t.Run(strings.ReplaceAll(name, " ", "-"), func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, "r")
-			r.cfg.scanInterval = time.Hour
-			r.cfg.pollInterval = time.Hour
+			r.w.scanInterval = time.Hour
+			r.w.pollInterval = time.Hour
 			r.run(script)
 			r.quiet()
 		})

@@ -52,7 +52,7 @@ func (t *tree) settled() bool {
 // planScan sets a random time for the next safety scan, so that the daemons of a machine do not scan simultaneously.
 func (t *tree) planScan() {
 	t.scannedAt = time.Now()
-	t.scanAfter = t.cfg.scanInterval - rand.N(t.cfg.scanInterval/4+1)
+	t.scanAfter = t.w.scanInterval - rand.N(t.w.scanInterval/4+1)
 	t.rootsAt = t.scannedAt.Add(t.scanAfter)
 }
 

@@ -25,8 +25,7 @@ const patience = 2 * time.Minute
 type rig struct {
 	t    testing.TB
 	dir  string
-	cfg  Config
-	open func() (*notifier, error)
+	w    *Watcher
 	wrap func(run func()) // called on the goroutine of Run
 	stop func()
 
@@ -62,26 +61,31 @@ func newRig(t testing.TB, roots ...string) *rig {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	r := &rig{t: t, dir: dir, open: openNotifier, wrap: func(run func()) { run() }, state: map[string]plugin.SocketID{}}
+	r := &rig{t: t, dir: dir, wrap: func(run func()) { run() }, state: map[string]plugin.SocketID{}}
 	r.cond = sync.NewCond(&r.mu)
-	r.cfg.Notify = r.notify
-	for _, root := range roots {
-		r.cfg.Roots = append(r.cfg.Roots, Root{Path: filepath.Join(dir, root)})
+	paths := make([]Root, len(roots))
+	for i, root := range roots {
+		paths[i] = Root{Path: filepath.Join(dir, root)}
 	}
+	r.w = newWatcher(t, r.notify, paths...)
 	return r
+}
+
+func newWatcher(t testing.TB, notify func(Update), roots ...Root) *Watcher {
+	t.Helper()
+	w, err := New(notify, roots...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
 }
 
 // start runs the watcher until the end of the test, or until stop is called.
 func (r *rig) start() {
 	r.t.Helper()
-	w, err := New(r.cfg)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	w.open = r.open
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go r.wrap(func() { done <- w.Run(ctx) })
+	go r.wrap(func() { done <- r.w.Run(ctx) })
 	r.stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; err != nil {
@@ -115,7 +119,7 @@ func (r *rig) settle() {
 // walk finds the sockets that are to be known, in a way of its own.
 func (r *rig) walk() map[string]plugin.SocketID {
 	found := map[string]plugin.SocketID{}
-	for _, root := range r.cfg.Roots {
+	for _, root := range r.w.roots {
 		_ = filepath.WalkDir(root.Path, func(path string, d fs.DirEntry, err error) error {
 			if err != nil {
 				return nil //nolint:nilerr // It is gone meanwhile.
@@ -140,7 +144,7 @@ func (r *rig) walk() map[string]plugin.SocketID {
 // apply brings state up to date and gives the fact in the notation of scripts.
 func (r *rig) apply(f Fact) string {
 	rel, err := filepath.Rel(r.dir, f.Path)
-	if err != nil || f.Root >= len(r.cfg.Roots) || !within(f.Path, r.cfg.Roots[f.Root].Path) {
+	if err != nil || f.Root >= len(r.w.roots) || !within(f.Path, r.w.roots[f.Root].Path) {
 		r.t.Errorf("fact %+v is about a path outside of its root", f)
 	}
 	old, known := r.state[f.Path]
@@ -223,7 +227,7 @@ func (r *rig) degraded(path, text string) {
 func (r *rig) quiet() {
 	r.t.Helper()
 	r.marks++
-	mark := fmt.Sprintf("%s/mark%d", filepath.Base(r.cfg.Roots[0].Path), r.marks)
+	mark := fmt.Sprintf("%s/mark%d", filepath.Base(r.w.roots[0].Path), r.marks)
 	r.do("sock " + mark)
 	r.want("+" + mark)
 	r.do("rm " + mark)

@@ -32,7 +32,7 @@ func (r *rig) fakeEvents() *fake {
 			return err
 		}
 	}
-	r.open = func() (*notifier, error) {
+	r.w.open = func() (*notifier, error) {
 		return &notifier{events: f.events, add: record("add"), remove: record("remove"), close: func() error { return nil }}, nil
 	}
 	return f
@@ -57,7 +57,7 @@ func (f *fake) want(calls ...string) {
 func TestWatchIsRenewed(t *testing.T) {
 	r := newRig(t, "r")
 	f := r.fakeEvents()
-	r.cfg.scanInterval = 10 * time.Millisecond
+	r.w.scanInterval = 10 * time.Millisecond
 	r.do("mkdir r/a; sock r/a/x; start")
 	r.want("+r/a/x")
 	f.want("add r", "add r/a")
@@ -71,7 +71,7 @@ func TestWatchIsRenewed(t *testing.T) {
 func TestWatchMovesWithDirectory(t *testing.T) {
 	r := newRig(t, "r")
 	f := r.fakeEvents()
-	r.cfg.scanInterval = 10 * time.Millisecond
+	r.w.scanInterval = 10 * time.Millisecond
 	r.do("mkdir r/b/c; sock r/b/c/x; start")
 	r.want("+r/b/c/x")
 	f.want("add r", "add r/b", "add r/b/c")
@@ -88,7 +88,7 @@ func TestWatchMovesWithDirectory(t *testing.T) {
 func TestRemovalRenewsWatch(t *testing.T) {
 	r := newRig(t, "r")
 	f := r.fakeEvents()
-	r.cfg.scanInterval = time.Hour
+	r.w.scanInterval = time.Hour
 	r.do("mkdir r/a/b; sock r/a/b/x; start")
 	r.want("+r/a/b/x")
 	f.want("add r", "add r/a", "add r/a/b")
@@ -103,7 +103,7 @@ func TestRemovalRenewsWatch(t *testing.T) {
 func TestHintsAreNotFacts(t *testing.T) {
 	r := newRig(t, "r")
 	f := r.fakeEvents()
-	r.cfg.scanInterval = time.Hour
+	r.w.scanInterval = time.Hour
 	r.do("mkdir r/a; mkdir out; sock r/x; start")
 	r.want("+r/x")
 	for _, op := range []fsnotify.Op{fsnotify.Create, fsnotify.Write, fsnotify.Chmod, fsnotify.Rename} {

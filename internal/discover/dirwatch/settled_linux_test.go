@@ -15,11 +15,8 @@ func TestSettled(t *testing.T) {
 		t.Skip("the temporary files are not on a file system that tells of every change")
 	}
 	distrusted := filepath.Join(r.dir, "r/b")
-	w, err := New(Config{Roots: r.cfg.Roots, Notify: func(Update) {}, MaxSockets: 2, Judge: judge{refused: distrusted}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	tree := newTree(w.cfg, openNotifier)
+	r.w.MaxSockets, r.w.Judge = 2, judge{refused: distrusted}
+	tree := newTree(r.w)
 	defer tree.closeNotifier()
 	defer func() { tree.closeMounts() }()
 	expect := func(settled bool) {
@@ -29,7 +26,7 @@ func TestSettled(t *testing.T) {
 			t.Errorf("settled is %v", !settled)
 		}
 		after := time.Until(tree.scanDeadline())
-		if settled != (after > tree.cfg.scanInterval) {
+		if settled != (after > tree.w.scanInterval) {
 			t.Errorf("the next scan is after %v", after)
 		}
 	}
@@ -80,11 +77,7 @@ func TestSettled(t *testing.T) {
 
 // TestSilentFileSystem: a tree is not settled if others may change what is in it.
 func TestSilentFileSystem(t *testing.T) {
-	w, err := New(Config{Roots: []Root{{Path: "/proc/tty"}}, Notify: func(Update) {}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	tree := newTree(w.cfg, openNotifier)
+	tree := newTree(newWatcher(t, func(Update) {}, Root{Path: "/proc/tty"}))
 	defer tree.closeNotifier()
 	defer tree.closeMounts()
 	tree.safetyScan()

@@ -12,8 +12,7 @@ import (
 
 // tree is the state of one Run. Only Run's goroutine touches it.
 type tree struct {
-	cfg  Config
-	open func() (*notifier, error)
+	w *Watcher
 
 	notifier    *notifier // nil while it is not available
 	notifierErr error
@@ -96,20 +95,20 @@ type entry struct {
 	held time.Time // if not zero, the socket is not at path; until this time it may be found elsewhere
 }
 
-func newTree(cfg Config, open func() (*notifier, error)) *tree {
+func newTree(w *Watcher) *tree {
+	w.setDefaults()
 	t := &tree{
-		cfg:        cfg,
-		open:       open,
+		w:          w,
 		dirs:       map[string]*dir{},
-		refusals:   quota.New(quota.Reserved(maxUserRefused, maxRefused), cfg.Judge.Privileged),
-		dirQuota:   quota.New(quota.Reserved(cfg.MaxUserDirs, cfg.MaxDirs), cfg.Judge.Privileged),
+		refusals:   quota.New(quota.Reserved(maxUserRefused, maxRefused), w.Judge.Privileged),
+		dirQuota:   quota.New(quota.Reserved(w.MaxUserDirs, w.MaxDirs), w.Judge.Privileged),
 		watched:    map[plugin.SocketID]*dir{},
 		polled:     map[*dir]struct{}{},
 		incomplete: map[*dir]struct{}{},
 		socks:      map[string]*entry{},
 		byID:       map[plugin.SocketID]*entry{},
 	}
-	for i, r := range cfg.Roots {
+	for i, r := range w.roots {
 		d := &dir{path: r.Path, root: i, dirs: map[string]*dir{}, socks: map[string]*entry{}}
 		t.roots = append(t.roots, d)
 		t.dirs[d.path] = d
@@ -121,7 +120,7 @@ func (t *tree) known(d *dir) bool { return t.dirs[d.path] == d }
 
 // addDir records a subdirectory of a user. It returns nil if the directory exceeds a limit.
 func (t *tree) addDir(parent *dir, name string, uid uint32) *dir {
-	if parent.depth >= t.cfg.MaxDepth {
+	if parent.depth >= t.w.MaxDepth {
 		t.setLimitFlag(parent, &parent.tooDeep)
 		return nil
 	}
@@ -176,7 +175,7 @@ func (t *tree) dropContents(d *dir, why cause) {
 
 // skip reports whether a name in d must be ignored.
 func (t *tree) skip(d *dir, name string) bool {
-	return name == "" || name[0] == '.' || slices.Contains(t.cfg.Roots[d.root].Skip, relTo(d, name))
+	return name == "" || name[0] == '.' || slices.Contains(t.w.roots[d.root].Skip, relTo(d, name))
 }
 
 // setLimitFlag sets tooDeep or tooMany of a directory.
@@ -195,7 +194,7 @@ func (t *tree) flush() {
 		return
 	}
 	t.notified = t.scanned
-	t.cfg.Notify(Update{Facts: t.facts, Scanned: t.scanned, Degraded: t.degraded, EventsLost: t.lost, Refused: t.refused})
+	t.w.notify(Update{Facts: t.facts, Scanned: t.scanned, Degraded: t.degraded, EventsLost: t.lost, Refused: t.refused})
 	t.lost = false
 	if clear(t.facts); cap(t.facts) <= 2*drainLimit {
 		t.facts = t.facts[:0]

@@ -21,7 +21,7 @@ func (t *tree) openNotifier() {
 	// gofail: var dirwatchNotifier string
 	// t.notifierErr, t.changed = errors.New(dirwatchNotifier), true
 	// return
-	n, err := t.open()
+	n, err := t.w.open()
 	t.notifier, t.notifierErr, t.changed = n, err, true
 }
 
@@ -105,7 +105,7 @@ func (t *tree) track(d *dir) {
 		return
 	}
 	if len(t.polled) == 0 {
-		t.pollAt = time.Now().Add(t.cfg.pollInterval)
+		t.pollAt = time.Now().Add(t.w.pollInterval)
 	}
 	t.polled[d] = struct{}{}
 }
@@ -170,5 +170,5 @@ func (t *tree) retry() {
 		}
 	}
 	t.sortScan(start)
-	t.pollAt = time.Now().Add(t.cfg.pollInterval)
+	t.pollAt = time.Now().Add(t.w.pollInterval)
 }

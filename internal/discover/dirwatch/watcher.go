@@ -10,7 +10,7 @@
 //   - A socket counts if it is in a root or any directory below it. Names that start with a dot are ignored. Symbolic links are not
 //     followed; only a root may be one.
 //   - Network file systems, and others that may not answer, are not searched if they are mounted below a root.
-//   - Files and directories that Config.Judge refuses are not used, nor is anything below them, until the problem is fixed.
+//   - Files and directories that Watcher.Judge refuses are not used, nor is anything below them, until the problem is fixed.
 //   - The same tree gives the same facts whenever the watcher starts.
 package dirwatch
 
@@ -37,7 +37,7 @@ type Root struct {
 // Fact is the current state of one path.
 type Fact struct {
 	Path string // absolute
-	Root int    // index into Config.Roots
+	Root int    // index of its root
 	// Present is true if a socket is at Path. If another socket (by its ID) was there before, it is gone, without an absent fact in
 	// between. A present fact with a known ID means that the mode or owner changed.
 	Present bool
@@ -66,18 +66,15 @@ type Refusal struct {
 	Path string
 	// Info describes the file; for a root that is a symbolic link, its target.
 	Info sock.Info
-	// Err is the error of Config.Judge.
+	// Err is the error of Watcher.Judge.
 	Err   error
 	Since time.Time
 }
 
-// Config configures a Watcher. Roots and Notify are required; other zero values mean the default.
-type Config struct {
-	Roots []Root
-	// Notify receives all updates in order, from Run's goroutine. It should not block, because the watcher waits for it. It is not a channel,
-	// because the facts are valid only until it returns. The first update comes after the first scan and may have no facts. Later updates have
-	// facts, or something else that changed.
-	Notify func(Update)
+// Watcher watches directory trees for sockets. Its exported fields may be set before [Watcher.Run]; a zero field means the default.
+type Watcher struct {
+	roots  []Root
+	notify func(Update)
 
 	// Judge decides which files are used; nil accepts all, and treats all users as privileged. Symbolic links below a root are never used.
 	Judge Judge
@@ -97,6 +94,9 @@ type Config struct {
 	pollInterval time.Duration
 	// renameHold is how long a renamed socket counts as present until it is found at another path. The default is 10 ms.
 	renameHold time.Duration
+
+	open  func() (*notifier, error)
+	check chan struct{}
 }
 
 // Judge decides which files are used.
@@ -114,13 +114,6 @@ type admitAll struct{}
 func (admitAll) Admit(string, sock.Info) error { return nil }
 func (admitAll) Privileged(uint32) bool        { return true }
 
-// Watcher watches directory trees for sockets.
-type Watcher struct {
-	cfg   Config
-	open  func() (*notifier, error)
-	check chan struct{}
-}
-
 // CheckRoots returns an error if a path is not absolute and clean, or contains another.
 func CheckRoots(paths []string) error {
 	for i, path := range paths {
@@ -136,40 +129,48 @@ func CheckRoots(paths []string) error {
 	return nil
 }
 
-// New returns a watcher, or an error if the configuration is invalid. It does not access files.
-func New(cfg Config) (*Watcher, error) {
-	if len(cfg.Roots) == 0 {
+// New returns a watcher of the roots, or an error if they are invalid. It does not access files.
+//
+// notify receives all updates in order, from Run's goroutine. It should not block, because the watcher waits for it. It is not a channel,
+// because the facts are valid only until it returns. The first update comes after the first scan and may have no facts. Later updates have
+// facts, or something else that changed.
+func New(notify func(Update), roots ...Root) (*Watcher, error) {
+	if len(roots) == 0 {
 		return nil, errors.New("no directory to watch: give at least one root")
 	}
-	if cfg.Notify == nil {
-		return nil, errors.New("the function Notify is nil")
+	if notify == nil {
+		return nil, errors.New("the function notify is nil")
 	}
-	paths := make([]string, len(cfg.Roots))
-	for i, r := range cfg.Roots {
+	paths := make([]string, len(roots))
+	for i, r := range roots {
 		paths[i] = r.Path
 	}
 	if err := CheckRoots(paths); err != nil {
 		return nil, err
 	}
-	if cfg.Judge == nil {
-		cfg.Judge = admitAll{}
-	}
-	cfg.MaxDepth = cmp.Or(cfg.MaxDepth, 16)
-	cfg.MaxSockets = cmp.Or(cfg.MaxSockets, 10_000)
-	cfg.MaxUserDirs = cmp.Or(cfg.MaxUserDirs, 6_000)
-	cfg.MaxDirs = cmp.Or(cfg.MaxDirs, 20_000)
-	cfg.scanInterval = cmp.Or(cfg.scanInterval, 4*time.Second)
-	cfg.pollInterval = cmp.Or(cfg.pollInterval, time.Second)
-	cfg.renameHold = cmp.Or(cfg.renameHold, 10*time.Millisecond)
-	if min(cfg.MaxDepth, cfg.MaxSockets, cfg.MaxUserDirs, cfg.MaxDirs) < 0 {
-		return nil, errors.New("bounds must be positive")
-	}
-	return &Watcher{cfg: cfg, open: openNotifier, check: make(chan struct{})}, nil
+	return &Watcher{roots: roots, notify: notify, open: openNotifier, check: make(chan struct{})}, nil
 }
 
-// Run watches until ctx is done and then returns nil. It may be called again after it has returned, and then reports all facts again.
+func (w *Watcher) setDefaults() {
+	if w.Judge == nil {
+		w.Judge = admitAll{}
+	}
+	w.MaxDepth = cmp.Or(w.MaxDepth, 16)
+	w.MaxSockets = cmp.Or(w.MaxSockets, 10_000)
+	w.MaxUserDirs = cmp.Or(w.MaxUserDirs, 6_000)
+	w.MaxDirs = cmp.Or(w.MaxDirs, 20_000)
+	w.scanInterval = cmp.Or(w.scanInterval, 4*time.Second)
+	w.pollInterval = cmp.Or(w.pollInterval, time.Second)
+	w.renameHold = cmp.Or(w.renameHold, 10*time.Millisecond)
+}
+
+// Run watches until ctx is done and then returns nil. It returns an error only if a limit is negative. It may be called again after it has
+// returned, and then reports all facts again.
 func (w *Watcher) Run(ctx context.Context) error {
-	t := newTree(w.cfg, w.open)
+	if min(w.MaxDepth, w.MaxSockets, w.MaxUserDirs, w.MaxDirs) < 0 {
+		return errors.New("bounds must be positive")
+	}
+	t := newTree(w)
 	defer t.closeNotifier()
 	defer t.closeMounts()
 

@@ -320,14 +320,13 @@ func (w *Watcher) Begin() (run func(context.Context) error, err error) {
 	if w.cfg.DeprecatedDir != "" {
 		roots[len(roots)-1].Skip = []string{deprecatedSkip}
 	}
-	p.dirs, err = dirwatch.New(dirwatch.Config{
-		Roots: roots, Notify: func(u dirwatch.Update) { w.take(p, u) },
-		MaxDepth: w.cfg.MaxDepth, MaxSockets: w.cfg.MaxSockets, MaxUserDirs: w.cfg.MaxUserDirs, MaxDirs: w.cfg.MaxDirs,
-		Judge: w.gate,
-	})
+	p.dirs, err = dirwatch.New(func(u dirwatch.Update) { w.take(p, u) }, roots...)
 	if err != nil {
 		return nil, fmt.Errorf("cannot watch the plugin directories: %w", err)
 	}
+	p.dirs.Judge = w.gate
+	p.dirs.MaxDepth, p.dirs.MaxSockets = w.cfg.MaxDepth, w.cfg.MaxSockets
+	p.dirs.MaxUserDirs, p.dirs.MaxDirs = w.cfg.MaxUserDirs, w.cfg.MaxDirs
 	peers, err := sock.NewWatcher()
 	if err != nil {
 		return nil, err
