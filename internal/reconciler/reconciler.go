@@ -112,12 +112,11 @@ func newAt(cfg Config, at clock.Pace) *Reconciler {
 	}
 	r.free = r.slots
 	_ = r.SetTimeouts(cfg.Timeouts, cfg.TypeTimeouts) // which are valid
-	var effects []machine.Effect
-	r.machine, effects = machine.New(machine.Config{
-		Restored: cfg.Restored, Admits: cfg.Admit != nil, Trust: cfg.Trust, IgnoreUnhandled: cfg.IgnoreUnhandled, Bounds: cfg.Bounds,
-		UnreachableGrace: cfg.UnreachableGrace, NameGrace: cfg.NameGrace, Names: cfg.Names,
-	}, r.moment())
-	for _, effect := range effects {
+	r.machine = &machine.Machine{
+		Admits: cfg.Admit != nil, Trust: cfg.Trust, IgnoreUnhandled: cfg.IgnoreUnhandled, Bounds: cfg.Bounds,
+		UnreachableGrace: cfg.UnreachableGrace, NameGrace: cfg.NameGrace,
+	}
+	for _, effect := range r.machine.Start(r.moment(), cfg.Restored, cfg.Names) {
 		if emit, ok := effect.(machine.Emit); ok {
 			cfg.Observe(emit.Event)
 			continue

@@ -32,7 +32,7 @@ func sizeOf(i plugin.Info) int {
 
 // unacceptable says what is wrong with what an instance announces; nil if it may be kept.
 func (m *Machine) unacceptable(in *instance, a Answered) *Failure {
-	if invalid := check(m.cfg.Bounds, a.Info); invalid != nil {
+	if invalid := check(m.Bounds, a.Info); invalid != nil {
 		return &Failure{Err: invalid}
 	}
 	n, uid := sizeOf(a.Info), a.Account.UID
@@ -52,7 +52,7 @@ func (m *Machine) unacceptable(in *instance, a Answered) *Failure {
 // take takes room for one more plugin of a user that announces n bytes. If there is none, it returns why, and whether that is the first
 // refusal of the user.
 func (m *Machine) take(uid uint32, n int) (refused *trust.Refusal, first bool) {
-	b := m.cfg.Bounds
+	b := m.Bounds
 	if refusal := m.plugins.Take(uid, min(n, 1)); refusal != nil {
 		return &trust.Refusal{
 			Reason: trust.Announcements,
@@ -82,7 +82,7 @@ func (m *Machine) letGo(in *instance) {
 
 // privileged says who is always left room for what he announces.
 func (m *Machine) privileged(uid uint32) bool {
-	return m.cfg.Trust == nil || m.cfg.Trust.Privileged(uid)
+	return m.Trust == nil || m.Trust.Privileged(uid)
 }
 
 // check returns an error if what a plugin announces is malformed or out of bounds.

@@ -110,7 +110,7 @@ func (m *Machine) unanswered(in *instance, a Answered) {
 }
 
 func (m *Machine) enter(in *instance, a Answered) {
-	ignored := m.cfg.IgnoreUnhandled && m.handlers[a.Info.Type] == 0
+	ignored := m.IgnoreUnhandled && m.handlers[a.Info.Type] == 0
 	if f := m.unacceptable(in, a); f != nil {
 		m.refusedFor(in, a.Info, a.Account)
 		if ignored {
@@ -155,10 +155,10 @@ func (m *Machine) enter(in *instance, a Answered) {
 
 // bars says why an instance may not register what it announced; nil if it may. A name under which it is registered is its own.
 func (m *Machine) bars(l *lane, in *instance, account plugin.Account) *Failure {
-	if m.cfg.Trust == nil {
+	if m.Trust == nil {
 		return nil
 	}
-	err := m.cfg.Trust.Type(l.key.Type, account)
+	err := m.Trust.Type(l.key.Type, account)
 	if err == nil && !in.recorded() && !in.held() {
 		err = m.checkName(l, in, account)
 	}
@@ -184,7 +184,7 @@ func (m *Machine) disown(in *instance, refused error) *instance {
 // for nothing yet.
 func (m *Machine) refusedFor(in *instance, info plugin.Info, account plugin.Account) {
 	in.refused = plugin.Name{}
-	if len(info.Type)+len(info.Name) <= maxNaming && check(m.cfg.Bounds, plugin.Info{Type: info.Type, Name: info.Name}) == nil {
+	if len(info.Type)+len(info.Name) <= maxNaming && check(m.Bounds, plugin.Info{Type: info.Type, Name: info.Name}) == nil {
 		in.refused = info.PluginName()
 	}
 	if in.lane == nil && account.Known {

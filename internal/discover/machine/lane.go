@@ -225,7 +225,7 @@ func (m *Machine) release(l *lane, in *instance) {
 	} else {
 		m.rest(in)
 		in.failure = nil
-		if !m.cfg.IgnoreUnhandled {
+		if !m.IgnoreUnhandled {
 			in.failure = unclaimed(in)
 		}
 		m.to(in, Refused, ByTurn)
@@ -235,7 +235,7 @@ func (m *Machine) release(l *lane, in *instance) {
 }
 
 func (m *Machine) refuse(in *instance) {
-	if m.cfg.IgnoreUnhandled {
+	if m.IgnoreUnhandled {
 		m.ignore(in, ByTurn)
 		return
 	}

@@ -35,24 +35,6 @@ const (
 // maxKept is how many effects there is room for from step to step.
 const maxKept = 64
 
-// Config is what a [Machine] goes by. It does not change.
-type Config struct {
-	// Restored are the instances that are remembered, those of one name in the reverse order of their registration.
-	Restored []plugin.Instance
-	// Admits: [CallAdmit] is part of a registration.
-	Admits bool
-	// Trust says who may register which types, and who may take whose name. Nil: everybody may do everything.
-	Trust *trustjudge.Judge
-	// IgnoreUnhandled: plugins of types without a handler are told nothing.
-	IgnoreUnhandled  bool
-	Bounds           plugin.Bounds
-	UnreachableGrace time.Duration
-	// NameGrace is how long the name of a plugin that went stays its user's; none is kept without Trust. Names are those that are kept from
-	// before a restart.
-	NameGrace time.Duration
-	Names     []plugin.Reservation
-}
-
 // The pauses between attempts. A newcomer that is refused while an older instance serves is not tried often: each attempt may cost the
 // older one its registration. Nor is a program that does not serve the registration: one that does makes a new socket.
 var (
@@ -61,9 +43,26 @@ var (
 	unserved      = backoff.Backoff{Min: 2 * time.Minute, Max: time.Hour}
 )
 
-// Machine is all instances and lanes, and what is under way. The zero value is of no use; see [New]. It is not safe for concurrent use.
+// Machine is the state of all instances and lanes. Set the exported fields, call [Machine.Start] once, and then [Machine.Step] for each
+// input. It is not safe for concurrent use.
 type Machine struct {
-	cfg Config
+	// Admits makes [CallAdmit] part of each registration.
+	Admits bool
+	// Trust decides who may register which types, and who may take whose name. If it is nil, every user may register and take any.
+	Trust *trustjudge.Judge
+	// IgnoreUnhandled sends plugins of types without a handler no refusal.
+	IgnoreUnhandled bool
+	// Bounds limit what is kept; a zero field means its default.
+	Bounds plugin.Bounds
+	// UnreachableGrace is how long a registered plugin that does not accept connections stays registered.
+	UnreachableGrace time.Duration
+	// NameGrace is how long the name of a plugin stays reserved for its user after the plugin has gone. Names are reserved only with Trust.
+	NameGrace time.Duration
+
+	// Entered, if set, is called for each transition, and Stepped for each step. Only tests set them.
+	Entered func(Ref, Row)
+	Stepped func(Input, []Effect)
+
 	Moment
 	out  []Effect
 	last Ref
@@ -96,33 +95,27 @@ type Machine struct {
 	plugins *quota.Pool
 	// touched are the instances that this step is about, for their states, and told those of which it emitted an event.
 	touched, told []*instance
-
-	// Entered is told of each transition, and Stepped of each step. They are functions because only tests set
-	// them, and may be nil.
-	Entered func(Ref, Row)
-	Stepped func(Input, []Effect)
 }
 
-// New returns a Machine, and the effects with which it begins.
-func New(cfg Config, at Moment) (*Machine, []Effect) {
-	cfg.Bounds = plugin.Bounds{
-		Text: cmp.Or(cfg.Bounds.Text, 4096), Versions: cmp.Or(cfg.Bounds.Versions, 64),
-		UserBytes: cmp.Or(cfg.Bounds.UserBytes, 4<<20), TotalBytes: cmp.Or(cfg.Bounds.TotalBytes, 16<<20),
-		UserPlugins: cmp.Or(cfg.Bounds.UserPlugins, math.MaxInt32), TotalPlugins: cmp.Or(cfg.Bounds.TotalPlugins, math.MaxInt32),
+// Start returns the first effects. restored are the instances that the registry restored, those of one name in the reverse order of their
+// registration; reserved are the reservations from before a restart.
+func (m *Machine) Start(at Moment, restored []plugin.Instance, reserved []plugin.Reservation) []Effect {
+	m.Moment = at
+	b := &m.Bounds
+	*b = plugin.Bounds{
+		Text: cmp.Or(b.Text, 4096), Versions: cmp.Or(b.Versions, 64),
+		UserBytes: cmp.Or(b.UserBytes, 4<<20), TotalBytes: cmp.Or(b.TotalBytes, 16<<20),
+		UserPlugins: cmp.Or(b.UserPlugins, math.MaxInt32), TotalPlugins: cmp.Or(b.TotalPlugins, math.MaxInt32),
 	}
-	m := &Machine{
-		cfg: cfg, Moment: at,
-		handlers: map[string]int{}, retiring: map[int]bool{}, lanes: map[plugin.Name]*lane{}, byRef: map[Ref]*instance{},
-		sockets: map[string]*instance{}, appearances: map[uint64]*instance{},
-		restored: map[plugin.SocketID]*instance{}, remembered: map[plugin.Name][]remembered{}, lastRank: rankStep,
-		timers: map[Timer]time.Time{}, unlinked: map[*instance]bool{},
-	}
-	m.announced = quota.New(quota.Reserved(cfg.Bounds.UserBytes, cfg.Bounds.TotalBytes), m.privileged)
-	m.plugins = quota.New(quota.Limits{User: cfg.Bounds.UserPlugins, Total: cfg.Bounds.TotalPlugins}, m.privileged)
-	m.restoreReservations(cfg.Names)
-	m.restore(cfg.Restored)
-	effects := m.effects()
-	return m, effects
+	m.handlers, m.retiring, m.lanes = map[string]int{}, map[int]bool{}, map[plugin.Name]*lane{}
+	m.byRef, m.sockets, m.appearances = map[Ref]*instance{}, map[string]*instance{}, map[uint64]*instance{}
+	m.restored, m.remembered, m.lastRank = map[plugin.SocketID]*instance{}, map[plugin.Name][]remembered{}, rankStep
+	m.timers, m.unlinked = map[Timer]time.Time{}, map[*instance]bool{}
+	m.announced = quota.New(quota.Reserved(b.UserBytes, b.TotalBytes), m.privileged)
+	m.plugins = quota.New(quota.Limits{User: b.UserPlugins, Total: b.TotalPlugins}, m.privileged)
+	m.restoreReservations(reserved)
+	m.restore(restored)
+	return m.effects()
 }
 
 // Step takes one input and returns what it leads to. The effects are there until the next step.

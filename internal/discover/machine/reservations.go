@@ -86,14 +86,14 @@ func (m *Machine) restoreReservations(all []plugin.Reservation) {
 			m.unreserve(r.Plugin)
 			continue
 		}
-		r.Until = m.Now.Add(min(r.Until.Sub(m.Now), m.cfg.NameGrace))
+		r.Until = m.Now.Add(min(r.Until.Sub(m.Now), m.NameGrace))
 		m.addReservation(r)
 	}
 }
 
 // reserves reports whether names of an account's plugins of a type are reserved.
 func (m *Machine) reserves(ptype string, owner plugin.Account) bool {
-	return m.cfg.NameGrace > 0 && m.cfg.Trust != nil && m.cfg.Trust.ReservesNames(ptype, owner)
+	return m.NameGrace > 0 && m.Trust != nil && m.Trust.ReservesNames(ptype, owner)
 }
 
 // reserve reserves the name of an instance that the registry is about to lose. The reservation has no effect while there is another
@@ -102,7 +102,7 @@ func (m *Machine) reserve(in *instance) {
 	if !in.recorded() || !m.reserves(in.announced.Type, in.account) {
 		return
 	}
-	r := plugin.Reservation{Plugin: in.announced.PluginName(), Owner: in.account, Until: m.Now.Add(m.cfg.NameGrace)}
+	r := plugin.Reservation{Plugin: in.announced.PluginName(), Owner: in.account, Until: m.Now.Add(m.NameGrace)}
 	m.do(Reserve{r, false})
 	m.addReservation(r)
 }
@@ -162,7 +162,7 @@ func (m *Machine) registered(name plugin.Name) bool {
 // checkName returns an error if an account's plugin may not have a name: another user's plugin has it, may be back from before a restart
 // any moment, or had it last, and no other plugin has taken it since.
 func (m *Machine) checkName(l *lane, in *instance, by plugin.Account) error {
-	judge, key, taken := m.cfg.Trust, l.key, false
+	judge, key, taken := m.Trust, l.key, false
 	for _, o := range l.members {
 		claims := o.recorded() || o.held() || o.phase == Ready || o.phase == Walking
 		if o == in || o.phase == Gone || !claims {

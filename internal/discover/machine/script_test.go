@@ -20,7 +20,7 @@ import (
 func TestScripts(t *testing.T) {
 	datadriven.Walk(t, "testdata/scripts", func(t *testing.T, path string) {
 		s := &script{now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)}
-		s.start(machine.Config{})
+		s.start(&machine.Machine{})
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string { return s.run(t, d) })
 		for _, row := range s.amiss {
 			t.Errorf("%s → %s, %s: the table has no such row", row.From, row.To, row.On)
@@ -42,9 +42,9 @@ type script struct {
 	amiss       []machine.Row
 }
 
-func (s *script) start(cfg machine.Config) {
+func (s *script) start(m *machine.Machine, restored ...plugin.Instance) {
 	s.paths, s.asked = map[string]uint64{}, map[machine.Ref]string{}
-	s.m, s.out = machine.New(cfg, s.moment())
+	s.m, s.out = m, m.Start(s.moment(), restored, nil)
 	s.m.Entered = func(_ machine.Ref, row machine.Row) {
 		if !machine.InTable(row) {
 			s.amiss = append(s.amiss, row)
@@ -76,17 +76,18 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 }
 
 func (s *script) configure(d *datadriven.TestData) {
-	cfg := machine.Config{IgnoreUnhandled: d.HasArg("ignore"), Admits: d.HasArg("admits")}
+	m := &machine.Machine{IgnoreUnhandled: d.HasArg("ignore"), Admits: d.HasArg("admits")}
 	if d.HasArg("grace") {
-		cfg.UnreachableGrace = 10 * time.Second
+		m.UnreachableGrace = 10 * time.Second
 	}
+	var restored []plugin.Instance
 	if d.HasArg("restored") {
-		cfg.Restored = []plugin.Instance{{
+		restored = append(restored, plugin.Instance{
 			ID: "old", Type: "T", Name: "foo", Versions: []string{"v1"}, Endpoint: "/a", SocketPath: "/a",
 			Socket: plugin.SocketID{Device: 1, Inode: 1}, Peer: plugin.Peer{PID: 1, Start: 1, Boot: "b"}, Rank: 1 << 26,
-		}}
+		})
 	}
-	s.start(cfg)
+	s.start(m, restored...)
 }
 
 // input reads one from a line.

@@ -289,7 +289,7 @@ func (m *Machine) lost(in *instance, s Socket, path string, f *Failure, cause Ca
 		return
 	}
 	m.hide(in, fmt.Errorf("nobody accepts on %s any more: %w", what, f.Err))
-	kept := in.recorded() && in.memory == nil && m.cfg.UnreachableGrace > 0
+	kept := in.recorded() && in.memory == nil && m.UnreachableGrace > 0
 	switch {
 	case kept && busy:
 		m.lookAgain(in, s)
@@ -297,7 +297,7 @@ func (m *Machine) lost(in *instance, s Socket, path string, f *Failure, cause Ca
 		m.rest(in)
 		in.failure, in.lostWhat = f, what
 		m.to(in, Lost, cause)
-		m.set(in, Grace, m.cfg.UnreachableGrace)
+		m.set(in, Grace, m.UnreachableGrace)
 		m.yieldTo(in)
 	default:
 		m.giveUp(in, what, f, cause)

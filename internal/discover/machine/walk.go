@@ -177,7 +177,7 @@ func (m *Machine) validated(l *lane, f *Failure) {
 	switch {
 	case f != nil:
 		m.turnedDownEarly(l, f.wrap("plugin validation failed: %w"))
-	case m.cfg.Admits && l.subject.phase != Gone:
+	case m.Admits && l.subject.phase != Gone:
 		m.call(l, CallAdmit, nil)
 	default:
 		m.handOver(l)
