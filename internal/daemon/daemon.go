@@ -295,18 +295,18 @@ func (d *Daemon) assemble(l *listening, parts *closers) (*assembly, error) {
 
 // serve serves the control socket, which it returns, and the others. What ends by itself calls failed.
 func (d *Daemon) serve(ctx context.Context, l *listening, a *assembly, parts *closers, failed func()) (controlServer *server.Server) {
-	api := controlapi.New(controlapi.Config{
+	api := &controlapi.API{
 		Settings: d.config.Config, Version: d.config.Build.Version, Commit: d.config.Build.Commit, Daemon: d, Runtime: a.seen,
 		Launcher: a.runtime.Launcher(), Names: a.names, Handlers: a.handlers, Node: a.node, Catalogue: &d.metadata,
-		Registry: keeper.Of[*dynamicplugins.PluginInfo](a.runtime.Registry()), Metrics: a.metrics, Plugins: a.registry, Authorizer: a.guard,
-		Requests: a.requests, Calls: a.calls, ListsRefused: a.metrics.ListsRefused, Log: d.log,
-	})
+		Registry: keeper.Of[*dynamicplugins.PluginInfo](a.runtime.Registry()), Metrics: a.metrics, Connector: a.registry, Authorizer: a.guard,
+		Requests: a.requests, Calls: a.calls, ListsRefused: a.metrics.ListsRefused, Logger: d.log,
+	}
 	controlServer = api.Serve(a.conns.Bound(l.control, "control", a.guard), failed)
 	l.stopControl = controlServer.Stop
 	if l.http != nil {
 		d.log.Info("serving HTTP", "address", l.http.Addr().String())
 		served := telemetry.Pages{Scanned: a.runtime.Ready(), Readiness: readiness{a.seen}, Metrics: a.metrics.Handler(),
-			Status: page.New(api.Page())}
+			Status: page.New(api)}
 		parts.add(telemetry.ServeHTTP(l.http, served, failed, d.log).Stop)
 	}
 	if l.fleet != nil {

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 	"unsafe"
 
 	"connectrpc.com/connect"
@@ -85,7 +84,7 @@ func openSocket(t *testing.T, gid int) (net.Listener, string) {
 // TestRefusedCalls calls every kind of method as a stranger, in every kind of connection.
 func TestRefusedCalls(t *testing.T) {
 	listener, path := openSocket(t, 0)
-	s := serve(listener, testGuard(path), &service{started: time.Now()}, func() { t.Error("the server failed") }, discard)
+	s := (&API{Authorizer: testGuard(path), Logger: discard}).Serve(listener, func() { t.Error("the server failed") })
 	t.Cleanup(func() {
 		if err := s.Stop(); err != nil {
 			t.Error(err)

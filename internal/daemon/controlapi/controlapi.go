@@ -25,13 +25,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
 	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/daemon/node"
-	"github.com/patchbay-dev/patchbay/internal/daemon/page"
 	"github.com/patchbay-dev/patchbay/internal/daemon/resolver"
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
+	"github.com/patchbay-dev/patchbay/internal/pluginruntime"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
 	"github.com/patchbay-dev/patchbay/internal/suggest"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
@@ -39,8 +40,8 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// Config is what the control API shows and operates.
-type Config struct {
+// API is the control API of a daemon. Its exported fields must be set before [API.Serve].
+type API struct {
 	// Settings is the configuration at the start. Version and Commit identify the build.
 	Settings        config.Config
 	Version, Commit string
@@ -50,18 +51,23 @@ type Config struct {
 	Names           *resolver.Resolver
 	Handlers        resolver.Handlers
 	Registry        Registry
-	Node            *node.Node // nil if the node belongs to no fleet
+	Node            *node.Node // nil if the node does not belong to a fleet
 	// Catalogue has the metadata of launched plugins; nil for none.
 	Catalogue Catalogue
 	Metrics   Metrics
-	// Plugins connects to the plugins that callers of the control socket may call.
-	Plugins    proxy.Connector
+	// Connector connects to the plugins that callers of the control socket may call; nil refuses such calls.
+	Connector  proxy.Connector
 	Authorizer *access.Authorizer
-	// Requests bounds the requests to the control API, Calls their bytes and the calls of plugins, and ListsRefused counts answers beyond a
-	// bound.
+	// Requests bounds the number of requests to the control API. Calls bounds the bytes of requests, and the calls of plugins. Either may
+	// be nil, for no bound. ListsRefused counts responses that exceed a bound.
 	Requests, Calls *h2proxy.Budget
 	ListsRefused    prometheus.Counter
-	Log             *slog.Logger
+	Logger          *slog.Logger
+
+	started time.Time
+	lists   *lists
+	views   shared[*view]
+	past    shared[[]plugin.Event]
 }
 
 // Daemon is the daemon whose configuration can be reloaded.
@@ -103,75 +109,77 @@ type Metrics interface {
 	WriteText(to *bytes.Buffer) error
 }
 
-// service is a [patchbayv1connect.ControlServiceHandler], whose methods control.proto documents, and a [page.Source].
-type service struct {
-	config Config
-	names  *resolver.Resolver
-	// calls takes what is not for the control API; nil refuses it.
-	calls    http.Handler
-	requests *requests
-	lists    *lists
-	started  time.Time
-	// views has the present view, past the past events.
-	views *shared[*view]
-	past  *shared[[]plugin.Event]
-}
-
-func newService(c Config) *service {
-	s := &service{config: c, names: c.Names, started: time.Now()}
-	s.views = &shared[*view]{make: s.view}
-	s.past = &shared[[]plugin.Event]{make: func() []plugin.Event {
-		events, _ := c.Runtime.PastEvents() // a condition reports an unreadable file
-		return events
-	}}
-	return s
-}
-
-// API is the control API of a daemon.
-type API struct{ service *service }
-
-// New returns the control API of a configuration.
-func New(c Config) API {
-	s := newService(c)
-	s.calls = newForwarder(c.Authorizer, c.Plugins, c.Node, c.Calls, c.Log)
-	s.requests = &requests{c.Requests, c.Calls}
-	s.lists = newLists(uint32(os.Geteuid()), c.ListsRefused, c.Log)
-	return API{s}
-}
-
-// Page returns what the status page shows.
-func (a API) Page() page.Source { return a.service }
+// maxRequest bounds one request in bytes. None that is meant seriously comes near.
+const maxRequest = 64 << 10
 
 // Serve starts to serve the control API, and calls of plugins, on a listener, and returns. The caller stops the server. If it fails before
-// that, failed is called.
-func (a API) Serve(listener net.Listener, failed func()) *server.Server {
-	return serve(listener, a.service.config.Authorizer, a.service, failed, a.service.config.Log)
+// that, failed is called and [server.Server.Stop] returns the error.
+func (c *API) Serve(listener net.Listener, failed func()) *server.Server {
+	c.started = time.Now()
+	if c.lists == nil {
+		c.lists = newLists(uint32(os.Geteuid()), c.ListsRefused, c.Logger)
+	}
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true)
+	protocols.SetUnencryptedHTTP2(true) // what gRPC clients speak on a socket without TLS
+	h := &http.Server{Handler: c.handler(), Protocols: protocols, ConnContext: c.Authorizer.ConnContext}
+	h2proxy.BoundHTTP(h)
+	return server.Start("the control API", listener, h, failed, c.Logger)
 }
 
-func (c *service) GetVersion(context.Context, *patchbayv1.GetVersionRequest) (*patchbayv1.GetVersionResponse, error) {
+// handler returns the handler of all requests at the control socket.
+func (c *API) handler() http.Handler {
+	mux := http.NewServeMux()
+	guarded := []connect.HandlerOption{
+		connect.WithRequestGate(c.Authorizer.Gate), connect.WithInterceptors(c.Authorizer.Interceptor(), bounds{}),
+		connect.WithReadMaxBytes(maxRequest),
+		connect.WithCompression("gzip", nil, nil), // decompressed data is far larger than what is counted, and the caller is on this machine
+	}
+	own := func(path string, service http.Handler) {
+		mux.Handle(path, c.boundRequests(c.lists.handler(service)))
+	}
+	own(patchbayv1connect.NewControlServiceHandler(c, guarded...))
+	own(patchbayv1connect.NewFleetServiceHandler(fleetService{c.Node}, guarded...))
+	own(patchbayv1connect.NewDeviceServiceHandler(deviceService{c.Handlers}, append(guarded, connect.WithReadMaxBytes(maxDeviceRequest))...))
+	var forwarder http.Handler
+	if c.Connector != nil {
+		forwarder = c.newForwarder()
+		mux.Handle("/", forwarder)
+	}
+	mux.Handle(reflectionPath, c.reflectionHandler(forwarder))
+	return mux
+}
+
+// pastEvents returns all events that are kept. If the file cannot be read, a condition reports it.
+func (c *API) pastEvents() []plugin.Event {
+	events, _ := c.Runtime.PastEvents()
+	return events
+}
+
+func (c *API) GetVersion(context.Context, *patchbayv1.GetVersionRequest) (*patchbayv1.GetVersionResponse, error) {
 	return c.version(), nil
 }
 
-func (c *service) version() *patchbayv1.GetVersionResponse {
+func (c *API) version() *patchbayv1.GetVersionResponse {
 	return &patchbayv1.GetVersionResponse{
-		Version:   c.config.Version,
-		Commit:    c.config.Commit,
+		Version:   c.Version,
+		Commit:    c.Commit,
 		GoVersion: runtime.Version(),
 		Pid:       int64(os.Getpid()),
 		StartTime: timestamp(c.started),
-		Node:      untrusted.Valid(node.Name(c.config.Settings.Fleet)),
+		Node:      untrusted.Valid(node.Name(c.Settings.Fleet)),
 	}
 }
 
-func (c *service) GetPlugin(ctx context.Context, request *patchbayv1.GetPluginRequest) (*patchbayv1.GetPluginResponse, error) {
+func (c *API) GetPlugin(ctx context.Context, request *patchbayv1.GetPluginRequest) (*patchbayv1.GetPluginResponse, error) {
 	asked, err := c.askedFor(request)
 	if err != nil {
 		return nil, err
 	}
 	plugins := c.get(asked)
 	if len(plugins) == 0 { // calls wait for the new process, and begin with this
-		if _, was, ok := c.names.FormerlyLaunched(asked); ok {
-			if err := c.config.Registry.AwaitReplaced(ctx, was.Type, was.Name); err != nil {
+		if _, was, ok := c.Names.FormerlyLaunched(asked); ok {
+			if err := c.Registry.AwaitReplaced(ctx, was.Type, was.Name); err != nil {
 				return nil, connect.NewError(connect.CodeUnavailable, err)
 			}
 			plugins = c.get(asked)
@@ -184,10 +192,10 @@ func (c *service) GetPlugin(ctx context.Context, request *patchbayv1.GetPluginRe
 }
 
 // get returns the instances and refusals of a plugin.
-func (c *service) get(asked plugin.Name) []*patchbayv1.Plugin {
-	plugins := each(c.names.Instances(asked), c.describer())
-	announced := c.names.Announced(asked)
-	for _, refusal := range c.config.Runtime.Refusals() {
+func (c *API) get(asked plugin.Name) []*patchbayv1.Plugin {
+	plugins := each(c.Names.Instances(asked), c.describer())
+	announced := c.Names.Announced(asked)
+	for _, refusal := range c.Runtime.Refusals() {
 		if refusal.PluginName() == announced {
 			plugins = append(plugins, refusalMessage(refusal))
 		}
@@ -195,51 +203,83 @@ func (c *service) get(asked plugin.Name) []*patchbayv1.Plugin {
 	return plugins
 }
 
-func (c *service) unknown(asked plugin.Name) error {
+func (c *API) unknown(asked plugin.Name) error {
 	if asked.Type == "" {
 		return connect.NewError(connect.CodeNotFound, fmt.Errorf("the launched plugin has not registered; "+
 			"\"patchbay status %s\" says what it does", untrusted.Valid(asked.Name)))
 	}
-	if s, _, ok := c.names.FormerlyLaunched(asked); ok {
+	if s, _, ok := c.Names.FormerlyLaunched(asked); ok {
 		return connect.NewError(connect.CodeNotFound, fmt.Errorf("it is not registered: it is launched as %s, which is %s; "+
 			"\"patchbay status %s\" says more", untrusted.Valid(s.Name), s.State, untrusted.Valid(s.Name)))
 	}
-	what, announced := errors.New("no such plugin is known"), c.names.Announced(asked)
+	what, announced := errors.New("no such plugin is known"), c.Names.Announced(asked)
 	// Root and the daemon's user may take any name, and their own are the rule: of those nothing is said.
-	if r, ok := c.config.Runtime.Reservation(announced); ok && r.Owner.UID != 0 && r.Owner.UID != uint32(os.Geteuid()) {
+	if r, ok := c.Runtime.Reservation(announced); ok && r.Owner.UID != 0 && r.Owner.UID != uint32(os.Geteuid()) {
 		what = fmt.Errorf("%w; the name is reserved for user %d, whose plugin had it last, until %s, or until \"patchbay release\"",
 			what, r.Owner.UID, r.Until.UTC().Format(time.RFC3339))
 	} else {
-		known := each(slices.Concat(c.config.Runtime.Plugins(), c.config.Runtime.Refusals()),
+		known := each(slices.Concat(c.Runtime.Plugins(), c.Runtime.Refusals()),
 			func(s plugin.Status) string { return s.PluginName().String() })
 		what = fmt.Errorf("%w%s", what, suggest.Hint(asked.String(), known))
 	}
 	return connect.NewError(connect.CodeNotFound, what)
 }
 
-func (c *service) ListRefusals(context.Context, *patchbayv1.ListRefusalsRequest) (*patchbayv1.ListRefusalsResponse, error) {
-	return &patchbayv1.ListRefusalsResponse{Plugins: each(c.config.Runtime.Refusals(), refusalMessage)}, nil
+func (c *API) RetryPlugin(_ context.Context, request *patchbayv1.RetryPluginRequest) (*patchbayv1.RetryPluginResponse, error) {
+	asked, err := c.askedFor(request)
+	if err != nil {
+		return nil, err
+	}
+	announced := c.Names.Announced(asked)
+	switch err := c.Runtime.Retry(announced.Type, announced.Name); {
+	case errors.Is(err, pluginruntime.ErrUnknown):
+		return nil, c.unknown(asked)
+	case err != nil:
+		return nil, connect.NewError(connect.CodeFailedPrecondition, err)
+	}
+	return &patchbayv1.RetryPluginResponse{}, nil
 }
 
-func (c *service) GetConfiguration(context.Context, *patchbayv1.GetConfigurationRequest) (*patchbayv1.GetConfigurationResponse, error) {
+func (c *API) ReleaseName(ctx context.Context, request *patchbayv1.ReleaseNameRequest) (*patchbayv1.ReleaseNameResponse, error) {
+	asked, err := c.askedFor(request)
+	if err != nil {
+		return nil, err
+	}
+	announced := c.Names.Announced(asked)
+	switch err := c.Runtime.ReleaseName(ctx, announced.Type, announced.Name); {
+	case errors.Is(err, pluginruntime.ErrNotReserved):
+		return nil, connect.NewError(connect.CodeFailedPrecondition, err)
+	case ctx.Err() != nil:
+		return nil, ended(ctx)
+	case err != nil:
+		return nil, connect.NewError(connect.CodeInternal, errors.New(untrusted.Valid(err.Error())))
+	}
+	return &patchbayv1.ReleaseNameResponse{}, nil
+}
+
+func (c *API) ListRefusals(context.Context, *patchbayv1.ListRefusalsRequest) (*patchbayv1.ListRefusalsResponse, error) {
+	return &patchbayv1.ListRefusalsResponse{Plugins: each(c.Runtime.Refusals(), refusalMessage)}, nil
+}
+
+func (c *API) GetConfiguration(context.Context, *patchbayv1.GetConfigurationRequest) (*patchbayv1.GetConfigurationResponse, error) {
 	return c.configuration(), nil
 }
 
-func (c *service) configuration() *patchbayv1.GetConfigurationResponse {
+func (c *API) configuration() *patchbayv1.GetConfigurationResponse {
 	return &patchbayv1.GetConfigurationResponse{
-		PluginDirs: validAll(c.config.Settings.PluginDirs), DeprecatedPluginDir: untrusted.Valid(c.config.Settings.DeprecatedPluginDir),
-		State: untrusted.Valid(c.config.Settings.State), ControlSocket: untrusted.Valid(c.config.Settings.ControlSocket),
-		Effective: untrusted.Valid(c.config.Daemon.Effective()),
-		Handlers:  validAll(slices.Sorted(maps.Keys(c.config.Handlers.All()))),
+		PluginDirs: validAll(c.Settings.PluginDirs), DeprecatedPluginDir: untrusted.Valid(c.Settings.DeprecatedPluginDir),
+		State: untrusted.Valid(c.Settings.State), ControlSocket: untrusted.Valid(c.Settings.ControlSocket),
+		Effective: untrusted.Valid(c.Daemon.Effective()),
+		Handlers:  validAll(slices.Sorted(maps.Keys(c.Handlers.All()))),
 	}
 }
 
-func (c *service) ListConditions(context.Context, *patchbayv1.ListConditionsRequest) (*patchbayv1.ListConditionsResponse, error) {
-	return &patchbayv1.ListConditionsResponse{Conditions: each(c.config.Runtime.Conditions(), conditionMessage)}, nil
+func (c *API) ListConditions(context.Context, *patchbayv1.ListConditionsRequest) (*patchbayv1.ListConditionsResponse, error) {
+	return &patchbayv1.ListConditionsResponse{Conditions: each(c.Runtime.Conditions(), conditionMessage)}, nil
 }
 
-func (c *service) Reload(ctx context.Context, _ *patchbayv1.ReloadRequest) (*patchbayv1.ReloadResponse, error) {
-	changed, err := c.config.Daemon.Reload(ctx)
+func (c *API) Reload(ctx context.Context, _ *patchbayv1.ReloadRequest) (*patchbayv1.ReloadResponse, error) {
+	changed, err := c.Daemon.Reload(ctx)
 	switch {
 	case err == nil:
 		failed := c.awaitReplacements(ctx, changed)
@@ -253,13 +293,13 @@ func (c *service) Reload(ctx context.Context, _ *patchbayv1.ReloadRequest) (*pat
 }
 
 // awaitReplacements waits until the processes are replaced whose plugins a reload has changed, and returns why any could not be.
-func (c *service) awaitReplacements(ctx context.Context, changed []string) (failed []string) {
+func (c *API) awaitReplacements(ctx context.Context, changed []string) (failed []string) {
 	for _, key := range changed {
 		name, isPlugin := strings.CutPrefix(key, "plugins.")
 		if !isPlugin {
 			continue
 		}
-		if err := c.config.Launcher.AwaitReplacement(ctx, name); err != nil && !errors.Is(err, launcher.ErrUnknown) { // or it was removed
+		if err := c.Launcher.AwaitReplacement(ctx, name); err != nil && !errors.Is(err, launcher.ErrUnknown) { // or it was removed
 			failed = append(failed, err.Error())
 		}
 	}
@@ -267,7 +307,7 @@ func (c *service) awaitReplacements(ctx context.Context, changed []string) (fail
 }
 
 // askedFor returns the plugin that a request names. Without a type it is a launched plugin, which must be one of the catalogue.
-func (c *service) askedFor(request interface {
+func (c *API) askedFor(request interface {
 	GetType() string
 	GetName() string
 }) (asked plugin.Name, err error) {
@@ -276,7 +316,7 @@ func (c *service) askedFor(request interface {
 		return asked, connect.NewError(connect.CodeInvalidArgument, errors.New("the request names no plugin: set type and name"))
 	}
 	if asked.Type == "" {
-		if _, ok := c.names.Launched(asked.Name); !ok {
+		if _, ok := c.Names.Launched(asked.Name); !ok {
 			return asked, c.notLaunched(asked.Name, "; a plugin that registered by itself is named TYPE/NAME")
 		}
 	}

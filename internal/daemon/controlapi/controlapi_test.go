@@ -134,10 +134,10 @@ func (notReloadable) Reload(context.Context) ([]string, error) {
 func (notReloadable) Effective() string { return "" }
 
 // testControl is a control API over plugins that a test lays down.
-func testControl(s Runtime, l Launcher, h handlersOf, r isRegistered) *service {
-	return newService(Config{
-		Runtime: s, Launcher: l, Names: resolver.New(s, l, r, h), Handlers: h, Registry: neverReplaced{}, Daemon: notReloadable{}, Log: discard,
-	})
+func testControl(s Runtime, l Launcher, h handlersOf, r isRegistered) *API {
+	return &API{
+		Runtime: s, Launcher: l, Names: resolver.New(s, l, r, h), Handlers: h, Registry: neverReplaced{}, Daemon: notReloadable{}, Logger: discard,
+	}
 }
 
 func nothingRegistered(string, string) bool { return false }
@@ -298,16 +298,16 @@ func TestLargeList(t *testing.T) {
 func TestSharedViews(t *testing.T) {
 	var made atomic.Int64
 	began, goOn := make(chan struct{}), make(chan struct{})
-	views := &shared[int64]{make: func() int64 {
+	views, count := &shared[int64]{}, func() int64 {
 		n := made.Add(1)
 		if n == 1 {
 			close(began)
 			<-goOn
 		}
 		return n
-	}}
+	}
 	var all sync.WaitGroup
-	all.Go(func() { views.get() })
+	all.Go(func() { views.get(count) })
 	<-began
 	const callers = 100
 	seen := make(chan int64, callers)
@@ -316,7 +316,7 @@ func TestSharedViews(t *testing.T) {
 	for range callers {
 		all.Go(func() {
 			arrived.Done()
-			seen <- views.get()
+			seen <- views.get(count)
 		})
 	}
 	arrived.Wait() // else most may come when nothing is being made any more
@@ -333,7 +333,7 @@ func TestSharedViews(t *testing.T) {
 			t.Errorf("somebody got view %d, which is older than the question", n)
 		}
 	}
-	if n := views.get(); n > callers/2 {
+	if n := views.get(count); n > callers/2 {
 		t.Errorf("%d views were made", n)
 	}
 }

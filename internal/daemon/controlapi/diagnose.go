@@ -15,14 +15,14 @@ import (
 // diagnosePart is how many bytes of a file are in one message.
 const diagnosePart = 1 << 20
 
-func (c *service) Diagnose(
+func (c *API) Diagnose(
 	_ context.Context, _ *patchbayv1.DiagnoseRequest, stream *connect.ServerStream[patchbayv1.DiagnoseResponse],
 ) error {
 	for _, file := range []struct {
 		name  string
 		write func(*bytes.Buffer) error
 	}{
-		{"metrics.txt", c.config.Metrics.WriteText},
+		{"metrics.txt", c.Metrics.WriteText},
 		{"goroutines.txt", func(b *bytes.Buffer) error { return pprof.Lookup("goroutine").WriteTo(b, 1) }},
 		{"heap.pprof", func(b *bytes.Buffer) error { return pprof.Lookup("heap").WriteTo(b, 0) }},
 	} {

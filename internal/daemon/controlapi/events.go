@@ -13,7 +13,7 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-func (c *service) WaitForPlugin(ctx context.Context, request *patchbayv1.WaitForPluginRequest) (*patchbayv1.WaitForPluginResponse, error) {
+func (c *API) WaitForPlugin(ctx context.Context, request *patchbayv1.WaitForPluginRequest) (*patchbayv1.WaitForPluginResponse, error) {
 	asked, err := c.askedFor(request)
 	if err != nil {
 		return nil, err
@@ -32,9 +32,9 @@ func (c *service) WaitForPlugin(ctx context.Context, request *patchbayv1.WaitFor
 	// Subscribed to before the first look, so that no change falls between a look and the wait for the next event.
 	watching, cancel := context.WithCancel(ctx)
 	defer cancel()
-	events := c.config.Runtime.Events(watching, 0)
+	events := c.Runtime.Events(watching, 0)
 	for {
-		instances := c.names.Instances(asked)
+		instances := c.Names.Instances(asked)
 		if status, ok := reached(instances); ok {
 			response := &patchbayv1.WaitForPluginResponse{}
 			if status != nil {
@@ -53,7 +53,7 @@ func (c *service) WaitForPlugin(ctx context.Context, request *patchbayv1.WaitFor
 }
 
 // nextEvent blocks until an event concerns the plugin that is asked for, or might because some were lost; false if there will be none.
-func (c *service) nextEvent(ctx context.Context, events <-chan plugin.Event, asked plugin.Name) bool {
+func (c *API) nextEvent(ctx context.Context, events <-chan plugin.Event, asked plugin.Name) bool {
 	for {
 		select {
 		case <-ctx.Done():
@@ -62,7 +62,7 @@ func (c *service) nextEvent(ctx context.Context, events <-chan plugin.Event, ask
 			if !ok {
 				return false
 			}
-			if c.names.Concerns(asked, event) {
+			if c.Names.Concerns(asked, event) {
 				return true
 			}
 		}
@@ -101,12 +101,12 @@ func waitEnded(ctx context.Context, state string) error {
 	return connect.NewError(connect.CodeDeadlineExceeded, fmt.Errorf("the time to wait is over: %s", state))
 }
 
-func (c *service) WatchEvents(
+func (c *API) WatchEvents(
 	ctx context.Context, wanted *patchbayv1.WatchEventsRequest, stream *connect.ServerStream[patchbayv1.WatchEventsResponse],
 ) error {
 	kinds := resolver.SetOf(wanted.GetKinds())
 	matching := func(arePast bool) func(plugin.Event) bool {
-		filter := c.names.Filter(wanted.GetTypes(), wanted.GetNames(), arePast)
+		filter := c.Names.Filter(wanted.GetTypes(), wanted.GetNames(), arePast)
 		return func(e plugin.Event) bool {
 			return kinds.Contains(string(e.Kind)) && (wanted.GetSince() == nil || !e.Time.Before(wanted.GetSince().AsTime())) && filter.Matches(e)
 		}
@@ -122,12 +122,12 @@ func (c *service) WatchEvents(
 	if wanted.GetFollow() {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
-		live = c.config.Runtime.Events(ctx, 0)
+		live = c.Runtime.Events(ctx, 0)
 		if err := stream.Send(&patchbayv1.WatchEventsResponse{}); err != nil {
 			return err
 		}
 	}
-	past := c.past.get()
+	past := c.past.get(c.pastEvents)
 	var last uint64
 	if len(past) > 0 {
 		last = past[len(past)-1].Seq

@@ -22,7 +22,9 @@ import (
 func askControl(procedure, contentType, encoding string, body []byte) *httptest.ResponseRecorder {
 	g := testGuard("")
 	g.Replace(policyFor(config.Roles{Read: config.Members{Users: []string{"1000"}}}))
-	handler := newControlHandler(g, testControl(&recorded{}, noneLaunched{}, nil, nothingRegistered))
+	c := testControl(&recorded{}, noneLaunched{}, nil, nothingRegistered)
+	c.Authorizer = g
+	handler := c.handler()
 	r := httptest.NewRequest(http.MethodPost, procedure, bytes.NewReader(body))
 	r.Header.Set("Content-Type", contentType)
 	if encoding != "" {

@@ -2,7 +2,6 @@ package controlapi
 
 import (
 	"context"
-	"log/slog"
 	"net/http"
 	"strings"
 
@@ -12,14 +11,14 @@ import (
 
 	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/daemon/node"
-	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// newForwarder returns what takes the gRPC calls on the control socket that are not for the control API. Each goes to the plugin that its
-// metadata name, on this node or in the fleet. Callers need the role [access.CallRole], and the budget bounds what their calls hold.
-func newForwarder(g *access.Authorizer, registry proxy.Connector, fleet *node.Node, budget *h2proxy.Budget, log *slog.Logger) http.Handler {
+// newForwarder returns a handler that forwards each gRPC call to the plugin that the metadata of the call name, on this node or in the fleet.
+// Callers need the role [access.CallRole].
+func (c *API) newForwarder() http.Handler {
+	g := c.Authorizer
 	return proxy.NewServer(context.Background(), func(ctx context.Context, caller grpc.ServerStream) error {
 		if err := g.AuthorizeCall(ctx); err != nil {
 			return err
@@ -36,9 +35,9 @@ func newForwarder(g *access.Authorizer, registry proxy.Connector, fleet *node.No
 				return nil, unrouted
 			}
 			if node.IsFleetCall(md) {
-				conn, err = fleet.Route(md, p.Type, p.Name)
+				conn, err = c.Node.Route(md, p.Type, p.Name)
 			} else {
-				conn, err = proxy.ConnTo(ctx, registry, p.Type, p.Name)
+				conn, err = proxy.ConnTo(ctx, c.Connector, p.Type, p.Name)
 			}
 			reached = err == nil
 			return conn, err
@@ -50,5 +49,5 @@ func newForwarder(g *access.Authorizer, registry proxy.Connector, fleet *node.No
 		}
 		g.Called(ctx, call, reached, status.Code(err))
 		return err
-	}, proxy.ServerConfig{Budget: budget, Log: log, UID: func(r *http.Request) uint32 { return access.CallerOf(r.Context()).UID() }})
+	}, proxy.ServerConfig{Budget: c.Calls, Log: c.Logger, UID: func(r *http.Request) uint32 { return access.CallerOf(r.Context()).UID() }})
 }

@@ -6,7 +6,6 @@ import (
 	"net"
 	"strings"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -29,8 +28,7 @@ func TestForwardRefusesStranger(t *testing.T) {
 	b := newBed(t)
 	b.register("T", "n", b.serve("one"))
 	g := testGuard(path)
-	s := serve(listener, g, &service{calls: newForwarder(g, b.registry, nil, nil, discard), started: time.Now()},
-		func() { t.Error("the server failed") }, discard)
+	s := (&API{Authorizer: g, Logger: discard, Connector: b.registry}).Serve(listener, func() { t.Error("the server failed") })
 	conn, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return dialAs(t, path, 65534, 65534), nil }))
 	if err != nil {
@@ -57,7 +55,7 @@ func TestForwardEndsWithRole(t *testing.T) {
 	b.register("T", "n", one)
 	g := testGuard(path)
 	g.Replace(policyFor(config.Roles{Operate: config.Members{Users: []string{"65534"}}}))
-	s := serve(listener, g, &service{calls: newForwarder(g, b.registry, nil, nil, discard), started: time.Now()}, func() { t.Error("the server failed") }, discard)
+	s := (&API{Authorizer: g, Logger: discard, Connector: b.registry}).Serve(listener, func() { t.Error("the server failed") })
 	conn, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return dialAs(t, path, 65534, 65534), nil }))
 	if err != nil {
@@ -88,7 +86,7 @@ func TestForwardRefusesWhatIsNotAudited(t *testing.T) {
 	b.register("T", "n", b.serve("one"))
 	g := testGuard(path)
 	g.Replace(policyFor(config.Roles{Operate: config.Members{Users: []string{"65534"}}}))
-	s := serve(listener, g, &service{calls: newForwarder(g, b.registry, nil, nil, discard), started: time.Now()}, func() { t.Error("the server failed") }, discard)
+	s := (&API{Authorizer: g, Logger: discard, Connector: b.registry}).Serve(listener, func() { t.Error("the server failed") })
 	user, root := access.NewCaller(sock.Credentials{UID: 65534}), access.NewCaller(sock.Credentials{})
 	ask := func(conn grpc.ClientConnInterface, want codes.Code) {
 		t.Helper()
@@ -123,7 +121,7 @@ func TestForwardRefusesWhatIsNotAudited(t *testing.T) {
 func TestControlIsNoPlugin(t *testing.T) {
 	listener, path := openSocket(t, 0)
 	g := testGuard(path)
-	s := serve(listener, g, &service{started: time.Now()}, func() { t.Error("the server failed") }, discard)
+	s := (&API{Authorizer: g, Logger: discard}).Serve(listener, func() { t.Error("the server failed") })
 	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)

@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -30,8 +29,8 @@ func (b *bed) control() (*server.Server, string) {
 		b.t.Fatal(err)
 	}
 	g := testGuard(path)
-	s := serve(listener, g, &service{calls: newForwarder(g, b.registry, nil, nil, discard), started: time.Now()},
-		func() { b.t.Error("the server failed") }, discard)
+	s := (&API{Authorizer: g, Logger: discard, Connector: b.registry}).Serve(listener,
+		func() { b.t.Error("the server failed") })
 	return s, path
 }
 
@@ -125,7 +124,7 @@ func TestForwardEndsWithCaller(t *testing.T) {
 func TestForwardRefuses(t *testing.T) {
 	b := newBed(t)
 	b.register("T", "n", b.serve("one"))
-	forwarder := newForwarder(testGuard(b.tmp), b.registry, nil, nil, discard)
+	forwarder := (&API{Authorizer: testGuard(b.tmp), Logger: discard, Connector: b.registry}).newForwarder()
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
 	protocols.SetUnencryptedHTTP2(true)

@@ -73,7 +73,7 @@ func FuzzControl(f *testing.F) {
 		limit := connect.WithReadMaxBytes(maxRequest)
 		mux.Handle(patchbayv1connect.NewControlServiceHandler(c, limit))
 		mux.Handle(patchbayv1connect.NewFleetServiceHandler(fleetService{}, limit))
-		mux.Handle(patchbayv1connect.NewDeviceServiceHandler(deviceService{c.config.Handlers}, limit))
+		mux.Handle(patchbayv1connect.NewDeviceServiceHandler(deviceService{c.Handlers}, limit))
 
 		// A wait ends with its caller, who is gone before it began.
 		ctx, cancel := context.WithCancel(t.Context())

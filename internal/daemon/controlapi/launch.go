@@ -27,22 +27,22 @@ type Launcher interface {
 	Log(name string) (plugin.Log, error)
 }
 
-func (c *service) ListLaunched(context.Context, *patchbayv1.ListLaunchedRequest) (*patchbayv1.ListLaunchedResponse, error) {
+func (c *API) ListLaunched(context.Context, *patchbayv1.ListLaunchedRequest) (*patchbayv1.ListLaunchedResponse, error) {
 	return &patchbayv1.ListLaunchedResponse{Plugins: c.Launched()}, nil
 }
 
-func (c *service) LaunchPlugin(_ context.Context, request *patchbayv1.LaunchPluginRequest) (*patchbayv1.LaunchPluginResponse, error) {
-	now, err := c.operate(request.GetName(), c.config.Launcher.Start)
+func (c *API) LaunchPlugin(_ context.Context, request *patchbayv1.LaunchPluginRequest) (*patchbayv1.LaunchPluginResponse, error) {
+	now, err := c.operate(request.GetName(), c.Launcher.Start)
 	return &patchbayv1.LaunchPluginResponse{Plugin: now}, err
 }
 
-func (c *service) StopPlugin(_ context.Context, request *patchbayv1.StopPluginRequest) (*patchbayv1.StopPluginResponse, error) {
-	now, err := c.operate(request.GetName(), c.config.Launcher.Stop)
+func (c *API) StopPlugin(_ context.Context, request *patchbayv1.StopPluginRequest) (*patchbayv1.StopPluginResponse, error) {
+	now, err := c.operate(request.GetName(), c.Launcher.Stop)
 	return &patchbayv1.StopPluginResponse{Plugin: now}, err
 }
 
-func (c *service) RestartPlugin(ctx context.Context, request *patchbayv1.RestartPluginRequest) (*patchbayv1.RestartPluginResponse, error) {
-	now, err := c.operate(request.GetName(), func(name string) error { return c.config.Launcher.Restart(ctx, name) })
+func (c *API) RestartPlugin(ctx context.Context, request *patchbayv1.RestartPluginRequest) (*patchbayv1.RestartPluginResponse, error) {
+	now, err := c.operate(request.GetName(), func(name string) error { return c.Launcher.Restart(ctx, name) })
 	if err != nil && ctx.Err() != nil {
 		err = ended(ctx)
 	}
@@ -50,7 +50,7 @@ func (c *service) RestartPlugin(ctx context.Context, request *patchbayv1.Restart
 }
 
 // operate does something to a launched plugin and returns how it is afterwards.
-func (c *service) operate(name string, do func(name string) error) (*patchbayv1.LaunchedPlugin, error) {
+func (c *API) operate(name string, do func(name string) error) (*patchbayv1.LaunchedPlugin, error) {
 	name, err := c.launchedName(name)
 	if err != nil {
 		return nil, err
@@ -58,20 +58,20 @@ func (c *service) operate(name string, do func(name string) error) (*patchbayv1.
 	if err := do(name); err != nil {
 		return nil, launchError(err)
 	}
-	if s, ok := c.names.Launched(name); ok {
+	if s, ok := c.Names.Launched(name); ok {
 		return c.launchedMessage(s), nil
 	}
 	return nil, launchError(fmt.Errorf("%s: %w", name, launcher.ErrUnknown)) // taken out of the catalogue meanwhile
 }
 
-func (c *service) ReadLogs(
+func (c *API) ReadLogs(
 	ctx context.Context, request *patchbayv1.ReadLogsRequest, stream *connect.ServerStream[patchbayv1.ReadLogsResponse],
 ) error {
 	name, err := c.launchedName(request.GetName())
 	if err != nil {
 		return err
 	}
-	log, err := c.config.Launcher.Log(name)
+	log, err := c.Launcher.Log(name)
 	if err != nil {
 		return launchError(err)
 	}
@@ -103,11 +103,11 @@ func (c *service) ReadLogs(
 }
 
 // launchedName returns the name in the catalogue of the launched plugin that a request names.
-func (c *service) launchedName(name string) (string, error) {
+func (c *API) launchedName(name string) (string, error) {
 	if name == "" {
 		return "", connect.NewError(connect.CodeInvalidArgument, errors.New("the request names no plugin: set name"))
 	}
-	s, ok := c.names.InCatalogue(name)
+	s, ok := c.Names.InCatalogue(name)
 	if !ok {
 		return "", c.notLaunched(name, "")
 	}
@@ -115,8 +115,8 @@ func (c *service) launchedName(name string) (string, error) {
 }
 
 // notLaunched is the error of a call about a launched plugin that the catalogue does not have.
-func (c *service) notLaunched(name, hint string) error {
-	known := each(c.config.Launcher.Plugins(), func(s plugin.LaunchStatus) string { return s.Name })
+func (c *API) notLaunched(name, hint string) error {
+	known := each(c.Launcher.Plugins(), func(s plugin.LaunchStatus) string { return s.Name })
 	return connect.NewError(connect.CodeNotFound, errors.New(
 		"the catalogue, the key plugins of the configuration, has no plugin of this name"+suggest.Hint(untrusted.Valid(name), known)+hint))
 }
@@ -131,7 +131,7 @@ func launchError(err error) error {
 	return refused(err)
 }
 
-func (c *service) launchedMessage(s plugin.LaunchStatus) *patchbayv1.LaunchedPlugin {
+func (c *API) launchedMessage(s plugin.LaunchStatus) *patchbayv1.LaunchedPlugin {
 	return &patchbayv1.LaunchedPlugin{
 		Name: untrusted.Valid(s.Name), State: string(s.State), Since: timestamp(s.Since), Pid: int64(s.PID),
 		SocketPath: untrusted.Valid(s.Socket),

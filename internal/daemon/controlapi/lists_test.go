@@ -88,8 +88,8 @@ func testLists(t *testing.T, procedure, contentType string, body []byte, code in
 	g := testGuard("")
 	g.Replace(policyFor(config.Roles{Read: config.Members{Users: []string{"1", "1000", "1001", "1002"}}}))
 	c := testControl(source, noneLaunched{}, nil, nothingRegistered)
-	c.lists = l
-	handler := newControlHandler(g, c)
+	c.Authorizer, c.lists = g, l
+	handler := c.handler()
 	ask := func(uid uint32, w http.ResponseWriter) {
 		r := httptest.NewRequest(http.MethodPost, procedure, bytes.NewReader(body))
 		r.Header.Set("Content-Type", contentType)

@@ -11,39 +11,39 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-var _ page.Source = (*service)(nil)
+var _ page.Source = (*API)(nil)
 
 // About tells viewers of the page no more of the configuration than they need: who they are is not known.
-func (c *service) About() (*patchbayv1.GetVersionResponse, *patchbayv1.GetConfigurationResponse) {
+func (c *API) About() (*patchbayv1.GetVersionResponse, *patchbayv1.GetConfigurationResponse) {
 	configuration := c.configuration()
 	configuration.Effective = ""
 	return c.version(), configuration
 }
 
-func (c *service) EventsOf(ptype, name string) []*patchbayv1.Event {
-	matches := c.names.LaunchedFilter(name)
+func (c *API) EventsOf(ptype, name string) []*patchbayv1.Event {
+	matches := c.Names.LaunchedFilter(name)
 	if ptype != "" {
-		matches = c.names.Filter([]string{ptype}, []string{name}, true).Matches
+		matches = c.Names.Filter([]string{ptype}, []string{name}, true).Matches
 	}
-	return each(slices.DeleteFunc(slices.Clone(c.past.get()), func(e plugin.Event) bool { return !matches(e) }), eventMessage)
+	return each(slices.DeleteFunc(slices.Clone(c.past.get(c.pastEvents)), func(e plugin.Event) bool { return !matches(e) }), eventMessage)
 }
 
-func (c *service) Plugins() []*patchbayv1.Plugin { return c.views.get().plugins }
+func (c *API) Plugins() []*patchbayv1.Plugin { return c.views.get(c.view).plugins }
 
-func (c *service) Launched() []*patchbayv1.LaunchedPlugin {
-	return each(c.config.Launcher.Plugins(), c.launchedMessage)
+func (c *API) Launched() []*patchbayv1.LaunchedPlugin {
+	return each(c.Launcher.Plugins(), c.launchedMessage)
 }
 
-func (c *service) Conditions() []*patchbayv1.Condition {
-	return each(c.config.Runtime.Conditions(), conditionMessage)
+func (c *API) Conditions() []*patchbayv1.Condition {
+	return each(c.Runtime.Conditions(), conditionMessage)
 }
 
-func (c *service) LastEvents(n int) []*patchbayv1.Event {
-	return each(c.config.Runtime.LastEvents(n), eventMessage)
+func (c *API) LastEvents(n int) []*patchbayv1.Event {
+	return each(c.Runtime.LastEvents(n), eventMessage)
 }
 
-func (c *service) Events(ctx context.Context) <-chan *patchbayv1.Event {
-	live := c.config.Runtime.Events(ctx, 0)
+func (c *API) Events(ctx context.Context) <-chan *patchbayv1.Event {
+	live := c.Runtime.Events(ctx, 0)
 	messages := make(chan *patchbayv1.Event)
 	go func() { // ends with live, which ends with ctx
 		defer close(messages)
@@ -60,8 +60,8 @@ func (c *service) Events(ctx context.Context) <-chan *patchbayv1.Event {
 	return messages
 }
 
-func (c *service) Log(ctx context.Context, name string, n int) (iter.Seq[*patchbayv1.LogRecord], error) {
-	log, err := c.config.Launcher.Log(name)
+func (c *API) Log(ctx context.Context, name string, n int) (iter.Seq[*patchbayv1.LogRecord], error) {
+	log, err := c.Launcher.Log(name)
 	if err != nil {
 		return nil, err
 	}
@@ -74,11 +74,11 @@ func (c *service) Log(ctx context.Context, name string, n int) (iter.Seq[*patchb
 	}, nil
 }
 
-func (c *service) Fleet() (page.Fleet, error) {
-	if c.config.Node == nil {
+func (c *API) Fleet() (page.Fleet, error) {
+	if c.Node == nil {
 		return nil, nil //nolint:nilnil // no fleet is not an error
 	}
-	reader, release, err := c.config.Node.Reader()
+	reader, release, err := c.Node.Reader()
 	if err != nil {
 		return nil, err
 	}

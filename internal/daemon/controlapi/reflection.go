@@ -34,21 +34,21 @@ type reflected struct {
 	byRole map[access.Role]reflectionv1.ServerReflectionServer
 }
 
-// newReflection returns what answers calls of the reflection service: those for a plugin are forwarded. Of the others gRPC takes in what is
-// sent before it is asked for, so all of it counts.
-func newReflection(g *access.Authorizer, bound *requests, l *lists, forward http.Handler) http.Handler {
-	r := reflected{guard: g, byRole: map[access.Role]reflectionv1.ServerReflectionServer{}}
+// reflectionHandler returns the handler of the reflection service. Calls for a plugin go to forwarder, unless that is nil. gRPC reads requests of the others before
+// they are asked for, so all of their bytes count.
+func (c *API) reflectionHandler(forwarder http.Handler) http.Handler {
+	r := reflected{guard: c.Authorizer, byRole: map[access.Role]reflectionv1.ServerReflectionServer{}}
 	for _, of := range []access.Role{access.Read, access.Operate, access.Admin} {
 		r.byRole[of] = reflection.NewServerV1(callable(of))
 	}
 	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxRequest))
 	reflectionv1.RegisterServerReflectionServer(server, r)
-	own := bound.handler(l.handler(server))
+	own := c.boundRequests(c.lists.handler(server))
 	return http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
 		routed := slices.ContainsFunc([]string{proxy.TypeKey, proxy.NameKey, proxy.FleetKey, proxy.NodeKey, proxy.LabelKey},
 			func(key string) bool { return len(request.Header.Values(key)) > 0 })
-		if routed && forward != nil {
-			forward.ServeHTTP(w, request)
+		if routed && forwarder != nil {
+			forwarder.ServeHTTP(w, request)
 			return
 		}
 		own.ServeHTTP(w, request)

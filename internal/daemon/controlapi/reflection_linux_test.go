@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
@@ -30,7 +29,7 @@ func TestReflection(t *testing.T) {
 		Read: config.Members{Users: []string{"2001"}}, Operate: config.Members{Users: []string{"2002"}}, Admin: config.Members{Users: []string{"2003"}},
 	}))
 	l := newLists(1, prometheus.NewCounter(prometheus.CounterOpts{Name: "refused"}), discard)
-	s := serve(listener, g, &service{started: time.Now(), lists: l}, func() { t.Error("the server failed") }, discard)
+	s := (&API{Authorizer: g, Logger: discard, lists: l}).Serve(listener, func() { t.Error("the server failed") })
 	t.Cleanup(func() {
 		if err := s.Stop(); err != nil {
 			t.Error(err)

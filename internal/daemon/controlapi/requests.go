@@ -19,24 +19,21 @@ var RequestLimits = h2proxy.Limits{UserCalls: 12 << 10, Calls: 16 << 10}
 // freeRequest is how much of a request is not counted: more than most have.
 const freeRequest = 4 << 10
 
-// requests bounds what callers of the control API have in progress, and what the daemon holds of it. A nil *requests bounds nothing.
-type requests struct{ count, bytes *h2proxy.Budget }
-
-// handler returns a handler whose requests count until they are answered.
-func (l *requests) handler(next http.Handler) http.Handler {
-	if l == nil {
+// boundRequests returns a handler whose requests count to the budgets until they are answered.
+func (c *API) boundRequests(next http.Handler) http.Handler {
+	if c.Requests == nil {
 		return next
 	}
 	refuse := connect.NewErrorWriter()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		uid := access.CallerOf(r.Context()).UID()
-		end, err := l.count.Begin(uid)
+		end, err := c.Requests.Begin(uid)
 		if err != nil {
 			_ = refuse.Write(w, r, asConnect(err))
 			return
 		}
 		defer end()
-		held := l.bytes.Hold(uid)
+		held := c.Calls.Hold(uid)
 		defer held.Give()
 		r.Body = &countedBody{ReadCloser: r.Body, held: held, free: freeRequest}
 		next.ServeHTTP(w, r)

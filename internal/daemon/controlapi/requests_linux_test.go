@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"connectrpc.com/connect"
 	"github.com/prometheus/client_golang/prometheus"
@@ -40,10 +39,9 @@ func boundedControl(t *testing.T) (b *bed, path string, budget *h2proxy.Budget, 
 	budget = limits.NewBudget("calls of plugins", h2proxy.Limits{UserBytes: 1 << 20, Bytes: 4 << 20, UserCalls: 1, Calls: 4}, 0, limited, discard)
 	g := testGuard(path)
 	g.Replace(policyFor(config.Roles{Operate: config.Members{Users: []string{"65534"}}}))
-	s := serve(listener, g, &service{
-		calls: newForwarder(g, b.registry, nil, budget, discard), started: time.Now(),
-		requests: &requests{limits.NewBudget("requests", h2proxy.Limits{UserCalls: 2, Calls: 4}, 0, limited, discard), budget},
-	}, func() { t.Error("the server failed") }, discard)
+	s := (&API{Authorizer: g, Logger: discard, Connector: b.registry, Calls: budget,
+		Requests: limits.NewBudget("requests", h2proxy.Limits{UserCalls: 2, Calls: 4}, 0, limited, discard),
+	}).Serve(listener, func() { t.Error("the server failed") })
 	t.Cleanup(func() {
 		if err := s.Stop(); err != nil {
 			t.Error(err)
@@ -118,7 +116,7 @@ func TestRequestsAreBounded(t *testing.T) {
 	limited := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "limited"}, []string{"reason"})
 	budget := limits.NewBudget("requests", h2proxy.Limits{UserCalls: 2, Calls: 3}, 0, limited, discard)
 	began, release := make(chan struct{}), make(chan struct{})
-	handler := (&requests{budget, budget}).handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+	handler := (&API{Requests: budget, Calls: budget}).boundRequests(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
 		began <- struct{}{}
 		<-release
 	}))

@@ -42,8 +42,9 @@ func TestServerEndsCalls(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			s := serve(listener, testGuard(path), testControl(&recorded{live: make(chan plugin.Event)}, noneLaunched{}, nil, nothingRegistered),
-				func() { t.Error("the server failed") }, discard)
+			c := testControl(&recorded{live: make(chan plugin.Event)}, noneLaunched{}, nil, nothingRegistered)
+			c.Authorizer = testGuard(path)
+			s := c.Serve(listener, func() { t.Error("the server failed") })
 			stream, err := clientOf(t, path).WatchEvents(t.Context(), &patchbayv1.WatchEventsRequest{Follow: true})
 			if err != nil {
 				t.Fatal(err)

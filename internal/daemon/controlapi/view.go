@@ -19,15 +19,15 @@ type view struct {
 	conditions []*patchbayv1.Condition
 }
 
-func (c *service) view() *view {
-	return &view{each(c.config.Runtime.Plugins(), c.describer()), each(c.config.Runtime.Conditions(), conditionMessage)}
+func (c *API) view() *view {
+	return &view{each(c.Runtime.Plugins(), c.describer()), each(c.Runtime.Conditions(), conditionMessage)}
 }
 
 // describer returns a function that returns the message of an instance, with its metadata if it is launched now.
-func (c *service) describer() func(plugin.Status) *patchbayv1.Plugin {
+func (c *API) describer() func(plugin.Status) *patchbayv1.Plugin {
 	launched := map[string]string{} // names, by socket
-	if c.config.Catalogue != nil {
-		for _, s := range c.config.Launcher.Plugins() {
+	if c.Catalogue != nil {
+		for _, s := range c.Launcher.Plugins() {
 			if s.Socket != "" {
 				launched[s.Socket] = s.Name
 			}
@@ -45,44 +45,42 @@ func (c *service) describer() func(plugin.Status) *patchbayv1.Plugin {
 }
 
 // metadata returns the metadata of a launched plugin; nil for none.
-func (c *service) metadata(name string) map[string]string {
-	if c.config.Catalogue == nil {
+func (c *API) metadata(name string) map[string]string {
+	if c.Catalogue == nil {
 		return nil
 	}
-	return validMap(c.config.Catalogue.Metadata(name))
+	return validMap(c.Catalogue.Metadata(name))
 }
 
 // matching returns the plugins of a view that pass each of three filters.
-func (c *service) matching(v *view, types, names, states []string) []*patchbayv1.Plugin {
+func (c *API) matching(v *view, types, names, states []string) []*patchbayv1.Plugin {
 	if len(types)+len(names)+len(states) == 0 {
 		return v.plugins
 	}
 	ofTypes, named, in := resolver.SetOf(types), resolver.SetOf(names), resolver.SetOf(states)
 	return slices.DeleteFunc(slices.Clone(v.plugins), func(p *patchbayv1.Plugin) bool {
-		return !named.Contains(p.GetName()) || !in.Contains(p.GetState()) || !c.names.HasType(ofTypes, p.GetType(), p.GetRoles())
+		return !named.Contains(p.GetName()) || !in.Contains(p.GetState()) || !c.Names.HasType(ofTypes, p.GetType(), p.GetRoles())
 	})
 }
 
 // shared computes a value for all callers of get at the same time. A caller that comes during a computation waits for the next one, so that
 // its value is not older than the call. There are at most two computations for any number of callers.
 type shared[T any] struct {
-	make func() T
-
-	making sync.Mutex // held over make
-	mu     sync.Mutex
-	next   func() T // nil while no caller waits
+	computing sync.Mutex // held over compute
+	mu        sync.Mutex
+	next      func() T // nil while no caller waits
 }
 
-func (s *shared[T]) get() T {
+func (s *shared[T]) get(compute func() T) T {
 	s.mu.Lock()
 	if s.next == nil {
 		s.next = sync.OnceValue(func() T {
-			s.making.Lock()
-			defer s.making.Unlock()
+			s.computing.Lock()
+			defer s.computing.Unlock()
 			s.mu.Lock()
 			s.next = nil // later callers need a newer value
 			s.mu.Unlock()
-			return s.make()
+			return compute()
 		})
 	}
 	next := s.next
@@ -93,17 +91,17 @@ func (s *shared[T]) get() T {
 // maxPart is the approximate size of a message of a stream, far below the limit of any gRPC client.
 const maxPart = 1 << 20
 
-func (c *service) ListPlugins(_ context.Context, wanted *patchbayv1.ListPluginsRequest) (*patchbayv1.ListPluginsResponse, error) {
-	v := c.views.get()
+func (c *API) ListPlugins(_ context.Context, wanted *patchbayv1.ListPluginsRequest) (*patchbayv1.ListPluginsResponse, error) {
+	v := c.views.get(c.view)
 	return &patchbayv1.ListPluginsResponse{
 		Plugins: c.matching(v, wanted.GetTypes(), wanted.GetNames(), wanted.GetStates()), Conditions: v.conditions,
 	}, nil
 }
 
-func (c *service) StreamPlugins(
+func (c *API) StreamPlugins(
 	ctx context.Context, wanted *patchbayv1.StreamPluginsRequest, stream *connect.ServerStream[patchbayv1.StreamPluginsResponse],
 ) error {
-	v := c.views.get()
+	v := c.views.get(c.view)
 	plugins := c.matching(v, wanted.GetTypes(), wanted.GetNames(), wanted.GetStates())
 	if err := countList(ctx, proto.Size(&patchbayv1.ListPluginsResponse{Plugins: plugins, Conditions: v.conditions})); err != nil {
 		return err
