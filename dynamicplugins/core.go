@@ -113,7 +113,7 @@ func newRegistry(dispensers map[string]PluginDispenser, options []Option) *Store
 		option(r)
 	}
 	r.dispensers.Store(&r.originals)
-	r.feed = broadcast.New(broadcast.Config[*PluginUpdateEvent]{Resync: r.resync})
+	r.feed = &broadcast.Feed[*PluginUpdateEvent]{Resync: r.resync}
 	return r
 }
 

@@ -29,7 +29,7 @@ func BenchmarkPublish(b *testing.B) {
 		})
 		for _, stuck := range []int{0, 1, 100} {
 			b.Run(fmt.Sprintf("subscribers=%d/stuck=%d", n, stuck), func(b *testing.B) {
-				f := New(Config[*int]{})
+				f := new(Feed[*int])
 				defer f.Close()
 				receivers := make([]<-chan *int, n)
 				for i := range receivers {

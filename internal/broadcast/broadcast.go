@@ -1,108 +1,98 @@
-// Package broadcast broadcasts values to any number of subscribers, in order, without ever making the publisher wait.
+// Package broadcast delivers values to any number of subscribers, in order, without ever blocking the publisher.
 //
-// A subscriber that keeps up costs one buffered channel and no goroutine. One that falls behind is served by a goroutine of its
-// own from a chain of values that all slow subscribers of a topic share, and one that falls too far behind loses what it has not
-// read and gets one value in its place, from which it can build its picture anew (Config.Resync). So memory is bounded, no
-// subscriber delays another, and none misses a value without being told.
+// A subscriber that keeps up costs one buffered channel and no goroutine. A subscriber that falls behind gets a goroutine, which reads
+// from a linked list that all slow subscribers of a topic share. A subscriber that falls too far behind loses its unread values and
+// receives one value instead, from which it can restore its state (see Feed.Resync). So memory is bounded, no subscriber delays
+// another, and none misses a value unknowingly.
 //
-// It is for news inside one process. It is not a queue of work: nothing is acknowledged and nothing is kept for a subscriber that
-// has not come yet, except the history that Config.History asks for.
+// It is for events inside one process. It is not a work queue: values are not acknowledged, and new subscribers receive only the history
+// that Feed.History keeps.
 package broadcast
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"sync"
 )
 
-// minUnread is the number of unread values from which on a subscriber may be resynchronised; below it, none is.
+// minUnread is the number of values that a subscriber may leave unread without losing any.
 const minUnread = 8192
 
-// buffer is the number of values that a subscriber may leave unread before a goroutine takes over for it.
+// buffer is the capacity of a subscriber's channel. When it is full, a goroutine takes over.
 const buffer = 16
 
-// Config says what a Feed does beside passing values on. The zero Config is a feed without history whose subscribers, if they
-// fall too far behind, lose values without a value that says so.
-type Config[T any] struct {
-	// History is the number of values, whatever their topic, that Last and Replay can give again; at most minUnread/2.
+// A Feed delivers values to its subscribers, in the order in which the calls of Publish took effect. Every value has a topic; a
+// subscription to the empty topic receives all values. The zero Feed has no history, and its subscribers may lose values without notice.
+// The exported fields must not be changed after the first call of a method. Methods are safe for concurrent use.
+type Feed[T any] struct {
+	// History is the number of values, of all topics together, that Last and Replay can return again; at most minUnread/2.
 	History int
 
-	// Weight returns how many values a value counts as when unread ones are counted, so that large values are bounded too; nil for one
-	// each.
+	// Weight returns how many unread values a value counts as, so that large values are bounded too; nil means one each.
 	Weight func(T) uint64
 
-	// Resync makes the value that stands for everything a subscriber of topic has missed, and hands it to commit, exactly once
-	// and before returning. What is published before commit is called is covered by that value, what is published afterwards
-	// follows it; so an owner that publishes under a lock calls commit under the same lock.
+	// Resync makes the value that replaces everything a subscriber of topic has missed. It calls commit with that value, exactly
+	// once, before it returns. The subscriber receives every value that is published after the call of commit; the committed value has to
+	// cover all earlier ones. An owner that publishes under a lock therefore calls commit under the same lock.
 	//
-	// It is called on a goroutine of the feed that holds no lock, when the subscriber has begun to read again.
+	// Resync is called on a goroutine of the feed without locks, when the subscriber has begun to read again.
 	Resync func(topic string, commit func(T))
-}
-
-// A Feed passes values on to its subscribers. Every value has a topic; the empty topic means all of them. All methods may be
-// called at once from several goroutines; values are delivered in the order in which the calls of Publish took effect.
-type Feed[T any] struct {
-	config Config[T]
 
 	mu     sync.Mutex
-	topics map[string]*topic[T] // those that have subscribers, and always the empty one
+	all    topic[T]             // the empty topic
+	topics map[string]*topic[T] // the other topics that have subscribers
 	closed bool
+	// The history begins at oldest and has kept values.
+	oldest *node[T]
+	kept   int
 }
 
-// New makes a feed.
-func New[T any](config Config[T]) *Feed[T] {
-	config.History = min(config.History, minUnread/2)
-	if config.Weight == nil {
-		config.Weight = func(T) uint64 { return 1 }
-	}
-	return &Feed[T]{config: config, topics: map[string]*topic[T]{"": {keep: config.History}}}
-}
-
-// Publish delivers v to the subscribers of t and to those of all topics. It never waits for one of them.
+// Publish delivers v to the subscribers of topic t and to those of all topics. It never waits for a subscriber.
 func (f *Feed[T]) Publish(t string, v T) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.closed {
 		return
 	}
-	f.deliver(f.topics[""], v)
-	if t != "" {
-		f.deliver(f.topics[t], v)
+	f.deliver(&f.all, v)
+	if topic := f.topics[t]; topic != nil {
+		f.deliver(topic, v)
 	}
 }
 
-// Subscribe returns a channel of the values of topic t that are published from now on. The channel is closed when ctx ends, and
-// values that were not read by then may be lost. After Close it is closed behind the last value.
+// Subscribe returns a channel of the values of topic t that are published from now on. The channel is closed when ctx is done, which may
+// lose unread values, and after Close behind the last value.
 //
-// An owner that publishes under a lock, and under the same lock subscribes and takes a picture of its present state, has the
-// picture and the values meet without gap and without repeat.
+// An owner that publishes under a lock, and subscribes and copies its state under the same lock, misses no value and receives none that
+// the copy contains.
 func (f *Feed[T]) Subscribe(ctx context.Context, t string) <-chan T {
 	return f.subscribe(ctx, t, 0)
 }
 
-// Replay is Subscribe for all topics, beginning with the last n values as far as the history still holds them.
+// Replay is Subscribe for all topics, beginning with the last n values of the history.
 func (f *Feed[T]) Replay(ctx context.Context, n int) <-chan T {
 	return f.subscribe(ctx, "", n)
 }
 
-// Last returns the last n values of all topics, oldest first, as far as the history still holds them.
+// Last returns the last n values of the history, oldest first.
 func (f *Feed[T]) Last(n int) []T {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var values []T
-	for node := f.topics[""].last(n); node != nil; node = node.next {
+	for node := f.last(n); node != nil; node = node.next {
 		values = append(values, node.value)
 	}
 	return values
 }
 
-// Close ends the feed: what is published afterwards goes nowhere, and the channel of every subscriber is closed behind the last value.
-// The goroutine of a subscriber that is behind ends when all is read or its context ends.
+// Close discards later values and closes the channel of every subscriber behind its last value. It does not wait: the goroutine of a slow
+// subscriber runs until everything is read or the subscription's context is done.
 func (f *Feed[T]) Close() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.closed = true
-	for _, topic := range f.topics {
+	for _, topic := range append(slices.Collect(maps.Values(f.topics)), &f.all) {
 		for _, s := range slices.Clone(topic.subscribers) {
 			if s.done == nil {
 				f.end(s)
@@ -111,7 +101,7 @@ func (f *Feed[T]) Close() {
 	}
 }
 
-// subscribe adds a subscriber that has the last n values of the history to read.
+// subscribe adds a subscriber that first receives the last n values of the history.
 func (f *Feed[T]) subscribe(ctx context.Context, name string, n int) <-chan T {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -120,10 +110,15 @@ func (f *Feed[T]) subscribe(ctx context.Context, name string, n int) <-chan T {
 		close(ch)
 		return ch
 	}
-	t := f.topics[name]
-	if t == nil {
-		t = &topic[T]{name: name}
-		f.topics[name] = t
+	t := &f.all
+	if name != "" {
+		if f.topics == nil {
+			f.topics = map[string]*topic[T]{}
+		}
+		if t = f.topics[name]; t == nil {
+			t = &topic[T]{name: name}
+			f.topics[name] = t
+		}
 	}
 	s := &subscriber[T]{topic: t, ch: make(chan T, buffer), index: len(t.subscribers)}
 	t.subscribers = append(t.subscribers, s)
@@ -134,13 +129,13 @@ func (f *Feed[T]) subscribe(ctx context.Context, name string, n int) <-chan T {
 			f.end(s)
 		}
 	})
-	if s.next = t.last(n); s.next != nil {
+	if s.next = f.last(n); s.next != nil {
 		f.start(s)
 	}
 	return s.ch
 }
 
-// remove takes s out of its topic, and the topic out of the feed with its last subscriber. The caller holds f.mu.
+// remove removes s from its topic, and a topic without subscribers from the feed. The caller holds f.mu.
 func (f *Feed[T]) remove(s *subscriber[T]) {
 	t := s.topic
 	last := len(t.subscribers) - 1
@@ -149,12 +144,12 @@ func (f *Feed[T]) remove(s *subscriber[T]) {
 	t.subscribers[last] = nil
 	t.subscribers = t.subscribers[:last]
 	s.index = -1
-	if last == 0 && t.name != "" {
+	if last == 0 {
 		delete(f.topics, t.name)
 	}
 }
 
-// end ends the subscription of s and closes its channel, or lets its pump do so. The caller holds f.mu.
+// end ends the subscription of s and closes its channel; a running pump closes it instead. The caller holds f.mu.
 func (f *Feed[T]) end(s *subscriber[T]) {
 	s.stop()
 	f.remove(s)

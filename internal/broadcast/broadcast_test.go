@@ -23,11 +23,11 @@ type owner struct {
 
 func newOwner(history int) *owner {
 	o := &owner{}
-	o.feed = New(Config[int]{History: history, Resync: func(_ string, commit func(int)) {
+	o.feed = &Feed[int]{History: history, Resync: func(_ string, commit func(int)) {
 		o.mu.Lock()
 		defer o.mu.Unlock()
 		commit(-o.last)
-	}})
+	}}
 	return o
 }
 
@@ -78,7 +78,7 @@ func expect(t testing.TB, got, want []int) {
 }
 
 func TestTopics(t *testing.T) {
-	f := New(Config[int]{})
+	f := new(Feed[int])
 	defer f.Close()
 	a, b, all := f.Subscribe(t.Context(), "a"), f.Subscribe(t.Context(), "b"), f.Subscribe(t.Context(), "")
 	f.Publish("a", 1)
@@ -139,7 +139,7 @@ func TestStuck(t *testing.T) {
 // TestStuckWithoutResync: without a resync value, values are missing and the feed goes on.
 func TestStuckWithoutResync(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := New(Config[int]{})
+		f := new(Feed[int])
 		defer f.Close()
 		ch := f.Subscribe(t.Context(), "")
 		for i := range 2 * minUnread {
@@ -268,7 +268,7 @@ func TestNothingIsLeft(t *testing.T) {
 	o.publish(1)
 	o.feed.mu.Lock()
 	defer o.feed.mu.Unlock()
-	if len(o.feed.topics) != 1 || o.feed.topics[""].newest != nil {
+	if len(o.feed.topics) != 0 || o.feed.all.newest != nil {
 		t.Errorf("left: %v", o.feed.topics)
 	}
 }

@@ -1,31 +1,29 @@
 package broadcast
 
-// batch is the number of values that a pump takes out of the chain at a time, so that it rarely meets the publisher at the lock.
+// batch is the number of values that a pump takes under one acquisition of the feed's lock.
 const batch = 64
 
-// A subscriber receives through ch, in one of two ways. As long as it keeps up, Publish sends to ch itself. Once ch is full it is
-// behind: done is set and its pump alone sends, until there is nothing left to send.
+// A subscriber receives values through ch. While it keeps up, Publish sends to ch directly. When ch is full, a goroutine, the pump, takes
+// over: done is set, and only the pump sends until nothing is left.
 //
-// Everything is guarded by the feed's lock, except that the pump sends without it.
+// The feed's lock guards all fields. The pump sends to ch without it.
 type subscriber[T any] struct {
 	topic *topic[T]
-	index int // in topic.subscribers; negative when the subscription has ended
+	index int // in topic.subscribers; negative after the subscription has ended
 	ch    chan T
-	stop  func() bool // stops waiting for the end of the context
+	stop  func() bool // stops watching the context
 
-	done chan struct{} // set while the pump runs; closed to end it
-	next *node[T]      // the first value of the topic's chain that the pump has not taken yet, if there is one
-	lost bool          // what next was has been dropped: a resync value is due
+	done chan struct{} // set while the pump runs; closed to stop it
+	next *node[T]      // the first value in the topic's list that the pump has not taken; nil if there is none
+	lost bool          // unread values were dropped, so a resync value is due
 }
 
-// deliver passes v on to the subscribers of t. The caller holds f.mu.
+// deliver delivers v to the subscribers of t. The caller holds f.mu.
 func (f *Feed[T]) deliver(t *topic[T], v T) {
-	if t == nil {
-		return
-	}
 	var n *node[T]
-	if t.keep > 0 {
+	if t == &f.all && f.History > 0 {
 		n = f.add(t, v)
+		f.remember(n)
 	}
 	for _, s := range t.subscribers {
 		if s.done == nil {
@@ -50,11 +48,11 @@ func (f *Feed[T]) deliver(t *topic[T], v T) {
 		f.start(s)
 	}
 	if n == nil {
-		t.newest = nil // nobody is behind: the chain is not needed
+		t.newest = nil // every subscriber keeps up, so the list is not needed
 	}
 }
 
-// start starts the pump of s if it does not run. The caller holds f.mu.
+// start starts the pump of s unless it runs. The caller holds f.mu.
 func (f *Feed[T]) start(s *subscriber[T]) {
 	if s.done == nil {
 		s.done = make(chan struct{})
@@ -62,7 +60,7 @@ func (f *Feed[T]) start(s *subscriber[T]) {
 	}
 }
 
-// pump sends what s has not read yet. It ends when nothing is left, and when done is closed; then it closes the channel.
+// pump sends the unread values of s to its channel until none is left. If done is closed, it stops and closes the channel.
 func (f *Feed[T]) pump(s *subscriber[T], done <-chan struct{}) {
 	var values [batch]T
 	for {
@@ -82,13 +80,12 @@ func (f *Feed[T]) pump(s *subscriber[T], done <-chan struct{}) {
 	}
 }
 
-// take moves the next values for s from the chain to values and returns their number. If there are none it returns 0 and Publish
-// sends to s.ch itself again.
+// take copies the next values for s into values and returns their number. If there are none, it ends the pump and returns 0.
 func (f *Feed[T]) take(s *subscriber[T], values *[batch]T) int {
 	f.mu.Lock()
-	if s.lost && f.config.Resync != nil {
+	if s.lost && f.Resync != nil {
 		f.mu.Unlock()
-		f.config.Resync(s.topic.name, func(v T) {
+		f.Resync(s.topic.name, func(v T) {
 			f.mu.Lock()
 			defer f.mu.Unlock()
 			s.lost = false
@@ -109,67 +106,68 @@ func (f *Feed[T]) take(s *subscriber[T], values *[batch]T) int {
 	return n
 }
 
-// release ends the pump of s, which has sent everything: Publish sends to the channel again, or it is closed with the subscription or
-// the feed. The caller holds f.mu.
+// release ends the pump of s, which has sent everything. From then on Publish sends to the channel directly, unless the subscription or
+// the feed has ended, which closes the channel. The caller holds f.mu.
 func (f *Feed[T]) release(s *subscriber[T]) {
-	ended := s.index < 0
 	s.done = nil
 	switch {
-	case ended:
+	case s.index < 0:
 		close(s.ch)
 	case f.closed:
 		f.end(s)
 	}
 }
 
-// A topic is the subscribers of one topic and the chain of the values that some of them have still to read.
+// A topic is a list of subscribers, and of the values that some of them have still to read.
 type topic[T any] struct {
 	name        string
-	keep        int // number of values to keep for Last and Replay
 	subscribers []*subscriber[T]
-
-	// The chain ends at newest. Nothing but the subscribers and the history holds its older nodes, so those that nobody needs
-	// are collected.
-	newest  *node[T]
-	oldest  *node[T] // the first one of the history
-	history int      // number of nodes from oldest to newest
+	// newest is the end of the linked list. Only the subscribers and the history refer to older nodes, so unneeded ones are collected.
+	newest *node[T]
 }
 
-// A node is one value in a chain. Number is the weight of the nodes of one chain up to this one.
+// A node is one value in a list. Its number is the sum of the weights in the list up to this value.
 type node[T any] struct {
 	value  T
 	number uint64
 	next   *node[T]
 }
 
+// add appends a value to the list of a topic. The caller holds f.mu.
 func (f *Feed[T]) add(t *topic[T], v T) *node[T] {
 	n := &node[T]{value: v}
 	if t.newest != nil {
-		n.number = t.newest.number + f.config.Weight(v)
+		weight := uint64(1)
+		if f.Weight != nil {
+			weight = f.Weight(v)
+		}
+		n.number = t.newest.number + weight
 		t.newest.next = n
 	}
 	t.newest = n
-	if t.keep == 0 {
-		return n
-	}
-	if t.history == 0 {
-		t.oldest = n
-	}
-	if t.history < t.keep {
-		t.history++
-	} else {
-		t.oldest = t.oldest.next
-	}
 	return n
 }
 
-// last returns the node from which on there are n values in the history, or nil if there are none.
-func (t *topic[T]) last(n int) *node[T] {
+// remember adds a value, the newest of all topics, to the history. The caller holds f.mu.
+func (f *Feed[T]) remember(n *node[T]) {
+	switch {
+	case f.kept == 0:
+		f.oldest = n
+		f.kept = 1
+	case f.kept < min(f.History, minUnread/2):
+		f.kept++
+	default:
+		f.oldest = f.oldest.next
+	}
+}
+
+// last returns the node with which the last n values of the history begin; nil if there are none. The caller holds f.mu.
+func (f *Feed[T]) last(n int) *node[T] {
 	if n <= 0 {
 		return nil
 	}
-	from := t.oldest
-	for skip := t.history - n; skip > 0; skip-- {
+	from := f.oldest
+	for skip := f.kept - n; skip > 0; skip-- {
 		from = from.next
 	}
 	return from

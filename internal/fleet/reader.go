@@ -51,11 +51,11 @@ func open(d dialer, timeout time.Duration, config ReaderConfig) *Reader {
 	config.Presence = cmp.Or(config.Presence, DefaultPresence)
 	r := &Reader{config: config, members: map[string]*member{}}
 	r.init(r, d, timeout, config.Logger, Health{Message: "the fleet has not been read yet", Since: time.Now()})
-	r.feed = broadcast.New(broadcast.Config[step]{Weight: step.weight, Resync: func(_ string, commit func(step)) {
+	r.feed = &broadcast.Feed[step]{Weight: step.weight, Resync: func(_ string, commit func(step)) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		commit(step{})
-	}})
+	}}
 	r.all.Reader = r
 	r.fleet = newFollowed(&r.all)
 	r.follow(&r.fleet)

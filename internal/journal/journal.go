@@ -47,7 +47,7 @@ type served struct {
 // to observer before subscribers receive them, and resynced is called each time a subscriber was too slow. Either may be nil.
 func New(log *slog.Logger, path string, observer func(plugin.Event), resynced func()) *Journal {
 	j := &Journal{log: log, observer: observer, registered: map[string]served{}, launched: map[string]served{}, began: time.Now()}
-	j.feed = broadcast.New(broadcast.Config[plugin.Event]{
+	j.feed = &broadcast.Feed[plugin.Event]{
 		History: history,
 		Resync: func(_ string, commit func(plugin.Event)) {
 			if resynced != nil {
@@ -57,7 +57,7 @@ func New(log *slog.Logger, path string, observer func(plugin.Event), resynced fu
 				Time: time.Now(), Kind: plugin.EventResync, Message: "events were missed because they were not read in time; list the plugins again",
 			})
 		},
-	})
+	}
 	if path == "" {
 		return j
 	}
