@@ -35,11 +35,11 @@ var proxied = map[string]func(ctx context.Context, dir string) error{
 	},
 	"proxied-flood": flood,
 	"proxied-daemon": func(ctx context.Context, dir string) error {
-		d, err := daemon.New(daemon.Config{Config: config.Config{
+		d, err := daemon.New(daemon.Options{Loaded: config.Loaded{Config: config.Config{
 			PluginDirs: []string{filepath.Join(dir, "plugins")}, State: filepath.Join(dir, "state.db"),
 			ControlSocket: filepath.Join(dir, "control.sock"), DispenseDir: filepath.Join(dir, "d"),
 			Handlers: map[string]string{"Bench": daemon.HandlerAccept},
-		}})
+		}}})
 		if err != nil {
 			return err
 		}

@@ -30,7 +30,7 @@ func withDaemon(use func(ctx context.Context, controlSocket string)) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	plugins, controlSocket := filepath.Join(dir, "plugins"), filepath.Join(dir, "control.sock")
-	var config daemon.Config
+	var config daemon.Options
 	config.SetDefaults()
 	config.PluginDirs, config.State, config.ControlSocket = []string{plugins}, filepath.Join(dir, "state.db"), controlSocket
 	config.Handlers = map[string]string{"Greeter": daemon.HandlerAccept}

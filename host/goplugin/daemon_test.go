@@ -27,7 +27,8 @@ func TestDaemonLaunchesFromTheCatalogue(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	config := daemon.Config{Catalogue: plugins}
+	var config daemon.Options
+	config.Catalogue = plugins
 	config.SetDefaults()
 	config.PluginDirs, config.State = []string{filepath.Join(dir, "plugins")}, filepath.Join(dir, "state.db")
 	config.ControlSocket, config.Handlers = filepath.Join(dir, "control.sock"), map[string]string{ptype: daemon.HandlerAccept}

@@ -19,6 +19,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/patchbay-dev/patchbay/internal/catalogue"
+	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/daemon"
 )
 
@@ -34,10 +35,10 @@ type Setup struct {
 
 func (s Setup) path(name string) string { return filepath.Join(s.Dir, name) }
 
-func (s Setup) config() (daemon.Config, error) {
+func (s Setup) options() (daemon.Options, error) {
 	handlers := maps.Clone(s.Handlers)
 	handlers[typeOf(fellow)] = daemon.HandlerAccept
-	c := daemon.Config{Logger: slog.New(slog.NewTextHandler(os.Stderr, nil))}
+	c := daemon.Options{Logger: slog.New(slog.NewTextHandler(os.Stderr, nil))}
 	c.SetDefaults()
 	c.PluginDirs, c.State, c.ControlSocket = []string{s.path("plugins")}, s.path("state.db"), s.path("control.sock")
 	c.DispenseDir, c.HTTP, c.Handlers = s.path("dispense"), "127.0.0.1:0", handlers
@@ -103,7 +104,7 @@ func (c *Child) Turn(on bool, _ *None) error {
 	return nil
 }
 
-func (c *Child) load() (daemon.Config, error) {
+func (c *Child) options() (daemon.Options, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := c.setup
@@ -111,17 +112,20 @@ func (c *Child) load() (daemon.Config, error) {
 		s.Handlers = maps.Clone(s.Handlers)
 		s.Handlers["Turned"] = daemon.HandlerAccept
 	}
-	return s.config()
+	return s.options()
 }
 
 // Start starts the daemon; the error is that with which it ended at once.
 func (c *Child) Start(None, *None) error {
-	config, err := c.load()
+	options, err := c.options()
 	if err != nil {
 		return err
 	}
-	config.Load = c.load
-	d, err := daemon.New(config)
+	options.Load = func() (*config.Loaded, error) {
+		next, err := c.options()
+		return &next.Loaded, err
+	}
+	d, err := daemon.New(options)
 	if err != nil {
 		return err
 	}

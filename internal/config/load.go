@@ -31,8 +31,8 @@ type Sources struct {
 // Loaded is a configuration that was read from its sources.
 type Loaded struct {
 	// Config is the merged configuration.
-	Config Config
-	// Catalogue has the plugins of Config; nil if a value has the wrong form.
+	Config
+	// Catalogue has the plugins of Config; nil for none, or if a value has the wrong form.
 	Catalogue *catalogue.Catalogue
 	// Files are the paths of the files that were read, in order.
 	Files []string

@@ -87,6 +87,14 @@ type Config struct {
 	Plugins []catalogue.Plugin `json:"plugins"`
 }
 
+// AllPluginDirs returns PluginDirs and, if it is set, DeprecatedPluginDir.
+func (c *Config) AllPluginDirs() []string {
+	if c.DeprecatedPluginDir == "" {
+		return c.PluginDirs
+	}
+	return append(slices.Clone(c.PluginDirs), c.DeprecatedPluginDir)
+}
+
 // Control sets the permissions of users on the control socket.
 type Control struct {
 	// Roles are granted to users and groups; of several, the highest counts. Root and the daemon's user always have the role admin. If no

@@ -17,7 +17,7 @@ func TestAdmission(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "admit-all")
 	t.Setenv("PATCHBAY_TEST_ADMISSION", file) // the admission plugin inherits it
 	admission := config.Admission{Command: []string{os.Args[0]}, Protocol: "cipd", Timeout: time.Minute}
-	cfg, r, c := startReloadable(t, func(c *daemon.Config) { c.Admission = admission })
+	cfg, r, c := startReloadable(t, func(c *daemon.Options) { c.Admission = admission })
 	serveExample(t, cfg, "yes")
 	await(t, c, "ExamplePlugin", "yes", client.GoalRegistered)
 
@@ -74,7 +74,7 @@ func TestAdmissionOfCIPDThatIsNotNamed(t *testing.T) {
 	if err := os.WriteFile(program, []byte(text), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	cfg, _, c := startReloadable(t, func(c *daemon.Config) {
+	cfg, _, c := startReloadable(t, func(c *daemon.Options) {
 		c.Admission = config.Admission{Command: []string{program}, Protocol: "patchbay", Timeout: time.Minute}
 	})
 	serveExample(t, cfg, "kept-out")

@@ -35,21 +35,17 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// Config is what a [Daemon] works with: the configuration, and what the program adds to it. Begin with SetDefaults.
-type Config struct {
-	config.Config
-	// Catalogue has the plugins that are launched; nil for none. Plugins is not used.
-	Catalogue *catalogue.Catalogue
+// Options are the configuration of a [Daemon], and what the program adds to it.
+type Options struct {
+	// Loaded is the configuration. Its Catalogue has the plugins that are launched; the field Plugins is not used.
+	config.Loaded
 	// ControlListener and HTTPListener are sockets passed by the service manager; they replace ControlSocket, whose path must be the same,
 	// and HTTP. Nil if it passed none. Notifier reports the daemon's state to it.
 	ControlListener, HTTPListener net.Listener
 	Notifier                      *systemd.Notifier
-	// Load reads the configuration again, for [Daemon.Reload]. Nil: there is nothing to read. The Build, the Logger and the functions in
-	// its result are ignored.
-	Load func() (Config, error)
-	// Shown is all of the configuration as text for people, without secrets; empty if there is none.
-	Shown string
-	// SetLog is called when a reload changes Log, which says how the Logger is configured.
+	// Load reads the configuration again, for [Daemon.Reload]; nil if it cannot be read again.
+	Load func() (*config.Loaded, error)
+	// SetLog is called when a reload changes the level or the format of the log.
 	SetLog func(config.Log)
 	// Build identifies the program to callers of the control API.
 	Build Build
@@ -71,21 +67,20 @@ func checkKeys[V any](w *fieldErrors, field string, part map[string]V, check fun
 	}
 }
 
-// absolute returns the configuration with absolute paths: they mean the same whatever happens to the working directory.
-func (c Config) absolute() (Config, error) {
+// makeAbsolute makes the paths of a configuration absolute, so that they mean the same if the working directory changes.
+func makeAbsolute(c *config.Loaded) error {
 	c.PluginDirs = slices.Clone(c.PluginDirs)
 	paths := []*string{&c.DeprecatedPluginDir, &c.State, &c.ControlSocket, &c.DispenseDir, &c.Device.SocketDir}
 	for i := range c.PluginDirs {
 		paths = append(paths, &c.PluginDirs[i])
 	}
-	return c, regular.Absolute(paths...)
+	return regular.Absolute(paths...)
 }
 
-// Validate returns why a daemon cannot work with the configuration on this machine: it looks up users, groups and programs, but opens
-// nothing. An error joins one [config.FieldError] for each thing that is wrong.
-func (c Config) Validate() error {
-	c, err := c.absolute()
-	if err != nil {
+// Validate returns an error if a daemon cannot use the configuration on this machine. It looks up users, groups and programs, but opens
+// nothing. The error joins one [config.FieldError] for each value that is wrong.
+func Validate(c config.Loaded) error {
+	if err := makeAbsolute(&c); err != nil {
 		return err
 	}
 	var wrong fieldErrors
@@ -96,15 +91,14 @@ func (c Config) Validate() error {
 	case slices.Contains(c.PluginDirs, ""):
 		check("pluginDirs", errors.New("a plugin directory has an empty path: name a directory"))
 	default:
-		check("pluginDirs", dirwatch.CheckRoots(c.pluginDirs()))
+		check("pluginDirs", dirwatch.CheckRoots(c.AllPluginDirs()))
 	}
 	if c.State == "" {
 		check("state", errors.New("the state file has an empty path: name a file"))
 	}
-	check("controlSocket", c.checkControlSocket())
-	check("", c.checkPassed())
-	check("dispenseDir", c.checkDispenseDir())
-	check("device.socketDir", c.checkDeviceSocketDir())
+	check("controlSocket", checkControlSocket(&c.Config))
+	check("dispenseDir", checkDispenseDir(&c.Config))
+	check("device.socketDir", checkDeviceSocketDir(&c.Config))
 	if c.HTTP != "" {
 		_, err := telemetry.ParseHTTPAddr(c.HTTP)
 		check("http", err)
@@ -125,12 +119,12 @@ func (c Config) Validate() error {
 	checkKeys(&wrong, "handlers", c.Handlers, func(ptype string) error { return validateHandler(ptype, c.Handlers[ptype]) })
 	checkKeys(&wrong, "typeTimeouts", c.TypeTimeouts, untrusted.CheckType)
 	checkKeys(&wrong, "clientTimeouts", c.ClientTimeouts, validateTypeOrPlugin)
-	c.checkTypes(check)
-	c.checkMachine(check)
+	checkTypes(&c, check)
+	checkMachine(&c.Config, check)
 	return errors.Join(wrong...)
 }
 
-func (c Config) checkControlSocket() error {
+func checkControlSocket(c *config.Config) error {
 	if c.ControlSocket == "" {
 		return errors.New("the control socket has an empty path: name a file")
 	}
@@ -138,10 +132,10 @@ func (c Config) checkControlSocket() error {
 		return fmt.Errorf("control socket %s has %d bytes, and the path of a socket may have %d: choose a shorter one", c.ControlSocket,
 			length, sock.MaxPath)
 	}
-	return c.checkApart("control socket", c.ControlSocket)
+	return checkApart(c, "control socket", c.ControlSocket)
 }
 
-func (c Config) checkDispenseDir() error {
+func checkDispenseDir(c *config.Config) error {
 	if c.DispenseDir == "" {
 		return nil
 	}
@@ -149,11 +143,11 @@ func (c Config) checkDispenseDir() error {
 		return fmt.Errorf("the path of dispense directory %s has %d bytes, and the paths of sockets leave room for %d: choose a shorter one",
 			c.DispenseDir, length, stablesocket.MaxDir)
 	}
-	return c.checkApart("dispense directory", c.DispenseDir)
+	return checkApart(c, "dispense directory", c.DispenseDir)
 }
 
-// checkPassed returns what is wrong with the sockets that the service manager passed.
-func (c Config) checkPassed() error {
+// checkPassed returns an error if a socket that the service manager passed cannot be used.
+func (c *Options) checkPassed() error {
 	if l := c.HTTPListener; l != nil {
 		addr, ok := l.Addr().(*net.TCPAddr)
 		if !ok || !addr.IP.IsLoopback() {
@@ -170,16 +164,9 @@ func (c Config) checkPassed() error {
 	return nil
 }
 
-func (c Config) pluginDirs() []string {
-	if c.DeprecatedPluginDir == "" {
-		return c.PluginDirs
-	}
-	return append(slices.Clone(c.PluginDirs), c.DeprecatedPluginDir)
-}
-
 // checkApart returns an error if a path of sockets is that of a plugin directory, contains one or lies in one.
-func (c Config) checkApart(what, path string) error {
-	for _, plugins := range c.pluginDirs() {
+func checkApart(c *config.Config, what, path string) error {
+	for _, plugins := range c.AllPluginDirs() {
 		if plugins != "" && (within(path, plugins) || within(plugins, path)) {
 			return fmt.Errorf("%s %s and plugin directory %s overlap, so sockets of one would be taken for those of the other: "+
 				"choose another path", what, path, plugins)
@@ -195,8 +182,8 @@ func within(path, dir string) bool {
 }
 
 // checkTypes checks that there is a handler for each type as which a launched plugin is known to register.
-func (c Config) checkTypes(check func(field string, err error)) {
-	handlers := c.handlers()
+func checkTypes(c *config.Loaded, check func(field string, err error)) {
+	handlers := handlerKinds(&c.Config)
 	for _, p := range c.Catalogue.List() {
 		field, ptype := "type", p.Type
 		if p.Protocol != catalogue.ProtocolGoPlugin {
@@ -213,7 +200,7 @@ func (c Config) checkTypes(check func(field string, err error)) {
 
 // checkMachine checks what the configuration needs on this machine for all plugins: users and groups who are to have rights and
 // do not exist, and an admission plugin that is not there.
-func (c Config) checkMachine(check func(field string, err error)) {
+func checkMachine(c *config.Config, check func(field string, err error)) {
 	unknown := func(prefix string, err error) {
 		for _, err := range joined(err) {
 			field, _ := errors.AsType[*trustjudge.FieldError](err)
@@ -232,7 +219,7 @@ func (c Config) checkMachine(check func(field string, err error)) {
 // CheckPlugins returns which plugins cannot be launched on this machine now: because a user, a directory or a program is missing, the
 // program is not the right one, or the path of a socket is too long. A daemon runs nevertheless, and tries again: what is missing may
 // arrive, and the other plugins need not wait for it. The error joins one [config.FieldError] for each.
-func (c Config) CheckPlugins() error {
+func CheckPlugins(c *config.Loaded) error {
 	var wrong fieldErrors
 	launched := toLaunch(c.Catalogue, nil)
 	for i, p := range c.Catalogue.List() {
@@ -260,12 +247,12 @@ func (c Config) CheckPlugins() error {
 }
 
 // Warn describes what is probably unintended in a usable configuration; empty if nothing is.
-func (c Config) Warn() string {
+func Warn(c *config.Config) string {
 	owners := c.Trust.Owners
 	if len(c.Admission.Command) == 0 || c.Admission.LaunchedOnly || len(owners.Users)+len(owners.Groups) == 0 {
 		return ""
 	}
-	types := slices.Collect(maps.Keys(c.handlers()))
+	types := slices.Collect(maps.Keys(handlerKinds(c)))
 	types = slices.DeleteFunc(types, func(ptype string) bool { _, named := c.Trust.Types[ptype]; return named })
 	if len(types) == 0 {
 		return ""

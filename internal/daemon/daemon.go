@@ -53,9 +53,9 @@ const (
 
 // Daemon runs Patchbay. Make one with [New] and call its Run.
 type Daemon struct {
-	config Config
-	log    *slog.Logger
-	ready  chan struct{}
+	options Options
+	log     *slog.Logger
+	ready   chan struct{}
 	// timeouts are those for calls to plugins, by TYPE or TYPE/NAME.
 	timeouts atomic.Pointer[map[string]time.Duration]
 	reloads  *reloads
@@ -67,21 +67,18 @@ type Daemon struct {
 
 // New checks the configuration; its error lists everything that is wrong. It touches neither files nor sockets; Run does. Relative paths
 // are relative to the current working directory.
-func New(c Config) (*Daemon, error) {
-	c, err := c.absolute()
-	if err != nil {
+func New(c Options) (*Daemon, error) {
+	if err := makeAbsolute(&c.Loaded); err != nil {
 		return nil, err
 	}
-	if err := c.Validate(); err != nil {
+	if err := errors.Join(Validate(c.Loaded), c.checkPassed()); err != nil {
 		return nil, err
 	}
 	log := c.Logger
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	d := &Daemon{
-		config: c, log: log, ready: make(chan struct{}), reloads: newReloads(c),
-	}
+	d := &Daemon{options: c, log: log, ready: make(chan struct{}), reloads: newReloads(c.Loaded)}
 	d.timeouts.Store(&c.ClientTimeouts)
 	return d, nil
 }
@@ -110,9 +107,9 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	d.log.Info("patchbay is running", "version", d.config.Build.Version, "pid", os.Getpid(), "pluginDirs", d.config.PluginDirs,
-		"deprecatedPluginDir", d.config.DeprecatedPluginDir, "controlSocket", d.config.ControlSocket, "state", d.config.State,
-		"handlers", d.config.handlers())
+	d.log.Info("patchbay is running", "version", d.options.Build.Version, "pid", os.Getpid(), "pluginDirs", d.options.PluginDirs,
+		"deprecatedPluginDir", d.options.DeprecatedPluginDir, "controlSocket", d.options.ControlSocket, "state", d.options.State,
+		"handlers", handlerKinds(&d.options.Config))
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	go process.ReapAdopted(ctx)
@@ -139,12 +136,12 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 }
 
 // notify notifies the service manager. A failure is only logged.
-func (d *Daemon) notify(assignments ...string) { d.warn(d.config.Notifier.Notify(assignments...)) }
+func (d *Daemon) notify(assignments ...string) { d.warn(d.options.Notifier.Notify(assignments...)) }
 
 // beat notifies the watchdog of the service manager until ctx ends, while discovery and registration answer. A plugin or handler that hangs
 // does not count.
 func (d *Daemon) beat(ctx context.Context, runtime *pluginruntime.Runtime) {
-	interval := d.config.Notifier.Watchdog() / 2
+	interval := d.options.Notifier.Watchdog() / 2
 	if interval <= 0 {
 		return
 	}
@@ -196,19 +193,19 @@ type listening struct {
 // daemon from looking at the state at all.
 func (d *Daemon) listen(ctx context.Context, parts *closers) (_ *listening, err error) {
 	l := &listening{}
-	if l.roles, err = access.NewPolicy(d.config.Control.Roles); err != nil {
+	if l.roles, err = access.NewPolicy(d.options.Control.Roles); err != nil {
 		return nil, err
 	}
-	if l.http, err = d.config.listenHTTP(); err != nil {
+	if l.http, err = d.options.listenHTTP(); err != nil {
 		return nil, err
 	}
 	parts.addListener(l.http)
-	if l.fleet, err = node.Listen(ctx, d.config.Fleet); err != nil {
+	if l.fleet, err = node.Listen(ctx, d.options.Fleet); err != nil {
 		return nil, err
 	}
 	parts.addListener(l.fleet)
 	var stopTracing func() error
-	if l.traced, stopTracing, err = telemetry.StartTracing(d.config.Tracing, d.config.Build.Version); err != nil {
+	if l.traced, stopTracing, err = telemetry.StartTracing(d.options.Tracing, d.options.Build.Version); err != nil {
 		return nil, err
 	}
 	parts.add(func() error { d.warn(stopTracing()); return nil })
@@ -242,15 +239,15 @@ type assembly struct {
 
 // assemble makes everything that serves. Nothing of it runs yet, but for what is to be launched at the start.
 func (d *Daemon) assemble(l *listening, parts *closers) (*assembly, error) {
-	state, err := boltstate.Open(d.config.State)
+	state, err := boltstate.Open(d.options.State)
 	if err != nil {
 		return nil, server.AdviseOnPath(err, "state file")
 	}
 	parts.add(state.Close)
-	stateWatch := newStateWatch(d.config.State, state.Check, d.log)
+	stateWatch := newStateWatch(d.options.State, state.Check, d.log)
 	state.OnFailure(stateWatch.failed)
-	a := &assembly{handlers: newHandlerSet(handlerNeeds{d.log, state, d.config.PluginDirs[0], d.config.Device.SocketDir})}
-	a.metrics = telemetry.NewMetrics(d.config.Build.Version, d.config.Build.Commit, a.handlers)
+	a := &assembly{handlers: newHandlerSet(handlerNeeds{d.log, state, d.options.PluginDirs[0], d.options.Device.SocketDir})}
+	a.metrics = telemetry.NewMetrics(d.options.Build.Version, d.options.Build.Commit, a.handlers)
 	files, self := limits.OpenFiles(), uint32(os.Geteuid())
 	a.calls = limits.NewBudget("calls of plugins", limits.Calls(files), self, a.metrics.CallsLimited, d.log)
 	a.nodeCalls = limits.NewBudget("calls from other nodes", limits.NodeCalls(files), self, a.metrics.CallsLimited, d.log)
@@ -260,9 +257,9 @@ func (d *Daemon) assemble(l *listening, parts *closers) (*assembly, error) {
 		return nil, err
 	}
 	a.names = resolver.New(a.runtime, a.runtime.Launcher(), a.runtime.Registry(), a.handlers)
-	a.guard = access.NewAuthorizer(d.config.ControlSocket, l.roles, access.NewAuditor(a.runtime.Publish, d.log))
+	a.guard = access.NewAuthorizer(d.options.ControlSocket, l.roles, access.NewAuditor(a.runtime.Publish, d.log))
 	if a.node, err = node.New(node.Config{
-		Fleet: d.config.Fleet, State: d.config.State, Version: d.config.Build.Version, Registry: a.runtime.Registry(),
+		Fleet: d.options.Fleet, State: d.options.State, Version: d.options.Build.Version, Registry: a.runtime.Registry(),
 		Health: a.names, Called: a.metrics.Called, Served: a.metrics.Served, Events: a.runtime, Log: d.log,
 	}); err != nil {
 		return nil, err
@@ -270,9 +267,9 @@ func (d *Daemon) assemble(l *listening, parts *closers) (*assembly, error) {
 	parts.add(a.node.Close)
 	a.registry = a.node.Exclusive(a.runtime.Registry())
 	var dispense *stablesocket.Sockets
-	if d.config.DispenseDir != "" {
+	if d.options.DispenseDir != "" {
 		if dispense, err = stablesocket.New(stablesocket.Config{
-			Dir: d.config.DispenseDir, Registry: a.runtime.Registry(), Calls: a.registry, InFleet: inFleet(a.node, d.config.Fleet.Dispense),
+			Dir: d.options.DispenseDir, Registry: a.runtime.Registry(), Calls: a.registry, InFleet: inFleet(a.node, d.options.Fleet.Dispense),
 			Conns: a.conns, Budget: a.calls, Log: d.log,
 		}); err != nil {
 			return nil, err
@@ -282,21 +279,21 @@ func (d *Daemon) assemble(l *listening, parts *closers) (*assembly, error) {
 	if err := a.node.Publish(a.seen, l.fleet); err != nil {
 		return nil, err
 	}
-	a.metrics.Watch(a.seen, a.runtime.Launcher(), d.config.State)
+	a.metrics.Watch(a.seen, a.runtime.Launcher(), d.options.State)
 	a.metrics.WatchNode(a.node)
 	parts.add(a.handlers.close)
-	added, _, err := a.handlers.changes(nil, d.config.handlers())
+	added, _, err := a.handlers.changes(nil, handlerKinds(&d.options.Config))
 	if err != nil {
 		return nil, err
 	}
 	a.exchange(added, nil)
-	return a, d.launch(a.runtime, d.config.Catalogue)
+	return a, d.launch(a.runtime, d.options.Catalogue)
 }
 
 // serve serves the control socket, which it returns, and the others. What ends by itself calls failed.
 func (d *Daemon) serve(ctx context.Context, l *listening, a *assembly, parts *closers, failed func()) (controlServer *server.Server) {
 	api := &controlapi.API{
-		Settings: d.config.Config, Version: d.config.Build.Version, Commit: d.config.Build.Commit, Daemon: d, Runtime: a.seen,
+		Settings: d.options.Config, Version: d.options.Build.Version, Commit: d.options.Build.Commit, Daemon: d, Runtime: a.seen,
 		Launcher: a.runtime.Launcher(), Names: a.names, Handlers: a.handlers, Node: a.node, Catalogue: &d.metadata,
 		Registry: keeper.Of[*dynamicplugins.PluginInfo](a.runtime.Registry()), Metrics: a.metrics, Connector: a.registry, Authorizer: a.guard,
 		Requests: a.requests, Calls: a.calls, ListsRefused: a.metrics.ListsRefused, Logger: d.log,
@@ -310,7 +307,7 @@ func (d *Daemon) serve(ctx context.Context, l *listening, a *assembly, parts *cl
 		parts.add(telemetry.ServeHTTP(l.http, served, failed, d.log).Stop)
 	}
 	if l.fleet != nil {
-		d.log.Info("taking calls from other nodes", "address", l.fleet.Addr().String(), "rules", len(d.config.Fleet.Serve.Allow))
+		d.log.Info("taking calls from other nodes", "address", l.fleet.Addr().String(), "rules", len(d.options.Fleet.Serve.Allow))
 		parts.add(a.node.Serve(ctx, a.conns.Bound(l.fleet, "fleet", nil), a.nodeCalls, failed))
 	}
 	return controlServer
@@ -332,7 +329,7 @@ func (d *Daemon) newRuntime(state *boltstate.Store, metrics *telemetry.Metrics, 
 	error) {
 	observer := metrics.Observer()
 	observer.Tracer, observer.StatsHandlers = traced.Tracer, append(observer.StatsHandlers, traced.StatsHandlers...)
-	c, b := d.config, d.config.Bounds
+	c, b := d.options, d.options.Bounds
 	return pluginruntime.New(pluginruntime.Config{
 		Pipeline: pipeline.Config{
 			Dirs:          c.PluginDirs,
@@ -418,8 +415,8 @@ func inBackground(ctx context.Context, run func(context.Context)) (stop func()) 
 
 // makeDirs makes the directories that are missing and makes sure that the plugin directories can be read.
 func (d *Daemon) makeDirs() error {
-	if err := os.MkdirAll(filepath.Dir(d.config.ControlSocket), controlDirMode); err != nil {
+	if err := os.MkdirAll(filepath.Dir(d.options.ControlSocket), controlDirMode); err != nil {
 		return fmt.Errorf("cannot create the directory of the control socket: %w; choose another control socket", err)
 	}
-	return pipeline.MakeDirs(d.config.pluginDirs())
+	return pipeline.MakeDirs(d.options.AllPluginDirs())
 }

@@ -38,14 +38,14 @@ import (
 const patience = 2 * time.Minute
 
 // configIn returns a configuration whose files are all in one new directory with a short path.
-func configIn(t *testing.T) daemon.Config {
+func configIn(t *testing.T) daemon.Options {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "pb")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	c := daemon.Config{Build: daemon.Build{Version: "v1.2.3", Commit: "abc"}}
+	c := daemon.Options{Build: daemon.Build{Version: "v1.2.3", Commit: "abc"}}
 	c.SetDefaults()
 	c.PluginDirs, c.State = []string{filepath.Join(dir, "plugins")}, filepath.Join(dir, "state.db")
 	c.ControlSocket, c.Handlers = filepath.Join(dir, "control.sock"), map[string]string{"ExamplePlugin": daemon.HandlerAccept}
@@ -53,7 +53,7 @@ func configIn(t *testing.T) daemon.Config {
 }
 
 // start runs a daemon until the test ends or stop is called, which returns what Run returned.
-func start(t *testing.T, cfg daemon.Config) (stop func() error) {
+func start(t *testing.T, cfg daemon.Options) (stop func() error) {
 	t.Helper()
 	d, err := daemon.New(cfg)
 	if err != nil {
@@ -92,14 +92,14 @@ func start(t *testing.T, cfg daemon.Config) (stop func() error) {
 	return stop
 }
 
-func dial(t *testing.T, cfg daemon.Config) *client.Client {
+func dial(t *testing.T, cfg daemon.Options) *client.Client {
 	t.Helper()
 	c := client.New(cfg.ControlSocket)
 	t.Cleanup(c.Close)
 	return c
 }
 
-func serveExample(t *testing.T, cfg daemon.Config, name string) (stop func()) {
+func serveExample(t *testing.T, cfg daemon.Options, name string) (stop func()) {
 	t.Helper()
 	plugin := pluginwatcher.NewTestExamplePlugin(name, "ExamplePlugin", filepath.Join(cfg.PluginDirs[0], name+".sock"), "v1")
 	if err := plugin.Serve(); err != nil {
@@ -269,12 +269,12 @@ func TestSecondDaemon(t *testing.T) {
 	first := configIn(t)
 	start(t, first)
 	for name, test := range map[string]struct {
-		change func(*daemon.Config)
+		change func(*daemon.Options)
 		want   error
 	}{
-		"same control socket": {func(c *daemon.Config) { c.ControlSocket = first.ControlSocket }, sock.ErrInUse},
-		"same state":          {func(c *daemon.Config) { c.State = first.State }, boltstate.ErrLocked},
-		"all the same":        {func(c *daemon.Config) { *c = first }, sock.ErrInUse},
+		"same control socket": {func(c *daemon.Options) { c.ControlSocket = first.ControlSocket }, sock.ErrInUse},
+		"same state":          {func(c *daemon.Options) { c.State = first.State }, boltstate.ErrLocked},
+		"all the same":        {func(c *daemon.Options) { *c = first }, sock.ErrInUse},
 	} {
 		t.Run(name, func(t *testing.T) {
 			second := configIn(t)
@@ -348,19 +348,19 @@ func TestHTTP(t *testing.T) {
 }
 
 func TestConfig(t *testing.T) {
-	for name, change := range map[string]func(*daemon.Config){
-		"no plugin directory": func(c *daemon.Config) { c.PluginDirs = nil },
-		"empty directory":     func(c *daemon.Config) { c.PluginDirs = []string{""} },
-		"no state":            func(c *daemon.Config) { c.State = "" },
-		"no control socket":   func(c *daemon.Config) { c.ControlSocket = "" },
-		"same directory":      func(c *daemon.Config) { c.PluginDirs = append(c.PluginDirs, c.PluginDirs[0]+"/.") },
-		"nested directory":    func(c *daemon.Config) { c.PluginDirs = append(c.PluginDirs, c.PluginDirs[0]+"/a") },
-		"outer directory":     func(c *daemon.Config) { c.DeprecatedPluginDir = filepath.Dir(c.PluginDirs[0]) },
-		"empty type":          func(c *daemon.Config) { c.Handlers = map[string]string{"": daemon.HandlerAccept} },
-		"type with a slash":   func(c *daemon.Config) { c.Handlers = map[string]string{"a/b": daemon.HandlerAccept} },
-		"unknown handler":     func(c *daemon.Config) { c.Handlers = map[string]string{"A": "none"} },
-		"timeouts of no type": func(c *daemon.Config) { c.TypeTimeouts = map[string]config.Timeouts{"a/b": {}} },
-		"public HTTP":         func(c *daemon.Config) { c.HTTP = "0.0.0.0:0" },
+	for name, change := range map[string]func(*daemon.Options){
+		"no plugin directory": func(c *daemon.Options) { c.PluginDirs = nil },
+		"empty directory":     func(c *daemon.Options) { c.PluginDirs = []string{""} },
+		"no state":            func(c *daemon.Options) { c.State = "" },
+		"no control socket":   func(c *daemon.Options) { c.ControlSocket = "" },
+		"same directory":      func(c *daemon.Options) { c.PluginDirs = append(c.PluginDirs, c.PluginDirs[0]+"/.") },
+		"nested directory":    func(c *daemon.Options) { c.PluginDirs = append(c.PluginDirs, c.PluginDirs[0]+"/a") },
+		"outer directory":     func(c *daemon.Options) { c.DeprecatedPluginDir = filepath.Dir(c.PluginDirs[0]) },
+		"empty type":          func(c *daemon.Options) { c.Handlers = map[string]string{"": daemon.HandlerAccept} },
+		"type with a slash":   func(c *daemon.Options) { c.Handlers = map[string]string{"a/b": daemon.HandlerAccept} },
+		"unknown handler":     func(c *daemon.Options) { c.Handlers = map[string]string{"A": "none"} },
+		"timeouts of no type": func(c *daemon.Options) { c.TypeTimeouts = map[string]config.Timeouts{"a/b": {}} },
+		"public HTTP":         func(c *daemon.Options) { c.HTTP = "0.0.0.0:0" },
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := configIn(t)
@@ -373,11 +373,11 @@ func TestConfig(t *testing.T) {
 }
 
 func ExampleNew() {
-	_, err := daemon.New(daemon.Config{Config: config.Config{
+	_, err := daemon.New(daemon.Options{Loaded: config.Loaded{Config: config.Config{
 		PluginDirs: []string{"/run/patchbay/plugins"},
 		State:      "/var/lib/patchbay/state.db",
 		Handlers:   map[string]string{"CSIPlugin": daemon.HandlerCSI, "DRAPlugin": daemon.HandlerDRA},
-	}})
+	}}})
 	fmt.Println(err)
 	// Output: the control socket has an empty path: name a file
 }

@@ -75,7 +75,7 @@ func TestFloodOfCanceledCalls(t *testing.T) {
 }
 
 // callerOf returns a connection to a plugin at its stable socket, or at the control socket.
-func callerOf(t *testing.T, config daemon.Config, name string, control bool) *grpc.ClientConn {
+func callerOf(t *testing.T, config daemon.Options, name string, control bool) *grpc.ClientConn {
 	t.Helper()
 	var conn *grpc.ClientConn
 	var err error

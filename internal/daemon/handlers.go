@@ -18,6 +18,7 @@ import (
 	"github.com/patchbay-dev/patchbay/handlers/csi"
 	"github.com/patchbay-dev/patchbay/handlers/device"
 	"github.com/patchbay-dev/patchbay/handlers/dra"
+	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
@@ -139,8 +140,8 @@ func closeHandlers(handlers map[string]cache.PluginHandler) error {
 	return errors.Join(errs...)
 }
 
-// handlers returns the kind of handler of every type that has one.
-func (c Config) handlers() map[string]string {
+// handlerKinds returns the kind of handler of every type that has one.
+func handlerKinds(c *config.Config) map[string]string {
 	all := map[string]string{}
 	for _, ptype := range DefaultTypes() {
 		all[ptype] = HandlerAccept
@@ -181,11 +182,11 @@ func newDeviceHandler(needs handlerNeeds) (cache.PluginHandler, error) {
 	return h, nil
 }
 
-func (c Config) checkDeviceSocketDir() error {
+func checkDeviceSocketDir(c *config.Config) error {
 	if c.Device.SocketDir == "" || !slices.Contains(slices.Collect(maps.Values(c.Handlers)), HandlerDevice) {
 		return nil
 	}
-	if err := c.checkApart("the directory of kubelet.sock", c.Device.SocketDir); err != nil || len(c.PluginDirs) == 0 {
+	if err := checkApart(c, "the directory of kubelet.sock", c.Device.SocketDir); err != nil || len(c.PluginDirs) == 0 {
 		return err
 	}
 	return device.CheckDirs(c.Device.SocketDir, c.PluginDirs[0])

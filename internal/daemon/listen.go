@@ -12,11 +12,11 @@ import (
 
 // listenControl returns a listener on the control socket: the one that the service manager passed, or a new one.
 func (d *Daemon) listenControl() (net.Listener, error) {
-	if passed := d.config.ControlListener; passed != nil {
-		d.log.Info("the control socket was passed by the service manager", "controlSocket", d.config.ControlSocket)
+	if passed := d.options.ControlListener; passed != nil {
+		d.log.Info("the control socket was passed by the service manager", "controlSocket", d.options.ControlSocket)
 		return passed, nil
 	}
-	l, err := sock.Listen(d.config.ControlSocket, controlMode)
+	l, err := sock.Listen(d.options.ControlSocket, controlMode)
 	if err != nil {
 		return nil, server.AdviseOnPath(fmt.Errorf("cannot serve the control API: %w", err), "control socket")
 	}
@@ -24,7 +24,7 @@ func (d *Daemon) listenControl() (net.Listener, error) {
 }
 
 // listenHTTP returns the configured HTTP listener; nil for none.
-func (c Config) listenHTTP() (net.Listener, error) {
+func (c *Options) listenHTTP() (net.Listener, error) {
 	if c.HTTPListener != nil {
 		return c.HTTPListener, nil
 	}

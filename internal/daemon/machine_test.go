@@ -24,16 +24,16 @@ func TestSocketsThatCannotBe(t *testing.T) {
 	for what, c := range map[string]struct {
 		field string
 		// use puts the directory into the configuration, in which there are longer paths of which it is the beginning.
-		use  func(c *Config, dir string)
+		use  func(c *Options, dir string)
 		rest string
 	}{
-		"control socket": {"controlSocket", func(c *Config, dir string) { c.ControlSocket = dir }, ""},
-		"stable sockets": {"dispenseDir", func(c *Config, dir string) { c.DispenseDir = dir }, "/" + strings.Repeat("t", 18) + "/" +
+		"control socket": {"controlSocket", func(c *Options, dir string) { c.ControlSocket = dir }, ""},
+		"stable sockets": {"dispenseDir", func(c *Options, dir string) { c.DispenseDir = dir }, "/" + strings.Repeat("t", 18) + "/" +
 			strings.Repeat("n", 18) + ".sock"},
-		"kubelet.sock": {"device.socketDir", func(c *Config, dir string) {
+		"kubelet.sock": {"device.socketDir", func(c *Options, dir string) {
 			c.Handlers, c.Device.SocketDir = map[string]string{"DevicePlugin": HandlerDevice}, dir
 		}, "/kubelet.sock"},
-		"announced devices": {"device.socketDir", func(c *Config, dir string) {
+		"announced devices": {"device.socketDir", func(c *Options, dir string) {
 			c.Handlers, c.Device.SocketDir, c.PluginDirs = map[string]string{"DevicePlugin": HandlerDevice}, "/run/devices", []string{dir}
 		}, "/patchbay-device-plugins/zzzzzz.sock"},
 		"launched":         {"plugins[0].name", launching(name, func(*catalogue.Plugin) {}), pad("/", name+1) + ".999999.sock"},
@@ -44,12 +44,12 @@ func TestSocketsThatCannotBe(t *testing.T) {
 		}), "/.go-plugin/plugin-dir0123456789/plugin0123456789"},
 	} {
 		for _, more := range []int{0, 1} {
-			cfg := Config{Config: config.Config{
+			cfg := Options{Loaded: config.Loaded{Config: config.Config{
 				PluginDirs: []string{"/run/plugins"}, State: "/s", ControlSocket: "/run/c.sock", Handlers: map[string]string{"T": HandlerAccept},
-			}}
+			}}}
 			dir := pad("/", sock.MaxPath-len(c.rest)+more)
 			c.use(&cfg, dir)
-			err := errors.Join(append(joined(cfg.Validate()), joined(cfg.CheckPlugins())...)...)
+			err := errors.Join(append(joined(Validate(cfg.Loaded)), joined(CheckPlugins(&cfg.Loaded))...)...)
 			found := ""
 			for _, err := range joined(err) {
 				field, _ := errors.AsType[*config.FieldError](err)
@@ -66,8 +66,8 @@ func TestSocketsThatCannotBe(t *testing.T) {
 }
 
 // launching has a plugin with a long name be launched in a plugin directory.
-func launching(name int, change func(*catalogue.Plugin)) func(*Config, string) {
-	return func(c *Config, dir string) {
+func launching(name int, change func(*catalogue.Plugin)) func(*Options, string) {
+	return func(c *Options, dir string) {
 		var p catalogue.Plugin
 		p.SetDefaults()
 		p.Name, p.Command, p.Autostart = strings.Repeat("n", name), []string{"p"}, false
@@ -130,8 +130,8 @@ func TestPrograms(t *testing.T) {
 		t.Fatal(err)
 	}
 	var found []string
-	c := Config{Config: config.Config{PluginDirs: []string{"/p"}, State: "/s", ControlSocket: "/c"}, Catalogue: all}
-	for _, err := range joined(c.CheckPlugins()) {
+	c := &config.Loaded{Config: config.Config{PluginDirs: []string{"/p"}, State: "/s", ControlSocket: "/c"}, Catalogue: all}
+	for _, err := range joined(CheckPlugins(c)) {
 		field, _ := errors.AsType[*config.FieldError](err)
 		why, _, _ := strings.Cut(field.Error(), " cannot be run on this machine: ")
 		found = append(found, field.Field+" "+why)
@@ -147,7 +147,7 @@ func TestPrograms(t *testing.T) {
 }
 
 func TestCheckDispenseDir(t *testing.T) {
-	plugins := Config{Config: config.Config{PluginDirs: []string{"/run/plugins"}, DeprecatedPluginDir: "/var/old"}}
+	plugins := config.Config{PluginDirs: []string{"/run/plugins"}, DeprecatedPluginDir: "/var/old"}
 	for dir, want := range map[string]string{
 		"":                 "",
 		"/run/dispense":    "",
@@ -160,7 +160,7 @@ func TestCheckDispenseDir(t *testing.T) {
 	} {
 		c := plugins
 		c.DispenseDir = dir
-		err := c.checkDispenseDir()
+		err := checkDispenseDir(&c)
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, want %q", dir, err, want)
 		}
@@ -171,24 +171,23 @@ func TestCheckDispenseDir(t *testing.T) {
 func TestPathsBecomeAbsolute(t *testing.T) {
 	dir := t.TempDir()
 	t.Chdir(dir)
-	cfg := Config{Config: config.Config{
+	cfg := Options{Loaded: config.Loaded{Config: config.Config{
 		PluginDirs: []string{"p", "/q"}, DeprecatedPluginDir: "old", State: "s", ControlSocket: "c", DispenseDir: "d",
-	}}
+	}}}
 	d, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := []string{dir + "/p", "/q", dir + "/old", dir + "/s", dir + "/c", dir + "/d", ""}
-	got := slices.Concat(d.config.PluginDirs, []string{d.config.DeprecatedPluginDir, d.config.State, d.config.ControlSocket,
-		d.config.DispenseDir, d.config.Device.SocketDir})
+	got := slices.Concat(d.options.PluginDirs, []string{d.options.DeprecatedPluginDir, d.options.State, d.options.ControlSocket,
+		d.options.DispenseDir, d.options.Device.SocketDir})
 	if diff := cmp.Diff(want, got); diff != "" || cfg.PluginDirs[0] != "p" {
 		t.Errorf("(-want +got, and the caller's is %q):\n%s", cfg.PluginDirs[0], diff)
 	}
-	again, err := cfg.absolute()
-	if err != nil {
+	if err := makeAbsolute(&cfg.Loaded); err != nil {
 		t.Fatal(err)
 	}
-	if changed, restart := differences(d.config, again); len(changed)+len(restart) > 0 {
+	if changed, restart := differences(&d.options.Loaded, &cfg.Loaded); len(changed)+len(restart) > 0 {
 		t.Errorf("the same configuration differs in %q and %q", changed, restart)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/daemon"
 	"github.com/patchbay-dev/patchbay/internal/systemd"
 )
@@ -65,14 +66,15 @@ func (m *manager) hears(assignment string) string {
 
 func TestServiceManager(t *testing.T) {
 	m, notifier := newManager(t, "200000")
-	config := configIn(t)
-	config.Notifier = notifier
-	config.Load = func() (daemon.Config, error) { return config, nil }
-	stop := start(t, config)
+	options := configIn(t)
+	options.Notifier = notifier
+	loaded := options.Loaded
+	options.Load = func() (*config.Loaded, error) { return &loaded, nil }
+	stop := start(t, options)
 	m.hears("READY=1\nSTATUS=0 plugins")
 	m.hears("WATCHDOG=1")
 	m.hears("WATCHDOG=1")
-	if _, err := dial(t, config).Reload(within(t)); err != nil {
+	if _, err := dial(t, options).Reload(within(t)); err != nil {
 		t.Fatal(err)
 	}
 	m.hears("RELOADING=1\nMONOTONIC_USEC=")
@@ -84,8 +86,8 @@ func TestServiceManager(t *testing.T) {
 }
 
 func TestPassedSockets(t *testing.T) {
-	config := configIn(t)
-	control, err := net.ListenUnix("unix", &net.UnixAddr{Name: config.ControlSocket, Net: "unix"})
+	options := configIn(t)
+	control, err := net.ListenUnix("unix", &net.UnixAddr{Name: options.ControlSocket, Net: "unix"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,9 +96,9 @@ func TestPassedSockets(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	config.ControlListener, config.HTTPListener = control, pages
-	stop := start(t, config)
-	if _, err := dial(t, config).List(within(t)); err != nil {
+	options.ControlListener, options.HTTPListener = control, pages
+	stop := start(t, options)
+	if _, err := dial(t, options).List(within(t)); err != nil {
 		t.Error(err)
 	}
 	request, err := http.NewRequestWithContext(context.Background(), http.MethodGet, "http://"+pages.Addr().String()+"/readyz", http.NoBody)
@@ -115,7 +117,7 @@ func TestPassedSockets(t *testing.T) {
 	if err := stop(); err != nil {
 		t.Error(err)
 	}
-	if _, err := os.Lstat(config.ControlSocket); err != nil {
+	if _, err := os.Lstat(options.ControlSocket); err != nil {
 		t.Errorf("the manager's socket: %v", err)
 	}
 }
@@ -126,14 +128,14 @@ func TestPassedSocketsThatCannotBeUsed(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer public.Close()
-	config := configIn(t)
-	config.HTTPListener = public
-	if _, err := daemon.New(config); err == nil || !strings.Contains(err.Error(), "must listen on a loopback address") {
+	options := configIn(t)
+	options.HTTPListener = public
+	if _, err := daemon.New(options); err == nil || !strings.Contains(err.Error(), "must listen on a loopback address") {
 		t.Errorf("HTTP for everybody: %v", err)
 	}
-	config = configIn(t)
-	config.ControlListener = public
-	if _, err := daemon.New(config); err == nil || !strings.Contains(err.Error(), "use ListenStream= with a path") {
+	options = configIn(t)
+	options.ControlListener = public
+	if _, err := daemon.New(options); err == nil || !strings.Contains(err.Error(), "use ListenStream= with a path") {
 		t.Errorf("a control socket of TCP: %v", err)
 	}
 }

@@ -58,7 +58,7 @@ const asked, sleeper = "Asked", "sleeper"
 
 type controlModel struct {
 	t      *testing.T
-	config daemon.Config
+	config daemon.Options
 	load   *reloadable
 	stop   func() error
 	api    *client.Client

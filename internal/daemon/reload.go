@@ -24,12 +24,12 @@ type reloads struct {
 	// ended is closed when there is nothing to reload any more.
 	ended chan struct{}
 
-	// turn makes reloads, and the end of the daemon, take turns. It is held over Config.Load, and guards what follows.
+	// turn makes reloads, and the end of the daemon, take turns. It is held over Options.Load, and guards what follows.
 	turn    sync.Mutex
 	running *assembly
-	current Config
+	current config.Loaded
 
-	// shown is Config.Shown of what is in force.
+	// shown is the present configuration as text, without secrets.
 	shown atomic.Pointer[string]
 
 	// mu guards failure, and comes last.
@@ -40,14 +40,19 @@ type reloads struct {
 // configuration is the name of the condition of the last reload.
 const configuration = "configuration"
 
-func newReloads(c Config) *reloads {
+func newReloads(c config.Loaded) *reloads {
 	r := &reloads{
 		ended:   make(chan struct{}),
 		current: c,
 		failure: plugin.Condition{Name: configuration, OK: true},
 	}
-	r.shown.Store(&c.Shown)
+	r.shown.Store(shown(&c))
 	return r
+}
+
+func shown(c *config.Loaded) *string {
+	text, _ := c.Shown().YAML() // it cannot fail: the tree has only maps, lists and texts
+	return new(string(text))
 }
 
 // begin lets reloads act on what runs.
@@ -68,7 +73,7 @@ func (r *reloads) end() {
 	}
 }
 
-// Reload reads the configuration again with Config.Load and changes to it, and returns the keys of the configuration file whose values
+// Reload reads the configuration again with Options.Load and changes to it, and returns the keys of the configuration file whose values
 // changed. Roles, the rules for calls from and to other nodes, handlers, timeouts, the log and the catalogue can change; other plugins are
 // not affected, and a registered plugin keeps its client timeout. The answers of the admission plugin are forgotten, and plugins that wait
 // for their next attempt are tried at once. If anything else has changed, or the configuration is wrong, Reload changes nothing and
@@ -77,7 +82,7 @@ func (r *reloads) end() {
 // Reload may be called at any time, concurrently too. It blocks until the daemon is ready or ctx ends. The result is also logged and
 // published as an event.
 func (d *Daemon) Reload(ctx context.Context) (changed []string, err error) {
-	if d.config.Load == nil {
+	if d.options.Load == nil {
 		return nil, errors.New("it was set by a program, not read from files")
 	}
 	r := d.reloads
@@ -94,7 +99,7 @@ func (d *Daemon) Reload(ctx context.Context) (changed []string, err error) {
 		return nil, server.ErrStopping
 	default:
 	}
-	d.warn(d.config.Notifier.Reloading())
+	d.warn(d.options.Notifier.Reloading())
 	changed, err = d.reload()
 	d.tell(changed, err)
 	d.notify("READY=1")
@@ -104,17 +109,17 @@ func (d *Daemon) Reload(ctx context.Context) (changed []string, err error) {
 // reload does what Reload says. The turn is held.
 func (d *Daemon) reload() (changed []string, err error) {
 	r := d.reloads
-	next, err := d.config.Load()
+	next, err := d.options.Load()
 	if err == nil {
-		next, err = next.absolute()
+		err = makeAbsolute(next)
 	}
 	if err != nil {
 		return nil, err
 	}
-	if err := next.Validate(); err != nil {
+	if err := Validate(*next); err != nil {
 		return nil, err
 	}
-	changed, restart := differences(r.current, next)
+	changed, restart := differences(&r.current, next)
 	if len(restart) > 0 {
 		return nil, fmt.Errorf("needs a restart: %s; nothing was changed", strings.Join(restart, ", "))
 	}
@@ -123,7 +128,7 @@ func (d *Daemon) reload() (changed []string, err error) {
 		return nil, err
 	}
 	runtime, handlers := r.running.runtime, r.running.handlers
-	added, removed, err := handlers.changes(r.current.handlers(), next.handlers())
+	added, removed, err := handlers.changes(handlerKinds(&r.current.Config), handlerKinds(&next.Config))
 	if err != nil {
 		return nil, err
 	}
@@ -132,14 +137,14 @@ func (d *Daemon) reload() (changed []string, err error) {
 		admission.ClearCache()
 	}
 	// This comes next because it can fail; it waits for nothing.
-	if len(catalogueChanges(r.current, next)) > 0 {
+	if len(catalogueChanges(&r.current, next)) > 0 {
 		if err := d.launch(runtime, next.Catalogue); err != nil {
 			return nil, fmt.Errorf("cannot change to the new catalogue: %w", errors.Join(err, closeHandlers(added)))
 		}
 	}
 	// Nothing can fail from here on. The timeouts come first, so that what registers now has the new ones.
-	if d.config.SetLog != nil && next.Log != r.current.Log {
-		d.config.SetLog(next.Log)
+	if d.options.SetLog != nil && next.Log != r.current.Log {
+		d.options.SetLog(next.Log)
 	}
 	r.running.guard.Replace(roles)
 	r.running.node.Reload(next.Fleet)
@@ -149,8 +154,8 @@ func (d *Daemon) reload() (changed []string, err error) {
 	if err := closeHandlers(r.running.exchange(added, removed)); err != nil {
 		d.log.Error("cannot close a plugin handler", "error", err)
 	}
-	r.current = next
-	r.shown.Store(&next.Shown)
+	r.current = *next
+	r.shown.Store(shown(next))
 	runtime.Reconsider()
 	return changed, nil
 }
@@ -205,7 +210,7 @@ func (r *reloads) condition() plugin.Condition {
 
 // differences returns the keys of the configuration file, in order, whose values differ: those to which a running daemon can change, and
 // those that need a restart.
-func differences(before, after Config) (changed, restart []string) {
+func differences(before, after *config.Loaded) (changed, restart []string) {
 	changed = append([]string{}, mapChanges("handlers.", before.Handlers, after.Handlers)...) // never null in JSON
 	for _, part := range []struct {
 		key     string
@@ -258,7 +263,7 @@ func mapChanges[V comparable](prefix string, before, after map[string]V) []strin
 	return slices.Sorted(maps.Keys(differ))
 }
 
-func catalogueChanges(before, after Config) []string {
+func catalogueChanges(before, after *config.Loaded) []string {
 	changes := catalogue.Diff(before.Catalogue, after.Catalogue)
 	var keys []string
 	for _, p := range slices.Concat(changes.Added, changes.Removed, changes.Changed) {
@@ -279,5 +284,5 @@ func (d *Daemon) clientTimeout(ptype, name string) *time.Duration {
 	return nil
 }
 
-// Effective returns [Config.Shown] of the present configuration.
+// Effective returns the present configuration as text, without secrets.
 func (d *Daemon) Effective() string { return *d.reloads.shown.Load() }

@@ -28,21 +28,22 @@ import (
 // reloadable is a configuration that a test can replace while a daemon runs with it.
 type reloadable struct {
 	mu   sync.Mutex
-	next daemon.Config
+	next daemon.Options
 	err  error
 	logs []config.Log
 }
 
-func (r *reloadable) set(c daemon.Config, err error) {
+func (r *reloadable) set(c daemon.Options, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.next, r.err = c, err
 }
 
-func (r *reloadable) load() (daemon.Config, error) {
+func (r *reloadable) load() (*config.Loaded, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.next, r.err
+	next := r.next.Loaded
+	return &next, r.err
 }
 
 type timeouts = config.Timeouts
@@ -60,7 +61,7 @@ func (r *reloadable) logsSet() []config.Log {
 }
 
 // startReloadable runs a daemon whose configuration is that of configIn with changes.
-func startReloadable(t *testing.T, change func(*daemon.Config)) (cfg daemon.Config, r *reloadable, c *client.Client) {
+func startReloadable(t *testing.T, change func(*daemon.Options)) (cfg daemon.Options, r *reloadable, c *client.Client) {
 	t.Helper()
 	cfg = configIn(t)
 	r = &reloadable{}
@@ -73,7 +74,7 @@ func startReloadable(t *testing.T, change func(*daemon.Config)) (cfg daemon.Conf
 	return cfg, r, dial(t, cfg)
 }
 
-func serveType(t *testing.T, cfg daemon.Config, ptype, name string) {
+func serveType(t *testing.T, cfg daemon.Options, ptype, name string) {
 	t.Helper()
 	example := pluginwatcher.NewTestExamplePlugin(name, ptype, filepath.Join(cfg.PluginDirs[0], name+".sock"), "v1")
 	if err := example.Serve(); err != nil {
@@ -162,7 +163,7 @@ func TestReload(t *testing.T) {
 	invalid.HTTP = ":80"
 	var since *timestamppb.Timestamp
 	for i, broken := range []struct {
-		cfg  daemon.Config
+		cfg  daemon.Options
 		err  error
 		want string
 	}{
@@ -232,7 +233,7 @@ func TestReload(t *testing.T) {
 
 // TestReloadedTimeouts waits for a plugin that never answers: with the timeout of the start it would take an hour to fail.
 func TestReloadedTimeouts(t *testing.T) {
-	cfg, r, c := startReloadable(t, func(c *daemon.Config) { c.Timeouts.GetInfo = time.Hour })
+	cfg, r, c := startReloadable(t, func(c *daemon.Options) { c.Timeouts.GetInfo = time.Hour })
 	next := cfg
 	next.Timeouts.GetInfo = time.Millisecond
 	r.set(next, nil)

@@ -51,10 +51,10 @@ func testRoles() config.Roles {
 // lab is a daemon to whose control socket everybody can connect.
 type lab struct {
 	t      *testing.T
-	config Config
+	config Options
 	log    lockedBuffer
 	mu     sync.Mutex
-	next   Config // what a reload gives
+	next   config.Loaded // what a reload gives
 }
 
 type lockedBuffer struct {
@@ -88,20 +88,21 @@ func newLab(t *testing.T) *lab {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	l := &lab{t: t}
-	l.config = Config{
-		Config: config.Config{
+	l.config = Options{
+		Loaded: config.Loaded{Config: config.Config{
 			PluginDirs: []string{filepath.Join(dir, "plugins")}, State: filepath.Join(dir, "state.db"),
 			ControlSocket: filepath.Join(dir, "control.sock"), Control: config.Control{Roles: testRoles()},
 			Handlers: map[string]string{"ExamplePlugin": HandlerAccept},
-		},
+		}},
 		Logger: slog.New(slog.NewTextHandler(&l.log, nil)),
-		Load: func() (Config, error) {
+		Load: func() (*config.Loaded, error) {
 			l.mu.Lock()
 			defer l.mu.Unlock()
-			return l.next, nil
+			next := l.next
+			return &next, nil
 		},
 	}
-	l.next = l.config
+	l.next = l.config.Loaded
 	d, err := New(l.config)
 	if err != nil {
 		t.Fatal(err)

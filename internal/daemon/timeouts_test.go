@@ -15,13 +15,13 @@ import (
 
 // TestReloadedClientTimeouts reloads over a runtime that does not run.
 func TestReloadedClientTimeouts(t *testing.T) {
-	cfg := Config{Config: config.Config{
+	cfg := Options{Loaded: config.Loaded{Config: config.Config{
 		PluginDirs: []string{t.TempDir()}, State: "s", ControlSocket: "c", ClientTimeouts: map[string]time.Duration{"T": 1},
-	}}
-	cfg.Load = func() (Config, error) {
-		next := cfg
+	}}}
+	cfg.Load = func() (*config.Loaded, error) {
+		next := cfg.Loaded
 		next.ClientTimeouts = map[string]time.Duration{"T": 2}
-		return next, nil
+		return &next, nil
 	}
 	d, err := New(cfg)
 	if err != nil {
@@ -65,9 +65,9 @@ func TestFleetRulesCanBeReloaded(t *testing.T) {
 		"fleet.serve.allow": func(f *config.Fleet) { f.Serve.Allow = []config.FleetAllow{{Identity: "a"}} },
 		"fleet.offers":      func(f *config.Fleet) { f.Offers = []config.FleetOffer{{Node: "a"}} },
 	} {
-		after := Config{}
+		after := config.Loaded{}
 		change(&after.Fleet)
-		if changed, restart := differences(Config{}, after); len(restart) > 0 || !slices.Equal(changed, []string{want}) {
+		if changed, restart := differences(&config.Loaded{}, &after); len(restart) > 0 || !slices.Equal(changed, []string{want}) {
 			t.Errorf("changed are %q, a restart needs %q", changed, restart)
 		}
 	}

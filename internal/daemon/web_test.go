@@ -14,7 +14,7 @@ import (
 )
 
 // httpOf runs a daemon that serves HTTP, and returns its base URL.
-func httpOf(t *testing.T, config daemon.Config) (url string, stop func() error) {
+func httpOf(t *testing.T, config daemon.Options) (url string, stop func() error) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/internal/config"
+	"github.com/patchbay-dev/patchbay/internal/daemon"
 )
 
 func newConfigCommand(paths command.Paths) *cobra.Command {
@@ -71,7 +72,7 @@ check on the target machine, as the daemon's user.`,
 			if err != nil {
 				return err
 			}
-			if warning := command.DaemonConfig(loaded).Warn(); warning != "" {
+			if warning := daemon.Warn(&loaded.Config); warning != "" {
 				if err := command.WriteLines(cmd.ErrOrStderr(), []string{"warning: " + warning}); err != nil {
 					return err
 				}
@@ -132,8 +133,8 @@ func showRunning(cmd *cobra.Command, flags *command.ConfigFlags) error {
 	if err != nil {
 		return err
 	}
-	loaded, c, _ := command.Load(sources) // only its control socket matters
-	if loaded == nil {
+	c, _ := command.Load(sources) // only its control socket matters
+	if c == nil {
 		c = command.WithoutFiles(sources)
 	}
 	asked := client.New(c.ControlSocket)

@@ -42,10 +42,10 @@ func newDemoParts() []*cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx, cancel := demo.UntilClosed(cmd.Context(), cmd.InOrStdin())
 			defer cancel()
-			d, err := daemon.New(daemon.Config{Config: config.Config{
+			d, err := daemon.New(daemon.Options{Loaded: config.Loaded{Config: config.Config{
 				PluginDirs: args[:1], State: args[1], ControlSocket: args[2],
 				Handlers: map[string]string{demo.PluginType: daemon.HandlerAccept},
-			}})
+			}}})
 			if err != nil {
 				return err
 			}

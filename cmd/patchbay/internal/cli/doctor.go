@@ -71,24 +71,20 @@ Run it as the daemon's user. The exit code is 1 if a finding is fail: also if a 
 // examine checks the configuration, the daemon and the machine. The paths are those of the running daemon; if it does not answer, of the
 // configuration; if that cannot be read, of the flags, the environment and the defaults.
 func examine(ctx context.Context, sources config.Sources) []doctor.Finding {
-	loaded, c, err := command.Load(sources)
+	c, err := command.Load(sources)
 	first := configurationFindings(c, err)
-	if loaded == nil || loaded.Catalogue == nil {
-		loaded, c = nil, command.WithoutFiles(sources)
+	if c == nil || c.Catalogue == nil {
+		c = command.WithoutFiles(sources)
 	}
 	asked := client.New(c.ControlSocket)
 	defer asked.Close()
-	running, findings := askDaemon(ctx, asked, loaded, c)
+	running, findings := askDaemon(ctx, asked, c)
 	if running != nil {
 		var unread []doctor.Finding
 		c, unread = inForce(running, sources.Defaults, c)
 		findings = append(findings, unread...)
 	}
-	dirs := slices.Clone(c.PluginDirs)
-	if c.DeprecatedPluginDir != "" {
-		dirs = append(dirs, c.DeprecatedPluginDir)
-	}
-	subject := doctor.Subject{PluginDirs: dirs, StatePath: c.State, ControlSocket: c.ControlSocket}
+	subject := doctor.Subject{PluginDirs: c.AllPluginDirs(), StatePath: c.State, ControlSocket: c.ControlSocket}
 	policy := c.Trust.Policy()
 	policy.Owners.Users = slices.Clone(policy.Owners.Users)
 	subject.Plugins = c.Catalogue.List()
@@ -111,13 +107,13 @@ func examine(ctx context.Context, sources config.Sources) []doctor.Finding {
 }
 
 // configurationFindings returns the findings for a configuration that was loaded with err.
-func configurationFindings(c daemon.Config, err error) []doctor.Finding {
+func configurationFindings(c *config.Loaded, err error) []doctor.Finding {
 	if err != nil {
 		return command.Each(strings.Split(err.Error(), "\n"), func(wrong string) doctor.Finding {
 			return finding("configuration", doctor.Fail, wrong, `correct it; "patchbay config check" shows all errors`)
 		})
 	}
-	if warning := c.Warn(); warning != "" {
+	if warning := daemon.Warn(&c.Config); warning != "" {
 		return []doctor.Finding{
 			finding("configuration", doctor.Warn, warning, "name the types in trust.types, or set admission.launchedOnly"),
 		}
@@ -126,13 +122,13 @@ func configurationFindings(c daemon.Config, err error) []doctor.Finding {
 }
 
 // inForce returns the configuration of the running daemon. If it cannot be parsed, only the paths are those of the daemon.
-func inForce(running *patchbayv1.GetConfigurationResponse, defaults config.Config, c daemon.Config) (daemon.Config, []doctor.Finding) {
+func inForce(running *patchbayv1.GetConfigurationResponse, defaults config.Config, c *config.Loaded) (*config.Loaded, []doctor.Finding) {
 	var unread []doctor.Finding
 	socket := c.ControlSocket
 	if running.Effective != "" {
-		loaded, err := config.Parse("the daemon's configuration", []byte(running.Effective), defaults)
+		parsed, err := config.Parse("the daemon's configuration", []byte(running.Effective), defaults)
 		if err == nil {
-			c = command.DaemonConfig(loaded)
+			c = parsed
 		} else {
 			unread = append(unread, finding("daemon", doctor.Warn, "the daemon's configuration cannot be read, and its plugins, trust and fleet "+
 				"are taken from the configuration here: "+oneLine(err), "run the doctor of the daemon's own version"))
@@ -173,19 +169,14 @@ const sickShown = 20
 
 // askDaemon returns the configuration of the running daemon and findings for its conditions and plugins. If the daemon does not answer, the
 // configuration is nil and a finding has the reason.
-func askDaemon(
-	ctx context.Context, asked *client.Client, loaded *config.Loaded, c daemon.Config,
-) (*patchbayv1.GetConfigurationResponse, []doctor.Finding) {
+func askDaemon(ctx context.Context, asked *client.Client, c *config.Loaded) (*patchbayv1.GetConfigurationResponse, []doctor.Finding) {
 	ctx, cancel := command.AnswerInTime(ctx)
 	defer cancel()
 	running, err := asked.Configuration(ctx)
 	if err != nil {
-		from := config.Default
-		if loaded != nil {
-			from = loaded.Origin("controlSocket")
-		}
 		return nil, []doctor.Finding{finding("daemon", doctor.Warn, fmt.Sprintf(
-			"no daemon answered at control socket %s (%s), so the other findings are about the configuration: %v", c.ControlSocket, from, err),
+			"no daemon answered at control socket %s (%s), so the other findings are about the configuration: %v", c.ControlSocket,
+			c.Origin("controlSocket"), err),
 			"start the daemon, or name its socket with --control-socket; then doctor checks its plugins too")}
 	}
 	findings := []doctor.Finding{finding("daemon", doctor.OK,

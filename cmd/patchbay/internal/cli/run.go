@@ -79,10 +79,11 @@ func boundMemory(system cgroupfs.System) {
 
 // runDaemon runs a daemon that is configured by the sources. A reload reads them again.
 func runDaemon(cmd *cobra.Command, sources config.Sources) error {
-	_, c, err := command.Load(sources)
+	loaded, err := command.Load(sources)
 	if err != nil {
 		return command.Blame(cmd, err)
 	}
+	c := daemon.Options{Loaded: *loaded, Build: daemon.ThisBuild()}
 	c.Logger, c.SetLog = newLogger(cmd.ErrOrStderr(), c.Log)
 	logLostTraces(c.Logger)
 	if system, err := cgroupfs.Self(); err == nil && os.Getenv("GOMEMLIMIT") == "" {
@@ -91,9 +92,9 @@ func runDaemon(cmd *cobra.Command, sources config.Sources) error {
 	if err := takePassed(&c); err != nil {
 		return err
 	}
-	c.Load = func() (daemon.Config, error) {
-		_, next, err := command.Load(sources)
-		if c.ControlListener != nil {
+	c.Load = func() (*config.Loaded, error) {
+		next, err := command.Load(sources)
+		if err == nil && c.ControlListener != nil {
 			next.ControlSocket = c.ControlSocket
 		}
 		return next, err
@@ -117,7 +118,7 @@ func logLostTraces(log *slog.Logger) {
 }
 
 // takePassed takes the sockets named control and http, and the notification socket, from the service manager.
-func takePassed(c *daemon.Config) (err error) {
+func takePassed(c *daemon.Options) (err error) {
 	sockets := systemd.Inherited()
 	c.Notifier = systemd.TakeNotifier()
 	if c.ControlListener, err = sockets.Take("control"); err != nil {

@@ -26,15 +26,11 @@ func TestRestartTags(t *testing.T) {
 	sources := command.SourcesFor(command.Paths{
 		PluginDir: filepath.Join(dir, "p"), ControlSocket: filepath.Join(dir, "c.sock"), State: filepath.Join(dir, "s.db"), Config: file,
 	})
-	_, c, err := command.Load(sources)
+	loaded, err := command.Load(sources)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.Load = func() (daemon.Config, error) {
-		_, next, err := command.Load(sources)
-		return next, err
-	}
-	d, err := daemon.New(c)
+	d, err := daemon.New(daemon.Options{Loaded: *loaded, Load: func() (*config.Loaded, error) { return command.Load(sources) }})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -64,7 +64,7 @@ func (s *ControlSocket) find(cmd *cobra.Command) (string, error) {
 		return "", fmt.Errorf("cannot find the control socket in the configuration: %w; correct it or name the socket with "+
 			"--control-socket or %s", err, controlSocketEnv)
 	}
-	return loaded.Config.ControlSocket, nil
+	return loaded.ControlSocket, nil
 }
 
 // Ask returns a RunE that calls run with a client of the daemon, and with a timeout if limit is positive.

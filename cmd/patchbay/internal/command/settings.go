@@ -189,14 +189,14 @@ func (f *ConfigFlags) Check(cmd *cobra.Command) (*config.Loaded, error) {
 	if err != nil {
 		return nil, err
 	}
-	loaded, c, err := Load(sources)
+	loaded, err := Load(sources)
 	wrong, ok := errors.AsType[config.Errors](err)
 	if err != nil && !ok || loaded == nil {
 		return loaded, err
 	}
 	// These are not errors for the daemon: it runs without such plugins.
-	wrong = append(wrong, loaded.LocateAll(c.CheckPlugins())...)
-	if wrong = append(wrong, loaded.LocateAll(checkPaths(c))...); len(wrong) == 0 {
+	wrong = append(wrong, loaded.LocateAll(daemon.CheckPlugins(loaded))...)
+	if wrong = append(wrong, loaded.LocateAll(checkPaths(&loaded.Config))...); len(wrong) == 0 {
 		return loaded, nil
 	}
 	wrong.Sort()
@@ -204,7 +204,7 @@ func (f *ConfigFlags) Check(cmd *cobra.Command) (*config.Loaded, error) {
 }
 
 // checkPaths returns errors for paths of a configuration that the daemon cannot create or use on this machine.
-func checkPaths(c daemon.Config) error {
+func checkPaths(c *config.Config) error {
 	var wrong []error
 	check := func(field, path string, isDir bool) {
 		if path == "" {
@@ -235,25 +235,21 @@ func checkPaths(c daemon.Config) error {
 
 // Load reads and validates a configuration. If its content is wrong, the error is of type [config.Errors] and has all errors, and Load
 // returns the parts that could be read.
-func Load(sources config.Sources) (*config.Loaded, daemon.Config, error) {
+func Load(sources config.Sources) (*config.Loaded, error) {
 	loaded, err := config.Load(sources)
 	if loaded == nil {
-		return nil, daemon.Config{}, err
+		return nil, err
 	}
 	wrong, _ := errors.AsType[config.Errors](err)
-	c := DaemonConfig(loaded)
-	if text, err := loaded.Shown().YAML(); err == nil {
-		c.Shown = string(text)
-	}
-	if wrong = append(wrong, loaded.LocateAll(c.Validate())...); len(wrong) > 0 {
+	if wrong = append(wrong, loaded.LocateAll(daemon.Validate(*loaded))...); len(wrong) > 0 {
 		wrong.Sort()
-		return loaded, c, wrong
+		return loaded, wrong
 	}
-	return loaded, c, nil
+	return loaded, nil
 }
 
 // WithoutFiles returns a configuration with the paths of the flags, the environment and the defaults, for use if the files cannot be read.
-func WithoutFiles(s config.Sources) daemon.Config {
+func WithoutFiles(s config.Sources) *config.Loaded {
 	paths := []string{"pluginDirs", "deprecatedPluginDir", "state", "controlSocket"}
 	s.File = ""
 	s.Over = slices.DeleteFunc(slices.Clone(s.Over), func(o config.Setting) bool { return !slices.Contains(paths, o.Path[0]) })
@@ -261,7 +257,7 @@ func WithoutFiles(s config.Sources) daemon.Config {
 	if err != nil {
 		panic(fmt.Sprintf("command: invalid paths from the command line: %v", err)) // any text is a path
 	}
-	return DaemonConfig(loaded)
+	return loaded
 }
 
 // Blame returns a usage error if all errors of a configuration are in the command line or the environment.
@@ -274,11 +270,6 @@ func Blame(cmd *cobra.Command, err error) error {
 		return fmt.Errorf("cannot use the configuration: %w", err)
 	}
 	return WrongUsage(cmd, "%w", err)
-}
-
-// DaemonConfig returns the configuration of the daemon.
-func DaemonConfig(loaded *config.Loaded) daemon.Config {
-	return daemon.Config{Config: loaded.Config, Catalogue: loaded.Catalogue, Build: daemon.ThisBuild()}
 }
 
 // handlerFlag is a flag that sets handlers of plugin types. It implements pflag.Value. [daemon.New] checks the types and kinds.

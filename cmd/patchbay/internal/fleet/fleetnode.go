@@ -127,7 +127,7 @@ command, and neither a daemon nor etcd is asked.`,
 		if err := fleet.ValidateNode(args[0]); err != nil {
 			return command.WrongUsage(cmd, "%w", err)
 		}
-		return writeRole(cmd.OutOrStdout(), args[0], loaded.Config.Fleet, *operator)
+		return writeRole(cmd.OutOrStdout(), args[0], loaded.Fleet, *operator)
 	}
 	return cmd
 }
