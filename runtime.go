@@ -110,14 +110,14 @@ func New(cfg Config) (*Runtime, error) {
 		}
 	}
 	rt, err := pluginruntime.New(pluginruntime.Config{
-		Pipeline: pipeline.Config{
+		Pipeline: &pipeline.Watcher{
 			Dirs:          cfg.PluginDirs,
 			DeprecatedDir: cfg.DeprecatedPluginDir,
 			MaxDepth:      cfg.Limits.MaxDepth,
 			MaxSockets:    cfg.Limits.MaxSockets,
 			MaxUserDirs:   cfg.Limits.MaxUserDirs,
 			MaxDirs:       cfg.Limits.MaxDirs,
-			Reconciler: reconciler.Config{
+			Registration: reconciler.Config{
 				Timeouts:         cfg.Limits.Timeouts,
 				TypeTimeouts:     cfg.Limits.TypeTimeouts,
 				Bounds:           cfg.Limits.Bounds,

@@ -17,7 +17,7 @@ import (
 func TestDirectoryRemovedAndMadeAgain(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "plugins")
 	events := make(chan plugin.Event, 100)
-	w := pluginwatcher.WithConfig(pipeline.Config{Dirs: []string{dir}, Reconciler: reconciler.Config{
+	w := pluginwatcher.With(&pipeline.Watcher{Dirs: []string{dir}, Registration: reconciler.Config{
 		Observe: func(e plugin.Event) {
 			if e.Kind == plugin.EventDegraded || e.Kind == plugin.EventRecovered {
 				events <- e
@@ -64,7 +64,7 @@ func awaitEvent(t *testing.T, events <-chan plugin.Event, kind plugin.EventKind,
 func TestBounds(t *testing.T) {
 	dir := t.TempDir()
 	events := make(chan plugin.Event, 100)
-	w := pluginwatcher.WithConfig(pipeline.Config{Dirs: []string{dir}, MaxDepth: 1, MaxSockets: 2, Reconciler: reconciler.Config{
+	w := pluginwatcher.With(&pipeline.Watcher{Dirs: []string{dir}, MaxDepth: 1, MaxSockets: 2, Registration: reconciler.Config{
 		Observe: func(e plugin.Event) {
 			if e.Kind == plugin.EventDegraded {
 				events <- e

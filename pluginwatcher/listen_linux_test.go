@@ -22,7 +22,7 @@ func TestSocketBeforeListen(t *testing.T) {
 	for range 20 {
 		dir := t.TempDir()
 		failures := make(chan plugin.Event, 100)
-		w := pluginwatcher.WithConfig(pipeline.Config{Dirs: []string{dir}, Reconciler: reconciler.Config{
+		w := pluginwatcher.With(&pipeline.Watcher{Dirs: []string{dir}, Registration: reconciler.Config{
 			Observe: func(e plugin.Event) {
 				if e.Kind != plugin.EventRegistered {
 					failures <- e

@@ -76,7 +76,7 @@ func TestHandlersComeAndGo(t *testing.T) {
 func TestBothInterfaces(t *testing.T) {
 	dir := t.TempDir()
 	minute := time.Minute
-	w := pluginwatcher.WithConfig(pipeline.Config{Dirs: []string{dir}, Reconciler: reconciler.Config{
+	w := pluginwatcher.With(&pipeline.Watcher{Dirs: []string{dir}, Registration: reconciler.Config{
 		ClientTimeout: func(ptype, name string) *time.Duration {
 			if ptype == "T" && name == "slow" {
 				return &minute

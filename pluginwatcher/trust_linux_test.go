@@ -46,9 +46,9 @@ func newScene(t *testing.T, policy trust.Policy, mode os.FileMode) *scene {
 	try(t, os.Chmod(s.dir, mode))
 	judge, err := trustjudge.New(policy)
 	try(t, err)
-	s.watcher = pluginwatcher.WithConfig(pipeline.Config{
+	s.watcher = pluginwatcher.With(&pipeline.Watcher{
 		Dirs: []string{s.dir}, Trust: judge,
-		Reconciler: reconciler.Config{
+		Registration: reconciler.Config{
 			Observe: func(e plugin.Event) {
 				s.mu.Lock()
 				defer s.mu.Unlock()

@@ -72,7 +72,7 @@ func TestUnlinkedIsTrue(t *testing.T) {
 	var mu sync.Mutex
 	told := map[string]int{}
 	dir := t.TempDir()
-	w := pluginwatcher.WithConfig(pipeline.Config{Dirs: []string{dir}, Reconciler: reconciler.Config{Observe: func(e plugin.Event) {
+	w := pluginwatcher.With(&pipeline.Watcher{Dirs: []string{dir}, Registration: reconciler.Config{Observe: func(e plugin.Event) {
 		mu.Lock()
 		defer mu.Unlock()
 		if e.Kind == plugin.EventUnlinked {

@@ -39,8 +39,7 @@ type Watcher struct {
 // plugins; new plugins should not use that one. It does nothing before [Watcher.Start] or [Watcher.Run]. Relative paths are relative to the
 // current working directory.
 func NewWatcher(sockDir string, deprecatedSockDir string) *Watcher {
-	dirs := []string{absolute(sockDir)}
-	return &Watcher{pipeline: pipeline.New(pipeline.Config{Dirs: dirs, DeprecatedDir: absolute(deprecatedSockDir)})}
+	return &Watcher{pipeline: &pipeline.Watcher{Dirs: []string{absolute(sockDir)}, DeprecatedDir: absolute(deprecatedSockDir)}}
 }
 
 // absolute returns a path in its one form. Without a working directory a relative path stays, and is an error of Start.

@@ -238,7 +238,7 @@ func TestExampleHandlerThroughThePipeline(t *testing.T) {
 func TestGarbage(t *testing.T) {
 	dir := t.TempDir()
 	events := make(chan plugin.Event, 100)
-	w := pluginwatcher.WithConfig(pipeline.Config{Dirs: []string{dir}, Reconciler: reconciler.Config{
+	w := pluginwatcher.With(&pipeline.Watcher{Dirs: []string{dir}, Registration: reconciler.Config{
 		Observe: func(e plugin.Event) { events <- e },
 	}})
 	h := newCalls()
@@ -294,20 +294,20 @@ func TestStartSaysWhatIsWrong(t *testing.T) {
 func TestRefuses(t *testing.T) {
 	base := t.TempDir()
 	dir := filepath.Join(base, "plugins")
-	for name, change := range map[string]func(*pipeline.Config){
-		"an empty directory":      func(c *pipeline.Config) { c.Dirs = append(c.Dirs, "") },
-		"a directory twice":       func(c *pipeline.Config) { c.Dirs = append(c.Dirs, dir) },
-		"a nested directory":      func(c *pipeline.Config) { c.Dirs = append(c.Dirs, dir+"/a") },
-		"a nested deprecated one": func(c *pipeline.Config) { c.DeprecatedDir = dir + "/a" },
-		"a NUL":                   func(c *pipeline.Config) { c.Dirs = []string{dir + "\x00"} },
-		"an overlong directory":   func(c *pipeline.Config) { c.Dirs = []string{dir + strings.Repeat("a", 300)} },
-		"MaxDepth":                func(c *pipeline.Config) { c.MaxDepth = -1 },
-		"a bound":                 func(c *pipeline.Config) { c.Reconciler.Bounds.Text = -1 },
-		"a timeout":               func(c *pipeline.Config) { c.Reconciler.Timeouts.Dial = -1 },
+	for name, change := range map[string]func(*pipeline.Watcher){
+		"an empty directory":      func(c *pipeline.Watcher) { c.Dirs = append(c.Dirs, "") },
+		"a directory twice":       func(c *pipeline.Watcher) { c.Dirs = append(c.Dirs, dir) },
+		"a nested directory":      func(c *pipeline.Watcher) { c.Dirs = append(c.Dirs, dir+"/a") },
+		"a nested deprecated one": func(c *pipeline.Watcher) { c.DeprecatedDir = dir + "/a" },
+		"a NUL":                   func(c *pipeline.Watcher) { c.Dirs = []string{dir + "\x00"} },
+		"an overlong directory":   func(c *pipeline.Watcher) { c.Dirs = []string{dir + strings.Repeat("a", 300)} },
+		"MaxDepth":                func(c *pipeline.Watcher) { c.MaxDepth = -1 },
+		"a bound":                 func(c *pipeline.Watcher) { c.Registration.Bounds.Text = -1 },
+		"a timeout":               func(c *pipeline.Watcher) { c.Registration.Timeouts.Dial = -1 },
 	} {
-		cfg := pipeline.Config{Dirs: []string{dir}}
-		change(&cfg)
-		w := pluginwatcher.WithConfig(cfg)
+		pipe := &pipeline.Watcher{Dirs: []string{dir}}
+		change(pipe)
+		w := pluginwatcher.With(pipe)
 		startErr, runErr := w.Start(), w.Run(t.Context())
 		if startErr == nil || runErr == nil {
 			t.Errorf("%s: the errors are %v and %v", name, startErr, runErr)

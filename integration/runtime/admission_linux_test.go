@@ -297,7 +297,7 @@ func TestLaunchedPluginHasThePinOfItsLaunch(t *testing.T) {
 func TestNoAdmissionPlugin(t *testing.T) {
 	no := errors.New("none available")
 	_, err := pluginruntime.New(pluginruntime.Config{
-		Pipeline:  pipeline.Config{Dirs: []string{t.TempDir()}},
+		Pipeline:  &pipeline.Watcher{Dirs: []string{t.TempDir()}},
 		Admission: func(*hosting.Host) (plugin.AdmissionPlugin, error) { return nil, no },
 	})
 	if !errors.Is(err, no) {
@@ -307,7 +307,7 @@ func TestNoAdmissionPlugin(t *testing.T) {
 
 func TestNilAdmissionPlugin(t *testing.T) {
 	_, err := pluginruntime.New(pluginruntime.Config{
-		Pipeline:  pipeline.Config{Dirs: []string{t.TempDir()}},
+		Pipeline:  &pipeline.Watcher{Dirs: []string{t.TempDir()}},
 		Admission: func(*hosting.Host) (plugin.AdmissionPlugin, error) { return nil, nil }, //nolint:nilnil // the mistake
 	})
 	if err == nil || !strings.Contains(err.Error(), "neither a plugin nor an error") {

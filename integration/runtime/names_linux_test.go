@@ -58,7 +58,7 @@ func (h *town) start() {
 	state, err := boltstate.Open(filepath.Join(h.dir, "state.db"))
 	h.try(err)
 	h.rt, err = pluginruntime.New(pluginruntime.Config{
-		Pipeline: pipeline.Config{Dirs: []string{filepath.Join(h.dir, "plugins")}}, State: state,
+		Pipeline: &pipeline.Watcher{Dirs: []string{filepath.Join(h.dir, "plugins")}}, State: state,
 		Trust: trust.Policy{Owners: trust.Accounts{Users: []string{strconv.Itoa(alice), strconv.Itoa(bob)}}, Sticky: true},
 	})
 	h.try(err)

@@ -144,7 +144,7 @@ func TestOrphanedRoles(t *testing.T) {
 	if err := store.PutDynamicPluginChange(&dynamicplugins.PluginChange{Type: "T", Name: "foo"}); err != nil {
 		t.Fatal(err)
 	}
-	rt, err := pluginruntime.New(pluginruntime.Config{Pipeline: pipeline.Config{Dirs: []string{h.dir}}, State: store})
+	rt, err := pluginruntime.New(pluginruntime.Config{Pipeline: &pipeline.Watcher{Dirs: []string{h.dir}}, State: store})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -62,7 +62,7 @@ func (h *host) start() {
 		h.t.Fatal(err)
 	}
 	h.rt, err = pluginruntime.New(pluginruntime.Config{
-		Pipeline:     pipeline.Config{Dirs: []string{h.dir}},
+		Pipeline:     &pipeline.Watcher{Dirs: []string{h.dir}},
 		Admission:    h.admission,
 		State:        &device{store, &h.full},
 		SurvivorDir:  h.survivors,
@@ -244,7 +244,7 @@ func TestWaitForPluginsDoesNotTrustMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer store.Close()
-	rt, err := pluginruntime.New(pluginruntime.Config{Pipeline: pipeline.Config{Dirs: []string{h.dir}}, State: store})
+	rt, err := pluginruntime.New(pluginruntime.Config{Pipeline: &pipeline.Watcher{Dirs: []string{h.dir}}, State: store})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -331,14 +331,14 @@ func (d *Daemon) newRuntime(state *boltstate.Store, metrics *telemetry.Metrics, 
 	observer.Tracer, observer.StatsHandlers = traced.Tracer, append(observer.StatsHandlers, traced.StatsHandlers...)
 	c, b := d.options, d.options.Bounds
 	return pluginruntime.New(pluginruntime.Config{
-		Pipeline: pipeline.Config{
+		Pipeline: &pipeline.Watcher{
 			Dirs:          c.PluginDirs,
 			DeprecatedDir: c.DeprecatedPluginDir,
 			MaxDepth:      b.MaxDepth,
 			MaxSockets:    b.MaxSockets,
 			MaxUserDirs:   b.MaxUserDirs,
 			MaxDirs:       b.MaxDirs,
-			Reconciler: reconciler.Config{
+			Registration: reconciler.Config{
 				Timeouts:     plugin.Timeouts(c.Timeouts),
 				TypeTimeouts: typeTimeouts(c.TypeTimeouts),
 				Bounds: limits.Plugins(plugin.Bounds{

@@ -27,7 +27,7 @@ func TestReloadedClientTimeouts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	runtime, err := pluginruntime.New(pluginruntime.Config{Pipeline: pipeline.Config{Dirs: cfg.PluginDirs}})
+	runtime, err := pluginruntime.New(pluginruntime.Config{Pipeline: &pipeline.Watcher{Dirs: cfg.PluginDirs}})
 	if err != nil {
 		t.Fatal(err)
 	}

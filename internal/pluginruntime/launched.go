@@ -13,7 +13,7 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// launchAt implements [pipeline.Config].Launched.
+// launchAt implements [pipeline.Watcher].Launched.
 func (rt *Runtime) launchAt(path string) pipeline.Launch {
 	if p := rt.host.PluginAt(path); p != nil {
 		return process{p}

@@ -26,8 +26,8 @@ import (
 
 // Config configures a [Runtime]; see patchbay.Config for what the fields mean.
 type Config struct {
-	// Pipeline configures discovery and registration. Its callbacks, its Trust and its Logger are the Runtime's.
-	Pipeline        pipeline.Config
+	// Pipeline discovers and registers plugins. The Runtime sets its callbacks, its Trust and its Logger, and runs it.
+	Pipeline        *pipeline.Watcher
 	State           dynamicplugins.StateStorage
 	Dispensers      map[string]dynamicplugins.PluginDispenser
 	RegistryOptions []dynamicplugins.Option
@@ -80,21 +80,20 @@ func newRuntime(cfg Config) (*Runtime, error) {
 	if err := cmp.Or(cfg.absolute(), regular.Check(cfg.EventsPath)); err != nil {
 		return nil, err
 	}
-	rt := &Runtime{
-		launchedOnly: cfg.LaunchedOnly, replacing: map[string]context.CancelFunc{},
-	}
-	watching := rt.watching(cfg)
-	err := watching.Validate()
+	watcher := cfg.Pipeline
+	rt := &Runtime{Watcher: watcher, launchedOnly: cfg.LaunchedOnly, replacing: map[string]context.CancelFunc{}}
+	rt.configure(cfg)
+	err := watcher.Validate()
 	if err != nil {
 		return nil, err
 	}
-	if watching.Trust, err = trustjudge.New(cfg.Trust); err != nil {
+	if watcher.Trust, err = trustjudge.New(cfg.Trust); err != nil {
 		return nil, fmt.Errorf("trust.%w", err)
 	}
 	rt.registry, err = dynamicplugins.Open(cfg.State, cfg.Dispensers, append([]dynamicplugins.Option{
 		dynamicplugins.WithStatsHandlers(cfg.Observer.StatsHandlers...),
 		dynamicplugins.WithObserver(dynamicplugins.Observer{Dispense: cfg.Observer.Dispense, Resync: cfg.Observer.Resync}),
-		dynamicplugins.WithConnJudge(pipeline.Judge(watching.Trust)),
+		dynamicplugins.WithConnJudge(pipeline.Judge(watcher.Trust)),
 	}, cfg.RegistryOptions...)...)
 	if err != nil {
 		return nil, err
@@ -104,24 +103,21 @@ func newRuntime(cfg Config) (*Runtime, error) {
 		return nil, err
 	}
 	if rt.admission != nil || rt.launchedOnly {
-		watching.Reconciler.Admit = rt.mayRegister
+		watcher.Registration.Admit = rt.mayRegister
 	}
-	watching.Reconciler.Registry = pipeline.RegistryOf(rt.registry)
-	watching.Reconciler.Restored = pipeline.Restored(rt.registry, cfg.Logger)
-	watching.Reconciler.Names = keeper.Of[*dynamicplugins.PluginInfo](rt.registry).Reservations()
-	rt.Watcher = pipeline.New(watching)
+	watcher.Registration.Registry = pipeline.RegistryOf(rt.registry)
+	watcher.Registration.Restored = pipeline.Restored(rt.registry, cfg.Logger)
+	watcher.Registration.Names = keeper.Of[*dynamicplugins.PluginInfo](rt.registry).Reservations()
 	return rt, nil
 }
 
-// watching returns the configuration of discovery and registration, without the trust and what is loaded.
-func (rt *Runtime) watching(cfg Config) pipeline.Config {
-	c := cfg.Pipeline
-	c.Launched, c.FileEventsLost = rt.launchAt, cfg.Observer.FileEventsLost
-	r := &c.Reconciler
+// configure sets the callbacks of discovery and registration.
+func (rt *Runtime) configure(cfg Config) {
+	rt.Watcher.Launched, rt.Watcher.FileEventsLost = rt.launchAt, cfg.Observer.FileEventsLost
+	r := &rt.Watcher.Registration
 	r.Observe, r.Passed = rt.observe, func(e plugin.Event) { rt.journal.Pass(e) }
 	r.Attempted, r.Refused, r.Tracer, r.Logger = cfg.Observer.Attempt, cfg.Observer.Refused, cfg.Observer.Tracer, cfg.Logger
 	r.NameGrace = cmp.Or(r.NameGrace, defaultNameGrace)
-	return c
 }
 
 // absolute makes all paths absolute, so that they mean the same whatever happens to the working directory.

@@ -26,10 +26,7 @@ func main() {
 
 // runWatcher is Patchbay's discovery alone, without registry and state.
 func runWatcher(ctx context.Context, dir string, j *manager.Journal) error {
-	watcher := pipeline.New(pipeline.Config{
-		Dirs:       []string{dir},
-		Reconciler: reconciler.Config{Observe: observe(j)},
-	})
+	watcher := &pipeline.Watcher{Dirs: []string{dir}, Registration: reconciler.Config{Observe: observe(j)}}
 	go func() {
 		<-watcher.Ready()
 		j.Ready()

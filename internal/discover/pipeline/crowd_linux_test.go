@@ -62,10 +62,10 @@ func newCrowd(t *testing.T, bounds plugin.Bounds) *crowd {
 	if err := errors.Join(err, os.Chmod(c.plugins, os.ModeSticky|0o777)); err != nil {
 		t.Fatal(err)
 	}
-	w := New(Config{Dirs: []string{c.plugins}, Trust: judge, Reconciler: reconciler.Config{
+	w := &Watcher{Dirs: []string{c.plugins}, Trust: judge, Registration: reconciler.Config{
 		Bounds: bounds, Timeouts: plugin.Timeouts{Dial: time.Minute, GetInfo: time.Hour},
 		Observe: func(e plugin.Event) { c.events <- e },
-	}})
+	}}
 	w.AddHandler("T", accepting{})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)

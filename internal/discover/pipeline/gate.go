@@ -38,7 +38,7 @@ type Launch interface {
 // gate applies the rule of trust to what is found, and remembers what it refuses. It is a [dirwatch.Judge].
 type gate struct {
 	trust *trustjudge.Judge
-	// launched is Config.Launched.
+	// launched is Watcher.Launched.
 	launched func(path string) Launch
 
 	// mu guards what follows. It is taken with the reconciler's lock held, so nothing is called with it.
@@ -177,12 +177,12 @@ func (g *gate) statuses() []plugin.Status {
 }
 
 // refuse takes over what is refused now, and tells what is new.
-func (w *Watcher) refuse(refused []dirwatch.Refusal) {
-	for _, r := range w.gate.set(refused) {
-		if refusal, ok := errors.AsType[*trust.Refusal](r.Err); ok && w.cfg.Reconciler.Refused != nil {
-			w.cfg.Reconciler.Refused(refusal.Reason)
+func (w *Watcher) refuse(p *pipeline, refused []dirwatch.Refusal) {
+	for _, r := range p.gate.set(refused) {
+		if refusal, ok := errors.AsType[*trust.Refusal](r.Err); ok && w.Registration.Refused != nil {
+			w.Registration.Refused(refusal.Reason)
 		}
-		suppressed, ok := w.gate.logged.Allow(r.Info.UID, time.Now())
+		suppressed, ok := p.gate.logged.Allow(r.Info.UID, time.Now())
 		if !ok {
 			continue
 		}
@@ -190,7 +190,7 @@ func (w *Watcher) refuse(refused []dirwatch.Refusal) {
 		if suppressed > 0 {
 			message += fmt.Sprintf(" (%d earlier refusals in total were not reported)", suppressed)
 		}
-		w.cfg.Reconciler.Logger.Warn("not trusted", "path", r.Path, "reason", message)
-		w.observe(plugin.EventRefused, r.Path, message)
+		p.log.Warn("not trusted", "path", r.Path, "reason", message)
+		w.observePath(plugin.EventRefused, r.Path, message)
 	}
 }

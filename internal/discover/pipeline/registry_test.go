@@ -165,8 +165,8 @@ func fileOfBefore(t *testing.T) *boltstate.Store {
 
 // TestAwaitRegistered: a caller is told of each refusal of its socket, however many events come, until the plugin is registered.
 func TestAwaitRegistered(t *testing.T) {
-	w := New(Config{})
-	observe := w.cfg.Reconciler.Observe
+	w := &Watcher{}
+	observe := w.observe
 	refusals := make(chan string, 1)
 	returned := make(chan error, 1)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -36,93 +36,62 @@ const (
 	deprecatedSkip = "kubernetes.io"
 )
 
-// Watcher finds plugins and hands them to their handlers. Its methods are safe for concurrent use.
+// Watcher finds plugins and registers them with their handlers. Its exported fields may be set before [Watcher.Run], and must not be changed
+// afterwards. Its methods are safe for concurrent use. The zero value with Dirs is ready for use.
 type Watcher struct {
-	cfg  Config
-	dirs []string // of cfg, the deprecated one last
-	gate *gate
-	// ready is closed by isReady after the first search.
-	ready   chan struct{}
-	isReady sync.Once
-	// awaiting is notified of each event that Config.Reconciler.Observe receives.
-	awaiting awaiting
-
-	// mu guards what follows.
-	mu         sync.Mutex
-	handlers   map[string]cache.PluginHandler
-	added      chan struct{} // closed and replaced when a handler is added
-	running    *pipeline     // nil while the watcher does not run
-	conditions []dirwatch.Condition
-}
-
-// Config is what a [Watcher] works with.
-type Config struct {
-	// Dirs are the plugin directories, by absolute paths. Those that do not exist are made, with mode 0750. None may contain another.
+	// Dirs are the absolute paths of the plugin directories. Those that do not exist are created, with mode 0750. None may contain another.
 	Dirs []string
 	// DeprecatedDir is a directory in which older plugins put their sockets; empty for none. Everything under kubernetes.io/ in it is
 	// ignored.
 	DeprecatedDir string
 	// MaxDepth bounds the directories below a plugin directory on the way to a socket (default 16), MaxSockets the sockets in one directory
-	// (default 10,000). MaxUserDirs bounds the directories below the plugin directories that are searched of one user (default 6,000),
-	// MaxDirs those of all (default 20,000), of which the last, as many as one user may have, are for those of root and of the host's user.
-	// What lies beyond a bound is left out, and a [dirwatch.Condition] says so.
+	// (default 10,000). MaxUserDirs bounds the directories below the plugin directories that are searched for one user (default 6,000), and
+	// MaxDirs those of all users (default 20,000), of which as many as one user may have are reserved for root and the host's user. A
+	// [dirwatch.Condition] reports what exceeds a bound and is therefore ignored.
 	MaxDepth, MaxSockets, MaxUserDirs, MaxDirs int
-	// Trust says whose directories and sockets are used, and who may register what. Nil: those of root and of the host's user, who may
+	// Trust decides whose directories and sockets are used, and who may register what. Nil: those of root and of the host's user, who may
 	// register everything.
 	Trust *trustjudge.Judge
-	// Launched returns the plugin that was told to serve at a path, or in the directory at a path; nil if there is none. It is trusted
-	// there as whatever user it runs. It is a function because what is launched changes. Nil: nothing is launched.
+	// Launched returns the plugin that the host launched to serve at a path, or in the directory at a path; nil if there is none. It is
+	// trusted there whichever user it runs as. It is a function because plugins are launched at any time. Nil: nothing is launched.
 	Launched func(path string) Launch
-	// Reconciler configures what happens with the sockets that are found. Desired, Transport and Trust are the watcher's own.
-	Reconciler reconciler.Config
-	// FileEventsLost, if set, is called whenever the system lost file events, for which a scan makes up, from the goroutine that watches: it
-	// must not block. It is a function like those of an observer in Reconciler.
+	// Registration configures how plugins are registered. The Watcher sets its Desired, Transport and Trust.
+	Registration reconciler.Config
+	// FileEventsLost, if set, is called whenever the system lost file events. A scan then finds the changes. It is called on the goroutine
+	// that watches, and must not block.
 	FileEventsLost func()
+
+	awaiting awaiting
+
+	// mu guards what follows.
+	mu         sync.Mutex
+	ready      chan struct{} // closed after the first search; nil until it is needed
+	handlers   map[string]cache.PluginHandler
+	added      chan struct{} // closed when a handler is added; nil while nobody waits
+	running    *pipeline     // nil while the watcher does not run
+	conditions []dirwatch.Condition
 }
 
 // Validate returns an error if a directory is empty, relative, or contains another, or a bound or a timeout is negative.
-func (c Config) Validate() error {
-	if min(c.MaxDepth, c.MaxSockets, c.MaxUserDirs, c.MaxDirs) < 0 {
+func (w *Watcher) Validate() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if min(w.MaxDepth, w.MaxSockets, w.MaxUserDirs, w.MaxDirs) < 0 {
 		return errors.New("one of MaxDepth, MaxSockets, MaxUserDirs and MaxDirs is negative: use 0 for the default")
 	}
-	if err := dirwatch.CheckRoots(c.roots()); err != nil {
+	if err := dirwatch.CheckRoots(w.allDirs()); err != nil {
 		return err
 	}
-	return c.Reconciler.Validate()
+	return w.Registration.Validate()
 }
 
-// roots returns all directories, the deprecated one last.
-func (c Config) roots() []string {
-	dirs := slices.Clone(c.Dirs)
-	if c.DeprecatedDir != "" {
-		dirs = append(dirs, c.DeprecatedDir)
+// allDirs returns Dirs and, last, DeprecatedDir.
+func (w *Watcher) allDirs() []string {
+	dirs := slices.Clone(w.Dirs)
+	if w.DeprecatedDir != "" {
+		dirs = append(dirs, w.DeprecatedDir)
 	}
 	return dirs
-}
-
-// New returns a Watcher. It does nothing before [Watcher.Run], which fails if the configuration is not valid.
-func New(cfg Config) *Watcher {
-	if cfg.Reconciler.Logger == nil {
-		cfg.Reconciler.Logger = slog.New(slog.DiscardHandler)
-	}
-	if cfg.Trust == nil {
-		cfg.Trust = trustjudge.Default()
-	}
-	if cfg.Launched == nil {
-		cfg.Launched = func(string) Launch { return nil }
-	}
-	w := &Watcher{
-		cfg: cfg, dirs: cfg.roots(), gate: &gate{trust: cfg.Trust, launched: cfg.Launched},
-		handlers: map[string]cache.PluginHandler{}, added: make(chan struct{}), ready: make(chan struct{}),
-	}
-	w.cfg.Reconciler.Observe = func(e plugin.Event) {
-		if cfg.Reconciler.Observe != nil {
-			cfg.Reconciler.Observe(e)
-		}
-		w.awaiting.notify(e)
-	}
-	w.cfg.Reconciler.TypeTimeouts = maps.Clone(cfg.Reconciler.TypeTimeouts)
-	return w
 }
 
 // AddHandler makes handler the consumer of the plugins of a type. It may be called at any time: plugins that are waiting for it are
@@ -136,9 +105,14 @@ func (w *Watcher) AddHandler(pluginType string, handler cache.PluginHandler) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.handlers == nil {
+		w.handlers = map[string]cache.PluginHandler{}
+	}
 	w.handlers[pluginType] = handler
-	close(w.added)
-	w.added = make(chan struct{})
+	if w.added != nil {
+		close(w.added)
+		w.added = nil
+	}
 	if w.running != nil {
 		w.running.reconciler.SetHandler(pluginType, handler)
 	}
@@ -148,6 +122,9 @@ func (w *Watcher) AddHandler(pluginType string, handler cache.PluginHandler) {
 func AwaitHandler(ctx context.Context, w *Watcher, pluginType string) bool {
 	for {
 		w.mu.Lock()
+		if w.added == nil {
+			w.added = make(chan struct{})
+		}
 		has, added := w.handlers[pluginType] != nil, w.added
 		w.mu.Unlock()
 		if has || ctx.Err() != nil {
@@ -170,7 +147,7 @@ func (w *Watcher) RemoveHandler(pluginType string) {
 	}
 }
 
-// SetTimeouts takes the place of Timeouts and TypeTimeouts of Config.Reconciler, for every step that begins from now on. With an
+// SetTimeouts takes the place of Timeouts and TypeTimeouts of Registration, for every step that begins from now on. With an
 // error nothing changes; see [reconciler.CheckTimeouts].
 func (w *Watcher) SetTimeouts(all plugin.Timeouts, byType map[string]plugin.Timeouts) error {
 	if err := reconciler.CheckTimeouts(all, byType); err != nil {
@@ -178,7 +155,7 @@ func (w *Watcher) SetTimeouts(all plugin.Timeouts, byType map[string]plugin.Time
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.cfg.Reconciler.Timeouts, w.cfg.Reconciler.TypeTimeouts = all, maps.Clone(byType)
+	w.Registration.Timeouts, w.Registration.TypeTimeouts = all, maps.Clone(byType)
 	if w.running != nil {
 		return w.running.reconciler.SetTimeouts(all, byType)
 	}
@@ -197,15 +174,29 @@ func (w *Watcher) Reconciler() *reconciler.Reconciler {
 
 // Plugins describes the plugins and sockets that are known. It reports false while the watcher does not run, and then knows none.
 func (w *Watcher) Plugins() (plugins []plugin.Status, running bool) {
-	r := w.Reconciler()
-	if r == nil {
+	w.mu.Lock()
+	p := w.running
+	w.mu.Unlock()
+	if p == nil {
 		return nil, false
 	}
-	return append(r.Plugins(), w.gate.statuses()...), true
+	return append(p.reconciler.Plugins(), p.gate.statuses()...), true
 }
 
 // Ready returns a channel that is closed after the first search of all plugin directories.
-func (w *Watcher) Ready() <-chan struct{} { return w.ready }
+func (w *Watcher) Ready() <-chan struct{} {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.readyChan()
+}
+
+// readyChan returns ready. mu is held.
+func (w *Watcher) readyChan() chan struct{} {
+	if w.ready == nil {
+		w.ready = make(chan struct{})
+	}
+	return w.ready
+}
 
 // Conditions says what hinders discovery at present, sorted by path.
 func (w *Watcher) Conditions() []dirwatch.Condition {
@@ -287,24 +278,24 @@ func readable(path string) error {
 	return errors.Join(err, dir.Close())
 }
 
-// pipeline is what one run of a watcher consists of.
+// pipeline is one run of a watcher.
 type pipeline struct {
+	gate       *gate
 	dirs       *dirwatch.Watcher
 	desired    *cache.Desired
 	reconciler *reconciler.Reconciler
 	transport  *transport
+	log        *slog.Logger
 	scanned    bool
 }
 
-// Begin does the part of [Watcher.Run] that can fail at once, and returns the rest, which is to be called.
+// Begin does the part of [Watcher.Run] that can fail immediately, and returns the rest, which the caller must call.
 func (w *Watcher) Begin() (run func(context.Context) error, err error) {
-	w.mu.Lock()
-	err = w.cfg.Validate()
-	w.mu.Unlock()
-	if err != nil {
+	if err := w.Validate(); err != nil {
 		return nil, fmt.Errorf("cannot watch the plugin directories: %w", err)
 	}
-	if err := MakeDirs(w.dirs); err != nil {
+	dirs := w.allDirs()
+	if err := MakeDirs(dirs); err != nil {
 		return nil, err
 	}
 	w.mu.Lock()
@@ -312,30 +303,37 @@ func (w *Watcher) Begin() (run func(context.Context) error, err error) {
 	if w.running != nil {
 		return nil, errors.New("cannot start the plugin watcher: it is already running")
 	}
-	p := &pipeline{}
-	var roots []dirwatch.Root
-	for _, dir := range w.dirs {
-		roots = append(roots, dirwatch.Root{Path: dir})
+	p := &pipeline{gate: &gate{trust: w.Trust, launched: w.Launched}, desired: cache.NewDesired(), log: w.Registration.Logger}
+	if p.gate.trust == nil {
+		p.gate.trust = trustjudge.Default()
 	}
-	if w.cfg.DeprecatedDir != "" {
+	if p.gate.launched == nil {
+		p.gate.launched = func(string) Launch { return nil }
+	}
+	if p.log == nil {
+		p.log = slog.New(slog.DiscardHandler)
+	}
+	roots := make([]dirwatch.Root, len(dirs))
+	for i, dir := range dirs {
+		roots[i].Path = dir
+	}
+	if w.DeprecatedDir != "" {
 		roots[len(roots)-1].Skip = []string{deprecatedSkip}
 	}
 	p.dirs, err = dirwatch.New(func(u dirwatch.Update) { w.take(p, u) }, roots...)
 	if err != nil {
 		return nil, fmt.Errorf("cannot watch the plugin directories: %w", err)
 	}
-	p.dirs.Judge = w.gate
-	p.dirs.MaxDepth, p.dirs.MaxSockets = w.cfg.MaxDepth, w.cfg.MaxSockets
-	p.dirs.MaxUserDirs, p.dirs.MaxDirs = w.cfg.MaxUserDirs, w.cfg.MaxDirs
+	p.dirs.Judge = p.gate
+	p.dirs.MaxDepth, p.dirs.MaxSockets, p.dirs.MaxUserDirs, p.dirs.MaxDirs = w.MaxDepth, w.MaxSockets, w.MaxUserDirs, w.MaxDirs
+	cfg := w.Registration
 	peers, err := sock.NewWatcher()
 	if err != nil {
 		return nil, err
 	}
-	asking := newAsking(w.cfg.Reconciler.Bounds.UserPlugins, w.cfg.Reconciler.Bounds.TotalPlugins)
-	p.transport = &transport{peers: peers, gate: w.gate, roots: w.dirs, asking: asking}
-	p.desired = cache.NewDesired()
-	cfg := w.cfg.Reconciler
-	cfg.Desired, cfg.Transport, cfg.Trust = p.desired, p.transport, w.cfg.Trust
+	asking := newAsking(cfg.Bounds.UserPlugins, cfg.Bounds.TotalPlugins)
+	p.transport = &transport{peers: peers, gate: p.gate, roots: dirs, asking: asking}
+	cfg.Desired, cfg.Transport, cfg.Trust, cfg.Observe = p.desired, p.transport, p.gate.trust, w.observe
 	p.reconciler = reconciler.New(cfg)
 	for _, ptype := range slices.Sorted(maps.Keys(w.handlers)) {
 		p.reconciler.SetHandler(ptype, w.handlers[ptype])
@@ -348,9 +346,7 @@ func (w *Watcher) run(ctx context.Context, p *pipeline) error {
 	defer func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		w.running = nil
-		w.conditions = nil
-		w.gate.set(nil)
+		w.running, w.conditions = nil, nil
 	}()
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return p.dirs.Run(ctx) })
@@ -360,8 +356,8 @@ func (w *Watcher) run(ctx context.Context, p *pipeline) error {
 }
 
 func (w *Watcher) take(p *pipeline, u dirwatch.Update) {
-	w.refuse(u.Refused) // first, so that it is known why a socket is gone
-	deprecatedRoot := len(w.cfg.Dirs)
+	w.refuse(p, u.Refused) // first, so that it is known why a socket is gone
+	deprecatedRoot := len(w.Dirs)
 	for _, fact := range u.Facts {
 		socket := cache.PluginInfo{SocketPath: fact.Path, Socket: fact.Info.ID, FoundInDeprecatedDir: fact.Root == deprecatedRoot}
 		switch {
@@ -371,18 +367,25 @@ func (w *Watcher) take(p *pipeline, u dirwatch.Update) {
 			_ = p.desired.MoveSocket(fact.MovedFrom, socket) // neither path is empty
 		default:
 			if err := p.desired.SetSocket(socket); err != nil {
-				w.cfg.Reconciler.Logger.Error("cannot enter a socket into the desired state of the world", "socket", fact.Path, "error", err)
+				p.log.Error("cannot enter a socket into the desired state of the world", "socket", fact.Path, "error", err)
 			}
 		}
 	}
-	if u.EventsLost && w.cfg.FileEventsLost != nil {
-		w.cfg.FileEventsLost()
+	if u.EventsLost && w.FileEventsLost != nil {
+		w.FileEventsLost()
 	}
 	w.degrade(u.Degraded)
 	if u.Scanned && !p.scanned {
 		p.scanned = true
 		p.reconciler.Synced()
-		w.isReady.Do(func() { close(w.ready) })
+		w.mu.Lock()
+		ready := w.readyChan()
+		w.mu.Unlock()
+		select {
+		case <-ready: // by an earlier run
+		default:
+			close(ready)
+		}
 	}
 }
 
@@ -397,19 +400,27 @@ func (w *Watcher) degrade(now []dirwatch.Condition) {
 	}
 	for _, c := range now {
 		if !isIn(before, c) {
-			w.observe(plugin.EventDegraded, c.Path, c.Reason)
-			if c.IsDirLimit() && w.cfg.Reconciler.Refused != nil {
-				w.cfg.Reconciler.Refused(trust.Directories)
+			w.observePath(plugin.EventDegraded, c.Path, c.Reason)
+			if c.IsDirLimit() && w.Registration.Refused != nil {
+				w.Registration.Refused(trust.Directories)
 			}
 		}
 	}
 	for _, c := range before {
 		if !isIn(now, c) {
-			w.observe(plugin.EventRecovered, c.Path, "over: "+c.Reason)
+			w.observePath(plugin.EventRecovered, c.Path, "over: "+c.Reason)
 		}
 	}
 }
 
-func (w *Watcher) observe(kind plugin.EventKind, path, message string) {
-	w.cfg.Reconciler.Observe(plugin.Event{Time: time.Now(), Kind: kind, SocketPath: path, Message: message})
+func (w *Watcher) observePath(kind plugin.EventKind, path, message string) {
+	w.observe(plugin.Event{Time: time.Now(), Kind: kind, SocketPath: path, Message: message})
+}
+
+// observe passes an event to the observer, and to callers of [AwaitRegistered].
+func (w *Watcher) observe(e plugin.Event) {
+	if w.Registration.Observe != nil {
+		w.Registration.Observe(e)
+	}
+	w.awaiting.notify(e)
 }
