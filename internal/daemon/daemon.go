@@ -268,10 +268,11 @@ func (d *Daemon) assemble(l *listening, parts *closers) (*assembly, error) {
 	a.registry = a.node.Exclusive(a.runtime.Registry())
 	var dispense *stablesocket.Sockets
 	if d.options.DispenseDir != "" {
-		if dispense, err = stablesocket.New(stablesocket.Config{
+		dispense = &stablesocket.Sockets{
 			Dir: d.options.DispenseDir, Registry: a.runtime.Registry(), Calls: a.registry, InFleet: inFleet(a.node, d.options.Fleet.Dispense),
 			Conns: a.conns, Budget: a.calls, Log: d.log,
-		}); err != nil {
+		}
+		if err := dispense.Init(); err != nil {
 			return nil, err
 		}
 	}

@@ -84,8 +84,8 @@ func newBed(t *testing.T, change func(*Sockets)) *bed {
 	if b.registry, err = dynamicplugins.Open(nil, nil); err != nil {
 		t.Fatal(err)
 	}
-	b.Sockets, err = New(Config{Dir: filepath.Join(tmp, "d"), Registry: b.registry, Calls: b.registry, Conns: manyConns(), Log: discard})
-	if err != nil {
+	b.Sockets = &Sockets{Dir: filepath.Join(tmp, "d"), Registry: b.registry, Calls: b.registry, Conns: manyConns(), Log: discard}
+	if err := b.Init(); err != nil {
 		t.Fatal(err)
 	}
 	if change != nil {
@@ -147,7 +147,7 @@ func (b *bed) deregister(ptype, name, id string) {
 // socket waits until the socket of a plugin is there, or is not, and returns its path.
 func (b *bed) socket(ptype, name string, there bool) string {
 	b.t.Helper()
-	path := socketPath(b.config.Dir, named(ptype, name))
+	path := socketPath(b.Dir, named(ptype, name))
 	until(b.t, fmt.Sprintf("%s is there: %t", path, there), func() bool {
 		_, err := os.Lstat(path)
 		return (err == nil) == there

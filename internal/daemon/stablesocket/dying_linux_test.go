@@ -10,7 +10,7 @@ import (
 // TestStableSocketOfTheDying finds the socket of a daemon that was killed while it began to start a process.
 func TestStableSocketOfTheDying(t *testing.T) {
 	b := newBed(t, func(d *Sockets) {
-		path := filepath.Join(d.config.Dir, "T", "gone.sock")
+		path := filepath.Join(d.Dir, "T", "gone.sock")
 		if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
 			t.Fatal(err)
 		}

@@ -39,7 +39,7 @@ func TestCallsAtStableSocketsAreBounded(t *testing.T) {
 	b := newBed(t, func(s *Sockets) {
 		bounds := h2proxy.DefaultLimits
 		bounds.UserCalls, bounds.Calls = 2, 3
-		s.config.Budget = limits.NewBudget("calls of plugins", bounds, 0, limited, slog.New(slog.NewTextHandler(log, nil)))
+		s.Budget = limits.NewBudget("calls of plugins", bounds, 0, limited, slog.New(slog.NewTextHandler(log, nil)))
 	})
 	if err := os.Chmod(b.tmp, 0o755); err != nil {
 		t.Fatal(err)
@@ -142,7 +142,7 @@ func TestIdleCallersOfStableSockets(t *testing.T) {
 	}
 	refused := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "refused"}, []string{"socket", "reason"})
 	b := newBed(t, func(s *Sockets) {
-		s.config.Conns = limits.NewConnections(0, 64, nil, refused, discard) // 8 of a user, 16 of all
+		s.Conns = limits.NewConnections(0, 64, nil, refused, discard) // 8 of a user, 16 of all
 	})
 	if err := os.Chmod(b.tmp, 0o755); err != nil {
 		t.Fatal(err)

@@ -13,31 +13,31 @@ import (
 
 const (
 	socketSuffix = ".sock"
-	// shortMark precedes the digest in a shortened name. It is different from every escape.
+	// shortMark precedes the digest in a shortened name. No escape contains it.
 	shortMark = "~~"
-	// digestLength is the length of the digest in characters of five bits, shortLength that of the shortest name with one.
+	// digestLength is the length of a digest in base 32; shortLength is the length of the shortest name with a digest.
 	digestLength = 16
 	shortLength  = len(shortMark) + digestLength
-	// MaxDir is the length of the longest directory in which there is room for every type and name.
+	// MaxDir is the maximum length of a directory in which every type and name has a socket path.
 	MaxDir = sock.MaxPath - len("/") - shortLength - len("/") - shortLength - len(socketSuffix)
 )
 
 var digestEncoding = base32.StdEncoding.WithPadding(base32.NoPadding)
 
-// socketPath returns where below a directory the stable socket of a plugin is: DIR/TYPE/NAME.sock. Type and name are written as file names:
+// socketPath returns the path of a plugin's stable socket, DIR/TYPE/NAME.sock. Type and name are encoded as file names:
 //
 //   - ASCII letters, digits, dots, hyphens and underscores stand for themselves, except a dot in front.
-//   - Every other byte is a tilde and two hexadecimal digits: "a/b" is "a~2Fb".
-//   - A name that would make the path too long for a socket is cut; two tildes and a digest of the whole name follow.
+//   - Every other byte becomes a tilde and two hexadecimal digits: "a/b" is "a~2Fb".
+//   - If the path would be too long for a socket, the name is cut, and two tildes and a digest of the whole name follow.
 //
-// Different plugins have different paths, unless digests of 80 bits are the same.
+// Different plugins have different paths, unless digests of 80 bits collide.
 func socketPath(dir string, p plugin.Name) string {
 	room := sock.MaxPath - len(dir) - len("//") - len(socketSuffix)
 	folder := fileName(p.Type, room-shortLength)
 	return filepath.Join(dir, folder, fileName(p.Name, room-len(folder))+socketSuffix)
 }
 
-// fileName returns a text as a file name of at most length bytes, of which there must be at least shortLength.
+// fileName encodes text as a file name of at most length bytes. The length must be at least shortLength.
 func fileName(text string, length int) string {
 	var b strings.Builder
 	for i := range len(text) {
@@ -55,7 +55,7 @@ func fileName(text string, length int) string {
 	return b.String()[:length-shortLength] + shortMark + digest
 }
 
-// isStableName reports whether a file has the name of a stable socket.
+// isStableName reports whether socketPath may have produced the name of a file.
 func isStableName(file string) bool {
 	name, ok := strings.CutSuffix(file, socketSuffix)
 	return ok && name != "" && name[0] != '.' &&

@@ -1,5 +1,5 @@
-// Package stablesocket keeps a socket for each plugin whose path depends only on its type and name, for consumers that are not written in
-// Go. A call on it goes to the instance that is current when the call begins.
+// Package stablesocket serves, for each plugin, a socket whose path depends only on the plugin's type and name. It is for consumers that are
+// not written in Go. Each call on it is forwarded to the instance that is current when the call begins.
 package stablesocket
 
 import (
@@ -30,18 +30,19 @@ import (
 const (
 	dirMode = 0o750
 	mode    = 0o660
-	// goneGrace is how long the socket of a plugin that is gone stays; calls then fail with that. A client that cannot connect waits before
-	// it tries again, up to two minutes with gRPC's own back-off; one that gets an error can call the plugin again as soon as it is back.
+	// goneGrace is how long the socket of a plugin stays after the plugin has disappeared. Calls then fail immediately, and the client can
+	// try again when it likes. Without the socket, a client could not connect, and gRPC's back-off would delay it by up to two minutes.
 	goneGrace = 30 * time.Second
-	// maxGone bounds the sockets of plugins that are gone, so that short-lived names do not use up descriptors.
+	// maxGone bounds the sockets of plugins that have disappeared, so that short-lived names do not use up descriptors.
 	maxGone = 256
-	// retryInterval is the time after which a socket that could not be created is tried again.
+	// retryInterval is the time between attempts to create a socket.
 	retryInterval = 5 * time.Second
 )
 
-// Config configures stable sockets.
-type Config struct {
-	// Dir is the directory of the sockets. It is created.
+// Sockets keeps a stable socket for each plugin and role in a registry. Set the exported fields, then call Init, then Run. Methods other than
+// Condition are not safe for concurrent use.
+type Sockets struct {
+	// Dir is the directory of the sockets.
 	Dir string
 	// Registry has the plugins of this node.
 	Registry *dynamicplugins.Store
@@ -53,28 +54,24 @@ type Config struct {
 	Conns  *limits.Connections
 	Budget *h2proxy.Budget
 	Log    *slog.Logger
-}
 
-// Sockets keeps a stable socket for each plugin and role in a registry.
-type Sockets struct {
-	config Config
-	grace  time.Duration // goneGrace
-	retry  time.Duration // retryInterval
+	grace time.Duration // goneGrace
+	retry time.Duration // retryInterval
 
-	// All calls end with end.
-	end  context.Context //nolint:containedctx // It is that of Run, which all calls share.
-	stop context.CancelCauseFunc
+	// lifetime is the context of all calls; stop cancels it.
+	lifetime context.Context //nolint:containedctx // All calls share it.
+	stop     context.CancelCauseFunc
 	// serving counts the servers, including those of removed sockets.
 	serving sync.WaitGroup
 
 	// sockets and due belong to the goroutine of Run.
 	sockets map[plugin.Name]*socket
-	// due has the time at which the socket of a plugin that is gone is removed, or one that could not be created is tried again.
+	// due is when to remove the socket of a plugin that is gone, or to retry creating a socket.
 	due map[plugin.Name]time.Time
 
 	mu     sync.Mutex
-	failed map[plugin.Name]error
-	since  time.Time // when the first of failed failed
+	failed map[plugin.Name]error // the plugins without a socket, and the reason
+	since  time.Time             // when the first of failed failed
 }
 
 type socket struct {
@@ -82,24 +79,22 @@ type socket struct {
 	server   *proxy.Server
 }
 
-// New creates the directory of the sockets, which exist while Run runs.
-func New(c Config) (*Sockets, error) {
-	if err := os.MkdirAll(c.Dir, dirMode); err != nil {
-		return nil, server.AdviseOnPath(fmt.Errorf("cannot create the directory of the stable sockets: %w", err), "dispense directory")
+// Init creates the directory of the sockets, if necessary. It creates no sockets.
+func (s *Sockets) Init() error {
+	if err := os.MkdirAll(s.Dir, dirMode); err != nil {
+		return server.AdviseOnPath(fmt.Errorf("cannot create the directory of the stable sockets: %w", err), "dispense directory")
 	}
-	s := &Sockets{
-		config: c, grace: goneGrace, retry: retryInterval, sockets: map[plugin.Name]*socket{},
-		due: map[plugin.Name]time.Time{}, failed: map[plugin.Name]error{},
-	}
-	s.end, s.stop = context.WithCancelCause(context.Background())
-	return s, nil
+	s.grace, s.retry = goneGrace, retryInterval
+	s.sockets, s.due, s.failed = map[plugin.Name]*socket{}, map[plugin.Name]time.Time{}, map[plugin.Name]error{}
+	s.lifetime, s.stop = context.WithCancelCause(context.Background())
+	return nil
 }
 
-// Run keeps the sockets until ctx ends. Then it ends all calls, removes the sockets, and returns.
+// Run serves the sockets until ctx is done. Then it cancels all calls, removes the sockets, and returns.
 func (s *Sockets) Run(ctx context.Context) {
-	// The registry is shut down soon after, so calls have to end with this reason before.
+	// Cancels the calls before the registry shuts down, so that they get this error.
 	defer context.AfterFunc(ctx, func() { s.stop(server.ErrStopping) })()
-	plugins, events := s.config.Registry.Watch(ctx, "")
+	plugins, events := s.Registry.Watch(ctx, "")
 	s.followAll(ctx, plugins)
 	s.clear(ctx)
 	timer := time.NewTimer(s.untilDue())
@@ -127,7 +122,7 @@ func (s *Sockets) followAll(ctx context.Context, plugins []*dynamicplugins.Plugi
 	for _, p := range plugins {
 		s.follow(ctx, plugin.Name{Type: p.Type, Name: p.Name})
 	}
-	for k := range s.config.InFleet {
+	for k := range s.InFleet {
 		s.follow(ctx, k)
 	}
 	for k := range s.sockets {
@@ -140,7 +135,7 @@ func (s *Sockets) followAll(ctx context.Context, plugins []*dynamicplugins.Plugi
 
 // follow creates the socket of a plugin, or schedules its removal, according to the registry.
 func (s *Sockets) follow(ctx context.Context, k plugin.Name) {
-	there := s.config.InFleet[k] != nil || len(s.config.Registry.Instances(k.Type, k.Name)) > 0
+	there := s.InFleet[k] != nil || len(s.Registry.Instances(k.Type, k.Name)) > 0
 	_, waiting := s.due[k]
 	switch entry := s.sockets[k]; {
 	case there && entry != nil:
@@ -180,7 +175,7 @@ func (s *Sockets) untilDue() time.Duration {
 	return time.Until(first)
 }
 
-// limitGone removes the oldest socket of a plugin that is gone if there are too many.
+// limitGone removes the oldest of the sockets whose plugins have disappeared, if there are too many.
 func (s *Sockets) limitGone(ctx context.Context) {
 	var gone []plugin.Name
 	for k := range s.due {
@@ -194,7 +189,7 @@ func (s *Sockets) limitGone(ctx context.Context) {
 }
 
 func (s *Sockets) open(ctx context.Context, k plugin.Name) {
-	path := socketPath(s.config.Dir, k)
+	path := socketPath(s.Dir, k)
 	err := os.MkdirAll(filepath.Dir(path), dirMode)
 	var listener *sock.Placed
 	if err == nil {
@@ -209,8 +204,8 @@ func (s *Sockets) open(ctx context.Context, k plugin.Name) {
 	}
 	delete(s.due, k)
 	s.succeeded(k)
-	calls := s.config.Calls
-	if elsewhere := s.config.InFleet[k]; elsewhere != nil {
+	calls := s.Calls
+	if elsewhere := s.InFleet[k]; elsewhere != nil {
 		calls = elsewhere
 	}
 	director := proxy.Director(func(ctx context.Context, _ string) (grpc.ClientConnInterface, error) {
@@ -218,32 +213,32 @@ func (s *Sockets) open(ctx context.Context, k plugin.Name) {
 	})
 	entry := &socket{
 		listener: listener,
-		server: proxy.NewServer(s.end, director.Forward, proxy.ServerConfig{
-			Budget: s.config.Budget, HeaderTimeout: server.HeaderTimeout, Log: s.config.Log,
+		server: proxy.NewServer(s.lifetime, director.Forward, proxy.ServerConfig{
+			Budget: s.Budget, HeaderTimeout: server.HeaderTimeout, Log: s.Log,
 		}),
 	}
 	s.sockets[k] = entry
 	s.serving.Go(func() {
-		if err := entry.server.Serve(s.config.Conns.Bound(listener, "stable", nil)); err != nil {
-			s.config.Log.Error("a stable socket has stopped serving", "plugin", k.String(), "path", path, "error", err)
+		if err := entry.server.Serve(s.Conns.Bound(listener, "stable", nil)); err != nil {
+			s.Log.Error("a stable socket has stopped serving", "plugin", k.String(), "path", path, "error", err)
 		}
 	})
-	s.config.Log.Debug("a stable socket leads to a plugin", "plugin", k.String(), "path", path)
+	s.Log.Debug("a stable socket leads to a plugin", "plugin", k.String(), "path", path)
 }
 
-// remove removes the socket of a plugin. Calls in progress continue until they end or the daemon stops.
+// remove removes the socket of a plugin. Calls in progress continue.
 func (s *Sockets) remove(ctx context.Context, k plugin.Name) {
 	entry := s.sockets[k]
 	delete(s.sockets, k)
 	delete(s.due, k)
 	s.withdraw(ctx, k, entry)
 	s.serving.Go(entry.server.Drain)
-	s.config.Log.Debug("the stable socket of a plugin that is gone was removed", "plugin", k.String())
+	s.Log.Debug("the stable socket of a plugin that is gone was removed", "plugin", k.String())
 }
 
 func (s *Sockets) withdraw(ctx context.Context, k plugin.Name, entry *socket) {
 	if _, err := entry.listener.Withdraw(ctx); err != nil && ctx.Err() == nil {
-		s.config.Log.Warn("cannot remove the stable socket of a plugin", "plugin", k.String(), "error", err)
+		s.Log.Warn("cannot remove the stable socket of a plugin", "plugin", k.String(), "error", err)
 	}
 }
 
@@ -254,7 +249,7 @@ func (s *Sockets) close() {
 	for k, entry := range s.sockets {
 		s.withdraw(ctx, k, entry)
 	}
-	s.clear(ctx) // ctx of Run may have ended before
+	s.clear(ctx) // Run may not have done it before its context was done
 	s.stop(server.ErrStopping)
 	for _, entry := range s.sockets {
 		s.serving.Go(entry.server.Drain)
@@ -263,8 +258,8 @@ func (s *Sockets) close() {
 	s.serving.Wait()
 }
 
-// clear removes stale sockets and leaves all other files. For a socket whose owner has exited it waits for at most a second: a process that
-// a killed daemon was starting shares its listeners for a moment.
+// clear removes stale sockets and no other files. It waits up to a second for sockets whose owner has exited to become stale: a process that
+// a killed daemon was starting shares the daemon's listeners briefly.
 func (s *Sockets) clear(ctx context.Context) {
 	for end := time.Now().Add(time.Second); s.clearOnce(ctx) && time.Now().Before(end); {
 		if !backoff.Pause(ctx, 10*time.Millisecond) {
@@ -273,22 +268,22 @@ func (s *Sockets) clear(ctx context.Context) {
 	}
 }
 
-// clearOnce removes the stale sockets, and reports whether there are others whose owners have exited.
+// clearOnce removes the stale sockets, and reports whether others will become stale because their owners have exited.
 func (s *Sockets) clearOnce(ctx context.Context) (again bool) {
-	folders, err := os.ReadDir(s.config.Dir)
+	folders, err := os.ReadDir(s.Dir)
 	// gofail: var dispenseClear string
 	// folders, err = nil, errors.New(dispenseClear)
 	if err != nil {
-		s.config.Log.Warn("cannot search the dispense directory for leftover sockets", "error", err)
+		s.Log.Warn("cannot search the dispense directory for leftover sockets", "error", err)
 	}
 	for _, folder := range folders {
-		files, err := os.ReadDir(filepath.Join(s.config.Dir, folder.Name()))
+		files, err := os.ReadDir(filepath.Join(s.Dir, folder.Name()))
 		if err != nil {
 			continue // not a directory, or not ours
 		}
 		for _, file := range files {
 			name, beside := besideStable(file.Name())
-			path := filepath.Join(s.config.Dir, folder.Name(), name)
+			path := filepath.Join(s.Dir, folder.Name(), name)
 			if !isStableName(name) {
 				continue
 			}
@@ -302,8 +297,8 @@ func (s *Sockets) clearOnce(ctx context.Context) (again bool) {
 	return again
 }
 
-// besideStable returns the name of the socket to which a hidden file of package sock belongs, such as .NAME.sock.lock, or else the name of
-// the file itself.
+// besideStable returns NAME.sock for a hidden file of package sock, such as .NAME.sock.lock. For any other file it returns the file's name
+// and false.
 func besideStable(file string) (name string, beside bool) {
 	end := strings.LastIndexByte(file, '.')
 	if end < 1 || file[0] != '.' {
@@ -317,8 +312,8 @@ func isFree(path string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// isStale reports whether a file is a socket of this user on which no process accepts, or whose owner has exited while another process
-// still shares its listener.
+// isStale reports whether a file is a socket of this user that refuses connections (stale), or whose owner has exited while another process
+// still shares its listener (dying).
 func isStale(ctx context.Context, path string) (stale, dying bool) {
 	info, err := sock.Stat(path)
 	if err != nil || !info.IsSocket() || int(info.UID) != os.Geteuid() {
@@ -336,7 +331,7 @@ func (s *Sockets) clearPath(ctx context.Context, path string) {
 		err = errors.Join(err, placed.Close())
 	}
 	if err != nil && !errors.Is(err, sock.ErrInUse) {
-		s.config.Log.Warn("cannot remove a leftover stable socket", "path", path, "error", err)
+		s.Log.Warn("cannot remove a leftover stable socket", "path", path, "error", err)
 	}
 }
 
@@ -345,7 +340,7 @@ func (s *Sockets) fail(k plugin.Name, err error) {
 	defer s.mu.Unlock()
 	before := s.failed[k]
 	if before == nil || before.Error() != err.Error() {
-		s.config.Log.Error("a plugin has no stable socket", "plugin", k.String(), "error", err)
+		s.Log.Error("a plugin has no stable socket", "plugin", k.String(), "error", err)
 	}
 	if len(s.failed) == 0 {
 		s.since = time.Now()
@@ -359,7 +354,7 @@ func (s *Sockets) succeeded(k plugin.Name) {
 	delete(s.failed, k)
 }
 
-// Condition is degraded if a plugin has no socket.
+// Condition returns the condition "dispense". It is not OK while a plugin has no socket.
 func (s *Sockets) Condition() plugin.Condition {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -45,10 +45,10 @@ func TestStableSocketsBelongToTheGroupOfTheDirectory(t *testing.T) {
 	}
 	const group = 4242
 	b := newBed(t, func(d *Sockets) {
-		if err := os.Chown(d.config.Dir, 0, group); err != nil {
+		if err := os.Chown(d.Dir, 0, group); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.Chmod(d.config.Dir, os.ModeSetgid|0o750); err != nil {
+		if err := os.Chmod(d.Dir, os.ModeSetgid|0o750); err != nil {
 			t.Fatal(err)
 		}
 	})
@@ -68,7 +68,7 @@ func TestStableSocketsOfOthers(t *testing.T) {
 	}
 	b := newBed(t, func(d *Sockets) {
 		for name, uid := range map[string]int{"ours": 0, "theirs": 65534} {
-			path := socketPath(d.config.Dir, named("T", name))
+			path := socketPath(d.Dir, named("T", name))
 			leave(t, path)
 			if err := os.Chown(path, uid, uid); err != nil {
 				t.Fatal(err)

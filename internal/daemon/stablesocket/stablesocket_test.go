@@ -29,8 +29,8 @@ func TestStableSocketLeadsToCurrentInstance(t *testing.T) {
 	one, two := b.serve("one"), b.serve("two")
 	b.register("T", "n", one)
 	c := b.client("T", "n")
-	path := socketPath(b.config.Dir, named("T", "n"))
-	for path, want := range map[string]fs.FileMode{path: fs.ModeSocket | 0o660, filepath.Dir(path): fs.ModeDir | 0o750, b.config.Dir: fs.ModeDir | 0o750} {
+	path := socketPath(b.Dir, named("T", "n"))
+	for path, want := range map[string]fs.FileMode{path: fs.ModeSocket | 0o660, filepath.Dir(path): fs.ModeDir | 0o750, b.Dir: fs.ModeDir | 0o750} {
 		if info, err := os.Lstat(path); err != nil || info.Mode() != want {
 			t.Errorf("%s: %v, %v, want mode %v", path, info.Mode(), err, want)
 		}
@@ -122,7 +122,7 @@ func TestStableSocketOfPluginThatIsGone(t *testing.T) {
 		b.register("T", "n", one)
 		b.deregister("T", "other", "one")
 		b.socket("T", "other", false) // it was due later
-		if after, err := sock.Stat(socketPath(b.config.Dir, named("T", "n"))); err != nil || after.ID != before.ID {
+		if after, err := sock.Stat(socketPath(b.Dir, named("T", "n"))); err != nil || after.ID != before.ID {
 			t.Errorf("the socket was removed: %v", err)
 		}
 	})
@@ -139,7 +139,7 @@ func TestStableSocketOfPluginThatIsGone(t *testing.T) {
 			b.deregister("T", fmt.Sprint(i), "one")
 		}
 		until(t, "one socket too many went", func() bool {
-			files, err := filepath.Glob(filepath.Join(b.config.Dir, "T", "*.sock"))
+			files, err := filepath.Glob(filepath.Join(b.Dir, "T", "*.sock"))
 			return err == nil && len(files) == maxGone
 		})
 	})
@@ -261,8 +261,8 @@ func TestStableSocketsOfAShortLife(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	d, err := New(Config{Dir: dir, Registry: registry, Calls: registry, Conns: manyConns(), Log: discard})
-	if err != nil {
+	d := &Sockets{Dir: dir, Registry: registry, Calls: registry, Conns: manyConns(), Log: discard}
+	if err := d.Init(); err != nil {
 		t.Fatal(err)
 	}
 	left := []string{socketPath(dir, named("T", "n")), socketPath(dir, named("T", "other"))}
@@ -283,7 +283,7 @@ func TestStableSocketsOfAShortLife(t *testing.T) {
 func TestStableSocketsLeftBehind(t *testing.T) {
 	var left, hidden, foreign, file, unborn string
 	b := newBed(t, func(d *Sockets) {
-		folder := filepath.Join(d.config.Dir, "T")
+		folder := filepath.Join(d.Dir, "T")
 		if err := os.MkdirAll(folder, 0o750); err != nil {
 			t.Fatal(err)
 		}
@@ -310,9 +310,9 @@ func TestStableSocketsLeftBehind(t *testing.T) {
 			t.Fatal(err)
 		}
 		d.retry = time.Millisecond
-		if err := d.config.Registry.RegisterPlugin(&dynamicplugins.PluginInfo{
+		if err := d.Registry.RegisterPlugin(&dynamicplugins.PluginInfo{
 			Type: "T", Name: "n", AllocID: "one", ConnectionInfo: &dynamicplugins.PluginConnectionInfo{
-				SocketPath: filepath.Join(filepath.Dir(d.config.Dir), "one"),
+				SocketPath: filepath.Join(filepath.Dir(d.Dir), "one"),
 			},
 		}); err != nil {
 			t.Fatal(err)
@@ -321,7 +321,7 @@ func TestStableSocketsLeftBehind(t *testing.T) {
 	b.socket("T", "left", false)
 	one := b.serve("one")
 	until(t, "the socket that was left is replaced", func() bool {
-		_, err := sock.Probe(t.Context(), socketPath(b.config.Dir, named("T", "n")))
+		_, err := sock.Probe(t.Context(), socketPath(b.Dir, named("T", "n")))
 		return err == nil
 	})
 	if got := b.ask(b.client("T", "n")); got != "one" {
