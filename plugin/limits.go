@@ -2,13 +2,18 @@ package plugin
 
 import "time"
 
-// Timeouts limit the steps of a registration. Zero values are the defaults.
+// Timeouts bound the steps of a registration. Zero means the default: 1 s for Dial, 5 s for GetInfo and Notify, and no bound for Handler. Only
+// a handler that has a method RegisterPluginContext can be interrupted; any other handler that does not return blocks its plugin, and the
+// status shows that.
 type Timeouts struct {
-	// Dial limits one connect (default 1 s), GetInfo and Notify one call to the plugin (default 5 s each).
-	Dial, GetInfo, Notify time.Duration
-	// Handler limits one RegisterPluginContext of a handler that has it (default none). A handler without it cannot be interrupted: it blocks
-	// its plugin, and the status shows that.
-	Handler time.Duration
+	// Dial bounds one connect to a socket.
+	Dial time.Duration `json:"dial"`
+	// GetInfo bounds the call that asks a plugin for its type and name.
+	GetInfo time.Duration `json:"getInfo"`
+	// Notify bounds the call that notifies a plugin of the result of its registration.
+	Notify time.Duration `json:"notify"`
+	// Handler bounds one registration by a handler that can be interrupted (default: unlimited).
+	Handler time.Duration `json:"handler"`
 }
 
 // Bounds limit what a plugin may announce. Zero values are the defaults. An answer may be limited as a whole before they apply.

@@ -15,6 +15,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/patchbay-dev/patchbay/internal/fuzzcorpus"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 func write(t *testing.T, path, text string) {
@@ -212,11 +213,11 @@ func TestMergeOrder(t *testing.T) {
 				want.Handlers[ptype] = kind
 			}
 			if len(l.Dial) > 0 && want.TypeTimeouts == nil {
-				want.TypeTimeouts = map[string]Timeouts{}
+				want.TypeTimeouts = map[string]plugin.Timeouts{}
 			}
 			for ptype, dial := range l.Dial {
 				of := want.TypeTimeouts[ptype]
-				of.Dial = map[string]Timeouts{"1s": {Dial: 1e9}, "2s": {Dial: 2e9}}[dial].Dial
+				of.Dial = map[string]plugin.Timeouts{"1s": {Dial: 1e9}, "2s": {Dial: 2e9}}[dial].Dial
 				want.TypeTimeouts[ptype] = of
 			}
 		}

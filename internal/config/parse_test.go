@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/patchbay-dev/patchbay/internal/catalogue"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 const header = "apiVersion: patchbay.dev/v1alpha1\nkind: Config\n"
@@ -66,8 +67,8 @@ plugins:
 		PluginDirs: []string{"/a", "/b"}, DeprecatedPluginDir: "/c", State: "/d", ControlSocket: "/e", HTTP: "localhost:80",
 		Handlers:       map[string]string{"Mine": "accept", "a.b": "csi"},
 		Log:            Log{"debug", "text"},
-		Timeouts:       Timeouts{time.Second, 2 * time.Second, 3 * time.Second, 4 * time.Second},
-		TypeTimeouts:   map[string]Timeouts{"Mine": {GetInfo: 90 * time.Second}, "Yours": {}},
+		Timeouts:       plugin.Timeouts{Dial: time.Second, GetInfo: 2 * time.Second, Notify: 3 * time.Second, Handler: 4 * time.Second},
+		TypeTimeouts:   map[string]plugin.Timeouts{"Mine": {GetInfo: 90 * time.Second}, "Yours": {}},
 		ClientTimeouts: map[string]time.Duration{"Mine": time.Millisecond, "Mine/one": 2 * time.Millisecond},
 		Bounds:         Bounds{1, 2, 7, 8, 3, 4, 5, 6},
 		Plugins:        []catalogue.Plugin{one, two},

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/catalogue"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
@@ -64,9 +65,9 @@ type Config struct {
 	// Log sets the level and format of the log.
 	Log Log `json:"log"`
 	// Timeouts bound the steps of a registration.
-	Timeouts Timeouts `json:"timeouts"`
+	Timeouts plugin.Timeouts `json:"timeouts"`
 	// TypeTimeouts override timeouts for some plugin types.
-	TypeTimeouts map[string]Timeouts `json:"typeTimeouts"`
+	TypeTimeouts map[string]plugin.Timeouts `json:"typeTimeouts"`
 	// ClientTimeouts are the timeouts that handlers get for their calls to plugins, by TYPE or TYPE/NAME; the latter overrides the former.
 	// A registered plugin keeps the timeout with which it was registered.
 	ClientTimeouts map[string]time.Duration `json:"clientTimeouts"`
@@ -156,18 +157,6 @@ type Log struct {
 	Level string `json:"level" enum:"info,debug,warn,error"`
 	// Format is the format of the log; auto is text on a terminal and JSON elsewhere.
 	Format string `json:"format" enum:"auto,text,json"`
-}
-
-// Timeouts bound the steps of a registration.
-type Timeouts struct {
-	// Dial bounds one connect to a socket.
-	Dial time.Duration `json:"dial"`
-	// GetInfo bounds the call that asks a plugin for its type and name.
-	GetInfo time.Duration `json:"getInfo"`
-	// Notify bounds the call that notifies a plugin of the result of its registration.
-	Notify time.Duration `json:"notify"`
-	// Handler bounds one registration by a handler that can be interrupted (default: unlimited).
-	Handler time.Duration `json:"handler"`
 }
 
 // Bounds limit what plugins may announce and how much of the plugin directories is searched.
@@ -324,7 +313,7 @@ func (c *Config) SetDefaults() {
 	c.APIVersion, c.Kind = apiVersion, configKind
 	c.Unhandled = Unhandled[0]
 	c.Log = Log{Level: LogLevels[0], Format: LogFormats[0]}
-	c.Timeouts = Timeouts{Dial: time.Second, GetInfo: 5 * time.Second, Notify: 5 * time.Second}
+	c.Timeouts = plugin.Timeouts{Dial: time.Second, GetInfo: 5 * time.Second, Notify: 5 * time.Second}
 	c.Trust.NameGrace = 10 * time.Minute
 	c.Tracing = Tracing{Percent: 100}
 	c.Fleet = Fleet{

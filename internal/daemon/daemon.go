@@ -19,6 +19,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -26,7 +27,6 @@ import (
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
 	"github.com/patchbay-dev/patchbay/host/goplugin"
 	"github.com/patchbay-dev/patchbay/internal/backoff"
-	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/daemon/controlapi"
 	"github.com/patchbay-dev/patchbay/internal/daemon/limits"
@@ -340,8 +340,8 @@ func (d *Daemon) newRuntime(state *boltstate.Store, metrics *telemetry.Metrics, 
 			MaxUserDirs:   b.MaxUserDirs,
 			MaxDirs:       b.MaxDirs,
 			Registration: reconciler.Config{
-				Timeouts:     plugin.Timeouts(c.Timeouts),
-				TypeTimeouts: typeTimeouts(c.TypeTimeouts),
+				Timeouts:     c.Timeouts,
+				TypeTimeouts: c.TypeTimeouts,
 				Bounds: limits.Plugins(plugin.Bounds{
 					Text: b.Text, Versions: b.Versions, UserBytes: b.UserBytes, TotalBytes: b.TotalBytes,
 				}, limits.OpenFiles()),
@@ -362,14 +362,6 @@ func (d *Daemon) newRuntime(state *boltstate.Store, metrics *telemetry.Metrics, 
 		Observer:        observer,
 		Logger:          d.log,
 	})
-}
-
-func typeTimeouts(c map[string]config.Timeouts) map[string]plugin.Timeouts {
-	byType := map[string]plugin.Timeouts{}
-	for ptype, timeouts := range c {
-		byType[ptype] = plugin.Timeouts(timeouts)
-	}
-	return byType
 }
 
 // warn logs an error that must not keep the daemon from ending in order.
@@ -400,17 +392,14 @@ func (c *closers) close() error {
 	return errors.Join(errs...)
 }
 
-// inBackground runs something until ctx ends. What it returns ends it and returns when nothing is left of it.
+// inBackground calls run in a goroutine. stop ends the context of run and waits until run has returned.
 func inBackground(ctx context.Context, run func(context.Context)) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		run(ctx)
-	}()
+	var running sync.WaitGroup
+	running.Go(func() { run(ctx) })
 	return func() {
 		cancel()
-		<-ended
+		running.Wait()
 	}
 }
 

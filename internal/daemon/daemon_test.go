@@ -31,6 +31,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/daemon"
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
 )
 
@@ -359,7 +360,7 @@ func TestConfig(t *testing.T) {
 		"empty type":          func(c *daemon.Options) { c.Handlers = map[string]string{"": daemon.HandlerAccept} },
 		"type with a slash":   func(c *daemon.Options) { c.Handlers = map[string]string{"a/b": daemon.HandlerAccept} },
 		"unknown handler":     func(c *daemon.Options) { c.Handlers = map[string]string{"A": "none"} },
-		"timeouts of no type": func(c *daemon.Options) { c.TypeTimeouts = map[string]config.Timeouts{"a/b": {}} },
+		"timeouts of no type": func(c *daemon.Options) { c.TypeTimeouts = map[string]plugin.Timeouts{"a/b": {}} },
 		"public HTTP":         func(c *daemon.Options) { c.HTTP = "0.0.0.0:0" },
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -149,7 +149,7 @@ func (d *Daemon) reload() (changed []string, err error) {
 	r.running.guard.Replace(roles)
 	r.running.node.Reload(next.Fleet)
 	d.timeouts.Store(&next.ClientTimeouts)
-	d.warn(runtime.SetTimeouts(plugin.Timeouts(next.Timeouts), typeTimeouts(next.TypeTimeouts))) // Validate has checked them
+	d.warn(runtime.SetTimeouts(next.Timeouts, next.TypeTimeouts)) // Validate has checked them
 	// Their plugins are still being deregistered: they have to bear that.
 	if err := closeHandlers(r.running.exchange(added, removed)); err != nil {
 		d.log.Error("cannot close a plugin handler", "error", err)

@@ -46,7 +46,7 @@ func (r *reloadable) load() (*config.Loaded, error) {
 	return &next, r.err
 }
 
-type timeouts = config.Timeouts
+type timeouts = plugin.Timeouts
 
 func (r *reloadable) setLog(l config.Log) {
 	r.mu.Lock()

@@ -112,6 +112,19 @@ func (a *Auditor) denied(c Actor, action string, err error) {
 	}
 }
 
+// DenyNode records that a call of another node was denied, and returns its error, which does not reveal whether there is such a plugin.
+func (a *Auditor) DenyNode(c Actor, call Call) error {
+	who := c.String()
+	what := fmt.Sprintf("%s of plugin %s", short(call.Method), shortName(call.Plugin))
+	if first, left := a.denials.allow(audited{who: c.Key(), action: what}); first {
+		a.log.Warn("fleet: a call from another node was denied", "caller", who, "call", what, "leftOut", left)
+		a.publish(plugin.Event{
+			Time: time.Now(), Kind: plugin.EventFleetCallDenied, Message: fmt.Sprintf("%s may not call %s%s", who, what, leftOut(left)),
+		})
+	}
+	return status.Errorf(codes.PermissionDenied, "%s may not call %s: no rule in fleet.serve.allow of the node allows it", who, what)
+}
+
 // resultOf returns the name of a code.
 func resultOf(code codes.Code) string {
 	if code == codes.OK {
@@ -321,29 +334,4 @@ func (r *entryRate) user(who string, now time.Time) *userEntries {
 	}
 	u.last = now
 	return u
-}
-
-// Denials publishes the calls of other nodes that were denied.
-type Denials struct {
-	publish func(plugin.Event)
-	log     *slog.Logger
-	told    *entryRate
-}
-
-// NewDenials returns a Denials that passes its events to publish.
-func NewDenials(publish func(plugin.Event), log *slog.Logger) *Denials {
-	return &Denials{publish, log, newEntryRate(maxEntries, maxAllEntries)}
-}
-
-// Deny records a denied call and returns its error, which does not reveal whether there is such a plugin.
-func (d *Denials) Deny(c Actor, call Call) error {
-	who := c.String()
-	what := fmt.Sprintf("%s of plugin %s", short(call.Method), shortName(call.Plugin))
-	if first, left := d.told.allow(audited{who: c.Key(), action: what}); first {
-		d.log.Warn("fleet: a call from another node was denied", "caller", who, "call", what, "leftOut", left)
-		d.publish(plugin.Event{
-			Time: time.Now(), Kind: plugin.EventFleetCallDenied, Message: fmt.Sprintf("%s may not call %s%s", who, what, leftOut(left)),
-		})
-	}
-	return status.Errorf(codes.PermissionDenied, "%s may not call %s: no rule in fleet.serve.allow of the node allows it", who, what)
 }

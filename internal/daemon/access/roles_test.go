@@ -232,11 +232,11 @@ func TestCallsThatLookAlike(t *testing.T) {
 // TestFleetDenialsOfOneHideNoOther: what one node may not do is told however much another one may not.
 func TestFleetDenialsOfOneHideNoOther(t *testing.T) {
 	var told []string
-	d := NewDenials(func(e plugin.Event) { told = append(told, e.Message) }, slog.New(slog.DiscardHandler))
+	d := NewAuditor(func(e plugin.Event) { told = append(told, e.Message) }, slog.New(slog.DiscardHandler))
 	for i := range 2 * maxEntries {
-		_ = d.Deny(node("node-a"), Call{Plugin: named("T", fmt.Sprint("made-up", i)), Method: "a.B/C"})
+		_ = d.DenyNode(node("node-a"), Call{Plugin: named("T", fmt.Sprint("made-up", i)), Method: "a.B/C"})
 	}
-	_ = d.Deny(node("node-b"), Call{Plugin: named("CSIPlugin", "disk"), Method: "csi.v1.Node/NodePublishVolume"})
+	_ = d.DenyNode(node("node-b"), Call{Plugin: named("CSIPlugin", "disk"), Method: "csi.v1.Node/NodePublishVolume"})
 	if len(told) != maxEntries+1 || !strings.Contains(told[maxEntries], "node-b may not call") {
 		t.Errorf("%d are told, the last: %q", len(told), told[len(told)-1])
 	}
@@ -253,9 +253,9 @@ func (n node) Attrs() []any { return nil }
 
 func TestDenials(t *testing.T) {
 	var events []string
-	d := NewDenials(func(e plugin.Event) { events = append(events, string(e.Kind)+" "+e.Message) }, slog.New(slog.DiscardHandler))
+	d := NewAuditor(func(e plugin.Event) { events = append(events, string(e.Kind)+" "+e.Message) }, slog.New(slog.DiscardHandler))
 	for range 3 {
-		err := d.Deny(node("node"), Call{Plugin: named("T", strings.Repeat("n", 1000)), Method: "s/m"})
+		err := d.DenyNode(node("node"), Call{Plugin: named("T", strings.Repeat("n", 1000)), Method: "s/m"})
 		if status.Code(err) != codes.PermissionDenied || len(err.Error()) > 400 {
 			t.Errorf("got %v", err)
 		}
@@ -264,10 +264,10 @@ func TestDenials(t *testing.T) {
 		t.Errorf("events %q", events)
 	}
 	for i := range 2 * maxEntries {
-		_ = d.Deny(node("node"), Call{Plugin: named("T", fmt.Sprint(i)), Method: "s/m"})
+		_ = d.DenyNode(node("node"), Call{Plugin: named("T", fmt.Sprint(i)), Method: "s/m"})
 	}
-	if len(events) > maxEntries || len(d.told.users["node"].written) > maxEntries {
-		t.Errorf("%d events, %d remembered", len(events), len(d.told.users["node"].written))
+	if len(events) > maxEntries || len(d.denials.users["node"].written) > maxEntries {
+		t.Errorf("%d events, %d remembered", len(events), len(d.denials.users["node"].written))
 	}
 }
 

@@ -134,7 +134,7 @@ func newNodes(t *testing.T, change func(*callServer)) *nodes {
 	publish := func(plugin.Event) {}
 	calls := &callServer{
 		registry: registry, credentials: certificates[1], rules: access.NewRules([]config.FleetAllow{allow("a", all, all, all)}),
-		denials: access.NewDenials(publish, discard), audit: access.NewAuditor(publish, discard), served: uncounted{}, age: maxConnAge,
+		audit: access.NewAuditor(publish, discard), served: uncounted{}, age: maxConnAge,
 		drain:  newDrain(func() bool { return false }),
 		budget: limits.NewBudget("calls", h2proxy.DefaultLimits, 0, nil, discard),
 		log:    slog.New(slog.NewTextHandler(n.log, &slog.HandlerOptions{Level: slog.LevelWarn})),

@@ -50,7 +50,6 @@ type callServer struct {
 	registry    proxy.Connector
 	credentials *fleet.Credentials
 	rules       *access.Rules[[]config.FleetAllow]
-	denials     *access.Denials
 	audit       *access.Auditor
 	served      Calls
 	drain       *drain
@@ -64,8 +63,7 @@ type callServer struct {
 func (n *Node) Serve(ctx context.Context, listener net.Listener, budget *h2proxy.Budget, failed func()) (stop func() error) {
 	c := n.config
 	s := &callServer{
-		n.Exclusive(c.Registry), n.credentials, n.rules, access.NewDenials(c.Events.Publish, c.Log), access.NewAuditor(c.Events.Publish,
-			c.Log),
+		n.Exclusive(c.Registry), n.credentials, n.rules, access.NewAuditor(c.Events.Publish, c.Log),
 		c.Served, n.drain, budget, c.Log, maxConnAge,
 	}
 	return s.serve(ctx, listener, failed)
@@ -170,7 +168,7 @@ func (s *callServer) handle(end context.Context, caller grpc.ServerStream) (err 
 			return cmp.Or(s.credentials.Trusts(ctx), from.denied(call, rules))
 		}
 		if release, err = s.rules.Admit(denied, cancel); err != nil {
-			return nil, s.denials.Deny(from, call)
+			return nil, s.audit.DenyNode(from, call)
 		}
 		done = s.drain.begin()
 		if err := s.audit.Admit(from); err != nil {
