@@ -2,12 +2,15 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/daemon/node"
@@ -134,6 +137,19 @@ func (f *fileLimit) condition() plugin.Condition {
 	}
 	return plugin.Condition{Name: filesCondition, Since: f.since, Message: fmt.Sprintf("no other file can be opened: %v; registered "+
 		"plugins stay so, other plugins and callers wait; raise the limit of open files (ulimit -n, or LimitNOFILE= of the service)", err)}
+}
+
+// openAnother opens another descriptor of standard input and closes it. The error is that there is none left.
+func openAnother() error {
+	fd, err := unix.FcntlInt(0, unix.F_DUPFD_CLOEXEC, 0)
+	switch {
+	case err == nil:
+		return unix.Close(fd)
+	case errors.Is(err, unix.EMFILE):
+		return err
+	default: // standard input is closed, so the result is not known
+		return nil
+	}
 }
 
 // observed is the runtime as the daemon shows it: with conditions of the daemon's own.

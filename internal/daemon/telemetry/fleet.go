@@ -37,38 +37,22 @@ func (m *Metrics) WatchNode(n *node.Node) {
 	}
 }
 
-// The metrics of fleetCollector, as indexes of fleetDescs.
-const (
-	fleetSessions = iota
-	fleetFailures
-	fleetWrites
-	fleetWrittenBytes
-	fleetLastWrite
-	fleetReaderCurrent
-	fleetLookupCurrent
-	fleetCertificateExpiry
-	fleetLockHeld
-	fleetLockCalls
+var (
+	fleetSessions     = fleetDesc("sessions_total", "How often etcd was found and the node published there.")
+	fleetFailures     = fleetDesc("failures_total", "Connections to etcd and writes for the fleet that failed.")
+	fleetWrites       = fleetDesc("writes_total", "Transactions that wrote to etcd what the node publishes.")
+	fleetWrittenBytes = fleetDesc("written_bytes_total", "The size of the values that were written to etcd.")
+	fleetLastWrite    = fleetDesc("last_write_timestamp_seconds", "When the node was last written to etcd, in seconds since 1970.")
+	fleetCurrent      = fleetDesc("reader_current", "Whether the daemon follows the fleet in etcd: 1 if so, 0 if it has lost it; absent "+
+		"while nobody asks for the fleet.")
+	fleetLookupCurrent = fleetDesc("lookup_current", "Whether the daemon follows what is called in the fleet in etcd: 1 if so or if there is "+
+		"nothing to follow, 0 if it has lost etcd.")
+	fleetExpiry = fleetDesc("certificate_expiry_timestamp_seconds", "When a certificate of the node expires, in seconds since 1970: the one "+
+		"for calls between nodes, and the one for etcd.", "for")
+	fleetLockHeld = fleetDesc("lock_held", "Whether the node holds a lock that it wants: 1 if so, else 0. Only the first 256 locks are told, "+
+		"in the order of their types and names.", "type", "name")
+	fleetLockCalls = fleetDesc("lock_calls", "Calls in progress under a lock that the node holds.", "type", "name")
 )
-
-var fleetDescs = [...]*prometheus.Desc{
-	fleetSessions:     fleetDesc("sessions_total", "How often etcd was found and the node published there."),
-	fleetFailures:     fleetDesc("failures_total", "Connections to etcd and writes for the fleet that failed."),
-	fleetWrites:       fleetDesc("writes_total", "Transactions that wrote to etcd what the node publishes."),
-	fleetWrittenBytes: fleetDesc("written_bytes_total", "The size of the values that were written to etcd."),
-	fleetLastWrite:    fleetDesc("last_write_timestamp_seconds", "When the node was last written to etcd, in seconds since 1970."),
-	fleetReaderCurrent: fleetDesc("reader_current", "Whether the daemon follows the fleet in etcd: 1 if so, 0 if it has lost it; absent "+
-		"while nobody asks for the fleet."),
-	fleetLookupCurrent: fleetDesc("lookup_current",
-		"Whether the daemon follows what is called in the fleet in etcd: 1 if so or if there is "+
-			"nothing to follow, 0 if it has lost etcd."),
-	fleetCertificateExpiry: fleetDesc("certificate_expiry_timestamp_seconds", "When a certificate of the node expires, in seconds since "+
-		"1970: the one for calls between nodes, and the one for etcd.", "for"),
-	fleetLockHeld: fleetDesc("lock_held",
-		"Whether the node holds a lock that it wants: 1 if so, else 0. Only the first 256 locks are told, "+
-			"in the order of their types and names.", "type", "name"),
-	fleetLockCalls: fleetDesc("lock_calls", "Calls in progress under a lock that the node holds.", "type", "name"),
-}
 
 func fleetDesc(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc("patchbay_fleet_"+name, help, labels, nil)
@@ -80,35 +64,37 @@ type fleetCollector struct {
 }
 
 func (c fleetCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range fleetDescs {
+	for _, d := range []*prometheus.Desc{
+		fleetSessions, fleetFailures, fleetWrites, fleetWrittenBytes, fleetLastWrite, fleetCurrent, fleetLookupCurrent, fleetExpiry,
+		fleetLockHeld, fleetLockCalls,
+	} {
 		ch <- d
 	}
 }
 
 func (c fleetCollector) Collect(ch chan<- prometheus.Metric) {
 	wrote := c.node.Stats()
-	for what, count := range []uint64{
-		fleetSessions: wrote.Sessions, fleetFailures: wrote.Failures, fleetWrites: wrote.Writes, fleetWrittenBytes: wrote.Bytes,
-	} {
-		counter(ch, fleetDescs[what], count)
-	}
+	counter(ch, fleetSessions, wrote.Sessions)
+	counter(ch, fleetFailures, wrote.Failures)
+	counter(ch, fleetWrites, wrote.Writes)
+	counter(ch, fleetWrittenBytes, wrote.Bytes)
 	if !wrote.Published.IsZero() {
-		gauge(ch, fleetDescs[fleetLastWrite], float64(wrote.Published.UnixMilli())/1000)
+		gauge(ch, fleetLastWrite, float64(wrote.Published.UnixMilli())/1000)
 	}
 	called, whole := c.node.Followed()
-	gauge(ch, fleetDescs[fleetLookupCurrent], oneIf(called.Current))
+	gauge(ch, fleetLookupCurrent, oneIf(called.Current))
 	if whole != nil {
-		gauge(ch, fleetDescs[fleetReaderCurrent], oneIf(whole.Current))
+		gauge(ch, fleetCurrent, oneIf(whole.Current))
 	}
 	for use, certificate := range c.node.Certificates() {
-		gauge(ch, fleetDescs[fleetCertificateExpiry], float64(certificate.Expires.Unix()), use)
+		gauge(ch, fleetExpiry, float64(certificate.Expires.Unix()), use)
 	}
 	wanted := c.node.Wanted()
 	for _, w := range wanted[:min(len(wanted), maxLocks)] {
 		ptype, name := untrusted.Valid(w.Type), untrusted.Valid(w.Name)
-		gauge(ch, fleetDescs[fleetLockHeld], oneIf(w.Held), ptype, name)
+		gauge(ch, fleetLockHeld, oneIf(w.Held), ptype, name)
 		if w.Held {
-			gauge(ch, fleetDescs[fleetLockCalls], float64(w.Calls), ptype, name)
+			gauge(ch, fleetLockCalls, float64(w.Calls), ptype, name)
 		}
 	}
 }
