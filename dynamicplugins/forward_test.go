@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
-	"github.com/patchbay-dev/patchbay/internal/h2proxy"
+	"github.com/patchbay-dev/patchbay/internal/pendingcalls"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
 )
 
@@ -66,7 +66,7 @@ func TestForwardedCalls(t *testing.T) {
 			}
 		}}))
 	first, second := serve(t, "first"), serve(t, "second")
-	pending := h2proxy.PendingAt(first.path)
+	pending := pendingcalls.At(first.path)
 	register(t, r, first.info("1"))
 	conn, err := r.Conn(t.Context(), "t", "n")
 	check(t, err)

@@ -18,6 +18,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/callback"
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
+	"github.com/patchbay-dev/patchbay/internal/pendingcalls"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -49,7 +50,7 @@ type link struct {
 	// while no calls are counted, so a call that has begun never finds one that is being closed.
 	messages, fragments atomic.Pointer[grpcConn]
 	mu                  sync.Mutex
-	pending             *h2proxy.Pending // set with the first connection
+	pending             *pendingcalls.Counter // set with the first connection
 }
 
 const retired, oneCall = 1, 2
@@ -84,7 +85,7 @@ func (l *link) conn(fragments bool) (grpcConn, error) {
 		return *c, nil
 	}
 	if l.pending == nil {
-		l.pending = h2proxy.PendingAt(l.path)
+		l.pending = pendingcalls.At(l.path)
 	}
 	c, err := l.pool.connect(l, fragments)
 	if err != nil {

@@ -21,6 +21,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/launch/activator"
 	"github.com/patchbay-dev/patchbay/internal/launch/machine"
 	"github.com/patchbay-dev/patchbay/internal/peerauth"
+	"github.com/patchbay-dev/patchbay/internal/pendingcalls"
 	"github.com/patchbay-dev/patchbay/internal/registration"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/plugin"
@@ -230,7 +231,7 @@ func (u *unit) newTarget(p *process, endpoint string) (*activator.Target, error)
 	}
 	services := h2proxy.NewClient(h2proxy.ClientConfig{
 		Dial: dial, Timeout: connectTimeout, Idle: idleTimeout, Pause: reconnectPause, Owner: owner,
-		Pending: h2proxy.PendingAt(endpoint), Intercept: intercept,
+		Pending: pendingcalls.At(endpoint), Intercept: intercept,
 	})
 	return &activator.Target{
 		Services:   services,

@@ -14,10 +14,10 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/host"
-	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 	"github.com/patchbay-dev/patchbay/internal/launch"
 	"github.com/patchbay-dev/patchbay/internal/launch/machine"
 	"github.com/patchbay-dev/patchbay/internal/launch/supervise"
+	"github.com/patchbay-dev/patchbay/internal/pendingcalls"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
@@ -108,7 +108,7 @@ func (p Plugin) checks(socket string) supervise.Checks {
 	return supervise.Checks{HealthCheck: plugin.HealthCheck{
 		Interval: cmp.Or(p.Health.Interval, launch.DefaultHealthInterval), Timeout: cmp.Or(p.Health.Timeout, launch.DefaultHealthTimeout),
 		Misses: cmp.Or(p.Health.Misses, launch.DefaultHealthMisses),
-	}, Pending: h2proxy.PendingAt(socket)}
+	}, Pending: pendingcalls.At(socket)}
 }
 
 func (p Plugin) startTimeout() time.Duration {

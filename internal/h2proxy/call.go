@@ -10,6 +10,8 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/stats"
 	"google.golang.org/grpc/status"
+
+	"github.com/patchbay-dev/patchbay/internal/pendingcalls"
 )
 
 // clientCall is a [grpc.ClientStream] of [Fragment]s.
@@ -21,7 +23,7 @@ type clientCall struct {
 	onFinish []func(error)
 	unwatch  func() bool
 	finished sync.Once
-	waits    PendingCall
+	waits    pendingcalls.Call
 	answered sync.Once // ends waits
 
 	held    []byte // by the last fragment

@@ -17,6 +17,8 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/stats"
 	"google.golang.org/grpc/status"
+
+	"github.com/patchbay-dev/patchbay/internal/pendingcalls"
 )
 
 // Fragment is some of the data of a call: any number of bytes, wherever in a message they are. They are good until the next RecvMsg on the
@@ -62,7 +64,7 @@ type ClientConfig struct {
 	// TLS says that the connections are encrypted.
 	TLS bool
 	// Pending counts the calls until their first answer; nil to count none.
-	Pending *Pending
+	Pending *pendingcalls.Counter
 	// Stats are told of each call: Begin and End.
 	Stats []stats.Handler
 	// Intercept intercepts all calls; nil for none.

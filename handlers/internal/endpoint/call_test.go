@@ -17,7 +17,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/handlers/internal/endpoint"
-	"github.com/patchbay-dev/patchbay/internal/h2proxy"
+	"github.com/patchbay-dev/patchbay/internal/pendingcalls"
 )
 
 func TestCall(t *testing.T) {
@@ -77,7 +77,7 @@ func TestCallsAreCounted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pending := h2proxy.PendingAt(path)
+	pending := pendingcalls.At(path)
 	server := grpc.NewServer(grpc.UnknownServiceHandler(func(any, grpc.ServerStream) error {
 		if pending.Mark(); !pending.Marked() {
 			t.Error("the call is not counted")

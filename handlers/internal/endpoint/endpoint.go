@@ -13,7 +13,7 @@ import (
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/grpcsock"
-	"github.com/patchbay-dev/patchbay/internal/h2proxy"
+	"github.com/patchbay-dev/patchbay/internal/pendingcalls"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -38,7 +38,7 @@ func Dial(ctx context.Context, path string, calls ...grpc.CallOption) (*Conn, er
 			Backoff:           backoff.Backoff{Min: 50 * time.Millisecond, Max: time.Second}.GRPC(),
 			MinConnectTimeout: 5 * time.Second, // a plugin on a busy machine may need that for the handshake; each call has its own timeout
 		}),
-		grpc.WithChainUnaryInterceptor(counted(h2proxy.PendingAt(path))),
+		grpc.WithChainUnaryInterceptor(counted(pendingcalls.At(path))),
 		grpc.WithDefaultCallOptions(append([]grpc.CallOption{grpc.MaxCallRecvMsgSize(maxAnswer)}, calls...)...),
 	}
 	if dial := cache.EndpointDialer(ctx); dial != nil {
@@ -49,7 +49,7 @@ func Dial(ctx context.Context, path string, calls ...grpc.CallOption) (*Conn, er
 }
 
 // counted returns an interceptor that counts calls, so that a plugin that works on one is not taken for one that hangs.
-func counted(pending *h2proxy.Pending) grpc.UnaryClientInterceptor {
+func counted(pending *pendingcalls.Counter) grpc.UnaryClientInterceptor {
 	return func(
 		ctx context.Context, method string, request, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption,
 	) error {

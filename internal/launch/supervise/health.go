@@ -14,8 +14,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay/internal/backoff"
-	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 	"github.com/patchbay-dev/patchbay/internal/launch/machine"
+	"github.com/patchbay-dev/patchbay/internal/pendingcalls"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -29,7 +29,7 @@ type Checks struct {
 	// Pending are the calls to the plugin, which may have one worker: while it works on a call that was made before these checks, it is not
 	// Unresponsive, and an answer to a call counts as one to a check. A call during which it has answered checks does not count. Nil if there
 	// are none.
-	Pending *h2proxy.Pending
+	Pending *pendingcalls.Counter
 }
 
 // firstCheck is when the first check is made, at the latest: a plugin has just answered when it is ready, and its first callers go first.

@@ -14,8 +14,8 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
-	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 	"github.com/patchbay-dev/patchbay/internal/launch/machine"
+	"github.com/patchbay-dev/patchbay/internal/pendingcalls"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -244,7 +244,7 @@ func TestHealthSlowOnce(t *testing.T) {
 func TestHealthBusy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		conn, checks := newFakeConn(), checks
-		checks.Pending = new(h2proxy.Pending)
+		checks.Pending = new(pendingcalls.Counter)
 		w := watchChecks(t, conn, checks)
 		w.expect(t, machine.Healthy)
 		conn.set(func() { conn.delay = time.Hour })
@@ -267,11 +267,11 @@ func TestHealthBusy(t *testing.T) {
 func TestHealthHangsUnderLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		conn, checks := newFakeConn(), checks
-		checks.Pending = new(h2proxy.Pending)
+		checks.Pending = new(pendingcalls.Counter)
 		w := watchChecks(t, conn, checks)
 		w.expect(t, machine.Healthy)
 		conn.set(func() { conn.delay = time.Hour })
-		var calls []h2proxy.PendingCall
+		var calls []pendingcalls.Call
 		for range 15 { // one begins each second, and has 10 s
 			calls = append(calls, checks.Pending.Begin())
 			time.Sleep(second)
@@ -287,7 +287,7 @@ func TestHealthHangsUnderLoad(t *testing.T) {
 func TestHealthHangsWithIdleStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		conn, checks := newFakeConn(), checks
-		checks.Pending = new(h2proxy.Pending)
+		checks.Pending = new(pendingcalls.Counter)
 		checks.Pending.Begin()
 		w := watchChecks(t, conn, checks)
 		time.Sleep(5 * second)

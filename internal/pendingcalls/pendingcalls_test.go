@@ -1,4 +1,4 @@
-package h2proxy
+package pendingcalls
 
 import (
 	"errors"
@@ -9,17 +9,17 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-func TestPending(t *testing.T) {
-	var none *Pending
+func TestCounter(t *testing.T) {
+	var none *Counter
 	none.Mark()
 	none.Passed()
 	none.Begin().End(nil)
 	if none.Marked() || none.Answers() != 0 {
-		t.Error("a nil Pending counts")
+		t.Error("a nil Counter counts")
 	}
-	c := PendingAt("/socket")
-	if PendingAt("/socket") != c || PendingAt("/other") == c {
-		t.Error("a socket does not have its own Pending")
+	c := At("/socket")
+	if At("/socket") != c || At("/other") == c {
+		t.Error("a socket does not have its own Counter")
 	}
 	c.Mark()
 	if c.Marked() {
@@ -44,9 +44,9 @@ func TestPending(t *testing.T) {
 	}
 }
 
-// TestPendingPassed: a call that waits while the plugin answers checks does not keep it from that.
-func TestPendingPassed(t *testing.T) {
-	c := new(Pending)
+// TestPassed: a call that waits while the plugin answers checks does not keep it from that.
+func TestPassed(t *testing.T) {
+	c := new(Counter)
 	stream := c.Begin()
 	for i := range maxPassed {
 		if c.Mark(); !c.Marked() {
@@ -67,14 +67,14 @@ func TestPendingPassed(t *testing.T) {
 	}
 }
 
-// TestPendingIsForgotten: a socket that nobody uses costs nothing.
-func TestPendingIsForgotten(t *testing.T) {
+// TestCounterIsForgotten: a socket that nobody uses costs nothing.
+func TestCounterIsForgotten(t *testing.T) {
 	path := t.TempDir()
-	PendingAt(path).Begin().End(nil)
+	At(path).Begin().End(nil)
 	known := func() bool {
-		sockets.Lock()
-		defer sockets.Unlock()
-		_, is := sockets.calls[path]
+		counters.Lock()
+		defer counters.Unlock()
+		_, is := counters.at[path]
 		return is
 	}
 	for known() {
