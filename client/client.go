@@ -1,8 +1,8 @@
-// Package client talks to a running Patchbay daemon over its control socket.
+// Package client calls a running Patchbay daemon through its control socket.
 //
-// Its methods make the calls of the control API, api/patchbay/v1, and return its messages. The client adds connections to plugins,
-// sequences for streams, waiting with a result that says why a wait ended, and errors that say whether no daemon is running, the caller is
-// not allowed, or the plugin is unknown. It does not start a daemon.
+// The methods of a [Client] correspond to those of the control API, api/patchbay/v1, and return its messages. In addition, the package
+// provides gRPC connections to plugins, iterators over streams, waiting for plugins, and errors that distinguish whether no daemon is
+// running, the caller is not allowed, or the plugin is unknown. It does not start a daemon.
 package client
 
 import (
@@ -17,12 +17,12 @@ import (
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
 )
 
-// Client calls the daemon behind one control socket. All methods are safe for concurrent use. Each blocks until the daemon has answered or
-// its context ends, and connects again if the daemon was restarted in between; none repeats a call that failed.
+// Client calls the daemon at one control socket. All methods are safe for concurrent use. Each blocks until the daemon has answered or its
+// context is done. A client connects again after the daemon was restarted, but does not retry a call that failed.
 //
 // The error of every method wraps [ErrNotRunning] if no daemon serves the socket, [ErrPermission] if this user may not connect, [ErrDenied]
-// if the user's role does not suffice, [ErrNotFound] if the plugin is unknown, and ctx.Err() if the context ended first. Methods with
-// further errors name them.
+// if the user does not have the necessary role, [ErrNotFound] if the plugin is unknown, and ctx.Err() if the context is done. Further
+// errors are documented with the methods.
 type Client struct {
 	socketPath string
 	transport  *http.Transport
@@ -41,7 +41,7 @@ func New(socketPath string) *Client {
 		DisableCompression: true,
 	}
 	calls := &http.Client{Transport: transport}
-	const address = "http://patchbay" // is not looked up: the transport goes to the socket whatever it is
+	const address = "http://patchbay" // not resolved: the transport always dials the socket
 	return &Client{
 		socketPath: socketPath,
 		transport:  transport,
@@ -51,10 +51,10 @@ func New(socketPath string) *Client {
 	}
 }
 
-// Close closes the idle connections. Calls in progress are not disturbed, and the client stays usable.
+// Close closes idle connections. It does not disturb calls in progress, and the client can still be used.
 func (c *Client) Close() { c.transport.CloseIdleConnections() }
 
-// ask makes one call. Its error is explained as that of a task; the answer is nil then, which every getter takes for an empty one.
+// ask makes one call. After an error the response is nil, whose getters return zero values.
 func ask[Q, A any](
 	ctx context.Context, explain func(task string, err error) error, task string, call func(context.Context, *Q) (*A, error), request *Q,
 ) (*A, error) {
@@ -65,13 +65,13 @@ func ask[Q, A any](
 	return response, nil
 }
 
-// follow returns a sequence of the values of a stream's messages. Messages for which value returns nil are skipped.
+// follow returns an iterator over the values of a stream's messages. It skips messages for which value returns nil.
 func follow[Q, A, T any](
 	ctx context.Context, explain func(task string, err error) error, task string,
 	open func(context.Context, *Q) (*connect.ServerStreamForClient[A], error), request *Q, value func(*A) *T,
 ) iter.Seq2[*T, error] {
 	return func(yield func(*T, error) bool) {
-		// The end of the context, and not reading to its end, is what ends a stream that is left early.
+		// If the caller stops early, cancel the stream rather than read the rest.
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
 		stream, err := open(ctx, request)
@@ -81,7 +81,7 @@ func follow[Q, A, T any](
 		}
 		defer func() {
 			cancel()
-			_ = stream.Close() // nothing is left to learn from it
+			_ = stream.Close() // Err has the error
 		}()
 		for stream.Receive() {
 			if v := value(stream.Msg()); v != nil && !yield(v, nil) {
@@ -94,11 +94,11 @@ func follow[Q, A, T any](
 	}
 }
 
-// message returns a message of a stream itself.
+// message returns the message itself, as a value for follow.
 func message[A any](m *A) *A { return m }
 
-// List returns the plugins of some types, or with some roles, and the conditions of the daemon, as one consistent view; all plugins if no
-// type is named. They are ordered by type, name, and newest first within a name, the conditions by name.
+// List returns the plugins that have one of the types, or all plugins if there are none, and the conditions of the daemon, as one
+// consistent view. A type may be a role. Plugins are ordered by type and name, and by age with the newest first; conditions by name.
 func (c *Client) List(ctx context.Context, types ...string) (*patchbayv1.ListPluginsResponse, error) {
 	listing := &patchbayv1.ListPluginsResponse{}
 	request := &patchbayv1.StreamPluginsRequest{Types: types}
@@ -112,7 +112,7 @@ func (c *Client) List(ctx context.Context, types ...string) (*patchbayv1.ListPlu
 	return listing, nil
 }
 
-// Get returns every known instance of one plugin, newest first: at least one. For an unknown plugin the error is [ErrNotFound].
+// Get returns all known instances of a plugin, newest first. The error for an unknown plugin is [ErrNotFound].
 //
 // Here and in Retry, ReleaseName and Wait, ptype is a type or a role. If it is empty, name is that of a launched plugin in the catalogue.
 func (c *Client) Get(ctx context.Context, ptype, name string) ([]*patchbayv1.Plugin, error) {
@@ -121,63 +121,62 @@ func (c *Client) Get(ctx context.Context, ptype, name string) ([]*patchbayv1.Plu
 	return answer.GetPlugins(), err
 }
 
-// Retry immediately retries the instances of a plugin that wait for another attempt, and returns before the outcome is known. A plugin that
-// is not known is [ErrNotFound].
+// Retry immediately retries the instances of a plugin that wait for another attempt, and returns before the outcome is known. The error for
+// an unknown plugin is [ErrNotFound].
 func (c *Client) Retry(ctx context.Context, ptype, name string) error {
 	request := &patchbayv1.RetryPluginRequest{Type: ptype, Name: name}
 	_, err := ask(ctx, c.explain, "retry "+pluginText(ptype, name), c.control.RetryPlugin, request)
 	return err
 }
 
-// ReleaseName frees the reserved name of a plugin that is gone.
+// ReleaseName ends the reservation of the name of a plugin that no longer exists.
 func (c *Client) ReleaseName(ctx context.Context, ptype, name string) error {
 	request := &patchbayv1.ReleaseNameRequest{Type: ptype, Name: name}
 	_, err := ask(ctx, c.explain, "release "+pluginText(ptype, name), c.control.ReleaseName, request)
 	return err
 }
 
-// Refusals returns the last refusal of each name whose plugin is gone and that has not been registered since: LastError is the reason, and
+// Refusals returns the last refusal of each plugin that no longer exists and has not been registered since. LastError is the reason, and
 // Since the time.
 func (c *Client) Refusals(ctx context.Context) ([]*patchbayv1.Plugin, error) {
 	answer, err := ask(ctx, c.explain, "list the refusals", c.control.ListRefusals, &patchbayv1.ListRefusalsRequest{})
 	return answer.GetPlugins(), err
 }
 
-// Events returns the events of the daemon in the order in which they happened. There is neither a gap nor a duplicate between past and new
-// ones.
+// Events returns the events of the daemon in order. There is neither a gap nor a duplicate between past and new events.
 //
 // The sequence is single-use: each iteration is a separate call. Without Follow it ends after the past events. An error is the last pair of
-// the sequence: that of the context when it ends, [ErrNotRunning] when the daemon goes away, and [ErrBehind] when the iteration was too
-// slow for the daemon to keep what it had not read.
+// the sequence: ctx.Err() when the context is done, [ErrNotRunning] when the daemon stops, and [ErrBehind] when events were lost because
+// the iteration was too slow.
 func (c *Client) Events(ctx context.Context, request *patchbayv1.WatchEventsRequest) iter.Seq2[*patchbayv1.Event, error] {
-	// A message without an event only says that the daemon has begun to watch.
+	// The daemon sends a message without an event when it has begun to watch.
 	return follow(ctx, c.explain, "read the events", c.control.WatchEvents, request, (*patchbayv1.WatchEventsResponse).GetEvent)
 }
 
-// Configuration returns the files and directories that the daemon uses, and its configuration.
+// Configuration returns the files and directories that the daemon uses, and its whole configuration as text.
 func (c *Client) Configuration(ctx context.Context) (*patchbayv1.GetConfigurationResponse, error) {
 	return ask(ctx, c.explain, "get the configuration", c.control.GetConfiguration, &patchbayv1.GetConfigurationRequest{})
 }
 
-// Diagnose returns diagnostic files about the daemon's process, for a bug report, in parts: consecutive parts of one name are one file. The
-// sequence behaves like that of [Client.Events].
+// Diagnose returns files about the daemon's process for a bug report. Consecutive parts with the same name belong to one file. The sequence
+// behaves like that of [Client.Events].
 func (c *Client) Diagnose(ctx context.Context) iter.Seq2[*patchbayv1.DiagnoseResponse, error] {
 	return follow(ctx, c.explain, "diagnose the daemon", c.control.Diagnose, &patchbayv1.DiagnoseRequest{}, message)
 }
 
 // Reload makes the daemon read and apply its configuration again, and returns the keys whose values changed. If the configuration is
-// invalid, the error says what is wrong and where, and nothing changes. It waits until the processes of changed plugins have been
-// replaced, or could not be.
+// invalid, nothing changes, and the error has the reasons and their positions. Reload waits until the processes of changed plugins are
+// replaced or could not be replaced.
 func (c *Client) Reload(ctx context.Context) (*patchbayv1.ReloadResponse, error) {
 	return ask(ctx, c.explain, "reload the configuration", c.control.Reload, &patchbayv1.ReloadRequest{})
 }
 
-// Version returns the build of the daemon that answers, and since when it has been running.
+// Version returns the build of the daemon and the time of its start.
 func (c *Client) Version(ctx context.Context) (*patchbayv1.GetVersionResponse, error) {
 	return ask(ctx, c.explain, "get the version of the daemon", c.control.GetVersion, &patchbayv1.GetVersionRequest{})
 }
 
-// pluginText is how a plugin is written for people: TYPE/NAME, or NAME for one of the catalogue.
+// pluginText formats a plugin as TYPE/NAME, or as NAME for one of the catalogue.
 func pluginText(ptype, name string) string {
 	if ptype == "" {
 		return name

@@ -17,16 +17,16 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
-// Conn returns a gRPC connection to a plugin through the control socket: every method that the plugin serves can be called on it,
-// reflection and health included. Each call goes to the instance that is current when it begins. It does not connect; the caller closes it,
-// and [Client.Close] does not.
+// Conn returns a gRPC connection to a plugin through the control socket. It can call every method that the plugin serves, including
+// reflection and health. Each call goes to the instance that is current when the call begins. Conn does not connect yet. The caller must
+// close the connection; [Client.Close] does not.
 //
-// Messages may have up to 256 MiB. The errors of calls are gRPC statuses: codes.Unavailable if no daemon runs, or if
-// the plugin is not registered or cannot be reached, and codes.PermissionDenied if the daemon refuses the user; others are the plugin's.
+// Messages may have up to 256 MiB. The errors of calls are gRPC statuses: codes.Unavailable if no daemon runs, or if the plugin is not
+// registered or cannot be reached, and codes.PermissionDenied if the daemon refuses the user; other errors come from the plugin.
 func (c *Client) Conn(ptype, name string) (*grpc.ClientConn, error) { return c.conn(ptype, name) }
 
-// FleetConn returns a connection to a plugin of the fleet, as Conn does. If node is set, calls go to that node. Otherwise each call goes to
-// this node if it has the plugin, else to another one, chosen at random. Calls to other nodes use the certificate of this node's daemon.
+// FleetConn returns a connection to a plugin of the fleet, like Conn. If node is not empty, calls go to that node. Otherwise each call goes
+// to this node if it has the plugin, and else to a random node that has it. Calls to other nodes use the certificate of this node's daemon.
 func (c *Client) FleetConn(ptype, name, node string) (*grpc.ClientConn, error) {
 	onward := []string{proxy.FleetKey, "any"}
 	if node != "" {
@@ -35,7 +35,7 @@ func (c *Client) FleetConn(ptype, name, node string) (*grpc.ClientConn, error) {
 	return c.conn(ptype, name, onward...)
 }
 
-// FleetConnByLabels returns a connection as FleetConn does, to a plugin on a node that has all of the labels.
+// FleetConnByLabels is like FleetConn for a plugin on a node that has all of the labels.
 func (c *Client) FleetConnByLabels(ptype, name string, labels map[string]string) (*grpc.ClientConn, error) {
 	onward := []string{proxy.FleetKey, "any"}
 	for _, key := range slices.Sorted(maps.Keys(labels)) {
@@ -44,7 +44,7 @@ func (c *Client) FleetConnByLabels(ptype, name string, labels map[string]string)
 	return c.conn(ptype, name, onward...)
 }
 
-// conn returns a connection whose calls have the metadata that leads to a plugin, and what leads onward.
+// conn returns a connection whose calls have the metadata of the route to a plugin, and the additional metadata onward.
 func (c *Client) conn(ptype, name string, onward ...string) (*grpc.ClientConn, error) {
 	if ptype == "" || name == "" {
 		return nil, errors.New("cannot connect to a plugin: its type or its name is empty")
@@ -70,7 +70,7 @@ func (c *Client) conn(ptype, name string, onward ...string) (*grpc.ClientConn, e
 	return conn, nil
 }
 
-// dial connects to the control socket, with an error that says what is wrong with it.
+// dial connects to the control socket. Its error explains why it cannot.
 func (c *Client) dial(ctx context.Context) (net.Conn, error) {
 	conn, err := dial(ctx, c.socketPath)
 	if unreached := c.unreached(err); unreached != nil {

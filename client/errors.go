@@ -14,24 +14,23 @@ import (
 )
 
 var (
-	// ErrNotRunning is wrapped by the error of a call that found no daemon at the control socket, or whose daemon went away.
+	// ErrNotRunning is wrapped by errors if no daemon serves the control socket, or the daemon stopped during the call.
 	ErrNotRunning = errors.New("no daemon is running")
-	// ErrPermission is wrapped by the error of a call that the file system or the daemon refused to the user. It matches
-	// [fs.ErrPermission].
+	// ErrPermission is wrapped by errors if the file system or the daemon refuses access to the user. It matches [fs.ErrPermission].
 	ErrPermission = fmt.Errorf("the control socket is closed to this user: %w", fs.ErrPermission)
-	// ErrDenied is wrapped by the error of a call for which the user does not have the role; its text says which that is, and how to get it.
+	// ErrDenied is wrapped by the error of a call for which the user does not have the role. The message names the role and how to get it.
 	// It matches [ErrPermission].
 	ErrDenied = fmt.Errorf("the role of this user does not permit it: %w", ErrPermission)
-	// ErrNotFound is wrapped by the error of a call about an unknown plugin; its text is the daemon's.
+	// ErrNotFound is wrapped by the error of a call for an unknown plugin. The message comes from the daemon.
 	ErrNotFound = errors.New("no such plugin is known")
-	// ErrBehind is wrapped by the last error of [Client.Events] if events were lost because they were not read in time.
+	// ErrBehind is wrapped by the last error of [Client.Events] if events were lost because they were read too slowly.
 	ErrBehind = errors.New("events were lost because they were read too slowly")
 )
 
-// errNoPath is the error of a connection of a client that was made without a path.
+// errNoPath is the error of a client that was made with an empty path.
 var errNoPath = fmt.Errorf("%w: the path of the control socket is empty", ErrNotRunning)
 
-// inWords matches one of the errors above, in the words of the daemon.
+// inWords has the message of one error and matches another.
 type inWords struct {
 	error
 	is error
@@ -39,12 +38,12 @@ type inWords struct {
 
 func (e inWords) Unwrap() error { return e.is }
 
-// explain makes the error of a call readable: "cannot <task>: <what is wrong>".
+// explain returns the error of a call in the form "cannot <task>: <reason>".
 func (c *Client) explain(task string, err error) error {
 	return fmt.Errorf("cannot %s: %w", task, c.meaning(err))
 }
 
-// meaning returns what the error of a call says of the daemon.
+// meaning returns the reason for the error of a call.
 func (c *Client) meaning(err error) error {
 	if !connect.IsWireError(err) {
 		switch unreached := c.unreached(err); {
@@ -67,7 +66,7 @@ func (c *Client) meaning(err error) error {
 		return inWords{detail, ErrDenied}
 	case code == connect.CodeNotFound:
 		return inWords{detail, ErrNotFound}
-	case code == connect.CodeDeadlineExceeded: // the daemon noticed it first
+	case code == connect.CodeDeadlineExceeded: // the daemon's deadline passed before the client's
 		return inWords{detail, context.DeadlineExceeded}
 	case code == connect.CodeResourceExhausted:
 		return ErrBehind
@@ -77,7 +76,7 @@ func (c *Client) meaning(err error) error {
 	return detail
 }
 
-// unreached says why there is no connection to the control socket, and returns nil if that is not the error.
+// unreached returns why there is no connection to the control socket, or nil if err has another reason.
 func (c *Client) unreached(err error) error {
 	switch {
 	case errors.Is(err, errNoPath):
@@ -90,7 +89,7 @@ func (c *Client) unreached(err error) error {
 	return nil
 }
 
-// isLost says whether an error is that of a connection whose other end went away.
+// isLost reports whether an error means that the daemon closed the connection.
 func isLost(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }

@@ -96,8 +96,8 @@ func (c *Client) WatchFleet(ctx context.Context, r *patchbayv1.WatchFleetRequest
 	return follow(ctx, c.explain, "watch the fleet", c.fleet.WatchFleet, r, message)
 }
 
-// WaitFleet blocks until at least count plugins of the fleet match, or none does if count is zero, and returns those that match. If the
-// deadline of ctx passes first, the error matches [context.DeadlineExceeded] and says how many there are.
+// WaitFleet blocks until at least count plugins of the fleet match, or none if count is zero, and returns the matching plugins. If the
+// deadline of ctx passes first, the error matches [context.DeadlineExceeded] and has the number of plugins.
 func (c *Client) WaitFleet(ctx context.Context, f *patchbayv1.FleetFilter, count int) ([]*patchbayv1.FleetPlugin, error) {
 	const task = "wait for plugins of the fleet"
 	if uint64(count) > math.MaxUint32 {

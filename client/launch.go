@@ -20,22 +20,22 @@ func (c *Client) Launch(ctx context.Context, name string) (*patchbayv1.LaunchedP
 	return answer.GetPlugin(), err
 }
 
-// Stop ends a launched plugin and returns when it has ended.
+// Stop stops a launched plugin and returns when its process has ended.
 func (c *Client) Stop(ctx context.Context, name string) (*patchbayv1.LaunchedPlugin, error) {
 	answer, err := ask(ctx, c.explain, "stop "+name, c.control.StopPlugin, &patchbayv1.StopPluginRequest{Name: name})
 	return answer.GetPlugin(), err
 }
 
-// Restart replaces the plugin's process, without downtime if the plugin serves, or starts a plugin that is not running.
+// Restart replaces the plugin's process, or starts a plugin that is not running. A plugin that serves has no downtime.
 func (c *Client) Restart(ctx context.Context, name string) (*patchbayv1.LaunchedPlugin, error) {
 	answer, err := ask(ctx, c.explain, "restart "+name, c.control.RestartPlugin, &patchbayv1.RestartPluginRequest{Name: name})
 	return answer.GetPlugin(), err
 }
 
-// Logs returns what a launched plugin printed and logged, in order: what is kept, from the newest Tail records on if Tail is set, and with
-// Follow the new records after them. The sequence behaves like that of [Client.Events].
+// Logs returns what a launched plugin printed and logged, in order: the records that are kept, or the newest Tail of them if Tail is set,
+// and with Follow also new records. The sequence behaves like that of [Client.Events].
 func (c *Client) Logs(ctx context.Context, request *patchbayv1.ReadLogsRequest) iter.Seq2[*patchbayv1.LogRecord, error] {
-	// A message without a record only says that the stream is open.
+	// The daemon sends a message without a record when the stream is open.
 	task := "read the log of " + request.GetName()
 	return follow(ctx, c.explain, task, c.control.ReadLogs, request, (*patchbayv1.ReadLogsResponse).GetRecord)
 }

@@ -14,12 +14,12 @@ import (
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 )
 
-// lookBefore is how long before its deadline a call that waits looks at the present state; the daemon has that long to answer.
+// lookBefore is how long before its deadline a call that waits asks for the present state, so that the daemon has time to answer.
 const lookBefore = time.Second
 
-// waitOrLook makes a call that waits, and looks at what it waits for lookBefore the deadline of ctx. It reports whether the deadline has
-// ended the call; look has returned then. The deadline ends the call on both sides at the same moment, so that the daemon's own word on the
-// state rarely arrives.
+// waitOrLook makes a call that waits. At lookBefore before the deadline of ctx it also calls look, which asks for the present state: when
+// the deadline passes, the daemon's own report of the state rarely arrives in time. late reports that the deadline has passed; look has
+// returned then.
 func waitOrLook[Q, A any](
 	ctx context.Context, call func(context.Context, *Q) (*A, error), request *Q, look func(context.Context),
 ) (answer *A, late bool, err error) {
@@ -62,10 +62,10 @@ const (
 	GoalDeregistered Goal = "deregistered"
 )
 
-// Wait blocks until the plugin is registered or deregistered, and returns at once if it already is. It returns the current instance
-// for [GoalRegistered], and nil or the newest known instance for [GoalDeregistered].
+// Wait blocks until the plugin is registered or deregistered. It returns the current instance for [GoalRegistered], and the newest known
+// instance or nil for [GoalDeregistered].
 //
-// If the deadline of ctx passes first, the error is a [*TimeoutError], which says what state the plugin is in.
+// If the deadline of ctx passes first, the error is a [*TimeoutError] with the plugin's state.
 func (c *Client) Wait(ctx context.Context, ptype, name string, goal Goal) (*patchbayv1.Plugin, error) {
 	task := "wait for plugin " + pluginText(ptype, name)
 	goals := map[Goal]patchbayv1.WaitFor{
@@ -86,7 +86,7 @@ func (c *Client) Wait(ctx context.Context, ptype, name string, goal Goal) (*patc
 	return answer.GetPlugin(), nil
 }
 
-// look is what the daemon says of a plugin.
+// look is the state of a plugin as the daemon reported it.
 type look struct {
 	instances []*patchbayv1.Plugin
 	launched  *patchbayv1.LaunchedPlugin
@@ -96,7 +96,7 @@ type look struct {
 func (c *Client) look(ctx context.Context, ptype, name string) (seen look) {
 	seen.instances, seen.err = c.Get(ctx, ptype, name)
 	if ptype == "" && len(seen.instances) == 0 {
-		launched, _ := c.ListLaunched(ctx) // without it the error says less
+		launched, _ := c.ListLaunched(ctx) // optional: without it the error has less detail
 		if i := slices.IndexFunc(launched, func(p *patchbayv1.LaunchedPlugin) bool { return p.GetName() == name }); i >= 0 {
 			seen.launched = launched[i]
 		}
@@ -104,7 +104,7 @@ func (c *Client) look(ctx context.Context, ptype, name string) (seen look) {
 	return seen
 }
 
-// judge returns the plugin if the goal is reached, and otherwise completes the error of the timeout.
+// judge returns the plugin if the goal is reached, and otherwise timeout with the state filled in.
 func (l *look) judge(goal Goal, timeout *TimeoutError) (*patchbayv1.Plugin, error) {
 	unknown, isUnknown := errors.AsType[inWords](l.err)
 	switch {
@@ -126,7 +126,7 @@ func (l *look) judge(goal Goal, timeout *TimeoutError) (*patchbayv1.Plugin, erro
 	return nil, timeout
 }
 
-// reached reports whether the instances of a plugin, newest first, are what is waited for. It judges like the daemon.
+// reached reports whether the instances of a plugin, newest first, have reached the goal, by the daemon's own rules.
 func reached(goal Goal, instances []*patchbayv1.Plugin) (*patchbayv1.Plugin, bool) {
 	if goal == GoalRegistered {
 		i := slices.IndexFunc(instances, func(p *patchbayv1.Plugin) bool { return p.GetState() == "registered" })
@@ -144,16 +144,17 @@ func reached(goal Goal, instances []*patchbayv1.Plugin) (*patchbayv1.Plugin, boo
 	return instances[0], true
 }
 
-// TimeoutError says that a plugin did not reach the goal in time. It matches [context.DeadlineExceeded].
+// TimeoutError is the error of a plugin that did not reach the goal in time. It matches [context.DeadlineExceeded].
 type TimeoutError struct {
-	Type, Name string // what was waited for; Type is empty for a launched plugin named by the catalogue
+	Type, Name string // of the plugin; Type is empty if Name is a name in the catalogue
 	Goal       Goal
 	// Plugin is the newest instance shortly before the timeout; nil if none was known.
 	Plugin *patchbayv1.Plugin
-	// Launched is the launched plugin shortly before the timeout, if it was named as in the catalogue and had not registered; else nil.
+	// Launched is the launched plugin shortly before the timeout, if it was named as in the catalogue and had not registered; otherwise
+	// nil.
 	Launched *patchbayv1.LaunchedPlugin
 
-	reason string // what the daemon said of a plugin that is not known, or that it said nothing
+	reason string // the daemon's message for an unknown plugin, or that it did not answer
 }
 
 func (e *TimeoutError) Error() string {

@@ -6,7 +6,7 @@ import (
 	"runtime/debug"
 )
 
-// version and commit are set by the linker for releases (-ldflags "-X <package>.version=v1.2.3 -X <package>.commit=<hash>").
+// The linker sets version and commit for releases (-ldflags "-X <package>.version=v1.2.3 -X <package>.commit=<hash>").
 var version, commit string
 
 // Build identifies a build of the program.
@@ -17,7 +17,8 @@ type Build struct {
 	Commit string
 }
 
-// ThisBuild returns the build of the running program. Values that the linker did not set come from what the Go toolchain recorded.
+// ThisBuild returns the build of the running program. Values that the linker did not set come from the build information of the Go
+// toolchain.
 func ThisBuild() Build {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
@@ -34,11 +35,11 @@ func buildOf(version, commit string, info *debug.BuildInfo) Build {
 	return build
 }
 
-// pseudoVersion matches a version that the go command made of a commit. The part after the base version is the time and the commit's first
-// twelve digits; "make module" adds "dirty" if the tree had changes. See https://go.dev/ref/mod#pseudo-versions.
+// pseudoVersion matches a version that the go command derived from a commit. The last two parts are the time and the first twelve digits of
+// the commit; "make module" inserts "dirty" if the tree had changes. See https://go.dev/ref/mod#pseudo-versions.
 var pseudoVersion = regexp.MustCompile(`^v[^-]+-(dirty\.)?.*\d{14}-([0-9a-f]{12})$`)
 
-// commitOf returns the commit of a build: what the go command recorded of the checkout or, outside one, the commit in the pseudo-version.
+// commitOf returns the commit of a build from the recorded VCS revision or, if there is none, from the pseudo-version.
 func commitOf(info *debug.BuildInfo) string {
 	var revision, suffix string
 	for _, setting := range info.Settings {

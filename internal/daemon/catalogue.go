@@ -22,10 +22,10 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// launch launches the plugins of a catalogue, and waits for none: events and statuses have the results. A missing program affects no other
-// plugin.
+// launch sets the plugins that the launcher runs, and does not wait for them: events and statuses have the results. A missing program does
+// not affect other plugins.
 func (d *Daemon) launch(runtime *pluginruntime.Runtime, c *catalogue.Catalogue) error {
-	before := d.metadata.current.Swap(c) // first, because a plugin may ask as soon as it runs
+	before := d.metadata.current.Swap(c) // before Set, because a plugin may ask for its metadata as soon as it runs
 	switch err := runtime.Launcher().Set(toLaunch(c, &d.goPlugins)); {
 	case errors.Is(err, launcher.ErrProgram):
 		d.log.Warn("some plugins cannot be launched now", "error", err)
@@ -39,7 +39,7 @@ func (d *Daemon) launch(runtime *pluginruntime.Runtime, c *catalogue.Catalogue) 
 func toLaunch(c *catalogue.Catalogue, connections *goplugin.Connections) []launcher.Plugin {
 	var plugins []launcher.Plugin
 	for _, p := range c.List() {
-		env := []string{} // nothing is inherited
+		env := []string{} // not nil, so that nothing is inherited
 		for _, key := range slices.Sorted(maps.Keys(p.Env)) {
 			env = append(env, key+"="+p.Env[key])
 		}
@@ -71,7 +71,7 @@ func toLaunch(c *catalogue.Catalogue, connections *goplugin.Connections) []launc
 	return plugins
 }
 
-// protocolOf returns what launches a plugin of a foreign protocol; nil for all others.
+// protocolOf returns the launch protocol of a go-plugin plugin; nil for other plugins.
 func protocolOf(p catalogue.Plugin, connections *goplugin.Connections) launcher.Protocol {
 	if p.Protocol != catalogue.ProtocolGoPlugin {
 		return nil
@@ -87,7 +87,7 @@ func protocolOf(p catalogue.Plugin, connections *goplugin.Connections) launcher.
 	}
 }
 
-// metadata is the metadata of launched plugins. It is a [plugin.Repository] whose package names are the names in the catalogue.
+// metadata provides the metadata of launched plugins. It is a [plugin.Repository] whose package names are names in the catalogue.
 type metadata struct {
 	current atomic.Pointer[catalogue.Catalogue]
 }
@@ -100,7 +100,7 @@ func (m *metadata) Metadata(name string) map[string]string {
 
 // ListMetadata implements [plugin.Repository]. A page token is the number of entries before it.
 func (m *metadata) ListMetadata(_ context.Context, pin plugin.Pin, keys []string, page plugin.Page) ([]plugin.Metadata, string, error) {
-	p, _ := m.current.Load().Lookup(pin.PackageName) // of a plugin that is not in the catalogue nothing is said
+	p, _ := m.current.Load().Lookup(pin.PackageName) // a plugin that is not in the catalogue has no metadata
 	var entries []plugin.Metadata
 	for _, key := range slices.Sorted(maps.Keys(p.Metadata)) {
 		if len(keys) > 0 && !slices.Contains(keys, key) {
@@ -130,7 +130,7 @@ func (m *metadata) ListMetadata(_ context.Context, pin plugin.Pin, keys []string
 	return entries[begin:end], next, nil
 }
 
-// admission makes the admission plugin, whose log is the daemon's; nil if there is none.
+// admission returns a function that makes the admission plugin; nil if none is configured.
 func admission(c config.Admission, log *slog.Logger) func(*host.Host) (plugin.AdmissionPlugin, error) {
 	if len(c.Command) == 0 {
 		return nil

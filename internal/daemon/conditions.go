@@ -22,21 +22,21 @@ import (
 const (
 	// stateCondition and filesCondition are the names of the conditions of the state file and of the limit of open files.
 	stateCondition, filesCondition = "state", "files"
-	// stateCheckInterval is how often a state file that could not be written is tried.
+	// stateCheckInterval is the time between checks of a state file that could not be written.
 	stateCheckInterval = 2 * time.Second
 )
 
-// stateWatch knows whether the state file can be written. After a failure it checks the file until it can be written again.
+// stateWatch has the condition of the state file. After a failed write it checks the file until it can be written again.
 type stateWatch struct {
 	path  string
 	check func() error // of the store
 	log   *slog.Logger
-	// woken has room for one value, which tells start about a failure.
+	// woken receives a value after a failure. It has room for one.
 	woken chan struct{}
 
 	mu        sync.Mutex
 	condition plugin.Condition
-	again     bool // it failed since the check began
+	again     bool // a write failed after the current check began
 }
 
 func newStateWatch(path string, check func() error, log *slog.Logger) *stateWatch {
@@ -46,7 +46,7 @@ func newStateWatch(path string, check func() error, log *slog.Logger) *stateWatc
 	}
 }
 
-// failed takes over that a change could not be written. It does not block.
+// failed records that a change could not be written. It does not block.
 func (w *stateWatch) failed(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -60,7 +60,7 @@ func (w *stateWatch) failed(err error) {
 	wake(w.woken)
 }
 
-// wake sends a value to a channel that has room for one, unless there is one already.
+// wake sends a value to a channel with room for one, unless it is full.
 func wake(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:
@@ -74,7 +74,8 @@ func (w *stateWatch) get() plugin.Condition {
 	return w.condition
 }
 
-// start runs w, which tells publish of what changes. What it returns ends w and returns when nothing is left of it.
+// start starts to check the file after failures, and publishes events when its condition changes. The caller must call stop, which waits
+// until w has ended.
 func (w *stateWatch) start(ctx context.Context, publish func(plugin.Event)) (stop func()) {
 	return inBackground(ctx, func(ctx context.Context) {
 		tell := func(kind plugin.EventKind, message string) {
@@ -88,12 +89,12 @@ func (w *stateWatch) start(ctx context.Context, publish func(plugin.Event)) (sto
 			}
 			c := w.get()
 			if c.OK {
-				continue // the check that found the file in order has left a wake-up
+				continue // a value from a failure before the check that succeeded
 			}
 			w.log.Error(c.Message)
 			tell(plugin.EventDegraded, c.Message)
 			for recovered := false; !recovered; recovered = w.recovered() {
-				if !backoff.Pause(ctx, stateCheckInterval) { // a device does not say when it works again
+				if !backoff.Pause(ctx, stateCheckInterval) { // there is no notification when a device works again
 					return
 				}
 			}
@@ -103,7 +104,7 @@ func (w *stateWatch) start(ctx context.Context, publish func(plugin.Event)) (sto
 	})
 }
 
-// recovered checks the file and reports whether nothing fails any more.
+// recovered checks the file, and reports whether it can be written and no write has failed since the check began.
 func (w *stateWatch) recovered() bool {
 	w.mu.Lock()
 	w.again = false
@@ -118,10 +119,10 @@ func (w *stateWatch) recovered() bool {
 	return true
 }
 
-// fileLimit knows whether this process can open another file. The system does not report when it can again, so each call tries it.
+// fileLimit has the condition of the limit of open files. There is no notification when files can be opened again, so each call tries it.
 type fileLimit struct {
 	mu    sync.Mutex
-	since time.Time // zero while it can
+	since time.Time // when opening a file failed first; zero if it works
 }
 
 func (f *fileLimit) condition() plugin.Condition {
@@ -139,7 +140,7 @@ func (f *fileLimit) condition() plugin.Condition {
 		"plugins stay so, other plugins and callers wait; raise the limit of open files (ulimit -n, or LimitNOFILE= of the service)", err)}
 }
 
-// openAnother opens another descriptor of standard input and closes it. The error is that there is none left.
+// openAnother duplicates standard input and closes the copy. It returns EMFILE if there are too many open files.
 func openAnother() error {
 	fd, err := unix.FcntlInt(0, unix.F_DUPFD_CLOEXEC, 0)
 	switch {
@@ -147,12 +148,12 @@ func openAnother() error {
 		return unix.Close(fd)
 	case errors.Is(err, unix.EMFILE):
 		return err
-	default: // standard input is closed, so the result is not known
+	default: // standard input is closed: the limit cannot be checked
 		return nil
 	}
 }
 
-// observed is the runtime as the daemon shows it: with conditions of the daemon's own.
+// observed is the runtime with additional conditions of the daemon.
 type observed struct {
 	*pluginruntime.Runtime
 	reloads  *reloads
@@ -162,8 +163,8 @@ type observed struct {
 	node     *node.Node
 }
 
-// readiness has the conditions without which no plugin can be registered. Others do not make a node unready: those about events, and those
-// about what users other than root and the daemon's do.
+// readiness has only the conditions that plugins need to be registered. It omits those about events, and those that users other than root
+// and the daemon's user can cause.
 type readiness struct{ observed }
 
 func (r readiness) Conditions() []plugin.Condition {
@@ -172,7 +173,7 @@ func (r readiness) Conditions() []plugin.Condition {
 	}), r.state.get())
 }
 
-// Conditions are ordered by name.
+// Conditions returns all conditions, ordered by name.
 func (o observed) Conditions() []plugin.Condition {
 	all := append(o.Runtime.Conditions(), o.state.get(), o.reloads.condition(), o.files.condition())
 	if o.dispense != nil {

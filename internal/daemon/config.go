@@ -39,17 +39,18 @@ import (
 type Options struct {
 	// Loaded is the configuration. Its Catalogue has the plugins that are launched; the field Plugins is not used.
 	config.Loaded
-	// ControlListener and HTTPListener are sockets passed by the service manager; they replace ControlSocket, whose path must be the same,
-	// and HTTP. Nil if it passed none. Notifier reports the daemon's state to it.
+	// ControlListener and HTTPListener are sockets passed by the service manager, or nil. They replace ControlSocket, which must be the
+	// path of the socket, and HTTP.
 	ControlListener, HTTPListener net.Listener
-	Notifier                      *systemd.Notifier
-	// Load reads the configuration again, for [Daemon.Reload]; nil if it cannot be read again.
+	// Notifier reports the daemon's state to the service manager.
+	Notifier *systemd.Notifier
+	// Load reads the configuration again for [Daemon.Reload]; nil if that is not possible.
 	Load func() (*config.Loaded, error)
 	// SetLog is called when a reload changes the level or the format of the log.
 	SetLog func(config.Log)
-	// Build identifies the program to callers of the control API.
+	// Build is the build of the program, for callers of the control API.
 	Build Build
-	// Logger gets the daemon's log; nil for no log.
+	// Logger is the daemon's log; nil for none.
 	Logger *slog.Logger
 }
 
@@ -108,7 +109,7 @@ func Validate(c config.Loaded) error {
 		check("admission.command", errors.New("the program of the admission plugin has an empty path: name a file, or no command at all"))
 	}
 	if len(c.Admission.Command) == 0 && host.Protocol(c.Admission.Protocol) == host.ProtocolCIPD {
-		// Whoever chose a protocol wants to be asked; without a command everything would be admitted.
+		// A protocol without a command would admit every plugin, which is probably not what is meant.
 		check("admission.protocol", errors.New("there is no admission plugin to speak it: name one with admission.command"))
 	}
 	checkKeys(&wrong, "trust.types", c.Trust.Types, untrusted.CheckType)
@@ -164,7 +165,7 @@ func (c *Options) checkPassed() error {
 	return nil
 }
 
-// checkApart returns an error if a path of sockets is that of a plugin directory, contains one or lies in one.
+// checkApart returns an error if path and a plugin directory are the same, or one contains the other.
 func checkApart(c *config.Config, what, path string) error {
 	for _, plugins := range c.AllPluginDirs() {
 		if plugins != "" && (within(path, plugins) || within(plugins, path)) {
@@ -175,13 +176,13 @@ func checkApart(c *config.Config, what, path string) error {
 	return nil
 }
 
-// within reports whether a path is that of a directory or lies below it; false if that is not known.
+// within reports whether path is dir or below it. It returns false if it cannot tell.
 func within(path, dir string) bool {
 	rel, err := filepath.Rel(dir, path)
 	return err == nil && filepath.IsLocal(rel)
 }
 
-// checkTypes checks that there is a handler for each type as which a launched plugin is known to register.
+// checkTypes checks that every type under which a launched plugin will register has a handler.
 func checkTypes(c *config.Loaded, check func(field string, err error)) {
 	handlers := handlerKinds(&c.Config)
 	for _, p := range c.Catalogue.List() {
@@ -198,8 +199,7 @@ func checkTypes(c *config.Loaded, check func(field string, err error)) {
 	}
 }
 
-// checkMachine checks what the configuration needs on this machine for all plugins: users and groups who are to have rights and
-// do not exist, and an admission plugin that is not there.
+// checkMachine checks that the users and groups with rights exist on this machine, and that the admission plugin can be run.
 func checkMachine(c *config.Config, check func(field string, err error)) {
 	unknown := func(prefix string, err error) {
 		for _, err := range joined(err) {
@@ -216,9 +216,9 @@ func checkMachine(c *config.Config, check func(field string, err error)) {
 	}
 }
 
-// CheckPlugins returns which plugins cannot be launched on this machine now: because a user, a directory or a program is missing, the
-// program is not the right one, or the path of a socket is too long. A daemon runs nevertheless, and tries again: what is missing may
-// arrive, and the other plugins need not wait for it. The error joins one [config.FieldError] for each.
+// CheckPlugins returns an error for each plugin that cannot be launched on this machine now: a user, a directory or a program is missing,
+// the program has another digest, or the path of a socket is too long. A daemon runs nevertheless and retries. The error joins one
+// [config.FieldError] for each.
 func CheckPlugins(c *config.Loaded) error {
 	var wrong fieldErrors
 	launched := toLaunch(c.Catalogue, nil)
@@ -231,7 +231,7 @@ func CheckPlugins(c *config.Loaded) error {
 			wrong.check(path+"name", launched[i].CheckSocket(c.PluginDirs[0]))
 		}
 		if !p.Autostart {
-			continue // what is started by request may be installed until then
+			continue // it may be installed before it is started
 		}
 		if err := checkProgram(p.Command[0]); err != nil {
 			wrong.check(path+"command", err)
@@ -246,7 +246,7 @@ func CheckPlugins(c *config.Loaded) error {
 	return errors.Join(wrong...)
 }
 
-// Warn describes what is probably unintended in a usable configuration; empty if nothing is.
+// Warn returns a warning about a valid configuration that is probably unintended; empty for none.
 func Warn(c *config.Config) string {
 	owners := c.Trust.Owners
 	if len(c.Admission.Command) == 0 || c.Admission.LaunchedOnly || len(owners.Users)+len(owners.Groups) == 0 {
@@ -272,7 +272,7 @@ func checkProgram(program string) error {
 		return nil
 	}
 	if e, ok := errors.AsType[*exec.Error](err); ok {
-		err = e.Err // which does not name the program a second time
+		err = e.Err // without the name of the program
 	}
 	return fmt.Errorf("program %q cannot be run on this machine: %w; install it, or name another", program, err)
 }
@@ -298,7 +298,7 @@ func checkDigest(program, want string) error {
 	return nil
 }
 
-// checkDir returns why a plugin cannot work in a directory; without one it works in the root directory.
+// checkDir returns an error if dir cannot be a plugin's working directory. An empty dir means the root directory.
 func checkDir(dir string) error {
 	if dir == "" {
 		return nil
@@ -308,7 +308,7 @@ func checkDir(dir string) error {
 		err = errors.New("not a directory")
 	}
 	if e, ok := errors.AsType[*fs.PathError](err); ok {
-		err = e.Err // without the path, which the text names
+		err = e.Err // without the path
 	}
 	if err != nil {
 		return fmt.Errorf("the plugin cannot work in %s: %w; make the directory, or name another", dir, err)
@@ -316,7 +316,7 @@ func checkDir(dir string) error {
 	return nil
 }
 
-// joined returns the errors that were joined; none for nil.
+// joined returns the errors that err joins; none if err is nil.
 func joined(err error) []error {
 	all, _ := err.(interface{ Unwrap() []error })
 	if all == nil {

@@ -1,12 +1,11 @@
-// Package daemon runs Patchbay as a program: it opens the saved state, runs a [pluginruntime.Runtime] over the plugin directories and
-// serves the control API on a Unix socket whose callers it checks and, if asked to, its health over HTTP on a loopback address.
+// Package daemon runs Patchbay as a program. A [Daemon] opens the saved state, runs a [pluginruntime.Runtime] over the plugin directories,
+// serves the control API on a Unix socket, and optionally serves HTTP on a loopback address.
 //
-// A running daemon can change to another configuration, as a whole or not at all; see [Daemon.Reload]. Reading the configuration is up to
-// the program.
+// A running daemon can change to another configuration, completely or not at all; see [Daemon.Reload]. The program reads the configuration.
 //
-// It is the only package that knows every part. It assembles them so that a failed start leaves nothing behind and disturbs no other
-// daemon. It holds no logic of discovery or registration, and it neither parses flags nor prints: a program that wants plugins without a
-// control socket uses patchbay.Runtime, the public face of the [pluginruntime.Runtime].
+// This package is the only one that knows all parts. It starts them so that a failed start leaves nothing behind and does not disturb
+// another daemon. It has no logic of discovery or registration, parses no flags and prints nothing. A program that needs plugins without a
+// control socket uses patchbay.Runtime, the public face of [pluginruntime.Runtime].
 package daemon
 
 import (
@@ -57,7 +56,7 @@ type Daemon struct {
 	options Options
 	log     *slog.Logger
 	ready   chan struct{}
-	// timeouts are those for calls to plugins, by TYPE or TYPE/NAME.
+	// timeouts are the client timeouts by TYPE or TYPE/NAME.
 	timeouts atomic.Pointer[map[string]time.Duration]
 	reloads  *reloads
 	// metadata is the metadata of launched plugins in the catalogue.
@@ -66,8 +65,8 @@ type Daemon struct {
 	goPlugins goplugin.Connections
 }
 
-// New checks the configuration; its error lists everything that is wrong. It touches neither files nor sockets; Run does. Relative paths
-// are relative to the current working directory.
+// New returns a daemon. Its error lists everything that is wrong with the options. It does not open files or sockets; Run does. Relative
+// paths are relative to the current working directory.
 func New(c Options) (*Daemon, error) {
 	if err := makeAbsolute(&c.Loaded); err != nil {
 		return nil, err
@@ -87,15 +86,15 @@ func New(c Options) (*Daemon, error) {
 // Ready is closed when the control socket is served and the plugins that existed at the start have been discovered.
 func (d *Daemon) Ready() <-chan struct{} { return d.ready }
 
-// Run runs the daemon until ctx ends, and returns when everything it started has ended. It may be called once. It returns nil after an
-// orderly end, and an error if the daemon could not start or could not continue. A start does not disturb another daemon that owns the
-// control socket, the state or the HTTP address: it fails without leaving a file, and the error wraps [sock.ErrInUse] or names what is in
-// use. A start that fails later, because a handler or the catalogue cannot be used, may leave a new, empty state file.
+// Run runs the daemon until ctx is done, and returns when everything it started has ended. It may be called once. It returns nil after an
+// orderly stop, and an error if the daemon could not start or continue. A start does not disturb another daemon that owns the control
+// socket, the state or the HTTP address: it fails without leaving a file, and the error wraps [sock.ErrInUse] or names what is in use. A
+// start that fails later, because a handler or the catalogue cannot be used, may leave a new, empty state file.
 //
 // Plugins stay registered in the state when Run ends: the next daemon restores them.
 //
-// In process 1, as in a container, Run also waits for the processes that lose their parents. Such a program must not start processes by
-// itself while Run runs, for example with package os/exec: their exit status would be lost.
+// As process 1, for example in a container, Run also reaps adopted processes. While Run runs, such a program must not start processes, for
+// example with package os/exec: their exit status would be lost.
 func (d *Daemon) Run(ctx context.Context) (err error) {
 	defer d.reloads.end()
 	var parts closers
@@ -120,7 +119,7 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 		leaveFleet = inBackground(ctx, a.node.Run)
 	}
 	control := d.serve(ctx, l, a, &parts, cancel)
-	// Calls are answered until the runtime has ended: if a handler holds it up, "patchbay status" shows which.
+	// Serve calls until the runtime has ended, so that "patchbay status" shows a handler that delays the end.
 	stopDispense, stopStateWatch := func() {}, a.seen.state.start(ctx, a.runtime.Publish)
 	if a.seen.dispense != nil {
 		stopDispense = inBackground(ctx, a.seen.dispense.Run)
@@ -136,11 +135,11 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 	return err
 }
 
-// notify notifies the service manager. A failure is only logged.
+// notify sends assignments to the service manager. It logs errors.
 func (d *Daemon) notify(assignments ...string) { d.warn(d.options.Notifier.Notify(assignments...)) }
 
-// beat notifies the watchdog of the service manager until ctx ends, while discovery and registration answer. A plugin or handler that hangs
-// does not count.
+// beat notifies the watchdog of the service manager until ctx is done, while discovery and registration respond. A plugin or handler that
+// hangs does not count.
 func (d *Daemon) beat(ctx context.Context, runtime *pluginruntime.Runtime) {
 	interval := d.options.Notifier.Watchdog() / 2
 	if interval <= 0 {
@@ -161,7 +160,7 @@ func (d *Daemon) beat(ctx context.Context, runtime *pluginruntime.Runtime) {
 	}
 }
 
-// run runs the runtime until ctx ends or something fails, tells the service manager of it, and returns when the runtime has ended.
+// run runs the runtime until ctx is done or an error occurs, notifies the service manager, and returns when the runtime has ended.
 func (d *Daemon) run(ctx context.Context, runtime *pluginruntime.Runtime) error {
 	ran := make(chan error, 1)
 	go func() { ran <- runtime.Run(ctx) }()
@@ -179,8 +178,8 @@ func (d *Daemon) run(ctx context.Context, runtime *pluginruntime.Runtime) error 
 	return <-ran
 }
 
-// listening has the parts that a daemon makes before it opens its state: those that another daemon may own or the configuration may get
-// wrong.
+// listening has the parts of a daemon that are made before the state is opened: those that another daemon may own, or whose configuration
+// may be wrong.
 type listening struct {
 	roles  access.Policy
 	traced pluginruntime.Observer
@@ -190,8 +189,8 @@ type listening struct {
 	stopControl func() error
 }
 
-// listen does whatever can fail without making a file first, and takes the control socket before the state: its lock is what keeps a second
-// daemon from looking at the state at all.
+// listen does everything that can fail before any file is made. It locks the control socket before the state is opened, so that a second
+// daemon never opens the state.
 func (d *Daemon) listen(ctx context.Context, parts *closers) (_ *listening, err error) {
 	l := &listening{}
 	if l.roles, err = access.NewPolicy(d.options.Control.Roles); err != nil {
@@ -216,29 +215,29 @@ func (d *Daemon) listen(ctx context.Context, parts *closers) (_ *listening, err 
 	if l.control, err = d.listenControl(); err != nil {
 		return nil, err
 	}
-	// The socket is removed last, so that the error of another daemon names this one and not its state file.
+	// The socket is removed last, so that a second daemon fails on the socket and not on the state file.
 	l.stopControl = l.control.Close
 	parts.add(func() error { return l.stopControl() })
 	return l, nil
 }
 
-// assembly is what a daemon consists of.
+// assembly has the parts of a daemon.
 type assembly struct {
 	handlers *handlerSet
 	metrics  *telemetry.Metrics
 	conns    *limits.Connections
-	// calls bounds the calls of plugins by callers on this node, nodeCalls those by other nodes, requests those of the control API.
+	// calls bounds calls to plugins by callers on this machine, nodeCalls those by other nodes, and requests those to the control API.
 	calls, nodeCalls, requests *h2proxy.Budget
 	runtime                    *pluginruntime.Runtime
 	names                      *resolver.Resolver
 	guard                      *access.Authorizer
-	node                       *node.Node // nil if the node belongs to no fleet
-	// registry gives connections, as the fleet has it for exclusive plugins.
+	node                       *node.Node // nil if the node does not belong to a fleet
+	// registry connects to plugins; for exclusive plugins of a fleet it obtains the lock first.
 	registry proxy.Connector
 	seen     observed
 }
 
-// assemble makes everything that serves. Nothing of it runs yet, but for what is to be launched at the start.
+// assemble makes the parts of the daemon. It starts only the launched plugins that start automatically.
 func (d *Daemon) assemble(l *listening, parts *closers) (*assembly, error) {
 	state, err := boltstate.Open(d.options.State)
 	if err != nil {
@@ -292,7 +291,7 @@ func (d *Daemon) assemble(l *listening, parts *closers) (*assembly, error) {
 	return a, d.launch(a.runtime, d.options.Catalogue)
 }
 
-// serve serves the control socket, which it returns, and the others. What ends by itself calls failed.
+// serve starts the servers and returns that of the control socket. A server that fails calls failed.
 func (d *Daemon) serve(ctx context.Context, l *listening, a *assembly, parts *closers, failed func()) (controlServer *server.Server) {
 	api := &controlapi.API{
 		Settings: d.options.Config, Version: d.options.Build.Version, Commit: d.options.Build.Commit, Daemon: d, Runtime: a.seen,
@@ -315,7 +314,7 @@ func (d *Daemon) serve(ctx context.Context, l *listening, a *assembly, parts *cl
 	return controlServer
 }
 
-// inFleet returns what connects to the plugins that have a stable socket wherever in the fleet they are.
+// inFleet returns the connectors of the plugins whose stable socket reaches the whole fleet.
 func inFleet(n *node.Node, plugins []string) map[plugin.Name]proxy.Connector {
 	all := map[plugin.Name]proxy.Connector{}
 	for _, text := range plugins {
@@ -326,7 +325,7 @@ func inFleet(n *node.Node, plugins []string) map[plugin.Name]proxy.Connector {
 	return all
 }
 
-// newRuntime makes the runtime that the configuration asks for.
+// newRuntime makes the runtime.
 func (d *Daemon) newRuntime(state *boltstate.Store, metrics *telemetry.Metrics, traced pluginruntime.Observer) (*pluginruntime.Runtime,
 	error) {
 	observer := metrics.Observer()
@@ -365,19 +364,19 @@ func (d *Daemon) newRuntime(state *boltstate.Store, metrics *telemetry.Metrics, 
 	})
 }
 
-// warn logs an error that must not keep the daemon from ending in order.
+// warn logs an error that does not prevent an orderly stop.
 func (d *Daemon) warn(err error) {
 	if err != nil {
 		d.log.Warn(err.Error())
 	}
 }
 
-// closers are what has to be done at the end, in reverse order.
+// closers are functions that are called at the end, in reverse order.
 type closers []func() error
 
 func (c *closers) add(f func() error) { *c = append(*c, f) }
 
-// addListener closes a listener, which may be nil, or was closed already by who served it.
+// addListener adds a listener, which may be nil or already closed.
 func (c *closers) addListener(l net.Listener) {
 	if l != nil {
 		c.add(func() error { _ = l.Close(); return nil })
@@ -404,7 +403,7 @@ func inBackground(ctx context.Context, run func(context.Context)) (stop func()) 
 	}
 }
 
-// makeDirs makes the directories that are missing and makes sure that the plugin directories can be read.
+// makeDirs creates the missing directories and checks that the plugin directories can be read.
 func (d *Daemon) makeDirs() error {
 	if err := os.MkdirAll(filepath.Dir(d.options.ControlSocket), controlDirMode); err != nil {
 		return fmt.Errorf("cannot create the directory of the control socket: %w; choose another control socket", err)
@@ -412,7 +411,7 @@ func (d *Daemon) makeDirs() error {
 	return pipeline.MakeDirs(d.options.AllPluginDirs())
 }
 
-// listenControl returns a listener on the control socket: the one that the service manager passed, or a new one.
+// listenControl returns a listener on the control socket, either passed by the service manager or new.
 func (d *Daemon) listenControl() (net.Listener, error) {
 	if passed := d.options.ControlListener; passed != nil {
 		d.log.Info("the control socket was passed by the service manager", "controlSocket", d.options.ControlSocket)
@@ -425,7 +424,7 @@ func (d *Daemon) listenControl() (net.Listener, error) {
 	return l, nil
 }
 
-// listenHTTP returns the configured HTTP listener; nil for none.
+// listenHTTP returns the listener for HTTP; nil if it is not configured.
 func (c *Options) listenHTTP() (net.Listener, error) {
 	if c.HTTPListener != nil {
 		return c.HTTPListener, nil

@@ -23,25 +23,25 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
-// The kinds of handlers: what a daemon does with the plugins of a type.
+// The kinds of handlers determine what a daemon does with plugins of a type.
 const (
 	// HandlerAccept accepts every plugin and does nothing else; see [patchbay.AcceptHandler].
 	HandlerAccept = "accept"
 	// HandlerCSI starts using CSI drivers; see package handlers/csi.
 	HandlerCSI = "csi"
-	// HandlerDevice starts using device plugins and allocates their devices; see package handlers/device. It is for the type DevicePlugin
-	// only.
+	// HandlerDevice starts using device plugins and allocates their devices; see package handlers/device. It can only handle the type
+	// DevicePlugin.
 	HandlerDevice = "device"
 	// HandlerDRA starts using DRA drivers; see package handlers/dra.
 	HandlerDRA = "dra"
 )
 
-// HandlerKinds returns the kinds that exist, sorted.
+// HandlerKinds returns all kinds, sorted.
 func HandlerKinds() []string { return slices.Sorted(maps.Keys(newHandlers)) }
 
 type handlerNeeds struct {
 	log *slog.Logger
-	// state is the daemon's state file, in which a handler may keep what it must know after a restart.
+	// state is the daemon's state file, in which handlers may save data.
 	state *boltstate.Store
 	// pluginDir is the first plugin directory, deviceSocketDir is Config.Device.SocketDir.
 	pluginDir, deviceSocketDir string
@@ -54,8 +54,7 @@ var newHandlers = map[string]func(handlerNeeds) (cache.PluginHandler, error){
 	HandlerDRA:    func(n handlerNeeds) (cache.PluginHandler, error) { return dra.New(dra.Config{Log: n.log}), nil },
 }
 
-// kubeletKinds are the kinds of handlers that were made for the plugin types of the kubelet. Plugins of these types speak one protocol, so
-// that no other of these kinds can do anything with them.
+// kubeletKinds are the kinds of handlers for the plugin types of the kubelet. Each kind supports only the protocol of its type.
 var kubeletKinds = map[string]string{
 	registerapi.CSIPlugin: HandlerCSI, registerapi.DevicePlugin: HandlerDevice, registerapi.DRAPlugin: HandlerDRA,
 }
@@ -63,7 +62,7 @@ var kubeletKinds = map[string]string{
 // DefaultTypes are the plugin types that every daemon accepts, sorted.
 func DefaultTypes() []string { return slices.Sorted(maps.Keys(kubeletKinds)) }
 
-// handlerSet has the handlers of a running daemon. Those that are also an io.Closer are closed when they are not used any more.
+// handlerSet has the handlers of a running daemon. Unused handlers are closed if they implement io.Closer.
 type handlerSet struct {
 	needs handlerNeeds
 
@@ -75,8 +74,8 @@ func newHandlerSet(needs handlerNeeds) *handlerSet {
 	return &handlerSet{needs: needs, byType: map[string]cache.PluginHandler{}}
 }
 
-// changes returns new handlers for the types that have another kind of handler now, and the types that have none any more. The handlers are
-// not in the set yet.
+// changes creates handlers for types whose kind of handler is new, and returns them together with the types that no longer have a handler.
+// It does not change the set.
 func (s *handlerSet) changes(was, is map[string]string) (added map[string]cache.PluginHandler, removed []string, err error) {
 	added = map[string]cache.PluginHandler{}
 	for ptype, kind := range is {
@@ -100,7 +99,7 @@ func (s *handlerSet) changes(was, is map[string]string) (added map[string]cache.
 	return added, removed, nil
 }
 
-// use records that h is the handler of a type now, nil for none, and returns the one before, nil if there was none.
+// use sets the handler of a type, or removes it if h is nil, and returns the previous handler or nil.
 func (s *handlerSet) use(ptype string, h cache.PluginHandler) (before cache.PluginHandler) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -129,7 +128,7 @@ func (s *handlerSet) All() map[string]cache.PluginHandler {
 
 func (s *handlerSet) close() error { return closeHandlers(s.All()) }
 
-// closeHandlers has handlers let go of what they hold. After a reload their plugins may still be being deregistered.
+// closeHandlers closes handlers that implement io.Closer. After a reload, their plugins may still be being deregistered.
 func closeHandlers(handlers map[string]cache.PluginHandler) error {
 	var errs []error
 	for _, h := range handlers {
@@ -168,7 +167,8 @@ func validateHandler(ptype, kind string) error {
 	return nil
 }
 
-// newDeviceHandler makes the handler of device plugins. It announces those that register the older way in the first plugin directory.
+// newDeviceHandler makes the handler of device plugins. It creates sockets in the first plugin directory for plugins that register with the
+// older protocol.
 func newDeviceHandler(needs handlerNeeds) (cache.PluginHandler, error) {
 	h, err := device.New(device.Config{
 		Store:     needs.state.Bucket(HandlerDevice),

@@ -21,10 +21,10 @@ import (
 )
 
 type reloads struct {
-	// ended is closed when there is nothing to reload any more.
+	// ended is closed when the daemon can no longer reload.
 	ended chan struct{}
 
-	// turn makes reloads, and the end of the daemon, take turns. It is held over Options.Load, and guards what follows.
+	// turn is held during a reload, including Options.Load, and by end. It guards running and current.
 	turn    sync.Mutex
 	running *assembly
 	current config.Loaded
@@ -32,12 +32,12 @@ type reloads struct {
 	// shown is the present configuration as text, without secrets.
 	shown atomic.Pointer[string]
 
-	// mu guards failure, and comes last.
+	// mu guards failure. It is the last lock to be taken.
 	mu      sync.Mutex
-	failure plugin.Condition // of the last reload; OK if it succeeded, or if there was none
+	failure plugin.Condition // result of the last reload; OK if there was none
 }
 
-// configuration is the name of the condition of the last reload.
+// configuration is the name of the condition with the result of the last reload.
 const configuration = "configuration"
 
 func newReloads(c config.Loaded) *reloads {
@@ -55,14 +55,14 @@ func shown(c *config.Loaded) *string {
 	return new(string(text))
 }
 
-// begin lets reloads act on what runs.
+// begin sets the parts on which reloads act.
 func (r *reloads) begin(running *assembly) {
 	r.turn.Lock()
 	defer r.turn.Unlock()
 	r.running = running
 }
 
-// end waits for a reload that runs and refuses further ones. A second call does nothing.
+// end waits until no reload is in progress, and refuses further ones. It may be called again.
 func (r *reloads) end() {
 	r.turn.Lock()
 	defer r.turn.Unlock()
@@ -73,13 +73,13 @@ func (r *reloads) end() {
 	}
 }
 
-// Reload reads the configuration again with Options.Load and changes to it, and returns the keys of the configuration file whose values
-// changed. Roles, the rules for calls from and to other nodes, handlers, timeouts, the log and the catalogue can change; other plugins are
-// not affected, and a registered plugin keeps its client timeout. The answers of the admission plugin are forgotten, and plugins that wait
-// for their next attempt are tried at once. If anything else has changed, or the configuration is wrong, Reload changes nothing and
-// returns an error; until a reload succeeds, the condition "configuration" is then degraded.
+// Reload reads the configuration again with Options.Load, applies it, and returns the keys of the configuration file whose values changed.
+// Roles, the rules for calls from and to other nodes, handlers, timeouts, the log and the catalogue can change. Plugins that are not
+// concerned are not disturbed, and a registered plugin keeps its client timeout. Reload clears the cache of the admission plugin, and
+// immediately retries plugins that wait for another attempt. If anything else has changed, or the configuration is wrong, Reload changes
+// nothing and returns an error; until a reload succeeds, the condition "configuration" is then degraded.
 //
-// Reload may be called at any time, concurrently too. It blocks until the daemon is ready or ctx ends. The result is also logged and
+// Reload may be called at any time, also concurrently. It blocks until the daemon is ready or ctx is done. The result is also logged and
 // published as an event.
 func (d *Daemon) Reload(ctx context.Context) (changed []string, err error) {
 	if d.options.Load == nil {
@@ -101,12 +101,12 @@ func (d *Daemon) Reload(ctx context.Context) (changed []string, err error) {
 	}
 	d.warn(d.options.Notifier.Reloading())
 	changed, err = d.reload()
-	d.tell(changed, err)
+	d.report(changed, err)
 	d.notify("READY=1")
 	return changed, err
 }
 
-// reload does what Reload says. The turn is held.
+// reload implements Reload. r.turn is held.
 func (d *Daemon) reload() (changed []string, err error) {
 	r := d.reloads
 	next, err := d.options.Load()
@@ -132,25 +132,25 @@ func (d *Daemon) reload() (changed []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	// Plugins that are launched or registered from now on have to be admitted again. If the reload fails, that does no harm.
+	// From now on, plugins must be admitted again. This does no harm if the reload fails.
 	if admission := runtime.Admission(); admission != nil {
 		admission.ClearCache()
 	}
-	// This comes next because it can fail; it waits for nothing.
+	// Set the catalogue first, because it is the only remaining step that can fail. It does not wait for plugins.
 	if len(catalogueChanges(&r.current, next)) > 0 {
 		if err := d.launch(runtime, next.Catalogue); err != nil {
 			return nil, fmt.Errorf("cannot change to the new catalogue: %w", errors.Join(err, closeHandlers(added)))
 		}
 	}
-	// Nothing can fail from here on. The timeouts come first, so that what registers now has the new ones.
+	// From here on nothing can fail. Set the timeouts first, so that plugins that register now have the new ones.
 	if d.options.SetLog != nil && next.Log != r.current.Log {
 		d.options.SetLog(next.Log)
 	}
 	r.running.guard.Replace(roles)
 	r.running.node.Reload(next.Fleet)
 	d.timeouts.Store(&next.ClientTimeouts)
-	d.warn(runtime.SetTimeouts(next.Timeouts, next.TypeTimeouts)) // Validate has checked them
-	// Their plugins are still being deregistered: they have to bear that.
+	d.warn(runtime.SetTimeouts(next.Timeouts, next.TypeTimeouts)) // Validate has checked the timeouts
+	// Closed handlers must tolerate that their plugins are still being deregistered.
 	if err := closeHandlers(r.running.exchange(added, removed)); err != nil {
 		d.log.Error("cannot close a plugin handler", "error", err)
 	}
@@ -160,7 +160,7 @@ func (d *Daemon) reload() (changed []string, err error) {
 	return changed, nil
 }
 
-// exchange adds and removes handlers, and returns those that are no longer used, by type.
+// exchange adds and removes handlers, and returns the unused ones by type.
 func (a *assembly) exchange(added map[string]cache.PluginHandler, removed []string) (unused map[string]cache.PluginHandler) {
 	unused = map[string]cache.PluginHandler{}
 	for _, ptype := range removed {
@@ -174,8 +174,8 @@ func (a *assembly) exchange(added map[string]cache.PluginHandler, removed []stri
 	return unused
 }
 
-// tell makes known what became of a reload.
-func (d *Daemon) tell(changed []string, err error) {
+// report logs and publishes the result of a reload, and sets the condition.
+func (d *Daemon) report(changed []string, err error) {
 	event := plugin.Event{Time: time.Now(), Kind: plugin.EventReloaded, Message: "the configuration was reloaded: nothing changed"}
 	condition := plugin.Condition{Name: configuration, OK: err == nil}
 	if err != nil {
@@ -208,10 +208,10 @@ func (r *reloads) condition() plugin.Condition {
 	return r.failure
 }
 
-// differences returns the keys of the configuration file, in order, whose values differ: those to which a running daemon can change, and
+// differences returns the keys of the configuration file, in order, whose values differ. changed are keys that can be reloaded, and restart
 // those that need a restart.
 func differences(before, after *config.Loaded) (changed, restart []string) {
-	changed = append([]string{}, mapChanges("handlers.", before.Handlers, after.Handlers)...) // never null in JSON
+	changed = append([]string{}, mapChanges("handlers.", before.Handlers, after.Handlers)...) // not nil, so that JSON has a list
 	for _, part := range []struct {
 		key     string
 		was, is any
@@ -232,7 +232,7 @@ func differences(before, after *config.Loaded) (changed, restart []string) {
 	return append(changed, catalogueChanges(before, after)...), restartKeys(before.Config, after.Config)
 }
 
-// restartKeys returns the keys whose values differ, of those that need a restart.
+// restartKeys returns the keys that need a restart and whose values differ.
 func restartKeys(before, after config.Config) (keys []string) {
 	for _, c := range []*config.Config{&before, &after} { // these can be reloaded
 		c.Fleet.Offers, c.Fleet.Serve.Allow = nil, nil
@@ -247,7 +247,7 @@ func restartKeys(before, after config.Config) (keys []string) {
 	return keys
 }
 
-// mapChanges returns the keys that only one of two maps has, or with another value, each behind a prefix.
+// mapChanges returns the keys whose values differ between two maps, or that are in only one of them, with a prefix.
 func mapChanges[V comparable](prefix string, before, after map[string]V) []string {
 	differ := map[string]bool{}
 	for key, was := range before {
@@ -273,7 +273,7 @@ func catalogueChanges(before, after *config.Loaded) []string {
 	return keys
 }
 
-// clientTimeout returns the timeout for calls to a plugin, nil for none.
+// clientTimeout returns the timeout for calls to a plugin; nil for none.
 func (d *Daemon) clientTimeout(ptype, name string) *time.Duration {
 	byKey := *d.timeouts.Load()
 	for _, key := range []string{plugin.Name{Type: ptype, Name: name}.String(), ptype} {

@@ -21,7 +21,7 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// Actor is a caller whose actions are audited.
+// Actor is a caller whose calls are audited: a local process or another node.
 type Actor interface {
 	// Key is different for each actor; String describes the actor.
 	Key() string
@@ -30,11 +30,11 @@ type Actor interface {
 	Attrs() []any
 }
 
-// Auditor publishes who did what, as events and in the group "audit" of the log.
+// Auditor records who did what, as events and in the group "audit" of the log. Its methods are safe for concurrent use.
 type Auditor struct {
 	publish func(plugin.Event)
 	log     *slog.Logger
-	// They are separate, so that no kind suppresses another one.
+	// The rates are separate, so that entries of one kind do not suppress those of another.
 	denials, calls, misses *entryRate
 	seed                   maphash.Seed
 }
@@ -48,7 +48,7 @@ func NewAuditor(publish func(plugin.Event), log *slog.Logger) *Auditor {
 	}
 }
 
-// Done records an action that was allowed; err is its result.
+// Done records a call that was allowed, and its result: nil or the error of the call.
 func (a *Auditor) Done(c Actor, action, target string, err error) {
 	e := entry{action: action, target: target, result: resultOK}
 	level := slog.LevelInfo
@@ -76,8 +76,9 @@ func (p Call) String() string {
 	return shortName(p.Plugin) + in + ": " + short(p.Method)
 }
 
-// Called records a call that ended with a code, unless an equal one was recorded a short time ago. The number of calls that reached no
-// plugin, or no method of it, is bounded, because callers choose these names. All others are recorded, including those that were canceled.
+// Called records a call of a plugin that ended with a code, unless an equal call was recorded less than repeatAfter ago. Callers choose the
+// names of plugins and methods, so the number of entries about names that do not exist is bounded. All other calls are recorded, including
+// canceled ones.
 func (a *Auditor) Called(c Actor, call Call, reached bool, code codes.Code) {
 	set := a.misses
 	if reached && code != codes.Unimplemented {
@@ -88,8 +89,8 @@ func (a *Auditor) Called(c Actor, call Call, reached bool, code codes.Code) {
 	}
 }
 
-// Admit returns an error if so many different calls of an actor, who is neither root nor the daemon's user, were recorded within a short
-// time that only the calls that have begun can still be recorded.
+// Admit returns an error if an actor has made so many different calls within repeatAfter that further ones might not be recorded. It must
+// not be called for root and the daemon's user.
 func (a *Auditor) Admit(c Actor) error {
 	if a.calls.count(c.Key()) < maxCalls-maxCallsAtOnce {
 		return nil
@@ -104,8 +105,7 @@ func (a *Auditor) Admit(c Actor) error {
 	return err
 }
 
-// denied records an action that was denied, unless the same was recorded a short time ago. Text that callers choose does not tell
-// actions apart.
+// denied records a denied call, unless a denial of the same actor and action was recorded less than repeatAfter ago.
 func (a *Auditor) denied(c Actor, action string, err error) {
 	if first, left := a.denials.allow(audited{who: c.Key(), action: action}); first {
 		a.record(c, slog.LevelWarn, entry{action: action, result: resultDenied, why: textOf(err), left: left})
@@ -135,10 +135,10 @@ func resultOf(code codes.Code) string {
 
 type entry struct {
 	action, target, result, why string
-	left                        int // how many were left out before it
+	left                        int // how many entries were suppressed before this one
 }
 
-// The results of what was not refused, and of what was for want of a role. The others are names of codes.
+// Results that are not names of codes: a call succeeded, or its caller does not have the role.
 const resultOK, resultDenied = "ok", "denied"
 
 func (a *Auditor) record(c Actor, level slog.Level, e entry) {
@@ -156,7 +156,7 @@ func (a *Auditor) record(c Actor, level slog.Level, e entry) {
 	a.publish(plugin.Event{Time: time.Now(), Kind: plugin.EventAudit, Message: message})
 }
 
-// leftOut is the part of an entry that tells how many were suppressed before it.
+// leftOut returns the suffix of an entry with the number of entries that were suppressed before it.
 func leftOut(count int) string {
 	if count == 0 {
 		return ""
@@ -164,18 +164,18 @@ func leftOut(count int) string {
 	return fmt.Sprintf(" (%d were left out before it)", count)
 }
 
-// maxShort bounds a text of a caller in messages, in bytes.
+// maxShort is the maximum length in bytes of a caller's text in a message.
 const maxShort = 128
 
-// short returns text of a caller for people.
+// short returns text of a caller, shortened and valid.
 func short(text string) string { return untrusted.Valid(untrusted.Cut(text, maxShort)) }
 
-// shortName returns the name of a plugin that a caller has said.
+// shortName returns the name of a plugin as a caller gave it, shortened and valid.
 func shortName(p plugin.Name) string {
 	return plugin.Name{Type: short(p.Type), Name: short(p.Name)}.String()
 }
 
-// textOf returns the text of an error, without that of its code and in one line.
+// textOf returns the message of an error in one line, without its code.
 func textOf(err error) string {
 	text := err.Error()
 	if e, ok := errors.AsType[*connect.Error](err); ok {
@@ -186,7 +186,7 @@ func textOf(err error) string {
 
 const callAction = "CallPlugin"
 
-// actionOf returns what a method does, for example "LaunchPlugin".
+// actionOf returns the name of a method, for example "LaunchPlugin".
 func actionOf(procedure string) string { return path.Base(procedure) }
 
 func targetOf(request any) string {
@@ -196,7 +196,7 @@ func targetOf(request any) string {
 		GetName() string
 	}:
 		return shortName(plugin.Name{Type: m.GetType(), Name: m.GetName()})
-	case interface{ GetName() string }: // a launched plugin
+	case interface{ GetName() string }: // the name of a launched plugin
 		return short(m.GetName())
 	case *patchbayv1.AllocateDevicesRequest:
 		return short(m.GetResource()) + " for " + short(m.GetOwner())
@@ -207,38 +207,38 @@ func targetOf(request any) string {
 }
 
 const (
-	// repeatAfter is how long an entry is not repeated.
+	// repeatAfter is how long equal entries are suppressed.
 	repeatAfter = time.Minute
-	// maxEntries and maxCalls bound the entries about one user in that time: those that the user may have made up, and those about calls
-	// that reached a plugin.
+	// maxEntries and maxCalls bound the entries about one user within repeatAfter. maxEntries is for entries with names that the user may
+	// have invented, and maxCalls for calls that reached a plugin.
 	maxEntries = 256
 	maxCalls   = 16384
 	// maxCallsAtOnce is how many calls one user may have in progress, see [h2proxy.DefaultLimits].
 	maxCallsAtOnce = 2048
-	// maxAllEntries bounds the entries of all users that may be made up, and maxUsers the number of users that are remembered.
+	// maxAllEntries bounds the entries with invented names of all users together, and maxUsers the number of users that are remembered.
 	maxAllEntries = 4096
 	maxUsers      = 1024
 )
 
-// audited identifies an entry: entries with equal values are repetitions. What a caller has made up is part of it as a hash with a secret
-// seed.
+// audited identifies an entry: equal values are repetitions. A call, which contains invented names, is represented by its hash with a
+// secret seed.
 type audited struct {
 	who, action string
 	call        uint64
 	code        codes.Code
 }
 
-// entryRate limits how many entries are written in a time, and suppresses repetitions. It is a rate and not a quota: nothing is held or
-// given back. It is safe for concurrent use.
+// entryRate limits the number of entries per time and suppresses repetitions. It is a rate and not a quota: nothing is held or given back.
+// It is safe for concurrent use.
 type entryRate struct {
 	perUser int
-	// total limits the entries of all users; 0 for no limit. Without it, no entry of a user who reaches perUser is suppressed, and those
-	// before are forgotten.
+	// total limits the entries of all users. If it is 0, there is no limit, and a user who reaches perUser is not suppressed: the earlier
+	// entries are forgotten instead.
 	total int
 
 	mu      sync.Mutex
 	users   map[string]*userEntries
-	since   time.Time // when written was 0
+	since   time.Time // when the count in written began
 	written int
 }
 
@@ -246,12 +246,12 @@ func newEntryRate(perUser, total int) *entryRate {
 	return &entryRate{perUser: perUser, total: total, users: map[string]*userEntries{}}
 }
 
-// userEntries are the entries about one user.
+// userEntries are the recent entries about one user.
 type userEntries struct {
 	written    map[audited]time.Time
-	suppressed int // since the last one that was written
+	suppressed int // entries since the last one that was written
 	last       time.Time
-	swept      time.Time // when old ones were forgotten
+	swept      time.Time // when old entries were last forgotten
 }
 
 // sweep forgets old entries, at most once a second.
@@ -262,7 +262,7 @@ func (u *userEntries) sweep(now time.Time) {
 	}
 }
 
-// allow reports whether to write an entry, and how many about the same user were suppressed since the last one that was written.
+// allow reports whether to write an entry, and how many entries about the same user were suppressed since the last one written.
 func (r *entryRate) allow(what audited) (ok bool, suppressed int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -303,7 +303,7 @@ func (r *entryRate) count(who string) int {
 	return len(u.written)
 }
 
-// takeTotal counts an entry to the total, unless that is reached. r.mu is held.
+// takeTotal counts an entry, and reports false if total is reached. r.mu is held.
 func (r *entryRate) takeTotal(now time.Time) bool {
 	if now.Sub(r.since) >= repeatAfter {
 		r.since, r.written = now, 0
@@ -315,8 +315,7 @@ func (r *entryRate) takeTotal(now time.Time) bool {
 	return true
 }
 
-// user returns the entries about a user. If there are too many users, the one without an entry for the longest time is forgotten. r.mu is
-// held.
+// user returns the entries about a user. If there are already maxUsers users, it forgets the least recently active one. r.mu is held.
 func (r *entryRate) user(who string, now time.Time) *userEntries {
 	u := r.users[who]
 	if u == nil {

@@ -1,7 +1,7 @@
-// Package access decides who may do what on the daemon's control socket, and records who did what.
+// Package access authorizes calls on the daemon's control socket and records them.
 //
-// An [Authorizer] identifies the caller of each connection by its peer credentials and admits its calls by its [Role]. An [Auditor] makes
-// actions and denials known, as events and in the log. [Rules] are rules of any kind that can change while calls are in progress.
+// An [Authorizer] identifies the caller of each connection by its peer credentials and checks the [Role] of the caller for each call. An
+// [Auditor] publishes and logs operations and denials. [Rules] are rules that can change while calls are in progress.
 package access
 
 import (
@@ -20,11 +20,12 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/proxy"
 )
 
-// ErrThroughPlugin is the error of a call of the control API that was forwarded as a call of a plugin.
+// ErrThroughPlugin is the error of a call of the control API that arrived through a plugin whose endpoint is the control socket.
 var ErrThroughPlugin = errors.New(
 	"the control API is not reached through a plugin: the endpoint of the plugin that was called is the control socket")
 
-// Authorizer admits the calls on the control socket that the roles of their callers allow. It does not rely on the mode of the socket.
+// Authorizer allows calls on the control socket by the roles of their callers. It does not rely on the mode of the socket. Its methods are
+// safe for concurrent use.
 type Authorizer struct {
 	socketPath string
 	// uid is the user of the daemon.
@@ -52,15 +53,15 @@ func (a *Authorizer) ConnContext(ctx context.Context, conn net.Conn) context.Con
 // IsStranger reports whether a caller has no role.
 func (a *Authorizer) IsStranger(c *Caller) bool { return a.roleOf(a.Current(), c) == None }
 
-// deniedError is the error of a call for which a caller does not have the role.
+// deniedError is the error of a call whose caller does not have the role.
 type deniedError struct{ text string }
 
 func (d *deniedError) Error() string { return d.text }
 
-// GRPCStatus makes it the status of a call.
+// GRPCStatus returns PermissionDenied; package status calls it.
 func (d *deniedError) GRPCStatus() *status.Status { return status.New(codes.PermissionDenied, d.text) }
 
-// IsDenial reports whether an error is that of a call for which its caller does not have the role.
+// IsDenial reports whether err means that the caller does not have the role.
 func IsDenial(err error) bool {
 	_, ok := errors.AsType[*deniedError](err)
 	return ok
@@ -83,12 +84,12 @@ func (a *Authorizer) roleOf(p Policy, c *Caller) Role {
 	return found
 }
 
-// Role returns the role of the caller of a request, whose context it gets.
+// Role returns the role of the caller of a request.
 func (a *Authorizer) Role(request context.Context) Role {
 	return a.roleOf(a.Current(), CallerOf(request))
 }
 
-// deny returns an error if a caller does not have the needed role by a policy.
+// deny returns an error if the caller does not have the needed role in a policy.
 func (a *Authorizer) deny(p Policy, c *Caller, needed Role) error {
 	has := a.roleOf(p, c)
 	switch {
@@ -114,7 +115,7 @@ func (a *Authorizer) deny(p Policy, c *Caller, needed Role) error {
 	return &deniedError{text}
 }
 
-// Authorize returns an error if the caller of a request, whose context it gets, does not have the needed role. Denials are audited.
+// Authorize returns an error if the caller of a request does not have the needed role. Denials are audited.
 func (a *Authorizer) Authorize(request context.Context, action string, needed Role) error {
 	c := CallerOf(request)
 	err := a.deny(a.Current(), c, needed)
@@ -124,7 +125,7 @@ func (a *Authorizer) Authorize(request context.Context, action string, needed Ro
 	return err
 }
 
-// AuthorizeCall returns an error if the caller of a request, whose context it gets, may not call a plugin now.
+// AuthorizeCall returns an error if the caller of a request may not call a plugin now.
 func (a *Authorizer) AuthorizeCall(request context.Context) error {
 	if err := a.Authorize(request, callAction, CallRole); err != nil {
 		return err
@@ -140,8 +141,8 @@ func (a *Authorizer) Called(request context.Context, call Call, reached bool, co
 	a.audit.Called(CallerOf(request), call, reached, code)
 }
 
-// Hold returns a context that also ends when the caller of the request loses the needed role, with that as its cause. The caller of Hold
-// calls release when the call has ended.
+// Hold returns a context that is canceled when the caller of the request loses the needed role; the cause is the denial. The caller of Hold
+// must call release after the call.
 func (a *Authorizer) Hold(request context.Context, needed Role) (_ context.Context, release func()) {
 	ctx, cancel := context.WithCancelCause(request)
 	c := CallerOf(request)
@@ -156,12 +157,12 @@ func (a *Authorizer) Hold(request context.Context, needed Role) (_ context.Conte
 	}
 }
 
-// Gate refuses calls before their requests are read. It is a [connect.RequestGateFunc].
+// Gate refuses calls before their bodies are read. It is a [connect.RequestGateFunc].
 func (a *Authorizer) Gate(ctx context.Context, spec connect.Spec, _ connect.Peer, header http.Header) (context.Context, error) {
 	if errors.Is(context.Cause(ctx), server.ErrStopping) {
 		return nil, connect.NewError(connect.CodeUnavailable, server.ErrStopping)
 	}
-	if len(header.Values(proxy.HopsKey)) > 0 { // it would have the rights of the daemon itself
+	if len(header.Values(proxy.HopsKey)) > 0 { // the peer is the daemon itself, which has all rights
 		return nil, connect.NewError(connect.CodePermissionDenied, ErrThroughPlugin)
 	}
 	if err := a.Authorize(ctx, actionOf(spec.Procedure), RoleFor(spec.Procedure)); err != nil {
@@ -170,8 +171,7 @@ func (a *Authorizer) Gate(ctx context.Context, spec connect.Spec, _ connect.Peer
 	return ctx, nil
 }
 
-// Interceptor returns an interceptor with which a call ends when its caller loses the role, and which audits calls that need more than
-// [Read].
+// Interceptor returns an interceptor that cancels a call when its caller loses the role, and audits calls that need more than [Read].
 func (a *Authorizer) Interceptor() connect.Interceptor { return interceptor{a} }
 
 type interceptor struct{ *Authorizer }

@@ -11,12 +11,12 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
-// Caller is the process at the other end of a connection, as it was when it connected.
+// Caller is the process at the other end of a connection, with its credentials at the time it connected.
 type Caller struct {
 	peer sock.Credentials
 	// unknown is why the caller cannot be identified; nil if it can.
 	unknown error
-	// groups are those of the process that are known for certain; groupsErr is why others are not known.
+	// groups are the groups of the process that are certain; groupsErr is why others are not known.
 	groups    []uint32
 	groupsErr error
 	// socketGroup is the group of the control socket; socketErr is why it is not known.
@@ -24,7 +24,7 @@ type Caller struct {
 	socketErr   error
 }
 
-// UnknownUser stands for callers that cannot be identified. No user has this number.
+// UnknownUser is the number for callers that cannot be identified. It is not a valid user ID.
 const UnknownUser = math.MaxUint32
 
 // UID returns the user of the caller, or [UnknownUser].
@@ -37,7 +37,7 @@ func (c *Caller) UID() uint32 {
 
 type callerKey struct{}
 
-// WithCaller returns the context of the requests of a caller.
+// WithCaller returns a context for requests of a caller.
 func WithCaller(ctx context.Context, c *Caller) context.Context {
 	return context.WithValue(ctx, callerKey{}, c)
 }
@@ -45,7 +45,7 @@ func WithCaller(ctx context.Context, c *Caller) context.Context {
 // NewCaller returns a caller with the peer credentials of its connection.
 func NewCaller(peer sock.Credentials) *Caller { return &Caller{peer: peer} }
 
-// CallerOf returns the caller of a request, whose context it gets.
+// CallerOf returns the caller of the request with the given context.
 func CallerOf(request context.Context) *Caller {
 	if c, ok := request.Value(callerKey{}).(*Caller); ok {
 		return c

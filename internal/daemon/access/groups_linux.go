@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// supplementaryGroups returns the groups that the process at the other end was in when it connected, beside its primary one. The
-// kernel knows them (SO_PEERGROUPS); the user database need not, for a service manager can add groups to a process.
+// supplementaryGroups returns the supplementary groups of the peer process at the time it connected. They come from the kernel
+// (SO_PEERGROUPS), because a service manager can give a process groups that the user database does not have.
 func supplementaryGroups(conn *net.UnixConn) ([]uint32, error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {

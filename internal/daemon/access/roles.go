@@ -9,7 +9,7 @@ import (
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
-// Role is what a caller of the control socket may do. Each role includes those before it.
+// Role is a set of permissions on the control socket. Each role includes the permissions of the roles before it.
 type Role int
 
 // The roles.
@@ -59,7 +59,7 @@ var procedureRoles = map[string]Role{
 // CallRole is the role that a call of any method of a plugin needs.
 const CallRole = Operate
 
-// RoleFor returns the role that a method of the control API needs: [Admin] if none is known.
+// RoleFor returns the role that a method of the control API needs; [Admin] for methods without an entry.
 func RoleFor(procedure string) Role {
 	if needed, ok := procedureRoles[procedure]; ok {
 		return needed
@@ -67,10 +67,10 @@ func RoleFor(procedure string) Role {
 	return Admin
 }
 
-// Policy is who has which role, by number.
+// Policy maps user and group IDs to roles.
 type Policy struct {
 	users, groups map[uint32]Role
-	// byGroup is the role of the members of the socket's group.
+	// byGroup is the role of the members of the control socket's group.
 	byGroup Role
 }
 
@@ -83,7 +83,7 @@ func NewPolicy(r config.Roles) (Policy, error) {
 		users, groups, unknown := trustjudge.Resolve(trust.Accounts(members), "control.roles."+granted.String())
 		wrong = append(wrong, unknown...)
 		for uid := range users {
-			p.users[uid] = granted // which is higher than those before
+			p.users[uid] = granted // overwrites lower roles
 		}
 		for gid := range groups {
 			p.groups[gid] = granted

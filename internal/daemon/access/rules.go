@@ -8,7 +8,8 @@ import (
 	"sync"
 )
 
-// Rules are rules that can change while calls are in progress: a change ends the calls that the new rules deny.
+// Rules holds rules that can change while calls are in progress. A change cancels the calls that the new rules deny. The methods are safe
+// for concurrent use.
 type Rules[T any] struct {
 	mu    sync.Mutex
 	rules T
@@ -20,19 +21,19 @@ type admitted[T any] struct {
 	end    context.CancelCauseFunc
 }
 
-// NewRules returns rules that apply from now on.
+// NewRules returns a Rules with the given rules.
 func NewRules[T any](rules T) *Rules[T] {
 	return &Rules[T]{rules: rules, calls: map[*admitted[T]]bool{}}
 }
 
-// Current returns the present rules.
+// Current returns the rules that are in force.
 func (r *Rules[T]) Current() T {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.rules
 }
 
-// Replace replaces the rules, and ends the calls that the new ones deny.
+// Replace replaces the rules, and cancels the calls that the new rules deny.
 func (r *Rules[T]) Replace(rules T) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -40,14 +41,14 @@ func (r *Rules[T]) Replace(rules T) {
 	r.recheck()
 }
 
-// Recheck ends the calls that are denied now although the rules are the same, for example because a certificate has expired.
+// Recheck cancels the calls that are denied now although the rules have not changed, for example because a certificate has expired.
 func (r *Rules[T]) Recheck() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.recheck()
 }
 
-// recheck ends the calls that are denied; mu is held.
+// recheck cancels the calls that are denied. mu is held.
 func (r *Rules[T]) recheck() {
 	for call := range r.calls {
 		if err := call.denied(r.rules); err != nil {
@@ -56,7 +57,7 @@ func (r *Rules[T]) recheck() {
 	}
 }
 
-// Admit admits a call until release is called, unless denied returns an error. If denied returns one later, end is called with it.
+// Admit registers a call until release is called, or returns the error of denied. If denied returns an error later, end is called with it.
 func (r *Rules[T]) Admit(denied func(T) error, end context.CancelCauseFunc) (release func(), err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -72,7 +73,7 @@ func (r *Rules[T]) Admit(denied func(T) error, end context.CancelCauseFunc) (rel
 	}, nil
 }
 
-// ValidatePatterns returns what is wrong with the patterns of a key of a rule.
+// ValidatePatterns returns an error if the patterns under a key of a rule are empty or malformed.
 func ValidatePatterns(key string, patterns ...string) error {
 	if len(patterns) == 0 || slices.Contains(patterns, "") {
 		return fmt.Errorf(`%s is empty and would allow nothing: name what is allowed, or "*" for everything`, key)

@@ -1,8 +1,7 @@
-// Package controlapi is the daemon's control API: its methods and messages, its server, the calls of plugins on the control socket, and
-// what the status page shows.
+// Package controlapi serves the daemon's control API and the calls of plugins on the control socket, and provides the data of the status
+// page.
 //
-// It shows and operates what it gets in a [Config]. Who may call which method is decided by package access, and which plugin a name means
-// by package resolver.
+// Package access decides who may call which method, and package resolver which plugin a name means.
 package controlapi
 
 import (
@@ -58,8 +57,8 @@ type API struct {
 	// Connector connects to the plugins that callers of the control socket may call; nil refuses such calls.
 	Connector  proxy.Connector
 	Authorizer *access.Authorizer
-	// Requests bounds the number of requests to the control API. Calls bounds the bytes of requests, and the calls of plugins. Either may
-	// be nil, for no bound. ListsRefused counts responses that exceed a bound.
+	// Requests bounds the number of requests; without it, requests are not bounded. Calls bounds the bytes of requests, and the calls of
+	// plugins. ListsRefused counts responses that exceed a bound.
 	Requests, Calls *h2proxy.Budget
 	ListsRefused    prometheus.Counter
 	Logger          *slog.Logger
@@ -78,7 +77,7 @@ type Daemon interface {
 	Effective() string
 }
 
-// Runtime has the plugins, events and conditions.
+// Runtime provides the plugins, events and conditions.
 type Runtime interface {
 	resolver.Runtime
 
@@ -86,10 +85,10 @@ type Runtime interface {
 	Reservation(name plugin.Name) (plugin.Reservation, bool)
 	ReleaseName(ctx context.Context, ptype, name string) error
 	Conditions() []plugin.Condition
-	// LastEvents returns the last n events in memory, PastEvents all that are kept, both oldest first.
+	// LastEvents returns the last n events in memory, and PastEvents all events that are kept. Both return the oldest first.
 	LastEvents(n int) []plugin.Event
 	PastEvents() ([]plugin.Event, error)
-	// Events delivers the last tail events and then new ones, in order, until ctx ends.
+	// Events returns a channel with the last tail events and then the new ones, in order, until ctx is done.
 	Events(ctx context.Context, tail int) <-chan plugin.Event
 }
 
@@ -109,10 +108,10 @@ type Metrics interface {
 	WriteText(to *bytes.Buffer) error
 }
 
-// maxRequest bounds one request in bytes. None that is meant seriously comes near.
+// maxRequest is the maximum size of a request in bytes, except requests for devices. It is far more than any client needs.
 const maxRequest = 64 << 10
 
-// Serve starts to serve the control API, and calls of plugins, on a listener, and returns. The caller stops the server. If it fails before
+// Serve starts a server for the control API and the calls of plugins, and returns. The caller stops the server. If the server fails before
 // that, failed is called and [server.Server.Stop] returns the error.
 func (c *API) Serve(listener net.Listener, failed func()) *server.Server {
 	c.started = time.Now()
@@ -121,7 +120,7 @@ func (c *API) Serve(listener net.Listener, failed func()) *server.Server {
 	}
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
-	protocols.SetUnencryptedHTTP2(true) // what gRPC clients speak on a socket without TLS
+	protocols.SetUnencryptedHTTP2(true) // gRPC clients use it on a socket without TLS
 	h := &http.Server{Handler: c.handler(), Protocols: protocols, ConnContext: c.Authorizer.ConnContext}
 	h2proxy.BoundHTTP(h)
 	return server.Start("the control API", listener, h, failed, c.Logger)
@@ -133,7 +132,7 @@ func (c *API) handler() http.Handler {
 	guarded := []connect.HandlerOption{
 		connect.WithRequestGate(c.Authorizer.Gate), connect.WithInterceptors(c.Authorizer.Interceptor(), bounds{}),
 		connect.WithReadMaxBytes(maxRequest),
-		connect.WithCompression("gzip", nil, nil), // decompressed data is far larger than what is counted, and the caller is on this machine
+		connect.WithCompression("gzip", nil, nil), // no compression: only compressed bytes would count
 	}
 	own := func(path string, service http.Handler) {
 		mux.Handle(path, c.boundRequests(c.lists.handler(service)))
@@ -150,7 +149,7 @@ func (c *API) handler() http.Handler {
 	return mux
 }
 
-// pastEvents returns all events that are kept. If the file cannot be read, a condition reports it.
+// pastEvents returns all events that are kept. A condition reports an error of reading them.
 func (c *API) pastEvents() []plugin.Event {
 	events, _ := c.Runtime.PastEvents()
 	return events
@@ -177,7 +176,7 @@ func (c *API) GetPlugin(ctx context.Context, request *patchbayv1.GetPluginReques
 		return nil, err
 	}
 	plugins := c.get(asked)
-	if len(plugins) == 0 { // calls wait for the new process, and begin with this
+	if len(plugins) == 0 { // the process may be being replaced; then calls wait for the new one
 		if _, was, ok := c.Names.FormerlyLaunched(asked); ok {
 			if err := c.Registry.AwaitReplaced(ctx, was.Type, was.Name); err != nil {
 				return nil, connect.NewError(connect.CodeUnavailable, err)
@@ -213,7 +212,7 @@ func (c *API) unknown(asked plugin.Name) error {
 			"\"patchbay status %s\" says more", untrusted.Valid(s.Name), s.State, untrusted.Valid(s.Name)))
 	}
 	what, announced := errors.New("no such plugin is known"), c.Names.Announced(asked)
-	// Root and the daemon's user may take any name, and their own are the rule: of those nothing is said.
+	// Root and the daemon's user may take any name, and most reserved names are theirs: these are not mentioned.
 	if r, ok := c.Runtime.Reservation(announced); ok && r.Owner.UID != 0 && r.Owner.UID != uint32(os.Geteuid()) {
 		what = fmt.Errorf("%w; the name is reserved for user %d, whose plugin had it last, until %s, or until \"patchbay release\"",
 			what, r.Owner.UID, r.Until.UTC().Format(time.RFC3339))
@@ -292,21 +291,22 @@ func (c *API) Reload(ctx context.Context, _ *patchbayv1.ReloadRequest) (*patchba
 	return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New(untrusted.Valid(err.Error())))
 }
 
-// awaitReplacements waits until the processes are replaced whose plugins a reload has changed, and returns why any could not be.
+// awaitReplacements waits until the processes of the plugins that a reload has changed are replaced, and returns the errors of those that
+// could not be.
 func (c *API) awaitReplacements(ctx context.Context, changed []string) (failed []string) {
 	for _, key := range changed {
 		name, isPlugin := strings.CutPrefix(key, "plugins.")
 		if !isPlugin {
 			continue
 		}
-		if err := c.Launcher.AwaitReplacement(ctx, name); err != nil && !errors.Is(err, launcher.ErrUnknown) { // or it was removed
+		if err := c.Launcher.AwaitReplacement(ctx, name); err != nil && !errors.Is(err, launcher.ErrUnknown) { // the reload may have removed it
 			failed = append(failed, err.Error())
 		}
 	}
 	return failed
 }
 
-// askedFor returns the plugin that a request names. Without a type it is a launched plugin, which must be one of the catalogue.
+// askedFor returns the plugin that a request names. If the request has no type, the name must be in the catalogue.
 func (c *API) askedFor(request interface {
 	GetType() string
 	GetName() string
@@ -328,7 +328,7 @@ func anyOf(filter []string, value string) bool {
 	return len(filter) == 0 || slices.Contains(filter, value)
 }
 
-// refused returns the error of a call that cannot be done now, without the task, which the client names.
+// refused returns a FailedPrecondition error for err. It omits the outermost message, because the client adds the task itself.
 func refused(err error) *connect.Error {
 	if inner := errors.Unwrap(err); inner != nil {
 		err = inner
@@ -336,7 +336,7 @@ func refused(err error) *connect.Error {
 	return connect.NewError(connect.CodeFailedPrecondition, errors.New(untrusted.Valid(err.Error())))
 }
 
-// ended returns the error of a call whose context or source of events ended; the latter ends when the daemon stops.
+// ended returns the error of a call that ended because ctx is done or the daemon is stopping.
 func ended(ctx context.Context) error {
 	switch err := context.Cause(ctx); {
 	case err == nil || errors.Is(err, server.ErrStopping):

@@ -10,7 +10,7 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// reasons explains the states whose names do not explain themselves.
+// reasons explains states whose names are not enough.
 var reasons = map[plugin.State]string{
 	plugin.StateRestored:    "It was registered before the daemon started and is being checked for life.",
 	plugin.StateConnecting:  "Its socket is being asked who it is.",
@@ -36,7 +36,7 @@ func pluginMessage(s plugin.Status) *patchbayv1.Plugin {
 	}
 }
 
-// refusalMessage describes the refusal of a plugin that is gone.
+// refusalMessage returns the message of a refused plugin whose socket no longer exists.
 func refusalMessage(s plugin.Status) *patchbayv1.Plugin {
 	m := pluginMessage(s)
 	m.Reason = "It was refused and is gone; the last error says why. Fix that and start it again."
@@ -60,7 +60,7 @@ func conditionMessage(c plugin.Condition) *patchbayv1.Condition {
 		Since: timestamp(c.Since)}
 }
 
-// each returns what convert makes of the members of a list.
+// each returns the results of convert for the elements of list.
 func each[From, To any](list []From, convert func(From) To) []To {
 	converted := make([]To, len(list))
 	for i, from := range list {

@@ -14,11 +14,10 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
-// maxDeviceRequest bounds a request for devices in bytes: it may name many of them.
+// maxDeviceRequest is the maximum size of a request in bytes; a request may name many devices.
 const maxDeviceRequest = 1 << 20
 
-// deviceService answers for devices. It is a [patchbayv1connect.DeviceServiceHandler]; what is documented in devices.proto is not repeated
-// here.
+// deviceService implements [patchbayv1connect.DeviceServiceHandler]; devices.proto documents its methods.
 type deviceService struct {
 	handlers resolver.Handlers
 }
@@ -100,7 +99,7 @@ func (s deviceService) GetPreferredDevices(
 	return &patchbayv1.GetPreferredDevicesResponse{Devices: validAll(devices)}, nil
 }
 
-// deviceError returns the error of the answer for an error of the handler.
+// deviceError converts an error of the handler to the error of the call.
 func deviceError(ctx context.Context, err error) error {
 	answer := refused(err)
 	switch {

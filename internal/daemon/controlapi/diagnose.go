@@ -12,7 +12,7 @@ import (
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 )
 
-// diagnosePart is how many bytes of a file are in one message.
+// diagnosePart is how many bytes of a file one message has.
 const diagnosePart = 1 << 20
 
 func (c *API) Diagnose(
@@ -28,7 +28,7 @@ func (c *API) Diagnose(
 	} {
 		var content bytes.Buffer
 		if err := file.write(&content); err != nil {
-			fmt.Fprintf(&content, "\ncannot write %s: %v\n", file.name, err) // the others may be of use
+			fmt.Fprintf(&content, "\ncannot write %s: %v\n", file.name, err) // the other files may still be useful
 		}
 		for part := range slices.Chunk(content.Bytes(), diagnosePart) {
 			if err := stream.Send(&patchbayv1.DiagnoseResponse{Name: file.name, Content: part}); err != nil {

@@ -29,7 +29,7 @@ func (c *API) WaitForPlugin(ctx context.Context, request *patchbayv1.WaitForPlug
 			fmt.Errorf("the request does not say what to wait for (%s): set for to WAIT_FOR_REGISTERED or WAIT_FOR_DEREGISTERED", goal))
 	}
 
-	// Subscribed to before the first look, so that no change falls between a look and the wait for the next event.
+	// Subscribe before reading the state, so that no change is missed in between.
 	watching, cancel := context.WithCancel(ctx)
 	defer cancel()
 	events := c.Runtime.Events(watching, 0)
@@ -52,7 +52,7 @@ func (c *API) WaitForPlugin(ctx context.Context, request *patchbayv1.WaitForPlug
 	}
 }
 
-// nextEvent blocks until an event concerns the plugin that is asked for, or might because some were lost; false if there will be none.
+// nextEvent blocks until an event may concern the plugin, and returns false if ctx is done or the events have ended.
 func (c *API) nextEvent(ctx context.Context, events <-chan plugin.Event, asked plugin.Name) bool {
 	for {
 		select {
@@ -69,7 +69,7 @@ func (c *API) nextEvent(ctx context.Context, events <-chan plugin.Event, asked p
 	}
 }
 
-// registered returns the instance that is current and registered.
+// registered returns the instance that is registered or idle.
 func registered(instances []plugin.Status) (*plugin.Status, bool) {
 	i := slices.IndexFunc(instances, func(s plugin.Status) bool {
 		return s.State == plugin.StateRegistered || s.State == plugin.StateIdle
@@ -80,8 +80,8 @@ func registered(instances []plugin.Status) (*plugin.Status, bool) {
 	return &instances[i], true
 }
 
-// deregistered reports whether the registry has no instance, and returns the newest that is known. The states alone do not show that: a
-// survivor stays in the registry while it is validated again.
+// deregistered reports whether the registry has no instance, and returns the newest known instance. It looks at Instance and not at the
+// states: an instance stays in the registry while it is validated again.
 func deregistered(instances []plugin.Status) (*plugin.Status, bool) {
 	if slices.ContainsFunc(instances, func(s plugin.Status) bool { return s.Instance != "" }) {
 		return nil, false
@@ -92,7 +92,7 @@ func deregistered(instances []plugin.Status) (*plugin.Status, bool) {
 	return &instances[0], true
 }
 
-// waitEnded is [ended] with the state of what was waited for, for those whose deadline the daemon notices before they do.
+// waitEnded is [ended] with the state at the deadline, for callers that receive the daemon's response before their own deadline.
 func waitEnded(ctx context.Context, state string) error {
 	err := ended(ctx)
 	if connect.CodeOf(err) != connect.CodeDeadlineExceeded {
@@ -117,7 +117,7 @@ func (c *API) WatchEvents(
 		return stream.Send(&patchbayv1.WatchEventsResponse{Event: eventMessage(e)})
 	}
 
-	// The new events are subscribed to before the past ones are read, so nothing falls between; what is in both is sent once.
+	// Subscribe before reading the past events, so that no event is missed in between. Events in both are sent once.
 	var live <-chan plugin.Event
 	if wanted.GetFollow() {
 		ctx, cancel := context.WithCancel(ctx)
@@ -151,10 +151,10 @@ func (c *API) WatchEvents(
 	})
 }
 
-// eventSize is what an event takes in memory, about, without its texts.
+// eventSize is the approximate size of an event in memory without its texts.
 const eventSize = 150
 
-// sendPast sends past events, which count until the last of them is sent.
+// sendPast sends past events. They count as a list until the last one is sent.
 func sendPast(ctx context.Context, past []plugin.Event, send func(plugin.Event) error) error {
 	bytes := 0
 	for _, e := range past {
@@ -172,7 +172,7 @@ func sendPast(ctx context.Context, past []plugin.Event, send func(plugin.Event) 
 	return nil
 }
 
-// newest returns the events that match, of them the last tail ones if tail is set. It fails if ctx ends.
+// newest returns the events that match, or the last tail of them if tail is not nil. It fails when ctx is done.
 func newest(ctx context.Context, past []plugin.Event, matches func(plugin.Event) bool, tail *uint32) ([]plugin.Event, error) {
 	var matching []plugin.Event
 	for _, event := range past {
@@ -189,7 +189,7 @@ func newest(ctx context.Context, past []plugin.Event, matches func(plugin.Event)
 	return matching, nil
 }
 
-// follow passes on the events after the one numbered last, until ctx ends, an event is missing, or send fails.
+// follow sends the events after number last until ctx is done, an event is missing, or send fails.
 func follow(ctx context.Context, live <-chan plugin.Event, last uint64, send func(plugin.Event) error) error {
 	for {
 		select {

@@ -9,12 +9,12 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// maxFilter is how many values a list of a request may have, maxDevices how many of devices. An empty value has two bytes in a request and
-// sixteen in memory, and everything that a request may select is compared with each.
+// maxFilter is the maximum length of a list in a request, and maxDevices that of a list of devices. An empty value has two bytes in a
+// request and sixteen in memory, and each value is compared with everything that the request may select.
 const maxFilter, maxDevices = 256, 16 << 10
 
-// bounds is a [connect.Interceptor] that refuses requests with too long lists, and answers for which there is no room. What streams send
-// counts itself, with countList.
+// bounds is a [connect.Interceptor] that refuses requests with lists that are too long, and single responses for which there is no room.
+// Streams call countList themselves.
 type bounds struct{}
 
 // WrapUnary implements [connect.Interceptor].
@@ -41,12 +41,12 @@ func (bounds) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.St
 	}
 }
 
-// WrapStreamingClient implements [connect.Interceptor]; the daemon is not a client of its own.
+// WrapStreamingClient implements [connect.Interceptor]; the daemon does not call its own API.
 func (bounds) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
 	return next
 }
 
-// filteredStream refuses requests with longer lists.
+// filteredStream checks the lists of the requests on a stream.
 type filteredStream struct{ connect.StreamingHandlerConn }
 
 func (s filteredStream) Receive(request any) error {

@@ -20,16 +20,16 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// firstRead bounds how long a request, unless it is one to wait, waits for the first list of the fleet. It is less than callers wait for
-// an answer, so that they get the reason.
+// firstRead bounds how long a request waits for the first list of the fleet, unless its purpose is to wait. It is shorter than clients wait
+// for a response, so that they get the reason.
 const firstRead = 4 * time.Second
 
-// fleetService answers for the fleet, as a [patchbayv1connect.FleetServiceHandler]. What is documented in fleet.proto is not repeated here.
+// fleetService implements [patchbayv1connect.FleetServiceHandler]; fleet.proto documents its methods.
 type fleetService struct {
 	node *node.Node // nil if the node belongs to no fleet
 }
 
-// read returns a reader that has read the fleet, for whose first list it waits for a while.
+// read returns a reader that has read the fleet. It waits for the first list for at most patience.
 func (s fleetService) read(ctx context.Context, patience time.Duration) (*fleet.Reader, func(), error) {
 	waiting, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -135,7 +135,7 @@ func (s fleetService) WatchFleet(
 	return ended(ctx)
 }
 
-// sendSnapshot sends the present state, and then an empty message. It counts until the last message is sent.
+// sendSnapshot sends the present state followed by an empty message. The messages count as a list until the last one is sent.
 func sendSnapshot(
 	ctx context.Context, snapshot fleet.Snapshot, withNodes bool, send func(*patchbayv1.WatchFleetResponse) error,
 ) error {
@@ -183,7 +183,7 @@ func (s fleetService) WaitForFleetPlugin(
 ) (*patchbayv1.WaitForFleetPluginResponse, error) {
 	patience := time.Duration(math.MaxInt64)
 	if deadline, ok := ctx.Deadline(); ok {
-		patience = time.Until(deadline) * 9 / 10 // so that the reason still arrives
+		patience = time.Until(deadline) * 9 / 10 // leaves time to send the reason
 	}
 	reader, release, err := s.read(ctx, patience)
 	if err != nil {
@@ -213,7 +213,7 @@ func (s fleetService) ListFleetVersions(
 	defer release()
 	f := filterOf(request.GetFilter())
 	nodes, only := f.Nodes, f.Versions
-	f.Nodes, f.Versions = nil, nil // those of all nodes say whether versions differ
+	f.Nodes, f.Versions = nil, nil // whether versions differ depends on all nodes
 	versions := slices.DeleteFunc(node.Versions(reader, f), func(v *patchbayv1.FleetVersion) bool {
 		isOn := func(node string) bool { return slices.Contains(v.GetNodes(), node) }
 		return len(only) > 0 && !slices.Contains(only, v.GetVersion()) || len(nodes) > 0 && !slices.ContainsFunc(nodes, isOn)
@@ -262,7 +262,7 @@ func nodeReason(n fleet.Node) string {
 	return ""
 }
 
-// lastSeen returns when a node was last seen: at a time, or at an unknown time until before if that is not zero.
+// lastSeen describes when a node was last seen: at last or, if before is not zero, at an unknown time from last until before.
 func lastSeen(last, before time.Time) string {
 	switch {
 	case before.IsZero():
@@ -273,7 +273,7 @@ func lastSeen(last, before time.Time) string {
 	return at(last) + " or later, but before " + before.UTC().Format(time.RFC3339)
 }
 
-// at returns when something was, if it is known.
+// at formats a time that may be unknown.
 func at(t time.Time) string {
 	if t.IsZero() {
 		return "at a time that is not known"
@@ -281,7 +281,8 @@ func at(t time.Time) string {
 	return "at " + t.UTC().Format(time.RFC3339)
 }
 
-// markHolder sets the token of a plugin whose node holds its lock, that of its type or of the first of its roles that has one.
+// markHolder sets the fencing token of a plugin whose node holds the lock for its type or, if there is none, for its first role with a
+// lock.
 func markHolder(p *patchbayv1.FleetPlugin, held map[fleet.Lock]fleet.LockState) {
 	for _, ptype := range append([]string{p.GetType()}, p.GetRoles()...) {
 		if l, ok := held[fleet.Lock{Type: ptype, Name: p.GetName()}]; ok && l.Node == p.GetNode() && p.GetCurrent() {
@@ -324,7 +325,7 @@ func (s fleetService) ForgetNode(ctx context.Context, request *patchbayv1.Forget
 	return &patchbayv1.ForgetNodeResponse{}, s.operate(ctx, request, (*node.Node).Forget)
 }
 
-// operate does something to the node that a request names.
+// operate calls do for the node that a request names.
 func (s fleetService) operate(
 	ctx context.Context, request interface{ GetNode() string }, do func(*node.Node, context.Context, string) error,
 ) error {

@@ -15,8 +15,8 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// newForwarder returns a handler that forwards each gRPC call to the plugin that the metadata of the call name, on this node or in the fleet.
-// Callers need the role [access.CallRole].
+// newForwarder returns a handler that forwards each gRPC call to the plugin, on this node or in the fleet, that the metadata of the call
+// name. Callers need the role [access.CallRole].
 func (c *API) newForwarder() http.Handler {
 	g := c.Authorizer
 	return proxy.NewServer(context.Background(), func(ctx context.Context, caller grpc.ServerStream) error {
@@ -29,7 +29,7 @@ func (c *API) newForwarder() http.Handler {
 		var p plugin.Name
 		var unrouted error
 		p.Type, p.Name, unrouted = proxy.ParseRoute(md)
-		reached := false // a plugin
+		reached := false // whether there was a plugin to call
 		err := proxy.Director(func(ctx context.Context, _ string) (conn grpc.ClientConnInterface, err error) {
 			if unrouted != nil {
 				return nil, unrouted

@@ -49,7 +49,7 @@ func (c *API) RestartPlugin(ctx context.Context, request *patchbayv1.RestartPlug
 	return &patchbayv1.RestartPluginResponse{Plugin: now}, err
 }
 
-// operate does something to a launched plugin and returns how it is afterwards.
+// operate calls do for a launched plugin and returns the plugin's state afterwards.
 func (c *API) operate(name string, do func(name string) error) (*patchbayv1.LaunchedPlugin, error) {
 	name, err := c.launchedName(name)
 	if err != nil {
@@ -61,7 +61,7 @@ func (c *API) operate(name string, do func(name string) error) (*patchbayv1.Laun
 	if s, ok := c.Names.Launched(name); ok {
 		return c.launchedMessage(s), nil
 	}
-	return nil, launchError(fmt.Errorf("%s: %w", name, launcher.ErrUnknown)) // taken out of the catalogue meanwhile
+	return nil, launchError(fmt.Errorf("%s: %w", name, launcher.ErrUnknown)) // removed from the catalogue by a reload
 }
 
 func (c *API) ReadLogs(
@@ -102,7 +102,7 @@ func (c *API) ReadLogs(
 	return nil
 }
 
-// launchedName returns the name in the catalogue of the launched plugin that a request names.
+// launchedName returns the catalogue name of the launched plugin that a request names.
 func (c *API) launchedName(name string) (string, error) {
 	if name == "" {
 		return "", connect.NewError(connect.CodeInvalidArgument, errors.New("the request names no plugin: set name"))
@@ -114,7 +114,7 @@ func (c *API) launchedName(name string) (string, error) {
 	return s.Name, nil
 }
 
-// notLaunched is the error of a call about a launched plugin that the catalogue does not have.
+// notLaunched returns the error for a name that is not in the catalogue.
 func (c *API) notLaunched(name, hint string) error {
 	known := each(c.Launcher.Plugins(), func(s plugin.LaunchStatus) string { return s.Name })
 	return connect.NewError(connect.CodeNotFound, errors.New(

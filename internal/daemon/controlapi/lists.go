@@ -15,14 +15,15 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/quota"
 )
 
-// maxUserLists and maxLists bound the bytes of the answers that are sent at once: to each user, and to all but root and the daemon's user.
-// An answer is held whole until its caller has taken it, in one message or the many of StreamPlugins, WatchEvents and WatchFleet.
+// maxUserLists and maxLists bound the bytes of the responses that are being sent: to each user, and to all users except root and the
+// daemon's user. A response is in memory until the client has read it all, whether it is one message or, as with StreamPlugins, WatchEvents
+// and WatchFleet, many.
 const maxUserLists, maxLists = 32 << 20, 64 << 20
 
-// freeAnswer is how much of an answer that is one message is not counted: less than a request takes anyway.
+// freeAnswer is how many bytes of a single response are not counted. A request needs more memory than that anyway.
 const freeAnswer = 1 << 10
 
-// lists counts these answers. A nil *lists bounds nothing.
+// lists counts the bytes of responses.
 type lists struct {
 	pool    *quota.Pool
 	refused prometheus.Counter
@@ -33,7 +34,7 @@ func newLists(self uint32, refused prometheus.Counter, log *slog.Logger) *lists 
 	return &lists{quota.New(quota.Limits{User: maxUserLists, Total: maxLists}, limits.Exempt(self)), refused, log}
 }
 
-// sending is a request whose answer counts.
+// sending is a request whose response counts.
 type sending struct {
 	*quota.Grant
 
@@ -43,7 +44,7 @@ type sending struct {
 
 type sendingKey struct{}
 
-// handler returns a handler whose answers count until they are sent.
+// handler returns a handler whose responses count until they are sent.
 func (l *lists) handler(next http.Handler) http.Handler {
 	if l == nil {
 		return next
@@ -51,12 +52,12 @@ func (l *lists) handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		uid := access.CallerOf(r.Context()).UID()
 		s := &sending{l.pool.Grant(uid), l, uid}
-		defer s.End() // gRPC ends a request before the goroutine that answers it
+		defer s.End() // not Release: with gRPC, the goroutine that answers may still run
 		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), sendingKey{}, s)))
 	})
 }
 
-// countAnswer counts an answer that is one message. That to what was done, and not only read, is never refused.
+// countAnswer counts a response of one message. The response to an operation is never refused, because the operation has been done.
 func countAnswer(ctx context.Context, procedure string, answer any) error {
 	m, ok := answer.(proto.Message)
 	if !ok {
@@ -72,7 +73,7 @@ func countAnswer(ctx context.Context, procedure string, answer any) error {
 	return countList(ctx, bytes)
 }
 
-// countList counts an answer to a request. It is an error if there is no room for it.
+// countList counts bytes of a response, and returns an error if they exceed a bound.
 func countList(request context.Context, bytes int) error {
 	s, ok := request.Value(sendingKey{}).(*sending)
 	if !ok {
@@ -92,7 +93,7 @@ func countList(request context.Context, bytes int) error {
 		bytes, maxUserLists, maxLists))
 }
 
-// sent stops counting the answers to a request, because all that counted is sent.
+// sent ends the counting for a request. Call it when everything that was counted is sent.
 func sent(request context.Context) {
 	if s, ok := request.Value(sendingKey{}).(*sending); ok {
 		s.Release()

@@ -13,7 +13,7 @@ import (
 
 var _ page.Source = (*API)(nil)
 
-// About tells viewers of the page no more of the configuration than they need: who they are is not known.
+// About omits most of the configuration: anyone who can connect to the HTTP address may see the page.
 func (c *API) About() (*patchbayv1.GetVersionResponse, *patchbayv1.GetConfigurationResponse) {
 	configuration := c.configuration()
 	configuration.Effective = ""
@@ -45,11 +45,11 @@ func (c *API) LastEvents(n int) []*patchbayv1.Event {
 func (c *API) Events(ctx context.Context) <-chan *patchbayv1.Event {
 	live := c.Runtime.Events(ctx, 0)
 	messages := make(chan *patchbayv1.Event)
-	go func() { // ends with live, which ends with ctx
+	go func() { // returns when ctx is done, because live is then closed
 		defer close(messages)
 		for e := range live {
 			if e.Kind == plugin.EventResync {
-				continue // the picture is made again all the same
+				continue // the page reads the whole state anyway
 			}
 			select {
 			case messages <- eventMessage(e):

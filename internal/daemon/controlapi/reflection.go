@@ -26,7 +26,7 @@ import (
 // reflectionPath is the path of the reflection service.
 const reflectionPath = "/grpc.reflection.v1.ServerReflection/"
 
-// reflected describes the control API: to each caller the methods that it may call.
+// reflected serves reflection of the control API. Each caller sees only the methods that its role may call.
 type reflected struct {
 	reflectionv1.UnimplementedServerReflectionServer
 
@@ -34,8 +34,8 @@ type reflected struct {
 	byRole map[access.Role]reflectionv1.ServerReflectionServer
 }
 
-// reflectionHandler returns the handler of the reflection service. Calls for a plugin go to forwarder, unless that is nil. gRPC reads requests of the others before
-// they are asked for, so all of their bytes count.
+// reflectionHandler returns the handler of the reflection service. Requests for a plugin go to forwarder, unless it is nil. All bytes of
+// other requests count, because gRPC reads requests before the service asks for them.
 func (c *API) reflectionHandler(forwarder http.Handler) http.Handler {
 	r := reflected{guard: c.Authorizer, byRole: map[access.Role]reflectionv1.ServerReflectionServer{}}
 	for _, of := range []access.Role{access.Read, access.Operate, access.Admin} {
@@ -66,7 +66,7 @@ func (r reflected) ServerReflectionInfo(stream reflectionv1.ServerReflection_Ser
 	return r.byRole[asked.role].ServerReflectionInfo(asked)
 }
 
-// question is a stream of questions of a caller who has a role.
+// question is the stream of a caller with a role.
 type question struct {
 	reflectionv1.ServerReflection_ServerReflectionInfoServer
 
@@ -78,7 +78,7 @@ func (q question) admit(needed access.Role) error {
 	return q.guard.Authorize(q.Context(), "ServerReflectionInfo", needed)
 }
 
-// Recv also ends the stream when the caller has lost its role.
+// Recv fails when the caller has lost its role.
 func (q question) Recv() (*reflectionv1.ServerReflectionRequest, error) {
 	request, err := q.ServerReflection_ServerReflectionInfoServer.Recv()
 	if err != nil {
@@ -87,7 +87,7 @@ func (q question) Recv() (*reflectionv1.ServerReflectionRequest, error) {
 	return request, q.admit(q.role)
 }
 
-// Send has an answer count until the next one is sent, or the stream has ended.
+// Send counts an answer until the next one is sent or the stream ends.
 func (q question) Send(answer *reflectionv1.ServerReflectionResponse) error {
 	sent(q.Context())
 	if err := countList(q.Context(), proto.Size(answer)); err != nil {
@@ -96,12 +96,13 @@ func (q question) Send(answer *reflectionv1.ServerReflectionResponse) error {
 	return q.ServerReflection_ServerReflectionInfoServer.Send(answer)
 }
 
-// services are those of the control API. They are a [reflection.ServiceInfoProvider], of which only the names are used.
+// services implements [reflection.ServiceInfoProvider]; only the names are used.
 type services map[string]grpc.ServiceInfo
 
 func (s services) GetServiceInfo() map[string]grpc.ServiceInfo { return s }
 
-// callable describes what a role may call. What it describes is a part of the program, so nothing of it can fail.
+// callable returns the reflection options for the methods that a role may call. It panics on errors, because the descriptors are part of
+// the program.
 func callable(of access.Role) reflection.ServerOptions {
 	files, named := new(protoregistry.Files), services{}
 	add := func(file protoreflect.FileDescriptor, err error) {

@@ -12,14 +12,14 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 )
 
-// RequestLimits bound how many requests to the control API are in progress: of each user, and of all but root and the daemon's user. A
-// program that subscribes to events has one for as long as it does. They hold no bytes: those count to the budget of the calls.
+// RequestLimits bound how many requests to the control API are in progress: of each user, and of all users except root and the daemon's
+// user. A subscription to events is one request. The bytes of requests count to the budget of calls.
 var RequestLimits = h2proxy.Limits{UserCalls: 12 << 10, Calls: 16 << 10}
 
-// freeRequest is how much of a request is not counted: more than most have.
+// freeRequest is how many bytes of a request are not counted. Most requests are smaller.
 const freeRequest = 4 << 10
 
-// boundRequests returns a handler whose requests count to the budgets until they are answered.
+// boundRequests returns a handler whose requests count to the budgets while they are in progress.
 func (c *API) boundRequests(next http.Handler) http.Handler {
 	if c.Requests == nil {
 		return next
@@ -40,7 +40,7 @@ func (c *API) boundRequests(next http.Handler) http.Handler {
 	})
 }
 
-// countedBody counts what is read of a request, since it is held whole.
+// countedBody counts the bytes read from a request, which is kept in memory as a whole.
 type countedBody struct {
 	io.ReadCloser
 	held *h2proxy.Held
@@ -57,7 +57,7 @@ func (b *countedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// asConnect makes a gRPC status an error of the control API.
+// asConnect converts a gRPC status to an error of the control API.
 func asConnect(err error) error {
 	s := status.Convert(err)
 	return connect.NewError(connect.Code(s.Code()), errors.New(s.Message()))

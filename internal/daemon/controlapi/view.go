@@ -13,7 +13,7 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// view is the present state as messages, which are not changed afterwards.
+// view is the present state as messages, which are never changed.
 type view struct {
 	plugins    []*patchbayv1.Plugin
 	conditions []*patchbayv1.Condition
@@ -23,7 +23,7 @@ func (c *API) view() *view {
 	return &view{each(c.Runtime.Plugins(), c.describer()), each(c.Runtime.Conditions(), conditionMessage)}
 }
 
-// describer returns a function that returns the message of an instance, with its metadata if it is launched now.
+// describer returns a function that converts an instance to a message, with its metadata if it is a launched plugin.
 func (c *API) describer() func(plugin.Status) *patchbayv1.Plugin {
 	launched := map[string]string{} // names, by socket
 	if c.Catalogue != nil {
@@ -63,12 +63,12 @@ func (c *API) matching(v *view, types, names, states []string) []*patchbayv1.Plu
 	})
 }
 
-// shared computes a value for all callers of get at the same time. A caller that comes during a computation waits for the next one, so that
-// its value is not older than the call. There are at most two computations for any number of callers.
+// shared lets concurrent callers of get share a computation. A caller that arrives during one waits for the next, so that its value is not
+// older than the call. Any number of callers causes at most two computations.
 type shared[T any] struct {
 	computing sync.Mutex // held over compute
 	mu        sync.Mutex
-	next      func() T // nil while no caller waits
+	next      func() T // the computation that has not begun; nil if no caller waits for one
 }
 
 func (s *shared[T]) get(compute func() T) T {
@@ -78,7 +78,7 @@ func (s *shared[T]) get(compute func() T) T {
 			s.computing.Lock()
 			defer s.computing.Unlock()
 			s.mu.Lock()
-			s.next = nil // later callers need a newer value
+			s.next = nil // callers from now on need a newer value
 			s.mu.Unlock()
 			return compute()
 		})
@@ -88,7 +88,7 @@ func (s *shared[T]) get(compute func() T) T {
 	return next()
 }
 
-// maxPart is the approximate size of a message of a stream, far below the limit of any gRPC client.
+// maxPart is the approximate maximum size of a message of StreamPlugins. It is far below the limit of gRPC clients.
 const maxPart = 1 << 20
 
 func (c *API) ListPlugins(_ context.Context, wanted *patchbayv1.ListPluginsRequest) (*patchbayv1.ListPluginsResponse, error) {

@@ -1,5 +1,5 @@
-// Package limits bounds what callers of the daemon may hold, by the number of files that the daemon may open: connections at each of its
-// sockets, calls of plugins, and plugins.
+// Package limits bounds the resources that callers of the daemon may hold: connections at each of its sockets, calls of plugins, and
+// plugins. The bounds depend on how many files the daemon may open.
 package limits
 
 import (
@@ -23,47 +23,46 @@ import (
 )
 
 const (
-	// maxUserConns bounds the open connections at the control socket, and those at the stable sockets, of each user; maxControlConns, which
-	// 10,000 subscribers do not meet, and maxStableConns those of all but root and the daemon's user. Where few files may be open, the
-	// bounds are an eighth of those for a user, and a quarter in all at the control socket and at the stable sockets each. Three eighths
-	// are for plugins, see [Plugins], and a thirty-second for connections to plugins that only have calls to end; of the rest, callers on
-	// other nodes leave two thirds at least for root.
+	// Bounds for the connections on this machine. maxUserConns is for each user at the control socket, and again at all stable sockets
+	// together. maxControlConns and maxStableConns are for all users except root and the daemon's user; 10,000 subscribers to events stay
+	// below them. If the daemon may open only a few files, a user may have an eighth of them at each kind of socket, and all users a
+	// quarter. Plugins may use three eighths, see [Plugins], and connections that exist only for calls that are ending a thirty-second.
+	// Callers on other nodes leave at least two thirds of the rest to root.
 	maxUserConns, maxControlConns, maxStableConns = 1024, 10 << 10, 4096
-	// maxAddressConns and maxNodeConns bound the connections for calls from other nodes, of each address and of all. Where few files may be
-	// open, the bounds are a sixty-fourth of them and what the others leave but for an eighth, at least a thirty-second.
+	// Bounds for the connections from other nodes: of each address, and of all. If the daemon may open only a few files, an address may
+	// have a sixty-fourth of them. All addresses may have what the other bounds leave, except an eighth, but at least a thirty-second.
 	maxAddressConns, maxNodeConns = 256, 16 << 10
-	// maxStrangerConns and maxStrangersConns bound those at the control socket of users without a role, who are only told that they have
-	// none.
+	// Bounds for the connections at the control socket of each user without a role, and of all such users. Their calls are only refused.
 	maxStrangerConns, maxStrangersConns = 16, 64
 	// strangerTime bounds a connection of a user without a role: it is only needed for the refusal.
 	strangerTime = 5 * time.Second
 )
 
-// callerBuffer is how much the kernel keeps for a caller on this machine who does not read, nodeBuffer for one on another, which may be far
-// away. It counts to the memory of the daemon's control group, and is twice as much as is asked for. As long as no more than maxUserLarge
-// connections of a user have it, and maxLarge in all, a connection has largeBuffer: with a small one a long stream is a third slower,
-// because the daemon and its caller wait for each other.
+// Sizes of the kernel's write buffer for a connection: callerBuffer for a caller on this machine, nodeBuffer for one on another machine.
+// The kernel reserves twice as much, and counts it to the memory of the daemon's control group. Up to maxUserLarge connections of a user,
+// and maxLarge in total, have largeBuffer instead of callerBuffer: with a small buffer, a long stream is a third slower, because the daemon
+// and the caller wait for each other.
 const (
 	callerBuffer, largeBuffer, nodeBuffer = 32 << 10, 208 << 10, 256 << 10
 	maxUserLarge, maxLarge                = 32, 128
 )
 
-// Connections bounds how many connections each user may hold at the daemon's sockets, and all users together: each costs a descriptor, even
-// if it is idle. Those beyond a bound are closed immediately.
+// Connections bounds how many connections each user, and all users together, may have at the daemon's sockets. Each connection needs a
+// descriptor, even if it is idle. Connections beyond a bound are closed immediately.
 type Connections struct {
 	self    uint32 // the user of the daemon
 	log     *slog.Logger
 	refused *prometheus.CounterVec
-	// budget slows down control connections on which too many calls are canceled; nil for none.
+	// budget delays reading from control connections on which too many calls are canceled; nil for no delay.
 	budget *h2proxy.Budget
 
-	// They are separate, so that callers of plugins do not block the control socket.
+	// The pools are separate, so that callers of plugins do not block the control socket.
 	control, strangers, stable, nodes *quota.Pool
-	// large counts the connections with a large buffer, those of root and the daemon's user too.
+	// large counts the connections with a large buffer, including those of root and the daemon's user.
 	large *quota.Pool
 }
 
-// NewConnections returns the bounds for a daemon that runs as the user self and may open a number of files.
+// NewConnections returns the bounds for a daemon that runs as the user self and may open the given number of files.
 func NewConnections(self uint32, files int, budget *h2proxy.Budget, refused *prometheus.CounterVec, log *slog.Logger) *Connections {
 	return &Connections{
 		self: self, log: log, budget: budget, refused: refused,
@@ -80,7 +79,7 @@ func Exempt(self uint32) func(uid uint32) bool {
 	return func(uid uint32) bool { return uid == 0 || uid == self }
 }
 
-// maxNodes returns how many connections there may be for calls from other nodes, if so many files may be open.
+// maxNodes returns how many connections from other nodes there may be in total.
 func maxNodes(files int) int {
 	others := min(maxControlConns, files/4) + min(maxStableConns, files/4) + 3*(files/8) + files/32 + files/8
 	return min(maxNodeConns, max(files/32, files-others, 1))
@@ -95,26 +94,27 @@ func NodeCalls(files int) h2proxy.Limits {
 	}
 }
 
-// Plugins returns b with bounds for the number of plugins of each user, and of all users except root and the daemon's: a plugin takes a
-// descriptor for its connection and one for its stable socket.
+// Plugins returns b with bounds for the number of plugins of each user, and of all users except root and the daemon's user. A plugin needs
+// two descriptors: for its connection, and for its stable socket.
 func Plugins(b plugin.Bounds, files int) plugin.Bounds {
 	b.TotalPlugins = max(files/8, 1)
 	b.UserPlugins = max(b.TotalPlugins/4*3, 1)
 	return b
 }
 
-// Calls returns the bounds of the calls of plugins by callers on this node.
+// Calls returns the bounds of calls to plugins by callers on this machine.
 func Calls(files int) h2proxy.Limits {
 	l := h2proxy.DefaultLimits
 	l.Leaving = leaving(files)
 	return l
 }
 
-// leaving returns how many connections to plugins may exist only for calls that are ending, for callers on this node, and for others.
+// leaving returns how many connections to plugins may exist only because calls on them have not ended yet. It is the bound for callers on
+// this machine, and separately for other nodes.
 func leaving(files int) int { return max(files/64, 1) }
 
-// NewBudget returns a budget for calls and their bytes in memory. A refusal is counted, and logged once for each user until half of the
-// budget is free again; what names the calls in the log.
+// NewBudget returns a budget for calls and their bytes in memory. Each refusal is counted in limited. For each user, only the first refusal
+// is logged until half of the budget is free again; what names the calls in the log.
 func NewBudget(what string, limits h2proxy.Limits, self uint32, limited *prometheus.CounterVec, log *slog.Logger) *h2proxy.Budget {
 	return h2proxy.NewBudget(limits, self, func(uid uint32, why h2proxy.Reason, first bool) {
 		limited.WithLabelValues(string(why)).Inc()
@@ -124,8 +124,8 @@ func NewBudget(what string, limits h2proxy.Limits, self uint32, limited *prometh
 	})
 }
 
-// Bound returns a listener with the connections of l that are within the bounds; socket names it in metrics and the log. The authorizer is
-// that of the control socket, nil for other sockets: users without a role have bounds of their own.
+// Bound returns a listener that closes connections of l beyond the bounds; socket names l in metrics and the log. If authorizer is not nil,
+// l is the control socket, and users without a role have lower bounds.
 func (c *Connections) Bound(l net.Listener, socket string, authorizer *access.Authorizer) net.Listener {
 	return &boundedListener{l, socket, c, authorizer}
 }
@@ -134,7 +134,7 @@ type boundedListener struct {
 	net.Listener
 	socket     string
 	conns      *Connections
-	authorizer *access.Authorizer // nil if every process that can connect may call, or authenticates later
+	authorizer *access.Authorizer // of the control socket; nil for other sockets
 }
 
 func (l *boundedListener) Accept() (net.Conn, error) {
@@ -155,7 +155,6 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 	}
 }
 
-// boundBuffer bounds the kernel's write buffer for a caller.
 func (c *Connections) boundBuffer(held *heldConn) {
 	switch conn := held.Conn.(type) {
 	case *net.UnixConn:
@@ -165,7 +164,7 @@ func (c *Connections) boundBuffer(held *heldConn) {
 	}
 }
 
-// bufferOf returns the size of the buffer of a caller on this machine, which counts until the connection is closed.
+// bufferOf returns the buffer size for a caller on this machine. A large buffer counts until the connection is closed.
 func (c *Connections) bufferOf(held *heldConn) int {
 	held.large = c.large.Grant(held.uid)
 	if held.large.Take(1) != nil {
@@ -174,7 +173,7 @@ func (c *Connections) bufferOf(held *heldConn) int {
 	return largeBuffer
 }
 
-// hold counts a connection; nil if it is beyond a bound.
+// hold counts a connection, and returns nil if it exceeds a bound.
 func (l *boundedListener) hold(conn net.Conn) *heldConn {
 	c, stranger, held := l.conns, false, &heldConn{Conn: conn, uid: access.UnknownUser}
 	pool := c.stable
@@ -215,7 +214,8 @@ func (l *boundedListener) hold(conn net.Conn) *heldConn {
 	return held
 }
 
-// addressUser returns a number that stands for the callers at an address of another machine. An IPv6 address counts by its first 64 bits.
+// addressUser returns a number for the callers at an address of another machine, which serves as their user. An IPv6 address counts by its
+// first 64 bits.
 func addressUser(addr net.Addr) uint32 {
 	sum := fnv.New32a()
 	if from, err := netip.ParseAddrPort(addr.String()); err == nil {
@@ -223,8 +223,8 @@ func addressUser(addr net.Addr) uint32 {
 		if from.Addr().Unmap().Is4() {
 			bits = 32
 		}
-		prefix, _ := from.Addr().Unmap().WithZone("").Prefix(bits) // it has so many bits
-		_, _ = io.WriteString(sum, prefix.String())                // it never fails
+		prefix, _ := from.Addr().Unmap().WithZone("").Prefix(bits) // cannot fail: the address has at least that many bits
+		_, _ = io.WriteString(sum, prefix.String())                // a hash never fails
 	}
 	return NonUser(sum.Sum32())
 }
@@ -236,8 +236,8 @@ func NonUser(n uint32) uint32 { return n | 1<<31 }
 type heldConn struct {
 	net.Conn
 	uid         uint32
-	caller      *access.Caller // nil if the server identifies it
-	brake       *h2proxy.Brake // nil if the server pauses by itself
+	caller      *access.Caller // nil if the server identifies the caller
+	brake       *h2proxy.Brake // nil if the server delays reading by itself
 	slot, large *quota.Grant
 	expires     *time.Timer // closes the connection of a user without a role; nil for others
 }
@@ -266,7 +266,7 @@ func (c *heldConn) Close() error {
 func OpenFiles() int {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		return 1024 // the least that systems give
+		return 1024 // the usual default
 	}
-	return int(min(uint64(limit.Cur), math.MaxInt32)) //nolint:unconvert // its type depends on the system
+	return int(min(uint64(limit.Cur), math.MaxInt32)) //nolint:unconvert // the type of Cur depends on the system
 }

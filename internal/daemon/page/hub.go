@@ -37,7 +37,7 @@ type hub struct {
 	stop    context.CancelFunc
 	stopped chan struct{}
 	sent    snapshot
-	// initial is the first message of a new viewer; nil if it must be built from sent.
+	// initial is the first message for a new viewer; nil if the snapshot has changed since it was built.
 	initial *message
 }
 
@@ -46,7 +46,7 @@ type snapshot map[string]proto.Message
 
 func newHub(source Source) *hub { return &hub{source: source, viewers: map[chan message]bool{}} }
 
-// join adds a viewer. Its first message has the whole snapshot. The channel is closed if the viewer is too slow or the source ends.
+// join adds a viewer. Its first message is the whole snapshot. The channel is closed if the viewer is too slow or the source ends.
 func (h *hub) join() chan message {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -147,7 +147,7 @@ func (h *hub) update(ctx context.Context, events []*patchbayv1.Event, fleet Flee
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if ctx.Err() != nil {
-		return // the viewers have left; newer ones have a goroutine of their own
+		return // the viewers have left; new ones have started another goroutine
 	}
 	change := map[string]any{}
 	for key, m := range now {
@@ -235,7 +235,7 @@ func encodeAll[M proto.Message](list []M) []json.RawMessage {
 func marshal(v any) []byte {
 	b, err := json.Marshal(v)
 	if err != nil {
-		return []byte("{}") // maps of encoded messages cannot fail to marshal
+		return []byte("{}") // cannot happen: the values are maps of encoded messages
 	}
 	return b
 }

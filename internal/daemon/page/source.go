@@ -1,8 +1,8 @@
 // Package page serves the status page: a live, read-only view of a daemon's plugins in a browser. The page is embedded in the program and
 // loads nothing from other servers.
 //
-// The page gets its data as JSON over server-sent events. One goroutine follows the daemon for all viewers; without a viewer there is none.
-// The caller of [Handler] must check whether a client may see the page, and the host name of the request.
+// The page receives its data as JSON over server-sent events. One goroutine follows the daemon for all viewers, and runs only while there
+// are viewers. The caller of [Handler] must check whether a client may see the page, and check the host name in the request.
 package page
 
 import (
@@ -26,7 +26,7 @@ type Source interface {
 	// EventsOf returns all past events of one plugin that are kept, oldest first. The type may be a role; if it is empty, the name is that
 	// of a launched plugin in the catalogue.
 	EventsOf(ptype, name string) []*patchbayv1.Event
-	// Events returns new events in order. The channel is closed when ctx is done or the source ends.
+	// Events returns a channel with the new events in order. It is closed when ctx is done or the source ends.
 	Events(ctx context.Context) <-chan *patchbayv1.Event
 	// Log returns the last n records that a launched plugin printed or logged, and new ones until ctx is done. The name is that of the
 	// catalogue. An error means that there is no such plugin.
@@ -39,7 +39,7 @@ type Source interface {
 // Fleet is the current state of a fleet. Its methods must not block.
 type Fleet interface {
 	Nodes() []*patchbayv1.FleetNode
-	// Health returns how current the nodes are.
+	// Health reports whether the list of nodes is current.
 	Health() *patchbayv1.FleetHealth
 	// Plugins returns the plugins of one node.
 	Plugins(node string) []*patchbayv1.FleetPlugin

@@ -15,9 +15,9 @@ import (
 var embedded embed.FS
 
 const (
-	// writeTimeout bounds how long a viewer may take for one message.
+	// writeTimeout bounds how long writing one message to a viewer may take.
 	writeTimeout = 10 * time.Second
-	// pingInterval is the time between comments on an idle stream, by which both sides notice a dead connection.
+	// pingInterval is the time between pings on an idle stream. They let both sides detect a dead connection.
 	pingInterval = 15 * time.Second
 	// logTail is how many past records of a log are shown.
 	logTail = 200
@@ -29,7 +29,7 @@ const (
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; " +
 	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
-// Handler serves the page at / and its files and data below /page/ and /api/. It accepts only GET and HEAD.
+// Handler serves the page at /, its files below /page/, and its data below /api/. It accepts only GET and HEAD.
 type Handler struct {
 	mux     *http.ServeMux
 	hub     *hub
@@ -58,7 +58,7 @@ func New(source Source) *Handler {
 func writeJSON(w http.ResponseWriter, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")
-	_, _ = w.Write(marshal(v)) // it fails only if the client has disconnected
+	_, _ = w.Write(marshal(v)) // an error means that the client has disconnected
 }
 
 func fleetPlugins(w http.ResponseWriter, r *http.Request, source Source) {
@@ -95,7 +95,7 @@ func SetPolicy(header http.Header) {
 	header.Set("Cross-Origin-Resource-Policy", "same-origin")
 }
 
-// FromOtherSite reports whether a page of another site makes the request. A link to the status page does not count.
+// FromOtherSite reports whether a page of another site makes the request. Following a link to the status page is allowed.
 func FromOtherSite(r *http.Request) bool {
 	if origin := r.Header.Get("Origin"); origin != "" && origin != "http://"+r.Host && origin != "https://"+r.Host {
 		return true
@@ -158,12 +158,12 @@ func (h *Handler) log(w http.ResponseWriter, r *http.Request, source Source) {
 	out.relay(messages)
 }
 
-// stream is a response of server-sent events.
+// stream writes server-sent events to an HTTP response.
 type stream struct {
 	w       http.ResponseWriter
 	control *http.ResponseController
 	ended   <-chan struct{} // of the request's context
-	stop    func() bool     // to be called before the handler returns
+	stop    func() bool     // must be called before the handler returns
 }
 
 // newStream starts a response that ends when ctx is done, even if a write is blocked because the client does not read.

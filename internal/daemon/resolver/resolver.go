@@ -1,8 +1,9 @@
-// Package resolver decides which plugin a type and a name mean, for all methods of the control API, all filters, the status page and calls
-// from other nodes.
+// Package resolver determines which plugin a type and a name refer to, for all methods and filters of the control API, the status page, and
+// calls from other nodes.
 //
-// The type is the one that the plugin announced or a role of it. A registered instance has the roles that its handler gave it; a plugin
-// that was never registered may have any that the handler may give. Without a type, the name is that of a launched plugin in the catalogue.
+// The type may be the type that the plugin announced or one of its roles. A registered instance has the roles that its handler gave it; a
+// plugin that was never registered may have any role that the handler can give. Without a type, the name is that of a launched plugin in
+// the catalogue.
 package resolver
 
 import (
@@ -15,7 +16,7 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// Runtime has the plugins that are known.
+// Runtime provides the plugins that are known.
 type Runtime interface {
 	Plugins() []plugin.Status
 	PluginsNamed(name string) []plugin.Status
@@ -24,17 +25,17 @@ type Runtime interface {
 	LaunchedAs(name string) (plugin.Name, bool)
 }
 
-// Launcher has the plugins of the catalogue.
+// Launcher provides the launched plugins.
 type Launcher interface {
 	Plugins() []plugin.LaunchStatus
 }
 
-// Registry has the instances that are registered.
+// Registry provides the instances that are registered.
 type Registry interface {
 	Instances(ptype, name string) []dynamicplugins.Instance
 }
 
-// Handlers has the handlers by plugin type. One with a method Roles() []string may give its plugins these roles.
+// Handlers provides the handlers by plugin type. A handler with a method Roles() []string may give its plugins these roles.
 type Handlers interface {
 	All() map[string]cache.PluginHandler
 }
@@ -75,7 +76,8 @@ func (r *Resolver) possibleRoles(ptype string) []string {
 	return nil
 }
 
-// HasType reports whether one of some types is that of a plugin or one of its roles, which are empty if they are not known.
+// HasType reports whether a plugin has one of the given types, as its announced type or as a role. If roles is empty, it uses the roles
+// that the handler may give.
 func (r *Resolver) HasType(types Set, announced string, roles []string) bool {
 	if types.Contains(announced) {
 		return true
@@ -135,7 +137,7 @@ func (r *Resolver) Announced(name plugin.Name) plugin.Name {
 	return name
 }
 
-// InCatalogue returns the plugin of the catalogue that is meant by a name there, or by the TYPE/NAME under which it is or was registered.
+// InCatalogue returns the launched plugin with the given catalogue name, or that is or was last registered under the given TYPE/NAME.
 func (r *Resolver) InCatalogue(text string) (plugin.LaunchStatus, bool) {
 	if s, ok := r.Launched(text); ok {
 		return s, true
@@ -184,7 +186,8 @@ type Filter struct {
 	launched map[plugin.Name]bool
 }
 
-// Filter returns a filter; empty types or names select all. If the events are past ones, launched plugins are looked up only once.
+// Filter returns a filter. Empty types or names match everything. If arePast is true, the names of launched plugins are looked up only
+// once.
 func (r *Resolver) Filter(types, names []string, arePast bool) Filter {
 	f := Filter{resolver: r, types: SetOf(types), names: SetOf(names)}
 	if arePast {
@@ -241,7 +244,7 @@ func (r *Resolver) LaunchedFilter(name string) func(plugin.Event) bool {
 	}
 }
 
-// UnhealthySockets returns the sockets of the launched plugins that report that they do not serve, or do not answer.
+// UnhealthySockets returns the sockets of the launched plugins whose health check fails.
 func (r *Resolver) UnhealthySockets() map[string]bool {
 	sockets := map[string]bool{}
 	for _, s := range r.launcher.Plugins() {
@@ -260,7 +263,6 @@ func (r *Resolver) IsUnhealthy(ptype, name string) bool {
 	})
 }
 
-// find returns the first member of a list for which is returns true.
 func find[T any](list []T, is func(T) bool) (_ T, ok bool) {
 	for _, one := range list {
 		if is(one) {

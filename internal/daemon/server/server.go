@@ -1,5 +1,5 @@
-// Package server has what the servers of the daemon share: how they listen, how an HTTP server starts and stops, and the error with which
-// calls end when the daemon stops.
+// Package server has functions that the servers of the daemon share: listening, starting and stopping HTTP servers, and the error of calls
+// that end because the daemon stops.
 package server
 
 import (
@@ -19,9 +19,9 @@ import (
 )
 
 const (
-	// StopTimeout bounds how long a server that stops waits for calls that have been canceled.
+	// StopTimeout bounds how long Stop waits for canceled calls to return.
 	StopTimeout = 5 * time.Second
-	// HeaderTimeout bounds how long the header of a request may take, idleTimeout how long a connection may be idle after that.
+	// HeaderTimeout bounds reading the header of a request. idleTimeout is how long a connection may be idle.
 	HeaderTimeout = 10 * time.Second
 	idleTimeout   = 2 * time.Minute
 )
@@ -31,7 +31,7 @@ var ErrStopping = errors.New("the daemon is stopping")
 
 // Server is an HTTP server.
 type Server struct {
-	// name is what the server serves, for errors.
+	// name identifies the server in errors and logs.
 	name   string
 	http   *http.Server
 	refuse context.CancelCauseFunc
@@ -39,8 +39,8 @@ type Server struct {
 	log    *slog.Logger
 }
 
-// Start starts a server, for whose name errors and logs have the given one, and returns. The caller stops it. If it fails before that,
-// failed is called and Stop returns the error.
+// Start starts a server and returns; name identifies it in errors and logs. The caller must call [Server.Stop]. If the server fails before
+// that, failed is called and Stop returns the error.
 func Start(name string, listener net.Listener, h *http.Server, failed func(), log *slog.Logger) *Server {
 	calls, refuse := context.WithCancelCause(context.Background())
 	h.ReadHeaderTimeout = cmp.Or(h.ReadHeaderTimeout, HeaderTimeout)
@@ -58,17 +58,17 @@ func Start(name string, listener net.Listener, h *http.Server, failed func(), lo
 	return s
 }
 
-// EndCalls ends the calls in progress and answers new ones with [ErrStopping].
+// EndCalls cancels the calls in progress and refuses new ones with [ErrStopping].
 func (s *Server) EndCalls() { s.refuse(ErrStopping) }
 
-// Stop ends all calls, closes the listener and waits until the server has stopped.
+// Stop cancels all calls, closes the listener and waits until the server has stopped.
 func (s *Server) Stop() error {
 	s.EndCalls()
 	ctx, cancel := context.WithTimeout(context.Background(), StopTimeout)
 	defer cancel()
 	err := s.http.Shutdown(ctx)
 	if errors.Is(err, context.DeadlineExceeded) {
-		// A caller that does not read is not an error of the daemon.
+		// A client that does not read is not an error of the daemon.
 		s.log.Warn("calls were still in progress and were aborted", "server", s.name, "after", StopTimeout)
 		err = s.http.Close()
 	}
@@ -78,8 +78,8 @@ func (s *Server) Stop() error {
 	return err
 }
 
-// ListenTCP listens on an address. It waits for at most a second for another listener: a daemon that was killed while it started a process
-// shared its listener with that process.
+// ListenTCP listens on a TCP address. If the address is in use, it retries for up to a second: a process that a killed daemon was just
+// starting may still share its listener.
 func ListenTCP(ctx context.Context, addr string) (net.Listener, error) {
 	for end := time.Now().Add(time.Second); ; {
 		l, err := new(net.ListenConfig).Listen(ctx, "tcp", addr)
@@ -89,7 +89,7 @@ func ListenTCP(ctx context.Context, addr string) (net.Listener, error) {
 	}
 }
 
-// AdviseOnPath adds to the error of a path that cannot be written what to do about it; what names the kind of path.
+// AdviseOnPath adds advice to an error about a path that cannot be written; what names the kind of path.
 func AdviseOnPath(err error, what string) error {
 	switch {
 	case errors.Is(err, fs.ErrPermission):

@@ -9,13 +9,13 @@ import (
 )
 
 const (
-	// maxPeers bounds how many nodes have a label, in each direction.
+	// maxPeers bounds how many nodes have a label, for incoming and for outgoing calls.
 	maxPeers = 256
-	// maxLocks bounds for how many locks there are metrics: plugins choose their names.
+	// maxLocks bounds how many locks have metrics, because plugins choose their names.
 	maxLocks = 256
 )
 
-// PeerCalls counts calls between nodes by the other node. Those beyond maxPeers share a label.
+// PeerCalls counts calls between nodes, by the other node. Nodes beyond maxPeers share a label.
 type PeerCalls struct {
 	calls *prometheus.CounterVec
 	peers *labels
@@ -30,7 +30,7 @@ func (p *PeerCalls) Ended(peer string, err error) {
 	p.calls.WithLabelValues(p.peers.of(untrusted.Valid(peer)), codeLabel(status.Code(err))).Inc()
 }
 
-// WatchNode adds the metrics of a node of a fleet; nil stands for a node of no fleet.
+// WatchNode adds the metrics of a node in a fleet. It does nothing if n is nil.
 func (m *Metrics) WatchNode(n *node.Node) {
 	if n != nil {
 		m.registry.MustRegister(fleetCollector{n})

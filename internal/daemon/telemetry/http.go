@@ -20,18 +20,19 @@ import (
 )
 
 const (
-	// httpTimeout bounds a request and its answer. It is below [server.StopTimeout], so that a silent caller cannot delay the stop.
+	// httpTimeout bounds reading a request and writing its response. It is shorter than [server.StopTimeout], so that a client that does
+	// not send or read cannot delay the stop.
 	httpTimeout = 2 * time.Second
-	// maxHTTPHeader bounds the header of a request in bytes.
+	// maxHTTPHeader is the maximum size of a request header in bytes.
 	maxHTTPHeader = 16 << 10
-	// maxHTTPConns bounds the connections; more wait to be accepted. httpIdle is how long one may stay without a request.
+	// maxHTTPConns is the maximum number of connections; more wait to be accepted. httpIdle is how long a connection may be idle.
 	maxHTTPConns = 256
 	httpIdle     = 10 * time.Second
 )
 
-// Pages are what is served over HTTP: GET /livez, whether the daemon runs at all, GET /readyz, whether it is in order, GET /metrics for
-// Prometheus, and the status page. With ?verbose, /readyz has one line for each part that was checked, as Kubernetes components do. All
-// requests only read.
+// Pages serves HTTP: GET /livez reports whether the daemon runs, GET /readyz whether it can register plugins, GET /metrics has the metrics
+// for Prometheus, and all other paths belong to the status page. With ?verbose, /readyz lists all checks in the format of Kubernetes
+// components. No request changes anything.
 type Pages struct {
 	// Scanned is closed when the plugin directories have been searched for the first time.
 	Scanned <-chan struct{}
@@ -59,7 +60,7 @@ func (p Pages) ready(w http.ResponseWriter, r *http.Request) {
 	answer(w, append([]plugin.Condition{scan}, p.Readiness.Conditions()...), r.URL.Query().Has("verbose"))
 }
 
-// answer answers with ok if all conditions are, and else with those that are not; with verbose, all conditions are listed.
+// answer writes ok if all checks are OK, and otherwise the failed ones. With verbose it lists all checks.
 func answer(w http.ResponseWriter, checks []plugin.Condition, verbose bool) {
 	status := http.StatusOK
 	var lines strings.Builder
@@ -80,7 +81,7 @@ func answer(w http.ResponseWriter, checks []plugin.Condition, verbose bool) {
 	_, _ = io.WriteString(w, lines.String())
 }
 
-// oneLine returns a message without control characters and bytes that are not UTF-8, which paths may contain.
+// oneLine replaces control characters and bytes that are not UTF-8, which paths may contain.
 func oneLine(s string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) {
@@ -122,7 +123,7 @@ func (p Pages) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	header.Set("Cache-Control", "no-store")
 	page.SetPolicy(header)
 	if !isLoopbackHost(r.Host) {
-		// A web page can make its own name resolve to a loopback address (DNS rebinding); the browser then sends that name.
+		// In a DNS rebinding attack, a web page makes its own host name resolve to a loopback address; the browser then sends that name.
 		http.Error(w, "the Host header does not name a loopback host: use localhost or a loopback address", http.StatusForbidden)
 		return
 	}
@@ -147,7 +148,7 @@ func (p Pages) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	answer(w, r)
 }
 
-// ServeHTTP starts a server for the pages and returns. The caller stops it. If it fails before that, failed is called.
+// ServeHTTP starts a server for the pages and returns. The caller stops the server. If the server fails before that, failed is called.
 func ServeHTTP(listener net.Listener, p Pages, failed func(), log *slog.Logger) *server.Server {
 	return server.Start("HTTP", netutil.LimitListener(listener, maxHTTPConns), &http.Server{
 		Handler:           p,

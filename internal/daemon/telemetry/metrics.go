@@ -1,7 +1,5 @@
-// Package telemetry makes the daemon observable: its metrics, its traces, and the HTTP server of /livez, /readyz, /metrics and the status
-// page.
-//
-// It counts and serves, and decides nothing. The status page itself is package page.
+// Package telemetry provides the daemon's metrics and traces, and the HTTP server for /livez, /readyz, /metrics and the status page, which
+// is in package page.
 package telemetry
 
 import (
@@ -32,21 +30,21 @@ import (
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
-// The labels of values that plugins or callers choose.
+// Labels that replace values chosen by plugins or callers.
 const (
 	labelOther   = "other"   // a plugin type without a handler, or one of too many values
 	labelUnknown = "unknown" // the type of a plugin is not known yet
 )
 
-// Metrics counts and measures the daemon. The number of label values is bounded: they come from the configuration or fixed lists, and of
-// RPC methods, nodes and locks only the first ones have labels.
+// Metrics has the daemon's metrics. The number of label values is bounded: they come from the configuration or from fixed lists, and only
+// the first RPC methods, nodes and locks that occur have labels of their own.
 type Metrics struct {
 	registry *prometheus.Registry
 	handlers Handlers
 
-	// Served counts the calls of other nodes, Called those to other nodes.
+	// Served counts calls from other nodes, and Called calls to other nodes.
 	Served, Called *PeerCalls
-	// ConnsRefused counts connections that were closed immediately, ListsRefused and CallsLimited answers and calls beyond a bound.
+	// ConnsRefused counts connections that were closed immediately. ListsRefused and CallsLimited count responses and calls beyond a bound.
 	ConnsRefused *prometheus.CounterVec
 	ListsRefused prometheus.Counter
 	CallsLimited *prometheus.CounterVec
@@ -66,7 +64,7 @@ type Handlers interface {
 	Has(ptype string) bool
 }
 
-// NewMetrics returns the metrics of a daemon of a build.
+// NewMetrics returns the metrics of a daemon with the given build.
 func NewMetrics(version, commit string, handlers Handlers) *Metrics {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -74,7 +72,7 @@ func NewMetrics(version, commit string, handlers Handlers) *Metrics {
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return made.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
 	}
-	// Each bucket is four times the one before.
+	// Each bucket is four times as large as the previous one.
 	histogram := func(name, help string, first float64, labels ...string) *prometheus.HistogramVec {
 		buckets := prometheus.ExponentialBuckets(first, 4, 10)
 		return made.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, labels)
@@ -126,7 +124,7 @@ func NewMetrics(version, commit string, handlers Handlers) *Metrics {
 	}
 }
 
-// Observer returns the observer that counts for a runtime.
+// Observer returns an observer with which a runtime updates the metrics.
 func (m *Metrics) Observer() pluginruntime.Observer {
 	return pluginruntime.Observer{
 		Event: func(e plugin.Event) {
@@ -299,7 +297,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		of, err := c.launched.Log(s.Name)
 		log, ok := of.(*pluginlog.Log)
 		if err != nil || !ok {
-			continue // it has just left the catalogue
+			continue // a reload has just removed the plugin
 		}
 		lines := log.Stats()
 		counter(ch, logLinesDesc, lines.Lines, s.Name)
@@ -323,7 +321,7 @@ func oneIf(yes bool) float64 {
 	return 0
 }
 
-// labels bounds the values of a label to the first ones that occur.
+// labels bounds the values of a label: only the first ones that occur are used.
 type labels struct {
 	most int
 
@@ -354,7 +352,7 @@ func (l *labels) of(value string) string {
 	return value
 }
 
-// maxMethods bounds how many RPC methods have a label: their names are chosen by callers.
+// maxMethods bounds how many RPC methods have a label, because callers choose the names.
 const maxMethods = 256
 
 // rpcMetrics counts the calls on the shared connections to plugins. It is a [stats.Handler].
@@ -386,7 +384,7 @@ func (m *rpcMetrics) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.
 
 func (m *rpcMetrics) HandleConn(context.Context, stats.ConnStats) {}
 
-// codeLabel returns the label of a status code. All codes that gRPC does not define share one: plugins may answer with any number.
+// codeLabel returns the label of a status code. Codes that gRPC does not define share a label, because a plugin may return any number.
 func codeLabel(code codes.Code) string {
 	if code > codes.Unauthenticated {
 		return labelOther
@@ -394,9 +392,10 @@ func codeLabel(code codes.Code) string {
 	return code.String()
 }
 
-// label returns the label of a method whose call ended with a code: the method, unless there are too many or no plugin has it.
+// label returns the label of a method: its name, or labelOther if there are too many names, or the name is new and the plugin does not
+// implement it.
 func (m *rpcMetrics) label(method string, code codes.Code) string {
-	if !m.methods.has(method) && (code == codes.Unimplemented || !utf8.ValidString(method)) { // which no label may be
+	if !m.methods.has(method) && (code == codes.Unimplemented || !utf8.ValidString(method)) { // a label must be UTF-8
 		return labelOther
 	}
 	return m.methods.of(method)

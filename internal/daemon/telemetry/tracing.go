@@ -23,13 +23,13 @@ import (
 )
 
 const (
-	// exportTimeout bounds how long the collector may take for a batch. When the daemon stops, it waits for at most two batches.
+	// exportTimeout bounds how long sending a batch to the collector may take. A daemon that stops waits for at most two batches.
 	exportTimeout = 2 * time.Second
-	// maxSpans is the size of a batch, and of the queue before it; further spans are lost.
+	// maxSpans is the maximum size of a batch and of the queue before it. Further spans are dropped.
 	maxSpans = 2048
 )
 
-// ValidateTracing passes what is wrong with a configuration to check.
+// ValidateTracing calls check with the errors of a configuration.
 func ValidateTracing(t config.Tracing, check func(field string, err error)) {
 	u, err := url.Parse(t.Endpoint)
 	if t.Endpoint != "" && (err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https") {
@@ -41,14 +41,14 @@ func ValidateTracing(t config.Tracing, check func(field string, err error)) {
 	}
 }
 
-// StartTracing starts to send traces of registrations and of calls to plugins, which get their context. A collector that does not answer
-// delays nothing. The caller calls stop.
+// StartTracing starts to send traces of registrations and of calls to plugins to a collector. Calls carry the trace context. A collector
+// that does not respond delays neither. The caller must call stop.
 func StartTracing(t config.Tracing, version string) (_ pluginruntime.Observer, stop func() error, err error) {
 	if t.Endpoint == "" {
 		return pluginruntime.Observer{}, func() error { return nil }, nil
 	}
 	options := []otlptracegrpc.Option{otlptracegrpc.WithEndpointURL(t.Endpoint)}
-	if strings.HasPrefix(strings.ToLower(t.Endpoint), "https:") { // credentials precede the URL
+	if strings.HasPrefix(strings.ToLower(t.Endpoint), "https:") { // the option has priority over the scheme of the URL
 		options = append(options, otlptracegrpc.WithTLSCredentials(credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13})))
 	}
 	exporter, err := otlptracegrpc.New(context.Background(), options...)
@@ -66,7 +66,7 @@ func StartTracing(t config.Tracing, version string) (_ pluginruntime.Observer, s
 		Tracer: provider.Tracer("github.com/patchbay-dev/patchbay"),
 		StatsHandlers: []stats.Handler{otelgrpc.NewClientHandler(
 			otelgrpc.WithTracerProvider(provider),
-			// Callers choose the names of methods; one that is not UTF-8 would make the exporter drop its batch.
+			// Callers choose the names of methods. A name that is not UTF-8 would make the exporter drop its batch.
 			otelgrpc.WithFilter(func(info *stats.RPCTagInfo) bool { return utf8.ValidString(info.FullMethodName) }),
 			otelgrpc.WithPropagators(propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{})),
 		)},
