@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/stats"
 
 	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 const (
@@ -76,7 +77,7 @@ func steadyHeap() uint64 {
 func (m *measure) callers(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	lock := fleet.Lock{Type: "CSIPlugin", Name: changing}
+	lock := plugin.Name{Type: "CSIPlugin", Name: changing}
 	name := m.nodes[len(m.nodes)/2].name
 	lease, err := m.admin.Grant(ctx, int64(patience/time.Second))
 	if err != nil {
@@ -122,9 +123,9 @@ func (m *measure) callers(ctx context.Context) error {
 }
 
 // lockCallers prints what a node that asks for the holder of a lock costs, with each question put to etcd and with a lookup.
-func (m *measure) lockCallers(ctx context.Context, lock fleet.Lock, name string) error {
+func (m *measure) lockCallers(ctx context.Context, lock plugin.Name, name string) error {
 	each, err := m.measureCaller(1, func(c *fleet.Cluster) (func(), error) {
-		return func() {}, holders(ctx, lock, name, func(ctx context.Context, l fleet.Lock) (string, bool, error) {
+		return func() {}, holders(ctx, lock, name, func(ctx context.Context, l plugin.Name) (string, bool, error) {
 			states, err := c.Locks(ctx, fleet.Space{})
 			for _, s := range states {
 				if s.Lock == l {
@@ -152,7 +153,7 @@ func lookUp(c *fleet.Cluster, do func(*fleet.Lookup) error) (end func(), err err
 	return l.Close, do(l)
 }
 
-func holders(ctx context.Context, l fleet.Lock, want string, holder func(context.Context, fleet.Lock) (string, bool, error)) error {
+func holders(ctx context.Context, l plugin.Name, want string, holder func(context.Context, plugin.Name) (string, bool, error)) error {
 	for range lockCalls {
 		if node, _, err := holder(ctx, l); err != nil || node != want {
 			return fmt.Errorf("the holder is %q: %w", node, err)

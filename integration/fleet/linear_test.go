@@ -7,7 +7,7 @@ import (
 
 	"github.com/anishathalye/porcupine"
 
-	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // lockCallKind is what a caller does with a lock.
@@ -25,7 +25,7 @@ const (
 type (
 	lockInput struct {
 		kind lockCallKind
-		lock fleet.Lock
+		lock plugin.Name
 		node string
 	}
 	lockOutput struct {
@@ -45,7 +45,7 @@ type lockState struct {
 // and who has given the lock up, or lost it, does not have it again with the same token.
 var lockModel = porcupine.Model{
 	Partition: func(history []porcupine.Operation) [][]porcupine.Operation {
-		byLock := map[fleet.Lock][]porcupine.Operation{}
+		byLock := map[plugin.Name][]porcupine.Operation{}
 		for _, op := range history {
 			lock := op.Input.(lockInput).lock
 			byLock[lock] = append(byLock[lock], op)

@@ -14,16 +14,17 @@ import (
 
 	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/internal/fleet/locks"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // compete has a node compete for a lock until the test ends.
-func compete(t *testing.T, cluster *fleet.Cluster, node string, lock fleet.Lock) *locks.Elector {
+func compete(t *testing.T, cluster *fleet.Cluster, node string, lock plugin.Name) *locks.Elector {
 	t.Helper()
 	return competeAnd(t, cluster, node, lock, io.Discard)
 }
 
 // competeAnd is compete with a log.
-func competeAnd(t *testing.T, cluster *fleet.Cluster, node string, lock fleet.Lock, log io.Writer) *locks.Elector {
+func competeAnd(t *testing.T, cluster *fleet.Cluster, node string, lock plugin.Name, log io.Writer) *locks.Elector {
 	t.Helper()
 	logger := slog.New(slog.NewTextHandler(log, nil))
 	e, err := locks.New(cluster, locks.Config{Node: node, TTL: 2 * time.Second, Logger: logger})
@@ -34,7 +35,7 @@ func competeAnd(t *testing.T, cluster *fleet.Cluster, node string, lock fleet.Lo
 	var running sync.WaitGroup
 	running.Go(func() { e.Run(ctx) })
 	t.Cleanup(func() { cancel(); running.Wait() })
-	e.Stand([]fleet.Lock{lock})
+	e.Stand([]plugin.Name{lock})
 	return e
 }
 
@@ -42,7 +43,7 @@ func competeAnd(t *testing.T, cluster *fleet.Cluster, node string, lock fleet.Lo
 func TestHolderWithoutKey(t *testing.T) {
 	t.Parallel()
 	etcd := startOne(t)
-	lock := fleet.Lock{Type: "Echo", Name: "one"}
+	lock := plugin.Name{Type: "Echo", Name: "one"}
 	a := compete(t, connect(t, etcd.client), "a", lock)
 	eventually(t, "a holds the lock", func() bool { return a.Held(lock) != nil })
 	b := compete(t, connect(t, etcd.client), "b", lock)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/internal/fleet/locks"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // connected returns the number of connections.
@@ -24,7 +25,7 @@ func (p *proxy) connected() int {
 func TestLockConnection(t *testing.T) {
 	t.Parallel()
 	etcd := startOne(t)
-	lock := fleet.Lock{Type: "Echo", Name: "one"}
+	lock := plugin.Name{Type: "Echo", Name: "one"}
 	var members []*proxy
 	var endpoints []string
 	for range 3 {
@@ -59,7 +60,7 @@ func TestLockConnection(t *testing.T) {
 func TestLockRestlessMember(t *testing.T) {
 	t.Parallel()
 	etcd := startOne(t)
-	lock := fleet.Lock{Type: "Echo", Name: "one"}
+	lock := plugin.Name{Type: "Echo", Name: "one"}
 	link, restless := newProxy(t, etcd.client), newProxy(t, etcd.client)
 	a := compete(t, connect(t, link.url), "a", lock)
 	eventually(t, "a holds the lock", func() bool { return a.Held(lock) != nil })
@@ -112,7 +113,7 @@ func TestElectionOfEtcd(t *testing.T) {
 func TestLockLeft(t *testing.T) {
 	t.Parallel()
 	etcd := startOne(t)
-	lock := fleet.Lock{Type: "Echo", Name: "one"}
+	lock := plugin.Name{Type: "Echo", Name: "one"}
 	space := fleet.Space{}
 	changes := etcd.admin().Watch(t.Context(), space.LockRange("a"), clientv3.WithPrefix())
 	a, err := locks.New(connect(t, etcd.client), locks.Config{Node: "a", TTL: lockTTL})
@@ -125,7 +126,7 @@ func TestLockLeft(t *testing.T) {
 	defer stop()
 	running.Go(func() { a.Run(ctx) })
 	for _, leave := range []func(){func() { a.Stand(nil) }, stop} {
-		a.Stand([]fleet.Lock{lock})
+		a.Stand([]plugin.Name{lock})
 		eventually(t, "a holds the lock", func() bool { return a.Held(lock) != nil })
 		leave()
 		var last string

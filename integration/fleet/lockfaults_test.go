@@ -11,6 +11,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // lockFault is what happens to etcd, or to a node, during a history.
@@ -58,7 +59,7 @@ func pause(ctx context.Context, d time.Duration) {
 }
 
 // holding waits for a node that holds a lock; nil if there is none soon.
-func (b *lockBed) holding(ctx context.Context, l fleet.Lock) *lockNode {
+func (b *lockBed) holding(ctx context.Context, l plugin.Name) *lockNode {
 	for end := time.Now().Add(2 * lockTTL); ctx.Err() == nil && time.Now().Before(end); pause(ctx, time.Millisecond) {
 		if n := b.holder(l); n != nil {
 			return n
@@ -68,7 +69,7 @@ func (b *lockBed) holding(ctx context.Context, l fleet.Lock) *lockNode {
 }
 
 // keysOf returns the keys by which a node stands for a lock.
-func (b *lockBed) keysOf(ctx context.Context, n *lockNode, l fleet.Lock) (keys []*mvccpb.KeyValue) {
+func (b *lockBed) keysOf(ctx context.Context, n *lockNode, l plugin.Name) (keys []*mvccpb.KeyValue) {
 	found, err := adminOf(b.t, b.etcd[0].client).Get(ctx, fleet.Space{}.LockRange(n.name)+l.String()+"/", clientv3.WithPrefix())
 	if err != nil {
 		return nil
@@ -84,7 +85,7 @@ func deleteKey(ctx context.Context, b *lockBed) {
 	}
 }
 
-func (b *lockBed) deleteKeys(ctx context.Context, n *lockNode, l fleet.Lock) {
+func (b *lockBed) deleteKeys(ctx context.Context, n *lockNode, l plugin.Name) {
 	for _, kv := range b.keysOf(ctx, n, l) {
 		_, _ = adminOf(b.t, b.etcd[0].client).Delete(ctx, string(kv.Key))
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/internal/fleet/locks"
 	pbproxy "github.com/patchbay-dev/patchbay/internal/proxy"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 var (
@@ -49,14 +50,14 @@ type held struct {
 
 // locker is a node that competes for locks, as callers see it.
 type locker interface {
-	Held(l fleet.Lock) *held
-	Stand(locks []fleet.Lock)
+	Held(l plugin.Name) *held
+	Stand(locks []plugin.Name)
 }
 
 // realLocker is the product.
 type realLocker struct{ *locks.Elector }
 
-func (r realLocker) Held(l fleet.Lock) *held {
+func (r realLocker) Held(l plugin.Name) *held {
 	if h := r.Elector.Held(l); h != nil {
 		return &held{h, h.Token}
 	}
@@ -68,7 +69,7 @@ type lockBed struct {
 	t      *testing.T
 	etcd   []*member
 	nodes  []*lockNode
-	locks  []fleet.Lock
+	locks  []plugin.Name
 	reader *clientv3.Client // as a program has it that competes for no lock
 	// readerLink leads to each member of etcd.
 	readerLink []*proxy
@@ -84,8 +85,8 @@ type lockBed struct {
 type lockNode struct {
 	locker
 	name   string
-	link   []*proxy            // to each member of etcd
-	wanted map[fleet.Lock]bool // belongs to its mover
+	link   []*proxy             // to each member of etcd
+	wanted map[plugin.Name]bool // belongs to its mover
 	// left says that something happens to it, and its mover leaves it alone.
 	left atomic.Bool
 }
@@ -123,7 +124,7 @@ func (b *lockBed) calls() int {
 }
 
 // ask asks a node for a lock, or calls the plugin through it.
-func (b *lockBed) ask(ctx context.Context, n *lockNode, l fleet.Lock) {
+func (b *lockBed) ask(ctx context.Context, n *lockNode, l plugin.Name) {
 	if rand.IntN(2) == 0 {
 		b.record(lockInput{lockAsk, l, n.name}, func() (lockOutput, error) {
 			if h := n.Held(l); h != nil {
@@ -149,7 +150,7 @@ func (b *lockBed) ask(ctx context.Context, n *lockNode, l fleet.Lock) {
 }
 
 // observe asks etcd who holds a lock, as a program does that competes for none.
-func (b *lockBed) observe(ctx context.Context, l fleet.Lock) {
+func (b *lockBed) observe(ctx context.Context, l plugin.Name) {
 	b.record(lockInput{lockObserve, l, ""}, func() (lockOutput, error) {
 		blind := b.blind.Load()
 		first, err := b.first(ctx, l)
@@ -167,7 +168,7 @@ func (b *lockBed) observe(ctx context.Context, l fleet.Lock) {
 }
 
 // first returns the contender for a lock that holds it, or will.
-func (b *lockBed) first(ctx context.Context, l fleet.Lock) (first fleet.Contender, err error) {
+func (b *lockBed) first(ctx context.Context, l plugin.Name) (first fleet.Contender, err error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	found, err := b.reader.Get(ctx, fleet.Space{}.LockSpace(), clientv3.WithPrefix())
@@ -182,13 +183,13 @@ func (b *lockBed) first(ctx context.Context, l fleet.Lock) (first fleet.Contende
 }
 
 // move has a node want a lock if it does not, and the other way round.
-func (b *lockBed) move(ctx context.Context, n *lockNode, l fleet.Lock) {
+func (b *lockBed) move(ctx context.Context, n *lockNode, l plugin.Name) {
 	if n.left.Load() {
 		return
 	}
 	stand := func(wants bool) {
 		n.wanted[l] = wants
-		var locks []fleet.Lock
+		var locks []plugin.Name
 		for lock, wants := range n.wanted {
 			if wants {
 				locks = append(locks, lock)
@@ -320,7 +321,7 @@ func (b *lockBed) explain(all []porcupine.Operation) {
 // newLockBed returns four nodes that compete for two locks, on so many members of etcd.
 func newLockBed(t *testing.T, etcd []*member, ttl func(node int) time.Duration, mutate func(locker) locker) *lockBed {
 	t.Helper()
-	b := &lockBed{t: t, etcd: etcd, locks: []fleet.Lock{{Type: "Echo", Name: "one"}, {Type: "Echo", Name: "two"}}}
+	b := &lockBed{t: t, etcd: etcd, locks: []plugin.Name{{Type: "Echo", Name: "one"}, {Type: "Echo", Name: "two"}}}
 	link := func() (links []*proxy, urls []string) {
 		for _, m := range etcd {
 			p := newProxy(t, m.client)
@@ -332,7 +333,7 @@ func newLockBed(t *testing.T, etcd []*member, ttl func(node int) time.Duration, 
 	b.readerLink, via = link()
 	b.reader = adminOf(t, via...)
 	for i := range 4 {
-		n := &lockNode{name: fmt.Sprintf("n%d", i), wanted: map[fleet.Lock]bool{}}
+		n := &lockNode{name: fmt.Sprintf("n%d", i), wanted: map[plugin.Name]bool{}}
 		n.link, via = link()
 		e, err := locks.New(connect(t, via...), locks.Config{
 			Node: n.name, TTL: ttl(i), TokenFile: filepath.Join(t.TempDir(), "tokens"),
@@ -358,7 +359,7 @@ func newLockBed(t *testing.T, etcd []*member, ttl func(node int) time.Duration, 
 }
 
 // holder returns the node that holds a lock, by its own account; nil for none.
-func (b *lockBed) holder(l fleet.Lock) *lockNode {
+func (b *lockBed) holder(l plugin.Name) *lockNode {
 	for _, n := range b.nodes {
 		if n.Held(l) != nil {
 			return n
@@ -415,7 +416,7 @@ func TestLocks(t *testing.T) {
 func TestLocksBroken(t *testing.T) {
 	t.Parallel()
 	for name, mutate := range map[string]func(locker) locker{
-		"does-not-notice": func(l locker) locker { return &deaf{locker: l, last: map[fleet.Lock]*held{}} },
+		"does-not-notice": func(l locker) locker { return &deaf{locker: l, last: map[plugin.Name]*held{}} },
 		"same-token":      func(l locker) locker { return mute{l} },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -434,11 +435,11 @@ type deaf struct {
 	locker
 
 	mu   sync.Mutex
-	last map[fleet.Lock]*held
+	last map[plugin.Name]*held
 	seen time.Time
 }
 
-func (d *deaf) Held(l fleet.Lock) *held {
+func (d *deaf) Held(l plugin.Name) *held {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if h := d.locker.Held(l); h != nil {
@@ -453,7 +454,7 @@ func (d *deaf) Held(l fleet.Lock) *held {
 // mute is a node whose tokens do not grow.
 type mute struct{ locker }
 
-func (m mute) Held(l fleet.Lock) *held {
+func (m mute) Held(l plugin.Name) *held {
 	h := m.locker.Held(l)
 	if h != nil {
 		h.token = 7

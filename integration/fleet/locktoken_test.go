@@ -9,11 +9,12 @@ import (
 
 	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/internal/fleet/locks"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // oneHolder has the electors watched until the returned function is called, which reports two that held the lock at one instant, and a token
 // that did not grow. It returns the holder too.
-func oneHolder(t *testing.T, lock fleet.Lock, electors ...*locks.Elector) (holder func() *locks.Hold) {
+func oneHolder(t *testing.T, lock plugin.Name, electors ...*locks.Elector) (holder func() *locks.Hold) {
 	t.Helper()
 	stop, done := make(chan struct{}), make(chan struct{})
 	holds := make(chan *locks.Hold)
@@ -64,7 +65,7 @@ func TestLockRestored(t *testing.T) {
 			t.Run(fmt.Sprintf("bump-%d-late-%v", bump, late), func(t *testing.T) {
 				t.Parallel()
 				etcd := startOne(t)
-				lock := fleet.Lock{Type: "Echo", Name: "one"}
+				lock := plugin.Name{Type: "Echo", Name: "one"}
 				a := compete(t, connect(t, etcd.client), "a", lock)
 				holding := oneHolder(t, lock, a)
 				eventually(t, "a holds the lock", func() bool { return holding() != nil })
@@ -78,7 +79,7 @@ func TestLockRestored(t *testing.T) {
 				eventually(t, "all stand for the lock", func() bool { return candidates(t, etcd) == 3 })
 				a.Stand(nil)
 				eventually(t, "another one holds the lock", func() bool { h := holding(); return h != nil && h != first })
-				a.Stand([]fleet.Lock{lock})
+				a.Stand([]plugin.Name{lock})
 				eventually(t, "all stand for the lock", func() bool { return candidates(t, etcd) == 3 })
 				var second *locks.Hold
 				eventually(t, "there is a holder", func() bool { second = holding(); return second != nil })
@@ -105,7 +106,7 @@ func TestBaseRemoved(t *testing.T) {
 	t.Parallel()
 	etcd := startOne(t)
 	admin := etcd.admin()
-	lock := fleet.Lock{Type: "Echo", Name: "one"}
+	lock := plugin.Name{Type: "Echo", Name: "one"}
 	a := compete(t, connect(t, etcd.client), "a", lock)
 	eventually(t, "a holds the lock", func() bool { return a.Held(lock) != nil })
 	b := compete(t, connect(t, etcd.client), "b", lock)
@@ -129,7 +130,7 @@ func TestBaseRemoved(t *testing.T) {
 				}
 				last = h.Token
 			}
-			holder.Stand([]fleet.Lock{lock})
+			holder.Stand([]plugin.Name{lock})
 			eventually(t, "both stand for the lock", func() bool { return candidates(t, etcd) == 2 })
 			holder, other = other, holder
 		}
@@ -143,7 +144,7 @@ func TestRestoreIsLogged(t *testing.T) {
 	for bump, want := range map[uint64]bool{0: true, 1_000_000: false} {
 		t.Run(fmt.Sprint("bump-", bump), func(t *testing.T) {
 			t.Parallel()
-			etcd, lock := startOne(t), fleet.Lock{Type: "Echo", Name: "one"}
+			etcd, lock := startOne(t), plugin.Name{Type: "Echo", Name: "one"}
 			var sees, comes logBuffer
 			a := competeAnd(t, connect(t, etcd.client), "a", lock, &sees)
 			eventually(t, "a holds the lock", func() bool { return a.Held(lock) != nil })
@@ -155,7 +156,7 @@ func TestRestoreIsLogged(t *testing.T) {
 			eventually(t, "the node has seen it", func() bool { // a token is a revision, and grows
 				a.Stand(nil)
 				eventually(t, "it lets go", func() bool { return a.Held(lock) == nil })
-				a.Stand([]fleet.Lock{lock})
+				a.Stand([]plugin.Name{lock})
 				eventually(t, "it holds the lock", func() bool { return a.Held(lock) != nil })
 				now := a.Held(lock)
 				return now != nil && before != nil && now.Token > before.Token+50

@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/stats"
 
 	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // bytesIn counts what a client receives.
@@ -217,7 +218,7 @@ func TestLookupCost(t *testing.T) {
 		})
 		ask(func(ctx context.Context) error { return c.few(ctx, "two") })
 		ask(func(ctx context.Context) error {
-			_, _, err := c.Holder(ctx, fleet.Lock{Type: "CSIPlugin", Name: "two"})
+			_, _, err := c.Holder(ctx, plugin.Name{Type: "CSIPlugin", Name: "two"})
 			return err
 		})
 		eventually(t, fmt.Sprintf("the watches have begun: %+v", c.Stats()), func() bool {
@@ -276,7 +277,7 @@ func TestLookupHolder(t *testing.T) {
 	t.Parallel()
 	etcd := startOne(t)
 	c := newLookup(t, etcd.client)
-	lock := fleet.Lock{Type: "T", Name: "n"}
+	lock := plugin.Name{Type: "T", Name: "n"}
 	holds := func(want string, exclusive bool) {
 		t.Helper()
 		eventually(t, "the holder is "+want, func() bool {
@@ -379,7 +380,7 @@ func TestLookupDenied(t *testing.T) {
 	if found, err := c.Find(t.Context(), fleet.Filter{Nodes: []string{"a"}}); err != nil || len(found) != 1 {
 		t.Errorf("on the node: %v, %v", found, err)
 	}
-	_, _, err = c.Holder(t.Context(), fleet.Lock{Type: "T", Name: "n"})
+	_, _, err = c.Holder(t.Context(), plugin.Name{Type: "T", Name: "n"})
 	isRefused("a lock", err)
 	// On a busy machine etcd may have been silent for a moment.
 	eventually(t, "nothing is wrong", func() bool { return n.Condition().OK && c.Health().Current })

@@ -22,6 +22,7 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 
 	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // indexRange is the prefix of the index of plugins.
@@ -263,7 +264,7 @@ func TestCertificates(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	lock := fleet.Lock{Type: "Echo", Name: "one"}
+	lock := plugin.Name{Type: "Echo", Name: "one"}
 	elector := compete(t, whole, "a", lock)
 	eventually(t, "a holds a lock", func() bool { return elector.Held(lock) != nil })
 	etcd.restart()

@@ -16,12 +16,9 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// Lock names the lock of an exclusive plugin, of which one instance in the fleet may be active, by its type or role and its name.
-type Lock = plugin.Name
-
 // Contender is a node that competes for a lock, as recorded in its key. The contender whose key was created first holds the lock, or will.
 type Contender struct {
-	Lock
+	Lock    plugin.Name // the exclusive plugin: its type or role, and its name
 	Node    string
 	Token   int64         // the fencing token of the holder; zero if the node has not announced that it holds the lock
 	TTL     time.Duration // of the lease: how long the node may consider itself the holder after its key is gone
@@ -41,7 +38,7 @@ func (s Space) contenders() string              { return s.LockSpace() + "@node/
 
 // Key returns the key with which the node competes for the lock.
 func (c Contender) Key(s Space) string {
-	return fmt.Sprintf("%s%s/%s/%x", s.LockRange(c.Node), url.PathEscape(c.Type), url.PathEscape(c.Name), int64(c.Lease))
+	return fmt.Sprintf("%s%s/%s/%x", s.LockRange(c.Node), url.PathEscape(c.Lock.Type), url.PathEscape(c.Lock.Name), int64(c.Lease))
 }
 
 // The values of the key of a contender.
@@ -92,7 +89,7 @@ func parseKey(s Space, key string) (c Contender, ok bool) {
 	ptype, err1 := url.PathUnescape(parts[1])
 	name, err2 := url.PathUnescape(parts[2])
 	lease, err3 := strconv.ParseInt(parts[3], 16, 64)
-	return Contender{Lock: Lock{Type: ptype, Name: name}, Node: parts[0], Lease: clientv3.LeaseID(lease)},
+	return Contender{Lock: plugin.Name{Type: ptype, Name: name}, Node: parts[0], Lease: clientv3.LeaseID(lease)},
 		cmp.Or(err1, err2, err3, ValidateNode(parts[0])) == nil && ptype != "" && name != ""
 }
 
@@ -105,7 +102,7 @@ const (
 
 // Contenders has the contenders for all locks. The zero value has none.
 type Contenders struct {
-	contests map[Lock]*contest
+	contests map[plugin.Name]*contest
 	keys     map[string]int // by node
 }
 
@@ -123,7 +120,7 @@ func (all *Contenders) Put(s Space, kv *mvccpb.KeyValue) (before, now Contender)
 		return before, now
 	}
 	if all.contests == nil {
-		*all = Contenders{map[Lock]*contest{}, map[string]int{}}
+		*all = Contenders{map[plugin.Name]*contest{}, map[string]int{}}
 	}
 	c := cmp.Or(all.contests[of.Lock], &contest{all: map[string]Contender{}})
 	before, known := c.all[key]
@@ -144,7 +141,7 @@ func (all *Contenders) Put(s Space, kv *mvccpb.KeyValue) (before, now Contender)
 }
 
 // First returns the contender that holds a lock, or will; the zero value if there is none.
-func (all *Contenders) First(l Lock) Contender {
+func (all *Contenders) First(l plugin.Name) Contender {
 	c := all.contests[l]
 	if c == nil {
 		return Contender{}
@@ -161,7 +158,7 @@ func (all *Contenders) First(l Lock) Contender {
 }
 
 // Get returns the contender for a lock that has a key; the zero value for none.
-func (all *Contenders) Get(l Lock, key string) Contender {
+func (all *Contenders) Get(l plugin.Name, key string) Contender {
 	if c := all.contests[l]; c != nil {
 		return c.all[key]
 	}
@@ -169,7 +166,7 @@ func (all *Contenders) Get(l Lock, key string) Contender {
 }
 
 // holder returns the node that holds a lock, empty for none, and reports whether there are contenders.
-func (all *Contenders) holder(l Lock) (node string, wanted bool) {
+func (all *Contenders) holder(l plugin.Name) (node string, wanted bool) {
 	first := all.First(l)
 	if first.Token == 0 { // it does not know that it is first, or may not take the lock yet
 		return "", first.Created != 0
@@ -179,7 +176,7 @@ func (all *Contenders) holder(l Lock) (node string, wanted bool) {
 
 // LockState is the state of a lock.
 type LockState struct {
-	Lock
+	Lock  plugin.Name
 	Node  string   // that holds the lock; empty for none
 	Token int64    // its fencing token
 	Nodes []string // that compete for the lock, including the holder, ordered by name
@@ -187,7 +184,7 @@ type LockState struct {
 
 // States returns the states of the locks that have contenders, ordered by type and name.
 func (all *Contenders) States() (states []LockState) {
-	for _, lock := range slices.SortedFunc(maps.Keys(all.contests), Lock.Compare) {
+	for _, lock := range slices.SortedFunc(maps.Keys(all.contests), plugin.Name.Compare) {
 		state := LockState{Lock: lock, Token: all.First(lock).Token}
 		state.Node, _ = all.holder(lock)
 		for _, c := range all.contests[lock].all {

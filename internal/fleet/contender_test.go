@@ -8,6 +8,8 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"pgregory.net/rapid"
+
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 func TestContender(t *testing.T) {
@@ -15,7 +17,7 @@ func TestContender(t *testing.T) {
 	kv := func(key, value string, lease int64) *mvccpb.KeyValue {
 		return &mvccpb.KeyValue{Key: []byte(key), Value: []byte(value), Lease: lease, CreateRevision: 3, ModRevision: 5}
 	}
-	for _, l := range []Lock{{Type: "csi-controller", Name: "hostpath.csi.k8s.io"}, {Type: "T", Name: "example.com/widget"}, {Type: "T", Name: "a%2Fb c"}, {Type: "@node", Name: "x"}} {
+	for _, l := range []plugin.Name{{Type: "csi-controller", Name: "hostpath.csi.k8s.io"}, {Type: "T", Name: "example.com/widget"}, {Type: "T", Name: "a%2Fb c"}, {Type: "@node", Name: "x"}} {
 		for _, token := range []int64{0, 139} {
 			want := Contender{Lock: l, Node: "a", Token: token, TTL: 10 * time.Second, Lease: 0x694d, Created: 3}
 			if got, ok := ParseContender(s, kv(want.Key(s), want.Value(), 0x694d)); !ok || got != want {
@@ -23,7 +25,7 @@ func TestContender(t *testing.T) {
 			}
 		}
 	}
-	own := Contender{Lock: Lock{Type: "T", Name: "x"}, Node: "a", Lease: 1}.Key(s)
+	own := Contender{Lock: plugin.Name{Type: "T", Name: "x"}, Node: "a", Lease: 1}.Key(s)
 	if c, ok := ParseContender(s, kv(own, "waits 99999999999999", 1)); !ok || c.TTL != maxLockTTL {
 		t.Errorf("a lease that is too long: %+v, %t", c, ok)
 	}
@@ -44,7 +46,7 @@ func TestContender(t *testing.T) {
 // TestFirstIsRemembered: the first contender is found once after each change, and is right.
 func TestFirstIsRemembered(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		all, l := Contenders{}, Lock{Type: "T", Name: "n"}
+		all, l := Contenders{}, plugin.Name{Type: "T", Name: "n"}
 		now := map[string]Contender{}
 		for created := range int64(30) {
 			c := Contender{Lock: l, Node: "a", TTL: time.Second, Lease: clientv3.LeaseID(rapid.Int64Range(1, 5).Draw(t, "lease")), Created: created + 1}
@@ -85,7 +87,7 @@ func TestFirstIsRemembered(t *testing.T) {
 func TestManyLockKeys(t *testing.T) {
 	all, s := Contenders{}, Space{}
 	kv := func(node string, i int, value string) *mvccpb.KeyValue {
-		c := Contender{Lock: Lock{Type: "T", Name: fmt.Sprint(i)}, Node: node, Lease: 1}
+		c := Contender{Lock: plugin.Name{Type: "T", Name: fmt.Sprint(i)}, Node: node, Lease: 1}
 		return &mvccpb.KeyValue{Key: []byte(c.Key(s)), Value: []byte(value), Lease: 1, CreateRevision: 1}
 	}
 	for i := range 2 * maxLockKeys {
@@ -96,7 +98,7 @@ func TestManyLockKeys(t *testing.T) {
 	}
 	all.Put(s, kv("b", 0, "waits 10"))
 	all.Put(s, kv("a", 0, "holds 10 5")) // known, so it changes
-	if state := all.States()[0]; state.Name != "0" || len(state.Nodes) != 2 {
+	if state := all.States()[0]; state.Lock.Name != "0" || len(state.Nodes) != 2 {
 		t.Errorf("%v", state)
 	}
 	for i := range 2 * maxLockKeys {

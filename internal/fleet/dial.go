@@ -19,6 +19,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // Policy selects the node of a call. The zero value selects any node: this one if it has the plugin, else a random one that has it.
@@ -46,7 +47,7 @@ type DialerConfig struct {
 	// plugin, whatever it published. The name of a node is the one in the certificate that it has to present.
 	MayOffer func(node, ptype, name string) bool
 	// Leader returns the node that holds the lock of a plugin. exclusive is false for a plugin without a lock. Nil if there are no locks.
-	Leader func(ctx context.Context, l Lock) (node string, exclusive bool, err error)
+	Leader func(ctx context.Context, l plugin.Name) (node string, exclusive bool, err error)
 }
 
 // connectTimeout bounds the time to connect to a node, before the next node is tried.
@@ -200,7 +201,7 @@ func (d *Dialer) own(ctx context.Context, ptype, name string, p Policy) (*candid
 // only returns the policy with the only node that may take the call, if there is one.
 func (d *Dialer) only(ctx context.Context, ptype, name string, p Policy) (Policy, error) {
 	if d.config.Leader != nil {
-		leader, exclusive, err := d.config.Leader(ctx, Lock{Type: ptype, Name: name})
+		leader, exclusive, err := d.config.Leader(ctx, plugin.Name{Type: ptype, Name: name})
 		switch {
 		case err != nil:
 			return p, err

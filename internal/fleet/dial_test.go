@@ -13,6 +13,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // instances are on nodes, each in a zone of its name. On those with an exclamation mark they are unhealthy.
@@ -60,7 +62,7 @@ func place(local bool, leader string, nodes ...string) *Dialer {
 		},
 	}
 	if leader != "" {
-		config.Leader = func(_ context.Context, l Lock) (string, bool, error) {
+		config.Leader = func(_ context.Context, l plugin.Name) (string, bool, error) {
 			return strings.Trim(leader, "-"), l.Type == "Locked", nil
 		}
 	}

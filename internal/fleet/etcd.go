@@ -28,6 +28,7 @@ import (
 
 	fleetv1 "github.com/patchbay-dev/patchbay/api/patchbay/fleet/v1"
 	"github.com/patchbay-dev/patchbay/internal/regular"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
 // Etcd describes how to reach etcd.
@@ -327,7 +328,7 @@ func ValidateLabels(labels map[string]string) error {
 // Drain steers calls to any node away from this one, and makes it give up its locks, until [Cluster.Uncordon], across restarts of its
 // daemon. by is the node on which that was requested. The error is [ErrNoNode] if etcd has no record of the node.
 func (c *Cluster) Drain(ctx context.Context, s Space, node, by string) error {
-	value, err := deterministic.Marshal(&fleetv1.Cordon{Since: timestamp(time.Now()), By: valid(by)})
+	value, err := deterministic.Marshal(&fleetv1.Cordon{Since: timestamp(time.Now()), By: untrusted.Valid(by)})
 	if err != nil {
 		return err
 	}

@@ -9,6 +9,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"time"
+
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 const (
@@ -200,7 +202,7 @@ func (l *Lookup) nodes(ctx context.Context, f Filter) (nodes []string, all bool,
 
 // Holder returns the node that holds a lock. exclusive is false for a lock that no node holds or wants. Holder blocks until all locks have
 // been read for the first time, or ctx ends. After Close, the error is [ErrClosed].
-func (l *Lookup) Holder(ctx context.Context, lock Lock) (node string, exclusive bool, err error) {
+func (l *Lookup) Holder(ctx context.Context, lock plugin.Name) (node string, exclusive bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	v, err := l.await(ctx, viewKey{locks: true}, 0, nil)

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // remembering returns a lookup with a file, whose log is returned too.
@@ -60,7 +62,7 @@ func testRemembers(t *testing.T) {
 	for name, find := range map[string]func() error{
 		"a node that is known": func() error { _, err := l.Find(t.Context(), Filter{Nodes: []string{"a"}}); return err },
 		"a plugin":             func() error { _, err := r.find(l, nil); return err },
-		"a lock":               func() error { _, _, err := l.Holder(t.Context(), Lock{Type: "T", Name: "n"}); return err },
+		"a lock":               func() error { _, _, err := l.Holder(t.Context(), plugin.Name{Type: "T", Name: "n"}); return err },
 	} {
 		if err := find(); !errors.Is(err, ErrClosed) {
 			t.Errorf("%s after Close: %v", name, err)

@@ -17,6 +17,7 @@ import (
 
 	fleetv1 "github.com/patchbay-dev/patchbay/api/patchbay/fleet/v1"
 	"github.com/patchbay-dev/patchbay/internal/backoff"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
 var (
@@ -110,7 +111,7 @@ func (s *session) look(ctx context.Context) (found revisions, err error) {
 		}
 		if by := presence.GetInstance(); by != s.instance && !slices.Contains(s.instances, by) {
 			return found, fmt.Errorf("%w, %q: its instance is %s; this one publishes nothing and competes for no lock; give each node a name of "+
-				"its own, or wait until its presence has expired if that one has just crashed", errNameTaken, s.config.Node, valid(by))
+				"its own, or wait until its presence has expired if that one has just crashed", errNameTaken, s.config.Node, untrusted.Valid(by))
 		}
 	}
 	for _, kv := range response.Responses[1].GetResponseRange().GetKvs() {

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	fleetv1 "github.com/patchbay-dev/patchbay/api/patchbay/fleet/v1"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -139,7 +140,8 @@ func decodeRecord(value []byte) (r *fleetv1.NodeRecord, err error) {
 	return r, err
 }
 
-// pluginRecords returns what is published of the plugins of a node.
+// pluginRecords returns what is published of the plugins of a node. Paths may have any bytes, but protobuf refuses strings that are not
+// UTF-8.
 func pluginRecords(statuses []plugin.Status, unhealthy map[string]bool) []*fleetv1.PluginRecord {
 	records := make([]*fleetv1.PluginRecord, 0, len(statuses))
 	for _, s := range statuses {
@@ -150,19 +152,20 @@ func pluginRecords(statuses []plugin.Status, unhealthy map[string]bool) []*fleet
 			s.State = plugin.StateRegistered
 		}
 		p := &fleetv1.PluginRecord{
-			Type: valid(s.Type), Name: valid(s.Name), Version: valid(s.Version), State: valid(string(s.State)), Instance: valid(s.Instance),
-			Endpoint: valid(s.Endpoint), Source: valid(string(s.Source)), RegisteredAt: timestamp(s.RegisteredAt), Current: s.Current,
+			Type: untrusted.Valid(s.Type), Name: untrusted.Valid(s.Name), Version: untrusted.Valid(s.Version),
+			State: untrusted.Valid(string(s.State)), Instance: untrusted.Valid(s.Instance), Endpoint: untrusted.Valid(s.Endpoint),
+			Source: untrusted.Valid(string(s.Source)), RegisteredAt: timestamp(s.RegisteredAt), Current: s.Current,
 			Unhealthy: unhealthy[s.SocketPath],
 		}
 		for _, role := range s.Registration.Roles {
-			p.Roles = append(p.Roles, valid(role))
+			p.Roles = append(p.Roles, untrusted.Valid(role))
 		}
 		size := 0
 		for key, value := range s.Registration.Details {
 			if p.Details == nil {
 				p.Details = map[string]string{}
 			}
-			p.Details[valid(key)] = valid(value)
+			p.Details[untrusted.Valid(key)] = untrusted.Valid(value)
 			size += len(key) + len(value)
 		}
 		if size > maxDetails {
@@ -176,14 +179,13 @@ func pluginRecords(statuses []plugin.Status, unhealthy map[string]bool) []*fleet
 func conditionRecords(conditions []plugin.Condition) []*fleetv1.Condition {
 	records := make([]*fleetv1.Condition, 0, len(conditions))
 	for _, c := range conditions {
-		records = append(records, &fleetv1.Condition{Name: valid(c.Name), Ok: c.OK, Message: valid(c.Message), Since: timestamp(c.Since)})
+		records = append(records, &fleetv1.Condition{
+			Name: untrusted.Valid(c.Name), Ok: c.OK, Message: untrusted.Valid(c.Message), Since: timestamp(c.Since),
+		})
 	}
 	slices.SortFunc(records, func(a, b *fleetv1.Condition) int { return strings.Compare(a.GetName(), b.GetName()) })
 	return records
 }
-
-// valid returns a string that protobuf accepts: it refuses a message with a string that is not UTF-8. Paths may have any bytes.
-func valid(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
 func timestamp(t time.Time) *timestamppb.Timestamp {
 	if t.IsZero() {

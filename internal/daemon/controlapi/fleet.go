@@ -86,7 +86,7 @@ func (s fleetService) ListFleetPlugins(
 		if err != nil && health.GetMessage() == "" {
 			health.Message = untrusted.Valid(err.Error()) + "; see the log of the daemon"
 		}
-		held := map[fleet.Lock]fleet.LockState{}
+		held := map[plugin.Name]fleet.LockState{}
 		for _, l := range locks {
 			held[l.Lock] = l
 		}
@@ -283,9 +283,9 @@ func at(t time.Time) string {
 
 // markHolder sets the fencing token of a plugin whose node holds the lock for its type or, if there is none, for its first role with a
 // lock.
-func markHolder(p *patchbayv1.FleetPlugin, held map[fleet.Lock]fleet.LockState) {
+func markHolder(p *patchbayv1.FleetPlugin, held map[plugin.Name]fleet.LockState) {
 	for _, ptype := range append([]string{p.GetType()}, p.GetRoles()...) {
-		if l, ok := held[fleet.Lock{Type: ptype, Name: p.GetName()}]; ok && l.Node == p.GetNode() && p.GetCurrent() {
+		if l, ok := held[plugin.Name{Type: ptype, Name: p.GetName()}]; ok && l.Node == p.GetNode() && p.GetCurrent() {
 			p.FencingToken = l.Token
 			return
 		}
@@ -352,7 +352,7 @@ func (s fleetService) ListLocks(ctx context.Context, _ *patchbayv1.ListLocksRequ
 	}
 	return &patchbayv1.ListLocksResponse{Locks: each(locks, func(l fleet.LockState) *patchbayv1.FleetLock {
 		return &patchbayv1.FleetLock{
-			Type: untrusted.Valid(l.Type), Name: untrusted.Valid(l.Name), Node: l.Node, FencingToken: l.Token,
+			Type: untrusted.Valid(l.Lock.Type), Name: untrusted.Valid(l.Lock.Name), Node: l.Node, FencingToken: l.Token,
 			Candidates: uint32(len(l.Nodes)),
 		}
 	})}, nil

@@ -19,6 +19,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 const (
@@ -41,7 +42,7 @@ func (n *Node) find(ctx context.Context, f fleet.Filter) ([]fleet.Instance, erro
 }
 
 // leader returns who holds the lock of a plugin.
-func (n *Node) leader(ctx context.Context, l fleet.Lock) (node string, exclusive bool, err error) {
+func (n *Node) leader(ctx context.Context, l plugin.Name) (node string, exclusive bool, err error) {
 	switch {
 	case slices.Contains(n.config.Fleet.Exclusive, l.Type):
 		if n.elector.Held(l) != nil {
@@ -57,11 +58,11 @@ func (n *Node) leader(ctx context.Context, l fleet.Lock) (node string, exclusive
 }
 
 // wantedLocks returns the locks of the plugins of this node that can be called.
-func (n *Node) wantedLocks() []fleet.Lock {
-	var wanted []fleet.Lock
+func (n *Node) wantedLocks() []plugin.Name {
+	var wanted []plugin.Name
 	for _, i := range n.config.Registry.Instances("", "") {
 		if slices.Contains(n.config.Fleet.Exclusive, i.Info.Type) && i.State == dynamicplugins.InstanceRegistered {
-			wanted = append(wanted, fleet.Lock{Type: i.Info.Type, Name: i.Info.Name})
+			wanted = append(wanted, plugin.Name{Type: i.Info.Type, Name: i.Info.Name})
 		}
 	}
 	return wanted
@@ -86,7 +87,7 @@ func (r exclusiveRegistry) Conn(ctx context.Context, ptype, name string) (grpc.C
 	if err != nil {
 		return nil, err
 	}
-	lock := fleet.Lock{Type: ptype, Name: name}
+	lock := plugin.Name{Type: ptype, Name: name}
 	if !slices.Contains(r.node.config.Fleet.Exclusive, ptype) {
 		if other := r.node.unlocked.elsewhere(lock); other != "" {
 			return nil, status.Errorf(codes.FailedPrecondition, "node %s competes for its lock, and this node does not because its "+

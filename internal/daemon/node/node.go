@@ -174,7 +174,7 @@ func (n *Node) Run(ctx context.Context) {
 	}
 	running.Go(func() { n.elector.Run(ctx) })
 	for changes := (published{n.local}).Changes(ctx); ctx.Err() == nil; {
-		var wanted []fleet.Lock
+		var wanted []plugin.Name
 		// Callers look for the holder of a lock at the daemon that owns the name.
 		if n.isNamed.Load() && n.drain.isOpen() {
 			wanted = n.wantedLocks()

@@ -196,7 +196,7 @@ func TestMayOffer(t *testing.T) {
 // TestUnlocked: of the locks for which other nodes compete, those whose types this node does not list are known, and are a condition.
 func TestUnlocked(t *testing.T) {
 	u := newUnlocked("a", []string{"T"})
-	listed, own, other := fleet.Lock{Type: "T", Name: "n"}, fleet.Lock{Type: "U", Name: "own"}, fleet.Lock{Type: "U", Name: "n"}
+	listed, own, other := plugin.Name{Type: "T", Name: "n"}, plugin.Name{Type: "U", Name: "own"}, plugin.Name{Type: "U", Name: "n"}
 	u.set([]fleet.LockState{{Lock: listed, Nodes: []string{"b"}}, {Lock: own, Nodes: []string{"a"}}})
 	if c := u.condition(); !c.OK {
 		t.Errorf("the condition is %+v", c)
@@ -226,7 +226,7 @@ func TestUnlockedTakesItsTime(t *testing.T) {
 			defer close(ended)
 			u.follow(ctx, changed, func() []fleet.LockState {
 				looks++
-				return []fleet.LockState{{Lock: fleet.Lock{Type: "T", Name: fmt.Sprint(last.Load())}, Nodes: []string{"b"}}}
+				return []fleet.LockState{{Lock: plugin.Name{Type: "T", Name: fmt.Sprint(last.Load())}, Nodes: []string{"b"}}}
 			}, func(plugin.Condition) {})
 		}()
 		const changes = 10_000
@@ -239,7 +239,7 @@ func TestUnlockedTakesItsTime(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		time.Sleep(2 * unlockedPause)
-		if u.elsewhere(fleet.Lock{Type: "T", Name: fmt.Sprint(changes)}) != "b" {
+		if u.elsewhere(plugin.Name{Type: "T", Name: fmt.Sprint(changes)}) != "b" {
 			t.Error("the last change is missed")
 		}
 		cancel()

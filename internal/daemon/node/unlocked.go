@@ -25,7 +25,7 @@ type unlocked struct {
 	once      sync.Once
 
 	mu     sync.Mutex
-	nodes  map[fleet.Lock]string // one that competes
+	nodes  map[plugin.Name]string // one that competes
 	status plugin.Condition
 }
 
@@ -73,17 +73,17 @@ func (u *unlocked) follow(
 func (u *unlocked) set(states []fleet.LockState) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.nodes = map[fleet.Lock]string{}
+	u.nodes = map[plugin.Name]string{}
 	types := map[string]string{}
 	for _, state := range states {
 		// Its own keys are of a time when it had another configuration.
 		others := slices.DeleteFunc(state.Nodes, func(node string) bool { return node == u.node })
-		if slices.Contains(u.exclusive, state.Type) || len(others) == 0 {
+		if slices.Contains(u.exclusive, state.Lock.Type) || len(others) == 0 {
 			continue
 		}
 		u.nodes[state.Lock] = others[0]
-		if before := types[state.Type]; before == "" || others[0] < before {
-			types[state.Type] = others[0]
+		if before := types[state.Lock.Type]; before == "" || others[0] < before {
+			types[state.Lock.Type] = others[0]
 		}
 	}
 	if len(types) == 0 {
@@ -100,7 +100,7 @@ func (u *unlocked) set(states []fleet.LockState) {
 }
 
 // elsewhere returns a node that competes for a lock for which this one does not; empty for none.
-func (u *unlocked) elsewhere(l fleet.Lock) string {
+func (u *unlocked) elsewhere(l plugin.Name) string {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.nodes[l]

@@ -91,7 +91,7 @@ func (c fleetCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	wanted := c.node.Wanted()
 	for _, w := range wanted[:min(len(wanted), maxLocks)] {
-		ptype, name := untrusted.Valid(w.Type), untrusted.Valid(w.Name)
+		ptype, name := untrusted.Valid(w.Lock.Type), untrusted.Valid(w.Lock.Name)
 		gauge(ch, fleetLockHeld, oneIf(w.Held), ptype, name)
 		if w.Held {
 			gauge(ch, fleetLockCalls, float64(w.Calls), ptype, name)

@@ -62,9 +62,9 @@ type Elector struct {
 	longest time.Duration // the longest lease of a contender that was seen
 
 	mu     sync.Mutex
-	wanted map[fleet.Lock]bool // it is not changed, but replaced
-	term   *term               // nil without a lease
-	held   map[fleet.Lock]*Hold
+	wanted map[plugin.Name]bool // it is not changed, but replaced
+	term   *term                // nil without a lease
+	held   map[plugin.Name]*Hold
 }
 
 // New returns an elector, which does nothing before Run. It returns an error if the token file cannot be read.
@@ -76,15 +76,15 @@ func New(c *fleet.Cluster, config Config) (*Elector, error) {
 	}
 	return &Elector{
 		config: config, cluster: c, log: cmp.Or(config.Logger, slog.New(slog.DiscardHandler)), changed: make(chan struct{}, 1), ledger: ledger,
-		timeout: min(c.Timeout(), config.TTL/5), held: map[fleet.Lock]*Hold{}, longest: config.TTL,
+		timeout: min(c.Timeout(), config.TTL/5), held: map[plugin.Name]*Hold{}, longest: config.TTL,
 		compare: newComparison(config), member: rand.IntN(1 << 20),
 	}, nil
 }
 
 // Stand sets the locks that the node wants, of which the first [fleet.MaxLocks] count. Locks that the node holds and no longer wants are
 // given up immediately.
-func (e *Elector) Stand(locks []fleet.Lock) {
-	wanted := make(map[fleet.Lock]bool, len(locks))
+func (e *Elector) Stand(locks []plugin.Name) {
+	wanted := make(map[plugin.Name]bool, len(locks))
 	for _, l := range locks[:min(len(locks), fleet.MaxLocks)] {
 		wanted[l] = true
 	}
@@ -103,14 +103,14 @@ func (e *Elector) Stand(locks []fleet.Lock) {
 	fleet.Notify(e.changed)
 }
 
-func (e *Elector) wants() map[fleet.Lock]bool {
+func (e *Elector) wants() map[plugin.Name]bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.wanted
 }
 
 // Held returns the node's hold of a lock, nil if the node does not hold it.
-func (e *Elector) Held(l fleet.Lock) *Hold {
+func (e *Elector) Held(l plugin.Name) *Hold {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	h := e.held[l]
@@ -122,7 +122,7 @@ func (e *Elector) Held(l fleet.Lock) *Hold {
 
 // Wanted is a lock that a node wants, whether or not it holds it.
 type Wanted struct {
-	fleet.Lock
+	Lock  plugin.Name
 	Held  bool
 	Calls int64 // in progress
 }
@@ -130,7 +130,7 @@ type Wanted struct {
 // Wanted returns the locks that the node wants, ordered by type and name.
 func (e *Elector) Wanted() []Wanted {
 	var wanted []Wanted
-	for _, l := range slices.SortedFunc(maps.Keys(e.wants()), fleet.Lock.Compare) {
+	for _, l := range slices.SortedFunc(maps.Keys(e.wants()), plugin.Name.Compare) {
 		w := Wanted{Lock: l}
 		if h := e.Held(l); h != nil {
 			w.Held, w.Calls = true, h.calls.Load()
@@ -149,7 +149,7 @@ type Hold struct {
 	// revision of etcd when the node took the lock and a base that nodes raise when they see revisions go back.
 	Token int64
 
-	lock  fleet.Lock
+	lock  plugin.Name
 	lose  context.CancelFunc
 	ended context.Context //nolint:containedctx // It is the life of the hold.
 	calls atomic.Int64    // those in progress

@@ -32,7 +32,7 @@ func deleted(c fleet.Contender, revision int64) *clientv3.Event {
 // list.
 func TestRoster(t *testing.T) {
 	now := time.Now()
-	l := fleet.Lock{Type: "T", Name: "n"}
+	l := plugin.Name{Type: "T", Name: "n"}
 	first := fleet.Contender{Lock: l, Node: "a", TTL: 5 * time.Second, Lease: 1, Created: 10}
 	second := fleet.Contender{Lock: l, Node: "b", TTL: 2 * time.Second, Lease: 2, Created: 11}
 	for name, test := range map[string]struct {
@@ -73,7 +73,7 @@ func TestRosterForgets(t *testing.T) {
 		r := newRoster(fleet.Space{}, time.Second, time.Now(), 1, nil)
 		for i := range int64(1000) {
 			for _, ptype := range []string{"T", "U"} {
-				c := fleet.Contender{Lock: fleet.Lock{Type: ptype, Name: fmt.Sprint(i)}, Node: "a", TTL: 5 * time.Second, Lease: 1, Created: i + 1}
+				c := fleet.Contender{Lock: plugin.Name{Type: ptype, Name: fmt.Sprint(i)}, Node: "a", TTL: 5 * time.Second, Lease: 1, Created: i + 1}
 				r.apply([]*clientv3.Event{written(c, c.Value())}, time.Now())
 				if ptype == "U" {
 					r.apply([]*clientv3.Event{written(c, fleet.ContenderLeft)}, time.Now())

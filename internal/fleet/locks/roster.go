@@ -15,6 +15,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/internal/regular"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -26,11 +27,11 @@ type roster struct {
 	revision   int64         // of the last change
 	longest    time.Duration // the longest lease that was seen
 	contenders fleet.Contenders
-	quiet      map[fleet.Lock]time.Time // until when a node whose key is gone may consider itself the holder
+	quiet      map[plugin.Name]time.Time // until when a node whose key is gone may consider itself the holder
 }
 
 func newRoster(s fleet.Space, longest time.Duration, listed time.Time, revision int64, kvs []*mvccpb.KeyValue) *roster {
-	r := &roster{space: s, listed: listed, revision: revision, longest: longest, quiet: map[fleet.Lock]time.Time{}}
+	r := &roster{space: s, listed: listed, revision: revision, longest: longest, quiet: map[plugin.Name]time.Time{}}
 	for _, kv := range kvs {
 		r.put(kv, listed)
 	}
@@ -61,7 +62,7 @@ func (r *roster) put(kv *mvccpb.KeyValue, now time.Time) {
 }
 
 func (r *roster) forget(now time.Time) {
-	maps.DeleteFunc(r.quiet, func(_ fleet.Lock, until time.Time) bool { return until.Before(now) })
+	maps.DeleteFunc(r.quiet, func(_ plugin.Name, until time.Time) bool { return until.Before(now) })
 }
 
 // has reports whether etcd has the key of a contender as it was created. A key that was created after the last change counts as unchanged.
@@ -125,7 +126,7 @@ func (c *comparison) apply(all bool, kvs ...*mvccpb.KeyValue) {
 		first := slices.Min(slices.Collect(maps.Keys(c.others)))
 		now.Message = fmt.Sprintf("nodes of the fleet differ in fleet.exclusive or fleet.presence: %d from this one, node %s for example, which "+
 			"has %.200s where this one has %s; exclusive plugins may be active there too: give all nodes the same",
-			len(c.others), first, strings.ToValidUTF8(c.others[first], "\uFFFD"), c.own)
+			len(c.others), first, untrusted.Valid(c.others[first]), c.own)
 	}
 	c.condition = now
 	c.mu.Unlock()

@@ -185,7 +185,7 @@ func (s *session) check(c *candidacy, wanted bool, now time.Time) {
 func (s *session) keyLost(c *candidacy, now time.Time) {
 	if c.hold != nil {
 		s.log.Warn("fleet: the key of a lock was removed or replaced by somebody else, and the node gives the lock up",
-			"lock", c.String(), "token", c.Token, "key", c.key)
+			"lock", c.Lock.String(), "token", c.Token, "key", c.key)
 		s.drop(c, now)
 	}
 	c.phase = left
@@ -201,7 +201,7 @@ func (s *session) drop(c *candidacy, now time.Time) {
 	s.mu.Lock()
 	delete(s.held, c.Lock)
 	s.mu.Unlock()
-	s.log.Info("fleet: the node does not hold a lock any more", "lock", c.String(), "token", c.Token)
+	s.log.Info("fleet: the node does not hold a lock any more", "lock", c.Lock.String(), "token", c.Token)
 	c.hold, c.phase = nil, leaving
 }
 
@@ -311,7 +311,7 @@ func (s *session) take(some []*candidacy, now time.Time) error {
 		}
 		// The key is written after this, because other nodes forward calls to the holder in the key.
 		c.Token, c.hold, c.phase = token, h, holding
-		s.log.Info("fleet: the node holds a lock", "lock", c.String(), "token", token)
+		s.log.Info("fleet: the node holds a lock", "lock", c.Lock.String(), "token", token)
 	}
 	return nil
 }
@@ -347,7 +347,7 @@ func (s *session) change(some []*candidacy) error {
 
 // postpone logs an error and repeats the request later.
 func (s *session) postpone(some []*candidacy, now time.Time, err error) {
-	s.log.Warn("fleet: the node cannot take or give up a lock", "lock", some[0].String(), "of", len(some), "error", fleet.Explain(err))
+	s.log.Warn("fleet: the node cannot take or give up a lock", "lock", some[0].Lock.String(), "of", len(some), "error", fleet.Explain(err))
 	for _, c := range some {
 		c.next = now.Add(s.config.TTL / 3)
 	}

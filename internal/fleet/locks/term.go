@@ -12,6 +12,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 var errTermOver = errors.New("the lease of its locks could not be renewed in time")
@@ -20,7 +21,7 @@ var errTermOver = errors.New("the lease of its locks could not be renewed in tim
 type term struct {
 	lease clientv3.LeaseID
 	// candidacies belong to the goroutine of Run.
-	candidacies map[fleet.Lock]*candidacy
+	candidacies map[plugin.Name]*candidacy
 	// living ends with the term, at the latest at until.
 	living context.Context //nolint:containedctx // It is the lifetime of the term.
 	end    context.CancelCauseFunc
@@ -31,7 +32,7 @@ type term struct {
 }
 
 func newTerm(lease clientv3.LeaseID, sent time.Time, ttl time.Duration) *term {
-	t := &term{lease: lease, candidacies: map[fleet.Lock]*candidacy{}}
+	t := &term{lease: lease, candidacies: map[plugin.Name]*candidacy{}}
 	t.living, t.end = context.WithCancelCause(context.Background())
 	t.timer = time.AfterFunc(ttl, func() { t.end(errTermOver) })
 	t.extend(sent, ttl)
@@ -197,7 +198,7 @@ type candidacy struct {
 	next  time.Time // when the key may be written next
 }
 
-func (e *Elector) newCandidacy(l fleet.Lock) *candidacy {
+func (e *Elector) newCandidacy(l plugin.Name) *candidacy {
 	c := &candidacy{Contender: fleet.Contender{Lock: l, Node: e.config.Node, TTL: e.config.TTL, Lease: e.term.lease}}
 	c.key = c.Key(e.config.Space)
 	return c
