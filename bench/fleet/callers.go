@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/stats"
 
 	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/fleet/nodecall"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -89,11 +90,11 @@ func (m *measure) callers(ctx context.Context) error {
 	}
 	defer func() { _, _ = m.admin.Revoke(ctx, lease.ID) }()
 	onNode := fleet.Filter{Types: []string{lock.Type}, Names: []string{lock.Name}, Nodes: []string{name}}
-	few := func(find fleet.Finder) error {
+	few := func(find nodecall.Finder) error {
 		_, err := find(ctx, fleet.Filter{Types: []string{lock.Type}, Names: []string{lock.Name}, Few: 16})
 		return err
 	}
-	find := func(find fleet.Finder) error {
+	find := func(find nodecall.Finder) error {
 		found, err := find(ctx, onNode)
 		if err == nil && len(found) != 1 {
 			err = fmt.Errorf("%d are found on a node", len(found))
@@ -102,7 +103,7 @@ func (m *measure) callers(ctx context.Context) error {
 	}
 	for _, w := range []struct {
 		what string
-		call func(find fleet.Finder) error
+		call func(find nodecall.Finder) error
 	}{{"a call to a node that is named", find}, {"a call to any node", few}} {
 		whole, err := m.measureCaller(1, func(c *fleet.Cluster) (func(), error) {
 			r := fleet.Open(c, fleet.ReaderConfig{})

@@ -24,6 +24,7 @@ import (
 	grpcstatus "google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/fleet/nodecall"
 	pbproxy "github.com/patchbay-dev/patchbay/internal/proxy"
 )
 
@@ -189,21 +190,21 @@ func TestCallDenied(t *testing.T) {
 
 	// Whoever has a certificate and calls without a daemon is judged alike.
 	address := addressOf(t, friend, "narrow")
-	dial := func(t *testing.T, tls fleet.TLS) grpc_testing.TestServiceClient {
+	dial := func(t *testing.T, tls nodecall.TLS) grpc_testing.TestServiceClient {
 		t.Helper()
-		credentials, err := fleet.NewCredentials(tls)
+		credentials, err := nodecall.NewCredentials(tls)
 		if err != nil {
 			t.Fatal(err)
 		}
-		dialer := fleet.NewDialer(fleet.DialerConfig{Credentials: credentials,
+		dialer := &nodecall.Dialer{Credentials: credentials,
 			Find: func(context.Context, fleet.Filter) ([]fleet.Instance, error) {
 				return []fleet.Instance{{Plugin: fleet.Plugin{Node: "narrow"}, Address: address}}, nil
-			}})
+			}}
 		t.Cleanup(dialer.Close)
-		return grpc_testing.NewTestServiceClient(through(t, dialer.Dial("Echo", "one", fleet.Policy{})))
+		return grpc_testing.NewTestServiceClient(through(t, dialer.Dial("Echo", "one", nodecall.Policy{})))
 	}
-	pair := func(a *authority, name string) fleet.TLS {
-		return fleet.TLS{CA: ca.file("ca.crt"), Cert: a.file(name + ".crt"), Key: a.file(name + ".key")}
+	pair := func(a *authority, name string) nodecall.TLS {
+		return nodecall.TLS{CA: ca.file("ca.crt"), Cert: a.file(name + ".crt"), Key: a.file(name + ".key")}
 	}
 	asClient := []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
 	nomad, err := url.Parse("spiffe://example.com/nomad")
@@ -232,7 +233,7 @@ func TestCallDenied(t *testing.T) {
 		t.Errorf("a node with another name: %v", err)
 	}
 	// Certificates are read anew for each connection.
-	changing := fleet.TLS{CA: ca.file("ca.crt"), Cert: filepath.Join(t.TempDir(), "crt"), Key: filepath.Join(t.TempDir(), "key")}
+	changing := nodecall.TLS{CA: ca.file("ca.crt"), Cert: filepath.Join(t.TempDir(), "crt"), Key: filepath.Join(t.TempDir(), "key")}
 	use := func(a *authority, name string) {
 		for to, from := range map[string]string{changing.Cert: name + ".crt", changing.Key: name + ".key"} {
 			text, err := os.ReadFile(a.file(from))

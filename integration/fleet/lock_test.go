@@ -14,6 +14,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/internal/fleet/locks"
+	"github.com/patchbay-dev/patchbay/internal/fleet/nodecall"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -104,16 +105,15 @@ func TestDialExclusive(t *testing.T) {
 	ca.signNode("program")
 	cluster := connect(t, etcd.client)
 	run := func() error {
-		credentials, err := fleet.NewCredentials(fleet.TLS{CA: ca.file("ca.crt"), Cert: ca.file("program.crt"), Key: ca.file("program.key")})
+		credentials, err := nodecall.NewCredentials(nodecall.TLS{CA: ca.file("ca.crt"), Cert: ca.file("program.crt"), Key: ca.file("program.key")})
 		if err != nil {
 			return err
 		}
 		lookup := openLookup(t, cluster, nil)
 		defer lookup.Close()
-		config := fleet.DialerConfig{Find: lookup.Find, Leader: lookup.Holder, Credentials: credentials}
-		dialer := fleet.NewDialer(config)
+		dialer := &nodecall.Dialer{Find: lookup.Find, Leader: lookup.Holder, Credentials: credentials}
 		defer dialer.Close()
-		_, err = answers(t, grpc_testing.NewTestServiceClient(through(t, dialer.Dial("Echo", "one", fleet.Policy{}))))
+		_, err = answers(t, grpc_testing.NewTestServiceClient(through(t, dialer.Dial("Echo", "one", nodecall.Policy{}))))
 		return err
 	}
 	eventually(t, "a node holds the lock", func() bool { return run() == nil })

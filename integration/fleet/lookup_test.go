@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/stats"
 
 	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/fleet/nodecall"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -70,9 +71,9 @@ func newLookup(t testing.TB, etcd string) *caller {
 }
 
 // candidates returns the nodes to which a call may go, in the order in which they would be tried, by a dialer without certificates.
-func (c *caller) candidates(name string, p fleet.Policy) string {
+func (c *caller) candidates(name string, p nodecall.Policy) string {
 	c.t.Helper()
-	d := fleet.NewDialer(fleet.DialerConfig{Find: c.Find})
+	d := &nodecall.Dialer{Find: c.Find}
 	defer d.Close()
 	ctx, cancel := context.WithTimeout(c.t.Context(), patience)
 	defer cancel()
@@ -102,7 +103,7 @@ func (c *caller) few(ctx context.Context, name string) error {
 }
 
 // finds waits until a call may go to just these nodes.
-func (c *caller) finds(name string, p fleet.Policy, want string) {
+func (c *caller) finds(name string, p nodecall.Policy, want string) {
 	c.t.Helper()
 	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
 		got := c.candidates(name, p)
@@ -131,14 +132,14 @@ func TestLookup(t *testing.T) {
 		}
 	}
 	c := newLookup(t, etcd.client)
-	anyNode := fleet.Policy{}
+	anyNode := nodecall.Policy{}
 	c.finds("one", anyNode, "a b")
 	c.finds("two", anyNode, "a")
-	c.finds("one", fleet.Policy{Node: "b"}, "b")
+	c.finds("one", nodecall.Policy{Node: "b"}, "b")
 	c.finds("none", anyNode, "")
 	b.set("two", "none")
 	c.finds("one", anyNode, "a")
-	c.finds("one", fleet.Policy{Node: "b"}, "")
+	c.finds("one", nodecall.Policy{Node: "b"}, "")
 	c.finds("two", anyNode, "a b")
 	c.finds("none", anyNode, "b")
 	a.stop()
@@ -162,10 +163,10 @@ func TestLookupWhileEtcdIsAway(t *testing.T) {
 	startNode(t, connect(t, etcd.client), "a", "one").published(t)
 	indexed(t, etcd.admin(), 1)
 	c := newLookup(t, etcd.client)
-	c.finds("one", fleet.Policy{}, "a")
+	c.finds("one", nodecall.Policy{}, "a")
 	etcd.stop()
 	eventually(t, "the lookup knows", func() bool { return !c.Health().Current })
-	if got := c.candidates("one", fleet.Policy{}); got != "a" {
+	if got := c.candidates("one", nodecall.Policy{}); got != "a" {
 		t.Errorf("without etcd: %q", got)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -262,7 +263,7 @@ func TestLookupAbsent(t *testing.T) {
 	indexed(t, etcd.admin(), 2)
 	c := newLookup(t, etcd.client)
 	for range 10 {
-		c.finds("none", fleet.Policy{}, "")
+		c.finds("none", nodecall.Policy{}, "")
 	}
 	if got := c.meter.snapshot()["/etcdserverpb.KV/Range"]; got > 2 {
 		t.Errorf("%d requests", got)
@@ -374,9 +375,9 @@ func TestLookupDenied(t *testing.T) {
 		return err
 	})
 	n.published(t)
-	c.finds("one", fleet.Policy{}, "a")
+	c.finds("one", nodecall.Policy{}, "a")
 	n.set("two")
-	c.finds("two", fleet.Policy{}, "a")
+	c.finds("two", nodecall.Policy{}, "a")
 	if found, err := c.Find(t.Context(), fleet.Filter{Nodes: []string{"a"}}); err != nil || len(found) != 1 {
 		t.Errorf("on the node: %v, %v", found, err)
 	}

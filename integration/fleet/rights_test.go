@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/fleet/nodecall"
 )
 
 // TestIndexHostile: a key in the index is a hint. A node is called only if it says in its own range that it has the plugin, and one whose keys
@@ -29,7 +29,7 @@ func TestIndexHostile(t *testing.T) {
 	}
 	do(t, "write", func(ctx context.Context) error { _, err := evil.Put(ctx, index+"two/00000000/nobody", ""); return err })
 	c := newLookup(t, etcd.client)
-	c.finds("two", fleet.Policy{}, "a")
-	c.finds("one", fleet.Policy{Node: "a"}, "a")
-	c.finds("one", fleet.Policy{}, "b")
+	c.finds("two", nodecall.Policy{}, "a")
+	c.finds("one", nodecall.Policy{Node: "a"}, "a")
+	c.finds("one", nodecall.Policy{}, "b")
 }

@@ -22,6 +22,7 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 
 	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/fleet/nodecall"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -112,10 +113,10 @@ func testUser(t *testing.T, tokens string) {
 	var log logBuffer
 	lookup := openLookup(t, cluster, slog.New(slog.NewTextHandler(&log, nil)))
 	caller := &caller{Lookup: lookup, t: t}
-	caller.finds("one", fleet.Policy{Node: "a"}, "a")
-	time.Sleep(6 * time.Second)                         // the token is forgotten
-	caller.finds("one", fleet.Policy{Node: "none"}, "") // which is another watch over the same stream
-	caller.finds("one", fleet.Policy{}, "a")
+	caller.finds("one", nodecall.Policy{Node: "a"}, "a")
+	time.Sleep(6 * time.Second)                            // the token is forgotten
+	caller.finds("one", nodecall.Policy{Node: "none"}, "") // which is another watch over the same stream
+	caller.finds("one", nodecall.Policy{}, "a")
 	if log.String() != "" {
 		t.Errorf("a lookup says of a token that was forgotten: %s", log.String())
 	}

@@ -27,6 +27,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	fleetv1 "github.com/patchbay-dev/patchbay/api/patchbay/fleet/v1"
+	"github.com/patchbay-dev/patchbay/internal/fleet/certfile"
 	"github.com/patchbay-dev/patchbay/internal/regular"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
@@ -83,8 +84,8 @@ func (e Etcd) Validate() error {
 // another member when that fails. A Cluster is safe for concurrent use.
 type Cluster struct {
 	config  Etcd
-	pair    *loaded[*tls.Certificate] // nil for no certificate
-	tls     *tls.Config               // nil for none
+	pair    *certfile.Files[*tls.Certificate] // nil for no certificate
+	tls     *tls.Config                       // nil for none
 	options []grpc.DialOption
 }
 
@@ -97,8 +98,8 @@ func Connect(e Etcd, options ...grpc.DialOption) (*Cluster, error) {
 	e.Timeout = cmp.Or(e.Timeout, defaultTimeout)
 	err := e.Validate()
 	c := &Cluster{config: e, options: options}
-	if err == nil {
-		c.tls, c.pair, err = e.tls()
+	if err == nil && strings.HasPrefix(e.Endpoints[0], "https://") {
+		c.tls, c.pair, err = certfile.Client(e.CA, e.Cert, e.Key, e.ServerName)
 	}
 	if err == nil && e.User != "" {
 		_, err = e.password()
@@ -185,32 +186,11 @@ func (e Etcd) password() (string, error) {
 }
 
 // Certificate returns the certificate that is presented to etcd; zero for none.
-func (c *Cluster) Certificate() Certificate {
+func (c *Cluster) Certificate() certfile.Certificate {
 	if c.pair == nil {
-		return Certificate{}
+		return certfile.Certificate{}
 	}
-	return certificateIn(c.pair)
-}
-
-// tls returns nil if the endpoints have no TLS, and a nil pair if there is no client certificate.
-func (e Etcd) tls() (config *tls.Config, pair *loaded[*tls.Certificate], err error) {
-	if !strings.HasPrefix(e.Endpoints[0], "https://") {
-		return nil, nil, nil
-	}
-	config = &tls.Config{MinVersion: tls.VersionTLS13, ServerName: e.ServerName}
-	if e.CA != "" {
-		if config.RootCAs, err = readCA(e.CA); err != nil {
-			return nil, nil, err
-		}
-	}
-	if e.Cert != "" {
-		pair = keyPair(e.Cert, e.Key)
-		if _, err := pair.get(); err != nil {
-			return nil, nil, err
-		}
-		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return pair.get() }
-	}
-	return config, pair, nil
+	return certfile.Of(c.pair)
 }
 
 const (

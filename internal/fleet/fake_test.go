@@ -3,21 +3,15 @@ package fleet
 import (
 	"context"
 	"errors"
-	"net"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
-	"testing"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
-	"github.com/patchbay-dev/patchbay/internal/proxy"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -218,30 +212,3 @@ func (l *fakeLocal) Conditions() []plugin.Condition {
 }
 
 func (l *fakeLocal) Changes(context.Context) <-chan struct{} { return l.changes }
-
-// through returns a connection of a program to a connection of the fleet, through a stable socket as daemons have it.
-func through(t *testing.T, to grpc.ClientConnInterface) *grpc.ClientConn {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "s")
-	listener, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	server := proxy.NewServer(ctx, proxy.Director(func(context.Context, string) (grpc.ClientConnInterface, error) {
-		return to, nil
-	}).Forward, proxy.ServerConfig{})
-	var serving sync.WaitGroup
-	serving.Go(func() { _ = server.Serve(listener) })
-	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = conn.Close()
-		cancel()
-		server.Drain()
-		serving.Wait()
-	})
-	return conn
-}

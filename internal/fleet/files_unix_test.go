@@ -7,6 +7,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/patchbay-dev/patchbay/internal/fleet/certfile"
 )
 
 // TestPipes checks that a pipe in place of a file is an error. A pipe without a writer would block a reader.
@@ -19,8 +21,8 @@ func TestPipes(t *testing.T) {
 	for name, read := range map[string]func() error{
 		"password": func() error { _, err := Etcd{PasswordFile: pipe}.password(); return err },
 		"instance": func() error { _, err := newPublisher(nil, 0, publisher); return err },
-		"CA":       func() error { _, err := readCA(pipe); return err },
-		"pair":     func() error { _, err := keyPair(pipe, pipe).get(); return err },
+		"CA":       func() error { _, err := certfile.ReadCA(pipe); return err },
+		"pair":     func() error { _, err := certfile.Pair(pipe, pipe).Get(); return err },
 	} {
 		t.Run(name, func(t *testing.T) {
 			if err := read(); err == nil || !strings.Contains(err.Error(), "pipe: it is not a regular file") {

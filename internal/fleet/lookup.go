@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// A call to any node reads few of the nodes that have the plugin, and knows the names of maxFew of them.
-	few, maxFew = 16, 64
+	// maxFew is the number of the nodes of one plugin whose names are read. A call to any node then reads the records of a few of them.
+	maxFew = 64
 	// viewIdle is the time after its last use in which a view is followed, and unreadWait the time for which a call that could use another
 	// node waits for a view that was not read yet.
 	viewIdle, unreadWait = 5 * time.Minute, time.Second
@@ -71,7 +71,8 @@ func (l *Lookup) Close() {
 	l.cache.close()
 }
 
-// Find is a [Finder]. With [Filter.Few], it returns the instances on a few nodes, different ones for each program. It blocks until they
+// Find returns the instances that pass the filter and can be called: with [Filter.Few] those on a few nodes, different ones for each
+// program. It blocks until they
 // have been read for the first time, or ctx ends; while etcd is unavailable, it returns those that are known, also from before a restart.
 // After Close, the error is [ErrClosed].
 func (l *Lookup) Find(ctx context.Context, f Filter) (found []Instance, err error) {
@@ -114,7 +115,7 @@ func (l *Lookup) on(ctx context.Context, nodes []string, f Filter) ([]Instance, 
 	var full error // why these are not all nodes
 	for i := 0; i < len(nodes) && full == nil; i++ {
 		var v *view
-		if v, full = l.ask(viewKey{node: nodes[i]}, f.by); full == nil {
+		if v, full = l.ask(viewKey{node: nodes[i]}, f.By); full == nil {
 			defer l.leave(v)
 			views = append(views, v)
 		}
@@ -189,7 +190,7 @@ func (l *Lookup) nodes(ctx context.Context, f Filter) (nodes []string, all bool,
 		defer timer.Stop()
 		late = timer.C
 	}
-	v, err := l.await(ctx, k, f.by, late)
+	v, err := l.await(ctx, k, f.By, late)
 	if errors.Is(err, errLate) {
 		return called[:min(len(called), maxFew)], false, nil
 	}

@@ -20,6 +20,8 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
+const few = 16 // nodes that a call asks for
+
 // ranges is an etcd of which ranges are read, and which tells of no change.
 type ranges struct {
 	*fake
@@ -214,7 +216,7 @@ func TestManyViews(t *testing.T) {
 		r.finds(l, 1, nil)
 		r.refusing(hang)
 		on := func(by uint32, node string) func(*Filter) {
-			return func(f *Filter) { f.by, f.Nodes = by, []string{node} }
+			return func(f *Filter) { f.By, f.Nodes = by, []string{node} }
 		}
 		var calls sync.WaitGroup
 		refused := make(chan error, maxViews)

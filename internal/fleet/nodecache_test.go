@@ -13,8 +13,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"google.golang.org/grpc"
-
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -194,14 +192,10 @@ func TestDamagedNodes(t *testing.T) {
 	}
 }
 
-// TestRemembersCalls: a dialer remembers the nodes at which it has opened a stream.
-func TestRemembersCalls(t *testing.T) {
+// LookupWithNode returns a lookup that finds T/n on node a, where nothing listens, and the number of nodes that it remembers as called.
+func LookupWithNode(t *testing.T) (l *Lookup, remembered func() int) {
 	r := newRanges(t)
-	r.node("a", true, nil) // where nothing listens
-	l, _ := r.remembering(filepath.Join(t.TempDir(), "nodes"))
-	d := NewDialer(DialerConfig{Find: l.Find, Credentials: mustCredentials(t, newAuthority(t).node("caller"))})
-	defer d.Close()
-	if _, err := d.Dial("T", "n", Policy{}).NewStream(t.Context(), &grpc.StreamDesc{}, "/a.B/C"); err == nil || len(l.cache.nodes) > 0 {
-		t.Errorf("%v, %v", l.cache.nodes, err)
-	}
+	r.node("a", true, nil)
+	l, _ = r.remembering(filepath.Join(t.TempDir(), "nodes"))
+	return l, func() int { return len(l.cache.nodes) }
 }

@@ -112,7 +112,7 @@ func (r *Reader) Plugins(f Filter) []Plugin {
 	return r.plugins(f)
 }
 
-// Find is a [Finder], which returns all instances, ordered by node. It blocks until the fleet has been read for the first time.
+// Find returns all instances that pass the filter and can be called, ordered by node. It blocks until the fleet has been read for the first time.
 func (r *Reader) Find(ctx context.Context, f Filter) ([]Instance, error) {
 	if err := r.Ready(ctx); err != nil {
 		return nil, err

@@ -84,9 +84,16 @@ type Instance struct {
 	cache *nodeCache // of the lookup that found it; nil for none
 }
 
-// isAway reports whether the node may be dead. It need not be: presences also end while etcd is away.
-func (i Instance) isAway() bool      { return i.NodeState == NodeUnreachable }
-func (i Instance) isPreferred() bool { return !i.isAway() && !i.Drained && !i.Unhealthy }
+// Called records that the instance was called, for a [Lookup] that keeps the nodes that were called.
+func (i Instance) Called() {
+	if i.cache != nil {
+		i.cache.add(i.of)
+	}
+}
+
+func (i Instance) isPreferred() bool {
+	return i.NodeState != NodeUnreachable && !i.Drained && !i.Unhealthy
+}
 
 // isCallable reports whether an instance that is current may be called.
 func (i Instance) isCallable() bool {
@@ -101,20 +108,23 @@ type Filter struct {
 	Health                        bool              // [Reader.Watch] also returns changes of the health of the reader
 	Few                           int               // how many nodes are enough for a [Lookup]; zero for all
 
-	by  uint32                 // the user who calls; zero if that is not known
-	may func(node string) bool // reports whether a node may offer the plugin; nil for all
+	By  uint32                 // the user who calls; zero if that is not known
+	May func(node string) bool // reports whether a node may offer the plugin; nil for all
 }
 
 // MatchNode reports whether a node passes: its name and its labels count.
-func (f Filter) MatchNode(n Node) bool { return anyOf(f.Nodes, n.Name) && hasAll(n.Labels, f.Labels) }
+func (f Filter) MatchNode(n Node) bool {
+	return anyOf(f.Nodes, n.Name) && HasLabels(n.Labels, f.Labels)
+}
 
 func (f Filter) match(p Plugin) bool {
 	return (anyOf(f.Types, p.Type) || slices.ContainsFunc(p.Roles, func(role string) bool { return slices.Contains(f.Types, role) })) &&
 		anyOf(f.Names, p.Name) && anyOf(f.Nodes, p.Node) && anyOf(f.Versions, p.Version) && anyOf(f.States, p.State) &&
-		hasAll(p.nodeLabels, f.Labels) && (f.may == nil || f.may(p.Node))
+		HasLabels(p.nodeLabels, f.Labels) && (f.May == nil || f.May(p.Node))
 }
 
-func hasAll(labels, wanted map[string]string) bool {
+// HasLabels reports whether labels has all wanted ones.
+func HasLabels(labels, wanted map[string]string) bool {
 	for key, value := range wanted {
 		if has, ok := labels[key]; !ok || has != value {
 			return false

@@ -20,7 +20,7 @@ import (
 // the incoming metadata of ctx, which ends with the call. It may block for as long as ctx lasts. The caller receives its error: a gRPC
 // status as it is, the error of a context with the code of that, any other error with codes.Unavailable.
 //
-// The connection is one of a dynamicplugins.Store or of a fleet.Dialer, whose streams take fragments of messages. Calls to any other, for
+// The connection is one of a dynamicplugins.Store or of a nodecall.Dialer, whose streams take fragments of messages. Calls to any other, for
 // example a [grpc.ClientConn], fail with codes.Internal.
 //
 // The errors of the proxy name a connection that has a String method, as [Named] returns it. A director returns [CallError]
@@ -106,7 +106,7 @@ func forward(call context.Context, caller fragmentCaller, conn grpc.ClientConnIn
 	to, ok := fragmentsOf(plugin)
 	if !ok {
 		return CallError(nameOf(conn), status.Error(codes.Internal, "its connection does not take fragments of messages: "+
-			"return one of a dynamicplugins.Store or of a fleet.Dialer"))
+			"return one of a dynamicplugins.Store or of a nodecall.Dialer"))
 	}
 	// gofail: var proxyRequest string
 	// return errors.New(proxyRequest)

@@ -2,7 +2,7 @@
 // cancellation and status details, and without decoding a message.
 //
 // A [Server] accepts the calls, and a [Director] chooses the [grpc.ClientConnInterface] for each: a connection of a registry
-// (dynamicplugins.Store) or of the fleet (fleet.Dialer). The package keeps no connections, and retries nothing: a call stays on
+// (dynamicplugins.Store) or of the fleet (nodecall.Dialer). The package keeps no connections, and retries nothing: a call stays on
 // the connection chosen when it began. Messages are forwarded as fragments, whatever their size and encoding. The fragments of all calls
 // together have a bound, and flow control slows a sender that is faster than its reader.
 //

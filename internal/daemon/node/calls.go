@@ -18,6 +18,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/fleet/nodecall"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
@@ -30,7 +31,7 @@ const (
 	findTimeout = 4 * time.Second
 )
 
-// find is a fleet.Finder.
+// find is a nodecall.Finder.
 func (n *Node) find(ctx context.Context, f fleet.Filter) ([]fleet.Instance, error) {
 	ctx, cancel := context.WithTimeout(ctx, findTimeout)
 	defer cancel()
@@ -122,7 +123,7 @@ func IsFleetCall(md grpcmetadata.MD) bool {
 }
 
 // policyOf returns which nodes the metadata of a call select.
-func policyOf(md grpcmetadata.MD) (p fleet.Policy, err error) {
+func policyOf(md grpcmetadata.MD) (p nodecall.Policy, err error) {
 	if values := md.Get(proxy.NodeKey); len(values) > 0 {
 		if p.Node, err = url.PathUnescape(values[0]); err != nil || len(values) > 1 {
 			return p, fmt.Errorf("the metadata key %s is there twice or not percent-encoded", proxy.NodeKey)
@@ -155,10 +156,10 @@ func (n *Node) mayOffer(node, ptype, name string) bool {
 }
 
 // fleetConnector connects to plugins of the fleet, preferably of this node.
-type fleetConnector struct{ *fleet.Dialer }
+type fleetConnector struct{ *nodecall.Dialer }
 
 func (c fleetConnector) Conn(_ context.Context, ptype, name string) (grpc.ClientConnInterface, error) {
-	return c.Dial(ptype, name, fleet.Policy{}), nil
+	return c.Dial(ptype, name, nodecall.Policy{}), nil
 }
 
 // Connector connects to plugins wherever in the fleet they are.

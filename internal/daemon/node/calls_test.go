@@ -28,6 +28,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/daemon/limits"
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/fleet/nodecall"
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 	"github.com/patchbay-dev/patchbay/internal/leaktest"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
@@ -91,10 +92,10 @@ type nodes struct {
 	t        *testing.T
 	tmp      string
 	listener *connCount
-	dialer   *fleet.Dialer // of the one that calls
-	asCaller *tls.Config   // of a connection of that one
-	stop     func() error  // ends the other one
-	log      *bytes.Buffer // of that one; to be read after stop
+	dialer   *nodecall.Dialer // of the one that calls
+	asCaller *tls.Config      // of a connection of that one
+	stop     func() error     // ends the other one
+	log      *bytes.Buffer    // of that one; to be read after stop
 }
 
 func newNodes(t *testing.T, change func(*callServer)) *nodes {
@@ -143,9 +144,9 @@ func newNodes(t *testing.T, change func(*callServer)) *nodes {
 		change(calls)
 	}
 	n.stop = sync.OnceValue(calls.serve(t.Context(), n.listener, func() { t.Error("the server failed") }))
-	n.dialer = fleet.NewDialer(fleet.DialerConfig{Credentials: certificates[0], Find: func(context.Context, fleet.Filter) ([]fleet.Instance, error) {
+	n.dialer = &nodecall.Dialer{Credentials: certificates[0], Find: func(context.Context, fleet.Filter) ([]fleet.Instance, error) {
 		return []fleet.Instance{{Plugin: fleet.Plugin{Node: "b"}, Address: listener.Addr().String()}}, nil
-	}})
+	}}
 	t.Cleanup(func() {
 		n.dialer.Close()
 		if err := n.stop(); err != nil {
@@ -172,7 +173,7 @@ func (n *nodes) ask(c testpb.TestServiceClient) string {
 // clients return clients of T/n whose calls go through the node that calls, each over a connection of its own.
 func (n *nodes) clients() map[string]func() testpb.TestServiceClient {
 	n.t.Helper()
-	to := n.dialer.Dial("T", "n", fleet.Policy{})
+	to := n.dialer.Dial("T", "n", nodecall.Policy{})
 	local := proxy.NewServer(n.t.Context(), proxy.Director(func(context.Context, string) (grpc.ClientConnInterface, error) {
 		return to, nil
 	}).Forward, proxy.ServerConfig{})

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/backoff"
-	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/fleet/certfile"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
@@ -20,8 +20,8 @@ const (
 )
 
 // Certificates returns the certificates of the node, by their use. It reads files that have changed. It can be called on a nil Node.
-func (n *Node) Certificates() map[string]fleet.Certificate {
-	all := map[string]fleet.Certificate{}
+func (n *Node) Certificates() map[string]certfile.Certificate {
+	all := map[string]certfile.Certificate{}
 	if n == nil {
 		return all
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/fleet/nodecall"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
@@ -64,7 +65,7 @@ func Validate(c config.Fleet, check func(field string, err error)) {
 		if rest.CA+rest.Cert+rest.Key+rest.ServerName+rest.User+rest.PasswordFile != "" {
 			check("fleet.etcd", errors.New("there is no endpoint: name at least one with fleet.etcd.endpoints, or leave the rest out too"))
 		}
-		if c.Serve.Listen != "" || len(c.Serve.Allow) > 0 || tlsOf(c) != (fleet.TLS{}) {
+		if c.Serve.Listen != "" || len(c.Serve.Allow) > 0 || tlsOf(c) != (nodecall.TLS{}) {
 			check("fleet.serve", errors.New("the node belongs to no fleet: name etcd with fleet.etcd.endpoints"))
 		}
 		return
@@ -98,11 +99,11 @@ func validateServe(c config.Fleet, check func(field string, err error)) {
 		if _, port, err := net.SplitHostPort(c.Serve.Listen); err != nil || port == "" {
 			check("fleet.serve.listen", fmt.Errorf("%q is not HOST:PORT: write it as 10.0.0.7:7443 or :7443", c.Serve.Listen))
 		}
-		if files == (fleet.TLS{}) {
+		if files == (nodecall.TLS{}) {
 			check("fleet.serve", errors.New("calls from other nodes need a certificate: name the files cert, key and ca"))
 		}
 	}
-	if files != (fleet.TLS{}) {
+	if files != (nodecall.TLS{}) {
 		check("fleet.serve", files.Validate())
 	}
 	rule := func(field string, i int, wrong ...error) {
@@ -126,8 +127,8 @@ func validateServe(c config.Fleet, check func(field string, err error)) {
 }
 
 // tlsOf returns the certificate of the node and the authorities that it trusts, for calls in both directions; zero without a certificate.
-func tlsOf(c config.Fleet) fleet.TLS {
-	return fleet.TLS{CA: c.Serve.CA, Cert: c.Serve.Cert, Key: c.Serve.Key, ServerName: c.Serve.ServerName}
+func tlsOf(c config.Fleet) nodecall.TLS {
+	return nodecall.TLS{CA: c.Serve.CA, Cert: c.Serve.Cert, Key: c.Serve.Key, ServerName: c.Serve.ServerName}
 }
 
 // settingsOf returns the settings that all nodes must share, as text.

@@ -14,16 +14,16 @@ import (
 	"testing"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/fleet/nodecall"
 )
 
 // nodeCredentials are those of nodes that trust each other, in the order of their names, and what the first of them calls with.
-func nodeCredentials(t *testing.T, names ...string) (all []*fleet.Credentials, first *tls.Config) {
+func nodeCredentials(t *testing.T, names ...string) (all []*nodecall.Credentials, first *tls.Config) {
 	t.Helper()
 	dir := t.TempDir()
 	var authority *x509.Certificate
 	var signer *ecdsa.PrivateKey
-	all = make([]*fleet.Credentials, len(names))
+	all = make([]*nodecall.Credentials, len(names))
 	for i, name := range append([]string{"ca"}, names...) {
 		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 		if err != nil {
@@ -53,7 +53,7 @@ func nodeCredentials(t *testing.T, names ...string) (all []*fleet.Credentials, f
 			}
 			return path
 		}
-		files := fleet.TLS{CA: filepath.Join(dir, "ca.crt"), Cert: file("CERTIFICATE", ".crt", der), Key: file("PRIVATE KEY", ".key", private)}
+		files := nodecall.TLS{CA: filepath.Join(dir, "ca.crt"), Cert: file("CERTIFICATE", ".crt", der), Key: file("PRIVATE KEY", ".key", private)}
 		if i == 0 {
 			continue
 		}
@@ -63,7 +63,7 @@ func nodeCredentials(t *testing.T, names ...string) (all []*fleet.Credentials, f
 				Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}},
 			}
 		}
-		if all[i-1], err = fleet.NewCredentials(files); err != nil {
+		if all[i-1], err = nodecall.NewCredentials(files); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/internal/fleet/locks"
+	"github.com/patchbay-dev/patchbay/internal/fleet/nodecall"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
@@ -71,9 +72,9 @@ type Node struct {
 	name        string
 	space       fleet.Space
 	cluster     *fleet.Cluster
-	credentials *fleet.Credentials // nil if the node neither takes calls from other nodes nor calls them
+	credentials *nodecall.Credentials // nil if the node neither takes calls from other nodes nor calls them
 	lookup      *fleet.Lookup
-	dialer      *fleet.Dialer
+	dialer      *nodecall.Dialer
 	elector     *locks.Elector // nil if there are no exclusive plugins
 	rules       *access.Rules[[]config.FleetAllow]
 	offers      atomic.Pointer[[]config.FleetOffer]
@@ -111,8 +112,8 @@ func New(c Config) (_ *Node, err error) {
 	if n.cluster, err = fleet.Connect(etcd); err != nil {
 		return nil, err
 	}
-	if files := tlsOf(c.Fleet); files != (fleet.TLS{}) {
-		if n.credentials, err = fleet.NewCredentials(files); err != nil {
+	if files := tlsOf(c.Fleet); files != (nodecall.TLS{}) {
+		if n.credentials, err = nodecall.NewCredentials(files); err != nil {
 			return nil, err
 		}
 	}
@@ -127,7 +128,7 @@ func New(c Config) (_ *Node, err error) {
 		}
 	}
 	local := n.Exclusive(c.Registry)
-	n.dialer = fleet.NewDialer(fleet.DialerConfig{
+	n.dialer = &nodecall.Dialer{
 		Find: n.find, Credentials: n.credentials, Node: n.name, Labels: c.Fleet.Labels, Called: c.Called.Ended,
 		Unhealthy: c.Health.IsUnhealthy,
 		Leader:    n.leader, MayOffer: n.mayOffer,
@@ -136,7 +137,7 @@ func New(c Config) (_ *Node, err error) {
 			defer cancel()
 			return proxy.ConnTo(ctx, local, ptype, name)
 		},
-	})
+	}
 	return n, nil
 }
 

@@ -27,7 +27,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/daemon/limits"
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
-	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/fleet/nodecall"
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
@@ -48,7 +48,7 @@ const (
 // callServer forwards the calls of other nodes that are allowed to the plugins of this node.
 type callServer struct {
 	registry    proxy.Connector
-	credentials *fleet.Credentials
+	credentials *nodecall.Credentials
 	rules       *access.Rules[[]config.FleetAllow]
 	audit       *access.Auditor
 	served      Calls
@@ -124,14 +124,14 @@ func (s *callServer) introduce(ctx context.Context, nc net.Conn, tlsConfig *tls.
 		State: state, CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity},
 	}}
 	return h2proxy.Introduced{
-		Conn: conn, UID: nodeUser(state.PeerCertificates[0]), Context: peer.NewContext(fleet.ConnContext(context.Background()), from),
+		Conn: conn, UID: nodeUser(state.PeerCertificates[0]), Context: peer.NewContext(nodecall.ConnContext(context.Background()), from),
 	}, nil
 }
 
 // nodeUser returns a number that stands for a caller from another node where callers are counted by user.
 func nodeUser(cert *x509.Certificate) uint32 {
 	sum := fnv.New32a()
-	_, _ = io.WriteString(sum, strings.Join(fleet.Identities(cert), "\x00")) // it never fails
+	_, _ = io.WriteString(sum, strings.Join(nodecall.Identities(cert), "\x00")) // it never fails
 	return limits.NonUser(sum.Sum32())
 }
 
@@ -210,7 +210,7 @@ func (i identities) denied(call access.Call, rules []config.FleetAllow) error {
 	return errWithdrawn
 }
 
-// matchIdentity reports whether a pattern matches who calls, see [fleet.Credentials.Caller]. A URI is only matched by a pattern with "://",
+// matchIdentity reports whether a pattern matches who calls, see [nodecall.Credentials.Caller]. A URI is only matched by a pattern with "://",
 // or by "*".
 func matchIdentity(pattern, identity string) bool {
 	if pattern == "*" {

@@ -1,4 +1,4 @@
-package fleet
+package nodecall
 
 import (
 	"crypto/ecdsa"
@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc/credentials"
+
+	"github.com/patchbay-dev/patchbay/internal/fleet/certfile"
 )
 
 // authority signs certificates.
@@ -174,7 +176,7 @@ func TestDialersWantModernTLS(t *testing.T) {
 	ca, other := newAuthority(t), newAuthority(t)
 	files := ca.node("caller")
 	own := mustCredentials(t, files)
-	cluster, err := Connect(Etcd{Endpoints: []string{"https://127.0.0.1:1"}, CA: files.CA, Cert: files.Cert, Key: files.Key, ServerName: "the.node"})
+	etcd, _, err := certfile.Client(files.CA, files.Cert, files.Key, "the.node")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -188,7 +190,7 @@ func TestDialersWantModernTLS(t *testing.T) {
 			return err
 		},
 		"etcd client": func(conn net.Conn) error {
-			_, _, err := credentials.NewTLS(cluster.tls).ClientHandshake(t.Context(), "the.node", conn)
+			_, _, err := credentials.NewTLS(etcd).ClientHandshake(t.Context(), "the.node", conn)
 			return err
 		},
 	} {

@@ -1,4 +1,4 @@
-package fleet
+package nodecall
 
 import (
 	"cmp"
@@ -7,9 +7,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -21,7 +19,7 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
-	"github.com/patchbay-dev/patchbay/internal/regular"
+	"github.com/patchbay-dev/patchbay/internal/fleet/certfile"
 )
 
 // TLS names the files of the certificates between nodes, in PEM. Changed files are read again.
@@ -43,8 +41,8 @@ func (t TLS) Validate() error {
 
 // Credentials are the certificate of a node and the CAs that it trusts. They are safe for concurrent use.
 type Credentials struct {
-	pair       *loaded[*tls.Certificate]
-	ca         *loaded[*x509.CertPool]
+	pair       *certfile.Files[*tls.Certificate]
+	ca         *certfile.Files[*x509.CertPool]
 	serverName string
 
 	mu   sync.Mutex
@@ -109,13 +107,13 @@ func verify(chain []*x509.Certificate, pool *x509.CertPool, use x509.ExtKeyUsage
 
 // NewCredentials reads the files. It returns an error if one of them cannot be used, or if certificate and key do not match.
 func NewCredentials(t TLS) (*Credentials, error) {
-	c := &Credentials{pair: keyPair(t.Cert, t.Key), serverName: cmp.Or(t.ServerName, nodePlaceholder), live: map[*outgoing]bool{}}
-	c.ca = &loaded[*x509.CertPool]{
-		files: []string{t.CA}, load: func() (*x509.CertPool, error) { return readCA(t.CA) }, changed: c.check,
+	c := &Credentials{pair: certfile.Pair(t.Cert, t.Key), serverName: cmp.Or(t.ServerName, nodePlaceholder), live: map[*outgoing]bool{}}
+	c.ca = &certfile.Files[*x509.CertPool]{
+		Names: []string{t.CA}, Load: func() (*x509.CertPool, error) { return certfile.ReadCA(t.CA) }, Changed: c.check,
 	}
-	_, err := c.pair.get()
+	_, err := c.pair.Get()
 	if err == nil {
-		_, err = c.ca.get()
+		_, err = c.ca.Get()
 	}
 	if err != nil {
 		return nil, fmt.Errorf("cannot use TLS between nodes: %w", err)
@@ -125,14 +123,14 @@ func NewCredentials(t TLS) (*Credentials, error) {
 
 // Certificate returns the certificate that this node presents to others, which call it by the name node; empty if they do not call it. It
 // has an error if nodes with the same CA file refuse it.
-func (c *Credentials) Certificate(node string) Certificate {
-	return certificateIn(c.pair, c.ca.trouble, func() (time.Time, error) { return c.refused(node) })
+func (c *Credentials) Certificate(node string) certfile.Certificate {
+	return certfile.Of(c.pair, c.ca.Problem, func() (time.Time, error) { return c.refused(node) })
 }
 
 // refused returns why nodes with the same CA file refuse the certificate, and since when; nil if they do not.
 func (c *Credentials) refused(node string) (since time.Time, err error) {
 	with := c.material()
-	chain := chainOf(with.pair)
+	chain := certfile.Chain(with.pair)
 	calls := "from this node fail until one of those CAs has signed it for clients"
 	if err = verify(chain, with.ca, x509.ExtKeyUsageClientAuth); err == nil && node != "" {
 		name := strings.ReplaceAll(c.serverName, nodePlaceholder, node)
@@ -142,11 +140,11 @@ func (c *Credentials) refused(node string) (since time.Time, err error) {
 	if err == nil {
 		return since, nil
 	}
-	since, _ = c.pair.trouble()
-	if changed, _ := c.ca.trouble(); changed.After(since) {
+	since, _ = c.pair.Problem()
+	if changed, _ := c.ca.Problem(); changed.After(since) {
 		since = changed
 	}
-	return since, fmt.Errorf("nodes that trust CA file %s refuse certificate %s: %w; calls %s", c.ca.files[0], c.pair.files[0], err, calls)
+	return since, fmt.Errorf("nodes that trust CA file %s refuse certificate %s: %w; calls %s", c.ca.Names[0], c.pair.Names[0], err, calls)
 }
 
 // material is the content of the files. A connection that was made with another content takes no new calls.
@@ -156,8 +154,8 @@ type material struct {
 }
 
 func (c *Credentials) material() material {
-	pair, _ := c.pair.get() // NewCredentials has read both
-	ca, _ := c.ca.get()
+	pair, _ := c.pair.Get() // NewCredentials has read both
+	ca, _ := c.ca.Get()
 	return material{pair, ca}
 }
 
@@ -166,10 +164,10 @@ func (c *Credentials) material() material {
 func (c *Credentials) Server() *tls.Config {
 	config := &tls.Config{
 		MinVersion: tls.VersionTLS13, NextProtos: []string{"h2"}, SessionTicketsDisabled: true, ClientAuth: tls.RequireAndVerifyClientCert,
-		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return c.pair.get() },
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return c.pair.Get() },
 	}
 	config.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
-		pool, err := c.ca.get()
+		pool, err := c.ca.Get()
 		current := config.Clone()
 		current.ClientCAs = pool
 		return current, err
@@ -206,7 +204,7 @@ func (c *Credentials) Trusts(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	pool, _ := c.ca.get() // NewCredentials has read it
+	pool, _ := c.ca.Get() // NewCredentials has read it
 	with, ok := ctx.Value(verifiedWith{}).(*atomic.Pointer[x509.CertPool])
 	if !ok {
 		with = new(atomic.Pointer[x509.CertPool])
@@ -233,14 +231,14 @@ func chainOfCaller(ctx context.Context) ([]*x509.Certificate, error) {
 
 // client returns an encrypted connection to a node, which is aborted when the CA of the node is removed.
 func (c *Credentials) client(ctx context.Context, raw net.Conn, node string) (net.Conn, error) {
-	pool, err := c.ca.get()
+	pool, err := c.ca.Get()
 	if err != nil {
 		return nil, err
 	}
 	conn := tls.Client(raw, &tls.Config{
 		MinVersion: tls.VersionTLS13, NextProtos: []string{"h2"}, RootCAs: pool,
 		ServerName:           strings.ReplaceAll(c.serverName, nodePlaceholder, node),
-		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return c.pair.get() },
+		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return c.pair.Get() },
 	})
 	if err := conn.HandshakeContext(ctx); err != nil {
 		return nil, err
@@ -249,124 +247,9 @@ func (c *Credentials) client(ctx context.Context, raw net.Conn, node string) (ne
 	c.mu.Lock()
 	c.live[o] = true
 	c.mu.Unlock()
-	pool, _ = c.ca.get() // it may have changed since, when the connection was not in live yet
+	pool, _ = c.ca.Get() // it may have changed since, when the connection was not in live yet
 	o.check(pool)
 	return o, nil
-}
-
-func readCA(file string) (*x509.CertPool, error) {
-	text, err := regular.Read(file)
-	if err != nil {
-		return nil, fmt.Errorf("cannot read the certificates of the CA: %w", err)
-	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(text) {
-		return nil, fmt.Errorf("file %s has no certificate in PEM", file)
-	}
-	return pool, nil
-}
-
-func keyPair(cert, key string) *loaded[*tls.Certificate] {
-	return &loaded[*tls.Certificate]{files: []string{cert, key}, load: func() (*tls.Certificate, error) {
-		certText, certErr := regular.Read(cert)
-		keyText, keyErr := regular.Read(key)
-		pair, err := tls.X509KeyPair(certText, keyText)
-		if err = cmp.Or(certErr, keyErr, err); err != nil {
-			return nil, fmt.Errorf("cannot read certificate %s and its key: %w", cert, err)
-		}
-		return &pair, nil
-	}}
-}
-
-// loaded is the content of files, which may change.
-type loaded[T any] struct {
-	files   []string
-	load    func() (T, error)
-	changed func(T) // called after a change; nil for none
-
-	mu     sync.Mutex
-	value  T
-	from   []fs.FileInfo // of the files that value was loaded from; nil before
-	unused error         // why the present content is not used
-	since  time.Time     // when that began, or value was loaded
-}
-
-// get returns the content of the files, or the previous one if it cannot be used, for example while the files are replaced.
-func (l *loaded[T]) get() (T, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	from := make([]fs.FileInfo, len(l.files))
-	for i, file := range l.files {
-		from[i], _ = os.Stat(file) // nil if that fails
-	}
-	if slices.EqualFunc(from, l.from, isSame) {
-		l.unused = nil
-		return l.value, nil
-	}
-	first := l.from == nil
-	value, err := l.load()
-	if first && err != nil {
-		return value, err
-	}
-	if err == nil || l.unused == nil {
-		l.since = time.Now()
-	}
-	if l.unused = err; err == nil {
-		l.value, l.from = value, from
-		if !first && l.changed != nil {
-			l.changed(value)
-		}
-	}
-	return l.value, nil
-}
-
-// isSame reports whether a file is unchanged. Files that replace each other within a tick of the clock have the same time.
-func isSame(a, b fs.FileInfo) bool {
-	if a == nil || b == nil {
-		return a == nil && b == nil
-	}
-	return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) && a.Size() == b.Size()
-}
-
-// trouble returns why the present content is not used, nil if it is, and since when.
-func (l *loaded[T]) trouble() (since time.Time, err error) {
-	_, _ = l.get() // it was loaded before
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.since, l.unused
-}
-
-// Certificate is a certificate that is in use.
-type Certificate struct {
-	Expires time.Time // when the first certificate of its chain expires
-	Err     error     // why it, or the present content of its files, cannot be used; nil if it can
-	Since   time.Time // when that began
-}
-
-// certificateIn returns the certificate of a pair, whose error may be the trouble of others.
-func certificateIn(pair *loaded[*tls.Certificate], others ...func() (time.Time, error)) Certificate {
-	cert, _ := pair.get()
-	first := slices.MinFunc(chainOf(cert), func(a, b *x509.Certificate) int { return a.NotAfter.Compare(b.NotAfter) })
-	c := Certificate{Expires: first.NotAfter}
-	for _, trouble := range append(others, pair.trouble) {
-		if since, err := trouble(); err != nil {
-			c.Since, c.Err = since, err
-		}
-	}
-	if time.Now().After(c.Expires) {
-		c.Since, c.Err = c.Expires, fmt.Errorf("certificate %s expired at %s; renew it: the file is read again without a restart",
-			pair.files[0], c.Expires.UTC().Format(time.RFC3339))
-	}
-	return c
-}
-
-// chainOf returns the chain of certificates of a pair.
-func chainOf(pair *tls.Certificate) []*x509.Certificate {
-	chain, err := x509.ParseCertificates(slices.Concat(pair.Certificate...))
-	if err != nil {
-		return []*x509.Certificate{pair.Leaf}
-	}
-	return chain
 }
 
 // Identities returns the names of a certificate's owner: the URIs if it has any, else the DNS names in lower case, else the common name. A

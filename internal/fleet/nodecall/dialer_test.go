@@ -1,4 +1,4 @@
-package fleet
+package nodecall
 
 import (
 	"context"
@@ -14,16 +14,17 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // instances are on nodes, each in a zone of its name. On those with an exclamation mark they are unhealthy.
-func instances(nodes ...string) []Instance {
-	var list []Instance
+func instances(nodes ...string) []fleet.Instance {
+	var list []fleet.Instance
 	for _, n := range nodes {
 		n, unhealthy := strings.CutSuffix(n, "!")
-		p := Plugin{Node: n, Unhealthy: unhealthy, nodeLabels: map[string]string{"zone": n}}
-		list = append(list, Instance{Plugin: p, Address: n + ":1"})
+		p := fleet.Plugin{Node: n, Unhealthy: unhealthy}
+		list = append(list, fleet.Instance{Plugin: p, Address: n + ":1"})
 	}
 	return list
 }
@@ -48,11 +49,13 @@ func collect(candidates iter.Seq2[candidate, error]) (list []candidate, err erro
 
 // place is a fleet of the nodes here, b, c and d, of which those that are listed have the plugin.
 func place(local bool, leader string, nodes ...string) *Dialer {
-	config := DialerConfig{
+	d := &Dialer{
 		Node: "here", Labels: map[string]string{"zone": "here"},
 		Unhealthy: func(ptype, _ string) bool { return ptype == "Unwell" },
-		Find: func(_ context.Context, f Filter) ([]Instance, error) {
-			return slices.DeleteFunc(instances(nodes...), func(i Instance) bool { return !f.MatchNode(Node{Name: i.Node, Labels: i.nodeLabels}) }), nil
+		Find: func(_ context.Context, f fleet.Filter) ([]fleet.Instance, error) {
+			return slices.DeleteFunc(instances(nodes...), func(i fleet.Instance) bool {
+				return !f.MatchNode(fleet.Node{Name: i.Node, Labels: map[string]string{"zone": i.Node}})
+			}), nil
 		},
 		Local: func(context.Context, string, string) (grpc.ClientConnInterface, error) {
 			if local {
@@ -62,11 +65,11 @@ func place(local bool, leader string, nodes ...string) *Dialer {
 		},
 	}
 	if leader != "" {
-		config.Leader = func(_ context.Context, l plugin.Name) (string, bool, error) {
+		d.Leader = func(_ context.Context, l plugin.Name) (string, bool, error) {
 			return strings.Trim(leader, "-"), l.Type == "Locked", nil
 		}
 	}
-	return NewDialer(config)
+	return d
 }
 
 func TestCandidates(t *testing.T) {
@@ -132,7 +135,7 @@ func TestCallErrors(t *testing.T) {
 func TestFindFails(t *testing.T) {
 	for _, local := range []bool{true, false} {
 		d := place(local, "")
-		d.config.Find = func(context.Context, Filter) ([]Instance, error) { return nil, errors.New("etcd is away") }
+		d.Find = func(context.Context, fleet.Filter) ([]fleet.Instance, error) { return nil, errors.New("etcd is away") }
 		if list, err := collect(d.candidates(t.Context(), 0, "", "n", Policy{})); (err == nil) != local || len(list) > 1 {
 			t.Errorf("local %t: %v, %v", local, names(list), err)
 		}

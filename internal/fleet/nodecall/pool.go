@@ -1,4 +1,4 @@
-package fleet
+package nodecall
 
 import (
 	"context"
@@ -32,42 +32,27 @@ const (
 
 type poolKey struct{ node, address string }
 
-// pool has the connections to nodes: one to each node for new calls, and older ones that are closed after their last call.
-type pool struct {
-	credentials *Credentials
-	ended       func(node string, err error) // called after each call; nil for none
-	closing     sync.WaitGroup
-
-	mu    sync.Mutex
-	conns map[poolKey]*nodeConn // those for new calls; nil after close
-	all   map[*nodeConn]bool
-}
-
-func newPool(c *Credentials, ended func(node string, err error)) *pool {
-	return &pool{credentials: c, ended: ended, conns: map[poolKey]*nodeConn{}, all: map[*nodeConn]bool{}}
-}
-
 // nodeConn is a connection to a node, which is made for the first call.
 type nodeConn struct {
 	*h2proxy.Client
 
-	pool    *pool
+	dialer  *Dialer
 	key     poolKey
 	with    material
 	made    time.Time
 	reached atomic.Int64 // when the node last answered, in nanoseconds since 1970
 
-	// The rest is guarded by pool.mu.
+	// The rest is guarded by the lock of the dialer.
 	used    time.Time // by the last call
 	calls   int       // in progress, or about to begin
 	retired bool      // it takes no new calls
 }
 
 // isFailing reports whether the last attempt to connect to a node has failed just now.
-func (p *pool) isFailing(k poolKey) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	c := p.conns[k]
+func (d *Dialer) isFailing(k poolKey) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	c := d.conns[k]
 	return c != nil && c.isFailing()
 }
 
@@ -77,10 +62,10 @@ func (c *nodeConn) isFailing() bool {
 }
 
 // open opens a stream for a call to a node.
-func (p *pool) open(
+func (d *Dialer) open(
 	ctx context.Context, k poolKey, desc *grpc.StreamDesc, method string, options []grpc.CallOption,
 ) (grpc.ClientStream, error) {
-	c, err := p.get(k)
+	c, err := d.get(k)
 	if err != nil {
 		return nil, status.Error(codes.Unavailable, err.Error())
 	}
@@ -88,8 +73,8 @@ func (p *pool) open(
 	end := func(err error) {
 		once.Do(func() {
 			c.release()
-			if p.ended != nil {
-				p.ended(k.node, err)
+			if d.Called != nil {
+				d.Called(k.node, err)
 			}
 		})
 	}
@@ -101,25 +86,25 @@ func (p *pool) open(
 }
 
 // get returns the connection to a node for one call. The caller calls release when the call has ended.
-func (p *pool) get(k poolKey) (*nodeConn, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.conns == nil {
+func (d *Dialer) get(k poolKey) (*nodeConn, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
 		return nil, errors.New("the dialer of the fleet is closed")
 	}
-	now, with := time.Now(), p.credentials.material()
-	c := p.conns[k]
+	now, with := time.Now(), d.Credentials.material()
+	c := d.conns[k]
 	if c != nil && c.isOutdated(now, with) {
-		p.retire(c)
+		d.retire(c)
 		c = nil
 	}
 	if c == nil {
-		for _, other := range p.conns {
+		for _, other := range d.conns {
 			if other.calls == 0 && now.Sub(other.used) > 2*nodeIdle || other.key.node == k.node { // it has moved
-				p.retire(other)
+				d.retire(other)
 			}
 		}
-		c = p.add(k, with, now)
+		c = d.add(k, with, now)
 	}
 	c.used = now
 	c.calls++
@@ -133,36 +118,39 @@ func (c *nodeConn) isOutdated(now time.Time, with material) bool {
 }
 
 // retire closes a connection after its last call. The caller holds mu.
-func (p *pool) retire(c *nodeConn) {
-	delete(p.conns, c.key)
+func (d *Dialer) retire(c *nodeConn) {
+	delete(d.conns, c.key)
 	c.retired = true
-	p.closeRetired(c)
+	d.closeRetired(c)
 }
 
-func (p *pool) closeRetired(c *nodeConn) {
-	if c.retired && c.calls == 0 && p.all[c] {
-		delete(p.all, c)
-		p.closing.Go(c.close) // in another goroutine, which is not one of the calls for which close waits
+func (d *Dialer) closeRetired(c *nodeConn) {
+	if c.retired && c.calls == 0 && d.all[c] {
+		delete(d.all, c)
+		d.closing.Go(c.close) // in another goroutine, which is not one of the calls for which close waits
 	}
 }
 
 func (c *nodeConn) close() { _ = c.Close() } // it never fails
 
 func (c *nodeConn) release() {
-	c.pool.mu.Lock()
-	defer c.pool.mu.Unlock()
+	c.dialer.mu.Lock()
+	defer c.dialer.mu.Unlock()
 	c.calls--
-	c.pool.closeRetired(c)
+	c.dialer.closeRetired(c)
 }
 
 // add returns a new connection to a node. The caller holds mu.
-func (p *pool) add(k poolKey, with material, now time.Time) *nodeConn {
-	c := &nodeConn{pool: p, key: k, with: with, made: now}
+func (d *Dialer) add(k poolKey, with material, now time.Time) *nodeConn {
+	c := &nodeConn{dialer: d, key: k, with: with, made: now}
 	c.Client = h2proxy.NewClient(h2proxy.ClientConfig{
 		Dial: c.dial, Timeout: connectTimeout, Idle: nodeIdle, Pause: nodePause, Silence: nodeSilence, Answer: nodeAnswer, TLS: true,
 		Owner: nodeUser(k.node),
 	})
-	p.conns[k], p.all[c] = c, true
+	if d.conns == nil {
+		d.conns, d.all = map[poolKey]*nodeConn{}, map[*nodeConn]bool{}
+	}
+	d.conns[k], d.all[c] = c, true
 	return c
 }
 
@@ -178,7 +166,7 @@ func (c *nodeConn) dial(ctx context.Context) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	conn, err := c.pool.credentials.client(ctx, raw, c.key.node)
+	conn, err := c.dialer.Credentials.client(ctx, raw, c.key.node)
 	if ctx.Err() == nil { // the node has answered
 		c.reached.Store(time.Now().UnixNano())
 	}
@@ -188,12 +176,13 @@ func (c *nodeConn) dial(ctx context.Context) (net.Conn, error) {
 	return conn, nil
 }
 
-func (p *pool) close() {
-	p.mu.Lock()
-	for c := range p.all {
-		p.closing.Go(c.close)
+// Close ends all calls and closes all connections.
+func (d *Dialer) Close() {
+	d.mu.Lock()
+	for c := range d.all {
+		d.closing.Go(c.close)
 	}
-	p.conns, p.all = nil, nil
-	p.mu.Unlock()
-	p.closing.Wait()
+	d.conns, d.all, d.closed = nil, nil, true
+	d.mu.Unlock()
+	d.closing.Wait()
 }

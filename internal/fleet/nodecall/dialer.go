@@ -1,4 +1,6 @@
-package fleet
+// Package nodecall calls plugins on other nodes of a fleet: a [Dialer] selects the node of each call, and [Credentials] are the certificates
+// with which nodes authenticate to each other.
+package nodecall
 
 import (
 	"cmp"
@@ -10,6 +12,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -17,6 +20,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
 	"github.com/patchbay-dev/patchbay/plugin"
@@ -29,44 +33,41 @@ type Policy struct {
 }
 
 // Finder returns the instances that pass a filter and can be called.
-type Finder func(ctx context.Context, f Filter) ([]Instance, error)
+type Finder func(ctx context.Context, f fleet.Filter) ([]fleet.Instance, error)
 
-// DialerConfig configures a [Dialer].
-type DialerConfig struct {
+const (
+	// connectTimeout bounds the time to connect to a node, before the next node is tried.
+	connectTimeout = 3 * time.Second
+	// few is the number of nodes that are looked up first for a call to any node.
+	few = 16
+)
+
+// Dialer makes connections to plugins of the fleet, through the daemons of their nodes. All calls to a node share a connection. The exported
+// fields are set before the first call; then a Dialer is safe for concurrent use. The owner calls Close. Functions may be nil, except Find.
+type Dialer struct {
 	Find        Finder
 	Credentials *Credentials      // for calls to other nodes; nil if only this node can be called
 	Node        string            // the name of this node; empty for none
 	Labels      map[string]string // of this node
-	// Called is called after each call to another node, with its error; nil for none. It must not block.
+	// Called is called after each call to another node, with its error. It must not block.
 	Called func(node string, err error)
-	// Unhealthy reports whether a plugin of this node is unhealthy, so that this node is called after all others; nil for none.
+	// Unhealthy reports whether a plugin of this node is unhealthy, so that this node is called after all others.
 	Unhealthy func(ptype, name string) bool
-	// Local returns a connection to a plugin of this node, or an error if it has none that can be called; nil for none.
+	// Local returns a connection to a plugin of this node, or an error if it has none that can be called.
 	Local func(ctx context.Context, ptype, name string) (grpc.ClientConnInterface, error)
-	// MayOffer reports whether another node may offer a plugin; nil if every node may offer all. A node that may not is not called for the
-	// plugin, whatever it published. The name of a node is the one in the certificate that it has to present.
+	// MayOffer reports whether another node may offer a plugin; by default every node may offer all. A node that may not is not called for
+	// the plugin, whatever it published. The name of a node is the one in the certificate that it has to present.
 	MayOffer func(node, ptype, name string) bool
-	// Leader returns the node that holds the lock of a plugin. exclusive is false for a plugin without a lock. Nil if there are no locks.
-	Leader func(ctx context.Context, l plugin.Name) (node string, exclusive bool, err error)
+	// Leader returns the node that holds the lock of a plugin. exclusive is false for a plugin without a lock.
+	Leader func(ctx context.Context, lock plugin.Name) (node string, exclusive bool, err error)
+
+	closing sync.WaitGroup
+
+	mu     sync.Mutex
+	closed bool
+	conns  map[poolKey]*nodeConn // one to each node, for new calls
+	all    map[*nodeConn]bool    // also older ones, which are closed after their last call
 }
-
-// connectTimeout bounds the time to connect to a node, before the next node is tried.
-const connectTimeout = 3 * time.Second
-
-// Dialer makes connections to plugins of the fleet, through the daemons of their nodes. All calls to a node share a connection. A Dialer is
-// safe for concurrent use.
-type Dialer struct {
-	config DialerConfig
-	pool   *pool
-}
-
-// NewDialer returns a dialer, which connects to nothing yet. The caller calls Close.
-func NewDialer(config DialerConfig) *Dialer {
-	return &Dialer{config: config, pool: newPool(config.Credentials, config.Called)}
-}
-
-// Close ends all calls and closes all connections.
-func (d *Dialer) Close() { d.pool.close() }
 
 // Dial returns a connection to a plugin of the fleet, for calls that package proxy forwards. ptype may be a role. Each call selects its
 // node when it begins: for an exclusive plugin the node that holds its lock, unless the policy names a node; otherwise as the policy says.
@@ -159,20 +160,20 @@ func (d *Dialer) candidates(ctx context.Context, by uint32, ptype, name string, 
 			yield(candidate{}, err)
 			return
 		}
-		last := own != nil && p.Node == "" && d.config.Unhealthy != nil && d.config.Unhealthy(ptype, name)
-		if own != nil && !last && !yield(*own, nil) || d.config.Local != nil && p.Node == d.config.Node && p.Node != "" {
+		last := own != nil && p.Node == "" && d.Unhealthy != nil && d.Unhealthy(ptype, name)
+		if own != nil && !last && !yield(*own, nil) || d.Local != nil && p.Node == d.Node && p.Node != "" {
 			return
 		}
 		tried := map[string]bool{}
 		if own != nil {
-			tried[d.config.Node] = true
+			tried[d.Node] = true
 		}
-		f := Filter{Types: []string{ptype}, Names: []string{name}, Labels: p.Labels, Few: few, by: by}
+		f := fleet.Filter{Types: []string{ptype}, Names: []string{name}, Labels: p.Labels, Few: few, By: by}
 		if p.Node != "" {
 			f.Nodes = []string{p.Node}
 		}
-		if d.config.MayOffer != nil {
-			f.may = func(node string) bool { return d.config.MayOffer(node, ptype, name) }
+		if d.MayOffer != nil {
+			f.May = func(node string) bool { return d.MayOffer(node, ptype, name) }
 		}
 		if d.others(ctx, f, tried, yield) && last {
 			yield(*own, nil)
@@ -182,14 +183,14 @@ func (d *Dialer) candidates(ctx context.Context, by uint32, ptype, name string, 
 
 // own returns this node as a candidate, nil if it cannot take the call. The error is set if no other node can.
 func (d *Dialer) own(ctx context.Context, ptype, name string, p Policy) (*candidate, error) {
-	if d.config.Local == nil || p.Node != "" && p.Node != d.config.Node {
+	if d.Local == nil || p.Node != "" && p.Node != d.Node {
 		return nil, nil //nolint:nilnil // There is no candidate.
 	}
 	err := errors.New("the node does not have the labels")
-	if hasAll(d.config.Labels, p.Labels) {
+	if fleet.HasLabels(d.Labels, p.Labels) {
 		var conn grpc.ClientConnInterface
-		if conn, err = d.config.Local(ctx, ptype, name); err == nil {
-			return &candidate{node: d.config.Node, open: conn.NewStream}, nil
+		if conn, err = d.Local(ctx, ptype, name); err == nil {
+			return &candidate{node: d.Node, open: conn.NewStream}, nil
 		}
 	}
 	if p.Node == "" && ctx.Err() == nil {
@@ -200,8 +201,8 @@ func (d *Dialer) own(ctx context.Context, ptype, name string, p Policy) (*candid
 
 // only returns the policy with the only node that may take the call, if there is one.
 func (d *Dialer) only(ctx context.Context, ptype, name string, p Policy) (Policy, error) {
-	if d.config.Leader != nil {
-		leader, exclusive, err := d.config.Leader(ctx, plugin.Name{Type: ptype, Name: name})
+	if d.Leader != nil {
+		leader, exclusive, err := d.Leader(ctx, plugin.Name{Type: ptype, Name: name})
 		switch {
 		case err != nil:
 			return p, err
@@ -211,31 +212,31 @@ func (d *Dialer) only(ctx context.Context, ptype, name string, p Policy) (Policy
 			p.Node = cmp.Or(p.Node, leader)
 		}
 	}
-	if may := d.config.MayOffer; p.Node != "" && p.Node != d.config.Node && may != nil && !may(p.Node, ptype, name) {
+	if may := d.MayOffer; p.Node != "" && p.Node != d.Node && may != nil && !may(p.Node, ptype, name) {
 		return p, status.Errorf(codes.PermissionDenied, "fleet.offers does not let node %s offer it", p.Node)
 	}
 	return p, nil
 }
 
 // others yields the other nodes that were not tried, and reports whether more are wanted.
-func (d *Dialer) others(ctx context.Context, f Filter, tried map[string]bool, yield func(candidate, error) bool) bool {
+func (d *Dialer) others(ctx context.Context, f fleet.Filter, tried map[string]bool, yield func(candidate, error) bool) bool {
 	for ; ; f.Few *= 4 {
-		found, err := d.config.Find(ctx, f)
+		found, err := d.Find(ctx, f)
 		if err != nil {
 			if len(tried) == 0 {
 				yield(candidate{}, err)
 			}
 			return len(tried) > 0
 		}
-		nodes := map[string]Instance{} // one instance of each
+		nodes := map[string]fleet.Instance{} // one instance of each
 		for _, i := range slices.Backward(found) {
-			if f.may == nil || f.may(i.Node) {
+			if f.May == nil || f.May(i.Node) {
 				nodes[i.Node] = i
 			}
 		}
 		more := len(nodes) >= f.Few
-		maps.DeleteFunc(nodes, func(node string, _ Instance) bool {
-			return tried[node] || node == d.config.Node && d.config.Local != nil
+		maps.DeleteFunc(nodes, func(node string, _ fleet.Instance) bool {
+			return tried[node] || node == d.Node && d.Local != nil
 		})
 		for _, next := range d.sort(nodes, f.Types[0], f.Names[0]) {
 			if tried[next.node] = true; !yield(next, nil) {
@@ -250,11 +251,11 @@ func (d *Dialer) others(ctx context.Context, f Filter, tried map[string]bool, yi
 
 // sort returns the nodes in random order, but those last that are not likely to take a call or should not: first nodes whose plugin is
 // unhealthy, then those that fail, then drained ones.
-func (d *Dialer) sort(nodes map[string]Instance, ptype, name string) []candidate {
+func (d *Dialer) sort(nodes map[string]fleet.Instance, ptype, name string) []candidate {
 	var all []candidate
 	for _, i := range nodes {
 		c := d.remote(i, ptype, name)
-		for bit, isBad := range []bool{i.Unhealthy, c.isFailing || i.isAway(), i.Drained} {
+		for bit, isBad := range []bool{i.Unhealthy, c.isFailing || i.NodeState == fleet.NodeUnreachable, i.Drained} {
 			if isBad {
 				c.rank |= 1 << bit
 			}
@@ -266,16 +267,16 @@ func (d *Dialer) sort(nodes map[string]Instance, ptype, name string) []candidate
 	return all
 }
 
-func (d *Dialer) remote(i Instance, ptype, name string) candidate {
+func (d *Dialer) remote(i fleet.Instance, ptype, name string) candidate {
 	var unable error
 	switch {
 	case i.Address == "":
 		unable = errors.New("it takes no calls from other nodes; set fleet.serve.listen there")
-	case d.config.Credentials == nil:
+	case d.Credentials == nil:
 		unable = errors.New("this node has no certificate for calls to others; set fleet.serve.cert, key and ca")
 	}
 	at := poolKey{i.Node, i.Address}
-	return candidate{node: i.Node, isFailing: unable != nil || d.pool.isFailing(at), open: func(
+	return candidate{node: i.Node, isFailing: unable != nil || d.isFailing(at), open: func(
 		ctx context.Context, desc *grpc.StreamDesc, method string, options ...grpc.CallOption,
 	) (grpc.ClientStream, error) {
 		if unable != nil {
@@ -284,9 +285,9 @@ func (d *Dialer) remote(i Instance, ptype, name string) candidate {
 		given, _ := metadata.FromOutgoingContext(ctx)
 		md := metadata.Join(given)
 		maps.Copy(md, metadata.Pairs(proxy.Route(ptype, name)...))
-		stream, err := d.pool.open(metadata.NewOutgoingContext(ctx, md), at, desc, method, options)
-		if err == nil && i.cache != nil {
-			i.cache.add(i.of)
+		stream, err := d.open(metadata.NewOutgoingContext(ctx, md), at, desc, method, options)
+		if err == nil {
+			i.Called()
 		}
 		return stream, err
 	}}
