@@ -16,11 +16,11 @@ import (
 const (
 	// maxVersion is the greatest length of a version in bytes.
 	maxVersion = 64
-	// maxNaming is how many bytes are kept of the name of a plugin that is refused for what it announces.
+	// maxNaming is the maximum length in bytes of the type and name that are recorded for a plugin with a refused announcement.
 	maxNaming = 512
 )
 
-// sizeOf returns how many bytes a plugin announces.
+// sizeOf returns the size of an announcement in bytes.
 func sizeOf(i plugin.Info) int {
 	const header = 16 // of a string
 	n := len(i.Type) + len(i.Name) + len(i.Endpoint)
@@ -30,14 +30,15 @@ func sizeOf(i plugin.Info) int {
 	return n
 }
 
-// unacceptable says what is wrong with what an instance announces; nil if it may be kept.
+// unacceptable returns why the announcement of an instance is refused: it is invalid or exceeds a limit. If it returns nil, the announcement
+// is counted against the limits.
 func (m *Machine) unacceptable(in *instance, a Answered) *Failure {
 	if invalid := check(m.Bounds, a.Info); invalid != nil {
 		return &Failure{Err: invalid}
 	}
 	n, uid := sizeOf(a.Info), a.Account.UID
 	kept, by := in.kept, in.keptBy
-	m.letGo(in)
+	m.releaseQuota(in)
 	refused, first := m.take(uid, n)
 	if refused != nil {
 		m.announced.Add(by, kept)
@@ -49,8 +50,8 @@ func (m *Machine) unacceptable(in *instance, a Answered) *Failure {
 	return nil
 }
 
-// take takes room for one more plugin of a user that announces n bytes. If there is none, it returns why, and whether that is the first
-// refusal of the user.
+// take counts one more plugin of a user, with an announcement of n bytes. It returns a refusal if a limit is reached, and whether that is the
+// first one for the user.
 func (m *Machine) take(uid uint32, n int) (refused *trust.Refusal, first bool) {
 	b := m.Bounds
 	if refusal := m.plugins.Take(uid, min(n, 1)); refusal != nil {
@@ -73,14 +74,14 @@ func (m *Machine) take(uid uint32, n int) (refused *trust.Refusal, first bool) {
 	return nil, false
 }
 
-// letGo gives back the room that an instance has taken.
-func (m *Machine) letGo(in *instance) {
+// releaseQuota undoes take for an instance.
+func (m *Machine) releaseQuota(in *instance) {
 	m.announced.Release(in.keptBy, in.kept)
 	m.plugins.Release(in.keptBy, min(in.kept, 1))
 	in.kept = 0
 }
 
-// privileged says who is always left room for what he announces.
+// privileged reports whether part of the limits is reserved for a user.
 func (m *Machine) privileged(uid uint32) bool {
 	return m.Trust == nil || m.Trust.Privileged(uid)
 }
@@ -102,18 +103,18 @@ func check(b plugin.Bounds, info plugin.Info) error {
 	if !untrusted.IsType(info.Type) {
 		return fmt.Errorf("the plugin announces the type %s; a type must not contain a slash", untrusted.Quote(info.Type))
 	}
-	if strings.HasPrefix(info.Endpoint, "@") { // what connects takes it for that
+	if strings.HasPrefix(info.Endpoint, "@") { // to clients, it means an abstract socket
 		return fmt.Errorf("the plugin announces the endpoint %s; it must not be an abstract socket, which every user may serve: "+
 			"announce the path of a socket", untrusted.Quote(info.Endpoint))
 	}
-	if info.Endpoint != "" && !filepath.IsAbs(info.Endpoint) { // it would be relative to a directory that only the plugin knows
+	if info.Endpoint != "" && !filepath.IsAbs(info.Endpoint) { // only the plugin knows its working directory
 		return fmt.Errorf("the plugin announces the endpoint %s; it must be an absolute path: announce where the socket is from the root "+
 			"directory, or no endpoint for the socket on which it registers", untrusted.Quote(info.Endpoint))
 	}
 	return nil
 }
 
-// checkText says what is wrong with one text of an announcement, which may have most bytes.
+// checkText returns an error if one text of an announcement is longer than most bytes or malformed.
 func checkText(field, text string, most int) error {
 	switch {
 	case text == "" && field != "endpoint":

@@ -10,7 +10,7 @@ import (
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
-// ask has the plugin behind an instance say who it is, unless an attempt is under way.
+// ask begins an attempt: it asks the plugin for its type and name. It does nothing if an attempt is in progress.
 func (m *Machine) ask(in *instance, cause Cause) {
 	switch in.phase {
 	case Asking, Ready, Walking, Telling, Gone:
@@ -21,12 +21,12 @@ func (m *Machine) ask(in *instance, cause Cause) {
 	m.stop(in, TurnUp)
 	m.stop(in, Grace)
 	in.next = time.Time{}
-	m.to(in, Asking, cause)
+	m.enter(in, Asking, cause)
 	m.dial(in)
 }
 
-// askAgain has one be asked at once that waits or rests for want of something that may be there now, and resets its back-off. One
-// that is being judged, or told of a refusal, is asked after that.
+// askAgain immediately retries an instance that waits, because the reason for its last failure may be gone, and resets its back-off. If an
+// attempt has reached the handler, or a refusal is being sent, the retry follows it.
 func (m *Machine) askAgain(in *instance, cause Cause) {
 	switch in.phase {
 	case Waiting, Refused:
@@ -51,14 +51,14 @@ func (m *Machine) dial(in *instance) {
 	m.do(Ask{in.ref, in.info.SocketPath, in.info.Socket, in.announced.Type, in.tries == 0})
 }
 
-// decide has others wait for an answer of the instance, for a moment.
+// decide makes other instances wait for the answer of this one, at most for window.
 func (m *Machine) decide(in *instance, window time.Duration) {
 	if until, set := m.timers[Timer{in.ref, Decide}]; !set || m.Now.Add(window).Before(until) {
 		m.set(in, Decide, window)
 	}
 }
 
-// decided takes over that an instance either has answered, has had its moment or is gone: whoever waited for it goes on.
+// decided ends the wait for an instance, because it has answered, its window has passed or it is gone.
 func (m *Machine) decided(in *instance) {
 	m.stop(in, Decide)
 	waited := in.replaces
@@ -80,7 +80,7 @@ func (m *Machine) answered(a Answered) {
 		m.do(Close{a.Ref})
 		return
 	case a.Path != in.info.SocketPath:
-		// It was dialled where it is no longer, and somebody else may have answered there.
+		// The socket has moved since, so another plugin may have answered.
 		m.do(Close{a.Ref})
 		m.dial(in)
 		return
@@ -90,29 +90,30 @@ func (m *Machine) answered(a Answered) {
 		m.do(Close{a.Ref})
 		m.unanswered(in, a)
 	} else {
-		m.enter(in, a)
+		m.identified(in, a)
 	}
 	m.decided(in)
 }
 
-// unanswered takes over that an instance could not be asked.
+// unanswered handles an attempt in which the plugin could not be asked.
 func (m *Machine) unanswered(in *instance, a Answered) {
 	f := a.Failure
-	if in.lane != nil && f.nobody() {
+	if in.lane != nil && f.isDead() {
 		m.lost(in, Registration, a.Path, f, ByAnswer)
 		return
 	}
 	if f.Kind == Distrusted {
-		in = m.disown(in, f.Err)
-		m.refusedFor(in, a.Info, a.Account)
+		in = m.distrusted(in, f.Err)
+		m.setRefused(in, a.Info, a.Account)
 	}
 	m.failed(in, f, ByAnswer)
 }
 
-func (m *Machine) enter(in *instance, a Answered) {
+// identified handles the answer of a plugin.
+func (m *Machine) identified(in *instance, a Answered) {
 	ignored := m.IgnoreUnhandled && m.handlers[a.Info.Type] == 0
 	if f := m.unacceptable(in, a); f != nil {
-		m.refusedFor(in, a.Info, a.Account)
+		m.setRefused(in, a.Info, a.Account)
 		if ignored {
 			m.do(Close{in.ref})
 			m.failed(in, f, ByAnswer)
@@ -129,16 +130,16 @@ func (m *Machine) enter(in *instance, a Answered) {
 		in = m.reborn(in, fmt.Sprintf("its socket now announces %s/%s", key.Type, key.Name), ByAnswer)
 	}
 	l := m.lane(key)
-	refused := m.bars(l, in, a.Account)
+	refused := m.refusal(l, in, a.Account)
 	if refused != nil {
-		in = m.disown(in, refused.Err)
+		in = m.distrusted(in, refused.Err)
 	}
 	m.touch(in)
 	in.memory, in.lastLook = nil, false
 	in.announced, in.refused = a.Info, plugin.Name{}
 	in.peer, in.account = a.Peer, a.Account
 	if in.lane == nil {
-		m.yield(in, key)
+		m.rankBehindRestored(in, key)
 		l.join(in)
 	}
 	in.barred = refused != nil
@@ -148,13 +149,14 @@ func (m *Machine) enter(in *instance, a Answered) {
 	case in.barred:
 		m.reject(in, refused, ByAnswer)
 	default:
-		m.to(in, Ready, ByAnswer)
+		m.enter(in, Ready, ByAnswer)
 		m.kick(l)
 	}
 }
 
-// bars says why an instance may not register what it announced; nil if it may. A name under which it is registered is its own.
-func (m *Machine) bars(l *lane, in *instance, account plugin.Account) *Failure {
+// refusal returns why an instance may not register under the type and name of the lane, or nil if it may. An instance that is registered
+// keeps its name.
+func (m *Machine) refusal(l *lane, in *instance, account plugin.Account) *Failure {
 	if m.Trust == nil {
 		return nil
 	}
@@ -172,17 +174,17 @@ func (m *Machine) bars(l *lane, in *instance, account plugin.Account) *Failure {
 	return f
 }
 
-// disown returns the instance to go on with when one is not trusted any more: a new one, if it was registered.
-func (m *Machine) disown(in *instance, refused error) *instance {
+// distrusted ends an instance that was registered and is not trusted any more. It returns the instance that takes its place, or in.
+func (m *Machine) distrusted(in *instance, refused error) *instance {
 	if in.recorded() || in.held() {
 		return m.reborn(in, refused.Error(), ByAnswer)
 	}
 	return in
 }
 
-// refusedFor takes over what an instance is refused for, so that people find it by its name. Whose it is counts only for one that stands
-// for nothing yet.
-func (m *Machine) refusedFor(in *instance, info plugin.Info, account plugin.Account) {
+// setRefused records the type and name that a refused instance announced, so that its status can be found by name. It records the account
+// only for an instance that has never been in a lane.
+func (m *Machine) setRefused(in *instance, info plugin.Info, account plugin.Account) {
 	in.refused = plugin.Name{}
 	if len(info.Type)+len(info.Name) <= maxNaming && check(m.Bounds, plugin.Info{Type: info.Type, Name: info.Name}) == nil {
 		in.refused = info.PluginName()
@@ -192,7 +194,8 @@ func (m *Machine) refusedFor(in *instance, info plugin.Info, account plugin.Acco
 	}
 }
 
-// reborn ends an instance and begins a new one on the same socket, in the same rank, which has its connection and its attempt.
+// reborn ends an instance and returns a new one on the same socket, with the same rank. The new one gets the attempt and, if the plugin has
+// just answered, the connection.
 func (m *Machine) reborn(in *instance, why string, cause Cause) *instance {
 	fresh := m.newInstance(in.info)
 	begins := ByLoss
@@ -203,28 +206,29 @@ func (m *Machine) reborn(in *instance, why string, cause Cause) *instance {
 	fresh.account, fresh.registration = in.account, in.registration
 	fresh.kept, fresh.keptBy, in.kept = in.kept, in.keptBy, 0
 	m.do(Hand{in.ref, fresh.ref, cause == ByAnswer})
-	m.to(fresh, Asking, begins)
+	m.enter(fresh, Asking, begins)
 	m.went(in, why, cause)
 	m.sockets[in.info.SocketPath] = fresh
 	m.appearances[in.info.Appearance] = fresh
 	return fresh
 }
 
-func unclaimed(in *instance) *Failure {
+func noHandler(in *instance) *Failure {
 	err := fmt.Errorf("no handler registered for plugin type: %s at socket %s", in.announced.Type, in.info.SocketPath)
 	return &Failure{Err: err, Kind: Unclaimed}
 }
 
+// reject ends an attempt and sends the plugin a refusal.
 func (m *Machine) reject(in *instance, f *Failure, cause Cause) {
 	f.refusal = true
-	m.fails(in, f)
+	m.addFailure(in, f)
 	m.end(in, plugin.ResultRefused, f.Err)
 	if f.Kind == Distrusted {
 		m.do(Distrust{f.Reason})
 	}
-	m.to(in, Telling, cause)
+	m.enter(in, Telling, cause)
 	m.keepRefusal(in)
-	if !f.quiet && in.tells(f.Err) {
+	if !f.quiet && in.shouldReport(f.Err) {
 		m.emit(plugin.EventRefused, in, f.Err.Error())
 	}
 	m.do(Tell{in.ref, in.announced.Type, in.info.SocketPath, f.Err})
@@ -239,10 +243,10 @@ func (m *Machine) delivered(in *instance) {
 		m.retryLater(in, ByDelivery)
 	case m.handlers[in.announced.Type] != 0 || in.again:
 		in.again = false
-		m.to(in, Asking, ByDelivery)
+		m.enter(in, Asking, ByDelivery)
 		m.dial(in)
 	default:
-		m.to(in, Refused, ByDelivery)
+		m.enter(in, Refused, ByDelivery)
 	}
 	if in.lane != nil {
 		m.kick(in.lane)
@@ -252,15 +256,15 @@ func (m *Machine) delivered(in *instance) {
 func (m *Machine) ignore(in *instance, cause Cause) {
 	m.do(Close{in.ref})
 	m.unwatchBoth(in)
-	in.recovers()
-	m.to(in, Refused, cause)
+	in.clearFailure()
+	m.enter(in, Refused, cause)
 	m.end(in, plugin.ResultIgnored, nil)
 	m.emit(plugin.EventIgnored, in, "no handler is registered for its type; it is left alone")
 }
 
-// failed takes over that an attempt failed without the plugin being told, and arranges the next one.
+// failed ends an attempt without a refusal, and schedules the next one.
 func (m *Machine) failed(in *instance, f *Failure, cause Cause) {
-	m.fails(in, f)
+	m.addFailure(in, f)
 	kind, result := plugin.EventFailed, plugin.ResultFailed
 	if f.Kind == Distrusted {
 		kind, result = plugin.EventRefused, plugin.ResultRefused
@@ -271,12 +275,12 @@ func (m *Machine) failed(in *instance, f *Failure, cause Cause) {
 		m.keepRefusal(in)
 	}
 	m.end(in, result, f.Err)
-	if !f.quiet && in.tells(f.Err) {
+	if !f.quiet && in.shouldReport(f.Err) {
 		m.emit(kind, in, f.Err.Error())
 	}
 }
 
-func (m *Machine) fails(in *instance, f *Failure) {
+func (m *Machine) addFailure(in *instance, f *Failure) {
 	in.tries++
 	in.failure = f
 	if in.failing.IsZero() {
@@ -284,14 +288,16 @@ func (m *Machine) fails(in *instance, f *Failure) {
 	}
 }
 
-func (in *instance) recovers() { in.tries, in.failing, in.failure, in.told = 0, time.Time{}, nil, "" }
+func (in *instance) clearFailure() {
+	in.tries, in.failing, in.failure, in.reported = 0, time.Time{}, nil, ""
+}
 
 func (m *Machine) retryLater(in *instance, cause Cause) {
 	wait := usual.At(in.tries, m.Chance)
 	switch {
-	case in.failure.endpoint():
+	case in.failure.isOfEndpoint():
 		wait = min(wait, probeInterval)
-	case in.failure.Kind == Fault && cause == ByDelivery && m.servedBehind(in):
+	case in.failure.Kind == Fault && cause == ByDelivery && m.hasOlderServing(in):
 		wait = behindAnother.At(in.tries, m.Chance)
 	case in.failure.Kind == Unserved:
 		wait = unserved.At(in.tries, m.Chance)
@@ -299,13 +305,13 @@ func (m *Machine) retryLater(in *instance, cause Cause) {
 	if in.again {
 		in.tries, in.again, wait = 0, false, 0
 	}
-	m.to(in, Waiting, cause)
+	m.enter(in, Waiting, cause)
 	in.next = m.Now.Add(wait)
 	m.set(in, Retry, wait)
 }
 
-// servedBehind says that an older instance of the same name serves, or is about to again.
-func (m *Machine) servedBehind(in *instance) bool {
+// hasOlderServing reports whether an older instance of the same name is in the registry and accepts connections.
+func (m *Machine) hasOlderServing(in *instance) bool {
 	if in.lane == nil || in.barred {
 		return false
 	}
@@ -317,12 +323,12 @@ func (m *Machine) servedBehind(in *instance) bool {
 	return false
 }
 
-// tells says whether a failure makes an event: when it changes and then when it was repeated four times, sixteen times, and so on.
-func (in *instance) tells(err error) bool {
+// shouldReport reports whether a failure leads to an event: if it differs from the last one, and after 4, 16, 64 … failures in a row.
+func (in *instance) shouldReport(err error) bool {
 	text := err.Error()
-	if text == in.told && (bits.OnesCount(uint(in.tries)) != 1 || bits.TrailingZeros(uint(in.tries))%2 != 0) {
+	if text == in.reported && (bits.OnesCount(uint(in.tries)) != 1 || bits.TrailingZeros(uint(in.tries))%2 != 0) {
 		return false
 	}
-	in.told = text
+	in.reported = text
 	return true
 }

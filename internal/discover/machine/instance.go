@@ -9,80 +9,71 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// record says whether the registry has an instance.
+// record is the state of an instance in the registry.
 type record uint8
 
 const (
 	unrecorded record = iota
-	listed            // it is dispensed if it is current
-	hidden            // it is not dispensed
+	listed            // dispensed if current
+	hidden            // not dispensed
 )
 
-// instance is one appearance of a socket and what is known of the plugin behind it.
+// instance is one appearance of a socket, and the plugin behind it.
 type instance struct {
 	ref    Ref
 	phase  Phase
-	info   *cache.PluginInfo // which is never changed
+	info   *cache.PluginInfo // immutable
 	source plugin.Source
-	// state is what operators read, since when.
-	state plugin.State
-	since time.Time
-	// passed are the states of which [Pass] told since the last event.
-	passed []plugin.State
-	// rank orders the instances of one name: the greater is the newer. It is that of the appearance, also after a restart; what appears
-	// then is above all that is remembered, but see yield, for which rank is provisional.
+	state  plugin.State   // shown to operators
+	since  time.Time      // of state
+	passed []plugin.State // reported with [Pass] since the last event
+	// rank orders the instances of one name: a newer instance has a greater rank. It derives from the number of the appearance, so new
+	// appearances after a restart rank above all restored instances. While provisional is set, rankBehindRestored may lower it.
 	rank        uint64
 	provisional bool
-	// why says, once it is gone, what became of it; lostWhat, of one that is lost, on what nobody accepts.
+	// why is the reason why the instance is gone. lostWhat is the socket or endpoint that does not accept while it is lost.
 	why, lostWhat string
-	// lastLook: it is given up if its socket is still missing.
+	// lastLook is true if the instance is given up when its socket is still missing.
 	lastLook bool
 
-	// tries counts failed attempts since the last success, the first of which was at failing and failure is the last one; the next is due
-	// then. told is the failure of which an event told last.
-	tries   int
-	failing time.Time
-	next    time.Time
-	failure *Failure
-	told    string
-	// again: what an attempt was refused for that is under way may be over, so that the next one follows at once.
+	tries    int       // failed attempts since the last success
+	failing  time.Time // of the first of them
+	next     time.Time // of the next attempt
+	failure  *Failure  // of the last attempt
+	reported string    // the failure in the last event
+	// again is true if the attempt in progress must be followed immediately by another: the reason for a refusal may be gone.
 	again bool
 
-	// announced is what it said of itself last; valid if lane is not nil.
-	announced plugin.Info
-	// kept is how many bytes of what it announced are counted, as keptBy's. What is remembered from before a restart was, and is when it has
-	// answered.
+	announced plugin.Info // valid if lane is not nil
+	// kept is the size of the announcement in the quota of the user keptBy. It is zero for a restored instance that has not answered.
 	kept   int
 	keptBy uint32
 	lane   *lane
 	peer   plugin.Peer
-	// refused is what it announced last, as far as that names it, if it was refused for what it announced; announced is what counts.
+	// refused is the name in an announcement that was refused. The instance is listed under it if announced is empty.
 	refused plugin.Name
-	// account is whose plugin it is, as far as it has answered.
-	account plugin.Account
-	// barred: it may not register what it announced. It stands in its lane for that to change and counts for nothing there.
+	account plugin.Account // known after the first answer
+	// barred is true if the instance may not have the name of its lane. It stays in the lane until the name is free.
 	barred bool
-	// given is what its handler judged it by when it was given to it, now or before it was superseded; zero before.
+	// given is what the handler last received; zero if it received nothing.
 	given given
 
-	// id is its AllocID. The record is listed in the registry with an endpoint.
-	id           string
+	id           string // its AllocID in the registry
 	record       record
-	at           string
+	at           string // the endpoint in the registry
 	registeredAt time.Time
-	// memory is the record from before a restart of the host, as long as it is not settled whether this is the same instance.
+	// memory is the record from before a restart, until it is known whether this is the same instance.
 	memory *plugin.Instance
-	// replacement is the instance that stood at the same path when this one went. replaces are those that await this one's answer: more than
-	// one if it moved on before it gave one.
+	// replacement is the instance that took the path of this one. replaces are the instances that wait for the answer of this one; there are
+	// several if it moved before it answered.
 	replacement *instance
 	replaces    []*instance
-	// registration is what its handler found out about it when it was registered last.
+	// registration is the result of the last registration with the handler.
 	registration plugin.Registration
-	// watches are for its death: of who accepts on its registration socket and, if its handler asks for it, on its endpoint.
-	watches [2]watching
+	watches      [2]watching // by Socket
 }
 
-// given is what a handler judges an instance by.
+// given are the properties that a handler learns of an instance, and that can change.
 type given struct {
 	endpoint   string
 	deprecated bool
@@ -95,13 +86,13 @@ func (m *Machine) newInstance(info *cache.PluginInfo) *instance {
 	return in
 }
 
-// named is what people call it: by what it announced last.
+// named returns the type and name that the plugin announced last, even if they were refused.
 func (in *instance) named() plugin.Name {
 	return cmp.Or(in.refused, in.announced.PluginName())
 }
 
-// goesBy says whether a name is the one by which people call it, under its type or one of its roles.
-func (in *instance) goesBy(key plugin.Name) bool {
+// isNamed reports whether key names the instance, by its type or one of its roles.
+func (in *instance) isNamed(key plugin.Name) bool {
 	named := in.named()
 	return named.Name == key.Name && (named.Type == key.Type || slices.Contains(in.registration.Roles, key.Type))
 }
@@ -124,7 +115,7 @@ func (in *instance) describe(endpoint string) plugin.Instance {
 	}
 }
 
-// recordedRank returns the rank for the record: zero if the one it was restored from has none, since the order of records tells again.
+// recordedRank returns the rank to save: zero for an instance that was restored without one, whose order is that of the records.
 func (in *instance) recordedRank() uint64 {
 	if in.rank < rankStep {
 		return 0
@@ -132,8 +123,8 @@ func (in *instance) recordedRank() uint64 {
 	return in.rank
 }
 
-// awaited says that its replacement may answer any moment.
-func (in *instance) awaited() bool {
+// awaitsReplacement reports whether the instance is kept until its replacement has answered.
+func (in *instance) awaitsReplacement() bool {
 	r := in.replacement
 	return r != nil && r.phase != Gone && slices.Contains(r.replaces, in)
 }
@@ -157,8 +148,8 @@ func (in *instance) path(s Socket) string {
 	return in.info.SocketPath
 }
 
-// rest ends what the instance has under way: an attempt, a call to the plugin, timers, the watches.
-func (m *Machine) rest(in *instance) {
+// halt stops the attempt, timers and watches of an instance.
+func (m *Machine) halt(in *instance) {
 	m.stop(in, Retry)
 	m.stop(in, TurnUp)
 	m.stop(in, Grace)
@@ -208,7 +199,7 @@ func (in *instance) failedState() plugin.State {
 	switch {
 	case in.failure.Kind == Distrusted || in.failure.refusal:
 		return plugin.StateRefused
-	case (in.failure.nobody() || in.failure.endpoint()) && in.announced.Type != "":
+	case (in.failure.isDead() || in.failure.isOfEndpoint()) && in.announced.Type != "":
 		return plugin.StateUnreachable
 	}
 	return plugin.StateBackoff

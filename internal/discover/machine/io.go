@@ -8,97 +8,95 @@ import (
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
-// Ref names an instance of one [Machine]. It is never used again.
+// Ref identifies an instance of one [Machine]. It is not reused.
 type Ref uint64
 
-// Moment is when a step is taken, and what chance says: a number from 0 to 1 that is not 1.
+// Moment is the time of a step, and the other properties of its environment.
 type Moment struct {
-	Now    time.Time
-	Chance float64
-	// Passing: [Pass] tells of the states of which no event does.
-	Passing bool
+	Now     time.Time
+	Chance  float64 // a random number in [0, 1)
+	Passing bool    // whether to emit Pass effects
 }
 
-// FailureKind says what follows from a failure.
+// FailureKind determines the reaction to a failure.
 type FailureKind uint8
 
 // The kinds of failures.
 const (
-	Fault      FailureKind = iota // something is wrong, and a plugin is told of it
-	Patience                      // not yet: a plugin is not told
-	Distrusted                    // it is not trusted
-	Silent                        // nobody accepts on a socket
+	Fault      FailureKind = iota // the plugin is sent a refusal
+	Patience                      // not ready yet: the attempt is repeated without a refusal
+	Distrusted                    // the plugin is not trusted
+	Silent                        // the socket does not accept connections
 	Absent                        // there is no socket
-	Unserved                      // the program that accepts there does not serve the registration
-	Unclaimed                     // there is no handler for the type
+	Unserved                      // the program does not serve the registration service
+	Unclaimed                     // the type has no handler
 )
 
-// Failure is an error and what follows from it.
+// Failure is an error and its kind.
 type Failure struct {
-	Err    error
-	Kind   FailureKind
-	Reason trust.Reason // of one that is Distrusted
-	// refusal: the plugin is told, or was.
-	refusal bool
-	// quiet: no event tells of it, because one told of another like it. The plugin is told, if it is to be, and its status says so.
-	quiet bool
+	Err     error
+	Kind    FailureKind
+	Reason  trust.Reason // if it is Distrusted
+	refusal bool         // the plugin is or was sent a refusal
+	quiet   bool         // it leads to no event, because there was one for a similar failure
 }
 
-func (f *Failure) nobody() bool { return f.Kind == Silent || f.Kind == Absent }
+// isDead reports whether no process accepts connections.
+func (f *Failure) isDead() bool { return f.Kind == Silent || f.Kind == Absent }
 
 // Socket is one of the two sockets of an instance.
 type Socket uint8
 
 // The sockets of an instance.
 const (
-	Registration Socket = iota // of its registration service
-	Endpoint                   // of its own services
+	Registration Socket = iota // serves the registration service
+	Endpoint                   // serves the plugin's own services
 )
 
-// TimerKind says what a timer is for.
+// TimerKind is the purpose of a timer.
 type TimerKind uint8
 
 // The kinds of timers.
 const (
-	Retry        TimerKind = iota // the next attempt
-	Decide                        // others wait for this one to answer, until then
-	Replace                       // its record outlives it until then, because it may be replaced
-	TurnUp                        // its socket may turn up elsewhere until then
-	Grace                         // it may be reachable again until then
-	Rob                           // its process may end until then, or somebody else removed its socket; then when that is looked at again
-	LookAgain                     // at its registration socket, for want of a hint
-	LookAgainToo                  // at its endpoint
+	Retry        TimerKind = iota // begins the next attempt
+	Decide                        // ends the wait of other instances for the answer of this one
+	Replace                       // removes an instance that is gone from the registry, if its replacement has not registered
+	TurnUp                        // ends the search for a missing socket
+	Grace                         // gives up an instance that does not accept connections
+	Rob                           // checks whether an instance without a socket still serves
+	LookAgain                     // probes the registration socket, if it cannot be watched
+	LookAgainToo                  // probes the endpoint
 	timerKinds
 )
 
-// Timer names a timer: one that is set anew takes the place of the one before.
+// Timer identifies a timer. Setting it again replaces its time.
 type Timer struct {
 	Ref  Ref
 	Kind TimerKind
 }
 
-// Input is what a [Machine] takes: one of the types below.
+// Input is an input of a [Machine]: one of the types below.
 type Input interface{ input() }
 
 // The inputs.
 type (
-	// Changed says which sockets appeared, moved or went.
+	// Changed reports sockets that appeared, moved or disappeared.
 	Changed []Change
-	// Complete says that every socket that exists has been seen.
+	// Complete reports that every existing socket has been seen.
 	Complete struct{}
-	// HandlerSet says that there is another handler for a type. A new number is another handler; zero is none.
+	// HandlerSet sets the handler for a type. Each handler has a number; zero removes the handler.
 	HandlerSet struct {
 		Type    string
 		Handler int
 	}
-	// Urged asks to try at once what waits, of one name or, if the key is zero, all.
+	// Urged requests an immediate retry of the waiting instances of one name or, if the key is zero, of all.
 	Urged struct{ Key plugin.Name }
-	// Released says that a name is not to be kept for its user any more.
+	// Released ends the reservation of a name.
 	Released struct{ Key plugin.Name }
 	// Answered is the result of [Ask].
 	Answered struct {
 		Ref     Ref
-		Path    string // that was dialled
+		Path    string // where the plugin was dialled
 		Info    plugin.Info
 		Failure *Failure
 		Peer    plugin.Peer
@@ -108,15 +106,15 @@ type (
 	Returned struct {
 		Key          plugin.Name
 		Failure      *Failure
-		ID           string // of what was saved, with a failure in part
+		ID           string // of the saved instance; with a Failure, of an instance that was saved only in part
 		Registration plugin.Registration
 		Kept         bool
 	}
 	// Delivered is the result of [Tell].
 	Delivered struct{ Ref Ref }
-	// Fired is a timer that was set, and neither stopped nor set anew since.
+	// Fired reports that a timer has fired. It must not be sent for a timer that was stopped or set again.
 	Fired struct{ Timer Timer }
-	// Hinted says that something happened on a socket that is watched.
+	// Hinted reports an event on a watched socket.
 	Hinted struct {
 		Ref    Ref
 		Socket Socket
@@ -131,39 +129,24 @@ type (
 		Failure *Failure
 		Watched bool
 	}
-	// Ended says that a process ended which [WatchProcess] watches, or that it cannot be watched.
+	// Ended reports that the process of a [WatchProcess] has ended, or cannot be watched.
 	Ended struct{ Ref Ref }
 	// Sought is the result of [Seek].
 	Sought struct {
 		Ref     Ref
-		Listens bool // or it cannot be told
+		Listens bool // also true if it is unknown
 	}
 )
-
-func (Changed) input()     {}
-func (Complete) input()    {}
-func (HandlerSet) input()  {}
-func (Urged) input()       {}
-func (Released) input()    {}
-func (Answered) input()    {}
-func (Returned) input()    {}
-func (Delivered) input()   {}
-func (Fired) input()       {}
-func (Hinted) input()      {}
-func (Unwatchable) input() {}
-func (Probed) input()      {}
-func (Ended) input()       {}
-func (Sought) input()      {}
 
 // Change is one change of the desired state of the world.
 type Change struct {
 	cache.Change
-	Source plugin.Source // of what appeared
-	// Withdrawn says why a socket does not count any more though it is there; nil if it was removed.
+	Source plugin.Source // of a new socket
+	// Withdrawn is the reason why a socket that still exists does not count any more; nil if it was removed.
 	Withdrawn *Failure
 }
 
-// CallKind is what a lane calls.
+// CallKind is the function that a lane calls.
 type CallKind uint8
 
 // The calls, one at a time in each lane.
@@ -181,37 +164,35 @@ const (
 	CallRemove                         // Registry.Remove
 )
 
-// Entry names an instance in the registry.
+// Entry identifies an instance in the registry.
 type Entry struct{ Type, Name, ID string }
 
-// Effect is what a [Machine] asks for: one of the types below. They are executed in order, and none but Ask, Call, Tell, Probe, Seek,
-// Forget and DiscardLater may block.
+// Effect is a request of a [Machine]: one of the types below. Effects are executed in order. Only Ask, Call, Tell, Probe, Seek, Forget and
+// DiscardLater may block.
 type Effect interface{ effect() }
 
 // The effects.
 type (
-	// Ask dials a socket and asks GetInfo. The connection is kept under the Ref.
+	// Ask dials a socket and calls GetInfo. The executor keeps the connection for the instance.
 	Ask struct {
 		Ref    Ref
 		Path   string
 		Socket plugin.SocketID
-		Type   string // as far as it is known
+		Type   string // empty if unknown
 		First  bool   // no attempt has failed
 	}
-	// Cancel abandons the Ask or Call of an instance, which returns nevertheless.
+	// Cancel cancels the Ask or Call of an instance. Its result still follows.
 	Cancel struct{ Ref Ref }
 	// Call makes one call of a lane.
 	Call struct {
-		Kind    CallKind
-		Ref     Ref
-		Handler int
-		// Instance is as it is now, with the endpoint that the handler is told. Deprecated says that its socket is in the deprecated
-		// directory.
-		Instance   plugin.Instance
-		Deprecated bool
-		Failure    *Failure // of what CallKeep asks
+		Kind       CallKind
+		Ref        Ref
+		Handler    int
+		Instance   plugin.Instance // with the endpoint for the handler
+		Deprecated bool            // its socket is in the deprecated directory
+		Failure    *Failure        // the reason for CallKeep
 	}
-	// Tell tells a plugin on its connection, which is closed then, that it is refused.
+	// Tell sends a plugin a refusal on its connection, and closes the connection.
 	Tell struct {
 		Ref        Ref
 		Type, Path string
@@ -219,95 +200,107 @@ type (
 	}
 	// Close closes the connection of an instance, if there is one.
 	Close struct{ Ref Ref }
-	// Hand gives the attempt of one instance to another, and its connection if Conn is set.
+	// Hand transfers the attempt of one instance to another, with its connection if Conn is set.
 	Hand struct {
 		From, To Ref
 		Conn     bool
 	}
-	// Begin begins an attempt, unless one is under way.
+	// Begin begins an attempt, unless one is in progress.
 	Begin struct {
 		Ref  Ref
 		At   time.Time
 		Path string
 	}
-	// End ends an attempt, if one is under way.
+	// End ends an attempt, if one is in progress.
 	End struct {
 		Ref     Ref
 		Named   plugin.Info
 		Result  plugin.Result
 		Failure error
 	}
-	// Watch keeps the connection of an instance for the hints that it gives.
+	// Watch watches the connection of an instance for hints.
 	Watch struct{ Ref Ref }
 	// Unwatch ends the watch of a socket.
 	Unwatch struct {
 		Ref    Ref
 		Socket Socket
 	}
-	// Probe finds out whether anybody accepts on a socket. What it then watches counts only if KeepProbe follows the result.
+	// Probe checks that a socket accepts connections, and watches its process. The watch ends unless KeepProbe follows the result.
 	Probe struct {
 		Ref        Ref
 		Socket     Socket
 		Path, Type string
 		Identity   plugin.SocketID // zero: any
 	}
-	// KeepProbe keeps what the last probe watches, in place of what was watched before.
+	// KeepProbe replaces the watch of a socket by that of the last probe.
 	KeepProbe struct {
 		Ref    Ref
 		Socket Socket
 	}
-	// WatchProcess tells when a process ends.
+	// WatchProcess requests [Ended] for a process.
 	WatchProcess struct {
 		Ref  Ref
 		Peer plugin.Peer
 	}
 	// UnwatchProcess ends a WatchProcess.
 	UnwatchProcess struct{ Ref Ref }
-	// Seek finds out whether anybody still listens on a socket that was removed.
+	// Seek checks whether a process still listens on a socket that was removed.
 	Seek struct {
 		Ref    Ref
 		Socket plugin.SocketID
-		Peer   plugin.Peer // that listened
+		Peer   plugin.Peer // the process that listened
 	}
-	// SetTimer sets a timer, in place of what it was set to.
+	// SetTimer sets a timer, or replaces its time.
 	SetTimer struct {
 		Timer Timer
 		After time.Duration
 	}
-	// StopTimer stops a timer.
 	StopTimer struct{ Timer Timer }
-	// Publish makes visible what was saved of an instance.
+	// Publish makes a saved instance visible.
 	Publish struct{ Ref Ref }
-	// DiscardLater takes back what was saved of an instance, and tries until that is done.
+	// DiscardLater deletes a saved instance that is not visible, and retries until that succeeds.
 	DiscardLater struct {
 		Ref Ref
 		Entry
 	}
-	// Confirm has the registry give an instance out.
+	// Confirm makes the registry dispense a hidden instance again.
 	Confirm Entry
-	// Hide has the registry not give an instance out.
+	// Hide makes the registry stop dispensing an instance.
 	Hide struct {
 		Entry
 		Reason error
 	}
-	// Forget removes an instance from the registry, and tries until that is done.
+	// Forget removes an instance from the registry, and retries until that succeeds.
 	Forget Entry
-	// Reserve replaces the reservation of a name. Unless Save is set, an instance of the name is about to be removed from the registry, and
-	// both must be saved together.
+	// Reserve replaces the reservation of a name. If Save is false, it must be saved together with the removal of an instance, which follows.
 	Reserve struct {
 		Reservation plugin.Reservation
 		Save        bool
 	}
-	// Emit tells what happened.
+	// Emit publishes an event.
 	Emit struct{ Event plugin.Event }
-	// Pass tells of a state that an instance has come to and of which no event tells. The kind of its event is the state.
+	// Pass reports that an instance has entered a state without an event. The kind of Event is the state.
 	Pass struct{ Event plugin.Event }
-	// Distrust tells that something was refused because it is not trusted.
+	// Distrust counts a refusal for lack of trust.
 	Distrust struct{ Reason trust.Reason }
-	// Retire lets go of a handler that no lane has any more, and none will have.
+	// Retire releases a handler that was replaced, and that no lane uses any more.
 	Retire struct{ Handler int }
 )
 
+func (Changed) input()         {}
+func (Complete) input()        {}
+func (HandlerSet) input()      {}
+func (Urged) input()           {}
+func (Released) input()        {}
+func (Answered) input()        {}
+func (Returned) input()        {}
+func (Delivered) input()       {}
+func (Fired) input()           {}
+func (Hinted) input()          {}
+func (Unwatchable) input()     {}
+func (Probed) input()          {}
+func (Ended) input()           {}
+func (Sought) input()          {}
 func (Ask) effect()            {}
 func (Cancel) effect()         {}
 func (Call) effect()           {}

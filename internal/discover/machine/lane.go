@@ -9,33 +9,31 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// lane is where the handler of one plugin type and name is called, one call at a time.
+// lane makes the calls for one plugin type and name, one at a time.
 type lane struct {
-	key plugin.Name
-	// members are the instances that announced the name, the newest first.
-	members []*instance
+	key     plugin.Name
+	members []*instance // that announced the name, the newest first
 	// held is the instance that the handler has: its RegisterPlugin succeeded and no DeRegisterPlugin followed. heldBy is
 	// that handler.
 	held   *instance
 	heldBy int
-	// call is what the lane is at; zero if it rests. todo is what follows that, whatever comes of it.
-	call CallKind
-	todo []task
+	call   CallKind // in progress; zero if the lane is idle
+	todo   []task   // after the call, whatever its result
 	walk
 }
 
-// walk is what a lane is about: a walk of an instance through its handler, or one call.
+// walk is the work of a lane that is not idle: the registration of an instance, or a single call.
 type walk struct {
 	subject    *instance
 	handler    int
 	endpoint   string
 	deprecated bool
-	kind       plugin.EventKind // of the event that tells of the registration
+	kind       plugin.EventKind // of the event for the registration
 	previous   *instance        // that the handler had before
 	failure    *Failure
 }
 
-// join adds the instance in the order of rank.
+// join adds an instance to the members, in order.
 func (l *lane) join(in *instance) {
 	in.lane = l
 	at, _ := slices.BinarySearchFunc(l.members, in, newestFirst)
@@ -51,28 +49,20 @@ func (l *lane) snapshot() []*instance { return slices.Clone(l.members) }
 type action uint8
 
 const (
-	// nothing is to be done at present.
-	nothing action = iota
-	// deregister ends the registration of the held instance.
-	deregister
-	// drop lets go of an instance that is gone and not held.
-	drop
-	// release takes a living instance out of the registry, if it is there, for want of a handler.
-	release
-	// refuse tells an instance that there is no handler for its type, or leaves it alone.
-	refuse
-	// register walks an instance that is ready through the handler.
-	register
-	// standDown lets an instance that is ready rest behind a newer one.
-	standDown
-	// ask has a resting instance announce itself again, so that it can take over.
-	ask
+	nothing    action = iota
+	deregister        // deregister the held instance from its handler
+	drop              // remove an instance that is gone and not held
+	release           // remove a live instance from the registry, because its type has no handler
+	refuse            // refuse or ignore an instance that is ready, because its type has no handler
+	register          // register an instance that is ready
+	standDown         // make an instance that is ready the standby of a newer one
+	ask               // ask a superseded or moved instance again, so that it can be registered
 )
 
-// next says what the present state of the lane calls for. It looks and changes nothing. handler is the present one for the lane's
-// type, zero if there is none.
+// next returns the next action of the lane, and the instance for it. It changes nothing. handler is the current one for the lane's type,
+// zero if there is none.
 func (m *Machine) next(l *lane, handler int) (action, *instance) {
-	if l.held != nil && (l.heldBy != handler || l.held.phase == Gone && !l.replaced(l.held)) {
+	if l.held != nil && (l.heldBy != handler || l.held.phase == Gone && !l.hasReplacement(l.held)) {
 		return deregister, l.held
 	}
 	for _, in := range l.members {
@@ -89,15 +79,14 @@ func (m *Machine) next(l *lane, handler int) (action, *instance) {
 		switch {
 		case in.phase == Ready:
 			return register, in
-		case in == l.held && in.awaited() && in.phase == Gone:
+		case in == l.held && in.awaitsReplacement() && in.phase == Gone:
 			return nothing, nil
 		case in == l.held && in.phase == Gone:
-			// Its replacement is ready, and older if it was renamed over it.
+			// Its replacement is ready. It is an older instance if its socket was renamed to this path.
 		case in == l.held && in.phase == Registered && in.given != (given{in.endpoint(), in.info.FoundInDeprecatedDir}):
-			// Its socket moved.
-			return ask, in
+			return ask, in // its socket moved
 		case in == l.held:
-			return l.restBehind(i)
+			return l.nextStandby(i)
 		case m.isSet(in, Decide):
 			return nothing, nil
 		case in.phase == Superseded:
@@ -107,8 +96,8 @@ func (m *Machine) next(l *lane, handler int) (action, *instance) {
 	return nothing, nil
 }
 
-// restBehind stands the ready instances behind members[i] down.
-func (l *lane) restBehind(i int) (action, *instance) {
+// nextStandby returns the next action for the instances older than members[i]: those that are ready become standbys.
+func (l *lane) nextStandby(i int) (action, *instance) {
 	for _, in := range l.members[i+1:] {
 		if in.phase == Ready {
 			return standDown, in
@@ -117,24 +106,24 @@ func (l *lane) restBehind(i int) (action, *instance) {
 	return nothing, nil
 }
 
-// replaced says that in, which is gone, has a replacement at its path which has announced the same name and waits for its turn, or
-// may do so any moment.
-func (l *lane) replaced(in *instance) bool {
+// hasReplacement reports whether an instance that is gone has a replacement at its path that is ready in this lane, or whose answer is
+// awaited.
+func (l *lane) hasReplacement(in *instance) bool {
 	r := in.replacement
-	return in.awaited() || r != nil && r.lane == l && r.phase == Ready
+	return in.awaitsReplacement() || r != nil && r.lane == l && r.phase == Ready
 }
 
-// letGo records that the handler has no instance any more.
-func (l *lane) letGo() {
+// clearHeld records that the handler has no instance any more.
+func (l *lane) clearHeld() {
 	l.held, l.heldBy = nil, 0
 	for _, m := range l.members {
 		m.given = given{}
 	}
 }
 
-// handedUnder says whether a member other than in was handed to the handler under the endpoint. One that is gone counts as long as it has
-// not left, so that the last one to leave is the one that is told.
-func (l *lane) handedUnder(endpoint string, in *instance) bool {
+// sharesEndpoint reports whether the handler received the endpoint for a member other than in. Members that are gone count until they leave
+// the lane, so that InstanceGone is called for the last one.
+func (l *lane) sharesEndpoint(endpoint string, in *instance) bool {
 	return slices.ContainsFunc(l.members, func(m *instance) bool { return m != in && m.given.endpoint == endpoint })
 }
 
@@ -151,7 +140,7 @@ func (m *Machine) sortedLanes() []*lane {
 	return slices.SortedFunc(maps.Values(m.lanes), func(a, b *lane) int { return a.key.Compare(b.key) })
 }
 
-// kick has a lane that rests do what its present state calls for.
+// kick makes an idle lane do what is next.
 func (m *Machine) kick(l *lane) {
 	for l.call == 0 {
 		handler := m.handlers[l.key.Type]
@@ -169,7 +158,7 @@ func (m *Machine) kick(l *lane) {
 			m.drop(l, in)
 		case deregister:
 			l.walk = walk{subject: in, handler: l.heldBy}
-			m.plan(l, task{do: doDeRegister}, task{do: doLetGo})
+			m.plan(l, task{do: doDeRegister}, task{do: doDetach})
 		case release:
 			m.release(l, in)
 		case register:
@@ -184,29 +173,29 @@ func (m *Machine) kick(l *lane) {
 	}
 }
 
-// drop lets an instance that is gone leave the lane, of which the handler is told if it has been given it.
+// drop removes an instance that is gone from the lane, and calls InstanceGone if the handler received its endpoint.
 func (m *Machine) drop(l *lane, in *instance) {
 	m.leave(l, in)
 	m.unrecord(in)
-	if e := in.given.endpoint; e != "" && l.heldBy != 0 && !l.handedUnder(e, in) {
+	if e := in.given.endpoint; e != "" && l.heldBy != 0 && !l.sharesEndpoint(e, in) {
 		l.walk = walk{subject: in, handler: l.heldBy, endpoint: e}
 		m.plan(l, task{do: doGone, endpoint: e})
 	}
 }
 
-// leave has an instance leave its lane. Those who were refused the name, and may have it now, ask again.
+// leave removes an instance from its lane. Instances that may have the name now are retried.
 func (m *Machine) leave(l *lane, in *instance) {
 	in.lane = nil
 	l.members = slices.DeleteFunc(l.members, func(o *instance) bool { return o == in })
 	for _, o := range l.snapshot() {
-		if o.barred && o.phase != Refused && m.bars(l, o, o.account) == nil {
+		if o.barred && o.phase != Refused && m.refusal(l, o, o.account) == nil {
 			m.askAgain(o, ByRival)
 		}
 	}
 }
 
-// yieldTo has those tried at once that were refused while in served: it does not any more.
-func (m *Machine) yieldTo(in *instance) {
+// retryNewer immediately retries the newer instances that were refused while in served, which it does not any more.
+func (m *Machine) retryNewer(in *instance) {
 	if in.lane == nil {
 		return
 	}
@@ -217,18 +206,17 @@ func (m *Machine) yieldTo(in *instance) {
 	}
 }
 
-// release takes a living instance out for want of a handler. One that is being asked, or told so, or is left alone, goes on with that,
-// and is watched no longer.
+// release removes a live instance from the registry, because its type has no handler. An attempt or a refusal in progress continues.
 func (m *Machine) release(l *lane, in *instance) {
 	if in.phase == Asking || in.phase == Telling || in.phase == Refused {
 		m.unwatchBoth(in)
 	} else {
-		m.rest(in)
+		m.halt(in)
 		in.failure = nil
 		if !m.IgnoreUnhandled {
-			in.failure = unclaimed(in)
+			in.failure = noHandler(in)
 		}
-		m.to(in, Refused, ByTurn)
+		m.enter(in, Refused, ByTurn)
 	}
 	l.walk = walk{subject: in}
 	m.plan(l, task{do: doRemove, reason: "no handler is registered for its type"})
@@ -240,18 +228,18 @@ func (m *Machine) refuse(in *instance) {
 		return
 	}
 	m.unwatchBoth(in)
-	m.reject(in, unclaimed(in), ByTurn)
+	m.reject(in, noHandler(in), ByTurn)
 }
 
 func (m *Machine) standDown(l *lane, in *instance) {
 	in.failure = nil
-	if !in.hasEndpointWatched() { // or it is not known yet whether anybody accepts there
+	if !in.hasEndpointWatched() { // otherwise the first probe of the endpoint does this
 		in.tries, in.failing = 0, time.Time{}
 	}
-	m.to(in, Superseded, ByTurn)
+	m.enter(in, Superseded, ByTurn)
 	m.end(in, plugin.ResultSuperseded, nil)
 	m.emit(plugin.EventSuperseded, in, "instance "+l.held.id+" is newer and current")
 	m.watchConn(in)
 	m.watchEndpoint(in)
-	m.rests(in)
+	m.confirm(in)
 }

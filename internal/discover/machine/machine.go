@@ -1,8 +1,8 @@
-// Package machine is the state machine of plugin instances: which phase each instance is in, what its lane does next, which instance is
-// current. It is pure: [Machine.Step] takes one input and returns effects, without a goroutine, clock, lock, random number or I/O. What
-// executes the effects and feeds their results back is package reconciler, which is also where programs meet the types of this one.
+// Package machine is the state machine of plugin instances. It decides which phase each instance is in, which call its lane makes next, and
+// which instance of a name is current. It is pure: [Machine.Step] takes one input and returns effects, without goroutines, clocks, locks,
+// random numbers or I/O. Package reconciler executes the effects and passes their results back as inputs.
 //
-// The transitions are a table, [Table], which is printed into docs/reference/states.md; a transition that it does not have is a fault.
+// [Table] lists all transitions, and docs/reference/states.md is generated from it. A transition outside the table is a bug.
 package machine
 
 import (
@@ -18,25 +18,24 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// Times that rule the machine.
 const (
-	// AnswerWindow is the moment in which something that has just appeared is expected to answer.
+	// AnswerWindow is how long older instances of a name wait for the answer of one that has just appeared.
 	AnswerWindow = 100 * time.Millisecond
-	// replaceWindow is how long an instance whose socket was replaced is not given up yet. It is longer than a healthy plugin takes to
-	// register, also on a busy machine, so that one which takes over from another leaves no gap; the path leads to the new one anyway.
+	// replaceWindow is how long an instance stays registered after its socket was replaced. A healthy plugin registers faster, even on a busy
+	// machine, so an upgrade leaves no gap. Connections to the path already reach the new instance.
 	replaceWindow = time.Second
-	// probeInterval bounds how long the death of a plugin goes unnoticed whose process cannot be watched.
+	// probeInterval is the maximum time until the machine notices the end of a plugin whose process cannot be watched.
 	probeInterval = 5 * time.Second
-	// unlinkedWindow is how long a plugin whose socket is gone may take to end, or to make another one, before somebody else is held to have
-	// removed the socket.
+	// unlinkedWindow is how long a plugin may run after its socket was removed, without creating another one, before it is reported as
+	// unlinked: another program may have removed the socket.
 	unlinkedWindow = 5 * time.Second
 )
 
-// maxKept is how many effects there is room for from step to step.
+// maxKept is the capacity of the slice of effects that is reused by the next step.
 const maxKept = 64
 
-// The pauses between attempts. A newcomer that is refused while an older instance serves is not tried often: each attempt may cost the
-// older one its registration. Nor is a program that does not serve the registration: one that does makes a new socket.
+// The pauses between attempts. A new instance that is refused while an older one serves is retried rarely, because a failed attempt may cost
+// the older one its registration. So is a program that does not serve the registration service: after a fix, it creates a new socket.
 var (
 	usual         = backoff.Backoff{Min: 100 * time.Millisecond, Max: 2 * time.Minute}
 	behindAnother = backoff.Backoff{Min: 30 * time.Second, Max: time.Hour}
@@ -68,33 +67,30 @@ type Machine struct {
 	last Ref
 
 	handlers map[string]int // by type
-	// retiring are handlers that were replaced and that lanes may still have.
+	// retiring are handlers that were replaced, but that lanes may still use.
 	retiring map[int]bool
 	lanes    map[plugin.Name]*lane
 	byRef    map[Ref]*instance
-	// sockets and appearances are the instances whose sockets exist.
+	// sockets and appearances are the instances whose sockets exist, by path and by number of appearance.
 	sockets     map[string]*instance
 	appearances map[uint64]*instance
 	// restored are the instances from before a restart whose sockets have not been seen yet.
 	restored map[plugin.SocketID]*instance
-	// remembered are the instances from before a restart, lastRank is the highest rank among them. Both stay as they are.
+	// remembered are the ranks of all instances from before a restart, and lastRank is the highest. Both are constant after Start.
 	remembered map[plugin.Name][]remembered
 	lastRank   uint64
-	// complete: all sockets that were there at the start have been seen.
+	// complete is true when all sockets that existed at the start have been seen.
 	complete bool
-	// timers are those that are set, with the time at which they fire.
-	timers map[Timer]time.Time
-	// unlinked are instances whose sockets have just been removed and which are still watched.
+	timers   map[Timer]time.Time // when each active timer fires
+	// unlinked are the watched instances whose sockets were removed.
 	unlinked map[*instance]bool
-	// robbed are those of them that were found to live on without their sockets; refusals are the last ones of names.
+	// robbed are those of them that still serve. refusals are the last refusals by name.
 	robbed, refusals remnants
 	reserved         reservations
-	// announced counts the bytes that are kept of what plugins announce.
-	announced *quota.Pool
-	// plugins counts those of which something is kept, but not root's and the host's user's.
-	plugins *quota.Pool
-	// touched are the instances that this step is about, for their states, and told those of which it emitted an event.
-	touched, told []*instance
+	// announced counts the bytes of the announcements of all plugins, and plugins the plugins with an announcement.
+	announced, plugins *quota.Pool
+	// touched are the instances whose state this step may have changed, and reported those for which it emitted an event.
+	touched, reported []*instance
 }
 
 // Start returns the first effects. restored are the instances that the registry restored, those of one name in the reverse order of their
@@ -118,13 +114,13 @@ func (m *Machine) Start(at Moment, restored []plugin.Instance, reserved []plugin
 	return m.effects()
 }
 
-// Step takes one input and returns what it leads to. The effects are there until the next step.
+// Step applies one input and returns the effects to execute. The slice is valid until the next step.
 func (m *Machine) Step(at Moment, in Input) []Effect {
 	m.Moment = at
 	if cap(m.out) > maxKept {
 		m.out = nil
 	}
-	clear(m.out[:cap(m.out)]) // nothing of the last step is kept alive
+	clear(m.out[:cap(m.out)]) // release the values of the last step
 	switch input := in.(type) {
 	case Changed:
 		m.apply(input)
@@ -172,7 +168,7 @@ func (m *Machine) effects() []Effect {
 		}
 		m.tidy(in)
 	}
-	m.touched, m.told = m.touched[:0], m.told[:0]
+	m.touched, m.reported = m.touched[:0], m.reported[:0]
 	out := m.out
 	m.out = out[:0]
 	return out
@@ -180,7 +176,7 @@ func (m *Machine) effects() []Effect {
 
 func (m *Machine) do(effects ...Effect) { m.out = append(m.out, effects...) }
 
-// tidy forgets an instance of which nothing can come any more.
+// tidy deletes an instance that is gone, unless its lane, a watch or a timer still uses it.
 func (m *Machine) tidy(in *instance) {
 	if in.phase != Gone || in.lane != nil || m.unlinked[in] {
 		return
@@ -193,8 +189,8 @@ func (m *Machine) tidy(in *instance) {
 	delete(m.byRef, in.ref)
 }
 
-// to has an instance enter a phase. [Table] says whether it may.
-func (m *Machine) to(in *instance, phase Phase, cause Cause) {
+// enter moves an instance to a phase. The transition must be in [Table].
+func (m *Machine) enter(in *instance, phase Phase, cause Cause) {
 	row := Row{From: in.phase, On: cause, To: phase}
 	in.phase = phase
 	m.touch(in)
@@ -203,12 +199,11 @@ func (m *Machine) to(in *instance, phase Phase, cause Cause) {
 	}
 }
 
-// Size is how much the machine holds: lanes, instances, timers and handlers that were replaced.
+// Size returns the number of lanes, instances, active timers and replaced handlers that are in memory.
 func (m *Machine) Size() int { return len(m.lanes) + len(m.byRef) + len(m.timers) + len(m.retiring) }
 
 func (m *Machine) touch(in *instance) { m.touched = append(m.touched, in) }
 
-// set sets a timer, and stop stops one.
 func (m *Machine) set(in *instance, kind TimerKind, after time.Duration) {
 	t := Timer{in.ref, kind}
 	m.timers[t] = m.Now.Add(after)
@@ -244,7 +239,7 @@ func (m *Machine) fired(t Timer) {
 	case Replace:
 		m.unrecord(in)
 	case TurnUp:
-		in.lastLook = true // it may have been away for a moment, of which nobody told
+		in.lastLook = true // the socket may be back without an event
 		m.ask(in, ByTimer)
 	case Grace:
 		m.giveUp(in, in.lostWhat, in.failure, ByTimer)
@@ -263,7 +258,7 @@ func (m *Machine) emit(kind plugin.EventKind, in *instance, message string) {
 	if kind != plugin.EventFailed {
 		in.passed = nil
 	}
-	m.told = append(m.told, in)
+	m.reported = append(m.reported, in)
 }
 
 func (m *Machine) event(kind plugin.EventKind, in *instance, message string) plugin.Event {
@@ -274,20 +269,20 @@ func (m *Machine) event(kind plugin.EventKind, in *instance, message string) plu
 	}
 }
 
-// inPassing are the states that no event is the word for.
-var inPassing = []plugin.State{
+// transientStates are the states that have no event of their own.
+var transientStates = []plugin.State{
 	plugin.StateConnecting, plugin.StateWaiting, plugin.StateValidating, plugin.StateAdmitting, plugin.StateRegistering,
 	plugin.StateNotifying, plugin.StateDeregistering,
 }
 
-// pass tells of a state in passing that an instance has come to, unless an event of this step does. What it has gone through since the last
-// event but failures is told of once.
+// pass reports that an instance has entered a transient state, unless this step emitted an event for the instance. It reports each state
+// once until the next event that is not a failure.
 func (m *Machine) pass(in *instance) {
-	if !m.Passing || !slices.Contains(inPassing, in.state) || slices.Contains(in.passed, in.state) {
+	if !m.Passing || !slices.Contains(transientStates, in.state) || slices.Contains(in.passed, in.state) {
 		return
 	}
 	in.passed = append(in.passed, in.state)
-	if slices.Contains(m.told, in) {
+	if slices.Contains(m.reported, in) {
 		return
 	}
 	message := ""
@@ -301,7 +296,7 @@ func (m *Machine) end(in *instance, result plugin.Result, err error) {
 	m.do(End{in.ref, in.announced, result, err})
 }
 
-// setHandler takes over that there is another handler for a type. Plugins of the one before are deregistered there.
+// setHandler sets or removes the handler for a type. Plugins of the previous handler are deregistered from it.
 func (m *Machine) setHandler(ptype string, handler int) {
 	if before := m.handlers[ptype]; before != 0 {
 		m.retiring[before] = true
@@ -323,7 +318,7 @@ func (m *Machine) setHandler(ptype string, handler int) {
 	m.retire()
 }
 
-// retire lets go of handlers that no lane has.
+// retire releases the replaced handlers that no lane uses any more.
 func (m *Machine) retire() {
 	if len(m.retiring) == 0 {
 		return
@@ -345,16 +340,16 @@ func (m *Machine) has(handler int) bool {
 	return false
 }
 
-// urge tries at once what waits, and resets its back-off.
+// urge immediately retries the waiting instances of a name, or of all names if key is zero, and resets their back-off.
 func (m *Machine) urge(key plugin.Name) {
-	for _, in := range m.instances() {
-		if (key == (plugin.Name{}) || in.goesBy(key)) && (in.phase != Refused || key != (plugin.Name{})) {
+	for _, in := range inOrder(m.present()) {
+		if (key == (plugin.Name{}) || in.isNamed(key)) && (in.phase != Refused || key != (plugin.Name{})) {
 			m.askAgain(in, ByOperator)
 		}
 	}
 }
 
-// Waits says whether anything of a name waits to be tried.
+// Waits reports whether an instance of a name waits for its next attempt.
 func (m *Machine) Waits(key plugin.Name) bool {
-	return slices.ContainsFunc(m.instances(), func(in *instance) bool { return in.goesBy(key) && in.waits() })
+	return slices.ContainsFunc(inOrder(m.present()), func(in *instance) bool { return in.isNamed(key) && in.waits() })
 }

@@ -1,36 +1,36 @@
 package machine
 
-// Phase is where one instance is. That the handler has an instance and that the registry does are facts of their own, with owners of their
-// own: the lane and the record. An instance that its handler has and that is asked anew is in the phase of the attempt.
+// Phase is the phase of one instance. It does not include whether the handler has the instance, which its lane knows, nor whether the
+// registry has it. So a registered instance that is asked again is in the phase of that attempt.
 type Phase string
 
 // The phases of an instance.
 const (
-	// Created: nothing was done about it yet.
+	// Created: it has just been created.
 	Created Phase = "new"
-	// Restored: it is remembered from before a restart, and its socket has not been seen yet.
+	// Restored: it was restored after a restart, and its socket has not been seen yet.
 	Restored Phase = "restored"
 	// Asking: it waits to be asked who it is, or is being asked.
 	Asking Phase = "asking"
-	// Ready: it has answered and waits for its turn in its lane.
+	// Ready: it has answered and waits for its lane.
 	Ready Phase = "ready"
-	// Walking: its lane walks it through its handler, the registry and the plugin itself.
+	// Walking: its lane registers it: with its handler, in the registry, and with the plugin itself.
 	Walking Phase = "walking"
-	// Telling: it is being told that it is refused.
+	// Telling: it is being sent a refusal.
 	Telling Phase = "telling"
-	// Waiting: its last attempt failed, and the next one is due.
+	// Waiting: its last attempt failed, and another is scheduled.
 	Waiting Phase = "waiting"
-	// Refused: there is no handler for it. It rests until there is one.
+	// Refused: there is no handler for its type. It waits until there is one.
 	Refused Phase = "refused"
-	// Registered: the handler has it, the registry gives it out, and nothing is under way.
+	// Registered: its handler has it, the registry dispenses it, and no attempt is in progress.
 	Registered Phase = "registered"
-	// Superseded: it has answered, and rests behind a newer instance or until it is asked again.
+	// Superseded: it has answered, and is the standby of a newer instance or waits to be asked again.
 	Superseded Phase = "superseded"
-	// Missing: its socket is not where it was, and it is not known yet whether it moved.
+	// Missing: its socket is not where it was; it may have moved.
 	Missing Phase = "missing"
-	// Lost: nobody accepts on its socket or endpoint, and it is kept for a grace.
+	// Lost: its socket or endpoint does not accept connections, and its grace period runs.
 	Lost Phase = "lost"
-	// Gone: it never comes back. A socket that lives on gets a new instance.
+	// Gone: it never comes back. A socket that still exists gets a new instance.
 	Gone Phase = "gone"
 )
 
@@ -40,28 +40,28 @@ type Cause string
 // The causes.
 const (
 	ByAppearance Cause = "socket appeared"
-	ByMove       Cause = "socket moved"      // its socket is in another place
-	ByLoss       Cause = "socket went"       // its socket was removed, replaced or is not trusted any more; or it is another plugin now
+	ByMove       Cause = "socket moved"
+	ByLoss       Cause = "socket went"       // its socket was removed, replaced or is no longer trusted, or another plugin answers on it
 	ByAnswer     Cause = "answered"          // it answered, or could not be asked
-	ByTurn       Cause = "lane's turn"       // its lane has come to it
-	ByResult     Cause = "call returned"     // a call of its lane has returned
-	ByDelivery   Cause = "refusal delivered" // it was told of its refusal
-	ByTimer      Cause = "timer"             // a timer of its own fired
+	ByTurn       Cause = "lane's turn"       // its lane is ready for it
+	ByResult     Cause = "call returned"     // a call by its lane has returned
+	ByDelivery   Cause = "refusal delivered" // it has received its refusal
+	ByTimer      Cause = "timer"             // one of its timers fired
 	ByProbe      Cause = "nobody accepts"
 	ByHandler    Cause = "handler changed"  // the handler for its type was set or removed
-	ByOperator   Cause = "operator"         // somebody asked for another attempt, or what judges plugins has changed
-	ByRival      Cause = "another one left" // another instance of its name left, or is out of reach
+	ByOperator   Cause = "operator"         // an operator requested another attempt, or the configuration was reloaded
+	ByRival      Cause = "another one left" // another instance of its name went away or became unreachable
 )
 
 // Row is one transition.
 type Row struct {
 	From Phase
 	On   Cause
-	If   string // says when this row is the one that is taken, where others begin alike
+	If   string // the condition, if other rows have the same From and On
 	To   Phase
 }
 
-// Table is all transitions. An instance that goes is not listed for each phase: see [Leaving].
+// Table lists all transitions, except those to Gone: see [Leaving].
 var Table = []Row{
 	{Created, ByAppearance, "", Asking},
 	{Created, ByLoss, "a living instance gave way to a new one on its socket", Asking},
@@ -121,6 +121,6 @@ var Table = []Row{
 	{Lost, ByTurn, "the handler was removed", Refused},
 }
 
-// Leaving are the causes by which an instance goes, from whatever phase: its socket went, a probe or a dial found nobody, it answers as
-// somebody else, or the time ran out in which it might have come back.
+// Leaving are the causes of a transition to Gone, from any phase: the socket disappeared, a probe or dial was refused, another plugin
+// answered, or a grace period ended.
 var Leaving = []Cause{ByLoss, ByAnswer, ByProbe, ByTimer}

@@ -11,27 +11,27 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// The bounds of what is kept of instances that are gone. Beyond them the oldest are forgotten first.
+// The limits of a list of remnants. The oldest are removed first.
 const (
 	tracesPerUser = 64
 	tracesInTotal = 1024
 )
 
-// remnant is what is kept of an instance: of its refusal, or of one that lives without a socket.
+// remnant is the last status of an instance that is gone: of a refused one, or of one that still serves without a socket.
 type remnant struct {
-	in     *instance // nil of a refusal
+	in     *instance // nil for a refusal
 	key    plugin.Name
 	by     plugin.Account
 	status plugin.Status
 }
 
-// of says whether it is somebody's. Of whom nothing is known is one of his own.
+// of reports whether the remnant belongs to an account. Unknown accounts count as one user.
 func (r remnant) of(by plugin.Account) bool { return r.by.UID == by.UID && r.by.Known == by.Known }
 
-// remnants are bounded by user and in sum, the oldest first.
+// remnants are limited by user and in total, the oldest first.
 type remnants []remnant
 
-// keep adds one, and returns those that were forgotten for want of room.
+// keep adds a remnant, and returns those that were removed because of the limits.
 func (r *remnants) keep(added remnant) (forgotten []remnant) {
 	*r = append(*r, added)
 	mine := 0
@@ -49,7 +49,7 @@ func (r *remnants) keep(added remnant) (forgotten []remnant) {
 	return forgotten
 }
 
-// oldest takes the oldest out that matches. There is one.
+// oldest removes and returns the oldest remnant that matches. There must be one.
 func (r *remnants) oldest(matches func(remnant) bool) remnant {
 	i := slices.IndexFunc(*r, matches)
 	o := (*r)[i]
@@ -59,7 +59,7 @@ func (r *remnants) oldest(matches func(remnant) bool) remnant {
 
 func (r *remnants) forget(matches func(remnant) bool) { *r = slices.DeleteFunc(*r, matches) }
 
-// keepRefusal keeps the last refusal of a name, one for each user: nobody's reason takes the place of another one's.
+// keepRefusal records the last refusal of a name, one for each user, so that users cannot replace each other's.
 func (m *Machine) keepRefusal(in *instance) {
 	key := in.named()
 	if key.Type == "" {
@@ -75,8 +75,8 @@ func (m *Machine) keepRefusal(in *instance) {
 	m.refusals.keep(kept)
 }
 
-// settled forgets what is kept of the name of an instance that is registered.
-func (m *Machine) settled(in *instance) {
+// forgetRemnants removes the remnants with the name of an instance that is now registered.
+func (m *Machine) forgetRemnants(in *instance) {
 	key := in.announced.PluginName()
 	m.refusals.forget(func(o remnant) bool { return o.key == key })
 	for _, o := range m.unlinkedOnes() {
@@ -94,22 +94,23 @@ func (m *Machine) unlinkedOnes() []*instance {
 	return inOrder(all)
 }
 
-// watchUnlinked watches a registered instance whose socket was removed a moment longer: one that serves on was robbed of it.
+// watchUnlinked continues to watch a registered instance whose socket was removed. If it still serves after unlinkedWindow, another program
+// has probably removed the socket.
 func (m *Machine) watchUnlinked(in *instance) {
 	watch := in.watches[Registration]
 	if in.phase == Gone || !in.recorded() || watch == unwatched && in.phase != Missing {
 		return
 	}
-	in.watches[Registration] = unwatched // and is not ended with the others
+	in.watches[Registration] = unwatched // so that halt does not end this watch
 	m.unlinked[in] = true
 	m.set(in, Rob, unlinkedWindow)
-	if watch != watched { // it has given its hint
+	if watch != watched { // its hint came earlier
 		m.hintOfUnlinked(in)
 	}
 }
 
-// hintOfUnlinked takes over that something happened to an instance whose socket was removed, if in is one: unless its process lives on, it
-// ended by itself. A plugin may close an idle connection at any time, so whether it serves no more is left to [Seek].
+// hintOfUnlinked handles an event on the connection of an instance whose socket was removed, if in is one. It watches the process, whose end
+// explains the removal. The event itself proves nothing, because a plugin may close an idle connection at any time.
 func (m *Machine) hintOfUnlinked(in *instance) {
 	if m.unlinked[in] {
 		m.do(WatchProcess{in.ref, in.peer})
@@ -128,7 +129,7 @@ func (m *Machine) unwatchUnlinked(in *instance) {
 	m.do(Unwatch{in.ref, Registration}, UnwatchProcess{in.ref})
 }
 
-// isReused says that another socket was made with the inode number of that of an instance, which was so given back: nobody has it any more.
+// isReused reports whether a newer socket has the inode number of an instance's socket, which therefore no process has open any more.
 func (m *Machine) isReused(in *instance) bool {
 	own := in.info.Socket
 	for _, o := range m.byRef {
@@ -139,8 +140,8 @@ func (m *Machine) isReused(in *instance) bool {
 	return false
 }
 
-// seek asks whether an instance whose socket was removed still serves on it, unless its plugin has another one. The system knows the socket
-// by its number only.
+// seek requests a check whether an instance still listens on its removed socket, unless its plugin has another instance. The system
+// identifies the socket only by its inode number.
 func (m *Machine) seek(in *instance) {
 	if m.isReused(in) {
 		m.unwatchUnlinked(in)
@@ -157,7 +158,7 @@ func (m *Machine) seek(in *instance) {
 	m.do(Seek{in.ref, in.info.Socket, in.peer})
 }
 
-// sought takes over whether it does. One that does is looked at again: nothing tells that a process which lives serves no more.
+// sought handles the result of seek. If the instance still listens, it is checked again later, because there is no event when it stops.
 func (m *Machine) sought(in *instance, listens bool) {
 	switch {
 	case !m.unlinked[in]:
@@ -166,9 +167,9 @@ func (m *Machine) sought(in *instance, listens bool) {
 		m.unwatchUnlinked(in)
 		return
 	case !m.isRobbed(in):
-		m.tellRobbed(in)
+		m.reportRobbed(in)
 	}
-	if m.unlinked[in] { // there was room for it
+	if m.unlinked[in] { // it was not removed because of a limit
 		m.set(in, Rob, m.probePause())
 	}
 }
@@ -177,8 +178,8 @@ func (m *Machine) isRobbed(in *instance) bool {
 	return slices.ContainsFunc(m.robbed, func(o remnant) bool { return o.in == in })
 }
 
-// tellRobbed tells that an instance whose socket was removed still serves. It is listed until it does no more, or its name is registered.
-func (m *Machine) tellRobbed(in *instance) {
+// reportRobbed reports that an instance whose socket was removed still serves. It is listed until it stops or its name is registered.
+func (m *Machine) reportRobbed(in *instance) {
 	message := fmt.Sprintf("its socket is gone, and process %d still serves on it: if it is not about to end, somebody removed the socket "+
 		"who may write to the directory; restart the plugin, which makes a new socket", in.peer.PID)
 	m.emit(plugin.EventUnlinked, in, message)

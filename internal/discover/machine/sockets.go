@@ -16,18 +16,18 @@ func (m *Machine) restore(records []plugin.Instance) {
 	for i, record := range records {
 		in := m.newInstance(&cache.PluginInfo{SocketPath: record.SocketPath, Socket: record.Socket})
 		in.phase, in.state, in.since = Restored, plugin.StateRestored, m.Now
-		in.rank = cmp.Or(record.Rank, uint64(len(records)-i)*spacing) // one without is older than all with one
+		in.rank = cmp.Or(record.Rank, uint64(len(records)-i)*spacing) // without a rank, it is older than those with one
 		in.source = record.Source
 		in.announced = plugin.Info{Type: record.Type, Name: record.Name, Endpoint: record.Endpoint, Versions: record.Versions}
 		in.id, in.record, in.at, in.registeredAt = record.ID, listed, record.Endpoint, record.RegisteredAt
 		in.account, in.registration, in.memory = record.Account, record.Registration, &record
 		if record.Endpoint == record.SocketPath {
-			in.announced.Endpoint = "" // it is wherever its socket is
+			in.announced.Endpoint = "" // it is the socket, which may have moved
 		}
 		m.lastRank = max(m.lastRank, in.rank)
 		m.emit(plugin.EventRestored, in, "known from before the restart; checking whether it is alive")
 		if _, known := m.restored[record.Socket]; known || record.Socket == (plugin.SocketID{}) {
-			// Of two records of one socket the one that was registered last counts.
+			// Two records have the same socket: only the one that was registered last counts.
 			m.went(in, "it cannot be told whether its socket is still the same", ByLoss)
 			continue
 		}
@@ -51,10 +51,7 @@ func inOrder(instances []*instance) []*instance {
 	return instances
 }
 
-// instances are those whose sockets exist, and those that are gone and still in their lane.
-func (m *Machine) instances() []*instance { return inOrder(m.present()) }
-
-// present are the instances in no order.
+// present returns the instances whose sockets exist, and those that are gone but still in their lane, in no order.
 func (m *Machine) present() []*instance {
 	all := slices.Collect(maps.Values(m.appearances))
 	for _, l := range m.lanes {
@@ -99,15 +96,15 @@ func (m *Machine) apply(changes []Change) {
 				m.replace(at, in, appeared || in.phase == Asking)
 				m.went(at, "its socket was replaced", ByLoss)
 			} else {
-				m.vanish(at, c.Withdrawn)
+				m.disappear(at, c.Withdrawn)
 			}
 		}
 		if appeared {
-			m.to(in, Asking, ByAppearance)
+			m.enter(in, Asking, ByAppearance)
 			m.dial(in)
 		}
 	}
-	// Sockets may have changed places, so all leave before any arrives.
+	// Sockets may have swapped paths, so delete all before adding any.
 	for _, mv := range moves {
 		if m.sockets[mv.in.info.SocketPath] == mv.in {
 			delete(m.sockets, mv.in.info.SocketPath)
@@ -118,8 +115,8 @@ func (m *Machine) apply(changes []Change) {
 	}
 }
 
-// replace notes that in stands at the path where at stood; deciding says that it may answer any moment. However long their handlers take,
-// at is in the registry for that moment only.
+// replace records that in replaces at on its path. at stays in the registry for replaceWindow, however long the handlers take. If deciding is
+// true, at waits for the answer of in.
 func (m *Machine) replace(at, in *instance, deciding bool) {
 	at.replacement = in
 	m.set(at, Replace, replaceWindow)
@@ -129,7 +126,7 @@ func (m *Machine) replace(at, in *instance, deciding bool) {
 	}
 }
 
-// appear returns the instance for a new appearance of a socket: a restored one or a new one. It is not asked yet.
+// appear returns the instance for a new appearance of a socket: a restored one or a new one. The caller asks it.
 func (m *Machine) appear(c Change) *instance {
 	in := m.restored[c.Info.Socket]
 	if in != nil {
@@ -140,15 +137,15 @@ func (m *Machine) appear(c Change) *instance {
 	} else {
 		in = m.newInstance(c.Info)
 		in.source, in.provisional = c.Source, !m.complete && c.Info.Socket.Birth != 0
-		in.rank = m.lastRank + c.Info.Appearance*rankStep // above all that is remembered
+		in.rank = m.lastRank + c.Info.Appearance*rankStep // above all restored instances
 	}
 	m.sockets[c.Info.SocketPath] = in
 	m.appearances[c.Info.Appearance] = in
 	return in
 }
 
-// rankStep lies between the ranks of appearances: room for those that yield, and enough ranks for a host's life. Ranks below it are none of
-// an appearance, and not recorded.
+// rankStep is the distance between the ranks of two appearances. It leaves room for rankBehindRestored and allows for 2^38 appearances. Ranks
+// below it belong to no appearance, and are not recorded.
 const rankStep = 1 << 26
 
 // remembered is the rank of an instance from before a restart, and its socket.
@@ -157,9 +154,9 @@ type remembered struct {
 	socket plugin.SocketID
 }
 
-// yield ranks an instance that was found behind those remembered of its name whose sockets were born after its own, and above the rest.
-// It has no record, so most likely it rested behind them before the restart and was never registered.
-func (m *Machine) yield(in *instance, key plugin.Name) {
+// rankBehindRestored lowers the rank of an instance that was found after a restart and has no record. It ranks the instance below the restored
+// instances of its name whose sockets are younger, and above the others: most likely it was their standby before the restart.
+func (m *Machine) rankBehindRestored(in *instance, key plugin.Name) {
 	if !in.provisional {
 		return
 	}
@@ -169,7 +166,7 @@ func (m *Machine) yield(in *instance, key plugin.Name) {
 	if limit == in.rank {
 		return
 	}
-	// One of another name may have this one later.
+	// Restored instances of other names may announce this name later, so stay clear of their ranks.
 	for _, others := range m.remembered {
 		_, limit = between(others, birth, below, limit)
 	}
@@ -179,13 +176,12 @@ func (m *Machine) yield(in *instance, key plugin.Name) {
 	if limit > rankStep {
 		below = max(below, rankStep)
 	}
-	// The greater the appearance, the nearer to the limit. The room in between gets less with every restart; where there is none left, the
-	// births decide.
+	// A later appearance ranks nearer to the limit. The room shrinks with every restart; if there is none, the birth times decide.
 	in.rank = limit - max((limit-below)/(in.info.Appearance+1), 1)
 }
 
-// between narrows a range of ranks down to what is below those of the remembered whose sockets were born after a time, and above the rest
-// of them.
+// between narrows a range of ranks: the result is below the known ranks whose sockets were born after birth, and above the other known
+// ranks.
 func between(known []remembered, birth int64, below, limit uint64) (uint64, uint64) {
 	for _, o := range known {
 		if birth < o.socket.Birth && o.rank > below {
@@ -200,29 +196,29 @@ func between(known []remembered, birth int64, below, limit uint64) (uint64, uint
 	return below, limit
 }
 
-// moved takes over that a socket is in another place. A plugin whose endpoint is that socket is registered again there.
+// moved handles the new path of a socket. If the socket is also the plugin's endpoint, the lane registers the plugin again.
 func (m *Machine) moved(in *instance, to *cache.PluginInfo) {
 	if in.phase == Gone {
 		return
 	}
 	m.touch(in)
-	judgedAnew := in.info.FoundInDeprecatedDir != to.FoundInDeprecatedDir
+	dirKindChanged := in.info.FoundInDeprecatedDir != to.FoundInDeprecatedDir
 	in.info = to
 	m.sockets[to.SocketPath] = in
 	switch {
 	case in.phase == Asking:
-		m.do(Cancel{in.ref}) // it is being dialled where it is no longer, and is asked again here
-	case judgedAnew || in.phase == Missing || in.phase == Lost || in.phase == Waiting && in.failure.Kind == Absent:
-		m.ask(in, ByMove) // somebody else may be where it was lost
+		m.do(Cancel{in.ref}) // the attempt dials the old path; answered dials the new one
+	case dirKindChanged || in.phase == Missing || in.phase == Lost || in.phase == Waiting && in.failure.Kind == Absent:
+		m.ask(in, ByMove)
 	case in.phase == Superseded:
-		m.rests(in)
+		m.confirm(in)
 	}
 	if in.lane != nil {
 		m.kick(in.lane)
 	}
 }
 
-func (m *Machine) vanish(in *instance, withdrawn *Failure) {
+func (m *Machine) disappear(in *instance, withdrawn *Failure) {
 	if withdrawn != nil {
 		m.went(in, withdrawn.Err.Error(), ByLoss)
 		return
@@ -231,21 +227,21 @@ func (m *Machine) vanish(in *instance, withdrawn *Failure) {
 	m.went(in, "its socket was removed", ByLoss)
 }
 
-// went takes over that an instance is gone. Its registry entry goes at once, unless it may be replaced at its path any moment; the
-// handler's calls follow in the lane.
+// went handles that an instance is gone. Its registry entry is removed immediately, unless a replacement at its path may take over soon. The
+// lane calls the handler later.
 func (m *Machine) went(in *instance, why string, cause Cause) {
 	if in.phase == Gone {
 		return
 	}
 	in.why = why
 	m.reserve(in)
-	m.letGo(in)
+	m.releaseQuota(in)
 	m.end(in, plugin.ResultGone, nil)
-	m.rest(in)
+	m.halt(in)
 	if in.phase == Ready {
 		m.do(Close{in.ref})
 	}
-	m.to(in, Gone, cause)
+	m.enter(in, Gone, cause)
 	if m.sockets[in.info.SocketPath] == in {
 		delete(m.sockets, in.info.SocketPath)
 	}
@@ -253,16 +249,16 @@ func (m *Machine) went(in *instance, why string, cause Cause) {
 		delete(m.appearances, in.info.Appearance)
 	}
 	l, served := in.lane, in.recorded() || in.held()
-	if l == nil || l.held != in || !l.replaced(in) {
+	if l == nil || l.held != in || !l.hasReplacement(in) {
 		m.unrecord(in)
 	}
 	if served {
-		m.yieldTo(in)
+		m.retryNewer(in)
 	}
 	m.decided(in)
 }
 
-// lost takes over that nobody accepts on a socket of a plugin that had answered.
+// lost handles that a socket of a plugin that had answered does not accept connections any more.
 func (m *Machine) lost(in *instance, s Socket, path string, f *Failure, cause Cause) {
 	what := "its socket"
 	if path != in.info.SocketPath {
@@ -274,17 +270,17 @@ func (m *Machine) lost(in *instance, s Socket, path string, f *Failure, cause Ca
 	case in.phase == Gone || in.phase == Lost || in.phase == Missing:
 		return
 	case f.Kind == Absent && path == in.info.SocketPath && busy:
-		m.lookAgain(in, s) // what is under way finds out
+		m.lookAgain(in, s) // the attempt in progress finds out
 		return
 	case f.Kind == Absent && path == in.info.SocketPath && in.lastLook:
 		m.giveUp(in, what, f, cause)
 		return
 	case f.Kind == Absent && path == in.info.SocketPath:
-		// It was removed or renamed, and which of the two will be known in a moment.
+		// It was removed or renamed; the next file events show which.
 		m.stop(in, Retry)
 		m.unwatchBoth(in)
 		in.failure = f
-		m.to(in, Missing, cause)
+		m.enter(in, Missing, cause)
 		m.set(in, TurnUp, replaceWindow)
 		return
 	}
@@ -294,18 +290,18 @@ func (m *Machine) lost(in *instance, s Socket, path string, f *Failure, cause Ca
 	case kept && busy:
 		m.lookAgain(in, s)
 	case kept:
-		m.rest(in)
+		m.halt(in)
 		in.failure, in.lostWhat = f, what
-		m.to(in, Lost, cause)
+		m.enter(in, Lost, cause)
 		m.set(in, Grace, m.UnreachableGrace)
-		m.yieldTo(in)
+		m.retryNewer(in)
 	default:
 		m.giveUp(in, what, f, cause)
 	}
 }
 
-// giveUp lets go of an instance where nobody accepts on what, its socket or endpoint. As long as the socket exists it is tried with
-// back-off, as a new instance.
+// giveUp ends an instance whose socket or endpoint, which is what, does not accept connections. As long as the socket exists, it is retried
+// with back-off, as a new instance.
 func (m *Machine) giveUp(in *instance, what string, f *Failure, cause Cause) {
 	if in.phase == Gone {
 		return
@@ -313,14 +309,13 @@ func (m *Machine) giveUp(in *instance, what string, f *Failure, cause Cause) {
 	tries, failing := in.tries, in.failing
 	fresh := m.reborn(in, "nobody accepts on "+what, cause)
 	fresh.tries, fresh.failing = tries, failing
-	m.fails(fresh, f)
-	fresh.told = f.Err.Error()
+	m.addFailure(fresh, f)
+	fresh.reported = f.Err.Error()
 	m.end(fresh, plugin.ResultFailed, f.Err)
 	m.retryLater(fresh, ByAnswer)
 }
 
-// unrecord removes an instance that is gone from the registry: from what is dispensed at once, from the disk as soon as that can be
-// done.
+// unrecord removes an instance that is gone from the registry. It is not dispensed from now on; the removal from the disk may take longer.
 func (m *Machine) unrecord(in *instance) {
 	if !in.recorded() {
 		return
@@ -331,8 +326,8 @@ func (m *Machine) unrecord(in *instance) {
 	m.do(Forget(in.entry()))
 }
 
-// hide has an instance not dispensed, if the registry has it, until it is registered again or rests behind a newer one. Its record stays:
-// the same process serves the same socket, so that it is the same instance then.
+// hide makes the registry stop dispensing an instance until it is registered again or becomes a standby. The record stays, because the same
+// process serves the same socket, so it is still the same instance.
 func (m *Machine) hide(in *instance, why error) {
 	if in.record != listed || in.phase == Gone {
 		return
@@ -343,16 +338,15 @@ func (m *Machine) hide(in *instance, why error) {
 	m.emit(plugin.EventUnreachable, in, why.Error())
 }
 
-// hideMoved hides an instance that the registry has where it is no longer.
+// hideMoved hides an instance whose endpoint in the registry is out of date.
 func (m *Machine) hideMoved(in *instance) {
 	if in.at != in.endpoint() {
 		m.hide(in, fmt.Errorf("the socket is not at %s any more", in.at))
 	}
 }
 
-// rests has an instance that has answered, and rests behind a newer one, dispensed instead unless the registry has it where it is no
-// longer.
-func (m *Machine) rests(in *instance) {
+// confirm allows the registry to dispense a standby that has answered, unless its endpoint in the registry is out of date.
+func (m *Machine) confirm(in *instance) {
 	if m.hideMoved(in); in.recorded() && in.at == in.endpoint() {
 		in.record = listed
 		m.do(Confirm(in.entry()))

@@ -8,8 +8,8 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// Plugins describes, of the plugins that are wanted, every instance whose socket exists, every restored one that is not settled yet, and
-// those that still serve although their sockets were removed, sorted by type and name, the newest instance of each first.
+// Plugins returns the statuses of the wanted plugins: instances whose sockets exist, restored instances that have not been seen yet, and
+// instances that still serve although their sockets were removed. They are sorted by type and name, the newest instance of each first.
 func (m *Machine) Plugins(wanted func(plugin.Name) bool) []plugin.Status {
 	type ranked struct {
 		plugin.Status
@@ -26,7 +26,7 @@ func (m *Machine) Plugins(wanted func(plugin.Name) bool) []plugin.Status {
 		all = append(all, ranked{m.status(in), in})
 	}
 	for _, o := range m.robbed {
-		if o.in.lane == nil && wanted(o.key) { // or it is among those that are deregistering
+		if o.in.lane == nil && wanted(o.key) { // otherwise it is among the instances that are deregistering
 			all = append(all, ranked{o.status, o.in})
 		}
 	}
@@ -48,7 +48,7 @@ func (in *instance) shownEndpoint() string {
 	return in.endpoint()
 }
 
-// shownKey is the type and name as which an instance is listed.
+// shownKey returns the type and name under which an instance is listed.
 func (in *instance) shownKey() plugin.Name {
 	if in.announced.Type == "" {
 		return in.refused
@@ -68,13 +68,13 @@ func (m *Machine) status(in *instance) plugin.Status {
 		s.Instance = in.id
 		s.RegisteredAt = in.registeredAt
 		if s.FirstSeen.IsZero() || s.RegisteredAt.Before(s.FirstSeen) {
-			s.FirstSeen = s.RegisteredAt // its socket was seen before the host restarted
+			s.FirstSeen = s.RegisteredAt // the host has restarted since
 		}
 	}
 	if in.failure != nil {
 		s.LastError = in.failure.Err.Error()
 		if in.phase == Waiting || in.phase == Telling {
-			s.Since = in.failing // and not since the last of the attempts
+			s.Since = in.failing // since the first failure, not the last
 		}
 	}
 	return s

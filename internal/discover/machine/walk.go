@@ -8,27 +8,27 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// task is what a lane does after its call, whatever comes of that.
+// task is what a lane does after its call, whatever the result.
 type task struct {
-	do       doing
+	do       taskKind
 	failure  *Failure
 	reason   string
 	endpoint string
 }
 
-type doing uint8
+type taskKind uint8
 
 const (
-	doDeRegister doing = iota // have the handler let go of the subject
-	doUnhand                  // the same in a walk, if the handler has the subject; what is gone waits for its lane
-	doLetGo                   // the handler was changed, or the subject is gone: it leaves, or rests
-	doGone                    // tell the handler of an endpoint that is gone
-	doWithdraw                // take the subject out of the registry after a failure
-	doRemove                  // take the subject out of the registry
-	doTurnDown                // end the walk of a subject that was not taken
-	doSave                    // go on with a walk after the handler has taken the subject
-	doDiscard                 // take back what was saved
-	doTakenBack               // end the walk of a subject that could not be saved or told
+	doDeRegister   taskKind = iota // call DeRegisterPlugin
+	doUndoRegister                 // call DeRegisterPlugin if the handler has the subject and the subject is not gone
+	doDetach                       // after DeRegisterPlugin: remove a subject that is gone from the lane, otherwise make it superseded
+	doGone                         // call InstanceGone for an endpoint
+	doWithdraw                     // remove the subject from the registry after a failure, or hide it
+	doRemove                       // remove the subject from the registry
+	doTurnDown                     // end the registration of a subject that was refused
+	doSave                         // save the subject in the registry
+	doDiscard                      // delete what was saved
+	doEndUndo                      // end the registration of a subject that could not be saved or notified
 )
 
 func (m *Machine) plan(l *lane, tasks ...task) {
@@ -53,11 +53,11 @@ func (m *Machine) perform(l *lane, t task) {
 	switch t.do {
 	case doDeRegister:
 		m.call(l, CallDeRegister, nil)
-	case doUnhand:
+	case doUndoRegister:
 		if l.held == in && in.phase != Gone {
 			m.call(l, CallDeRegister, nil)
 		}
-	case doLetGo:
+	case doDetach:
 		if in.phase == Gone {
 			m.leave(l, in)
 			m.unrecord(in)
@@ -85,7 +85,7 @@ func (m *Machine) perform(l *lane, t task) {
 		m.call(l, CallSave, nil)
 	case doDiscard:
 		m.call(l, CallDiscard, nil)
-	case doTakenBack:
+	case doEndUndo:
 		if in.phase != Gone {
 			m.hide(in, t.failure.Err)
 			m.failed(in, t.failure, ByResult)
@@ -101,16 +101,16 @@ func (m *Machine) call(l *lane, kind CallKind, f *Failure) {
 	})
 }
 
-// register begins to walk an instance through its handler, the registry and the plugin itself: validated, admitted, registered, saved,
-// told, announced (docs/adr/0004).
+// register begins the registration of an instance. The steps are: probe its endpoint, validate, admit, register with the handler, save,
+// notify the plugin, publish (docs/adr/0004).
 func (m *Machine) register(l *lane, in *instance, handler int) {
 	kind := plugin.EventRegistered
 	if l.held == in {
 		kind = plugin.EventUpdated
 	}
-	m.to(in, Walking, ByTurn)
+	m.enter(in, Walking, ByTurn)
 	l.walk = walk{subject: in, handler: handler, endpoint: in.endpoint(), deprecated: in.info.FoundInDeprecatedDir, kind: kind}
-	// A handler need not find out for itself what is known to be so.
+	// Probe a separate endpoint first, so that the handler is not called for one that does not accept connections.
 	if in.registration.WatchEndpoint && l.held != in && l.endpoint != in.info.SocketPath {
 		m.call(l, CallProbe, nil)
 		return
@@ -128,7 +128,7 @@ func (m *Machine) returned(r Returned) {
 	m.touch(in)
 	switch call {
 	case CallProbe:
-		if r.Failure != nil && r.Failure.nobody() {
+		if r.Failure != nil && r.Failure.isDead() {
 			m.plan(l, task{do: doTurnDown, failure: &Failure{Err: endpointSilent{r.Failure.Err}, Kind: Patience}})
 			break
 		}
@@ -137,12 +137,12 @@ func (m *Machine) returned(r Returned) {
 		m.validated(l, r.Failure)
 	case CallAdmit:
 		if r.Failure != nil {
-			m.turnedDownEarly(l, r.Failure)
+			m.turnDownEarly(l, r.Failure)
 			break
 		}
-		m.handOver(l)
+		m.callRegister(l)
 	case CallRegister:
-		m.handedOver(l, r)
+		m.registerReturned(l, r)
 	case CallSave:
 		m.saved(l, r)
 	case CallTell:
@@ -151,19 +151,19 @@ func (m *Machine) returned(r Returned) {
 			m.call(l, CallKeep, r.Failure)
 			break
 		}
-		m.announce(l, nil)
+		m.publish(l, nil)
 	case CallKeep:
 		if r.Kept {
-			m.announce(l, l.failure)
+			m.publish(l, l.failure)
 			break
 		}
-		m.takeBack(l, l.failure, true)
+		m.undo(l, l.failure, true)
 	case CallDiscard:
 		if r.Failure != nil {
 			m.do(DiscardLater{in.ref, in.entry()})
 		}
 	case CallDeRegister:
-		l.letGo()
+		l.clearHeld()
 	case CallRemove:
 		m.removed(l, r.Failure)
 	case CallGone:
@@ -176,21 +176,20 @@ func (m *Machine) returned(r Returned) {
 func (m *Machine) validated(l *lane, f *Failure) {
 	switch {
 	case f != nil:
-		m.turnedDownEarly(l, f.wrap("plugin validation failed: %w"))
+		m.turnDownEarly(l, f.wrap("plugin validation failed: %w"))
 	case m.Admits && l.subject.phase != Gone:
 		m.call(l, CallAdmit, nil)
 	default:
-		m.handOver(l)
+		m.callRegister(l)
 	}
 }
 
-// turnedDownEarly ends a walk before the handler was given its subject. One that was to be registered again at its new path cannot
-// stay at the old one.
-func (m *Machine) turnedDownEarly(l *lane, f *Failure) {
-	m.plan(l, task{do: doWithdraw, failure: f}, task{do: doUnhand}, task{do: doTurnDown, failure: f})
+// turnDownEarly ends a registration before RegisterPlugin. If the subject was registered at a former path, that registration ends too.
+func (m *Machine) turnDownEarly(l *lane, f *Failure) {
+	m.plan(l, task{do: doWithdraw, failure: f}, task{do: doUndoRegister}, task{do: doTurnDown, failure: f})
 }
 
-func (m *Machine) handOver(l *lane) {
+func (m *Machine) callRegister(l *lane) {
 	if l.subject.phase == Gone {
 		m.do(Close{l.subject.ref})
 		return
@@ -198,15 +197,15 @@ func (m *Machine) handOver(l *lane) {
 	m.call(l, CallRegister, nil)
 }
 
-// handedOver takes over what RegisterPlugin did: on success the handler has the instance, on failure it has none.
-func (m *Machine) handedOver(l *lane, r Returned) {
+// registerReturned handles the result of RegisterPlugin. After a success the handler has the instance, after a failure it has none.
+func (m *Machine) registerReturned(l *lane, r Returned) {
 	in := l.subject
 	if l.held != nil && l.held != in && l.held.phase != Gone {
 		l.previous = l.held
 		m.supersede(l.held)
 	}
 	if r.Failure != nil {
-		l.letGo()
+		l.clearHeld()
 		f := r.Failure.wrap("plugin registration failed: %w")
 		m.plan(l, task{do: doWithdraw, failure: f}, task{do: doTurnDown, failure: f})
 		return
@@ -215,7 +214,7 @@ func (m *Machine) handedOver(l *lane, r Returned) {
 	l.held, l.heldBy = in, l.handler
 	in.given = given{endpoint, l.deprecated}
 	in.registration = r.Registration
-	if former != "" && former != endpoint && !l.handedUnder(former, in) {
+	if former != "" && former != endpoint && !l.sharesEndpoint(former, in) {
 		m.plan(l, task{do: doGone, endpoint: former}, task{do: doSave, endpoint: endpoint})
 		return
 	}
@@ -229,7 +228,7 @@ func (m *Machine) saved(l *lane, r Returned) {
 		if r.ID != "" {
 			m.do(DiscardLater{in.ref, in.entry()})
 		}
-		m.takeBack(l, r.Failure.wrap("cannot save the registration: %w"), false)
+		m.undo(l, r.Failure.wrap("cannot save the registration: %w"), false)
 	case in.phase == Gone:
 		in.id = r.ID
 		m.do(Close{in.ref})
@@ -240,9 +239,9 @@ func (m *Machine) saved(l *lane, r Returned) {
 	}
 }
 
-// announce makes a registration visible that was saved and told, or is kept though it could not be told: then the plugin is told again
-// later.
-func (m *Machine) announce(l *lane, untold *Failure) {
+// publish makes a saved registration visible. unnotified is the failure to notify the plugin, if the handler keeps the registration despite
+// it; the notification is then retried later.
+func (m *Machine) publish(l *lane, unnotified *Failure) {
 	in := l.subject
 	if in.phase == Gone {
 		m.do(Close{in.ref})
@@ -252,35 +251,35 @@ func (m *Machine) announce(l *lane, untold *Failure) {
 	m.do(Publish{in.ref})
 	in.record, in.at = listed, l.endpoint
 	tries := in.tries
-	in.recovers()
+	in.clearFailure()
 	in.again = false
-	m.to(in, Registered, ByResult)
+	m.enter(in, Registered, ByResult)
 	m.end(in, plugin.ResultRegistered, nil)
-	m.settled(in)
+	m.forgetRemnants(in)
 	m.watchConn(in)
 	m.watchEndpoint(in)
 	m.emit(l.kind, in, "registered with its handler")
 	if l.previous != nil && l.previous.phase != Gone {
 		m.emit(plugin.EventSuperseded, l.previous, "instance "+in.id+" is current now")
 	}
-	if untold != nil {
+	if unnotified != nil {
 		in.tries = tries
-		m.fails(in, untold)
+		m.addFailure(in, unnotified)
 		m.retryLater(in, ByResult)
 	}
 }
 
-// takeBack undoes a registration that could not be saved or told. The plugin is sent no refusal: it did nothing wrong.
-func (m *Machine) takeBack(l *lane, f *Failure, discard bool) {
+// undo undoes a registration that could not be saved or notified. The plugin is sent no refusal, because the failure is not its fault.
+func (m *Machine) undo(l *lane, f *Failure, discard bool) {
 	m.do(Close{l.subject.ref})
 	if discard {
-		m.plan(l, task{do: doDiscard}, task{do: doUnhand}, task{do: doTakenBack, failure: f})
+		m.plan(l, task{do: doDiscard}, task{do: doUndoRegister}, task{do: doEndUndo, failure: f})
 		return
 	}
-	m.plan(l, task{do: doUnhand}, task{do: doTakenBack, failure: f})
+	m.plan(l, task{do: doUndoRegister}, task{do: doEndUndo, failure: f})
 }
 
-// turnDown takes over that the subject of a walk was not taken. Unless that only asks for patience, the plugin is told.
+// turnDown ends a registration that was refused. The plugin is sent a refusal, unless it is only not ready yet.
 func (m *Machine) turnDown(in *instance, f *Failure) {
 	switch {
 	case in.phase == Gone:
@@ -293,8 +292,8 @@ func (m *Machine) turnDown(in *instance, f *Failure) {
 	}
 }
 
-// withdraw takes the subject of a lane that was not taken out of the registry, where it may stand from before, or has it wait there if the
-// failure only asks for patience.
+// withdraw removes the subject of a failed registration from the registry, where it may be from an earlier one. If it is only not ready yet,
+// it is hidden instead.
 func (m *Machine) withdraw(l *lane, f *Failure) {
 	if f.Kind == Patience {
 		m.hide(l.subject, f.Err)
@@ -303,11 +302,11 @@ func (m *Machine) withdraw(l *lane, f *Failure) {
 	served := l.subject.recorded()
 	m.remove(l, f.Err.Error())
 	if served {
-		m.yieldTo(l.subject)
+		m.retryNewer(l.subject)
 	}
 }
 
-// remove takes the subject of a lane, which is not gone, out of the registry, if it is there.
+// remove removes the subject of a lane from the registry, unless it is gone or not there.
 func (m *Machine) remove(l *lane, why string) {
 	in := l.subject
 	if !in.recorded() || in.phase == Gone {
@@ -326,13 +325,13 @@ func (m *Machine) removed(l *lane, f *Failure) {
 		return
 	}
 	m.do(Hide{in.entry(), errors.New(in.why)}, Forget(in.entry()))
-	// What registers from now on must not be what is being removed.
+	// The next registration needs an ID of its own, because this one is still being removed.
 	in.id = ""
 }
 
 func (m *Machine) supersede(in *instance) {
 	if in.phase == Registered {
-		m.to(in, Superseded, ByResult)
+		m.enter(in, Superseded, ByResult)
 	}
 	m.hideMoved(in)
 }
@@ -341,13 +340,12 @@ func (f *Failure) wrap(format string) *Failure {
 	return &Failure{Err: fmt.Errorf(format, f.Err), Kind: f.Kind, Reason: f.Reason}
 }
 
-// endpointSilent is the error of an instance on whose endpoint nobody accepts: whoever serves it may be back without its registrar
-// noticing.
+// endpointSilent is the error for an endpoint that does not accept connections. Its server may come back without any event.
 type endpointSilent struct{ error }
 
 func (e endpointSilent) Unwrap() error { return e.error }
 
-func (f *Failure) endpoint() bool {
+func (f *Failure) isOfEndpoint() bool {
 	_, ok := errors.AsType[endpointSilent](f.Err)
 	return ok
 }

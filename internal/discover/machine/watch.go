@@ -2,15 +2,15 @@ package machine
 
 import "time"
 
-// watching is how the end of who accepts on one socket of an instance is noticed.
+// watching is how a socket of an instance is watched for the end of its server.
 type watching uint8
 
 const (
 	unwatched  watching = iota
-	watched             // by hints
-	blind               // by looking now and then
-	checking            // it is being found out whether anybody accepts
-	rechecking          // the same, and a hint came meanwhile
+	watched             // events lead to a probe
+	blind               // there may be no event, so a timer leads to a probe
+	checking            // a probe is in progress
+	rechecking          // like checking, and another probe follows because of a hint
 )
 
 var lookAgainAt = [...]TimerKind{Registration: LookAgain, Endpoint: LookAgainToo}
@@ -28,19 +28,19 @@ func (m *Machine) unwatchBoth(in *instance) {
 	m.unwatch(in, Endpoint)
 }
 
-// watchConn has the death of a plugin noticed through its connection.
+// watchConn watches the connection of an instance.
 func (m *Machine) watchConn(in *instance) {
 	m.unwatch(in, Registration)
 	in.watches[Registration] = watched
 	m.do(Watch{in.ref})
 }
 
-// hasEndpointWatched says that its handler asked for its endpoint to be watched, and that this is another socket.
+// hasEndpointWatched reports whether the handler requested a watch of the endpoint, and this is not the registration socket.
 func (in *instance) hasEndpointWatched() bool {
 	return in.registration.WatchEndpoint && in.endpoint() != in.info.SocketPath
 }
 
-// watchEndpoint has it noticed that nobody accepts on the endpoint any more, if the handler asked for that.
+// watchEndpoint watches the endpoint, if the handler requested that.
 func (m *Machine) watchEndpoint(in *instance) {
 	m.unwatch(in, Endpoint)
 	if in.hasEndpointWatched() {
@@ -54,13 +54,13 @@ func (m *Machine) lookAgain(in *instance, s Socket) {
 	m.set(in, lookAgainAt[s], m.probePause())
 }
 
-// probePause is how long what nobody tells of is not looked at.
+// probePause returns the random pause between two checks for which there is no event.
 func (m *Machine) probePause() time.Duration {
 	return probeInterval/2 + time.Duration(m.Chance*float64(probeInterval/2))
 }
 
-// check asks whether anybody accepts on a socket of an instance. A process that ended may have left its listening socket to another
-// one, and a connection may be closed for any reason, so only a refused connect proves that the plugin is gone.
+// check probes a socket of an instance. Only a refused connect proves that the plugin is gone: a process that ended may have passed its
+// listening socket to another, and a connection may be closed for any reason.
 func (m *Machine) check(in *instance, s Socket) {
 	switch {
 	case in == nil:
@@ -68,7 +68,7 @@ func (m *Machine) check(in *instance, s Socket) {
 		m.hintOfUnlinked(in)
 	case in.watches[s] == unwatched:
 	case in.watches[s] == checking || in.watches[s] == rechecking:
-		in.watches[s] = rechecking // what is being found out may be older than this hint
+		in.watches[s] = rechecking // the probe in progress may have begun before this hint
 	default:
 		m.stop(in, lookAgainAt[s])
 		in.watches[s] = checking
@@ -91,7 +91,7 @@ func (m *Machine) probed(p Probed) {
 		m.check(in, p.Socket)
 		return
 	}
-	if p.Failure != nil && p.Failure.nobody() {
+	if p.Failure != nil && p.Failure.isDead() {
 		in.watches[p.Socket] = watched
 		m.lost(in, p.Socket, p.Path, p.Failure, ByProbe)
 		return
@@ -104,7 +104,7 @@ func (m *Machine) probed(p Probed) {
 		m.do(KeepProbe{in.ref, p.Socket})
 	}
 	if !p.Watched || p.Socket == Endpoint {
-		// Nothing tells that a process which lives accepts on its endpoint no more.
+		// There is no event if a process stops accepting on its endpoint without ending.
 		m.lookAgain(in, p.Socket)
 	}
 	if again {
