@@ -76,7 +76,7 @@ type Timer struct {
 }
 
 // Input is an input of a [Machine]: one of the types below.
-type Input interface{ input() }
+type Input any
 
 // The inputs.
 type (
@@ -169,7 +169,7 @@ type Entry struct{ Type, Name, ID string }
 
 // Effect is a request of a [Machine]: one of the types below. Effects are executed in order. Only Ask, Call, Tell, Probe, Seek, Forget and
 // DiscardLater may block.
-type Effect interface{ effect() }
+type Effect any
 
 // The effects.
 type (
@@ -286,45 +286,3 @@ type (
 	// Retire releases a handler that was replaced, and that no lane uses any more.
 	Retire struct{ Handler int }
 )
-
-func (Changed) input()         {}
-func (Complete) input()        {}
-func (HandlerSet) input()      {}
-func (Urged) input()           {}
-func (Released) input()        {}
-func (Answered) input()        {}
-func (Returned) input()        {}
-func (Delivered) input()       {}
-func (Fired) input()           {}
-func (Hinted) input()          {}
-func (Unwatchable) input()     {}
-func (Probed) input()          {}
-func (Ended) input()           {}
-func (Sought) input()          {}
-func (Ask) effect()            {}
-func (Cancel) effect()         {}
-func (Call) effect()           {}
-func (Tell) effect()           {}
-func (Close) effect()          {}
-func (Hand) effect()           {}
-func (Begin) effect()          {}
-func (End) effect()            {}
-func (Watch) effect()          {}
-func (Unwatch) effect()        {}
-func (Probe) effect()          {}
-func (KeepProbe) effect()      {}
-func (WatchProcess) effect()   {}
-func (UnwatchProcess) effect() {}
-func (Seek) effect()           {}
-func (SetTimer) effect()       {}
-func (StopTimer) effect()      {}
-func (Publish) effect()        {}
-func (DiscardLater) effect()   {}
-func (Confirm) effect()        {}
-func (Hide) effect()           {}
-func (Forget) effect()         {}
-func (Reserve) effect()        {}
-func (Pass) effect()           {}
-func (Emit) effect()           {}
-func (Distrust) effect()       {}
-func (Retire) effect()         {}

@@ -7,6 +7,7 @@ package machine
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"math"
 	"slices"
@@ -152,6 +153,8 @@ func (m *Machine) Step(at Moment, in Input) []Effect {
 		m.unwatchUnlinked(m.byRef[input.Ref])
 	case Sought:
 		m.sought(m.byRef[input.Ref], input.Listens)
+	default:
+		panic(fmt.Sprintf("machine: %T is not an input", in))
 	}
 	effects := m.effects()
 	if m.Stepped != nil {
