@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/stats"
 
 	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 	"github.com/patchbay-dev/patchbay/internal/fleet/nodecall"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
@@ -84,7 +85,7 @@ func (m *measure) callers(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	key := fmt.Sprintf("%s%v/%x", fleet.Space{}.LockRange(name), lock, int64(lease.ID))
+	key := fmt.Sprintf("%s%v/%x", keys.Space{}.LockRange(name), lock, int64(lease.ID))
 	if _, err := m.admin.Put(ctx, key, "holds 10 1", clientv3.WithLease(lease.ID)); err != nil {
 		return err
 	}
@@ -127,7 +128,7 @@ func (m *measure) callers(ctx context.Context) error {
 func (m *measure) lockCallers(ctx context.Context, lock plugin.Name, name string) error {
 	each, err := m.measureCaller(1, func(c *fleet.Cluster) (func(), error) {
 		return func() {}, holders(ctx, lock, name, func(ctx context.Context, l plugin.Name) (string, bool, error) {
-			states, err := c.Locks(ctx, fleet.Space{})
+			states, err := c.Locks(ctx, keys.Space{})
 			for _, s := range states {
 				if s.Lock == l {
 					return s.Node, true, err

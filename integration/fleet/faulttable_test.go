@@ -14,7 +14,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/interop/grpc_testing"
 
-	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 )
 
 // faultBed is a fleet of three daemons. Nodes a and b have Plain/two, which is called by the name of the node, and Echo/one, which is
@@ -176,7 +176,7 @@ func (b *faultBed) lockKeys(each func(admin *clientv3.Client, key string, lease 
 	b.t.Helper()
 	admin := adminOf(b.t, b.etcd[0].client)
 	do(b.t, "keys of the holder", func(ctx context.Context) error {
-		found, err := admin.Get(ctx, fleet.Space{}.LockRange(b.held), clientv3.WithPrefix())
+		found, err := admin.Get(ctx, keys.Space{}.LockRange(b.held), clientv3.WithPrefix())
 		if err != nil {
 			return err
 		}

@@ -12,6 +12,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -123,7 +124,7 @@ func TestEtcdAway(t *testing.T) {
 func revokeLeaseOf(t testing.TB, admin *clientv3.Client, node, key string) (revoked bool) {
 	t.Helper()
 	do(t, "revoke the lease of "+key, func(ctx context.Context) error {
-		got, err := admin.Get(ctx, fleet.Space{}.NodeRange(node)+key)
+		got, err := admin.Get(ctx, keys.Space{}.NodeRange(node)+key)
 		if err != nil || len(got.Kvs) == 0 {
 			return err
 		}
@@ -220,7 +221,7 @@ func TestStrangers(t *testing.T) {
 	r := openReader(t, client)
 	startNode(t, client, "a", "one")
 	shows(t, r, "a/one=registered")
-	nodes := fleet.Space{}.Base() + "nodes/"
+	nodes := keys.Space{}.Base() + "nodes/"
 	for key, value := range map[string]string{
 		"": "x", "b": "x", "b/": "x", "b/other": "x", "c d/record": "x", "e/plugins/0/0000": "x",
 		"g/record": "\xff\xff", "h/record": "", "i/cordon": "\xff\xff",

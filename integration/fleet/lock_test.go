@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/interop/grpc_testing"
 
 	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 	"github.com/patchbay-dev/patchbay/internal/fleet/locks"
 	"github.com/patchbay-dev/patchbay/internal/fleet/nodecall"
 	"github.com/patchbay-dev/patchbay/plugin"
@@ -51,7 +52,7 @@ func TestHolderWithoutKey(t *testing.T) {
 	admin := etcd.admin()
 	keys := func() (all *clientv3.GetResponse) {
 		do(t, "list the keys", func(ctx context.Context) (err error) {
-			all, err = admin.Get(ctx, fleet.Space{}.LockSpace()+"@node/", clientv3.WithPrefix(),
+			all, err = admin.Get(ctx, keys.Space{}.LockSpace()+"@node/", clientv3.WithPrefix(),
 				clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
 			return err
 		})
@@ -134,7 +135,7 @@ func TestDialExclusive(t *testing.T) {
 func candidates(t *testing.T, etcd *member) (count int64) {
 	t.Helper()
 	do(t, "count the keys", func(ctx context.Context) error {
-		found, err := etcd.admin().Get(ctx, fleet.Space{}.LockSpace()+"@node/", clientv3.WithPrefix(), clientv3.WithCountOnly())
+		found, err := etcd.admin().Get(ctx, keys.Space{}.LockSpace()+"@node/", clientv3.WithPrefix(), clientv3.WithCountOnly())
 		if err == nil {
 			count = found.Count
 		}

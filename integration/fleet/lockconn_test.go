@@ -9,7 +9,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
 
-	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 	"github.com/patchbay-dev/patchbay/internal/fleet/locks"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
@@ -114,7 +114,7 @@ func TestLockLeft(t *testing.T) {
 	t.Parallel()
 	etcd := startOne(t)
 	lock := plugin.Name{Type: "Echo", Name: "one"}
-	space := fleet.Space{}
+	space := keys.Space{}
 	changes := etcd.admin().Watch(t.Context(), space.LockRange("a"), clientv3.WithPrefix())
 	a, err := locks.New(connect(t, etcd.client), locks.Config{Node: "a", TTL: lockTTL})
 	if err != nil {
@@ -137,7 +137,7 @@ func TestLockLeft(t *testing.T) {
 				}
 			}
 		}
-		if last != fleet.ContenderLeft {
+		if last != keys.ContenderLeft {
 			t.Errorf("the last value was %q", last)
 		}
 	}

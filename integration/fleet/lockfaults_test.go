@@ -10,7 +10,7 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
-	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -69,8 +69,8 @@ func (b *lockBed) holding(ctx context.Context, l plugin.Name) *lockNode {
 }
 
 // keysOf returns the keys by which a node stands for a lock.
-func (b *lockBed) keysOf(ctx context.Context, n *lockNode, l plugin.Name) (keys []*mvccpb.KeyValue) {
-	found, err := adminOf(b.t, b.etcd[0].client).Get(ctx, fleet.Space{}.LockRange(n.name)+l.String()+"/", clientv3.WithPrefix())
+func (b *lockBed) keysOf(ctx context.Context, n *lockNode, l plugin.Name) (all []*mvccpb.KeyValue) {
+	found, err := adminOf(b.t, b.etcd[0].client).Get(ctx, keys.Space{}.LockRange(n.name)+l.String()+"/", clientv3.WithPrefix())
 	if err != nil {
 		return nil
 	}
@@ -169,7 +169,7 @@ func restoredUnseen(ctx context.Context, b *lockBed) {
 	}
 	admin := adminOf(b.t, b.etcd[0].client)
 	for end := time.Now().Add(patience); ctx.Err() == nil && time.Now().Before(end); pause(ctx, 10*time.Millisecond) {
-		if found, err := admin.Get(ctx, fleet.Space{}.LockSpace()+"@node/", clientv3.WithPrefix(), clientv3.WithCountOnly()); err == nil && found.Count == 0 {
+		if found, err := admin.Get(ctx, keys.Space{}.LockSpace()+"@node/", clientv3.WithPrefix(), clientv3.WithCountOnly()); err == nil && found.Count == 0 {
 			break
 		}
 	}
@@ -205,7 +205,7 @@ func otherLease(node int) time.Duration {
 
 // writes has a node write all that it may: it stands for locks and leaves them, says of itself what is not so, and says that tokens are high.
 func writes(ctx context.Context, b *lockBed) {
-	admin, space := adminOf(b.t, b.etcd[0].client), fleet.Space{}
+	admin, space := adminOf(b.t, b.etcd[0].client), keys.Space{}
 	lease := clientv3.LeaseID(0)
 	for i := range 100 {
 		l := b.locks[rand.IntN(len(b.locks))]
@@ -214,7 +214,7 @@ func writes(ctx context.Context, b *lockBed) {
 				lease = granted.ID
 			}
 		}
-		key := fleet.Contender{Lock: l, Node: "evil", Lease: lease}.Key(space)
+		key := keys.Contender{Lock: l, Node: "evil", Lease: lease}.Key(space)
 		switch rand.IntN(8) {
 		case 0:
 			_, _ = admin.Put(ctx, key, fmt.Sprint("holds ", rand.IntN(4), rand.Int64()), clientv3.WithLease(lease))

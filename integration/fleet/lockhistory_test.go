@@ -21,7 +21,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 
-	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 	"github.com/patchbay-dev/patchbay/internal/fleet/locks"
 	pbproxy "github.com/patchbay-dev/patchbay/internal/proxy"
 	"github.com/patchbay-dev/patchbay/plugin"
@@ -168,16 +168,16 @@ func (b *lockBed) observe(ctx context.Context, l plugin.Name) {
 }
 
 // first returns the contender for a lock that holds it, or will.
-func (b *lockBed) first(ctx context.Context, l plugin.Name) (first fleet.Contender, err error) {
+func (b *lockBed) first(ctx context.Context, l plugin.Name) (first keys.Contender, err error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	found, err := b.reader.Get(ctx, fleet.Space{}.LockSpace(), clientv3.WithPrefix())
+	found, err := b.reader.Get(ctx, keys.Space{}.LockSpace(), clientv3.WithPrefix())
 	if err != nil {
 		return first, err
 	}
-	all := fleet.Contenders{}
+	all := keys.Contenders{}
 	for _, kv := range found.Kvs {
-		all.Put(fleet.Space{}, kv)
+		all.Put(keys.Space{}, kv)
 	}
 	return all.First(l), nil
 }

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 	"github.com/patchbay-dev/patchbay/internal/fleet/locks"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
@@ -115,7 +115,7 @@ func TestBaseRemoved(t *testing.T) {
 	holder, other := a, b
 	var last int64
 	for i := range 6 {
-		base := fleet.Space{}.TokenBaseKey("c")
+		base := keys.Space{}.TokenBaseKey("c")
 		do(t, "write a base", func(ctx context.Context) error {
 			_, err := admin.Put(ctx, base, fmt.Sprint(int64(i+1)<<40))
 			return err

@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/stats"
 
 	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 	"github.com/patchbay-dev/patchbay/internal/fleet/nodecall"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
@@ -126,7 +127,7 @@ func TestLookup(t *testing.T) {
 	b.published(t)
 	for _, kv := range indexed(t, etcd.admin(), 3).Kvs { // with the plugins, not after them: else a call may find nobody
 		node := path.Base(string(kv.Key))
-		said, err := etcd.admin().Get(t.Context(), fleet.Space{}.NodeRange(node)+"record")
+		said, err := etcd.admin().Get(t.Context(), keys.Space{}.NodeRange(node)+"record")
 		if err != nil || len(said.Kvs) != 1 || said.Kvs[0].ModRevision != kv.ModRevision {
 			t.Errorf("%s was written at %d, the plugins at %v, %v", kv.Key, kv.ModRevision, said, err)
 		}
@@ -289,7 +290,7 @@ func TestLookupHolder(t *testing.T) {
 	holds("", false)
 	admin := etcd.admin()
 	key := func(node string, lease clientv3.LeaseID) string {
-		return fleet.Contender{Lock: lock, Node: node, Lease: lease}.Key(fleet.Space{})
+		return keys.Contender{Lock: lock, Node: node, Lease: lease}.Key(keys.Space{})
 	}
 	grant := func() (lease clientv3.LeaseID) {
 		do(t, "grant", func(ctx context.Context) error {

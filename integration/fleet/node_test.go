@@ -21,6 +21,7 @@ import (
 
 	fleetv1 "github.com/patchbay-dev/patchbay/api/patchbay/fleet/v1"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -341,7 +342,7 @@ func bury(t testing.TB, admin *clientv3.Client, node, name string) {
 		t.Fatal(err)
 	}
 	do(t, "put", func(ctx context.Context) error {
-		_, err := admin.Put(ctx, fleet.Space{}.NodeRange(node)+"record", value.String())
+		_, err := admin.Put(ctx, keys.Space{}.NodeRange(node)+"record", value.String())
 		return err
 	})
 }

@@ -11,6 +11,7 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 
 	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 )
 
 // TestCompaction: a reader that was away while the history that it needs was compacted announces the difference, and nothing twice.
@@ -63,7 +64,7 @@ func TestReconnect(t *testing.T) {
 	a, b := startNode(t, client, "a", "one"), startNode(t, client, "b", "one")
 	shows(t, r, "a/one=registered", "b/one=registered")
 	do(t, "remove", func(ctx context.Context) error {
-		_, err := admin.Delete(ctx, fleet.Space{}.NodeRange("b")+"record")
+		_, err := admin.Delete(ctx, keys.Space{}.NodeRange("b")+"record")
 		return err
 	})
 	shows(t, r, "a/one=registered")
@@ -103,7 +104,7 @@ func TestRestore(t *testing.T) {
 			shows(t, r, "a/one=registered", "b/one=registered", "d/ghost=unreachable")
 			backup := etcd.save()
 			do(t, "remove", func(ctx context.Context) error {
-				_, err := admin.Delete(ctx, fleet.Space{}.NodeRange("d"), clientv3.WithPrefix())
+				_, err := admin.Delete(ctx, keys.Space{}.NodeRange("d"), clientv3.WithPrefix())
 				return err
 			})
 			a.set("one", "two")

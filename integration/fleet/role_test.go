@@ -18,7 +18,7 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
 
-	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 )
 
 // secured is a member of etcd that asks for certificates and users.
@@ -132,7 +132,7 @@ func TestRights(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer evil.Close()
-	space := fleet.Space{}
+	space := keys.Space{}
 	for _, key := range []string{
 		space.NodeRange("a") + "record", space.NodeRange("a") + "presence", space.NodeRange("a") + "cordon", space.NodeRange("bb") + "record",
 		space.LockRange("a") + "Echo/one/1", space.LockRange("c") + "Echo/one/1", space.LockSpace() + "Echo/one/1", space.TokenBaseKey("a"),

@@ -22,17 +22,18 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 
 	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 	"github.com/patchbay-dev/patchbay/internal/fleet/nodecall"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // indexRange is the prefix of the index of plugins.
-func indexRange() string { return fleet.Space{}.Base() + "index/" }
+func indexRange() string { return keys.Space{}.Base() + "index/" }
 
 // users makes etcd ask for users: root, and one that may write the node, its settings and the index, and read all nodes.
 func users(t *testing.T, admin *clientv3.Client, user, password, node string) {
 	t.Helper()
-	nodes := fleet.Space{}.Base() + "nodes/"
+	nodes := keys.Space{}.Base() + "nodes/"
 	do(t, "users", func(ctx context.Context) error {
 		_, err := admin.RoleAdd(ctx, "root")
 		step := func(f func() error) {
@@ -53,7 +54,7 @@ func users(t *testing.T, admin *clientv3.Client, user, password, node string) {
 		})
 		step(func() error { _, err := admin.UserGrantRole(ctx, user, "node"); return err })
 		step(func() error {
-			own := fleet.Space{}.NodeRange(node)
+			own := keys.Space{}.NodeRange(node)
 			_, err := admin.RoleGrantPermission(ctx, "node", own, clientv3.GetPrefixRangeEnd(own), clientv3.PermissionType(clientv3.PermReadWrite))
 			return err
 		})
@@ -62,7 +63,7 @@ func users(t *testing.T, admin *clientv3.Client, user, password, node string) {
 			return err
 		})
 		step(func() error {
-			_, err := admin.RoleGrantPermission(ctx, "node", fleet.Space{}.SettingsKey(node), "", clientv3.PermissionType(clientv3.PermReadWrite))
+			_, err := admin.RoleGrantPermission(ctx, "node", keys.Space{}.SettingsKey(node), "", clientv3.PermissionType(clientv3.PermReadWrite))
 			return err
 		})
 		step(func() error {

@@ -19,7 +19,7 @@ import (
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/integration/internal/rig"
-	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 )
 
 // degraded returns the message of a condition of a daemon, empty if it is not degraded.
@@ -230,7 +230,7 @@ func TestLastSeen(t *testing.T) {
 	a, b := newDaemon(t, patchbay, "a", etcd.client), newDaemon(t, patchbay, "b", etcd.client)
 	a.start()
 	b.start()
-	admin, key := etcd.admin(), fleet.Space{}.NodeRange("b")+"presence"
+	admin, key := etcd.admin(), keys.Space{}.NodeRange("b")+"presence"
 	present := func() bool {
 		found, err := admin.Get(soon(t), key)
 		return err == nil && found.Count == 1

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 )
 
 // TestCheckSaysWhy tries members that cannot be used, each for another reason. What one that can be used says is tested with etcd.
@@ -40,7 +42,7 @@ func TestCheckSaysWhy(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		members := cluster.Check(t.Context(), Space{})
+		members := cluster.Check(t.Context(), keys.Space{})
 		if len(members) != 1 || members[0].Endpoint != tc.endpoint || members[0].Err == nil ||
 			!strings.Contains(members[0].Err.Error(), tc.says) {
 			t.Errorf("%s: got %+v, want an error that says %q", tc.endpoint, members, tc.says)

@@ -10,9 +10,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -28,6 +26,7 @@ import (
 
 	fleetv1 "github.com/patchbay-dev/patchbay/api/patchbay/fleet/v1"
 	"github.com/patchbay-dev/patchbay/internal/fleet/certfile"
+	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 	"github.com/patchbay-dev/patchbay/internal/regular"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
@@ -193,60 +192,6 @@ func (c *Cluster) Certificate() certfile.Certificate {
 	return certfile.Of(c.pair)
 }
 
-const (
-	layoutVersion = "v1" // part of every key
-	maxName       = 253  // bytes of the name of a node or a namespace, as of a host name
-)
-
-// Space is the range of keys of a fleet in etcd. Fleets in different spaces do not see each other.
-type Space struct {
-	Prefix    string // begins every key (default /patchbay)
-	Namespace string // separates fleets with one prefix (default "default")
-}
-
-// Validate returns an error if the namespace has characters that are not allowed or is too long.
-func (s Space) Validate() error {
-	return validateName("namespace", cmp.Or(s.Namespace, "default"))
-}
-
-// Base returns the prefix of all keys of the space; it ends with a slash.
-func (s Space) Base() string {
-	return strings.TrimRight(cmp.Or(s.Prefix, "/patchbay"), "/") + "/" + cmp.Or(s.Namespace, "default") + "/" + layoutVersion + "/"
-}
-
-// NodeRange returns the prefix of the keys of one node. docs/how-to/fleet.md has the whole role of a node.
-func (s Space) NodeRange(node string) string { return s.nodes() + node + "/" }
-func (s Space) nodes() string                { return s.Base() + "nodes/" }
-
-// SettingsKey returns the key of the settings of a node.
-func (s Space) SettingsKey(node string) string { return s.Base() + "settings/" + node }
-
-// ValidateNode returns an error for the name of a node that is empty or too long, or has characters other than ASCII letters, digits, ".",
-// "-" and "_".
-func ValidateNode(name string) error { return validateName("node name", name) }
-
-func validateName(what, name string) error {
-	var problem string
-	strange := strings.IndexFunc(name, isStrange)
-	switch {
-	case name == "":
-		problem = "it is empty: give it one"
-	case len(name) > maxName:
-		problem = fmt.Sprintf("it has %d bytes: use at most %d", len(name), maxName)
-	case strings.Trim(name, ".") == "":
-		problem = "it has dots only: use letters and digits too"
-	case strange >= 0:
-		problem = fmt.Sprintf(`it has the character %q: use letters, digits, ".", "-" and "_"`, []rune(name[strange:])[0])
-	default:
-		return nil
-	}
-	return fmt.Errorf("%s %q: %s", what, name, problem)
-}
-
-func isStrange(r rune) bool {
-	return (r < 'a' || 'z' < r) && (r < 'A' || 'Z' < r) && (r < '0' || '9' < r) && !strings.ContainsRune(".-_", r)
-}
-
 // Member is the result of [Cluster.Check] for one member of etcd.
 type Member struct {
 	Endpoint string // as it was configured
@@ -256,7 +201,7 @@ type Member struct {
 
 // Check connects to all members and counts the keys of a space, for which a member needs a leader. It returns the members in the order in
 // which they were configured. It blocks for at most the timeout of one request, or until ctx ends.
-func (c *Cluster) Check(ctx context.Context, s Space) []Member {
+func (c *Cluster) Check(ctx context.Context, s keys.Space) []Member {
 	ctx, cancel := context.WithTimeout(ctx, c.config.Timeout)
 	defer cancel()
 	members := make([]Member, len(c.config.Endpoints))
@@ -268,13 +213,13 @@ func (c *Cluster) Check(ctx context.Context, s Space) []Member {
 	return members
 }
 
-func (c *Cluster) check(ctx context.Context, member int, s Space) Member {
+func (c *Cluster) check(ctx context.Context, member int, s keys.Space) Member {
 	store, err := (&clusterDialer{c, member}).dial(ctx, c.config.Timeout)
 	if err != nil {
 		return Member{Err: Explain(err)}
 	}
 	defer store.close()
-	found, err := store.get(ctx, s.nodes(), clientv3.WithPrefix(), clientv3.WithCountOnly())
+	found, err := store.get(ctx, s.NodeSpace(), clientv3.WithPrefix(), clientv3.WithCountOnly())
 	if err != nil {
 		return Member{Err: Explain(err)}
 	}
@@ -286,56 +231,37 @@ var ErrNoNode = errors.New("the fleet has no such node")
 
 var errNodeThere = errors.New("the node is still running; stop its daemon or, if that was killed, wait until its presence expires")
 
-const maxLabels, maxLabel = 64, 128 // of a node, and the bytes of a key or a value
-
-// ValidateLabels returns an error for more than 64 labels, and for keys and values with more than 128 bytes or with characters other than
-// letters, digits, ".", "-", "_" and "/". A value may be empty.
-func ValidateLabels(labels map[string]string) error {
-	if len(labels) > maxLabels {
-		return fmt.Errorf("there are %d labels: use at most %d", len(labels), maxLabels)
-	}
-	for _, key := range slices.Sorted(maps.Keys(labels)) {
-		for _, text := range []string{key, labels[key]} {
-			if strings.ContainsFunc(text, func(r rune) bool { return isStrange(r) && r != '/' }) || len(text) > maxLabel || key == "" {
-				return fmt.Errorf(`label %q with value %q: use letters, digits, ".", "-", "_" and "/", at most %d, and a key that is not empty`,
-					key, labels[key], maxLabel)
-			}
-		}
-	}
-	return nil
-}
-
 // Drain steers calls to any node away from this one, and makes it give up its locks, until [Cluster.Uncordon], across restarts of its
 // daemon. by is the node on which that was requested. The error is [ErrNoNode] if etcd has no record of the node.
-func (c *Cluster) Drain(ctx context.Context, s Space, node, by string) error {
+func (c *Cluster) Drain(ctx context.Context, s keys.Space, node, by string) error {
 	value, err := deterministic.Marshal(&fleetv1.Cordon{Since: timestamp(time.Now()), By: untrusted.Valid(by)})
 	if err != nil {
 		return err
 	}
 	return c.operate(ctx, "drain", node, func(to store) error {
-		return c.onNode(ctx, to, s, node, nil, clientv3.OpPut(s.NodeRange(node)+cordonKey, string(value)))
+		return c.onNode(ctx, to, s, node, nil, clientv3.OpPut(s.NodeRange(node)+keys.Cordon, string(value)))
 	})
 }
 
 // Uncordon undoes Drain. It does nothing if the node is not drained or does not exist.
-func (c *Cluster) Uncordon(ctx context.Context, s Space, node string) error {
+func (c *Cluster) Uncordon(ctx context.Context, s keys.Space, node string) error {
 	return c.operate(ctx, "uncordon", node, func(to store) error {
-		_, err := to.commit(ctx, nil, []clientv3.Op{clientv3.OpDelete(s.NodeRange(node) + cordonKey)})
+		_, err := to.commit(ctx, nil, []clientv3.Op{clientv3.OpDelete(s.NodeRange(node) + keys.Cordon)})
 		return err
 	})
 }
 
 // Forget removes a dead node from etcd before its retention expires. It fails while the node is present, and with [ErrNoNode] if etcd has
 // no record of it. Its keys in the index, which lead nowhere then, stay until its retention expires.
-func (c *Cluster) Forget(ctx context.Context, s Space, node string) error {
+func (c *Cluster) Forget(ctx context.Context, s keys.Space, node string) error {
 	return c.operate(ctx, "forget", node, func(to store) error {
-		gone := clientv3.Compare(clientv3.CreateRevision(s.NodeRange(node)+presenceKey), "=", 0)
+		gone := clientv3.Compare(clientv3.CreateRevision(s.NodeRange(node)+keys.Presence), "=", 0)
 		return c.onNode(ctx, to, s, node, []clientv3.Cmp{gone}, clientv3.OpDelete(s.NodeRange(node), clientv3.WithPrefix()))
 	})
 }
 
 // onNode changes the keys of a node, under conditions, if it has any.
-func (c *Cluster) onNode(ctx context.Context, to store, s Space, node string, conditions []clientv3.Cmp, then ...clientv3.Op) error {
+func (c *Cluster) onNode(ctx context.Context, to store, s keys.Space, node string, conditions []clientv3.Cmp, then ...clientv3.Op) error {
 	found, err := to.get(ctx, s.NodeRange(node), clientv3.WithPrefix(), clientv3.WithCountOnly())
 	if err != nil {
 		return err
@@ -351,7 +277,7 @@ func (c *Cluster) onNode(ctx context.Context, to store, s Space, node string, co
 }
 
 func (c *Cluster) operate(ctx context.Context, what, node string, do func(to store) error) error {
-	err := ValidateNode(node)
+	err := keys.ValidateNode(node)
 	if err == nil {
 		err = c.try(ctx, do)
 	}
@@ -377,11 +303,11 @@ func (c *Cluster) try(ctx context.Context, do func(store) error) error {
 }
 
 // Locks returns the locks that have contenders, ordered by type and name.
-func (c *Cluster) Locks(ctx context.Context, s Space) ([]LockState, error) {
-	var all Contenders
+func (c *Cluster) Locks(ctx context.Context, s keys.Space) ([]keys.LockState, error) {
+	var all keys.Contenders
 	err := c.try(ctx, func(from store) (err error) {
-		all = Contenders{}
-		_, err = readPages(ctx, from, s.contenders(), func(kv *mvccpb.KeyValue) { all.Put(s, kv) })
+		all = keys.Contenders{}
+		_, err = readPages(ctx, from, s.ContenderSpace(), func(kv *mvccpb.KeyValue) { all.Put(s, kv) })
 		return err
 	})
 	if err != nil {

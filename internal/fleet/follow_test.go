@@ -15,6 +15,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	fleetv1 "github.com/patchbay-dev/patchbay/api/patchbay/fleet/v1"
+	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 )
 
 // history is an etcd that answers for each revision.
@@ -26,13 +27,13 @@ type history struct {
 func (h *history) put(t *testing.T, key string, value *fleetv1.NodeRecord) {
 	revision := int64(len(h.writes) + 1)
 	h.writes = append(h.writes, &clientv3.Event{Kv: &mvccpb.KeyValue{
-		Key: []byte(Space{}.nodes() + key), Value: marshal(t, value), ModRevision: revision,
+		Key: []byte(keys.Space{}.NodeSpace() + key), Value: marshal(t, value), ModRevision: revision,
 	}})
 }
 
 func (h *history) delete(key string) {
 	h.writes = append(h.writes, &clientv3.Event{Type: mvccpb.Event_DELETE, Kv: &mvccpb.KeyValue{
-		Key: []byte(Space{}.nodes() + key), ModRevision: int64(len(h.writes) + 1),
+		Key: []byte(keys.Space{}.NodeSpace() + key), ModRevision: int64(len(h.writes) + 1),
 	}})
 }
 
@@ -221,11 +222,11 @@ func TestManyKeysOfANode(t *testing.T) {
 		r := newRanges(t)
 		r.node("a", true, nil)
 		for i := range 10 * pageSize {
-			r.keys[fmt.Sprintf("%sz%d", Space{}.NodeRange("a"), i)] = ""
+			r.keys[fmt.Sprintf("%sz%d", keys.Space{}.NodeRange("a"), i)] = ""
 		}
 		requests := 0
 		r.refusing(func(_ context.Context, key string, _ int64) error {
-			if strings.HasPrefix(key, Space{}.nodes()) {
+			if strings.HasPrefix(key, keys.Space{}.NodeSpace()) {
 				requests++
 			}
 			return nil

@@ -22,6 +22,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	fleetv1 "github.com/patchbay-dev/patchbay/api/patchbay/fleet/v1"
+	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 )
 
 // stuck is an etcd that grants no lease, and does not say so.
@@ -55,7 +56,7 @@ func TestNothingWithoutLease(t *testing.T) {
 		cancel()
 		running.Wait()
 		if f.writes() != 0 {
-			t.Errorf("%d writes; the record is %q", f.writes(), f.value(Space{}.NodeRange("a")+recordKey))
+			t.Errorf("%d writes; the record is %q", f.writes(), f.value(keys.Space{}.NodeRange("a")+keys.Record))
 		}
 	})
 }
@@ -83,7 +84,7 @@ func TestHostileTimes(t *testing.T) {
 		{Seconds: math.MaxInt64}, {Seconds: math.MinInt64}, {Seconds: 1 << 40, Nanos: -1}, {Nanos: math.MaxInt32}, {Seconds: 253402300799},
 	} {
 		known := &facts{}
-		known.put(recordKey, &mvccpb.KeyValue{Value: marshal(t, &fleetv1.NodeRecord{
+		known.put(keys.Record, &mvccpb.KeyValue{Value: marshal(t, &fleetv1.NodeRecord{
 			StartedAt: at, StoppedAt: at, WrittenAt: at, Conditions: []*fleetv1.Condition{{Name: "c", Since: at}},
 			Plugins: []*fleetv1.PluginRecord{{Type: "T", Name: "n", RegisteredAt: at}},
 		})})
@@ -112,7 +113,7 @@ func (p *pages) get(_ context.Context, key string, options ...clientv3.OpOption)
 	}
 	response := &pb.RangeResponse{Header: &pb.ResponseHeader{Revision: 9}}
 	for n := range 100 {
-		k := fmt.Sprintf("%s%03d/presence", Space{}.nodes(), n)
+		k := fmt.Sprintf("%s%03d/presence", keys.Space{}.NodeSpace(), n)
 		if k >= key && int64(len(response.Kvs)) < limit {
 			response.Kvs = append(response.Kvs, &mvccpb.KeyValue{Key: []byte(k), ModRevision: 9})
 		}
@@ -149,7 +150,7 @@ func TestManyEntries(t *testing.T) {
 		{Version: strings.Repeat("v", maxRecord)},
 	} {
 		known := &facts{}
-		known.put(recordKey, &mvccpb.KeyValue{Value: marshal(t, r)})
+		known.put(keys.Record, &mvccpb.KeyValue{Value: marshal(t, r)})
 		if m := known.member("a", nil, time.Time{}, time.Now()); m.node.State != NodeUnknown || len(m.plugins)+len(m.node.Conditions) > 0 {
 			t.Errorf("%d plugins and %d conditions of a node in state %s", len(m.plugins), len(m.node.Conditions), m.node.State)
 		}

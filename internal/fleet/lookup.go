@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -25,7 +26,7 @@ const (
 
 // LookupConfig configures a [Lookup].
 type LookupConfig struct {
-	Space Space
+	Space keys.Space
 	// Whole returns a reader of the whole fleet, and a function that releases it. The lookup uses it for what the index does not have: all
 	// instances of a plugin, and labels that few nodes have.
 	Whole func() (r *Reader, release func(), err error)
@@ -163,12 +164,12 @@ func (l *Lookup) read(views []*view, f Filter) (found []Instance, unread *view, 
 
 // FollowLocks follows the locks until the lookup is closed. The channel receives a value after a change, and now returns the states of
 // the locks.
-func (l *Lookup) FollowLocks() (changed <-chan struct{}, now func() []LockState) {
+func (l *Lookup) FollowLocks() (changed <-chan struct{}, now func() []keys.LockState) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	v := l.view(viewKey{locks: true, pinned: true}, 0)
 	followed, _ := v.source.(*locksView)
-	return v.changed, func() []LockState {
+	return v.changed, func() []keys.LockState {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		return followed.States()
@@ -211,7 +212,7 @@ func (l *Lookup) Holder(ctx context.Context, lock plugin.Name) (node string, exc
 		return "", false, err
 	}
 	locks, _ := v.source.(*locksView)
-	node, exclusive = locks.holder(lock)
+	node, exclusive = locks.Holder(lock)
 	return node, exclusive, v.denied
 }
 

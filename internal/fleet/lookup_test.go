@@ -17,6 +17,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	fleetv1 "github.com/patchbay-dev/patchbay/api/patchbay/fleet/v1"
+	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -44,7 +45,7 @@ func (r *ranges) get(ctx context.Context, key string, options ...clientv3.OpOpti
 	op := clientv3.OpGet(key, options...)
 	r.mu.Lock()
 	refuse := r.refuse
-	if node, ok := strings.CutPrefix(key, Space{}.nodes()); ok {
+	if node, ok := strings.CutPrefix(key, keys.Space{}.NodeSpace()); ok {
 		r.reads[strings.TrimSuffix(node, "/")]++
 	}
 	r.mu.Unlock()
@@ -73,15 +74,15 @@ func (r *ranges) get(ctx context.Context, key string, options ...clientv3.OpOpti
 
 // node has a node that has the plugin T/n.
 func (r *ranges) node(name string, ready bool, labels map[string]string) {
-	s := Space{}
+	s := keys.Space{}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.keys[s.NodeRange(name)+recordKey] = string(marshal(r.t, &fleetv1.NodeRecord{Address: "127.0.0.1:1", Labels: labels,
+	r.keys[s.NodeRange(name)+keys.Record] = string(marshal(r.t, &fleetv1.NodeRecord{Address: "127.0.0.1:1", Labels: labels,
 		Plugins: []*fleetv1.PluginRecord{{Type: "T", Name: "n", State: string(plugin.StateRegistered), Current: true}}}))
 	if ready {
-		r.keys[s.NodeRange(name)+presenceKey] = ""
+		r.keys[s.NodeRange(name)+keys.Presence] = ""
 	}
-	r.keys[indexKey(s, "n", name)] = ""
+	r.keys[s.IndexKey("n", name)] = ""
 }
 
 // nodesRead returns of how many nodes the ranges were read.
@@ -164,7 +165,7 @@ func TestFindsWhatIsKnown(t *testing.T) {
 			}
 			var read atomic.Int32
 			r.refusing(func(_ context.Context, key string, _ int64) error {
-				if strings.HasPrefix(key, Space{}.nodes()) && read.Add(1) > few {
+				if strings.HasPrefix(key, keys.Space{}.NodeSpace()) && read.Add(1) > few {
 					return errAway
 				}
 				return nil

@@ -12,6 +12,7 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -50,7 +51,7 @@ func (l *Lookup) view(k viewKey, by uint32) *view {
 		if len(l.views) >= l.most {
 			l.dropOldest()
 		}
-		var s source = &indexView{prefix: l.config.Space.index(k.name), at: l.place}
+		var s source = &indexView{prefix: l.config.Space.IndexRange(k.name), at: l.place}
 		if k.locks {
 			s = &locksView{space: l.config.Space}
 		} else if k.node != "" {
@@ -284,7 +285,7 @@ func (v *indexView) read(ctx context.Context, from store) (reading, error) {
 	}
 	var nodes []string
 	for _, kv := range kvs {
-		if node, ok := nodeIn(v.prefix, string(kv.Key)); ok {
+		if node, ok := keys.IndexedNode(v.prefix, string(kv.Key)); ok {
 			nodes = append(nodes, node)
 		}
 	}
@@ -294,19 +295,19 @@ func (v *indexView) read(ctx context.Context, from store) (reading, error) {
 // apply has the nodes read again, which is cheap, unless only the lease of a key has changed.
 func (v *indexView) apply(events []*clientv3.Event, _ time.Time) (again bool) {
 	return slices.ContainsFunc(events, func(event *clientv3.Event) bool {
-		node, ok := nodeIn(v.prefix, string(event.Kv.Key))
+		node, ok := keys.IndexedNode(v.prefix, string(event.Kv.Key))
 		return ok && (event.Type == mvccpb.Event_DELETE) == slices.Contains(v.nodes, node)
 	})
 }
 
 // locksView is the source of all locks. Each node writes below a prefix of its own, so no range of keys has one lock only.
 type locksView struct {
-	space Space
-	Contenders
+	space keys.Space
+	keys.Contenders
 }
 
 func (v *locksView) read(ctx context.Context, from store) (reading, error) {
-	prefix, read := v.space.LockSpace(), Contenders{}
+	prefix, read := v.space.LockSpace(), keys.Contenders{}
 	revision, err := readPages(ctx, from, prefix, func(kv *mvccpb.KeyValue) { read.Put(v.space, kv) })
 	return reading{prefix, clientv3.GetPrefixRangeEnd(prefix), revision, func(time.Time) { v.Contenders = read }}, err
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/backoff"
+	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 	"github.com/patchbay-dev/patchbay/internal/regular"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
@@ -150,7 +151,7 @@ func readRecords(file string) (records []nodeRecord, err error) {
 	if err == nil {
 		err = json.Unmarshal(text, &records)
 	}
-	isInvalid := func(r nodeRecord) bool { return ValidateNode(r.Node) != nil }
+	isInvalid := func(r nodeRecord) bool { return keys.ValidateNode(r.Node) != nil }
 	if err == nil && (len(text) > maxCacheSize || len(records) > maxCached || slices.ContainsFunc(records, isInvalid)) {
 		return nil, errors.New("it is not a list of nodes that was written here")
 	}

@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -90,8 +91,8 @@ func testRemembers(t *testing.T) {
 	}
 
 	// What etcd says replaces it, also of nodes that nobody calls then.
-	delete(r.keys, Space{}.NodeRange("gone")+recordKey)
-	delete(r.keys, Space{}.NodeRange("gone")+presenceKey)
+	delete(r.keys, keys.Space{}.NodeRange("gone")+keys.Record)
+	delete(r.keys, keys.Space{}.NodeRange("gone")+keys.Presence)
 	r.refusing(nil)
 	for deadline := time.Now().Add(5 * time.Minute); ; time.Sleep(time.Second) {
 		text, err := os.ReadFile(file)

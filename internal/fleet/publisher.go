@@ -15,6 +15,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/patchbay-dev/patchbay/internal/backoff"
+	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 	"github.com/patchbay-dev/patchbay/internal/regular"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
@@ -46,7 +47,7 @@ const (
 
 // PublisherConfig configures a [Publisher].
 type PublisherConfig struct {
-	Space   Space
+	Space   keys.Space
 	Node    string // the name of the node; it must be unique in the fleet
 	Address string // HOST:PORT at which the node takes calls from other nodes; empty for none
 	Version string // of Patchbay
@@ -65,7 +66,7 @@ type PublisherConfig struct {
 	Cordoned func(Cordon)
 	// Unhealthy returns the paths of the sockets of plugins that are not serving, or do not answer; nil for none.
 	Unhealthy   func() map[string]bool
-	Labels      map[string]string // see [ValidateLabels]
+	Labels      map[string]string // see [keys.ValidateLabels]
 	MinInterval time.Duration     // the least time between two writes (default 1 s)
 	Local       Local
 	Logger      *slog.Logger // logs when etcd is lost and found again; nil for no log
@@ -120,8 +121,8 @@ func newPublisher(d dialer, timeout time.Duration, config PublisherConfig) (*Pub
 	if config.Named == nil {
 		config.Named = func(bool) {}
 	}
-	err := errors.Join(config.Space.Validate(), ValidateNode(config.Node), ValidateTimes(config.Presence, config.Retention),
-		ValidateLabels(config.Labels), regular.Check(config.InstanceFile))
+	err := errors.Join(config.Space.Validate(), keys.ValidateNode(config.Node), ValidateTimes(config.Presence, config.Retention),
+		keys.ValidateLabels(config.Labels), regular.Check(config.InstanceFile))
 	if err != nil {
 		return nil, fmt.Errorf("cannot publish the node: %w", err)
 	}

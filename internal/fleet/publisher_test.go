@@ -14,6 +14,7 @@ import (
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 
+	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 	"github.com/patchbay-dev/patchbay/internal/leaktest"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
@@ -68,7 +69,7 @@ func TestWritesOnlyChanges(t *testing.T) {
 // TestStopped: at its end a node is there no more, and its record says so, with the plugins that it had.
 func TestStopped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f, node := newFake(), Space{}.NodeRange("a")
+		f, node := newFake(), keys.Space{}.NodeRange("a")
 		p, err := newPublisher(f, defaultTimeout, PublisherConfig{Node: "a", Local: newFakeLocal("T/one")})
 		if err != nil {
 			t.Fatal(err)
@@ -77,9 +78,9 @@ func TestStopped(t *testing.T) {
 		defer cancel()
 		p.Run(ctx)
 		known := &facts{}
-		known.put(recordKey, &mvccpb.KeyValue{Value: []byte(f.value(node + recordKey))})
-		if m := known.member("a", nil, time.Time{}, time.Now()); m.node.State != NodeStopped || len(m.plugins) != 1 || f.value(node+presenceKey) != "" {
-			t.Errorf("%+v with %d plugins; presence %q", m.node, len(m.plugins), f.value(node+presenceKey))
+		known.put(keys.Record, &mvccpb.KeyValue{Value: []byte(f.value(node + keys.Record))})
+		if m := known.member("a", nil, time.Time{}, time.Now()); m.node.State != NodeStopped || len(m.plugins) != 1 || f.value(node+keys.Presence) != "" {
+			t.Errorf("%+v with %d plugins; presence %q", m.node, len(m.plugins), f.value(node+keys.Presence))
 		}
 	})
 }
@@ -108,7 +109,7 @@ func TestCoalesces(t *testing.T) {
 			t.Errorf("changes without end made %d writes in ten minutes", got)
 		}
 		time.Sleep(time.Minute)
-		if value := f.value(Space{}.NodeRange("a") + recordKey); !strings.Contains(value, "5999") {
+		if value := f.value(keys.Space{}.NodeRange("a") + keys.Record); !strings.Contains(value, "5999") {
 			t.Error("the last change was not written")
 		}
 		// After a rest it is quick again.
@@ -233,7 +234,7 @@ func TestRefuses(t *testing.T) {
 		"use letters, digits":   {Node: "a/b"},
 		"it has dots only":      {Node: ".."},
 		"use at most 253":       {Node: strings.Repeat("a", 254)},
-		"namespace \"a b\"":     {Node: "a", Space: Space{Namespace: "a b"}},
+		"namespace \"a b\"":     {Node: "a", Space: keys.Space{Namespace: "a b"}},
 		"at least 2s":           {Node: "a", Presence: time.Second},
 		"MinInterval is neg":    {Node: "a", MinInterval: -1},
 		"longer than presence,": {Node: "a", Presence: time.Minute, Retention: time.Minute},

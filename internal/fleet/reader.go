@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"iter"
 	"log/slog"
 	"maps"
@@ -17,6 +18,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/patchbay-dev/patchbay/internal/broadcast"
+	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 )
 
 // ErrClosed is the error of calls on a [Reader] that has been closed.
@@ -24,7 +26,7 @@ var ErrClosed = errors.New("the reader of the fleet is closed")
 
 // ReaderConfig configures a [Reader].
 type ReaderConfig struct {
-	Space    Space
+	Space    keys.Space
 	Presence time.Duration // of the nodes (default: that of [PublisherConfig]): the time from a node's last renewal to the end of its key
 	Logger   *slog.Logger  // logs when etcd is lost and found again; nil for no log
 }
@@ -261,13 +263,15 @@ type anchor struct {
 	value    uint64 // the hash of the value; zero for a removal
 }
 
+var anchorSeed = maphash.MakeSeed()
+
 func anchorOf(kv *mvccpb.KeyValue) anchor {
-	return anchor{string(kv.Key), kv.ModRevision, hash(string(kv.Value))}
+	return anchor{string(kv.Key), kv.ModRevision, maphash.Bytes(anchorSeed, kv.Value)}
 }
 
 // read reads nothing if etcd has the history that is known, and otherwise all nodes. Differences from what was known are published.
 func (w *whole) read(ctx context.Context, from store) (reading, error) {
-	prefix := w.config.Space.nodes()
+	prefix := w.config.Space.NodeSpace()
 	r := reading{key: prefix, end: clientv3.GetPrefixRangeEnd(prefix), revision: w.anchor.revision}
 	if known, err := w.isKnown(ctx, from); known || err != nil {
 		return r, err
@@ -345,12 +349,12 @@ func (w *whole) apply(events []*clientv3.Event, now time.Time) (again bool) {
 
 // split returns the node of a key, and the rest of the key.
 func (w *whole) split(key []byte) (name, rest string, ok bool) {
-	below, ok := strings.CutPrefix(string(key), w.config.Space.nodes())
+	below, ok := strings.CutPrefix(string(key), w.config.Space.NodeSpace())
 	if !ok {
 		return "", "", false
 	}
 	name, rest, ok = strings.Cut(below, "/")
-	return name, rest, ok && ValidateNode(name) == nil
+	return name, rest, ok && keys.ValidateNode(name) == nil
 }
 
 func (w *whole) put(name, key string, kv *mvccpb.KeyValue) {
@@ -359,7 +363,7 @@ func (w *whole) put(name, key string, kv *mvccpb.KeyValue) {
 		return
 	}
 	w.facts[name] = known
-	if kv != nil && key != presenceKey && kv.ModRevision >= w.anchor.revision { // each claim of a node writes the same presence
+	if kv != nil && key != keys.Presence && kv.ModRevision >= w.anchor.revision { // each claim of a node writes the same presence
 		w.anchor, w.removal = anchorOf(kv), anchor{}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 
 	fleetv1 "github.com/patchbay-dev/patchbay/api/patchbay/fleet/v1"
+	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 )
 
 // openEmpty returns a reader that has read a fleet without nodes, and has lost etcd.
@@ -128,7 +129,7 @@ func TestLargeSteps(t *testing.T) {
 		large.Conditions = append(large.Conditions, &fleetv1.Condition{})
 	}
 	known := &facts{}
-	known.put(recordKey, &mvccpb.KeyValue{Value: marshal(t, large)})
+	known.put(keys.Record, &mvccpb.KeyValue{Value: marshal(t, large)})
 	for i := range 400 {
 		m := known.member("a", nil, time.Time{}, time.Time{})
 		m.node.Version = fmt.Sprint(i)

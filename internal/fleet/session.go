@@ -17,6 +17,7 @@ import (
 
 	fleetv1 "github.com/patchbay-dev/patchbay/api/patchbay/fleet/v1"
 	"github.com/patchbay-dev/patchbay/internal/backoff"
+	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
@@ -98,7 +99,7 @@ func (s *session) open(ctx context.Context) (err error) {
 // look returns the revisions of the keys of the node, unless its name is taken.
 func (s *session) look(ctx context.Context) (found revisions, err error) {
 	response, err := s.store.commit(ctx, nil, []clientv3.Op{
-		clientv3.OpGet(s.node + presenceKey), clientv3.OpGet(s.node+recordKey, clientv3.WithKeysOnly()),
+		clientv3.OpGet(s.node + keys.Presence), clientv3.OpGet(s.node+keys.Record, clientv3.WithKeysOnly()),
 	})
 	if err != nil {
 		return found, err
@@ -287,8 +288,8 @@ func (s *session) leave(ctx context.Context) {
 		return
 	}
 	response, err := s.store.commit(ctx, s.mine(), []clientv3.Op{
-		clientv3.OpDelete(s.node + presenceKey),
-		clientv3.OpPut(s.node+recordKey, string(value), clientv3.WithLease(s.leases.retention)),
+		clientv3.OpDelete(s.node + keys.Presence),
+		clientv3.OpPut(s.node+keys.Record, string(value), clientv3.WithLease(s.leases.retention)),
 	})
 	if err != nil || !response.Succeeded {
 		s.config.Logger.Info("fleet: could not publish that the node stops; it is shown as unreachable when its lease expires",
@@ -298,14 +299,14 @@ func (s *session) leave(ctx context.Context) {
 
 // mine is the condition of every write except the first: the presence key has the lease of this session.
 func (s *session) mine() []clientv3.Cmp {
-	return []clientv3.Cmp{clientv3.Compare(clientv3.LeaseValue(s.node+presenceKey), "=", s.leases.presence)}
+	return []clientv3.Cmp{clientv3.Compare(clientv3.LeaseValue(s.node+keys.Presence), "=", s.leases.presence)}
 }
 
 // awaitLocks calls Locked when a node competes for locks. The watch costs no request as long as none does.
 func (s *session) awaitLocks(ctx context.Context) {
 	if s.config.Locked != nil {
 		s.keepWatching(ctx, "who competes for locks, and calls its own plugins of types that fleet.exclusive does not list, also if others do",
-			s.config.Space.contenders(), func(contender *mvccpb.KeyValue) bool {
+			s.config.Space.ContenderSpace(), func(contender *mvccpb.KeyValue) bool {
 				if contender != nil {
 					s.config.Locked()
 				}
@@ -317,9 +318,9 @@ func (s *session) awaitLocks(ctx context.Context) {
 // watchCordon calls Cordoned with whether the node is drained, and again after each change.
 func (s *session) watchCordon(ctx context.Context) {
 	if s.config.Cordoned != nil {
-		s.keepWatching(ctx, "whether it is drained", s.node+cordonKey, func(value *mvccpb.KeyValue) bool {
+		s.keepWatching(ctx, "whether it is drained", s.node+keys.Cordon, func(value *mvccpb.KeyValue) bool {
 			known := facts{}
-			known.put(cordonKey, value)
+			known.put(keys.Cordon, value)
 			s.config.Cordoned(known.cordon)
 			return false
 		})

@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	fleetv1 "github.com/patchbay-dev/patchbay/api/patchbay/fleet/v1"
+	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 	"github.com/patchbay-dev/patchbay/internal/fuzzcorpus"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
@@ -69,8 +70,8 @@ func TestChangesLeadToTheState(t *testing.T) {
 			pictures[i] = picture{map[string]Node{}, map[string]Plugin{}}
 		}
 		t.Repeat(map[string]func(*rapid.T){
-			"presence": func(t *rapid.T) { known.put(presenceKey, &mvccpb.KeyValue{}) },
-			"death":    func(t *rapid.T) { known.put(presenceKey, nil) },
+			"presence": func(t *rapid.T) { known.put(keys.Presence, &mvccpb.KeyValue{}) },
+			"death":    func(t *rapid.T) { known.put(keys.Presence, nil) },
 			"record": func(t *rapid.T) {
 				r := &fleetv1.NodeRecord{Instance: rapid.SampledFrom([]string{"x", "y"}).Draw(t, "instance")}
 				if rapid.Bool().Draw(t, "stopped") {
@@ -84,11 +85,11 @@ func TestChangesLeadToTheState(t *testing.T) {
 					}
 					r.Plugins = append(r.Plugins, p)
 				}
-				known.put(recordKey, &mvccpb.KeyValue{Value: marshal(t, r)})
+				known.put(keys.Record, &mvccpb.KeyValue{Value: marshal(t, r)})
 			},
-			"record gone": func(t *rapid.T) { known.put(recordKey, nil) },
+			"record gone": func(t *rapid.T) { known.put(keys.Record, nil) },
 			"garbage": func(t *rapid.T) {
-				known.put(recordKey, &mvccpb.KeyValue{Value: rapid.SliceOf(rapid.Byte()).Draw(t, "value")})
+				known.put(keys.Record, &mvccpb.KeyValue{Value: rapid.SliceOf(rapid.Byte()).Draw(t, "value")})
 			},
 			"": func(t *rapid.T) {
 				var now *member
@@ -158,9 +159,9 @@ func TestHostile(t *testing.T) {
 }
 
 func FuzzDecode(f *testing.F) {
-	f.Add([]byte{}, presenceKey)
-	f.Add([]byte("\x08\x01"), recordKey)
-	f.Add(marshal(f, &fleetv1.NodeRecord{Instance: "i", Plugins: []*fleetv1.PluginRecord{{Type: "T", Name: "n"}}}), recordKey)
+	f.Add([]byte{}, keys.Presence)
+	f.Add([]byte("\x08\x01"), keys.Record)
+	f.Add(marshal(f, &fleetv1.NodeRecord{Instance: "i", Plugins: []*fleetv1.PluginRecord{{Type: "T", Name: "n"}}}), keys.Record)
 	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, value []byte, key string) {
 		known := &facts{}

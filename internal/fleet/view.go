@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	fleetv1 "github.com/patchbay-dev/patchbay/api/patchbay/fleet/v1"
+	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -237,9 +238,9 @@ const weightUnit, entrySize = 32 << 10, 256
 // put records the value of a key, nil for none, and reports whether it is a key that nodes have.
 func (f *facts) put(key string, kv *mvccpb.KeyValue) bool {
 	switch key {
-	case presenceKey:
+	case keys.Presence:
 		f.present = kv != nil
-	case recordKey:
+	case keys.Record:
 		f.hasRecord, f.record = kv != nil, record{}
 		if kv == nil {
 			break
@@ -248,7 +249,7 @@ func (f *facts) put(key string, kv *mvccpb.KeyValue) bool {
 			f.record = recordOf(value)
 			f.record.lease = clientv3.LeaseID(kv.Lease)
 		}
-	case cordonKey:
+	case keys.Cordon:
 		if f.cordon = (Cordon{}); kv != nil {
 			var value fleetv1.Cordon
 			_ = proto.Unmarshal(kv.Value, &value) // the key alone drains the node

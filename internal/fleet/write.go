@@ -6,10 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"io"
 	"maps"
-	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -20,15 +18,9 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	fleetv1 "github.com/patchbay-dev/patchbay/api/patchbay/fleet/v1"
+	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/plugin"
-)
-
-// The keys of a node, below its range.
-const (
-	presenceKey = "presence"
-	recordKey   = "record" // all that the node publishes, so that each change is one value
-	cordonKey   = "cordon" // exists while the node is drained; written without a lease
 )
 
 // held is what etcd has of the node.
@@ -56,7 +48,7 @@ func (s *session) write(ctx context.Context, wanted *fleetv1.NodeRecord) error {
 	if err != nil {
 		return err
 	}
-	conditions, then := s.mine(), []clientv3.Op{clientv3.OpPut(s.node+recordKey, string(value), clientv3.WithLease(s.leases.retention))}
+	conditions, then := s.mine(), []clientv3.Op{clientv3.OpPut(s.node+keys.Record, string(value), clientv3.WithLease(s.leases.retention))}
 	if before.claim {
 		s.remember()
 		presence, err := deterministic.Marshal(&fleetv1.Presence{Instance: s.instance})
@@ -64,9 +56,9 @@ func (s *session) write(ctx context.Context, wanted *fleetv1.NodeRecord) error {
 			return err
 		}
 		lease := clientv3.WithLease(s.leases.presence)
-		then = append(then, clientv3.OpPut(s.node+presenceKey, string(presence), lease),
+		then = append(then, clientv3.OpPut(s.node+keys.Presence, string(presence), lease),
 			clientv3.OpPut(s.config.Space.SettingsKey(s.config.Node), s.config.Settings, lease))
-		conditions = []clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(s.node+presenceKey), "=", before.at.presence)}
+		conditions = []clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(s.node+keys.Presence), "=", before.at.presence)}
 	}
 	changes, done := s.index(indexedNames(wanted.GetPlugins()))
 	revision, err := s.commit(ctx, conditions, append(then, changes...))
@@ -202,30 +194,6 @@ func timeOf(t *timestamppb.Timestamp) time.Time {
 	return t.AsTime()
 }
 
-// The index lists the nodes that have a plugin of a name: below the prefix of the name there is a key without value for each node. It is
-// only a hint: the record of the node counts, so a false key cannot send a call to another address.
-
-// index returns the prefix of the keys for the plugins of a name, which the place and the name of the node follow.
-func (s Space) index(name string) string { return s.IndexSpace() + url.PathEscape(name) + "/" }
-
-// IndexSpace returns the prefix of the keys of the index, where each node writes.
-func (s Space) IndexSpace() string { return s.Base() + "index/" }
-
-func indexKey(s Space, name, node string) string { return s.index(name) + placeOf(node) + "/" + node }
-
-// placeOf returns the place of a node in the index. Places are evenly distributed.
-func placeOf(text string) string { return fmt.Sprintf("%08x", hash(text)>>32) }
-
-func hash(text string) uint64 {
-	h := fnv.New64a()
-	_, _ = h.Write([]byte(text))
-	// The last bytes of the text mostly change the low bits of the sum, which have to affect the high ones.
-	x := h.Sum64()
-	x ^= x >> 33
-	x *= 0xff51afd7ed558ccd
-	return x ^ x>>33
-}
-
 const maxOps = 100 // on the index in one transaction: etcd takes 128 by default
 
 func indexedNames(plugins []*fleetv1.PluginRecord) map[string]bool {
@@ -245,13 +213,13 @@ func (s *session) index(wanted map[string]bool) (changes []clientv3.Op, done fun
 		if !s.indexed[name] && len(changes) < maxOps {
 			s.indexed[name] = false // it may be there even if the transaction fails
 			added = append(added, name)
-			changes = append(changes, clientv3.OpPut(indexKey(s.config.Space, name, s.config.Node), "", clientv3.WithLease(s.leases.retention)))
+			changes = append(changes, clientv3.OpPut(s.config.Space.IndexKey(name, s.config.Node), "", clientv3.WithLease(s.leases.retention)))
 		}
 	}
 	for name := range s.indexed {
 		if !wanted[name] && len(changes) < maxOps {
 			removed = append(removed, name)
-			changes = append(changes, clientv3.OpDelete(indexKey(s.config.Space, name, s.config.Node)))
+			changes = append(changes, clientv3.OpDelete(s.config.Space.IndexKey(name, s.config.Node)))
 		}
 	}
 	return changes, func() {
@@ -289,10 +257,4 @@ func (s *session) commit(ctx context.Context, conditions []clientv3.Cmp, then []
 		return 0, errLeaseLost // or another daemon has the name: the next session finds out
 	}
 	return response.Header.GetRevision(), nil
-}
-
-func nodeIn(prefix, key string) (node string, ok bool) {
-	rest, ok := strings.CutPrefix(key, prefix)
-	at, node, both := strings.Cut(rest, "/")
-	return node, ok && both && ValidateNode(node) == nil && at == placeOf(node)
 }

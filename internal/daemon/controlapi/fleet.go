@@ -16,6 +16,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/daemon/node"
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
@@ -86,7 +87,7 @@ func (s fleetService) ListFleetPlugins(
 		if err != nil && health.GetMessage() == "" {
 			health.Message = untrusted.Valid(err.Error()) + "; see the log of the daemon"
 		}
-		held := map[plugin.Name]fleet.LockState{}
+		held := map[plugin.Name]keys.LockState{}
 		for _, l := range locks {
 			held[l.Lock] = l
 		}
@@ -283,7 +284,7 @@ func at(t time.Time) string {
 
 // markHolder sets the fencing token of a plugin whose node holds the lock for its type or, if there is none, for its first role with a
 // lock.
-func markHolder(p *patchbayv1.FleetPlugin, held map[plugin.Name]fleet.LockState) {
+func markHolder(p *patchbayv1.FleetPlugin, held map[plugin.Name]keys.LockState) {
 	for _, ptype := range append([]string{p.GetType()}, p.GetRoles()...) {
 		if l, ok := held[plugin.Name{Type: ptype, Name: p.GetName()}]; ok && l.Node == p.GetNode() && p.GetCurrent() {
 			p.FencingToken = l.Token
@@ -350,7 +351,7 @@ func (s fleetService) ListLocks(ctx context.Context, _ *patchbayv1.ListLocksRequ
 	if err != nil {
 		return nil, refused(err)
 	}
-	return &patchbayv1.ListLocksResponse{Locks: each(locks, func(l fleet.LockState) *patchbayv1.FleetLock {
+	return &patchbayv1.ListLocksResponse{Locks: each(locks, func(l keys.LockState) *patchbayv1.FleetLock {
 		return &patchbayv1.FleetLock{
 			Type: untrusted.Valid(l.Lock.Type), Name: untrusted.Valid(l.Lock.Name), Node: l.Node, FencingToken: l.Token,
 			Candidates: uint32(len(l.Nodes)),

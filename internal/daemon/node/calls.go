@@ -18,6 +18,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 	"github.com/patchbay-dev/patchbay/internal/fleet/nodecall"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
 	"github.com/patchbay-dev/patchbay/plugin"
@@ -128,7 +129,7 @@ func policyOf(md grpcmetadata.MD) (p nodecall.Policy, err error) {
 		if p.Node, err = url.PathUnescape(values[0]); err != nil || len(values) > 1 {
 			return p, fmt.Errorf("the metadata key %s is there twice or not percent-encoded", proxy.NodeKey)
 		}
-		if err := fleet.ValidateNode(p.Node); err != nil {
+		if err := keys.ValidateNode(p.Node); err != nil {
 			return p, err
 		}
 	}
@@ -143,7 +144,7 @@ func policyOf(md grpcmetadata.MD) (p nodecall.Policy, err error) {
 		}
 		p.Labels[key] = wanted
 	}
-	return p, fleet.ValidateLabels(p.Labels)
+	return p, keys.ValidateLabels(p.Labels)
 }
 
 // mayOffer reports whether a node may offer a plugin.

@@ -15,6 +15,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 	"github.com/patchbay-dev/patchbay/internal/fleet/nodecall"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/plugin"
@@ -24,11 +25,11 @@ import (
 var ErrNoFleet = errors.New("this node belongs to no fleet: name the endpoints of etcd with fleet.etcd.endpoints in its configuration")
 
 // Etcd returns where etcd is, and where in it the fleet is kept.
-func Etcd(c config.Etcd) (fleet.Etcd, fleet.Space) {
+func Etcd(c config.Etcd) (fleet.Etcd, keys.Space) {
 	return fleet.Etcd{
 		Endpoints: c.Endpoints, CA: c.CA, Cert: c.Cert, Key: c.Key, ServerName: c.ServerName, User: c.User, PasswordFile: c.PasswordFile,
 		Timeout: c.Timeout,
-	}, fleet.Space{Prefix: c.Prefix, Namespace: c.Namespace}
+	}, keys.Space{Prefix: c.Prefix, Namespace: c.Namespace}
 }
 
 // isEnabled reports whether the node belongs to a fleet.
@@ -74,10 +75,10 @@ func Validate(c config.Fleet, check func(field string, err error)) {
 	check("fleet.etcd", etcd.Validate())
 	check("fleet.etcd.namespace", space.Validate())
 	if c.Node != "" {
-		check("fleet.node", fleet.ValidateNode(c.Node))
+		check("fleet.node", keys.ValidateNode(c.Node))
 	}
 	check("fleet.presence", fleet.ValidateTimes(cmp.Or(c.Presence, fleet.DefaultPresence), cmp.Or(c.Retention, fleet.DefaultRetention)))
-	check("fleet.labels", fleet.ValidateLabels(c.Labels))
+	check("fleet.labels", keys.ValidateLabels(c.Labels))
 	if c.Drift < 0 {
 		check("fleet.drift", fmt.Errorf("%v is negative: use a time above zero, or leave it out", c.Drift))
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 	"github.com/patchbay-dev/patchbay/internal/fleet/locks"
 	"github.com/patchbay-dev/patchbay/internal/fleet/nodecall"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
@@ -70,7 +71,7 @@ type Local interface {
 type Node struct {
 	config      Config
 	name        string
-	space       fleet.Space
+	space       keys.Space
 	cluster     *fleet.Cluster
 	credentials *nodecall.Credentials // nil if the node neither takes calls from other nodes nor calls them
 	lookup      *fleet.Lookup
@@ -364,7 +365,7 @@ func (n *Node) Forget(ctx context.Context, node string) error {
 func (n *Node) HasLocks() bool { return n.elector != nil }
 
 // Locks returns the locks of the fleet.
-func (n *Node) Locks(ctx context.Context) ([]fleet.LockState, error) {
+func (n *Node) Locks(ctx context.Context) ([]keys.LockState, error) {
 	return n.cluster.Locks(ctx, n.space)
 }
 

@@ -13,7 +13,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/daemon/access"
-	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -197,11 +197,11 @@ func TestMayOffer(t *testing.T) {
 func TestUnlocked(t *testing.T) {
 	u := newUnlocked("a", []string{"T"})
 	listed, own, other := plugin.Name{Type: "T", Name: "n"}, plugin.Name{Type: "U", Name: "own"}, plugin.Name{Type: "U", Name: "n"}
-	u.set([]fleet.LockState{{Lock: listed, Nodes: []string{"b"}}, {Lock: own, Nodes: []string{"a"}}})
+	u.set([]keys.LockState{{Lock: listed, Nodes: []string{"b"}}, {Lock: own, Nodes: []string{"a"}}})
 	if c := u.condition(); !c.OK {
 		t.Errorf("the condition is %+v", c)
 	}
-	u.set([]fleet.LockState{{Lock: listed, Nodes: []string{"b"}}, {Lock: other, Nodes: []string{"a", "b", "c"}}})
+	u.set([]keys.LockState{{Lock: listed, Nodes: []string{"b"}}, {Lock: other, Nodes: []string{"a", "b", "c"}}})
 	if u.elsewhere(listed) != "" || u.elsewhere(own) != "" || u.elsewhere(other) != "b" {
 		t.Errorf("others compete for %v", u.nodes)
 	}
@@ -224,9 +224,9 @@ func TestUnlockedTakesItsTime(t *testing.T) {
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
-			u.follow(ctx, changed, func() []fleet.LockState {
+			u.follow(ctx, changed, func() []keys.LockState {
 				looks++
-				return []fleet.LockState{{Lock: plugin.Name{Type: "T", Name: fmt.Sprint(last.Load())}, Nodes: []string{"b"}}}
+				return []keys.LockState{{Lock: plugin.Name{Type: "T", Name: fmt.Sprint(last.Load())}, Nodes: []string{"b"}}}
 			}, func(plugin.Condition) {})
 		}()
 		const changes = 10_000

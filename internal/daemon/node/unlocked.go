@@ -11,6 +11,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 	"github.com/patchbay-dev/patchbay/internal/fleet/locks"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/plugin"
@@ -52,7 +53,7 @@ func (u *unlocked) run(ctx context.Context, lookup *fleet.Lookup, announce func(
 const unlockedPause = time.Second
 
 func (u *unlocked) follow(
-	ctx context.Context, changed <-chan struct{}, states func() []fleet.LockState, announce func(plugin.Condition),
+	ctx context.Context, changed <-chan struct{}, states func() []keys.LockState, announce func(plugin.Condition),
 ) {
 	for {
 		select {
@@ -70,7 +71,7 @@ func (u *unlocked) follow(
 }
 
 // set records which nodes compete.
-func (u *unlocked) set(states []fleet.LockState) {
+func (u *unlocked) set(states []keys.LockState) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.nodes = map[plugin.Name]string{}

@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
@@ -29,7 +30,7 @@ const maxTTL = time.Minute
 
 // Config configures an [Elector].
 type Config struct {
-	Space fleet.Space
+	Space keys.Space
 	Node  string // the name of this node
 	// TTL is the lease of the locks (default [fleet.DefaultPresence]). A node that is dead or cut off from etcd keeps other nodes from the
 	// lock for at most twice that. It is rounded up to seconds and limited to a minute.
@@ -81,17 +82,17 @@ func New(c *fleet.Cluster, config Config) (*Elector, error) {
 	}, nil
 }
 
-// Stand sets the locks that the node wants, of which the first [fleet.MaxLocks] count. Locks that the node holds and no longer wants are
+// Stand sets the locks that the node wants, of which the first [keys.MaxLocks] count. Locks that the node holds and no longer wants are
 // given up immediately.
 func (e *Elector) Stand(locks []plugin.Name) {
 	wanted := make(map[plugin.Name]bool, len(locks))
-	for _, l := range locks[:min(len(locks), fleet.MaxLocks)] {
+	for _, l := range locks[:min(len(locks), keys.MaxLocks)] {
 		wanted[l] = true
 	}
 	e.mu.Lock()
-	if len(locks) > fleet.MaxLocks && len(e.wanted) < fleet.MaxLocks {
+	if len(locks) > keys.MaxLocks && len(e.wanted) < keys.MaxLocks {
 		e.log.Warn("fleet: the node has more exclusive plugins than it may compete for; run some of them on another node",
-			"plugins", len(locks), "limit", fleet.MaxLocks)
+			"plugins", len(locks), "limit", keys.MaxLocks)
 	}
 	e.wanted = wanted
 	for l, h := range e.held {

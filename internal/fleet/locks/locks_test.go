@@ -12,20 +12,20 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
-	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // written returns the key of a contender as etcd has it.
-func written(c fleet.Contender, value string) *clientv3.Event {
+func written(c keys.Contender, value string) *clientv3.Event {
 	return &clientv3.Event{Type: mvccpb.PUT, Kv: &mvccpb.KeyValue{
-		Key: []byte(c.Key(fleet.Space{})), Value: []byte(value), Lease: int64(c.Lease), CreateRevision: c.Created, ModRevision: c.Created,
+		Key: []byte(c.Key(keys.Space{})), Value: []byte(value), Lease: int64(c.Lease), CreateRevision: c.Created, ModRevision: c.Created,
 	}}
 }
 
 // deleted returns the deletion of the key of a contender, as etcd notifies of it.
-func deleted(c fleet.Contender, revision int64) *clientv3.Event {
-	return &clientv3.Event{Type: mvccpb.DELETE, Kv: &mvccpb.KeyValue{Key: []byte(c.Key(fleet.Space{})), ModRevision: revision}}
+func deleted(c keys.Contender, revision int64) *clientv3.Event {
+	return &clientv3.Event{Type: mvccpb.DELETE, Kv: &mvccpb.KeyValue{Key: []byte(c.Key(keys.Space{})), ModRevision: revision}}
 }
 
 // TestRoster: a contender takes the lock at once after one that said that it left, and a lease later after one that vanished, or after the
@@ -33,19 +33,19 @@ func deleted(c fleet.Contender, revision int64) *clientv3.Event {
 func TestRoster(t *testing.T) {
 	now := time.Now()
 	l := plugin.Name{Type: "T", Name: "n"}
-	first := fleet.Contender{Lock: l, Node: "a", TTL: 5 * time.Second, Lease: 1, Created: 10}
-	second := fleet.Contender{Lock: l, Node: "b", TTL: 2 * time.Second, Lease: 2, Created: 11}
+	first := keys.Contender{Lock: l, Node: "a", TTL: 5 * time.Second, Lease: 1, Created: 10}
+	second := keys.Contender{Lock: l, Node: "b", TTL: 2 * time.Second, Lease: 2, Created: 11}
 	for name, test := range map[string]struct {
 		gone []*clientv3.Event
 		free time.Duration // after the last event, zero for at once
 	}{
-		"left":             {[]*clientv3.Event{written(first, fleet.ContenderLeft), deleted(first, 13)}, 0},
+		"left":             {[]*clientv3.Event{written(first, keys.ContenderLeft), deleted(first, 13)}, 0},
 		"vanished":         {[]*clientv3.Event{deleted(first, 12)}, 5 * time.Second},
 		"replaced":         {[]*clientv3.Event{written(first, "x")}, 5 * time.Second},
-		"created again":    {[]*clientv3.Event{written(fleet.Contender{Lock: l, Node: "a", TTL: 5 * time.Second, Lease: 1, Created: 12}, "waits 5")}, 5 * time.Second},
-		"left another key": {[]*clientv3.Event{written(fleet.Contender{Lock: l, Node: "a", Lease: 1, Created: 12}, fleet.ContenderLeft)}, 5 * time.Second},
+		"created again":    {[]*clientv3.Event{written(keys.Contender{Lock: l, Node: "a", TTL: 5 * time.Second, Lease: 1, Created: 12}, "waits 5")}, 5 * time.Second},
+		"left another key": {[]*clientv3.Event{written(keys.Contender{Lock: l, Node: "a", Lease: 1, Created: 12}, keys.ContenderLeft)}, 5 * time.Second},
 	} {
-		r := newRoster(fleet.Space{}, 2*time.Second, now, 9, nil)
+		r := newRoster(keys.Space{}, 2*time.Second, now, 9, nil)
 		r.apply([]*clientv3.Event{written(first, first.Value()), written(second, second.Value())}, now)
 		if is, _ := r.isFirst(second); is || !r.has(first) || !r.has(second) {
 			t.Errorf("%s: the second is the first: %t", name, is)
@@ -57,8 +57,8 @@ func TestRoster(t *testing.T) {
 			t.Errorf("%s: first: %t, free %v after the list", name, is, free.Sub(now))
 		}
 	}
-	r := newRoster(fleet.Space{}, 2*time.Second, now, 9, nil)
-	if r.apply([]*clientv3.Event{written(second, second.Value()), deleted(first, 12)}, now); !r.has(fleet.Contender{Lock: l, Created: 13}) {
+	r := newRoster(keys.Space{}, 2*time.Second, now, 9, nil)
+	if r.apply([]*clientv3.Event{written(second, second.Value()), deleted(first, 12)}, now); !r.has(keys.Contender{Lock: l, Created: 13}) {
 		t.Error("a key that is not known yet counts as gone")
 	}
 	r.apply([]*clientv3.Event{written(first, first.Value()), deleted(first, 13)}, now) // as if restored
@@ -70,13 +70,13 @@ func TestRoster(t *testing.T) {
 // TestRosterForgets: of locks for which nobody competes any more, nothing is kept.
 func TestRosterForgets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRoster(fleet.Space{}, time.Second, time.Now(), 1, nil)
+		r := newRoster(keys.Space{}, time.Second, time.Now(), 1, nil)
 		for i := range int64(1000) {
 			for _, ptype := range []string{"T", "U"} {
-				c := fleet.Contender{Lock: plugin.Name{Type: ptype, Name: fmt.Sprint(i)}, Node: "a", TTL: 5 * time.Second, Lease: 1, Created: i + 1}
+				c := keys.Contender{Lock: plugin.Name{Type: ptype, Name: fmt.Sprint(i)}, Node: "a", TTL: 5 * time.Second, Lease: 1, Created: i + 1}
 				r.apply([]*clientv3.Event{written(c, c.Value())}, time.Now())
 				if ptype == "U" {
-					r.apply([]*clientv3.Event{written(c, fleet.ContenderLeft)}, time.Now())
+					r.apply([]*clientv3.Event{written(c, keys.ContenderLeft)}, time.Now())
 				}
 				r.apply([]*clientv3.Event{deleted(c, i+2)}, time.Now())
 			}
@@ -134,7 +134,7 @@ func TestLedger(t *testing.T) {
 	}
 }
 
-func settings(s fleet.Space, texts map[string]string) (kvs []*mvccpb.KeyValue) {
+func settings(s keys.Space, texts map[string]string) (kvs []*mvccpb.KeyValue) {
 	for node, text := range texts {
 		kvs = append(kvs, &mvccpb.KeyValue{Key: []byte(s.SettingsKey(node)), Value: []byte(text)})
 	}
@@ -144,7 +144,7 @@ func settings(s fleet.Space, texts map[string]string) (kvs []*mvccpb.KeyValue) {
 // TestComparison: what differs is counted and named, and the condition is told when it is another one.
 func TestComparison(t *testing.T) {
 	const same, other = `{"exclusive":["a","b"],"presence":"10s"}`, `{"exclusive":[],"presence":"20s"}`
-	space := fleet.Space{}
+	space := keys.Space{}
 	var told []plugin.Condition
 	c := newComparison(Config{Settings: same, Differ: func(now plugin.Condition) { told = append(told, now) }})
 	c.apply(true, settings(space, map[string]string{"n": same})...)

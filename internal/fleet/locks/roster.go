@@ -13,7 +13,7 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
-	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 	"github.com/patchbay-dev/patchbay/internal/regular"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/plugin"
@@ -22,15 +22,15 @@ import (
 // roster has the contenders for all locks, as read over one connection to etcd. The first contender for a lock may take it when no node
 // whose key is gone can consider itself the holder any more.
 type roster struct {
-	space      fleet.Space
+	space      keys.Space
 	listed     time.Time     // when the keys were listed: keys that were removed earlier are not known
 	revision   int64         // of the last change
 	longest    time.Duration // the longest lease that was seen
-	contenders fleet.Contenders
+	contenders keys.Contenders
 	quiet      map[plugin.Name]time.Time // until when a node whose key is gone may consider itself the holder
 }
 
-func newRoster(s fleet.Space, longest time.Duration, listed time.Time, revision int64, kvs []*mvccpb.KeyValue) *roster {
+func newRoster(s keys.Space, longest time.Duration, listed time.Time, revision int64, kvs []*mvccpb.KeyValue) *roster {
 	r := &roster{space: s, listed: listed, revision: revision, longest: longest, quiet: map[plugin.Name]time.Time{}}
 	for _, kv := range kvs {
 		r.put(kv, listed)
@@ -51,7 +51,7 @@ func (r *roster) put(kv *mvccpb.KeyValue, now time.Time) {
 	before, after := r.contenders.Put(r.space, kv)
 	r.longest = max(r.longest, after.TTL)
 	isSame := before.Created == 0 || after.Created == before.Created
-	hasLeft := string(kv.Value) == fleet.ContenderLeft && kv.CreateRevision == before.Created
+	hasLeft := string(kv.Value) == keys.ContenderLeft && kv.CreateRevision == before.Created
 	if isSame || hasLeft {
 		return
 	}
@@ -66,13 +66,13 @@ func (r *roster) forget(now time.Time) {
 }
 
 // has reports whether etcd has the key of a contender as it was created. A key that was created after the last change counts as unchanged.
-func (r *roster) has(c fleet.Contender) bool {
+func (r *roster) has(c keys.Contender) bool {
 	known := r.contenders.Get(c.Lock, c.Key(r.space))
 	return known.Created == c.Created && known.Lease == c.Lease || c.Created > r.revision
 }
 
 // isFirst reports whether a contender is the first one, and from when on it may take the lock.
-func (r *roster) isFirst(c fleet.Contender) (first bool, free time.Time) {
+func (r *roster) isFirst(c keys.Contender) (first bool, free time.Time) {
 	free = r.listed.Add(r.longest)
 	if quiet := r.quiet[c.Lock]; quiet.After(free) {
 		free = quiet
@@ -114,7 +114,7 @@ func (c *comparison) apply(all bool, kvs ...*mvccpb.KeyValue) {
 	for _, kv := range kvs {
 		node, text := strings.TrimPrefix(string(kv.Key), c.prefix), string(kv.Value)
 		delete(c.others, node)
-		if text != "" && text != c.own && fleet.ValidateNode(node) == nil {
+		if text != "" && text != c.own && keys.ValidateNode(node) == nil {
 			c.others[node] = text
 		}
 	}

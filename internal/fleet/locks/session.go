@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 )
 
 const (
@@ -264,9 +265,9 @@ func (s *session) inspect() (token int64, err error) {
 // compareOwn compares the node's own keys with its candidacies. There may be other keys: etcd was restored and has a key again that the
 // node had removed, or a request arrived late.
 func (s *session) compareOwn(kvs []*mvccpb.KeyValue) {
-	now, found := time.Now(), map[string]fleet.Contender{}
+	now, found := time.Now(), map[string]keys.Contender{}
 	for _, kv := range kvs {
-		if c, ok := fleet.ParseContender(s.config.Space, kv); ok && c.Lease == s.term.lease {
+		if c, ok := keys.ParseContender(s.config.Space, kv); ok && c.Lease == s.term.lease {
 			found[string(kv.Key)] = c
 		}
 	}

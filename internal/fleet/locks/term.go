@@ -12,6 +12,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -190,7 +191,7 @@ var writes = [phases]struct{ next, conflict phase }{
 
 // candidacy is the state of one lock in a term.
 type candidacy struct {
-	fleet.Contender // Created is zero in the phase absent
+	keys.Contender // Created is zero in the phase absent
 
 	key   string
 	phase phase
@@ -199,7 +200,7 @@ type candidacy struct {
 }
 
 func (e *Elector) newCandidacy(l plugin.Name) *candidacy {
-	c := &candidacy{Contender: fleet.Contender{Lock: l, Node: e.config.Node, TTL: e.config.TTL, Lease: e.term.lease}}
+	c := &candidacy{Contender: keys.Contender{Lock: l, Node: e.config.Node, TTL: e.config.TTL, Lease: e.term.lease}}
 	c.key = c.Key(e.config.Space)
 	return c
 }
@@ -211,7 +212,7 @@ func (c *candidacy) write() (clientv3.Op, clientv3.Cmp) {
 		return clientv3.OpDelete(c.key), clientv3.Compare(created, ">", -1)
 	}
 	if c.phase == leaving {
-		value = fleet.ContenderLeft
+		value = keys.ContenderLeft
 	}
 	return clientv3.OpPut(c.key, value, clientv3.WithLease(c.Lease)), clientv3.Compare(created, "=", c.Created)
 }

@@ -21,7 +21,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/dyncall"
-	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
 )
 
@@ -121,7 +121,7 @@ func (c *callCommand) args(cmd *cobra.Command, args []string) error {
 		rest = args[1:]
 	}
 	if changed("node") {
-		if err := fleet.ValidateNode(c.node); err != nil {
+		if err := keys.ValidateNode(c.node); err != nil {
 			return command.WrongUsage(cmd, "--node: %w", err)
 		}
 	}

@@ -14,7 +14,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/internal/config"
-	"github.com/patchbay-dev/patchbay/internal/fleet"
+	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 )
 
 const needsAdmin = `
@@ -124,7 +124,7 @@ command, and neither a daemon nor etcd is asked.`,
 		if err != nil {
 			return command.Blame(cmd, err)
 		}
-		if err := fleet.ValidateNode(args[0]); err != nil {
+		if err := keys.ValidateNode(args[0]); err != nil {
 			return command.WrongUsage(cmd, "%w", err)
 		}
 		return writeRole(cmd.OutOrStdout(), args[0], loaded.Fleet, *operator)
@@ -134,7 +134,7 @@ command, and neither a daemon nor etcd is asked.`,
 
 // writeRole writes the commands that give a node its rights.
 func writeRole(w io.Writer, node string, c config.Fleet, operator bool) error {
-	space := fleet.Space{Prefix: c.Etcd.Prefix, Namespace: c.Etcd.Namespace}
+	space := keys.Space{Prefix: c.Etcd.Prefix, Namespace: c.Etcd.Namespace}
 	lines := []string{"role get " + node + " >/dev/null 2>&1 || etcdctl role add " + node}
 	grant := func(kind, key string) {
 		prefix := ""

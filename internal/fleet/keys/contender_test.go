@@ -1,4 +1,4 @@
-package fleet
+package keys
 
 import (
 	"fmt"
@@ -71,7 +71,7 @@ func TestFirstIsRemembered(t *testing.T) {
 				if got := all.First(l); got != first {
 					t.Fatalf("%+v is the first among %v", got, now)
 				}
-				node, wanted := all.holder(l)
+				node, wanted := all.Holder(l)
 				if wanted != (len(now) > 0) || (node != "") != (first.Token > 0) {
 					t.Fatalf("%q holds it, wanted: %t, among %v", node, wanted, now)
 				}

@@ -1,4 +1,4 @@
-package fleet
+package keys
 
 import (
 	"cmp"
@@ -30,11 +30,13 @@ type Contender struct {
 func (s Space) LockSpace() string { return s.Base() + "elections/" }
 
 // LockRange returns the prefix of the keys with which a node competes for locks.
-func (s Space) LockRange(node string) string { return s.contenders() + node + "/" }
+func (s Space) LockRange(node string) string { return s.ContenderSpace() + node + "/" }
 
 // TokenBaseKey returns the key of a node's base of fencing tokens.
 func (s Space) TokenBaseKey(node string) string { return s.LockSpace() + "@base/" + node }
-func (s Space) contenders() string              { return s.LockSpace() + "@node/" }
+
+// ContenderSpace returns the prefix of the keys of the contenders for all locks.
+func (s Space) ContenderSpace() string { return s.LockSpace() + "@node/" }
 
 // Key returns the key with which the node competes for the lock.
 func (c Contender) Key(s Space) string {
@@ -81,7 +83,7 @@ func ParseContender(s Space, kv *mvccpb.KeyValue) (c Contender, ok bool) {
 
 // parseKey parses the key of a contender without its value.
 func parseKey(s Space, key string) (c Contender, ok bool) {
-	rest, ok := strings.CutPrefix(key, s.contenders())
+	rest, ok := strings.CutPrefix(key, s.ContenderSpace())
 	parts := strings.Split(rest, "/")
 	if !ok || len(parts) != 4 {
 		return c, false
@@ -165,8 +167,8 @@ func (all *Contenders) Get(l plugin.Name, key string) Contender {
 	return Contender{}
 }
 
-// holder returns the node that holds a lock, empty for none, and reports whether there are contenders.
-func (all *Contenders) holder(l plugin.Name) (node string, wanted bool) {
+// Holder returns the node that holds a lock, empty for none, and reports whether there are contenders.
+func (all *Contenders) Holder(l plugin.Name) (node string, wanted bool) {
 	first := all.First(l)
 	if first.Token == 0 { // it does not know that it is first, or may not take the lock yet
 		return "", first.Created != 0
@@ -186,7 +188,7 @@ type LockState struct {
 func (all *Contenders) States() (states []LockState) {
 	for _, lock := range slices.SortedFunc(maps.Keys(all.contests), plugin.Name.Compare) {
 		state := LockState{Lock: lock, Token: all.First(lock).Token}
-		state.Node, _ = all.holder(lock)
+		state.Node, _ = all.Holder(lock)
 		for _, c := range all.contests[lock].all {
 			state.Nodes = append(state.Nodes, c.Node)
 		}
