@@ -11,8 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
-
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
 	grpccodes "google.golang.org/grpc/codes"
@@ -20,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay/client"
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
 	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/dyncall"
 	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 	"github.com/patchbay-dev/patchbay/internal/proxy"

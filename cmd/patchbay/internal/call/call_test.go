@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
-
 	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/dyncall"
 )
 

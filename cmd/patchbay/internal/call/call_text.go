@@ -12,15 +12,13 @@ import (
 	"os"
 	"strings"
 
-	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
-
-	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/console"
-
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/console"
 	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/dyncall"
 )
 

@@ -4,7 +4,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
-
 	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/demo"
 	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/daemon"

@@ -10,10 +10,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
-
 	"github.com/spf13/cobra"
 
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
 	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/scaffold"
 	"github.com/patchbay-dev/patchbay/internal/daemon"
 )

@@ -17,11 +17,9 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
-
-	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/console"
-
 	"github.com/patchbay-dev/patchbay/client"
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/console"
 	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/hangup"
 )
 

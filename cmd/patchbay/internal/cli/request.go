@@ -3,11 +3,10 @@ package cli
 import (
 	"context"
 
-	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
-
 	"github.com/spf13/cobra"
 
 	"github.com/patchbay-dev/patchbay/client"
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
 )
 
 // request is a command that makes one request about a plugin and prints nothing on success.

@@ -10,14 +10,11 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/fleet"
-
-	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/call"
-
-	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
-
 	"github.com/spf13/cobra"
 
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/call"
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/internal/daemon"
 	"github.com/patchbay-dev/patchbay/internal/suggest"
 )

@@ -9,13 +9,11 @@ import (
 	"runtime/debug"
 	"sync"
 
-	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
-
-	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/console"
-
 	"github.com/spf13/cobra"
 	"go.opentelemetry.io/otel"
 
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/console"
 	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/doctor"
 	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/hangup"
 	"github.com/patchbay-dev/patchbay/internal/config"

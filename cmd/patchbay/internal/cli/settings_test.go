@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
-
 	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/daemon"
 )

@@ -6,11 +6,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/console"
-
 	"github.com/mattn/go-runewidth"
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/console"
 )
 
 func TestTableIsCutToTheScreen(t *testing.T) {

@@ -16,15 +16,13 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
-
-	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/console"
-
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/client"
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/console"
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 )
 

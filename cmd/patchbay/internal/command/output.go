@@ -12,13 +12,13 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/console"
-
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/console"
 )
 
 // Choice is a flag that takes one of a few words. It implements pflag.Value.

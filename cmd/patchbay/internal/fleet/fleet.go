@@ -12,14 +12,12 @@ import (
 	"sync"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
-
-	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/console"
-
 	"github.com/spf13/cobra"
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/client"
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/console"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 

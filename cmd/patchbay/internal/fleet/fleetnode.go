@@ -8,11 +8,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
-
 	"github.com/spf13/cobra"
 
 	"github.com/patchbay-dev/patchbay/client"
+	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
 	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 )
