@@ -192,7 +192,7 @@ func replaced(ctx context.Context, k plugin.Name, err error) error {
 		return err
 	}
 	return status.Errorf(codes.Unavailable, "the call was lost when the connection to plugin %s/%s was closed: the plugin was replaced "+
-		"or its host ends", k.Type, k.Name)
+		"or the host is shutting down", k.Type, k.Name)
 }
 
 // retryElsewhere reports whether a call that was never sent is to be made on another instance: its own instance stopped accepting calls

@@ -272,7 +272,7 @@ func TestShutdownEndsCalls(t *testing.T) {
 	}()
 	<-s.held
 	r.Shutdown()
-	const want = "the call was lost when the connection to plugin t/n was closed: the plugin was replaced or its host ends"
+	const want = "the call was lost when the connection to plugin t/n was closed: the plugin was replaced or the host is shutting down"
 	if s := status.Convert(<-unary); s.Code() != codes.Unavailable || s.Message() != want {
 		t.Errorf("the unary call ended with %v, want %s", s.Err(), want)
 	}

@@ -222,7 +222,7 @@ func TestGivenUp(t *testing.T) {
 	f := newFixture(t)
 	f.set(self("crash"))
 	s := f.in("crash", plugin.StateFailed)
-	if want := "given up after 2 restarts within 10m0s: exit status 3; its last words: the flux is empty"; s.LastError != want || s.Restarts != 2 {
+	if want := "given up after 2 restarts within 10m0s: exit status 3; last stderr line: the flux is empty"; s.LastError != want || s.Restarts != 2 {
 		t.Errorf("it is %+v, want the error %q", s, want)
 	}
 	want := []plugin.EventKind{plugin.EventBackoff, plugin.EventBackoff, plugin.EventFailed}

@@ -54,7 +54,7 @@ func (n node) Launched() []*patchbayv1.LaunchedPlugin {
 	return []*patchbayv1.LaunchedPlugin{
 		{Name: "cache", State: "running", Pid: 4711, Health: "serving", Since: hour, Metadata: map[string]string{"team": "storage"}},
 		{Name: "indexer", State: "failed", Health: "unknown", Since: hour, Restarts: 10,
-			LastError: "given up after 10 restarts within 10m0s: exit status 3; its last words: cannot find the flux"},
+			LastError: "given up after 10 restarts within 10m0s: exit status 3; last stderr line: cannot find the flux"},
 	}
 }
 

@@ -194,7 +194,7 @@ func TestLaunchedPluginThatCannotRunFails(t *testing.T) {
 	h.set(launchable("crash"))
 	h.until("giving up", func() bool { return h.unit().State == plugin.StateFailed })
 	if s := h.unit(); !strings.Contains(s.LastError, "the flux is empty") || !strings.Contains(s.LastError, "exit status 3") {
-		t.Errorf("its last error is %q, want its exit status and last words", s.LastError)
+		t.Errorf("its last error is %q, want its exit status and last line of standard error", s.LastError)
 	}
 	if s := h.rt.Plugins(); len(s) != 1 || s[0].Name != "unit" || s[0].State != "failed" || s[0].Source != plugin.SourceLaunched {
 		t.Errorf("plugins are %+v, want the failed one", s)
@@ -476,15 +476,15 @@ func TestProgramThatCannotBeExecuted(t *testing.T) {
 	h.running("its start")
 }
 
-// TestEndsAreToldInFull: an exit is one event, with how it ended and the last words, and so is each pause.
-func TestEndsAreToldInFull(t *testing.T) {
+// TestExitEvents: each exit is one event, with the exit status and the last line of standard error; each back-off is one event.
+func TestExitEvents(t *testing.T) {
 	h := newHost(t)
 	h.set(launchable("crash"))
 	h.until("giving up", func() bool { return h.unit().State == plugin.StateFailed })
 	counts := map[plugin.EventKind]int{}
 	for _, e := range h.rt.LastEvents(1000) {
 		counts[e.Kind]++
-		if e.Kind != "launched" && !strings.Contains(e.Message, "exit status 3; its last words: cannot go on: the flux is empty") {
+		if e.Kind != "launched" && !strings.Contains(e.Message, "exit status 3; last stderr line: cannot go on: the flux is empty") {
 			t.Errorf("event %s says %q", e.Kind, e.Message)
 		}
 	}

@@ -22,7 +22,7 @@ const (
 	nothing want = iota // it was not started yet
 	running
 	stopped // by somebody, and not started since
-	removed // it is not to be launched any more, or its host ends
+	removed // it is not to be launched any more, or the host is shutting down
 )
 
 // Machine is one launched plugin. It is used by one goroutine at a time. The zero value is a plugin without a description.
@@ -80,7 +80,7 @@ func (m *Machine) Step(at Moment, input Input) []Effect {
 	case Remove:
 		m.stopAll(in.Request, removed, ByStop, errStopped, "it is not to be launched any more")
 	case Close:
-		m.stopAll(0, removed, ByClose, cmp.Or(in.Err, errStopped), "its host ends")
+		m.stopAll(0, removed, ByClose, cmp.Or(in.Err, errStopped), "the host is shutting down")
 	case Withdraw:
 		m.withdraw(in)
 	case Survivor:
@@ -268,7 +268,7 @@ func (m *Machine) generation() *generation {
 	return &generation{ref: m.last, desc: m.desc, since: m.Now}
 }
 
-// stopAll stops all processes, except one that survives when its host ends.
+// stopAll stops all processes, except one that survives the host.
 func (m *Machine) stopAll(r Request, w want, cause Cause, err error, reason string) {
 	m.wanted, m.failed = w, nil
 	m.answerAll(&m.queue, err)

@@ -431,5 +431,9 @@ func (l *Log) WithLastWords(err error, since time.Time) error {
 		return err
 	}
 	slices.Reverse(words)
-	return fmt.Errorf("%w; its last words: %s", err, strings.Join(words, " | "))
+	label := "last stderr line"
+	if len(words) > 1 {
+		label += "s"
+	}
+	return fmt.Errorf("%w; %s: %s", err, label, strings.Join(words, " | "))
 }

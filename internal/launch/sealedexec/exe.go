@@ -113,8 +113,8 @@ func (c *Cache) Open(path string, want *Digest) (*Image, error) {
 	if i.Digest != *want {
 		i.Release()
 		c.prune()
-		return nil, fmt.Errorf("%w: %s has %s, but %s is expected: install the program that was checked, "+
-			"or expect the other digest if that is the one to run", plugin.ErrDigest, path, i.Digest, want)
+		return nil, fmt.Errorf("%w: %s has %s, but %s is expected: install the program that was checked, or update sha256",
+			plugin.ErrDigest, path, i.Digest, want)
 	}
 	c.keep(i)
 	c.prune()
