@@ -72,10 +72,18 @@ func listen(ctx context.Context, p Plugin, arm func()) (*place, error) {
 	placed, err := sock.Place(ctx, path, p.Mode, replace)
 	if err != nil {
 		old.forget()
+		if errors.Is(err, sock.ErrInUse) {
+			err = inUseError{err}
+		}
 		return nil, err
 	}
 	return &place{Listener: placed, placed: placed, predecessor: old}, nil
 }
+
+// inUseError makes an error of sock.Place wrap ErrInUse.
+type inUseError struct{ error }
+
+func (e inUseError) Unwrap() []error { return []error{ErrInUse, e.error} }
 
 // socketPath says where the plugin makes its socket. Empty: it inherited one of systemd's.
 func socketPath(session *launched.Session, p Plugin) (string, error) {

@@ -75,6 +75,9 @@ func Host(ctx context.Context) (grpc.ClientConnInterface, error) {
 	if err != nil {
 		return nil, err
 	}
+	if _, launched := session.Handshake(); !launched {
+		return nil, ErrNotLaunched
+	}
 	return session.Conn()
 }
 

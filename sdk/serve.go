@@ -2,23 +2,21 @@ package sdk
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
 	"time"
 
 	"google.golang.org/grpc"
-
-	"github.com/patchbay-dev/patchbay/internal/sock"
-	"github.com/patchbay-dev/patchbay/sdk/internal/launched"
 )
 
 var (
 	// ErrInUse is wrapped by the error of [Serve] if another process serves at the plugin's path: an older instance without [Plugin.TakeOver],
 	// or another plugin.
-	ErrInUse = sock.ErrInUse
+	ErrInUse = errors.New("another process is listening")
 	// ErrNotLaunched is wrapped by the errors of what needs a host if no host launched this process.
-	ErrNotLaunched = launched.ErrNotLaunched
+	ErrNotLaunched = errors.New("no host launched this process")
 )
 
 // RefusedError is returned by [Serve] if a host refused the plugin and that ended it.

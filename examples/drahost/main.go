@@ -43,7 +43,7 @@ func main() {
 // run obeys the commands of in until it ends.
 func run(ctx context.Context, dir string, in io.Reader, out io.Writer) (err error) {
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
-	drivers := dra.New(dra.Config{Log: log})
+	drivers := &dra.Handler{Logger: log}
 	// The handler is closed when nobody calls it any more.
 	defer func() { err = errors.Join(err, drivers.Close()) }()
 	runtime, err := patchbay.New(patchbay.Config{PluginDirs: []string{dir}, IgnoreUnhandled: true, Logger: log})

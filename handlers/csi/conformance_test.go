@@ -22,7 +22,7 @@ func TestConformance(t *testing.T) {
 			f.register(s)
 		}
 	}
-	handlertest.Test(t, handlertest.Config{
+	handlertest.Suite{
 		NewHandler: func(string) (cache.PluginHandler, error) {
 			return csi.NewHandler(csi.Options{CallTimeout: 4 * time.Second, ReadyTimeout: time.Second}), nil
 		},
@@ -38,5 +38,5 @@ func TestConformance(t *testing.T) {
 			"a node that says no":     serving(nodeError(codes.Internal)),
 			"a driver that says soon": serving(nodeError(codes.Unavailable)),
 		},
-	})
+	}.Test(t)
 }

@@ -81,7 +81,7 @@ func (h *Handler) Allocate(ctx context.Context, request Request) (Allocation, er
 }
 
 func (h *Handler) allocate(ctx context.Context, request Request) (Allocation, error) {
-	wanted, err := request.wish(h.config.MaxDevices)
+	wanted, err := request.wish(h.MaxDevices)
 	if err := errors.Join(err, checkNames(request.Resource, request.Owner)); err != nil {
 		return Allocation{}, err
 	}
@@ -167,9 +167,9 @@ func (h *Handler) settle(a *allocation) {
 func (h *Handler) free(a *allocation) {
 	doubt := false
 	if !a.Time.IsZero() { // it was to be stored
-		if err := h.store.Delete(a.key()); err != nil {
+		if err := h.Store.Delete(a.key()); err != nil {
 			doubt = true
-			h.log.Error("devices stay reserved, because it is not known whether their allocation was saved; release it",
+			h.Logger.Error("devices stay reserved, because it is not known whether their allocation was saved; release it",
 				"resource", a.Resource, "owner", a.Owner, "error", err)
 		}
 	}
@@ -221,7 +221,7 @@ func (h *Handler) again(ctx context.Context, a *allocation, p *devicePlugin, wan
 // except that the answer may be in the store.
 func (h *Handler) makeReady(ctx context.Context, a *allocation, p *devicePlugin) error {
 	answer, err := p.allocate(ctx, a.Devices)
-	if err == nil && p.preStart {
+	if err == nil && p.options.GetPreStartRequired() {
 		err = p.prepare(ctx, a.Devices)
 	}
 	if err != nil {
@@ -231,14 +231,14 @@ func (h *Handler) makeReady(ctx context.Context, a *allocation, p *devicePlugin)
 	if a.Time.IsZero() {
 		a.Time = time.Now().UTC()
 	}
-	ready := &allocation{Allocation: a.Allocation, wish: a.wish, PreStart: p.preStart, Boot: sock.BootID()}
+	ready := &allocation{Allocation: a.Allocation, wish: a.wish, PreStart: p.options.GetPreStartRequired(), Boot: sock.BootID()}
 	h.mu.Unlock()
 	ready.Answer = answer
 	record, err := json.Marshal(ready)
 	if err != nil {
 		return err
 	}
-	if err := h.store.Put(a.key(), record); err != nil {
+	if err := h.Store.Put(a.key(), record); err != nil {
 		return err
 	}
 	h.mu.Lock()
@@ -250,7 +250,7 @@ func (h *Handler) makeReady(ctx context.Context, a *allocation, p *devicePlugin)
 // give chooses devices for a new allocation, has the plugin make them ready, and saves it.
 func (h *Handler) give(ctx context.Context, a *allocation, p *devicePlugin) error {
 	if !a.Time.IsZero() { // an attempt before this one is in doubt
-		if err := h.store.Delete(a.key()); err != nil {
+		if err := h.Store.Delete(a.key()); err != nil {
 			return fmt.Errorf("an attempt before may have been saved: %w", err)
 		}
 		h.mu.Lock()
@@ -345,7 +345,7 @@ func (r *resource) checkFree(id string) error {
 
 // preference asks the plugin which devices it would choose. It is advice: a plugin that gives none has none.
 func (h *Handler) preference(ctx context.Context, p *devicePlugin, w wish) []string {
-	if !p.preferred || w.Count == len(w.Wanted) {
+	if !p.options.GetGetPreferredAllocationAvailable() || w.Count == len(w.Wanted) {
 		return nil
 	}
 	h.mu.Lock()
@@ -361,7 +361,7 @@ func (h *Handler) preference(ctx context.Context, p *devicePlugin, w wish) []str
 	}
 	preferred, err := p.prefer(ctx, available, w.Wanted, w.Count)
 	if err != nil {
-		h.log.Warn("a device plugin does not say which devices it prefers", "resource", p.resource, "error", err)
+		h.Logger.Warn("a device plugin does not say which devices it prefers", "resource", p.resource, "error", err)
 	}
 	return preferred
 }
@@ -378,7 +378,7 @@ func (h *Handler) Preferred(ctx context.Context, request Request) ([]string, err
 }
 
 func (h *Handler) askPreferred(ctx context.Context, request Request) ([]string, error) {
-	wanted, err := request.wish(h.config.MaxDevices)
+	wanted, err := request.wish(h.MaxDevices)
 	if err := errors.Join(err, checkNames(request.Resource, "nobody")); err != nil {
 		return nil, err
 	}
@@ -448,7 +448,7 @@ func (h *Handler) endAllocation(ctx context.Context, resource, owner string) (Al
 		return Allocation{}, err
 	}
 	defer h.settle(a)
-	if err := h.store.Delete(a.key()); err != nil {
+	if err := h.Store.Delete(a.key()); err != nil {
 		return Allocation{}, err
 	}
 	h.mu.Lock()

@@ -77,7 +77,7 @@ type announcement struct {
 	resource, name string
 	path           string // of the plugin
 	socket         plugin.SocketID
-	options
+	options        *pluginapi.DevicePluginOptions // of its Register
 
 	serial   uint64 // grows from one announcement to the next
 	listener *sock.Listener

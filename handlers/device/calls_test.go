@@ -26,7 +26,7 @@ func TestCallsDoNotBlockOthers(t *testing.T) {
 		}
 		return answer(ids), nil
 	}
-	r := newRig(t, f, device.Config{})
+	r := newRig(t, f, &device.Handler{})
 	ctx, cancel := context.WithCancel(t.Context())
 	var stuck sync.WaitGroup
 	stuck.Go(func() {
@@ -68,7 +68,7 @@ func TestCallOutlivesItsPlugin(t *testing.T) {
 		<-finish
 		return answer(ids), nil
 	}
-	r := newRig(t, f, device.Config{})
+	r := newRig(t, f, &device.Handler{})
 	var giving sync.WaitGroup
 	giving.Go(func() {
 		if a, err := r.Handler.Allocate(t.Context(), device.Request{Resource: resource, Owner: "one"}); err != nil || len(a.Devices) != 1 {
@@ -102,7 +102,7 @@ func TestAdviceIsNotWaitedFor(t *testing.T) {
 		had <- time.Until(deadline)
 		<-ctx.Done()
 	}
-	r := newRig(t, f, device.Config{})
+	r := newRig(t, f, &device.Handler{})
 	if got := r.give("one", 1).Devices; got[0] != "a" {
 		t.Errorf("allocated are %v, want those of a plugin without preferences", got)
 	}
@@ -124,7 +124,7 @@ func TestAdviceIsNotWaitedFor(t *testing.T) {
 }
 
 func TestCloseTells(t *testing.T) {
-	r := newRig(t, newFake("a"), device.Config{})
+	r := newRig(t, newFake("a"), &device.Handler{})
 	changed := r.Changed()
 	r.must(r.Close())
 	select {
@@ -143,7 +143,7 @@ func TestCloseEndsCalls(t *testing.T) {
 		<-ctx.Done()
 		return nil, ctx.Err()
 	}
-	r := newRig(t, f, device.Config{})
+	r := newRig(t, f, &device.Handler{})
 	ended := make(chan error)
 	go func() {
 		_, err := r.Handler.Allocate(context.Background(), device.Request{Resource: resource, Owner: "one"})

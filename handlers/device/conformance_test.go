@@ -28,16 +28,16 @@ type stateful struct {
 func (s stateful) Close() error { return errors.Join(s.Handler.Close(), s.state.Close()) }
 
 func TestHandlerConformance(t *testing.T) {
-	handlertest.Test(t, handlertest.Config{
+	handlertest.Suite{
 		NewHandler: func(dir string) (cache.PluginHandler, error) {
 			state, err := boltstate.Open(filepath.Join(dir, "state.db"))
 			if err != nil {
 				return nil, err
 			}
-			h, err := device.New(device.Config{
+			h := &device.Handler{
 				Store: state.Bucket("device"), CallTimeout: 9 * time.Second, ListTimeout: 6 * time.Second,
-			})
-			if err != nil {
+			}
+			if err := h.Open(); err != nil {
 				return nil, errors.Join(err, state.Close())
 			}
 			return stateful{h, state}, nil
@@ -65,5 +65,5 @@ func TestHandlerConformance(t *testing.T) {
 				return d.Resource == name && d.Health != device.Unavailable
 			})
 		},
-	})
+	}.Test(t)
 }

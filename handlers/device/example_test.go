@@ -33,8 +33,8 @@ func Example() {
 }
 
 // What plugins can make a host hold and wait for is bounded. Here there is room for one resource.
-func ExampleConfig() {
-	if err := registerTwo(device.Config{CallTimeout: time.Second, ListTimeout: time.Second, MaxDevices: 64, MaxTotalDevices: 256, MaxResources: 1}); err != nil {
+func ExampleHandler_Open() {
+	if err := registerTwo(&device.Handler{CallTimeout: time.Second, ListTimeout: time.Second, MaxDevices: 64, MaxTotalDevices: 256, MaxResources: 1}); err != nil {
 		fmt.Println(err)
 	}
 	// Output:
@@ -42,7 +42,7 @@ func ExampleConfig() {
 	// example.com/gizmo is in use: false
 }
 
-func registerTwo(config device.Config) error {
+func registerTwo(devices *device.Handler) error {
 	dir, err := os.MkdirTemp("", "dev")
 	if err != nil {
 		return err
@@ -58,8 +58,7 @@ func registerTwo(config device.Config) error {
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 
-	devices, err := device.New(config)
-	if err != nil {
+	if err := devices.Open(); err != nil {
 		return err
 	}
 	for _, resource := range []string{"example.com/gadget", "example.com/gizmo"} {
@@ -114,12 +113,12 @@ func giveGadget() error {
 	if err != nil {
 		return err
 	}
-	devices, err := device.New(device.Config{
+	devices := &device.Handler{
 		Store:     state.Bucket("device"),
 		SocketDir: filepath.Join(dir, "device-plugins"), // for plugins that register on kubelet.sock
 		PluginDir: plugins,
-	})
-	if err != nil {
+	}
+	if err := devices.Open(); err != nil {
 		return err
 	}
 	runtime, err := patchbay.New(patchbay.Config{PluginDirs: []string{plugins}, State: state})

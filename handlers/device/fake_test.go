@@ -209,10 +209,9 @@ type rig struct {
 	stop   func() // ends the plugin
 }
 
-func newHandler(t *testing.T, config device.Config) *device.Handler {
+func newHandler(t *testing.T, h *device.Handler) *device.Handler {
 	t.Helper()
-	h, err := device.New(config)
-	if err != nil {
+	if err := h.Open(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -224,11 +223,11 @@ func newHandler(t *testing.T, config device.Config) *device.Handler {
 }
 
 // newRig serves a plugin and registers it.
-func newRig(t *testing.T, f *fake, config device.Config) *rig {
+func newRig(t *testing.T, f *fake, h *device.Handler) *rig {
 	t.Helper()
 	r := &rig{fake: f, t: t, socket: filepath.Join(tempDir(t), "plugin.sock")}
 	r.stop = serveAt(t, r.socket, f.register)
-	r.Handler = newHandler(t, config)
+	r.Handler = newHandler(t, h)
 	r.must(r.reg())
 	return r
 }

@@ -36,8 +36,18 @@ type Store interface {
 	ForEach(fn func(key string, value []byte) error) error
 }
 
-// Config says how a [Handler] works. The zero value works, for plugins in plugin directories, and remembers nothing after a restart.
-type Config struct {
+const (
+	defaultCallTimeout     = 30 * time.Second // the kubelet's for PreStartContainer; its Allocate has none
+	defaultListTimeout     = 5 * time.Second
+	defaultMaxDevices      = 16_384
+	defaultMaxTotalDevices = 65_536
+	defaultMaxResources    = 256
+)
+
+// Handler starts using device plugins and allocates their devices. Set its fields, then call Open. The zero value works for plugins in
+// plugin directories, and remembers nothing after a restart. The methods are safe for concurrent use, and none holds a lock while it calls a
+// plugin or the store.
+type Handler struct {
 	// Store keeps the allocations; nil to keep them in memory only. It must stay open until Close returns.
 	Store Store
 	// SocketDir is the directory in which kubelet.sock is served for plugins that register the older way, and in which these have their
@@ -58,36 +68,42 @@ type Config struct {
 	MaxTotalDevices int
 	// MaxResources bounds the known resources (default 256); those without a plugin and without allocations make room for new ones.
 	MaxResources int
-	// Logger logs what happens to plugins; nil for no log.
+	// Logger logs what happens to plugins; nil discards it.
 	Logger *slog.Logger
-}
 
-const (
-	defaultCallTimeout     = 30 * time.Second // the kubelet's for PreStartContainer; its Allocate has none
-	defaultListTimeout     = 5 * time.Second
-	defaultMaxDevices      = 16_384
-	defaultMaxTotalDevices = 65_536
-	defaultMaxResources    = 256
-)
-
-// Handler starts using device plugins and allocates their devices. Its methods are safe for concurrent use, and none holds a lock while
-// it calls a plugin or the store. Make one with [New].
-type Handler struct {
-	config Config
-	log    *slog.Logger
-	store  Store
-	older  *older // nil if there is no SocketDir
-	// bound returns a context that ends with the handler, too.
-	bound func(context.Context) (context.Context, context.CancelFunc)
+	older *older          // nil without SocketDir
+	life  context.Context //nolint:containedctx // Close cancels it, and with it all calls; nil before Open
 	end   context.CancelFunc
-	// running counts calls of methods and goroutines. It grows only under mu while the handler is not closed.
+	// running counts calls of methods, and goroutines. It grows only under mu while the handler is open.
 	running sync.WaitGroup
 
-	mu        sync.Mutex // guards what follows, in the whole tree; held for short steps only
-	closed    bool
+	mu        sync.Mutex // guards the rest, including what the resources point to; held for short steps only
+	open      bool
 	resources map[string]*resource
 	changed   chan struct{} // closed at the next change
 }
+
+// The reasons for which methods of a [Handler] fail. Their errors wrap one of them, or that of the context.
+var (
+	// ErrInvalid means that the request is malformed, whatever the devices are.
+	ErrInvalid = errors.New("invalid request")
+	// ErrNotFound means that the resource, the device or the allocation is unknown.
+	ErrNotFound = errors.New("not found")
+	// ErrNotEnough means that fewer devices are free and healthy than wanted.
+	ErrNotEnough = errors.New("not enough devices")
+	// ErrUnhealthy means that a requested device is not healthy.
+	ErrUnhealthy = errors.New("device is not healthy")
+	// ErrInUse means that a requested device has another owner.
+	ErrInUse = errors.New("device is in use")
+	// ErrConflict means that the owner already has an allocation of that resource from a different request.
+	ErrConflict = errors.New("allocation is another one")
+	// ErrUnavailable means that the plugin is away, or that its list of devices may be out of date.
+	ErrUnavailable = errors.New("plugin is not available")
+	// ErrRefused means that the plugin refused, did not answer in time or gave an invalid answer.
+	ErrRefused = errors.New("plugin refused")
+	// ErrClosed means that the handler is closed, or was not opened yet.
+	ErrClosed = errors.New("device handler is closed")
+)
 
 var (
 	_ cache.PluginHandler       = (*Handler)(nil)
@@ -95,60 +111,69 @@ var (
 	_ cache.InstanceGoneHandler = (*Handler)(nil)
 )
 
-// New returns a handler that has loaded the allocations of its store, and serves kubelet.sock if it has a SocketDir. The caller closes it.
-// An error says that the store cannot be read or that kubelet.sock cannot be served; it wraps sock.ErrInUse if another process serves it.
-func New(config Config) (*Handler, error) {
-	if err := config.check(); err != nil {
-		return nil, fmt.Errorf("cannot create a handler for device plugins: %w", err)
+// Open loads the allocations of the store, and serves kubelet.sock if there is a SocketDir. It sets fields that are zero to their defaults.
+// The caller closes the handler. After an error it stays closed, and cannot be opened again. An error says that a field is invalid, that the
+// store cannot be read, or that kubelet.sock cannot be served, for example because another process serves it.
+func (h *Handler) Open() error {
+	if err := h.init(); err != nil {
+		return fmt.Errorf("cannot create a handler for device plugins: %w", err)
 	}
-	config.CallTimeout = cmp.Or(config.CallTimeout, defaultCallTimeout)
-	config.ListTimeout = cmp.Or(config.ListTimeout, defaultListTimeout)
-	config.MaxDevices = cmp.Or(config.MaxDevices, defaultMaxDevices)
-	config.MaxTotalDevices = cmp.Or(config.MaxTotalDevices, defaultMaxTotalDevices)
-	config.MaxResources = cmp.Or(config.MaxResources, defaultMaxResources)
-	h := &Handler{
-		config: config, log: cmp.Or(config.Logger, slog.New(slog.DiscardHandler)), store: config.Store,
-		resources: map[string]*resource{}, changed: make(chan struct{}),
-	}
-	if h.store == nil {
-		h.store = forgetful{}
-	}
-	life, end := context.WithCancel(context.Background())
-	h.end = end
-	h.bound = func(ctx context.Context) (context.Context, context.CancelFunc) {
-		ctx, cancel := context.WithCancelCause(ctx)
-		stop := context.AfterFunc(life, func() { cancel(ErrClosed) })
-		return ctx, func() { stop(); cancel(nil) }
-	}
-	err := h.load()
-	if err == nil && config.SocketDir != "" {
-		h.older, err = h.serveOlder()
-	}
-	if err != nil {
-		end()
-		return nil, fmt.Errorf("cannot create a handler for device plugins: %w", err)
-	}
-	return h, nil
+	return nil
 }
 
-func (c Config) check() error {
-	if min(c.CallTimeout, c.ListTimeout) < 0 || min(c.MaxDevices, c.MaxTotalDevices, c.MaxResources) < 0 {
+func (h *Handler) init() error {
+	if h.life != nil {
+		return errors.New("it was opened before")
+	}
+	if err := h.check(); err != nil {
+		return err
+	}
+	h.CallTimeout = cmp.Or(h.CallTimeout, defaultCallTimeout)
+	h.ListTimeout = cmp.Or(h.ListTimeout, defaultListTimeout)
+	h.MaxDevices = cmp.Or(h.MaxDevices, defaultMaxDevices)
+	h.MaxTotalDevices = cmp.Or(h.MaxTotalDevices, defaultMaxTotalDevices)
+	h.MaxResources = cmp.Or(h.MaxResources, defaultMaxResources)
+	h.Logger = cmp.Or(h.Logger, slog.New(slog.DiscardHandler))
+	h.Store = cmp.Or[Store](h.Store, forgetful{})
+	h.life, h.end = context.WithCancel(context.Background())
+	h.resources, h.changed = map[string]*resource{}, make(chan struct{})
+	if err := h.load(); err != nil {
+		return err
+	}
+	if h.SocketDir != "" {
+		var err error
+		if h.older, err = h.serveOlder(); err != nil {
+			return err
+		}
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.open = true
+	return nil
+}
+
+func (h *Handler) check() error {
+	if min(h.CallTimeout, h.ListTimeout) < 0 || min(h.MaxDevices, h.MaxTotalDevices, h.MaxResources) < 0 {
 		return errors.New("a timeout or a bound is negative: use 0 for the default")
 	}
-	if c.SocketDir == "" {
+	if h.SocketDir == "" {
 		return nil
 	}
-	if c.PluginDir == "" {
+	if h.PluginDir == "" {
 		return errors.New("plugins that register the older way have to be announced in a plugin directory; set PluginDir")
 	}
-	return CheckDirs(c.SocketDir, c.PluginDir)
+	return CheckDirs(h.SocketDir, h.PluginDir)
 }
 
 // Close ends calls in flight and releases all plugins. Allocations stay in the store. The pipeline may still call the handler afterwards.
 // Calling Close again has no effect.
 func (h *Handler) Close() error {
 	h.mu.Lock()
-	h.closed = true
+	if h.end == nil {
+		h.mu.Unlock()
+		return nil // it was not opened
+	}
+	h.open = false
 	for _, r := range h.resources {
 		h.depart(r)
 	}
@@ -163,11 +188,18 @@ func (h *Handler) Close() error {
 	return err
 }
 
+// bound returns a context that Close cancels too.
+func (h *Handler) bound(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(h.life, func() { cancel(ErrClosed) })
+	return ctx, func() { stop(); cancel(nil) }
+}
+
 // enter counts the caller among those whom Close waits for, and whose context it ends. The caller calls leave when it has finished.
 func (h *Handler) enter(ctx context.Context) (bounded context.Context, leave func(), err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.closed {
+	if !h.open {
 		return nil, nil, ErrClosed
 	}
 	h.running.Add(1)
@@ -204,8 +236,8 @@ func (h *Handler) RegisterPlugin(pluginName, endpointPath string, versions []str
 }
 
 // RegisterPluginContext asks the plugin for its options and starts watching its devices; an older instance of the same resource is
-// released. It blocks until the plugin has sent the first list of devices, at most for one call and Config.ListTimeout.
-// pluginClientTimeout, or else Config.CallTimeout, bounds each call, including later ones.
+// released. It blocks until the plugin has sent the first list of devices, at most for one call and [Handler].ListTimeout.
+// pluginClientTimeout, or else [Handler].CallTimeout, bounds each call, including later ones.
 //
 // The error wraps [cache.ErrRetry] if the plugin does not answer or is not ready. Any other error says what is wrong with it.
 func (h *Handler) RegisterPluginContext(
@@ -218,10 +250,10 @@ func (h *Handler) RegisterPluginContext(
 	}
 	h.older.dropDead(pluginName) // one that was superseded before it was registered is watched by nobody
 	found := plugin.Registration{WatchEndpoint: true, Details: map[string]string{}}
-	if p.preStart {
+	if p.options.GetPreStartRequired() {
 		found.Details[KeyPreStart] = "true"
 	}
-	if p.preferred {
+	if p.options.GetGetPreferredAllocationAvailable() {
 		found.Details[KeyPreferred] = "true"
 	}
 	return found, nil
@@ -246,7 +278,7 @@ func (h *Handler) register(
 		return nil, fmt.Errorf("%w: %w", err, cache.ErrRetry)
 	}
 	defer leave()
-	p, err := newPlugin(ctx, name, path, endpoint.Timeout(clientTimeout, h.config.CallTimeout))
+	p, err := newPlugin(ctx, name, path, endpoint.Timeout(clientTimeout, h.CallTimeout))
 	if err != nil {
 		return nil, err
 	}
@@ -262,22 +294,22 @@ func (h *Handler) register(
 		}
 		return nil, err
 	}
-	h.log.Info("device plugin in use", "resource", name, "endpoint", path)
+	h.Logger.Info("device plugin in use", "resource", name, "endpoint", path)
 	return p, nil
 }
 
 func (h *Handler) meet(ctx context.Context, p *devicePlugin) error {
-	if err := p.askOptions(ctx, h.older.optionsOf(p.path)); err != nil {
+	if err := p.askOptions(ctx, h.older.announcementAt(p.path)); err != nil {
 		return err
 	}
 	h.startWatch(p)
-	timer := time.NewTimer(h.config.ListTimeout)
+	timer := time.NewTimer(h.ListTimeout)
 	defer timer.Stop()
 	select {
 	case err := <-p.first:
 		return err
 	case <-timer.C:
-		h.log.Warn("device plugin has sent no list of devices yet", "resource", p.resource, "endpoint", p.path)
+		h.Logger.Warn("device plugin has sent no list of devices yet", "resource", p.resource, "endpoint", p.path)
 		return nil
 	case <-ctx.Done():
 		return fmt.Errorf("given up before it sent a list of devices: %w: %w", context.Cause(ctx), cache.ErrRetry)
@@ -287,7 +319,7 @@ func (h *Handler) meet(ctx context.Context, p *devicePlugin) error {
 func (h *Handler) install(p *devicePlugin) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.closed {
+	if !h.open {
 		return fmt.Errorf("%w: %w", ErrClosed, cache.ErrRetry)
 	}
 	if h.resources[p.resource] == nil {
@@ -312,7 +344,7 @@ func (h *Handler) install(p *devicePlugin) error {
 
 // makeRoom makes sure that there can be one more resource. The caller holds h.mu.
 func (h *Handler) makeRoom() error {
-	if len(h.resources) < h.config.MaxResources {
+	if len(h.resources) < h.MaxResources {
 		return nil
 	}
 	idle := h.oldestIdle("")
@@ -335,11 +367,11 @@ func (h *Handler) makeRoomFor(name string, devices int) error {
 			}
 		}
 	}
-	if kept+devices > h.config.MaxTotalDevices {
+	if kept+devices > h.MaxTotalDevices {
 		return fmt.Errorf("the list has %d devices, resources in use have %d, and more than %d in total are not allowed; "+
-			"end a device plugin or release its allocations", devices, kept, h.config.MaxTotalDevices)
+			"end a device plugin or release its allocations", devices, kept, h.MaxTotalDevices)
 	}
-	for others+devices > h.config.MaxTotalDevices {
+	for others+devices > h.MaxTotalDevices {
 		idle := h.oldestIdle(name)
 		others -= len(idle.devices)
 		delete(h.resources, idle.name)
@@ -361,9 +393,10 @@ func (h *Handler) oldestIdle(except string) *resource {
 
 // DeRegisterPlugin releases the plugin of a resource. Its devices are unavailable until it is back; allocations stay.
 func (h *Handler) DeRegisterPlugin(pluginName string) {
-	h.drop(pluginName)
+	if h.drop(pluginName) {
+		h.Logger.Info("device plugin not in use any more", "resource", pluginName)
+	}
 	h.older.dropDead(pluginName)
-	h.log.Info("device plugin not in use any more", "resource", pluginName)
 }
 
 // InstanceGone removes the announcement of an instance that is gone. The handler has no connection to a superseded one.
@@ -371,13 +404,17 @@ func (h *Handler) InstanceGone(pluginName, _ string) {
 	h.older.dropDead(pluginName)
 }
 
-func (h *Handler) drop(name string) {
+// drop releases the plugin of a resource, and reports whether there was one.
+func (h *Handler) drop(name string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if r := h.resources[name]; r != nil && r.plugin != nil {
-		h.depart(r)
-		h.tell()
+	r := h.resources[name]
+	if r == nil || r.plugin == nil {
+		return false
 	}
+	h.depart(r)
+	h.tell()
+	return true
 }
 
 // depart releases the plugin of a resource. The caller holds h.mu.

@@ -22,7 +22,7 @@ import (
 )
 
 func TestValidate(t *testing.T) {
-	h := newHandler(t, device.Config{})
+	h := newHandler(t, &device.Handler{})
 	long := strings.Repeat("n", 64)
 	for _, c := range []struct {
 		name     string
@@ -64,7 +64,7 @@ func TestValidate(t *testing.T) {
 }
 
 func TestAllocate(t *testing.T) {
-	r := newRig(t, newFake("a", "b", "c", "d"), device.Config{})
+	r := newRig(t, newFake("a", "b", "c", "d"), &device.Handler{})
 	if got, want := show(r.Handler), "a:healthy b:healthy c:healthy d:healthy"; got != want {
 		t.Fatalf("devices are %s, want %s", got, want)
 	}
@@ -139,7 +139,7 @@ func TestAllocate(t *testing.T) {
 
 // Calls for one owner at the same time are one allocation.
 func TestSameOwnerAtOnce(t *testing.T) {
-	r := newRig(t, newFake("a", "b", "c", "d", "e", "f", "g", "h"), device.Config{Store: newMemory()})
+	r := newRig(t, newFake("a", "b", "c", "d", "e", "f", "g", "h"), &device.Handler{Store: newMemory()})
 	var giving sync.WaitGroup
 	got := make([]device.Allocation, 16)
 	for i := range got {
@@ -157,7 +157,7 @@ func TestSameOwnerAtOnce(t *testing.T) {
 }
 
 func TestHealthIsLive(t *testing.T) {
-	r := newRig(t, newFake("a", "b"), device.Config{})
+	r := newRig(t, newFake("a", "b"), &device.Handler{})
 	r.give("one", 0, "a")
 	r.set("a", pluginapi.Unhealthy)
 	eventually(t, r.Handler, "a:unhealthy:one b:healthy")
@@ -198,7 +198,7 @@ func TestStreamIsResumed(t *testing.T) {
 		}
 		return ordinary.ListAndWatch(nil, stream)
 	}
-	r := newRig(t, f, device.Config{})
+	r := newRig(t, f, &device.Handler{})
 	r.give("one", 1)
 	close(broken)
 	eventually(t, r.Handler, "a:unavailable:one")
@@ -212,7 +212,7 @@ func TestStreamIsResumed(t *testing.T) {
 }
 
 func TestPluginGoesAndComesBack(t *testing.T) {
-	r := newRig(t, newFake("a", "b"), device.Config{})
+	r := newRig(t, newFake("a", "b"), &device.Handler{})
 	first := r.give("one", 0, "a")
 	r.DeRegisterPlugin(resource)
 	r.DeRegisterPlugin("example.com/none")
@@ -278,7 +278,7 @@ func TestFailedRegisterLeavesNothing(t *testing.T) {
 		}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := newRig(t, newFake("a", "b"), device.Config{MaxDevices: 4})
+			r := newRig(t, newFake("a", "b"), &device.Handler{MaxDevices: 4})
 			r.give("one", 0, "a")
 			bad := newFake("a", "b")
 			c.change(bad)
@@ -309,7 +309,7 @@ func TestRegisterIsInterrupted(t *testing.T) {
 	}
 	socket := filepath.Join(tempDir(t), "plugin.sock")
 	serveAt(t, socket, f.register)
-	h := newHandler(t, device.Config{ListTimeout: time.Hour})
+	h := newHandler(t, &device.Handler{ListTimeout: time.Hour})
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {
 		<-silent
@@ -370,7 +370,7 @@ func TestFailedAllocateFrees(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := newFake("a", "b")
 			c.change(f)
-			r := newRig(t, f, device.Config{CallTimeout: 2 * time.Second, Store: newMemory()})
+			r := newRig(t, f, &device.Handler{CallTimeout: 2 * time.Second, Store: newMemory()})
 			r.refuses(c.want, "one", 2)
 			if got := show(r.Handler); got != "a:healthy b:healthy" || len(allocationsOf(r.Handler)) != 0 {
 				t.Errorf("devices are %s, allocations %v", got, allocationsOf(r.Handler))
@@ -393,7 +393,7 @@ func TestPreferredAndPreStart(t *testing.T) {
 	}
 	r := &rig{fake: f, t: t, socket: filepath.Join(tempDir(t), "plugin.sock")}
 	r.stop = serveAt(t, r.socket, f.register)
-	r.Handler = newHandler(t, device.Config{})
+	r.Handler = newHandler(t, &device.Handler{})
 	registration, err := r.RegisterPluginContext(t.Context(), resource, r.socket, []string{"v1beta1"}, nil)
 	r.must(err)
 	if want := map[string]string{device.KeyPreStart: "true", device.KeyPreferred: "true"}; !registration.WatchEndpoint ||
@@ -427,7 +427,7 @@ func TestPreferredAndPreStart(t *testing.T) {
 }
 
 func TestResourcesAreBounded(t *testing.T) {
-	r := newRig(t, newFake("a"), device.Config{MaxResources: 3})
+	r := newRig(t, newFake("a"), &device.Handler{MaxResources: 3})
 	r.give("one", 1)
 	reg := func(name string) error { return r.RegisterPlugin(name, r.socket, []string{"v1beta1"}, nil) }
 	r.must(reg("example.com/b"))

@@ -24,7 +24,7 @@ func TestFirstListIsLate(t *testing.T) {
 		<-late
 		return newFake("a").ListAndWatch(nil, stream)
 	}
-	r := newRig(t, f, device.Config{ListTimeout: time.Millisecond})
+	r := newRig(t, f, &device.Handler{ListTimeout: time.Millisecond})
 	r.refuses(device.ErrUnavailable, "one", 1)
 	close(late)
 	eventually(t, r.Handler, "a:healthy")
@@ -45,7 +45,7 @@ func TestFirstListIsLateAndWrong(t *testing.T) {
 		return stream.Send(&pluginapi.ListAndWatchResponse{Devices: []*pluginapi.Device{{ID: strings.Repeat("\x00", n/4)}}})
 	}
 	var log bytes.Buffer
-	h := newHandler(t, device.Config{ListTimeout: time.Millisecond, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	h := newHandler(t, &device.Handler{ListTimeout: time.Millisecond, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	socket := filepath.Join(tempDir(t), "plugin.sock")
 	serveAt(t, socket, f.register)
 	if err := h.RegisterPlugin(resource, socket, []string{"v1beta1"}, nil); err != nil {
@@ -79,7 +79,7 @@ func TestEndlessLists(t *testing.T) {
 		}
 	}
 	began := time.Now()
-	r := newRig(t, f, device.Config{})
+	r := newRig(t, f, &device.Handler{})
 	taken := func() (n int) {
 		if devices := devicesOf(r.Handler); len(devices) > 0 {
 			_, _ = fmt.Sscanf(devices[0].ID, "%d-", &n) // 0 if it is malformed
@@ -99,7 +99,7 @@ func TestEndlessLists(t *testing.T) {
 // All resources together have no more devices than allowed: a list beyond that is refused, and what a plugin left that nobody has makes room.
 func TestTotalOfDevices(t *testing.T) {
 	first := newFake("a", "b")
-	r := newRig(t, first, device.Config{MaxTotalDevices: 3})
+	r := newRig(t, first, &device.Handler{MaxTotalDevices: 3})
 	register := func(name string, ids ...string) error {
 		socket := filepath.Join(tempDir(t), "plugin.sock")
 		serveAt(t, socket, newFake(ids...).register)
@@ -123,7 +123,7 @@ func TestTotalOfDevices(t *testing.T) {
 
 // Nothing is forgotten for a list that is refused all the same.
 func TestTotalForgetsNothingInVain(t *testing.T) {
-	r := newRig(t, newFake("a"), device.Config{MaxTotalDevices: 3})
+	r := newRig(t, newFake("a"), &device.Handler{MaxTotalDevices: 3})
 	r.DeRegisterPlugin(resource)
 	socket := filepath.Join(tempDir(t), "plugin.sock")
 	serveAt(t, socket, newFake("b", "c", "d", "e").register)

@@ -153,8 +153,8 @@ func drawStep(t *rapid.T) step {
 }
 
 func (w *world) start(store *memory) {
-	h, err := device.New(device.Config{Store: store, ListTimeout: patience})
-	if err != nil {
+	h := &device.Handler{Store: store, ListTimeout: patience}
+	if err := h.Open(); err != nil {
 		panic(err)
 	}
 	w.handler, w.store = h, store

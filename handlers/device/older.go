@@ -64,7 +64,7 @@ type older struct {
 
 // serveOlder begins to serve. kubelet.sock is a new file, so that plugins notice that another process is listening and register again.
 func (h *Handler) serveOlder() (*older, error) {
-	dir, err := filepath.Abs(h.config.SocketDir)
+	dir, err := filepath.Abs(h.SocketDir)
 	if err != nil {
 		return nil, err
 	}
@@ -76,7 +76,7 @@ func (h *Handler) serveOlder() (*older, error) {
 		return nil, fmt.Errorf("cannot serve %s for plugins that register the older way: %w", kubeletSocket, err)
 	}
 	o := &older{h: h, dir: dir, turn: make(chan struct{}, maxRegistering), announced: map[*announcement]bool{}}
-	if o.board, err = makeBoard(h.config.PluginDir); err != nil {
+	if o.board, err = makeBoard(h.PluginDir); err != nil {
 		return nil, errors.Join(err, listener.Close())
 	}
 	o.server = grpc.NewServer(
@@ -86,7 +86,7 @@ func (h *Handler) serveOlder() (*older, error) {
 	pluginapi.RegisterRegistrationServer(o.server, o)
 	o.running.Go(func() {
 		if err := o.server.Serve(listener); err != nil { // it ends with Stop, and that is not an error
-			h.log.Error("device plugins cannot register the older way any more", "socket", listener.Addr().String(), "error", err)
+			h.Logger.Error("device plugins cannot register the older way any more", "socket", listener.Addr().String(), "error", err)
 		}
 	})
 	return o, nil
@@ -114,7 +114,7 @@ func (o *older) Register(ctx context.Context, request *pluginapi.RegisterRequest
 		return nil, status.FromContextError(ctx.Err()).Err()
 	}
 	if err := o.register(ctx, request); err != nil {
-		o.h.log.Warn("device plugin not registered", "resource", untrusted.Clip(request.GetResourceName()),
+		o.h.Logger.Warn("device plugin not registered", "resource", untrusted.Clip(request.GetResourceName()),
 			"endpoint", untrusted.Clip(request.GetEndpoint()), "error", err)
 		return nil, err
 	}
@@ -131,7 +131,7 @@ func (o *older) register(ctx context.Context, request *pluginapi.RegisterRequest
 	if err != nil {
 		return status.Error(codes.FailedPrecondition, err.Error())
 	}
-	a, err := o.announce(resource, name, id, optionsOf(request.GetOptions()))
+	a, err := o.announce(resource, name, id, request.GetOptions())
 	if err != nil {
 		return status.Error(codes.ResourceExhausted, err.Error())
 	}
@@ -167,7 +167,7 @@ func (o *older) lookAt(name string) (plugin.SocketID, error) {
 
 // announce announces a plugin, once the caller lets that begin. One before it at the same endpoint is taken down when the pipeline has
 // decided on the new one.
-func (o *older) announce(resource, name string, id plugin.SocketID, opts options) (*announcement, error) {
+func (o *older) announce(resource, name string, id plugin.SocketID, options *pluginapi.DevicePluginOptions) (*announcement, error) {
 	o.mu.Lock()
 	full := len(o.announced) >= maxAnnounced
 	o.mu.Unlock()
@@ -177,7 +177,7 @@ func (o *older) announce(resource, name string, id plugin.SocketID, opts options
 			maxAnnounced)
 	}
 	a := &announcement{
-		older: o, resource: resource, name: name, path: filepath.Join(o.dir, name), socket: id, options: opts,
+		older: o, resource: resource, name: name, path: filepath.Join(o.dir, name), socket: id, options: options,
 		serial: o.last.Add(1), told: make(chan struct{}), leave: make(chan struct{}),
 	}
 	// No two have the same path, so that each is an appearance of its own whatever the file system says.
@@ -217,17 +217,17 @@ func (o *older) dropDead(resource string) {
 	o.takeDown(func(a *announcement) bool { return a.resource == resource && isDead(a.path) })
 }
 
-// optionsOf returns the options with which the plugin at a path registered, nil if none did.
-func (o *older) optionsOf(path string) *options {
+// announcementAt returns an announcement of the plugin at a path; nil if there is none.
+func (o *older) announcementAt(path string) *announcement {
 	for _, a := range o.matching(func(a *announcement) bool { return a.path == path }) {
-		return &a.options
+		return a
 	}
 	return nil
 }
 
 // isDead reports whether a path is that of a plugin that registered the older way and has exited.
 func (o *older) isDead(path string) bool {
-	return o.optionsOf(path) != nil && isDead(path)
+	return o.announcementAt(path) != nil && isDead(path)
 }
 
 // isDead reports whether no process accepts at a path.

@@ -36,8 +36,8 @@ type host struct {
 func startHost(t *testing.T, dir string, store device.Store, admit func(name string) error) *host {
 	t.Helper()
 	plugins := filepath.Join(dir, "plugins")
-	h, err := device.New(device.Config{Store: store, SocketDir: filepath.Join(dir, "sockets"), PluginDir: plugins})
-	if err != nil {
+	h := &device.Handler{Store: store, SocketDir: filepath.Join(dir, "sockets"), PluginDir: plugins}
+	if err := h.Open(); err != nil {
 		t.Fatal(err)
 	}
 	rt, err := patchbay.New(patchbay.Config{PluginDirs: []string{plugins}})
@@ -358,13 +358,13 @@ func TestPluginDirectory(t *testing.T) {
 }
 
 func TestSocketDirNeedsAPluginDir(t *testing.T) {
-	if _, err := device.New(device.Config{SocketDir: tempDir(t)}); err == nil || !strings.Contains(err.Error(), "set PluginDir") {
+	if err := (&device.Handler{SocketDir: tempDir(t)}).Open(); err == nil || !strings.Contains(err.Error(), "set PluginDir") {
 		t.Errorf("got %v", err)
 	}
 	dir := tempDir(t)
-	config := device.Config{SocketDir: dir, PluginDir: tempDir(t)}
-	newHandler(t, config)
-	if _, err := device.New(config); !errors.Is(err, sock.ErrInUse) {
+	plugins := tempDir(t)
+	newHandler(t, &device.Handler{SocketDir: dir, PluginDir: plugins})
+	if err := (&device.Handler{SocketDir: dir, PluginDir: plugins}).Open(); !errors.Is(err, sock.ErrInUse) {
 		t.Errorf("a second one: %v", err)
 	}
 }

@@ -13,22 +13,15 @@ import (
 	"github.com/patchbay-dev/patchbay/handlers/internal/endpoint"
 )
 
-type options struct {
-	// preStart: PreStartContainer is to be called before each start of an owner.
-	preStart bool
-	// preferred: GetPreferredAllocation can be called.
-	preferred bool
-}
-
 type devicePlugin struct {
 	resource, path string
 	timeout        time.Duration // of one call
 	conn           *endpoint.Conn
 	client         pluginapi.DevicePluginClient
-	options                      // set once, before anybody else knows the plugin
-	first          chan error    // gets one value: nil with the first list, or why there is none
-	unwatch        func()        // ends the watch
-	unwatched      chan struct{} // closed when the watch has ended; nil if there is none
+	options        *pluginapi.DevicePluginOptions // set before the plugin is shared; nil for none
+	first          chan error                     // gets one value: nil with the first list, or why there is none
+	unwatch        func()                         // ends the watch
+	unwatched      chan struct{}                  // closed when the watch has ended; nil if there is none
 
 	// Guarded by Handler.mu:
 	watched bool              // the list of devices is up to date
@@ -47,24 +40,16 @@ func newPlugin(ctx context.Context, resource, path string, timeout time.Duration
 	}, nil
 }
 
-// askOptions asks the plugin for its options. Those that it was registered with count if it has no such method.
-func (p *devicePlugin) askOptions(ctx context.Context, registered *options) error {
-	answer, err := endpoint.Call(ctx, p.timeout, "GetDevicePluginOptions", p.client.GetDevicePluginOptions, &pluginapi.Empty{})
-	switch {
-	case status.Code(err) == codes.Unimplemented:
-		if registered != nil {
-			p.options = *registered
-		}
-	case err != nil:
+// askOptions asks the plugin for its options. If it does not implement that, the options of its announcement, if there is one, are used.
+func (p *devicePlugin) askOptions(ctx context.Context, a *announcement) (err error) {
+	p.options, err = endpoint.Call(ctx, p.timeout, "GetDevicePluginOptions", p.client.GetDevicePluginOptions, &pluginapi.Empty{})
+	if status.Code(err) != codes.Unimplemented {
 		return err
-	default:
-		p.options = optionsOf(answer)
+	}
+	if a != nil {
+		p.options = a.options
 	}
 	return nil
-}
-
-func optionsOf(o *pluginapi.DevicePluginOptions) options {
-	return options{preStart: o.GetPreStartRequired(), preferred: o.GetGetPreferredAllocationAvailable()}
 }
 
 // allocate has the plugin make devices ready for an owner and returns what is to be done for it.

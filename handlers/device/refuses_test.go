@@ -7,11 +7,11 @@ import (
 	"github.com/patchbay-dev/patchbay/handlers/device"
 )
 
-// TestRefuses checks that New refuses what cannot work.
+// TestRefuses checks that Open refuses what cannot work.
 func TestRefuses(t *testing.T) {
 	dir := t.TempDir()
 	inner, beside := filepath.Join(dir, "inner"), t.TempDir()
-	for name, config := range map[string]device.Config{
+	for name, h := range map[string]*device.Handler{
 		"a socket directory in the plugin directory": {SocketDir: inner, PluginDir: dir},
 		"a plugin directory in the socket directory": {SocketDir: dir, PluginDir: inner},
 		"one directory for both":                     {SocketDir: dir, PluginDir: dir + "/."},
@@ -22,14 +22,13 @@ func TestRefuses(t *testing.T) {
 		"MaxTotalDevices":                            {MaxTotalDevices: -1},
 		"MaxResources":                               {MaxResources: -1},
 	} {
-		h, err := device.New(config)
-		if err == nil {
+		if h.Open() == nil {
 			t.Errorf("%s was accepted", name)
 			_ = h.Close()
 		}
 	}
-	h, err := device.New(device.Config{SocketDir: beside, PluginDir: dir})
-	if err != nil {
+	h := &device.Handler{SocketDir: beside, PluginDir: dir}
+	if err := h.Open(); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {

@@ -82,8 +82,8 @@ func TestPluginThatRestartsForKubeletSock(t *testing.T) {
 func TestEndOfOneThatWasNeverRegistered(t *testing.T) {
 	t.Parallel()
 	dir := tempDir(t)
-	h, err := device.New(device.Config{SocketDir: filepath.Join(dir, "sockets"), PluginDir: filepath.Join(dir, "plugins")})
-	if err != nil {
+	h := &device.Handler{SocketDir: filepath.Join(dir, "sockets"), PluginDir: filepath.Join(dir, "plugins")}
+	if err := h.Open(); err != nil {
 		t.Fatal(err)
 	}
 	announced := func() int {

@@ -31,12 +31,12 @@ func openState(t *testing.T, path string) *boltstate.Store {
 func TestAllocationsOutliveTheProcess(t *testing.T) {
 	state := filepath.Join(t.TempDir(), "state.db")
 	s := openState(t, state)
-	r := newRig(t, newFake("a", "b"), device.Config{Store: s.Bucket("device")})
+	r := newRig(t, newFake("a", "b"), &device.Handler{Store: s.Bucket("device")})
 	first := r.give("one", 0, "b")
 	r.must(errors.Join(r.Close(), s.Close()))
 
 	s = openState(t, state)
-	r.Handler = newHandler(t, device.Config{Store: s.Bucket("device")})
+	r.Handler = newHandler(t, &device.Handler{Store: s.Bucket("device")})
 	eventually(t, r.Handler, "b:unavailable:one")
 	if again := r.give("one", 0, "b"); fmt.Sprint(again) != fmt.Sprint(first) {
 		t.Errorf("after a restart the allocation is %v, want %v", again, first)
@@ -51,7 +51,7 @@ func TestAllocationsOutliveTheProcess(t *testing.T) {
 	r.must(errors.Join(r.Close(), s.Close()))
 
 	s = openState(t, state)
-	if got := allocationsOf(newHandler(t, device.Config{Store: s.Bucket("device")})); len(got) != 0 {
+	if got := allocationsOf(newHandler(t, &device.Handler{Store: s.Bucket("device")})); len(got) != 0 {
 		t.Errorf("what was released is back: %v", got)
 	}
 }
@@ -60,7 +60,7 @@ func TestAllocationsOutliveTheProcess(t *testing.T) {
 // asked again, with the same devices.
 func TestAllocationOfAnEarlierBoot(t *testing.T) {
 	m := newMemory()
-	r := newRig(t, newFake("a", "b"), device.Config{Store: m})
+	r := newRig(t, newFake("a", "b"), &device.Handler{Store: m})
 	first := r.give("one", 0, "b")
 	r.must(r.Close())
 	const key = "allocation/" + resource + " one"
@@ -71,7 +71,7 @@ func TestAllocationOfAnEarlierBoot(t *testing.T) {
 	r.must(err)
 	m.values[key] = rebooted
 
-	r.Handler = newHandler(t, device.Config{Store: m})
+	r.Handler = newHandler(t, &device.Handler{Store: m})
 	r.refuses(device.ErrUnavailable, "one", 0, "b")
 	r.must(r.reg())
 	f := r.fake
@@ -96,7 +96,7 @@ func TestAllocationOfAnEarlierBoot(t *testing.T) {
 			"the allocation is %+v", f.called("Allocate b"), third)
 	}
 	r.must(r.Close())
-	r.Handler = newHandler(t, device.Config{Store: m})
+	r.Handler = newHandler(t, &device.Handler{Store: m})
 	if kept := r.give("one", 0, "b"); fmt.Sprint(kept) != fmt.Sprint(again) {
 		t.Errorf("after a restart the allocation is %+v, want %+v", kept, again)
 	}
@@ -116,7 +116,8 @@ func TestDamagedRecords(t *testing.T) {
 			for k, v := range records {
 				m.values[k] = []byte(v)
 			}
-			h, err := device.New(device.Config{Store: m})
+			h := &device.Handler{Store: m}
+			err := h.Open()
 			if name == "unknown field" {
 				if err != nil || show(h) != "a:unavailable:o" {
 					t.Fatalf("got %v", err)
@@ -136,7 +137,7 @@ func TestDamagedRecords(t *testing.T) {
 // What may or may not have been saved is neither free nor given.
 func TestSaveFails(t *testing.T) {
 	m := newMemory()
-	r := newRig(t, newFake("a", "b"), device.Config{Store: m})
+	r := newRig(t, newFake("a", "b"), &device.Handler{Store: m})
 	m.fail(true, false)
 	r.refuses(errDisk, "one", 1)
 	if got := show(r.Handler); got != "a:healthy b:healthy" {

@@ -27,8 +27,8 @@ func (s stored) ForEach(fn func(key string, value []byte) error) error {
 func TestStoredForm(t *testing.T) {
 	const record = `{"resource":"example.com/gpu","owner":"o","count":2,"wanted":["a"],"devices":["a","b"],"time":"2026-01-02T03:04:05Z",
 		"answer":{"envs":{"A":"1"},"mounts":[{"containerPath":"/c","hostPath":"/h","readOnly":true}]},"preStart":true}`
-	h, err := New(Config{Store: stored{"allocation/example.com/gpu o": []byte(record)}})
-	if err != nil {
+	h := &Handler{Store: stored{"allocation/example.com/gpu o": []byte(record)}}
+	if err := h.Open(); err != nil {
 		t.Fatal(err)
 	}
 	defer h.Close()

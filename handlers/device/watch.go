@@ -74,7 +74,7 @@ func (h *Handler) stream(ctx context.Context, p *devicePlugin) error {
 		if err != nil {
 			return endpoint.CallError("ListAndWatch", err)
 		}
-		devices, err := devicesOf(list, h.config.MaxDevices)
+		devices, err := devicesOf(list, h.MaxDevices)
 		if err != nil {
 			return fmt.Errorf("ListAndWatch: %w", err)
 		}
@@ -151,7 +151,7 @@ func (h *Handler) lost(p *devicePlugin, err error) {
 	}
 	if wrong := err.Error(); wrong != p.wrong {
 		p.wrong = wrong
-		h.log.Warn("the list of a device plugin's devices is not up to date: it is asked for again", "resource", p.resource,
+		h.Logger.Warn("the list of a device plugin's devices is not up to date: it is asked for again", "resource", p.resource,
 			"endpoint", p.path, "error", err)
 	}
 }

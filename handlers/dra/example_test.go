@@ -32,7 +32,7 @@ func Example() {
 		fmt.Println(err)
 		return
 	}
-	drivers := dra.New(dra.Config{})
+	drivers := &dra.Handler{}
 	runtime.AddHandler(registerapi.DRAPlugin, drivers)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 2)
@@ -104,8 +104,8 @@ func advice(device dra.DeviceHealth) string {
 }
 
 // A driver that does not answer yet is no failure: the pipeline, which calls the handler, tries again later.
-func ExampleConfig() {
-	drivers := dra.New(dra.Config{CallTimeout: time.Second, Timeout: 5 * time.Second, ConnectTimeout: 10 * time.Millisecond})
+func ExampleHandler_RegisterPlugin() {
+	drivers := &dra.Handler{CallTimeout: time.Second, Timeout: 5 * time.Second, ConnectTimeout: 10 * time.Millisecond}
 	defer drivers.Close()
 	err := drivers.RegisterPlugin(driverName, "/run/not/there.sock", []string{"v1.DRAPlugin"}, nil)
 	fmt.Println("again later:", errors.Is(err, cache.ErrRetry))

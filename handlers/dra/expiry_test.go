@@ -22,7 +22,7 @@ func report(device string, timeout int64) *drahealth.DeviceHealth {
 // TestUnknownAfterTimeout checks when devices become unknown, and that those that were reported again do not.
 func TestUnknownAfterTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := New(Config{})
+		h := new(Handler)
 		take := func(reports ...*drahealth.DeviceHealth) {
 			t.Helper()
 			if err := h.takeHealth(context.Background(), "d", reports); err != nil {
@@ -59,7 +59,7 @@ func TestUnknownAfterTimeout(t *testing.T) {
 // TestHealthIsBounded: a driver that makes up devices is cut off, and devices that are gone make room.
 func TestHealthIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := New(Config{})
+		h := new(Handler)
 		many := make([]*drahealth.DeviceHealth, maxHealthDevices+10)
 		for round := range 3 {
 			for i := range many {

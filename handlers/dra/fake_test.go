@@ -190,9 +190,8 @@ func (c *counted) Close() error {
 }
 
 // newHandler returns a handler that is closed at the end of the test.
-func newHandler(t *testing.T, config dra.Config) *dra.Handler {
+func newHandler(t *testing.T, h *dra.Handler) *dra.Handler {
 	t.Helper()
-	h := dra.New(config)
 	t.Cleanup(func() {
 		if err := h.Close(); err != nil {
 			t.Errorf("Close: %v", err)

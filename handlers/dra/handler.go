@@ -37,8 +37,15 @@ const (
 	KeyHealth = "dra/health"
 )
 
-// Config says how a [Handler] deals with drivers. The zero value works.
-type Config struct {
+const (
+	defaultCallTimeout    = 45 * time.Second
+	defaultTimeout        = 90 * time.Second
+	defaultConnectTimeout = 10 * time.Second
+)
+
+// Handler is a [cache.PluginHandler] for DRA drivers. The zero value works; set its fields before the first call of a method. The methods
+// are safe for concurrent use. Close the handler after the pipeline has ended.
+type Handler struct {
 	// CallTimeout bounds one call to a driver for which no client timeout is configured (default 45 s, as in the kubelet).
 	CallTimeout time.Duration
 	// Timeout bounds Prepare and Unprepare with all repetitions (default 90 s).
@@ -46,31 +53,19 @@ type Config struct {
 	// ConnectTimeout bounds how long one registration waits for a connection to the driver (default 10 s). After that it fails with an error
 	// that wraps [cache.ErrRetry], and the pipeline retries later.
 	ConnectTimeout time.Duration
-	// Log gets the errors of health streams; nil discards them.
-	Log *slog.Logger
-}
+	// Logger logs the errors of health streams; nil discards them.
+	Logger *slog.Logger
 
-const (
-	defaultCallTimeout    = 45 * time.Second
-	defaultTimeout        = 90 * time.Second
-	defaultConnectTimeout = 10 * time.Second
-)
-
-// Handler is a [cache.PluginHandler] for DRA drivers. Its methods are safe for concurrent use.
-type Handler struct {
-	callTimeout, timeout, connectTimeout time.Duration
-
-	log     *slog.Logger
 	claims  claimLocks
-	streams sync.WaitGroup // of health
-	calls   sync.WaitGroup // that are under way; counted with mu held, while the handler is not closed
+	streams sync.WaitGroup // the goroutines that read health streams
+	calls   sync.WaitGroup // calls to drivers; grows only under mu while the handler is not closed
 	end     context.CancelFunc
-	life    context.Context //nolint:containedctx // ends with Close, and ends the calls
+	life    context.Context //nolint:containedctx // Close cancels it, and with it all calls
 
-	// mu is held for short steps only, never over a call.
+	// mu is never held during a call to a driver. Lock it with the lock method.
 	mu      sync.Mutex
 	drivers map[string][]*instance // oldest first
-	changed chan struct{}          // closed and made again when an instance is added
+	changed chan struct{}          // closed and replaced when an instance is added
 	health  map[string]map[deviceKey]DeviceHealth
 	closed  bool
 }
@@ -87,28 +82,24 @@ var ErrClosed = errors.New("the DRA handler is closed")
 // ErrNotRegistered is wrapped by the errors of Prepare and Unprepare when there is no driver of that name.
 var ErrNotRegistered = errors.New("no DRA driver of that name is registered")
 
-// New returns a handler for the plugin type DRAPlugin. The caller closes it when the pipeline has ended. It panics if a timeout is
-// negative.
-func New(config Config) *Handler {
-	if min(config.CallTimeout, config.Timeout, config.ConnectTimeout) < 0 {
-		panic("dra: a timeout of Config is negative; use 0 for the default")
-	}
-	life, end := context.WithCancel(context.Background())
-	return &Handler{
-		life: life, end: end,
-		callTimeout:    cmp.Or(config.CallTimeout, defaultCallTimeout),
-		timeout:        cmp.Or(config.Timeout, defaultTimeout),
-		connectTimeout: cmp.Or(config.ConnectTimeout, defaultConnectTimeout),
-		log:            cmp.Or(config.Log, slog.New(slog.DiscardHandler)),
-		drivers:        map[string][]*instance{},
-		changed:        make(chan struct{}),
-		health:         map[string]map[deviceKey]DeviceHealth{},
+// lock locks mu. The first call initializes the unexported fields.
+func (h *Handler) lock() {
+	h.mu.Lock()
+	if h.life == nil {
+		h.life, h.end = context.WithCancel(context.Background())
+		h.drivers, h.changed, h.health = map[string][]*instance{}, make(chan struct{}), map[string]map[deviceKey]DeviceHealth{}
 	}
 }
 
-// ValidatePlugin checks the name of a driver and that one of its services is supported. The error says what is wrong, and is sent to the
-// driver.
+func (h *Handler) timeout() time.Duration { return cmp.Or(h.Timeout, defaultTimeout) }
+
+func (h *Handler) logger() *slog.Logger { return cmp.Or(h.Logger, slog.New(slog.DiscardHandler)) }
+
+// ValidatePlugin checks the name of a driver and that one of its services is supported. The pipeline sends the error to the driver.
 func (h *Handler) ValidatePlugin(pluginName, _ string, versions []string) error {
+	if min(h.CallTimeout, h.Timeout, h.ConnectTimeout) < 0 {
+		return errors.New("a timeout of the handler for DRA drivers is negative; use 0 for the default")
+	}
 	if err := untrusted.PluginName(registerapi.DRAPlugin, pluginName); err != nil {
 		return err
 	}
@@ -125,7 +116,7 @@ func (h *Handler) RegisterPlugin(pluginName, endpoint string, versions []string,
 }
 
 // RegisterPluginContext connects to the driver, which is the newest instance of its name from then on. It blocks until there is a
-// connection, at most for [Config].ConnectTimeout. pluginClientTimeout, or else [Config].CallTimeout, bounds each later call. Calls to an
+// connection, at most for [Handler].ConnectTimeout. pluginClientTimeout, or else [Handler].CallTimeout, bounds each later call. Calls to an
 // older instance continue.
 //
 // The error wraps [cache.ErrRetry] if there is no connection in time. After an error no instance of that name is left.
@@ -153,7 +144,7 @@ func (h *Handler) RegisterPluginContext(
 
 // add makes an instance the newest of its driver. It replaces an instance at the same endpoint.
 func (h *Handler) add(in *instance) error {
-	h.mu.Lock()
+	h.lock()
 	if h.closed {
 		h.mu.Unlock()
 		in.conn.Retire()
@@ -183,7 +174,7 @@ func (h *Handler) InstanceGone(pluginName, endpoint string) {
 
 // remove releases instances of a driver. The newest remaining one then reports the health of the devices.
 func (h *Handler) remove(driver string, which func(*instance) bool) {
-	h.mu.Lock()
+	h.lock()
 	var gone, left []*instance
 	for _, in := range h.drivers[driver] {
 		if which(in) {
@@ -209,7 +200,7 @@ func (h *Handler) remove(driver string, which func(*instance) bool) {
 // Close cancels all calls, closes all connections and waits until nothing of the handler is running, except callers of its methods. Closing
 // again does nothing.
 func (h *Handler) Close() error {
-	h.mu.Lock()
+	h.lock()
 	if !h.closed {
 		h.closed = true
 		close(h.changed)
@@ -238,7 +229,7 @@ func (h *Handler) Close() error {
 // newest returns the newest instance of a driver for a call, which it counts, and whose connection is in use. If there is none, it returns
 // what is closed when there may be one.
 func (h *Handler) newest(driver string) (in *instance, changed <-chan struct{}, err error) {
-	h.mu.Lock()
+	h.lock()
 	defer h.mu.Unlock()
 	if h.closed {
 		return nil, nil, ErrClosed
@@ -255,13 +246,13 @@ func (h *Handler) newest(driver string) (in *instance, changed <-chan struct{}, 
 }
 
 func (h *Handler) isClosed() bool {
-	h.mu.Lock()
+	h.lock()
 	defer h.mu.Unlock()
 	return h.closed
 }
 
 func (h *Handler) isNewest(in *instance) bool {
-	h.mu.Lock()
+	h.lock()
 	defer h.mu.Unlock()
 	instances := h.drivers[in.driver]
 	return len(instances) > 0 && instances[len(instances)-1] == in

@@ -21,9 +21,9 @@ import (
 func TestConformance(t *testing.T) {
 	for name, versions := range map[string][]string{"V1": onlyV1, "V1beta1": onlyV1beta1, "Health": withHealth} {
 		t.Run(name, func(t *testing.T) {
-			handlertest.Test(t, handlertest.Config{
+			handlertest.Suite{
 				NewHandler: func(string) (cache.PluginHandler, error) {
-					return dra.New(dra.Config{}), nil
+					return &dra.Handler{}, nil
 				},
 				Versions: versions,
 				Serve:    func(s grpc.ServiceRegistrar, name string) { newFake(name).register(s) },
@@ -38,7 +38,7 @@ func TestConformance(t *testing.T) {
 					_, err := h.(*dra.Handler).Prepare(ctx, name, claim("1"))
 					return !errors.Is(err, dra.ErrNotRegistered)
 				},
-			})
+			}.Test(t)
 		})
 	}
 }
@@ -75,7 +75,7 @@ func TestNegotiate(t *testing.T) {
 }
 
 func TestRegistration(t *testing.T) {
-	h := newHandler(t, dra.Config{})
+	h := newHandler(t, &dra.Handler{})
 	s := serve(t, newFake("a").register)
 	got, err := h.RegisterPluginContext(t.Context(), driverName, s.socket, withHealth, nil)
 	if err != nil {
@@ -92,7 +92,7 @@ func TestRegistration(t *testing.T) {
 
 // TestNotThereYet: it is not the driver's fault.
 func TestNotThereYet(t *testing.T) {
-	h := newHandler(t, dra.Config{}) // what can be seen immediately does not take the timeout
+	h := newHandler(t, &dra.Handler{}) // what can be seen immediately does not take the timeout
 	path := filepath.Join(t.TempDir(), "dra.sock")
 	_, err := h.RegisterPluginContext(t.Context(), driverName, path, onlyV1, nil)
 	if !errors.Is(err, cache.ErrRetry) || !strings.Contains(err.Error(), "no gRPC connection: ") ||
@@ -104,7 +104,7 @@ func TestNotThereYet(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer silent.Close()
-	hurried := newHandler(t, dra.Config{ConnectTimeout: time.Second})
+	hurried := newHandler(t, &dra.Handler{ConnectTimeout: time.Second})
 	_, err = hurried.RegisterPluginContext(t.Context(), driverName, silent.Addr().String(), onlyV1, nil)
 	if !errors.Is(err, cache.ErrRetry) || !strings.Contains(err.Error(), "within 1s: somebody accepts there, and does not answer") {
 		t.Errorf("got %v", err)
@@ -118,7 +118,7 @@ func TestNotThereYet(t *testing.T) {
 }
 
 func TestClosed(t *testing.T) {
-	h := dra.New(dra.Config{})
+	h := &dra.Handler{}
 	s := serve(t, newFake("a").register)
 	register(t, h, s, withHealth)
 	for range 2 {
@@ -154,7 +154,7 @@ func TestClosed(t *testing.T) {
 func TestUnprepareFollowsPrepare(t *testing.T) {
 	for name, timeout := range map[string]time.Duration{"canceled": patience, "timed out": 50 * time.Millisecond} {
 		t.Run(name, func(t *testing.T) {
-			h := newHandler(t, dra.Config{Timeout: 2 * patience})
+			h := newHandler(t, &dra.Handler{Timeout: 2 * patience})
 			f := newFake("a")
 			called, finish := make(chan struct{}), make(chan struct{})
 			var prepared atomic.Bool
@@ -205,7 +205,7 @@ func TestUnprepareFollowsPrepare(t *testing.T) {
 
 // TestCloseEndsAbandonedCalls: a call that nobody waits for, to an instance that is gone, does not outlive the handler.
 func TestCloseEndsAbandonedCalls(t *testing.T) {
-	h := dra.New(dra.Config{Timeout: time.Hour})
+	h := &dra.Handler{Timeout: time.Hour}
 	f := newFake("a")
 	called := make(chan struct{})
 	f.prepare = func(ctx context.Context, _ *drav1.NodePrepareResourcesRequest) (*drav1.NodePrepareResourcesResponse, error) {
@@ -236,21 +236,16 @@ func TestCloseEndsAbandonedCalls(t *testing.T) {
 	eventually(t, "the connection is closed", func() bool { return s.open.Load() == 0 })
 }
 
-// TestRefuses checks that New refuses negative timeouts, and that a Handler refuses claims and drivers that cannot be.
+// TestRefuses checks that a Handler with a negative timeout accepts no driver, and that any refuses invalid claims and drivers.
 func TestRefuses(t *testing.T) {
-	for name, config := range map[string]dra.Config{
+	for name, h := range map[string]*dra.Handler{
 		"CallTimeout": {CallTimeout: -1}, "Timeout": {Timeout: -1}, "ConnectTimeout": {ConnectTimeout: -1},
 	} {
-		func() {
-			defer func() {
-				if recover() == nil {
-					t.Errorf("a negative %s was accepted", name)
-				}
-			}()
-			_ = dra.New(config).Close()
-		}()
+		if h.ValidatePlugin(driverName, "", onlyV1) == nil || h.RegisterPlugin(driverName, "/nowhere", onlyV1, nil) == nil {
+			t.Errorf("a negative %s was accepted", name)
+		}
 	}
-	h := newHandler(t, dra.Config{})
+	h := newHandler(t, &dra.Handler{})
 	f := newFake("gpu-0")
 	register(t, h, serve(t, f.register), onlyV1)
 	for name, claims := range map[string][]*drav1.Claim{

@@ -44,7 +44,7 @@ func says(t *testing.T, h *dra.Handler, f *fake, health drahealth.HealthStatus, 
 
 // TestHealthV1: a driver for Kubernetes 1.37 and later serves the health under another name; one that serves both is asked by the newer.
 func TestHealthV1(t *testing.T) {
-	h := newHandler(t, dra.Config{})
+	h := newHandler(t, &dra.Handler{})
 	f := newFake("a")
 	s := serve(t, func(server grpc.ServiceRegistrar) {
 		drav1.RegisterDRAPluginServer(server, f)
@@ -62,7 +62,7 @@ func TestHealthV1(t *testing.T) {
 }
 
 func TestHealth(t *testing.T) {
-	h := newHandler(t, dra.Config{})
+	h := newHandler(t, &dra.Handler{})
 	f := newFake("a")
 	s := serve(t, f.register)
 	register(t, h, s, withHealth)
@@ -92,7 +92,7 @@ func TestHealth(t *testing.T) {
 // TestHealthIsResumed: after the end of a stream, and after a restart of the driver at the same endpoint, which it need not be registered
 // again for. What was said before counts meanwhile.
 func TestHealthIsResumed(t *testing.T) {
-	h := newHandler(t, dra.Config{})
+	h := newHandler(t, &dra.Handler{})
 	f := newFake("a")
 	s := serve(t, f.register)
 	register(t, h, s, withHealth)
@@ -111,7 +111,7 @@ func TestHealthIsResumed(t *testing.T) {
 
 // TestHealthOfTheNewest: during a roll-over one instance says how the devices are.
 func TestHealthOfTheNewest(t *testing.T) {
-	h := newHandler(t, dra.Config{})
+	h := newHandler(t, &dra.Handler{})
 	older, newer := newFake("older"), newFake("newer")
 	olderServer, newerServer := serve(t, older.register), serve(t, newer.register)
 	register(t, h, olderServer, withHealth)
@@ -132,7 +132,7 @@ func TestHealthOfTheNewest(t *testing.T) {
 // TestHostileHealth: what cannot be kept is passed over, and said once.
 func TestHostileHealth(t *testing.T) {
 	var log strings.Builder
-	h := newHandler(t, dra.Config{Log: slog.New(slog.NewTextHandler(&log, nil))})
+	h := newHandler(t, &dra.Handler{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	f := newFake("a")
 	register(t, h, serve(t, f.register), withHealth)
 	for range 3 {

@@ -1,6 +1,7 @@
 package dra
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,13 +33,13 @@ func (h *Handler) connect(ctx context.Context, driver, path string, versions []s
 	if err != nil {
 		return nil, err
 	}
-	conn, err := readyConn(ctx, path, h.connectTimeout)
+	conn, err := readyConn(ctx, path, cmp.Or(h.ConnectTimeout, defaultConnectTimeout))
 	if err != nil {
 		return nil, err
 	}
 	return &instance{
 		driver: driver, endpoint: path, service: service, health: negotiateHealth(versions),
-		callTimeout: endpoint.Timeout(configured, h.callTimeout), conn: conn, client: newClient(conn, service),
+		callTimeout: endpoint.Timeout(configured, cmp.Or(h.CallTimeout, defaultCallTimeout)), conn: conn, client: newClient(conn, service),
 	}, nil
 }
 

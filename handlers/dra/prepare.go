@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -30,9 +32,9 @@ type Prepared struct {
 // unknown or the driver lost its state.
 //
 // It blocks until the driver has answered. A call that did not come through is repeated, with back-off and on the instance that is newest
-// then, also after the driver went away in the middle of it, until ctx ends or [Config].Timeout has passed. Calls for the same claim of a
+// then, also after the driver went away in the middle of it, until ctx ends or [Handler].Timeout has passed. Calls for the same claim of a
 // driver, those of Unprepare too, follow each other: one that its caller has given up, or that timed out, continues until the driver has
-// answered or gone away, for at most [Config].Timeout, because a driver may ignore a cancellation and still be at work.
+// answered or gone away, for at most [Handler].Timeout, because a driver may ignore a cancellation and still be at work.
 //
 // The error says that there is no answer: it wraps [ErrNotRegistered] if the driver was not there to begin with.
 func (h *Handler) Prepare(ctx context.Context, driver string, claims ...*drav1.Claim) (map[string]Prepared, error) {
@@ -99,7 +101,7 @@ func (m method[Request, Response]) call(
 	if err != nil || len(uids) == 0 {
 		return none, err
 	}
-	bounded, cancel := context.WithTimeoutCause(ctx, h.timeout, fmt.Errorf("not done within %v: %w", h.timeout, context.DeadlineExceeded))
+	bounded, cancel := context.WithTimeoutCause(ctx, h.timeout(), fmt.Errorf("not done within %v: %w", h.timeout(), context.DeadlineExceeded))
 	defer cancel()
 	if bounded.Err() != nil { // the call would continue after it was given up
 		return none, fmt.Errorf("cannot %s claims with DRA driver %s: %w", m.what, untrusted.Clip(driver), context.Cause(bounded))
@@ -158,7 +160,7 @@ func (m method[Request, Response]) attempt(
 		continuing, cancel := context.WithCancel(context.WithoutCancel(ctx))
 		defer cancel()
 		defer context.AfterFunc(h.life, cancel)()
-		answer, err := endpoint.Call(continuing, max(h.timeout, in.callTimeout), m.name, invoke, request)
+		answer, err := endpoint.Call(continuing, max(h.timeout(), in.callTimeout), m.name, invoke, request)
 		ended <- result{answer, err}
 	}()
 	waiting, cancel := context.WithTimeout(ctx, in.callTimeout)
@@ -204,4 +206,73 @@ func claimUIDs(claims []*drav1.Claim) ([]string, error) {
 		uids = append(uids, claim.GetUid())
 	}
 	return uids, nil
+}
+
+// claimLocks keeps calls for the same claim of a driver apart. The zero value is ready.
+type claimLocks struct {
+	mu   sync.Mutex
+	held map[claimKey]chan struct{} // closed when whoever holds the claim lets go of it
+}
+
+type claimKey struct{ driver, uid string }
+
+// lockedClaims are claims that are locked until all who hold them have released them.
+type lockedClaims struct {
+	holders atomic.Int32
+	unlock  func()
+}
+
+// hold adds a holder. The caller is one.
+func (c *lockedClaims) hold() { c.holders.Add(1) }
+
+func (c *lockedClaims) release() {
+	if c.holders.Add(-1) == 0 {
+		c.unlock()
+	}
+}
+
+// lock waits until nobody else holds one of the claims. It takes all or none, so that two callers never wait for each other. The caller
+// holds them.
+func (l *claimLocks) lock(ctx context.Context, driver string, uids []string) (*lockedClaims, error) {
+	for {
+		busy := l.tryLock(driver, uids)
+		if busy == nil {
+			locked := &lockedClaims{unlock: func() { l.unlock(driver, uids) }}
+			locked.hold()
+			return locked, nil
+		}
+		select {
+		case <-busy:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+// tryLock takes the claims, or returns what to wait for.
+func (l *claimLocks) tryLock(driver string, uids []string) (busy <-chan struct{}) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, uid := range uids {
+		if busy := l.held[claimKey{driver, uid}]; busy != nil {
+			return busy
+		}
+	}
+	if l.held == nil {
+		l.held = map[claimKey]chan struct{}{}
+	}
+	free := make(chan struct{})
+	for _, uid := range uids {
+		l.held[claimKey{driver, uid}] = free
+	}
+	return nil
+}
+
+func (l *claimLocks) unlock(driver string, uids []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	close(l.held[claimKey{driver, uids[0]}])
+	for _, uid := range uids {
+		delete(l.held, claimKey{driver, uid})
+	}
 }

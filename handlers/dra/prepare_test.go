@@ -21,7 +21,7 @@ import (
 func TestPrepareAndUnprepare(t *testing.T) {
 	for _, version := range [][]string{onlyV1, onlyV1beta1} {
 		t.Run(version[0], func(t *testing.T) {
-			h := newHandler(t, dra.Config{})
+			h := newHandler(t, &dra.Handler{})
 			f := newFake("gpu-0")
 			// Only the service of that version is there.
 			serveVersion := func(s grpc.ServiceRegistrar) { drav1.RegisterDRAPluginServer(s, f) }
@@ -60,7 +60,7 @@ func TestPrepareAndUnprepare(t *testing.T) {
 
 // TestErrorsOfClaims: each claim has its own error, and those of others do not matter to it.
 func TestErrorsOfClaims(t *testing.T) {
-	h := newHandler(t, dra.Config{})
+	h := newHandler(t, &dra.Handler{})
 	f := newFake("a")
 	f.prepare = func(_ context.Context, r *drav1.NodePrepareResourcesRequest) (*drav1.NodePrepareResourcesResponse, error) {
 		answer := f.answer(r)
@@ -137,7 +137,7 @@ func TestHostileDevices(t *testing.T) {
 					c.devices[i] = good()
 				}
 			}
-			h := newHandler(t, dra.Config{})
+			h := newHandler(t, &dra.Handler{})
 			f := newFake("a")
 			f.prepare = func(context.Context, *drav1.NodePrepareResourcesRequest) (*drav1.NodePrepareResourcesResponse, error) {
 				return &drav1.NodePrepareResourcesResponse{
@@ -155,7 +155,7 @@ func TestHostileDevices(t *testing.T) {
 
 // TestTooLarge: an answer of more than 4 MiB is none, and costs the connection nothing.
 func TestTooLarge(t *testing.T) {
-	h := newHandler(t, dra.Config{})
+	h := newHandler(t, &dra.Handler{})
 	f := newFake("a")
 	f.prepare = func(_ context.Context, r *drav1.NodePrepareResourcesRequest) (*drav1.NodePrepareResourcesResponse, error) {
 		answer := f.answer(r)
@@ -172,7 +172,7 @@ func TestTooLarge(t *testing.T) {
 }
 
 func TestClaimsAreChecked(t *testing.T) {
-	h := newHandler(t, dra.Config{})
+	h := newHandler(t, &dra.Handler{})
 	f := newFake("a")
 	register(t, h, serve(t, f.register), onlyV1)
 	for _, claims := range [][]*drav1.Claim{
@@ -199,7 +199,7 @@ func TestClaimsAreChecked(t *testing.T) {
 
 // TestRollOver: calls go to the newest instance, and the older one is let go of when it goes, not before its calls have ended.
 func TestRollOver(t *testing.T) {
-	h := newHandler(t, dra.Config{})
+	h := newHandler(t, &dra.Handler{})
 	older, newer := newFake("older"), newFake("newer")
 	called, answer := make(chan struct{}), make(chan struct{})
 	older.unprepare = func(context.Context, *drav1.NodeUnprepareResourcesRequest) (*drav1.NodeUnprepareResourcesResponse, error) {
@@ -238,7 +238,7 @@ func TestRollOver(t *testing.T) {
 
 // TestOlderSurvives: when the newest goes and the pipeline says so, an instance that is still there has the calls.
 func TestOlderSurvives(t *testing.T) {
-	h := newHandler(t, dra.Config{})
+	h := newHandler(t, &dra.Handler{})
 	olderServer, newerServer := serve(t, newFake("older").register), serve(t, newFake("newer").register)
 	register(t, h, olderServer, onlyV1)
 	register(t, h, newerServer, onlyV1)
@@ -255,7 +255,7 @@ func TestOlderSurvives(t *testing.T) {
 
 // TestRetryAcrossRollOver: a call whose driver is killed in the middle of it ends on the next instance.
 func TestRetryAcrossRollOver(t *testing.T) {
-	h := newHandler(t, dra.Config{})
+	h := newHandler(t, &dra.Handler{})
 	older, newer := newFake("older"), newFake("newer")
 	called := make(chan struct{})
 	older.prepare = func(ctx context.Context, _ *drav1.NodePrepareResourcesRequest) (*drav1.NodePrepareResourcesResponse, error) {
@@ -280,7 +280,7 @@ func TestRetryAcrossRollOver(t *testing.T) {
 
 // TestRetryUntilItIsBack: a call outlives the restart of its driver, for which it is deregistered and registered again.
 func TestRetryUntilItIsBack(t *testing.T) {
-	h := newHandler(t, dra.Config{})
+	h := newHandler(t, &dra.Handler{})
 	f := newFake("a")
 	called := make(chan struct{}, 1)
 	f.prepare = func(_ context.Context, r *drav1.NodePrepareResourcesRequest) (*drav1.NodePrepareResourcesResponse, error) {
@@ -305,7 +305,7 @@ func TestRetryUntilItIsBack(t *testing.T) {
 
 // TestGivenUp: there is a bound to all repetitions, and the error has both what ended it and what went wrong.
 func TestGivenUp(t *testing.T) {
-	h := newHandler(t, dra.Config{Timeout: 2 * time.Second})
+	h := newHandler(t, &dra.Handler{Timeout: 2 * time.Second})
 	f := newFake("a")
 	f.prepare = func(context.Context, *drav1.NodePrepareResourcesRequest) (*drav1.NodePrepareResourcesResponse, error) {
 		return nil, status.Error(codes.Unavailable, "not today")
@@ -329,7 +329,7 @@ func TestNotRepeated(t *testing.T) {
 		codes.DeadlineExceeded: func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() },
 	} {
 		t.Run(code.String(), func(t *testing.T) {
-			h := newHandler(t, dra.Config{CallTimeout: 2 * time.Second})
+			h := newHandler(t, &dra.Handler{CallTimeout: 2 * time.Second})
 			f := newFake("a")
 			f.prepare = func(ctx context.Context, _ *drav1.NodePrepareResourcesRequest) (*drav1.NodePrepareResourcesResponse, error) {
 				return nil, answer(ctx)
@@ -349,7 +349,7 @@ func TestNotRepeated(t *testing.T) {
 
 // TestClientTimeout: the timeout that is configured for a plugin goes before the handler's.
 func TestClientTimeout(t *testing.T) {
-	h := newHandler(t, dra.Config{})
+	h := newHandler(t, &dra.Handler{})
 	f := newFake("a")
 	f.prepare = func(ctx context.Context, _ *drav1.NodePrepareResourcesRequest) (*drav1.NodePrepareResourcesResponse, error) {
 		<-ctx.Done()
@@ -366,7 +366,7 @@ func TestClientTimeout(t *testing.T) {
 
 // TestOneCallPerClaim: calls for one claim follow each other, calls for others do not wait for them.
 func TestOneCallPerClaim(t *testing.T) {
-	h := newHandler(t, dra.Config{})
+	h := newHandler(t, &dra.Handler{})
 	f := newFake("a")
 	var mu sync.Mutex
 	running := map[string]int{}
@@ -428,7 +428,7 @@ func TestOneCallPerClaim(t *testing.T) {
 
 // TestWaitingForAClaimEnds: who waits for another call for its claim waits no longer than it wants to.
 func TestWaitingForAClaimEnds(t *testing.T) {
-	h := newHandler(t, dra.Config{})
+	h := newHandler(t, &dra.Handler{})
 	f := newFake("a")
 	called := make(chan struct{}, 1)
 	f.prepare = func(ctx context.Context, _ *drav1.NodePrepareResourcesRequest) (*drav1.NodePrepareResourcesResponse, error) {
@@ -461,7 +461,7 @@ func TestWaitingForAClaimEnds(t *testing.T) {
 
 // TestCloseCutsOff: nobody waits for a driver longer than the handler lives.
 func TestCloseCutsOff(t *testing.T) {
-	h := dra.New(dra.Config{})
+	h := &dra.Handler{}
 	f := newFake("a")
 	called := make(chan struct{})
 	f.prepare = func(ctx context.Context, _ *drav1.NodePrepareResourcesRequest) (*drav1.NodePrepareResourcesResponse, error) {

@@ -9,8 +9,8 @@ import (
 )
 
 func TestAcceptHandler(t *testing.T) {
-	handlertest.Test(t, handlertest.Config{
+	handlertest.Suite{
 		NewHandler: func(string) (cache.PluginHandler, error) { return patchbay.AcceptHandler(), nil },
 		Versions:   []string{"1.0.0"},
-	})
+	}.Test(t)
 }

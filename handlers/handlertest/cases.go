@@ -36,17 +36,17 @@ var cases = []testCase{
 func validate(s *session) {
 	p := s.plugin(wellBehaved)
 	for range 3 {
-		if err := s.validate(p.name, p.socket, s.config.Versions); err != nil {
+		if err := s.validate(p.name, p.socket, s.suite.Versions); err != nil {
 			s.fail("ValidatePlugin of plugin %s, which is valid: %w", p.name, err)
 		}
 	}
-	for _, versions := range s.config.WrongVersions {
+	for _, versions := range s.suite.WrongVersions {
 		if s.validate(p.name, p.socket, versions) == nil {
 			s.fail("ValidatePlugin accepts the versions %q, which are wrong", versions)
 		}
 	}
-	for _, name := range s.config.WrongNames {
-		if s.validate(name, p.socket, s.config.Versions) == nil {
+	for _, name := range s.suite.WrongNames {
+		if s.validate(name, p.socket, s.suite.Versions) == nil {
 			s.fail("ValidatePlugin accepts the name %q, which is wrong", name)
 		}
 	}
@@ -134,7 +134,7 @@ func (s *session) wrongPlugins() []wrongPlugin {
 		start := func(name string) *fakePlugin { return s.instance(name, b) }
 		all = append(all, wrongPlugin{what: b.String(), start: start})
 	}
-	for what, services := range s.config.WrongPlugins {
+	for what, services := range s.suite.WrongPlugins {
 		start := func(name string) *fakePlugin { return s.start(name, wellBehaved, services) }
 		all = append(all, wrongPlugin{what: "is wrong: " + what, start: start, must: true})
 	}

@@ -52,18 +52,18 @@ func (h *myHandler) DeRegisterPlugin(name string) {
 }
 
 func TestHandlerOfTheDocumentation(t *testing.T) {
-	handlertest.Test(t, handlertest.Config{
+	handlertest.Suite{
 		NewHandler: func(string) (cache.PluginHandler, error) {
 			return &myHandler{conns: map[string]*grpc.ClientConn{}}, nil
 		},
 		Versions:      []string{"v1"},
 		WrongVersions: [][]string{nil, {"v2"}},
-	})
+	}.Test(t)
 }
 
 // A handler's author has a test that calls Test. Here a program asks what the suite says of a handler.
 func Example() {
-	err := handlertest.Run(handlertest.Config{
+	err := handlertest.Suite{
 		NewHandler: func(string) (cache.PluginHandler, error) {
 			return &myHandler{conns: map[string]*grpc.ClientConn{}}, nil
 		},
@@ -71,7 +71,7 @@ func Example() {
 		WrongVersions: [][]string{nil, {"v2"}},
 		WrongNames:    []string{"../plugin"},
 		Patience:      5 * time.Second, // it has no timeouts of its own that would take longer
-	})
+	}.Run()
 	fmt.Println(err)
 	// Output:
 	// Validate: ValidatePlugin accepts the name "../plugin", which is wrong

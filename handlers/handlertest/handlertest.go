@@ -1,4 +1,4 @@
-// Package handlertest is the conformance suite for implementations of cache.PluginHandler: if you write one, run [Test] on it.
+// Package handlertest is the conformance suite for implementations of cache.PluginHandler: run a [Suite] on yours.
 //
 // It calls a handler in every way the pipeline may, with plugins that behave, fail, hang, die and get replaced, and checks that
 //
@@ -26,8 +26,8 @@ import (
 	"github.com/patchbay-dev/patchbay/cache"
 )
 
-// Config says how a handler is made and what its plugins are. NewHandler and Versions are required.
-type Config struct {
+// Suite is the conformance suite for one handler. NewHandler and Versions are required.
+type Suite struct {
 	// NewHandler makes a handler that keeps its state, if it has any, in the directory dir. The suite calls it again for the same
 	// directory, after it has closed the handler if that is an io.Closer, to recreate the handler over the same state. Timeouts of the
 	// handler should be shorter than Patience.
@@ -57,10 +57,10 @@ type Services func(s grpc.ServiceRegistrar, pluginName string)
 
 // Test runs the suite, each case as a subtest with a handler and a directory of its own. It counts goroutines: nothing else may run at the
 // same time in the test's process.
-func Test(t *testing.T, config Config) {
+func (suite Suite) Test(t *testing.T) {
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			err := run(config, c)
+			err := suite.run(c)
 			switch {
 			case errors.Is(err, errNotApplicable):
 				t.Skip(err)
@@ -73,10 +73,10 @@ func Test(t *testing.T, config Config) {
 
 // Run is Test for programs that are not tests, for example one that checks third-party handlers. It blocks until the suite has ended, and
 // returns what is wrong with the handler, with the name of each case that failed.
-func Run(config Config) error {
+func (suite Suite) Run() error {
 	var errs []error
 	for _, c := range cases {
-		if err := run(config, c); err != nil && !errors.Is(err, errNotApplicable) {
+		if err := suite.run(c); err != nil && !errors.Is(err, errNotApplicable) {
 			errs = append(errs, fmt.Errorf("%s: %w", c.name, err))
 		}
 	}

@@ -265,8 +265,8 @@ func (h serving) Check(context.Context, *healthpb.HealthCheckRequest) (*healthpb
 	return &healthpb.HealthCheckResponse{Status: h.status}, nil
 }
 
-func config(newHandler func(string) (cache.PluginHandler, error)) Config {
-	return Config{
+func suite(newHandler func(string) (cache.PluginHandler, error)) Suite {
+	return Suite{
 		NewHandler: newHandler,
 		Versions:   []string{"v2", "v1"},
 		Serve: func(s grpc.ServiceRegistrar, _ string) {
@@ -288,11 +288,11 @@ func config(newHandler func(string) (cache.PluginHandler, error)) Config {
 }
 
 func TestCorrectHandlersPass(t *testing.T) {
-	t.Run("Keeper", func(t *testing.T) { Test(t, config(newKeeper(faults{}))) })
+	t.Run("Keeper", func(t *testing.T) { suite(newKeeper(faults{})).Test(t) })
 	t.Run("WithoutContext", func(t *testing.T) {
-		c := config(func(string) (cache.PluginHandler, error) { return asker{}, nil })
+		c := suite(func(string) (cache.PluginHandler, error) { return asker{}, nil })
 		c.HoldsConnection, c.Has = false, nil
-		Test(t, c)
+		c.Test(t)
 	})
 }
 
@@ -353,9 +353,9 @@ func TestWrongHandlersFail(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			test.faults.dialled = &dialled{ended: make(chan struct{})}
 			defer test.faults.dialled.close()
-			c := config(newKeeper(test.faults))
+			c := suite(newKeeper(test.faults))
 			c.Patience = 500 * time.Millisecond
-			err := run(c, named(t, test.fail))
+			err := c.run(named(t, test.fail))
 			if err == nil {
 				t.Fatalf("case %s did not notice", test.fail)
 			}
@@ -385,11 +385,11 @@ func (u unruly) RegisterPlugin(string, string, []string, *time.Duration) error {
 
 func (unruly) DeRegisterPlugin(string) {}
 
-// TestRefuses checks that Run returns an error for a Config that cannot work and for functions in it that do not return a handler.
+// TestRefuses checks that Run returns an error for a Suite that cannot work and for functions in it that do not return a handler.
 func TestRefuses(t *testing.T) {
 	quiet := func(string) (cache.PluginHandler, error) { return unruly{func() {}}, nil }
 	v1 := []string{"v1"}
-	for want, config := range map[string]Config{
+	for want, s := range map[string]Suite{
 		"it needs NewHandler,":                             {Versions: v1},
 		"NewHandler, Versions,":                            {NewHandler: quiet},
 		"Patience that is not":                             {NewHandler: quiet, Versions: v1, Patience: -1},
@@ -413,7 +413,7 @@ func TestRefuses(t *testing.T) {
 					t.Errorf("%s: Run panicked: %v", want, r)
 				}
 			}()
-			ended <- Run(config)
+			ended <- s.Run()
 		}()
 		if err := <-ended; err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("the error is %v, want %s", err, want)

@@ -28,8 +28,7 @@ var (
 // session is a handler under test. Its steps end the case when they fail; see failureOf.
 type session struct {
 	cache.PluginHandler
-	config   Config
-	patience time.Duration
+	suite Suite // with the default of Patience
 
 	dir      string // a short one, for sockets, with the handler's state in it
 	plugins  []*fakePlugin
@@ -39,9 +38,9 @@ type session struct {
 }
 
 // run runs one case on a handler of its own, and then makes sure that nothing is left of it.
-func run(config Config, c testCase) error {
-	if config.NewHandler == nil || len(config.Versions) == 0 || config.Patience < 0 {
-		return errors.New("the Config cannot be used: it needs NewHandler, Versions, and a Patience that is not negative")
+func (suite Suite) run(c testCase) error {
+	if suite.NewHandler == nil || len(suite.Versions) == 0 || suite.Patience < 0 {
+		return errors.New("the Suite cannot be used: it needs NewHandler, Versions, and a Patience that is not negative")
 	}
 	// The directory of a test may be too deep for the path of a socket.
 	const room = 64
@@ -49,7 +48,8 @@ func run(config Config, c testCase) error {
 	if err != nil {
 		return err
 	}
-	s := &session{config: config, dir: dir, patience: cmp.Or(config.Patience, defaultPatience)}
+	suite.Patience = cmp.Or(suite.Patience, defaultPatience)
+	s := &session{suite: suite, dir: dir}
 	before := goleak.IgnoreCurrent()
 	err = failureOf(func() {
 		s.open()
@@ -84,7 +84,7 @@ func failureOf(steps func()) error {
 		if failed, ok := unreturned.Panic.(failure); ok {
 			return failed.error
 		}
-		return fmt.Errorf("a function of the Config did not return: %w\n%s", err, unreturned.Stack)
+		return fmt.Errorf("a function of the Suite did not return: %w\n%s", err, unreturned.Stack)
 	}
 	return err
 }
@@ -94,7 +94,7 @@ func (s *session) open() {
 	state := filepath.Join(s.dir, "state")
 	err := os.MkdirAll(state, 0o700)
 	if err == nil {
-		s.PluginHandler, err = s.config.NewHandler(state)
+		s.PluginHandler, err = s.suite.NewHandler(state)
 	}
 	if err == nil && s.PluginHandler == nil {
 		err = errors.New("NewHandler returned neither a handler nor an error")
@@ -137,8 +137,8 @@ func (s *session) noGoroutines(before goleak.Option) {
 // name returns the name of a plugin that was not there before.
 func (s *session) name() string {
 	s.names++
-	if s.config.Name != nil {
-		return s.config.Name(s.names - 1)
+	if s.suite.Name != nil {
+		return s.suite.Name(s.names - 1)
 	}
 	return fmt.Sprintf("plugin-%d.example.com", s.names-1)
 }
@@ -146,7 +146,7 @@ func (s *session) name() string {
 func (s *session) plugin(b behaviour) *fakePlugin { return s.instance(s.name(), b) }
 
 func (s *session) instance(name string, b behaviour) *fakePlugin {
-	return s.start(name, b, s.config.Serve)
+	return s.start(name, b, s.suite.Serve)
 }
 
 func (s *session) start(name string, b behaviour, services Services) *fakePlugin {
@@ -172,12 +172,12 @@ func (s *session) call(what string, f func() error) error {
 
 // await is call for what was begun before.
 func (s *session) await(what string, result <-chan error) (err error) {
-	timer := time.NewTimer(s.patience)
+	timer := time.NewTimer(s.suite.Patience)
 	defer timer.Stop()
 	select {
 	case err = <-result:
 	case <-timer.C:
-		s.fail("%s did not return within %v", what, s.patience)
+		s.fail("%s did not return within %v", what, s.suite.Patience)
 	}
 	if errors.Is(err, errUnreturned) {
 		s.fail("%w", err)
@@ -210,10 +210,10 @@ func (s *session) begin(p *fakePlugin) (result <-chan error, end func()) {
 	go func() {
 		done <- guarded("RegisterPlugin("+p.name+")", func() error {
 			if c, ok := h.(cache.ContextRegistrar); ok {
-				_, err := c.RegisterPluginContext(ctx, p.name, p.socket, s.config.Versions, nil)
+				_, err := c.RegisterPluginContext(ctx, p.name, p.socket, s.suite.Versions, nil)
 				return err
 			}
-			return h.RegisterPlugin(p.name, p.socket, s.config.Versions, nil)
+			return h.RegisterPlugin(p.name, p.socket, s.suite.Versions, nil)
 		})
 	}()
 	return done, cancel
@@ -235,7 +235,7 @@ func (s *session) try(p *fakePlugin) error {
 // register validates and registers a plugin that behaves well, and makes sure that the handler has it.
 func (s *session) register(plugins ...*fakePlugin) {
 	for _, p := range plugins {
-		if err := s.validate(p.name, p.socket, s.config.Versions); err != nil {
+		if err := s.validate(p.name, p.socket, s.suite.Versions); err != nil {
 			s.fail("ValidatePlugin of plugin %s, which is valid: %w", p.name, err)
 		}
 		if err := s.try(p); err != nil {
@@ -245,12 +245,12 @@ func (s *session) register(plugins ...*fakePlugin) {
 	}
 }
 
-// known reports whether the handler has a plugin, or supposed if the configuration has no Has.
+// known reports whether the handler has a plugin, or supposed if the suite has no Has.
 func (s *session) known(p *fakePlugin, supposed bool) bool {
 	known := supposed
-	if s.config.Has != nil {
+	if s.suite.Has != nil {
 		_ = s.call("Has("+p.name+")", func() error {
-			known = s.config.Has(s.PluginHandler, p.name)
+			known = s.suite.Has(s.PluginHandler, p.name)
 			return nil
 		})
 	}
@@ -261,7 +261,7 @@ func (s *session) has(p *fakePlugin) {
 	if !s.known(p, true) {
 		s.fail("plugin %s is registered, and the handler does not have it", p.name)
 	}
-	if s.config.HoldsConnection && !s.eventually(func() bool { return p.open() > 0 }) {
+	if s.suite.HoldsConnection && !s.eventually(func() bool { return p.open() > 0 }) {
 		s.fail("plugin %s is registered, and the handler has no connection to its endpoint", p.name)
 	}
 }
@@ -289,7 +289,7 @@ func (s *session) gone(p *fakePlugin) {
 
 // keeps makes sure that the handler still has a plugin, on the connections that were made until then.
 func (s *session) keeps(p *fakePlugin, made int64) {
-	if s.config.HoldsConnection {
+	if s.suite.HoldsConnection {
 		<-time.After(50 * time.Millisecond) //nolint:forbidigo // what the handler let go of shows when the plugin has noticed
 		if p.open() == 0 || p.accepted() != made {
 			s.fail("the connection to plugin %s was let go of", p.name)
@@ -310,7 +310,7 @@ func (s *session) released(plugins ...*fakePlugin) {
 
 func (s *session) disconnected(p *fakePlugin) {
 	if !s.eventually(func() bool { return p.open() == 0 }) {
-		s.fail("connections to plugin %s are left: %d of the %d made are open after %v", p.name, p.open(), p.accepted(), s.patience)
+		s.fail("connections to plugin %s are left: %d of the %d made are open after %v", p.name, p.open(), p.accepted(), s.suite.Patience)
 	}
 }
 
@@ -330,7 +330,7 @@ func (s *session) lives(p *fakePlugin) {
 }
 
 // eventually waits until something is so, and reports whether it is.
-func (s *session) eventually(is func() bool) bool { return within(s.patience, is) }
+func (s *session) eventually(is func() bool) bool { return within(s.suite.Patience, is) }
 
 func within(patience time.Duration, is func() bool) bool {
 	for deadline := time.Now().Add(patience); !is(); {

@@ -51,7 +51,7 @@ var newHandlers = map[string]func(handlerNeeds) (cache.PluginHandler, error){
 	HandlerAccept: func(handlerNeeds) (cache.PluginHandler, error) { return patchbay.AcceptHandler(), nil },
 	HandlerCSI:    func(handlerNeeds) (cache.PluginHandler, error) { return csi.NewHandler(csi.Options{}), nil },
 	HandlerDevice: newDeviceHandler,
-	HandlerDRA:    func(n handlerNeeds) (cache.PluginHandler, error) { return dra.New(dra.Config{Log: n.log}), nil },
+	HandlerDRA:    func(n handlerNeeds) (cache.PluginHandler, error) { return &dra.Handler{Logger: n.log}, nil },
 }
 
 // kubeletKinds are the kinds of handlers for the plugin types of the kubelet. Each kind supports only the protocol of its type.
@@ -170,13 +170,13 @@ func validateHandler(ptype, kind string) error {
 // newDeviceHandler makes the handler of device plugins. It creates sockets in the first plugin directory for plugins that register with the
 // older protocol.
 func newDeviceHandler(needs handlerNeeds) (cache.PluginHandler, error) {
-	h, err := device.New(device.Config{
+	h := &device.Handler{
 		Store:     needs.state.Bucket(HandlerDevice),
 		SocketDir: needs.deviceSocketDir,
 		PluginDir: needs.pluginDir,
 		Logger:    needs.log,
-	})
-	if err != nil {
+	}
+	if err := h.Open(); err != nil {
 		return nil, server.AdviseOnPath(err, "directory with device.socketDir")
 	}
 	return h, nil

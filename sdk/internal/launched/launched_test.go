@@ -128,9 +128,6 @@ func (w writer) Write(p []byte) (int, error) { return len(p), w(p) }
 func TestAlone(t *testing.T) {
 	var stderr bytes.Buffer
 	s := Alone(&stderr)
-	if _, err := s.Conn(); !errors.Is(err, ErrNotLaunched) {
-		t.Errorf("Conn: %v", err)
-	}
 	if _, ok := s.Handshake(); ok {
 		t.Error("there is a handshake")
 	}

@@ -21,9 +21,6 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/launch/handshake"
 )
 
-// ErrNotLaunched is returned where a host is needed and none launched this process.
-var ErrNotLaunched = errors.New("no host launched this process")
-
 // errStopped is the cause of the end of a context because the host closed standard input.
 var errStopped = errors.New("the host asked the plugin to stop")
 
@@ -113,11 +110,8 @@ func (s *Session) TakeListener() *Listener { return s.listener.Swap(nil) }
 // OfProcess reports whether the session is that of the process, which needs no context to be found.
 func (s *Session) OfProcess() bool { own, _ := process(); return own == s }
 
-// Conn returns the connection to the host. It is dialled by the first call, carries the ticket, and is closed when Run ends.
+// Conn returns the connection to the host, which must exist. The first call dials it; it carries the ticket, and Run closes it.
 func (s *Session) Conn() (grpc.ClientConnInterface, error) {
-	if s.shake == nil {
-		return nil, ErrNotLaunched
-	}
 	conn, err := s.conn()
 	if err != nil {
 		return nil, err
