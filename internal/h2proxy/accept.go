@@ -14,76 +14,48 @@ import (
 // Introduced is a connection whose caller is known.
 type Introduced struct {
 	net.Conn
-	// UID is the user to whom its calls count.
+	// UID is the user for whom the budget counts the calls.
 	UID uint32
-	// Context is that from which the contexts of its calls come; it does not end.
+	// Context is the parent of the contexts of all calls on the connection. It must not end.
 	Context context.Context //nolint:containedctx // All calls share it.
 }
 
-// silentTime is how long the end of a server waits for connections that say nothing: their callers have not begun to speak, or are gone.
+// silentTime is how long Drain waits for connections on which the caller has not sent its settings.
 const silentTime = time.Second
 
-// take serves a connection, after its caller has been introduced.
-func (s *Server) take(nc net.Conn) {
+// accept serves a connection in a goroutine, after its caller has been introduced.
+func (s *Server) accept(nc net.Conn) {
 	if s.config.Introduce == nil {
 		from := Introduced{nc, ^uint32(0), context.Background()}
 		if known, ok := nc.(interface{ UID() uint32 }); ok {
 			from.UID = known.UID()
 		}
-		// Before the next one is accepted, so that who is served knows that all are who came before.
-		if c := s.begin(from); c != nil {
+		// Not in the goroutine: when a connection is served, all connections that were accepted before it have been added.
+		if c := s.newConn(from); c != nil {
 			go s.serve(c)
 		}
 		return
 	}
-	if !s.enter(nc) {
+	if !s.add(nc) {
 		_ = nc.Close()
 		return
 	}
 	go func() {
-		defer s.leave(nc)
+		defer s.remove(nc)
 		ctx, cancel := context.WithTimeout(context.Background(), s.config.Timeout)
 		from, err := s.config.Introduce(ctx, nc)
 		cancel()
 		if err != nil {
 			_ = nc.Close()
-		} else if c := s.begin(from); c != nil {
-			s.leave(nc)
+		} else if c := s.newConn(from); c != nil {
+			s.remove(nc)
 			s.serve(c)
 		}
 	}()
 }
 
-// enter counts a connection whose caller is not known, unless the server is draining.
-func (s *Server) enter(nc net.Conn) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.draining {
-		return false
-	}
-	s.left++
-	if s.entering == nil {
-		s.entering = map[net.Conn]bool{}
-	}
-	s.entering[nc] = true
-	return true
-}
-
-// leave is called when the caller is known, or will not be.
-func (s *Server) leave(nc net.Conn) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.entering[nc] {
-		if delete(s.entering, nc); len(s.entering) == 0 {
-			s.entering = nil
-		}
-		s.left--
-		s.finish()
-	}
-}
-
-// begin returns a connection that counts until it has been served. If the server is draining, it closes it and returns nil.
-func (s *Server) begin(from Introduced) *conn {
+// newConn adds a connection and sends the settings. If the server is draining, it closes the connection and returns nil.
+func (s *Server) newConn(from Introduced) *conn {
 	c := newConn(from.Conn, s.config.Budget, from.UID, 4<<10)
 	c.timeout = s.config.Timeout
 	c.changed = c.closeUnused
@@ -92,24 +64,41 @@ func (s *Server) begin(from Introduced) *conn {
 	if s.config.Streams > 0 {
 		settings = append(settings, http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: s.config.Streams})
 	}
-	c.start(settings...) // they come before all that may be said to it, even that it is to go
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.draining {
-		go c.fail(errClosed) // it may say goodbye, for which nobody has to wait
+	c.start(settings...) // before Drain can queue a GOAWAY: the settings come first
+	if !s.add(c) {
+		go c.fail(errClosed) // closing a TLS connection may block
 		return nil
 	}
-	s.left++
-	if s.conns == nil {
-		s.conns = map[*conn]bool{}
-	}
-	s.conns[c] = true
 	return c
 }
 
+// add adds a connection, a *conn or one whose caller is not known yet, unless the server is draining.
+func (s *Server) add(nc net.Conn) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.draining {
+		return false
+	}
+	if s.conns == nil {
+		s.conns = map[net.Conn]bool{}
+	}
+	s.conns[nc] = true
+	return true
+}
+
+// remove removes a connection. Calling it again has no effect.
+func (s *Server) remove(nc net.Conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if delete(s.conns, nc); len(s.conns) == 0 {
+		s.conns = nil
+	}
+	s.closeDone()
+}
+
 func (s *Server) serve(c *conn) {
-	defer s.end(c)
-	c.pause(c.budget.owed(c.uid))
+	defer s.remove(c)
+	sleep(c.budget.cancelPause(c.uid), c.ended)
 	_ = c.SetReadDeadline(time.Now().Add(s.config.Timeout))
 	var running sync.WaitGroup
 	running.Go(c.write)
@@ -129,14 +118,14 @@ func (s *Server) serve(c *conn) {
 	running.Wait()
 }
 
-// hush ends a connection that is being drained if its caller has not begun to speak, and otherwise has it take no more calls, also if its
-// caller does not say that it knows.
-func (c *conn) hush() {
-	if !c.introduced() {
+// endDrain closes a draining connection whose caller has not sent its settings. Other connections accept no more streams from now on, even
+// if the caller has not acknowledged the GOAWAY.
+func (c *conn) endDrain() {
+	if !c.isEstablished() {
 		c.fail(errClosed)
 		return
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.lastCall()
+	c.refuseStreams()
 }

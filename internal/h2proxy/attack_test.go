@@ -164,7 +164,11 @@ func (b *bed) calls() int { return b.budget.calls.Sum() }
 func (b *bed) waiting() (n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for c := range b.conns {
+	for nc := range b.conns {
+		c, ok := nc.(*conn)
+		if !ok {
+			continue
+		}
 		c.mu.Lock()
 		n += c.writing + len(c.out.data)
 		c.mu.Unlock()

@@ -37,14 +37,14 @@ func TestBudget(t *testing.T) {
 	b.give(2, 20)
 	b.give(7, 20)
 	for _, uid := range []uint32{1, 1, 1, 2, 2, 7, 0} {
-		b.begin(uid)
+		_, _ = b.Begin(uid)
 	}
 	want := "1 user true, 1 user false, 2 total true, 1 user true, 1 userCalls true, 2 calls true"
 	if got := strings.Join(refused, ", "); got != want {
 		t.Errorf("refused: %s\nwant:    %s", got, want)
 	}
 	for _, uid := range []uint32{1, 1, 2, 7, 0} {
-		b.end(uid)
+		b.calls.Release(uid, 1)
 	}
 	if b.Bytes() != 0 || b.calls.Sum() != 0 {
 		t.Errorf("%d bytes and %d calls are left", b.Bytes(), b.calls.Sum())

@@ -2,8 +2,8 @@ package h2proxy
 
 import "sync"
 
-// Buffers have one of three sizes: what a stream may always have, a connection with little and one with much to write. Larger ones are left
-// to the garbage collector.
+// Buffers of three sizes are pooled: for received data, and for connections with little and with much to write. The garbage collector frees
+// buffers of other sizes.
 const chunkSize, outSize, deepSize = baseWindow, 2*baseOut + maxFrame, deepOut + 2*maxFrame
 
 var chunks, outs, deeps = pool(chunkSize), pool(outSize), pool(deepSize)
@@ -25,7 +25,7 @@ func giveBuffer(b []byte) {
 	}
 }
 
-// outgoing collects what is to be written.
+// outgoing is a buffer of data to be written.
 type outgoing struct{ data []byte }
 
 // Write implements [io.Writer]. It never fails.
@@ -42,7 +42,7 @@ func (o *outgoing) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// incoming has what has come and was not read, in chunks.
+// incoming is a queue of received data in chunks.
 type incoming struct{ chunks [][]byte }
 
 func (i *incoming) add(b []byte) {
@@ -59,17 +59,14 @@ func (i *incoming) add(b []byte) {
 	}
 }
 
-// take returns the first chunk, which the caller gives back; nil if there is none.
+// take removes and returns the first chunk; nil if there is none. The caller releases it with giveBuffer.
 func (i *incoming) take() []byte {
 	if len(i.chunks) == 0 {
 		return nil
 	}
 	c := i.chunks[0]
-	if i.chunks[0] = nil; len(i.chunks) == 1 {
-		i.chunks = nil
-	} else {
-		i.chunks = i.chunks[1:]
-	}
+	i.chunks[0] = nil
+	i.chunks = i.chunks[1:]
 	return c
 }
 

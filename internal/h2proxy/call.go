@@ -2,6 +2,8 @@ package h2proxy
 
 import (
 	"context"
+	"errors"
+	"io"
 	"sync"
 	"time"
 
@@ -23,32 +25,32 @@ type clientCall struct {
 	onFinish []func(error)
 	unwatch  func() bool
 	finished sync.Once
-	waits    pendingcalls.Call
-	answered sync.Once // ends waits
+	pending  pendingcalls.Call
+	answered sync.Once // ends pending
 
-	held    []byte // by the last fragment
-	checked bool   // whether the headers are gRPC's
+	held    []byte // the buffer of the last received fragment
+	checked bool   // the response headers were checked
 }
 
 var _ grpc.ClientStream = (*clientCall)(nil)
 
-// told tells those who want to know that the call has ended.
-func (c *clientCall) told(err error) {
-	c.answered.Do(func() { c.waits.End(err) })
+// reportEnd reports the end of the call to the pending calls and the stats handlers.
+func (c *clientCall) reportEnd(err error) {
+	c.answered.Do(func() { c.pending.End(err) })
 	for _, h := range c.client.config.Stats {
 		h.HandleRPC(c.ctx, &stats.End{Client: true, BeginTime: c.began, EndTime: time.Now(), Error: err})
 	}
 }
 
-// finish ends the call, which has failed with err or is over.
+// finish releases the call, which has failed with err, or ended without an error.
 func (c *clientCall) finish(err error) {
 	c.finished.Do(func() {
 		c.stream.close(http2.ErrCodeCancel)
-		c.told(err)
+		c.reportEnd(err)
 		for _, f := range c.onFinish {
 			f(err)
 		}
-		c.client.used()
+		c.client.restartIdle()
 	})
 }
 
@@ -63,13 +65,13 @@ func (c *clientCall) Header() (metadata.MD, error) {
 		switch {
 		case fields != nil:
 			if err := NotGRPC(fields); err != nil {
-				return nil, err // RecvMsg says so too
+				return nil, err // RecvMsg returns it too
 			}
 			return toMetadata(fields), nil
 		case err != nil:
 			return nil, statusOfEnd(err)
 		case ended:
-			return nil, nil //nolint:nilnil // as the interface has it: there is a status only
+			return nil, nil //nolint:nilnil // grpc.ClientStream documents it for a response with only a status
 		}
 		select {
 		case <-s.readable:
@@ -95,7 +97,7 @@ func (c *clientCall) SendMsg(m any) error {
 	return c.stream.send(c.ctx, f.data, f.last)
 }
 
-// TrySendMsg sends a fragment if that needs no waiting, and says whether it did.
+// TrySendMsg sends a fragment if it can do so without blocking, and reports whether it did.
 func (c *clientCall) TrySendMsg(f *Fragment) bool {
 	c.stream.c.mu.Lock()
 	fits := int64(len(f.data)) <= c.stream.sendWindow && int64(len(f.data)) <= c.stream.c.sendWindow && len(f.data) <= maxFrame
@@ -110,13 +112,13 @@ func (c *clientCall) TrySendMsg(f *Fragment) bool {
 
 func (c *clientCall) RecvMsg(m any) error {
 	err := c.recv(m)
-	if err != nil {
+	switch {
+	case errors.Is(err, io.EOF):
 		c.unwatch()
-		if isEnd(err) {
-			c.finish(nil)
-		} else {
-			c.finish(err)
-		}
+		c.finish(nil)
+	case err != nil:
+		c.unwatch()
+		c.finish(err)
 	}
 	return err
 }
@@ -128,7 +130,7 @@ func (c *clientCall) recv(m any) error {
 	}
 	var err error
 	f.data, _, err = c.stream.next(c.ctx, c.held)
-	f.last = false // the trailers are
+	f.last = false // trailers follow
 	c.held = f.data
 	if err == nil && c.checked {
 		return nil
@@ -137,21 +139,21 @@ func (c *clientCall) recv(m any) error {
 	headers, trailers := c.stream.headers, c.stream.trailers
 	c.stream.c.mu.Unlock()
 	if headers == nil {
-		headers = trailers // there is nothing else
+		headers = trailers // a response without data
 	}
 	c.checked = true
 	switch {
-	case err != nil && !isEnd(err):
+	case err != nil && !errors.Is(err, io.EOF):
 		if ended := c.ctx.Err(); ended != nil {
 			err = ended
 		} else if deadline, has := c.ctx.Deadline(); has && !time.Now().Before(deadline) {
-			err = context.DeadlineExceeded // which the other end saw first
+			err = context.DeadlineExceeded // the peer's timer was faster
 		}
 		return statusOfEnd(err)
 	case NotGRPC(headers) != nil:
 		return NotGRPC(headers)
 	case err == nil:
-		c.answered.Do(func() { c.waits.End(nil) })
+		c.answered.Do(func() { c.pending.End(nil) })
 		return nil
 	}
 	if failed := StatusOf(trailers); failed != nil {

@@ -10,36 +10,36 @@ import (
 	"time"
 )
 
-// CancelRates are how many calls that have no answer yet may be canceled in a second: on one connection, by one user, and by all users
-// together, except the privileged. Users who cancel calls at the same time have equal shares of All, and so have the connections of a user
-// of what the user may cancel. In the first second it may be several times as many. A connection that exceeds its rate or share is not read
-// from until they allow it; one that does not is never slowed down by others.
+// CancelRates limit how many unanswered calls may be canceled per second: on one connection, by one user, and by all users together except
+// the privileged ones. Users who cancel calls at the same time have equal shares of All; the connections of a user have equal shares of
+// the user's rate. The first second may have several times as many. If a connection exceeds its rate or share, reading from it pauses
+// until the rate is met again. Other connections are not slowed down.
 //
-// Two small frames make a call and cancel it, and cost the proxy and the plugin much more than their sender. A caller that waits for
-// answers cannot make more calls than are answered; one that cancels them can. The rates are low enough for a machine ten times slower
-// than one on which such a call costs 0.3 ms of a processor.
+// Two small frames make and cancel a call, and cost the proxy and the plugin much more than the sender. A caller that waits for answers
+// cannot make calls faster than they are answered; a caller that cancels them can. The rates fit a machine ten times slower than one on
+// which such a call takes 0.3 ms of processor time.
 type CancelRates struct{ Conn, User, All int }
 
-// longestPause bounds what calls that are canceled together, such as by their deadlines while a plugin hangs, cost their caller.
+// longestPause bounds the pause after many calls were canceled together, for example by their deadlines while a plugin hangs.
 const longestPause = 5 * time.Second
 
 // calm is the time without a pause after which the next pause of a user is reported as the first.
 const calm = time.Minute
 
-// cancels is how many calls were canceled lately.
+// cancels represents recently canceled calls.
 type cancels struct {
-	until time.Time // when the rate allows all of them
+	until time.Time // when the rate will allow all of them
 }
 
-// userCancels is what one user canceled lately, and on which connections.
+// userCancels represents the recently canceled calls of a user.
 type userCancels struct {
 	cancels
 
-	paused time.Time // when one of the connections last exceeded its rate
-	conns  map[*cancels]struct{}
+	paused time.Time             // when one of the connections last exceeded its rate
+	conns  map[*cancels]struct{} // of the connections with recently canceled calls
 }
 
-// add adds n calls, and returns after which time the rate allows them.
+// add counts n calls, and returns the time until the rate allows them; negative or zero if it does now.
 func (c *cancels) add(now time.Time, n, rate int) time.Duration {
 	if c.until.Before(now) {
 		c.until = now
@@ -51,7 +51,7 @@ func (c *cancels) add(now time.Time, n, rate int) time.Duration {
 	return c.until.Sub(now) - time.Second
 }
 
-// cancel counts n calls of a user that were canceled on a connection, and returns for how long that is not to be read from.
+// cancel counts n canceled calls of a user on a connection, and returns how long reading from the connection must pause.
 func (b *Budget) cancel(on *cancels, uid uint32, n int) time.Duration {
 	rates := b.cancels
 	if rates.Conn == 0 || n == 0 {
@@ -84,7 +84,7 @@ func (b *Budget) cancel(on *cancels, uid uint32, n int) time.Duration {
 	return pause
 }
 
-// cancelShare returns the share of a user in the rate of all; b.mu is held.
+// cancelShare returns a user's share of the rate of all users; b.mu is held.
 func (b *Budget) cancelShare(uid uint32, now time.Time) int {
 	if b.privileged(uid) {
 		return math.MaxInt
@@ -98,8 +98,8 @@ func (b *Budget) cancelShare(uid uint32, now time.Time) int {
 	return max(b.cancels.All/users, 1)
 }
 
-// owed returns for how long a new connection of a user is not to be read from, because of calls on earlier ones.
-func (b *Budget) owed(uid uint32) time.Duration {
+// cancelPause returns how long reading from a new connection of a user must pause because of canceled calls on earlier connections.
+func (b *Budget) cancelPause(uid uint32) time.Duration {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if of := b.canceled[uid]; of != nil {
@@ -108,7 +108,7 @@ func (b *Budget) owed(uid uint32) time.Duration {
 	return 0
 }
 
-// canceled counts n calls that ended without an answer because of their caller; mu is held.
+// canceled counts n calls that their callers have ended without an answer; mu is held.
 func (c *conn) canceled(n int) {
 	if c.client {
 		return
@@ -118,18 +118,8 @@ func (c *conn) canceled(n int) {
 	}
 }
 
-// unanswered returns how many calls in progress have no answer yet; mu is held.
-func (c *conn) unanswered() (n int) {
-	for _, s := range c.streams {
-		if !s.answered {
-			n++
-		}
-	}
-	return n
-}
-
-// pause waits for a time, or until the connection has ended.
-func (c *conn) pause(d time.Duration) {
+// sleep blocks for d, or until stop is closed.
+func sleep(d time.Duration, stop <-chan struct{}) {
 	if d <= 0 {
 		return
 	}
@@ -137,33 +127,33 @@ func (c *conn) pause(d time.Duration) {
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-	case <-c.ended:
+	case <-stop:
 	}
 }
 
-// Brake is a connection to an HTTP server on which calls are made. Reading from it pauses when too many of them were canceled, and while
-// the handlers of maxUnfinished calls that were reset have not ended: a machine that is too slow for the rates ends them late.
+// Brake is a connection of an HTTP server with an [HTTPHandler]. Reading from it pauses when too many calls were canceled, and while
+// handlers of maxUnfinished reset calls are still running, which happens on a machine that is too slow for the rates.
 type Brake struct {
 	net.Conn
 
 	closing sync.Once
 	closed  chan struct{}
-	resume  atomic.Int64 // no read before, in nanoseconds of Unix time
+	resume  atomic.Int64 // Unix time in nanoseconds before which nothing is read
 	cancels cancels      // guarded by the mutex of the budget
 
 	mu         sync.Mutex
 	changed    sync.Cond // unfinished has changed, or the connection was closed
-	unfinished int       // calls that were reset and whose handlers have not ended; below zero for a moment if a handler ends first
+	unfinished int       // reset calls whose handlers are still running; briefly negative if a handler returns before the reset is counted
 }
 
-// maxUnfinished is reached for a moment only on a machine that keeps up.
+// maxUnfinished is reached only briefly on a machine that is fast enough.
 const maxUnfinished = 16
 
-// Brake returns a connection of a user, which the caller of the HTTP server attaches to the context of its requests with [Brake.Attach].
+// Brake wraps a connection of a user. The HTTP server must attach it to the contexts of the connection's requests with [Brake.Attach].
 func (b *Budget) Brake(nc net.Conn, uid uint32) *Brake {
 	brake := &Brake{Conn: nc, closed: make(chan struct{})}
 	brake.changed.L = &brake.mu
-	brake.pause(b.owed(uid))
+	brake.pause(b.cancelPause(uid))
 	return brake
 }
 
@@ -173,7 +163,7 @@ func (b *Brake) pause(d time.Duration) {
 	}
 }
 
-// addUnfinished counts n more calls that were reset and whose handlers have not ended.
+// addUnfinished adds n to the number of reset calls whose handlers are still running.
 func (b *Brake) addUnfinished(n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -181,7 +171,7 @@ func (b *Brake) addUnfinished(n int) {
 	b.changed.Broadcast()
 }
 
-// awaitFinished blocks while too many handlers of calls that were reset have not ended, or until the connection is closed.
+// awaitFinished blocks while too many handlers of reset calls are running and the connection is open.
 func (b *Brake) awaitFinished() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -199,12 +189,7 @@ func (b *Brake) awaitFinished() {
 func (b *Brake) Read(data []byte) (int, error) {
 	b.awaitFinished()
 	if resume := b.resume.Swap(0); resume != 0 {
-		timer := time.NewTimer(time.Until(time.Unix(0, resume)))
-		defer timer.Stop()
-		select {
-		case <-timer.C:
-		case <-b.closed:
-		}
+		sleep(time.Until(time.Unix(0, resume)), b.closed)
 	}
 	return b.Conn.Read(data)
 }
@@ -222,7 +207,7 @@ func (b *Brake) Close() error {
 
 type brakeKey struct{}
 
-// Attach returns a context for the requests on the connection.
+// Attach returns a context for requests on the connection.
 func (b *Brake) Attach(ctx context.Context) context.Context {
 	return context.WithValue(ctx, brakeKey{}, b)
 }

@@ -21,25 +21,25 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/pendingcalls"
 )
 
-// Fragment is some of the data of a call: any number of bytes, wherever in a message they are. They are good until the next RecvMsg on the
-// stream from which they came.
+// Fragment is a part of the data of a call: any number of bytes, from anywhere in one or several messages. It is valid until the next
+// RecvMsg of the stream that returned it.
 type Fragment struct {
 	data []byte
 	last bool
 }
 
-// Len returns how many bytes are left to be sent.
+// Len returns the number of bytes that are not sent yet.
 func (f *Fragment) Len() int { return len(f.data) }
 
-// CallOption asks for a stream of [Fragment]s, where a connection offers those.
+// CallOption requests a stream of [Fragment]s from a connection that offers it.
 type CallOption struct {
 	grpc.EmptyCallOption
-	// Budget bounds what waits in memory, for the user UID.
+	// Budget bounds the call's data in memory, which it counts for the user UID.
 	Budget *Budget
 	UID    uint32
 }
 
-// Requested returns the option among those of a call.
+// Requested returns the CallOption among the options of a call.
 func Requested(options []grpc.CallOption) (CallOption, bool) {
 	for _, o := range options {
 		if o, ok := o.(CallOption); ok {
@@ -49,53 +49,54 @@ func Requested(options []grpc.CallOption) (CallOption, bool) {
 	return CallOption{}, false
 }
 
-// ClientConfig is what a [Client] works with.
+// ClientConfig configures a [Client].
 type ClientConfig struct {
-	// Dial connects. It is a function, as in grpc.WithContextDialer, because each kind of endpoint is reached and checked in its own way.
+	// Dial connects. It is a function, as in grpc.WithContextDialer, because kinds of endpoints differ in how they are reached and checked.
 	Dial func(ctx context.Context) (net.Conn, error)
-	// Timeout bounds the time until a connection can be used, Idle is after which time without calls it is closed, and Pause for how long
-	// after a failure there is no further attempt.
+	// Timeout bounds the time to establish a connection. Idle is the time without calls after which it is closed. Pause is the time after a
+	// failed attempt during which calls fail with the same error, without another attempt.
 	Timeout, Idle, Pause time.Duration
-	// Silence is after which time without a frame the other end is asked whether it is there, and Answer how long it may take; zero for
-	// never. The system tells when a process on the same machine ends.
+	// Silence is the time without a frame after which the peer is pinged; zero for never. If nothing arrives within Answer, the connection
+	// is closed. A peer on the same machine needs no pings: the kernel closes the connections of a process that exits.
 	Silence, Answer time.Duration
-	// Owner is the user to whom what the other end causes on the connections counts, by the budget of the call that needs one.
+	// Owner is the user for whom queued frames and large headers count. The budget is that of the call for which the connection was made.
 	Owner uint32
-	// TLS says that the connections are encrypted.
+	// TLS sets the scheme of the calls to https. Dial does the encryption.
 	TLS bool
-	// Pending counts the calls until their first answer; nil to count none.
+	// Pending counts the calls without an answer; nil to count none.
 	Pending *pendingcalls.Counter
-	// Stats are told of each call: Begin and End.
+	// Stats receive [stats.Begin] and [stats.End] of each call.
 	Stats []stats.Handler
 	// Intercept intercepts all calls; nil for none.
 	Intercept grpc.StreamClientInterceptor
 }
 
-// Client makes calls at one endpoint, on one connection, which it makes when it is needed. It is safe for concurrent use.
+// Client makes calls to one endpoint. It connects when the first call needs it, and all calls share the connection. It is safe for
+// concurrent use.
 type Client struct {
 	config  ClientConfig
-	running sync.WaitGroup // the goroutines; added to with mu held, while it is not closed
+	running sync.WaitGroup // all goroutines. Add needs mu and !closed, or another running goroutine
 
 	mu      sync.Mutex
 	conn    *conn
-	dialing chan struct{} // closed at the end of the attempt that is being made; nil if there is none
-	failed  error         // the last attempt
-	again   time.Time     // when the next may be made
+	dialing chan struct{} // closed at the end of the current attempt to connect; nil if there is none
+	failed  error         // the error of the last attempt
+	again   time.Time     // when another attempt may begin
 	idle    *time.Timer
 	closed  bool
-	// conns are all connections, and whether they are leaving: they take no new calls.
+	// conns are all connections. The value is true if a connection is leaving: it accepts no new calls and waits for its calls to end.
 	conns map[*conn]bool
 }
 
-// Closing begins what gRPC says, with codes.Canceled, of a call whose connection was closed; here it says the same.
+// Closing is the prefix of the error of calls whose connection was closed. It has codes.Canceled, as in grpc-go.
 const Closing = "grpc: the client connection is closing"
 
 var errClosed = errors.New(Closing)
 
-// NewClient returns a client, which connects to nothing yet. The caller closes it.
+// NewClient returns a client. It does not connect. The caller must call Close.
 func NewClient(config ClientConfig) *Client { return &Client{config: config, conns: map[*conn]bool{}} }
 
-// Close ends all calls and returns when nothing is left. It never fails.
+// Close ends all calls and returns when all goroutines have ended. It always returns nil.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	c.closed = true
@@ -111,20 +112,20 @@ func (c *Client) Close() error {
 	return nil
 }
 
-// State says whether there is a connection, and whether the last attempt to make one has failed so recently that there is no other.
+// State reports whether the client has a connection, and whether calls fail because the last attempt to connect failed recently.
 func (c *Client) State() (connected, failing bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return len(c.conns) > 0, c.conn == nil && c.failed != nil && time.Now().Before(c.again)
 }
 
-// Connect makes the connection before the first call.
+// Connect connects before the first call. It blocks until the connection is established or ctx is done.
 func (c *Client) Connect(ctx context.Context, budget *Budget) error {
 	_, err := c.ready(ctx, budget)
 	return err
 }
 
-// ready returns a connection that takes calls.
+// ready returns a connection that accepts calls. It connects if necessary.
 func (c *Client) ready(ctx context.Context, budget *Budget) (*conn, error) {
 	for {
 		c.mu.Lock()
@@ -162,7 +163,7 @@ func (c *Client) ready(ctx context.Context, budget *Budget) (*conn, error) {
 	}
 }
 
-// connect makes a connection, and closes done when it can be used or has failed.
+// connect makes a connection, and closes done when it is established or the attempt has failed.
 func (c *Client) connect(budget *Budget, done chan struct{}) {
 	conn, err := c.open(budget)
 	c.mu.Lock()
@@ -176,22 +177,21 @@ func (c *Client) connect(budget *Budget, done chan struct{}) {
 	case c.closed:
 		c.running.Go(func() { conn.fail(errClosed) })
 	default:
-		over := conn.over()
-		if !isClosed(conn.ended) { // or it may be forgotten already
+		conn.mu.Lock()
+		refuses := conn.err != nil || conn.goingAway
+		conn.mu.Unlock()
+		if !isClosed(conn.ended) { // otherwise its goroutine may have removed it already
 			c.conns[conn] = false
 		}
-		if c.conn = conn; over {
-			if crowded := c.leaves(conn); crowded != nil {
-				c.running.Go(func() { crowded.fail(errCrowded) })
-			}
-			c.conn = nil
+		if c.conn = conn; refuses {
+			c.setLeaving(conn)
 			c.failed = status.Error(codes.Unavailable, "connection error: the other end takes no calls")
 			c.again = time.Now().Add(c.config.Pause)
 		}
 	}
 }
 
-// open connects and returns when the peer has said what it takes.
+// open connects, and returns when the settings of the peer have arrived.
 func (c *Client) open(budget *Budget) (*conn, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), c.config.Timeout)
 	defer cancel()
@@ -210,7 +210,11 @@ func (c *Client) open(budget *Budget) (*conn, error) {
 		conn.closeUnused()
 		if !left && (conn.goingAway || conn.err != nil) {
 			left = true
-			c.running.Go(func() { c.leave(conn) })
+			c.running.Go(func() {
+				c.mu.Lock()
+				defer c.mu.Unlock()
+				c.setLeaving(conn)
+			})
 		}
 	}
 	conn.mu.Lock()
@@ -224,7 +228,9 @@ func (c *Client) open(budget *Budget) (*conn, error) {
 	c.running.Go(conn.write)
 	c.running.Go(func() {
 		conn.read()
-		c.forget(conn)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.remove(conn)
 	})
 	select {
 	case <-conn.settled:
@@ -241,72 +247,50 @@ func (c *Client) open(budget *Budget) (*conn, error) {
 	return nil, err
 }
 
-// leave has new calls made on another connection.
-func (c *Client) leave(conn *conn) {
-	c.mu.Lock()
+// setLeaving makes new calls use another connection, and marks conn as leaving; mu is held. If there are too many leaving connections, it
+// closes one of them: otherwise an endpoint that never ends its calls and sends GOAWAY again and again could have any number.
+func (c *Client) setLeaving(conn *conn) {
 	if c.conn == conn {
 		c.conn = nil
 	}
-	crowded := c.leaves(conn)
-	c.mu.Unlock()
-	if crowded != nil {
-		crowded.fail(errCrowded)
+	if leaving, ok := c.conns[conn]; leaving || !ok {
+		return
 	}
-}
-
-// leaves takes note that a connection takes no new calls, and returns one that is to end, if there are too many such; mu is held. Otherwise
-// a plugin that ends no call, and goes away again and again, would have a connection for each.
-func (c *Client) leaves(conn *conn) (crowded *conn) {
-	if leaving, known := c.conns[conn]; leaving || !known {
-		return nil
-	}
-	if conn.budget.leaving.Take(conn.uid, 1) != nil {
-		delete(c.conns, conn)
-		return conn
-	}
-	c.conns[conn] = true
-	oldest, count := conn, 0
-	for other, leaving := range c.conns {
-		if leaving {
-			count++
-			if other.born.Before(oldest.born) {
-				oldest = other
+	surplus := conn
+	if conn.budget.leaving.Take(conn.uid, 1) == nil {
+		c.conns[conn] = true
+		count := 0
+		for other, leaving := range c.conns {
+			if leaving {
+				count++
+				if other.born.Before(surplus.born) {
+					surplus = other
+				}
 			}
 		}
+		if count <= maxLeaving {
+			return
+		}
 	}
-	if count <= maxLeaving {
-		return nil
+	c.remove(surplus) // before it has ended, so that it is not chosen again
+	if !c.closed {
+		c.running.Go(func() { surplus.fail(errCrowded) })
 	}
-	c.drop(oldest) // so that it is not the oldest again before it has ended
-	return oldest
 }
 
-// drop forgets a connection; mu is held.
-func (c *Client) drop(conn *conn) {
+// remove removes a connection; mu is held.
+func (c *Client) remove(conn *conn) {
 	if c.conns[conn] {
 		conn.budget.leaving.Release(conn.uid, 1)
 	}
 	delete(c.conns, conn)
 }
 
-// errCrowded ends a connection, and the calls on it.
+// errCrowded is the error of calls on a surplus connection.
 var errCrowded = errors.New("the other end takes no more calls on this connection, as on too many others")
 
-func (c *Client) forget(conn *conn) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.drop(conn)
-}
-
-// over says whether a connection takes no more calls.
-func (c *conn) over() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.err != nil || c.goingAway
-}
-
-// used has the connection closed when it was not used for a time. It is called at the end of each call.
-func (c *Client) used() {
+// restartIdle restarts the idle timer at the end of a call.
+func (c *Client) restartIdle() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
@@ -321,24 +305,23 @@ func (c *Client) used() {
 func (c *Client) closeIdle() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if conn := c.conn; conn != nil && !c.closed {
-		conn.mu.Lock()
-		unused := len(conn.streams) == 0
-		conn.mu.Unlock()
-		if unused {
-			c.conn = nil
-			c.running.Go(func() {
-				conn.mu.Lock()
-				defer conn.mu.Unlock()
-				conn.goingAway = true
-				conn.changed()
-			})
-		}
+	conn := c.conn
+	if conn == nil || c.closed {
+		return
+	}
+	conn.mu.Lock()
+	defer conn.mu.Unlock()
+	if len(conn.streams) == 0 {
+		c.conn = nil
+		conn.goingAway = true
+		conn.changed()
 	}
 }
 
 var errAway = errors.New("the connection takes no more calls")
 
+// openStream opens a stream with these headers. It blocks while the peer allows no more streams or the connection has no room. The error is
+// errAway if the connection accepts no more calls.
 func (c *conn) openStream(ctx context.Context, budget *Budget, uid uint32, fields []hpack.HeaderField) (*stream, error) {
 	c.mu.Lock()
 	s := newStream(c, 0)
@@ -366,7 +349,8 @@ func (c *conn) openStream(ctx context.Context, budget *Budget, uid uint32, field
 	}
 }
 
-// tryOpen opens a stream unless that has to wait: for another one to end, with which full is closed, or for its turn.
+// tryOpen opens a stream if that is possible without waiting. Otherwise the stream is queued for room or, if full is not nil, the peer allows
+// no more streams until full is closed.
 func (c *conn) tryOpen(s *stream, fields []hpack.HeaderField) (full chan struct{}, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -384,7 +368,7 @@ func (c *conn) tryOpen(s *stream, fields []hpack.HeaderField) (full chan struct{
 			c.slots = make(chan struct{})
 		}
 		return c.slots, nil
-	case !c.room():
+	case !c.makeRoom():
 		s.queue()
 		return nil, nil
 	case size > freeMetadata && !c.borrow(s.budget, s.uid, size):
@@ -398,13 +382,13 @@ func (c *conn) tryOpen(s *stream, fields []hpack.HeaderField) (full chan struct{
 	return nil, nil
 }
 
-// Invoke implements [grpc.ClientConnInterface]: it always fails, since a message is no fragment.
+// Invoke implements [grpc.ClientConnInterface]. It always fails, because messages are not fragments.
 func (c *Client) Invoke(context.Context, string, any, any, ...grpc.CallOption) error {
 	return status.Error(codes.Internal, "a connection of fragments makes no calls of messages")
 }
 
-// NewStream implements [grpc.ClientConnInterface]. The options must have a [CallOption]; of others the content subtype and OnFinish count.
-// The messages of the stream are [Fragment]s.
+// NewStream implements [grpc.ClientConnInterface]. The messages of the stream are [Fragment]s. A [CallOption] is required. Other options are
+// ignored, except for the content subtype and OnFinish.
 func (c *Client) NewStream(
 	ctx context.Context, desc *grpc.StreamDesc, method string, options ...grpc.CallOption,
 ) (grpc.ClientStream, error) {
@@ -418,7 +402,7 @@ func (c *Client) NewStream(
 func (c *Client) newStream(
 	ctx context.Context, _ *grpc.StreamDesc, _ *grpc.ClientConn, method string, options ...grpc.CallOption,
 ) (grpc.ClientStream, error) {
-	call := &clientCall{client: c, began: time.Now(), waits: c.config.Pending.Begin()}
+	call := &clientCall{client: c, began: time.Now(), pending: c.config.Pending.Begin()}
 	kind := contentType
 	var budget *Budget
 	var uid uint32
@@ -445,22 +429,24 @@ func (c *Client) newStream(
 			call.stream, err = conn.openStream(ctx, budget, uid, fields)
 		}
 		if errors.Is(err, errAway) {
-			c.leave(conn)
+			c.mu.Lock()
+			c.setLeaving(conn)
+			c.mu.Unlock()
 		}
 	}
 	if err != nil {
 		err = statusOfEnd(err)
-		call.told(err)
+		call.reportEnd(err)
 		return nil, err
 	}
 	call.unwatch = context.AfterFunc(ctx, func() { call.finish(status.FromContextError(ctx.Err()).Err()) })
 	return call, nil
 }
 
-// maxAttempts is on how many connections in turn a call may be tried that ended before it was sent.
+// maxAttempts is the number of connections on which a call is tried, if each accepts no more calls.
 const maxAttempts = 4
 
-// maxLeaving is how many connections to one endpoint may take no more calls and have some to end.
+// maxLeaving is the maximum number of leaving connections to one endpoint.
 const maxLeaving = 8
 
 func (c *Client) requestFields(ctx context.Context, method, kind string) []hpack.HeaderField {

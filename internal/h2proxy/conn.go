@@ -14,64 +14,64 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// conn is a connection, of either side. What it has to write is collected and written by a goroutine of its own, so that many frames are
-// one write and nobody but that goroutine waits for a peer that does not read.
+// conn is a connection of a client or server. Frames to send are queued, and one goroutine writes them, so that many frames need one write,
+// and only that goroutine blocks on a peer that does not read.
 type conn struct {
 	net.Conn
 
 	budget *Budget
-	uid    uint32 // to whom what waits to be written counts
+	uid    uint32 // the user for whom the budget counts queued data
 	client bool
-	// callers are those of the streams, if the other end is one of the same program; else nil.
+	// callers are the accounts of the streams of a Pipe; nil for other connections.
 	callers *callers
-	// opened takes a stream that the peer opens; nil on a client's side. It is called by the goroutine that reads.
+	// opened is called by read, with mu held, when the peer opens a stream; nil for a client.
 	opened func(f *http2.MetaHeadersFrame, s *stream)
-	// timeout bounds the time that headers of more than one frame take to come, and that the last frames take to be written.
+	// timeout bounds how long headers of several frames may take to arrive, and how long the last write may take.
 	timeout time.Duration
-	// changed is told, with mu held, when a stream is gone and when the connection takes no new ones.
+	// changed is called, with mu held, when a stream was removed, new settings arrived, or the connection accepts no more streams.
 	changed func()
 
 	born  time.Time
-	heard atomic.Int64 // how long after born the last frame came
+	heard atomic.Int64 // when the last frame arrived, in nanoseconds after born
 
 	reader *bufio.Reader
-	framer *http2.Framer // what it writes goes to out, with mu held
-	wake   chan struct{} // there is something in out
-	taken  chan struct{} // out was taken to be written
-	// settled is closed when the peer has said what it takes, ended when the connection has ended.
+	framer *http2.Framer // writes to out, with mu held
+	wake   chan struct{} // signals that out is not empty
+	taken  chan struct{} // signals that out was taken to be written
+	// settled is closed when the peer's settings have arrived, ended when the connection has ended.
 	settled, ended chan struct{}
 
 	mu      sync.Mutex
 	out     outgoing
-	writing int  // how much of it is being written
-	deep    bool // both together may be deepOut, which counts to uid
-	// lent is what budgets have lent for metadata that are in out, lentWriting for those that are being written.
+	writing int  // the number of bytes that are being written
+	deep    bool // the limit of queued bytes is deepOut, which the budget counts
+	// lent has the loans for metadata in out, lentWriting for metadata that is being written.
 	lent, lentWriting []loan
-	// answers and updates are how many of each are in out, see maxAnswers and maxUpdates.
+	// answers and updates are the numbers of such frames in out, see maxAnswers and maxUpdates.
 	answers, updates int
 	encoder          *hpack.Encoder
-	fields           outgoing // of the headers that are being encoded
+	fields           outgoing // the output of encoder
 	streams          map[uint32]*stream
-	nextID           uint32 // of a stream that a client opens
-	lastID           uint32 // of the streams that the peer opened
-	blocked          []*stream
-	slots            chan struct{} // of a client: closed when there may be room for another stream
-	// What the peer takes.
+	nextID           uint32        // of the next stream that a client opens
+	lastID           uint32        // of the last stream that the peer opened
+	blocked          []*stream     // in the order in which they get room
+	slots            chan struct{} // of a client: closed when another stream may be allowed
+	// The window of the connection, and the settings of the peer.
 	sendWindow, peerWindow             int64
 	peerFrame, peerStreams, peerFields uint32
-	// recvWindow is what the peer may send yet, owed what is to be given back to it; acked says that it knows of baseWindow.
+	// The peer may send recvWindow more bytes; a window update for owed bytes is still to be sent. acked: it has acknowledged the settings.
 	recvWindow, owed int64
 	acked            bool
-	asked            *time.Timer // the peer was told to open no more streams, and has so long to take notice
-	goingAway        bool        // there will be no new streams
-	// cancels are the calls that were canceled, because of which nothing is read before resume.
+	draining         *time.Timer // set after the first GOAWAY; calls refuseStreams
+	goingAway        bool        // no more streams are opened
+	// cancels counts canceled calls; because of them, nothing is read before resume.
 	cancels cancels
 	resume  time.Time
-	closing bool // once all is written
+	closing bool // the connection is closed when everything is written
 	err     error
 }
 
-// newConn returns a connection to which its settings are to be written. The caller runs read and write.
+// newConn returns a connection. The caller calls start, and then read and write, each in a goroutine.
 func newConn(nc net.Conn, budget *Budget, uid uint32, readBuffer int) *conn {
 	c := &conn{
 		Conn: nc, budget: budget, uid: uid, wake: make(chan struct{}, 1), taken: make(chan struct{}, 1),
@@ -88,12 +88,12 @@ func newConn(nc net.Conn, budget *Budget, uid uint32, readBuffer int) *conn {
 	c.framer.SetReuseFrames()
 	c.framer.SetMaxReadFrameSize(maxFrame)
 	c.framer.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
-	c.framer.MaxHeaderListSize = MaxMetadata + MaxMetadata/8 // for what HTTP/2 and gRPC add
+	c.framer.MaxHeaderListSize = MaxMetadata + MaxMetadata/8 // for the fields that HTTP/2 and gRPC add
 	c.encoder = hpack.NewEncoder(&c.fields)
 	return c
 }
 
-// start writes the settings.
+// start queues the settings.
 func (c *conn) start(more ...http2.Setting) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -101,20 +101,24 @@ func (c *conn) start(more ...http2.Setting) {
 	c.flush()
 }
 
-// fail ends the connection and all streams on it.
+// fail ends the connection and all its streams. Only the first call has an effect.
 func (c *conn) fail(err error) {
 	c.mu.Lock()
 	if c.err == nil {
 		c.err = err
 		close(c.ended)
-		if c.asked != nil {
-			c.asked.Stop()
+		if c.draining != nil {
+			c.draining.Stop()
+		}
+		unanswered := 0
+		for _, s := range c.streams {
+			if !s.answered {
+				unanswered++
+			}
+			s.end(&lostError{err})
 		}
 		if !errors.Is(err, errClosed) {
-			c.canceled(c.unanswered())
-		}
-		for _, s := range c.streams {
-			s.end(&lostError{err})
+			c.canceled(unanswered)
 		}
 		for _, s := range c.blocked {
 			signal(s.writable)
@@ -130,7 +134,7 @@ func (c *conn) fail(err error) {
 	_ = c.Close()
 }
 
-// lostError ends the streams of a connection that has ended.
+// lostError is the error of streams whose connection has ended.
 type lostError struct{ err error }
 
 func (e *lostError) Error() string {
@@ -161,7 +165,7 @@ func (c *conn) read() {
 	}
 }
 
-// awaitAnswers waits while the peer does not read what it has caused, or has canceled too many calls.
+// awaitAnswers blocks while too many answers to frames of the peer are queued, or if the peer has canceled too many calls.
 func (c *conn) awaitAnswers() {
 	for {
 		c.mu.Lock()
@@ -169,7 +173,7 @@ func (c *conn) awaitAnswers() {
 		c.resume = time.Time{}
 		c.mu.Unlock()
 		if !resume.IsZero() {
-			c.pause(time.Until(resume))
+			sleep(time.Until(resume), c.ended)
 		}
 		if answers < maxAnswers {
 			return
@@ -182,7 +186,7 @@ func (c *conn) awaitAnswers() {
 	}
 }
 
-// refuse handles a frame with which something is wrong that is a matter of its stream.
+// refuse handles a frame that is an error of its stream, not of the connection.
 func (c *conn) refuse(broken http2.StreamError) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -198,7 +202,7 @@ func (c *conn) refuse(broken http2.StreamError) error {
 		return nil
 	}
 	if c.client && broken.StreamID < c.nextID {
-		return nil // of a stream that has ended
+		return nil // the stream has ended
 	}
 	if c.client || broken.StreamID%2 == 0 {
 		return http2.ConnectionError(http2.ErrCodeProtocol)
@@ -212,7 +216,7 @@ func (c *conn) refuse(broken http2.StreamError) error {
 func (c *conn) handle(f http2.Frame) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.err != nil { // a call that began now would not know
+	if c.err != nil { // a new stream would not be notified
 		return c.err
 	}
 	if f, ok := f.(*http2.SettingsFrame); ok {
@@ -233,7 +237,7 @@ func (c *conn) handle(f http2.Frame) error {
 		}
 	case *http2.PingFrame:
 		if f.IsAck() {
-			c.lastCall()
+			c.refuseStreams()
 			return nil
 		}
 		_ = c.framer.WritePing(true, f.Data)
@@ -258,7 +262,7 @@ func (c *conn) onSettings(f *http2.SettingsFrame) error {
 			c.giveWindow()
 		}
 		c.acked = true
-		c.introduce()
+		c.clearDeadline()
 		return nil
 	}
 	before := c.peerWindow
@@ -275,7 +279,7 @@ func (c *conn) onSettings(f *http2.SettingsFrame) error {
 	}
 	if !isClosed(c.settled) {
 		close(c.settled)
-		c.introduce()
+		c.clearDeadline()
 	}
 	_ = c.framer.WriteSettingsAck()
 	c.changed()
@@ -283,8 +287,8 @@ func (c *conn) onSettings(f *http2.SettingsFrame) error {
 	return nil
 }
 
-// introduce lets a peer that has said what it takes, and knows what this end takes, be silent; mu is held.
-func (c *conn) introduce() {
+// clearDeadline removes the read deadline if the settings of both ends are known; mu is held.
+func (c *conn) clearDeadline() {
 	if isClosed(c.settled) && c.acked {
 		_ = c.SetReadDeadline(time.Time{})
 	}
@@ -294,7 +298,7 @@ func (c *conn) onSetting(s http2.Setting) error {
 	if err := s.Valid(); err != nil {
 		return err
 	}
-	switch s.ID { //nolint:exhaustive // the others are no matter of this end
+	switch s.ID { //nolint:exhaustive // the others do not concern this end
 	case http2.SettingInitialWindowSize:
 		c.peerWindow = int64(s.Val)
 	case http2.SettingMaxFrameSize:
@@ -316,7 +320,7 @@ func (c *conn) onHeaders(f *http2.MetaHeadersFrame) error {
 	}
 	switch {
 	case c.client && f.StreamID < c.nextID, !c.client && f.StreamID <= c.lastID:
-		return nil // of a stream that has ended
+		return nil // the stream has ended
 	case c.client || f.StreamID%2 == 0:
 		return http2.ConnectionError(http2.ErrCodeProtocol)
 	}
@@ -330,8 +334,8 @@ func (c *conn) onHeaders(f *http2.MetaHeadersFrame) error {
 	if !c.acked {
 		s.recvWindow = protocolWindow
 	}
-	if by, known := c.callers.take(s.id); known {
-		s.budget, s.uid = by.budget, by.uid
+	if a, ok := c.callers.take(s.id); ok {
+		s.budget, s.uid = a.budget, a.uid
 	}
 	s.recvEnded = f.StreamEnded()
 	c.streams[s.id] = s
@@ -357,7 +361,7 @@ func (c *conn) onData(f *http2.DataFrame) error {
 	return nil
 }
 
-// giveWindow gives the peer back the window of the connection; mu is held.
+// giveWindow sends a window update for the connection; mu is held.
 func (c *conn) giveWindow() {
 	_ = c.framer.WriteWindowUpdate(0, uint32(c.owed))
 	c.recvWindow += c.owed
@@ -383,7 +387,7 @@ func (c *conn) onWindow(f *http2.WindowUpdateFrame) error {
 	return nil
 }
 
-// onGoAway ends the streams that the peer has not begun to handle.
+// onGoAway ends the streams that the peer does not handle.
 func (c *conn) onGoAway(f *http2.GoAwayFrame) {
 	c.goingAway = true
 	if c.client {
@@ -396,7 +400,7 @@ func (c *conn) onGoAway(f *http2.GoAwayFrame) {
 	c.changed()
 }
 
-// watch ends the connection when nothing comes for a time of silence, nor an answer to the question whether the other end is there.
+// watch pings the peer after a time of silence, and ends the connection if nothing arrives within the time for an answer.
 func (c *conn) watch(silence, answer time.Duration) {
 	timer := time.NewTimer(silence)
 	defer timer.Stop()
@@ -410,7 +414,7 @@ func (c *conn) watch(silence, answer time.Duration) {
 		case time.Since(c.born)-heard < silence:
 			asked = -1
 			timer.Reset(silence - (time.Since(c.born) - heard))
-		case asked == heard: // and nothing since
+		case asked == heard: // nothing has arrived since the ping
 			c.fail(fmt.Errorf("the other end has sent nothing for %v and does not answer", silence+answer))
 			return
 		default:
@@ -424,26 +428,27 @@ func (c *conn) watch(silence, answer time.Duration) {
 	}
 }
 
-// drain has the connection end when its streams have. The peer is told first, so that what it has sent meanwhile is taken too.
+// drain closes the connection after its streams have ended. Streams are accepted until the peer has acknowledged the GOAWAY, or until the
+// timeout, because it may have sent some already.
 func (c *conn) drain() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.asked != nil || c.err != nil {
+	if c.draining != nil || c.err != nil {
 		return
 	}
-	c.asked = time.AfterFunc(c.timeout, func() {
+	c.draining = time.AfterFunc(c.timeout, func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		c.lastCall()
+		c.refuseStreams()
 	})
 	_ = c.framer.WriteGoAway(1<<31-1, http2.ErrCodeNo, nil)
 	_ = c.framer.WritePing(false, [8]byte{'g', 'o', 'a', 'w', 'a', 'y'})
 	c.flush()
 }
 
-// lastCall takes no more streams, after the peer has read that it should open none; mu is held.
-func (c *conn) lastCall() {
-	if c.asked != nil && !c.goingAway {
+// refuseStreams accepts no more streams on a draining connection; mu is held.
+func (c *conn) refuseStreams() {
+	if c.draining != nil && !c.goingAway {
 		c.goingAway = true
 		_ = c.framer.WriteGoAway(c.lastID, http2.ErrCodeNo, nil)
 		c.flush()
@@ -451,8 +456,7 @@ func (c *conn) lastCall() {
 	}
 }
 
-// closeUnused ends the connection when all is written, if it has no streams and will have none; mu is held. A peer that does not read has
-// until the timeout.
+// closeUnused closes the connection after everything is written, or after the timeout, if it has no streams and accepts none; mu is held.
 func (c *conn) closeUnused() {
 	if c.goingAway && len(c.streams) == 0 && !c.closing {
 		c.closing = true

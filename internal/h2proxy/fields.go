@@ -23,10 +23,10 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// contentType begins the content type of every gRPC call.
+// contentType is the content type of gRPC calls, without a subtype.
 const contentType = "application/grpc"
 
-// isGRPC says whether a content type is gRPC's, with any subtype.
+// isGRPC reports whether a content type is that of gRPC, with any subtype.
 func isGRPC(kind string) bool {
 	rest, ok := strings.CutPrefix(strings.ToLower(kind), contentType)
 	return ok && (rest == "" || rest[0] == '+' || rest[0] == ';')
@@ -40,19 +40,19 @@ func sizeOf(fields []hpack.HeaderField) (size int) {
 	return size
 }
 
-// The headers of gRPC's own.
+// Headers of the gRPC protocol.
 const (
 	statusKey, messageKey, detailsKey = "grpc-status", "grpc-message", "grpc-status-details-bin"
 	timeoutKey, contentTypeKey        = "grpc-timeout", "content-type"
 )
 
-// reserved are headers that are no metadata. Those of compression are: who forwards calls forwards them with the data.
+// reserved are headers that do not belong to the metadata. Headers about compression do: a proxy forwards them with the compressed data.
 var reserved = []string{
 	"host", "user-agent", "te", "connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade", "content-length", "trailer",
 	"grpc-message-type", timeoutKey, statusKey, messageKey, detailsKey,
 }
 
-// toMetadata returns the metadata among headers that checkBinary has checked.
+// toMetadata returns the metadata in headers that checkBinary has accepted.
 func toMetadata(fields []hpack.HeaderField) metadata.MD {
 	md := make(metadata.MD, len(fields))
 	for _, f := range fields {
@@ -83,7 +83,7 @@ func checkBinary(fields []hpack.HeaderField) error {
 	return nil
 }
 
-// decodeBinary decodes a binary header, which may be padded.
+// decodeBinary decodes a binary header, with or without padding.
 func decodeBinary(value string) ([]byte, error) {
 	if len(value)%4 == 0 {
 		return base64.StdEncoding.DecodeString(value)
@@ -128,7 +128,7 @@ func statusFields(fields []hpack.HeaderField, s *status.Status) []hpack.HeaderFi
 	return fields
 }
 
-// StatusOf returns the status that trailers say, nil for success.
+// StatusOf returns the status in trailers; nil for OK.
 func StatusOf(fields []hpack.HeaderField) error {
 	if err := checkBinary(fields); err != nil {
 		return err
@@ -155,7 +155,7 @@ func StatusOf(fields []hpack.HeaderField) error {
 	return status.Error(codes.Code(code), decodeMessage(valueOf(fields, messageKey)))
 }
 
-// encodeMessage percent-encodes what headers cannot hold.
+// encodeMessage percent-encodes bytes that a header cannot contain.
 func encodeMessage(text string) string {
 	var b strings.Builder
 	for _, c := range []byte(strings.ToValidUTF8(text, string(utf8.RuneError))) {
@@ -168,7 +168,7 @@ func encodeMessage(text string) string {
 	return b.String()
 }
 
-// decodeMessage undoes encodeMessage. What is not percent-encoded stays as it is.
+// decodeMessage is the reverse of encodeMessage. Malformed escapes stay as they are.
 func decodeMessage(text string) string {
 	var b strings.Builder
 	for i := 0; i < len(text); i++ {
@@ -184,7 +184,7 @@ func decodeMessage(text string) string {
 	return b.String()
 }
 
-// NotGRPC returns an error if the headers of a response are not those of gRPC.
+// NotGRPC returns a status error if the headers of a response are not those of gRPC.
 func NotGRPC(fields []hpack.HeaderField) error {
 	kind := valueOf(fields, contentTypeKey)
 	if isGRPC(kind) {
@@ -201,28 +201,28 @@ func NotGRPC(fields []hpack.HeaderField) error {
 	}
 }
 
-// codeOfHTTP is the mapping of https://github.com/grpc/grpc/blob/master/doc/http-grpc-status-mapping.md, where it is not Unknown.
+// codeOfHTTP is the mapping of https://github.com/grpc/grpc/blob/master/doc/http-grpc-status-mapping.md, without those to Unknown.
 var codeOfHTTP = map[int]codes.Code{
 	http.StatusBadRequest: codes.Internal, http.StatusUnauthorized: codes.Unauthenticated, http.StatusForbidden: codes.PermissionDenied,
 	http.StatusNotFound: codes.Unimplemented, http.StatusTooManyRequests: codes.Unavailable, http.StatusBadGateway: codes.Unavailable,
 	http.StatusServiceUnavailable: codes.Unavailable, http.StatusGatewayTimeout: codes.Unavailable,
 }
 
-// ErrNotBegun is the error of a call that the peer has certainly not begun to handle. A [Server] whose handler returns it tells the caller
-// so, who may make the call again.
+// ErrNotBegun is the error of a call that the peer has certainly not begun to handle, so it is safe to retry. If a handler of a [Server]
+// returns it, the caller receives RST_STREAM with REFUSED_STREAM.
 var ErrNotBegun = status.Error(codes.Unavailable, "the other end is shutting down and has not begun to handle the call")
 
-// errNoRoom ends a call if the budget has no room for what is held whole of it, such as metadata; errTooLarge one whose metadata are too
-// large.
+// errNoRoom is the error of a call for which the budget has no room, for example for its metadata; errTooLarge, of a call with too large
+// metadata.
 var (
 	errNoRoom   = errors.New("too much is waiting in memory for callers and plugins that do not read; end their calls, or call again later")
 	errTooLarge = status.Errorf(codes.ResourceExhausted, "the metadata have more than the %d bytes that are forwarded", MaxMetadata)
 )
 
-// errNoReturn is the error of a call whose handler has ended its goroutine instead of returning.
+// errNoReturn is the error of a call whose handler has panicked or called [runtime.Goexit].
 var errNoReturn = status.Error(codes.Internal, "the handler of the call has ended without a status")
 
-// convert returns the status of an error as grpc-go does, which is not Unknown if a context has ended.
+// convert returns the status of an error, as grpc-go's server does: also the errors of contexts have their codes.
 func convert(err error) *status.Status {
 	if s, ok := status.FromError(err); ok {
 		return s
@@ -233,11 +233,8 @@ func convert(err error) *status.Status {
 // StatusOfReset returns the status of a call whose stream the peer reset.
 func StatusOfReset(code http2.ErrCode) error { return statusOfEnd(&resetError{code}) }
 
-// statusOfEnd returns the status of a call whose stream ended early.
+// statusOfEnd returns the status of a call whose stream ended with err; nil for nil.
 func statusOfEnd(err error) error {
-	if err == nil {
-		return nil
-	}
 	if reset, ok := errors.AsType[*resetError](err); ok {
 		switch reset.code { //nolint:exhaustive // the others are faults
 		case http2.ErrCodeRefusedStream:
@@ -257,49 +254,48 @@ func statusOfEnd(err error) error {
 		}
 		return status.Error(codes.Unavailable, "error reading from server: "+lost.Error())
 	}
-	if errors.Is(err, errNoRoom) {
-		return status.Error(codes.ResourceExhausted, err.Error())
-	}
-	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		return status.FromContextError(err).Err()
-	}
-	if _, ok := status.FromError(err); ok {
+	_, isStatus := status.FromError(err)
+	switch {
+	case isStatus: // or nil
 		return err
+	case errors.Is(err, errNoRoom):
+		return status.Error(codes.ResourceExhausted, err.Error())
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return status.FromContextError(err).Err()
 	}
 	return status.Error(codes.Unavailable, err.Error())
 }
 
-// maxTimeout is the largest number that gRPC writes for a time.
+// maxTimeout is the largest number in a grpc-timeout.
 const maxTimeout = 99_999_999
 
-// EncodeTimeout returns a time in the finest unit in which it can be written.
+// timeoutUnits are the units of a grpc-timeout.
+var timeoutUnits = [...]struct {
+	length time.Duration
+	name   string
+}{{time.Nanosecond, "n"}, {time.Microsecond, "u"}, {time.Millisecond, "m"}, {time.Second, "S"}, {time.Minute, "M"}, {time.Hour, "H"}}
+
+// EncodeTimeout returns the value of a grpc-timeout, in the finest unit that can express it.
 func EncodeTimeout(d time.Duration) string {
 	d = max(d, 1)
-	for _, unit := range []struct {
-		each time.Duration
-		name string
-	}{{time.Nanosecond, "n"}, {time.Microsecond, "u"}, {time.Millisecond, "m"}, {time.Second, "S"}, {time.Minute, "M"}} {
-		if d/unit.each <= maxTimeout {
-			return strconv.FormatInt(int64(d/unit.each), 10) + unit.name
-		}
+	i := 0
+	for d/timeoutUnits[i].length > maxTimeout { // not in hours, which can express every Duration
+		i++
 	}
-	return strconv.FormatInt(int64(d/time.Hour), 10) + "H"
+	return strconv.FormatInt(int64(d/timeoutUnits[i].length), 10) + timeoutUnits[i].name
 }
 
 func decodeTimeout(text string) (time.Duration, error) {
-	units := map[byte]time.Duration{
-		'n': time.Nanosecond, 'u': time.Microsecond, 'm': time.Millisecond, 'S': time.Second, 'M': time.Minute, 'H': time.Hour,
+	for _, unit := range timeoutUnits {
+		digits, ok := strings.CutSuffix(text, unit.name)
+		n, err := strconv.ParseUint(digits, 10, 32)
+		switch {
+		case !ok || err != nil || len(digits) > 8:
+		case n > uint64(math.MaxInt64/unit.length):
+			return math.MaxInt64, nil
+		default:
+			return time.Duration(n) * unit.length, nil
+		}
 	}
-	if len(text) < 2 || len(text) > 9 {
-		return 0, errTimeout(text)
-	}
-	n, err := strconv.ParseUint(text[:len(text)-1], 10, 32)
-	each := units[text[len(text)-1]]
-	if err != nil || each == 0 {
-		return 0, errTimeout(text)
-	}
-	if n > uint64(math.MaxInt64/each) {
-		return math.MaxInt64, nil
-	}
-	return time.Duration(n) * each, nil
+	return 0, fmt.Errorf("the header %s is malformed: %.20q is not up to 8 digits and a unit", timeoutKey, text)
 }

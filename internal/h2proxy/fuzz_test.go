@@ -87,7 +87,7 @@ func FuzzCaller(f *testing.F) {
 			}
 		}})
 		here, there := net.Pipe()
-		s.take(here)
+		s.accept(here)
 		play(there, hello.Bytes(), sent)
 		s.Drain()
 		if n, calls := budget.Bytes(), budget.calls.Sum(); n != 0 || calls != 0 {

@@ -7,22 +7,23 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// readFrame reads a frame. The framer collects headers that come in several, which count meanwhile and have to come whole in time.
+// readFrame reads a frame. The framer joins headers of several frames; they must arrive within the timeout, and the budget counts them as
+// MaxMetadata while they do.
 func (c *conn) readFrame() (http2.Frame, error) {
-	const header, flags = 9, 4 // the size of what precedes every frame, and where in it the flags are
+	const header, flags = 9, 4 // the size of a frame header, and the offset of the flags
 	head, err := c.reader.Peek(header)
 	if err != nil {
 		return nil, err
 	}
 	if http2.FrameType(head[flags-1]) == http2.FrameHeaders && !http2.Flags(head[flags]).Has(http2.FlagHeadersEndHeaders) {
-		if c.introduced() {
+		if c.isEstablished() {
 			_ = c.SetReadDeadline(time.Now().Add(c.timeout))
 			defer func() { _ = c.SetReadDeadline(time.Time{}) }()
 		}
 		switch {
 		case c.budget.take(c.uid, MaxMetadata):
 			defer c.budget.give(c.uid, MaxMetadata)
-		case c.client: // the connection has the calls of many
+		case c.client: // refuses only this call, because other users have calls on the connection
 			return nil, c.skipHeaders()
 		default:
 			return nil, errNoRoom
@@ -31,11 +32,11 @@ func (c *conn) readFrame() (http2.Frame, error) {
 	return c.framer.ReadFrame()
 }
 
-// skipHeaders reads headers that come in several frames and keeps of them only what those of other streams refer to. The error is that of
-// their stream. A field of which it would have to keep more than a frame ends the connection.
+// skipHeaders reads headers of several frames without keeping them, except in the dynamic table, which later headers use. It returns the
+// error of their stream, or an error of the connection, for example if a field is larger than a frame.
 func (c *conn) skipHeaders() error {
 	decoder := c.framer.ReadMetaHeaders
-	c.framer.ReadMetaHeaders = nil // or the framer would collect them
+	c.framer.ReadMetaHeaders = nil // otherwise the framer joins them
 	defer func() { c.framer.ReadMetaHeaders = decoder }()
 	decoder.SetEmitEnabled(false)
 	decoder.SetMaxStringLength(maxFrame)
@@ -49,7 +50,7 @@ func (c *conn) skipHeaders() error {
 			HeadersEnded() bool
 		})
 		if err != nil || !ok {
-			return errors.Join(err, errNoRoom) // the framer lets no other frame come in between
+			return errors.Join(err, errNoRoom) // the framer has checked that no other frame comes between them
 		}
 		if left -= len(part.HeaderBlockFragment()); left < 0 {
 			return http2.ConnectionError(http2.ErrCodeEnhanceYourCalm)
@@ -67,8 +68,8 @@ func (c *conn) skipHeaders() error {
 	}
 }
 
-// introduced says whether both ends know what the other one takes. Until then it has a deadline anyway.
-func (c *conn) introduced() bool {
+// isEstablished reports whether both ends have sent and acknowledged settings. Before that, the connection has a read deadline anyway.
+func (c *conn) isEstablished() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return isClosed(c.settled) && c.acked

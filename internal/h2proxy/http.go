@@ -15,18 +15,18 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// HTTPHandler handles the calls among the requests of an HTTP server that serves other things too. The windows for what the callers send
-// are those of that server, see [BoundHTTP]: what a call has not taken holds up all others on the same connection.
+// HTTPHandler handles gRPC calls of an HTTP server that also serves other requests. That server's flow control applies, see [BoundHTTP]:
+// unread data of one call blocks the other calls on the same connection.
 type HTTPHandler struct {
 	Handle Handler
-	// Budget bounds the calls, and what waits in memory on their way to the plugin and back.
+	// Budget bounds the calls, and the data in memory that is not in the HTTP server.
 	Budget *Budget
-	// UID returns the user who makes a request. It is a function because the HTTP server authenticates.
+	// UID returns the user of a request. It is a function because the HTTP server authenticates.
 	UID func(r *http.Request) uint32
 }
 
-// BoundHTTP bounds what the callers of an HTTP server may have waiting in memory: each connection as much as HTTP/2 allows it at least, and
-// as much of headers that have not come whole. How many connections there are is bounded where they are accepted.
+// BoundHTTP bounds the memory of each connection of an HTTP server: received data to the minimum of HTTP/2, and headers to 64 KiB. The
+// listener must bound the number of connections.
 func BoundHTTP(s *http.Server) {
 	if s.HTTP2 == nil {
 		s.HTTP2 = new(http.HTTP2Config)
@@ -36,10 +36,10 @@ func BoundHTTP(s *http.Server) {
 	s.HTTP2.MaxReadFrameSize = maxFrame
 }
 
-// minHTTPWindow is the smallest window that an [http.Server] can be given, maxHTTPHeader bounds the headers of a request there.
+// minHTTPWindow is the smallest window of an [http.Server]; maxHTTPHeader is the limit for the headers of a request.
 const minHTTPWindow, maxHTTPHeader = 64 << 10, 64 << 10
 
-// ServeHTTP implements [http.Handler]. A request that is no gRPC call gets "not found".
+// ServeHTTP implements [http.Handler]. It answers a request that is not a gRPC call with "not found".
 func (h HTTPHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	kind := r.Header.Get(contentTypeKey)
 	if r.ProtoMajor != 2 || r.Method != http.MethodPost || !isGRPC(kind) {
@@ -74,13 +74,13 @@ func (h HTTPHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer cancel()
 	call.ctx = grpc.NewContextWithServerTransportStream(ctx, transport{call, r.URL.Path})
 	if brake, ok := ctx.Value(brakeKey{}).(*Brake); ok {
-		// Counted when the cancellation arrives and not when the handler ends: while the process has no processor, that is too late.
+		// Counts the cancellation when it arrives. On a busy machine, the end of the handler is too late.
 		defer context.AfterFunc(ctx, func() {
 			if _, sent := call.ended(); !sent {
 				brake.pause(h.Budget.cancel(&brake.cancels, call.uid, 1))
 			}
 		})()
-		// A call whose deadline has passed is not counted here: its handler may wait for a window, which is read from the connection.
+		// Does not count calls whose deadline has passed: their handlers may wait for a window update, which must be read.
 		stop := context.AfterFunc(r.Context(), func() { brake.addUnfinished(1) })
 		defer func() {
 			if !stop() {
@@ -93,7 +93,7 @@ func (h HTTPHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	err = h.Handle(call)
 }
 
-// fieldsOf returns the headers of a request as HTTP/2 has them.
+// fieldsOf returns the headers of a request as HTTP/2 header fields.
 func fieldsOf(r *http.Request) []hpack.HeaderField {
 	fields := []hpack.HeaderField{
 		{Name: ":method", Value: r.Method}, {Name: ":path", Value: r.URL.Path}, {Name: ":authority", Value: r.Host},
@@ -117,18 +117,18 @@ type httpCaller struct {
 	r *http.Request
 }
 
-// Whole implements caller: it is not known.
+// Whole implements caller. An HTTP server does not know it.
 func (httpCaller) Whole() bool { return false }
 
 func (c httpCaller) sendHeader(_ context.Context, kind string, md metadata.MD) error {
 	h := c.w.Header()
-	h["Date"] = nil // which an HTTP server adds, and no plugin said
+	h["Date"] = nil // keeps the HTTP server from adding it
 	h.Set(contentTypeKey, kind)
 	for _, f := range addMetadata(nil, md) {
 		h.Add(f.Name, f.Value)
 	}
 	c.w.WriteHeader(http.StatusOK)
-	_ = http.NewResponseController(c.w).Flush() // if the caller is gone, the call ends
+	_ = http.NewResponseController(c.w).Flush() // if the caller has disconnected, the call ends
 	return nil
 }
 
@@ -143,7 +143,7 @@ func (c httpCaller) sendData(ctx context.Context, data []byte) error {
 	return nil
 }
 
-// lostCaller returns the status of a call whose caller cannot be reached.
+// lostCaller returns the status of a call whose caller has disconnected.
 func lostCaller(ctx context.Context, err error) error {
 	if ended := ctx.Err(); ended != nil {
 		return status.FromContextError(ended).Err()
@@ -162,7 +162,7 @@ func (c httpCaller) receive(ctx context.Context, buffer []byte) (data []byte, la
 	}
 	switch {
 	case n > 0:
-		return buffer[:n], false, nil // an error comes again
+		return buffer[:n], false, nil // the next call returns the error again
 	case !errors.Is(err, io.EOF):
 		err = lostCaller(ctx, err)
 	}
@@ -170,9 +170,9 @@ func (c httpCaller) receive(ctx context.Context, buffer []byte) (data []byte, la
 	return nil, false, err
 }
 
-// end sends the status of a call.
+// end sends the status and the trailer of a call.
 func (c httpCaller) end(call *serverCall, err error) {
-	_ = call.SendHeader(nil) // unless it was sent
+	_ = call.SendHeader(nil) // fails if it was sent
 	trailer, _ := call.ended()
 	for _, f := range addMetadata(statusFields(nil, convert(err)), trailer) {
 		c.w.Header().Add(http.TrailerPrefix+f.Name, f.Value)

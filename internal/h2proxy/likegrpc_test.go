@@ -3,7 +3,9 @@ package h2proxy
 import (
 	"context"
 	"encoding/base64"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"path/filepath"
@@ -189,7 +191,7 @@ func serveHTTP(t *testing.T, handler http.Handler) string {
 func TestContentLengthLikeHTTP(t *testing.T) {
 	readAll := func(receive func() error) error {
 		for {
-			if err := receive(); isEnd(err) {
+			if err := receive(); errors.Is(err, io.EOF) {
 				return nil
 			} else if err != nil {
 				return err
@@ -307,7 +309,7 @@ func outcome(s grpc.ClientStream, err error) func(m any) string {
 			err = s.RecvMsg(m)
 		}
 		code, text := codes.OK, ""
-		if !isEnd(err) {
+		if !errors.Is(err, io.EOF) {
 			code, text = status.Code(err), status.Convert(err).Message()
 		}
 		if code != codes.NotFound {

@@ -2,17 +2,19 @@ package h2proxy
 
 import (
 	"encoding/binary"
+	"errors"
+	"io"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
 
-// prefixLen is the size of what gRPC puts before each message: whether it is compressed, and its length.
+// prefixLen is the size of the prefix of each message: a compression flag and the length.
 const prefixLen = 5
 
-// ReadMessage reads the next message of a call that is answered here, uncompressed and of at most limit bytes. The error is what the caller
-// is to be answered with.
+// ReadMessage reads the only message of a call that is not forwarded. It must be uncompressed and have at most limit bytes. The error is the
+// status for the caller.
 func ReadMessage(caller grpc.ServerStream, limit int) ([]byte, error) {
 	var message []byte
 	for {
@@ -31,7 +33,7 @@ func ReadMessage(caller grpc.ServerStream, limit int) ([]byte, error) {
 		}
 		var part Fragment
 		if err := caller.RecvMsg(&part); err != nil {
-			if isEnd(err) {
+			if errors.Is(err, io.EOF) {
 				err = status.Error(codes.InvalidArgument, "the message is not complete")
 			}
 			return nil, err
@@ -40,7 +42,7 @@ func ReadMessage(caller grpc.ServerStream, limit int) ([]byte, error) {
 	}
 }
 
-// WriteMessage sends a message of a call that is answered here.
+// WriteMessage sends a message in a call that is not forwarded.
 func WriteMessage(caller grpc.ServerStream, message []byte) error {
 	data := binary.BigEndian.AppendUint32(make([]byte, 1, prefixLen+len(message)), uint32(len(message)))
 	return caller.SendMsg(&Fragment{data: append(data, message...)})

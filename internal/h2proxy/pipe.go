@@ -5,8 +5,9 @@ import (
 	"sync"
 )
 
-// Pipe returns the two ends of a connection between a [Client] and a [Server] of one program. What waits at the server for a call counts to
-// the caller of the client's [CallOption], by the budget there; the call itself, and what the connection has for all calls, do not.
+// Pipe returns the two ends of an in-memory connection between a [Client] and a [Server] of one program. The server counts the data of a
+// call for the user, and with the budget, of the client's [CallOption]; its own budget counts only the call itself and the data that is
+// queued for the whole connection.
 func Pipe() (client, server net.Conn) {
 	ours, theirs := net.Pipe()
 	by := &callers{of: map[uint32]account{}}
@@ -18,13 +19,14 @@ type pipeEnd struct {
 	*callers
 }
 
-// account is to whom something counts.
+// account is a user of a budget.
 type account struct {
 	budget *Budget
 	uid    uint32
 }
 
-// callers are those of streams that one end of a pipe has opened and the other has not seen. A nil *callers knows none.
+// callers has the accounts of streams that the client's end of a pipe has opened and the server's end has not seen yet. A nil *callers is
+// empty.
 type callers struct {
 	mu sync.Mutex
 	of map[uint32]account
@@ -38,13 +40,13 @@ func (c *callers) put(id uint32, a account) {
 	}
 }
 
-func (c *callers) take(id uint32) (a account, known bool) {
+func (c *callers) take(id uint32) (a account, ok bool) {
 	if c == nil {
 		return account{}, false
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	a, known = c.of[id]
+	a, ok = c.of[id]
 	delete(c.of, id)
-	return a, known
+	return a, ok
 }

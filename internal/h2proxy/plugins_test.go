@@ -90,7 +90,7 @@ func TestNegativeWindow(t *testing.T) {
 	if err := s.CloseSend(); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.RecvMsg(new(Fragment)); !isEnd(err) {
+	if err := s.RecvMsg(new(Fragment)); !errors.Is(err, io.EOF) {
 		t.Error(err)
 	}
 }
@@ -120,7 +120,7 @@ func TestConnectionsAreForgotten(t *testing.T) {
 	})
 	for range 20 {
 		s, _ := call(t, t.Context(), c)
-		if err := errors.Join(s.CloseSend(), s.RecvMsg(new(Fragment))); !isEnd(err) {
+		if err := errors.Join(s.CloseSend(), s.RecvMsg(new(Fragment))); !errors.Is(err, io.EOF) {
 			t.Error(err)
 		}
 	}
@@ -196,7 +196,7 @@ func TestCutMetadata(t *testing.T) {
 		_, _ = io.Copy(io.Discard, p.Conn)
 	})
 	s, _ := call(t, t.Context(), c)
-	if err := s.RecvMsg(new(Fragment)); err == nil || isEnd(err) {
+	if err := s.RecvMsg(new(Fragment)); err == nil || errors.Is(err, io.EOF) {
 		t.Errorf("it ends with %v", err)
 	}
 }

@@ -3,20 +3,18 @@ package h2proxy
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"net/http"
 	"strconv"
 	"strings"
 	"time"
 
-	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 )
 
-// request is what the headers of a call ask for.
+// request has the parsed headers of a call.
 type request struct {
 	method, kind string
 	metadata     metadata.MD
@@ -24,19 +22,19 @@ type request struct {
 	hasTimeout   bool
 }
 
-// malformed is the error of a request that is not a call of gRPC. The answer has its HTTP status, or none: the stream is reset.
+// malformed is the error of a request that is not a gRPC call. Without a status, the stream is reset instead of answered.
 type malformed struct {
-	answer int
-	status *status.Status
+	httpStatus int
+	status     *status.Status
 }
 
 func (m *malformed) Error() string { return m.status.Message() }
 
-func malformedf(answer int, code codes.Code, format string, args ...any) error {
-	return &malformed{answer, status.Newf(code, format, args...)}
+func malformedf(httpStatus int, code codes.Code, format string, args ...any) error {
+	return &malformed{httpStatus, status.Newf(code, format, args...)}
 }
 
-// parseRequest reads the headers of a call. What it refuses, and with which code, is what grpc-go refuses.
+// parseRequest parses the headers of a call. It refuses the same requests as grpc-go, with the same codes.
 func parseRequest(fields []hpack.HeaderField) (r request, err error) {
 	var httpMethod string
 	var authorities, hosts int
@@ -86,7 +84,7 @@ func parseRequest(fields []hpack.HeaderField) (r request, err error) {
 	return r, nil
 }
 
-// context returns a context for the call, which ends when its caller wants it to.
+// context returns a context for the call, with its metadata and deadline.
 func (r request) context(from context.Context) (context.Context, context.CancelFunc) {
 	from = metadata.NewIncomingContext(from, r.metadata)
 	if r.hasTimeout {
@@ -95,16 +93,7 @@ func (r request) context(from context.Context) (context.Context, context.CancelF
 	return context.WithCancel(from)
 }
 
-// answerMalformed ends a stream whose headers are not those of a call; c.mu is held.
-func (s *stream) answerMalformed(m *malformed) {
-	if m.status == nil {
-		s.refuse(http2.ErrCodeProtocol, &resetError{http2.ErrCodeProtocol})
-		return
-	}
-	s.answer(m.answer, m.status)
-}
-
-// declaredLength returns how many bytes of data the headers announce, -1 if they do not, and whether they do so only once.
+// declaredLength returns the content-length, -1 without one. It is not ok if the header is malformed or contradicts itself.
 func declaredLength(fields []hpack.HeaderField) (n int64, ok bool) {
 	n = -1
 	for _, f := range fields {
@@ -120,11 +109,7 @@ func declaredLength(fields []hpack.HeaderField) (n int64, ok bool) {
 	return n, true
 }
 
-// isContradictory reports whether a caller has sent other data than it announced; ended says that there is no more. c.mu is held.
+// isContradictory reports whether a caller has sent more data than its content-length or, if it has ended, less. c.mu is held.
 func (s *stream) isContradictory(ended bool) bool {
 	return s.declared >= 0 && (s.received > s.declared || ended && s.received < s.declared)
-}
-
-func errTimeout(text string) error {
-	return fmt.Errorf("the header %s is malformed: %.20q is not up to 8 digits and a unit", timeoutKey, text)
 }

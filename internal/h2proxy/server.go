@@ -21,43 +21,40 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-func isEnd(err error) bool { return errors.Is(err, io.EOF) }
-
-// Handler handles a call, a stream of [Fragment]s, and returns its status. Each call has a goroutine of its own.
+// Handler handles a call, a stream of [Fragment]s, and returns its status. Each call has its own goroutine.
 type Handler func(caller grpc.ServerStream) error
 
-// ServerConfig is what a [Server] works with.
+// ServerConfig configures a [Server].
 type ServerConfig struct {
 	Handle Handler
-	// Budget bounds what waits in memory and the calls.
+	// Budget bounds the data in memory and the number of calls.
 	Budget *Budget
-	// Timeout bounds the time in which a caller says that it speaks HTTP/2, and before that the time of Introduce.
+	// Timeout bounds how long Introduce may take, and then how long the caller may take to send its HTTP/2 preface and settings.
 	Timeout time.Duration
-	// Introduce, if it is not nil, finds out whose a connection is, before anything is read from it, and returns the one to use. If it
-	// returns an error, the connection is closed. It is a function, as tls.Config.GetConfigForClient is, because the caller of NewServer
-	// authenticates.
+	// Introduce, if it is not nil, identifies the caller of a connection before anything is read from it, and returns the connection to
+	// use, for example after a TLS handshake. If it returns an error, the connection is closed. It is a function, like
+	// tls.Config.GetConfigForClient, because the user of this package authenticates.
 	Introduce func(ctx context.Context, nc net.Conn) (Introduced, error)
-	// Streams is how many calls in progress a caller is told to have at most on one connection; zero for no such word. It is the budget
-	// that bounds them.
+	// Streams is announced as SETTINGS_MAX_CONCURRENT_STREAMS; zero announces nothing. It is not enforced: the budget bounds the calls.
 	Streams uint32
-	// Age is how long a connection takes new calls; zero for any time.
+	// Age is how long a connection accepts new calls; zero for no limit.
 	Age time.Duration
-	// Silence is after which time without a frame a caller is asked whether it is there, and Answer how long it may take; zero for never.
+	// Silence is the time without a frame after which the caller is pinged; zero for never. If nothing arrives within Answer, the
+	// connection is closed.
 	Silence, Answer time.Duration
 }
 
-// Server takes calls. Its callers are users by the method UID of their connections, where those have it, or as they are introduced. It is
-// safe for concurrent use.
+// Server accepts calls. Introduce determines the user of a connection; without it, the connection's method UID does, if it has one. A
+// Server is safe for concurrent use.
 type Server struct {
 	config ServerConfig
 
 	mu        sync.Mutex
 	listeners []net.Listener
-	entering  map[net.Conn]bool // whose callers are not known yet; nil while there is none, as conns is: a host has many idle servers
-	conns     map[*conn]bool
+	conns     map[net.Conn]bool // each a *conn, or a connection whose caller is not known yet; nil if empty: a host has many idle servers
+	calls     int
 	draining  bool
-	left      int           // goroutines: connections and calls
-	done      chan struct{} // closed when it is draining and nothing is left
+	done      chan struct{} // closed when the server is draining and has no connections and no calls
 }
 
 // NewServer returns a server.
@@ -65,7 +62,7 @@ func NewServer(config ServerConfig) *Server {
 	return &Server{config: config, done: make(chan struct{})}
 }
 
-// Serve takes connections until the listener fails or the server ends, which is no error. It closes the listener.
+// Serve accepts connections until the listener fails, or until Drain is called, which is not an error. It closes the listener.
 func (s *Server) Serve(l net.Listener) error {
 	s.mu.Lock()
 	draining := s.draining
@@ -87,7 +84,7 @@ func (s *Server) Serve(l net.Listener) error {
 		nc, err := l.Accept()
 		if err == nil {
 			pause = 0
-			s.take(nc)
+			s.accept(nc)
 			continue
 		}
 		s.mu.Lock()
@@ -99,73 +96,68 @@ func (s *Server) Serve(l net.Listener) error {
 		if temporary, ok := err.(interface{ Temporary() bool }); !ok || !temporary.Temporary() {
 			return fmt.Errorf("cannot take connections: %w", err)
 		}
-		// There are too few descriptors.
+		// Too many open files, for example.
 		pause = min(max(2*pause, 5*time.Millisecond), time.Second)
-		timer := time.NewTimer(pause)
-		select {
-		case <-timer.C:
-		case <-s.done:
-		}
-		timer.Stop()
+		sleep(pause, s.done)
 	}
 }
 
-// end is called when a connection has been served; with nil, when a call has ended.
-func (s *Server) end(c *conn) {
+// endCall uncounts a call.
+func (s *Server) endCall() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if c != nil {
-		if delete(s.conns, c); len(s.conns) == 0 {
-			s.conns = nil
-		}
-	}
-	s.left--
-	s.finish()
+	s.calls--
+	s.closeDone()
 }
 
-// finish says that nothing is left; mu is held.
-func (s *Server) finish() {
-	if s.draining && s.left == 0 && !isClosed(s.done) {
+// closeDone closes done if the server is draining and nothing is left; mu is held.
+func (s *Server) closeDone() {
+	if s.draining && len(s.conns) == 0 && s.calls == 0 && !isClosed(s.done) {
 		close(s.done)
 	}
 }
 
-// Drain takes no further calls and returns when the last one has ended, or after Stop.
+// Drain stops accepting calls and returns when all calls have ended; Stop cancels them.
 func (s *Server) Drain() {
 	s.mu.Lock()
 	s.draining = true
 	for _, l := range s.listeners {
 		_ = l.Close()
 	}
-	entering, conns := slices.Collect(maps.Keys(s.entering)), slices.Collect(maps.Keys(s.conns))
-	s.finish()
+	conns := slices.Collect(maps.Keys(s.conns))
+	s.closeDone()
 	s.mu.Unlock()
-	for _, nc := range entering {
-		_ = nc.Close() // its caller cannot have made a call
-	}
-	for _, c := range conns {
-		c.drain()
+	for _, nc := range conns {
+		if c, ok := nc.(*conn); ok {
+			c.drain()
+		} else {
+			_ = nc.Close() // its caller is not known, so it has no calls
+		}
 	}
 	silent := time.AfterFunc(silentTime, func() {
-		for _, c := range conns {
-			c.hush()
+		for _, nc := range conns {
+			if c, ok := nc.(*conn); ok {
+				c.endDrain()
+			}
 		}
 	})
 	defer silent.Stop()
 	<-s.done
 }
 
-// Stop ends the connections of a server that is being drained, and with them the calls.
+// Stop closes all connections of a draining server, which cancels the calls.
 func (s *Server) Stop() {
 	s.mu.Lock()
 	conns := slices.Collect(maps.Keys(s.conns))
 	s.mu.Unlock()
-	for _, c := range conns {
-		c.fail(errClosed)
+	for _, nc := range conns {
+		if c, ok := nc.(*conn); ok {
+			c.fail(errClosed)
+		}
 	}
 }
 
-// opened begins a call over a connection that has a context; its mu is held.
+// opened begins the call of a new stream, or refuses it. The parent of the call's context is from. st.c.mu is held.
 func (s *Server) opened(from context.Context, f *http2.MetaHeadersFrame, st *stream) {
 	c := st.c
 	if f.Truncated {
@@ -174,15 +166,20 @@ func (s *Server) opened(from context.Context, f *http2.MetaHeadersFrame, st *str
 	}
 	r, err := parseRequest(f.Fields)
 	if wrong, ok := errors.AsType[*malformed](err); ok {
-		st.answerMalformed(wrong)
+		if wrong.status == nil {
+			st.refuse(http2.ErrCodeProtocol, &resetError{http2.ErrCodeProtocol})
+		} else {
+			st.answer(wrong.httpStatus, wrong.status)
+		}
 		return
 	}
-	if err := c.budget.begin(c.uid); err != nil {
+	release, err := c.budget.Begin(c.uid)
+	if err != nil {
 		st.answer(http.StatusOK, status.Convert(err))
 		return
 	}
 	if st.onHeaders(f); st.err != nil {
-		c.budget.end(c.uid)
+		release()
 		return
 	}
 	ctx, cancel := r.context(from)
@@ -190,13 +187,13 @@ func (s *Server) opened(from context.Context, f *http2.MetaHeadersFrame, st *str
 	call := &serverCall{caller: to, kind: r.kind, uid: st.uid, budget: st.budget}
 	call.ctx = grpc.NewContextWithServerTransportStream(ctx, transport{call, r.method})
 	st.headers, st.trailers = nil, nil
-	st.onEnd = func(error) { cancel() }
+	st.onEnd = cancel
 	s.mu.Lock()
-	s.left++ // the connection is one too, so the server is not done
+	s.calls++ // done is not closed yet, because the connection counts too
 	s.mu.Unlock()
 	go func() {
-		defer s.end(nil)
-		defer c.budget.end(c.uid)
+		defer s.endCall()
+		defer release()
 		defer cancel()
 		err := errNoReturn
 		defer func() { to.end(call, err) }()
@@ -204,10 +201,10 @@ func (s *Server) opened(from context.Context, f *http2.MetaHeadersFrame, st *str
 	}()
 }
 
-// answer ends a stream that does not become a call, with an HTTP status and that of gRPC; c.mu is held.
-func (s *stream) answer(answer int, st *status.Status) {
+// answer ends a stream that does not become a call, with an HTTP status and a gRPC status; c.mu is held.
+func (s *stream) answer(httpStatus int, st *status.Status) {
 	s.c.writeFields(s.id, statusFields([]hpack.HeaderField{
-		{Name: ":status", Value: strconv.Itoa(answer)}, {Name: contentTypeKey, Value: contentType},
+		{Name: ":status", Value: strconv.Itoa(httpStatus)}, {Name: contentTypeKey, Value: contentType},
 	}, st), true)
 	s.answered, s.sentEnd = true, true
 	s.c.flushAnswer()
@@ -217,7 +214,7 @@ func (s *stream) answer(answer int, st *status.Status) {
 	s.remove()
 }
 
-// serverCall is a call that one of the two servers has accepted, as a [grpc.ServerStream] of [Fragment]s. One goroutine receives and one
+// serverCall is a call of a [Server] or an [HTTPHandler] as a [grpc.ServerStream] of [Fragment]s. One goroutine may receive while another
 // sends.
 type serverCall struct {
 	caller
@@ -226,26 +223,26 @@ type serverCall struct {
 	kind   string          // the content type
 	uid    uint32
 	budget *Budget
-	held   []byte // by the last fragment that was received
+	held   []byte // the buffer of the last received fragment
 
 	mu              sync.Mutex
 	header, trailer metadata.MD
-	sent            bool // the header
+	sent            bool // the header was sent
 }
 
 var _ grpc.ServerStream = (*serverCall)(nil)
 
-// caller is the other end of a call: a stream of a [Server], or a request of an HTTP server. Its errors are statuses, and io.EOF.
+// caller sends to and receives from the other end of a call. Its errors are io.EOF or gRPC statuses.
 type caller interface {
 	sendHeader(ctx context.Context, kind string, md metadata.MD) error
 	sendData(ctx context.Context, data []byte) error
-	// receive returns data, and whether they are the last. It gives back what it returned before.
+	// receive returns data, and whether it is the last. The buffer before, which it returned last, may be reused.
 	receive(ctx context.Context, before []byte) (data []byte, last bool, err error)
-	// Whole reports whether all that the caller sends has come, and is in one fragment at most.
+	// Whole reports whether everything that the caller sends has arrived, in at most one fragment. False may mean unknown.
 	Whole() bool
 }
 
-// UID returns the user who calls, and Budget what bounds the call.
+// UID and Budget return the user of the call and the budget that counts it.
 func (c *serverCall) UID() uint32     { return c.uid }
 func (c *serverCall) Budget() *Budget { return c.budget }
 
@@ -275,7 +272,7 @@ func (c *serverCall) SendHeader(md metadata.MD) error {
 	return err
 }
 
-// ended returns the trailer of a call that ends, which has the header unless that was sent.
+// ended returns the trailer, which includes the header if that was not sent, and whether it was.
 func (c *serverCall) ended() (trailer metadata.MD, sent bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -290,7 +287,7 @@ func (c *serverCall) SendMsg(m any) error {
 	if !ok {
 		return errNotFragment(m)
 	}
-	if !c.sent { // only this goroutine sends it
+	if !c.sent { // without mu: only the goroutine that sends sets it
 		if err := c.SendHeader(nil); err != nil {
 			return err
 		}
@@ -310,7 +307,7 @@ func (c *serverCall) RecvMsg(m any) (err error) {
 
 func errNotFragment(m any) error { return status.Errorf(codes.Internal, "a %T is not a fragment", m) }
 
-// transport is a call as [grpc.ServerTransportStream].
+// transport makes a call a [grpc.ServerTransportStream], for functions such as [grpc.SetHeader].
 type transport struct {
 	grpc.ServerStream
 	method string
@@ -323,7 +320,7 @@ func (t transport) SetTrailer(md metadata.MD) error {
 	return nil
 }
 
-// streamCaller is the caller of a stream.
+// streamCaller is the caller of a [Server].
 type streamCaller struct{ *stream }
 
 func (s streamCaller) sendHeader(ctx context.Context, kind string, md metadata.MD) error {
@@ -336,7 +333,7 @@ func (s streamCaller) sendData(ctx context.Context, data []byte) error {
 
 func (s streamCaller) receive(ctx context.Context, before []byte) (data []byte, last bool, err error) {
 	data, last, err = s.next(ctx, before)
-	if !isEnd(err) {
+	if !errors.Is(err, io.EOF) {
 		err = statusOfEnd(err)
 	}
 	return data, last, err
@@ -354,7 +351,7 @@ func (s streamCaller) end(call *serverCall, err error) {
 	trailer, sent := call.ended()
 	if !sent && errors.Is(call.ctx.Err(), context.DeadlineExceeded) {
 		s.c.mu.Lock()
-		s.charge() // a call whose deadline has passed counts as canceled
+		s.charge() // a call whose deadline has passed counts as canceled by its caller
 		s.c.mu.Unlock()
 	}
 	if errors.Is(err, ErrNotBegun) && !sent {
@@ -376,7 +373,7 @@ func (s streamCaller) end(call *serverCall, err error) {
 	s.close(code)
 }
 
-// headerFields returns the fields with which an answer begins.
+// headerFields returns the first fields of a response.
 func headerFields(kind string) []hpack.HeaderField {
 	return []hpack.HeaderField{{Name: ":status", Value: "200"}, {Name: contentTypeKey, Value: kind}}
 }

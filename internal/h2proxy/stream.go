@@ -10,52 +10,53 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// stream is one call on a connection, of either side. Its fields are guarded by the connection's mu.
+// stream is one call on a connection of a client or server. The connection's mu guards its fields.
 type stream struct {
 	c  *conn
 	id uint32
-	// uid is the user to whom what waits here counts, budget what counts it: that of the caller, at both ends of a call.
+	// budget counts the data in memory for the user uid, the caller of the call, also on the client's side.
 	uid    uint32
 	budget *Budget
 
-	readable, writable chan struct{}
+	readable, writable chan struct{} // signals: data or the end has arrived; sending may be possible
 
-	// headers are what the peer has sent first, trailers what it has sent last, which may be the first too.
+	// headers and trailers were received. A response without data has only trailers.
 	headers, trailers []hpack.HeaderField
 	gotHeaders        bool
 	data              incoming
 	recvEnded         bool
-	// recvWindow is what the peer may send yet, window what it may have sent that is not read, owed what was read and not given back.
+	// The peer may send recvWindow more bytes. It may have sent at most window bytes that were not read. For owed bytes, which were read, a
+	// window update is still to be sent.
 	recvWindow, window, owed int64
-	metadata                 int // what the budget has given for headers
-	// declared is how much data a caller has announced, -1 if it has not, received how much has come.
+	metadata                 int // bytes that the budget counts for headers
+	// declared is the caller's content-length, -1 without one, and received the number of bytes of data so far.
 	declared, received int64
 
 	sendWindow int64
-	answered   bool // headers were sent
+	answered   bool // response headers or trailers were sent
 	sentEnd    bool
 	queued     bool // in c.blocked
 
-	err  error // why it ended early
+	err  error // why the stream ended early
 	gone bool
 	// onEnd is called, with mu held, when the stream has ended early.
-	onEnd func(err error)
+	onEnd func()
 }
 
-// newStream returns a stream, which its opener adds to those of the connection; c.mu is held.
+// newStream returns a stream that is not in c.streams yet; c.mu is held.
 func newStream(c *conn, id uint32) *stream {
 	return &stream{
 		c: c, id: id, uid: c.uid, budget: c.budget, readable: make(chan struct{}, 1), writable: make(chan struct{}, 1),
-		recvWindow: baseWindow, window: baseWindow, declared: -1, sendWindow: c.peerWindow, onEnd: func(error) {},
+		recvWindow: baseWindow, window: baseWindow, declared: -1, sendWindow: c.peerWindow, onEnd: func() {},
 	}
 }
 
-// resetError ends a stream that the peer, or this end, has reset.
+// resetError is the error of a stream that either end has reset.
 type resetError struct{ code http2.ErrCode }
 
 func (e *resetError) Error() string { return "the stream was reset: " + e.code.String() }
 
-// end ends a stream early: it takes nothing more, and nothing is sent on it; c.mu is held. An answer that has come whole stays.
+// end ends a stream early: nothing is received or sent on it any more. A complete response stays readable. c.mu is held.
 func (s *stream) end(err error) {
 	if s.err != nil || s.gone {
 		return
@@ -70,23 +71,23 @@ func (s *stream) end(err error) {
 	s.remove()
 	signal(s.readable)
 	signal(s.writable)
-	s.onEnd(err)
+	s.onEnd()
 }
 
-// charge counts a stream that the peer is about to end early as a canceled call, unless it was answered; c.mu is held.
+// charge counts a stream as a canceled call, unless it was answered. It is called before the peer's action ends the stream; c.mu is held.
 func (s *stream) charge() {
 	if s.err == nil && !s.gone && !s.answered {
 		s.c.canceled(1)
 	}
 }
 
-// refuse resets a stream because of what the peer has sent; c.mu is held.
+// refuse resets a stream on which the peer has sent something wrong, and counts it as canceled; c.mu is held.
 func (s *stream) refuse(code http2.ErrCode, err error) {
 	s.charge()
 	s.reset(code, err)
 }
 
-// reset ends a stream early and tells the peer; c.mu is held.
+// reset ends a stream early and sends RST_STREAM; c.mu is held.
 func (s *stream) reset(code http2.ErrCode, err error) {
 	if s.err == nil && !s.gone {
 		_ = s.c.framer.WriteRSTStream(s.id, code)
@@ -95,7 +96,7 @@ func (s *stream) reset(code http2.ErrCode, err error) {
 	s.end(err)
 }
 
-// remove removes a stream that has ended; c.mu is held.
+// remove removes an ended stream from the connection; c.mu is held.
 func (s *stream) remove() {
 	if s.gone {
 		return
@@ -109,7 +110,7 @@ func (s *stream) remove() {
 	s.c.changed()
 }
 
-// close ends a stream of which nothing more is wanted.
+// close releases a stream, and resets it if it has not ended.
 func (s *stream) close(code http2.ErrCode) {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
@@ -118,16 +119,16 @@ func (s *stream) close(code http2.ErrCode) {
 	}
 	s.remove()
 	if len(s.data.chunks) > 0 && s.err == nil {
-		s.err = &resetError{code} // what is thrown away was not read
+		s.err = &resetError{code} // unread data is discarded
 	}
 	s.data.drop()
-	s.budget.give(s.uid, s.metadata) // until now somebody had them
+	s.budget.give(s.uid, s.metadata) // not before: the call has used the headers
 	s.metadata = 0
 }
 
 func (s *stream) onHeaders(f *http2.MetaHeadersFrame) {
 	if status := f.PseudoValue("status"); !f.StreamEnded() && len(status) == 3 && status[0] == '1' {
-		return // informational
+		return // an informational response
 	}
 	size := sizeOf(f.Fields)
 	announced := true
@@ -135,7 +136,7 @@ func (s *stream) onHeaders(f *http2.MetaHeadersFrame) {
 		s.declared, announced = declaredLength(f.Fields)
 	}
 	switch {
-	case s.recvEnded && s.gotHeaders, s.gotHeaders && !f.StreamEnded(), // there are no others in between, or after the end
+	case s.recvEnded && s.gotHeaders, s.gotHeaders && !f.StreamEnded(), // only trailers may follow headers, and nothing the end
 		!announced, s.isContradictory(f.StreamEnded()):
 		s.refuse(http2.ErrCodeProtocol, &resetError{http2.ErrCodeProtocol})
 		return
@@ -158,13 +159,13 @@ func (s *stream) onHeaders(f *http2.MetaHeadersFrame) {
 	signal(s.readable)
 }
 
-// ended has the peer send no more, and gives back the room for what it might have sent; c.mu is held.
+// ended is called when the peer has half-closed the stream. It returns the unused part of the window to the budget; c.mu is held.
 func (s *stream) ended() {
 	s.recvEnded = true
 	s.shrink(s.recvWindow + s.owed)
 }
 
-// shrink gives back what was taken for a window, as far as it is not needed; c.mu is held.
+// shrink reduces the window by at most unneeded bytes, not below baseWindow, and returns by how many; c.mu is held.
 func (s *stream) shrink(unneeded int64) (less int64) {
 	less = max(0, min(unneeded, s.window-baseWindow))
 	s.window -= less
@@ -196,8 +197,8 @@ func (s *stream) onData(f *http2.DataFrame) error {
 	return nil
 }
 
-// giveBack gives the peer back the window of what was read, or more while the stream moves and the budget has room, or less if it is tight;
-// c.mu is held.
+// giveBack returns the window of read bytes to the peer: more while the budget has room, so that the window grows, and less if the budget
+// is tight. c.mu is held.
 func (s *stream) giveBack(read int64) {
 	if s.gone {
 		return
@@ -223,8 +224,7 @@ func (s *stream) giveBack(read int64) {
 	s.c.flushUpdate()
 }
 
-// next returns data that have come, and whether they are the last. It waits for them, and gives back what it returned before. At the end it
-// returns io.EOF.
+// next waits for data and returns it, and whether it is the last; io.EOF at the end. It releases before, which it returned last.
 func (s *stream) next(ctx context.Context, before []byte) (data []byte, last bool, err error) {
 	for {
 		s.c.mu.Lock()
@@ -251,7 +251,8 @@ func (s *stream) next(ctx context.Context, before []byte) (data []byte, last boo
 	}
 }
 
-// send sends data, and with end that they are the last. It waits until the peer and the connection take them.
+// send sends data, and half-closes the stream if end is set. It blocks until the window of the peer and the queue of the connection have
+// had room for all of it.
 func (s *stream) send(ctx context.Context, data []byte, end bool) error {
 	for {
 		rest, err := s.sendSome(data, end)
@@ -265,8 +266,8 @@ func (s *stream) send(ctx context.Context, data []byte, end bool) error {
 	}
 }
 
-// sendSome sends what can be sent at once and returns the rest, nil if that is all. If it is the connection that takes no more, the stream
-// waits in turn.
+// sendSome sends what can be sent without waiting and returns the rest; nil if nothing is left. If the connection has no room, the stream is
+// queued for it.
 func (s *stream) sendSome(data []byte, end bool) (rest []byte, err error) {
 	c := s.c
 	c.mu.Lock()
@@ -277,10 +278,10 @@ func (s *stream) sendSome(data []byte, end bool) (rest []byte, err error) {
 		if err := s.unsendable(); err != nil {
 			return nil, err
 		}
-		n := max(0, int(min(int64(len(data)), s.sendWindow, int64(c.peerFrame)))) // a window may be less than nothing
+		n := max(0, int(min(int64(len(data)), s.sendWindow, int64(c.peerFrame)))) // a window may be negative
 		if n > 0 {
 			n = min(n, int(c.sendWindow))
-			if n <= 0 || !c.room() {
+			if n <= 0 || !c.makeRoom() {
 				s.queue()
 				return data, nil
 			}
@@ -300,7 +301,7 @@ func (s *stream) sendSome(data []byte, end bool) (rest []byte, err error) {
 	}
 }
 
-// unsendable says why nothing can be sent any more; c.mu is held.
+// unsendable returns an error if nothing can be sent any more; c.mu is held.
 func (s *stream) unsendable() error {
 	switch {
 	case s.err != nil:
@@ -318,7 +319,7 @@ func (s *stream) queue() {
 	}
 }
 
-// unqueue takes a stream that does not wait, or not any more, out of those that do; c.mu is held.
+// unqueue removes a stream from the queue for room on the connection; c.mu is held.
 func (s *stream) unqueue() {
 	if i := slices.Index(s.c.blocked, s); s.queued && i >= 0 {
 		s.c.blocked = slices.Delete(s.c.blocked, i, i+1)
@@ -326,7 +327,7 @@ func (s *stream) unqueue() {
 	s.queued = false
 }
 
-// writeData adds a frame to out; mu is held. The framer would copy the data once more.
+// writeData queues a DATA frame. It does not use the framer, which would copy the data again. mu is held.
 func (c *conn) writeData(id uint32, data []byte, end bool) {
 	var flags byte
 	if end {
@@ -340,7 +341,7 @@ func (c *conn) writeData(id uint32, data []byte, end bool) {
 	c.flush()
 }
 
-// await waits until it may be possible to send more. It returns why it never will be.
+// await blocks until sending may be possible. It returns an error if the stream or ctx has ended.
 func (s *stream) await(ctx context.Context) error {
 	var err error
 	select {
@@ -354,13 +355,13 @@ func (s *stream) await(ctx context.Context) error {
 		err = s.err
 	}
 	if err != nil {
-		s.c.passRoom() // which may have been this one's
+		s.c.passRoom() // this stream may have been woken for room that it does not use
 	}
 	return err
 }
 
-// sendFields sends headers or, with end, trailers. It waits until the connection takes them, and fails with errNoRoom if the budget has no
-// room for large ones.
+// sendFields sends headers or, with end, trailers. It blocks until the connection has room. Large fields fail with errNoRoom if the budget
+// is exhausted.
 func (s *stream) sendFields(ctx context.Context, fields []hpack.HeaderField, end bool) error {
 	for {
 		if sent, err := s.trySendFields(fields, end); err != nil || sent {
@@ -380,7 +381,7 @@ func (s *stream) trySendFields(fields []hpack.HeaderField, end bool) (sent bool,
 	if err := s.unsendable(); err != nil {
 		return false, err
 	}
-	if !s.c.room() {
+	if !s.c.makeRoom() {
 		s.queue()
 		return false, nil
 	}
@@ -392,7 +393,7 @@ func (s *stream) trySendFields(fields []hpack.HeaderField, end bool) (sent bool,
 	return true, nil
 }
 
-// writeFields adds headers to out; mu is held.
+// writeFields queues headers; mu is held.
 func (c *conn) writeFields(id uint32, fields []hpack.HeaderField, end bool) {
 	for _, f := range fields {
 		_ = c.encoder.WriteField(f)

@@ -6,23 +6,24 @@ import (
 	"time"
 )
 
-// flush has what is in out written; mu is held.
+// flush wakes the goroutine that writes out; mu is held.
 func (c *conn) flush() { signal(c.wake) }
 
-// flushAnswer has a frame written that the peer has caused; mu is held.
+// flushAnswer is flush after a frame that answers a frame of the peer; mu is held.
 func (c *conn) flushAnswer() {
 	c.answers++
 	c.flush()
 }
 
-// flushUpdate has an update of a window written; mu is held.
+// flushUpdate is flush after a window update; mu is held.
 func (c *conn) flushUpdate() {
 	if c.updates++; c.updates > maxUpdates {
-		_ = c.SetReadDeadline(time.Unix(1, 0)) // long ago: the one who reads ends the connection
+		_ = c.SetReadDeadline(time.Unix(1, 0)) // in the past, so that read fails and closes the connection
 	}
 	c.flush()
 }
 
+// write writes what is queued until the connection ends.
 func (c *conn) write() {
 	for {
 		select {
@@ -30,7 +31,7 @@ func (c *conn) write() {
 		case <-c.ended:
 			return
 		}
-		runtime.Gosched() // who woke this one has mostly more to write
+		runtime.Gosched() // the goroutine that called flush usually has more to write
 		for {
 			data, last := c.take()
 			if last {
@@ -49,7 +50,7 @@ func (c *conn) write() {
 	}
 }
 
-// take returns what is to be written next, and whether the connection is to end.
+// take removes and returns the queued data, and reports whether the connection must be closed because everything is written.
 func (c *conn) take() (data []byte, last bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -65,7 +66,7 @@ func (c *conn) take() (data []byte, last bool) {
 	return data, c.closing && len(data) == 0
 }
 
-// shallow gives back what makes the connection deep; mu is held.
+// shallow reduces the limit of queued data from deepOut to baseOut; mu is held.
 func (c *conn) shallow() {
 	if c.deep {
 		c.budget.give(c.uid, deepOut-baseOut)
@@ -73,13 +74,13 @@ func (c *conn) shallow() {
 	c.deep = false
 }
 
-// loan is what a budget has lent for something of a user that waits to be written.
+// loan is a number of bytes that a budget counts until they are written.
 type loan struct {
 	account
 	bytes int
 }
 
-// borrow has a budget count n bytes to a user until what is in out then is written, and says whether it does; mu is held.
+// borrow takes n bytes from a budget until everything that is queued now has been written. It reports whether the budget had room; mu is held.
 func (c *conn) borrow(budget *Budget, uid uint32, n int) bool {
 	if !budget.take(uid, n) {
 		return false
@@ -88,29 +89,31 @@ func (c *conn) borrow(budget *Budget, uid uint32, n int) bool {
 	return true
 }
 
-// repay gives back what was lent; mu is held.
+// repay returns loans to their budgets; mu is held.
 func (c *conn) repay(loans []loan) {
 	for _, l := range loans {
 		l.budget.give(l.uid, l.bytes)
 	}
 }
 
-// room says whether a call may add a frame to out; mu is held.
-func (c *conn) room() bool {
-	waiting := c.writing + len(c.out.data)
-	if waiting >= baseOut && !c.deep {
-		c.deep = c.budget.take(c.uid, deepOut-baseOut)
-	}
-	return waiting < baseOut || c.deep && waiting < deepOut
+// hasRoom reports whether a call may queue a frame; mu is held.
+func (c *conn) hasRoom() bool {
+	queued := c.writing + len(c.out.data)
+	return queued < baseOut || c.deep && queued < deepOut
 }
 
-// passRoom wakes the stream that has waited longest for room on the connection, if there is some; mu is held. That one passes on what is
-// left.
-func (c *conn) passRoom() {
-	if len(c.blocked) == 0 || c.sendWindow <= 0 {
-		return
+// makeRoom is hasRoom, after it has made the connection deep if necessary and possible; mu is held.
+func (c *conn) makeRoom() bool {
+	if !c.deep && !c.hasRoom() {
+		c.deep = c.budget.take(c.uid, deepOut-baseOut)
 	}
-	if waiting := c.writing + len(c.out.data); waiting < baseOut || c.deep && waiting < deepOut {
+	return c.hasRoom()
+}
+
+// passRoom wakes the stream that has waited longest for room on the connection, if there is room; mu is held. That stream calls passRoom
+// again.
+func (c *conn) passRoom() {
+	if len(c.blocked) > 0 && c.sendWindow > 0 && c.hasRoom() {
 		s := c.blocked[0]
 		c.blocked = c.blocked[1:]
 		s.queued = false
