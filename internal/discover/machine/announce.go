@@ -30,8 +30,8 @@ func sizeOf(i plugin.Info) int {
 	return n
 }
 
-// unacceptable returns why the announcement of an instance is refused: it is invalid or exceeds a limit. If it returns nil, the announcement
-// is counted against the limits.
+// unacceptable returns why the announcement of an instance is refused: it is invalid or exceeds a limit. If it returns nil, the
+// announcement is counted against the limits.
 func (m *Machine) unacceptable(in *instance, a Answered) *Failure {
 	if invalid := check(m.Bounds, a.Info); invalid != nil {
 		return &Failure{Err: invalid}
@@ -50,8 +50,8 @@ func (m *Machine) unacceptable(in *instance, a Answered) *Failure {
 	return nil
 }
 
-// take counts one more plugin of a user, with an announcement of n bytes. It returns a refusal if a limit is reached, and whether that is the
-// first one for the user.
+// take counts one more plugin of a user, with an announcement of n bytes. It returns a refusal if a limit is reached, and whether that is
+// the first one for the user.
 func (m *Machine) take(uid uint32, n int) (refused *trust.Refusal, first bool) {
 	b := m.Bounds
 	if refusal := m.plugins.Take(uid, min(n, 1)); refusal != nil {

@@ -64,8 +64,8 @@ type instance struct {
 	registeredAt time.Time
 	// memory is the record from before a restart, until it is known whether this is the same instance.
 	memory *plugin.Instance
-	// replacement is the instance that took the path of this one. replaces are the instances that wait for the answer of this one; there are
-	// several if it moved before it answered.
+	// replacement is the instance that took the path of this one. replaces are the instances that wait for the answer of this one; there
+	// are several if it moved before it answered.
 	replacement *instance
 	replaces    []*instance
 	// registration is the result of the last registration with the handler.

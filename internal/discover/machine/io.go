@@ -272,7 +272,8 @@ type (
 	}
 	// Forget removes an instance from the registry, and retries until that succeeds.
 	Forget Entry
-	// Reserve replaces the reservation of a name. If Save is false, it must be saved together with the removal of an instance, which follows.
+	// Reserve replaces the reservation of a name. If Save is false, it must be saved together with the removal of an instance, which
+	// follows.
 	Reserve struct {
 		Reservation plugin.Reservation
 		Save        bool

@@ -22,8 +22,8 @@ import (
 const (
 	// AnswerWindow is how long older instances of a name wait for the answer of one that has just appeared.
 	AnswerWindow = 100 * time.Millisecond
-	// replaceWindow is how long an instance stays registered after its socket was replaced. A healthy plugin registers faster, even on a busy
-	// machine, so an upgrade leaves no gap. Connections to the path already reach the new instance.
+	// replaceWindow is how long an instance stays registered after its socket was replaced. A healthy plugin registers faster, even on a
+	// busy machine, so an upgrade leaves no gap. Connections to the path already reach the new instance.
 	replaceWindow = time.Second
 	// probeInterval is the maximum time until the machine notices the end of a plugin whose process cannot be watched.
 	probeInterval = 5 * time.Second
@@ -35,8 +35,8 @@ const (
 // maxKept is the capacity of the slice of effects that is reused by the next step.
 const maxKept = 64
 
-// The pauses between attempts. A new instance that is refused while an older one serves is retried rarely, because a failed attempt may cost
-// the older one its registration. So is a program that does not serve the registration service: after a fix, it creates a new socket.
+// The pauses between attempts. A new instance that is refused while an older one serves is retried rarely, because a failed attempt may
+// cost the older one its registration. So is a program that does not serve the registration service: after a fix, it creates a new socket.
 var (
 	usual         = backoff.Backoff{Min: 100 * time.Millisecond, Max: 2 * time.Minute}
 	behindAnother = backoff.Backoff{Min: 30 * time.Second, Max: time.Hour}

@@ -109,8 +109,8 @@ func (m *Machine) watchUnlinked(in *instance) {
 	}
 }
 
-// hintOfUnlinked handles an event on the connection of an instance whose socket was removed, if in is one. It watches the process, whose end
-// explains the removal. The event itself proves nothing, because a plugin may close an idle connection at any time.
+// hintOfUnlinked handles an event on the connection of an instance whose socket was removed, if in is one. It watches the process, whose
+// end explains the removal. The event itself proves nothing, because a plugin may close an idle connection at any time.
 func (m *Machine) hintOfUnlinked(in *instance) {
 	if m.unlinked[in] {
 		m.do(WatchProcess{in.ref, in.peer})

@@ -115,8 +115,8 @@ func (m *Machine) apply(changes []Change) {
 	}
 }
 
-// replace records that in replaces at on its path. at stays in the registry for replaceWindow, however long the handlers take. If deciding is
-// true, at waits for the answer of in.
+// replace records that in replaces at on its path. at stays in the registry for replaceWindow, however long the handlers take. If deciding
+// is true, at waits for the answer of in.
 func (m *Machine) replace(at, in *instance, deciding bool) {
 	at.replacement = in
 	m.set(at, Replace, replaceWindow)
@@ -144,8 +144,8 @@ func (m *Machine) appear(c Change) *instance {
 	return in
 }
 
-// rankStep is the distance between the ranks of two appearances. It leaves room for rankBehindRestored and allows for 2^38 appearances. Ranks
-// below it belong to no appearance, and are not recorded.
+// rankStep is the distance between the ranks of two appearances. It leaves room for rankBehindRestored and allows for 2^38 appearances.
+// Ranks below it belong to no appearance, and are not recorded.
 const rankStep = 1 << 26
 
 // remembered is the rank of an instance from before a restart, and its socket.
@@ -154,8 +154,8 @@ type remembered struct {
 	socket plugin.SocketID
 }
 
-// rankBehindRestored lowers the rank of an instance that was found after a restart and has no record. It ranks the instance below the restored
-// instances of its name whose sockets are younger, and above the others: most likely it was their standby before the restart.
+// rankBehindRestored lowers the rank of an instance that was found after a restart and has no record. It ranks the instance below the
+// restored instances of its name whose sockets are younger, and above the others: most likely it was their standby before the restart.
 func (m *Machine) rankBehindRestored(in *instance, key plugin.Name) {
 	if !in.provisional {
 		return
@@ -227,8 +227,8 @@ func (m *Machine) disappear(in *instance, withdrawn *Failure) {
 	m.went(in, "its socket was removed", ByLoss)
 }
 
-// went handles that an instance is gone. Its registry entry is removed immediately, unless a replacement at its path may take over soon. The
-// lane calls the handler later.
+// went handles that an instance is gone. Its registry entry is removed immediately, unless a replacement at its path may take over soon.
+// The lane calls the handler later.
 func (m *Machine) went(in *instance, why string, cause Cause) {
 	if in.phase == Gone {
 		return

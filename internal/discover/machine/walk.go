@@ -292,8 +292,8 @@ func (m *Machine) turnDown(in *instance, f *Failure) {
 	}
 }
 
-// withdraw removes the subject of a failed registration from the registry, where it may be from an earlier one. If it is only not ready yet,
-// it is hidden instead.
+// withdraw removes the subject of a failed registration from the registry, where it may be from an earlier one. If it is only not ready
+// yet, it is hidden instead.
 func (m *Machine) withdraw(l *lane, f *Failure) {
 	if f.Kind == Patience {
 		m.hide(l.subject, f.Err)
