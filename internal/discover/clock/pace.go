@@ -1,5 +1,5 @@
-// Package clock is what the pipeline runs on: time, goroutines and chance. There is the machine's, [Real], and that of a simulation, which
-// runs everything in one goroutine from one seed. It is no clock for others: what a test of time needs is testing/synctest.
+// Package clock provides time, goroutines and random values to the pipeline. [Real] is the implementation for programs. A simulation has
+// its own, which runs everything in one goroutine from one seed. Other tests should use testing/synctest.
 package clock
 
 import (
@@ -14,39 +14,39 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/callback"
 )
 
-// Pace is safe for concurrent use.
+// Pace is a source of time, goroutines and random values. It is safe for concurrent use.
 type Pace interface {
 	Now() time.Time
-	// AfterFunc calls f when d has passed, unless stop is called before.
+	// AfterFunc calls f after d, unless stop is called before.
 	AfterFunc(d time.Duration, f func()) (stop func())
 	// Sleep blocks until d has passed, or ctx ends, whose error it returns then.
 	Sleep(ctx context.Context, d time.Duration) error
-	// Yield lets others run.
+	// Yield lets other goroutines run.
 	Yield()
 	WithTimeout(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc)
 	// Go runs f in a goroutine, and Wait blocks until all of those have ended.
 	Go(f func())
 	Wait()
-	// Call calls a function of others; see [callback.Call].
+	// Call calls a function that may panic; see [callback.Call].
 	Call(do func() error) error
-	// Chance is a number from 0 to 1 that is not 1, and ID a word that nobody can guess.
+	// Chance returns a random number in [0, 1), and ID an identifier that cannot be guessed.
 	Chance() float64
 	ID() string
 }
 
-// Real returns the pace of the machine that this runs on.
-func Real() Pace { return &ofMachine{} }
+// Real returns a Pace with the system's time and goroutines.
+func Real() Pace { return &realPace{} }
 
-type ofMachine struct{ running sync.WaitGroup }
+type realPace struct{ running sync.WaitGroup }
 
-func (*ofMachine) Now() time.Time { return time.Now() }
+func (*realPace) Now() time.Time { return time.Now() }
 
-func (*ofMachine) AfterFunc(d time.Duration, f func()) (stop func()) {
+func (*realPace) AfterFunc(d time.Duration, f func()) (stop func()) {
 	timer := time.AfterFunc(d, f)
 	return func() { timer.Stop() }
 }
 
-func (*ofMachine) Sleep(ctx context.Context, d time.Duration) error {
+func (*realPace) Sleep(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
@@ -57,19 +57,19 @@ func (*ofMachine) Sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-func (*ofMachine) Yield() { runtime.Gosched() }
+func (*realPace) Yield() { runtime.Gosched() }
 
-func (*ofMachine) WithTimeout(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
+func (*realPace) WithTimeout(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, d)
 }
 
-func (r *ofMachine) Go(f func()) { r.running.Go(f) }
+func (r *realPace) Go(f func()) { r.running.Go(f) }
 
-func (r *ofMachine) Wait() { r.running.Wait() }
+func (r *realPace) Wait() { r.running.Wait() }
 
-func (*ofMachine) Call(do func() error) error { return callback.Call(do) }
+func (*realPace) Call(do func() error) error { return callback.Call(do) }
 
-func (*ofMachine) Chance() float64 { return mathrand.Float64() }
+func (*realPace) Chance() float64 { return mathrand.Float64() }
 
-// ID has 80 bits of chance.
-func (*ofMachine) ID() string { return strings.ToLower(rand.Text()[:16]) }
+// ID has 80 random bits.
+func (*realPace) ID() string { return strings.ToLower(rand.Text()[:16]) }

@@ -14,34 +14,35 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/quota"
 )
 
-// asking bounds how many plugins are asked at the same time what they are, of each user and of all except root and the host's user: each
-// takes a descriptor until it is registered, and then counts as a plugin, or until it has been refused. If there is no room, a plugin that
-// has just appeared takes the place of the one that has not answered for the longest time, as soon as that one is overdue, and one that is
-// asked again waits. A crowd of plugins that do not answer therefore delays only itself.
+// asking limits how many plugins are asked for their type and name at the same time, for each user and in total. Root and the host's user
+// are exempt. Each such plugin needs a descriptor until it is registered or refused. At the limit, a plugin that has just appeared takes
+// the place of the plugin that has not answered for the longest time, as soon as that one is overdue; a plugin that is retried waits. So
+// plugins that do not answer only delay each other.
 type asking struct {
 	mu     sync.Mutex
-	places *quota.Pool // nil for any number
+	places *quota.Pool // nil for no limit
 	users  map[uint32]*askedUser
-	// quick is about how long plugins take that answer quickly; zero if none has answered. A few slow ones raise it little.
+	// quick estimates how long fast plugins take to answer; zero if none has answered. Slow plugins raise it only a little.
 	quick time.Duration
 	timer *time.Timer // calls press; nil until it is needed
 }
 
-// A plugin is overdue when it has not answered for overdueTimes as long as quick ones take, on this machine as busy as it is, but at most
-// for overdueMost: a user's plugins may all be slow on purpose.
+// A plugin is overdue when it has not answered for overdueTimes the time of fast plugins, which includes the load of this machine, but for
+// at most overdueMost, because a user's plugins may be slow on purpose.
 const (
 	overdueTimes = 32
 	overdueMost  = 500 * time.Millisecond
 )
 
-// askedUser is what a user has of an asking.
+// askedUser are the plugins of one user.
 type askedUser struct {
 	uid uint32
-	// first and again are the plugins that wait for a place, and asked are those that have one and have not answered, the oldest first.
+	// first and again are the plugins that wait for a place: new ones, and retried ones. asked are the plugins that have a place and have
+	// not answered. The oldest are first.
 	first, again, asked list.List // of *place
 }
 
-// place is the place of one plugin among those that are asked. Methods of nil do nothing: it is that of a plugin that is not counted.
+// place is a slot for asking one plugin. A nil place belongs to a plugin that is not limited; its methods do nothing.
 type place struct {
 	asking *asking
 	user   *askedUser
@@ -49,14 +50,14 @@ type place struct {
 
 	// Guarded by asking.mu.
 	since  time.Time  // when it was given
-	queue  *list.List // of user, in which at is; nil if it is in none
+	queue  *list.List // the list of user that has the element at; nil if none has
 	at     *list.Element
-	heir   *place                  // gets the place when it is left
+	heir   *place                  // gets the slot next
 	ended  bool                    // the plugin does not need it any more
-	putOff context.CancelCauseFunc // ends the call that asks the plugin, if there is one
+	putOff context.CancelCauseFunc // cancels the call of GetInfo, if there is one
 }
 
-// newAsking takes the bounds of how many plugins there may be: as many may be asked.
+// newAsking returns an asking with the limits for the number of plugins.
 func newAsking(perUser, total int) *asking {
 	if total <= 0 || total == math.MaxInt {
 		return &asking{}
@@ -67,8 +68,8 @@ func newAsking(perUser, total int) *asking {
 	return &asking{places: quota.New(quota.Limits{User: perUser, Total: total}, nil), users: map[uint32]*askedUser{}}
 }
 
-// begin returns a place for a plugin of a user as soon as there is one, or an error when ctx ends. first reports whether the plugin has not
-// been asked since it appeared. The caller ends the place when the plugin is registered or refused.
+// begin blocks until there is a place for a plugin of a user, or ctx ends. first reports whether the plugin has not been asked since it
+// appeared. The caller must end the place when the plugin is registered or refused.
 func (a *asking) begin(ctx context.Context, uid uint32, first bool) (*place, error) {
 	if a.places == nil {
 		return nil, nil
@@ -88,12 +89,12 @@ func (a *asking) begin(ctx context.Context, uid uint32, first bool) (*place, err
 	}
 }
 
-// enter returns a place that is given, or that waits to be.
+// enter returns a place that is given, or is in a queue.
 func (a *asking) enter(uid uint32, first bool) *place {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	u := a.users[uid]
-	if u == nil { // there are as many as are trusted
+	if u == nil { // never deleted: only trusted users get here
 		u = &askedUser{uid: uid}
 		a.users[uid] = u
 	}
@@ -111,8 +112,8 @@ func (a *asking) enter(uid uint32, first bool) *place {
 	return p
 }
 
-// press lets plugins that have just appeared take the places of those that are overdue, now and when others become so: first those of the
-// user who has the fewest places. a.mu is held.
+// press gives the places of overdue plugins to plugins that have just appeared, first to those of the user with the fewest places, and sets
+// the timer for the next plugin that becomes overdue. a.mu is held.
 func (a *asking) press() {
 	var waiting []*askedUser
 	for _, u := range a.users {
@@ -150,7 +151,7 @@ func (a *asking) press() {
 	}
 }
 
-// yield makes a place that of another plugin as soon as its own has closed its connection. a.mu is held.
+// yield passes a place to heir, as soon as its plugin's connection is closed. a.mu is held.
 func (p *place) yield(heir *place) {
 	p.leave()
 	p.asking.places.Release(p.user.uid, 1)
@@ -161,7 +162,7 @@ func (p *place) yield(heir *place) {
 	}
 }
 
-// overdueIn returns how long it takes until a plugin that does not answer is overdue. a.mu is held.
+// overdueIn returns the time until a plugin is overdue. a.mu is held.
 func (a *asking) overdueIn(p *place) time.Duration {
 	patience := overdueMost
 	if a.quick > 0 {
@@ -170,7 +171,7 @@ func (a *asking) overdueIn(p *place) time.Duration {
 	return time.Until(p.since.Add(patience))
 }
 
-// took takes over how long a plugin took to answer. a.mu is held.
+// took updates quick with the time that a plugin took to answer. a.mu is held.
 func (a *asking) took(d time.Duration) {
 	if a.quick == 0 || d < a.quick {
 		a.quick = max(d, 1)
@@ -179,9 +180,8 @@ func (a *asking) took(d time.Duration) {
 	}
 }
 
-// yields returns the place that goes to a plugin of a user that has just appeared when there is no room: a place of that user, unless only
-// the total is reached and another user has more, and then a place of the one who has most. Nil if all those plugins have answered. a.mu is
-// held.
+// yields returns the place to pass to a new plugin of a user when a limit is reached: one of the same user or, if only the total limit is
+// reached, of the user with the most places. It returns nil if all plugins of that user have answered. a.mu is held.
 func (a *asking) yields(u *askedUser) *place {
 	most := u
 	if a.places.Of(u.uid) < a.places.Limits().User {
@@ -198,8 +198,8 @@ func (a *asking) yields(u *askedUser) *place {
 	return p
 }
 
-// serve gives the free places to the plugins that wait: first to those that have just appeared, and among these to those of the user who
-// has the fewest places. a.mu is held.
+// serve gives the free places to waiting plugins: first to new plugins, and among these first to those of the user with the fewest places.
+// a.mu is held.
 func (a *asking) serve() {
 	for _, waiting := range []func(*askedUser) *list.List{
 		func(u *askedUser) *list.List { return &u.first }, func(u *askedUser) *list.List { return &u.again },
@@ -219,8 +219,7 @@ func (a *asking) serve() {
 	}
 }
 
-// fewest returns the user with the fewest places among those whose plugins wait and who may have one more; nil if there is none. a.mu is
-// held.
+// fewest returns the user with the fewest places among those who are below their limit and have waiting plugins, or nil. a.mu is held.
 func (a *asking) fewest(waiting func(*askedUser) *list.List) (next *askedUser) {
 	for uid, u := range a.users {
 		n := a.places.Of(uid)
@@ -231,7 +230,7 @@ func (a *asking) fewest(waiting func(*askedUser) *list.List) (next *askedUser) {
 	return next
 }
 
-// join puts a place at the end of a queue of its user, and leave takes it out. a.mu is held.
+// join adds a place to the end of a queue of its user, and leave removes it. a.mu is held.
 func (p *place) join(queue *list.List) { p.queue, p.at = queue, queue.PushBack(p) }
 
 func (p *place) leave() {
@@ -241,7 +240,7 @@ func (p *place) leave() {
 	}
 }
 
-// give lets the plugin be asked. a.mu is held.
+// give allows the plugin to be asked. a.mu is held.
 func (p *place) give() {
 	p.since = time.Now()
 	p.join(&p.user.asked)
@@ -258,8 +257,8 @@ func (p *place) isGiven() bool {
 	}
 }
 
-// ask returns the context of the call that asks the plugin. It ends, with the cause errPutOff, if another one gets the place. The caller
-// calls answered when the call has returned, with its error.
+// ask returns the context for the call of GetInfo. It is cancelled, with the cause errPutOff, if another plugin gets the place. The caller
+// must call answered with the error of the call.
 func (p *place) ask(ctx context.Context) (_ context.Context, answered func(error)) {
 	if p == nil {
 		return ctx, func(error) {}
@@ -284,7 +283,7 @@ func (p *place) ask(ctx context.Context) (_ context.Context, answered func(error
 	}
 }
 
-// answers states that the plugin has said what it is without being asked.
+// answers records that the plugin has identified itself without a call.
 func (p *place) answers() {
 	if p != nil {
 		p.asking.mu.Lock()
@@ -293,7 +292,7 @@ func (p *place) answers() {
 	}
 }
 
-// end gives the place to another plugin. It may be called again.
+// end gives the place back. It may be called more than once.
 func (p *place) end() {
 	if p == nil {
 		return
@@ -311,7 +310,7 @@ func (p *place) end() {
 	}
 }
 
-// pass gives the place, which nobody uses any more, to its heir, or to a plugin that waits. a.mu is held.
+// pass gives an unused place to its heir or to a waiting plugin. a.mu is held.
 func (p *place) pass() {
 	last := p
 	if p.heir != nil {
@@ -319,7 +318,7 @@ func (p *place) pass() {
 	}
 	if !last.ended {
 		last.give()
-		p.asking.press() // now this is one that can be overdue
+		p.asking.press() // the heir may become overdue
 		return
 	}
 	p.asking.places.Release(last.user.uid, 1)
@@ -327,7 +326,7 @@ func (p *place) pass() {
 	p.asking.press()
 }
 
-// errPutOff is why a plugin is asked no longer.
+// errPutOff is the reason why a call of GetInfo was cancelled.
 var errPutOff = errors.New("another plugin that has just appeared is asked instead")
 
 func (a *asking) unasked(uid uint32, err error) error {

@@ -10,10 +10,12 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// maxAwaited bounds the events that a caller of AwaitRegistered has not seen. The oldest are dropped: only the newest state counts.
+// maxAwaited is how many events are buffered for a caller of AwaitRegistered. If there are more, the oldest are dropped, because only the
+// newest state counts.
 const maxAwaited = 8
 
-// awaiting are the callers of AwaitRegistered, by socket. Its lock is taken after the reconciler's.
+// awaiting delivers events to the callers of AwaitRegistered, by socket. Its lock may be locked while the reconciler's is held, but not the
+// other way around.
 type awaiting struct {
 	mu      sync.Mutex
 	waiters map[string][]chan plugin.Event
@@ -37,7 +39,7 @@ func (a *awaiting) add(socket string) (events <-chan plugin.Event, remove func()
 	}
 }
 
-// notify passes an event to those who wait for its socket. It does not block.
+// notify sends an event to the waiters for its socket. It does not block.
 func (a *awaiting) notify(e plugin.Event) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -45,15 +47,15 @@ func (a *awaiting) notify(e plugin.Event) {
 		if len(waiter) == cap(waiter) {
 			select {
 			case <-waiter:
-			default: // it was just received
+			default: // the waiter has just received it
 			}
 		}
 		waiter <- e // only notify sends
 	}
 }
 
-// AwaitRegistered blocks until the plugin behind a socket is registered and returns nil, or the error of ctx when it ends. If the plugin
-// was refused, and each time that it is refused, it calls refused with the reason and the plugin's type, which is empty if it is not known.
+// AwaitRegistered blocks until the plugin behind a socket is registered, or ctx ends, whose error it returns. It calls refused if the
+// plugin is refused at the time of the call, and each time it is refused later. ptype is empty if the type is unknown.
 func AwaitRegistered(ctx context.Context, w *Watcher, socket string, refused func(ptype string, why error)) error {
 	events, remove := w.awaiting.add(socket)
 	defer remove()

@@ -22,26 +22,26 @@ import (
 
 // Launch is a plugin that the host itself launched, or is about to launch.
 type Launch interface {
-	// Owns says whether a process is the plugin's, or answers for it. It waits until the plugin has been started, or ctx ends.
+	// Owns reports whether a process belongs to the plugin, or serves on its behalf. It blocks until the plugin has been started, or ctx
+	// ends.
 	Owns(ctx context.Context, pid int) bool
-	// ServesAt reports whether it was told to serve at the socket with this path.
+	// ServesAt reports whether the host assigned this socket path to the plugin.
 	ServesAt(socketPath string) bool
-	// RegisteredFor returns who answers for the plugin, if that is not the one who listens.
+	// RegisteredFor returns the account of the plugin, if it differs from that of the listening process.
 	RegisteredFor() (uid, gid uint32, ok bool)
-	// Name is the one under which it was launched.
+	// Name returns the name under which the plugin was launched.
 	Name() string
-	// Introduction is what the plugin has said of itself before it served, encoded as its answer to GetInfo would be; nil if nothing, or if
-	// it was returned before. It does not block.
+	// Introduction returns the answer to GetInfo, encoded, that the plugin sent before it served. It returns nil if there is none, or it
+	// was returned before. It does not block.
 	Introduction() []byte
 }
 
-// gate applies the rule of trust to what is found, and remembers what it refuses. It is a [dirwatch.Judge].
+// gate applies the rules of trust to files and plugins, and remembers refusals. It is a [dirwatch.Judge].
 type gate struct {
-	trust *trustjudge.Judge
-	// launched is Watcher.Launched.
-	launched func(path string) Launch
+	trust    *trustjudge.Judge
+	launched func(path string) Launch // Watcher.Launched
 
-	// mu guards what follows. It is taken with the reconciler's lock held, so nothing is called with it.
+	// mu guards refused. It is locked while the reconciler's lock is held, so no function is called while mu is held.
 	mu      sync.Mutex
 	refused []dirwatch.Refusal // sorted by path
 
@@ -69,7 +69,7 @@ func (g *gate) Admit(path string, info sock.Info) error {
 	return explainDenied(sock.MayConnect(path, info), path, info)
 }
 
-// explainDenied makes an error of permission one that says what to do.
+// explainDenied adds a remedy to a permission error.
 func explainDenied(err error, path string, info sock.Info) error {
 	if !errors.Is(err, fs.ErrPermission) {
 		return err
@@ -82,7 +82,8 @@ func explainDenied(err error, path string, info sock.Info) error {
 	}
 }
 
-// account says who answers for a plugin: who owns the socket or, if that is root or the host's user, who listens on it.
+// account returns the account of a plugin: the owner of the socket or, if that is root or the host's user, the user of the listening
+// process.
 func (g *gate) account(ctx context.Context, path string, owner uint32, peer sock.Credentials) (plugin.Account, error) {
 	if launch := g.launched(path); launch != nil && launch.Owns(ctx, peer.PID) {
 		account := plugin.Account{UID: peer.UID, GID: peer.GID, Known: true, Launched: true, Name: launch.Name()}
@@ -101,7 +102,7 @@ func (g *gate) account(ctx context.Context, path string, owner uint32, peer sock
 	return account, nil
 }
 
-// endpoint says why a plugin may not have the endpoint that it announces. One that is not there yet is judged when it is connected to.
+// endpoint returns an error if a plugin may not announce an endpoint. An endpoint that does not exist yet is checked with each connection.
 func (g *gate) endpoint(ptype, path string, by plugin.Account) error {
 	if path == "" || !by.Known || g.trust.Privileged(by.UID) {
 		return nil
@@ -109,14 +110,14 @@ func (g *gate) endpoint(ptype, path string, by plugin.Account) error {
 	info, err := sock.Stat(path)
 	switch {
 	case err != nil:
-		return nil //nolint:nilerr // Nobody connects to what is not there.
+		return nil //nolint:nilerr // nothing can connect to a missing endpoint
 	case info.Mode&fs.ModeSymlink != 0:
 		return g.trust.Link(path)
 	}
 	return g.trust.Endpoint(ptype, path, by, info.UID)
 }
 
-// set takes over what is refused now and returns what was not before.
+// set replaces the refusals and returns those that are new.
 func (g *gate) set(now []dirwatch.Refusal) (fresh []dirwatch.Refusal) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -129,7 +130,7 @@ func (g *gate) set(now []dirwatch.Refusal) (fresh []dirwatch.Refusal) {
 	return fresh
 }
 
-// source returns how what is at a path came to the host.
+// source returns how the host learned of the socket at a path.
 func (g *gate) source(path string) plugin.Source {
 	if l := g.launched(path); l != nil && l.ServesAt(path) {
 		return plugin.SourceLaunched
@@ -137,7 +138,7 @@ func (g *gate) source(path string) plugin.Source {
 	return plugin.SourceDiscovered
 }
 
-// why says why what is at a path, or on the way to it, is refused; nil if it is not.
+// why returns the reason why the file at a path, or a directory on the way to it, is refused; nil if none is.
 func (g *gate) why(path string) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -153,7 +154,7 @@ func (g *gate) why(path string) error {
 	}
 }
 
-// find returns what is refused at a path. mu is held.
+// find returns the refusal at a path, or nil. mu is held.
 func (g *gate) find(path string) *dirwatch.Refusal {
 	i, found := slices.BinarySearchFunc(g.refused, path, func(r dirwatch.Refusal, path string) int { return cmp.Compare(r.Path, path) })
 	if !found {
@@ -176,7 +177,7 @@ func (g *gate) statuses() []plugin.Status {
 	return statuses
 }
 
-// refuse takes over what is refused now, and tells what is new.
+// refuse replaces the refusals, and reports those that are new.
 func (w *Watcher) refuse(p *pipeline, refused []dirwatch.Refusal) {
 	for _, r := range p.gate.set(refused) {
 		if refusal, ok := errors.AsType[*trust.Refusal](r.Err); ok && w.Registration.Refused != nil {

@@ -16,10 +16,10 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// ownOptions begin the keys under which a storage keeps what the registry has of the pipeline's; a handler cannot make any up.
+// ownOptions is the prefix of the keys with which a storage saves the pipeline's own data. Handlers cannot set such keys.
 const ownOptions = "patchbay.dev/"
 
-// RegistryOf returns the registry of plugins as the reconciler uses it. Each instance is an entry of its type and of each of its roles.
+// RegistryOf returns a store as the reconciler's registry. Each instance has an entry for its type and one for each of its roles.
 func RegistryOf(store *dynamicplugins.Store) reconciler.Registry {
 	return registry{store, keeper.Of[*dynamicplugins.PluginInfo](store)}
 }
@@ -29,10 +29,10 @@ type registry struct {
 	keeper.Keeper[*dynamicplugins.PluginInfo] // Reserve and SaveReservation are the registry's too
 }
 
-// Stage passes the entries of all instances to the storage together, which can save them in one step.
+// Stage passes the entries of all instances to the storage in one call, so that it can save them together.
 func (r registry) Stage(instances []plugin.Instance) []reconciler.Stage {
 	stages := make([]reconciler.Stage, len(instances))
-	ends := make([]int, len(instances)) // of the entries of each
+	ends := make([]int, len(instances)) // where the entries of each instance end
 	entries := make([]*dynamicplugins.PluginInfo, 0, len(instances))
 	for i, in := range instances {
 		if stages[i].Err = r.dropRoles(in); stages[i].Err == nil {
@@ -67,7 +67,7 @@ func stageOf(roles stagedRoles, errs []error) reconciler.Stage {
 	return reconciler.Stage{Err: err}
 }
 
-// dropRoles removes the instance from the roles that it had and has no more.
+// dropRoles removes the entries of former roles of an instance.
 func (r registry) dropRoles(in plugin.Instance) error {
 	former := slices.DeleteFunc(r.roles(in.Type, in.Name, in.ID), func(role string) bool {
 		return slices.Contains(rolesOf(in), role)
@@ -75,7 +75,7 @@ func (r registry) dropRoles(in plugin.Instance) error {
 	return r.removeRoles(former, in.Name, in.ID)
 }
 
-// Remove removes the instance from its roles first: if the host ends in between, the next one knows of what is left.
+// Remove removes the entries of the roles first, so that after a crash the remaining entry still has their names.
 func (r registry) Remove(ptype, name, id string) error {
 	if err := r.removeRoles(r.roles(ptype, name, id), name, id); err != nil {
 		return err
@@ -94,7 +94,7 @@ func (r registry) removeRoles(roles []string, name, id string) error {
 func (r registry) remove(ptype, name, id string) error {
 	err := r.store.DeregisterPlugin(ptype, name, id)
 	if errors.Is(err, dynamicplugins.ErrNotFound) {
-		return r.SaveReservation(plugin.Name{Type: ptype, Name: name}) // which would have been saved with it
+		return r.SaveReservation(plugin.Name{Type: ptype, Name: name}) // no removal saves it
 	}
 	return err
 }
@@ -136,7 +136,7 @@ func (s stagedRoles) Discard() error {
 	return errors.Join(errs...)
 }
 
-// Restored returns what the registry has from before, as far as the pipeline put it there.
+// Restored returns the instances of the pipeline that the store has loaded from its storage.
 func Restored(store *dynamicplugins.Store, log *slog.Logger) []plugin.Instance {
 	var instances []plugin.Instance
 	for _, info := range keeper.Of[*dynamicplugins.PluginInfo](store).RestoredPlugins() {
@@ -148,7 +148,7 @@ func Restored(store *dynamicplugins.Store, log *slog.Logger) []plugin.Instance {
 			continue
 		}
 		if err := info.Damage; err != nil {
-			// Without its socket's identity it cannot be recognised; the pipeline will find it dead or as a new instance.
+			// Without the socket's identity, it cannot be recognised, and becomes a new instance if it still runs.
 			log.Warn("restored plugin has damaged details", "type", info.Type, "name", info.Name, "instance", info.AllocID, "error", err)
 		}
 		in := *info.Instance
@@ -158,7 +158,7 @@ func Restored(store *dynamicplugins.Store, log *slog.Logger) []plugin.Instance {
 	return instances
 }
 
-// dropOrphan removes a role of an instance that is not registered under its own type any more.
+// dropOrphan removes the entry of a role if the instance has no entry for its own type any more.
 func dropOrphan(store *dynamicplugins.Store, info *dynamicplugins.PluginInfo, mainType string, log *slog.Logger) {
 	if _, err := store.PluginForAlloc(mainType, info.Name, info.AllocID); err == nil {
 		return
@@ -166,12 +166,12 @@ func dropOrphan(store *dynamicplugins.Store, info *dynamicplugins.PluginInfo, ma
 	if err := store.DeregisterPlugin(info.Type, info.Name, info.AllocID); err != nil {
 		log.Error("cannot remove a role of a plugin that is not registered", "type", info.Type, "name", info.Name,
 			"instance", info.AllocID, "error", err)
-		// The next start tries again. Nobody is given it until then; it can only be missing, which is as good.
+		// The next start tries again. Until then it is not dispensed. The only error is that it is gone.
 		_ = store.MarkUnreachable(info.Type, info.Name, info.AllocID, errors.New("its plugin is not registered any more"))
 	}
 }
 
-// infoOf returns the entry of an instance under its own type.
+// infoOf returns the entry of an instance for its own type.
 func infoOf(in plugin.Instance) *dynamicplugins.PluginInfo {
 	info := &dynamicplugins.PluginInfo{
 		Type: in.Type, Name: in.Name, Version: in.Registration.Version, AllocID: in.ID, Instance: &in,
@@ -186,7 +186,7 @@ func infoOf(in plugin.Instance) *dynamicplugins.PluginInfo {
 		}
 		info.Options[key] = value
 	}
-	// What a restart restores is the same.
+	// Normalize the values, so that those loaded after a restart are equal.
 	in.RegisteredAt = in.RegisteredAt.Round(0).UTC()
 	in.Registration.Roles, in.Registration.Details = rolesOf(in), info.Options
 	if len(in.Versions) > 0 && (info.Version == "" || info.Version == in.Versions[0]) {
@@ -195,7 +195,7 @@ func infoOf(in plugin.Instance) *dynamicplugins.PluginInfo {
 	return info
 }
 
-// rolesOf returns the roles of an instance, each once and without its own type, as which it is registered anyway.
+// rolesOf returns the roles of an instance without duplicates and its own type.
 func rolesOf(in plugin.Instance) []string {
 	var roles []string
 	for _, role := range in.Registration.Roles {
@@ -206,7 +206,7 @@ func rolesOf(in plugin.Instance) []string {
 	return roles
 }
 
-// roleOf returns the entry of a role of an instance.
+// roleOf returns the entry of an instance for a role.
 func roleOf(info *dynamicplugins.PluginInfo, role string) *dynamicplugins.PluginInfo {
 	entry := *info
 	entry.Type = role
@@ -214,7 +214,7 @@ func roleOf(info *dynamicplugins.PluginInfo, role string) *dynamicplugins.Plugin
 	return &entry
 }
 
-// peerOf returns a peer as connections name it, also one that was saved by a host that had other names for processes.
+// peerOf converts a peer that was saved under an older kernel; see [sock.Renew].
 func peerOf(p plugin.Peer) plugin.Peer {
 	if p.Boot == sock.BootID() {
 		p.Start = sock.Renew(p.PID, p.Start)
@@ -222,18 +222,18 @@ func peerOf(p plugin.Peer) plugin.Peer {
 	return p
 }
 
-// isOurs reports whether the pipeline registered an instance, and this is the entry of its own type.
+// isOurs reports whether info is the entry of an instance of the pipeline for its own type.
 func isOurs(info *dynamicplugins.PluginInfo) bool {
 	return info.Instance != nil && !info.IsRole() && info.Instance.Source != ""
 }
 
-// Statuses describes the instances in a registry, of one name or, if that is empty, of all, that the pipeline does not know: those that
-// others put there and, before it knows any, all.
+// Statuses returns the statuses of instances in a store that the pipeline does not know: those that other packages have added or, if known
+// is false, all. If name is not empty, it returns only instances of that name.
 func Statuses(store *dynamicplugins.Store, name string, known bool) []plugin.Status {
 	var statuses []plugin.Status
 	for _, in := range store.Instances("", name) {
 		if in.Info.IsRole() {
-			continue // it stands there under its own type
+			continue // it has another entry for its own type
 		}
 		if !known || !isOurs(in.Info) {
 			statuses = append(statuses, statusOf(in))
@@ -242,7 +242,7 @@ func Statuses(store *dynamicplugins.Store, name string, known bool) []plugin.Sta
 	return statuses
 }
 
-// statusOf describes an instance that the pipeline does not know, or not yet.
+// statusOf returns the status of an instance that the pipeline does not know.
 func statusOf(in dynamicplugins.Instance) plugin.Status {
 	known := plugin.Instance{Source: plugin.SourceHost}
 	if isOurs(in.Info) {
@@ -261,10 +261,10 @@ func statusOf(in dynamicplugins.Instance) plugin.Status {
 	return s
 }
 
-// Judge returns the check of each shared connection. Plugins whose account is not known are not checked.
+// Judge returns a function that checks the listener of a new shared connection. It accepts plugins with an unknown account.
 func Judge(judge *trustjudge.Judge) func(*dynamicplugins.PluginInfo, net.Conn) error {
 	return func(info *dynamicplugins.PluginInfo, conn net.Conn) error {
-		// Damage was logged when the instance was restored: without a socket, more is refused.
+		// If the restored details are damaged, there is no socket identity, and the check is stricter.
 		return peerauth.Check(judge, info.Instance, info.ConnectionInfo.SocketPath, conn)
 	}
 }

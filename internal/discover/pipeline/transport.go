@@ -26,7 +26,7 @@ type transport struct {
 	peers *sock.Watcher
 	gate  *gate
 	roots []string
-	// asking counts the connections to plugins that are neither registered nor refused yet.
+	// asking limits the connections to plugins that are neither registered nor refused yet.
 	asking *asking
 }
 
@@ -44,14 +44,14 @@ func (t *transport) Dial(ctx context.Context, timeout time.Duration, path string
 	return c, nil
 }
 
-// begin waits until one more plugin of the owner of a socket may be asked what it is. Root's and the host's need not wait.
+// begin blocks until one more plugin of the owner of a socket may be asked. Plugins of root and of the host's user do not wait.
 func (t *transport) begin(ctx context.Context, timeout time.Duration, path string) (*place, error) {
 	if t.gate.trust.Alone() {
 		return nil, nil
 	}
 	info, err := sock.Stat(path)
 	if err != nil || t.gate.trust.Privileged(info.UID) {
-		return nil, nil // that it has gone is seen when it is connected to
+		return nil, nil // if the socket is gone, the dial fails
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -60,7 +60,7 @@ func (t *transport) begin(ctx context.Context, timeout time.Duration, path strin
 
 func (t *transport) dial(ctx context.Context, path string, id plugin.SocketID) (*conn, error) {
 	socket, reached, err := t.connect(ctx, path)
-	if moved := still(path, id, reached); moved != nil {
+	if moved := checkSame(path, id, reached); moved != nil {
 		if err == nil {
 			moved = errors.Join(moved, socket.Close())
 		}
@@ -86,10 +86,9 @@ func (t *transport) dial(ctx context.Context, path string, id plugin.SocketID) (
 	return c, nil
 }
 
-// still says whether the socket that was reached, or on which nobody accepts, is the one that was found. Where it is not known which one
-// was reached, sockets may change places meanwhile: it is the one that was found if that is at the path afterwards, too. The zero identity
-// is that of any.
-func still(path string, id plugin.SocketID, reached sock.Info) (err error) {
+// checkSame returns an error if the socket of a dial is not the one with the identity id, which is any socket if id is zero. If reached is
+// zero, the dial did not identify the socket, so the one that is now at the path counts.
+func checkSame(path string, id plugin.SocketID, reached sock.Info) (err error) {
 	if id == (plugin.SocketID{}) {
 		return nil
 	}
@@ -103,8 +102,8 @@ func still(path string, id plugin.SocketID, reached sock.Info) (err error) {
 	return err
 }
 
-// connect connects to a socket and says which one it reached. Where nobody but root and the host's user can make files, what was judged
-// when it was found is what is there now, and the zero Info is returned.
+// connect connects to a socket and returns it. If only root and the host's user can create files, the file at the path has been checked
+// already, and connect returns the zero Info.
 func (t *transport) connect(ctx context.Context, path string) (socket *net.UnixConn, reached sock.Info, err error) {
 	// gofail: var transportConnect string
 	// return nil, sock.Info{}, errors.New(transportConnect)
@@ -124,7 +123,7 @@ func (t *transport) connect(ctx context.Context, path string) (socket *net.UnixC
 	return socket, reached, nil
 }
 
-// explain says of an error of permission what to do.
+// explain adds a remedy to a permission error.
 func (t *transport) explain(err error, path string) error {
 	if !errors.Is(err, fs.ErrPermission) {
 		return err
@@ -136,20 +135,20 @@ func (t *transport) explain(err error, path string) error {
 	return explainDenied(err, path, info)
 }
 
-// Probe connects and closes the connection at once. A connection that ended while somebody still accepts is nothing to keep again, so
-// what is watched from then on is the process.
+// Probe connects to the socket, closes the connection, and watches the process. It does not watch the connection, because most probes
+// follow the end of a connection, while the process still runs.
 func (t *transport) Probe(ctx context.Context, path string, id plugin.SocketID, hint func()) (stop func(), err error) {
 	// gofail: var transportProbe string
 	// return nil, errors.New(transportProbe)
 	stop, err = t.peers.ProbeWatch(ctx, path, hint)
-	if moved := still(path, id, sock.Info{}); moved != nil {
+	if moved := checkSame(path, id, sock.Info{}); moved != nil {
 		if stop != nil {
 			stop()
 		}
 		return nil, moved
 	}
 	if sock.IsBusy(err) || errors.Is(err, sock.ErrNotVisible) {
-		return nil, nil // It lives, and cannot be watched.
+		return nil, nil // a process accepts, but cannot be watched
 	}
 	return stop, err
 }
@@ -178,19 +177,19 @@ type conn struct {
 	transport *transport
 	account   plugin.Account
 	launch    Launch           // nil unless it was launched
-	peer      sock.Credentials // zero if the system does not say
-	place     *place           // until it is kept or closed
+	peer      sock.Credentials // zero if unknown
+	place     *place           // held until Watch or Close
 }
 
 func (c *conn) GetInfo(ctx context.Context, timeout time.Duration) (plugin.Info, error) {
 	info, err := c.info(ctx, timeout)
 	if err == nil {
-		err = c.transport.gate.endpoint(info.Type, info.Endpoint, c.account) // beside what it announces
+		err = c.transport.gate.endpoint(info.Type, info.Endpoint, c.account) // info is returned too
 	}
 	return info, err
 }
 
-// info is who the plugin is. One that the host launched may have said so.
+// info returns the type and name of the plugin: from the introduction of a launched plugin, or by a call to GetInfo.
 func (c *conn) info(ctx context.Context, timeout time.Duration) (plugin.Info, error) {
 	if c.launch != nil {
 		if said := c.launch.Introduction(); said != nil {
@@ -204,13 +203,13 @@ func (c *conn) info(ctx context.Context, timeout time.Duration) (plugin.Info, er
 	info, err := c.Client.GetInfo(asked, timeout)
 	if err != nil && errors.Is(context.Cause(asked), errPutOff) {
 		err = c.transport.asking.unasked(c.account.UID, errPutOff)
-		_ = c.Close() // the other plugin waits for that
+		_ = c.Close() // the other plugin waits for the place
 	}
 	answered(err)
 	return info, err
 }
 
-// Notify counts a plugin that does not implement the method as told: it does not want to know.
+// Notify returns no error if the plugin does not implement the method.
 func (c *conn) Notify(ctx context.Context, timeout time.Duration, registered bool, reason string) error {
 	err := c.Client.Notify(ctx, timeout, registered, reason)
 	if status.Code(err) == codes.Unimplemented {
@@ -228,16 +227,16 @@ func (c *conn) Peer() plugin.Peer {
 
 func (c *conn) Account() plugin.Account { return c.account }
 
-// Close ends the connection.
+// Close closes the connection and gives back its place.
 func (c *conn) Close() error {
 	defer c.place.end()
 	return c.Client.Close()
 }
 
-// Watch keeps the connection, whose end also tells of a plugin that stops to serve while its process lives on. Where it cannot be kept, the
-// process is watched. Of a launched plugin for which this process answers there is nothing to watch: its socket goes when that ends.
+// Watch watches the connection, which also ends if the plugin stops serving while its process runs. If that fails, it watches the process.
+// If this process listens on behalf of a launched plugin, there is nothing to watch, because its socket disappears with the process.
 func (c *conn) Watch(hint func()) (stop func(), err error) {
-	defer c.place.end() // from here on it counts among the plugins
+	defer c.place.end() // from now on, the machine counts the plugin
 	if c.account.Launched && c.peer.PID == os.Getpid() {
 		return func() {}, c.Close()
 	}

@@ -1,9 +1,8 @@
-// Package pipeline joins the parts of discovery: directories in, handler calls out. internal/discover/dirwatch states facts about sockets,
-// package cache keeps them, package reconciler acts on them; here is what stands between: who may have what is found, how it is reached,
-// and how the registry keeps it. It has no opinion on plugins.
+// Package pipeline finds plugins in directories and calls their handlers. It connects the parts of discovery: package dirwatch reports
+// sockets, package cache stores them, and package reconciler registers the plugins. This package adds the rules of trust for what is found,
+// the connections to plugins, and the entries in the registry.
 //
-// Package pluginwatcher shows it to host authors under the kubelet's names, and brings the example plugin, which a host that imports only
-// the runtime does not have in its program.
+// Package pluginwatcher offers the pipeline under the kubelet's names.
 package pipeline
 
 import (
@@ -32,12 +31,12 @@ import (
 
 const (
 	dirMode = 0o750
-	// deprecatedSkip is the directory that is left out of a deprecated plugin directory: other users of that directory keep it.
+	// deprecatedSkip is a directory in the deprecated plugin directory that is ignored, because it belongs to other programs.
 	deprecatedSkip = "kubernetes.io"
 )
 
-// Watcher finds plugins and registers them with their handlers. Its exported fields may be set before [Watcher.Run], and must not be changed
-// afterwards. Its methods are safe for concurrent use. The zero value with Dirs is ready for use.
+// Watcher finds plugins and registers them with their handlers. Its exported fields may be set before [Watcher.Run], and must not be
+// changed afterwards. Its methods are safe for concurrent use. The zero value with Dirs is ready for use.
 type Watcher struct {
 	// Dirs are the absolute paths of the plugin directories. Those that do not exist are created, with mode 0750. None may contain another.
 	Dirs []string
@@ -94,8 +93,8 @@ func (w *Watcher) allDirs() []string {
 	return dirs
 }
 
-// AddHandler makes handler the consumer of the plugins of a type. It may be called at any time: plugins that are waiting for it are
-// registered at once. It panics if the handler is nil or the type is not one.
+// AddHandler sets the handler for a plugin type. It may be called at any time: plugins that wait for a handler are registered immediately.
+// It panics if the handler is nil or the type is invalid.
 func (w *Watcher) AddHandler(pluginType string, handler cache.PluginHandler) {
 	if handler == nil {
 		panic("AddHandler: the handler of plugin type " + pluginType + " is nil")
@@ -137,7 +136,7 @@ func AwaitHandler(ctx context.Context, w *Watcher, pluginType string) bool {
 	}
 }
 
-// RemoveHandler ends the service of a plugin type: its plugins are deregistered.
+// RemoveHandler removes the handler for a plugin type. Its plugins are deregistered.
 func (w *Watcher) RemoveHandler(pluginType string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -147,8 +146,8 @@ func (w *Watcher) RemoveHandler(pluginType string) {
 	}
 }
 
-// SetTimeouts takes the place of Timeouts and TypeTimeouts of Registration, for every step that begins from now on. With an
-// error nothing changes; see [reconciler.CheckTimeouts].
+// SetTimeouts replaces the Timeouts and TypeTimeouts of Registration for all steps that begin after the call. If it returns an error,
+// nothing changes; see [reconciler.CheckTimeouts].
 func (w *Watcher) SetTimeouts(all plugin.Timeouts, byType map[string]plugin.Timeouts) error {
 	if err := reconciler.CheckTimeouts(all, byType); err != nil {
 		return err
@@ -162,7 +161,7 @@ func (w *Watcher) SetTimeouts(all plugin.Timeouts, byType map[string]plugin.Time
 	return nil
 }
 
-// Reconciler returns what registers the plugins that are found; nil while the watcher does not run.
+// Reconciler returns the reconciler of the current run, or nil while the watcher does not run.
 func (w *Watcher) Reconciler() *reconciler.Reconciler {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -172,7 +171,7 @@ func (w *Watcher) Reconciler() *reconciler.Reconciler {
 	return w.running.reconciler
 }
 
-// Plugins describes the plugins and sockets that are known. It reports false while the watcher does not run, and then knows none.
+// Plugins returns the statuses of the known plugins and sockets. It returns none, and false, while the watcher does not run.
 func (w *Watcher) Plugins() (plugins []plugin.Status, running bool) {
 	w.mu.Lock()
 	p := w.running
@@ -198,15 +197,15 @@ func (w *Watcher) readyChan() chan struct{} {
 	return w.ready
 }
 
-// Conditions says what hinders discovery at present, sorted by path.
+// Conditions returns the current problems of discovery, sorted by path.
 func (w *Watcher) Conditions() []dirwatch.Condition {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return slices.Clone(w.conditions)
 }
 
-// Check returns nil as soon as what finds and what registers plugins answers, and an error that says what does not when ctx ends before
-// that, or if the watcher does not run. A handler or plugin that hangs does not matter to it.
+// Check blocks until the loops that find and register plugins answer. It returns an error if ctx ends before that, or the watcher does not
+// run. A hanging handler or plugin does not affect it.
 func (w *Watcher) Check(ctx context.Context) error {
 	w.mu.Lock()
 	p := w.running
@@ -220,9 +219,9 @@ func (w *Watcher) Check(ctx context.Context) error {
 	return p.reconciler.Check(ctx)
 }
 
-// Run watches until ctx ends. It returns when everything that it started has ended, however long a handler takes. Plugins are not
-// deregistered: a later Run finds, validates and registers them again. An error says that a plugin directory cannot be made or read, or
-// that the watcher runs already.
+// Run watches until ctx ends. It returns when all its goroutines have ended, however long a handler takes. Plugins are not deregistered: a
+// later Run finds, validates and registers them again. It returns an error if the configuration is invalid, a plugin directory cannot be
+// created or read, or the watcher is already running.
 func (w *Watcher) Run(ctx context.Context) error {
 	run, err := w.Begin()
 	if err != nil {
@@ -234,9 +233,9 @@ func (w *Watcher) Run(ctx context.Context) error {
 // answerTime is how long the file system of a plugin directory may take to answer before [MakeDirs] fails.
 const answerTime = 10 * time.Second
 
-// MakeDirs makes the plugin directories that do not exist, with mode 0750, and finds out whether all can be read. A watcher does this when
-// it begins; who has something else to begin with can do it before. If a file system does not answer, MakeDirs returns an error and leaves
-// a goroutine behind, which ends with the call that does not return.
+// MakeDirs creates the plugin directories that do not exist, with mode 0750, and checks that all are readable. A watcher calls it when it
+// starts; a program can call it earlier. If a file system does not answer within 10 s, MakeDirs returns an error and leaves a goroutine
+// blocked in the system call.
 func MakeDirs(dirs []string) error {
 	for _, dir := range dirs {
 		made := make(chan error, 1)
@@ -355,8 +354,9 @@ func (w *Watcher) run(ctx context.Context, p *pipeline) error {
 	return group.Wait()
 }
 
+// take applies an update of the directories.
 func (w *Watcher) take(p *pipeline, u dirwatch.Update) {
-	w.refuse(p, u.Refused) // first, so that it is known why a socket is gone
+	w.refuse(p, u.Refused) // first, because Withdrawn needs the reasons for the facts
 	deprecatedRoot := len(w.Dirs)
 	for _, fact := range u.Facts {
 		socket := cache.PluginInfo{SocketPath: fact.Path, Socket: fact.Info.ID, FoundInDeprecatedDir: fact.Root == deprecatedRoot}
@@ -389,7 +389,7 @@ func (w *Watcher) take(p *pipeline, u dirwatch.Update) {
 	}
 }
 
-// degrade takes over what hinders discovery now, and reports what is new and what is over.
+// degrade replaces the conditions, and reports those that are new or have ended.
 func (w *Watcher) degrade(now []dirwatch.Condition) {
 	w.mu.Lock()
 	before := w.conditions
