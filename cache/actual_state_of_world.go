@@ -6,8 +6,7 @@ import (
 	"sync"
 )
 
-// ActualStateOfWorld is the set of plugins that are registered, by socket path. All methods are safe for concurrent use and none
-// blocks.
+// ActualStateOfWorld is the set of registered plugins, by socket path. Its methods are safe for concurrent use and do not block.
 type ActualStateOfWorld interface {
 	// GetRegisteredPlugins returns all registered plugins, sorted by path.
 	GetRegisteredPlugins() []PluginInfo
@@ -16,8 +15,8 @@ type ActualStateOfWorld interface {
 	AddPlugin(pluginInfo PluginInfo) error
 	// RemovePlugin removes the plugin with the given socket path. It is a no-op if there is none.
 	RemovePlugin(socketPath string)
-	// PluginExistsWithCorrectTimestamp says whether the given plugin is registered in this very appearance: with the same socket
-	// path and timestamp and, if both sides have one, the same appearance.
+	// PluginExistsWithCorrectTimestamp reports whether the given appearance of a plugin is registered: with the same socket path, timestamp
+	// and, if both have one, the same number of appearance.
 	PluginExistsWithCorrectTimestamp(pluginInfo PluginInfo) bool
 }
 
@@ -57,6 +56,6 @@ func (asw *actualStateOfWorld) PluginExistsWithCorrectTimestamp(pluginInfo Plugi
 	asw.mu.RLock()
 	defer asw.mu.RUnlock()
 	known, ok := asw.plugins[pluginInfo.SocketPath]
-	a, b := known.Appearance, pluginInfo.Appearance // zero if only the documented fields were kept
+	a, b := known.Appearance, pluginInfo.Appearance // zero if the caller set only the kubelet's fields
 	return ok && known.Timestamp.Equal(pluginInfo.Timestamp) && (a == 0 || b == 0 || a == b)
 }

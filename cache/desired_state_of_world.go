@@ -9,17 +9,16 @@ import (
 	"time"
 )
 
-// DesiredStateOfWorld is the set of plugin sockets that exist, by socket path. All methods are safe for concurrent use and none
-// blocks.
+// DesiredStateOfWorld is the set of existing plugin sockets, by path. Its methods are safe for concurrent use and do not block.
 type DesiredStateOfWorld interface {
-	// AddOrUpdatePlugin adds the socket at the given path. If it is there already, it counts as a new appearance and gets
-	// a new timestamp. An empty path is an error.
+	// AddOrUpdatePlugin adds the socket at the given path. If the path is known, the socket counts as a new appearance and gets a new
+	// timestamp. An empty path is an error.
 	AddOrUpdatePlugin(socketPath string) error
 	// RemovePlugin removes the socket at the given path. It is a no-op if there is none.
 	RemovePlugin(socketPath string)
 	// GetPluginsToRegister returns all sockets, sorted by path.
 	GetPluginsToRegister() []PluginInfo
-	// PluginExists says whether there is a socket at the given path.
+	// PluginExists reports whether there is a socket at the given path.
 	PluginExists(socketPath string) bool
 }
 
@@ -28,19 +27,19 @@ var errSocketPathEmpty = errors.New("socket path is empty")
 // NewDesiredStateOfWorld returns an empty desired state of the world.
 func NewDesiredStateOfWorld() DesiredStateOfWorld { return NewDesired() }
 
-// NewDesired returns an empty desired state of the world with what is more than the kubelet's.
+// NewDesired returns an empty desired state of the world.
 func NewDesired() *Desired {
 	return &Desired{sockets: map[string]*PluginInfo{}, subscribers: map[*Changes]struct{}{}}
 }
 
-// Desired is the [DesiredStateOfWorld] of this package: it knows sockets by their identity, and tells of changes. It is safe for concurrent
-// use.
+// Desired is a [DesiredStateOfWorld] that also distinguishes sockets by their identity and notifies subscribers of changes. It is safe for
+// concurrent use.
 type Desired struct {
-	// Clock tells when a socket appears; nil is the time of this machine. It is for simulations, and is set before anything else is done.
+	// Clock returns the current time; nil means time.Now. Simulations set it before any other use.
 	Clock func() time.Time
 
 	mu          sync.RWMutex
-	sockets     map[string]*PluginInfo // none is changed
+	sockets     map[string]*PluginInfo // immutable values
 	appearances uint64
 	lastStamp   time.Time
 	subscribers map[*Changes]struct{}
@@ -57,8 +56,8 @@ func (d *Desired) AddOrUpdatePlugin(socketPath string) error {
 	return nil
 }
 
-// SetSocket states that a socket exists, by its SocketPath, Socket and FoundInDeprecatedDir. It is a new appearance if its path holds none
-// or one of another identity, and a no-op otherwise. An empty path is an error.
+// SetSocket records that a socket exists, with its SocketPath, Socket and FoundInDeprecatedDir. It is a new appearance, unless the socket
+// with this identity is already known at the path. An empty path is an error.
 func (d *Desired) SetSocket(socket PluginInfo) error {
 	if socket.SocketPath == "" {
 		return errSocketPathEmpty
@@ -92,8 +91,8 @@ func (d *Desired) now() time.Time {
 	return time.Now()
 }
 
-// MoveSocket states that the socket at one path is now at another: the same appearance in a new place. It is a no-op if there is none at
-// from. An empty path is an error.
+// MoveSocket records that a socket was renamed. It keeps its appearance. MoveSocket is a no-op if there is no socket at from. An empty path
+// is an error.
 func (d *Desired) MoveSocket(from string, to PluginInfo) error {
 	if from == "" || to.SocketPath == "" {
 		return errSocketPathEmpty
@@ -146,8 +145,7 @@ func sortedByPath(infos []PluginInfo) []PluginInfo {
 	return infos
 }
 
-// Changes is a subscription to a [Desired]. It remembers which paths changed, not how often or how, so its memory is
-// bounded by the number of paths however slowly it is read.
+// Changes is a subscription to a [Desired]. It stores which paths changed, but not how or how often, so a slow reader needs no more memory.
 type Changes struct {
 	of     *Desired
 	signal chan struct{}
@@ -155,14 +153,14 @@ type Changes struct {
 	order  []string
 }
 
-// Change is the present state of one path that changed.
+// Change is the current state of one path that changed.
 type Change struct {
 	Path string
-	// Info describes the socket that is at the path now; nil if there is none. It must not be changed.
+	// Info describes the socket at the path; nil if there is none. It must not be modified.
 	Info *PluginInfo
 }
 
-// Changes returns a subscription to the changes from now on, beginning with all sockets that exist.
+// Changes returns a subscription. It starts with all existing sockets as changes.
 func (d *Desired) Changes() *Changes {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -197,11 +195,11 @@ func (c *Changes) add(path string) {
 	}
 }
 
-// C delivers a value when there is something to take. It is never closed.
+// C returns a channel that receives a value when there are changes to take. It is never closed.
 func (c *Changes) C() <-chan struct{} { return c.signal }
 
-// Take returns the present state of every path that changed since the last call, in the order of each path's first change. It is one
-// consistent view: a socket that moved is seen as gone from one path and present at the other in the same result.
+// Take returns the current state of each path that changed since the last call, in the order of the first changes. It is a consistent view:
+// if a socket moved, both of its paths are in the same result.
 func (c *Changes) Take() []Change {
 	c.of.mu.Lock()
 	defer c.of.mu.Unlock()
@@ -214,7 +212,7 @@ func (c *Changes) Take() []Change {
 	return taken
 }
 
-// Close ends the subscription. C stays silent from then on.
+// Close ends the subscription. C receives no values afterwards.
 func (c *Changes) Close() {
 	c.of.mu.Lock()
 	defer c.of.mu.Unlock()

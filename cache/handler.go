@@ -17,8 +17,8 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// PluginHandler is the consumer of one plugin type. The pipeline walks it through this state machine, strictly and
-// sequentially for each plugin name:
+// PluginHandler handles the plugins of one type. The pipeline calls it in the order of this state machine, sequentially for each plugin
+// name:
 //
 //	socket created ──▶ Validate ──▶ Register ──▶ DeRegister
 //	                      ▲  │         │  │          ▲
@@ -30,16 +30,16 @@ import (
 // Calls for one name never overlap; calls for different names run concurrently. A method may block; it only delays its own name. A panic
 // counts as an error.
 //
-// After a re-registration only the end of the newer socket leads to DeRegisterPlugin. A failed RegisterPlugin is never followed by
-// DeRegisterPlugin: after it the handler has no instance of that name. An error that wraps [ErrRetry] means "not yet": the pipeline asks
-// again later and sends no refusal.
+// After a re-registration, only the end of the newer socket leads to DeRegisterPlugin. A failed RegisterPlugin is never followed by
+// DeRegisterPlugin: the handler then has no instance of that name. An error that wraps [ErrRetry] means "not yet": the pipeline tries again
+// later and sends no refusal.
 //
 // The interface is that of the kubelet's plugin manager.
 type PluginHandler interface {
 	// ValidatePlugin returns an error if the information provided by the plugin is erroneous, for example if none of the
 	// versions is supported.
 	ValidatePlugin(pluginName string, endpoint string, versions []string) error
-	// RegisterPlugin starts using the plugin. The endpoint is the Unix socket on which the plugin's own services answer.
+	// RegisterPlugin starts using the plugin. The endpoint is the Unix socket of the plugin's own services.
 	// pluginClientTimeout is the timeout configured for calls to this plugin, nil when none is configured. The plugin receives the error.
 	RegisterPlugin(pluginName, endpoint string, versions []string, pluginClientTimeout *time.Duration) error
 	// DeRegisterPlugin stops using the plugin.
@@ -49,8 +49,8 @@ type PluginHandler interface {
 // InstanceGoneHandler is an optional interface of a [PluginHandler]. InstanceGone is called, in sequence with the other calls for the
 // plugin name, when a superseded instance goes away while a newer one stays registered, and when the registered instance was registered
 // again under another endpoint, so that the handler can close connections to the older endpoint. It names the endpoint that RegisterPlugin
-// was given, and is not called if a living instance was registered under the same. After DeRegisterPlugin, and after a failed
-// RegisterPlugin, none of the endpoints from before counts.
+// received, and is not called while a live instance is registered under the same endpoint. After DeRegisterPlugin, and after a failed
+// RegisterPlugin, it is not called for earlier endpoints.
 type InstanceGoneHandler interface {
 	InstanceGone(pluginName, endpoint string)
 }

@@ -7,25 +7,25 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// PluginInfo holds what is known of one plugin socket. Values may be compared with ==.
+// PluginInfo describes one plugin socket. Values may be compared with ==.
 type PluginInfo struct {
 	// SocketPath is the path of the registration socket.
 	SocketPath string
 	// Timestamp is when the socket appeared. It is strictly increasing over the appearances in one state of the world.
 	Timestamp time.Time
-	// Handler is the consumer of the plugin, set once the plugin is registered.
+	// Handler is the handler of the plugin, set once the plugin is registered.
 	Handler PluginHandler
 	// Name is the name that the plugin announced, set once the plugin is registered.
 	Name string
 
 	// Type is the type that the plugin announced, set once the plugin is registered.
 	Type string
-	// Appearance numbers the appearances of sockets. It never repeats within one desired state of the world and is greater
-	// for the later appearance. A rename within the plugin directories is no new appearance.
+	// Appearance is the number of this appearance of a socket. It is unique within one desired state of the world, and increases with each
+	// appearance. A rename within the plugin directories is not a new appearance.
 	Appearance uint64
-	// Socket identifies the socket, if whoever reported it knew.
+	// Socket is the identity of the socket; zero if unknown.
 	Socket plugin.SocketID
-	// FoundInDeprecatedDir says that the socket lies in the deprecated plugin directory.
+	// FoundInDeprecatedDir reports whether the socket is in the deprecated plugin directory.
 	FoundInDeprecatedDir bool
 }
 
@@ -35,7 +35,7 @@ func (p *PluginInfo) GenerateMsgDetailed(prefixMsg, suffixMsg string) (detailedM
 	return prefixMsg + " " + p.details() + " " + suffixMsg
 }
 
-// GenerateMsg returns a short message for users, which names the socket, and the one of [PluginInfo.GenerateMsgDetailed].
+// GenerateMsg returns a short message for users, which names the socket, and the message of [PluginInfo.GenerateMsgDetailed].
 func (p *PluginInfo) GenerateMsg(prefixMsg, suffixMsg string) (simpleMsg, detailedMsg string) {
 	return prefixMsg + " " + p.subject() + " " + suffixMsg, p.GenerateMsgDetailed(prefixMsg, suffixMsg)
 }
@@ -46,8 +46,8 @@ func (p *PluginInfo) GenerateErrorDetailed(prefixMsg string, err error) (detaile
 	return generateError(prefixMsg, p.details(), err)
 }
 
-// GenerateError returns a short error for users, which names the socket, and the one of [PluginInfo.GenerateErrorDetailed]. Both
-// wrap err.
+// GenerateError returns a short error for users, which names the socket, and the error of [PluginInfo.GenerateErrorDetailed]. Both wrap
+// err.
 func (p *PluginInfo) GenerateError(prefixMsg string, err error) (simpleErr, detailedErr error) {
 	return generateError(prefixMsg, p.subject(), err), p.GenerateErrorDetailed(prefixMsg, err)
 }

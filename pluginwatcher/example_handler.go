@@ -27,8 +27,8 @@ const (
 
 func (e examplePluginEvent) String() string { return string(e) }
 
-// exampleHandler is a [PluginHandler] that calls the example services of its plugins and shows which calls it received. All
-// methods are safe for concurrent use.
+// exampleHandler is a [PluginHandler] that calls the example services of its plugins and records its own calls. All methods are safe for
+// concurrent use.
 type exampleHandler struct {
 	supportedVersions   []string
 	permitDeprecatedDir bool
@@ -39,8 +39,8 @@ type exampleHandler struct {
 
 var _ PluginHandler = (*exampleHandler)(nil)
 
-// NewExampleHandler returns a handler for example plugins. It takes a plugin that announces at least one of the supported versions,
-// and one from the deprecated directory only if that is permitted.
+// NewExampleHandler returns a handler for example plugins. It accepts plugins that announce at least one of the supported versions. Plugins
+// in the deprecated directory are accepted only if permitDeprecatedDir is true.
 func NewExampleHandler(supportedVersions []string, permitDeprecatedDir bool) *exampleHandler {
 	return &exampleHandler{
 		supportedVersions:   slices.Clone(supportedVersions),
@@ -76,11 +76,11 @@ func (h *exampleHandler) DeRegisterPlugin(pluginName string) {
 	h.sendEvent(pluginName, exampleEventDeRegister)
 }
 
-// AddPluginName is a method of the kubelet's example handler, which expects only plugins that were added. This handler takes any name.
+// AddPluginName does nothing. The kubelet's example handler accepts only names that were added; this handler accepts any.
 func (h *exampleHandler) AddPluginName(string) {}
 
-// EventChan delivers the calls that the handler received for the plugin, as they begin, in order. It keeps the newest 64 that nobody
-// has read, also those from before EventChan was called. The handler never closes it.
+// EventChan returns a channel that receives the calls for a plugin when they begin, in order. It buffers the newest 64, including those
+// from before the call of EventChan. It is never closed.
 func (h *exampleHandler) EventChan(pluginName string) chan examplePluginEvent {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -94,15 +94,14 @@ func (h *exampleHandler) sendEvent(pluginName string, event examplePluginEvent) 
 	sendDroppingOldest(h.EventChan(pluginName), event)
 }
 
-// common returns the given versions that the handler supports.
+// common returns the versions that the handler supports.
 func (h *exampleHandler) common(versions []string) []string {
 	return slices.DeleteFunc(slices.Clone(versions), func(version string) bool {
 		return !slices.Contains(h.supportedVersions, version)
 	})
 }
 
-// callExampleServices calls the example service of each version at the endpoint. A version that is none of the example service's has
-// nothing to call.
+// callExampleServices calls the example service of each version at the endpoint. It ignores other versions.
 func callExampleServices(endpoint string, versions []string) (err error) {
 	conn, err := grpcsock.Dial(endpoint)
 	if err != nil {

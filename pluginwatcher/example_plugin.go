@@ -20,14 +20,14 @@ import (
 const (
 	// exampleStopTimeout bounds how long Stop waits for calls that are in progress.
 	exampleStopTimeout = 10 * time.Second
-	// exampleMode is the mode of the socket of an example plugin: root and its own user may connect.
+	// exampleMode is the mode of the socket of an example plugin: only root and its own user may connect.
 	exampleMode = 0o755
 	// exampleBacklog is the number of unread statuses that an example plugin keeps, and of events that an example handler keeps per plugin.
 	exampleBacklog = 64
 )
 
-// examplePlugin is a plugin in the process that makes it: the registration service, and the example services it is told to offer.
-// All methods are safe for concurrent use.
+// examplePlugin is a plugin in the process that creates it. It serves the registration service and selected example services. All methods
+// are safe for concurrent use.
 type examplePlugin struct {
 	registerapi.UnimplementedRegistrationServer
 
@@ -41,14 +41,14 @@ type examplePlugin struct {
 	stop func() error // nil while the plugin does not serve
 }
 
-// NewExamplePlugin returns an example plugin without a socket: type "ExamplePlugin", name "example-plugin", both versions of
-// the example service. It is a registration server to be registered with a grpc.Server of the caller's; its own Serve fails.
+// NewExamplePlugin returns an example plugin without a socket. Its type is "ExamplePlugin", its name "example-plugin", and it announces
+// both versions of the example service. The caller registers it with a grpc.Server as the registration service; Serve returns an error.
 func NewExamplePlugin() *examplePlugin {
 	return NewTestExamplePlugin("example-plugin", "ExamplePlugin", "", "v1beta1", "v1beta2")
 }
 
-// NewTestExamplePlugin returns an example plugin that announces the given name, type and versions. The endpoint is the path of
-// its socket, which it also announces; Serve makes it. Any values are accepted, so that a test can announce what is wrong.
+// NewTestExamplePlugin returns an example plugin that announces the given name, type, endpoint and versions. The endpoint is also the path
+// of the socket that Serve creates. Values are not checked, so that tests can announce invalid ones.
 func NewTestExamplePlugin(pluginName string, pluginType string, endpoint string, advertisedVersions ...string) *examplePlugin {
 	return &examplePlugin{
 		pluginName:         pluginName,
@@ -59,7 +59,7 @@ func NewTestExamplePlugin(pluginName string, pluginType string, endpoint string,
 	}
 }
 
-// GetInfo answers with what the plugin announces. It implements the registration service.
+// GetInfo implements the registration service.
 func (e *examplePlugin) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
 	return &registerapi.PluginInfo{
 		Type:              e.pluginType,
@@ -69,8 +69,7 @@ func (e *examplePlugin) GetInfo(context.Context, *registerapi.InfoRequest) (*reg
 	}, nil
 }
 
-// NotifyRegistrationStatus passes the status on to [examplePlugin.Statuses]. It never blocks: if nobody reads them, the oldest is
-// dropped for the newest. It implements the registration service.
+// NotifyRegistrationStatus implements the registration service. It sends the status to [examplePlugin.Statuses] and does not block.
 func (e *examplePlugin) NotifyRegistrationStatus(
 	_ context.Context, status *registerapi.RegistrationStatus,
 ) (*registerapi.RegistrationStatusResponse, error) {
@@ -78,15 +77,14 @@ func (e *examplePlugin) NotifyRegistrationStatus(
 	return &registerapi.RegistrationStatusResponse{}, nil
 }
 
-// Statuses delivers each registration status that the plugin was told, in order. It keeps the newest 64 that nobody has read, and
-// is never closed.
+// Statuses returns a channel that receives each registration status, in order. It buffers the newest 64, and is never closed.
 func (e *examplePlugin) Statuses() <-chan *registerapi.RegistrationStatus {
 	return e.registrationStatus
 }
 
-// Serve makes the plugin's socket and serves on it, in the background, the registration service and the named example services
-// ("v1beta1", "v1beta2"), until Stop. The socket appears at its path with the plugin already listening, and takes the place of
-// a socket that is there; anything else there is an error, and so is a plugin that serves already.
+// Serve creates the plugin's socket and serves the registration service and the named example services ("v1beta1", "v1beta2") on it, in the
+// background, until Stop. When the socket appears, the plugin already listens. It replaces an existing socket. Serve returns an error if
+// there is a file of another kind, or the plugin already serves.
 func (e *examplePlugin) Serve(services ...string) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -112,8 +110,8 @@ func (e *examplePlugin) Serve(services ...string) error {
 	return nil
 }
 
-// Stop removes the socket, if it is still the one that Serve made, and ends the service. Calls in progress have 10 s to end; what
-// is left then is cut off and Stop returns an error. Stop without Serve does nothing. Serve may follow Stop.
+// Stop removes the socket, if it is still that of Serve, and stops serving. It waits for calls in progress for at most 10 s, then cancels
+// them and returns an error. Stop without Serve does nothing. Serve may be called again after Stop.
 func (e *examplePlugin) Stop() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -128,7 +126,7 @@ func (e *examplePlugin) Stop() error {
 	return nil
 }
 
-// startExampleServer serves on a new socket at path until stop, which waits for the end.
+// startExampleServer serves on a new socket at path until stop is called. stop blocks until the server has stopped.
 func startExampleServer(server *grpc.Server, path string) (stop func() error, err error) {
 	if path == "" {
 		return nil, errors.New("it has no endpoint, make it with NewTestExamplePlugin")
@@ -137,7 +135,7 @@ func startExampleServer(server *grpc.Server, path string) (stop func() error, er
 	if err != nil {
 		return nil, err
 	}
-	if err := socket.Commit(context.Background()); err != nil { // whose place it took does not get it back
+	if err := socket.Commit(context.Background()); err != nil { // the replaced socket is not needed any more
 		return nil, errors.Join(err, socket.Close())
 	}
 	served := make(chan error, 1)
@@ -152,7 +150,7 @@ func startExampleServer(server *grpc.Server, path string) (stop func() error, er
 		}
 		serveErr := <-served
 		if errors.Is(serveErr, grpc.ErrServerStopped) {
-			serveErr = nil // Stop came before the serving goroutine had begun.
+			serveErr = nil // stop was called before Serve began
 		}
 		return errors.Join(removeErr, stopErr, serveErr)
 	}, nil
@@ -174,7 +172,7 @@ func (exampleV1beta2) GetExampleInfo(context.Context, *v1beta2.ExampleRequest) (
 	return &v1beta2.ExampleResponse{}, nil
 }
 
-// sendDroppingOldest sends without blocking, at the price of the oldest unread value.
+// sendDroppingOldest sends a value without blocking. If the channel is full, it drops the oldest value.
 func sendDroppingOldest[T any](ch chan T, value T) {
 	for {
 		select {

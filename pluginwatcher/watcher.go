@@ -6,9 +6,9 @@
 // startup, the plugin is asked for its type and name, its handler validates and registers it, and the plugin is notified. When the socket
 // is removed or stops accepting, the plugin is deregistered.
 //
-// [Watcher] and [PluginHandler] are those of the kubelet's pluginwatcher, with the same promises. They run the pipeline of package
-// patchbay, which is for hosts that also remember and dispense plugins, or have handlers of the later kubelet interface,
-// cache.PluginHandler. This package adds only an example plugin and an example handler.
+// [Watcher] and [PluginHandler] have the interface and the guarantees of the kubelet's pluginwatcher. Package patchbay runs the same
+// pipeline; it is for hosts that also store and dispense plugins, or whose handlers implement the later kubelet interface,
+// cache.PluginHandler. In addition, this package has an example plugin and an example handler.
 package pluginwatcher
 
 import (
@@ -26,23 +26,22 @@ import (
 // stopTimeout is how long Stop waits for handlers that are in a call.
 const stopTimeout = 10 * time.Second
 
-// Watcher finds plugins and hands them to their handlers. Its methods are safe for concurrent use.
+// Watcher finds plugins and registers them with their handlers. Its methods are safe for concurrent use.
 type Watcher struct {
 	pipeline *pipeline.Watcher
 
-	// lifecycle makes Start and Stop take turns.
-	lifecycle sync.Mutex
+	lifecycle sync.Mutex   // held during Start and Stop
 	stop      func() error // set by Start
 }
 
-// NewWatcher returns a Watcher for a plugin directory and, if deprecatedSockDir is not empty, a directory that was used by older
-// plugins; new plugins should not use that one. It does nothing before [Watcher.Start] or [Watcher.Run]. Relative paths are relative to the
-// current working directory.
+// NewWatcher returns a Watcher for a plugin directory and, if deprecatedSockDir is not empty, for a directory that only older plugins use.
+// It does nothing before [Watcher.Start] or [Watcher.Run]. Relative paths are relative to the current working directory.
 func NewWatcher(sockDir string, deprecatedSockDir string) *Watcher {
 	return &Watcher{pipeline: &pipeline.Watcher{Dirs: []string{absolute(sockDir)}, DeprecatedDir: absolute(deprecatedSockDir)}}
 }
 
-// absolute returns a path in its one form. Without a working directory a relative path stays, and is an error of Start.
+// absolute returns the absolute and clean form of a path. If there is no working directory, it returns the path, for which Start then
+// fails.
 func absolute(path string) string {
 	if abs, err := filepath.Abs(path); err == nil && path != "" {
 		return abs
@@ -50,8 +49,8 @@ func absolute(path string) string {
 	return path
 }
 
-// AddHandler makes handler the consumer of the plugins of a type. It may be called at any time: plugins that are waiting for it are
-// registered at once. It panics if the handler is nil or the type is not one.
+// AddHandler sets the handler for a plugin type. It may be called at any time: plugins that wait for a handler are registered immediately.
+// It panics if the handler is nil or the type is invalid.
 func (w *Watcher) AddHandler(pluginType string, handler PluginHandler) {
 	if handler == nil {
 		w.pipeline.AddHandler(pluginType, nil)
@@ -59,18 +58,17 @@ func (w *Watcher) AddHandler(pluginType string, handler PluginHandler) {
 	w.pipeline.AddHandler(pluginType, adapt(handler))
 }
 
-// RemoveHandler removes the handler of a type. Its plugins are deregistered.
+// RemoveHandler removes the handler for a plugin type. Its plugins are deregistered.
 func (w *Watcher) RemoveHandler(pluginType string) { w.pipeline.RemoveHandler(pluginType) }
 
-// Plugins returns the status of the plugins and sockets that are known. It reports false while the Watcher does not run, and then knows
-// none.
+// Plugins returns the statuses of the known plugins and sockets. It returns none, and false, while the Watcher does not run.
 func (w *Watcher) Plugins() (plugins []plugin.Status, running bool) { return w.pipeline.Plugins() }
 
-// Run is Start and, when ctx ends, Stop, except that it waits for handlers without a time limit. The errors are those of Start.
+// Run watches until ctx ends. It is like Start and Stop, except that it waits for handlers without a time limit.
 func (w *Watcher) Run(ctx context.Context) error { return w.pipeline.Run(ctx) }
 
-// Start begins to watch, in the background, until [Watcher.Stop]. Plugins whose sockets are there already are found too. An error says
-// that a plugin directory cannot be made or read, or that the watcher runs already.
+// Start begins to watch in the background, until [Watcher.Stop]. It also finds plugins whose sockets exist already. It returns an error if
+// a plugin directory cannot be created or read, or the watcher is already running.
 func (w *Watcher) Start() error {
 	w.lifecycle.Lock()
 	defer w.lifecycle.Unlock()
@@ -95,9 +93,9 @@ func (w *Watcher) Start() error {
 	return nil
 }
 
-// Stop ends what Start began. Plugins are not deregistered: a later Start finds, validates and registers them again. It waits for
-// handlers that are in a call, for at most 10 s, and returns an error if one still is; the watcher ends when that one returns. Stop
-// without Start does nothing.
+// Stop ends the watch that Start began. Plugins are not deregistered: a later Start finds, validates and registers them again. Stop waits
+// for calls of handlers for at most 10 s. If one has not returned by then, Stop returns an error, and the watcher ends when it returns.
+// Stop without Start does nothing.
 func (w *Watcher) Stop() error {
 	w.lifecycle.Lock()
 	defer w.lifecycle.Unlock()
@@ -109,29 +107,27 @@ func (w *Watcher) Stop() error {
 	return stop()
 }
 
-// PluginHandler is the consumer of one plugin type, in the form that also learns whether a plugin was found in the deprecated
-// directory. The [Watcher] walks it through this state machine, strictly and sequentially for each plugin name:
+// PluginHandler handles the plugins of one type. Unlike cache.PluginHandler, it also receives whether a plugin was found in the deprecated
+// directory. The [Watcher] calls it in the order of this state machine, sequentially for each plugin name:
 //
 //	Validate ──▶ Register ──▶ DeRegister
 //	   ▲            │
 //	   └────────────┘
 //
-// What is promised about these calls is said at cache.PluginHandler, which is the same consumer of the same pipeline and also
-// learns of a configured timeout. A method may block: it holds up its own plugin name only.
+// The guarantees for these calls are those of cache.PluginHandler. A method may block; it only delays its own plugin name.
 //
 // The interface is that of the kubelet's pluginwatcher of March 2019.
 type PluginHandler interface {
 	// ValidatePlugin returns an error if the information provided by the plugin is erroneous, for example if none of the
-	// versions is supported. foundInDeprecatedDir says that its socket lies in the deprecated directory of [NewWatcher].
+	// versions is supported. foundInDeprecatedDir reports whether its socket is in the deprecated directory of [NewWatcher].
 	ValidatePlugin(pluginName string, endpoint string, versions []string, foundInDeprecatedDir bool) error
-	// RegisterPlugin starts using the plugin. The endpoint is the Unix socket on which the plugin's own services answer.
-	// An error is told to the plugin.
+	// RegisterPlugin starts using the plugin. The endpoint is the Unix socket of the plugin's own services. The plugin receives the error.
 	RegisterPlugin(pluginName, endpoint string, versions []string) error
-	// DeRegisterPlugin ends the use of the plugin.
+	// DeRegisterPlugin stops using the plugin.
 	DeRegisterPlugin(pluginName string)
 }
 
-// adapt makes a handler of the older kubelet interface one of the later.
+// adapt converts a handler of the older kubelet interface to the later one.
 func adapt(h PluginHandler) cache.PluginHandler {
 	if registrar, ok := h.(cache.ContextRegistrar); ok {
 		return contextAdapter{adapter{h}, registrar}
@@ -139,14 +135,14 @@ func adapt(h PluginHandler) cache.PluginHandler {
 	return adapter{h}
 }
 
-// contextAdapter is the adapter of a handler that registers with a context. One that does not must not seem to: its panic would be reported
-// under a method that it does not have.
+// contextAdapter is the adapter for a handler with the method RegisterPluginContext. It is a type of its own because the pipeline calls
+// that method whenever a handler has it.
 type contextAdapter struct {
 	adapter
 	cache.ContextRegistrar
 }
 
-// adapter passes on what every handler has.
+// adapter adapts any handler.
 type adapter struct{ PluginHandler }
 
 func (a adapter) ValidatePlugin(pluginName, endpoint string, versions []string) error {
@@ -161,13 +157,13 @@ func (a adapter) RegisterPlugin(pluginName, endpoint string, versions []string, 
 	return a.PluginHandler.RegisterPlugin(pluginName, endpoint, versions)
 }
 
-// KeepRegistration and InstanceGone pass on to a handler that has these powers.
-
+// KeepRegistration returns false if the handler does not implement it.
 func (a adapter) KeepRegistration(pluginName string, reason error) bool {
 	h, ok := a.PluginHandler.(cache.RegistrationKeeper)
 	return ok && h.KeepRegistration(pluginName, reason)
 }
 
+// InstanceGone does nothing if the handler does not implement it.
 func (a adapter) InstanceGone(pluginName, endpoint string) {
 	if h, ok := a.PluginHandler.(cache.InstanceGoneHandler); ok {
 		h.InstanceGone(pluginName, endpoint)

@@ -1,5 +1,5 @@
-// Package leaktest fails the tests of a package that leave goroutines or file descriptors behind. It adds the descriptors to what
-// go.uber.org/goleak looks at; processes that outlive their tests are for the tests that start some.
+// Package leaktest makes the tests of a package fail if they leak goroutines or file descriptors. It finds goroutines with
+// go.uber.org/goleak. It does not find processes that outlive their tests.
 package leaktest
 
 import (
@@ -13,9 +13,8 @@ import (
 	"go.uber.org/goleak"
 )
 
-// Main runs the tests and ends the process. It is for TestMain.
-//
-// Descriptors are checked where /proc shows them, and only of tests that passed: one that fails may leave things open.
+// Main runs the tests and exits. Call it from TestMain. It checks descriptors if the system has /proc and all tests passed, because a test
+// that fails may not close its files.
 func Main(m *testing.M, options ...goleak.Option) {
 	before := open()
 	goleak.VerifyTestMain(m, append(options, goleak.Cleanup(func(code int) {
@@ -29,12 +28,12 @@ func Main(m *testing.M, options ...goleak.Option) {
 	}))...)
 }
 
-// patience is how long descriptors may stay open that are being closed, by what is no goroutine of the tests.
+// patience is how long leftOver waits for descriptors that are being closed after the last test.
 const patience = 2 * time.Second
 
-// leftOver returns what is open that was not before.
+// leftOver returns the descriptors that are open and were not open before.
 func leftOver(before map[string]string) []string {
-	for began := time.Now(); ; <-time.After(10 * time.Millisecond) { //nolint:forbidigo // the kernel does not tell when it has closed the last
+	for began := time.Now(); ; <-time.After(10 * time.Millisecond) { //nolint:forbidigo // there is no event for a closed descriptor
 		var left []string
 		for fd, file := range open() {
 			if before[fd] != file && !ofRuntime(file) {
@@ -47,14 +46,14 @@ func leftOver(before map[string]string) []string {
 	}
 }
 
-// ofRuntime reports whether the Go runtime opens such a file for itself when it needs it and keeps it: its poller, how much processor time
-// the control group has, and the source of random numbers.
+// ofRuntime reports whether the Go runtime opens such a file when needed and keeps it open: its poller, the CPU limit of the control group,
+// and the source of random numbers.
 func ofRuntime(file string) bool {
 	return file == "anon_inode:[eventpoll]" || file == "anon_inode:[eventfd]" || strings.HasPrefix(file, "/sys/fs/cgroup/") ||
 		strings.HasPrefix(filepath.Base(file), "cpu.") || file == "/dev/urandom"
 }
 
-// open returns the open descriptors and what each is.
+// open returns the open descriptors and their files.
 func open() map[string]string {
 	const dir = "/proc/self/fd"
 	entries, err := os.ReadDir(dir)
@@ -63,7 +62,7 @@ func open() map[string]string {
 	}
 	files := make(map[string]string, len(entries))
 	for _, entry := range entries {
-		// That of the directory itself is closed by now.
+		// The descriptor of the directory itself is closed by now.
 		if file, err := os.Readlink(filepath.Join(dir, entry.Name())); err == nil {
 			files[entry.Name()] = file
 		}

@@ -1,5 +1,4 @@
-// Package mounttest mounts file systems that do not answer, for tests: the kernel waits for them forever. It knows nothing of what a test
-// expects of its code then.
+// Package mounttest mounts file systems that do not answer, for tests of code that must not hang with them.
 package mounttest
 
 import (
@@ -16,9 +15,9 @@ import (
 // inNamespace is the environment variable that marks the process in which a test may mount.
 const inNamespace = "PATCHBAY_MOUNTTEST"
 
-// Isolated runs the calling test in another process, which has a mount namespace of its own, so that nobody else meets its mounts. It
-// reports whether this is that process; if not, the test has been run and returns. It skips the test where a file system that does not
-// answer cannot be mounted.
+// Isolated runs the calling test in another process with its own mount namespace, so that its mounts affect no other process. It returns
+// true in that process. Otherwise the test has been run, and the caller must return. It skips the test if it cannot mount such a file
+// system.
 func Isolated(t *testing.T) bool {
 	t.Helper()
 	if os.Getenv(inNamespace) == t.Name() {
@@ -50,8 +49,7 @@ func openFUSE() (int, error) {
 	return fd, nil
 }
 
-// Hang mounts a file system at a directory that does not answer, until the end of the test or until heal is called: then whoever waits for
-// an answer gets an error.
+// Hang mounts a file system that does not answer at dir, until heal is called or the test ends. Then all blocked system calls fail.
 func Hang(t testing.TB, dir string) (heal func()) {
 	t.Helper()
 	fd, err := openFUSE()
@@ -67,7 +65,7 @@ func Hang(t testing.TB, dir string) (heal func()) {
 		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
 			t.Errorf("unmount %s: %v", dir, err)
 		}
-		_ = unix.Close(fd) // ends the calls that wait
+		_ = unix.Close(fd) // makes the blocked system calls fail
 	})
 	t.Cleanup(heal)
 	return heal
