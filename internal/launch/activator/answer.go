@@ -26,26 +26,26 @@ import (
 )
 
 const (
-	// mode lets nobody call but root and the user of the host, in whose name calls go on.
+	// mode allows only root and the user of the host to call, because the process sees the host as the caller.
 	mode = 0o600
-	// maxRequest bounds the requests that are answered here.
+	// maxRequest bounds the requests that the front answers itself.
 	maxRequest = 16 << 10
-	// flushTimeout is how long those may take to be accepted who connected to a socket that was replaced.
+	// flushTimeout bounds how long the old server may take to accept the connections that are queued when its socket is replaced.
 	flushTimeout = time.Second
 )
 
-// errClosed is what calls end with when the plugin is stopped.
+// errClosed is the error of calls that end because the plugin is stopped.
 var errClosed = status.Error(codes.Unavailable, "the plugin was stopped")
 
-// listening is one socket at which the front answers, with its server.
+// listening is a socket of the front with its server.
 type listening struct {
 	listener *sock.Placed
 	server   *proxy.Server
 	end      context.CancelCauseFunc
 }
 
-// Open listens and announces the plugin as info. It does nothing if the front already does so. If the announcement has changed, a new
-// socket replaces the old one, whose calls continue.
+// Open listens and announces the plugin as info. If the front already listens with another announcement, a new socket replaces the old one,
+// whose calls continue. With the same announcement, Open has no effect.
 func (f *Front) Open(ctx context.Context, info plugin.Info) error {
 	f.placing.Lock()
 	defer f.placing.Unlock()
@@ -58,7 +58,7 @@ func (f *Front) Open(ctx context.Context, info plugin.Info) error {
 	return f.place(ctx, info, before)
 }
 
-// place makes a socket, in the place of another one if there is one. placing is held.
+// place creates a socket and a server. If before is not nil, they replace it. placing is held.
 func (f *Front) place(ctx context.Context, info plugin.Info, before *listening) error {
 	listener, err := sock.Place(ctx, f.path, mode, func(*net.UnixConn) error {
 		if before == nil {
@@ -68,7 +68,7 @@ func (f *Front) place(ctx context.Context, info plugin.Info, before *listening) 
 	})
 	if err == nil {
 		flushing, cancel := context.WithTimeout(ctx, flushTimeout)
-		_ = listener.Flush(flushing) // who is not accepted by then connects again
+		_ = listener.Flush(flushing) // clients that are not accepted connect again
 		cancel()
 		if err = listener.Commit(ctx); err != nil {
 			_, failed := listener.Withdraw(context.WithoutCancel(ctx))
@@ -81,9 +81,9 @@ func (f *Front) place(ctx context.Context, info plugin.Info, before *listening) 
 	end, cancel := context.WithCancelCause(context.Background())
 	now := &listening{listener, proxy.NewServer(end, f.handle, proxy.ServerConfig{Budget: f.budget}), cancel}
 	f.mu.Lock()
-	f.info, f.told, f.at = info, told{}, now
+	f.info, f.decision, f.at = info, decision{}, now
 	f.mu.Unlock()
-	f.serving.Go(func() { _ = now.server.Serve(caller{listener}) }) // ends with the listener
+	f.serving.Go(func() { _ = now.server.Serve(userListener{listener}) }) // ends with the listener
 	if before != nil {
 		f.leave(before)
 	}
@@ -105,7 +105,7 @@ func (f *Front) Reopen(ctx context.Context) error {
 
 // leave stops listening; calls in progress continue. The channel is closed when they have ended.
 func (f *Front) leave(o *listening) (left <-chan struct{}) {
-	_ = o.listener.Close() // what is at the path stays
+	_ = o.listener.Close() // does not remove the file at the path
 	ended := make(chan struct{})
 	f.serving.Go(func() {
 		defer close(ended)
@@ -115,17 +115,17 @@ func (f *Front) leave(o *listening) (left <-chan struct{}) {
 	return ended
 }
 
-// Shut stops listening, cancels all calls and returns when they have ended. The front can be opened again.
+// Shut stops listening, cancels all calls and returns when they have ended. Open may be called again.
 func (f *Front) Shut(ctx context.Context) error {
 	return f.shut(ctx, func() bool { return true })
 }
 
-// ShutUnserved is Shut, unless a process serves or is started on demand.
+// ShutUnserved calls Shut, unless a process serves or is started on demand.
 func (f *Front) ShutUnserved(ctx context.Context) error {
-	return f.shut(ctx, func() bool { return f.target == nil && !f.set.OnDemand })
+	return f.shut(ctx, func() bool { return f.target == nil && !f.settings.OnDemand })
 }
 
-// shut stops listening if that may be, which is asked with mu.
+// shut is Shut if may, which is called with mu held, returns true.
 func (f *Front) shut(ctx context.Context, may func() bool) error {
 	o, err := f.withdraw(ctx, may)
 	if o != nil {
@@ -135,9 +135,10 @@ func (f *Front) shut(ctx context.Context, may func() bool) error {
 	return err
 }
 
-// drain stops listening if no other process serves, and returns when the calls have ended. The end of ctx cancels them.
+// drain stops listening if t is the process that serves and none is started on demand, and returns when all calls have ended. It cancels them
+// when ctx is done.
 func (f *Front) drain(ctx context.Context, t *Target) {
-	o, _ := f.withdraw(ctx, func() bool { return f.target == t && !f.set.OnDemand }) // what is left at the path is refused as stale
+	o, _ := f.withdraw(ctx, func() bool { return f.target == t && !f.settings.OnDemand }) // a file that cannot be removed is stale
 	if o == nil {
 		return
 	}
@@ -148,7 +149,8 @@ func (f *Front) drain(ctx context.Context, t *Target) {
 	}
 }
 
-// withdraw stops listening if that may be, which is asked with mu, but not its calls; nil if there is none.
+// withdraw removes the socket if may, which is called with mu held, returns true. Connections and calls continue. It returns nil if the
+// front does not listen, or may not be shut.
 func (f *Front) withdraw(ctx context.Context, may func() bool) (*listening, error) {
 	f.placing.Lock()
 	defer f.placing.Unlock()
@@ -164,26 +166,22 @@ func (f *Front) withdraw(ctx context.Context, may func() bool) (*listening, erro
 	return o, err
 }
 
-// Wait returns when nothing is left of what was shut or replaced. It comes after the last Open.
+// Wait returns when all sockets that were shut or replaced have no calls and no goroutines. Open must not be called afterwards.
 func (f *Front) Wait() { f.serving.Wait() }
 
-// caller gives each connection the user who made it.
-type caller struct{ *sock.Placed }
+// userListener is a listener whose connections have the method UID.
+type userListener struct{ *sock.Placed }
 
 // Accept implements [net.Listener].
-func (c caller) Accept() (net.Conn, error) {
+func (c userListener) Accept() (net.Conn, error) {
 	conn, err := c.Placed.Accept()
-	if err != nil {
-		return nil, err
-	}
-	return peer{conn}, nil
+	return userConn{conn}, err
 }
 
-// peer is a connection of a user.
-type peer struct{ net.Conn }
+type userConn struct{ net.Conn }
 
-// UID implements what [proxy.Server] asks for.
-func (p peer) UID() uint32 {
+// UID returns the user of the process that connected, for [proxy.Server].
+func (p userConn) UID() uint32 {
 	if local, ok := p.Conn.(*net.UnixConn); ok {
 		if who, err := sock.PeerOf(local); err == nil {
 			return who.UID
@@ -201,7 +199,7 @@ func (f *Front) handle(ctx context.Context, caller grpc.ServerStream) error {
 		return f.register(ctx, caller, name)
 	case service == healthpb.Health_ServiceDesc.ServiceName && t == nil:
 		return f.health(ctx, caller, name)
-	case isReflection(service) && len(metadata.ValueFromIncomingContext(ctx, proxy.WillCallKey)) > 0: // as any other
+	case isReflection(service) && len(metadata.ValueFromIncomingContext(ctx, proxy.WillCallKey)) > 0: // like any call
 	case isReflection(service) && t == nil:
 		return status.Errorf(codes.FailedPrecondition, "plugin %s is not running, and who only looks does not start it: call a method, "+
 			"start it, or set the metadata key %s", f.name, proxy.WillCallKey)
@@ -227,7 +225,7 @@ func (f *Front) forward(ctx context.Context, caller grpc.ServerStream, to grpc.C
 	}).Forward(ctx, caller)
 }
 
-// register answers the calls of the registration. The host's decision is passed to the running process, and later to the next ones.
+// register answers the registration service. It passes the host's decision to the running process; later processes get it too.
 func (f *Front) register(ctx context.Context, caller grpc.ServerStream, method string) error {
 	request, err := h2proxy.ReadMessage(caller, maxRequest)
 	if err != nil {
@@ -237,7 +235,7 @@ func (f *Front) register(ctx context.Context, caller grpc.ServerStream, method s
 	case "GetInfo":
 		f.mu.Lock()
 		info := f.info
-		f.told = told{} // the host decides anew
+		f.decision = decision{} // a new decision follows
 		f.mu.Unlock()
 		return answer(caller, &registerapi.PluginInfo{Type: info.Type, Name: info.Name, SupportedVersions: info.Versions})
 	case "NotifyRegistrationStatus":
@@ -245,7 +243,7 @@ func (f *Front) register(ctx context.Context, caller grpc.ServerStream, method s
 		if err := proto.Unmarshal(request, &said); err != nil {
 			return status.Errorf(codes.InvalidArgument, "decode the request: %v", err)
 		}
-		if err := f.tell(ctx, told{true, said.GetPluginRegistered(), said.GetError()}); err != nil {
+		if err := f.decide(ctx, decision{true, said.GetPluginRegistered(), said.GetError()}); err != nil {
 			return err
 		}
 		return answer(caller, &registerapi.RegistrationStatusResponse{})
@@ -253,23 +251,23 @@ func (f *Front) register(ctx context.Context, caller grpc.ServerStream, method s
 	return status.Errorf(codes.Unimplemented, "the registration has no method %s", method)
 }
 
-// tell stores the host's decision and notifies the running process, unless it does not implement the method.
-func (f *Front) tell(ctx context.Context, said told) error {
+// decide stores the host's decision and notifies the running process, if it implements the method.
+func (f *Front) decide(ctx context.Context, d decision) error {
 	f.mu.Lock()
-	f.told = said
+	f.decision = d
 	t := f.target
 	f.mu.Unlock()
 	if t == nil {
 		return nil
 	}
-	err := t.Notify(ctx, said.registered, said.reason)
+	err := t.Notify(ctx, d.registered, d.reason)
 	if status.Code(err) == codes.Unimplemented {
 		return nil
 	}
 	return err
 }
 
-// health answers for a plugin that is not running, which serves when it is called.
+// health answers SERVING for a plugin that is not running, because a call starts it.
 func (f *Front) health(ctx context.Context, caller grpc.ServerStream, method string) error {
 	if _, err := h2proxy.ReadMessage(caller, maxRequest); err != nil {
 		return err

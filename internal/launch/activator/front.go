@@ -21,37 +21,37 @@ import (
 
 // Owner starts and stops the processes behind a [Front]. Its methods may not call the Front.
 type Owner interface {
-	// Demand requests a process. It calls done once, with nil when a process runs or with the reason why none does. The caller that does not
-	// wait any more calls withdraw.
+	// Demand requests a process. It calls done once, with nil when a process runs, or with the reason why none does. A caller that stops
+	// waiting calls withdraw with the reason.
 	Demand(done func(error)) (withdraw func(error))
 	// Unneeded reports that a process is idle.
 	Unneeded(t *Target)
 }
 
-// Settings may change while a front is used.
+// Settings of a [Front] may be changed with Set.
 type Settings struct {
-	// OnDemand starts a process for a call if none serves. A process without calls for Idle is reported as idle.
+	// OnDemand requests a process for a call if none serves. A process is reported as Unneeded after Idle without calls.
 	OnDemand bool
 	Idle     time.Duration
-	// Patience is how long a call waits for a process at most.
+	// Patience is the maximum time for which a call waits for a process.
 	Patience time.Duration
 }
 
 // Target is a process that serves.
 type Target struct {
-	// Services is the connection to its services. It takes calls of fragments.
+	// Services is the connection to its services, whose streams take fragments.
 	Services grpc.ClientConnInterface
-	// Notify tells it whether it is registered and, if not, why.
+	// Notify notifies the process whether it is registered and, if not, of the reason.
 	Notify func(ctx context.Context, registered bool, reason string) error
-	// Close closes what it has. It is called once, when no call is under way.
+	// Close releases the target. It is called once, when no call is in progress.
 	Close func()
-	// Generation grows with each replacement of the plugin. The processes of a replaced one may be met late.
+	// Generation grows with each replacement of the plugin. A process of an older generation may be passed to Serve late.
 	Generation uint64
 
-	// Guarded by Front.mu: calls under way; whether it gets no more; what is closed when it does not and none is, nil before it is retired.
-	calls   int
-	retired bool
-	unused  chan struct{}
+	// Guarded by Front.mu.
+	calls   int           // calls in progress
+	retired bool          // gets no further calls
+	unused  chan struct{} // closed when the target is retired and has no calls; nil before it is retired
 }
 
 // Front is a listener that forwards calls to the processes of a plugin. Its methods are safe for concurrent use.
@@ -61,59 +61,60 @@ type Front struct {
 	owner      Owner
 	serving    sync.WaitGroup
 
-	placing sync.Mutex // one change of where it answers at a time; taken before mu
+	placing sync.Mutex // held while the socket is created, replaced or removed; acquired before mu
 
-	mu     sync.Mutex // guards what follows; held for short steps, and nothing is called with it
-	set    Settings
-	info   plugin.Info
-	told   told
-	at     *listening // nil while it does not answer
-	target *Target    // nil while none serves
-	idle   *time.Timer
-	// changed is closed when there is news for those who wait; failures counts those of starts, of which failed is the last.
+	mu       sync.Mutex // guards the fields below; no foreign function is called with it
+	settings Settings
+	info     plugin.Info // empty before the first Open
+	decision decision
+	at       *listening // nil while the front does not listen
+	target   *Target    // nil while no process serves
+	idle     *time.Timer
+	// changed is closed when a waiting call must look again. failures counts failed starts, failed is the last error.
 	changed  chan struct{}
 	failures int
 	failed   error
-	waiting  int
+	waiting  int // the number of waiting calls
 }
 
-// told is what the host has said of the registration, if it has.
-type told struct {
-	said, registered bool
-	reason           string
+// decision is the host's decision about the registration.
+type decision struct {
+	known, registered bool
+	reason            string
 }
 
-// New returns a Front for a plugin that does not listen yet. The directory of the path must exist when it opens. The budget bounds what
-// waits in memory for callers, and their calls.
+// New returns a Front for the plugin name that does not listen yet. The directory of path must exist when Open is called. The budget bounds
+// the calls and their data in memory.
 func New(name, path string, budget *h2proxy.Budget, owner Owner, settings Settings) *Front {
-	return &Front{name: name, path: path, budget: budget, owner: owner, set: settings, changed: make(chan struct{})}
+	return &Front{name: name, path: path, budget: budget, owner: owner, settings: settings, changed: make(chan struct{})}
 }
 
-// Set gives it other settings.
+// Set changes the settings.
 func (f *Front) Set(s Settings) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.set != s {
-		f.set = s
+	if f.settings != s {
+		f.settings = s
 		f.armIdleTimer()
 	}
 }
 
-// Path is where it answers.
+// Path returns the path of the socket.
 func (f *Front) Path() string { return f.path }
 
-// Needed reports whether a call waits for a process, or one is needed to say what the plugin is: until then nobody can call it.
+// Needed reports whether a process is needed: because a call waits for it, or because the front cannot be opened before a process has
+// announced the type and name of the plugin.
 func (f *Front) Needed() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.waiting > 0 || f.info.Type == ""
 }
 
-// Status returns what the host has said of the registration; said is false if it has not.
-func (f *Front) Status() (registered bool, reason string, said bool) {
+// Status returns the host's decision about the registration; known is false if there is none yet.
+func (f *Front) Status() (registered bool, reason string, known bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.told.registered, f.told.reason, f.told.said
+	return f.decision.registered, f.decision.reason, f.decision.known
 }
 
 // Check returns an error if the plugin is registered with another announcement.
@@ -127,8 +128,7 @@ func (f *Front) Check(info plugin.Info) error {
 	return nil
 }
 
-// Serve has calls go to a process from now on, and not to the one before any more; unless the process was retired already, or its successor
-// serves.
+// Serve forwards new calls to t and retires the process before it. It has no effect if t is retired, or if a newer generation serves.
 func (f *Front) Serve(t *Target) {
 	f.mu.Lock()
 	if t.retired || f.target != nil && f.target.Generation > t.Generation {
@@ -144,8 +144,8 @@ func (f *Front) Serve(t *Target) {
 	end()
 }
 
-// Retire has no further call go to a process, and returns when none is under way or ctx ends. If no other serves, nor is started on demand,
-// it answers no more: callers are told to make their calls elsewhere before the process is taken from them.
+// Retire forwards no further calls to a process, and returns when no call to it is in progress or ctx is done. If no other process serves,
+// and none is started on demand, the front stops listening first, so that callers receive GOAWAY and make their calls elsewhere.
 func (f *Front) Retire(ctx context.Context, t *Target) {
 	f.drain(ctx, t)
 	f.mu.Lock()
@@ -163,7 +163,7 @@ func (f *Front) Retire(ctx context.Context, t *Target) {
 	}
 }
 
-// Fail tells those who wait for a process why there is none.
+// Fail ends all calls that wait for a process with an error.
 func (f *Front) Fail(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -178,7 +178,7 @@ func (f *Front) wakeWaiters() {
 	f.changed = make(chan struct{})
 }
 
-// retire takes a target out of use, and returns what to call without mu, which is held.
+// retire retires t, which may be nil. mu is held; the caller calls end after releasing it.
 func (f *Front) retire(t *Target) (end func()) {
 	if t == nil || t.retired {
 		return func() {}
@@ -187,7 +187,7 @@ func (f *Front) retire(t *Target) (end func()) {
 	return f.unused(t)
 }
 
-// unused returns what ends a target that is not used any more. mu is held.
+// unused returns t.Close if t is retired and has no calls, and otherwise a function without effect. mu is held.
 func (f *Front) unused(t *Target) (end func()) {
 	if !t.retired || t.calls > 0 {
 		return func() {}
@@ -203,14 +203,14 @@ func (f *Front) armIdleTimer() {
 		f.idle = nil
 	}
 	t := f.target
-	if t == nil || t.calls > 0 || !f.set.OnDemand {
+	if t == nil || t.calls > 0 || !f.settings.OnDemand {
 		return
 	}
-	f.idle = time.AfterFunc(f.set.Idle, func() {
+	f.idle = time.AfterFunc(f.settings.Idle, func() {
 		f.mu.Lock()
 		unneeded := f.target == t && t.calls == 0
 		if unneeded {
-			f.armIdleTimer() // The process may be kept: it is not registered yet, or another one is about to replace it.
+			f.armIdleTimer() // The owner may keep the process: it is not registered yet, or is about to be replaced.
 		}
 		f.mu.Unlock()
 		if unneeded {
@@ -219,7 +219,7 @@ func (f *Front) armIdleTimer() {
 	})
 }
 
-// use returns the process for a call, and the function to call at the call's end. It waits for a process that is being started.
+// use returns the process for a call, and a function to call at the end of the call. It waits for a process if none serves.
 func (f *Front) use(ctx context.Context) (t *Target, end func(), err error) {
 	t, seen := f.take()
 	if t == nil {
@@ -230,22 +230,22 @@ func (f *Front) use(ctx context.Context) (t *Target, end func(), err error) {
 	return t, sync.OnceFunc(func() { f.give(t) }), nil
 }
 
-// view is what one who waits for a process has seen.
+// view is a copy of the state for a call that waits.
 type view struct {
-	set      Settings
-	told     told
+	settings Settings
+	decision decision
 	changed  <-chan struct{}
 	failures int
 	failed   error
 }
 
-// take counts a call to the process that serves. If none does, it returns the state to wait for a change of.
+// take counts a call to the process that serves. If none serves, it returns the state, so that the caller can wait for a change.
 func (f *Front) take() (*Target, view) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	t := f.target
 	if t == nil {
-		return nil, view{f.set, f.told, f.changed, f.failures, f.failed}
+		return nil, view{f.settings, f.decision, f.changed, f.failures, f.failed}
 	}
 	if t.calls++; t.calls == 1 {
 		f.armIdleTimer()
@@ -265,7 +265,7 @@ func (f *Front) give(t *Target) {
 	end()
 }
 
-// present returns the process that serves, for a call that is no need of it and does not count; nil if none serves.
+// present returns the process that serves, without counting a call; nil if none serves.
 func (f *Front) present() *Target {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -274,15 +274,15 @@ func (f *Front) present() *Target {
 
 var errNone = errors.New("no process of it serves at present")
 
-// await waits until a process serves, and counts a call to it. At seen, none did.
+// await waits until a process serves, and counts a call to it. In the state seen, none did.
 func (f *Front) await(ctx context.Context, seen view) (*Target, error) {
-	if !seen.set.OnDemand {
+	if !seen.settings.OnDemand {
 		return nil, errNone
 	}
-	if seen.told.said && !seen.told.registered {
-		return nil, fmt.Errorf("it is not started for a call, because its host refused it: %s", seen.told.reason)
+	if seen.decision.known && !seen.decision.registered {
+		return nil, fmt.Errorf("it is not started for a call, because its host refused it: %s", seen.decision.reason)
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, seen.set.Patience, fmt.Errorf("it was not ready within %v", seen.set.Patience))
+	ctx, cancel := context.WithTimeoutCause(ctx, seen.settings.Patience, fmt.Errorf("it was not ready within %v", seen.settings.Patience))
 	defer cancel()
 	f.wait(1)
 	defer f.wait(-1)

@@ -1,8 +1,8 @@
-// Package cipd speaks the wire of the CIPD plugin system to a plugin that was launched by a host: the handshake, the two services that
-// such a plugin calls, and the names that both have for the content of a package. The services do nothing themselves; they translate to
-// those of api/patchbay/plugin/v1, so that an admission plugin of CIPD and one of Patchbay are treated alike.
+// Package cipd implements the host's side of CIPD's plugin protocol: the handshake, the two services that such a plugin calls, and the IDs
+// of package instances. The services translate their calls to the services of api/patchbay/plugin/v1, so that admission plugins of CIPD and
+// of Patchbay are treated alike.
 //
-// It does not listen and does not know tickets: that is up to package host.
+// It does not listen and does not check tickets; package host does.
 package cipd
 
 import (
@@ -87,16 +87,16 @@ func unary[Service, Request, Response any](
 	}
 }
 
-// TicketKey is the gRPC metadata that carries the ticket with each call.
+// TicketKey is the gRPC metadata key of the ticket, which the plugin sends with each call.
 const TicketKey = "x-plugin-ticket"
 
-// handshake has no other fields: plugins refuse those that they do not know.
+// handshake must have no other fields, because plugins refuse unknown ones.
 type handshake struct {
 	Port   int    `json:"port"`
 	Ticket string `json:"ticket"`
 }
 
-// WriteHandshake writes the line that a plugin reads from its standard input. The host listens on this TCP port of 127.0.0.1.
+// WriteHandshake writes the line that a plugin reads from its standard input. The host listens on port of 127.0.0.1.
 func WriteHandshake(w io.Writer, port int, ticket string) error {
 	line, err := json.Marshal(handshake{port, ticket})
 	if err != nil {
@@ -108,8 +108,8 @@ func WriteHandshake(w io.Writer, port int, ticket string) error {
 	return nil
 }
 
-// Scan reports whether a program contains the names of Patchbay's services or, if it does not, those of CIPD's. A plugin of CIPD does not
-// report a handshake that it cannot read until its standard input ends.
+// Scan reports whether a program contains the names of Patchbay's services or, if it does not, of CIPD's. It is necessary because a plugin of
+// CIPD does not report an unknown handshake before its standard input ends.
 func Scan(program string) (isPatchbay, isCIPD bool) {
 	const own = "patchbay.plugin.v1."
 	file, err := regular.Open(program)
@@ -125,7 +125,7 @@ func Scan(program string) (isPatchbay, isCIPD bool) {
 			return true, false
 		}
 		isCIPD = isCIPD || bytes.Contains(part, []byte(HostDesc.ServiceName))
-		_, _ = content.Discard(len(part) - len(HostDesc.ServiceName) - len(own)) // a name may begin at the end of the part
+		_, _ = content.Discard(len(part) - len(HostDesc.ServiceName) - len(own)) // a name may cross the end of the part
 	}
 	return false, isCIPD
 }
@@ -136,19 +136,19 @@ type Host struct {
 	serviceURL string
 }
 
-// NewHost returns the service for a host that works with this package service.
+// NewHost returns the service for a host of packages of the package service at serviceURL.
 func NewHost(impl pluginv1.HostServer, serviceURL string) *Host {
 	return &Host{impl, serviceURL}
 }
 
-// severities are the levels of what a plugin logs. Others are those of information.
+// severities maps the severities of a plugin's log to levels. Unknown ones are mapped to slog.LevelInfo.
 var severities = map[string]slog.Level{
 	"debug": slog.LevelDebug, "info": slog.LevelInfo, "warning": slog.LevelWarn, "error": slog.LevelError,
 }
 
 func (h *Host) log(ctx context.Context, r *cipdv1.LogRequest) (*emptypb.Empty, error) {
 	record := &pluginv1.LogRecord{Level: int32(severities[r.GetSeverity()]), Message: r.GetMessage()}
-	if err := h.impl.Log(&logStream{record: record, context: func() context.Context { return ctx }}); err != nil {
+	if err := h.impl.Log(&logStream{record: record, ctx: ctx}); err != nil {
 		return nil, err
 	}
 	return &emptypb.Empty{}, nil
@@ -180,14 +180,14 @@ func (h *Host) listMetadata(ctx context.Context, r *cipdv1.ListMetadataRequest) 
 	return response, nil
 }
 
-// logStream is a stream of one record, in place of one to a plugin.
+// logStream is a stream of one record.
 type logStream struct {
-	grpc.ServerStream // nil: a log has no headers
+	grpc.ServerStream // nil: the service does not use it
 	record            *pluginv1.LogRecord
-	context           func() context.Context
+	ctx               context.Context //nolint:containedctx // A grpc.ServerStream has one.
 }
 
-func (s *logStream) Context() context.Context { return s.context() }
+func (s *logStream) Context() context.Context { return s.ctx }
 
 func (s *logStream) Recv() (*pluginv1.LogRequest, error) {
 	if s.record == nil {
@@ -202,17 +202,17 @@ func (s *logStream) SendAndClose(*pluginv1.LogResponse) error { return nil }
 
 const sha1Size = 20
 
-// sizes are the lengths of the digests, by algorithm.
+// sizes are the lengths of digests in bytes.
 var sizes = map[cipdv1.HashAlgo]int{
 	cipdv1.HashAlgo_HASH_ALGO_SHA1:   sha1Size,
 	cipdv1.HashAlgo_HASH_ALGO_SHA256: sha256.Size,
 }
 
-// encoding is that of instance IDs. It is strict, so that each digest has one ID.
+// encoding is the encoding of instance IDs. It is strict, so that each digest has only one ID.
 var encoding = base64.RawURLEncoding.Strict()
 
-// ParseInstanceID returns the reference of an instance ID: the unpadded URL-safe base64 of the digest and a byte with the number of its
-// algorithm, or 40 hexadecimal digits, which are an old ID with SHA-1.
+// ParseInstanceID parses an instance ID: the unpadded URL-safe base64 of the digest and a byte with the number of its algorithm, or the old
+// form, the 40 hexadecimal digits of a SHA-1.
 func ParseInstanceID(id string) (*cipdv1.ObjectRef, error) {
 	if len(id) == hex.EncodedLen(sha1Size) {
 		ref := &cipdv1.ObjectRef{HashAlgo: cipdv1.HashAlgo_HASH_ALGO_SHA1, HexDigest: id}
@@ -222,7 +222,7 @@ func ParseInstanceID(id string) (*cipdv1.ObjectRef, error) {
 		return ref, nil
 	}
 	if strings.ContainsAny(id, "\r\n") {
-		return nil, invalid(id, errors.New("it has a line break")) // which the decoder skips
+		return nil, invalid(id, errors.New("it has a line break")) // the decoder would skip it
 	}
 	raw, err := encoding.DecodeString(id)
 	if err != nil {
@@ -238,7 +238,7 @@ func ParseInstanceID(id string) (*cipdv1.ObjectRef, error) {
 	return &cipdv1.ObjectRef{HashAlgo: algo, HexDigest: hex.EncodeToString(digest)}, nil
 }
 
-// instanceID is the reverse of [ParseInstanceID]. For SHA-1 it returns the old form, in which such instances are known.
+// instanceID is the reverse of [ParseInstanceID]. For SHA-1 it returns the old form.
 func instanceID(ref *cipdv1.ObjectRef) (string, error) {
 	digest, err := digestOf(ref)
 	if err != nil {
@@ -266,15 +266,15 @@ func invalid(id string, err error) error {
 	return fmt.Errorf("%.100q is not an instance ID: %w", id, err)
 }
 
-// maxResolutions bounds the answers that wait to be read, and those that are read at once. A plugin that is faster waits.
+// maxResolutions bounds the queued answers of a plugin, and how many of them are read together. A faster plugin has to wait.
 const maxResolutions = 256
 
-// Admissions is the service cipd.plugin.Admissions on top of patchbay.plugin.v1.Admissions, for one process: what a plugin asks and
-// answers in many calls is one stream there. It is safe for concurrent use.
+// Admissions is the service cipd.plugin.Admissions on top of patchbay.plugin.v1.Admissions, for one process. It joins the process's calls to
+// one stream of Patchbay's service. It is safe for concurrent use.
 type Admissions struct {
 	impl        pluginv1.AdmissionsServer
 	resolutions chan *pluginv1.Resolution
-	// ended is closed when nothing reads resolutions any more.
+	// ended is closed when the stream has ended, after which resolutions are discarded.
 	ended  chan struct{}
 	listed atomic.Bool
 }
@@ -286,7 +286,7 @@ func NewAdmissions(impl pluginv1.AdmissionsServer) *Admissions {
 	}
 }
 
-// listAdmissions is the stream. Both protocols have version 1, so that the implementation judges it.
+// listAdmissions serves the stream. Both protocols have version 1, so the implementation can check the version.
 func (a *Admissions) listAdmissions(r *cipdv1.ListAdmissionsRequest, stream grpc.ServerStream) error {
 	if !a.listed.CompareAndSwap(false, true) {
 		return status.Error(codes.FailedPrecondition, "admissions are listed already, or were; a process can list them once")
@@ -296,7 +296,7 @@ func (a *Admissions) listAdmissions(r *cipdv1.ListAdmissionsRequest, stream grpc
 	return a.impl.Admit(&admitStream{ServerStream: stream, admissions: a, hello: hello})
 }
 
-// resolveAdmission takes an answer. One to a check that is not open is ignored.
+// resolveAdmission receives an answer. The implementation ignores answers to unknown checks.
 func (a *Admissions) resolveAdmission(ctx context.Context, r *cipdv1.ResolveAdmissionRequest) (*emptypb.Empty, error) {
 	id, err := strconv.ParseUint(r.GetAdmissionId(), 10, 64)
 	if err != nil {
@@ -322,15 +322,15 @@ func (a *Admissions) resolve(ctx context.Context, r *pluginv1.Resolution) error 
 	return nil
 }
 
-// admitStream makes one stream of the calls of a plugin.
+// admitStream joins the calls of a plugin to one stream.
 type admitStream struct {
 	grpc.ServerStream // of listAdmissions
 	admissions        *Admissions
-	hello             *pluginv1.Hello // until it is received
+	hello             *pluginv1.Hello // nil after Recv has returned it
 	admission         cipdv1.Admission
 }
 
-// Send sends checks to the plugin. One that cannot be put into its words is refused.
+// Send sends checks to the plugin. It refuses checks whose instance ID CIPD's protocol cannot express.
 func (s *admitStream) Send(r *pluginv1.AdmitResponse) error {
 	for _, check := range r.GetAdmissions() {
 		instance, err := ParseInstanceID(check.GetPin().GetInstanceId())
@@ -352,7 +352,7 @@ func (s *admitStream) Send(r *pluginv1.AdmitResponse) error {
 	return nil
 }
 
-// Recv returns the hello, and then answers, as many as there are.
+// Recv returns the hello first, and then all answers that are queued.
 func (s *admitStream) Recv() (*pluginv1.AdmitRequest, error) {
 	if hello := s.hello; hello != nil {
 		s.hello = nil

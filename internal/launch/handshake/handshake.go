@@ -1,6 +1,6 @@
-// Package handshake is the line by which a host tells a plugin that it launched where the host is and who the plugin is. It travels on the
-// plugin's standard input, which then stays open: its end asks the plugin to stop. What a plugin prints cannot disturb it. The
-// protocol that the two speak afterwards is in api/patchbay/plugin/v1.
+// Package handshake writes and reads the line with which a host gives a launched plugin the host's address and the plugin's identity. The
+// line is written to the plugin's standard input, which then stays open; closing it asks the plugin to stop. The package does not know the
+// protocol that follows, which is in api/patchbay/plugin/v1.
 package handshake
 
 import (
@@ -15,45 +15,45 @@ import (
 const (
 	// Version is the version of the handshake that this package writes and reads.
 	Version = 1
-	// Env is the environment variable that tells a plugin that a handshake waits on its standard input.
-	Env = "PATCHBAY_HANDSHAKE"
-	// EnvValue is then its value.
+	// Env is an environment variable of the plugin. Its value is EnvValue if a handshake is on standard input.
+	Env      = "PATCHBAY_HANDSHAKE"
 	EnvValue = "stdin"
-	// TicketKey is the gRPC metadata that carries the ticket with each call.
+	// TicketKey is the gRPC metadata key of the ticket, which the plugin sends with each call.
 	TicketKey = "patchbay-ticket"
 
-	// maxLine bounds what is read while no newline comes.
+	// maxLine is the maximum length of the line.
 	maxLine = 64 << 10
-	// maxIntroduction is how much Linux writes to a pipe as a whole or not at all.
+	// maxIntroduction is the size up to which Linux writes to a pipe atomically.
 	maxIntroduction = 4 << 10
 )
 
-// Handshake is what the host tells.
+// Handshake is the content of the line.
 type Handshake struct {
 	Version int `json:"version"`
 	// HostSocket is the path of the Unix socket on which the host serves this plugin.
 	HostSocket string `json:"hostSocket"`
-	// Ticket proves to the host which plugin calls.
+	// Ticket is the secret with which the plugin authenticates to the host.
 	Ticket string `json:"ticket"`
-	// PluginSocket is where the plugin is to serve; empty if it is not asked to.
+	// PluginSocket is the path at which the plugin must serve; empty if it does not have to.
 	PluginSocket string `json:"pluginSocket,omitempty"`
-	// Listener is the socket that the host has made for it; nil if the plugin has to make its own.
+	// Listener is the socket that the host has created for the plugin; nil if the plugin creates its own.
 	Listener *Listener `json:"listener,omitempty"`
 }
 
-// Listener is a stream socket that a plugin inherits, bound but not listening. The plugin listens on it and then renames Path to the
-// PluginSocket, so that nobody meets it before. One that knows nothing of it makes a socket at PluginSocket.
+// Listener is a stream socket that a plugin inherits, bound but not listening. The plugin listens on it and then renames Path to
+// PluginSocket, so that it is not discovered earlier. A plugin that does not know this field creates a socket at PluginSocket.
 type Listener struct {
 	FD   int    `json:"fd"`
 	Path string `json:"path"`
-	// Introduction is the descriptor of a pipe to which the plugin may write who it is before it serves; 0 if there is none.
+	// Introduction is the descriptor of a pipe to which the plugin may write its identity before it serves; 0 if there is none.
 	Introduction int `json:"introduction,omitempty"`
 }
 
-// Introduce says who the plugin is, with its encoded answer to GetInfo. What is too long for that is not said: the host will ask.
+// Introduce writes the plugin's identity, its encoded answer to GetInfo, to the pipe and closes the pipe. If the answer is too long, nothing
+// is written, and the host calls GetInfo.
 func Introduce(pipe *os.File, info []byte) {
 	if len(info) <= maxIntroduction {
-		_, _ = pipe.Write(info) // a host that does not hear it asks
+		_, _ = pipe.Write(info) // without it, the host calls GetInfo
 	}
 	_ = pipe.Close()
 }
@@ -71,8 +71,8 @@ func Write(w io.Writer, h Handshake) error {
 	return nil
 }
 
-// Read reads a handshake and nothing of what follows it. It blocks until the line is there or r ends. Unknown fields are ignored, so that
-// a newer host may say more.
+// Read reads a handshake, and nothing after the line. It blocks until the line is complete or r ends. It ignores unknown fields, which a
+// newer host may send.
 func Read(r io.Reader) (Handshake, error) {
 	line, err := readLine(r)
 	if err != nil {
@@ -92,7 +92,7 @@ func Read(r io.Reader) (Handshake, error) {
 	return h, nil
 }
 
-// readLine reads byte by byte, because what follows the line is not its own.
+// readLine reads a line byte by byte, so that nothing after it is consumed.
 func readLine(r io.Reader) ([]byte, error) {
 	var line bytes.Buffer
 	var b [1]byte

@@ -8,14 +8,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Introduction is a pipe in which a plugin says who it is before it serves, so that its host need not ask. Of a plugin that has not said
-// it by then the host knows no more than of any other. The nil Introduction is that of a plugin that cannot introduce itself.
+// Introduction is a pipe to which a plugin writes its identity before it serves, which saves the host the call of GetInfo. A nil
+// Introduction is always empty.
 type Introduction struct {
 	mu sync.Mutex
-	fd int // what is read; -1 when it is closed
+	fd int // the read end; -1 after it was closed
 }
 
-// NewIntroduction returns an introduction and the end of its pipe that the plugin inherits, which the caller closes.
+// NewIntroduction returns an introduction, and the write end of its pipe, which the plugin inherits and the caller must close.
 func NewIntroduction() (*Introduction, *os.File, error) {
 	var fds [2]int
 	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
@@ -25,7 +25,7 @@ func NewIntroduction() (*Introduction, *os.File, error) {
 	return &Introduction{fd: fds[0]}, os.NewFile(uintptr(fds[1]), "introduction"), nil
 }
 
-// Take returns what the plugin has said by now: its answer to GetInfo, encoded; nil if that is nothing. It closes the pipe, so another call
+// Take returns the plugin's encoded answer to GetInfo, or nil if the plugin has not written it yet. It closes the pipe, so the next call
 // returns nil. It does not block.
 func (i *Introduction) Take() []byte {
 	if i == nil {
@@ -37,7 +37,7 @@ func (i *Introduction) Take() []byte {
 		return nil
 	}
 	said := make([]byte, maxIntroduction)
-	n, _ := unix.Read(i.fd, said) // nothing yet is an error, too
+	n, _ := unix.Read(i.fd, said) // fails if the pipe is empty
 	_ = unix.Close(i.fd)
 	i.fd = -1
 	if n <= 0 {

@@ -4,10 +4,10 @@ package handshake
 
 import "os"
 
-// Introduction is for Linux.
+// Introduction is only used on Linux.
 type Introduction struct{}
 
-// NewIntroduction returns none.
+// NewIntroduction returns nil.
 func NewIntroduction() (*Introduction, *os.File, error) { return nil, nil, nil }
 
 // Take returns nil.
