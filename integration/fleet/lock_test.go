@@ -29,8 +29,8 @@ func compete(t *testing.T, cluster *fleet.Cluster, node string, lock plugin.Name
 func competeAnd(t *testing.T, cluster *fleet.Cluster, node string, lock plugin.Name, log io.Writer) *locks.Elector {
 	t.Helper()
 	logger := slog.New(slog.NewTextHandler(log, nil))
-	e, err := locks.New(cluster, locks.Config{Node: node, TTL: 2 * time.Second, Logger: logger})
-	if err != nil {
+	e := &locks.Elector{Cluster: cluster, Node: node, TTL: 2 * time.Second, Logger: logger}
+	if err := e.Init(); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())

@@ -116,8 +116,8 @@ func TestLockLeft(t *testing.T) {
 	lock := plugin.Name{Type: "Echo", Name: "one"}
 	space := keys.Space{}
 	changes := etcd.admin().Watch(t.Context(), space.LockRange("a"), clientv3.WithPrefix())
-	a, err := locks.New(connect(t, etcd.client), locks.Config{Node: "a", TTL: lockTTL})
-	if err != nil {
+	a := &locks.Elector{Cluster: connect(t, etcd.client), Node: "a", TTL: lockTTL}
+	if err := a.Init(); err != nil {
 		t.Fatal(err)
 	}
 	ctx, stop := context.WithCancel(t.Context())

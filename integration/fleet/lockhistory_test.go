@@ -335,10 +335,10 @@ func newLockBed(t *testing.T, etcd []*member, ttl func(node int) time.Duration, 
 	for i := range 4 {
 		n := &lockNode{name: fmt.Sprintf("n%d", i), wanted: map[plugin.Name]bool{}}
 		n.link, via = link()
-		e, err := locks.New(connect(t, via...), locks.Config{
-			Node: n.name, TTL: ttl(i), TokenFile: filepath.Join(t.TempDir(), "tokens"),
-		})
-		if err != nil {
+		e := &locks.Elector{
+			Cluster: connect(t, via...), Node: n.name, TTL: ttl(i), TokenFile: filepath.Join(t.TempDir(), "tokens"),
+		}
+		if err := e.Init(); err != nil {
 			t.Fatal(err)
 		}
 		n.locker = mutate(realLocker{e})

@@ -258,11 +258,14 @@ func (d *Daemon) assemble(l *listening, parts *closers) (*assembly, error) {
 	}
 	a.names = resolver.New(a.runtime, a.runtime.Launcher(), a.runtime.Registry(), a.handlers)
 	a.guard = access.NewAuthorizer(d.options.ControlSocket, l.roles, access.NewAuditor(a.runtime.Publish, d.log))
-	if a.node, err = node.New(node.Config{
-		Fleet: d.options.Fleet, State: d.options.State, Version: d.options.Build.Version, Registry: a.runtime.Registry(),
-		Health: a.names, Called: a.metrics.Called, Served: a.metrics.Served, Events: a.runtime, Log: d.log,
-	}); err != nil {
-		return nil, err
+	if node.IsEnabled(d.options.Fleet) {
+		a.node = &node.Node{
+			Fleet: d.options.Fleet, State: d.options.State, Version: d.options.Build.Version, Registry: a.runtime.Registry(),
+			Health: a.names, Called: a.metrics.Called, Served: a.metrics.Served, Events: a.runtime, Log: d.log,
+		}
+		if err := a.node.Init(); err != nil {
+			return nil, err
+		}
 	}
 	parts.add(a.node.Close)
 	a.registry = a.node.Exclusive(a.runtime.Registry())

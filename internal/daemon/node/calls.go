@@ -46,7 +46,7 @@ func (n *Node) find(ctx context.Context, f fleet.Filter) ([]fleet.Instance, erro
 // leader returns who holds the lock of a plugin.
 func (n *Node) leader(ctx context.Context, l plugin.Name) (node string, exclusive bool, err error) {
 	switch {
-	case slices.Contains(n.config.Fleet.Exclusive, l.Type):
+	case slices.Contains(n.Fleet.Exclusive, l.Type):
 		if n.elector.Held(l) != nil {
 			return n.name, true, nil
 		}
@@ -62,8 +62,8 @@ func (n *Node) leader(ctx context.Context, l plugin.Name) (node string, exclusiv
 // wantedLocks returns the locks of the plugins of this node that can be called.
 func (n *Node) wantedLocks() []plugin.Name {
 	var wanted []plugin.Name
-	for _, i := range n.config.Registry.Instances("", "") {
-		if slices.Contains(n.config.Fleet.Exclusive, i.Info.Type) && i.State == dynamicplugins.InstanceRegistered {
+	for _, i := range n.Registry.Instances("", "") {
+		if slices.Contains(n.Fleet.Exclusive, i.Info.Type) && i.State == dynamicplugins.InstanceRegistered {
 			wanted = append(wanted, plugin.Name{Type: i.Info.Type, Name: i.Info.Name})
 		}
 	}
@@ -90,7 +90,7 @@ func (r exclusiveRegistry) Conn(ctx context.Context, ptype, name string) (grpc.C
 		return nil, err
 	}
 	lock := plugin.Name{Type: ptype, Name: name}
-	if !slices.Contains(r.node.config.Fleet.Exclusive, ptype) {
+	if !slices.Contains(r.node.Fleet.Exclusive, ptype) {
 		if other := r.node.unlocked.elsewhere(lock); other != "" {
 			return nil, status.Errorf(codes.FailedPrecondition, "node %s competes for its lock, and this node does not because its "+
 				"fleet.exclusive does not list %s: give all nodes the same fleet.exclusive", other, ptype)

@@ -133,12 +133,13 @@ func newNodes(t *testing.T, change func(*callServer)) *nodes {
 	n.listener = &connCount{Listener: listener}
 	all := []string{"*"}
 	publish := func(plugin.Event) {}
-	calls := &callServer{
-		registry: registry, credentials: certificates[1], rules: access.NewRules([]config.FleetAllow{allow("a", all, all, all)}),
-		audit: access.NewAuditor(publish, discard), served: uncounted{}, age: maxConnAge,
-		drain:  newDrain(func() bool { return false }),
+	calls := &callServer{Node: &Node{
+		Registry: registry, Served: uncounted{}, Log: slog.New(slog.NewTextHandler(n.log, &slog.HandlerOptions{Level: slog.LevelWarn})),
+		credentials: certificates[1], rules: access.NewRules([]config.FleetAllow{allow("a", all, all, all)}),
+		drain: newDrain(func() bool { return false }), unlocked: newUnlocked("b", nil),
+	},
+		audit: access.NewAuditor(publish, discard), age: maxConnAge,
 		budget: limits.NewBudget("calls", h2proxy.DefaultLimits, 0, nil, discard),
-		log:    slog.New(slog.NewTextHandler(n.log, &slog.HandlerOptions{Level: slog.LevelWarn})),
 	}
 	if change != nil {
 		change(calls)

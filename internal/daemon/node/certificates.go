@@ -27,7 +27,7 @@ func (n *Node) Certificates() map[string]certfile.Certificate {
 	}
 	if n.credentials != nil {
 		calledAs := "" // the node, if it takes calls from others
-		if n.config.Fleet.Serve.Listen != "" {
+		if n.Fleet.Serve.Listen != "" {
 			calledAs = n.name
 		}
 		all["nodes"] = n.credentials.Certificate(calledAs)

@@ -32,8 +32,8 @@ func Etcd(c config.Etcd) (fleet.Etcd, keys.Space) {
 	}, keys.Space{Prefix: c.Prefix, Namespace: c.Namespace}
 }
 
-// isEnabled reports whether the node belongs to a fleet.
-func isEnabled(c config.Fleet) bool { return len(c.Etcd.Endpoints) > 0 }
+// IsEnabled reports whether the node belongs to a fleet.
+func IsEnabled(c config.Fleet) bool { return len(c.Etcd.Endpoints) > 0 }
 
 // Name returns the name of the node; empty if it is not known.
 func Name(c config.Fleet) string {
@@ -49,7 +49,7 @@ func Name(c config.Fleet) string {
 
 // Listen listens for calls from other nodes; nil if the configuration asks for no listener.
 func Listen(ctx context.Context, c config.Fleet) (net.Listener, error) {
-	if !isEnabled(c) || c.Serve.Listen == "" {
+	if !IsEnabled(c) || c.Serve.Listen == "" {
 		return nil, nil
 	}
 	listener, err := server.ListenTCP(ctx, c.Serve.Listen)
@@ -61,7 +61,7 @@ func Listen(ctx context.Context, c config.Fleet) (net.Listener, error) {
 
 // Validate passes what is wrong with a configuration to check, with the path in the configuration file.
 func Validate(c config.Fleet, check func(field string, err error)) {
-	if !isEnabled(c) {
+	if !IsEnabled(c) {
 		rest := c.Etcd
 		if rest.CA+rest.Cert+rest.Key+rest.ServerName+rest.User+rest.PasswordFile != "" {
 			check("fleet.etcd", errors.New("there is no endpoint: name at least one with fleet.etcd.endpoints, or leave the rest out too"))

@@ -29,21 +29,6 @@ import (
 // readerIdle is how long the fleet is followed after the last request for it.
 const readerIdle = 5 * time.Minute
 
-// Config configures a [Node].
-type Config struct {
-	Fleet config.Fleet
-	// State is the path of the daemon's state file, beside which the node has files of its own.
-	State   string
-	Version string // of Patchbay
-	// Registry has the plugins of this node.
-	Registry *dynamicplugins.Store
-	Health   Health
-	// Called counts the calls to plugins of other nodes, Served those of other nodes to plugins of this one.
-	Called, Served Calls
-	Events         Events
-	Log            *slog.Logger
-}
-
 // Calls counts calls between nodes, by the other node.
 type Calls interface {
 	Ended(peer string, err error)
@@ -67,9 +52,19 @@ type Local interface {
 	Events(ctx context.Context, tail int) <-chan plugin.Event
 }
 
-// Node is a member of a fleet. The methods of a nil *Node are those of a node of no fleet; the others are documented.
+// Node is a member of a fleet. A nil *Node belongs to no fleet; the methods that can be called on it are documented. The exported fields are
+// set before Init. The caller then calls Publish, Run and Close.
 type Node struct {
-	config      Config
+	Fleet    config.Fleet
+	State    string                // the path of the daemon's state file, beside which the node has files of its own
+	Version  string                // of Patchbay
+	Registry *dynamicplugins.Store // has the plugins of this node
+	Health   Health
+	Called   Calls // counts the calls to plugins of other nodes
+	Served   Calls // counts the calls of other nodes to plugins of this one
+	Events   Events
+	Log      *slog.Logger
+
 	name        string
 	space       keys.Space
 	cluster     *fleet.Cluster
@@ -95,43 +90,38 @@ type Node struct {
 	closed   bool
 }
 
-// New returns a node, nil if it belongs to no fleet. The caller calls Publish, Run and Close.
-func New(c Config) (_ *Node, err error) {
-	if !isEnabled(c.Fleet) {
-		return nil, nil
-	}
-	etcd, space := Etcd(c.Fleet.Etcd)
-	n := &Node{
-		config: c, name: Name(c.Fleet), space: space, altered: make(chan struct{}, 1), rules: access.NewRules(c.Fleet.Serve.Allow),
-	}
+// Init prepares the node, which must be in a fleet, see [IsEnabled]. It returns an error for a configuration or a file that cannot be used.
+func (n *Node) Init() (err error) {
+	etcd, space := Etcd(n.Fleet.Etcd)
+	n.name, n.space, n.altered, n.rules = Name(n.Fleet), space, make(chan struct{}, 1), access.NewRules(n.Fleet.Serve.Allow)
 	n.drain = newDrain(n.holdsLock)
-	n.unlocked = newUnlocked(n.name, c.Fleet.Exclusive)
-	n.offers.Store(&c.Fleet.Offers)
+	n.unlocked = newUnlocked(n.name, n.Fleet.Exclusive)
+	n.offers.Store(&n.Fleet.Offers)
 	if n.name == "" {
-		return nil, errors.New("cannot find out the host name for the fleet; set fleet.node")
+		return errors.New("cannot find out the host name for the fleet; set fleet.node")
 	}
 	if n.cluster, err = fleet.Connect(etcd); err != nil {
-		return nil, err
+		return err
 	}
-	if files := tlsOf(c.Fleet); files != (nodecall.TLS{}) {
+	if files := tlsOf(n.Fleet); files != (nodecall.TLS{}) {
 		if n.credentials, err = nodecall.NewCredentials(files); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	n.lookup = fleet.OpenLookup(n.cluster, fleet.LookupConfig{Space: space, Whole: n.Reader, NodeFile: c.State + ".nodes", Logger: c.Log})
-	if len(c.Fleet.Exclusive) > 0 {
-		if n.elector, err = locks.New(n.cluster, locks.Config{
-			Space: space, Node: n.name, TTL: c.Fleet.Presence, TokenFile: c.State + ".tokens", Logger: c.Log,
-			Settings: settingsOf(c.Fleet), Differ: func(c plugin.Condition) { n.announce(c) },
-		}); err != nil {
-			n.lookup.Close()
-			return nil, err
+	if len(n.Fleet.Exclusive) > 0 {
+		n.elector = &locks.Elector{
+			Cluster: n.cluster, Space: space, Node: n.name, TTL: n.Fleet.Presence, TokenFile: n.State + ".tokens", Logger: n.Log,
+			Settings: settingsOf(n.Fleet), Differ: n.announce,
+		}
+		if err = n.elector.Init(); err != nil {
+			return err
 		}
 	}
-	local := n.Exclusive(c.Registry)
+	n.lookup = fleet.OpenLookup(n.cluster, fleet.LookupConfig{Space: space, Whole: n.Reader, NodeFile: n.State + ".nodes", Logger: n.Log})
+	local := n.Exclusive(n.Registry)
 	n.dialer = &nodecall.Dialer{
-		Find: n.find, Credentials: n.credentials, Node: n.name, Labels: c.Fleet.Labels, Called: c.Called.Ended,
-		Unhealthy: c.Health.IsUnhealthy,
+		Find: n.find, Credentials: n.credentials, Node: n.name, Labels: n.Fleet.Labels, Called: n.Called.Ended,
+		Unhealthy: n.Health.IsUnhealthy,
 		Leader:    n.leader, MayOffer: n.mayOffer,
 		Local: func(ctx context.Context, ptype, name string) (grpc.ClientConnInterface, error) {
 			ctx, cancel := context.WithTimeout(ctx, localWait)
@@ -139,7 +129,7 @@ func New(c Config) (_ *Node, err error) {
 			return proxy.ConnTo(ctx, local, ptype, name)
 		},
 	}
-	return n, nil
+	return nil
 }
 
 // Publish prepares to publish the node, which Run does. The listener is where the node takes calls from other nodes, nil for nowhere.
@@ -147,16 +137,15 @@ func (n *Node) Publish(local Local, listener net.Listener) error {
 	if n == nil {
 		return nil
 	}
-	c := n.config
-	address, err := addressOf(c.Fleet, listener)
+	address, err := addressOf(n.Fleet, listener)
 	if err != nil {
 		return err
 	}
 	n.local = local
 	n.publisher, err = fleet.NewPublisher(n.cluster, fleet.PublisherConfig{
-		Space: n.space, Node: n.name, Address: address, Version: c.Version, Presence: c.Fleet.Presence, Retention: c.Fleet.Retention,
-		Settings: settingsOf(c.Fleet), InstanceFile: c.State + ".instance", Labels: c.Fleet.Labels, Local: published{local}, Logger: c.Log,
-		Unhealthy: c.Health.UnhealthySockets, Locked: n.unlocked.begin, Named: n.setNamed, Cordoned: n.setCordon,
+		Space: n.space, Node: n.name, Address: address, Version: n.Version, Presence: n.Fleet.Presence, Retention: n.Fleet.Retention,
+		Settings: settingsOf(n.Fleet), InstanceFile: n.State + ".instance", Labels: n.Fleet.Labels, Local: published{local}, Logger: n.Log,
+		Unhealthy: n.Health.UnhealthySockets, Locked: n.unlocked.begin, Named: n.setNamed, Cordoned: n.setCordon,
 	})
 	return err
 }
@@ -252,12 +241,12 @@ func (n *Node) settingsCondition() plugin.Condition {
 func (n *Node) announce(c plugin.Condition) {
 	kind, message := plugin.EventRecovered, c.Name+" is in order again"
 	if c.OK {
-		n.config.Log.Info(message)
+		n.Log.Info(message)
 	} else {
 		kind, message = plugin.EventDegraded, c.Message
-		n.config.Log.Warn(message)
+		n.Log.Warn(message)
 	}
-	n.config.Events.Publish(plugin.Event{Time: time.Now(), Kind: kind, Message: message})
+	n.Events.Publish(plugin.Event{Time: time.Now(), Kind: kind, Message: message})
 }
 
 // setNamed records whether the node owns its name.
@@ -293,7 +282,7 @@ func (n *Node) Reader() (reader *fleet.Reader, release func(), err error) {
 		n.idle = nil
 	}
 	if n.reader == nil {
-		n.reader = fleet.Open(n.cluster, fleet.ReaderConfig{Space: n.space, Presence: n.config.Fleet.Presence, Logger: n.config.Log})
+		n.reader = fleet.Open(n.cluster, fleet.ReaderConfig{Space: n.space, Presence: n.Fleet.Presence, Logger: n.Log})
 	}
 	n.users++
 	return n.reader, sync.OnceFunc(n.release), nil

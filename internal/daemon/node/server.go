@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"hash/fnv"
 	"io"
-	"log/slog"
 	"net"
 	"slices"
 	"strings"
@@ -47,25 +46,16 @@ const (
 
 // callServer forwards the calls of other nodes that are allowed to the plugins of this node.
 type callServer struct {
-	registry    proxy.Connector
-	credentials *nodecall.Credentials
-	rules       *access.Rules[[]config.FleetAllow]
-	audit       *access.Auditor
-	served      Calls
-	drain       *drain
-	budget      *h2proxy.Budget
-	log         *slog.Logger
-	age         time.Duration // of a connection, see maxConnAge
+	*Node
+	audit  *access.Auditor
+	budget *h2proxy.Budget
+	age    time.Duration // of a connection, see maxConnAge
 }
 
 // Serve starts to take calls from other nodes on a listener, and returns. The calls end with ctx. The caller calls stop, which returns when
 // all have ended. If the server fails before that, failed is called and stop returns the error.
 func (n *Node) Serve(ctx context.Context, listener net.Listener, budget *h2proxy.Budget, failed func()) (stop func() error) {
-	c := n.config
-	s := &callServer{
-		n.Exclusive(c.Registry), n.credentials, n.rules, access.NewAuditor(c.Events.Publish, c.Log),
-		c.Served, n.drain, budget, c.Log, maxConnAge,
-	}
+	s := &callServer{n, access.NewAuditor(n.Events.Publish, n.Log), budget, maxConnAge}
 	return s.serve(ctx, listener, failed)
 }
 
@@ -95,7 +85,7 @@ func (s *callServer) serve(ctx context.Context, listener net.Listener, failed fu
 		late := time.AfterFunc(server.StopTimeout, func() {
 			if n := s.drain.inProgress(); n > 0 {
 				// A caller that does not read is not an error of the daemon.
-				s.log.Warn("calls from other nodes were still in progress and were aborted", "calls", n, "after", server.StopTimeout)
+				s.Log.Warn("calls from other nodes were still in progress and were aborted", "calls", n, "after", server.StopTimeout)
 			}
 			h2.Stop()
 		})
@@ -117,7 +107,7 @@ func (s *callServer) introduce(ctx context.Context, nc net.Conn, tlsConfig *tls.
 		err = errors.New("the caller does not speak HTTP/2")
 	}
 	if err != nil {
-		s.log.Debug("a connection for calls from other nodes has failed", "address", nc.RemoteAddr(), "error", err)
+		s.Log.Debug("a connection for calls from other nodes has failed", "address", nc.RemoteAddr(), "error", err)
 		return h2proxy.Introduced{}, err
 	}
 	from := &peer.Peer{Addr: nc.RemoteAddr(), LocalAddr: nc.LocalAddr(), AuthInfo: credentials.TLSInfo{
@@ -147,7 +137,7 @@ func (s *callServer) handle(end context.Context, caller grpc.ServerStream) (err 
 	reached := false   // a plugin
 	defer func() {
 		if len(from) > 0 {
-			s.served.Ended(from[0], err)
+			s.Served.Ended(from[0], err)
 		}
 		if release != nil {
 			release()
@@ -174,7 +164,7 @@ func (s *callServer) handle(end context.Context, caller grpc.ServerStream) (err 
 		if err := s.audit.Admit(from); err != nil {
 			return nil, err
 		}
-		conn, err = proxy.ConnTo(ctx, s.registry, call.Plugin.Type, call.Plugin.Name)
+		conn, err = proxy.ConnTo(ctx, s.Exclusive(s.Registry), call.Plugin.Type, call.Plugin.Name)
 		reached = err == nil
 		return conn, err
 	}).Forward(ctx, caller)

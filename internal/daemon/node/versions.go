@@ -109,12 +109,12 @@ func versionsDiffer(versions []*patchbayv1.FleetVersion, differ map[string]time.
 
 // watchVersions judges the versions until ctx ends, while the daemon follows the fleet.
 func (n *Node) watchVersions(ctx context.Context) {
-	if n.config.Fleet.Drift > 0 {
+	if n.Fleet.Drift > 0 {
 		if _, release, err := n.Reader(); err == nil {
 			defer release()
 		}
 	}
-	drift, differ := cmp.Or(n.config.Fleet.Drift, defaultDrift), map[string]time.Time{}
+	drift, differ := cmp.Or(n.Fleet.Drift, defaultDrift), map[string]time.Time{}
 	for degraded := false; backoff.Pause(ctx, min(versionsLook, max(drift/10, time.Second))); {
 		reader := n.openReader()
 		if reader == nil || !reader.Health().Current {

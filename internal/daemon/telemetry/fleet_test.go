@@ -27,11 +27,11 @@ func TestFleetMetrics(t *testing.T) {
 	}
 	defer registry.Shutdown()
 	m := newTestMetrics(t)
-	member, err := node.New(node.Config{
+	member := &node.Node{
 		Fleet: config.Fleet{Node: "a", Etcd: config.Etcd{Endpoints: []string{"http://127.0.0.1:1"}}}, State: filepath.Join(t.TempDir(), "state"),
 		Registry: registry, Health: healthy{}, Called: m.Called, Served: m.Served, Log: slog.New(slog.DiscardHandler),
-	})
-	if err == nil {
+	}
+	if err = member.Init(); err == nil {
 		err = member.Publish(nil, nil)
 	}
 	if err != nil {

@@ -28,20 +28,8 @@ import (
 
 const maxTTL = time.Minute
 
-// Config configures an [Elector].
-type Config struct {
-	Space keys.Space
-	Node  string // the name of this node
-	// TTL is the lease of the locks (default [fleet.DefaultPresence]). A node that is dead or cut off from etcd keeps other nodes from the
-	// lock for at most twice that. It is rounded up to seconds and limited to a minute.
-	TTL       time.Duration
-	TokenFile string                 // keeps the greatest known token across restarts; empty for none. Its directory must exist.
-	Settings  string                 // that of [fleet.PublisherConfig]
-	Differ    func(plugin.Condition) // called when [Elector.Condition] has changed; nil for none. It must not block.
-	Logger    *slog.Logger           // logs when locks are taken and given up; nil for no log
-}
-
-// Elector competes for locks in etcd: of all nodes that compete for a lock, one holds it. It is safe for concurrent use.
+// Elector competes for locks in etcd: of all nodes that compete for a lock, one holds it. The exported fields
+// are set before Init; then an Elector is safe for concurrent use.
 //
 // The holder of a lock has a lease in etcd, and gives up the lock by its own clock before the lease can expire: a tenth of the lease
 // earlier, counted from when the last successful renewal was sent. Unless the last holder announced that it gave up, the next one first
@@ -49,9 +37,17 @@ type Config struct {
 // same time, as long as their clocks run at the same rate within a tenth. If a process is paused between its check of the lock and its
 // work, only the fencing token helps.
 type Elector struct {
-	config  Config
-	cluster *fleet.Cluster
-	log     *slog.Logger
+	Cluster *fleet.Cluster
+	Space   keys.Space
+	Node    string // the name of this node
+	// TTL is the lease of the locks (default [fleet.DefaultPresence]). A node that is dead or cut off from etcd keeps other nodes from the
+	// lock for at most twice that. It is rounded up to seconds and limited to a minute.
+	TTL       time.Duration
+	TokenFile string                 // keeps the greatest known token across restarts; empty for none. Its directory must exist.
+	Settings  string                 // that of [fleet.PublisherConfig]
+	Differ    func(plugin.Condition) // called when [Elector.Condition] has changed; nil for none. It must not block.
+	Logger    *slog.Logger           // logs when locks are taken and given up; nil for no log
+
 	timeout time.Duration // of one request
 	ledger  *ledger
 	compare *comparison
@@ -68,18 +64,17 @@ type Elector struct {
 	held   map[plugin.Name]*Hold
 }
 
-// New returns an elector, which does nothing before Run. It returns an error if the token file cannot be read.
-func New(c *fleet.Cluster, config Config) (*Elector, error) {
-	config.TTL = min((cmp.Or(config.TTL, fleet.DefaultPresence) + time.Second - 1).Truncate(time.Second), maxTTL)
-	ledger, err := openLedger(config.TokenFile)
-	if err != nil {
-		return nil, fmt.Errorf("cannot compete for locks: %w", err)
+// Init prepares the elector, which does nothing before Run. It returns an error if the token file cannot be read.
+func (e *Elector) Init() (err error) {
+	if e.ledger, err = openLedger(e.TokenFile); err != nil {
+		return fmt.Errorf("cannot compete for locks: %w", err)
 	}
-	return &Elector{
-		config: config, cluster: c, log: cmp.Or(config.Logger, slog.New(slog.DiscardHandler)), changed: make(chan struct{}, 1), ledger: ledger,
-		timeout: min(c.Timeout(), config.TTL/5), held: map[plugin.Name]*Hold{}, longest: config.TTL,
-		compare: newComparison(config), member: rand.IntN(1 << 20),
-	}, nil
+	e.TTL = min((cmp.Or(e.TTL, fleet.DefaultPresence) + time.Second - 1).Truncate(time.Second), maxTTL)
+	e.Logger = cmp.Or(e.Logger, slog.New(slog.DiscardHandler))
+	e.timeout, e.longest, e.member = min(e.Cluster.Timeout(), e.TTL/5), e.TTL, rand.IntN(1<<20)
+	e.changed, e.held = make(chan struct{}, 1), map[plugin.Name]*Hold{}
+	e.compare = newComparison(e.Space.SettingsKey(""), e.Settings, e.Differ)
+	return nil
 }
 
 // Stand sets the locks that the node wants, of which the first [keys.MaxLocks] count. Locks that the node holds and no longer wants are
@@ -91,7 +86,7 @@ func (e *Elector) Stand(locks []plugin.Name) {
 	}
 	e.mu.Lock()
 	if len(locks) > keys.MaxLocks && len(e.wanted) < keys.MaxLocks {
-		e.log.Warn("fleet: the node has more exclusive plugins than it may compete for; run some of them on another node",
+		e.Logger.Warn("fleet: the node has more exclusive plugins than it may compete for; run some of them on another node",
 			"plugins", len(locks), "limit", keys.MaxLocks)
 	}
 	e.wanted = wanted

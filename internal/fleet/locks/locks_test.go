@@ -146,7 +146,7 @@ func TestComparison(t *testing.T) {
 	const same, other = `{"exclusive":["a","b"],"presence":"10s"}`, `{"exclusive":[],"presence":"20s"}`
 	space := keys.Space{}
 	var told []plugin.Condition
-	c := newComparison(Config{Settings: same, Differ: func(now plugin.Condition) { told = append(told, now) }})
+	c := newComparison(keys.Space{}.SettingsKey(""), same, func(now plugin.Condition) { told = append(told, now) })
 	c.apply(true, settings(space, map[string]string{"n": same})...)
 	if got := c.get(); !got.OK || len(told) != 0 {
 		t.Errorf("%+v, told %v", got, told)

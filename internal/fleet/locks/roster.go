@@ -94,9 +94,8 @@ type comparison struct {
 	condition plugin.Condition
 }
 
-func newComparison(c Config) *comparison {
-	same := plugin.Condition{Name: SettingsCondition, OK: true}
-	return &comparison{prefix: c.Space.SettingsKey(""), own: c.Settings, notify: c.Differ, condition: same}
+func newComparison(prefix, own string, notify func(plugin.Condition)) *comparison {
+	return &comparison{prefix: prefix, own: own, notify: notify, condition: plugin.Condition{Name: SettingsCondition, OK: true}}
 }
 
 func (c *comparison) get() plugin.Condition {

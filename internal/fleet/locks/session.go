@@ -46,24 +46,24 @@ func (s *session) open() error {
 	s.renewal = time.Now()
 	if s.term == nil {
 		ctx, cancel := s.request()
-		granted, err := s.client.Grant(ctx, int64(s.config.TTL/time.Second))
+		granted, err := s.client.Grant(ctx, int64(s.TTL/time.Second))
 		if cancel(); err != nil {
 			return err
 		}
-		t := newTerm(granted.ID, s.renewal, s.config.TTL)
+		t := newTerm(granted.ID, s.renewal, s.TTL)
 		s.mu.Lock()
 		s.term = t
 		s.mu.Unlock()
-		s.renewal = s.renewal.Add(s.config.TTL / 3)
+		s.renewal = s.renewal.Add(s.TTL / 3)
 	}
 	listed := time.Now()
-	found, contenders, err := s.follow(s.config.Space.LockSpace())
+	found, contenders, err := s.follow(s.Space.LockSpace())
 	if err != nil {
 		return err
 	}
 	s.contenders = contenders
-	s.roster = newRoster(s.config.Space, s.longest, listed, found.Header.GetRevision(), found.Kvs)
-	found, s.settings, err = s.follow(s.config.Space.SettingsKey(""))
+	s.roster = newRoster(s.Space, s.longest, listed, found.Header.GetRevision(), found.Kvs)
+	found, s.settings, err = s.follow(s.Space.SettingsKey(""))
 	if errors.Is(rpctypes.Error(err), rpctypes.ErrPermissionDenied) {
 		return nil
 	}
@@ -94,7 +94,7 @@ func (s *session) run(ctx context.Context) error {
 		case fleet.IsLeaseUnknown(err), errors.Is(err, errWentBack), err != nil && s.failed:
 			return err
 		case err != nil:
-			next = time.Now().Add(s.config.TTL / 50)
+			next = time.Now().Add(s.TTL / 50)
 		}
 		s.failed = err != nil
 		timer.Reset(time.Until(next))
@@ -185,7 +185,7 @@ func (s *session) check(c *candidacy, wanted bool, now time.Time) {
 // keyLost ends a candidacy whose key is gone.
 func (s *session) keyLost(c *candidacy, now time.Time) {
 	if c.hold != nil {
-		s.log.Warn("fleet: the key of a lock was removed or replaced by somebody else, and the node gives the lock up",
+		s.Logger.Warn("fleet: the key of a lock was removed or replaced by somebody else, and the node gives the lock up",
 			"lock", c.Lock.String(), "token", c.Token, "key", c.key)
 		s.drop(c, now)
 	}
@@ -197,12 +197,12 @@ func (s *session) drop(c *candidacy, now time.Time) {
 	c.hold.lose()
 	if c.hold.calls.Load() > 0 {
 		// No other node takes the lock until the plugin has had the time to notice that its calls have ended.
-		c.next = now.Add(min(s.config.TTL/10, time.Second))
+		c.next = now.Add(min(s.TTL/10, time.Second))
 	}
 	s.mu.Lock()
 	delete(s.held, c.Lock)
 	s.mu.Unlock()
-	s.log.Info("fleet: the node does not hold a lock any more", "lock", c.Lock.String(), "token", c.Token)
+	s.Logger.Info("fleet: the node does not hold a lock any more", "lock", c.Lock.String(), "token", c.Token)
 	c.hold, c.phase = nil, leaving
 }
 
@@ -216,8 +216,8 @@ func (s *session) renew(now time.Time) error {
 	if _, err := s.inspect(); err != nil {
 		return err
 	}
-	s.term.extend(now, s.config.TTL)
-	s.renewal = now.Add(s.config.TTL / 3)
+	s.term.extend(now, s.TTL)
+	s.renewal = now.Add(s.TTL / 3)
 	s.roster.forget(now)
 	return nil
 }
@@ -227,9 +227,9 @@ func (s *session) renew(now time.Time) error {
 func (s *session) inspect() (token int64, err error) {
 	ctx, cancel := s.request()
 	defer cancel()
-	bases, own := s.config.Space.TokenBaseKey(""), s.config.Space.TokenBaseKey(s.config.Node)
+	bases, own := s.Space.TokenBaseKey(""), s.Space.TokenBaseKey(s.Node)
 	found, err := s.client.Txn(ctx).Then(clientv3.OpGet(bases, clientv3.WithPrefix()),
-		clientv3.OpGet(s.config.Space.LockRange(s.config.Node), clientv3.WithPrefix())).Commit()
+		clientv3.OpGet(s.Space.LockRange(s.Node), clientv3.WithPrefix())).Commit()
 	if err != nil {
 		return 0, err
 	}
@@ -245,7 +245,7 @@ func (s *session) inspect() (token int64, err error) {
 	}
 	base, back := s.ledger.see(found.Header.GetRevision(), base)
 	if back { // only the first answer is back
-		s.log.Warn("fleet: etcd was restored or replaced, and fencing tokens grow from here on", "base", base)
+		s.Logger.Warn("fleet: etcd was restored or replaced, and fencing tokens grow from here on", "base", base)
 	}
 	if s.term != nil {
 		if back {
@@ -255,7 +255,7 @@ func (s *session) inspect() (token int64, err error) {
 	}
 	if s.settled = base == kept; !s.settled {
 		if !back { // another node has raised the base
-			s.log.Info("fleet: fencing tokens grow from the base that a node has raised", "base", base)
+			s.Logger.Info("fleet: fencing tokens grow from the base that a node has raised", "base", base)
 		}
 		_, err = s.client.Put(ctx, own, strconv.FormatInt(base, 10))
 	}
@@ -267,7 +267,7 @@ func (s *session) inspect() (token int64, err error) {
 func (s *session) compareOwn(kvs []*mvccpb.KeyValue) {
 	now, found := time.Now(), map[string]keys.Contender{}
 	for _, kv := range kvs {
-		if c, ok := keys.ParseContender(s.config.Space, kv); ok && c.Lease == s.term.lease {
+		if c, ok := keys.ParseContender(s.Space, kv); ok && c.Lease == s.term.lease {
 			found[string(kv.Key)] = c
 		}
 	}
@@ -312,7 +312,7 @@ func (s *session) take(some []*candidacy, now time.Time) error {
 		}
 		// The key is written after this, because other nodes forward calls to the holder in the key.
 		c.Token, c.hold, c.phase = token, h, holding
-		s.log.Info("fleet: the node holds a lock", "lock", c.Lock.String(), "token", token)
+		s.Logger.Info("fleet: the node holds a lock", "lock", c.Lock.String(), "token", token)
 	}
 	return nil
 }
@@ -348,8 +348,8 @@ func (s *session) change(some []*candidacy) error {
 
 // postpone logs an error and repeats the request later.
 func (s *session) postpone(some []*candidacy, now time.Time, err error) {
-	s.log.Warn("fleet: the node cannot take or give up a lock", "lock", some[0].Lock.String(), "of", len(some), "error", fleet.Explain(err))
+	s.Logger.Warn("fleet: the node cannot take or give up a lock", "lock", some[0].Lock.String(), "of", len(some), "error", fleet.Explain(err))
 	for _, c := range some {
-		c.next = now.Add(s.config.TTL / 3)
+		c.next = now.Add(s.TTL / 3)
 	}
 }

@@ -82,13 +82,13 @@ func (e *Elector) Run(ctx context.Context) {
 		switch {
 		case ctx.Err() != nil:
 		case e.term != nil: // it continues over another connection
-			e.log.Debug("fleet: the node connects to etcd again for its locks", "error", fleet.Explain(err))
-			failures, delay = 0, e.config.TTL/50
+			e.Logger.Debug("fleet: the node connects to etcd again for its locks", "error", fleet.Explain(err))
+			failures, delay = 0, e.TTL/50
 		default:
 			if failures++; failures == 1 {
-				e.log.Warn("fleet: the node holds no locks", "error", fleet.Explain(err))
+				e.Logger.Warn("fleet: the node holds no locks", "error", fleet.Explain(err))
 			}
-			delay = min(fleet.Retry.After(failures), e.config.TTL)
+			delay = min(fleet.Retry.After(failures), e.TTL)
 		}
 	}
 	if e.term != nil {
@@ -99,7 +99,7 @@ func (e *Elector) Run(ctx context.Context) {
 // connect competes until the connection to etcd or the term ends. The term may continue over the next connection.
 func (e *Elector) connect(ctx context.Context) error {
 	e.member++
-	client, err := e.cluster.Client(e.member)
+	client, err := e.Cluster.Client(e.member)
 	s := &session{Elector: e, client: client}
 	if err == nil {
 		defer func() { _ = client.Close() }()
@@ -200,8 +200,8 @@ type candidacy struct {
 }
 
 func (e *Elector) newCandidacy(l plugin.Name) *candidacy {
-	c := &candidacy{Contender: keys.Contender{Lock: l, Node: e.config.Node, TTL: e.config.TTL, Lease: e.term.lease}}
-	c.key = c.Key(e.config.Space)
+	c := &candidacy{Contender: keys.Contender{Lock: l, Node: e.Node, TTL: e.TTL, Lease: e.term.lease}}
+	c.key = c.Key(e.Space)
 	return c
 }
 
