@@ -216,7 +216,7 @@ func (j *Journal) InstanceOf(name, socket string) (ptype, registered, instance s
 }
 
 // Pass adds an event for a state that no other event reports, and logs it in one line at level Debug. It implements
-// [reconciler.Config].Passed.
+// [reconciler.Config].OnTransition.
 func (j *Journal) Pass(e plugin.Event) {
 	e.Message = cmp.Or(passing[e.Kind], e.Message)
 	j.Publish(e)

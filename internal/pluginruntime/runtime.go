@@ -115,7 +115,7 @@ func newRuntime(cfg Config) (*Runtime, error) {
 func (rt *Runtime) configure(cfg Config) {
 	rt.Watcher.Launched, rt.Watcher.FileEventsLost = rt.launchAt, cfg.Observer.FileEventsLost
 	r := &rt.Watcher.Registration
-	r.Observe, r.Passed = rt.observe, func(e plugin.Event) { rt.journal.Pass(e) }
+	r.Observe, r.OnTransition = rt.observe, func(e plugin.Event) { rt.journal.Pass(e) }
 	r.Attempted, r.Refused, r.Tracer, r.Logger = cfg.Observer.Attempt, cfg.Observer.Refused, cfg.Observer.Tracer, cfg.Logger
 	r.NameGrace = cmp.Or(r.NameGrace, defaultNameGrace)
 }

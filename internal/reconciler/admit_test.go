@@ -125,7 +125,7 @@ func TestAdmit(t *testing.T) {
 				if err := w.desired.SetSocket(cache.PluginInfo{SocketPath: "/a", Socket: w.plugins["/a"].socket}); err != nil {
 					t.Fatal(err)
 				}
-				w.r.Synced()
+				w.r.MarkComplete()
 			}},
 			{"taking over", func() {
 				g.set(nil, false)

@@ -15,38 +15,38 @@ import (
 )
 
 const (
-	// slotHold is how long an attempt that waits keeps its slot while few wait without one, minHold how long it does while many wait. The time
-	// to hold is half as long for manyWait of them, a third for twice as many, and so on: what says nothing is mostly not alone.
+	// A job keeps its slot for slotHold/(1+n/manyWait), but at least minHold, where n attempts wait for an answer without a slot: silent
+	// plugins are usually many.
 	slotHold, minHold = 25 * time.Millisecond, 2 * time.Millisecond
 	manyWait          = 32
-	// againEvery is how often one that is tried again goes before those that have just appeared, for all their number.
-	againEvery = 4
-	// A socket on which its plugin is about to listen is dialled again refusedTries times without a pause, because bind and listen are
-	// mostly some microseconds apart, and then with a refusedPause in between; a shorter one takes as long.
+	// Every retryEvery-th free slot goes to a retry before first attempts, so that many new sockets do not delay retries for long.
+	retryEvery = 4
+	// A new socket on which nobody listens yet is dialled again refusedTries times without a pause, because bind and listen are usually
+	// microseconds apart, and then after each refusedPause. Timers make a shorter pause last as long.
 	refusedTries = 16
 	refusedPause = time.Millisecond
 )
 
-// dispatch starts walks while slots are free. mu is held.
+// dispatch starts a goroutine for each waiting job while slots are free. mu is held.
 func (r *Reconciler) dispatch(ctx context.Context) {
 	for r.free > 0 {
-		j := r.waiting(ctx)
+		j := r.nextJob(ctx)
 		if j == nil {
 			return
 		}
 		r.free--
-		r.spawn(func() { r.walk(ctx, j) })
+		r.spawn(func() { r.runJobs(ctx, j) })
 	}
 }
 
-// waiting takes the job that is the next to get a slot; nil if there is none. What is on disk goes before what is not begun, what has just
-// appeared mostly before what is tried again, and nothing when it is over: a plugin must not be told what is then taken back. mu is held.
-func (r *Reconciler) waiting(ctx context.Context) (j *job) {
+// nextJob removes and returns the job that gets the next slot; nil if none waits or the reconciler stops, because a plugin must not be
+// notified of a registration that stop discards. Saved instances come first, then first attempts, then retries. mu is held.
+func (r *Reconciler) nextJob(ctx context.Context) (j *job) {
 	if r.stopped || ctx.Err() != nil {
 		return nil
 	}
-	queues := [...]*[]*job{&r.saved, &r.queue, &r.again}
-	if r.taken++; r.taken%againEvery == 0 {
+	queues := [...]*[]*job{&r.saved, &r.queue, &r.retries}
+	if r.dispatched++; r.dispatched%retryEvery == 0 {
 		queues[1], queues[2] = queues[2], queues[1]
 	}
 	for _, queue := range queues {
@@ -59,72 +59,73 @@ func (r *Reconciler) waiting(ctx context.Context) (j *job) {
 	return nil
 }
 
-// slot is the place of a walk among those that may run at once.
+// slot is the right of one goroutine to run jobs. A timer returns it early, so that slow plugins do not occupy all slots.
 type slot struct {
-	stop func() // of the timer that gives it back
+	stopTimer func()
 
-	// Guarded by Reconciler.mu: it was given back; its attempt waits for an answer; it was counted as one that does so without a slot.
-	given, asks, counted bool
+	// Guarded by Reconciler.mu. waits is true while the attempt waits for an answer, and counted if unanswered includes it.
+	returned, waits, counted bool
 }
 
 func (r *Reconciler) takeSlot(ctx context.Context, j *job) *slot {
 	s := &slot{}
 	hold := max(minHold, slotHold/time.Duration(1+r.unanswered.Load()/manyWait))
 	if e, ok := j.effect.(machine.Ask); ok && !e.First {
-		hold = minHold // it may say as little as it did before
+		hold = minHold // it has failed before
 	}
-	s.stop = r.pace.AfterFunc(hold, func() { r.giveBack(ctx, s) })
+	s.stopTimer = r.pace.AfterFunc(hold, func() { r.returnSlot(ctx, s) })
 	return s
 }
 
-// giveBack gives a slot back, once.
-func (r *Reconciler) giveBack(ctx context.Context, s *slot) {
+// returnSlot returns a slot, unless it was returned, and starts waiting jobs.
+func (r *Reconciler) returnSlot(ctx context.Context, s *slot) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if s.asks && !s.given {
+	if s.waits && !s.returned {
 		s.counted = true
 		r.unanswered.Add(1)
 	}
-	r.leave(s)
+	r.freeSlot(s)
 	r.dispatch(ctx)
 }
 
-// setAsks says whether the attempt that has a slot waits for an answer.
-func (r *Reconciler) setAsks(s *slot, asks bool) {
+// setWaits records whether the attempt of a slot waits for an answer.
+func (r *Reconciler) setWaits(s *slot, waits bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if s.asks = asks; !asks && s.counted {
+	if s.waits = waits; !waits && s.counted {
 		s.counted = false
 		r.unanswered.Add(-1)
 	}
 }
 
-// leave frees a slot, unless it was given back. mu is held.
-func (r *Reconciler) leave(s *slot) {
-	if !s.given {
-		s.given = true
+// freeSlot returns a slot, unless it was returned. mu is held.
+func (r *Reconciler) freeSlot(s *slot) {
+	if !s.returned {
+		s.returned = true
 		if r.free++; r.free == r.slots {
-			r.gathered()
+			r.stopGathering()
 		}
 	}
 }
 
-// passOn gives a slot to the job that is the next to get one, unless it was given back.
+// passOn returns the job that runs next in a slot; nil if none waits or the slot was returned.
 func (r *Reconciler) passOn(ctx context.Context, s *slot) (next *job) {
-	s.stop()
+	s.stopTimer()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if s.given {
+	if s.returned {
 		return nil
 	}
-	if next = r.waiting(ctx); next == nil {
-		r.leave(s)
+	if next = r.nextJob(ctx); next == nil {
+		r.freeSlot(s)
 	}
-	s.given = true
+	s.returned = true
 	return next
 }
 
-func (r *Reconciler) walk(ctx context.Context, j *job) {
+// runJobs runs a job, and then those that get its slot.
+func (r *Reconciler) runJobs(ctx context.Context, j *job) {
 	for j != nil {
 		s := r.takeSlot(ctx, j)
 		if e, ok := j.effect.(machine.Ask); ok {
@@ -136,9 +137,9 @@ func (r *Reconciler) walk(ctx context.Context, j *job) {
 }
 
 func (r *Reconciler) ask(ctx context.Context, j *job, e machine.Ask, s *slot) {
-	r.setAsks(s, true)
-	conn, info, err := r.interview(j.ctx, e, func() { r.giveBack(ctx, s) })
-	r.setAsks(s, false)
+	r.setWaits(s, true)
+	conn, info, err := r.identify(j.ctx, e, func() { r.returnSlot(ctx, s) })
+	r.setWaits(s, false)
 	answer := machine.Answered{Ref: e.Ref, Path: e.Path, Info: info, Failure: r.failure(err)}
 	if conn != nil {
 		answer.Peer, answer.Account = conn.Peer(), conn.Account()
@@ -146,12 +147,12 @@ func (r *Reconciler) ask(ctx context.Context, j *job, e machine.Ask, s *slot) {
 	r.done(ctx, j, answer, conn)
 }
 
-// done gives the machine the result of a job. If that leads to a call, it is the next thing that the job is about.
+// done passes the result of a job to the machine. If a call follows from it, it becomes the job's next effect.
 func (r *Reconciler) done(ctx context.Context, j *job, result machine.Input, conn Conn) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	ref := j.ref
-	res := r.of(ref)
+	res := r.resourcesOf(ref)
 	res.cancels[kindOf(j.effect)] = nil
 	if conn != nil {
 		res.conn = conn
@@ -164,14 +165,14 @@ func (r *Reconciler) done(ctx context.Context, j *job, result machine.Input, con
 	}
 }
 
-// interview dials a socket and asks who is there. With an error there may be a connection and what was announced on it. A socket exists a
-// moment before its plugin listens on it: as long as it is fresh, a refused dial is repeated. waits is called before it waits for that.
-func (r *Reconciler) interview(ctx context.Context, e machine.Ask, waits func()) (Conn, plugin.Info, error) {
+// identify dials a socket and calls GetInfo. With an error it may also return the connection and the answer. It calls pausing before it
+// waits for a plugin to listen.
+func (r *Reconciler) identify(ctx context.Context, e machine.Ask, pausing func()) (Conn, plugin.Info, error) {
 	if err := ctx.Err(); err != nil {
-		return nil, plugin.Info{}, err // it was abandoned while it waited for a slot
+		return nil, plugin.Info{}, err // it was canceled while it waited for a slot
 	}
-	timeouts := r.timeouts(e.Type)
-	conn, err := r.reach(ctx, e, timeouts.Dial, waits)
+	timeouts := r.timeoutsOf(e.Type)
+	conn, err := r.dial(ctx, e, timeouts.Dial, pausing)
 	if err != nil {
 		return nil, plugin.Info{}, err
 	}
@@ -184,26 +185,26 @@ func (r *Reconciler) interview(ctx context.Context, e machine.Ask, waits func())
 	return conn, info, err
 }
 
-// reach dials a socket, again and again for a moment if that is fresh.
-func (r *Reconciler) reach(ctx context.Context, e machine.Ask, timeout time.Duration, waits func()) (_ Conn, err error) {
+// dial dials a socket. A socket exists shortly before its plugin listens on it, so a refused dial of a new socket is repeated.
+func (r *Reconciler) dial(ctx context.Context, e machine.Ask, timeout time.Duration, pausing func()) (_ Conn, err error) {
 	ctx, done := r.trace(ctx, "connect")
 	defer func() { done(err) }()
 	if e.First {
 		ctx = context.WithValue(ctx, firstKey{}, true)
 	}
 	began := r.pace.Now()
-	// The age is not known if it is zero. A birth in the future is from before a step of the wall clock.
+	// A zero birth is unknown. One in the future means that the wall clock was set back.
 	fresh := e.First && (e.Socket.Birth == 0 || began.Sub(time.Unix(0, e.Socket.Birth)).Abs() < machine.AnswerWindow)
 	conn, err := r.cfg.Transport.Dial(ctx, timeout, e.Path, e.Socket)
 	for tries := 0; err != nil && fresh && r.cfg.Transport.Refused(err); tries++ {
-		// The last dial begins after the window, however late a busy machine has this goroutine go on.
+		// One dial always begins after the window, even if this goroutine is scheduled late.
 		fresh = r.pace.Now().Sub(began) < machine.AnswerWindow
 		if tries < refusedTries {
 			r.pace.Yield()
 			conn, err = r.cfg.Transport.Dial(ctx, timeout, e.Path, e.Socket)
 			continue
 		}
-		waits()
+		pausing()
 		if err := r.pace.Sleep(ctx, refusedPause); err != nil {
 			return nil, err
 		}
@@ -219,17 +220,18 @@ func connectError(path string, err error) error {
 	return fmt.Errorf("cannot connect to %s: %w", path, err)
 }
 
+// refuse notifies a plugin of its refusal.
 func (r *Reconciler) refuse(ctx context.Context, j *job) {
 	defer j.cancel()
 	e, _ := j.effect.(machine.Tell)
 	conn := r.connOf(e.Ref)
-	// Some plugins exit inside this call, so an error says little: the refusal counts as delivered.
-	if err := conn.Notify(j.ctx, r.timeouts(e.Type).Notify, false, e.Reason.Error()); err != nil {
+	// Some plugins exit during this call, so the refusal counts as delivered even after an error.
+	if err := conn.Notify(j.ctx, r.timeoutsOf(e.Type).Notify, false, e.Reason.Error()); err != nil {
 		r.log.Debug("plugin did not acknowledge its refusal", "socket", e.Path, "error", err)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	res := r.of(e.Ref)
+	res := r.resourcesOf(e.Ref)
 	res.cancels[kindOf(e)] = nil
 	r.closeConn(res)
 	r.step(ctx, machine.Delivered{Ref: e.Ref}, nil)
@@ -239,12 +241,12 @@ func (r *Reconciler) refuse(ctx context.Context, j *job) {
 func (r *Reconciler) connOf(ref machine.Ref) Conn {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.of(ref).conn
+	return r.resourcesOf(ref).conn
 }
 
-// failure says what follows from an error of the transport.
+// failure classifies an error of the transport; nil for none.
 func (r *Reconciler) failure(err error) *machine.Failure {
-	f := judge(err)
+	f := classify(err)
 	switch {
 	case f == nil || f.Kind != machine.Fault || !r.cfg.Transport.Refused(err):
 	case errors.Is(err, fs.ErrNotExist):
@@ -255,8 +257,8 @@ func (r *Reconciler) failure(err error) *machine.Failure {
 	return f
 }
 
-// judge says what follows from an error of a handler or of whoever admits.
-func judge(err error) *machine.Failure {
+// classify classifies an error of a handler or of Config.Admit; nil for none.
+func classify(err error) *machine.Failure {
 	if err == nil {
 		return nil
 	}

@@ -13,16 +13,16 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// attempt is an attempt that is under way. The zero value is none. Guarded by Reconciler.mu.
+// attempt is an attempt to register an instance, in progress unless began is zero. Guarded by Reconciler.mu.
 type attempt struct {
 	began time.Time
-	span  trace.Span // nil if nothing is traced
+	span  trace.Span // nil without a tracer
 }
 
-// beginAttempt begins an attempt on an instance, unless one is under way. The first one begins when the socket was seen; those that follow
+// beginAttempt begins an attempt on an instance, unless one is in progress. The first attempt begins when the socket is found; later ones
 // belong to the same trace. mu is held.
 func (r *Reconciler) beginAttempt(e machine.Begin) {
-	res := r.of(e.Ref)
+	res := r.resourcesOf(e.Ref)
 	if !res.attempt.began.IsZero() {
 		return
 	}
@@ -38,13 +38,13 @@ func (r *Reconciler) beginAttempt(e machine.Begin) {
 	}
 }
 
-// endAttempt ends the attempt on an instance, if one is under way. mu is held.
+// endAttempt ends the attempt on an instance, if one is in progress. mu is held.
 func (r *Reconciler) endAttempt(e machine.End) {
-	res := r.of(e.Ref)
+	res := r.resourcesOf(e.Ref)
 	a := res.attempt
 	res.attempt = attempt{}
 	if e.Result == plugin.ResultRegistered || e.Result == plugin.ResultGone {
-		res.trace = trace.SpanContext{} // what comes after this is another story
+		res.trace = trace.SpanContext{} // the next attempt begins another trace
 	}
 	if a.began.IsZero() {
 		return
@@ -63,10 +63,10 @@ func (r *Reconciler) endAttempt(e machine.End) {
 	a.span.End()
 }
 
-// spanText returns a text for a span. A path may have bytes that are not UTF-8, for which an exporter would drop all spans of a batch.
+// spanText makes a text valid UTF-8: an exporter drops all spans of a batch if a text is not, and a path may have any bytes.
 func spanText(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
-// traced returns a context for the calls of the attempt on an instance. mu is held.
+// traced returns a context with the span of the attempt. mu is held.
 func (res *resources) traced(ctx context.Context) context.Context {
 	if res.attempt.span == nil {
 		return ctx
@@ -74,7 +74,7 @@ func (res *resources) traced(ctx context.Context) context.Context {
 	return trace.ContextWithSpan(ctx, res.attempt.span)
 }
 
-// trace traces one step of an attempt, whose context is ctx. The caller calls done with the step's error.
+// trace begins the span of one step of an attempt. The caller calls done with the step's error.
 func (r *Reconciler) trace(ctx context.Context, name string) (_ context.Context, done func(error)) {
 	if r.cfg.Tracer == nil {
 		return ctx, func(error) {}

@@ -34,7 +34,7 @@ func TestBackoff(t *testing.T) {
 		w.serve("/a", "foo", nil)
 		w.expectCalls("validate foo /a.api", "register foo /a.api")
 	})
-	bubble(t, "hung plugins hold nobody up", reconciler.Config{Walks: 2}, func(_ *testing.T, w *world) {
+	bubble(t, "hung plugins hold nobody up", reconciler.Config{Slots: 2}, func(_ *testing.T, w *world) {
 		for i := range 100 {
 			w.serve(fmt.Sprint("/hung", i), "hung", &fakePlugin{hangs: true})
 		}
@@ -42,7 +42,7 @@ func TestBackoff(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		w.expectCalls("validate foo /a.api", "register foo /a.api")
 	})
-	bubble(t, "those that wait for the disk hold nobody up and are saved together", reconciler.Config{Walks: 2}, func(t *testing.T, w *world) {
+	bubble(t, "those that wait for the disk hold nobody up and are saved together", reconciler.Config{Slots: 2}, func(t *testing.T, w *world) {
 		var saves atomic.Int32
 		disk := make(chan struct{})
 		w.saving = func() {

@@ -18,53 +18,53 @@ import (
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
-// work makes calls for the machine, one after the other, until the job is about none any more, or waits for the disk elsewhere.
+// work makes the calls of a job, one after the other, until no call follows or another goroutine saves the instance and continues.
 func (r *Reconciler) work(ctx context.Context, j *job, s *slot) {
 	for j.effect != nil {
 		e, _ := j.effect.(machine.Call)
-		waits := e.Kind == machine.CallSave && r.keeps
-		if waits && r.waitForDisk(ctx, j, s) {
+		saves := e.Kind == machine.CallSave && r.persists
+		if saves && r.saveElsewhere(ctx, j, s) {
 			return
 		}
 		r.done(ctx, j, r.perform(j, &e), nil)
-		if waits {
-			r.leaveDisk(ctx)
+		if saves {
+			r.endSave(ctx)
 		}
 	}
 }
 
 const (
-	// maxSaves is how many instances are saved together at most: as long as they are, no other change of their names can begin.
+	// maxSaves is the greatest number of instances in one transaction, which delays all other changes of their names.
 	maxSaves = 64
-	// manySaves are a sign that more are to come: the next transaction waits for them, but no longer than gatherTime. It costs as much as
-	// forty plugins that share it.
+	// From manySaves waiting instances on, a transaction waits up to gatherTime for more, because they usually come in bursts. It costs as
+	// much as adding forty instances to another one.
 	manySaves  = 8
 	gatherTime = 10 * time.Millisecond
 )
 
-// waitForDisk has a job that saves hold no slot meanwhile: the more plugins are saved at once, the less each costs. A job saves by itself
-// if nobody else saves and nobody waits for its slot. Otherwise those that wait go on in this goroutine, and one goroutine saves all jobs
-// that come to that, so the disk has at most one caller.
-func (r *Reconciler) waitForDisk(ctx context.Context, j *job, s *slot) (elsewhere bool) {
+// saveElsewhere hands a job to the one goroutine that saves, which puts many instances into one transaction, so that the slot is free for
+// other jobs. It returns false if the job can save by itself, because no other job saves or waits for a slot; the job then holds no slot,
+// and calls endSave afterwards.
+func (r *Reconciler) saveElsewhere(ctx context.Context, j *job, s *slot) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	nobody := r.saves == nil
-	if nobody && len(r.queue)+len(r.again)+len(r.saved) == 0 {
+	first := r.saves == nil
+	if first && len(r.queue)+len(r.retries)+len(r.saved) == 0 {
 		r.saves = []*job{}
-		r.leave(s)
+		r.freeSlot(s)
 		return false
 	}
 	switch r.saves = append(r.saves, j); {
-	case nobody:
+	case first:
 		r.spawn(func() { r.saveTogether(ctx) })
 	case len(r.saves) >= maxSaves:
-		r.gathered()
+		r.stopGathering()
 	}
 	return true
 }
 
-// leaveDisk ends the save of a job by itself: those that came meanwhile are saved together.
-func (r *Reconciler) leaveDisk(ctx context.Context) {
+// endSave ends the save of a job by itself, and starts saving the jobs that came during it.
+func (r *Reconciler) endSave(ctx context.Context) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if len(r.saves) == 0 {
@@ -74,19 +74,19 @@ func (r *Reconciler) leaveDisk(ctx context.Context) {
 	r.spawn(func() { r.saveTogether(ctx) })
 }
 
-// saveTogether saves what waits for that, until nothing does. A job that is saved goes on when it has a slot again.
+// saveTogether saves the waiting jobs until none is left. Each continues when it gets a slot.
 func (r *Reconciler) saveTogether(ctx context.Context) {
 	for jobs := r.nextSaves(ctx); len(jobs) > 0; jobs = r.nextSaves(ctx) {
 		for i, result := range r.save(jobs) {
 			r.done(ctx, jobs[i], result, nil)
 		}
-		r.goOnSaved(ctx, jobs)
+		r.requeueSaved(ctx, jobs)
 	}
 }
 
-// nextSaves takes the jobs that are to be saved next. Without any, the next one that comes needs another goroutine.
+// nextSaves removes and returns the jobs of the next transaction; none ends the goroutine that saves.
 func (r *Reconciler) nextSaves(ctx context.Context) (jobs []*job) {
-	r.pace.Yield() // those that are about to come should not have to wait for the next transaction
+	r.pace.Yield() // to the goroutines that are about to add jobs
 	if wait, done := r.gather(ctx); wait != nil {
 		_ = r.pace.Sleep(wait, gatherTime)
 		done()
@@ -102,19 +102,19 @@ func (r *Reconciler) nextSaves(ctx context.Context) (jobs []*job) {
 	return jobs
 }
 
-// gather returns what ends when enough wait for being saved; nil if that is so already, or nothing says that more come.
+// gather returns a context that is canceled when there are enough jobs for a transaction; nil if it should begin immediately.
 func (r *Reconciler) gather(ctx context.Context) (wait context.Context, done func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if n := len(r.saves); n < r.manySaves || n >= maxSaves || r.free == r.slots {
 		return nil, nil
 	}
-	wait, r.gathered = context.WithCancel(ctx)
-	return wait, r.gathered
+	wait, r.stopGathering = context.WithCancel(ctx)
+	return wait, r.stopGathering
 }
 
-// goOnSaved has jobs that are saved go on where there is more to do.
-func (r *Reconciler) goOnSaved(ctx context.Context, jobs []*job) {
+// requeueSaved queues the saved jobs that have another call to make.
+func (r *Reconciler) requeueSaved(ctx context.Context, jobs []*job) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, j := range jobs {
@@ -125,6 +125,7 @@ func (r *Reconciler) goOnSaved(ctx context.Context, jobs []*job) {
 	r.dispatch(ctx)
 }
 
+// perform makes the call e of a job, and returns its result.
 func (r *Reconciler) perform(j *job, e *machine.Call) machine.Returned {
 	ctx, result := j.ctx, machine.Returned{Key: plugin.Name{Type: e.Instance.Type, Name: e.Instance.Name}}
 	var err error
@@ -143,9 +144,9 @@ func (r *Reconciler) perform(j *job, e *machine.Call) machine.Returned {
 	case machine.CallSave:
 		return r.save([]*job{j})[0]
 	case machine.CallTell:
-		err = r.tell(ctx, e)
+		err = r.notifyRegistered(ctx, e)
 	case machine.CallKeep:
-		result.Kept = r.keep(e, h)
+		result.Kept = r.keepsRegistration(e, h)
 	case machine.CallDiscard:
 		err = r.discard(e.Ref)
 	case machine.CallDeRegister:
@@ -163,7 +164,7 @@ func (r *Reconciler) perform(j *job, e *machine.Call) machine.Returned {
 		err = r.cfg.Registry.Remove(e.Instance.Type, e.Instance.Name, e.Instance.ID)
 	}
 	if err != nil {
-		result.Failure = judge(err)
+		result.Failure = classify(err)
 	}
 	return result
 }
@@ -174,7 +175,7 @@ func (r *Reconciler) handler(number int) cache.PluginHandler {
 	return r.handlers[number]
 }
 
-// call runs one call of a handler, which must return: its panic and its runtime.Goexit are errors.
+// call calls a function of the host's program; its panic and its runtime.Goexit are errors.
 func (r *Reconciler) call(what string, do func() error) error {
 	err := r.pace.Call(do)
 	switch failed, ok := errors.AsType[*callback.Error](err); {
@@ -196,7 +197,7 @@ func (r *Reconciler) logError(err error) {
 }
 
 func (r *Reconciler) endpointAnswers(ctx context.Context, e *machine.Call) *machine.Failure {
-	ctx, cancel := r.pace.WithTimeout(ctx, r.timeouts(e.Instance.Type).Dial)
+	ctx, cancel := r.pace.WithTimeout(ctx, r.timeoutsOf(e.Instance.Type).Dial)
 	defer cancel()
 	stop, err := r.cfg.Transport.Probe(ctx, e.Instance.Endpoint, plugin.SocketID{}, func() {})
 	if stop != nil {
@@ -223,7 +224,7 @@ func (r *Reconciler) validate(ctx context.Context, e *machine.Call, h cache.Plug
 	return err
 }
 
-// register calls the handler's RegisterPlugin, or RegisterPluginContext if it has that.
+// register calls the handler's RegisterPluginContext, or its RegisterPlugin if it has no such method.
 func (r *Reconciler) register(ctx context.Context, e *machine.Call, h cache.PluginHandler) (registration plugin.Registration, err error) {
 	p := &e.Instance
 	var clientTimeout *time.Duration
@@ -248,7 +249,7 @@ func (r *Reconciler) register(ctx context.Context, e *machine.Call, h cache.Plug
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	if timeout := r.timeouts(p.Type).Handler; timeout > 0 {
+	if timeout := r.timeoutsOf(p.Type).Handler; timeout > 0 {
 		ctx, cancel = r.pace.WithTimeout(ctx, timeout)
 		defer cancel()
 	}
@@ -269,7 +270,7 @@ func (r *Reconciler) register(ctx context.Context, e *machine.Call, h cache.Plug
 	return registration, err
 }
 
-// checkRoles returns an error if a handler has named a role that cannot be the type of a plugin. An empty role is none.
+// checkRoles returns an error if a role is not a plugin type. Empty roles are allowed, and ignored.
 func checkRoles(roles []string) error {
 	for _, role := range roles {
 		if role != "" && !untrusted.IsType(role) {
@@ -283,13 +284,13 @@ func checkRoles(roles []string) error {
 type endpointDialer struct {
 	judge    *trustjudge.Judge
 	instance plugin.Instance
-	refused  func() // ends the registration: there is no use in waiting for another connection
+	refused  func() // cancels the registration: another connection would be refused too
 	refusal  atomic.Pointer[trust.Refusal]
 }
 
 func (d *endpointDialer) dial(ctx context.Context, path string) (net.Conn, error) {
 	conn, err := peerauth.Dial(ctx, d.judge, &d.instance, path)
-	if f := judge(err); f != nil && f.Kind == machine.Distrusted {
+	if f := classify(err); f != nil && f.Kind == machine.Distrusted {
 		refusal, _ := errors.AsType[*trust.Refusal](err)
 		d.refusal.Store(refusal)
 		d.refused()
@@ -297,8 +298,8 @@ func (d *endpointDialer) dial(ctx context.Context, path string) (net.Conn, error
 	return conn, err
 }
 
-// save stages instances in the registry, each under a new identifier if it has none. With an identifier and a failure there is something to
-// be taken back.
+// save stages the instances of jobs in the registry, with new IDs for those that have none. A result with both an ID and a failure is a
+// staged instance that must be discarded.
 func (r *Reconciler) save(jobs []*job) []machine.Returned {
 	instances, traced := make([]plugin.Instance, len(jobs)), make([]func(error), len(jobs))
 	for i, j := range jobs {
@@ -315,8 +316,8 @@ func (r *Reconciler) save(jobs []*job) []machine.Returned {
 	for i, j := range jobs {
 		stage := stages[i]
 		traced[i](stage.Err)
-		r.of(j.ref).staged = stage.Staged
-		results[i] = machine.Returned{Key: plugin.Name{Type: instances[i].Type, Name: instances[i].Name}, Failure: judge(stage.Err)}
+		r.resourcesOf(j.ref).staged = stage.Staged
+		results[i] = machine.Returned{Key: plugin.Name{Type: instances[i].Type, Name: instances[i].Name}, Failure: classify(stage.Err)}
 		if stage.Err == nil || stage.Staged != nil {
 			results[i].ID = instances[i].ID
 		}
@@ -326,22 +327,22 @@ func (r *Reconciler) save(jobs []*job) []machine.Returned {
 
 func (r *Reconciler) discard(ref machine.Ref) error {
 	r.mu.Lock()
-	staged := r.of(ref).staged
+	staged := r.resourcesOf(ref).staged
 	r.mu.Unlock()
 	if err := staged.Discard(); err != nil {
 		return err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.of(ref).staged = nil
+	r.resourcesOf(ref).staged = nil
 	return nil
 }
 
-func (r *Reconciler) tell(ctx context.Context, e *machine.Call) error {
+func (r *Reconciler) notifyRegistered(ctx context.Context, e *machine.Call) error {
 	ctx, done := r.trace(ctx, "notify")
-	err := ctx.Err() // it may have gone while it waited for a slot
+	err := ctx.Err() // the socket may have been removed while the job waited for a slot
 	if err == nil {
-		err = r.connOf(e.Ref).Notify(ctx, r.timeouts(e.Instance.Type).Notify, true, "")
+		err = r.connOf(e.Ref).Notify(ctx, r.timeoutsOf(e.Instance.Type).Notify, true, "")
 	}
 	done(err)
 	if err != nil {
@@ -350,8 +351,8 @@ func (r *Reconciler) tell(ctx context.Context, e *machine.Call) error {
 	return nil
 }
 
-// keep asks the handler whether a plugin that could not be told stays registered.
-func (r *Reconciler) keep(e *machine.Call, h cache.PluginHandler) (kept bool) {
+// keepsRegistration reports whether the handler keeps a plugin registered that could not be notified.
+func (r *Reconciler) keepsRegistration(e *machine.Call, h cache.PluginHandler) (kept bool) {
 	keeper, ok := h.(cache.RegistrationKeeper)
 	if !ok {
 		return false

@@ -68,7 +68,7 @@ func TestRefuses(t *testing.T) {
 	for name, change := range map[string]func(*reconciler.Config){
 		"no Desired":         func(c *reconciler.Config) { c.Desired = nil },
 		"no Transport":       func(c *reconciler.Config) { c.Transport = nil },
-		"Walks":              func(c *reconciler.Config) { c.Walks = -1 },
+		"Slots":              func(c *reconciler.Config) { c.Slots = -1 },
 		"UnreachableGrace":   func(c *reconciler.Config) { c.UnreachableGrace = -1 },
 		"a timeout":          func(c *reconciler.Config) { c.Timeouts.Dial = -1 },
 		"a timeout of none":  func(c *reconciler.Config) { c.TypeTimeouts = map[string]plugin.Timeouts{"": {}} },
@@ -97,7 +97,7 @@ func TestRefuses(t *testing.T) {
 		r.RemoveHandler("none")
 		r.RemoveHandler("")
 		r.Reconsider()
-		r.Synced()
+		r.MarkComplete()
 		if _, kept := r.Reservation(plugin.Name{}); kept || r.Retry("", "") || len(r.Plugins())+len(r.PluginsNamed(""))+len(r.Refusals()) > 0 {
 			t.Errorf("%s there is something", state)
 		}

@@ -83,7 +83,7 @@ func TestClockSteps(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		w.r.Synced()
+		w.r.MarkComplete()
 		synctest.Wait()
 		if s := w.status("/a"); s.Instance != "newer" || !s.Current {
 			t.Errorf("the newer one: %+v", s)

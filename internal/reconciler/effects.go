@@ -11,17 +11,18 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// resources are what the runner holds for one instance. Guarded by Reconciler.mu, except that conn and staged are used by whoever runs the
-// job that is about them, of which there is one at a time.
+// resources are the connection, watches, calls and attempt of one instance. They are guarded by Reconciler.mu, except that the instance's
+// job uses conn and staged without it.
 type resources struct {
 	conn    Conn
 	staged  Staged
 	cancels [jobKinds]context.CancelFunc
-	// watches end the watches of its sockets, and probes those of the last probes, which nobody keeps yet.
+	// watches stop the active watches of the instance's sockets. probes stop watches opened by the latest Probe; KeepProbe promotes them,
+	// otherwise they are stopped after the machine has the result.
 	watches, probes [2]func()
-	process         func() // ends the watch of its process
+	process         func() // stops the watch of the process
 	attempt         attempt
-	trace           trace.SpanContext // of the trace that its attempts belong to
+	trace           trace.SpanContext // of all attempts
 }
 
 func (res *resources) empty() bool {
@@ -40,19 +41,19 @@ func (res *resources) stops() [5]*func() {
 
 func (res *resources) unwatch() {
 	for _, stop := range res.stops() {
-		end(stop)
+		stopWatch(stop)
 	}
 }
 
-func end(stop *func()) {
+func stopWatch(stop *func()) {
 	if *stop != nil {
 		(*stop)()
 		*stop = nil
 	}
 }
 
-// of returns what is held for an instance. mu is held.
-func (r *Reconciler) of(ref machine.Ref) *resources {
+// resourcesOf returns the resources of an instance, which it creates if there are none. mu is held.
+func (r *Reconciler) resourcesOf(ref machine.Ref) *resources {
 	res := r.resources[ref]
 	if res == nil {
 		res = &resources{}
@@ -61,21 +62,20 @@ func (r *Reconciler) of(ref machine.Ref) *resources {
 	return res
 }
 
-// job is something that a goroutine does for the machine: an Ask, a Call or a Tell. One that is done has no effect any more, and may become
-// the next one.
+// job is the execution of an Ask, a Call or a Tell in a goroutine, followed by the calls that result from it.
 type job struct {
-	ctx    context.Context //nolint:containedctx // it is that of the goroutine to come
+	ctx    context.Context //nolint:containedctx // a job may wait for its goroutine
 	cancel context.CancelFunc
 	ref    machine.Ref
-	effect machine.Effect
+	effect machine.Effect // nil when it is done
 }
 
-// jobKind says which of the jobs for an instance one is: a handler may be told to let go of it while it is being asked.
+// jobKind distinguishes the jobs that an instance may have at the same time: its handler may be called while its socket is dialled again.
 type jobKind uint8
 
 const (
-	attempting jobKind = iota // to ask it, or to tell it of its refusal
-	calling                   // in its lane
+	attempting jobKind = iota // Ask and Tell
+	calling                   // Call
 	jobKinds
 )
 
@@ -86,42 +86,42 @@ func kindOf(effect machine.Effect) jobKind {
 	return attempting
 }
 
-// newJob returns a job for an instance, which Cancel abandons. mu is held.
+// newJob returns a job for an instance, which [machine.Cancel] cancels. mu is held.
 func (r *Reconciler) newJob(ctx context.Context, ref machine.Ref, effect machine.Effect) *job {
-	res := r.of(ref)
+	res := r.resourcesOf(ref)
 	ctx, cancel := context.WithCancel(res.traced(ctx))
 	res.cancels[kindOf(effect)] = cancel
 	return &job{ctx, cancel, ref, effect}
 }
 
-// goOn makes a job that is done one for another effect, in the same context if it is about the same instance. mu is held.
-func (r *Reconciler) goOn(ctx context.Context, j *job, ref machine.Ref, effect machine.Effect) {
+// reuseJob gives a job another effect, in the same context if the instance is the same. mu is held.
+func (r *Reconciler) reuseJob(ctx context.Context, j *job, ref machine.Ref, effect machine.Effect) {
 	if j.ref == ref && j.ctx.Err() == nil {
 		j.effect = effect
-		r.of(ref).cancels[kindOf(effect)] = j.cancel
+		r.resourcesOf(ref).cancels[kindOf(effect)] = j.cancel
 		return
 	}
 	j.cancel()
 	*j = *r.newJob(ctx, ref, effect)
 }
 
-// execute does what the machine asks for. The job that led to it, if there is one, becomes that of the first call. mu is held.
+// execute executes effects. If they result from a job that is done, that job makes the first call. mu is held.
 func (r *Reconciler) execute(ctx context.Context, effects []machine.Effect, done *job) {
 	for _, effect := range effects {
 		switch e := effect.(type) {
 		case machine.Ask:
 			queue := &r.queue
 			if !e.First {
-				queue = &r.again
+				queue = &r.retries
 			}
 			*queue = append(*queue, r.newJob(ctx, e.Ref, effect))
 			r.dispatch(ctx)
 		case machine.Call:
 			if done != nil && done.effect == nil {
-				r.goOn(ctx, done, e.Ref, effect)
+				r.reuseJob(ctx, done, e.Ref, effect)
 			} else {
 				j := r.newJob(ctx, e.Ref, effect)
-				r.spawn(func() { r.work(ctx, j, &slot{given: true}) })
+				r.spawn(func() { r.work(ctx, j, &slot{returned: true}) })
 			}
 		case machine.Tell:
 			j := r.newJob(ctx, e.Ref, effect)
@@ -129,30 +129,32 @@ func (r *Reconciler) execute(ctx context.Context, effects []machine.Effect, done
 		case machine.Probe:
 			r.spawn(func() { r.probe(ctx, e) })
 		case machine.Seek:
-			r.spawn(func() { r.say(machine.Sought{Ref: e.Ref, Listens: r.cfg.Transport.Listens(e.Socket, e.Peer)}) })
+			r.spawn(func() { r.send(machine.Sought{Ref: e.Ref, Listens: r.cfg.Transport.Listens(e.Socket, e.Peer)}) })
 		case machine.Forget:
 			remove := func() error { return r.cfg.Registry.Remove(e.Type, e.Name, e.ID) }
-			r.untilDone(ctx, "remove a plugin from the registry", machine.Entry(e), remove)
+			r.saveLater(ctx, "remove a plugin from the registry", machine.Entry(e), remove)
 		case machine.DiscardLater:
-			res := r.of(e.Ref)
+			res := r.resourcesOf(e.Ref)
 			discard := res.staged.Discard
 			res.staged = nil
-			r.untilDone(ctx, "take back a registration", e.Entry, discard)
+			r.saveLater(ctx, "take back a registration", e.Entry, discard)
 		case machine.Reserve:
 			r.reserve(ctx, e)
-		case machine.SetTimer, machine.StopTimer:
-			r.setTimer(effect)
+		case machine.SetTimer:
+			r.setTimer(e)
+		case machine.StopTimer:
+			r.stopTimer(e.Timer)
 		case machine.Emit:
 			r.cfg.Observe(e.Event)
 		case machine.Pass:
-			r.cfg.Passed(e.Event)
+			r.cfg.OnTransition(e.Event)
 		default:
 			r.executeNow(effect)
 		}
 	}
 }
 
-// executeNow does what is done at once. mu is held.
+// executeNow executes effects that start no goroutine. mu is held.
 func (r *Reconciler) executeNow(effect machine.Effect) {
 	switch e := effect.(type) {
 	case machine.Cancel:
@@ -164,10 +166,10 @@ func (r *Reconciler) executeNow(effect machine.Effect) {
 			}
 		}
 	case machine.Close:
-		r.closeConn(r.of(e.Ref))
+		r.closeConn(r.resourcesOf(e.Ref))
 		r.tidy(e.Ref)
 	case machine.Hand:
-		r.hand(e)
+		r.transferResources(e)
 	case machine.Begin:
 		r.beginAttempt(e)
 	case machine.End:
@@ -176,19 +178,19 @@ func (r *Reconciler) executeNow(effect machine.Effect) {
 	case machine.Watch:
 		r.watch(e)
 	case machine.Unwatch:
-		end(&r.of(e.Ref).watches[e.Socket])
+		stopWatch(&r.resourcesOf(e.Ref).watches[e.Socket])
 		r.tidy(e.Ref)
 	case machine.KeepProbe:
-		res := r.of(e.Ref)
-		end(&res.watches[e.Socket])
+		res := r.resourcesOf(e.Ref)
+		stopWatch(&res.watches[e.Socket])
 		res.watches[e.Socket], res.probes[e.Socket] = res.probes[e.Socket], nil
 	case machine.WatchProcess:
 		r.watchProcess(e)
 	case machine.UnwatchProcess:
-		end(&r.of(e.Ref).process)
+		stopWatch(&r.resourcesOf(e.Ref).process)
 		r.tidy(e.Ref)
 	case machine.Publish:
-		res := r.of(e.Ref)
+		res := r.resourcesOf(e.Ref)
 		res.staged.Publish()
 		res.staged = nil
 	case machine.Confirm:
@@ -202,16 +204,16 @@ func (r *Reconciler) executeNow(effect machine.Effect) {
 	}
 }
 
-// tidy forgets what is held for an instance if that is nothing. mu is held.
+// tidy deletes the resources of an instance if they are empty. mu is held.
 func (r *Reconciler) tidy(ref machine.Ref) {
 	if res := r.resources[ref]; res != nil && res.empty() {
 		delete(r.resources, ref)
 	}
 }
 
-// hand gives what is held for one instance to another. mu is held.
-func (r *Reconciler) hand(e machine.Hand) {
-	from, to := r.of(e.From), r.of(e.To)
+// transferResources moves the attempt and, with e.Conn, the connection from one instance to another. mu is held.
+func (r *Reconciler) transferResources(e machine.Hand) {
+	from, to := r.resourcesOf(e.From), r.resourcesOf(e.To)
 	to.attempt, from.attempt = from.attempt, attempt{}
 	if e.Conn {
 		to.conn, from.conn = from.conn, nil
@@ -222,37 +224,35 @@ func (r *Reconciler) hand(e machine.Hand) {
 
 type timer struct{ stop func() }
 
-// setTimer sets or stops a timer. One that is set anew or stopped says nothing, even if it fired already. mu is held.
-func (r *Reconciler) setTimer(effect machine.Effect) {
-	switch e := effect.(type) {
-	case machine.SetTimer:
-		if before := r.timers[e.Timer]; before != nil {
-			before.stop()
-		}
-		set := &timer{}
-		set.stop = r.pace.AfterFunc(e.After, func() {
-			r.mu.Lock()
-			defer r.mu.Unlock()
-			if r.timers[e.Timer] == set {
-				delete(r.timers, e.Timer)
-				r.post(machine.Fired{Timer: e.Timer})
-			}
-		})
-		r.timers[e.Timer] = set
-	case machine.StopTimer:
-		if set := r.timers[e.Timer]; set != nil {
-			set.stop()
+// setTimer sets a timer, instead of an earlier one with the same key. mu is held.
+func (r *Reconciler) setTimer(e machine.SetTimer) {
+	r.stopTimer(e.Timer)
+	set := &timer{}
+	set.stop = r.pace.AfterFunc(e.After, func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.timers[e.Timer] == set {
 			delete(r.timers, e.Timer)
+			r.post(machine.Fired{Timer: e.Timer})
 		}
+	})
+	r.timers[e.Timer] = set
+}
+
+// stopTimer stops a timer. If it has fired and waits for mu, it has no effect. mu is held.
+func (r *Reconciler) stopTimer(key machine.Timer) {
+	if set := r.timers[key]; set != nil {
+		set.stop()
+		delete(r.timers, key)
 	}
 }
 
-// watch has the machine told of hints on a connection. mu is held.
+// watch watches the plugin through its connection, which it takes over. mu is held.
 func (r *Reconciler) watch(e machine.Watch) {
-	res := r.of(e.Ref)
+	res := r.resourcesOf(e.Ref)
 	conn := res.conn
 	res.conn = nil
-	stop, err := conn.Watch(func() { r.say(machine.Hinted{Ref: e.Ref, Socket: machine.Registration}) })
+	stop, err := conn.Watch(func() { r.send(machine.Hinted{Ref: e.Ref, Socket: machine.Registration}) })
 	if err != nil {
 		r.post(machine.Unwatchable(e))
 		return
@@ -260,11 +260,11 @@ func (r *Reconciler) watch(e machine.Watch) {
 	res.watches[machine.Registration] = stop
 }
 
-// watchProcess has the machine told when a process ends. mu is held.
+// watchProcess passes the exit of a process to the machine. mu is held.
 func (r *Reconciler) watchProcess(e machine.WatchProcess) {
-	res := r.of(e.Ref)
-	end(&res.process)
-	stop, err := r.cfg.Transport.WatchProcess(e.Peer, func() { r.say(machine.Ended{Ref: e.Ref}) })
+	res := r.resourcesOf(e.Ref)
+	stopWatch(&res.process)
+	stop, err := r.cfg.Transport.WatchProcess(e.Peer, func() { r.send(machine.Ended{Ref: e.Ref}) })
 	if err != nil {
 		r.post(machine.Ended{Ref: e.Ref})
 		return
@@ -273,48 +273,48 @@ func (r *Reconciler) watchProcess(e machine.WatchProcess) {
 }
 
 func (r *Reconciler) probe(ctx context.Context, e machine.Probe) {
-	probing, cancel := r.pace.WithTimeout(ctx, r.timeouts(e.Type).Dial)
+	probing, cancel := r.pace.WithTimeout(ctx, r.timeoutsOf(e.Type).Dial)
 	defer cancel()
-	stop, err := r.cfg.Transport.Probe(probing, e.Path, e.Identity, func() { r.say(machine.Hinted{Ref: e.Ref, Socket: e.Socket}) })
+	stop, err := r.cfg.Transport.Probe(probing, e.Path, e.Identity, func() { r.send(machine.Hinted{Ref: e.Ref, Socket: e.Socket}) })
 	f := r.failure(err)
 	if f != nil && ctx.Err() == nil {
 		f.Err = connectError(e.Path, err)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	res := r.of(e.Ref)
-	end(&res.probes[e.Socket])
+	res := r.resourcesOf(e.Ref)
+	stopWatch(&res.probes[e.Socket])
 	res.probes[e.Socket] = stop
 	r.step(ctx, machine.Probed{Ref: e.Ref, Socket: e.Socket, Path: e.Path, Failure: f, Watched: stop != nil}, nil)
-	end(&res.probes[e.Socket]) // unless it was kept
+	stopWatch(&res.probes[e.Socket]) // unless KeepProbe has moved it
 	r.tidy(e.Ref)
 }
 
-// reserve passes a reservation to the registry. mu is held.
+// reserve records a reservation in the registry, and with e.Save also saves it. mu is held.
 func (r *Reconciler) reserve(ctx context.Context, e machine.Reserve) {
 	r.cfg.Registry.Reserve(e.Reservation)
 	if name := e.Reservation.Plugin; e.Save {
 		save := func() error { return r.cfg.Registry.SaveReservation(name) }
-		r.untilDone(ctx, "save for whom a name is reserved", machine.Entry{Type: name.Type, Name: name.Name}, save)
+		r.saveLater(ctx, "save for whom a name is reserved", machine.Entry{Type: name.Type, Name: name.Name}, save)
 	}
 }
 
-// unsaved is what is to be done to the registry about one name and is not on disk yet, in order: a restart in between must not find the
-// instance that went first.
+// unsaved are the changes of one name in the registry that are not saved yet, in their order, so that a restart does not restore an
+// instance that was removed before another one.
 type unsaved struct {
-	todo  []undone
-	hurry context.CancelFunc // ends the pause before the next attempt; nil before there is one
+	todo  []change
+	hurry context.CancelFunc // ends the pause before the next attempt; nil before the first pause
 }
 
-type undone struct {
+type change struct {
 	what string
 	e    machine.Entry
 	do   func() error
 }
 
-// untilDone does something to the registry, after what is to be done about the same name, again and again until it is on disk. If the
-// reconciler ends before, the next start restores an instance that it finds dead. mu is held.
-func (r *Reconciler) untilDone(ctx context.Context, what string, e machine.Entry, do func() error) {
+// saveLater makes a change in the registry, after the earlier ones of the same name, and retries it until it is saved or the reconciler
+// stops. In that case, the next start restores an instance and finds that it is gone. mu is held.
+func (r *Reconciler) saveLater(ctx context.Context, what string, e machine.Entry, do func() error) {
 	name := plugin.Name{Type: e.Type, Name: e.Name}
 	u := r.unsaved[name]
 	if u == nil {
@@ -322,13 +322,13 @@ func (r *Reconciler) untilDone(ctx context.Context, what string, e machine.Entry
 		r.unsaved[name] = u
 		r.spawn(func() { r.saveAll(ctx, name, u) })
 	}
-	u.todo = append(u.todo, undone{what, e, do})
+	u.todo = append(u.todo, change{what, e, do})
 	if u.hurry != nil {
 		u.hurry()
 	}
 }
 
-// saveAll does what is to be done about a name, until nothing is left.
+// saveAll makes the changes of a name until none is left.
 func (r *Reconciler) saveAll(ctx context.Context, name plugin.Name, u *unsaved) {
 	for attempt, next := 1, r.nextUnsaved(name, u, false); next != nil; {
 		err := next.do()
@@ -346,8 +346,8 @@ func (r *Reconciler) saveAll(ctx context.Context, name plugin.Name, u *unsaved) 
 	}
 }
 
-// nextUnsaved returns what is to be done next, after the one before if that is done; nil if nothing is.
-func (r *Reconciler) nextUnsaved(name plugin.Name, u *unsaved, done bool) *undone {
+// nextUnsaved returns the next change; nil if there is none. If done is true, it first removes the current one.
+func (r *Reconciler) nextUnsaved(name plugin.Name, u *unsaved, done bool) *change {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if done {
@@ -360,17 +360,17 @@ func (r *Reconciler) nextUnsaved(name plugin.Name, u *unsaved, done bool) *undon
 	return &u.todo[0]
 }
 
-// pause waits until it is time for another attempt, or there is more to be done.
+// pause waits until the next attempt is due, another change is added, or ctx ends.
 func (r *Reconciler) pause(ctx context.Context, u *unsaved, attempt int) {
 	ctx, hurry := context.WithCancel(ctx)
 	defer hurry()
 	r.mu.Lock()
 	u.hurry = hurry
 	r.mu.Unlock()
-	_ = r.pace.Sleep(ctx, saving.At(attempt, r.pace.Chance())) // which ends early only for the reasons above
+	_ = r.pace.Sleep(ctx, saveBackoff.At(attempt, r.pace.Chance()))
 }
 
-var saving = backoff.Backoff{Min: 100 * time.Millisecond, Max: 2 * time.Minute}
+var saveBackoff = backoff.Backoff{Min: 100 * time.Millisecond, Max: 2 * time.Minute}
 
 func (r *Reconciler) closeConn(res *resources) {
 	if res.conn == nil {

@@ -54,7 +54,7 @@ func Example() {
 	desired := cache.NewDesired()
 	events := make(chan plugin.Event, 10)
 	r := reconciler.New(reconciler.Config{
-		Desired: desired, Transport: memory{}, Walks: 4,
+		Desired: desired, Transport: memory{}, Slots: 4,
 		Observe: func(e plugin.Event) { events <- e },
 	})
 	r.SetHandler("ExamplePlugin", printing{})

@@ -16,7 +16,7 @@ func (r *Reconciler) Drive(ctx context.Context) (turn func() bool, stop func()) 
 		// Of two that are ready a select would take any.
 		changed, woken := received(changes.C()), received(r.wake)
 		if changed || woken {
-			r.turn(ctx)
+			r.processInputs(ctx)
 		}
 		return changed || woken
 	}
@@ -54,12 +54,12 @@ func (r *Reconciler) Size() int {
 
 // Urge tries at once what waits of one name.
 func (r *Reconciler) Urge(ptype, name string) {
-	r.say(machine.Urged{Key: plugin.Name{Type: ptype, Name: name}})
+	r.send(machine.Urged{Key: plugin.Name{Type: ptype, Name: name}})
 }
 
 // Release has a name kept for nobody.
 func (r *Reconciler) Release(ptype, name string) {
-	r.say(machine.Released{Key: plugin.Name{Type: ptype, Name: name}})
+	r.send(machine.Released{Key: plugin.Name{Type: ptype, Name: name}})
 }
 
 // NewAt is New at a pace of the caller's.

@@ -33,7 +33,7 @@ func TestGathers(t *testing.T) {
 		"not for a few that wait":     {[]group{{8, 0}, {1, 20 * ms}}, []save{{0, 1}, {1 * ms, 7}, {20 * ms, 1}}},
 		"not if there are 64 already": {[]group{{65, 0}, {1, 20 * ms}}, []save{{0, 1}, {1 * ms, 64}, {20 * ms, 1}}},
 	} {
-		bubble(t, what, reconciler.Config{Walks: 200}, func(t *testing.T, w *world) {
+		bubble(t, what, reconciler.Config{Slots: 200}, func(t *testing.T, w *world) {
 			began := time.Now()
 			var saves []save
 			w.saving = func() {

@@ -191,7 +191,7 @@ func TestNameGraceOverRestarts(t *testing.T) {
 		w.remove("/a")
 		time.Sleep(time.Minute)
 		w.again()
-		w.r.Synced()
+		w.r.MarkComplete()
 		w.serve("/b", "foo", of(60002))
 		wantState(t, w, "/b", plugin.StateRefused)
 		time.Sleep(nameGrace + time.Minute)
@@ -209,7 +209,7 @@ func TestNameGraceOverRestarts(t *testing.T) {
 		wantState(t, w, "/b", plugin.StateRefused) // the socket of the other may be seen any moment
 		time.Sleep(time.Hour)
 		wantState(t, w, "/b", plugin.StateRefused)
-		w.r.Synced()
+		w.r.MarkComplete()
 		time.Sleep(nameGrace - time.Minute)
 		wantState(t, w, "/b", plugin.StateRefused)
 		time.Sleep(3 * time.Minute)
@@ -250,7 +250,7 @@ func TestImpostor(t *testing.T) {
 				w.again()
 				w.back("/b", impostor)
 				synctest.Wait()
-				w.r.Synced()
+				w.r.MarkComplete()
 			}
 			time.Sleep(time.Duration(i) * time.Second / 10)
 			w.serve("/a", "foo", of(60001))

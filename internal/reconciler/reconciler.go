@@ -2,10 +2,9 @@
 // handler in the documented order, records the plugin in the registry, notifies the plugin, and undoes all of this when the socket is
 // removed or stops accepting.
 //
-// It acts on present state (docs/adr/0002): sockets are contacted independently of each other; everything after that runs in one lane per
-// plugin type and name, and a lane looks at what is true now, not at a queue of past changes. It does not watch the file system (package
-// pluginwatcher does) or persist state (the registry does). It reaches the registry, the plugins and its observers through three small
-// interfaces: Registry, Transport and Config.Observe.
+// Decisions depend on the present state and not on a queue of past changes (docs/adr/0002). Sockets are contacted concurrently; the calls
+// after that run in one lane for each plugin type and name, one at a time. The package does not watch the file system, as pipeline does,
+// and does not store anything, as the [Registry] does.
 package reconciler
 
 import (
@@ -27,55 +26,54 @@ import (
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
-const defaultWalks = 64
+const defaultSlots = 64
 
 // Reconciler makes the actual state of the world match the desired one. Its methods are safe for concurrent use.
 type Reconciler struct {
 	cfg Config
 	log *slog.Logger
-	// wake tells Run that inbox holds something.
+	// wake signals that inbox is not empty.
 	wake chan struct{}
 	pace clock.Pace
-	// keeps says that saving may take its time.
-	keeps bool
-	// limits are the timeouts in force.
-	limits atomic.Pointer[timeoutTable]
+	// persists is true if there is a Registry, whose Stage may block on the disk.
+	persists bool
+	timeouts atomic.Pointer[timeoutTable]
 
-	// mu guards everything below. It is held for short steps that never block: no handler, plugin or disk is called with it. Config.Observe,
-	// Staged.Publish, Registry.Confirm, Registry.Unreachable, Registry.Reserve and the cache are, so their locks come after it.
+	// mu guards the fields below. It is not held during calls of handlers, plugins or the disk. It is held during calls of Config.Observe,
+	// Staged.Publish, Registry.Confirm, Registry.Unreachable, Registry.Reserve and the cache, so their locks are acquired after it.
 	mu      sync.Mutex
 	machine *machine.Machine
-	early   []machine.Effect // of the machine's beginning, until Run
-	changes *cache.Changes   // of the desired state; from Run on
+	initial []machine.Effect // the effects of starting the machine, which Run executes
+	changes *cache.Changes   // of the desired state; nil before Run
 	stopped bool
-	// inbox holds what timers, watches and callers say; Run gives it to the machine.
+	// inbox holds the inputs of timers, watches and callers for the machine.
 	inbox []machine.Input
-	// checks are closed when Run gets there.
+	// checks are closed by Run in its next iteration.
 	checks []chan struct{}
-	// handlers are the present ones, and those before that a lane still has, by number.
+	// handlers has the current handlers, and earlier ones that a lane still uses, by number.
 	handlers    map[int]cache.PluginHandler
 	lastHandler int
 	resources   map[machine.Ref]*resources
 	timers      map[machine.Timer]*timer
 	unsaved     map[plugin.Name]*unsaved
-	// queue, again and saved hold what waits for a slot: to begin with, to be tried again, or after it was saved; free counts the slots that
-	// nobody has, and taken how often one was free.
-	queue, again, saved []*job
-	slots, free, taken  int
-	// saves are the jobs that wait for the one that is about to save or saves; nil if nobody does. It waits for more if they are manySaves;
-	// gathered tells it not to.
-	saves     []*job
-	manySaves int
-	gathered  func()
-	// unanswered counts the attempts that wait for an answer and have given their slots back. It changes with mu held.
+	// queue, retries and saved hold the jobs that wait for one of the slots: for a first attempt, for another attempt, or to continue after
+	// being saved. free is the number of free slots, and dispatched counts the calls of nextJob.
+	queue, retries, saved   []*job
+	slots, free, dispatched int
+	// saves are the jobs that wait to be saved; nil if no goroutine saves. From manySaves jobs on, that goroutine waits for more of them
+	// before it saves; stopGathering ends this wait.
+	saves         []*job
+	manySaves     int
+	stopGathering func()
+	// unanswered counts the attempts that wait for an answer without a slot. It changes with mu held.
 	unanswered atomic.Int64
 }
 
-// New returns a Reconciler. It does nothing before [Reconciler.Run], but knows what is restored. It panics if the Config has no Desired or
-// no Transport, or is not valid.
+// New returns a Reconciler, which lists the restored instances and does nothing else before [Reconciler.Run]. It panics if cfg has no
+// Desired or no Transport, or is not valid.
 func New(cfg Config) *Reconciler { return newAt(cfg, clock.Real()) }
 
-// newAt is New for a simulation, which has a pace of its own.
+// newAt is New with another clock, for simulations.
 func newAt(cfg Config, at clock.Pace) *Reconciler {
 	if cfg.Desired == nil || cfg.Transport == nil {
 		panic("reconciler: Config.Desired or Config.Transport is nil")
@@ -92,26 +90,26 @@ func newAt(cfg Config, at clock.Pace) *Reconciler {
 	if cfg.Refused == nil {
 		cfg.Refused = func(trust.Reason) {}
 	}
-	keeps := cfg.Registry != nil
-	if !keeps {
+	persists := cfg.Registry != nil
+	if !persists {
 		cfg.Registry = noRegistry{}
 	}
 	r := &Reconciler{
-		cfg:       cfg,
-		log:       cfg.Logger,
-		pace:      at,
-		keeps:     keeps,
-		wake:      make(chan struct{}, 1),
-		handlers:  map[int]cache.PluginHandler{},
-		resources: map[machine.Ref]*resources{},
-		timers:    map[machine.Timer]*timer{},
-		unsaved:   map[plugin.Name]*unsaved{},
-		slots:     cmp.Or(cfg.Walks, defaultWalks),
-		gathered:  func() {},
-		manySaves: manySaves,
+		cfg:           cfg,
+		log:           cfg.Logger,
+		pace:          at,
+		persists:      persists,
+		wake:          make(chan struct{}, 1),
+		handlers:      map[int]cache.PluginHandler{},
+		resources:     map[machine.Ref]*resources{},
+		timers:        map[machine.Timer]*timer{},
+		unsaved:       map[plugin.Name]*unsaved{},
+		slots:         cmp.Or(cfg.Slots, defaultSlots),
+		stopGathering: func() {},
+		manySaves:     manySaves,
 	}
 	r.free = r.slots
-	_ = r.SetTimeouts(cfg.Timeouts, cfg.TypeTimeouts) // which are valid
+	_ = r.SetTimeouts(cfg.Timeouts, cfg.TypeTimeouts) // Validate has checked them
 	r.machine = &machine.Machine{
 		Admits: cfg.Admit != nil, Trust: cfg.Trust, IgnoreUnhandled: cfg.IgnoreUnhandled, Bounds: cfg.Bounds,
 		UnreachableGrace: cfg.UnreachableGrace, NameGrace: cfg.NameGrace,
@@ -121,42 +119,42 @@ func newAt(cfg Config, at clock.Pace) *Reconciler {
 			cfg.Observe(emit.Event)
 			continue
 		}
-		r.early = append(r.early, effect)
+		r.initial = append(r.initial, effect)
 	}
 	return r
 }
 
 func (r *Reconciler) moment() machine.Moment {
-	// To tell of each state costs a plugin 4 µs and 600 bytes, and mostly nobody asks.
-	passing := r.cfg.Passed != nil && r.log.Enabled(context.Background(), slog.LevelDebug)
+	// Events of transitions cost 4 µs and 600 bytes for each plugin, and are rarely logged.
+	passing := r.cfg.OnTransition != nil && r.log.Enabled(context.Background(), slog.LevelDebug)
 	return machine.Moment{Now: r.pace.Now(), Chance: r.pace.Chance(), Passing: passing}
 }
 
-// timeouts returns those for a plugin type; the empty type is one that is not known yet.
-func (r *Reconciler) timeouts(ptype string) plugin.Timeouts {
-	limits := r.limits.Load()
+// timeoutsOf returns the timeouts of a plugin type, and for the empty type, which stands for an unknown one, the longest of all types.
+func (r *Reconciler) timeoutsOf(ptype string) plugin.Timeouts {
+	table := r.timeouts.Load()
 	if ptype != "" {
-		return withDefaults(limits.byType[ptype], limits.all)
+		return withDefaults(table.byType[ptype], table.all)
 	}
-	all := limits.all
-	for _, t := range limits.byType {
+	all := table.all
+	for _, t := range table.byType {
 		all = longest(all, t)
 	}
 	return all
 }
 
-// SetTimeouts replaces Config.Timeouts and Config.TypeTimeouts for every step that begins from now on. With an error nothing changes; see
-// [CheckTimeouts].
+// SetTimeouts replaces Config.Timeouts and Config.TypeTimeouts for all later steps. It returns the error of [CheckTimeouts], and then
+// changes nothing.
 func (r *Reconciler) SetTimeouts(all plugin.Timeouts, byType map[string]plugin.Timeouts) error {
 	if err := CheckTimeouts(all, byType); err != nil {
 		return err
 	}
-	r.limits.Store(&timeoutTable{all: withDefaults(all, defaultTimeouts), byType: maps.Clone(byType)})
+	r.timeouts.Store(&timeoutTable{all: withDefaults(all, defaultTimeouts), byType: maps.Clone(byType)})
 	return nil
 }
 
-// SetHandler makes h the handler for a plugin type. Plugins of that type that wait for a handler are registered at once. If there was
-// a handler before, its plugins are deregistered from it and registered with h. It panics if h is nil or ptype is not a plugin type.
+// SetHandler makes h the handler for a plugin type. Plugins that wait for a handler of the type are registered immediately. The plugins of
+// an earlier handler are deregistered from it and registered with h. SetHandler panics if h is nil or ptype is not a plugin type.
 func (r *Reconciler) SetHandler(ptype string, h cache.PluginHandler) {
 	if h == nil || !untrusted.IsType(ptype) {
 		panic(fmt.Sprintf("reconciler: the handler of type %q is nil, or the type %s", ptype, untrusted.TypeSyntax))
@@ -169,14 +167,14 @@ func (r *Reconciler) SetHandler(ptype string, h cache.PluginHandler) {
 }
 
 // RemoveHandler removes the handler for a plugin type. Its plugins are deregistered.
-func (r *Reconciler) RemoveHandler(ptype string) { r.say(machine.HandlerSet{Type: ptype}) }
+func (r *Reconciler) RemoveHandler(ptype string) { r.send(machine.HandlerSet{Type: ptype}) }
 
-// Reconsider immediately retries every plugin that waits for its next attempt, and resets its back-off. Call it when the rules have
+// Reconsider immediately retries every plugin that waits for its next attempt, and resets its back-off. Call it after the rules have
 // changed.
-func (r *Reconciler) Reconsider() { r.say(machine.Urged{}) }
+func (r *Reconciler) Reconsider() { r.send(machine.Urged{}) }
 
-// Retry immediately retries the instances of one plugin that wait, and resets their back-off. It reports whether there were any. The type
-// is the one that the plugin announced, or a role of it.
+// Retry immediately retries the instances of one plugin that wait for their next attempt, and resets their back-off. It reports whether
+// there were any. The type is the one that the plugin announced, or one of its roles.
 func (r *Reconciler) Retry(ptype, name string) (waited bool) {
 	key := plugin.Name{Type: ptype, Name: name}
 	r.mu.Lock()
@@ -195,52 +193,53 @@ func (r *Reconciler) Reservation(name plugin.Name) (reservation plugin.Reservati
 	return r.machine.Reservation(name)
 }
 
-// ReleaseName ends the reservation of a name, if there is one, and immediately retries plugins that were refused it. It blocks until that
-// is durable. ctx bounds the wait for the state machine, not the save that follows, which takes as long as the disk.
+// ReleaseName ends the reservation of a name, if there is one, and immediately retries the plugins that were refused because of it. It
+// blocks until that is saved. ctx bounds the wait for the state machine, not the save that follows, which takes as long as the disk.
 func (r *Reconciler) ReleaseName(ctx context.Context, name plugin.Name) error {
-	r.say(machine.Released{Key: name})
+	r.send(machine.Released{Key: name})
 	if err := r.Check(ctx); err != nil {
 		return err
 	}
 	return r.cfg.Registry.SaveReservation(name)
 }
 
-// Synced states that the desired state of the world is complete: every socket that exists is in it. Restored instances whose sockets are
-// missing are given up.
-func (r *Reconciler) Synced() { r.say(machine.Complete{}) }
+// MarkComplete states that the desired state of the world has every existing socket. Restored instances whose sockets are missing are
+// removed.
+func (r *Reconciler) MarkComplete() { r.send(machine.Complete{}) }
 
-// Plugins describes every instance whose socket exists, every restored one that is not settled yet, and those that still serve although
-// their sockets were removed, at most 64 of each user and 1,024 in all, sorted by type and name, the newest instance of each first.
+// Plugins returns the status of every instance that has a socket, of every restored instance that is still being checked, and of
+// instances that serve although their sockets were removed, at most 64 for each user and 1,024 in total. They are sorted by type and name,
+// newest instance first.
 func (r *Reconciler) Plugins() []plugin.Status {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.machine.Plugins(func(plugin.Name) bool { return true })
 }
 
-// PluginsNamed is [Reconciler.Plugins] for one name, of any type. Its cost grows with the number of other plugins only by a glance at each.
+// PluginsNamed is [Reconciler.Plugins] for the plugins of any type that have a name.
 func (r *Reconciler) PluginsNamed(name string) []plugin.Status {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.machine.Plugins(func(k plugin.Name) bool { return k.Name == name })
 }
 
-// Refusals describes the last refusal of each name that has not been registered since and whose plugin is gone or now announces something
-// else: each with the state "refused" and the reason as its LastError. They are sorted by type and name, the newest of each first. At
-// most 64 are kept for each user and 1,024 in all, the newest, in memory.
+// Refusals returns the last refusal of each name that has not been registered since and that no present plugin announces. The state is
+// "refused", and LastError is the reason. Refusals are sorted by type and name, newest first. The newest 64 of each user, and 1,024 in
+// total, are kept in memory.
 func (r *Reconciler) Refusals() []plugin.Status {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.machine.Refusals()
 }
 
-// Check returns nil as soon as the reconciler's loop answers, whatever its lanes are waiting for, and an error when ctx ends before that.
+// Check blocks until the loop of Run answers, and returns an error if ctx ends first. Calls in progress do not delay the answer.
 func (r *Reconciler) Check(ctx context.Context) error {
 	answered := make(chan struct{})
-	go func() { // the lock may be what does not come free
+	go func() { // in case mu is never released
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.checks = append(r.checks, answered)
-		r.rouse()
+		r.signal()
 	}()
 	if ctx.Err() == nil {
 		select {
@@ -252,8 +251,8 @@ func (r *Reconciler) Check(ctx context.Context) error {
 	return fmt.Errorf("the reconciler does not answer: %w", ctx.Err())
 }
 
-// Run reconciles until ctx ends. It returns when everything it started has ended, which includes handler calls that are
-// running. Plugins are not deregistered. Run may be called once: an error says that it was called before.
+// Run reconciles until ctx ends. It returns after all its goroutines have ended, including calls of handlers. It does not deregister
+// plugins. A second call returns an error.
 func (r *Reconciler) Run(ctx context.Context) error {
 	changes := r.begin(ctx)
 	if changes == nil {
@@ -268,11 +267,11 @@ func (r *Reconciler) Run(ctx context.Context) error {
 		case <-changes.C():
 		case <-r.wake:
 		}
-		r.turn(ctx)
+		r.processInputs(ctx)
 	}
 }
 
-// begin executes what the machine began with, and returns the changes of the desired state; nil if it was called before.
+// begin executes the initial effects and returns the changes of the desired state; nil if it was called before.
 func (r *Reconciler) begin(ctx context.Context) *cache.Changes {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -280,13 +279,13 @@ func (r *Reconciler) begin(ctx context.Context) *cache.Changes {
 		return nil
 	}
 	r.changes = r.cfg.Desired.Changes()
-	r.execute(ctx, r.early, nil)
-	r.early = nil
+	r.execute(ctx, r.initial, nil)
+	r.initial = nil
 	return r.changes
 }
 
-// turn gives the machine all that is there for it.
-func (r *Reconciler) turn(ctx context.Context) {
+// processInputs passes all changes and inputs to the machine, and answers checks.
+func (r *Reconciler) processInputs(ctx context.Context) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.drain(ctx)
@@ -296,7 +295,7 @@ func (r *Reconciler) turn(ctx context.Context) {
 	r.checks = nil
 }
 
-// changed adds to changes what the machine cannot know.
+// changed returns the machine's input for changes: it adds how each new plugin came to the host, and why each socket was withdrawn.
 func (r *Reconciler) changed(changes []cache.Change) machine.Changed {
 	changed := make(machine.Changed, len(changes))
 	for i, c := range changes {
@@ -310,7 +309,7 @@ func (r *Reconciler) changed(changes []cache.Change) machine.Changed {
 	return changed
 }
 
-// stop ends everything that runs, waits for it, and lets go of what is left.
+// stop stops timers and watches, waits for all goroutines, and releases the remaining resources.
 func (r *Reconciler) stop() {
 	r.mu.Lock()
 	r.stopped = true
@@ -329,7 +328,7 @@ func (r *Reconciler) stop() {
 		res.unwatch()
 		r.closeConn(res)
 		if res.staged != nil {
-			// What is not told and announced is not registered, and must not be remembered.
+			// The registration was not completed, so the next start must not restore it.
 			if err := res.staged.Discard(); err != nil {
 				r.log.Error("cannot undo a registration", "error", err)
 			}
@@ -337,30 +336,30 @@ func (r *Reconciler) stop() {
 	}
 }
 
-// say is post for those who do not have mu.
-func (r *Reconciler) say(in machine.Input) {
+// send passes an input to Run.
+func (r *Reconciler) send(in machine.Input) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.post(in)
 }
 
-// post has Run give an input to the machine. mu is held.
+// post is send for callers that hold mu.
 func (r *Reconciler) post(in machine.Input) {
 	if !r.stopped {
 		r.inbox = append(r.inbox, in)
-		r.rouse()
+		r.signal()
 	}
 }
 
-func (r *Reconciler) rouse() {
+func (r *Reconciler) signal() {
 	select {
 	case r.wake <- struct{}{}:
 	default:
 	}
 }
 
-// step gives the machine an input, after those that came before it, and executes the effects. The first call among them is left to the
-// job whose result the input is, if there is one. mu is held.
+// step passes the earlier inputs and then in to the machine, and executes the effects. If in is the result of a job, that job takes over
+// the first call among the effects. mu is held.
 func (r *Reconciler) step(ctx context.Context, in machine.Input, done *job) {
 	r.drain(ctx)
 	if !r.stopped && ctx.Err() == nil {
@@ -368,8 +367,8 @@ func (r *Reconciler) step(ctx context.Context, in machine.Input, done *job) {
 	}
 }
 
-// drain gives the machine what waits for it: first the changes of the desired state, so that what is said of that, as that it is complete,
-// is not heard before. mu is held.
+// drain passes the changes of the desired state and then the inbox to the machine. An input such as [machine.Complete] is about changes
+// that precede it. mu is held.
 func (r *Reconciler) drain(ctx context.Context) {
 	if r.stopped || ctx.Err() != nil {
 		return

@@ -373,7 +373,7 @@ func TestRulings(t *testing.T) {
 		w.serve("/b", "foo", nil)
 		w.expectCalls(up2...)
 	})
-	bubble(t, "the handler never returns", reconciler.Config{Walks: 1}, func(t *testing.T, w *world) {
+	bubble(t, "the handler never returns", reconciler.Config{Slots: 1}, func(t *testing.T, w *world) {
 		block := make(chan struct{})
 		w.handler.slow = map[string]chan struct{}{"register /a.api": block}
 		w.serve("/a", "foo", nil)

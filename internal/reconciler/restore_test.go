@@ -33,7 +33,7 @@ func TestRestore(t *testing.T) {
 	// outcome sees which instance is current in the end and which rests behind it.
 	outcome := func(w *world, current, older string) {
 		w.t.Helper()
-		w.r.Synced()
+		w.r.MarkComplete()
 		time.Sleep(5 * time.Minute)
 		synctest.Wait()
 		if c, o := w.status(current), w.status(older); !c.Current || o.State != plugin.StateSuperseded {
@@ -62,7 +62,7 @@ func TestRestore(t *testing.T) {
 				t.Errorf("before it is checked: %+v", s)
 			}
 			found(w, "/a", 1, &fakePlugin{peer: peer})
-			w.r.Synced()
+			w.r.MarkComplete()
 			w.expectCalls(up...)
 			if s := w.status("/a"); s.State != plugin.StateRegistered || s.Instance != "old" || !s.RegisteredAt.Equal(time.Unix(1, 0)) {
 				t.Errorf("after: %+v", s)
@@ -71,7 +71,7 @@ func TestRestore(t *testing.T) {
 	bubble(t, "alive, and moved", reconciler.Config{Restored: []plugin.Instance{{ID: "old", Type: "T", Name: "foo", Versions: []string{"v1"},
 		Endpoint: "/b", SocketPath: "/b", Socket: socket(1), Peer: peer}}}, func(t *testing.T, w *world) {
 		found(w, "/a", 1, &fakePlugin{peer: peer, infoTakes: time.Second})
-		w.r.Synced()
+		w.r.MarkComplete()
 		synctest.Wait()
 		if s := w.status("/a"); s.Instance != "old" || s.Endpoint != "/a" || !w.hidden("old") {
 			t.Errorf("before it answers: %+v; hidden: %t", s, w.hidden("old"))
@@ -84,7 +84,7 @@ func TestRestore(t *testing.T) {
 	})
 	bubble(t, "its socket is gone", reconciler.Config{Restored: []plugin.Instance{remembered("/a", "old", 1)}},
 		func(t *testing.T, w *world) {
-			w.r.Synced()
+			w.r.MarkComplete()
 			w.expect("event deregistered foo", "removed foo")
 			if left := w.r.Plugins(); len(left) != 0 {
 				t.Errorf("left: %+v", left)
@@ -93,20 +93,20 @@ func TestRestore(t *testing.T) {
 	bubble(t, "nobody accepts on its socket", reconciler.Config{Restored: []plugin.Instance{remembered("/a", "old", 1)}},
 		func(_ *testing.T, w *world) {
 			found(w, "/a", 1, &fakePlugin{peer: peer, dead: true})
-			w.r.Synced()
+			w.r.MarkComplete()
 			w.expect("event unreachable foo", "event deregistered foo", "removed foo")
 		})
 	bubble(t, "alive, and no longer wanted", reconciler.Config{Restored: []plugin.Instance{remembered("/a", "old", 1)}},
 		func(_ *testing.T, w *world) {
 			w.handler.set("validate /a.api", errors.New("too old"))
 			found(w, "/a", 1, &fakePlugin{peer: peer})
-			w.r.Synced()
+			w.r.MarkComplete()
 			w.expect(up[0], "removed foo", "event deregistered foo", "event refused foo", "told foo false: plugin validation failed: too old")
 		})
 	bubble(t, "another socket at its path", reconciler.Config{Restored: []plugin.Instance{remembered("/a", "old", 1)}},
 		func(t *testing.T, w *world) {
 			found(w, "/a", 2, &fakePlugin{peer: peer})
-			w.r.Synced()
+			w.r.MarkComplete()
 			w.expectCalls(up...)
 			if s := w.status("/a"); s.Instance == "old" || len(w.registry["foo"]) != 1 {
 				t.Errorf("it is instance %q; the registry has %v", s.Instance, w.registry["foo"])
@@ -115,7 +115,7 @@ func TestRestore(t *testing.T) {
 	bubble(t, "another process behind its socket", reconciler.Config{Restored: []plugin.Instance{remembered("/a", "old", 1)}},
 		func(t *testing.T, w *world) {
 			found(w, "/a", 1, &fakePlugin{peer: plugin.Peer{PID: 7, Start: 9, Boot: "b"}})
-			w.r.Synced()
+			w.r.MarkComplete()
 			w.expectCalls(up...)
 			if s := w.status("/a"); s.Instance == "old" || len(w.registry["foo"]) != 1 {
 				t.Errorf("it is instance %q; the registry has %v", s.Instance, w.registry["foo"])
@@ -126,7 +126,7 @@ func TestRestore(t *testing.T) {
 		func(t *testing.T, w *world) {
 			found(w, "/b", 2, &fakePlugin{peer: peer, infoTakes: 50 * time.Millisecond})
 			found(w, "/a", 1, &fakePlugin{peer: peer})
-			w.r.Synced()
+			w.r.MarkComplete()
 			time.Sleep(time.Second)
 			w.expectCalls("validate foo /b.api", "register foo /b.api", "confirmed foo old")
 			if s := w.status("/a"); s.State != plugin.StateSuperseded || s.Instance != "old" {
@@ -140,7 +140,7 @@ func TestRestore(t *testing.T) {
 		func(t *testing.T, w *world) {
 			found(w, "/a", 1, &fakePlugin{peer: peer})
 			found(w, "/b", 2, &fakePlugin{peer: peer})
-			w.r.Synced()
+			w.r.MarkComplete()
 			w.expectCalls(up[0], up[1], "confirmed foo old")
 			if s := w.status("/a"); s.State != plugin.StateRegistered || s.Instance != "new" {
 				t.Errorf("the newer one: %+v", s)
@@ -151,7 +151,7 @@ func TestRestore(t *testing.T) {
 		func(t *testing.T, w *world) {
 			found(w, "/b", 2, &fakePlugin{peer: peer, infoTakes: 50 * time.Millisecond})
 			found(w, "/a", 1, &fakePlugin{peer: peer})
-			w.r.Synced()
+			w.r.MarkComplete()
 			time.Sleep(time.Second)
 			w.expectCalls("validate foo /b.api", "register foo /b.api", "confirmed foo old")
 			if s := w.status("/b"); s.State != plugin.StateRegistered || w.registry["foo"][0] != "new" {
@@ -171,7 +171,7 @@ func TestRestore(t *testing.T) {
 			revived := &fakePlugin{peer: peer, dead: true}
 			found(w, "/a", 1, revived)
 			found(w, "/b", 2, &fakePlugin{peer: peer})
-			w.r.Synced()
+			w.r.MarkComplete()
 			time.Sleep(time.Second)
 			w.mu.Lock()
 			revived.dead = false
@@ -183,7 +183,7 @@ func TestRestore(t *testing.T) {
 		func(t *testing.T, w *world) {
 			found(w, "/b", 2, &fakePlugin{peer: peer})
 			found(w, "/a", 1, &fakePlugin{peer: peer})
-			w.r.Synced()
+			w.r.MarkComplete()
 			synctest.Wait()
 			if len(w.saved) == 0 || w.saved[0].ID != "new" || w.saved[0].Rank != 0 {
 				t.Errorf("the records: %+v", w.saved)
@@ -254,11 +254,11 @@ func TestRestore(t *testing.T) {
 					synctest.Wait()
 				}
 				if c.synced {
-					w.r.Synced()
+					w.r.MarkComplete()
 					synctest.Wait()
 				}
 				appear[1]()
-				w.r.Synced()
+				w.r.MarkComplete()
 				synctest.Wait()
 				want := map[bool]string{true: "/b", false: "/a"}[c.newer]
 				if s := w.status(want); s.State != plugin.StateRegistered || w.registry["foo"][0] != s.Instance {

@@ -128,7 +128,7 @@ func (m *model) boot(types []string) {
 	}
 	first, last := scan(func() { l.tellPart(2) }), scan(func() {
 		l.tell()
-		l.r.Synced()
+		l.r.MarkComplete()
 	})
 	if m.set.has("slowscan") && !m.calm {
 		m.sim.at(nil, 20*time.Millisecond, first)
@@ -143,7 +143,7 @@ func (l *life) config(restored []plugin.Instance) reconciler.Config {
 	cfg := reconciler.Config{
 		Desired: l.desired, Transport: simTransport{l}, Registry: simRegistry{l, pipeline.RegistryOf(l.store)}, Restored: restored,
 		Observe: l.observed, Admit: l.admit, IgnoreUnhandled: m.set.has("ignores"), ClientTimeout: clientTimeout,
-		Timeouts: plugin.Timeouts{Handler: m.set.duration("handlertimeout")}, Walks: m.walks,
+		Timeouts: plugin.Timeouts{Handler: m.set.duration("handlertimeout")}, Slots: m.walks,
 		TypeTimeouts:     map[string]plugin.Timeouts{"U": {GetInfo: 2 * time.Second}},
 		UnreachableGrace: m.set.duration("grace"), NameGrace: m.set.duration("namegrace"),
 		Names: keeper.Of[*dynamicplugins.PluginInfo](l.store).Reservations(),

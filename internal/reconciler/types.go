@@ -16,17 +16,16 @@ import (
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
-// Registry is what the reconciler needs of the plugin registry. What may block on the disk is called without locks and, for different
-// plugins, concurrently.
+// Registry stores the registered instances. Methods that may block on the disk are called without locks and, for different plugins,
+// concurrently.
 type Registry interface {
-	// Stage makes instances durable, each in front of all others of its type and name, without showing it to anyone, and returns a Stage for
-	// each, in order. An instance with a known ID is updated and moves to the front too: the last registration is current, in the registry
-	// as in the handler. A mere change of position need not be made durable.
+	// Stage saves instances without making them visible, each as the newest of its type and name, and returns a Stage for each, in order. An
+	// instance with a known ID is updated and becomes the newest too. A change that is only one of the order need not be saved.
 	Stage([]plugin.Instance) []Stage
-	// Remove takes the instance out; the newest one left of its type and name is current in the same step. Removing what does not exist is
+	// Remove removes an instance; in the same step, the newest one left of its type and name becomes current. Removing an unknown instance is
 	// not an error.
 	Remove(ptype, name, id string) error
-	// Confirm states that a superseded instance is alive, whether it was restored or unreachable. It does not block.
+	// Confirm states that a superseded instance, which was restored or unreachable, is alive. It does not block.
 	Confirm(ptype, name, id string)
 	// Unreachable states why an instance must not be dispensed until it is published again or confirmed. It does not block.
 	Unreachable(ptype, name, id string, reason error)
@@ -36,14 +35,13 @@ type Registry interface {
 	SaveReservation(plugin.Name) error
 }
 
-// Stage is what came of staging one instance. With both a Staged and an error, the work could not be undone, and the caller must discard
-// it.
+// Stage is the result of staging one instance. With both a Staged and an error, the caller must discard the Staged.
 type Stage struct {
 	Staged Staged
 	Err    error
 }
 
-// Staged is an instance that is durable and not yet visible.
+// Staged is an instance that is saved and not yet visible.
 type Staged interface {
 	// Publish makes it visible and announces it. It does not block.
 	Publish()
@@ -53,39 +51,39 @@ type Staged interface {
 
 // Transport reaches plugins through their registration sockets.
 type Transport interface {
-	// Dial connects to the socket at a path, if that is still the one with this identity; the zero one is any. What happens to another
-	// socket, or that nobody accepts on it, says nothing about this one. An error that wraps a [trust.Refusal] says that it is not trusted.
-	// It blocks no longer than ctx and timeout allow. See also [IsFirst].
+	// Dial connects to the socket at a path. It returns an error if the socket there has another identity, unless the identity is zero. An
+	// error that wraps a [trust.Refusal] means that the socket or its process is not trusted. Dial blocks until ctx ends or the timeout has
+	// passed. See also [IsFirst].
 	Dial(ctx context.Context, timeout time.Duration, path string, socket plugin.SocketID) (Conn, error)
-	// Probe says whether anybody accepts on the socket at a path, if that is still the one with this identity, as for Dial: no error if so. It
-	// then also watches the plugin, as Conn.Watch does, in a way that the plugin does not notice; a nil stop says that it cannot.
+	// Probe returns nil if a process accepts on the socket with this path and identity, as for Dial. It then also watches the plugin as
+	// Conn.Watch does, without a connection that the plugin would notice; stop is nil if the plugin cannot be watched.
 	Probe(ctx context.Context, path string, socket plugin.SocketID, hint func()) (stop func(), err error)
-	// Refused says whether an error of Dial or Probe means that nobody accepts on the socket.
+	// Refused reports whether an error of Dial or Probe means that no process accepts on the socket.
 	Refused(err error) bool
-	// WatchProcess has hint called, at most once, when a process ends. An error says that it has ended, or that the system cannot tell.
+	// WatchProcess calls hint, at most once, when a process exits. An error means that it has exited or cannot be watched.
 	WatchProcess(peer plugin.Peer, hint func()) (stop func(), err error)
-	// Listens reports whether anybody still listens on a socket that no longer has a path and on which the process listened. It also reports
-	// true if the system cannot tell. It may block for as long as the system takes to answer.
+	// Listens reports whether a process still listens on a socket that has no path any more, and on which peer listened. It is true if the
+	// system cannot tell. It may block on the system.
 	Listens(socket plugin.SocketID, peer plugin.Peer) bool
-	// Source returns how the plugin behind a socket came to the host, and Withdrawn why a socket that left the desired state of the world no
-	// longer counts although it exists; nil: it was removed. They are called with locks held, and must neither block nor call back.
+	// Source returns how the plugin of a socket came to the host. Withdrawn returns why a socket that exists was removed from the desired
+	// state of the world; nil if it does not exist. They are called with locks held, and must neither block nor call the Reconciler.
 	Source(socketPath string) plugin.Source
 	Withdrawn(socketPath string) error
 }
 
 // Conn is a connection to the registration service of one plugin. It is used by one goroutine at a time.
 type Conn interface {
-	// GetInfo asks the plugin who it is. It blocks until the plugin answers, ctx ends or timeout, which is positive, has passed.
+	// GetInfo returns what the plugin announces. It blocks until the plugin answers, ctx ends or the timeout has passed.
 	GetInfo(ctx context.Context, timeout time.Duration) (plugin.Info, error)
-	// Notify tells the plugin whether it is registered and, if not, why. It blocks as GetInfo does.
+	// Notify notifies the plugin whether it is registered, with the reason if it is not. It blocks as GetInfo does.
 	Notify(ctx context.Context, timeout time.Duration, registered bool, reason string) error
-	// Peer identifies the process at the other end; zero if it cannot be seen.
+	// Peer identifies the process at the other end; zero if it is not visible.
 	Peer() plugin.Peer
-	// Account is who answers for the plugin; zero if the system does not say.
+	// Account returns the account responsible for the plugin; zero if it is not known.
 	Account() plugin.Account
-	// Watch has hint called, at most once, when anything suggests that the plugin is gone; hint does not block. It takes over the
-	// connection: afterwards only stop may be called, which ends the watch and may be called at any time. An error says that the plugin
-	// cannot be watched; the connection is then closed.
+	// Watch calls hint, at most once, when the plugin may be gone; hint does not block. It takes over the connection, whose methods must not
+	// be called afterwards. stop ends the watch, and may be called at any time. With an error, the plugin cannot be watched and the
+	// connection is closed.
 	Watch(hint func()) (stop func(), err error)
 	// Close ends the connection. It does not block.
 	Close() error
@@ -93,13 +91,13 @@ type Conn interface {
 
 type firstKey struct{}
 
-// IsFirst reports whether a Transport dials a plugin with ctx for the first time: no attempt has failed since its socket appeared, it was
-// registered or [Reconciler.Retry] was called. If not all plugins can be asked, these go before those that have failed.
+// IsFirst reports whether ctx is that of a first attempt: none has failed since the socket appeared, the plugin was registered, or
+// [Reconciler.Retry] was called. A Transport that limits calls should prefer first attempts.
 func IsFirst(ctx context.Context) bool { return ctx.Value(firstKey{}) != nil }
 
 var defaultTimeouts = plugin.Timeouts{Dial: time.Second, GetInfo: 5 * time.Second, Notify: 5 * time.Second}
 
-// timeoutTable is what holds at one time.
+// timeoutTable has the timeouts of all types and those of some.
 type timeoutTable struct {
 	all    plugin.Timeouts
 	byType map[string]plugin.Timeouts
@@ -112,7 +110,7 @@ func checkNegative(t plugin.Timeouts) error {
 	return nil
 }
 
-// CheckTimeouts returns an error if a timeout is negative, or a text is not a plugin type.
+// CheckTimeouts returns an error if a timeout is negative, or a key of byType is not a plugin type.
 func CheckTimeouts(all plugin.Timeouts, byType map[string]plugin.Timeouts) error {
 	if err := checkNegative(all); err != nil {
 		return err
@@ -128,7 +126,7 @@ func CheckTimeouts(all plugin.Timeouts, byType map[string]plugin.Timeouts) error
 	return nil
 }
 
-// withDefaults returns t with the values of other where t has none.
+// withDefaults returns t with the values of other where those of t are zero.
 func withDefaults(t, other plugin.Timeouts) plugin.Timeouts {
 	return plugin.Timeouts{
 		Dial:    cmp.Or(t.Dial, other.Dial),
@@ -138,7 +136,7 @@ func withDefaults(t, other plugin.Timeouts) plugin.Timeouts {
 	}
 }
 
-// longest returns the longer one of each timeout.
+// longest returns the longer of each timeout.
 func longest(t, other plugin.Timeouts) plugin.Timeouts {
 	return plugin.Timeouts{
 		Dial:    max(t.Dial, other.Dial),
@@ -148,56 +146,53 @@ func longest(t, other plugin.Timeouts) plugin.Timeouts {
 	}
 }
 
-// Config is what a [Reconciler] works with.
+// Config configures a [Reconciler]. It may be used again for another one.
 type Config struct {
 	Desired   *cache.Desired
 	Transport Transport
-	// Registry keeps the registered instances; nil for none.
+	// Registry stores the registered instances; nil for none.
 	Registry Registry
 	// Restored are the instances that the registry has restored, those of one name in the reverse order of their registration. The
 	// reconciler checks whether they are alive.
 	Restored []plugin.Instance
-	// Observe, Passed, Attempted and Refused are called in order, with internal locks held: they must neither block nor call back. They are
-	// functions because most observers are interested in one of them; each may be nil.
+	// Observe is called for each event, and OnTransition for each state of an instance that no event reports, with the state as the kind.
+	// While attempts fail repeatedly, OnTransition is called once for each state; it is only called while Logger is enabled for Debug.
+	// Attempted is called at the end of each attempt to register an instance, and Refused for each refusal of something untrusted.
 	//
-	// Observe is called for each event. Passed is called for each state of an instance that no event reports, with the state as the kind;
-	// while attempts fail repeatedly, it is called once per state. It is only called while Logger is enabled for Debug. Attempted is called
-	// at the end of each attempt to register an instance, and Refused whenever something that is not trusted is refused.
-	Observe, Passed func(plugin.Event)
-	Attempted       func(plugin.Attempt)
-	Refused         func(trust.Reason)
-	// Tracer traces attempts: one span per attempt and one for each step in it, in one trace from when a socket is seen until it is
-	// registered. The context of RegisterPluginContext carries it on. Nil: nothing is traced.
+	// They are called in order, with internal locks held: they must neither block nor call the Reconciler. Each may be nil.
+	Observe, OnTransition func(plugin.Event)
+	Attempted             func(plugin.Attempt)
+	Refused               func(trust.Reason)
+	// Tracer creates one span for each attempt and one for each step of it, in one trace from the appearance of a socket to its
+	// registration. RegisterPluginContext gets a context with the span. May be nil.
 	Tracer trace.Tracer
-	// Admit says whether a plugin that its handler has validated may be registered; it has no ID yet, unless it was registered before. It
-	// may block until ctx ends, which it does when the plugin's socket goes or the reconciler ends. With an error the plugin is sent a
-	// refusal and removed, also from the registry, if it is there from an earlier registration. With one that wraps cache.ErrRetry no
-	// refusal is sent, and a plugin that is in the registry is not dispensed. Either way the attempt is repeated with back-off. It is a
-	// function because whether and how the host admits depends on its configuration. Nil: every plugin may.
+	// Admit returns nil if a plugin, which its handler has validated, may be registered. The instance has an ID if it was registered before.
+	// Admit may block until ctx ends, which is when the plugin's socket is removed or the reconciler stops. After an error, the plugin is
+	// sent a refusal and removed from the registry; after one that wraps cache.ErrRetry, no refusal is sent, and a plugin in the registry is
+	// not dispensed. In both cases the attempt is repeated with back-off. If Admit is nil, every plugin is admitted.
 	Admit func(ctx context.Context, in plugin.Instance) error
-	// Trust says who may register which types, and who may take whose name. Nil: everybody may do everything.
+	// Trust decides which account may register which types, and take which names; nil permits everything.
 	Trust *trustjudge.Judge
-	// IgnoreUnhandled leaves plugins of a type without a handler alone: they are asked who they are, and no more. Otherwise they are sent a
-	// refusal, which makes some exit, although they may belong to another host that uses the same directory.
+	// IgnoreUnhandled sends nothing except GetInfo to plugins of a type without a handler. Otherwise they are sent a refusal, which makes
+	// some exit, even if they belong to another host that uses the same directory.
 	IgnoreUnhandled bool
-	// ClientTimeout returns the timeout configured for calls to a plugin, which is handed to its handler; nil for none. It is a function
-	// because the configuration may change. May be nil.
+	// ClientTimeout returns the timeout configured for calls to a plugin, which its handler receives; nil for none. May be nil.
 	ClientTimeout func(ptype, name string) *time.Duration
 	// Timeouts apply to every plugin type; TypeTimeouts override them for some types. Until the type of a plugin is known, the longest
 	// configured timeout applies.
 	Timeouts     plugin.Timeouts
 	TypeTimeouts map[string]plugin.Timeouts
 	Bounds       plugin.Bounds
-	// UnreachableGrace is how long a plugin on whose socket nobody accepts stays registered (default 0: not at all).
+	// UnreachableGrace is how long a plugin stays registered while no process accepts on its socket (default 0: not at all).
 	UnreachableGrace time.Duration
-	// NameGrace is how long the name of a plugin stays reserved for its user after its last instance goes away: meanwhile a plugin of
-	// another user is refused that name, unless Trust lets it take the name (default 0: not at all). At most 256 names are reserved for one
-	// user, of which the oldest are dropped first, and 4,096 in total. Names are the reservations from before a restart.
+	// NameGrace is how long the name of a plugin stays reserved for its user after its last instance was removed (default 0: not at all).
+	// Plugins of other users are refused the name, unless Trust permits them to take it. At most 256 names are reserved for one user, and
+	// 4,096 in total; the oldest are dropped first. Names are the reservations from before a restart.
 	NameGrace time.Duration
 	Names     []plugin.Reservation
-	// Walks bounds how many plugins are registered at the same time (default 64). A walk that waits for its plugin or handler does not count
-	// for longer than a moment, and one that waits for the Registry not at all.
-	Walks  int
+	// Slots is how many registrations may make progress at the same time (default 64). One that waits for its plugin or handler occupies a
+	// slot for at most 25 ms, and one that is being saved occupies none.
+	Slots  int
 	Logger *slog.Logger
 }
 
@@ -209,8 +204,8 @@ func (c Config) Validate() error {
 		return fmt.Errorf("negative Bounds: %+v; use 0 for the default", b)
 	case c.UnreachableGrace < 0:
 		return fmt.Errorf("negative UnreachableGrace: %v", c.UnreachableGrace)
-	case c.Walks < 0:
-		return fmt.Errorf("negative Walks: %d; use 0 for the default", c.Walks)
+	case c.Slots < 0:
+		return fmt.Errorf("negative Slots: %d; use 0 for the default", c.Slots)
 	}
 	return CheckTimeouts(c.Timeouts, c.TypeTimeouts)
 }

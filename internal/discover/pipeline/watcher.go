@@ -377,7 +377,7 @@ func (w *Watcher) take(p *pipeline, u dirwatch.Update) {
 	w.degrade(u.Degraded)
 	if u.Scanned && !p.scanned {
 		p.scanned = true
-		p.reconciler.Synced()
+		p.reconciler.MarkComplete()
 		w.mu.Lock()
 		ready := w.readyChan()
 		w.mu.Unlock()
