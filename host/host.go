@@ -185,7 +185,7 @@ func (h *Host) state() error {
 func (h *Host) open() error {
 	err := h.state()
 	if err == nil && h.group == nil {
-		h.group = process.NewGroup(process.Config{Logger: h.Logger, Cgroup: h.Cgroup, StateDir: h.StateDir, Leftover: h.leftover})
+		h.group = &process.Group{Logger: h.Logger, Cgroup: h.Cgroup, StateDir: h.StateDir, Leftover: h.leftover}
 	}
 	return err
 }

@@ -104,7 +104,7 @@ func newBench(target Target, options Options) (_ *bench, err error) {
 			return nil, err
 		}
 	}
-	b.group = process.NewGroup(process.Config{})
+	b.group = &process.Group{}
 	return b, nil
 }
 

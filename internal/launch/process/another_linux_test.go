@@ -60,7 +60,7 @@ func TestSocketOfAnother(t *testing.T) {
 // TestSocketOfAnotherAfterEnd is TestSocketOfAnother for a process that ends while its host lives, and that is told its socket while it starts.
 func TestSocketOfAnotherAfterEnd(t *testing.T) {
 	modes(t, func(t *testing.T, cgroup string) {
-		g := newGroup(t, Config{Cgroup: cgroup})
+		g := newGroup(t, &Group{Cgroup: cgroup})
 		dir := t.TempDir()
 		own, others := filepath.Join(dir, "own"), filepath.Join(dir, "others")
 		p := start(t, g, &role{}, func(s *Spec) {

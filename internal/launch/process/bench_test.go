@@ -17,7 +17,7 @@ import (
 func BenchmarkStartToExit(b *testing.B) {
 	for name, cgroup := range map[string]string{"cgroup": "", "nocgroup": noCgroup} {
 		b.Run(name, func(b *testing.B) {
-			g := newGroup(b, Config{Cgroup: cgroup})
+			g := newGroup(b, &Group{Cgroup: cgroup})
 			own(b, g) // starts the watchdog
 			var ownStart, ownLife, bareStart, bareLife []time.Duration
 			for b.Loop() {
@@ -89,7 +89,7 @@ func drain(readers ...io.ReadCloser) {
 
 // BenchmarkRunning shows what a running process costs its host.
 func BenchmarkRunning(b *testing.B) {
-	g := newGroup(b, Config{})
+	g := newGroup(b, &Group{})
 	own(b, g)
 	const n = 100
 	for b.Loop() {

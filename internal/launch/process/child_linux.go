@@ -63,7 +63,7 @@ func (c *child) start() (err error) {
 		_ = c.leaf.remove()
 		c.leaf = nil
 		if _, err = c.fork(files); err == nil {
-			c.group.cfg.Logger.Warn("a process could not enter its cgroup and runs without one", "name", spec.Name, "error", refused)
+			c.group.Logger.Warn("a process could not enter its cgroup and runs without one", "name", spec.Name, "error", refused)
 		}
 	}
 	if err == nil {
@@ -259,9 +259,9 @@ func (c *child) wait() error {
 	c.group.platform.guard.end(c.id)
 	slices.Sort(left)
 	if left = slices.Compact(left); len(left) > 0 { // a process that is being killed may be found twice
-		c.group.cfg.Logger.Warn("killed processes that a process left behind", "name", c.process.spec.Name, "pid", c.pid, "left", left)
-		if c.group.cfg.Leftover != nil {
-			c.group.cfg.Leftover(c.process, left)
+		c.group.Logger.Warn("killed processes that a process left behind", "name", c.process.spec.Name, "pid", c.pid, "left", left)
+		if c.group.Leftover != nil {
+			c.group.Leftover(c.process, left)
 		}
 	}
 	return err
@@ -291,7 +291,7 @@ func (c *child) clean() {
 	}
 	c.group.platform.leaves.Go(func() {
 		if !removeAll(remains, sockets, leafGrace) {
-			c.group.cfg.Logger.Warn("a process in the cgroups of an ended process, or on its socket, does not end",
+			c.group.Logger.Warn("a process in the cgroups of an ended process, or on its socket, does not end",
 				"name", c.process.spec.Name, "files", remains)
 		}
 	})
@@ -321,7 +321,7 @@ func (c *child) sweepLeaf() []int {
 	_ = c.leaf.kill()
 	c.group.platform.leaves.Go(func() {
 		if err := c.leaf.clear(leafGrace); err != nil {
-			c.group.cfg.Logger.Warn("a leftover process does not end", "name", c.process.spec.Name, "error", err)
+			c.group.Logger.Warn("a leftover process does not end", "name", c.process.spec.Name, "error", err)
 		}
 	})
 	return left

@@ -33,11 +33,14 @@ var errClosed = errors.New("the group of processes is closed")
 // errReleased is returned by [Process.Err] for a surviving process after its group was closed.
 var errReleased = errors.New("the process keeps running without this host")
 
-// noCgroup as [Config].Cgroup disables cgroups, for tests.
+// noCgroup as [Group].Cgroup disables cgroups, for tests.
 const noCgroup = "none"
 
-// Config configures a [Group]. Its zero value works.
-type Config struct {
+// Group starts processes and ensures that they do not outlive this process, except those with [Spec].Survive. A host has one Group. Its
+// zero value works; the exported fields are set before the first call. All methods are safe for concurrent use.
+//
+// The first Start also starts the watchdog, a small process that ends the others when this process has ended.
+type Group struct {
 	// Logger logs killed descendants and restarts of the watchdog. Nil for no log.
 	Logger *slog.Logger
 	// Cgroup is the directory of the cgroup (version 2) in which the group creates its own. If it is empty, that is the cgroup of this
@@ -49,31 +52,15 @@ type Config struct {
 	// Leftover is called after the descendants of a process that ended were killed. It must not block. It is a function because only the host
 	// can name the plugin in an event.
 	Leftover func(p *Process, pids []int)
-}
 
-// Group starts processes and ensures that they do not outlive this process, except those with [Spec].Survive. A host has one Group. All
-// methods are safe for concurrent use.
-//
-// The first Start also starts the watchdog, a small process that ends the others when this process has ended.
-type Group struct {
-	cfg      Config
 	platform platform
+	running  sync.WaitGroup // calls of Start, and one for each process
+	end      sync.Once      // closes platform
+	endErr   error
 
-	mu      sync.Mutex // guards the fields below
-	closed  bool
-	procs   map[*Process]struct{}
-	running sync.WaitGroup // calls of Start, and one for each process
-	end     func() error   // once
-}
-
-// NewGroup returns a group. It does not start a process.
-func NewGroup(cfg Config) *Group {
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
-	}
-	g := &Group{cfg: cfg, procs: map[*Process]struct{}{}}
-	g.end = sync.OnceValue(func() error { return g.platform.close() })
-	return g
+	mu     sync.Mutex // guards the fields below
+	closed bool
+	procs  map[*Process]struct{}
 }
 
 // Start starts a process. It returns when the program is being executed. An error wraps that of the system ([io/fs.ErrNotExist],
@@ -101,7 +88,7 @@ func (g *Group) Start(spec Spec) (*Process, error) {
 // closing the group.
 func (g *Group) Remove(paths ...string) { g.platform.remove(paths) }
 
-// Adopt takes over the processes that survived an earlier host with the same [Config].StateDir and have not ended. An error names survivors
+// Adopt takes over the processes that survived an earlier host with the same [Group].StateDir and have not ended. An error names survivors
 // that another host still holds, and those that could not be reached within 3 s. The others are returned together with the error. Another
 // call tries again.
 func (g *Group) Adopt(ctx context.Context) ([]*Process, error) {
@@ -127,6 +114,10 @@ func (g *Group) enter() error {
 	defer g.mu.Unlock()
 	if g.closed {
 		return errClosed
+	}
+	if g.procs == nil { // the first call
+		g.procs = map[*Process]struct{}{}
+		g.Logger = cmp.Or(g.Logger, slog.New(slog.DiscardHandler))
 	}
 	g.running.Add(1)
 	return nil
@@ -177,7 +168,8 @@ func (g *Group) Close(ctx context.Context) error {
 		return err // the watchdog is still needed
 	}
 	g.running.Wait()
-	return g.end()
+	g.end.Do(func() { g.endErr = g.platform.close() })
+	return g.endErr
 }
 
 // ErrTimeout is returned by [Process.Terminate] if the process has not ended after SIGKILL, because it hangs in the kernel. [Process.Done]
@@ -347,7 +339,7 @@ type Spec struct {
 	Limits plugin.Limits
 	// NoNewPrivs prevents the process and its descendants from gaining privileges by executing a program (setuid, file capabilities).
 	NoNewPrivs bool
-	// Survive keeps the process running when the host ends or closes the group. It needs [Config].StateDir.
+	// Survive keeps the process running when the host ends or closes the group. It needs [Group].StateDir.
 	Survive bool
 	// Data is kept for a host that adopts a surviving process; see [Process.Data].
 	Data []byte

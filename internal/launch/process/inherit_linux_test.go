@@ -27,7 +27,7 @@ func TestInheritedDescriptorsStay(t *testing.T) {
 	defer unix.Close(fd)
 	for name, survive := range map[string]bool{"Ends": false, "Survives": true} {
 		t.Run(name, func(t *testing.T) {
-			g := NewGroup(Config{StateDir: t.TempDir()})
+			g := &Group{StateDir: t.TempDir()}
 			p, err := g.Start(Spec{Name: "ls", Path: "/bin/ls", Args: []string{"ls", "-l", "/proc/self/fd"}, Survive: survive})
 			if err != nil {
 				t.Fatal(err)

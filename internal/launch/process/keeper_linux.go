@@ -71,7 +71,7 @@ func newKeeper(order toKeeper) (*keeper, *net.UnixListener, error) {
 		maps.Copy(sockets, order.Start.Sockets)
 		order.Start.Sockets = sockets
 	}
-	group := NewGroup(Config{Cgroup: order.Cgroup})
+	group := &Group{Cgroup: order.Cgroup}
 	p, err := group.Start(*order.Start)
 	if err != nil {
 		return nil, nil, errors.Join(err, os.Remove(hidden), group.Close(context.Background()))

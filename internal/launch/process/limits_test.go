@@ -52,7 +52,7 @@ func needRoot(t *testing.T) {
 
 func TestOpenFiles(t *testing.T) {
 	modes(t, func(t *testing.T, cgroup string) {
-		g := newGroup(t, Config{Cgroup: cgroup})
+		g := newGroup(t, &Group{Cgroup: cgroup})
 		const limits = "ulimit -Sn; ulimit -Hn"
 		if got := output(t, g, limits, func(s *Spec) { s.Limits.OpenFiles = 77 }); got != "77\n77" {
 			t.Errorf("limits are %q", got)
@@ -69,7 +69,7 @@ func TestOpenFilesOfNothing(t *testing.T) {
 	if os.Geteuid() == 0 {
 		users = append(users, &User{UID: 12345, GID: 23456})
 	}
-	g := newGroup(t, Config{})
+	g := newGroup(t, &Group{})
 	for _, user := range users {
 		for path, want := range map[string]error{"/does/not/exist": fs.ErrNotExist, "/etc/passwd": fs.ErrPermission} {
 			_, without := g.Start(Spec{Name: "test", Path: path, User: user})
@@ -83,7 +83,7 @@ func TestOpenFilesOfNothing(t *testing.T) {
 
 // A limited process is one like any other: it gets what is meant for it and nothing else.
 func TestLimitedIsAsAnyOther(t *testing.T) {
-	g := newGroup(t, Config{})
+	g := newGroup(t, &Group{})
 	const command = "echo $0 $1; env; ls /proc/self/fd"
 	as := func(files int) func(*Spec) {
 		return func(s *Spec) {
@@ -102,7 +102,7 @@ func TestLimitedIsAsAnyOther(t *testing.T) {
 func TestFewProcessesWithFewFiles(t *testing.T) {
 	needLimits(t, plugin.Limits{Processes: 1})
 	modes(t, func(t *testing.T, cgroup string) {
-		g := newGroup(t, Config{Cgroup: cgroup})
+		g := newGroup(t, &Group{Cgroup: cgroup})
 		const command = "ulimit -n; /bin/true && echo forked" // by itself the shell would execute it in its own place
 		for range 5 {
 			if got := output(t, g, command, func(s *Spec) { s.Limits = plugin.Limits{Processes: 1, OpenFiles: 50} }); got != "50" {
@@ -116,7 +116,7 @@ func TestFewProcessesWithFewFiles(t *testing.T) {
 func TestNoRoomToLimitFiles(t *testing.T) {
 	limits := plugin.Limits{Memory: 1 << 20, OpenFiles: 50}
 	needLimits(t, plugin.Limits{Memory: 1 << 26})
-	_, err := newGroup(t, Config{}).Start(Spec{Path: "/bin/true", Limits: limits})
+	_, err := newGroup(t, &Group{}).Start(Spec{Path: "/bin/true", Limits: limits})
 	if err == nil || !strings.Contains(err.Error(), "give it more memory") {
 		t.Errorf("error %v", err)
 	}
@@ -124,7 +124,7 @@ func TestNoRoomToLimitFiles(t *testing.T) {
 
 func TestLimitedLife(t *testing.T) {
 	kernels(t, func(t *testing.T, cgroup string, adapt func(*Group)) {
-		g := newGroup(t, Config{Cgroup: cgroup})
+		g := newGroup(t, &Group{Cgroup: cgroup})
 		adapt(g)
 		p := start(t, g, &role{Exit: 3}, func(s *Spec) { s.Limits.OpenFiles = 100 })
 		if err := p.Terminate(t.Context(), Grace{}); text(err) != "exit status 3" {
@@ -134,7 +134,7 @@ func TestLimitedLife(t *testing.T) {
 }
 
 func TestNoNewPrivs(t *testing.T) {
-	g := newGroup(t, Config{})
+	g := newGroup(t, &Group{})
 	const command = "grep NoNewPrivs /proc/self/status"
 	for _, wanted := range []bool{false, true, false, true} {
 		want := map[bool]string{false: "NoNewPrivs:\t0", true: "NoNewPrivs:\t1"}[wanted]
@@ -149,7 +149,7 @@ func TestNoNewPrivs(t *testing.T) {
 
 func TestUser(t *testing.T) {
 	needRoot(t)
-	g := newGroup(t, Config{})
+	g := newGroup(t, &Group{})
 	for _, limit := range []int{0, 64} {
 		got := output(t, g, "id -u; id -g; id -G; grep CapEff: /proc/self/status; ulimit -n", func(s *Spec) {
 			s.User, s.NoNewPrivs, s.Limits.OpenFiles = &User{UID: 12345, GID: 23456}, true, limit
@@ -167,7 +167,7 @@ func TestUser(t *testing.T) {
 // needLimits skips where neither version of cgroups can limit.
 func needLimits(t *testing.T, l plugin.Limits) {
 	t.Helper()
-	g := newGroup(t, Config{})
+	g := newGroup(t, &Group{})
 	p, err := g.Start(Spec{Path: "/bin/true", Limits: l})
 	if err != nil {
 		notTested(t, "limits through cgroups of either version", err)
@@ -190,7 +190,7 @@ func TestLimitsByVersion2(t *testing.T) {
 			notTested(t, what, "this process's cgroup of version 2 does not have the controller "+name)
 		}
 	}
-	g := newGroup(t, Config{})
+	g := newGroup(t, &Group{})
 	limits := plugin.Limits{Memory: 1 << 28, CPU: 1500, Processes: 50}
 	if _, err := g.Start(Spec{Path: "/does/not/exist", Limits: limits}); errors.Is(err, unix.EBUSY) {
 		notTested(t, what, err)
@@ -212,7 +212,7 @@ func TestLimitsByVersion2(t *testing.T) {
 // A process that may have no further ones cannot fork.
 func TestProcessesAreBounded(t *testing.T) {
 	needLimits(t, plugin.Limits{Processes: 1})
-	g := newGroup(t, Config{})
+	g := newGroup(t, &Group{})
 	const command = "/bin/true && echo forked" // by itself the shell would execute it in its own place
 	if got := output(t, g, command); got != "forked" {
 		t.Fatalf("without a limit it prints %q", got)
@@ -263,7 +263,7 @@ func limitsOf(t *testing.T, p *Process) map[string]string {
 func TestMemoryAndCPU(t *testing.T) {
 	needLimits(t, plugin.Limits{Memory: 1 << 26, CPU: 1000})
 	modes(t, func(t *testing.T, cgroup string) {
-		g := newGroup(t, Config{Cgroup: cgroup})
+		g := newGroup(t, &Group{Cgroup: cgroup})
 		p := start(t, g, &role{}, func(s *Spec) { s.Limits = plugin.Limits{Memory: 1 << 28, CPU: 1500} })
 		want := map[string]string{"memory.max": "268435456", "cpu.max": "150000", "cgroup.procs": itoa(p.Process.PID())}
 		if diff := cmp.Diff(want, limitsOf(t, p.Process)); diff != "" {
@@ -280,7 +280,7 @@ func TestMemoryAndCPU(t *testing.T) {
 // What a descendant uses counts, from its first byte.
 func TestMemoryIsBounded(t *testing.T) {
 	needLimits(t, plugin.Limits{Memory: 1 << 26, CPU: 1000})
-	g := newGroup(t, Config{})
+	g := newGroup(t, &Group{})
 	const command = "head -c 64M /dev/zero | tail -c 60M | wc -c"
 	if got := output(t, g, command); got != "62914560" {
 		t.Fatalf("without a limit %q bytes pass", got)
@@ -458,7 +458,7 @@ func TestConfine(t *testing.T) {
 // A limit that cannot be set keeps the process from starting, and leaves nothing.
 func TestUnlimitedIsNotStarted(t *testing.T) {
 	modes(t, func(t *testing.T, cgroup string) {
-		g := newGroup(t, Config{Cgroup: cgroup})
+		g := newGroup(t, &Group{Cgroup: cgroup})
 		start(t, g, &role{}) // so that the watchdog is there
 		before := openFiles(t)
 		const tooMany = 1 << 40 // more than fs.nr_open

@@ -152,7 +152,7 @@ func (h *hosting) start(line *said) *Group {
 	if h.First {
 		beFirst()
 	}
-	g := NewGroup(Config{Cgroup: h.Cgroup, StateDir: h.StateDir})
+	g := &Group{Cgroup: h.Cgroup, StateDir: h.StateDir}
 	early := h.Remove[:len(h.Remove)/2]
 	g.Remove(early...)
 	say := func(p *Process, adopted bool) {
@@ -203,9 +203,8 @@ func (s said) everyone() []int {
 	return all
 }
 
-func newGroup(t testing.TB, cfg Config) *Group {
+func newGroup(t testing.TB, g *Group) *Group {
 	t.Helper()
-	g := NewGroup(cfg)
 	t.Cleanup(func() {
 		if err := g.Close(context.Background()); err != nil {
 			t.Errorf("Close: %v", err)

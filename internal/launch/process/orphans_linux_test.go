@@ -91,7 +91,7 @@ func TestNoOrphan(t *testing.T) {
 
 // TestReaperIsKilled: the process ends with it, and the host says why.
 func TestReaperIsKilled(t *testing.T) {
-	g := newGroup(t, Config{Cgroup: noCgroup})
+	g := newGroup(t, &Group{Cgroup: noCgroup})
 	p := start(t, g, &role{Stay: true, Deaf: true, Children: []*role{{Stay: true, Deaf: true}}})
 	all := processes(t, p.everyone())
 	s, _ := readStat(p.Process.PID())
@@ -132,7 +132,7 @@ func TestNoOrphanOfAKilledReaper(t *testing.T) {
 
 // TestStoppedReaper: both are woken when the process is to end.
 func TestStoppedReaper(t *testing.T) {
-	g := newGroup(t, Config{Cgroup: noCgroup})
+	g := newGroup(t, &Group{Cgroup: noCgroup})
 	p := start(t, g, &role{Stay: true, Deaf: true, Children: []*role{{Stay: true, Deaf: true, Setsid: true, Silent: true}}})
 	all := processes(t, p.everyone())
 	s, _ := readStat(p.Process.PID())
@@ -194,7 +194,7 @@ func inDelegatedCgroup(t *testing.T) (string, *syscall.SysProcAttr) {
 
 // TestSpareLeaf: the cgroup of a process is made before the process is known, and a stranger may have removed it by then.
 func TestSpareLeaf(t *testing.T) {
-	g := newGroup(t, Config{})
+	g := newGroup(t, &Group{})
 	leafOf := func(p started) string {
 		t.Helper()
 		leaf := p.body.(*child).leaf

@@ -40,25 +40,25 @@ type platform struct {
 	leaves sync.WaitGroup         // goroutines that create the spare leaf, and remove leaves that were busy
 }
 
-func (pl *platform) open(cfg Config) error {
+func (pl *platform) open(g *Group) error {
 	pl.mu.Lock()
 	defer pl.mu.Unlock()
 	if pl.opened {
 		return nil
 	}
 	var dir string
-	if cfg.Cgroup != noCgroup {
-		c, err := newCgroup(cfg.Cgroup)
+	if g.Cgroup != noCgroup {
+		c, err := newCgroup(g.Cgroup)
 		switch {
 		case err == nil:
 			pl.cgroup, dir = &c, c.dir
-		case cfg.Cgroup != "":
-			return fmt.Errorf("make a cgroup for the processes in %s: %w", cfg.Cgroup, err)
+		case g.Cgroup != "":
+			return fmt.Errorf("make a cgroup for the processes in %s: %w", g.Cgroup, err)
 		default:
-			cfg.Logger.Info("no cgroup for processes: each has a small parent process instead, a reaper", "error", err)
+			g.Logger.Info("no cgroup for processes: each has a small parent process instead, a reaper", "error", err)
 		}
 	}
-	guard, err := newGuard(cfg.Logger, dir)
+	guard, err := newGuard(g.Logger, dir)
 	if err != nil {
 		if pl.cgroup != nil {
 			_ = pl.cgroup.remove()
@@ -80,14 +80,14 @@ func (pl *platform) start(g *Group, p *Process) error {
 	if p.spec.Survive {
 		return startKept(g, p)
 	}
-	if err := pl.open(g.cfg); err != nil {
+	if err := pl.open(g); err != nil {
 		return err
 	}
 	c := &child{group: g, process: p, id: pl.guard.last.Add(1), purpose: pl.inherited.purpose(p.spec.Limits)}
 	if pl.cgroup != nil {
 		var err error
 		if c.leaf, err = pl.leaf(); err != nil {
-			g.cfg.Logger.Warn("no cgroup for a process", "name", p.spec.Name, "error", err)
+			g.Logger.Warn("no cgroup for a process", "name", p.spec.Name, "error", err)
 		}
 	}
 	if err := c.start(); err != nil {

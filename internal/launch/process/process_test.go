@@ -24,7 +24,7 @@ import (
 
 func TestLife(t *testing.T) {
 	kernels(t, func(t *testing.T, cgroup string, prepare func(*Group)) {
-		g := newGroup(t, Config{Cgroup: cgroup})
+		g := newGroup(t, &Group{Cgroup: cgroup})
 		prepare(g)
 		p := start(t, g, &role{Echo: true, Exit: 7}, func(s *Spec) { s.Stdin = reads([]byte("first line\n")) })
 		if p.Text != "first line\n" || p.said.PID != p.Process.PID() || p.Err() != nil {
@@ -42,7 +42,7 @@ func TestLife(t *testing.T) {
 }
 
 func TestEnvironmentIsExact(t *testing.T) {
-	g := newGroup(t, Config{})
+	g := newGroup(t, &Group{})
 	for _, env := range [][]string{nil, {"A=1", "B=2"}} {
 		p, err := g.Start(Spec{Path: "/usr/bin/env", Env: env, Dir: "/"})
 		if err != nil {
@@ -65,7 +65,7 @@ func TestEnvironmentIsExact(t *testing.T) {
 
 func TestStartFails(t *testing.T) {
 	modes(t, func(t *testing.T, cgroup string) {
-		g := newGroup(t, Config{Cgroup: cgroup})
+		g := newGroup(t, &Group{Cgroup: cgroup})
 		start(t, g, &role{}) // so that the watchdog is there
 		before := descriptors(t)
 		file := filepath.Join(t.TempDir(), "not executable")
@@ -121,7 +121,7 @@ func TestTerminate(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			kernels(t, func(t *testing.T, cgroup string, prepare func(*Group)) {
-				g := newGroup(t, Config{Cgroup: cgroup})
+				g := newGroup(t, &Group{Cgroup: cgroup})
 				prepare(g)
 				p := start(t, g, &test.role)
 				if test.stop {
@@ -148,7 +148,7 @@ func text(err error) string {
 }
 
 func TestContextCutsTerminateShort(t *testing.T) {
-	g := newGroup(t, Config{})
+	g := newGroup(t, &Group{})
 	p := start(t, g, &role{Stay: true, Deaf: true})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
@@ -172,7 +172,7 @@ func TestLeftBehind(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			kernels(t, func(t *testing.T, cgroup string, prepare func(*Group)) {
 				var reported atomic.Pointer[[]int]
-				g := newGroup(t, Config{Cgroup: cgroup, Leftover: func(_ *Process, pids []int) { reported.Store(&pids) }})
+				g := newGroup(t, &Group{Cgroup: cgroup, Leftover: func(_ *Process, pids []int) { reported.Store(&pids) }})
 				prepare(g)
 				p := start(t, g, &role{Children: []*role{&test.child}})
 				all := p.everyone()
@@ -200,7 +200,7 @@ func TestLeftBehind(t *testing.T) {
 // SIGKILL goes to the whole tree, also to what has left the group and has no pipe, which is found by descent where there is no cgroup.
 func TestKillTree(t *testing.T) {
 	kernels(t, func(t *testing.T, cgroup string, prepare func(*Group)) {
-		g := newGroup(t, Config{Cgroup: cgroup})
+		g := newGroup(t, &Group{Cgroup: cgroup})
 		prepare(g)
 		p := start(t, g, &role{Stay: true, Deaf: true, Children: []*role{
 			{Stay: true, Deaf: true, Setsid: true, Silent: true, Children: []*role{{Stay: true, Deaf: true, Setsid: true, Silent: true}}},
@@ -218,7 +218,7 @@ func TestKillTree(t *testing.T) {
 
 func TestOwns(t *testing.T) {
 	modes(t, func(t *testing.T, cgroup string) {
-		g := newGroup(t, Config{Cgroup: cgroup})
+		g := newGroup(t, &Group{Cgroup: cgroup})
 		p := start(t, g, &role{Children: []*role{{}, {Setsid: true, Children: []*role{{Setsid: true}}}}})
 		other := start(t, g, &role{})
 		for _, pid := range p.everyone() {
@@ -239,7 +239,7 @@ func TestOwns(t *testing.T) {
 }
 
 func TestFilesAreRemoved(t *testing.T) {
-	g := newGroup(t, Config{})
+	g := newGroup(t, &Group{})
 	dir := t.TempDir()
 	empty := filepath.Join(dir, "empty")
 	if err := os.Mkdir(empty, 0o700); err != nil {
@@ -265,7 +265,7 @@ func TestFilesAreRemoved(t *testing.T) {
 // Somebody who is no descendant holds the other end of standard output.
 func TestOutputEnds(t *testing.T) {
 	modes(t, func(t *testing.T, cgroup string) {
-		g := newGroup(t, Config{Cgroup: cgroup})
+		g := newGroup(t, &Group{Cgroup: cgroup})
 		p, err := g.Start((&role{Say: "something"}).spec())
 		if err != nil {
 			t.Fatal(err)
@@ -291,7 +291,7 @@ func TestOutputEnds(t *testing.T) {
 
 func TestClose(t *testing.T) {
 	kernels(t, func(t *testing.T, cgroup string, prepare func(*Group)) {
-		g := newGroup(t, Config{Cgroup: cgroup})
+		g := newGroup(t, &Group{Cgroup: cgroup})
 		prepare(g)
 		a, b := start(t, g, &role{}), start(t, g, &role{Stay: true, Deaf: true})
 		watchdog := watchdogOf(t, os.Getpid())
@@ -317,7 +317,7 @@ func TestClose(t *testing.T) {
 }
 
 func TestCloseUnused(t *testing.T) {
-	if err := newGroup(t, Config{}).Close(t.Context()); err != nil {
+	if err := newGroup(t, &Group{}).Close(t.Context()); err != nil {
 		t.Error(err)
 	}
 }
@@ -325,7 +325,7 @@ func TestCloseUnused(t *testing.T) {
 // Whatever starts while the group is closed either fails or ends.
 func TestCloseWhileStarting(t *testing.T) {
 	for range 10 {
-		g := newGroup(t, Config{})
+		g := newGroup(t, &Group{})
 		var starting sync.WaitGroup
 		for range 4 {
 			starting.Go(func() {

@@ -17,7 +17,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
-// kept is the host's side of a surviving process, which it controls through the keeper. Only the keeper's socket in [Config].StateDir
+// kept is the host's side of a surviving process, which it controls through the keeper. Only the keeper's socket in [Group].StateDir
 // survives a host, so no stored process ID can be that of another process.
 type kept struct {
 	process *Process
@@ -34,7 +34,7 @@ type kept struct {
 const socketSuffix = ".sock"
 
 func startKept(g *Group, p *Process) error {
-	dir := g.cfg.StateDir
+	dir := g.StateDir
 	if dir == "" {
 		return errors.New("a process that survives needs a directory for its state")
 	}
@@ -57,7 +57,7 @@ func startKept(g *Group, p *Process) error {
 	spec.ExtraFiles = nil
 
 	socket := filepath.Join(dir, rand.Text()[:10]+socketSuffix)
-	w, about, err := startWithOrder(launchKeeper, toKeeper{Start: &spec, Input: input, Cgroup: g.cfg.Cgroup, Socket: socket}, files, 2)
+	w, about, err := startWithOrder(launchKeeper, toKeeper{Start: &spec, Input: input, Cgroup: g.Cgroup, Socket: socket}, files, 2)
 	if err != nil {
 		return err
 	}
@@ -120,10 +120,10 @@ func pollable(f *os.File) *os.File {
 
 // adopt connects to all keepers, except those of processes in this group.
 func (pl *platform) adopt(ctx context.Context, g *Group) ([]*Process, error) {
-	if g.cfg.StateDir == "" {
+	if g.StateDir == "" {
 		return nil, nil
 	}
-	dir, err := realDir(g.cfg.StateDir)
+	dir, err := realDir(g.StateDir)
 	if err != nil {
 		return nil, ignore(err, fs.ErrNotExist)
 	}

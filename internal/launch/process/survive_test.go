@@ -86,7 +86,7 @@ func TestSurvivesTheDeathOfTheHost(t *testing.T) {
 		keeper := keeperOf(t, all[0].pid)
 		h.kill(t)
 
-		g := newGroup(t, Config{Cgroup: cgroup, StateDir: dir})
+		g := newGroup(t, &Group{Cgroup: cgroup, StateDir: dir})
 		p := adoptOnly(t, g)
 		if p.PID() != all[0].pid || p.Name() != "test" || string(p.Data()) != "what a host remembers" || p.Err() != nil {
 			t.Errorf("adopted %d %q %q, %v", p.PID(), p.Name(), p.Data(), p.Err())
@@ -114,7 +114,7 @@ func TestSurvivesClose(t *testing.T) {
 	dir := stateDir(t)
 	spec := surviving(&role{Exit: 7})
 	for i := range 3 {
-		g := newGroup(t, Config{StateDir: dir})
+		g := newGroup(t, &Group{StateDir: dir})
 		var p *Process
 		if i == 0 {
 			var err error
@@ -150,7 +150,7 @@ func TestSurvivesClose(t *testing.T) {
 // Without a host it never waits for somebody to read; what it wrote last is there for the next one.
 func TestOutputWithoutHost(t *testing.T) {
 	dir := stateDir(t)
-	g := newGroup(t, Config{StateDir: dir})
+	g := newGroup(t, &Group{StateDir: dir})
 	p, err := g.Start(Spec{
 		Path: "/bin/sh", Args: []string{"sh", "-c", "read go; head -c 1000000 /dev/zero; echo; echo the end; exec cat"},
 		Env: []string{"PATH=" + os.Getenv("PATH")}, Survive: true, Stdin: reads([]byte("go\n")),
@@ -165,7 +165,7 @@ func TestOutputWithoutHost(t *testing.T) {
 	comm := "/proc/" + strconv.Itoa(p.PID()) + "/comm"
 	await(t, "it has written all", func() bool { b, _ := os.ReadFile(comm); return string(b) == "cat\n" })
 
-	p = adoptOnly(t, newGroup(t, Config{StateDir: dir}))
+	p = adoptOnly(t, newGroup(t, &Group{StateDir: dir}))
 	text := make(chan string)
 	go func() {
 		b, err := io.ReadAll(p.Stdout())
@@ -184,14 +184,14 @@ func TestOutputWithoutHost(t *testing.T) {
 
 func TestSurviveFails(t *testing.T) {
 	dir := stateDir(t)
-	g := newGroup(t, Config{StateDir: dir})
+	g := newGroup(t, &Group{StateDir: dir})
 	if _, err := g.Start(Spec{Path: "/does/not/exist", Survive: true}); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("no program: %v", err)
 	}
 	if left := remembered(t, dir); len(left) > 0 {
 		t.Errorf("remembered: %v", left)
 	}
-	if _, err := newGroup(t, Config{}).Start(Spec{Path: "/bin/true", Survive: true}); err == nil {
+	if _, err := newGroup(t, &Group{}).Start(Spec{Path: "/bin/true", Survive: true}); err == nil {
 		t.Error("it started without a directory")
 	}
 }
@@ -206,13 +206,13 @@ func TestAdoptLooks(t *testing.T) {
 	}
 	l.SetUnlinkOnClose(false)
 	_ = l.Close()
-	first := newGroup(t, Config{StateDir: dir})
+	first := newGroup(t, &Group{StateDir: dir})
 	p, err := first.Start(surviving(&role{}))
 	if err != nil {
 		t.Fatal(err)
 	}
 	s := listen(t, p)
-	procs, err := newGroup(t, Config{StateDir: dir}).Adopt(t.Context())
+	procs, err := newGroup(t, &Group{StateDir: dir}).Adopt(t.Context())
 	if len(procs) > 0 || err == nil || !strings.Contains(err.Error(), "another host holds it") {
 		t.Errorf("adopted %v, %v", procs, err)
 	}
@@ -230,7 +230,7 @@ func TestAdoptLooks(t *testing.T) {
 // TestKeeperIsKilled: nothing of a survivor outlives its keeper, whatever it left.
 func TestKeeperIsKilled(t *testing.T) {
 	modes(t, func(t *testing.T, cgroup string) {
-		g := newGroup(t, Config{StateDir: stateDir(t), Cgroup: cgroup})
+		g := newGroup(t, &Group{StateDir: stateDir(t), Cgroup: cgroup})
 		p, err := g.Start(surviving(&role{Stay: true, Deaf: true, Children: []*role{
 			{Stay: true, Deaf: true, Setsid: true}, {Stay: true, Deaf: true, Setsid: true, Silent: true},
 		}}))
@@ -261,7 +261,7 @@ func TestNoSignalIsIgnored(t *testing.T) {
 	signal.Ignore(unix.SIGUSR2)
 	t.Cleanup(func() { signal.Reset(unix.SIGUSR2) })
 	const want = "SigIgn:\t0000000000000000\n"
-	g := newGroup(t, Config{StateDir: stateDir(t)})
+	g := newGroup(t, &Group{StateDir: stateDir(t)})
 	for _, survive := range []bool{false, true} {
 		p, err := g.Start(Spec{Path: "/bin/grep", Args: []string{"grep", "SigIgn", "/proc/self/status"}, Survive: survive})
 		if err != nil {

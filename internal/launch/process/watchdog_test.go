@@ -198,7 +198,7 @@ func TestWatchdogIsReplaced(t *testing.T) {
 
 func TestStoppedWatchdogIsReplaced(t *testing.T) {
 	var log lockedBuffer
-	g := newGroup(t, Config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	g := newGroup(t, &Group{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	p := start(t, g, &role{})
 	first := watchdogOf(t, os.Getpid())
 	if err := unix.Kill(first.pid, unix.SIGSTOP); err != nil {
@@ -238,7 +238,7 @@ func (b *lockedBuffer) String() string {
 
 // A process ID that has passed on to another process is never signalled.
 func TestRecycledIDs(t *testing.T) {
-	g := newGroup(t, Config{})
+	g := newGroup(t, &Group{})
 	p := start(t, g, &role{})
 	id := process(t, p.Process.PID())
 	stale := procID{id.pid, id.start - 1}
@@ -256,7 +256,7 @@ func TestMany(t *testing.T) {
 		if testing.Short() {
 			cycles, atOnce = 10, 20
 		}
-		g := newGroup(t, Config{Cgroup: cgroup})
+		g := newGroup(t, &Group{Cgroup: cgroup})
 		cycle := func() {
 			p, err := g.Start(Spec{Path: "/bin/sleep", Args: []string{"sleep", "3600"}})
 			if err != nil {
