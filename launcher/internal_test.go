@@ -4,6 +4,8 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"reflect"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -141,5 +143,62 @@ func TestZeroPlugin(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("the configuration (-), package launcher (+):\n%s", diff)
+	}
+}
+
+// TestIdentity checks that every field of the Spec that a process depends on changes the identity, and that the identity is the same in
+// every program: a later version of the host compares it.
+func TestIdentity(t *testing.T) {
+	p := Plugin{Spec: host.Spec{Name: "p", Args: []string{"/bin/p", "a b"}, Env: []string{"A=1"}, Survive: true}}
+	if got := p.identity(); got != "543b1ca2e2c277f1" {
+		t.Errorf("the identity is %s", got)
+	}
+	ignored := []string{
+		"Controller", "ExtraFiles", "StopTimeout", // may differ between two hosts
+		"PluginSocket", "Admit", "Tag", "Adapter", // set by the launcher
+		"Survive", // without it there is no identity
+	}
+	seen := map[string]string{p.identity(): "the plugin as it is"}
+	add := func(what string, changed Plugin) {
+		if same, exists := seen[changed.identity()]; exists {
+			t.Errorf("%s and %s have the same identity", what, same)
+		}
+		seen[changed.identity()] = what
+	}
+	for field := range reflect.TypeFor[host.Spec]().Fields() {
+		if slices.Contains(ignored, field.Name) {
+			continue
+		}
+		changed := p
+		switch v := reflect.ValueOf(&changed.Spec).Elem().FieldByIndex(field.Index); v.Interface().(type) {
+		case string, host.Protocol:
+			v.SetString("changed")
+		case []string:
+			v.Set(reflect.ValueOf([]string{"changed"}))
+		case bool:
+			v.SetBool(true)
+		case plugin.Limits:
+			for i := range v.NumField() {
+				v.SetZero()
+				v.Field(i).SetInt(7)
+				add("another limit", changed)
+			}
+			continue
+		default:
+			t.Fatalf("this test cannot change %s", field.Name)
+		}
+		add("another "+field.Name, changed)
+	}
+	split, socket, none, empty := p, p, p, p
+	split.Args = []string{"/bin/p", "a", "b"}
+	socket.NoSocket = true
+	none.Env, empty.Env = nil, []string{}
+	add("other words", split)
+	add("no socket", socket)
+	add("the environment of the host", none)
+	add("an empty environment", empty)
+	p.StopTimeout, p.ExtraFiles = 1, []*os.File{os.Stdin}
+	if seen[p.identity()] == "" {
+		t.Error("what two hosts cannot compare changes the identity")
 	}
 }

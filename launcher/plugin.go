@@ -74,15 +74,15 @@ type Protocol interface {
 	Launch(ctx context.Context, h *host.Host, spec host.Spec) (*host.PluginProcess, error)
 }
 
-// identity returns a digest of the configuration that the processes of the plugin depend on, except what two hosts cannot compare. A later
-// host adopts a surviving process if the digest is the same. It is empty if no process survives.
+// identity returns a digest of the configuration that a process depends on, except its Controller and ExtraFiles, which two hosts cannot
+// compare. A later host adopts a surviving process if the digest is the same. It is empty if no process survives.
 func (p Plugin) identity() string {
 	if !p.Survive {
 		return ""
 	}
-	spec := p.Spec
-	spec.Controller, spec.ExtraFiles, spec.StopTimeout = nil, nil, 0
-	digest := sha256.Sum256(fmt.Appendf(nil, "%#v %t", spec, !p.NoSocket))
+	digest := sha256.Sum256(fmt.Appendf(nil, "%q %q %t %q %q %q %q %q %q %q %q %d %t %t",
+		p.Name, p.Args, p.Env == nil, p.Env, p.Dir, p.Spec.Protocol, p.SHA256, p.Interpreter, p.User, p.Group, p.OwnDir,
+		[]int64{p.Limits.Memory, p.Limits.CPU, int64(p.Limits.Processes), int64(p.Limits.OpenFiles)}, p.NoNewPrivs, p.NoSocket))
 	return hex.EncodeToString(digest[:8])
 }
 
