@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -84,6 +85,7 @@ func NewAdmission(ctx context.Context, host *Host, spec Spec, timeout time.Durat
 	}
 	p.waiting, p.sent, p.kept = promises{list.New()}, promises{list.New()}, promises{list.New()}
 	if len(spec.Args) > 0 {
+		p.spec.Name = cmp.Or(spec.Name, filepath.Base(spec.Args[0]))
 		p.executable = spec.Args[0]
 		if found, err := exec.LookPath(spec.Args[0]); err == nil {
 			p.executable = found

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -214,7 +213,7 @@ func (p supervised) Observe(e plugin.Event) {
 	if e.Kind == plugin.EventReady {
 		e.Message = "it asks for admission checks"
 	}
-	e.Name, e.State = filepath.Base(p.executable), ""
+	e.Name, e.State = p.spec.Name, ""
 	p.host.emit(Event{Event: e})
 }
 
