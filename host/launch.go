@@ -125,6 +125,8 @@ func (h *Host) scan(program string) scanned {
 type survivor struct {
 	PluginSocket string `json:"pluginSocket,omitempty"`
 	Tag          string `json:"tag,omitempty"`
+	// StopTimeout is in nanoseconds.
+	StopTimeout time.Duration `json:"stopTimeout,omitempty"`
 }
 
 // LaunchPlugin launches a plugin with this command line. It does not wait for the plugin to connect; an exit right after the start is not
@@ -329,7 +331,7 @@ func (p *PluginProcess) processSpec(program string) (process.Spec, error) {
 		return s, nil
 	}
 	var err error
-	s.Data, err = json.Marshal(survivor{PluginSocket: spec.PluginSocket, Tag: spec.Tag})
+	s.Data, err = json.Marshal(survivor{spec.PluginSocket, spec.Tag, spec.StopTimeout})
 	return s, err
 }
 
@@ -352,7 +354,9 @@ func (h *Host) Adopt(ctx context.Context) ([]*PluginProcess, error) {
 	for _, proc := range found {
 		var known survivor
 		_ = json.Unmarshal(proc.Data(), &known) // what cannot be read was not written by a host
-		p := newPlugin(ctx, h, Spec{Name: proc.Name(), PluginSocket: known.PluginSocket, Tag: known.Tag, Survive: true})
+		p := newPlugin(ctx, h, Spec{
+			Name: proc.Name(), PluginSocket: known.PluginSocket, Tag: known.Tag, StopTimeout: known.StopTimeout, Survive: true,
+		})
 		p.proc = proc
 		close(p.started)
 		h.mu.Lock()

@@ -14,6 +14,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
+
+	defaults "github.com/patchbay-dev/patchbay/internal/launch"
 )
 
 // registerHosts declares hosts that the tests kill.
@@ -123,6 +126,30 @@ func TestSurvivor(t *testing.T) {
 		t.Errorf("terminated: %v", err)
 	}
 	await(t, func() bool { return isGone(p.PID()) })
+}
+
+// TestAdoptedStopTimeout: a plugin that survived its host is stopped within its own StopTimeout.
+func TestAdoptedStopTimeout(t *testing.T) {
+	state := filepath.Join(shortDir(t), "state")
+	first := &Host{StateDir: state}
+	initialize(t, first)
+	spec := self("deaf") // ends by SIGKILL only
+	spec.Survive, spec.StopTimeout = true, 100*time.Millisecond
+	p := launch(t, first, spec)
+	said(t, p)()
+	first.Close(t.Context())
+
+	second := &Host{StateDir: state}
+	initialize(t, second)
+	adopted, err := second.Adopt(t.Context())
+	if err != nil || len(adopted) != 1 {
+		t.Fatalf("adopted %v, %v", adopted, err)
+	}
+	began := time.Now()
+	err = adopted[0].Terminate(t.Context())
+	if took := time.Since(began); took > defaults.DefaultStopTimeout/2 || errors.Is(err, ErrTerminated) {
+		t.Errorf("it ended after %v with %v, want it killed after %v", took, err, spec.StopTimeout)
+	}
 }
 
 // shortDir returns a temporary directory with a path that leaves room for that of a socket.

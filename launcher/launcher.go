@@ -400,7 +400,7 @@ func (l *Launcher) assignSurvivors(found []*host.PluginProcess) {
 		switch {
 		case l.closed: // the host lets it go on
 		case u == nil:
-			l.work.Go(func() { (&process{PluginProcess: p, plugin: &Plugin{}}).Terminate(context.Background()) })
+			l.work.Go(func() { _ = p.Terminate(context.Background()) })
 		default:
 			u.Survivor(&process{PluginProcess: p, unit: u, plugin: u.plugin})
 		}
