@@ -67,13 +67,14 @@ func (o *bareOutput) Drain(int64) (handedOn int64, err error) {
 // Print implements [launch.Host]. What is printed becomes records of a logger that counts them.
 func (h socketHost) Print(program, control string, limited bool) (launch.Output, error) {
 	records := new(counter)
-	cfg := pluginlog.Config{Name: "printer", Handler: records}
+	const name = "printer"
+	rate := 0
 	if !limited {
-		cfg.Rate = -1
+		rate = -1
 	}
-	log := pluginlog.New(cfg)
+	log := pluginlog.New(name, records, rate)
 	ctx := pluginlog.NewContext(context.Background(), log)
-	p, err := h.host.Launch(ctx, host.Spec{Name: cfg.Name, Args: []string{program, control}})
+	p, err := h.host.Launch(ctx, host.Spec{Name: name, Args: []string{program, control}})
 	return &hostOutput{process: p, log: log, records: records}, err
 }
 

@@ -73,7 +73,7 @@ func newPlugin(ctx context.Context, h *Host, spec Spec) *PluginProcess {
 	}
 	if p.logs == nil {
 		p.ownLogs = true
-		p.logs = pluginlog.New(pluginlog.Config{Name: spec.Name, Handler: handlerOf(ctx, h.PluginsContext)})
+		p.logs = pluginlog.New(spec.Name, handlerOf(ctx, h.PluginsContext), 0)
 	}
 	return p
 }
@@ -268,7 +268,7 @@ func (p *PluginProcess) end() {
 		if p.mayBeCIPD && !p.calls.hasConnected() {
 			p.err = fmt.Errorf("%w, before it called its host; %s", p.err, needsCIPD)
 		}
-		described = p.logs.WithLastWords(p.err, p.began)
+		described = pluginlog.WithLastWords(p.err, p.logs, p.began)
 	}
 	terminated := p.event(plugin.EventTerminated, described.Error())
 	terminated.Err = p.err

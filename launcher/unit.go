@@ -47,9 +47,7 @@ type replacement struct {
 }
 
 func newUnit(l *Launcher, p Plugin) *unit {
-	u := &unit{
-		launcher: l, name: p.Name, log: pluginlog.New(pluginlog.Config{Name: p.Name, Handler: l.cfg.Output, Rate: p.LogRate}),
-	}
+	u := &unit{launcher: l, name: p.Name, log: pluginlog.New(p.Name, l.cfg.Output, p.LogRate)}
 	u.Unit = supervise.New(u, supervise.Real{WaitGroup: &l.work})
 	return u
 }
@@ -165,7 +163,7 @@ func (c program) Launch(ctx context.Context, generation machine.Ref) (supervise.
 		if err = p.blocked(err, tried); errors.Is(context.Cause(ctx), late) && !errors.Is(err, late) {
 			err = fmt.Errorf("%w: %w", late, err)
 		}
-		return nil, u.log.WithLastWords(err, began)
+		return nil, pluginlog.WithLastWords(err, u.log, began)
 	}
 	proc := &process{PluginProcess: launched, unit: u, plugin: p, generation: generation, began: began}
 	if p.fronted() {
@@ -251,8 +249,7 @@ func (p *process) Wait(ctx context.Context) error {
 		if errors.Is(p.Err(), host.ErrTerminated) {
 			return nil
 		}
-		log, _ := p.Logs().(*pluginlog.Log) // the host has no other
-		return log.WithLastWords(p.Err(), p.began)
+		return pluginlog.WithLastWords(p.Err(), p.Logs(), p.began)
 	case <-ctx.Done():
 		return ctx.Err()
 	}

@@ -97,6 +97,16 @@ type Log interface {
 	// Follow yields the newest n records that are held when the iteration begins, all of them if n is negative, and then new ones, until ctx
 	// ends or the log is closed. If the reader is so slow that records are lost, a record with the source "host" says how many.
 	Follow(ctx context.Context, n int) iter.Seq[LogRecord]
+	// Stats returns the counters.
+	Stats() LogStats
+}
+
+// LogStats has the counters of a [Log]. Lines includes kept, dropped and blank lines, and those not yet kept or dropped.
+type LogStats struct {
+	Lines   uint64 // lines that ended, and records that the plugin logged
+	Bytes   uint64 // bytes of them
+	Dropped uint64 // lines above the rate limit
+	Cut     uint64 // lines and records that were kept, but not with all their bytes
 }
 
 // LogRecord is one line that a launched plugin printed, or one record that it logged through its host. Its text has no control characters

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	hosting "github.com/patchbay-dev/patchbay/host"
-	"github.com/patchbay-dev/patchbay/internal/launch/pluginlog"
 	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
@@ -147,10 +146,9 @@ func TestLogRateChangesWithoutARestart(t *testing.T) {
 	h.set(p)
 	h.until("a process", func() bool { return h.unit().PID != 0 })
 	before := h.unit().PID
-	output, err := h.rt.Launcher().Log("unit")
-	log, ok := output.(*pluginlog.Log)
-	if err != nil || !ok {
-		t.Fatalf("%T, %v", output, err)
+	log, err := h.rt.Launcher().Log("unit")
+	if err != nil {
+		t.Fatal(err)
 	}
 	h.until("drops", func() bool { return log.Stats().Dropped > 0 })
 	kept := func() uint64 { s := log.Stats(); return s.Lines - s.Dropped }

@@ -57,7 +57,7 @@ func (h *Host) Launch(run func(ctx context.Context) error) *Plugin {
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	log := printed{pluginlog.New(pluginlog.Config{Rate: -1})}
+	log := printed{pluginlog.New("", nil, -1)}
 	session := launched.New(handshake.Handshake{
 		Version: handshake.Version, HostSocket: hostSocket, Ticket: calls.ticket, PluginSocket: h.Socket(fmt.Sprintf("launched-%d.sock", n)),
 	}, stdin, log)

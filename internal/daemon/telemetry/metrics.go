@@ -24,7 +24,6 @@ import (
 
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
-	"github.com/patchbay-dev/patchbay/internal/launch/pluginlog"
 	"github.com/patchbay-dev/patchbay/internal/pluginruntime"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/trust"
@@ -294,9 +293,8 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	for _, s := range c.launched.Plugins() {
 		gauge(ch, launchedDesc, 1, s.Name, string(s.State))
 		counter(ch, restartsDesc, uint64(max(s.Restarts, 0)), s.Name)
-		of, err := c.launched.Log(s.Name)
-		log, ok := of.(*pluginlog.Log)
-		if err != nil || !ok {
+		log, err := c.launched.Log(s.Name)
+		if err != nil {
 			continue // a reload has just removed the plugin
 		}
 		lines := log.Stats()

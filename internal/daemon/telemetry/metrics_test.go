@@ -47,7 +47,7 @@ func (fixedLaunched) Plugins() []plugin.LaunchStatus {
 }
 
 func (fixedLaunched) Log(string) (plugin.Log, error) {
-	return pluginlog.New(pluginlog.Config{}), nil
+	return pluginlog.New("", nil, 0), nil
 }
 
 func newTestMetrics(t *testing.T) *Metrics {

@@ -47,7 +47,7 @@ func BenchmarkCapture(b *testing.B) {
 	for name, line := range map[string]string{"text": textLine, "json": jsonLine} {
 		b.Run(name, func(b *testing.B) {
 			var n atomic.Uint64
-			l := New(Config{Handler: discard{&n}, Rate: -1})
+			l := newLog(settings{Handler: discard{&n}, Rate: -1})
 			r, w := pipe(b)
 			done := make(chan struct{})
 			go func() {
@@ -58,7 +58,7 @@ func BenchmarkCapture(b *testing.B) {
 			writeLines(b, w, line)
 			<-done
 			b.ReportMetric(float64(n.Load())/b.Elapsed().Seconds(), "forwarded/s")
-			b.ReportMetric(float64(l.Stats().missed)/float64(b.N), "missed/op")
+			b.ReportMetric(float64(l.missed)/float64(b.N), "missed/op")
 		})
 	}
 }
@@ -75,7 +75,7 @@ func writeLines(b *testing.B, w *os.File, line string) {
 // BenchmarkFlood is what is drained from a plugin that prints as much as it can, in large writes.
 func BenchmarkFlood(b *testing.B) {
 	block := []byte(strings.Repeat(textLine, (64<<10)/len(textLine)))
-	for name, config := range map[string]*Config{"floor": nil, "limited": {Handler: slog.DiscardHandler}, "unlimited": {Rate: -1}} {
+	for name, config := range map[string]*settings{"floor": nil, "limited": {Handler: slog.DiscardHandler}, "unlimited": {Rate: -1}} {
 		b.Run(name, func(b *testing.B) {
 			r, w := pipe(b)
 			done := make(chan struct{})
@@ -94,13 +94,13 @@ func BenchmarkFlood(b *testing.B) {
 }
 
 // drain reads r into a log, or into nothing if config is nil.
-func drain(r *os.File, config *Config) {
+func drain(r *os.File, config *settings) {
 	if config == nil {
 		growPipe(r)
 		io.CopyBuffer(struct{ io.Writer }{io.Discard}, struct{ io.Reader }{r}, make([]byte, fullBuffer))
 		return
 	}
-	l := New(*config)
+	l := newLog(*config)
 	l.Drain(r, Stderr)
 	ctx, cancel := context.WithCancel(context.Background())
 	if _, stuck := config.Handler.(blocking); stuck {

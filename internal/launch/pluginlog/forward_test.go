@@ -37,7 +37,7 @@ func (h recorder) Handle(_ context.Context, r slog.Record) error {
 
 func TestForward(t *testing.T) {
 	h := newRecorder(nil)
-	l := New(Config{Handler: h, Rate: -1, keep: 10 << 20})
+	l := newLog(settings{Handler: h, Rate: -1, keep: 10 << 20})
 	const total = 20_000
 	for i := range total {
 		write(l, fmt.Sprintf("{\"level\":\"warn\",\"msg\":\"%d\",\"k\":1}\n{\"level\":\"debug\",\"msg\":\"not enabled\"}\n", i))
@@ -50,7 +50,7 @@ func TestForward(t *testing.T) {
 			t.Fatalf("record %d is %v", i, r)
 		}
 	}
-	if len(*h.got) != total || l.Stats().missed != 0 {
+	if len(*h.got) != total || l.missed != 0 {
 		t.Errorf("%d forwarded of %d, %+v", len(*h.got), total, l.Stats())
 	}
 }
@@ -59,7 +59,7 @@ func TestForward(t *testing.T) {
 func TestForwardOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newRecorder(nil)
-		l := New(Config{Handler: h})
+		l := newLog(settings{Handler: h})
 		for i := range 3 {
 			write(l, "line\n")
 			synctest.Wait()
@@ -76,7 +76,7 @@ func TestStuckHandler(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gate := make(chan struct{})
 		h := newRecorder(gate)
-		l := New(Config{Handler: h, Rate: -1, keep: 10_000})
+		l := newLog(settings{Handler: h, Rate: -1, keep: 10_000})
 		const total = 10_000
 		for i := range total {
 			write(l, fmt.Sprintln(i))
@@ -98,7 +98,7 @@ func TestStuckHandler(t *testing.T) {
 				return true
 			})
 		}
-		if forwarded := len(*h.got) - told; missed == 0 || forwarded+missed != total || l.Stats().missed != uint64(missed) {
+		if forwarded := len(*h.got) - told; missed == 0 || forwarded+missed != total || l.missed != uint64(missed) {
 			t.Errorf("%d forwarded, %d told missed, %+v", forwarded, missed, l.Stats())
 		}
 		if (*h.got)[len(*h.got)-1].Message != fmt.Sprint(total-1) {

@@ -48,12 +48,12 @@ func BenchmarkWriteLatency(b *testing.B) {
 	defer close(release)
 	for _, bench := range []struct {
 		name   string
-		config *Config
+		config *settings
 	}{
 		{"floor", nil},
-		{"limited", &Config{Handler: discard{new(atomic.Uint64)}}},
-		{"unlimited", &Config{Handler: discard{new(atomic.Uint64)}, Rate: -1}},
-		{"stuck", &Config{Handler: blocking{release: release}, Rate: -1}},
+		{"limited", &settings{Handler: discard{new(atomic.Uint64)}}},
+		{"unlimited", &settings{Handler: discard{new(atomic.Uint64)}, Rate: -1}},
+		{"stuck", &settings{Handler: blocking{release: release}, Rate: -1}},
 	} {
 		b.Run(bench.name, func(b *testing.B) {
 			r, w := pipe(b)

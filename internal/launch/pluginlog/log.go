@@ -32,30 +32,34 @@ const summaryInterval = time.Second
 
 // Log holds the newest output of one plugin, possibly of several processes. Its methods are safe for concurrent use.
 type Log struct {
-	cfg     Config
-	handler [len(sources)]slog.Handler // one per source, with its attributes; nil without a Handler
+	name    string
+	handler [len(sources)]slog.Handler // one per source, with its attributes; nil if records are not forwarded
+	maxLine int                        // bytes of a line that are kept
+	burst   int                        // lines that may come at once; at least a tenth of the rate
 
-	mu       sync.Mutex
-	limiter  limiter
-	ring     ring
-	stats    Stats
-	untold   uint64        // dropped lines that no record has counted yet
-	timer    *time.Timer   // makes that record; set with the first drop
-	wake     chan struct{} // closed with the next change, for followers; nil if none waits
-	sending  chan struct{} // closed when the goroutine that forwards has ended; nil if there is none
-	position cursor        // of that goroutine, which owns it while there is one
-	closed   bool
+	mu         sync.Mutex
+	limiter    limiter
+	ring       ring
+	stats      plugin.LogStats
+	missed     uint64        // records that left the buffer before they were forwarded
+	unreported uint64        // dropped lines that no record has counted yet
+	timer      *time.Timer   // calls summarise; nil until a line is dropped
+	wake       chan struct{} // closed by the next change, for followers; nil if no follower waits
+	sending    chan struct{} // closed when the goroutine that runs forward has ended; nil if none runs
+	position   cursor        // where forward continues; owned by its goroutine while that runs
+	closed     bool
 }
 
-// New makes a Log. It starts nothing.
-func New(cfg Config) *Log {
-	cfg.maxLine = cmp.Or(cfg.maxLine, defaultMaxLine)
-	cfg.Rate = cmp.Or(cfg.Rate, defaultRate)
-	cfg.burst = cmp.Or(cfg.burst, defaultBurst)
-	cfg.keep = cmp.Or(cfg.keep, defaultKeep)
-	l := &Log{cfg: cfg, limiter: newLimiter(cfg.Rate, cfg.burst), ring: ring{keep: cfg.keep, next: 1}, position: cursor{seq: 1}}
-	if cfg.Handler != nil {
-		named := cfg.Handler.WithAttrs([]slog.Attr{slog.String(pluginKey, cfg.Name)})
+// New returns a Log for the output of the plugin with a name. Records are forwarded to the handler, if it is not nil, with the name as the
+// attribute "plugin". The rate is how many lines per second are kept and forwarded: zero means 1,000, a negative rate no limit. A long line
+// counts once per KiB. New starts no goroutine.
+func New(name string, handler slog.Handler, rate int) *Log {
+	l := &Log{
+		name: name, maxLine: maxLine, burst: burst, limiter: newLimiter(cmp.Or(rate, defaultRate), burst),
+		ring: ring{keep: keep, next: 1}, position: cursor{seq: 1},
+	}
+	if handler != nil {
+		named := handler.WithAttrs([]slog.Attr{slog.String(pluginKey, name)})
 		for i, source := range sources {
 			l.handler[i] = named.WithAttrs([]slog.Attr{slog.String(streamKey, source)})
 		}
@@ -81,7 +85,7 @@ func FromContext(ctx context.Context) *Log {
 // ignored. It never blocks.
 func (l *Log) Add(r plugin.LogRecord) {
 	now := time.Now()
-	data, isCut := encode(nil, r, l.cfg.maxLine)
+	data, isCut := encode(nil, r, l.maxLine)
 	f := sourceFlags(r.Source) | flagRecord
 	at := r.Time
 	if !representable(at) {
@@ -124,7 +128,7 @@ func (l *Log) publish() (forwarding bool) {
 		close(l.wake)
 		l.wake = nil
 	}
-	if l.cfg.Handler != nil && l.sending == nil && l.position.seq < l.ring.next {
+	if l.handler[0] != nil && l.sending == nil && l.position.seq < l.ring.next {
 		l.sending = make(chan struct{})
 		go l.forward()
 	}
@@ -137,14 +141,14 @@ func (l *Log) drop(n uint64) {
 		return
 	}
 	l.stats.Dropped += n
-	if l.untold == 0 {
+	if l.unreported == 0 {
 		if l.timer == nil {
 			l.timer = time.AfterFunc(summaryInterval, l.summarise)
 		} else {
 			l.timer.Reset(summaryInterval)
 		}
 	}
-	l.untold += n
+	l.unreported += n
 }
 
 func (l *Log) summarise() {
@@ -155,11 +159,11 @@ func (l *Log) summarise() {
 
 // tell is summarise for callers that hold l.mu.
 func (l *Log) tell() {
-	if l.untold == 0 || l.closed {
+	if l.unreported == 0 || l.closed {
 		return
 	}
-	data, _ := encode(nil, missing("lines dropped: the plugin prints more than its rate limit allows", l.untold), math.MaxInt)
-	l.untold = 0
+	data, _ := encode(nil, missing("lines dropped: the plugin prints more than its rate limit allows", l.unreported), math.MaxInt)
+	l.unreported = 0
 	l.keep(sourceFlags(fromHost)|flagRecord, time.Now(), data, false)
 	l.publish()
 }
@@ -243,17 +247,17 @@ func (l *Log) Follow(ctx context.Context, n int) iter.Seq[plugin.LogRecord] {
 	}
 }
 
-// SetRate takes the place of Config.Rate for the lines that are still to come; zero is the default.
+// SetRate changes the rate for future lines; see [New].
 func (l *Log) SetRate(rate int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	fresh := newLimiter(cmp.Or(rate, defaultRate), l.cfg.burst)
+	fresh := newLimiter(cmp.Or(rate, defaultRate), l.burst)
 	l.limiter.rate, l.limiter.burst = fresh.rate, fresh.burst
 	l.limiter.tokens = min(l.limiter.tokens, fresh.burst)
 }
 
-// Stats returns the counters.
-func (l *Log) Stats() Stats {
+// Stats implements [plugin.Log].
+func (l *Log) Stats() plugin.LogStats {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.stats
@@ -294,32 +298,12 @@ const (
 // The attributes that every forwarded record has: the plugin's name, and how it came.
 const pluginKey, streamKey = "plugin", "stream"
 
-// Config says whose output it is, where it goes, and how much of it. Zero values stand for the defaults.
-type Config struct {
-	Name    string       // the plugin's name, which every forwarded record carries as the attribute "plugin"
-	Handler slog.Handler // where records are forwarded to; nil: nowhere
-	maxLine int          // bytes of a line that are kept; default 64 KiB
-	Rate    int          // lines per second that are kept and forwarded; default 1,000, negative: no limit. A line counts once per begun KiB
-	burst   int          // lines that may come at once; default 2,000, at least a tenth of Rate
-	keep    int          // bytes that are held for Tail, Follow and the Handler; default 256 KiB. They are allocated as they are needed
-}
-
 const (
-	defaultMaxLine = 64 << 10
-	defaultRate    = 1000
-	defaultBurst   = 2000 // lines of 100 bytes that fill the default of keep
-	defaultKeep    = 256 << 10
+	maxLine     = 64 << 10
+	defaultRate = 1000
+	burst       = 2000      // lines of 100 bytes fill keep
+	keep        = 256 << 10 // bytes that are held for Tail, Follow and the handler, allocated as needed
 )
-
-// Stats counts since the Log was made. Lines is the sum of those that were kept, those that were dropped, blank lines, and those for which
-// that is not decided yet.
-type Stats struct {
-	Lines   uint64 // lines that ended, and logged records
-	Bytes   uint64 // bytes of them
-	Dropped uint64 // lines above the rate limit
-	Cut     uint64 // lines and records that were kept, but not with all their bytes
-	missed  uint64 // records for which the Handler was too slow
-}
 
 // forward hands records to the Handler until there are none left. There is at most one such goroutine per Log.
 func (l *Log) forward() {
@@ -331,7 +315,7 @@ func (l *Log) forward() {
 		if len(data) == 0 {
 			break
 		}
-		l.stats.missed += missed
+		l.missed += missed
 		l.mu.Unlock()
 		if missed > 0 {
 			r := missing("records missed: the log is too slow", missed)
@@ -416,8 +400,8 @@ func (l *limiter) take(n int) bool {
 // finalWords is how many of the last lines on standard error are added to the error of a process.
 const finalWords = 5
 
-// WithLastWords adds the last lines that were written to standard error since a time, if any, to the error with which a process ended.
-func (l *Log) WithLastWords(err error, since time.Time) error {
+// WithLastWords adds the last lines that a process wrote to standard error since a time, if any, to its exit error.
+func WithLastWords(err error, l plugin.Log, since time.Time) error {
 	var words []string
 	for _, r := range slices.Backward(l.Tail(0)) {
 		if r.Time.Before(since) || len(words) == finalWords {

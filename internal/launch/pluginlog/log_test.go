@@ -2,6 +2,7 @@ package pluginlog
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -14,7 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
 	"github.com/patchbay-dev/patchbay/plugin"
@@ -29,19 +30,34 @@ func messages(records []plugin.LogRecord) []string {
 	return texts
 }
 
+// settings are those of New, and sizes that only tests change. A zero size is the default.
+type settings struct {
+	Name                 string
+	Handler              slog.Handler
+	Rate                 int
+	maxLine, burst, keep int
+}
+
+func newLog(s settings) *Log {
+	l := New(s.Name, s.Handler, s.Rate)
+	l.maxLine, l.burst, l.ring.keep = cmp.Or(s.maxLine, l.maxLine), cmp.Or(s.burst, l.burst), cmp.Or(s.keep, l.ring.keep)
+	l.limiter = newLimiter(int(l.limiter.rate), l.burst)
+	return l
+}
+
 func write(l *Log, text string) {
 	s := stream{log: l, source: sourceFlags(Stdout)}
 	s.write([]byte(text))
 }
 
 func TestTail(t *testing.T) {
-	l := New(Config{})
+	l := newLog(settings{})
 	if got := l.Tail(0); len(got) != 0 {
 		t.Errorf("an empty log has %v", got)
 	}
 	write(l, "a\nb\nc\n")
 	for n, want := range map[int][]string{0: {"a", "b", "c"}, -1: {"a", "b", "c"}, 1: {"c"}, 2: {"b", "c"}, 9: {"a", "b", "c"}} {
-		if diff := cmp.Diff(want, messages(l.Tail(n))); diff != "" {
+		if diff := gocmp.Diff(want, messages(l.Tail(n))); diff != "" {
 			t.Errorf("Tail(%d): %s", n, diff)
 		}
 	}
@@ -53,7 +69,7 @@ func TestTail(t *testing.T) {
 // TestForgery has a plugin log what would make its record one of another plugin, time or level.
 func TestForgery(t *testing.T) {
 	var buf bytes.Buffer
-	l := New(Config{Name: "p", Handler: slog.NewJSONHandler(&buf, nil)})
+	l := newLog(settings{Name: "p", Handler: slog.NewJSONHandler(&buf, nil)})
 	l.Add(plugin.LogRecord{Message: "m", Level: slog.LevelInfo, Source: RPC, Attrs: []slog.Attr{
 		slog.String("plugin", "q"), slog.String("level", "ERROR"), slog.String("msg", "n"), slog.String("stream", "host"), slog.Int("time", 0), slog.Int("k", 1),
 	}})
@@ -65,14 +81,14 @@ func TestForgery(t *testing.T) {
 	delete(got, "time")
 	want := map[string]any{"msg": "m", "level": "INFO", "plugin": "p", "stream": "log", "k": 1.0,
 		"plugin.plugin": "q", "plugin.level": "ERROR", "plugin.msg": "n", "plugin.stream": "host", "plugin.time": 0.0}
-	if diff := cmp.Diff(want, got); diff != "" {
+	if diff := gocmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
 }
 
 func TestAdd(t *testing.T) {
 	var buf bytes.Buffer
-	l := New(Config{Name: "p", Handler: slog.NewTextHandler(&buf, nil), maxLine: 100})
+	l := newLog(settings{Name: "p", Handler: slog.NewTextHandler(&buf, nil), maxLine: 100})
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	l.Add(plugin.LogRecord{Time: at, Level: slog.LevelWarn, Message: "a\nb", Source: RPC, Attrs: []slog.Attr{
 		slog.Int("n", 1), slog.Duration("d", time.Second), {}, slog.Any("e", errors.New("no")), slog.Uint64("u", math.MaxUint64), slog.Float64("f", .5), slog.Bool("b", true),
@@ -130,7 +146,7 @@ func TestFraming(t *testing.T) {
 			want = append(want, clean(line))
 		}
 
-		l := New(Config{maxLine: maxLine, Rate: -1})
+		l := newLog(settings{maxLine: maxLine, Rate: -1})
 		s := stream{log: l}
 		for rest := text; rest != ""; {
 			n := rapid.IntRange(1, min(60, len(rest))).Draw(t, "chunk")
@@ -138,7 +154,7 @@ func TestFraming(t *testing.T) {
 			rest = rest[n:]
 		}
 		s.end()
-		if diff := cmp.Diff(want, messages(l.Tail(0)), cmp.Transformer("", func(s []string) string { return strings.Join(s, "\n") })); diff != "" {
+		if diff := gocmp.Diff(want, messages(l.Tail(0)), gocmp.Transformer("", func(s []string) string { return strings.Join(s, "\n") })); diff != "" {
 			t.Fatal(diff)
 		}
 		total := uint64(len(lines))
@@ -155,7 +171,7 @@ func TestFraming(t *testing.T) {
 func TestLimit(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		bubble(t, func(t *testing.T) {
-			l := New(Config{Rate: 50, burst: 10, keep: 10 << 20})
+			l := newLog(settings{Rate: 50, burst: 10, keep: 10 << 20})
 			defer l.Close(t.Context())
 			s := stream{log: l}
 			var written uint64
@@ -205,7 +221,7 @@ func TestLimit(t *testing.T) {
 // TestFloodIsCounted: lines that are dropped by the thousand are counted one by one.
 func TestFloodIsCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := New(Config{Rate: 1, burst: 10, keep: 1 << 20})
+		l := newLog(settings{Rate: 1, burst: 10, keep: 1 << 20})
 		defer l.Close(t.Context())
 		s := stream{log: l}
 		const lines = 100_000
@@ -224,7 +240,7 @@ func TestFloodIsCounted(t *testing.T) {
 // TestRefill: what the limit allows again comes in one piece.
 func TestRefill(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := New(Config{Rate: 100, burst: 10})
+		l := newLog(settings{Rate: 100, burst: 10})
 		for range 20 {
 			write(l, "x\n")
 		}
@@ -251,7 +267,7 @@ func TestRefill(t *testing.T) {
 // TestCloseTells: what was dropped last is told too.
 func TestCloseTells(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := New(Config{Rate: 1, burst: 1})
+		l := newLog(settings{Rate: 1, burst: 1})
 		for range 5 {
 			l.Add(plugin.LogRecord{Message: "x"})
 		}
@@ -265,7 +281,7 @@ func TestCloseTells(t *testing.T) {
 // TestLongLinesCount: a long line takes as much of the limit as many short ones.
 func TestLongLinesCount(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := New(Config{Rate: 10, burst: 20})
+		l := newLog(settings{Rate: 10, burst: 20})
 		defer l.Close(t.Context())
 		long := strings.Repeat("x", 30<<10) + "\n"
 		write(l, long)
@@ -284,7 +300,7 @@ func TestLongLinesCount(t *testing.T) {
 // TestSummary: one record per second says what was dropped, without any further line.
 func TestSummary(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := New(Config{Rate: 1, burst: 1})
+		l := newLog(settings{Rate: 1, burst: 1})
 		defer l.Close(t.Context())
 		s := stream{log: l}
 		flood := bytes.Repeat([]byte("flood\n"), 100_000)
@@ -313,7 +329,7 @@ func TestSummary(t *testing.T) {
 func TestFollow(t *testing.T) {
 	for n, want := range map[int]string{-1: "abcde", 0: "de", 2: "bcde", 9: "abcde"} {
 		synctest.Test(t, func(t *testing.T) {
-			l := New(Config{})
+			l := newLog(settings{})
 			write(l, "a\nb\nc\n")
 			var got strings.Builder
 			var follower sync.WaitGroup
@@ -337,7 +353,7 @@ func TestFollow(t *testing.T) {
 
 func TestFollowEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := New(Config{})
+		l := newLog(settings{})
 		write(l, "a\nb\n")
 		for range l.Follow(t.Context(), -1) {
 			break
@@ -362,7 +378,7 @@ func TestFollowEnds(t *testing.T) {
 func TestSlowFollower(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const total = 10_000
-		l := New(Config{Rate: -1, keep: 20_000})
+		l := newLog(settings{Rate: -1, keep: 20_000})
 		var got uint64
 		missed := false
 		var follower sync.WaitGroup

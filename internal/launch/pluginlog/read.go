@@ -59,7 +59,7 @@ func (l *Log) Drain(r io.Reader, source string) error {
 		if errors.Is(err, io.EOF) || errors.Is(err, os.ErrClosed) || errors.Is(err, os.ErrDeadlineExceeded) {
 			return nil
 		}
-		return fmt.Errorf("cannot read %s of plugin %s: %w", source, l.cfg.Name, err)
+		return fmt.Errorf("cannot read %s of plugin %s: %w", source, l.name, err)
 	}
 }
 
@@ -95,7 +95,7 @@ func (s *stream) write(chunk []byte) (behind bool) {
 		case s.skip:
 			s.skip = false
 		case len(s.partial) > 0:
-			line = append(s.partial, line[:min(len(line), l.cfg.maxLine+1-len(s.partial))]...)
+			line = append(s.partial, line[:min(len(line), l.maxLine+1-len(s.partial))]...)
 			if !s.keep(line, now) {
 				s.reject(append(line, '\n'))
 			}
@@ -115,7 +115,7 @@ func (s *stream) hold(piece []byte, now time.Time) {
 	if s.skip {
 		return
 	}
-	room := s.log.cfg.maxLine + 1 - len(s.partial)
+	room := s.log.maxLine + 1 - len(s.partial)
 	s.partial = append(s.partial, piece[:min(len(piece), room)]...)
 	if len(piece) < room {
 		return
@@ -136,9 +136,9 @@ func (s *stream) keep(line []byte, now time.Time) bool {
 		l.stats.Lines++
 		return true
 	}
-	isCut := len(line) > l.cfg.maxLine
+	isCut := len(line) > l.maxLine
 	if isCut {
-		line = line[:runeBoundary(line, l.cfg.maxLine)]
+		line = line[:runeBoundary(line, l.maxLine)]
 	}
 	if !l.limiter.take(len(line)) {
 		return false
@@ -195,7 +195,7 @@ func (s *stream) end() {
 	for line := range bytes.Lines(s.words) {
 		line = bytes.TrimRight(line, "\r\n")
 		n := len(line)
-		line = line[:runeBoundary(line, l.cfg.maxLine)]
+		line = line[:runeBoundary(line, l.maxLine)]
 		if len(bytes.TrimLeft(line, " \t")) > 0 {
 			s.put(line, now, len(line) < n)
 		}

@@ -32,7 +32,7 @@ func TestReadFromEnds(t *testing.T) {
 		"deadline": func(r, _ *os.File) { r.SetReadDeadline(time.Now()) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := New(Config{})
+			l := newLog(settings{})
 			r, w, ended := reading(t, l, Stderr)
 			io.WriteString(w, "one\nwithout an end")
 			for range l.Follow(t.Context(), -1) {
@@ -55,14 +55,14 @@ func TestReadFromFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer dir.Close()
-	if err := New(Config{Name: "p"}).Drain(dir, Stdout); err == nil || !strings.Contains(err.Error(), "cannot read stdout of plugin p: ") {
+	if err := newLog(settings{Name: "p"}).Drain(dir, Stdout); err == nil || !strings.Contains(err.Error(), "cannot read stdout of plugin p: ") {
 		t.Error(err)
 	}
 }
 
 // TestHostileOutput: what is no text blocks nothing, is bounded and is counted.
 func TestHostileOutput(t *testing.T) {
-	l := New(Config{})
+	l := newLog(settings{})
 	_, w, ended := reading(t, l, Stdout)
 	const long = 10 << 20
 	w.Write(bytes.Repeat([]byte("x"), long))
@@ -74,18 +74,18 @@ func TestHostileOutput(t *testing.T) {
 		t.Fatal(err)
 	}
 	records := l.Tail(0)
-	if len(records) != 3 || len(records[0].Message) != defaultMaxLine || fmt.Sprint(records[0].Attrs) != "[cut=true]" ||
+	if len(records) != 3 || len(records[0].Message) != maxLine || fmt.Sprint(records[0].Attrs) != "[cut=true]" ||
 		records[1].Message != strings.Repeat(`\x00`, 1000) || records[2].Message != "last" {
 		t.Errorf("%d records: %.200v", len(records), records)
 	}
-	if s := l.Stats(); s != (Stats{Lines: 3, Bytes: long + 1 + 1000 + 1 + 5, Cut: 1}) {
+	if s := l.Stats(); s != (plugin.LogStats{Lines: 3, Bytes: long + 1 + 1000 + 1 + 5, Cut: 1}) {
 		t.Errorf("%+v", s)
 	}
 }
 
 // TestEndlessLine: a line is kept before its end if that does not come.
 func TestEndlessLine(t *testing.T) {
-	l := New(Config{maxLine: 100})
+	l := newLog(settings{maxLine: 100})
 	_, w, ended := reading(t, l, Stdout)
 	w.Write(make([]byte, 200))
 	for r := range l.Follow(t.Context(), -1) {
@@ -103,7 +103,7 @@ func TestFlood(t *testing.T) {
 	release := make(chan struct{})
 	for name, h := range map[string]slog.Handler{"discarding": slog.DiscardHandler, "stuck": blocking{release: release}} {
 		t.Run(name, func(t *testing.T) {
-			l := New(Config{Handler: h})
+			l := newLog(settings{Handler: h})
 			_, w, ended := reading(t, l, Stderr)
 			block := bytes.Repeat([]byte(textLine), 1000)
 			const blocks = 2000 // 200 MB
@@ -124,7 +124,7 @@ func TestFlood(t *testing.T) {
 			for _, s := range l.ring.segments {
 				held += cap(s.data)
 			}
-			if held > defaultKeep+segmentSize {
+			if held > keep+segmentSize {
 				t.Errorf("%d bytes are held", held)
 			}
 			s := l.Stats()
@@ -138,7 +138,7 @@ func TestFlood(t *testing.T) {
 
 // TestClosedLogDrains: the plugin is not blocked by a Log that is closed.
 func TestClosedLogDrains(t *testing.T) {
-	l := New(Config{})
+	l := newLog(settings{})
 	l.Close(t.Context())
 	_, w, ended := reading(t, l, Stdout)
 	w.Write(bytes.Repeat([]byte(textLine), 100_000))
@@ -150,7 +150,7 @@ func TestClosedLogDrains(t *testing.T) {
 
 // TestConcurrently: all methods at once.
 func TestConcurrently(t *testing.T) {
-	l := New(Config{Handler: slog.DiscardHandler, Rate: -1, keep: 50_000})
+	l := newLog(settings{Handler: slog.DiscardHandler, Rate: -1, keep: 50_000})
 	ctx, cancel := context.WithCancel(t.Context())
 	var writers, readers sync.WaitGroup
 	for _, source := range []string{Stdout, Stderr} {
@@ -218,7 +218,7 @@ func TestCrash(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := New(Config{})
+	l := newLog(settings{})
 	_, w, ended := reading(t, l, Stderr)
 	cmd := exec.CommandContext(t.Context(), self)
 	cmd.Env = append(os.Environ(), roleVariable+"="+crashRole, "GOTRACEBACK=all")

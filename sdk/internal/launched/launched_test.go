@@ -103,7 +103,7 @@ func TestLogHandler(t *testing.T) {
 		{slog.String("k", "a\xffb\n"), "k", "String a\uFFFDb" + `\n`},
 		{slog.Group("k", "l", slog.GroupValue(slog.Int("m", 1))), "k.l.m", "Int64 1"},
 	} {
-		log := pluginlog.New(pluginlog.Config{})
+		log := pluginlog.New("", nil, 0)
 		s.stderr = writer(func(line []byte) error { return log.Drain(bytes.NewReader(line), pluginlog.Stderr) })
 		slog.New(s.LogHandler(nil)).WithGroup("g").With("a", "b").Error("hello\n", tc.attr)
 		slog.New(s.LogHandler(nil)).Debug("not logged")
