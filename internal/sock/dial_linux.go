@@ -63,8 +63,8 @@ func DialKnown(ctx context.Context, path string) (Conn, error) {
 }
 
 func dialFD(ctx context.Context, fd int, path string) (*net.UnixConn, Info, error) {
-	info, err := statAt(fd, "", unix.AT_EMPTY_PATH)
-	if err == nil && !info.IsSocket() {
+	e, err := entryAt(fd, "", unix.AT_EMPTY_PATH)
+	if err == nil && !e.IsSocket() {
 		err = unix.ENOTSOCK
 	}
 	if err != nil {
@@ -78,7 +78,7 @@ func dialFD(ctx context.Context, fd int, path string) (*net.UnixConn, Info, erro
 	if err != nil {
 		return nil, Info{}, err
 	}
-	return conn, info, nil
+	return conn, e.Info, nil
 }
 
 // bind listens on path, which may be longer than a socket address can hold.
@@ -117,12 +117,3 @@ func openFile(path string, flags int) (int, error) {
 }
 
 func procPath(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
-
-// uninterrupted repeats a system call that a signal interrupts.
-func uninterrupted(call func() (int, error)) (int, error) {
-	for {
-		if n, err := call(); !errors.Is(err, unix.EINTR) {
-			return n, err
-		}
-	}
-}

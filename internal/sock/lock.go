@@ -133,9 +133,15 @@ func ours(f *os.File) error {
 func release(f *os.File) error { return errors.Join(os.Remove(f.Name()), f.Close()) }
 
 func flock(f *os.File) error {
+	_, err := uninterrupted(func() (int, error) { return 0, unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) })
+	return err
+}
+
+// uninterrupted repeats a system call that a signal interrupts.
+func uninterrupted(call func() (int, error)) (int, error) {
 	for {
-		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != unix.EINTR {
-			return err
+		if n, err := call(); !errors.Is(err, unix.EINTR) {
+			return n, err
 		}
 	}
 }

@@ -21,7 +21,7 @@ func Pin(path string) (*Pinned, error) {
 		return nil, err
 	}
 	p := &Pinned{os.NewFile(uintptr(fd), path)}
-	if info, err := statAt(fd, "", unix.AT_EMPTY_PATH); err != nil || !info.IsSocket() {
+	if e, err := entryAt(fd, "", unix.AT_EMPTY_PATH); err != nil || !e.IsSocket() {
 		_ = p.Close()
 		return nil, &fs.PathError{Op: "pin", Path: path, Err: unix.ENOTSOCK}
 	}

@@ -150,27 +150,19 @@ func StatEntry(path string, _ bool) (Entry, error) {
 }
 
 // PeerOf returns the process at the other end of conn. The start time is not known on this system.
-func PeerOf(conn *net.UnixConn) (Credentials, error) {
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		return Credentials{}, err
-	}
-	var peer Credentials
-	var cerr error
-	err = raw.Control(func(fd uintptr) {
-		var cred *unix.Xucred
-		if cred, cerr = unix.GetsockoptXucred(int(fd), unix.SOL_LOCAL, unix.LOCAL_PEERCRED); cerr != nil {
-			return
+func PeerOf(conn *net.UnixConn) (peer Credentials, err error) {
+	err = Control(conn, func(fd int) error {
+		cred, err := unix.GetsockoptXucred(fd, unix.SOL_LOCAL, unix.LOCAL_PEERCRED)
+		if err != nil {
+			return err
 		}
 		peer.UID = cred.Uid
 		if cred.Ngroups > 0 {
 			peer.GID = cred.Groups[0]
 		}
-		peer.PID, cerr = unix.GetsockoptInt(int(fd), unix.SOL_LOCAL, unix.LOCAL_PEERPID)
+		peer.PID, err = unix.GetsockoptInt(fd, unix.SOL_LOCAL, unix.LOCAL_PEERPID)
+		return err
 	})
-	if err == nil {
-		err = cerr
-	}
 	if err != nil {
 		return Credentials{}, fmt.Errorf("ask the kernel for the peer of a Unix socket: %w", err)
 	}

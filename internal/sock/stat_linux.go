@@ -9,18 +9,14 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-const entryMask = statxMask | unix.STATX_MTIME | unix.STATX_MNT_ID | unix.STATX_MNT_ID_UNIQUE
-
-const statxMask = unix.STATX_TYPE | unix.STATX_MODE | unix.STATX_UID | unix.STATX_GID | unix.STATX_INO | unix.STATX_CTIME | unix.STATX_BTIME
+const statxMask = unix.STATX_TYPE | unix.STATX_MODE | unix.STATX_UID | unix.STATX_GID | unix.STATX_INO | unix.STATX_CTIME |
+	unix.STATX_BTIME | unix.STATX_MTIME | unix.STATX_MNT_ID | unix.STATX_MNT_ID_UNIQUE
 
 // Stat describes the file at path, which may be of any kind. It does not follow a symbolic link in the last element. It makes one system
 // call. An error is an [*fs.PathError].
 func Stat(path string) (Info, error) {
-	info, err := statAt(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT)
-	if err != nil {
-		return Info{}, &fs.PathError{Op: "statx", Path: path, Err: err}
-	}
-	return info, nil
+	e, err := StatEntry(path, false)
+	return e.Info, err
 }
 
 // StatEntry is [Stat] with more results. If cached is set, it does not wait for a remote file system, and the result may be out of date.
@@ -39,41 +35,29 @@ func StatFile(fd int) (Entry, error) {
 
 func entryAt(dir int, path string, flags int) (Entry, error) {
 	var st unix.Statx_t
-	_, err := uninterrupted(func() (int, error) { return 0, unix.Statx(dir, path, flags, entryMask, &st) })
+	_, err := uninterrupted(func() (int, error) { return 0, unix.Statx(dir, path, flags, statxMask, &st) })
 	if err != nil {
 		return Entry{}, &fs.PathError{Op: "statx", Path: path, Err: err}
 	}
-	return Entry{
-		Info: infoOf(&st), ModTime: time.Unix(st.Mtime.Sec, int64(st.Mtime.Nsec)), Mount: st.Mnt_id,
-		IsMountPoint: st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0,
-	}, nil
-}
-
-func statAt(dir int, path string, flags int) (Info, error) {
-	var st unix.Statx_t
-	_, err := uninterrupted(func() (int, error) { return 0, unix.Statx(dir, path, flags, statxMask, &st) })
-	if err != nil {
-		return Info{}, err
-	}
-	return infoOf(&st), nil
-}
-
-func infoOf(st *unix.Statx_t) Info {
 	birth := st.Ctime
 	if st.Mask&unix.STATX_BTIME != 0 {
 		birth = st.Btime
 	}
-	return Info{
-		ID: plugin.SocketID{
-			Device: unix.Mkdev(st.Dev_major, st.Dev_minor),
-			Inode:  st.Ino,
-			Birth:  birth.Sec*1e9 + int64(birth.Nsec),
+	return Entry{
+		Info: Info{
+			ID: plugin.SocketID{
+				Device: unix.Mkdev(st.Dev_major, st.Dev_minor),
+				Inode:  st.Ino,
+				Birth:  birth.Sec*1e9 + int64(birth.Nsec),
+			},
+			Mode: fileMode(uint32(st.Mode)),
+			UID:  st.Uid,
+			GID:  st.Gid,
+			born: st.Mask&unix.STATX_BTIME != 0,
 		},
-		Mode: fileMode(uint32(st.Mode)),
-		UID:  st.Uid,
-		GID:  st.Gid,
-		born: st.Mask&unix.STATX_BTIME != 0,
-	}
+		ModTime: time.Unix(st.Mtime.Sec, int64(st.Mtime.Nsec)), Mount: st.Mnt_id,
+		IsMountPoint: st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0,
+	}, nil
 }
 
 // fileTypes and special map the kernel's types and mode bits to those of package fs.
