@@ -26,7 +26,7 @@ type instance struct {
 	source plugin.Source
 	state  plugin.State   // shown to operators
 	since  time.Time      // of state
-	passed []plugin.State // reported with [Pass] since the last event
+	passed []plugin.State // the states that [Pass] has reported since the last event
 	// rank orders the instances of one name: a newer instance has a greater rank. It derives from the number of the appearance, so new
 	// appearances after a restart rank above all restored instances. While provisional is set, rankBehindRestored may lower it.
 	rank        uint64
@@ -37,7 +37,7 @@ type instance struct {
 	lastLook bool
 
 	tries    int       // failed attempts since the last success
-	failing  time.Time // of the first of them
+	failing  time.Time // when the first of them failed
 	next     time.Time // of the next attempt
 	failure  *Failure  // of the last attempt
 	reported string    // the failure in the last event

@@ -52,7 +52,7 @@ type Machine struct {
 	Trust *trustjudge.Judge
 	// IgnoreUnhandled sends plugins of types without a handler no refusal.
 	IgnoreUnhandled bool
-	// Bounds limit what is kept; a zero field means its default.
+	// Bounds are the limits for announcements and plugins; a zero field means its default.
 	Bounds plugin.Bounds
 	// UnreachableGrace is how long a registered plugin that does not accept connections stays registered.
 	UnreachableGrace time.Duration
@@ -265,7 +265,7 @@ func (m *Machine) emit(kind plugin.EventKind, in *instance, message string) {
 }
 
 func (m *Machine) event(kind plugin.EventKind, in *instance, message string) plugin.Event {
-	known := cmp.Or(in.announced.PluginName(), in.refused)
+	known := in.shownKey()
 	return plugin.Event{
 		Time: m.Now, Kind: kind, Type: known.Type, Name: known.Name, Instance: in.id,
 		Endpoint: in.endpoint(), SocketPath: in.info.SocketPath, Message: message,

@@ -3,6 +3,7 @@ package machine
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -79,19 +80,11 @@ func (m *Machine) keepRefusal(in *instance) {
 func (m *Machine) forgetRemnants(in *instance) {
 	key := in.announced.PluginName()
 	m.refusals.forget(func(o remnant) bool { return o.key == key })
-	for _, o := range m.unlinkedOnes() {
+	for _, o := range inOrder(slices.Collect(maps.Keys(m.unlinked))) {
 		if o.announced.PluginName() == key {
 			m.unwatchUnlinked(o)
 		}
 	}
-}
-
-func (m *Machine) unlinkedOnes() []*instance {
-	all := make([]*instance, 0, len(m.unlinked))
-	for in := range m.unlinked {
-		all = append(all, in)
-	}
-	return inOrder(all)
 }
 
 // watchUnlinked continues to watch a registered instance whose socket was removed. If it still serves after unlinkedWindow, another program

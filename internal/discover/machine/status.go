@@ -49,12 +49,7 @@ func (in *instance) shownEndpoint() string {
 }
 
 // shownKey returns the type and name under which an instance is listed.
-func (in *instance) shownKey() plugin.Name {
-	if in.announced.Type == "" {
-		return in.refused
-	}
-	return in.announced.PluginName()
-}
+func (in *instance) shownKey() plugin.Name { return cmp.Or(in.announced.PluginName(), in.refused) }
 
 func (m *Machine) status(in *instance) plugin.Status {
 	shown := in.shownKey()
