@@ -76,7 +76,7 @@ func (t *tree) handleDir(d *dir, ev event) {
 			t.visit(d, deep)
 		}
 	default:
-		// Its mode or, with kqueue, its contents changed.
+		// The mode of the directory has changed or, with kqueue, its contents.
 		t.visit(d, shallow)
 	}
 	t.sortScan(start)

@@ -14,10 +14,10 @@ import (
 type cause int
 
 const (
-	scanned cause = iota // a directory was read, or something changed in it
-	created              // a name appeared
-	removed              // a name was unlinked: the socket is gone
-	renamed              // a name was moved away: the socket may appear at another path
+	scanned cause = iota // the directory was read or has changed
+	created              // the name was created
+	removed              // the name was unlinked, so the socket is gone
+	renamed              // the name was renamed, so the socket may be at another path
 )
 
 // update updates the facts about one name in d.
@@ -25,7 +25,7 @@ func (t *tree) update(d *dir, name string, why cause) {
 	if sub := t.updateEntry(d, name, why); sub != nil {
 		t.visit(sub, deep)
 	} else if len(d.overLimit) > 0 {
-		d.reread = true // the directory may be over a limit again: the next read counts them
+		d.reread = true // so that the next read counts the directories over the limits again
 	}
 }
 
@@ -108,8 +108,8 @@ func (t *tree) refreshSocket(e *entry, d *dir, info sock.Info, why cause) {
 	d.socks[e.name] = e
 }
 
-// movedFrom returns the entry of a socket that was found at another path. It returns nil if the socket is new, or still at the known path
-// too (a hard link).
+// movedFrom returns the entry from which a socket was moved. It returns nil if the socket is new, or is still at the old path because the
+// new path is a hard link.
 func (t *tree) movedFrom(id plugin.SocketID) *entry {
 	old := t.byID[id]
 	if old == nil {

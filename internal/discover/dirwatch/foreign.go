@@ -6,14 +6,14 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
-// errForeign means that a directory is not searched, because a network file system or one in user space is mounted there. System calls on
-// its paths could block forever.
+// errForeign means that a directory is not searched, because a network file system or one in user space is mounted there. Such a file
+// system could block system calls forever.
 var errForeign = errors.New("its file system may not answer")
 
 // errRemounted means that a file system was mounted or unmounted at a directory since the last check.
 var errRemounted = errors.New("the file system that is mounted there has changed")
 
-// localTypes are the file systems that need no other machine or process.
+// localTypes are the types of file systems that the kernel implements alone, without another machine or process.
 var localTypes = map[string]bool{
 	"ext2": true, "ext3": true, "ext4": true, "xfs": true, "btrfs": true, "f2fs": true, "tmpfs": true, "ramfs": true, "overlay": true,
 	"devtmpfs": true, "squashfs": true, "erofs": true, "proc": true, "sysfs": true, "cgroup": true, "cgroup2": true, "zfs": true,
@@ -46,8 +46,8 @@ func (t *tree) isForeign(path string, e sock.Entry) bool {
 	return !localTypes[fileSystemAt(path)]
 }
 
-// IsForeign reports whether a network file system, or one in user space, is mounted at path. Below a plugin directory, such file systems
-// are not searched.
+// IsForeign reports whether a network file system, or one in user space, is mounted at path. The watcher does not search such a file system
+// below a root.
 func IsForeign(path string) bool {
 	e, err := sock.StatEntry(path, true)
 	return err == nil && new(tree).isForeign(path, e)

@@ -2,7 +2,7 @@ package dirwatch
 
 import "time"
 
-// heldEntry is an entry that is or was held until a time.
+// heldEntry is an entry with the end of its hold. The hold may have been cancelled since.
 type heldEntry struct {
 	entry *entry
 	until time.Time
@@ -27,7 +27,7 @@ func (t *tree) holdDeadline() time.Time {
 	return time.Time{}
 }
 
-// expireHolds updates the facts about the paths whose hold has ended.
+// expireHolds handles the holds that have ended: it checks the path again, and reports that the socket is gone if it is still absent.
 func (t *tree) expireHolds(now time.Time) {
 	for {
 		until := t.holdDeadline()

@@ -30,7 +30,7 @@ func (t *tree) addOverLimit(parent *dir, uid uint32) {
 	t.track(parent)
 }
 
-// mayFitNow reports whether directories in d that were over a limit must be checked again.
+// mayFitNow reports whether to check directories in d again that were over a limit, because other directories have released their quota.
 func (t *tree) mayFitNow(d *dir) bool { return t.freed != t.freedAtScan && len(d.overLimit) > 0 }
 
 // ownerOf returns the user who can fix problems with a directory, and whether that user is privileged.

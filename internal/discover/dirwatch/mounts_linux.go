@@ -15,7 +15,7 @@ import (
 
 // mounts reports changes of the mount table, for which there are no file events.
 type mounts struct {
-	changed chan struct{} // has a value after a change; closed if changes cannot be reported any more
+	changed chan struct{} // receives a value after a change; is closed when the report of changes ends
 	// The runtime's poller wakes up for table, but does not return which events it got. The kernel keeps for each open file the last change
 	// that was reported (proc_pid_mountinfo(5)), so polling checker shows whether there was a change.
 	table, checker *os.File
@@ -46,7 +46,7 @@ func openMounts() (*mounts, error) {
 	}
 	m.reading.Go(func() {
 		defer close(m.changed)
-		_ = conn.Read(m.onWake) // until close; it returns immediately if the system cannot poll the file
+		_ = conn.Read(m.onWake) // blocks until close, or returns immediately if the file cannot be polled
 	})
 	return m, nil
 }
@@ -59,7 +59,7 @@ func (m *mounts) onWake(uintptr) (done bool) {
 	}
 	select {
 	case m.changed <- struct{}{}:
-	default: // the last change was not received yet
+	default: // a change is already pending
 	}
 	pause := time.NewTimer(mountGap)
 	defer pause.Stop()
@@ -100,8 +100,8 @@ func (m *mounts) close() {
 	_ = m.checker.Close()
 }
 
-// hasAllEvents reports whether only this kernel changes the file system of a directory, so that inotify reports every change. There are no
-// events for changes by the servers of network file systems and of file systems in user space.
+// hasAllEvents reports whether inotify reports every change of a directory, because only this kernel can change its file system. There are
+// no events for changes that are made by the server of a network file system or of a file system in user space.
 func hasAllEvents(dir *os.File) bool {
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(int(dir.Fd()), &fs); err != nil {

@@ -9,7 +9,7 @@ type event = fsnotify.Event
 // notifier is a source of file events: fsnotify, or a fake in tests.
 type notifier struct {
 	events <-chan event
-	// lost receives a value when events were or may have been lost. It never blocks the source.
+	// lost receives a value if events may have been lost.
 	lost   <-chan struct{}
 	add    func(path string) error
 	remove func(path string) error

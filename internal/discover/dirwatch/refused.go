@@ -9,14 +9,14 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
-// maxRefused and maxUserRefused bound the refusals that are remembered, in total and for the files of one user. Users could create any
-// number of files that are refused.
+// maxRefused and maxUserRefused limit the recorded refusals, in total and for the files of one user, because users can create any number of
+// such files.
 const maxRefused, maxUserRefused = 1000, 250
 
 type refusal struct {
 	Refusal
 	by   uint32 // the user in the quota
-	seen uint64 // round of the last read of the directory that found the name
+	seen uint64 // the round in which the name was last found
 }
 
 // judge returns the error of [Watcher].Judge for the file at path; nil if it is not a directory, socket or symbolic link.
@@ -42,7 +42,7 @@ func (t *tree) handleRefused(d *dir, name string, info sock.Info, err error, why
 	t.recordRefusal(d, name, info, err)
 }
 
-// recordRefusal records that a name in d is refused. The empty name is d itself.
+// recordRefusal records that a name in d is refused. An empty name means d itself.
 func (t *tree) recordRefusal(d *dir, name string, info sock.Info, err error) {
 	r := d.refused[name]
 	if r == nil {

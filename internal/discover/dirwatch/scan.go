@@ -25,8 +25,8 @@ const (
 )
 
 const (
-	// clockGrain is more than the granularity of any file system's timestamps. A directory whose last change is more recent than that is
-	// read again later, because another change may have the same timestamp.
+	// clockGrain is longer than the resolution of timestamps on any file system. If a directory changed less than clockGrain before it was
+	// read, it is read again later, because a further change may have the same timestamp.
 	clockGrain = 2 * time.Second
 	// readBatch is how many entries of a directory are read at a time.
 	readBatch = 1024
@@ -40,8 +40,8 @@ func (t *tree) scanAll() {
 	t.sortScan(start)
 }
 
-// settledFactor is the number of scan intervals between two safety scans while the tree is settled. Waking up an idle process costs more
-// than the scan itself.
+// settledFactor is the number of scan intervals between two safety scans while the tree is settled. The interval is long because each scan
+// wakes up an idle process.
 const settledFactor = 8
 
 // settled reports whether there are events for all relevant changes, except for the replacement of a root by another directory.
@@ -56,8 +56,8 @@ func (t *tree) planScan() {
 	t.rootsAt = t.scannedAt.Add(t.scanAfter)
 }
 
-// checkRoots visits roots that were replaced by other directories. There is no event for that if a parent directory was renamed, or while a
-// process keeps the removed directory alive, for example as its working directory.
+// checkRoots visits the roots that were replaced by other directories. This causes no event if a parent directory was renamed, or if a
+// process still uses the removed directory, for example as its working directory.
 func (t *tree) checkRoots() {
 	t.rootsAt = time.Now().Add(t.scanAfter)
 	start := len(t.facts)
@@ -76,7 +76,7 @@ func (t *tree) scanDeadline() time.Time {
 	return t.scannedAt.Add(t.scanAfter)
 }
 
-// safetyScan checks every directory and reads those that changed without an event.
+// safetyScan checks all directories, and reads those that have changed without an event.
 func (t *tree) safetyScan() {
 	defer t.planScan()
 	freed := t.freed // directories that are freed during the scan count for the next one
@@ -116,7 +116,7 @@ func (t *tree) inspect(d *dir) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(d.refused)) {
 		if name != "" && t.known(d) {
-			t.update(d, name, scanned) // d does not change if the mode of the refused file is fixed
+			t.update(d, name, scanned) // a change of the mode of the refused file does not change d
 		}
 	}
 }
@@ -162,7 +162,7 @@ func (t *tree) visit(d *dir, how visitDepth) {
 	if err := t.read(d); err != nil {
 		t.setReadErr(d, err)
 	} else {
-		t.missing(d, round)
+		t.updateMissing(d, round)
 	}
 	t.changed = t.changed || d.tooDeep != tooDeep || d.tooMany != tooMany || !maps.Equal(d.overLimit, overLimit)
 	t.track(d)
@@ -179,7 +179,7 @@ func (t *tree) visitFailed(d *dir, e sock.Entry, err error) {
 	if errors.Is(err, errForeign) {
 		t.dropContents(d, removed) // the mounted file system hides them
 		d.mount, d.tooDeep, d.tooMany, d.overLimit = 0, false, false, nil
-		if fileSystemAt(d.path) != "" { // otherwise the next check tries again
+		if fileSystemAt(d.path) != "" { // if the type is unknown, the next check visits d again
 			d.mount = e.Mount
 		}
 	}
@@ -193,7 +193,7 @@ func (t *tree) visitFailed(d *dir, e sock.Entry, err error) {
 	}
 }
 
-// read updates the facts about every name in d. It records new subdirectories, but does not visit them.
+// read reads d and updates the facts about all names in it. It records new subdirectories, but does not visit them.
 func (t *tree) read(d *dir) error {
 	round := t.round
 	f, err := openDir(d.path, d.parent == nil, d.mount)
@@ -234,8 +234,8 @@ func (t *tree) read(d *dir) error {
 	}
 }
 
-// missing updates the facts about known names in d that the read of the given round did not find.
-func (t *tree) missing(d *dir, round uint64) {
+// updateMissing updates the facts about the known names in d that were not found in the given round.
+func (t *tree) updateMissing(d *dir, round uint64) {
 	for name, e := range d.socks {
 		if e.seen != round {
 			t.update(d, name, scanned)

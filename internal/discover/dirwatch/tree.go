@@ -14,33 +14,33 @@ import (
 type tree struct {
 	w *Watcher
 
-	notifier    *notifier // nil while it is not available
+	notifier    *notifier // nil if file events are not available
 	notifierErr error
-	mounts      *mounts // nil while it is not available
+	mounts      *mounts // nil if changes of mounts are not available
 
-	roots    []*dir          // one for each root, forever
-	dirs     map[string]*dir // every known directory by its path, the roots included
-	dirQuota *quota.Pool     // of those that are no roots
+	roots    []*dir          // constant
+	dirs     map[string]*dir // all known directories by path, including roots
+	dirQuota *quota.Pool     // counts the directories below the roots
 	// freed counts directories that released their quota; freedAtScan is its value at the start of the last safety scan. If they differ,
 	// there may be room for directories over the limits.
 	freed, freedAtScan int
 	// watched are the watched directories by inode. inotify has one watch for each inode, and reports its events under the first path.
 	watched    map[plugin.SocketID]*dir
-	polled     map[*dir]struct{} // without events: checked in every poll interval
-	pollAt     time.Time         // the next check of polled
-	incomplete map[*dir]struct{} // with incomplete events: checked in every scan interval
+	polled     map[*dir]struct{} // directories without events, which are checked once per poll interval
+	pollAt     time.Time         // when to check polled
+	incomplete map[*dir]struct{} // directories with incomplete events, which are checked once per scan interval
 
-	scannedAt time.Time     // of the last safety scan
+	scannedAt time.Time     // when the last safety scan ended
 	scanAfter time.Duration // from scannedAt to the next safety scan, unless the tree is settled
-	rootsAt   time.Time     // of the next checkRoots
+	rootsAt   time.Time     // when to call checkRoots
 
-	socks map[string]*entry          // every socket by its path, including those that are held
+	socks map[string]*entry          // all sockets by path, including those that are held
 	byID  map[plugin.SocketID]*entry // one of the entries with that ID
 	holds []heldEntry                // in the order of their deadlines; resolved ones are removed when they are first
 
 	round  uint64    // number of the last reading of a directory
 	lost   bool      // events were lost since the last update
-	lostAt time.Time // when events were lost since the last resync; zero if none were
+	lostAt time.Time // when events were first lost after the last resync; zero if none were
 	syncAt time.Time // the earliest time of the next resync
 
 	refused        []Refusal   // of the last update
@@ -49,7 +49,7 @@ type tree struct {
 
 	facts    []Fact
 	scanned  bool // the roots have been scanned once
-	notified bool // an update with scanned was sent
+	notified bool // an update with Scanned has been sent
 	degraded []Condition
 	changed  bool // degraded may be out of date
 }
@@ -65,22 +65,22 @@ type dir struct {
 
 	dirs    map[string]*dir
 	socks   map[string]*entry
-	refused map[string]*refusal // names in it; a root itself has the empty name
+	refused map[string]*refusal // by name; the empty name is the root itself
 
 	owner     uint32         // the last known owner
 	counted   bool           // in tree.dirQuota, for owner
 	overLimit map[uint32]int // how many directories in it exceed the limits, by owner
 
-	info         sock.Info // of the last read
+	info         sock.Info // when it was last read
 	mtime        time.Time
-	mount        uint64 // an unmount ends the watch without an event
-	missesEvents bool   // some changes have no events, although it is watched
-	reread       bool   // read it again: it was read within clockGrain of its last change, or exceeded a limit
-	seen         uint64 // round of the last read of its parent that found it
+	mount        uint64 // if it changes, the watch has ended without an event
+	missesEvents bool   // some changes cause no events, although it is watched
+	reread       bool   // it must be read again, because of clockGrain or a limit
+	seen         uint64 // the round in which it was last found in its parent
 
 	watched  bool
-	watchErr error // why it is not watched
-	readErr  error // why its contents are not known
+	watchErr error // the reason why it is not watched
+	readErr  error // the reason why it could not be read
 	tooDeep  bool  // has directories below MaxDepth
 	tooMany  bool  // has more than MaxSockets sockets
 }
@@ -143,7 +143,7 @@ func (t *tree) addDir(parent *dir, name string, uid uint32) *dir {
 	return d
 }
 
-// drop removes a directory that is gone, and everything below it. A root keeps its record.
+// drop removes a directory that is gone, and everything below it. A root stays in roots and dirs.
 func (t *tree) drop(d *dir, why cause) {
 	t.dropContents(d, why)
 	t.clearRefusal(d, "")
@@ -198,7 +198,7 @@ func (t *tree) flush() {
 	t.lost = false
 	if clear(t.facts); cap(t.facts) <= 2*drainLimit {
 		t.facts = t.facts[:0]
-	} else { // release the memory after a large scan
+	} else { // do not keep the memory of a large scan
 		t.facts = nil
 	}
 }

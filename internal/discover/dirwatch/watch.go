@@ -68,7 +68,8 @@ func (t *tree) tryWatch(d *dir) bool {
 	return d.watched
 }
 
-// releaseOtherWatch removes the watch on the inode of d under another path. fsnotify would report events under that path.
+// releaseOtherWatch removes a watch on the inode of d that was added under another path, because fsnotify reports events under the path of
+// the first watch.
 func (t *tree) releaseOtherWatch(d *dir) error {
 	other := t.watched[d.info.ID]
 	if other == nil || other == d {
@@ -93,7 +94,7 @@ func (t *tree) unwatch(d *dir) {
 	t.track(d)
 }
 
-// track adds d to the directories that must be polled or whose events are incomplete, or removes it from them.
+// track updates whether d is in polled and in incomplete.
 func (t *tree) track(d *dir) {
 	delete(t.incomplete, d)
 	if t.known(d) && (d.missesEvents || d.reread || d.tooDeep || d.tooMany || len(d.overLimit) > 0) {
@@ -110,7 +111,7 @@ func (t *tree) track(d *dir) {
 	t.polled[d] = struct{}{}
 }
 
-// handleLost handles lost events: it scans everything, either immediately or lossGap after the last such scan.
+// handleLost scans everything after lost events, either immediately or lossGap after the last such scan.
 func (t *tree) handleLost() {
 	if !t.lostAt.IsZero() {
 		return

@@ -2,9 +2,9 @@
 //
 // It reports paths, identities ([plugin.SocketID]), owners and modes. It does not connect to sockets.
 //
-// File events are only hints. After each event the watcher checks the path and reports what it finds there. Scans find changes without an
-// event: after bind mounts, a full event queue, or on a file system without events. A scan is cheap, because it reads only directories that
-// have changed. A [Condition] reports problems of the watcher.
+// The watcher uses file events only as hints: after each event, it checks the path and reports the state of the file. Regular scans find
+// changes that caused no event, because of a bind mount, a full event queue, or a file system without events. A scan is cheap, because it
+// reads only directories that have changed. A [Condition] reports a problem of the watcher.
 //
 // The rules are:
 //   - A socket counts if it is in a root or any directory below it. Names that start with a dot are ignored. Symbolic links are not
@@ -39,7 +39,7 @@ type Fact struct {
 	Path string // absolute
 	Root int    // index of its root
 	// Present is true if a socket is at Path. If another socket (by its ID) was there before, it is gone, without an absent fact in
-	// between. A present fact with a known ID means that the mode or owner changed.
+	// between. If a present fact has the same ID as before, the mode or owner of the socket has changed.
 	Present bool
 	// Info describes the current socket or, if Present is false, the last one.
 	Info sock.Info
@@ -71,7 +71,7 @@ type Refusal struct {
 	Since time.Time
 }
 
-// Watcher watches directory trees for sockets. Its exported fields may be set before [Watcher.Run]; a zero field means the default.
+// Watcher watches directory trees for sockets. Set its exported fields before [Watcher.Run]; zero means the default.
 type Watcher struct {
 	roots  []Root
 	notify func(Update)
@@ -79,8 +79,8 @@ type Watcher struct {
 	// Judge decides which files are used; nil accepts all, and treats all users as privileged. Symbolic links below a root are never used.
 	Judge Judge
 
-	MaxDepth   int // directories below a root on the way to a socket; default 16
-	MaxSockets int // sockets in one directory; default 10,000
+	MaxDepth   int // the maximum number of directories between a root and a socket; default 16
+	MaxSockets int // the maximum number of sockets in one directory; default 10,000
 	// MaxUserDirs and MaxDirs limit the directories below the roots that are searched, for one user (default 6,000) and in total (default
 	// 20,000). As many as one user may have, but at most half of the total, are reserved for privileged users.
 	MaxUserDirs, MaxDirs int
@@ -131,9 +131,9 @@ func CheckRoots(paths []string) error {
 
 // New returns a watcher of the roots, or an error if they are invalid. It does not access files.
 //
-// notify receives all updates in order, from Run's goroutine. It should not block, because the watcher waits for it. It is not a channel,
-// because the facts are valid only until it returns. The first update comes after the first scan and may have no facts. Later updates have
-// facts, or something else that changed.
+// Run calls notify with all updates, in order. notify should not block, because the watcher waits for it. It is not a channel, because the
+// facts are valid only until it returns. The first update follows the first scan and may have no facts. Each later update contains a
+// change.
 func New(notify func(Update), roots ...Root) (*Watcher, error) {
 	if len(roots) == 0 {
 		return nil, errors.New("no directory to watch: give at least one root")
@@ -214,7 +214,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 			}
 			t.safetyScan()
 		case <-timer.C:
-			t.drain(events) // they may have the new paths of held sockets
+			t.drain(events) // the events may have the new paths of held sockets
 			t.retry()
 			if now := time.Now(); !t.scanDeadline().After(now) {
 				t.safetyScan()
@@ -237,7 +237,7 @@ func (w *Watcher) Check(ctx context.Context) error {
 	}
 }
 
-// within reports whether path is dir or below it. Both are absolute and clean.
+// within reports whether path is dir or is below dir. Both are absolute and clean.
 func within(path, dir string) bool {
 	return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, string(filepath.Separator))+string(filepath.Separator))
 }

@@ -1,9 +1,20 @@
 package dirwatch
 
 import (
+	"errors"
 	"os"
 	"syscall"
 )
+
+type mounts struct{ changed chan struct{} }
+
+func openMounts() (*mounts, error) { return nil, errors.ErrUnsupported }
+
+func (*mounts) close() {}
+
+func fileSystemAt(string) string { return "" }
+
+func hasAllEvents(*os.File) bool { return false }
 
 // openDir opens a directory for reading. If something else is at path by now, it fails without blocking: a symbolic link, unless follow is
 // set, or a named pipe.
