@@ -16,7 +16,9 @@ import (
 	grpccodes "google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
 	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/dyncall"
@@ -39,7 +41,7 @@ type callCommand struct {
 	describe string
 	headers  []string
 	timeout  time.Duration
-	given    dyncall.Given
+	files    dyncall.Files
 	output   *command.Choice
 }
 
@@ -99,9 +101,9 @@ If the plugin returns an error, its code, message and details are printed, and t
 	flags.StringVar(&c.describe, "describe", "", "print a service, method or type as proto text")
 	flags.StringArrayVarP(&c.headers, "header", "H", nil, "metadata to send, as KEY:VALUE; may be repeated")
 	flags.DurationVar(&c.timeout, "timeout", 0, "how long the call may take (default 30s, and no limit for streams)")
-	flags.StringSliceVar(&c.given.Protos, "proto", nil, "proto files with the plugin's services, instead of asking the plugin")
-	flags.StringSliceVar(&c.given.Imports, "import-path", nil, "directories to search for proto files (default: the working directory)")
-	flags.StringSliceVar(&c.given.Sets, "protoset", nil, "files with serialized descriptors of the plugin's services; may be repeated")
+	flags.StringSliceVar(&c.files.Protos, "proto", nil, "proto files with the plugin's services, instead of asking the plugin")
+	flags.StringSliceVar(&c.files.Imports, "import-path", nil, "directories to search for proto files (default: the working directory)")
+	flags.StringSliceVar(&c.files.Sets, "protoset", nil, "files with serialized descriptors of the plugin's services; may be repeated")
 	c.output = command.AddChoice(cmd, "output", "o", "output format", "json", "yaml")
 	return cmd
 }
@@ -162,7 +164,7 @@ func (c *callCommand) run(cmd *cobra.Command, args []string) error {
 	}
 	ctx, cancel := command.Limited(metadata.NewOutgoingContext(cmd.Context(), headers), c.timeout)
 	defer cancel()
-	return c.connected(ctx, cmd, args, func(conn grpc.ClientConnInterface, p dyncall.Plugin, rest []string) error {
+	return c.connected(ctx, cmd, args, func(conn grpc.ClientConnInterface, p *patchbayv1.Plugin, rest []string) error {
 		selector := "" // to list or describe: a type may be in any file
 		if len(rest) > 0 {
 			selector = rest[0]
@@ -188,7 +190,7 @@ func (c *callCommand) run(cmd *cobra.Command, args []string) error {
 // connected connects to the plugin that the flags or the first argument name, and calls use with the connection and the other arguments.
 func (c *callCommand) connected(
 	ctx context.Context, cmd *cobra.Command, args []string,
-	use func(conn grpc.ClientConnInterface, p dyncall.Plugin, rest []string) error,
+	use func(conn grpc.ClientConnInterface, p *patchbayv1.Plugin, rest []string) error,
 ) error {
 	if c.socket != "" {
 		conn, err := dyncall.Dial(ctx, c.socket)
@@ -196,11 +198,11 @@ func (c *callCommand) connected(
 			return err
 		}
 		defer conn.Close()
-		return use(conn, dyncall.Plugin{}, args)
+		return use(conn, nil, args)
 	}
 	return c.control.Ask(0, func(_ context.Context, daemon *client.Client, cmd *cobra.Command, args []string) error {
 		ptype, name := command.PluginOf(args[0])
-		p := dyncall.Plugin{Type: ptype}
+		p := &patchbayv1.Plugin{Type: ptype}
 		dial := daemon.Conn
 		if len(c.labels) > 0 {
 			dial = func(ptype, name string) (*grpc.ClientConn, error) {
@@ -209,11 +211,10 @@ func (c *callCommand) connected(
 		} else if c.inFleet() {
 			dial = func(ptype, name string) (*grpc.ClientConn, error) { return daemon.FleetConn(ptype, name, c.node) }
 		} else if known, err := daemon.Get(ctx, ptype, name); err == nil {
-			p.Versions, p.Elsewhere = known[0].Versions, known[0].Endpoint != known[0].SocketPath
-			if ptype == "" {
-				ptype, name = known[0].Type, known[0].Name
-				p.Type = ptype
+			if p = known[0]; ptype == "" {
+				ptype, name = p.Type, p.Name
 			}
+			p.Type = ptype // it may be a role, which has fewer services
 		} else {
 			return err
 		}
@@ -236,22 +237,12 @@ func (c *callCommand) connected(
 	})(cmd, args)
 }
 
-// learnError is the status of a reflection call that failed.
-type learnError struct{ *status.Status }
-
-func (e *learnError) Error() string {
-	return fmt.Sprintf("cannot list the plugin's services: %v: %s", e.Code(), e.Message())
-}
-
-// GRPCStatus returns the status for package status.
-func (e *learnError) GRPCStatus() *status.Status { return e.Status }
-
 // schema returns the services of the plugin, from the given files or from the plugin's reflection.
 func (c *callCommand) schema(
-	ctx context.Context, conn grpc.ClientConnInterface, selector string, p dyncall.Plugin,
+	ctx context.Context, conn grpc.ClientConnInterface, selector string, p *patchbayv1.Plugin,
 ) (*dyncall.Schema, error) {
-	if !c.given.Empty() {
-		return c.given.Load(ctx)
+	if !c.files.Empty() {
+		return c.files.Load(ctx)
 	}
 	if !c.list && c.describe == "" {
 		ctx = metadata.AppendToOutgoingContext(ctx, proxy.WillCallKey, "1")
@@ -259,7 +250,7 @@ func (c *callCommand) schema(
 	return learn(ctx, conn, selector, p)
 }
 
-func learn(ctx context.Context, conn grpc.ClientConnInterface, selector string, p dyncall.Plugin) (*dyncall.Schema, error) {
+func learn(ctx context.Context, conn grpc.ClientConnInterface, selector string, p *patchbayv1.Plugin) (*dyncall.Schema, error) {
 	inTime, cancel := command.AnswerInTime(ctx)
 	defer cancel()
 	schema, err := dyncall.Load(inTime, conn, selector, p)
@@ -275,7 +266,8 @@ func learn(ctx context.Context, conn grpc.ClientConnInterface, selector string, 
 	case !isStatus:
 		return nil, fmt.Errorf("cannot list the plugin's services: %w", err)
 	}
-	return nil, &learnError{answer}
+	text := fmt.Sprintf("cannot list the plugin's services: %v: %s", answer.Code(), answer.Message())
+	return nil, &dyncall.StatusError{Text: text, Err: answer.Err()}
 }
 
 func runList(cmd *cobra.Command, schema *dyncall.Schema) error {
@@ -283,13 +275,13 @@ func runList(cmd *cobra.Command, schema *dyncall.Schema) error {
 		fmt.Fprintln(cmd.ErrOrStderr(), "note: the plugin has no reflection; these are the built-in services that plugins of its type may have; "+
 			"--proto and --protoset read others from files")
 	}
-	lines := dyncall.MethodPaths(schema.Services())
-	for _, service := range schema.Services() {
+	lines := dyncall.MethodPaths(schema.Services)
+	for _, service := range schema.Services {
 		if service.Methods().Len() == 0 {
 			lines = append(lines, string(service.FullName())+" (no methods)")
 		}
 	}
-	for _, name := range schema.Undescribed() {
+	for _, name := range schema.Undescribed {
 		lines = append(lines, string(name)+" (methods unknown)")
 	}
 	slices.Sort(lines)
@@ -326,11 +318,11 @@ func (c *callCommand) runCall(
 		if err != nil && !errors.Is(err, io.EOF) {
 			return err
 		}
-		requests = dyncall.One(request)
+		requests = func(context.Context) (proto.Message, error) { return request, nil }
 	}
 	stdout := cmd.OutOrStdout()
 	err = schema.Call(ctx, conn, method, requests, func(answer []byte) error { return c.print(stdout, answer) })
-	if answer, ok := errors.AsType[*dyncall.StatusError](err); ok && answer.Late {
+	if dyncall.Late(ctx, err) {
 		return fmt.Errorf("%w; set a longer --timeout", err)
 	}
 	return err
@@ -346,10 +338,10 @@ func (c *callCommand) complete(cmd *cobra.Command, args []string, word string) (
 	ctx, cancel := command.AnswerInTime(cmd.Context())
 	defer cancel()
 	// Without a connection there are no completions.
-	_ = c.connected(ctx, cmd, args, func(conn grpc.ClientConnInterface, p dyncall.Plugin, _ []string) error {
+	_ = c.connected(ctx, cmd, args, func(conn grpc.ClientConnInterface, p *patchbayv1.Plugin, _ []string) error {
 		schema, err := c.schema(ctx, conn, "", p)
 		if err == nil {
-			methods = dyncall.MethodPaths(schema.Services())
+			methods = dyncall.MethodPaths(schema.Services)
 		}
 		return err
 	})

@@ -17,7 +17,7 @@ import (
 
 // TestRequestsEndWithTheCall reads requests from an input that stays open and has no more.
 func TestRequestsEndWithTheCall(t *testing.T) {
-	schema := dyncall.Builtin(dyncall.Plugin{})
+	schema := dyncall.Builtin(nil)
 	for _, selector := range []string{"GetInfo", "Watch"} {
 		method, err := schema.Method(selector)
 		if err != nil {
@@ -48,7 +48,7 @@ func TestLearnInTime(t *testing.T) {
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
-	_, err = learn(ctx, conn, "GetInfo", dyncall.Plugin{})
+	_, err = learn(ctx, conn, "GetInfo", nil)
 	if want := "cannot list the plugin's services: DeadlineExceeded: the call has timed out; set a longer --timeout"; err == nil ||
 		err.Error() != want {
 		t.Errorf("got %v", err)

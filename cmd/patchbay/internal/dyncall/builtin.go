@@ -19,20 +19,15 @@ import (
 	drahealthv1alpha1 "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 )
 
-// notOfPlugins is offered by the kubelet to device plugins, in the same file as what plugins offer.
-const notOfPlugins protoreflect.FullName = "v1beta1.Registration"
+// kubeletService is the service that the kubelet offers to device plugins. Its proto file also has the service of the plugins.
+const kubeletService protoreflect.FullName = "v1beta1.Registration"
 
-// Plugin is what is known of a plugin whose services are asked for. The zero value stands for nothing.
-type Plugin struct {
-	Type      string   // or one of its roles
-	Versions  []string // that it announced
-	Elsewhere bool     // Elsewhere says that its registration service is not at the endpoint that is called.
-}
-
-// ofType are the built-in services that plugins of a type have, beside registration and health.
-var ofType = map[string][]protoreflect.FullName{
+// servicesOf has the built-in services of plugins by their type or role, except registration and health, which any plugin may have.
+var servicesOf = map[string][]protoreflect.FullName{
 	"CSIPlugin":      {"csi.v1.Identity", "csi.v1.Controller", "csi.v1.GroupController", "csi.v1.SnapshotMetadata", "csi.v1.Node"},
 	"csi-node":       {"csi.v1.Identity", "csi.v1.Node"},
 	"csi-controller": {"csi.v1.Identity", "csi.v1.Controller", "csi.v1.GroupController", "csi.v1.SnapshotMetadata"},
@@ -43,19 +38,19 @@ var ofType = map[string][]protoreflect.FullName{
 	},
 }
 
-// csiV1 is a version of CSI whose services are built in.
+// csiV1 matches the versions of CSI whose services are built in.
 var csiV1 = regexp.MustCompile(`^v?1(\.|$)`)
 
-// has reports whether a built-in service is one that a plugin may have. The versions that DRA drivers announce are the ends of the names of
-// their services; an announcement of none of them says nothing. Those of CSI say the major version only: registrars announce 1.0.0 for all.
-func (p Plugin) has(service protoreflect.FullName) bool {
-	switch services, known := ofType[p.Type]; {
-	case p.Type == "":
+// mayHave reports whether the plugin may have a built-in service. DRA drivers announce the ends of the names of their services as versions;
+// a driver that announces none of these names may have all services. CSI registrars announce 1.0.0 for every CSI version 1.
+func mayHave(p *patchbayv1.Plugin, service protoreflect.FullName) bool {
+	switch services, known := servicesOf[p.GetType()]; {
+	case p.GetType() == "":
 		return true
 	case service == "grpc.health.v1.Health":
 		return true
 	case service == "pluginregistration.Registration":
-		return !p.Elsewhere
+		return p.Endpoint == p.SocketPath // otherwise it is at the socket, and calls go to the endpoint
 	case !known || !slices.Contains(services, service):
 		return false
 	}
@@ -65,13 +60,13 @@ func (p Plugin) has(service protoreflect.FullName) bool {
 	announced := func(service protoreflect.FullName) bool {
 		return slices.ContainsFunc(p.Versions, func(v string) bool { return v != "" && matches(service, v) })
 	}
-	return announced(service) || !slices.ContainsFunc(ofType[p.Type], announced)
+	return announced(service) || !slices.ContainsFunc(servicesOf[p.Type], announced)
 }
 
-// Builtin returns the services that this package knows without asking and that a plugin may have: of registration, CSI, device plugins, DRA
-// and health.
-func Builtin(p Plugin) *Schema {
-	s := &Schema{versions: p.Versions}
+// Builtin returns the services of the kubelet's plugin protocols that the plugin may have: registration, CSI, device plugin, DRA and
+// health. It reads the type or role, the versions, the endpoint and the socket of the plugin; nil is a plugin of which nothing is known.
+func Builtin(p *patchbayv1.Plugin) *Schema {
+	s := &Schema{versions: p.GetVersions()}
 	for _, file := range []protoreflect.FileDescriptor{
 		registerapi.File_staging_src_k8s_io_kubelet_pkg_apis_pluginregistration_v1_api_proto,
 		csi.File_csi_proto,
@@ -83,10 +78,10 @@ func Builtin(p Plugin) *Schema {
 	} {
 		for i := range file.Services().Len() {
 			switch service := file.Services().Get(i); {
-			case service.FullName() == notOfPlugins:
-			case p.has(service.FullName()):
+			case service.FullName() == kubeletService:
+			case mayHave(p, service.FullName()):
 				s.add(service)
-			case slices.Contains(ofType[p.Type], service.FullName()):
+			case slices.Contains(servicesOf[p.GetType()], service.FullName()):
 				s.unannounced = append(s.unannounced, service.FullName())
 			default:
 				s.others = append(s.others, service)
@@ -96,25 +91,25 @@ func Builtin(p Plugin) *Schema {
 	return s
 }
 
-// draV1beta1 returns the file of DRA v1beta1. It is that of v1 but for its package and the newer field share_id. The Go package of v1beta1
-// converts between the two, for which it needs a good part of Kubernetes, and is not imported therefore.
+// draV1beta1 returns the file of DRA v1beta1. It differs from v1 in its package and in the newer field share_id. The Go package of v1beta1
+// is not imported, because it depends on a large part of Kubernetes for conversions.
 var draV1beta1 = sync.OnceValue(func() protoreflect.FileDescriptor {
 	return renamed(drav1.File_staging_src_k8s_io_kubelet_pkg_apis_dra_v1_api_proto, "k8s.io.kubelet.pkg.apis.dra.v1",
 		"k8s.io.kubelet.pkg.apis.dra.v1beta1", "k8s.io/kubelet/pkg/apis/dra/v1beta1/api.proto", func(m *descriptorpb.DescriptorProto) {
 			if m.GetName() == "Device" {
 				m.Field = slices.DeleteFunc(m.Field, func(f *descriptorpb.FieldDescriptorProto) bool { return f.GetName() == "share_id" })
-				m.OneofDecl = nil // the one that stands for "optional"
+				m.OneofDecl = nil // generated for the optional field
 			}
 		})
 })
 
-// draHealthV1 returns the file of the health of devices as it is since Kubernetes 1.37: that of v1alpha1 but for its package.
+// draHealthV1 returns the file of device health as of Kubernetes 1.37. It differs from v1alpha1 only in its package.
 var draHealthV1 = sync.OnceValue(func() protoreflect.FileDescriptor {
 	return renamed(drahealthv1alpha1.File_staging_src_k8s_io_kubelet_pkg_apis_dra_health_v1alpha1_api_proto, "v1alpha1", "v1",
 		"k8s.io/kubelet/pkg/apis/dra-health/v1/api.proto", func(*descriptorpb.DescriptorProto) {})
 })
 
-// renamed returns a file with another package and path, and its messages changed.
+// renamed returns a copy of file with another package and path, after change was called for each message.
 func renamed(
 	file protoreflect.FileDescriptor, from, to, path string, change func(*descriptorpb.DescriptorProto),
 ) protoreflect.FileDescriptor {
@@ -125,9 +120,9 @@ func renamed(
 	for _, m := range other.GetMessageType() {
 		change(m)
 	}
-	made, newErr := protodesc.NewFile(other, protoregistry.GlobalFiles)
+	copied, newErr := protodesc.NewFile(other, protoregistry.GlobalFiles)
 	if err := errors.Join(err, newErr); err != nil {
-		panic(err) // a test makes it
+		panic(err) // the files are constant, and a test calls this
 	}
-	return made
+	return copied
 }

@@ -9,6 +9,7 @@ import (
 	"io"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/jhump/protoreflect/v2/protoresolve"
 	_ "google.golang.org/genproto/googleapis/rpc/errdetails" // the usual types of details
@@ -25,24 +26,45 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
-// Requests returns the next request of a call, or [io.EOF] after the last one. It returns when ctx ends.
-type Requests func(ctx context.Context) (proto.Message, error)
+// maxDepth bounds how deep objects and arrays of a request may be nested.
+const maxDepth = 1000
 
-// One returns the requests of a call that has only this one.
-func One(request proto.Message) Requests {
-	sent := false
-	return func(context.Context) (proto.Message, error) {
-		if sent {
-			return nil, io.EOF
-		}
-		sent = true
-		return request, nil
+// Request parses the request of a method from one JSON value; empty text is an empty message. Errors have the line and the column, which
+// count from 1; firstLine is the line of the first byte.
+func (s *Schema) Request(method protoreflect.MethodDescriptor, text []byte, firstLine int) (proto.Message, error) {
+	message := dynamicpb.NewMessage(method.Input())
+	if len(bytes.TrimSpace(text)) == 0 {
+		return message, nil
 	}
+	options := protojson.UnmarshalOptions{Resolver: s.types(), RecursionLimit: maxDepth}
+	if err := options.Unmarshal(text, message); err != nil {
+		what := jsonError(err, firstLine)
+		if strings.Contains(what, ": unknown field ") {
+			what += "; --describe " + methodPath(method) + " shows the fields"
+		}
+		return nil, errors.New(what)
+	}
+	return message, nil
 }
 
-// Call calls a method and passes each answer, as compact JSON, to answer, in order. A method that takes one request gets the first one; one
-// that takes a stream gets all, while the answers come. It blocks until the server has ended the call, ctx ends, or requests or answer
-// return an error. An error of the server is a [*StatusError].
+// jsonError returns the text of an error of package protojson without its prefix, which has varying spaces, and with the right line.
+func jsonError(err error, firstLine int) string {
+	text := strings.TrimLeftFunc(strings.TrimPrefix(err.Error(), "proto:"), unicode.IsSpace)
+	text = strings.TrimPrefix(text, "syntax error ")
+	var line, column int
+	if n, scanErr := fmt.Sscanf(text, "(line %d:%d):", &line, &column); scanErr == nil && n == 2 {
+		_, what, _ := strings.Cut(text, "): ")
+		return fmt.Sprintf("line %d, column %d: %s", line+firstLine-1, column, what)
+	}
+	return text
+}
+
+// Requests returns the next request of a call, or [io.EOF] after the last one. It returns when ctx is done.
+type Requests func(ctx context.Context) (proto.Message, error)
+
+// Call calls a method and passes each answer, as compact JSON, to answer, in order. For a method that takes one request, it asks for one;
+// for a stream, it sends requests while it receives answers. It blocks until the server ends the call, ctx is done, or requests or answer
+// return an error. An error from the server or the connection is a [*StatusError].
 func (s *Schema) Call(
 	ctx context.Context, conn grpc.ClientConnInterface, method protoreflect.MethodDescriptor, requests Requests, answer func([]byte) error,
 ) error {
@@ -73,7 +95,7 @@ func (s *Schema) Call(
 	return err
 }
 
-// send sends the requests. It returns an error of this side; one of the server is seen by who receives.
+// send sends the requests. It returns only errors of this side; receive returns those of the server.
 func (s *Schema) send(
 	ctx context.Context, stream grpc.ClientStream, method protoreflect.MethodDescriptor, requests Requests,
 ) error {
@@ -89,7 +111,7 @@ func (s *Schema) send(
 		switch err := stream.SendMsg(request); {
 		case errors.Is(err, io.EOF):
 			return nil
-		case err != nil: // one of this side, such as a message that is too large
+		case err != nil: // for example, the message is too large
 			return newStatusError(s.types(), methodPath(method), err)
 		}
 		if !method.IsStreamingClient() {
@@ -99,7 +121,7 @@ func (s *Schema) send(
 	}
 }
 
-// receive passes the answers on. It returns an error of the server; one of this side is told to fail.
+// receive passes the answers to answer. It also calls fail with errors of this side.
 func (s *Schema) receive(
 	stream grpc.ClientStream, method protoreflect.MethodDescriptor, answer func([]byte) error, fail context.CancelCauseFunc,
 ) error {
@@ -129,39 +151,35 @@ func (s *Schema) receive(
 	}
 }
 
-// deadlineSlack is how far the other side may be ahead in seeing that a deadline has passed.
+// deadlineSlack is how much earlier the server may notice that a deadline has passed.
 const deadlineSlack = time.Second
 
-// Late reports whether err ended a call because the deadline of its context passed. The side whose clock is ahead notices that first, and a
-// service whose context ends may answer Canceled, as the health service does.
+// Late reports whether a call failed with err because the deadline of its context has passed. The server may notice the deadline earlier,
+// and some services answer Canceled when their context ends, such as the health service.
 func Late(ctx context.Context, err error) bool {
-	deadline, has := ctx.Deadline()
-	if !has || time.Until(deadline) >= deadlineSlack {
+	deadline, ok := ctx.Deadline()
+	if !ok || time.Until(deadline) >= deadlineSlack {
 		return false
 	}
 	code := status.Code(err)
 	return code == codes.DeadlineExceeded || code == codes.Canceled
 }
 
-// explain returns the error of a call in the form that it has for callers.
+// explain returns the error of [Schema.Call] for an error of the gRPC library: the cause of a cancelled context, or a [*StatusError].
 func (s *Schema) explain(ctx context.Context, method protoreflect.MethodDescriptor, err error) error {
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.DeadlineExceeded) {
 		return cause
 	}
-	late := Late(ctx, err)
-	if late {
+	if Late(ctx, err) {
 		err = status.Error(codes.DeadlineExceeded, "the call has timed out")
 	}
-	e := newStatusError(s.types(), methodPath(method), err)
-	e.Late = late
-	return e
+	return newStatusError(s.types(), methodPath(method), err)
 }
 
 // maxAnswer bounds one answer in bytes.
 const maxAnswer = 4 << 20
 
-// Dial connects to the Unix socket at path; a socket on which nobody listens is an error of Dial already, and nothing is tried again. The
-// caller closes the connection.
+// Dial connects to the Unix socket at path. It returns an error if no process listens there. The caller must close the connection.
 func Dial(ctx context.Context, path string) (*grpc.ClientConn, error) {
 	if _, err := sock.Probe(ctx, path); err != nil {
 		return nil, fmt.Errorf("cannot connect to socket %s: %w", path, err)
@@ -169,43 +187,46 @@ func Dial(ctx context.Context, path string) (*grpc.ClientConn, error) {
 	return grpcsock.Dial(path, grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)), grpc.WithDisableServiceConfig())
 }
 
-// How much of the details of an error is shown.
+// Limits on the details of an error in its text.
 const (
 	maxDetails     = 8
 	maxDetailBytes = 2000
 )
 
-// StatusError is the error with which a server, or what is on the way to it, ended a call. Its text has the code, what the server says
-// about it, which may hold any characters, and what the server added, as JSON.
+// StatusError is a gRPC error with a text for users.
 type StatusError struct {
-	// Late says that the call ended because the deadline of its context passed.
-	Late bool
-
-	text string
-	err  error
+	// Text has the code and the message of the error and, for a call, its details as JSON. It may contain any characters.
+	Text string
+	// Err is the error of the gRPC library.
+	Err error
 }
 
+func (e *StatusError) Error() string { return e.Text }
+
+// Unwrap returns Err.
+func (e *StatusError) Unwrap() error { return e.Err }
+
 func newStatusError(types protoresolve.TypeResolver, method string, err error) *StatusError {
-	st, _ := status.FromError(err) // anything else is Unknown, with the text of the error
+	st, _ := status.FromError(err)
 	text := fmt.Sprintf("cannot call %s: %v", method, st.Code())
 	if st.Message() != "" {
 		text += ": " + st.Message()
 	}
 	details := st.Proto().GetDetails()
-	var said []string
+	var texts []string
 	for _, detail := range details[:min(len(details), maxDetails)] {
-		said = append(said, sayDetail(types, detail))
+		texts = append(texts, detailText(types, detail))
 	}
 	if more := len(details) - maxDetails; more > 0 {
-		said = append(said, fmt.Sprintf("and %d more", more))
+		texts = append(texts, fmt.Sprintf("and %d more", more))
 	}
-	if len(said) > 0 {
-		text += "; details: " + strings.Join(said, ", ")
+	if len(texts) > 0 {
+		text += "; details: " + strings.Join(texts, ", ")
 	}
-	return &StatusError{text: text, err: err}
+	return &StatusError{Text: text, Err: err}
 }
 
-func sayDetail(types protoresolve.TypeResolver, detail *anypb.Any) string {
+func detailText(types protoresolve.TypeResolver, detail *anypb.Any) string {
 	text, err := protojson.MarshalOptions{Resolver: types}.Marshal(detail)
 	var compact bytes.Buffer
 	if err != nil || json.Compact(&compact, text) != nil {
@@ -216,8 +237,3 @@ func sayDetail(types protoresolve.TypeResolver, detail *anypb.Any) string {
 	}
 	return compact.String()
 }
-
-func (e *StatusError) Error() string { return e.text }
-
-// Unwrap returns the error of the gRPC library.
-func (e *StatusError) Unwrap() error { return e.err }

@@ -26,7 +26,7 @@ func TestCall(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			conn := serve(t, register)
-			s, err := Load(t.Context(), conn, "NodeGetInfo", Plugin{})
+			s, err := Load(t.Context(), conn, "NodeGetInfo", nil)
 			if err != nil || (s.Source == Reflected) != (name != "none") {
 				t.Fatal(s, err)
 			}
@@ -55,13 +55,13 @@ func (o onlyAlpha) RegisterService(desc *grpc.ServiceDesc, impl any) {
 
 func TestCallErrors(t *testing.T) {
 	conn := serve(t, func(s *grpc.Server) { reflection.Register(s) })
-	s, err := Load(t.Context(), conn, "", Plugin{})
+	s, err := Load(t.Context(), conn, "", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, err = call(t.Context(), s, conn, "NodeUnpublishVolume", "{}")
 	answer, ok := errors.AsType[*StatusError](err)
-	if !ok || answer.Late || status.Code(answer) != codes.FailedPrecondition {
+	if !ok || status.Code(answer) != codes.FailedPrecondition {
 		t.Fatalf("got %#v, %v", answer, err)
 	}
 	want := `cannot call csi.v1.Node/NodeUnpublishVolume: FailedPrecondition: busy` + "\x1b" + `[2J; details: ` +
@@ -74,9 +74,9 @@ func TestCallErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	tooLarge := &limited{ClientConnInterface: conn}
-	err = s.Call(t.Context(), tooLarge, method, One(dynamicpb.NewMessage(s.services[0].Methods().Get(0).Input())), nil)
+	err = s.Call(t.Context(), tooLarge, method, one(dynamicpb.NewMessage(s.Services[0].Methods().Get(0).Input())), nil)
 	if answer, ok := errors.AsType[*StatusError](err); !ok || status.Code(answer) != codes.ResourceExhausted {
-		t.Errorf("a request that is not sent is %v", err)
+		t.Errorf("the error of a request that cannot be sent is %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -85,7 +85,7 @@ func TestCallErrors(t *testing.T) {
 	}
 }
 
-// TestLate asks of answers whether the call ended because its time was over.
+// TestLate: a call whose context has passed its deadline is late, whether the server answers DeadlineExceeded or Canceled.
 func TestLate(t *testing.T) {
 	over, cancel := context.WithDeadline(t.Context(), time.Now())
 	defer cancel()
@@ -102,7 +102,7 @@ func TestLate(t *testing.T) {
 	}
 }
 
-// limited is a connection whose own side refuses to send.
+// limited is a connection on which nothing can be sent.
 type limited struct{ grpc.ClientConnInterface }
 
 func (l *limited) NewStream(
@@ -116,10 +116,10 @@ type refusing struct{ grpc.ClientStream }
 
 func (refusing) SendMsg(any) error { return status.Error(codes.ResourceExhausted, "too large") }
 
-// TestStreams follows a stream of answers until it is cancelled, and holds a conversation.
+// TestStreams receives a stream of answers until it is cancelled, and uses a bidirectional stream.
 func TestStreams(t *testing.T) {
 	conn := serve(t, func(s *grpc.Server) { reflection.Register(s) })
-	s, err := Load(t.Context(), conn, "", Plugin{})
+	s, err := Load(t.Context(), conn, "", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +133,7 @@ func TestStreams(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	err = s.Call(ctx, conn, watch, One(request), func(text []byte) error {
+	err = s.Call(ctx, conn, watch, one(request), func(text []byte) error {
 		if compact(string(text)) != `{"status":"SERVING"}` {
 			t.Errorf("answer %s", text)
 		}
@@ -144,7 +144,7 @@ func TestStreams(t *testing.T) {
 		t.Errorf("the end of the stream is %v", err)
 	}
 
-	// The second request is made of the first answer.
+	// The second request is sent after the first answer.
 	info, err := s.Method("grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
 	if err != nil {
 		t.Fatal(err)
@@ -173,15 +173,15 @@ func TestStreams(t *testing.T) {
 		t.Errorf("%d answers, %v", answers, err)
 	}
 
-	// Errors of either side of the caller end the call and come out as they are.
+	// Errors of requests and of answer end the call and are returned unchanged.
 	mine := errors.New("mine")
 	err = s.Call(t.Context(), conn, info, func(context.Context) (proto.Message, error) { return nil, mine }, nil)
 	if !errors.Is(err, mine) {
-		t.Errorf("an error of the requests is %v", err)
+		t.Errorf("the error of requests is %v", err)
 	}
-	err = s.Call(t.Context(), conn, watch, One(request), func([]byte) error { return mine })
+	err = s.Call(t.Context(), conn, watch, one(request), func([]byte) error { return mine })
 	if !errors.Is(err, mine) {
-		t.Errorf("an error of who takes answers is %v", err)
+		t.Errorf("the error of answer is %v", err)
 	}
 }
 

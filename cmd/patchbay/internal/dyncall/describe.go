@@ -14,9 +14,9 @@ import (
 const maxTypes = 200
 
 // Describe returns the proto text of a service, of a method with all types that its messages use, or of a message or enum by its full name.
-// Services and methods may be named as for [Schema.Method]. The text may hold any characters in comments and options.
+// The selector of a service or method is like that of [Schema.Method]. Comments and options in the text may contain any characters.
 func (s *Schema) Describe(selector string) (text string, err error) {
-	// The printer too is made for what compilers wrote.
+	// The printer may panic for descriptors that no compiler wrote.
 	defer func() {
 		if problem := recover(); problem != nil {
 			text, err = "", fmt.Errorf("cannot describe %s: %w: %v", selector, errReflection, problem)
@@ -49,7 +49,7 @@ func protoText(d protoreflect.Descriptor) (string, error) {
 	return strings.TrimRight(text, "\n") + "\n", nil
 }
 
-// describeMethod returns the text of a method and of the types that its messages use, in the order in which a reader meets them.
+// describeMethod returns the text of a method and of the types that its messages use, in the order of their first use.
 func describeMethod(method protoreflect.MethodDescriptor) (string, error) {
 	text, err := protoText(method)
 	if err != nil {
@@ -61,9 +61,9 @@ func describeMethod(method protoreflect.MethodDescriptor) (string, error) {
 	if method.Output() != method.Input() {
 		types = append(types, method.Output())
 	}
-	for i := 0; i < len(types); i++ { // it grows
+	for i := 0; i < len(types); i++ { // types grows
 		if types[i].FullName().Parent() == "google.protobuf" {
-			continue // it comes with protobuf
+			continue // a type of protobuf itself
 		}
 		if i == maxTypes {
 			fmt.Fprintf(&out, "\n// More types are left out.\n")
@@ -81,7 +81,7 @@ func describeMethod(method protoreflect.MethodDescriptor) (string, error) {
 	return out.String(), nil
 }
 
-// addUsed adds the types of the fields of a message, and of the messages declared in it, with which it is printed.
+// addUsed adds the types of the fields of a message, and of the messages declared in it, which are printed with it.
 func addUsed(types []protoreflect.Descriptor, message protoreflect.MessageDescriptor) []protoreflect.Descriptor {
 	for i := range message.Fields().Len() {
 		field := message.Fields().Get(i)
@@ -92,7 +92,7 @@ func addUsed(types []protoreflect.Descriptor, message protoreflect.MessageDescri
 		if field.Message() != nil {
 			used = field.Message()
 		}
-		isPrinted := func(t protoreflect.Descriptor) bool { // itself or as a part of an outer message
+		isPrinted := func(t protoreflect.Descriptor) bool { // on its own or inside an outer message
 			return strings.HasPrefix(string(used.FullName())+".", string(t.FullName())+".")
 		}
 		if used != nil && !slices.ContainsFunc(types, isPrinted) {
@@ -111,7 +111,7 @@ func (s *Schema) typeNamed(name protoreflect.FullName) (d protoreflect.Descripto
 	if s.files != nil {
 		d, _ = s.files.FindDescriptorByName(name)
 	}
-	for _, service := range s.services {
+	for _, service := range s.Services {
 		if d == nil {
 			d = protoresolve.FindDescriptorByNameInFile(service.ParentFile(), name)
 		}

@@ -141,9 +141,9 @@ func TestHostileReflection(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			conn := serve(t, func(s *grpc.Server) { reflectionv1.RegisterServerReflectionServer(s, c.liar) })
-			s, err := Load(t.Context(), conn, "", Plugin{})
+			s, err := Load(t.Context(), conn, "", nil)
 			if c.want == "" {
-				if err != nil || len(s.Services())+len(s.Undescribed()) != 1 {
+				if err != nil || len(s.Services)+len(s.Undescribed) != 1 {
 					t.Fatalf("got %v, %v", s, err)
 				}
 				if name == "unused import missing" {
@@ -181,7 +181,7 @@ func TestManyAnswers(t *testing.T) {
 		})
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
-		if _, err := Load(ctx, conn, "", Plugin{}); !errors.Is(err, errReflection) || n > most {
+		if _, err := Load(ctx, conn, "", nil); !errors.Is(err, errReflection) || n > most {
 			t.Errorf("after %d answers: %v", n, err)
 		}
 	}
@@ -191,13 +191,13 @@ func TestSilentReflection(t *testing.T) {
 	conn := serve(t, func(s *grpc.Server) { reflectionv1.RegisterServerReflectionServer(s, liar{hangs: true}) })
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := Load(ctx, conn, "", Plugin{}); status.Code(err) != codes.Canceled {
+	if _, err := Load(ctx, conn, "", nil); status.Code(err) != codes.Canceled {
 		t.Errorf("got %v", err)
 	}
 }
 
-// TestSlowDescriptors: Load returns when its context ends, even if the descriptors are still being checked. Two public imports in each of 40
-// files take years; here the check waits instead, so that it ends with the test.
+// TestSlowDescriptors: Load returns when its context ends, even if the descriptors are still being checked. Two public imports in each of
+// 40 files take years; here the check waits instead, so that it ends with the test.
 func TestSlowDescriptors(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -208,7 +208,7 @@ func TestSlowDescriptors(t *testing.T) {
 		<-release
 		return nil
 	}}}
-	if _, err := Load(ctx, conn, "", Plugin{}); status.Code(err) != codes.Canceled {
+	if _, err := Load(ctx, conn, "", nil); status.Code(err) != codes.Canceled {
 		t.Errorf("Load returned %v", err)
 	}
 }
@@ -222,7 +222,7 @@ func FuzzLink(f *testing.F) {
 	f.Add(raw)
 	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		s, err := Load(t.Context(), direct{liar{services: []string{"x.Thing"}, symbol: func(string) [][]byte { return [][]byte{raw} }}}, "", Plugin{})
+		s, err := Load(t.Context(), direct{liar{services: []string{"x.Thing"}, symbol: func(string) [][]byte { return [][]byte{raw} }}}, "", nil)
 		if err != nil {
 			return
 		}
@@ -265,7 +265,7 @@ func (s *directStream) RecvMsg(m any) error {
 func TestRefusedReflection(t *testing.T) {
 	refused := &refusal{}
 	conn := serve(t, func(s *grpc.Server) { reflectionv1.RegisterServerReflectionServer(s, refused) })
-	if _, err := Load(t.Context(), conn, "", Plugin{}); status.Code(err) != codes.PermissionDenied || refused.calls.Load() != 1 {
+	if _, err := Load(t.Context(), conn, "", nil); status.Code(err) != codes.PermissionDenied || refused.calls.Load() != 1 {
 		t.Errorf("after %d calls: %v", refused.calls.Load(), err)
 	}
 }

@@ -81,6 +81,11 @@ func serve(t *testing.T, register ...func(*grpc.Server)) *grpc.ClientConn {
 	return conn
 }
 
+// one returns the only request of a call.
+func one(request proto.Message) Requests {
+	return func(context.Context) (proto.Message, error) { return request, nil }
+}
+
 // call calls a method as the command does, with one JSON request, and returns the answers.
 func call(ctx context.Context, s *Schema, conn grpc.ClientConnInterface, selector, request string) ([]string, error) {
 	method, err := s.Method(selector)
@@ -92,7 +97,7 @@ func call(ctx context.Context, s *Schema, conn grpc.ClientConnInterface, selecto
 		return nil, err
 	}
 	var answers []string
-	err = s.Call(ctx, conn, method, One(message), func(text []byte) error {
+	err = s.Call(ctx, conn, method, one(message), func(text []byte) error {
 		answers = append(answers, string(text))
 		return nil
 	})

@@ -17,9 +17,11 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 	"google.golang.org/protobuf/types/descriptorpb"
+
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 )
 
-// Limits on the answers of a server. Real servers stay far below.
+// Limits on the answers of a server. The answers of real servers are far smaller.
 const (
 	maxServices    = 1000
 	maxFiles       = 1000 // including answers without files
@@ -28,7 +30,7 @@ const (
 	maxReason      = 300
 )
 
-// errReflection is wrapped by the error of Load for a server whose answers to reflection cannot be used.
+// errReflection is wrapped by errors for unusable answers to reflection.
 var errReflection = errors.New("the plugin's reflection cannot be used")
 
 // reflectionMethods are the versions of the reflection service, newest first. Only the package of their messages differs.
@@ -37,14 +39,14 @@ var reflectionMethods = []string{
 	"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
 }
 
-// Load returns the services of the server behind conn. With a selector (see [Schema.Method]), it loads the methods only of services that
-// the selector may mean; the empty selector means all. A server without reflection gets the services of [Builtin] that fit the plugin, and
-// a service that the server lists but does not describe is taken from there too. Load blocks until the server has answered or ctx ends.
-func Load(ctx context.Context, conn grpc.ClientConnInterface, selector string, p Plugin) (*Schema, error) {
+// Load returns the services of the server behind conn, through reflection. If the selector (see [Schema.Method]) is not empty, only
+// services that match it are described. If the server has no reflection, Load returns [Builtin] for the plugin p; a service that the server
+// lists and does not describe is also taken from the built-in ones. Load blocks until the server has answered or ctx is done.
+func Load(ctx context.Context, conn grpc.ClientConnInterface, selector string, p *patchbayv1.Plugin) (*Schema, error) {
 	for _, method := range reflectionMethods {
 		var s *Schema
 		result := make(chan error, 1)
-		// Descriptors can be made such that package protodesc needs years for them. The goroutine then ends with the process.
+		// Package protodesc may take years for malicious descriptors. The goroutine then runs until the process exits.
 		go func() {
 			var err error
 			s, err = load(ctx, conn, method, selector)
@@ -64,9 +66,9 @@ func Load(ctx context.Context, conn grpc.ClientConnInterface, selector string, p
 
 func load(ctx context.Context, conn grpc.ClientConnInterface, method, selector string) (s *Schema, err error) {
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel() // ends the stream, whatever the server does
+	defer cancel() // ends the stream
 	bounded := &reflectionConn{ClientConnInterface: conn, method: method}
-	// The descriptor libraries are made for the output of compilers and may panic on other input.
+	// The descriptor libraries may panic for descriptors that no compiler wrote.
 	defer func() {
 		switch problem := recover(); {
 		case bounded.err != nil:
@@ -78,7 +80,7 @@ func load(ctx context.Context, conn grpc.ClientConnInterface, method, selector s
 			s = nil
 		}
 	}()
-	builtin := fallback{Builtin(Plugin{})}
+	builtin := fallback{Builtin(nil)}
 	client := grpcreflect.NewClientV1(ctx, reflectionv1.NewServerReflectionClient(bounded), grpcreflect.WithFallbackResolvers(builtin, nil))
 	names, err := services(client)
 	if err != nil {
@@ -87,13 +89,13 @@ func load(ctx context.Context, conn grpc.ClientConnInterface, method, selector s
 	s = &Schema{Source: Reflected, files: &protoregistry.Files{}}
 	service, _ := split(selector)
 	for _, name := range names {
-		if !matches(name, service) { // only its name is needed, for an error
-			s.undescribed = append(s.undescribed, name)
+		if !matches(name, service) { // errors need only its name
+			s.Undescribed = append(s.Undescribed, name)
 			continue
 		}
 		file, err := client.FileContainingSymbol(name)
 		if grpcreflect.IsElementNotFoundError(err) {
-			s.undescribed = append(s.undescribed, name)
+			s.Undescribed = append(s.Undescribed, name)
 			continue
 		}
 		if err != nil {
@@ -130,11 +132,11 @@ func services(client *grpcreflect.Client) ([]protoreflect.FullName, error) {
 	return slices.Compact(names), nil
 }
 
-// fallback resolves what a server does not describe.
+// fallback resolves files and services that the server does not describe.
 type fallback struct{ builtin *Schema }
 
-// FindFileByPath returns the file of that name in this program, or else an empty one: an import that the server lacks often has only
-// options, and otherwise the file that uses its types is an error.
+// FindFileByPath returns the file from this program, or an empty file. Imports that servers lack often have only options; if a missing type
+// is used, the file that uses it is refused later.
 func (fallback) FindFileByPath(path string) (protoreflect.FileDescriptor, error) {
 	if file, err := protoregistry.GlobalFiles.FindFileByPath(path); err == nil {
 		return file, nil
@@ -149,12 +151,12 @@ func (f fallback) FindDescriptorByName(name protoreflect.FullName) (protoreflect
 	return protoregistry.GlobalFiles.FindDescriptorByName(name)
 }
 
-// reflectionConn is a connection for one version of the reflection service. It limits the answers in total; the connection limits each.
+// reflectionConn is a connection for one version of the reflection service. It limits the sum of all answers.
 type reflectionConn struct {
 	grpc.ClientConnInterface
 	method       string
 	files, bytes int
-	err          error // why the first stream ended, after which there is no other
+	err          error // of the first stream; there is no second one
 }
 
 func (c *reflectionConn) NewStream(
@@ -164,7 +166,7 @@ func (c *reflectionConn) NewStream(
 		stream, c.err = c.ClientConnInterface.NewStream(ctx, desc, c.method, options...)
 	}
 	if c.err != nil {
-		return nil, errReflection // not the status, after which the client would try another version of the service
+		return nil, errReflection // for a status, the client would try another version of the service
 	}
 	return &reflectionStream{stream, c}, nil
 }

@@ -1,8 +1,9 @@
-// Package dyncall calls gRPC methods whose types are known only at run time: it learns a server's services through reflection, or takes
-// those of the kubelet's plugin protocols that it knows, turns JSON into requests and answers into JSON, and writes services as proto text.
+// Package dyncall calls gRPC methods whose types are known only at run time. A [Schema] has the services of a server: from reflection, from
+// proto files, or built in for the kubelet's plugin protocols. It turns JSON into requests and answers into JSON, and prints services as
+// proto text.
 //
-// What a server says about itself is bounded and checked before it is used. This is for people who try plugins out; programs that know
-// their plugins use generated clients.
+// Descriptors from a server are bounded and checked before use. The package is for people who try plugins out; programs that know their
+// plugins use generated clients.
 package dyncall
 
 import (
@@ -18,48 +19,43 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
-// Source says how the services of a [Schema] are known.
+// Source is the origin of the services of a [Schema].
 type Source int
 
 const (
-	// BuiltIn services are those of [Builtin], which the server may have or not.
+	// BuiltIn services are those of [Builtin]; the server may lack some of them.
 	BuiltIn Source = iota
-	// Reflected are those that the server itself named.
+	// Reflected services were listed by the server.
 	Reflected
-	// FromFiles are those of files that the user gave.
+	// FromFiles services are those of [Files].
 	FromFiles
 )
 
-// Schema is what is known of a server's services. It is read-only, and safe for concurrent use.
+// Schema has the services of a server. It is read-only, and safe for concurrent use.
 type Schema struct {
 	Source Source
+	// Services are the services whose methods are known, sorted by name.
+	Services []protoreflect.ServiceDescriptor
+	// Undescribed are the names of the server's other services, sorted: it does not describe them, or the selector of [Load] excludes them.
+	Undescribed []protoreflect.FullName
 
-	services []protoreflect.ServiceDescriptor // by name
-	// others are built-in services that plugins of the type do not have. They are found by their full names only.
+	// others are built-in services that plugins of the type do not have. They are found only by their full names.
 	others []protoreflect.ServiceDescriptor
-	// unannounced are built-in services that plugins of the type may have, and this one does not: they are of none of its versions.
+	// unannounced are built-in services for the type that belong to none of the plugin's versions.
 	unannounced []protoreflect.FullName
-	versions    []string // that were announced
-	// undescribed are services that the server has, but whose methods it does not tell or was not asked for.
-	undescribed []protoreflect.FullName
-	files       *protoregistry.Files // what the server told; nil without reflection
+	versions    []string             // announced by the plugin
+	files       *protoregistry.Files // from the server or from Files; nil for built-in services
 }
 
 func (s *Schema) add(service protoreflect.ServiceDescriptor) {
-	i, _ := slices.BinarySearchFunc(s.services, service.FullName(), func(have protoreflect.ServiceDescriptor, name protoreflect.FullName) int {
+	i, _ := slices.BinarySearchFunc(s.Services, service.FullName(), func(have protoreflect.ServiceDescriptor, name protoreflect.FullName) int {
 		return strings.Compare(string(have.FullName()), string(name))
 	})
-	s.services = slices.Insert(s.services, i, service)
+	s.Services = slices.Insert(s.Services, i, service)
 }
 
-// Services returns the services in the order of their names.
-func (s *Schema) Services() []protoreflect.ServiceDescriptor { return slices.Clone(s.services) }
-
-// Undescribed returns the names of the services that the server has and whose methods are not known, in order.
-func (s *Schema) Undescribed() []protoreflect.FullName { return slices.Clone(s.undescribed) }
-
-// Method returns the method that a selector names: SERVICE/METHOD, SERVICE.METHOD or METHOD, where the service may lack leading parts of
-// its full name. The error of a selector that fits none, or more than one, says what there is.
+// Method returns the method that a selector names: SERVICE/METHOD, SERVICE.METHOD or METHOD. SERVICE may lack leading parts of the
+// service's full name. If no method matches, or more than one, the error lists the candidates.
 func (s *Schema) Method(selector string) (protoreflect.MethodDescriptor, error) {
 	service, method := split(selector)
 	var found []protoreflect.MethodDescriptor
@@ -89,31 +85,31 @@ func (s *Schema) Method(selector string) (protoreflect.MethodDescriptor, error) 
 	return nil, fmt.Errorf("method %s is ambiguous: write one of %s", selector, list(names))
 }
 
-// exactly returns the service of that full name, or nil.
+// exactly returns the service with the full name; nil if there is none.
 func (s *Schema) exactly(name protoreflect.FullName) protoreflect.ServiceDescriptor {
-	i := slices.IndexFunc(s.services, func(service protoreflect.ServiceDescriptor) bool { return service.FullName() == name })
+	i := slices.IndexFunc(s.Services, func(service protoreflect.ServiceDescriptor) bool { return service.FullName() == name })
 	if i < 0 {
 		return nil
 	}
-	return s.services[i]
+	return s.Services[i]
 }
 
-// matching returns the services that a name may mean.
+// matching returns the services that match a name; see [matches].
 func (s *Schema) matching(name string) []protoreflect.ServiceDescriptor {
-	return slices.DeleteFunc(s.Services(), func(service protoreflect.ServiceDescriptor) bool { return !matches(service.FullName(), name) })
+	return slices.DeleteFunc(slices.Clone(s.Services), func(service protoreflect.ServiceDescriptor) bool { return !matches(service.FullName(), name) })
 }
 
-// noMethod says what there is instead of the method.
+// noMethod returns the error for an unknown method. It suggests similar methods, or lists what exists.
 func (s *Schema) noMethod(selector, service string) error {
 	if i := slices.IndexFunc(s.unannounced, func(name protoreflect.FullName) bool { return matches(name, service) }); i >= 0 && service != "" {
 		return fmt.Errorf("unknown method %s: service %s belongs to no version that the plugin announces: %s", selector, s.unannounced[i],
 			untrusted.QuoteAll(s.versions))
 	}
-	var own []string // within the service, if there is that, its methods are what was meant
+	var own []string // methods of the service in the selector
 	if service != "" {
-		i := slices.IndexFunc(s.undescribed, func(name protoreflect.FullName) bool { return matches(name, service) })
+		i := slices.IndexFunc(s.Undescribed, func(name protoreflect.FullName) bool { return matches(name, service) })
 		if i >= 0 {
-			return fmt.Errorf("unknown method %s: the plugin has service %s, but does not describe its methods", selector, s.undescribed[i])
+			return fmt.Errorf("unknown method %s: the plugin has service %s, but does not describe its methods", selector, s.Undescribed[i])
 		}
 		own = MethodPaths(s.matching(service))
 	}
@@ -123,28 +119,28 @@ func (s *Schema) noMethod(selector, service string) error {
 	if len(own) > 0 {
 		return fmt.Errorf("unknown method %s: there are %s", selector, list(own))
 	}
-	whose := map[Source]string{
+	reason := map[Source]string{
 		BuiltIn:   "the plugin has no reflection, and no built-in service has it",
 		Reflected: "no service of the plugin has it",
 		FromFiles: "no service of the files has it",
 	}[s.Source]
-	if similar := nearestTo(selector, MethodPaths(s.services)); len(similar) > 0 {
-		return fmt.Errorf("unknown method %s: %s, did you mean %s", selector, whose, list(similar))
+	if similar := nearestTo(selector, MethodPaths(s.Services)); len(similar) > 0 {
+		return fmt.Errorf("unknown method %s: %s, did you mean %s", selector, reason, list(similar))
 	}
 	var names []string
-	for _, candidate := range s.services {
+	for _, candidate := range s.Services {
 		names = append(names, string(candidate.FullName()))
 	}
-	for _, name := range s.undescribed {
+	for _, name := range s.Undescribed {
 		names = append(names, string(name))
 	}
 	if len(names) == 0 {
-		return fmt.Errorf("unknown method %s: %s", selector, whose)
+		return fmt.Errorf("unknown method %s: %s", selector, reason)
 	}
-	return fmt.Errorf("unknown method %s: %s; the services are %s", selector, whose, list(names))
+	return fmt.Errorf("unknown method %s: %s; the services are %s", selector, reason, list(names))
 }
 
-// types resolves the types of Any messages: those that the server told, and those of this program.
+// types resolves the types of Any messages from the schema's files and from this program.
 func (s *Schema) types() protoresolve.TypeResolver {
 	if s.files == nil {
 		return protoregistry.GlobalTypes
@@ -180,12 +176,12 @@ func split(selector string) (service, method string) {
 	return "", selector
 }
 
-// matches reports whether a service is named by the end of its full name; the empty name is that of all.
+// matches reports whether name is the full name of a service or its last parts. The empty name matches all services.
 func matches(full protoreflect.FullName, name string) bool {
 	return name == "" || string(full) == name || strings.HasSuffix(string(full), "."+name)
 }
 
-// list writes some names for an error, and how many more there are.
+// list joins names for an error. It counts those after the first few.
 func list(names []string) string {
 	const most = 12
 	if len(names) <= most {
@@ -194,7 +190,7 @@ func list(names []string) string {
 	return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
 }
 
-// nearestTo returns the paths of the methods, at most three, whose name is most like the one in a selector.
+// nearestTo returns the paths of up to three methods with the name that is most similar to the one in the selector.
 func nearestTo(selector string, paths []string) (similar []string) {
 	const most = 2000 // bounds the effort
 	paths = paths[:min(len(paths), most)]

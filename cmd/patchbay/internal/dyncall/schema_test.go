@@ -8,10 +8,10 @@ import (
 
 func TestBuiltin(t *testing.T) {
 	var names []string
-	for _, s := range Builtin(Plugin{}).Services() {
+	for _, s := range Builtin(nil).Services {
 		names = append(names, string(s.FullName()))
 		for i := range s.Methods().Len() {
-			if _, err := Builtin(Plugin{}).Describe(methodPath(s.Methods().Get(i))); err != nil {
+			if _, err := Builtin(nil).Describe(methodPath(s.Methods().Get(i))); err != nil {
 				t.Error(err)
 			}
 		}
@@ -26,11 +26,11 @@ func TestBuiltin(t *testing.T) {
 
 // TestDRAV1beta1 compares the derived file with what differs from v1.
 func TestDRAV1beta1(t *testing.T) {
-	old, err := Builtin(Plugin{}).Describe("k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodePrepareResources")
+	old, err := Builtin(nil).Describe("k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodePrepareResources")
 	if err != nil {
 		t.Fatal(err)
 	}
-	current, err := Builtin(Plugin{}).Describe("k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources")
+	current, err := Builtin(nil).Describe("k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,7 +44,7 @@ func TestDRAV1beta1(t *testing.T) {
 }
 
 func TestMethod(t *testing.T) {
-	s := Builtin(Plugin{})
+	s := Builtin(nil)
 	for selector, want := range map[string]string{
 		"csi.v1.Node/NodeGetInfo":  "csi.v1.Node/NodeGetInfo",
 		"/csi.v1.Node/NodeGetInfo": "csi.v1.Node/NodeGetInfo",
@@ -81,7 +81,7 @@ func TestMethod(t *testing.T) {
 }
 
 func TestRequestErrors(t *testing.T) {
-	s := Builtin(Plugin{})
+	s := Builtin(nil)
 	m, err := s.Method("NodePublishVolume")
 	if err != nil {
 		t.Fatal(err)
@@ -111,7 +111,7 @@ func TestRequestErrors(t *testing.T) {
 
 	own, err := Load(t.Context(), direct{liar{
 		services: []string{"x.Thing"}, symbol: func(string) [][]byte { return [][]byte{mustMarshal(t, thing(t))} },
-	}}, "", Plugin{})
+	}}, "", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,7 +127,7 @@ func TestRequestErrors(t *testing.T) {
 }
 
 func TestDescribe(t *testing.T) {
-	s := Builtin(Plugin{})
+	s := Builtin(nil)
 	for selector, want := range map[string][]string{
 		"Node":                 {"service Node {", "rpc NodeGetInfo ( NodeGetInfoRequest ) returns ( NodeGetInfoResponse );"},
 		"NodeGetInfo":          {"// csi.v1.Node/NodeGetInfo\nrpc NodeGetInfo", "message NodeGetInfoResponse {", "message Topology {"},

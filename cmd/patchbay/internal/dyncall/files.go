@@ -15,24 +15,24 @@ import (
 	"google.golang.org/protobuf/types/descriptorpb"
 )
 
-// Given are files that say what services there are, for servers without reflection.
-type Given struct {
-	// Protos are proto sources. Relative paths, and what the sources import, are found in Imports (default: the working directory).
+// Files are files with the services of a server, for servers without reflection.
+type Files struct {
+	// Protos are proto sources. Their relative paths and their imports are searched for in Imports (default: the working directory).
 	Protos, Imports []string
-	// Sets are files with a serialized google.protobuf.FileDescriptorSet, as protoc --include_imports --descriptor_set_out writes them.
+	// Sets are files with a serialized google.protobuf.FileDescriptorSet, written by protoc --include_imports --descriptor_set_out.
 	Sets []string
 }
 
 // Empty reports whether there are no files.
-func (g Given) Empty() bool { return len(g.Protos)+len(g.Sets) == 0 }
+func (f Files) Empty() bool { return len(f.Protos)+len(f.Sets) == 0 }
 
-// Load reads the files. The services are those of the files themselves, and not of what the sources import.
-func (g Given) Load(ctx context.Context) (*Schema, error) {
+// Load reads the files. The services of imported files are left out.
+func (f Files) Load(ctx context.Context) (*Schema, error) {
 	all := &descriptorpb.FileDescriptorSet{}
-	var own []string // the files whose services are meant
-	if len(g.Protos) > 0 {
-		compiler := protocompile.Compiler{Resolver: protocompile.WithStandardImports(protocompile.ResolverFunc(g.find))}
-		files, err := compiler.Compile(ctx, g.Protos...)
+	var own []string // the files that are not only imported
+	if len(f.Protos) > 0 {
+		compiler := protocompile.Compiler{Resolver: protocompile.WithStandardImports(protocompile.ResolverFunc(f.find))}
+		files, err := compiler.Compile(ctx, f.Protos...)
 		if err != nil {
 			return nil, fmt.Errorf("cannot compile the proto files: %w", err)
 		}
@@ -41,7 +41,7 @@ func (g Given) Load(ctx context.Context) (*Schema, error) {
 			collect(all, file)
 		}
 	}
-	for _, path := range g.Sets {
+	for _, path := range f.Sets {
 		raw, err := os.ReadFile(path)
 		if err != nil {
 			return nil, fmt.Errorf("cannot read the descriptors: %w", err)
@@ -76,18 +76,19 @@ func (g Given) Load(ctx context.Context) (*Schema, error) {
 	return s, nil
 }
 
-// find opens a source. One with an absolute path is not searched for.
-func (g Given) find(path string) (protocompile.SearchResult, error) {
+// find opens a source. A file with an absolute path is not searched for in Imports.
+func (f Files) find(path string) (protocompile.SearchResult, error) {
 	if filepath.IsAbs(path) {
-		g.Imports = nil
+		f.Imports = nil
 	}
-	return (&protocompile.SourceResolver{ImportPaths: g.Imports}).FindFileByPath(path)
+	return (&protocompile.SourceResolver{ImportPaths: f.Imports}).FindFileByPath(path)
 }
 
 func has(set *descriptorpb.FileDescriptorSet, name string) bool {
-	return slices.ContainsFunc(set.GetFile(), func(f *descriptorpb.FileDescriptorProto) bool { return f.GetName() == name })
+	return slices.ContainsFunc(set.GetFile(), func(file *descriptorpb.FileDescriptorProto) bool { return file.GetName() == name })
 }
 
+// collect adds file and its imports to set.
 func collect(set *descriptorpb.FileDescriptorSet, file protoreflect.FileDescriptor) {
 	if has(set, file.Path()) {
 		return

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestAbsoluteProto: a proto file with an absolute path is that file, whatever directories are searched for what it imports.
+// TestAbsoluteProto: a proto file with an absolute path is not searched for in the directories of imports.
 func TestAbsoluteProto(t *testing.T) {
 	imports := t.TempDir()
 	path := filepath.Join(t.TempDir(), "service.proto")
@@ -18,11 +18,11 @@ func TestAbsoluteProto(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	schema, err := Given{Protos: []string{path}, Imports: []string{imports}}.Load(t.Context())
+	schema, err := Files{Protos: []string{path}, Imports: []string{imports}}.Load(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s := schema.Services(); len(s) != 1 || s[0].FullName() != "p.S" {
+	if s := schema.Services; len(s) != 1 || s[0].FullName() != "p.S" {
 		t.Errorf("the services are %v, want p.S", s)
 	}
 }
