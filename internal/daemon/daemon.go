@@ -246,7 +246,9 @@ func (d *Daemon) assemble(l *listening, parts *closers) (*assembly, error) {
 	parts.add(state.Close)
 	stateWatch := newStateWatch(d.options.State, state.Check, d.log)
 	state.OnFailure(stateWatch.failed)
-	a := &assembly{handlers: newHandlerSet(handlerNeeds{d.log, state, d.options.PluginDirs[0], d.options.Device.SocketDir})}
+	a := &assembly{handlers: &handlerSet{
+		log: d.log, state: state, pluginDir: d.options.PluginDirs[0], deviceSocketDir: d.options.Device.SocketDir,
+	}}
 	a.metrics = telemetry.NewMetrics(d.options.Build.Version, d.options.Build.Commit, a.handlers)
 	files, self := limits.OpenFiles(), uint32(os.Geteuid())
 	a.calls = limits.NewBudget("calls of plugins", limits.Calls(files), self, a.metrics.CallsLimited, d.log)

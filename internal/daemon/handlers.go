@@ -39,19 +39,11 @@ const (
 // HandlerKinds returns all kinds, sorted.
 func HandlerKinds() []string { return slices.Sorted(maps.Keys(newHandlers)) }
 
-type handlerNeeds struct {
-	log *slog.Logger
-	// state is the daemon's state file, in which handlers may save data.
-	state *boltstate.Store
-	// pluginDir is the first plugin directory, deviceSocketDir is Config.Device.SocketDir.
-	pluginDir, deviceSocketDir string
-}
-
-var newHandlers = map[string]func(handlerNeeds) (cache.PluginHandler, error){
-	HandlerAccept: func(handlerNeeds) (cache.PluginHandler, error) { return patchbay.AcceptHandler(), nil },
-	HandlerCSI:    func(handlerNeeds) (cache.PluginHandler, error) { return csi.NewHandler(csi.Options{}), nil },
+var newHandlers = map[string]func(*handlerSet) (cache.PluginHandler, error){
+	HandlerAccept: func(*handlerSet) (cache.PluginHandler, error) { return patchbay.AcceptHandler(), nil },
+	HandlerCSI:    func(*handlerSet) (cache.PluginHandler, error) { return csi.NewHandler(csi.Options{}), nil },
 	HandlerDevice: newDeviceHandler,
-	HandlerDRA:    func(n handlerNeeds) (cache.PluginHandler, error) { return &dra.Handler{Logger: n.log}, nil },
+	HandlerDRA:    func(s *handlerSet) (cache.PluginHandler, error) { return &dra.Handler{Logger: s.log}, nil },
 }
 
 // kubeletKinds are the kinds of handlers for the plugin types of the kubelet. Each kind supports only the protocol of its type.
@@ -64,14 +56,14 @@ func DefaultTypes() []string { return slices.Sorted(maps.Keys(kubeletKinds)) }
 
 // handlerSet has the handlers of a running daemon. Unused handlers are closed if they implement io.Closer.
 type handlerSet struct {
-	needs handlerNeeds
+	log *slog.Logger
+	// state is the daemon's state file, in which handlers may save data.
+	state *boltstate.Store
+	// pluginDir is the first plugin directory, deviceSocketDir is Config.Device.SocketDir.
+	pluginDir, deviceSocketDir string
 
 	mu     sync.Mutex
 	byType map[string]cache.PluginHandler
-}
-
-func newHandlerSet(needs handlerNeeds) *handlerSet {
-	return &handlerSet{needs: needs, byType: map[string]cache.PluginHandler{}}
 }
 
 // changes creates handlers for types whose kind of handler is new, and returns them together with the types that no longer have a handler.
@@ -82,7 +74,7 @@ func (s *handlerSet) changes(was, is map[string]string) (added map[string]cache.
 		if was[ptype] == kind {
 			continue
 		}
-		h, err := newHandlers[kind](s.needs)
+		h, err := newHandlers[kind](s)
 		// gofail: var daemonHandler string
 		// h, err = nil, errors.New(daemonHandler)
 		if err != nil {
@@ -103,6 +95,9 @@ func (s *handlerSet) changes(was, is map[string]string) (added map[string]cache.
 func (s *handlerSet) use(ptype string, h cache.PluginHandler) (before cache.PluginHandler) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.byType == nil {
+		s.byType = map[string]cache.PluginHandler{}
+	}
 	before = s.byType[ptype]
 	if h == nil {
 		delete(s.byType, ptype)
@@ -169,12 +164,12 @@ func validateHandler(ptype, kind string) error {
 
 // newDeviceHandler makes the handler of device plugins. It creates sockets in the first plugin directory for plugins that register with the
 // older protocol.
-func newDeviceHandler(needs handlerNeeds) (cache.PluginHandler, error) {
+func newDeviceHandler(s *handlerSet) (cache.PluginHandler, error) {
 	h := &device.Handler{
-		Store:     needs.state.Bucket(HandlerDevice),
-		SocketDir: needs.deviceSocketDir,
-		PluginDir: needs.pluginDir,
-		Logger:    needs.log,
+		Store:     s.state.Bucket(HandlerDevice),
+		SocketDir: s.deviceSocketDir,
+		PluginDir: s.pluginDir,
+		Logger:    s.log,
 	}
 	if err := h.Open(); err != nil {
 		return nil, server.AdviseOnPath(err, "directory with device.socketDir")

@@ -32,7 +32,7 @@ func TestReloadedClientTimeouts(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer runtime.Registry().Shutdown()
-	d.reloads.begin(&assembly{runtime: runtime, guard: access.NewAuthorizer("c", access.Policy{}, access.NewAuditor(func(plugin.Event) {}, slog.New(slog.DiscardHandler))), handlers: newHandlerSet(handlerNeeds{})})
+	d.reloads.begin(&assembly{runtime: runtime, guard: access.NewAuthorizer("c", access.Policy{}, access.NewAuditor(func(plugin.Event) {}, slog.New(slog.DiscardHandler))), handlers: &handlerSet{}})
 	close(d.ready)
 	for want := range time.Duration(2) {
 		if got := d.clientTimeout("T", "n"); got == nil || *got != want+1 {

@@ -15,6 +15,7 @@ import (
 	"net/http"
 	"os"
 	"runtime"
+	"runtime/pprof"
 	"slices"
 	"strings"
 	"time"
@@ -130,7 +131,7 @@ func (c *API) Serve(listener net.Listener, failed func()) *server.Server {
 func (c *API) handler() http.Handler {
 	mux := http.NewServeMux()
 	guarded := []connect.HandlerOption{
-		connect.WithRequestGate(c.Authorizer.Gate), connect.WithInterceptors(c.Authorizer.Interceptor(), bounds{}),
+		connect.WithRequestGate(c.Authorizer.Gate), connect.WithInterceptors(c.Authorizer, bounds{}),
 		connect.WithReadMaxBytes(maxRequest),
 		connect.WithCompression("gzip", nil, nil), // no compression: only compressed bytes would count
 	}
@@ -304,6 +305,33 @@ func (c *API) awaitReplacements(ctx context.Context, changed []string) (failed [
 		}
 	}
 	return failed
+}
+
+// diagnosePart is how many bytes of a file one message has.
+const diagnosePart = 1 << 20
+
+func (c *API) Diagnose(
+	_ context.Context, _ *patchbayv1.DiagnoseRequest, stream *connect.ServerStream[patchbayv1.DiagnoseResponse],
+) error {
+	for _, file := range []struct {
+		name  string
+		write func(*bytes.Buffer) error
+	}{
+		{"metrics.txt", c.Metrics.WriteText},
+		{"goroutines.txt", func(b *bytes.Buffer) error { return pprof.Lookup("goroutine").WriteTo(b, 1) }},
+		{"heap.pprof", func(b *bytes.Buffer) error { return pprof.Lookup("heap").WriteTo(b, 0) }},
+	} {
+		var content bytes.Buffer
+		if err := file.write(&content); err != nil {
+			fmt.Fprintf(&content, "\ncannot write %s: %v\n", file.name, err) // the other files may still be useful
+		}
+		for part := range slices.Chunk(content.Bytes(), diagnosePart) {
+			if err := stream.Send(&patchbayv1.DiagnoseResponse{Name: file.name, Content: part}); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // askedFor returns the plugin that a request names. If the request has no type, the name must be in the catalogue.

@@ -155,22 +155,18 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 	}
 }
 
+// boundBuffer sets the size of the kernel's write buffer. A large buffer counts until the connection is closed.
 func (c *Connections) boundBuffer(held *heldConn) {
 	switch conn := held.Conn.(type) {
 	case *net.UnixConn:
-		_ = conn.SetWriteBuffer(c.bufferOf(held))
+		size := largeBuffer
+		if held.large = c.large.Grant(held.uid); held.large.Take(1) != nil {
+			size = callerBuffer
+		}
+		_ = conn.SetWriteBuffer(size)
 	case *net.TCPConn:
 		_ = conn.SetWriteBuffer(nodeBuffer)
 	}
-}
-
-// bufferOf returns the buffer size for a caller on this machine. A large buffer counts until the connection is closed.
-func (c *Connections) bufferOf(held *heldConn) int {
-	held.large = c.large.Grant(held.uid)
-	if held.large.Take(1) != nil {
-		return callerBuffer
-	}
-	return largeBuffer
 }
 
 // hold counts a connection, and returns nil if it exceeds a bound.
