@@ -198,7 +198,7 @@ func TestCallDenied(t *testing.T) {
 		}
 		dialer := &nodecall.Dialer{Credentials: credentials,
 			Find: func(context.Context, fleet.Filter) ([]fleet.Instance, error) {
-				return []fleet.Instance{{Plugin: fleet.Plugin{Node: "narrow"}, Address: address}}, nil
+				return []fleet.Instance{{Node: "narrow", Address: address}}, nil
 			}}
 		t.Cleanup(dialer.Close)
 		return grpc_testing.NewTestServiceClient(through(t, dialer.Dial("Echo", "one", nodecall.Policy{})))

@@ -226,12 +226,12 @@ type follower struct {
 
 	mu      sync.Mutex
 	nodes   map[string]fleet.Node
-	plugins map[string]fleet.Plugin
+	plugins map[string]fleet.Instance
 	changes []string
 	wrong   []string
 }
 
-func pluginKey(p fleet.Plugin) string { return p.Node + "/" + p.Type + "/" + p.Name + "/" + p.Instance }
+func pluginKey(p fleet.Instance) string { return p.Node + "/" + p.Type + "/" + p.Name + "/" + p.ID }
 
 func follow(t testing.TB, r *fleet.Reader) *follower {
 	t.Helper()
@@ -240,7 +240,7 @@ func follow(t testing.TB, r *fleet.Reader) *follower {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &follower{t: t, cancel: cancel, done: make(chan struct{}), nodes: map[string]fleet.Node{}, plugins: map[string]fleet.Plugin{}}
+	f := &follower{t: t, cancel: cancel, done: make(chan struct{}), nodes: map[string]fleet.Node{}, plugins: map[string]fleet.Instance{}}
 	for _, n := range snapshot.Nodes {
 		f.nodes[n.Name] = n
 	}

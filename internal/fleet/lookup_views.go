@@ -247,8 +247,9 @@ func (m *member) callable(f Filter) (instances []Instance) {
 		if !published.Current || !anyOf(f.Names, published.Name) { // saves a copy
 			continue
 		}
-		i := Instance{Plugin: m.plugin(published), Address: m.node.Address, Drained: m.node.Cordon.Drained, of: m}
-		if i.isCallable() && f.match(i.Plugin) {
+		i := m.plugin(published)
+		i.Address, i.Drained, i.of = m.node.Address, m.node.Cordon.Drained, m
+		if i.isCallable() && f.match(i) {
 			instances = append(instances, i)
 		}
 	}

@@ -140,7 +140,7 @@ func (c *nodeCache) load() {
 		m := &member{node: Node{Name: r.Node, State: NodeUnreachable, Address: r.Address, Labels: r.Labels, Cordon: Cordon{Drained: r.Drained}}}
 		for _, p := range r.Plugins {
 			m.plugins = append(m.plugins,
-				&Plugin{Type: p.Type, Name: p.Name, Roles: p.Roles, Published: plugin.StateRegistered, Current: true})
+				&Instance{Type: p.Type, Name: p.Name, Roles: p.Roles, Published: plugin.StateRegistered, Current: true})
 		}
 		c.nodes = append(c.nodes, m)
 	}

@@ -111,9 +111,9 @@ func TestRemembersFew(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "nodes")
 	r := newRanges(t)
 	l, _ := r.remembering(file)
-	var plugins []*Plugin
+	var plugins []*Instance
 	for i := range maxCachedPlugins + 1 {
-		plugins = append(plugins, &Plugin{Type: "T", Name: strings.Repeat("n", 9) + fmt.Sprint(i), Published: "registered", Current: true})
+		plugins = append(plugins, &Instance{Type: "T", Name: strings.Repeat("n", 9) + fmt.Sprint(i), Published: "registered", Current: true})
 	}
 	for i := range maxCached + 100 {
 		m := &member{node: Node{Name: fmt.Sprint(i), State: NodeReady, Address: "127.0.0.1:1"}, plugins: plugins}
@@ -139,7 +139,7 @@ func TestCallsInTurn(t *testing.T) {
 		var before os.FileInfo
 		for i := range 10 * 60 {
 			m := &member{node: Node{Name: fmt.Sprint(i % (maxCached + 50)), State: NodeReady, Address: "127.0.0.1:1"}}
-			m.plugins = []*Plugin{{Type: "T", Name: "n", Published: "registered", Current: true}}
+			m.plugins = []*Instance{{Type: "T", Name: "n", Published: "registered", Current: true}}
 			l.cache.add(m)
 			time.Sleep(time.Second)
 			synctest.Wait()

@@ -108,7 +108,7 @@ func (r *Reader) Nodes() []Node {
 }
 
 // Plugins returns the plugins that pass the filter, in the order of [Snapshot].
-func (r *Reader) Plugins(f Filter) []Plugin {
+func (r *Reader) Plugins(f Filter) []Instance {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	return r.plugins(f)
@@ -162,7 +162,7 @@ func (r *Reader) subscribe(ctx context.Context, f Filter) (Snapshot, <-chan step
 
 // Wait blocks until the plugins that pass the filter meet a condition, and returns them. If ctx ends first, the error is its cause, and the
 // plugins are those of the last look.
-func (r *Reader) Wait(ctx context.Context, f Filter, until func([]Plugin) bool) ([]Plugin, error) {
+func (r *Reader) Wait(ctx context.Context, f Filter, until func([]Instance) bool) ([]Instance, error) {
 	watching, cancel := context.WithCancel(ctx)
 	defer cancel()
 	if err := r.Ready(watching); err != nil {
@@ -203,10 +203,10 @@ func (r *Reader) nodes(f Filter) []Node {
 	return nodes
 }
 
-func (r *Reader) plugins(f Filter) []Plugin {
+func (r *Reader) plugins(f Filter) []Instance {
 	type found struct { // to sort small values: plugins are large
 		*member
-		published *Plugin
+		published *Instance
 	}
 	var all []found
 	for _, name := range slices.Sorted(maps.Keys(r.members)) {
@@ -223,7 +223,7 @@ func (r *Reader) plugins(f Filter) []Plugin {
 	slices.SortStableFunc(all, func(a, b found) int {
 		return cmp.Or(strings.Compare(a.published.Type, b.published.Type), strings.Compare(a.published.Name, b.published.Name))
 	})
-	plugins := make([]Plugin, len(all))
+	plugins := make([]Instance, len(all))
 	for i, p := range all {
 		plugins[i] = p.plugin(p.published)
 	}

@@ -31,7 +31,7 @@ func TestWaitLooksOnce(t *testing.T) {
 		var looks []int
 		waited := make(chan int)
 		go func() {
-			plugins, err := r.Wait(t.Context(), Filter{Names: []string{"n"}}, func(p []Plugin) bool {
+			plugins, err := r.Wait(t.Context(), Filter{Names: []string{"n"}}, func(p []Instance) bool {
 				looks = append(looks, len(p))
 				return len(p) == 8
 			})
@@ -42,7 +42,7 @@ func TestWaitLooksOnce(t *testing.T) {
 		}()
 		synctest.Wait()
 		add := func(node, plugin string) {
-			m := &member{node: Node{Name: node, State: NodeReady}, plugins: []*Plugin{{Type: "T", Name: plugin}}}
+			m := &member{node: Node{Name: node, State: NodeReady}, plugins: []*Instance{{Type: "T", Name: plugin}}}
 			m.node.Plugins = len(m.plugins)
 			r.publish(node, m)
 		}
@@ -70,13 +70,13 @@ func TestOrder(t *testing.T) {
 	r := openEmpty()
 	r.Close()
 	for _, name := range []string{"b", "a", "c"} {
-		r.members[name] = &member{node: Node{Name: name, State: NodeReady}, plugins: []*Plugin{
-			{Type: "T", Name: "y", Instance: "2"}, {Type: "T", Name: "y", Instance: "1"}, {Type: "T", Name: "x"}, {Type: "S", Name: "z"},
+		r.members[name] = &member{node: Node{Name: name, State: NodeReady}, plugins: []*Instance{
+			{Type: "T", Name: "y", ID: "2"}, {Type: "T", Name: "y", ID: "1"}, {Type: "T", Name: "x"}, {Type: "S", Name: "z"},
 		}}
 	}
 	var got []string
 	for _, p := range r.Plugins(Filter{Nodes: []string{"c", "a"}}) {
-		got = append(got, p.Type+p.Name+p.Node+p.Instance)
+		got = append(got, p.Type+p.Name+p.Node+p.ID)
 	}
 	if want := []string{"Sza", "Szc", "Txa", "Txc", "Tya2", "Tya1", "Tyc2", "Tyc1"}; !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
@@ -94,7 +94,7 @@ func TestFlappingNode(t *testing.T) {
 	const plugins, flaps = 20, 1000 // together far more than a subscriber may leave unread
 	states := []*member{{node: Node{Name: "a", State: NodeReady}}, {node: Node{Name: "a", State: NodeUnreachable}}}
 	for i := range plugins {
-		p := &Plugin{Type: "T", Name: fmt.Sprint(i)}
+		p := &Instance{Type: "T", Name: fmt.Sprint(i)}
 		for _, m := range states {
 			m.plugins = append(m.plugins, p)
 		}

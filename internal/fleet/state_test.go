@@ -29,7 +29,7 @@ func marshal(t rapid.TB, r *fleetv1.NodeRecord) []byte {
 // picture is what a subscriber makes of the changes.
 type picture struct {
 	nodes   map[string]Node
-	plugins map[string]Plugin
+	plugins map[string]Instance
 }
 
 func (p picture) take(t rapid.TB, c Change) {
@@ -44,7 +44,7 @@ func (p picture) take(t rapid.TB, c Change) {
 		}
 		return
 	}
-	key := c.Plugin.Node + c.Plugin.Type + c.Plugin.Name + c.Plugin.Instance
+	key := c.Plugin.Node + c.Plugin.Type + c.Plugin.Name + c.Plugin.ID
 	old, known := p.plugins[key]
 	if known == (c.Kind == Added) || c.Kind == Changed && reflect.DeepEqual(old, *c.Plugin) {
 		t.Fatalf("%s of plugin %+v, known: %+v", c.Kind, c.Plugin, old)
@@ -67,7 +67,7 @@ func TestChangesLeadToTheState(t *testing.T) {
 		var shown *member
 		pictures := make([]picture, len(filters))
 		for i := range pictures {
-			pictures[i] = picture{map[string]Node{}, map[string]Plugin{}}
+			pictures[i] = picture{map[string]Node{}, map[string]Instance{}}
 		}
 		t.Repeat(map[string]func(*rapid.T){
 			"presence": func(t *rapid.T) { known.put(keys.Presence, &mvccpb.KeyValue{}) },
@@ -104,11 +104,11 @@ func TestChangesLeadToTheState(t *testing.T) {
 							pictures[i].take(t, c)
 						}
 					}
-					want := map[string]Plugin{}
+					want := map[string]Instance{}
 					if now != nil {
 						for _, r := range now.plugins {
 							if p := now.plugin(r); f.match(p) {
-								want[p.Node+p.Type+p.Name+p.Instance] = p
+								want[p.Node+p.Type+p.Name+p.ID] = p
 							}
 						}
 					}

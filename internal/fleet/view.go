@@ -54,14 +54,14 @@ type Cordon struct {
 	By      string    // the node on which that was requested
 }
 
-// Plugin is one instance of a plugin on one node. Its slices and maps must not be changed.
-type Plugin struct {
+// Instance is one instance of a plugin on one node. Its slices and maps must not be changed.
+type Instance struct {
 	Node, Type, Name, Version string
 
 	Published    plugin.State // the state that the node published
 	State        plugin.State // the same, or [plugin.StateUnreachable] if the node is not ready
 	NodeState    NodeState
-	Instance     string // empty if it was never registered
+	ID           string // see [plugin.Status.Instance]; empty if it was never registered
 	Endpoint     string // the path on its node at which its services answer
 	Source       plugin.Source
 	Roles        []string
@@ -72,17 +72,13 @@ type Plugin struct {
 	Current              bool // it is the one that is dispensed for its type and name on its node
 	Unhealthy            bool // it reports that it is not serving, or does not answer; calls to any node prefer healthy instances
 
+	// Address and Drained are those of the node: where its daemon takes calls, empty for nowhere. Only Find sets them.
+	Address string
+	Drained bool
+
 	nodeLabels map[string]string
-}
-
-// Instance is a plugin that can be called.
-type Instance struct {
-	Plugin
-	Address string // HOST:PORT of the node's daemon; empty if it takes no calls
-	Drained bool   // the node is drained
-
-	of    *member
-	cache *nodeCache // of the lookup that found it; nil for none
+	of         *member
+	cache      *nodeCache // of the lookup that found it; nil for none
 }
 
 // Called records that the instance was called, for a [Lookup] that keeps the nodes that were called.
@@ -118,7 +114,7 @@ func (f Filter) MatchNode(n Node) bool {
 	return anyOf(f.Nodes, n.Name) && HasLabels(n.Labels, f.Labels)
 }
 
-func (f Filter) match(p Plugin) bool {
+func (f Filter) match(p Instance) bool {
 	return (anyOf(f.Types, p.Type) || slices.ContainsFunc(p.Roles, func(role string) bool { return slices.Contains(f.Types, role) })) &&
 		anyOf(f.Names, p.Name) && anyOf(f.Nodes, p.Node) && anyOf(f.Versions, p.Version) && anyOf(f.States, p.State) &&
 		HasLabels(p.nodeLabels, f.Labels) && (f.May == nil || f.May(p.Node))
@@ -155,10 +151,10 @@ type Change struct {
 	Kind ChangeKind
 	// What has changed, as it is now, or as it was if it was removed; the others are nil.
 	Node   *Node
-	Plugin *Plugin
+	Plugin *Instance
 	Health *Health // of the reader, only with [Filter].Health
 
-	pluginBefore *Plugin // what it was if it was changed
+	pluginBefore *Instance // what it was if it was changed
 }
 
 // through returns the change as a subscriber with a filter sees it. It reports false if the subscriber does not see it.
@@ -185,8 +181,8 @@ func (c Change) through(f Filter) (Change, bool) {
 
 // Snapshot is the fleet at one moment.
 type Snapshot struct {
-	Nodes   []Node   // ordered by name
-	Plugins []Plugin // ordered by type, name and node, newest first
+	Nodes   []Node     // ordered by name
+	Plugins []Instance // ordered by type, name and node, newest first
 }
 
 // Health describes whether what is known of the fleet is current.
@@ -219,7 +215,7 @@ type facts struct {
 type record struct {
 	readable             bool
 	node                 Node
-	plugins              []*Plugin // they do not change
+	plugins              []*Instance // they do not change
 	stoppedAt, writtenAt time.Time
 	lease                clientv3.LeaseID
 	weight               uint64
@@ -228,8 +224,8 @@ type record struct {
 // member is one node as readers see it. It does not change once it is published.
 type member struct {
 	node    Node
-	plugins []*Plugin // as the node has published them, in its order
-	weight  uint64    // of a step to this view of the node
+	plugins []*Instance // as the node has published them, in its order
+	weight  uint64      // of a step to this view of the node
 }
 
 // A record counts as one more unread step for each weightUnit of its size in memory, where an entry takes entrySize besides its texts.
@@ -305,7 +301,7 @@ func (f *facts) member(name string, before *member, seen, latest time.Time) *mem
 }
 
 // plugin returns a plugin of the node as readers see it.
-func (m *member) plugin(published *Plugin) Plugin {
+func (m *member) plugin(published *Instance) Instance {
 	p := *published
 	p.Node, p.NodeState, p.nodeLabels = m.node.Name, m.node.State, m.node.Labels
 	p.LastSeen, p.SeenBefore = m.node.LastSeen, m.node.SeenBefore
@@ -316,12 +312,12 @@ func (m *member) plugin(published *Plugin) Plugin {
 }
 
 // comparePlugins orders the plugins of a node for comparisons.
-func comparePlugins(a, b *Plugin) int {
+func comparePlugins(a, b *Instance) int {
 	return cmp.Or(strings.Compare(a.Type, b.Type), strings.Compare(a.Name, b.Name),
-		strings.Compare(a.Instance, b.Instance), strings.Compare(a.Endpoint, b.Endpoint))
+		strings.Compare(a.ID, b.ID), strings.Compare(a.Endpoint, b.Endpoint))
 }
 
-func (m *member) sorted() []*Plugin {
+func (m *member) sorted() []*Instance {
 	if m == nil {
 		return nil
 	}
@@ -414,11 +410,11 @@ func recordOf(r *fleetv1.NodeRecord) record {
 	return published
 }
 
-func pluginOf(r *fleetv1.PluginRecord) *Plugin {
+func pluginOf(r *fleetv1.PluginRecord) *Instance {
 	state := plugin.State(intern(r.GetState()))
-	published := &Plugin{
+	published := &Instance{
 		Type: intern(r.GetType()), Name: intern(r.GetName()), Version: intern(r.GetVersion()), State: state, Published: state,
-		Instance: r.GetInstance(), Endpoint: intern(r.GetEndpoint()), Source: plugin.Source(intern(r.GetSource())),
+		ID: r.GetInstance(), Endpoint: intern(r.GetEndpoint()), Source: plugin.Source(intern(r.GetSource())),
 		Roles: r.GetRoles(), RegisteredAt: timeOf(r.GetRegisteredAt()), Current: r.GetCurrent(), Unhealthy: r.GetUnhealthy(),
 	}
 	for i, role := range published.Roles {

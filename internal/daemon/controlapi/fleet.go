@@ -192,7 +192,7 @@ func (s fleetService) WaitForFleetPlugin(
 	}
 	defer release()
 	count := int(request.GetCount())
-	plugins, err := reader.Wait(ctx, filterOf(request.GetFilter()), func(plugins []fleet.Plugin) bool {
+	plugins, err := reader.Wait(ctx, filterOf(request.GetFilter()), func(plugins []fleet.Instance) bool {
 		if count == 0 {
 			return len(plugins) == 0
 		}
@@ -293,11 +293,11 @@ func markHolder(p *patchbayv1.FleetPlugin, held map[plugin.Name]keys.LockState) 
 	}
 }
 
-func fleetPluginMessage(p fleet.Plugin) *patchbayv1.FleetPlugin {
+func fleetPluginMessage(p fleet.Instance) *patchbayv1.FleetPlugin {
 	message := &patchbayv1.FleetPlugin{
 		Node: p.Node, Type: untrusted.Valid(p.Type), Name: untrusted.Valid(p.Name), Version: untrusted.Valid(p.Version),
 		State:          untrusted.Valid(string(p.State)),
-		PublishedState: untrusted.Valid(string(p.Published)), Instance: untrusted.Valid(p.Instance),
+		PublishedState: untrusted.Valid(string(p.Published)), Instance: untrusted.Valid(p.ID),
 		Endpoint: untrusted.Valid(p.Endpoint), Source: untrusted.Valid(string(p.Source)),
 		Roles: validAll(p.Roles), Details: p.Details, RegisteredAt: timestamp(p.RegisteredAt), LastSeen: timestamp(p.LastSeen),
 		LastSeenBefore: timestamp(p.SeenBefore), Current: p.Current, Reason: reasons[p.State], Unhealthy: p.Unhealthy,

@@ -139,7 +139,7 @@ func testLists(t *testing.T, procedure, contentType string, body []byte, code in
 // TestSnapshotsCount: what a watcher of the fleet is sent first counts until all of it is sent.
 func TestSnapshotsCount(t *testing.T) {
 	l := newLists(1, prometheus.NewCounter(prometheus.CounterOpts{Name: "refused"}), discard)
-	snapshot := fleet.Snapshot{Nodes: []fleet.Node{{Name: "a"}}, Plugins: []fleet.Plugin{{Node: "a", Name: strings.Repeat("n", 1<<20)}}}
+	snapshot := fleet.Snapshot{Nodes: []fleet.Node{{Name: "a"}}, Plugins: []fleet.Instance{{Node: "a", Name: strings.Repeat("n", 1<<20)}}}
 	handler := l.handler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		messages := 0
 		err := sendSnapshot(r.Context(), snapshot, true, func(*patchbayv1.WatchFleetResponse) error {

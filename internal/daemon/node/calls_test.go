@@ -146,7 +146,7 @@ func newNodes(t *testing.T, change func(*callServer)) *nodes {
 	}
 	n.stop = sync.OnceValue(calls.serve(t.Context(), n.listener, func() { t.Error("the server failed") }))
 	n.dialer = &nodecall.Dialer{Credentials: certificates[0], Find: func(context.Context, fleet.Filter) ([]fleet.Instance, error) {
-		return []fleet.Instance{{Plugin: fleet.Plugin{Node: "b"}, Address: listener.Addr().String()}}, nil
+		return []fleet.Instance{{Node: "b", Address: listener.Addr().String()}}, nil
 	}}
 	t.Cleanup(func() {
 		n.dialer.Close()

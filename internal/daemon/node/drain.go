@@ -40,7 +40,7 @@ func (d *drain) set(c fleet.Cordon) {
 	defer d.mu.Unlock()
 	if d.cordon == nil || *d.cordon != c {
 		d.cordon, d.quiet = &c, time.Now()
-		wake(d.changed)
+		fleet.Notify(d.changed)
 	}
 }
 

@@ -84,14 +84,14 @@ func TestDrainCondition(t *testing.T) {
 // longer than the drift are a condition.
 func TestVersions(t *testing.T) {
 	begin := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	instance := func(name, version, node string, minute int) fleet.Plugin {
-		return fleet.Plugin{
+	instance := func(name, version, node string, minute int) fleet.Instance {
+		return fleet.Instance{
 			Type: "T", Name: name, Version: version, Node: node, Current: true, RegisteredAt: begin.Add(time.Duration(minute) * time.Minute),
 		}
 	}
 	standby := instance("x", "0", "a", 0)
 	standby.Current = false
-	versions := versionsOf([]fleet.Plugin{
+	versions := versionsOf([]fleet.Instance{
 		instance("same", "1", "a", 0), instance("same", "1", "b", 500),
 		instance("x", "1", "a", 0), instance("x", "2", "b", 30), instance("x", "1", "c", 5), instance("x", "3", "d", 90), instance("x", "2", "e", 20), standby,
 		instance("y", "2", "a", 0), instance("y", "1", "b", 100),
@@ -121,7 +121,7 @@ func TestVersions(t *testing.T) {
 	}
 	differ := map[string]time.Time{}
 	for minute := 50; minute <= 150; minute += 50 { // the plugin with the old version is restarted each time
-		versions := versionsOf([]fleet.Plugin{instance("x", "2", "a", 0), instance("x", "1", "b", minute)})
+		versions := versionsOf([]fleet.Instance{instance("x", "2", "a", 0), instance("x", "1", "b", minute)})
 		c := versionsDiffer(versions, differ, time.Hour, begin.Add(time.Duration(minute)*time.Minute))
 		if c.OK != (minute < 150) {
 			t.Errorf("a plugin that is restarted, after %d minutes: %+v", minute, c)

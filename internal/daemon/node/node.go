@@ -252,22 +252,14 @@ func (n *Node) announce(c plugin.Condition) {
 // setNamed records whether the node owns its name.
 func (n *Node) setNamed(owned bool) {
 	if n.isNamed.Swap(owned) != owned {
-		wake(n.altered)
+		fleet.Notify(n.altered)
 	}
 }
 
 // setCordon records whether the node is drained.
 func (n *Node) setCordon(c fleet.Cordon) {
 	n.drain.set(c)
-	wake(n.altered)
-}
-
-// wake sends a value to a channel that has room for one, unless there is one already.
-func wake(c chan<- struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
+	fleet.Notify(n.altered)
 }
 
 // Reader returns a reader of the fleet. The caller calls release when it no longer needs it.
@@ -329,7 +321,7 @@ func (p published) Changes(ctx context.Context) <-chan struct{} {
 	changes := make(chan struct{}, 1)
 	go func() { // ends with ctx, which closes the events
 		for range events {
-			wake(changes)
+			fleet.Notify(changes)
 		}
 	}()
 	return changes

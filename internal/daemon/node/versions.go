@@ -36,41 +36,34 @@ func Versions(reader *fleet.Reader, f fleet.Filter) []*patchbayv1.FleetVersion {
 	return versionsOf(reader.Plugins(f))
 }
 
-func versionsOf(plugins []fleet.Plugin) (versions []*patchbayv1.FleetVersion) {
-	plugins = slices.DeleteFunc(plugins, func(p fleet.Plugin) bool { return !p.Current })
-	byName := func(a, b fleet.Plugin) int {
-		return cmp.Or(strings.Compare(a.Type, b.Type), strings.Compare(a.Name, b.Name))
+func versionsOf(plugins []fleet.Instance) (versions []*patchbayv1.FleetVersion) {
+	plugins = slices.DeleteFunc(plugins, func(p fleet.Instance) bool { return !p.Current })
+	compare := func(a, b fleet.Instance) int {
+		return cmp.Or(strings.Compare(a.Type, b.Type), strings.Compare(a.Name, b.Name), strings.Compare(a.Version, b.Version))
 	}
-	slices.SortStableFunc(plugins, func(a, b fleet.Plugin) int { return cmp.Or(byName(a, b), strings.Compare(a.Version, b.Version)) })
-	var firsts []time.Time // when each version of the last plugin was first registered
-	finish := func() {
-		ofPlugin := versions[len(versions)-len(firsts):]
-		slices.SortFunc(firsts, time.Time.Compare)
-		for _, v := range ofPlugin {
-			if len(firsts) > 1 && !firsts[1].IsZero() {
-				v.DiffersSince = timestamppb.New(firsts[1])
-			}
-		}
-		firsts = nil
-	}
+	slices.SortStableFunc(plugins, compare)
+	firsts := map[plugin.Name][]time.Time{} // when each version of a plugin was first registered
 	for i, p := range plugins {
-		isSame := i > 0 && byName(plugins[i-1], p) == 0
-		if !isSame {
-			finish()
+		name := plugin.Name{Type: untrusted.Valid(p.Type), Name: untrusted.Valid(p.Name)}
+		if i == 0 || compare(plugins[i-1], p) != 0 {
+			versions = append(versions, &patchbayv1.FleetVersion{Type: name.Type, Name: name.Name, Version: untrusted.Valid(p.Version)})
+			firsts[name] = append(firsts[name], p.RegisteredAt)
 		}
-		if !isSame || plugins[i-1].Version != p.Version {
-			versions = append(versions, &patchbayv1.FleetVersion{
-				Type: untrusted.Valid(p.Type), Name: untrusted.Valid(p.Name), Version: untrusted.Valid(p.Version),
-			})
-			firsts = append(firsts, p.RegisteredAt)
-		}
-		last, first := versions[len(versions)-1], &firsts[len(firsts)-1]
+		last, first := versions[len(versions)-1], &firsts[name][len(firsts[name])-1]
 		last.Nodes = append(last.Nodes, p.Node)
 		if p.RegisteredAt.Before(*first) {
 			*first = p.RegisteredAt
 		}
 	}
-	finish()
+	for _, times := range firsts {
+		slices.SortFunc(times, time.Time.Compare)
+	}
+	for _, v := range versions {
+		// The versions differ since the second one was registered.
+		if times := firsts[plugin.Name{Type: v.GetType(), Name: v.GetName()}]; len(times) > 1 && !times[1].IsZero() {
+			v.DiffersSince = timestamppb.New(times[1])
+		}
+	}
 	return versions
 }
 

@@ -23,8 +23,7 @@ func instances(nodes ...string) []fleet.Instance {
 	var list []fleet.Instance
 	for _, n := range nodes {
 		n, unhealthy := strings.CutSuffix(n, "!")
-		p := fleet.Plugin{Node: n, Unhealthy: unhealthy}
-		list = append(list, fleet.Instance{Plugin: p, Address: n + ":1"})
+		list = append(list, fleet.Instance{Node: n, Unhealthy: unhealthy, Address: n + ":1"})
 	}
 	return list
 }

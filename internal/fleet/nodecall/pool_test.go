@@ -46,7 +46,7 @@ func TestRenewedUnderCalls(t *testing.T) {
 	defer server.Stop()
 
 	d := &Dialer{Credentials: mustCredentials(t, ca.node("a")), Find: func(context.Context, fleet.Filter) ([]fleet.Instance, error) {
-		return []fleet.Instance{{Plugin: fleet.Plugin{Node: "b"}, Address: listener.Addr().String()}}, nil
+		return []fleet.Instance{{Node: "b", Address: listener.Addr().String()}}, nil
 	}}
 	defer d.Close()
 	client := healthpb.NewHealthClient(through(t, d.Dial("T", "n", Policy{})))
@@ -134,7 +134,7 @@ func TestWithdrawnUnderCalls(t *testing.T) {
 	watch := func(name string) grpc.ServerStreamingClient[healthpb.HealthCheckResponse] {
 		t.Helper()
 		d := &Dialer{Credentials: own, Find: func(context.Context, fleet.Filter) ([]fleet.Instance, error) {
-			return []fleet.Instance{{Plugin: fleet.Plugin{Node: "b"}, Address: address[name]}}, nil
+			return []fleet.Instance{{Node: "b", Address: address[name]}}, nil
 		}}
 		t.Cleanup(d.Close)
 		call, err := healthpb.NewHealthClient(through(t, d.Dial("T", "n", Policy{}))).Watch(t.Context(), &healthpb.HealthCheckRequest{})
