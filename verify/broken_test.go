@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/verify/internal/runner"
+
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/health/grpc_health_v1"
 	deviceapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -215,7 +217,7 @@ func verifyProcess(t *testing.T, name string, options Options) Report {
 	}
 	target := Target{Command: []string{self}, NoHandshake: true, Env: []string{fakeEnv + "=" + name, "GORACE=atexit_sleep_ms=0"}}
 	if name == "DRA009" || name == sideBySide {
-		target.Env = append(target.Env, "SIDE="+placeInstance)
+		target.Env = append(target.Env, "SIDE="+runner.PlaceInstance)
 	}
 	return unhindered(t, target, options)
 }

@@ -6,6 +6,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/patchbay-dev/patchbay/verify/internal/runner"
 )
 
 // TestWaitedFor has more threads run than there are processors.
@@ -13,7 +15,7 @@ func TestWaitedFor(t *testing.T) {
 	if _, err := os.Stat("/proc/self/schedstat"); err != nil {
 		t.Skip("NOT TESTED: how long processes wait for a processor: ", err)
 	}
-	before := waitedFor(os.Getpid())
+	before := runner.WaitedFor(os.Getpid())
 	end := time.Now().Add(200 * time.Millisecond)
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(8 * runtime.NumCPU()))
 	ended := make(chan struct{})
@@ -28,10 +30,10 @@ func TestWaitedFor(t *testing.T) {
 	for range 8 * runtime.NumCPU() {
 		<-ended
 	}
-	if d := waitedFor(os.Getpid()) - before; d < 100*time.Millisecond {
+	if d := runner.WaitedFor(os.Getpid()) - before; d < 100*time.Millisecond {
 		t.Errorf("it waited for %v", d)
 	}
-	if d := waitedFor(0); d != 0 {
+	if d := runner.WaitedFor(0); d != 0 {
 		t.Errorf("no process waited for %v", d)
 	}
 }
@@ -54,9 +56,9 @@ func TestThreadsThatEnded(t *testing.T) {
 			<-release
 		})
 	}
-	for waitedFor(os.Getpid()) < time.Duration(runtime.GOMAXPROCS(0))*50*time.Millisecond {
+	for runner.WaitedFor(os.Getpid()) < time.Duration(runtime.GOMAXPROCS(0))*50*time.Millisecond {
 		if time.Since(start) > time.Minute {
-			t.Fatalf("the threads have waited for %v only", waitedFor(os.Getpid()))
+			t.Fatalf("the threads have waited for %v only", runner.WaitedFor(os.Getpid()))
 		}
 		runtime.Gosched()
 	}

@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/verify/internal/runner"
+
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 	drahealth "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
@@ -127,7 +129,7 @@ func checkByClaim(ctx context.Context, s *subject, conn *grpc.ClientConn) outcom
 	if len(s.claims) > 0 {
 		asked = append(asked, s.claims)
 	}
-	if s.bench != nil { // a driver that is left running is given nothing to do that is not its own
+	if s.runner != nil { // a driver that is left running is given nothing to do that is not its own
 		asked = append(asked, strange())
 	}
 	if asked == nil {
@@ -278,12 +280,12 @@ func checkErrorsByClaim(ctx context.Context, s *subject, conn *grpc.ClientConn, 
 }
 
 // restart ends the plugin with SIGTERM, or SIGKILL in the end, starts it again and returns how its socket came to be.
-func (s *subject) restart(ctx context.Context) (*appearance, error) {
+func (s *subject) restart(ctx context.Context) (*runner.Appearance, error) {
 	run := s.run
 	s.run = nil
 	s.trace.add("SIGTERM, and start again", "")
 	s.end(ctx, run)
-	again, a, err := s.bench.startAfter(ctx, run)
+	again, a, err := s.runner.StartAfter(ctx, run)
 	if err != nil {
 		return nil, err
 	}
@@ -292,13 +294,15 @@ func (s *subject) restart(ctx context.Context) (*appearance, error) {
 }
 
 // take continues with another instance, which may announce another endpoint.
-func (s *subject) take(next *instance, a *appearance) { s.run, s.path, s.asked = next, a.path, nil }
+func (s *subject) take(next *runner.Instance, a *runner.Appearance) {
+	s.run, s.path, s.asked = next, a.Path, nil
+}
 
 // end terminates an instance with SIGTERM if possible. Another rule judges how it ends.
-func (s *subject) end(ctx context.Context, run *instance) {
-	run.settle(ctx, settled)
-	if run.signal(syscall.SIGTERM) != nil || !run.awaitAll(ctx, s.options.ExitTimeout) {
-		_ = run.kill()
+func (s *subject) end(ctx context.Context, run *runner.Instance) {
+	run.Settle(ctx, settled)
+	if run.Signal(syscall.SIGTERM) != nil || !run.AwaitAll(ctx, s.options.ExitTimeout) {
+		_ = run.Kill()
 	}
 }
 
@@ -355,8 +359,8 @@ func (s *subject) atEndpoint(ctx context.Context, check func(conn *grpc.ClientCo
 
 // checkRollOver runs two instances side by side, as in a rolling update, and ends the older one.
 func checkRollOver(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome {
-	if !s.bench.differs() {
-		return notApplicable("instances that run side by side would not differ; use %s in the command", placeInstance)
+	if !s.runner.HasInstanceNumber() {
+		return notApplicable("instances that run side by side would not differ; use %s in the command", runner.PlaceInstance)
 	}
 	claims, first, path := s.claims, s.run, s.path
 	prepared, err := s.devicesOf(ctx, conn, claims)
@@ -364,11 +368,11 @@ func checkRollOver(ctx context.Context, s *subject, conn *grpc.ClientConn) outco
 		return notApplicable("%v", err)
 	}
 	s.trace.add("start a second instance", "")
-	second, a, err := s.bench.startBeside(ctx, first)
+	second, a, err := s.runner.StartBeside(ctx, first)
 	switch {
 	case err != nil:
 		return fail("the second instance did not serve beside the first: %s", clip(err.Error()))
-	case a.path == path:
+	case a.Path == path:
 		s.run = second
 		s.end(ctx, first)
 		return fail("both instances make the socket %s; a host keeps the older one until the newer is registered, so they need two", path)
@@ -381,15 +385,15 @@ func checkRollOver(ctx context.Context, s *subject, conn *grpc.ClientConn) outco
 	s.take(second, a)
 	s.trace.add("SIGTERM to the first instance", "")
 	s.end(ctx, first)
-	pause(ctx, settle, nil) // what it takes with it may go after it
-	if _, err := sock.Stat(a.path); err != nil {
-		return fail("the end of the first instance removed the socket of the second, %s", a.path)
+	runner.Pause(ctx, settle, nil) // what it takes with it may go after it
+	if _, err := sock.Stat(a.Path); err != nil {
+		return fail("the end of the first instance removed the socket of the second, %s", a.Path)
 	}
 	return s.atEndpoint(ctx, func(conn *grpc.ClientConn) outcome {
 		if wrong := s.sameAgain(ctx, conn, claims, prepared); wrong != "" {
 			return fail("at the second instance, %s", wrong)
 		}
-		return pass("the second instance serves at %s beside the first and after its end", a.path)
+		return pass("the second instance serves at %s beside the first and after its end", a.Path)
 	})
 }
 

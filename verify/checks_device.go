@@ -24,8 +24,6 @@ const (
 	lasting = 250 * time.Millisecond
 )
 
-func deviceVersions() []string { return deviceapi.SupportedVersions[:] }
-
 func checkDeviceOptions(ctx context.Context, _ *subject, conn *grpc.ClientConn) outcome {
 	if _, err := deviceapi.NewDevicePluginClient(conn).GetDevicePluginOptions(ctx, &deviceapi.Empty{}); err != nil {
 		return fail("GetDevicePluginOptions %s", brief(err))
@@ -291,11 +289,11 @@ func checkAllocateSick(ctx context.Context, s *subject, conn *grpc.ClientConn) o
 	}
 	for _, id := range append(withHealth(devices, deviceapi.Unhealthy, 1), "patchbay-verify-unknown") {
 		if _, err := allocate(ctx, conn, []string{id}); err != nil && !answered(err) {
-			_ = s.run.await(ctx, settle) // if it ends because of that, this is the rule to say so
+			_ = s.run.Await(ctx, settle) // if it ends because of that, this is the rule to say so
 			return fail("Allocate of %s %s", untrusted.Quote(id), brief(err))
 		}
 	}
-	if s.run.await(ctx, settle) {
+	if s.run.Await(ctx, settle) {
 		return fail("the plugin ended after it was asked for an unavailable device")
 	}
 	if _, o := s.listed(ctx, conn); o.status != "" {

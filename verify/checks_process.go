@@ -8,6 +8,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/verify/internal/runner"
+
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
@@ -33,7 +35,7 @@ func checkStart(ctx context.Context, s *subject) outcome {
 			return fail("%s", clip(err.Error()))
 		}
 	}
-	return pass("%s answered %v after the start", s.path, s.appeared.after.Round(time.Millisecond))
+	return pass("%s answered %v after the start", s.path, s.appeared.After.Round(time.Millisecond))
 }
 
 func checkAppearance(ctx context.Context, s *subject) outcome {
@@ -45,8 +47,8 @@ func checkAppearance(ctx context.Context, s *subject) outcome {
 		return notApplicable("no socket appeared")
 	}
 	s.traceAppearance(a)
-	first, starts, run := a.window, 1, s.run
-	for ; a.window >= insistence && starts < maxStarts && s.run != nil; starts++ {
+	first, starts, run := a.Window, 1, s.run
+	for ; a.Window >= insistence && starts < maxStarts && s.run != nil; starts++ {
 		again, err := s.restart(ctx)
 		if err != nil {
 			break // for other rules
@@ -54,30 +56,41 @@ func checkAppearance(ctx context.Context, s *subject) outcome {
 		a = again
 		s.traceAppearance(a)
 	}
+	var waited time.Duration
+	if run != nil {
+		waited = run.Waited()
+	}
+	return judgeAppearance(first, waited, a, starts)
+}
+
+// judgeAppearance judges the last start by its socket. At the first of the starts, connects were refused for the time first, and the plugin
+// waited for a processor for the time waited.
+func judgeAppearance(first, waited time.Duration, last *runner.Appearance, starts int) outcome {
+	window := last.Window.Round(time.Millisecond)
+	once := fmt.Sprintf("connects were refused for %v after the socket had appeared, and for %v when it was started again; ",
+		first.Round(time.Millisecond), window)
 	switch {
-	case a.window < insistence && first >= insistence && run.waited() >= first:
-		return outcome{status: Inconclusive, reason: fmt.Sprintf("connects were refused for %v after the socket had appeared, and for %v "+
-			"when it was started again; the plugin waited longer for a processor", first.Round(time.Millisecond), a.window.Round(time.Millisecond))}
-	case a.window < insistence && first >= insistence:
-		return warn("connects were refused for %v after the socket had appeared, and for %v when it was started again; the machine may have "+
-			"been busy", first.Round(time.Millisecond), a.window.Round(time.Millisecond))
-	case a.refused == 0:
+	case last.Window < insistence && first >= insistence && waited >= first:
+		return outcome{status: Inconclusive, reason: once + "the plugin waited longer for a processor"}
+	case last.Window < insistence && first >= insistence:
+		return warn("%sthe machine may have been busy", once)
+	case last.Refused == 0:
 		return pass("the first connect succeeded")
-	case a.window < unnoticed:
+	case last.Window < unnoticed:
 		return pass("connected in less than %v", unnoticed)
-	case a.window < insistence:
-		return warn("connects were refused for %v after the socket had appeared", a.window.Round(time.Millisecond))
+	case last.Window < insistence:
+		return warn("connects were refused for %v after the socket had appeared", window)
 	}
 	return fail("connects were refused for %v after the socket had appeared, at each of %d starts; hosts try again at once for %v only",
-		a.window.Round(time.Millisecond), starts, insistence)
+		window, starts, insistence)
 }
 
 // maxStarts is how often a plugin is started to see whether its socket refuses each time: a busy machine keeps a plugin waiting between
 // bind and listen once.
 const maxStarts = 3
 
-func (s *subject) traceAppearance(a *appearance) {
-	s.trace.add("connect "+a.path+" until it succeeds", fmt.Sprintf("refused %d times in %v", a.refused, a.window.Round(time.Millisecond)))
+func (s *subject) traceAppearance(a *runner.Appearance) {
+	s.trace.add("connect "+a.Path+" until it succeeds", fmt.Sprintf("refused %d times in %v", a.Refused, a.Window.Round(time.Millisecond)))
 }
 
 type farewell struct {
@@ -114,26 +127,26 @@ func (s *subject) terminateSettled(ctx context.Context, served time.Duration) *f
 	}
 	run, path := s.run, s.path
 	s.run = nil
-	run.settle(ctx, served)
+	run.Settle(ctx, served)
 	waited := s.waiting()
 	began := time.Now()
-	f.served = began.Sub(run.served)
-	if err := run.signal(syscall.SIGTERM); err != nil {
+	f.served = began.Sub(run.Served)
+	if err := run.Signal(syscall.SIGTERM); err != nil {
 		f.refused = notApplicable("%v", err)
 		return f
 	}
-	inTime := run.awaitAll(ctx, s.options.ExitTimeout)
+	inTime := run.AwaitAll(ctx, s.options.ExitTimeout)
 	f.after = time.Since(began)
 	if !inTime {
 		f.late = busy(fail("the plugin had not ended %v after SIGTERM, and was killed", s.options.ExitTimeout), waited)
-		_ = run.kill() // the outcome is that it had to be
+		_ = run.Kill() // the outcome is that it had to be
 	}
-	f.clean, f.how = run.clean(), run.end()
-	f.sockets, f.others = s.bench.left()
+	f.clean, f.how = run.Clean(), run.End()
+	f.sockets, f.others = s.runner.Leftovers()
 	if i, found := slices.BinarySearch(f.sockets, path); found {
 		f.socket, f.sockets = true, slices.Delete(f.sockets, i, i+1)
 	}
-	s.bench.sweep()
+	s.runner.Sweep()
 	return f
 }
 
@@ -193,26 +206,26 @@ func checkStale(ctx context.Context, s *subject) outcome {
 	run, path := s.run, s.path
 	s.run = nil
 	s.trace.add("SIGKILL, and start again", "")
-	if err := run.signal(syscall.SIGKILL); err != nil {
+	if err := run.Signal(syscall.SIGKILL); err != nil {
 		return notApplicable("%v", err)
 	}
-	if !run.awaitAll(ctx, s.options.ExitTimeout) {
+	if !run.AwaitAll(ctx, s.options.ExitTimeout) {
 		return fail("the plugin is still there after SIGKILL")
 	}
 	if _, err := sock.Stat(path); err != nil {
 		return notApplicable("the killed plugin left no socket")
 	}
-	again, a, err := s.bench.startAfter(ctx, run)
+	again, a, err := s.runner.StartAfter(ctx, run)
 	if err != nil {
-		s.bench.sweep()
+		s.runner.Sweep()
 		return fail("after SIGKILL left %s, %s", path, clip(err.Error()))
 	}
-	s.run, s.path = again, a.path
+	s.run, s.path = again, a.Path
 	where := "the same path"
-	if a.path != path {
-		where = fmt.Sprintf("another path, %s,", a.path)
+	if a.Path != path {
+		where = fmt.Sprintf("another path, %s,", a.Path)
 	}
-	return pass("the plugin came up at %s in %v", where, (a.after + a.window).Round(time.Millisecond))
+	return pass("the plugin came up at %s in %v", where, (a.After + a.Window).Round(time.Millisecond))
 }
 
 func checkSecond(ctx context.Context, s *subject) outcome {
@@ -221,10 +234,10 @@ func checkSecond(ctx context.Context, s *subject) outcome {
 	}
 	first, path := s.run, s.path
 	s.trace.add("start a second instance", "")
-	second, a, err := s.bench.startBeside(ctx, first)
+	second, a, err := s.runner.StartBeside(ctx, first)
 	if err != nil {
 		// It would not run beside the first. That must be all.
-		if first.hasEnded() {
+		if first.HasEnded() {
 			return fail("the first instance ended although the second did not serve: %s", clip(err.Error()))
 		}
 		if _, gerr := s.getInfo(ctx); gerr != nil {
@@ -236,42 +249,42 @@ func checkSecond(ctx context.Context, s *subject) outcome {
 		}
 		return warn("the second instance neither exits nor serves: %s", clip(err.Error()))
 	}
-	s.run, s.path = second, a.path
+	s.run, s.path = second, a.Path
 	s.trace.add("SIGTERM to the first instance", "")
-	if err := first.signal(syscall.SIGTERM); err != nil {
+	if err := first.Signal(syscall.SIGTERM); err != nil {
 		return notApplicable("%v", err)
 	}
-	if !first.awaitAll(ctx, s.options.ExitTimeout) {
-		_ = first.kill() // PRC003 says what it thinks of that
+	if !first.AwaitAll(ctx, s.options.ExitTimeout) {
+		_ = first.Kill() // PRC003 says what it thinks of that
 	}
-	info, err := sock.Stat(a.path)
+	info, err := sock.Stat(a.Path)
 	switch {
 	case err != nil:
-		return warn("the end of the first instance removed the socket of the second, %s", a.path)
-	case info.ID != a.id:
-		return warn("the end of the first instance left another socket than that of the second at %s", a.path)
+		return warn("the end of the first instance removed the socket of the second, %s", a.Path)
+	case info.ID != a.ID:
+		return warn("the end of the first instance left another socket than that of the second at %s", a.Path)
 	}
 	if _, err := s.getInfo(ctx); err != nil {
 		return fail("after the end of the first instance, GetInfo of the second %s", clip(brief(err)))
 	}
-	return pass("the second instance serves at %s, also after the end of the first", a.path)
+	return pass("the second instance serves at %s, also after the end of the first", a.Path)
 }
 
 // fits returns why a rule does not apply to the way in which the plugin registers; an empty outcome if it applies.
 func (s *subject) fits(rule Rule) outcome {
 	switch {
 	case rule.family() == "KUB" && !s.registersItself():
-		return notApplicable("it is for device plugins that register on %s; verify the command with --kubelet-sock", kubeletSocket)
+		return notApplicable("it is for device plugins that register on %s; verify the command with --kubelet-sock", runner.KubeletSocket)
 	case s.registersItself() && slices.Contains([]string{"REG005", "REG006", "REG009", "REG011", "REG012", "REG013"}, rule.ID):
-		return notApplicable("the plugin registers on %s, so hosts neither ask nor notify it", kubeletSocket)
+		return notApplicable("the plugin registers on %s, so hosts neither ask nor notify it", runner.KubeletSocket)
 	}
 	return outcome{}
 }
 
 func checkRegistered(_ context.Context, s *subject) outcome {
-	request := s.appeared.request
+	request := s.appeared.Request
 	s.trace.add("(the plugin called Register)", show(request))
-	if err := checkRegister(request); err != nil {
+	if err := runner.CheckRegister(request); err != nil {
 		return fail("%v", err)
 	}
 	return pass("registered is %s at %s", untrusted.Quote(request.ResourceName), untrusted.Quote(request.Endpoint))
@@ -280,25 +293,25 @@ func checkRegistered(_ context.Context, s *subject) outcome {
 func checkRegistersAgain(ctx context.Context, s *subject) outcome {
 	run := s.run
 	s.trace.add("remove the plugin's socket, and make kubelet.sock anew", "")
-	s.bench.kubelet.close()
-	s.bench.kubelet.forget()
-	s.bench.sweep() // as the kubelet does when it starts
-	if err := s.bench.kubelet.serve(); err != nil {
+	s.runner.Kubelet.Close()
+	s.runner.Kubelet.Forget()
+	s.runner.Sweep() // as the kubelet does when it starts
+	if err := s.runner.Kubelet.Serve(); err != nil {
 		return notApplicable("%v", err)
 	}
-	a, err := s.bench.awaitRegister(ctx, run, hesitation*s.options.StartTimeout)
+	a, err := s.runner.AwaitRegister(ctx, run, hesitation*s.options.StartTimeout)
 	if err != nil {
 		s.run = nil
-		if run.hasEnded() {
-			return warn("the plugin exits, and must be restarted: %s", run.end())
+		if run.HasEnded() {
+			return warn("the plugin exits, and must be restarted: %s", run.End())
 		}
-		_ = run.kill() // so that the next rules find one that serves
-		s.bench.sweep()
+		_ = run.Kill() // so that the next rules find one that serves
+		s.runner.Sweep()
 		return fail("%s", clip(err.Error()))
 	}
-	s.path = a.path
-	if was := s.appeared.request.ResourceName; a.request.ResourceName != was {
-		return fail("the plugin registered %s, and now %s", untrusted.Quote(was), untrusted.Quote(a.request.ResourceName))
+	s.path = a.Path
+	if was := s.appeared.Request.ResourceName; a.Request.ResourceName != was {
+		return fail("the plugin registered %s, and now %s", untrusted.Quote(was), untrusted.Quote(a.Request.ResourceName))
 	}
-	return pass("registered again at %s", untrusted.Quote(a.request.Endpoint))
+	return pass("registered again at %s", untrusted.Quote(a.Request.Endpoint))
 }

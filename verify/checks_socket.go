@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	deviceapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
@@ -43,8 +44,8 @@ var (
 
 func checkAlone(ctx context.Context, s *subject) outcome {
 	dir, plugin := filepath.Dir(s.path), 0
-	if s.bench != nil {
-		dir = s.bench.dir // in which no plugin runs yet
+	if s.runner != nil {
+		dir = s.runner.Dir // in which no plugin runs yet
 	} else if peer, err := sock.Probe(ctx, s.path); err == nil {
 		plugin = peer.PID
 	}
@@ -137,7 +138,7 @@ func checkOwner(s *subject, info sock.Info) outcome {
 
 // inOwnDirectory reports whether the socket is in a directory that was made for the verification, whose mode is not that of a host.
 func (s *subject) inOwnDirectory() bool {
-	return s.bench != nil && strings.HasPrefix(s.path, s.bench.base+string(filepath.Separator))
+	return s.runner != nil && strings.HasPrefix(s.path, s.runner.Base+string(filepath.Separator))
 }
 
 func checkDirectory(_ context.Context, s *subject) outcome {
@@ -168,7 +169,7 @@ func checkGetInfo(ctx context.Context, s *subject) outcome {
 	case status.Code(a.err) == codes.Unimplemented:
 		s.told = true
 		o := fail("GetInfo %s", clip(brief(a.err)))
-		if what := recognise(ctx, s.path, s.options.CallTimeout); what != "" {
+		if what := s.recognise(ctx, s.path); what != "" {
 			o.reason += "; this is the endpoint of " + what + ", which somebody else registers"
 			o.remedy = instead
 		}
@@ -229,7 +230,7 @@ func checkVersions(ctx context.Context, s *subject) outcome {
 	case registerapi.CSIPlugin:
 		return judgeVersions(versions, csiVersion1.MatchString, csiVersion.MatchString, "1.x, the only ones that hosts support", "no versions")
 	case registerapi.DevicePlugin:
-		return judgeKnown(versions, deviceVersions())
+		return judgeKnown(versions, deviceapi.SupportedVersions[:])
 	case registerapi.DRAPlugin:
 		return judgeKnown(versions, []string{drav1.DRAPluginService, draBeta, draHealth, draHealthAlpha})
 	}
@@ -328,12 +329,12 @@ func checkHostRestart(ctx context.Context, s *subject) outcome {
 func checkRefusal(ctx context.Context, s *subject) outcome {
 	run := s.run
 	err := s.notify(ctx, false, "refused by patchbay verify, to see what happens")
-	if run.await(ctx, settle) {
+	if run.Await(ctx, settle) {
 		s.run = nil
-		how := run.end()
-		_ = run.kill() // a driver whose registrar has ended is started with it again
+		how := run.End()
+		_ = run.Kill() // a driver whose registrar has ended is started with it again
 		if _, err := sock.Stat(s.path); err == nil {
-			s.bench.sweep()
+			s.runner.Sweep()
 			return warn("the plugin exits when it is refused (%s), and leaves its socket", how)
 		}
 		return pass("the plugin exits when it is refused, and removes its socket: %s", how)

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/verify/internal/runner"
+
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
@@ -75,7 +77,7 @@ func TestDoesNotRegister(t *testing.T) {
 // TestKubeletRuns: where another kubelet serves, its socket is left alone.
 func TestKubeletRuns(t *testing.T) {
 	dir := shortDir(t)
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", filepath.Join(dir, kubeletSocket))
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", filepath.Join(dir, runner.KubeletSocket))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +86,7 @@ func TestKubeletRuns(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "cannot play the kubelet") {
 		t.Errorf("the error is %v", err)
 	}
-	if _, err := os.Lstat(filepath.Join(dir, kubeletSocket)); err != nil {
+	if _, err := os.Lstat(filepath.Join(dir, runner.KubeletSocket)); err != nil {
 		t.Error(err)
 	}
 }

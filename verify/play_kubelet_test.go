@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"syscall"
 
+	"github.com/patchbay-dev/patchbay/verify/internal/runner"
+
 	"github.com/fsnotify/fsnotify"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -39,7 +41,7 @@ func playDevicePlugin(rule string) error {
 		for again := false; !again && ctx.Err() == nil; {
 			select {
 			case event := <-watcher.Events:
-				again = rule != "KUB002" && event.Has(fsnotify.Create) && filepath.Base(event.Name) == kubeletSocket
+				again = rule != "KUB002" && event.Has(fsnotify.Create) && filepath.Base(event.Name) == runner.KubeletSocket
 			case <-ctx.Done():
 			}
 		}
@@ -76,7 +78,7 @@ func serveDevices(ctx context.Context, dir, rule string) (*grpc.Server, error) {
 		return nil, err
 	}
 	go func() { _ = server.Serve(listener) }()
-	conn, err := grpc.NewClient("unix:"+filepath.Join(dir, kubeletSocket), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix:"+filepath.Join(dir, runner.KubeletSocket), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return nil, err
 	}

@@ -21,10 +21,9 @@ func (s *subject) programs(ctx context.Context) []Program {
 			programs = append(programs, Program{Path: clip(path), SHA256: digest})
 		}
 	}
-	if s.bench != nil {
-		add(s.bench.program, s.bench.program)
-		if s.bench.driver != "" {
-			add(s.bench.driver, s.bench.driver)
+	if s.runner != nil {
+		for _, path := range s.runner.Programs {
+			add(path, path)
 		}
 		return programs
 	}

@@ -2,7 +2,6 @@ package verify
 
 import (
 	"context"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	deviceapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -16,9 +15,9 @@ const instead = "verify the registration socket, which is in the plugin director
 	"patchbay verify --driver 'DRIVER …{tmp}/driver.sock' -- REGISTRAR …{tmp}/driver.sock …{dir}; a device plugin that registers by itself " +
 	"needs --kubelet-sock"
 
-// recognise returns what serves at a socket without registration; empty if that is not known.
-func recognise(ctx context.Context, path string, timeout time.Duration) string {
-	conn, err := dial(path, timeout, nil)
+// recognise describes the service at a socket without a registration service; empty if it is unknown.
+func (s *subject) recognise(ctx context.Context, path string) string {
+	conn, err := dial(path, s.options.CallTimeout, nil)
 	if err != nil {
 		return ""
 	}
@@ -33,15 +32,4 @@ func recognise(ctx context.Context, path string, timeout time.Duration) string {
 		return "a DRA driver"
 	}
 	return ""
-}
-
-// lookedAt returns what appeared instead of a registration socket; empty if nothing did.
-func (b *bench) lookedAt(ctx context.Context) string {
-	if b.bare == "" {
-		return ""
-	}
-	if what := recognise(ctx, b.bare, b.options.CallTimeout); what != "" {
-		return "; " + b.bare + " is the endpoint of " + what + ", which must be registered: " + instead
-	}
-	return "; " + b.bare + " has no registration service"
 }

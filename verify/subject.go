@@ -10,6 +10,8 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/verify/internal/runner"
+
 	"google.golang.org/grpc"
 	deviceapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
@@ -24,20 +26,20 @@ type subject struct {
 	target  Target
 	options Options
 	claims  []*drav1.Claim // of the options
-	bench   *bench         // nil without a command
+	runner  *runner.Runner // nil without a command
 
-	path string    // the registration socket; empty until one is known
-	run  *instance // the instance that runs; nil without a command, before the first start and after an end that a rule caused
+	path string           // the registration socket; empty until one is known
+	run  *runner.Instance // the instance that runs; nil without a command, before the first start and after an end that a rule caused
 
 	trace trace // of the rule that is being checked
 
-	appeared *appearance // of the first start
-	lost     string      // why there is nothing to verify any more
-	told     bool        // a rule failed because the plugin cannot be asked; the others need not fail for it too
-	starting error       // why the first start failed
-	asked    *answer     // what GetInfo said
-	vendor   string      // the version that a CSI driver says it has
-	ended    *farewell   // how the plugin behaves on SIGTERM
+	appeared *runner.Appearance // of the first start
+	lost     string             // why there is nothing to verify any more
+	told     bool               // a rule failed because the plugin cannot be asked; the others need not fail for it too
+	starting error              // why the first start failed
+	asked    *answer            // what GetInfo said
+	vendor   string             // the version that a CSI driver says it has
+	ended    *farewell          // how the plugin behaves on SIGTERM
 }
 
 type answer struct {
@@ -76,7 +78,7 @@ func (s *subject) apply(ctx context.Context, rule Rule) Result {
 // inTime asks until the answer is final or the time is up in which a plugin may start: until then one may serve and say that it is not
 // ready yet, and nobody tells when it is.
 func (s *subject) inTime(ctx context.Context, ask func() (final bool, o outcome)) outcome {
-	for deadline := time.Now().Add(s.options.StartTimeout); ; pause(ctx, 100*time.Millisecond, nil) {
+	for deadline := time.Now().Add(s.options.StartTimeout); ; runner.Pause(ctx, 100*time.Millisecond, nil) {
 		final, o := ask()
 		if final || ctx.Err() != nil || !time.Now().Before(deadline) {
 			return o
@@ -112,18 +114,18 @@ func (s *subject) waiting() func() time.Duration {
 // waited returns how long the processes that were started have waited for a processor, and this one. Of this one, whose threads often wait
 // beside each other, that is no more than has passed.
 func (s *subject) waited() (sum time.Duration) {
-	sum = waitedFor(os.Getpid()) / time.Duration(runtime.GOMAXPROCS(0))
-	if s.bench == nil {
+	sum = runner.WaitedFor(os.Getpid()) / time.Duration(runtime.GOMAXPROCS(0))
+	if s.runner == nil {
 		return sum
 	}
-	for _, i := range s.bench.instances {
-		sum += i.waited()
+	for _, i := range s.runner.Instances {
+		sum += i.Waited()
 	}
 	return sum
 }
 
 func (s *subject) check(ctx context.Context, rule Rule) outcome {
-	if rule.Command && s.bench == nil {
+	if rule.Command && s.runner == nil {
 		return notApplicable("it would start, refuse or end the plugin; verify a command for it")
 	}
 	if o := s.timeIsUp(ctx); o.status != "" {
@@ -164,7 +166,7 @@ func (s *subject) recover(ctx context.Context) {
 		if _, err := s.query(ctx, nil); err == nil || ctx.Err() != nil {
 			return
 		}
-		pause(ctx, 10*time.Millisecond, nil) // the plugin tells nobody that it has room again
+		runner.Pause(ctx, 10*time.Millisecond, nil) // the plugin tells nobody that it has room again
 	}
 }
 
@@ -183,7 +185,7 @@ func (s *subject) ready(ctx context.Context) outcome {
 	if s.lost != "" {
 		return s.unasked("%s", s.lost)
 	}
-	if s.bench == nil || s.run != nil {
+	if s.runner == nil || s.run != nil {
 		return outcome{}
 	}
 	if err := s.start(ctx); err != nil {
@@ -206,7 +208,7 @@ func (s *subject) start(ctx context.Context) error {
 	if s.starting != nil {
 		return s.starting
 	}
-	run, a, err := s.bench.start(ctx)
+	run, a, err := s.runner.Start(ctx)
 	if s.appeared == nil {
 		s.appeared = a
 	}
@@ -214,10 +216,10 @@ func (s *subject) start(ctx context.Context) error {
 		s.starting = err
 		return err
 	}
-	s.run, s.path = run, a.path
-	if a.request != nil && s.asked == nil {
-		s.asked = &answer{after: a.after, info: &registerapi.PluginInfo{
-			Type: registerapi.DevicePlugin, Name: a.request.ResourceName, Endpoint: a.path, SupportedVersions: []string{a.request.Version},
+	s.run, s.path = run, a.Path
+	if a.Request != nil && s.asked == nil {
+		s.asked = &answer{after: a.After, info: &registerapi.PluginInfo{
+			Type: registerapi.DevicePlugin, Name: a.Request.ResourceName, Endpoint: a.Path, SupportedVersions: []string{a.Request.Version},
 		}}
 	}
 	return nil
@@ -225,7 +227,7 @@ func (s *subject) start(ctx context.Context) error {
 
 // mourn returns a failure if the plugin exited during a check that should not have ended it.
 func (s *subject) mourn(ctx context.Context, rule Rule) outcome {
-	if s.bench == nil {
+	if s.runner == nil {
 		if _, err := sock.Probe(ctx, s.path); !sock.IsGone(err) && !sock.IsRefused(err) || s.lost != "" {
 			return outcome{}
 		}
@@ -235,11 +237,11 @@ func (s *subject) mourn(ctx context.Context, rule Rule) outcome {
 		s.lose(fmt.Sprintf("nobody accepts on the socket any more since %s was checked", rule.ID), "")
 		return fail("nobody accepts on the socket any more: the plugin ended while the rule was checked")
 	}
-	if s.run == nil || !s.run.hasEnded() {
+	if s.run == nil || !s.run.HasEnded() {
 		return outcome{}
 	}
-	how := s.run.end()
-	_ = s.run.kill() // what is left of it
+	how := s.run.End()
+	_ = s.run.Kill() // what is left of it
 	s.run = nil
 	return fail("the plugin ended while the rule was checked: %s", how)
 }
@@ -314,3 +316,6 @@ func (s *subject) endpoint(info *registerapi.PluginInfo) (string, error) {
 	}
 	return info.Endpoint, nil
 }
+
+// registersItself reports whether the plugin registers on kubelet.sock, and is not asked and told by its host.
+func (s *subject) registersItself() bool { return s.runner != nil && s.runner.Kubelet != nil }

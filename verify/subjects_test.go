@@ -17,6 +17,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/verify/internal/runner"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
@@ -37,7 +39,7 @@ func serveBare(path string) (stop func(), err error) {
 	f, server := newFake(registerapi.CSIPlugin), grpc.NewServer()
 	csi.RegisterIdentityServer(server, f)
 	csi.RegisterNodeServer(server, f)
-	return serve(server, listener), nil
+	return runner.Serve(server, listener), nil
 }
 
 // playPart is the driver or its registrar, until SIGTERM.
@@ -62,7 +64,7 @@ func playPart(name string) error {
 			_ = conn.Close()
 			break
 		}
-		pause(ctx, time.Millisecond, nil)
+		runner.Pause(ctx, time.Millisecond, nil)
 	}
 	path := filepath.Join(os.Getenv("PATCHBAY_PLUGIN_DIR"), "a.example.com-reg.sock")
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -76,7 +78,7 @@ func playPart(name string) error {
 	f, server := newFake(registerapi.CSIPlugin), grpc.NewServer()
 	f.info.Endpoint = driver
 	registerapi.RegisterRegistrationServer(server, f)
-	stop := serve(server, listener)
+	stop := runner.Serve(server, listener)
 	<-ctx.Done()
 	stop()
 	return nil

@@ -22,6 +22,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/verify/internal/runner"
+
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -115,7 +117,19 @@ func Run(ctx context.Context, target Target, options Options) (Report, error) {
 	}
 	s := &subject{target: target, options: options, claims: claims, path: target.Socket}
 	if len(target.Command) > 0 {
-		if s.bench, err = newBench(target, options); err != nil {
+		s.runner = &runner.Runner{
+			Command: target.Command, Driver: target.Driver, Env: target.Env, Socket: target.Socket, Dir: target.Dir,
+			NoHandshake: target.NoHandshake, KubeletSock: target.KubeletSock,
+			StartTimeout: options.StartTimeout, CallTimeout: options.CallTimeout, Output: options.Output,
+			Recognise: func(ctx context.Context, path string) string {
+				what := s.recognise(ctx, path)
+				if what == "" {
+					return ""
+				}
+				return what + ", which must be registered: " + instead
+			},
+		}
+		if err = s.runner.Open(); err != nil {
 			return report, err
 		}
 	}
@@ -131,8 +145,8 @@ func Run(ctx context.Context, target Target, options Options) (Report, error) {
 		report.Results = append(report.Results, result)
 	}
 	s.describe(&report)
-	if s.bench != nil {
-		err = s.bench.close()
+	if s.runner != nil {
+		err = s.runner.Close()
 	}
 	report.Seconds = time.Since(report.Started).Seconds()
 	if cause := context.Cause(ctx); cause != nil {
