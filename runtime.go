@@ -109,8 +109,8 @@ func New(cfg Config) (*Runtime, error) {
 			return nil, fmt.Errorf("cannot create a plugin runtime: Config.Handlers: %q %s", ptype, untrusted.TypeSyntax)
 		}
 	}
-	rt, err := pluginruntime.New(pluginruntime.Config{
-		Pipeline: &pipeline.Watcher{
+	rt := &pluginruntime.Runtime{
+		Watcher: &pipeline.Watcher{
 			Dirs:          cfg.PluginDirs,
 			DeprecatedDir: cfg.DeprecatedPluginDir,
 			MaxDepth:      cfg.Limits.MaxDepth,
@@ -130,16 +130,16 @@ func New(cfg Config) (*Runtime, error) {
 		State:           cfg.State,
 		Dispensers:      cfg.Dispensers,
 		RegistryOptions: cfg.RegistryOptions,
-		Host:            cfg.Host,
-		Trust:           cfg.Trust,
-		Admission:       cfg.Admission,
+		HostConfig:      cfg.Host,
+		TrustPolicy:     cfg.Trust,
+		NewAdmission:    cfg.Admission,
 		LaunchedOnly:    cfg.LaunchedOnly,
 		SurvivorDir:     cfg.SurvivorDir,
 		EventsPath:      cfg.EventsPath,
 		Observer:        pluginruntime.Observer(cfg.Observer),
 		Logger:          cfg.Logger,
-	})
-	if err != nil {
+	}
+	if err := rt.Open(); err != nil {
 		return nil, err
 	}
 	for ptype, h := range cfg.Handlers {

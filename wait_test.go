@@ -8,6 +8,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/internal/keeper"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -35,7 +36,9 @@ func TestWaitForPluginsOfTheHost(t *testing.T) {
 	}{
 		{"registered", func(r *dynamicplugins.Store) error { return r.RegisterPlugin(info) }},
 		{"registered again", func(r *dynamicplugins.Store) error { return r.RegisterPlugin(info) }},
-		{"confirmed", func(r *dynamicplugins.Store) error { return r.ConfirmPlugin(info.Type, info.Name, info.AllocID) }},
+		{"confirmed", func(r *dynamicplugins.Store) error {
+			return keeper.Of[*dynamicplugins.PluginInfo](r).ConfirmPlugin(info.Type, info.Name, info.AllocID)
+		}},
 	} {
 		t.Run(step.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

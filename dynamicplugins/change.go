@@ -342,9 +342,8 @@ func (r *Store) deregisterIn(l *pluginInstances, allocID string) error {
 	return nil
 }
 
-// ConfirmPlugin reports that a restored or unreachable instance is alive. It sends no event. The error matches [ErrNotFound] for an
-// instance that is not registered.
-func (r *Store) ConfirmPlugin(ptype, name, allocID string) error {
+// ConfirmPlugin implements [keeper.Keeper].
+func (r storeKeeper) ConfirmPlugin(ptype, name, allocID string) error {
 	return r.mark(plugin.Name{Type: ptype, Name: name}, allocID, func(in *instance) {
 		in.restored = false
 		if in.dead != nil {
@@ -353,10 +352,8 @@ func (r *Store) ConfirmPlugin(ptype, name, allocID string) error {
 	})
 }
 
-// MarkUnreachable marks an instance that must not be dispensed for a reason, mostly that it is dead. It stays registered, and is dispensed
-// again when it is registered again or confirmed. It is not saved and sends no event. The error matches [ErrNotFound] for an
-// instance that is not registered.
-func (r *Store) MarkUnreachable(ptype, name, allocID string, reason error) error {
+// MarkUnreachable implements [keeper.Keeper].
+func (r storeKeeper) MarkUnreachable(ptype, name, allocID string, reason error) error {
 	if reason == nil {
 		reason = errors.New("no reason was given")
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -62,6 +63,11 @@ var _ = keeper.Register(func(store any) any {
 	r, _ := store.(*Store)
 	return storeKeeper{r}
 })
+
+// CheckConns implements [keeper.Keeper].
+func (r storeKeeper) CheckConns(check func(info *PluginInfo, conn net.Conn) error) {
+	r.pool.check = check
+}
 
 // instance is one visible instance. It is immutable; a change of its state replaces it.
 type instance struct {
@@ -130,8 +136,6 @@ func (r *Store) checkConfig() error {
 	switch {
 	case r.pool.connections == nil:
 		return errors.New("the connections of WithConnections are nil")
-	case r.pool.judge == nil:
-		return errors.New("the judge of WithConnJudge is nil")
 	case slices.Contains(r.pool.options, nil):
 		return errors.New("an option of WithDialOptions is nil")
 	case slices.Contains(r.pool.stats, nil):

@@ -35,12 +35,12 @@ var (
 	ErrShutdown = errors.New("plugin registry was shut down")
 )
 
-// An UnreachableError says why, and since when, no instance of a plugin is dispensed.
+// An UnreachableError is the error of a plugin all of whose instances are unreachable.
 type UnreachableError struct {
 	Type, Name string
-	AllocID    string    // the newest instance
-	Reason     error     // as given to MarkUnreachable
-	Since      time.Time // when MarkUnreachable was called
+	AllocID    string // the newest instance
+	Reason     error
+	Since      time.Time // when the instance became unreachable
 }
 
 func (e *UnreachableError) Error() string {

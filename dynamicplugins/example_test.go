@@ -161,6 +161,7 @@ func callRestored() error {
 	}
 	_, err = after.Conn(context.Background(), "greeter", "hello")
 	fmt.Println(advice(err))
+	// A runtime does this when no process accepts on the socket.
 	if err := after.MarkUnreachable("greeter", "hello", "1", errors.New("its socket is gone")); err != nil {
 		return err
 	}

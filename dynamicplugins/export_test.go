@@ -2,6 +2,7 @@ package dynamicplugins
 
 import (
 	"context"
+	"net"
 
 	"github.com/patchbay-dev/patchbay/internal/keeper"
 	"github.com/patchbay-dev/patchbay/plugin"
@@ -14,6 +15,19 @@ type Staged = keeper.Staged
 
 func (r *Store) StagePlugins(infos []*PluginInfo) ([]Staged, []error) {
 	return storeKeeper{r}.StagePlugins(infos)
+}
+
+func (r *Store) ConfirmPlugin(ptype, name, allocID string) error {
+	return storeKeeper{r}.ConfirmPlugin(ptype, name, allocID)
+}
+
+func (r *Store) MarkUnreachable(ptype, name, allocID string, reason error) error {
+	return storeKeeper{r}.MarkUnreachable(ptype, name, allocID, reason)
+}
+
+// WithConnJudge calls CheckConns.
+func WithConnJudge(check func(info *PluginInfo, conn net.Conn) error) Option {
+	return func(r *Store) { storeKeeper{r}.CheckConns(check) }
 }
 
 func (r *Store) Reservations() []plugin.Reservation { return storeKeeper{r}.Reservations() }

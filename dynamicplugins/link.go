@@ -157,8 +157,8 @@ type pool struct {
 	connections Connections
 	options     []grpc.DialOption
 	stats       []stats.Handler
-	judge       func(info *PluginInfo, conn net.Conn) error
-	working     sync.WaitGroup // added to with mu held, while down is false
+	check       func(info *PluginInfo, conn net.Conn) error // see keeper.Keeper
+	working     sync.WaitGroup                              // added to with mu held, while down is false
 
 	mu   sync.Mutex
 	open map[grpcConn]bool
@@ -179,7 +179,7 @@ func (unixSockets) Interceptor(string) grpc.StreamClientInterceptor { return nil
 func newPool() *pool {
 	return &pool{
 		connections: unixSockets{},
-		judge:       func(*PluginInfo, net.Conn) error { return nil },
+		check:       func(*PluginInfo, net.Conn) error { return nil },
 		open:        make(map[grpcConn]bool),
 	}
 }
@@ -236,7 +236,7 @@ func (p *pool) dialFor(ctx context.Context, l *link) (net.Conn, error) {
 			return err
 		}
 		conn = dialled
-		return p.judge(l.info, conn)
+		return p.check(l.info, conn)
 	})
 	if unreturned, ok := errors.AsType[*callback.Error](err); ok {
 		err = fmt.Errorf("what makes or judges the connections did not return: %w", unreturned)

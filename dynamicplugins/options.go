@@ -50,12 +50,6 @@ func WithConnections(connections Connections) Option {
 	return func(r *Store) { r.pool.connections = connections }
 }
 
-// WithConnJudge checks each new shared connection before anything is sent on it. If judge returns an error, the connection is closed and
-// its calls fail with that error.
-func WithConnJudge(judge func(info *PluginInfo, conn net.Conn) error) Option {
-	return func(r *Store) { r.pool.judge = judge }
-}
-
 // WithDialOptions adds options to those with which shared connections are made, for example interceptors. They go before the registry's
 // own. They do not apply to calls that the daemon forwards in fragments of messages; see [WithStatsHandlers] and [Connections].
 func WithDialOptions(options ...grpc.DialOption) Option {

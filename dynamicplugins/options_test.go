@@ -56,7 +56,6 @@ func TestRefuses(t *testing.T) {
 	for name, option := range map[string]dynamicplugins.Option{
 		"a nil option":               nil,
 		"nil connections":            dynamicplugins.WithConnections(nil),
-		"a nil judge":                dynamicplugins.WithConnJudge(nil),
 		"a nil dial option":          dynamicplugins.WithDialOptions(nil),
 		"a nil stats handler":        dynamicplugins.WithStatsHandlers(nil),
 		"a nil dispenser":            dynamicplugins.WithConnDispenser("T", nil),

@@ -6,7 +6,7 @@
 // anyone can see it, and a change that cannot be saved does not take place, except a change of the order.
 //
 // The package follows the documentation of Nomad's client/dynamicplugins and keeps its names; additions are documented as such. It does not
-// discover, start or probe plugins: its users do, and report to it with RegisterPlugin, ConfirmPlugin and MarkUnreachable.
+// discover, start or probe plugins: its users do, and register them.
 package dynamicplugins
 
 import (
@@ -67,7 +67,7 @@ type Instance struct {
 	Info  *PluginInfo
 	State InstanceState
 
-	// Reason and Since are those of MarkUnreachable; they are not set in any other state.
+	// Reason is why the instance is unreachable, and Since the time when it became so; zero in other states.
 	Reason error
 	Since  time.Time
 }

@@ -88,7 +88,7 @@ const (
 	EventFleetCallDenied EventKind = "fleet-call-denied"
 )
 
-// Event is something that happened to one plugin, or to the host.
+// Event is something that happened to one plugin, or to the host. The JSON form is that of the file of events: without empty fields.
 type Event struct {
 	// Seq numbers the events of one host without gaps, across restarts if the events are kept in a file. It is zero before the event is
 	// published.
@@ -97,14 +97,14 @@ type Event struct {
 	Kind EventKind `json:"kind"`
 	// Type and Name are those of the plugin; empty if they are not known. An event of a launched plugin has no type, and the name under
 	// which it was launched.
-	Type     string `json:"type"`
-	Name     string `json:"name"`
-	Instance string `json:"instance"`
+	Type     string `json:"type,omitempty"`
+	Name     string `json:"name,omitempty"`
+	Instance string `json:"instance,omitempty"`
 	// Endpoint is the socket of the plugin's own services, SocketPath that of its registration service.
-	Endpoint   string `json:"endpoint"`
-	SocketPath string `json:"socketPath"`
+	Endpoint   string `json:"endpoint,omitempty"`
+	SocketPath string `json:"socketPath,omitempty"`
 	// Message explains the event in one line.
-	Message string `json:"message"`
+	Message string `json:"message,omitempty"`
 	// State is the state of a launched plugin after the event; empty for other events, and for events that were read from a file.
 	State State `json:"-"`
 }

@@ -296,20 +296,20 @@ func TestLaunchedPluginHasThePinOfItsLaunch(t *testing.T) {
 
 func TestNoAdmissionPlugin(t *testing.T) {
 	no := errors.New("none available")
-	_, err := pluginruntime.New(pluginruntime.Config{
-		Pipeline:  &pipeline.Watcher{Dirs: []string{t.TempDir()}},
-		Admission: func(*hosting.Host) (plugin.AdmissionPlugin, error) { return nil, no },
-	})
+	err := (&pluginruntime.Runtime{
+		Watcher:      &pipeline.Watcher{Dirs: []string{t.TempDir()}},
+		NewAdmission: func(*hosting.Host) (plugin.AdmissionPlugin, error) { return nil, no },
+	}).Open()
 	if !errors.Is(err, no) {
 		t.Errorf("New: %v", err)
 	}
 }
 
 func TestNilAdmissionPlugin(t *testing.T) {
-	_, err := pluginruntime.New(pluginruntime.Config{
-		Pipeline:  &pipeline.Watcher{Dirs: []string{t.TempDir()}},
-		Admission: func(*hosting.Host) (plugin.AdmissionPlugin, error) { return nil, nil }, //nolint:nilnil // the mistake
-	})
+	err := (&pluginruntime.Runtime{
+		Watcher:      &pipeline.Watcher{Dirs: []string{t.TempDir()}},
+		NewAdmission: func(*hosting.Host) (plugin.AdmissionPlugin, error) { return nil, nil }, //nolint:nilnil // the mistake
+	}).Open()
 	if err == nil || !strings.Contains(err.Error(), "neither a plugin nor an error") {
 		t.Errorf("it is taken: %v", err)
 	}

@@ -57,11 +57,11 @@ func (h *town) start() {
 	h.t.Helper()
 	state, err := boltstate.Open(filepath.Join(h.dir, "state.db"))
 	h.try(err)
-	h.rt, err = pluginruntime.New(pluginruntime.Config{
-		Pipeline: &pipeline.Watcher{Dirs: []string{filepath.Join(h.dir, "plugins")}}, State: state,
-		Trust: trust.Policy{Owners: trust.Accounts{Users: []string{strconv.Itoa(alice), strconv.Itoa(bob)}}, Sticky: true},
-	})
-	h.try(err)
+	h.rt = &pluginruntime.Runtime{
+		Watcher: &pipeline.Watcher{Dirs: []string{filepath.Join(h.dir, "plugins")}}, State: state,
+		TrustPolicy: trust.Policy{Owners: trust.Accounts{Users: []string{strconv.Itoa(alice), strconv.Itoa(bob)}}, Sticky: true},
+	}
+	h.try(h.rt.Open())
 	h.rt.AddHandler("T", patchbay.AcceptHandler())
 	ctx, cancel := context.WithCancel(context.Background())
 	h.events = h.rt.Events(ctx, 0)

@@ -144,8 +144,8 @@ func TestOrphanedRoles(t *testing.T) {
 	if err := store.PutDynamicPluginChange(&dynamicplugins.PluginChange{Type: "T", Name: "foo"}); err != nil {
 		t.Fatal(err)
 	}
-	rt, err := pluginruntime.New(pluginruntime.Config{Pipeline: &pipeline.Watcher{Dirs: []string{h.dir}}, State: store})
-	if err != nil {
+	rt := &pluginruntime.Runtime{Watcher: &pipeline.Watcher{Dirs: []string{h.dir}}, State: store}
+	if err := rt.Open(); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := rt.Registry().PluginForAlloc("node", "foo", id); !errors.Is(err, dynamicplugins.ErrNotFound) {

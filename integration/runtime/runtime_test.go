@@ -61,21 +61,21 @@ func (h *host) start() {
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	h.rt, err = pluginruntime.New(pluginruntime.Config{
-		Pipeline:     &pipeline.Watcher{Dirs: []string{h.dir}},
-		Admission:    h.admission,
+	h.rt = &pluginruntime.Runtime{
+		Watcher:      &pipeline.Watcher{Dirs: []string{h.dir}},
+		NewAdmission: h.admission,
 		State:        &device{store, &h.full},
 		SurvivorDir:  h.survivors,
 		Logger:       h.logger,
-		Trust:        h.trust,
+		TrustPolicy:  h.trust,
 		LaunchedOnly: h.launchedOnly,
 		RegistryOptions: []dynamicplugins.Option{
 			dynamicplugins.WithConnDispenser("T", func(_ *dynamicplugins.PluginInfo, conn grpc.ClientConnInterface) (any, error) {
 				return v1beta1.NewExampleClient(conn), nil
 			}),
 		},
-	})
-	if err != nil {
+	}
+	if err := h.rt.Open(); err != nil {
 		h.t.Fatal(err)
 	}
 	if h.handler == nil {
@@ -244,8 +244,8 @@ func TestWaitForPluginsDoesNotTrustMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer store.Close()
-	rt, err := pluginruntime.New(pluginruntime.Config{Pipeline: &pipeline.Watcher{Dirs: []string{h.dir}}, State: store})
-	if err != nil {
+	rt := &pluginruntime.Runtime{Watcher: &pipeline.Watcher{Dirs: []string{h.dir}}, State: store}
+	if err := rt.Open(); err != nil {
 		t.Fatal(err)
 	}
 	if list := rt.Registry().ListPlugins("T"); len(list) != 1 {

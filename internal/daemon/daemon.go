@@ -336,8 +336,8 @@ func (d *Daemon) newRuntime(state *boltstate.Store, metrics *telemetry.Metrics, 
 	observer := metrics.Observer()
 	observer.Tracer, observer.StatsHandlers = traced.Tracer, append(observer.StatsHandlers, traced.StatsHandlers...)
 	c, b := d.options, d.options.Bounds
-	return pluginruntime.New(pluginruntime.Config{
-		Pipeline: &pipeline.Watcher{
+	runtime := &pluginruntime.Runtime{
+		Watcher: &pipeline.Watcher{
 			Dirs:          c.PluginDirs,
 			DeprecatedDir: c.DeprecatedPluginDir,
 			MaxDepth:      b.MaxDepth,
@@ -357,16 +357,17 @@ func (d *Daemon) newRuntime(state *boltstate.Store, metrics *telemetry.Metrics, 
 			},
 		},
 		State:           metrics.Storage(state),
-		Trust:           c.Trust.Policy(),
-		Admission:       admission(c.Admission, d.log),
+		TrustPolicy:     c.Trust.Policy(),
+		NewAdmission:    admission(c.Admission, d.log),
 		LaunchedOnly:    c.Admission.LaunchedOnly,
 		RegistryOptions: []dynamicplugins.Option{dynamicplugins.WithConnections(&d.goPlugins)},
-		Host:            plugin.Config{Repository: &d.metadata},
+		HostConfig:      plugin.Config{Repository: &d.metadata},
 		SurvivorDir:     c.State + ".survivors",
 		EventsPath:      c.State + ".events",
 		Observer:        observer,
 		Logger:          d.log,
-	})
+	}
+	return runtime, runtime.Open()
 }
 
 // warn logs an error that does not prevent an orderly stop.

@@ -27,8 +27,8 @@ func TestReloadedClientTimeouts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	runtime, err := pluginruntime.New(pluginruntime.Config{Pipeline: &pipeline.Watcher{Dirs: cfg.PluginDirs}})
-	if err != nil {
+	runtime := &pluginruntime.Runtime{Watcher: &pipeline.Watcher{Dirs: cfg.PluginDirs}}
+	if err := runtime.Open(); err != nil {
 		t.Fatal(err)
 	}
 	defer runtime.Registry().Shutdown()

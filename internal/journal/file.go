@@ -24,20 +24,6 @@ import (
 // maxFile is the size in bytes from which the file of events is renamed and a new one is created. Two files are kept.
 const maxFile = 4 << 20
 
-// record is the form of an event in a file: one line of JSON, with the keys of "patchbay events -o json".
-type record struct {
-	Seq        uint64           `json:"seq"`
-	Time       time.Time        `json:"time"`
-	Kind       plugin.EventKind `json:"kind"`
-	Type       string           `json:"type,omitempty"`
-	Name       string           `json:"name,omitempty"`
-	Instance   string           `json:"instance,omitempty"`
-	Endpoint   string           `json:"endpoint,omitempty"`
-	SocketPath string           `json:"socketPath,omitempty"`
-	Message    string           `json:"message,omitempty"`
-	State      plugin.State     `json:"-"`
-}
-
 // keeper writes events to a file in the goroutine of run, so that no publisher waits for the disk.
 type keeper struct {
 	path string
@@ -85,13 +71,13 @@ func (k *keeper) add(e plugin.Event) {
 	k.pending = append(k.pending, e)
 	k.trim()
 	k.mu.Unlock()
-	tell(k.wake)
+	signal(k.wake)
 }
 
-// tell sends a signal, unless one is pending.
-func tell(what chan<- struct{}) {
+// signal sends a signal, unless one is pending.
+func signal(to chan<- struct{}) {
 	select {
-	case what <- struct{}{}:
+	case to <- struct{}{}:
 	default:
 	}
 }
@@ -221,7 +207,7 @@ func (k *keeper) write(events []plugin.Event) error {
 	}
 	encoder := json.NewEncoder(&lines)
 	for _, e := range events {
-		if err := encoder.Encode(record(e)); err != nil { // another attempt would fail too
+		if err := encoder.Encode(e); err != nil { // another attempt would fail too
 			k.log.Warn("an event cannot be encoded: it will be missing after a restart", "event", e.Seq, "error", err)
 		}
 	}
@@ -274,18 +260,18 @@ func load(path string) ([]plugin.Event, error) {
 			return nil, err
 		}
 		for line := range bytes.Lines(text) {
-			var r record
-			if json.Unmarshal(line, &r) != nil || r.Seq == 0 || r.Kind == "" {
+			var e plugin.Event
+			if json.Unmarshal(line, &e) != nil || e.Seq == 0 || e.Kind == "" {
 				continue
 			}
-			same := func(e plugin.Event, seq uint64) int { return cmp.Compare(e.Seq, seq) }
-			if i, found := slices.BinarySearchFunc(events, r.Seq, same); found && events[i].Time.Equal(r.Time) {
+			bySeq := func(e plugin.Event, seq uint64) int { return cmp.Compare(e.Seq, seq) }
+			if i, found := slices.BinarySearchFunc(events, e.Seq, bySeq); found && events[i].Time.Equal(e.Time) {
 				continue // written twice, because closing the file failed the first time
 			}
-			if len(events) > 0 && r.Seq <= events[len(events)-1].Seq {
-				events = nil // the daemon that wrote r had not read them: numbers only grow
+			if len(events) > 0 && e.Seq <= events[len(events)-1].Seq {
+				events = nil // the daemon that wrote e had not read them: numbers only grow
 			}
-			events = append(events, plugin.Event(r))
+			events = append(events, e)
 		}
 	}
 	return events, nil

@@ -290,8 +290,8 @@ func TestAllEvents(t *testing.T) {
 			t.Fatalf("event %d follows %d", e.Seq, all[i].Seq)
 		}
 	}
-	if ptype, name, known := j.LaunchedAs("unit"); ptype != "T" || name != "n" || !known {
-		t.Errorf("it is %s/%s, %v", ptype, name, known)
+	if name, known := j.LaunchedAs("unit"); name != (plugin.Name{Type: "T", Name: "n"}) || !known {
+		t.Errorf("it is %s, %v", name, known)
 	}
 	end()
 }

@@ -39,8 +39,9 @@ type Journal struct {
 
 // served is a registration.
 type served struct {
-	ptype, name, instance, socket string
-	told                          uint64 // the number of the launched plugin's last event
+	name             plugin.Name
+	instance, socket string
+	lastEvent        uint64 // the number of the launched plugin's last event
 }
 
 // New returns a Journal with the events in a file, to which Run writes new ones; with an empty path there is no file. New events are passed
@@ -115,7 +116,7 @@ func (j *Journal) All() ([]plugin.Event, error) {
 	}
 	all, err := load(j.keeper.path)
 	if j.keeper.report(&j.keeper.reading, err) {
-		tell(j.keeper.unreadable)
+		signal(j.keeper.unreadable)
 	}
 	if len(recent) == 0 {
 		return all, err
@@ -156,14 +157,14 @@ func (j *Journal) Observe(e plugin.Event) {
 	j.mu.Lock()
 	j.note(e)
 	j.mu.Unlock()
-	j.tell(e, states[e.Kind])
+	j.logEvent(e, states[e.Kind])
 }
 
 // note updates the registered plugins after an event. The caller holds mu.
 func (j *Journal) note(e plugin.Event) {
 	switch e.Kind {
 	case plugin.EventRegistered, plugin.EventUpdated, plugin.EventRestored:
-		j.registered[e.Instance] = served{ptype: e.Type, name: e.Name, instance: e.Instance, socket: e.SocketPath}
+		j.registered[e.Instance] = served{name: e.PluginName(), instance: e.Instance, socket: e.SocketPath}
 	case plugin.EventDeregistered, plugin.EventUnlinked:
 		delete(j.registered, e.Instance)
 	default:
@@ -181,7 +182,7 @@ func (j *Journal) servedAs(e plugin.Event) served {
 		}
 	}
 	was, known := j.launched[e.Name]
-	if was.told = j.seq; known {
+	if was.lastEvent = j.seq; known {
 		j.launched[e.Name] = was
 	}
 	if len(j.launched) > j.room {
@@ -194,25 +195,25 @@ func (j *Journal) servedAs(e plugin.Event) served {
 func (j *Journal) forget() {
 	maps.DeleteFunc(j.launched, func(_ string, was served) bool {
 		_, is := j.registered[was.instance]
-		return !is && was.told+history < j.seq
+		return !is && was.lastEvent+history < j.seq
 	})
 	j.room = 2 * len(j.launched)
 }
 
 // LaunchedAs returns the type and name with which a launched plugin is registered, or was last, if an event recorded that.
-func (j *Journal) LaunchedAs(name string) (ptype, registered string, known bool) {
+func (j *Journal) LaunchedAs(name string) (registered plugin.Name, known bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	was, known := j.launched[name]
-	return was.ptype, was.name, known
+	return was.name, known
 }
 
 // InstanceOf returns the type, name and instance with which a launched plugin is registered at a socket, if it is.
-func (j *Journal) InstanceOf(name, socket string) (ptype, registered, instance string, known bool) {
+func (j *Journal) InstanceOf(name, socket string) (registered plugin.Name, instance string, known bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	was := j.launched[name]
-	return was.ptype, was.name, was.instance, was.socket == socket && socket != ""
+	return was.name, was.instance, was.socket == socket && socket != ""
 }
 
 // Pass adds an event for a state that no other event reports, and logs it in one line at level Debug. It implements
@@ -220,7 +221,7 @@ func (j *Journal) InstanceOf(name, socket string) (ptype, registered, instance s
 func (j *Journal) Pass(e plugin.Event) {
 	e.Message = cmp.Or(passing[e.Kind], e.Message)
 	j.Publish(e)
-	j.line(slog.LevelDebug, e, string(e.Kind))
+	j.logLine(slog.LevelDebug, e, string(e.Kind))
 }
 
 // passing are the messages for such states: what the host is doing or waiting for.
@@ -234,18 +235,18 @@ var passing = map[plugin.EventKind]string{
 	plugin.EventKind(plugin.StateDeregistering): "deregistering",
 }
 
-// tell logs an event with the state that follows it; the state is empty if the event does not determine one.
-func (j *Journal) tell(e plugin.Event, state string) {
+// logEvent logs an event with the state that follows it; the state is empty if the event does not determine one.
+func (j *Journal) logEvent(e plugin.Event, state string) {
 	level := slog.LevelInfo
 	if troubling[e.Kind] {
 		level = slog.LevelWarn
 	}
 	if j.log.Enabled(context.Background(), level) {
-		j.line(level, e, state)
+		j.logLine(level, e, state)
 	}
 }
 
-func (j *Journal) line(level slog.Level, e plugin.Event, state string) {
+func (j *Journal) logLine(level slog.Level, e plugin.Event, state string) {
 	attributes := make([]slog.Attr, 0, 8)
 	for _, a := range []struct{ key, value string }{
 		{"event", string(e.Kind)}, {"type", e.Type}, {"plugin", e.Name}, {"instance", e.Instance}, {"state", state},
@@ -269,11 +270,11 @@ func (j *Journal) ObserveLaunched(e plugin.Event) {
 	j.mu.Lock()
 	was := j.servedAs(e)
 	j.mu.Unlock()
-	e.Type = was.ptype
+	e.Type = was.name.Type
 	if was.socket == e.SocketPath {
 		e.Instance = was.instance
 	}
-	j.tell(e, cmp.Or(string(e.State), hostStates[e.Kind]))
+	j.logEvent(e, cmp.Or(string(e.State), hostStates[e.Kind]))
 }
 
 // states are the states of instances after an event, as lists show them. If the instance is no longer listed, it is the event's kind.

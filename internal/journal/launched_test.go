@@ -29,7 +29,7 @@ func TestForgetsLaunched(t *testing.T) {
 		t.Errorf("%d launched plugins are known, and %d events are kept", len(j.launched), history)
 	}
 	for name, want := range map[string]bool{"lasting": true, "0": false, fmt.Sprint(names - 1): true} {
-		if _, as, known := j.LaunchedAs(name); known != want || known && as != "as-"+name {
+		if as, known := j.LaunchedAs(name); known != want || known && as.Name != "as-"+name {
 			t.Errorf("%s is known: %t, as %q", name, known, as)
 		}
 	}

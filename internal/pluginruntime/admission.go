@@ -16,14 +16,14 @@ import (
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
-// mayRegister implements [reconciler.Config].Admit. A plugin for which this process answers until it is needed is registered without a
-// check: the admission plugin is asked at each start.
+// mayRegister implements [reconciler.Config].Admit. A front of a launched plugin, which this process serves, is not checked: the program is
+// checked each time it is started.
 func (rt *Runtime) mayRegister(ctx context.Context, in plugin.Instance) error {
 	if _, _, isFront := rt.launcher.FrontAt(in.SocketPath); isFront && in.Peer.PID == os.Getpid() {
 		return nil
 	}
 	launched := rt.launchedFor(in)
-	if launched == nil && rt.launchedOnly {
+	if launched == nil && rt.LaunchedOnly {
 		return &trust.Refusal{
 			Reason:  trust.NotLaunched,
 			Problem: fmt.Sprintf("plugin %s was not launched by this host, and only such plugins are registered", in.Name),
@@ -46,7 +46,7 @@ func (rt *Runtime) mayRegister(ctx context.Context, in plugin.Instance) error {
 	return err
 }
 
-// pin identifies the program that serves: that of p, or, if p is nil, of the process behind the socket.
+// pin identifies the program that serves the instance: that of p or, if p is nil, of the process behind the socket.
 func (rt *Runtime) pin(ctx context.Context, in plugin.Instance, p *host.PluginProcess) (plugin.Pin, error) {
 	pin := plugin.Pin{PackageName: in.Name}
 	if p != nil {
@@ -69,7 +69,7 @@ func (rt *Runtime) pin(ctx context.Context, in plugin.Instance, p *host.PluginPr
 	return pin, nil
 }
 
-// launchedFor returns the launched plugin that serves an instance itself, or on whose behalf this process does; nil if there is none.
+// launchedFor returns the launched plugin that serves an instance, itself or through this process; nil if there is none.
 func (rt *Runtime) launchedFor(in plugin.Instance) *host.PluginProcess {
 	for _, p := range rt.host.Plugins() {
 		if p.PluginSocket() == in.SocketPath && (p.Owns(in.Peer.PID) || in.Peer.PID == os.Getpid()) {
@@ -79,7 +79,7 @@ func (rt *Runtime) launchedFor(in plugin.Instance) *host.PluginProcess {
 	return nil
 }
 
-// isFinal reports whether a refusal is an answer of the admission plugin that it would give again.
+// isFinal reports whether err is an answer of the admission plugin, and not a failure to get one.
 func isFinal(err error) bool {
 	for _, unanswered := range []error{
 		host.ErrAborted, host.ErrTimeout, host.ErrProtocol, host.ErrQueueFull, context.Canceled, context.DeadlineExceeded,

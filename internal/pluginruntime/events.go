@@ -13,11 +13,8 @@ func (rt *Runtime) LastEvents(n int) []plugin.Event { return rt.journal.Last(n) 
 // which it reads: up to 8 MiB. The error says why the file could not be read; those in memory are returned nevertheless.
 func (rt *Runtime) PastEvents() ([]plugin.Event, error) { return rt.journal.All() }
 
-// LaunchedAs returns the type and name as which a launched plugin is registered, or was last, as far as the events that are kept tell.
-func (rt *Runtime) LaunchedAs(name string) (registered plugin.Name, known bool) {
-	registered.Type, registered.Name, known = rt.journal.LaunchedAs(name)
-	return registered, known
-}
+// LaunchedAs returns the type and name with which a launched plugin is registered, or was last, if an event recorded that.
+func (rt *Runtime) LaunchedAs(name string) (plugin.Name, bool) { return rt.journal.LaunchedAs(name) }
 
 // Events returns a channel with the last tail events, as far as they are kept, followed by new ones in order. The channel is closed when
 // ctx ends, or after the last event once the Runtime has stopped. A reader that leaves more than 8,192 events unread gets one event of kind

@@ -23,23 +23,23 @@ func (rt *Runtime) Host() *host.Host { return rt.host }
 // Launcher returns the launcher, which starts plugins and keeps them running. It can be used at any time; Run closes it.
 func (rt *Runtime) Launcher() *launcher.Launcher { return rt.launcher }
 
-// Admission returns what Config.Admission returned; nil if every plugin may be registered.
+// Admission returns the result of NewAdmission; nil if every plugin is admitted.
 func (rt *Runtime) Admission() plugin.AdmissionPlugin { return rt.admission }
 
-// newLaunching creates the host and the launcher, and starts nothing.
-func (rt *Runtime) newLaunching(cfg Config) (err error) {
+// openLauncher creates the host, the admission plugin and the launcher. It starts no process.
+func (rt *Runtime) openLauncher() (err error) {
 	rt.host = &host.Host{
-		PluginsContext: host.WithLogger(context.Background(), cfg.Logger),
+		PluginsContext: host.WithLogger(context.Background(), rt.Logger),
 		Events:         func(e host.Event) { rt.journal.ObserveLaunched(e.Event) },
-		Logger:         cfg.Logger,
-		StateDir:       cfg.SurvivorDir,
+		Logger:         rt.Logger,
+		StateDir:       rt.SurvivorDir,
 	}
-	if err := rt.host.Initialize(cfg.Host); err != nil {
+	if err := rt.host.Initialize(rt.HostConfig); err != nil {
 		return err
 	}
 	var mayRun func(context.Context, plugin.Pin) error
-	if cfg.Admission != nil {
-		if rt.admission, err = cfg.Admission(rt.host); err != nil {
+	if rt.NewAdmission != nil {
+		if rt.admission, err = rt.NewAdmission(rt.host); err != nil {
 			return err
 		}
 		if rt.admission == nil {
@@ -50,18 +50,18 @@ func (rt *Runtime) newLaunching(cfg Config) (err error) {
 	rt.launcher = launcher.New(launcher.Config{
 		Host:          rt.host,
 		Admit:         mayRun,
-		Dir:           cmp.Or(append(slices.Clone(cfg.Pipeline.Dirs), cfg.Pipeline.DeprecatedDir)...),
+		Dir:           cmp.Or(append(slices.Clone(rt.Dirs), rt.DeprecatedDir)...),
 		Registrations: registrations{rt},
 		Observe:       rt.observeLauncher,
 		OnCallsLimited: func(uid uint32, reason string, first bool) {
-			if cfg.Observer.CallsLimited != nil {
-				cfg.Observer.CallsLimited(reason)
+			if rt.Observer.CallsLimited != nil {
+				rt.Observer.CallsLimited(reason)
 			}
 			if first {
-				cfg.Logger.Warn("calls of plugins that this process answers for "+h2proxy.Reason(reason).Consequence(), "uid", uid, "reason", reason)
+				rt.Logger.Warn("calls of plugins that this process answers for "+h2proxy.Reason(reason).Consequence(), "uid", uid, "reason", reason)
 			}
 		},
-		Output: cfg.Logger.Handler(),
+		Output: rt.Logger.Handler(),
 	})
 	return nil
 }
@@ -112,10 +112,10 @@ func (rt *Runtime) observeLauncher(e plugin.Event) {
 		end()
 		delete(rt.replacing, e.Name)
 	}
-	if ptype, name, instance, known := rt.journal.InstanceOf(e.Name, e.SocketPath); known && e.Kind == plugin.EventReplacing {
+	if name, instance, known := rt.journal.InstanceOf(e.Name, e.SocketPath); known && e.Kind == plugin.EventReplacing {
 		ctx, end := context.WithTimeout(context.Background(), replaceTimeout)
 		rt.replacing[e.Name] = end
-		keeper.Of[*dynamicplugins.PluginInfo](rt.registry).Replacing(ctx, ptype, name, instance)
+		keeper.Of[*dynamicplugins.PluginInfo](rt.registry).Replacing(ctx, name.Type, name.Name, instance)
 	}
 	rt.mu.Unlock()
 	rt.journal.ObserveLaunched(e)

@@ -24,23 +24,23 @@ func (rt *Runtime) launchAt(path string) pipeline.Launch {
 	return nil
 }
 
-// front is the [pipeline.Launch] of a launched plugin for which this process answers.
+// front is the [pipeline.Launch] of a launched plugin on whose socket this process listens.
 type front struct{ launcher.Plugin }
 
-func (front) ServesAt(string) bool { return true } // it has no directory
+func (front) ServesAt(string) bool { return true } // a front has only one socket
 
 func (front) Owns(_ context.Context, pid int) bool { return pid == os.Getpid() }
 
 func (f front) Name() string { return f.Plugin.Name }
 
-// RegisteredFor returns the user as whom the plugin runs: what it announces counts as that user's claim.
+// RegisteredFor returns the user and group of the plugin: the account of what it registers.
 func (f front) RegisteredFor() (uid, gid uint32, ok bool) {
 	if f.User == "" {
 		return 0, 0, false
 	}
 	uid, gid, err := account.IDs(f.User, f.Group)
 	if err != nil {
-		return math.MaxUint32, math.MaxUint32, true // nobody's
+		return math.MaxUint32, math.MaxUint32, true // an account that does not exist
 	}
 	return uid, gid, true
 }
@@ -51,7 +51,7 @@ func (front) Introduction() []byte { return nil }
 // process is the [pipeline.Launch] of the process of a launched plugin.
 type process struct{ *host.PluginProcess }
 
-// ServesAt reports whether path is that of its socket, and not of its directory. It may serve before its start has returned here.
+// ServesAt reports whether path is that of the plugin's socket, and not another one in its directory.
 func (p process) ServesAt(path string) bool { return p.PluginSocket() == path }
 
 func (p process) Owns(ctx context.Context, pid int) bool {
@@ -64,7 +64,7 @@ func (p process) Owns(ctx context.Context, pid int) bool {
 	}
 }
 
-// markIdle sets the state of the registered plugins that are not running until they are needed.
+// markIdle sets the state of registered plugins whose process is started on demand.
 func (rt *Runtime) markIdle(statuses []plugin.Status) {
 	for i, s := range statuses {
 		if s.Source == plugin.SourceLaunched && s.State == plugin.StateRegistered {
@@ -75,7 +75,7 @@ func (rt *Runtime) markIdle(statuses []plugin.Status) {
 	}
 }
 
-// withUnknown adds the launched plugins that the pipeline does not know, because they do not serve, to the known statuses.
+// withUnknown adds the launched plugins that have no status in the pipeline, because they do not serve.
 func (rt *Runtime) withUnknown(known []plugin.Status) []plugin.Status {
 	statuses := known
 	for _, p := range rt.launcher.Plugins() {

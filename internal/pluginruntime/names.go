@@ -10,13 +10,13 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// defaultNameGrace is the one of the zero [Config].
+// defaultNameGrace applies if the NameGrace of a registration is zero.
 const defaultNameGrace = 10 * time.Minute
 
 var (
-	// ErrUnknown is the error of a method of a [Runtime] that was asked about a plugin that it does not know.
+	// ErrUnknown is the error of [Runtime.Retry] for an unknown plugin.
 	ErrUnknown = errors.New("no such plugin is known")
-	// ErrNotWaiting is wrapped by the error of [Runtime.Retry] if nothing of the plugin waits for another attempt.
+	// ErrNotWaiting is wrapped by the error of [Runtime.Retry] if no instance of the plugin waits for another attempt.
 	ErrNotWaiting = errors.New("nothing of it is waiting for another attempt")
 	// ErrNotReserved is the error of [Runtime.ReleaseName] if the name is not reserved.
 	ErrNotReserved = errors.New("the name is not reserved")

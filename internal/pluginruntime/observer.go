@@ -24,8 +24,7 @@ type Observer struct {
 	StatsHandlers  []stats.Handler
 }
 
-// guarded returns an observer whose functions may panic, or end their goroutine. Dispense is called by those who dispense plugins, and
-// nothing waits for it.
+// guarded returns an observer that logs panics of its functions, except of Dispense, which runs in the caller of DispensePlugin.
 func (o Observer) guarded(log *slog.Logger) Observer {
 	o.Event = callback.Observer(log, "Event", o.Event)
 	o.Attempt = callback.Observer(log, "Attempt", o.Attempt)
@@ -36,7 +35,7 @@ func (o Observer) guarded(log *slog.Logger) Observer {
 	return o
 }
 
-// guardedCall is [callback.Observer] of a function without a value.
+// guardedCall is [callback.Observer] for a function without an argument.
 func guardedCall(log *slog.Logger, name string, call func()) func() {
 	if call == nil {
 		return nil

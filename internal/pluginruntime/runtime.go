@@ -1,3 +1,7 @@
+// Package pluginruntime runs the parts of a host together: discovery and registration, the registry, the launcher, admission and the
+// events. Package patchbay is its public face; the daemon uses it directly, for what only the daemon needs.
+//
+// It is not for users of this module.
 package pluginruntime
 
 import (
@@ -6,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -24,107 +29,97 @@ import (
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
-// Config configures a [Runtime]; see patchbay.Config for what the fields mean.
-type Config struct {
-	// Pipeline discovers and registers plugins. The Runtime sets its callbacks, its Trust and its Logger, and runs it.
-	Pipeline        *pipeline.Watcher
+// Runtime is what patchbay.Runtime exports, and what only the daemon needs. The exported fields are set before [Runtime.Open], and are
+// documented at patchbay.Config. The other methods can be called after Open, and are safe for concurrent use.
+type Runtime struct {
+	// Watcher discovers and registers plugins. Open sets its callbacks, its Trust and its Logger.
+	*pipeline.Watcher
+
 	State           dynamicplugins.StateStorage
 	Dispensers      map[string]dynamicplugins.PluginDispenser
 	RegistryOptions []dynamicplugins.Option
-	Host            plugin.Config
-	Trust           trust.Policy
-	Admission       func(*host.Host) (plugin.AdmissionPlugin, error)
+	HostConfig      plugin.Config
+	TrustPolicy     trust.Policy
+	NewAdmission    func(*host.Host) (plugin.AdmissionPlugin, error)
 	LaunchedOnly    bool
 	SurvivorDir     string
 	EventsPath      string
 	Observer        Observer
 	Logger          *slog.Logger
-}
 
-// Runtime is what patchbay.Runtime exports, and what only the daemon needs. Its methods are safe for concurrent use.
-type Runtime struct {
-	*pipeline.Watcher // its Run, Plugins and Conditions are parts of the Runtime's
-
-	registry *dynamicplugins.Store
-	journal  *journal.Journal
-
-	host         *host.Host
-	launcher     *launcher.Launcher
-	admission    plugin.AdmissionPlugin // nil if everything is admitted
-	launchedOnly bool
-	programs     sealedexec.Programs
+	registry  *dynamicplugins.Store
+	journal   *journal.Journal
+	host      *host.Host
+	launcher  *launcher.Launcher
+	admission plugin.AdmissionPlugin // nil if everything is admitted
+	programs  sealedexec.Programs
 
 	mu        sync.Mutex
 	ran       bool
-	replacing map[string]context.CancelFunc // launched plugins whose process is replaced; the end of that
+	replacing map[string]context.CancelFunc // ends the wait of callers, by launched plugins whose process is being replaced
 }
 
-// New returns a Runtime and loads its state. It returns an error if the state or the configuration is unusable. Nothing is watched before
-// [Runtime.Run].
-func New(cfg Config) (*Runtime, error) {
-	rt, err := newRuntime(cfg)
-	if err != nil {
-		return nil, fmt.Errorf("cannot create a plugin runtime: %w", err)
+// Open loads the state. It returns an error if the state or the configuration is unusable. Nothing is watched before [Runtime.Run].
+func (rt *Runtime) Open() error {
+	if err := rt.open(); err != nil {
+		return fmt.Errorf("cannot create a plugin runtime: %w", err)
 	}
-	return rt, nil
+	return nil
 }
 
-func newRuntime(cfg Config) (*Runtime, error) {
-	if len(cfg.Pipeline.Dirs) == 0 && cfg.Pipeline.DeprecatedDir == "" {
-		return nil, errors.New("Config.PluginDirs is empty; name a directory in which plugins put their sockets")
+func (rt *Runtime) open() error {
+	watcher, registration := rt.Watcher, &rt.Watcher.Registration
+	if len(watcher.Dirs) == 0 && watcher.DeprecatedDir == "" {
+		return errors.New("Config.PluginDirs is empty; name a directory in which plugins put their sockets")
 	}
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
+	if rt.Logger == nil {
+		rt.Logger = slog.New(slog.DiscardHandler)
 	}
-	cfg.Observer = cfg.Observer.guarded(cfg.Logger)
-	if err := cmp.Or(cfg.absolute(), regular.Check(cfg.EventsPath)); err != nil {
-		return nil, err
+	if err := cmp.Or(rt.makeAbsolute(), regular.Check(rt.EventsPath)); err != nil {
+		return err
 	}
-	watcher := cfg.Pipeline
-	rt := &Runtime{Watcher: watcher, launchedOnly: cfg.LaunchedOnly, replacing: map[string]context.CancelFunc{}}
-	rt.configure(cfg)
+	rt.replacing = map[string]context.CancelFunc{}
+	rt.Observer = rt.Observer.guarded(rt.Logger)
+	watcher.Launched, watcher.FileEventsLost = rt.launchAt, rt.Observer.FileEventsLost
+	registration.Observe, registration.OnTransition = rt.observe, func(e plugin.Event) { rt.journal.Pass(e) }
+	registration.Attempted, registration.Refused = rt.Observer.Attempt, rt.Observer.Refused
+	registration.Tracer, registration.Logger = rt.Observer.Tracer, rt.Logger
+	registration.TypeTimeouts = maps.Clone(registration.TypeTimeouts)
+	registration.NameGrace = cmp.Or(registration.NameGrace, defaultNameGrace)
 	err := watcher.Validate()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if watcher.Trust, err = trustjudge.New(cfg.Trust); err != nil {
-		return nil, fmt.Errorf("trust.%w", err)
+	if watcher.Trust, err = trustjudge.New(rt.TrustPolicy); err != nil {
+		return fmt.Errorf("trust.%w", err)
 	}
-	rt.registry, err = dynamicplugins.Open(cfg.State, cfg.Dispensers, append([]dynamicplugins.Option{
-		dynamicplugins.WithStatsHandlers(cfg.Observer.StatsHandlers...),
-		dynamicplugins.WithObserver(dynamicplugins.Observer{Dispense: cfg.Observer.Dispense, Resync: cfg.Observer.Resync}),
-		dynamicplugins.WithConnJudge(pipeline.Judge(watcher.Trust)),
-	}, cfg.RegistryOptions...)...)
+	rt.registry, err = dynamicplugins.Open(rt.State, rt.Dispensers, append([]dynamicplugins.Option{
+		dynamicplugins.WithStatsHandlers(rt.Observer.StatsHandlers...),
+		dynamicplugins.WithObserver(dynamicplugins.Observer{Dispense: rt.Observer.Dispense, Resync: rt.Observer.Resync}),
+	}, rt.RegistryOptions...)...)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	rt.journal = journal.New(cfg.Logger, cfg.EventsPath, cfg.Observer.Event, cfg.Observer.Resync)
-	if err := rt.newLaunching(cfg); err != nil {
-		return nil, err
+	store := keeper.Of[*dynamicplugins.PluginInfo](rt.registry)
+	store.CheckConns(pipeline.Judge(watcher.Trust))
+	rt.journal = journal.New(rt.Logger, rt.EventsPath, rt.Observer.Event, rt.Observer.Resync)
+	if err := rt.openLauncher(); err != nil {
+		return err
 	}
-	if rt.admission != nil || rt.launchedOnly {
-		watcher.Registration.Admit = rt.mayRegister
+	if rt.admission != nil || rt.LaunchedOnly {
+		registration.Admit = rt.mayRegister
 	}
-	watcher.Registration.Registry = pipeline.RegistryOf(rt.registry)
-	watcher.Registration.Restored = pipeline.Restored(rt.registry, cfg.Logger)
-	watcher.Registration.Names = keeper.Of[*dynamicplugins.PluginInfo](rt.registry).Reservations()
-	return rt, nil
+	registration.Registry = pipeline.RegistryOf(rt.registry)
+	registration.Restored = pipeline.Restored(rt.registry, rt.Logger)
+	registration.Names = store.Reservations()
+	return nil
 }
 
-// configure sets the callbacks of discovery and registration.
-func (rt *Runtime) configure(cfg Config) {
-	rt.Watcher.Launched, rt.Watcher.FileEventsLost = rt.launchAt, cfg.Observer.FileEventsLost
-	r := &rt.Watcher.Registration
-	r.Observe, r.OnTransition = rt.observe, func(e plugin.Event) { rt.journal.Pass(e) }
-	r.Attempted, r.Refused, r.Tracer, r.Logger = cfg.Observer.Attempt, cfg.Observer.Refused, cfg.Observer.Tracer, cfg.Logger
-	r.NameGrace = cmp.Or(r.NameGrace, defaultNameGrace)
-}
-
-// absolute makes all paths absolute, so that they mean the same whatever happens to the working directory.
-func (c *Config) absolute() error {
-	dirs := slices.Clone(c.Pipeline.Dirs)
-	c.Pipeline.Dirs = dirs
-	paths := []*string{&c.Pipeline.DeprecatedDir, &c.SurvivorDir, &c.EventsPath}
+// makeAbsolute makes all paths absolute, so that a later change of the working directory has no effect on them.
+func (rt *Runtime) makeAbsolute() error {
+	dirs := slices.Clone(rt.Dirs)
+	rt.Dirs = dirs
+	paths := []*string{&rt.DeprecatedDir, &rt.SurvivorDir, &rt.EventsPath}
 	for i, dir := range dirs {
 		if dir == "" {
 			return errors.New("one of Config.PluginDirs is empty")
@@ -156,7 +151,7 @@ func (rt *Runtime) Run(ctx context.Context) error {
 	if again {
 		return errors.New("cannot run a plugin runtime twice: create a new one")
 	}
-	// The events of the end are written, too.
+	// Events of the shutdown are written too.
 	writing, written := context.WithCancel(context.WithoutCancel(ctx))
 	var writer sync.WaitGroup
 	writer.Go(func() { rt.journal.Run(writing) })
@@ -173,10 +168,10 @@ func (rt *Runtime) Plugins() []plugin.Status {
 	statuses, running := rt.Watcher.Plugins()
 	statuses = append(statuses, pipeline.Statuses(rt.registry, "", running)...)
 	rt.markIdle(statuses)
-	return inOrder(rt.withUnknown(statuses))
+	return sorted(rt.withUnknown(statuses))
 }
 
-// PluginsNamed is Plugins of those that announced one name, of any type. It costs little, however many other plugins there are.
+// PluginsNamed is Plugins for the plugins of any type that announced a name.
 func (rt *Runtime) PluginsNamed(name string) []plugin.Status {
 	r := rt.Reconciler()
 	statuses := pipeline.Statuses(rt.registry, name, r != nil)
@@ -184,19 +179,17 @@ func (rt *Runtime) PluginsNamed(name string) []plugin.Status {
 		statuses = append(r.PluginsNamed(name), statuses...)
 	}
 	rt.markIdle(statuses)
-	return inOrder(statuses)
+	return sorted(statuses)
 }
 
-func inOrder(statuses []plugin.Status) []plugin.Status {
-	slices.SortStableFunc(statuses, func(a, b plugin.Status) int {
-		return cmp.Or(cmp.Compare(a.Type, b.Type), cmp.Compare(a.Name, b.Name))
-	})
+func sorted(statuses []plugin.Status) []plugin.Status {
+	slices.SortStableFunc(statuses, func(a, b plugin.Status) int { return a.PluginName().Compare(b.PluginName()) })
 	return statuses
 }
 
-// Refusals returns the last refusal of each plugin that is gone and has not been registered since, for example one that exits when it is
-// refused. The state is refused, LastError the reason and Since the time. The order is that of Plugins. At most 64 per user and 1,024 in
-// total are kept, in memory, dropping the oldest first.
+// Refusals returns the last refusal of each plugin that is gone and has not been registered since, for example of a plugin that exits when
+// it is refused. The state is refused, LastError the reason and Since the time. The order is that of Plugins. The newest 64 of each user,
+// and 1,024 in total, are kept in memory.
 func (rt *Runtime) Refusals() []plugin.Status {
 	if r := rt.Reconciler(); r != nil {
 		return r.Refusals()
@@ -230,7 +223,7 @@ func (rt *Runtime) Conditions() []plugin.Condition {
 	return all
 }
 
-// condition makes one condition of those of the plugin directories.
+// condition combines conditions of plugin directories.
 func condition(name string, degraded []dirwatch.Condition) plugin.Condition {
 	if len(degraded) == 0 {
 		return plugin.Condition{Name: name, OK: true}

@@ -34,7 +34,7 @@ func awaitPlugins(ctx context.Context, store *dynamicplugins.Store, names []plug
 	}
 	newest := map[plugin.Name]plugin.Status{}
 	for _, s := range slices.Backward(list()) {
-		newest[plugin.Name{Type: s.Type, Name: s.Name}] = s
+		newest[s.PluginName()] = s
 	}
 	for i, n := range names {
 		if err := missing[i]; err != nil {

@@ -101,13 +101,13 @@ func (r registry) remove(ptype, name, id string) error {
 
 func (r registry) Confirm(ptype, name, id string) {
 	for _, t := range append(r.roles(ptype, name, id), ptype) {
-		_ = r.store.ConfirmPlugin(t, name, id) // not found if it has just been removed
+		_ = r.ConfirmPlugin(t, name, id) // not found if it has just been removed
 	}
 }
 
 func (r registry) Unreachable(ptype, name, id string, reason error) {
 	for _, t := range append(r.roles(ptype, name, id), ptype) {
-		_ = r.store.MarkUnreachable(t, name, id, reason)
+		_ = r.MarkUnreachable(t, name, id, reason)
 	}
 }
 
@@ -167,7 +167,7 @@ func dropOrphan(store *dynamicplugins.Store, info *dynamicplugins.PluginInfo, ma
 		log.Error("cannot remove a role of a plugin that is not registered", "type", info.Type, "name", info.Name,
 			"instance", info.AllocID, "error", err)
 		// The next start tries again. Until then it is not dispensed. The only error is that it is gone.
-		_ = store.MarkUnreachable(info.Type, info.Name, info.AllocID, errors.New("its plugin is not registered any more"))
+		_ = keeper.Of[*dynamicplugins.PluginInfo](store).MarkUnreachable(info.Type, info.Name, info.AllocID, errors.New("its plugin is not registered any more"))
 	}
 }
 
