@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	library "github.com/hashicorp/go-plugin"
+
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/host/goplugin"
@@ -23,7 +25,7 @@ type upgrading struct {
 	how     plugin.Upgrade
 	program string
 	// protocol makes the plugin one of go-plugin.
-	protocol *goplugin.Plugin
+	protocol *goplugin.Protocol
 }
 
 // benchP16 measures the calls of 64 callers, who never pause, in the second around an upgrade of their plugin, beside those of a second
@@ -34,9 +36,10 @@ func benchP16(b testing.TB) {
 		rounds, callers, window = 1, 4, 50*time.Millisecond
 	}
 	ours, theirs := build(b, pluginOf["launcher"]), build(b, pluginOf[goPlugin])
-	foreign := &goplugin.Plugin{
-		CookieKey: "PATCHBAY_BENCH_COOKIE", CookieValue: "bench", ProtocolVersions: []int{1}, Type: launchedType, Name: upgraded,
-		Connections: new(goplugin.Connections),
+	cookie := library.HandshakeConfig{MagicCookieKey: "PATCHBAY_BENCH_COOKIE", MagicCookieValue: "bench"}
+	foreign := &goplugin.Protocol{
+		Type: launchedType, Name: upgraded, ProtocolVersions: []int{1}, Connections: new(goplugin.Connections),
+		Config: &library.ClientConfig{HandshakeConfig: cookie},
 	}
 	contestants := []upgrading{
 		{name: "steady", program: ours},

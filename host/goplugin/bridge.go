@@ -20,8 +20,8 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/proxy"
 )
 
-// bridge takes connections for a plugin that serves one multiplexed connection only, which the library has. It forwards the calls to a
-// stream of that as their data come, and holds no whole message.
+// bridge accepts connections for a plugin that serves only one multiplexed connection, which belongs to the library. It forwards their calls
+// over a stream of that connection, without whole messages in memory.
 type bridge struct {
 	conns   chan net.Conn
 	done    chan struct{}
@@ -32,14 +32,14 @@ type bridge struct {
 	serving sync.WaitGroup
 }
 
-// bridged bounds what waits in memory at a bridge for its connections, which have room for that always, and for the library's calls. Calls
-// that are forwarded count where they come from, each to its caller.
+// bridged are the limits for data that is queued for the connections of a bridge, which never reach them. The data of forwarded calls is
+// counted by the budgets of their callers.
 var bridged = h2proxy.Limits{UserBytes: 16 << 20, Bytes: 22 << 20, UserCalls: math.MaxInt, Calls: math.MaxInt}
 
-// errEnded is the cause of the end of every call that the end of a plugin cuts short.
+// errEnded is the error of calls that end because the plugin has ended.
 var errEnded = errors.New("the plugin has ended")
 
-// newBridge connects to a plugin, at once: a server does not wait for long to be spoken to.
+// newBridge returns a bridge that is connected to its plugin. It connects immediately, because a server closes idle new connections soon.
 func newBridge(ctx context.Context, m *multiplexed) (*bridge, error) {
 	budget := h2proxy.NewBudget(bridged, 0, func(uint32, h2proxy.Reason, bool) {})
 	b := &bridge{conns: make(chan net.Conn), done: make(chan struct{}), plugin: h2proxy.NewClient(h2proxy.ClientConfig{
@@ -53,18 +53,18 @@ func newBridge(ctx context.Context, m *multiplexed) (*bridge, error) {
 	var end context.Context
 	end, b.end = context.WithCancelCause(context.Background())
 	b.server = proxy.NewServer(end, to.Forward, proxy.ServerConfig{Budget: budget})
-	b.serving.Go(func() { _ = b.server.Serve(b) }) // ends with close, and with nothing else
+	b.serving.Go(func() { _ = b.server.Serve(b) }) // returns after Close
 	return b, nil
 }
 
-// multiplexed are the credentials of the library's connection to a plugin. They find out of which session that is a stream.
+// multiplexed are the credentials of the library's connection to a plugin. They record the yamux session of that connection.
 type multiplexed struct {
 	config    *goplugin.ClientConfig
 	session   atomic.Pointer[yamux.Session]
 	authority atomic.Value
 }
 
-// used returns the credentials that the library would use, which may not know them before the plugin has said what it serves.
+// used returns the credentials that the library would use. With AutoMTLS they are known only after the plugin's handshake.
 func (m *multiplexed) used() credentials.TransportCredentials {
 	if m.config.TLSConfig != nil {
 		return credentials.NewTLS(m.config.TLSConfig)
@@ -86,14 +86,14 @@ func (m *multiplexed) ServerHandshake(conn net.Conn) (net.Conn, credentials.Auth
 
 func (m *multiplexed) Info() credentials.ProtocolInfo { return m.used().Info() }
 
-// Clone implements [credentials.TransportCredentials]: all are about one connection.
+// Clone implements [credentials.TransportCredentials]. It returns m, which has the session for all copies.
 func (m *multiplexed) Clone() credentials.TransportCredentials { return m }
 
 // OverrideServerName implements [credentials.TransportCredentials]. gRPC does not call it.
 func (*multiplexed) OverrideServerName(string) error { return errors.ErrUnsupported }
 
-// dial opens another stream. The plugin takes it for a connection like the first, unless somebody has just announced one for the broker;
-// so it is opened once, before anybody can.
+// dial opens another stream. The plugin accepts it as a connection like the first, unless a brokered connection was just announced. So dial
+// is called once, before the plugin can be used.
 func (m *multiplexed) dial(ctx context.Context) (net.Conn, error) {
 	session, authority := m.session.Load(), m.authority.Load()
 	if session == nil {
@@ -140,7 +140,7 @@ func (*bridge) Addr() net.Addr { return &net.UnixAddr{Name: "bridge", Net: "pipe
 
 func (b *bridge) close() {
 	_ = b.Close()
-	b.end(errEnded)      // which the callers are told, and not that they canceled
+	b.end(errEnded)      // first, so that callers receive this error
 	_ = b.plugin.Close() // it never fails
 	b.server.Drain()
 	b.serving.Wait()

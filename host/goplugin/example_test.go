@@ -6,6 +6,7 @@ import (
 	"os"
 	"time"
 
+	library "github.com/hashicorp/go-plugin"
 	"google.golang.org/grpc"
 
 	"github.com/patchbay-dev/patchbay"
@@ -44,9 +45,9 @@ func ExamplePlugin() {
 
 	err = rt.Launcher().Set([]launcher.Plugin{{
 		Spec: host.Spec{Name: "example", Args: []string{os.Args[0]}, Env: []string{modeEnv + "=serve"}},
-		Protocol: &goplugin.Plugin{
-			CookieKey: cookieKey, CookieValue: cookieValue, ProtocolVersions: []int{3, 4},
-			Type: "Example", Name: "example", AutoMTLS: true, Connections: &connections,
+		Protocol: &goplugin.Protocol{
+			Type: "Example", Name: "example", ProtocolVersions: []int{3, 4}, Connections: &connections,
+			Config: &library.ClientConfig{HandshakeConfig: cookie, AutoMTLS: true},
 		},
 	}})
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	library "github.com/hashicorp/go-plugin"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
@@ -75,10 +76,10 @@ func newMachine(t *testing.T) *machine {
 }
 
 // unit is the test binary as a plugin of go-plugin.
-func (m *machine) unit(mode string, change func(*goplugin.Plugin)) launcher.Plugin {
-	p := &goplugin.Plugin{
-		CookieKey: cookieKey, CookieValue: cookieValue, ProtocolVersions: []int{2, 3},
-		Type: ptype, Name: "example", AutoMTLS: true, Connections: m.connections,
+func (m *machine) unit(mode string, change func(*goplugin.Protocol)) launcher.Plugin {
+	p := &goplugin.Protocol{
+		Type: ptype, Name: "example", ProtocolVersions: []int{2, 3}, Connections: m.connections,
+		Config: &library.ClientConfig{HandshakeConfig: cookie, AutoMTLS: true},
 	}
 	if change != nil {
 		change(p)
@@ -164,7 +165,7 @@ func TestPluginTakesTheOneRoad(t *testing.T) {
 		t.Run(fmt.Sprintf("AutoMTLS=%t", mtls), func(t *testing.T) {
 			t.Setenv("PATCHBAY_HANDSHAKE", "stdin")
 			m := newMachine(t)
-			unit := m.unit("serve", func(p *goplugin.Plugin) { p.AutoMTLS = mtls })
+			unit := m.unit("serve", func(p *goplugin.Protocol) { p.Config.AutoMTLS = mtls })
 			m.set(unit)
 			s := m.running()
 			i := slices.IndexFunc(m.Plugins(), func(p plugin.Status) bool { return p.Name == "example" })
@@ -220,7 +221,7 @@ func TestPluginTakesTheOneRoad(t *testing.T) {
 
 func TestPluginOverTCP(t *testing.T) {
 	m := newMachine(t)
-	m.set(m.unit("bare", func(p *goplugin.Plugin) { p.AutoMTLS = false }))
+	m.set(m.unit("bare", func(p *goplugin.Protocol) { p.Config.AutoMTLS = false }))
 	s := m.running()
 	if got := m.ask(""); got != fmt.Sprint(s.PID) {
 		t.Errorf("process %s answers, want %d", got, s.PID)
@@ -267,7 +268,7 @@ func TestRemovedEndpoint(t *testing.T) {
 // TestNoConnections: a plugin that could not be reached is not launched.
 func TestNoConnections(t *testing.T) {
 	m := newMachine(t)
-	unit := m.unit("serve", func(p *goplugin.Plugin) { p.Connections = nil })
+	unit := m.unit("serve", func(p *goplugin.Protocol) { p.Connections = nil })
 	unit.Manual = true
 	m.set(unit)
 	if err := m.Launcher().Start("unit"); err == nil || !strings.Contains(err.Error(), "it has no Connections") {
@@ -336,7 +337,7 @@ func TestReplacement(t *testing.T) {
 	if s := m.status(); s.PID != first.PID {
 		t.Fatalf("the same configuration replaced process %d by %d", first.PID, s.PID)
 	}
-	m.set(m.unit("serve", func(p *goplugin.Plugin) { p.ProtocolVersions = []int{4} }))
+	m.set(m.unit("serve", func(p *goplugin.Protocol) { p.ProtocolVersions = []int{4} }))
 	m.until("replacement", func() bool { s := m.status(); return s.State == plugin.StateRunning && s.PID != first.PID })
 	m.until("that the old one is gone", func() bool { return len(m.Registry().Instances(ptype, "example")) == 1 })
 	if got := m.ask(""); got != fmt.Sprint(m.status().PID) {
@@ -374,12 +375,12 @@ func TestEarlyOutputIsLogged(t *testing.T) {
 func TestPluginsThatCannotBeMet(t *testing.T) {
 	for name, c := range map[string]struct {
 		mode   string
-		change func(*goplugin.Plugin)
+		change func(*goplugin.Protocol)
 		want   []string
 	}{
-		"wrong cookie": {"serve", func(p *goplugin.Plugin) { p.CookieValue = "tea" },
+		"wrong cookie": {"serve", func(p *goplugin.Protocol) { p.Config.MagicCookieValue = "tea" },
 			[]string{"exit status 1", "magic cookie than " + cookieKey, "This binary is a plugin"}},
-		"wrong version":    {"serve", func(p *goplugin.Plugin) { p.ProtocolVersions = []int{5, 9} }, []string{"incompatible API version", "Plugin version: 3"}},
+		"wrong version":    {"serve", func(p *goplugin.Protocol) { p.ProtocolVersions = []int{5, 9} }, []string{"incompatible API version", "Plugin version: 3"}},
 		"no handshake":     {"babble", nil, []string{`printed "what a lovely\tday\n"` + early}},
 		"an empty line":    {"blank", nil, []string{`printed "\n"` + early}},
 		"text before it":   {"loading", nil, []string{`printed "loading: 1|3|unix|`, early}},

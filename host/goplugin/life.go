@@ -33,55 +33,55 @@ import (
 )
 
 const (
-	// maxHello bounds the line in which a plugin says where it serves. The longest part of it is a certificate.
+	// maxHello bounds the handshake, the line with the plugin's address. Its longest part is a certificate.
 	maxHello = 16 << 10
-	// shutdown is the method by which a plugin is asked to end. Its messages are empty.
+	// shutdown is the method that stops a plugin. Its messages are empty.
 	shutdown = "/plugin.GRPCController/Shutdown"
 )
 
-// life is one launch of a plugin, from the start of its process until nothing is left of it. It implements [host.ProtocolAdapter].
+// life is one launch of a plugin, from the start of its process until all its resources are released. It implements [host.ProtocolAdapter].
 type life struct {
-	plugin *Plugin
+	plugin *Protocol
 	spec   host.Spec
 	config *goplugin.ClientConfig
 	client *goplugin.Client
-	dir    string // in which the plugin makes its socket
-	// traffic is what is under way to the process, and callsTime how long that may go on when the process is to end.
+	dir    string // the directory of the plugin's socket
+	// traffic counts the calls in progress. When the process is stopped, they may continue for callsTime.
 	traffic   *traffic
 	callsTime time.Duration
 
-	// hello is what the plugin said first, up to the end of the line, which the library reads.
+	// hello passes the first line of the plugin's standard output to the library.
 	hello      *io.PipeReader
 	helloWrite *io.PipeWriter
-	said       atomic.Pointer[string] // that line; nil if the plugin has printed nothing
-	// errors is the plugin's standard error, which the library logs if its host has a logger; copies are all writers that get it.
+	firstLine  atomic.Pointer[string] // nil if the plugin has printed nothing
+	// errors passes the plugin's standard error to the library, which logs it if there is a Logger. copies are all writers that get it.
 	errors      *io.PipeReader
 	errorsWrite *io.PipeWriter
 	copies      []io.Writer
-	// stdout and stderr are what the plugin prints once the library has redirected its output.
+	// stdout and stderr have the output that the plugin sends as calls, after the library has redirected it.
 	stdout, stderr stdio
 
 	process  *host.PluginProcess // set by start
 	unhook   func()
 	conn     atomic.Pointer[grpc.ClientConn]
-	address  net.Addr // where the plugin says that it serves
+	address  net.Addr // from the handshake
 	endpoint string
 	unserve  func()
 	pinning  sync.Mutex // guards pinned
 	pinned   *sock.Pinned
-	// multiplexed and bridge are for a plugin with one multiplexed connection; nil for others.
+	// multiplexed and bridge are nil unless the plugin uses one multiplexed connection.
 	multiplexed *multiplexed
 	bridge      *bridge
 
-	// settled is closed when Launch returns; gone when the process has ended or was given up.
-	settled, gone chan struct{}
+	// launched is closed when Launch returns; gone when the process has ended or was abandoned.
+	launched, gone chan struct{}
 }
 
-func newLife(p *Plugin, spec host.Spec) *life {
+func newLife(p *Protocol, spec host.Spec) *life {
 	nothing := func() {}
 	l := &life{
 		plugin: p, spec: spec, traffic: newTraffic(), unhook: nothing, unserve: nothing,
-		settled: make(chan struct{}), gone: make(chan struct{}),
+		launched: make(chan struct{}), gone: make(chan struct{}),
 	}
 	if p.Register == nil {
 		l.callsTime = cmp.Or(spec.StopTimeout, launch.DefaultStopTimeout) * 4 / 5
@@ -94,14 +94,14 @@ func newLife(p *Plugin, spec host.Spec) *life {
 	return l
 }
 
-// start starts the process. The end of ctx ends it until unhook is called.
+// start starts the process. Until unhook is called, it is killed when ctx is done.
 func (l *life) start(ctx context.Context, h *host.Host) error {
 	process, err := h.Launch(ctx, l.spec)
 	if err != nil {
 		return err
 	}
 	l.process = process
-	log, _ := process.Logs().(*pluginlog.Log) // the host has no other
+	log, _ := process.Logs().(*pluginlog.Log) // the host has no other type
 	l.stdout.read(log, pluginlog.Stdout)
 	l.stderr.read(log, pluginlog.Stderr)
 	killed := make(chan struct{})
@@ -117,15 +117,15 @@ func (l *life) start(ctx context.Context, h *host.Host) error {
 	return nil
 }
 
-// meet has the library start the plugin and connect to it, and makes it known.
-func (l *life) meet(ctx context.Context) error {
+// connect makes the library start the plugin and connect to it, and registers the plugin.
+func (l *life) connect(ctx context.Context) error {
 	address, err := l.client.Start()
 	if err != nil {
 		return l.explain(ctx, err)
 	}
 	l.address = address
 	if l.endpoint = address.String(); !filepath.IsAbs(l.endpoint) {
-		l.endpoint = filepath.Join(l.dir, l.endpoint) // what is announced as an endpoint is a path
+		l.endpoint = filepath.Join(l.dir, l.endpoint) // an announced endpoint must be a path
 	}
 	connected, err := l.client.Client()
 	if err != nil {
@@ -137,8 +137,8 @@ func (l *life) meet(ctx context.Context) error {
 	}
 	conn := client.Conn
 	l.conn.Store(conn)
-	if err := answers(ctx, conn); err != nil {
-		if l.plugin.AutoMTLS && ctx.Err() == nil {
+	if err := checkHealth(ctx, conn); err != nil {
+		if l.config.AutoMTLS && ctx.Err() == nil {
 			err = fmt.Errorf("%w; a plugin that cannot do AutoMTLS needs it switched off", err)
 		}
 		return l.explain(ctx, err)
@@ -160,15 +160,14 @@ func (l *life) meet(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// isJudged reports whether the plugin runs as another user or group than this process, and so may name what this process can reach and the
-// plugin cannot.
-func (l *life) isJudged() bool { return l.spec.User+l.spec.Group != "" }
+// isOtherUser reports whether the plugin runs as another user or group than this process. It may then announce an address that this process
+// can reach and the plugin cannot.
+func (l *life) isOtherUser() bool { return l.spec.User+l.spec.Group != "" }
 
-// dial connects to where the plugin says that it serves. A plugin of another user may name a socket that this process can reach and that
-// user cannot, so one of its own processes has to serve there.
+// dial connects to the address in the plugin's handshake. If the plugin runs as another user, one of its own processes must serve there.
 func (l *life) dial(ctx context.Context) (net.Conn, error) {
 	if network := l.address.Network(); network != "unix" {
-		if l.isJudged() {
+		if l.isOtherUser() {
 			return nil, fmt.Errorf("nobody can tell whose process listens on %s address %s; have the plugin serve on a Unix socket, or leave user "+
 				"and group out", network, l.address)
 		}
@@ -182,14 +181,14 @@ func (l *life) dial(ctx context.Context) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := l.judge(conn.UnixConn); err != nil {
+	if err := l.checkPeer(conn.UnixConn); err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
 	return conn, nil
 }
 
-// pin returns the socket that was at the endpoint at the first connection. A cleaner of old files may remove it later, or another process
-// may put something else there.
+// pin returns the socket that was at the endpoint at the first connection. Later the file may have been removed, by a cleaner of old files,
+// or replaced by another process.
 func (l *life) pin() (*sock.Pinned, error) {
 	l.pinning.Lock()
 	defer l.pinning.Unlock()
@@ -208,7 +207,7 @@ func (l *life) pin() (*sock.Pinned, error) {
 	return l.pinned, nil
 }
 
-// unpin releases the socket. The plugin has ended.
+// unpin releases the pinned socket after the plugin has ended.
 func (l *life) unpin() {
 	l.pinning.Lock()
 	defer l.pinning.Unlock()
@@ -217,16 +216,16 @@ func (l *life) unpin() {
 	}
 }
 
-// judge returns an error for a connection to somebody else's process, if the plugin runs as another user.
-func (l *life) judge(conn *net.UnixConn) error {
-	if !l.isJudged() {
+// checkPeer returns an error if the plugin runs as another user and conn leads to a process that is not the plugin's.
+func (l *life) checkPeer(conn *net.UnixConn) error {
+	if !l.isOtherUser() {
 		return nil
 	}
 	uid, err := account.UserID(l.spec.User)
 	if err != nil {
 		return err
 	}
-	// The number of a process that has ended may be one of the plugin's by now, so the user counts too.
+	// Checks the user too, because the kernel may have given the ID of an exited process to one of the plugin's.
 	peer, err := peerauth.OfUser(conn, l.endpoint, uid)
 	if err == nil && !l.process.Owns(peer.PID) {
 		err = fmt.Errorf("process %d of user %d serves at %s, where the plugin says that it serves itself", peer.PID, peer.UID, l.endpoint)
@@ -234,8 +233,8 @@ func (l *life) judge(conn *net.UnixConn) error {
 	return err
 }
 
-// answers asks for the health of the plugin, which the protocol demands to be offered.
-func answers(ctx context.Context, conn grpc.ClientConnInterface) error {
+// checkHealth calls the health service, which every plugin of go-plugin serves, and returns an error if the plugin does not answer.
+func checkHealth(ctx context.Context, conn grpc.ClientConnInterface) error {
 	_, err := healthpb.NewHealthClient(conn).Check(ctx, &healthpb.HealthCheckRequest{Service: goplugin.GRPCServiceName})
 	switch status.Code(err) {
 	case codes.OK, codes.NotFound, codes.Unimplemented:
@@ -245,50 +244,49 @@ func answers(ctx context.Context, conn grpc.ClientConnInterface) error {
 	}
 }
 
-// libraryError is an error of the library in one line.
+// libraryError is an error of the library with its text in one line.
 type libraryError struct{ error }
 
 func (e libraryError) Error() string { return oneLine(e.error) }
 
 func (e libraryError) Unwrap() error { return e.error }
 
-// explain says why the plugin could not be met. The process has ended afterwards.
+// explain kills the process, and returns the reason why connecting to it failed with err.
 func (l *life) explain(ctx context.Context, err error) error {
 	if l.process == nil {
-		return err // no plugin has printed any of it
+		return err // it contains no output of the plugin
 	}
 	l.kill()
-	said := l.said.Load()
+	line := l.firstLine.Load()
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
-	case said != nil && !handshake.MatchString(*said):
+	case line != nil && !handshake.MatchString(*line):
 		return fmt.Errorf("it printed %s on standard output before its handshake; plugins of go-plugin must print nothing there",
-			untrusted.Quote(*said))
-	case said != nil || strings.Contains(err.Error(), "timeout while waiting"): // the library has no error of its own for it
+			untrusted.Quote(*line))
+	case line != nil || strings.Contains(err.Error(), "timeout while waiting"): // the library has no error value for it
 		return libraryError{err}
 	}
-	// How it ended is not wrapped: even an exit with status 0 is a failure.
+	// The error of the process is not wrapped, because even an exit with status 0 is a failure.
 	return fmt.Errorf("it ended before it said where it serves: %s; if it only says that it is a plugin, "+
-		"it wants another magic cookie than %s", cmp.Or(l.process.Err(), err).Error(), l.plugin.CookieKey)
+		"it wants another magic cookie than %s", cmp.Or(l.process.Err(), err).Error(), l.config.MagicCookieKey)
 }
 
-// handshake is the form of the line in which a plugin says where it serves.
+// handshake matches the line with a plugin's address.
 var handshake = regexp.MustCompile(`^\s*\d+(\|[^|]*){3}`)
 
-// kill ends the process at once and waits for that.
+// kill kills the process and waits until it has ended.
 func (l *life) kill() {
 	now, cancel := context.WithCancel(context.Background())
 	cancel()
-	// How a process ends that is killed is no news.
 	_ = l.process.Terminate(now)
 }
 
-// Hello gives the first line to the library, and to the log if it is not a handshake. It implements [host.ProtocolAdapter].
+// Hello passes the first line to the library, and to the log if it is not a handshake. It implements [host.ProtocolAdapter].
 func (l *life) Hello(stdout io.Reader) {
 	defer l.helloWrite.Close()
 	var line []byte
-	next := make([]byte, 1) // what follows the line belongs to the log
+	next := make([]byte, 1) // the host logs everything after the line
 	for len(line) < maxHello {
 		if _, err := io.ReadFull(stdout, next); err != nil {
 			break
@@ -300,11 +298,11 @@ func (l *life) Hello(stdout io.Reader) {
 	}
 	if len(line) > 0 {
 		text := string(line)
-		l.said.Store(&text)
+		l.firstLine.Store(&text)
 		if !handshake.MatchString(text) {
-			_, _ = fmt.Fprintln(l.stdout.to, text) // fails if the plugin was given up
+			_, _ = fmt.Fprintln(l.stdout.to, text) // fails if the plugin was abandoned
 		}
-		_, _ = l.helloWrite.Write(line) // fails if the library has given up
+		_, _ = l.helloWrite.Write(line) // fails if the library has stopped reading
 	}
 }
 
@@ -315,16 +313,17 @@ func (l *life) Stderr(stderr io.Reader) io.Reader {
 	return &copier{from: stderr, to: l.copies, end: l.errorsWrite}
 }
 
-// copier reads standard error and copies each byte to the writers of the host, at their pace.
+// copier is a standard error that copies everything that is read to other writers. They may block it.
 type copier struct {
 	from io.Reader
 	to   []io.Writer
 	end  io.Closer
-	late int // reads that timed out, as they do after the process has ended
+	late int // the number of reads that timed out, as they do after the process has ended
 }
 
 const (
-	// After the process has ended, at most maxLate reads empty the pipe, each within latePatience: another process may hold the other end.
+	// After the process has ended, at most maxLate reads empty the pipe, each within latePatience, because another process may keep the
+	// other end open.
 	maxLate      = 64
 	latePatience = 250 * time.Millisecond
 )
@@ -339,7 +338,7 @@ func (c *copier) Read(p []byte) (int, error) {
 		}
 	}
 	for _, to := range c.to {
-		_, _ = to.Write(p[:n]) // its errors are ignored, as in the library
+		_, _ = to.Write(p[:n]) // errors are ignored, as by the library
 	}
 	if err != nil {
 		_ = c.end.Close()
@@ -347,11 +346,11 @@ func (c *copier) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Stop implements [host.ProtocolAdapter]. What is under way ends first.
+// Stop implements [host.ProtocolAdapter]. It waits for calls in progress, and then asks the plugin to exit.
 func (l *life) Stop(ctx context.Context) {
 	if conn := l.conn.Load(); conn != nil {
 		l.traffic.end(ctx, l.callsTime)
-		// A plugin ends its connections before it answers. Whether it ends is seen by its process.
+		// Ignores the error: the plugin closes its connections before it answers.
 		_ = conn.Invoke(ctx, shutdown, &emptypb.Empty{}, &emptypb.Empty{})
 	}
 }
@@ -362,11 +361,11 @@ func (l *life) Health() (grpc.ClientConnInterface, string) {
 
 func (l *life) Ended() {
 	close(l.gone)
-	<-l.settled
+	<-l.launched
 	l.close()
 }
 
-// close releases what belongs to the plugin beside its process, which has ended.
+// close releases all resources of the plugin after its process has ended.
 func (l *life) close() {
 	l.unhook()
 	l.unserve()
@@ -381,11 +380,11 @@ func (l *life) close() {
 	l.stdout.close()
 	l.stderr.close()
 	if l.dir != "" {
-		_ = os.RemoveAll(l.dir) // the library does so too, if the process was started
+		_ = os.RemoveAll(l.dir) // the library does it only if the process was started
 	}
 }
 
-// process is the process of a plugin as the library sees it. It implements [runner.Runner].
+// process is a plugin's process for the library. It implements [runner.Runner].
 type process struct {
 	*life
 	start func() error
@@ -393,10 +392,10 @@ type process struct {
 
 func (p *process) Start(context.Context) error { return p.start() }
 
-// Diagnose says nothing: the log has what there is to say.
+// Diagnose returns nothing, because the log has all output.
 func (*process) Diagnose(context.Context) string { return "" }
 
-// Stdout has the first line only.
+// Stdout returns only the first line.
 func (p *process) Stdout() io.ReadCloser { return p.hello }
 
 func (p *process) Stderr() io.ReadCloser { return p.errors }
@@ -416,7 +415,7 @@ func (p *process) Kill(context.Context) error {
 	return nil
 }
 
-// ID is empty for a process that could not be started.
+// ID returns the process ID; empty if the process could not be started.
 func (p *process) ID() string {
 	if p.process == nil {
 		return ""
@@ -424,10 +423,10 @@ func (p *process) ID() string {
 	return strconv.Itoa(p.process.PID())
 }
 
-// PluginToHost returns the address as it is: the plugin sees the addresses that its host sees. Those that a plugin of another user brokers
-// are refused: the library connects there itself.
+// PluginToHost returns the address unchanged, except that it refuses addresses that a plugin of another user brokers: the library connects
+// to them itself, without a check of the peer.
 func (p *process) PluginToHost(network, address string) (string, string, error) {
-	if p.address != nil && p.isJudged() { // the first one is where it serves
+	if p.address != nil && p.isOtherUser() { // the first address is that of the handshake
 		return "", "", fmt.Errorf("cannot connect to %s address %s, which the plugin brokers: nobody can tell whose process listens there; "+
 			"leave user and group out", network, untrusted.Quote(address))
 	}
@@ -438,8 +437,7 @@ func (*process) HostToPlugin(network, address string) (string, string, error) {
 	return network, address, nil
 }
 
-// stdio brings what the library hands over of a plugin's output into its log. The library replaces the plugin's standard output and error
-// when it has started, and sends what is printed from then on as calls.
+// stdio writes a plugin's redirected output to its log: after the handshake, the plugin sends its standard output and error as calls.
 type stdio struct {
 	from    *io.PipeReader
 	to      *io.PipeWriter
@@ -447,10 +445,10 @@ type stdio struct {
 }
 
 func (s *stdio) read(log *pluginlog.Log, source string) {
-	s.reading.Go(func() { _ = log.Drain(s.from, source) }) // a pipe of this process can be read
+	s.reading.Go(func() { _ = log.Drain(s.from, source) }) // never fails on an io.Pipe
 }
 
-// close waits until all that was written is in the log.
+// close waits until all output is in the log.
 func (s *stdio) close() {
 	_ = s.to.Close()
 	s.reading.Wait()

@@ -31,6 +31,8 @@ const (
 	cookieValue = "c0ffee"
 )
 
+var cookie = goplugin.HandshakeConfig{MagicCookieKey: cookieKey, MagicCookieValue: cookieValue}
+
 func TestMain(m *testing.M) {
 	switch os.Getenv(modeEnv) {
 	case "":
@@ -88,7 +90,7 @@ func servePlugin(server func([]grpc.ServerOption) *grpc.Server) {
 	hclog.New(&hclog.LoggerOptions{Output: os.Stderr, JSONFormat: true}).Warn("the well runs low", "metres", 2)
 	set := goplugin.PluginSet{"example": &examplePlugin{}}
 	goplugin.Serve(&goplugin.ServeConfig{
-		HandshakeConfig:  goplugin.HandshakeConfig{MagicCookieKey: cookieKey, MagicCookieValue: cookieValue},
+		HandshakeConfig:  cookie,
 		VersionedPlugins: map[int]goplugin.PluginSet{3: set, 4: set},
 		GRPCServer:       server,
 	})

@@ -11,21 +11,21 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// traffic counts the calls that are under way to one process of a plugin, on all connections that this host has to it. A plugin of
-// go-plugin cuts what it does when it is told to end, so it is told when nothing is under way any more.
+// traffic counts the calls in progress to one process of a plugin, on all connections of this host. A plugin of go-plugin aborts its calls when
+// it is asked to stop, so the host waits until none is in progress.
 type traffic struct {
 	mu     sync.Mutex
 	calls  int
 	ending bool          // no call may begin
-	idle   chan struct{} // closed when ending and none is under way
+	idle   chan struct{} // closed when ending is set and no call is in progress
 }
 
 func newTraffic() *traffic { return &traffic{idle: make(chan struct{})} }
 
-// begin counts a call until end is called, which may be more than once. A call that may not begin was not sent, and the registry makes it
-// at the plugin's next process if there is one.
+// begin counts a call until end is called, which is idempotent. If it returns an error, the call was not sent, and the registry retries it on
+// the plugin's next process if there is one.
 func (t *traffic) begin(method string) (end func(), err error) {
-	// What the library itself calls, and who watches the health, would be under way for as long as the process lives.
+	// Does not count the library's own streams and health watches, which last as long as the process.
 	if strings.HasPrefix(method, "/plugin.") || strings.HasPrefix(method, "/grpc.health.v1.Health/") {
 		return func() {}, nil
 	}
@@ -39,23 +39,23 @@ func (t *traffic) begin(method string) (end func(), err error) {
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		t.calls--
-		t.note()
+		t.closeIdle()
 	}), nil
 }
 
-// note closes idle when it is time. mu is held.
-func (t *traffic) note() {
+// closeIdle closes idle if no call is in progress and none may begin. mu is held.
+func (t *traffic) closeIdle() {
 	if t.ending && t.calls == 0 {
 		close(t.idle)
 	}
 }
 
-// end lets no call begin any more, and blocks until the last one has ended, until limit has passed or until ctx ends.
+// end refuses new calls, and blocks until no call is in progress, limit has passed, or ctx is done.
 func (t *traffic) end(ctx context.Context, limit time.Duration) {
 	t.mu.Lock()
 	if !t.ending {
 		t.ending = true
-		t.note()
+		t.closeIdle()
 	}
 	t.mu.Unlock()
 	timer := time.NewTimer(limit)
@@ -67,7 +67,7 @@ func (t *traffic) end(ctx context.Context, limit time.Duration) {
 	}
 }
 
-// options are those of a connection whose calls are counted.
+// options returns the options of a connection whose calls are counted.
 func (t *traffic) options() []grpc.DialOption {
 	return []grpc.DialOption{grpc.WithChainUnaryInterceptor(t.unary), grpc.WithChainStreamInterceptor(t.stream)}
 }

@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	library "github.com/hashicorp/go-plugin"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -107,18 +106,18 @@ func TestUpgradesUnderLoad(t *testing.T) {
 	if testing.Short() {
 		*upgrades = 1
 	}
-	for name, config := range map[string]*library.ClientConfig{"plain": nil, "multiplexed": {GRPCBrokerMultiplex: true}} {
+	for name, multiplexed := range map[string]bool{"plain": false, "multiplexed": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			upgradeUnderLoad(t, config, plugin.UpgradeSideBySide, directly)
+			upgradeUnderLoad(t, multiplexed, plugin.UpgradeSideBySide, directly)
 		})
 		t.Run(name+" by handover", func(t *testing.T) {
 			t.Parallel()
-			upgradeUnderLoad(t, config, plugin.UpgradeHandover, directly)
+			upgradeUnderLoad(t, multiplexed, plugin.UpgradeHandover, directly)
 		})
 		t.Run(name+" through a stable socket", func(t *testing.T) {
 			t.Parallel()
-			upgradeUnderLoad(t, config, plugin.UpgradeSideBySide, func(conn grpc.ClientConnInterface) grpc.ClientConnInterface { return stable(t, conn) })
+			upgradeUnderLoad(t, multiplexed, plugin.UpgradeSideBySide, func(conn grpc.ClientConnInterface) grpc.ClientConnInterface { return stable(t, conn) })
 		})
 	}
 }
@@ -157,10 +156,10 @@ func stable(t *testing.T, conn grpc.ClientConnInterface) grpc.ClientConnInterfac
 }
 
 func upgradeUnderLoad(
-	t *testing.T, config *library.ClientConfig, upgrade plugin.Upgrade, through func(grpc.ClientConnInterface) grpc.ClientConnInterface,
+	t *testing.T, multiplexed bool, upgrade plugin.Upgrade, through func(grpc.ClientConnInterface) grpc.ClientConnInterface,
 ) {
 	m := newMachine(t)
-	unit := m.unit("serve", func(p *goplugin.Plugin) { p.Config = config })
+	unit := m.unit("serve", func(p *goplugin.Protocol) { p.Config.GRPCBrokerMultiplex = multiplexed })
 	unit.StopTimeout, unit.StartTimeout, unit.Upgrade = 4*time.Second, patience, upgrade
 	m.set(unit)
 	m.running()

@@ -74,7 +74,7 @@ func TestSocketOfRootIsNotTheirs(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	liar := m.unit("liar", func(p *goplugin.Plugin) { p.AutoMTLS = false })
+	liar := m.unit("liar", func(p *goplugin.Protocol) { p.Config.AutoMTLS = false })
 	liar.Env = append(liar.Env, socketEnv+"="+path)
 	m.set(asAnother(t, liar))
 	m.until("giving up", func() bool { return m.status().State == plugin.StateFailed })
@@ -89,7 +89,7 @@ func TestEndedPluginOfAnotherUser(t *testing.T) {
 	for _, mtls := range []bool{true, false} {
 		t.Run(fmt.Sprintf("AutoMTLS=%t", mtls), func(t *testing.T) {
 			m := newMachine(t)
-			unit := asAnother(t, m.unit("serve", func(p *goplugin.Plugin) { p.AutoMTLS = mtls }))
+			unit := asAnother(t, m.unit("serve", func(p *goplugin.Protocol) { p.Config.AutoMTLS = mtls }))
 			m.set(unit)
 			m.running()
 			registered := m.Registry().Instances(ptype, "example")
@@ -112,7 +112,7 @@ func TestEndedPluginOfAnotherUser(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer listener.Close()
-			conn, err := unit.Protocol.(*goplugin.Plugin).Dial(t.Context(), endpoint)
+			conn, err := unit.Protocol.(*goplugin.Protocol).Dial(t.Context(), endpoint)
 			if err == nil {
 				t.Errorf("root's service at the path of an ended plugin is reached: %v", conn.Close())
 			}
@@ -123,7 +123,7 @@ func TestEndedPluginOfAnotherUser(t *testing.T) {
 // TestTCPOfAnotherUser: nobody can tell whose process listens at an address of TCP.
 func TestTCPOfAnotherUser(t *testing.T) {
 	m := newMachine(t)
-	m.set(asAnother(t, m.unit("bare", func(p *goplugin.Plugin) { p.AutoMTLS = false })))
+	m.set(asAnother(t, m.unit("bare", func(p *goplugin.Protocol) { p.Config.AutoMTLS = false })))
 	m.until("giving up", func() bool { return m.status().State == plugin.StateFailed })
 	if got, want := m.status().LastError, "nobody can tell whose process listens on tcp address 127.0.0.1:"; !strings.Contains(got, want) {
 		t.Errorf("the last error is %q, want %q", got, want)
@@ -140,7 +140,7 @@ func TestSocketOfAnotherPluginIsNotTheirs(t *testing.T) {
 		t.Fatalf("the other plugin has the sockets %q, %v", sockets, err)
 	}
 	m := newMachine(t)
-	liar := m.unit("liar", func(p *goplugin.Plugin) { p.AutoMTLS, p.Connections = false, other.connections })
+	liar := m.unit("liar", func(p *goplugin.Protocol) { p.Config.AutoMTLS, p.Connections = false, other.connections })
 	liar.Env = append(liar.Env, socketEnv+"="+sockets[0])
 	m.set(asAnother(t, liar))
 	m.until("giving up", func() bool { return m.status().State == plugin.StateFailed })

@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"sync/atomic"
 
+	library "github.com/hashicorp/go-plugin"
+
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/host/goplugin"
 	"github.com/patchbay-dev/patchbay/internal/catalogue"
@@ -76,14 +78,10 @@ func protocolOf(p catalogue.Plugin, connections *goplugin.Connections) launcher.
 	if p.Protocol != catalogue.ProtocolGoPlugin {
 		return nil
 	}
-	return &goplugin.Plugin{
-		CookieKey:        p.GoPlugin.CookieKey,
-		CookieValue:      p.GoPlugin.CookieValue,
-		ProtocolVersions: p.GoPlugin.ProtocolVersions,
-		Type:             p.Type,
-		Name:             cmp.Or(p.GoPlugin.Plugin, p.Name),
-		AutoMTLS:         p.GoPlugin.AutoMTLS,
-		Connections:      connections,
+	cookie := library.HandshakeConfig{MagicCookieKey: p.GoPlugin.CookieKey, MagicCookieValue: p.GoPlugin.CookieValue}
+	return &goplugin.Protocol{
+		Type: p.Type, Name: cmp.Or(p.GoPlugin.Plugin, p.Name), ProtocolVersions: p.GoPlugin.ProtocolVersions, Connections: connections,
+		Config: &library.ClientConfig{HandshakeConfig: cookie, AutoMTLS: p.GoPlugin.AutoMTLS},
 	}
 }
 

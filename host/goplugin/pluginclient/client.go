@@ -192,7 +192,7 @@ func (registered) AwaitRegistered(context.Context, string, func(error)) error { 
 
 func (registered) Announced(string) (plugin.Info, bool) { return plugin.Info{}, false }
 
-// register registers the process that serves at an endpoint. It implements [goplugin.Plugin].Register.
+// register registers the process that serves at an endpoint. It implements [goplugin.Protocol].Register.
 func (c *Client) register(endpoint string) (deregister func()) {
 	life := c.connections.Client(endpoint)
 	c.change(func() { c.life, c.endpoint, c.ended = life, endpoint, nil })
@@ -258,8 +258,7 @@ func (c *Client) unit() (unit launcher.Plugin, err error) {
 	if unit.OnDemand || unit.Upgrade == plugin.UpgradeHandover {
 		return unit, notOffered("a launcher.Plugin with OnDemand or UpgradeHandover", "what is dispensed follows the plugin without")
 	}
-	unit.Name, unit.NoSocket, unit.Protocol = name, false, &goplugin.Plugin{
-		CookieKey: c.config.MagicCookieKey, CookieValue: c.config.MagicCookieValue, AutoMTLS: c.config.AutoMTLS,
+	unit.Name, unit.NoSocket, unit.Protocol = name, false, &goplugin.Protocol{
 		Connections: &c.connections, Register: c.register, Config: c.config,
 	}
 	return unit, nil

@@ -137,7 +137,7 @@ func (f follower) dial(ctx context.Context, _ string) (net.Conn, error) {
 	f.client.mu.Lock()
 	endpoint := f.client.endpoint
 	f.client.mu.Unlock()
-	conn, err := (&goplugin.Plugin{Connections: &f.client.connections}).Dial(ctx, endpoint)
+	conn, err := (&goplugin.Protocol{Connections: &f.client.connections}).Dial(ctx, endpoint)
 	return sock.Plain(conn), err
 }
 
