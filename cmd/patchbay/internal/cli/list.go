@@ -140,9 +140,18 @@ func pluginTable(t console.Terminal, plugins []*patchbayv1.Plugin, now time.Time
 	}
 	for _, p := range plugins {
 		list.Add(console.Cell(p.Type), console.Cell(p.Name), console.Cell(p.Version), console.Cell(p.State),
-			console.Cell(cmp.Or(p.Endpoint, p.SocketPath)), console.Age(p, now))
+			console.Cell(cmp.Or(p.Endpoint, p.SocketPath)), age(p, now))
 	}
 	return list
+}
+
+// age formats the time since the plugin's socket was first seen or, if that was earlier, since it was registered by an earlier daemon.
+func age(p *patchbayv1.Plugin, now time.Time) string {
+	seen, registered := console.TimeOf(p.FirstSeen), console.TimeOf(p.RegisteredAt)
+	if seen == nil || registered != nil && registered.Before(*seen) {
+		return console.Since(registered, now)
+	}
+	return console.Since(seen, now)
 }
 
 func newStatusCommand(paths command.Paths) *cobra.Command {

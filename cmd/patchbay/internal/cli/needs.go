@@ -189,19 +189,15 @@ var errAttention = errors.New("some plugins or the daemon need attention")
 
 func statusOfAll(cmd *cobra.Command, output *command.Choice, n attention) error {
 	n.needs = slices.DeleteFunc(n.needs, func(n need) bool { return n.Soon })
-	err := output.Print(cmd, map[string]any{"plugins": n.plugins, "needs": orEmpty(n.needs), "conditions": orEmpty(n.conditions)},
-		func(w io.Writer) error { return n.write(w, time.Now()) })
+	// Empty lists are written as [], not null.
+	value := map[string]any{
+		"plugins": n.plugins, "needs": append([]need{}, n.needs...), "conditions": append([]*patchbayv1.Condition{}, n.conditions...),
+	}
+	err := output.Print(cmd, value, func(w io.Writer) error { return n.write(w, time.Now()) })
 	if err == nil && len(n.needs)+len(n.conditions) > 0 {
 		err = errAttention
 	}
 	return err
-}
-
-func orEmpty[T any](list []T) []T {
-	if list == nil {
-		return []T{}
-	}
-	return list
 }
 
 func (n attention) write(w io.Writer, now time.Time) error {

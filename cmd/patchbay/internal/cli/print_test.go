@@ -53,13 +53,13 @@ func FuzzEscape(f *testing.F) {
 	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, s string) {
 		safe := console.Escape(s)
-		if !utf8.ValidString(safe) || strings.IndexFunc(safe, console.Unprintable) >= 0 {
+		if !utf8.ValidString(safe) || strings.ContainsFunc(safe, unprintable) {
 			t.Errorf("escape(%q) = %q", s, safe)
 		}
 		if console.Escape(safe) != safe {
 			t.Errorf("escape(escape(%q)) = %q, want %q", s, console.Escape(safe), safe)
 		}
-		if utf8.ValidString(s) && strings.IndexFunc(s, console.Unprintable) < 0 && safe != s {
+		if utf8.ValidString(s) && !strings.ContainsFunc(s, unprintable) && safe != s {
 			t.Errorf("escape(%q) = %q", s, safe)
 		}
 	})
@@ -89,7 +89,7 @@ func FuzzOutput(f *testing.F) {
 		}
 		for _, text := range []string{table.String(), status.String(), listed.String(), event.String()} {
 			for line := range strings.SplitSeq(text, "\n") {
-				if strings.IndexFunc(line, console.Unprintable) >= 0 || !utf8.ValidString(line) {
+				if strings.ContainsFunc(line, unprintable) || !utf8.ValidString(line) {
 					t.Errorf("line %q can disturb a terminal", line)
 				}
 			}
@@ -108,7 +108,7 @@ func FuzzOutput(f *testing.F) {
 		if err := command.WriteYAML(&asYAML, plugins[:1]); err != nil {
 			t.Fatal(err)
 		}
-		if bytes.IndexFunc(asJSON.Bytes(), func(r rune) bool { return r != '\n' && r <= 0xffff && console.Unprintable(r) }) >= 0 {
+		if bytes.IndexFunc(asJSON.Bytes(), func(r rune) bool { return r != '\n' && r <= 0xffff && unprintable(r) }) >= 0 {
 			t.Errorf("JSON can disturb a terminal: %q", &asJSON)
 		}
 		// YAML shows characters that are merely invisible or change the direction of writing as they are.
@@ -243,3 +243,5 @@ func TestShort(t *testing.T) {
 		}
 	}
 }
+
+func unprintable(r rune) bool { return !unicode.IsPrint(r) }

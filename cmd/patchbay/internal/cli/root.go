@@ -64,14 +64,13 @@ on failure, and with 2 if the command line is wrong.`,
 		newInitCommand(),
 		newVersionCommand(),
 		newCompletionCommand(),
+		newLaunchCommand(paths),
+		newStopCommand(paths),
+		newRestartCommand(paths),
+		newRetryCommand(paths),
+		newReleaseCommand(paths),
 	)
 	root.AddCommand(newDemoParts()...)
-	for _, o := range operations {
-		root.AddCommand(newOperationCommand(paths, o))
-	}
-	for _, r := range requests {
-		root.AddCommand(newRequestCommand(paths, r))
-	}
 	addDefaults(root)
 	return root
 }

@@ -11,7 +11,6 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
@@ -25,7 +24,7 @@ func Escape(s string) string {
 	for len(s) > 0 {
 		r, size := utf8.DecodeRuneInString(s)
 		text := s[:size]
-		if Unprintable(r) || r == utf8.RuneError && size == 1 {
+		if !unicode.IsPrint(r) || r == utf8.RuneError && size == 1 {
 			text = strings.Trim(strconv.Quote(text), `"`)
 		}
 		b.WriteString(text)
@@ -52,10 +51,7 @@ func EscapeJSON(text []byte) []byte {
 	return escaped
 }
 
-func unsafeInJSON(r rune) bool { return r >= 0x7f && r <= 0xffff && Unprintable(r) }
-
-// Unprintable reports whether a character does not show.
-func Unprintable(r rune) bool { return !unicode.IsPrint(r) }
+func unsafeInJSON(r rune) bool { return r >= 0x7f && r <= 0xffff && !unicode.IsPrint(r) }
 
 // Cell escapes a value for a table; an empty one becomes "-".
 func Cell(value string) string {
@@ -118,13 +114,4 @@ func Moment(t *time.Time, now time.Time) string {
 		return fmt.Sprintf("%s (in %s)", t.Local().Format(time.RFC3339), Short(t.Sub(now)))
 	}
 	return fmt.Sprintf("%s (%s)", t.Local().Format(time.RFC3339), Ago(t, now))
-}
-
-// Age formats the time since the plugin's socket was first seen or, if that was earlier, since it was registered by an earlier daemon.
-func Age(p *patchbayv1.Plugin, now time.Time) string {
-	seen, registered := TimeOf(p.FirstSeen), TimeOf(p.RegisteredAt)
-	if seen == nil || registered != nil && registered.Before(*seen) {
-		return Since(registered, now)
-	}
-	return Since(seen, now)
 }

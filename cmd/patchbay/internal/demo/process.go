@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -19,6 +20,7 @@ import (
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/internal/backoff"
+	"github.com/patchbay-dev/patchbay/pluginwatcher"
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta2"
 )
@@ -148,4 +150,28 @@ func callExample(ctx context.Context, conn grpc.ClientConnInterface, version str
 	}
 	_, err := v1beta1.NewExampleClient(conn).GetExampleInfo(ctx, &v1beta1.ExampleRequest{})
 	return err
+}
+
+// PluginType is the type of the plugins in the demo.
+const PluginType = "ExamplePlugin"
+
+// Plugin serves an example plugin on a socket until ctx is done. The versions, separated by commas, are those of its example services.
+func Plugin(ctx context.Context, name, socket, versions string) error {
+	services := strings.Split(versions, ",")
+	p := pluginwatcher.NewTestExamplePlugin(name, PluginType, socket, services...)
+	if err := p.Serve(services...); err != nil {
+		return err
+	}
+	<-ctx.Done()
+	return p.Stop()
+}
+
+// UntilClosed returns a context that is cancelled when ctx is done or stdin is closed.
+func UntilClosed(ctx context.Context, stdin io.Reader) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		_, _ = io.Copy(io.Discard, stdin)
+		cancel()
+	}()
+	return ctx, cancel
 }
