@@ -1,8 +1,8 @@
-// Package sealedexec makes what was checked what runs: it copies a program into memory that nobody can change any more, and says which
-// digest the copy has. The copy is what is executed then, whatever happens to the file. Of processes that somebody else has started it says
-// which program they run, by its digest ([Programs]).
+// Package sealedexec copies a program into memory that cannot be changed any more, and returns the copy with its digest. The caller checks
+// the digest and executes the copy, so that a later change of the file has no effect. [Programs] returns the digests of the programs that
+// running processes execute.
 //
-// It starts nothing and trusts nobody: whether a digest is the right one is up to the caller.
+// The package does not start processes.
 package sealedexec
 
 import (
@@ -21,7 +21,7 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// maxSize is the size in bytes of the largest program that is copied. A copy is memory of the host, for as long as it is kept or runs.
+// maxSize is the size in bytes of the largest program that is copied. A copy uses the memory of the host while it is cached or executed.
 const maxSize = 1 << 30
 
 // ErrUnfit is wrapped by errors about files that cannot be copied and run.
@@ -49,8 +49,8 @@ func (d Digest) InstanceID() string {
 	return base64.RawURLEncoding.EncodeToString(append(d[:], sha256))
 }
 
-// stamp is by what a file is taken to be unchanged. It can be fooled, so it never stands for a check: it only says whether what is known of
-// the content that is expected is likely to be true of the file as well.
+// stamp identifies a version of a file. Equal stamps do not prove that a file is unchanged, so a stamp never replaces the check of a
+// digest.
 type stamp struct {
 	dev, ino          uint64
 	size              int64
@@ -60,55 +60,49 @@ type stamp struct {
 
 // Image is a sealed copy of a program. Its methods are safe for concurrent use.
 type Image struct {
-	// Path is that of the file that was copied.
+	// Path is the path of the file that was copied.
 	Path   string
 	Digest Digest
-	// Script is what the first line of a script asks for; nil if the program is none.
+	// Script is the interpreter line of a script; nil if the program is not a script.
 	Script *Script
-	// File is the copy, open for reading. It is the image's: who needs it after Release duplicates it.
+	// File is the copy, open for reading. Release closes it.
 	File *os.File
 
 	stamp stamp
 	users atomic.Int64
 }
 
-// Release gives the image back, if it is not nil. The memory is freed when nobody holds or runs it any more.
+// Release releases the image, which may be nil. The memory is freed when no caller holds the image and no process executes it.
 func (i *Image) Release() {
 	if i != nil && i.users.Add(-1) == 0 {
 		_ = i.File.Close()
 	}
 }
 
-// load copies a program. The caller releases the image. The file may be changed meanwhile: what the copy then has is what its digest is of.
-func load(path string) (*Image, error) {
-	i, err := newImage(path)
-	if err != nil {
-		return nil, fmt.Errorf("copy %s to check it: %w", path, err)
-	}
-	return i, nil
-}
-
-// Cache keeps the last copy of each program that has to have a known digest, so that it is not copied again while its file is unchanged. It
-// costs one descriptor and the size of the program, which the processes that run it share. A copy whose file is gone or has changed is
-// given up when the next program is copied. The zero value is empty. All methods are safe for concurrent use.
+// Cache keeps the last copy of each program with an expected digest, so that a program is not copied again while its file is unchanged. A
+// copy occupies one descriptor and the size of the program in memory, which it shares with the processes that execute it. When a program is
+// copied, the cache drops the copies of files that were removed or changed. The zero value is empty. All methods are safe for concurrent
+// use.
 type Cache struct {
 	mu     sync.Mutex
 	images map[string]*Image // by the path of the program
 	closed bool
 }
 
-// Open returns a copy of the program at path, which has the digest want; an error that wraps [plugin.ErrDigest] if the program has another
-// one. A nil want means that any will do; then the file is always read. The caller releases the image.
+// Open returns a copy of the program at path. If the digest of the copy is not want, the error wraps [plugin.ErrDigest]. If want is nil,
+// the program may have any digest, and the file is always read. The caller releases the image.
 func (c *Cache) Open(path string, want *Digest) (*Image, error) {
-	if want == nil {
-		return load(path)
+	if want != nil {
+		if i := c.lookup(path, *want); i != nil {
+			return i, nil
+		}
 	}
-	if i := c.lookup(path, *want); i != nil {
-		return i, nil
-	}
-	i, err := load(path)
+	i, err := newImage(path)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("copy %s to check it: %w", path, err)
+	}
+	if want == nil {
+		return i, nil
 	}
 	if i.Digest != *want {
 		i.Release()
@@ -121,7 +115,7 @@ func (c *Cache) Open(path string, want *Digest) (*Image, error) {
 	return i, nil
 }
 
-// lookup returns the kept copy if it has the digest and the file looks unchanged.
+// lookup returns the cached copy if it has the digest and its file has the same stamp; otherwise nil.
 func (c *Cache) lookup(path string, want Digest) *Image {
 	now, err := stampAt(path)
 	c.mu.Lock()
@@ -130,7 +124,7 @@ func (c *Cache) lookup(path string, want Digest) *Image {
 	if err != nil || i == nil || i.Digest != want || i.stamp != now {
 		return nil
 	}
-	i.users.Add(1) // the cache is one of them
+	i.users.Add(1)
 	return i
 }
 
@@ -150,7 +144,7 @@ func (c *Cache) keep(i *Image) {
 	c.images[i.Path] = i
 }
 
-// prune drops the copies of files that were removed or changed. No lock is held over a file system, which may hang.
+// prune drops the copies of files that were removed or changed. It does not hold the lock while it calls stat, which may hang.
 func (c *Cache) prune() {
 	c.mu.Lock()
 	images := maps.Clone(c.images)
@@ -168,7 +162,7 @@ func (c *Cache) prune() {
 	}
 }
 
-// Close releases all copies. What is opened afterwards is not kept.
+// Close releases all copies. Programs that are opened afterwards are not cached.
 func (c *Cache) Close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -178,22 +172,22 @@ func (c *Cache) Close() {
 	c.images, c.closed = nil, true
 }
 
-// maxFirstLine is how much of the first line of a script counts, as in the kernel (BINPRM_BUF_SIZE).
+// maxFirstLine is the longest interpreter line in bytes, as in the kernel (BINPRM_BUF_SIZE).
 const maxFirstLine = 256
 
-// Script is what the first line of a script asks for.
+// Script is the interpreter line of a script, as in "#!/bin/sh -e".
 type Script struct {
-	// Interpreter is the absolute path of the program that runs it.
+	// Interpreter is the absolute path of the interpreter.
 	Interpreter string
-	// argument is what follows on the line; empty for nothing. As in the kernel it is one argument, whatever is in it.
+	// argument is the rest of the line. As in the kernel it is one argument, even with spaces in it, and none if it is empty.
 	argument string
 }
 
-// ParseScript reads the first line of a program; nil if it is no script.
+// ParseScript parses the first line of a program. It returns nil if the program is not a script.
 func ParseScript(program []byte) (*Script, error) {
 	line, isScript := bytes.CutPrefix(program[:min(len(program), maxFirstLine)], []byte("#!"))
 	if !isScript {
-		return nil, nil //nolint:nilnil // no script is not an error
+		return nil, nil //nolint:nilnil // documented
 	}
 	line, _, ended := bytes.Cut(line, []byte("\n"))
 	if !ended && len(program) >= maxFirstLine {
@@ -210,7 +204,7 @@ func ParseScript(program []byte) (*Script, error) {
 	return &Script{Interpreter: string(interpreter), argument: string(argument)}, nil
 }
 
-// CommandLine returns the interpreter's arguments: its own name, what the line has, the script, and the script's own.
+// CommandLine returns the arguments of the interpreter: its path, the argument of the line, the path of the script, and args.
 func (s *Script) CommandLine(script string, args []string) []string {
 	line := []string{s.Interpreter}
 	if s.argument != "" {
@@ -219,9 +213,8 @@ func (s *Script) CommandLine(script string, args []string) []string {
 	return append(append(line, script), args...)
 }
 
-// Find returns the path of the program that a command executes whose first word is name and whose working directory is dir, by the rule of
-// package [os/exec]: a name without a slash is looked up in PATH, and any other relative name is relative to dir, or to the directory of
-// this process if dir is empty.
+// Find returns the path of the program with a name, as package [os/exec] finds it: a name without a slash is looked up in PATH, and any
+// other relative name is relative to dir, or to the working directory of this process if dir is empty.
 func Find(name, dir string) (string, error) {
 	if dir != "" && filepath.Base(name) != name && !filepath.IsAbs(name) {
 		var err error
@@ -233,32 +226,32 @@ func Find(name, dir string) (string, error) {
 }
 
 var (
-	// ErrEnded says that the process has ended, or that its number is another one's.
+	// ErrEnded is wrapped by errors about a process that has ended, even if another process has its PID now.
 	ErrEnded = errors.New("the process has ended")
-	// errUnreadable says that the system does not let this process read the program.
+	// errUnreadable is wrapped by errors about a program that this process may not read.
 	errUnreadable = errors.New("the program of the process cannot be read")
 )
 
-// Programs says which programs processes run, by their digests, and remembers those of files that have not changed. It looks at what the
-// kernel executes, and not at the path from which that came: the file there may have become another one since. A process that runs a
-// script runs the interpreter, and the digest is that of the interpreter. A process can execute another program at any time, so the answer
-// is of the moment of the question. The zero value is empty. All methods are safe for concurrent use.
+// Programs returns the digests of the programs that processes execute, and caches those of unchanged files. It reads the file that the
+// kernel executes, not the file that is now at the same path. For a script that is the interpreter. A process can execute another program
+// at any time, so a result may be outdated when it is returned. The zero value is empty. All methods are safe for concurrent use.
 type Programs struct {
 	mu    sync.Mutex
 	known map[stamp]*program
 }
 
-// maxKnown bounds the programs that are remembered.
+// maxKnown bounds the cached digests.
 const maxKnown = 256
 
-// program is a file whose digest is known or being found out.
+// program is a file whose digest is known or being computed.
 type program struct {
-	turn   chan struct{} // has a place for the one who finds it out
+	lock   chan struct{} // holds an element while a caller uses the fields below
 	known  bool
 	digest Digest
 }
 
-func (p *Programs) of(f stamp) *program {
+// lookup returns the cache entry of a file, which may be new.
+func (p *Programs) lookup(f stamp) *program {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if known := p.known[f]; known != nil {
@@ -273,7 +266,7 @@ func (p *Programs) of(f stamp) *program {
 		}
 		delete(p.known, old)
 	}
-	made := &program{turn: make(chan struct{}, 1)}
+	made := &program{lock: make(chan struct{}, 1)}
 	p.known[f] = made
 	return made
 }

@@ -30,7 +30,7 @@ func stampAt(path string) (stamp, error) {
 }
 
 func newImage(path string) (*Image, error) {
-	// Not blocking: a named pipe would wait for a writer.
+	// Without O_NONBLOCK, opening a named pipe would block until there is a writer.
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
@@ -57,7 +57,7 @@ func newImage(path string) (*Image, error) {
 	return i, nil
 }
 
-// fit refuses what must not be run, or would run as something else than it is.
+// fit returns an error for a file that is not an executable program, or whose copy would run with other privileges.
 func fit(st *unix.Stat_t) error {
 	switch {
 	case st.Mode&unix.S_IFMT != unix.S_IFREG:
@@ -72,7 +72,7 @@ func fit(st *unix.Stat_t) error {
 	return nil
 }
 
-// copyOf returns a sealed copy, open for reading only.
+// copyOf returns a sealed copy, which is open for reading only.
 func copyOf(source *os.File, name string) (*os.File, error) {
 	const longest = 200 // the kernel's bound is 249
 	fd, err := memfd(name[:min(len(name), longest)])
@@ -81,7 +81,7 @@ func copyOf(source *os.File, name string) (*os.File, error) {
 	}
 	target := os.NewFile(uintptr(fd), name)
 	defer target.Close()
-	// The target does not show its ReadFrom, which tries what does not work between these two, and then takes small steps.
+	// The struct hides ReadFrom of the target, which would first try splice, and then copy in small steps.
 	n, err := io.CopyBuffer(struct{ io.Writer }{target}, io.LimitReader(source, maxSize+1), make([]byte, step))
 	// gofail: var exeCopy string
 	// err = errors.New(exeCopy)
@@ -96,7 +96,7 @@ func copyOf(source *os.File, name string) (*os.File, error) {
 	}
 	const seals = unix.F_SEAL_WRITE | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 	_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals|unix.F_SEAL_EXEC)
-	if errors.Is(err, unix.EINVAL) { // before Linux 6.3, which has no seal for the mode
+	if errors.Is(err, unix.EINVAL) { // Linux before 6.3 has no seal for the mode
 		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals)
 	}
 	// gofail: var exeSeal string
@@ -104,7 +104,7 @@ func copyOf(source *os.File, name string) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("seal the copy: %w", err)
 	}
-	return os.Open(fmt.Sprintf("/proc/self/fd/%d", fd)) // with an offset of its own
+	return os.Open(fmt.Sprintf("/proc/self/fd/%d", fd)) // its offset is 0
 }
 
 func memfd(name string) (int, error) {
@@ -112,7 +112,7 @@ func memfd(name string) (int, error) {
 	// return -1, fmt.Errorf("make a file in memory (memfd_create): %s", exeMemory)
 	const flags = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
 	fd, err := unix.MemfdCreate(name, flags|unix.MFD_EXEC)
-	if errors.Is(err, unix.EINVAL) { // before Linux 6.3, where all can be executed
+	if errors.Is(err, unix.EINVAL) { // Linux before 6.3 has no flag, and can execute every file in memory
 		fd, err = unix.MemfdCreate(name, flags)
 	}
 	switch {
@@ -124,10 +124,10 @@ func memfd(name string) (int, error) {
 	return fd, nil
 }
 
-// examine reads the copy, which cannot change any more: nothing that is found out can become untrue.
+// examine sets the fields that are read from the sealed copy.
 func (i *Image) examine() error {
 	hash := sha256.New()
-	// Not io.Copy alone, which takes small steps.
+	// The struct hides WriteTo of the file, which copies in small steps.
 	size, err := io.CopyBuffer(hash, struct{ io.Reader }{i.File}, make([]byte, step))
 	if err != nil {
 		return fmt.Errorf("read the copy: %w", err)
@@ -144,14 +144,14 @@ func (i *Image) examine() error {
 	return err
 }
 
-// step is how many bytes are copied or hashed at a time.
+// step is the size in bytes of the buffer for copying and hashing.
 const step = 256 << 10
 
-// maxLinks is how many symbolic links a path may have, as in the kernel (path_resolution(7)).
+// maxLinks is the largest number of symbolic links in a path, as in the kernel (path_resolution(7)).
 const maxLinks = 40
 
-// TrustInterpreter refuses an interpreter that somebody else than root or the user of this process can change or replace, is setuid, or is
-// no program. The interpreter runs from its file: it belongs to the system, as the shared libraries do.
+// TrustInterpreter returns an error if users other than root and the user of this process can change or replace an interpreter, or if it is
+// setuid or not a program. Interpreters are not copied: like shared libraries, they belong to the system.
 func TrustInterpreter(path string) error {
 	if err := trust(path); err != nil {
 		return fmt.Errorf("the interpreter %s: %w", path, err)
@@ -159,7 +159,8 @@ func TrustInterpreter(path string) error {
 	return nil
 }
 
-// trust follows an absolute path as the kernel does: whoever can change a directory or a link on the way can put another file at its end.
+// trust checks each directory and symbolic link of an absolute path, in the order in which the kernel follows them: a user who can change
+// one of them can replace the file.
 func trust(path string) error {
 	const root = "/"
 	at, rest, links := root, strings.Split(path, root), 0
@@ -173,7 +174,7 @@ func trust(path string) error {
 		if name == "" || name == "." {
 			continue
 		}
-		next := filepath.Join(at, name) // no link is left in at, so that .. is the directory above
+		next := filepath.Join(at, name) // correct for .., because at has no symbolic links
 		if err := trusted(next, &st); err != nil {
 			return err
 		}
@@ -196,7 +197,8 @@ func trust(path string) error {
 	return fit(&st)
 }
 
-// trusted refuses what others can change. In a sticky directory they can make files, and cannot touch those of root and this user.
+// trusted returns an error if other users can change a file or directory. In a sticky directory they can create files, but not change or
+// remove those of root and this user.
 func trusted(path string, st *unix.Stat_t) error {
 	if err := unix.Lstat(path, st); err != nil {
 		return &os.PathError{Op: "lstat", Path: path, Err: err}
@@ -209,19 +211,19 @@ func trusted(path string, st *unix.Stat_t) error {
 	return nil
 }
 
-// settled is for how long a file must not have changed to be remembered: within one tick of the file system's clock it can change again
-// without a difference in its times.
-const settled = 2 * time.Second
+// minAge is the age at which the digest of a file may be cached. A younger file could change again within one tick of the file system's
+// clock, with the same times.
+const minAge = 2 * time.Second
 
-// Digest returns the digest of the program that a process runs. The start is that of a [plugin.Peer]: together with the PID it names the
-// process. Reading takes as long as the program is large, unless it is remembered; ctx ends it. The error wraps [ErrEnded],
-// [errUnreadable] or that of ctx.
+// Digest returns the digest of the program that a process executes. The process is identified by its PID and its start time, as in
+// [plugin.Peer]. Unless the digest is cached, Digest blocks until the file is read or ctx is done. The error wraps [ErrEnded],
+// [errUnreadable] or the error of ctx.
 func (p *Programs) Digest(ctx context.Context, pid int, start uint64) (Digest, error) {
 	if pid <= 0 || start == 0 {
 		return Digest{}, fmt.Errorf("%w: the process cannot be seen from here, it lives in another PID namespace", errUnreadable)
 	}
 	opened, err := os.Open("/proc/" + strconv.Itoa(pid) + "/exe")
-	// It was this process when the file was opened if it is this process still.
+	// If the process still has the PID now, it had the PID when the file was opened.
 	if !sock.Is(pid, start) {
 		if err == nil {
 			_ = opened.Close()
@@ -248,13 +250,13 @@ func (p *Programs) digest(ctx context.Context, f *os.File) (Digest, error) {
 	if err != nil {
 		return Digest{}, err
 	}
-	if !keepsTimes(f) || time.Since(time.Unix(0, before.changed)) < settled {
+	if !keepsTimes(f) || time.Since(time.Unix(0, before.changed)) < minAge {
 		return digestOfFile(ctx, f, before)
 	}
-	known := p.of(before)
+	known := p.lookup(before)
 	select {
-	case known.turn <- struct{}{}:
-		defer func() { <-known.turn }()
+	case known.lock <- struct{}{}:
+		defer func() { <-known.lock }()
 	case <-ctx.Done():
 		return Digest{}, ctx.Err()
 	}
@@ -268,7 +270,7 @@ func (p *Programs) digest(ctx context.Context, f *os.File) (Digest, error) {
 	return digest, err
 }
 
-// digestOfFile reads a file to its end. It fails if the file changes meanwhile.
+// digestOfFile reads a file to its end. It fails if the file changes while it is read.
 func digestOfFile(ctx context.Context, f *os.File, before stamp) (Digest, error) {
 	if before.size > maxSize {
 		return Digest{}, fmt.Errorf("it has %d bytes, and at most %d are read", before.size, maxSize)
@@ -305,8 +307,8 @@ func identify(f *os.File) (stamp, error) {
 	return stampOf(&st), nil
 }
 
-// keepsTimes says whether the kernel itself, and no server, keeps the times of a file, and changes them with each change of its content:
-// on file systems in memory a change through a mapping leaves no trace.
+// keepsTimes reports whether the file system of a file updates its times with each change of its content. File servers may not, and file
+// systems in memory do not for a change through a mapping.
 func keepsTimes(f *os.File) bool {
 	var st unix.Statfs_t
 	if unix.Fstatfs(int(f.Fd()), &st) != nil {

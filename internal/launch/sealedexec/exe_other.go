@@ -15,18 +15,18 @@ func newImage(string) (*Image, error) {
 
 func stampAt(string) (stamp, error) { return stamp{}, errors.ErrUnsupported }
 
-// TrustInterpreter refuses an interpreter that others can change.
+// TrustInterpreter fails: this system has no sealed copies.
 func TrustInterpreter(path string) error {
 	return fmt.Errorf("the interpreter %s: %w", path, errors.ErrUnsupported)
 }
 
-// Check returns nil: the programs of this system are not known.
+// Check returns nil: the formats of this system's programs are not known.
 func Check(string) error { return nil }
 
 // Explain is like [Check].
 func Explain(string) error { return nil }
 
-// Digest fails: this system does not say what a process runs.
+// Digest fails: this system does not report which program a process executes.
 func (p *Programs) Digest(_ context.Context, pid int, _ uint64) (Digest, error) {
 	return Digest{}, fmt.Errorf("%w: process %d: %w", errUnreadable, pid, errors.ErrUnsupported)
 }

@@ -51,7 +51,7 @@ func read(t testing.TB, i *Image) string {
 
 func TestLoad(t *testing.T) {
 	path := write(t, filepath.Join(t.TempDir(), "program"), "content")
-	i, err := load(path)
+	i, err := (&Cache{}).Open(path, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,7 +64,7 @@ func TestLoad(t *testing.T) {
 
 // Whoever can open the copy cannot change it.
 func TestSealed(t *testing.T) {
-	i, err := load(write(t, filepath.Join(t.TempDir(), "program"), "content"))
+	i, err := (&Cache{}).Open(write(t, filepath.Join(t.TempDir(), "program"), "content"), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,11 +119,11 @@ func TestUnfit(t *testing.T) {
 		if !filepath.IsAbs(name) {
 			name = path(name)
 		}
-		if _, err := load(name); !errors.Is(err, ErrUnfit) || !strings.Contains(err.Error(), says) {
+		if _, err := (&Cache{}).Open(name, nil); !errors.Is(err, ErrUnfit) || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := load(path("missing")); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := (&Cache{}).Open(path("missing"), nil); !errors.Is(err, fs.ErrNotExist) {
 		t.Error(err)
 	}
 }
@@ -397,7 +397,7 @@ func BenchmarkLoad(b *testing.B) {
 			path := write(b, filepath.Join(b.TempDir(), "program"), strings.Repeat("0123456789abcdef", size/16))
 			b.SetBytes(int64(size))
 			for b.Loop() {
-				i, err := load(path)
+				i, err := (&Cache{}).Open(path, nil)
 				if err != nil {
 					b.Fatal(err)
 				}

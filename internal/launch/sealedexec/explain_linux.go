@@ -15,10 +15,10 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/regular"
 )
 
-// errForeign is wrapped by errors about programs of another kind than this system executes by itself.
+// errForeign is wrapped by errors about programs in a format that the kernel does not execute without a registered handler.
 var errForeign = errors.New("this system cannot execute it")
 
-// Check returns why the system cannot execute the program at path, which exists; nil if there is no reason, or none that can be seen.
+// Check returns the reason why the system cannot execute the program at path, which exists; nil if no reason is found.
 func Check(path string) error {
 	err := Explain(path)
 	if errors.Is(err, errForeign) && hasHandlers() {
@@ -88,16 +88,16 @@ func explainELF(path string, program io.ReaderAt) error {
 	return nil
 }
 
-// natives are the machines whose programs the kernel may execute, by the architecture of this program.
+// natives lists the machines whose programs the kernel may execute, by GOARCH.
 var natives = map[string][]elf.Machine{
 	"386": {elf.EM_386}, "amd64": {elf.EM_X86_64, elf.EM_386}, "arm": {elf.EM_ARM}, "arm64": {elf.EM_AARCH64, elf.EM_ARM},
 	"ppc64le": {elf.EM_PPC64}, "riscv64": {elf.EM_RISCV}, "s390x": {elf.EM_S390}, "loong64": {elf.EM_LOONGARCH},
 }
 
-// machineNames says how Go calls machines that it calls otherwise than ELF.
+// machineNames has the Go names of machines whose ELF names differ.
 var machineNames = map[elf.Machine]string{elf.EM_X86_64: "amd64", elf.EM_AARCH64: "arm64", elf.EM_RISCV: "riscv64", elf.EM_S390: "s390x"}
 
-// hasHandlers reports whether somebody has registered programs that execute those of other machines (binfmt_misc).
+// hasHandlers reports whether programs are registered that execute programs of other machines (binfmt_misc).
 func hasHandlers() bool {
 	entries, _ := os.ReadDir("/proc/sys/fs/binfmt_misc") // there are none if it is not mounted
 	return slices.ContainsFunc(entries, func(e os.DirEntry) bool { return e.Name() != "register" && e.Name() != "status" })

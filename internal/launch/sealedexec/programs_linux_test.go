@@ -111,12 +111,12 @@ func TestDigestsAreRemembered(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.of(id).digest[0]++ // so that it can be told from what is read
+	p.lookup(id).digest[0]++ // so that it can be told from what is read
 	if got, err := p.Digest(t.Context(), pid, startTime); err != nil || got == want {
 		t.Errorf("it is read again: %v, %v", got, err)
 	}
 	for i := range uint64(2 * maxKnown) {
-		p.of(stamp{ino: i})
+		p.lookup(stamp{ino: i})
 	}
 	if len(p.known) > maxKnown {
 		t.Errorf("%d programs are remembered", len(p.known))
