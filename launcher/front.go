@@ -31,19 +31,19 @@ import (
 type connector interface {
 	// Dial connects to an endpoint.
 	Dial(ctx context.Context, endpoint string) (net.Conn, error)
-	// Interceptor is told of the calls there; nil for none.
+	// Interceptor returns the interceptor for the calls to an endpoint; nil if there is none.
 	Interceptor(endpoint string) grpc.StreamClientInterceptor
 }
 
 const (
-	// behindName is the directory, in the plugin directory, of the sockets of processes behind a front. It is hidden, so that nobody takes
-	// them for plugins.
+	// behindName is the directory, in the plugin directory, with the sockets of processes behind a front. It is hidden, so that it is not
+	// searched for plugins.
 	behindName = ".launched"
 	// Socket names are NAME.N.sock. N counts processes from 1; 0 is the front.
 	frontSocketNumber = 0
 	frontSuffix       = ".0.sock"
-	// connectTimeout is how long a process may take to accept a connection and speak HTTP/2 on it, idleTimeout how long one that nobody uses
-	// stays, and reconnectPause the time after a failure without another attempt.
+	// connectTimeout is how long a process may take to accept a connection and speak HTTP/2 on it. An unused connection is closed after
+	// idleTimeout. After a failed attempt, the next one waits for reconnectPause.
 	connectTimeout, idleTimeout, reconnectPause = 5 * time.Second, time.Minute, 20 * time.Millisecond
 )
 
@@ -78,8 +78,8 @@ func (o frontOwner) Unneeded(t *activator.Target) {
 	}
 }
 
-// setFront gives the unit the front that it needs, if it does. One that is not needed any more goes with its last process, or when the
-// plugin is registered without. Launcher.mu is held.
+// setFront creates or updates the front of the unit, if the plugin needs one. A front that is not needed any more is closed with its last
+// process, or when the plugin is registered without it. The caller holds Launcher.mu.
 func (u *unit) setFront(p Plugin) {
 	f := u.front.Load()
 	switch {
@@ -159,7 +159,7 @@ func (u *unit) verifyAndRoute(ctx context.Context, p *process) error {
 	p.target.Store(target)
 	p.front.Serve(target)
 	select {
-	case <-p.Done(): // who waited for that may not have known the target
+	case <-p.Done(): // Wait may have called leave before the target was stored
 		p.leave(cancelledContext)
 		return errors.New("it ended while it was asked who it is")
 	default:
@@ -168,14 +168,14 @@ func (u *unit) verifyAndRoute(ctx context.Context, p *process) error {
 		return err
 	}
 	if registered, reason, told := p.front.Status(); told {
-		_ = client.Notify(ctx, 0, registered, reason) // who does not want to know need not
+		_ = client.Notify(ctx, 0, registered, reason) // a plugin may ignore the notification
 	}
 	return nil
 }
 
 // reach connects to the registration of a process as soon as it serves.
 func (p *process) reach(ctx context.Context) (conn *net.UnixConn, err error) {
-	// No event says that it listens. A pause of a twentieth of the time so far delays the start by as much at most.
+	// There is no event when the process listens. A pause of a twentieth of the time so far delays the start by at most 5 %.
 	for begin := time.Now(); ; {
 		if conn, err = p.dial(ctx, p.PluginSocket()); err == nil {
 			return conn, nil
@@ -189,8 +189,8 @@ func (p *process) reach(ctx context.Context) (conn *net.UnixConn, err error) {
 	}
 }
 
-// dial connects to a socket at which nobody but the plugin is to listen. Where it runs as the host's own user, that is whoever listens. The
-// registration of a plugin of a foreign protocol is the host's own.
+// dial connects to a socket of the process. If the plugin runs as another user, dial fails unless a process of that user listens. This
+// process itself serves the registration of a plugin of a foreign protocol, so that is not checked.
 func (p *process) dial(ctx context.Context, path string) (*net.UnixConn, error) {
 	if p.plugin.User+p.plugin.Group == "" || p.plugin.Protocol != nil && path == p.PluginSocket() {
 		return sock.Dial(ctx, path)
@@ -284,7 +284,7 @@ func (l *Launcher) fronting(socket string) *unit {
 	return u
 }
 
-// makeDir makes the plugin directory, or in it that of the sockets behind fronts.
+// makeDir creates the plugin directory and, if behind is set, the directory for sockets behind fronts. It returns the last one.
 func (l *Launcher) makeDir(behind bool) (dir string, err error) {
 	dir = l.cfg.Dir
 	if err = os.MkdirAll(dir, dirMode); err == nil && behind {

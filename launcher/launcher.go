@@ -36,12 +36,12 @@ type Config struct {
 	Admit func(ctx context.Context, pin plugin.Pin) error
 	// Registrations is asked about the registrations of the plugins. It is required for plugins that serve.
 	Registrations Registrations
-	// Observe receives the events of the plugins, in order for each plugin. It must not block or call the launcher. It is a function and not a
-	// subscription because the order of events and states must be the same for all observers. May be nil.
+	// Observe receives the events of the plugins, in order for each plugin. It must not block or call the launcher. It is a function and
+	// not a subscription because the order of events and states must be the same for all observers. May be nil.
 	Observe func(plugin.Event)
-	// OnCallsLimited is called when calls to plugins for which this process answers are slowed down or refused, because there are too many or
-	// too much of their data waits in memory: with the user, the reason, and whether this has just begun. It must not block. It is a function
-	// because it is a count and not an event of a plugin. May be nil.
+	// OnCallsLimited is called when calls to plugins for which this process answers are slowed down or refused, because there are too many
+	// or too much of their data waits in memory: with the user, the reason, and whether this has just begun. It must not block. It is a
+	// function because it is a count and not an event of a plugin. May be nil.
 	OnCallsLimited func(uid uint32, reason string, first bool)
 	// Output gets the output of plugins in addition to their bounded logs. May be nil.
 	Output slog.Handler
@@ -49,8 +49,8 @@ type Config struct {
 
 // Registrations knows which launched plugins are registered. A patchbay.Runtime gives its launcher one.
 type Registrations interface {
-	// AwaitRegistered blocks until the plugin behind a socket is registered and returns nil, or the error of ctx when it ends. If the plugin
-	// was refused, and each time that it is refused, it calls refused with the reason.
+	// AwaitRegistered blocks until the plugin behind a socket is registered and returns nil, or the error of ctx when it ends. If the
+	// plugin was refused, and each time that it is refused, it calls refused with the reason.
 	AwaitRegistered(ctx context.Context, socket string, refused func(error)) error
 	// Announced returns what the plugin behind a socket was registered with last; ok is false if that is not known.
 	Announced(socket string) (info plugin.Info, ok bool)
@@ -60,22 +60,21 @@ type Registrations interface {
 type Launcher struct {
 	cfg    Config
 	budget *h2proxy.Budget // of the calls to plugins for which the host answers
-	// adopting ends with Close, and with it the tries to reach survivors.
-	adopting     context.Context //nolint:containedctx // that of what the launcher does by itself
+	// adopting is cancelled by Close, which stops the attempts to reach survivors.
+	adopting     context.Context //nolint:containedctx // for work that no caller waits for
 	stopAdopting context.CancelFunc
 
-	setting sync.Mutex // one Set at a time, which may wait for survivors; taken before mu
-	asked   bool       // the host was asked for survivors; guarded by setting, as is whether tidy was called
-	tidied  bool
-	unclaim func() error // ends the claim on the directory; nil without one
+	setting   sync.Mutex   // held during Set, which may wait for survivors; taken before mu; guards the next three fields
+	hasAsked  bool         // adopt has called the host
+	hasTidied bool         // tidy was called
+	unlock    func() error // unlocks the plugin directory; nil if it is not locked
 
-	mu    sync.Mutex // guards what follows; held for short steps
-	units map[string]*unit
-	// leaving are the units that are being removed.
-	leaving map[string]*unit
+	mu      sync.Mutex // guards the next three fields; held for short steps
+	units   map[string]*unit
+	leaving map[string]*unit // units that are being removed
 	closed  bool
-	// work are the goroutines of all units, and the one that looks for survivors.
-	work sync.WaitGroup
+
+	work sync.WaitGroup // the goroutines of all units, and adoptRest
 }
 
 // New returns a launcher that launches nothing yet. It panics if the Config has no Host.
@@ -90,14 +89,14 @@ func New(cfg Config) *Launcher {
 	if cfg.OnCallsLimited == nil {
 		cfg.OnCallsLimited = func(uint32, string, bool) {}
 	}
-	if dir, err := filepath.Abs(cfg.Dir); err == nil { // else it is as relative as what finds the plugins has it
+	if dir, err := filepath.Abs(cfg.Dir); err == nil { // otherwise it stays relative, as for the discovery
 		cfg.Dir = dir
 	}
 	limited := func(uid uint32, why h2proxy.Reason, first bool) {
 		callback.Observer(log, "OnCallsLimited", func(first bool) { cfg.OnCallsLimited(uid, string(why), first) })(first)
 	}
 	limits := h2proxy.DefaultLimits
-	limits.Cancels = h2proxy.CancelRates{} // the callers are connections of this program, shared by users who are limited where they call
+	limits.Cancels = h2proxy.CancelRates{} // the callers are shared connections of this program, which limits its own callers
 	l := &Launcher{
 		cfg: cfg, units: map[string]*unit{}, leaving: map[string]*unit{},
 		budget: h2proxy.NewBudget(limits, uint32(max(os.Geteuid(), 0)), limited),
@@ -106,12 +105,13 @@ func New(cfg Config) *Launcher {
 	return l
 }
 
-// Set makes these the plugins to launch. New ones are started unless they are manual, missing ones are stopped, and running ones that
-// have changed are replaced; unchanged ones are not disturbed. The first Set takes over plugins that survived an earlier launcher, and
-// replaces those that have changed since. It keeps retrying those that it cannot reach within 3 s; if one is reached after its plugin was
-// started again, it is stopped. Set does not wait for anything else: [Launcher.Plugins] and the events show the progress. It
-// changes nothing if a plugin is not valid. An error that wraps [ErrProgram] names those whose programs do not exist or cannot be
-// executed: all others are launched, and these too as soon as possible.
+// Set sets the plugins to launch. New plugins are started unless they are manual, missing plugins are stopped, running plugins that have
+// changed are replaced, and unchanged plugins are not disturbed. The first Set adopts processes that survived an earlier launcher, and
+// replaces those whose plugins have changed. It waits up to 3 s for them; the launcher keeps trying to reach the others, and stops them if
+// their plugins were started again. Set does not wait for anything else: [Launcher.Plugins] and the events show the progress.
+//
+// If a plugin is not valid, Set changes nothing. An error that wraps [ErrProgram] names plugins whose programs do not exist or cannot be
+// executed: they are launched when this has changed, and all other plugins immediately.
 func (l *Launcher) Set(plugins []Plugin) error {
 	// gofail: var launcherSet string
 	// return errors.New(launcherSet)
@@ -129,7 +129,7 @@ func (l *Launcher) Set(plugins []Plugin) error {
 	}
 	l.setting.Lock()
 	defer l.setting.Unlock()
-	if err := l.claim(wanted); err != nil {
+	if err := l.lockDir(wanted); err != nil {
 		return err
 	}
 	l.tidy(wanted)
@@ -157,7 +157,7 @@ func (l *Launcher) Set(plugins []Plugin) error {
 		case wanted[name].OnDemand && (fresh[name] && !wanted[name].Manual || u.Status().State == plugin.StateIdle):
 			u.announceIdle(wanted[name])
 		case fresh[name] && !wanted[name].Manual:
-			u.Tell(machine.Start{}) // its outcome shows in the status and in the events
+			u.Tell(machine.Start{})
 		}
 	}
 	return errors.Join(missing...)
@@ -171,58 +171,59 @@ func (l *Launcher) configure(p Plugin) (fresh bool) {
 		if u = l.leaving[p.Name]; u == nil {
 			u = newUnit(l, p)
 		}
-		delete(l.leaving, p.Name) // it came back if it was there
+		delete(l.leaving, p.Name)
 		l.units[p.Name] = u
 	}
 	u.configure(p)
 	return fresh
 }
 
-// claim locks the plugin directory: two launchers would give their plugins the same sockets, and remove each other's. setting is held.
-func (l *Launcher) claim(wanted map[string]Plugin) error {
+// lockDir locks the plugin directory, because two launchers would give their plugins the same sockets, and remove those of each other. The
+// caller holds setting.
+func (l *Launcher) lockDir(wanted map[string]Plugin) error {
 	serves := slices.ContainsFunc(slices.Collect(maps.Values(wanted)), func(p Plugin) bool { return !p.NoSocket })
 	l.mu.Lock()
 	closed := l.closed
 	l.mu.Unlock()
-	if !serves || closed || l.unclaim != nil {
+	if !serves || closed || l.unlock != nil {
 		return nil
 	}
 	dir, err := l.makeDir(false)
 	if err != nil {
 		return nil //nolint:nilerr // each launch fails with this error
 	}
-	unclaim, err := sock.Lock(filepath.Join(dir, "launcher"))
+	unlock, err := sock.Lock(filepath.Join(dir, "launcher"))
 	switch {
 	case errors.Is(err, sock.ErrInUse):
 		return fmt.Errorf("cannot launch plugins in %s: another daemon or host launches plugins there; give this one another plugin "+
 			"directory: %w", dir, sock.ErrInUse)
 	case err == nil:
-		l.unclaim = unclaim
+		l.unlock = unlock
 	}
-	return nil // what cannot be locked cannot be written to, which each launch reports
+	return nil // with any other error, the directory is not writable, which each launch reports
 }
 
-// tidy removes the sockets of an earlier host that was killed before it had started their plugins. It does so once. The sockets of plugins
-// that survive stay. setting is held.
+// tidy removes, in its first call, sockets that a killed host had created for plugins that it could not start any more. The sockets of
+// plugins that survive stay. The caller holds setting.
 func (l *Launcher) tidy(wanted map[string]Plugin) {
-	if l.tidied {
+	if l.hasTidied {
 		return
 	}
-	l.tidied = true
+	l.hasTidied = true
 	for _, dir := range []string{l.cfg.Dir, filepath.Join(l.cfg.Dir, behindName)} {
-		files, _ := os.ReadDir(dir) // what cannot be read is left
+		files, _ := os.ReadDir(dir) // it may not exist
 		for _, file := range files {
 			socket, made := sock.MadeFor(file.Name())
 			life := strings.TrimSuffix(socket, ".sock")
 			name := strings.TrimSuffix(life, filepath.Ext(life))
 			if p, ours := wanted[name]; made && ours && !p.Survive {
-				_ = sock.RemoveMade(filepath.Join(dir, socket)) // else the next host tries
+				_ = sock.RemoveMade(filepath.Join(dir, socket)) // after an error, the next host tries again
 			}
 		}
 	}
 }
 
-// remove stops a unit for good, unless it is configured again before it has stopped. mu is held.
+// remove stops a unit and then forgets it, unless it is configured again before it has stopped. The caller holds mu.
 func (l *Launcher) remove(u *unit) {
 	delete(l.units, u.name)
 	l.leaving[u.name] = u
@@ -242,14 +243,14 @@ func (l *Launcher) forget(u *unit) {
 	}
 }
 
-// Start starts a plugin that is not running, also one that is waiting to be restarted. It returns when the process runs or has failed to
-// start. A running plugin is left alone.
+// Start starts a plugin that is not running, even during a back-off. It returns when the process runs or has failed to start. It does
+// nothing if the plugin runs.
 func (l *Launcher) Start(name string) error {
 	return l.request(context.Background(), name, "start", (*unit).Start)
 }
 
-// Stop ends a plugin and waits until it has ended. It stays down until Start or Restart. The error wraps [ErrUnknown] if there is no such
-// plugin, and [ErrClosed] after Close.
+// Stop stops a plugin and waits until its process has exited. The plugin is not started again before Start or Restart. The error wraps
+// [ErrUnknown] if there is no such plugin, and [ErrClosed] after Close.
 func (l *Launcher) Stop(name string) error {
 	err := l.request(context.Background(), name, "stop", (*unit).Stop)
 	if u, unknown := l.unit(name); err == nil && unknown == nil && u.Status().State == plugin.StateStopped {
@@ -289,8 +290,8 @@ func (l *Launcher) AwaitReplacement(ctx context.Context, name string) error {
 	return nil
 }
 
-// SocketRemoved reports that the socket of a plugin was removed while its process still serves, so nobody can find it: the launcher
-// replaces the process. It does not block.
+// SocketRemoved reports that the socket of a plugin was removed while its process still serves. The launcher replaces the process, which
+// cannot be discovered any more. It does not block.
 func (l *Launcher) SocketRemoved(socket string) {
 	u := l.fronting(socket)
 	l.mu.Lock()
@@ -331,9 +332,9 @@ func (l *Launcher) Plugins() []plugin.LaunchStatus {
 	return statuses
 }
 
-// Close stops all plugins except those that survive, concurrently, and returns when everything the launcher started has ended. Each has
-// its own StopTimeout; closing the host cuts that short. Sockets at which the launcher answers for plugins stay until CloseFronts, so that
-// nobody takes those for gone.
+// Close concurrently stops all plugins except those that survive. It returns when everything that the launcher started has ended, which
+// takes at most the longest StopTimeout, or less if the host is closed. Sockets at which the launcher answers for plugins stay until
+// CloseFronts, so that these plugins are not deregistered before.
 func (l *Launcher) Close() {
 	l.mu.Lock()
 	l.closed = true
@@ -345,9 +346,9 @@ func (l *Launcher) Close() {
 	l.mu.Unlock()
 	l.work.Wait()
 	l.setting.Lock()
-	if l.unclaim != nil {
-		_ = l.unclaim() // the lock ends with the process at the latest
-		l.unclaim = nil
+	if l.unlock != nil {
+		_ = l.unlock() // the lock ends with the process at the latest
+		l.unlock = nil
 	}
 	l.setting.Unlock()
 	for _, u := range units {
@@ -355,8 +356,8 @@ func (l *Launcher) Close() {
 	}
 }
 
-// CloseFronts removes the sockets at which the launcher answers for plugins, and ends the calls there. Call it after Close, when nothing
-// discovers plugins any more.
+// CloseFronts removes the sockets at which the launcher answers for plugins, and ends the calls there. Call it after Close, when the
+// discovery has stopped.
 func (l *Launcher) CloseFronts() {
 	l.mu.Lock()
 	units := slices.Collect(maps.Values(l.units))
@@ -366,13 +367,13 @@ func (l *Launcher) CloseFronts() {
 	}
 }
 
-// adopt returns the processes that survived an earlier launcher, once, and an error if some could not be reached. setting is held, and mu
-// is not: it waits up to 3 s for a survivor that does not answer.
+// adopt returns, in its first call, the processes that survived an earlier launcher, and an error if some could not be reached. It waits up
+// to 3 s for a survivor that does not answer, so the caller holds setting, but not mu.
 func (l *Launcher) adopt() (found []*host.PluginProcess, err error) {
-	if l.asked || l.cfg.Host.StateDir == "" {
+	if l.hasAsked || l.cfg.Host.StateDir == "" {
 		return nil, nil
 	}
-	l.asked = true
+	l.hasAsked = true
 	if found, err = l.cfg.Host.Adopt(l.adopting); err != nil {
 		l.cfg.Observe(plugin.Event{Time: time.Now(), Kind: plugin.EventFailed, Message: err.Error()})
 	}
@@ -393,12 +394,12 @@ func (l *Launcher) adoptRest() {
 	}
 }
 
-// assignSurvivors gives each survivor to its unit. A survivor without a unit is stopped. mu is held.
+// assignSurvivors passes each survivor to its unit. A survivor without a unit is stopped. The caller holds mu.
 func (l *Launcher) assignSurvivors(found []*host.PluginProcess) {
 	for _, p := range found {
 		u := l.units[p.Name()]
 		switch {
-		case l.closed: // the host lets it go on
+		case l.closed: // the host leaves the process running
 		case u == nil:
 			l.work.Go(func() { _ = p.Terminate(context.Background()) })
 		default:

@@ -35,33 +35,31 @@ var (
 // Plugin describes a plugin to launch. Zero fields have the defaults of the configuration, except Env, Dir and NoNewPrivs of Spec, whose
 // defaults are those of package host.
 type Plugin struct {
-	// Spec describes the processes of the plugin. Its Name must be unique among the launched plugins and have the syntax of a file name; its
-	// Env is the whole environment unless it is nil. The launcher sets PluginSocket, Admit, Tag and Adapter.
+	// Spec describes the processes of the plugin. Its Name must be unique among the launched plugins and have the syntax of a file name;
+	// its Env is the whole environment unless it is nil. The launcher sets PluginSocket, Admit, Tag and Adapter.
 	host.Spec
-	// NoSocket is set for a program that does not serve; it is ready when it has run for a second. Any other plugin gets a socket path in the
-	// plugin directory, and is ready when it is registered. A plugin with a user or group gets its own directory in the plugin directory.
+	// NoSocket is set for a program that does not serve; it is ready when it has run for a second. Any other plugin gets a socket path in
+	// the plugin directory, and is ready when it is registered. A plugin with a user or group gets its own directory in the plugin
+	// directory.
 	NoSocket bool
 	// Protocol launches a plugin that speaks a protocol unknown to the host, and which must serve; nil for other plugins. [Launcher.Set]
 	// compares it with the previous Protocol by [reflect.DeepEqual].
 	Protocol Protocol
 	// Manual plugins are started by [Launcher.Start] only.
 	Manual bool
-	// OnDemand starts the plugin with the first call, and stops it when no call has been in progress for Idle (default 5 min). It must serve.
-	// The host listens on its socket and forwards calls, so the plugin is registered whether it runs or not, and the host is its caller. After
-	// a failure it is restarted when a call needs it, whatever Restart.Policy is.
+	// OnDemand starts the plugin with the first call, and stops it when no call has been in progress for Idle (default 5 min). It must
+	// serve. The host listens on its socket and forwards calls, so the plugin is registered whether it runs or not, and the host is its
+	// caller. After a failure it is restarted when a call needs it, whatever Restart.Policy is.
 	OnDemand bool
 	Idle     time.Duration
 	// Announce is the type, name and versions with which an OnDemand plugin is registered before it has run. Without a Type they are those
 	// that the plugin announced last; if they are not known, the plugin is started once to learn them.
 	Announce plugin.Info
-	// Restart says when the plugin is restarted.
-	Restart plugin.RestartPolicy
-	// Upgrade says how a new process replaces an old one.
-	Upgrade plugin.Upgrade
-	// Health says how its health is checked.
-	Health plugin.HealthCheck
-	// StartTimeout is how long a process that serves may take from its start until it is ready (default 1 min). A process that takes longer is
-	// stopped, which counts as a failure.
+	Restart  plugin.RestartPolicy
+	Upgrade  plugin.Upgrade
+	Health   plugin.HealthCheck
+	// StartTimeout is how long a process that serves may take from its start until it is ready (default 1 min). A process that takes longer
+	// is stopped, which counts as a failure.
 	StartTimeout time.Duration
 	// LogRate is how many lines of output per second are kept (default 1,000; negative for no limit).
 	LogRate int
@@ -69,8 +67,8 @@ type Plugin struct {
 
 // Protocol launches the plugins of a protocol.
 type Protocol interface {
-	// Launch launches a plugin with a host, instead of [host.Host.Launch]. It may block until the plugin answers; if ctx ends before that, it
-	// stops the process. ctx has the deadline of the plugin's StartTimeout, and is cancelled when Launch has returned.
+	// Launch launches a plugin with a host, instead of [host.Host.Launch]. It may block until the plugin answers; if ctx ends before that,
+	// it stops the process. ctx has the deadline of the plugin's StartTimeout, and is cancelled when Launch has returned.
 	Launch(ctx context.Context, h *host.Host, spec host.Spec) (*host.PluginProcess, error)
 }
 
@@ -129,7 +127,7 @@ func (l *Launcher) check(p Plugin) error {
 	return nil
 }
 
-// problem returns what is wrong with a plugin apart from its name; nil if nothing is.
+// problem returns an error if a field other than the name is not valid.
 func (l *Launcher) problem(p Plugin) error {
 	switch {
 	case p.PluginSocket != "" || p.Admit != nil || p.Tag != "" || p.Adapter != nil:
@@ -156,7 +154,6 @@ func (l *Launcher) problem(p Plugin) error {
 	return p.Spec.Validate() //nolint:staticcheck // of the Spec alone
 }
 
-// What the fields of these types may be.
 var (
 	upgrades = []plugin.Upgrade{"", plugin.UpgradeSideBySide, plugin.UpgradeHandover, plugin.UpgradeRecreate}
 	restarts = []plugin.Restart{"", plugin.RestartOnFailure, plugin.RestartAlways, plugin.RestartNever}
@@ -164,7 +161,7 @@ var (
 
 var nameText = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9._-]{0,127}$`)
 
-// manyProcesses is more processes than a plugin has during one run of its host.
+// manyProcesses is more than the number of processes that a plugin has during one run of its host.
 const manyProcesses = 999_999
 
 // CheckSocket returns an error if the paths of the plugin's sockets in a plugin directory would be too long for Unix sockets.

@@ -13,16 +13,16 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// programInterval is how often a program is looked at that has to change before its plugin can be started.
+// programInterval is the interval for checking whether a program has changed, if its plugin cannot be started before that.
 const programInterval = time.Second
 
-// executable identifies the program of a plugin, as far as a change shows without reading it. The zero value stands for a missing one.
+// executable identifies a version of a program without reading it. The zero value is a missing program.
 type executable struct {
 	path string
 	info os.FileInfo
 }
 
-// program returns what the plugin would run now.
+// program returns the program that a launch would execute now.
 func (p Plugin) program() executable {
 	path, err := sealedexec.Find(p.Args[0], p.Dir)
 	if err != nil {
@@ -35,7 +35,7 @@ func (p Plugin) program() executable {
 	return executable{path, info}
 }
 
-// tried returns what a launch is about to try, if its digest will be checked: otherwise nothing is compared with it.
+// tried returns the program that is about to be launched, if its digest is checked. Otherwise the result is not needed.
 func (p Plugin) tried() executable {
 	if p.SHA256 == "" {
 		return executable{}
@@ -77,7 +77,7 @@ func (p Plugin) blocked(err error, tried executable) error {
 	}
 	return &supervise.BlockedError{Err: err, AwaitChange: func(ctx context.Context) {
 		for !hasChanged() && backoff.Pause(ctx, programInterval) {
-			continue // nothing tells of changes on the file system of another machine
+			continue // there may be no events for changes on a network file system
 		}
 	}}
 }

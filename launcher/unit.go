@@ -24,10 +24,10 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// dirMode is that of a plugin directory that somebody removed.
+// dirMode is the mode of a plugin directory that is created again.
 const dirMode = 0o750
 
-// unit is one plugin to launch, with what keeps it running.
+// unit launches one plugin.
 type unit struct {
 	*supervise.Unit
 	name          string
@@ -35,14 +35,13 @@ type unit struct {
 	log           *pluginlog.Log
 	socketCounter atomic.Int64 // numbers the processes, to name their sockets
 	front         atomic.Pointer[activator.Front]
-	plugin        *Plugin // as it is configured now; nil before it is; guarded by Launcher.mu
-	// replacement is that which the last configuration made necessary, if it did.
-	replacement atomic.Pointer[replacement]
+	plugin        *Plugin // the current configuration; nil before the first; guarded by Launcher.mu
+	replacement   atomic.Pointer[replacement]
 }
 
-// replacement is one of a process.
+// replacement is the outcome of replacing the process after the last change of the configuration.
 type replacement struct {
-	ended chan struct{} // closed when err has its value
+	ended chan struct{} // closed when err is set
 	err   error
 }
 
@@ -74,7 +73,7 @@ func (u *unit) Observe(e plugin.Event) {
 	u.launcher.cfg.Observe(e)
 }
 
-// configure gives the unit other details. Launcher.mu is held.
+// configure sets the configuration of the plugin. The caller holds Launcher.mu.
 func (u *unit) configure(p Plugin) {
 	changed := u.plugin != nil && !u.plugin.same(p)
 	if u.plugin != nil && u.plugin.LogRate != p.LogRate {
@@ -90,16 +89,15 @@ func (u *unit) configure(p Plugin) {
 	})
 }
 
-// process is a process of a plugin as what keeps it running sees it.
+// process implements [supervise.Process].
 type process struct {
 	*host.PluginProcess
-	unit       *unit   // nil for a survivor of no unit
-	plugin     *Plugin // as it was when it was started
+	unit       *unit
+	plugin     *Plugin // the configuration with which the process was started or adopted
 	generation machine.Ref
-	began      time.Time // zero for a survivor, whose log has no other output
-	// front answers in its place; nil if nobody does. target is what it knows of the process, when it has been met.
-	front  *activator.Front
-	target atomic.Pointer[activator.Target]
+	began      time.Time                        // zero for a survivor, whose log has no other output
+	front      *activator.Front                 // forwards calls to the process; nil if callers connect to the process itself
+	target     atomic.Pointer[activator.Target] // the process in front; nil until verifyAndRoute has set it
 }
 
 // AwaitReady blocks until the process, or the front of the plugin, is registered.
@@ -110,7 +108,7 @@ func (p *process) AwaitReady(ctx context.Context, refused func(error)) error {
 			if ctx.Err() == nil {
 				u.Unfit(p, err, false)
 			}
-			<-ctx.Done() // it is being ended
+			<-ctx.Done() // when the unit stops the process
 			return ctx.Err()
 		}
 	}
@@ -121,13 +119,13 @@ func (p *process) AwaitReady(ctx context.Context, refused func(error)) error {
 	if err == nil {
 		p.MarkRegistered()
 		if f := u.front.Load(); f != nil && p.front == nil {
-			_ = f.ShutUnserved(ctx) // what is left at the path is refused as stale
+			_ = f.ShutUnserved(ctx) // a socket that is left there has no listener
 		}
 	}
 	return err
 }
 
-// program is a plugin as it is configured.
+// program implements [supervise.Program] with one configuration of a plugin.
 type program struct {
 	unit   *unit
 	plugin *Plugin
@@ -144,7 +142,6 @@ func (c program) Launch(ctx context.Context, generation machine.Ref) (supervise.
 		if err != nil {
 			return nil, err
 		}
-		// One of a foreign protocol does not make the socket itself: the host does.
 		spec.PluginSocket = u.nextSocket(dir, p.needsDir())
 	}
 	began := time.Now()
@@ -172,8 +169,7 @@ func (c program) Launch(ctx context.Context, generation machine.Ref) (supervise.
 	return proc, nil
 }
 
-// nextSocket returns the path at which the next life serves. Each has its own, so that an old and a new process never share one.
-// One that survived an earlier launcher may still have its own.
+// nextSocket returns the socket path of the next process. Each process has its own path, and those of survivors are skipped.
 func (u *unit) nextSocket(dir string, needsDir bool) string {
 	for {
 		path, room := socketPath(dir, u.name, int(u.socketCounter.Add(1)), needsDir)
@@ -183,7 +179,7 @@ func (u *unit) nextSocket(dir string, needsDir bool) string {
 	}
 }
 
-// output returns the log of the unit, or that of a process that an earlier launcher had started.
+// output returns the log of the unit, or that of the process, which is another one if an earlier launcher started the process.
 func (u *unit) output() plugin.Log {
 	if p, runs := u.Process().(*process); runs {
 		return p.Logs()
@@ -194,8 +190,7 @@ func (u *unit) output() plugin.Log {
 func (u *unit) closeLog() {
 	closing, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	// A handler of the host that is stuck loses the rest.
-	_ = u.log.Close(closing)
+	_ = u.log.Close(closing) // after an error, a slow handler loses the last records
 }
 
 // FollowHealth implements [supervise.Process].
@@ -210,7 +205,7 @@ func (p *process) FollowHealth(ctx context.Context, found func(machine.HealthFou
 			})
 			return
 		}
-		defer dialed.Close() // once, which cannot fail
+		defer dialed.Close() // cannot fail
 		conn = dialed
 	}
 	checks := p.plugin.checks(p.PluginSocket())
@@ -218,8 +213,8 @@ func (p *process) FollowHealth(ctx context.Context, found func(machine.HealthFou
 	supervise.FollowHealth(ctx, conn, checks, found)
 }
 
-// dialHealth connects to the plugin. Of one that makes its socket itself, as another user, that user has to listen: it can have a link to
-// somebody else's socket in its place, where it may have no right to call.
+// dialHealth connects to the plugin. If the plugin runs as another user, a process of that user must listen: the plugin could replace its
+// socket by a link to a socket that it may not connect to itself.
 func dialHealth(p *Plugin, socket string) (*grpc.ClientConn, error) {
 	if p.User == "" {
 		return grpcsock.Dial(socket)
@@ -261,6 +256,5 @@ func (p *process) Terminate(ctx context.Context) {
 	calls, done := context.WithTimeout(ctx, p.plugin.stopTimeout()/2)
 	p.leave(calls)
 	done()
-	// How a process ends that was told to is no news.
-	_ = p.PluginProcess.Terminate(ctx)
+	_ = p.PluginProcess.Terminate(ctx) // the exit status after a stop is not reported
 }

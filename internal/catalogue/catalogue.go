@@ -1,7 +1,7 @@
-// Package catalogue describes the plugins that a host may launch: the entries under "plugins" in the configuration, validated and
-// immutable. It also compares two catalogues, so that a host can switch to the next one without touching unchanged plugins.
+// Package catalogue validates the plugins that a host may launch, which are the entries under "plugins" in the configuration. [Diff]
+// compares two catalogues, so that a reload does not disturb unchanged plugins.
 //
-// It launches nothing and reads no files: the host checks whether a command exists, has the expected digest and may run as a user.
+// The package does not access files: the host checks whether a command exists, has the expected digest and may run as a user.
 package catalogue
 
 import (
@@ -13,19 +13,19 @@ import (
 	"strings"
 )
 
-// Catalogue is a set of plugins with different names. It does not change: its methods are safe for concurrent use, and what they return
-// belongs to the caller. A nil Catalogue has no plugins.
+// Catalogue is an immutable set of plugins with different names. Its methods are safe for concurrent use and return copies. A nil Catalogue
+// is empty.
 type Catalogue struct {
 	plugins map[string]entry // by name
 }
 
-// entry is a plugin and where it stood in the list that New was given.
+// entry is a plugin and its index in the argument of New.
 type entry struct {
 	plugin Plugin
 	index  int
 }
 
-// New checks plugins and returns the catalogue of them. An error joins one [FieldError] for each thing that is wrong.
+// New validates plugins and returns their catalogue. An error joins a [FieldError] for each problem.
 func New(plugins []Plugin) (*Catalogue, error) {
 	c, err := Usable(plugins)
 	if err != nil {
@@ -34,12 +34,11 @@ func New(plugins []Plugin) (*Catalogue, error) {
 	return c, nil
 }
 
-// Usable is New for those who look for all that is wrong: with the error comes the catalogue of the plugins in which nothing is. It is
-// never nil.
+// Usable is like [New], but returns, even with an error, the catalogue of the valid plugins. It is never nil.
 func Usable(plugins []Plugin) (*Catalogue, error) {
 	c := &Catalogue{plugins: map[string]entry{}}
 	var wrong []error
-	var bad []string // which are left out
+	var invalid []string // names of plugins that are removed at the end, so that duplicates of their names are found
 	for i := range plugins {
 		p := clone(plugins[i])
 		p.SHA256 = strings.ToLower(p.SHA256)
@@ -52,16 +51,15 @@ func Usable(plugins []Plugin) (*Catalogue, error) {
 		}
 		c.plugins[p.Name] = entry{p, i}
 		if len(problems) > 0 {
-			bad = append(bad, p.Name)
+			invalid = append(invalid, p.Name)
 		}
 	}
-	for _, name := range bad {
+	for _, name := range invalid {
 		delete(c.plugins, name)
 	}
 	return c, errors.Join(wrong...)
 }
 
-// Lookup returns the plugin with a name.
 func (c *Catalogue) Lookup(name string) (p Plugin, found bool) {
 	if c == nil {
 		return Plugin{}, false
@@ -70,7 +68,7 @@ func (c *Catalogue) Lookup(name string) (p Plugin, found bool) {
 	return clone(e.plugin), found
 }
 
-// Index returns where the plugin with a name stood in the list that [New] was given, for those who say what is wrong with it.
+// Index returns the index of the plugin with a name in the argument of [New], for errors about the plugin.
 func (c *Catalogue) Index(name string) int {
 	if c == nil {
 		return 0
@@ -90,9 +88,9 @@ func (c *Catalogue) List() []Plugin {
 	return list
 }
 
-// Changes says in what a catalogue differs from an earlier one. Each list is sorted by name.
+// Changes is the difference between two catalogues. Each list is sorted by name.
 type Changes struct {
-	// Added and Changed are the plugins as they are now, Removed as they were.
+	// Added and Changed are from the later catalogue, Removed is from the earlier one.
 	Added, Removed, Changed []Plugin
 }
 
@@ -116,7 +114,7 @@ func Diff(before, after *Catalogue) Changes {
 	return c
 }
 
-// clone returns a copy that shares nothing. What is empty is nil, so that equal plugins are deeply equal.
+// clone returns a deep copy. Empty maps and lists become nil, so that equal plugins are deeply equal.
 func clone(p Plugin) Plugin {
 	p.Command = slices.Clone(p.Command)
 	p.GoPlugin.ProtocolVersions = append([]int(nil), p.GoPlugin.ProtocolVersions...)

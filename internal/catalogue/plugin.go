@@ -21,8 +21,8 @@ type Plugin struct {
 	Command []string `json:"command" required:"true"`
 	// SHA256 is the digest that the program must have, as 64 hexadecimal digits. Without one, the program may have any content.
 	SHA256 string `json:"sha256"`
-	// Interpreter is the absolute path of the program that runs the plugin. It is needed for a script with a sha256, or one that must be
-	// admitted. The script must name it in its first line.
+	// Interpreter is the absolute path of the program that runs the plugin. A script needs it if it has a sha256 or must be admitted, and
+	// must name the same interpreter in its first line.
 	Interpreter string `json:"interpreter"`
 	// Metadata is available to the plugin and shown when it is listed.
 	Metadata map[string]string `json:"metadata"`
@@ -36,34 +36,34 @@ type Plugin struct {
 	Type string `json:"type"`
 	// GoPlugin is what a go-plugin plugin needs from its host.
 	GoPlugin GoPlugin `json:"goPlugin"`
-	// Limits bound what the process and its descendants may use.
+	// Limits bound the resources of the process and its descendants.
 	Limits Limits `json:"limits"`
 	// User is the name or number of the user that the process runs as (default: the daemon's).
 	User string `json:"user"`
 	// Group is the name or number of the group that the process runs as (default: that of the user).
 	Group string `json:"group"`
-	// Restart says what to do when the process ends by itself.
+	// Restart controls whether and when the plugin is restarted after its process has exited.
 	Restart plugin.RestartPolicy `json:"restart"`
-	// Health says how a plugin that offers grpc.health.v1 is checked.
+	// Health controls the health checks of a plugin that serves grpc.health.v1.
 	Health plugin.HealthCheck `json:"health"`
-	// Upgrade says how a new process takes the place of an old one: the old one ends when the new one is registered, when the new one serves
+	// Upgrade controls when the old process is stopped if a new one replaces it: when the new one is registered, when the new one serves
 	// behind a socket that stays, or before the new one is started.
 	Upgrade plugin.Upgrade `json:"upgrade" enum:"side-by-side,handover,recreate"`
-	// StartTimeout is how long a process that serves may take from its start until it is registered. One that takes longer is stopped, which
-	// counts as a failure; if it is to replace another one, that keeps running.
+	// StartTimeout is how long a process that serves may take from its start until it is registered. After that it is stopped, which counts
+	// as a failure. If it was to replace another process, that process keeps running.
 	StartTimeout time.Duration `json:"startTimeout"`
 	// StopTimeout is how long the process may take to stop when asked to, before it is killed.
 	StopTimeout time.Duration `json:"stopTimeout"`
 	// Survive lets the process outlive the daemon, to be adopted by the next one.
 	Survive bool `json:"survive"`
-	// Autostart starts the plugin together with the daemon. Without it, somebody has to start it by hand.
+	// Autostart starts the plugin together with the daemon. Without it, the plugin is started by hand.
 	Autostart bool `json:"autostart"`
-	// Start says what a plugin is started by: the daemon at once, or the first call.
+	// Start controls whether the plugin is started immediately or by the first call.
 	Start Start `json:"start" enum:"auto,onDemand"`
 	// Idle is how long a plugin that is started by the first call keeps running without a call.
 	Idle time.Duration `json:"idle"`
-	// Announce is what a plugin that is started by the first call is registered as before it has run (default: what it said last; if nobody
-	// knows that, it is started once to say so).
+	// Announce is the type, name and versions with which a plugin that is started by the first call is registered before it has run
+	// (default: those that it announced last; if they are not known, the plugin is started once to learn them).
 	Announce Announce `json:"announce"`
 	// Serve gives the plugin the path for a socket in a plugin directory, where it is discovered and registered.
 	Serve bool `json:"serve"`
@@ -71,7 +71,7 @@ type Plugin struct {
 	LogRate int `json:"logRate"`
 }
 
-// Limits bound what a process and its descendants may use. Zero stands for no limit.
+// Limits bound the resources of a process and its descendants. Zero means no limit.
 type Limits struct {
 	// Memory is an amount in bytes, for example 512Mi or 2G.
 	Memory Bytes `json:"memory"`
@@ -83,24 +83,24 @@ type Limits struct {
 	OpenFiles int `json:"openFiles"`
 }
 
-// Start says what a plugin is started by.
+// Start is when a plugin is started.
 type Start string
 
-// What a plugin is started by.
+// When a plugin is started.
 const (
-	// StartAuto: by the daemon, at once.
+	// StartAuto starts the plugin immediately.
 	StartAuto Start = "auto"
-	// StartOnDemand: by the first call. The daemon answers at its socket, and forwards calls.
+	// StartOnDemand starts the plugin with the first call. The daemon listens on the plugin's socket and forwards calls.
 	StartOnDemand Start = "onDemand"
 )
 
-// Announce is what a plugin is registered as.
+// Announce is the registration of a plugin.
 type Announce struct {
 	// Type is the plugin's type, for example csi.
 	Type string `json:"type"`
 	// Name is the plugin's name.
 	Name string `json:"name"`
-	// Versions are those that it supports.
+	// Versions are the versions that the plugin supports.
 	Versions []string `json:"versions"`
 }
 

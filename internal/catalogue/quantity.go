@@ -16,7 +16,7 @@ type Bytes int64
 // the suffix m.
 type CPU int64
 
-// The texts of quantities, as regular expressions that JSON Schema understands too.
+// The syntax of quantities, as regular expressions that are valid in JSON Schema, too.
 const (
 	// BytesPattern matches the texts of [Bytes].
 	BytesPattern = `^\d{1,18}(\.\d{1,18})?([kMGTP]|[KMGTP]i)?$`
@@ -29,19 +29,19 @@ var (
 	cpuText   = regexp.MustCompile(CPUPattern)
 )
 
-// suffixOf is the suffix of an amount in a unit of so many bytes.
+// suffixOf is the suffix of a unit.
 type suffixOf struct {
 	text  string
 	bytes int64
 }
 
-// suffixes are those of whole bytes, in the order in which a text is made: the longest that divides the amount is taken.
+// suffixes are in the order in which MarshalText tries them.
 var suffixes = []suffixOf{
 	{"Pi", 1 << 50}, {"Ti", 1 << 40}, {"Gi", 1 << 30}, {"Mi", 1 << 20}, {"Ki", 1 << 10},
 	{"P", 1e15}, {"T", 1e12}, {"G", 1e9}, {"M", 1e6}, {"k", 1e3}, {"", 1},
 }
 
-// UnmarshalText implements [encoding.TextUnmarshaler]. A fraction of a byte is rounded up. Zero is refused.
+// UnmarshalText implements [encoding.TextUnmarshaler]. A fraction of a byte is rounded up. Zero is an error.
 func (b *Bytes) UnmarshalText(text []byte) error {
 	match := bytesText.FindSubmatch(text)
 	if match == nil {
@@ -67,7 +67,7 @@ func (b Bytes) MarshalText() ([]byte, error) {
 	return []byte("0"), nil
 }
 
-// UnmarshalText implements [encoding.TextUnmarshaler]. Zero is refused.
+// UnmarshalText implements [encoding.TextUnmarshaler]. Zero is an error.
 func (c *CPU) UnmarshalText(text []byte) error {
 	if !cpuText.Match(text) {
 		return fmt.Errorf("%q is not a number of processors, for example 2, 0.5 or 500m", text)
@@ -92,7 +92,7 @@ func (c CPU) MarshalText() ([]byte, error) {
 	return []byte(strconv.FormatInt(int64(c), 10) + "m"), nil
 }
 
-// scaled returns a decimal number times a unit, rounded up, if that is above zero and fits.
+// scaled returns the product of a decimal number and a unit, rounded up. It reports false if the product is zero or overflows.
 func scaled(number string, unit int64) (amount int64, ok bool) {
 	rat, ok := new(big.Rat).SetString(number)
 	if !ok {

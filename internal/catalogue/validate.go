@@ -14,10 +14,9 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// The texts of two fields, as regular expressions that JSON Schema understands too.
+// The syntax of two fields, as regular expressions that are valid in JSON Schema, too.
 const (
-	// NamePattern matches the names of plugins. Such a name is safe as the name of a file, and a socket with it stays within the
-	// length that a path of a socket may have.
+	// NamePattern matches the names of plugins. Such a name is safe as a file name, and short enough for the path of a socket.
 	NamePattern = `^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`
 	// SHA256Pattern matches the digests of programs.
 	SHA256Pattern = `^[0-9A-Fa-f]{64}$`
@@ -28,12 +27,12 @@ var (
 	sha256Text = regexp.MustCompile(SHA256Pattern)
 )
 
-// minCheck is the least time between two health checks: more of them would keep a plugin busy.
+// minCheck is the shortest interval and timeout of health checks, which would otherwise keep a plugin busy.
 const minCheck = 10 * time.Millisecond
 
-// FieldError says what is wrong with one field of a plugin.
+// FieldError is the error of an invalid field of a plugin.
 type FieldError struct {
-	// Index is the position of the plugin in the list, Name its name, which may be the field that is wrong.
+	// Index is the index of the plugin in the list. Name is its name, which may be invalid.
 	Index int
 	Name  string
 	// Field is the path of the field below the plugin, as in the configuration: "sha256" or "restart.limit".
@@ -47,7 +46,7 @@ func (e *FieldError) Error() string {
 
 func (e *FieldError) Unwrap() error { return e.Err }
 
-// problems returns what is wrong with the plugin at an index, in the order of its fields.
+// problems returns a FieldError for each problem of the plugin at an index, in the order of the fields.
 func (p *Plugin) problems(index int) []error {
 	var found []error
 	check := func(ok bool, field, format string, args ...any) {
