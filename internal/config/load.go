@@ -49,7 +49,7 @@ func Load(s Sources) (*Loaded, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &Loaded{Config: s.Defaults, files: newMap(Default)}
+	l := &Loaded{Config: s.Defaults, files: newMap(defaultOrigin)}
 	var errs Errors
 	unreadable := false
 	for _, path := range paths {
@@ -82,7 +82,7 @@ func Parse(name string, text []byte, defaults Config) (*Loaded, error) {
 	if len(wrong) > 0 {
 		return nil, wrong
 	}
-	l := &Loaded{Config: defaults, files: merge(newMap(Default), tree)}
+	l := &Loaded{Config: defaults, files: merge(newMap(defaultOrigin), tree)}
 	if wrong := l.finish(nil); len(wrong) > 0 {
 		return nil, wrong
 	}
@@ -91,9 +91,9 @@ func Parse(name string, text []byte, defaults Config) (*Loaded, error) {
 
 // finish merges the settings over the files, decodes the result and returns all errors in it.
 func (l *Loaded) finish(over []Setting) Errors {
-	tree := newMap(Default)
-	tree.set("apiVersion", Default, newScalar(apiVersion, Default))
-	tree.set("kind", Default, newScalar(configKind, Default))
+	tree := newMap(defaultOrigin)
+	tree.set("apiVersion", defaultOrigin, newScalar(apiVersion, defaultOrigin))
+	tree.set("kind", defaultOrigin, newScalar(configKind, defaultOrigin))
 	tree = merge(tree, l.files)
 	for _, setting := range over {
 		tree = merge(tree, setting.layer())
@@ -149,7 +149,7 @@ func (n *node) collect(path string, origins map[string]Origin) {
 	if n.isNull() {
 		return
 	}
-	if n.origin != Default {
+	if n.origin != defaultOrigin {
 		origins[path] = n.origin
 	}
 	for _, m := range n.members {
@@ -169,7 +169,7 @@ func (l *Loaded) Origin(path string) Origin {
 		}
 		path = path[:max(0, strings.LastIndexAny(path, ".["))]
 	}
-	return Default
+	return defaultOrigin
 }
 
 // LocateAll adds the origin of the value to each error that err joins. These are of type [FieldError] or [catalogue.FieldError].

@@ -15,8 +15,8 @@ type Origin struct {
 	line, column int    // in the file, from 1; zero if unknown
 }
 
-// Default is the origin of a value that no source sets.
-var Default = Origin{source: "default"}
+// defaultOrigin is the origin of a value that no source sets.
+var defaultOrigin = Origin{source: "default"}
 
 // IsFile reports whether the value was read from a file.
 func (o Origin) IsFile() bool { return o.file != "" }
@@ -50,7 +50,7 @@ type Error struct {
 }
 
 func (e *Error) Error() string {
-	if e.Origin == Default {
+	if e.Origin == defaultOrigin {
 		return e.Err.Error() // it has the path of the value
 	}
 	return fmt.Sprintf("%s: %v", e.Origin, e.Err)

@@ -85,7 +85,7 @@ var password = regexp.MustCompile(`(://[^\s/?#@:]*:)[^\s/?#]*@`)
 func (l *Loaded) treeOf(v reflect.Value, path string) *node {
 	origin, given := l.origins[path]
 	if !given {
-		origin = Default
+		origin = defaultOrigin
 	}
 	if !given && v.IsZero() {
 		return nil

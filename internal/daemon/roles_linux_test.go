@@ -11,14 +11,11 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
-	"unsafe"
 
 	"connectrpc.com/connect"
 	"google.golang.org/grpc"
@@ -33,7 +30,7 @@ import (
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/daemon/access"
-	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/internal/usertest"
 )
 
 const patience = 2 * time.Minute
@@ -138,7 +135,7 @@ func (l *lab) as(uid uint32) *grpc.ClientConn {
 	l.t.Helper()
 	conn, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
-			return dialAs(l.t, l.config.ControlSocket, uid, 9), nil
+			return usertest.Dial(l.t, l.config.ControlSocket, uid, 9), nil
 		}))
 	if err != nil {
 		l.t.Fatal(err)
@@ -370,40 +367,4 @@ func procedures() map[string]protoreflect.MethodDescriptor {
 		return true
 	})
 	return found
-}
-
-// dialAs connects with the credentials of another user. It needs root.
-func dialAs(t *testing.T, socket string, uid, gid uint32, groups ...uint32) *net.UnixConn {
-	t.Helper()
-	type result struct {
-		conn *net.UnixConn
-		err  error
-	}
-	dialed := make(chan result)
-	go func() {
-		// The credentials are those of one thread. It stays locked, so it ends with this goroutine and nothing else ever runs on it.
-		runtime.LockOSThread()
-		var first unsafe.Pointer
-		if len(groups) > 0 {
-			first = unsafe.Pointer(&groups[0])
-		}
-		for _, call := range [][4]uintptr{
-			{syscall.SYS_SETGROUPS, uintptr(len(groups)), uintptr(first), 0},
-			{syscall.SYS_SETRESGID, uintptr(gid), uintptr(gid), uintptr(gid)},
-			{syscall.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid)},
-		} {
-			if _, _, errno := syscall.RawSyscall(call[0], call[1], call[2], call[3]); errno != 0 {
-				dialed <- result{err: errno}
-				return
-			}
-		}
-		conn, err := sock.Dial(context.Background(), socket)
-		dialed <- result{conn, err}
-	}()
-	got := <-dialed
-	if got.err != nil {
-		t.Fatal(got.err)
-	}
-	t.Cleanup(func() { got.conn.Close() })
-	return got.conn
 }

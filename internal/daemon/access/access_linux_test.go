@@ -1,87 +1,19 @@
 package access
 
 import (
-	"context"
 	"log/slog"
 	"net"
-	"os"
-	"path/filepath"
-	"runtime"
 	"strings"
-	"syscall"
 	"testing"
-	"unsafe"
 
 	"github.com/patchbay-dev/patchbay/internal/config"
-	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/internal/usertest"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// dialAs connects with the credentials of another user. It needs root.
-func dialAs(t *testing.T, path string, uid, gid uint32, groups ...uint32) *net.UnixConn {
-	t.Helper()
-	type result struct {
-		conn *net.UnixConn
-		err  error
-	}
-	dialed := make(chan result)
-	go func() {
-		// The credentials are those of one thread. It stays locked, so it ends with this goroutine and nothing else ever runs on it.
-		runtime.LockOSThread()
-		var first unsafe.Pointer
-		if len(groups) > 0 {
-			first = unsafe.Pointer(&groups[0])
-		}
-		for _, call := range [][4]uintptr{
-			{syscall.SYS_SETGROUPS, uintptr(len(groups)), uintptr(first), 0},
-			{syscall.SYS_SETRESGID, uintptr(gid), uintptr(gid), uintptr(gid)},
-			{syscall.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid)},
-		} {
-			if _, _, errno := syscall.RawSyscall(call[0], call[1], call[2], call[3]); errno != 0 {
-				dialed <- result{err: errno}
-				return
-			}
-		}
-		conn, err := sock.Dial(context.Background(), path)
-		dialed <- result{conn, err}
-	}()
-	got := <-dialed
-	if got.err != nil {
-		t.Fatal(got.err)
-	}
-	t.Cleanup(func() { got.conn.Close() })
-	return got.conn
-}
-
-// openSocket listens on a socket that every user can connect to.
-func openSocket(t *testing.T, gid int) (net.Listener, string) {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, to connect as other users")
-	}
-	dir, err := os.MkdirTemp("", "pb")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	path := filepath.Join(dir, "control.sock")
-	listener, err := sock.Listen(path, 0o666)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { listener.Close() })
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chown(path, 0, gid); err != nil {
-		t.Fatal(err)
-	}
-	return listener, path
-}
-
 func TestRoleOf(t *testing.T) {
 	const group, daemonUID = 4242, 777
-	listener, path := openSocket(t, group)
+	listener, path := usertest.Listen(t, group)
 	many := make([]uint32, 100)
 	for i := range many {
 		many[i] = uint32(10_000 + i)
@@ -127,7 +59,7 @@ func TestRoleOf(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			dialAs(t, path, test.uid, test.gid, test.groups...)
+			usertest.Dial(t, path, test.uid, test.gid, test.groups...)
 			conn, err := listener.Accept()
 			if err != nil {
 				t.Fatal(err)

@@ -24,8 +24,8 @@ import (
 var ErrThroughPlugin = errors.New(
 	"the control API is not reached through a plugin: the endpoint of the plugin that was called is the control socket")
 
-// Authorizer allows calls on the control socket by the roles of their callers. It does not rely on the mode of the socket. It is also a
-// [connect.Interceptor]. Its methods are safe for concurrent use.
+// Authorizer allows calls on the control socket by the roles of their callers. It does not rely on the mode of the socket. Its methods are
+// safe for concurrent use.
 type Authorizer struct {
 	socketPath string
 	// uid is the user of the daemon.
@@ -171,10 +171,15 @@ func (a *Authorizer) Gate(ctx context.Context, spec connect.Spec, _ connect.Peer
 	return ctx, nil
 }
 
+// Interceptor returns an interceptor that cancels a call when its caller loses the role, and audits calls that need more than [Read].
+func (a *Authorizer) Interceptor() connect.Interceptor { return interceptor{a} }
+
+type interceptor struct{ *Authorizer }
+
 // WrapUnary implements [connect.Interceptor].
-func (a *Authorizer) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
+func (i interceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, request connect.AnyRequest) (response connect.AnyResponse, err error) {
-		err = a.serve(ctx, request.Spec().Procedure, targetOf(request.Any()), func(ctx context.Context) (err error) {
+		err = i.serve(ctx, request.Spec().Procedure, targetOf(request.Any()), func(ctx context.Context) (err error) {
 			response, err = next(ctx, request)
 			return err
 		})
@@ -186,25 +191,24 @@ func (a *Authorizer) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 }
 
 // WrapStreamingHandler implements [connect.Interceptor].
-func (a *Authorizer) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+func (i interceptor) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
 	return func(ctx context.Context, stream connect.StreamingHandlerConn) error {
-		return a.serve(ctx, stream.Spec().Procedure, "", func(ctx context.Context) error { return next(ctx, stream) })
+		return i.serve(ctx, stream.Spec().Procedure, "", func(ctx context.Context) error { return next(ctx, stream) })
 	}
 }
 
-// serve makes a call with a context that is canceled when the caller loses the role. It audits calls that need more than [Read].
-func (a *Authorizer) serve(ctx context.Context, procedure, target string, call func(context.Context) error) error {
+func (i interceptor) serve(ctx context.Context, procedure, target string, call func(context.Context) error) error {
 	needed := RoleFor(procedure)
-	held, release := a.Hold(ctx, needed)
+	held, release := i.Hold(ctx, needed)
 	defer release()
 	err := call(held)
 	if needed > Read {
-		a.audit.Done(CallerOf(ctx), actionOf(procedure), target, err)
+		i.audit.Done(CallerOf(ctx), actionOf(procedure), target, err)
 	}
 	return err
 }
 
 // WrapStreamingClient implements [connect.Interceptor]; the daemon does not call itself.
-func (*Authorizer) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
+func (interceptor) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
 	return next
 }

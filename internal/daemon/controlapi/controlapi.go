@@ -131,7 +131,7 @@ func (c *API) Serve(listener net.Listener, failed func()) *server.Server {
 func (c *API) handler() http.Handler {
 	mux := http.NewServeMux()
 	guarded := []connect.HandlerOption{
-		connect.WithRequestGate(c.Authorizer.Gate), connect.WithInterceptors(c.Authorizer, bounds{}),
+		connect.WithRequestGate(c.Authorizer.Gate), connect.WithInterceptors(c.Authorizer.Interceptor(), bounds{}),
 		connect.WithReadMaxBytes(maxRequest),
 		connect.WithCompression("gzip", nil, nil), // no compression: only compressed bytes would count
 	}

@@ -20,17 +20,18 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/internal/usertest"
 )
 
 // TestForwardRefusesStranger calls a plugin as a user who may not use the control socket.
 func TestForwardRefusesStranger(t *testing.T) {
-	listener, path := openSocket(t, 0)
+	listener, path := usertest.Listen(t, 0)
 	b := newBed(t)
 	b.register("T", "n", b.serve("one"))
 	g := testGuard(path)
 	s := (&API{Authorizer: g, Logger: discard, Connector: b.registry}).Serve(listener, func() { t.Error("the server failed") })
 	conn, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return dialAs(t, path, 65534, 65534), nil }))
+		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return usertest.Dial(t, path, 65534, 65534), nil }))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,7 +50,7 @@ func TestForwardRefusesStranger(t *testing.T) {
 
 // TestForwardEndsWithRole takes the role away from the caller of a plugin while the call is in progress.
 func TestForwardEndsWithRole(t *testing.T) {
-	listener, path := openSocket(t, 0)
+	listener, path := usertest.Listen(t, 0)
 	b := newBed(t)
 	one := b.serve("one")
 	b.register("T", "n", one)
@@ -57,7 +58,7 @@ func TestForwardEndsWithRole(t *testing.T) {
 	g.Replace(policyFor(config.Roles{Operate: config.Members{Users: []string{"65534"}}}))
 	s := (&API{Authorizer: g, Logger: discard, Connector: b.registry}).Serve(listener, func() { t.Error("the server failed") })
 	conn, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return dialAs(t, path, 65534, 65534), nil }))
+		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return usertest.Dial(t, path, 65534, 65534), nil }))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +82,7 @@ func TestForwardEndsWithRole(t *testing.T) {
 
 // TestForwardRefusesWhatIsNotAudited: who has made so many different calls that there may be no room to tell of another makes none. Root does.
 func TestForwardRefusesWhatIsNotAudited(t *testing.T) {
-	listener, path := openSocket(t, 0)
+	listener, path := usertest.Listen(t, 0)
 	b := newBed(t)
 	b.register("T", "n", b.serve("one"))
 	g := testGuard(path)
@@ -119,7 +120,7 @@ func TestForwardRefusesWhatIsNotAudited(t *testing.T) {
 
 // TestControlIsNoPlugin calls the control API as a plugin would be called whose endpoint is the control socket: by the daemon itself.
 func TestControlIsNoPlugin(t *testing.T) {
-	listener, path := openSocket(t, 0)
+	listener, path := usertest.Listen(t, 0)
 	g := testGuard(path)
 	s := (&API{Authorizer: g, Logger: discard}).Serve(listener, func() { t.Error("the server failed") })
 	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))

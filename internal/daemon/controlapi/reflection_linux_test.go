@@ -19,11 +19,12 @@ import (
 
 	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
+	"github.com/patchbay-dev/patchbay/internal/usertest"
 )
 
 // TestReflection asks the control socket what it serves, in each role.
 func TestReflection(t *testing.T) {
-	listener, path := openSocket(t, 0)
+	listener, path := usertest.Listen(t, 0)
 	g := testGuard(path)
 	g.Replace(policyFor(config.Roles{
 		Read: config.Members{Users: []string{"2001"}}, Operate: config.Members{Users: []string{"2002"}}, Admin: config.Members{Users: []string{"2003"}},
@@ -93,7 +94,7 @@ func TestReflection(t *testing.T) {
 func askAs(t *testing.T, path string, uid uint32, metadata ...string) reflectionv1.ServerReflection_ServerReflectionInfoClient {
 	t.Helper()
 	conn, err := grpc.NewClient("passthrough:///localhost", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return dialAs(t, path, uid, 9), nil }))
+		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return usertest.Dial(t, path, uid, 9), nil }))
 	if err != nil {
 		t.Fatal(err)
 	}

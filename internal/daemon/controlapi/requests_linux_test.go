@@ -28,12 +28,13 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/internal/usertest"
 )
 
 // boundedControl serves a control socket with a budget of 1 MiB and one call for a user, who is 65534 and may operate, and of two requests.
 func boundedControl(t *testing.T) (b *bed, path string, budget *h2proxy.Budget, limited *prometheus.CounterVec) {
 	t.Helper()
-	listener, path := openSocket(t, 0)
+	listener, path := usertest.Listen(t, 0)
 	b = newBed(t)
 	limited = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "limited"}, []string{"reason"})
 	budget = limits.NewBudget("calls of plugins", h2proxy.Limits{UserBytes: 1 << 20, Bytes: 4 << 20, UserCalls: 1, Calls: 4}, 0, limited, discard)
@@ -56,7 +57,7 @@ func boundedControl(t *testing.T) (b *bed, path string, budget *h2proxy.Budget, 
 func asNobody(t *testing.T, path string) *grpc.ClientConn {
 	t.Helper()
 	conn, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return dialAs(t, path, 65534, 65534), nil }))
+		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return usertest.Dial(t, path, 65534, 65534), nil }))
 	if err != nil {
 		t.Fatal(err)
 	}

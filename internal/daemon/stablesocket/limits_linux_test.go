@@ -3,17 +3,12 @@ package stablesocket
 import (
 	"bytes"
 	"context"
-	"io"
 	"log/slog"
 	"net"
 	"os"
-	"runtime"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
-	"time"
-	"unsafe"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -25,7 +20,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/internal/daemon/limits"
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
-	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/internal/usertest"
 )
 
 // TestCallsAtStableSocketsAreBounded: what one user has in progress is bounded over all stable sockets, counted and logged once. Others, and
@@ -50,7 +45,7 @@ func TestCallsAtStableSocketsAreBounded(t *testing.T) {
 	call := func(uid uint32, path string) (codes.Code, context.CancelFunc) {
 		ctx, cancel := context.WithCancel(b.ctx())
 		conn, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),
-			grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return dialAs(t, path, uid, 0), nil }))
+			grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return usertest.Dial(t, path, uid, 0), nil }))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -107,34 +102,6 @@ func (l *lockedText) String() string {
 	return l.b.String()
 }
 
-// idle is what a client of HTTP/2 says that then says nothing any more.
-const idle = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
-
-// hoard has a user hold connections without a call, and tells of each that the daemon closes.
-func hoard(t *testing.T, closed chan<- struct{}, path string, uid, gid uint32, count int) {
-	t.Helper()
-	for range count {
-		conn := dialAs(t, path, uid, gid)
-		go func() {
-			_, _ = io.WriteString(conn, idle)
-			_, _ = io.Copy(io.Discard, conn)
-			closed <- struct{}{}
-		}()
-	}
-}
-
-func await(t *testing.T, closed <-chan struct{}, count int) {
-	t.Helper()
-	deadline := time.After(20 * time.Second)
-	for n := range count {
-		select {
-		case <-closed:
-		case <-deadline:
-			t.Fatalf("%d idle connections were closed, want %d", n, count)
-		}
-	}
-}
-
 // TestIdleCallersOfStableSockets: what one user holds, and what all hold, is bounded over all stable sockets. Root is not.
 func TestIdleCallersOfStableSockets(t *testing.T) {
 	if os.Geteuid() != 0 {
@@ -151,14 +118,14 @@ func TestIdleCallersOfStableSockets(t *testing.T) {
 	b.register("T", "two", b.serve("two"))
 	one, two := b.socket("T", "one", true), b.socket("T", "two", true)
 	closed := make(chan struct{}, 100)
-	hoard(t, closed, one, 1001, 0, 6)
-	hoard(t, closed, two, 1001, 0, 5)
-	await(t, closed, 3)
+	usertest.HoldIdle(t, closed, one, 1001, 0, 6)
+	usertest.HoldIdle(t, closed, two, 1001, 0, 5)
+	usertest.AwaitClosed(t, closed, 3)
 	for uid := uint32(1002); uid < 1003; uid++ {
-		hoard(t, closed, one, uid, 0, 8)
+		usertest.HoldIdle(t, closed, one, uid, 0, 8)
 	}
-	hoard(t, closed, two, 1005, 0, 1)
-	await(t, closed, 1)
+	usertest.HoldIdle(t, closed, two, 1005, 0, 1)
+	usertest.AwaitClosed(t, closed, 1)
 	if user, total := refusals(refused, "user"), refusals(refused, "total"); user != 3 || total != 1 || len(closed) != 0 {
 		t.Errorf("%v were refused for their user and %v in total, want 3 and 1; %d others were closed", user, total, len(closed))
 	}
@@ -169,40 +136,4 @@ func TestIdleCallersOfStableSockets(t *testing.T) {
 
 func refusals(refused *prometheus.CounterVec, reason string) float64 {
 	return testutil.ToFloat64(refused.WithLabelValues("stable", reason))
-}
-
-// dialAs connects with the credentials of another user. It needs root.
-func dialAs(t *testing.T, path string, uid, gid uint32, groups ...uint32) *net.UnixConn {
-	t.Helper()
-	type result struct {
-		conn *net.UnixConn
-		err  error
-	}
-	dialed := make(chan result)
-	go func() {
-		// The credentials are those of one thread. It stays locked, so it ends with this goroutine and nothing else ever runs on it.
-		runtime.LockOSThread()
-		var first unsafe.Pointer
-		if len(groups) > 0 {
-			first = unsafe.Pointer(&groups[0])
-		}
-		for _, call := range [][4]uintptr{
-			{syscall.SYS_SETGROUPS, uintptr(len(groups)), uintptr(first), 0},
-			{syscall.SYS_SETRESGID, uintptr(gid), uintptr(gid), uintptr(gid)},
-			{syscall.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid)},
-		} {
-			if _, _, errno := syscall.RawSyscall(call[0], call[1], call[2], call[3]); errno != 0 {
-				dialed <- result{err: errno}
-				return
-			}
-		}
-		conn, err := sock.Dial(context.Background(), path)
-		dialed <- result{conn, err}
-	}()
-	got := <-dialed
-	if got.err != nil {
-		t.Fatal(got.err)
-	}
-	t.Cleanup(func() { got.conn.Close() })
-	return got.conn
 }
