@@ -1,5 +1,5 @@
-// Package callback calls functions that users of a package supply, and turns a panic or a [runtime.Goexit] in them into an error. The
-// caller can continue, so no lock stays held, and no process or plugin is forgotten.
+// Package callback calls functions that users of a package supply, and returns an error if they panic or call [runtime.Goexit]. So the
+// caller can release its locks and other resources.
 package callback
 
 import (
@@ -10,9 +10,9 @@ import (
 
 // Error is the error of a function that did not return.
 type Error struct {
-	// Panic is what it panicked with; nil if it ended its goroutine, as [runtime.Goexit] and the FailNow of a test do.
+	// Panic is the value of the panic; nil if the function ended its goroutine with [runtime.Goexit], as FailNow of a test does.
 	Panic any
-	// Stack is where it panicked.
+	// Stack is the stack trace of the panic.
 	Stack string
 }
 
@@ -23,7 +23,7 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("it panicked: %v", e.Panic)
 }
 
-// Call calls a function in a goroutine of its own, and returns its error, or an [*Error] if it does not return.
+// Call calls a function in a new goroutine and waits for it. It returns the function's error, or an [*Error] if it does not return.
 func Call(do func() error) (err error) {
 	done := make(chan struct{})
 	err = &Error{}
@@ -35,7 +35,7 @@ func Call(do func() error) (err error) {
 	return err
 }
 
-// Recover calls a function in this goroutine, and returns its error, or an [*Error] if it panics.
+// Recover calls a function in the current goroutine. It returns the function's error, or an [*Error] if it panics.
 func Recover(do func() error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -45,7 +45,7 @@ func Recover(do func() error) (err error) {
 	return do()
 }
 
-// Observer returns a function that calls an observer and logs, unless log is nil, if that does not return. It is nil if the observer is.
+// Observer returns a function that calls observe with [Call], and logs its panics unless log is nil. It returns nil if observe is nil.
 func Observer[T any](log *slog.Logger, name string, observe func(T)) func(T) {
 	if observe == nil {
 		return nil

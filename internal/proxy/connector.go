@@ -6,12 +6,12 @@ import (
 	"google.golang.org/grpc"
 )
 
-// Connector connects to plugins by their type, or role, and name: the registry of a node, or what uses it.
+// Connector connects to plugins by type, or role, and name. The registry of a node is one.
 type Connector interface {
 	Conn(ctx context.Context, ptype, name string) (grpc.ClientConnInterface, error)
 }
 
-// ConnTo returns a connection to a plugin. Each call goes to the instance that is current when the call begins, and errors name the plugin.
+// ConnTo returns a connection to a plugin. Each call is made on the instance that is current when the call begins. Errors name the plugin.
 func ConnTo(ctx context.Context, plugins Connector, ptype, name string) (grpc.ClientConnInterface, error) {
 	called := "plugin " + ptype + "/" + name
 	conn, err := plugins.Conn(ctx, ptype, name)

@@ -13,7 +13,7 @@ import (
 
 // isLost reports whether err means that the connection ended during a call. A plugin may use the same codes; the text distinguishes them.
 func isLost(err error) bool {
-	s := status.Convert(err) // any error but a status gets codes.Unknown
+	s := status.Convert(err) // other errors get codes.Unknown
 	return s.Code() == codes.Unavailable && strings.HasPrefix(s.Message(), "error reading from server: ") ||
 		s.Code() == codes.Canceled && strings.HasPrefix(s.Message(), h2proxy.Closing)
 }
@@ -23,7 +23,7 @@ func isLost(err error) bool {
 func CallError(name string, err error) error {
 	s := status.Convert(unavailableUnlessStatus(err)).Proto()
 	if isLost(err) {
-		s.Code = int32(codes.Unavailable) // the caller has canceled nothing
+		s.Code = int32(codes.Unavailable) // the caller has not canceled the call
 	}
 	if tried := "cannot call " + name + ": "; !strings.HasPrefix(s.GetMessage(), tried) {
 		s.Message = tried + s.GetMessage()
@@ -31,9 +31,9 @@ func CallError(name string, err error) error {
 	return status.FromProto(s).Err()
 }
 
-// unavailableUnlessStatus makes an error a gRPC status, as the documentation of Director says.
+// unavailableUnlessStatus converts an error to a gRPC status, as the documentation of Director describes.
 func unavailableUnlessStatus(err error) error {
-	if err == nil || errors.Is(err, h2proxy.ErrNotBegun) { // which a server of fragments tells the caller in its own way
+	if err == nil || errors.Is(err, h2proxy.ErrNotBegun) { // an h2proxy.Server sends it as REFUSED_STREAM
 		return err
 	}
 	if s, ok := status.FromError(err); ok {

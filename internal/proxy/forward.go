@@ -17,8 +17,8 @@ import (
 )
 
 // Director chooses the connection for a call; method is its full name, for example "/csi.v1.Identity/Probe". The call's metadata is
-// the incoming metadata of ctx, which ends with the call. It may block for as long as ctx lasts. The caller receives its error: a gRPC
-// status as it is, the error of a context with the code of that, any other error with codes.Unavailable.
+// the incoming metadata of ctx, which is done when the call ends. A director may block until then. The caller receives its error: a gRPC
+// status unchanged, the error of a context with its code, any other error with codes.Unavailable.
 //
 // The connection is one of a dynamicplugins.Store or of a nodecall.Dialer, whose streams take fragments of messages. Calls to any other, for
 // example a [grpc.ClientConn], fail with codes.Internal.
@@ -29,8 +29,8 @@ type Director func(ctx context.Context, method string) (grpc.ClientConnInterface
 
 // Forward forwards one call of a [Server] to the connection that the director chooses. It is a [Handler].
 //
-// The caller gets the status of the plugin. If there is none, because the call could not be made or was lost with its connection, the
-// status says so and names the plugin; the code is codes.Unavailable. A call whose context ends with a cause of its own (context.Cause),
+// The caller receives the status of the plugin. If there is none, because the call could not be made or was lost with its connection, the
+// status has codes.Unavailable and names the plugin. A call whose context ends with a cause of its own (context.Cause),
 // for example because the server stops, ends with that cause, like an error of the director. Forward itself refuses methods that only the
 // host of a plugin may call (codes.PermissionDenied), calls that have come through too many proxies (codes.FailedPrecondition), and
 // answers with too much metadata (codes.ResourceExhausted).
@@ -57,12 +57,12 @@ func (d Director) Forward(ctx context.Context, caller grpc.ServerStream) error {
 	return unavailableUnlessStatus(err)
 }
 
-// registrationService is the service by which a host asks a plugin who it is, and notifies it that it is registered or refused.
+// registrationService is the service with which a host identifies a plugin, and notifies it that it is registered or refused.
 const registrationService = "pluginregistration.Registration"
 
-// checkMethod returns an error for a method that only the host of a plugin may call: that of the registration, and those of the protobuf
-// package "plugin", by which the host of a go-plugin plugin ends it, takes its output and brokers connections. A plugin whose server is
-// that of package net/http decodes the path of a call, so the decoded path is checked.
+// checkMethod returns an error for a method that only the host of a plugin may call: the registration, and the services of the protobuf
+// package "plugin", with which the host of a go-plugin plugin stops it, receives its output and brokers connections. It checks the decoded
+// path, because a plugin that serves with package net/http decodes the path of a call.
 func checkMethod(method string) error {
 	method = strings.TrimPrefix(method, "/")
 	if decoded, err := url.PathUnescape(method); err == nil {
@@ -85,7 +85,7 @@ func checkMethod(method string) error {
 var everyStream = grpc.StreamDesc{ClientStreams: true, ServerStreams: true}
 
 func forward(call context.Context, caller fragmentCaller, conn grpc.ClientConnInterface, method string) error {
-	// The cause is what went wrong at the caller's end.
+	// The cause is an error of receiving from the caller.
 	ctx, cancel := context.WithCancelCause(call)
 	defer cancel(nil)
 	md, _ := metadata.FromIncomingContext(ctx)
@@ -111,7 +111,7 @@ func forward(call context.Context, caller fragmentCaller, conn grpc.ClientConnIn
 	// gofail: var proxyRequest string
 	// return errors.New(proxyRequest)
 	if request := new(h2proxy.Fragment); !forwardWhole(caller, plugin, to, request) {
-		// It ends when the caller has half-closed, or else with this call, whose end ends RecvMsg.
+		// Returns when the caller has half-closed, or when this call has ended, which ends RecvMsg.
 		go forwardRequests(caller, plugin, request, cancel)
 	}
 	err = forwardResponses(caller, plugin, conn)
@@ -125,12 +125,12 @@ func forward(call context.Context, caller fragmentCaller, conn grpc.ClientConnIn
 // ended. It calls cancelCall with the error of a message that cannot be received.
 func forwardRequests(caller grpc.ServerStream, plugin grpc.ClientStream, f *h2proxy.Fragment, cancelCall context.CancelCauseFunc) {
 	if f.Len() > 0 && plugin.SendMsg(f) != nil {
-		return // the status of the call says why
+		return // the error is the status of the call
 	}
 	for {
 		err := caller.RecvMsg(f)
 		if errors.Is(err, io.EOF) {
-			_ = plugin.CloseSend() // what is wrong is the status of the call
+			_ = plugin.CloseSend() // an error is the status of the call
 			return
 		}
 		if err != nil {
@@ -138,14 +138,14 @@ func forwardRequests(caller grpc.ServerStream, plugin grpc.ClientStream, f *h2pr
 			return
 		}
 		if plugin.SendMsg(f) != nil {
-			return // the status of the call says why
+			return // the error is the status of the call
 		}
 	}
 }
 
-// forwardResponses forwards what the plugin sends, and returns how the call ended.
+// forwardResponses forwards the plugin's headers, data and trailers, and returns the status of the call.
 func forwardResponses(caller grpc.ServerStream, plugin grpc.ClientStream, conn grpc.ClientConnInterface) error {
-	// Headers are forwarded when they come, which may be long before the first message. Without any there is a status only.
+	// Forwards headers when they arrive, which may be long before the first message. A response without headers has only a status.
 	if header, err := plugin.Header(); err == nil && header != nil {
 		if err := checkSize(header, conn); err != nil {
 			return err
@@ -186,7 +186,7 @@ func checkSize(md metadata.MD, conn grpc.ClientConnInterface) error {
 	return nil
 }
 
-// Named returns conn under a name for the errors of the proxy, for example "plugin csi-node/hostpath.csi.k8s.io".
+// Named returns conn with a name for the errors of the proxy, for example "plugin csi-node/hostpath.csi.k8s.io".
 func Named(conn grpc.ClientConnInterface, name string) grpc.ClientConnInterface {
 	return named{conn, name}
 }
@@ -198,7 +198,7 @@ type named struct {
 
 func (n named) String() string { return n.name }
 
-// isNil reports whether there is no connection, with or without a name.
+// isNil reports whether conn, or the connection that it names, is nil.
 func isNil(conn grpc.ClientConnInterface) bool {
 	if n, ok := conn.(named); ok {
 		conn = n.ClientConnInterface

@@ -22,7 +22,7 @@ type fragmentPlugin interface {
 	TrySendMsg(f *h2proxy.Fragment) bool
 }
 
-// fragmentsOf returns the stream of a [h2proxy.Client] that plugin is, or that it wraps and that its method Unwrap returns.
+// fragmentsOf returns plugin itself if it is the stream of a [h2proxy.Client], or else the first such stream that its method Unwrap returns.
 func fragmentsOf(plugin grpc.ClientStream) (fragmentPlugin, bool) {
 	for {
 		if f, ok := plugin.(fragmentPlugin); ok {
@@ -36,14 +36,14 @@ func fragmentsOf(plugin grpc.ClientStream) (fragmentPlugin, bool) {
 	}
 }
 
-// forwardWhole forwards a request of which all is there already, without a goroutine for what the caller sends, and reports whether it did.
-// What is left is in f. The stream plugin is that of to, or wraps it.
+// forwardWhole forwards a request that has arrived completely, which saves a goroutine, and reports whether it did. Otherwise f has received
+// data that is still to be forwarded. The stream plugin is to, or wraps it.
 func forwardWhole(caller fragmentCaller, plugin grpc.ClientStream, to fragmentPlugin, f *h2proxy.Fragment) bool {
 	if !caller.Whole() {
 		return false
 	}
 	if err := caller.RecvMsg(f); errors.Is(err, io.EOF) {
-		_ = plugin.CloseSend() // what is wrong is the status of the call
+		_ = plugin.CloseSend() // an error is the status of the call
 		return true
 	} else if err != nil {
 		return false
@@ -51,6 +51,6 @@ func forwardWhole(caller fragmentCaller, plugin grpc.ClientStream, to fragmentPl
 	if !to.TrySendMsg(f) {
 		return false
 	}
-	_ = caller.RecvMsg(f) // the end, which gives its memory back
+	_ = caller.RecvMsg(f) // releases the buffer; returns io.EOF
 	return true
 }

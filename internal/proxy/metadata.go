@@ -12,20 +12,19 @@ import (
 // contentType is the prefix of the content type of every gRPC call.
 const contentType = "application/grpc"
 
-// perHop are the headers that belong to one connection or to its framing, and the route. Whatever else gRPC reserves does not reach the
-// metadata, or not the wire, except for the encodings, since messages stay as they are.
+// perHop are the headers that are not forwarded: those of one connection or its framing, and the route. Other headers that gRPC reserves are
+// not in the metadata, except the encodings, which are forwarded with the unchanged messages.
 var perHop = []string{
 	"content-type", "content-length", "user-agent", "te", "trailer", TypeKey, NameKey,
 	FleetKey, NodeKey, LabelKey, FencingTokenKey,
 }
 
-// HopsKey is a metadata key. A forwarded call has one value of it for each proxy that it passed through. A server that must not be reached
-// through a plugin refuses calls that have it: a plugin itself says where its endpoint is, and a proxy connects there with the proxy's
-// rights.
+// HopsKey is a metadata key with one value for each proxy that a call has passed. A server that must not be reached through a plugin refuses
+// calls that have it: a plugin chooses its endpoint itself, and a proxy connects to it with the proxy's rights.
 const HopsKey = "patchbay-hops"
 
-// WillCallKey is a metadata key of calls of grpc.reflection by which a caller announces that it will call a method that it asks about. Such
-// a call starts a plugin that is started on demand; other calls of grpc.reflection do not.
+// WillCallKey is a metadata key of calls of grpc.reflection. With it a caller announces that it will call a method next, so the call starts a
+// plugin that is started on demand. Other calls of grpc.reflection do not.
 const WillCallKey = "patchbay-need"
 
 // rewriteMetadata deletes the headers of one hop from md, which it changes, adds this proxy to the hops and returns md.
@@ -37,11 +36,11 @@ func rewriteMetadata(md metadata.MD) metadata.MD {
 	return md
 }
 
-// subtypeOf returns the content subtype of a call, for example "json"; mostly it is empty.
+// subtypeOf returns the content subtype of a call, for example "json"; usually it is empty.
 func subtypeOf(md metadata.MD) string {
 	for _, value := range md["content-type"] {
 		if subtype := strings.TrimPrefix(strings.ToLower(value), contentType); len(subtype) > 1 && len(subtype) < len(value) {
-			return subtype[1:] // behind a plus sign or a semicolon
+			return subtype[1:] // without the plus sign or semicolon
 		}
 	}
 	return ""
@@ -58,15 +57,15 @@ func sizeOf(md metadata.MD) int {
 	return size
 }
 
-// The metadata keys with which a caller names the plugin on a socket that leads to many. Their values are percent-encoded, so
-// that every type and name fits into metadata. The plugin does not see them.
+// The metadata keys with which a caller names the plugin on a socket for many plugins. Their values are percent-encoded, so that metadata can
+// contain every type and name. They are not forwarded to the plugin.
 const (
 	TypeKey = "patchbay-type"
 	NameKey = "patchbay-name"
 )
 
-// Metadata keys for calls between nodes. The proxy forwards none of them, so that neither a plugin nor a caller is deceived by a value that
-// was not meant for it. Values are percent-encoded.
+// Metadata keys for calls between nodes. The proxy does not forward them in either direction, so that they cannot be forged. Values are
+// percent-encoded.
 const (
 	// FleetKey, on a control socket, sends a call to any node of the fleet. Its value does not matter.
 	FleetKey = "patchbay-fleet"
@@ -79,13 +78,13 @@ const (
 	FencingTokenKey = "patchbay-fencing-token"
 )
 
-// Route returns the metadata that leads a call to a plugin, as alternating keys and values.
+// Route returns the metadata for a call to a plugin, as alternating keys and values.
 func Route(ptype, name string) []string {
 	return []string{TypeKey, url.PathEscape(ptype), NameKey, url.PathEscape(name)}
 }
 
-// ParseRoute returns the plugin to which [Route] leads. Metadata that names none, or not exactly one, is an error, which is a gRPC status
-// with codes.Unimplemented.
+// ParseRoute returns the plugin that the metadata of [Route] names. If the metadata does not name exactly one plugin, the error is a gRPC
+// status with codes.Unimplemented.
 func ParseRoute(md metadata.MD) (ptype, name string, err error) {
 	if ptype, err = routed(md, TypeKey); err == nil {
 		name, err = routed(md, NameKey)

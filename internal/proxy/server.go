@@ -1,13 +1,13 @@
-// Package proxy forwards gRPC calls to plugins without knowing their services: any method, unary or streaming, with metadata, deadlines,
-// cancellation and status details, and without decoding a message.
+// Package proxy forwards gRPC calls to plugins without knowing their services. It forwards any method, unary or streaming, with metadata,
+// deadline, cancellation and status details, and does not decode messages.
 //
 // A [Server] accepts the calls, and a [Director] chooses the [grpc.ClientConnInterface] for each: a connection of a registry
 // (dynamicplugins.Store) or of the fleet (nodecall.Dialer). The package keeps no connections, and retries nothing: a call stays on
 // the connection chosen when it began. Messages are forwarded as fragments, whatever their size and encoding. The fragments of all calls
 // together have a bound, and flow control slows a sender that is faster than its reader.
 //
-// Headers that belong to one connection (user-agent, :authority) are the proxy's own, and [HopsKey] gets one more value: a call that loops,
-// because the endpoint of a plugin is a socket of the proxy, ends after 8 hops.
+// The proxy sends its own headers of the connection, such as user-agent and :authority, and adds a value to [HopsKey]: a call that loops,
+// because the endpoint of a plugin is a socket of the proxy, fails after 8 hops.
 package proxy
 
 import (
@@ -20,7 +20,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	_ "google.golang.org/grpc/encoding/gzip" // so that clients in programs with this package accept it from plugins
+	_ "google.golang.org/grpc/encoding/gzip" // lets clients in programs with this package accept gzip from plugins
 	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay/internal/callback"
@@ -33,21 +33,21 @@ const (
 	MaxMessageSize = 256 << 20
 	// maxMetadataSize is the size in bytes, as HTTP/2 counts it, of the largest header or trailer.
 	maxMetadataSize = h2proxy.MaxMetadata
-	// maxHops is how many proxies a call may come through. One to a plugin whose endpoint is a socket of the proxy would come back forever.
+	// maxHops is the maximum number of proxies that a call passes, to end calls that loop.
 	maxHops = 8
 )
 
 const (
 	defaultHeaderTimeout = 10 * time.Second
-	// drainTimeout is how long calls may take to notice that they were cut short.
+	// drainTimeout is how long Drain waits for calls to end after they were canceled.
 	drainTimeout = 5 * time.Second
-	// nobody is the number that no user has.
-	nobody = 1<<32 - 1
+	// unknownUser is a number that no user has.
+	unknownUser = 1<<32 - 1
 )
 
-// Handler handles one call of a [Server], mostly by [Director.Forward]. ctx ends with the call or with the server's context. The caller
-// receives its error: a gRPC status as it is, the end of a context with the code for that, any other error with codes.Unknown. A call
-// whose handler panics or ends its goroutine fails with codes.Internal.
+// Handler handles one call of a [Server], usually with [Director.Forward]. ctx is done when the call ends or the server's lifetime is done.
+// The caller receives the error: a gRPC status unchanged, the error of a context with its code, any other error with codes.Unknown. A call
+// whose handler panics or calls [runtime.Goexit] fails with codes.Internal.
 type Handler func(ctx context.Context, caller grpc.ServerStream) error
 
 // ServerConfig configures a [Server].
@@ -56,16 +56,16 @@ type ServerConfig struct {
 	Budget *h2proxy.Budget
 	// HeaderTimeout bounds how long a caller may take to begin speaking HTTP/2; zero for 10 s.
 	HeaderTimeout time.Duration
-	// Log receives the panics of handlers; nil if nobody reads them.
+	// Log receives the panics of handlers; nil to discard them.
 	Log *slog.Logger
 	// UID returns the user who makes a request that ServeHTTP handles; nil if one user makes all of them.
 	// It is a function because the HTTP server authenticates.
 	UID func(r *http.Request) uint32
 }
 
-// Server accepts calls of any service, and passes each to its [Handler]. The memory for data that waits does not depend on the size of
-// messages, and is bounded for all calls together. A Server accepts connections, whose method UID returns the user who calls, and the
-// requests of an HTTP server.
+// Server accepts calls of any service and passes each to its [Handler]. Its memory for data is bounded for all calls together, and does not
+// depend on the size of messages. It accepts connections, whose method UID returns the calling user, and requests of an HTTP server. It is
+// safe for concurrent use.
 type Server struct {
 	server   *h2proxy.Server
 	http     h2proxy.HTTPHandler
@@ -81,7 +81,7 @@ func NewServer(lifetime context.Context, handle Handler, config ServerConfig) *S
 		config.HeaderTimeout = defaultHeaderTimeout
 	}
 	if config.UID == nil {
-		config.UID = func(*http.Request) uint32 { return nobody }
+		config.UID = func(*http.Request) uint32 { return unknownUser }
 	}
 	handler := func(caller grpc.ServerStream) error { return handleUntil(lifetime, caller, handle, config.Log) }
 	return &Server{
@@ -111,12 +111,12 @@ func handleUntil(lifetime context.Context, caller grpc.ServerStream, handle Hand
 // Serve accepts connections until the listener fails, or until the server is drained, which is not an error. It closes the listener.
 func (s *Server) Serve(l net.Listener) error { return s.server.Serve(l) }
 
-// ServeHTTP handles a call from an HTTP server that serves other things too; a request that is not gRPC gets "not found". The call ends
-// with its request too. Who drains the HTTP server drains these calls.
+// ServeHTTP handles a call of an HTTP server that also serves other requests. A request that is not gRPC is answered with "not found". Drain
+// does not wait for these calls; drain the HTTP server.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.http.ServeHTTP(w, r) }
 
-// Drain stops accepting calls and returns when the last one has ended. It aborts calls that last longer than 5 s after the server's context
-// has ended.
+// Drain stops accepting calls and returns when all calls have ended. It closes the connections of calls that are in progress 5 s after the
+// server's lifetime is done.
 func (s *Server) Drain() {
 	drained := make(chan struct{})
 	go func() {
