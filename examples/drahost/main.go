@@ -29,6 +29,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/handlers/dra"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 func main() {
@@ -94,7 +95,8 @@ func (h host) obey(ctx context.Context, command []string) (answer any, err error
 	}
 	switch command[0] {
 	case "wait":
-		return h.runtime.Registry().WaitForPlugin(ctx, registerapi.DRAPlugin, driver)
+		name := plugin.Name{Type: registerapi.DRAPlugin, Name: driver}
+		return name, h.runtime.WaitForPlugins(ctx, name)
 	case "prepare":
 		return h.prepare(ctx, driver, claims)
 	case "unprepare":

@@ -298,3 +298,13 @@ func silence(t *testing.T, dir string) (mend func()) {
 		}
 	}
 }
+
+func TestSurviveWithoutDirectory(t *testing.T) {
+	h := newHost(t)
+	surviving := launchable("")
+	surviving.Survive = true
+	err := h.rt.Launcher().Set([]launcher.Plugin{surviving})
+	if err == nil || !strings.Contains(err.Error(), "set the StateDir of the host") || len(h.rt.Launcher().Plugins()) != 0 {
+		t.Errorf("got %v, and %+v", err, h.rt.Launcher().Plugins())
+	}
+}

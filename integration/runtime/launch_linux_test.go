@@ -492,13 +492,3 @@ func TestExitEvents(t *testing.T) {
 		t.Errorf("events %v, want %v", counts, want)
 	}
 }
-
-func TestSurviveWithoutDirectory(t *testing.T) {
-	h := newHost(t)
-	surviving := launchable("")
-	surviving.Survive = true
-	err := h.rt.Launcher().Set([]launcher.Plugin{surviving})
-	if err == nil || !strings.Contains(err.Error(), "set the StateDir of the host") || len(h.rt.Launcher().Plugins()) != 0 {
-		t.Errorf("got %v, and %+v", err, h.rt.Launcher().Plugins())
-	}
-}

@@ -90,7 +90,7 @@ func TestUnsentMetadataCount(t *testing.T) {
 		if err := call(7, size); err != nil {
 			t.Fatal(err)
 		}
-		if n := budget.bytes.Of(7); n < size {
+		if n := budget.bytes.Held(7); n < size {
 			t.Errorf("the caller has %d bytes, and %d wait", n, size)
 		}
 		_ = c.Close()

@@ -30,8 +30,8 @@ func TestPluginThatReadsNothingCounts(t *testing.T) {
 		}
 	}()
 	until(t, "more waits than may without the budget", func() bool { return budget.Bytes() > 0 })
-	if n := budget.bytes.Of(self); n != 0 || budget.bytes.Of(owner) == 0 {
-		t.Errorf("%d bytes count to the host, and %d to the owner of the plugin", n, budget.bytes.Of(owner))
+	if n := budget.bytes.Held(self); n != 0 || budget.bytes.Held(owner) == 0 {
+		t.Errorf("%d bytes count to the host, and %d to the owner of the plugin", n, budget.bytes.Held(owner))
 	}
 }
 

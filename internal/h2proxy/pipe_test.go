@@ -61,7 +61,7 @@ func TestPipe(t *testing.T) {
 		if got := <-callers; got != uid {
 			t.Errorf("user %d calls as %d", uid, got)
 		}
-		if n := budget.bytes.Of(uid); n < size {
+		if n := budget.bytes.Held(uid); n < size {
 			t.Errorf("%d bytes count to user %d", n, uid)
 		}
 	}

@@ -1,8 +1,6 @@
-// Package quota limits how much of one thing users hold: each user, and all users together. Neither one user nor many together can take
-// what others need.
+// Package quota limits how much of a resource, such as connections or bytes, each user and all users together hold at a time.
 //
-// A [Pool] counts what is held at present. What users may cause in a time is a rate, which is limited elsewhere: canceled calls in
-// internal/h2proxy, messages in internal/untrusted, and audit entries in internal/daemon.
+// Rates are limited elsewhere: canceled calls in internal/h2proxy, messages in internal/untrusted, and audit entries in internal/daemon.
 package quota
 
 import (
@@ -10,19 +8,19 @@ import (
 	"sync"
 )
 
-// Limits are the most that users may hold.
+// Limits are the maximum amounts that users may hold.
 type Limits struct {
 	// User limits each user, and Total all users together.
 	User, Total int
-	// Reserve is the part of Total that is kept for privileged users, to whom the limits apply as well. Without a reserve, privileged users
-	// are exempt: what they take is neither limited nor counted.
+	// Reserve is the part of Total that only privileged users may use; User and Total apply to them too. If it is zero, privileged users are
+	// neither limited nor counted.
 	Reserve int
 }
 
-// Reserved returns limits with as large a reserve as one user may hold, but at most half of the total.
+// Reserved returns limits with a reserve of the limit of one user, but at most half of the total.
 func Reserved(user, total int) Limits { return Limits{user, total, min(user, total/2)} }
 
-// Reason is the limit for which a [Pool] gave nothing.
+// Reason is the limit that a refused request would exceed.
 type Reason string
 
 // The reasons.
@@ -31,37 +29,38 @@ const (
 	Total Reason = "total"
 )
 
-// Refusal describes why a [Pool] gave nothing.
+// Refusal describes why a request was refused.
 type Refusal struct {
 	Reason Reason
-	// First reports whether it is the first refusal of the user since the user, or all users together, held at most half of the limit.
+	// First reports whether it is the user's first refusal for this reason since the user, or for Total all users, held at most half of the
+	// limit.
 	First bool
-	// OfUser and OfAll are what the user and all users held.
+	// OfUser and OfAll are the amounts that the user and all users held.
 	OfUser, OfAll int
 }
 
-// Pool counts what users hold. It is safe for concurrent use.
+// Pool counts the amounts that users hold. It is safe for concurrent use.
 type Pool struct {
 	limits     Limits
 	privileged func(uid uint32) bool
 
 	mu    sync.Mutex
 	users map[uint32]*user
-	sum   int // what all users hold
-	own   int // what the privileged users hold
-	idle  int // how many of users hold nothing
-	// period numbers the times in which something was refused for the total, until all users held at most half.
+	sum   int // the amount of all users
+	own   int // the amount of privileged users
+	idle  int // the number of entries in users that hold nothing
+	// period counts the periods from a refusal for Total until all users hold at most half of it.
 	period int
-	isFull bool // the period has begun
+	isFull bool // a period has begun and not ended
 }
 
 type user struct {
 	held    int
-	refused bool // for the user's limit, since the user held at most half
-	period  int  // the last one in which the user was refused for the total
+	refused bool // for User, since the user held at most half of it
+	period  int  // the last period in which the user was refused
 }
 
-// New returns a pool. If privileged is nil, no user is.
+// New returns a Pool. If privileged is nil, no user is privileged.
 func New(limits Limits, privileged func(uid uint32) bool) *Pool {
 	if privileged == nil {
 		privileged = func(uint32) bool { return false }
@@ -69,7 +68,7 @@ func New(limits Limits, privileged func(uid uint32) bool) *Pool {
 	return &Pool{limits: limits, privileged: privileged, users: map[uint32]*user{}}
 }
 
-// Take gives a user n more, or returns why there is no room. There is always room for nothing.
+// Take adds n to the amount of a user, or returns a Refusal if that would exceed a limit. It never refuses zero.
 func (p *Pool) Take(uid uint32, n int) *Refusal {
 	privileged := p.privileged(uid)
 	if n == 0 || p.isExempt(privileged) {
@@ -108,7 +107,7 @@ func (p *Pool) refuse(u *user, why Reason) *Refusal {
 	return &Refusal{Reason: why, First: first, OfUser: u.held, OfAll: p.sum}
 }
 
-// Add gives a user n more, whether there is room or not.
+// Add adds n to the amount of a user, regardless of the limits.
 func (p *Pool) Add(uid uint32, n int) {
 	privileged := p.privileged(uid)
 	if n == 0 || p.isExempt(privileged) {
@@ -119,7 +118,7 @@ func (p *Pool) Add(uid uint32, n int) {
 	p.add(p.user(uid), n, privileged)
 }
 
-// Release takes back n of what a user holds.
+// Release subtracts n from the amount of a user.
 func (p *Pool) Release(uid uint32, n int) {
 	privileged := p.privileged(uid)
 	if n == 0 || p.isExempt(privileged) {
@@ -142,7 +141,7 @@ func (p *Pool) Release(uid uint32, n int) {
 	switch {
 	case u.held > 0:
 	case p.isFull && u.period == p.period:
-		p.idle++ // kept, so that the next refusal is not the first
+		p.idle++ // the entry stays, so that the next refusal is not the first
 	default:
 		delete(p.users, uid)
 	}
@@ -152,7 +151,7 @@ func (p *Pool) Release(uid uint32, n int) {
 	}
 }
 
-// Usage returns what a user holds, and what all users hold.
+// Usage returns the amounts that a user and all users hold.
 func (p *Pool) Usage(uid uint32) (user, all int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -162,13 +161,13 @@ func (p *Pool) Usage(uid uint32) (user, all int) {
 	return user, p.sum
 }
 
-// Of returns what a user holds.
-func (p *Pool) Of(uid uint32) int {
+// Held returns the amount that a user holds.
+func (p *Pool) Held(uid uint32) int {
 	n, _ := p.Usage(uid)
 	return n
 }
 
-// Sum returns what all users hold.
+// Sum returns the amount that all users hold.
 func (p *Pool) Sum() int {
 	_, n := p.Usage(0)
 	return n
@@ -190,7 +189,7 @@ func (p *Pool) user(uid uint32) *user {
 	return u
 }
 
-// add counts n more. p.mu is held.
+// add adds n to the amount of a user. p.mu is held.
 func (p *Pool) add(u *user, n int, privileged bool) {
 	if u.held == 0 {
 		p.idle--
@@ -202,7 +201,8 @@ func (p *Pool) add(u *user, n int, privileged bool) {
 	}
 }
 
-// Grant is what a [Pool] has given a user for one purpose. Its methods are safe for concurrent use; a nil Grant holds nothing.
+// Grant is the amount that one connection, call or other owner has taken from a [Pool]. Its methods are safe for concurrent use. Release
+// and End of a nil Grant have no effect.
 type Grant struct {
 	pool *Pool
 	uid  uint32
@@ -212,10 +212,10 @@ type Grant struct {
 	ended bool
 }
 
-// Grant returns a grant of nothing yet.
+// Grant returns a Grant that holds nothing.
 func (p *Pool) Grant(uid uint32) *Grant { return &Grant{pool: p, uid: uid} }
 
-// Take takes n more, or returns why there is no room.
+// Take takes n, or returns a Refusal if that would exceed a limit.
 func (g *Grant) Take(n int) *Refusal {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -229,7 +229,7 @@ func (g *Grant) Take(n int) *Refusal {
 	return refusal
 }
 
-// Add takes n more, whether there is room or not.
+// Add takes n, regardless of the limits.
 func (g *Grant) Add(n int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -239,10 +239,10 @@ func (g *Grant) Add(n int) {
 	}
 }
 
-// Release gives all of it back.
+// Release returns everything to the Pool.
 func (g *Grant) Release() { g.release(false) }
 
-// End gives all of it back. What is taken later is not counted.
+// End returns everything to the Pool. Later calls of Take and Add have no effect.
 func (g *Grant) End() { g.release(true) }
 
 func (g *Grant) release(end bool) {

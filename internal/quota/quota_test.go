@@ -56,8 +56,8 @@ func TestPoolWithoutReserve(t *testing.T) {
 		t.Error("there is no room for nothing")
 	}
 	p.Release(root, 100)
-	if p.Of(root) != 0 || p.Sum() != 15 {
-		t.Errorf("an exempt user holds %d, and all users %d", p.Of(root), p.Sum())
+	if p.Held(root) != 0 || p.Sum() != 15 {
+		t.Errorf("an exempt user holds %d, and all users %d", p.Held(root), p.Sum())
 	}
 }
 
@@ -99,16 +99,16 @@ func TestTotalIsRefusedOnce(t *testing.T) {
 func TestGrant(t *testing.T) {
 	p := quota.New(quota.Limits{User: 10, Total: 15}, nil)
 	g := p.Grant(2)
-	if g.Take(8) != nil || g.Take(3) == nil || p.Of(2) != 8 {
-		t.Errorf("%d are held, want 8", p.Of(2))
+	if g.Take(8) != nil || g.Take(3) == nil || p.Held(2) != 8 {
+		t.Errorf("%d are held, want 8", p.Held(2))
 	}
-	if g.Add(3); p.Of(2) != 11 {
-		t.Errorf("%d are held, want 11", p.Of(2))
+	if g.Add(3); p.Held(2) != 11 {
+		t.Errorf("%d are held, want 11", p.Held(2))
 	}
 	g.Release()
 	g.Release()
-	if g.Take(1) != nil || p.Of(2) != 1 {
-		t.Errorf("%d are held, want 1", p.Of(2))
+	if g.Take(1) != nil || p.Held(2) != 1 {
+		t.Errorf("%d are held, want 1", p.Held(2))
 	}
 	g.End()
 	if g.Add(1); g.Take(20) != nil || p.Sum() != 0 {

@@ -2,7 +2,6 @@ package reconciler
 
 import (
 	"context"
-	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -10,6 +9,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/patchbay-dev/patchbay/internal/discover/machine"
+	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -31,8 +31,9 @@ func (r *Reconciler) beginAttempt(e machine.Begin) {
 		return
 	}
 	ctx := trace.ContextWithSpanContext(context.Background(), res.trace)
+	// An exporter drops all spans of a batch if a text is not valid UTF-8.
 	_, res.attempt.span = r.cfg.Tracer.Start(ctx, "register plugin", trace.WithTimestamp(e.At),
-		trace.WithAttributes(attribute.String("patchbay.socket", spanText(e.Path))))
+		trace.WithAttributes(attribute.String("patchbay.socket", untrusted.Valid(e.Path))))
 	if !res.trace.IsValid() {
 		res.trace = res.attempt.span.SpanContext()
 	}
@@ -58,13 +59,10 @@ func (r *Reconciler) endAttempt(e machine.End) {
 	a.span.SetAttributes(attribute.String("patchbay.plugin.type", e.Named.Type),
 		attribute.String("patchbay.plugin.name", e.Named.Name), attribute.String("patchbay.result", string(e.Result)))
 	if e.Failure != nil {
-		a.span.SetStatus(codes.Error, spanText(e.Failure.Error()))
+		a.span.SetStatus(codes.Error, untrusted.Valid(e.Failure.Error()))
 	}
 	a.span.End()
 }
-
-// spanText makes a text valid UTF-8: an exporter drops all spans of a batch if a text is not, and a path may have any bytes.
-func spanText(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
 // traced returns a context with the span of the attempt. mu is held.
 func (res *resources) traced(ctx context.Context) context.Context {
@@ -82,7 +80,7 @@ func (r *Reconciler) trace(ctx context.Context, name string) (_ context.Context,
 	ctx, span := r.cfg.Tracer.Start(ctx, name)
 	return ctx, func(err error) {
 		if err != nil {
-			span.SetStatus(codes.Error, spanText(err.Error()))
+			span.SetStatus(codes.Error, untrusted.Valid(err.Error()))
 		}
 		span.End()
 	}

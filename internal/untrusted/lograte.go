@@ -8,12 +8,12 @@ import (
 // MaxLogRate is how many messages per second are logged for one key, and maxLogRates how many for all keys.
 const MaxLogRate, maxLogRates = 10, 20
 
-// LogRate limits how many messages per second are logged that others can cause without end. It is a rate and not a quota: nothing is held
-// or given back. The zero LogRate is ready for use. It is safe for concurrent use.
+// LogRate limits how many messages that others can cause are logged per second. The zero LogRate is ready for use. It is safe for
+// concurrent use.
 type LogRate[K comparable] struct {
 	mu    sync.Mutex
 	since time.Time
-	// logged has only the keys of logged messages, so that it is bounded too.
+	// logged counts the logged messages of the current second. It has at most maxLogRates keys.
 	logged map[K]int
 	sum    int
 	// suppressed counts the messages since the last one that was logged.

@@ -7,7 +7,7 @@ import (
 	"sync"
 )
 
-// The types of the kubelet, whose names have rules. The constants of its module would bring that into every program that checks a text.
+// The plugin types of the kubelet. The constants of its module are not used, because importing it makes every program larger.
 const (
 	typeCSI    = "CSIPlugin"
 	typeDRA    = "DRAPlugin"
@@ -17,8 +17,7 @@ const (
 const (
 	maxSegment  = 63
 	maxFileName = 255
-	// quotaPrefix is what Kubernetes puts before the name of a resource in quotas. A DNS subdomain has at most 253 bytes, of which it takes
-	// some.
+	// quotaPrefix precedes the names of resources in quotas of Kubernetes. A DNS subdomain, including the prefix, has at most 253 bytes.
 	quotaPrefix = "requests."
 	maxDomain   = 253 - len(quotaPrefix)
 )
@@ -28,19 +27,18 @@ var (
 	segment = pattern(`^[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?$`)
 )
 
-// pattern compiles a pattern when it is first needed: a plugin is built with this package, and may never need one.
+// pattern compiles a pattern at its first use: most plugins, which link this package, never use one.
 func pattern(text string) func() *regexp.Regexp {
 	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(text) })
 }
 
-// IsType reports whether a text has the syntax of a plugin type, as [TypeSyntax] describes it. In TYPE/NAME the type ends at the first
-// slash.
+// IsType reports whether a text is a plugin type: printable, not empty and without a slash, at which the type of TYPE/NAME ends.
 func IsType(text string) bool { return text != "" && !strings.Contains(text, "/") && Printable(text) }
 
-// TypeSyntax is what messages say about a text that is not a plugin type.
+// TypeSyntax is the end of a message about a text that is not a plugin type.
 const TypeSyntax = "is not a plugin type: it must have printable characters, at least one, and no slash"
 
-// CheckType returns what is wrong with a plugin type that was configured.
+// CheckType returns an error if a configured plugin type is not one.
 func CheckType(text string) error {
 	if !IsType(text) {
 		return fmt.Errorf("%q %s, for example MyPlugin", text, TypeSyntax)
@@ -51,7 +49,7 @@ func CheckType(text string) error {
 // IsSegment reports whether a text is 1 to 63 letters, digits, dashes, underscores and dots, with a letter or digit at both ends.
 func IsSegment(text string) bool { return len(text) <= maxSegment && segment().MatchString(text) }
 
-// PluginName returns what is wrong with the name of a plugin, by the rules for its type. Types other than those of the kubelet have none.
+// PluginName returns an error if a name violates the rules of its plugin type. Only the types of the kubelet have rules.
 func PluginName(ptype, name string) error {
 	switch ptype {
 	case typeCSI:
@@ -75,7 +73,7 @@ func driverName(kind, name string, ok bool, rule string) error {
 	return nil
 }
 
-// resourceName has the rules of Kubernetes for extended resources: DOMAIN/NAME, with a domain that is not Kubernetes' own.
+// resourceName applies the rules of Kubernetes for extended resources: DOMAIN/NAME, with a domain that is not one of Kubernetes.
 func resourceName(resource string) error {
 	prefix, name, both := strings.Cut(resource, "/")
 	var wrong string
@@ -97,8 +95,8 @@ func resourceName(resource string) error {
 	return fmt.Errorf("resource name %s %s", Quote(resource), wrong)
 }
 
-// Endpoint returns what is wrong with the name under which a device plugin registers its socket the older way, on the socket kubelet in the
-// same directory.
+// Endpoint returns an error if a device plugin must not register a socket of this name with the kubelet's own registration service, whose
+// socket has the name kubelet and is in the same directory.
 func Endpoint(name, kubelet string) error {
 	if err := Required("the endpoint", name, maxFileName); err != nil {
 		return err

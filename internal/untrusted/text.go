@@ -1,6 +1,5 @@
-// Package untrusted deals with text from others, plugins and callers: whether it may be used, and how it is repeated, in bounded length and
-// so that no terminal or log takes it for more than text. It knows what names look like, by the type of what they name, and of no
-// other text what it is about.
+// Package untrusted validates text from plugins and callers, and makes it safe to repeat in messages: bounded in length, valid UTF-8, and
+// without characters that change a terminal or forge a log line. It knows the syntax of plugin types and names, and of no other text.
 package untrusted
 
 import (
@@ -12,15 +11,15 @@ import (
 	"unicode/utf8"
 )
 
-// maxRepeated bounds what is repeated of a text, in bytes, and maxListed of several.
+// maxRepeated is how many bytes of a text are repeated, and maxListed how many texts of a list.
 const maxRepeated, maxListed = 256, 16
 
-// Printable reports whether a text is valid UTF-8 of visible characters and spaces.
+// Printable reports whether a text is valid UTF-8 and has only printable characters.
 func Printable(text string) bool {
 	return utf8.ValidString(text) && !strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) })
 }
 
-// Check returns what is wrong with a text that is opaque otherwise and may be empty: it is longer than limit bytes, or not printable.
+// Check returns an error if a text is longer than limit bytes or not printable. It may be empty.
 func Check(what, text string, limit int) error {
 	switch {
 	case len(text) > limit:
@@ -39,7 +38,7 @@ func Required(what, text string, limit int) error {
 	return Check(what, text, limit)
 }
 
-// Name is Required for a text that names something, in which nothing is to look like the end of it.
+// Name is Required for a name, which must not contain spaces.
 func Name(what, text string, limit int) error {
 	if err := Required(what, text, limit); err != nil {
 		return err
@@ -50,7 +49,7 @@ func Name(what, text string, limit int) error {
 	return nil
 }
 
-// Quote returns a text in quotes: printable, and cut after 256 bytes.
+// Quote returns a quoted text, escaped and cut after 256 bytes.
 func Quote(text string) string {
 	if len(text) > maxRepeated {
 		return strconv.Quote(strings.ToValidUTF8(text[:maxRepeated], "")) + "…"
@@ -58,7 +57,7 @@ func Quote(text string) string {
 	return strconv.Quote(text)
 }
 
-// QuoteAll returns the first 16 of several texts in quotes, and how many there are beside.
+// QuoteAll returns the first 16 texts, quoted, and the number of the others.
 func QuoteAll(texts []string) string {
 	quoted := make([]string, min(len(texts), maxListed))
 	for i := range quoted {
@@ -71,11 +70,14 @@ func QuoteAll(texts []string) string {
 	return all
 }
 
-// Valid returns a text with U+FFFD instead of bytes that are not UTF-8, which protobuf and metrics refuse.
+// Valid replaces bytes that are not UTF-8, which protobuf and metrics refuse, by U+FFFD.
 func Valid(text string) string { return strings.ToValidUTF8(text, "\uFFFD") }
 
 // Clip returns a text cut after 256 bytes.
 func Clip(text string) string { return Cut(text, maxRepeated) }
+
+// ValidCut returns a text cut after limit bytes, with U+FFFD instead of bytes that are not UTF-8.
+func ValidCut(text string, limit int) string { return Valid(Cut(text, limit)) }
 
 // Cut returns a text cut after limit bytes.
 func Cut(text string, limit int) string {

@@ -88,6 +88,13 @@ func run(ctx context.Context, dir string, only *regexp.Regexp, budget, slice tim
 	}
 	defer func() { _ = os.RemoveAll(temp) }()
 	binary := filepath.Join(temp, "fuzz.test")
+	save := func() error {
+		data, err := json.MarshalIndent(spent, "", "\t")
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(book, append(data, '\n'), 0o644)
+	}
 	failed := false
 	for _, name := range names {
 		if !only.MatchString(name) {
@@ -103,11 +110,8 @@ func run(ctx context.Context, dir string, only *regexp.Regexp, budget, slice tim
 		}
 		dot := strings.LastIndex(name, ".")
 		pkg, fn := filepath.Join(dir, name[:dot]), name[dot+1:]
-		// A program of its own, because what the compiler takes is not spent on fuzzing.
-		build := exec.CommandContext(ctx, "go", "test", "-c", "-fuzz", "^"+fn+"$", "-o", binary, ".")
-		build.Dir = pkg
-		if out, err := build.CombinedOutput(); err != nil {
-			return fmt.Errorf("building the tests of %s: %w\n%s", pkg, err, out)
+		if err := build(ctx, pkg, fn, binary); err != nil {
+			return err
 		}
 		cache := filepath.Join(temp, filepath.FromSlash(name))
 		for t.Failed = false; t.CPU < budget && !t.Failed; {
@@ -116,11 +120,7 @@ func run(ctx context.Context, dir string, only *regexp.Regexp, budget, slice tim
 				return err
 			}
 			fmt.Printf("%s: %s of processor time, %d executions, %d inputs\n", name, t.CPU.Round(time.Second), t.Executions, t.Corpus)
-			data, err := json.MarshalIndent(spent, "", "\t")
-			if err != nil {
-				return err
-			}
-			if err := os.WriteFile(book, append(data, '\n'), 0o644); err != nil {
+			if err := save(); err != nil {
 				return err
 			}
 		}
@@ -128,6 +128,16 @@ func run(ctx context.Context, dir string, only *regexp.Regexp, budget, slice tim
 	}
 	if failed {
 		return errors.New("a target failed, see above; its input is in testdata/fuzz")
+	}
+	return nil
+}
+
+// build compiles the tests of a package for one target. It is separate, so that compiling does not count as fuzzing.
+func build(ctx context.Context, pkg, fn, binary string) error {
+	cmd := exec.CommandContext(ctx, "go", "test", "-c", "-fuzz", "^"+fn+"$", "-o", binary, ".")
+	cmd.Dir = pkg
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("building the tests of %s: %w\n%s", pkg, err, out)
 	}
 	return nil
 }

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/patchbay-dev/patchbay"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 func main() {
@@ -28,15 +29,15 @@ func main() {
 	}
 	host.AddHandler("Greeter", patchbay.AcceptHandler())
 	go host.Run(ctx)
-	if _, err := host.Registry().WaitForPlugin(ctx, "Greeter", "hello.example.com"); err != nil {
+	if err := host.WaitForPlugins(ctx, plugin.Name{Type: "Greeter", Name: "hello.example.com"}); err != nil {
 		log.Fatal(err)
 	}
-	plugin, err := host.Registry().Conn(ctx, "Greeter", "hello.example.com")
+	conn, err := host.Registry().Conn(ctx, "Greeter", "hello.example.com")
 	if err != nil {
 		log.Fatal(err)
 	}
 	answer := new(wrapperspb.StringValue)
-	if err := plugin.Invoke(ctx, "/hello.v1.Greeter/Greet", wrapperspb.String("Ada"), answer); err != nil {
+	if err := conn.Invoke(ctx, "/hello.v1.Greeter/Greet", wrapperspb.String("Ada"), answer); err != nil {
 		log.Fatal(err)
 	}
 	fmt.Println(answer.GetValue())

@@ -168,7 +168,7 @@ func leftOut(count int) string {
 const maxShort = 128
 
 // short returns text of a caller, shortened and valid.
-func short(text string) string { return untrusted.Valid(untrusted.Cut(text, maxShort)) }
+func short(text string) string { return untrusted.ValidCut(text, maxShort) }
 
 // shortName returns the name of a plugin as a caller gave it, shortened and valid.
 func shortName(p plugin.Name) string {

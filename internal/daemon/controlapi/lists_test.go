@@ -143,7 +143,7 @@ func TestSnapshotsCount(t *testing.T) {
 	handler := l.handler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		messages := 0
 		err := sendSnapshot(r.Context(), snapshot, true, func(*patchbayv1.WatchFleetResponse) error {
-			if n := l.pool.Of(1000); n < 1<<20 {
+			if n := l.pool.Held(1000); n < 1<<20 {
 				t.Errorf("%d bytes count", n)
 			}
 			messages++
@@ -152,7 +152,7 @@ func TestSnapshotsCount(t *testing.T) {
 		if err != nil || messages != 3 {
 			t.Errorf("%d messages are sent, %v", messages, err)
 		}
-		if n := l.pool.Of(1000); n != 0 {
+		if n := l.pool.Held(1000); n != 0 {
 			t.Errorf("%d bytes count after all is sent", n)
 		}
 		l.pool.Add(1000, maxUserLists)

@@ -53,7 +53,7 @@ func TestReflection(t *testing.T) {
 		file := ask(t, stream, &reflectionv1.ServerReflectionRequest{
 			MessageRequest: &reflectionv1.ServerReflectionRequest_FileContainingSymbol{FileContainingSymbol: "patchbay.v1.ControlService"},
 		})
-		if n := l.pool.Of(uid); n < proto.Size(file) {
+		if n := l.pool.Held(uid); n < proto.Size(file) {
 			t.Errorf("%d bytes of the answer count, and it has %d", n, proto.Size(file))
 		}
 		var methods []string

@@ -183,7 +183,7 @@ func (i identities) String() string {
 	if len(i) == 0 {
 		return "nobody that its certificate names"
 	}
-	return untrusted.Valid(untrusted.Cut(strings.Join(i, ", "), 128))
+	return untrusted.ValidCut(strings.Join(i, ", "), 128)
 }
 
 func (i identities) Attrs() []any { return []any{"caller", i.String()} }

@@ -95,7 +95,7 @@ func versionsDiffer(versions []*patchbayv1.FleetVersion, differ map[string]time.
 	}
 	if !c.OK {
 		c.Message = fmt.Sprintf("nodes have run different versions of %s for more than %v; finish or undo the upgrade: "+
-			"patchbay fleet versions lists them", untrusted.Valid(untrusted.Cut(strings.Join(names, ", "), 128)), drift)
+			"patchbay fleet versions lists them", untrusted.ValidCut(strings.Join(names, ", "), 128), drift)
 	}
 	return c
 }

@@ -121,7 +121,7 @@ func (a *asking) press() {
 			waiting = append(waiting, u)
 		}
 	}
-	slices.SortFunc(waiting, func(x, y *askedUser) int { return cmp.Compare(a.places.Of(x.uid), a.places.Of(y.uid)) })
+	slices.SortFunc(waiting, func(x, y *askedUser) int { return cmp.Compare(a.places.Held(x.uid), a.places.Held(y.uid)) })
 	next := time.Duration(math.MaxInt64)
 	for _, u := range waiting {
 		for u.first.Len() > 0 {
@@ -184,9 +184,9 @@ func (a *asking) took(d time.Duration) {
 // reached, of the user with the most places. It returns nil if all plugins of that user have answered. a.mu is held.
 func (a *asking) yields(u *askedUser) *place {
 	most := u
-	if a.places.Of(u.uid) < a.places.Limits().User {
+	if a.places.Held(u.uid) < a.places.Limits().User {
 		for uid, other := range a.users {
-			if n := a.places.Of(uid); other.asked.Len() > 0 && n > a.places.Of(most.uid) {
+			if n := a.places.Held(uid); other.asked.Len() > 0 && n > a.places.Held(most.uid) {
 				most = other
 			}
 		}
@@ -222,8 +222,8 @@ func (a *asking) serve() {
 // fewest returns the user with the fewest places among those who are below their limit and have waiting plugins, or nil. a.mu is held.
 func (a *asking) fewest(waiting func(*askedUser) *list.List) (next *askedUser) {
 	for uid, u := range a.users {
-		n := a.places.Of(uid)
-		if waiting(u).Len() > 0 && n < a.places.Limits().User && (next == nil || n < a.places.Of(next.uid)) {
+		n := a.places.Held(uid)
+		if waiting(u).Len() > 0 && n < a.places.Limits().User && (next == nil || n < a.places.Held(next.uid)) {
 			next = u
 		}
 	}
