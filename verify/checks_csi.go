@@ -102,8 +102,8 @@ func controllerAlone(ctx context.Context, conn *grpc.ClientConn) bool {
 	if _, err := node.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{}); status.Code(err) != codes.Unimplemented {
 		return false
 	}
-	announced, err := announcesController(ctx, conn)
-	return err == nil && announced
+	plugin, err := csi.NewIdentityClient(conn).GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
+	return err == nil && hasService(plugin, csi.PluginCapability_Service_CONTROLLER_SERVICE)
 }
 
 // isElsewhere reports whether a server lacks the whole service of a method. The processes of a driver announce the same, and the controller
@@ -112,19 +112,12 @@ func isElsewhere(err error) bool {
 	return status.Code(err) == codes.Unimplemented && strings.HasPrefix(status.Convert(err).Message(), "unknown service ")
 }
 
-func announcesController(ctx context.Context, conn *grpc.ClientConn) (bool, error) {
-	answer, err := csi.NewIdentityClient(conn).GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
-	return slices.ContainsFunc(answer.GetCapabilities(), func(c *csi.PluginCapability) bool {
-		return c.GetService().GetType() == csi.PluginCapability_Service_CONTROLLER_SERVICE
-	}), err
-}
-
 func checkController(ctx context.Context, _ *subject, conn *grpc.ClientConn) outcome {
-	announced, err := announcesController(ctx, conn)
+	plugin, err := csi.NewIdentityClient(conn).GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
 	if err != nil {
 		return notApplicable("the driver does not say whether it has one")
 	}
-	if !announced {
+	if !hasService(plugin, csi.PluginCapability_Service_CONTROLLER_SERVICE) {
 		return notApplicable("the driver announces no controller")
 	}
 	can, err := csi.NewControllerClient(conn).ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{})
@@ -145,11 +138,8 @@ func sizeOf(m map[string]string) int {
 	return size
 }
 
-var (
-	// topologySegment is a value of a topology, and the name in a key; topologyPrefix is what may stand before that and a slash.
-	topologySegment = regexp.MustCompile(`^[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?$`)
-	topologyPrefix  = regexp.MustCompile(`^[a-z0-9]([-.a-z0-9]{0,61}[a-z0-9])?$`)
-)
+// topologyPrefix matches the part of a topology key before the slash.
+var topologyPrefix = regexp.MustCompile(`^[a-z0-9]([-.a-z0-9]{0,61}[a-z0-9])?$`)
 
 // nodeTopology returns the topology of the node, or an outcome if there is none to judge.
 func nodeTopology(ctx context.Context, conn *grpc.ClientConn) (map[string]string, outcome) {
@@ -178,7 +168,7 @@ func checkTopology(ctx context.Context, _ *subject, conn *grpc.ClientConn) outco
 			}
 			name, prefixes[prefix] = rest, true
 		}
-		if !topologySegment.MatchString(name) || !topologySegment.MatchString(value) {
+		if !untrusted.IsSegment(name) || !untrusted.IsSegment(value) {
 			return fail("the topology has the segment %s=%s; names and values are 1 to 63 letters, digits, '-', '_' and '.', with a letter or "+
 				"digit first and last", untrusted.Quote(key), untrusted.Quote(value))
 		}
