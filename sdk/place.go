@@ -24,15 +24,15 @@ import (
 	"github.com/patchbay-dev/patchbay/sdk/internal/launched"
 )
 
-// place is where a plugin listens.
+// place is the socket of a plugin.
 type place struct {
 	net.Listener
 	placed      *sock.Placed // nil for a socket of systemd
 	predecessor *predecessor // until it was told to end
 }
 
-// listen makes the plugin's socket, or finds the one that it inherited. What the plugin makes itself would be left by a signal before arm
-// has returned; what its host has made, that removes.
+// listen returns the socket that the plugin inherited, or creates one. Before it creates one it calls arm, because a signal would otherwise
+// end the process and leave the socket. The host removes a socket that it created.
 func listen(ctx context.Context, p Plugin, arm func()) (*place, error) {
 	session, err := launched.From(ctx)
 	if err != nil {
@@ -94,7 +94,7 @@ type inUseError struct{ error }
 
 func (e inUseError) Unwrap() []error { return []error{ErrInUse, e.error} }
 
-// socketPath says where the plugin makes its socket. Empty: it inherited one of systemd's.
+// socketPath returns the path for the plugin's socket; empty if the plugin inherited one from systemd.
 func socketPath(session *launched.Session, p Plugin) (string, error) {
 	if shake, ok := session.Handshake(); ok {
 		if shake.PluginSocket == "" {
@@ -113,7 +113,7 @@ func socketPath(session *launched.Session, p Plugin) (string, error) {
 	return p.Socket, nil
 }
 
-// commit ends the older instance: this one is in service.
+// commit stops the older instance, after this one is registered.
 func (p *place) commit(ctx context.Context, log *slog.Logger) {
 	if p.predecessor == nil {
 		return
@@ -130,8 +130,8 @@ func (p *place) commit(ctx context.Context, log *slog.Logger) {
 	}
 }
 
-// leave takes the socket from its path. An older instance that was not told to end yet gets its place back; if it cannot, because a newer
-// one has taken it, it is told now.
+// leave removes the socket from its path. An older instance that was not stopped yet gets its path back. If a newer instance has taken the
+// path, leave stops the older one.
 func (p *place) leave(ctx context.Context) error {
 	if p.placed == nil {
 		return nil
@@ -160,15 +160,15 @@ func inherited(name string) (net.Listener, error) {
 	return l, nil
 }
 
-// identifyTimeout bounds the question to a living socket which plugin it is. It is shorter than the time for which others wait to decide
-// about the path.
+// identifyTimeout bounds the call of GetInfo at a socket in use. It is shorter than the time that other instances wait for the lock of the
+// path.
 const identifyTimeout = 2 * time.Second
 
-// predecessor is the older instance whose place this one took.
+// predecessor is the older instance whose path this one took.
 type predecessor struct{ process *os.Process }
 
-// identify makes sure that the same plugin is at the other end, in a process that can be told to end: the one that the kernel names as the
-// listener says that it answers, and that the socket is its own, which those behind a socket of systemd or of a proxy do not.
+// identify checks that the same plugin is at the other end, in a process that can be signalled. The process that the kernel reports as the
+// listener must send its own PID with GetInfo; a plugin behind a socket of systemd or a proxy does not.
 func identify(ctx context.Context, living *net.UnixConn, p Plugin) (*predecessor, error) {
 	before, err := sock.PeerOf(living)
 	if err != nil {
@@ -194,7 +194,7 @@ func identify(ctx context.Context, living *net.UnixConn, p Plugin) (*predecessor
 	if err != nil {
 		return nil, err
 	}
-	// FindProcess holds on to a process (pidfd). If it is the peer still, it was the peer when it was found, and its number cannot pass on.
+	// FindProcess opens a pidfd. If the process is still the peer now, the pidfd refers to the peer, even if the PID is reused later.
 	if after, err := sock.PeerOf(living); err != nil || after != before {
 		return nil, errors.Join(fmt.Errorf("pid %d has just ended; try again", pid), err, process.Release())
 	}
@@ -207,7 +207,7 @@ func identify(ctx context.Context, living *net.UnixConn, p Plugin) (*predecessor
 func ask(ctx context.Context, living *net.UnixConn) (*registerapi.PluginInfo, int, error) {
 	ctx, cancel := context.WithTimeout(ctx, identifyTimeout)
 	defer cancel()
-	// The connection is duplicated because the gRPC client closes its own, and the kernel is asked about this one afterwards.
+	// The gRPC client closes its connection, and PeerOf needs this one afterwards, so the client gets a duplicate.
 	conn, err := duplicate(living)
 	if err != nil {
 		return nil, 0, err
@@ -246,7 +246,7 @@ func duplicate(conn *net.UnixConn) (net.Conn, error) {
 	return c, errors.Join(err, f.Close())
 }
 
-// end tells the older instance to drain and end. One that has ended already is not an error.
+// end sends the older instance SIGTERM. It is not an error if the process has exited.
 func (p *predecessor) end() error {
 	err := p.process.Signal(syscall.SIGTERM)
 	if errors.Is(err, os.ErrProcessDone) {
@@ -256,7 +256,7 @@ func (p *predecessor) end() error {
 	return err
 }
 
-// forget releases what is held of the process. p may be nil.
+// forget releases the process handle. p may be nil.
 func (p *predecessor) forget() {
 	if p != nil {
 		_ = p.process.Release() // frees a descriptor

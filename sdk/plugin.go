@@ -26,7 +26,7 @@ const (
 	maxVersion  = 64 // bytes of one
 )
 
-// Plugin says what a plugin is and how it serves. Type, Name, Versions and Register are required.
+// Plugin describes a plugin and how it serves. Type, Name, Versions and Register are required.
 type Plugin struct {
 	// Type is the kind of service that the plugin offers, for example "CSIPlugin"; hosts choose its handler by it. It has no slash.
 	Type string

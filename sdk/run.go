@@ -32,9 +32,9 @@ func Run(ctx context.Context, run func(ctx context.Context) error) error {
 	})
 }
 
-// runArmed is Run for a function that begins before signals count: one ends the process until arm is called, as it does before the main
-// function. To take them over from the system takes two threads, and as long as all else before a plugin serves. Who has something to lose
-// by that calls arm first. It is not safe for concurrent use.
+// runArmed is Run without signal handling until run calls arm: before that, a signal ends the process, as it does before main. Installing
+// the handler starts two threads and would double the time until a plugin serves. Call arm before creating anything that must be cleaned
+// up. runArmed is not safe for concurrent use.
 func runArmed(ctx context.Context, run func(ctx context.Context, arm func()) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

@@ -29,13 +29,13 @@ func (e *RefusedError) Error() string { return "the host refused it: " + e.Reaso
 
 // Serve serves the plugin until ctx ends, the process gets SIGTERM or SIGINT, or the host that launched it closes standard input. Then
 // health turns NOT_SERVING, the socket is removed (if it is the one that Serve made), and calls in progress have [Plugin.Drain] to end. A
-// requested stop is not an error. In the first tenth of a second a signal ends a launched plugin at once, as it does before Serve; inside
-// [Run] it does not.
+// requested stop is not an error. In the first tenth of a second a signal ends a launched plugin without draining, as it does before Serve;
+// inside [Run] it does not.
 //
-// A stale socket at the plugin's path, left by a crash, is replaced. If somebody serves there, the error wraps [ErrInUse], unless it is an
-// older instance and [Plugin.TakeOver] is set. A take-over leaves no gap: the new instance serves, takes the path and, once the host has
-// registered it, sends the old one SIGTERM, which then drains. If the host refuses the new instance, or it is stopped first, the old one
-// gets its path back and continues; after a refusal, Serve returns a [*RefusedError]. The old instance must use this package too, in
+// A stale socket at the plugin's path, left by a crash, is replaced. If another process serves there, the error wraps [ErrInUse], unless it
+// is an older instance and [Plugin.TakeOver] is set. A take-over leaves no gap: the new instance serves, takes the path and, once the host
+// has registered it, sends the old one SIGTERM, which then drains. If the host refuses the new instance, or it is stopped first, the old
+// one gets its path back and continues; after a refusal, Serve returns a [*RefusedError]. The old instance must use this package too, in
 // another process that the new one can see and signal.
 //
 // Serve blocks. When it returns, everything it started has ended, except handlers of calls that were cut off. It may be called concurrently
@@ -53,8 +53,8 @@ func Serve(ctx context.Context, p Plugin) error {
 	})
 }
 
-// armsAfter is how long signals may still end a launched plugin that has begun to serve. Its host asks it to stop by other means, and waits
-// for it to be registered.
+// armsAfter is the time from the start of serving until a launched plugin handles signals; before that a signal ends the process. A host
+// stops a plugin by closing its standard input, so it does not need signals.
 const armsAfter = 100 * time.Millisecond
 
 func serve(ctx context.Context, p Plugin, arm func(), log *slog.Logger) error {
@@ -75,7 +75,7 @@ func serve(ctx context.Context, p Plugin, arm func(), log *slog.Logger) error {
 	serving.Go(func() { served <- server.Serve(place) })
 
 	reason := await(ctx, p, status, place, served, arm, log)
-	// The end of ctx is what brought the plugin here, and it still has to clean up.
+	// ctx may have ended, and the cleanup must still run.
 	ctx = context.WithoutCancel(ctx)
 	server.health.Shutdown()
 	if err := place.leave(ctx); err != nil {
@@ -87,7 +87,7 @@ func serve(ctx context.Context, p Plugin, arm func(), log *slog.Logger) error {
 	return reason
 }
 
-// await returns when the plugin has to stop, and why; nil if it was asked to.
+// await blocks until the plugin has to stop. The error is nil if a stop was requested.
 func await(
 	ctx context.Context, p Plugin, status *registration, place *place, served <-chan error, arm func(), log *slog.Logger,
 ) error {

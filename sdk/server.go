@@ -23,11 +23,11 @@ import (
 type server struct {
 	*grpc.Server
 	health *health.Server
-	// endWatches ends the streams of those who watch the plugin's health, which would hold up a drain.
+	// endWatches ends the streams of Health.Watch, which would delay a drain.
 	endWatches context.CancelFunc
 }
 
-// newServer returns a server with all services, which serves nothing yet.
+// newServer returns a server with all services registered.
 func newServer(ctx context.Context, p Plugin, registration registerapi.RegistrationServer) (*server, error) {
 	session, err := launched.From(ctx)
 	if err != nil {
@@ -71,8 +71,8 @@ func (s *server) drain(limit time.Duration) bool {
 	return timer.Stop()
 }
 
-// intercept has the streams of the health service end with draining, since those who watch the health of a plugin stay for as long as they
-// may, and gives all streams the session.
+// intercept adds the session to the contexts of all streams. It ends the streams of Health.Watch when draining is done, because their
+// clients would keep them open.
 func intercept(draining context.Context, session *launched.Session) grpc.StreamServerInterceptor {
 	return func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 		ctx, cancel := context.WithCancel(launched.With(stream.Context(), session))
@@ -92,23 +92,23 @@ type streamWith struct {
 
 func (s *streamWith) Context() context.Context { return s.ctx }
 
-// pidHeader is the metadata by which a plugin says in the answer to GetInfo which process it is.
+// pidHeader is the metadata key with which a plugin sends its PID in the answer to GetInfo.
 const pidHeader = "patchbay-plugin-pid"
 
-// registration is the registration service. A host that restarts asks and notifies anew, so it answers any number of times.
+// registration is the registration service. A host that restarts calls it again, so it answers any number of calls.
 type registration struct {
 	registerapi.UnimplementedRegistrationServer
 	plugin Plugin
 	log    *slog.Logger
-	// itsOwn: the plugin made the socket on which it serves, so another instance may take its place. Set before it serves.
+	// itsOwn means that the plugin created its socket, so another instance may take its path. It is set before the plugin serves.
 	itsOwn bool
 
-	// What a host said last, until somebody takes it: more of the same changes nothing.
+	// The latest result, until await receives it; further equal results are dropped.
 	registered chan struct{}
 	refused    chan string
 }
 
-// GetInfo says who the plugin is.
+// GetInfo implements registerapi.RegistrationServer.
 func (r *registration) GetInfo(ctx context.Context, _ *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
 	if r.itsOwn { // an older instance is known by it to the one that takes over; a host does not look
 		_ = grpc.SetHeader(ctx, metadata.Pairs(pidHeader, strconv.Itoa(os.Getpid())))
@@ -122,7 +122,7 @@ func (p Plugin) info() *registerapi.PluginInfo {
 	}
 }
 
-// NotifyRegistrationStatus hears whether the plugin is registered. It does not block.
+// NotifyRegistrationStatus implements registerapi.RegistrationServer. It does not block.
 func (r *registration) NotifyRegistrationStatus(
 	_ context.Context, status *registerapi.RegistrationStatus,
 ) (*registerapi.RegistrationStatusResponse, error) {

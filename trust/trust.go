@@ -1,16 +1,16 @@
-// Package trust says whose plugin directories and sockets a host uses, and which users may register which plugin types: a [Policy] goes in,
-// and a [Refusal] is the error for what is not trusted. Without a Policy, only root and the host's user are trusted.
+// Package trust has the rules for plugin directories, sockets and users: a [Policy] lists the trusted users and the plugin types that they
+// may register, and a [Refusal] is the error for anything else. Without a Policy, only root and the host's user are trusted.
 //
-// It holds only the rules and the refusals; the host decides, when it finds a plugin.
+// The package only defines them; the host applies the rules when it finds a plugin.
 package trust
 
-// Policy says who is trusted besides root and the host's user. Users and groups are names or numbers.
+// Policy lists the users that are trusted in addition to root and the host's user. Users and groups are names or numbers.
 type Policy struct {
 	// Owners may have sockets in a plugin directory, and their users may own directories there. They may register plugins of every type that
 	// has no entry in types.
 	Owners Accounts `json:"owners"`
-	// Types say, for a plugin type, who besides root and the host's user may register plugins of it; nobody else may. Those named may have
-	// sockets and directories too.
+	// Types list, by plugin type, the users that may register plugins of the type, in addition to root and the host's user. They may also
+	// have sockets and directories.
 	Types map[string]Type `json:"types"`
 	// Sticky accepts a plugin directory that others may write to if it has the sticky bit (for example mode 1777). Everybody can create
 	// sockets there; only those of trusted users are used.
@@ -25,7 +25,7 @@ type Accounts struct {
 	Groups []string `json:"groups"`
 }
 
-// Type says who may register plugins of a type.
+// Type lists the users that may register plugins of a type.
 type Type struct {
 	// Users are names, or numbers in quotes.
 	Users []string `json:"users"`
@@ -39,7 +39,7 @@ type Type struct {
 	Endpoints []string `json:"endpoints"`
 }
 
-// Reason says in one word why something is refused.
+// Reason is one word for the cause of a refusal.
 type Reason string
 
 // The reasons.
@@ -66,14 +66,14 @@ const (
 	Announcements Reason = "announcements"
 	// NotLaunched: a plugin that the host did not launch, where only such are registered.
 	NotLaunched Reason = "not-launched"
-	// Name: a plugin with the name of one that belongs to another user and lives.
+	// Name: a plugin whose name belongs to a running plugin of another user.
 	Name Reason = "name"
 )
 
-// Refusal is the error for what is not trusted.
+// Refusal is the error for a directory, socket or plugin that is not trusted.
 type Refusal struct {
 	Reason Reason
-	// Problem says what is wrong, Remedy what to do about it, each in one line.
+	// Problem is the cause, and Remedy is what to do about it, each in one line.
 	Problem, Remedy string
 }
 

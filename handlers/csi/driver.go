@@ -22,7 +22,7 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// retry is how long to wait before a driver that is not ready is asked again. It is in use within a second of being ready.
+// retry is the back-off between attempts. A driver is registered within a second of being ready.
 var retry = backoff.Backoff{Min: 100 * time.Millisecond, Max: 800 * time.Millisecond}
 
 type driver struct {
@@ -31,7 +31,7 @@ type driver struct {
 	callTimeout time.Duration
 }
 
-// await asks the driver what it is until it is ready and answers, for a bounded time. An answer that is wrong ends that.
+// await calls the driver until it is ready and has answered, until timeout. It does not repeat calls after an invalid answer.
 func (d driver) await(ctx context.Context, timeout time.Duration, name, version string) (plugin.Registration, error) {
 	bounded, cancel := context.WithTimeout(ctx, timeout) // the last round of calls is not cut short: it says what is wrong
 	defer cancel()
@@ -112,7 +112,7 @@ func (d driver) examine(ctx context.Context, name, version string) (plugin.Regis
 	return found, nil
 }
 
-// identify makes sure that the driver is the one that was announced, and returns its own version.
+// identify checks that the driver has the announced name, and returns its vendor version.
 func (d driver) identify(ctx context.Context, name string) (vendorVersion string, err error) {
 	answer, err := endpoint.Call(ctx, d.callTimeout, "GetPluginInfo", d.identity.GetPluginInfo, &csipb.GetPluginInfoRequest{})
 	if status.Code(err) == codes.Unimplemented {
@@ -157,7 +157,7 @@ func (d driver) capabilities(ctx context.Context) ([]string, error) {
 	return slices.Compact(known), nil
 }
 
-// servesNode reports whether the driver serves this node, and adds what it knows of it to the details.
+// servesNode reports whether the driver has a Node service, and adds its information about this node to the details.
 func (d driver) servesNode(ctx context.Context, details map[string]string) (serves bool, err error) {
 	answer, err := endpoint.Call(ctx, d.callTimeout, "NodeGetInfo", d.node.NodeGetInfo, &csipb.NodeGetInfoRequest{})
 	if status.Code(err) == codes.Unimplemented {
@@ -178,11 +178,11 @@ func (d driver) servesNode(ctx context.Context, details map[string]string) (serv
 	return true, info.addTo(details)
 }
 
-// versionForm is a version as the kubelet reads it: numbers and dots, whatever follows them.
+// versionForm matches a version as the kubelet does: numbers and dots, followed by any text.
 var versionForm = regexp.MustCompile(`^\s*v?((?:0|[1-9]\d*)(?:\.\d+)+)`)
 
-// negotiate returns the highest of the announced versions that is supported, which is one of 1.x. Versions above 1 and those that are
-// malformed are passed over, as long as there is another. The error says what was announced, and what is supported.
+// negotiate returns the highest announced version 1.x. It ignores malformed versions and other major versions, unless there is no 1.x: then
+// the error lists them.
 //
 // It decides as the kubelet does (HighestSupportedVersion of k8s.io/apimachinery/pkg/util/version).
 func negotiate(versions []string) (string, error) {
@@ -221,7 +221,7 @@ func announcesZero(versions []string) bool {
 	})
 }
 
-// parseVersion returns the numbers of a version, without zeros at the end but for the first number.
+// parseVersion returns the numbers of a version, without trailing zeros after the first number.
 func parseVersion(version string) ([]uint64, error) {
 	found := versionForm.FindStringSubmatch(version)
 	if found == nil {

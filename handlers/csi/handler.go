@@ -2,9 +2,9 @@
 // clients.
 //
 // [Handler] negotiates the version, waits until the driver is ready, checks that its name is the announced one, and asks for its
-// capabilities and its information about this node. The registry keeps the result with the instance: [NodeInfoOf] and the options
-// [KeyVersion] and [KeyCapabilities] have it. A driver that serves a node is registered as csi-node too, and one that is also a controller
-// as csi-controller.
+// capabilities and its information about this node. The registry stores the result with the instance; read it with [NodeInfoOf],
+// [KeyVersion] and [KeyCapabilities]. A driver with a Node service is also registered as csi-node, and a driver with a controller as
+// csi-controller.
 //
 // [Dispensers] make DispensePlugin hand out clients of the three CSI services. They also work without the handler.
 //
@@ -34,7 +34,7 @@ import (
 type Options struct {
 	// CallTimeout bounds one call to a driver for which no client timeout is configured (default 15 s).
 	CallTimeout time.Duration
-	// ReadyTimeout is how long one registration asks a driver that is not ready, or whose calls fail, again (default 30 s). After that it
+	// ReadyTimeout is how long one registration waits for a driver that is not ready, or whose calls fail (default 30 s). After that it
 	// fails, with an error that wraps [cache.ErrRetry] if the driver is not ready, and then the pipeline retries later.
 	ReadyTimeout time.Duration
 }
@@ -44,8 +44,8 @@ const (
 	defaultReadyTimeout = 30 * time.Second
 )
 
-// Handler is a [cache.PluginHandler] for CSI drivers. It remembers nothing: what it finds out is kept in the registry, with the instance.
-// Its methods are safe for concurrent use.
+// Handler is a [cache.PluginHandler] for CSI drivers. It has no state of its own: the registry stores the results of a registration with
+// the instance. Its methods are safe for concurrent use.
 type Handler struct {
 	callTimeout, readyTimeout time.Duration
 }
@@ -72,8 +72,8 @@ func (*Handler) Roles() []string {
 	return []string{dynamicplugins.PluginTypeCSIController, dynamicplugins.PluginTypeCSINode}
 }
 
-// ValidatePlugin checks the name of a driver and that one of its versions is supported, which is any 1.x. The error says what is wrong, and
-// is sent to the driver.
+// ValidatePlugin checks the name of a driver and that one of its versions is supported, which is any 1.x. The pipeline sends the error to
+// the driver.
 func (h *Handler) ValidatePlugin(pluginName, _ string, versions []string) error {
 	if err := untrusted.PluginName(registerapi.CSIPlugin, pluginName); err != nil {
 		return err
@@ -84,9 +84,8 @@ func (h *Handler) ValidatePlugin(pluginName, _ string, versions []string) error 
 	return nil
 }
 
-// ValidatePluginInDir is ValidatePlugin for a driver found in the deprecated plugin directory too. As with the kubelet, as long as it had
-// one, that is for drivers which announce a version 0.x beside the one that is supported; newer ones belong in a plugin directory.
-// It fails as ValidatePlugin does.
+// ValidatePluginInDir is like ValidatePlugin. A driver in the deprecated plugin directory must announce a version 0.x in addition, as the
+// kubelet required while it had such a directory; other drivers belong in a plugin directory.
 func (h *Handler) ValidatePluginInDir(pluginName, endpointPath string, versions []string, foundInDeprecatedDir bool) error {
 	if err := h.ValidatePlugin(pluginName, endpointPath, versions); err != nil {
 		return err
@@ -98,18 +97,17 @@ func (h *Handler) ValidatePluginInDir(pluginName, endpointPath string, versions 
 	return nil
 }
 
-// RegisterPlugin is RegisterPluginContext for callers other than the pipeline; it has no context, and fails for the same reasons. It drops
-// what it found out.
+// RegisterPlugin is RegisterPluginContext without a context and without a result, for callers other than the pipeline.
 func (h *Handler) RegisterPlugin(pluginName, endpointPath string, versions []string, pluginClientTimeout *time.Duration) error {
 	_, err := h.RegisterPluginContext(context.Background(), pluginName, endpointPath, versions, pluginClientTimeout)
 	return err
 }
 
-// RegisterPluginContext waits until the driver is ready and finds out what it is. It blocks until then, at most for
-// [Options].ReadyTimeout and five calls. pluginClientTimeout, or else [Options].CallTimeout, bounds each call.
+// RegisterPluginContext blocks until the driver is ready and has described itself, at most for [Options].ReadyTimeout and five calls.
+// pluginClientTimeout, or else [Options].CallTimeout, bounds each call.
 //
-// The error wraps [cache.ErrRetry] if the driver does not answer, is not ready, or cannot answer yet. Any other error says what is wrong
-// with the driver.
+// The error wraps [cache.ErrRetry] if the driver does not answer, is not ready, or cannot answer yet. Other errors describe a problem of
+// the driver.
 func (h *Handler) RegisterPluginContext(
 	ctx context.Context, pluginName, endpointPath string, versions []string, pluginClientTimeout *time.Duration,
 ) (plugin.Registration, error) {
@@ -148,5 +146,5 @@ func (h *Handler) register(
 	return registration, err
 }
 
-// DeRegisterPlugin does nothing: the handler keeps nothing of a registered driver.
+// DeRegisterPlugin does nothing.
 func (h *Handler) DeRegisterPlugin(string) {}

@@ -13,14 +13,14 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
-// The keys under which the options of a driver's entries in the registry hold what the handler found out.
+// Keys of the details that the handler stores in the registry with each driver.
 const (
 	// KeyVersion is the negotiated CSI version, for example 1.9.0.
 	KeyVersion = "csi/version"
 	// KeyCapabilities are the capabilities of the plugin by their names in the specification, sorted and separated by commas, for example
 	// CONTROLLER_SERVICE,VOLUME_ACCESSIBILITY_CONSTRAINTS. It is missing if the plugin has none.
 	KeyCapabilities = "csi/capabilities"
-	// What NodeInfoOf reads, as text, decimal number and JSON object of texts. Each is missing if the driver does not say or set it.
+	// The fields of NodeInfo: a text, a decimal number and a JSON object of texts. A key is missing if the driver does not set it.
 	keyNodeID            = "csi/node-id"
 	keyMaxVolumesPerNode = "csi/max-volumes-per-node"
 	keyTopology          = "csi/topology"
@@ -35,19 +35,19 @@ const (
 	maxAnswer = 16 << 10
 )
 
-// NodeInfo is what a driver says about the node that it runs on.
+// NodeInfo is a driver's information about the node that it runs on.
 type NodeInfo struct {
 	// NodeID is the driver's ID for this node; not empty.
 	NodeID string
 	// MaxVolumesPerNode is the maximum number of volumes that can be published to the node; 0 if the driver sets no limit.
 	MaxVolumesPerNode int64
-	// Topology says where the node is accessible from, for example its zone; empty if the driver does not say.
+	// Topology says where the node is accessible from, for example its zone; empty if the driver does not set it.
 	Topology map[string]string
 }
 
-// NodeInfoOf returns what the driver of a registry entry, of type CSIPlugin, csi-node or csi-controller, said of its node when it was
-// registered. It is false if the driver serves no node or did not say, or if the entry is not one of [Handler].
-func NodeInfoOf(info *dynamicplugins.PluginInfo) (NodeInfo, bool) {
+// NodeInfoOf returns the information about the node that a driver gave when it was registered. info is its registry entry, of type
+// CSIPlugin, csi-node or csi-controller. ok is false if the driver gave none, or another handler registered it.
+func NodeInfoOf(info *dynamicplugins.PluginInfo) (_ NodeInfo, ok bool) {
 	if info == nil || info.Options[keyNodeID] == "" {
 		return NodeInfo{}, false
 	}
@@ -78,7 +78,7 @@ func (n NodeInfo) addTo(details map[string]string) error {
 	return err
 }
 
-// nodeInfo checks what a driver said of its node against the limits of the specification.
+// nodeInfo checks the answer of NodeGetInfo against the limits of the specification.
 func nodeInfo(answer *csipb.NodeGetInfoResponse) (NodeInfo, error) {
 	n := NodeInfo{
 		NodeID:            answer.GetNodeId(),

@@ -15,7 +15,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
-// Request says which devices to allocate, and to whom.
+// Request describes the devices to allocate and their owner.
 type Request struct {
 	// Resource is the name of the plugin, for example example.com/gpu.
 	Resource string
@@ -27,7 +27,7 @@ type Request struct {
 	Devices []string
 }
 
-// wish checks the request and returns it in a form that can be compared.
+// wish checks the request and returns it in a form for comparisons.
 func (q Request) wish(limit int) (wish, error) {
 	w := wish{Count: q.Count, Wanted: slices.Sorted(slices.Values(q.Devices))}
 	if w.Count == 0 {
@@ -63,13 +63,13 @@ func checkNames(resource, owner string) error {
 	return nil
 }
 
-// Allocate gives devices to an owner: first those that the plugin prefers, if it says so, and then others in the order of their IDs. When
-// it returns, the allocation is durable; it ends with [Handler.Release] only. With an error nothing was allocated.
+// Allocate allocates devices to an owner: first the devices that the plugin prefers, if any, then others in the order of their IDs. When it
+// returns, the allocation is durable; only [Handler.Release] ends it. After an error nothing is allocated.
 //
 // An owner has at most one allocation of a resource. The same request again returns it, also after a restart, so that a caller who got no
-// answer can ask again; a request for something else is [ErrConflict]. After a reboot the plugin is asked again for the same devices, since
-// what it made ready before may be gone. A plugin that wants to prepare devices before each start of their
-// owner (PreStartContainer) is asked to whenever Allocate is called, so call it before each start.
+// answer can ask again; a request for something else is [ErrConflict]. After a reboot Allocate calls the plugin again for the same devices,
+// since their preparation may be lost. If a plugin prepares devices before each start of their owner (PreStartContainer), each Allocate
+// calls it, so call Allocate before each start.
 //
 // It blocks for up to three calls to the plugin, and for another call for the same owner. ctx ends that.
 func (h *Handler) Allocate(ctx context.Context, request Request) (Allocation, error) {
@@ -110,7 +110,8 @@ func (h *Handler) allocate(ctx context.Context, request Request) (Allocation, er
 	return a.public(), nil
 }
 
-// await calls take, with h.mu held, until it succeeds or fails. If another caller is busy, take returns the channel to wait for.
+// await calls take, with h.mu held, until it succeeds or fails. If another caller has claimed the allocation, take returns a channel that
+// is closed when that caller has finished.
 func (h *Handler) await(ctx context.Context, take func() (busy <-chan struct{}, err error)) error {
 	for {
 		h.mu.Lock()
@@ -127,8 +128,8 @@ func (h *Handler) await(ctx context.Context, take func() (busy <-chan struct{}, 
 	}
 }
 
-// claim makes the caller the one who is busy with the allocation of an owner, which is a new one if there is none. The caller ends that
-// with settle or free, and the use of the plugin, which is nil if there is none, with done.
+// claim reserves the allocation of an owner for the caller, and creates it if there is none. The caller then calls settle or free, and done
+// for the plugin, which is nil if none is available.
 func (h *Handler) claim(ctx context.Context, request Request, wanted wish) (a *allocation, p *devicePlugin, err error) {
 	err = h.await(ctx, func() (<-chan struct{}, error) {
 		r := h.resources[request.Resource]
@@ -163,7 +164,7 @@ func (h *Handler) settle(a *allocation) {
 	h.tell()
 }
 
-// free removes an allocation that the caller is busy with. If the store may have it, it stays, neither given nor free.
+// free removes an allocation that the caller has claimed. If it may be in the store and cannot be deleted there, its devices stay reserved.
 func (h *Handler) free(a *allocation) {
 	doubt := false
 	if !a.Time.IsZero() { // it was to be stored
@@ -191,7 +192,7 @@ func (h *Handler) remove(a *allocation) {
 	h.tidy(r)
 }
 
-// adviceTimeout bounds what advice may cost an allocation: a plugin that does not give it in time has none.
+// adviceTimeout bounds how long an allocation waits for GetPreferredAllocation; after that it continues without preferences.
 const adviceTimeout = time.Second
 
 func (h *Handler) again(ctx context.Context, a *allocation, p *devicePlugin, wanted wish) (Allocation, error) {
@@ -247,7 +248,7 @@ func (h *Handler) makeReady(ctx context.Context, a *allocation, p *devicePlugin)
 	return nil
 }
 
-// give chooses devices for a new allocation, has the plugin make them ready, and saves it.
+// give chooses devices for a new allocation, calls the plugin to prepare them, and saves the allocation.
 func (h *Handler) give(ctx context.Context, a *allocation, p *devicePlugin) error {
 	if !a.Time.IsZero() { // an attempt before this one is in doubt
 		if err := h.Store.Delete(a.key()); err != nil {
@@ -282,7 +283,7 @@ func refused(ctx context.Context, err error) error {
 	return fmt.Errorf("%w: %w", ErrRefused, err)
 }
 
-// reserve chooses devices, the preferred ones first, and holds them for an allocation.
+// reserve chooses devices for an allocation, preferred ones first, and reserves them.
 func (h *Handler) reserve(a *allocation, preferred []string) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -343,7 +344,7 @@ func (r *resource) checkFree(id string) error {
 	return nil
 }
 
-// preference asks the plugin which devices it would choose. It is advice: a plugin that gives none has none.
+// preference asks the plugin for its preferred devices. It returns none if the plugin does not support that or fails.
 func (h *Handler) preference(ctx context.Context, p *devicePlugin, w wish) []string {
 	if !p.options.GetGetPreferredAllocationAvailable() || w.Count == len(w.Wanted) {
 		return nil
@@ -366,9 +367,8 @@ func (h *Handler) preference(ctx context.Context, p *devicePlugin, w wish) []str
 	return preferred
 }
 
-// Preferred returns which of the free devices the plugin would choose, in order; none if it has no preferences or does not say. It
-// allocates nothing, and does not need an owner. It blocks for one call. Its error matches one of those of this
-// package, as that of Allocate does.
+// Preferred returns the free devices that the plugin prefers, in order; none if it has no preferences. It allocates nothing, and ignores
+// the owner. It blocks for one call. Its errors match those of this package, as the errors of Allocate do.
 func (h *Handler) Preferred(ctx context.Context, request Request) ([]string, error) {
 	preferred, err := h.askPreferred(ctx, request)
 	if err != nil {
@@ -414,8 +414,8 @@ func (h *Handler) askPreferred(ctx context.Context, request Request) ([]string, 
 	return r.choose(wanted, preferred)
 }
 
-// Release ends an allocation: its devices are free, and durably so. It returns what was released. One that is not known is [ErrNotFound].
-// The plugin is not asked: its API has no call for it.
+// Release durably ends an allocation, and returns it. The error is [ErrNotFound] if there is none. It does not call the plugin, whose API
+// has no method for that.
 func (h *Handler) Release(ctx context.Context, resource, owner string) (Allocation, error) {
 	released, err := h.endAllocation(ctx, resource, owner)
 	if err != nil {

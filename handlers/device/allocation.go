@@ -21,11 +21,11 @@ type Allocation struct {
 	Devices []string `json:"devices"`
 	// Time is when they were allocated.
 	Time time.Time `json:"time"`
-	// Answer is what the plugin answered then, or when it was asked again after a reboot.
+	// Answer is the plugin's latest answer to Allocate.
 	Answer Answer `json:"answer"`
 }
 
-// wish is what was asked for. Two that are equal are the same request.
+// wish is the stored form of a request. Equal wishes are the same request.
 type wish struct {
 	Count  int      `json:"count"`
 	Wanted []string `json:"wanted,omitempty"` // in order
@@ -35,20 +35,20 @@ func (w wish) equal(other wish) bool {
 	return w.Count == other.Count && slices.Equal(w.Wanted, other.Wanted)
 }
 
-// allocation is an Allocation that exists, comes or goes. Handler.mu guards it; what is not under "state" changes only while its caller is
-// the one who is busy with it. The store has its exported fields: more may be added, and those that are unknown are ignored.
+// allocation is an Allocation and its state. Handler.mu guards it. Only the caller that has claimed it changes the fields before given. The
+// store contains the exported fields; unknown fields there are ignored.
 type allocation struct {
 	Allocation // its devices are held in resource.holders
 	wish
 	PreStart bool   `json:"preStart,omitempty"` // the plugin wants to prepare the devices before each start
 	Boot     string `json:"boot,omitempty"`     // the ID of the boot in which the plugin answered
 
-	// The state. An allocation that is neither given nor busy is one that the store may have, although it was not made.
+	// If an allocation is neither given nor claimed, saving it failed, and the store may or may not contain it.
 	given bool          // it is in the store
 	busy  chan struct{} // closed when the caller that is busy with it has finished; nil if there is none
 }
 
-// take makes the caller the one who is busy with the allocation, or returns what to wait for.
+// take claims the allocation for the caller. If another caller has claimed it, take returns the channel to wait for.
 func (a *allocation) take() (busy <-chan struct{}) {
 	if a.busy != nil {
 		return a.busy
@@ -110,8 +110,8 @@ const (
 	maxAnswer  = 512 << 10
 )
 
-// Answer says what to set up for the owner of devices. It is the ContainerAllocateResponse of the device plugin API, as the plugin sent it:
-// nothing has checked that the paths exist, or that the owner may use them.
+// Answer lists what to set up for the owner of devices. It is the plugin's ContainerAllocateResponse: only its size is checked, not whether
+// the paths exist or the owner may use them.
 type Answer struct {
 	// Envs are environment variables.
 	Envs   map[string]string `json:"envs,omitempty"`

@@ -20,14 +20,14 @@ import (
 )
 
 const (
-	// boardDir is the name of the directory, inside the plugin directory, in which plugins that registered the older way are announced.
+	// boardDir is the directory, inside the plugin directory, for the sockets of announcements.
 	boardDir = "patchbay-device-plugins"
-	// farewell bounds how long the end of an announcement waits for an answer that is on its way.
+	// farewell bounds how long the end of an announcement waits for calls in progress.
 	farewell = time.Second
 )
 
-// CheckDirs returns an error if a handler cannot make its sockets in these directories, which it needs for plugins that register the older
-// way: neither directory may contain the other, and the paths must not be too long to connect to.
+// CheckDirs returns an error if a handler cannot use these directories as SocketDir and PluginDir: neither may contain the other, and the
+// paths of sockets in them must not be too long.
 func CheckDirs(socketDir, pluginDir string) error {
 	socketDir, socketErr := filepath.Abs(socketDir)
 	pluginDir, pluginErr := filepath.Abs(pluginDir)
@@ -49,7 +49,7 @@ func CheckDirs(socketDir, pluginDir string) error {
 	return nil
 }
 
-// makeBoard makes the directory of the announcements, without what a host that was killed has left there. All in it is the handler's own.
+// makeBoard creates an empty directory for announcements. It removes files that a killed host left there.
 func makeBoard(pluginDir string) (string, error) {
 	dir, err := filepath.Abs(filepath.Join(pluginDir, boardDir))
 	if err != nil {
@@ -69,7 +69,7 @@ func makeBoard(pluginDir string) (string, error) {
 	return dir, nil
 }
 
-// announcement is the registration socket of a plugin that registered the older way. It answers the pipeline in the plugin's stead.
+// announcement is a registration socket that the handler serves on behalf of a plugin that registered the older way.
 type announcement struct {
 	registerapi.UnimplementedRegistrationServer
 
@@ -105,10 +105,10 @@ func (a *announcement) begin() {
 	})
 }
 
-// takeDown ends the announcement. It does not block.
+// takeDown removes the announcement's socket. It does not block.
 func (a *announcement) takeDown() { a.leaving.Do(func() { close(a.leave) }) }
 
-// answer returns the error for the plugin's Register: that it was refused, if that is decided already. Later decisions are not sent.
+// answer returns the result of the plugin's Register: an error if the pipeline has refused it. A later refusal is not sent to the plugin.
 func (a *announcement) answer() error {
 	a.telling.Do(func() { close(a.told) })
 	if a.refusal != "" {
@@ -123,8 +123,8 @@ func (a *announcement) GetInfo(context.Context, *registerapi.InfoRequest) (*regi
 	}, nil
 }
 
-// NotifyRegistrationStatus implements registerapi.RegistrationServer. A plugin that hears of its refusal has to register again. One that
-// does not, because it registered long ago, stays announced as long as it lives: the pipeline tries again.
+// NotifyRegistrationStatus implements registerapi.RegistrationServer. If Register still waits, a refusal is its answer, and the plugin has
+// to register again. Otherwise the announcement stays while the plugin lives, and the pipeline retries.
 func (a *announcement) NotifyRegistrationStatus(
 	_ context.Context, result *registerapi.RegistrationStatus,
 ) (*registerapi.RegistrationStatusResponse, error) {
@@ -140,7 +140,7 @@ func (a *announcement) NotifyRegistrationStatus(
 	if !registered && (hears || a.older.isOutdated(a) || isDead(a.path)) {
 		a.takeDown()
 	}
-	// An earlier announcement at the same endpoint is of this plugin, or of one that has exited.
+	// An earlier announcement of the same endpoint belongs to this plugin, or to a plugin that has exited.
 	a.older.takeDown(func(other *announcement) bool {
 		return other.path == a.path && other.serial < a.serial && (registered && other.resource == a.resource || other.socket != a.socket)
 	})

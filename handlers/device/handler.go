@@ -1,9 +1,9 @@
 // Package device is for device plugins (plugin type DevicePlugin): a handler that tracks their devices and allocates them to owners, so
 // that no device is ever allocated twice.
 //
-// [Handler] is a cache.PluginHandler for plugins that are found in a plugin directory. For those that register the older way, it serves the
-// kubelet's registration service on kubelet.sock, in a separate directory, and announces each in the plugin directory on its behalf, so
-// that the pipeline validates, registers, watches and remembers all plugins alike.
+// [Handler] is a cache.PluginHandler for plugins that are found in a plugin directory. Other plugins register the older way: they call the
+// kubelet's registration service on kubelet.sock. The handler serves it in a separate directory, and announces each of these plugins in the
+// plugin directory, so that the pipeline validates, registers, watches and remembers all plugins alike.
 //
 // An allocation is durable before [Handler.Allocate] returns it and stays until [Handler.Release], whatever happens to the plugin, its
 // devices or the host's process. The caller decides who the owners are and applies the environment variables, mounts and device nodes in
@@ -27,8 +27,8 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// Store keeps what a [Handler] must know after a restart. A change is durable when the method returns; one that fails may or may not have
-// been made. All methods must be safe for concurrent use. A Bucket of package dynamicplugins/boltstate is one.
+// Store keeps the state of a [Handler] over restarts. A change is durable when the method returns; after an error, the change may or may
+// not have been made. All methods must be safe for concurrent use. A Bucket of package dynamicplugins/boltstate is one.
 type Store interface {
 	Put(key string, value []byte) error
 	Delete(key string) error
@@ -112,8 +112,8 @@ var (
 )
 
 // Open loads the allocations of the store, and serves kubelet.sock if there is a SocketDir. It sets fields that are zero to their defaults.
-// The caller closes the handler. After an error it stays closed, and cannot be opened again. An error says that a field is invalid, that the
-// store cannot be read, or that kubelet.sock cannot be served, for example because another process serves it.
+// The caller closes the handler. After an error it stays closed, and cannot be opened again. It fails if a field is invalid, the store
+// cannot be read, or kubelet.sock cannot be served, for example because another process serves it.
 func (h *Handler) Open() error {
 	if err := h.init(); err != nil {
 		return fmt.Errorf("cannot create a handler for device plugins: %w", err)
@@ -195,7 +195,7 @@ func (h *Handler) bound(ctx context.Context) (context.Context, context.CancelFun
 	return ctx, func() { stop(); cancel(nil) }
 }
 
-// enter counts the caller among those whom Close waits for, and whose context it ends. The caller calls leave when it has finished.
+// enter makes Close wait for the caller. Close cancels the returned context. The caller calls leave when it has finished.
 func (h *Handler) enter(ctx context.Context) (bounded context.Context, leave func(), err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -220,8 +220,8 @@ func (h *Handler) tell() {
 	h.changed = make(chan struct{})
 }
 
-// ValidatePlugin checks that the name is an extended resource, such as example.com/gpu, and that a version is supported. The error says
-// what is wrong, and is sent to the plugin.
+// ValidatePlugin checks that the name is an extended resource, such as example.com/gpu, and that a version is supported. The pipeline sends
+// the error to the plugin.
 func (h *Handler) ValidatePlugin(pluginName, _ string, versions []string) error {
 	if err := cmp.Or(checkResource(pluginName), checkVersions(versions)); err != nil {
 		return fmt.Errorf("cannot use device plugin %s: %w", untrusted.Quote(pluginName), err)
@@ -229,7 +229,7 @@ func (h *Handler) ValidatePlugin(pluginName, _ string, versions []string) error 
 	return nil
 }
 
-// RegisterPlugin is RegisterPluginContext for callers other than the pipeline; it has no context, and fails for the same reasons.
+// RegisterPlugin is RegisterPluginContext without a context and without a result, for callers other than the pipeline.
 func (h *Handler) RegisterPlugin(pluginName, endpointPath string, versions []string, pluginClientTimeout *time.Duration) error {
 	_, err := h.RegisterPluginContext(context.Background(), pluginName, endpointPath, versions, pluginClientTimeout)
 	return err
@@ -239,7 +239,7 @@ func (h *Handler) RegisterPlugin(pluginName, endpointPath string, versions []str
 // released. It blocks until the plugin has sent the first list of devices, at most for one call and [Handler].ListTimeout.
 // pluginClientTimeout, or else [Handler].CallTimeout, bounds each call, including later ones.
 //
-// The error wraps [cache.ErrRetry] if the plugin does not answer or is not ready. Any other error says what is wrong with it.
+// The error wraps [cache.ErrRetry] if the plugin does not answer or is not ready. Other errors describe a problem of the plugin.
 func (h *Handler) RegisterPluginContext(
 	ctx context.Context, pluginName, endpointPath string, versions []string, pluginClientTimeout *time.Duration,
 ) (plugin.Registration, error) {
@@ -259,11 +259,11 @@ func (h *Handler) RegisterPluginContext(
 	return found, nil
 }
 
-// Keys of the details that are kept with an instance in the registry. Each is "true" or missing.
+// Keys of the details that the registry stores with an instance. Each is "true" or missing.
 const (
-	// KeyPreStart says that the plugin prepares devices before each start of their owner.
+	// KeyPreStart means that the plugin prepares devices before each start of their owner.
 	KeyPreStart = "device/pre-start-required"
-	// KeyPreferred says that the plugin prefers some of its devices over others.
+	// KeyPreferred means that the plugin has preferences among its devices.
 	KeyPreferred = "device/preferred-allocation"
 )
 
@@ -342,7 +342,7 @@ func (h *Handler) install(p *devicePlugin) error {
 	return nil
 }
 
-// makeRoom makes sure that there can be one more resource. The caller holds h.mu.
+// makeRoom makes room for another resource, or returns an error. The caller holds h.mu.
 func (h *Handler) makeRoom() error {
 	if len(h.resources) < h.MaxResources {
 		return nil
@@ -356,7 +356,8 @@ func (h *Handler) makeRoom() error {
 	return nil
 }
 
-// makeRoomFor makes sure that a resource can have so many devices. Nothing is forgotten for one that cannot. The caller holds h.mu.
+// makeRoomFor makes room for the devices of a resource. If there is too little, it changes nothing and returns an error. The caller holds
+// h.mu.
 func (h *Handler) makeRoomFor(name string, devices int) error {
 	others, kept := 0, 0
 	for _, r := range h.resources {
@@ -391,7 +392,7 @@ func (h *Handler) oldestIdle(except string) *resource {
 	return oldest
 }
 
-// DeRegisterPlugin releases the plugin of a resource. Its devices are unavailable until it is back; allocations stay.
+// DeRegisterPlugin releases the plugin of a resource. The devices are unavailable until a plugin registers again; allocations stay.
 func (h *Handler) DeRegisterPlugin(pluginName string) {
 	if h.drop(pluginName) {
 		h.Logger.Info("device plugin not in use any more", "resource", pluginName)
@@ -434,7 +435,7 @@ func (h *Handler) tidy(r *resource) {
 	}
 }
 
-// forgetful is the store of a handler that has none.
+// forgetful is the store of a handler without a Store.
 type forgetful struct{}
 
 func (forgetful) Put(string, []byte) error                           { return nil }

@@ -29,22 +29,21 @@ import (
 const (
 	// kubeletSocket is the name of the socket on which plugins register the older way.
 	kubeletSocket = "kubelet.sock"
-	// socketMode lets those register who may do so with a kubelet: the daemon's user and root.
+	// socketMode lets only root and the daemon's user register, as with a kubelet.
 	socketMode = 0o600
-	// settleTime is how long Register waits to tell the plugin whether it is registered. It is accepted if that takes longer.
+	// settleTime is how long Register waits for the decision of the pipeline. After that it succeeds without one.
 	settleTime = 5 * time.Second
 	// maxAnnounced bounds the plugins that are announced at a time, maxRegistering the calls of Register that are being served.
 	maxAnnounced   = 256
 	maxRegistering = 16
-	// maxRegister bounds one request in bytes, maxIdle how long a caller may stay connected without one, helloTimeout how long it may take
-	// to say that it speaks HTTP/2.
+	// maxRegister bounds one request in bytes, maxIdle the time that a connection may be idle, helloTimeout the HTTP/2 handshake.
 	maxRegister  = 16 << 10
 	maxIdle      = time.Minute
 	helloTimeout = 5 * time.Second
 )
 
-// older serves the registration service for plugins that register the older way: they call Register on kubelet.sock and name the socket in
-// the same directory on which they serve. Each is announced in a plugin directory. A nil one knows no plugins.
+// older serves kubelet.sock, for plugins that register the older way: they call Register and name their own socket in the same directory.
+// It announces each of them in the plugin directory. A nil older has no announcements.
 type older struct {
 	pluginapi.UnimplementedRegistrationServer
 
@@ -92,7 +91,7 @@ func (h *Handler) serveOlder() (*older, error) {
 	return o, nil
 }
 
-// close stops serving and takes all announcements down. Calling it again has no effect.
+// close stops serving and removes all announcements. Calling it again has no effect.
 func (o *older) close() (err error) {
 	o.closed.Do(func() {
 		o.server.Stop()
@@ -145,7 +144,7 @@ func (o *older) register(ctx context.Context, request *pluginapi.RegisterRequest
 	return a.answer()
 }
 
-// lookAt makes sure that there is a socket of somebody who may register, on which somebody accepts, and returns its identity.
+// lookAt checks that the endpoint is a socket of root or this user on which a process accepts, and returns its identity.
 func (o *older) lookAt(name string) (plugin.SocketID, error) {
 	path := filepath.Join(o.dir, name)
 	info, err := sock.Stat(path)
@@ -165,8 +164,8 @@ func (o *older) lookAt(name string) (plugin.SocketID, error) {
 	return info.ID, nil
 }
 
-// announce announces a plugin, once the caller lets that begin. One before it at the same endpoint is taken down when the pipeline has
-// decided on the new one.
+// announce creates the socket of an announcement; begin serves it. An earlier announcement of the same endpoint stays until the pipeline
+// has decided on the new one.
 func (o *older) announce(resource, name string, id plugin.SocketID, options *pluginapi.DevicePluginOptions) (*announcement, error) {
 	o.mu.Lock()
 	full := len(o.announced) >= maxAnnounced
@@ -180,7 +179,7 @@ func (o *older) announce(resource, name string, id plugin.SocketID, options *plu
 		older: o, resource: resource, name: name, path: filepath.Join(o.dir, name), socket: id, options: options,
 		serial: o.last.Add(1), told: make(chan struct{}), leave: make(chan struct{}),
 	}
-	// No two have the same path, so that each is an appearance of its own whatever the file system says.
+	// Each has a path of its own, so the pipeline never takes it for an earlier one, even if the inode is reused.
 	var err error
 	if a.listener, err = sock.Listen(filepath.Join(o.board, strconv.FormatUint(a.serial, 36)+".sock"), socketMode); err != nil {
 		return nil, fmt.Errorf("cannot announce it: %w", err)
@@ -212,7 +211,7 @@ func (o *older) isOutdated(a *announcement) bool {
 	return len(o.matching(func(other *announcement) bool { return other.path == a.path && other.serial > a.serial })) > 0
 }
 
-// dropDead takes the announcements of a resource down whose plugins are gone. A plugin that comes back registers again.
+// dropDead removes the announcements of a resource whose plugins have exited. A plugin that restarts registers again.
 func (o *older) dropDead(resource string) {
 	o.takeDown(func(a *announcement) bool { return a.resource == resource && isDead(a.path) })
 }

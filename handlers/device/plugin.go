@@ -52,7 +52,7 @@ func (p *devicePlugin) askOptions(ctx context.Context, a *announcement) (err err
 	return nil
 }
 
-// allocate has the plugin make devices ready for an owner and returns what is to be done for it.
+// allocate calls Allocate for the devices, and returns what to set up for their owner.
 func (p *devicePlugin) allocate(ctx context.Context, devices []string) (Answer, error) {
 	response, err := endpoint.Call(ctx, p.timeout, "Allocate", p.client.Allocate, &pluginapi.AllocateRequest{
 		ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: devices}},
@@ -70,14 +70,14 @@ func (p *devicePlugin) allocate(ctx context.Context, devices []string) (Answer, 
 	return answer, nil
 }
 
-// prepare has the plugin prepare devices for a start of their owner.
+// prepare calls PreStartContainer for the devices.
 func (p *devicePlugin) prepare(ctx context.Context, devices []string) error {
 	_, err := endpoint.Call(ctx, p.timeout, "PreStartContainer", p.client.PreStartContainer,
 		&pluginapi.PreStartContainerRequest{DevicesIds: devices})
 	return err
 }
 
-// prefer returns which devices the plugin would choose. Some of them may make no sense.
+// prefer returns the devices that the plugin prefers, unchecked.
 func (p *devicePlugin) prefer(ctx context.Context, available, wanted []string, count int) ([]string, error) {
 	request := &pluginapi.PreferredAllocationRequest{
 		ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{{
@@ -94,7 +94,7 @@ func (p *devicePlugin) prefer(ctx context.Context, available, wanted []string, c
 	return response.GetContainerResponses()[0].GetDeviceIDs(), nil
 }
 
-// use keeps the connection of a plugin, if there is one, until done is called.
+// use keeps the connection of a plugin open until done is called. A nil plugin has none.
 func (p *devicePlugin) use() {
 	if p != nil {
 		p.conn.Use()
@@ -107,14 +107,14 @@ func (p *devicePlugin) done() {
 	}
 }
 
-// release ends the watch of a plugin and closes its connection when the last call has ended. The caller holds h.mu, and gRPC's Close may
-// wait: it has its own goroutine.
+// release ends the watch of a plugin, and closes its connection after the last call, in a goroutine: Close may block, and the caller holds
+// h.mu.
 func (h *Handler) release(p *devicePlugin) {
 	p.unwatch()
 	h.running.Go(p.conn.Retire)
 }
 
-// forsake releases a plugin that is not used and waits until its stream has ended.
+// forsake releases a plugin that was not installed, and waits until its watch has ended.
 func (h *Handler) forsake(p *devicePlugin) {
 	p.unwatch()
 	if p.unwatched != nil {

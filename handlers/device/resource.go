@@ -16,8 +16,7 @@ import (
 const (
 	// maxOwner is the greatest length of an owner in bytes.
 	maxOwner = 253
-	// maxDeviceID is the greatest length of a device's ID in bytes. The API says 63, which the kubelet does not check and not every plugin
-	// keeps.
+	// maxDeviceID bounds a device's ID in bytes. The API's limit is 63, but the kubelet does not check it and some plugins exceed it.
 	maxDeviceID = 256
 )
 
@@ -39,9 +38,9 @@ type Health string
 const (
 	// Healthy devices can be allocated if they are free.
 	Healthy Health = "healthy"
-	// Unhealthy is what the plugin says of the device.
+	// Unhealthy devices are listed as unhealthy by their plugin.
 	Unhealthy Health = "unhealthy"
-	// Unavailable devices belong to a plugin that is away, or whose list may be out of date.
+	// Unavailable devices belong to a plugin that is not registered, or whose list may be out of date.
 	Unavailable Health = "unavailable"
 	// Missing devices are allocated, but no longer listed by the plugin.
 	Missing Health = "missing"
@@ -54,11 +53,11 @@ type Device struct {
 	Health       Health
 	// NUMANodes are the nodes close to the device according to the plugin, in order.
 	NUMANodes []int64
-	// Owner has the device; empty if it is free.
+	// Owner is the owner of the device; empty if it is free.
 	Owner string
 }
 
-// resource is the devices of one name. Handler.mu guards it.
+// resource has the devices and allocations of one resource name. Handler.mu guards it.
 type resource struct {
 	name   string
 	plugin *devicePlugin // nil if none is registered
@@ -71,7 +70,7 @@ type resource struct {
 
 func (r *resource) idle() bool { return r.plugin == nil && len(r.allocations) == 0 }
 
-// resource returns the resource of a name, which is a new one if there is none. The caller holds h.mu.
+// resource returns the resource of a name, and creates it if there is none. The caller holds h.mu.
 func (h *Handler) resource(name string) *resource {
 	r := h.resources[name]
 	if r == nil {

@@ -16,7 +16,7 @@ import (
 var retry = backoff.Backoff{Min: 50 * time.Millisecond, Max: 5 * time.Second}
 
 const (
-	// steady is how long a stream has to last for the back-off to start over.
+	// steady is how long a stream must last to reset the back-off.
 	steady = 10 * time.Second
 	// A plugin may send listBurst lists at once and one in listPause on average. Further ones wait in the plugin.
 	listPause = 20 * time.Millisecond
@@ -30,7 +30,7 @@ type device struct {
 	nodes   []int64
 }
 
-// startWatch begins to keep the list of a plugin's devices up to date, until the plugin is let go of.
+// startWatch keeps the list of a plugin's devices up to date, in a goroutine, until unwatch is called.
 func (h *Handler) startWatch(p *devicePlugin) {
 	ctx, cancel := h.bound(context.Background())
 	p.unwatch, p.unwatched = cancel, make(chan struct{})
@@ -116,7 +116,7 @@ func devicesOf(list *pluginapi.ListAndWatchResponse, limit int) (map[string]devi
 	return devices, nil
 }
 
-// listed takes a list of devices over, unless all resources together would have too many.
+// listed stores a list of devices, unless all resources together would have too many.
 func (h *Handler) listed(p *devicePlugin, devices map[string]device) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -134,8 +134,7 @@ func (h *Handler) listed(p *devicePlugin, devices map[string]device) error {
 	return nil
 }
 
-// lost records that the list of a plugin's devices is not up to date any more, or still is not. The log says so once for each reason in a
-// row.
+// lost marks the list of a plugin's devices as out of date. It logs a reason once until it changes.
 func (h *Handler) lost(p *devicePlugin, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -39,7 +39,7 @@ func preparedDevices(claims map[string]*drav1.NodePrepareResourceResponse, uid s
 	return claim.GetDevices(), nil
 }
 
-// claimError returns the error that an answer has for a claim.
+// claimError returns an error if the answer has no entry for a claim, or an error text.
 func claimError(answered bool, text string) error {
 	switch {
 	case !answered:

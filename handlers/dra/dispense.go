@@ -36,7 +36,7 @@ func Dispensers(timeouts Timeouts) []dynamicplugins.Option {
 			}
 			return endpoint.Timeout(timeouts(registerapi.DRAPlugin, info.Name), defaultCallTimeout)
 		})
-		// What is behind a shared connection may have been replaced by a driver of another version.
+		// The driver behind a shared connection may have been replaced by one of another version, so both are tried.
 		if info.Options[KeyService] == serviceV1beta1 {
 			return newClient(bounded, serviceV1beta1, serviceV1), nil
 		}
@@ -103,8 +103,8 @@ func negotiateHealth(announced []string) string {
 	return ""
 }
 
-// negotiate returns the newest of the announced services for claims that is supported: v1.DRAPlugin or v1beta1.DRAPlugin. Others are
-// passed over. The error says what was announced, and what is supported.
+// negotiate returns the newest supported service for claims among the announced ones: v1.DRAPlugin or v1beta1.DRAPlugin. It ignores unknown
+// services. The error lists the announced and the supported services.
 func negotiate(announced []string) (string, error) {
 	for _, service := range services {
 		if slices.Contains(announced, service) {

@@ -1,10 +1,10 @@
 // Package dra is the consumer of drivers for dynamic resource allocation (plugin type DRAPlugin): a handler that starts using drivers as
 // the kubelet does, and has them prepare and unprepare resource claims.
 //
-// [Handler] keeps one connection to every registered instance of a driver. While a driver is replaced, the older and the newer instance are
-// registered side by side; calls go to the newest, and the older is released once it is gone. [Handler.Prepare] and [Handler.Unprepare]
-// repeat a call that did not reach the driver, or whose answer was lost, which is safe because drivers must be idempotent. Where a driver
-// announces the health service, [Handler.Health] is what it last said of its devices.
+// [Handler] keeps one connection to every registered instance of a driver. While a driver is replaced, two instances are registered; calls
+// go to the newer one, and the older one is released when its socket is gone. [Handler.Prepare] and [Handler.Unprepare] repeat a call that
+// did not reach the driver, or whose answer was lost, which is safe because drivers must be idempotent. If a driver announces the health
+// service, [Handler.Health] returns the last reported health of its devices.
 //
 // [Dispensers] make DispensePlugin hand out a typed client. It also works without the handler.
 //
@@ -29,7 +29,7 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// The keys under which the options of a driver's entry in the registry hold what the handler found out.
+// Keys of the details that the handler stores in the registry with each driver.
 const (
 	// KeyService is the service for claims that is used, v1.DRAPlugin or v1beta1.DRAPlugin.
 	KeyService = "dra/service"
@@ -226,8 +226,8 @@ func (h *Handler) Close() error {
 	return errors.Join(errs...)
 }
 
-// newest returns the newest instance of a driver for a call, which it counts, and whose connection is in use. If there is none, it returns
-// what is closed when there may be one.
+// newest returns the newest instance of a driver, or an error if there is none. The caller calls conn.Done and calls.Done after its call.
+// changed is closed when an instance is added, or with the handler.
 func (h *Handler) newest(driver string) (in *instance, changed <-chan struct{}, err error) {
 	h.lock()
 	defer h.mu.Unlock()

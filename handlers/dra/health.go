@@ -27,16 +27,16 @@ const (
 	Unknown   HealthStatus = "unknown"
 )
 
-// DeviceHealth is what a driver last reported about one of its devices.
+// DeviceHealth is the last reported health of a device.
 type DeviceHealth struct {
 	// Pool and Device name the device among those of its driver.
 	Pool, Device string
 	Status       HealthStatus
 	// Message is the driver's explanation, at most 1,024 characters; often empty. It may hold any characters.
 	Message string
-	// LastReport is when the driver last said so, by the clock of this machine.
+	// LastReport is when the last report arrived, by the clock of this machine.
 	LastReport time.Time
-	// Timeout is how long after LastReport this counts: 30 s unless the driver says otherwise.
+	// Timeout is how long the report is valid: 30 s unless the driver sets another time.
 	Timeout time.Duration
 }
 
@@ -51,7 +51,7 @@ const (
 	maxHealthDevices = 8192
 )
 
-// Health returns what a driver last reported about its devices, ordered by pool and device. It is empty if the driver is not registered,
+// Health returns the last reported health of a driver's devices, ordered by pool and device. It is empty if the driver is not registered,
 // offers no health service or has reported nothing yet.
 func (h *Handler) Health(driver string) []DeviceHealth {
 	now := time.Now()
@@ -134,7 +134,7 @@ func clipMessage(message string) string {
 	return string(characters[:maxHealthMessage-3]) + "..."
 }
 
-// healthRetry is how long to wait before a health stream is opened again. It starts over when a stream has said something.
+// healthRetry is the back-off before a health stream is opened again. A message on the stream resets it.
 var healthRetry = backoff.Backoff{Min: time.Second, Max: 30 * time.Second}
 
 // startHealth keeps the health stream of an instance open, if it offers one. The caller holds h.mu.

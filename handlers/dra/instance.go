@@ -43,8 +43,8 @@ func (h *Handler) connect(ctx context.Context, driver, path string, versions []s
 	}, nil
 }
 
-// connectAttempts is how often to try a connection that is accepted and does not become ready, for about a second each. A connection that
-// is refused is not tried again here: the pipeline does that, with back-off.
+// connectAttempts bounds the attempts to connect to a socket that accepts but does not answer, about a second each. The pipeline retries
+// refused connections, with back-off.
 const connectAttempts = 3
 
 func readyConn(ctx context.Context, path string, timeout time.Duration) (*endpoint.Conn, error) {

@@ -19,24 +19,24 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
-// Prepared is what a driver answered for one claim.
+// Prepared is a driver's answer for one claim.
 type Prepared struct {
 	// Devices must be made available to the user of the claim.
 	Devices []*drav1.Device
-	// Err says why the claim could not be prepared; Devices is nil then. Preparing it again may help.
+	// Err is why the claim could not be prepared; Devices is nil then. Preparing it again may help.
 	Err error
 }
 
-// Prepare has a driver prepare claims for use on this machine, and returns what it answered for each, by UID. It sends all claims in one
-// call, to the newest instance of the driver. Preparing a claim again is allowed, and necessary if the outcome of an earlier attempt is
-// unknown or the driver lost its state.
+// Prepare calls a driver to prepare claims for use on this machine, and returns its answers by the UIDs of the claims. It sends all claims
+// in one call, to the newest instance of the driver. Preparing a claim again is allowed, and necessary if the outcome of an earlier attempt
+// is unknown or the driver lost its state.
 //
-// It blocks until the driver has answered. A call that did not come through is repeated, with back-off and on the instance that is newest
-// then, also after the driver went away in the middle of it, until ctx ends or [Handler].Timeout has passed. Calls for the same claim of a
-// driver, those of Unprepare too, follow each other: one that its caller has given up, or that timed out, continues until the driver has
-// answered or gone away, for at most [Handler].Timeout, because a driver may ignore a cancellation and still be at work.
+// It blocks until the driver has answered. A call that did not reach the driver, or during which the driver exited, is repeated with
+// back-off, on the instance that is the newest at the time, until ctx ends or [Handler].Timeout has passed. Calls of Prepare and Unprepare
+// for the same claim run one after another. A call whose caller gave up, or that timed out, continues until the driver answers or exits,
+// for at most [Handler].Timeout, because a driver may ignore the cancellation and still be working.
 //
-// The error says that there is no answer: it wraps [ErrNotRegistered] if the driver was not there to begin with.
+// An error means that there is no answer. It wraps [ErrNotRegistered] if the driver was not registered at the beginning.
 func (h *Handler) Prepare(ctx context.Context, driver string, claims ...*drav1.Claim) (map[string]Prepared, error) {
 	answer, err := prepare.call(ctx, h, driver, claims, &drav1.NodePrepareResourcesRequest{Claims: claims})
 	if err != nil {
@@ -75,7 +75,7 @@ func (h *Handler) Unprepare(ctx context.Context, driver string, claims ...*drav1
 
 var retry = backoff.Backoff{Min: 50 * time.Millisecond, Max: 5 * time.Second}
 
-// method is a method of drivers that takes claims, and its name.
+// method is a gRPC method that takes claims.
 type method[Request, Response any] struct {
 	what, name string
 	invoke     func(drav1.DRAPluginClient, context.Context, Request, ...grpc.CallOption) (Response, error)
@@ -90,7 +90,7 @@ var (
 	}
 )
 
-// call calls the method for claims, and again where that may help.
+// call calls the method, and repeats calls that may succeed later.
 func (m method[Request, Response]) call(
 	ctx context.Context, h *Handler, driver string, claims []*drav1.Claim, request Request,
 ) (none Response, err error) {
@@ -139,8 +139,8 @@ func (m method[Request, Response]) call(
 	}
 }
 
-// attempt makes one call on an instance, whose use it ends, and returns when it has ended, or ctx, or the time for a call. In the latter
-// cases the call continues, and holds its claims.
+// attempt calls one instance, which newest returned. It returns when the call has ended, ctx is done or the time for one call has passed.
+// In the last two cases the call continues and keeps its claims locked.
 func (m method[Request, Response]) attempt(
 	ctx context.Context, h *Handler, in *instance, locked *lockedClaims, request Request,
 ) (Response, error) {
@@ -208,7 +208,7 @@ func claimUIDs(claims []*drav1.Claim) ([]string, error) {
 	return uids, nil
 }
 
-// claimLocks keeps calls for the same claim of a driver apart. The zero value is ready.
+// claimLocks serializes calls for the same claim of a driver. The zero value is ready to use.
 type claimLocks struct {
 	mu   sync.Mutex
 	held map[claimKey]chan struct{} // closed when whoever holds the claim lets go of it
@@ -216,13 +216,13 @@ type claimLocks struct {
 
 type claimKey struct{ driver, uid string }
 
-// lockedClaims are claims that are locked until all who hold them have released them.
+// lockedClaims are locked until each holder has called release.
 type lockedClaims struct {
 	holders atomic.Int32
 	unlock  func()
 }
 
-// hold adds a holder. The caller is one.
+// hold adds a holder. The caller must be a holder already.
 func (c *lockedClaims) hold() { c.holders.Add(1) }
 
 func (c *lockedClaims) release() {
@@ -231,8 +231,8 @@ func (c *lockedClaims) release() {
 	}
 }
 
-// lock waits until nobody else holds one of the claims. It takes all or none, so that two callers never wait for each other. The caller
-// holds them.
+// lock waits until none of the claims is locked, and locks all of them. It never keeps a part of them while it waits, so callers cannot
+// deadlock.
 func (l *claimLocks) lock(ctx context.Context, driver string, uids []string) (*lockedClaims, error) {
 	for {
 		busy := l.tryLock(driver, uids)
@@ -249,7 +249,7 @@ func (l *claimLocks) lock(ctx context.Context, driver string, uids []string) (*l
 	}
 }
 
-// tryLock takes the claims, or returns what to wait for.
+// tryLock locks the claims, or returns a channel that is closed when one of them is unlocked.
 func (l *claimLocks) tryLock(driver string, uids []string) (busy <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -32,7 +32,7 @@ var cases = []testCase{
 	{"Closed", closed},
 }
 
-// validate: what is wrong is refused, what is right is not, and nothing is remembered.
+// validate checks that ValidatePlugin refuses only invalid plugins, and keeps nothing.
 func validate(s *session) {
 	p := s.plugin(wellBehaved)
 	for range 3 {
@@ -54,7 +54,7 @@ func validate(s *session) {
 	s.clean(p)
 }
 
-// repeated: the same plugin is registered again and again, and deregistered twice.
+// repeated registers the same plugin several times, and deregisters it twice.
 func repeated(s *session) {
 	const times = 16
 	p := s.plugin(wellBehaved)
@@ -72,7 +72,7 @@ func repeated(s *session) {
 	s.lives(p)
 }
 
-// unknown: calls for a plugin that the handler does not have do nothing, to others neither.
+// unknown checks that calls for an unknown plugin do nothing, and do not affect other plugins.
 func unknown(s *session) {
 	other, never := s.plugin(wellBehaved), s.plugin(wellBehaved)
 	s.register(other)
@@ -86,7 +86,7 @@ func unknown(s *session) {
 	s.clean(other, never)
 }
 
-// replaced: newer instances of a plugin are registered, and the older one is let go of when it goes.
+// replaced registers newer instances of a plugin, and checks that InstanceGone releases the older ones.
 func replaced(s *session) {
 	current := s.plugin(wellBehaved)
 	s.register(current)
@@ -107,7 +107,7 @@ func replaced(s *session) {
 	s.clean(all...)
 }
 
-// survivor: the newer instance goes, the older one is registered again.
+// survivor deregisters the newer instance and registers the older one again.
 func survivor(s *session) {
 	older := s.plugin(wellBehaved)
 	newer := s.instance(older.name, wellBehaved)
@@ -141,7 +141,7 @@ func (s *session) wrongPlugins() []wrongPlugin {
 	return all
 }
 
-// registerWrong has the handler refuse a plugin, or let go of it.
+// registerWrong registers a plugin that may be refused, and deregisters it if it was not.
 func (s *session) registerWrong(wrong wrongPlugin, name string) *fakePlugin {
 	s.stage = "a plugin that " + wrong.what
 	p := wrong.start(name)
@@ -159,7 +159,7 @@ func (s *session) registerWrong(wrong wrongPlugin, name string) *fakePlugin {
 	return p
 }
 
-// failedRegister: what fails leaves nothing behind, and the same name can be registered afterwards.
+// failedRegister checks that a failed registration leaves nothing behind, and that the name can be registered afterwards.
 func failedRegister(s *session) {
 	for _, wrong := range s.wrongPlugins() {
 		p := s.registerWrong(wrong, s.name())
@@ -168,7 +168,7 @@ func failedRegister(s *session) {
 	}
 }
 
-// failedReRegister: after it the handler has no instance of that name, the one from before neither, which is registered again.
+// failedReRegister checks that after a failed registration the handler has no instance of that name, not even the earlier one.
 func failedReRegister(s *session) {
 	for _, wrong := range s.wrongPlugins() {
 		older := s.plugin(wellBehaved)
@@ -181,7 +181,7 @@ func failedReRegister(s *session) {
 	}
 }
 
-// pluginDies: plugins that are there no more are let go of all the same.
+// pluginDies checks that plugins that have exited are released.
 func pluginDies(s *session) {
 	older := s.plugin(wellBehaved)
 	s.register(older)
@@ -195,7 +195,7 @@ func pluginDies(s *session) {
 	s.clean(older, newer)
 }
 
-// noLockOverCall: while plugins hang, others are registered and deregistered.
+// noLockOverCall registers and deregisters plugins while others hang.
 func noLockOverCall(s *session) {
 	turned := s.plugin(wellBehaved) // hangs later
 	s.register(turned)
@@ -231,7 +231,7 @@ func noLockOverCall(s *session) {
 	s.clean(append(hanging, turned)...)
 }
 
-// others walks plugins that behave well through their life.
+// others registers, replaces and deregisters plugins that behave well.
 func (s *session) others() {
 	for range 3 {
 		p := s.plugin(wellBehaved)
@@ -249,7 +249,7 @@ func (s *session) needContext() {
 	}
 }
 
-// contextEnds: a registration that is given up ends soon, and leaves nothing behind.
+// contextEnds checks that a registration ends soon after its context, and leaves nothing behind.
 func contextEnds(s *session) {
 	s.needContext()
 	for _, b := range []behaviour{stuck, silent, absent, wellBehaved} {
@@ -269,7 +269,7 @@ func contextEnds(s *session) {
 	}
 }
 
-// contextOfThePast: a registered plugin stays in use when the context of its registration ends.
+// contextOfThePast checks that a registered plugin stays in use when the context of its registration ends.
 func contextOfThePast(s *session) {
 	s.needContext()
 	p := s.plugin(wellBehaved)
@@ -287,7 +287,7 @@ func contextOfThePast(s *session) {
 	s.clean(p)
 }
 
-// crash ends the handler without deregistering anything and makes it anew over the same state.
+// crash closes the handler without deregistering anything, and creates another one over the same state.
 func (s *session) crash() (former cache.PluginHandler) {
 	former = s.PluginHandler
 	s.closeHandler()
@@ -296,14 +296,14 @@ func (s *session) crash() (former cache.PluginHandler) {
 	return former
 }
 
-// forget has a handler that ended without Close, as only a process can, let go of what it has.
+// forget deregisters plugins from a handler without Close, which only the end of its process would release.
 func (s *session) forget(former cache.PluginHandler, names ...string) {
 	if _, ok := former.(io.Closer); !ok {
 		s.deregisterFrom(former, names...)
 	}
 }
 
-// crashAtRest: what was registered is registered again with the handler made again, or never again.
+// crashAtRest restarts the handler with registered plugins. Some of them register again, also at another endpoint, and some do not.
 func crashAtRest(s *session) {
 	again, elsewhere, never := s.plugin(wellBehaved), s.plugin(wellBehaved), s.plugin(wellBehaved)
 	s.register(again, elsewhere, never)
@@ -315,7 +315,7 @@ func crashAtRest(s *session) {
 	s.released(again, elsewhere, moved, never)
 }
 
-// crashInTheMiddle: the handler ends while it registers.
+// crashInTheMiddle restarts the handler during a registration.
 func crashInTheMiddle(s *session) {
 	for _, b := range []behaviour{stuck, silent} {
 		p := s.plugin(b)
@@ -332,7 +332,7 @@ func crashInTheMiddle(s *session) {
 	}
 }
 
-// concurrentNames: each plugin has its own life.
+// concurrentNames registers and deregisters plugins with different names concurrently.
 func concurrentNames(s *session) {
 	const names, rounds = 16, 6
 	errs := make([]error, names)
@@ -359,7 +359,7 @@ func concurrentNames(s *session) {
 	s.clean()
 }
 
-// closed: Close lets go of everything, and calls that come later do no harm.
+// closed checks that Close releases everything, and that later calls do no harm.
 func closed(s *session) {
 	if _, ok := s.PluginHandler.(io.Closer); !ok {
 		s.fail("%w: it has no Close", errNotApplicable)

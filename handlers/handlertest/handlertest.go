@@ -47,17 +47,18 @@ type Suite struct {
 	Serve Services
 	// Name returns the name of plugin i, different for different i. If it is nil, plugins are called plugin-0.example.com and so on.
 	Name func(i int) string
-	// WrongVersions are lists of versions each of which ValidatePlugin must refuse; WrongNames are names that it must refuse.
+	// WrongVersions are lists of versions, and WrongNames are names, that ValidatePlugin must refuse.
 	WrongVersions [][]string
 	WrongNames    []string
 	// WrongPlugins are plugins that RegisterPlugin must refuse, by what is wrong with them. In addition, the suite has plugins that cannot
 	// be connected to, whose calls all fail, or that hang up; the handler may register those.
 	WrongPlugins map[string]Services
-	// HoldsConnection says that the handler keeps a connection to the endpoint of every registered plugin.
+	// HoldsConnection means that the handler keeps a connection to the endpoint of every registered plugin.
 	HoldsConnection bool
 	// Has, if it is not nil, reports whether the handler has an instance of a plugin.
 	Has func(h cache.PluginHandler, pluginName string) bool
-	// Patience is how long the suite waits for what must happen soon (default 20 s). A correct handler never makes it wait that long.
+	// Patience bounds each wait for something that should happen soon (default 20 s). A correct handler never makes the suite wait that
+	// long.
 	Patience time.Duration
 }
 
@@ -80,8 +81,8 @@ func (suite Suite) Test(t *testing.T) {
 	}
 }
 
-// Run is Test for programs that are not tests, for example one that checks third-party handlers. It blocks until the suite has ended, and
-// returns what is wrong with the handler, with the name of each case that failed.
+// Run is Test for programs other than tests, for example to check third-party handlers. It blocks until the suite has ended. The error has
+// the names and the failures of all cases that failed.
 func (suite Suite) Run() error {
 	var errs []error
 	for _, c := range cases {
@@ -111,7 +112,7 @@ type session struct {
 	stage    string // after or during what the next steps are, if these alone do not say what went wrong
 }
 
-// run runs one case on a handler of its own, and then makes sure that nothing is left of it.
+// run runs one case with a new handler, and then checks that nothing of it is left.
 func (suite Suite) run(c testCase) error {
 	if suite.NewHandler == nil || len(suite.Versions) == 0 || suite.Patience < 0 {
 		return errors.New("the Suite cannot be used: it needs NewHandler, Versions, and a Patience that is not negative")
@@ -151,7 +152,7 @@ func (s *session) fail(format string, args ...any) {
 	panic(failure{err})
 }
 
-// failureOf takes steps until one fails, and returns why that did.
+// failureOf runs steps and returns the failure that ended them.
 func failureOf(steps func()) error {
 	err := callback.Call(func() error { steps(); return nil })
 	if unreturned, ok := errors.AsType[*callback.Error](err); ok {
@@ -163,7 +164,7 @@ func failureOf(steps func()) error {
 	return err
 }
 
-// open makes the handler anew, over the same state.
+// open creates a handler over the state in dir.
 func (s *session) open() {
 	state := filepath.Join(s.dir, "state")
 	err := os.MkdirAll(state, 0o700)
@@ -179,7 +180,8 @@ func (s *session) open() {
 	}
 }
 
-// warm registers and deregisters a plugin, so that goroutines of the handler's own that are there for good run, and notes what runs.
+// warm registers and deregisters a plugin, so that permanent goroutines of the handler are started, and records the running goroutines as
+// the baseline.
 func (s *session) warm() {
 	p := s.plugin(wellBehaved)
 	s.register(p)
@@ -208,7 +210,7 @@ func (s *session) noGoroutines(before goleak.Option) {
 	}
 }
 
-// name returns the name of a plugin that was not there before.
+// name returns a new name of a plugin.
 func (s *session) name() string {
 	s.names++
 	if s.suite.Name != nil {
@@ -244,7 +246,7 @@ func (s *session) call(what string, f func() error) error {
 	return s.await(what, result)
 }
 
-// await is call for what was begun before.
+// await waits for a call that was started before, as call does.
 func (s *session) await(what string, result <-chan error) (err error) {
 	timer := time.NewTimer(s.suite.Patience)
 	defer timer.Stop()
@@ -276,7 +278,7 @@ func (s *session) validate(name, endpoint string, versions []string) error {
 	})
 }
 
-// begin begins to register a plugin; end ends the context of that.
+// begin starts to register a plugin; end cancels the context.
 func (s *session) begin(p *fakePlugin) (result <-chan error, end func()) {
 	h := s.PluginHandler
 	ctx, cancel := context.WithCancel(context.Background())
@@ -293,7 +295,7 @@ func (s *session) begin(p *fakePlugin) (result <-chan error, end func()) {
 	return done, cancel
 }
 
-// beginBadly begins to register a plugin that does not answer, and returns in the middle of that, or after a short while.
+// beginBadly starts to register a plugin that does not answer, and returns when the handler has connected, or after a short while.
 func (s *session) beginBadly(p *fakePlugin) (result <-chan error, end func()) {
 	result, end = s.begin(p)
 	within(100*time.Millisecond, func() bool { return p.accepted() > 0 })
@@ -306,7 +308,7 @@ func (s *session) try(p *fakePlugin) error {
 	return s.await("RegisterPlugin("+p.name+")", result)
 }
 
-// register validates and registers a plugin that behaves well, and makes sure that the handler has it.
+// register validates and registers plugins that behave well, and checks that the handler has them.
 func (s *session) register(plugins ...*fakePlugin) {
 	for _, p := range plugins {
 		if err := s.validate(p.name, p.socket, s.suite.Versions); err != nil {
@@ -319,7 +321,7 @@ func (s *session) register(plugins ...*fakePlugin) {
 	}
 }
 
-// known reports whether the handler has a plugin, or supposed if the suite has no Has.
+// known reports whether the handler has a plugin. It returns supposed if the suite has no Has.
 func (s *session) known(p *fakePlugin, supposed bool) bool {
 	known := supposed
 	if s.suite.Has != nil {
@@ -351,7 +353,7 @@ func (s *session) deregisterFrom(h cache.PluginHandler, names ...string) {
 	}
 }
 
-// gone tells the handler that a superseded instance went, if it wants to know.
+// gone calls InstanceGone for a superseded instance, if the handler implements it.
 func (s *session) gone(p *fakePlugin) {
 	if h, ok := s.PluginHandler.(cache.InstanceGoneHandler); ok {
 		_ = s.call("InstanceGone("+p.name+")", func() error {
@@ -361,7 +363,7 @@ func (s *session) gone(p *fakePlugin) {
 	}
 }
 
-// keeps makes sure that the handler still has a plugin, on the connections that were made until then.
+// keeps checks that the handler still has a plugin, and its connections: made is the number of connections so far.
 func (s *session) keeps(p *fakePlugin, made int64) {
 	if s.suite.HoldsConnection {
 		<-time.After(50 * time.Millisecond) //nolint:forbidigo // what the handler let go of shows when the plugin has noticed
@@ -372,7 +374,7 @@ func (s *session) keeps(p *fakePlugin, made int64) {
 	s.has(p)
 }
 
-// released makes sure that the handler has nothing of the plugins any more.
+// released checks that the handler has no instance of the plugins and no connection to them.
 func (s *session) released(plugins ...*fakePlugin) {
 	for _, p := range plugins {
 		if s.known(p, false) {
@@ -388,22 +390,22 @@ func (s *session) disconnected(p *fakePlugin) {
 	}
 }
 
-// clean makes sure that the handler has nothing of the plugins, and ends all plugins, none of which may be registered, to make sure that
-// nothing runs any more.
+// clean checks that the handler has released the plugins, stops all plugins and checks that no goroutine is left. No plugin may be
+// registered.
 func (s *session) clean(plugins ...*fakePlugin) {
 	s.released(plugins...)
 	s.stopPlugins()
 	s.noGoroutines(s.baseline)
 }
 
-// lives has the handler register a plugin that behaves well, and let go of it.
+// lives checks that a plugin that behaves well can be registered and deregistered.
 func (s *session) lives(p *fakePlugin) {
 	s.register(p)
 	s.deregister(p.name)
 	s.clean(p)
 }
 
-// eventually waits until something is so, and reports whether it is.
+// eventually waits until is returns true, for at most Patience, and reports whether it did.
 func (s *session) eventually(is func() bool) bool { return within(s.suite.Patience, is) }
 
 func within(patience time.Duration, is func() bool) bool {

@@ -36,7 +36,7 @@ type fakePlugin struct {
 	stuck        atomic.Bool // whether calls hang from now on
 }
 
-// start serves on a new socket. A plugin that cannot listen is like one that is absent, and the case fails.
+// start serves on a new socket. If it cannot listen, the plugin is absent, and the case fails.
 func (p *fakePlugin) start(b behaviour, services Services) {
 	if b == absent {
 		return

@@ -67,8 +67,8 @@ func WithConcurrency(n int) Option { return func(s *settings) { s.concurrency = 
 func WithVersion(version string) Option { return func(s *settings) { s.version = version } }
 
 // Serve answers the checks of the host that launched this process until the host ends it, ctx ends, or the process gets SIGTERM or SIGINT;
-// then it returns nil, after the running checks have returned. An error says that no host launched the process (it wraps
-// [sdk.ErrNotLaunched]), or that the host is gone or refuses its admissions to this plugin.
+// then it returns nil, after the running checks have returned. It fails if no host launched the process (the error wraps
+// [sdk.ErrNotLaunched]), or if the host has exited or does not accept admissions from this plugin.
 func Serve(ctx context.Context, check Check, options ...Option) error {
 	s := settings{concurrency: 8 * runtime.GOMAXPROCS(0)}
 	for _, option := range options {

@@ -20,7 +20,7 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// calls answers what one launched plugin calls, at a socket of its own, and asks it for admissions.
+// calls is the host's socket for one launched plugin. It answers the plugin's calls, and sends it admission checks.
 type calls struct {
 	pluginv1.UnimplementedHostServer
 	pluginv1.UnimplementedAdmissionsServer
@@ -36,7 +36,7 @@ type calls struct {
 	open   map[uint64]chan *pluginv1.Resolution
 }
 
-// serve answers until stop is called.
+// serve serves until stop is called.
 func (c *calls) serve(path string) (stop func(), err error) {
 	listener, err := sock.Place(context.Background(), path, 0o600, nil)
 	if err != nil {
@@ -70,7 +70,7 @@ func (c *calls) ListMetadata(ctx context.Context, request *pluginv1.ListMetadata
 	if len(request.Keys) > 0 {
 		entries = slices.DeleteFunc(slices.Clone(entries), func(m plugin.Metadata) bool { return !slices.Contains(request.Keys, m.Key) })
 	}
-	// One entry on a page, so that a plugin that forgets the next one shows it.
+	// Each page has one entry, so that a plugin that does not read further pages fails its test.
 	at := 0
 	if request.PageToken != "" {
 		if _, err := fmt.Sscan(request.PageToken, &at); err != nil || at < 0 || at >= len(entries) {

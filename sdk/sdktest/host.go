@@ -28,11 +28,11 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// patience bounds every wait; what is not there then fails the test.
+// patience bounds every wait, after which the test fails.
 const patience = 30 * time.Second
 
-// Host is a plugin host. Its methods are safe for concurrent use, except Restart; those that wait give the plugin 30 s and then fail the
-// test, so call them from the test's goroutine.
+// Host is a plugin host. Its methods are safe for concurrent use, except Restart. Methods that wait fail the test after 30 s, so call them
+// from the test's goroutine.
 type Host struct {
 	t     testing.TB
 	types []string
@@ -45,7 +45,7 @@ type Host struct {
 	launched int
 }
 
-// running is one life of the host.
+// running is the host between two restarts.
 type running struct {
 	runtime *patchbay.Runtime
 	stop    func() error
@@ -84,8 +84,8 @@ func (h *Host) Refuse(err error) {
 	h.refusal = err
 }
 
-// Restart ends the host, as an upgrade would, and starts it again with its saved state. Plugins keep running; those that Launch started
-// keep their connection to the host.
+// Restart stops the host, as an upgrade does, and starts it again with its saved state. Plugins keep running, and launched plugins keep
+// their connection to the host.
 func (h *Host) Restart() {
 	h.t.Helper()
 	if err := h.run.stop(); err != nil {
@@ -153,7 +153,7 @@ func (h *Host) listMetadata(pin plugin.Pin) []plugin.Metadata {
 	return h.metadata[pin]
 }
 
-// start begins a life of the host and waits until it has found what is there.
+// start starts the host and waits until it has found the existing plugins.
 func (h *Host) start() {
 	h.t.Helper()
 	state, err := boltstate.Open(filepath.Join(h.dir, "state.db"))
@@ -182,7 +182,7 @@ func (h *Host) start() {
 	}
 }
 
-// consumer is the handler of all types.
+// consumer is the handler for all types.
 type consumer struct{ h *Host }
 
 func (c consumer) ValidatePlugin(string, string, []string) error {

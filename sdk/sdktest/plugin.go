@@ -29,16 +29,17 @@ type Plugin struct {
 	asked atomic.Bool // for the error
 }
 
-// Start runs a plugin that no host launched: it must create its socket at a path from [Host.Socket]. It logs to the test's log. run is what
-// the plugin's main calls, with sdk.Serve in it. Stop and Wait return the error of run; if the test calls neither, an error fails it.
+// Start runs a plugin that no host launched: it must create its socket at a path from [Host.Socket]. It logs to the test's log. run is the
+// function that the plugin's main calls, and which calls sdk.Serve. Stop and Wait return the error of run; if the test calls neither, an
+// error fails it.
 func (h *Host) Start(run func(ctx context.Context) error) *Plugin {
 	h.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	return h.begin(launched.With(ctx, launched.Alone(h.t.Output())), &Plugin{stop: cancel}, cancel, run)
 }
 
-// Launch runs a plugin as if the host had launched it: it is told where to serve and how to call the host, its log is in Logs, it can be
-// asked for admissions, and it is stopped by the end of its standard input.
+// Launch runs a plugin as if the host had launched it: the handshake has the paths of its socket and the host's, Logs returns its log,
+// CheckAdmission calls it, and Stop closes its standard input.
 func (h *Host) Launch(run func(ctx context.Context) error) *Plugin {
 	h.t.Helper()
 	stdin, write, err := os.Pipe()
@@ -70,7 +71,7 @@ func (h *Host) Launch(run func(ctx context.Context) error) *Plugin {
 	}, run)
 }
 
-// begin runs the plugin; done is called when it has ended.
+// begin runs the plugin in a goroutine, and calls done after it has returned.
 func (h *Host) begin(ctx context.Context, p *Plugin, done func(), run func(context.Context) error) *Plugin {
 	h.t.Helper()
 	if run == nil {
@@ -106,7 +107,7 @@ func (p *Plugin) Wait() error {
 	return p.err
 }
 
-// Logs returns the latest 256 KiB that a launched plugin has logged, in order, as its host would read them.
+// Logs returns the latest 256 KiB of a launched plugin's log, in order, as the host reads it.
 func (p *Plugin) Logs() []slog.Record {
 	if p.calls == nil {
 		return nil
@@ -120,7 +121,7 @@ func (p *Plugin) Logs() []slog.Record {
 	return records
 }
 
-// printed is the standard error of a launched plugin. Each Write is a whole line.
+// printed is the standard error of a launched plugin. Each Write is one line.
 type printed struct{ *pluginlog.Log }
 
 func (p printed) Write(line []byte) (int, error) {

@@ -15,8 +15,8 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
-// Call calls a method of a plugin, which its errors call name; see [CallError]. The call ends after timeout, or with ctx if that ends
-// earlier.
+// Call calls a method of a plugin. The call is cancelled after timeout, or when ctx ends. Errors are those of [CallError], with name as the
+// method.
 func Call[Request, Response any](
 	ctx context.Context, timeout time.Duration, name string,
 	method func(context.Context, Request, ...grpc.CallOption) (Response, error), request Request,
@@ -32,7 +32,7 @@ func Call[Request, Response any](
 	return response, nil
 }
 
-// Timeout is the timeout for calls to a plugin: the one that is configured for it, if there is one, or the usual one.
+// Timeout returns the configured timeout if it is positive, and otherwise the usual one.
 func Timeout(configured *time.Duration, usual time.Duration) time.Duration {
 	if configured != nil && *configured > 0 {
 		return *configured
@@ -40,7 +40,7 @@ func Timeout(configured *time.Duration, usual time.Duration) time.Duration {
 	return usual
 }
 
-// Bounded returns conn with a timeout for unary calls, which is looked up at each call; 0 is none. Streams are not bounded.
+// Bounded returns conn with a timeout for unary calls. Each call looks it up with timeout; 0 means no timeout. Streams have none.
 func Bounded(conn grpc.ClientConnInterface, timeout func() time.Duration) grpc.ClientConnInterface {
 	return boundedConn{conn, timeout}
 }
@@ -59,8 +59,8 @@ func (c boundedConn) Invoke(ctx context.Context, method string, args, reply any,
 	return c.ClientConnInterface.Invoke(ctx, method, args, reply, opts...)
 }
 
-// CallError is the error for a call to a plugin that failed with err. status.Code knows its code, and its text is of bounded length,
-// whatever the plugin said. It is [cache.ErrRetry] if the code means "not yet". That of a stream may be io.EOF.
+// CallError returns the error for a call to a plugin that failed with err, which may be the io.EOF of a stream. It has the gRPC status of
+// err and a text of bounded length. errors.Is reports it as [cache.ErrRetry] if the plugin may succeed later.
 func CallError(method string, err error) error {
 	if errors.Is(err, io.EOF) {
 		return errors.New(method + ": the plugin ended it")
@@ -77,10 +77,10 @@ func (e *callError) Error() string {
 	return fmt.Sprintf("%s: %s: %s", e.method, e.status.Code(), untrusted.Quote(e.status.Message()))
 }
 
-// GRPCStatus is what status.Code looks for.
+// GRPCStatus implements the interface that status.FromError uses.
 func (e *callError) GRPCStatus() *status.Status { return e.status }
 
-// Is says of an error whether it means "not yet".
+// Is reports whether target is cache.ErrRetry and the code means that a later call may succeed.
 func (e *callError) Is(target error) bool {
 	if target != cache.ErrRetry {
 		return false

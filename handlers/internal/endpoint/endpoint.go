@@ -1,5 +1,5 @@
-// Package endpoint connects a handler to the endpoint of a plugin and calls it there, bounded in time and text. It is for the handler's own
-// calls; consumers of the plugin use the shared connection of the registry.
+// Package endpoint connects a handler to the endpoint of a plugin and calls it, with timeouts and errors of bounded length. It is for the
+// handler's own calls; consumers of the plugin use the shared connection of the registry.
 package endpoint
 
 import (
@@ -17,10 +17,10 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
-// maxAnswer bounds one answer of a plugin in bytes, unless the handler knows better.
+// maxAnswer bounds one answer of a plugin in bytes, unless the options of Dial set another limit.
 const maxAnswer = 4 << 20
 
-// Conn is a connection to an endpoint that can be let go of while calls use it. Its methods are safe for concurrent use.
+// Conn is a connection to an endpoint that Retire closes after the last call on it. Its methods are safe for concurrent use.
 type Conn struct {
 	*grpc.ClientConn
 
@@ -29,9 +29,9 @@ type Conn struct {
 	retired bool
 }
 
-// Dial returns a connection to the Unix socket at path, which may be longer than a socket address can hold. It does not block: the
-// connection is made with the first call, and made again within a second when it broke, each time as the dialer of ctx judges; see
-// [cache.EndpointDialer]. It does not end with ctx. The caller closes or retires it. The options are those of all its calls.
+// Dial returns a connection to the Unix socket at path, which may be longer than a socket address can hold. It does not block: the first
+// call connects, and a broken connection is restored within a second, each time with the dialer of ctx; see [cache.EndpointDialer]. The end
+// of ctx does not close the connection; the caller closes or retires it. The options apply to all calls.
 func Dial(ctx context.Context, path string, calls ...grpc.CallOption) (*Conn, error) {
 	options := []grpc.DialOption{
 		grpc.WithConnectParams(grpc.ConnectParams{
@@ -48,7 +48,7 @@ func Dial(ctx context.Context, path string, calls ...grpc.CallOption) (*Conn, er
 	return &Conn{ClientConn: conn}, err
 }
 
-// counted returns an interceptor that counts calls, so that a plugin that works on one is not taken for one that hangs.
+// counted returns an interceptor that counts pending calls, so that a plugin that is busy with a call is not considered hung.
 func counted(pending *pendingcalls.Counter) grpc.UnaryClientInterceptor {
 	return func(
 		ctx context.Context, method string, request, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption,
@@ -60,13 +60,13 @@ func counted(pending *pendingcalls.Counter) grpc.UnaryClientInterceptor {
 	}
 }
 
-// Use keeps the connection until a call of Done.
+// Use keeps the connection open until Done is called.
 func (c *Conn) Use() { c.change(1, false) }
 
 // Done ends one Use.
 func (c *Conn) Done() { c.change(-1, false) }
 
-// Retire closes the connection as soon as nobody uses it. No Use may follow.
+// Retire closes the connection when its last user has called Done. Do not call Use afterwards.
 func (c *Conn) Retire() { c.change(0, true) }
 
 func (c *Conn) change(users int, retire bool) {
@@ -80,8 +80,8 @@ func (c *Conn) change(users int, retire bool) {
 	}
 }
 
-// Probe returns why nobody can connect to the socket at path, nil if somebody accepts there. It connects as the dialer of ctx judges; see
-// [Dial]. It blocks for up to a second, also if ctx has ended.
+// Probe connects to the socket at path with the dialer of ctx, see [Dial], and returns an error if no process accepts. It blocks for up to
+// a second, even if ctx has ended.
 func Probe(ctx context.Context, path string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()

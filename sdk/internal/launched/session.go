@@ -29,27 +29,26 @@ var errStopped = errors.New("the host asked the plugin to stop")
 // errRunTwice is returned by a second Run.
 var errRunTwice = errors.New("this process was launched as one plugin and runs it already: use one Serve or Run, or nest them")
 
-// Session is what a plugin has of its host. Its methods are safe for concurrent use.
+// Session is a plugin's link to its host. Its methods are safe for concurrent use.
 type Session struct {
 	shake  *handshake.Handshake // nil without a host
 	stdin  *os.File
 	stderr io.Writer
 	conn   func() (*grpc.ClientConn, error) // once, on first use
-	// listener is what the host has made for a plugin that serves, until it is taken.
+	// listener is the socket that the host created for the plugin, until TakeListener returns it.
 	listener atomic.Pointer[Listener]
 
 	ran atomic.Bool
 }
 
-// Listener is the socket that a host has made for a plugin.
+// Listener is a socket that the host created for a plugin.
 type Listener struct {
 	Socket *os.File
-	// introduction is nil if the host has to ask who the plugin is.
+	// introduction is the file for Introduce; nil if the host calls GetInfo instead.
 	introduction *os.File
 }
 
-// Introduce tells the host who the plugin is, with its encoded answer to GetInfo, so that it need not ask. It is called before the plugin
-// serves.
+// Introduce sends the host the plugin's encoded answer to GetInfo, so that the host need not call it. Call it before the plugin serves.
 func (l *Listener) Introduce(info []byte) {
 	if l.introduction != nil {
 		handshake.Introduce(l.introduction, info)
@@ -75,8 +74,8 @@ func New(shake handshake.Handshake, stdin *os.File, stderr io.Writer) *Session {
 	return s
 }
 
-// process is the session of this process. The first call reads the handshake, if the environment says that there is one, and takes that out
-// of the environment, so that no descendant looks for a handshake of its own. With an error the session is one without a host.
+// process returns the session of this process. The first call reads the handshake, if the environment variable for it is set, and unsets
+// the variable, so that child processes do not look for a handshake. With an error it returns a session without a host.
 var process = sync.OnceValues(func() (*Session, error) {
 	alone := Alone(os.Stderr)
 	if os.Getenv(handshake.Env) != handshake.EnvValue {
@@ -97,19 +96,18 @@ var process = sync.OnceValues(func() (*Session, error) {
 	return New(shake, stdin, os.Stderr), nil
 })
 
-// Handshake returns what the host told. It is false without a host.
-func (s *Session) Handshake() (handshake.Handshake, bool) {
+// Handshake returns the handshake of the host. ok is false without a host.
+func (s *Session) Handshake() (_ handshake.Handshake, ok bool) {
 	if s.shake == nil {
 		return handshake.Handshake{}, false
 	}
 	return *s.shake, true
 }
 
-// TakeListener returns the socket that the host has made for the plugin, once: nil if there is none, or if it was taken and the plugin has
-// to make another one.
+// TakeListener returns the socket that the host created for the plugin. It returns nil if there is none, and on later calls.
 func (s *Session) TakeListener() *Listener { return s.listener.Swap(nil) }
 
-// OfProcess reports whether the session is that of the process, which needs no context to be found.
+// OfProcess reports whether this is the session of the process, which From returns for any context.
 func (s *Session) OfProcess() bool { own, _ := process(); return own == s }
 
 // Conn returns the connection to the host, which must exist. The first call dials it; it carries the ticket, and Run closes it.
@@ -150,7 +148,7 @@ func (s *Session) Run(ctx context.Context, run func(context.Context) error) erro
 	defer cancel(nil)
 	var reading sync.WaitGroup
 	reading.Go(func() {
-		// What else comes on standard input is nothing to a plugin; how it ends makes no difference.
+		// Ignore further input; both its end and an error stop the plugin.
 		_, _ = io.Copy(io.Discard, s.stdin)
 		cancel(errStopped)
 	})
@@ -203,7 +201,7 @@ func openStdin() (*os.File, error) {
 	return os.NewFile(uintptr(fd), "stdin"), nil
 }
 
-// inherited returns a file that this process inherited, and that no other will.
+// inherited returns an inherited file, and sets its close-on-exec flag.
 func inherited(fd int, name string) *os.File {
 	unix.CloseOnExec(fd)
 	return os.NewFile(uintptr(fd), name)

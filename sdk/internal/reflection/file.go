@@ -29,7 +29,7 @@ func (m *message) flag(field protowire.Number, set bool) {
 	}
 }
 
-// within adds a message if it is not empty.
+// within adds a message unless it is empty.
 func (m *message) within(field protowire.Number, inner message) {
 	if len(inner) > 0 {
 		m.text(field, string(inner))
@@ -42,20 +42,20 @@ type list[T any] interface {
 	Get(i int) T
 }
 
-// each adds a message, or a text, for each element of a list.
+// each adds a field for each element of a list.
 func each[T any](m *message, field protowire.Number, l list[T], encode func(T) message) {
 	for i := range l.Len() {
 		m.text(field, string(encode(l.Get(i))))
 	}
 }
 
-// encoder encodes descriptors, with the options that it has of them.
+// encoder encodes descriptors. optionsOf returns the encoded options of one.
 type encoder struct {
 	optionsOf func(protoreflect.Descriptor) message
 }
 
-// options returns what gives the options of a descriptor. They are known if descriptor.proto is linked. If it is not, nothing that is
-// linked has options of its own, and those that matter to a client follow from the rest.
+// options returns an encoder with the options of descriptors. If descriptor.proto is not linked, no linked file has custom options, and the
+// options that a client needs are derived from the descriptors.
 func options() encoder {
 	if _, err := protoregistry.GlobalTypes.FindMessageByName("google.protobuf.FileOptions"); err == nil {
 		return encoder{func(d protoreflect.Descriptor) message {
@@ -227,7 +227,7 @@ func (e encoder) service(d protoreflect.ServiceDescriptor) message {
 	return m
 }
 
-// derived returns the options without which a client would encode messages otherwise than the plugin does.
+// derived returns the options that affect how a client encodes messages.
 func derived(d protoreflect.Descriptor) (m message) {
 	switch d := d.(type) {
 	case protoreflect.MessageDescriptor:
@@ -252,7 +252,7 @@ func derived(d protoreflect.Descriptor) (m message) {
 	return m
 }
 
-// packable says whether a field has the choice.
+// packable reports whether a field may be packed.
 func packable(d protoreflect.FieldDescriptor) bool {
 	switch d.Kind() {
 	case protoreflect.StringKind, protoreflect.BytesKind, protoreflect.MessageKind, protoreflect.GroupKind:
