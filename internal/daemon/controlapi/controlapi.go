@@ -40,7 +40,8 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// API is the control API of a daemon. Its exported fields must be set before [API.Serve].
+// API is the control API of a daemon. Its exported fields must be set before [API.Serve]. It implements the services of package
+// patchbayv1connect, whose methods the proto files document.
 type API struct {
 	// Settings is the configuration at the start. Version and Commit identify the build.
 	Settings        config.Config
@@ -139,8 +140,8 @@ func (c *API) handler() http.Handler {
 		mux.Handle(path, c.boundRequests(c.lists.handler(service)))
 	}
 	own(patchbayv1connect.NewControlServiceHandler(c, guarded...))
-	own(patchbayv1connect.NewFleetServiceHandler(fleetService{c.Node}, guarded...))
-	own(patchbayv1connect.NewDeviceServiceHandler(deviceService{c.Handlers}, append(guarded, connect.WithReadMaxBytes(maxDeviceRequest))...))
+	own(patchbayv1connect.NewFleetServiceHandler(c, guarded...))
+	own(patchbayv1connect.NewDeviceServiceHandler(c, append(guarded, connect.WithReadMaxBytes(maxDeviceRequest))...))
 	var forwarder http.Handler
 	if c.Connector != nil {
 		forwarder = c.newForwarder()

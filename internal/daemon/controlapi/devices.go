@@ -9,7 +9,6 @@ import (
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/handlers/device"
-	"github.com/patchbay-dev/patchbay/internal/daemon/resolver"
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
@@ -17,13 +16,8 @@ import (
 // maxDeviceRequest is the maximum size of a request in bytes; a request may name many devices.
 const maxDeviceRequest = 1 << 20
 
-// deviceService implements [patchbayv1connect.DeviceServiceHandler]; devices.proto documents its methods.
-type deviceService struct {
-	handlers resolver.Handlers
-}
-
-func (s deviceService) handler() (*device.Handler, error) {
-	for _, h := range s.handlers.All() {
+func (c *API) deviceHandler() (*device.Handler, error) {
+	for _, h := range c.Handlers.All() {
 		if h, ok := h.(*device.Handler); ok {
 			return h, nil
 		}
@@ -32,8 +26,8 @@ func (s deviceService) handler() (*device.Handler, error) {
 		"run it with --handler DevicePlugin=device, or with handlers: {DevicePlugin: device} in its configuration"))
 }
 
-func (s deviceService) ListDevices(_ context.Context, request *patchbayv1.ListDevicesRequest) (*patchbayv1.ListDevicesResponse, error) {
-	h, err := s.handler()
+func (c *API) ListDevices(_ context.Context, request *patchbayv1.ListDevicesRequest) (*patchbayv1.ListDevicesResponse, error) {
+	h, err := c.deviceHandler()
 	if err != nil {
 		return nil, err
 	}
@@ -55,10 +49,10 @@ func (s deviceService) ListDevices(_ context.Context, request *patchbayv1.ListDe
 	return response, nil
 }
 
-func (s deviceService) AllocateDevices(
+func (c *API) AllocateDevices(
 	ctx context.Context, m *patchbayv1.AllocateDevicesRequest,
 ) (*patchbayv1.AllocateDevicesResponse, error) {
-	h, err := s.handler()
+	h, err := c.deviceHandler()
 	if err != nil {
 		return nil, err
 	}
@@ -71,10 +65,10 @@ func (s deviceService) AllocateDevices(
 	return &patchbayv1.AllocateDevicesResponse{Allocation: allocationMessage(a)}, nil
 }
 
-func (s deviceService) ReleaseDevices(
+func (c *API) ReleaseDevices(
 	ctx context.Context, m *patchbayv1.ReleaseDevicesRequest,
 ) (*patchbayv1.ReleaseDevicesResponse, error) {
-	h, err := s.handler()
+	h, err := c.deviceHandler()
 	if err != nil {
 		return nil, err
 	}
@@ -85,10 +79,10 @@ func (s deviceService) ReleaseDevices(
 	return &patchbayv1.ReleaseDevicesResponse{Allocation: allocationMessage(a)}, nil
 }
 
-func (s deviceService) GetPreferredDevices(
+func (c *API) GetPreferredDevices(
 	ctx context.Context, m *patchbayv1.GetPreferredDevicesRequest,
 ) (*patchbayv1.GetPreferredDevicesResponse, error) {
-	h, err := s.handler()
+	h, err := c.deviceHandler()
 	if err != nil {
 		return nil, err
 	}

@@ -25,19 +25,14 @@ import (
 // for a response, so that they get the reason.
 const firstRead = 4 * time.Second
 
-// fleetService implements [patchbayv1connect.FleetServiceHandler]; fleet.proto documents its methods.
-type fleetService struct {
-	node *node.Node // nil if the node belongs to no fleet
-}
-
-// read returns a reader that has read the fleet. It waits for the first list for at most patience.
-func (s fleetService) read(ctx context.Context, patience time.Duration) (*fleet.Reader, func(), error) {
+// readFleet returns a reader that has read the fleet. It waits for the first list for at most patience.
+func (c *API) readFleet(ctx context.Context, patience time.Duration) (*fleet.Reader, func(), error) {
 	waiting, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	if s.node == nil {
+	if c.Node == nil {
 		return nil, nil, connect.NewError(connect.CodeFailedPrecondition, node.ErrNoFleet)
 	}
-	reader, release, err := s.node.Reader()
+	reader, release, err := c.Node.Reader()
 	if err != nil {
 		return nil, nil, connect.NewError(connect.CodeUnavailable, err)
 	}
@@ -54,8 +49,8 @@ func (s fleetService) read(ctx context.Context, patience time.Duration) (*fleet.
 	return reader, release, nil
 }
 
-func (s fleetService) ListNodes(ctx context.Context, request *patchbayv1.ListNodesRequest) (*patchbayv1.ListNodesResponse, error) {
-	reader, release, err := s.read(ctx, firstRead)
+func (c *API) ListNodes(ctx context.Context, request *patchbayv1.ListNodesRequest) (*patchbayv1.ListNodesResponse, error) {
+	reader, release, err := c.readFleet(ctx, firstRead)
 	if err != nil {
 		return nil, err
 	}
@@ -70,20 +65,20 @@ func (s fleetService) ListNodes(ctx context.Context, request *patchbayv1.ListNod
 	return response, nil
 }
 
-func (s fleetService) ListFleetPlugins(
+func (c *API) ListFleetPlugins(
 	ctx context.Context, request *patchbayv1.ListFleetPluginsRequest,
 ) (*patchbayv1.ListFleetPluginsResponse, error) {
-	reader, release, err := s.read(ctx, firstRead)
+	reader, release, err := c.readFleet(ctx, firstRead)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
 	plugins := each(reader.Plugins(filterOf(request.GetFilter())), fleetPluginMessage)
 	health := healthMessage(reader.Health())
-	if s.node.HasLocks() {
+	if c.Node.HasLocks() {
 		ctx, cancel := context.WithTimeout(ctx, firstRead)
 		defer cancel()
-		locks, err := s.node.Locks(ctx)
+		locks, err := c.Node.Locks(ctx)
 		if err != nil && health.GetMessage() == "" {
 			health.Message = untrusted.Valid(err.Error()) + "; see the log of the daemon"
 		}
@@ -98,10 +93,10 @@ func (s fleetService) ListFleetPlugins(
 	return &patchbayv1.ListFleetPluginsResponse{Plugins: plugins, Health: health}, nil
 }
 
-func (s fleetService) WatchFleet(
+func (c *API) WatchFleet(
 	ctx context.Context, request *patchbayv1.WatchFleetRequest, stream *connect.ServerStream[patchbayv1.WatchFleetResponse],
 ) error {
-	reader, release, err := s.read(ctx, firstRead)
+	reader, release, err := c.readFleet(ctx, firstRead)
 	if err != nil {
 		return err
 	}
@@ -121,15 +116,15 @@ func (s fleetService) WatchFleet(
 	if err := sendSnapshot(ctx, snapshot, withNodes, stream.Send); err != nil {
 		return err
 	}
-	for c := range changes {
-		if c.Kind == fleet.Resync {
+	for change := range changes {
+		if change.Kind == fleet.Resync {
 			return connect.NewError(connect.CodeResourceExhausted,
 				errors.New("changes were lost because they were read too slowly: watch again"))
 		}
-		if c.Node != nil && !withNodes {
+		if change.Node != nil && !withNodes {
 			continue
 		}
-		if err := stream.Send(changeMessage(c)); err != nil {
+		if err := stream.Send(changeMessage(change)); err != nil {
 			return err
 		}
 	}
@@ -179,14 +174,14 @@ func changeMessage(c fleet.Change) *patchbayv1.WatchFleetResponse {
 	return message
 }
 
-func (s fleetService) WaitForFleetPlugin(
+func (c *API) WaitForFleetPlugin(
 	ctx context.Context, request *patchbayv1.WaitForFleetPluginRequest,
 ) (*patchbayv1.WaitForFleetPluginResponse, error) {
 	patience := time.Duration(math.MaxInt64)
 	if deadline, ok := ctx.Deadline(); ok {
 		patience = time.Until(deadline) * 9 / 10 // leaves time to send the reason
 	}
-	reader, release, err := s.read(ctx, patience)
+	reader, release, err := c.readFleet(ctx, patience)
 	if err != nil {
 		return nil, err
 	}
@@ -204,10 +199,10 @@ func (s fleetService) WaitForFleetPlugin(
 	return &patchbayv1.WaitForFleetPluginResponse{Plugins: each(plugins, fleetPluginMessage)}, nil
 }
 
-func (s fleetService) ListFleetVersions(
+func (c *API) ListFleetVersions(
 	ctx context.Context, request *patchbayv1.ListFleetVersionsRequest,
 ) (*patchbayv1.ListFleetVersionsResponse, error) {
-	reader, release, err := s.read(ctx, firstRead)
+	reader, release, err := c.readFleet(ctx, firstRead)
 	if err != nil {
 		return nil, err
 	}
@@ -314,26 +309,26 @@ func fleetPluginMessage(p fleet.Instance) *patchbayv1.FleetPlugin {
 	return message
 }
 
-func (s fleetService) DrainNode(ctx context.Context, request *patchbayv1.DrainNodeRequest) (*patchbayv1.DrainNodeResponse, error) {
-	return &patchbayv1.DrainNodeResponse{}, s.operate(ctx, request, (*node.Node).Drain)
+func (c *API) DrainNode(ctx context.Context, request *patchbayv1.DrainNodeRequest) (*patchbayv1.DrainNodeResponse, error) {
+	return &patchbayv1.DrainNodeResponse{}, c.operateNode(ctx, request, (*node.Node).Drain)
 }
 
-func (s fleetService) UncordonNode(ctx context.Context, request *patchbayv1.UncordonNodeRequest) (*patchbayv1.UncordonNodeResponse, error) {
-	return &patchbayv1.UncordonNodeResponse{}, s.operate(ctx, request, (*node.Node).Uncordon)
+func (c *API) UncordonNode(ctx context.Context, request *patchbayv1.UncordonNodeRequest) (*patchbayv1.UncordonNodeResponse, error) {
+	return &patchbayv1.UncordonNodeResponse{}, c.operateNode(ctx, request, (*node.Node).Uncordon)
 }
 
-func (s fleetService) ForgetNode(ctx context.Context, request *patchbayv1.ForgetNodeRequest) (*patchbayv1.ForgetNodeResponse, error) {
-	return &patchbayv1.ForgetNodeResponse{}, s.operate(ctx, request, (*node.Node).Forget)
+func (c *API) ForgetNode(ctx context.Context, request *patchbayv1.ForgetNodeRequest) (*patchbayv1.ForgetNodeResponse, error) {
+	return &patchbayv1.ForgetNodeResponse{}, c.operateNode(ctx, request, (*node.Node).Forget)
 }
 
-// operate calls do for the node that a request names.
-func (s fleetService) operate(
+// operateNode calls do for the node that a request names.
+func (c *API) operateNode(
 	ctx context.Context, request interface{ GetNode() string }, do func(*node.Node, context.Context, string) error,
 ) error {
-	if s.node == nil {
+	if c.Node == nil {
 		return connect.NewError(connect.CodeFailedPrecondition, node.ErrNoFleet)
 	}
-	err := do(s.node, ctx, request.GetNode())
+	err := do(c.Node, ctx, request.GetNode())
 	switch {
 	case errors.Is(err, fleet.ErrNoNode):
 		return connect.NewError(connect.CodeNotFound, fleet.ErrNoNode)
@@ -343,11 +338,11 @@ func (s fleetService) operate(
 	return nil
 }
 
-func (s fleetService) ListLocks(ctx context.Context, _ *patchbayv1.ListLocksRequest) (*patchbayv1.ListLocksResponse, error) {
-	if s.node == nil {
+func (c *API) ListLocks(ctx context.Context, _ *patchbayv1.ListLocksRequest) (*patchbayv1.ListLocksResponse, error) {
+	if c.Node == nil {
 		return nil, connect.NewError(connect.CodeFailedPrecondition, node.ErrNoFleet)
 	}
-	locks, err := s.node.Locks(ctx)
+	locks, err := c.Node.Locks(ctx)
 	if err != nil {
 		return nil, refused(err)
 	}

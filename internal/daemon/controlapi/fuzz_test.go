@@ -72,8 +72,8 @@ func FuzzControl(f *testing.F) {
 		mux := http.NewServeMux()
 		limit := connect.WithReadMaxBytes(maxRequest)
 		mux.Handle(patchbayv1connect.NewControlServiceHandler(c, limit))
-		mux.Handle(patchbayv1connect.NewFleetServiceHandler(fleetService{}, limit))
-		mux.Handle(patchbayv1connect.NewDeviceServiceHandler(deviceService{c.Handlers}, limit))
+		mux.Handle(patchbayv1connect.NewFleetServiceHandler(c, limit))
+		mux.Handle(patchbayv1connect.NewDeviceServiceHandler(c, limit))
 
 		// A wait ends with its caller, who is gone before it began.
 		ctx, cancel := context.WithCancel(t.Context())
