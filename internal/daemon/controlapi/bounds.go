@@ -20,8 +20,8 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/quota"
 )
 
-// RequestLimits bound how many requests to the control API are in progress: of each user, and of all users except root and the daemon's
-// user. A subscription to events is one request. The bytes of requests count to the budget of calls.
+// RequestLimits are the limits for concurrent requests to the control API: for each user, and for all users except root and the daemon's
+// user. A subscription to events is a request that lasts as long as the subscription. The bytes of requests count to the budget of calls.
 var RequestLimits = h2proxy.Limits{UserCalls: 12 << 10, Calls: 16 << 10}
 
 // freeRequest is how many bytes of a request are not counted. Most requests are smaller.
@@ -71,12 +71,12 @@ func asConnect(err error) error {
 	return connect.NewError(connect.Code(s.Code()), errors.New(s.Message()))
 }
 
-// maxUserLists and maxLists bound the bytes of the responses that are being sent: to each user, and to all users except root and the
-// daemon's user. A response is in memory until the client has read it all, whether it is one message or, as with StreamPlugins, WatchEvents
-// and WatchFleet, many.
+// maxUserLists and maxLists are the limits for the bytes of responses that have not been read yet: for each user, and for all users except
+// root and the daemon's user. A response is in memory until the client has read it, even if it is a stream of messages, as that of
+// StreamPlugins, WatchEvents or WatchFleet.
 const maxUserLists, maxLists = 32 << 20, 64 << 20
 
-// freeAnswer is how many bytes of a single response are not counted. A request needs more memory than that anyway.
+// freeAnswer is how many bytes of a single response are not counted, because the request itself needs more memory.
 const freeAnswer = 1 << 10
 
 // lists counts the bytes of responses.
@@ -149,7 +149,7 @@ func countList(request context.Context, bytes int) error {
 		bytes, maxUserLists, maxLists))
 }
 
-// sent ends the counting for a request. Call it when everything that was counted is sent.
+// sent stops counting for a request. It must be called when everything that was counted has been sent.
 func sent(request context.Context) {
 	if s, ok := request.Value(sendingKey{}).(*sending); ok {
 		s.Release()

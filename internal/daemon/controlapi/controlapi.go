@@ -1,7 +1,7 @@
 // Package controlapi serves the daemon's control API and the calls of plugins on the control socket, and provides the data of the status
 // page.
 //
-// Package access decides who may call which method, and package resolver which plugin a name means.
+// Package access checks whether a caller may call a method, and package resolver finds the plugin that a name refers to.
 package controlapi
 
 import (
@@ -96,7 +96,7 @@ type Runtime interface {
 
 // Registry knows which plugins are being replaced.
 type Registry interface {
-	// AwaitReplaced blocks while calls of a plugin wait for its new process.
+	// AwaitReplaced blocks while the process of a plugin is being replaced and calls wait for the new one.
 	AwaitReplaced(ctx context.Context, ptype, name string) error
 }
 
@@ -178,7 +178,7 @@ func (c *API) GetPlugin(ctx context.Context, request *patchbayv1.GetPluginReques
 		return nil, err
 	}
 	plugins := c.get(asked)
-	if len(plugins) == 0 { // the process may be being replaced; then calls wait for the new one
+	if len(plugins) == 0 { // if the process is being replaced, wait for the new one as calls do
 		if _, was, ok := c.Names.FormerlyLaunched(asked); ok {
 			if err := c.Registry.AwaitReplaced(ctx, was.Type, was.Name); err != nil {
 				return nil, connect.NewError(connect.CodeUnavailable, err)

@@ -209,7 +209,7 @@ func (c *API) ListFleetVersions(
 	defer release()
 	f := filterOf(request.GetFilter())
 	nodes, only := f.Nodes, f.Versions
-	f.Nodes, f.Versions = nil, nil // whether versions differ depends on all nodes
+	f.Nodes, f.Versions = nil, nil // the versions of all nodes are compared
 	versions := slices.DeleteFunc(node.Versions(reader, f), func(v *patchbayv1.FleetVersion) bool {
 		isOn := func(node string) bool { return slices.Contains(v.GetNodes(), node) }
 		return len(only) > 0 && !slices.Contains(only, v.GetVersion()) || len(nodes) > 0 && !slices.ContainsFunc(nodes, isOn)
@@ -258,7 +258,7 @@ func nodeReason(n fleet.Node) string {
 	return ""
 }
 
-// lastSeen describes when a node was last seen: at last or, if before is not zero, at an unknown time from last until before.
+// lastSeen describes when a node was last seen. If before is not zero, the exact time is unknown: it is between last and before.
 func lastSeen(last, before time.Time) string {
 	switch {
 	case before.IsZero():

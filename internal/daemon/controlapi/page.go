@@ -45,11 +45,11 @@ func (c *API) LastEvents(n int) []*patchbayv1.Event {
 func (c *API) Events(ctx context.Context) <-chan *patchbayv1.Event {
 	live := c.Runtime.Events(ctx, 0)
 	messages := make(chan *patchbayv1.Event)
-	go func() { // returns when ctx is done, because live is then closed
+	go func() { // it ends when ctx is done: live is closed then
 		defer close(messages)
 		for e := range live {
 			if e.Kind == plugin.EventResync {
-				continue // the page reads the whole state anyway
+				continue // the page polls the whole state anyway
 			}
 			select {
 			case messages <- eventMessage(e):

@@ -13,7 +13,7 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// view is the present state as messages, which are never changed.
+// view is a snapshot of the plugins and conditions as messages. The messages must not be changed.
 type view struct {
 	plugins    []*patchbayv1.Plugin
 	conditions []*patchbayv1.Condition
@@ -78,7 +78,7 @@ func (s *shared[T]) get(compute func() T) T {
 			s.computing.Lock()
 			defer s.computing.Unlock()
 			s.mu.Lock()
-			s.next = nil // callers from now on need a newer value
+			s.next = nil // new callers need a newer value
 			s.mu.Unlock()
 			return compute()
 		})
