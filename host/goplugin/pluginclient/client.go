@@ -1,11 +1,10 @@
-// Package pluginclient moves hosts that were written for github.com/hashicorp/go-plugin: [NewClient] takes what the library's own NewClient
-// takes and returns a client with the same methods, whose plugin is launched by Patchbay: restarted when it crashes, limited as its host
-// likes, and stopped with its host.
+// Package pluginclient replaces the client of github.com/hashicorp/go-plugin in existing hosts. Its [NewClient] accepts the library's
+// configuration and returns a client with the same methods, whose plugin Patchbay launches: the plugin is restarted when it crashes, can
+// be limited, and is stopped with its host.
 //
-// A dispensed value follows the plugin: each call goes to the process that the plugin has when the call begins, and waits while the
-// plugin is restarting. A call in flight ends with its process. The broker and the context that a GRPCPlugin receives belong to one
-// process: dispense again after a restart if you use them, or if the plugin now speaks another version. Plugins that speak net/rpc are
-// refused.
+// A dispensed value follows the plugin: each call is made to the process that serves when the call begins, and waits while the plugin is
+// restarting. A call in progress ends with its process. The broker and the context that a GRPCPlugin receives belong to one process: dispense
+// again after a restart if you use them, or if the plugin now speaks another version. Plugins that speak net/rpc are refused.
 package pluginclient
 
 import (
@@ -34,38 +33,38 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// name is that of the plugin to its launcher.
+// name is the plugin's name in its launcher.
 const name = "plugin"
 
-// Client is a plugin and what launches it. Its methods are those of the library's client, and safe for concurrent use.
+// Client launches and uses one plugin. It has the methods of the library's client. They are safe for concurrent use.
 type Client struct {
 	config      *library.ClientConfig
 	options     []func(*launcher.Plugin)
 	connections goplugin.Connections
 
 	start    func() error            // starts the plugin the first time, and returns the same afterwards
-	stop     context.CancelCauseFunc // ends start
+	stop     context.CancelCauseFunc // cancels start
 	killing  sync.Once
-	attached atomic.Pointer[library.Client] // to a plugin that somebody else has started; nil for others
+	attached atomic.Pointer[library.Client] // to a plugin that another process has started; nil for others
 	undo     []func()                       // releases what start acquired, in the order of acquisition
 
 	mu       sync.Mutex
-	changed  chan struct{}            // closed when what follows changes; nil before the plugin is started
+	changed  chan struct{}            // closed when a field below changes; nil before the plugin is started
 	life     *library.Client          // of the process that serves; nil while there is none
-	endpoint string                   // where it serves
-	ended    error                    // why the plugin is not started again; nil while it may be
+	endpoint string                   // the endpoint of that process
+	ended    error                    // why the plugin is not restarted; nil while it may be
 	news     string                   // the message of the last event
 	follow   map[int]*grpc.ClientConn // the connections of dispensed values, by the version of the plugin; nil after Kill
-	last     *library.GRPCClient      // what Client returned last
-	lastLife *library.Client          // of the process that it was made for
+	last     *library.GRPCClient      // the last result of Client
+	lastLife *library.Client          // of the process for which last was created
 }
 
-// errKilled is the error of a Start or Client that Kill ended.
+// errKilled is the error of methods after Kill.
 var errKilled = errors.New("the plugin was killed")
 
-// NewClient returns a client for a plugin, which is started by the first call that needs it, or by Start. The configuration must not be
-// changed afterwards. The options change how the launcher runs the plugin, which it restarts by default when it crashes; Name, NoSocket and
-// Protocol are set after them.
+// NewClient returns a client for a plugin. The first method that needs the plugin starts it. The configuration must not be changed afterwards.
+// The options change how the launcher runs the plugin; by default, it restarts the plugin when it crashes. Name, NoSocket and Protocol are set
+// after the options.
 func NewClient(config *library.ClientConfig, options ...func(*launcher.Plugin)) *Client {
 	own := *config
 	if own.Logger == nil { // as the library does
@@ -84,17 +83,17 @@ func NewClient(config *library.ClientConfig, options ...func(*launcher.Plugin)) 
 	return c
 }
 
-// CleanupClients is that of the library, which stops the plugins of all Managed clients of this package, too.
+// CleanupClients calls the library's CleanupClients, which also stops the plugins of all Managed clients of this package.
 func CleanupClients() { library.CleanupClients() }
 
-// Start starts the plugin, waits until it serves, and returns its address. Later calls return the same error, or the address of
-// the process that the plugin has by then.
+// Start starts the plugin, waits until it serves, and returns its address. Later calls return the same error, or the address of the current
+// process.
 func (c *Client) Start() (net.Addr, error) {
 	life, err := c.started()
 	if err != nil {
 		return nil, err
 	}
-	return life.Start() // which has started, and returns the address
+	return life.Start() // has started, so it returns the address
 }
 
 // started starts the plugin if necessary and returns the library's client of the process that serves.
@@ -129,7 +128,7 @@ func (c *Client) launch(ctx context.Context) error {
 		return err
 	}
 	h := &host.Host{}
-	_ = h.Initialize(plugin.Config{}) // fails only for one that is not new
+	_ = h.Initialize(plugin.Config{}) // fails only if h is not new
 	l := launcher.New(launcher.Config{
 		Host: h, Dir: dir, Observe: c.observe,
 		Registrations: registered{},
@@ -153,14 +152,14 @@ func (c *Client) launch(ctx context.Context) error {
 
 // makeDir makes the directory of the plugin's sockets, and removes those of hosts that were killed.
 func (c *Client) makeDir() (string, error) {
-	const prefix, room = "pbclient", 70 // which is how much longer than its path those of the sockets are, at most
+	const prefix, room = "pbclient", 70 // room is the maximum length of a socket's path below the directory
 	parent, from := sock.TempDir(room), "TMPDIR"
 	if u := c.config.UnixSocketConfig; u != nil && u.TempDir != "" {
 		parent, from = u.TempDir, "UnixSocketConfig.TempDir"
 	}
 	parent = absolute(parent)
 	sock.RemoveUnheld(parent, prefix, func(dir string) {
-		if number := filepath.Base(dir)[len(prefix):]; strings.Trim(number, "0123456789") == "" { // else a user has named it
+		if number := filepath.Base(dir)[len(prefix):]; strings.Trim(number, "0123456789") == "" { // otherwise it is not one of this package
 			_ = os.RemoveAll(dir)
 		}
 	})
@@ -176,8 +175,7 @@ func (c *Client) makeDir() (string, error) {
 	return dir.Name(), nil
 }
 
-// absolute returns a path that stays the same if the host changes its directory; the path itself if it is empty, or if that directory has
-// been removed.
+// absolute returns the absolute path, or the path itself if it is empty or the working directory has been removed.
 func absolute(path string) string {
 	if abs, err := filepath.Abs(path); path != "" && err == nil {
 		return abs
@@ -232,7 +230,7 @@ func (c *Client) startTimeout() time.Duration { return max(c.config.StartTimeout
 func (c *Client) unit() (unit launcher.Plugin, err error) {
 	cmd := c.config.Cmd
 	path := cmd.Path
-	if !filepath.IsAbs(path) { // a name without a slash, too: exec.Command has looked it up
+	if !filepath.IsAbs(path) { // not looked up in PATH: exec.Command has done it
 		if path, err = filepath.Abs(filepath.Join(cmd.Dir, path)); err != nil {
 			return unit, err
 		}
@@ -264,7 +262,7 @@ func (c *Client) unit() (unit launcher.Plugin, err error) {
 	return unit, nil
 }
 
-// current returns the library's client of the process that serves. It waits for a start, at most as long as that may take.
+// current returns the library's client of the process that serves. It waits for a process, at most for the start timeout.
 func (c *Client) current(ctx context.Context) (*library.Client, error) {
 	if attached := c.attached.Load(); attached != nil {
 		return attached, nil
@@ -276,7 +274,7 @@ func (c *Client) current(ctx context.Context) (*library.Client, error) {
 		life, ended, news, changed := c.life, c.ended, c.news, c.changed
 		c.mu.Unlock()
 		switch {
-		case ended != nil: // before it is noticed that nobody serves, too
+		case ended != nil: // also if life is not cleared yet
 			return nil, ended
 		case life != nil && !life.Exited():
 			return life, nil
@@ -340,32 +338,32 @@ func (c *Client) Exited() bool {
 	return c.ended != nil
 }
 
-// of asks the process that serves something, and returns the zero value if there is none.
-func of[T any](c *Client, ask func(*library.Client) T) (zero T) {
+// fromCurrent returns get for the process that serves; the zero value without one.
+func fromCurrent[T any](c *Client, get func(*library.Client) T) (zero T) {
 	if current, err := c.current(context.Background()); err == nil {
-		return ask(current)
+		return get(current)
 	}
 	return zero
 }
 
 // ID returns the process ID; empty without a process.
-func (c *Client) ID() string { return of(c, (*library.Client).ID) }
+func (c *Client) ID() string { return fromCurrent(c, (*library.Client).ID) }
 
 // NegotiatedVersion returns the version that the plugin chose.
-func (c *Client) NegotiatedVersion() int { return of(c, (*library.Client).NegotiatedVersion) }
+func (c *Client) NegotiatedVersion() int { return fromCurrent(c, (*library.Client).NegotiatedVersion) }
 
-// Protocol starts the plugin if necessary and returns its protocol, which is gRPC; ProtocolInvalid if it cannot be started.
+// Protocol starts the plugin if necessary and returns ProtocolGRPC; ProtocolInvalid if it cannot be started.
 func (c *Client) Protocol() library.Protocol {
 	if c.start() != nil {
 		return library.ProtocolInvalid
 	}
-	return of(c, (*library.Client).Protocol)
+	return fromCurrent(c, (*library.Client).Protocol)
 }
 
 // ReattachConfig returns the configuration with which another client, in this process or another one, attaches to the plugin's current
 // process.
 func (c *Client) ReattachConfig() *library.ReattachConfig {
-	return of(c, func(current *library.Client) *library.ReattachConfig {
+	return fromCurrent(c, func(current *library.Client) *library.ReattachConfig {
 		config := current.ReattachConfig()
 		if config != nil && c.attached.Load() == nil { // the library did not start the process itself
 			config.Pid, _ = strconv.Atoi(current.ID())

@@ -24,7 +24,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
-// refused returns an error for a configuration with something that is not offered. The library itself refuses what excludes Reattach.
+// refused returns an error if a configuration uses a field that is not supported. With Reattach, the library itself checks.
 func refused(config *library.ClientConfig) error {
 	cmd := config.Cmd
 	switch {
@@ -64,13 +64,13 @@ func notOffered(field, instead string) error {
 	return fmt.Errorf("%s is not offered by pluginclient: %s", field, instead)
 }
 
-// isCustom reports whether a Cancel is not the one that [exec.CommandContext] sets.
+// isCustom reports whether cancel is not the function that [exec.CommandContext] sets.
 func isCustom(cancel func() error) bool {
 	usual := exec.CommandContext(context.Background(), "true").Cancel
 	return cancel != nil && reflect.ValueOf(cancel).Pointer() != reflect.ValueOf(usual).Pointer()
 }
 
-// contextOf returns the context of a command of [exec.CommandContext], which is not exported.
+// contextOf returns the unexported context of a command of [exec.CommandContext].
 func contextOf(cmd *exec.Cmd) (context.Context, error) {
 	if cmd.Cancel == nil {
 		return context.Background(), nil
@@ -84,8 +84,8 @@ func contextOf(cmd *exec.Cmd) (context.Context, error) {
 	return nil, notOffered("the context of Cmd", "use exec.Command, and context.AfterFunc with Kill")
 }
 
-// checked checks a program by what the configuration says of it. It returns its SHA-256 and the interpreter if it is a script, by which the
-// launcher runs exactly what was checked: also if the file is another one then.
+// checked checks the checksum of a program. It returns the program's SHA-256 and, for a script, its interpreter. With them the launcher runs
+// exactly what was checked, even if the file is replaced later.
 func checked(config *library.SecureConfig, path string) (digest, interpreter string, err error) {
 	switch {
 	case len(config.Checksum) == 0:
@@ -113,7 +113,7 @@ func checked(config *library.SecureConfig, path string) (digest, interpreter str
 	return hex.EncodeToString(sum[:]), interpreter, err
 }
 
-// attach uses a plugin that somebody else has started. It is not launched, watched or started again.
+// attach uses a plugin that another process has started. The plugin is not launched, watched or restarted.
 func (c *Client) attach(ctx context.Context) error {
 	if err := checkPeer(ctx, c.config.Reattach); err != nil {
 		return err
@@ -138,8 +138,8 @@ func checkPeer(ctx context.Context, to *library.ReattachConfig) error {
 		return fmt.Errorf("cannot attach to process %d: %w", to.Pid, err)
 	}
 	peer, err := sock.PeerOf(conn)
-	_ = conn.Close() // nothing was said
-	// This process and the plugin both descend from init or a shell, which is not the plugin.
+	_ = conn.Close()
+	// A common ancestor of this process and the plugin, such as a shell, is not the plugin.
 	own := os.Getpid()
 	if err == nil && peer.PID != to.Pid && (!process.Descends(peer.PID, to.Pid) || own == to.Pid || process.Descends(own, to.Pid)) {
 		err = fmt.Errorf("process %d serves at %s; start the plugin again", peer.PID, address.Name)
@@ -150,7 +150,7 @@ func checkPeer(ctx context.Context, to *library.ReattachConfig) error {
 	return nil
 }
 
-// manage makes the library's CleanupClients kill the plugin: it knows clients of its own only.
+// manage registers a client of the library that represents c, so that the library's CleanupClients kills the plugin.
 func (c *Client) manage() {
 	attach := func() (runner.AttachedRunner, error) { return managed{client: c}, nil }
 	_, _ = library.NewClient(&library.ClientConfig{
@@ -158,7 +158,7 @@ func (c *Client) manage() {
 	}).Start() // fails only if attach does
 }
 
-// managed is a plugin as one of the library's managed clients sees it. It implements [runner.AttachedRunner].
+// managed represents a plugin in a managed client of the library. It implements [runner.AttachedRunner].
 type managed struct {
 	runner.AddrTranslator // nil: no address is translated
 
@@ -172,5 +172,5 @@ func (m managed) Kill(context.Context) error {
 	return nil
 }
 
-// Wait says that the plugin has ended, which does not keep the library from killing it.
+// Wait returns immediately. The library still kills the plugin.
 func (managed) Wait(context.Context) error { return nil }

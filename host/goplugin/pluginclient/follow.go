@@ -18,10 +18,10 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
-// following returns the library's client of a life, whose connection follows the plugin and whose plugins are dispensed from the process
-// that serves by then. It is the same one as before if the life is, and its connection has not been closed.
+// following returns a client of the library whose connection follows the plugin, and whose plugins are dispensed from the current process. It
+// returns the same client until the process or the connection has ended.
 func (c *Client) following(life *library.Client) (*library.GRPCClient, error) {
-	client, err := c.of(life)
+	client, err := c.withFollowingConn(life)
 	if err != nil {
 		return nil, err
 	}
@@ -39,7 +39,7 @@ func (c *Client) following(life *library.Client) (*library.GRPCClient, error) {
 	return client, nil
 }
 
-// following is a plugin of the configuration that is dispensed from whichever life the plugin has.
+// following is a plugin of the configuration that is always dispensed from the current process.
 type following struct {
 	library.Plugin
 
@@ -52,21 +52,21 @@ var _ library.GRPCPlugin = following{}
 // GRPCServer implements [library.GRPCPlugin]. A client does not call it.
 func (following) GRPCServer(*library.GRPCBroker, *grpc.Server) error { return errors.ErrUnsupported }
 
-// GRPCClient implements [library.GRPCPlugin]. What it is given belongs to the life that the plugin had once.
+// GRPCClient implements [library.GRPCPlugin]. It ignores its arguments, which belong to an earlier process.
 func (f following) GRPCClient(context.Context, *library.GRPCBroker, *grpc.ClientConn) (any, error) {
 	life, err := f.client.current(context.Background())
 	if err != nil {
 		return nil, err
 	}
-	client, err := f.client.of(life)
+	client, err := f.client.withFollowingConn(life)
 	if err != nil {
 		return nil, err
 	}
 	return client.Dispense(f.name)
 }
 
-// of returns a copy of the library's client of a life, with a connection that follows the plugin in the place of the life's own.
-func (c *Client) of(life *library.Client) (*library.GRPCClient, error) {
+// withFollowingConn returns a copy of the library's client of a process, with a connection that follows the plugin.
+func (c *Client) withFollowingConn(life *library.Client) (*library.GRPCClient, error) {
 	own, err := own(life)
 	if err != nil {
 		return nil, err
@@ -76,7 +76,7 @@ func (c *Client) of(life *library.Client) (*library.GRPCClient, error) {
 	return &client, err
 }
 
-// own returns the library's own client of a life.
+// own returns the library's own client of a process.
 func own(life *library.Client) (*library.GRPCClient, error) {
 	connected, err := life.Client()
 	client, ok := connected.(*library.GRPCClient)
@@ -86,8 +86,8 @@ func own(life *library.Client) (*library.GRPCClient, error) {
 	return client, err
 }
 
-// followingConn returns the connection for clients of one version of the plugin. Its calls are made on the library's own connection to the
-// process that serves. It connects only if the host calls Connect.
+// followingConn returns the connection for clients of one version of the plugin. It makes its calls on the library's own connection to the
+// current process, and connects itself only if the host calls Connect.
 func (c *Client) followingConn(version int) (*grpc.ClientConn, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -113,7 +113,7 @@ type follower struct {
 	version int
 }
 
-// conn returns the library's connection to the process that serves. It waits until there is one, and fails if that speaks another version.
+// conn waits for a process that serves, and returns the library's connection to it. It fails if the process speaks another version.
 func (f follower) conn(ctx context.Context) (*grpc.ClientConn, error) {
 	life, err := f.client.current(ctx)
 	if err != nil {
