@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/stats"
 	"google.golang.org/grpc/status"
@@ -31,8 +30,6 @@ type clientCall struct {
 	held    []byte // the buffer of the last received fragment
 	checked bool   // the response headers were checked
 }
-
-var _ grpc.ClientStream = (*clientCall)(nil)
 
 // reportEnd reports the end of the call to the pending calls and the stats handlers.
 func (c *clientCall) reportEnd(err error) {

@@ -54,10 +54,6 @@ func (h HTTPHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		from.end(call, wrong.status.Err())
 		return
 	}
-	size := sizeOf(fields)
-	if size <= freeMetadata {
-		size = 0
-	}
 	end, err := h.Budget.Begin(call.uid)
 	if err != nil {
 		from.end(call, err)
@@ -66,7 +62,10 @@ func (h HTTPHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer end()
 	held := h.Budget.Hold(call.uid)
 	defer held.Give()
-	if err := held.Take(size); err != nil {
+	if size := sizeOf(fields); size > freeMetadata {
+		err = held.Take(size)
+	}
+	if err != nil {
 		from.end(call, err)
 		return
 	}

@@ -230,8 +230,6 @@ type serverCall struct {
 	sent            bool // the header was sent
 }
 
-var _ grpc.ServerStream = (*serverCall)(nil)
-
 // caller sends to and receives from the other end of a call. Its errors are io.EOF or gRPC statuses.
 type caller interface {
 	sendHeader(ctx context.Context, kind string, md metadata.MD) error
