@@ -36,29 +36,29 @@ const (
 // AdmissionPlugin launches an admission plugin on demand, and asks it. It implements [plugin.AdmissionPlugin]. All methods are safe for
 // concurrent use. A handle that has not been used costs a few hundred bytes, and no goroutine; it need not be closed.
 //
-// Only the plugin's answer admits: a check without one in time, or whose plugin ends first, is refused, and a later check with its pin
-// asks again. The same goes for refusals that the plugin does not call final (see Resolution in api/patchbay/plugin/v1). The newest
+// A check is refused if the plugin does not answer in time, or ends before it answers. Such refusals are not cached: a later check with the
+// same pin asks the plugin again. This is also true for refusals that are not final (see Resolution in api/patchbay/plugin/v1). The newest
 // 65,536 final answers are cached.
 //
-// A plugin that has ended is restarted by the next check, after a pause if it ended within 10 s of its start: up to 100 ms at first,
-// doubled each time up to 10 s. One that lets a check time out, and has answered no other for half of that time, is ended.
+// The next check restarts a plugin that has ended, after a pause if the plugin ended within 10 s of its start: up to 100 ms at first,
+// doubled each time up to 10 s. A plugin is killed if a check times out and no other check was answered for half of that time.
 type AdmissionPlugin struct {
 	host       *Host
 	spec       Spec
 	timeout    time.Duration // of a check
 	executable string
-	logger     *slog.Logger // nil: that of the host's PluginsContext
+	logger     *slog.Logger // nil for the logger in the host's PluginsContext
 
 	aborted chan struct{} // closed by Close
 
-	mu      sync.Mutex // guards what follows; the host's is taken after it, and that of unit never with it
+	mu      sync.Mutex // guards the fields below; taken before Host.mu; not held while a method of unit is called
 	closed  bool
-	checks  map[plugin.Pin]*Promise // those in the three lists
-	waiting promises                // not sent
+	checks  map[plugin.Pin]*Promise // the promises in the three lists
+	waiting promises                // not sent yet
 	sent    promises
 	kept    promises        // resolved
-	unit    *supervise.Unit // made by the first check
-	session *session        // nil if no plugin runs
+	unit    *supervise.Unit // created by the first check
+	session *session        // nil if no process runs
 	expiry  *time.Timer     // for the next deadline; nil if there is none
 }
 
@@ -106,12 +106,12 @@ func (h *Host) NewAdmissionPlugin(cmdLine []string) (plugin.AdmissionPlugin, err
 	return NewAdmissionPlugin(context.Background(), h, cmdLine), nil
 }
 
-// Executable is the path of the plugin's program.
+// Executable returns the path of the plugin's program.
 func (p *AdmissionPlugin) Executable() string { return p.executable }
 
-// CheckAdmission asks whether the package with this pin may be deployed, on the host's package service. A check that is pending, or whose
-// answer is cached, is not repeated: equal pins share one promise. It does not block. With 65,536 checks pending, a new one is refused at
-// once with [ErrQueueFull]; after Close, with [ErrAborted].
+// CheckAdmission asks the plugin whether the package with a pin may be deployed. It does not block. While a check is pending or its answer
+// is cached, all calls with the same pin return the same promise. If 65,536 checks are pending, a new one is refused with [ErrQueueFull];
+// after Close, with [ErrAborted].
 func (p *AdmissionPlugin) CheckAdmission(pin plugin.Pin) plugin.Promise {
 	p.mu.Lock()
 	if known := p.checks[pin]; known != nil {
@@ -131,7 +131,7 @@ func (p *AdmissionPlugin) CheckAdmission(pin plugin.Pin) plugin.Promise {
 	return promise
 }
 
-// enqueue lets a promise wait for the plugin.
+// enqueue adds a promise to the waiting ones. The caller holds mu.
 func (p *AdmissionPlugin) enqueue(promise *Promise) error {
 	pin := promise.pin
 	switch {
@@ -159,7 +159,7 @@ func (p *AdmissionPlugin) enqueue(promise *Promise) error {
 	return nil
 }
 
-// arm sets the timer for the next deadline, unless it is set.
+// arm sets the timer for the next deadline, unless it is set already. The caller holds mu.
 func (p *AdmissionPlugin) arm() {
 	var next *Promise
 	for _, first := range []*Promise{p.sent.first(), p.waiting.first()} {
@@ -172,7 +172,7 @@ func (p *AdmissionPlugin) arm() {
 	}
 }
 
-// expire refuses the checks whose time is over. The plugin hangs if a check timed out and no other was answered for half of that time.
+// expire refuses checks whose deadlines have passed. If no check was answered for half of the timeout, the plugin hangs and is killed.
 func (p *AdmissionPlugin) expire() {
 	p.mu.Lock()
 	now := time.Now()
@@ -194,7 +194,7 @@ func (p *AdmissionPlugin) expire() {
 	unit := p.unit
 	p.mu.Unlock()
 	if hung != nil {
-		unit.Unfit(hung, ErrTimeout, true) // it would not hear that it is asked to end, and checks wait for the next one
+		unit.Unfit(hung, ErrTimeout, true) // killed, because checks wait for the next process
 	}
 }
 
@@ -203,9 +203,9 @@ func (p *AdmissionPlugin) ClearCache() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for p.kept.Len() > 0 {
-		p.kept.Remove(p.kept.Front()) // a promise that somebody still has must not keep its neighbours
+		p.kept.Remove(p.kept.Front()) // one by one, so that a promise that is still used does not keep the others in memory
 	}
-	p.checks = map[plugin.Pin]*Promise{} // one does not shrink
+	p.checks = map[plugin.Pin]*Promise{} // a new map, because maps do not shrink
 	for _, pending := range []promises{p.waiting, p.sent} {
 		for at := pending.Front(); at != nil; at = at.Next() {
 			promise, _ := at.Value.(*Promise)
@@ -214,8 +214,8 @@ func (p *AdmissionPlugin) ClearCache() {
 	}
 }
 
-// Close ends the plugin if it runs, as [PluginProcess.Terminate] does, and waits for its end. Pending checks are refused with
-// [ErrAborted] at once. A second Close does nothing more, but its context can bring the end forward.
+// Close refuses pending checks with [ErrAborted], stops the plugin, as [PluginProcess.Terminate] does, and waits until it has ended. When
+// ctx is done, it kills the plugin. Close may be called again, to kill the plugin sooner.
 func (p *AdmissionPlugin) Close(ctx context.Context) {
 	p.mu.Lock()
 	if !p.closed {
@@ -248,7 +248,7 @@ func (p *AdmissionPlugin) failAll(pending promises, err error) {
 	}
 }
 
-// fail refuses a pending check for now.
+// fail refuses a pending check. The refusal is not cached.
 func (p *AdmissionPlugin) fail(pending promises, promise *Promise, err error) {
 	pending.Remove(promise.in)
 	delete(p.checks, promise.pin)
@@ -258,8 +258,8 @@ func (p *AdmissionPlugin) fail(pending promises, promise *Promise, err error) {
 	promise.resolve(refusal(promise.pin, err))
 }
 
-// settle keeps the final answer to a check that was sent.
-func (p *AdmissionPlugin) settle(promise *Promise, err error) {
+// resolve resolves a check that was sent with a final answer, and caches the answer.
+func (p *AdmissionPlugin) resolve(promise *Promise, err error) {
 	p.sent.Remove(promise.in)
 	p.kept.push(promise)
 	if p.kept.Len() > maxKept {
@@ -278,19 +278,19 @@ func refusal(pin plugin.Pin, err error) error {
 type Promise struct {
 	pin plugin.Pin
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the next three fields
 	resolved bool
 	err      error
-	waiters  chan struct{} // made by the first who has to wait
+	waiters  chan struct{} // created by the first Wait that blocks
 
-	// What follows belongs to the admission plugin, under its lock.
-	id       uint64 // on the stream, if it was sent
+	// The fields below are guarded by AdmissionPlugin.mu.
+	id       uint64 // on the stream, if the check was sent
 	deadline time.Time
-	in       *list.Element // where it is in the list that it is in
+	in       *list.Element // in the list that the promise is in
 }
 
-// Wait blocks until the check is done and returns nil if the package is admitted, else why not. When ctx ends first it returns
-// the error of ctx. The errors of checks that have no answer wrap [ErrAborted], [ErrCrashed], [ErrTimeout], [ErrProtocol] or
+// Wait blocks until the check is resolved and returns nil if the package is admitted, and otherwise the reason, or the error of ctx if ctx
+// is done before that. The errors of checks that have no answer wrap [ErrAborted], [ErrCrashed], [ErrTimeout], [ErrProtocol] or
 // [ErrQueueFull]; a pin that is too long or not valid UTF-8 is refused with the gRPC status InvalidArgument, and any other refusal has the
 // status that the plugin gave.
 func (p *Promise) Wait(ctx context.Context) error {
@@ -327,7 +327,7 @@ type promises struct{ *list.List }
 
 func (l promises) push(p *Promise) { p.in = l.PushBack(p) }
 
-// first returns the oldest; nil if there is none.
+// first returns the oldest promise; nil if there is none.
 func (l promises) first() *Promise {
 	if l.Len() == 0 {
 		return nil

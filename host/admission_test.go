@@ -81,28 +81,6 @@ func TestAdmission(t *testing.T) {
 	}
 }
 
-// TestAdmissionEventsHaveOneName: the events of the process and those of what keeps it running have the name of the plugin.
-func TestAdmissionEventsHaveOneName(t *testing.T) {
-	e := newEvents()
-	h := &Host{Events: e.add}
-	initialize(t, h)
-	t.Setenv(modeEnv, "admission")
-	a := NewAdmission(t.Context(), h, Spec{Name: "guard", Args: []string{os.Args[0]}}, 0)
-	if err := ask(t, a, "ok"); err != nil {
-		t.Fatal(err)
-	}
-	e.await(t, plugin.EventReady, nil)
-	a.Close(t.Context())
-	e.await(t, plugin.EventTerminated, nil)
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, event := range e.list {
-		if event.Name != "guard" {
-			t.Errorf("an event has the name %q: %+v", event.Name, event)
-		}
-	}
-}
-
 func TestEqualPinsShareAPromise(t *testing.T) {
 	a, _ := newAdmission(t, 0)
 	for _, name := range []string{"ok", "no"} {

@@ -17,8 +17,8 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// check copies the program and asks all that is to be asked about the copy. It returns nil if nothing is to be asked: then the program runs
-// from its file. The caller releases the image.
+// check copies the program, and checks the digest of the copy, its interpreter and its admission. If the spec requires no check, it returns
+// nil and the program is executed from its file. The caller releases the image.
 func (h *Host) check(ctx context.Context, spec Spec, program string) (*sealedexec.Image, error) {
 	if spec.SHA256 == "" && spec.Admit == nil {
 		return nil, nil //nolint:nilnil // documented
@@ -67,7 +67,8 @@ func checkInterpreter(image *sealedexec.Image, listed string) error {
 	return sealedexec.TrustInterpreter(script.Interpreter)
 }
 
-// explain returns the error with what it is about, if the system did not say: a working directory that is missing, or what a program needs.
+// explain adds the cause to the error of a launch, if the system does not report it: a missing working directory or interpreter, for
+// example.
 func explain(err error, spec Spec, program string) error {
 	if spec.Dir != "" {
 		switch info, missing := os.Stat(spec.Dir); {
@@ -87,8 +88,8 @@ func explain(err error, spec Spec, program string) error {
 	return err
 }
 
-// execute has the image executed in place of the file. The copy is the first descriptor after the ExtraFiles, and stays open in the plugin:
-// an interpreter reads its script there.
+// execute replaces the file by the image in a spec. The copy is the first descriptor after the ExtraFiles. It stays open in the plugin,
+// because an interpreter reads its script from there.
 func execute(s *process.Spec, image *sealedexec.Image) {
 	if image == nil {
 		return
@@ -104,7 +105,7 @@ func execute(s *process.Spec, image *sealedexec.Image) {
 // firstExtra is the descriptor of the first of the ExtraFiles.
 const firstExtra = 3
 
-// identify finds the user and the group that a plugin is to run as; nil for those of this process.
+// identify returns the user and the group for a plugin; nil for those of this process.
 func identify(userName, groupName string) (*process.User, error) {
 	if userName == "" && groupName == "" {
 		return nil, nil //nolint:nilnil // documented
@@ -124,14 +125,14 @@ func identify(userName, groupName string) (*process.User, error) {
 	return &process.User{UID: uid, GID: gid}, nil
 }
 
-// admitUser has a plugin run as a user, who reaches what he needs of the host.
+// admitUser sets the user of a process, and gives the user access to the socket of the host and to the plugin's own directory.
 func (h *Host) admitUser(s *process.Spec, as *process.User, spec Spec) error {
 	if spec.User == "" && spec.Group == "" {
 		return nil
 	}
 	s.User = as
 	if needsAccess(as, spec) && int(as.UID) != os.Geteuid() {
-		// The directory cannot be listed, and those who connect are checked.
+		// Other users cannot list the directory, and the host checks each connection.
 		if err := errors.Join(os.Chmod(h.server.path, 0o666), os.Chmod(h.server.dir.path, 0o711)); err != nil {
 			return fmt.Errorf("let user %d reach the host's socket: %w", as.UID, err)
 		}
@@ -144,10 +145,11 @@ func (h *Host) admitUser(s *process.Spec, as *process.User, spec Spec) error {
 	return nil
 }
 
-// needsAccess reports whether a plugin, as its user, calls the host and makes files beside its socket. For a foreign one the host does.
+// needsAccess reports whether a plugin that runs as another user calls the host and creates files beside its socket. For a foreign plugin
+// the host does both.
 func needsAccess(as *process.User, spec Spec) bool { return as != nil && spec.Adapter == nil }
 
-// giveDir gives a directory to a user, and lets everybody pass through those above it up to top.
+// giveDir makes a user the owner of a directory, and the directories above it, up to top, searchable for all users.
 func giveDir(dir, top string, to *process.User) error {
 	if err := os.Lchown(dir, int(to.UID), int(to.GID)); err != nil {
 		return err
@@ -161,12 +163,12 @@ func giveDir(dir, top string, to *process.User) error {
 	return nil
 }
 
-// makeSearchable lets everybody pass through a directory, who still cannot list it.
+// makeSearchable lets all users access files in a directory, but not list it.
 func makeSearchable(dir string) error {
 	const search = 0o001
 	info, err := os.Stat(dir)
 	if err != nil || info.Mode()&search != 0 {
 		return err
 	}
-	return os.Chmod(dir, info.Mode()|search) // which keeps its sticky and setgid bits
+	return os.Chmod(dir, info.Mode()|search)
 }

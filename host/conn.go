@@ -16,11 +16,12 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
-// maxConns bounds the connections of one plugin, its descendants included.
+// maxConns is the largest number of connections of a plugin and its descendants.
 const maxConns = 16
 
-// maxStrangers bounds the connections that belong to no plugin, or not yet. Every user of the machine can make one, so a new connection
-// replaces the oldest: over loopback a plugin shows its ticket immediately, and on the socket such a connection only receives an error.
+// maxStrangers is the largest number of connections that are not bound to a plugin. Every user of the machine can connect, so a new
+// connection replaces the oldest one. That does not disturb plugins: over loopback a plugin sends its ticket immediately, and on the socket
+// the connections of plugins are bound by the handshake.
 var maxStrangers = map[Protocol]int{ProtocolPatchbay: 16, ProtocolCIPD: 64}
 
 // listener accepts the connections of the host's plugins of one protocol: on its socket, or over loopback.
@@ -44,10 +45,10 @@ type conn struct {
 	protocol Protocol
 	peer     sock.Credentials // set by the handshake; zero over loopback
 
-	mu       sync.Mutex     // guards what follows; taken before the locks of those who count connections
-	plugin   *PluginProcess // set by the handshake, or over loopback by the first call; nil if the peer belongs to none
+	mu       sync.Mutex     // guards the fields below; taken before server.mu and calls.mu
+	plugin   *PluginProcess // set by the handshake, or over loopback by the first call; nil if the peer does not belong to a plugin
 	isClosed bool
-	closed   func() // uncounts the connection, if it is counted
+	uncount  func() // may be nil
 }
 
 // Close closes the connection. It is safe to call it again.
@@ -55,8 +56,8 @@ func (c *conn) Close() error {
 	err := c.Conn.Close()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.isClosed && c.closed != nil {
-		c.closed()
+	if !c.isClosed && c.uncount != nil {
+		c.uncount()
 	}
 	c.isClosed = true
 	return err
@@ -66,7 +67,7 @@ func (c *conn) Close() error {
 func (c *conn) count(uncount func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.closed = uncount
+	c.uncount = uncount
 }
 
 func (c *conn) owner() *PluginProcess {
@@ -75,7 +76,7 @@ func (c *conn) owner() *PluginProcess {
 	return c.plugin
 }
 
-// peerCredentials finds out which plugin a connection belongs to, as far as the kernel tells, in place of a TLS handshake.
+// peerCredentials identifies the plugin at the other end of a connection by the peer's PID, instead of a TLS handshake.
 type peerCredentials struct {
 	credentials.TransportCredentials
 	server *server
@@ -109,7 +110,7 @@ type calls struct {
 	everConnected bool
 	conns         map[*conn]struct{}
 	running       int
-	idle          chan struct{} // made by finish if there are connections, and closed when there are none
+	idle          chan struct{} // created by finish, and closed when the last connection is closed
 }
 
 var (
@@ -150,14 +151,14 @@ func (k *calls) disconnect(c *conn) {
 	}
 }
 
-// begin counts a call, of which so many may run. Every call that could begin has to end.
-func (k *calls) begin(most int) error {
+// begin counts a call. It returns an error if the limit is reached. If it returns nil, the caller must call end.
+func (k *calls) begin(limit int) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	switch {
 	case k.ended:
 		return status.Error(codes.PermissionDenied, errEnded.Error())
-	case k.running == most:
+	case k.running == limit:
 		return status.Errorf(codes.ResourceExhausted, "the plugin has %d calls to its host open already", k.running)
 	}
 	k.running++
@@ -195,7 +196,7 @@ func (k *calls) finish(patience time.Duration) {
 	open := slices.Collect(maps.Keys(k.conns))
 	k.mu.Unlock()
 	for _, c := range open {
-		_ = c.Close() // says nothing that matters any more
+		_ = c.Close()
 	}
 }
 
@@ -215,11 +216,12 @@ func (s *server) loopbackPort() (int, error) {
 		return 0, errors.Join(fmt.Errorf("listening on 127.0.0.1 has the address %v", l.Addr()), l.Close())
 	}
 	s.port = at.Port
-	s.done.Go(func() { _ = s.grpc.Serve(listener{l, ProtocolCIPD}) }) // ends with stop, and with nothing else that could be told
+	s.done.Go(func() { _ = s.grpc.Serve(listener{l, ProtocolCIPD}) }) // until stop
 	return s.port, nil
 }
 
-// trackStranger counts a connection that belongs to no plugin. It is closed soon unless it shows a ticket.
+// trackStranger counts a connection that is not bound to a plugin. It is closed after handshakeTimeout unless a call with a ticket binds
+// it.
 func (s *server) trackStranger(c *conn) {
 	timer := time.AfterFunc(handshakeTimeout, func() { _ = c.Close() })
 	c.count(func() {
@@ -238,12 +240,12 @@ func (s *server) trackStranger(c *conn) {
 	s.strangers[c.protocol] = append(there, c)
 	s.mu.Unlock()
 	if oldest != nil {
-		_ = oldest.Close() // says nothing that matters
+		_ = oldest.Close()
 	}
 }
 
-// bindToPlugin returns an error if a connection may not be used with the ticket of a plugin. The first ticket that is shown over loopback
-// binds the connection to its plugin.
+// bindToPlugin returns an error if a connection may not be used with the ticket of a plugin. Over loopback, the first ticket binds the
+// connection to its plugin.
 func (c *conn) bindToPlugin(p *PluginProcess) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -258,7 +260,7 @@ func (c *conn) bindToPlugin(p *PluginProcess) error {
 	if err := p.calls.connect(c); err != nil {
 		return err
 	}
-	c.closed()
-	c.plugin, c.closed = p, func() { p.calls.disconnect(c) }
+	c.uncount()
+	c.plugin, c.uncount = p, func() { p.calls.disconnect(c) }
 	return nil
 }

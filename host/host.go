@@ -1,15 +1,14 @@
 // Package host launches plugins as subprocesses, gives each of them the services of the host that its [Controller] grants, and
 // asks admission plugins whether packages may be deployed. It follows the host package of the CIPD plugin system.
 //
-// A launched plugin reads a line from its standard input that names a Unix socket and a ticket ([handshake.Handshake]); with the
-// two it can call its host, as api/patchbay/plugin/v1 says. One gRPC server serves all plugins of a [Host]. A plugin cannot
-// outlive its host unless its [Spec] says so, and what it prints becomes log records.
+// A launched plugin reads the path of a Unix socket and a ticket from its standard input ([handshake.Handshake]). With both it can call its
+// host as described in api/patchbay/plugin/v1. One gRPC server serves all plugins of a [Host]. A plugin does not outlive its host unless
+// Survive is set in its [Spec]. The output of a plugin becomes log records.
 //
-// On Linux each launch marks every descriptor of this process above 2 to be closed when it executes a program, also one that it executes
-// without this package: what that is to inherit has to be given to it, as with ExtraFiles of [os/exec.Cmd].
+// On Linux each launch sets close-on-exec on all descriptors of this process above 2. This affects programs that are started without this
+// package, too: pass descriptors to them explicitly, as with ExtraFiles of [os/exec.Cmd].
 //
-// The package does not restart a plugin that has ended, and does not know what a plugin serves: package pluginwatcher discovers and
-// registers plugin sockets, whoever started them.
+// The package does not restart plugins; package launcher does. It does not register them: their sockets are discovered like all others.
 package host
 
 import (
@@ -40,33 +39,33 @@ import (
 // A Host costs nothing before the first launch. From then on it has a watchdog process that kills the plugins when this process dies and,
 // once a plugin may call it, a socket in a directory of its own under [os.TempDir], which the watchdog removes.
 type Host struct {
-	// PluginsContext is used for the records of plugins that are not launched with a logger of their own: they go to the logger that
-	// [WithLogger] put into it. Without one they go to no log; [PluginProcess.Logs] has the last ones anyway.
+	// PluginsContext carries, by [WithLogger], the logger for the records of plugins that are launched without their own logger. If it has
+	// none, these records are only kept in [PluginProcess.Logs].
 	PluginsContext context.Context //nolint:containedctx // the documented field; only its logger is used
 
-	// Events is called for each [Event], concurrently and while a call or a launch waits for it: it must not block. A panic is logged and
-	// recovered. It is a function and not a subscription so that no event is lost or late.
+	// Events is called for each [Event], possibly concurrently. It must not block, because calls and launches wait for it. A panic is
+	// logged and recovered. It is a function and not a subscription so that no event is lost or late.
 	Events func(Event)
-	// Logger gets faults of the host itself. Nil: no log.
+	// Logger logs faults of the host itself. Nil for no log.
 	Logger *slog.Logger
 	// StateDir is the directory in which plugins that survive their host are remembered; see [Spec].Survive and [Host.Adopt].
 	StateDir string
-	// Cgroup is the directory of the cgroup (version 2) in which each plugin gets one of its own. Empty: that of this process.
+	// Cgroup is the directory of the cgroup (version 2) in which a cgroup is created for each plugin; that of this process if it is empty.
 	Cgroup string
 	// AdmissionTimeout is how long an admission check may take; one minute if it is zero.
 	AdmissionTimeout time.Duration
 
-	mu          sync.Mutex // guards what follows
+	mu          sync.Mutex // guards the fields below, up to launching
 	config      plugin.Config
 	initialized bool
 	closed      bool
-	number      uint64 // of the newest ticket
+	number      uint64 // number of the newest ticket
 	group       *process.Group
 	server      *server
-	plugins     map[*PluginProcess]struct{}   // those that have not ended
-	admissions  map[*AdmissionPlugin]struct{} // those that have a goroutine
+	plugins     map[*PluginProcess]struct{}   // plugins that have not ended
+	admissions  map[*AdmissionPlugin]struct{} // admission plugins that Close must close
 	programs    sealedexec.Cache
-	scanned     []scanned // the programs of which the last plugins were launched, the newest last
+	scanned     []scanned // results of scan, newest last
 
 	launching sync.WaitGroup // launches that have not returned
 	watching  sync.WaitGroup // goroutines
@@ -94,7 +93,7 @@ func (h *Host) Initialize(cfg plugin.Config) error {
 	return nil
 }
 
-// Config returns what Initialize was given.
+// Config returns the configuration that was passed to Initialize.
 func (h *Host) Config() plugin.Config {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -110,8 +109,8 @@ func (h *Host) Plugins() []*PluginProcess {
 	return slices.DeleteFunc(slices.SortedFunc(maps.Keys(h.plugins), byAge), isNotRunning)
 }
 
-// PluginAt returns the plugin that serves, or is about to serve, at a path, or in the directory at a path; nil if there is none. It may not
-// have been started yet; see [PluginProcess.Started].
+// PluginAt returns the plugin whose PluginSocket is at a path, or in the directory at a path; nil if there is none. The plugin may not have
+// been started yet; see [PluginProcess.Started].
 func (h *Host) PluginAt(path string) *PluginProcess {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -123,9 +122,9 @@ func (h *Host) PluginAt(path string) *PluginProcess {
 	return nil
 }
 
-// Close terminates all plugins at once, as [PluginProcess.Terminate] does, except those that survive their host, and releases all
-// resources. It waits for the ends; those that have not ended when ctx does are killed. Afterwards nothing can be launched, and pending
-// admission checks are aborted. A second Close does nothing more, but its context can bring the end forward.
+// Close concurrently terminates all plugins except those with [Spec].Survive, as [PluginProcess.Terminate] does, aborts pending admission
+// checks, and releases all resources. It blocks until the plugins have ended. When ctx is done, it kills them. Nothing can be launched
+// afterwards. Close may be called again, to kill the plugins sooner.
 func (h *Host) Close(ctx context.Context) {
 	h.mu.Lock()
 	h.closed = true
@@ -163,7 +162,7 @@ func (h *Host) cleanUp(ctx context.Context) {
 	}
 }
 
-// usable returns why the host launches nothing, or nil.
+// usable returns an error if the host cannot launch plugins.
 func (h *Host) usable() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -234,10 +233,10 @@ var (
 	ErrNotInitialized = errors.New("the plugin host is not initialized")
 )
 
-// Why an admission check has no answer from the plugin. Each is a refusal for now: a later check asks again.
+// The errors of admission checks that have no answer of the plugin. They are not cached: a later check asks the plugin again.
 var (
-	// ErrAborted is wrapped by the error of a check whose plugin terminates: because the admission plugin was closed or, and then
-	// [ErrCrashed] is wrapped too, by itself.
+	// ErrAborted is wrapped by the error of a check whose plugin was closed, or has ended by itself. In the second case the error wraps
+	// [ErrCrashed], too.
 	ErrAborted = errors.New("the admission plugin is terminating")
 	// ErrCrashed is wrapped by the error of a check whose plugin could not be started, or ended before it answered.
 	ErrCrashed error = crashed{}
@@ -245,7 +244,7 @@ var (
 	ErrTimeout = errors.New("the admission plugin has not answered in time")
 	// ErrProtocol is wrapped by the error of a check whose plugin speaks another version of the protocol, or breaks it.
 	ErrProtocol = errors.New("the admission plugin does not speak the protocol of this host")
-	// ErrQueueFull is wrapped by the error of a check that found too many others waiting. Its gRPC code is ResourceExhausted.
+	// ErrQueueFull is wrapped by the error of a check if too many others are pending. Its gRPC code is ResourceExhausted.
 	ErrQueueFull = status.Error(codes.ResourceExhausted, "too many admission checks are waiting")
 )
 
@@ -254,7 +253,7 @@ type crashed struct{}
 func (crashed) Error() string { return "the admission plugin ended before it answered" }
 func (crashed) Unwrap() error { return ErrAborted }
 
-// Event is an event of a launched plugin, which is named as it was launched; the name is empty for a process that is not a plugin's.
+// Event is an event of a launched plugin. Its Name is [Spec].Name, or empty for a process that does not belong to a plugin.
 type Event struct {
 	plugin.Event
 
@@ -266,8 +265,8 @@ type Event struct {
 
 type loggerKey struct{}
 
-// WithLogger returns a context that carries the logger for the records of plugins: what they print and what they log through their host.
-// It is meant for [Host].PluginsContext and for the contexts of LaunchPlugin and NewAdmissionPlugin. With a nil logger nothing is logged.
+// WithLogger returns a context that carries the logger for the records of plugins: their output, and what they log through their host. It
+// is meant for [Host].PluginsContext and for the contexts of LaunchPlugin and NewAdmissionPlugin. With a nil logger nothing is logged.
 func WithLogger(ctx context.Context, logger *slog.Logger) context.Context {
 	return context.WithValue(ctx, loggerKey{}, logger)
 }

@@ -25,54 +25,55 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// Spec says what [Host.Launch] launches.
+// Spec describes a plugin for [Host.Launch].
 type Spec struct {
-	// Name is the plugin's name in logs and events; that of the program's file if it is empty.
+	// Name is the plugin's name in logs and events; the file name of the program if it is empty.
 	Name string
 	// Args are the program and its arguments. A program without a slash is looked up in PATH, any other relative one in Dir.
 	Args []string
-	// Env is the environment; that of this process if it is nil. The host adds the variable that announces the handshake.
+	// Env is the environment; that of this process if it is nil. The host adds the variable for the handshake.
 	Env []string
 	// Dir is the working directory; that of this process if it is empty.
 	Dir string
-	// Controller says what the plugin may call. Nil: nothing but what every plugin may.
+	// Controller grants services of the host. If it is nil, the plugin may call only those that every plugin may call.
 	Controller *Controller
 	// Protocol is the protocol between the plugin and its host; [ProtocolPatchbay] if it is empty.
 	Protocol Protocol
-	// PluginSocket is the path at which the plugin should serve. Only the handshake of [ProtocolPatchbay] can convey it. The plugin inherits a
-	// socket for it, after the ExtraFiles, or makes its own. It is removed when the plugin has ended. Two plugins of a host cannot have the
-	// same one at the same time.
+	// PluginSocket is the path at which the plugin should serve. It needs [ProtocolPatchbay]. The plugin inherits a socket for it, after
+	// the ExtraFiles, or creates its own. The host removes the socket when the plugin has ended. Running plugins of a host have different
+	// paths.
 	PluginSocket string
-	// ExtraFiles become descriptors 3 and up of the plugin. They remain the caller's.
+	// ExtraFiles become descriptors 3 and up of the plugin. The caller closes its own descriptors.
 	ExtraFiles []*os.File
-	// SHA256 is the digest that the program must have, in hexadecimal; otherwise the error wraps [plugin.ErrDigest]. With it, or with Admit, a
-	// sealed copy in memory is executed, not the file: see docs/adr/0009.
+	// SHA256 is the digest that the program must have, in hexadecimal; otherwise the error wraps [plugin.ErrDigest]. With it, or with
+	// Admit, a sealed copy in memory is executed, not the file: see docs/adr/0009.
 	SHA256 string
 	// Interpreter is the path of the program that runs the plugin if it is a script, exactly as its first line names it. With SHA256 or
 	// Admit, a script with any other interpreter is not run.
 	Interpreter string
-	// Admit decides whether the program may run, by Name and the digest of what is about to be executed. It may block until ctx ends. An
-	// error is a refusal. It is a function because the decision may be an admission plugin's or the host's own.
+	// Admit returns an error if the program may not run. The pin has Name and the digest of the program. Admit may block until ctx is done.
+	// It is a function because the decision can be that of an admission plugin or of the host itself.
 	Admit func(ctx context.Context, pin plugin.Pin) error
-	// User and Group are the names or numbers of those that the plugin runs as; it has no supplementary groups then. Empty: those of this
-	// process, and for Group that of User. This process must be root. If the directory of PluginSocket does not exist, it is created for
-	// this user and removed when the plugin has ended; its parent directory becomes searchable for everybody.
+	// User and Group are the names or numbers of the user and the group of the process, which then has no supplementary groups. An empty
+	// User is that of this process, an empty Group that of User. This process must be root or have CAP_SETUID, CAP_SETGID and CAP_KILL. If
+	// the directory of PluginSocket does not exist, it is created for this user and removed when the plugin has ended; its parent directory
+	// becomes searchable for all users.
 	User, Group string
-	// OwnDir is an existing directory for the plugin's own files. It is given to that user and group, and the directories above it, up to
-	// that of PluginSocket, become searchable for everybody. The caller removes it.
+	// OwnDir is an existing directory for the plugin's own files. The user and group become its owner, and the directories above it, up to
+	// that of PluginSocket, become searchable for all users. The caller removes it.
 	OwnDir string
-	// Limits bound what the plugin may use. A limit that this system cannot enforce is an error.
+	// Limits bound the resources of the plugin. Launch fails if this system cannot enforce a limit.
 	Limits plugin.Limits
-	// NoNewPrivs keeps the plugin and its descendants from gaining privileges by executing a program.
+	// NoNewPrivs prevents the plugin and its descendants from gaining privileges by executing a program.
 	NoNewPrivs bool
-	// Survive lets the plugin run on when this process ends. It needs [Host].StateDir; a later host with the same one can adopt it.
+	// Survive keeps the plugin running when this process ends. It needs [Host].StateDir; a later host with the same StateDir can adopt it.
 	Survive bool
-	// Tag is kept with a plugin that survives, for the host that adopts it; see [PluginProcess.Tag].
+	// Tag is saved with a plugin that survives, for the host that adopts it; see [PluginProcess.Tag].
 	Tag string
 	// StopTimeout is how long [PluginProcess.Terminate] waits before it kills the plugin (default 5 s). SIGTERM is sent halfway.
 	StopTimeout time.Duration
-	// Adapter is set for a plugin of a protocol that the host does not know; Protocol does not matter then. Its PluginSocket is not passed
-	// on, and it cannot survive.
+	// Adapter is set for a plugin of a protocol that the host does not know; Protocol is ignored then. The plugin does not receive
+	// PluginSocket, and it cannot survive.
 	Adapter ProtocolAdapter
 }
 
@@ -95,10 +96,10 @@ type scanned struct {
 	isPatchbay, isCIPD bool
 }
 
-// maxScanned bounds the results of scan that a host remembers.
+// maxScanned is how many results of scan a host caches.
 const maxScanned = 16
 
-// scan reads a program, unless its result is remembered. The result is zero for a program that cannot be read.
+// scan scans a program, unless the result is cached. The result is zero for a program that cannot be read.
 func (h *Host) scan(program string) scanned {
 	file, err := os.Stat(program)
 	if err != nil {
@@ -121,7 +122,7 @@ func (h *Host) scan(program string) scanned {
 	return found
 }
 
-// survivor is what is kept of a plugin that survives, for a later host.
+// survivor is saved with a plugin that survives, for a later host.
 type survivor struct {
 	PluginSocket string `json:"pluginSocket,omitempty"`
 	Tag          string `json:"tag,omitempty"`
@@ -129,19 +130,19 @@ type survivor struct {
 	StopTimeout time.Duration `json:"stopTimeout,omitempty"`
 }
 
-// LaunchPlugin launches a plugin with this command line. It does not wait for the plugin to connect; an exit right after the start is not
-// an error here, but one of [PluginProcess.Err]. The context is for logging from the plugin, see [WithLogger]: its end does not stop the
-// plugin. After Close the error wraps [ErrClosed].
+// LaunchPlugin launches a plugin with a command line. It does not wait for the plugin to connect; if the plugin exits after its start, only
+// [PluginProcess.Err] returns an error. The context carries the logger of the plugin, see [WithLogger]; its end does not stop the plugin.
+// After Close the error wraps [ErrClosed].
 //
-// The plugin speaks [ProtocolPatchbay]. A CIPD plugin is refused: launch it with [Host.Launch] and [ProtocolCIPD]. One that a script starts
-// waits to be terminated, and its Err says the same.
+// The plugin speaks [ProtocolPatchbay]. LaunchPlugin refuses a program of CIPD, which needs [Host.Launch] and [ProtocolCIPD]. If a script
+// starts such a program, the refusal is in the error of its exit.
 func (h *Host) LaunchPlugin(ctx context.Context, args []string, ctrl *Controller) (*PluginProcess, error) {
 	return h.Launch(ctx, Spec{Args: args, Controller: cmp.Or(ctrl, &Controller{})})
 }
 
-// Launch is [Host.LaunchPlugin] with every option. The context is passed to [Spec].Admit, too; its end does not stop a plugin that was
-// started. The error says why no process runs: the spec is invalid, the program is missing or cannot be executed, or its digest does not
-// match, which wraps [plugin.ErrDigest]. It wraps [ErrNotInitialized] before Initialize and [ErrClosed] after Close.
+// Launch is like [Host.LaunchPlugin] with every option. The context is passed to [Spec].Admit, too; its end does not stop a plugin that was
+// started. It returns an error if the spec is invalid, if the program is missing, cannot be executed or is not admitted, or, wrapping
+// [plugin.ErrDigest], if its digest differs. The error wraps [ErrNotInitialized] before Initialize and [ErrClosed] after Close.
 func (h *Host) Launch(ctx context.Context, spec Spec) (*PluginProcess, error) {
 	if err := h.usable(); err != nil {
 		return nil, fmt.Errorf("cannot launch a plugin: %w", err)
@@ -159,7 +160,7 @@ func (h *Host) Launch(ctx context.Context, spec Spec) (*PluginProcess, error) {
 	return p, nil
 }
 
-// Validate returns an error if [Host.Launch] would refuse the description whatever is on this machine.
+// Validate returns an error if [Host.Launch] would fail on every machine.
 func (s *Spec) Validate() error {
 	checked := *s
 	_, err := checked.check()
@@ -254,7 +255,7 @@ func (h *Host) launch(ctx context.Context, spec Spec) (*PluginProcess, error) {
 	return p, nil
 }
 
-// start starts the process of a plugin, with all that it needs of the host.
+// start starts the process of a plugin, after it has prepared its user, socket and handshake.
 func (p *PluginProcess) start(program string, image *sealedexec.Image, user *process.User) error {
 	what, err := p.processSpec(program)
 	if err != nil {
@@ -286,7 +287,7 @@ func (p *PluginProcess) start(program string, image *sealedexec.Image, user *pro
 	return err
 }
 
-// reserve gives a plugin its path and its ticket. When it succeeds the caller has to call h.launching.Done.
+// reserve gives a plugin its path and its ticket. If it returns nil, the caller must call h.launching.Done.
 func (h *Host) reserve(p *PluginProcess) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -308,7 +309,7 @@ func (h *Host) reserve(p *PluginProcess) error {
 	return nil
 }
 
-// addPlugin adds a plugin and gives it a ticket. mu is held.
+// addPlugin adds a plugin and gives it a ticket. The caller holds mu.
 func (h *Host) addPlugin(p *PluginProcess) {
 	h.number++
 	p.ticket = newTicket(h.number)
@@ -335,9 +336,9 @@ func (p *PluginProcess) processSpec(program string) (process.Spec, error) {
 	return s, err
 }
 
-// Adopt returns the plugins that survived an earlier host with the same StateDir. From now on they are this host's, and Close leaves them
-// running. They can serve, but they have no ticket: the host that gave them one is gone. An error names those that could not be reached
-// within 3 s; call Adopt again to retry those.
+// Adopt takes over the plugins that survived an earlier host with the same StateDir, and returns them. Close leaves them running. They can
+// serve, but not call this host, because their tickets are those of the earlier host. An error names the plugins that could not be reached
+// within 3 s; another call of Adopt retries them.
 func (h *Host) Adopt(ctx context.Context) ([]*PluginProcess, error) {
 	h.mu.Lock()
 	err := h.open()
@@ -353,7 +354,7 @@ func (h *Host) Adopt(ctx context.Context) ([]*PluginProcess, error) {
 	var adopted []*PluginProcess
 	for _, proc := range found {
 		var known survivor
-		_ = json.Unmarshal(proc.Data(), &known) // what cannot be read was not written by a host
+		_ = json.Unmarshal(proc.Data(), &known) // a host has written it
 		p := newPlugin(ctx, h, Spec{
 			Name: proc.Name(), PluginSocket: known.PluginSocket, Tag: known.Tag, StopTimeout: known.StopTimeout, Survive: true,
 		})
@@ -371,8 +372,9 @@ func (h *Host) Adopt(ctx context.Context) ([]*PluginProcess, error) {
 	return adopted, nil
 }
 
-// environment returns the environment of a plugin: what is listed, or that of this process, and what announces the handshake, if it is
-// Patchbay's. The last value of a variable counts; programs do not agree on which they take.
+// environment returns the environment of a plugin: the listed variables, or those of this process if listed is nil, and the variable for
+// the handshake of ProtocolPatchbay. If a variable is listed twice, only the last value is passed, because programs differ in which they
+// use.
 func environment(listed []string, protocol Protocol) []string {
 	if listed == nil {
 		listed = os.Environ()
@@ -381,30 +383,30 @@ func environment(listed []string, protocol Protocol) []string {
 	if protocol == ProtocolPatchbay {
 		env = append(env, handshake.Env+"="+handshake.EnvValue)
 	}
-	return (&exec.Cmd{Env: env}).Environ() // which knows how to make variables unique
+	return (&exec.Cmd{Env: env}).Environ() // makes variables unique
 }
 
-// Protocol is what a launched plugin speaks with its host.
+// Protocol is the protocol between a launched plugin and its host.
 type Protocol string
 
 const (
-	// ProtocolPatchbay is that of api/patchbay/plugin/v1, on a Unix socket. It is the default.
+	// ProtocolPatchbay is the protocol of api/patchbay/plugin/v1, on a Unix socket. It is the default.
 	ProtocolPatchbay Protocol = "patchbay"
-	// ProtocolCIPD is that of the plugins of CIPD: they call cipd.plugin.Host and, if they are granted admissions, cipd.plugin.Admissions.
-	// They do so over TCP on 127.0.0.1, where the kernel does not identify the caller: whoever learns the ticket can call as the plugin
-	// until it has ended. The host listens there only when such a plugin was launched, on one port for all of them.
+	// ProtocolCIPD is the protocol of CIPD plugins, which call cipd.plugin.Host and, if admissions are granted, cipd.plugin.Admissions.
+	// They connect over TCP to 127.0.0.1, where the kernel does not identify the caller: every process that knows the ticket can call as
+	// the plugin until the plugin has ended. The host listens there from the first launch of such a plugin, on one port for all of them.
 	ProtocolCIPD Protocol = "cipd"
 )
 
-// needsCIPD says what to do about a plugin of CIPD that was launched with another protocol.
+// needsCIPD is the advice in errors about a CIPD plugin that was launched with another protocol.
 const needsCIPD = `a plugin of CIPD needs the protocol "cipd": set it in the Spec of Host.Launch or NewAdmission, or as admission.protocol`
 
-// protocolForeign is that of plugins with a [ProtocolAdapter].
+// protocolForeign is the protocol of plugins with a [ProtocolAdapter].
 const protocolForeign Protocol = "foreign"
 
-// protocols says in what they differ for those who call the host: by which key a ticket comes, how a service is refused that is not
-// granted, and how many calls of a plugin may run. A plugin of CIPD makes a call for each answer and loses those that are refused, so only
-// its connections bound them.
+// protocols has the differences for calls to the host: the metadata key of the ticket, the code for a service that is not granted, and the
+// limit of concurrent calls per plugin. A CIPD plugin makes a call for each answer and loses refused ones, so its limit is that of the
+// connections.
 var protocols = map[Protocol]struct {
 	ticketKey  string
 	notGranted codes.Code
@@ -432,20 +434,19 @@ func (p *PluginProcess) handshakeLine(listener *handshake.Listener) ([]byte, err
 	return line.Bytes(), err
 }
 
-// ProtocolAdapter connects a host with a foreign plugin: one that speaks another protocol than the host; see [Spec]. Such a plugin gets
-// nothing on its standard input, which is closed when the plugin is terminated, and cannot call its host. Its output goes into its log.
+// ProtocolAdapter adapts a host to a foreign plugin, which speaks a protocol that the host does not know; see [Spec]. Such a plugin has an
+// empty standard input, which is closed when the plugin is terminated, and cannot call its host. Its output goes into its log.
 type ProtocolAdapter interface {
-	// Hello is called first, and reads from standard output what is not meant for the log. It returns when it has read enough, or on the first
-	// error, such as the end of the output.
+	// Hello is called first, and reads the part of standard output that does not belong into the log. It returns after that part, or after
+	// an error, such as the end of the output.
 	Hello(stdout io.Reader)
-	// Stderr returns the reader that the log uses in place of standard error.
+	// Stderr returns a reader for the log that replaces standard error.
 	Stderr(stderr io.Reader) io.Reader
-	// Stop asks the plugin to stop. Each [PluginProcess.Terminate] calls it while it waits, possibly concurrently; ctx ends when that call
-	// does.
+	// Stop asks the plugin to stop. Each [PluginProcess.Terminate] calls it, possibly concurrently, and cancels ctx before it returns.
 	Stop(ctx context.Context)
 	// Health returns the connection and the service name for health checks of a running plugin.
 	Health() (conn grpc.ClientConnInterface, service string)
-	// Ended is called once, after Done of the process was closed or the host has given up waiting for it. The host's Close waits until it
-	// returns.
+	// Ended is called once, after Done of the process was closed or the host has stopped waiting for the process. [Host.Close] waits for
+	// it.
 	Ended()
 }

@@ -6,6 +6,7 @@ import (
 	"container/list"
 	"errors"
 	"flag"
+	"os"
 	"runtime"
 	"sync"
 	"testing"
@@ -14,6 +15,7 @@ import (
 
 	pluginv1 "github.com/patchbay-dev/patchbay/api/patchbay/plugin/v1"
 	"github.com/patchbay-dev/patchbay/internal/simulate"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 var mutants = flag.Bool("simulate.mutants", false, "have TestMutants see that the tests find each mutant")
@@ -149,5 +151,27 @@ func TestUnneededPluginIsForgotten(t *testing.T) {
 	p.mu.Unlock()
 	if (supervised{p}).Needed() || known() {
 		t.Error("a plugin for which no check waits is needed, or known")
+	}
+}
+
+// TestAdmissionEventsHaveOneName: the events of the process and those of what keeps it running have the name of the plugin.
+func TestAdmissionEventsHaveOneName(t *testing.T) {
+	e := newEvents()
+	h := &Host{Events: e.add}
+	initialize(t, h)
+	t.Setenv(modeEnv, "admission")
+	a := NewAdmission(t.Context(), h, Spec{Name: "guard", Args: []string{os.Args[0]}}, 0)
+	if err := ask(t, a, "ok"); err != nil {
+		t.Fatal(err)
+	}
+	e.await(t, plugin.EventReady, nil)
+	a.Close(t.Context())
+	e.await(t, plugin.EventTerminated, nil)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, event := range e.list {
+		if event.Name != "guard" {
+			t.Errorf("an event has the name %q: %+v", event.Name, event)
+		}
 	}
 }

@@ -12,19 +12,19 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// socketSetup is what a host makes for a plugin that serves before the plugin is started. It is zero for other plugins.
+// socketSetup has the files that the host creates for a plugin that serves before it is started. It is zero for other plugins.
 type socketSetup struct {
 	createdDir string     // the directory of the socket; empty if it existed already
 	socket     *sock.Made // the socket that the plugin inherits; nil if the plugin has to make its own
-	// introduction reads the answer to GetInfo that the plugin writes before it serves, to the inherited introductionWriter; nil if there is
-	// no pipe for that.
+	// introduction reads the answer to GetInfo that the plugin writes before it serves, to the inherited introductionWriter; nil if there
+	// is no pipe for that.
 	introduction       *handshake.Introduction
 	introductionWriter *os.File
 }
 
-// setUpSocket makes the directory of the socket, for a plugin that runs as another user, and the socket that the plugin inherits. Both are
-// removed with the process. The directory is given to the user last: afterwards another file may be at the path. A foreign plugin gets
-// nothing: this process serves its socket.
+// setUpSocket creates the socket that the plugin inherits and, for a plugin that runs as another user, its directory. Both are removed when
+// the process has ended. The user becomes the owner of the directory last, because from then on the user can replace files in it. For a
+// foreign plugin no socket is created: this process serves it.
 func setUpSocket(s *process.Spec, spec Spec) (at socketSetup, err error) {
 	if spec.PluginSocket == "" {
 		return socketSetup{}, nil
@@ -77,20 +77,20 @@ func (p *socketSetup) makeSocket(s *process.Spec, path string) (err error) {
 	// return errors.New(hostSocket)
 	if p.socket, err = sock.Make(path); p.socket != nil {
 		s.ExtraFiles = append(s.ExtraFiles, p.socket.File)
-		if p.introduction, p.introductionWriter, _ = handshake.NewIntroduction(); p.introductionWriter != nil { // without one it is asked
+		if p.introduction, p.introductionWriter, _ = handshake.NewIntroduction(); p.introductionWriter != nil { // else GetInfo is called
 			s.ExtraFiles = append(s.ExtraFiles, p.introductionWriter)
 		}
 	}
 	return err
 }
 
-// bind gives the socket its name, unless it has one. In a directory of this user it runs while the process starts, which takes as long.
+// bind binds the socket to its path, unless that is done. In a directory of this user, bind runs while the process starts, to save time.
 func (p *socketSetup) bind(s *process.Spec) error {
 	if p.socket == nil || !p.socket.ID().IsZero() {
 		return nil
 	}
 	err := p.socket.Bind()
-	s.Sockets[p.socket.Path] = p.socket.ID() // at its own path the plugin may serve on another one
+	s.Sockets[p.socket.Path] = p.socket.ID()
 	return err
 }
 
@@ -138,13 +138,13 @@ func (p *socketSetup) close() {
 // MarkRegistered reports that the plugin is registered. A socket that was made for the plugin is removed if the plugin made its own
 // instead.
 func (p *PluginProcess) MarkRegistered() {
-	p.introduction.Take() // in case a front asked the plugin
+	p.introduction.Take() // in case a front has called GetInfo
 	if p.made != nil {
 		_ = p.made.Remove()
 	}
 }
 
-// remove removes what was made for a plugin that is not started.
+// remove removes the files of a plugin that could not be started.
 func (p *socketSetup) remove() {
 	p.close()
 	p.introduction.Take()

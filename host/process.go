@@ -29,43 +29,42 @@ import (
 )
 
 const (
-	// patience is how long what a plugin that has ended leaves open may stay open: its connections, and its output.
+	// patience is how long the host waits, after a plugin has ended, until its connections and its output are closed.
 	patience = 50 * time.Millisecond
-	// logPatience is how long a slow logger may take for the last records of a plugin that has ended.
+	// logPatience is how long the host waits, after a plugin has ended, until a slow logger has handled its records.
 	logPatience = time.Second
 )
 
 // PluginProcess is a plugin subprocess. All methods are safe for concurrent use.
 type PluginProcess struct {
 	host     *Host
-	spec     Spec // checked; of one that was adopted, what is known of it
+	spec     Spec // normalized; only the saved fields for an adopted plugin
 	ticket   ticket
-	services grants  // nil for one that was adopted
-	server   *server // which it may call; nil for a plugin of a foreign protocol, and for one that was adopted
+	services grants  // granted services; nil for an adopted plugin
+	server   *server // the server that the plugin may call; nil for a foreign plugin and for an adopted one
 	logs     *pluginlog.Log
-	ownLogs  bool // logs is of this process only
+	ownLogs  bool // the host closes logs with the plugin
 
-	user      *process.User // as which it runs; nil for that of this process, and for one that was adopted
-	mayBeCIPD bool          // see Host.mayBeCIPD
+	user      *process.User // user of the process; nil for that of this process, and for an adopted plugin
+	mayBeCIPD bool          // result of Host.mayBeCIPD
 
-	started chan struct{}
-	proc    *process.Process // set before started is closed; nil if it could not be started
-	pin     plugin.Pin       // zero if what is executed was not checked
-	// introduction is set before started is closed; nil if there is none.
-	introduction *handshake.Introduction
-	made         *sock.Made // likewise
+	started      chan struct{}           // closed when the next fields are set
+	proc         *process.Process        // nil if the process could not be started
+	pin          plugin.Pin              // zero if the program was not checked
+	introduction *handshake.Introduction // may be nil
+	made         *sock.Made              // the inherited socket; may be nil
 
 	calls calls
 
 	began    time.Time
-	left     chan struct{} // closed when the host lets a process go on that it cannot or shall not end
+	left     chan struct{} // closed when the host does not wait for the process any more, and leaves it running
 	leftOnce sync.Once
-	done     chan struct{}
-	err      error // set before done is closed
+	done     chan struct{} // closed when err is set
+	err      error
 }
 
-// newPlugin returns a plugin that was not started yet. Its output goes to the log in ctx, or else to a log of its own and to the logger in
-// ctx or in the host's PluginsContext.
+// newPlugin returns a plugin that is not started yet. Its log is that in ctx, or a new one that forwards records to the logger in ctx or in
+// the host's PluginsContext.
 func newPlugin(ctx context.Context, h *Host, spec Spec) *PluginProcess {
 	p := &PluginProcess{
 		host: h, spec: spec, logs: pluginlog.FromContext(ctx), began: time.Now(),
@@ -88,13 +87,13 @@ func (p *PluginProcess) grant(granted grants) {
 	p.services[pluginv1.Host_ServiceDesc.ServiceName] = service{&pluginv1.Host_ServiceDesc, own}
 }
 
-// Started is closed when the process has been started, or could not be. Only then do PID and Owns know it.
+// Started returns a channel that is closed when the process has been started, or could not be started. PID and Owns are valid from then on.
 func (p *PluginProcess) Started() <-chan struct{} { return p.started }
 
 // Name returns the name with which the plugin was launched.
 func (p *PluginProcess) Name() string { return p.spec.Name }
 
-// PID returns the process ID. It may belong to another process once the plugin has ended.
+// PID returns the process ID. It may belong to another process after the plugin has ended.
 func (p *PluginProcess) PID() int {
 	if p.proc == nil {
 		return 0
@@ -102,7 +101,7 @@ func (p *PluginProcess) PID() int {
 	return p.proc.PID()
 }
 
-// Owns reports whether a process is the plugin's or descends from it.
+// Owns reports whether a process is the plugin's process or descends from it.
 func (p *PluginProcess) Owns(pid int) bool { return p.proc != nil && p.proc.Owns(pid) }
 
 // RegisteredFor returns the user and group of a plugin of a foreign protocol, whose registration this process serves. It reports false for
@@ -114,7 +113,7 @@ func (p *PluginProcess) RegisteredFor() (uid, gid uint32, ok bool) {
 	return p.user.UID, p.user.GID, true
 }
 
-// Health returns [ProtocolAdapter].Health; nil for a plugin that is asked at its socket.
+// Health returns [ProtocolAdapter].Health; nil for a plugin that serves health checks at its socket.
 func (p *PluginProcess) Health() (conn grpc.ClientConnInterface, service string) {
 	if p.spec.Adapter == nil {
 		return nil, ""
@@ -122,9 +121,9 @@ func (p *PluginProcess) Health() (conn grpc.ClientConnInterface, service string)
 	return p.spec.Adapter.Health()
 }
 
-// Introduction returns what a plugin of the SDK has said of itself before it served: its answer to GetInfo, encoded. It returns that once,
-// and nil if there is none, as from plugins that make their own socket; then the plugin has to be asked. It does not block. Until it is
-// called, or [PluginProcess.MarkRegistered], or the plugin has ended, the host holds a descriptor for it.
+// Introduction returns, only once, the encoded answer to GetInfo that a plugin of the SDK sends before it serves. It is nil if the plugin
+// has not sent one, for example because it creates its own socket; then the caller has to call GetInfo. Introduction does not block. The
+// host holds a descriptor until Introduction or [PluginProcess.MarkRegistered] is called, or the plugin has ended.
 func (p *PluginProcess) Introduction() []byte {
 	if !isClosed(p.started) {
 		return nil
@@ -132,24 +131,24 @@ func (p *PluginProcess) Introduction() []byte {
 	return p.introduction.Take()
 }
 
-// PluginSocket returns the path at which the plugin should serve; empty if it should not.
+// PluginSocket returns the path at which the plugin should serve; empty if the plugin does not serve.
 func (p *PluginProcess) PluginSocket() string { return p.spec.PluginSocket }
 
 // Tag returns the [Spec].Tag with which the plugin was launched, possibly by an earlier host.
 func (p *PluginProcess) Tag() string { return p.spec.Tag }
 
-// Pin identifies what was executed, if that was checked: with [Spec].SHA256 or [Spec].Admit. It is zero for a plugin that was adopted.
+// Pin identifies the program, if it was launched with [Spec].SHA256 or [Spec].Admit. It is zero otherwise, and for an adopted plugin.
 func (p *PluginProcess) Pin() plugin.Pin { return p.pin }
 
-// Logs returns the newest output of the plugin, printed and logged.
+// Logs returns the newest output and log records of the plugin.
 func (p *PluginProcess) Logs() plugin.Log { return p.logs }
 
-// Done returns a channel that is closed when the plugin has ended, with all processes that it had started, and everything it printed is
-// in its logs. It stays open for a plugin that survives its host's Close.
+// Done returns a channel that is closed when the plugin and its descendants have ended, and all their output is in the log. It stays open
+// if the plugin survives [Host.Close].
 func (p *PluginProcess) Done() <-chan struct{} { return p.done }
 
-// Err is nil until Done is closed. Then it is [ErrTerminated] if the plugin exited with status 0, and otherwise an error that
-// unwraps to [exec.ExitError], or to one like it for an adopted plugin.
+// Err returns nil until Done is closed. After that it returns [ErrTerminated] if the plugin exited with status 0, and otherwise an error
+// that unwraps to [exec.ExitError], or to a similar error for an adopted plugin.
 func (p *PluginProcess) Err() error {
 	if p.ended() {
 		return p.err
@@ -169,8 +168,8 @@ func isClosed(c <-chan struct{}) bool {
 }
 
 // Terminate stops the plugin and all its descendants: it closes the plugin's standard input, sends SIGTERM, and finally SIGKILL, after
-// [Spec].StopTimeout or when ctx ends. It blocks until they have exited and returns the same as Err, or an error if even SIGKILL did not
-// help. It does nothing if the plugin has exited.
+// [Spec].StopTimeout or when ctx is done. It blocks until they have exited and returns the result of Err, or an error if they have not
+// exited after SIGKILL. It does nothing if the plugin has exited.
 func (p *PluginProcess) Terminate(ctx context.Context) error {
 	err := p.terminate(ctx)
 	if errors.Is(err, process.ErrTimeout) {
@@ -183,8 +182,8 @@ func (p *PluginProcess) Terminate(ctx context.Context) error {
 	return p.Err()
 }
 
-// grace divides the time that a plugin has to stop: SIGTERM is sent halfway. To a foreign plugin it is sent near the end, since such a
-// plugin is also asked by its protocol.
+// grace divides the time for stopping a plugin: SIGTERM is sent halfway, or near the end for a foreign plugin, which the adapter asks to
+// stop first.
 func (s *Spec) grace(ctx context.Context) process.Grace {
 	whole := cmp.Or(s.StopTimeout, defaults.DefaultStopTimeout)
 	if deadline, ok := ctx.Deadline(); ok {
@@ -197,7 +196,7 @@ func (s *Spec) grace(ctx context.Context) process.Grace {
 	return process.Grace{Stdin: whole - term, Term: cmp.Or(term, 1)}
 }
 
-// terminate stops the process. A foreign plugin is also asked by its protocol.
+// terminate stops the process. The adapter of a foreign plugin asks it to stop.
 func (p *PluginProcess) terminate(ctx context.Context) error {
 	grace := p.spec.grace(ctx)
 	if p.spec.Adapter == nil {
@@ -212,7 +211,7 @@ func (p *PluginProcess) terminate(ctx context.Context) error {
 	return err
 }
 
-// leave ends the plugin for its host's Close, or lets it go on.
+// leave stops the plugin for Host.Close, unless it survives.
 func (p *PluginProcess) leave(ctx context.Context) {
 	if !p.spec.Survive {
 		if err := p.Terminate(ctx); !errors.Is(err, process.ErrTimeout) {
@@ -226,7 +225,7 @@ func (p *PluginProcess) leave(ctx context.Context) {
 func (p *PluginProcess) abandon() { p.leftOnce.Do(func() { close(p.left) }) }
 
 func (p *PluginProcess) watch() {
-	defer p.host.forget(p) // after Ended: until the registration is closed, PluginAt has to find the plugin whose it is
+	defer p.host.forget(p) // after Ended: PluginAt must find the plugin until the adapter has closed its registration
 	if p.spec.Adapter != nil {
 		defer p.spec.Adapter.Ended()
 	}
@@ -237,7 +236,7 @@ func (p *PluginProcess) watch() {
 		ended = true
 	case <-p.left:
 	}
-	p.introduction.Take() // nobody asks any more
+	p.introduction.Take() // closes it
 	p.server.remove(p)
 	p.calls.finish(patience)
 	drain()
@@ -258,7 +257,7 @@ func (p *PluginProcess) watch() {
 	}
 }
 
-// end says how the process ended.
+// end sets err and emits the event of the exit.
 func (p *PluginProcess) end() {
 	p.err = p.proc.Err()
 	described := ErrTerminated
@@ -281,8 +280,8 @@ func (p *PluginProcess) event(kind plugin.EventKind, message string) Event {
 	}}
 }
 
-// readOutput puts what the plugin prints into its log. The function that it returns waits for the rest, with patience if a
-// process that could not be ended holds the other end.
+// readOutput starts copying the output of the plugin into its log. The returned function waits until the output has ended, or for patience
+// if another process holds the other end.
 func (p *PluginProcess) readOutput() (drain func()) {
 	var readers sync.WaitGroup
 	pipes := map[string]*os.File{pluginlog.Stdout: p.proc.Stdout(), pluginlog.Stderr: p.proc.Stderr()}
@@ -301,19 +300,19 @@ func (p *PluginProcess) readOutput() (drain func()) {
 	}
 	return func() {
 		for _, pipe := range pipes {
-			_ = pipe.SetReadDeadline(time.Now().Add(patience)) // fails if it was read to its end
+			_ = pipe.SetReadDeadline(time.Now().Add(patience))
 		}
 		readers.Wait()
 		for _, pipe := range pipes {
-			_ = pipe.Close() // nothing reads it any more
+			_ = pipe.Close()
 		}
 	}
 }
 
 const (
-	// maxAttributes bounds the attributes of one log record. Those above are dropped.
+	// maxAttributes is how many attributes of a log record are kept.
 	maxAttributes = 64
-	// maxPage and maxKeys bound one request for metadata.
+	// maxPage and maxKeys limit one request for metadata.
 	maxPage = 1000
 	maxKeys = 100
 )
@@ -339,7 +338,7 @@ func (s *hostService) Log(stream pluginv1.Host_LogServer) error {
 	}
 }
 
-// logRecord translates a record. Its length and its characters are the log's business.
+// logRecord converts a record. The log limits its length and escapes characters.
 func logRecord(r *pluginv1.LogRecord) plugin.LogRecord {
 	record := plugin.LogRecord{Level: slog.Level(r.GetLevel()), Message: r.GetMessage(), Source: pluginlog.RPC}
 	if r.GetTime().IsValid() {
@@ -401,8 +400,7 @@ func (s *hostService) ListMetadata(
 	return response, nil
 }
 
-// metadataError passes on the gRPC status that the repository's error has, so that it can refuse a page token with
-// InvalidArgument.
+// metadataError keeps the gRPC status of the repository's error, such as InvalidArgument for a bad page token.
 func metadataError(err error) error {
 	if s, ok := status.FromError(err); ok {
 		return s.Err()
@@ -413,9 +411,9 @@ func metadataError(err error) error {
 	return status.Errorf(codes.Internal, "list metadata: %v", err)
 }
 
-// Controller says which services of the host one plugin may call, besides patchbay.plugin.v1.Host, or cipd.plugin.Host for a plugin of
-// [ProtocolCIPD], which every plugin may. Their methods are called concurrently. They must return when the context of their call is done,
-// which it is when the plugin has ended.
+// Controller grants a plugin services of the host, in addition to patchbay.plugin.v1.Host, or cipd.plugin.Host for [ProtocolCIPD], which
+// are granted to every plugin. Their methods are called concurrently. They must return when the context of the call is done, which is
+// cancelled when the plugin has ended.
 type Controller struct {
 	// Admissions is set for admission plugins.
 	Admissions pluginv1.AdmissionsServer
@@ -423,7 +421,7 @@ type Controller struct {
 	Services func(grpc.ServiceRegistrar)
 }
 
-// services returns what the controller grants to a plugin with this protocol. A nil controller grants nothing.
+// services returns the services that the controller grants to a plugin with a protocol. A nil controller grants none.
 func (c *Controller) services(protocol Protocol) (grants, error) {
 	g := registrar{services: grants{}}
 	switch {
@@ -439,7 +437,7 @@ func (c *Controller) services(protocol Protocol) (grants, error) {
 	return g.services, g.err
 }
 
-// grants are the services that one plugin may call, by their full names.
+// grants has the services that a plugin may call, by their full names.
 type grants map[string]service
 
 type service struct {
@@ -452,7 +450,7 @@ type registrar struct {
 	err      error // the first
 }
 
-// RegisterService records a service. A mistake is kept for the launch, which fails with it.
+// RegisterService implements [grpc.ServiceRegistrar]. The launch fails with the first error.
 func (r *registrar) RegisterService(desc *grpc.ServiceDesc, impl any) {
 	_, twice := r.services[desc.ServiceName]
 	wanted := reflect.TypeOf(desc.HandlerType)

@@ -29,13 +29,13 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// What a plugin may cost its host at most. The message size is the default of gRPC.
+// The limits for plugins that call their host. The message size is the default of gRPC.
 const (
 	maxMessage       = 4 << 20
-	readBuffer       = 4 << 10 // of a connection; few calls are larger
+	readBuffer       = 4 << 10 // per connection; few calls are larger
 	maxHeader        = 16 << 10
 	maxStreams       = 128 // per connection
-	maxCalls         = 64  // per plugin, on all its connections; but see protocols
+	maxCalls         = 64  // per plugin, on all its connections; see protocols for other plugins
 	streamWindow     = 256 << 10
 	connWindow       = 1 << 20
 	handshakeTimeout = 5 * time.Second
@@ -49,12 +49,12 @@ type server struct {
 	path   string
 	grpc   *grpc.Server
 	done   sync.WaitGroup
-	denied untrusted.LogRate[string] // by plugin; strangers have no name
+	denied untrusted.LogRate[string] // by name of the plugin; empty for other callers
 
-	mu        sync.Mutex // guards what follows
+	mu        sync.Mutex // guards the fields below
 	plugins   map[uint64]*PluginProcess
 	strangers map[Protocol][]*conn // oldest first
-	port      int                  // on loopback; zero if it was not needed
+	port      int                  // on loopback; zero before the first loopbackPort
 }
 
 func serve(emit func(Event)) (*server, error) {
@@ -75,7 +75,7 @@ func serve(emit func(Event)) (*server, error) {
 		grpc.ConnectionTimeout(handshakeTimeout),
 		grpc.WaitForHandlers(true),
 	)
-	s.done.Go(func() { _ = s.grpc.Serve(l) }) // ends with stop, and with nothing else that could be told
+	s.done.Go(func() { _ = s.grpc.Serve(l) }) // until stop
 	return s, nil
 }
 
@@ -100,7 +100,7 @@ func (s *server) stop() error {
 	return s.dir.remove()
 }
 
-// add adds a plugin that may call. A nil server has none.
+// add lets a plugin call the host. It does nothing if s is nil, as for a foreign plugin.
 func (s *server) add(p *PluginProcess) {
 	if s == nil {
 		return
@@ -119,7 +119,7 @@ func (s *server) remove(p *PluginProcess) {
 	delete(s.plugins, p.ticket.number)
 }
 
-// identify finds out which plugin is at the other end of a connection. A stranger is let in to be told that it is one.
+// identify sets the plugin at the other end of a connection. A connection of another process is accepted, too, but its calls fail.
 func (s *server) identify(c *conn) error {
 	if c.unix == nil {
 		s.trackStranger(c)
@@ -149,13 +149,12 @@ func (s *server) identify(c *conn) error {
 // owner returns the plugin that a process is or descends from; nil if there is none.
 func (s *server) owner(pid int) *PluginProcess {
 	if pid <= 0 {
-		return nil // it lives in another PID namespace
+		return nil // the process is in another PID namespace
 	}
 	s.mu.Lock()
 	candidates := slices.Collect(maps.Values(s.plugins))
 	s.mu.Unlock()
-	// A look at the process alone is cheap; one at its ancestors is not. A plugin that was just started may call before its host has
-	// learned its PID.
+	// Compare PIDs first: looking up the ancestors of a process is expensive. A plugin may call before Start has returned its PID.
 	for _, p := range candidates {
 		<-p.started
 		if p.PID() == pid {
@@ -190,8 +189,8 @@ func (s *server) handle(_ any, stream grpc.ServerStream) error {
 	return granted.dispatch(method, stream)
 }
 
-// authenticate finds out which plugin calls: the one that its ticket names, if the call comes from the plugin's process or a
-// descendant. Over loopback that cannot be told, but each connection is for one plugin only.
+// authenticate returns the plugin to which the ticket of a call belongs. The caller must be a process of that plugin. Over loopback the
+// process is not known, but a connection is bound to the plugin of its first ticket.
 func (s *server) authenticate(ctx context.Context, full string) (*PluginProcess, error) {
 	c, err := connOf(ctx)
 	if err != nil {
@@ -223,7 +222,7 @@ func (s *server) authenticate(ctx context.Context, full string) (*PluginProcess,
 	return nil, status.Error(codes.PermissionDenied, message)
 }
 
-// deny sends the event of a call that was refused. The plugin is nil for a stranger.
+// deny emits an event for a call that was refused. p is nil if the caller does not belong to a plugin.
 func (s *server) deny(c *conn, p *PluginProcess, what, why string) {
 	event := Event{Event: plugin.Event{Time: time.Now(), Kind: plugin.EventDenied, Message: fmt.Sprintf("%.100q: %s", what, why)}}
 	if c != nil {
@@ -270,7 +269,7 @@ func (s service) dispatch(method string, stream grpc.ServerStream) error {
 	return status.Errorf(codes.Unimplemented, "the service %s has no method %s", s.desc.ServiceName, method)
 }
 
-// ticket proves which plugin calls. Its number is no secret and finds the plugin; its secret is compared in constant time.
+// ticket authenticates a plugin. The number identifies the plugin and is not secret.
 type ticket struct {
 	number uint64
 	secret [32]byte
@@ -282,17 +281,17 @@ func newTicket(number uint64) ticket {
 	return t
 }
 
-// String is the form in which a plugin presents its ticket.
+// String returns the text that a plugin sends as its ticket.
 func (t ticket) String() string {
 	return strconv.FormatUint(t.number, 36) + "." + base64.RawURLEncoding.EncodeToString(t.secret[:])
 }
 
-// equal compares two tickets, in a time that does not depend on the secrets.
+// equal compares two tickets in constant time.
 func (t ticket) equal(other ticket) bool {
 	return t.number == other.number && subtle.ConstantTimeCompare(t.secret[:], other.secret[:]) == 1
 }
 
-// parseTicket is the inverse of String. It accepts nothing that String does not produce.
+// parseTicket is the inverse of String. It accepts only texts that String returns.
 func parseTicket(s string) (t ticket, ok bool) {
 	number, secret, found := strings.Cut(s, ".")
 	if !found || len(secret) != base64.RawURLEncoding.EncodedLen(len(t.secret)) {
@@ -303,7 +302,7 @@ func parseTicket(s string) (t ticket, ok bool) {
 		return ticket{}, false
 	}
 	t.number = n
-	// The length is right, so only characters that do not belong there, line breaks included, make fewer bytes.
+	// Decode ignores line breaks, which result in fewer bytes.
 	decoded, err := base64.RawURLEncoding.Strict().Decode(t.secret[:], []byte(secret))
 	return t, err == nil && decoded == len(t.secret)
 }
@@ -316,8 +315,8 @@ const (
 	socketName = "host.sock"
 )
 
-// privateDir is a directory of mode 0700, with a path that is short enough for a socket in it. While its host lives it is locked, so
-// others can tell it from what a host left that was killed.
+// privateDir is a directory of mode 0700, with a path that is short enough for a socket in it. The host holds a lock on it, so that other
+// hosts can recognize and remove the directories of killed hosts.
 type privateDir struct {
 	path string
 	lock *os.File

@@ -256,7 +256,7 @@ func TestForeignConnections(t *testing.T) {
 		t.Fatalf("the connection is a %T", accepted)
 	}
 	var k calls
-	c.closed = func() { k.disconnect(c) }
+	c.uncount = func() { k.disconnect(c) }
 	if err := k.connect(c); err != nil {
 		t.Fatal(err)
 	}

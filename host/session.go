@@ -26,30 +26,30 @@ const (
 	admissionsVersion = 1
 	// maxBatch bounds the checks in one message.
 	maxBatch = 256
-	// maxRefusal bounds the text with which a plugin refuses.
+	// maxRefusal bounds the message of a refusal.
 	maxRefusal = 1 << 10
 )
 
-// session is one run of an admission plugin: the service that its process may call, and the checks that it was sent.
+// session is one process of an admission plugin: the service that the process calls, and the checks that were sent to it.
 type session struct {
 	pluginv1.UnimplementedAdmissionsServer
 	plugin *AdmissionPlugin
 	url    string
 
-	hello     chan struct{} // closed when the plugin has said hello
-	wake      chan struct{} // tells send that there may be something to do; capacity 1
+	hello     chan struct{} // closed when the plugin has sent hello
+	wake      chan struct{} // wakes send; capacity 1
 	over      chan struct{} // closed when the stream has ended
 	receiving sync.WaitGroup
 
-	// What follows is guarded by the lock of the admission plugin.
-	process *admissionProcess // nil before it has started
-	taken   bool              // there is a stream, or was
-	greeted bool              // the plugin has said hello
-	idle    bool              // send waits
+	// The fields below are guarded by AdmissionPlugin.mu.
+	process *admissionProcess // nil before the process is started
+	taken   bool              // the plugin has called Admit
+	greeted bool              // the plugin has sent hello
+	idle    bool              // send waits for wake
 	hangs   bool
-	err     error     // why the plugin is not fit to be asked
-	heard   time.Time // when the plugin last answered, or started
-	last    uint64    // id
+	err     error     // the violation of the protocol that ended the session
+	heard   time.Time // when the plugin last answered, or was started
+	last    uint64    // the last ID of a check
 	open    map[uint64]*Promise
 }
 
@@ -60,11 +60,11 @@ func newSession(p *AdmissionPlugin) *session {
 	}
 }
 
-// wakeUp is called with the lock.
+// wakeUp wakes send if it waits. The caller holds AdmissionPlugin.mu.
 func (s *session) wakeUp() {
 	if s.idle {
 		s.idle = false
-		s.wake <- struct{}{} // has room: send empties it before it is idle again
+		s.wake <- struct{}{} // does not block: send empties the channel before it sets idle again
 	}
 }
 
@@ -107,7 +107,7 @@ func (s *session) send(stream pluginv1.Admissions_AdmitServer, received <-chan e
 	}
 }
 
-// next returns the next checks that wait, in one message. None: send is idle.
+// next returns a message with the next waiting checks. If there are none, it sets idle and returns nil.
 func (s *session) next() *pluginv1.AdmitResponse {
 	p := s.plugin
 	p.mu.Lock()
@@ -137,13 +137,13 @@ func (s *session) receive(stream pluginv1.Admissions_AdmitServer) error {
 		if err != nil {
 			return err
 		}
-		if err := s.hear(request, first); err != nil {
+		if err := s.handle(request, first); err != nil {
 			return status.Error(codes.FailedPrecondition, err.Error())
 		}
 	}
 }
 
-func (s *session) hear(request *pluginv1.AdmitRequest, first bool) error {
+func (s *session) handle(request *pluginv1.AdmitRequest, first bool) error {
 	p := s.plugin
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -157,7 +157,7 @@ func (s *session) hear(request *pluginv1.AdmitRequest, first bool) error {
 		s.err = fmt.Errorf("%w: it sent hello twice", ErrProtocol)
 	}
 	if s.err != nil {
-		s.greeted = false // nothing more is sent, and no check waits for another try
+		s.greeted = false // no more checks are sent, and finish refuses the waiting ones
 		return s.err
 	}
 	if first {
@@ -183,7 +183,7 @@ func (s *session) resolve(r *pluginv1.Resolution) {
 		code = codes.Unknown
 	}
 	if code == codes.OK {
-		s.plugin.settle(promise, nil)
+		s.plugin.resolve(promise, nil)
 		return
 	}
 	text := r.GetMessage()
@@ -192,7 +192,7 @@ func (s *session) resolve(r *pluginv1.Resolution) {
 	case codes.Canceled, codes.DeadlineExceeded, codes.Aborted, codes.Unavailable, codes.ResourceExhausted:
 		s.plugin.fail(s.plugin.sent, promise, err)
 	default:
-		s.plugin.settle(promise, refusal(promise.pin, err))
+		s.plugin.resolve(promise, refusal(promise.pin, err))
 	}
 }
 
@@ -205,10 +205,10 @@ func (p *AdmissionPlugin) newUnit() *supervise.Unit {
 	return u
 }
 
-// supervised is an admission plugin as its unit sees it.
+// supervised implements [supervise.Owner] and [supervise.Program].
 type supervised struct{ *AdmissionPlugin }
 
-// Observe implements [supervise.Owner].
+// Observe publishes an event.
 func (p supervised) Observe(e plugin.Event) {
 	if e.Kind == plugin.EventReady {
 		e.Message = "it asks for admission checks"
@@ -217,7 +217,7 @@ func (p supervised) Observe(e plugin.Event) {
 	p.host.emit(Event{Event: e})
 }
 
-// use reports whether the host is open, which then closes the admission plugin when it is closed.
+// use arranges that Close closes an admission plugin. It reports false if the host is closed.
 func (h *Host) use(p *AdmissionPlugin) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -231,7 +231,7 @@ func (h *Host) use(p *AdmissionPlugin) bool {
 	return true
 }
 
-// Needed reports whether checks wait for the plugin. If not, the host need not close it.
+// Needed reports whether checks wait for the plugin. If none do, Host.Close does not close the plugin.
 func (p supervised) Needed() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -244,7 +244,7 @@ func (p supervised) Needed() bool {
 	return false
 }
 
-// Launch implements [supervise.Program].
+// Launch starts a process with a new session.
 func (p supervised) Launch(ctx context.Context, _ machine.Ref) (supervise.Process, error) {
 	s := newSession(p.AdmissionPlugin)
 	if p.logger != nil {
@@ -267,23 +267,23 @@ func (p supervised) Launch(ctx context.Context, _ machine.Ref) (supervise.Proces
 	return admitting, nil
 }
 
-// admissionProcess is a process of an admission plugin as what keeps it running sees it.
+// admissionProcess implements [supervise.Process].
 type admissionProcess struct {
 	*PluginProcess
 	session *session
 }
 
-// AwaitReady blocks until the plugin has said hello.
+// AwaitReady blocks until the plugin has sent hello, or ctx is done.
 func (a *admissionProcess) AwaitReady(ctx context.Context, _ func(error)) error {
 	return a.follow(ctx, a.session.hello)
 }
 
-// FollowHealth implements [supervise.Process]. The health of a plugin is that of its stream.
+// FollowHealth stops the plugin when its stream ends. It blocks until ctx is done.
 func (a *admissionProcess) FollowHealth(ctx context.Context, _ func(machine.HealthFound)) {
-	_ = a.follow(ctx, nil) // it ends with ctx
+	_ = a.follow(ctx, nil) // always the error of ctx
 }
 
-// follow blocks until the plugin has said hello, unless that is nil, or until ctx ends. A plugin whose stream ends is stopped.
+// follow blocks until hello, which may be nil, is closed or ctx is done. It stops the plugin if the stream ends before that.
 func (a *admissionProcess) follow(ctx context.Context, hello <-chan struct{}) error {
 	select {
 	case <-hello:
