@@ -15,10 +15,14 @@ import (
 )
 
 const (
-	// A job keeps its slot for slotHold/(1+n/manyWait), but at least minHold, where n attempts wait for an answer without a slot: silent
-	// plugins are usually many.
-	slotHold, minHold = 25 * time.Millisecond, 2 * time.Millisecond
-	manyWait          = 32
+	// A job keeps its slot for slotHold/(1+n/manyWait), where n attempts wait for an answer without a slot: silent plugins are usually many.
+	// On a slow machine it keeps it for longer, so that it loses the slot because its plugin hangs, and not because all are slow: for
+	// answerTimes the time of a quick answer. Plugins may be slow on purpose, so this is at most maxConnects times the time that connecting
+	// takes. The minimum is minHold, or minConnects times the time that connecting takes.
+	slotHold, minHold        = 25 * time.Millisecond, 2 * time.Millisecond
+	manyWait                 = 32
+	answerTimes              = 32
+	minConnects, maxConnects = 100, 20_000
 	// Every retryEvery-th free slot goes to a retry before first attempts, so that many new sockets do not delay retries for long.
 	retryEvery = 4
 	// A new socket on which nobody listens yet is dialled again refusedTries times without a pause, because bind and listen are usually
@@ -61,29 +65,52 @@ func (r *Reconciler) nextJob(ctx context.Context) (j *job) {
 
 // slot is the right of one goroutine to run jobs. A timer returns it early, so that slow plugins do not occupy all slots.
 type slot struct {
-	stopTimer func()
+	taken time.Time
+	retry bool // its attempt is not the first one
 
 	// Guarded by Reconciler.mu. waits is true while the attempt waits for an answer, and counted if unanswered includes it.
+	stopTimer                func()
 	returned, waits, counted bool
 }
 
 func (r *Reconciler) takeSlot(ctx context.Context, j *job) *slot {
-	s := &slot{}
-	hold := max(minHold, slotHold/time.Duration(1+r.unanswered.Load()/manyWait))
-	if e, ok := j.effect.(machine.Ask); ok && !e.First {
-		hold = minHold // it has failed before
-	}
-	s.stopTimer = r.pace.AfterFunc(hold, func() { r.returnSlot(ctx, s) })
+	e, asks := j.effect.(machine.Ask)
+	s := &slot{taken: r.pace.Now(), retry: asks && !e.First}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.expire(ctx, s)
 	return s
 }
 
-// returnSlot returns a slot, unless it was returned, and starts waiting jobs.
+// expire returns a slot that was held for long enough, according to what has been measured until now, and waits otherwise. mu is held.
+func (r *Reconciler) expire(ctx context.Context, s *slot) {
+	left := r.hold(s.retry) - r.pace.Now().Sub(s.taken)
+	if s.returned || left <= 0 {
+		r.returnSlot(ctx, s)
+		return
+	}
+	s.stopTimer = r.pace.AfterFunc(left, func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.expire(ctx, s)
+	})
+}
+
+// hold returns how long a job keeps its slot. mu is held.
+func (r *Reconciler) hold(retry bool) time.Duration {
+	connects := r.cfg.Transport.Connects()
+	shortest := max(minHold, minConnects*connects)
+	if retry {
+		return shortest // the plugin has hung before
+	}
+	return max(shortest, slotHold/time.Duration(1+r.unanswered/manyWait), min(answerTimes*time.Duration(r.answers), maxConnects*connects))
+}
+
+// returnSlot returns a slot, unless it was returned, and starts waiting jobs. mu is held.
 func (r *Reconciler) returnSlot(ctx context.Context, s *slot) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	if s.waits && !s.returned {
 		s.counted = true
-		r.unanswered.Add(1)
+		r.unanswered++
 	}
 	r.freeSlot(s)
 	r.dispatch(ctx)
@@ -95,7 +122,7 @@ func (r *Reconciler) setWaits(s *slot, waits bool) {
 	defer r.mu.Unlock()
 	if s.waits = waits; !waits && s.counted {
 		s.counted = false
-		r.unanswered.Add(-1)
+		r.unanswered--
 	}
 }
 
@@ -111,9 +138,9 @@ func (r *Reconciler) freeSlot(s *slot) {
 
 // passOn returns the job that runs next in a slot; nil if none waits or the slot was returned.
 func (r *Reconciler) passOn(ctx context.Context, s *slot) (next *job) {
-	s.stopTimer()
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	s.stopTimer()
 	if s.returned {
 		return nil
 	}
@@ -138,7 +165,11 @@ func (r *Reconciler) runJobs(ctx context.Context, j *job) {
 
 func (r *Reconciler) ask(ctx context.Context, j *job, e machine.Ask, s *slot) {
 	r.setWaits(s, true)
-	conn, info, err := r.identify(j.ctx, e, func() { r.returnSlot(ctx, s) })
+	conn, info, err := r.identify(j.ctx, e, func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.returnSlot(ctx, s)
+	})
 	r.setWaits(s, false)
 	answer := machine.Answered{Ref: e.Ref, Path: e.Path, Info: info, Failure: r.failure(err)}
 	if conn != nil {
@@ -177,8 +208,15 @@ func (r *Reconciler) identify(ctx context.Context, e machine.Ask, pausing func()
 		return nil, plugin.Info{}, err
 	}
 	ctx, done := r.trace(ctx, "GetInfo")
+	began := r.pace.Now()
 	info, err := conn.GetInfo(ctx, timeouts.GetInfo)
 	done(err)
+	if err == nil {
+		took := r.pace.Now().Sub(began)
+		r.mu.Lock()
+		r.answers.Add(took)
+		r.mu.Unlock()
+	}
 	if err != nil {
 		err = fmt.Errorf("GetInfo on %s failed: %w", e.Path, err)
 	}

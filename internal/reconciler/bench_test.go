@@ -59,6 +59,8 @@ func (instantTransport) Probe(context.Context, string, plugin.SocketID, func()) 
 	return func() {}, nil
 }
 
+func (instantTransport) Connects() time.Duration { return 0 }
+
 func (instantTransport) Refused(error) bool { return false }
 
 func (instantTransport) WatchProcess(plugin.Peer, func()) (func(), error) { return nil, io.EOF }

@@ -65,8 +65,9 @@ type Reconciler struct {
 	saves         []*job
 	manySaves     int
 	stopGathering func()
-	// unanswered counts the attempts that wait for an answer without a slot. It changes with mu held.
-	unanswered atomic.Int64
+	// answers estimates how long a plugin takes to answer. unanswered counts the attempts that wait for an answer without a slot.
+	answers    clock.Latency
+	unanswered int
 }
 
 // New returns a Reconciler, which lists the restored instances and does nothing else before [Reconciler.Run]. It panics if cfg has no

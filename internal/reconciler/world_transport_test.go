@@ -43,6 +43,13 @@ func (t transport) Dial(ctx context.Context, timeout time.Duration, path string,
 	t.w.mu.Lock()
 	t.w.did("dial")
 	t.w.mu.Unlock()
+	if t.w.connecting != nil {
+		began := time.Now()
+		t.w.connecting()
+		t.w.mu.Lock()
+		t.w.connects.Add(time.Since(began))
+		t.w.mu.Unlock()
+	}
 	p, err := t.reach(path)
 	if err != nil {
 		return nil, err
@@ -59,6 +66,12 @@ func (t transport) Dial(ctx context.Context, timeout time.Duration, path string,
 		return nil, p.dialErr
 	}
 	return &conn{t.w, p}, nil
+}
+
+func (t transport) Connects() time.Duration {
+	t.w.mu.Lock()
+	defer t.w.mu.Unlock()
+	return time.Duration(t.w.connects)
 }
 
 func (t transport) Probe(_ context.Context, path string, _ plugin.SocketID, hint func()) (func(), error) {
@@ -120,6 +133,9 @@ func (c *conn) GetInfo(ctx context.Context, timeout time.Duration) (plugin.Info,
 	c.w.mu.Unlock()
 	if err := c.w.wait(ctx, timeout, takes); err != nil {
 		return plugin.Info{}, err
+	}
+	if c.w.answering != nil {
+		c.w.answering()
 	}
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/internal/discover/clock"
 	"github.com/patchbay-dev/patchbay/internal/quota"
 )
 
@@ -22,16 +23,17 @@ type asking struct {
 	mu     sync.Mutex
 	places *quota.Pool // nil for no limit
 	users  map[uint32]*askedUser
-	// quick estimates how long fast plugins take to answer; zero if none has answered. Slow plugins raise it only a little.
-	quick time.Duration
-	timer *time.Timer // calls press; nil until it is needed
+	// connects and answers estimate how long it takes to connect to a socket, and how long a plugin takes to answer.
+	connects, answers clock.Latency
+	timer             *time.Timer // calls press; nil until it is needed
 }
 
-// A plugin is overdue when it has not answered for overdueTimes the time of fast plugins, which includes the load of this machine, but for
-// at most overdueMost, because a user's plugins may be slow on purpose.
+// A plugin is overdue when it has not answered for overdueTimes the time of fast plugins, which includes the load of this machine. A user's
+// plugins may be slow on purpose, so that time is at most overdueMost or, on a slow machine, overdueConnects times that of connecting.
 const (
-	overdueTimes = 32
-	overdueMost  = 500 * time.Millisecond
+	overdueTimes    = 32
+	overdueMost     = 500 * time.Millisecond
+	overdueConnects = 20_000
 )
 
 // askedUser are the plugins of one user.
@@ -164,20 +166,24 @@ func (p *place) yield(heir *place) {
 
 // overdueIn returns the time until a plugin is overdue. a.mu is held.
 func (a *asking) overdueIn(p *place) time.Duration {
-	patience := overdueMost
-	if a.quick > 0 {
-		patience = min(patience, overdueTimes*a.quick)
+	patience := max(overdueMost, overdueConnects*time.Duration(a.connects))
+	if a.answers > 0 {
+		patience = min(patience, overdueTimes*time.Duration(a.answers))
 	}
 	return time.Until(p.since.Add(patience))
 }
 
-// took updates quick with the time that a plugin took to answer. a.mu is held.
-func (a *asking) took(d time.Duration) {
-	if a.quick == 0 || d < a.quick {
-		a.quick = max(d, 1)
-	} else {
-		a.quick += (d - a.quick) / 64
-	}
+// connected records that connecting to a socket took the time since began.
+func (a *asking) connected(began time.Time) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.connects.Add(time.Since(began))
+}
+
+func (a *asking) connecting() time.Duration {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return time.Duration(a.connects)
 }
 
 // yields returns the place to pass to a new plugin of a user when a limit is reached: one of the same user or, if only the total limit is
@@ -275,7 +281,7 @@ func (p *place) ask(ctx context.Context) (_ context.Context, answered func(error
 		p.asking.mu.Lock()
 		defer p.asking.mu.Unlock()
 		if err == nil {
-			p.asking.took(time.Since(began))
+			p.asking.answers.Add(time.Since(began))
 		}
 		p.putOff = nil
 		p.leave()

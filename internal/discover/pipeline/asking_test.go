@@ -119,14 +119,16 @@ func TestNewcomerIsAskedNext(t *testing.T) {
 
 // TestOverdue: a plugin is overdue after a multiple of what others take, so on a slow machine it has longer.
 func TestOverdue(t *testing.T) {
-	for name, tc := range map[string]struct{ takes, overdue time.Duration }{
-		"nobody has answered":   {0, overdueMost},
-		"others are quick":      {time.Millisecond, overdueTimes * time.Millisecond},
-		"the machine is slower": {10 * time.Millisecond, overdueTimes * 10 * time.Millisecond},
-		"others are very slow":  {time.Minute, overdueMost},
+	for name, tc := range map[string]struct{ connects, takes, overdue time.Duration }{
+		"nobody has answered":               {0, 0, overdueMost},
+		"others are quick":                  {0, time.Millisecond, overdueTimes * time.Millisecond},
+		"the machine is slower":             {0, 10 * time.Millisecond, overdueTimes * 10 * time.Millisecond},
+		"others are very slow":              {25 * time.Microsecond, time.Minute, overdueMost},
+		"and the machine is 100 times, too": {2500 * time.Microsecond, time.Minute, overdueConnects * 2500 * time.Microsecond},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			a := newAsking(1, 1)
+			a.connected(time.Now().Add(-tc.connects))
 			if tc.takes > 0 {
 				p := fill(t, a, 7)[0]
 				_, answered := p.ask(t.Context())
@@ -154,17 +156,17 @@ func (p *place) leavesWhen(t *testing.T, appears func(), after time.Duration, na
 // TestSlowAnswersCountLittle: one user's slow plugins do not make all others wait.
 func TestSlowAnswersCountLittle(t *testing.T) {
 	a := newAsking(1, 1)
-	a.took(time.Millisecond)
+	a.answers.Add(time.Millisecond)
 	for range 8 {
-		a.took(5 * time.Second)
+		a.answers.Add(5 * time.Second)
 	}
-	a.took(time.Millisecond)
-	if a.quick != time.Millisecond {
-		t.Errorf("quick ones take %v", a.quick)
+	a.answers.Add(time.Millisecond)
+	if time.Duration(a.answers) != time.Millisecond {
+		t.Errorf("quick ones take %v", time.Duration(a.answers))
 	}
-	a.took(65 * time.Millisecond)
-	if a.quick != 2*time.Millisecond {
-		t.Errorf("after a slow one, quick ones take %v", a.quick)
+	a.answers.Add(65 * time.Millisecond)
+	if time.Duration(a.answers) != 2*time.Millisecond {
+		t.Errorf("after a slow one, quick ones take %v", time.Duration(a.answers))
 	}
 }
 

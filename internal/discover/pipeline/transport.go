@@ -59,7 +59,11 @@ func (t *transport) begin(ctx context.Context, timeout time.Duration, path strin
 }
 
 func (t *transport) dial(ctx context.Context, path string, id plugin.SocketID) (*conn, error) {
+	began := time.Now()
 	socket, reached, err := t.connect(ctx, path)
+	if err == nil {
+		t.asking.connected(began)
+	}
 	if moved := checkSame(path, id, reached); moved != nil {
 		if err == nil {
 			moved = errors.Join(moved, socket.Close())
@@ -134,6 +138,9 @@ func (t *transport) explain(err error, path string) error {
 	}
 	return explainDenied(err, path, info)
 }
+
+// Connects implements [reconciler.Transport].
+func (t *transport) Connects() time.Duration { return t.asking.connecting() }
 
 // Probe connects to the socket, closes the connection, and watches the process. It does not watch the connection, because most probes
 // follow the end of a connection, while the process still runs.
