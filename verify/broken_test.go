@@ -94,7 +94,7 @@ var broken = map[string]breach{
 	"DRA008": {of: registerapi.DRAPlugin, breaks: func(f *fake) { f.dra.broken = "DRA008" }},
 	"DRA009": {of: registerapi.DRAPlugin},
 	"DRA010": {of: registerapi.DRAPlugin, breaks: func(f *fake) { f.dra.broken = "DRA010" }},
-	"CON001": {breaks: func(f *fake) { f.limit = crowd / 2 }},
+	"CON001": {breaks: func(f *fake) { f.limit = manyConns / 2 }},
 	"CON002": {breaks: func(f *fake) {
 		f.conns = func(_ *fake, conn net.Conn) net.Conn { // reads before it accepts the next
 			b := make([]byte, 1)

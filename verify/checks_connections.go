@@ -18,11 +18,11 @@ import (
 )
 
 const (
-	crowd   = 64 // connections at once
-	silents = 16 // connections that say nothing
+	manyConns   = 64 // connections at once
+	silentConns = 16 // connections that say nothing
 )
 
-// others calls the plugin on a new connection while another connection is in use.
+// others checks that a new connection is served while others are in use.
 func (s *subject) others(ctx context.Context, meanwhile string) outcome {
 	if _, err := s.getInfo(ctx); err != nil {
 		return fail("while %s, %s of another connection %s", meanwhile, path.Base(s.question()), clip(brief(err)))
@@ -35,8 +35,8 @@ func checkCrowd(ctx context.Context, s *subject) outcome {
 	ctx, cancel := context.WithTimeout(ctx, s.options.CallTimeout)
 	defer cancel()
 	defer s.recover(whole) // when all are closed
-	answers := make(chan error, crowd)
-	for range crowd {
+	answers := make(chan error, manyConns)
+	for range manyConns {
 		conn, err := dial(s.path, s.options.CallTimeout, nil)
 		if err != nil {
 			return fail("%v", err)
@@ -49,17 +49,17 @@ func checkCrowd(ctx context.Context, s *subject) outcome {
 	}
 	var failed int
 	var first error
-	for range crowd {
+	for range manyConns {
 		if err := <-answers; err != nil {
 			failed++
 			first = errors.Join(first, err)
 		}
 	}
 	if failed > 0 {
-		s.trace.add(fmt.Sprintf("%s on %d connections at once", path.Base(s.question()), crowd), clip(first.Error()))
-		return fail("%d of %d connections at once got no answer", failed, crowd)
+		s.trace.add(fmt.Sprintf("%s on %d connections at once", path.Base(s.question()), manyConns), clip(first.Error()))
+		return fail("%d of %d connections at once got no answer", failed, manyConns)
 	}
-	return pass("%d connections at once got an answer", crowd)
+	return pass("%d connections at once got an answer", manyConns)
 }
 
 // checkSilence tries twice, since the plugin may not have noticed yet that the connections of an earlier rule are closed.
@@ -73,15 +73,15 @@ func checkSilence(ctx context.Context, s *subject) outcome {
 }
 
 func tryAmongSilent(ctx context.Context, s *subject) outcome {
-	for range silents {
+	for range silentConns {
 		conn, err := sock.Dial(ctx, s.path)
 		if err != nil {
 			return fail("cannot connect: %v", err)
 		}
 		defer conn.Close()
 	}
-	s.trace.add(fmt.Sprintf("%d connections without a byte", silents), "")
-	return s.others(ctx, fmt.Sprintf("%d connections say nothing", silents))
+	s.trace.add(fmt.Sprintf("%d connections without a byte", silentConns), "")
+	return s.others(ctx, fmt.Sprintf("%d connections say nothing", silentConns))
 }
 
 func checkSlowReader(ctx context.Context, s *subject) outcome {
@@ -90,7 +90,7 @@ func checkSlowReader(ctx context.Context, s *subject) outcome {
 		return fail("cannot connect: %v", err)
 	}
 	defer conn.Close()
-	request, err := unreadRequests(s.question(), silents)
+	request, err := unreadRequests(s.question(), silentConns)
 	if err != nil {
 		return fail("%v", err)
 	}
@@ -101,15 +101,15 @@ func checkSlowReader(ctx context.Context, s *subject) outcome {
 	if err != nil {
 		return fail("a connection ended while it sent its requests: %v", err)
 	}
-	// The plugin has begun to answer when its settings are there.
+	// The plugin has begun to answer when its SETTINGS frame arrives.
 	if _, err := conn.Read(make([]byte, 1)); err != nil {
 		return fail("a connection whose flow-control window is closed gets no settings: %v", clip(err.Error()))
 	}
-	s.trace.add(fmt.Sprintf("%d times %s on a connection whose window is closed", silents, path.Base(s.question())), "")
+	s.trace.add(fmt.Sprintf("%d times %s on a connection whose window is closed", silentConns, path.Base(s.question())), "")
 	return s.others(ctx, "a peer with unanswered requests reads nothing")
 }
 
-// unreadRequests returns the frames of a client that calls a method n times and gives the plugin no window to answer.
+// unreadRequests returns the frames of a client that calls a method n times with a flow-control window of zero.
 func unreadRequests(method string, n uint32) ([]byte, error) {
 	var out, headers bytes.Buffer
 	encoder := hpack.NewEncoder(&headers)
@@ -144,7 +144,8 @@ func checkGarbage(ctx context.Context, s *subject) outcome {
 			return fail("cannot connect: %v", err)
 		}
 		s.speak(conn, garbage)
-		// Nothing is expected of it but that it ends: then the plugin has read what was sent. To one that waits for more this is the end.
+		// Wait until the plugin closes the connection, which means that it has read the bytes. CloseWrite ends the input of a plugin that
+		// waits for more.
 		_ = conn.CloseWrite()
 		_, _ = io.Copy(io.Discard, conn)
 		_ = conn.Close()

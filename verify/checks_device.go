@@ -20,7 +20,7 @@ import (
 
 const (
 	maxDevices = 10_000
-	// lasting is how long a stream that is to last is looked at after its first message.
+	// lasting is how long a stream must stay open after its first message.
 	lasting = 250 * time.Millisecond
 )
 
@@ -31,7 +31,7 @@ func checkDeviceOptions(ctx context.Context, _ *subject, conn *grpc.ClientConn) 
 	return pass("it answers")
 }
 
-// watchDevices begins ListAndWatch and returns its first message, or its end. The stream ends with ctx, which cancel ends.
+// watchDevices calls ListAndWatch and returns the stream and its first message. cancel must cancel ctx, and so ends the stream.
 func (s *subject) watchDevices(ctx context.Context, cancel context.CancelFunc, conn *grpc.ClientConn) (
 	stream grpc.ServerStreamingClient[deviceapi.ListAndWatchResponse], first *deviceapi.ListAndWatchResponse, err error,
 ) {
@@ -105,7 +105,7 @@ func checkDevicesLast(ctx context.Context, s *subject, conn *grpc.ClientConn) ou
 	return warn("the list is sent again and again without a pause")
 }
 
-// listed returns the devices that the plugin lists, or an outcome if there are none.
+// listed returns the devices in the first list, or an outcome if there is no list.
 func (s *subject) listed(ctx context.Context, conn *grpc.ClientConn) ([]*deviceapi.Device, outcome) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -116,7 +116,7 @@ func (s *subject) listed(ctx context.Context, conn *grpc.ClientConn) ([]*devicea
 	return first.Devices, outcome{}
 }
 
-// withHealth returns the identifiers of the devices that have the health, most of them at most.
+// withHealth returns the IDs of at most most devices that have the health.
 func withHealth(devices []*deviceapi.Device, health string, most int) []string {
 	var ids []string
 	for _, d := range devices {
@@ -281,7 +281,7 @@ func allocate(ctx context.Context, conn *grpc.ClientConn, ids []string) (*device
 	})
 }
 
-// checkAllocateSick asks for an unavailable device: one may become unhealthy, or go, while a host is about to allocate it.
+// checkAllocateSick allocates unavailable devices, because a device may become unhealthy or vanish just before a host allocates it.
 func checkAllocateSick(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome {
 	devices, o := s.listed(ctx, conn)
 	if o.status != "" {

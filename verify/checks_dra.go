@@ -21,11 +21,10 @@ import (
 )
 
 const (
-	// draBeta is what drivers announce for the version before v1. Its messages are those of v1; its Go package would bring the API machinery
-	// of Kubernetes into every program that verifies.
+	// draBeta is the service before v1. It is called with the messages of v1, because its Go package would link the API machinery of
+	// Kubernetes.
 	draBeta = "v1beta1.DRAPlugin"
-	// draHealth is announced by drivers that also report the health of devices, and draHealthAlpha before Kubernetes 1.37. The messages are
-	// the same.
+	// draHealth is the service for the health of devices, draHealthAlpha the one before Kubernetes 1.37, with the same messages.
 	draHealth      = "v1.DRAResourceHealth"
 	draHealthAlpha = "v1alpha1.DRAResourceHealth"
 )
@@ -39,7 +38,7 @@ func checkUnprepare(ctx context.Context, s *subject, conn *grpc.ClientConn) outc
 		&drav1.NodeUnprepareResourcesResponse{})
 }
 
-// eachDRAVersion makes a call without claims in each announced version. An error of the driver itself is an answer too.
+// eachDRAVersion calls a method without claims in each announced version. An error from the driver counts as an answer.
 func (s *subject) eachDRAVersion(ctx context.Context, conn *grpc.ClientConn, method string, request, answer proto.Message) outcome {
 	var called []string
 	for _, version := range []string{drav1.DRAPluginService, draBeta} {
@@ -70,10 +69,11 @@ func parseClaims(texts []string) ([]*drav1.Claim, error) {
 	return claims, nil
 }
 
-// cdiName is a fully qualified name of a device of the Container Device Interface.
+// cdiName matches a fully qualified device name of the Container Device Interface.
 var cdiName = regexp.MustCompile(`^[A-Za-z][-_.A-Za-z0-9]*/[A-Za-z][-_.A-Za-z0-9]*=[A-Za-z0-9]([-_.:A-Za-z0-9]*[A-Za-z0-9])?$`)
 
-// strange returns one claim that does not exist. Drivers that ask the API server refuse it, others prepare it, which is undone.
+// strange returns a claim that does not exist. Drivers that look it up at the API server refuse it; others prepare it, and the caller
+// unprepares it.
 func strange() []*drav1.Claim {
 	return []*drav1.Claim{{Namespace: "default", Name: "patchbay-verify", Uid: "7a1f2a84-4f5e-4d3c-9d53-2f0d1c1c6a31"}}
 }
@@ -110,7 +110,7 @@ func (s *subject) unprepare(ctx context.Context, conn *grpc.ClientConn, claims [
 	return answer.Claims, err
 }
 
-// callsClaims returns why a driver cannot be called with claims at all; the rules about versions judge that.
+// callsClaims returns a not-applicable outcome if the driver does not implement the methods for claims; other rules judge that.
 func (s *subject) callsClaims(ctx context.Context, conn *grpc.ClientConn) outcome {
 	if s.draService() == "" {
 		return notApplicable("no version is announced that is known here")
@@ -123,7 +123,7 @@ func (s *subject) callsClaims(ctx context.Context, conn *grpc.ClientConn) outcom
 	return outcome{}
 }
 
-// withClaims is a check of a driver with the claims that it can prepare, which are unprepared afterwards.
+// withClaims is onEndpoint for checks that need the claims of the options. It unprepares the claims afterwards.
 func withClaims(check func(ctx context.Context, s *subject, conn *grpc.ClientConn, claims []*drav1.Claim) outcome) func(
 	context.Context, *subject) outcome {
 	return onEndpoint(func(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome {
@@ -139,7 +139,7 @@ func withClaims(check func(ctx context.Context, s *subject, conn *grpc.ClientCon
 	})
 }
 
-// answeredFor checks that an answer has an entry for each claim and no others, and returns what is wrong.
+// answeredFor returns a problem unless the answer has one entry for each claim and no others.
 func answeredFor[T any](claims []*drav1.Claim, answer map[string]T) string {
 	for uid := range answer {
 		if !slices.ContainsFunc(claims, func(c *drav1.Claim) bool { return c.Uid == uid }) {
@@ -149,7 +149,7 @@ func answeredFor[T any](claims []*drav1.Claim, answer map[string]T) string {
 	return leftOut(claims, answer)
 }
 
-// leftOut returns which claim has no entry in an answer, as a sentence.
+// leftOut returns a problem if a claim has no entry in the answer.
 func leftOut[T any](claims []*drav1.Claim, answer map[string]T) string {
 	for _, c := range claims {
 		if _, found := answer[c.Uid]; !found {
@@ -194,7 +194,7 @@ func checkByClaim(ctx context.Context, s *subject, conn *grpc.ClientConn) outcom
 	return pass("each claim is answered")
 }
 
-// devicesOf returns what was prepared for each claim, or what went wrong.
+// devicesOf prepares the claims and returns the answer for each, by UID.
 func (s *subject) devicesOf(ctx context.Context, conn *grpc.ClientConn, claims []*drav1.Claim) (
 	map[string]*drav1.NodePrepareResourceResponse, error,
 ) {
@@ -208,7 +208,7 @@ func (s *subject) devicesOf(ctx context.Context, conn *grpc.ClientConn, claims [
 	return prepared, nil
 }
 
-// sameDevices returns which claim got other devices than before, as a sentence; empty if none did.
+// sameDevices returns a problem if a claim got other devices than before.
 func sameDevices(before, after map[string]*drav1.NodePrepareResourceResponse) string {
 	for uid, first := range before {
 		again := after[uid]
@@ -285,7 +285,7 @@ func (s *subject) undo(ctx context.Context, conn *grpc.ClientConn, claims []*dra
 	return nil
 }
 
-// checkErrorsByClaim needs a claim that cannot be prepared beside one that can.
+// checkErrorsByClaim needs a claim that can be prepared and one that cannot.
 func checkErrorsByClaim(ctx context.Context, s *subject, conn *grpc.ClientConn, claims []*drav1.Claim) outcome {
 	var good, bad []*drav1.Claim
 	for _, claim := range claims {
@@ -317,7 +317,7 @@ func checkErrorsByClaim(ctx context.Context, s *subject, conn *grpc.ClientConn, 
 	return pass("%d claims are prepared although %d are not", len(good), len(bad))
 }
 
-// restart ends the plugin with SIGTERM, or SIGKILL in the end, starts it again and returns how its socket came to be.
+// restart stops the plugin with SIGTERM, or SIGKILL if that fails, and starts it again.
 func (s *subject) restart(ctx context.Context) (*runner.Appearance, error) {
 	run := s.run
 	s.run = nil
@@ -331,12 +331,12 @@ func (s *subject) restart(ctx context.Context) (*runner.Appearance, error) {
 	return a, nil
 }
 
-// take continues with another instance, which may announce another endpoint.
+// take makes another instance the one that is verified; it may announce another endpoint.
 func (s *subject) take(next *runner.Instance, a *runner.Appearance) {
 	s.run, s.path, s.asked = next, a.Path, nil
 }
 
-// end terminates an instance with SIGTERM if possible. Another rule judges how it ends.
+// end stops an instance with SIGTERM, or SIGKILL if that fails. Another rule judges how it exits.
 func (s *subject) end(ctx context.Context, run *runner.Instance) {
 	run.Settle(ctx, settled)
 	if run.Signal(syscall.SIGTERM) != nil || !run.AwaitAll(ctx, s.options.ExitTimeout) {
@@ -360,7 +360,7 @@ func checkRestartBetween(ctx context.Context, s *subject, conn *grpc.ClientConn,
 	})
 }
 
-// sameAgain returns what is wrong with the claims at an instance that did not prepare them.
+// sameAgain prepares claims at an instance that did not prepare them before, unprepares them, and returns what went wrong.
 func (s *subject) sameAgain(ctx context.Context, conn *grpc.ClientConn, claims []*drav1.Claim,
 	first map[string]*drav1.NodePrepareResourceResponse,
 ) string {
@@ -395,7 +395,7 @@ func (s *subject) atEndpoint(ctx context.Context, check func(conn *grpc.ClientCo
 	return check(conn)
 }
 
-// checkRollOver runs two instances side by side, as in a rolling update, and ends the older one.
+// checkRollOver runs two instances at the same time, as a rolling update does, and stops the older one.
 func checkRollOver(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome {
 	if !s.runner.HasInstanceNumber() {
 		return notApplicable("instances that run side by side would not differ; use %s in the command", runner.PlaceInstance)

@@ -15,15 +15,14 @@ import (
 )
 
 const (
-	// unnoticed is how long a socket may refuse connections before that counts as a gap: longer than a scheduler takes to run the listen(2)
-	// that follows a bind(2).
+	// unnoticed is how long a socket may refuse connections without a warning: bind(2) and listen(2) are not atomic.
 	unnoticed = 20 * time.Millisecond
-	// insistence is how long hosts try again at once when a socket that has just appeared refuses them.
+	// insistence is how long hosts retry without back-off when a new socket refuses connections.
 	insistence = 100 * time.Millisecond
-	// settled is how long a plugin has served before it is sent SIGTERM, and settledForSure how long if that did not end it in order: what
-	// cleans up may be set up after the socket, and a busy machine takes its time for that.
+	// settled is how long a plugin has served before it gets SIGTERM; if it then exits with an error, the rule is repeated with
+	// settledForSure. A plugin may install its signal handler after it creates its socket, and late on a busy machine.
 	settled, settledForSure = time.Second, 5 * time.Second
-	// hesitation is how many times as long as its start a plugin may take to register again: some let the kubelet settle before.
+	// hesitation times StartTimeout is how long a plugin may take to register again: some wait until the kubelet is settled.
 	hesitation = 3
 )
 
@@ -31,7 +30,7 @@ func checkStart(ctx context.Context, s *subject) outcome {
 	s.trace.add("start "+s.target.String(), "")
 	if s.run == nil {
 		if err := s.start(ctx); err != nil {
-			s.told = true
+			s.reported = true
 			return fail("%s", clip(err.Error()))
 		}
 	}
@@ -39,8 +38,8 @@ func checkStart(ctx context.Context, s *subject) outcome {
 }
 
 func checkAppearance(ctx context.Context, s *subject) outcome {
-	if s.run == nil && s.starting == nil {
-		_ = s.start(ctx) // what the appearance says is all that counts here
+	if s.run == nil && s.startErr == nil {
+		_ = s.start(ctx) // other rules judge the error
 	}
 	a := s.appeared
 	if a == nil {
@@ -63,8 +62,8 @@ func checkAppearance(ctx context.Context, s *subject) outcome {
 	return judgeAppearance(first, waited, a, starts)
 }
 
-// judgeAppearance judges the last start by its socket. At the first of the starts, connects were refused for the time first, and the plugin
-// waited for a processor for the time waited.
+// judgeAppearance returns the outcome of PRC002 after the last start. first is how long connects were refused at the first start, and
+// waited how long the plugin waited for a processor meanwhile.
 func judgeAppearance(first, waited time.Duration, last *runner.Appearance, starts int) outcome {
 	window := last.Window.Round(time.Millisecond)
 	once := fmt.Sprintf("connects were refused for %v after the socket had appeared, and for %v when it was started again; ",
@@ -85,8 +84,7 @@ func judgeAppearance(first, waited time.Duration, last *runner.Appearance, start
 		window, starts, insistence)
 }
 
-// maxStarts is how often a plugin is started to see whether its socket refuses each time: a busy machine keeps a plugin waiting between
-// bind and listen once.
+// maxStarts bounds the starts of a plugin whose socket refuses connections: on a busy machine, one slow start is not the plugin's fault.
 const maxStarts = 3
 
 func (s *subject) traceAppearance(a *runner.Appearance) {
@@ -94,18 +92,18 @@ func (s *subject) traceAppearance(a *runner.Appearance) {
 }
 
 type farewell struct {
-	refused outcome       // why it could not be tried
+	refused outcome       // why SIGTERM could not be sent; empty if it was
 	served  time.Duration // how long the plugin had served
-	late    outcome       // that it was not in time; empty if it was
+	late    outcome       // a failure if the plugin did not exit in time; otherwise empty
 	after   time.Duration
 	clean   bool // exit status 0
 	how     string
-	socket  bool // is still there
+	socket  bool // the registration socket is left
 	sockets []string
 	others  []string
 }
 
-// terminate ends the plugin with SIGTERM, once for all rules that look at it, or returns an outcome that says why it could not.
+// terminate stops the plugin with SIGTERM, once for all rules about that. It returns an outcome if it could not.
 func (s *subject) terminate(ctx context.Context) (*farewell, outcome) {
 	if s.ended == nil {
 		s.ended = s.terminateSettled(ctx, settled)
@@ -119,7 +117,7 @@ func (s *subject) terminate(ctx context.Context) (*farewell, outcome) {
 	return s.ended, s.ended.refused
 }
 
-// terminateSettled ends a plugin that has served for some time with SIGTERM.
+// terminateSettled sends SIGTERM to the plugin after it has served for some time.
 func (s *subject) terminateSettled(ctx context.Context, served time.Duration) *farewell {
 	f := &farewell{}
 	if f.refused = s.ready(ctx); f.refused.status != "" {
@@ -139,7 +137,7 @@ func (s *subject) terminateSettled(ctx context.Context, served time.Duration) *f
 	f.after = time.Since(began)
 	if !inTime {
 		f.late = busy(fail("the plugin had not ended %v after SIGTERM, and was killed", s.options.ExitTimeout), waited)
-		_ = run.Kill() // the outcome is that it had to be
+		_ = run.Kill() // f.late reports it
 	}
 	f.clean, f.how = run.Clean(), run.End()
 	f.sockets, f.others = s.runner.Leftovers()
@@ -163,7 +161,7 @@ func checkTerminate(ctx context.Context, s *subject) outcome {
 	return pass("it ended %v after SIGTERM with exit status 0", f.after.Round(time.Millisecond))
 }
 
-// ownEnd is terminate for rules that need a plugin which exits by itself on SIGTERM.
+// ownEnd is terminate for rules that do not apply to a plugin that had to be killed.
 func (s *subject) ownEnd(ctx context.Context) (*farewell, outcome) {
 	f, o := s.terminate(ctx)
 	switch {
@@ -236,7 +234,7 @@ func checkSecond(ctx context.Context, s *subject) outcome {
 	s.trace.add("start a second instance", "")
 	second, a, err := s.runner.StartBeside(ctx, first)
 	if err != nil {
-		// It would not run beside the first. That must be all.
+		// The second instance may refuse to run, but must not disturb the first.
 		if first.HasEnded() {
 			return fail("the first instance ended although the second did not serve: %s", clip(err.Error()))
 		}
@@ -255,7 +253,7 @@ func checkSecond(ctx context.Context, s *subject) outcome {
 		return notApplicable("%v", err)
 	}
 	if !first.AwaitAll(ctx, s.options.ExitTimeout) {
-		_ = first.Kill() // PRC003 says what it thinks of that
+		_ = first.Kill() // PRC003 judges that
 	}
 	info, err := sock.Stat(a.Path)
 	switch {
@@ -270,7 +268,7 @@ func checkSecond(ctx context.Context, s *subject) outcome {
 	return pass("the second instance serves at %s, also after the end of the first", a.Path)
 }
 
-// fits returns why a rule does not apply to the way in which the plugin registers; an empty outcome if it applies.
+// fits returns a not-applicable outcome if the rule is not for the plugin's way of registering.
 func (s *subject) fits(rule Rule) outcome {
 	switch {
 	case rule.family() == "KUB" && !s.registersItself():

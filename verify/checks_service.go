@@ -15,8 +15,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
-// answering returns a check that runs only if the plugin answers GetInfo, so that a failure is an effect of the check. The answer is in
-// s.asked.
+// answering returns a check that first calls GetInfo, unless that was done, and runs only if the plugin answers. The answer is in s.asked.
 func answering(check func(ctx context.Context, s *subject) outcome) func(context.Context, *subject) outcome {
 	return func(ctx context.Context, s *subject) outcome {
 		if _, o := s.info(ctx); o.status != "" {
@@ -26,7 +25,7 @@ func answering(check func(ctx context.Context, s *subject) outcome) func(context
 	}
 }
 
-// onEndpoint is a check of an answering plugin that calls its own services, on a connection to its endpoint.
+// onEndpoint is answering for checks that need a connection to the plugin's endpoint.
 func onEndpoint(check func(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome) func(context.Context, *subject) outcome {
 	return answering(func(ctx context.Context, s *subject) outcome {
 		path, err := s.endpoint(s.asked.info)
@@ -63,8 +62,8 @@ func checkHealth(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome
 
 const maxHealthChecked = 16
 
-// checkHealthOfServices asks for the health of each service that reflection shows, which clients may ask for instead of that of the whole.
-// A service that the health service does not know is none that it speaks for.
+// checkHealthOfServices checks the health of each service that reflection lists, since clients may check a single service. It ignores
+// services that the health service does not know.
 func (s *subject) checkHealthOfServices(ctx context.Context, conn *grpc.ClientConn) outcome {
 	names, err := s.reflected(ctx, conn)
 	if err != nil {

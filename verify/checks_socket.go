@@ -27,13 +27,13 @@ import (
 )
 
 const (
-	// Bounds of what a plugin may announce: what hosts accept by default, in bytes and versions.
+	// The default limits of hosts for what a plugin announces, in bytes, except maxVersions.
 	maxText     = 4096
 	maxVersions = 64
 	maxVersion  = 64
-	// kubeletPatience is how long the kubelet waits for GetInfo, which cannot be configured there.
+	// kubeletPatience is the kubelet's timeout for GetInfo, which cannot be configured.
 	kubeletPatience = time.Second
-	// settle is how long a plugin is watched for an exit after it was notified.
+	// settle is how long to wait for an exit that a call may cause.
 	settle = 500 * time.Millisecond
 )
 
@@ -96,13 +96,13 @@ func checkPlace(ctx context.Context, s *subject) outcome {
 	return pass("%s is a socket on which a process accepts", s.path)
 }
 
-// lose returns a failure with a reason and more, and remembers the reason: there is nothing left to verify.
+// lose returns a failure with a reason and more text. After that all rules that need the plugin fail or do not apply.
 func (s *subject) lose(why, more string) outcome {
-	s.lost, s.told = why, true
+	s.lost, s.reported = why, true
 	return fail("%s%s", why, more)
 }
 
-// ofSocket returns a check of the result of stat for the socket.
+// ofSocket returns a check that gets the socket's file information.
 func ofSocket(check func(s *subject, info sock.Info) outcome) func(context.Context, *subject) outcome {
 	return func(_ context.Context, s *subject) outcome {
 		info, err := sock.Stat(s.path)
@@ -136,7 +136,7 @@ func checkOwner(s *subject, info sock.Info) outcome {
 	return pass("the owner is user %d", info.UID)
 }
 
-// inOwnDirectory reports whether the socket is in a directory that was made for the verification, whose mode is not that of a host.
+// inOwnDirectory reports whether the socket is in a temporary directory of the verification, not in a host's plugin directory.
 func (s *subject) inOwnDirectory() bool {
 	return s.runner != nil && strings.HasPrefix(s.path, s.runner.Base+string(filepath.Separator))
 }
@@ -155,7 +155,7 @@ func checkDirectory(_ context.Context, s *subject) outcome {
 		return s.unasked("cannot look at %s: %v", dir, err)
 	}
 	s.trace.add("stat "+dir, fmt.Sprintf("mode %04o", info.Mode.Perm()))
-	// Whose the directory is, is the host's business.
+	// The owner is not checked: the host chooses the directory.
 	if refusal, refused := errors.AsType[*trust.Refusal](trustjudge.Default().Directory(dir, info.Mode, 0, info.GID)); refused {
 		return fail("%s", refusal.Problem)
 	}
@@ -167,7 +167,7 @@ func checkGetInfo(ctx context.Context, s *subject) outcome {
 	a := s.ask(ctx)
 	switch {
 	case status.Code(a.err) == codes.Unimplemented:
-		s.told = true
+		s.reported = true
 		o := fail("GetInfo %s", clip(brief(a.err)))
 		if what := s.recognise(ctx, s.path); what != "" {
 			o.reason += "; this is the endpoint of " + what + ", which somebody else registers"
@@ -175,7 +175,7 @@ func checkGetInfo(ctx context.Context, s *subject) outcome {
 		}
 		return o
 	case a.err != nil:
-		s.told = true
+		s.reported = true
 		return fail("GetInfo %s", clip(brief(a.err)))
 	case a.after-waited() > kubeletPatience:
 		return warn("GetInfo took %v; the kubelet waits %v", a.after.Round(time.Millisecond), kubeletPatience)
@@ -245,7 +245,8 @@ func judgeKnown(versions, known []string) outcome {
 	return judgeVersions(versions, in, in, "one of "+untrusted.QuoteAll(known), "not known for this type")
 }
 
-// judgeVersions checks that one of the announced versions is supported and that all are known. Wanted and unknown are for its messages.
+// judgeVersions checks that one of the announced versions is supported and that all are known. wanted and unknown are parts of its
+// messages.
 func judgeVersions(versions []string, supported, known func(string) bool, wanted, unknown string) outcome {
 	strange := slices.DeleteFunc(slices.Clone(versions), known)
 	switch {
@@ -299,7 +300,7 @@ func checkTold(ctx context.Context, s *subject) outcome {
 
 func checkHostRestart(ctx context.Context, s *subject) outcome {
 	first := s.asked.info
-	// A host that is killed leaves its requests.
+	// Leave a request unanswered, as a host that is killed does.
 	conn, err := sock.Dial(ctx, s.path)
 	if err != nil {
 		return fail("cannot connect: %v", err)

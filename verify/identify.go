@@ -17,7 +17,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
-// instead says what to verify instead of an endpoint.
+// instead is the advice for a target that is an endpoint without a registration service.
 const instead = "verify the registration socket, which is in the plugin directory; or the driver and its registrar as one plugin: " +
 	"patchbay verify --driver 'DRIVER …{tmp}/driver.sock' -- REGISTRAR …{tmp}/driver.sock …{dir}; a device plugin that registers by itself " +
 	"needs --kubelet-sock"
@@ -41,8 +41,8 @@ func (s *subject) recognise(ctx context.Context, path string) string {
 	return ""
 }
 
-// programs returns what is verified: files that are read now. What cannot be read, such as the program of another user's process, is left
-// out: it says nothing about the plugin.
+// programs returns the paths and digests of the plugin's programs, as they are now. It leaves out files that it cannot read, such as the
+// program of another user's process.
 func (s *subject) programs(ctx context.Context) []Program {
 	var programs []Program
 	add := func(path, file string) {
@@ -60,7 +60,7 @@ func (s *subject) programs(ctx context.Context) []Program {
 	if err != nil || peer.PID == 0 {
 		return nil
 	}
-	link := filepath.Join("/proc", fmt.Sprint(peer.PID), "exe") // which is the file, also if its path has another by now
+	link := filepath.Join("/proc", fmt.Sprint(peer.PID), "exe") // opens the running file, even if its path was replaced
 	if path, err := os.Readlink(link); err == nil {
 		add(path, link)
 	}

@@ -9,57 +9,56 @@ import (
 	"time"
 )
 
-// Status is what came out of a rule.
+// Status is the result of checking a rule.
 type Status string
 
 // The statuses of a rule.
 const (
 	Passed        Status = "passed"
 	Failed        Status = "failed"
-	Warned        Status = "warned"       // it works, and some host or moment will find it wanting
-	Inconclusive  Status = "inconclusive" // it failed, and the machine was so busy that this may not be the plugin's fault
+	Warned        Status = "warned"       // the plugin works, but not with every host or at every moment
+	Inconclusive  Status = "inconclusive" // it failed, maybe only because the machine was busy
 	NotApplicable Status = "not-applicable"
 )
 
-// Result is what one rule found. Its texts may quote the plugin, in bounded length; whoever shows them escapes them.
+// Result is the result of one rule. Its texts may quote the plugin, in bounded length; escape them before you print them.
 type Result struct {
 	Rule     string  `json:"rule"`
 	Title    string  `json:"title"`
 	Status   Status  `json:"status"`
-	Reason   string  `json:"reason"`             // what was seen, or why the rule does not apply
-	Sent     string  `json:"sent,omitempty"`     // what the plugin was sent or made to do, if it did not pass
-	Received string  `json:"received,omitempty"` // what came back, if it did not pass
-	Remedy   string  `json:"remedy,omitempty"`   // what to change, if it did not pass
+	Reason   string  `json:"reason"`             // the observation, or why the rule does not apply
+	Sent     string  `json:"sent,omitempty"`     // the requests to the plugin, unless it passed
+	Received string  `json:"received,omitempty"` // the answers, unless it passed
+	Remedy   string  `json:"remedy,omitempty"`   // what to change, unless it passed
 	Seconds  float64 `json:"seconds"`
 }
 
-// Report is the whole of a verification.
+// Report is the result of a verification.
 type Report struct {
 	// Target is the socket, or the command in one line.
 	Target string `json:"target"`
 	// Socket is the path of the registration socket; empty if none was found.
 	Socket string `json:"socket,omitempty"`
-	// Type, Name, Endpoint and Versions are what the plugin announced, as far as it did.
+	// Type, Name, Endpoint and Versions are the plugin's answer to GetInfo; empty without one.
 	Type     string   `json:"type,omitempty"`
 	Name     string   `json:"name,omitempty"`
 	Endpoint string   `json:"endpoint,omitempty"`
 	Versions []string `json:"versions,omitempty"`
-	// VendorVersion is what a CSI driver says of itself.
+	// VendorVersion is the vendor_version of a CSI driver.
 	VendorVersion string `json:"vendorVersion,omitempty"`
-	// Programs are what was verified: the command, and the driver beside it if there is one; of a socket, who listens on it, if that can be
-	// seen from here.
+	// Programs are the command and the driver; for a socket, the program that listens on it. Programs that cannot be read are missing.
 	Programs []Program `json:"programs,omitempty"`
-	// Verifier is the version of what verified; Run leaves it to its caller.
+	// Verifier is the version of the verifying program. Run does not set it.
 	Verifier string    `json:"verifier,omitempty"`
 	Started  time.Time `json:"started"`
 	Seconds  float64   `json:"seconds"`
-	// Incomplete means that the verification was ended before it had checked all rules.
+	// Incomplete means that ctx ended before all rules were checked.
 	Incomplete bool `json:"incomplete,omitempty"`
 	// Results are in the order in which the rules were checked.
 	Results []Result `json:"results"`
 }
 
-// Program is a file that was run, and the SHA-256 of what was in it then, in hexadecimal digits.
+// Program is an executable file and its SHA-256 digest in hexadecimal digits.
 type Program struct {
 	Path   string `json:"path"`
 	SHA256 string `json:"sha256"`
@@ -94,7 +93,7 @@ type (
 		Name string `xml:"name,attr"`
 		junitCounts
 		Timestamp string `xml:"timestamp,attr"`
-		// Properties say what was verified.
+		// Properties describe the verified plugin.
 		Properties *junitProperties `xml:"properties"`
 		Cases      []junitCase      `xml:"testcase"`
 	}
@@ -128,7 +127,7 @@ type (
 	}
 )
 
-// properties returns what the report knows about the verified plugin; nil if nothing.
+// properties returns the properties of the verified plugin; nil if there are none.
 func (r Report) properties() *junitProperties {
 	p := &junitProperties{}
 	add := func(name, value string) {
@@ -151,9 +150,9 @@ func (r Report) properties() *junitProperties {
 	return p
 }
 
-// WriteJUnit writes the report as JUnit XML: one suite, with what was verified as its properties, and one case a rule. A rule that does not
-// apply is skipped; one that was inconclusive is an error; one that warned is a failure if strict, and else has its text in system-out. An
-// incomplete report has one more case, which is an error. Characters that XML cannot hold are replaced.
+// WriteJUnit writes the report as JUnit XML: one suite with one case for each rule. A rule that does not apply is skipped, and an
+// inconclusive one is an error. A warning is a failure if strict, and otherwise a text in system-out. An incomplete report has one more
+// case, which is an error. Characters that XML does not allow are replaced.
 func (r Report) WriteJUnit(w io.Writer, strict bool) error {
 	suite := junitSuite{
 		Name: "patchbay verify " + r.Target, Timestamp: r.Started.Format(time.RFC3339), Properties: r.properties(),

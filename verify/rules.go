@@ -13,13 +13,13 @@ import (
 type Rule struct {
 	// ID is the stable identifier: three letters that name the family, and three digits.
 	ID string `json:"rule"`
-	// Title says in one line what is true of a plugin that passes.
+	// Title is one line that is true of a plugin that passes.
 	Title string `json:"title"`
-	// Why says what goes wrong with hosts otherwise.
+	// Why is what goes wrong with hosts otherwise.
 	Why string `json:"why"`
-	// Remedy says what to change in the plugin.
+	// Remedy is what to change in the plugin.
 	Remedy string `json:"remedy"`
-	// Source says which specification requires it; empty if it comes from experience with hosts and plugins.
+	// Source is the specification that requires it; empty if the rule comes from experience with hosts and plugins.
 	Source string `json:"source,omitempty"`
 	// Type is the only plugin type to which the rule applies; empty for all.
 	Type string `json:"type,omitempty"`
@@ -56,7 +56,7 @@ func notApplicable(format string, args ...any) outcome {
 // Rules returns all rules in the order in which they are checked.
 func Rules() []Rule { return slices.Clone(rules()) }
 
-// selectRules returns the rules that only names, without those that skip names, by identifier or family.
+// selectRules returns the rules in only, or all if it is empty, except those in skip. Both contain identifiers or families.
 func selectRules(only, skip []string) ([]Rule, error) {
 	rules := Rules()
 	for _, name := range slices.Concat(only, skip) {
@@ -76,7 +76,7 @@ func (r Rule) named(name string) bool {
 	return strings.EqualFold(name, r.ID) || strings.EqualFold(name, r.family())
 }
 
-// checks are what is checked, in this order: the refusal may end the plugin, and the process rules do, so they are last.
+// checks are the checks in their order: the refusal may end the plugin, and the process rules do, so they are last.
 var checks = []struct {
 	rule  string
 	check func(ctx context.Context, s *subject) outcome

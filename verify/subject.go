@@ -21,7 +21,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
-// subject is the plugin that is verified, and what is known of it. One goroutine uses it.
+// subject is the plugin that is verified and the state of the verification. It is not safe for concurrent use.
 type subject struct {
 	target  Target
 	options Options
@@ -29,16 +29,16 @@ type subject struct {
 	runner  *runner.Runner // nil without a command
 
 	path string           // the registration socket; empty until one is known
-	run  *runner.Instance // the instance that runs; nil without a command, before the first start and after an end that a rule caused
+	run  *runner.Instance // the running instance; nil if none runs
 
 	trace trace // of the rule that is being checked
 
 	appeared *runner.Appearance // of the first start
-	lost     string             // why there is nothing to verify any more
-	told     bool               // a rule failed because the plugin cannot be asked; the others need not fail for it too
-	starting error              // why the first start failed
-	asked    *answer            // what GetInfo said
-	vendor   string             // the version that a CSI driver says it has
+	lost     string             // why the plugin cannot be verified any more
+	reported bool               // a rule has failed because the plugin cannot be called; later ones do not apply
+	startErr error              // why the first start failed
+	asked    *answer            // the result of GetInfo
+	vendor   string             // the vendor_version of a CSI driver
 	ended    *farewell          // how the plugin behaves on SIGTERM
 }
 
@@ -75,8 +75,8 @@ func (s *subject) apply(ctx context.Context, rule Rule) Result {
 	return result
 }
 
-// inTime asks until the answer is final or the time is up in which a plugin may start: until then one may serve and say that it is not
-// ready yet, and nobody tells when it is.
+// inTime polls until the answer is final or StartTimeout has passed: a plugin may serve before it is ready, and there is no notification of
+// that.
 func (s *subject) inTime(ctx context.Context, ask func() (final bool, o outcome)) outcome {
 	for deadline := time.Now().Add(s.options.StartTimeout); ; runner.Pause(ctx, 100*time.Millisecond, nil) {
 		final, o := ask()
@@ -86,11 +86,11 @@ func (s *subject) inTime(ctx context.Context, ask func() (final bool, o outcome)
 	}
 }
 
-// starved is how long a plugin's processes may wait for a processor before a failure says nothing of them: most time limits of rules are
-// not much longer.
+// starved is how long a plugin's processes may wait for a processor before a failure is inconclusive: most time limits of rules are not
+// much longer.
 const starved = 2 * time.Second
 
-// busy makes a failure inconclusive if the plugin's processes, or the one that verifies it, waited long for a processor during the check.
+// busy makes a failure inconclusive if the plugin's processes or this one waited too long for a processor during the check.
 func busy(o outcome, waited func() time.Duration) outcome {
 	if o.status != Failed {
 		return o
@@ -104,15 +104,15 @@ func busy(o outcome, waited func() time.Duration) outcome {
 
 const busyRemedy = "verify again when the machine is less busy"
 
-// waiting returns a function that returns for how long the processes have waited for a processor since. The result is never negative,
-// although the waiting of a thread is no longer counted when the thread has ended.
+// waiting returns a function that returns how long the processes have waited for a processor since. It is never negative, although the
+// kernel forgets the waiting time of a thread that ends.
 func (s *subject) waiting() func() time.Duration {
 	before := s.waited()
 	return func() time.Duration { return max(s.waited()-before, 0) }
 }
 
-// waited returns how long the processes that were started have waited for a processor, and this one. Of this one, whose threads often wait
-// beside each other, that is no more than has passed.
+// waited returns how long the started processes and this one have waited for a processor. For this process it is the sum over the threads
+// divided by GOMAXPROCS, because its threads often wait at the same time.
 func (s *subject) waited() (sum time.Duration) {
 	sum = runner.WaitedFor(os.Getpid()) / time.Duration(runtime.GOMAXPROCS(0))
 	if s.runner == nil {
@@ -152,13 +152,13 @@ func (s *subject) check(ctx context.Context, rule Rule) outcome {
 	if up := s.timeIsUp(ctx); up.status != "" && o.status != Passed {
 		return up
 	}
-	if lost := s.mourn(ctx, rule); lost.status != "" {
+	if lost := s.checkAlive(ctx, rule); lost.status != "" {
 		return lost
 	}
 	return o
 }
 
-// recover waits for a moment until a plugin that was asked too much answers again, so that one failure is not the next rule's as well.
+// recover waits until an overloaded plugin answers again, for at most settle, so that a failure of one rule does not fail the next one.
 func (s *subject) recover(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, settle)
 	defer cancel()
@@ -166,12 +166,12 @@ func (s *subject) recover(ctx context.Context) {
 		if _, err := s.query(ctx, nil); err == nil || ctx.Err() != nil {
 			return
 		}
-		runner.Pause(ctx, 10*time.Millisecond, nil) // the plugin tells nobody that it has room again
+		runner.Pause(ctx, 10*time.Millisecond, nil) // there is no notification
 	}
 }
 
 func (s *subject) timeIsUp(ctx context.Context) outcome {
-	// The deadline itself, because the timer of the context may be later than what the deadline has ended already.
+	// Compare the deadline, because a call may see it before the timer of ctx fires.
 	if deadline, ok := ctx.Deadline(); ctx.Err() == nil && (!ok || time.Now().Before(deadline)) {
 		return outcome{}
 	}
@@ -180,7 +180,7 @@ func (s *subject) timeIsUp(ctx context.Context) outcome {
 	return o
 }
 
-// ready starts the plugin if necessary, or returns an outcome that says why there is nothing to check.
+// ready starts the plugin if necessary. It returns an outcome if there is no plugin to check.
 func (s *subject) ready(ctx context.Context) outcome {
 	if s.lost != "" {
 		return s.unasked("%s", s.lost)
@@ -194,26 +194,26 @@ func (s *subject) ready(ctx context.Context) outcome {
 	return outcome{}
 }
 
-// unasked returns the outcome of a rule that cannot call the plugin. The first such rule fails.
+// unasked returns the outcome of a rule that cannot call the plugin: the first such rule fails, and later ones do not apply.
 func (s *subject) unasked(format string, args ...any) outcome {
-	if s.told {
+	if s.reported {
 		return notApplicable("the plugin cannot be asked: an earlier rule says why")
 	}
-	s.told = true
+	s.reported = true
 	return fail(format, args...)
 }
 
-// start starts the plugin. It is not tried again after an error.
+// start starts the plugin. After an error, later calls return the same error.
 func (s *subject) start(ctx context.Context) error {
-	if s.starting != nil {
-		return s.starting
+	if s.startErr != nil {
+		return s.startErr
 	}
 	run, a, err := s.runner.Start(ctx)
 	if s.appeared == nil {
 		s.appeared = a
 	}
 	if err != nil {
-		s.starting = err
+		s.startErr = err
 		return err
 	}
 	s.run, s.path = run, a.Path
@@ -225,8 +225,8 @@ func (s *subject) start(ctx context.Context) error {
 	return nil
 }
 
-// mourn returns a failure if the plugin exited during a check that should not have ended it.
-func (s *subject) mourn(ctx context.Context, rule Rule) outcome {
+// checkAlive returns a failure if the plugin exited during a check that should not have ended it.
+func (s *subject) checkAlive(ctx context.Context, rule Rule) outcome {
 	if s.runner == nil {
 		if _, err := sock.Probe(ctx, s.path); !sock.IsGone(err) && !sock.IsRefused(err) || s.lost != "" {
 			return outcome{}
@@ -241,7 +241,7 @@ func (s *subject) mourn(ctx context.Context, rule Rule) outcome {
 		return outcome{}
 	}
 	how := s.run.End()
-	_ = s.run.Kill() // what is left of it
+	_ = s.run.Kill() // its driver may still run
 	s.run = nil
 	return fail("the plugin ended while the rule was checked: %s", how)
 }
@@ -265,7 +265,7 @@ func (s *subject) ask(ctx context.Context) *answer {
 	return s.asked
 }
 
-// getInfo calls GetInfo on a connection of its own. A plugin that registers by itself is asked something else there.
+// getInfo calls GetInfo on a new connection, or GetDevicePluginOptions if the plugin registers on kubelet.sock.
 func (s *subject) getInfo(ctx context.Context) (*registerapi.PluginInfo, error) {
 	return s.query(ctx, &s.trace)
 }
@@ -317,5 +317,5 @@ func (s *subject) endpoint(info *registerapi.PluginInfo) (string, error) {
 	return info.Endpoint, nil
 }
 
-// registersItself reports whether the plugin registers on kubelet.sock, and is not asked and told by its host.
+// registersItself reports whether the plugin registers on kubelet.sock, so hosts do not call its registration service.
 func (s *subject) registersItself() bool { return s.runner != nil && s.runner.Kubelet != nil }

@@ -4,10 +4,9 @@
 //	report, err := verify.Run(ctx, verify.Target{Command: []string{"./my-plugin", "{socket}"}}, verify.Options{})
 //	if err == nil && !report.OK(false) { ... }
 //
-// It checks a table of rules ([Rules]), each with a stable identifier: REG (registration), CON (connections), SVC (optional services), CSI,
-// DEV and KUB (device plugins), DRA, PRC (the process) and ENV (the environment).
-// rules.md explains each of them. A [Target] that is only a socket keeps running undisturbed: the rules that stop or refuse
-// a plugin need a command.
+// It checks [Rules], each with a stable identifier: REG (registration), CON (connections), SVC (optional services), CSI, DEV and KUB
+// (device plugins), DRA, PRC (the process) and ENV (the environment). rules.md explains each of them. A [Target] that is only a socket
+// keeps running undisturbed: the rules that stop or refuse a plugin need a command.
 //
 // It does not test what the plugin's service does with real volumes, devices or claims, and is not a load test.
 package verify
@@ -27,18 +26,18 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
-// Target says which plugin to verify: one that serves on Socket, or one that Command starts.
+// Target is the plugin to verify: one that serves on Socket, or one that Command starts.
 type Target struct {
-	// Socket is the path of the registration socket. With a Command it is where the plugin creates it; if it is empty, the plugin's socket is
-	// whichever appears in Dir and answers.
+	// Socket is the path of the registration socket. With a Command, the plugin must create its socket there; if Socket is empty, the
+	// plugin may create it anywhere in Dir.
 	Socket string
 	// Command is the program with its arguments. In them, {socket}, {dir} and {tmp} stand for a path for its socket, the plugin directory, and
 	// a temporary directory for everything else; {instance} is a number that differs between instances that run side by side. Its environment
 	// has the same values as PATCHBAY_SOCKET, PATCHBAY_PLUGIN_DIR, PATCHBAY_TMP_DIR and PATCHBAY_INSTANCE. A program without a slash is looked
 	// up in PATH.
 	Command []string
-	// Driver is the program, with its arguments, of a driver that the Command registers, as a CSI driver and its registrar are two programs.
-	// It is started before the Command and stopped with it, and the two are verified as one plugin.
+	// Driver is the program, with its arguments, of a driver that the Command registers, for example a CSI driver whose registrar is the
+	// Command. It is started before the Command and stopped with it, and the two are verified as one plugin.
 	Driver []string
 	// Dir is the plugin directory for a Command; by default that of Socket, or else a temporary one.
 	Dir string
@@ -47,8 +46,8 @@ type Target struct {
 	// NoHandshake starts the Command as if by hand, without the handshake on standard input that tells plugins built with Patchbay's sdk where
 	// to serve.
 	NoHandshake bool
-	// KubeletSock plays the kubelet to a Command that is a device plugin and registers by itself: it serves kubelet.sock in the plugin
-	// directory and waits for Register there.
+	// KubeletSock is for a Command that is a device plugin and registers by itself: Run serves kubelet.sock in the plugin directory, and
+	// waits for Register there.
 	KubeletSock bool
 }
 
@@ -59,7 +58,7 @@ func (t Target) String() string {
 	return t.Socket
 }
 
-// Options say how to verify. The zero value is what hosts do by default.
+// Options change the defaults of [Run]. The zero value has the timeouts of hosts.
 type Options struct {
 	// Timeout bounds the whole verification (default 2 min). Rules for which no time remains fail.
 	Timeout time.Duration
@@ -71,7 +70,7 @@ type Options struct {
 	ExitTimeout time.Duration
 	// Rules are the rules to check, by identifier or family; empty for all. Skip excludes some of them.
 	Rules, Skip []string
-	// Claims are ResourceClaims, as NAMESPACE/NAME/UID, that a DRA driver can prepare where it is verified, and perhaps one that it cannot.
+	// Claims are ResourceClaims, as NAMESPACE/NAME/UID, that a DRA driver can prepare on this machine, and perhaps one that it cannot.
 	// Without them the rules that need them do not apply.
 	Claims []string
 	// Change is a program, with its arguments, that makes the devices of a device plugin change, for example by removing one. It may be run
@@ -98,8 +97,8 @@ var ErrUsage = errors.New("cannot verify")
 // Run verifies a plugin. It blocks until all rules are checked, at most for about the timeout, and leaves no process of the plugin
 // behind, nor goroutines or files of its own. Several plugins may be verified concurrently.
 //
-// A plugin that breaks rules is not an error; see [Report.OK]. An error says why nothing could be verified, or that ctx ended too early;
-// the report then contains the results so far.
+// A plugin that breaks rules is not an error; see [Report.OK]. Run returns an error if the target or the options are invalid, if it cannot
+// set up or clean up the verification, or if ctx ends too early; the report then contains the results so far.
 func Run(ctx context.Context, target Target, options Options) (Report, error) {
 	report := Report{Target: target.String(), Started: time.Now().UTC(), Results: []Result{}}
 	options = options.withDefaults()
@@ -140,7 +139,7 @@ func Run(ctx context.Context, target Target, options Options) (Report, error) {
 		result := s.apply(bounded, rule)
 		if ctx.Err() != nil {
 			report.Incomplete = true
-			break // what the rule found is an effect of that
+			break // the end of ctx may have caused the result
 		}
 		report.Results = append(report.Results, result)
 	}
@@ -165,7 +164,7 @@ func (o Options) check() error {
 	return nil
 }
 
-// complete makes the paths of a target absolute, or returns what is wrong with it.
+// complete checks a target and makes its paths absolute.
 func (t Target) complete() (_ Target, err error) {
 	switch {
 	case t.Socket == "" && len(t.Command) == 0:

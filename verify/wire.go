@@ -21,15 +21,15 @@ import (
 const (
 	// maxMessage bounds one answer of a plugin in bytes.
 	maxMessage = 4 << 20
-	// maxTraced is how many calls of a rule are reported.
+	// maxTraced bounds the reported calls of a rule.
 	maxTraced = 4
-	// maxShown bounds an error that repeats what a plugin says.
+	// maxShown bounds each quoted text of a plugin, in bytes.
 	maxShown = 512
 )
 
 func clip(s string) string { return untrusted.Cut(s, maxShown) }
 
-// trace is what was sent to the plugin while a rule was checked and what came back: the first calls and the last one.
+// trace records the requests of a rule and their answers: the first ones and the last.
 type trace struct {
 	sent, received []string
 	more           int
@@ -90,8 +90,7 @@ func brief(err error) string {
 	return fmt.Sprintf("failed with %v: %s", st.Code(), clip(st.Message()))
 }
 
-// answered reports whether an error is an answer of the method itself, and not one of the transport, of a deadline or of a server that does
-// not have the method.
+// answered reports whether the method itself returned the error, not the transport, a deadline or a server without the method.
 func answered(err error) bool {
 	switch status.Code(err) {
 	case codes.Unimplemented, codes.Unavailable, codes.DeadlineExceeded, codes.Canceled:
@@ -101,7 +100,7 @@ func answered(err error) bool {
 	}
 }
 
-// dial returns a connection to a socket, which is made with the first call. Each call on it has a deadline and is traced, if t is not nil.
+// dial returns a connection to a socket; the first call connects. Each unary call has a timeout, and is recorded in t unless that is nil.
 func dial(path string, limit time.Duration, t *trace) (*grpc.ClientConn, error) {
 	return grpcsock.Dial(path,
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: limit}),
