@@ -20,8 +20,8 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/proxy"
 )
 
-// bridge accepts connections for a plugin that serves only one multiplexed connection, which belongs to the library. It forwards their calls
-// over a stream of that connection, without whole messages in memory.
+// bridge accepts connections for a plugin that serves only one multiplexed connection, which belongs to the library. It forwards their
+// calls over a stream of that connection, without whole messages in memory.
 type bridge struct {
 	conns   chan net.Conn
 	done    chan struct{}

@@ -44,8 +44,8 @@ import (
 type Protocol struct {
 	// Type and Name are the type and name under which the plugin is registered.
 	Type, Name string
-	// ProtocolVersions are the versions of the plugin's services that its users understand. The plugin chooses the newest that it knows, and
-	// is registered with that. Nil means those of Config.
+	// ProtocolVersions are the versions of the plugin's services that its users understand. The plugin chooses the newest that it knows,
+	// and is registered with that. Nil means those of Config.
 	ProtocolVersions []int
 	// Connections receives the address of the running plugin. It is required.
 	Connections *Connections
@@ -67,9 +67,9 @@ const (
 	maxError = 512
 )
 
-// Launch launches the plugin with a host and serves its registration at spec.PluginSocket while it runs. It blocks until the plugin has sent
-// its handshake and answers at its address, at most until the deadline of ctx or, without one, for a minute. If ctx is done earlier, or
-// Launch fails, the process is killed.
+// Launch launches the plugin with a host and serves its registration at spec.PluginSocket while it runs. It blocks until the plugin has
+// sent its handshake and answers at its address, at most until the deadline of ctx or, without one, for a minute. If ctx is done earlier,
+// or Launch fails, the process is killed.
 func (p *Protocol) Launch(ctx context.Context, h *host.Host, spec host.Spec) (*host.PluginProcess, error) {
 	process, err := p.launch(ctx, h, spec)
 	if err != nil {
@@ -192,8 +192,8 @@ func (p *Protocol) group() string {
 	return p.Config.UnixSocketConfig.Group
 }
 
-// versions returns the plugins of each protocol version. A version without plugins gets a placeholder: nothing can be dispensed, and only the
-// connection is used.
+// versions returns the plugins of each protocol version. A version without plugins gets a placeholder: nothing can be dispensed, and only
+// the connection is used.
 func (p *Protocol) versions(c *goplugin.ClientConfig) map[int]goplugin.PluginSet {
 	versions := map[int]goplugin.PluginSet{}
 	for _, v := range p.ProtocolVersions {
@@ -325,8 +325,8 @@ func (c *Connections) DialOptions(endpoint string) []grpc.DialOption {
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(math.MaxInt32), grpc.MaxCallSendMsgSize(math.MaxInt32)))
 }
 
-// Interceptor returns an interceptor that counts forwarded calls to an endpoint, as [Connections.DialOptions] does for calls of the host; nil
-// if no plugin of go-plugin runs there.
+// Interceptor returns an interceptor that counts forwarded calls to an endpoint, as [Connections.DialOptions] does for calls of the host;
+// nil if no plugin of go-plugin runs there.
 func (c *Connections) Interceptor(endpoint string) grpc.StreamClientInterceptor {
 	to, known := c.get(endpoint)
 	if !known {
@@ -344,8 +344,8 @@ func (c *Connections) remove(endpoint string, of *traffic) {
 	}
 }
 
-// Dial connects to an endpoint, with TLS if it belongs to a running plugin of go-plugin that uses TLS, and otherwise as the registry does by
-// default. It fails if nothing accepts there, if the TLS handshake fails, or if ctx is done first.
+// Dial connects to an endpoint, with TLS if it belongs to a running plugin of go-plugin that uses TLS, and otherwise as the registry does
+// by default. It fails if nothing accepts there, if the TLS handshake fails, or if ctx is done first.
 func (c *Connections) Dial(ctx context.Context, endpoint string) (net.Conn, error) {
 	to, known := c.get(endpoint)
 	if !known {

@@ -11,8 +11,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// traffic counts the calls in progress to one process of a plugin, on all connections of this host. A plugin of go-plugin aborts its calls when
-// it is asked to stop, so the host waits until none is in progress.
+// traffic counts the calls in progress to one process of a plugin, on all connections of this host. A plugin of go-plugin aborts its calls
+// when it is asked to stop, so the host waits until none is in progress.
 type traffic struct {
 	mu     sync.Mutex
 	calls  int
@@ -22,8 +22,8 @@ type traffic struct {
 
 func newTraffic() *traffic { return &traffic{idle: make(chan struct{})} }
 
-// begin counts a call until end is called, which is idempotent. If it returns an error, the call was not sent, and the registry retries it on
-// the plugin's next process if there is one.
+// begin counts a call until end is called, which is idempotent. If it returns an error, the call was not sent, and the registry retries it
+// on the plugin's next process if there is one.
 func (t *traffic) begin(method string) (end func(), err error) {
 	// Does not count the library's own streams and health watches, which last as long as the process.
 	if strings.HasPrefix(method, "/plugin.") || strings.HasPrefix(method, "/grpc.health.v1.Health/") {

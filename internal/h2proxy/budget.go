@@ -19,7 +19,8 @@ const (
 	// UserFull and Full mean that the data in memory of the user, or of all users, has reached its limit; calls become slower.
 	UserFull Reason = "user"
 	Full     Reason = "total"
-	// UserCalls and Calls mean that the calls in progress of the user, or of all users, have reached their limit; further calls are refused.
+	// UserCalls and Calls mean that the calls in progress of the user, or of all users, have reached their limit; further calls are
+	// refused.
 	UserCalls Reason = "userCalls"
 	Calls     Reason = "calls"
 	// ConnCancels, UserCancels and Cancels mean that calls on one connection, of the user, or of all users were canceled at a higher rate
@@ -72,8 +73,8 @@ type Budget struct {
 	canceled map[uint32]*userCancels
 }
 
-// NewBudget returns a budget for a program that runs as user self. That user and root are privileged: a quarter of the bytes is reserved for
-// them. The budget calls refused for each refusal; first reports whether the user's consumption was below half of the limit since the
+// NewBudget returns a budget for a program that runs as user self. That user and root are privileged: a quarter of the bytes is reserved
+// for them. The budget calls refused for each refusal; first reports whether the user's consumption was below half of the limit since the
 // last one. The function must not block.
 func NewBudget(limits Limits, self uint32, refused func(uid uint32, why Reason, first bool)) *Budget {
 	privileged := func(uid uint32) bool { return uid == 0 || uid == self }

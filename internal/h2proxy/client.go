@@ -349,8 +349,8 @@ func (c *conn) openStream(ctx context.Context, budget *Budget, uid uint32, field
 	}
 }
 
-// tryOpen opens a stream if that is possible without waiting. Otherwise the stream is queued for room or, if full is not nil, the peer allows
-// no more streams until full is closed.
+// tryOpen opens a stream if that is possible without waiting. Otherwise the stream is queued for room or, if full is not nil, the peer
+// allows no more streams until full is closed.
 func (c *conn) tryOpen(s *stream, fields []hpack.HeaderField) (full chan struct{}, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -387,8 +387,8 @@ func (c *Client) Invoke(context.Context, string, any, any, ...grpc.CallOption) e
 	return status.Error(codes.Internal, "a connection of fragments makes no calls of messages")
 }
 
-// NewStream implements [grpc.ClientConnInterface]. The messages of the stream are [Fragment]s. A [CallOption] is required. Other options are
-// ignored, except for the content subtype and OnFinish.
+// NewStream implements [grpc.ClientConnInterface]. The messages of the stream are [Fragment]s. A [CallOption] is required. Other options
+// are ignored, except for the content subtype and OnFinish.
 func (c *Client) NewStream(
 	ctx context.Context, desc *grpc.StreamDesc, method string, options ...grpc.CallOption,
 ) (grpc.ClientStream, error) {

@@ -13,8 +13,8 @@ import (
 // prefixLen is the size of the prefix of each message: a compression flag and the length.
 const prefixLen = 5
 
-// ReadMessage reads the only message of a call that is not forwarded. It must be uncompressed and have at most limit bytes. The error is the
-// status for the caller.
+// ReadMessage reads the only message of a call that is not forwarded. It must be uncompressed and have at most limit bytes. The error is
+// the status for the caller.
 func ReadMessage(caller grpc.ServerStream, limit int) ([]byte, error) {
 	var message []byte
 	for {

@@ -266,8 +266,8 @@ func (s *stream) send(ctx context.Context, data []byte, end bool) error {
 	}
 }
 
-// sendSome sends what can be sent without waiting and returns the rest; nil if nothing is left. If the connection has no room, the stream is
-// queued for it.
+// sendSome sends what can be sent without waiting and returns the rest; nil if nothing is left. If the connection has no room, the stream
+// is queued for it.
 func (s *stream) sendSome(data []byte, end bool) (rest []byte, err error) {
 	c := s.c
 	c.mu.Lock()

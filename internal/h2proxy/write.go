@@ -80,7 +80,8 @@ type loan struct {
 	bytes int
 }
 
-// borrow takes n bytes from a budget until everything that is queued now has been written. It reports whether the budget had room; mu is held.
+// borrow takes n bytes from a budget until everything that is queued now has been written. It reports whether the budget had room; mu is
+// held.
 func (c *conn) borrow(budget *Budget, uid uint32, n int) bool {
 	if !budget.take(uid, n) {
 		return false

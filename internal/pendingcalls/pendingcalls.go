@@ -118,8 +118,8 @@ func (c *Counter) Mark() {
 	}
 }
 
-// maxPassed is the number of health checks after which the mark of a waiting call is removed. One is not enough: the plugin may have handled
-// the check before the call.
+// maxPassed is the number of health checks after which the mark of a waiting call is removed. One is not enough: the plugin may have
+// handled the check before the call.
 const maxPassed = 2
 
 // Passed is called when the plugin has answered a health check that was sent after the last Mark. It removes the marks of calls that do

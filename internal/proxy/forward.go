@@ -20,8 +20,8 @@ import (
 // the incoming metadata of ctx, which is done when the call ends. A director may block until then. The caller receives its error: a gRPC
 // status unchanged, the error of a context with its code, any other error with codes.Unavailable.
 //
-// The connection is one of a dynamicplugins.Store or of a nodecall.Dialer, whose streams take fragments of messages. Calls to any other, for
-// example a [grpc.ClientConn], fail with codes.Internal.
+// The connection is one of a dynamicplugins.Store or of a nodecall.Dialer, whose streams take fragments of messages. Calls to any other,
+// for example a [grpc.ClientConn], fail with codes.Internal.
 //
 // The errors of the proxy name a connection that has a String method, as [Named] returns it. A director returns [CallError]
 // for a plugin that it cannot call.

@@ -22,7 +22,8 @@ type fragmentPlugin interface {
 	TrySendMsg(f *h2proxy.Fragment) bool
 }
 
-// fragmentsOf returns plugin itself if it is the stream of a [h2proxy.Client], or else the first such stream that its method Unwrap returns.
+// fragmentsOf returns plugin itself if it is the stream of a [h2proxy.Client], or else the first such stream that its method Unwrap
+// returns.
 func fragmentsOf(plugin grpc.ClientStream) (fragmentPlugin, bool) {
 	for {
 		if f, ok := plugin.(fragmentPlugin); ok {
@@ -36,8 +37,8 @@ func fragmentsOf(plugin grpc.ClientStream) (fragmentPlugin, bool) {
 	}
 }
 
-// forwardWhole forwards a request that has arrived completely, which saves a goroutine, and reports whether it did. Otherwise f has received
-// data that is still to be forwarded. The stream plugin is to, or wraps it.
+// forwardWhole forwards a request that has arrived completely, which saves a goroutine, and reports whether it did. Otherwise f has
+// received data that is still to be forwarded. The stream plugin is to, or wraps it.
 func forwardWhole(caller fragmentCaller, plugin grpc.ClientStream, to fragmentPlugin, f *h2proxy.Fragment) bool {
 	if !caller.Whole() {
 		return false

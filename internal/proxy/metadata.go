@@ -12,19 +12,19 @@ import (
 // contentType is the prefix of the content type of every gRPC call.
 const contentType = "application/grpc"
 
-// perHop are the headers that are not forwarded: those of one connection or its framing, and the route. Other headers that gRPC reserves are
-// not in the metadata, except the encodings, which are forwarded with the unchanged messages.
+// perHop are the headers that are not forwarded: those of one connection or its framing, and the route. Other headers that gRPC reserves
+// are not in the metadata, except the encodings, which are forwarded with the unchanged messages.
 var perHop = []string{
 	"content-type", "content-length", "user-agent", "te", "trailer", TypeKey, NameKey,
 	FleetKey, NodeKey, LabelKey, FencingTokenKey,
 }
 
-// HopsKey is a metadata key with one value for each proxy that a call has passed. A server that must not be reached through a plugin refuses
-// calls that have it: a plugin chooses its endpoint itself, and a proxy connects to it with the proxy's rights.
+// HopsKey is a metadata key with one value for each proxy that a call has passed. A server that must not be reached through a plugin
+// refuses calls that have it: a plugin chooses its endpoint itself, and a proxy connects to it with the proxy's rights.
 const HopsKey = "patchbay-hops"
 
-// WillCallKey is a metadata key of calls of grpc.reflection. With it a caller announces that it will call a method next, so the call starts a
-// plugin that is started on demand. Other calls of grpc.reflection do not.
+// WillCallKey is a metadata key of calls of grpc.reflection. With it a caller announces that it will call a method next, so the call starts
+// a plugin that is started on demand. Other calls of grpc.reflection do not.
 const WillCallKey = "patchbay-need"
 
 // rewriteMetadata deletes the headers of one hop from md, which it changes, adds this proxy to the hops and returns md.
@@ -57,8 +57,8 @@ func sizeOf(md metadata.MD) int {
 	return size
 }
 
-// The metadata keys with which a caller names the plugin on a socket for many plugins. Their values are percent-encoded, so that metadata can
-// contain every type and name. They are not forwarded to the plugin.
+// The metadata keys with which a caller names the plugin on a socket for many plugins. Their values are percent-encoded, so that metadata
+// can contain every type and name. They are not forwarded to the plugin.
 const (
 	TypeKey = "patchbay-type"
 	NameKey = "patchbay-name"

@@ -111,8 +111,8 @@ func handleUntil(lifetime context.Context, caller grpc.ServerStream, handle Hand
 // Serve accepts connections until the listener fails, or until the server is drained, which is not an error. It closes the listener.
 func (s *Server) Serve(l net.Listener) error { return s.server.Serve(l) }
 
-// ServeHTTP handles a call of an HTTP server that also serves other requests. A request that is not gRPC is answered with "not found". Drain
-// does not wait for these calls; drain the HTTP server.
+// ServeHTTP handles a call of an HTTP server that also serves other requests. A request that is not gRPC is answered with "not found".
+// Drain does not wait for these calls; drain the HTTP server.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.http.ServeHTTP(w, r) }
 
 // Drain stops accepting calls and returns when all calls have ended. It closes the connections of calls that are in progress 5 s after the

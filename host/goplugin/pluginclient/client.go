@@ -3,8 +3,8 @@
 // be limited, and is stopped with its host.
 //
 // A dispensed value follows the plugin: each call is made to the process that serves when the call begins, and waits while the plugin is
-// restarting. A call in progress ends with its process. The broker and the context that a GRPCPlugin receives belong to one process: dispense
-// again after a restart if you use them, or if the plugin now speaks another version. Plugins that speak net/rpc are refused.
+// restarting. A call in progress ends with its process. The broker and the context that a GRPCPlugin receives belong to one process:
+// dispense again after a restart if you use them, or if the plugin now speaks another version. Plugins that speak net/rpc are refused.
 package pluginclient
 
 import (
@@ -62,9 +62,9 @@ type Client struct {
 // errKilled is the error of methods after Kill.
 var errKilled = errors.New("the plugin was killed")
 
-// NewClient returns a client for a plugin. The first method that needs the plugin starts it. The configuration must not be changed afterwards.
-// The options change how the launcher runs the plugin; by default, it restarts the plugin when it crashes. Name, NoSocket and Protocol are set
-// after the options.
+// NewClient returns a client for a plugin. The first method that needs the plugin starts it. The configuration must not be changed
+// afterwards. The options change how the launcher runs the plugin; by default, it restarts the plugin when it crashes. Name, NoSocket and
+// Protocol are set after the options.
 func NewClient(config *library.ClientConfig, options ...func(*launcher.Plugin)) *Client {
 	own := *config
 	if own.Logger == nil { // as the library does

@@ -84,8 +84,8 @@ func contextOf(cmd *exec.Cmd) (context.Context, error) {
 	return nil, notOffered("the context of Cmd", "use exec.Command, and context.AfterFunc with Kill")
 }
 
-// checked checks the checksum of a program. It returns the program's SHA-256 and, for a script, its interpreter. With them the launcher runs
-// exactly what was checked, even if the file is replaced later.
+// checked checks the checksum of a program. It returns the program's SHA-256 and, for a script, its interpreter. With them the launcher
+// runs exactly what was checked, even if the file is replaced later.
 func checked(config *library.SecureConfig, path string) (digest, interpreter string, err error) {
 	switch {
 	case len(config.Checksum) == 0:

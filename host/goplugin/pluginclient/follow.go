@@ -18,8 +18,8 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
-// following returns a client of the library whose connection follows the plugin, and whose plugins are dispensed from the current process. It
-// returns the same client until the process or the connection has ended.
+// following returns a client of the library whose connection follows the plugin, and whose plugins are dispensed from the current process.
+// It returns the same client until the process or the connection has ended.
 func (c *Client) following(life *library.Client) (*library.GRPCClient, error) {
 	client, err := c.withFollowingConn(life)
 	if err != nil {

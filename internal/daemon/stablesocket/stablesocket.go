@@ -1,5 +1,5 @@
-// Package stablesocket serves, for each plugin, a socket whose path depends only on the plugin's type and name. It is for consumers that are
-// not written in Go. Each call on it is forwarded to the instance that is current when the call begins.
+// Package stablesocket serves, for each plugin, a socket whose path depends only on the plugin's type and name. It is for consumers that
+// are not written in Go. Each call on it is forwarded to the instance that is current when the call begins.
 package stablesocket
 
 import (
@@ -39,8 +39,8 @@ const (
 	retryInterval = 5 * time.Second
 )
 
-// Sockets keeps a stable socket for each plugin and role in a registry. Set the exported fields, then call Init, then Run. Methods other than
-// Condition are not safe for concurrent use.
+// Sockets keeps a stable socket for each plugin and role in a registry. Set the exported fields, then call Init, then Run. Methods other
+// than Condition are not safe for concurrent use.
 type Sockets struct {
 	// Dir is the directory of the sockets.
 	Dir string
@@ -258,8 +258,8 @@ func (s *Sockets) close() {
 	s.serving.Wait()
 }
 
-// clear removes stale sockets and no other files. It waits up to a second for sockets whose owner has exited to become stale: a process that
-// a killed daemon was starting shares the daemon's listeners briefly.
+// clear removes stale sockets and no other files. It waits up to a second for sockets whose owner has exited to become stale: a process
+// that a killed daemon was starting shares the daemon's listeners briefly.
 func (s *Sockets) clear(ctx context.Context) {
 	for end := time.Now().Add(time.Second); s.clearOnce(ctx) && time.Now().Before(end); {
 		if !backoff.Pause(ctx, 10*time.Millisecond) {

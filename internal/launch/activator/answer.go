@@ -135,8 +135,8 @@ func (f *Front) shut(ctx context.Context, may func() bool) error {
 	return err
 }
 
-// drain stops listening if t is the process that serves and none is started on demand, and returns when all calls have ended. It cancels them
-// when ctx is done.
+// drain stops listening if t is the process that serves and none is started on demand, and returns when all calls have ended. It cancels
+// them when ctx is done.
 func (f *Front) drain(ctx context.Context, t *Target) {
 	o, _ := f.withdraw(ctx, func() bool { return f.target == t && !f.settings.OnDemand }) // a file that cannot be removed is stale
 	if o == nil {

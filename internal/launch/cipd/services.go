@@ -108,8 +108,8 @@ func WriteHandshake(w io.Writer, port int, ticket string) error {
 	return nil
 }
 
-// Scan reports whether a program contains the names of Patchbay's services or, if it does not, of CIPD's. It is necessary because a plugin of
-// CIPD does not report an unknown handshake before its standard input ends.
+// Scan reports whether a program contains the names of Patchbay's services or, if it does not, of CIPD's. It is necessary because a plugin
+// of CIPD does not report an unknown handshake before its standard input ends.
 func Scan(program string) (isPatchbay, isCIPD bool) {
 	const own = "patchbay.plugin.v1."
 	file, err := regular.Open(program)
@@ -269,8 +269,8 @@ func invalid(id string, err error) error {
 // maxResolutions bounds the queued answers of a plugin, and how many of them are read together. A faster plugin has to wait.
 const maxResolutions = 256
 
-// Admissions is the service cipd.plugin.Admissions on top of patchbay.plugin.v1.Admissions, for one process. It joins the process's calls to
-// one stream of Patchbay's service. It is safe for concurrent use.
+// Admissions is the service cipd.plugin.Admissions on top of patchbay.plugin.v1.Admissions, for one process. It joins the process's calls
+// to one stream of Patchbay's service. It is safe for concurrent use.
 type Admissions struct {
 	impl        pluginv1.AdmissionsServer
 	resolutions chan *pluginv1.Resolution

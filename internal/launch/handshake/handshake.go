@@ -15,8 +15,9 @@ import (
 const (
 	// Version is the version of the handshake that this package writes and reads.
 	Version = 1
-	// Env is an environment variable of the plugin. Its value is EnvValue if a handshake is on standard input.
-	Env      = "PATCHBAY_HANDSHAKE"
+	// Env is an environment variable of the plugin. It is set if a handshake is on standard input.
+	Env = "PATCHBAY_HANDSHAKE"
+	// EnvValue is the value of Env.
 	EnvValue = "stdin"
 	// TicketKey is the gRPC metadata key of the ticket, which the plugin sends with each call.
 	TicketKey = "patchbay-ticket"
@@ -49,8 +50,8 @@ type Listener struct {
 	Introduction int `json:"introduction,omitempty"`
 }
 
-// Introduce writes the plugin's identity, its encoded answer to GetInfo, to the pipe and closes the pipe. If the answer is too long, nothing
-// is written, and the host calls GetInfo.
+// Introduce writes the plugin's identity, its encoded answer to GetInfo, to the pipe and closes the pipe. If the answer is too long,
+// nothing is written, and the host calls GetInfo.
 func Introduce(pipe *os.File, info []byte) {
 	if len(info) <= maxIntroduction {
 		_, _ = pipe.Write(info) // without it, the host calls GetInfo
