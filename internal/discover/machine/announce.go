@@ -57,7 +57,7 @@ func (m *Machine) take(uid uint32, n int) (refused *trust.Refusal, first bool) {
 	if refusal := m.plugins.Take(uid, min(n, 1)); refusal != nil {
 		return &trust.Refusal{
 			Reason: trust.Announcements,
-			Problem: fmt.Sprintf("user %d would have more than %d plugins, or all users but root and the host's more than %d", uid,
+			Problem: fmt.Sprintf("user %d would have more than %d plugins, or all users except root and the host's user more than %d", uid,
 				b.UserPlugins, b.TotalPlugins),
 			Remedy: "stop plugins that are not needed, or give the host more descriptors, with LimitNOFILE= or ulimit -n",
 		}, refusal.First

@@ -259,7 +259,7 @@ func (m *Machine) ignore(in *instance, cause Cause) {
 	in.clearFailure()
 	m.enter(in, Refused, cause)
 	m.end(in, plugin.ResultIgnored, nil)
-	m.emit(plugin.EventIgnored, in, "no handler is registered for its type; it is left alone")
+	m.emit(plugin.EventIgnored, in, "no handler is registered for its type, so it is ignored")
 }
 
 // failed ends an attempt without a refusal, and schedules the next one.

@@ -173,8 +173,8 @@ func (m *Machine) isRobbed(in *instance) bool {
 
 // reportRobbed reports that an instance whose socket was removed still serves. It is listed until it stops or its name is registered.
 func (m *Machine) reportRobbed(in *instance) {
-	message := fmt.Sprintf("its socket is gone, and process %d still serves on it: if it is not about to end, somebody removed the socket "+
-		"who may write to the directory; restart the plugin, which makes a new socket", in.peer.PID)
+	message := fmt.Sprintf("its socket is gone, and process %d still serves on it: if the process is not exiting, another program removed "+
+		"the socket; restart the plugin, which creates a new socket, and check who may write to the directory", in.peer.PID)
 	m.emit(plugin.EventUnlinked, in, message)
 	status := m.status(in)
 	status.State, status.Since, status.LastError = plugin.StateUnlinked, m.Now, message

@@ -28,7 +28,7 @@ func (m *Machine) restore(records []plugin.Instance) {
 		m.emit(plugin.EventRestored, in, "known from before the restart; checking whether it is alive")
 		if _, known := m.restored[record.Socket]; known || record.Socket == (plugin.SocketID{}) {
 			// Two records have the same socket: only the one that was registered last counts.
-			m.went(in, "it cannot be told whether its socket is still the same", ByLoss)
+			m.went(in, "its record does not identify its socket uniquely", ByLoss)
 			continue
 		}
 		m.restored[record.Socket] = in

@@ -337,6 +337,6 @@ var errPutOff = errors.New("another plugin that has just appeared is asked inste
 
 func (a *asking) unasked(uid uint32, err error) error {
 	limits := a.places.Limits()
-	return fmt.Errorf("it was not asked who it is, or not for long enough to answer, because %d plugins of user %d, or %d in total, "+
-		"are neither registered nor refused yet: %w", limits.User, uid, limits.Total, err)
+	return fmt.Errorf("it was not asked for its type and name, or had too little time to answer, because %d plugins of user %d, "+
+		"or %d in total, are neither registered nor refused yet: %w", limits.User, uid, limits.Total, err)
 }

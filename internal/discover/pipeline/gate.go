@@ -78,7 +78,7 @@ func explainDenied(err error, path string, info sock.Info) error {
 		Reason: trust.Denied,
 		Problem: fmt.Sprintf("socket %s (mode %04o, owner %d) may not be opened by user %d of this process: permission denied",
 			path, info.Mode.Perm(), info.UID, os.Geteuid()),
-		Remedy: "give the host the capability CAP_DAC_OVERRIDE, or have the plugin make its socket with mode 0660 and a group of the host",
+		Remedy: "give the host the capability CAP_DAC_OVERRIDE, or let the plugin create its socket with mode 0660 and a group of the host",
 	}
 }
 

@@ -211,7 +211,7 @@ func (w *Watcher) Check(ctx context.Context) error {
 	p := w.running
 	w.mu.Unlock()
 	if p == nil {
-		return errors.New("the plugin watcher does not run")
+		return errors.New("the plugin watcher is not running")
 	}
 	if err := p.dirs.Check(ctx); err != nil {
 		return err
@@ -408,7 +408,7 @@ func (w *Watcher) degrade(now []dirwatch.Condition) {
 	}
 	for _, c := range before {
 		if !isIn(now, c) {
-			w.observePath(plugin.EventRecovered, c.Path, "over: "+c.Reason)
+			w.observePath(plugin.EventRecovered, c.Path, "resolved: "+c.Reason)
 		}
 	}
 }
