@@ -255,6 +255,7 @@ type (
 		Timer Timer
 		After time.Duration
 	}
+	// StopTimer stops a timer.
 	StopTimer struct{ Timer Timer }
 	// Publish makes a saved instance visible.
 	Publish struct{ Ref Ref }
