@@ -64,7 +64,8 @@ func (w *Watcher) RemoveHandler(pluginType string) { w.pipeline.RemoveHandler(pl
 // Plugins returns the statuses of the known plugins and sockets. It returns none, and false, while the Watcher does not run.
 func (w *Watcher) Plugins() (plugins []plugin.Status, running bool) { return w.pipeline.Plugins() }
 
-// Run watches until ctx ends. It is like Start and Stop, except that it waits for handlers without a time limit.
+// Run watches until ctx ends. It is like Start and Stop, except that it waits for handlers without a time limit. It returns the errors of
+// Start.
 func (w *Watcher) Run(ctx context.Context) error { return w.pipeline.Run(ctx) }
 
 // Start begins to watch in the background, until [Watcher.Stop]. It also finds plugins whose sockets exist already. It returns an error if

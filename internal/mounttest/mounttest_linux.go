@@ -1,4 +1,5 @@
-// Package mounttest mounts file systems that do not answer, for tests of code that must not hang with them.
+// Package mounttest mounts file systems that do not answer, for tests of code that must not hang with them. It does not check that code:
+// system calls on such a file system only block, until the test ends.
 package mounttest
 
 import (
