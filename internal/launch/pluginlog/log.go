@@ -1,14 +1,14 @@
-// Package pluginlog turns the output of a launched plugin, and the records that it logs through its host, into structured log records. It
-// bounds their memory and rate, and the plugin never waits for it.
+// Package pluginlog converts the output of a launched plugin, and the records that the plugin logs through its host, into structured log
+// records. It limits their memory and rate, and never blocks the plugin.
 //
 // The goroutine that drains a pipe splits the output into lines and copies them into a ring of bytes. A line is parsed when it is read from
 // the ring: by Tail, Follow, or the goroutine that forwards records to the log of the host, which exists only while there are records to
-// forward. So neither a slow log nor a line that is expensive to parse delays the plugin. A reader that cannot keep up with the ring loses
-// records and gets a record with their number. Lines above the rate limit are only counted, except the last lines before the end of the
-// output, which show why a plugin failed.
+// forward. So neither a slow log nor a line that is expensive to parse delays the plugin. A reader that is too slow loses records, and
+// receives a record with their number. Lines above the rate limit are only counted, except the last lines before the end of the output,
+// which show why a plugin failed.
 //
-// Lines of slog (JSON, text and its default format), JSON lines of other libraries with the same or hclog's keys, lines of klog and the
-// dumps of the Go runtime are parsed. All others are text. Unless a line has a level, it is Info on standard output and Warn on standard
+// The package parses lines of slog (JSON, text and the default format), JSON lines with the keys of slog or hclog, lines of klog, and stack
+// traces of the Go runtime. All other lines are text. A line without a level has the level Info on standard output and Warn on standard
 // error. Control characters and invalid UTF-8 are always escaped.
 package pluginlog
 
@@ -27,7 +27,7 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// summaryInterval is how long lines are dropped before a record says how many.
+// summaryInterval is the interval of records with the number of dropped lines.
 const summaryInterval = time.Second
 
 // Log holds the newest output of one plugin, possibly of several processes. Its methods are safe for concurrent use.
@@ -69,7 +69,7 @@ func New(name string, handler slog.Handler, rate int) *Log {
 
 type contextKey struct{}
 
-// NewContext returns a context with a log. It is for [host.Host.Launch], which puts the output of the plugin into this log and does not
+// NewContext returns a context that carries a log for [host.Host.Launch], which writes the output of the plugin to this log and does not
 // close it.
 func NewContext(ctx context.Context, l *Log) context.Context {
 	return context.WithValue(ctx, contextKey{}, l)
@@ -81,8 +81,8 @@ func FromContext(ctx context.Context) *Log {
 	return l
 }
 
-// Add takes a record that the plugin logged. The limits are those of lines; the time is that of arrival if r has none, and Seq is
-// ignored. It never blocks.
+// Add adds a record that the plugin logged. It has the same limits as a line. A record without a time gets the current time; Seq is
+// ignored. Add does not block.
 func (l *Log) Add(r plugin.LogRecord) {
 	now := time.Now()
 	data, isCut := encode(nil, r, l.maxLine)
@@ -113,7 +113,7 @@ func representable(t time.Time) bool {
 	return t.After(time.Unix(0, math.MinInt64)) && t.Before(time.Unix(0, math.MaxInt64)) && !t.IsZero()
 }
 
-// keep puts an entry into the ring. The caller holds l.mu, and calls publish after the last one.
+// keep appends an entry to the ring. The caller holds l.mu, and calls publish after the last entry.
 func (l *Log) keep(f flags, at time.Time, data []byte, isCut bool) {
 	if isCut {
 		f |= flagCut
@@ -122,7 +122,7 @@ func (l *Log) keep(f flags, at time.Time, data []byte, isCut bool) {
 	l.ring.append(f, at, data)
 }
 
-// publish wakes all readers, and reports whether there are records for the Handler. The caller holds l.mu.
+// publish wakes all readers, and reports whether there are records to forward. The caller holds l.mu.
 func (l *Log) publish() (forwarding bool) {
 	if l.wake != nil {
 		close(l.wake)
@@ -154,11 +154,11 @@ func (l *Log) drop(n uint64) {
 func (l *Log) summarise() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.tell()
+	l.report()
 }
 
-// tell is summarise for callers that hold l.mu.
-func (l *Log) tell() {
+// report adds a record with the number of dropped lines, if there are any. The caller holds l.mu.
+func (l *Log) report() {
 	if l.unreported == 0 || l.closed {
 		return
 	}
@@ -172,7 +172,7 @@ func missing(message string, n uint64) plugin.LogRecord {
 	return plugin.LogRecord{Level: slog.LevelWarn, Message: message, Attrs: []slog.Attr{slog.Int64("count", int64(n))}, Source: fromHost}
 }
 
-// Tail returns the newest n records, oldest first; all that are held if n is not positive.
+// Tail implements [plugin.Log].
 func (l *Log) Tail(n int) []plugin.LogRecord {
 	if n <= 0 {
 		n = math.MaxInt
@@ -197,9 +197,7 @@ func (l *Log) Tail(n int) []plugin.LogRecord {
 	return records
 }
 
-// Follow yields the newest n records that are held when the iteration begins, all of them if n is negative, and then what comes,
-// until ctx ends or the Log is closed. A reader so slow that records it has not seen leave the buffer gets one of source Host, which
-// says how many.
+// Follow implements [plugin.Log].
 func (l *Log) Follow(ctx context.Context, n int) iter.Seq[plugin.LogRecord] {
 	return func(yield func(plugin.LogRecord) bool) {
 		if n < 0 {
@@ -263,12 +261,12 @@ func (l *Log) Stats() plugin.LogStats {
 	return l.stats
 }
 
-// Close ends the Log: followers end when they have read what is held, Tail goes on to answer, and what comes later is discarded, though
-// pipes are drained as before. It blocks until the Handler has got all that is held, or until ctx ends: then it returns the error of
-// ctx, and a goroutine that is stuck in the Handler ends when the Handler returns.
+// Close closes the Log. Followers return after the last record, Tail still works, and later output is read and discarded. Close blocks
+// until all records are forwarded. If ctx is done before that, Close returns its error, and the forwarding goroutine ends when the handler
+// returns.
 func (l *Log) Close(ctx context.Context) error {
 	l.mu.Lock()
-	l.tell()
+	l.report()
 	l.closed = true
 	if l.timer != nil {
 		l.timer.Stop()
@@ -292,22 +290,22 @@ const (
 	Stdout   = "stdout"
 	Stderr   = "stderr"
 	RPC      = "log"  // through the Log call of the host's gRPC service
-	fromHost = "host" // a record of this package about lost records
+	fromHost = "host" // records of this package about lost records
 )
 
-// The attributes that every forwarded record has: the plugin's name, and how it came.
+// The attributes of every forwarded record: the plugin's name and the source.
 const pluginKey, streamKey = "plugin", "stream"
 
 const (
 	maxLine     = 64 << 10
 	defaultRate = 1000
 	burst       = 2000      // lines of 100 bytes fill keep
-	keep        = 256 << 10 // bytes that are held for Tail, Follow and the handler, allocated as needed
+	keep        = 256 << 10 // size in bytes of the ring, which is allocated as needed
 )
 
-// forward hands records to the Handler until there are none left. There is at most one such goroutine per Log.
+// forward forwards records until there are none left. At most one goroutine of a Log runs it.
 func (l *Log) forward() {
-	room := make([]slog.Attr, 0, usualAttrs) // reused for each line; a line with more attributes allocates
+	attrs := make([]slog.Attr, 0, usualAttrs) // reused for each line
 	l.mu.Lock()
 	c := l.position
 	for {
@@ -320,12 +318,12 @@ func (l *Log) forward() {
 		if missed > 0 {
 			r := missing("records missed: the log is too slow", missed)
 			r.Time = time.Now()
-			l.hand(sourceFlags(fromHost), r)
+			l.handle(sourceFlags(fromHost), r)
 		}
 		for len(data) > 0 {
 			var e entry
 			e, data = c.advance(data)
-			l.hand(e.flags&sourceMask, e.record(0, room))
+			l.handle(e.flags&sourceMask, e.record(0, attrs))
 		}
 		l.mu.Lock()
 	}
@@ -335,8 +333,8 @@ func (l *Log) forward() {
 	l.mu.Unlock()
 }
 
-// hand gives one record to the Handler. Its error is ignored: the log is what failed.
-func (l *Log) hand(source flags, r plugin.LogRecord) {
+// handle calls the handler with a record. An error is ignored, because it could only be logged to the same handler.
+func (l *Log) handle(source flags, r plugin.LogRecord) {
 	ctx := context.Background()
 	h := l.handler[source]
 	if !h.Enabled(ctx, r.Level) {
@@ -352,8 +350,8 @@ func (l *Log) hand(source flags, r plugin.LogRecord) {
 	_ = h.Handle(ctx, record)
 }
 
-// reserved reports whether records in the log of the host have this key. An attribute of the plugin must not have it too: of two equal
-// keys, most readers of JSON take the last, and a plugin could pretend to be another.
+// reserved reports whether records in the log of the host have a key. An attribute of the plugin must not have the same key: most JSON
+// parsers use the last one of two equal keys, so the plugin could pretend to be another plugin.
 func reserved(key string) bool {
 	switch key {
 	case slog.TimeKey, slog.LevelKey, slog.MessageKey, slog.SourceKey, pluginKey, streamKey:
@@ -362,8 +360,7 @@ func reserved(key string) bool {
 	return false
 }
 
-// refill is how often a limiter adds tokens. It adds them in bulk, so that lines that belong together are more often kept or dropped
-// together.
+// refill is the interval at which a limiter adds tokens. It adds many at a time, so that consecutive lines are kept or dropped together.
 const refill = 100 * time.Millisecond
 
 type limiter struct {
@@ -385,7 +382,7 @@ func (l *limiter) advance(now time.Time) {
 	}
 }
 
-// take reports whether a line of n bytes may pass. A long line may take more tokens than there are; the next lines pay for them.
+// take reports whether a line of n bytes is within the limit, and removes its tokens. A long line may make their number negative.
 func (l *limiter) take(n int) bool {
 	if l.rate < 0 {
 		return true
@@ -397,7 +394,7 @@ func (l *limiter) take(n int) bool {
 	return true
 }
 
-// finalWords is how many of the last lines on standard error are added to the error of a process.
+// finalWords is the number of lines that WithLastWords adds.
 const finalWords = 5
 
 // WithLastWords adds the last lines that a process wrote to standard error since a time, if any, to its exit error.

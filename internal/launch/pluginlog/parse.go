@@ -12,12 +12,12 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// usualAttrs is how many attributes a line has at most, as a rule.
+// usualAttrs is the number of attributes for which forward allocates memory in advance. Few lines have more.
 const usualAttrs = 8
 
-// record takes an entry apart. Room is empty, or nil, and may become the memory of the attributes.
-func (e entry) record(seq uint64, room []slog.Attr) plugin.LogRecord {
-	r := plugin.LogRecord{Seq: seq, Time: e.at, Source: sources[e.flags&sourceMask], Attrs: room}
+// record parses an entry. It appends the attributes to attrs, which is empty or nil.
+func (e entry) record(seq uint64, attrs []slog.Attr) plugin.LogRecord {
+	r := plugin.LogRecord{Seq: seq, Time: e.at, Source: sources[e.flags&sourceMask], Attrs: attrs}
 	switch {
 	case e.flags&flagRecord != 0:
 		r.Level, r.Message, r.Attrs = decode(e.data)
@@ -35,7 +35,7 @@ func (e entry) record(seq uint64, room []slog.Attr) plugin.LogRecord {
 	return r
 }
 
-// parse parses a line that is not empty. r has the defaults.
+// parse parses a line, which is not empty, into r, which has the defaults.
 func parse(line string, r *plugin.LogRecord) {
 	done := false
 	switch c := line[0]; {
@@ -53,8 +53,8 @@ func parse(line string, r *plugin.LogRecord) {
 	}
 }
 
-// parseDefault parses a line of slog's default handler: "2009/11/10 23:00:00 INFO message key=value". The time has no zone, so the time of
-// arrival stays.
+// parseDefault parses a line of slog's default handler: "2009/11/10 23:00:00 INFO message key=value". It ignores the time, which has no
+// zone.
 func parseDefault(line string, r *plugin.LogRecord) bool {
 	const layout = "2006/01/02 15:04:05 "
 	if len(line) < len(layout) || line[4] != '/' {
@@ -80,7 +80,7 @@ func parseDefault(line string, r *plugin.LogRecord) bool {
 	return true
 }
 
-// parseTime reads a time with a zone, as in RFC 3339 or without its colon, as hclog writes it.
+// parseTime parses a time with a zone, in the format of RFC 3339 or of hclog, whose zones have no colon.
 func parseTime(s string) (time.Time, bool) {
 	t, err := time.Parse(time.RFC3339, s)
 	if err != nil {
@@ -107,8 +107,7 @@ func isKlog[S string | []byte](line S) bool {
 		digits(line[12:14]) && line[14] == '.' && digits(line[15:21]) && line[21] == ' '
 }
 
-// parseKlog takes a line of klog apart, which may be structured: `"message" key="value"`. It has no year and no zone, so the time of
-// arrival stays.
+// parseKlog parses a line of klog, which may be structured: `"message" key="value"`. It ignores the time, which has no year and no zone.
 func parseKlog(line string, r *plugin.LogRecord) bool {
 	if !isKlog(line) {
 		return false
@@ -183,8 +182,7 @@ func logfmt(s string) (attrs []slog.Attr, ok bool) {
 	return attrs, len(attrs) > 0
 }
 
-// token takes a quoted string, or what stands before a space or an equals sign, off s. Values with equals signs have to be quoted, as
-// slog, hclog and klog do it.
+// token cuts s after a quoted string, or before the next space or equals sign. slog, hclog and klog quote values with equals signs.
 func token(s string) (value, rest string, ok bool) {
 	if s != "" && s[0] == '"' {
 		quoted, err := strconv.QuotedPrefix(s)
@@ -226,10 +224,11 @@ func roleOf(key string) role {
 	return roleNone
 }
 
-// fields records which roles of a record are filled. The first key of a role fills it; another one is an attribute.
+// fields reports which fields of a record are set. The first key of a role sets the field; later ones are attributes.
 type fields struct{ time, level, message bool }
 
-// take puts value into r if key has a role that is free and value fits.
+// take sets the field of r for the role of key. It reports false if there is none, if it is set already, or if the value is not valid for
+// it.
 func (f *fields) take(key string, value slog.Value, r *plugin.LogRecord) bool {
 	role := roleOf(key)
 	if role == roleNone || value.Kind() != slog.KindString {
@@ -255,16 +254,16 @@ func (f *fields) take(key string, value slog.Value, r *plugin.LogRecord) bool {
 	return false
 }
 
-// recognised reports whether enough roles are filled to treat the line as a log record.
+// recognised reports whether the fields are sufficient to treat the line as a log record.
 func (f *fields) recognised() bool { return f.level || f.message }
 
-// Levels beyond those of package slog, at its distance.
+// Levels that package slog does not define.
 const (
 	levelTrace = slog.LevelDebug - 4
 	levelFatal = slog.LevelError + 4
 )
 
-// levelOf returns the level that name means in one of the libraries whose lines are recognised, in upper or lower case.
+// levelOf returns the level with a name, in upper or lower case, in any of the supported formats.
 func levelOf(name string) (slog.Level, bool) {
 	var buf [len("critical")]byte
 	if len(name) > len(buf) {
@@ -293,7 +292,7 @@ func levelOf(name string) (slog.Level, bool) {
 	return slogLevel(name)
 }
 
-// slogLevel returns the level that package slog writes as name: INFO, or ERROR+2.
+// slogLevel parses a level in the format of package slog, such as INFO or ERROR+2.
 func slogLevel(name string) (level slog.Level, ok bool) {
 	if name == "" || strings.IndexByte("DIWE", name[0]) < 0 || strings.ToUpper(name) != name {
 		return 0, false
@@ -302,8 +301,8 @@ func slogLevel(name string) (level slog.Level, ok bool) {
 	return level, err == nil
 }
 
-// clean returns s with everything that a terminal or a log may take for more than text as escapes of Go: control characters but tabs,
-// among them ESC and line breaks, characters that change the direction of text or show nothing, and bytes that are not UTF-8.
+// clean escapes, as in Go strings, characters that a terminal or a log could interpret: control characters except tabs, characters that are
+// invisible or change the direction of text, and invalid UTF-8.
 func clean(s string) string {
 	for i := range len(s) {
 		if b := s[i]; b < ' ' && b != '\t' || b >= 0x7f {
@@ -313,7 +312,7 @@ func clean(s string) string {
 	return s
 }
 
-// cleanFrom is clean for an s of which the first i bytes need nothing.
+// cleanFrom is clean for a string whose first i bytes need no escapes.
 func cleanFrom(s string, i int) string {
 	var b strings.Builder
 	done := 0

@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// growPipe enlarges the buffer of a pipe. It is a help and no need: it fails on what is no pipe, and where the user's share of
-// pipe buffers is used up (pipe(7), /proc/sys/fs/pipe-user-pages-soft).
+// growPipe tries to enlarge the buffer of a pipe. It does nothing if r is not a pipe, or if the user's limit of pipe buffers is reached
+// (pipe(7), /proc/sys/fs/pipe-user-pages-soft).
 func growPipe(r *os.File) {
 	conn, err := r.SyscallConn()
 	if err != nil {

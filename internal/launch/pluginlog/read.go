@@ -13,20 +13,20 @@ import (
 )
 
 const (
-	pipeSize   = 1 << 20   // what a plugin can print while the reader is not scheduled
-	idleBuffer = 4 << 10   // the buffer of a reader while the plugin prints little
-	fullBuffer = 128 << 10 // the buffer while the plugin prints much
-	lastWords  = 16 << 10  // bytes that are held of lines above the rate limit, in case they are the last
+	pipeSize   = 1 << 20   // a plugin can write this many bytes before the reader is scheduled
+	idleBuffer = 4 << 10   // size of the read buffer while there is little output
+	fullBuffer = 128 << 10 // size of the read buffer while there is much output
+	lastWords  = 16 << 10  // how many bytes of lines above the rate limit are held until it is known whether they are the last
 )
 
 var fullBuffers = sync.Pool{New: func() any { return new([fullBuffer]byte) }}
 
 var newline = []byte{'\n'}
 
-// Drain reads r into the log until the end of the file, until r is closed, or until its read deadline; none of them is an error. It
-// blocks until then, and leaves it to the caller to close r. It enlarges the buffer of a pipe as far as the system allows.
+// Drain reads r into the log. It blocks until the end of the file, until r is closed, or until its read deadline; none of them is an error.
+// The caller closes r. Drain tries to enlarge the buffer of a pipe.
 //
-// Blank lines are counted and not kept. A line is kept when it ends, or when it is longer than maxLine: then it is cut there.
+// Blank lines are counted and not kept. A line is kept when it is complete. A line that is longer than maxLine is cut there.
 func (l *Log) Drain(r io.Reader, source string) error {
 	if pipe, isFile := r.(*os.File); isFile {
 		growPipe(pipe)
@@ -39,8 +39,7 @@ func (l *Log) Drain(r io.Reader, source string) error {
 	for {
 		n, err := r.Read(buf)
 		if n > 0 && s.write(buf[:n]) {
-			// The pipe has room for what comes meanwhile.
-			runtime.Gosched()
+			runtime.Gosched() // the pipe buffers the output until this goroutine continues
 		}
 		switch {
 		case n == len(buf) && full == nil:
@@ -63,17 +62,17 @@ func (l *Log) Drain(r io.Reader, source string) error {
 	}
 }
 
-// stream is one pipe while it is read. Its methods are called from one goroutine.
+// stream is the state of reading one pipe. Its methods are called from one goroutine.
 type stream struct {
 	log     *Log
 	source  flags
 	trace   trace
-	partial []byte // a line that has not ended yet, or its first maxLine bytes
-	skip    bool   // the rest of a line that was cut is still to come
-	words   []byte // complete lines above the rate limit that are the last so far
+	partial []byte // an incomplete line
+	skip    bool   // the next bytes are the rest of a line that was cut
+	words   []byte // complete lines above the rate limit after the last line that was kept
 }
 
-// write takes a chunk of output, and reports whether the reader should yield so that the Handler can keep up.
+// write processes a chunk of output. It reports whether the reader should yield to the goroutine that forwards records.
 func (s *stream) write(chunk []byte) (behind bool) {
 	now := time.Now()
 	l := s.log
@@ -120,7 +119,7 @@ func (s *stream) hold(piece []byte, now time.Time) {
 	if len(piece) < room {
 		return
 	}
-	// Too long already: it is not worth waiting for its end, which may never come.
+	// Cut the line now: it may never end.
 	if !s.keep(s.partial, now) {
 		s.reject(append(s.partial, '\n'))
 	}
@@ -160,13 +159,13 @@ func (s *stream) put(line []byte, now time.Time, isCut bool) {
 	s.log.keep(f, now, line, isCut)
 }
 
-// reject takes complete lines above the rate limit. They are held as long as they may be the last ones, within bounds.
+// reject holds complete lines above the rate limit, up to a limit, until a later line is kept.
 func (s *stream) reject(lines []byte) {
 	l := s.log
 	l.stats.Lines += count(lines)
 	s.trace = trace{}
 	if n := len(s.words) + len(lines); n > 2*lastWords {
-		// Only the end of both is kept, from a line's beginning on.
+		// Drop the older ones. Cut lines at the beginning of a line.
 		l.drop(count(s.words))
 		s.words = s.words[:0]
 		if begin := len(lines) - lastWords; begin > 0 {
@@ -178,7 +177,7 @@ func (s *stream) reject(lines []byte) {
 	s.words = append(s.words, lines...)
 }
 
-// end handles the end of the output: lines that were held become records.
+// end handles the end of the output: lines that were held are kept.
 func (s *stream) end() {
 	now := time.Now()
 	l := s.log
@@ -191,7 +190,7 @@ func (s *stream) end() {
 	if len(s.partial) > 0 && !s.keep(s.partial, now) {
 		s.reject(append(s.partial, '\n'))
 	}
-	l.tell()
+	l.report()
 	for line := range bytes.Lines(s.words) {
 		line = bytes.TrimRight(line, "\r\n")
 		n := len(line)
@@ -205,7 +204,7 @@ func (s *stream) end() {
 
 func count(b []byte) uint64 { return uint64(bytes.Count(b, newline)) }
 
-// runeBoundary returns where to cut line so that at most n bytes are left and no rune is cut in two.
+// runeBoundary returns the largest index up to n at which line can be cut without cutting a rune.
 func runeBoundary(line []byte, n int) int {
 	if n >= len(line) {
 		return len(line)
@@ -218,14 +217,14 @@ func runeBoundary(line []byte, n int) int {
 	return n
 }
 
-// traceMessage is how many lines a dump may have before the first goroutine. The message of a panic may hold line breaks.
+// traceMessage is the largest number of lines before the first goroutine of a dump. The message of a panic may have line breaks.
 const traceMessage = 64
 
-// trace follows dumps of the Go runtime (panics, fatal errors, SIGQUIT, reports of the race detector) through lines of standard error.
+// trace recognizes dumps of the Go runtime on standard error: panics, fatal errors, SIGQUIT, and reports of the race detector.
 type trace struct {
 	inside  bool
-	frames  bool // the first goroutine was seen
-	message int  // lines so far without one
+	frames  bool // after the first goroutine
+	message int  // number of lines before the first goroutine
 }
 
 var traceBegins = [][]byte{

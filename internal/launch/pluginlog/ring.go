@@ -21,9 +21,9 @@ type flags byte
 
 const (
 	sourceMask flags = 1<<2 - 1
-	flagCut    flags = 1 << iota << 1 // bytes are missing at the end
+	flagCut    flags = 1 << iota << 1 // the entry was cut
 	flagTrace                         // a line of a dump of the Go runtime
-	flagRecord                        // not a line but a record, as encode writes it
+	flagRecord                        // a record that was encoded by encode, not a line
 )
 
 var sources = [4]string{Stdout, Stderr, RPC, fromHost}
@@ -37,8 +37,8 @@ func sourceFlags(s string) flags {
 	return 0
 }
 
-// ring holds the newest entries within a bound of bytes. Entries are never moved or changed, so that readers need the owner's lock only
-// to find them.
+// ring holds the newest entries, up to a limit of bytes. Entries are not moved or changed, so a reader needs the lock of the Log only to
+// find them.
 type ring struct {
 	keep     int
 	size     int        // bytes in all segments but the newest
@@ -126,8 +126,8 @@ func (r *ring) find(seq uint64) int {
 	return sort.Search(len(r.segments), func(i int) bool { return r.segments[i].first > seq }) - 1
 }
 
-// read returns some entries that follow c, which is not moved, and how many between c and them are gone; data is empty when there are none.
-// What it returns stays as it is, whatever happens to the ring.
+// read returns entries after the cursor, and how many entries before them were dropped. data is empty if there are none. It stays valid
+// when the ring changes. The caller moves the cursor by advance.
 func (r *ring) read(c *cursor) (data []byte, missed uint64) {
 	if c.segment != nil && c.offset < len(c.segment.data) {
 		return c.segment.data[c.offset:], 0
@@ -153,7 +153,7 @@ func (c *cursor) advance(data []byte) (e entry, rest []byte) {
 	return e, rest
 }
 
-// encode appends level, message and attributes of r to b, at most limit bytes of strings and numbers; the rest is left out.
+// encode appends the level, message and attributes of r to b. It omits attributes, and the end of the message, above limit bytes.
 func encode(b []byte, r plugin.LogRecord, limit int) (encoded []byte, isCut bool) {
 	message := r.Message
 	if len(message) > limit {

@@ -19,20 +19,21 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// Checks are the settings for checks of health, without defaults. Each Interval is shortened by up to a tenth at random. A plugin that
-// hangs is Unresponsive after at most Interval and Misses times Timeout.
+// Checks has the settings of health checks. There are no defaults. Each interval is randomly shortened by up to 10 %. A plugin that hangs
+// is Unresponsive after at most Interval + Misses × Timeout.
 type Checks struct {
 	plugin.HealthCheck
-	// Service is the service to check; empty for the plugin as a whole, which is watched, too. A service is not watched: that would occupy a
-	// worker of a plugin that may have few.
+	// Service is the name of the service to check. If it is empty, the whole plugin is checked, and also watched. A named service is not
+	// watched, because that would occupy one of its workers.
 	Service string
-	// Pending are the calls to the plugin, which may have one worker: while it works on a call that was made before these checks, it is not
-	// Unresponsive, and an answer to a call counts as one to a check. A call during which it has answered checks does not count. Nil if there
-	// are none.
+	// Pending counts the calls to the plugin, which may have only one worker: during a call that began before the missed checks, the plugin
+	// is not Unresponsive, and an answer to a call counts as an answer to a check. A call during which the plugin has answered a check is
+	// ignored. May be nil.
 	Pending *pendingcalls.Counter
 }
 
-// firstCheck is when the first check is made, at the latest: a plugin has just answered when it is ready, and its first callers go first.
+// firstCheck is the longest delay of the first check. When a plugin becomes ready, it has just answered, and its first callers have
+// priority.
 const firstCheck = time.Second / 10
 
 type follower struct {
@@ -40,18 +41,18 @@ type follower struct {
 	client  healthpb.HealthClient
 	observe func(machine.HealthFound)
 
-	misses  int    // in a row
-	answers uint64 // to calls, as of the last check
+	misses  int    // checks in a row without an answer
+	answers uint64 // number of answers to calls at the last missed check
 
-	mu      sync.Mutex // held while observe runs, which puts the calls in order
+	mu      sync.Mutex // guards current; held during observe, so that its calls are in order
 	current machine.HealthState
 }
 
 var errNotOffered = errors.New("health is not offered")
 
-// FollowHealth finds out how a running plugin is, until ctx ends or it is clear that the plugin does not offer health. It checks at an
-// interval whether the plugin answers, which nobody can tell but by asking, and where the plugin offers Watch it learns at once what it
-// answers. observe is called with each new state, in order; it must not block.
+// FollowHealth calls observe with each new state of a plugin's health, in order, until ctx is done or the plugin does not offer health
+// checks. It calls Check at an interval, because only a call shows whether the plugin answers, and Watch for changes between the checks.
+// observe must not block.
 func FollowHealth(ctx context.Context, conn grpc.ClientConnInterface, checks Checks, observe func(machine.HealthFound)) {
 	h := &follower{Checks: checks, client: healthpb.NewHealthClient(conn), observe: observe, current: machine.Unknown}
 	ctx, cancel := context.WithCancel(ctx)
@@ -107,7 +108,7 @@ func (h *follower) missed() bool {
 	return h.misses >= h.Misses && !h.Pending.Marked()
 }
 
-// check asks once. An error other than errNotOffered means that there was no answer.
+// check makes one check. An error other than errNotOffered means that the plugin has not answered.
 func (h *follower) check(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, h.Timeout)
 	defer cancel()
@@ -126,8 +127,7 @@ func (h *follower) check(ctx context.Context) error {
 	}
 }
 
-// watch takes what the plugin tells by itself. That it tells nothing means nothing, so it is left to check to find out what an end of the
-// stream means.
+// watch sets the state from the notifications of the plugin. It ignores errors of the stream: check detects a plugin that does not answer.
 func (h *follower) watch(ctx context.Context) {
 	for {
 		stream, err := h.client.Watch(ctx, &healthpb.HealthCheckRequest{})
@@ -155,7 +155,7 @@ func (h *follower) answered(response *healthpb.HealthCheckResponse) {
 	}
 }
 
-// set enters a state, if it is not there yet, and tells the observer.
+// set changes the state and calls observe, unless the state is the same.
 func (h *follower) set(state machine.HealthState, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -15,10 +15,10 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// Program is a plugin as it is configured: it starts processes.
+// Program starts the processes of a plugin with one configuration.
 type Program interface {
-	// Launch starts a process of a generation. It may block; the end of ctx ends the attempt and the process. After an error that wraps a
-	// [BlockedError] it is called again after the change.
+	// Launch starts a process of a generation. It may block. When ctx is done before it returns, it stops the process. After an error that
+	// wraps a [BlockedError], it is called again when AwaitChange has returned.
 	Launch(ctx context.Context, generation machine.Ref) (Process, error)
 }
 
@@ -26,8 +26,8 @@ type Program interface {
 type Process interface {
 	// About returns the process as the machine knows it.
 	About() machine.Process
-	// AwaitReady blocks until the process is ready and returns nil, or an error if ctx ended. It calls refused each time that the process is
-	// refused, with a [BlockedError] if every process is refused until something changes. It is called for plugins that serve.
+	// AwaitReady blocks until the process is ready and returns nil, or an error if ctx ended. It calls refused each time that the process
+	// is refused, with a [BlockedError] if every process is refused until something changes. It is called for plugins that serve.
 	AwaitReady(ctx context.Context, refused func(error)) error
 	// FollowHealth calls found with the health of a process that serves and is ready, until ctx ends.
 	FollowHealth(ctx context.Context, found func(machine.HealthFound))
@@ -37,8 +37,7 @@ type Process interface {
 	Terminate(ctx context.Context)
 }
 
-// Owner is notified of what happens to the plugin of a [Unit]. Its methods are called with a lock of the Unit: they must not block or call
-// the Unit.
+// Owner owns a [Unit]. Its methods are called while a lock of the Unit is held: they must not block or call the Unit.
 type Owner interface {
 	// Observe receives each event, in order.
 	Observe(e plugin.Event)
@@ -46,10 +45,10 @@ type Owner interface {
 	Needed() bool
 }
 
-// BlockedError is the error of a launch that fails in the same way, or of a process that is refused, until something changes.
+// BlockedError is the error of a launch or a registration that cannot succeed until something changes.
 type BlockedError struct {
 	Err error
-	// AwaitChange blocks until that has changed since the launch or the refusal, or ctx ends.
+	// AwaitChange blocks until it has changed since the launch or the refusal, or ctx is done.
 	AwaitChange func(ctx context.Context)
 }
 
@@ -57,7 +56,7 @@ func (e *BlockedError) Error() string { return e.Err.Error() }
 
 func (e *BlockedError) Unwrap() error { return e.Err }
 
-// Pace is time, goroutines and chance. A simulation has its own.
+// Pace provides time, goroutines and random numbers. A simulation replaces it.
 type Pace interface {
 	Now() time.Time
 	AfterFunc(d time.Duration, f func()) (stop func())
@@ -65,7 +64,7 @@ type Pace interface {
 	Chance() float64
 }
 
-// Real is the pace of the machine that this runs on. Its goroutines are counted in a WaitGroup.
+// Real is the Pace outside simulations. Its goroutines are counted in a WaitGroup.
 type Real struct{ *sync.WaitGroup }
 
 // Now implements Pace.
@@ -80,30 +79,30 @@ func (Real) AfterFunc(d time.Duration, f func()) (stop func()) {
 // Chance implements Pace.
 func (Real) Chance() float64 { return rand.Float64() }
 
-// Unit is one plugin that is kept running. Its methods are safe for concurrent use, and none blocks.
+// Unit keeps one plugin running. Its methods do not block and are safe for concurrent use.
 type Unit struct {
 	owner Owner
 	pace  Pace
 
-	mu       sync.Mutex // guards what follows; held for short steps
+	mu       sync.Mutex // guards the fields below; held for short steps
 	machine  machine.Machine
 	program  Program
 	held     map[machine.Ref]*held
-	timers   map[machine.Timer]func() // functions that stop them
-	survivor Process                  // the argument of Survivor, while the machine decides
+	timers   map[machine.Timer]func() // the functions stop the timers
+	survivor Process                  // the argument of Survivor, during its step
 	waiting  map[machine.Request]func(error)
 	last     machine.Request
 	killNow  bool // processes that are being terminated are killed immediately
 }
 
-// held is what is held for a generation.
+// held has the resources of a generation.
 type held struct {
 	program Program
-	process Process            // nil if none runs
-	cancel  context.CancelFunc // of the launch, and then of the wait for the exit
-	unwatch context.CancelFunc // nil if neither the process nor what blocks it is watched
-	blocked *BlockedError      // that of the last launch, or of the last refusal after it; nil if it had none
-	kill    context.CancelFunc // nil if the process is not being terminated
+	process Process            // nil if no process runs
+	cancel  context.CancelFunc // cancels the launch, or later the wait for the exit
+	unwatch context.CancelFunc // stops watch or awaitChange; nil if neither runs
+	blocked *BlockedError      // the error of the last launch, or of the last refusal after it; nil if that was not a BlockedError
+	kill    context.CancelFunc // kills the process while it is being terminated; otherwise nil
 }
 
 // New returns a Unit that does nothing yet.
@@ -114,8 +113,8 @@ func New(owner Owner, pace Pace) *Unit {
 	}
 }
 
-// Configure sets the program of the plugin and its description. If changed, a process of the previous program has to be replaced; done is
-// called with the result of that, as by Start.
+// Configure sets the program of the plugin and its description. If changed is set, a process of the previous program is replaced, and done
+// is called with the result of the replacement, as by Start.
 func (u *Unit) Configure(program Program, about machine.Description, changed bool, done func(error)) {
 	u.ask(done, func(r machine.Request) machine.Input {
 		u.program = program
@@ -130,13 +129,13 @@ func (u *Unit) Tell(input machine.Input) {
 	u.step(input)
 }
 
-// Start starts the plugin. Done is called once with the result, with a lock of the Unit. A caller that does not wait any more calls
-// withdraw.
+// Start starts the plugin. done is called once with the result, while a lock of the Unit is held. A caller that stops waiting calls
+// withdraw: then the error is the result.
 func (u *Unit) Start(done func(error)) (withdraw func(error)) {
 	return u.ask(done, func(r machine.Request) machine.Input { return machine.Start{Request: r} })
 }
 
-// Replace starts another process in place of the present one. Otherwise it is like Start.
+// Replace replaces the process, or starts one if none runs. Otherwise it is like Start.
 func (u *Unit) Replace(done func(error)) (withdraw func(error)) {
 	return u.ask(done, func(r machine.Request) machine.Input { return machine.Replace{Request: r} })
 }
@@ -166,7 +165,7 @@ func (u *Unit) ask(done func(error), input func(machine.Request) machine.Input) 
 	return func(err error) { u.Tell(machine.Withdraw{Request: r, Err: err}) }
 }
 
-// Survivor offers a process that survived an earlier host, which is taken over or ended.
+// Survivor adopts a process that survived an earlier host, or stops it.
 func (u *Unit) Survivor(p Process) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -174,7 +173,7 @@ func (u *Unit) Survivor(p Process) {
 	u.step(machine.Survivor{Process: p.About()})
 }
 
-// Unfit stops a process, immediately if atOnce, and starts another one.
+// Unfit stops a process and starts another one. If atOnce is set, the process is killed.
 func (u *Unit) Unfit(p Process, err error, atOnce bool) {
 	u.about(p, func(ref machine.Ref) machine.Input { return machine.Unfit{Ref: ref, Err: err, AtOnce: atOnce} })
 }
@@ -184,7 +183,7 @@ func (u *Unit) Unneeded(p Process) {
 	u.about(p, func(ref machine.Ref) machine.Input { return machine.Unneeded{Ref: ref} })
 }
 
-// about gives the machine an input about a process that has not ended.
+// about passes an input about a process to the machine, unless the process has ended.
 func (u *Unit) about(p Process, input func(machine.Ref) machine.Input) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -196,7 +195,7 @@ func (u *Unit) about(p Process, input func(machine.Ref) machine.Input) {
 	}
 }
 
-// Kill kills the processes that are being terminated, now and later.
+// Kill kills all processes that are being terminated, and those that will be terminated later.
 func (u *Unit) Kill() {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -208,7 +207,7 @@ func (u *Unit) Kill() {
 	}
 }
 
-// Status describes the plugin.
+// Status returns the status of the plugin.
 func (u *Unit) Status() plugin.LaunchStatus {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -225,7 +224,7 @@ func (u *Unit) Process() Process {
 	return nil
 }
 
-// step gives the machine an input and executes what that leads to. mu is held.
+// step passes an input to the machine and executes its effects. The caller holds mu.
 func (u *Unit) step(input machine.Input) {
 	effects := u.machine.Step(machine.Moment{Now: u.pace.Now(), Chance: u.pace.Chance()}, input)
 	for _, effect := range effects {
@@ -306,7 +305,7 @@ func growStack(i int) byte { // the index keeps the compiler from removing the a
 	return room[i]
 }
 
-// hold returns what is held for a generation, which begins with the present program.
+// hold returns the resources of a generation. A new generation gets the current program.
 func (u *Unit) hold(ref machine.Ref) *held {
 	if u.held[ref] == nil {
 		u.held[ref] = &held{program: u.program}
@@ -314,7 +313,7 @@ func (u *Unit) hold(ref machine.Ref) *held {
 	return u.held[ref]
 }
 
-// guarded calls Launch, whose panic and runtime.Goexit are errors.
+// guarded calls Launch, and returns an error if it panics or calls runtime.Goexit.
 func guarded(ctx context.Context, ref machine.Ref, program Program) (p Process, err error) {
 	err = callback.Call(func() (err error) {
 		growStack(0)
@@ -330,7 +329,7 @@ func guarded(ctx context.Context, ref machine.Ref, program Program) (p Process, 
 func (u *Unit) adopt(ref machine.Ref) {
 	h := u.hold(ref)
 	h.program, h.process, u.survivor = u.program, u.survivor, nil
-	h.cancel = func() {} // until it is waited for, which looks whether it was released
+	h.cancel = func() {} // await replaces it, and checks whether the generation was released before that
 	p := h.process
 	u.pace.Go(func() {
 		u.await(context.Background(), ref, h, p)
@@ -338,7 +337,7 @@ func (u *Unit) adopt(ref machine.Ref) {
 	})
 }
 
-// await waits for the end of a process, unless the process is released.
+// await waits until a process has exited or is released.
 func (u *Unit) await(ctx context.Context, ref machine.Ref, h *held, p Process) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -359,7 +358,7 @@ func (u *Unit) await(ctx context.Context, ref machine.Ref, h *held, p Process) {
 	u.step(machine.Exited{Ref: ref, Err: err})
 }
 
-// tidy forgets a generation that is over.
+// tidy removes the resources of a generation that the machine does not know any more.
 func (u *Unit) tidy(ref machine.Ref) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -368,10 +367,10 @@ func (u *Unit) tidy(ref machine.Ref) {
 	}
 }
 
-// awaitChange notifies the machine when what blocks a generation has changed.
+// awaitChange waits for the change after a BlockedError, and passes it to the machine.
 func (u *Unit) awaitChange(ref machine.Ref) {
 	h := u.held[ref]
-	ctx, cancel := context.WithCancel(context.Background()) // Unwatch calls it, which comes for each AwaitChange
+	ctx, cancel := context.WithCancel(context.Background()) // called for Unwatch, which follows each AwaitChange
 	h.unwatch = cancel
 	blocked := h.blocked
 	u.pace.Go(func() {
@@ -384,7 +383,7 @@ func (u *Unit) awaitChange(ref machine.Ref) {
 
 func (u *Unit) watch(ref machine.Ref) {
 	h := u.held[ref]
-	ctx, cancel := context.WithCancel(context.Background()) // Unwatch calls it, which comes for each Watch
+	ctx, cancel := context.WithCancel(context.Background()) // called for Unwatch, which follows each Watch
 	h.unwatch = cancel
 	p := h.process
 	u.pace.Go(func() {
