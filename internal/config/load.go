@@ -102,7 +102,7 @@ func (l *Loaded) finish(over []Setting) Errors {
 	tree.collect("", l.origins)
 	d := decoder{}
 	d.decode(tree, reflect.ValueOf(&l.Config).Elem(), "", "")
-	usable, err := catalogue.Usable(l.Config.Plugins)
+	usable, err := catalogue.Usable(l.Plugins)
 	if len(d.errs) == 0 {
 		l.Catalogue = usable
 	}

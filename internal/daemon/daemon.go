@@ -309,7 +309,7 @@ func (d *Daemon) serve(ctx context.Context, l *listening, a *assembly, parts *cl
 	if l.http != nil {
 		d.log.Info("serving HTTP", "address", l.http.Addr().String())
 		served := telemetry.Pages{Scanned: a.runtime.Ready(), Readiness: readiness{a.seen}, Metrics: a.metrics.Handler(),
-			Status: page.New(api)}
+			Status: page.New(api.Page())}
 		parts.add(telemetry.ServeHTTP(l.http, served, failed, d.log).Stop)
 	}
 	if l.fleet != nil {
@@ -367,7 +367,8 @@ func (d *Daemon) newRuntime(state *boltstate.Store, metrics *telemetry.Metrics, 
 		Observer:        observer,
 		Logger:          d.log,
 	}
-	return runtime, runtime.Open()
+	err := runtime.Open()
+	return runtime, err
 }
 
 // warn logs an error that does not prevent an orderly stop.

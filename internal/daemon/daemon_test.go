@@ -102,12 +102,12 @@ func dial(t *testing.T, cfg daemon.Options) *client.Client {
 
 func serveExample(t *testing.T, cfg daemon.Options, name string) (stop func()) {
 	t.Helper()
-	plugin := pluginwatcher.NewTestExamplePlugin(name, "ExamplePlugin", filepath.Join(cfg.PluginDirs[0], name+".sock"), "v1")
-	if err := plugin.Serve(); err != nil {
+	example := pluginwatcher.NewTestExamplePlugin(name, "ExamplePlugin", filepath.Join(cfg.PluginDirs[0], name+".sock"), "v1")
+	if err := example.Serve(); err != nil {
 		t.Fatal(err)
 	}
 	stop = func() {
-		if err := plugin.Stop(); err != nil {
+		if err := example.Stop(); err != nil {
 			t.Error(err)
 		}
 	}

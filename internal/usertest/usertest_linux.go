@@ -38,7 +38,7 @@ func Dial(t *testing.T, path string, uid, gid uint32, groups ...uint32) *net.Uni
 		}
 		conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
 		for errors.Is(err, syscall.EAGAIN) { // the queue of the listener is full
-			time.Sleep(time.Millisecond)
+			time.Sleep(time.Millisecond) //nolint:forbidigo // the kernel does not report when there is room again
 			conn, err = net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
 		}
 		dialed <- result{conn, err}
@@ -47,7 +47,7 @@ func Dial(t *testing.T, path string, uid, gid uint32, groups ...uint32) *net.Uni
 	if got.err != nil {
 		t.Fatal(got.err)
 	}
-	t.Cleanup(func() { got.conn.Close() })
+	t.Cleanup(func() { _ = got.conn.Close() })
 	return got.conn
 }
 
@@ -61,13 +61,13 @@ func Listen(t *testing.T, gid int) (net.Listener, string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	path := filepath.Join(dir, "control.sock")
-	listener, err := net.Listen("unix", path)
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { listener.Close() })
+	t.Cleanup(func() { _ = listener.Close() })
 	if err := errors.Join(os.Chmod(dir, 0o755), os.Chmod(path, 0o666), os.Chown(path, 0, gid)); err != nil {
 		t.Fatal(err)
 	}

@@ -28,7 +28,7 @@ var RequestLimits = h2proxy.Limits{UserCalls: 12 << 10, Calls: 16 << 10}
 const freeRequest = 4 << 10
 
 // boundRequests returns a handler whose requests count to the budgets while they are in progress.
-func (c *API) boundRequests(next http.Handler) http.Handler {
+func (c service) boundRequests(next http.Handler) http.Handler {
 	if c.Requests == nil {
 		return next
 	}

@@ -29,6 +29,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/daemon/node"
+	"github.com/patchbay-dev/patchbay/internal/daemon/page"
 	"github.com/patchbay-dev/patchbay/internal/daemon/resolver"
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
@@ -40,8 +41,7 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// API is the control API of a daemon. Its exported fields must be set before [API.Serve]. It implements the services of package
-// patchbayv1connect, whose methods the proto files document.
+// API is the control API of a daemon. Its exported fields must be set before [API.Serve].
 type API struct {
 	// Settings is the configuration at the start. Version and Commit identify the build.
 	Settings        config.Config
@@ -70,6 +70,12 @@ type API struct {
 	views   shared[*view]
 	past    shared[[]plugin.Event]
 }
+
+// Page returns the data of the status page.
+func (c *API) Page() page.Source { return service{c} }
+
+// service implements the services of package patchbayv1connect, whose methods the proto files document, and [page.Source].
+type service struct{ *API }
 
 // Daemon is the daemon whose configuration can be reloaded.
 type Daemon interface {
@@ -123,13 +129,13 @@ func (c *API) Serve(listener net.Listener, failed func()) *server.Server {
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
 	protocols.SetUnencryptedHTTP2(true) // gRPC clients use it on a socket without TLS
-	h := &http.Server{Handler: c.handler(), Protocols: protocols, ConnContext: c.Authorizer.ConnContext}
+	h := &http.Server{Handler: service{c}.handler(), Protocols: protocols, ConnContext: c.Authorizer.ConnContext}
 	h2proxy.BoundHTTP(h)
 	return server.Start("the control API", listener, h, failed, c.Logger)
 }
 
 // handler returns the handler of all requests at the control socket.
-func (c *API) handler() http.Handler {
+func (c service) handler() http.Handler {
 	mux := http.NewServeMux()
 	guarded := []connect.HandlerOption{
 		connect.WithRequestGate(c.Authorizer.Gate), connect.WithInterceptors(c.Authorizer.Interceptor(), bounds{}),
@@ -152,16 +158,16 @@ func (c *API) handler() http.Handler {
 }
 
 // pastEvents returns all events that are kept. A condition reports an error of reading them.
-func (c *API) pastEvents() []plugin.Event {
+func (c service) pastEvents() []plugin.Event {
 	events, _ := c.Runtime.PastEvents()
 	return events
 }
 
-func (c *API) GetVersion(context.Context, *patchbayv1.GetVersionRequest) (*patchbayv1.GetVersionResponse, error) {
+func (c service) GetVersion(context.Context, *patchbayv1.GetVersionRequest) (*patchbayv1.GetVersionResponse, error) {
 	return c.version(), nil
 }
 
-func (c *API) version() *patchbayv1.GetVersionResponse {
+func (c service) version() *patchbayv1.GetVersionResponse {
 	return &patchbayv1.GetVersionResponse{
 		Version:   c.Version,
 		Commit:    c.Commit,
@@ -172,7 +178,7 @@ func (c *API) version() *patchbayv1.GetVersionResponse {
 	}
 }
 
-func (c *API) GetPlugin(ctx context.Context, request *patchbayv1.GetPluginRequest) (*patchbayv1.GetPluginResponse, error) {
+func (c service) GetPlugin(ctx context.Context, request *patchbayv1.GetPluginRequest) (*patchbayv1.GetPluginResponse, error) {
 	asked, err := c.askedFor(request)
 	if err != nil {
 		return nil, err
@@ -193,7 +199,7 @@ func (c *API) GetPlugin(ctx context.Context, request *patchbayv1.GetPluginReques
 }
 
 // get returns the instances and refusals of a plugin.
-func (c *API) get(asked plugin.Name) []*patchbayv1.Plugin {
+func (c service) get(asked plugin.Name) []*patchbayv1.Plugin {
 	plugins := each(c.Names.Instances(asked), c.describer())
 	announced := c.Names.Announced(asked)
 	for _, refusal := range c.Runtime.Refusals() {
@@ -204,7 +210,7 @@ func (c *API) get(asked plugin.Name) []*patchbayv1.Plugin {
 	return plugins
 }
 
-func (c *API) unknown(asked plugin.Name) error {
+func (c service) unknown(asked plugin.Name) error {
 	if asked.Type == "" {
 		return connect.NewError(connect.CodeNotFound, fmt.Errorf("the launched plugin has not registered; "+
 			"\"patchbay status %s\" says what it does", untrusted.Valid(asked.Name)))
@@ -226,7 +232,7 @@ func (c *API) unknown(asked plugin.Name) error {
 	return connect.NewError(connect.CodeNotFound, what)
 }
 
-func (c *API) RetryPlugin(_ context.Context, request *patchbayv1.RetryPluginRequest) (*patchbayv1.RetryPluginResponse, error) {
+func (c service) RetryPlugin(_ context.Context, request *patchbayv1.RetryPluginRequest) (*patchbayv1.RetryPluginResponse, error) {
 	asked, err := c.askedFor(request)
 	if err != nil {
 		return nil, err
@@ -241,7 +247,7 @@ func (c *API) RetryPlugin(_ context.Context, request *patchbayv1.RetryPluginRequ
 	return &patchbayv1.RetryPluginResponse{}, nil
 }
 
-func (c *API) ReleaseName(ctx context.Context, request *patchbayv1.ReleaseNameRequest) (*patchbayv1.ReleaseNameResponse, error) {
+func (c service) ReleaseName(ctx context.Context, request *patchbayv1.ReleaseNameRequest) (*patchbayv1.ReleaseNameResponse, error) {
 	asked, err := c.askedFor(request)
 	if err != nil {
 		return nil, err
@@ -258,15 +264,15 @@ func (c *API) ReleaseName(ctx context.Context, request *patchbayv1.ReleaseNameRe
 	return &patchbayv1.ReleaseNameResponse{}, nil
 }
 
-func (c *API) ListRefusals(context.Context, *patchbayv1.ListRefusalsRequest) (*patchbayv1.ListRefusalsResponse, error) {
+func (c service) ListRefusals(context.Context, *patchbayv1.ListRefusalsRequest) (*patchbayv1.ListRefusalsResponse, error) {
 	return &patchbayv1.ListRefusalsResponse{Plugins: each(c.Runtime.Refusals(), refusalMessage)}, nil
 }
 
-func (c *API) GetConfiguration(context.Context, *patchbayv1.GetConfigurationRequest) (*patchbayv1.GetConfigurationResponse, error) {
+func (c service) GetConfiguration(context.Context, *patchbayv1.GetConfigurationRequest) (*patchbayv1.GetConfigurationResponse, error) {
 	return c.configuration(), nil
 }
 
-func (c *API) configuration() *patchbayv1.GetConfigurationResponse {
+func (c service) configuration() *patchbayv1.GetConfigurationResponse {
 	return &patchbayv1.GetConfigurationResponse{
 		PluginDirs: validAll(c.Settings.PluginDirs), DeprecatedPluginDir: untrusted.Valid(c.Settings.DeprecatedPluginDir),
 		State: untrusted.Valid(c.Settings.State), ControlSocket: untrusted.Valid(c.Settings.ControlSocket),
@@ -275,11 +281,11 @@ func (c *API) configuration() *patchbayv1.GetConfigurationResponse {
 	}
 }
 
-func (c *API) ListConditions(context.Context, *patchbayv1.ListConditionsRequest) (*patchbayv1.ListConditionsResponse, error) {
+func (c service) ListConditions(context.Context, *patchbayv1.ListConditionsRequest) (*patchbayv1.ListConditionsResponse, error) {
 	return &patchbayv1.ListConditionsResponse{Conditions: each(c.Runtime.Conditions(), conditionMessage)}, nil
 }
 
-func (c *API) Reload(ctx context.Context, _ *patchbayv1.ReloadRequest) (*patchbayv1.ReloadResponse, error) {
+func (c service) Reload(ctx context.Context, _ *patchbayv1.ReloadRequest) (*patchbayv1.ReloadResponse, error) {
 	changed, err := c.Daemon.Reload(ctx)
 	switch {
 	case err == nil:
@@ -295,7 +301,7 @@ func (c *API) Reload(ctx context.Context, _ *patchbayv1.ReloadRequest) (*patchba
 
 // awaitReplacements waits until the processes of the plugins that a reload has changed are replaced, and returns the errors of those that
 // could not be.
-func (c *API) awaitReplacements(ctx context.Context, changed []string) (failed []string) {
+func (c service) awaitReplacements(ctx context.Context, changed []string) (failed []string) {
 	for _, key := range changed {
 		name, isPlugin := strings.CutPrefix(key, "plugins.")
 		if !isPlugin {
@@ -311,7 +317,7 @@ func (c *API) awaitReplacements(ctx context.Context, changed []string) (failed [
 // diagnosePart is how many bytes of a file one message has.
 const diagnosePart = 1 << 20
 
-func (c *API) Diagnose(
+func (c service) Diagnose(
 	_ context.Context, _ *patchbayv1.DiagnoseRequest, stream *connect.ServerStream[patchbayv1.DiagnoseResponse],
 ) error {
 	for _, file := range []struct {
@@ -336,7 +342,7 @@ func (c *API) Diagnose(
 }
 
 // askedFor returns the plugin that a request names. If the request has no type, the name must be in the catalogue.
-func (c *API) askedFor(request interface {
+func (c service) askedFor(request interface {
 	GetType() string
 	GetName() string
 }) (asked plugin.Name, err error) {

@@ -134,10 +134,10 @@ func (notReloadable) Reload(context.Context) ([]string, error) {
 func (notReloadable) Effective() string { return "" }
 
 // testControl is a control API over plugins that a test lays down.
-func testControl(s Runtime, l Launcher, h handlersOf, r isRegistered) *API {
-	return &API{
+func testControl(s Runtime, l Launcher, h handlersOf, r isRegistered) service {
+	return service{&API{
 		Runtime: s, Launcher: l, Names: resolver.New(s, l, r, h), Handlers: h, Registry: neverReplaced{}, Daemon: notReloadable{}, Logger: discard,
-	}
+	}}
 }
 
 func nothingRegistered(string, string) bool { return false }

@@ -16,7 +16,7 @@ import (
 // maxDeviceRequest is the maximum size of a request in bytes; a request may name many devices.
 const maxDeviceRequest = 1 << 20
 
-func (c *API) deviceHandler() (*device.Handler, error) {
+func (c service) deviceHandler() (*device.Handler, error) {
 	for _, h := range c.Handlers.All() {
 		if h, ok := h.(*device.Handler); ok {
 			return h, nil
@@ -26,7 +26,7 @@ func (c *API) deviceHandler() (*device.Handler, error) {
 		"run it with --handler DevicePlugin=device, or with handlers: {DevicePlugin: device} in its configuration"))
 }
 
-func (c *API) ListDevices(_ context.Context, request *patchbayv1.ListDevicesRequest) (*patchbayv1.ListDevicesResponse, error) {
+func (c service) ListDevices(_ context.Context, request *patchbayv1.ListDevicesRequest) (*patchbayv1.ListDevicesResponse, error) {
 	h, err := c.deviceHandler()
 	if err != nil {
 		return nil, err
@@ -49,7 +49,7 @@ func (c *API) ListDevices(_ context.Context, request *patchbayv1.ListDevicesRequ
 	return response, nil
 }
 
-func (c *API) AllocateDevices(
+func (c service) AllocateDevices(
 	ctx context.Context, m *patchbayv1.AllocateDevicesRequest,
 ) (*patchbayv1.AllocateDevicesResponse, error) {
 	h, err := c.deviceHandler()
@@ -65,7 +65,7 @@ func (c *API) AllocateDevices(
 	return &patchbayv1.AllocateDevicesResponse{Allocation: allocationMessage(a)}, nil
 }
 
-func (c *API) ReleaseDevices(
+func (c service) ReleaseDevices(
 	ctx context.Context, m *patchbayv1.ReleaseDevicesRequest,
 ) (*patchbayv1.ReleaseDevicesResponse, error) {
 	h, err := c.deviceHandler()
@@ -79,7 +79,7 @@ func (c *API) ReleaseDevices(
 	return &patchbayv1.ReleaseDevicesResponse{Allocation: allocationMessage(a)}, nil
 }
 
-func (c *API) GetPreferredDevices(
+func (c service) GetPreferredDevices(
 	ctx context.Context, m *patchbayv1.GetPreferredDevicesRequest,
 ) (*patchbayv1.GetPreferredDevicesResponse, error) {
 	h, err := c.deviceHandler()

@@ -13,7 +13,7 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-func (c *API) WaitForPlugin(ctx context.Context, request *patchbayv1.WaitForPluginRequest) (*patchbayv1.WaitForPluginResponse, error) {
+func (c service) WaitForPlugin(ctx context.Context, request *patchbayv1.WaitForPluginRequest) (*patchbayv1.WaitForPluginResponse, error) {
 	asked, err := c.askedFor(request)
 	if err != nil {
 		return nil, err
@@ -53,7 +53,7 @@ func (c *API) WaitForPlugin(ctx context.Context, request *patchbayv1.WaitForPlug
 }
 
 // nextEvent blocks until an event may concern the plugin, and returns false if ctx is done or the events have ended.
-func (c *API) nextEvent(ctx context.Context, events <-chan plugin.Event, asked plugin.Name) bool {
+func (c service) nextEvent(ctx context.Context, events <-chan plugin.Event, asked plugin.Name) bool {
 	for {
 		select {
 		case <-ctx.Done():
@@ -101,7 +101,7 @@ func waitEnded(ctx context.Context, state string) error {
 	return connect.NewError(connect.CodeDeadlineExceeded, fmt.Errorf("the time to wait is over: %s", state))
 }
 
-func (c *API) WatchEvents(
+func (c service) WatchEvents(
 	ctx context.Context, wanted *patchbayv1.WatchEventsRequest, stream *connect.ServerStream[patchbayv1.WatchEventsResponse],
 ) error {
 	kinds := resolver.SetOf(wanted.GetKinds())

@@ -26,7 +26,7 @@ import (
 const firstRead = 4 * time.Second
 
 // readFleet returns a reader that has read the fleet. It waits for the first list for at most patience.
-func (c *API) readFleet(ctx context.Context, patience time.Duration) (*fleet.Reader, func(), error) {
+func (c service) readFleet(ctx context.Context, patience time.Duration) (*fleet.Reader, func(), error) {
 	waiting, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	if c.Node == nil {
@@ -49,7 +49,7 @@ func (c *API) readFleet(ctx context.Context, patience time.Duration) (*fleet.Rea
 	return reader, release, nil
 }
 
-func (c *API) ListNodes(ctx context.Context, request *patchbayv1.ListNodesRequest) (*patchbayv1.ListNodesResponse, error) {
+func (c service) ListNodes(ctx context.Context, request *patchbayv1.ListNodesRequest) (*patchbayv1.ListNodesResponse, error) {
 	reader, release, err := c.readFleet(ctx, firstRead)
 	if err != nil {
 		return nil, err
@@ -65,7 +65,7 @@ func (c *API) ListNodes(ctx context.Context, request *patchbayv1.ListNodesReques
 	return response, nil
 }
 
-func (c *API) ListFleetPlugins(
+func (c service) ListFleetPlugins(
 	ctx context.Context, request *patchbayv1.ListFleetPluginsRequest,
 ) (*patchbayv1.ListFleetPluginsResponse, error) {
 	reader, release, err := c.readFleet(ctx, firstRead)
@@ -93,7 +93,7 @@ func (c *API) ListFleetPlugins(
 	return &patchbayv1.ListFleetPluginsResponse{Plugins: plugins, Health: health}, nil
 }
 
-func (c *API) WatchFleet(
+func (c service) WatchFleet(
 	ctx context.Context, request *patchbayv1.WatchFleetRequest, stream *connect.ServerStream[patchbayv1.WatchFleetResponse],
 ) error {
 	reader, release, err := c.readFleet(ctx, firstRead)
@@ -174,7 +174,7 @@ func changeMessage(c fleet.Change) *patchbayv1.WatchFleetResponse {
 	return message
 }
 
-func (c *API) WaitForFleetPlugin(
+func (c service) WaitForFleetPlugin(
 	ctx context.Context, request *patchbayv1.WaitForFleetPluginRequest,
 ) (*patchbayv1.WaitForFleetPluginResponse, error) {
 	patience := time.Duration(math.MaxInt64)
@@ -199,7 +199,7 @@ func (c *API) WaitForFleetPlugin(
 	return &patchbayv1.WaitForFleetPluginResponse{Plugins: each(plugins, fleetPluginMessage)}, nil
 }
 
-func (c *API) ListFleetVersions(
+func (c service) ListFleetVersions(
 	ctx context.Context, request *patchbayv1.ListFleetVersionsRequest,
 ) (*patchbayv1.ListFleetVersionsResponse, error) {
 	reader, release, err := c.readFleet(ctx, firstRead)
@@ -309,20 +309,20 @@ func fleetPluginMessage(p fleet.Instance) *patchbayv1.FleetPlugin {
 	return message
 }
 
-func (c *API) DrainNode(ctx context.Context, request *patchbayv1.DrainNodeRequest) (*patchbayv1.DrainNodeResponse, error) {
+func (c service) DrainNode(ctx context.Context, request *patchbayv1.DrainNodeRequest) (*patchbayv1.DrainNodeResponse, error) {
 	return &patchbayv1.DrainNodeResponse{}, c.operateNode(ctx, request, (*node.Node).Drain)
 }
 
-func (c *API) UncordonNode(ctx context.Context, request *patchbayv1.UncordonNodeRequest) (*patchbayv1.UncordonNodeResponse, error) {
+func (c service) UncordonNode(ctx context.Context, request *patchbayv1.UncordonNodeRequest) (*patchbayv1.UncordonNodeResponse, error) {
 	return &patchbayv1.UncordonNodeResponse{}, c.operateNode(ctx, request, (*node.Node).Uncordon)
 }
 
-func (c *API) ForgetNode(ctx context.Context, request *patchbayv1.ForgetNodeRequest) (*patchbayv1.ForgetNodeResponse, error) {
+func (c service) ForgetNode(ctx context.Context, request *patchbayv1.ForgetNodeRequest) (*patchbayv1.ForgetNodeResponse, error) {
 	return &patchbayv1.ForgetNodeResponse{}, c.operateNode(ctx, request, (*node.Node).Forget)
 }
 
 // operateNode calls do for the node that a request names.
-func (c *API) operateNode(
+func (c service) operateNode(
 	ctx context.Context, request interface{ GetNode() string }, do func(*node.Node, context.Context, string) error,
 ) error {
 	if c.Node == nil {
@@ -338,7 +338,7 @@ func (c *API) operateNode(
 	return nil
 }
 
-func (c *API) ListLocks(ctx context.Context, _ *patchbayv1.ListLocksRequest) (*patchbayv1.ListLocksResponse, error) {
+func (c service) ListLocks(ctx context.Context, _ *patchbayv1.ListLocksRequest) (*patchbayv1.ListLocksResponse, error) {
 	if c.Node == nil {
 		return nil, connect.NewError(connect.CodeFailedPrecondition, node.ErrNoFleet)
 	}

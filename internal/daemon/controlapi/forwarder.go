@@ -17,7 +17,7 @@ import (
 
 // newForwarder returns a handler that forwards each gRPC call to the plugin, on this node or in the fleet, that the metadata of the call
 // name. Callers need the role [access.CallRole].
-func (c *API) newForwarder() http.Handler {
+func (c service) newForwarder() http.Handler {
 	g := c.Authorizer
 	return proxy.NewServer(context.Background(), func(ctx context.Context, caller grpc.ServerStream) error {
 		if err := g.AuthorizeCall(ctx); err != nil {

@@ -124,7 +124,7 @@ func TestForwardEndsWithCaller(t *testing.T) {
 func TestForwardRefuses(t *testing.T) {
 	b := newBed(t)
 	b.register("T", "n", b.serve("one"))
-	forwarder := (&API{Authorizer: testGuard(b.tmp), Logger: discard, Connector: b.registry}).newForwarder()
+	forwarder := service{&API{Authorizer: testGuard(b.tmp), Logger: discard, Connector: b.registry}}.newForwarder()
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
 	protocols.SetUnencryptedHTTP2(true)

@@ -27,21 +27,21 @@ type Launcher interface {
 	Log(name string) (plugin.Log, error)
 }
 
-func (c *API) ListLaunched(context.Context, *patchbayv1.ListLaunchedRequest) (*patchbayv1.ListLaunchedResponse, error) {
+func (c service) ListLaunched(context.Context, *patchbayv1.ListLaunchedRequest) (*patchbayv1.ListLaunchedResponse, error) {
 	return &patchbayv1.ListLaunchedResponse{Plugins: c.Launched()}, nil
 }
 
-func (c *API) LaunchPlugin(_ context.Context, request *patchbayv1.LaunchPluginRequest) (*patchbayv1.LaunchPluginResponse, error) {
+func (c service) LaunchPlugin(_ context.Context, request *patchbayv1.LaunchPluginRequest) (*patchbayv1.LaunchPluginResponse, error) {
 	now, err := c.operate(request.GetName(), c.Launcher.Start)
 	return &patchbayv1.LaunchPluginResponse{Plugin: now}, err
 }
 
-func (c *API) StopPlugin(_ context.Context, request *patchbayv1.StopPluginRequest) (*patchbayv1.StopPluginResponse, error) {
+func (c service) StopPlugin(_ context.Context, request *patchbayv1.StopPluginRequest) (*patchbayv1.StopPluginResponse, error) {
 	now, err := c.operate(request.GetName(), c.Launcher.Stop)
 	return &patchbayv1.StopPluginResponse{Plugin: now}, err
 }
 
-func (c *API) RestartPlugin(ctx context.Context, request *patchbayv1.RestartPluginRequest) (*patchbayv1.RestartPluginResponse, error) {
+func (c service) RestartPlugin(ctx context.Context, request *patchbayv1.RestartPluginRequest) (*patchbayv1.RestartPluginResponse, error) {
 	now, err := c.operate(request.GetName(), func(name string) error { return c.Launcher.Restart(ctx, name) })
 	if err != nil && ctx.Err() != nil {
 		err = ended(ctx)
@@ -50,7 +50,7 @@ func (c *API) RestartPlugin(ctx context.Context, request *patchbayv1.RestartPlug
 }
 
 // operate calls do for a launched plugin and returns the plugin's state afterwards.
-func (c *API) operate(name string, do func(name string) error) (*patchbayv1.LaunchedPlugin, error) {
+func (c service) operate(name string, do func(name string) error) (*patchbayv1.LaunchedPlugin, error) {
 	name, err := c.launchedName(name)
 	if err != nil {
 		return nil, err
@@ -64,7 +64,7 @@ func (c *API) operate(name string, do func(name string) error) (*patchbayv1.Laun
 	return nil, launchError(fmt.Errorf("%s: %w", name, launcher.ErrUnknown)) // removed from the catalogue by a reload
 }
 
-func (c *API) ReadLogs(
+func (c service) ReadLogs(
 	ctx context.Context, request *patchbayv1.ReadLogsRequest, stream *connect.ServerStream[patchbayv1.ReadLogsResponse],
 ) error {
 	name, err := c.launchedName(request.GetName())
@@ -103,7 +103,7 @@ func (c *API) ReadLogs(
 }
 
 // launchedName returns the catalogue name of the launched plugin that a request names.
-func (c *API) launchedName(name string) (string, error) {
+func (c service) launchedName(name string) (string, error) {
 	if name == "" {
 		return "", connect.NewError(connect.CodeInvalidArgument, errors.New("the request names no plugin: set name"))
 	}
@@ -115,7 +115,7 @@ func (c *API) launchedName(name string) (string, error) {
 }
 
 // notLaunched returns the error for a name that is not in the catalogue.
-func (c *API) notLaunched(name, hint string) error {
+func (c service) notLaunched(name, hint string) error {
 	known := each(c.Launcher.Plugins(), func(s plugin.LaunchStatus) string { return s.Name })
 	return connect.NewError(connect.CodeNotFound, errors.New(
 		"the catalogue, the key plugins of the configuration, has no plugin of this name"+suggest.Hint(untrusted.Valid(name), known)+hint))
@@ -131,7 +131,7 @@ func launchError(err error) error {
 	return refused(err)
 }
 
-func (c *API) launchedMessage(s plugin.LaunchStatus) *patchbayv1.LaunchedPlugin {
+func (c service) launchedMessage(s plugin.LaunchStatus) *patchbayv1.LaunchedPlugin {
 	return &patchbayv1.LaunchedPlugin{
 		Name: untrusted.Valid(s.Name), State: string(s.State), Since: timestamp(s.Since), Pid: int64(s.PID),
 		SocketPath: untrusted.Valid(s.Socket),

@@ -64,9 +64,9 @@ func newDrivers() *drivers {
 	return d
 }
 
-func (d *drivers) control() *API { return d.controlOf(d, noneLaunched{}) }
+func (d *drivers) control() service { return d.controlOf(d, noneLaunched{}) }
 
-func (d *drivers) controlOf(s Runtime, l Launcher) *API {
+func (d *drivers) controlOf(s Runtime, l Launcher) service {
 	return testControl(s, l, handlersOf{"CSIPlugin": csi.NewHandler(csi.Options{}), "Other": patchbay.AcceptHandler()}, d.isRegistered)
 }
 

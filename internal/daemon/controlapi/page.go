@@ -11,16 +11,14 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-var _ page.Source = (*API)(nil)
-
 // About omits most of the configuration: anyone who can connect to the HTTP address may see the page.
-func (c *API) About() (*patchbayv1.GetVersionResponse, *patchbayv1.GetConfigurationResponse) {
+func (c service) About() (*patchbayv1.GetVersionResponse, *patchbayv1.GetConfigurationResponse) {
 	configuration := c.configuration()
 	configuration.Effective = ""
 	return c.version(), configuration
 }
 
-func (c *API) EventsOf(ptype, name string) []*patchbayv1.Event {
+func (c service) EventsOf(ptype, name string) []*patchbayv1.Event {
 	matches := c.Names.LaunchedFilter(name)
 	if ptype != "" {
 		matches = c.Names.Filter([]string{ptype}, []string{name}, true).Matches
@@ -28,21 +26,21 @@ func (c *API) EventsOf(ptype, name string) []*patchbayv1.Event {
 	return each(slices.DeleteFunc(slices.Clone(c.past.get(c.pastEvents)), func(e plugin.Event) bool { return !matches(e) }), eventMessage)
 }
 
-func (c *API) Plugins() []*patchbayv1.Plugin { return c.views.get(c.view).plugins }
+func (c service) Plugins() []*patchbayv1.Plugin { return c.views.get(c.view).plugins }
 
-func (c *API) Launched() []*patchbayv1.LaunchedPlugin {
+func (c service) Launched() []*patchbayv1.LaunchedPlugin {
 	return each(c.Launcher.Plugins(), c.launchedMessage)
 }
 
-func (c *API) Conditions() []*patchbayv1.Condition {
+func (c service) Conditions() []*patchbayv1.Condition {
 	return each(c.Runtime.Conditions(), conditionMessage)
 }
 
-func (c *API) LastEvents(n int) []*patchbayv1.Event {
+func (c service) LastEvents(n int) []*patchbayv1.Event {
 	return each(c.Runtime.LastEvents(n), eventMessage)
 }
 
-func (c *API) Events(ctx context.Context) <-chan *patchbayv1.Event {
+func (c service) Events(ctx context.Context) <-chan *patchbayv1.Event {
 	live := c.Runtime.Events(ctx, 0)
 	messages := make(chan *patchbayv1.Event)
 	go func() { // it ends when ctx is done: live is closed then
@@ -60,7 +58,7 @@ func (c *API) Events(ctx context.Context) <-chan *patchbayv1.Event {
 	return messages
 }
 
-func (c *API) Log(ctx context.Context, name string, n int) (iter.Seq[*patchbayv1.LogRecord], error) {
+func (c service) Log(ctx context.Context, name string, n int) (iter.Seq[*patchbayv1.LogRecord], error) {
 	log, err := c.Launcher.Log(name)
 	if err != nil {
 		return nil, err
@@ -74,7 +72,7 @@ func (c *API) Log(ctx context.Context, name string, n int) (iter.Seq[*patchbayv1
 	}, nil
 }
 
-func (c *API) Fleet() (page.Fleet, error) {
+func (c service) Fleet() (page.Fleet, error) {
 	if c.Node == nil {
 		return nil, nil //nolint:nilnil // no fleet is not an error
 	}

@@ -36,7 +36,7 @@ type reflected struct {
 
 // reflectionHandler returns the handler of the reflection service. Requests for a plugin go to forwarder, unless it is nil. All bytes of
 // other requests count, because gRPC reads requests before the service asks for them.
-func (c *API) reflectionHandler(forwarder http.Handler) http.Handler {
+func (c service) reflectionHandler(forwarder http.Handler) http.Handler {
 	r := reflected{guard: c.Authorizer, byRole: map[access.Role]reflectionv1.ServerReflectionServer{}}
 	for _, of := range []access.Role{access.Read, access.Operate, access.Admin} {
 		r.byRole[of] = reflection.NewServerV1(callable(of))

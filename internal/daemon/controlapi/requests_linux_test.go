@@ -117,7 +117,7 @@ func TestRequestsAreBounded(t *testing.T) {
 	limited := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "limited"}, []string{"reason"})
 	budget := limits.NewBudget("requests", h2proxy.Limits{UserCalls: 2, Calls: 3}, 0, limited, discard)
 	began, release := make(chan struct{}), make(chan struct{})
-	handler := (&API{Requests: budget, Calls: budget}).boundRequests(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+	handler := service{&API{Requests: budget, Calls: budget}}.boundRequests(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
 		began <- struct{}{}
 		<-release
 	}))

@@ -19,12 +19,12 @@ type view struct {
 	conditions []*patchbayv1.Condition
 }
 
-func (c *API) view() *view {
+func (c service) view() *view {
 	return &view{each(c.Runtime.Plugins(), c.describer()), each(c.Runtime.Conditions(), conditionMessage)}
 }
 
 // describer returns a function that converts an instance to a message, with its metadata if it is a launched plugin.
-func (c *API) describer() func(plugin.Status) *patchbayv1.Plugin {
+func (c service) describer() func(plugin.Status) *patchbayv1.Plugin {
 	launched := map[string]string{} // names, by socket
 	if c.Catalogue != nil {
 		for _, s := range c.Launcher.Plugins() {
@@ -45,7 +45,7 @@ func (c *API) describer() func(plugin.Status) *patchbayv1.Plugin {
 }
 
 // metadata returns the metadata of a launched plugin; nil for none.
-func (c *API) metadata(name string) map[string]string {
+func (c service) metadata(name string) map[string]string {
 	if c.Catalogue == nil {
 		return nil
 	}
@@ -53,7 +53,7 @@ func (c *API) metadata(name string) map[string]string {
 }
 
 // matching returns the plugins of a view that pass each of three filters.
-func (c *API) matching(v *view, types, names, states []string) []*patchbayv1.Plugin {
+func (c service) matching(v *view, types, names, states []string) []*patchbayv1.Plugin {
 	if len(types)+len(names)+len(states) == 0 {
 		return v.plugins
 	}
@@ -91,14 +91,14 @@ func (s *shared[T]) get(compute func() T) T {
 // maxPart is the approximate maximum size of a message of StreamPlugins. It is far below the limit of gRPC clients.
 const maxPart = 1 << 20
 
-func (c *API) ListPlugins(_ context.Context, wanted *patchbayv1.ListPluginsRequest) (*patchbayv1.ListPluginsResponse, error) {
+func (c service) ListPlugins(_ context.Context, wanted *patchbayv1.ListPluginsRequest) (*patchbayv1.ListPluginsResponse, error) {
 	v := c.views.get(c.view)
 	return &patchbayv1.ListPluginsResponse{
 		Plugins: c.matching(v, wanted.GetTypes(), wanted.GetNames(), wanted.GetStates()), Conditions: v.conditions,
 	}, nil
 }
 
-func (c *API) StreamPlugins(
+func (c service) StreamPlugins(
 	ctx context.Context, wanted *patchbayv1.StreamPluginsRequest, stream *connect.ServerStream[patchbayv1.StreamPluginsResponse],
 ) error {
 	v := c.views.get(c.view)
