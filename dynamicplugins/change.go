@@ -16,8 +16,8 @@ type stage struct {
 	registry        *Store
 	pluginInstances *pluginInstances
 	info            *PluginInfo
-	leaving         bool // Discard is saving
-	// instance becomes visible with Publish, and its connection is made before that; nil if no caller waited for the plugin.
+	discarding      bool // Discard is saving
+	// instance is what Publish makes visible if preconnect has made it; otherwise nil.
 	instance *instance
 }
 
@@ -30,8 +30,8 @@ func (r *Store) RegisterPlugin(info *PluginInfo) error {
 	return r.register(info, func(l *pluginInstances, s *slot) { r.publish(l, s, info) })
 }
 
-// intern returns the registry's copy of info. Plugins of one type mostly have the same options, so consecutive registrations share them:
-// the values that the registry returns are never changed.
+// intern returns the registry's copy of info, which shares the options of the last registered plugin if they are equal: plugins of one type
+// usually have the same options.
 func (r *Store) intern(info *PluginInfo) *PluginInfo {
 	last := r.options.Load()
 	if last == nil || len(info.Options) == 0 || !maps.Equal(*last, info.Options) {
@@ -49,7 +49,7 @@ func (r *Store) intern(info *PluginInfo) *PluginInfo {
 // StagePlugins implements [keeper.Keeper].
 func (r storeKeeper) StagePlugins(infos []*PluginInfo) (staged []keeper.Staged, errs []error) {
 	staged, errs = make([]keeper.Staged, len(infos)), make([]error, len(infos))
-	var rest []int // those that are to be staged, by index
+	var rest []int // the indexes of valid infos that are not staged yet
 	for i, info := range infos {
 		if errs[i] = info.check(); errs[i] == nil {
 			rest = append(rest, i)
@@ -60,7 +60,7 @@ func (r storeKeeper) StagePlugins(infos []*PluginInfo) (staged []keeper.Staged, 
 		return cmp.Or(cmp.Compare(infos[a].Type, infos[b].Type), cmp.Compare(infos[a].Name, infos[b].Name))
 	})
 	for len(rest) > 0 {
-		var some, others []int // of one plugin, some has one at most
+		var some, others []int // some has at most one instance of each plugin
 		var keys []plugin.Name
 		for _, i := range rest {
 			if n := len(keys); n > 0 && keys[n-1] == keyOf(i) {
@@ -78,7 +78,7 @@ func (r storeKeeper) StagePlugins(infos []*PluginInfo) (staged []keeper.Staged, 
 	return staged, errs
 }
 
-// stageIn stages some of infos, each among the instances of its plugin. The caller holds changing of all of them.
+// stageIn stages the infos with the indexes in some. The caller holds changing of their plugins.
 func (r *Store) stageIn(perPlugin []*pluginInstances, some []int, infos []*PluginInfo, staged []keeper.Staged, errs []error) {
 	positions, stages := make([]position, len(some)), make([]*stage, len(some))
 	var all []saving
@@ -90,7 +90,7 @@ func (r *Store) stageIn(perPlugin []*pluginInstances, some []int, infos []*Plugi
 		}
 	}
 	var unsaved []error
-	if len(all) > 0 { // a storage of whole states would write one
+	if len(all) > 0 { // otherwise a storage of whole states would write one
 		unsaved = r.save.all(all)
 	}
 	for n, i := range some {
@@ -110,25 +110,25 @@ func (r *Store) stageIn(perPlugin []*pluginInstances, some []int, infos []*Plugi
 	}
 }
 
-// register saves info and calls then with its slot, with r.mu held.
-func (r *Store) register(info *PluginInfo, then func(*pluginInstances, *slot)) error {
+// register saves info and calls apply with its slot, with r.mu held.
+func (r *Store) register(info *PluginInfo, apply func(*pluginInstances, *slot)) error {
 	return r.change(plugin.Name{Type: info.Type, Name: info.Name}, func(l *pluginInstances) (err error) {
 		p := l.positionOf(info, false)
 		if p.plugins != nil {
 			err = r.put(l, p.plugins)
 		}
-		return r.insertAt(l, p, info, err, then)
+		return r.insertAt(l, p, info, err, apply)
 	})
 }
 
-// position is a move of an instance among those of its plugin, from its index, -1 for a new instance, to another one. plugins is the list
-// to save for that; nil if nothing has to be saved.
+// position is a move of an instance within its plugin, from an index, -1 for a new instance, to another. plugins is the list to save; nil
+// if nothing has to be saved.
 type position struct {
 	from, to int
 	plugins  []*PluginInfo
 }
 
-// positionOf returns the position of info. A known instance moves to the front if front is set. The caller holds l.changing.
+// positionOf returns the position of info. If front is set, a known instance moves to the front. The caller holds l.changing.
 func (l *pluginInstances) positionOf(info *PluginInfo, front bool) position {
 	p := position{from: l.find(info.AllocID)}
 	if p.to = max(p.from, 0); front {
@@ -143,12 +143,11 @@ func (l *pluginInstances) positionOf(info *PluginInfo, front bool) position {
 	return p
 }
 
-// insertAt moves info to its position, which was saved if err is nil, and calls then with its slot, with r.mu held. The caller holds
-// l.changing.
-func (r *Store) insertAt(l *pluginInstances, p position, info *PluginInfo, err error, then func(*pluginInstances, *slot)) error {
+// insertAt moves info to its position and calls apply with its slot, with r.mu held. err is the error of saving the position. The caller
+// holds l.changing.
+func (r *Store) insertAt(l *pluginInstances, p position, info *PluginInfo, err error, apply func(*pluginInstances, *slot)) error {
 	if err != nil && p.from >= 0 && l.saved[p.from].equal(info) {
-		// It is there nevertheless, and the storage learns of it later: nothing is lost by that, and a living instance has to wait for no
-		// disk to be the current one.
+		// Only the order could not be saved. The next change saves it, so that an instance becomes current even while the disk fails.
 		l.saved, l.orderUnsaved, err = p.plugins, true, nil
 	}
 	if err != nil {
@@ -168,7 +167,7 @@ func (r *Store) insertAt(l *pluginInstances, p position, info *PluginInfo, err e
 		}
 		l.slots = slices.Insert(l.slots, 0, s)
 	}
-	then(l, &l.slots[p.to])
+	apply(l, &l.slots[p.to])
 	return nil
 }
 
@@ -177,7 +176,7 @@ func (st *stage) Publish() {
 	r := st.registry
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.down.Load() || st.leaving {
+	if r.down.Load() || st.discarding {
 		return
 	}
 	if i := st.find(st.pluginInstances); i >= 0 {
@@ -190,7 +189,7 @@ func (st *stage) Discard() error {
 	return st.registry.change(st.pluginInstances.key, st.discardIn)
 }
 
-// The caller holds l.changing.
+// discardIn is Discard for a caller that holds l.changing.
 func (st *stage) discardIn(l *pluginInstances) (err error) {
 	r := st.registry
 	i, to, shown := st.beginDiscard(l)
@@ -205,13 +204,13 @@ func (st *stage) discardIn(l *pluginInstances) (err error) {
 
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	st.leaving = false
+	st.discarding = false
 	if err != nil {
 		return err
 	}
 	s := l.slots[i]
 	l.slots = slices.Delete(l.slots, i, i+1)
-	s.void()
+	s.cancelStage()
 	if s.shown != nil {
 		s.rank = s.shown.rank
 		l.slots = slices.Insert(l.slots, to, s)
@@ -219,8 +218,7 @@ func (st *stage) discardIn(l *pluginInstances) (err error) {
 	return nil
 }
 
-// preconnect connects to a new instance if a caller waits for its plugin, and so will call it next. The connection is made while the
-// instance is saved and notified.
+// preconnect connects to a new instance, while it is saved and notified, if a caller waits for its plugin and is about to call it.
 func (st *stage) preconnect() {
 	r := st.registry
 	r.mu.Lock()
@@ -241,27 +239,27 @@ func (st *stage) dropPreconnected() {
 
 // enter stages st in a slot. The caller holds r.mu.
 func (st *stage) enter(_ *pluginInstances, s *slot) {
-	s.void()
+	s.cancelStage()
 	s.staged = st
 }
 
-// void cancels what is staged in s. The caller holds r.mu.
-func (s *slot) void() {
+// cancelStage cancels the stage of s, if there is one. The caller holds r.mu.
+func (s *slot) cancelStage() {
 	if s.staged != nil {
 		s.staged.dropPreconnected()
 	}
 	s.staged = nil
 }
 
-// beginDiscard cancels st. It returns the index of its slot in l, or -1 if st is void, the instance that the slot shows, and the index
-// where that belongs.
+// beginDiscard marks st as being discarded. It returns the index of its slot in l, or -1 if st was canceled, the index to which the slot
+// moves back, and the visible instance of the slot, or nil.
 func (st *stage) beginDiscard(l *pluginInstances) (i, to int, shown *instance) {
 	st.registry.mu.Lock()
 	defer st.registry.mu.Unlock()
 	if i = st.find(l); i < 0 {
 		return i, i, nil
 	}
-	st.leaving = true
+	st.discarding = true
 	shown, to = l.slots[i].shown, i
 	for shown != nil && to+1 < len(l.slots) && l.slots[to+1].rank > shown.rank {
 		to++
@@ -269,19 +267,19 @@ func (st *stage) beginDiscard(l *pluginInstances) (i, to int, shown *instance) {
 	return i, to, shown
 }
 
-// find returns the index of the slot of l in which st is staged, or -1 if it is void. The caller holds r.mu.
+// find returns the index of the slot of l in which st is staged, or -1 if st was canceled. The caller holds r.mu.
 func (st *stage) find(l *pluginInstances) int {
 	return slices.IndexFunc(l.slots, func(s slot) bool { return s.staged == st })
 }
 
-// publish makes info visible in s, a slot of l, and sends its event. What is staged in s is void then. The caller holds r.mu.
+// publish makes info visible in s, a slot of l, sends its event, and cancels the stage of s. The caller holds r.mu.
 func (r *Store) publish(l *pluginInstances, s *slot, info *PluginInfo) {
 	was := s.shown
 	var made *instance
 	if s.staged != nil && s.staged.info == info {
 		made, s.staged.instance = s.staged.instance, nil
 	}
-	s.void()
+	s.cancelStage()
 	event := EventTypeRegistered
 	if was != nil {
 		event = EventTypeUpdated
@@ -305,7 +303,7 @@ func (r *Store) publish(l *pluginInstances, s *slot, info *PluginInfo) {
 	}
 	s.shown.rank = s.rank
 	r.show(l)
-	if made != nil && made.link != l.view.Load().link() { // a newer one was published before it
+	if made != nil && made.link != l.view.Load().link() { // a newer instance was published first
 		made.link.retire()
 	}
 	if event != "" {
@@ -364,7 +362,7 @@ func (r storeKeeper) MarkUnreachable(ptype, name, allocID string, reason error) 
 	})
 }
 
-// mark changes the state of a visible instance, in memory only.
+// mark changes the state of a visible instance, without saving it.
 func (r *Store) mark(k plugin.Name, allocID string, change func(*instance)) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

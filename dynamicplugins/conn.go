@@ -17,8 +17,8 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// Dispense dispenses a plugin of a [Registry] whose client is a T. It fails as [Registry].DispensePlugin does, and with [ErrWrongClient] if
-// the client is of another type.
+// Dispense calls [Registry].DispensePlugin and returns the client as a T. It returns the errors of DispensePlugin, and [ErrWrongClient] if
+// the client has another type.
 func Dispense[T any](r interface {
 	DispensePlugin(ptype, name string) (any, error)
 }, ptype, name string) (T, error) {
@@ -37,13 +37,13 @@ func Dispense[T any](r interface {
 	return t, nil
 }
 
-// Conn returns a connection to a plugin that all callers share. It belongs to the name, not to one instance: every call goes
-// to the instance that is current when the call begins, and ends on it. The connection to a superseded instance is closed
-// when the last call on it has ended, and one that is not used for a minute is closed until it is.
+// Conn returns a connection to a plugin that all callers share. It belongs to the name and not to one instance: each call goes to the
+// instance that is current when the call begins, and stays there. The connection to a superseded instance is closed when its last call has
+// ended. A connection that is idle for a minute is closed, and opened again by the next call.
 //
-// An instance that was restored is not used until it is confirmed or registered. Conn, and every call, waits for that until ctx
-// ends and at most as long as WithConfirmTimeout says, and then fails with ErrNotConfirmed. It does not wait for plugins that
-// are not registered or not reachable, except while their process is replaced; see [Store.Replacing].
+// Conn, and each call, waits until a restored instance is confirmed or registered, at most until ctx ends or the timeout of
+// [WithConfirmTimeout] has passed, and then returns [ErrNotConfirmed]. While the process of a plugin is being replaced, they wait for the
+// new one, at most until ctx ends. For other plugins that are not registered or not reachable, they return an error immediately.
 func (r *Store) Conn(ctx context.Context, ptype, name string) (grpc.ClientConnInterface, error) {
 	conn, err := r.conn(ctx, ptype, name)
 	if r.observer.Dispense != nil {
@@ -71,8 +71,8 @@ func (r *Store) dispenseConn(k plugin.Name, dispenser ConnDispenser) (any, error
 	return dispenser(in.info, &sharedConn{registry: r, key: k})
 }
 
-// sharedInstance returns the instance that shared connections to k use now. If there are only restored ones, it waits for one to
-// be confirmed; while its process is replaced, it waits for the new one.
+// sharedInstance returns the instance that shared connections to k use. It waits for a restored instance to be confirmed, and for the new
+// process of a plugin that is being replaced.
 func (r *Store) sharedInstance(ctx context.Context, k plugin.Name) (*instance, error) {
 	for {
 		if err := r.usable(); err != nil {
@@ -98,7 +98,7 @@ func (r *Store) sharedInstance(ctx context.Context, k plugin.Name) (*instance, e
 	}
 }
 
-// awaitConfirmed waits until it is not true any more that k has an instance that may live and none that is confirmed.
+// awaitConfirmed waits until an instance of k is confirmed, or none is reachable.
 func (r *Store) awaitConfirmed(ctx context.Context, k plugin.Name) error {
 	bounded, cancel := context.WithTimeout(ctx, r.confirmTimeout)
 	defer cancel()
@@ -109,13 +109,13 @@ func (r *Store) awaitConfirmed(ctx context.Context, k plugin.Name) error {
 	return err
 }
 
-// sharedConn is a grpc.ClientConnInterface whose calls go to the instance of a plugin that is current when they begin.
+// sharedConn is the connection that [Store.Conn] returns.
 type sharedConn struct {
 	registry *Store
 	key      plugin.Name
 }
 
-// begin returns the connection for one call, and the link on which to end it.
+// begin returns the connection for one call, and its link, whose end the caller calls.
 func (c *sharedConn) begin(ctx context.Context, fragments bool) (grpc.ClientConnInterface, *link, error) {
 	for {
 		in, err := c.registry.sharedInstance(ctx, c.key)
@@ -126,7 +126,7 @@ func (c *sharedConn) begin(ctx context.Context, fragments bool) (grpc.ClientConn
 		if err != nil || conn != nil {
 			return conn, in.link, err
 		}
-		// The instance was superseded in this moment; there is a newer view.
+		// The instance was superseded after sharedInstance returned; there is a newer view.
 	}
 }
 
@@ -149,8 +149,7 @@ func (c *sharedConn) Invoke(ctx context.Context, method string, args, reply any,
 	}
 }
 
-// NewStream implements grpc.ClientConnInterface. The stream counts as a call until it has ended as the documentation of
-// grpc.ClientConn.NewStream says.
+// NewStream implements grpc.ClientConnInterface. The call ends as the documentation of grpc.ClientConn.NewStream defines.
 func (c *sharedConn) NewStream(
 	ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption,
 ) (grpc.ClientStream, error) {
@@ -163,7 +162,7 @@ func (c *sharedConn) NewStream(
 		end := sync.OnceFunc(l.end)
 		stream, err := conn.NewStream(ctx, desc, method, append(slices.Clip(opts), grpc.OnFinish(func(error) { end() }))...)
 		if err == nil && fragments {
-			return stream, nil // whose ends the proxy words
+			return stream, nil // the proxy words its errors
 		}
 		if err == nil {
 			return &sharedStream{stream, ctx, c.key}, nil
@@ -178,7 +177,7 @@ func (c *sharedConn) NewStream(
 
 type sharedStream struct {
 	grpc.ClientStream
-	caller context.Context //nolint:containedctx // The stream's own ends with the connection.
+	caller context.Context //nolint:containedctx // the stream's own context ends with the connection
 	key    plugin.Name
 }
 
@@ -186,7 +185,7 @@ func (s *sharedStream) RecvMsg(m any) error {
 	return replaced(s.caller, s.key, s.ClientStream.RecvMsg(m))
 }
 
-// replaced turns the error of a call whose connection was closed into codes.Unavailable: the caller has canceled nothing.
+// replaced turns the error of a call whose connection was closed, which is codes.Canceled, into codes.Unavailable.
 func replaced(ctx context.Context, k plugin.Name, err error) error {
 	if status.Code(err) != codes.Canceled || ctx.Err() != nil || !strings.HasPrefix(status.Convert(err).Message(), h2proxy.Closing) {
 		return err
@@ -195,8 +194,8 @@ func replaced(ctx context.Context, k plugin.Name, err error) error {
 		"or the host is shutting down", k.Type, k.Name)
 }
 
-// retryElsewhere reports whether a call that was never sent is to be made on another instance: its own instance stopped accepting calls
-// after the call began.
+// retryElsewhere reports whether a call that failed before it was sent should be repeated on another instance, because its own instance
+// stopped accepting calls.
 func (c *sharedConn) retryElsewhere(l *link, err error) bool {
 	if status.Code(err) != codes.Unavailable {
 		return false

@@ -16,17 +16,15 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// Store is the [Registry] that [Open] makes, with what its users need beyond that interface. Its methods may be called at once from several
-// goroutines, and fail as those of Registry do.
-//
-// Changes are slow, because they are saved, and reads are fast. A change holds the instances of its plugin while it is saved, so changes of
-// one plugin follow each other and those of different plugins are saved together; the store's mutex is held only for the moment in which
-// the change takes effect, its event is published and its waiters are woken. Dispensing takes no lock at all: it reads an immutable view of
-// the plugin.
-//
-// Lock order: pluginInstances.changing (those of several plugins in the order of their types and names), Store.mu, then Store.entry, the
-// feed's, a link's and the pool's.
+// Store is the [Registry] that [Open] returns, with further methods. It is safe for concurrent use.
 type Store struct {
+	// A change holds changing of its plugin while it is saved, so changes of one plugin follow each other, and those of different plugins can
+	// be saved together. mu is held while a saved change takes effect, its event is published and waiting callers are woken. Dispensing takes
+	// no lock: it reads an immutable view of the plugin.
+	//
+	// Lock order: pluginInstances.changing (of several plugins in the order of their types and names), mu, then entry and the locks of the
+	// feed, links and the pool.
+
 	originals      map[string]dispenserOf // immutable
 	confirmTimeout time.Duration
 	observer       Observer
@@ -36,25 +34,25 @@ type Store struct {
 	feed           *broadcast.Feed[*PluginUpdateEvent]
 	pool           *pool
 
-	perPlugin  sync.Map // key → *pluginInstances
+	perPlugin  sync.Map // plugin.Name → *pluginInstances
 	dispensers atomic.Pointer[map[string]dispenserOf]
-	options    atomic.Pointer[map[string]string] // of the plugin that was registered last: see intern
+	options    atomic.Pointer[map[string]string] // of the last registered plugin: see intern
 	down       atomic.Bool                       // written with mu and entry held
 	stopping   chan struct{}                     // closed when down is set
 	shutdown   sync.Once
 
-	entry   sync.RWMutex   // for reading by changes that begin, so that they do not wait for each other
-	changes sync.WaitGroup // those that may use the storage; added to with entry held, while down is false
+	entry   sync.RWMutex   // held for reading while a change begins
+	changes sync.WaitGroup // changes in progress; added to with entry held, while down is false
 
-	// replacing are the plugins whose process is being replaced; nil for none. It is written with mu held.
+	// replacing has the plugins whose process is being replaced; nil for none. It is written with mu held.
 	replacing atomic.Pointer[map[plugin.Name]*replacement]
 
 	mu    sync.Mutex
-	names map[string]int // of a type that have a view; without those that have none
+	names map[string]int // the number of plugins with a view, by type; types without such plugins are absent
 	waits map[plugin.Name]*wait
 }
 
-// storeKeeper has the methods of a Store that only other packages of this module need. It implements [keeper.Keeper].
+// storeKeeper implements [keeper.Keeper].
 type storeKeeper struct{ *Store }
 
 var _ keeper.Keeper[*PluginInfo] = storeKeeper{}
@@ -72,9 +70,9 @@ func (r storeKeeper) CheckConns(check func(info *PluginInfo, conn net.Conn) erro
 // instance is one visible instance. It is immutable; a change of its state replaces it.
 type instance struct {
 	info     *PluginInfo
-	restored bool              // and not confirmed yet
+	restored bool              // from the storage, and not confirmed yet
 	dead     *UnreachableError // nil while it is reachable
-	rank     uint64            // among those of its plugin, highest first
+	rank     uint64            // instances of a plugin are ordered by rank, highest first
 	link     *link
 }
 
@@ -92,12 +90,12 @@ func newInstance(p *pool, info *PluginInfo) *instance {
 // view is an immutable snapshot of one plugin for readers. It has at least one instance.
 type view struct {
 	instances  []*instance // newest first
-	current    *instance   // the newest that is reachable, or nil
-	shared     *instance   // the newest that is reachable and confirmed, or nil: the one that shared connections use
+	current    *instance   // the newest reachable one, or nil
+	shared     *instance   // the newest reachable and confirmed one, which shared connections use, or nil
 	inlineSlot [1]*instance
 }
 
-// dispenserOf is the dispenser of one type; one of the two is set.
+// dispenserOf is the dispenser of one type; one field is set.
 type dispenserOf struct {
 	plain PluginDispenser
 	conn  ConnDispenser
@@ -172,7 +170,7 @@ func (r *Store) usable() error {
 	return nil
 }
 
-// view returns the present view of k, or nil if it has no visible instance.
+// view returns the current view of k, or nil if it has no visible instance.
 func (r *Store) view(k plugin.Name) *view {
 	if l := r.pluginInstances(k); l != nil {
 		return l.view.Load()

@@ -12,10 +12,10 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// The errors of a Registry match these with errors.Is. Those that a call on a shared connection returns are also gRPC statuses,
-// nearly always with codes.Unavailable.
+// The errors of a Registry match these with errors.Is. Those of calls on a shared connection are also gRPC statuses, with codes.Unavailable
+// unless the cause is that the caller's context ended.
 var (
-	// ErrInvalid: an argument that must be set is empty.
+	// ErrInvalid: a required argument is empty.
 	ErrInvalid = errors.New("invalid argument")
 	// ErrNoDispenser: no dispenser was given for the type.
 	ErrNoDispenser = errors.New("no plugin dispenser")
@@ -29,7 +29,7 @@ var (
 	ErrWrongClient = errors.New("wrong type of plugin client")
 	// ErrNotLoaded: the state could not be loaded from the storage, so the registry does nothing.
 	ErrNotLoaded = errors.New("plugin registry state not loaded")
-	// ErrNotSaved: the storage could not save a change, so it did not take place.
+	// ErrNotSaved: the storage could not save a change, which therefore had no effect.
 	ErrNotSaved = errors.New("plugin registry state not saved")
 	// ErrShutdown: the registry was shut down.
 	ErrShutdown = errors.New("plugin registry was shut down")
@@ -53,12 +53,12 @@ func (e *UnreachableError) Is(target error) bool { return target == ErrUnreachab
 // Unwrap returns the reason.
 func (e *UnreachableError) Unwrap() error { return e.Reason }
 
-// GRPCStatus makes the error one that a gRPC client understands.
+// GRPCStatus returns the error as a status with codes.Unavailable.
 func (e *UnreachableError) GRPCStatus() *status.Status {
 	return status.New(codes.Unavailable, e.Error())
 }
 
-// failure is an error with the text that users of the documented registry know, which matches a sentinel and may have a cause.
+// failure is an error with a documented text, which matches a sentinel and may have a cause.
 type failure struct {
 	text     string
 	sentinel error
@@ -91,7 +91,7 @@ func (f *failure) GRPCStatus() *status.Status {
 
 func invalid(text string) error { return &failure{text: text, sentinel: ErrInvalid} }
 
-// named returns the key of a plugin, for something that is to be done with it.
+// named returns the name of a plugin, or an error if a part is empty; todo is the purpose, for the error.
 func named(ptype, name, todo string) (plugin.Name, error) {
 	switch {
 	case ptype == "":

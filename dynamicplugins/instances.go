@@ -9,27 +9,25 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// pluginInstances are the instances of one plugin, in order, whose changes follow each other. They exist while the plugin has instances or
-// a change is under way, so that a plugin that is gone leaves nothing behind.
+// pluginInstances are the instances of one plugin, in order. They exist while the plugin has instances or a change is in progress.
 type pluginInstances struct {
 	key plugin.Name
 
 	changing     sync.Mutex    // held by a change from its beginning until it has taken effect
-	saved        []*PluginInfo // what the storage holds, newest first; immutable, since the storage may keep it; guarded by changing
-	orderUnsaved bool          // the storage may hold it in another order; guarded by changing
-	gone         bool          // the registry has dropped them; guarded by changing
+	saved        []*PluginInfo // as stored, newest first; immutable, because the storage may keep it; guarded by changing
+	orderUnsaved bool          // the stored order may differ; guarded by changing
+	gone         bool          // the registry has removed this value; guarded by changing
 
-	slots      []slot               // of the instances in saved, in the same order: that of rank; guarded by registry.mu
-	inlineSlot [1]slot              // room for slots, as nearly all plugins have one instance
-	view       atomic.Pointer[view] // the one that readers see, or nil; written with registry.mu held
+	slots      []slot               // of the instances in saved, in the same order; guarded by Store.mu
+	inlineSlot [1]slot              // the memory of slots, because nearly all plugins have one instance
+	view       atomic.Pointer[view] // for readers, or nil; written with Store.mu held
 }
 
-// A slot is the place of one instance in the order of its plugin. At least one of shown and staged is set, staged may be the next
-// version of shown.
+// A slot is the position of one instance within its plugin. At least one of shown and staged is set; staged may be an update of shown.
 type slot struct {
 	shown  *instance
 	staged *stage
-	rank   uint64 // highest first; that of shown, or a higher one that is staged
+	rank   uint64 // that of shown, or a higher one of staged
 }
 
 func (r *Store) pluginInstances(k plugin.Name) *pluginInstances {
@@ -38,7 +36,7 @@ func (r *Store) pluginInstances(k plugin.Name) *pluginInstances {
 	return l
 }
 
-// change makes a change of k, after those before it: do is called with pluginInstances.changing held.
+// change calls do with the instances of k and their changing held, after the earlier changes of k.
 func (r *Store) change(k plugin.Name, do func(*pluginInstances) error) (err error) {
 	if down := r.changeAll([]plugin.Name{k}, func(l []*pluginInstances) { err = do(l[0]) }); down != nil {
 		return down
@@ -46,8 +44,7 @@ func (r *Store) change(k plugin.Name, do func(*pluginInstances) error) (err erro
 	return err
 }
 
-// changeAll makes a change of several plugins at once, whose keys are different and in order, so that no two wait for each other: do is
-// called with the instances of all of them, and the changing of each held.
+// changeAll is change for several plugins together. The keys must be different and sorted, so that two changes never wait for each other.
 func (r *Store) changeAll(keys []plugin.Name, do func([]*pluginInstances)) error {
 	if err := r.begin(); err != nil {
 		return err
@@ -65,7 +62,7 @@ func (r *Store) changeAll(keys []plugin.Name, do func([]*pluginInstances)) error
 	for len(held) < len(keys) {
 		l := r.pluginInstancesOrNew(keys[len(held)])
 		l.changing.Lock()
-		if l.gone { // the registry has dropped it meanwhile
+		if l.gone { // the registry removed it before Lock returned
 			l.changing.Unlock()
 			continue
 		}
@@ -86,7 +83,7 @@ func (r *Store) pluginInstancesOrNew(k plugin.Name) *pluginInstances {
 	return l
 }
 
-// begin makes Shutdown wait for a change.
+// begin makes Shutdown wait for a change, until the caller calls changes.Done.
 func (r *Store) begin() error {
 	r.entry.RLock()
 	defer r.entry.RUnlock()
@@ -123,18 +120,18 @@ func (r *Store) saved(l *pluginInstances, s saving, err error) error {
 	return nil
 }
 
-// remove saves that the instance at i is gone. The caller holds l.changing, and takes it out of l.slots.
+// remove saves the instances without that at i. The caller holds l.changing, and removes the slot.
 func (r *Store) remove(l *pluginInstances, i int) error {
 	return r.put(l, slices.Delete(slices.Clone(l.saved), i, i+1))
 }
 
-// moved returns what is saved with info, which is the instance at from, at to. The caller holds l.changing.
+// moved returns the saved instances with info, which replaces the one at from, at to. The caller holds l.changing.
 func (l *pluginInstances) moved(from, to int, info *PluginInfo) []*PluginInfo {
 	return slices.Insert(slices.Delete(slices.Clone(l.saved), from, from+1), to, info)
 }
 
-// show makes what is in the slots of l visible, wakes those who wait for it and retires connections that are not used any more.
-// The caller holds r.mu.
+// show makes the slots of l visible, wakes waiting callers and retires the connection of an instance that is not current any more. The
+// caller holds r.mu.
 func (r *Store) show(l *pluginInstances) {
 	before, after := l.view.Load(), newView(l.slots)
 	if after.link() != before.link() {

@@ -23,21 +23,21 @@ import (
 )
 
 const (
-	// idleTimeout is how long an unused connection stays open. Making a new one takes a millisecond.
+	// idleTimeout is how long an unused connection stays open. A new connection takes a millisecond.
 	idleTimeout = time.Minute
 	// connectTimeout is how long a plugin may take to accept a connection and speak HTTP/2 on it.
 	connectTimeout = 5 * time.Second
 )
 
-// reconnect is the back-off between attempts to connect. A socket on the same machine answers or refuses at once, so there is no
-// network to spare and long pauses would only delay the return of a plugin.
+// reconnect is the back-off between attempts to connect. It is short: a socket of this machine accepts or refuses immediately, and attempts
+// load no network.
 var reconnect = backoff.Backoff{Min: reconnectPause, Max: time.Second}.GRPC()
 
 const reconnectPause = 20 * time.Millisecond
 
-// A link is the shared connection to one instance, of messages and of fragments. Each is made at the first call, or before it if a
-// caller waits for the plugin. Calls may begin on a link until it is retired; then calls in progress continue, and the last one closes the
-// connection. A nil link counts as retired.
+// A link has the shared connections to one instance: one for calls of whole messages, and one for calls that are forwarded in fragments of
+// messages. Each is made at the first call, or before it if a caller waits for the plugin. Calls may begin on a link until it is retired;
+// calls in progress then continue, and the last one closes the connections. A nil link is retired.
 type link struct {
 	pool *pool
 	path string
@@ -46,8 +46,8 @@ type link struct {
 	// Bit 0 of callState (retired): no new call may begin. The other bits count calls: each adds oneCall. Clearing the bit requires mu. It
 	// is not a field under mu because calls of many goroutines would wait for each other there.
 	callState atomic.Int64
-	// messages and fragments are nil until the first call, and after they were closed. They are made and closed with mu held, and closed only
-	// while no calls are counted, so a call that has begun never finds one that is being closed.
+	// messages and fragments are nil before the first call and after they were closed. They are made and closed with mu held, and closed
+	// only while callState counts no calls.
 	messages, fragments atomic.Pointer[grpcConn]
 	mu                  sync.Mutex
 	pending             *pendingcalls.Counter // set with the first connection
@@ -55,8 +55,8 @@ type link struct {
 
 const retired, oneCall = 1, 2
 
-// begin begins a call of fragments or of messages. It returns no connection if the link is not in use; otherwise the caller calls end when
-// the call has ended.
+// begin begins a call of fragments or of messages. It returns nil if the link is retired; otherwise the caller calls end when the call has
+// ended.
 func (l *link) begin(fragments bool) (grpc.ClientConnInterface, error) {
 	if l.callState.Add(oneCall)&retired != 0 {
 		l.end()
@@ -95,7 +95,7 @@ func (l *link) conn(fragments bool) (grpcConn, error) {
 	return c, nil
 }
 
-// preconnect begins the use of the link, and establishes the connection of messages before there is a call. It does not block.
+// preconnect revives the link and establishes the connection of messages. It does not block.
 func (l *link) preconnect() {
 	l.revive()
 	l.pool.work(func() {
@@ -131,8 +131,7 @@ func (l *link) retire() {
 	}
 }
 
-// closeUnused closes the connections if they will not be used any more. A call that is about to see that the link is not in use does it
-// itself.
+// closeUnused closes the connections if the link is retired and has no calls.
 func (l *link) closeUnused() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -184,9 +183,8 @@ func newPool() *pool {
 	}
 }
 
-// connect makes a connection of l, of fragments or of messages, which is established when it is used.
-//
-// The path is given to the dialer and not to gRPC as a target, which is a URL and could not hold every path.
+// connect makes a connection of l, of fragments or of messages, which is established when it is used. The target is not the path, because
+// a target is a URL, which cannot express every path.
 func (p *pool) connect(l *link, fragments bool) (grpcConn, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -219,7 +217,7 @@ func (p *pool) connect(l *link, fragments bool) (grpcConn, error) {
 	return c, nil
 }
 
-// ownerOf returns the user whose quotas an instance uses: the user who answers for it, or a number that no user has.
+// ownerOf returns the user whose quotas an instance uses: that of its account, or a number that no user has.
 func ownerOf(info *PluginInfo) uint32 {
 	if info != nil && info.Instance != nil && info.Instance.Account.Known {
 		return info.Instance.Account.UID
@@ -259,8 +257,8 @@ func (p *pool) work(do func()) {
 	}
 }
 
-// close closes a connection, on a goroutine: gRPC waits for its own, and the caller may be one of them. It reports false if shutdown closes
-// it already.
+// close closes a connection in another goroutine, because Close waits for goroutines of gRPC, of which the caller may be one. It returns
+// false if shutdown closes the connection.
 func (p *pool) close(c grpcConn) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

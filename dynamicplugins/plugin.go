@@ -20,42 +20,42 @@ type PluginInfo struct {
 	Type    string
 	Version string
 
-	// ConnectionInfo says where the instance answers. It must be set.
+	// ConnectionInfo is where the instance serves. It must be set.
 	ConnectionInfo *PluginConnectionInfo
 
-	// AllocID identifies the instance among those of its type and name. The empty identifier is as valid as any other.
+	// AllocID identifies the instance among those of its type and name. It may be empty.
 	AllocID string
 
-	// Options is further metadata, which the registry stores without interpreting it.
+	// Options are further metadata, which the registry stores without interpreting them.
 	Options map[string]string
 
-	// Instance is what the host that discovered the instance knows of it; nil for one that a program registered itself. In an entry for a role
-	// it has only Type, which is the type of the plugin, Account and Socket. It is not copied and must not be changed. In a storage it is
-	// always nil, and its contents are in Options, under keys that begin with "patchbay.dev/".
+	// Instance describes an instance that a host discovered; it is nil for one that a program registered itself. In the entry of a role it has
+	// only Type, which is the type of the plugin, Account and Socket. It is not copied and must not be changed. In a storage it is nil, and
+	// its contents are in Options, under keys that begin with "patchbay.dev/".
 	Instance *plugin.Instance
 
-	// Damage says which part of Instance could not be read from the storage.
+	// Damage is the error of parts of Instance that could not be read from the storage.
 	Damage error
 }
 
-// PluginConnectionInfo is what is needed to connect to a plugin.
+// PluginConnectionInfo has what is needed to connect to a plugin.
 type PluginConnectionInfo struct {
-	// SocketPath is the path of the Unix socket on which the plugin's own services answer.
+	// SocketPath is the Unix socket of the plugin's own services.
 	SocketPath string
 }
 
 // PluginDispenser creates a client for the instance that info describes. The registry calls it without locks held.
 type PluginDispenser func(info *PluginInfo) (any, error)
 
-// RegistryState is what a StateStorage keeps: by type and name, a list of *PluginInfo, newest first.
+// RegistryState is the state in a StateStorage: by type and name, a list of *PluginInfo, newest first.
 type RegistryState struct {
 	Plugins map[string]map[string]*list.List
 
-	// Reservations are those that a ChangeStorage was given, in no order. They are not part of states that are put.
+	// Reservations are those that were put into a ChangeStorage, in no order. They are not part of states that are put.
 	Reservations []plugin.Reservation
 }
 
-// EventType says what a PluginUpdateEvent tells of.
+// EventType is the kind of a PluginUpdateEvent.
 type EventType string
 
 const (
@@ -73,11 +73,11 @@ const (
 type PluginUpdateEvent struct {
 	EventType EventType
 
-	// Info is the instance that changed, as it is after the change, or as it last was if it was removed. It is nil in a resync.
+	// Info is the instance after the change, or its last state if it was removed. It is nil in a resync.
 	Info *PluginInfo
 
-	// Plugins is set in a resync only: every instance that there is, of the type subscribed to, sorted by type and name and
-	// newest first. The events that follow come after this picture.
+	// Plugins is set only in a resync: all instances of the subscribed type, sorted by type and name, newest first. Later events are changes
+	// after this snapshot.
 	Plugins []*PluginInfo
 }
 
@@ -101,7 +101,7 @@ func (p *PluginInfo) equal(q *PluginInfo) bool {
 		*p.ConnectionInfo == *q.ConnectionInfo && maps.Equal(p.Options, q.Options) && sameInstance(p.Instance, q.Instance)
 }
 
-// check reports what makes p unfit for the registry.
+// check returns an error if p cannot be registered.
 func (p *PluginInfo) check() error {
 	switch {
 	case p == nil:

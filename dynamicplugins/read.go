@@ -2,6 +2,7 @@ package dynamicplugins
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"maps"
 	"slices"
@@ -74,8 +75,7 @@ func (r *Store) ListPlugins(ptype string) []*PluginInfo {
 	return plugins
 }
 
-// Instances returns all instances, sorted by type and name and newest first. The empty type means all types and the empty
-// name all names.
+// Instances returns all instances of a type and name, sorted by type and name, newest first. An empty type or name stands for all.
 func (r *Store) Instances(ptype, name string) []Instance {
 	var instances []Instance
 	for _, v := range r.views(ptype, name) {
@@ -126,7 +126,7 @@ func (r *Store) PluginForAlloc(ptype, name, allocID string) (*PluginInfo, error)
 	return nil, r.unknown(k, allocID)
 }
 
-// views returns the views that match a type and name, sorted by them, at one moment.
+// views returns a consistent snapshot of the views that match a type and name, sorted by them.
 func (r *Store) views(ptype, name string) []*view {
 	r.mu.Lock()
 	views := r.collect(ptype, name)
@@ -134,7 +134,7 @@ func (r *Store) views(ptype, name string) []*view {
 	return sorted(views)
 }
 
-// collect returns the views that match a type and name, of which either may be empty for all. The caller holds r.mu.
+// collect returns the views that match a type and name; an empty one stands for all. The caller holds r.mu.
 func (r *Store) collect(ptype, name string) []*view {
 	var views []*view
 	if ptype != "" && name != "" {
@@ -189,4 +189,33 @@ func (r *Store) unknown(k plugin.Name, allocID string) error {
 		return noPlugin(k)
 	}
 	return noType(k.Type)
+}
+
+// PluginsUpdatedCh implements [Registry].
+func (r *Store) PluginsUpdatedCh(ctx context.Context, ptype string) <-chan *PluginUpdateEvent {
+	return r.feed.Subscribe(ctx, ptype)
+}
+
+// Watch returns all current instances, in the order of [Store.Instances], and the channel of PluginsUpdatedCh with the events after that,
+// without gaps or duplicates.
+func (r *Store) Watch(ctx context.Context, ptype string) ([]*PluginInfo, <-chan *PluginUpdateEvent) {
+	r.mu.Lock()
+	views := r.collect(ptype, "")
+	events := r.feed.Subscribe(ctx, ptype)
+	r.mu.Unlock()
+	return infos(sorted(views)), events
+}
+
+// resync commits the event for a subscriber that has missed too many. The event is filled after commit and after mu is released, before the
+// subscriber receives it.
+func (r *Store) resync(ptype string, commit func(*PluginUpdateEvent)) {
+	if r.observer.Resync != nil {
+		r.observer.Resync()
+	}
+	event := &PluginUpdateEvent{EventType: EventTypeResync}
+	r.mu.Lock()
+	views := r.collect(ptype, "")
+	commit(event)
+	r.mu.Unlock()
+	event.Plugins = infos(sorted(views))
 }

@@ -15,19 +15,19 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// sameInstance reports whether two instances are the same in a storage.
+// sameInstance reports whether two instances have the same stored form.
 func sameInstance(a, b *plugin.Instance) bool {
 	if a == nil || b == nil {
 		return a == b
 	}
 	x, y := *a, *b
-	x.Account.Launched, x.Account.Name = y.Account.Launched, y.Account.Name // which are not stored
+	x.Account.Launched, x.Account.Name = y.Account.Launched, y.Account.Name // not stored
 	return reflect.DeepEqual(&x, &y)
 }
 
-// In a storage, the instance is options of its PluginInfo, so that every StateStorage can store it. Only these keys are its own.
+// An instance is stored as these options of its PluginInfo, so that every StateStorage can store it.
 const (
-	recordOptions = "patchbay.dev/" // begins them all
+	recordOptions = "patchbay.dev/"
 
 	optionSocketPath      = recordOptions + "socket-path"
 	optionSocketID        = recordOptions + "socket-id"
@@ -44,7 +44,7 @@ const (
 
 func ofRecord(option, _ string) bool { return strings.HasPrefix(option, recordOptions) }
 
-// toStored returns a PluginInfo as it is put into a storage.
+// toStored returns the stored form of a PluginInfo.
 func toStored(p *PluginInfo) *PluginInfo {
 	in := p.Instance
 	if in == nil {
@@ -54,7 +54,7 @@ func toStored(p *PluginInfo) *PluginInfo {
 	stored.Instance, stored.Damage = nil, nil
 	stored.Options = make(map[string]string, len(p.Options)+8)
 	maps.Copy(stored.Options, p.Options)
-	maps.DeleteFunc(stored.Options, ofRecord)                          // a handler cannot forge any
+	maps.DeleteFunc(stored.Options, ofRecord)                          // which a handler must not set
 	text := optionText{make([]byte, 0, 256), make([]optionEnd, 0, 10)} // on the stack
 	text = text.add(optionAccount, appendAccount(text.values, in.Account))
 	text = text.add(optionSocketID, in.Socket.Append(text.values))
@@ -81,7 +81,7 @@ func toStored(p *PluginInfo) *PluginInfo {
 	return &stored
 }
 
-// optionText holds the concatenated values of options, so that they share one string: many registrations become measurably cheaper.
+// optionText concatenates the values of options, so that they share one string, which makes many registrations measurably cheaper.
 type optionText struct {
 	values  []byte
 	options []optionEnd
@@ -105,7 +105,7 @@ func (t optionText) copyTo(options map[string]string) {
 	}
 }
 
-// fromStored reverses toStored and returns a copy.
+// fromStored is the inverse of toStored. It returns a copy.
 func fromStored(p *PluginInfo) *PluginInfo {
 	p = p.clone()
 	stored := maps.Clone(p.Options)
@@ -137,8 +137,8 @@ func fromStored(p *PluginInfo) *PluginInfo {
 	return p
 }
 
-// appendList appends a list as JSON. What needs no escaping, as nearly all versions and roles, does without encoding/json, whose depth has
-// the stack of a new goroutine grow: that takes longer than all the rest of [toStored].
+// appendList appends a list as JSON. It uses encoding/json only for strings that need escapes, which few versions and roles do: the depth
+// of encoding/json makes the stack of a new goroutine grow, which takes longer than the rest of [toStored].
 func appendList(b []byte, list []string) []byte {
 	if list == nil || slices.ContainsFunc(list, needsEscape) {
 		text, err := json.Marshal(list)
@@ -170,9 +170,9 @@ func parseList(s string) (list []string, err error) {
 
 func parseRank(s string) (uint64, error) {
 	if s == "" {
-		return 0, nil // of an older host
+		return 0, nil // toStored omits zero
 	}
-	rank, err := strconv.ParseUint(s, 10, 63) // which leaves room for greater ones
+	rank, err := strconv.ParseUint(s, 10, 63) // later ranks are greater
 	if err != nil {
 		return 0, fmt.Errorf("rank %q is not a number below 2⁶³: %w", s, err)
 	}
@@ -214,7 +214,7 @@ func parsePeer(s string) (plugin.Peer, error) {
 	}
 	var p plugin.Peer
 	_, err := fmt.Sscanf(s, "%d %d ", &p.PID, &p.Start)
-	p.Boot = s[strings.LastIndexByte(s, ' ')+1:] // empty where a boot has no name
+	p.Boot = s[strings.LastIndexByte(s, ' ')+1:] // empty if the system does not name boots
 	if err != nil || string(appendPeer(nil, p)) != s {
 		return plugin.Peer{}, fmt.Errorf("peer %q is not of the form PID START BOOT", s)
 	}

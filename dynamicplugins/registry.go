@@ -1,9 +1,9 @@
-// Package dynamicplugins is the registry of the plugins that a host can use: the instances of each plugin, which one is current, how to get
-// a client for it, and a stream of changes.
+// Package dynamicplugins is the registry of the plugins that a host can use: it lists the instances of each plugin, makes clients for the
+// current one, and sends events of changes.
 //
-// A plugin is identified by its type and name, and its instances by their AllocID. The newest instance is current; when it goes away, the
-// newest remaining one becomes current in the same step. The registry is durable: an instance is on disk, through a StateStorage, before
-// anyone can see it, and a change that cannot be saved does not take place, except a change of the order.
+// A plugin is identified by its type and name, and its instances by their AllocID. The newest instance is current; when it is removed,
+// the newest remaining one becomes current in the same step. An instance is saved in a StateStorage before it becomes visible, and a change
+// that cannot be saved has no effect, except a change of the order.
 //
 // The package follows the documentation of Nomad's client/dynamicplugins and keeps its names; additions are documented as such. It does not
 // discover, start or probe plugins: its users do, and register them.
@@ -17,48 +17,45 @@ import (
 	"time"
 )
 
-// Registry keeps the plugins that can be used. Its methods may be called at once from several goroutines. After Shutdown, and if
-// the state could not be loaded, those that can fail return an error that matches ErrShutdown or ErrNotLoaded. It has the methods that
-// Nomad's has and no others, so that what is made for that one fits; [Store] has more.
+// Registry has the plugins that can be used. It is safe for concurrent use. Methods that return an error match ErrShutdown after Shutdown,
+// and ErrNotLoaded if the state could not be loaded. The interface has exactly the methods of Nomad's; [Store] has more.
 type Registry interface {
-	// RegisterPlugin adds an instance, which becomes the current one of its type and name, and sends EventTypeRegistered. An
-	// instance that is known (by AllocID) keeps its rank: with other details it is replaced and EventTypeUpdated is sent, with
-	// the same details nothing happens, except that it is confirmed and reachable again. When RegisterPlugin returns nil, the
-	// instance is saved.
+	// RegisterPlugin adds an instance, which becomes the current one of its type and name, and sends EventTypeRegistered. An instance with a
+	// known AllocID keeps its rank. If its details differ, it is replaced and EventTypeUpdated is sent; otherwise it is only confirmed and
+	// reachable again. When RegisterPlugin returns nil, the instance is saved.
 	RegisterPlugin(info *PluginInfo) error
 
-	// DeregisterPlugin removes an instance and sends EventTypeDeregistered. If it was the current one, the newest of those that
-	// are left is current in the same step. What is not registered gives an error that matches ErrNotFound and no event.
+	// DeregisterPlugin removes an instance and sends EventTypeDeregistered. If it was current, the newest remaining instance becomes current
+	// in the same step. If it is not registered, no event is sent and the error matches ErrNotFound.
 	DeregisterPlugin(ptype, name, allocID string) error
 
-	// WaitForPlugin returns the current instance of a plugin as soon as there is one that is not unreachable. When ctx
-	// ends, the error is ctx.Err(), as with Nomad's: the caller says what it waited for.
+	// WaitForPlugin blocks until a plugin has a reachable instance, and returns the current one. When ctx ends, it returns ctx.Err(), as
+	// Nomad's does, without the name of the plugin.
 	WaitForPlugin(ctx context.Context, ptype, name string) (*PluginInfo, error)
 
 	// ListPlugins returns the newest instance of every plugin of the type, sorted by name.
 	ListPlugins(ptype string) []*PluginInfo
 
-	// PluginForAlloc returns any instance, current or not.
+	// PluginForAlloc returns an instance, whether it is current or not.
 	PluginForAlloc(ptype, name, allocID string) (*PluginInfo, error)
 
-	// DispensePlugin makes a client for the current instance with the dispenser of the type. Instances that are unreachable are
-	// passed over; if no other is left, the error is an *UnreachableError.
+	// DispensePlugin calls the dispenser of the type for the newest reachable instance. If all are unreachable, the error is an
+	// *UnreachableError.
 	//
-	// A PluginDispenser gets restored instances at once. For a ConnDispenser, DispensePlugin waits as Conn does, although it has no
-	// context: until an instance is confirmed, at most for the timeout of WithConfirmTimeout, or while a process is replaced, at most as long
-	// as the runtime gives its replacement (30 s).
+	// A PluginDispenser also gets instances that are restored and not confirmed. For a ConnDispenser, DispensePlugin blocks as Conn does:
+	// until an instance is confirmed, at most for the timeout of WithConfirmTimeout, and while a process is being replaced, at most 30 s.
 	DispensePlugin(ptype, name string) (any, error)
 
-	// PluginsUpdatedCh returns a channel of the events of one type, or of all types if it is empty, from now on and in order. It
-	// is closed when ctx ends, and behind the last event after Shutdown. A subscriber may take its time; only if it leaves more than
-	// 8,192 events unread are they replaced by one EventTypeResync.
+	// PluginsUpdatedCh returns a channel of all later events of a type, or of all types if it is empty, in order. The channel is closed when
+	// ctx ends, and after the last event before Shutdown. If a subscriber leaves more than 8,192 events unread, one EventTypeResync replaces
+	// them.
 	PluginsUpdatedCh(ctx context.Context, ptype string) <-chan *PluginUpdateEvent
 
-	// Shutdown ends the registry: it waits for changes that are being saved, ends all event channels, closes the shared connections,
-	// and ends calls on them. When it returns, the storage is not used any more. Calling it again has no effect.
+	// Shutdown waits for changes that are being saved, closes the channels of events and the shared connections, and ends calls on them. After
+	// it has returned, the storage is not used. A second call has no effect.
 	Shutdown()
 
-	// StubDispenserForType replaces the dispenser of a type, for tests. A nil dispenser brings the original one back.
+	// StubDispenserForType replaces the dispenser of a type, for tests. A nil dispenser restores the original one.
 	StubDispenserForType(ptype string, dispenser PluginDispenser)
 }
 
@@ -82,22 +79,22 @@ const (
 	InstanceSuperseded InstanceState = "superseded"
 	// InstanceRestored means that it was restored from the storage and is not confirmed yet.
 	InstanceRestored InstanceState = "restored"
-	// InstanceUnreachable means that it was marked as unreachable.
+	// InstanceUnreachable means that it must not be used at the moment; see Instance.Reason.
 	InstanceUnreachable InstanceState = "unreachable"
 )
 
-// NewRegistry makes a registry with the state in the storage, which may be nil, and a dispenser for each plugin type. If the state
-// cannot be loaded or a dispenser is nil, every method that can fail returns that error, nothing is saved, and the channels of subscribers
-// are closed; Open returns the error instead.
+// NewRegistry returns a registry with the state in the storage, which may be nil, and a dispenser for each plugin type. If the state cannot
+// be loaded or a dispenser is nil, every method that returns an error returns that one, nothing is saved, and the channels of subscribers
+// are closed. [Open] returns the error instead.
 func NewRegistry(state StateStorage, dispensers map[string]PluginDispenser) Registry {
 	r := newRegistry(dispensers, nil)
 	if r.unusable = cmp.Or(r.checkConfig(), r.load(state)); r.unusable != nil {
-		r.feed.Close() // no event will ever come
+		r.feed.Close() // there will be no events
 	}
 	return r
 }
 
-// Open is NewRegistry with options and an error. A nil option is an error.
+// Open is [NewRegistry] with options, which must not be nil, and an error.
 func Open(state StateStorage, dispensers map[string]PluginDispenser, options ...Option) (*Store, error) {
 	if slices.ContainsFunc(options, func(option Option) bool { return option == nil }) {
 		return nil, errors.New("cannot open a registry: an option is nil; leave it out")

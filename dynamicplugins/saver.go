@@ -12,7 +12,7 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// saving is a change of one plugin to be saved: its instances, newest first, and its reservation, nil if that is unchanged.
+// saving is a change of one plugin to be saved: all its instances, newest first, and its reservation, nil if that is unchanged.
 type saving struct {
 	key         plugin.Name
 	plugins     []*PluginInfo
@@ -27,11 +27,11 @@ func (s saving) change() *PluginChange {
 	return &PluginChange{Type: s.key.Type, Name: s.key.Name, Plugins: plugins, Reservation: s.reservation}
 }
 
-// saver makes changes durable. Its functions may run at once for different plugins.
+// saver saves changes. Its functions may be called concurrently for different plugins.
 type saver struct {
 	// one saves a change.
 	one func(saving) error
-	// all saves changes of different plugins. It returns nil if all are durable, and otherwise an error for each that is not, at its index.
+	// all saves changes of different plugins. It returns nil if all are saved, and otherwise an error for each that is not, at its index.
 	all func([]saving) []error
 }
 
@@ -77,7 +77,7 @@ func newSaver(state StateStorage, loaded map[plugin.Name][]*PluginInfo) saver {
 	}}
 }
 
-// callStorage calls the storage, which must return: if it does not, nothing is known to be durable.
+// callStorage calls the storage. Its panic, or its runtime.Goexit, is an error.
 func callStorage(put func() error) error {
 	err := callback.Call(put)
 	if failed, ok := errors.AsType[*callback.Error](err); ok {
@@ -86,20 +86,19 @@ func callStorage(put func() error) error {
 	return err
 }
 
-// wholeSaver saves into a storage that takes nothing but whole states. While one state is being saved, the changes that arrive are
-// gathered, and the next state has all of them.
+// wholeSaver saves into a storage of whole states. The changes that arrive while one state is being saved are in the next one.
 type wholeSaver struct {
 	state StateStorage
 
 	saving sync.Mutex
-	lists  map[plugin.Name]*list.List // as they are in the storage; guarded by saving
+	lists  map[plugin.Name]*list.List // as stored; guarded by saving
 
 	mu   sync.Mutex
-	next *group // the changes that wait for saving; nil if there are none
+	next *group // the changes that wait to be saved; nil if there are none
 }
 
 type group struct {
-	lists map[plugin.Name]*list.List // nil: nothing is left of the plugin
+	lists map[plugin.Name]*list.List // nil for a plugin without instances
 	done  chan struct{}
 	err   error // set before done is closed
 }
@@ -171,4 +170,117 @@ func listOf(plugins []*PluginInfo) *list.List {
 		l.PushBack(toStored(p))
 	}
 	return l
+}
+
+// load fills a new registry with the stored instances, in their order, as restored ones.
+func (r *Store) load(storage StateStorage) error {
+	loaded, kept, err := stored(storage)
+	if err != nil {
+		return &failure{text: "cannot load the plugin registry's state", sentinel: ErrNotLoaded, cause: err}
+	}
+	r.save, r.reserved.restored = newSaver(storage, loaded), kept
+	for k, plugins := range loaded {
+		l := &pluginInstances{key: k, saved: plugins}
+		for i, info := range plugins {
+			in := newInstance(r.pool, info)
+			in.restored, in.rank = true, uint64(len(plugins)-i)
+			l.slots = append(l.slots, slot{shown: in, rank: in.rank})
+		}
+		r.perPlugin.Store(k, l)
+		r.show(l)
+	}
+	return nil
+}
+
+// stored reads and checks the state of a storage: it returns an error instead of ignoring an invalid instance.
+func stored(storage StateStorage) (map[plugin.Name][]*PluginInfo, []plugin.Reservation, error) {
+	loaded := make(map[plugin.Name][]*PluginInfo)
+	if storage == nil {
+		return loaded, nil, nil
+	}
+	state, err := storage.GetDynamicPluginRegistryState()
+	if err != nil || state == nil {
+		return loaded, nil, err
+	}
+	for ptype, names := range state.Plugins {
+		for name, instances := range names {
+			k := plugin.Name{Type: ptype, Name: name}
+			plugins, err := storedPlugins(k, instances)
+			if err != nil {
+				return nil, nil, fmt.Errorf("plugin %q for type %q: %w", name, ptype, err)
+			}
+			if len(plugins) > 0 {
+				loaded[k] = plugins
+			}
+		}
+	}
+	return loaded, state.Reservations, nil
+}
+
+func storedPlugins(k plugin.Name, instances *list.List) ([]*PluginInfo, error) {
+	if instances == nil {
+		return nil, nil
+	}
+	var plugins []*PluginInfo
+	known := make(map[string]bool, instances.Len())
+	for e := instances.Front(); e != nil; e = e.Next() {
+		info, ok := e.Value.(*PluginInfo)
+		if !ok {
+			return nil, fmt.Errorf("an instance is stored as %T instead of *PluginInfo", e.Value)
+		}
+		if err := info.check(); err != nil {
+			return nil, err
+		}
+		if info.Type != k.Type || info.Name != k.Name {
+			return nil, fmt.Errorf("it has an instance of plugin %q for type %q", info.Name, info.Type)
+		}
+		if known[info.AllocID] {
+			return nil, fmt.Errorf("it has two instances %q", info.AllocID)
+		}
+		known[info.AllocID] = true
+		plugins = append(plugins, fromStored(info))
+	}
+	return plugins, nil
+}
+
+// reservations are saved together with the plugins of their names, so that a crash loses both or neither.
+type reservations struct {
+	restored []plugin.Reservation
+	pending  sync.Map // plugin.Name → *plugin.Reservation that is not saved
+}
+
+// Reservations implements [keeper.Keeper].
+func (r storeKeeper) Reservations() []plugin.Reservation { return r.reserved.restored }
+
+// Reserve implements [keeper.Keeper].
+func (r storeKeeper) Reserve(reservation plugin.Reservation) {
+	r.reserved.pending.Store(reservation.Plugin, &reservation)
+}
+
+// SaveReservation implements [keeper.Keeper].
+func (r storeKeeper) SaveReservation(name plugin.Name) error {
+	k, err := named(name.Type, name.Name, "save the name of")
+	if err != nil {
+		return err
+	}
+	return r.change(k, func(l *pluginInstances) error {
+		if r.reserved.unsaved(l.key) == nil {
+			return nil
+		}
+		return r.put(l, l.saved)
+	})
+}
+
+// unsaved returns the reservation of a name that is not saved, or nil.
+func (r *reservations) unsaved(name plugin.Name) *plugin.Reservation {
+	pending, _ := r.pending.Load(name)
+	reservation, _ := pending.(*plugin.Reservation)
+	return reservation
+}
+
+// saved removes a pending reservation that was saved, unless a newer one has replaced it; nil has no effect.
+func (r *reservations) saved(reservation *plugin.Reservation) {
+	if reservation != nil {
+		r.pending.CompareAndDelete(reservation.Plugin, reservation)
+	}
 }

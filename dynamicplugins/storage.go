@@ -2,25 +2,25 @@ package dynamicplugins
 
 import "github.com/patchbay-dev/patchbay/plugin"
 
-// StateStorage keeps the registry's state over restarts of the host. Its methods may be called by several goroutines at once.
+// StateStorage stores the state of a registry across restarts of the host. It must be safe for concurrent use.
 type StateStorage interface {
-	// GetDynamicPluginRegistryState returns the state that was put last. Nil, and a state without plugins, is an empty one.
+	// GetDynamicPluginRegistryState returns the state that was put last. Nil is an empty state.
 	GetDynamicPluginRegistryState() (*RegistryState, error)
 
-	// PutDynamicPluginRegistryState replaces the state. When it returns nil, the state is durable; when it returns an error,
-	// the state before is still the one that is kept. The registry does not change state afterwards, nor may the storage.
+	// PutDynamicPluginRegistryState replaces the state. If it returns nil, the new state is durable; if it returns an error, the former state
+	// is still stored. Neither the registry nor the storage may change state afterwards.
 	PutDynamicPluginRegistryState(state *RegistryState) error
 }
 
-// ChangeStorage is an optional interface of a [StateStorage], with which the cost of a change does not grow with the number of plugins.
-// The registry then calls PutDynamicPluginRegistryState no more.
+// ChangeStorage is an optional interface of a [StateStorage], with which the cost of a change does not grow with the number of plugins. The
+// registry then does not call PutDynamicPluginRegistryState.
 type ChangeStorage interface {
-	// PutDynamicPluginChange replaces what is stored for one type and name, with the same guarantee. Changes of different plugins come from
-	// several goroutines at once and may become durable together; those of one plugin come one after the other.
+	// PutDynamicPluginChange replaces the stored instances of one type and name, with the same guarantee. It is called concurrently for
+	// different plugins, and sequentially for each plugin.
 	PutDynamicPluginChange(change *PluginChange) error
 }
 
-// BatchStorage is an optional interface of a [ChangeStorage], for many changes at once.
+// BatchStorage is an optional interface of a [ChangeStorage], for changes of many plugins together.
 type BatchStorage interface {
 	ChangeStorage
 
@@ -34,10 +34,10 @@ type PluginChange struct {
 	Type string
 	Name string
 
-	// Plugins are all instances, newest first. If there are none, nothing of the plugin need be stored.
+	// Plugins are all instances, newest first. If there are none, the plugin need not be stored.
 	Plugins []*PluginInfo
 
-	// Reservation, if it is not nil, replaces the stored reservation of the name; RegistryState.Reservations returns all. With a storage that
-	// ignores it, reservations last only as long as the process.
+	// Reservation, if it is not nil, replaces the stored reservation of the name; RegistryState.Reservations has all. If a storage ignores
+	// it, reservations end with the process.
 	Reservation *plugin.Reservation
 }

@@ -2,6 +2,7 @@ package dynamicplugins
 
 import (
 	"context"
+	"maps"
 
 	"github.com/patchbay-dev/patchbay/plugin"
 )
@@ -12,8 +13,8 @@ type wait struct {
 	waiters int
 }
 
-// await calls ready with the present view of k, nil if there is none, until it says that the waiting is over, and again after
-// each change of k. It fails when ctx ends and when the registry is shut down.
+// await blocks until ready returns true for the view of k, nil if there is none, which it checks after each change of k. It returns an
+// error when ctx ends or the registry is shut down.
 func (r *Store) await(ctx context.Context, k plugin.Name, ready func(*view) bool) error {
 	for {
 		r.mu.Lock()
@@ -48,7 +49,7 @@ func (r *Store) await(ctx context.Context, k plugin.Name, ready func(*view) bool
 	}
 }
 
-// wake wakes those who wait for a change of k. The caller holds r.mu.
+// wake wakes the callers that wait for a change of k. The caller holds r.mu.
 func (r *Store) wake(k plugin.Name) {
 	if w := r.waits[k]; w != nil {
 		delete(r.waits, k)
@@ -83,4 +84,61 @@ func (r *Store) waitFor(ctx context.Context, ptype, name string, choose func(*vi
 		return in != nil
 	})
 	return info, err
+}
+
+// replacement makes callers of a plugin wait for another instance than the one that is being stopped.
+type replacement struct{ allocID string }
+
+// Replacing implements [keeper.Keeper].
+func (r storeKeeper) Replacing(ctx context.Context, ptype, name, allocID string) {
+	k := plugin.Name{Type: ptype, Name: name}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if v := r.view(k); v == nil || v.shared == nil || v.shared.info.AllocID != allocID {
+		return
+	}
+	own := &replacement{allocID}
+	r.setReplacement(k, own)
+	context.AfterFunc(ctx, func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.replacement(k) == own { // and not a later one
+			r.setReplacement(k, nil)
+			r.wake(k)
+		}
+	})
+}
+
+// setReplacement sets the replacement of a plugin; nil for none. The caller holds r.mu.
+func (r *Store) setReplacement(k plugin.Name, to *replacement) {
+	all := map[plugin.Name]*replacement{}
+	if before := r.replacing.Load(); before != nil {
+		all = maps.Clone(*before)
+	}
+	if all[k] = to; to == nil {
+		delete(all, k)
+	}
+	r.replacing.Store(&all)
+}
+
+func (r *Store) replacement(k plugin.Name) *replacement {
+	if all := r.replacing.Load(); all != nil {
+		return (*all)[k]
+	}
+	return nil
+}
+
+// AwaitReplaced implements [keeper.Keeper].
+func (r storeKeeper) AwaitReplaced(ctx context.Context, ptype, name string) error {
+	k := plugin.Name{Type: ptype, Name: name}
+	err := r.await(ctx, k, func(v *view) bool { return !r.replacement(k).isLeaving(v) })
+	if err != nil && ctx.Err() != nil {
+		return replacementMissing(k, ctx.Err())
+	}
+	return err
+}
+
+// isLeaving reports whether callers have no instance to use except the one that is being stopped.
+func (p *replacement) isLeaving(v *view) bool {
+	return p != nil && (v == nil || v.shared == nil || v.shared.info.AllocID == p.allocID)
 }

@@ -9,26 +9,25 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// Bucket is keys and values of a plugin handler, kept in the same file as the plugins and apart from them and from other buckets. A change
-// is durable when the method that makes it returns, and shares its transaction with others that come at the same time. All methods may be
-// called at once from several goroutines; after Close of the [Store] they fail with [ErrClosed].
+// Bucket stores keys and values of a plugin handler in the state file. A change is durable when its method returns; concurrent changes
+// share a transaction. A Bucket is safe for concurrent use. After [Store.Close], its methods return [ErrClosed].
 //
-// A program that knows nothing of a bucket leaves it as it is.
+// Buckets that a program does not use stay in the file.
 type Bucket struct {
 	store *Store
-	// name is that in the file: of a handler's name behind bucketPrefix, so that it is none of the store's own.
+	// name is bucketPrefix and the handler's name, so that it differs from the store's own buckets.
 	name []byte
 }
 
-// In the file a value is followed by the CRC-32C over its key and itself, 4 bytes, big endian.
+// A stored value is followed by the CRC-32C of the key and the value, 4 bytes, big endian.
 const bucketPrefix = "handler/"
 
-// Bucket returns the bucket of a name, which is not empty. It is in the file once something is put into it.
+// Bucket returns the bucket with a name, which must not be empty. The first Put creates it in the file.
 func (s *Store) Bucket(name string) *Bucket {
 	return &Bucket{store: s, name: []byte(bucketPrefix + name)}
 }
 
-// Get returns the value of a key, nil if there is none. It fails if the file cannot be read or the value is damaged.
+// Get returns the value of a key; nil if there is none. It returns an error if the file cannot be read or the value is damaged.
 func (b *Bucket) Get(key string) (value []byte, err error) {
 	err = b.view(func(bucket *bbolt.Bucket) error {
 		if stored := bucket.Get([]byte(key)); stored != nil {
@@ -39,8 +38,8 @@ func (b *Bucket) Get(key string) (value []byte, err error) {
 	return value, err
 }
 
-// ForEach calls fn for every key in order, until that returns an error, which it then returns. It must change nothing in the store. The
-// value is fn's own.
+// ForEach calls fn for every key in order, until fn returns an error, which ForEach then returns. fn must not change the store; it may keep
+// the value.
 func (b *Bucket) ForEach(fn func(key string, value []byte) error) error {
 	var failed error
 	err := b.view(func(bucket *bbolt.Bucket) error {
@@ -76,8 +75,8 @@ func (b *Bucket) view(look func(*bbolt.Bucket) error) error {
 	return nil
 }
 
-// Put stores a value, also an empty one, under a key, which is not empty. It returns when the value is durable, or an error
-// if it is not: the bucket is as before then.
+// Put stores a value, which may be empty, under a key, which must not be empty. It blocks until the value is durable; after an error, the
+// bucket is unchanged.
 func (b *Bucket) Put(key string, value []byte) error {
 	if len(value) > bbolt.MaxValueSize-crc32.Size {
 		return b.refuse(fmt.Errorf("the value of key %.40q takes more than %d bytes", key, bbolt.MaxValueSize-crc32.Size))
@@ -85,12 +84,12 @@ func (b *Bucket) Put(key string, value []byte) error {
 	return b.commit(record{bucket: b.name, key: []byte(key), value: seal([]byte(key), value)})
 }
 
-// Delete removes a key and its value. There need be none. It fails as Put does.
+// Delete removes a key and its value, if it exists. It blocks, and returns errors, as Put does.
 func (b *Bucket) Delete(key string) error {
 	return b.commit(record{bucket: b.name, key: []byte(key)})
 }
 
-// commit makes a record durable, after a check that it can be stored: it must not make others fail in the same transaction.
+// commit checks that a record can be stored, because an error would fail the other records of its transaction, and makes it durable.
 func (b *Bucket) commit(r record) error {
 	switch {
 	case len(b.name) == len(bucketPrefix):
@@ -114,7 +113,7 @@ func seal(key, value []byte) []byte {
 	return binary.BigEndian.AppendUint32(sealed, checksum(key, value))
 }
 
-// unseal returns a copy of the value that was stored.
+// unseal checks a stored value and returns a copy without the checksum.
 func unseal(key, stored []byte) ([]byte, error) {
 	body := len(stored) - crc32.Size
 	if body < 0 || binary.BigEndian.Uint32(stored[body:]) != checksum(key, stored[:body]) {

@@ -6,8 +6,12 @@ import (
 	"fmt"
 	"hash/crc32"
 	"slices"
+	"time"
+
+	"go.etcd.io/bbolt"
 
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // A record is the instances of one plugin:
@@ -103,7 +107,7 @@ func decode(key, value []byte) ([]*dynamicplugins.PluginInfo, error) {
 	return plugins, d.end()
 }
 
-// decoder takes values off a byte slice until there is an error; then it returns zero values.
+// decoder reads values from a byte slice. After an error it returns zero values.
 type decoder struct {
 	rest []byte
 	err  error
@@ -119,7 +123,7 @@ func (d *decoder) number() uint64 {
 	return n
 }
 
-// count is a number of things that take at least a byte each, so that a damaged one cannot make the caller allocate much.
+// count reads a number of items. Each takes at least one byte, so a greater number is an error, before the caller allocates memory for it.
 func (d *decoder) count() uint64 {
 	n := d.number()
 	if n > uint64(len(d.rest))+1 {
@@ -152,4 +156,49 @@ func (d *decoder) end() error {
 		return fmt.Errorf("it has %d bytes too many", len(d.rest))
 	}
 	return d.err
+}
+
+// A reservation has the key of its plugin's record. The value is UID, GID and the end in nanoseconds since 1970 as unsigned varints, sealed
+// like a value of a Bucket.
+
+// encodeReservation returns the stored form of a reservation; nil if the name is not reserved.
+func encodeReservation(key []byte, r plugin.Reservation) []byte {
+	if r.Until.IsZero() {
+		return nil
+	}
+	var value []byte
+	for _, n := range []uint64{uint64(r.Owner.UID), uint64(r.Owner.GID), uint64(r.Until.UnixNano())} {
+		value = binary.AppendUvarint(value, n)
+	}
+	return seal(key, value)
+}
+
+func decodeReservation(key, stored []byte) (r plugin.Reservation, err error) {
+	if r.Plugin.Type, r.Plugin.Name, err = decodeKey(key); err != nil {
+		return r, fmt.Errorf("malformed key: %w", err)
+	}
+	value, err := unseal(key, stored)
+	if err != nil {
+		return r, err
+	}
+	d := decoder{rest: value}
+	r.Owner = plugin.Account{UID: uint32(d.number()), GID: uint32(d.number()), Known: true}
+	r.Until = time.Unix(0, int64(d.number()))
+	return r, d.end()
+}
+
+func reservations(tx *bbolt.Tx) (all []plugin.Reservation, err error) {
+	bucket := tx.Bucket(namesBucket)
+	if bucket == nil {
+		return nil, nil
+	}
+	err = bucket.ForEach(func(key, stored []byte) error {
+		r, err := decodeReservation(key, stored)
+		if err != nil {
+			return fmt.Errorf("what is kept of the name %q is damaged: %w", key, err)
+		}
+		all = append(all, r)
+		return nil
+	})
+	return all, err
 }
