@@ -32,7 +32,7 @@ type Config struct {
 	Host *host.Host
 	// Dir is the plugin directory in which plugins that serve get their sockets. It is recreated if it is removed.
 	Dir string
-	// Admit decides before each start whether the program may run; see [host.Spec]. Nil: every program may.
+	// Admit decides before each start whether the program may run; see [host.Spec]. If it is nil, every program may run.
 	Admit func(ctx context.Context, pin plugin.Pin) error
 	// Registrations is asked about the registrations of the plugins. It is required for plugins that serve.
 	Registrations Registrations

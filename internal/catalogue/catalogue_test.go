@@ -15,7 +15,7 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// named returns one with nothing but what it must have.
+// named returns a plugin with only the required fields.
 func named(name string) Plugin {
 	var p Plugin
 	p.SetDefaults()

@@ -52,8 +52,8 @@ type Local interface {
 	Events(ctx context.Context, tail int) <-chan plugin.Event
 }
 
-// Node is a member of a fleet. A nil *Node belongs to no fleet; the methods that can be called on it are documented. The exported fields are
-// set before Init. The caller then calls Publish, Run and Close.
+// Node is a member of a fleet. A nil *Node does not belong to a fleet; the methods that can be called on it are documented. The exported
+// fields are set before Init. The caller then calls Publish, Run and Close.
 type Node struct {
 	Fleet    config.Fleet
 	State    string                // the path of the daemon's state file, beside which the node has files of its own
@@ -179,7 +179,7 @@ func (n *Node) Run(ctx context.Context) {
 	}
 }
 
-// Close ends what requests have begun. It can be called on a nil Node.
+// Close stops reading the fleet in etcd and closes the connections to other nodes. It can be called on a nil Node.
 func (n *Node) Close() error {
 	if n == nil {
 		return nil

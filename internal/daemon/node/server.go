@@ -200,8 +200,8 @@ func (i identities) denied(call access.Call, rules []config.FleetAllow) error {
 	return errWithdrawn
 }
 
-// matchIdentity reports whether a pattern matches who calls, see [nodecall.Credentials.Caller]. A URI is only matched by a pattern with "://",
-// or by "*".
+// matchIdentity reports whether a pattern matches a caller, see [nodecall.Credentials.Caller]. A URI is only matched by a pattern with
+// "://", or by "*".
 func matchIdentity(pattern, identity string) bool {
 	if pattern == "*" {
 		return true
