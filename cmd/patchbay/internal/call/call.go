@@ -1,5 +1,5 @@
-// Package call is the command "patchbay call", which calls any method of a plugin. It parses the
-// arguments and prints the answers; package dyncall makes the calls.
+// Package call implements the command "patchbay call": it parses the arguments and prints the answers of a plugin's methods. Package
+// dyncall makes the calls.
 package call
 
 import (
@@ -108,7 +108,7 @@ If the plugin returns an error, its code, message and details are printed, and t
 	return cmd
 }
 
-// args checks the arguments. With --socket, there is no argument for the plugin.
+// args checks the arguments. If --socket is set, the first argument is the method, not the plugin.
 func (c *callCommand) args(cmd *cobra.Command, args []string) error {
 	changed := cmd.Flags().Changed
 	if changed("socket") && c.socket == "" {

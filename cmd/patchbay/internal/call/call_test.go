@@ -15,7 +15,7 @@ import (
 	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/dyncall"
 )
 
-// TestRequestsEndWithTheCall reads requests from an input that stays open and has no more.
+// TestRequestsEndWithTheCall reads requests from an input that stays open without data.
 func TestRequestsEndWithTheCall(t *testing.T) {
 	schema := dyncall.Builtin(nil)
 	for _, selector := range []string{"GetInfo", "Watch"} {
@@ -34,7 +34,7 @@ func TestRequestsEndWithTheCall(t *testing.T) {
 	}
 }
 
-// TestLearnInTime asks a plugin that accepts and says nothing.
+// TestLearnInTime lists the methods of a plugin that accepts connections and never answers.
 func TestLearnInTime(t *testing.T) {
 	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "silent.sock"))
 	if err != nil {
@@ -55,7 +55,7 @@ func TestLearnInTime(t *testing.T) {
 	}
 }
 
-// TestSplit looks at where the requests of a stream begin.
+// TestSplit checks the line on which each request of a stream begins.
 func TestSplit(t *testing.T) {
 	texts := make(chan requestText, 10)
 	in := &callInput{Reader: strings.NewReader("{\"a\":\n1}\n\n  {}{}\n\n[\n3] x")}

@@ -73,8 +73,8 @@ func openInput(cmd *cobra.Command, data string) (*callInput, error) {
 	return &callInput{file, file, " from " + path}, nil
 }
 
-// requests returns the requests in the text as they are read: all JSON values for a client stream, otherwise one, or none. If given is
-// false, there is no text, and a client stream has no requests.
+// requests returns the requests of a call. For a client stream, each JSON value of the text is a request, returned when it has been read;
+// other methods have one request. If given is false, the user gave no request, and a client stream is empty.
 func (in *callInput) requests(schema *dyncall.Schema, method protoreflect.MethodDescriptor, given bool) dyncall.Requests {
 	texts := make(chan requestText)
 	started := false

@@ -29,8 +29,8 @@ type unprivileged struct {
 	*client.Client
 }
 
-// runUnprivileged runs a daemon with these capabilities and no others, which may launch the plugin "other" as another user. More is added to
-// its configuration.
+// runUnprivileged runs a daemon with these capabilities and no others, which may launch the plugin "other" as another user. More is added
+// to its configuration.
 func runUnprivileged(t *testing.T, more string, capabilities ...uintptr) *unprivileged {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -135,7 +135,7 @@ func (d *unprivileged) status(name string) map[string]string {
 
 var becomeOthers = []uintptr{unix.CAP_SETUID, unix.CAP_SETGID, unix.CAP_KILL, unix.CAP_CHOWN}
 
-// TestOpensSocketsOfRootWithCapability has registrars of root, whose sockets nobody else may open.
+// TestOpensSocketsOfRootWithCapability registers plugins of root, whose sockets only root may open.
 func TestOpensSocketsOfRootWithCapability(t *testing.T) {
 	for _, capable := range []bool{false, true} {
 		t.Run(fmt.Sprintf("CAP_DAC_OVERRIDE=%t", capable), func(t *testing.T) {
@@ -199,7 +199,7 @@ func TestReadsProgramsOfOthersWithCapability(t *testing.T) {
 	}
 }
 
-// TestLaunchesAsOtherUsersWithCapabilities has plugins that run as somebody else.
+// TestLaunchesAsOtherUsersWithCapabilities launches plugins that run as other users.
 func TestLaunchesAsOtherUsersWithCapabilities(t *testing.T) {
 	for name, test := range map[string]struct {
 		capabilities []uintptr

@@ -35,10 +35,10 @@ const (
 // crashLaunched are the plugins that the daemon launches, by what the catalogue says of their starts. The last is started on demand.
 var crashLaunched = []string{"autostart: true", "upgrade: recreate", "upgrade: handover", "start: onDemand, idle: 20ms"}
 
-// TestKillNineLosesNothing kills a daemon again and again, at random instants, and its plugins too, while plugins come, go, and supersede each
-// other, and launched ones are restarted. What it had said was registered, to the plugin or in its events, the next daemon knows at once,
-// from before, and as the same instance, once. No daemon tells a plugin twice that it is registered, unless that was over
-// in between, or another one with its name came. Nothing is left in the end.
+// TestKillNineLosesNothing kills a daemon again and again, at random instants, and its plugins too, while plugins come, go, and supersede
+// each other, and launched ones are restarted. What it had said was registered, to the plugin or in its events, the next daemon knows at
+// once, from before, and as the same instance, once. No daemon tells a plugin twice that it is registered, unless that was over in between,
+// or another one with its name came. Nothing is left in the end.
 func TestKillNineLosesNothing(t *testing.T) {
 	dir, err := os.MkdirTemp("", "pb")
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// runDemo runs the demo in a temporary directory of its own, to which it is given a relative path if that is wanted, and sends it the signal
-// after a while, if it is still running.
+// runDemo runs the demo in a temporary directory of its own, to which it is given a relative path if that is wanted, and sends it the
+// signal after a while, if it is still running.
 func runDemo(t *testing.T, relative bool, signal os.Signal, after time.Duration) (output string, exit int, tmp string) {
 	t.Helper()
 	tmp, err := os.MkdirTemp("", "pb")

@@ -11,8 +11,9 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
-// badEtcd etcd KIND makes an etcd that cannot be used, and $DIR/fleet.yaml, a configuration with it. The kinds are refusing: nobody listens;
-// silent: it accepts and says nothing; plain: it has no TLS where TLS is expected; untrusted: nobody knows who signed its certificate.
+// badEtcd etcd KIND makes an etcd that cannot be used, and $DIR/fleet.yaml, a configuration with it. The kinds are refusing: nobody
+// listens; silent: it accepts and says nothing; plain: it has no TLS where TLS is expected; untrusted: nobody knows who signed its
+// certificate.
 func badEtcd(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
 		ts.Fatalf("usage: etcd KIND")

@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// TestHangupAtTheStart sends SIGHUP to a daemon whose packages are still being initialized, as the trace of the Go runtime shows. The daemon
-// reloads its configuration when it is ready.
+// TestHangupAtTheStart sends SIGHUP to a daemon whose packages are still being initialized, as the trace of the Go runtime shows. The
+// daemon reloads its configuration when it is ready.
 func TestHangupAtTheStart(t *testing.T) {
 	dir, err := os.MkdirTemp("", "pb") // a short path, because the path of a socket is limited
 	if err != nil {

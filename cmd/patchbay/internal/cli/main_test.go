@@ -114,8 +114,8 @@ func TestNewLogger(t *testing.T) {
 	}
 }
 
-// TestReaderHasSeenEnough writes to a pipe that nobody reads any more, in a process that SIGPIPE does not end.
-func TestReaderHasSeenEnough(t *testing.T) {
+// TestClosedPipe writes to a pipe without a reader, in a process that SIGPIPE does not end.
+func TestClosedPipe(t *testing.T) {
 	reader, writer, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)

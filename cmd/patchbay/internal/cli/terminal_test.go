@@ -149,8 +149,8 @@ func TestTopKeys(t *testing.T) {
 	}
 }
 
-// TestNamesGiveWayLast: on a narrow screen two plugins can still be told from each other.
-func TestNamesGiveWayLast(t *testing.T) {
+// TestNamesAreCutLast: on a narrow screen two plugins can still be told from each other.
+func TestNamesAreCutLast(t *testing.T) {
 	var plugins []*patchbayv1.Plugin
 	for i := range 3 {
 		plugins = append(plugins, &patchbayv1.Plugin{

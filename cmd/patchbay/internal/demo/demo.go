@@ -22,7 +22,7 @@ import (
 )
 
 // The hidden commands that run a daemon, with the arguments PLUGIN-DIR STATE CONTROL-SOCKET, and [Plugin], with the arguments of that
-// function. They exit when their standard input is closed.
+// function. Both commands exit when their standard input is closed.
 const (
 	HostCommand   = "demo-host"
 	PluginCommand = "demo-plugin"

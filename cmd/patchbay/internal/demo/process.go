@@ -34,13 +34,13 @@ type process struct {
 	stderr bytes.Buffer
 }
 
-// startProcess starts this program with other arguments, and with dir for its temporary files.
+// startProcess starts another process of this program. Its temporary files are created in dir.
 func startProcess(dir string, args ...string) (*process, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("cannot find this program to start it again: %w", err)
 	}
-	// Without the caller's context: Run kills the children itself, in order.
+	// The context is not the caller's, because Run kills the children in order.
 	p := &process{cmd: exec.CommandContext(context.Background(), self, args...), ended: make(chan struct{})}
 	p.cmd.Env = append(os.Environ(), "TMPDIR="+dir)
 	p.cmd.Stderr = &p.stderr

@@ -1,5 +1,5 @@
 // Package doctor finds problems on this machine that affect a Patchbay daemon: permissions, limits, kernel features, stale sockets, other
-// daemons, missing programs and services. Each finding has a remedy. Nothing is changed, so the checks can run next to a running daemon.
+// daemons, missing programs and services. Each finding has a remedy. The checks change nothing, so they can run while a daemon is running.
 // Problems that a daemon finds in itself are its conditions; this package does not read them.
 package doctor
 
@@ -22,7 +22,7 @@ type Status string
 const (
 	OK   Status = "ok"
 	Warn Status = "warn" // the daemon works, with restrictions
-	Fail Status = "fail" // something that is configured does not work
+	Fail Status = "fail" // a configured feature does not work
 )
 
 // Finding is a result of one check.

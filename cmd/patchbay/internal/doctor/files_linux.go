@@ -25,13 +25,13 @@ import (
 const (
 	// capDACOverride is the number of the capability that opens the sockets of other users, from linux/capability.h.
 	capDACOverride = 1
-	// lowSpace is the free space in bytes below which checkState warns. The state file needs far less.
+	// lowSpace is the free space in bytes below which checkState warns. The state file is far smaller.
 	lowSpace = 16 << 20
 	// probeTimeout bounds one connect.
 	probeTimeout = time.Second
 	// askTimeout bounds one request to a daemon or a file system.
 	askTimeout = 3 * time.Second
-	// shown is how many paths of one kind a finding names.
+	// shown is the maximum number of paths in a finding.
 	shown = 5
 )
 

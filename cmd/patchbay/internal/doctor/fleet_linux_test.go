@@ -14,8 +14,8 @@ func etcd(members ...fleet.Member) func(context.Context) []fleet.Member {
 	return func(context.Context) []fleet.Member { return members }
 }
 
-// TestStrangers: members of etcd that belong to different clusters, as after half a restore, are told.
-func TestStrangers(t *testing.T) {
+// TestDifferentClusters: members of etcd that belong to different clusters, as after an incomplete restore, are a failure.
+func TestDifferentClusters(t *testing.T) {
 	found := checkFleet(t.Context(), Subject{Fleet: etcd(
 		fleet.Member{Endpoint: "https://z:1", Err: errors.New("away")}, fleet.Member{Endpoint: "https://a:1", Cluster: 1},
 		fleet.Member{Endpoint: "https://b:1", Cluster: 1}, fleet.Member{Endpoint: "https://c:1", Cluster: 2},

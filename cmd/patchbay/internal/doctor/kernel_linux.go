@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	// Limits below these are too low for a machine with many plugins. Each registered plugin needs a descriptor, and each connection.
+	// Lower limits may not suffice for many plugins: each registered plugin and each connection needs a descriptor.
 	fewOpenFiles = 4096
 	fewWatches   = 8192
 	fewInstances = 64

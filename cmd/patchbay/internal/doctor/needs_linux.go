@@ -18,7 +18,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/launch/sealedexec"
 )
 
-// digestStep is how many bytes digestOf reads before it checks its context again.
+// digestStep is the number of bytes that digestOf reads between two checks of its context.
 const digestStep = 4 << 20
 
 func checkCatalogue(ctx context.Context, s Subject) []Finding {
@@ -102,7 +102,7 @@ func checkFleet(ctx context.Context, s Subject) []Finding {
 	var bad []Finding
 	for _, m := range members {
 		if m.Err != nil {
-			// The other members suffice.
+			// One reachable member is enough.
 			bad = append(bad, warn(fmt.Sprintf("etcd %s: %v", m.Endpoint, m.Err),
 				"check that etcd runs at fleet.etcd.endpoints, that no firewall blocks it, and that fleet.etcd.ca, cert and key are right; "+
 					"the plugins of this node continue to work"))
@@ -116,7 +116,8 @@ func checkFleet(ctx context.Context, s Subject) []Finding {
 	return orOK(append(bad, checkClusters(members)...), fmt.Sprintf("etcd answers at %d of %d endpoints", len(members), len(members)))
 }
 
-// checkClusters checks that all members of etcd belong to one cluster. After a restore of only some members, a lock could have two holders.
+// checkClusters checks that all members of etcd belong to one cluster. If only some members were restored from a backup, a lock could have
+// two holders.
 func checkClusters(members []fleet.Member) (bad []Finding) {
 	var first fleet.Member
 	for _, m := range members {

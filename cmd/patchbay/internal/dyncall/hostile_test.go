@@ -19,13 +19,13 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/fuzzcorpus"
 )
 
-// liar is a reflection service that says what a test wants. Without an answer for a name it says that there is none.
+// liar is a reflection service with the answers of a test. Names without an answer are not found.
 type liar struct {
 	reflectionv1.UnimplementedServerReflectionServer
 	services []string
 	symbol   func(name string) [][]byte
 	file     func(name string) [][]byte
-	raw      *reflectionv1.ServerReflectionResponse // the answer to everything
+	raw      *reflectionv1.ServerReflectionResponse // the answer to all requests
 	hangs    bool
 }
 
@@ -163,7 +163,7 @@ func TestHostileReflection(t *testing.T) {
 	}
 }
 
-// TestManyAnswers has a server go on with files that import one more, small and large ones.
+// TestManyAnswers loads files that import another file, without end, from a server with small or large files.
 func TestManyAnswers(t *testing.T) {
 	for filler, most := range map[string]int{"": maxFiles, strings.Repeat("x", 3<<20): 6} {
 		n := 0
@@ -213,7 +213,7 @@ func TestSlowDescriptors(t *testing.T) {
 	}
 }
 
-// FuzzLink loads files of any bytes: they are an error or can be described, and nothing else.
+// FuzzLink loads files with arbitrary bytes. Load returns an error, or the services can be described.
 func FuzzLink(f *testing.F) {
 	raw, err := proto.Marshal(thing(&testing.T{}, "google/protobuf/wrappers.proto"))
 	if err != nil {
@@ -231,7 +231,7 @@ func FuzzLink(f *testing.F) {
 	})
 }
 
-// direct is a connection to a reflection service in this process. It has no other service and nothing goes over a socket.
+// direct is a connection to a reflection service in this process. It has no other service and uses no socket.
 type direct struct{ liar }
 
 func (direct) Invoke(context.Context, string, any, any, ...grpc.CallOption) error {
@@ -261,7 +261,7 @@ func (s *directStream) RecvMsg(m any) error {
 	return nil
 }
 
-// TestRefusedReflection: a call that is refused is not repeated, since the daemon counts and logs each.
+// TestRefusedReflection: a refused call is not repeated, because the daemon counts and logs each refusal.
 func TestRefusedReflection(t *testing.T) {
 	refused := &refusal{}
 	conn := serve(t, func(s *grpc.Server) { reflectionv1.RegisterServerReflectionServer(s, refused) })

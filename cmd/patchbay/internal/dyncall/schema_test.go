@@ -24,7 +24,7 @@ func TestBuiltin(t *testing.T) {
 	}
 }
 
-// TestDRAV1beta1 compares the derived file with what differs from v1.
+// TestDRAV1beta1: the derived file has the package of v1beta1 and lacks the fields that only v1 has.
 func TestDRAV1beta1(t *testing.T) {
 	old, err := Builtin(nil).Describe("k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodePrepareResources")
 	if err != nil {

@@ -1,5 +1,4 @@
-// Package hangup receives SIGHUP from the beginning of the process, before the packages of the program are initialized: until something
-// does, the signal ends the process.
+// Package hangup receives SIGHUP before the other packages of the program are initialized. Without a receiver, the signal ends the process.
 package hangup
 
 import (
@@ -8,7 +7,7 @@ import (
 	"syscall"
 )
 
-// Signals receives SIGHUP. Several signals that come together are one.
+// Signals receives SIGHUP. Signals that arrive before one is read are merged.
 var Signals = receive()
 
 func receive() chan os.Signal {

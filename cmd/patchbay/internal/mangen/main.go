@@ -2,8 +2,8 @@
 //
 //	go run ./cmd/patchbay/internal/mangen DIR
 //
-// makes DIR/man/*.1 and DIR/completions/patchbay.{bash,zsh,fish}. The pages have the date of SOURCE_DATE_EPOCH, in seconds, if that is set,
-// so that the same source makes the same files. They are a part of the packages and not of the program, which needs no man pages to run.
+// creates DIR/man/*.1 and DIR/completions/patchbay.{bash,zsh,fish}. If SOURCE_DATE_EPOCH is set, in seconds, it is the date of the pages,
+// for reproducible builds. The packages contain these files.
 package main
 
 import (
@@ -40,7 +40,7 @@ func completions(dir string) error {
 	for _, shell := range []string{"bash", "zsh", "fish"} {
 		var script, stderr bytes.Buffer
 		if code := cli.Run(context.Background(), []string{"completion", shell}, &script, &stderr); code != 0 {
-			return fmt.Errorf("cannot make the completion script for %s: %s", shell, &stderr)
+			return fmt.Errorf("cannot create the completion script for %s: %s", shell, &stderr)
 		}
 		if err := os.WriteFile(filepath.Join(dir, "patchbay."+shell), script.Bytes(), 0o644); err != nil {
 			return err

@@ -12,8 +12,8 @@ import (
 	"github.com/patchbay-dev/patchbay/verify"
 )
 
-// TestPluginsWork builds, vets, tests and verifies one plugin of each kind, with nothing but what the source of Patchbay needs. With -short,
-// it does so for one kind.
+// TestPluginsWork builds, vets, tests and verifies one plugin of each kind, with nothing but what the source of Patchbay needs. With
+// -short, it does so for one kind.
 func TestPluginsWork(t *testing.T) {
 	samples := scaffold.Samples
 	if testing.Short() {

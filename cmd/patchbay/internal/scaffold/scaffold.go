@@ -27,7 +27,7 @@ type Options struct {
 	Module string
 	// Version is the released version of Patchbay whose SDK the plugin uses, for example "v1.2.3".
 	Version string
-	// Replace is a directory with Patchbay's source, to build with that source instead of a released version.
+	// Replace is a directory with Patchbay's source. If it is set, the plugin is built with that source instead of a released version.
 	Replace string
 }
 
