@@ -96,7 +96,8 @@ func (s *Schema) exactly(name protoreflect.FullName) protoreflect.ServiceDescrip
 
 // matching returns the services that match a name; see [matches].
 func (s *Schema) matching(name string) []protoreflect.ServiceDescriptor {
-	return slices.DeleteFunc(slices.Clone(s.Services), func(service protoreflect.ServiceDescriptor) bool { return !matches(service.FullName(), name) })
+	isOther := func(service protoreflect.ServiceDescriptor) bool { return !matches(service.FullName(), name) }
+	return slices.DeleteFunc(slices.Clone(s.Services), isOther)
 }
 
 // noMethod returns the error for an unknown method. It suggests similar methods, or lists what exists.

@@ -169,8 +169,8 @@ func Write(dir string, files []File) (err error) {
 	created, err := makeDirs(dir)
 	defer func() {
 		if err != nil {
-			for _, path := range slices.Backward(created) {
-				_ = os.Remove(path)
+			for _, name := range slices.Backward(created) {
+				_ = os.Remove(name)
 			}
 			err = fmt.Errorf("cannot write the plugin to %s: %w", dir, err)
 		}
@@ -179,12 +179,12 @@ func Write(dir string, files []File) (err error) {
 		return err
 	}
 	for _, f := range files {
-		path := filepath.Join(dir, f.Path)
-		file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+		name := filepath.Join(dir, f.Path)
+		file, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 		if err != nil {
 			return err
 		}
-		created = append(created, path)
+		created = append(created, name)
 		_, err = file.Write(f.data)
 		if err := errors.Join(err, file.Close()); err != nil {
 			return err
