@@ -22,7 +22,7 @@ func (m *Machine) launched(g *generation, in Launched) {
 	switch {
 	case in.Err == nil:
 		g.process = in.Process
-		if g.phase != Starting { // it was to end meanwhile
+		if g.phase != Starting { // it was stopped before the start was complete
 			m.do(Terminate{Ref: g.ref})
 			return
 		}
@@ -43,11 +43,11 @@ func (m *Machine) launched(g *generation, in Launched) {
 	}
 }
 
-// busyPause is how long a program that is open for writing is left alone: there is no notification of its being closed by the last writer.
+// busyPause is the pause before the next start if the program is open for writing. There is no event when the last writer closes it.
 const busyPause = 100 * time.Millisecond
 
 // postpone repeats a start that failed because the program is still open for writing, as while it is being installed. That is no restart,
-// and those who wait for the start keep waiting.
+// and requests for the start keep waiting.
 func (m *Machine) postpone(g *generation, err error) {
 	m.enter(g, BackingOff, ByLaunch)
 	g.unready, g.next = err, m.Now.Add(busyPause)
@@ -103,7 +103,7 @@ func (m *Machine) replace() {
 	m.end(old, Replaced, ByReplacement)
 }
 
-// unfulfilled answers those who wait until the current generation is ready, which its process did not become.
+// unfulfilled answers requests that wait until the current generation is ready, when its process has ended before that.
 func (m *Machine) unfulfilled(g *generation, err error) {
 	m.answerAll(&g.ready, fmt.Errorf("%w: %w", plugin.ErrReplacement, err))
 }
@@ -125,7 +125,7 @@ func (m *Machine) failNext(g *generation, err error) {
 	}
 }
 
-// drop ends the next generation, which replaces nothing.
+// drop ends the next generation, and keeps the current one.
 func (m *Machine) drop(err error, cause Cause) {
 	g := m.next
 	m.next = nil
@@ -148,13 +148,13 @@ func (m *Machine) end(g *generation, phase Phase, cause Cause) {
 		m.enter(g, phase, cause)
 		m.do(Terminate{Ref: g.ref})
 	case g.phase == Failing:
-		m.enter(g, phase, cause) // it is being ended already
+		m.enter(g, phase, cause) // it is being stopped already
 	case slices.Contains(waiting, g.phase):
 		m.over(g, cause)
 	}
 }
 
-// fail stops a process that is unfit, to be started again.
+// fail stops an unfit process. The plugin is started again.
 func (m *Machine) fail(g *generation, err error, cause Cause, atOnce bool) {
 	m.stopTimer(g, Settle)
 	m.do(Unwatch{g.ref})
@@ -181,7 +181,7 @@ func (m *Machine) exited(g *generation, err error) {
 	}
 }
 
-// ended decides what follows a process that ended by itself, or a start that failed.
+// ended decides whether a plugin is started again after a process that ended by itself, or a start that failed.
 func (m *Machine) ended(g *generation, cause Cause, err error) {
 	blocked := g.blocking
 	g.err, g.unready, g.blocking = err, nil, false
@@ -243,7 +243,7 @@ func (g *generation) lasted(now time.Time) time.Duration {
 	return max(1, now.Sub(g.begun))
 }
 
-// blocked moves a generation to the phase Blocked, in which it waits for the change without which no start can succeed.
+// blocked moves a generation to the phase Blocked, in which it waits for a change, because no start can succeed before that.
 func (m *Machine) blocked(g *generation, cause Cause, err error) {
 	g.err = err
 	m.answerAll(&g.starts, err)
@@ -275,7 +275,7 @@ func (g *generation) isAwaited() bool {
 	return slices.ContainsFunc(slices.Concat(g.starts, g.ready), func(r Request) bool { return r != 0 })
 }
 
-// late ends a process that is not ready in time.
+// late stops a process that is not ready in time.
 func (m *Machine) late(g *generation) {
 	err := fmt.Errorf("it was not registered within its startTimeout, %v", g.desc.StartTimeout)
 	if g.unready != nil {
@@ -288,7 +288,7 @@ func (m *Machine) late(g *generation) {
 	m.fail(g, err, ByUnfitness, false)
 }
 
-// over ends a generation for good: it has no process and gets none.
+// over ends a generation: it has no process and will not start one.
 func (m *Machine) over(g *generation, cause Cause) {
 	m.stopTimer(g, Pause)
 	m.stopTimer(g, StartBy)
@@ -300,23 +300,23 @@ func (m *Machine) over(g *generation, cause Cause) {
 	m.finish(g, errStopped)
 	m.leaving = slices.DeleteFunc(m.leaving, func(o *generation) bool { return o == g })
 	switch {
-	case g == m.current && m.next != nil: // it is no replacement any more
+	case g == m.current && m.next != nil: // it does not replace the current one any more
 		m.current, m.next = m.next, nil
 	case len(m.leaving) == 0 && m.current != nil && m.current.phase == Wanted:
 		m.launch(m.current, ByTurn)
 	}
-	m.tellStopped()
+	m.answerStops()
 }
 
-// finish answers those who waited for a generation that runs no more, or not with this host.
+// finish answers the requests that waited for a generation that has stopped, or was released.
 func (m *Machine) finish(g *generation, err error) {
 	m.answerAll(&g.starts, err)
 	m.answerAll(&g.ready, cmp.Or(g.err, err))
 	m.answerAll(&g.ends, nil)
 }
 
-// tellStopped answers those who wait until all has ended that ran when they asked.
-func (m *Machine) tellStopped() {
+// answerStops answers requests that wait until all processes have ended.
+func (m *Machine) answerStops() {
 	if len(m.leaving) > 0 || m.current != nil && m.current.phase == Stopping {
 		return
 	}

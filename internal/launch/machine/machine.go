@@ -1,6 +1,6 @@
 // Package machine is the state machine of one launched plugin. It decides when a process is started, when it is ready, when another process
-// replaces it, what follows its end and when the plugin has failed. It is pure: it maps an input and the time to effects, which package
-// supervise executes.
+// replaces it, whether it is restarted after its exit, and when the plugin has failed. It has no goroutines, clock or I/O: a step maps an
+// input and the time to effects, which package supervise executes.
 package machine
 
 import (
@@ -12,17 +12,17 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// settled is how long a plugin that does not serve has to run to be ready: nothing else tells that it came up.
+// settled is the time after which a plugin that does not serve is ready, if it has not exited.
 const settled = time.Second
 
-// want is what is wanted of a plugin.
+// want is whether a plugin should run.
 type want uint8
 
 const (
-	nothing want = iota // it was not started yet
+	nothing want = iota // not started yet
 	running
-	stopped // by somebody, and not started since
-	removed // it is not to be launched any more, or the host is shutting down
+	stopped // by a request, and not started since
+	removed // not configured any more, or the host is shutting down
 )
 
 // Machine is one launched plugin. It is used by one goroutine at a time. The zero value is a plugin without a description.
@@ -40,29 +40,29 @@ type Machine struct {
 	// current is the plugin's generation, next will replace it, and leaving are the generations that are being stopped, oldest first.
 	current, next *generation
 	leaving       []*generation
-	// queue are those who asked for another process while one replaces another, stops those who wait until nothing runs.
+	// queue has requests for a replacement during another replacement, and stops those that wait until no process runs.
 	queue, stops []Request
-	// failed is why the last replacement failed, until the next one.
+	// failed is the error of the last replacement; nil if it has not failed.
 	failed error
 }
 
-// generation is a row of processes of a plugin.
+// generation is a sequence of processes of a plugin; see [Phase].
 type generation struct {
 	ref   Ref
 	desc  Description
 	phase Phase
-	since time.Time // when it entered what its state is
+	since time.Time // when it entered its state
 	begun time.Time // when its last start began
-	// process is the running process; zero without one.
+	// process is the running process; zero if none runs.
 	process Process
 	health  HealthState
-	// err is how its last process ended, or why it was not started; unready why it was not registered; unfit why it is being ended.
+	// err is the error of the last exit or start, unready that of the registration, unfit the reason why the process is being stopped.
 	err, unready, unfit error
-	blocking            bool      // no process is registered before something changes, as unready says
-	readySince          time.Time // when its process became ready; zero if it has not
+	blocking            bool      // no process can be registered until the cause of unready has changed
+	readySince          time.Time // when its process became ready; zero if it is not ready
 	next                time.Time // when it is started again
-	reason              string    // why it is being stopped, if that is reported
-	starts, ready, ends []Request // those who wait for its start, until it is ready, and for its end
+	reason              string    // why it is being stopped; may be empty
+	starts, ready, ends []Request // requests that wait for its start, until it is ready, and for its end
 }
 
 // Step takes an input and returns its effects, which are valid until the next step.
@@ -157,7 +157,7 @@ func (m *Machine) stepGeneration(g *generation, input Input) {
 	}
 }
 
-// find returns a generation that is there; nil if there is none.
+// find returns the generation with a Ref; nil if it is over.
 func (m *Machine) find(ref Ref) *generation {
 	for _, g := range append(m.leaving[:len(m.leaving):len(m.leaving)], m.current, m.next) {
 		if g != nil && g.ref == ref {
@@ -171,7 +171,7 @@ func (m *Machine) configure(in Configure) {
 	m.desc = in.WithDefaults()
 	switch {
 	case m.wanted == removed:
-		m.wanted = nothing // it came back
+		m.wanted = nothing
 	case in.Changed && m.current != nil && m.current.phase == Idle && m.desc.onDemand():
 		m.current.desc = m.desc
 	case in.Changed && m.wanted == running:
@@ -242,7 +242,7 @@ func (m *Machine) replacing() bool {
 
 // begin makes a new generation the current one, and waits for the end of the one before.
 func (m *Machine) begin(cause Cause, r Request) {
-	m.history, m.failed = history{}, nil // a person acted
+	m.history, m.failed = history{}, nil // a request resets the counts
 	old := m.current
 	if old != nil && !old.phase.rests() {
 		m.leaving = append(m.leaving, old)
@@ -250,7 +250,7 @@ func (m *Machine) begin(cause Cause, r Request) {
 	m.current = m.generation()
 	m.current.starts = []Request{r}
 	if old != nil {
-		if old.phase != Stopping { // who waits for it waits for the new one now
+		if old.phase != Stopping { // its requests wait for the new generation
 			m.current.starts, m.current.ready = slices.Concat(old.starts, m.current.starts), old.ready
 			old.starts, old.ready = nil, nil
 		}
@@ -288,7 +288,7 @@ func (m *Machine) stopAll(r Request, w want, cause Cause, err error, reason stri
 		m.end(g, Stopping, cause)
 	}
 	m.stops = append(m.stops, r)
-	m.tellStopped()
+	m.answerStops()
 }
 
 func (m *Machine) withdraw(in Withdraw) {
@@ -349,7 +349,7 @@ func (m *Machine) becomeIdle() {
 	m.newIdle()
 }
 
-// newIdle makes a new idle generation the current one, which is started on demand, with the newest description.
+// newIdle makes a new idle generation the current one.
 func (m *Machine) newIdle() {
 	old := m.current
 	m.current = m.generation()
@@ -380,8 +380,8 @@ func (m *Machine) demand(r Request) {
 	}
 }
 
-// unneeded stops an idle process, unless it is being replaced. A process that is not registered yet may have been started to find out what
-// the plugin announces.
+// unneeded stops a process without calls, unless it is being replaced. A process that is not registered yet stays: it may have been started
+// to learn what the plugin announces.
 func (m *Machine) unneeded(g *generation) {
 	if g != m.current || !g.desc.onDemand() || m.replacing() || g.phase != Serving {
 		return
@@ -392,7 +392,7 @@ func (m *Machine) unneeded(g *generation) {
 	m.end(g, Stopping, ByIdleness)
 }
 
-// Status describes the plugin.
+// Status returns the status of the plugin.
 func (m *Machine) Status() plugin.LaunchStatus {
 	s := plugin.LaunchStatus{State: plugin.StateStopped, Health: string(Unknown)}
 	if g := m.current; g != nil {
@@ -427,7 +427,7 @@ func (m *Machine) enter(g *generation, phase Phase, cause Cause) {
 		m.stopTimer(g, StartBy)
 	case Blocked:
 		m.do(Unwatch{g.ref})
-	default: // nothing is under way for the phase alone
+	default: // the other phases have no timer or watch of their own
 	}
 	if g.state() != before || taken.From == 0 {
 		g.since = m.Now
@@ -472,7 +472,7 @@ func (m *Machine) stopTimer(g *generation, kind TimerKind) {
 	}
 }
 
-// Current is the generation that the plugin is at present; zero if there was none yet.
+// Current returns the current generation; zero if there was none yet.
 func (m *Machine) Current() Ref {
 	if m.current == nil {
 		return 0

@@ -6,42 +6,43 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// Phase is where a generation of a launched plugin is: a row of processes, from a start or replacement by hand to its stop.
+// Phase is the phase of a generation. A generation is a sequence of processes of a launched plugin: it begins with a start, or a
+// replacement, and ends when it is stopped or replaced. In between, processes that fail are restarted.
 type Phase uint8
 
 // The phases of a generation.
 const (
-	// Wanted: it is to run, and waits for the end of what ran before it.
+	// Wanted: it waits until the earlier processes have ended.
 	Wanted Phase = iota + 1
-	// Starting: its program is being checked and started.
+	// Starting: its program is being checked and executed.
 	Starting
 	// Started: its process runs and is not ready yet.
 	Started
 	// Adopted: the same, with a process that survived an earlier host.
 	Adopted
-	// Ready: it does not serve, and has run for a moment.
+	// Ready: it does not serve, and has run for a short time.
 	Ready
 	// Serving: it serves, and is registered.
 	Serving
 	// Lost: it serves, but its socket was removed, so it is being replaced.
 	Lost
-	// Failing: it is unfit, and is being stopped and started again.
+	// Failing: it is unfit, and is being stopped, to be started again.
 	Failing
-	// Replaced: a newer one has taken its place, and it is being ended.
+	// Replaced: a newer generation has replaced it, and it is being stopped.
 	Replaced
-	// Stopping: it is being ended and does not come back.
+	// Stopping: it is being stopped, and is not started again.
 	Stopping
-	// BackingOff: its process has ended or could not be started, and the next one is due.
+	// BackingOff: its process has ended or could not be started, and is started again after a pause.
 	BackingOff
 	// GivenUp: its processes have ended too often. It is started again only on request.
 	GivenUp
-	// Blocked: it could not be started or registered, and cannot be before its program changes, or its type has a handler.
+	// Blocked: it cannot be started before its program changes, or registered before its type has a handler.
 	Blocked
 	// Idle: it has no process, and is started on demand.
 	Idle
 	// Surviving: its host has ended, and its process keeps running.
 	Surviving
-	// Over: nothing of it runs, and nothing will.
+	// Over: it has no process and will not start one.
 	Over
 )
 
@@ -71,23 +72,23 @@ type Cause uint8
 
 // The causes.
 const (
-	ByStart       Cause = iota + 1 // it is to run: it was started, or configured
-	ByDemand                       // somebody needs it
-	ByRestart                      // somebody asked for another process, or it is configured otherwise
-	ByStop                         // it was stopped, or is not to be launched any more
-	ByClose                        // its host ends
+	ByStart       Cause = iota + 1 // it was started, or configured
+	ByDemand                       // a caller needs it
+	ByRestart                      // another process was requested, or the configuration has changed
+	ByStop                         // it was stopped, or removed from the configuration
+	ByClose                        // its host is shutting down
 	BySurvivor                     // a process that survived an earlier host was reached
-	ByTurn                         // what ran before it has ended
+	ByTurn                         // the earlier processes have ended
 	ByLaunch                       // its process runs, or could not be started
 	ByReadiness                    // it was registered
-	ByReplacement                  // the newer one is ready, or did not become so
-	ByExit                         // its process has ended, with all that it had started
+	ByReplacement                  // the newer generation is ready, or has failed
+	ByExit                         // its process and all descendants have exited
 	ByTimer                        // a timer of its own fired
 	ByUnfitness                    // it does not answer
 	BySocketLoss                   // its socket was removed
-	ByOffer                        // it is there for who needs it
-	ByIdleness                     // nobody has needed it for a while
-	ByChange                       // what blocked it has changed
+	ByOffer                        // it was made idle, to be started on demand
+	ByIdleness                     // it had no calls for a while
+	ByChange                       // the cause of Blocked has changed
 )
 
 var causeNames = [...]string{
@@ -108,7 +109,7 @@ type Transition struct {
 type Row struct {
 	From []Phase // nil: the generation is new
 	On   Cause
-	If   string // says when this row is the one that is taken, where others begin alike
+	If   string // the condition, if rows with other results have the same From and On
 	To   Phase
 }
 

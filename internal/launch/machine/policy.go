@@ -36,17 +36,17 @@ func (d Description) restarts(err error) bool {
 // pause returns how long to wait after n processes in a row that were not healthy.
 func (d Description) pause(n int, chance float64) time.Duration {
 	shortest, longest := d.Restart.Backoff.Min, d.Restart.Backoff.Max
-	if d.onDemand() { // callers wait: the sooner the better
+	if d.onDemand() { // without the first doubling, because callers wait
 		return backoff.Backoff{Min: shortest, Max: longest}.At(n, chance)
 	}
 	b := backoff.Backoff{Min: min(2*shortest, longest), Max: longest}
 	return max(shortest, b.At(n, chance))
 }
 
-// history is what the machine has to know of the earlier processes.
+// history has the counts of earlier processes.
 type history struct {
-	restarts  int         // all of them
-	recent    []time.Time // those that may lie within the window, oldest first
+	restarts  int         // total number
+	recent    []time.Time // restarts within the window, oldest first
 	unhealthy int         // processes in a row that were not healthy
 	unready   int         // processes in a row that were never ready
 	told      string      // why the last start failed, which is reported once; empty after a start that did not fail

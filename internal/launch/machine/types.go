@@ -12,11 +12,11 @@ type HealthState string
 
 // The states of health.
 const (
-	Unknown      HealthState = "unknown"      // nothing has been heard yet
-	NotOffered   HealthState = "not-offered"  // the plugin does not offer grpc.health.v1, or does not know of itself
-	Healthy      HealthState = "serving"      // it says so
-	NotServing   HealthState = "not-serving"  // it says so, or answers with an error
-	Unresponsive HealthState = "unresponsive" // it does not answer
+	Unknown      HealthState = "unknown"      // no check was answered yet
+	NotOffered   HealthState = "not-offered"  // the plugin does not serve grpc.health.v1, or not for the service
+	Healthy      HealthState = "serving"      // reported by the plugin
+	NotServing   HealthState = "not-serving"  // reported by the plugin, or the check has failed with an error
+	Unresponsive HealthState = "unresponsive" // the plugin does not answer
 )
 
 // The errors that answer requests.
@@ -29,7 +29,7 @@ var (
 	errUnlinked   = errors.New("its socket was removed, and it could not be replaced")
 )
 
-// Description is what the machine has to know of a plugin.
+// Description has the settings of a plugin.
 type Description struct {
 	// Identity is the same for two descriptions if a process of one can be adopted for the other.
 	Identity string
@@ -37,11 +37,11 @@ type Description struct {
 	Serves bool
 	// Upgrade is how a newer process replaces an older one.
 	Upgrade plugin.Upgrade
-	// Survives means that its process keeps running when its host ends.
+	// Survives keeps the process running when the host ends.
 	Survives bool
 	// Restart is the policy, which may be [OnDemand].
 	Restart plugin.RestartPolicy
-	// Healthy is how long a process that was ready has to last to reset the back-off (default 1 min).
+	// Healthy is the time from ready to exit after which the back-off is reset (default 1 min).
 	Healthy time.Duration
 	// StartTimeout is how long a process that serves may take from its start until it is ready (default 1 min).
 	StartTimeout time.Duration
@@ -50,11 +50,11 @@ type Description struct {
 type (
 	// Ref names a generation.
 	Ref uint64
-	// Request identifies a caller that waits for an Answer. Zero has no caller.
+	// Request identifies a caller that waits for an Answer; zero if no caller waits.
 	Request uint64
-	// TimerKind is what a timer is for. A generation has at most one of each.
+	// TimerKind is the purpose of a timer. A generation has at most one timer of each kind.
 	TimerKind uint8
-	// Timer is one timer.
+	// Timer identifies a timer.
 	Timer struct {
 		Ref
 		Kind TimerKind
@@ -68,18 +68,18 @@ type (
 
 // The kinds of timers.
 const (
-	Pause   TimerKind = iota // before another start
-	Settle                   // after which one that does not serve is ready
-	StartBy                  // within which a process that serves has to be ready
+	Pause   TimerKind = iota // the pause before the next start
+	Settle                   // when it expires, a process that does not serve is ready
+	StartBy                  // when it expires, a process that serves has failed to become ready
 )
 
 func (r Ref) of() Ref { return r }
 
-// Input is what happens. Those that name a generation are about its present process.
+// Input is an event for the machine. An input with a Ref is about the current process of that generation.
 type Input any
 
 type (
-	// Configure sets the description of the plugin. Changed means that a running process has to be replaced; the answer is about that.
+	// Configure sets the description of the plugin. With Changed, a running process is replaced; the answer is the result of that.
 	Configure struct {
 		Description
 		Changed bool
@@ -115,7 +115,7 @@ type (
 		Err     error
 		Blocked bool
 	}
-	// Changed reports that the condition has changed that blocked a generation.
+	// Changed reports that the cause of a blocked start or registration has changed.
 	Changed struct{ Ref }
 	// Registered reports that the plugin was registered.
 	Registered struct{ Ref }
@@ -135,7 +135,7 @@ type (
 		Timer
 		Needed bool
 	}
-	// HealthFound is news of its health, and why it is NotServing or Unresponsive, if there is more to say.
+	// HealthFound reports a new state of health. Err may have details of NotServing or Unresponsive.
 	HealthFound struct {
 		Ref
 		State HealthState
@@ -147,39 +147,40 @@ type (
 		Err    error
 		AtOnce bool
 	}
-	// SocketLost reports that the socket of a process was removed. It is that of Socket or, behind a front, of Process.
+	// SocketLost reports that the socket of a process was removed. The process is that at Socket or, behind a front, that of generation
+	// Process.
 	SocketLost struct {
 		Socket  string
 		Process Ref
 	}
 )
 
-// Process is what the machine has to know of one.
+// Process describes a process.
 type Process struct {
-	Identity string // of the description that it is of
+	Identity string // Identity of the Description with which it was started
 	PID      int
 	Socket   string
 }
 
-// Effect is what is to be done.
+// Effect is an action for the caller of the machine.
 type Effect any
 
 type (
 	// Launch starts a process. Its result is Launched.
 	Launch struct{ Ref }
-	// Cancel asks for the end of that attempt.
+	// Cancel cancels the start of a process. Its result is still Launched.
 	Cancel struct{ Ref }
-	// AwaitChange asks for Changed. Unwatch ends that.
+	// AwaitChange waits for the input Changed, until Unwatch.
 	AwaitChange struct{ Ref }
-	// Adopt takes the process over with which Survivor came.
+	// Adopt adopts the process of the input Survivor.
 	Adopt struct{ Ref }
-	// Discard ends it.
+	// Discard stops the process of the input Survivor.
 	Discard struct{}
-	// Watch follows the registration and the health of the process.
+	// Watch watches the registration and the health of the process, until Unwatch.
 	Watch struct{ Ref }
-	// Unwatch ends that.
+	// Unwatch ends AwaitChange or Watch.
 	Unwatch struct{ Ref }
-	// Terminate ends the process, at once if it would not heed being asked.
+	// Terminate stops the process, with AtOnce by SIGKILL.
 	Terminate struct {
 		Ref
 		AtOnce bool
@@ -191,9 +192,9 @@ type (
 		Timer
 		After time.Duration
 	}
-	// StopTimer stops one.
+	// StopTimer stops a timer.
 	StopTimer struct{ Timer }
-	// Emit tells of an event.
+	// Emit publishes an event.
 	Emit struct{ plugin.Event }
 	// Answer ends a request with its result.
 	Answer struct {
