@@ -14,13 +14,13 @@ import (
 
 type database struct {
 	bolt *bbolt.DB
-	file *os.File // bbolt's own, which it closes
+	file *os.File // opened for bbolt, which closes it
 }
 
-// close closes a file on which a transaction failed, so its own error is not needed.
+// close closes the file after a failed transaction, whose error is the one to report.
 func (d *database) close() { _ = d.bolt.Close() }
 
-// newest returns the meta page that counts.
+// newest returns the valid meta page with the newest transaction.
 func (d *database) newest() (boltMeta, error) {
 	info, err := d.file.Stat()
 	if err != nil {
@@ -29,10 +29,9 @@ func (d *database) newest() (boltMeta, error) {
 	return readMeta(d.file, info.Size())
 }
 
-// transact runs fn in a transaction, commits it if it is writable, and returns its number.
+// transact runs fn in a transaction, commits it if it is writable, and returns its ID.
 func (d *database) transact(writable bool, fn func(*bbolt.Tx) error) (id uint64, err error) {
-	// bbolt reads by following pointers into the mapped file. A page that the device cannot give is a fault, which ends a program that
-	// does not ask for a panic.
+	// bbolt reads a mapped file. A page that the device cannot read is a fault, which ends a program unless SetPanicOnFault makes it a panic.
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		p := recover()
@@ -47,7 +46,7 @@ func (d *database) transact(writable bool, fn func(*bbolt.Tx) error) (id uint64,
 			panic(p)
 		}
 	}()
-	// A fault within Begin would leave bbolt's locks held. It looks at the meta pages only, which are in memory once they were read.
+	// A fault within Begin would leave bbolt's locks held. Begin reads only the meta pages, so read them first.
 	if _, err := d.newest(); err != nil {
 		return 0, err
 	}
@@ -55,7 +54,7 @@ func (d *database) transact(writable bool, fn func(*bbolt.Tx) error) (id uint64,
 	if err != nil {
 		return 0, err
 	}
-	defer func() { _ = tx.Rollback() }() // after Commit it does nothing
+	defer func() { _ = tx.Rollback() }() // has no effect after Commit
 	if err := fn(tx); err != nil || !writable {
 		return 0, err
 	}
@@ -78,13 +77,12 @@ func (s *Store) view(fn func(*bbolt.Tx) error) error {
 	return err
 }
 
-// update runs fn in a transaction. What it returns nil for is on the device. An error that it returns leaves
-// the file with the transaction before as its last, now or, if the device does not let it, before the next transaction. The caller holds
-// s.writing.
+// update runs fn in a transaction. If it returns nil, the transaction is on the device. After an error, the file is restored to the last
+// successful transaction, immediately or, if the device fails, before the next transaction. The caller holds s.writing.
 //
-// bbolt alone does not promise that. If the sync of a meta page fails, the page is in memory and looks written: bbolt goes on from the
-// transaction that failed. The kernel does not write such a page again, so the device may keep the meta page before it, and the next
-// transaction overwrites the one that was acknowledged, while it is the only sound one there is.
+// bbolt alone does not guarantee that. If the sync of a meta page fails, the page in memory looks written, and bbolt continues from the
+// failed transaction. The kernel does not write such a page again, so the device may have only the meta page before it, and the next
+// transaction would overwrite that one, which is the only valid one.
 func (s *Store) update(fn func(*bbolt.Tx) error) error {
 	err := s.tryUpdate(fn)
 	if err == nil {
@@ -97,7 +95,7 @@ func (s *Store) update(fn func(*bbolt.Tx) error) error {
 	}
 	s.failed = err
 	s.access.Unlock()
-	_ = s.reopen() // or before the next transaction
+	_ = s.reopen() // tryUpdate repeats it if it fails
 	if s.onFailure != nil {
 		told := callback.Call(func() error { s.onFailure(err); return nil })
 		if told != nil {
@@ -128,7 +126,7 @@ func (s *Store) tryUpdate(fn func(*bbolt.Tx) error) error {
 	return err
 }
 
-// reopen opens the file again after a transaction failed, and takes that transaction back. The caller holds s.writing.
+// reopen opens the file again after a failed transaction, and reverts that transaction. The caller holds s.writing.
 func (s *Store) reopen() error {
 	// gofail: var boltstateReopen string
 	// return errors.New(boltstateReopen)
@@ -144,7 +142,7 @@ func (s *Store) reopen() error {
 		switch {
 		case err != nil:
 		case meta.transaction == s.last+1:
-			// bbolt has read the pages of the transaction that failed, so it must start over.
+			// bbolt has read the pages of the failed transaction, so the file must be opened once more.
 			if err = db.settle(s.last); err == nil {
 				db.close()
 				continue
@@ -163,9 +161,9 @@ func (s *Store) reopen() error {
 	}
 }
 
-// settle makes a transaction the last one of the file, on the device as well as in memory: the meta page of a later one gets the content of
-// its own with the number before, as bbolt does when it copies a file. If there is no later one, the page is written once more: whoever
-// wrote it may have ended, or failed, before the device had it.
+// settle makes a transaction the last one of the file, on the device as well as in memory. It overwrites the meta page of a later
+// transaction with that of this one and the ID before it, as bbolt does when it copies a file. If there is no later one, it writes the meta
+// page again, because the process that wrote it may have ended before it was on the device.
 func (d *database) settle(transaction uint64) error {
 	// gofail: var boltstateSettle string
 	// return errors.New(boltstateSettle)
@@ -201,10 +199,10 @@ func (d *database) settle(transaction uint64) error {
 	return syncFile(d.file)
 }
 
-// checkKey is in the bucket of the format while [Store.Check] is at work.
+// checkKey is in the meta bucket during [Store.Check].
 var checkKey = []byte("check")
 
-// unsaved remembers records that could not be written. The caller holds s.writing.
+// unsaved records the size of records that could not be written. The caller holds s.writing.
 func (s *Store) unsaved(records []record) {
 	size := 0
 	for _, r := range records {
@@ -213,13 +211,12 @@ func (s *Store) unsaved(records []record) {
 	s.lost = max(s.lost, size)
 }
 
-// OnFailure has f called with the error of every change that fails because of the file or its device, before whoever wanted the change is
-// told. f runs while no other change can, so it must not take long, nor use the Store. It is to be set before the Store is used.
+// OnFailure sets a function that is called with the error of every change that fails because of the file or its device, before the change
+// returns. No other change can run during f, so it must not block or use the Store. Call OnFailure before any other method.
 func (s *Store) OnFailure(f func(error)) { s.onFailure = f }
 
-// Check finds out whether changes can be made durable, which after a failure may have become possible again: it opens the file again if
-// that is needed, and writes and removes as much as could not be written before. It is for somebody who has nothing to write and
-// waits for the device; changes themselves open the file again too.
+// Check returns nil if changes can be made durable. After a failure it opens the file again, and writes and removes as many bytes as could
+// not be written before. It is for callers that wait for the device and have nothing to write; changes open the file again too.
 func (s *Store) Check() error {
 	if err := s.use(); err != nil {
 		return err

@@ -16,10 +16,9 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/regular"
 )
 
-// formatVersion is the format that this package writes, and the newest that it reads. Version 1: the bucket "patchbay" has the
-// version under the key "format", an unsigned varint; the bucket "plugins" has the records. The bucket "names", which
-// need not be there, has the names that are kept; a program that does not know it leaves it as it is. Others whose names begin with
-// "handler/" are those of a [Bucket].
+// formatVersion is the format that this package writes, and the newest that it reads. In version 1, the bucket "patchbay" has the version
+// under the key "format", as an unsigned varint, and the bucket "plugins" has the records. The optional bucket "names" has the
+// reservations. A bucket whose name begins with "handler/" is a [Bucket].
 const formatVersion = 1
 
 var (
@@ -33,19 +32,19 @@ var (
 const lockTimeout = time.Second
 
 var (
-	// ErrCorrupt means that the file is not one that this package made, or it is damaged.
+	// ErrCorrupt means that the file is damaged, or was not written by this package.
 	ErrCorrupt = errors.New("not a sound state file")
-	// ErrNewer means that the file has a format that a newer version of the software made.
+	// ErrNewer means that the file has a newer format than this package knows.
 	ErrNewer = errors.New("state file of a newer format")
-	// ErrLocked means that the file is open already, in another process or in this one.
+	// ErrLocked means that the file is open, in another process or in this one.
 	ErrLocked = errors.New("state file in use")
-	// ErrReplaced says that, when the file had to be opened again after a failure, another one was in its place.
+	// ErrReplaced means that another file was at the path when the file was opened again after a failure.
 	ErrReplaced = errors.New("state file was replaced")
 	// ErrClosed means that the store was closed.
 	ErrClosed = errors.New("state file was closed")
 )
 
-// fileError is an error about a state file as a whole that says what to do.
+// fileError is an error about a whole state file, with advice.
 type fileError struct {
 	path   string
 	kind   error
@@ -63,7 +62,7 @@ func corrupt(path, format string, args ...any) error {
 	return &fileError{path, ErrCorrupt, fmt.Sprintf(format, args...), "it was left as it is: move it away to start with an empty state"}
 }
 
-// unsound returns the error of corrupt, except if the device cannot be read: then the content of the file is not known.
+// unsound returns the error of corrupt, unless err is that the device cannot be read, which says nothing about the file.
 func unsound(path, format string, err error) error {
 	if _, device := errors.AsType[*fs.PathError](err); device {
 		return fmt.Errorf("cannot read state file: %w; see whether its device works", err)
@@ -71,9 +70,9 @@ func unsound(path, format string, err error) error {
 	return corrupt(path, format, err)
 }
 
-// Open opens the state file at path. If there is none, it makes an empty one with mode 0600, and its directory with mode 0750.
-// Open fails if the file is not a sound state file (ErrCorrupt), has a newer format (ErrNewer), or is still in use, by another
-// process or by this one, after a second (ErrLocked). In each of these cases the file stays as it is.
+// Open opens the state file at path. If it does not exist, Open creates it with mode 0600, and its directory with mode 0750. The error
+// matches [ErrCorrupt] if the file is damaged, [ErrNewer] if it has a newer format, and [ErrLocked] if it is still open, in another process
+// or in this one, after a second. In these cases, Open does not change the file.
 func Open(path string) (*Store, error) {
 	if path == "" {
 		return nil, errors.New("cannot open a state file: its path is empty")
@@ -100,7 +99,7 @@ func Open(path string) (*Store, error) {
 	return &Store{path: path, db: db, last: meta.transaction}, nil
 }
 
-// create makes an empty state file at path unless there is a file. A crash leaves no file or a whole one.
+// create creates an empty state file at path unless a file exists. After a crash there is either no file or a complete one.
 func create(path string) error {
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -126,7 +125,7 @@ func create(path string) error {
 	// gofail: var boltstateLink struct{}
 	// fresh += ".gone"
 
-	// Unlike a rename, a link does not replace the file of a process that was faster.
+	// Unlike a rename, a link does not replace a file that another process has created.
 	if err := os.Link(fresh, path); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
@@ -154,7 +153,7 @@ func format(path string) error {
 	return errors.Join(err, db.Close())
 }
 
-// syncFile makes what was written to a file durable. Tests replace it.
+// syncFile makes writes to a file durable. Tests replace it.
 var syncFile = (*os.File).Sync
 
 // syncDir makes the entries of a directory durable.
@@ -199,7 +198,7 @@ func openDB(path string, readOnly bool) (db *database, err error) {
 	return db, nil
 }
 
-// inspect reports what is wrong with the file at path, without changing it.
+// inspect returns an error if the file at path is not a valid state file. It does not change the file.
 func inspect(path string) (err error) {
 	// gofail: var boltstateInspect string
 	// return fmt.Errorf("cannot open state file: %s", boltstateInspect)
@@ -222,7 +221,7 @@ func inspect(path string) (err error) {
 		return unsound(path, "%v", err)
 	}
 
-	// From here on the file is locked, so that no other process is at work on what is read.
+	// openDB locks the file, so that no other process changes it during the checks.
 	db, err := openDB(path, true)
 	if err != nil {
 		return err

@@ -10,8 +10,8 @@ import (
 )
 
 // What follows is the file format of bbolt, version 2, in the byte order of the machine, as its sources define it
-// (go.etcd.io/bbolt/internal/common: page.go, meta.go, inode.go). bbolt trusts its files: it maps them into memory and follows the
-// page numbers in them. In a damaged file that ends in a panic, a bus error or an endless recursion, so checkPages comes first.
+// (go.etcd.io/bbolt/internal/common: page.go, meta.go, inode.go). bbolt maps its files into memory and follows the page numbers in them
+// without checks, which in a damaged file causes a panic, a bus error or an endless recursion. checkPages is therefore called first.
 const (
 	boltMagic   = 0xED0CDAED
 	boltVersion = 2
@@ -44,8 +44,8 @@ type boltMeta struct {
 	root, freelist, pages, transaction uint64
 }
 
-// checkPages checks that bbolt can use a file of the given size without harm: that all pages are there, that each is used once, and
-// that everything in them lies where it should.
+// checkPages checks that bbolt can read a file of the given size: that all pages exist, that none is used twice, and that their elements
+// are within them and in order.
 func checkPages(file io.ReaderAt, size int64) error {
 	meta, err := readMeta(file, size)
 	if err != nil {
@@ -63,7 +63,7 @@ func checkPages(file io.ReaderAt, size int64) error {
 	return p.checkTree(meta.root, keys{})
 }
 
-// readMeta returns the newer one of the two meta pages. One of them may be torn: that is how bbolt survives a crash.
+// readMeta returns the newer of the two meta pages. After a crash, one of them may be torn.
 func readMeta(file io.ReaderAt, size int64) (boltMeta, error) {
 	meta, err := newerMeta(file, size)
 	switch {
@@ -77,7 +77,7 @@ func readMeta(file io.ReaderAt, size int64) (boltMeta, error) {
 	return meta, nil
 }
 
-// newerMeta finds the meta pages as bbolt does: the second is on page 1, and the first, if it is whole, knows the page size.
+// newerMeta finds the meta pages as bbolt does. The second is page 1, and the first, if it is valid, has the page size.
 func newerMeta(file io.ReaderAt, size int64) (boltMeta, error) {
 	first, err := readMetaAt(file, 0)
 	if err != nil {
@@ -91,7 +91,7 @@ func newerMeta(file io.ReaderAt, size int64) (boltMeta, error) {
 	second, err := readMetaAt(file, int64(first.pageSize))
 	switch {
 	case err != nil:
-		return first, checkFlip(file, int64(first.pageSize), first) // the first one counts
+		return first, checkFlip(file, int64(first.pageSize), first) // the first one is the valid one
 	case second.transaction <= first.transaction:
 		return first, nil
 	}
@@ -101,12 +101,12 @@ func newerMeta(file io.ReaderAt, size int64) (boltMeta, error) {
 	return second, nil
 }
 
-// checkFlip reports that the meta page at offset, which is damaged, is the newer one with a bit flipped: such a page was written, so its
-// transaction may have been acknowledged. One that was torn by a crash, before its transaction was acknowledged, has more wrong with it.
+// checkFlip returns an error if the damaged meta page at offset is newer than other and has one flipped bit. Such a page was completely
+// written, so its transaction may have been acknowledged. A page that a crash tore, before that, differs in more bits.
 func checkFlip(file io.ReaderAt, offset int64, other boltMeta) error {
 	var page [pageHeaderSize + metaSize]byte
 	if _, err := file.ReadAt(page[:], offset); err != nil {
-		return nil //nolint:nilerr // there is no such page
+		return nil //nolint:nilerr // the page does not exist
 	}
 	b := page[pageHeaderSize:]
 	for bit := range metaSize * 8 {
@@ -144,7 +144,7 @@ func decodeMeta(b []byte) (boltMeta, error) {
 	}, nil
 }
 
-// read reads a page with its overflow pages and marks them as used.
+// read returns a page with its overflow pages, and marks them as used.
 func (p *pages) read(id uint64) ([]byte, error) {
 	if id < 2 || id >= p.meta.pages {
 		return nil, fmt.Errorf("page %d does not exist", id)
@@ -189,7 +189,7 @@ func (p *pages) checkFreelist() error {
 		return fmt.Errorf("page %d is not a list of free pages", p.meta.freelist)
 	}
 	ids, count := page[pageHeaderSize:], uint64(order.Uint16(page[10:]))
-	if count == 0xFFFF { // too many for 16 bits: the number comes first
+	if count == 0xFFFF { // more than 16 bits can hold: the number is the first element
 		count = order.Uint64(ids)
 		ids = ids[8:]
 	}
@@ -205,10 +205,10 @@ func (p *pages) checkFreelist() error {
 	return nil
 }
 
-// keys are the bounds of the keys of a page, unless nil: the first key is first, and all are below high.
+// keys bounds the keys of a page: its first key is first, and all are below high. A nil bound does not apply.
 type keys struct{ first, high []byte }
 
-// hold reports whether a key may come after previous on the page, or be the first one if previous is nil.
+// hold reports whether a key may follow previous on the page; for the first key, previous is nil.
 func (k keys) hold(previous, key []byte) bool {
 	if k.high != nil && bytes.Compare(key, k.high) >= 0 {
 		return false
@@ -267,7 +267,7 @@ func (p *pages) checkPage(page []byte, within keys) error {
 	return nil
 }
 
-// element is an element of a page: one that leads to another page, a bucket, or a key and a value that mean nothing here.
+// element is an element of a page: a reference to another page, a bucket, or a key with any value.
 type element struct {
 	key    []byte
 	branch bool
@@ -275,7 +275,7 @@ type element struct {
 	value  []byte // of a bucket
 }
 
-// readElement reads the element at the beginning of b, which reaches to the end of its page.
+// readElement reads the element at the beginning of b, which ends with the page.
 func readElement(b []byte, branch bool) (element, error) {
 	if branch {
 		key, err := span(b, uint64(order.Uint32(b)), uint64(order.Uint32(b[4:])))
@@ -296,7 +296,7 @@ func readElement(b []byte, branch bool) (element, error) {
 	return element{key: key, value: value}, err
 }
 
-// checkElement checks what an element leads to. Below says which keys a child page has.
+// checkElement checks the pages to which an element leads. below bounds the keys of a child page.
 func (p *pages) checkElement(e element, below keys) error {
 	switch {
 	case e.branch:

@@ -20,8 +20,8 @@ import (
 //	value  count of instances, instances, CRC-32C over the key and the value before it, 4 bytes, big endian
 //
 // An instance is the strings version and AllocID, 0 or 1 and a socket path for the connection info, 0 or 1 + the number of options
-// and as many pairs of strings, sorted. A number is an unsigned varint; a string is its length and its bytes, any bytes. Type and
-// name of an instance are those of its key.
+// and as many pairs of strings, sorted. A number is an unsigned varint; a string is its length and its bytes, any bytes. The
+// key has the type and name of the instances.
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 

@@ -1,12 +1,10 @@
-// Package boltstate keeps the state of a dynamicplugins.Registry in a bbolt file. It is the default StateStorage.
+// Package boltstate stores the state of a dynamicplugins.Registry in a bbolt file. It is the default StateStorage.
 //
-// Each plugin is one record, so a change costs the same however many plugins there are, and changes that arrive while one is being
-// written are written together, with one fsync, by the transaction after it.
+// Each plugin is one record, so the cost of a change does not depend on the number of plugins. Changes that arrive during a transaction are
+// written together in the next one, with one fsync. In addition, handlers can store keys and values in a [Bucket].
 //
-// Beside the plugins, a handler can keep keys and values of its own, in a [Bucket].
-//
-// A file that is damaged or has an unknown format is never opened for writing and never repaired: it stays as it is, byte for byte, and the
-// error says what is wrong. The package stores what the registry passes to it, without knowing what it means.
+// A file that is damaged or has an unknown format is never changed or repaired: [Open] returns an error that describes the problem. The
+// package does not interpret the plugins that it stores.
 package boltstate
 
 import (
@@ -23,30 +21,29 @@ import (
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 )
 
-// Store is a state file that is open. It implements dynamicplugins.StateStorage and dynamicplugins.ChangeStorage. All methods may
-// be called at once from several goroutines.
+// Store is an open state file. It implements [dynamicplugins.BatchStorage], and is safe for concurrent use.
 type Store struct {
 	path      string
 	onFailure func(error)
 
 	writing sync.Mutex // held during a transaction
-	last    uint64     // the last transaction that succeeded; guarded by writing
-	settled bool       // last is on the device for sure; guarded by writing
-	lost    int        // the most bytes that could not be written since Check succeeded; guarded by writing
+	last    uint64     // the last successful transaction; guarded by writing
+	settled bool       // last is certainly on the device; guarded by writing
+	lost    int        // the greatest number of bytes that could not be written since the last successful Check; guarded by writing
 
-	access sync.RWMutex // held while db is used; who changes db also holds writing
-	db     *database    // nil: a transaction failed, and the file could not be opened again
-	failed error        // why
+	access sync.RWMutex // held while db is used; a change of db also requires writing
+	db     *database    // nil after a failed transaction, until the file is open again
+	failed error        // why db is nil
 
 	mu     sync.Mutex
-	next   *group        // the records that wait for writing; nil if there are none
-	spare  []record      // empty, the memory of the group that was written last; the next one has as many records in a storm
+	next   *group        // the records that wait to be written; nil if there are none
+	spare  []record      // empty; the memory of the last group, for the next one
 	told   chan struct{} // that of the last group
 	users  sync.WaitGroup
 	closed bool
 }
 
-// GetDynamicPluginRegistryState returns what is stored, or an error if the file cannot be read or is damaged.
+// GetDynamicPluginRegistryState returns the stored state, or an error if the file cannot be read or is damaged.
 func (s *Store) GetDynamicPluginRegistryState() (*dynamicplugins.RegistryState, error) {
 	if err := s.use(); err != nil {
 		return nil, err
@@ -77,7 +74,7 @@ func (s *Store) GetDynamicPluginRegistryState() (*dynamicplugins.RegistryState, 
 	return state, nil
 }
 
-// add adds an instance that is older than those of the same plugin before it.
+// add adds an instance as the oldest of its plugin.
 func add(state *dynamicplugins.RegistryState, p *dynamicplugins.PluginInfo) {
 	names := state.Plugins[p.Type]
 	if names == nil {
@@ -90,7 +87,7 @@ func add(state *dynamicplugins.RegistryState, p *dynamicplugins.PluginInfo) {
 	names[p.Name].PushBack(p)
 }
 
-// PutDynamicPluginRegistryState replaces all plugins that are stored. It returns when they are durable, or an error if they are not.
+// PutDynamicPluginRegistryState replaces all stored plugins. It blocks until they are durable, or returns an error.
 func (s *Store) PutDynamicPluginRegistryState(state *dynamicplugins.RegistryState) error {
 	records, err := recordsOf(state)
 	if err != nil {
@@ -128,7 +125,7 @@ func (s *Store) replace(records []record) error {
 	return nil
 }
 
-// PutDynamicPluginChange replaces what is stored for one plugin. It returns when that is durable, or an error if it is not.
+// PutDynamicPluginChange replaces the stored instances of one plugin. It blocks until they are durable, or returns an error.
 func (s *Store) PutDynamicPluginChange(change *dynamicplugins.PluginChange) error {
 	e := newEncoder()
 	defer e.free()
@@ -139,7 +136,7 @@ func (s *Store) PutDynamicPluginChange(change *dynamicplugins.PluginChange) erro
 	return s.commit(r)
 }
 
-// PutDynamicPluginChanges implements [dynamicplugins.BatchStorage]: all are written in one transaction.
+// PutDynamicPluginChanges implements [dynamicplugins.BatchStorage] with one transaction.
 func (s *Store) PutDynamicPluginChanges(changes []*dynamicplugins.PluginChange) []error {
 	errs := make([]error, len(changes))
 	records := make([]record, 0, len(changes))
@@ -191,7 +188,7 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// use makes Close wait for the caller, which calls s.users.Done when it has finished.
+// use makes Close wait until the caller calls s.users.Done.
 func (s *Store) use() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -210,20 +207,20 @@ func (s *Store) enter() error {
 type group struct {
 	records []record      // guarded by Store.mu
 	callers int           // guarded by Store.mu
-	before  chan struct{} // closed when all callers of the group before know of its end; nil for the first group
+	before  chan struct{} // the told channel of the group before; nil for the first group
 	done    chan struct{}
 	err     error         // set before done is closed
-	untold  atomic.Int64  // callers that do not know of err yet; set before done is closed
-	told    chan struct{} // closed when there are none any more
+	untold  atomic.Int64  // callers that have not returned from commit; set before done is closed
+	told    chan struct{} // closed when untold is zero
 }
 
-// commit makes records durable. Those that arrive while nothing is written are written at once; those that arrive while a transaction
-// is under way form a group, which the caller of the first of them writes next.
+// commit makes records durable. Records that arrive during a transaction form a group, which the caller of the first one writes in the next
+// transaction.
 //
-// The transaction of a group begins when all callers of the one before have been told. They are about to run anyway, a transaction
-// that runs among them waits behind all of them whenever one of its writes has ended, and what they have to write next is in it.
+// A transaction begins after all callers of the one before have returned: otherwise it would wait for their goroutines after each of its
+// writes, and the records that these callers write next would not be part of it.
 //
-// All records of a group fail together, so a record must not fail for a reason of its own.
+// All records of a group fail together, so a record must not cause an error itself.
 func (s *Store) commit(records ...record) error {
 	g, first, err := s.join(records)
 	if err != nil {
@@ -234,7 +231,7 @@ func (s *Store) commit(records ...record) error {
 		if g.before != nil {
 			<-g.before
 		}
-		runtime.Gosched() // those that are about to join do
+		runtime.Gosched() // to callers that are about to join
 		s.write(g)
 	} else {
 		<-g.done
@@ -246,7 +243,7 @@ func (s *Store) commit(records ...record) error {
 	return err
 }
 
-// join does what use does, and puts records into the next group. It reports whether the group is new: its caller is to write it then.
+// join calls enter and adds records to the next group. If first is true, the group is new, and the caller must write it.
 func (s *Store) join(records []record) (g *group, first bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -265,7 +262,7 @@ func (s *Store) join(records []record) (g *group, first bool, err error) {
 	return s.next, first, nil
 }
 
-// write writes a group, which records may join until all that are there have been put into the transaction.
+// write writes a group. Records can join it until all its records have been put into the transaction.
 func (s *Store) write(g *group) {
 	s.writing.Lock()
 	defer s.writing.Unlock()
@@ -302,10 +299,10 @@ func (s *Store) write(g *group) {
 	close(g.done)
 }
 
-// maxSpare is how many records the memory that is kept for the next group has room for, at most.
+// maxSpare is the greatest capacity of Store.spare.
 const maxSpare = 4096
 
-// take returns the records of g after the first n. If there are none, no more records can join g.
+// take returns the records of g after the first n. If there are none, it closes g to further records.
 func (s *Store) take(g *group, n int) []record {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -315,14 +312,14 @@ func (s *Store) take(g *group, n int) []record {
 	return g.records[n:]
 }
 
-// record is what is stored for one plugin, or under one key of a [Bucket]. Without a value it is removed.
+// record is a key and value of a bucket in the file. With a nil value, the key is deleted.
 type record struct {
 	bucket     []byte // nil for the plugins
 	key, value []byte
-	name       *record // that goes with it; nil for none
+	name       *record // the reservation of the plugin's name, written together with it; nil for none
 }
 
-// encoder makes records that are used until it is freed: their memory is used again then.
+// encoder makes records, which are valid until free is called.
 type encoder struct{ text []byte }
 
 var encoders = sync.Pool{New: func() any { return &encoder{make([]byte, 0, 1024)} }}
@@ -332,9 +329,9 @@ func newEncoder() *encoder {
 	return e
 }
 
-// free lets later records reuse the memory of the records of e.
+// free makes the memory of e available to later records.
 func (e *encoder) free() {
-	const most = 1 << 20 // bytes, so that a great change leaves nothing great behind
+	const most = 1 << 20 // bytes; more is not kept
 	if cap(e.text) <= most {
 		e.text = e.text[:0]
 		encoders.Put(e)
@@ -352,7 +349,7 @@ func (e *encoder) change(change *dynamicplugins.PluginChange) (record, error) {
 	return r, err
 }
 
-// record checks that the record can be stored, so that it cannot make others fail in the same transaction.
+// record returns the record of a plugin, or an error if it cannot be stored, which would fail the other records of its transaction.
 func (e *encoder) record(ptype, name string, plugins []*dynamicplugins.PluginInfo) (record, error) {
 	for _, p := range plugins {
 		if p == nil || p.Type != ptype || p.Name != name {

@@ -1,6 +1,6 @@
-// Package peerauth connects to the endpoints of plugins. A host connects with its own rights and has others call there, so each connection
-// is judged by the socket that it reached and by who listens: a path is judged when a plugin announces it too, but whoever can write to its
-// directory can have it lead elsewhere afterwards.
+// Package peerauth connects to the endpoints of plugins and checks the process at the other end. The check of the path when the plugin
+// announces it is not enough: a user who can write to the directory can replace the socket later, and the host connects with its own
+// rights.
 package peerauth
 
 import (
@@ -14,8 +14,8 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// Dial connects to an endpoint of a plugin, and fails with a [*trust.Refusal] if the plugin may not speak for who listens there. A nil
-// judge has no objections.
+// Dial connects to an endpoint of a plugin. It returns a [*trust.Refusal] if the process that listens there must not serve the plugin. A
+// nil judge permits every process.
 func Dial(ctx context.Context, judge *trustjudge.Judge, in *plugin.Instance, path string) (net.Conn, error) {
 	conn, err := sock.DialKnown(ctx, path)
 	if err != nil {
@@ -27,7 +27,7 @@ func Dial(ctx context.Context, judge *trustjudge.Judge, in *plugin.Instance, pat
 	return sock.Plain(conn), nil
 }
 
-// ByUser connects to a socket, and returns the process that listens there. It returns an error if that is a process of another user.
+// ByUser connects to a socket, and returns the process that listens on it. It returns an error if the process runs as another user.
 func ByUser(ctx context.Context, path string, uid uint32) (*net.UnixConn, sock.Credentials, error) {
 	conn, err := sock.Dial(ctx, path)
 	if err != nil {
@@ -40,8 +40,8 @@ func ByUser(ctx context.Context, path string, uid uint32) (*net.UnixConn, sock.C
 	return conn, peer, nil
 }
 
-// OfUser returns the process that listens on the socket at path, to which conn leads. It returns an error if that is a process of another
-// user.
+// OfUser returns the process that listens on the socket at path, to which conn is connected. It returns an error if the process runs as
+// another user.
 func OfUser(conn *net.UnixConn, path string, uid uint32) (sock.Credentials, error) {
 	peer, err := sock.PeerOf(conn)
 	if err == nil && peer.UID != uid {
@@ -50,9 +50,9 @@ func OfUser(conn *net.UnixConn, path string, uid uint32) (sock.Credentials, erro
 	return peer, err
 }
 
-// Check returns an error if a connection may not be used for the instance; a nil instance has no account and is not checked. A connection
-// that does not lead to a Unix socket was made by the host itself, as for plugins of foreign protocols, and may be used only for plugins of
-// root and of the host's user.
+// Check returns an error if a connection must not be used for an instance. A nil instance has no account and is not checked. A connection
+// that is not one to a Unix socket was made by the host itself, for example for another protocol, and is permitted only for plugins of root
+// and of the host's user.
 func Check(judge *trustjudge.Judge, in *plugin.Instance, path string, conn net.Conn) error {
 	if judge == nil || in == nil || !in.Account.Known {
 		return nil
@@ -72,8 +72,8 @@ func Check(judge *trustjudge.Judge, in *plugin.Instance, path string, conn net.C
 	return err
 }
 
-// socketOf returns the connection to a Unix socket that conn is, or that is below a connection of TLS. Only a [sock.Conn] has the identity
-// of the socket.
+// socketOf returns the connection to a Unix socket that conn is, or that a TLS connection uses. Only a [sock.Conn] has the identity of the
+// socket.
 func socketOf(conn net.Conn) (known sock.Conn, ok bool) {
 	if over, is := conn.(interface{ NetConn() net.Conn }); is {
 		conn = over.NetConn()

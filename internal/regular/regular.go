@@ -1,5 +1,5 @@
-// Package regular reads and replaces files whose paths others configure. It refuses whatever is not a regular file, such as a pipe or a
-// device: to open it can block or have effects, and to read it may never end.
+// Package regular reads and replaces files with configured paths. It refuses files that are not regular, such as pipes and devices, which
+// may block when they are opened or be endless.
 package regular
 
 import (
@@ -18,7 +18,7 @@ const maxSize = 64 << 20
 // ErrNotRegular is the error of a pipe, a device and a socket. That of a directory is [syscall.EISDIR].
 var ErrNotRegular = errors.New("it is not a regular file")
 
-// Check returns an error if there is something at the path that is not a regular file.
+// Check returns an error if a file exists at the path and is not regular.
 func Check(path string) error {
 	if info, err := os.Stat(path); err == nil {
 		return check(path, info)
@@ -77,7 +77,7 @@ func Read(path string) ([]byte, error) {
 	return text, nil
 }
 
-// Replace has a file contain a text, or what it contained before, whenever the machine stops.
+// Replace replaces the content of a file. After a crash the file has either the new or the former content.
 func Replace(path, text string) error {
 	temporary, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
 	if err != nil {
@@ -91,7 +91,7 @@ func Replace(path, text string) error {
 	return os.Rename(temporary.Name(), path)
 }
 
-// Absolute makes paths absolute, except empty ones, so that they mean the same after a change of the working directory.
+// Absolute makes paths absolute, except empty ones, so that a later change of the working directory has no effect on them.
 func Absolute(paths ...*string) error {
 	for _, path := range paths {
 		if *path == "" {

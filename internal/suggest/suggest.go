@@ -1,5 +1,5 @@
-// Package suggest finds the word that somebody meant who wrote another one: a key of a file, or the name of a plugin. It only proposes, and
-// knows nothing of what the words stand for; completion in a shell is not its business.
+// Package suggest proposes the known word, such as a configuration key or the name of a plugin, that is nearest to a mistyped one. It does
+// not complete words.
 package suggest
 
 import (
@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// maxLength bounds the words that are compared, which takes the product of their lengths.
+// maxLength limits the length of compared words: the time is the product of their lengths.
 const maxLength = 256
 
-// To returns the one of the words that is most like a word, if one is like it at all.
+// To returns the word that is nearest to word, if one is near.
 func To(word string, words []string) (found string, ok bool) {
 	best := 0
 	for _, candidate := range words {
@@ -25,11 +25,11 @@ func To(word string, words []string) (found string, ok bool) {
 	return found, ok
 }
 
-// distance returns the least number of insertions, deletions, replacements and swaps of neighbours that make b of a (the optimal string
+// distance returns the least number of insertions, deletions, replacements and swaps of neighbours that change a to b (the optimal string
 // alignment distance).
 func distance(a, b string) int {
 	if len(a) > len(b)+32 {
-		return len(a) - len(b) // more than enough to be none of the words
+		return len(a) - len(b) // far from every word
 	}
 	rows := make([][]int, len(a)+1)
 	for i := range rows {

@@ -1,7 +1,5 @@
-// Package trustjudge applies a trust.Policy: it decides whose plugin directories and sockets a host uses, and which users may register
-// which plugin types. Discovery, registration and the diagnostic commands all ask a [Judge].
-//
-// It considers owners and modes as the system reports them, never the content of files.
+// Package trustjudge applies a trust.Policy. A [Judge] refuses plugin directories and sockets that a host must not use, and plugins that a
+// user must not register, by the owners and modes that the system reports. It does not read files.
 package trustjudge
 
 import (
@@ -28,10 +26,10 @@ const (
 // Judge applies a [trust.Policy]. It is immutable; its methods are safe for concurrent use and do not block. Their errors are of type
 // [*trust.Refusal].
 type Judge struct {
-	uid, gid uint32 // of the host
+	uid, gid uint32 // of this process
 	owners   accounts
 	types    map[string]judgedType
-	all      accounts // owners, and those of all types
+	all      accounts // owners, and the accounts of all types
 	sticky   bool
 }
 
@@ -41,7 +39,7 @@ type judgedType struct {
 	endpoints map[uint32]bool
 }
 
-// New returns a Judge for a policy, after looking up its users and groups. The error joins one [FieldError] for each that is not known, and
+// New looks up the users and groups of a policy and returns its Judge. The error joins a [FieldError] for each unknown user or group, and
 // for each key of Types that is not a plugin type.
 func New(p trust.Policy) (*Judge, error) {
 	j := &Judge{
@@ -72,23 +70,23 @@ func New(p trust.Policy) (*Judge, error) {
 func Default() *Judge {
 	j, err := New(trust.Policy{})
 	if err != nil {
-		panic(err) // it names nobody
+		panic(err) // the policy names no users
 	}
 	return j
 }
 
-// Privileged reports whether a user is root or the host's user, who may do everything.
+// Privileged reports whether a user is root or the host's user, to whom everything is permitted.
 func (j *Judge) Privileged(uid uint32) bool { return uid == 0 || uid == j.uid }
 
 // Alone reports whether only root and the host's user are trusted.
 func (j *Judge) Alone() bool { return len(j.all.users)+len(j.all.groups) == 0 && !j.sticky }
 
-// trusts says whether a user, or whoever has this effective group, may own sockets.
+// trusts reports whether a user, or members of a group, may own sockets.
 func (j *Judge) trusts(uid, gid uint32) bool { return j.Privileged(uid) || j.all.has(uid, gid) }
 
 // Directory refuses a directory whose content may not be used. Pass the attributes of the directory itself, not of a link to it.
 func (j *Judge) Directory(path string, mode fs.FileMode, uid, gid uint32) error {
-	// A group says little of who made a file: in a directory with the setgid bit anybody's have its group.
+	// The group is ignored: in a directory with the setgid bit, files of all users have its group.
 	if !j.Privileged(uid) && !j.all.users[uid] {
 		return refuse(trust.DirectoryOwner,
 			fmt.Sprintf("directory %s belongs to user %d, who could put any socket there", path, uid),
@@ -113,7 +111,7 @@ func (j *Judge) Directory(path string, mode fs.FileMode, uid, gid uint32) error 
 		path, who, octal(mode)), remedy)
 }
 
-// Socket refuses a socket whose file shows that it may not be used. [Judge.Listener] checks who listens on it.
+// Socket refuses a socket whose file has an owner that is not trusted. [Judge.Listener] checks the process that listens on it.
 func (j *Judge) Socket(path string, uid, gid uint32) error {
 	if j.trusts(uid, gid) {
 		return nil
@@ -151,8 +149,8 @@ func (j *Judge) Type(ptype string, by plugin.Account) error {
 		fmt.Sprintf("name the user in trust.types.%s.users if this is intended", ptype))
 }
 
-// Endpoint refuses a socket that a user owns or listens on as the endpoint of another account's plugin. The host connects there and lets
-// others call it, so it must not lend its rights to someone without access to that socket.
+// Endpoint refuses the endpoint of an account's plugin if another user, uid, owns or listens on it. The host forwards calls to the endpoint
+// with its own rights, which the account may not have.
 func (j *Judge) Endpoint(ptype, path string, by plugin.Account, uid uint32) error {
 	if !by.Known || by.UID == uid || j.Privileged(by.UID) || j.types[ptype].endpoints[uid] {
 		return nil
@@ -163,7 +161,7 @@ func (j *Judge) Endpoint(ptype, path string, by plugin.Account, uid uint32) erro
 			uid, ptype))
 }
 
-// Own refuses an account's plugin an endpoint for which the host makes the connection itself.
+// Own refuses an endpoint to which the host connects in its own way, unless the account is privileged.
 func (j *Judge) Own(ptype, path string, by plugin.Account) error {
 	if !by.Known || j.Privileged(by.UID) {
 		return nil
@@ -173,7 +171,7 @@ func (j *Judge) Own(ptype, path string, by plugin.Account) error {
 		"serve the endpoint as the user of the plugin")
 }
 
-// Supersede refuses a plugin the name of another account's plugin that is alive.
+// Supersede refuses a plugin whose name is that of a live plugin of another account.
 func (j *Judge) Supersede(ptype, name string, by, other plugin.Account) error {
 	if !by.Known || !other.Known || by.UID == other.UID || j.Privileged(by.UID) || j.types[ptype].supersede {
 		return nil
@@ -182,15 +180,15 @@ func (j *Judge) Supersede(ptype, name string, by, other plugin.Account) error {
 		other.UID, by.UID), fmt.Sprintf("stop that plugin, choose another name, or set trust.types.%s.supersede", ptype))
 }
 
-// ReservesNames reports whether the names of an account's plugins of a type stay reserved for a time after the last instance is gone.
+// ReservesNames reports whether names of a type stay reserved for an account after its last instance was removed.
 func (j *Judge) ReservesNames(ptype string, by plugin.Account) bool {
 	return by.Known && !j.types[ptype].supersede
 }
 
-// Inherit refuses a plugin a name that is reserved, until a time, for the account that had it last. A plugin that the host launches under
-// exactly that name may take it.
+// Inherit refuses a plugin whose name is reserved until a time for another account, unless the host launched the plugin under exactly that
+// name.
 func (j *Judge) Inherit(ptype, name string, by, last plugin.Account, until time.Time) error {
-	last.Launched = true // as far as is known; it was registered
+	last.Launched = true // whether it was launched is not known; it was registered
 	free := by.Launched && by.Name == name || j.Type(ptype, last) != nil
 	if free || j.Supersede(ptype, name, by, last) == nil {
 		return nil
@@ -205,7 +203,7 @@ func refuse(reason trust.Reason, problem, remedy string) error {
 	return &trust.Refusal{Reason: reason, Problem: problem, Remedy: remedy}
 }
 
-// octal writes a mode as chmod takes it.
+// octal formats a mode as for chmod.
 func octal(mode fs.FileMode) string {
 	bits := uint32(mode.Perm())
 	for bit, value := range map[fs.FileMode]uint32{fs.ModeSticky: 0o1000, fs.ModeSetgid: 0o2000, fs.ModeSetuid: 0o4000} {
@@ -216,7 +214,7 @@ func octal(mode fs.FileMode) string {
 	return fmt.Sprintf("%04o", bits)
 }
 
-// accounts are users and groups by their numbers.
+// accounts has users and groups by number.
 type accounts struct{ users, groups map[uint32]bool }
 
 func (a accounts) has(uid, gid uint32) bool { return a.users[uid] || a.groups[gid] }
@@ -228,7 +226,7 @@ func (a accounts) add(other accounts) {
 
 // FieldError reports an unknown user or group in a [trust.Policy], or a key of its types that is not a plugin type.
 type FieldError struct {
-	// Field is the path of the list that names it, below the policy: "owners.users" or "types.CSIPlugin.groups"; or that of the type.
+	// Field is the path of the list or type within the policy, for example "owners.users" or "types.CSIPlugin.groups".
 	Field string
 	Err   error
 }
@@ -237,7 +235,7 @@ func (e *FieldError) Error() string { return e.Field + ": " + e.Err.Error() }
 
 func (e *FieldError) Unwrap() error { return e.Err }
 
-// Resolve looks up users and groups. It returns a [*FieldError] for each that is not known; path is that of the accounts.
+// Resolve looks up users and groups. It returns a [*FieldError] for each unknown one; path is that of the accounts.
 func Resolve(a trust.Accounts, path string) (users, groups map[uint32]bool, unknown []error) {
 	users, unknown = numbers(path+".users", a.Users, uidOf)
 	groups, unknownGroups := numbers(path+".groups", a.Groups, gidOf)
@@ -278,7 +276,7 @@ func numbers(path string, names []string, lookUp func(string) (string, error)) (
 	return ids, wrong
 }
 
-// parseID reads a user or group number. The highest one means "nobody in particular" to the system.
+// parseID parses a user or group number. The highest number is not valid: to the system it stands for no account.
 func parseID(s string) (uint32, bool) {
 	const none = 1<<32 - 1
 	n, err := strconv.ParseUint(s, 10, 32)
