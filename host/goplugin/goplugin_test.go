@@ -372,7 +372,7 @@ func TestEarlyOutputIsLogged(t *testing.T) {
 	}
 }
 
-func TestPluginsThatCannotBeMet(t *testing.T) {
+func TestLaunchFailures(t *testing.T) {
 	for name, c := range map[string]struct {
 		mode   string
 		change func(*goplugin.Protocol)
