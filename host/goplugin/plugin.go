@@ -60,6 +60,11 @@ type Protocol struct {
 	Config *goplugin.ClientConfig
 }
 
+// NewConfig returns a Config with a magic cookie, for hosts that do not import the library.
+func NewConfig(cookieKey, cookieValue string) *goplugin.ClientConfig {
+	return &goplugin.ClientConfig{HandshakeConfig: goplugin.HandshakeConfig{MagicCookieKey: cookieKey, MagicCookieValue: cookieValue}}
+}
+
 const (
 	// startTimeout is the default time for a plugin to send its handshake.
 	startTimeout = time.Minute

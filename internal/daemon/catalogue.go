@@ -13,8 +13,6 @@ import (
 	"strconv"
 	"sync/atomic"
 
-	library "github.com/hashicorp/go-plugin"
-
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/host/goplugin"
 	"github.com/patchbay-dev/patchbay/internal/catalogue"
@@ -78,10 +76,11 @@ func protocolOf(p catalogue.Plugin, connections *goplugin.Connections) launcher.
 	if p.Protocol != catalogue.ProtocolGoPlugin {
 		return nil
 	}
-	cookie := library.HandshakeConfig{MagicCookieKey: p.GoPlugin.CookieKey, MagicCookieValue: p.GoPlugin.CookieValue}
+	config := goplugin.NewConfig(p.GoPlugin.CookieKey, p.GoPlugin.CookieValue)
+	config.AutoMTLS = p.GoPlugin.AutoMTLS
 	return &goplugin.Protocol{
 		Type: p.Type, Name: cmp.Or(p.GoPlugin.Plugin, p.Name), ProtocolVersions: p.GoPlugin.ProtocolVersions, Connections: connections,
-		Config: &library.ClientConfig{HandshakeConfig: cookie, AutoMTLS: p.GoPlugin.AutoMTLS},
+		Config: config,
 	}
 }
 
