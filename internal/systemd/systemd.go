@@ -1,8 +1,7 @@
-// Package systemd speaks with the service manager that started this process: it takes the sockets that were passed (sd_listen_fds(3)) and
-// tells it what the process does (sd_notify(3)). What concerns this process alone is taken out of the environment, so that no descendant
-// believes in it.
+// Package systemd communicates with the service manager that started this process: it takes the sockets that were passed (sd_listen_fds(3))
+// and sends notifications (sd_notify(3)). It removes the variables of both from the environment, so that descendants do not use them.
 //
-// It talks to no bus and manages no units. It imports nothing but the standard library and package unix, because plugins use it too.
+// The package does not use D-Bus or manage units. It imports only the standard library and package unix, because plugins use it too.
 package systemd
 
 import (
@@ -131,7 +130,7 @@ func TakeNotifier() *Notifier {
 	return n
 }
 
-// Watchdog returns the time within which the manager wants to hear WATCHDOG=1 again and again; zero if it does not.
+// Watchdog returns the longest time between two notifications WATCHDOG=1; zero if the manager does not expect them.
 func (n *Notifier) Watchdog() time.Duration {
 	if n == nil {
 		return 0
@@ -139,7 +138,7 @@ func (n *Notifier) Watchdog() time.Duration {
 	return n.watchdog
 }
 
-// Notify sends assignments such as READY=1. It blocks for as long as the manager's socket is full, at most a second.
+// Notify sends assignments such as READY=1. It blocks while the manager's socket is full, for at most a second.
 func (n *Notifier) Notify(assignments ...string) error {
 	if n == nil {
 		return nil
@@ -156,7 +155,7 @@ func (n *Notifier) Notify(assignments ...string) error {
 	return nil
 }
 
-// Reloading notifies that the process reloads its configuration. READY=1 follows when it has.
+// Reloading notifies that the process reloads its configuration. The caller sends READY=1 afterwards.
 func (n *Notifier) Reloading() error {
 	var now unix.Timespec // which services of Type=notify-reload have to send
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {

@@ -1,5 +1,5 @@
-// Package cgroupfs finds the control groups of this machine: which hierarchies are mounted, and where in each of them a process is, as
-// cgroups(7), proc_pid_cgroup(5) and proc_pid_mountinfo(5) say. It makes no groups and sets no limits.
+// Package cgroupfs finds the mounted cgroup hierarchies and the group of a process in each of them; see cgroups(7), proc_pid_cgroup(5) and
+// proc_pid_mountinfo(5). It does not create groups or set limits.
 package cgroupfs
 
 import (
@@ -11,23 +11,23 @@ import (
 	"strings"
 )
 
-// System is what is mounted, and where one process is in it.
+// System has the mounted hierarchies and the groups of one process.
 type System struct {
 	// Unified is the hierarchy of version 2; nil if it is not mounted.
 	Unified *Place
-	// V1 are the hierarchies of version 1, by their controllers ("memory", "cpu"). Those without a controller are not among them.
+	// V1 has the hierarchies of version 1 by controller ("memory", "cpu"). It omits hierarchies without a controller.
 	V1 map[string]Place
 }
 
-// Place is a process's place in one hierarchy.
+// Place is the group of a process in one hierarchy.
 type Place struct {
-	// Mount is the directory at which the hierarchy is mounted, and Root the group that is there.
+	// Mount is the mount point of the hierarchy, and Root the group that is mounted there.
 	Mount, Root string
-	// Own is the group of the process; empty if it is in none.
+	// Own is the group of the process; empty if it is not in a group.
 	Own string
 }
 
-// Self looks at this process.
+// Self returns the System of this process.
 func Self() (System, error) {
 	mountinfo, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -102,7 +102,7 @@ func (p Place) Dir() (string, error) {
 		return "", errors.New("this process is in no cgroup of the hierarchy at " + p.Mount)
 	}
 	below, err := filepath.Rel(p.Root, p.Own)
-	outside := strings.HasPrefix(p.Own, "/..") // of the cgroup namespace of whoever looks
+	outside := strings.HasPrefix(p.Own, "/..") // of the cgroup namespace of this process
 	if err != nil || outside || !filepath.IsLocal(below) {
 		return "", fmt.Errorf("the cgroup %s of this process is not below %s, which is what is mounted at %s", p.Own, p.Root, p.Mount)
 	}
@@ -127,7 +127,7 @@ func (s System) Kind() string {
 	return "none"
 }
 
-// Controllers returns the controllers that a group of version 2, given by its directory, could pass on; none if it cannot be read.
+// Controllers returns the controllers that are available in a group of version 2, given by its directory; nil if it cannot be read.
 func Controllers(dir string) []string {
 	b, err := os.ReadFile(filepath.Join(dir, "cgroup.controllers"))
 	if err != nil {

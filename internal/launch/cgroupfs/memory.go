@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// Memory returns how much memory the process's group may have, with all that is in it, by what the groups above it may have too. It is not
-// bounded if none of them says so, or if that cannot be read.
+// Memory returns the memory limit of the process's group, which is the lowest limit of the group and its ancestors. It reports false if
+// there is no limit, or if the limits cannot be read.
 func (s System) Memory() (bytes int64, bounded bool) {
 	bytes = math.MaxInt64
 	if s.Unified != nil {
@@ -27,11 +27,11 @@ func (s System) Memory() (bytes int64, bounded bool) {
 			bytes = min(bytes, readBytes(filepath.Join(dir, "memory.stat"), "hierarchical_memory_limit "))
 		}
 	}
-	const none = 1 << 60 // version 1 says so by a number near the greatest
+	const none = 1 << 60 // in version 1, no limit is a number near the largest one
 	return bytes, bytes < none
 }
 
-// readBytes returns the number on the line of a file that begins with a prefix, and the greatest number if there is none.
+// readBytes returns the number after a prefix in a line of a file; [math.MaxInt64] if there is none.
 func readBytes(path, prefix string) int64 {
 	text, _ := os.ReadFile(path) // a group at the root of a hierarchy has no such file
 	for line := range strings.Lines(string(text)) {
