@@ -60,6 +60,7 @@ func Usable(plugins []Plugin) (*Catalogue, error) {
 	return c, errors.Join(wrong...)
 }
 
+// Lookup returns the plugin with a name.
 func (c *Catalogue) Lookup(name string) (p Plugin, found bool) {
 	if c == nil {
 		return Plugin{}, false
