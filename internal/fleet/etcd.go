@@ -1,5 +1,5 @@
 // Package fleet shares the plugins of many nodes through etcd: a [Publisher] writes the plugins of one node, a [Reader] follows those of
-// all nodes, and a [Lookup] and a [Dialer] find and call plugins on other nodes. None of them makes the node wait, whatever etcd does.
+// all nodes, and a [Lookup] and a [Dialer] find and call plugins on other nodes. None of them blocks the node while etcd is unavailable.
 //
 // docs/adr/0012-fleet.md explains the keys and leases.
 package fleet
@@ -42,7 +42,7 @@ type Etcd struct {
 	// User and PasswordFile are for etcd's own users; the first line of the file is the password. Etcd hashes it for each connection, which
 	// is expensive: with many nodes, use certificates, whose common name is the user.
 	User, PasswordFile string
-	Timeout            time.Duration // of one request (default 5 s)
+	Timeout            time.Duration // the timeout of one request (default 5 s)
 }
 
 const defaultTimeout = 5 * time.Second
@@ -88,7 +88,7 @@ type Cluster struct {
 	options []grpc.DialOption
 }
 
-// Timeout bounds one request.
+// Timeout returns the timeout of one request.
 func (c *Cluster) Timeout() time.Duration { return c.config.Timeout }
 
 // Connect returns a cluster. It does not connect: the error is that of the configuration or of a file. The options are those of each

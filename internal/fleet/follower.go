@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	pageSize    = 500 // keys of one page of a list; fewer if their values are too large for one message
+	pageSize    = 500 // the number of keys in one page of a list, unless their values are too large for one message
 	readsAtOnce = 8   // sources that are read concurrently
 )
 
@@ -43,7 +43,7 @@ type reading struct {
 	install func(now time.Time)
 }
 
-// followed is a source that is followed. It is guarded by the lock of the follower.
+// followed is a source with its state in a follower. It is guarded by the lock of the follower.
 type followed struct {
 	source
 	ready   chan struct{} // closed after the first read, or when there will be none
@@ -203,12 +203,12 @@ func (f *follower) connect(ctx context.Context) (progressed bool, err error) {
 	return true, errIdle
 }
 
-// connection is a connection over which a follower follows.
+// connection is one connection of a follower to etcd.
 type connection struct {
 	*follower
 	store
 	turns      chan struct{}        // has a value for each source that is being read
-	stops      map[*followed]func() // for each source that is followed
+	stops      map[*followed]func() // stops following a source
 	running    sync.WaitGroup
 	progressed atomic.Bool
 }

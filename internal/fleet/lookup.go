@@ -33,7 +33,7 @@ type LookupConfig struct {
 	// NodeFile keeps the nodes that were called, so that they can be called after a restart without etcd. Its directory must exist, and no
 	// two lookups may share it. Empty for none.
 	NodeFile string
-	Logger   *slog.Logger // logs when etcd is lost and found again; nil for no log
+	Logger   *slog.Logger // logs the loss of etcd and its return; nil for no log
 }
 
 // Lookup finds the plugins that are called, and follows only those: for a plugin that may be called on any node, a few of the nodes that
@@ -46,10 +46,10 @@ type Lookup struct {
 	place  string // in the index, at which the lookup begins
 	views  map[viewKey]*view
 	most   int           // maxViews
-	away   chan struct{} // closed while the health is not current
+	away   chan struct{} // closed while etcd is unavailable
 
 	cache      *nodeCache
-	cachedRead bool // the nodes of the cache are followed
+	cachedRead bool // whether the nodes of the cache have been added to the views
 }
 
 // OpenLookup returns a lookup, which does not connect yet. The caller calls Close.
@@ -113,7 +113,7 @@ func (l *Lookup) on(ctx context.Context, nodes []string, f Filter) ([]Instance, 
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var views []*view
-	var full error // why these are not all nodes
+	var full error // the reason why views does not have all nodes
 	for i := 0; i < len(nodes) && full == nil; i++ {
 		var v *view
 		if v, full = l.ask(viewKey{node: nodes[i]}, f.By); full == nil {

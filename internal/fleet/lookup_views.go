@@ -28,7 +28,7 @@ type view struct {
 	followed
 	key     viewKey
 	used    time.Time
-	by      uint32 // the user who needed it first
+	by      uint32 // the user for whom the view was created
 	waiting int    // the number of callers that wait for it
 }
 
@@ -76,7 +76,7 @@ func (l *Lookup) ask(k viewKey, by uint32) (*view, error) {
 	if l.views[k] == nil && l.unread(by) >= maxUnread {
 		return nil, errCrowded
 	}
-	if !l.cachedRead { // so that what etcd has replaces what the file had
+	if !l.cachedRead { // so that the records in etcd replace those of the file
 		l.cachedRead = true
 		for _, name := range l.cache.find(Filter{}) {
 			l.view(viewKey{node: name}, 0)
@@ -201,7 +201,7 @@ func (l *Lookup) wait(ctx context.Context, v *view, late <-chan time.Time) error
 	}
 }
 
-const maxNodeKeys = 16 // keys of a node that are read; it has three
+const maxNodeKeys = 16 // the limit for the keys of one node, which has three
 
 // nodeView is the source of a node.
 type nodeView struct {
@@ -235,7 +235,7 @@ func (v *nodeView) apply(events []*clientv3.Event, _ time.Time) (again bool) {
 
 func (v *nodeView) show() {
 	if v.member = nil; !v.facts.isEmpty() {
-		v.member = v.facts.member(v.name, nil, time.Time{}, time.Time{}) // no call needs to know when it was last seen
+		v.member = v.facts.member(v.name, nil, time.Time{}, time.Time{}) // calls do not use the time when the node was last seen
 	}
 	v.lookup.cache.update(v.name, v.member)
 }
@@ -293,7 +293,7 @@ func (v *indexView) read(ctx context.Context, from store) (reading, error) {
 	return reading{begin, end, revision, func(time.Time) { v.nodes, v.all = nodes, all }}, nil
 }
 
-// apply has the nodes read again, which is cheap, unless only the lease of a key has changed.
+// apply reports true, so that the nodes are read again, unless only the lease of a key has changed. Reading them is cheap.
 func (v *indexView) apply(events []*clientv3.Event, _ time.Time) (again bool) {
 	return slices.ContainsFunc(events, func(event *clientv3.Event) bool {
 		node, ok := keys.IndexedNode(v.prefix, string(event.Kv.Key))

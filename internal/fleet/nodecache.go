@@ -31,12 +31,12 @@ const (
 type nodeCache struct {
 	file    string // empty for none
 	log     *slog.Logger
-	changed chan struct{} // gets a value when nodes has changed
+	changed chan struct{} // receives a value after a change of nodes
 	cancel  context.CancelFunc
 	saving  sync.WaitGroup
 
 	mu    sync.Mutex
-	nodes []*member // as they were when they were last followed; the node that was called last is the last one
+	nodes []*member // ordered by the time of their last calls, the most recent one last
 }
 
 // nodeRecord is a node in the file: what a call needs.
@@ -66,7 +66,7 @@ func openNodeCache(file string, log *slog.Logger) *nodeCache {
 	return c
 }
 
-// close writes what has changed.
+// close saves the changes and stops the goroutine of the cache.
 func (c *nodeCache) close() {
 	c.cancel()
 	c.saving.Wait()
@@ -91,7 +91,7 @@ func (c *nodeCache) add(m *member) {
 	c.nodes = append(c.nodes, m)
 }
 
-// update replaces a cached node by what etcd has, nil for nothing. A node without plugins that can be called is removed.
+// update replaces a cached node with its record in etcd, nil for none. A node without plugins that can be called is removed.
 func (c *nodeCache) update(name string, m *member) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

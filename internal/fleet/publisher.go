@@ -27,7 +27,7 @@ type Local interface {
 	// Conditions returns the conditions of the node.
 	Conditions() []plugin.Condition
 	// Changes returns a channel that receives a value after changes of plugins; changes may share a value. It is not closed before ctx
-	// ends. Changes of conditions need no value.
+	// ends. It need not receive a value after changes of conditions.
 	Changes(ctx context.Context) <-chan struct{}
 }
 
@@ -57,7 +57,7 @@ type PublisherConfig struct {
 	// InstanceFile keeps the identifiers of the last starts, so that a start after a crash need not wait until the presence has expired.
 	// Its directory must exist, and no two publishers may share it. Empty for none.
 	InstanceFile string
-	Settings     string // text that should be the same on all nodes; nodes that compete for locks compare it
+	Settings     string // a text that should be equal on all nodes; nodes that compete for locks compare it
 	// Locked is called when a node competes for locks: when the publisher begins, or as soon as a node does, and maybe again after etcd was
 	// away. Named is called with whether the node owns its name, or another daemon holds it. Cordoned is called with whether the node is
 	// drained, for each connection and after each change. They must not block; nil for none.
@@ -67,9 +67,9 @@ type PublisherConfig struct {
 	// Unhealthy returns the paths of the sockets of plugins that are not serving, or do not answer; nil for none.
 	Unhealthy   func() map[string]bool
 	Labels      map[string]string // see [keys.ValidateLabels]
-	MinInterval time.Duration     // the least time between two writes (default 1 s)
+	MinInterval time.Duration     // the minimum time between two writes (default 1 s)
 	Local       Local
-	Logger      *slog.Logger // logs when etcd is lost and found again; nil for no log
+	Logger      *slog.Logger // logs the loss of etcd and its return; nil for no log
 }
 
 // Publisher publishes one node. It is safe for concurrent use.
@@ -96,10 +96,10 @@ type Publisher struct {
 
 // Stats counts what a [Publisher] did.
 type Stats struct {
-	Sessions      uint64    // connections to etcd over which the node was published
+	Sessions      uint64    // the number of connections to etcd over which the node was published
 	Writes, Bytes uint64    // transactions that wrote something, and the size of their values
-	Failures      uint64    // sessions and writes that failed
-	Published     time.Time // when the node was last written; zero for never
+	Failures      uint64    // the number of sessions and writes that failed
+	Published     time.Time // the time of the last write; zero for none
 }
 
 // leases are the leases of the node; zero for none.
@@ -126,7 +126,7 @@ func newPublisher(d dialer, timeout time.Duration, config PublisherConfig) (*Pub
 	if err != nil {
 		return nil, fmt.Errorf("cannot publish the node: %w", err)
 	}
-	instances, _ := regular.Read(config.InstanceFile) // without it, a start may wait
+	instances, _ := regular.Read(config.InstanceFile) // without it, the publisher may wait for the end of an earlier presence
 	return &Publisher{
 		config: config, dialer: d, timeout: min(timeout, config.Presence/2), instance: rand.Text(),
 		node: config.Space.NodeRange(config.Node), instances: strings.Fields(string(instances)), indexed: map[string]bool{},
@@ -197,7 +197,7 @@ func (p *Publisher) Run(ctx context.Context) {
 	}
 }
 
-const maxInstances = 4 // in the file: those that may be in etcd if the last starts crashed early
+const maxInstances = 4 // the number of identifiers in the file: more than one may be in etcd after starts that crashed early
 
 // remember writes the identifier of this start to the file, before it can be in etcd.
 func (p *Publisher) remember() {

@@ -27,8 +27,8 @@ var ErrClosed = errors.New("the reader of the fleet is closed")
 // ReaderConfig configures a [Reader].
 type ReaderConfig struct {
 	Space    keys.Space
-	Presence time.Duration // of the nodes (default: that of [PublisherConfig]): the time from a node's last renewal to the end of its key
-	Logger   *slog.Logger  // logs when etcd is lost and found again; nil for no log
+	Presence time.Duration // the time from the last renewal of a node to the end of its key (default: that of [PublisherConfig])
+	Logger   *slog.Logger  // logs the loss of etcd and its return; nil for no log
 }
 
 // Reader follows all nodes. It is safe for concurrent use; only Ready, Find, Watch, Wait and Close block.
@@ -114,7 +114,8 @@ func (r *Reader) Plugins(f Filter) []Instance {
 	return r.plugins(f)
 }
 
-// Find returns all instances that pass the filter and can be called, ordered by node. It blocks until the fleet has been read for the first time.
+// Find returns all instances that pass the filter and can be called, ordered by node. It blocks until the fleet has been read for the
+// first time.
 func (r *Reader) Find(ctx context.Context, f Filter) ([]Instance, error) {
 	if err := r.Ready(ctx); err != nil {
 		return nil, err
@@ -179,7 +180,7 @@ func (r *Reader) Wait(ctx context.Context, f Filter, until func([]Instance) bool
 			_, passes := change.through(f)
 			return passes && change.Node == nil
 		})
-		if !changed || len(steps) > 0 { // one look is enough for all steps that are there
+		if !changed || len(steps) > 0 { // the plugins are compared once for all steps that have arrived
 			continue
 		}
 		changed = false
@@ -204,7 +205,7 @@ func (r *Reader) nodes(f Filter) []Node {
 }
 
 func (r *Reader) plugins(f Filter) []Instance {
-	type found struct { // to sort small values: plugins are large
+	type found struct { // sorting these is cheaper than sorting instances, which are large
 		*member
 		published *Instance
 	}
@@ -243,7 +244,7 @@ func (r *Reader) publish(name string, now *member) {
 	}
 }
 
-const maxDated = 256 // dead nodes for which date makes a request
+const maxDated = 256 // the maximum number of dead nodes for which date makes a request
 
 // whole is the source of a [Reader]: all nodes.
 type whole struct {
@@ -253,7 +254,7 @@ type whole struct {
 	// each removal since then is applied again, which changes nothing.
 	anchor, removal anchor
 	listed          bool
-	lost, regained  time.Time // when etcd was last lost, and found again; zero for never
+	lost, regained  time.Time // the times of the last loss of etcd and of its return; zero for none
 }
 
 // anchor is a write, or a removal.
@@ -400,7 +401,7 @@ func date(ctx context.Context, from store, all map[string]*facts) {
 		switch {
 		case err == nil:
 			known.renewed = time.Now().Add(-ago)
-		case !IsLeaseUnknown(err): // otherwise its retention has just ended
+		case !IsLeaseUnknown(err): // if the lease is unknown, the retention has just ended
 			return
 		}
 	}

@@ -33,7 +33,7 @@ type session struct {
 	store    store
 	stream   keepAliveStream
 	cancel   context.CancelCauseFunc
-	interval time.Duration // the least time between two writes
+	interval time.Duration // the minimum time between two writes
 	last     time.Time     // of the last write
 }
 
@@ -60,7 +60,7 @@ func (s *session) run(ctx context.Context) (isPublished bool, err error) {
 		err = s.follow(living, look)
 	}
 	if ctx.Err() != nil && s.stream != nil {
-		s.leave(context.WithoutCancel(ctx)) // also after an error: the last write may have arrived
+		s.leave(context.WithoutCancel(ctx)) // even after an error, because the last write may have arrived
 	}
 	if cause := context.Cause(living); cause != nil {
 		return isPublished, cause
@@ -222,7 +222,7 @@ func (s *session) follow(ctx context.Context, look <-chan struct{}) error {
 	}
 }
 
-// slowDown makes writes up to 16 times as rare while changes do not end.
+// slowDown increases the time between two writes up to 16 times while changes continue.
 func (s *session) slowDown(now time.Time) {
 	if now.Sub(s.last) < 3*s.interval {
 		s.interval = min(2*s.interval, 16*s.config.MinInterval)

@@ -51,7 +51,7 @@ const (
 	// pingAfter is the time of silence after which a connection is pinged, pingTimeout the time for the answer. Etcd refuses more than one
 	// ping every 5 s.
 	pingAfter, pingTimeout = 10 * time.Second, 5 * time.Second
-	maxMessage             = 256 << 20 // bytes of one message of etcd
+	maxMessage             = 256 << 20 // the maximum size of one message from etcd, in bytes
 )
 
 // clusterDialer connects to the members in turn, beginning with a random one.
@@ -68,7 +68,7 @@ func (d *clusterDialer) dial(ctx context.Context, timeout time.Duration) (store,
 	defer cancel()
 	member := d.next
 	d.next++
-	client, err := d.client(ctx, member, 2) // the second attempt has a new token
+	client, err := d.client(ctx, member, 2) // for the second attempt, the client gets a new token
 	if err != nil {
 		return nil, err
 	}

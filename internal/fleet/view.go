@@ -26,7 +26,7 @@ const (
 	NodeReady       NodeState = "ready"       // its presence has not expired
 	NodeUnreachable NodeState = "unreachable" // its presence expired without a shutdown
 	NodeStopped     NodeState = "stopped"     // its daemon shut down
-	NodeUnknown     NodeState = "unknown"     // its record is missing or malformed
+	NodeUnknown     NodeState = "unknown"     // the node has no record, or one that cannot be read
 )
 
 // Node is one node of the fleet. Its slices and maps must not be changed.
@@ -51,7 +51,7 @@ type Node struct {
 type Cordon struct {
 	Drained bool
 	Since   time.Time // when it was drained
-	By      string    // the node on which that was requested
+	By      string    // the name of the node on which the drain was requested
 }
 
 // Instance is one instance of a plugin on one node. Its slices and maps must not be changed.
@@ -72,13 +72,14 @@ type Instance struct {
 	Current              bool // it is the one that is dispensed for its type and name on its node
 	Unhealthy            bool // it reports that it is not serving, or does not answer; calls to any node prefer healthy instances
 
-	// Address and Drained are those of the node: where its daemon takes calls, empty for nowhere. Only Find sets them.
+	// Address is the HOST:PORT at which the daemon of the node takes calls, empty for none. Drained reports whether the node is drained.
+	// Only Find sets the two.
 	Address string
 	Drained bool
 
 	nodeLabels map[string]string
 	of         *member
-	cache      *nodeCache // of the lookup that found it; nil for none
+	cache      *nodeCache // the cache of the lookup that found the instance; nil for none
 }
 
 // Called records that the instance was called, for a [Lookup] that keeps the nodes that were called.
@@ -101,9 +102,9 @@ func (i Instance) isCallable() bool {
 type Filter struct {
 	Types, Names, Nodes, Versions []string // Types also match roles
 	States                        []plugin.State
-	Labels                        map[string]string // that the node must have
+	Labels                        map[string]string // the labels that the node must have
 	Health                        bool              // [Reader.Watch] also returns changes of the health of the reader
-	Few                           int               // how many nodes are enough for a [Lookup]; zero for all
+	Few                           int               // the number of nodes that a [Lookup] returns; zero for all
 
 	By  uint32                 // the user who calls; zero if that is not known
 	May func(node string) bool // reports whether a node may offer the plugin; nil for all
@@ -154,7 +155,7 @@ type Change struct {
 	Plugin *Instance
 	Health *Health // of the reader, only with [Filter].Health
 
-	pluginBefore *Instance // what it was if it was changed
+	pluginBefore *Instance // the plugin before a change; nil for other kinds
 }
 
 // through returns the change as a subscriber with a filter sees it. It reports false if the subscriber does not see it.
@@ -185,10 +186,10 @@ type Snapshot struct {
 	Plugins []Instance // ordered by type, name and node, newest first
 }
 
-// Health describes whether what is known of the fleet is current.
+// Health reports whether the view of the fleet is current.
 type Health struct {
-	Current bool   // etcd is followed: what is known is not older than a lost presence takes to expire
-	Message string // why it is not current
+	Current bool   // etcd is followed, so the view is at most as old as the presence of a node
+	Message string // the reason why the view is not current
 	Since   time.Time
 }
 
@@ -202,7 +203,7 @@ func (h *Health) lose(message string) (isNew bool) {
 	return isNew
 }
 
-// facts are what etcd has of one node.
+// facts is the content of the keys of one node.
 type facts struct {
 	present   bool
 	hasRecord bool   // whether the key exists
@@ -224,7 +225,7 @@ type record struct {
 // member is one node as readers see it. It does not change once it is published.
 type member struct {
 	node    Node
-	plugins []*Instance // as the node has published them, in its order
+	plugins []*Instance // the plugins in the order in which the node published them
 	weight  uint64      // of a step to this view of the node
 }
 
@@ -328,7 +329,7 @@ func (m *member) sorted() []*Instance {
 // that comes and goes is one entry for each subscriber, however many plugins it has. The zero value replaces steps that were lost.
 type step struct {
 	before, after *member
-	health        *Health // of the reader, if that has changed instead of a node
+	health        *Health // the health of the reader, if it has changed and not a node
 }
 
 // weight returns how many unread steps the step counts as.

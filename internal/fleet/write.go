@@ -23,10 +23,10 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// held is what etcd has of the node.
+// held is the state of the keys of the node in etcd.
 type held struct {
-	record *fleetv1.NodeRecord // what was written last; nil if that is not known
-	at     revisions           // at which the keys were written
+	record *fleetv1.NodeRecord // the record that was written last; nil if it is not known
+	at     revisions           // the revisions at which the keys were written
 	claim  bool                // the next write claims the name of the node, and writes everything
 }
 
@@ -79,7 +79,7 @@ const (
 	maxRecord = 1280 << 10 // bytes of a record before it is compressed: by default, etcd refuses requests above 1.5 MiB
 	// maxEntries bounds the plugins, conditions and labels of a record. In memory they take a hundred times their size if they are empty.
 	maxEntries = 20_000
-	maxDetails = 32 << 10 // bytes of the details of a plugin, which are otherwise left out
+	maxDetails = 32 << 10 // the maximum size of the details of a plugin in bytes; larger ones are left out
 )
 
 func entries(r *fleetv1.NodeRecord) int {
@@ -107,7 +107,7 @@ func encodeRecord(r *fleetv1.NodeRecord) ([]byte, error) {
 // A compressor takes 600 kB, a decompressor 40 kB: far more than the record.
 var (
 	compressors = sync.Pool{New: func() any {
-		w, _ := flate.NewWriter(nil, flate.BestSpeed) // fails only for a level that does not exist
+		w, _ := flate.NewWriter(nil, flate.BestSpeed) // the error is for a level that does not exist
 		return w
 	}}
 	decompressors = sync.Pool{New: func() any { return flate.NewReader(strings.NewReader("")) }}
@@ -137,7 +137,7 @@ func decodeRecord(value []byte) (r *fleetv1.NodeRecord, err error) {
 func pluginRecords(statuses []plugin.Status, unhealthy map[string]bool) []*fleetv1.PluginRecord {
 	records := make([]*fleetv1.PluginRecord, 0, len(statuses))
 	for _, s := range statuses {
-		if s.Type == "" || s.Name == "" || s.State == plugin.StateUnlinked { // which only its own node shows
+		if s.Type == "" || s.Name == "" || s.State == plugin.StateUnlinked { // only the node itself shows unlinked plugins
 			continue
 		}
 		if s.State == plugin.StateIdle { // a call starts it

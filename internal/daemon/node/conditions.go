@@ -25,8 +25,8 @@ import (
 // The names of conditions.
 const (
 	certificatesCondition = "fleet-certificates"
-	drainCondition        = "fleet-drain"    // of a drained node; client.WaitDrained reads it in the records of other nodes
-	versionsCondition     = "fleet-versions" // nodes run different versions of a plugin
+	drainCondition        = "fleet-drain"    // exists on a drained node; client.WaitDrained reads it in the records of other nodes
+	versionsCondition     = "fleet-versions" // not OK if nodes run different versions of a plugin
 )
 
 const (
@@ -93,11 +93,11 @@ func (n *Node) watchCertificates(ctx context.Context) {
 // drain knows whether the node is drained, and whether it still serves the fleet.
 type drain struct {
 	holdsLock func() bool
-	changed   chan struct{} // gets a value after set
+	changed   chan struct{} // receives a value after set
 
 	mu     sync.Mutex
 	cordon *fleet.Cordon // nil until it is known
-	calls  int           // of other nodes, in progress
+	calls  int           // the number of calls of other nodes in progress
 	quiet  time.Time     // when the last of them ended, or the node was drained
 }
 
@@ -179,7 +179,7 @@ func (d *drain) watch(ctx context.Context, announce func(plugin.Condition)) {
 			c.OK = !degraded
 			announce(c)
 		}
-		if drained { // other nodes may call it again
+		if drained { // the condition may change with the next call
 			timer.Reset(drainLook)
 		}
 	}
@@ -238,7 +238,7 @@ func (u *unlocked) follow(
 	}
 }
 
-// set records which nodes compete.
+// set records the nodes that compete.
 func (u *unlocked) set(states []keys.LockState) {
 	u.mu.Lock()
 	defer u.mu.Unlock()

@@ -29,7 +29,7 @@ import (
 // readerIdle is how long the fleet is followed after the last request for it.
 const readerIdle = 5 * time.Minute
 
-// Calls counts calls between nodes, by the other node.
+// Calls counts the calls between this node and others, for each of them.
 type Calls interface {
 	Ended(peer string, err error)
 }
@@ -68,7 +68,7 @@ type Node struct {
 	name        string
 	space       keys.Space
 	cluster     *fleet.Cluster
-	credentials *nodecall.Credentials // nil if the node neither takes calls from other nodes nor calls them
+	credentials *nodecall.Credentials // nil if there are no calls between this node and others
 	lookup      *fleet.Lookup
 	dialer      *nodecall.Dialer
 	elector     *locks.Elector // nil if there are no exclusive plugins
@@ -77,13 +77,13 @@ type Node struct {
 	unlocked    *unlocked
 	drain       *drain
 	isNamed     atomic.Bool   // the node owns its name in the fleet
-	altered     chan struct{} // gets a value when that or the cordon changes
+	altered     chan struct{} // receives a value after a change of isNamed or of the cordon
 
 	publisher *fleet.Publisher // set by Publish
 	local     Local            // set by Publish
 
 	mu       sync.Mutex
-	reader   *fleet.Reader     // nil while nobody needs it
+	reader   *fleet.Reader     // nil while there is no request for the fleet
 	versions *plugin.Condition // the last judgment of the versions; nil for none
 	users    int
 	idle     *time.Timer

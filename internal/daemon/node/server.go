@@ -52,8 +52,8 @@ type callServer struct {
 	age    time.Duration // of a connection, see maxConnAge
 }
 
-// Serve starts to take calls from other nodes on a listener, and returns. The calls end with ctx. The caller calls stop, which returns when
-// all have ended. If the server fails before that, failed is called and stop returns the error.
+// Serve starts to take calls from other nodes on a listener, and returns. The calls end with ctx. The caller must call stop, which returns
+// after all calls. If the server fails before that, Serve calls failed, and stop returns the error.
 func (n *Node) Serve(ctx context.Context, listener net.Listener, budget *h2proxy.Budget, failed func()) (stop func() error) {
 	s := &callServer{n, access.NewAuditor(n.Events.Publish, n.Log), budget, maxConnAge}
 	return s.serve(ctx, listener, failed)
@@ -125,7 +125,7 @@ func nodeUser(cert *x509.Certificate) uint32 {
 	return limits.NonUser(sum.Sum32())
 }
 
-// handle handles a call, which also ends with the context end, and with its cause.
+// handle forwards a call. When the context end is done, the call is canceled with its cause.
 func (s *callServer) handle(end context.Context, caller grpc.ServerStream) (err error) {
 	ctx, cancel := context.WithCancelCause(caller.Context())
 	defer cancel(nil)
@@ -170,7 +170,7 @@ func (s *callServer) handle(end context.Context, caller grpc.ServerStream) (err 
 	}).Forward(ctx, caller)
 }
 
-// errWithdrawn ends calls that no rule allows any more.
+// errWithdrawn is the error of calls in progress that no rule allows any more.
 var errWithdrawn = status.Error(codes.PermissionDenied,
 	"the call was ended because no rule in fleet.serve.allow of the node allows it any more")
 

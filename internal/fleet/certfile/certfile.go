@@ -35,7 +35,7 @@ func Client(ca, cert, key, serverName string) (config *tls.Config, pair *Files[*
 	return config, pair, nil
 }
 
-// Pair returns the files of a certificate and its key.
+// Pair returns a [Files] that reads a certificate and its key.
 func Pair(cert, key string) *Files[*tls.Certificate] {
 	return &Files[*tls.Certificate]{Names: []string{cert, key}, Load: func() (*tls.Certificate, error) {
 		certText, certErr := regular.Read(cert)
@@ -61,8 +61,8 @@ func ReadCA(file string) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// Files are files whose content may change. The exported fields are set before the first call of a method; then it is safe for concurrent
-// use.
+// Files reads a value from files whose content may change. The exported fields are set before the first call of a method; then it is safe
+// for concurrent use.
 type Files[T any] struct {
 	Names   []string
 	Load    func() (T, error)
@@ -70,9 +70,9 @@ type Files[T any] struct {
 
 	mu     sync.Mutex
 	value  T
-	from   []fs.FileInfo // of the files that value was loaded from; nil before
-	unused error         // why the present content is not used
-	since  time.Time     // when that began, or value was loaded
+	from   []fs.FileInfo // describes the files from which value was loaded; nil before
+	unused error         // the error of the present content; nil if it is used
+	since  time.Time     // the time of the first such error, or when value was loaded
 }
 
 // Get returns the content of the files, or the previous content if they cannot be used, for example while they are replaced. The first call
@@ -125,11 +125,11 @@ func (f *Files[T]) Problem() (since time.Time, err error) {
 // Certificate is a certificate that is in use.
 type Certificate struct {
 	Expires time.Time // when the first certificate of its chain expires
-	Err     error     // why it, or the present content of its files, cannot be used; nil if it can
+	Err     error     // the reason why the certificate or the present content of its files cannot be used
 	Since   time.Time // when that began
 }
 
-// Of returns the certificate in the files. Its error may also be that of others, the last one that has an error.
+// Of returns the state of the certificate in the files. Its error may also be that of others, the last one that has an error.
 func Of(pair *Files[*tls.Certificate], others ...func() (time.Time, error)) Certificate {
 	cert, _ := pair.Get()
 	first := slices.MinFunc(Chain(cert), func(a, b *x509.Certificate) int { return a.NotAfter.Compare(b.NotAfter) })

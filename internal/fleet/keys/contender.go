@@ -21,7 +21,7 @@ type Contender struct {
 	Lock    plugin.Name // the exclusive plugin: its type or role, and its name
 	Node    string
 	Token   int64         // the fencing token of the holder; zero if the node has not announced that it holds the lock
-	TTL     time.Duration // of the lease: how long the node may consider itself the holder after its key is gone
+	TTL     time.Duration // the time to live of the lease: the node may consider itself the holder for that time after its key is gone
 	Lease   clientv3.LeaseID
 	Created int64 // the revision at which the key was created
 }
@@ -179,7 +179,7 @@ func (all *Contenders) Holder(l plugin.Name) (node string, wanted bool) {
 // LockState is the state of a lock.
 type LockState struct {
 	Lock  plugin.Name
-	Node  string   // that holds the lock; empty for none
+	Node  string   // the node that holds the lock; empty for none
 	Token int64    // its fencing token
 	Nodes []string // that compete for the lock, including the holder, ordered by name
 }

@@ -1,5 +1,5 @@
-// Package keys has the keys of a fleet in etcd, see docs/adr/0012-fleet.md: a [Space] returns them, and [Contenders] are the keys with which
-// nodes compete for locks. It does not connect to etcd.
+// Package keys has the keys of a fleet in etcd, see docs/adr/0012-fleet.md: a [Space] returns them, and [Contenders] are the keys with
+// which nodes compete for locks. It does not connect to etcd.
 package keys
 
 import (
@@ -15,8 +15,8 @@ import (
 // The keys of a node, below its range.
 const (
 	Presence = "presence"
-	Record   = "record" // all that the node publishes, so that each change is one value
-	Cordon   = "cordon" // exists while the node is drained; written without a lease
+	Record   = "record" // the complete record of the node, so that each change is one write
+	Cordon   = "cordon" // exists while the node is drained; has no lease
 )
 
 const (
@@ -26,7 +26,7 @@ const (
 
 // Space is the range of keys of a fleet in etcd. Fleets in different spaces do not see each other.
 type Space struct {
-	Prefix    string // begins every key (default /patchbay)
+	Prefix    string // the beginning of every key (default /patchbay)
 	Namespace string // separates fleets with one prefix (default "default")
 }
 
@@ -94,8 +94,8 @@ func ValidateLabels(labels map[string]string) error {
 	return nil
 }
 
-// IndexSpace returns the prefix of the keys of the index, where each node writes. The index lists the nodes that have a plugin of a name. It
-// is only a hint: the record of the node counts, so a false key cannot send a call to another address.
+// IndexSpace returns the prefix of the keys of the index, where each node writes. The index lists the nodes that have a plugin of a name.
+// It is only a hint: the record of the node counts, so a false key cannot send a call to another address.
 func (s Space) IndexSpace() string { return s.Base() + "index/" }
 
 // IndexRange returns the prefix of the keys for the plugins of a name. The place and the name of a node follow.

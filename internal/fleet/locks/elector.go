@@ -46,7 +46,7 @@ type Elector struct {
 	TokenFile string                 // keeps the greatest known token across restarts; empty for none. Its directory must exist.
 	Settings  string                 // that of [fleet.PublisherConfig]
 	Differ    func(plugin.Condition) // called when [Elector.Condition] has changed; nil for none. It must not block.
-	Logger    *slog.Logger           // logs when locks are taken and given up; nil for no log
+	Logger    *slog.Logger           // logs which locks the node takes and gives up; nil for no log
 
 	timeout time.Duration // of one request
 	ledger  *ledger
@@ -171,7 +171,7 @@ func (c heldConn) begin(ctx context.Context) (calling context.Context, end func(
 	calling, cancel := context.WithCancel(metadata.NewOutgoingContext(ctx, md))
 	forget := context.AfterFunc(c.hold.ended, cancel)
 	if c.hold.ended.Err() != nil {
-		cancel() // immediately, while AfterFunc starts a goroutine
+		cancel() // AfterFunc cancels in a goroutine of its own, which may be late
 	}
 	c.hold.calls.Add(1)
 	return calling, sync.OnceFunc(func() {

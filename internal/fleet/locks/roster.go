@@ -27,7 +27,7 @@ type roster struct {
 	revision   int64         // of the last change
 	longest    time.Duration // the longest lease that was seen
 	contenders keys.Contenders
-	quiet      map[plugin.Name]time.Time // until when a node whose key is gone may consider itself the holder
+	quiet      map[plugin.Name]time.Time // the time until which a node without a key may consider itself the holder
 }
 
 func newRoster(s keys.Space, longest time.Duration, listed time.Time, revision int64, kvs []*mvccpb.KeyValue) *roster {
@@ -142,7 +142,7 @@ type ledger struct {
 	file string // empty for none
 	base int64
 	mark int64 // the greatest sum of base and revision that was seen
-	kept int64 // the mark in the file
+	kept int64 // the value of mark that the file has
 }
 
 func openLedger(file string) (*ledger, error) {

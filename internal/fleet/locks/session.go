@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	maxOps  = 100               // keys that one request writes: etcd takes at most 128 operations
+	maxOps  = 100               // the maximum number of keys in one request; etcd accepts 128 operations
 	maxBase = math.MaxInt64 / 2 // the greatest base of tokens that is accepted from another node, so that tokens can grow
 )
 
@@ -192,7 +192,7 @@ func (s *session) keyLost(c *candidacy, now time.Time) {
 	c.phase = left
 }
 
-// drop ends a hold.
+// drop ends the hold of a candidacy.
 func (s *session) drop(c *candidacy, now time.Time) {
 	c.hold.lose()
 	if c.hold.calls.Load() > 0 {
@@ -254,7 +254,7 @@ func (s *session) inspect() (token int64, err error) {
 		s.compareOwn(found.Responses[1].GetResponseRange().GetKvs())
 	}
 	if s.settled = base == kept; !s.settled {
-		if !back { // another node has raised the base
+		if !back { // the base was raised by another node
 			s.Logger.Info("fleet: fencing tokens grow from the base that a node has raised", "base", base)
 		}
 		_, err = s.client.Put(ctx, own, strconv.FormatInt(base, 10))
@@ -284,7 +284,7 @@ func (s *session) compareOwn(kvs []*mvccpb.KeyValue) {
 	}
 }
 
-// take takes locks that are free.
+// take makes the node the holder of free locks.
 func (s *session) take(some []*candidacy, now time.Time) error {
 	token, err := s.inspect()
 	if err != nil || !s.settled {
@@ -337,7 +337,7 @@ func (s *session) change(some []*candidacy) error {
 		return err
 	}
 	if !answer.Succeeded && some[0].phase == holding {
-		_, err := s.inspect() // ends the candidacies whose keys have changed
+		_, err := s.inspect() // inspect ends the candidacies whose keys have changed
 		return err
 	}
 	for _, c := range some {

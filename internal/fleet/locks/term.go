@@ -81,7 +81,7 @@ func (e *Elector) Run(ctx context.Context) {
 		err := e.connect(ctx)
 		switch {
 		case ctx.Err() != nil:
-		case e.term != nil: // it continues over another connection
+		case e.term != nil: // the term continues over another connection
 			e.Logger.Debug("fleet: the node connects to etcd again for its locks", "error", fleet.Explain(err))
 			failures, delay = 0, e.TTL/50
 		default:
@@ -196,7 +196,7 @@ type candidacy struct {
 	key   string
 	phase phase
 	hold  *Hold     // in the phases holding and announced
-	next  time.Time // when the key may be written next
+	next  time.Time // the earliest time of the next write of the key
 }
 
 func (e *Elector) newCandidacy(l plugin.Name) *candidacy {
@@ -208,7 +208,7 @@ func (e *Elector) newCandidacy(l plugin.Name) *candidacy {
 // write returns the request that writes the key, and the condition for it.
 func (c *candidacy) write() (clientv3.Op, clientv3.Cmp) {
 	value, created := c.Value(), clientv3.CreateRevision(c.key)
-	if c.phase == left { // the key is removed even if another node created it
+	if c.phase == left { // the condition always holds: the key is removed even if another node created it
 		return clientv3.OpDelete(c.key), clientv3.Compare(created, ">", -1)
 	}
 	if c.phase == leaving {

@@ -22,7 +22,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/fleet/certfile"
 )
 
-// TLS names the files of the certificates between nodes, in PEM. Changed files are read again.
+// TLS names the files of the certificates between nodes, in PEM. The files are read again when they have changed.
 type TLS struct {
 	CA         string // the certificates that sign those of all nodes
 	Cert, Key  string // the certificate of this node, for servers and clients, and its key
@@ -55,7 +55,7 @@ type outgoing struct {
 	raw       net.Conn // behind TLS
 	chain     []*x509.Certificate
 	of        *Credentials
-	withdrawn atomic.Bool // it was closed because its CA was removed
+	withdrawn atomic.Bool // the connection was closed because the CA of the node was removed
 }
 
 func (o *outgoing) Read(b []byte) (int, error) {
@@ -147,7 +147,7 @@ func (c *Credentials) refused(node string) (since time.Time, err error) {
 	return since, fmt.Errorf("nodes that trust CA file %s refuse certificate %s: %w; calls %s", c.ca.Names[0], c.pair.Names[0], err, calls)
 }
 
-// material is the content of the files. A connection that was made with another content takes no new calls.
+// material is the content of the files. A connection that was made with other content takes no new calls.
 type material struct {
 	pair *tls.Certificate
 	ca   *x509.CertPool

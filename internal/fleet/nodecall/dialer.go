@@ -1,5 +1,5 @@
-// Package nodecall calls plugins on other nodes of a fleet: a [Dialer] selects the node of each call, and [Credentials] are the certificates
-// with which nodes authenticate to each other.
+// Package nodecall calls plugins on other nodes of a fleet: a [Dialer] selects the node of each call, and [Credentials] has the
+// certificates with which nodes authenticate to each other.
 package nodecall
 
 import (
@@ -28,8 +28,8 @@ import (
 
 // Policy selects the node of a call. The zero value selects any node: this one if it has the plugin, else a random one that has it.
 type Policy struct {
-	Node   string            // the only node to call; empty for any
-	Labels map[string]string // that the node must have
+	Node   string            // the name of the only node to call; empty for any node
+	Labels map[string]string // the labels that the node must have
 }
 
 // Finder returns the instances that pass a filter and can be called.
@@ -42,8 +42,9 @@ const (
 	few = 16
 )
 
-// Dialer makes connections to plugins of the fleet, through the daemons of their nodes. All calls to a node share a connection. The exported
-// fields are set before the first call; then a Dialer is safe for concurrent use. The owner calls Close. Functions may be nil, except Find.
+// Dialer makes connections to plugins of the fleet, through the daemons of their nodes. All calls to a node share a connection. The
+// exported fields are set before the first call; then a Dialer is safe for concurrent use. The owner calls Close. Functions may be nil,
+// except Find.
 type Dialer struct {
 	Find        Finder
 	Credentials *Credentials      // for calls to other nodes; nil if only this node can be called
@@ -65,8 +66,8 @@ type Dialer struct {
 
 	mu     sync.Mutex
 	closed bool
-	conns  map[poolKey]*nodeConn // one to each node, for new calls
-	all    map[*nodeConn]bool    // also older ones, which are closed after their last call
+	conns  map[poolKey]*nodeConn // the connection to each node for new calls
+	all    map[*nodeConn]bool    // all connections, with older ones that are closed after their last call
 }
 
 // Dial returns a connection to a plugin of the fleet, for calls that package proxy forwards. ptype may be a role. Each call selects its
@@ -147,8 +148,8 @@ type candidate struct {
 	rank      int // the greater, the later it is tried
 }
 
-// candidates returns the nodes that may take a call of a user, in the order in which they are tried. Other nodes are looked up when this
-// one cannot take the call, and more of them when some cannot. An error ends the sequence: there are no candidates.
+// candidates returns the nodes that may take a call of a user, in the order in which they are tried. Other nodes are looked up if this
+// one cannot take the call, and more nodes if the first of them cannot. An error ends the sequence: there are no candidates.
 func (d *Dialer) candidates(ctx context.Context, by uint32, ptype, name string, p Policy) iter.Seq2[candidate, error] {
 	return func(yield func(candidate, error) bool) {
 		p, err := d.only(ctx, ptype, name, p)
@@ -194,7 +195,7 @@ func (d *Dialer) own(ctx context.Context, ptype, name string, p Policy) (*candid
 		}
 	}
 	if p.Node == "" && ctx.Err() == nil {
-		err = nil // another node may have it
+		err = nil // the call may go to another node
 	}
 	return nil, err
 }

@@ -45,7 +45,7 @@ type nodeConn struct {
 	// The rest is guarded by the lock of the dialer.
 	used    time.Time // by the last call
 	calls   int       // in progress, or about to begin
-	retired bool      // it takes no new calls
+	retired bool      // the connection is closed after its last call
 }
 
 // isFailing reports whether the last attempt to connect to a node has failed just now.
