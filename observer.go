@@ -24,12 +24,11 @@ type Observer struct {
 	Resync func()
 	// Dispense receives the outcome of every DispensePlugin and Conn of the registry.
 	Dispense func(pluginType string, err error)
-	// CallsLimited is called when calls to plugins for which this process answers, those on demand and with a hand-over, are slowed down
-	// because too much of them waits in memory (reasons "user" and "total"), or refused because too many are in progress ("userCalls" and
-	// "calls").
+	// CallsLimited is called when calls to launched plugins that start on demand or are upgraded by handover are slowed down because too many
+	// bytes wait in memory (reasons "user" and "total"), or refused because too many are in progress ("userCalls" and "calls").
 	CallsLimited func(reason string)
 	// Tracer traces attempts to register plugins; nil for none.
 	Tracer trace.Tracer
-	// StatsHandlers are told of the calls on the connections to plugins that the registry shares; see [dynamicplugins.WithStatsHandlers].
+	// StatsHandlers receive the calls on the connections to plugins that the registry shares; see [dynamicplugins.WithStatsHandlers].
 	StatsHandlers []stats.Handler
 }

@@ -112,9 +112,9 @@ type Attempt struct {
 	Duration time.Duration
 }
 
-// Timeouts bound the steps of a registration. Zero means the default: 1 s for Dial, 5 s for GetInfo and Notify, and no bound for Handler. Only
-// a handler that has a method RegisterPluginContext can be interrupted; any other handler that does not return blocks its plugin, and the
-// status shows that.
+// Timeouts bound the steps of a registration. Zero means the default: 1 s for Dial, 5 s for GetInfo and Notify, and no bound for Handler.
+// Only a handler that has a method RegisterPluginContext can be interrupted; any other handler that does not return blocks its plugin, and
+// the status shows that.
 type Timeouts struct {
 	// Dial bounds one connect to a socket.
 	Dial time.Duration `json:"dial"`

@@ -68,7 +68,7 @@ func (rt *Runtime) Open() error {
 }
 
 func (rt *Runtime) open() error {
-	watcher, registration := rt.Watcher, &rt.Watcher.Registration
+	watcher, registration := rt.Watcher, &rt.Registration
 	if len(watcher.Dirs) == 0 && watcher.DeprecatedDir == "" {
 		return errors.New("Config.PluginDirs is empty; name a directory in which plugins put their sockets")
 	}
