@@ -76,11 +76,11 @@ func protocolOf(p catalogue.Plugin, connections *goplugin.Connections) launcher.
 	if p.Protocol != catalogue.ProtocolGoPlugin {
 		return nil
 	}
-	config := goplugin.NewConfig(p.GoPlugin.CookieKey, p.GoPlugin.CookieValue)
-	config.AutoMTLS = p.GoPlugin.AutoMTLS
+	library := goplugin.NewConfig(p.GoPlugin.CookieKey, p.GoPlugin.CookieValue)
+	library.AutoMTLS = p.GoPlugin.AutoMTLS
 	return &goplugin.Protocol{
 		Type: p.Type, Name: cmp.Or(p.GoPlugin.Plugin, p.Name), ProtocolVersions: p.GoPlugin.ProtocolVersions, Connections: connections,
-		Config: config,
+		Config: library,
 	}
 }
 
