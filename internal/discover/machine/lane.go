@@ -96,7 +96,7 @@ func (m *Machine) next(l *lane, handler int) (action, *instance) {
 	return nothing, nil
 }
 
-// nextStandby returns the next action for the instances older than members[i]: those that are ready become standbys.
+// nextStandby returns the next action for the instances older than members[i]: a ready instance becomes a standby.
 func (l *lane) nextStandby(i int) (action, *instance) {
 	for _, in := range l.members[i+1:] {
 		if in.phase == Ready {

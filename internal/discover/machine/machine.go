@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	// AnswerWindow is how long older instances of a name wait for the answer of one that has just appeared.
+	// AnswerWindow is how long the older instances of a name wait for the answer of a new instance.
 	AnswerWindow = 100 * time.Millisecond
 	// replaceWindow is how long an instance stays registered after its socket was replaced. A healthy plugin registers faster, even on a
 	// busy machine, so an upgrade leaves no gap. Connections to the path already reach the new instance.

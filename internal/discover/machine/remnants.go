@@ -14,14 +14,13 @@ import (
 
 // The limits of a list of remnants. The oldest are removed first.
 const (
-	tracesPerUser = 64
-	tracesInTotal = 1024
+	remnantsPerUser = 64
+	remnantsInTotal = 1024
 )
 
-// remnant is the last status of an instance that is gone: of a refused one, or of one that still serves without a socket.
+// remnant is the last status of a refused instance, or of an instance that still serves although its socket was removed.
 type remnant struct {
 	in     *instance // nil for a refusal
-	key    plugin.Name
 	by     plugin.Account
 	status plugin.Status
 }
@@ -32,7 +31,7 @@ func (r remnant) of(by plugin.Account) bool { return r.by.UID == by.UID && r.by.
 // remnants are limited by user and in total, the oldest first.
 type remnants []remnant
 
-// keep adds a remnant, and returns those that were removed because of the limits.
+// keep adds a remnant, and returns the remnants that were removed because of the limits.
 func (r *remnants) keep(added remnant) (forgotten []remnant) {
 	*r = append(*r, added)
 	mine := 0
@@ -41,10 +40,10 @@ func (r *remnants) keep(added remnant) (forgotten []remnant) {
 			mine++
 		}
 	}
-	if mine > tracesPerUser {
+	if mine > remnantsPerUser {
 		forgotten = append(forgotten, r.oldest(func(o remnant) bool { return o.of(added.by) }))
 	}
-	if len(*r) > tracesInTotal {
+	if len(*r) > remnantsInTotal {
 		forgotten = append(forgotten, r.oldest(func(remnant) bool { return true }))
 	}
 	return forgotten
@@ -67,19 +66,19 @@ func (m *Machine) keepRefusal(in *instance) {
 		return
 	}
 	const textMax = 4096
-	kept := remnant{key: key, by: in.account, status: plugin.Status{
+	kept := remnant{by: in.account, status: plugin.Status{
 		Type: key.Type, Name: key.Name, State: plugin.StateRefused, Endpoint: in.shownEndpoint(), SocketPath: in.info.SocketPath,
 		Source: in.source, FirstSeen: in.info.Timestamp, Since: m.Now, Attempts: in.tries,
 		LastError: untrusted.Cut(in.failure.Err.Error(), textMax),
 	}}
-	m.refusals.forget(func(o remnant) bool { return o.key == kept.key && o.of(kept.by) })
+	m.refusals.forget(func(o remnant) bool { return o.status.PluginName() == key && o.of(kept.by) })
 	m.refusals.keep(kept)
 }
 
 // forgetRemnants removes the remnants with the name of an instance that is now registered.
 func (m *Machine) forgetRemnants(in *instance) {
 	key := in.announced.PluginName()
-	m.refusals.forget(func(o remnant) bool { return o.key == key })
+	m.refusals.forget(func(o remnant) bool { return o.status.PluginName() == key })
 	for _, o := range inOrder(slices.Collect(maps.Keys(m.unlinked))) {
 		if o.announced.PluginName() == key {
 			m.unwatchUnlinked(o)
@@ -179,7 +178,7 @@ func (m *Machine) reportRobbed(in *instance) {
 	status := m.status(in)
 	status.State, status.Since, status.LastError = plugin.StateUnlinked, m.Now, message
 	status.Current, status.Instance, status.RegisteredAt = false, "", time.Time{}
-	for _, forgotten := range m.robbed.keep(remnant{in, plugin.Name{Type: status.Type, Name: status.Name}, in.account, status}) {
+	for _, forgotten := range m.robbed.keep(remnant{in, in.account, status}) {
 		m.unwatchUnlinked(forgotten.in)
 	}
 }
@@ -189,7 +188,7 @@ func (m *Machine) reportRobbed(in *instance) {
 func (m *Machine) Refusals() []plugin.Status {
 	named := make(map[plugin.Name]bool, len(m.refusals))
 	for _, o := range m.refusals {
-		named[o.key] = true
+		named[o.status.PluginName()] = true
 	}
 	type place struct{ ptype, name, socket string }
 	present := map[place]string{}

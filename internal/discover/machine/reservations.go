@@ -42,7 +42,8 @@ func (r *reservations) remove(name plugin.Name) {
 	}
 }
 
-// add adds a reservation, and returns those that were dropped for it, or itself if there is no room for it.
+// add adds a reservation, and returns the reservations that were dropped for it. If the total limit is reached and its user has no other
+// reservation, added itself is dropped.
 func (r *reservations) add(added plugin.Reservation, now time.Time) (dropped []plugin.Reservation) {
 	if r.byName == nil {
 		r.byName, r.byUser, r.reported = map[plugin.Name]plugin.Reservation{}, map[uint32][]plugin.Name{}, map[uint32]bool{}

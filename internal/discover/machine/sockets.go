@@ -27,7 +27,7 @@ func (m *Machine) restore(records []plugin.Instance) {
 		m.lastRank = max(m.lastRank, in.rank)
 		m.emit(plugin.EventRestored, in, "known from before the restart; checking whether it is alive")
 		if _, known := m.restored[record.Socket]; known || record.Socket == (plugin.SocketID{}) {
-			// Two records have the same socket: only the one that was registered last counts.
+			// If two records have the same socket, only the last registration counts.
 			m.went(in, "its record does not identify its socket uniquely", ByLoss)
 			continue
 		}
@@ -51,7 +51,7 @@ func inOrder(instances []*instance) []*instance {
 	return instances
 }
 
-// present returns the instances whose sockets exist, and those that are gone but still in their lane, in no order.
+// present returns the instances whose sockets exist, and the gone instances that are still in their lane, in no order.
 func (m *Machine) present() []*instance {
 	all := slices.Collect(maps.Values(m.appearances))
 	for _, l := range m.lanes {

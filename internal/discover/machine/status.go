@@ -26,7 +26,7 @@ func (m *Machine) Plugins(wanted func(plugin.Name) bool) []plugin.Status {
 		all = append(all, ranked{m.status(in), in})
 	}
 	for _, o := range m.robbed {
-		if o.in.lane == nil && wanted(o.key) { // otherwise it is among the instances that are deregistering
+		if o.in.lane == nil && wanted(o.status.PluginName()) { // otherwise it is among the instances that are deregistering
 			all = append(all, ranked{o.status, o.in})
 		}
 	}

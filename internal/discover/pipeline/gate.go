@@ -117,7 +117,7 @@ func (g *gate) endpoint(ptype, path string, by plugin.Account) error {
 	return g.trust.Endpoint(ptype, path, by, info.UID)
 }
 
-// set replaces the refusals and returns those that are new.
+// set replaces the refusals and returns the new ones.
 func (g *gate) set(now []dirwatch.Refusal) (fresh []dirwatch.Refusal) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -177,7 +177,7 @@ func (g *gate) statuses() []plugin.Status {
 	return statuses
 }
 
-// refuse replaces the refusals, and reports those that are new.
+// refuse replaces the refusals and reports the new ones.
 func (w *Watcher) refuse(p *pipeline, refused []dirwatch.Refusal) {
 	for _, r := range p.gate.set(refused) {
 		if refusal, ok := errors.AsType[*trust.Refusal](r.Err); ok && w.Registration.Refused != nil {

@@ -48,8 +48,8 @@ type Watcher struct {
 	// MaxDirs those of all users (default 20,000), of which as many as one user may have are reserved for root and the host's user. A
 	// [dirwatch.Condition] reports what exceeds a bound and is therefore ignored.
 	MaxDepth, MaxSockets, MaxUserDirs, MaxDirs int
-	// Trust decides whose directories and sockets are used, and who may register what. Nil: those of root and of the host's user, who may
-	// register everything.
+	// Trust decides whose directories and sockets are used, and which users may register which plugins. If it is nil, only root and the
+	// host's user are trusted, and may register everything.
 	Trust *trustjudge.Judge
 	// Launched returns the plugin that the host launched to serve at a path, or in the directory at a path; nil if there is none. It is
 	// trusted there whichever user it runs as. It is a function because plugins are launched at any time. Nil: nothing is launched.
@@ -389,7 +389,7 @@ func (w *Watcher) take(p *pipeline, u dirwatch.Update) {
 	}
 }
 
-// degrade replaces the conditions, and reports those that are new or have ended.
+// degrade replaces the conditions, and reports which ones are new and which have ended.
 func (w *Watcher) degrade(now []dirwatch.Condition) {
 	w.mu.Lock()
 	before := w.conditions
