@@ -167,7 +167,8 @@ func dropOrphan(store *dynamicplugins.Store, info *dynamicplugins.PluginInfo, ma
 		log.Error("cannot remove a role of a plugin that is not registered", "type", info.Type, "name", info.Name,
 			"instance", info.AllocID, "error", err)
 		// The next start tries again. Until then it is not dispensed. The only error is that it is gone.
-		_ = keeper.Of[*dynamicplugins.PluginInfo](store).MarkUnreachable(info.Type, info.Name, info.AllocID, errors.New("its plugin is not registered any more"))
+		_ = keeper.Of[*dynamicplugins.PluginInfo](store).MarkUnreachable(info.Type, info.Name, info.AllocID,
+			errors.New("its plugin is not registered any more"))
 	}
 }
 
