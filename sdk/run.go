@@ -75,7 +75,7 @@ func Host(ctx context.Context) (grpc.ClientConnInterface, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, launched := session.Handshake(); !launched {
+	if _, ok := session.Handshake(); !ok {
 		return nil, ErrNotLaunched
 	}
 	return session.Conn()

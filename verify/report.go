@@ -93,8 +93,8 @@ type (
 		Name string `xml:"name,attr"`
 		junitCounts
 		Timestamp string `xml:"timestamp,attr"`
-		// Properties describe the verified plugin.
-		Properties *junitProperties `xml:"properties"`
+		// Properties describe the verified plugin; nil for no element.
+		Properties *[]junitProperty `xml:"properties>property"`
 		Cases      []junitCase      `xml:"testcase"`
 	}
 	junitCounts struct {
@@ -103,9 +103,6 @@ type (
 		Errors   int    `xml:"errors,attr"`
 		Skipped  int    `xml:"skipped,attr"`
 		Time     string `xml:"time,attr"`
-	}
-	junitProperties struct {
-		All []junitProperty `xml:"property"`
 	}
 	junitProperty struct {
 		Name  string `xml:"name,attr"`
@@ -128,11 +125,11 @@ type (
 )
 
 // properties returns the properties of the verified plugin; nil if there are none.
-func (r Report) properties() *junitProperties {
-	p := &junitProperties{}
+func (r Report) properties() *[]junitProperty {
+	var all []junitProperty
 	add := func(name, value string) {
 		if value != "" {
-			p.All = append(p.All, junitProperty{name, value})
+			all = append(all, junitProperty{name, value})
 		}
 	}
 	add("verifier", r.Verifier)
@@ -144,10 +141,10 @@ func (r Report) properties() *junitProperties {
 		add("program", program.Path)
 		add("sha256", program.SHA256)
 	}
-	if p.All == nil {
+	if all == nil {
 		return nil
 	}
-	return p
+	return &all
 }
 
 // WriteJUnit writes the report as JUnit XML: one suite with one case for each rule. A rule that does not apply is skipped, and an

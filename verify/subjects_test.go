@@ -162,7 +162,7 @@ func TestReportSaysWhat(t *testing.T) {
 	if err != nil || got.Suites[0].Properties == nil {
 		t.Fatalf("%v\n%s", err, &out)
 	}
-	all := fmt.Sprint(got.Suites[0].Properties.All)
+	all := fmt.Sprint(*got.Suites[0].Properties)
 	if want := fmt.Sprint([]junitProperty{
 		{"verifier", "v1.2.3"}, {"type", "Plain"}, {"name", "a.example.com"}, {"versions", "v1beta1"}, {"program", self}, {"sha256", digest},
 	}); all != want {

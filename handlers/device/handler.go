@@ -44,8 +44,8 @@ const (
 	defaultMaxResources    = 256
 )
 
-// Handler starts using device plugins and allocates their devices. Set its fields, then call Open. The zero value works for plugins in
-// plugin directories, and remembers nothing after a restart. The methods are safe for concurrent use, and none holds a lock while it calls a
+// Handler starts using device plugins and allocates their devices. Set its fields and call Open. The zero value works for plugins in plugin
+// directories, and remembers nothing after a restart. The methods are safe for concurrent use, and none holds a lock while it calls a
 // plugin or the store.
 type Handler struct {
 	// Store keeps the allocations; nil to keep them in memory only. It must stay open until Close returns.

@@ -184,8 +184,8 @@ func (t *tail) last() string {
 	return strings.TrimSpace(text[strings.LastIndexByte(text, '\n')+1:])
 }
 
-// WaitedFor returns how long the threads of a process have been ready to run without a processor, as Linux counts it (schedstat). It is zero
-// on other systems, or if the process has exited.
+// WaitedFor returns how long the threads of a process were ready to run without a processor, as Linux counts it (schedstat). It is zero on
+// other systems, or if the process has exited.
 func WaitedFor(pid int) time.Duration {
 	threads, _ := filepath.Glob(filepath.Join("/proc", strconv.Itoa(pid), "task", "*", "schedstat"))
 	var sum time.Duration

@@ -71,7 +71,7 @@ type Runner struct {
 // Open finds the programs, creates the directories and serves the sockets of the host. The caller calls Close unless it returns an error.
 func (r *Runner) Open() (err error) {
 	r.output, r.number, r.anyPath = &serialWriter{w: r.Output}, 1, r.Socket == ""
-	if err = r.findPrograms(); err != nil {
+	if err := r.findPrograms(); err != nil {
 		return err
 	}
 	const room = 64 // for the longest path of a socket in it
@@ -87,7 +87,7 @@ func (r *Runner) Open() (err error) {
 
 func (r *Runner) prepare() (err error) {
 	r.tmp = filepath.Join(r.Base, "tmp")
-	if err = os.Mkdir(r.tmp, 0o700); err != nil {
+	if err := os.Mkdir(r.tmp, 0o700); err != nil {
 		return err
 	}
 	switch {
@@ -95,7 +95,7 @@ func (r *Runner) prepare() (err error) {
 		r.Dir = filepath.Dir(r.Socket)
 	case r.Dir == "":
 		r.Dir = filepath.Join(r.Base, "plugins")
-		if err = os.Mkdir(r.Dir, 0o750); err != nil {
+		if err := os.Mkdir(r.Dir, 0o750); err != nil {
 			return err
 		}
 	}
@@ -145,6 +145,7 @@ func find(role, program string) (string, error) {
 	return filepath.Abs(path)
 }
 
+// Close kills the processes that still run, and removes the temporary directory and the sockets in the plugin directory.
 func (r *Runner) Close() error {
 	var errs []error
 	if r.group != nil {
@@ -233,9 +234,9 @@ func (r *Runner) environment(place *strings.Replacer, handshaken bool) []string 
 	return env
 }
 
-// Start starts the plugin and blocks until its registration socket accepts connections, at most for StartTimeout. The socket is the first that
-// answers GetInfo, even with an error, or the one at Socket. After an error no process is left; the appearance then describes a socket that
-// cannot be used, and is nil if none appeared.
+// Start starts the plugin and blocks until its registration socket accepts connections, at most for StartTimeout. That is the first socket
+// that answers GetInfo, even with an error, or the one at Socket. After an error no process is left; the appearance then describes a socket
+// that cannot be used, and is nil if none appeared.
 func (r *Runner) Start(ctx context.Context) (*Instance, *Appearance, error) {
 	bounded, cancel := context.WithTimeout(ctx, r.StartTimeout)
 	defer cancel()
