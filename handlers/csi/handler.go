@@ -85,7 +85,8 @@ func (h *Handler) ValidatePlugin(pluginName, _ string, versions []string) error 
 }
 
 // ValidatePluginInDir is like ValidatePlugin. A driver in the deprecated plugin directory must announce a version 0.x in addition, as the
-// kubelet required while it had such a directory; other drivers belong in a plugin directory.
+// kubelet required while it had such a directory; other drivers belong in a plugin directory. It fails as ValidatePlugin does, and if there
+// is no such version.
 func (h *Handler) ValidatePluginInDir(pluginName, endpointPath string, versions []string, foundInDeprecatedDir bool) error {
 	if err := h.ValidatePlugin(pluginName, endpointPath, versions); err != nil {
 		return err
@@ -97,7 +98,8 @@ func (h *Handler) ValidatePluginInDir(pluginName, endpointPath string, versions 
 	return nil
 }
 
-// RegisterPlugin is RegisterPluginContext without a context and without a result, for callers other than the pipeline.
+// RegisterPlugin is RegisterPluginContext without a context and without a registration, for callers other than the pipeline. It fails for
+// the same reasons.
 func (h *Handler) RegisterPlugin(pluginName, endpointPath string, versions []string, pluginClientTimeout *time.Duration) error {
 	_, err := h.RegisterPluginContext(context.Background(), pluginName, endpointPath, versions, pluginClientTimeout)
 	return err

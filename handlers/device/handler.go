@@ -229,7 +229,8 @@ func (h *Handler) ValidatePlugin(pluginName, _ string, versions []string) error 
 	return nil
 }
 
-// RegisterPlugin is RegisterPluginContext without a context and without a result, for callers other than the pipeline.
+// RegisterPlugin is RegisterPluginContext without a context and without a registration, for callers other than the pipeline. It fails for
+// the same reasons.
 func (h *Handler) RegisterPlugin(pluginName, endpointPath string, versions []string, pluginClientTimeout *time.Duration) error {
 	_, err := h.RegisterPluginContext(context.Background(), pluginName, endpointPath, versions, pluginClientTimeout)
 	return err
