@@ -113,7 +113,7 @@ func (n *Node) Init() (err error) {
 			Cluster: n.cluster, Space: space, Node: n.name, TTL: n.Fleet.Presence, TokenFile: n.State + ".tokens", Logger: n.Log,
 			Settings: settingsOf(n.Fleet), Differ: n.announce,
 		}
-		if err = n.elector.Init(); err != nil {
+		if err := n.elector.Init(); err != nil {
 			return err
 		}
 	}

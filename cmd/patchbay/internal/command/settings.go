@@ -29,7 +29,7 @@ func EnvOf(flag string) string {
 
 // Paths are the default paths of flags; an empty one means no default.
 type Paths struct {
-	PluginDir, DeviceSocketDir, ControlSocket, State, Config string
+	PluginDir, deviceSocketDir, ControlSocket, State, Config string
 }
 
 // PathsFor returns the paths of the file system hierarchy standard for root and of the XDG base directory specification for other users.
@@ -38,7 +38,7 @@ func PathsFor(uid int, getenv func(string) string) Paths {
 	if uid == 0 {
 		return Paths{
 			PluginDir:       "/run/patchbay/plugins",
-			DeviceSocketDir: "/run/patchbay/device-plugins",
+			deviceSocketDir: "/run/patchbay/device-plugins",
 			ControlSocket:   "/run/patchbay/control.sock",
 			State:           "/var/lib/patchbay/state.db",
 			Config:          "/etc/patchbay/patchbay.yaml",
@@ -67,7 +67,7 @@ func PathsFor(uid int, getenv func(string) string) Paths {
 	}
 	return Paths{
 		PluginDir:       in(runtimeDir, "plugins"),
-		DeviceSocketDir: in(runtimeDir, "device-plugins"),
+		deviceSocketDir: in(runtimeDir, "device-plugins"),
 		ControlSocket:   in(runtimeDir, "control.sock"),
 		State:           in(stateHome, "state.db"),
 		Config:          in(base("XDG_CONFIG_HOME", ".config"), "patchbay.yaml"),
@@ -113,7 +113,7 @@ func AddConfigFlags(cmd *cobra.Command, paths Paths) *ConfigFlags {
 	flags.String("deprecated-plugin-dir", "", "additional plugin directory, in which everything under kubernetes.io/ is ignored")
 	flags.String("state", paths.State, "file that remembers the registered plugins")
 	flags.String("dispense-dir", "", "directory in which every plugin has a stable socket, TYPE/NAME.sock, for programs that are not Go")
-	flags.String("device-socket-dir", paths.DeviceSocketDir,
+	flags.String("device-socket-dir", paths.deviceSocketDir,
 		"directory in which kubelet.sock is served for device plugins that register the older way, with --handler DevicePlugin=device")
 	flags.String("http", "", "loopback address and port on which /livez, /readyz and /metrics are served, for example 127.0.0.1:8080")
 	kinds := strings.Join(daemon.HandlerKinds(), ", ")
@@ -176,7 +176,7 @@ func SourcesFor(paths Paths) config.Sources {
 		s.Defaults.PluginDirs = []string{paths.PluginDir}
 	}
 	s.Defaults.State, s.Defaults.ControlSocket = paths.State, paths.ControlSocket
-	s.Defaults.Device.SocketDir = paths.DeviceSocketDir
+	s.Defaults.Device.SocketDir = paths.deviceSocketDir
 	if file := os.Getenv(ConfigEnv); file != "" {
 		s.File, s.Optional = file, false
 	}

@@ -1,5 +1,5 @@
-// Package hangup receives SIGHUP from the start of the process, before the other packages of the program are initialized. Without a receiver,
-// the signal ends the process. The commands decide what the signal does.
+// Package hangup receives SIGHUP from the start of the process, before the other packages of the program are initialized. Without a
+// receiver, the signal ends the process. The commands decide what the signal does.
 package hangup
 
 import (
