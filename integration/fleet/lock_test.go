@@ -50,7 +50,7 @@ func TestHolderWithoutKey(t *testing.T) {
 	eventually(t, "a holds the lock", func() bool { return a.Held(lock) != nil })
 	b := compete(t, connect(t, etcd.client), "b", lock)
 	admin := etcd.admin()
-	keys := func() (all *clientv3.GetResponse) {
+	locked := func() (all *clientv3.GetResponse) {
 		do(t, "list the keys", func(ctx context.Context) (err error) {
 			all, err = admin.Get(ctx, keys.Space{}.LockSpace()+"@node/", clientv3.WithPrefix(),
 				clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
@@ -58,8 +58,8 @@ func TestHolderWithoutKey(t *testing.T) {
 		})
 		return all
 	}
-	first := func() (key string) { return string(keys().Kvs[0].Key) } // that of the one that may hold the lock
-	eventually(t, "both stand for the lock", func() bool { return keys().Count == 2 })
+	first := func() (key string) { return string(locked().Kvs[0].Key) } // that of the one that may hold the lock
+	eventually(t, "both stand for the lock", func() bool { return locked().Count == 2 })
 	hold, own := a.Held(lock), first()
 	for _, replace := range []bool{false, true} {
 		do(t, "delete the key of the holder", func(ctx context.Context) error {
