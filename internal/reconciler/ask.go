@@ -75,25 +75,29 @@ type slot struct {
 
 func (r *Reconciler) takeSlot(ctx context.Context, j *job) *slot {
 	e, asks := j.effect.(machine.Ask)
-	s := &slot{taken: r.pace.Now(), retry: asks && !e.First}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.expire(ctx, s)
+	s := &slot{taken: r.pace.Now(), retry: asks && !e.First}
+	r.startTimer(ctx, s, r.hold(s.retry))
 	return s
 }
 
-// expire returns a slot that was held for long enough, according to what has been measured until now, and waits otherwise. mu is held.
-func (r *Reconciler) expire(ctx context.Context, s *slot) {
-	left := r.hold(s.retry) - r.pace.Now().Sub(s.taken)
-	if s.returned || left <= 0 {
-		r.returnSlot(ctx, s)
-		return
-	}
-	s.stopTimer = r.pace.AfterFunc(left, func() {
+// startTimer calls expire after d. mu is held.
+func (r *Reconciler) startTimer(ctx context.Context, s *slot, d time.Duration) {
+	s.stopTimer = r.pace.AfterFunc(d, func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.expire(ctx, s)
 	})
+}
+
+// expire returns a slot that was held for long enough, according to what has been measured until now, and waits otherwise. mu is held.
+func (r *Reconciler) expire(ctx context.Context, s *slot) {
+	if left := r.hold(s.retry) - r.pace.Now().Sub(s.taken); left > 0 && !s.returned {
+		r.startTimer(ctx, s, left)
+		return
+	}
+	r.returnSlot(ctx, s)
 }
 
 // hold returns how long a job keeps its slot. mu is held.
