@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// live has a Journal with a file publish events, and returns it with what it logged, as after a restart.
+// live publishes events to a Journal with a file, and returns a new Journal of that file and the log of the first.
 func live(t *testing.T, path string, from, to int, change func(*keeper)) (*Journal, string) {
 	t.Helper()
 	var log bytes.Buffer
@@ -53,7 +53,7 @@ func check(t *testing.T, j *Journal, from, to int) {
 	}
 }
 
-// TestOutlives finds the events again, and numbers go on where they were.
+// TestOutlives checks that a new Journal has the events of the file and continues their numbers.
 func TestOutlives(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "events")
 	j, _ := live(t, path, 0, 10, nil)
@@ -64,7 +64,7 @@ func TestOutlives(t *testing.T) {
 	check(t, j, 20, history+20)
 }
 
-// TestTorn passes over what a crash left of a line, and over what is no event.
+// TestTorn checks that incomplete lines and lines that are not events are skipped.
 func TestTorn(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "events")
 	live(t, path, 0, 10, nil)
@@ -87,7 +87,7 @@ func TestTorn(t *testing.T) {
 	check(t, j, 0, 12)
 }
 
-// TestRotates keeps two files of a bounded size.
+// TestRotates checks that there are two files of a bounded size.
 func TestRotates(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "events")
 	for i := range 50 {
@@ -104,7 +104,7 @@ func TestRotates(t *testing.T) {
 	}
 }
 
-// TestCannotWrite says so once, goes on, and says when it can again.
+// TestCannotWrite checks that a failure to write is logged once, that later events are written, and that the recovery is logged.
 func TestCannotWrite(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "later")
 	path := filepath.Join(dir, "events")
@@ -125,7 +125,7 @@ func TestCannotWrite(t *testing.T) {
 	}
 }
 
-// TestWritesLater: what could not be written is written when it can be, without another event, and once.
+// TestWritesLater checks that events that could not be written are written later, without another event, and once.
 func TestWritesLater(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
@@ -170,7 +170,7 @@ func TestWritesLater(t *testing.T) {
 	})
 }
 
-// TestReadsAgain: that past events could not be read is over when they can be, though nobody asks for them again.
+// TestReadsAgain checks that a failed read of past events is retried until it succeeds, without another call of All.
 func TestReadsAgain(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "events")
 	synctest.Test(t, func(t *testing.T) {
@@ -206,7 +206,8 @@ func TestReadsAgain(t *testing.T) {
 	})
 }
 
-// TestDeviceIsAway: where the device of the file was mounted nothing is made, and what comes back is written to.
+// TestDeviceIsAway checks that no file is created in the mount point while the device is not mounted, and that writing continues when it is
+// mounted again.
 func TestDeviceIsAway(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	mount := func(from, to string) {
@@ -242,7 +243,7 @@ func TestDeviceIsAway(t *testing.T) {
 	}
 }
 
-// TestCannotRead leaves alone what cannot be read, and works without it.
+// TestCannotRead checks that a file that cannot be read is not changed, and that the Journal works without it.
 func TestCannotRead(t *testing.T) {
 	path := t.TempDir() // a directory
 	var log bytes.Buffer
@@ -253,7 +254,7 @@ func TestCannotRead(t *testing.T) {
 	}
 }
 
-// TestTooManyPending leaves out the oldest and says how many.
+// TestTooManyPending checks that the oldest pending events are dropped, and that their number is logged.
 func TestTooManyPending(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "events")
 	j, log := live(t, path, 0, history+5, nil)
@@ -263,7 +264,8 @@ func TestTooManyPending(t *testing.T) {
 	}
 }
 
-// TestAllEvents: what memory no longer has is read from the file, and what a launched plugin registered as is known after a restart.
+// TestAllEvents checks that events that are not in memory any more are read from the file, and that LaunchedAs knows a launched plugin
+// after a restart.
 func TestAllEvents(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "events")
 	begin := func() (*Journal, func()) {
@@ -296,7 +298,7 @@ func TestAllEvents(t *testing.T) {
 	end()
 }
 
-// TestTrouble: that events are not kept is said for as long as it is so.
+// TestTrouble checks that Trouble returns a problem for as long as it lasts.
 func TestTrouble(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "events")
 	j := New(slog.New(slog.DiscardHandler), path, nil, nil)
@@ -330,7 +332,7 @@ func TestTrouble(t *testing.T) {
 		t.Errorf("%q", message)
 	}
 	j.Close()
-	j = New(slog.New(slog.DiscardHandler), t.TempDir(), nil, nil) // which is no file
+	j = New(slog.New(slog.DiscardHandler), t.TempDir(), nil, nil) // a directory is not a file of events
 	defer j.Close()
 	if message, since, kept := j.Trouble(); !strings.Contains(message, "cannot be read") || since.IsZero() || !kept {
 		t.Errorf("%q since %v, %v", message, since, kept)

@@ -9,7 +9,7 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// TestForgetsLaunched: launched plugins that are gone are forgotten with their events, and what is registered is not.
+// TestForgetsLaunched checks that launched plugins that are gone are deleted together with their events, and registered ones are not.
 func TestForgetsLaunched(t *testing.T) {
 	j := New(slog.New(slog.DiscardHandler), "", nil, nil)
 	defer j.Close()

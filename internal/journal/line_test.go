@@ -32,7 +32,7 @@ var kinds = map[string]map[string][2]string{
 	},
 }
 
-// TestLines: every kind of event is one line with the same keys, at the level that says whether somebody should look.
+// TestLines checks that every kind of event is logged in one line with the same keys, at level Warn if an operator may have to look.
 func TestLines(t *testing.T) {
 	source, err := os.ReadFile("../../plugin/event.go")
 	if err != nil {
@@ -48,7 +48,7 @@ func TestLines(t *testing.T) {
 			checkLine(t, publisher, kind, is[0], is[1])
 		}
 	}
-	// Their publishers log these themselves, or nobody does.
+	// The journal does not log these kinds.
 	for _, kind := range []string{"resync", "audit", "reloaded", "reload-failed", "fleet-call-denied"} {
 		if !unknown[kind] {
 			t.Errorf("the kind %q is not declared", kind)
@@ -60,7 +60,7 @@ func TestLines(t *testing.T) {
 	}
 }
 
-// TestPassingLines: a state in passing is one event, and one line at level Debug with the same keys as every other.
+// TestPassingLines checks that a state without an event of its own causes one event, and one line at level Debug with the same keys.
 func TestPassingLines(t *testing.T) {
 	for _, state := range []plugin.State{
 		plugin.StateConnecting, plugin.StateWaiting, plugin.StateValidating, plugin.StateAdmitting, plugin.StateRegistering,
@@ -74,7 +74,7 @@ func TestPassingLines(t *testing.T) {
 			t.Errorf("%s: the events are %v", state, past)
 		}
 		var got map[string]string
-		if err := json.Unmarshal(out.Bytes(), &got); err != nil { // of more than one line, too
+		if err := json.Unmarshal(out.Bytes(), &got); err != nil { // fails if there is more than one line
 			t.Fatalf("%s: %v: %s", state, err, &out)
 		}
 		for key, want := range map[string]string{
@@ -110,7 +110,7 @@ func checkLine(t *testing.T, publisher, kind, level, state string) {
 		want["state"] = state
 	}
 	var got map[string]string
-	if err := json.Unmarshal(out.Bytes(), &got); err != nil { // of more than one line, too
+	if err := json.Unmarshal(out.Bytes(), &got); err != nil { // fails if there is more than one line
 		t.Fatalf("%s: %v: %s", kind, err, &out)
 	}
 	delete(got, "time")

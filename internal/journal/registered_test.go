@@ -7,7 +7,7 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// TestMovesLeaveNothing: a plugin whose socket is moved again and again takes no more memory than another.
+// TestMovesLeaveNothing checks that a plugin whose socket is moved many times takes no more memory than another.
 func TestMovesLeaveNothing(t *testing.T) {
 	j := New(slog.New(slog.DiscardHandler), "", nil, nil)
 	defer j.Close()
