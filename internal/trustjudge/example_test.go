@@ -9,7 +9,7 @@ import (
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
-// User 4000 may have sockets and register CSI drivers, and nobody but root and the host's user may register plugins of other types.
+// User 4000 may own sockets and register CSI drivers; only root and the host's user may register plugins of other types.
 func Example() {
 	judge, err := trustjudge.New(trust.Policy{Types: map[string]trust.Type{"CSIPlugin": {Users: []string{"4000"}}}})
 	if err != nil {
@@ -31,7 +31,7 @@ func Example() {
 	// name the user in trust.types.DevicePlugin.users if this is intended
 }
 
-// A plugin directory that others may write to is refused: whoever can write it can pose as any plugin.
+// A plugin directory that other users may write to is refused, because they could impersonate any plugin.
 func ExampleJudge_Directory() {
 	judge, err := trustjudge.New(trust.Policy{Owners: trust.Accounts{Users: []string{"4000"}}})
 	if err != nil {

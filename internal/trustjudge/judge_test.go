@@ -142,7 +142,7 @@ func TestTypes(t *testing.T) {
 	}
 }
 
-// TestInherit is about names of plugins that are gone.
+// TestInherit tests the reserved names of plugins that are gone.
 func TestInherit(t *testing.T) {
 	j := judge(t, trust.Policy{Types: map[string]trust.Type{
 		"T": {Users: []string{strconv.Itoa(alice), strconv.Itoa(bob)}}, "Shared": {Users: number(alice), Supersede: true}, "Bobs": {Users: number(bob)},
@@ -186,7 +186,7 @@ func TestUnknownNames(t *testing.T) {
 	}
 }
 
-// TestRefuses checks that New refuses keys of Types that are no plugin types, and users and groups that cannot exist, with the field.
+// TestRefuses checks that New refuses keys of Types that are not plugin types, and users and groups that cannot exist, with the field.
 func TestRefuses(t *testing.T) {
 	types := func(key string) trust.Policy { return trust.Policy{Types: map[string]trust.Type{key: {}}} }
 	for name, c := range map[string]struct {
