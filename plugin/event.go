@@ -2,7 +2,7 @@ package plugin
 
 import "time"
 
-// EventKind is what happened to a plugin or to its host. A change of state that has no kind of its own has the kind of the [State].
+// EventKind is the kind of an [Event]. A change of state without a kind of its own has the [State] as its kind.
 type EventKind string
 
 // The kinds of events of all plugins.
@@ -112,13 +112,13 @@ type Event struct {
 // PluginName returns the type and name.
 func (e *Event) PluginName() Name { return Name{e.Type, e.Name} }
 
-// Condition is whether one part of a host works.
+// Condition reports whether one part of a host works.
 type Condition struct {
-	// Name is that of the part, for example "discovery"; it is unique within a list.
+	// Name is the name of the part, for example "discovery"; it is unique within a list.
 	Name string
 	OK   bool
-	// Message says what is wrong and what to do; empty if OK.
+	// Message describes the problem and its remedy; empty if OK.
 	Message string
-	// Since is when it began; zero if OK.
+	// Since is when the problem began; zero if OK.
 	Since time.Time
 }

@@ -20,10 +20,10 @@ func (s signatures) ListMetadata(
 			entries = append(entries, entry)
 		}
 	}
-	return entries, "", nil // all of them are one page
+	return entries, "", nil // there is only one page
 }
 
-// A host gives its plugins the metadata that the Repository of its Config has.
+// The plugins of a host can list the metadata in the Repository of its Config.
 func ExampleRepository() {
 	pin := plugin.Pin{PackageName: "tools/hello", InstanceID: "n4bQgYhMfWWaL-qgxVrQFaO_TxsrC4Is0V1sFbDwCggC"}
 	config := plugin.Config{

@@ -48,8 +48,8 @@ type Registration struct {
 type Status struct {
 	// Type and Name are what the plugin announced; empty until it has answered.
 	Type, Name string
-	// Versions are the versions that the plugin announced, in its order. Version is its own version if its handler found it out, otherwise
-	// the first of them.
+	// Versions are the versions that the plugin announced, in its order. Version is its own version if its handler reported one, otherwise
+	// the first of Versions.
 	Version  string
 	Versions []string
 	State    State
@@ -103,7 +103,7 @@ const (
 	ResultGone Result = "gone"
 )
 
-// Attempt is the outcome of one attempt to register an instance.
+// Attempt describes one completed attempt to register an instance.
 type Attempt struct {
 	// Type and Name are what the plugin announced; empty if it did not answer.
 	Type, Name string

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// The errors of launching a plugin that a caller may act on.
+// The errors of launching a plugin that callers may have to distinguish.
 var (
 	// ErrDigest: the program does not have the expected digest.
 	ErrDigest = errors.New("the program has another digest")
@@ -16,7 +16,7 @@ var (
 	ErrReplacement = errors.New("the replacement did not become ready")
 )
 
-// RestartPolicy says when a launched plugin is restarted after its process has ended. Zero fields stand for the defaults.
+// RestartPolicy determines when a launched plugin is restarted after its process has exited. Zero fields mean the defaults.
 type RestartPolicy struct {
 	// Policy says after which exits the process is restarted: after those with an error or a signal (the default), after all, or
 	// never.
@@ -35,7 +35,7 @@ type RestartPolicy struct {
 // Restart is the set of exits after which a launched plugin is restarted.
 type Restart string
 
-// When a launched plugin is restarted.
+// The values of Restart.
 const (
 	// RestartOnFailure: after an exit with an error or a signal. It is the default.
 	RestartOnFailure Restart = "on-failure"
@@ -56,19 +56,19 @@ type Backoff struct {
 // Upgrade is the way in which a new process of a launched plugin replaces an old one.
 type Upgrade string
 
-// How a new process replaces an old one. A plugin that does not serve is always recreated.
+// The values of Upgrade. A plugin that does not serve is always recreated.
 const (
 	// UpgradeSideBySide: the old process is stopped when the new one is ready, so callers notice nothing. It is the default.
 	UpgradeSideBySide Upgrade = "side-by-side"
 	// UpgradeHandover: as side by side, and the socket at which callers find the plugin stays: the host answers there and forwards calls, so
 	// connections outlast the upgrade.
 	UpgradeHandover Upgrade = "handover"
-	// UpgradeRecreate: the new process is started when the old one has ended. Use it for plugins that need something exclusive.
+	// UpgradeRecreate: the new process is started when the old one has exited. Use it for plugins that need exclusive access to a resource.
 	UpgradeRecreate Upgrade = "recreate"
 )
 
-// HealthCheck says how a launched plugin that offers grpc.health.v1 is checked. Zero fields stand for the defaults. A plugin that is busy
-// with a call of its host is not unresponsive, and an answer to a call counts as an answer to a check.
+// HealthCheck configures the health checks of a launched plugin that offers grpc.health.v1. Zero fields mean the defaults. A plugin that is
+// busy with a call of its host is not unresponsive, and an answer to a call counts as an answer to a check.
 type HealthCheck struct {
 	// Interval is the time between two checks (default 1 s).
 	Interval time.Duration `json:"interval"`
@@ -78,7 +78,7 @@ type HealthCheck struct {
 	Misses int `json:"misses"`
 }
 
-// Limits bound what the process of a launched plugin and its descendants may use. Zero stands for no limit.
+// Limits bound the resources of the process of a launched plugin and its descendants. Zero means no limit.
 type Limits struct {
 	// Memory is how many bytes they may use together. If they need more, the kernel kills one.
 	Memory int64
@@ -92,10 +92,10 @@ type Limits struct {
 
 // Log holds the newest output of a launched plugin. Its methods are safe for concurrent use.
 type Log interface {
-	// Tail returns the newest n records, oldest first; all that are held if n is not positive.
+	// Tail returns the newest n records, oldest first; all records if n is not positive.
 	Tail(n int) []LogRecord
-	// Follow yields the newest n records that are held when the iteration begins, all of them if n is negative, and then new ones, until ctx
-	// ends or the log is closed. If the reader is so slow that records are lost, a record with the source "host" says how many.
+	// Follow yields the newest n records at the beginning of the iteration, all of them if n is negative, and then new ones, until ctx ends
+	// or the log is closed. If records are lost because the reader is too slow, a record with the source "host" has their number.
 	Follow(ctx context.Context, n int) iter.Seq[LogRecord]
 	// Stats returns the counters.
 	Stats() LogStats
@@ -114,13 +114,13 @@ type LogStats struct {
 type LogRecord struct {
 	// Seq is 1 for the first record of a [Log] and grows by 1 with each record.
 	Seq uint64
-	// Time is when the record was made, if it says so with a time zone, and otherwise when it arrived.
+	// Time is the time in the record, if it has one with a time zone, and otherwise the time of arrival.
 	Time    time.Time
 	Level   slog.Level
 	Message string
 	Attrs   []slog.Attr
-	// Source says how the record came: "stdout", "stderr", "log" for a call of the host's Log method, or "host" for a record of the host about
-	// lost records.
+	// Source is the origin of the record: "stdout", "stderr", "log" for a call of the host's Log method, or "host" for a record of the host
+	// about lost records.
 	Source string
 }
 
@@ -128,7 +128,7 @@ type LogRecord struct {
 type LaunchStatus struct {
 	// Name is the name under which the plugin was launched.
 	Name string
-	// State is what the plugin does, since the time Since.
+	// State is the state of the plugin, and Since is when it began.
 	State State
 	Since time.Time
 	// Health is what the plugin reports through grpc.health.v1: "serving", "not-serving", "unresponsive", "not-offered", or "unknown".
@@ -141,7 +141,8 @@ type LaunchStatus struct {
 	Restarts int
 	// NextStart is when the plugin is started again; zero if that is not planned.
 	NextStart time.Time
-	// LastError is how the last process ended, with the last lines that it wrote to standard error, or why the process is not ready.
+	// LastError describes how the last process exited, with the last lines that it wrote to standard error, or why the process is not
+	// ready.
 	LastError string
 	// ReplacementError is why the last replacement failed, until another one succeeds or the plugin is started on request.
 	ReplacementError string

@@ -12,33 +12,35 @@ import (
 
 // Host launches plugins as subprocesses. Its methods are safe for concurrent use.
 type Host interface {
-	// Initialize gives the host its configuration. It comes once, before every other call.
+	// Initialize sets the configuration. It must be called once, before the other methods.
 	Initialize(cfg Config) error
-	// Config returns what Initialize was given.
+	// Config returns the configuration that was passed to Initialize.
 	Config() Config
-	// NewAdmissionPlugin returns a handle to the admission plugin with this command line. The plugin is started by the first check.
+	// NewAdmissionPlugin returns a handle to the admission plugin with this command line. The first check starts the plugin.
 	NewAdmissionPlugin(cmdLine []string) (AdmissionPlugin, error)
-	// Close ends all plugins and releases what the host holds. It waits for them to end; those that have not when ctx ends are killed.
+	// Close stops all plugins and releases the resources of the host. It waits for the plugins to exit, and kills the remaining ones when
+	// ctx ends.
 	Close(ctx context.Context)
 }
 
 // AdmissionPlugin asks an admission plugin whether packages may be deployed. Its methods are safe for concurrent use.
 type AdmissionPlugin interface {
-	// Executable is the path of the plugin's program.
+	// Executable returns the path of the plugin's program.
 	Executable() string
-	// CheckAdmission asks whether the package with this pin may be deployed. Equal pins share one promise, also one that is resolved
-	// already. It does not block.
+	// CheckAdmission asks whether the package with this pin may be deployed. Equal pins share one promise, even if it is already resolved.
+	// It does not block.
 	CheckAdmission(pin Pin) Promise
-	// ClearCache forgets all resolved promises.
+	// ClearCache deletes all resolved promises.
 	ClearCache()
-	// Close ends the plugin if it runs, killing it after 5 s or when ctx ends, and aborts the pending checks.
+	// Close stops the plugin, if it is running, and aborts the pending checks. A plugin that has not exited after 5 s, or when ctx ends, is
+	// killed.
 	Close(ctx context.Context)
 }
 
-// Promise is the result of a check, maybe in the future.
+// Promise is the result of a check that may be in progress.
 type Promise interface {
-	// Wait blocks until the check is done and returns nil if the package is admitted, else why not. When ctx ends first it returns
-	// the error of ctx. It may be called any number of times, concurrently too.
+	// Wait blocks until the check is done. It returns nil if the package is admitted, and otherwise the reason as an error. If ctx ends
+	// first, it returns the error of ctx. It may be called any number of times, also concurrently.
 	Wait(ctx context.Context) error
 }
 
@@ -53,26 +55,26 @@ type Pin struct {
 // String returns the pin as package:instance.
 func (p Pin) String() string { return p.PackageName + ":" + p.InstanceID }
 
-// Config is what a host tells its plugins about its surroundings.
+// Config describes the environment of a host to its plugins.
 type Config struct {
 	// ServiceURL identifies the package service that the host works with.
 	ServiceURL string
-	// Repository has the metadata of package instances. Nil: there is none.
+	// Repository lists the metadata of package instances; nil if there is none.
 	Repository Repository
 }
 
 // Repository lists metadata of package instances. It must be safe for concurrent use.
 type Repository interface {
-	// ListMetadata returns one page of the metadata of a package instance, newest first. With keys it returns only theirs.
-	// It may block until ctx ends.
+	// ListMetadata returns one page of the metadata of a package instance, newest first. If keys is not empty, it returns only entries with
+	// these keys. It may block until ctx ends.
 	ListMetadata(ctx context.Context, pin Pin, keys []string, page Page) (entries []Metadata, nextToken string, err error)
 }
 
 // Page selects a part of a listing.
 type Page struct {
-	// Size is the most entries that are wanted; zero leaves it to the repository, which may always return fewer.
+	// Size is the maximum number of entries; if it is zero, the repository chooses it. The repository may return fewer.
 	Size int
-	// Token is the next token of the page before; empty for the first.
+	// Token is the next token of the previous page; empty for the first.
 	Token string
 }
 

@@ -51,15 +51,15 @@ const (
 	StateUnresponsive State = "unresponsive"
 	// StateStopping: the process is being stopped.
 	StateStopping State = "stopping"
-	// StateFailed: the process ended too often. The plugin is started again on request only.
+	// StateFailed: the process exited too often. The plugin is started again on request only.
 	StateFailed State = "failed"
 	// StateBlocked: the plugin cannot be started before its program changes, or registered before its type has a handler. Then it is started.
 	StateBlocked State = "blocked"
-	// StateStopped: the plugin was stopped, ended and is not restarted, or was never started.
+	// StateStopped: the plugin was stopped, exited and is not restarted, or was never started.
 	StateStopped State = "stopped"
 )
 
-// Source is how a plugin came to the host.
+// Source is how the host learned of a plugin.
 type Source string
 
 // The sources of a plugin.
