@@ -21,7 +21,7 @@ func openStore(t *testing.T, path string) *boltstate.Store {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = store.Close() }) // a second time, mostly
+	t.Cleanup(func() { _ = store.Close() }) // most tests have already closed it
 	return store
 }
 
@@ -74,7 +74,7 @@ func TestBucketKeepsWhatIsPutIntoIt(t *testing.T) {
 	if got := content(t, store.Bucket("two")); got["a"] != "other" {
 		t.Errorf("the other bucket has %v", got)
 	}
-	// Replacing all plugins, and restoring them, knows nothing of buckets.
+	// Replacing and restoring all plugins does not affect buckets.
 	if err := store.PutDynamicPluginRegistryState(nil); err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +96,7 @@ func TestBucketKeepsWhatIsPutIntoIt(t *testing.T) {
 	}
 }
 
-// What cannot be stored is refused before it can make others fail that share its transaction.
+// TestBucketRefuses checks that records that cannot be stored are refused, so that other records of the transaction do not fail.
 func TestBucketRefuses(t *testing.T) {
 	store := openStore(t, filepath.Join(t.TempDir(), "state.db"))
 	long := strings.Repeat("k", bbolt.MaxKeySize+1)
@@ -120,7 +120,7 @@ func TestBucketRefuses(t *testing.T) {
 	}
 }
 
-// Changes of handlers and of plugins that come together share transactions, and all are there afterwards.
+// TestBucketsShareTransactions checks that concurrent changes of buckets and plugins share transactions, and that all are stored.
 func TestBucketsShareTransactions(t *testing.T) {
 	store := openStore(t, filepath.Join(t.TempDir(), "state.db"))
 	const callers = 64

@@ -9,7 +9,7 @@ import (
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 )
 
-// TestCloseWaitsForWriters: Close keeps the file open for a change that waits for its transaction, and refuses those that come later.
+// TestCloseWaitsForWriters checks that Close waits for a change that waits for its transaction, and that later changes fail.
 func TestCloseWaitsForWriters(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.db")
 	synctest.Test(t, func(t *testing.T) {
@@ -19,7 +19,7 @@ func TestCloseWaitsForWriters(t *testing.T) {
 		}
 		change := &dynamicplugins.PluginChange{Type: "t", Name: "n", Plugins: []*dynamicplugins.PluginInfo{{Type: "t", Name: "n"}}}
 		put := make(chan error)
-		g := &group{done: make(chan struct{}), told: make(chan struct{})} // whose first caller, who writes it, is this test
+		g := &group{done: make(chan struct{}), told: make(chan struct{})} // this test is its first caller, which writes it
 		store.next = g
 		go func() { put <- store.PutDynamicPluginChange(change) }()
 		synctest.Wait()

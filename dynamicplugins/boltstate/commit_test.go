@@ -12,7 +12,7 @@ import (
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 )
 
-// TestGroups: changes that come while a transaction is written share the next one, and a caller that is alone has one of its own.
+// TestGroups checks that changes that arrive during a transaction share the next one, and that each other change has its own transaction.
 func TestGroups(t *testing.T) {
 	store, err := Open(filepath.Join(t.TempDir(), "state.db"))
 	if err != nil {
@@ -35,7 +35,7 @@ func TestGroups(t *testing.T) {
 	start := lastTransaction(t, store)
 	const callers = 20
 	for round := range 3 {
-		store.writing.Lock() // as if a transaction were under way
+		store.writing.Lock() // as if a transaction were in progress
 		var putting sync.WaitGroup
 		for i := range callers {
 			putting.Go(func() { put(i) })

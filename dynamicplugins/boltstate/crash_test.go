@@ -15,11 +15,11 @@ import (
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
 )
 
-// writerEnv makes the test binary a writer on the state file that it names.
+// writerEnv is the environment variable with the path of a state file to which the test binary writes.
 const writerEnv = "PATCHBAY_BOLTSTATE_TEST_WRITER"
 
-// runWriter registers and deregisters plugins without end and prints "+name" after each that was registered, "-name" before each
-// that is going to be deregistered.
+// runWriter registers and deregisters plugins without end and prints "+name" after each registration, and "-name" before each
+// deregistration.
 func runWriter(path string) {
 	store, err := boltstate.Open(path)
 	if err != nil {
@@ -52,14 +52,14 @@ func runWriter(path string) {
 	select {}
 }
 
-// TestCrash kills a writer at random instants: what it acknowledged is there when the file is opened again.
+// TestCrash kills a writer at random times, and checks that all acknowledged changes are in the file.
 func TestCrash(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.db")
 	must := make(map[string]bool)
 	for round := range 12 {
 		ready := "ready"
 		if round%2 == 1 {
-			ready = "+" // on a busy machine, nothing may be acknowledged for long
+			ready = "+" // on a busy machine, the first acknowledgement may be late
 		}
 		for line := range strings.Lines(crash(t, path, ready, time.Duration(rand.IntN(60))*time.Millisecond)) {
 			name, whole := strings.CutSuffix(line[1:], "\n")
@@ -85,8 +85,8 @@ func TestCrash(t *testing.T) {
 	}
 }
 
-// crash runs a writer on path, kills it some time after it has printed a line that begins with ready, and returns what it printed
-// besides that it is ready.
+// crash runs a writer on path, kills it some time after it has printed a line that begins with ready, and returns its output without
+// "ready".
 func crash(t *testing.T, path, ready string, after time.Duration) string {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
@@ -112,6 +112,6 @@ func crash(t *testing.T, path, ready string, after time.Duration) string {
 	killer := time.AfterFunc(after, func() { _ = cmd.Process.Kill() })
 	defer killer.Stop()
 	_, _ = lines.WriteTo(&printed)
-	_ = cmd.Wait() // it was killed
+	_ = cmd.Wait() // the error is that it was killed
 	return printed.String()
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/fuzzcorpus"
 )
 
-// stateFile makes a state file with n plugins and returns its path and content.
+// stateFile creates a state file with n plugins and returns its path and content.
 func stateFile(tb testing.TB, n int) (string, []byte) {
 	tb.Helper()
 	path := filepath.Join(tb.TempDir(), "state.db")
@@ -61,7 +61,7 @@ func write(tb testing.TB, path string, content []byte) {
 	}
 }
 
-// TestDamage: each of these files is refused with one line that names it and says why, and kept byte for byte.
+// TestDamage checks that Open returns a one-line error with the path and the reason for each damaged file, and does not change the file.
 func TestDamage(t *testing.T) {
 	const moveAway = "; it was left as it is: move it away to start with an empty state"
 	page := os.Getpagesize()
@@ -152,7 +152,7 @@ func TestNoRegularFile(t *testing.T) {
 	}
 }
 
-// TestTornMetaPage: a crash may tear one of the two meta pages; the state of the other one is whole.
+// TestTornMetaPage checks that Open uses the other meta page if a crash has torn one.
 func TestTornMetaPage(t *testing.T) {
 	size := os.Getpagesize()
 	for page := range 2 {
@@ -165,8 +165,8 @@ func TestTornMetaPage(t *testing.T) {
 	}
 }
 
-// TestFlippedBitOfAMetaPage: with a flipped bit in the newest meta page bbolt goes back to the page before it, and the last change would be
-// lost without a word.
+// TestFlippedBitOfAMetaPage checks that Open returns an error for a flipped bit in the newest meta page. bbolt would use the older page,
+// and lose the last change without an error.
 func TestFlippedBitOfAMetaPage(t *testing.T) {
 	size := os.Getpagesize()
 	for _, plugins := range []int{3, 4} { // the meta pages take turns
@@ -199,8 +199,8 @@ func TestFlippedBitOfAMetaPage(t *testing.T) {
 	}
 }
 
-// FuzzOpen damages a state file in two places and makes the checksums of its meta pages right again. Open returns a working store
-// or an error that matches a sentinel, and then leaves the file as it is.
+// FuzzOpen damages a state file in two places and corrects the checksums of its meta pages. Open returns a working store or an error that
+// matches a sentinel, and then leaves the file as it is.
 func FuzzOpen(f *testing.F) {
 	_, sound := stateFile(f, 60)
 	for offset := 16; offset < len(sound); offset += 1009 {

@@ -14,7 +14,7 @@ import (
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 )
 
-// breakDevice has the next transaction fail.
+// breakDevice makes the next transaction fail.
 func breakDevice(t *testing.T, store *Store) {
 	t.Helper()
 	if err := store.db.file.Close(); err != nil {
@@ -22,7 +22,7 @@ func breakDevice(t *testing.T, store *Store) {
 	}
 }
 
-// TestReopen: a change that the device did not take is told as such, and the next one opens the file again.
+// TestReopen checks that a change fails if the device does, and that the next change opens the file again.
 func TestReopen(t *testing.T) {
 	store, err := Open(filepath.Join(t.TempDir(), "state.db"))
 	if err != nil {
@@ -52,7 +52,7 @@ func TestReopen(t *testing.T) {
 	}
 }
 
-// TestRemovedAndReplaced: no file is made where the file was, and another one is not taken for it.
+// TestRemovedAndReplaced checks that a Store neither recreates a removed file nor uses another file at its path.
 func TestRemovedAndReplaced(t *testing.T) {
 	dir := t.TempDir()
 	path, away := filepath.Join(dir, "state.db"), filepath.Join(dir, "away")
@@ -97,8 +97,8 @@ func TestRemovedAndReplaced(t *testing.T) {
 	}
 }
 
-// TestFailedTransactionIsTakenBack: what bbolt has when the sync of a meta page failed, which is a transaction that looks written, is gone
-// afterwards, in memory and in the file.
+// TestFailedTransactionIsTakenBack checks that a transaction is reverted, in memory and in the file, if the sync of its meta page fails. To
+// bbolt, the transaction looks written.
 func TestFailedTransactionIsTakenBack(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.db")
 	store, err := Open(path)
@@ -140,7 +140,8 @@ func TestFailedTransactionIsTakenBack(t *testing.T) {
 	}
 }
 
-// TestRefuses checks that Open refuses paths that cannot be a state file, and a Store what it cannot keep: in use and after Close.
+// TestRefuses checks that Open refuses paths that cannot be a state file, and that a Store refuses changes that it cannot store, before and
+// after Close.
 func TestRefuses(t *testing.T) {
 	dir := t.TempDir()
 	t.Chdir(dir)
@@ -160,7 +161,7 @@ func TestRefuses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Chdir(t.TempDir()) // the Store still means the same file, also when it opens that again
+	t.Chdir(t.TempDir()) // the Store must use the same file, also when it opens it again
 	breakDevice(t, s)
 	_ = s.Check()
 	if err := s.Check(); err != nil {
@@ -239,7 +240,7 @@ func TestCallbacks(t *testing.T) {
 	}
 }
 
-// aside calls do and waits until it has returned, or its goroutine has ended.
+// aside calls do in another goroutine and waits for the end of that goroutine.
 func aside(do func()) {
 	done := make(chan struct{})
 	go func() {

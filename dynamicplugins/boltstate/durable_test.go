@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestSyncs: a new file is there after a crash because its directory is synced, and what an earlier process wrote last because the file is
-// before the first change.
+// TestSyncs checks that Open syncs the directory of a new file, and that the first change syncs the file, whose last transaction an earlier
+// process may not have synced.
 func TestSyncs(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "state.db")

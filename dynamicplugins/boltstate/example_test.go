@@ -10,7 +10,7 @@ import (
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
 )
 
-// A registry with this storage has its plugins again after a restart.
+// A registry with this storage restores its plugins after a restart.
 func Example() {
 	dir, err := os.MkdirTemp("", "state")
 	if err != nil {
@@ -61,7 +61,7 @@ func Example() {
 	// Output: disk answers at /run/disk.sock
 }
 
-// A handler keeps keys and values of its own beside the plugins.
+// A handler stores its own keys and values in the same file.
 func ExampleStore_Bucket() {
 	dir, err := os.MkdirTemp("", "state")
 	if err != nil {

@@ -12,10 +12,10 @@ import (
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 )
 
-// fullEnv makes the test binary mount a small file system on the directory that it names, and fill it.
+// fullEnv is the environment variable with a directory on which the test binary mounts a small file system, which it fills.
 const fullEnv = "PATCHBAY_BOLTSTATE_TEST_FULL"
 
-// TestFullDisk: when nothing more can be written, changes fail and what was there stays; when there is room again, work goes on.
+// TestFullDisk checks that changes fail on a full disk without loss of earlier ones, and succeed when there is space again.
 func TestFullDisk(t *testing.T) {
 	if dir := os.Getenv(fullEnv); dir != "" {
 		fillDisk(t, dir)

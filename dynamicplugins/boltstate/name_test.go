@@ -14,8 +14,8 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// TestNames: for whom a name is reserved outlives the file's being closed, goes with what is saved of its plugins, and is not touched by what replaces
-// them all.
+// TestNames checks that reservations are saved together with changes of plugins, are restored when the file is opened again, and are not
+// affected when all plugins are replaced.
 func TestNames(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.db")
 	store := openStore(t, path)

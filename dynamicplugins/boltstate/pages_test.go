@@ -10,7 +10,7 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// TestSoundFiles: no file that bbolt wrote is refused, whatever was put and deleted before.
+// TestSoundFiles checks that checkPages accepts files that bbolt has written, after various changes.
 func TestSoundFiles(t *testing.T) {
 	const rounds = 8
 	path := filepath.Join(t.TempDir(), "state.db")
@@ -42,7 +42,7 @@ func TestSoundFiles(t *testing.T) {
 	}
 }
 
-// shuffle puts and deletes keys of several buckets, in runs and here and there, mostly deleting in every third round.
+// shuffle puts and deletes keys of several buckets, consecutive and random ones. In every third round, most changes are deletions.
 func shuffle(tx *bbolt.Tx, round int) error {
 	for i := range 3 {
 		bucket, err := tx.CreateBucketIfNotExists(fmt.Appendf(nil, "bucket %d", i))

@@ -44,7 +44,8 @@ func TestRecord(t *testing.T) {
 	}
 }
 
-// FuzzRecord: a record with a correct checksum is decoded to what encodes to the same meaning, or is an error.
+// FuzzRecord checks that a record with a correct checksum either is an error, or decodes to instances that are equal after they are encoded
+// and decoded again.
 func FuzzRecord(f *testing.F) {
 	key := appendKey(nil, "t", "n")
 	f.Add(key, appendValue(nil, key, []*dynamicplugins.PluginInfo{{Type: "t", Name: "n", Options: map[string]string{"a": "b"}}}))

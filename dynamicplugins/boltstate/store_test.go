@@ -40,7 +40,7 @@ func mustOpen(tb testing.TB, path string) *boltstate.Store {
 	return store
 }
 
-// info is a plugin whose record takes about 200 bytes.
+// info returns a plugin whose record takes about 200 bytes.
 func info(i int) *dynamicplugins.PluginInfo {
 	return &dynamicplugins.PluginInfo{
 		Type:           "CSIPlugin",
@@ -90,7 +90,8 @@ func TestSecondOpener(t *testing.T) {
 	}
 }
 
-// TestFirstOpeners: of several processes that start at once on a new file, one gets it and it is whole.
+// TestFirstOpeners checks that concurrent calls of Open for a new file return ErrLocked or a working Store, and that at least one returns a
+// Store.
 func TestFirstOpeners(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.db")
 	stores, errs := make([]*boltstate.Store, 4), make([]error, 4)
@@ -135,7 +136,7 @@ func TestClosed(t *testing.T) {
 	}
 }
 
-// TestCloseWaits: a change is either kept or refused, whatever Close is doing.
+// TestCloseWaits checks that a change during Close is either stored or returns an error.
 func TestCloseWaits(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.db")
 	store := mustOpen(t, path)
@@ -200,7 +201,7 @@ func storedNames(tb testing.TB, path string) map[string]bool {
 	return names
 }
 
-// TestOneBadChange: what cannot be stored is refused alone, not with the changes of others in the same transaction.
+// TestOneBadChange checks that a change that cannot be stored fails without the other changes of the same transaction.
 func TestOneBadChange(t *testing.T) {
 	store := mustOpen(t, filepath.Join(t.TempDir(), "state.db"))
 	long := info(0)
@@ -228,7 +229,7 @@ func TestOneBadChange(t *testing.T) {
 	}
 }
 
-// TestGrowth: a million plugins that come and go leave nothing behind; here it is some thousands.
+// TestGrowth checks that the file does not grow with the number of plugins that were registered and deregistered before.
 func TestGrowth(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.db")
 	store := mustOpen(t, path)
