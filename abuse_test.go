@@ -20,7 +20,7 @@ import (
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
-// TestRefuses checks that New refuses what could only fail later.
+// TestRefuses checks that New refuses configurations that could only fail later.
 func TestRefuses(t *testing.T) {
 	dir := t.TempDir()
 	for name, change := range map[string]func(*patchbay.Config){
@@ -100,7 +100,7 @@ func TestNewSaysWhatIsWrong(t *testing.T) {
 	}
 }
 
-// TestOrder calls every method before Run, in use and after it, and with contexts that have ended: each returns.
+// TestOrder calls every method before, during and after Run, with canceled contexts too, and checks that each returns.
 func TestOrder(t *testing.T) {
 	rt, err := patchbay.New(patchbay.Config{PluginDirs: []string{t.TempDir()}})
 	if err != nil {
@@ -171,7 +171,7 @@ func (f *failing) PutDynamicPluginRegistryState(state *dynamicplugins.RegistrySt
 	return f.memory.PutDynamicPluginRegistryState(state)
 }
 
-// TestCallbacks checks that callbacks which panic or end their goroutine keep no plugin from being registered, and the Runtime from ending.
+// TestCallbacks checks that plugins are registered and the Runtime stops although callbacks panic or end their goroutine.
 func TestCallbacks(t *testing.T) {
 	for name, fail := range map[string]func(){"panic": func() { panic("oops") }, "end their goroutine": runtime.Goexit} {
 		t.Run(name, func(t *testing.T) {

@@ -23,7 +23,7 @@
 //
 // # Events
 //
-// [Runtime.Events] has everything that happens, in order, without gaps. PluginsUpdatedCh of the registry has only which plugins can be
+// [Runtime.Events] delivers all events, in order and without gaps. PluginsUpdatedCh of the registry only reports which plugins can be
 // dispensed, and is for code that has only a registry. [Observer] is for metrics and traces: its functions are called synchronously. The
 // Logger logs each event, so a host that follows Events need not log them again.
 package patchbay

@@ -36,7 +36,7 @@ func TestEventsPathPipe(t *testing.T) {
 		}
 		writer, err := unix.Open(path, unix.O_WRONLY|unix.O_NONBLOCK, 0)
 		if errors.Is(err, unix.ENXIO) {
-			continue // nobody reads
+			continue // the pipe has no reader
 		}
 		t.Errorf("New reads the pipe (%v)", errors.Join(err, unix.Close(writer)))
 	}

@@ -20,7 +20,7 @@ import (
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
 )
 
-// A host finds a plugin, starts using it and calls it.
+// A host discovers a plugin, registers it and calls it.
 func Example() {
 	dir, err := os.MkdirTemp("", "patchbay")
 	if err != nil {
@@ -63,7 +63,7 @@ func Example() {
 	ended := make(chan error, 1)
 	go func() { ended <- rt.Run(ctx) }()
 
-	// Usually the plugin is a process of its own; its socket may appear at any time.
+	// Usually the plugin is another process, whose socket may appear at any time.
 	greeter := pluginwatcher.NewTestExamplePlugin("hello", "GreeterPlugin", filepath.Join(dir, "hello.sock"), "v1beta1")
 	if err := greeter.Serve("v1beta1"); err != nil {
 		panic(err)
@@ -93,7 +93,7 @@ func Example() {
 	// end <nil>
 }
 
-// Count attempts to register plugins, and what was lost because something was too slow.
+// Count attempts to register plugins, and events that were lost because a reader was too slow.
 func ExampleObserver() {
 	var registered, failed, lost atomic.Int64
 	rt, err := patchbay.New(patchbay.Config{
@@ -117,7 +117,7 @@ func ExampleObserver() {
 	// Output: 0 0 0 0
 }
 
-// Clients need no shared connection: a host may make them itself, of any kind, for each who asks.
+// A dispenser creates a client of any kind for each caller, without a shared connection.
 func ExampleConfig() {
 	rt, err := patchbay.New(patchbay.Config{
 		PluginDirs: []string{os.TempDir()},
@@ -136,7 +136,7 @@ func ExampleConfig() {
 	}
 	registry := rt.Registry()
 	defer registry.Shutdown()
-	err = registry.RegisterPlugin(&dynamicplugins.PluginInfo{ // as the handler of a plugin that is found would have it done
+	err = registry.RegisterPlugin(&dynamicplugins.PluginInfo{ // the Runtime does this for a discovered plugin
 		Type: "WebPlugin", Name: "pages", ConnectionInfo: &dynamicplugins.PluginConnectionInfo{SocketPath: "/run/not/there.sock"},
 	})
 	if err != nil {

@@ -8,17 +8,17 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// HandlerFuncs is a handler of functions, each of which may be nil: plugins are then accepted, and nothing is done. See cache.PluginHandler
+// HandlerFuncs is a handler that calls its functions. Each may be nil, which accepts every plugin and does nothing. See cache.PluginHandler
 // for when they are called.
 type HandlerFuncs struct {
 	Validate func(pluginName, endpoint string, versions []string) error
-	// Register has a context that ends when the timeout for handlers passes or the Runtime stops.
+	// The context of Register ends when the timeout for handlers passes or the Runtime stops.
 	Register   func(ctx context.Context, pluginName, endpoint string, versions []string) error
 	Deregister func(pluginName string)
 }
 
-// AcceptHandler returns a handler that accepts every plugin and does nothing else: for types whose plugins only need to be known,
-// remembered and dispensed.
+// AcceptHandler returns a handler that accepts every plugin and does nothing else: for types whose plugins only need to be stored and
+// dispensed.
 func AcceptHandler() cache.PluginHandler { return HandlerFuncs{} }
 
 // ValidatePlugin implements [cache.PluginHandler].

@@ -9,7 +9,7 @@ import (
 )
 
 // Observer watches a [Runtime] for metrics and traces. Its functions may be nil. They are called concurrently and with locks held, so they
-// must not block or call the Runtime. A panic is logged and goes no further, except that one of Dispense reaches the caller of
+// must not block or call the Runtime. A panic is logged and does not propagate, except that a panic of Dispense reaches the caller of
 // DispensePlugin.
 type Observer struct {
 	// Event receives every event, before subscribers do.
@@ -18,7 +18,7 @@ type Observer struct {
 	Attempt func(plugin.Attempt)
 	// Refused is called when a directory, socket, process or claim of a plugin is refused as untrusted.
 	Refused func(trust.Reason)
-	// FileEventsLost is called when the kernel drops file events of the plugin directories; a scan catches up.
+	// FileEventsLost is called when the kernel drops file events of the plugin directories; a scan then finds the changes.
 	FileEventsLost func()
 	// Resync is called when a subscriber of the Runtime's or the registry's events was too slow and has to list the plugins again.
 	Resync func()

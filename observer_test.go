@@ -22,7 +22,7 @@ func TestObserverAndCheck(t *testing.T) {
 			Event: func(e plugin.Event) {
 				if e.Kind == plugin.EventRegistered {
 					close(stuck)
-					<-goOn // as no observer should
+					<-goOn // an observer must not block
 				}
 			},
 			Attempt:  func(a plugin.Attempt) { attempts <- a },

@@ -39,48 +39,48 @@ type Config struct {
 	Limits Limits
 	// ClientTimeout returns the timeout for calls to a plugin, which its handler receives; nil for none. May be nil.
 	ClientTimeout func(pluginType, pluginName string) *time.Duration
-	// UnreachableGrace is how long a plugin stays registered after its socket stops accepting (default 0: it does not).
+	// UnreachableGrace is how long a plugin stays registered after its socket stops accepting (default 0: not at all).
 	UnreachableGrace time.Duration
 	// NameGrace is how long a name stays reserved for its user after its last instance is gone (default 10 minutes; negative: not at all).
-	// Meanwhile, other users' plugins of that name are refused with the reason, except those of root, of this process's user, and one that
-	// the Launcher launched under exactly that name. It does not apply to types with Supersede in Trust. It holds across restarts if State
-	// stores PluginChange.Reservation, as dynamicplugins/boltstate does. At most 256 names per user are reserved, dropping the oldest first,
-	// and 4,096 in total.
+	// During this time, plugins of other users with that name are refused with the reason, except those of root, of this process's user,
+	// and a plugin that the Launcher launched under exactly that name. It does not apply to types with Supersede in Trust. It holds across
+	// restarts if State stores PluginChange.Reservation, as dynamicplugins/boltstate does. At most 256 names per user are reserved,
+	// dropping the oldest first, and 4,096 in total.
 	NameGrace time.Duration
-	// IgnoreUnhandled leaves plugins of a type without a handler alone: they are asked for their type and name, sent nothing, and
-	// registered as soon as there is a handler. Use it if the host shares a directory with another one. Otherwise they are sent a refusal,
-	// which makes some exit.
+	// IgnoreUnhandled ignores plugins of a type without a handler: they are asked for their type and name, are sent nothing else, and are
+	// registered as soon as there is a handler. Use it if the host shares a directory with another host. Otherwise they are sent a refusal,
+	// which makes some plugins exit.
 	IgnoreUnhandled bool
 	// Host describes the host to launched plugins.
 	Host plugin.Config
-	// Trust says whose directories and sockets are used, and who may register which plugin types. The zero value trusts root and the user
-	// of this process with everything. A plugin that the Launcher runs as another user is trusted on its own socket.
+	// Trust decides whose directories and sockets are used, and which users may register which plugin types. The zero value trusts root and
+	// the user of this process with everything. A plugin that the Launcher runs as another user is trusted on its own socket.
 	Trust trust.Policy
 	// Admission returns the admission plugin to ask before a program is launched and before a plugin is registered, for example from
 	// [host.NewAdmission]. New calls it with the Runtime's host; the Runtime closes the result when Run ends. If nil, everything is
 	// admitted.
 	//
-	// The pin of a discovered plugin is its name and the digest of the program that the process behind its socket runs; that of a launched
-	// one is the name it was launched under and the digest of what was executed. A plugin whose program cannot be read is refused. If the
-	// admission plugin does not answer, the plugin is tried again with back-off.
+	// The pin of a discovered plugin is its name and the digest of the program that the process behind its socket runs; the pin of a
+	// launched plugin is the name under which it was launched and the digest of the program that was executed. A plugin whose program
+	// cannot be read is refused. If the admission plugin does not answer, the plugin is tried again with back-off.
 	Admission func(*host.Host) (plugin.AdmissionPlugin, error)
-	// LaunchedOnly refuses every plugin that neither the Launcher nor the Host launched. Admission of those only proves what the process
-	// behind the socket was executing when it was checked, not who created the socket.
+	// LaunchedOnly refuses every plugin that neither the Launcher nor the Host launched. For the refused plugins, admission would only
+	// prove which program the process behind the socket was executing when it was checked, not which process created the socket.
 	LaunchedOnly bool
 	// SurvivorDir records launched plugins that survive the Runtime; see [host.Host].StateDir. If empty, none survives.
 	SurvivorDir string
-	// EventsPath is a file that keeps events beyond the Runtime, one line of JSON each; older ones move to EventsPath + ".1". Each file
-	// holds about 4 MiB at most. After a crash, a torn line is skipped and the very last events may be missing. If empty, events end with
-	// the Runtime. It must be a regular file, or not exist yet.
+	// EventsPath is a file that keeps events across restarts, one line of JSON each; older events move to EventsPath + ".1". Each file
+	// holds about 4 MiB at most. After a crash, a torn line is skipped and the very last events may be missing. If empty, events are not
+	// kept across restarts. It must be a regular file, or not exist yet.
 	EventsPath string
-	// Observer sees what the Runtime does.
+	// Observer has functions for metrics and traces.
 	Observer Observer
-	// Logger receives what an operator should know: each event, which [Runtime.Events] delivers too, and the output of launched plugins.
-	// A host that logs what it receives there logs it twice. If nil, nothing is logged.
+	// Logger receives messages for operators: each event, which [Runtime.Events] delivers too, and the output of launched plugins. A host
+	// that logs the events of [Runtime.Events] logs them twice. If nil, nothing is logged.
 	Logger *slog.Logger
 }
 
-// Limits bound what plugins may cost. A zero value stands for its default; negative ones are refused by [New].
+// Limits bound what plugins may cost. Zero values are the defaults; [New] returns an error for negative ones.
 type Limits struct {
 	// Timeouts limit the steps of a registration. TypeTimeouts override them for some plugin types; until a plugin has announced its type,
 	// the longest one applies.
@@ -89,9 +89,9 @@ type Limits struct {
 	// Bounds limit what plugins may announce.
 	Bounds plugin.Bounds
 	// MaxDepth limits the directories below a plugin directory on the way to a socket (default 16), MaxSockets the sockets in one directory
-	// (default 10,000), MaxUserDirs the directories of one user below the plugin directories (default 6,000), and MaxDirs those of all users
-	// (default 20,000), of which as many as one user may have are kept for root and the host's user. What exceeds a limit is left out, and
-	// [Runtime.Conditions] says so.
+	// (default 10,000), MaxUserDirs the directories of one user below the plugin directories (default 6,000), and MaxDirs those of all
+	// users (default 20,000), of which as many as one user may have are kept for root and the host's user. What exceeds a limit is ignored,
+	// and [Runtime.Conditions] reports it.
 	MaxDepth, MaxSockets, MaxUserDirs, MaxDirs int
 }
 
@@ -148,9 +148,9 @@ func New(cfg Config) (*Runtime, error) {
 	return &Runtime{rt}, nil
 }
 
-// AddHandler makes h the handler of a plugin type. It may be called at any time; plugins waiting for the handler are registered at once. A
-// plugin without a handler is refused (or ignored, with Config.IgnoreUnhandled), and if it is remembered from before a restart it is
-// forgotten. So add handlers before Run where possible. AddHandler panics if h is nil or pluginType is empty or has a slash.
+// AddHandler makes h the handler of a plugin type. It may be called at any time; plugins that wait for the handler are registered
+// immediately. A plugin without a handler is refused (or ignored, with Config.IgnoreUnhandled), and removed if it was restored after a
+// restart. So add handlers before Run where possible. AddHandler panics if h is nil or pluginType is empty or has a slash.
 func (r *Runtime) AddHandler(pluginType string, h cache.PluginHandler) {
 	r.rt.AddHandler(pluginType, h)
 }
@@ -158,9 +158,9 @@ func (r *Runtime) AddHandler(pluginType string, h cache.PluginHandler) {
 // RemoveHandler removes the handler of a plugin type and deregisters its plugins.
 func (r *Runtime) RemoveHandler(pluginType string) { r.rt.RemoveHandler(pluginType) }
 
-// Run discovers and registers plugins until ctx ends. It then stops launched plugins, waits for everything it started, including running
-// handler calls, and shuts the registry down. Plugins stay registered in the saved state; the next Runtime with that state restores them.
-// Call Run once. It returns an error if a plugin directory cannot be created or read.
+// Run discovers and registers plugins until ctx ends. It then stops launched plugins, waits for all its goroutines, including calls of
+// handlers, and shuts the registry down. Plugins stay registered in the saved state; the next Runtime with that state restores them. Call
+// Run once. It returns an error if a plugin directory cannot be created or read.
 func (r *Runtime) Run(ctx context.Context) error { return r.rt.Run(ctx) }
 
 // Ready returns a channel that is closed after the first search of all plugin directories.
@@ -176,7 +176,7 @@ func (r *Runtime) Host() *host.Host { return r.rt.Host() }
 func (r *Runtime) Launcher() *launcher.Launcher { return r.rt.Launcher() }
 
 // Plugins returns the status of all known plugins and sockets, sorted by type and name, newest instance first. It includes plugins that
-// others put into the registry.
+// other packages have added to the registry.
 func (r *Runtime) Plugins() []plugin.Status { return r.rt.Plugins() }
 
 // WaitForPlugins blocks until all of the given plugins are registered. A plugin restored from the state counts once it has been found
@@ -192,7 +192,8 @@ func (r *Runtime) Events(ctx context.Context, tail int) <-chan plugin.Event {
 	return r.rt.Events(ctx, tail)
 }
 
-// Conditions returns which parts of the Runtime work: "discovery", which is degraded while something owned by root or the host's user keeps
-// plugins from being found in time; "directories", while directories or sockets of other users cause trouble, for example because there are
-// too many; and, with a Config.EventsPath, "events", while events cannot be kept there. Plugins register in each case but the first.
+// Conditions returns which parts of the Runtime work: "discovery", which is degraded while a problem with files of root or of the host's
+// user delays the discovery of plugins; "directories", which is degraded while there is a problem with directories or sockets of other
+// users, for example because there are too many; and, with a Config.EventsPath, "events", which is degraded while events cannot be kept
+// there. Plugins are registered in all cases except the first.
 func (r *Runtime) Conditions() []plugin.Condition { return r.rt.Conditions() }

@@ -24,7 +24,8 @@ func (m *memory) PutDynamicPluginRegistryState(state *dynamicplugins.RegistrySta
 	return nil
 }
 
-// What the host itself registers opens the gate, also after a restart: then it comes as it was, and there is no event of it.
+// TestWaitForPluginsOfTheHost checks that WaitForPlugins returns for plugins that the host itself registers, and for such a plugin that was
+// restored and confirmed, of which there is no event.
 func TestWaitForPluginsOfTheHost(t *testing.T) {
 	info := &dynamicplugins.PluginInfo{
 		Type: "T", Name: "own", AllocID: "1", ConnectionInfo: &dynamicplugins.PluginConnectionInfo{SocketPath: "/nowhere"},
