@@ -194,7 +194,7 @@ type Config struct {
 	NameGrace time.Duration
 	Names     []plugin.Reservation
 	// Slots is how many registrations may make progress at the same time (default 64). One that waits for its plugin or handler occupies a
-	// slot for at most 25 ms, and one that is being saved occupies none.
+	// slot for at most 25 ms, or longer on a slow machine, and one that is being saved occupies none.
 	Slots  int
 	Logger *slog.Logger
 }
