@@ -130,7 +130,7 @@ func (o *older) register(ctx context.Context, request *pluginapi.RegisterRequest
 	if err != nil {
 		return status.Error(codes.FailedPrecondition, err.Error())
 	}
-	a, err := o.announce(resource, name, id, request.GetOptions())
+	a, err := o.announce(resource, name, id, knownOptions(request.GetOptions()))
 	if err != nil {
 		return status.Error(codes.ResourceExhausted, err.Error())
 	}

@@ -41,15 +41,26 @@ func newPlugin(ctx context.Context, resource, path string, timeout time.Duration
 }
 
 // askOptions asks the plugin for its options. If it does not implement that, the options of its announcement, if there is one, are used.
-func (p *devicePlugin) askOptions(ctx context.Context, a *announcement) (err error) {
-	p.options, err = endpoint.Call(ctx, p.timeout, "GetDevicePluginOptions", p.client.GetDevicePluginOptions, &pluginapi.Empty{})
-	if status.Code(err) != codes.Unimplemented {
+func (p *devicePlugin) askOptions(ctx context.Context, a *announcement) error {
+	answer, err := endpoint.Call(ctx, p.timeout, "GetDevicePluginOptions", p.client.GetDevicePluginOptions, &pluginapi.Empty{})
+	switch {
+	case status.Code(err) == codes.Unimplemented:
+		if a != nil {
+			p.options = a.options
+		}
+	case err != nil:
 		return err
-	}
-	if a != nil {
-		p.options = a.options
+	default:
+		p.options = knownOptions(answer)
 	}
 	return nil
+}
+
+// knownOptions returns a copy without unknown fields, which may be as large as the message.
+func knownOptions(o *pluginapi.DevicePluginOptions) *pluginapi.DevicePluginOptions {
+	return &pluginapi.DevicePluginOptions{
+		PreStartRequired: o.GetPreStartRequired(), GetPreferredAllocationAvailable: o.GetGetPreferredAllocationAvailable(),
+	}
 }
 
 // allocate calls Allocate for the devices, and returns what to set up for their owner.

@@ -18,3 +18,13 @@ func TestPreferenceOfAForgottenResource(t *testing.T) {
 		t.Errorf("preferred are %q", ids)
 	}
 }
+
+// TestUnknownOptionsAreDropped: a plugin decides how large the unknown fields of its options are, and they would be held while it is in use.
+func TestUnknownOptionsAreDropped(t *testing.T) {
+	answer := &pluginapi.DevicePluginOptions{PreStartRequired: true, GetPreferredAllocationAvailable: true}
+	answer.ProtoReflect().SetUnknown([]byte{0x1a, 1, 'x'})
+	known := knownOptions(answer)
+	if len(known.ProtoReflect().GetUnknown()) > 0 || !known.GetPreStartRequired() || !known.GetGetPreferredAllocationAvailable() {
+		t.Errorf("the options are %v", known)
+	}
+}
