@@ -26,7 +26,7 @@ type Sockets struct {
 	names []string
 
 	mu    sync.Mutex
-	files []*os.File // nil for one that is taken
+	files []*os.File // nil for a socket that was taken
 }
 
 // Inherited reads the protocol of sd_listen_fds(3) once and takes it out of the environment.
@@ -67,8 +67,8 @@ func (s *Sockets) Take(name string) (net.Listener, error) {
 	return nil, nil //nolint:nilnil // no socket is not an error
 }
 
-// TakeOnly returns a listener as Take does, on the only socket that was passed, whatever its name, or on the one of that name. It
-// returns an error if there is none.
+// TakeOnly is Take, except that the name of the socket does not matter if only one was passed. It returns an error if there is no such
+// socket.
 func (s *Sockets) TakeOnly(name string) (net.Listener, error) {
 	if len(s.names) == 1 {
 		return s.take(0)
@@ -145,7 +145,7 @@ func (n *Notifier) Notify(assignments ...string) error {
 	}
 	conn, err := net.DialUnix("unixgram", nil, n.address)
 	if err == nil {
-		_ = conn.SetWriteDeadline(time.Now().Add(time.Second)) // of a new connection
+		_ = conn.SetWriteDeadline(time.Now().Add(time.Second)) // cannot fail on a new connection
 		_, err = conn.Write([]byte(strings.Join(assignments, "\n")))
 		err = errors.Join(err, conn.Close())
 	}
@@ -157,7 +157,7 @@ func (n *Notifier) Notify(assignments ...string) error {
 
 // Reloading notifies that the process reloads its configuration. The caller sends READY=1 afterwards.
 func (n *Notifier) Reloading() error {
-	var now unix.Timespec // which services of Type=notify-reload have to send
+	var now unix.Timespec // services with Type=notify-reload must send the time
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
 		return n.Notify("RELOADING=1")
 	}
