@@ -25,16 +25,16 @@ import (
 type breach struct {
 	of      string // the type; Plain if empty
 	breaks  func(f *fake)
-	also    []string // the rules that cannot but fail too
+	also    []string // rules that necessarily fail, too
 	warns   bool     // the rule warns at most
 	watched bool     // another process watches the directory
-	// registers says that the process registers on kubelet.sock.
+	// registers is set for a process that registers on kubelet.sock.
 	registers bool
 	timeout   time.Duration
 	changes   bool // its devices change
 }
 
-// broken has a plugin for each rule that breaks it. One without a fake is a process, see play.
+// broken has a plugin for each rule, which breaks that rule. A plugin without a fake is a process; see playProcess.
 var broken = map[string]breach{
 	"ENV001": {breaks: func(*fake) {}, warns: true, watched: true},
 	"REG001": {breaks: func(f *fake) { f.socket = ".p.sock" }},
@@ -52,7 +52,7 @@ var broken = map[string]breach{
 		f.conns = func(f *fake, conn net.Conn) net.Conn {
 			f.mu.Lock()
 			defer f.mu.Unlock()
-			f.lost = f.told > 0 // it knows one host, and no other that comes after it was registered
+			f.lost = f.told > 0 // it serves only the first host after its registration
 			return conn
 		}
 	}},
@@ -96,7 +96,7 @@ var broken = map[string]breach{
 	"DRA010": {of: registerapi.DRAPlugin, breaks: func(f *fake) { f.dra.broken = "DRA010" }},
 	"CON001": {breaks: func(f *fake) { f.limit = manyConns / 2 }},
 	"CON002": {breaks: func(f *fake) {
-		f.conns = func(_ *fake, conn net.Conn) net.Conn { // reads before it accepts the next
+		f.conns = func(_ *fake, conn net.Conn) net.Conn { // reads before it accepts the next connection
 			b := make([]byte, 1)
 			if _, err := conn.Read(b); err != nil {
 				return nil
@@ -141,7 +141,7 @@ func (p *prefixed) Read(b []byte) (int, error) {
 	return p.Conn.Read(b)
 }
 
-// shortDir returns a directory whose path leaves room for the name of a socket.
+// shortDir returns a directory with a path short enough for sockets.
 func shortDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "v")
@@ -152,7 +152,7 @@ func shortDir(t *testing.T) string {
 	return dir
 }
 
-// found lists the rules that did not pass although they apply.
+// found returns the rules that apply and did not pass.
 func found(r Report) []string {
 	var all []string
 	for _, result := range r.Results {
@@ -174,8 +174,8 @@ func describe(r Report) string {
 	return text.String()
 }
 
-// unhindered verifies until nothing is blamed on a busy machine, but a few times only. What still is then says nothing of the plugin, nor
-// of the rule: it does not apply, see resultOf.
+// unhindered repeats the verification, at most a few times, until no result is attributed to a busy machine. Results that still are at the
+// end are changed to not applicable; see resultOf.
 func unhindered(t *testing.T, target Target, options Options) Report {
 	t.Helper()
 	for attempts := 1; ; attempts++ {
@@ -222,7 +222,7 @@ func verifyProcess(t *testing.T, name string, options Options) Report {
 	return unhindered(t, target, options)
 }
 
-// TestConforming finds nothing wrong with plugins that conform.
+// TestConforming: plugins that conform pass all rules.
 func TestConforming(t *testing.T) {
 	t.Parallel()
 	for _, ptype := range []string{"Plain", registerapi.CSIPlugin, registerapi.DevicePlugin, registerapi.DRAPlugin} {
@@ -261,7 +261,7 @@ func TestConforming(t *testing.T) {
 	}
 }
 
-// TestChange: a plugin that tells of a change passes; what cannot make one is no fault of the plugin.
+// TestChange: a plugin that reports a change passes. A failure of the program that makes the change is not a failure of the plugin.
 func TestChange(t *testing.T) {
 	t.Parallel()
 	f := newFake(registerapi.DevicePlugin)
@@ -272,7 +272,7 @@ func TestChange(t *testing.T) {
 	}
 	again := newFake(registerapi.DevicePlugin)
 	again.change = filepath.Join(t.TempDir(), "change")
-	options.Change = []string{"sh", "-c", "touch " + again.change + "; sleep 60 &"} // which holds its output
+	options.Change = []string{"sh", "-c", "touch " + again.change + "; sleep 60 &"} // sleep keeps the output open
 	options.CallTimeout = time.Second
 	if got := resultOf(t, verifyFake(t, again, options), "DEV010"); got.Status != Passed {
 		t.Errorf("%+v", got)
@@ -283,7 +283,7 @@ func TestChange(t *testing.T) {
 	}
 }
 
-// TestEachRuleCanFail verifies, for each rule, a plugin that breaks it and nothing else. With -short, it does so for two rules of each group.
+// TestEachRuleCanFail verifies, for each rule, a plugin that breaks only that rule. With -short, it verifies two rules of each group.
 func TestEachRuleCanFail(t *testing.T) {
 	t.Parallel()
 	tested := map[string]int{}
@@ -299,7 +299,7 @@ func TestEachRuleCanFail(t *testing.T) {
 		}
 		tested[group]++
 		t.Run(rule.ID, func(t *testing.T) {
-			if b.registers || b.breaks == nil { // most of that is waiting for a process
+			if b.registers || b.breaks == nil { // these tests mostly wait for a process
 				t.Parallel()
 			}
 			if rule.ID == "REG003" && os.Geteuid() != 0 {
@@ -373,7 +373,7 @@ func verifyBroken(t *testing.T, f *fake, options Options, watched bool) Report {
 	return unhindered(t, Target{Socket: path}, options)
 }
 
-// watchElsewhere has another process, which inherits the watch, watch a directory.
+// watchElsewhere starts another process, which watches a directory with an inherited watch.
 func watchElsewhere(t *testing.T, dir string) {
 	t.Helper()
 	fd, err := syscall.InotifyInit()

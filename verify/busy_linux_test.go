@@ -10,7 +10,7 @@ import (
 	"github.com/patchbay-dev/patchbay/verify/internal/runner"
 )
 
-// TestWaitedFor has more threads run than there are processors.
+// TestWaitedFor runs more threads than there are processors.
 func TestWaitedFor(t *testing.T) {
 	if _, err := os.Stat("/proc/self/schedstat"); err != nil {
 		t.Skip("NOT TESTED: how long processes wait for a processor: ", err)
@@ -38,7 +38,7 @@ func TestWaitedFor(t *testing.T) {
 	}
 }
 
-// TestThreadsThatEnded ends threads that have waited: what they waited is not known any more then.
+// TestThreadsThatEnded: when a thread ends, the kernel forgets how long it has waited.
 func TestThreadsThatEnded(t *testing.T) {
 	if _, err := os.Stat("/proc/self/schedstat"); err != nil {
 		t.Skip("NOT TESTED: how long processes wait for a processor: ", err)
@@ -49,7 +49,7 @@ func TestThreadsThatEnded(t *testing.T) {
 	release := make(chan struct{})
 	for range 8 * runtime.NumCPU() {
 		threads.Go(func() {
-			runtime.LockOSThread() // without being unlocked: the thread ends with this goroutine
+			runtime.LockOSThread() // never unlocked, so that the thread ends with this goroutine
 			for time.Since(start) < 200*time.Millisecond {
 				continue
 			}
@@ -78,10 +78,10 @@ func TestThreadsThatEnded(t *testing.T) {
 	}
 }
 
-// burnsAtEnd is a plugin that keeps all processors busy from SIGTERM on.
+// burnsAtEnd is a plugin that keeps all processors busy after SIGTERM.
 const burnsAtEnd = "burns at its end"
 
-// TestBusyEnd: no rule about the end of a plugin judges one that was killed because there was no processor for it.
+// TestBusyEnd: no rule about the exit fails for a plugin that was killed because it had no processor.
 func TestBusyEnd(t *testing.T) {
 	if _, err := os.Stat("/proc/self/schedstat"); err != nil {
 		t.Skip("NOT TESTED: how long processes wait for a processor: ", err)

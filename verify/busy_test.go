@@ -8,7 +8,7 @@ import (
 	"github.com/patchbay-dev/patchbay/verify/internal/runner"
 )
 
-// TestBusy: a failure while the plugin had no processor is inconclusive; everything else stays as it is.
+// TestBusy: a failure while the plugin had no processor is inconclusive; other outcomes do not change.
 func TestBusy(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

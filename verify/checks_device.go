@@ -163,7 +163,7 @@ func checkLaterLists(ctx context.Context, s *subject, conn *grpc.ClientConn) out
 	for ; n < maxTraced*1000; n++ {
 		list, err := stream.Recv()
 		if err != nil {
-			break // whether it may end is for another rule
+			break // another rule checks whether the stream stays open
 		}
 		if wrong := checkDeviceList(list.Devices); wrong != "" {
 			s.trace.add("(a later message)", show(list))
@@ -185,7 +185,7 @@ func checkChange(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome
 	}
 	s.trace.add(strings.Join(s.options.Change, " "), "")
 	change := exec.CommandContext(ctx, s.options.Change[0], s.options.Change[1:]...)
-	change.WaitDelay = s.options.CallTimeout // what it leaves running may hold its output
+	change.WaitDelay = s.options.CallTimeout // processes that it leaves running may hold its output
 	if out, err := change.CombinedOutput(); err != nil && !errors.Is(err, exec.ErrWaitDelay) {
 		return warn("what makes the devices change failed, %v: %s", err, clip(string(out)))
 	}
@@ -289,7 +289,7 @@ func checkAllocateSick(ctx context.Context, s *subject, conn *grpc.ClientConn) o
 	}
 	for _, id := range append(withHealth(devices, deviceapi.Unhealthy, 1), "patchbay-verify-unknown") {
 		if _, err := allocate(ctx, conn, []string{id}); err != nil && !answered(err) {
-			_ = s.run.Await(ctx, settle) // if it ends because of that, this is the rule to say so
+			_ = s.run.Await(ctx, settle) // this rule reports an exit that the call causes
 			return fail("Allocate of %s %s", untrusted.Quote(id), brief(err))
 		}
 	}

@@ -134,7 +134,7 @@ func withClaims(check func(ctx context.Context, s *subject, conn *grpc.ClientCon
 		if o := s.callsClaims(ctx, conn); o.status != "" {
 			return o
 		}
-		defer func() { _, _ = s.unprepare(ctx, conn, claims) }() // there is a rule for what happens to it
+		defer func() { _, _ = s.unprepare(ctx, conn, claims) }() // another rule checks it
 		return check(ctx, s, conn, claims)
 	})
 }
@@ -167,7 +167,7 @@ func checkByClaim(ctx context.Context, s *subject, conn *grpc.ClientConn) outcom
 	if len(s.claims) > 0 {
 		asked = append(asked, s.claims)
 	}
-	if s.runner != nil { // a driver that is left running is given nothing to do that is not its own
+	if s.runner != nil { // a driver that this process did not start gets no strange claims
 		asked = append(asked, strange())
 	}
 	if asked == nil {
@@ -423,7 +423,7 @@ func checkRollOver(ctx context.Context, s *subject, conn *grpc.ClientConn) outco
 	s.take(second, a)
 	s.trace.add("SIGTERM to the first instance", "")
 	s.end(ctx, first)
-	runner.Pause(ctx, settle, nil) // what it takes with it may go after it
+	runner.Pause(ctx, settle, nil) // its files may be removed after its exit
 	if _, err := sock.Stat(a.Path); err != nil {
 		return fail("the end of the first instance removed the socket of the second, %s", a.Path)
 	}

@@ -50,7 +50,7 @@ func checkAppearance(ctx context.Context, s *subject) outcome {
 	for ; a.Window >= insistence && starts < maxStarts && s.run != nil; starts++ {
 		again, err := s.restart(ctx)
 		if err != nil {
-			break // for other rules
+			break // other rules report the error
 		}
 		a = again
 		s.traceAppearance(a)
@@ -63,7 +63,7 @@ func checkAppearance(ctx context.Context, s *subject) outcome {
 }
 
 // judgeAppearance returns the outcome of PRC002 after the last start. first is how long connects were refused at the first start, and
-// waited how long the plugin waited for a processor meanwhile.
+// waited how long the plugin of that start waited for a processor.
 func judgeAppearance(first, waited time.Duration, last *runner.Appearance, starts int) outcome {
 	window := last.Window.Round(time.Millisecond)
 	once := fmt.Sprintf("connects were refused for %v after the socket had appeared, and for %v when it was started again; ",
@@ -303,7 +303,7 @@ func checkRegistersAgain(ctx context.Context, s *subject) outcome {
 		if run.HasEnded() {
 			return warn("the plugin exits, and must be restarted: %s", run.End())
 		}
-		_ = run.Kill() // so that the next rules find one that serves
+		_ = run.Kill() // so that the next rules start an instance that serves
 		s.runner.Sweep()
 		return fail("%s", clip(err.Error()))
 	}

@@ -67,7 +67,7 @@ const maxHealthChecked = 16
 func (s *subject) checkHealthOfServices(ctx context.Context, conn *grpc.ClientConn) outcome {
 	names, err := s.reflected(ctx, conn)
 	if err != nil {
-		names = nil // whether there is reflection is for another rule
+		names = nil // another rule checks reflection
 	}
 	for _, name := range names[:min(len(names), maxHealthChecked)] {
 		answer, err := grpc_health_v1.NewHealthClient(conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{Service: name})

@@ -21,7 +21,7 @@ func (driver) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.P
 	return &registerapi.PluginInfo{Type: registerapi.CSIPlugin, Name: "my driver", SupportedVersions: []string{"1.9.0"}}, nil
 }
 
-// A driver that serves already. One that [Target.Command] starts is also checked for how it starts, is refused and ends.
+// This driver serves already. If [Target.Command] starts the driver, the rules about its start, refusal and exit are checked, too.
 func ExampleRun() {
 	dir, err := os.MkdirTemp("", "x")
 	if err != nil {

@@ -33,7 +33,7 @@ import (
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
 )
 
-// fake is a plugin that conforms, but for what its fields break.
+// fake is a plugin that conforms, except where its fields break rules.
 type fake struct {
 	registerapi.UnimplementedRegistrationServer
 	csi.UnimplementedIdentityServer
@@ -43,20 +43,20 @@ type fake struct {
 	deviceapi.UnimplementedDevicePluginServer
 
 	info     *registerapi.PluginInfo
-	socket   string // its name
+	socket   string // the name of the socket
 	dirMode  os.FileMode
 	mode     os.FileMode
 	uid      int
 	health   grpc_health_v1.HealthCheckResponse_ServingStatus
-	unready  atomic.Int32 // how often a driver says that it is not ready
-	sick     string       // the service that is not well
+	unready  atomic.Int32 // how often a driver reports that it is not ready
+	sick     string       // the service that is not healthy
 	nodeOnly bool         // announces no controller
 	capacity int64
 	topology map[string]string
 	manifest map[string]string
 	hides    string // capabilities that are not announced
 	dra      *fakeDRA
-	useless  bool   // has no service of its own
+	useless  bool   // has no service of its type
 	broken   string // the methods that are not implemented
 	conns    func(f *fake, conn net.Conn) net.Conn
 	listener net.Listener // of the server
@@ -66,23 +66,23 @@ type fake struct {
 	mu       sync.Mutex
 	asked    int
 	told     int
-	again    bool // says something else later
-	deaf     bool // accepts a status once
-	lost     bool // a connection was lost, which it does not survive
+	again    bool // changes its answer to GetInfo
+	deaf     bool // accepts one notification only
+	lost     bool // a connection was lost, after which it does not work
 	slow     time.Duration
 	server   *grpc.Server
 	devices  []*deviceapi.Device
 	hangUp   bool
-	lists    int                     // how many lists are sent; no bound if it is negative
+	lists    int                     // how many lists are sent; negative for no bound
 	later    []*deviceapi.Device     // in a later list
-	change   string                  // the file with which the devices change; empty for one that does not notice
-	prefers  func([]string) []string // what is preferred of what is offered
+	change   string                  // the devices change when this file appears; empty if they do not
+	prefers  func([]string) []string // returns the preferred devices of those offered
 	devBroke string                  // the rule about calls of device plugins that is broken
 	pluginID string
 	nodeID   string
 	stuck    sync.Mutex // held while a peer reads nothing
 	refused  bool
-	fragile  bool // does not take a status after a refusal
+	fragile  bool // fails when it is notified after a refusal
 }
 
 func newFake(ptype string) *fake {
@@ -332,7 +332,7 @@ func (f *fake) ListAndWatch(_ *deviceapi.Empty, stream grpc.ServerStreamingServe
 	return f.awaitChange(stream)
 }
 
-// awaitChange tells of another list when a file is there, and ends with the stream.
+// awaitChange sends another list when the file appears, and returns when the stream ends.
 func (f *fake) awaitChange(stream grpc.ServerStreamingServer[deviceapi.ListAndWatchResponse]) error {
 	look := time.NewTicker(5 * time.Millisecond)
 	defer look.Stop()
@@ -351,7 +351,7 @@ func (f *fake) awaitChange(stream grpc.ServerStreamingServer[deviceapi.ListAndWa
 	}
 }
 
-// fakeListener lets a fake break its connections.
+// fakeListener calls conns of the fake for each connection.
 type fakeListener struct {
 	net.Listener
 
@@ -393,7 +393,7 @@ type countedConn struct {
 
 func (c *countedConn) Close() error { c.closed(); return c.Conn.Close() }
 
-// sniffer calls seen with the first bytes that a connection reads, and gone when it is closed.
+// sniffer calls seen with the first bytes read from a connection, and gone when the connection is closed.
 type sniffer struct {
 	net.Conn
 
@@ -412,10 +412,10 @@ func (s *sniffer) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// closedWindow is a frame with the one setting of a peer that reads nothing.
+// closedWindow is a SETTINGS frame with a window of zero.
 var closedWindow = []byte{0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0}
 
-// onClosedWindow calls enter when a peer has said that it reads nothing, and leave when it is gone.
+// onClosedWindow calls enter when the peer closes its window, and leave when the connection is closed.
 func onClosedWindow(conn net.Conn, enter, leave func()) net.Conn {
 	var in, out sync.Once
 	entered := false

@@ -14,14 +14,13 @@ import (
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 )
 
-// sideBySide is a driver of which several instances run at once.
+// sideBySide is a driver that can run as several instances at the same time.
 const sideBySide = "side by side"
 
-// fakeClaims are those that a fakeDRA knows. It cannot prepare the last one.
+// fakeClaims are the claims that a fakeDRA knows. It cannot prepare the last one.
 var fakeClaims = []string{"default/one/1", "default/two/2", "default/bad/bad"}
 
-// fakeDRA is a driver that conforms, but for the rule that it breaks. What it gives a claim follows from the claim alone, so that it
-// remembers nothing.
+// fakeDRA is a driver that conforms, except for the rule that it breaks. It has no state: the devices of a claim depend only on the claim.
 type fakeDRA struct {
 	drav1.UnimplementedDRAPluginServer
 	drahealth.UnimplementedDRAResourceHealthServer

@@ -21,16 +21,17 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
-// manners is how a plugin behaves that was once accused, with nothing wrong about it.
+// manners is a correct behavior of a plugin for which a rule once failed.
 type manners struct {
 	socket func(dir string) string
-	// heeds is how long after it serves it heeds SIGTERM, as one that sets up what it cleans up; negative for never.
+	// heeds is how long the plugin has served when it begins to handle SIGTERM, like a plugin that first sets up what it cleans up later;
+	// negative for never.
 	heeds time.Duration
-	// watches: it watches its own directory, as one that waits for kubelet.sock, or has a child do so.
+	// watches is set if the plugin watches its own directory, like a plugin that waits for kubelet.sock. With child, a child process does.
 	watches, child bool
 }
 
-// bySecond names a socket as the sample device plugin of Kubernetes does.
+// bySecond returns a name like those of the sample device plugin of Kubernetes.
 func bySecond(dir string) string { return filepath.Join(dir, fmt.Sprint("p.", time.Now().Unix())) }
 
 func fixed(dir string) string { return filepath.Join(dir, "p.sock") }
@@ -61,7 +62,7 @@ func playHealthy(name string) error {
 		}
 		if m.child {
 			watch := os.NewFile(uintptr(fd), "inotify")
-			cat := exec.Command("/bin/cat") // until its standard input ends, with the plugin
+			cat := exec.Command("/bin/cat") // exits when its standard input ends, with the plugin
 			cat.ExtraFiles = []*os.File{watch}
 			if _, err := cat.StdinPipe(); err != nil {
 				return err
@@ -90,13 +91,14 @@ func playHealthy(name string) error {
 	if err := <-served; err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 		return err
 	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) { // whoever made it
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) { // also that of another instance
 		return err
 	}
 	return nil
 }
 
-// TestHealthyAreNotAccused verifies plugins that once were, only by the rules that accused them, so that each is checked right after a start.
+// TestHealthyAreNotAccused verifies correct plugins for which a rule once failed. Only that rule is checked, so that it is checked right
+// after a start.
 func TestHealthyAreNotAccused(t *testing.T) {
 	t.Parallel()
 	for name, rules := range map[string][]string{
@@ -116,7 +118,7 @@ func TestHealthyAreNotAccused(t *testing.T) {
 	}
 }
 
-// TestLateOnce: a socket that refuses connections at one start of several is a doubt, and no fault.
+// TestLateOnce: a socket that refuses connections at one of several starts does not fail the rule.
 func TestLateOnce(t *testing.T) {
 	t.Parallel()
 	report := verifyProcess(t, lateOnce, Options{Rules: []string{"PRC001", "PRC002", "REG"}})
@@ -128,7 +130,7 @@ func TestLateOnce(t *testing.T) {
 	}
 }
 
-// TestHeedsNever: a plugin that SIGTERM ends without more has had its time, and is accused.
+// TestHeedsNever: a plugin without a handler for SIGTERM fails, although it had time to install one.
 func TestHeedsNever(t *testing.T) {
 	t.Parallel()
 	report := verifyProcess(t, "heeds never", Options{Rules: []string{"PRC003", "PRC004"}})
@@ -139,7 +141,7 @@ func TestHeedsNever(t *testing.T) {
 	}
 }
 
-// TestOwnProcessIsNoHost: who watches the directory may be the plugin itself, or what it started. Anybody else is a host.
+// TestOwnProcessIsNoHost: the plugin and its child processes may watch the directory. Any other process that does is taken for a host.
 func TestOwnProcessIsNoHost(t *testing.T) {
 	t.Parallel()
 	self, err := os.Executable()

@@ -15,7 +15,7 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// kubeletOf has the plugin as which the test binary is started again, by its name.
+// kubeletOf is the prefix of fakeEnv for device plugins that register on kubelet.sock.
 const kubeletOf = "kubelet "
 
 // verifyRegistering verifies a device plugin that registers on kubelet.sock.
@@ -30,7 +30,7 @@ func verifyRegistering(t *testing.T, name string, options Options) Report {
 	}, options)
 }
 
-// TestRegisters finds nothing wrong with a device plugin that registers by itself, by the rules that are for it.
+// TestRegisters: a device plugin that registers by itself passes the rules that apply to it.
 func TestRegisters(t *testing.T) {
 	t.Parallel()
 	report := verifyRegistering(t, "", Options{})
@@ -47,7 +47,7 @@ func TestRegisters(t *testing.T) {
 	}
 }
 
-// TestDoesNotRegister: what a plugin does wrong when it registers is said.
+// TestDoesNotRegister: the report names the mistake in a registration.
 func TestDoesNotRegister(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
@@ -74,7 +74,7 @@ func TestDoesNotRegister(t *testing.T) {
 	}
 }
 
-// TestKubeletRuns: where another kubelet serves, its socket is left alone.
+// TestKubeletRuns: the socket of a running kubelet is not replaced.
 func TestKubeletRuns(t *testing.T) {
 	dir := shortDir(t)
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", filepath.Join(dir, runner.KubeletSocket))

@@ -9,7 +9,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/leaktest"
 )
 
-// fakeEnv tells the re-executed test binary which plugin to be.
+// fakeEnv names the plugin as which the test binary runs when it is executed again.
 const fakeEnv = "VERIFY_TEST_PLUGIN"
 
 func TestMain(m *testing.M) {

@@ -27,7 +27,7 @@ func resultOf(t *testing.T, r Report, rule string) Result {
 	return r.Results[i]
 }
 
-// TestPartOfCSI: a driver that is only a controller is judged as that, and one that has a node is not excused.
+// TestPartOfCSI: the rules for nodes do not apply to a driver that is only a controller, but they do to a driver with a node.
 func TestPartOfCSI(t *testing.T) {
 	const noNode = "NodeGetInfo NodeGetCapabilities"
 	for name, tc := range map[string]struct {
@@ -52,7 +52,7 @@ func TestPartOfCSI(t *testing.T) {
 	}
 }
 
-// TestReadyLate: a driver that serves may say for a while that it is not ready; CSI calls that perfectly healthy.
+// TestReadyLate: a driver that serves may report for a while that it is not ready, which the CSI specification calls healthy.
 func TestReadyLate(t *testing.T) {
 	f := newFake(registerapi.CSIPlugin)
 	f.unready.Store(3)
@@ -71,7 +71,7 @@ func TestReadyLate(t *testing.T) {
 	}
 }
 
-// TestHealthOfServices: a plugin that is well as a whole may have a service that is not.
+// TestHealthOfServices: a plugin that is healthy as a whole may have a service that is not.
 func TestHealthOfServices(t *testing.T) {
 	f := newFake("Plain")
 	f.sick = v1beta1.Example_ServiceDesc.ServiceName
@@ -81,7 +81,7 @@ func TestHealthOfServices(t *testing.T) {
 	}
 }
 
-// TestOpenSocket: the private directory of a verification does not excuse a socket that is open to all.
+// TestOpenSocket: a socket that is open to all users fails, even in the private directory of a verification.
 func TestOpenSocket(t *testing.T) {
 	report := verifyProcess(t, "open to all", Options{Rules: []string{"REG002", "REG004"}})
 	if got := resultOf(t, report, "REG002"); got.Status != Warned || !strings.Contains(got.Reason, "0777") {
@@ -92,7 +92,7 @@ func TestOpenSocket(t *testing.T) {
 	}
 }
 
-// TestAbsent: each rule about the place fails by itself if there is no socket, and says what was tried.
+// TestAbsent: without a socket, each rule about the path fails and reports what was tried.
 func TestAbsent(t *testing.T) {
 	absent := filepath.Join(shortDir(t), "none", "absent.sock")
 	for _, rule := range []string{"REG001", "REG002", "REG003", "REG004"} {
@@ -106,7 +106,7 @@ func TestAbsent(t *testing.T) {
 	}
 }
 
-// TestTraceOfNothing: where nothing came back, nothing is shown.
+// TestTraceOfNothing: without an answer the trace shows none.
 func TestTraceOfNothing(t *testing.T) {
 	var tr trace
 	for range 2 * maxTraced {

@@ -20,7 +20,7 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// playDevicePlugin is a device plugin as a process that registers on kubelet.sock, and breaks one of the rules about that, by its name.
+// playDevicePlugin runs a device plugin that registers on kubelet.sock, and breaks the named rule about that.
 func playDevicePlugin(rule string) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()

@@ -19,10 +19,10 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// lateOnce does not listen at once at its first start.
+// lateOnce is a plugin that listens late at its first start.
 const lateOnce = "late once"
 
-// playProcess is a plugin as a process that breaks one of the process rules, by its name.
+// playProcess runs a plugin that breaks the named rule about processes.
 func playProcess(rule string) {
 	act := play
 	rule, registers := strings.CutPrefix(rule, kubeletOf)
@@ -50,7 +50,7 @@ func play(rule string) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	living, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
-	if err == nil && rule == "PRC007" { // takes the living one's socket away, and fails
+	if err == nil && rule == "PRC007" { // removes the socket of the running instance, and fails
 		return errors.Join(errors.New("now there is none"), living.Close(), os.Remove(path))
 	}
 	if err == nil {
@@ -76,11 +76,11 @@ func play(rule string) error {
 		return err
 	}
 	late := rule == "PRC002"
-	if rule == lateOnce { // as if the machine had kept it waiting
+	if rule == lateOnce { // as on a busy machine
 		late = os.Mkdir(filepath.Join(os.Getenv("PATCHBAY_TMP_DIR"), "late"), 0o700) == nil
 	}
 	if late {
-		<-time.After(20 * insistence) // a busy machine keeps the verifier waiting too
+		<-time.After(20 * insistence) // long, because a busy machine delays the verifier, too
 	}
 	if err := syscall.Listen(fd, 128); err != nil {
 		return err
@@ -116,7 +116,7 @@ func play(rule string) error {
 	go func() { served <- f.server.Serve(listener) }()
 	select {
 	case <-ctx.Done():
-	case err := <-served: // a call that it does not survive
+	case err := <-served: // a call that ends it
 		return err
 	}
 	if rule == "PRC003" {
@@ -126,7 +126,7 @@ func play(rule string) error {
 		runtime.GOMAXPROCS(8 * runtime.NumCPU())
 		for range 8 * runtime.NumCPU() {
 			go func() {
-				for { //nolint:revive,staticcheck // to spin is what it does
+				for { //nolint:revive,staticcheck // it must spin
 				}
 			}()
 		}

@@ -59,7 +59,7 @@ func playPart(name string) error {
 		stop()
 		return nil
 	}
-	for ctx.Err() == nil { // as registrars wait for their driver
+	for ctx.Err() == nil { // registrars wait for their driver
 		if conn, err := (&net.Dialer{}).DialContext(ctx, "unix", driver); err == nil {
 			_ = conn.Close()
 			break
@@ -84,7 +84,7 @@ func playPart(name string) error {
 	return nil
 }
 
-// TestDriverAndRegistrar: two programs are one plugin, which starts, is killed and ends as one.
+// TestDriverAndRegistrar: two programs are verified as one plugin, which is started, killed and stopped as one.
 func TestDriverAndRegistrar(t *testing.T) {
 	t.Parallel()
 	self, err := os.Executable()
@@ -96,7 +96,7 @@ func TestDriverAndRegistrar(t *testing.T) {
 	}
 	report := unhindered(t, Target{
 		Driver: part(bareDriver), Command: part(bareRegistrar), Env: []string{"DRIVER_DIR={tmp}"}, NoHandshake: true,
-	}, Options{Skip: []string{"PRC007"}}) // they share a path that the second instance takes
+	}, Options{Skip: []string{"PRC007"}}) // both instances use the same path
 	if !report.OK(true) || len(report.Programs) != 2 || report.VendorVersion != "1" {
 		t.Errorf("%+v\n%s", report.Programs, describe(report))
 	}
@@ -110,7 +110,7 @@ func TestDriverAndRegistrar(t *testing.T) {
 	}
 }
 
-// TestBareSocket: who names the endpoint of a driver is told what it is, and what to verify.
+// TestBareSocket: for the endpoint of a driver, the report names the service, and what to verify instead.
 func TestBareSocket(t *testing.T) {
 	path := filepath.Join(shortDir(t), "csi.sock")
 	stop, err := serveBare(path)
@@ -129,7 +129,7 @@ func TestBareSocket(t *testing.T) {
 	}
 }
 
-// TestBareCommand: a command that serves a driver and nothing that registers it is recognised too.
+// TestBareCommand: a command that serves a driver without registering it is recognised, too.
 func TestBareCommand(t *testing.T) {
 	t.Parallel()
 	self, err := os.Executable()
@@ -145,7 +145,7 @@ func TestBareCommand(t *testing.T) {
 	}
 }
 
-// TestReportSaysWhat: the report says what was verified, also in JUnit's form.
+// TestReportSaysWhat: the report describes what was verified, also as JUnit XML.
 func TestReportSaysWhat(t *testing.T) {
 	report := verifyProcess(t, "conforming", Options{Rules: []string{"REG"}})
 	report.Verifier = "v1.2.3"

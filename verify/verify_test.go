@@ -70,7 +70,7 @@ func TestRulesAreWellFormed(t *testing.T) {
 	}
 }
 
-// TestUnreachable fails once, in the first rule that was chosen, and lets the others not apply.
+// TestUnreachable: only the first selected rule fails, and the others do not apply.
 func TestUnreachable(t *testing.T) {
 	absent := filepath.Join(shortDir(t), "absent.sock")
 	for _, only := range [][]string{nil, {"CSI"}, {"REG005", "CON"}} {
@@ -85,7 +85,7 @@ func TestUnreachable(t *testing.T) {
 	}
 }
 
-// TestHostile verifies sockets behind which somebody means harm. The report comes in time and bounded.
+// TestHostile verifies malicious servers. The report is complete in time, and its size is bounded.
 func TestHostile(t *testing.T) {
 	t.Parallel()
 	for name, behave := range map[string]func(net.Conn){
@@ -137,7 +137,7 @@ func TestHostile(t *testing.T) {
 	}
 }
 
-// TestTimeIsUp fails what there is no time for.
+// TestTimeIsUp: rules for which no time remains fail.
 func TestTimeIsUp(t *testing.T) {
 	f := newFake("Plain")
 	f.slow = time.Hour
@@ -149,7 +149,7 @@ func TestTimeIsUp(t *testing.T) {
 	}
 }
 
-// TestInterrupted leaves no process and no file, whatever the plugin does.
+// TestInterrupted: after an interrupt no process and no file is left, whatever the plugin does.
 func TestInterrupted(t *testing.T) {
 	t.Setenv("TMPDIR", shortDir(t))
 	self, err := os.Executable()
@@ -182,7 +182,7 @@ func (n *notice) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestIncompleteJUnit: what looks at the file alone sees that it does not say all.
+// TestIncompleteJUnit: the JUnit file itself shows that the report is incomplete.
 func TestIncompleteJUnit(t *testing.T) {
 	report := Report{Incomplete: true, Results: []Result{{Rule: "REG001", Title: "a", Status: Passed}}}
 	var out bytes.Buffer

@@ -107,7 +107,7 @@ func (i *Instance) Settle(ctx context.Context, served time.Duration) {
 
 // Kill kills the processes and waits until they have exited.
 func (i *Instance) Kill() error {
-	i.Waited() // the kernel forgets it with the process
+	i.Waited() // the kernel forgets the waiting time when the process has ended
 	if i.driver != nil {
 		if err := i.driver.Kill(); err != nil {
 			return err

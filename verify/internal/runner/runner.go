@@ -37,8 +37,8 @@ type Runner struct {
 	Command, Driver []string
 	// Env is added to the environment of both.
 	Env []string
-	// Socket is the path at which the plugin creates its socket; empty for any in Dir. Dir is the plugin directory: that of Socket, or else a
-	// temporary one if it is empty.
+	// Socket is the path at which the plugin creates its socket; empty for any in Dir. Dir is the plugin directory. If it is empty, it is
+	// that of Socket, or else a temporary one.
 	Socket, Dir string
 	// NoHandshake starts the command without a handshake. KubeletSock serves kubelet.sock, and waits for the plugin to register there.
 	NoHandshake, KubeletSock bool
@@ -150,11 +150,11 @@ func (r *Runner) Close() error {
 	var errs []error
 	if r.group != nil {
 		now, cancel := context.WithCancel(context.Background())
-		cancel() // those that still run have been judged
+		cancel() // without a grace period: the rules have been checked
 		errs = append(errs, r.group.Close(now))
 		for _, i := range r.Instances {
 			i.reading.Wait()
-			_ = i.handle.Release() // says only that it is released
+			_ = i.handle.Release() // fails only if it was released before
 		}
 		r.Sweep()
 	}
