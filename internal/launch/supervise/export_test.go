@@ -2,5 +2,5 @@ package supervise
 
 import "github.com/patchbay-dev/patchbay/internal/launch/machine"
 
-// ObserveTransitions has f told of each transition.
+// ObserveTransitions calls f with each transition.
 func (u *Unit) ObserveTransitions(f func(machine.Ref, machine.Transition)) { u.machine.Entered = f }

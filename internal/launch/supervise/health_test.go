@@ -24,7 +24,7 @@ const (
 	healthNotServing = healthpb.HealthCheckResponse_NOT_SERVING
 )
 
-// fakeConn is a connection made of memory to a plugin that answers after delay, with err or the status that is set.
+// fakeConn is a connection in memory to a plugin that answers after delay, with err or the status that is set.
 type fakeConn struct {
 	mu       sync.Mutex
 	delay    time.Duration
@@ -35,7 +35,7 @@ type fakeConn struct {
 	checks   int
 }
 
-// checks are those of a plugin without a configuration of its own.
+// checks are the default settings.
 var checks = Checks{HealthCheck: plugin.HealthCheck{Interval: time.Second, Timeout: 500 * time.Millisecond, Misses: 3}}
 
 func newFakeConn() *fakeConn { return &fakeConn{status: healthServing, changed: make(chan struct{})} }
@@ -72,7 +72,7 @@ func (c *fakeConn) NewStream(ctx context.Context, _ *grpc.StreamDesc, _ string, 
 type fakeStream struct {
 	grpc.ClientStream
 	conn *fakeConn
-	ctx  context.Context //nolint:containedctx // A stream has one.
+	ctx  context.Context //nolint:containedctx // as a stream has
 	sent bool
 	last healthpb.HealthCheckResponse_ServingStatus
 }
@@ -100,7 +100,7 @@ func (s *fakeStream) RecvMsg(m any) error {
 	}
 }
 
-// watched is a Health whose Run runs, and what it has told.
+// watched is a running FollowHealth, with the states that it has found.
 type watched struct {
 	conn *fakeConn
 	mu   sync.Mutex
@@ -127,7 +127,7 @@ func watchChecks(t *testing.T, conn *fakeConn, checks Checks) *watched {
 		following.Wait()
 	})
 	t.Cleanup(w.end)
-	w.expect(t) // it is not asked at once
+	w.expect(t) // the first check is delayed
 	time.Sleep(firstCheck)
 	synctest.Wait()
 	return w
@@ -144,7 +144,7 @@ func (w *watched) expect(t *testing.T, states ...machine.HealthState) {
 	w.told = nil
 }
 
-// lastErr is what was told last about the reason.
+// lastErr returns the error of the last state.
 func (w *watched) lastErr() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -155,7 +155,7 @@ const second = time.Second
 
 var errUnimplemented = status.Error(codes.Unimplemented, "no such method")
 
-// TestHealthWatch: where Watch is offered, news are told at once; where not, with the next check.
+// TestHealthWatch: with Watch a change is found immediately, and otherwise with the next check.
 func TestHealthWatch(t *testing.T) {
 	for _, offered := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
@@ -180,7 +180,7 @@ func TestHealthWatch(t *testing.T) {
 	}
 }
 
-// TestHealthWatchBreaks: a watch that ended begins again.
+// TestHealthWatchBreaks: a watch that has ended is started again.
 func TestHealthWatchBreaks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		conn := newFakeConn()
@@ -195,7 +195,7 @@ func TestHealthWatchBreaks(t *testing.T) {
 	})
 }
 
-// TestHealthHangs: a plugin that hangs is unresponsive within the time that is promised, and comes back.
+// TestHealthHangs: a plugin that hangs is unresponsive within the documented time, and recovers.
 func TestHealthHangs(t *testing.T) {
 	for _, offered := range []bool{true, false} {
 		for phase := range 20 {
@@ -225,7 +225,7 @@ func TestHealthHangs(t *testing.T) {
 	}
 }
 
-// TestHealthSlowOnce: to be slow for a while is not to be dead.
+// TestHealthSlowOnce: a plugin that is slow for a while is not unresponsive.
 func TestHealthSlowOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		conn := newFakeConn()
@@ -249,7 +249,7 @@ func TestHealthBusy(t *testing.T) {
 		w.expect(t, machine.Healthy)
 		conn.set(func() { conn.delay = time.Hour })
 		call := checks.Pending.Begin()
-		for range 10 { // there is always another call that waits
+		for range 10 { // there is always a call without an answer
 			time.Sleep(10 * second)
 			next := checks.Pending.Begin()
 			time.Sleep(10 * second)
@@ -263,7 +263,7 @@ func TestHealthBusy(t *testing.T) {
 	})
 }
 
-// TestHealthHangsUnderLoad: calls that a plugin does not answer are no sign of life, however many there are.
+// TestHealthHangsUnderLoad: calls that a plugin does not answer do not excuse missed checks, however many there are.
 func TestHealthHangsUnderLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		conn, checks := newFakeConn(), checks
@@ -272,7 +272,7 @@ func TestHealthHangsUnderLoad(t *testing.T) {
 		w.expect(t, machine.Healthy)
 		conn.set(func() { conn.delay = time.Hour })
 		var calls []pendingcalls.Call
-		for range 15 { // one begins each second, and has 10 s
+		for range 15 { // one begins each second, with a timeout of 10 s
 			calls = append(calls, checks.Pending.Begin())
 			time.Sleep(second)
 			if len(calls) > 10 {
@@ -298,7 +298,7 @@ func TestHealthHangsWithIdleStream(t *testing.T) {
 	})
 }
 
-// TestHealthConfigured: interval, timeout and misses are those of the plugin.
+// TestHealthConfigured: the interval, timeout and misses of the plugin are used.
 func TestHealthConfigured(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		conn := newFakeConn()
@@ -318,7 +318,7 @@ func TestHealthConfigured(t *testing.T) {
 	})
 }
 
-// TestHealthGone: answers at once that there is nobody are no reason to ask more often.
+// TestHealthGone: checks that fail immediately, because nothing listens, are not made more often.
 func TestHealthGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		conn := newFakeConn()
@@ -354,7 +354,7 @@ func TestHealthNotOffered(t *testing.T) {
 	}
 }
 
-// TestHealthErrors: an answer that is no health is an answer.
+// TestHealthErrors: an error of the plugin itself counts as an answer.
 func TestHealthErrors(t *testing.T) {
 	for name, answer := range map[string]func(c *fakeConn){
 		"error":   func(c *fakeConn) { c.err = status.Error(codes.Internal, "broken") },

@@ -31,7 +31,7 @@ func serveHealth(socket string) {
 	server.Serve(listener)
 }
 
-// TestHealthOfProcess: a real plugin serves, is stopped, goes on, and is killed.
+// TestHealthOfProcess: a real plugin serves, is stopped and continued by signals, and is killed.
 func TestHealthOfProcess(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/leaktest"
 )
 
-// socketVariable makes the test binary a plugin that offers health at the socket that it names.
+// socketVariable names the socket at which the test binary, run as a plugin, serves health checks.
 const socketVariable = "PATCHBAY_SUPERVISE_TEST_SOCKET"
 
 func TestMain(m *testing.M) {

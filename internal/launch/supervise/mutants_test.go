@@ -9,7 +9,7 @@ import (
 
 var mutants = flag.Bool("simulate.mutants", false, "have TestMutants see that the tests find each mutant")
 
-// TestMutants has the tests find each fault of testdata/mutants.txt; most of them are found by the simulation.
+// TestMutants checks that the tests find each fault of testdata/mutants.txt. The simulation finds most of them.
 func TestMutants(t *testing.T) {
 	if !*mutants {
 		t.Skip("make mutants does this")

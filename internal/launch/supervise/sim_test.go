@@ -22,8 +22,9 @@ var (
 	only  = flag.Uint64("simulate.seed", 0, "the only seed that TestSimulation runs, and prints")
 )
 
-// TestSimulation runs a launched plugin on the product's own runner, of which only processes, sockets, time and chance are replaced: one seed
-// decides what people ask for, how processes behave, and how long everything takes. All transitions are in the table, and each of it is taken.
+// TestSimulation runs a launched plugin with a real Unit; only processes, sockets, time and random numbers are simulated. A seed determines
+// the requests, the behavior of the processes, and how long everything takes. The test fails if a transition is not in the table, or if no
+// seed makes one of the table.
 func TestSimulation(t *testing.T) {
 	taken := map[machine.Transition]bool{}
 	first, last := uint64(1), *seeds
@@ -54,20 +55,20 @@ func TestSimulation(t *testing.T) {
 	}
 }
 
-// config is what a plugin is configured as.
+// config is the configuration of a plugin.
 type config struct {
 	number   int
 	serves   bool
 	survives bool
 	upgrade  plugin.Upgrade
 	policy   plugin.RestartPolicy
-	offered  bool // it is started on demand, and waits for that
+	offered  bool // it is started on demand
 }
 
-// alone says that no two of its processes may run at once.
+// alone reports whether two of its processes must not run at the same time.
 func (c config) alone() bool { return !c.serves || c.upgrade == plugin.UpgradeRecreate }
 
-// world is a plugin and what is around it.
+// world is a plugin and its environment.
 type world struct {
 	*simulate.Sim
 	unit  *supervise.Unit
@@ -76,19 +77,19 @@ type world struct {
 	procs []*proc
 	told  []string
 	wrong []string
-	// asked and answered count requests; stopped is when it was stopped last, and nothing asked for since.
+	// asked and answered count requests. stopped is set while the last request was a stop.
 	asked, answered int
 	stopped         bool
 	halts           int  // how often it was stopped or removed
-	halted          bool // it was stopped, and is not to run before it is started
-	barred          bool // it was stopped, and nobody asked for anything since
+	halted          bool // it was stopped, and must not run before it is started
+	barred          bool // it was stopped, and there was no request since
 	phases          map[machine.Ref]machine.Phase
 	launching       map[context.Context]bool
 	closed          bool
 	acted           time.Time
 	restarts        []time.Time
 	needed          bool
-	awaited         int // starts, replacements and demands that are not answered
+	awaited         int // starts, replacements and demands without an answer
 	events          map[plugin.EventKind]int
 	ready           int // processes that became ready for the first time
 }
@@ -102,13 +103,13 @@ type proc struct {
 	registered     bool
 	ended, told    bool
 	unfit, lost    bool
-	hangs          bool               // it is not to be asked to end
+	hangs          bool               // it ignores requests to stop
 	unwanted       bool               // it survived, and the plugin was stopped
-	until          context.CancelFunc // ends its life
-	over           context.Context    //nolint:containedctx // it is over when this is
+	until          context.CancelFunc // ends the process
+	over           context.Context    //nolint:containedctx // done when the process has ended
 	began          time.Time
 	survivor, left bool
-	adopted        bool // somebody waits for its end; a survivor that is not taken over is the host's to end
+	adopted        bool // Wait was called; the host stops a survivor that is not adopted
 }
 
 func newWorld(seed uint64, taken map[machine.Transition]bool) *world {
@@ -139,7 +140,7 @@ func (w *world) Observe(e plugin.Event) {
 	w.say("event %s: %s", e.Kind, e.Message)
 }
 
-// replaces reports whether a generation is to replace one that runs or is to run.
+// replaces reports whether a generation will replace a running or starting one.
 func (w *world) replaces(ref machine.Ref) bool {
 	for other, phase := range w.phases {
 		if other < ref && (phase <= machine.Lost || phase == machine.BackingOff) {
@@ -169,7 +170,7 @@ func (w *world) alive() (list []*proc) {
 
 var errFault = errors.New("fault")
 
-// program is the plugin as it is configured.
+// program starts the plugin with one configuration.
 type program struct {
 	*world
 
@@ -181,7 +182,7 @@ func (p program) Launch(ctx context.Context, _ machine.Ref) (supervise.Process, 
 	w.noteStart(cfg)
 	w.launching[ctx] = true
 	defer delete(w.launching, ctx)
-	if err := w.Sleep(ctx, w.Between(0, 2*time.Second)); err != nil && !w.OneIn(3) { // it may be too late to end the start
+	if err := w.Sleep(ctx, w.Between(0, 2*time.Second)); err != nil && !w.OneIn(3) { // the end of ctx may come too late for the start
 		return nil, err
 	}
 	switch {
@@ -197,12 +198,12 @@ func (p program) Launch(ctx context.Context, _ machine.Ref) (supervise.Process, 
 	return w.begin(cfg), nil
 }
 
-// blocked returns what fails until something changes, which it does soon.
+// blocked returns an error that lasts until a change within a minute.
 func (w *world) blocked() error {
 	return &supervise.BlockedError{Err: errFault, AwaitChange: func(ctx context.Context) { _ = w.Sleep(ctx, w.Between(0, time.Minute)) }}
 }
 
-// noteStart checks that no process is started that may not be.
+// noteStart checks that a process may be started now.
 func (w *world) noteStart(cfg config) {
 	up := w.alive()
 	for _, p := range up {
@@ -252,10 +253,10 @@ func (p *proc) Wait(ctx context.Context) error {
 	return errFault
 }
 
-// either has ended when one of two has.
+// either is done when one of two contexts is.
 type either struct {
-	context.Context                 //nolint:containedctx // it is two of them
-	other           context.Context //nolint:containedctx // the same
+	context.Context                 //nolint:containedctx // it combines two
+	other           context.Context //nolint:containedctx // it combines two
 }
 
 func (e either) Err() error {
@@ -293,7 +294,7 @@ func (p *proc) AwaitReady(ctx context.Context, refused func(error)) error {
 		p.unfit = true
 		hangs := w.OneIn(2)
 		p.hangs = hangs && !p.survivor && w.unit.Process() == supervise.Process(p)
-		if w.unit.Unfit(p, errFault, hangs); !p.survivor { // one that was taken over is left alone
+		if w.unit.Unfit(p, errFault, hangs); !p.survivor { // an adopted survivor keeps running
 			return errFault
 		}
 	}
@@ -312,7 +313,7 @@ func (p *proc) AwaitReady(ctx context.Context, refused func(error)) error {
 		if err := w.Sleep(ctx, w.Between(0, 20*time.Second)); err != nil {
 			return err
 		}
-	default: // it takes its time
+	default: // it is not ready before the faults stop
 		for !w.calm {
 			if err := w.Sleep(ctx, time.Minute); err != nil {
 				return err
@@ -332,7 +333,7 @@ func (p *proc) FollowHealth(ctx context.Context, found func(machine.HealthFound)
 			p.unfit = true
 			w.unit.Unneeded(p)
 			if w.unit.Status().State != plugin.StateIdle && !p.told && len(w.alive()) == 1 && len(w.launching) == 0 &&
-				!slices.Contains(slices.Collect(maps.Values(w.phases)), machine.BackingOff) { // else another one is about to replace it
+				!slices.Contains(slices.Collect(maps.Values(w.phases)), machine.BackingOff) { // otherwise another one will replace it
 				w.fail("nobody needs process %d, and it is not told to end", p.pid)
 			}
 		}

@@ -10,7 +10,7 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// run lets people and chance do what they like for a while, and then sees that all becomes well.
+// run simulates requests and faults for a while, and then checks that the plugin recovers without faults.
 func (w *world) run() (wrong []string) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -63,7 +63,7 @@ func (w *world) configure(changed bool) {
 		StartTimeout: 10 * time.Second,
 	}, changed, func(error) { w.awaited-- })
 	if w.cfg.offered && number != 1 && w.stopped {
-		return // which is not for who configures it to end
+		return // a change of the configuration does not end the stop
 	}
 	if w.cfg.offered {
 		w.unit.Tell(machine.Offer{})
@@ -72,7 +72,7 @@ func (w *world) configure(changed bool) {
 
 func (c config) identity() string { return (&proc{cfg: c}).About().Identity }
 
-// act does one thing that somebody may do.
+// act makes one request or change.
 func (w *world) act() {
 	before := len(w.procs)
 	defer func() { w.halted = w.halted && w.stopped && len(w.procs) == before }()
@@ -105,11 +105,11 @@ func (w *world) act() {
 		w.stopped, w.halted, w.barred = true, false, false
 		w.halts++
 		w.ask("remove", w.unit.Remove)
-		w.configure(false) // it comes back
+		w.configure(false) // it is configured again
 		if w.cfg.offered {
 			w.stopped = false
 			for _, p := range w.alive() {
-				p.unfit = true // it is ended with what was removed
+				p.unfit = true // it is stopped, because the plugin was removed
 			}
 			w.unit.Tell(machine.Offer{})
 		}
@@ -149,8 +149,8 @@ func (w *world) demand() {
 	})
 }
 
-// ask asks for something, and sees that there is one answer, which is there when nobody waits any more. Nobody is told that the plugin was
-// stopped unless it was.
+// ask makes a request, and checks that it gets exactly one answer, at the latest when it is withdrawn. The answer must not be that the
+// plugin was stopped unless it was.
 func (w *world) ask(what string, ask func(done func(error)) func(error)) func(error) {
 	w.say("%s", what)
 	w.asked++
@@ -181,10 +181,10 @@ func (w *world) ask(what string, ask func(done func(error)) func(error)) func(er
 	}
 }
 
-// checkStopped: when a stop is answered, nothing runs that ran when it was asked for.
+// checkStopped checks that the processes that ran when a stop was requested have ended when it is answered.
 func (w *world) checkStopped() {
 	if !w.stopped {
-		return // it was started again meanwhile
+		return // it was started again before the answer
 	}
 	for _, p := range w.alive() {
 		if !p.told {
@@ -193,7 +193,7 @@ func (w *world) checkStopped() {
 	}
 }
 
-// check is what always holds.
+// check checks what must always be true.
 func (w *world) check() {
 	if w.halted {
 		w.checkStopped()
@@ -221,7 +221,7 @@ func (w *world) check() {
 	}
 }
 
-// checkProcesses: no start goes on that was given up, and nothing of a plugin that was stopped is taken over.
+// checkProcesses checks that canceled starts end, and that no process of a stopped plugin is adopted.
 func (w *world) checkProcesses() {
 	starting, started := 0, 0
 	for _, phase := range w.phases {
@@ -244,7 +244,7 @@ func (w *world) checkProcesses() {
 	}
 }
 
-// settle has nothing fail any more: everybody is answered, and what is wanted runs.
+// settle stops all faults, and checks that every request is answered and the plugin runs if it should.
 func (w *world) settle() {
 	w.calm = true
 	w.needed = true
@@ -273,7 +273,7 @@ func (w *world) settle() {
 	}
 }
 
-// end ends the host: only what survives goes on, and nobody waits.
+// end ends the host, and checks that only survivors keep running and every request is answered.
 func (w *world) end() {
 	s := w.unit.Status()
 	w.closed = true
@@ -298,5 +298,5 @@ func (w *world) end() {
 	}
 }
 
-// failedToReplace says whether a replacement that was due has failed, so that an older one goes on.
+// failedToReplace reports whether a replacement has failed, so that the older process keeps running.
 func (w *world) failedToReplace() bool { return w.events[plugin.EventFailed] > 0 }

@@ -2,6 +2,6 @@
 
 package supervise_test
 
-// A simulation is one goroutine, so the race detector has nothing to find there, and takes ten times as long: the seeds are the first of those
-// that are run without it, which "make test" does too.
+// A simulation is one goroutine, so the race detector finds nothing in it and makes it ten times slower. With the detector only the first
+// seeds are run; "make test" also runs all of them without it.
 const defaultSeeds = 50

@@ -22,11 +22,11 @@ import (
 
 var errCrash = errors.New("crash")
 
-// fakeProgram is what a Unit keeps running. Each life takes the next of ends, the last of which is for all that follow; it records when lives began
-// and ended.
+// fakeProgram starts the processes of a Unit. Each life takes the next of ends; the last one is for all later lives. It counts the lives
+// and records when they began.
 type fakeProgram struct {
 	ends   []end
-	linger time.Duration // after it was told to end
+	linger time.Duration // after a request to stop
 
 	mu     sync.Mutex
 	lives  int
@@ -34,13 +34,13 @@ type fakeProgram struct {
 	begins []time.Time
 }
 
-// end is how a life ends: after so long, or not by itself if that is zero.
+// end is how a life ends: after a time, or only by a request if that is zero.
 type end struct {
 	after time.Duration
 	err   error
 	panic bool
-	exit  bool // it ends the goroutine that starts it
-	never bool // it is not started, for err
+	exit  bool // Launch calls runtime.Goexit
+	never bool // Launch returns err
 }
 
 // life is a process.
@@ -137,13 +137,13 @@ func (s *supervised) Observe(e plugin.Event) {
 
 func (*supervised) Needed() bool { return true }
 
-// again starts it, and does not wait.
+// again starts the plugin and does not wait.
 func (s *supervised) again() {
 	s.Tell(machine.Start{})
 	synctest.Wait()
 }
 
-// expect says what must hold when nothing happens any more at this time.
+// expect checks the status when all goroutines are blocked.
 func (s *supervised) expect(t *testing.T, state plugin.State, lives, alive int) {
 	t.Helper()
 	synctest.Wait()
@@ -153,7 +153,7 @@ func (s *supervised) expect(t *testing.T, state plugin.State, lives, alive int) 
 	}
 }
 
-// state is that of the plugin, which runs from its start on.
+// state returns the state of the plugin.
 func (s *supervised) state() plugin.State {
 	if state := s.Status().State; state != plugin.StateStarting {
 		return state
@@ -217,7 +217,7 @@ func TestPanic(t *testing.T) {
 	}
 }
 
-// TestRepeatedFailure: a start that fails as the one before is no news, unless something ran in between.
+// TestRepeatedFailure: a start that fails with the same error as the previous one is not reported, unless a process ran in between.
 func TestRepeatedFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		absent := end{err: errors.New("no such file"), never: true}
@@ -265,7 +265,7 @@ func TestFailed(t *testing.T) {
 	}
 }
 
-// TestBackoff: pauses grow, stay within their bounds, and start over after a healthy life.
+// TestBackoff: pauses grow, stay within their bounds, and are reset after a healthy life.
 func TestBackoff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ends := slices.Repeat([]end{{after: second, err: errCrash}}, 8)
@@ -284,8 +284,8 @@ func TestBackoff(t *testing.T) {
 	})
 }
 
-// TestWindow: however long lives last, there are never more restarts within the window than the limit, and the plugin is failed
-// only when one more would be too many.
+// TestWindow: however long lives last, there are never more restarts within the window than the limit, and the plugin fails only when
+// another restart would exceed it.
 func TestWindow(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		bubble(t, func(t *testing.T) {
@@ -330,7 +330,7 @@ func TestWindow(t *testing.T) {
 	})
 }
 
-// TestStart: what runs is left alone, and what does not is restarted at once; what still ends is followed.
+// TestStart: a running plugin keeps running, another one is started immediately, and one that is still ending is started after its end.
 func TestStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := start(t, plugin.RestartPolicy{Policy: plugin.RestartOnFailure}, &fakeProgram{ends: []end{{after: 2 * second, err: errCrash}, {}}, linger: 3 * second})
@@ -358,7 +358,7 @@ func TestStart(t *testing.T) {
 	})
 }
 
-// TestClose: it ends in every state, after the life.
+// TestClose: a Unit can be closed in every state, and ends after the process.
 func TestClose(t *testing.T) {
 	for state, how := range map[plugin.State]end{
 		plugin.StateRunning: {}, plugin.StateBackoff: {after: second, err: errCrash}, plugin.StateFailed: {after: 1, err: errCrash},
@@ -383,7 +383,7 @@ func TestClose(t *testing.T) {
 	}
 }
 
-// TestNeededAgain: what is needed again is started at once if it was healthy, and else after a pause.
+// TestNeededAgain: a plugin that is needed again is started immediately if it was healthy, and otherwise after a pause.
 func TestNeededAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &fakeProgram{ends: []end{{after: time.Minute, err: errCrash}, {after: second, err: errCrash}, {}}}
@@ -401,7 +401,7 @@ func TestNeededAgain(t *testing.T) {
 	})
 }
 
-// TestAnyOrder: whenever it is started, there is one life at a time, and in the end there is one or the plugin has failed.
+// TestAnyOrder: in any order of requests there is one process at a time, and at the end one runs or the plugin has failed.
 func TestAnyOrder(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		bubble(t, func(t *testing.T) {
@@ -433,7 +433,7 @@ func TestAnyOrder(t *testing.T) {
 	})
 }
 
-// bubble runs f in a bubble of its own and hands a failure of the property on to it.
+// bubble runs f in its own synctest bubble, and repeats the panic of a failed property outside.
 func bubble(t *testing.T, f func(t *testing.T)) {
 	var failure any
 	synctest.Test(t, func(t *testing.T) {
@@ -445,7 +445,7 @@ func bubble(t *testing.T, f func(t *testing.T)) {
 	}
 }
 
-// later is a pace whose goroutines begin when they are told to.
+// later is a Pace that keeps its goroutines for the test to run.
 type later struct {
 	supervise.Real
 
@@ -454,7 +454,7 @@ type later struct {
 
 func (l *later) Go(f func()) { l.begun = append(l.begun, f) }
 
-// TestReleasedBeforeItIsWaitedFor: a process that was taken over may be let go on before anybody waits for its end.
+// TestReleasedBeforeItIsWaitedFor: an adopted process may be released before the Unit waits for its end.
 func TestReleasedBeforeItIsWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pace := &later{Real: supervise.Real{WaitGroup: new(sync.WaitGroup)}}
