@@ -14,8 +14,7 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// TestScripts runs the scripts in testdata: below each input stand the effects that it leads to, and the phases after it. "go test -rewrite"
-// writes what happens into them.
+// TestScripts runs the scripts in testdata, which list the effects and the phases after each input. "go test -rewrite" updates them.
 func TestScripts(t *testing.T) {
 	datadriven.Walk(t, "testdata/scripts", func(t *testing.T, path string) {
 		s := &script{now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)}
@@ -28,7 +27,7 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// script is a machine, at a time that a script lets pass, with a chance that makes no pause shorter.
+// script is a machine with a clock that the script advances, and a random number that does not shorten pauses.
 type script struct {
 	Machine
 	now  time.Time
@@ -67,7 +66,7 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 	return b.String() + "\n"
 }
 
-// input reads one from a line.
+// input parses an input.
 func (s *script) input(t *testing.T, d *datadriven.TestData) Input {
 	t.Helper()
 	number := func(key string) (n uint64) {

@@ -18,7 +18,7 @@ var update = flag.Bool("update", false, "write docs/reference/launched-states.md
 
 const statesPage = "../../../docs/reference/launched-states.md"
 
-// TestStatesPage: docs/reference/launched-states.md is printed from the table.
+// TestStatesPage: docs/reference/launched-states.md is generated from the table.
 func TestStatesPage(t *testing.T) {
 	page := states()
 	if *update {
@@ -109,7 +109,7 @@ var causeMeanings = map[Cause]string{
 	ByChange:      "Its program has changed, or its type has a handler.",
 }
 
-// TestTable: the table stays within what can be read at once, and has each transition once.
+// TestTable: the table stays small enough to read, and has each transition once.
 func TestTable(t *testing.T) {
 	if len(Table) > 40 {
 		t.Errorf("it has %d rows", len(Table))
@@ -138,7 +138,7 @@ func countRows(t Transition) int {
 	return len(slices.DeleteFunc(slices.Clone(Table), func(row Row) bool { return !row.Has(t) }))
 }
 
-// TestPauses: they stay within their bounds, and differ.
+// TestPauses: pauses stay within their bounds, and differ.
 func TestPauses(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		d := Description{Restart: plugin.RestartPolicy{Backoff: plugin.Backoff{
