@@ -12,8 +12,8 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// TestSocketOfAnother reproduces PAINS 193: of a process that has ended, the socket is removed, and that which another process has bound at
-// its path in the meantime is not, whether the host has bound the first one or does not know it.
+// TestSocketOfAnother reproduces PAINS 193: the socket of a process that has ended is removed, but not a socket that another process has
+// bound at its path since, whether the host or the process had bound the first socket.
 func TestSocketOfAnother(t *testing.T) {
 	modes(t, func(t *testing.T, cgroup string) {
 		for name, known := range map[string]bool{"bound by the host": true, "bound by the process": false} {
@@ -30,7 +30,7 @@ func TestSocketOfAnother(t *testing.T) {
 				}
 				h := startHostOf(t, hosting{Cgroup: cgroup, Procs: []Spec{spec}})
 				all := h.everyone(t)
-				if known { // one that is bound and does not listen yet
+				if known { // a bound socket that does not listen yet
 					stale(t, at)
 				} else {
 					l, err := net.Listen("unix", at)
@@ -57,7 +57,8 @@ func TestSocketOfAnother(t *testing.T) {
 	})
 }
 
-// TestSocketOfAnotherAfterEnd is TestSocketOfAnother for a process that ends while its host lives, and that is told its socket while it starts.
+// TestSocketOfAnotherAfterEnd is TestSocketOfAnother for a process that ends before its host, and whose socket becomes known while it
+// starts.
 func TestSocketOfAnotherAfterEnd(t *testing.T) {
 	modes(t, func(t *testing.T, cgroup string) {
 		g := newGroup(t, &Group{Cgroup: cgroup})
@@ -87,7 +88,7 @@ func TestSocketOfAnotherAfterEnd(t *testing.T) {
 	})
 }
 
-// stale makes a socket on which nobody accepts.
+// stale creates a socket on which no process accepts.
 func stale(t *testing.T, path string) {
 	t.Helper()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// BenchmarkStartToExit compares the life of a process that does nothing, with its three pipes, with that under os/exec. The two alternate, so
-// that the ratio is one of the same moment. Start alone is what a caller waits for.
+// BenchmarkStartToExit compares a process that does nothing, with its three pipes, with the same process under os/exec. The two alternate,
+// so that both are measured under the same load. Start is also measured alone, because callers wait for it.
 func BenchmarkStartToExit(b *testing.B) {
 	for name, cgroup := range map[string]string{"cgroup": "", "nocgroup": noCgroup} {
 		b.Run(name, func(b *testing.B) {
@@ -87,7 +87,7 @@ func drain(readers ...io.ReadCloser) {
 	}
 }
 
-// BenchmarkRunning shows what a running process costs its host.
+// BenchmarkRunning measures what a running process costs its host.
 func BenchmarkRunning(b *testing.B) {
 	g := newGroup(b, &Group{})
 	own(b, g)

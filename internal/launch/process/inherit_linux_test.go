@@ -18,9 +18,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestInheritedDescriptorsStay: what this process inherited is not open in those that it starts, whether they survive or not.
+// TestInheritedDescriptorsStay: descriptors that this process inherited are not open in the processes that it starts, whether they survive
+// or not.
 func TestInheritedDescriptorsStay(t *testing.T) {
-	fd, err := unix.Open("/etc/passwd", unix.O_RDONLY, 0) // without O_CLOEXEC, as a descriptor that a shell handed over
+	fd, err := unix.Open("/etc/passwd", unix.O_RDONLY, 0) // without O_CLOEXEC, like a descriptor from a shell
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,7 +46,7 @@ func TestInheritedDescriptorsStay(t *testing.T) {
 					t.Errorf("the process has a descriptor that it was not meant to have: %s", line)
 				}
 			}
-			if strings.Count(string(listed), "->") != 4 { // standard input, output, error, and the directory that is listed
+			if strings.Count(string(listed), "->") != 4 { // standard input, output and error, and the listed directory
 				t.Errorf("the process has other descriptors:\n%s", listed)
 			}
 			if err := p.Stdout().Close(); err != nil {
@@ -61,7 +62,7 @@ func TestInheritedDescriptorsStay(t *testing.T) {
 	}
 }
 
-// TestGraceIsFiveSeconds: what is not configured otherwise gets SIGKILL 5 s after it was asked to end.
+// TestGraceIsFiveSeconds: by default, SIGKILL is sent 5 s after the request to end.
 func TestGraceIsFiveSeconds(t *testing.T) {
 	if g := (Grace{}).orDefault(); (g.Stdin + g.Term).Seconds() != 5 {
 		t.Errorf("SIGKILL is sent after %v, want 5 s", g.Stdin+g.Term)
@@ -69,17 +70,17 @@ func TestGraceIsFiveSeconds(t *testing.T) {
 }
 
 const (
-	// oddly has a host started by an unusual parent: it changes what it can of this process and executes the same host again.
+	// oddly starts a host with unusual attributes: the process changes all its attributes that it can and executes the host again.
 	oddly = "oddly"
-	// realtime is the same with a real-time policy instead of a nice value.
+	// realtime is oddly with a real-time policy instead of a nice value.
 	realtime = "realtime"
-	// odd is what the host then is.
+	// odd marks the host that was executed again.
 	odd = "odd"
 
 	secret = "patchbay-test-secret"
 )
 
-// become makes this process an unusual parent, and never returns.
+// become changes the attributes of this process and executes the host again. It never returns.
 func (h *hosting) become() {
 	runtime.LockOSThread()
 	must := func(err error) {
@@ -116,7 +117,7 @@ func (h *hosting) become() {
 	nice := niceValue()
 	if root {
 		nice = -5
-		_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-300"), 0) // takes CAP_SYS_RESOURCE, which root may not have
+		_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-300"), 0) // needs CAP_SYS_RESOURCE, which root may lack
 		_, _, errno := unix.Syscall(unix.SYS_IOPRIO_SET, 1, 0, 1<<13|4) // IOPRIO_CLASS_RT
 		if errno != 0 {
 			panic(errno)
@@ -160,7 +161,7 @@ func takeTerminal() error {
 	return err
 }
 
-// shows is a process that prints what it has inherited, as a shell sees it, which changes none of it.
+// shows is a shell that prints its inherited attributes, and does not change them.
 func shows() Spec {
 	const script = `
 exec 2>/dev/null
@@ -187,13 +188,13 @@ read end
 	return Spec{Name: "shows", Path: "/bin/sh", Args: []string{"sh", "-c", script}, Env: []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}}
 }
 
-// lookForSecret is the part of a process that looks for a key of its host.
+// lookForSecret is run by a process that looks for a key of its host.
 func lookForSecret() string {
 	_, err := unix.KeyctlSearch(unix.KEY_SPEC_SESSION_KEYRING, "user", secret, 0)
 	return "key=" + text(err)
 }
 
-// TestInherited is the list of docs/reference/inheritance.md, with a host that an unusual parent has started.
+// TestInherited checks the list in docs/reference/inheritance.md, with a host that has unusual attributes.
 func TestInherited(t *testing.T) {
 	usual := map[string]string{
 		"SigIgn": "0000000000000000", "SigBlk": "0000000000000000", "Umask": "0002", "CapInh": "0000000000000000", "CapAmb": "0000000000000000",
@@ -221,7 +222,7 @@ func TestInherited(t *testing.T) {
 					want := maps.Clone(usual)
 					maps.Copy(want, differs)
 					if how == realtime {
-						want["slack"] = "0" // of a thread with such a policy
+						want["slack"] = "0" // threads with a real-time policy have no slack
 					}
 					checkInherited(t, hosting{Cgroup: cgroup, Odd: how, Close: true}, as, want)
 				})
@@ -230,7 +231,7 @@ func TestInherited(t *testing.T) {
 	}
 }
 
-// niceValue returns a positive nice value that a process without rights can have: not less than that of this one.
+// niceValue returns a positive nice value that a process without rights can set: at least that of this process.
 func niceValue() int {
 	const least, zero = 5, 20 // what the system call returns for a nice value of 0
 	priority, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
@@ -314,5 +315,5 @@ func checkInherited(t *testing.T, h hosting, as *syscall.SysProcAttr, want map[s
 
 func survives(s *Spec) { s.Survive = true }
 
-// beOdd is what a host does to itself.
+// beOdd changes attributes that the host itself can change.
 func beOdd() { signal.Ignore(unix.SIGPIPE, unix.SIGUSR1) }

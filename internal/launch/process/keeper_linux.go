@@ -28,7 +28,7 @@ type keeper struct {
 	out, err *outputBuffer
 	free     chan struct{} // holds one value while no host is connected
 
-	mu   sync.Mutex // guards what follows
+	mu   sync.Mutex // guards the fields below
 	host *wire      // nil if none is connected
 }
 
@@ -190,7 +190,7 @@ func (k *keeper) attach(w *wire) bool {
 type outputBuffer struct {
 	from *os.File
 
-	mu   sync.Mutex // guards what follows
+	mu   sync.Mutex // guards the fields below
 	to   *os.File   // nil if no host is connected
 	kept []byte
 }

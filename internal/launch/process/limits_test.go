@@ -19,7 +19,7 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// output runs a shell command to its end and returns what it prints.
+// output runs a shell command and returns its output.
 func output(t *testing.T, g *Group, command string, more ...func(*Spec)) string {
 	t.Helper()
 	spec := Spec{Name: "test", Path: "/bin/sh", Args: []string{"sh", "-c", command}, Env: []string{"PATH=/usr/bin:/bin"}}
@@ -63,7 +63,7 @@ func TestOpenFiles(t *testing.T) {
 	})
 }
 
-// TestOpenFilesOfNothing: what keeps the program from being executed is the same as without a limit, whoever is to run it.
+// TestOpenFilesOfNothing: the error for a program that cannot be executed is the same as without a limit, for any user.
 func TestOpenFilesOfNothing(t *testing.T) {
 	users := []*User{nil}
 	if os.Geteuid() == 0 {
@@ -81,7 +81,7 @@ func TestOpenFilesOfNothing(t *testing.T) {
 	}
 }
 
-// A limited process is one like any other: it gets what is meant for it and nothing else.
+// A process with a limit gets the same environment, arguments and descriptors as any other.
 func TestLimitedIsAsAnyOther(t *testing.T) {
 	g := newGroup(t, &Group{})
 	const command = "echo $0 $1; env; ls /proc/self/fd"
@@ -98,12 +98,12 @@ func TestLimitedIsAsAnyOther(t *testing.T) {
 	}
 }
 
-// TestFewProcessesWithFewFiles: what limits the open files is no process of the program, and has threads of its own.
+// TestFewProcessesWithFewFiles: the shim that limits the open files does not count as a process of the program, although it has threads.
 func TestFewProcessesWithFewFiles(t *testing.T) {
 	needLimits(t, plugin.Limits{Processes: 1})
 	modes(t, func(t *testing.T, cgroup string) {
 		g := newGroup(t, &Group{Cgroup: cgroup})
-		const command = "ulimit -n; /bin/true && echo forked" // by itself the shell would execute it in its own place
+		const command = "ulimit -n; /bin/true && echo forked" // the shell would execute a single command without forking
 		for range 5 {
 			if got := output(t, g, command, func(s *Spec) { s.Limits = plugin.Limits{Processes: 1, OpenFiles: 50} }); got != "50" {
 				t.Fatalf("with room for itself only and 50 files it prints %q", got)
@@ -112,7 +112,7 @@ func TestFewProcessesWithFewFiles(t *testing.T) {
 	})
 }
 
-// TestNoRoomToLimitFiles: what ends before it could limit its open files is not started, and the error says why.
+// TestNoRoomToLimitFiles: if the shim ends before it has limited the open files, Start fails, and the error has the reason.
 func TestNoRoomToLimitFiles(t *testing.T) {
 	limits := plugin.Limits{Memory: 1 << 20, OpenFiles: 50}
 	needLimits(t, plugin.Limits{Memory: 1 << 26})
@@ -164,7 +164,7 @@ func TestUser(t *testing.T) {
 	}
 }
 
-// needLimits skips where neither version of cgroups can limit.
+// needLimits skips the test if neither version of cgroups can enforce the limits.
 func needLimits(t *testing.T, l plugin.Limits) {
 	t.Helper()
 	g := newGroup(t, &Group{})
@@ -176,7 +176,7 @@ func needLimits(t *testing.T, l plugin.Limits) {
 	<-p.Done()
 }
 
-// TestLimitsByVersion2 is what TestMemoryAndCPU leaves open on a machine whose controllers are those of version 1.
+// TestLimitsByVersion2 tests the limits of version 2 on machines where TestMemoryAndCPU uses controllers of version 1.
 func TestLimitsByVersion2(t *testing.T) {
 	const what = "limits through cgroups of version 2: that the controllers memory, cpu and pids are passed on, what memory.max, cpu.max " +
 		"and pids.max do, and that nothing is left"
@@ -209,11 +209,11 @@ func TestLimitsByVersion2(t *testing.T) {
 	await(t, c.leaf.dir+" is removed", func() bool { _, err := os.Stat(c.leaf.dir); return errors.Is(err, fs.ErrNotExist) })
 }
 
-// A process that may have no further ones cannot fork.
+// A process with a limit of one process cannot fork.
 func TestProcessesAreBounded(t *testing.T) {
 	needLimits(t, plugin.Limits{Processes: 1})
 	g := newGroup(t, &Group{})
-	const command = "/bin/true && echo forked" // by itself the shell would execute it in its own place
+	const command = "/bin/true && echo forked" // the shell would execute a single command without forking
 	if got := output(t, g, command); got != "forked" {
 		t.Fatalf("without a limit it prints %q", got)
 	}
@@ -234,7 +234,7 @@ func TestProcessesAreBounded(t *testing.T) {
 	<-p.Done()
 }
 
-// limitsOf reads what limits a process.
+// limitsOf reads the limits of a process.
 func limitsOf(t *testing.T, p *Process) map[string]string {
 	t.Helper()
 	c, ok := p.body.(*child)
@@ -277,7 +277,7 @@ func TestMemoryAndCPU(t *testing.T) {
 	})
 }
 
-// What a descendant uses counts, from its first byte.
+// The memory of descendants counts, from the first byte.
 func TestMemoryIsBounded(t *testing.T) {
 	needLimits(t, plugin.Limits{Memory: 1 << 26, CPU: 1000})
 	g := newGroup(t, &Group{})
@@ -290,7 +290,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	}
 }
 
-// The groups of version 1 and the files of the host go with the watchdog when the host is killed.
+// When the host is killed, the watchdog removes the groups of version 1 and the files of the host.
 func TestHostIsKilledWithLimits(t *testing.T) {
 	needLimits(t, plugin.Limits{Memory: 1 << 26, CPU: 1000})
 	modes(t, func(t *testing.T, cgroup string) {
@@ -332,7 +332,7 @@ func system(t *testing.T) cgroupfs.System {
 	return s
 }
 
-// tree is a cgroup file system of plain files: DIR/host/patchbay/1 is the leaf, and those in DIR/v1 are of version 1.
+// tree is a cgroup file system of plain files: DIR/host/patchbay/1 is the leaf, and the groups in DIR/v1 are of version 1.
 func tree(t *testing.T, controllers map[string]string) (dir string, leaf *cgroup) {
 	t.Helper()
 	dir = t.TempDir()
@@ -350,7 +350,7 @@ func tree(t *testing.T, controllers map[string]string) (dir string, leaf *cgroup
 	return dir, leaf
 }
 
-// files reads all files of a tree but the lists of controllers.
+// files reads all files of a tree except the lists of controllers.
 func files(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	found := map[string]string{}
@@ -455,7 +455,7 @@ func TestConfine(t *testing.T) {
 	}
 }
 
-// A limit that cannot be set keeps the process from starting, and leaves nothing.
+// If a limit cannot be set, the process is not started, and nothing is left.
 func TestUnlimitedIsNotStarted(t *testing.T) {
 	modes(t, func(t *testing.T, cgroup string) {
 		g := newGroup(t, &Group{Cgroup: cgroup})

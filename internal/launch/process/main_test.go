@@ -23,10 +23,10 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/leaktest"
 )
 
-// roleEnv tells the re-executed test binary which part to play.
+// roleEnv has the role of the test binary when it is executed again.
 const roleEnv = "PROCESS_TEST_ROLE"
 
-// role is the part of a child in a test.
+// role is the behavior of a child in a test.
 type role struct {
 	Say      string   // is written to standard output first
 	Echo     bool     // writes the first line of its standard input to standard output
@@ -36,13 +36,13 @@ type role struct {
 	Children []*role  // are started before it says anything; their IDs are in what it says
 	Setsid   bool     // leaves the process group
 	Silent   bool     // has no descriptors of its parent
-	Leave    bool     // ends at once, and leaves its children
+	Leave    bool     // exits immediately, and leaves its children
 	Create   string   // a file that it makes
 	Secret   bool     // says whether it finds a key of its host
-	Host     *hosting // is a host
+	Host     *hosting // it is a host
 }
 
-// hosting is the part of a host: it starts a process for each role.
+// hosting is the behavior of a host, which starts a process for each role.
 type hosting struct {
 	Cgroup, StateDir string
 	Procs            []Spec
@@ -50,10 +50,10 @@ type hosting struct {
 	Close            bool // closes the group at the end of its standard input, and ends
 	Adopt            bool
 	Odd              string // how an unusual parent has started it
-	First            bool   // it is the first process of a namespace, for which the daemon's reaping is on
+	First            bool   // it is the first process of a PID namespace, and calls ReapAdopted
 }
 
-// said is what a child says in one line.
+// said is the line that a child prints.
 type said struct {
 	PID      int
 	Children []said
@@ -102,7 +102,7 @@ func (r *role) play() {
 	}
 	_, _ = io.Copy(io.Discard, stdin)
 	if r.Stay {
-		<-time.After(time.Minute) // a bound for what a broken test leaves behind
+		<-time.After(time.Minute) // ends processes that a failed test leaves behind
 	}
 	if r.Host != nil && r.Host.Close {
 		if err := g.Close(context.Background()); err != nil {
@@ -113,7 +113,7 @@ func (r *role) play() {
 	os.Exit(r.Exit)
 }
 
-// startAsGrandchild starts a child of the child, and waits for what it says.
+// startAsGrandchild starts a child of the child, and waits for its line.
 func (r *role) startAsGrandchild() said {
 	spec := r.spec()
 	cmd := exec.Command(spec.Path)
@@ -185,7 +185,7 @@ func (h *hosting) start(line *said) *Group {
 	return g
 }
 
-// spec is how the role is started.
+// spec returns the Spec with which the role is started.
 func (r *role) spec() Spec {
 	b, err := json.Marshal(r)
 	if err != nil {
@@ -194,7 +194,7 @@ func (r *role) spec() Spec {
 	return Spec{Name: "test", Path: "/proc/self/exe", Args: []string{"child"}, Env: []string{roleEnv + "=" + string(b), "GORACE=atexit_sleep_ms=10"}}
 }
 
-// everyone are the IDs of all that a line tells of.
+// everyone returns the IDs of all processes in a line.
 func (s said) everyone() []int {
 	all := []int{s.PID}
 	for _, child := range s.Children {
@@ -213,14 +213,14 @@ func newGroup(t testing.TB, g *Group) *Group {
 	return g
 }
 
-// started is a process whose output is read.
+// started is a running process whose output is read.
 type started struct {
 	*Process
 	said
-	rest chan string // the rest of its standard output, when that has ended
+	rest chan string // gets the rest of the standard output at its end
 }
 
-// start starts the role and waits for what it says.
+// start starts the role and waits for its line.
 func start(t testing.TB, g *Group, r *role, more ...func(*Spec)) started {
 	t.Helper()
 	spec := r.spec()
@@ -265,7 +265,7 @@ func listen(t testing.TB, p *Process) started {
 	return s
 }
 
-// process identifies a process that is there now.
+// process returns the identity of a running process.
 func process(t testing.TB, pid int) procID {
 	t.Helper()
 	s, ok := readStat(pid)
@@ -284,7 +284,7 @@ func processes(t testing.TB, list []int) []procID {
 	return ids
 }
 
-// there reports whether the process is there and no zombie.
+// there reports whether the process exists and is not a zombie.
 func (id procID) there() bool {
 	s, ok := readStat(id.pid)
 	return ok && s.start == id.start && s.alive()
@@ -318,7 +318,7 @@ func awaitEnds(t testing.TB, ids []procID) time.Duration {
 	return time.Since(begin)
 }
 
-// await waits for a condition about which nobody tells.
+// await polls until a condition is true.
 func await(t testing.TB, what string, condition func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); !condition(); {
@@ -329,7 +329,7 @@ func await(t testing.TB, what string, condition func() bool) {
 	}
 }
 
-// cgroups lists the cgroups that this or the given process has made for its processes.
+// cgroups lists the cgroups that this process, or the given one, has created for its processes.
 func cgroups(t testing.TB, pid int) []string {
 	t.Helper()
 	system, err := cgroupfs.Self()
@@ -353,7 +353,7 @@ func cgroups(t testing.TB, pid int) []string {
 	return names
 }
 
-// modes runs the test with a cgroup for each process, where one can be had, and without.
+// modes runs the test with a cgroup for each process, if cgroups are available, and without cgroups.
 func modes(t *testing.T, f func(t *testing.T, cgroup string)) {
 	t.Run("cgroup", func(t *testing.T) {
 		needCgroup(t)
@@ -362,7 +362,7 @@ func modes(t *testing.T, f func(t *testing.T, cgroup string)) {
 	t.Run("no cgroup", func(t *testing.T) { f(t, noCgroup) })
 }
 
-// kernels runs the test as modes does, and also without what Linux 6.9 brought.
+// kernels runs the test as modes does, and also without the system calls of Linux 6.9.
 func kernels(t *testing.T, f func(t *testing.T, cgroup string, prepare func(*Group))) {
 	modes(t, func(t *testing.T, cgroup string) { f(t, cgroup, func(*Group) {}) })
 	t.Run("cgroup, before Linux 6.9", func(t *testing.T) {
@@ -399,5 +399,5 @@ func watchdogOf(t testing.TB, host int) procID {
 	return found
 }
 
-// reads is the input of a process that is known before it starts.
+// reads returns a Stdin function for a fixed input.
 func reads(input []byte) func() ([]byte, error) { return func() ([]byte, error) { return input, nil } }

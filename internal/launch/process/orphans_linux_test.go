@@ -24,7 +24,8 @@ const (
 	nobody = 65534
 )
 
-// orphaning is a process that starts many which fork twice, leave the session, and hold no descriptor. They are known by what they sleep.
+// orphaning is a process that starts many orphans: they fork twice, leave the session, and have no descriptors. They are found by the
+// argument of sleep.
 func orphaning(mark string) Spec {
 	script := fmt.Sprintf(`i=0
 while [ $i -lt %d ]; do
@@ -37,7 +38,7 @@ read line`, manyOrphans, mark)
 	return Spec{Name: "test", Path: "/bin/sh", Args: []string{"sh", "-c", script}, Env: []string{"PATH=" + os.Getenv("PATH")}}
 }
 
-// asleep returns the processes that sleep a mark.
+// asleep returns the processes that run sleep with the mark.
 func asleep(mark string) (found []procID) {
 	for pid, s := range allStats() {
 		cmdline, err := os.ReadFile("/proc/" + itoa(pid) + "/cmdline")
@@ -48,7 +49,7 @@ func asleep(mark string) (found []procID) {
 	return found
 }
 
-// TestNoOrphan: nothing of a plugin outlives it or its host, however it left.
+// TestNoOrphan: no descendant outlives the plugin or the host, even if it left the process group.
 func TestNoOrphan(t *testing.T) {
 	kinds := map[string]func(t *testing.T) (cgroup string, as *syscall.SysProcAttr){
 		"root, cgroup": func(t *testing.T) (string, *syscall.SysProcAttr) {
@@ -62,7 +63,7 @@ func TestNoOrphan(t *testing.T) {
 	ends := map[string]func(t *testing.T, h *host){
 		"stop": func(t *testing.T, h *host) { _ = h.stdin.Close() },
 		"kill": func(t *testing.T, h *host) { h.kill(t) },
-		"kill of the process": func(t *testing.T, h *host) { // its own end ends the process, and the host what is left
+		"kill of the process": func(t *testing.T, h *host) { // the process exits, and the host kills the orphans
 			s, ok := readStat(h.procs[0].PID)
 			if !ok || !(procID{h.procs[0].PID, s.start}).kill() {
 				t.Error("it is not there")
@@ -89,7 +90,7 @@ func TestNoOrphan(t *testing.T) {
 	}
 }
 
-// TestReaperIsKilled: the process ends with it, and the host says why.
+// TestReaperIsKilled: if the reaper is killed, the process ends with it, and the error has the reason.
 func TestReaperIsKilled(t *testing.T) {
 	g := newGroup(t, &Group{Cgroup: noCgroup})
 	p := start(t, g, &role{Stay: true, Deaf: true, Children: []*role{{Stay: true, Deaf: true}}})
@@ -106,7 +107,7 @@ func TestReaperIsKilled(t *testing.T) {
 	}
 }
 
-// TestNoOrphanOfAKilledReaper: whichever of the two is killed, nothing of the process is left.
+// TestNoOrphanOfAKilledReaper: whichever of the two reapers is killed, no descendant of the process is left.
 func TestNoOrphanOfAKilledReaper(t *testing.T) {
 	for which, sought := range map[string]func(inner procStat, pid int) int{
 		"inner": func(_ procStat, pid int) int { return pid },
@@ -130,7 +131,7 @@ func TestNoOrphanOfAKilledReaper(t *testing.T) {
 	}
 }
 
-// TestStoppedReaper: both are woken when the process is to end.
+// TestStoppedReaper: both stopped reapers are continued when the process is terminated.
 func TestStoppedReaper(t *testing.T) {
 	g := newGroup(t, &Group{Cgroup: noCgroup})
 	p := start(t, g, &role{Stay: true, Deaf: true, Children: []*role{{Stay: true, Deaf: true, Setsid: true, Silent: true}}})
@@ -154,7 +155,7 @@ func asNobody(t *testing.T) *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
 }
 
-// inDelegatedCgroup has a host run as a user in a cgroup that was given to him.
+// inDelegatedCgroup creates a cgroup that is delegated to a user without rights, and returns it with the attributes of a host in it.
 func inDelegatedCgroup(t *testing.T) (string, *syscall.SysProcAttr) {
 	as := asNobody(t)
 	needCgroup(t)
@@ -192,7 +193,7 @@ func inDelegatedCgroup(t *testing.T) (string, *syscall.SysProcAttr) {
 	return dir, as
 }
 
-// TestSpareLeaf: the cgroup of a process is made before the process is known, and a stranger may have removed it by then.
+// TestSpareLeaf: the cgroup of the next process is created in advance, and another program may have removed it before it is used.
 func TestSpareLeaf(t *testing.T) {
 	g := newGroup(t, &Group{})
 	leafOf := func(p started) string {
@@ -259,7 +260,7 @@ func TestSpareLeaf(t *testing.T) {
 	}
 }
 
-// beFirst makes this process, which is the first of a PID namespace, see the processes of that, and has it reap those that it adopts.
+// beFirst mounts /proc for this process, the first one of a PID namespace, and reaps the processes that it adopts.
 func beFirst() {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		panic(err)
@@ -270,7 +271,7 @@ func beFirst() {
 	go ReapAdopted(context.Background())
 }
 
-// TestOnlyAdoptedAreReaped: the exit status of a process that this one has started is kept for who waits for that, and no other is.
+// TestOnlyAdoptedAreReaped: only adopted processes are reaped; the exit status of a started process is kept for its waiter.
 func TestOnlyAdoptedAreReaped(t *testing.T) {
 	start := func() (*os.Process, error) {
 		return os.StartProcess("/bin/sh", []string{"sh", "-c", "exit 3"}, &os.ProcAttr{})
@@ -300,7 +301,7 @@ func TestOnlyAdoptedAreReaped(t *testing.T) {
 	}
 }
 
-// TestAdoptedAreReaped: as the first process of a container a host keeps no zombie of what its processes leave behind.
+// TestAdoptedAreReaped: a host that is the first process of a container reaps the orphans of its processes.
 func TestAdoptedAreReaped(t *testing.T) {
 	needRoot(t)
 	modes(t, func(t *testing.T, cgroup string) {
@@ -319,9 +320,9 @@ func TestAdoptedAreReaped(t *testing.T) {
 	})
 }
 
-// TestChildWithAReusedID: the process that gets the ID of one that was just waited for is not reaped as an adopted one.
+// TestChildWithAReusedID: a started process with the ID of a process that was just reaped is not taken for an adopted one.
 func TestChildWithAReusedID(t *testing.T) {
-	const id = 1 << 30 // of no process
+	const id = 1 << 30 // no process has it
 	start := func() {
 		if _, err := startChild(func() (*os.Process, error) { return &os.Process{Pid: id}, nil }); err != nil {
 			t.Fatal(err)
@@ -334,7 +335,7 @@ func TestChildWithAReusedID(t *testing.T) {
 		return known
 	}
 	start()
-	start() // the first one was waited for, and is not forgotten yet
+	start() // the first process was reaped, and forgetChild was not called yet
 	if forgetChild(id); !isKnown() {
 		t.Error("the second process is forgotten with the first")
 	}

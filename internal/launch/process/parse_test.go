@@ -22,7 +22,7 @@ func FuzzRecord(f *testing.F) {
 		socket := plugin.SocketID{Device: 1, Inode: uint64(len(a)), Birth: 1}
 		said := record{recordStart, "1"}
 		for _, word := range []string{a, b, c, d} {
-			if word = strings.ReplaceAll(word, "\x00", ""); word != "" { // as no path has or is
+			if word = strings.ReplaceAll(word, "\x00", ""); word != "" { // a path has no NUL byte and is not empty
 				files, said = append(files, word), append(said, word, socket.String())
 			}
 		}
@@ -40,7 +40,7 @@ func FuzzRecord(f *testing.F) {
 	})
 }
 
-// Whatever a watchdog is told, it understands or skips.
+// A watchdog parses or skips any record.
 func FuzzWard(f *testing.F) {
 	f.Add("start\x001\x00/f\x00\x00end\x001\x00\x00")
 	f.Add("start\x00\x00cgroup\x00/x\x00\x00end\x007\x00\x00sta")

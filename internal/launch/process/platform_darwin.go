@@ -17,7 +17,7 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// platform is what a [Group] has on this system: nothing but its processes.
+// platform is the state of a [Group], which is empty on this system.
 type platform struct{}
 
 func (platform) start(_ *Group, p *Process) error {
@@ -43,13 +43,13 @@ func (platform) remove([]string) {}
 
 func (platform) close() error { return nil }
 
-// plain is a process that this one started, in a process group of its own where there are such groups.
+// plain is a child of this process, in its own process group.
 type plain struct {
 	process *Process
 	proc    *os.Process
 	stdin   *os.File
 
-	mu     sync.Mutex // guards what follows, and the process ID against being given back while it is used
+	mu     sync.Mutex // guards the fields below; the process ID cannot be reused while mu is held
 	reaped bool
 }
 
@@ -81,7 +81,7 @@ func startPlain(p *Process) (*plain, error) {
 	c := &plain{process: p, proc: proc, stdin: files[inWrite]}
 	p.stdout, p.stderr = files[outRead], files[errRead]
 	input, err := p.spec.input()
-	if err == nil { // a process that does not read its input ends the write by its end
+	if err == nil { // the write ends when the process exits, even if it does not read its input
 		_, err = c.stdin.Write(input)
 	}
 	if err != nil {
@@ -110,7 +110,7 @@ func (c *plain) owns(pid int) bool { return pid == c.proc.Pid }
 func (c *plain) wait() error {
 	if awaitExit(c.proc) {
 		c.mu.Lock()
-		signalOwnGroup(c.proc, true) // what it left behind
+		signalOwnGroup(c.proc, true) // the rest of its process group
 		c.reaped = true
 		c.mu.Unlock()
 	}
@@ -139,7 +139,7 @@ func ReapAdopted(context.Context) {}
 // MayChangeUser reports whether this process can start and end processes of other users, which needs root.
 func MayChangeUser() bool { return os.Geteuid() == 0 }
 
-// Descends reports false: the ancestors of a process are not known on this system.
+// Descends always returns false: the ancestors of a process are not known on this system.
 func Descends(pid, from int) bool { return false }
 
 // Watchers fails: the watches of other processes are not known on this system.
@@ -152,11 +152,11 @@ func signalOwnGroup(proc *os.Process, force bool) {
 		return
 	}
 	_ = unix.Kill(-proc.Pid, unix.SIGTERM)
-	_ = unix.Kill(-proc.Pid, unix.SIGCONT) // what is stopped would not see it
+	_ = unix.Kill(-proc.Pid, unix.SIGCONT) // a stopped process would not handle the signal
 }
 
-// awaitExit blocks until the process has ended, and leaves it to be waited for, so that its ID is its own until then. It reports whether it
-// could.
+// awaitExit blocks until the process has ended, and does not reap it, so that its ID is not reused. It reports whether the process has
+// ended; if not, the process cannot be watched.
 func awaitExit(proc *os.Process) bool {
 	queue, err := unix.Kqueue()
 	if err != nil {
@@ -168,7 +168,7 @@ func awaitExit(proc *os.Process) bool {
 	watch.Fflags = unix.NOTE_EXIT
 	changes, events := []unix.Kevent_t{watch}, make([]unix.Kevent_t, 1)
 	for {
-		// An error but EINTR means that it has ended already.
+		// Any error except EINTR means that the process has ended already.
 		if _, err := unix.Kevent(queue, changes, events, nil); err != unix.EINTR {
 			return true
 		}

@@ -159,7 +159,7 @@ func TestContextCutsTerminateShort(t *testing.T) {
 	}
 }
 
-// Whatever a process started and left behind ends with it, and its exit is seen although they hold its pipes.
+// All descendants end with the process, and its exit is noticed although they hold its pipes.
 func TestLeftBehind(t *testing.T) {
 	tests := map[string]struct{ child role }{
 		"in the group":                  {child: role{Stay: true, Deaf: true}},
@@ -197,7 +197,8 @@ func TestLeftBehind(t *testing.T) {
 	}
 }
 
-// SIGKILL goes to the whole tree, also to what has left the group and has no pipe, which is found by descent where there is no cgroup.
+// SIGKILL is sent to the whole tree, including processes that left the group and have no pipe. Without cgroups they are found by their
+// parents.
 func TestKillTree(t *testing.T) {
 	kernels(t, func(t *testing.T, cgroup string, prepare func(*Group)) {
 		g := newGroup(t, &Group{Cgroup: cgroup})
@@ -262,7 +263,7 @@ func TestFilesAreRemoved(t *testing.T) {
 	}
 }
 
-// Somebody who is no descendant holds the other end of standard output.
+// A process that is not a descendant holds the other end of standard output.
 func TestOutputEnds(t *testing.T) {
 	modes(t, func(t *testing.T, cgroup string) {
 		g := newGroup(t, &Group{Cgroup: cgroup})
@@ -322,7 +323,7 @@ func TestCloseUnused(t *testing.T) {
 	}
 }
 
-// Whatever starts while the group is closed either fails or ends.
+// A process that is started while the group is being closed fails to start or is ended.
 func TestCloseWhileStarting(t *testing.T) {
 	for range 10 {
 		g := newGroup(t, &Group{})

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestRemoveFollowsNoLinks: what leads elsewhere is removed, and nothing elsewhere.
+// TestRemoveFollowsNoLinks: symbolic links are removed, but not their targets.
 func TestRemoveFollowsNoLinks(t *testing.T) {
 	dir, elsewhere := t.TempDir(), t.TempDir()
 	precious := filepath.Join(elsewhere, "sub", "s")

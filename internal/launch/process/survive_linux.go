@@ -26,7 +26,7 @@ type kept struct {
 	leaf    *cgroup // nil if it has none
 	exit    exit    // zero if the process had ended before it was adopted
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	wire     *wire
 	released bool
 }

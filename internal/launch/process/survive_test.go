@@ -37,7 +37,7 @@ func surviving(r *role) Spec {
 	return spec
 }
 
-// adoptOnly adopts the one process that there is.
+// adoptOnly adopts the only surviving process.
 func adoptOnly(t testing.TB, g *Group) *Process {
 	t.Helper()
 	procs, err := g.Adopt(t.Context())
@@ -52,7 +52,7 @@ func adoptOnly(t testing.TB, g *Group) *Process {
 	return p
 }
 
-// keeperOf returns the keeper of a process, which is its parent, or that of its reaper.
+// keeperOf returns the keeper of a process, which is the parent of the process or of its reaper.
 func keeperOf(t testing.TB, pid int) procID {
 	t.Helper()
 	s, ok := readStat(pid)
@@ -75,7 +75,7 @@ func remembered(t testing.TB, dir string) []string {
 	return list
 }
 
-// The host is killed; the process goes on, a later host adopts it and ends it with its whole tree.
+// When the host is killed, the process keeps running; a later host adopts it and ends its whole tree.
 func TestSurvivesTheDeathOfTheHost(t *testing.T) {
 	modes(t, func(t *testing.T, cgroup string) {
 		dir := stateDir(t)
@@ -147,7 +147,7 @@ func TestSurvivesClose(t *testing.T) {
 	}
 }
 
-// Without a host it never waits for somebody to read; what it wrote last is there for the next one.
+// Without a host, the process is never blocked by its output, and the last output is kept for the next host.
 func TestOutputWithoutHost(t *testing.T) {
 	dir := stateDir(t)
 	g := newGroup(t, &Group{StateDir: dir})
@@ -177,7 +177,7 @@ func TestOutputWithoutHost(t *testing.T) {
 	if err := p.Terminate(t.Context(), Grace{Stdin: time.Minute}); err != nil {
 		t.Error(err)
 	}
-	if got := <-text; !strings.HasSuffix(got, "\nthe end\n") || len(got) > 200_000 { // what it keeps, and what was on its way
+	if got := <-text; !strings.HasSuffix(got, "\nthe end\n") || len(got) > 200_000 { // the kept output, and what the pipe held
 		t.Errorf("%d bytes of output: %q", len(got), got[max(0, len(got)-20):])
 	}
 }
@@ -196,7 +196,7 @@ func TestSurviveFails(t *testing.T) {
 	}
 }
 
-// A socket that nobody serves any more is removed; a process that another host holds stays with it.
+// A stale socket is removed; a process that another host holds is not adopted.
 func TestAdoptLooks(t *testing.T) {
 	dir := stateDir(t)
 	stale := filepath.Join(dir, "stale"+socketSuffix)
@@ -227,7 +227,7 @@ func TestAdoptLooks(t *testing.T) {
 	}
 }
 
-// TestKeeperIsKilled: nothing of a survivor outlives its keeper, whatever it left.
+// TestKeeperIsKilled: no descendant of a survivor outlives the keeper, even if it left the process group.
 func TestKeeperIsKilled(t *testing.T) {
 	modes(t, func(t *testing.T, cgroup string) {
 		g := newGroup(t, &Group{StateDir: stateDir(t), Cgroup: cgroup})
@@ -256,7 +256,7 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// A plugin ignores no signal, whatever this process was started to ignore, as by nohup.
+// A plugin ignores no signals, even if this process does, for example because of nohup.
 func TestNoSignalIsIgnored(t *testing.T) {
 	signal.Ignore(unix.SIGUSR2)
 	t.Cleanup(func() { signal.Reset(unix.SIGUSR2) })

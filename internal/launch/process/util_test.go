@@ -21,7 +21,7 @@ func descriptors(t testing.TB) int {
 	return len(list)
 }
 
-// openFiles returns what the descriptors of this process are of, without the one that finds out.
+// openFiles returns the files of the open descriptors of this process, except the descriptor that it uses itself.
 func openFiles(t testing.TB) map[string]string {
 	t.Helper()
 	const dir = "/proc/self/fd"
@@ -38,7 +38,7 @@ func openFiles(t testing.TB) map[string]string {
 	return files
 }
 
-// notTested skips a test for which this machine is not the right one. .ci/test shows what was skipped with its reason.
+// notTested skips a test that this machine does not support. .ci/test shows the skipped tests with their reasons.
 func notTested(t testing.TB, what string, why any) {
 	t.Helper()
 	t.Skipf("NOT TESTED: %s: %v", what, why)

@@ -24,14 +24,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// host is a host of its own.
+// host is a host in its own process.
 type host struct {
 	cmd   *exec.Cmd
 	stdin io.Closer
 	procs []said
 }
 
-// startHost starts a host with processes, and waits until it says which.
+// startHost starts a host with processes, and waits for its line about them.
 func startHost(t testing.TB, h hosting, roles ...*role) *host {
 	t.Helper()
 	for _, r := range roles {
@@ -93,7 +93,7 @@ func (h *host) kill(t testing.TB) {
 	_ = h.cmd.Wait()
 }
 
-// The host is killed with SIGKILL: every process and all its descendants end, the files go, and so does the watchdog.
+// When the host is killed with SIGKILL, all processes and their descendants end, the files are removed, and the watchdog exits.
 func TestHostIsKilled(t *testing.T) {
 	modes(t, func(t *testing.T, cgroup string) {
 		file := filepath.Join(t.TempDir(), "socket")
@@ -126,7 +126,7 @@ func TestHostIsKilled(t *testing.T) {
 	})
 }
 
-// What is meant for the host, by its terminal or by who kills its process group, does not hit the watchdog.
+// Signals to the host, from its terminal or to its process group, do not reach the watchdog.
 func TestHostsGroupIsSignalled(t *testing.T) {
 	for _, sig := range []syscall.Signal{unix.SIGINT, unix.SIGHUP, unix.SIGTERM, unix.SIGKILL} {
 		t.Run(sig.String(), func(t *testing.T) {
@@ -169,7 +169,7 @@ func TestWatchdogIgnoresSignals(t *testing.T) {
 	awaitEnds(t, append(all, watchdog))
 }
 
-// A watchdog that is killed, or that does not listen, is replaced by one that knows everything.
+// A watchdog that is killed, or does not read, is replaced by another one with all records.
 func TestWatchdogIsReplaced(t *testing.T) {
 	modes(t, func(t *testing.T, cgroup string) {
 		file := filepath.Join(t.TempDir(), "socket")
@@ -236,7 +236,7 @@ func (b *lockedBuffer) String() string {
 	return b.b.String()
 }
 
-// A process ID that has passed on to another process is never signalled.
+// A process ID that was reused by another process is never signaled.
 func TestRecycledIDs(t *testing.T) {
 	g := newGroup(t, &Group{})
 	p := start(t, g, &role{})
