@@ -11,7 +11,8 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 )
 
-// TestCheckSaysWhy tries members that cannot be used, each for another reason. What one that can be used says is tested with etcd.
+// TestCheckSaysWhy checks the errors of members that cannot be used, each for another reason. Members that can be used are tested with
+// etcd.
 func TestCheckSaysWhy(t *testing.T) {
 	refusing, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

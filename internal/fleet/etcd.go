@@ -1,5 +1,6 @@
-// Package fleet shares the plugins of many nodes through etcd: a [Publisher] writes the plugins of one node, a [Reader] follows those of
-// all nodes, and a [Lookup] and a [Dialer] find and call plugins on other nodes. None of them blocks the node while etcd is unavailable.
+// Package fleet shares the plugins of many nodes through etcd: a [Publisher] writes the plugins of one node, a [Reader] follows the plugins
+// of all nodes, and a [Lookup] finds the plugins that are called. Package nodecall makes the calls. None of them blocks the node while etcd
+// is unavailable.
 //
 // docs/adr/0012-fleet.md explains the keys and leases.
 package fleet
@@ -34,7 +35,7 @@ import (
 // Etcd describes how to reach etcd.
 type Etcd struct {
 	Endpoints []string // the URLs of the members, for example https://10.0.0.1:2379; at least one
-	CA        string   // a file with the certificates, in PEM, that sign those of etcd; empty for those that the system trusts
+	CA        string   // a PEM file with the CA certificates for etcd; empty for those of the system
 	// Cert and Key are files with the certificate of this client and its key, in PEM; empty for none. They are read again when they have
 	// changed.
 	Cert, Key  string
@@ -79,8 +80,8 @@ func (e Etcd) Validate() error {
 	return nil
 }
 
-// Cluster is an etcd cluster. It has no connections: a [Publisher], [Reader] or [Lookup] has one at a time, to one member, and takes
-// another member when that fails. A Cluster is safe for concurrent use.
+// Cluster is an etcd cluster. It has no connections itself: a [Publisher], [Reader] or [Lookup] is connected to one member at a time, and
+// connects to another member if that fails. A Cluster is safe for concurrent use.
 type Cluster struct {
 	config  Etcd
 	pair    *certfile.Files[*tls.Certificate] // nil for no certificate
@@ -91,8 +92,8 @@ type Cluster struct {
 // Timeout returns the timeout of one request.
 func (c *Cluster) Timeout() time.Duration { return c.config.Timeout }
 
-// Connect returns a cluster. It does not connect: the error is that of the configuration or of a file. The options are those of each
-// connection.
+// Connect returns a cluster. It does not connect: it returns an error only if the configuration or a file is invalid. The options are used
+// for every connection.
 func Connect(e Etcd, options ...grpc.DialOption) (*Cluster, error) {
 	e.Timeout = cmp.Or(e.Timeout, defaultTimeout)
 	err := e.Validate()
@@ -110,9 +111,9 @@ func Connect(e Etcd, options ...grpc.DialOption) (*Cluster, error) {
 }
 
 // Client returns a client with one connection, to the member with this number, modulo the number of members. Its context ends when the
-// connection cannot be made or is lost, with the reason as its cause. So everything that the client reads is from one history of etcd: a
+// connection cannot be made or is lost; the cause is the reason. Everything that the client reads is therefore from one history of etcd: a
 // cluster cannot be restored or replaced without ending its connections. Requests that open another connection, such as Status, must not be
-// made with it. The caller closes the client.
+// made with the client. The caller closes the client.
 func (c *Cluster) Client(member int) (*clientv3.Client, error) {
 	client, err := c.client(context.Background(), member, 0)
 	if err != nil {
@@ -152,7 +153,7 @@ func (c *Cluster) client(ctx context.Context, member int, attempts uint) (*clien
 	}
 	client, err := clientv3.New(config)
 	if status.Code(err) == codes.Canceled || errors.Is(err, context.Canceled) {
-		err = context.Cause(life) // which canceled it
+		err = context.Cause(life) // the reason why it was canceled
 	}
 	return client, err
 }
@@ -195,7 +196,7 @@ func (c *Cluster) Certificate() certfile.Certificate {
 // Member is the result of [Cluster.Check] for one member of etcd.
 type Member struct {
 	Endpoint string // as it was configured
-	Err      error  // why the fleet cannot be read there, and what to do; nil if it can
+	Err      error  // the reason why the fleet cannot be read there, and the remedy; nil if it can
 	Cluster  uint64 // identifies the cluster of the member; zero if the member did not answer
 }
 
@@ -252,7 +253,7 @@ func (c *Cluster) Uncordon(ctx context.Context, s keys.Space, node string) error
 }
 
 // Forget removes a dead node from etcd before its retention expires. It fails while the node is present, and with [ErrNoNode] if etcd has
-// no record of it. Its keys in the index, which lead nowhere then, stay until its retention expires.
+// no record of it. Its keys in the index stay until its retention expires; readers ignore them.
 func (c *Cluster) Forget(ctx context.Context, s keys.Space, node string) error {
 	return c.operate(ctx, "forget", node, func(to store) error {
 		gone := clientv3.Compare(clientv3.CreateRevision(s.NodeRange(node)+keys.Presence), "=", 0)
@@ -260,7 +261,7 @@ func (c *Cluster) Forget(ctx context.Context, s keys.Space, node string) error {
 	})
 }
 
-// onNode changes the keys of a node, under conditions, if it has any.
+// onNode changes the keys of a node if the conditions hold. The error is [ErrNoNode] if the node has no keys.
 func (c *Cluster) onNode(ctx context.Context, to store, s keys.Space, node string, conditions []clientv3.Cmp, then ...clientv3.Op) error {
 	found, err := to.get(ctx, s.NodeRange(node), clientv3.WithPrefix(), clientv3.WithCountOnly())
 	if err != nil {
@@ -287,7 +288,7 @@ func (c *Cluster) operate(ctx context.Context, what, node string, do func(to sto
 	return nil
 }
 
-// try calls do with one member of etcd after the other until it succeeds, or fails for a reason that is not that of the member.
+// try calls do with one member of etcd after another, until it succeeds or fails with an error that other members would also return.
 func (c *Cluster) try(ctx context.Context, do func(store) error) error {
 	d := newDialer(c)
 	_, err := attempt(ctx, d, func() (bool, error) {

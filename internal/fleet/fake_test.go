@@ -15,7 +15,8 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// fake is an etcd that keeps keys and leases and judges no condition: what etcd itself does is tested with etcd. It is for what time does.
+// fake is an etcd that keeps keys and leases but evaluates no conditions: tests of etcd's own behavior use etcd. It is for tests that
+// depend on time.
 type fake struct {
 	mu        sync.Mutex
 	away      bool
@@ -76,7 +77,7 @@ func (f *fake) value(key string) string {
 	return string(f.keys[key].GetValue())
 }
 
-// get counts keys.
+// get only counts keys.
 func (f *fake) get(_ context.Context, key string, _ ...clientv3.OpOption) (*clientv3.GetResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -147,7 +148,7 @@ func (f *fake) renewed(context.Context, clientv3.LeaseID) (time.Duration, error)
 
 func (f *fake) keepAlive(context.Context) (keepAliveStream, error) { return &fakeStream{fake: f}, nil }
 
-// watch returns a watch of which nothing comes.
+// watch returns a watch without events.
 func (f *fake) watch(ctx context.Context, _ string, _ ...clientv3.OpOption) clientv3.WatchChan {
 	changes := make(chan clientv3.WatchResponse)
 	context.AfterFunc(ctx, func() { close(changes) })
@@ -170,7 +171,7 @@ func (s *fakeStream) Recv() (*pb.LeaseKeepAliveResponse, error) {
 	return &pb.LeaseKeepAliveResponse{TTL: 10}, nil
 }
 
-// fakeLocal is a node that tests change.
+// fakeLocal is a node that tests can change.
 type fakeLocal struct {
 	changes chan struct{}
 

@@ -18,7 +18,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 )
 
-// history is an etcd that answers for each revision.
+// history is an etcd that answers requests at any revision.
 type history struct {
 	*fake
 	writes []*clientv3.Event // one of each revision, from 1 on
@@ -60,7 +60,7 @@ func (h *history) get(_ context.Context, key string, options ...clientv3.OpOptio
 	return found, nil
 }
 
-// followTo applies what a history has that a reader does not know yet, as behind a connection.
+// followTo applies the events of a history that a reader does not know yet, as a connection does.
 func (h *history) followTo(t *testing.T, r *Reader) {
 	t.Helper()
 	got, err := r.all.read(t.Context(), h)
@@ -76,7 +76,7 @@ func (h *history) followTo(t *testing.T, r *Reader) {
 	r.all.apply(h.writes[got.revision:], time.Now())
 }
 
-// shown returns what a reader shows, except times.
+// shown returns the state of a reader, without times.
 func shown(r *Reader) (text string) {
 	for _, n := range r.Nodes() {
 		text += fmt.Sprintf("%s version %s drained %t; ", n.Name, n.Version, n.Cordon.Drained)
@@ -84,12 +84,12 @@ func shown(r *Reader) (text string) {
 	return text
 }
 
-// TestOtherHistory: behind a connection to an etcd that was restored, a reader shows what that one has, whatever its revision is.
+// TestOtherHistory checks that a reader that connects to a restored etcd shows the keys of that etcd, regardless of its revision.
 func TestOtherHistory(t *testing.T) {
 	version := func(v string) *fleetv1.NodeRecord { return &fleetv1.NodeRecord{Version: v} }
 	for _, test := range []struct {
 		name            string
-		before, instead func(t *testing.T, h *history) // what came after the backup, and what came after it was restored
+		before, instead func(t *testing.T, h *history) // the writes after the backup, and the writes after the restore
 	}{
 		{"another write of the same key at the same revision",
 			func(t *testing.T, h *history) { h.put(t, "a/record", version("2")) },
@@ -126,8 +126,8 @@ func TestOtherHistory(t *testing.T) {
 	}
 }
 
-// TestLastSeenAfterLoss: a reader that did not follow etcd when the presence of a node ended knows only between which times the node was
-// last alive.
+// TestLastSeenAfterLoss checks that a reader that did not follow etcd when the presence of a node ended has the two times between which the
+// node was last alive.
 func TestLastSeenAfterLoss(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := open(&fake{away: true}, time.Second, ReaderConfig{})
@@ -180,7 +180,7 @@ func TestLastSeenAfterLoss(t *testing.T) {
 	})
 }
 
-// TestCordonOutlivesTheNode: a drained node that comes back after its retention is still drained.
+// TestCordonOutlivesTheNode checks that a drained node that returns after its retention is still drained.
 func TestCordonOutlivesTheNode(t *testing.T) {
 	r := open(&fake{away: true}, time.Second, ReaderConfig{})
 	r.Close()
@@ -200,7 +200,7 @@ func TestCordonOutlivesTheNode(t *testing.T) {
 	}
 }
 
-// TestNothingToFollow: a lookup of which nobody asks anything is current, whatever became of the last request.
+// TestNothingToFollow checks that a lookup without requests is current, regardless of the result of the last request.
 func TestNothingToFollow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRanges(t)
@@ -216,7 +216,7 @@ func TestNothingToFollow(t *testing.T) {
 	})
 }
 
-// TestManyKeysOfANode: a node that fills its range with keys makes those who look it up make one request.
+// TestManyKeysOfANode checks that looking up a node that fills its range with keys takes one request.
 func TestManyKeysOfANode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRanges(t)

@@ -39,24 +39,24 @@ type source interface {
 type reading struct {
 	key, end string // the range to watch
 	revision int64
-	// install replaces the copy; nil if nothing has changed. The caller holds the lock of the follower.
+	// install replaces the copy; nil if the copy is current. The caller holds the lock of the follower.
 	install func(now time.Time)
 }
 
 // followed is a source with its state in a follower. It is guarded by the lock of the follower.
 type followed struct {
 	source
-	ready   chan struct{} // closed after the first read, or when there will be none
-	denied  error         // why there will be none
-	changed chan struct{} // gets a value after a change; nil for none
+	ready   chan struct{} // closed after the first read, or when the source is denied or dropped
+	denied  error         // the reason why the source was not read; nil if it was
+	changed chan struct{} // receives a value after a change; nil for none
 }
 
 func newFollowed(s source) followed { return followed{source: s, ready: make(chan struct{})} }
 
-// isRead reports whether the source has been read, or will not be.
+// isRead reports whether the source has been read, or was denied or dropped before that.
 func (s *followed) isRead() bool { return isClosed(s.ready) }
 
-// settle is called after each read, and when there will be none.
+// settle records the end of the first read, or the error if the source will not be read. Later calls do nothing.
 func (s *followed) settle(denied error) {
 	if !s.isRead() {
 		s.denied = denied
@@ -66,24 +66,24 @@ func (s *followed) settle(denied error) {
 
 // owner is the [Reader] or [Lookup] of a follower. Its methods are called with the lock of the follower.
 type owner interface {
-	// dropDenied drops a source that the user may not read. False ends the connection, with the reason as health.
+	// dropDenied drops a source that the user may not read. If it returns false, the connection ends, and the health has the reason.
 	dropDenied(denied *followed, why error) bool
-	// dropIdle drops the sources that are not needed any more. It is called once a minute.
+	// dropIdle drops the sources that are no longer used. It is called once a minute.
 	dropIdle(now time.Time)
 	// noteHealth is called when the health has changed.
 	noteHealth()
 }
 
 // follower keeps sources current, over one connection to one member at a time. Each source is read, and then watched from the revision at
-// which it was read. When the connection is lost, etcd may be restored or replaced, so each source is read again over the next one; how
-// much of it, the source decides.
+// which it was read. When the connection is lost, etcd may be restored or replaced, so each source is read again over the next connection;
+// the source decides how much of it.
 type follower struct {
 	dialer  dialer
 	timeout time.Duration // of one request
 	log     *slog.Logger
 	cancel  context.CancelFunc
 	done    chan struct{}
-	added   chan struct{} // gets a value when sources has changed
+	added   chan struct{} // receives a value when sources has changed
 	owner   owner
 
 	mu      sync.RWMutex
@@ -109,7 +109,7 @@ func (f *follower) stop() {
 	<-f.done
 }
 
-// Health returns whether the sources are current. Without sources, they are.
+// Health reports whether the sources are current. If there are no sources, it reports true.
 func (f *follower) Health() Health {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
@@ -160,7 +160,7 @@ func (f *follower) run(ctx context.Context) {
 		case progressed:
 			failures, delay = 1, spread(Retry.Min)
 		}
-		if !progressed || !isExpired(err) { // with an expired token, the next connection gets a new one
+		if !progressed || !isExpired(err) { // if the token has expired, the next connection gets a new one
 			f.lost(err)
 		}
 	}
@@ -177,8 +177,8 @@ func (f *follower) isIdle() bool {
 	return true
 }
 
-// connect follows over one connection, until it is lost, a request fails or there are no sources. progressed reports whether a source was
-// read.
+// connect follows the sources over one connection, until it is lost, a request fails or there are no sources. progressed reports whether a
+// source was read.
 func (f *follower) connect(ctx context.Context) (progressed bool, err error) {
 	from, err := f.dialer.dial(ctx, f.timeout)
 	if err != nil {
@@ -213,7 +213,7 @@ type connection struct {
 	progressed atomic.Bool
 }
 
-// begin follows the sources that are not followed yet, and stops following those that were dropped. It reports whether there are sources.
+// begin follows the sources that are new, and stops following those that were dropped. It reports whether there are sources.
 func (c *connection) begin(ctx context.Context, fail context.CancelCauseFunc) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -265,8 +265,8 @@ func (c *connection) keep(ctx context.Context, s *followed) error {
 	return nil
 }
 
-// denied is called with a source that the user may not read, and reports whether the others are still followed. The source is read again
-// over the next connection, unless it is dropped.
+// denied handles a source that the user may not read, and reports whether the other sources are still followed. Unless it is dropped, the
+// source is read again over the next connection.
 func (c *connection) denied(s *followed, err error) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -290,7 +290,7 @@ func (c *connection) install(s *followed, r reading) {
 	s.settle(nil)
 }
 
-// watch applies the changes of a source until it has to be read again. The error is why the watch has ended.
+// watch applies the changes of a source until it has to be read again. The error is the reason why the watch has ended.
 func (c *connection) watch(ctx context.Context, s *followed, r reading) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -338,13 +338,13 @@ func (f *follower) lost(err error) {
 	}
 }
 
-// found is called after an answer of etcd. The caller holds mu.
+// found records that etcd has answered. The caller holds mu.
 func (c *connection) found() {
 	c.progressed.Store(true)
 	c.regained("fleet: it is being followed")
 }
 
-// regained is called when the sources are current. The caller holds mu.
+// regained records that the sources are current. The caller holds mu.
 func (f *follower) regained(message string) {
 	if f.health.Current {
 		return
@@ -354,7 +354,7 @@ func (f *follower) regained(message string) {
 	f.owner.noteHealth()
 }
 
-// readPages reads all keys with a prefix, at the revision that it returns.
+// readPages reads all keys with a prefix, and returns the revision at which it read them.
 func readPages(ctx context.Context, from store, prefix string, take func(*mvccpb.KeyValue)) (revision int64, err error) {
 	key, end := prefix, clientv3.GetPrefixRangeEnd(prefix)
 	limit := int64(pageSize)

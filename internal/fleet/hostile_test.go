@@ -25,7 +25,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 )
 
-// stuck is an etcd that grants no lease, and does not say so.
+// stuck is an etcd that does not answer requests for a lease.
 type stuck struct{ *fake }
 
 func (s stuck) dial(ctx context.Context, timeout time.Duration) (store, error) {
@@ -40,7 +40,7 @@ func (s stuck) grant(ctx context.Context, _ time.Duration) (clientv3.LeaseID, er
 	return 0, context.Cause(ctx)
 }
 
-// TestNothingWithoutLease: a node that ends before it has its leases writes nothing, because that would stay forever.
+// TestNothingWithoutLease checks that a node that ends before it has its leases writes nothing, because that would stay forever.
 func TestNothingWithoutLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := stuck{newFake()}
@@ -61,7 +61,7 @@ func TestNothingWithoutLease(t *testing.T) {
 	})
 }
 
-// TestTimeoutOfEtcd: the timeout of etcd is that of publishers, readers and locks, within what the presence of a node allows.
+// TestTimeoutOfEtcd checks that publishers, readers and locks use the timeout of etcd, within the limits of the presence.
 func TestTimeoutOfEtcd(t *testing.T) {
 	c, err := Connect(Etcd{Endpoints: []string{"http://127.0.0.1:1"}, Timeout: 700 * time.Millisecond})
 	if err != nil {
@@ -78,7 +78,7 @@ func TestTimeoutOfEtcd(t *testing.T) {
 	}
 }
 
-// TestHostileTimes: a node whose times no format can show does not keep readers from showing the fleet.
+// TestHostileTimes checks that a reader shows the fleet if a node has times that time formats cannot represent.
 func TestHostileTimes(t *testing.T) {
 	for _, at := range []*timestamppb.Timestamp{
 		{Seconds: math.MaxInt64}, {Seconds: math.MinInt64}, {Seconds: 1 << 40, Nanos: -1}, {Nanos: math.MaxInt32}, {Seconds: 253402300799},
@@ -97,7 +97,7 @@ func TestHostileTimes(t *testing.T) {
 	}
 }
 
-// pages is an etcd whose pages of more than a few keys are too large.
+// pages is an etcd for which pages of more than a few keys are too large.
 type pages struct {
 	*fake
 	most   int64
@@ -123,7 +123,8 @@ func (p *pages) get(_ context.Context, key string, options ...clientv3.OpOption)
 	return (*clientv3.GetResponse)(response), nil
 }
 
-// TestLargeValues: a list whose pages are too large for one message is read in smaller ones, and given up only if one value is too large.
+// TestLargeValues checks that a list is read in smaller pages if pages are too large for one message, and fails only if one value is too
+// large.
 func TestLargeValues(t *testing.T) {
 	for _, most := range []int64{500, 7, 1, 0} {
 		etcd := &pages{fake: newFake(), most: most}
@@ -142,8 +143,8 @@ func TestLargeValues(t *testing.T) {
 	}
 }
 
-// TestManyEntries: a node cannot make readers keep a hundred times what it may write, also not with a small value that is large once it is
-// decompressed.
+// TestManyEntries checks that a node cannot make readers keep a hundred times the size that it may write, not even with a small value that
+// is large after decompression.
 func TestManyEntries(t *testing.T) {
 	for _, r := range []*fleetv1.NodeRecord{
 		{Plugins: make([]*fleetv1.PluginRecord, maxEntries+1)}, {Conditions: make([]*fleetv1.Condition, maxEntries+1)},
@@ -157,7 +158,7 @@ func TestManyEntries(t *testing.T) {
 	}
 }
 
-// expired is an etcd that has forgotten one lease.
+// expired is an etcd in which one lease has expired.
 type expired struct{ *fake }
 
 func (expired) renewed(_ context.Context, lease clientv3.LeaseID) (time.Duration, error) {
@@ -167,7 +168,7 @@ func (expired) renewed(_ context.Context, lease clientv3.LeaseID) (time.Duration
 	return time.Minute, nil
 }
 
-// TestDates: a dead node whose retention has just ended does not keep the others from being dated.
+// TestDates checks that a dead node whose retention has just ended does not prevent the dates of the others.
 func TestDates(t *testing.T) {
 	all := map[string]*facts{}
 	for n := range 50 {
@@ -185,7 +186,7 @@ func TestDates(t *testing.T) {
 	}
 }
 
-// TestErrors: an answer of etcd is told from the lack of one, and another member is tried where it may be better.
+// TestErrors checks that errors from etcd and missing answers are distinguished, and that another member is tried if it may succeed.
 func TestErrors(t *testing.T) {
 	for _, test := range []struct {
 		err       error

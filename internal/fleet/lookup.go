@@ -15,12 +15,12 @@ import (
 )
 
 const (
-	// maxFew is the number of the nodes of one plugin whose names are read. A call to any node then reads the records of a few of them.
+	// maxFew is how many names of nodes are read for one plugin. A call to any node then reads the records of a few of them.
 	maxFew = 64
-	// viewIdle is the time after its last use in which a view is followed, and unreadWait the time for which a call that could use another
-	// node waits for a view that was not read yet.
+	// viewIdle is how long a view is followed after its last use. unreadWait is how long a call that could use another node waits for a
+	// view that was not read yet.
 	viewIdle, unreadWait = 5 * time.Minute, time.Second
-	// maxViews bounds the views without callers that wait for them, and maxUnread the views of one user that were never read.
+	// maxViews bounds the views for which no caller waits, and maxUnread the views of one user that were never read.
 	maxViews, maxUnread = 4096, 1024
 )
 
@@ -38,12 +38,13 @@ type LookupConfig struct {
 
 // Lookup finds the plugins that are called, and follows only those: for a plugin that may be called on any node, a few of the nodes that
 // have it; otherwise the node that the call names. Its cost does not depend on the size of the fleet. After the first call of an exclusive
-// plugin it follows all locks, which costs more the more nodes compete for them. It connects to etcd for the first request, and disconnects
-// after 5 minutes without requests. While etcd is unavailable, it answers with what it last knew. It is safe for concurrent use.
+// plugin it follows all locks; the cost grows with the number of nodes that compete for them. It connects to etcd for the first request,
+// and disconnects after 5 minutes without requests. While etcd is unavailable, it returns what it has read last. It is safe for concurrent
+// use.
 type Lookup struct {
 	follower
 	config LookupConfig
-	place  string // in the index, at which the lookup begins
+	place  string // the place in the index at which the lookup begins
 	views  map[viewKey]*view
 	most   int           // maxViews
 	away   chan struct{} // closed while etcd is unavailable
@@ -73,9 +74,8 @@ func (l *Lookup) Close() {
 }
 
 // Find returns the instances that pass the filter and can be called: with [Filter.Few] those on a few nodes, different ones for each
-// program. It blocks until they
-// have been read for the first time, or ctx ends; while etcd is unavailable, it returns those that are known, also from before a restart.
-// After Close, the error is [ErrClosed].
+// program. It blocks until they have been read for the first time, or ctx ends; while etcd is unavailable, it returns the known instances,
+// even those from before a restart. After Close, the error is [ErrClosed].
 func (l *Lookup) Find(ctx context.Context, f Filter) (found []Instance, err error) {
 	defer func() {
 		for i := range found {
@@ -96,7 +96,7 @@ func (l *Lookup) Find(ctx context.Context, f Filter) (found []Instance, err erro
 		return l.inWhole(ctx, f)
 	}
 	found, err = l.on(ctx, nodes[:min(f.Few, len(nodes))], f)
-	// If none of the instances is preferred, more are read once. After that, a call tries the others and asks again.
+	// If none of the instances is preferred, read more of them once. After that, the caller tries the others and calls Find again.
 	if f.Few < len(nodes) && !slices.ContainsFunc(found, Instance.isPreferred) {
 		if more, failed := l.on(ctx, nodes, f); failed == nil || len(found) == 0 {
 			found, err = more, failed
@@ -133,7 +133,7 @@ func (l *Lookup) on(ctx context.Context, nodes []string, f Filter) ([]Instance, 
 			if err = l.wait(ctx, unread, late); err == nil {
 				continue
 			}
-			found, _, _ = l.read(views, f) // others may have been read in the meantime
+			found, _, _ = l.read(views, f) // other views may have been read during the wait
 		}
 		if len(found) > 0 {
 			return found, nil
@@ -142,8 +142,8 @@ func (l *Lookup) on(ctx context.Context, nodes []string, f Filter) ([]Instance, 
 	}
 }
 
-// read returns the instances that can be called in the views that were read, the first view that was not, and why a view may not be read.
-// The caller holds mu.
+// read returns the instances that can be called in the views that were read, the first view that was not read, and the reason why a view
+// may not be read. The caller holds mu.
 func (l *Lookup) read(views []*view, f Filter) (found []Instance, unread *view, denied error) {
 	for _, v := range views {
 		node, _ := v.source.(*nodeView)
@@ -176,7 +176,7 @@ func (l *Lookup) FollowLocks() (changed <-chan struct{}, now func() []keys.LockS
 	}
 }
 
-// nodes returns at most maxFew nodes that have a plugin of a name, and whether these are all.
+// nodes returns at most maxFew nodes that have a plugin of a name, and reports whether there are no others.
 func (l *Lookup) nodes(ctx context.Context, f Filter) (nodes []string, all bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

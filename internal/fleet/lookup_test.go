@@ -21,9 +21,9 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-const few = 16 // nodes that a call asks for
+const few = 16 // the number of nodes that a call requests
 
-// ranges is an etcd of which ranges are read, and which tells of no change.
+// ranges is an etcd whose ranges are read. Its watches have no events.
 type ranges struct {
 	*fake
 	t *testing.T
@@ -31,7 +31,7 @@ type ranges struct {
 	mu    sync.Mutex
 	keys  map[string]string
 	reads map[string]int // of nodes
-	// refuse, if it is not nil, says why a read fails; it may block.
+	// refuse returns the error of a read, if it is not nil; it may block.
 	refuse func(ctx context.Context, key string, limit int64) error
 }
 
@@ -72,7 +72,7 @@ func (r *ranges) get(ctx context.Context, key string, options ...clientv3.OpOpti
 	return found, nil
 }
 
-// node has a node that has the plugin T/n.
+// node adds a node with the plugin T/n.
 func (r *ranges) node(name string, ready bool, labels map[string]string) {
 	s := keys.Space{}
 	r.mu.Lock()
@@ -85,7 +85,7 @@ func (r *ranges) node(name string, ready bool, labels map[string]string) {
 	r.keys[s.IndexKey("n", name)] = ""
 }
 
-// nodesRead returns of how many nodes the ranges were read.
+// nodesRead returns how many nodes were read.
 func (r *ranges) nodesRead() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -105,7 +105,7 @@ func hang(ctx context.Context, _ string, _ int64) error {
 	return ctx.Err()
 }
 
-// errWhole is what a reader of the whole fleet says, in whose place a test is.
+// errWhole is returned instead of a reader of the whole fleet.
 var errWhole = errors.New("the whole fleet is read")
 
 func (r *ranges) lookup() *Lookup {
@@ -115,7 +115,7 @@ func (r *ranges) lookup() *Lookup {
 	return l
 }
 
-// find returns how many instances a call for T/n gets.
+// find returns the number of instances for a call of T/n.
 func (r *ranges) find(l *Lookup, change func(*Filter)) (int, error) {
 	ctx, cancel := context.WithTimeout(r.t.Context(), 4*time.Second)
 	defer cancel()
@@ -134,7 +134,7 @@ func (r *ranges) finds(l *Lookup, want int, change func(*Filter)) {
 	}
 }
 
-// TestFindsWhatIsKnown: while etcd is away, calls get what is known, whatever else they would like to know.
+// TestFindsWhatIsKnown checks that calls get the known instances while etcd is away, even if they request more.
 func TestFindsWhatIsKnown(t *testing.T) {
 	t.Run("a node of which nothing was read", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
@@ -153,7 +153,7 @@ func TestFindsWhatIsKnown(t *testing.T) {
 			}
 			l.mu.Unlock()
 			r.finds(l, 3, nil)
-			r.refusing(hang) // and it is not known yet that it is away
+			r.refusing(hang) // before the loss of etcd is noticed
 			r.finds(l, 3, func(f *Filter) { f.Nodes = []string{"newer", "a", "b", "c"} })
 		})
 	})
@@ -180,14 +180,14 @@ func TestFindsWhatIsKnown(t *testing.T) {
 			l := r.lookup()
 			r.finds(l, 1, nil)
 			r.refusing(away)
-			_, _ = r.find(l, func(f *Filter) { f.Nodes = []string{"b"} }) // behind which that is known
+			_, _ = r.find(l, func(f *Filter) { f.Nodes = []string{"b"} }) // after which the loss is known
 			time.Sleep(2 * viewIdle)
 			r.finds(l, 1, nil)
 		})
 	})
 }
 
-// TestFewAreLookedAt: neither nodes that come back nor rare labels make a call read more than a few nodes by themselves.
+// TestFewAreLookedAt checks that a call reads only a few nodes itself, even if all nodes are unreachable or few have the labels.
 func TestFewAreLookedAt(t *testing.T) {
 	const most = 5 * few
 	r := newRanges(t)
@@ -208,7 +208,7 @@ func TestFewAreLookedAt(t *testing.T) {
 	}
 }
 
-// TestManyViews: nobody who asks for many nodes keeps others from what they ask for, and who waits for what is let go of learns it.
+// TestManyViews checks that users who request many nodes do not affect the requests of others, and that waits for a dropped view end.
 func TestManyViews(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRanges(t)
@@ -252,7 +252,7 @@ func TestManyViews(t *testing.T) {
 	})
 }
 
-// TestNodesThatAreNone: who asks for nodes that are none does not make others read again what they call.
+// TestNodesThatAreNone checks that requests for nodes that do not exist do not drop the views that others use.
 func TestNodesThatAreNone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRanges(t)
@@ -264,7 +264,7 @@ func TestNodesThatAreNone(t *testing.T) {
 		r.finds(l, 1, nil)
 		for i := range l.most + 100 {
 			r.finds(l, 0, func(f *Filter) { f.Nodes = []string{fmt.Sprint(i)} })
-			time.Sleep(time.Millisecond) // so that it is known what was asked for first
+			time.Sleep(time.Millisecond) // so that the order of the requests is known
 		}
 		r.finds(l, 1, nil)
 		if r.reads["a"] != 1 || len(l.views) > l.most {

@@ -20,7 +20,7 @@ import (
 type viewKey struct {
 	node, name string
 	locks      bool
-	pinned     bool // it is followed even if it is not used
+	pinned     bool // whether the view is followed even if it is not used
 }
 
 // view is a source that a lookup follows. It is guarded by the lock of the lookup.
@@ -32,7 +32,7 @@ type view struct {
 	waiting int    // the number of callers that wait for it
 }
 
-// isMissing reports whether the view is a node that does not exist.
+// isMissing reports whether the view is that of a node that does not exist.
 func (v *view) isMissing() bool {
 	node, ok := v.source.(*nodeView)
 	return ok && v.isRead() && node.member == nil
@@ -68,7 +68,7 @@ func (l *Lookup) view(k viewKey, by uint32) *view {
 	return v
 }
 
-// ask returns the view of a key for a caller that waits for it, and calls leave. The caller holds mu.
+// ask returns the view of a key for a caller that waits for it. The caller holds mu, and calls leave after the wait.
 func (l *Lookup) ask(k viewKey, by uint32) (*view, error) {
 	if isClosed(l.done) {
 		return nil, ErrClosed
@@ -97,7 +97,7 @@ func (l *Lookup) await(ctx context.Context, k viewKey, by uint32, late <-chan ti
 	return v, err
 }
 
-// unread returns the number of views that were never read and that a user needed first. The caller holds mu.
+// unread returns the number of views that were created for a user and were never read. The caller holds mu.
 func (l *Lookup) unread(by uint32) (n int) {
 	for _, v := range l.views {
 		if v.by == by && !v.isRead() {
@@ -107,7 +107,7 @@ func (l *Lookup) unread(by uint32) (n int) {
 	return n
 }
 
-// leave ends the wait of a caller of ask. An unread view without callers that wait for it is dropped. The caller holds mu.
+// leave ends the wait of a caller of ask. It drops an unread view for which no other caller waits. The caller holds mu.
 func (l *Lookup) leave(v *view) {
 	if v.waiting--; v.waiting == 0 && !v.isRead() && !v.key.pinned && l.views[v.key] == v && l.cache.get(v.key.node) == nil {
 		l.drop(v, errLetGo)
@@ -127,8 +127,8 @@ func (l *Lookup) dropDenied(denied *followed, why error) bool {
 	return true
 }
 
-// dropIdle drops the views that were not used for a time. While etcd is away, and when it has just come back, they may be all that is
-// known.
+// dropIdle drops the views that were not used for some time. While etcd is away, and until it has answered again, it keeps them, because
+// they may be all that is known.
 func (l *Lookup) dropIdle(now time.Time) {
 	for _, v := range l.views {
 		if l.health.Current && !v.key.pinned && now.Sub(v.used) >= viewIdle {
@@ -137,7 +137,7 @@ func (l *Lookup) dropIdle(now time.Time) {
 	}
 }
 
-// noteHealth wakes the callers that wait for a view although they could use another one.
+// noteHealth wakes callers that wait for a view but could use another one.
 func (l *Lookup) noteHealth() {
 	if l.health.Current {
 		l.away = make(chan struct{})
@@ -155,7 +155,7 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// dropOldest drops the view that was not used for the longest time, nodes that do not exist first. The caller holds mu.
+// dropOldest drops the view that was not used for the longest time, preferably that of a node that does not exist. The caller holds mu.
 func (l *Lookup) dropOldest() {
 	var oldest *view
 	for _, v := range l.views {
@@ -175,8 +175,8 @@ func (l *Lookup) drop(v *view, why error) {
 	l.follower.drop(&v.followed, why)
 }
 
-// wait returns when a view has been read for the first time, or will not be. If late is not nil, the caller can do without the view: wait
-// then returns at that time at the latest, and immediately while etcd is away. The caller holds mu, which is released while it waits.
+// wait returns when a view has been read for the first time, or will not be. If late is not nil, the caller does not need the view: wait
+// then returns at that time at the latest, and immediately while etcd is away. The caller holds mu, which is released during the wait.
 func (l *Lookup) wait(ctx context.Context, v *view, late <-chan time.Time) error {
 	if v.isRead() { // even if ctx has ended
 		return nil
@@ -244,7 +244,7 @@ func (v *nodeView) show() {
 func (m *member) callable(f Filter) (instances []Instance) {
 	f.States = []plugin.State{plugin.StateRegistered, plugin.StateUnreachable}
 	for _, published := range m.plugins {
-		if !published.Current || !anyOf(f.Names, published.Name) { // saves a copy
+		if !published.Current || !anyOf(f.Names, published.Name) { // checked before plugin, which copies
 			continue
 		}
 		i := m.plugin(published)
@@ -256,11 +256,11 @@ func (m *member) callable(f Filter) (instances []Instance) {
 	return instances
 }
 
-// indexView is the source of at most maxFew nodes of an index: those after a place and, if these are too few, those before it.
+// indexView is the source of at most maxFew nodes of an index: the nodes after a place and, if these are too few, the nodes before it.
 type indexView struct {
 	prefix, at string
 	nodes      []string
-	all        bool // there are no other nodes
+	all        bool // whether there are no other nodes
 }
 
 func (v *indexView) read(ctx context.Context, from store) (reading, error) {
@@ -301,7 +301,7 @@ func (v *indexView) apply(events []*clientv3.Event, _ time.Time) (again bool) {
 	})
 }
 
-// locksView is the source of all locks. Each node writes below a prefix of its own, so no range of keys has one lock only.
+// locksView is the source of all locks. Each node writes below its own prefix, so there is no range of keys for a single lock.
 type locksView struct {
 	space keys.Space
 	keys.Contenders

@@ -21,12 +21,12 @@ import (
 const (
 	maxCached, maxCacheSize = 256, 1 << 20 // the nodes in the file, and its size in bytes
 	maxCachedPlugins        = 512          // of one node
-	// cacheInterval is the least time between two writes. It doubles up to maxCacheInterval while changes continue, so that calling more
-	// nodes in turn than are kept does not wear out a disk.
+	// cacheInterval is the minimum time between two writes. It doubles up to maxCacheInterval while changes continue, so that calls to more
+	// nodes than the cache has do not wear out a disk.
 	cacheInterval, maxCacheInterval = 5 * time.Second, time.Minute
 )
 
-// nodeCache keeps the nodes that were called last in a file, so that they can be called after a restart while etcd cannot be reached. It is
+// nodeCache keeps the nodes that were called last in a file, so that they can be called after a restart while etcd is unavailable. It is
 // safe for concurrent use.
 type nodeCache struct {
 	file    string // empty for none
@@ -39,7 +39,7 @@ type nodeCache struct {
 	nodes []*member // ordered by the time of their last calls, the most recent one last
 }
 
-// nodeRecord is a node in the file: what a call needs.
+// nodeRecord is a node in the file, with the data that a call needs.
 type nodeRecord struct {
 	Node    string            `json:"node"`
 	Address string            `json:"address"`
@@ -116,7 +116,7 @@ func (c *nodeCache) get(name string) *member {
 	return nil
 }
 
-// find returns the names of the cached nodes that have plugins which pass a filter.
+// find returns the names of the cached nodes with plugins that pass a filter.
 func (c *nodeCache) find(f Filter) (names []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -175,7 +175,7 @@ func (c *nodeCache) save(ctx context.Context, before string) {
 			err := regular.Replace(c.file, text)
 			if err == nil {
 				before = text
-			} else if Notify(c.changed); !failed { // so that it is tried again
+			} else if Notify(c.changed); !failed { // to retry
 				c.log.Warn("fleet: cannot remember the nodes that were called; after a restart they are called only once etcd can be reached",
 					"error", err)
 			}
@@ -185,7 +185,7 @@ func (c *nodeCache) save(ctx context.Context, before string) {
 	}
 }
 
-// encode returns the text of the file: the nodes that were called last, as many as fit.
+// encode returns the text of the file: as many of the nodes that were called last as fit.
 func (c *nodeCache) encode() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -202,6 +202,6 @@ func (c *nodeCache) encode() string {
 			lines = append(lines, string(line))
 		}
 	}
-	slices.Sort(lines) // so that the order of the calls makes no difference
+	slices.Sort(lines) // so that the text does not depend on the order of the calls
 	return "[" + strings.Join(lines, ",\n") + "]\n"
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// remembering returns a lookup with a file, whose log is returned too.
+// remembering returns a lookup with a file, and its log.
 func (r *ranges) remembering(file string) (*Lookup, *strings.Builder) {
 	r.t.Helper()
 	log := new(strings.Builder)
@@ -29,7 +29,7 @@ func (r *ranges) remembering(file string) (*Lookup, *strings.Builder) {
 	return l, log
 }
 
-// call is what a dialer does once it has opened a stream.
+// call does what a dialer does after it has opened a stream.
 func (r *ranges) call(l *Lookup, node string) {
 	r.t.Helper()
 	found, err := l.Find(r.t.Context(), Filter{Nodes: []string{node}})
@@ -39,7 +39,7 @@ func (r *ranges) call(l *Lookup, node string) {
 	found[0].cache.add(found[0].of)
 }
 
-// TestRemembers: what was called is found by the next lookup while etcd is away, and only that.
+// TestRemembers checks that the next lookup finds the nodes that were called, and no others, while etcd is away.
 func TestRemembers(t *testing.T) { synctest.Test(t, testRemembers) }
 
 func testRemembers(t *testing.T) {
@@ -90,7 +90,7 @@ func testRemembers(t *testing.T) {
 		t.Errorf("the log is %s", text)
 	}
 
-	// What etcd says replaces it, also of nodes that nobody calls then.
+	// The records in etcd replace those of the file, even for nodes that are not called then.
 	delete(r.keys, keys.Space{}.NodeRange("gone")+keys.Record)
 	delete(r.keys, keys.Space{}.NodeRange("gone")+keys.Presence)
 	r.refusing(nil)
@@ -106,7 +106,7 @@ func testRemembers(t *testing.T) {
 	r.finds(l, 1, func(f *Filter) { f.Nodes = []string{"a"} })
 }
 
-// TestRemembersFew: the file has the nodes that were called last, and does not grow.
+// TestRemembersFew checks that the file has the nodes that were called last, and does not grow.
 func TestRemembersFew(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "nodes")
 	r := newRanges(t)
@@ -130,7 +130,7 @@ func TestRemembersFew(t *testing.T) {
 	}
 }
 
-// TestCallsInTurn: more nodes than are kept, called in turn, do not make the file be written more often than once a minute in the long run.
+// TestCallsInTurn checks that calls to more nodes than the cache has do not write the file more often than once a minute in the long run.
 func TestCallsInTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		file := filepath.Join(t.TempDir(), "nodes")
@@ -158,7 +158,7 @@ func TestCallsInTurn(t *testing.T) {
 	})
 }
 
-// TestDamagedNodes: a file that cannot be used is a warning, is kept, and hinders nothing.
+// TestDamagedNodes checks that a file that cannot be used causes a warning, is kept, and has no other effect.
 func TestDamagedNodes(t *testing.T) {
 	for name, text := range map[string]string{
 		"empty": "", "torn": `[{"node":"a","add`, "another list": `[{"name":"a"}]`, "another file": "{}", "binary": "\x00\xff",
@@ -193,7 +193,8 @@ func TestDamagedNodes(t *testing.T) {
 	}
 }
 
-// LookupWithNode returns a lookup that finds T/n on node a, where nothing listens, and the number of nodes that it remembers as called.
+// LookupWithNode returns a lookup that finds T/n on node a, where no process listens, and a function that returns the number of cached
+// nodes.
 func LookupWithNode(t *testing.T) (l *Lookup, remembered func() int) {
 	r := newRanges(t)
 	r.node("a", true, nil)

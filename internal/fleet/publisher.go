@@ -22,7 +22,7 @@ import (
 
 // Local is the node that a [Publisher] publishes. Its methods are called from one goroutine and do not block.
 type Local interface {
-	// Plugins returns all plugins; those whose type or name is not known yet are not published.
+	// Plugins returns all plugins; those without a type or name are not published.
 	Plugins() []plugin.Status
 	// Conditions returns the conditions of the node.
 	Conditions() []plugin.Condition
@@ -40,8 +40,8 @@ const (
 	DefaultRetention = time.Hour
 
 	defaultMinInterval = time.Second
-	// maxSpread bounds the time over which nodes that have lost etcd come back; otherwise it is the presence. Starts are spread over a
-	// tenth of it.
+	// maxSpread bounds the time over which nodes reconnect after they have lost etcd; otherwise it is the presence. Starts are spread over
+	// a tenth of it.
 	maxSpread = 10 * time.Second
 )
 
@@ -51,20 +51,21 @@ type PublisherConfig struct {
 	Node    string // the name of the node; it must be unique in the fleet
 	Address string // HOST:PORT at which the node takes calls from other nodes; empty for none
 	Version string // of Patchbay
-	// Presence is how long the node counts as alive after it last renewed its presence, every third of that. Retention is how long its
-	// plugins stay visible. They are rounded up to seconds. Presence is at least 2 s, and Retention longer than Presence.
+	// Presence is how long the node counts as alive after it last renewed its presence, which it does every third of that time. Retention
+	// is how long its plugins stay visible. They are rounded up to seconds. Presence is at least 2 s, and Retention is longer than
+	// Presence.
 	Presence, Retention time.Duration
 	// InstanceFile keeps the identifiers of the last starts, so that a start after a crash need not wait until the presence has expired.
 	// Its directory must exist, and no two publishers may share it. Empty for none.
 	InstanceFile string
 	Settings     string // a text that should be equal on all nodes; nodes that compete for locks compare it
-	// Locked is called when a node competes for locks: when the publisher begins, or as soon as a node does, and maybe again after etcd was
-	// away. Named is called with whether the node owns its name, or another daemon holds it. Cordoned is called with whether the node is
-	// drained, for each connection and after each change. They must not block; nil for none.
+	// Locked is called when a node competes for locks: when the publisher begins, or when the first node does, and possibly again after
+	// etcd was away. Named is called with false if another daemon has the name of the node, and with true if the node has it. Cordoned is
+	// called with the cordon of the node, for each connection and after each change. They must not block; nil for none.
 	Locked   func()
 	Named    func(isOwned bool)
 	Cordoned func(Cordon)
-	// Unhealthy returns the paths of the sockets of plugins that are not serving, or do not answer; nil for none.
+	// Unhealthy returns the paths of the sockets of plugins that are not serving or do not respond; nil for none.
 	Unhealthy   func() map[string]bool
 	Labels      map[string]string // see [keys.ValidateLabels]
 	MinInterval time.Duration     // the minimum time between two writes (default 1 s)
@@ -87,7 +88,7 @@ type Publisher struct {
 	leases    leases
 	held      held
 	instances []string        // the identifiers in the file
-	indexed   map[string]bool // the names that may be in the index, and whether they are there under the present lease
+	indexed   map[string]bool // the names that may be in the index, with whether they have the present lease
 
 	mu     sync.Mutex
 	health Health
@@ -148,21 +149,21 @@ func ValidateTimes(presence, retention time.Duration) error {
 // Instance returns the identifier of this start.
 func (p *Publisher) Instance() string { return p.instance }
 
-// Condition returns whether the node is published as it is.
+// Condition returns the condition of the node: it is OK if etcd has the present state of the node.
 func (p *Publisher) Condition() plugin.Condition {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return plugin.Condition{Name: ConditionName, OK: p.health.Current, Message: p.health.Message, Since: p.health.Since}
 }
 
-// Stats returns what has been done so far.
+// Stats returns the numbers so far.
 func (p *Publisher) Stats() Stats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.stats
 }
 
-// Run publishes the node until ctx ends, and then that it has stopped, which takes at most 2 s. It may be called once.
+// Run publishes the node until ctx ends. It then publishes that the node has stopped, which takes at most 2 s. It may be called once.
 func (p *Publisher) Run(ctx context.Context) {
 	p.started = time.Now()
 	p.changes = p.config.Local.Changes(ctx)
@@ -175,13 +176,13 @@ func (p *Publisher) Run(ctx context.Context) {
 		if errors.Is(err, errNameTaken) {
 			p.config.Named(false)
 		}
-		if !isPublished || !isExpired(err) { // with an expired token, the next session gets a new one
+		if !isPublished || !isExpired(err) { // if the token has expired, the next session gets a new one
 			p.failed(err)
 		}
 		switch {
 		case isPublished:
 			failures = 0
-			delay = spread(p.config.Presence / 4) // three fifths of the presence are left when a node notices
+			delay = spread(p.config.Presence / 4) // when a node notices the loss, three fifths of the presence are left
 			if errors.Is(err, errLeaseLost) {
 				delay = spread(over)
 			}
@@ -197,9 +198,9 @@ func (p *Publisher) Run(ctx context.Context) {
 	}
 }
 
-const maxInstances = 4 // the number of identifiers in the file: more than one may be in etcd after starts that crashed early
+const maxInstances = 4 // more than one may be in etcd after starts that crashed early
 
-// remember writes the identifier of this start to the file, before it can be in etcd.
+// remember writes the identifier of this start to the file. It is called before the identifier is written to etcd.
 func (p *Publisher) remember() {
 	if p.config.InstanceFile == "" || slices.Contains(p.instances, p.instance) {
 		return
@@ -222,7 +223,7 @@ func (p *Publisher) failed(err error) {
 	}
 }
 
-// succeeded is called when the node is published as it is.
+// succeeded records that etcd has the present state of the node.
 func (p *Publisher) succeeded(published time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -35,7 +35,8 @@ func runPublisher(t *testing.T, f *fake, config PublisherConfig) *Publisher {
 	return p
 }
 
-// TestWritesOnlyChanges: at rest nothing is written, whatever is told; conditions are looked at with each renewal.
+// TestWritesOnlyChanges checks that nothing is written without changes, even after notifications, and that each renewal compares the
+// conditions.
 func TestWritesOnlyChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, local := newFake(), newFakeLocal("T/one")
@@ -45,7 +46,7 @@ func TestWritesOnlyChanges(t *testing.T) {
 			t.Fatalf("a start made %d writes: %+v", f.writes(), p.Condition())
 		}
 		for range 100 {
-			local.set("T/one") // no news
+			local.set("T/one") // without a change
 			time.Sleep(time.Second)
 		}
 		time.Sleep(24 * time.Hour)
@@ -66,7 +67,7 @@ func TestWritesOnlyChanges(t *testing.T) {
 	})
 }
 
-// TestStopped: at its end a node is there no more, and its record says so, with the plugins that it had.
+// TestStopped checks that a node that has stopped has no presence, and that its record has the time and its last plugins.
 func TestStopped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, node := newFake(), keys.Space{}.NodeRange("a")
@@ -85,8 +86,8 @@ func TestStopped(t *testing.T) {
 	})
 }
 
-// TestCoalesces: many changes at once are one write, changes that do not end are written more and more rarely, and what comes last is
-// written in any case.
+// TestCoalesces checks that many simultaneous changes are one write, that continuous changes are written less and less often, and that the
+// last change is always written.
 func TestCoalesces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, local := newFake(), newFakeLocal()
@@ -112,7 +113,7 @@ func TestCoalesces(t *testing.T) {
 		if value := f.value(keys.Space{}.NodeRange("a") + keys.Record); !strings.Contains(value, "5999") {
 			t.Error("the last change was not written")
 		}
-		// After a rest it is quick again.
+		// After a time without changes, writes are quick again.
 		time.Sleep(10 * time.Minute)
 		start = f.writes()
 		local.set("T/quick")
@@ -123,7 +124,7 @@ func TestCoalesces(t *testing.T) {
 	})
 }
 
-// TestFullStaysPresent: while nothing can be written, renewals go on, and attempts to write get rare.
+// TestFullStaysPresent checks that renewals continue while nothing can be written, and that attempts to write become rare.
 func TestFullStaysPresent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, local := newFake(), newFakeLocal("T/one")
@@ -151,7 +152,7 @@ func TestFullStaysPresent(t *testing.T) {
 	})
 }
 
-// most returns the greatest number of times within any second.
+// most returns the greatest number of times within one second.
 func most(times []time.Time) int {
 	slices.SortFunc(times, time.Time.Compare)
 	greatest := 0
@@ -164,8 +165,7 @@ func most(times []time.Time) int {
 	return greatest
 }
 
-// TestNoStorm: many nodes lose etcd at one moment. While it is away they ask for it ever more rarely, and when it is back they come one
-// after the other.
+// TestNoStorm checks that many nodes that lose etcd at the same time retry less and less often, and reconnect one after another.
 func TestNoStorm(t *testing.T) {
 	nodes := 1000
 	if testing.Short() {
@@ -207,7 +207,7 @@ func TestNoStorm(t *testing.T) {
 	})
 }
 
-// TestInstances: a node remembers the last instances that may be in etcd, its own before it is.
+// TestInstances checks that a node saves the last instances that may be in etcd, and its own instance before it is in etcd.
 func TestInstances(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		file := filepath.Join(t.TempDir(), "instance")
@@ -227,7 +227,7 @@ func TestInstances(t *testing.T) {
 	})
 }
 
-// TestRefuses: what cannot work is refused with what to do.
+// TestRefuses checks that the errors of invalid configurations have a remedy.
 func TestRefuses(t *testing.T) {
 	for want, config := range map[string]PublisherConfig{
 		"node name \"\"":        {},

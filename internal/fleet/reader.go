@@ -33,15 +33,15 @@ type ReaderConfig struct {
 
 // Reader follows all nodes. It is safe for concurrent use; only Ready, Find, Watch, Wait and Close block.
 type Reader struct {
-	follower // its lock is held while changes are published, so that a snapshot and the changes that follow fit together
+	follower // its lock is held while changes are published, so that a snapshot and the changes after it are consistent
 	config   ReaderConfig
 	all      whole
-	fleet    followed // all, for the follower
+	fleet    followed // all, as a source of the follower
 	feed     *broadcast.Feed[step]
 	members  map[string]*member
 }
 
-// ReaderStats counts complete lists, watches that began, and changes of keys.
+// ReaderStats counts complete lists, watches that were started, and changes of keys.
 type ReaderStats struct{ Lists, Watches, Events uint64 }
 
 // Open returns a reader, which begins to connect. The caller calls Close.
@@ -73,7 +73,7 @@ func (r *Reader) noteHealth() {
 	case !r.all.listed:
 	case r.health.Current:
 		r.all.regained = time.Now()
-	default: // a connection is found to be lost only after a time of silence
+	default: // a lost connection is noticed only after a time of silence
 		r.all.lost = r.health.Since.Add(-pingAfter - pingTimeout)
 	}
 	r.feed.Publish("", step{health: new(r.health)})
@@ -85,7 +85,8 @@ func (r *Reader) Close() {
 	r.feed.Close()
 }
 
-// Ready returns when the fleet has been read for the first time. If ctx ends before that, the error is why it has not been.
+// Ready blocks until the fleet has been read for the first time. If ctx ends before that, the error has the reason why the fleet was not
+// read.
 func (r *Reader) Ready(ctx context.Context) error {
 	if r.fleet.isRead() {
 		return nil
@@ -129,13 +130,13 @@ func (r *Reader) Find(ctx context.Context, f Filter) ([]Instance, error) {
 	return found, nil
 }
 
-// Watch returns the present state and a sequence of the changes that follow, each exactly once. What starts to pass the filter is added,
-// and what stops passing it is removed. The sequence can be iterated once; it ends with ctx, with the reader, or when the caller stops
-// iterating. A change of kind [Resync] replaces changes that the caller was too slow to read: those of at least 8,192 steps, or fewer of
-// nodes with large records, where one step is all that changes at once about one node and its plugins.
+// Watch returns the present state and a sequence of the changes that follow, each exactly once. A node or plugin that begins to pass the
+// filter is added, and one that no longer passes it is removed. The sequence can be iterated once; it ends when ctx ends, when the reader
+// is closed, or when the caller stops iterating. A change of kind [Resync] replaces changes that the caller was too slow to read: those of
+// at least 8,192 steps, or of fewer steps if nodes have large records. A step has all simultaneous changes of one node and its plugins.
 //
-// Watch blocks until the fleet has been read for the first time. If ctx ends first, the error is why it has not been; after Close it is
-// [ErrClosed].
+// Watch blocks until the fleet has been read for the first time. If ctx ends first, the error has the reason why the fleet was not read;
+// after Close it is [ErrClosed].
 func (r *Reader) Watch(ctx context.Context, f Filter) (Snapshot, iter.Seq[Change], error) {
 	if err := r.Ready(ctx); err != nil {
 		return Snapshot{}, nil, err
@@ -162,7 +163,7 @@ func (r *Reader) subscribe(ctx context.Context, f Filter) (Snapshot, <-chan step
 }
 
 // Wait blocks until the plugins that pass the filter meet a condition, and returns them. If ctx ends first, the error is its cause, and the
-// plugins are those of the last look.
+// plugins are those of the last check.
 func (r *Reader) Wait(ctx context.Context, f Filter, until func([]Instance) bool) ([]Instance, error) {
 	watching, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -231,7 +232,7 @@ func (r *Reader) plugins(f Filter) []Instance {
 	return plugins
 }
 
-// publish replaces a member, nil for none, and publishes the difference, except during the first list. The caller holds mu.
+// publish replaces a member, nil for none, and publishes the difference, but not during the first list. The caller holds mu.
 func (r *Reader) publish(name string, now *member) {
 	before := r.members[name]
 	if now == nil {
@@ -251,7 +252,7 @@ type whole struct {
 	*Reader
 	facts map[string]*facts // by the name of the node
 	// anchor is the last write that was seen, and removal the last removal after it. If etcd has both, the watch continues after the write:
-	// each removal since then is applied again, which changes nothing.
+	// removals since then are applied again, which has no effect.
 	anchor, removal anchor
 	listed          bool
 	lost, regained  time.Time // the times of the last loss of etcd and of its return; zero for none
@@ -270,7 +271,7 @@ func anchorOf(kv *mvccpb.KeyValue) anchor {
 	return anchor{string(kv.Key), kv.ModRevision, maphash.Bytes(anchorSeed, kv.Value)}
 }
 
-// read reads nothing if etcd has the history that is known, and otherwise all nodes. Differences from what was known are published.
+// read reads nothing if etcd still has the known history, and otherwise all nodes. install publishes the differences.
 func (w *whole) read(ctx context.Context, from store) (reading, error) {
 	prefix := w.config.Space.NodeSpace()
 	r := reading{key: prefix, end: clientv3.GetPrefixRangeEnd(prefix), revision: w.anchor.revision}
@@ -305,7 +306,7 @@ func (w *whole) read(ctx context.Context, from store) (reading, error) {
 	return r, nil
 }
 
-// isKnown reports whether etcd has the history that is known.
+// isKnown reports whether etcd still has the last write and the last removal that were seen.
 func (w *whole) isKnown(ctx context.Context, from store) (bool, error) {
 	for _, seen := range []anchor{w.anchor, w.removal} {
 		if seen.key == "" {
@@ -318,7 +319,7 @@ func (w *whole) isKnown(ctx context.Context, from store) (bool, error) {
 		if err != nil {
 			return false, err
 		}
-		there := anchor{key: seen.key, revision: seen.revision} // removed
+		there := anchor{key: seen.key, revision: seen.revision} // the key was removed
 		for _, kv := range found.Kvs {
 			there = anchorOf(kv)
 		}
@@ -348,7 +349,7 @@ func (w *whole) apply(events []*clientv3.Event, now time.Time) (again bool) {
 	return false
 }
 
-// split returns the node of a key, and the rest of the key.
+// split returns the node in a key, and the rest of the key.
 func (w *whole) split(key []byte) (name, rest string, ok bool) {
 	below, ok := strings.CutPrefix(string(key), w.config.Space.NodeSpace())
 	if !ok {
@@ -364,30 +365,30 @@ func (w *whole) put(name, key string, kv *mvccpb.KeyValue) {
 		return
 	}
 	w.facts[name] = known
-	if kv != nil && key != keys.Presence && kv.ModRevision >= w.anchor.revision { // each claim of a node writes the same presence
+	if kv != nil && key != keys.Presence && kv.ModRevision >= w.anchor.revision { // all claims write the same presence
 		w.anchor, w.removal = anchorOf(kv), anchor{}
 	}
 }
 
-// show publishes what is known of a node.
+// show publishes the present state of a node.
 func (w *whole) show(name string, now time.Time) {
 	var shown *member
 	if known := w.facts[name]; known != nil && !known.isEmpty() {
 		before, latest := w.members[name], now.Add(-w.config.Presence)
 		seen := latest
-		if !w.listed || latest.Before(w.regained) { // the reader did not follow etcd then
+		if !w.listed || latest.Before(w.regained) { // the reader did not follow etcd at that time
 			if seen = (time.Time{}); before != nil {
 				seen = w.lost.Add(-w.config.Presence)
 			}
 		}
 		shown = known.member(name, before, seen, latest)
-	} else if known != nil && !known.cordon.Drained { // a cordon has no lease, so it counts when the node comes back
+	} else if known != nil && !known.cordon.Drained { // keep a cordon: it has no lease, and counts when the node returns
 		delete(w.facts, name)
 	}
 	w.publish(name, shown)
 }
 
-// date finds out when nodes that were dead before the first list last renewed the lease of their retention.
+// date determines when nodes that were dead before the first list last renewed the lease of their retention.
 func date(ctx context.Context, from store, all map[string]*facts) {
 	asked := 0
 	for _, known := range all {

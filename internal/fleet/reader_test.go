@@ -23,7 +23,8 @@ func openEmpty() *Reader {
 	return r
 }
 
-// TestWaitLooksOnce: many changes at once, as when a fleet starts, have a wait look once, and it sees the last of them.
+// TestWaitLooksOnce checks that a wait compares the plugins once for many simultaneous changes, as when a fleet starts, and sees the last
+// of them.
 func TestWaitLooksOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := openEmpty()
@@ -65,7 +66,7 @@ func TestWaitLooksOnce(t *testing.T) {
 	})
 }
 
-// TestOrder: plugins are ordered by type, name and node, and as the node has them within a node.
+// TestOrder checks that plugins are ordered by type, name and node, and within a node as it has published them.
 func TestOrder(t *testing.T) {
 	r := openEmpty()
 	r.Close()
@@ -83,7 +84,8 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// TestFlappingNode: a node that comes and goes is one entry each time for a subscriber who is slow, however many plugins it has.
+// TestFlappingNode checks that each change of the state of a node is one entry for a slow subscriber, regardless of the number of its
+// plugins.
 func TestFlappingNode(t *testing.T) {
 	r := openEmpty()
 	defer r.Close()
@@ -115,8 +117,8 @@ func TestFlappingNode(t *testing.T) {
 	}
 }
 
-// TestLargeSteps: what a subscriber leaves unread is bounded by its size too, so that a node whose large record keeps changing does not fill
-// the memory.
+// TestLargeSteps checks that the unread changes of a subscriber are also bounded by their size, so that a node whose large record keeps
+// changing does not fill the memory.
 func TestLargeSteps(t *testing.T) {
 	r := openEmpty()
 	defer r.Close()

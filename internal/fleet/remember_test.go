@@ -14,7 +14,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/fleet/nodecall"
 )
 
-// TestRemembersCalls: a lookup remembers the nodes at which a dialer has opened a stream, and no others.
+// TestRemembersCalls checks that a lookup keeps the nodes of instances that were called, but not those of calls that failed.
 func TestRemembersCalls(t *testing.T) {
 	l, remembered := fleet.LookupWithNode(t)
 	d := &nodecall.Dialer{Find: l.Find, Credentials: selfSigned(t)}

@@ -37,8 +37,8 @@ type session struct {
 	last     time.Time     // of the last write
 }
 
-// run returns an error when a new session has to begin. When ctx ends, it publishes that the node has stopped. isPublished reports whether
-// the session has published the node.
+// run publishes the node until ctx ends, and then that the node has stopped. It returns an error if a new session is needed. isPublished
+// reports whether the session has published the node.
 func (s *session) run(ctx context.Context) (isPublished bool, err error) {
 	living, cancel := context.WithCancelCause(ctx)
 	s.cancel = cancel
@@ -68,12 +68,12 @@ func (s *session) run(ctx context.Context) (isPublished bool, err error) {
 	return isPublished, err
 }
 
-// open connects and publishes the node, unless etcd has exactly what was written last.
+// open connects and publishes the node, unless etcd has the record that was written last.
 func (s *session) open(ctx context.Context) (err error) {
 	if s.store, err = s.dialer.dial(ctx, s.timeout); err != nil {
 		return err
 	}
-	// The stream is opened first. Etcd cannot be restored or replaced without ending it, so all that is read later is from the same
+	// Open the stream first. Etcd cannot be restored or replaced without ending it, so everything that is read later is from the same
 	// history.
 	if s.stream, err = s.store.keepAlive(ctx); err != nil {
 		return err
@@ -89,14 +89,14 @@ func (s *session) open(ctx context.Context) (err error) {
 	if isNew || s.held.record == nil || found != s.held.at {
 		s.claim(found)
 	}
-	if _, err = s.publish(ctx); err == nil { // the rest of the index follows soon
+	if _, err = s.publish(ctx); err == nil { // follow writes the rest of the index
 		s.config.Named(true)
 		s.succeeded(time.Time{})
 	}
 	return err
 }
 
-// look returns the revisions of the keys of the node, unless its name is taken.
+// look returns the revisions of the keys of the node. It fails if another daemon has the name.
 func (s *session) look(ctx context.Context) (found revisions, err error) {
 	response, err := s.store.commit(ctx, nil, []clientv3.Op{
 		clientv3.OpGet(s.node + keys.Presence), clientv3.OpGet(s.node+keys.Record, clientv3.WithKeysOnly()),
@@ -108,7 +108,7 @@ func (s *session) look(ctx context.Context) (found revisions, err error) {
 		found.presence = kv.ModRevision
 		var presence fleetv1.Presence
 		if proto.Unmarshal(kv.Value, &presence) != nil {
-			continue // it has no owner
+			continue // the presence has no owner
 		}
 		if by := presence.GetInstance(); by != s.instance && !slices.Contains(s.instances, by) {
 			return found, fmt.Errorf("%w, %q: its instance is %s; this one publishes nothing and competes for no lock; give each node a name of "+
@@ -121,7 +121,7 @@ func (s *session) look(ctx context.Context) (found revisions, err error) {
 	return found, nil
 }
 
-// renewAll renews the leases, and grants new ones for those that etcd does not have. isNew reports whether it granted one.
+// renewAll renews the leases, and grants new ones if etcd does not have them. isNew reports whether it granted one.
 func (s *session) renewAll(ctx context.Context) (isNew bool, err error) {
 	ttls := map[*clientv3.LeaseID]time.Duration{&s.leases.presence: s.config.Presence, &s.leases.retention: s.config.Retention}
 	for lease, ttl := range ttls {
@@ -141,7 +141,7 @@ func (s *session) renewAll(ctx context.Context) (isNew bool, err error) {
 	return isNew, nil
 }
 
-// renew renews one lease. After the timeout, it ends the session and with it the stream.
+// renew renews one lease. After the timeout, it ends the session and its stream.
 func (s *session) renew(lease clientv3.LeaseID) error {
 	defer time.AfterFunc(s.timeout, func() { s.cancel(errSilent) }).Stop()
 	err := s.stream.Send(&pb.LeaseKeepAliveRequest{ID: int64(lease)})
@@ -155,7 +155,7 @@ func (s *session) renew(lease clientv3.LeaseID) error {
 	return err
 }
 
-// keep renews the leases until the session ends or a lease cannot be renewed. After each renewal, follow compares the conditions.
+// keep renews the leases until the session ends or a lease cannot be renewed. After each renewal, it makes follow compare the record.
 func (s *session) keep(ctx context.Context, look chan<- struct{}) error {
 	retention := time.Now().Add(around(s.config.Retention / 3))
 	for backoff.Pause(ctx, around(s.config.Presence/3)) {
@@ -173,19 +173,19 @@ func (s *session) keep(ctx context.Context, look chan<- struct{}) error {
 	return nil
 }
 
-// follow writes what changes, until the session ends.
+// follow writes changes until the session ends.
 func (s *session) follow(ctx context.Context, look <-chan struct{}) error {
 	var timer <-chan time.Time // nil if no write is planned
 	s.interval, s.last = s.config.MinInterval, time.Now()
 	failures := 0
 	plan := func() {
 		if timer == nil {
-			// The jitter is for changes on many nodes at the same time.
+			// The jitter spreads simultaneous changes on many nodes.
 			pause := max(time.Until(s.last.Add(s.interval)), 0) + s.config.MinInterval/10 + spread(s.config.MinInterval*9/10)
 			timer = time.NewTimer(pause).C
 		}
 	}
-	plan() // there may have been a change before the session
+	plan() // the node may have changed before the session
 	for {
 		select {
 		case <-ctx.Done():
@@ -256,7 +256,7 @@ func (s *session) claim(found revisions) {
 	}
 }
 
-// record returns what is published of the node.
+// record returns the record of the node.
 func (s *session) record() *fleetv1.NodeRecord {
 	var unhealthy map[string]bool
 	if s.config.Unhealthy != nil {
@@ -269,9 +269,9 @@ func (s *session) record() *fleetv1.NodeRecord {
 	}
 }
 
-const stopPatience = 2 * time.Second // of the end of a publisher with etcd
+const stopPatience = 2 * time.Second // bounds leave
 
-// leave publishes that the node has stopped, unless it has no lease: a record without one would stay forever.
+// leave publishes that the node has stopped. It does nothing without leases: a record without a lease would stay forever.
 func (s *session) leave(ctx context.Context) {
 	if s.leases.presence == 0 || s.leases.retention == 0 {
 		return
@@ -297,12 +297,12 @@ func (s *session) leave(ctx context.Context) {
 	}
 }
 
-// mine is the condition of every write except the first: the presence key has the lease of this session.
+// mine returns the condition of every write except the first: the presence key has the lease of this session.
 func (s *session) mine() []clientv3.Cmp {
 	return []clientv3.Cmp{clientv3.Compare(clientv3.LeaseValue(s.node+keys.Presence), "=", s.leases.presence)}
 }
 
-// awaitLocks calls Locked when a node competes for locks. The watch costs no request as long as none does.
+// awaitLocks calls Locked when a node competes for locks. Until then, the watch makes no further requests.
 func (s *session) awaitLocks(ctx context.Context) {
 	if s.config.Locked != nil {
 		s.keepWatching(ctx, "who competes for locks, and calls its own plugins of types that fleet.exclusive does not list, also if others do",
@@ -347,7 +347,8 @@ func (s *session) keepWatching(ctx context.Context, what, key string, take func(
 	}
 }
 
-// watch calls take with the value of a key or of the first key below it, nil for none, and after each change, until take returns true.
+// watch calls take with the value of a key, or of the first key below it, nil for none, and again after each change, until take returns
+// true.
 func (s *session) watch(ctx context.Context, key string, take func(*mvccpb.KeyValue) (enough bool)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -26,7 +26,7 @@ func marshal(t rapid.TB, r *fleetv1.NodeRecord) []byte {
 	return value
 }
 
-// picture is what a subscriber makes of the changes.
+// picture is the state that a subscriber derives from the changes.
 type picture struct {
 	nodes   map[string]Node
 	plugins map[string]Instance
@@ -55,8 +55,8 @@ func (p picture) take(t rapid.TB, c Change) {
 	}
 }
 
-// TestChangesLeadToTheState: whatever happens to the keys of a node, and whatever the filter, the changes lead from one state to the next,
-// and none is a repeat.
+// TestChangesLeadToTheState checks that the changes lead from each state to the next, and that none is repeated, for any changes of the
+// keys of a node and any filter.
 func TestChangesLeadToTheState(t *testing.T) {
 	filters := []Filter{
 		{}, {States: []plugin.State{plugin.StateRegistered}}, {Versions: []string{"1"}}, {Types: []string{"role"}},
@@ -121,7 +121,7 @@ func TestChangesLeadToTheState(t *testing.T) {
 	})
 }
 
-// TestTooLarge: plugins that do not fit into one value are an error that says so.
+// TestTooLarge checks the error for plugins that do not fit into one value.
 func TestTooLarge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		local := newFakeLocal()
@@ -141,7 +141,7 @@ func TestTooLarge(t *testing.T) {
 	})
 }
 
-// TestHostile: what plugins say is made fit, and what is too much is left out.
+// TestHostile checks that texts of plugins are made valid, and that large ones are left out.
 func TestHostile(t *testing.T) {
 	status := plugin.Status{Type: "T\xff", Name: "n\xff", State: plugin.StateRegistered}
 	status.Registration.Details = map[string]string{"k": strings.Repeat("x", 2*maxDetails)}

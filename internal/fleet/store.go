@@ -22,7 +22,7 @@ import (
 // dialer connects to a cluster.
 type dialer interface {
 	members() int // the number of members
-	// dial connects to one member, to another one each time. The timeout is that of dial, and of each request.
+	// dial connects to the next member. The timeout applies to dial and to each request.
 	dial(ctx context.Context, timeout time.Duration) (store, error)
 }
 
@@ -101,7 +101,7 @@ func (e *etcdStore) ready(ctx context.Context) error {
 	if state == connectivity.Ready {
 		return nil
 	}
-	// A request that does not wait for a connection returns why there is none.
+	// A request that does not wait for a connection returns the reason why there is none.
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	_, err := pb.NewMaintenanceClient(conn).Status(ctx, &pb.StatusRequest{})
@@ -116,7 +116,7 @@ func isExpired(err error) bool {
 
 func isDenied(err error) bool { return errors.Is(rpctypes.Error(err), rpctypes.ErrPermissionDenied) }
 
-// watchError returns why etcd has ended a watch; nil if it has not. In etcd's client, the reason is the text of a gRPC status.
+// watchError returns the reason why etcd has ended a watch; nil if it has not. In etcd's client, the reason is the text of a gRPC status.
 func watchError(response clientv3.WatchResponse) error {
 	err := response.Err()
 	if err != nil {
@@ -173,14 +173,14 @@ func (e *etcdStore) watch(ctx context.Context, key string, options ...clientv3.O
 	return e.client.Watch(clientv3.WithRequireLeader(ctx), key, options...)
 }
 
-// Retry is the time before another request of etcd.
+// Retry is the time before the next request after a failure.
 var Retry = backoff.Backoff{Min: time.Second, Max: 30 * time.Second}
 
-// spread returns a random time below d, and around one that differs from d by at most a tenth.
+// spread returns a random time below d. around returns a random time that differs from d by at most a tenth.
 func spread(d time.Duration) time.Duration { return rand.N(max(d, 1)) }
 func around(d time.Duration) time.Duration { return d - d/10 + spread(d/5) }
 
-// Notify sends a value to a channel with room for one, unless it has one.
+// Notify sends a value to a channel with room for one, unless it is full.
 func Notify(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:
@@ -188,7 +188,7 @@ func Notify(c chan<- struct{}) {
 	}
 }
 
-// attempt calls try for one member after the other, until it progresses or fails for a reason that other members would have too.
+// attempt calls try for one member after another, until it progresses or fails with an error that other members would also return.
 func attempt(ctx context.Context, d dialer, try func() (progressed bool, err error)) (progressed bool, err error) {
 	for range d.members() {
 		if progressed, err = try(); progressed || ctx.Err() != nil || !isOfMember(err) {
@@ -198,7 +198,7 @@ func attempt(ctx context.Context, d dialer, try func() (progressed bool, err err
 	return progressed, err
 }
 
-// isOfMember reports whether other members may not have an error.
+// isOfMember reports whether the error may be that of one member only.
 func isOfMember(err error) bool {
 	known, code := rpctypes.Error(err), status.Code(err)
 	if answer, ok := errors.AsType[rpctypes.EtcdError](known); ok {
@@ -228,7 +228,7 @@ var explanations = []struct {
 	{rpctypes.ErrNoLeader, "the member of etcd has no leader: %w; see that most of the members run and reach each other"},
 }
 
-// Explain returns an error of etcd in words for operators.
+// Explain returns an error of etcd with a text for operators.
 func Explain(err error) error {
 	known := rpctypes.Error(err)
 	for _, e := range explanations {

@@ -37,8 +37,9 @@ type Node struct {
 	Address   string    // HOST:PORT at which it takes calls; empty for none
 	Version   string    // of Patchbay
 	StartedAt time.Time // of its daemon, by its own clock
-	// LastSeen is when it was last known to be alive: when it stopped or last renewed its presence. If the reader did not follow etcd then,
-	// that is not known exactly: the node may have been alive until SeenBefore, which is zero otherwise. Both are zero while it is ready.
+	// LastSeen is when the node was last known to be alive: when it stopped or last renewed its presence. If the reader did not follow etcd
+	// at that time, the exact time is unknown: the node may have been alive until SeenBefore, which is zero otherwise. Both are zero while
+	// the node is ready.
 	LastSeen, SeenBefore time.Time
 
 	Conditions []plugin.Condition // ordered by name
@@ -47,7 +48,7 @@ type Node struct {
 	Cordon     Cordon
 }
 
-// Cordon describes whether a node is drained: calls to any node then use other nodes, as long as there are any.
+// Cordon describes whether a node is drained. Calls to any node go to a drained node only if no other node can take them.
 type Cordon struct {
 	Drained bool
 	Since   time.Time // when it was drained
@@ -69,11 +70,11 @@ type Instance struct {
 	RegisteredAt time.Time
 	// LastSeen and SeenBefore are those of the node.
 	LastSeen, SeenBefore time.Time
-	Current              bool // it is the one that is dispensed for its type and name on its node
-	Unhealthy            bool // it reports that it is not serving, or does not answer; calls to any node prefer healthy instances
+	Current              bool // the instance is the one that is dispensed for its type and name on its node
+	Unhealthy            bool // the instance is not serving or does not respond; calls to any node prefer healthy instances
 
-	// Address is the HOST:PORT at which the daemon of the node takes calls, empty for none. Drained reports whether the node is drained.
-	// Only Find sets the two.
+	// Address is the HOST:PORT at which the daemon of the node takes calls; empty for none. Drained reports whether the node is drained.
+	// Only Find sets them.
 	Address string
 	Drained bool
 
@@ -93,24 +94,24 @@ func (i Instance) isPreferred() bool {
 	return i.NodeState != NodeUnreachable && !i.Drained && !i.Unhealthy
 }
 
-// isCallable reports whether an instance that is current may be called.
+// isCallable reports whether a current instance may be called.
 func (i Instance) isCallable() bool {
 	return i.Published == plugin.StateRegistered && (i.NodeState == NodeReady || i.NodeState == NodeUnreachable)
 }
 
-// Filter selects plugins. Each list that is not empty has to contain the value of the plugin.
+// Filter selects plugins. A list that is not empty must contain the value of the plugin.
 type Filter struct {
 	Types, Names, Nodes, Versions []string // Types also match roles
 	States                        []plugin.State
 	Labels                        map[string]string // the labels that the node must have
 	Health                        bool              // [Reader.Watch] also returns changes of the health of the reader
-	Few                           int               // the number of nodes that a [Lookup] returns; zero for all
+	Few                           int               // how many nodes [Lookup.Find] reads, if that is enough; zero for all
 
 	By  uint32                 // the user who calls; zero if that is not known
 	May func(node string) bool // reports whether a node may offer the plugin; nil for all
 }
 
-// MatchNode reports whether a node passes: its name and its labels count.
+// MatchNode reports whether the name and the labels of a node pass the filter.
 func (f Filter) MatchNode(n Node) bool {
 	return anyOf(f.Nodes, n.Name) && HasLabels(n.Labels, f.Labels)
 }
@@ -150,7 +151,7 @@ const (
 // Change is one change in the fleet, of a node or of a plugin.
 type Change struct {
 	Kind ChangeKind
-	// What has changed, as it is now, or as it was if it was removed; the others are nil.
+	// The node, plugin or health after the change, or before it if it was removed; the others are nil.
 	Node   *Node
 	Plugin *Instance
 	Health *Health // of the reader, only with [Filter].Health
@@ -158,7 +159,7 @@ type Change struct {
 	pluginBefore *Instance // the plugin before a change; nil for other kinds
 }
 
-// through returns the change as a subscriber with a filter sees it. It reports false if the subscriber does not see it.
+// through returns the change for a subscriber with a filter. It reports false if the filter excludes the change.
 func (c Change) through(f Filter) (Change, bool) {
 	switch {
 	case c.Health != nil:
@@ -193,7 +194,7 @@ type Health struct {
 	Since   time.Time
 }
 
-// lose records why etcd is not followed, and reports whether that was not known.
+// lose records the reason why etcd is not followed, and reports whether it was followed or the reason was another one.
 func (h *Health) lose(message string) (isNew bool) {
 	isNew = h.Current || h.Message != message
 	if h.Current {
@@ -209,10 +210,10 @@ type facts struct {
 	hasRecord bool   // whether the key exists
 	record    record // the zero value if it is malformed or too large
 	cordon    Cordon
-	renewed   time.Time // when a node that was dead before the first list last renewed its retention; zero if that is not known
+	renewed   time.Time // when a node that was dead before the first list last renewed its retention; zero if unknown
 }
 
-// record is what a node has published: everything except its name, its state and the cordon.
+// record is the published state of a node: everything except its name, its state and the cordon.
 type record struct {
 	readable             bool
 	node                 Node
@@ -222,17 +223,17 @@ type record struct {
 	weight               uint64
 }
 
-// member is one node as readers see it. It does not change once it is published.
+// member is one node as readers see it. It does not change after it was published.
 type member struct {
 	node    Node
 	plugins []*Instance // the plugins in the order in which the node published them
 	weight  uint64      // of a step to this view of the node
 }
 
-// A record counts as one more unread step for each weightUnit of its size in memory, where an entry takes entrySize besides its texts.
+// A record counts as one more unread step for each weightUnit of its size in memory, in which an entry has entrySize and its texts.
 const weightUnit, entrySize = 32 << 10, 256
 
-// put records the value of a key, nil for none, and reports whether it is a key that nodes have.
+// put records the value of a key, nil for none, and reports whether nodes have such a key.
 func (f *facts) put(key string, kv *mvccpb.KeyValue) bool {
 	switch key {
 	case keys.Presence:
@@ -249,7 +250,7 @@ func (f *facts) put(key string, kv *mvccpb.KeyValue) bool {
 	case keys.Cordon:
 		if f.cordon = (Cordon{}); kv != nil {
 			var value fleetv1.Cordon
-			_ = proto.Unmarshal(kv.Value, &value) // the key alone drains the node
+			_ = proto.Unmarshal(kv.Value, &value) // the node is drained even if the value is invalid
 			f.cordon = Cordon{Drained: true, Since: timeOf(value.GetSince()), By: value.GetBy()}
 		}
 	default:
@@ -280,8 +281,8 @@ func (f *facts) state() NodeState {
 	return NodeUnreachable
 }
 
-// member returns the node as readers see it now. before is what they saw; nil for nothing. If the presence of the node has just ended, the
-// node was alive at a time from seen, which is zero if that is not known, to latest.
+// member returns the node as readers see it now. before is the previous view; nil for none. If the presence of the node has just ended, the
+// node was alive at a time from seen, which is zero if unknown, to latest.
 func (f *facts) member(name string, before *member, seen, latest time.Time) *member {
 	m := &member{node: f.record.node, plugins: f.record.plugins, weight: f.record.weight}
 	m.node.Name, m.node.Cordon, m.node.Plugins = name, f.cordon, len(m.plugins)
@@ -326,13 +327,14 @@ func (m *member) sorted() []*Instance {
 }
 
 // step leads from one view of a node to the next; either may be nil. Its changes are computed when a subscriber reads it, so that a node
-// that comes and goes is one entry for each subscriber, however many plugins it has. The zero value replaces steps that were lost.
+// that repeatedly disappears and returns is one entry for each subscriber, regardless of the number of its plugins. The zero value replaces
+// lost steps.
 type step struct {
 	before, after *member
 	health        *Health // the health of the reader, if it has changed and not a node
 }
 
-// weight returns how many unread steps the step counts as.
+// weight returns the number of unread steps as which the step counts.
 func (s step) weight() uint64 {
 	if s.after == nil {
 		return 1
@@ -350,7 +352,7 @@ func (s step) changes() []Change {
 	return differences(s.before, s.after)
 }
 
-// differences returns the changes that lead from one view of a node to another; either may be nil.
+// differences returns the changes from one view of a node to another; either may be nil.
 func differences(before, after *member) []Change {
 	var changes []Change
 	switch {
@@ -367,7 +369,7 @@ func differences(before, after *member) []Change {
 		(!maps.Equal(before.node.Labels, after.node.Labels) || before.node.State != after.node.State ||
 			!before.node.LastSeen.Equal(after.node.LastSeen) || !before.node.SeenBefore.Equal(after.node.SeenBefore))
 	for len(old) > 0 || len(now) > 0 {
-		order := len(now) - len(old) // if one of them is empty
+		order := len(now) - len(old) // if one of the lists is empty
 		if len(old) > 0 && len(now) > 0 {
 			order = comparePlugins(old[0], now[0])
 		}
@@ -392,7 +394,7 @@ func differences(before, after *member) []Change {
 	return changes
 }
 
-// intern returns a string that is in memory once: types, names, versions and paths are the same on many nodes.
+// intern returns a string that is in memory once: many nodes have the same types, names, versions and paths.
 func intern(s string) string { return unique.Make(s).Value() }
 
 func recordOf(r *fleetv1.NodeRecord) record {

@@ -30,11 +30,11 @@ type held struct {
 	claim  bool                // the next write claims the name of the node, and writes everything
 }
 
-// revisions are those of the keys of a node; zero for a missing key.
+// revisions are the revisions of the keys of a node; zero for a missing key.
 type revisions struct{ presence, record int64 }
 
-// write writes the record and changes of the index, in one transaction. After an error, it is not known what etcd has, and the next write
-// is one of everything.
+// write writes the record and changes of the index, in one transaction. After an error, the content of etcd is unknown, and the next write
+// writes everything.
 func (s *session) write(ctx context.Context, wanted *fleetv1.NodeRecord) error {
 	before, now := s.held, time.Now()
 	s.held = held{}
@@ -77,7 +77,7 @@ func (s *session) write(ctx context.Context, wanted *fleetv1.NodeRecord) error {
 
 const (
 	maxRecord = 1280 << 10 // bytes of a record before it is compressed: by default, etcd refuses requests above 1.5 MiB
-	// maxEntries bounds the plugins, conditions and labels of a record. In memory they take a hundred times their size if they are empty.
+	// maxEntries bounds the plugins, conditions and labels of a record. Empty ones take a hundred times their size in memory.
 	maxEntries = 20_000
 	maxDetails = 32 << 10 // the maximum size of the details of a plugin in bytes; larger ones are left out
 )
@@ -104,7 +104,7 @@ func encodeRecord(r *fleetv1.NodeRecord) ([]byte, error) {
 	return value.Bytes(), err
 }
 
-// A compressor takes 600 kB, a decompressor 40 kB: far more than the record.
+// Compressors and decompressors are pooled: they take 600 kB and 40 kB, far more than a record.
 var (
 	compressors = sync.Pool{New: func() any {
 		w, _ := flate.NewWriter(nil, flate.BestSpeed) // the error is for a level that does not exist
@@ -132,15 +132,14 @@ func decodeRecord(value []byte) (r *fleetv1.NodeRecord, err error) {
 	return r, err
 }
 
-// pluginRecords returns what is published of the plugins of a node. Paths may have any bytes, but protobuf refuses strings that are not
-// UTF-8.
+// pluginRecords returns the records of the plugins of a node. Paths may have any bytes, but protobuf refuses strings that are not UTF-8.
 func pluginRecords(statuses []plugin.Status, unhealthy map[string]bool) []*fleetv1.PluginRecord {
 	records := make([]*fleetv1.PluginRecord, 0, len(statuses))
 	for _, s := range statuses {
 		if s.Type == "" || s.Name == "" || s.State == plugin.StateUnlinked { // only the node itself shows unlinked plugins
 			continue
 		}
-		if s.State == plugin.StateIdle { // a call starts it
+		if s.State == plugin.StateIdle { // a call starts the plugin
 			s.State = plugin.StateRegistered
 		}
 		p := &fleetv1.PluginRecord{
@@ -186,7 +185,7 @@ func timestamp(t time.Time) *timestamppb.Timestamp {
 	return timestamppb.New(t)
 }
 
-// timeOf returns zero also for a time outside of the years 1 to 9999, which no format for times can represent.
+// timeOf returns zero for a time outside of the years 1 to 9999, which time formats cannot represent.
 func timeOf(t *timestamppb.Timestamp) time.Time {
 	if !t.IsValid() {
 		return time.Time{}
@@ -206,12 +205,12 @@ func indexedNames(plugins []*fleetv1.PluginRecord) map[string]bool {
 	return names
 }
 
-// index returns the changes of the index that are needed, as many as fit into a transaction, and a function to call after the transaction.
+// index returns the necessary changes of the index, as many as fit into a transaction, and a function to call after the transaction.
 func (s *session) index(wanted map[string]bool) (changes []clientv3.Op, done func()) {
 	var added, removed []string
 	for _, name := range slices.Sorted(maps.Keys(wanted)) {
 		if !s.indexed[name] && len(changes) < maxOps {
-			s.indexed[name] = false // it may be there even if the transaction fails
+			s.indexed[name] = false // the key may exist even if the transaction fails
 			added = append(added, name)
 			changes = append(changes, clientv3.OpPut(s.config.Space.IndexKey(name, s.config.Node), "", clientv3.WithLease(s.leases.retention)))
 		}
@@ -254,7 +253,7 @@ func (s *session) commit(ctx context.Context, conditions []clientv3.Cmp, then []
 	case err != nil && !IsLeaseUnknown(err):
 		return 0, err
 	case err != nil || !response.Succeeded:
-		return 0, errLeaseLost // or another daemon has the name: the next session finds out
+		return 0, errLeaseLost // or another daemon has the name; the next session finds out
 	}
 	return response.Header.GetRevision(), nil
 }

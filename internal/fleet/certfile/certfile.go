@@ -16,8 +16,8 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/regular"
 )
 
-// Client returns the configuration of a TLS client that trusts a CA, that of the system if ca is empty, and has a certificate. Without a
-// certificate, cert is empty and pair nil.
+// Client returns the configuration of a TLS client that trusts the CA in the file ca, or the CAs of the system if ca is empty, and presents
+// a certificate. If cert is empty, it presents none, and pair is nil.
 func Client(ca, cert, key, serverName string) (config *tls.Config, pair *Files[*tls.Certificate], err error) {
 	config = &tls.Config{MinVersion: tls.VersionTLS13, ServerName: serverName}
 	if ca != "" {
@@ -113,8 +113,8 @@ func isSame(a, b fs.FileInfo) bool {
 	return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) && a.Size() == b.Size()
 }
 
-// Problem returns why the present content of the files is not used, and since when. Without an error, since is when the content was first
-// used. Get has succeeded before.
+// Problem returns the reason why the present content of the files is not used, and since when. Without an error, since is when the content
+// was first used. It may only be called after Get has succeeded.
 func (f *Files[T]) Problem() (since time.Time, err error) {
 	_, _ = f.Get()
 	f.mu.Lock()
@@ -129,7 +129,8 @@ type Certificate struct {
 	Since   time.Time // when that began
 }
 
-// Of returns the state of the certificate in the files. Its error may also be that of others, the last one that has an error.
+// Of returns the state of the certificate in pair. Its error is that the certificate has expired, that of pair, or that of the last of
+// others with an error, in this order.
 func Of(pair *Files[*tls.Certificate], others ...func() (time.Time, error)) Certificate {
 	cert, _ := pair.Get()
 	first := slices.MinFunc(Chain(cert), func(a, b *x509.Certificate) int { return a.NotAfter.Compare(b.NotAfter) })

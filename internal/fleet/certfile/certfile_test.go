@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// TestReplacedWithinATick: a file that takes the place of another one of the same time is read.
+// TestReplacedWithinATick checks that a file is read if it has replaced another file with the same time.
 func TestReplacedWithinATick(t *testing.T) {
 	t.Parallel()
 	dir, at := t.TempDir(), time.Now()

@@ -52,7 +52,7 @@ type Credentials struct {
 // outgoing is a connection to another node.
 type outgoing struct {
 	net.Conn
-	raw       net.Conn // behind TLS
+	raw       net.Conn // the connection without TLS
 	chain     []*x509.Certificate
 	of        *Credentials
 	withdrawn atomic.Bool // the connection was closed because the CA of the node was removed
@@ -66,7 +66,7 @@ func (o *outgoing) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// check aborts the connection if no CA of a pool has signed the certificate of the node. The user of the connection closes it.
+// check aborts the connection if no CA of the pool has signed the certificate of the node. The user of the connection closes it.
 func (o *outgoing) check(pool *x509.CertPool) {
 	if verify(o.chain, pool, x509.ExtKeyUsageServerAuth) != nil {
 		o.withdrawn.Store(true)
@@ -81,7 +81,7 @@ func (o *outgoing) Close() error {
 	return o.Conn.Close()
 }
 
-// check aborts the connections to nodes whose certificates were not signed by a CA of the pool, and their calls.
+// check aborts the connections to nodes whose certificates no CA of the pool has signed, and thus their calls.
 func (c *Credentials) check(pool *x509.CertPool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -90,7 +90,7 @@ func (c *Credentials) check(pool *x509.CertPool) {
 	}
 }
 
-// verify returns an error if no CA of a pool has signed a chain of certificates for a use. It ignores that they have expired.
+// verify returns an error if no CA of a pool has signed a chain of certificates for a use. It ignores expiration.
 func verify(chain []*x509.Certificate, pool *x509.CertPool, use x509.ExtKeyUsage) error {
 	options := x509.VerifyOptions{
 		Roots: pool, Intermediates: x509.NewCertPool(), KeyUsages: []x509.ExtKeyUsage{use}, CurrentTime: time.Now(),
@@ -121,13 +121,13 @@ func NewCredentials(t TLS) (*Credentials, error) {
 	return c, nil
 }
 
-// Certificate returns the certificate that this node presents to others, which call it by the name node; empty if they do not call it. It
-// has an error if nodes with the same CA file refuse it.
+// Certificate returns the certificate that this node presents to others. node is the name by which other nodes call this one; empty if they
+// do not call it. The certificate has an error if nodes with the same CA file refuse it.
 func (c *Credentials) Certificate(node string) certfile.Certificate {
 	return certfile.Of(c.pair, c.ca.Problem, func() (time.Time, error) { return c.refused(node) })
 }
 
-// refused returns why nodes with the same CA file refuse the certificate, and since when; nil if they do not.
+// refused returns the reason why nodes with the same CA file refuse the certificate, and since when; nil if they accept it.
 func (c *Credentials) refused(node string) (since time.Time, err error) {
 	with := c.material()
 	chain := certfile.Chain(with.pair)
@@ -160,7 +160,7 @@ func (c *Credentials) material() material {
 }
 
 // Server returns the configuration of the listener for other nodes: TLS 1.3, and a client certificate from the CA. Sessions are not
-// resumed, because they would ignore a change of the CA.
+// resumed, because a resumed session would ignore a change of the CA.
 func (c *Credentials) Server() *tls.Config {
 	config := &tls.Config{
 		MinVersion: tls.VersionTLS13, NextProtos: []string{"h2"}, SessionTicketsDisabled: true, ClientAuth: tls.RequireAndVerifyClientCert,
@@ -185,7 +185,7 @@ func ConnContext(ctx context.Context) context.Context {
 }
 
 // Caller returns the [Identities] of the caller over a connection that [Credentials.Server] accepted. It verifies the certificate for each
-// call, which may have expired, or its CA been removed. The error is a gRPC status with codes.Unauthenticated.
+// call, because the certificate may have expired, or its CA may have been removed. The error is a gRPC status with codes.Unauthenticated.
 func (c *Credentials) Caller(ctx context.Context) (identities []string, err error) {
 	chain, err := chainOfCaller(ctx)
 	if err != nil {
@@ -197,8 +197,8 @@ func (c *Credentials) Caller(ctx context.Context) (identities []string, err erro
 	return Identities(chain[0]), c.Trusts(ctx)
 }
 
-// Trusts returns an error, as [Credentials.Caller] does, if the certificate of the caller is not signed by a CA of the present file. It
-// ignores that the certificate has expired, which does not end calls in progress.
+// Trusts returns an error, as [Credentials.Caller] does, if no CA of the present file has signed the certificate of the caller. It ignores
+// that the certificate has expired, which does not end calls in progress.
 func (c *Credentials) Trusts(ctx context.Context) error {
 	chain, err := chainOfCaller(ctx)
 	if err != nil {
@@ -247,7 +247,7 @@ func (c *Credentials) client(ctx context.Context, raw net.Conn, node string) (ne
 	c.mu.Lock()
 	c.live[o] = true
 	c.mu.Unlock()
-	pool, _ = c.ca.Get() // it may have changed since, when the connection was not in live yet
+	pool, _ = c.ca.Get() // the CA may have changed before the connection was in live
 	o.check(pool)
 	return o, nil
 }

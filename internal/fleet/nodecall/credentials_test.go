@@ -108,7 +108,7 @@ func mustCredentials(t *testing.T, c TLS) *Credentials {
 	return found
 }
 
-// shake has both ends of a connection shake hands, and returns what each of them says of it.
+// shake performs the TLS handshake over a connection, and returns the errors of both ends.
 func shake(t *testing.T, server, client func(net.Conn) error) (serverErr, clientErr error) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -135,7 +135,7 @@ func shake(t *testing.T, server, client func(net.Conn) error) (serverErr, client
 	return serverErr, clientErr
 }
 
-// TestListenerWantsModernMutualTLS meets the listener for other nodes with what it must not take.
+// TestListenerWantsModernMutualTLS checks that the listener for other nodes refuses weak or unauthenticated connections.
 func TestListenerWantsModernMutualTLS(t *testing.T) {
 	ca, other := newAuthority(t), newAuthority(t)
 	server := mustCredentials(t, ca.node("the.node")).Server()
@@ -158,7 +158,7 @@ func TestListenerWantsModernMutualTLS(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			config := test.client.Clone()
 			config.RootCAs, config.ServerName, config.NextProtos = ca.pool(), "the.node", []string{"h2"}
-			if len(config.Certificates) > 0 { // also one that the server does not ask for
+			if len(config.Certificates) > 0 { // even a certificate that the server does not request
 				config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &config.Certificates[0], nil }
 			}
 			err, _ := shake(t,
@@ -171,7 +171,7 @@ func TestListenerWantsModernMutualTLS(t *testing.T) {
 	}
 }
 
-// TestDialersWantModernTLS has those that dial meet servers that they must not take.
+// TestDialersWantModernTLS checks that clients refuse servers with weak or wrong credentials.
 func TestDialersWantModernTLS(t *testing.T) {
 	ca, other := newAuthority(t), newAuthority(t)
 	files := ca.node("caller")

@@ -36,7 +36,7 @@ type Policy struct {
 type Finder func(ctx context.Context, f fleet.Filter) ([]fleet.Instance, error)
 
 const (
-	// connectTimeout bounds the time to connect to a node, before the next node is tried.
+	// connectTimeout bounds the time to connect to a node. After it, the next node is tried.
 	connectTimeout = 3 * time.Second
 	// few is the number of nodes that are looked up first for a call to any node.
 	few = 16
@@ -52,12 +52,12 @@ type Dialer struct {
 	Labels      map[string]string // of this node
 	// Called is called after each call to another node, with its error. It must not block.
 	Called func(node string, err error)
-	// Unhealthy reports whether a plugin of this node is unhealthy, so that this node is called after all others.
+	// Unhealthy reports whether a plugin of this node is unhealthy. Then this node is called after all others.
 	Unhealthy func(ptype, name string) bool
 	// Local returns a connection to a plugin of this node, or an error if it has none that can be called.
 	Local func(ctx context.Context, ptype, name string) (grpc.ClientConnInterface, error)
-	// MayOffer reports whether another node may offer a plugin; by default every node may offer all. A node that may not is not called for
-	// the plugin, whatever it published. The name of a node is the one in the certificate that it has to present.
+	// MayOffer reports whether another node may offer a plugin; by default every node may offer all plugins. Otherwise the node is not
+	// called for the plugin, even if it has published it. The name of the node is that in its certificate.
 	MayOffer func(node, ptype, name string) bool
 	// Leader returns the node that holds the lock of a plugin. exclusive is false for a plugin without a lock.
 	Leader func(ctx context.Context, lock plugin.Name) (node string, exclusive bool, err error)
@@ -71,12 +71,13 @@ type Dialer struct {
 }
 
 // Dial returns a connection to a plugin of the fleet, for calls that package proxy forwards. ptype may be a role. Each call selects its
-// node when it begins: for an exclusive plugin the node that holds its lock, unless the policy names a node; otherwise as the policy says.
-// A node that cannot be connected to is skipped, immediately if that is known already. Dial does not block.
+// node when it begins. An exclusive plugin is called on the node that holds its lock, unless the policy names a node; for other plugins,
+// the policy selects the node. A node to which no connection can be made is skipped, immediately if that is already known. Dial does not
+// block.
 //
-// A call stays with the node to which it was sent: nothing that may have arrived is sent again. The errors of calls are gRPC statuses:
+// A call stays with the node to which it was sent: data that may have arrived is not sent again. The errors of calls are gRPC statuses:
 // codes.Unavailable if no node could be called, or if the connection was lost during the call, codes.PermissionDenied if the node does not
-// allow the call, codes.FailedPrecondition if the node does not hold the lock; others are the plugin's.
+// allow the call, codes.FailedPrecondition if the node does not hold the lock; other errors are those of the plugin.
 func (d *Dialer) Dial(ptype, name string, p Policy) *Conn {
 	return &Conn{dialer: d, ptype: ptype, name: name, policy: p}
 }
@@ -120,7 +121,7 @@ func (c *Conn) NewStream(
 		if err == nil {
 			return stream, nil
 		}
-		// A stream that could not be opened has sent nothing, so that another node can be tried.
+		// A stream that could not be opened has sent nothing, so another node can be tried.
 		if ctx.Err() != nil || status.Code(err) != codes.Unavailable && status.Code(err) != codes.Unknown {
 			return nil, err
 		}
@@ -145,11 +146,11 @@ type candidate struct {
 	node      string
 	open      func(ctx context.Context, desc *grpc.StreamDesc, method string, options ...grpc.CallOption) (grpc.ClientStream, error)
 	isFailing bool
-	rank      int // the greater, the later it is tried
+	rank      int // nodes with a greater rank are tried later
 }
 
-// candidates returns the nodes that may take a call of a user, in the order in which they are tried. Other nodes are looked up if this
-// one cannot take the call, and more nodes if the first of them cannot. An error ends the sequence: there are no candidates.
+// candidates returns the nodes that may take a call of a user, in the order in which they are tried. Other nodes are looked up if this one
+// cannot take the call, and more nodes if the first of them cannot. If there are no candidates, the sequence ends with an error.
 func (d *Dialer) candidates(ctx context.Context, by uint32, ptype, name string, p Policy) iter.Seq2[candidate, error] {
 	return func(yield func(candidate, error) bool) {
 		p, err := d.only(ctx, ptype, name, p)
@@ -182,7 +183,7 @@ func (d *Dialer) candidates(ctx context.Context, by uint32, ptype, name string, 
 	}
 }
 
-// own returns this node as a candidate, nil if it cannot take the call. The error is set if no other node can.
+// own returns this node as a candidate; nil if it cannot take the call. The error is set if no other node can take it.
 func (d *Dialer) own(ctx context.Context, ptype, name string, p Policy) (*candidate, error) {
 	if d.Local == nil || p.Node != "" && p.Node != d.Node {
 		return nil, nil //nolint:nilnil // There is no candidate.
@@ -219,7 +220,7 @@ func (d *Dialer) only(ctx context.Context, ptype, name string, p Policy) (Policy
 	return p, nil
 }
 
-// others yields the other nodes that were not tried, and reports whether more are wanted.
+// others yields the other nodes that were not tried yet, and reports whether the caller wants more.
 func (d *Dialer) others(ctx context.Context, f fleet.Filter, tried map[string]bool, yield func(candidate, error) bool) bool {
 	for ; ; f.Few *= 4 {
 		found, err := d.Find(ctx, f)
@@ -250,8 +251,8 @@ func (d *Dialer) others(ctx context.Context, f fleet.Filter, tried map[string]bo
 	}
 }
 
-// sort returns the nodes in random order, but those last that are not likely to take a call or should not: first nodes whose plugin is
-// unhealthy, then those that fail, then drained ones.
+// sort returns the nodes in random order, except that nodes that should not or probably cannot take a call are last: first nodes whose
+// plugin is unhealthy, then failing nodes, then drained nodes.
 func (d *Dialer) sort(nodes map[string]fleet.Instance, ptype, name string) []candidate {
 	var all []candidate
 	for _, i := range nodes {

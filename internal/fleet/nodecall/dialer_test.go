@@ -18,7 +18,7 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// instances are on nodes, each in a zone of its name. On those with an exclamation mark they are unhealthy.
+// instances returns instances on nodes, each of which has its name as its zone. Those on nodes with an exclamation mark are unhealthy.
 func instances(nodes ...string) []fleet.Instance {
 	var list []fleet.Instance
 	for _, n := range nodes {
@@ -46,7 +46,7 @@ func collect(candidates iter.Seq2[candidate, error]) (list []candidate, err erro
 	return list, nil
 }
 
-// place is a fleet of the nodes here, b, c and d, of which those that are listed have the plugin.
+// place returns a dialer on the node here, in a fleet with the nodes b, c and d. The listed nodes have the plugin.
 func place(local bool, leader string, nodes ...string) *Dialer {
 	d := &Dialer{
 		Node: "here", Labels: map[string]string{"zone": "here"},
@@ -115,7 +115,7 @@ func TestCandidates(t *testing.T) {
 	}
 }
 
-// TestCallErrors: what could not be called, and where, is said once.
+// TestCallErrors checks that an error has the node that could not be called and the reason, once.
 func TestCallErrors(t *testing.T) {
 	const without = "this node has no certificate for calls to others; set fleet.serve.cert, key and ca"
 	for want, p := range map[string]Policy{
@@ -130,7 +130,7 @@ func TestCallErrors(t *testing.T) {
 	}
 }
 
-// TestFindFails: without the fleet, a plugin of this node can be called, and others cannot.
+// TestFindFails checks that without the fleet, a plugin of this node can be called, and others cannot.
 func TestFindFails(t *testing.T) {
 	for _, local := range []bool{true, false} {
 		d := place(local, "")
@@ -141,7 +141,7 @@ func TestFindFails(t *testing.T) {
 	}
 }
 
-// TestChance: of nodes that are alike, each comes first at times.
+// TestChance checks that each of several equal nodes comes first at times.
 func TestChance(t *testing.T) {
 	seen := map[string]bool{}
 	for range 200 {

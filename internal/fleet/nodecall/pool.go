@@ -19,12 +19,12 @@ import (
 )
 
 const (
-	// nodeIdle is the time without calls after which the connection to a node is closed. It is forgotten after twice that time.
+	// nodeIdle is the time without calls after which the connection to a node is closed. After twice that time the connection is forgotten.
 	nodeIdle = 5 * time.Minute
-	// nodePause is the time after a failed attempt to connect in which there is no other, and the node is the last to be tried.
+	// nodePause is the time after a failed attempt to connect in which there is no other attempt, and the node is tried last.
 	nodePause = 2 * time.Second
-	// reachedFor is the time for which a node that answered counts as reachable: if an attempt to connect to it fails, a certificate is the
-	// reason, and the next call tries again, at most once in retryReached.
+	// reachedFor is the time for which a node that has answered counts as reachable. If an attempt to connect fails in that time, the
+	// reason is a certificate, and the next call tries again, at most once in retryReached.
 	reachedFor, retryReached = nodePause + connectTimeout, 50 * time.Millisecond
 	// nodeSilence is the time of silence after which a node is pinged, and nodeAnswer the time for its answer.
 	nodeSilence, nodeAnswer = 10 * time.Second, 3 * time.Second
@@ -48,7 +48,7 @@ type nodeConn struct {
 	retired bool      // the connection is closed after its last call
 }
 
-// isFailing reports whether the last attempt to connect to a node has failed just now.
+// isFailing reports whether the last attempt to connect to a node has failed recently.
 func (d *Dialer) isFailing(k poolKey) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -100,7 +100,7 @@ func (d *Dialer) get(k poolKey) (*nodeConn, error) {
 	}
 	if c == nil {
 		for _, other := range d.conns {
-			if other.calls == 0 && now.Sub(other.used) > 2*nodeIdle || other.key.node == k.node { // it has moved
+			if other.calls == 0 && now.Sub(other.used) > 2*nodeIdle || other.key.node == k.node { // the node has moved
 				d.retire(other)
 			}
 		}
@@ -112,7 +112,7 @@ func (d *Dialer) get(k poolKey) (*nodeConn, error) {
 }
 
 // isOutdated reports whether the next call gets a new connection: the files have changed, or the last attempt reached the node and failed,
-// which a renewed certificate fixes.
+// which a renewed certificate can fix.
 func (c *nodeConn) isOutdated(now time.Time, with material) bool {
 	return c.with != with || c.isFailing() && now.Sub(c.made) > retryReached && now.Sub(time.Unix(0, c.reached.Load())) < reachedFor
 }
@@ -127,7 +127,7 @@ func (d *Dialer) retire(c *nodeConn) {
 func (d *Dialer) closeRetired(c *nodeConn) {
 	if c.retired && c.calls == 0 && d.all[c] {
 		delete(d.all, c)
-		d.closing.Go(c.close) // in another goroutine, which is not one of the calls for which close waits
+		d.closing.Go(c.close) // not in this goroutine: it may belong to a call for which close waits
 	}
 }
 
@@ -154,7 +154,7 @@ func (d *Dialer) add(k poolKey, with material, now time.Time) *nodeConn {
 	return c
 }
 
-// nodeUser returns the user to whom the data of a node that waits in memory counts. No user of the machine has such a number.
+// nodeUser returns the user to whom the buffered data of a node counts. No user of the machine has such a number.
 func nodeUser(node string) uint32 {
 	sum := fnv.New32a()
 	_, _ = io.WriteString(sum, node) // it never fails

@@ -22,8 +22,8 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/proxy"
 )
 
-// TestRenewedUnderCalls: no call fails while certificates are renewed again and again; a call in progress goes on over its connection, which
-// closes after it.
+// TestRenewedUnderCalls checks that no call fails while certificates are renewed repeatedly. A call in progress continues over its
+// connection, which is closed after it.
 func TestRenewedUnderCalls(t *testing.T) {
 	ca := newAuthority(t)
 	ca.node("b")
@@ -95,7 +95,7 @@ func TestRenewedUnderCalls(t *testing.T) {
 	}
 }
 
-// TestWithdrawnUnderCalls: when the CA that signed the certificate of a node that is called is withdrawn, calls in progress at that node end.
+// TestWithdrawnUnderCalls checks that calls in progress at a node end when the CA that signed its certificate is removed.
 func TestWithdrawnUnderCalls(t *testing.T) {
 	ca, next := newAuthority(t), newAuthority(t)
 	ca.node("b")
@@ -148,7 +148,7 @@ func TestWithdrawnUnderCalls(t *testing.T) {
 	}
 	withdrawn, kept := watch("old"), watch("new")
 	bundle(next)
-	own.Certificate("") // somebody looks at the files
+	own.Certificate("") // reads the files
 	if _, err := withdrawn.Recv(); status.Code(err) != codes.Unavailable {
 		t.Errorf("the call at the old node ended with %v", err)
 	}
@@ -169,7 +169,8 @@ func TestWithdrawnUnderCalls(t *testing.T) {
 	t.Errorf("%d connections are open", open())
 }
 
-// TestMovedNode: when a node is called at another address, its old connection takes no more calls, and closes after the last one.
+// TestMovedNode checks that the old connection to a node that is called at another address takes no new calls, and is closed after the last
+// one.
 func TestMovedNode(t *testing.T) {
 	d := &Dialer{Credentials: mustCredentials(t, newAuthority(t).node("a"))}
 	defer d.Close()
@@ -197,7 +198,7 @@ func TestMovedNode(t *testing.T) {
 	}
 }
 
-// through returns a connection of a program to a connection of the fleet, through a stable socket as daemons have it.
+// through returns a connection of a program to a connection of the fleet, through a stable socket like those of daemons.
 func through(t *testing.T, to grpc.ClientConnInterface) *grpc.ClientConn {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "s")
