@@ -23,14 +23,15 @@ import (
 )
 
 const (
-	// Bounds for the connections on this machine. maxUserConns is for each user at the control socket, and again at all stable sockets
-	// together. maxControlConns and maxStableConns are for all users except root and the daemon's user; 10,000 subscribers to events stay
-	// below them. If the daemon may open only a few files, a user may have an eighth of them at each kind of socket, and all users a
-	// quarter. Plugins may use three eighths, see [Plugins], and connections that exist only for calls that are ending a thirty-second.
-	// Callers on other nodes leave at least two thirds of the rest to root.
+	// Bounds for the connections on this machine. maxUserConns applies to each user at the control socket, and separately at all stable
+	// sockets together. maxControlConns and maxStableConns apply to all users except root and the daemon's user; 10,000 subscribers to
+	// events stay below them. If the daemon may open only a few files, each user may have an eighth of them at each kind of socket, and all
+	// users a quarter. Plugins may use three eighths, see [Plugins], and connections that exist only for calls that are ending a
+	// thirty-second. Callers on other nodes leave at least two thirds of the rest to root.
 	maxUserConns, maxControlConns, maxStableConns = 1024, 10 << 10, 4096
-	// Bounds for the connections from other nodes: of each address, and of all. If the daemon may open only a few files, an address may
-	// have a sixty-fourth of them. All addresses may have what the other bounds leave, except an eighth, but at least a thirty-second.
+	// Bounds for the connections from other nodes: of each address, and of all addresses. If the daemon may open only a few files, an
+	// address may have a sixty-fourth of them. All addresses may have what the other bounds leave, except an eighth, but at least a
+	// thirty-second.
 	maxAddressConns, maxNodeConns = 256, 16 << 10
 	// Bounds for the connections at the control socket of each user without a role, and of all such users. Their calls are only refused.
 	maxStrangerConns, maxStrangersConns = 16, 64
@@ -38,10 +39,10 @@ const (
 	strangerTime = 5 * time.Second
 )
 
-// Sizes of the kernel's write buffer for a connection: callerBuffer for a caller on this machine, nodeBuffer for one on another machine.
-// The kernel reserves twice as much, and counts it to the memory of the daemon's control group. Up to maxUserLarge connections of a user,
-// and maxLarge in total, have largeBuffer instead of callerBuffer: with a small buffer, a long stream is a third slower, because the daemon
-// and the caller wait for each other.
+// Sizes of the kernel's write buffer for a connection: callerBuffer for a caller on this machine, nodeBuffer for a caller on another
+// machine. The kernel reserves twice as much, and counts it to the memory of the daemon's control group. Up to maxUserLarge connections of
+// a user, and maxLarge in total, have largeBuffer instead of callerBuffer: with a small buffer, a long stream is a third slower, because
+// the daemon and the caller wait for each other.
 const (
 	callerBuffer, largeBuffer, nodeBuffer = 32 << 10, 208 << 10, 256 << 10
 	maxUserLarge, maxLarge                = 32, 128
@@ -87,7 +88,7 @@ func maxNodes(files int) int {
 
 // NodeCalls returns the bounds of the calls from other nodes.
 func NodeCalls(files int) h2proxy.Limits {
-	ofNode := h2proxy.DefaultLimits.Cancels.All // its users share a connection
+	ofNode := h2proxy.DefaultLimits.Cancels.All // the users of a node share a connection
 	return h2proxy.Limits{
 		UserBytes: 16 << 20, Bytes: 48 << 20, UserCalls: 2048, Calls: 8192, Leaving: leaving(files),
 		Cancels: h2proxy.CancelRates{Conn: ofNode, User: ofNode, All: 2 * ofNode},
@@ -225,7 +226,7 @@ func addressUser(addr net.Addr) uint32 {
 	return NonUser(sum.Sum32())
 }
 
-// NonUser returns a number that no user of the machine has: those of users, including those of containers, are lower.
+// NonUser returns a number that no user of the machine has: the numbers of users, including those of containers, are lower.
 func NonUser(n uint32) uint32 { return n | 1<<31 }
 
 // heldConn is a connection that counts until it is closed.

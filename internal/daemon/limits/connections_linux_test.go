@@ -17,7 +17,7 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// TestPoolsAreApart: however many users fill the stable sockets, those with a role can connect to the control socket.
+// TestPoolsAreApart checks that users with a role can connect to the control socket while others fill the stable sockets.
 func TestPoolsAreApart(t *testing.T) {
 	c := NewConnections(0, 1<<20, nil, nil, slog.New(slog.DiscardHandler))
 	for uid := range uint32(8) {
@@ -33,8 +33,8 @@ func TestPoolsAreApart(t *testing.T) {
 	}
 }
 
-// TestManySubscribers: 10,000 subscribers of some users, each with a connection, keep nobody out where as many files may be open as the unit
-// says.
+// TestManySubscribers checks that 10,000 subscribers of some users, each with a connection, do not block others with the limit of open
+// files in the unit.
 func TestManySubscribers(t *testing.T) {
 	const users, each = 10, 1000
 	c := NewConnections(0, 64<<10, nil, nil, slog.New(slog.DiscardHandler))
@@ -50,7 +50,8 @@ func TestManySubscribers(t *testing.T) {
 	}
 }
 
-// TestManyNodes: 5,000 nodes can call one that may open as many files as the unit says, and keep nobody on it from his plugins.
+// TestManyNodes checks that 5,000 nodes can call one with the limit of open files in the unit, and do not block its users from their
+// plugins.
 func TestManyNodes(t *testing.T) {
 	const nodes, files = 5000, 64 << 10
 	c := NewConnections(0, files, nil, nil, slog.New(slog.DiscardHandler))
@@ -63,7 +64,7 @@ func TestManyNodes(t *testing.T) {
 			t.Fatalf("call %d: %v", i, err)
 		}
 	}
-	for files := 64; files < 1<<20; files *= 2 { // half of an eighth is left for root
+	for files := 64; files < 1<<20; files *= 2 { // at least half of an eighth is left for root
 		c := NewConnections(0, files, nil, nil, slog.New(slog.DiscardHandler))
 		sum := 3*Plugins(plugin.Bounds{}, files).TotalPlugins + Calls(files).Leaving + NodeCalls(files).Leaving
 		for _, p := range []*quota.Pool{c.control, c.stable, c.nodes} {
@@ -75,10 +76,10 @@ func TestManyNodes(t *testing.T) {
 	}
 }
 
-// TestConnectionsOfNodes: what one address has open for calls from other nodes is bounded, before anybody has shown a certificate.
+// TestConnectionsOfNodes checks the bounds for connections of one address for calls from other nodes, before a certificate is presented.
 func TestConnectionsOfNodes(t *testing.T) {
 	refused := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "refused"}, []string{"socket", "reason"})
-	c := NewConnections(0, 256, nil, refused, slog.New(slog.DiscardHandler)) // 4 of an address, 8 of all
+	c := NewConnections(0, 256, nil, refused, slog.New(slog.DiscardHandler)) // 4 per address, 8 in total
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -144,7 +145,8 @@ func TestAddressUser(t *testing.T) {
 	}
 }
 
-// TestLargeBuffers: so many connections of a user have a large buffer, and others again when one of those is closed; each counts once.
+// TestLargeBuffers checks how many connections of a user have a large buffer, that closing one makes room for another, and that each counts
+// once.
 func TestLargeBuffers(t *testing.T) {
 	c := NewConnections(0, 1<<20, nil, nil, slog.New(slog.DiscardHandler))
 	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))

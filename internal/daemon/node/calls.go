@@ -25,7 +25,7 @@ import (
 )
 
 const (
-	// localWait bounds how long a call waits for a plugin of this node that is not confirmed yet, before it goes to another node.
+	// localWait bounds how long a call waits for a plugin of this node that is not confirmed yet. After it, the call goes to another node.
 	localWait = time.Second
 	// findTimeout bounds the search for the nodes of a plugin. It is shorter than the time that callers wait for an answer, so that they
 	// get the reason.
@@ -43,7 +43,7 @@ func (n *Node) find(ctx context.Context, f fleet.Filter) ([]fleet.Instance, erro
 	return instances, nil
 }
 
-// leader returns who holds the lock of a plugin.
+// leader returns the node that holds the lock of a plugin.
 func (n *Node) leader(ctx context.Context, l plugin.Name) (node string, exclusive bool, err error) {
 	switch {
 	case slices.Contains(n.Fleet.Exclusive, l.Type):
@@ -106,7 +106,7 @@ func (r exclusiveRegistry) Conn(ctx context.Context, ptype, name string) (grpc.C
 	return hold.Conn(conn), nil
 }
 
-// Route returns the connection for a call whose metadata lead to a plugin of the fleet. It can be called on a nil Node.
+// Route returns the connection for a call whose metadata select a plugin of the fleet. It can be called on a nil Node.
 func (n *Node) Route(md grpcmetadata.MD, ptype, name string) (grpc.ClientConnInterface, error) {
 	if n == nil {
 		return nil, status.Error(codes.FailedPrecondition, ErrNoFleet.Error())
@@ -118,12 +118,12 @@ func (n *Node) Route(md grpcmetadata.MD, ptype, name string) (grpc.ClientConnInt
 	return n.dialer.Dial(ptype, name, policy), nil
 }
 
-// IsFleetCall reports whether the metadata of a call lead to a plugin of the fleet.
+// IsFleetCall reports whether the metadata of a call select a plugin of the fleet.
 func IsFleetCall(md grpcmetadata.MD) bool {
 	return len(md.Get(proxy.FleetKey))+len(md.Get(proxy.NodeKey))+len(md.Get(proxy.LabelKey)) > 0
 }
 
-// policyOf returns which nodes the metadata of a call select.
+// policyOf returns the nodes that the metadata of a call select.
 func policyOf(md grpcmetadata.MD) (p nodecall.Policy, err error) {
 	if values := md.Get(proxy.NodeKey); len(values) > 0 {
 		if p.Node, err = url.PathUnescape(values[0]); err != nil || len(values) > 1 {
@@ -163,5 +163,5 @@ func (c fleetConnector) Conn(_ context.Context, ptype, name string) (grpc.Client
 	return c.Dial(ptype, name, nodecall.Policy{}), nil
 }
 
-// Connector connects to plugins wherever in the fleet they are.
+// Connector returns a connector to plugins of the whole fleet.
 func (n *Node) Connector() proxy.Connector { return fleetConnector{n.dialer} }

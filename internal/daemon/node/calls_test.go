@@ -52,7 +52,7 @@ func (l *connCount) Accept() (net.Conn, error) {
 	return conn, err
 }
 
-// fakePlugin answers unary calls with the name of its node, echoes, and reads nothing of other calls.
+// fakePlugin answers unary calls with the name of its node, echoes messages, and reads nothing from other calls.
 type fakePlugin struct {
 	testpb.UnimplementedTestServiceServer
 }
@@ -87,7 +87,7 @@ type uncounted struct{}
 
 func (uncounted) Ended(string, error) {}
 
-// nodes are a node that takes calls for its plugin T/n, and one that calls it.
+// nodes are two nodes: one that takes calls for its plugin T/n, and one that calls it.
 type nodes struct {
 	t        *testing.T
 	tmp      string
@@ -171,7 +171,7 @@ func (n *nodes) ask(c testpb.TestServiceClient) string {
 	return answer.GetUsername()
 }
 
-// clients return clients of T/n whose calls go through the node that calls, each over a connection of its own.
+// clients returns clients of T/n whose calls go through the calling node, each over its own connection.
 func (n *nodes) clients() map[string]func() testpb.TestServiceClient {
 	n.t.Helper()
 	to := n.dialer.Dial("T", "n", nodecall.Policy{})
@@ -200,7 +200,7 @@ func (n *nodes) clients() map[string]func() testpb.TestServiceClient {
 	}
 }
 
-// TestStreamsOfANode: the streams of one connection are within what one node may have, whatever the limit of open files.
+// TestStreamsOfANode checks that the streams of one connection are within the bound of one node, for any limit of open files.
 func TestStreamsOfANode(t *testing.T) {
 	for files := 64; files <= 1<<20; files *= 2 {
 		if limits.NodeCalls(files).UserCalls < maxStreams {
@@ -209,7 +209,7 @@ func TestStreamsOfANode(t *testing.T) {
 	}
 }
 
-// TestUnreadCallHoldsNoOther: a call whose plugin does not read stops no other call from the same node.
+// TestUnreadCallHoldsNoOther checks that a call whose plugin does not read does not delay another call from the same node.
 func TestUnreadCallHoldsNoOther(t *testing.T) {
 	n := newNodes(t, nil)
 	for kind, connect := range n.clients() {
@@ -223,7 +223,7 @@ func TestUnreadCallHoldsNoOther(t *testing.T) {
 				err = unread.Send(&testpb.StreamingInputCallRequest{Payload: &testpb.Payload{Body: make([]byte, 8<<10)}})
 			}
 		}()
-		// An echo of as much as the windows of a connection have got through only if they are given back.
+		// An echo of as many bytes as the windows of a connection only gets through if the windows are released.
 		echo, err := client.FullDuplexCall(n.ctx())
 		if err != nil {
 			t.Fatal(err)
@@ -246,7 +246,7 @@ func TestUnreadCallHoldsNoOther(t *testing.T) {
 	}
 }
 
-// TestCallsOverAge: when a connection is so old that it takes no new calls, no call fails, and those in progress go on.
+// TestCallsOverAge checks that no call fails, and calls in progress continue, when a connection is too old for new calls.
 func TestCallsOverAge(t *testing.T) {
 	const connections = 20
 	n := newNodes(t, func(s *callServer) { s.age = 200 * time.Millisecond })
@@ -285,8 +285,8 @@ func TestCallsOverAge(t *testing.T) {
 	calling.Wait()
 }
 
-// TestSilentConnectionsEnd: the end of the server waits for no connection whose caller has not shown who it is, or has not spoken after that,
-// and nothing says that there were calls.
+// TestSilentConnectionsEnd checks that the server does not wait for connections whose caller has not presented its certificate, or has sent
+// nothing after it, and that the log does not mention calls.
 func TestSilentConnectionsEnd(t *testing.T) {
 	n := newNodes(t, nil)
 	silent, err := net.Dial("tcp", n.listener.Addr().String())
@@ -299,10 +299,10 @@ func TestSilentConnectionsEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer shown.Close()
-	if _, err := shown.Read(make([]byte, 1)); err != nil { // the settings: the server has taken the certificate
+	if _, err := shown.Read(make([]byte, 1)); err != nil { // the settings: the server has accepted the certificate
 		t.Fatal(err)
 	}
-	for kind, connect := range n.clients() { // behind which the server knows of it
+	for kind, connect := range n.clients() { // after which the server has the connection
 		if got := n.ask(connect()); got != "b" {
 			t.Errorf("%s: %s", kind, got)
 		}
@@ -315,7 +315,7 @@ func TestSilentConnectionsEnd(t *testing.T) {
 	}
 }
 
-// TestStopEndsCalls: calls from other nodes that are in progress when the node stops are told why.
+// TestStopEndsCalls checks that calls from other nodes that are in progress when the node stops end with the reason.
 func TestStopEndsCalls(t *testing.T) {
 	n := newNodes(t, nil)
 	var calls []testpb.TestService_FullDuplexCallClient

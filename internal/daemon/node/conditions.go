@@ -30,13 +30,15 @@ const (
 )
 
 const (
-	// certificateLook is how often the files are read, in addition to each call: no file system reliably reports that a file was replaced.
+	// certificateLook is the time between checks of the files, in addition to each call. No file system reliably reports that a file was
+	// replaced.
 	certificateLook = time.Minute
-	// drainQuiet is how long other nodes must have made no call to a drained node: it learns of the drain before some of them do.
+	// drainQuiet is how long other nodes must not have called a drained node: some of them learn of the drain later than the node itself.
 	drainQuiet, drainLook = 5 * time.Second, time.Second // drainLook is how often the condition of a drained node is checked
-	// versionsLook is the least time between two comparisons of the versions: each costs as much as there are plugins in the fleet.
+	// versionsLook is the minimum time between two comparisons of the versions. The cost of each grows with the number of plugins in the
+	// fleet.
 	versionsLook = time.Minute
-	defaultDrift = time.Hour // of fleet.drift; a rolling upgrade may take that long
+	defaultDrift = time.Hour // the default of fleet.drift; a rolling upgrade may take that long
 )
 
 // Certificates returns the certificates of the node, by their use. It reads files that have changed. It can be called on a nil Node.
@@ -46,7 +48,7 @@ func (n *Node) Certificates() map[string]certfile.Certificate {
 		return all
 	}
 	if n.credentials != nil {
-		calledAs := "" // the node, if it takes calls from others
+		calledAs := "" // the name of the node if it takes calls from others
 		if n.Fleet.Serve.Listen != "" {
 			calledAs = n.name
 		}
@@ -58,7 +60,7 @@ func (n *Node) Certificates() map[string]certfile.Certificate {
 	return all
 }
 
-// certificateCondition is degraded if a certificate cannot be used.
+// certificateCondition returns a condition that is degraded if a certificate cannot be used.
 func (n *Node) certificateCondition() plugin.Condition {
 	condition := plugin.Condition{Name: certificatesCondition, OK: true}
 	all := n.Certificates()
@@ -71,7 +73,8 @@ func (n *Node) certificateCondition() plugin.Condition {
 	return condition
 }
 
-// watchCertificates announces changes of the condition until ctx ends, and checks the calls in progress again: their CA may be gone.
+// watchCertificates announces changes of the condition until ctx ends. It also checks the calls in progress again, because their CA may
+// have been removed.
 func (n *Node) watchCertificates(ctx context.Context) {
 	before := plugin.Condition{Name: certificatesCondition, OK: true}
 	for pause := time.Duration(0); len(n.Certificates()) > 0 && backoff.Pause(ctx, pause); {
@@ -90,7 +93,7 @@ func (n *Node) watchCertificates(ctx context.Context) {
 	}
 }
 
-// drain knows whether the node is drained, and whether it still serves the fleet.
+// drain records whether the node is drained, and whether it still serves the fleet.
 type drain struct {
 	holdsLock func() bool
 	changed   chan struct{} // receives a value after set
@@ -98,7 +101,7 @@ type drain struct {
 	mu     sync.Mutex
 	cordon *fleet.Cordon // nil until it is known
 	calls  int           // the number of calls of other nodes in progress
-	quiet  time.Time     // when the last of them ended, or the node was drained
+	quiet  time.Time     // the time when the last of them ended, or the node was drained
 }
 
 func newDrain(holdsLock func() bool) *drain {
@@ -140,8 +143,9 @@ func (d *drain) inProgress() int {
 	return d.calls
 }
 
-// condition is degraded while the drained node still serves the fleet. Since is when it was drained, also if it is not degraded, so that
-// readers know to which drain the condition belongs. drained is false for a node that is not drained: it has no such condition.
+// condition returns a condition that is degraded while the drained node still serves the fleet. Its Since is the time of the drain, even if
+// the condition is OK, so that readers know to which drain it belongs. drained is false for a node that is not drained and has no such
+// condition.
 func (d *drain) condition() (c plugin.Condition, drained bool) {
 	holds := d.holdsLock()
 	d.mu.Lock()
@@ -185,16 +189,16 @@ func (d *drain) watch(ctx context.Context, announce func(plugin.Condition)) {
 	}
 }
 
-// unlocked knows the locks for which other nodes compete and this one does not, because its configuration does not list their types. The
-// node does not call its own plugins of these: other nodes rely on there being one holder.
+// unlocked has the locks for which other nodes compete but this one does not, because its configuration does not list their types. The node
+// does not call its own plugins with these locks, because other nodes expect that only the holder is called.
 type unlocked struct {
-	node      string // this one
+	node      string // the name of this node
 	exclusive []string
 	found     chan struct{} // closed when a node competes for locks
 	once      sync.Once
 
 	mu     sync.Mutex
-	nodes  map[plugin.Name]string // one that competes
+	nodes  map[plugin.Name]string // a node that competes
 	status plugin.Condition
 }
 
@@ -203,10 +207,10 @@ func newUnlocked(node string, exclusive []string) *unlocked {
 	return &unlocked{node: node, exclusive: exclusive, found: make(chan struct{}), status: ok}
 }
 
-// begin is called when a node competes for locks. As long as none does, nothing is followed.
+// begin is called when a node competes for locks. Before that, unlocked does not follow them.
 func (u *unlocked) begin() { u.once.Do(func() { close(u.found) }) }
 
-// run follows the locks until ctx ends, once there are any.
+// run follows the locks until ctx ends. It waits until there are any.
 func (u *unlocked) run(ctx context.Context, lookup *fleet.Lookup, announce func(plugin.Condition)) {
 	select {
 	case <-u.found:
@@ -217,7 +221,7 @@ func (u *unlocked) run(ctx context.Context, lookup *fleet.Lookup, announce func(
 	u.follow(ctx, changed, states, announce)
 }
 
-// unlockedPause is how long changes of the locks are collected after one was taken over: each costs as much as there are contenders.
+// unlockedPause is the minimum time between two reads of the locks. The cost of each grows with the number of contenders.
 const unlockedPause = time.Second
 
 func (u *unlocked) follow(
@@ -238,14 +242,14 @@ func (u *unlocked) follow(
 	}
 }
 
-// set records the nodes that compete.
+// set records the nodes that compete for locks.
 func (u *unlocked) set(states []keys.LockState) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.nodes = map[plugin.Name]string{}
 	types := map[string]string{}
 	for _, state := range states {
-		// Its own keys are of a time when it had another configuration.
+		// Keys of this node are from a time when it had another configuration.
 		others := slices.DeleteFunc(state.Nodes, func(node string) bool { return node == u.node })
 		if slices.Contains(u.exclusive, state.Lock.Type) || len(others) == 0 {
 			continue
@@ -275,15 +279,15 @@ func (u *unlocked) elsewhere(l plugin.Name) string {
 	return u.nodes[l]
 }
 
-// condition returns whether there are any such locks.
+// condition returns a condition that is degraded if there are such locks.
 func (u *unlocked) condition() plugin.Condition {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.status
 }
 
-// Versions returns which versions of the plugins that match a filter are current on which nodes, ordered by type, name and version. Without
-// states in the filter, only registered plugins count.
+// Versions returns the current versions of the plugins that match a filter, each with its nodes, ordered by type, name and version. Without
+// states in the filter, it returns only registered plugins.
 func Versions(reader *fleet.Reader, f fleet.Filter) []*patchbayv1.FleetVersion {
 	if len(f.States) == 0 {
 		f.States = []plugin.State{plugin.StateRegistered}
@@ -297,7 +301,7 @@ func versionsOf(plugins []fleet.Instance) (versions []*patchbayv1.FleetVersion) 
 		return cmp.Or(strings.Compare(a.Type, b.Type), strings.Compare(a.Name, b.Name), strings.Compare(a.Version, b.Version))
 	}
 	slices.SortStableFunc(plugins, compare)
-	firsts := map[plugin.Name][]time.Time{} // when each version of a plugin was first registered
+	firsts := map[plugin.Name][]time.Time{} // when the versions of a plugin were first registered
 	for i, p := range plugins {
 		name := plugin.Name{Type: untrusted.Valid(p.Type), Name: untrusted.Valid(p.Name)}
 		if i == 0 || compare(plugins[i-1], p) != 0 {
@@ -322,9 +326,9 @@ func versionsOf(plugins []fleet.Instance) (versions []*patchbayv1.FleetVersion) 
 	return versions
 }
 
-// versionsDiffer returns the condition of versions, which is degraded if those of a plugin have differed for longer than drift. It updates
-// differ, which has since when the versions of plugins have differed: a plugin that restarts is registered again, so its versions may have
-// differed for longer than its present instance exists.
+// versionsDiffer returns the condition of versions, which is degraded if the versions of a plugin have differed for longer than drift. It
+// updates differ, which has the time since which the versions of a plugin have differed. This may be longer ago than the registration of
+// its present instances, because a plugin that restarts is registered again.
 func versionsDiffer(versions []*patchbayv1.FleetVersion, differ map[string]time.Time, drift time.Duration, now time.Time) plugin.Condition {
 	c, last := plugin.Condition{Name: versionsCondition, OK: true}, now.Add(-drift)
 	var names []string
@@ -355,7 +359,7 @@ func versionsDiffer(versions []*patchbayv1.FleetVersion, differ map[string]time.
 	return c
 }
 
-// watchVersions judges the versions until ctx ends, while the daemon follows the fleet.
+// watchVersions compares the versions until ctx ends, while the daemon follows the fleet.
 func (n *Node) watchVersions(ctx context.Context) {
 	if n.Fleet.Drift > 0 {
 		if _, release, err := n.Reader(); err == nil {

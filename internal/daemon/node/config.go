@@ -24,7 +24,7 @@ import (
 // ErrNoFleet is the error of a request about the fleet on a node that belongs to none.
 var ErrNoFleet = errors.New("this node belongs to no fleet: name the endpoints of etcd with fleet.etcd.endpoints in its configuration")
 
-// Etcd returns where etcd is, and where in it the fleet is kept.
+// Etcd returns how to reach etcd, and the space of the fleet in it.
 func Etcd(c config.Etcd) (fleet.Etcd, keys.Space) {
 	return fleet.Etcd{
 		Endpoints: c.Endpoints, CA: c.CA, Cert: c.Cert, Key: c.Key, ServerName: c.ServerName, User: c.User, PasswordFile: c.PasswordFile,
@@ -59,7 +59,7 @@ func Listen(ctx context.Context, c config.Fleet) (net.Listener, error) {
 	return listener, nil
 }
 
-// Validate passes what is wrong with a configuration to check, with the path in the configuration file.
+// Validate calls check for each error in a configuration, with the path of the value in the configuration file.
 func Validate(c config.Fleet, check func(field string, err error)) {
 	if !IsEnabled(c) {
 		rest := c.Etcd
@@ -93,7 +93,7 @@ func Validate(c config.Fleet, check func(field string, err error)) {
 	}
 }
 
-// validateServe is Validate for what this node and others may call and offer.
+// validateServe validates the rules for calls and offers.
 func validateServe(c config.Fleet, check func(field string, err error)) {
 	files := tlsOf(c)
 	if c.Serve.Listen != "" {
@@ -134,14 +134,14 @@ func tlsOf(c config.Fleet) nodecall.TLS {
 
 // settingsOf returns the settings that all nodes must share, as text.
 func settingsOf(c config.Fleet) string {
-	text, _ := json.Marshal(struct { // strings can be encoded
+	text, _ := json.Marshal(struct { // it cannot fail: the values are strings
 		Exclusive []string `json:"exclusive"`
 		Presence  string   `json:"presence"`
 	}{append([]string{}, slices.Compact(slices.Sorted(slices.Values(c.Exclusive)))...), cmp.Or(c.Presence, fleet.DefaultPresence).String()})
 	return string(text)
 }
 
-// addressOf returns the address at which other nodes reach this one, which listens there or nowhere.
+// addressOf returns the address at which other nodes reach this one: the configured address, or that of the listener; empty for none.
 func addressOf(c config.Fleet, listener net.Listener) (string, error) {
 	if c.Address != "" || listener == nil {
 		return c.Address, nil

@@ -17,7 +17,8 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/fleet/nodecall"
 )
 
-// nodeCredentials are those of nodes that trust each other, in the order of their names, and what the first of them calls with.
+// nodeCredentials returns the credentials of nodes that trust each other, ordered by name, and the configuration of the first one as a
+// client.
 func nodeCredentials(t *testing.T, names ...string) (all []*nodecall.Credentials, first *tls.Config) {
 	t.Helper()
 	dir := t.TempDir()

@@ -14,8 +14,8 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// TestDrainCondition: a drained node is degraded until it holds no locks and other nodes have left it alone for a while, and says of which
-// drain it speaks.
+// TestDrainCondition checks that a drained node is degraded until it has held no locks and had no calls of other nodes for some time, and
+// that the condition has the time of the drain.
 func TestDrainCondition(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var holds atomic.Bool
@@ -80,8 +80,8 @@ func TestDrainCondition(t *testing.T) {
 	})
 }
 
-// TestVersions: each version of a plugin is listed with its nodes, and since when nodes have different ones; only those that differ for
-// longer than the drift are a condition.
+// TestVersions checks that each version of a plugin is listed with its nodes and the time since which the versions differ, and that the
+// condition is degraded only after the drift.
 func TestVersions(t *testing.T) {
 	begin := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	instance := func(name, version, node string, minute int) fleet.Instance {

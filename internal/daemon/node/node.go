@@ -1,5 +1,5 @@
-// Package node is the daemon's part in a fleet: it publishes the plugins of this node, takes calls from other nodes and makes calls to
-// them, competes for the locks of exclusive plugins, and judges certificates, versions, settings and drains.
+// Package node makes the daemon a member of a fleet: it publishes the plugins of this node, takes calls from other nodes and calls their
+// plugins, competes for the locks of exclusive plugins, and has the conditions of certificates, versions, settings and drains.
 package node
 
 import (
@@ -29,7 +29,7 @@ import (
 // readerIdle is how long the fleet is followed after the last request for it.
 const readerIdle = 5 * time.Minute
 
-// Calls counts the calls between this node and others, for each of them.
+// Calls counts the calls between this node and each other node.
 type Calls interface {
 	Ended(peer string, err error)
 }
@@ -39,13 +39,13 @@ type Events interface {
 	Publish(plugin.Event)
 }
 
-// Health knows the launched plugins that say that they do not serve, or do not answer.
+// Health reports launched plugins that are not serving or do not respond.
 type Health interface {
 	UnhealthySockets() map[string]bool
 	IsUnhealthy(ptype, name string) bool
 }
 
-// Local is what a node publishes.
+// Local has the plugins and conditions that a node publishes.
 type Local interface {
 	Plugins() []plugin.Status
 	Conditions() []plugin.Condition
@@ -56,7 +56,7 @@ type Local interface {
 // fields are set before Init. The caller then calls Publish, Run and Close.
 type Node struct {
 	Fleet    config.Fleet
-	State    string                // the path of the daemon's state file, beside which the node has files of its own
+	State    string                // the path of the daemon's state file; the node creates its own files next to it
 	Version  string                // of Patchbay
 	Registry *dynamicplugins.Store // has the plugins of this node
 	Health   Health
@@ -68,7 +68,7 @@ type Node struct {
 	name        string
 	space       keys.Space
 	cluster     *fleet.Cluster
-	credentials *nodecall.Credentials // nil if there are no calls between this node and others
+	credentials *nodecall.Credentials // nil if no calls between this node and others are configured
 	lookup      *fleet.Lookup
 	dialer      *nodecall.Dialer
 	elector     *locks.Elector // nil if there are no exclusive plugins
@@ -76,7 +76,7 @@ type Node struct {
 	offers      atomic.Pointer[[]config.FleetOffer]
 	unlocked    *unlocked
 	drain       *drain
-	isNamed     atomic.Bool   // the node owns its name in the fleet
+	isNamed     atomic.Bool   // whether the node has its name in the fleet
 	altered     chan struct{} // receives a value after a change of isNamed or of the cordon
 
 	publisher *fleet.Publisher // set by Publish
@@ -84,7 +84,7 @@ type Node struct {
 
 	mu       sync.Mutex
 	reader   *fleet.Reader     // nil while there is no request for the fleet
-	versions *plugin.Condition // the last judgment of the versions; nil for none
+	versions *plugin.Condition // the result of the last comparison of the versions; nil for none
 	users    int
 	idle     *time.Timer
 	closed   bool
@@ -132,7 +132,7 @@ func (n *Node) Init() (err error) {
 	return nil
 }
 
-// Publish prepares to publish the node, which Run does. The listener is where the node takes calls from other nodes, nil for nowhere.
+// Publish prepares to publish the node, which Run does. The node takes calls from other nodes at the listener; nil if it takes none.
 func (n *Node) Publish(local Local, listener net.Listener) error {
 	if n == nil {
 		return nil
@@ -150,8 +150,8 @@ func (n *Node) Publish(local Local, listener net.Listener) error {
 	return err
 }
 
-// Run publishes the node and competes for the locks of its plugins, until ctx ends. It then returns within a few seconds, whatever etcd
-// does.
+// Run publishes the node and competes for the locks of its plugins, until ctx ends. It then returns within a few seconds, even if etcd does
+// not answer.
 func (n *Node) Run(ctx context.Context) {
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -166,7 +166,7 @@ func (n *Node) Run(ctx context.Context) {
 	running.Go(func() { n.elector.Run(ctx) })
 	for changes := (published{n.local}).Changes(ctx); ctx.Err() == nil; {
 		var wanted []plugin.Name
-		// Callers look for the holder of a lock at the daemon that owns the name.
+		// Compete only with the name: callers look for the holder of a lock at the daemon that has it.
 		if n.isNamed.Load() && n.drain.isOpen() {
 			wanted = n.wantedLocks()
 		}
@@ -200,7 +200,7 @@ func (n *Node) Close() error {
 }
 
 // Reload applies the rules for calls and offers of another configuration, and reads the certificate files that have changed. Calls that are
-// denied now are aborted. It can be called on a nil Node.
+// no longer allowed are aborted. It can be called on a nil Node.
 func (n *Node) Reload(c config.Fleet) {
 	if n != nil {
 		n.rules.Replace(c.Serve.Allow)
@@ -209,7 +209,7 @@ func (n *Node) Reload(c config.Fleet) {
 	}
 }
 
-// Conditions returns how the node is as a member of the fleet. It can be called on a nil Node.
+// Conditions returns the conditions of the node as a member of the fleet. It can be called on a nil Node.
 func (n *Node) Conditions() []plugin.Condition {
 	if n == nil {
 		return nil
@@ -229,7 +229,7 @@ func (n *Node) Conditions() []plugin.Condition {
 	return all
 }
 
-// settingsCondition is degraded if this node and others have different settings.
+// settingsCondition returns a condition that is degraded if the settings of this node and others differ.
 func (n *Node) settingsCondition() plugin.Condition {
 	if c := n.unlocked.condition(); !c.OK || n.elector == nil {
 		return c
@@ -237,7 +237,7 @@ func (n *Node) settingsCondition() plugin.Condition {
 	return n.elector.Condition()
 }
 
-// announce logs and publishes a condition that has changed.
+// announce logs and publishes a changed condition.
 func (n *Node) announce(c plugin.Condition) {
 	kind, message := plugin.EventRecovered, c.Name+" is in order again"
 	if c.OK {
@@ -249,7 +249,7 @@ func (n *Node) announce(c plugin.Condition) {
 	n.Events.Publish(plugin.Event{Time: time.Now(), Kind: kind, Message: message})
 }
 
-// setNamed records whether the node owns its name.
+// setNamed records whether the node has its name.
 func (n *Node) setNamed(owned bool) {
 	if n.isNamed.Swap(owned) != owned {
 		fleet.Notify(n.altered)
@@ -296,17 +296,17 @@ func (n *Node) release() {
 	})
 }
 
-// openReader returns the reader of the fleet if there is one; nil if there is not.
+// openReader returns the reader of the fleet; nil if it is not open.
 func (n *Node) openReader() *fleet.Reader {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.reader
 }
 
-// published is the node as the fleet sees it. It is a [fleet.Local].
+// published is the node as other nodes see it. It is a [fleet.Local].
 type published struct{ Local }
 
-// Conditions returns those about the node, without those about the fleet.
+// Conditions returns the conditions of the node, without those of the fleet.
 func (p published) Conditions() (all []plugin.Condition) {
 	for _, c := range p.Local.Conditions() {
 		if c.Name != versionsCondition && c.Name != fleet.ConditionName {
@@ -319,7 +319,7 @@ func (p published) Conditions() (all []plugin.Condition) {
 func (p published) Changes(ctx context.Context) <-chan struct{} {
 	events := p.Events(ctx, 0)
 	changes := make(chan struct{}, 1)
-	go func() { // ends with ctx, which closes the events
+	go func() { // this goroutine ends with ctx, which closes events
 		for range events {
 			fleet.Notify(changes)
 		}
@@ -337,7 +337,7 @@ func (n *Node) Uncordon(ctx context.Context, node string) error {
 	return n.cluster.Uncordon(ctx, n.space, node)
 }
 
-// Forget removes a node that is gone.
+// Forget removes a dead node from the fleet.
 func (n *Node) Forget(ctx context.Context, node string) error {
 	return n.cluster.Forget(ctx, n.space, node)
 }
@@ -363,11 +363,10 @@ func (n *Node) Wanted() []locks.Wanted {
 	return n.elector.Wanted()
 }
 
-// Stats returns what the node has published.
+// Stats returns the statistics of the publisher.
 func (n *Node) Stats() fleet.Stats { return n.publisher.Stats() }
 
-// Followed returns the health of what the node follows in etcd: what is called in the fleet and, if it is needed now, the whole fleet; else
-// whole is nil.
+// Followed returns the health of the lookup of called plugins and, if the whole fleet is read now, of its reader; otherwise whole is nil.
 func (n *Node) Followed() (called fleet.Health, whole *fleet.Health) {
 	if reader := n.openReader(); reader != nil {
 		whole = new(reader.Health())

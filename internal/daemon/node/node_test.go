@@ -93,7 +93,7 @@ func TestFleetServeConfig(t *testing.T) {
 	}
 }
 
-// TestOffersNeedNames: who may offer what means nothing where all nodes have one name in their certificates.
+// TestOffersNeedNames checks that rules for offers are refused if all nodes have the same name in their certificates.
 func TestOffersNeedNames(t *testing.T) {
 	for name, refused := range map[string]bool{"": false, "{node}.example.com": false, "fleet.example.com": true} {
 		c := config.Fleet{
@@ -137,7 +137,7 @@ func TestPublishedAddress(t *testing.T) {
 	}
 }
 
-// TestRulesCanChange: calls that no rule allows any more are cut off, and the others go on.
+// TestRulesCanChange checks that calls that are no longer allowed are aborted, and that others continue.
 func TestRulesCanChange(t *testing.T) {
 	all := []string{"*"}
 	rule := func(identity string) config.FleetAllow { return allow(identity, all, all, all) }
@@ -168,7 +168,7 @@ func TestRulesCanChange(t *testing.T) {
 	}
 }
 
-// TestMayOffer: a rule lets nodes offer plugins if all of its parts match; without rules every node may offer all.
+// TestMayOffer checks that a rule allows an offer if all of its parts match, and that without rules every node may offer all plugins.
 func TestMayOffer(t *testing.T) {
 	m := &Node{}
 	rules := []config.FleetOffer{
@@ -193,7 +193,8 @@ func TestMayOffer(t *testing.T) {
 	}
 }
 
-// TestUnlocked: of the locks for which other nodes compete, those whose types this node does not list are known, and are a condition.
+// TestUnlocked checks that the locks for which other nodes compete, and whose types this node does not list, are recorded and degrade the
+// condition.
 func TestUnlocked(t *testing.T) {
 	u := newUnlocked("a", []string{"T"})
 	listed, own, other := plugin.Name{Type: "T", Name: "n"}, plugin.Name{Type: "U", Name: "own"}, plugin.Name{Type: "U", Name: "n"}
@@ -215,7 +216,7 @@ func TestUnlocked(t *testing.T) {
 	}
 }
 
-// TestUnlockedTakesItsTime: however often the locks change, what they mean for this node is found out once in a while, and in the end.
+// TestUnlockedTakesItsTime checks that the locks are not read for every change, but are read after the last one.
 func TestUnlockedTakesItsTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -250,7 +251,7 @@ func TestUnlockedTakesItsTime(t *testing.T) {
 	})
 }
 
-// TestSettings: nodes whose settings are alike publish the same text.
+// TestSettings checks that nodes with equal settings publish the same text.
 func TestSettings(t *testing.T) {
 	for want, c := range map[string]config.Fleet{
 		`{"exclusive":["a","b"],"presence":"10s"}`: {Exclusive: []string{"b", "a", "b"}},

@@ -35,12 +35,12 @@ import (
 const (
 	// handshakeTimeout bounds the TLS handshake.
 	handshakeTimeout = 10 * time.Second
-	// maxConnAge is how long a connection takes new calls. The caller then makes another one, with the certificates of that time.
+	// maxConnAge is how long a connection takes new calls. After it, the caller makes another connection, with its present certificate.
 	maxConnAge = 30 * time.Minute
-	// After maxSilence a connection is pinged; the answer may take pingTimeout.
+	// After maxSilence a connection is pinged. The answer may take pingTimeout.
 	maxSilence, pingTimeout = 20 * time.Second, 10 * time.Second
-	// maxStreams bounds the calls in progress on one connection; others wait at the caller. It is below the bound of a node's calls, so
-	// that a call that has just ended does not count against the next one.
+	// maxStreams bounds the calls in progress on one connection; further calls wait at the caller. It is lower than the bound of a node's
+	// calls, so that a call that has just ended does not count against the next one.
 	maxStreams = 2000
 )
 
@@ -59,7 +59,7 @@ func (n *Node) Serve(ctx context.Context, listener net.Listener, budget *h2proxy
 	return s.serve(ctx, listener, failed)
 }
 
-// serve is that of [Node.Serve].
+// serve implements [Node.Serve].
 func (s *callServer) serve(ctx context.Context, listener net.Listener, failed func()) (stop func() error) {
 	end, endCalls := context.WithCancelCause(context.Background())
 	tlsConfig := s.credentials.Server()
@@ -98,7 +98,7 @@ func (s *callServer) serve(ctx context.Context, listener net.Listener, failed fu
 	}
 }
 
-// introduce makes the TLS handshake with a caller. Its certificate is verified for each call.
+// introduce performs the TLS handshake with a caller. The certificate of the caller is verified for each call.
 func (s *callServer) introduce(ctx context.Context, nc net.Conn, tlsConfig *tls.Config) (h2proxy.Introduced, error) {
 	conn := tls.Server(nc, tlsConfig)
 	err := conn.HandshakeContext(ctx)
@@ -118,7 +118,7 @@ func (s *callServer) introduce(ctx context.Context, nc net.Conn, tlsConfig *tls.
 	}, nil
 }
 
-// nodeUser returns a number that stands for a caller from another node where callers are counted by user.
+// nodeUser returns the number of a user for the caller from another node, so that its calls can be counted by user.
 func nodeUser(cert *x509.Certificate) uint32 {
 	sum := fnv.New32a()
 	_, _ = io.WriteString(sum, strings.Join(nodecall.Identities(cert), "\x00")) // it never fails
@@ -134,7 +134,7 @@ func (s *callServer) handle(end context.Context, caller grpc.ServerStream) (err 
 	var call access.Call
 	var release func() // nil for a call that was not admitted
 	var done func()    // set with release
-	reached := false   // a plugin
+	reached := false   // whether there was a plugin to call
 	defer func() {
 		if len(from) > 0 {
 			s.Served.Ended(from[0], err)
@@ -188,7 +188,7 @@ func (i identities) String() string {
 
 func (i identities) Attrs() []any { return []any{"caller", i.String()} }
 
-// denied returns nil if one of the rules allows a call.
+// denied returns an error if no rule allows a call.
 func (i identities) denied(call access.Call, rules []config.FleetAllow) error {
 	if slices.ContainsFunc(rules, func(a config.FleetAllow) bool {
 		return slices.ContainsFunc(i, func(identity string) bool { return matchIdentity(a.Identity, identity) }) &&
