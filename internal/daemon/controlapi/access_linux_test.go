@@ -14,7 +14,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/usertest"
 )
 
-// TestRefusedCalls calls every kind of method as a stranger, in every kind of connection.
+// TestRefusedCalls calls every kind of method as a user without a role, over every kind of connection.
 func TestRefusedCalls(t *testing.T) {
 	listener, path := usertest.Listen(t, 0)
 	s := (&API{Authorizer: testGuard(path), Logger: discard}).Serve(listener, func() { t.Error("the server failed") })

@@ -17,10 +17,10 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/leaktest"
 )
 
-// testPatience bounds how long a test waits for what should happen at once.
+// testPatience bounds how long a test waits for a result that should be immediate.
 const testPatience = 2 * time.Minute
 
-// instance is an instance of a plugin, which says in each answer who it is.
+// instance is an instance of a plugin. Its answers have its name.
 type instance struct {
 	testpb.UnimplementedTestServiceServer
 	id     string
@@ -111,7 +111,7 @@ func (b *bed) ctx() context.Context {
 	return ctx
 }
 
-// ask returns who answers.
+// ask returns the name of the instance that answers.
 func (b *bed) ask(c testpb.TestServiceClient) string {
 	b.t.Helper()
 	r, err := c.UnaryCall(b.ctx(), &testpb.SimpleRequest{})

@@ -72,7 +72,7 @@ func asConnect(err error) error {
 }
 
 // maxUserLists and maxLists are the limits for the bytes of responses that have not been read yet: for each user, and for all users except
-// root and the daemon's user. A response is in memory until the client has read it, even if it is a stream of messages, as that of
+// root and the daemon's user. A response is in memory until the client has read it, even if it is a stream of messages, as in
 // StreamPlugins, WatchEvents or WatchFleet.
 const maxUserLists, maxLists = 32 << 20, 64 << 20
 
@@ -156,8 +156,8 @@ func sent(request context.Context) {
 	}
 }
 
-// maxFilter is the maximum length of a list in a request, and maxDevices that of a list of devices. An empty value has two bytes in a
-// request and sixteen in memory, and each value is compared with everything that the request may select.
+// maxFilter is the maximum length of a list in a request, and maxDevices that of a list of devices. An empty value takes two bytes in a
+// request but sixteen in memory, and each value is compared with everything that the request may select.
 const maxFilter, maxDevices = 256, 16 << 10
 
 // bounds is a [connect.Interceptor] that refuses requests with lists that are too long, and single responses for which there is no room.

@@ -34,12 +34,12 @@ import (
 
 var discard = slog.New(slog.DiscardHandler)
 
-// testGuard is a guard whose audit goes nowhere.
+// testGuard returns an authorizer that discards audit entries.
 func testGuard(path string) *access.Authorizer {
 	return access.NewAuthorizer(path, policyFor(config.Roles{}), access.NewAuditor(func(plugin.Event) {}, discard))
 }
 
-// policyFor returns the policy of roles that are given to numbers.
+// policyFor returns the policy of roles that are granted to numeric users.
 func policyFor(roles config.Roles) access.Policy {
 	p, err := access.NewPolicy(roles)
 	if err != nil {
@@ -52,7 +52,7 @@ func named(ptype, name string) plugin.Name {
 	return plugin.Name{Type: ptype, Name: name}
 }
 
-// recorded is a source whose events and plugins a test lays down.
+// recorded is a source with the events and plugins of a test.
 type recorded struct {
 	plugins  []plugin.Status
 	refusals []plugin.Status
@@ -133,7 +133,7 @@ func (notReloadable) Reload(context.Context) ([]string, error) {
 
 func (notReloadable) Effective() string { return "" }
 
-// testControl is a control API over plugins that a test lays down.
+// testControl returns a control API over the plugins of a test.
 func testControl(s Runtime, l Launcher, h handlersOf, r isRegistered) service {
 	return service{&API{
 		Runtime: s, Launcher: l, Names: resolver.New(s, l, r, h), Handlers: h, Registry: neverReplaced{}, Daemon: notReloadable{}, Logger: discard,
@@ -142,7 +142,7 @@ func testControl(s Runtime, l Launcher, h handlersOf, r isRegistered) service {
 
 func nothingRegistered(string, string) bool { return false }
 
-// serveTo serves a source over HTTP, without the guard.
+// serveTo serves a source over HTTP, without authorization.
 func serveTo(t *testing.T, s Runtime) patchbayv1connect.ControlServiceClient {
 	t.Helper()
 	mux := http.NewServeMux()
@@ -269,7 +269,8 @@ func stream(t *testing.T, rpc patchbayv1connect.ControlServiceClient, request *p
 	return all
 }
 
-// TestLargeList has plugins announce more than a gRPC message may have: no part of a streamed list is that large, and none is missing.
+// TestLargeList checks that no part of a streamed list is too large for a gRPC message, and none is missing, if plugins announce more than
+// that.
 func TestLargeList(t *testing.T) {
 	const n = 3000
 	all := make([]plugin.Status, n)
@@ -294,7 +295,7 @@ func TestLargeList(t *testing.T) {
 	}
 }
 
-// TestSharedViews has many callers look at once: those who come while a view is being made share the next one.
+// TestSharedViews checks that callers that arrive while a view is computed share the next view.
 func TestSharedViews(t *testing.T) {
 	var made atomic.Int64
 	began, goOn := make(chan struct{}), make(chan struct{})
@@ -319,7 +320,7 @@ func TestSharedViews(t *testing.T) {
 			seen <- views.get(count)
 		})
 	}
-	arrived.Wait() // else most may come when nothing is being made any more
+	arrived.Wait() // otherwise most callers may arrive after the computation
 	for waits := false; !waits; runtime.Gosched() {
 		views.mu.Lock()
 		waits = views.next != nil

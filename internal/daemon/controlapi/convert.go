@@ -10,7 +10,7 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// reasons explains states whose names are not enough.
+// reasons has texts for states whose names need an explanation.
 var reasons = map[plugin.State]string{
 	plugin.StateRestored:    "It was registered before the daemon started and is being checked for life.",
 	plugin.StateConnecting:  "Its socket is being asked who it is.",

@@ -18,7 +18,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
-// askControl makes a request of user 1000, who may read; encoding is that of its body.
+// askControl makes a request as user 1000, who has the role read; encoding is that of the body.
 func askControl(procedure, contentType, encoding string, body []byte) *httptest.ResponseRecorder {
 	g := testGuard("")
 	g.Replace(policyFor(config.Roles{Read: config.Members{Users: []string{"1000"}}}))
@@ -44,7 +44,7 @@ func marshal(t *testing.T, m proto.Message) []byte {
 	return b
 }
 
-// TestFiltersAreBounded: a request may not name so many things that to compare them is work, nor keep them for as long as it lasts.
+// TestFiltersAreBounded checks that a request cannot have so many values that comparing or keeping them is expensive.
 func TestFiltersAreBounded(t *testing.T) {
 	t.Parallel()
 	many, labels := make([]string, maxFilter+1), map[string]string{}
@@ -83,8 +83,8 @@ func TestFiltersAreBounded(t *testing.T) {
 	}
 }
 
-// TestCompressedRequests: a request that may be far larger than what was sent, and counts, is refused; one that asks for a compressed answer
-// is answered.
+// TestCompressedRequests checks that a compressed request is refused, because it may be far larger than the bytes that count, and that a
+// request for a compressed answer succeeds.
 func TestCompressedRequests(t *testing.T) {
 	t.Parallel()
 	var body bytes.Buffer

@@ -8,7 +8,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/fleet"
 )
 
-// TestLastSeenBetween: what the API says of a plugin whose node was last alive between two times has both.
+// TestLastSeenBetween checks that a plugin whose node was last alive between two times has both of them.
 func TestLastSeenBetween(t *testing.T) {
 	last, before := time.Unix(100, 0), time.Unix(200, 0)
 	m := fleetPluginMessage(fleet.Instance{NodeState: fleet.NodeUnreachable, LastSeen: last, SeenBefore: before})

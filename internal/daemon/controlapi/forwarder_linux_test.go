@@ -48,7 +48,7 @@ func TestForwardRefusesStranger(t *testing.T) {
 	}
 }
 
-// TestForwardEndsWithRole takes the role away from the caller of a plugin while the call is in progress.
+// TestForwardEndsWithRole removes the role of the caller of a plugin while the call is in progress.
 func TestForwardEndsWithRole(t *testing.T) {
 	listener, path := usertest.Listen(t, 0)
 	b := newBed(t)
@@ -80,7 +80,8 @@ func TestForwardEndsWithRole(t *testing.T) {
 	}
 }
 
-// TestForwardRefusesWhatIsNotAudited: who has made so many different calls that there may be no room to tell of another makes none. Root does.
+// TestForwardRefusesWhatIsNotAudited checks that a user with so many different calls that another might not be recorded cannot call. Root
+// can.
 func TestForwardRefusesWhatIsNotAudited(t *testing.T) {
 	listener, path := usertest.Listen(t, 0)
 	b := newBed(t)
@@ -118,7 +119,7 @@ func TestForwardRefusesWhatIsNotAudited(t *testing.T) {
 	}
 }
 
-// TestControlIsNoPlugin calls the control API as a plugin would be called whose endpoint is the control socket: by the daemon itself.
+// TestControlIsNoPlugin calls the control API as if the control socket were the endpoint of a plugin: as the daemon itself.
 func TestControlIsNoPlugin(t *testing.T) {
 	listener, path := usertest.Listen(t, 0)
 	g := testGuard(path)

@@ -79,7 +79,7 @@ func TestForward(t *testing.T) {
 	if err := stream.Send(&testpb.StreamingOutputCallRequest{Payload: &testpb.Payload{Body: large}}); err != nil {
 		t.Fatal(err)
 	}
-	// The plugin's own limit is what decides.
+	// The limit of the plugin applies.
 	if _, err := stream.Recv(); status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("a message larger than the plugin takes: %v", err)
 	}
@@ -103,7 +103,7 @@ func TestForward(t *testing.T) {
 	}
 }
 
-// TestForwardEndsWithCaller cancels a call: the plugin hears of it.
+// TestForwardEndsWithCaller checks that the plugin's call is canceled when the caller cancels it.
 func TestForwardEndsWithCaller(t *testing.T) {
 	b := newBed(t)
 	s, path := b.control()
@@ -133,7 +133,7 @@ func TestForwardRefuses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Nobody judges who calls.
+	// This server does not identify callers.
 	open := server.Start("test", listener, &http.Server{Handler: forwarder, Protocols: protocols}, func() { t.Error("failed") }, discard)
 	if _, err := b.through(path, "T", "n").UnaryCall(b.ctx(), &testpb.SimpleRequest{}); status.Code(err) != codes.PermissionDenied {
 		t.Errorf("a caller whom nobody judged: %v", err)

@@ -29,8 +29,8 @@ func (noneLaunched) Restart(context.Context, string) error          { return lau
 func (noneLaunched) AwaitReplacement(context.Context, string) error { return launcher.ErrUnknown }
 func (noneLaunched) Log(string) (plugin.Log, error)                 { return nil, launcher.ErrUnknown }
 
-// FuzzControl sends anything to the control API, by each protocol that it speaks. It answers, it does not panic, and what it refuses it
-// refuses with a reason.
+// FuzzControl sends arbitrary requests to the control API, in each of its protocols. The API answers, does not panic, and has a reason for
+// each refusal.
 func FuzzControl(f *testing.F) {
 	encode := func(m proto.Message) []byte {
 		data, err := proto.Marshal(m)
@@ -75,7 +75,7 @@ func FuzzControl(f *testing.F) {
 		mux.Handle(patchbayv1connect.NewFleetServiceHandler(c, limit))
 		mux.Handle(patchbayv1connect.NewDeviceServiceHandler(c, limit))
 
-		// A wait ends with its caller, who is gone before it began.
+		// A wait ends with its caller, whose context is already done.
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		request := httptest.NewRequestWithContext(ctx, http.MethodPost, "/", bytes.NewReader(body))

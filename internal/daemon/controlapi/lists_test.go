@@ -27,7 +27,7 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// slow takes an answer when it is let go on.
+// slow blocks in its writes until it is released.
 type slow struct {
 	*httptest.ResponseRecorder
 
@@ -41,7 +41,7 @@ func (s *slow) Write(b []byte) (int, error) {
 	return s.ResponseRecorder.Write(b)
 }
 
-// TestListsAreBounded: users who ask for all, in one message or a stream, and do not read keep the daemon from no more than they may have.
+// TestListsAreBounded checks the bounds for users who request everything, in one message or a stream, and do not read.
 func TestListsAreBounded(t *testing.T) {
 	t.Run("message", func(t *testing.T) {
 		testLists(t, patchbayv1connect.ControlServiceListPluginsProcedure, "application/proto", nil, http.StatusTooManyRequests)
@@ -61,12 +61,12 @@ func TestListsAreBounded(t *testing.T) {
 	})
 }
 
-// TestPastEventsAreBounded: neither do readers of past events, which are many times as many as memory has.
+// TestPastEventsAreBounded checks the same for past events, of which there are many more than in memory.
 func TestPastEventsAreBounded(t *testing.T) {
 	testLists(t, patchbayv1connect.ControlServiceWatchEventsProcedure, "application/connect+proto", make([]byte, 5), http.StatusOK)
 }
 
-// testLists calls a procedure with a body; code is that of a refusal, which a stream has in its last message.
+// testLists calls a procedure with a body; code is that of a refusal, which is in the last message of a stream.
 func testLists(t *testing.T, procedure, contentType string, body []byte, code int) {
 	const smaller = 8                          // the bounds and the answers; those of a stream still have two messages
 	all := make([]plugin.Status, 2500/smaller) // 10 MiB / smaller
@@ -119,10 +119,10 @@ func testLists(t *testing.T, procedure, contentType string, body []byte, code in
 	}
 	hold(1000, 3)
 	answer(1000, true)  // 40 MiB / smaller
-	answer(1001, false) // another's
+	answer(1001, false) // of another user
 	hold(1001, 1)
 	answer(1002, false)
-	hold(0, 10) // root's and the daemon's own count for nothing
+	hold(0, 10) // root and the daemon's user are not counted
 	hold(1, 10)
 	answer(1002, false)
 	if n := testutil.ToFloat64(refused); n != 1 {
@@ -136,7 +136,7 @@ func testLists(t *testing.T, procedure, contentType string, body []byte, code in
 	}
 }
 
-// TestSnapshotsCount: what a watcher of the fleet is sent first counts until all of it is sent.
+// TestSnapshotsCount checks that the snapshot for a watcher of the fleet counts until all of it is sent.
 func TestSnapshotsCount(t *testing.T) {
 	l := newLists(1, prometheus.NewCounter(prometheus.CounterOpts{Name: "refused"}), discard)
 	snapshot := fleet.Snapshot{Nodes: []fleet.Node{{Name: "a"}}, Plugins: []fleet.Instance{{Node: "a", Name: strings.Repeat("n", 1<<20)}}}

@@ -20,8 +20,8 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// drivers are a CSI driver with both roles, one without that of a node, one that was never registered, and one that was refused and is
-// gone. What is asked for by the name that it announced is recorded.
+// drivers are a CSI driver with both roles, a driver without the role of a node, a driver that was never registered, and one that was
+// refused and has exited. Requests by the announced name are recorded.
 type drivers struct {
 	recorded
 	asked []string
@@ -76,7 +76,7 @@ func (d *drivers) isRegistered(ptype, name string) bool {
 	})
 }
 
-// TestRolesName: a plugin goes by its roles wherever it goes by its type.
+// TestRolesName checks that a plugin has its roles as names wherever its type is a name.
 func TestRolesName(t *testing.T) {
 	d := newDrivers()
 	mux := http.NewServeMux()
@@ -132,7 +132,7 @@ func TestRolesName(t *testing.T) {
 	}
 }
 
-// onceLaunched is a catalogue with one plugin, which was registered as CSIPlugin/both, or is, and has no socket now.
+// onceLaunched is a catalogue with one plugin, which is or was registered as CSIPlugin/both and has no socket now.
 type onceLaunched struct{ noneLaunched }
 
 func (onceLaunched) Plugins() []plugin.LaunchStatus {
@@ -141,14 +141,15 @@ func (onceLaunched) Plugins() []plugin.LaunchStatus {
 
 func (onceLaunched) Start(string) error { return nil }
 
-// disk knows that.
+// disk has CSIPlugin/both as the registered name of the launched plugin disk.
 type disk struct{ *drivers }
 
 func (disk) LaunchedAs(name string) (plugin.Name, bool) {
 	return plugin.Name{Type: "CSIPlugin", Name: "both"}, name == "disk"
 }
 
-// TestLaunchedPluginHasTwoNames: each leads to all events of it, and to the plugin to launch though it is not registered.
+// TestLaunchedPluginHasTwoNames checks that each name selects all events of the plugin, and the plugin to launch even if it is not
+// registered.
 func TestLaunchedPluginHasTwoNames(t *testing.T) {
 	d := newDrivers()
 	d.plugins = nil
@@ -193,7 +194,7 @@ func TestLaunchedPluginHasTwoNames(t *testing.T) {
 	}
 }
 
-// TestRefusalOfRole: what is said of a name that is kept, and of one that is not known, is the same by a role.
+// TestRefusalOfRole checks that the errors for reserved and unknown names are the same for a role.
 func TestRefusalOfRole(t *testing.T) {
 	d := newDrivers()
 	mux := http.NewServeMux()
@@ -211,7 +212,7 @@ func TestRefusalOfRole(t *testing.T) {
 	}
 }
 
-// TestPageGoesByRoles: the page of a plugin has its events, whichever of its names is in the address.
+// TestPageGoesByRoles checks that the page of a plugin has its events under each of its names.
 func TestPageGoesByRoles(t *testing.T) {
 	server := httptest.NewServer(page.New(newDrivers().control()))
 	t.Cleanup(server.Close)

@@ -47,7 +47,7 @@ func (c service) Events(ctx context.Context) <-chan *patchbayv1.Event {
 		defer close(messages)
 		for e := range live {
 			if e.Kind == plugin.EventResync {
-				continue // the page polls the whole state anyway
+				continue // the page polls the state in any case
 			}
 			select {
 			case messages <- eventMessage(e):

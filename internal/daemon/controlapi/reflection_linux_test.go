@@ -22,7 +22,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/usertest"
 )
 
-// TestReflection asks the control socket what it serves, in each role.
+// TestReflection uses reflection on the control socket with each role.
 func TestReflection(t *testing.T) {
 	listener, path := usertest.Listen(t, 0)
 	g := testGuard(path)
@@ -73,24 +73,24 @@ func TestReflection(t *testing.T) {
 				t.Errorf("user %d sees %v, and should of the three see %s", uid, methods, want)
 			}
 		}
-		// What else is linked into the program is nobody's business here.
+		// Other services that are linked into the program must not be listed.
 		other := ask(t, stream, &reflectionv1.ServerReflectionRequest{
 			MessageRequest: &reflectionv1.ServerReflectionRequest_FileContainingSymbol{FileContainingSymbol: "patchbay.plugin.v1.HostService"},
 		})
 		if other.GetErrorResponse().GetErrorCode() != int32(codes.NotFound) {
 			t.Errorf("user %d sees %v", uid, other)
 		}
-		if uid == 2001 { // it does not see more than it may, nor as much as it could
+		if uid == 2001 { // a stream is denied after its user has lost the role
 			g.Replace(policyFor(config.Roles{Operate: config.Members{Users: []string{"2002"}}, Admin: config.Members{Users: []string{"2003"}}}))
 			denied(t, stream)
 		}
 	}
 	denied(t, askAs(t, path, 65534))
-	// The endpoint of a plugin that is the control socket.
+	// The control socket as the endpoint of a plugin.
 	denied(t, askAs(t, path, 2003, proxy.HopsKey, "1"))
 }
 
-// askAs opens a stream of questions as a user.
+// askAs opens a reflection stream as a user.
 func askAs(t *testing.T, path string, uid uint32, metadata ...string) reflectionv1.ServerReflection_ServerReflectionInfoClient {
 	t.Helper()
 	conn, err := grpc.NewClient("passthrough:///localhost", grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -120,7 +120,7 @@ func ask(
 	return answer
 }
 
-// denied fails the test unless a question is.
+// denied fails the test unless a request is denied.
 func denied(t *testing.T, stream reflectionv1.ServerReflection_ServerReflectionInfoClient) {
 	t.Helper()
 	_ = stream.Send(&reflectionv1.ServerReflectionRequest{MessageRequest: &reflectionv1.ServerReflectionRequest_ListServices{}})

@@ -31,7 +31,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/usertest"
 )
 
-// boundedControl serves a control socket with a budget of 1 MiB and one call for a user, who is 65534 and may operate, and of two requests.
+// boundedControl serves a control socket with a budget for a user of 1 MiB, one call and two requests. User 65534 has the role operate.
 func boundedControl(t *testing.T) (b *bed, path string, budget *h2proxy.Budget, limited *prometheus.CounterVec) {
 	t.Helper()
 	listener, path := usertest.Listen(t, 0)
@@ -65,7 +65,7 @@ func asNobody(t *testing.T, path string) *grpc.ClientConn {
 	return conn
 }
 
-// TestCallsAtTheControlSocketAreBounded: they count to their user in the budget of all calls.
+// TestCallsAtTheControlSocketAreBounded checks that calls count to their user in the budget of all calls.
 func TestCallsAtTheControlSocketAreBounded(t *testing.T) {
 	b, path, _, limited := boundedControl(t)
 	one := b.serve("one")
@@ -91,7 +91,7 @@ func TestCallsAtTheControlSocketAreBounded(t *testing.T) {
 	})
 }
 
-// TestRequestsCountWhatTheyHold: a request that the budget has no room for is refused with what to do, and then counts no more.
+// TestRequestsCountWhatTheyHold checks that a request for which the budget has no room is refused with a remedy, and then no longer counts.
 func TestRequestsCountWhatTheyHold(t *testing.T) {
 	budget := h2proxy.NewBudget(h2proxy.Limits{UserBytes: 16 << 10, Bytes: 64 << 10}, 0, func(uint32, h2proxy.Reason, bool) {})
 	held := budget.Hold(1000)
@@ -112,7 +112,8 @@ func TestRequestsCountWhatTheyHold(t *testing.T) {
 	}
 }
 
-// TestRequestsAreBounded: those of one user are, whatever else is wrong with them. Others, and root, go on.
+// TestRequestsAreBounded checks that the requests of one user are bounded, even invalid ones, and that other users and root are not
+// affected.
 func TestRequestsAreBounded(t *testing.T) {
 	limited := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "limited"}, []string{"reason"})
 	budget := limits.NewBudget("requests", h2proxy.Limits{UserCalls: 2, Calls: 3}, 0, limited, discard)

@@ -10,7 +10,7 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// TestRetryAndReleaseSayWhy is about what cannot be done.
+// TestRetryAndReleaseSayWhy checks the errors of requests that cannot be fulfilled.
 func TestRetryAndReleaseSayWhy(t *testing.T) {
 	ctx := t.Context()
 	none := serveTo(t, &recorded{})
@@ -39,7 +39,7 @@ func TestRetryAndReleaseSayWhy(t *testing.T) {
 	}
 }
 
-// TestReservationIsShown: of a plugin that is gone, one reads whose its name is.
+// TestReservationIsShown checks that the error for a plugin that has exited names the user for whom the name is reserved.
 func TestReservationIsShown(t *testing.T) {
 	_, err := serveTo(t, &recorded{}).GetPlugin(t.Context(), &patchbayv1.GetPluginRequest{Type: "T", Name: "kept"})
 	const want = "no such plugin is known; the name is reserved for user 60001, whose plugin had it last, until 1970-01-01T00:00:00Z, or until"

@@ -12,7 +12,7 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// TestRolesAreNames: a plugin is found, and waited for, under each of its roles as under its type.
+// TestRolesAreNames checks that a plugin is found, and waited for, under each of its roles as under its type.
 func TestRolesAreNames(t *testing.T) {
 	source := &recorded{live: make(chan plugin.Event, 1), plugins: []plugin.Status{{
 		Type: "CSIPlugin", Name: "disk", State: plugin.StateRegistered, Registration: plugin.Registration{Roles: []string{"csi-node"}},

@@ -17,7 +17,7 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// TestServerEndsCalls ends a server with a call in progress that would go on forever.
+// TestServerEndsCalls stops a server while a call without an end is in progress.
 func TestServerEndsCalls(t *testing.T) {
 	dir, err := os.MkdirTemp("", "pb")
 	if err != nil {

@@ -37,7 +37,7 @@ func (c service) describer() func(plugin.Status) *patchbayv1.Plugin {
 		m := pluginMessage(s)
 		name := launched[s.SocketPath]
 		if s.SocketPath == "" && s.Source == plugin.SourceLaunched {
-			name = s.Name // it does not serve
+			name = s.Name // the plugin does not serve
 		}
 		m.Metadata = c.metadata(name)
 		return m

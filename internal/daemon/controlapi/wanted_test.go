@@ -15,7 +15,7 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// lookUps counts the questions as what a launched plugin is registered.
+// lookUps counts the lookups of the registered names of launched plugins.
 type lookUps struct {
 	*drivers
 
@@ -27,7 +27,7 @@ func (l *lookUps) LaunchedAs(string) (plugin.Name, bool) {
 	return plugin.Name{}, false
 }
 
-// TestFiltersLookUpLittle: the work for a past event does not grow with how many types and names a caller asks for.
+// TestFiltersLookUpLittle checks that the work for a past event does not grow with the number of types and names in a request.
 func TestFiltersLookUpLittle(t *testing.T) {
 	d := newDrivers()
 	for i := range 1000 {
@@ -67,7 +67,7 @@ func TestFiltersLookUpLittle(t *testing.T) {
 	}
 }
 
-// TestNewestEnds: nobody goes through all past events for a caller who is gone.
+// TestNewestEnds checks that the search of past events ends when the caller has canceled the request.
 func TestNewestEnds(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
