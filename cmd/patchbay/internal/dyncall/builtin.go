@@ -50,7 +50,7 @@ func mayHave(p *patchbayv1.Plugin, service protoreflect.FullName) bool {
 	case service == "grpc.health.v1.Health":
 		return true
 	case service == "pluginregistration.Registration":
-		return p.Endpoint == p.SocketPath // otherwise it is at the socket, and calls go to the endpoint
+		return p.Endpoint == p.SocketPath // otherwise registration is at the socket, and calls go to the endpoint
 	case !known || !slices.Contains(services, service):
 		return false
 	}

@@ -2,7 +2,7 @@
 // proto files, or built in for the kubelet's plugin protocols. It turns JSON into requests and answers into JSON, and prints services as
 // proto text.
 //
-// Descriptors from a server are bounded and checked before use. The package is for people who try plugins out; programs that know their
+// Descriptors from a server are bounded and checked before use. The package is for people who try out plugins; programs that know their
 // plugins use generated clients.
 package dyncall
 
