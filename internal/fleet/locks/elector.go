@@ -28,8 +28,8 @@ import (
 
 const maxTTL = time.Minute
 
-// Elector competes for locks in etcd: of all nodes that compete for a lock, one holds it. The exported fields
-// are set before Init; then an Elector is safe for concurrent use.
+// Elector competes for locks in etcd: of all nodes that compete for a lock, one holds it. The exported fields are set before Init; then an
+// Elector is safe for concurrent use.
 //
 // The holder of a lock has a lease in etcd, and gives up the lock by its own clock before the lease can expire: a tenth of the lease
 // earlier, counted from when the last successful renewal was sent. Unless the last holder announced that it gave up, the next one first
