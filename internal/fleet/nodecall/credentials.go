@@ -81,7 +81,7 @@ func (o *outgoing) Close() error {
 	return o.Conn.Close()
 }
 
-// check aborts the connections to nodes whose certificates no CA of the pool has signed, and thus their calls.
+// check aborts the connections to nodes whose certificates no CA of the pool has signed, and their calls.
 func (c *Credentials) check(pool *x509.CertPool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
