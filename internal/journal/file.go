@@ -93,7 +93,7 @@ func (k *keeper) trim() {
 // again is the pause before another attempt.
 var again = backoff.Backoff{Min: 100 * time.Millisecond, Max: 5 * time.Second}
 
-// run writes events until ctx ends, and then those that are pending. Events that cannot be written stay pending.
+// run writes events until ctx ends, and then the pending ones. Events that cannot be written stay pending.
 func (k *keeper) run(ctx context.Context) {
 	failures := 0
 	for more := true; more; {

@@ -80,7 +80,7 @@ func New(log *slog.Logger, path string, observer func(plugin.Event), resynced fu
 	return j
 }
 
-// Run writes the events to the file until ctx ends, and then those that are pending.
+// Run writes the events to the file until ctx ends, and then the pending ones.
 func (j *Journal) Run(ctx context.Context) {
 	if j.keeper == nil {
 		return
@@ -108,7 +108,7 @@ func (j *Journal) Trouble() (message string, since time.Time, kept bool) {
 // Last returns the last n events in memory, oldest first.
 func (j *Journal) Last(n int) []plugin.Event { return j.feed.Last(n) }
 
-// All returns all events, oldest first: it reads the file for those that are older than the ones in memory.
+// All returns all events, oldest first. It reads from the file the events that are no longer in memory.
 func (j *Journal) All() ([]plugin.Event, error) {
 	recent := j.feed.Last(history)
 	if j.keeper == nil {
@@ -191,7 +191,7 @@ func (j *Journal) servedAs(e plugin.Event) served {
 	return was
 }
 
-// forget deletes launched plugins that are not registered and of which no event is in memory. The caller holds mu.
+// forget deletes launched plugins that are neither registered nor named by an event in memory. The caller holds mu.
 func (j *Journal) forget() {
 	maps.DeleteFunc(j.launched, func(_ string, was served) bool {
 		_, is := j.registered[was.instance]
@@ -224,7 +224,7 @@ func (j *Journal) Pass(e plugin.Event) {
 	j.logLine(slog.LevelDebug, e, string(e.Kind))
 }
 
-// passing are the messages for such states: what the host is doing or waiting for.
+// passing has a message for each of these states, about the work or the wait of the host.
 var passing = map[plugin.EventKind]string{
 	plugin.EventKind(plugin.StateConnecting):    "calling GetInfo on its socket",
 	plugin.EventKind(plugin.StateWaiting):       "waiting for other calls for its name",
