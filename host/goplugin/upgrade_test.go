@@ -203,15 +203,13 @@ func upgradeUnderLoad(
 			return runs && s.PID != before && len(m.Registry().Instances(ptype, "example")) == 1
 		})
 	}
-	m.until("a stream came to its end", func() bool { return l.streams.Load() > 0 })
+	// The old process has some seconds for the streams, also after the new one runs.
+	m.until("a stream came to its end, and an endless one was cut", func() bool { return l.streams.Load() > 0 && l.cut.Load() > 0 })
 	close(l.stop)
 	l.callers.Wait()
 	t.Logf("%d calls, %d streams to their end, %d cut, over %d upgrades", l.calls.Load(), l.streams.Load(), l.cut.Load(), *upgrades)
 	if len(l.failed) > 0 {
 		t.Errorf("%d failed: %v", len(l.failed), errors.Join(l.failed[:min(5, len(l.failed))]...))
-	}
-	if l.cut.Load() == 0 || l.streams.Load() == 0 {
-		t.Error("no stream was cut, or none came to its end")
 	}
 }
 
