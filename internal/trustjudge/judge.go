@@ -75,7 +75,7 @@ func Default() *Judge {
 	return j
 }
 
-// Privileged reports whether a user is root or the host's user, to whom everything is permitted.
+// Privileged reports whether a user is root or the host's user. They may do everything.
 func (j *Judge) Privileged(uid uint32) bool { return uid == 0 || uid == j.uid }
 
 // Alone reports whether only root and the host's user are trusted.
@@ -276,7 +276,7 @@ func numbers(path string, names []string, lookUp func(string) (string, error)) (
 	return ids, wrong
 }
 
-// parseID parses a user or group number. The highest number is not valid: to the system it stands for no account.
+// parseID parses a user or group number. The highest number is not valid: the system uses it for "no account".
 func parseID(s string) (uint32, bool) {
 	const none = 1<<32 - 1
 	n, err := strconv.ParseUint(s, 10, 32)
