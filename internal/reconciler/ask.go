@@ -102,12 +102,12 @@ func (r *Reconciler) expire(ctx context.Context, s *slot) {
 
 // hold returns how long a job keeps its slot. mu is held.
 func (r *Reconciler) hold(retry bool) time.Duration {
-	connects := r.cfg.Transport.Connects()
-	shortest := max(minHold, minConnects*connects)
+	connecting, answering := r.cfg.Transport.Latencies()
+	shortest := max(minHold, minConnects*connecting)
 	if retry {
 		return shortest // the plugin has hung before
 	}
-	return max(shortest, slotHold/time.Duration(1+r.unanswered/manyWait), min(answerTimes*time.Duration(r.answers), maxConnects*connects))
+	return max(shortest, slotHold/time.Duration(1+r.unanswered/manyWait), min(answerTimes*answering, maxConnects*connecting))
 }
 
 // returnSlot returns a slot, unless it was returned, and starts waiting jobs. mu is held.
@@ -212,15 +212,8 @@ func (r *Reconciler) identify(ctx context.Context, e machine.Ask, pausing func()
 		return nil, plugin.Info{}, err
 	}
 	ctx, done := r.trace(ctx, "GetInfo")
-	began := r.pace.Now()
 	info, err := conn.GetInfo(ctx, timeouts.GetInfo)
 	done(err)
-	if err == nil {
-		took := r.pace.Now().Sub(began)
-		r.mu.Lock()
-		r.answers.Add(took)
-		r.mu.Unlock()
-	}
 	if err != nil {
 		err = fmt.Errorf("GetInfo on %s failed: %w", e.Path, err)
 	}

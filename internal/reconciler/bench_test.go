@@ -59,7 +59,7 @@ func (instantTransport) Probe(context.Context, string, plugin.SocketID, func()) 
 	return func() {}, nil
 }
 
-func (instantTransport) Connects() time.Duration { return 0 }
+func (instantTransport) Latencies() (connecting, answering time.Duration) { return 0, 0 }
 
 func (instantTransport) Refused(error) bool { return false }
 

@@ -19,7 +19,7 @@ func (memory) Dial(_ context.Context, _ time.Duration, path string, _ plugin.Soc
 
 func (memory) Source(string) plugin.Source { return plugin.SourceDiscovered }
 
-func (memory) Connects() time.Duration { return 0 }
+func (memory) Latencies() (connecting, answering time.Duration) { return 0, 0 }
 
 type answering struct {
 	reconciler.Conn

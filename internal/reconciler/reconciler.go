@@ -65,8 +65,7 @@ type Reconciler struct {
 	saves         []*job
 	manySaves     int
 	stopGathering func()
-	// answers estimates how long a plugin takes to answer. unanswered counts the attempts that wait for an answer without a slot.
-	answers    clock.Latency
+	// unanswered counts the attempts that wait for an answer without a slot.
 	unanswered int
 }
 

@@ -52,7 +52,7 @@ func (l *life) wait(ctx context.Context, timeout, d time.Duration) error {
 	return l.pace.Sleep(ctx, d)
 }
 
-func (simTransport) Connects() time.Duration { return 0 }
+func (simTransport) Latencies() (connecting, answering time.Duration) { return 0, 0 }
 
 func (t simTransport) Dial(ctx context.Context, timeout time.Duration, path string, socket plugin.SocketID) (reconciler.Conn, error) {
 	m := t.l.m

@@ -22,7 +22,7 @@ func (p *latePace) Now() time.Time {
 
 type idleTransport struct{ Transport }
 
-func (idleTransport) Connects() time.Duration { return 0 }
+func (idleTransport) Latencies() (connecting, answering time.Duration) { return 0, 0 }
 
 // TestLateSlot checks that a goroutine that gets its slot late can pass it on.
 func TestLateSlot(t *testing.T) {

@@ -65,9 +65,9 @@ type Transport interface {
 	// Listens reports whether a process still listens on a socket that has no path any more, and on which peer listened. It is true if the
 	// system cannot tell. It may block on the system.
 	Listens(socket plugin.SocketID, peer plugin.Peer) bool
-	// Connects estimates how long connecting to a socket takes, without the wait until it may be connected to; zero if it was not measured.
-	// It is called with locks held, and must neither block nor call the Reconciler.
-	Connects() time.Duration
+	// Latencies estimates how long connecting to a socket takes, without the wait until it may be connected to, and how long a plugin takes
+	// to answer GetInfo; zero if not measured. It is called with locks held, and must neither block nor call the Reconciler.
+	Latencies() (connecting, answering time.Duration)
 	// Source returns how the plugin of a socket came to the host. Withdrawn returns why a socket that exists was removed from the desired
 	// state of the world; nil if it does not exist. They are called with locks held, and must neither block nor call the Reconciler.
 	Source(socketPath string) plugin.Source

@@ -58,7 +58,7 @@ type world struct {
 	staging, publishing, removing func(plugin.Instance)
 	// connecting and answering, if set, are called before a plugin is connected to and before it answers, with nothing locked.
 	connecting, answering func()
-	connects              clock.Latency
+	connects, answers     clock.Latency
 	// saving, if set, is called before anything is saved, with nothing locked.
 	saving func()
 }

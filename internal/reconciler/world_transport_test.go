@@ -68,10 +68,10 @@ func (t transport) Dial(ctx context.Context, timeout time.Duration, path string,
 	return &conn{t.w, p}, nil
 }
 
-func (t transport) Connects() time.Duration {
+func (t transport) Latencies() (connecting, answering time.Duration) {
 	t.w.mu.Lock()
 	defer t.w.mu.Unlock()
-	return time.Duration(t.w.connects)
+	return time.Duration(t.w.connects), time.Duration(t.w.answers)
 }
 
 func (t transport) Probe(_ context.Context, path string, _ plugin.SocketID, hint func()) (func(), error) {
@@ -135,7 +135,11 @@ func (c *conn) GetInfo(ctx context.Context, timeout time.Duration) (plugin.Info,
 		return plugin.Info{}, err
 	}
 	if c.w.answering != nil {
+		began := time.Now()
 		c.w.answering()
+		c.w.mu.Lock()
+		c.w.answers.Add(time.Since(began))
+		c.w.mu.Unlock()
 	}
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()

@@ -180,10 +180,17 @@ func (a *asking) connected(began time.Time) {
 	a.connects.Add(time.Since(began))
 }
 
-func (a *asking) connecting() time.Duration {
+// answered records that a plugin took the time since began to answer.
+func (a *asking) answered(began time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return time.Duration(a.connects)
+	a.answers.Add(time.Since(began))
+}
+
+func (a *asking) latencies() (connecting, answering time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return time.Duration(a.connects), time.Duration(a.answers)
 }
 
 // yields returns the place to pass to a new plugin of a user when a limit is reached: one of the same user or, if only the total limit is
@@ -264,10 +271,10 @@ func (p *place) isGiven() bool {
 }
 
 // ask returns the context for the call of GetInfo. It is cancelled, with the cause errPutOff, if another plugin gets the place. The caller
-// must call answered with the error of the call.
-func (p *place) ask(ctx context.Context) (_ context.Context, answered func(error)) {
+// must call returned when the call has returned.
+func (p *place) ask(ctx context.Context) (_ context.Context, returned func()) {
 	if p == nil {
-		return ctx, func(error) {}
+		return ctx, func() {}
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	p.asking.mu.Lock()
@@ -276,13 +283,9 @@ func (p *place) ask(ctx context.Context) (_ context.Context, answered func(error
 	if p.heir != nil {
 		cancel(errPutOff)
 	}
-	began := time.Now()
-	return ctx, func(err error) {
+	return ctx, func() {
 		p.asking.mu.Lock()
 		defer p.asking.mu.Unlock()
-		if err == nil {
-			p.asking.answers.Add(time.Since(began))
-		}
 		p.putOff = nil
 		p.leave()
 		cancel(nil)

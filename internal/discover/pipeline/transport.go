@@ -139,8 +139,8 @@ func (t *transport) explain(err error, path string) error {
 	return explainDenied(err, path, info)
 }
 
-// Connects implements [reconciler.Transport].
-func (t *transport) Connects() time.Duration { return t.asking.connecting() }
+// Latencies implements [reconciler.Transport].
+func (t *transport) Latencies() (connecting, answering time.Duration) { return t.asking.latencies() }
 
 // Probe connects to the socket, closes the connection, and watches the process. It does not watch the connection, because most probes
 // follow the end of a connection, while the process still runs.
@@ -206,13 +206,17 @@ func (c *conn) info(ctx context.Context, timeout time.Duration) (plugin.Info, er
 			}
 		}
 	}
-	asked, answered := c.place.ask(ctx)
+	asked, returned := c.place.ask(ctx)
+	began := time.Now()
 	info, err := c.Client.GetInfo(asked, timeout)
+	if err == nil {
+		c.transport.asking.answered(began)
+	}
 	if err != nil && errors.Is(context.Cause(asked), errPutOff) {
 		err = c.transport.asking.unasked(c.account.UID, errPutOff)
 		_ = c.Close() // the other plugin waits for the place
 	}
-	answered(err)
+	returned()
 	return info, err
 }
 

@@ -39,7 +39,8 @@ func (asked) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.Pl
 	return &registerapi.PluginInfo{Type: "T", Name: "asked", SupportedVersions: []string{"2"}}, nil
 }
 
-// TestWhoIsAsked: a launched plugin that has said who it is is not asked, once; one that has said nothing, or what cannot be read, is.
+// TestWhoIsAsked: a launched plugin that has said who it is is not asked, once; one that has said nothing, or what cannot be read, is. Only
+// the time of plugins that are asked counts as that of an answer.
 func TestWhoIsAsked(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "p.sock")
 	l, err := net.Listen("unix", path)
@@ -73,12 +74,16 @@ func TestWhoIsAsked(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			c := &conn{Client: registration.New(socket.(*net.UnixConn)), launch: tc.launch}
+			asking := &asking{}
+			c := &conn{Client: registration.New(socket.(*net.UnixConn)), transport: &transport{asking: asking}, launch: tc.launch}
 			defer c.Client.Close()
 			for _, want := range []string{tc.want, "asked"} {
 				info, err := c.info(t.Context(), 0)
 				if err != nil || info.Name != want {
 					t.Errorf("it is %+v, %v; want %s", info, err, want)
+				}
+				if _, answering := asking.latencies(); (answering > 0) != (want == "asked") {
+					t.Errorf("%s: answers take %v", want, answering)
 				}
 				if want == "introduced" && (info.Type != "T" || len(info.Versions) != 2 || info.Endpoint != "/e") {
 					t.Errorf("it is %+v", info)
