@@ -35,15 +35,16 @@ type Auditor struct {
 	publish func(plugin.Event)
 	log     *slog.Logger
 	// The rates are separate, so that entries of one kind do not suppress those of another.
-	denials, calls, misses *entryRate
-	seed                   maphash.Seed
+	denials, nodeDenials, calls, misses *entryRate
+	seed                                maphash.Seed
 }
 
 // NewAuditor returns an auditor that passes its events to publish.
 func NewAuditor(publish func(plugin.Event), log *slog.Logger) *Auditor {
 	return &Auditor{
 		publish: publish, log: log,
-		denials: newEntryRate(maxEntries, maxAllEntries), calls: newEntryRate(maxCalls, 0), misses: newEntryRate(maxEntries, maxAllEntries),
+		denials: newEntryRate(maxEntries, maxAllEntries), nodeDenials: newEntryRate(maxEntries, maxAllEntries),
+		calls: newEntryRate(maxCalls, 0), misses: newEntryRate(maxEntries, maxAllEntries),
 		seed: maphash.MakeSeed(),
 	}
 }
@@ -116,7 +117,7 @@ func (a *Auditor) denied(c Actor, action string, err error) {
 func (a *Auditor) DenyNode(c Actor, call Call) error {
 	who := c.String()
 	what := fmt.Sprintf("%s of plugin %s", short(call.Method), shortName(call.Plugin))
-	if first, left := a.denials.allow(audited{who: c.Key(), action: what}); first {
+	if first, left := a.nodeDenials.allow(audited{who: c.Key(), action: what}); first {
 		a.log.Warn("fleet: a call from another node was denied", "caller", who, "call", what, "leftOut", left)
 		a.publish(plugin.Event{
 			Time: time.Now(), Kind: plugin.EventFleetCallDenied, Message: fmt.Sprintf("%s may not call %s%s", who, what, leftOut(left)),

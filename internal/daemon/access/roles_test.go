@@ -229,7 +229,7 @@ func TestCallsThatLookAlike(t *testing.T) {
 	}
 }
 
-// TestFleetDenialsOfOneHideNoOther: what one node may not do is told however much another one may not.
+// TestFleetDenialsOfOneHideNoOther: denied calls of one node suppress neither those of another node nor other denials of the same node.
 func TestFleetDenialsOfOneHideNoOther(t *testing.T) {
 	var told []string
 	d := NewAuditor(func(e plugin.Event) { told = append(told, e.Message) }, slog.New(slog.DiscardHandler))
@@ -239,6 +239,10 @@ func TestFleetDenialsOfOneHideNoOther(t *testing.T) {
 	_ = d.DenyNode(node("node-b"), Call{Plugin: named("CSIPlugin", "disk"), Method: "csi.v1.Node/NodePublishVolume"})
 	if len(told) != maxEntries+1 || !strings.Contains(told[maxEntries], "node-b may not call") {
 		t.Errorf("%d are told, the last: %q", len(told), told[len(told)-1])
+	}
+	d.denied(node("node-a"), "Drain", errors.New("no role"))
+	if last := told[len(told)-1]; !strings.Contains(last, "node-a: Drain: denied") {
+		t.Errorf("the denial of another action is not told; the last is %q", last)
 	}
 }
 
@@ -266,8 +270,8 @@ func TestDenials(t *testing.T) {
 	for i := range 2 * maxEntries {
 		_ = d.DenyNode(node("node"), Call{Plugin: named("T", fmt.Sprint(i)), Method: "s/m"})
 	}
-	if len(events) > maxEntries || len(d.denials.users["node"].written) > maxEntries {
-		t.Errorf("%d events, %d remembered", len(events), len(d.denials.users["node"].written))
+	if len(events) > maxEntries || len(d.nodeDenials.users["node"].written) > maxEntries {
+		t.Errorf("%d events, %d remembered", len(events), len(d.nodeDenials.users["node"].written))
 	}
 }
 
