@@ -678,7 +678,7 @@ type GetConfigurationResponse struct {
 	State string `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
 	// The control socket.
 	ControlSocket string `protobuf:"bytes,4,opt,name=control_socket,json=controlSocket,proto3" json:"control_socket,omitempty"`
-	// The configuration in force as YAML, with the source of each value and without secrets. It is empty if the daemon was not given files.
+	// The configuration in force as YAML, with the source of each value and without secrets.
 	Effective string `protobuf:"bytes,5,opt,name=effective,proto3" json:"effective,omitempty"`
 	// The plugin types that have a handler, in order.
 	Handlers      []string `protobuf:"bytes,6,rep,name=handlers,proto3" json:"handlers,omitempty"`

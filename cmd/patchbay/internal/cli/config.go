@@ -143,9 +143,6 @@ func showRunning(cmd *cobra.Command, flags *command.ConfigFlags) error {
 	if err != nil {
 		return err
 	}
-	if now.Effective == "" {
-		return errors.New("the daemon does not report its configuration: it is an older version, or has no configuration files")
-	}
 	return command.WriteLines(cmd.OutOrStdout(), strings.Split(strings.TrimSuffix(now.Effective, "\n"), "\n"))
 }
 
