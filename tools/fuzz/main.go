@@ -87,7 +87,6 @@ func run(ctx context.Context, dir string, only *regexp.Regexp, budget, slice tim
 		return err
 	}
 	defer func() { _ = os.RemoveAll(temp) }()
-	binary := filepath.Join(temp, "fuzz.test")
 	save := func() error {
 		data, err := json.MarshalIndent(spent, "", "\t")
 		if err != nil {
@@ -108,26 +107,35 @@ func run(ctx context.Context, dir string, only *regexp.Regexp, budget, slice tim
 		if t.CPU >= budget && !t.Failed {
 			continue
 		}
-		dot := strings.LastIndex(name, ".")
-		pkg, fn := filepath.Join(dir, name[:dot]), name[dot+1:]
-		if err := build(ctx, pkg, fn, binary); err != nil {
+		if err := t.spend(ctx, dir, temp, name, budget, slice, save); err != nil {
 			return err
-		}
-		cache := filepath.Join(temp, filepath.FromSlash(name))
-		for t.Failed = false; t.CPU < budget && !t.Failed; {
-			err := t.fuzz(ctx, binary, pkg, fn, cache, slice)
-			if err := errors.Join(err, keep(filepath.Join(pkg, "testdata", fn+".txtar"), filepath.Join(cache, fn))); err != nil {
-				return err
-			}
-			fmt.Printf("%s: %s of processor time, %d executions, %d inputs\n", name, t.CPU.Round(time.Second), t.Executions, t.Corpus)
-			if err := save(); err != nil {
-				return err
-			}
 		}
 		failed = failed || t.Failed
 	}
 	if failed {
 		return errors.New("a target failed, see above; its input is in testdata/fuzz")
+	}
+	return nil
+}
+
+// spend fuzzes the target of a name until its budget is spent or it fails. It calls save after each slice.
+func (t *target) spend(ctx context.Context, dir, temp, name string, budget, slice time.Duration, save func() error) error {
+	binary := filepath.Join(temp, "fuzz.test")
+	dot := strings.LastIndex(name, ".")
+	pkg, fn := filepath.Join(dir, name[:dot]), name[dot+1:]
+	if err := build(ctx, pkg, fn, binary); err != nil {
+		return err
+	}
+	cache := filepath.Join(temp, filepath.FromSlash(name))
+	for t.Failed = false; t.CPU < budget && !t.Failed; {
+		err := t.fuzz(ctx, binary, pkg, fn, cache, slice)
+		if err := errors.Join(err, keep(filepath.Join(pkg, "testdata", fn+".txtar"), filepath.Join(cache, fn))); err != nil {
+			return err
+		}
+		fmt.Printf("%s: %s of processor time, %d executions, %d inputs\n", name, t.CPU.Round(time.Second), t.Executions, t.Corpus)
+		if err := save(); err != nil {
+			return err
+		}
 	}
 	return nil
 }
