@@ -241,8 +241,13 @@ func TestRefuses(t *testing.T) {
 	for name, h := range map[string]*dra.Handler{
 		"CallTimeout": {CallTimeout: -1}, "Timeout": {Timeout: -1}, "ConnectTimeout": {ConnectTimeout: -1},
 	} {
-		if h.ValidatePlugin(driverName, "", onlyV1) == nil || h.RegisterPlugin(driverName, "/nowhere", onlyV1, nil) == nil {
-			t.Errorf("a negative %s was accepted", name)
+		socket := serve(t, newFake("gpu-0").register).socket
+		for what, err := range map[string]error{
+			"ValidatePlugin": h.ValidatePlugin(driverName, "", onlyV1), "RegisterPlugin": h.RegisterPlugin(driverName, socket, onlyV1, nil),
+		} {
+			if err == nil || !strings.Contains(err.Error(), "negative") {
+				t.Errorf("%s with a negative %s: %v", what, name, err)
+			}
 		}
 	}
 	h := newHandler(t, &dra.Handler{})
