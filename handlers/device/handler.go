@@ -112,8 +112,8 @@ var (
 )
 
 // Open loads the allocations of the store, and serves kubelet.sock if there is a SocketDir. It sets fields that are zero to their defaults.
-// The caller closes the handler. After an error it stays closed, and cannot be opened again. It fails if a field is invalid, the store
-// cannot be read, or kubelet.sock cannot be served, for example because another process serves it.
+// The caller closes the handler. Open fails if a field is invalid, the store cannot be read, or kubelet.sock cannot be served, for example
+// because another process serves it. A handler whose fields are valid is opened at most once, even if that fails.
 func (h *Handler) Open() error {
 	if err := h.init(); err != nil {
 		return fmt.Errorf("cannot create a handler for device plugins: %w", err)
