@@ -73,7 +73,8 @@ type Protocol interface {
 }
 
 // identity returns a digest of the configuration that a process depends on, except its Controller and ExtraFiles, which two hosts cannot
-// compare, and its StopTimeout, which does not change what runs. A later host adopts a surviving process if the digest is the same. It is empty if no process survives.
+// compare, and its StopTimeout, which does not change what runs. A later host adopts a surviving process if the digest is the same. It is
+// empty if no process survives.
 func (p Plugin) identity() string {
 	if !p.Survive {
 		return ""
