@@ -30,7 +30,7 @@ func (m *Machine) launched(g *generation, in Launched) {
 		m.enter(g, Started, ByLaunch)
 		m.started(g)
 		if g.desc.Serves {
-			m.setTimer(g, StartBy, max(0, g.desc.StartTimeout-m.Now.Sub(g.begun)))
+			m.setTimer(g, StartBy, g.desc.StartTimeout)
 		}
 	case g.phase == Starting && errors.Is(in.Err, syscall.ETXTBSY):
 		m.postpone(g, in.Err)
