@@ -4,10 +4,8 @@ import (
 	"cmp"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"runtime"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -38,7 +36,7 @@ on failure, and with 2 if the command line is wrong.`,
 		SilenceUsage:               true,
 		SilenceErrors:              true,
 		SuggestionsMinimumDistance: 2,
-		CompletionOptions:          cobra.CompletionOptions{DisableDefaultCmd: true},
+		CompletionOptions:          cobra.CompletionOptions{DisableNoDescFlag: true},
 	}
 	root.PersistentPreRun = func(cmd *cobra.Command, _ []string) { endOnHangup(cmd.Context()) }
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return command.WrongUsage(cmd, "%w", err) })
@@ -63,7 +61,6 @@ on failure, and with 2 if the command line is wrong.`,
 		newSupportDumpCommand(paths),
 		newInitCommand(),
 		newVersionCommand(),
-		newCompletionCommand(),
 		newLaunchCommand(paths),
 		newStopCommand(paths),
 		newRestartCommand(paths),
@@ -71,7 +68,6 @@ on failure, and with 2 if the command line is wrong.`,
 		newReleaseCommand(paths),
 	)
 	root.AddCommand(newDemoParts()...)
-	addDefaults(root)
 	return root
 }
 
@@ -79,14 +75,25 @@ on failure, and with 2 if the command line is wrong.`,
 func Manual() *cobra.Command {
 	root := newRootFor(command.PathsFor(0, func(string) string { return "" }))
 	root.DisableAutoGenTag = true
+	addDefaults(root)
 	return root
 }
 
-// addDefaults sets the defaults of a command and its subcommands: a command with subcommands shows its help if none is named; any other
+// addDefaults adds the command completion, which writes to the output that was set, and sets the defaults of all commands.
+func addDefaults(root *cobra.Command) {
+	root.InitDefaultCompletionCmd()
+	completion, _, _ := root.Find([]string{"completion"})
+	for _, cmd := range append(completion.Commands(), completion) {
+		cmd.Args = nil
+	}
+	setDefaults(root)
+}
+
+// setDefaults sets the defaults of a command and its subcommands: a command with subcommands shows its help if none is named; any other
 // takes no arguments unless its Args are set.
-func addDefaults(cmd *cobra.Command) {
+func setDefaults(cmd *cobra.Command) {
 	for _, sub := range cmd.Commands() {
-		addDefaults(sub)
+		setDefaults(sub)
 	}
 	switch {
 	case cmd.HasSubCommands():
@@ -167,36 +174,4 @@ func newVersionCommand() *cobra.Command {
 		return output.Print(cmd, info, func(w io.Writer) error { return command.WriteLines(w, []string{info.String()}) })
 	}
 	return cmd
-}
-
-func newCompletionCommand() *cobra.Command {
-	shells := map[string]func(*cobra.Command, io.Writer) error{
-		"bash":       func(root *cobra.Command, w io.Writer) error { return root.GenBashCompletionV2(w, true) },
-		"fish":       func(root *cobra.Command, w io.Writer) error { return root.GenFishCompletion(w, true) },
-		"powershell": (*cobra.Command).GenPowerShellCompletionWithDesc,
-		"zsh":        (*cobra.Command).GenZshCompletion,
-	}
-	known := slices.Sorted(maps.Keys(shells))
-	return &cobra.Command{
-		Use:   "completion SHELL",
-		Short: "Print a completion script for a shell",
-		Long: `Print a script that completes the commands, flags and arguments of patchbay in a shell: bash, fish, powershell or zsh.
-The names of plugins are completed by asking the daemon.`,
-		Example: `  # Completion in this bash session. It needs the package bash-completion.
-  source <(patchbay completion bash)
-
-  # Completion in every zsh session.
-  patchbay completion zsh > "${fpath[1]}/_patchbay"
-
-  # Completion in every fish session.
-  patchbay completion fish > ~/.config/fish/completions/patchbay.fish`,
-		ValidArgs: known,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) != 1 || shells[args[0]] == nil {
-				return command.WrongUsage(cmd, "%q takes one argument, the shell: %s", cmd.CommandPath(), strings.Join(known, ", "))
-			}
-			return nil
-		},
-		RunE: func(cmd *cobra.Command, args []string) error { return shells[args[0]](cmd.Root(), cmd.OutOrStdout()) },
-	}
 }

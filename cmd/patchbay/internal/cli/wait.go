@@ -18,18 +18,6 @@ import (
 // socket may not exist, and the socket of a killed daemon may be left.
 const daemonPause = 50 * time.Millisecond
 
-// awaitDaemon waits until a daemon is running, or ctx is done. The next call returns any other error.
-func awaitDaemon(ctx context.Context, c *client.Client) {
-	for {
-		if _, err := c.Version(ctx); !errors.Is(err, client.ErrNotRunning) {
-			return
-		}
-		if !backoff.Pause(ctx, daemonPause/2+rand.N(daemonPause)) {
-			return
-		}
-	}
-}
-
 func newWaitCommand(paths command.Paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "wait (TYPE/NAME | NAME)",
@@ -57,18 +45,11 @@ After the timeout the command prints the state of the plugin and exits with 1. I
 		ptype, name := command.PluginOf(args[0])
 		defer console.ShowProgress(ctx, cmd.ErrOrStderr(), func(ctx context.Context) string { return pluginState(ctx, c, ptype, name) })()
 		for {
-			awaitDaemon(ctx, c)
-			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-				// Make one more call, whose error says that no daemon is running.
-				late, cancel := command.AnswerInTime(context.WithoutCancel(ctx))
-				defer cancel()
-				_, err := c.Wait(late, ptype, name, client.Goal(goal.Value))
+			_, err := c.Wait(ctx, ptype, name, client.Goal(goal.Value))
+			isDown := errors.Is(err, client.ErrNotRunning)
+			if !isDown || !backoff.Pause(ctx, daemonPause/2+rand.N(daemonPause)) && errors.Is(ctx.Err(), context.DeadlineExceeded) {
 				return err
 			}
-			if _, err := c.Wait(ctx, ptype, name, client.Goal(goal.Value)); !errors.Is(err, client.ErrNotRunning) {
-				return err
-			}
-			backoff.Pause(ctx, daemonPause)
 		}
 	})
 	return cmd
