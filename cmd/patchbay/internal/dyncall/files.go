@@ -8,10 +8,9 @@ import (
 	"slices"
 
 	"github.com/bufbuild/protocompile"
-	"github.com/bufbuild/protocompile/protoutil"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/reflect/protodesc"
 	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
 	"google.golang.org/protobuf/types/descriptorpb"
 )
 
@@ -28,19 +27,7 @@ func (f Files) Empty() bool { return len(f.Protos)+len(f.Sets) == 0 }
 
 // Load reads the files. The services of imported files are left out.
 func (f Files) Load(ctx context.Context) (*Schema, error) {
-	all := &descriptorpb.FileDescriptorSet{}
-	var own []string // the files that are not only imported
-	if len(f.Protos) > 0 {
-		compiler := protocompile.Compiler{Resolver: protocompile.WithStandardImports(protocompile.ResolverFunc(f.find))}
-		files, err := compiler.Compile(ctx, f.Protos...)
-		if err != nil {
-			return nil, fmt.Errorf("cannot compile the proto files: %w", err)
-		}
-		for _, file := range files {
-			own = append(own, file.Path())
-			collect(all, file)
-		}
-	}
+	own, described := slices.Clone(f.Protos), map[string]*descriptorpb.FileDescriptorProto{}
 	for _, path := range f.Sets {
 		raw, err := os.ReadFile(path)
 		if err != nil {
@@ -51,50 +38,50 @@ func (f Files) Load(ctx context.Context) (*Schema, error) {
 			return nil, fmt.Errorf("%s is not a set of file descriptors: create it with protoc --include_imports --descriptor_set_out", path)
 		}
 		for _, file := range set.GetFile() {
-			own = append(own, file.GetName())
-			if !has(all, file.GetName()) {
-				all.File = append(all.File, file)
+			if !slices.Contains(own, file.GetName()) {
+				own, described[file.GetName()] = append(own, file.GetName()), file
 			}
 		}
 	}
-	files, err := protodesc.NewFiles(all)
-	if err != nil {
-		return nil, fmt.Errorf("cannot use the descriptors: %w; protoc needs --include_imports to write what they import", err)
+	find := func(path string) (protocompile.SearchResult, error) {
+		source := protocompile.SourceResolver{ImportPaths: f.Imports}
+		switch {
+		case described[path] != nil:
+			return protocompile.SearchResult{Proto: described[path]}, nil
+		case filepath.IsAbs(path): // not searched for in Imports
+			source.ImportPaths = nil
+		}
+		return source.FindFileByPath(path)
 	}
-	s := &Schema{Source: FromFiles, files: files}
-	for _, path := range own {
-		file, err := files.FindFileByPath(path)
-		if err != nil {
+	compiler := protocompile.Compiler{Resolver: protocompile.WithStandardImports(protocompile.ResolverFunc(find))}
+	compiled, err := compiler.Compile(ctx, own...)
+	switch {
+	case err != nil && len(f.Protos) == 0:
+		return nil, fmt.Errorf("cannot use the descriptors: %w; protoc needs --include_imports to write what they import", err)
+	case err != nil:
+		return nil, fmt.Errorf("cannot compile the proto files: %w", err)
+	}
+	s := &Schema{Source: FromFiles, files: &protoregistry.Files{}}
+	for _, file := range compiled {
+		if err := register(s.files, file); err != nil {
 			return nil, fmt.Errorf("cannot use the descriptors: %w", err)
 		}
 		for i := range file.Services().Len() {
-			if service := file.Services().Get(i); s.exactly(service.FullName()) == nil {
-				s.add(service)
-			}
+			s.add(file.Services().Get(i))
 		}
 	}
 	return s, nil
 }
 
-// find opens a source. A file with an absolute path is not searched for in Imports.
-func (f Files) find(path string) (protocompile.SearchResult, error) {
-	if filepath.IsAbs(path) {
-		f.Imports = nil
+// register adds a file and its imports to files.
+func register(files *protoregistry.Files, file protoreflect.FileDescriptor) error {
+	if _, err := files.FindFileByPath(file.Path()); err == nil {
+		return nil
 	}
-	return (&protocompile.SourceResolver{ImportPaths: f.Imports}).FindFileByPath(path)
-}
-
-func has(set *descriptorpb.FileDescriptorSet, name string) bool {
-	return slices.ContainsFunc(set.GetFile(), func(file *descriptorpb.FileDescriptorProto) bool { return file.GetName() == name })
-}
-
-// collect adds file and its imports to set.
-func collect(set *descriptorpb.FileDescriptorSet, file protoreflect.FileDescriptor) {
-	if has(set, file.Path()) {
-		return
-	}
-	set.File = append(set.File, protoutil.ProtoFromFileDescriptor(file))
 	for i := range file.Imports().Len() {
-		collect(set, file.Imports().Get(i).FileDescriptor)
+		if err := register(files, file.Imports().Get(i).FileDescriptor); err != nil {
+			return err
+		}
 	}
+	return files.RegisterFile(file)
 }
