@@ -98,11 +98,12 @@ type ConfigFlags struct {
 	Named    bool
 	dirs     []string
 	handlers map[string]string
+	accepted []string
 }
 
 // AddConfigFlags adds the flags that override the configuration file.
 func AddConfigFlags(cmd *cobra.Command, paths Paths) *ConfigFlags {
-	f := &ConfigFlags{Paths: paths, handlers: map[string]string{}}
+	f := &ConfigFlags{Paths: paths}
 	flags := cmd.Flags()
 	var dirs []string
 	if paths.PluginDir != "" {
@@ -116,15 +117,15 @@ func AddConfigFlags(cmd *cobra.Command, paths Paths) *ConfigFlags {
 	flags.String("device-socket-dir", paths.deviceSocketDir,
 		"directory in which kubelet.sock is served for device plugins that register the older way, with --handler DevicePlugin=device")
 	flags.String("http", "", "loopback address and port on which /livez, /readyz and /metrics are served, for example 127.0.0.1:8080")
-	kinds := strings.Join(daemon.HandlerKinds(), ", ")
-	flags.Var(handlerFlag{f.handlers, "TYPE=KIND"}, "handler",
-		"handler for the plugins of a type; the kinds are "+kinds+"; can be repeated")
+	flags.StringToStringVar(&f.handlers, "handler", nil,
+		"handler for the plugins of a type, as `TYPE=KIND`; the kinds are "+strings.Join(daemon.HandlerKinds(), ", ")+"; can be repeated")
+	flags.Lookup("handler").DefValue = "" // not shown as []
 	var known []string
 	for _, ptype := range daemon.DefaultTypes() {
 		known = append(known, Each(daemon.HandlerKinds(), func(kind string) string { return ptype + "=" + kind })...)
 	}
 	CompleteFlag(cmd, "handler", cobra.FixedCompletions(known, cobra.ShellCompDirectiveNoFileComp))
-	flags.Var(handlerFlag{f.handlers, "TYPE"}, "accept-type", "the same as --handler TYPE=accept; can be repeated")
+	flags.StringArrayVar(&f.accepted, "accept-type", nil, "the same as --handler `TYPE`=accept; can be repeated")
 	AddChoice(cmd, "unhandled", "", "treatment of plugins of all other types: refuse them or leave them alone",
 		config.Unhandled...)
 	flags.String("control-socket", paths.ControlSocket, "path of the daemon's control socket")
@@ -156,12 +157,11 @@ func (f *ConfigFlags) Sources(cmd *cobra.Command) (config.Sources, error) {
 	if given("plugin-dir") {
 		s.Over = append(s.Over, config.Setting{Path: []string{"pluginDirs"}, List: f.dirs, Source: flagSource + "plugin-dir"})
 	}
-	handlerSource := flagSource + "handler"
-	if !given("handler") {
-		handlerSource = flagSource + "accept-type"
-	}
 	for _, ptype := range slices.Sorted(maps.Keys(f.handlers)) {
-		over(f.handlers[ptype], handlerSource, "handlers", ptype)
+		over(f.handlers[ptype], flagSource+"handler", "handlers", ptype)
+	}
+	for _, ptype := range f.accepted {
+		over(daemon.HandlerAccept, flagSource+"accept-type", "handlers", ptype)
 	}
 	return s, nil
 }
@@ -271,28 +271,3 @@ func Blame(cmd *cobra.Command, err error) error {
 	}
 	return WrongUsage(cmd, "%w", err)
 }
-
-// handlerFlag is a flag that sets handlers of plugin types. It implements pflag.Value. [daemon.New] checks the types and kinds.
-type handlerFlag struct {
-	handlers map[string]string
-	// form is TYPE=KIND, or TYPE for the kind accept.
-	form string
-}
-
-func (h handlerFlag) Set(value string) error {
-	if h.form == "TYPE" {
-		h.handlers[value] = daemon.HandlerAccept
-		return nil
-	}
-	ptype, kind, ok := strings.Cut(value, "=")
-	if !ok {
-		return fmt.Errorf("write TYPE=KIND, for example MyPlugin=%s", daemon.HandlerAccept)
-	}
-	h.handlers[ptype] = kind
-	return nil
-}
-
-// String implements pflag.Value. No type is configured by default.
-func (h handlerFlag) String() string { return "" }
-
-func (h handlerFlag) Type() string { return h.form }
