@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"time"
@@ -35,68 +36,59 @@ With --follow the command continues with new events until it is interrupted, and
 	}
 	socket := command.AddControlSocket(cmd, paths)
 	output := command.AddLines(cmd)
-	past := command.AddPastAndNew(cmd, "new events", "events")
-	wanted := addWanted(cmd, socket)
+	request := &patchbayv1.WatchEventsRequest{}
+	command.AddPastAndNew(cmd, &request.Follow, &request.Tail, "new events", "events")
+	addEventFilters(cmd, socket, request)
 	cmd.RunE = socket.Ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
-		options, err := wanted(time.Now())
-		if err != nil {
-			return err
-		}
-		options.Follow, options.Tail = past()
-		return command.PrintLines(cmd, output, c.Events(ctx, options), options.Follow, writeEvent)
+		return command.PrintLines(cmd, output, c.Events(ctx, request), request.Follow, writeEvent)
 	})
 	return cmd
 }
 
-func addWanted(cmd *cobra.Command, socket *command.ControlSocket) func(now time.Time) (*patchbayv1.WatchEventsRequest, error) {
-	types := cmd.Flags().StringSlice("type", nil, "only events of plugins of these types, or with these roles")
-	kinds, checkKinds := command.AddWords(cmd, "kind", "only these kinds of events, for example refused", eventKinds)
-	wanted := cmd.Flags().String("plugin", "", "only events of this plugin: TYPE/NAME, ROLE/NAME, or the name of a launched plugin")
-	since := cmd.Flags().String("since", "",
-		"only events since this time: a duration before now, such as 24h, or a time, such as 2006-01-02T15:04:05Z")
+// addEventFilters adds the flags that select events.
+func addEventFilters(cmd *cobra.Command, socket *command.ControlSocket, request *patchbayv1.WatchEventsRequest) {
+	var name plugin.Name
+	flags := cmd.Flags()
+	flags.StringSliceVar(&request.Types, "type", nil, "only events of plugins of these types, or with these roles")
+	command.AddWords(cmd, &request.Kinds, "kind", "only these `kinds` of events, for example refused", eventKinds)
+	flags.Func("plugin", "only events of this `plugin`: TYPE/NAME, ROLE/NAME, or the name of a launched plugin", func(text string) error {
+		var isWhole bool
+		if name, isWhole = plugin.ParseName(text); !isWhole {
+			name.Name = text
+		}
+		return nil
+	})
+	flags.Func("since", "only events since this `time`: a duration before now, such as 24h, or a time, such as 2006-01-02T15:04:05Z",
+		func(text string) (err error) {
+			request.Since, err = sinceTime(text, time.Now())
+			return err
+		})
 	command.CompleteFlag(cmd, "plugin", command.CompletePlugins(socket))
-	return func(now time.Time) (options *patchbayv1.WatchEventsRequest, err error) {
-		if err := checkKinds(); err != nil {
-			return options, err
+	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
+		switch {
+		case name.Type != "" && len(request.Types) > 0:
+			return command.WrongUsage(cmd, "--plugin names a type already: leave --type out")
+		case name.Type != "":
+			request.Types = []string{name.Type}
 		}
-		options = &patchbayv1.WatchEventsRequest{Types: *types, Kinds: *kinds}
-		if *wanted != "" {
-			name, ok := plugin.ParseName(*wanted)
-			switch {
-			case ok && len(*types) > 0:
-				return options, command.WrongUsage(cmd, "--plugin names a type already: leave --type out")
-			case ok:
-				options.Types, options.Names = []string{name.Type}, []string{name.Name}
-			default:
-				options.Names = []string{*wanted}
-			}
+		if name.Name != "" {
+			request.Names = []string{name.Name}
 		}
-		from, err := sinceTime(*since, now)
-		if err != nil {
-			return options, command.WrongUsage(cmd, "%w", err)
-		}
-		if !from.IsZero() {
-			options.Since = timestamppb.New(from)
-		}
-		return options, nil
+		return nil
 	}
 }
 
-// sinceTime parses a duration before now or a time. Empty text gives the zero time.
-func sinceTime(text string, now time.Time) (time.Time, error) {
-	if text == "" {
-		return time.Time{}, nil
-	}
+// sinceTime parses a duration before now or a time.
+func sinceTime(text string, now time.Time) (*timestamppb.Timestamp, error) {
 	if d, err := time.ParseDuration(text); err == nil && d >= 0 {
-		return now.Add(-d), nil
+		return timestamppb.New(now.Add(-d)), nil
 	}
 	for _, layout := range []string{time.RFC3339, time.DateTime, time.DateOnly} {
 		if t, err := time.ParseInLocation(layout, text, time.Local); err == nil {
-			return t, nil
+			return timestamppb.New(t), nil
 		}
 	}
-	return time.Time{}, fmt.Errorf("--since %q is neither a duration, such as 90m or 24h, nor a time, such as 2006-01-02 or "+
-		"2006-01-02T15:04:05Z", text)
+	return nil, errors.New("it is neither a duration, such as 90m or 24h, nor a time, such as 2006-01-02 or 2006-01-02T15:04:05Z")
 }
 
 func writeEvent(w io.Writer, e *patchbayv1.Event) error {

@@ -191,11 +191,11 @@ NAME is the name in the catalogue, or TYPE/NAME as the plugin registered.`,
 	socket := command.AddControlSocket(cmd, paths)
 	cmd.ValidArgsFunction = completeLaunched(socket)
 	output := command.AddLines(cmd)
-	past := command.AddPastAndNew(cmd, "new lines", "lines")
+	request := &patchbayv1.ReadLogsRequest{}
+	command.AddPastAndNew(cmd, &request.Follow, &request.Tail, "new lines", "lines")
 	cmd.RunE = socket.Ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error {
-		follow, tail := past()
-		request := &patchbayv1.ReadLogsRequest{Name: args[0], Follow: follow, Tail: tail}
-		return command.PrintLines(cmd, output, c.Logs(ctx, request), follow, writeRecord)
+		request.Name = args[0]
+		return command.PrintLines(cmd, output, c.Logs(ctx, request), request.Follow, writeRecord)
 	})
 	return cmd
 }

@@ -48,13 +48,9 @@ The output is a table, an array of objects as JSON or YAML, or one TYPE/NAME a l
 	}
 	socket := command.AddControlSocket(cmd, paths)
 	output := command.AddOutput(cmd, "table", "name")
-	wanted := addFilters(cmd)
+	only := addFilters(cmd)
 	follow := cmd.Flags().BoolP("watch", "w", false, "continue with changes: one line, or one JSON object per line, for each change")
 	cmd.RunE = socket.Ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
-		only, err := wanted()
-		if err != nil {
-			return err
-		}
 		if *follow {
 			return watchList(ctx, c, cmd, output, only)
 		}
@@ -72,13 +68,28 @@ The output is a table, an array of objects as JSON or YAML, or one TYPE/NAME a l
 	return cmd
 }
 
-// filter selects plugins by types or roles, and by a function.
+// filter selects plugins.
 type filter struct {
-	types   []string
-	matches func(*patchbayv1.Plugin) bool
+	types, states, labels []string
+	name                  string // a pattern
 }
 
-func (f filter) list(ctx context.Context, c *client.Client) (*patchbayv1.ListPluginsResponse, error) {
+func addFilters(cmd *cobra.Command) *filter {
+	f := &filter{}
+	flags := cmd.Flags()
+	flags.StringSliceVar(&f.types, "type", nil, "only plugins of these types, or with these roles")
+	command.AddWords(cmd, &f.states, "state", "only instances in these `states`", pluginStates)
+	flags.Func("name", "only plugins with this `name`; * matches any text without a slash", func(pattern string) error {
+		f.name = pattern
+		_, err := path.Match(pattern, "")
+		return err
+	})
+	flags.StringSliceVarP(&f.labels, "label", "l", nil,
+		"only launched plugins whose metadata in the catalogue match all of these: KEY, KEY=VALUE or KEY!=VALUE")
+	return f
+}
+
+func (f *filter) list(ctx context.Context, c *client.Client) (*patchbayv1.ListPluginsResponse, error) {
 	listing, err := c.List(ctx, f.types...) // the daemon knows which roles a plugin has
 	if err != nil {
 		return nil, err
@@ -87,33 +98,19 @@ func (f filter) list(ctx context.Context, c *client.Client) (*patchbayv1.ListPlu
 	return listing, nil
 }
 
-func addFilters(cmd *cobra.Command) func() (filter, error) {
-	types := cmd.Flags().StringSlice("type", nil, "only plugins of these types, or with these roles")
-	states, checkStates := command.AddWords(cmd, "state", "only instances in these states", pluginStates)
-	pattern := cmd.Flags().String("name", "", "only plugins with this name; * matches any text without a slash")
-	labels := cmd.Flags().StringSliceP("label", "l", nil,
-		"only launched plugins whose metadata in the catalogue match all of these: KEY, KEY=VALUE or KEY!=VALUE")
-	return func() (filter, error) {
-		if err := checkStates(); err != nil {
-			return filter{}, err
+// matches reports whether a plugin has one of the states, the name and all labels.
+func (f *filter) matches(p *patchbayv1.Plugin) bool {
+	named, _ := path.Match(f.name, p.Name) // the pattern is valid
+	unlabelled := slices.ContainsFunc(f.labels, func(l string) bool {
+		if key, value, differs := strings.Cut(l, "!="); differs {
+			has, found := p.Metadata[key]
+			return found && has == value
 		}
-		if _, err := path.Match(*pattern, ""); err != nil {
-			return filter{}, command.WrongUsage(cmd, "--name %q is not a valid pattern: %w", *pattern, err)
-		}
-		return filter{*types, func(p *patchbayv1.Plugin) bool {
-			named, _ := path.Match(*pattern, p.Name) // the pattern is valid
-			unlabelled := slices.ContainsFunc(*labels, func(l string) bool {
-				if key, value, differs := strings.Cut(l, "!="); differs {
-					has, found := p.Metadata[key]
-					return found && has == value
-				}
-				key, value, exact := strings.Cut(l, "=")
-				has, found := p.Metadata[key]
-				return !found || exact && has != value
-			})
-			return (len(*states) == 0 || slices.Contains(*states, p.State)) && (*pattern == "" || named) && !unlabelled
-		}}, nil
-	}
+		key, value, exact := strings.Cut(l, "=")
+		has, found := p.Metadata[key]
+		return !found || exact && has != value
+	})
+	return (len(f.states) == 0 || slices.Contains(f.states, p.State)) && (f.name == "" || named) && !unlabelled
 }
 
 // warn prints degraded conditions, and that no plugins are listed.

@@ -22,7 +22,7 @@ import (
 const watchPace = 250 * time.Millisecond
 
 // watchList shows the plugins that match, and then each that changes, until it is interrupted.
-func watchList(ctx context.Context, c *client.Client, cmd *cobra.Command, output *command.Choice, only filter) error {
+func watchList(ctx context.Context, c *client.Client, cmd *cobra.Command, output *command.Choice, only *filter) error {
 	if output.Value == "yaml" {
 		return command.WrongUsage(cmd, "--watch cannot print YAML, which is one document: use -o json, which is one object per line")
 	}
@@ -48,7 +48,7 @@ type watched struct {
 }
 
 // follow lists the plugins once, and again after events, until ctx is done or the daemon goes away.
-func (s *watched) follow(ctx context.Context, c *client.Client, only filter) error {
+func (s *watched) follow(ctx context.Context, c *client.Client, only *filter) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	told := make(chan struct{}, 1) // has a value if there were events since the last list began
 	ended := make(chan struct{})

@@ -10,6 +10,7 @@ import (
 	"iter"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -49,18 +50,18 @@ func AddChoice(cmd *cobra.Command, name, shorthand, usage string, allowed ...str
 	return c
 }
 
-// AddWords adds a flag that takes a list of known words. The caller must call check after the flags are parsed.
-func AddWords(cmd *cobra.Command, name, usage string, known []string) (words *[]string, check func() error) {
-	words = cmd.Flags().StringSlice(name, nil, usage)
-	CompleteFlag(cmd, name, cobra.FixedCompletions(known, cobra.ShellCompDirectiveNoFileComp))
-	return words, func() error {
-		for _, word := range *words {
+// AddWords adds a flag that takes a list of known words. The usage quotes the name of the value with backquotes.
+func AddWords(cmd *cobra.Command, words *[]string, name, usage string, known []string) {
+	cmd.Flags().Func(name, usage, func(list string) error {
+		for word := range strings.SplitSeq(list, ",") {
 			if !slices.Contains(known, word) {
-				return WrongUsage(cmd, "--%s %q is not known: use any of %s", name, word, strings.Join(known, ", "))
+				return fmt.Errorf("%q is not known: use any of %s", word, strings.Join(known, ", "))
 			}
+			*words = append(*words, word)
 		}
 		return nil
-	}
+	})
+	CompleteFlag(cmd, name, cobra.FixedCompletions(known, cobra.ShellCompDirectiveNoFileComp))
 }
 
 // CompleteFlag sets the completion of an existing flag.
@@ -122,17 +123,14 @@ func PrintLines[T any](cmd *cobra.Command, output *Choice, all iter.Seq2[T, erro
 	return nil
 }
 
-// AddPastAndNew adds the flags of commands that show past records and can follow new ones. The function that it returns returns their
-// values.
-func AddPastAndNew(cmd *cobra.Command, coming, what string) func() (follow bool, tail *uint32) {
-	following := cmd.Flags().BoolP("follow", "f", false, "continue with "+coming)
-	count := cmd.Flags().Uint32("tail", 0, "number of past "+what+" to show (default all that are kept)")
-	return func() (bool, *uint32) {
-		if cmd.Flags().Changed("tail") {
-			return *following, count
-		}
-		return *following, nil
-	}
+// AddPastAndNew adds the flags of commands that show past records and can follow new ones.
+func AddPastAndNew(cmd *cobra.Command, follow *bool, tail **uint32, coming, what string) {
+	cmd.Flags().BoolVarP(follow, "follow", "f", false, "continue with "+coming)
+	cmd.Flags().Func("tail", "`number` of past "+what+" to show (default all that are kept)", func(text string) error {
+		n, err := strconv.ParseUint(text, 10, 32)
+		*tail = new(uint32(n))
+		return err
+	})
 }
 
 // WriteJSON writes a value as indented JSON.
