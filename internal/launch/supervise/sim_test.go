@@ -123,7 +123,7 @@ func newWorld(seed uint64, taken map[machine.Transition]bool) *world {
 		w.phases[ref] = step.To
 		w.say("%d: %s → %s, %s", ref, step.From, step.To, step.On)
 		woken := step.From == machine.Idle && step.On == machine.ByDemand || step.From == machine.BackingOff && step.On == machine.ByTimer
-		if woken && step.To == machine.Starting && w.cfg.policy.Policy == machine.OnDemand && !w.needed && w.awaited == 0 && !w.replaces(ref) {
+		if woken && step.To == machine.Starting && w.cfg.policy.Policy == machine.OnDemand && !w.needed && w.awaited == 0 {
 			w.fail("a start that nobody needs")
 		}
 		if !slices.ContainsFunc(machine.Table, func(r machine.Row) bool { return r.Has(step) }) {
@@ -138,16 +138,6 @@ func (w *world) Needed() bool { return w.needed }
 func (w *world) Observe(e plugin.Event) {
 	w.events[e.Kind]++
 	w.say("event %s: %s", e.Kind, e.Message)
-}
-
-// replaces reports whether a generation will replace a running or starting one.
-func (w *world) replaces(ref machine.Ref) bool {
-	for other, phase := range w.phases {
-		if other < ref && (phase <= machine.Lost || phase == machine.BackingOff) {
-			return true
-		}
-	}
-	return false
 }
 
 func (w *world) say(format string, args ...any) {
