@@ -39,7 +39,7 @@ func (r *Reconciler) dispatch(ctx context.Context) {
 			return
 		}
 		r.free--
-		r.spawn(func() { r.runJobs(ctx, j) })
+		r.spawn(func() { r.runJobs(ctx, j, nil) })
 	}
 }
 
@@ -155,15 +155,16 @@ func (r *Reconciler) passOn(ctx context.Context, s *slot) (next *job) {
 	return next
 }
 
-// runJobs runs a job, and then those that get its slot.
-func (r *Reconciler) runJobs(ctx context.Context, j *job) {
-	for j != nil {
-		s := r.takeSlot(ctx, j)
-		if e, ok := j.effect.(machine.Ask); ok {
-			r.ask(ctx, j, e, s)
+// runJobs runs a job, and then those that get its slot. If s is nil, the job has just got a slot.
+func (r *Reconciler) runJobs(ctx context.Context, j *job, s *slot) {
+	for ; j != nil; j, s = r.passOn(ctx, s), nil {
+		if s == nil {
+			s = r.takeSlot(ctx, j)
+			if e, ok := j.effect.(machine.Ask); ok {
+				r.ask(ctx, j, e, s)
+			}
 		}
 		r.work(ctx, j, s)
-		j = r.passOn(ctx, s)
 	}
 }
 

@@ -26,7 +26,7 @@ func (r *Reconciler) work(ctx context.Context, j *job, s *slot) {
 		if saves && r.saveElsewhere(ctx, j, s) {
 			return
 		}
-		r.done(ctx, j, r.perform(j, &e), nil)
+		r.done(ctx, j, r.perform(ctx, j, &e, s), nil)
 		if saves {
 			r.endSave(ctx)
 		}
@@ -126,7 +126,8 @@ func (r *Reconciler) requeueSaved(ctx context.Context, jobs []*job) {
 }
 
 // perform makes the call e of a job, and returns its result.
-func (r *Reconciler) perform(j *job, e *machine.Call) machine.Returned {
+func (r *Reconciler) perform(ctx context.Context, j *job, e *machine.Call, s *slot) machine.Returned {
+	defer r.goOn(ctx, j, e, s)
 	ctx, result := j.ctx, machine.Returned{Key: plugin.Name{Type: e.Instance.Type, Name: e.Instance.Name}}
 	var err error
 	h := r.handler(e.Handler)
@@ -134,23 +135,23 @@ func (r *Reconciler) perform(j *job, e *machine.Call) machine.Returned {
 	case machine.CallProbe:
 		result.Failure = r.endpointAnswers(ctx, e)
 	case machine.CallValidate:
-		err = r.validate(ctx, e, h)
+		err = r.validate(j, e, h)
 	case machine.CallAdmit:
 		ctx, done := r.trace(ctx, "admit")
-		err = r.call("Admit", func() error { return r.cfg.Admit(ctx, e.Instance) })
+		err = r.call(j, "Admit", func() error { return r.cfg.Admit(ctx, e.Instance) })
 		done(err)
 	case machine.CallRegister:
-		result.Registration, err = r.register(ctx, e, h)
+		result.Registration, err = r.register(j, e, h)
 	case machine.CallSave:
 		return r.save([]*job{j})[0]
 	case machine.CallTell:
 		err = r.notifyRegistered(ctx, e)
 	case machine.CallKeep:
-		result.Kept = r.keepsRegistration(e, h)
+		result.Kept = r.keepsRegistration(j, e, h)
 	case machine.CallDiscard:
 		err = r.discard(e.Ref)
 	case machine.CallDeRegister:
-		r.logError(r.call("DeRegisterPlugin", func() error {
+		r.logError(r.call(j, "DeRegisterPlugin", func() error {
 			// gofail: var handlerDeRegister struct{}
 			// return nil
 			h.DeRegisterPlugin(e.Instance.Name)
@@ -158,7 +159,7 @@ func (r *Reconciler) perform(j *job, e *machine.Call) machine.Returned {
 		}))
 	case machine.CallGone:
 		if g, ok := h.(cache.InstanceGoneHandler); ok {
-			r.logError(r.call("InstanceGone", func() error { g.InstanceGone(e.Instance.Name, e.Instance.Endpoint); return nil }))
+			r.logError(r.call(j, "InstanceGone", func() error { g.InstanceGone(e.Instance.Name, e.Instance.Endpoint); return nil }))
 		}
 	case machine.CallRemove:
 		err = r.cfg.Registry.Remove(e.Instance.Type, e.Instance.Name, e.Instance.ID)
@@ -175,19 +176,37 @@ func (r *Reconciler) handler(number int) cache.PluginHandler {
 	return r.handlers[number]
 }
 
-// call calls a function of the host's program; its panic and its runtime.Goexit are errors.
-func (r *Reconciler) call(what string, do func() error) error {
-	err := r.pace.Call(do)
-	switch failed, ok := errors.AsType[*callback.Error](err); {
-	case !ok:
-		return err
-	case failed.Panic == nil:
-		r.log.Error("handler ended its goroutine", "call", what)
-		return fmt.Errorf("the handler ended its goroutine in %s instead of returning", what)
-	default:
+// call calls a function of the host's program for a job. A panic of the function is an error; see goOn for its runtime.Goexit.
+func (r *Reconciler) call(j *job, what string, do func() error) error {
+	j.calls = what
+	err := callback.Recover(do)
+	j.calls = ""
+	if failed, ok := errors.AsType[*callback.Error](err); ok {
 		r.log.Error("handler panicked", "call", what, "panic", failed.Panic, "stack", failed.Stack)
 		return fmt.Errorf("the handler panicked in %s: %v", what, failed.Panic)
 	}
+	return err
+}
+
+// goOn continues a job in a new goroutine if the function that the job called ends this one. A goroutine for each call would cost more.
+func (r *Reconciler) goOn(ctx context.Context, j *job, e *machine.Call, s *slot) {
+	if j.calls == "" {
+		return
+	}
+	r.log.Error("handler ended its goroutine", "call", j.calls)
+	result := machine.Returned{Key: plugin.Name{Type: e.Instance.Type, Name: e.Instance.Name}}
+	switch e.Kind {
+	case machine.CallValidate, machine.CallAdmit, machine.CallRegister:
+		result.Failure = classify(fmt.Errorf("the handler ended its goroutine in %s instead of returning", j.calls))
+	default: // it is not repeated
+	}
+	j.calls = ""
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.spawn(func() {
+		r.done(ctx, j, result, nil)
+		r.runJobs(ctx, j, s)
+	})
 }
 
 func (r *Reconciler) logError(err error) {
@@ -210,9 +229,10 @@ func (r *Reconciler) endpointAnswers(ctx context.Context, e *machine.Call) *mach
 	return f
 }
 
-func (r *Reconciler) validate(ctx context.Context, e *machine.Call, h cache.PluginHandler) error {
-	_, done := r.trace(ctx, "validate")
-	err := r.call("ValidatePlugin", func() error {
+func (r *Reconciler) validate(j *job, e *machine.Call, h cache.PluginHandler) (err error) {
+	_, done := r.trace(j.ctx, "validate")
+	defer func() { done(err) }()
+	return r.call(j, "ValidatePlugin", func() error {
 		// gofail: var handlerValidate string
 		// return errors.New(handlerValidate)
 		if v, ok := h.(cache.DeprecatedDirValidator); ok {
@@ -220,16 +240,14 @@ func (r *Reconciler) validate(ctx context.Context, e *machine.Call, h cache.Plug
 		}
 		return h.ValidatePlugin(e.Instance.Name, e.Instance.Endpoint, e.Instance.Versions)
 	})
-	done(err)
-	return err
 }
 
 // register calls the handler's RegisterPluginContext, or its RegisterPlugin if it has no such method.
-func (r *Reconciler) register(ctx context.Context, e *machine.Call, h cache.PluginHandler) (registration plugin.Registration, err error) {
+func (r *Reconciler) register(j *job, e *machine.Call, h cache.PluginHandler) (registration plugin.Registration, err error) {
 	p := &e.Instance
 	var clientTimeout *time.Duration
 	if r.cfg.ClientTimeout != nil {
-		err := r.call("ClientTimeout", func() error {
+		err := r.call(j, "ClientTimeout", func() error {
 			clientTimeout = r.cfg.ClientTimeout(p.Type, p.Name)
 			return nil
 		})
@@ -237,13 +255,13 @@ func (r *Reconciler) register(ctx context.Context, e *machine.Call, h cache.Plug
 			return registration, err
 		}
 	}
-	ctx, done := r.trace(ctx, "register")
+	ctx, done := r.trace(j.ctx, "register")
 	defer func() { done(err) }()
 	// gofail: var handlerRegister string
 	// return registration, errors.New(handlerRegister)
 	registrar, ok := h.(cache.ContextRegistrar)
 	if !ok {
-		return registration, r.call("RegisterPlugin", func() error {
+		return registration, r.call(j, "RegisterPlugin", func() error {
 			return h.RegisterPlugin(p.Name, p.Endpoint, p.Versions, clientTimeout)
 		})
 	}
@@ -254,7 +272,7 @@ func (r *Reconciler) register(ctx context.Context, e *machine.Call, h cache.Plug
 		defer cancel()
 	}
 	d := &endpointDialer{judge: r.cfg.Trust, refused: cancel, instance: *p}
-	err = r.call("RegisterPluginContext", func() error {
+	err = r.call(j, "RegisterPluginContext", func() error {
 		ctx := cache.WithEndpointDialer(ctx, d.dial)
 		registration, err = registrar.RegisterPluginContext(ctx, p.Name, p.Endpoint, p.Versions, clientTimeout)
 		return err
@@ -264,7 +282,7 @@ func (r *Reconciler) register(ctx context.Context, e *machine.Call, h cache.Plug
 	}
 	if err == nil {
 		if err = checkRoles(registration.Roles); err != nil {
-			r.logError(r.call("DeRegisterPlugin", func() error { h.DeRegisterPlugin(p.Name); return nil }))
+			r.logError(r.call(j, "DeRegisterPlugin", func() error { h.DeRegisterPlugin(p.Name); return nil }))
 		}
 	}
 	return registration, err
@@ -352,12 +370,12 @@ func (r *Reconciler) notifyRegistered(ctx context.Context, e *machine.Call) erro
 }
 
 // keepsRegistration reports whether the handler keeps a plugin registered that could not be notified.
-func (r *Reconciler) keepsRegistration(e *machine.Call, h cache.PluginHandler) (kept bool) {
+func (r *Reconciler) keepsRegistration(j *job, e *machine.Call, h cache.PluginHandler) (kept bool) {
 	keeper, ok := h.(cache.RegistrationKeeper)
 	if !ok {
 		return false
 	}
-	r.logError(r.call("KeepRegistration", func() error {
+	r.logError(r.call(j, "KeepRegistration", func() error {
 		kept = keeper.KeepRegistration(e.Instance.Name, e.Failure.Err)
 		return nil
 	}))

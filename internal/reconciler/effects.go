@@ -68,6 +68,7 @@ type job struct {
 	cancel context.CancelFunc
 	ref    machine.Ref
 	effect machine.Effect // nil when it is done
+	calls  string         // the function of the host's program that it is calling; empty if none
 }
 
 // jobKind distinguishes the jobs that an instance may have at the same time: its handler may be called while its socket is dialled again.
@@ -91,7 +92,7 @@ func (r *Reconciler) newJob(ctx context.Context, ref machine.Ref, effect machine
 	res := r.resourcesOf(ref)
 	ctx, cancel := context.WithCancel(res.traced(ctx))
 	res.cancels[kindOf(effect)] = cancel
-	return &job{ctx, cancel, ref, effect}
+	return &job{ctx: ctx, cancel: cancel, ref: ref, effect: effect}
 }
 
 // reuseJob gives a job another effect, in the same context if the instance is the same. mu is held.
@@ -121,7 +122,7 @@ func (r *Reconciler) execute(ctx context.Context, effects []machine.Effect, done
 				r.reuseJob(ctx, done, e.Ref, effect)
 			} else {
 				j := r.newJob(ctx, e.Ref, effect)
-				r.spawn(func() { r.work(ctx, j, &slot{returned: true}) })
+				r.spawn(func() { r.runJobs(ctx, j, &slot{returned: true, stopTimer: func() {}}) })
 			}
 		case machine.Tell:
 			j := r.newJob(ctx, e.Ref, effect)

@@ -11,7 +11,6 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/patchbay-dev/patchbay/internal/callback"
 	"github.com/patchbay-dev/patchbay/internal/discover/clock"
 )
 
@@ -284,8 +283,6 @@ func (p *simPace) Wait() {
 		}
 	}
 }
-
-func (p *simPace) Call(do func() error) error { return callback.Recover(do) }
 
 func (p *simPace) Chance() float64 { return p.random.Float64() }
 

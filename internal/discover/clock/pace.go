@@ -10,8 +10,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-
-	"github.com/patchbay-dev/patchbay/internal/callback"
 )
 
 // Pace is a source of time, goroutines and random values. It is safe for concurrent use.
@@ -27,8 +25,6 @@ type Pace interface {
 	// Go runs f in a goroutine, and Wait blocks until all of those have ended.
 	Go(f func())
 	Wait()
-	// Call calls a function that may panic; see [callback.Call].
-	Call(do func() error) error
 	// Chance returns a random number in [0, 1), and ID an identifier that cannot be guessed.
 	Chance() float64
 	ID() string
@@ -66,8 +62,6 @@ func (*realPace) WithTimeout(ctx context.Context, d time.Duration) (context.Cont
 func (r *realPace) Go(f func()) { r.running.Go(f) }
 
 func (r *realPace) Wait() { r.running.Wait() }
-
-func (*realPace) Call(do func() error) error { return callback.Call(do) }
 
 func (*realPace) Chance() float64 { return mathrand.Float64() }
 
