@@ -2,6 +2,9 @@ package registration
 
 import (
 	"context"
+	"errors"
+	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -63,6 +66,35 @@ func TestAcknowledgementsComeAlone(t *testing.T) {
 	cancel()
 	if err := <-canceled; status.Code(err) != codes.Canceled {
 		t.Errorf("a call that was canceled returned %v", err)
+	}
+}
+
+// TestAcknowledgementsComeWithTheNextCall: a plugin is not woken for an acknowledgement that the next call can take along.
+func TestAcknowledgementsComeWithTheNextCall(t *testing.T) {
+	alone, with, read := make(chan error, 1), make(chan []string, 1), make(chan struct{})
+	client := pair(t, func(p *peer) {
+		p.request()
+		p.start()
+		_ = p.WritePing(false, [8]byte{1})
+		p.finish(infoMessage())
+		<-read
+		_ = p.SetReadDeadline(time.Now().Add(moment))
+		_, err := p.UnixConn.Read(make([]byte, 1))
+		alone <- err
+		with <- p.frames(4)
+		p.finish(nil)
+	})
+	if _, err := client.GetInfo(t.Context(), time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	close(read)
+	if err := <-alone; !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("an acknowledgement came alone: %v", err)
+	}
+	_ = client.Notify(t.Context(), patience, true, "") // it fails: the answer has no headers
+	want := []string{"SETTINGS ack", "PING ack", "HEADERS", "DATA"}
+	if got := <-with; !slices.Equal(got, want) {
+		t.Errorf("with the next call came %v, want %v", got, want)
 	}
 }
 

@@ -48,7 +48,7 @@ var (
 )
 
 // conn is the client's side of an HTTP/2 connection (RFC 9113) with at most one open stream. It reads nothing between calls. It writes
-// acknowledgements before it waits for more frames, and at the end of a call.
+// acknowledgements before it waits for more frames, and with the next call or some time after a call.
 type conn struct {
 	*wire  // nil if failed is errHeld
 	net    *net.UnixConn
@@ -56,8 +56,9 @@ type conn struct {
 	budget int             // how many bytes the peer may still send in this call
 	failed error           // the status error of all further calls
 
-	// interrupting counts functions that may still set a deadline.
+	// interrupting counts functions of other goroutines that may still set a deadline or write. delay is the timer of acknowledge.
 	interrupting sync.WaitGroup
+	delay        *time.Timer
 
 	greeted bool   // the peer's first SETTINGS were received
 	stream  uint32 // the latest stream
@@ -132,6 +133,7 @@ func (c *conn) call(ctx context.Context, deadline time.Time, headers, body []byt
 	if c.failed != nil {
 		return nil, c.failed
 	}
+	c.endDelay()
 	err := done(ctx, deadline)
 	if err == nil {
 		err = c.net.SetDeadline(deadline)
@@ -156,7 +158,7 @@ func (c *conn) call(ctx context.Context, deadline time.Time, headers, body []byt
 		c.failed = callError(ctx, deadline, err)
 		return nil, c.failed
 	}
-	c.acknowledge()
+	c.acknowledgeLater()
 	return a.result()
 }
 

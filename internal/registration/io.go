@@ -16,11 +16,29 @@ var errNotNow = errors.New("nothing to read")
 // past is a deadline that ends blocked reads and writes.
 var past = time.Unix(1, 0)
 
-// acknowledge writes pending acknowledgements at the end of a call, as far as that does not block.
-func (c *conn) acknowledge() {
-	if c.out.Len() == 0 {
-		return
+// ackDelay is how long acknowledgements wait at the end of a call for another call. Each write wakes the plugin.
+const ackDelay = time.Second
+
+// acknowledgeLater writes pending acknowledgements after ackDelay, unless endDelay is called before.
+func (c *conn) acknowledgeLater() {
+	if c.out.Len() > 0 {
+		c.interrupting.Add(1)
+		c.delay = time.AfterFunc(ackDelay, c.acknowledge)
 	}
+}
+
+// endDelay returns when acknowledge neither runs nor will.
+func (c *conn) endDelay() {
+	if c.delay != nil && c.delay.Stop() {
+		c.interrupting.Done()
+	}
+	c.delay = nil
+	c.interrupting.Wait()
+}
+
+// acknowledge writes pending acknowledgements, as far as that does not block.
+func (c *conn) acknowledge() {
+	defer c.interrupting.Done()
 	raw, err := c.net.SyscallConn()
 	if err != nil {
 		return // the connection is closed
@@ -39,6 +57,7 @@ func (c *conn) drain(raw syscall.RawConn) error {
 	case !c.greeted:
 		return status.Error(codes.FailedPrecondition, "no call has been made on the connection")
 	}
+	c.endDelay()
 	c.now = raw
 	defer func() { c.now = nil }()
 	c.budget = maxCall
