@@ -22,6 +22,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/callback"
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
 	"github.com/patchbay-dev/patchbay/internal/launch/machine"
+	"github.com/patchbay-dev/patchbay/internal/launch/supervise"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
@@ -60,6 +61,7 @@ type Registrations interface {
 type Launcher struct {
 	cfg    Config
 	budget *h2proxy.Budget // of the calls to plugins for which the host answers
+	crowd  supervise.Crowd // of the plugins whose health is followed
 	// adopting is cancelled by Close, which stops the attempts to reach survivors.
 	adopting     context.Context //nolint:containedctx // for work that no caller waits for
 	stopAdopting context.CancelFunc

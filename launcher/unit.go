@@ -209,7 +209,7 @@ func (p *process) FollowHealth(ctx context.Context, found func(machine.HealthFou
 		conn = dialed
 	}
 	checks := p.plugin.checks(p.PluginSocket())
-	checks.Service = service
+	checks.Service, checks.Crowd = service, &p.unit.launcher.crowd
 	supervise.FollowHealth(ctx, conn, checks, found)
 }
 

@@ -68,7 +68,8 @@ const (
 )
 
 // HealthCheck configures the health checks of a launched plugin that offers grpc.health.v1. Zero fields mean the defaults. A plugin that is
-// busy with a call of its host is not unresponsive, and an answer to a call counts as an answer to a check.
+// busy with a call of its host is not unresponsive, and an answer to a call counts as an answer to a check. When many plugins miss checks
+// at the same time, the machine is slow, and a plugin is unresponsive after ten times as many.
 type HealthCheck struct {
 	// Interval is the time between two checks (default 1 s).
 	Interval time.Duration `json:"interval"`

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -30,6 +31,24 @@ type Checks struct {
 	// is not Unresponsive, and an answer to a call counts as an answer to a check. A call during which the plugin has answered a check is
 	// ignored. May be nil.
 	Pending *pendingcalls.Counter
+	// Crowd has the plugins of this machine.
+	Crowd *Crowd
+}
+
+// Crowd counts the plugins whose health is followed, and those of them that have not answered the last check and are not Unresponsive. Many
+// plugins do not begin to hang at the same time, but a slow machine makes all of them late: then more checks would make it slower, and a
+// plugin is Unresponsive only after slowTimes as many missed checks.
+type Crowd struct{ followed, missing atomic.Int64 }
+
+const (
+	// On a slow machine, at least manyMissing plugins are missing, and one in manyShare of those that are followed.
+	manyMissing, manyShare = 8, 8
+	slowTimes              = 10
+)
+
+func (c *Crowd) isSlow() bool {
+	missing := c.missing.Load()
+	return missing >= manyMissing && missing >= c.followed.Load()/manyShare
 }
 
 // firstCheck is the longest delay of the first check. When a plugin becomes ready, it has just answered, and its first callers have
@@ -42,6 +61,7 @@ type follower struct {
 	observe func(machine.HealthFound)
 
 	misses  int    // checks in a row without an answer
+	missing bool   // counted in Crowd
 	answers uint64 // number of answers to calls at the last missed check
 
 	mu      sync.Mutex // guards current; held during observe, so that its calls are in order
@@ -59,6 +79,9 @@ func FollowHealth(ctx context.Context, conn grpc.ClientConnInterface, checks Che
 	var watching sync.WaitGroup
 	defer watching.Wait()
 	defer cancel()
+	h.Crowd.followed.Add(1)
+	defer h.Crowd.followed.Add(-1)
+	defer h.setMissing(false)
 	if !backoff.Pause(ctx, firstCheck/2+rand.N(firstCheck/2)) {
 		return
 	}
@@ -80,14 +103,16 @@ func FollowHealth(ctx context.Context, conn grpc.ClientConnInterface, checks Che
 			h.set(machine.NotOffered, nil)
 			return
 		case err != nil:
-			if h.missed() {
+			hangs := h.missed()
+			if h.setMissing(!hangs); hangs {
 				h.set(machine.Unresponsive, err)
 			}
-			if h.misses < h.Misses {
+			if h.misses < h.Misses && !h.Crowd.isSlow() {
 				wait = h.Timeout
 			}
 		default:
 			h.misses = 0
+			h.setMissing(false)
 			h.Pending.Passed()
 		}
 		if !backoff.Pause(ctx, wait-time.Since(begun)) {
@@ -105,7 +130,17 @@ func (h *follower) missed() bool {
 		h.Pending.Mark()
 	}
 	h.misses++
-	return h.misses >= h.Misses && !h.Pending.Marked()
+	return h.misses >= h.Misses && !h.Pending.Marked() && (h.misses >= slowTimes*h.Misses || !h.Crowd.isSlow())
+}
+
+func (h *follower) setMissing(missing bool) {
+	switch {
+	case missing && !h.missing:
+		h.Crowd.missing.Add(1)
+	case !missing && h.missing:
+		h.Crowd.missing.Add(-1)
+	}
+	h.missing = missing
 }
 
 // check makes one check. An error other than errNotOffered means that the plugin has not answered.

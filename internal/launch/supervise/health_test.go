@@ -1,6 +1,7 @@
 package supervise
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"slices"
@@ -113,6 +114,7 @@ func watchHealth(t *testing.T, conn *fakeConn) *watched { return watchChecks(t, 
 
 func watchChecks(t *testing.T, conn *fakeConn, checks Checks) *watched {
 	w := &watched{conn: conn}
+	checks.Crowd = cmp.Or(checks.Crowd, new(Crowd))
 	observe := func(s machine.HealthFound) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -238,6 +240,52 @@ func TestHealthSlowOnce(t *testing.T) {
 		}
 		w.expect(t, machine.Healthy)
 	})
+}
+
+// TestHealthCrowd: plugins that stop answering at the same time have a slow machine. They are checked no more often, and have ten times as
+// long. A few that hang among many that answer are unresponsive within the documented time.
+func TestHealthCrowd(t *testing.T) {
+	for _, late := range []int{1, 7, 8, 40} {
+		synctest.Test(t, func(t *testing.T) {
+			checks, conn := checks, newFakeConn()
+			checks.Crowd = new(Crowd)
+			var all []*watched
+			for range late {
+				all = append(all, watchChecks(t, conn, checks))
+			}
+			for range 40 - late {
+				watchChecks(t, newFakeConn(), checks)
+			}
+			expect := func(states ...machine.HealthState) {
+				t.Helper()
+				for _, w := range all {
+					w.expect(t, states...)
+				}
+			}
+			expect(machine.Healthy)
+			conn.set(func() { conn.delay, conn.checks = time.Hour, 0 })
+			time.Sleep(2500 * time.Millisecond)
+			if late < 8 {
+				expect(machine.Unresponsive)
+				return
+			}
+			time.Sleep(20 * second)
+			expect()
+			conn.set(func() {
+				if conn.delay = 400 * time.Millisecond; conn.checks > 26*late {
+					t.Errorf("%d checks of %d plugins in 22.5 s", conn.checks, late)
+				}
+			})
+			time.Sleep(20 * second)
+			expect()
+			conn.set(func() { conn.delay = time.Hour })
+			time.Sleep(32 * second)
+			expect(machine.Unresponsive)
+			if missing := checks.Crowd.missing.Load(); missing != 0 {
+				t.Errorf("%d plugins are missing that are known to hang", missing)
+			}
+		})
+	}
 }
 
 // TestHealthBusy: a plugin that works on calls is not unresponsive, however long they take.

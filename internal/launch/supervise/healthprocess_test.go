@@ -57,6 +57,8 @@ func TestHealthOfProcess(t *testing.T) {
 	}
 	defer conn.Close()
 
+	checks := checks
+	checks.Crowd = new(Crowd)
 	told := make(chan machine.HealthFound, 100)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
