@@ -164,10 +164,6 @@ func (c service) pastEvents() []plugin.Event {
 }
 
 func (c service) GetVersion(context.Context, *patchbayv1.GetVersionRequest) (*patchbayv1.GetVersionResponse, error) {
-	return c.version(), nil
-}
-
-func (c service) version() *patchbayv1.GetVersionResponse {
 	return &patchbayv1.GetVersionResponse{
 		Version:   c.Version,
 		Commit:    c.Commit,
@@ -175,7 +171,7 @@ func (c service) version() *patchbayv1.GetVersionResponse {
 		Pid:       int64(os.Getpid()),
 		StartTime: timestamp(c.started),
 		Node:      untrusted.Valid(node.Name(c.Settings.Fleet)),
-	}
+	}, nil
 }
 
 func (c service) GetPlugin(ctx context.Context, request *patchbayv1.GetPluginRequest) (*patchbayv1.GetPluginResponse, error) {
@@ -269,16 +265,12 @@ func (c service) ListRefusals(context.Context, *patchbayv1.ListRefusalsRequest) 
 }
 
 func (c service) GetConfiguration(context.Context, *patchbayv1.GetConfigurationRequest) (*patchbayv1.GetConfigurationResponse, error) {
-	return c.configuration(), nil
-}
-
-func (c service) configuration() *patchbayv1.GetConfigurationResponse {
 	return &patchbayv1.GetConfigurationResponse{
 		PluginDirs: validAll(c.Settings.PluginDirs), DeprecatedPluginDir: untrusted.Valid(c.Settings.DeprecatedPluginDir),
 		State: untrusted.Valid(c.Settings.State), ControlSocket: untrusted.Valid(c.Settings.ControlSocket),
 		Effective: untrusted.Valid(c.Daemon.Effective()),
 		Handlers:  validAll(slices.Sorted(maps.Keys(c.Handlers.All()))),
-	}
+	}, nil
 }
 
 func (c service) ListConditions(context.Context, *patchbayv1.ListConditionsRequest) (*patchbayv1.ListConditionsResponse, error) {

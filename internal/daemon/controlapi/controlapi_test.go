@@ -100,7 +100,28 @@ func (r *recorded) LaunchedAs(string) (plugin.Name, bool) {
 
 func (r *recorded) LastEvents(n int) []plugin.Event { return r.past[max(0, len(r.past)-n):] }
 
-func (r *recorded) Events(context.Context, int) <-chan plugin.Event { return r.live }
+func (r *recorded) Events(ctx context.Context, _ int) <-chan plugin.Event {
+	events := make(chan plugin.Event)
+	go func() {
+		defer close(events)
+		for {
+			select {
+			case e, ok := <-r.live:
+				if !ok {
+					return
+				}
+				select {
+				case events <- e:
+				case <-ctx.Done():
+					return
+				}
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return events
+}
 
 func event(seq uint64, ptype string) plugin.Event {
 	return plugin.Event{Seq: seq, Time: time.Unix(int64(seq), 0), Kind: plugin.EventRegistered, Type: ptype, Name: "n"}

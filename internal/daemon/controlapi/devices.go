@@ -16,81 +16,69 @@ import (
 // maxDeviceRequest is the maximum size of a request in bytes; a request may name many devices.
 const maxDeviceRequest = 1 << 20
 
-func (c service) deviceHandler() (*device.Handler, error) {
+// askDevices returns the answer of the device handler.
+func askDevices[A any](ctx context.Context, c service, do func(h *device.Handler) (*A, error)) (*A, error) {
 	for _, h := range c.Handlers.All() {
 		if h, ok := h.(*device.Handler); ok {
-			return h, nil
+			answer, err := do(h)
+			if err != nil {
+				return nil, deviceError(ctx, err)
+			}
+			return answer, nil
 		}
 	}
 	return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("the daemon does not manage devices: "+
 		"run it with --handler DevicePlugin=device, or with handlers: {DevicePlugin: device} in its configuration"))
 }
 
-func (c service) ListDevices(_ context.Context, request *patchbayv1.ListDevicesRequest) (*patchbayv1.ListDevicesResponse, error) {
-	h, err := c.deviceHandler()
-	if err != nil {
-		return nil, err
-	}
-	response := &patchbayv1.ListDevicesResponse{}
-	devices, allocations := h.Snapshot()
-	for _, d := range devices {
-		if anyOf(request.GetResources(), d.Resource) {
-			response.Devices = append(response.Devices, &patchbayv1.Device{
-				Resource: d.Resource, Id: untrusted.Valid(d.ID), Health: string(d.Health), NumaNodes: d.NUMANodes,
-				Owner: untrusted.Valid(d.Owner),
-			})
+func (c service) ListDevices(ctx context.Context, request *patchbayv1.ListDevicesRequest) (*patchbayv1.ListDevicesResponse, error) {
+	return askDevices(ctx, c, func(h *device.Handler) (*patchbayv1.ListDevicesResponse, error) {
+		response := &patchbayv1.ListDevicesResponse{}
+		devices, allocations := h.Snapshot()
+		for _, d := range devices {
+			if anyOf(request.GetResources(), d.Resource) {
+				response.Devices = append(response.Devices, &patchbayv1.Device{
+					Resource: d.Resource, Id: untrusted.Valid(d.ID), Health: string(d.Health), NumaNodes: d.NUMANodes,
+					Owner: untrusted.Valid(d.Owner),
+				})
+			}
 		}
-	}
-	for _, a := range allocations {
-		if anyOf(request.GetResources(), a.Resource) {
-			response.Allocations = append(response.Allocations, allocationMessage(a))
+		for _, a := range allocations {
+			if anyOf(request.GetResources(), a.Resource) {
+				response.Allocations = append(response.Allocations, allocationMessage(a))
+			}
 		}
-	}
-	return response, nil
+		return response, nil
+	})
 }
 
 func (c service) AllocateDevices(
 	ctx context.Context, m *patchbayv1.AllocateDevicesRequest,
 ) (*patchbayv1.AllocateDevicesResponse, error) {
-	h, err := c.deviceHandler()
-	if err != nil {
-		return nil, err
-	}
-	a, err := h.Allocate(ctx, device.Request{
-		Resource: m.GetResource(), Owner: m.GetOwner(), Count: int(m.GetCount()), Devices: m.GetDevices(),
+	request := device.Request{Resource: m.GetResource(), Owner: m.GetOwner(), Count: int(m.GetCount()), Devices: m.GetDevices()}
+	return askDevices(ctx, c, func(h *device.Handler) (*patchbayv1.AllocateDevicesResponse, error) {
+		a, err := h.Allocate(ctx, request)
+		return &patchbayv1.AllocateDevicesResponse{Allocation: allocationMessage(a)}, err
 	})
-	if err != nil {
-		return nil, deviceError(ctx, err)
-	}
-	return &patchbayv1.AllocateDevicesResponse{Allocation: allocationMessage(a)}, nil
 }
 
 func (c service) ReleaseDevices(
 	ctx context.Context, m *patchbayv1.ReleaseDevicesRequest,
 ) (*patchbayv1.ReleaseDevicesResponse, error) {
-	h, err := c.deviceHandler()
-	if err != nil {
-		return nil, err
-	}
-	a, err := h.Release(ctx, m.GetResource(), m.GetOwner())
-	if err != nil {
-		return nil, deviceError(ctx, err)
-	}
-	return &patchbayv1.ReleaseDevicesResponse{Allocation: allocationMessage(a)}, nil
+	return askDevices(ctx, c, func(h *device.Handler) (*patchbayv1.ReleaseDevicesResponse, error) {
+		a, err := h.Release(ctx, m.GetResource(), m.GetOwner())
+		return &patchbayv1.ReleaseDevicesResponse{Allocation: allocationMessage(a)}, err
+	})
 }
 
 func (c service) GetPreferredDevices(
 	ctx context.Context, m *patchbayv1.GetPreferredDevicesRequest,
 ) (*patchbayv1.GetPreferredDevicesResponse, error) {
-	h, err := c.deviceHandler()
-	if err != nil {
-		return nil, err
-	}
-	devices, err := h.Preferred(ctx, device.Request{Resource: m.GetResource(), Count: int(m.GetCount()), Devices: m.GetDevices()})
-	if err != nil {
-		return nil, deviceError(ctx, err)
-	}
-	return &patchbayv1.GetPreferredDevicesResponse{Devices: validAll(devices)}, nil
+	request := device.Request{Resource: m.GetResource(), Count: int(m.GetCount()), Devices: m.GetDevices()}
+	return askDevices(ctx, c, func(h *device.Handler) (*patchbayv1.GetPreferredDevicesResponse, error) {
+		devices, err := h.Preferred(ctx, request)
+		return &patchbayv1.GetPreferredDevicesResponse{Devices: validAll(devices)}, err
+	})
 }
 
 // deviceError converts an error of the handler to the error of the call.

@@ -42,7 +42,7 @@ func (c service) WaitForPlugin(ctx context.Context, request *patchbayv1.WaitForP
 			}
 			return response, nil
 		}
-		if !c.nextEvent(ctx, events, asked) {
+		if !c.nextEvent(events, asked) {
 			state := "not known"
 			if len(instances) > 0 {
 				state = "in state " + string(instances[0].State)
@@ -52,21 +52,14 @@ func (c service) WaitForPlugin(ctx context.Context, request *patchbayv1.WaitForP
 	}
 }
 
-// nextEvent blocks until an event may concern the plugin, and returns false if ctx is done or the events have ended.
-func (c service) nextEvent(ctx context.Context, events <-chan plugin.Event, asked plugin.Name) bool {
-	for {
-		select {
-		case <-ctx.Done():
-			return false
-		case event, ok := <-events:
-			if !ok {
-				return false
-			}
-			if c.Names.Concerns(asked, event) {
-				return true
-			}
+// nextEvent blocks until an event may concern the plugin, and returns false if the events have ended.
+func (c service) nextEvent(events <-chan plugin.Event, asked plugin.Name) bool {
+	for event := range events {
+		if c.Names.Concerns(asked, event) {
+			return true
 		}
 	}
+	return false
 }
 
 // registered returns the instance that is registered or idle.
@@ -189,26 +182,20 @@ func newest(ctx context.Context, past []plugin.Event, matches func(plugin.Event)
 	return matching, nil
 }
 
-// follow sends the events after number last until ctx is done, an event is missing, or send fails.
+// follow sends the events after number last until they end, one is missing, or send fails.
 func follow(ctx context.Context, live <-chan plugin.Event, last uint64, send func(plugin.Event) error) error {
-	for {
-		select {
-		case <-ctx.Done():
-			return ended(ctx)
-		case event, ok := <-live:
-			switch {
-			case !ok:
-				return ended(ctx)
-			case event.Kind == plugin.EventResync || event.Seq > last+1:
-				return connect.NewError(connect.CodeResourceExhausted,
-					errors.New("events were lost because they were read too slowly: list the plugins and watch again"))
-			case event.Seq <= last:
-				continue
-			}
-			last = event.Seq
-			if err := send(event); err != nil {
-				return err
-			}
+	for event := range live {
+		switch {
+		case event.Kind == plugin.EventResync || event.Seq > last+1:
+			return connect.NewError(connect.CodeResourceExhausted,
+				errors.New("events were lost because they were read too slowly: list the plugins and watch again"))
+		case event.Seq <= last:
+			continue
+		}
+		last = event.Seq
+		if err := send(event); err != nil {
+			return err
 		}
 	}
+	return ended(ctx)
 }

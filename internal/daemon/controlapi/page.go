@@ -13,9 +13,10 @@ import (
 
 // About omits most of the configuration: anyone who can connect to the HTTP address may see the page.
 func (c service) About() (*patchbayv1.GetVersionResponse, *patchbayv1.GetConfigurationResponse) {
-	configuration := c.configuration()
+	version, _ := c.GetVersion(context.Background(), nil)
+	configuration, _ := c.GetConfiguration(context.Background(), nil)
 	configuration.Effective = ""
-	return c.version(), configuration
+	return version, configuration
 }
 
 func (c service) EventsOf(ptype, name string) []*patchbayv1.Event {
