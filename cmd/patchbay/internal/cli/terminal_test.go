@@ -120,13 +120,13 @@ func TestTopKeys(t *testing.T) {
 		{[]string{"\x1b"}, topAsked{}, "three", "Last error"},
 		{[]string{"l"}, topAsked{}, "the daemon did not launch this plugin", ""},
 		{[]string{"j"}, topAsked{}, "> T      one", "launch"},
-		{[]string{"l"}, topAsked{topReadLog, "T/one"}, "", ""},
-		{[]string{"\r", "l"}, topAsked{topReadLog, "T/one"}, "T/one", ""},
+		{[]string{"l"}, topAsked{log: "T/one"}, "", ""},
+		{[]string{"\r", "l"}, topAsked{log: "T/one"}, "T/one", ""},
 		{[]string{"R"}, topAsked{}, "restart T/one? y", ""},
 		{[]string{"n"}, topAsked{}, "?: help", "restart"},
 		{[]string{"R"}, topAsked{}, "restart T/one? y", ""},
 		{[]string{"n"}, topAsked{}, "?: help", "restart"},
-		{[]string{"R", "y"}, topAsked{topRestart, "T/one"}, "T/one is being restarted", ""},
+		{[]string{"R", "y"}, topAsked{restart: "T/one"}, "T/one is being restarted", ""},
 		{[]string{"/", "t", "h", "x", "\x7f", "\x1b[A"}, topAsked{}, "/th_", "one"},
 		{[]string{"\r"}, topAsked{}, "filter: th", "two"},
 		{[]string{"j", "j"}, topAsked{}, "> T      three", "one"},
@@ -135,8 +135,8 @@ func TestTopKeys(t *testing.T) {
 		{[]string{"/", "registered", " ", "!th", "\r"}, topAsked{}, "> T      one", "three"},
 		{[]string{"\x1b", "/", "team=a", " ", "role/", " ", "!", "\r"}, topAsked{}, "> T      three", "two"},
 		{[]string{"\x1b"}, topAsked{}, "> T      two", ""},
-		{[]string{"\x1b"}, topAsked{what: topQuit}, "", ""},
-		{[]string{"\x03"}, topAsked{what: topQuit}, "", ""},
+		{[]string{"\x1b"}, topAsked{quit: true}, "", ""},
+		{[]string{"\x03"}, topAsked{quit: true}, "", ""},
 	} {
 		var asked topAsked
 		for _, key := range step.keys {

@@ -151,20 +151,11 @@ type topView struct {
 	detailed *patchbayv1.Plugin
 }
 
-// topAsked is an action that a key requests.
+// topAsked is an action that a key requests: to quit, or to show the log of a plugin or restart it.
 type topAsked struct {
-	what   topWhat
-	plugin string
+	quit         bool
+	log, restart string
 }
-
-type topWhat int
-
-const (
-	topNothing topWhat = iota
-	topQuit
-	topReadLog
-	topRestart
-)
 
 func (v *topView) run(ctx context.Context, c *client.Client, out io.Writer, keys <-chan string) error {
 	var following sync.WaitGroup
@@ -183,15 +174,15 @@ func (v *topView) run(ctx context.Context, c *client.Client, out io.Writer, keys
 			if !ok {
 				return nil
 			}
-			switch asked := v.press(key); asked.what {
-			case topQuit:
+			switch asked := v.press(key); {
+			case asked.quit:
 				return nil
-			case topReadLog:
-				v.show(topText, logLines(ctx, c, asked.plugin))
-			case topRestart:
+			case asked.log != "":
+				v.show(topText, logLines(ctx, c, asked.log))
+			case asked.restart != "":
 				following.Go(func() {
-					text := asked.plugin + " was restarted"
-					if _, err := c.Restart(ctx, asked.plugin); err != nil {
+					text := asked.restart + " was restarted"
+					if _, err := c.Restart(ctx, asked.restart); err != nil {
 						text = err.Error()
 					}
 					select {
@@ -199,7 +190,6 @@ func (v *topView) run(ctx context.Context, c *client.Client, out io.Writer, keys
 					case <-ctx.Done():
 					}
 				})
-			case topNothing:
 			}
 		case v.notice = <-done:
 		case e := <-news:
@@ -274,79 +264,54 @@ var moves = map[string]int{
 	"k": -1, "\x1b[A": -1, "j": 1, "\x1b[B": 1, "\x1b[5~": -topPage, "\x1b[6~": topPage, " ": topPage,
 }
 
-func (v *topView) press(key string) topAsked {
+func (v *topView) press(key string) (asked topAsked) {
 	v.notice = ""
-	if key == "\x03" {
-		return topAsked{what: topQuit}
-	}
-	switch v.mode {
-	case topFilter:
+	by, isMove := moves[key]
+	isText, isForLaunched, plugin := v.mode == topText, key == "l" || key == "R", v.launched()
+	switch {
+	case key == "\x03":
+		asked.quit = true
+	case v.mode == topFilter:
 		v.typed(key)
-	case topConfirm:
-		plugin := v.launched()
+	case v.mode == topConfirm:
 		v.back()
 		if key == "y" && plugin != "" {
-			v.notice = plugin + " is being restarted"
-			return topAsked{topRestart, plugin}
+			asked.restart, v.notice = plugin, plugin+" is being restarted"
 		}
-	case topText:
-		switch by, is := moves[key]; {
-		case is:
-			v.from = max(0, v.from+by)
-		case slices.Contains([]string{"q", "\x1b", "\r"}, key):
-			v.back()
-		case v.detailed != nil && (key == "l" || key == "R"):
-			return v.pressForLaunched(key)
-		}
-	case topList:
-		return v.pressInList(key)
-	}
-	return topAsked{}
-}
-
-func (v *topView) pressInList(key string) topAsked {
-	if by, is := moves[key]; is {
+	case isMove && isText:
+		v.from = max(0, v.from+by)
+	case isMove:
 		v.selected = max(0, v.selected+by)
-		return topAsked{}
-	}
-	shown := v.shown()
-	switch key {
-	case "q":
-		return topAsked{what: topQuit}
-	case "\x1b":
-		if v.filter == "" {
-			return topAsked{what: topQuit}
-		}
-		v.filter = ""
-	case "/":
-		v.mode = topFilter
-	case "?":
-		v.show(topText, strings.Split(topHelp, "\n"))
-	case "\r":
-		if len(shown) > 0 {
-			var text bytes.Buffer
-			v.detailed = shown[v.at(shown)]
-			_ = writeStatus(&text, []*patchbayv1.Plugin{v.detailed}, time.Now()) // writes to a bytes.Buffer do not fail
-			v.show(topText, strings.Split(strings.TrimSuffix(text.String(), "\n"), "\n"))
-		}
-	case "l", "R":
-		return v.pressForLaunched(key)
-	}
-	return topAsked{}
-}
-
-// pressForLaunched handles the keys for launched plugins.
-func (v *topView) pressForLaunched(key string) topAsked {
-	plugin := v.launched()
-	switch {
-	case plugin == "":
+	case isText && (key == "q" || key == "\x1b" || key == "\r"):
+		v.back()
+	case isText && (v.detailed == nil || !isForLaunched): // no other key has a meaning
+	case isForLaunched && plugin == "":
 		v.notice = "the daemon did not launch this plugin"
 	case key == "l":
-		return topAsked{topReadLog, plugin}
-	default:
+		asked.log = plugin
+	case key == "R":
 		v.mode = topConfirm
+	case key == "q" || key == "\x1b" && v.filter == "":
+		asked.quit = true
+	case key == "\x1b":
+		v.filter = ""
+	case key == "/":
+		v.mode = topFilter
+	case key == "?":
+		v.show(topText, strings.Split(topHelp, "\n"))
+	case key == "\r":
+		v.showSelected()
 	}
-	return topAsked{}
+	return asked
+}
+
+// showSelected shows the selected plugin in detail.
+func (v *topView) showSelected() {
+	if v.detailed = v.pointed(); v.detailed != nil {
+		var text bytes.Buffer
+		_ = writeStatus(&text, []*patchbayv1.Plugin{v.detailed}, time.Now()) // writes to a bytes.Buffer do not fail
+		v.show(topText, strings.Split(strings.TrimSuffix(text.String(), "\n"), "\n"))
+	}
 }
 
 func (v *topView) typed(key string) {
@@ -364,16 +329,20 @@ func (v *topView) typed(key string) {
 	v.selected = 0
 }
 
+// pointed returns the plugin that is shown in detail or selected; nil if there is none.
+func (v *topView) pointed() *patchbayv1.Plugin {
+	if shown := v.shown(); v.detailed == nil && len(shown) > 0 {
+		return shown[v.at(shown)]
+	}
+	return v.detailed
+}
+
 // launched returns the name of the plugin that is shown in detail or selected; empty if the daemon did not launch it.
 func (v *topView) launched() string {
-	p := v.detailed
-	if shown := v.shown(); p == nil && len(shown) > 0 {
-		p = shown[v.at(shown)]
+	if p := v.pointed(); p.GetSource() == "launched" {
+		return command.PluginID(p.Type, p.Name)
 	}
-	if p == nil || p.Source != "launched" {
-		return ""
-	}
-	return command.PluginID(p.Type, p.Name)
+	return ""
 }
 
 func (v *topView) at(shown []*patchbayv1.Plugin) int { return max(0, min(v.selected, len(shown)-1)) }
