@@ -214,51 +214,36 @@ func (n attention) write(w io.Writer, now time.Time) error {
 	return writeNeeds(w, n.needs, now)
 }
 
-// isLike reports whether two plugins have the same problem, except for the path of the socket.
-func (n need) isLike(other need) bool {
-	of := func(n need) string {
-		if n.socket == "" {
-			return n.Reason
-		}
-		return strings.ReplaceAll(n.Reason, n.socket, "")
+// problem identifies the problem of a plugin, except for the path of the socket.
+func (n need) problem() [3]string {
+	reason := n.Reason
+	if n.socket != "" {
+		reason = strings.ReplaceAll(reason, n.socket, "")
 	}
-	return n.State == other.State && n.Remedy == other.Remedy && of(n) == of(other)
+	return [3]string{n.State, n.Remedy, reason}
 }
 
-// inGroups sorts plugins with the same problem behind the first of them.
-func inGroups(needs []need) []need {
+// writeNeeds writes a table with the first plugins of each problem.
+func writeNeeds(w io.Writer, needs []need, now time.Time) error {
 	var groups [][]need
 	for _, n := range needs {
-		i := slices.IndexFunc(groups, func(g []need) bool { return n.isLike(g[0]) })
+		i := slices.IndexFunc(groups, func(g []need) bool { return n.problem() == g[0].problem() })
 		if i < 0 {
 			groups = append(groups, []need{n})
 		} else {
 			groups[i] = append(groups[i], n)
 		}
 	}
-	return slices.Concat(groups...)
-}
-
-// writeNeeds writes a table with the first plugins of each group.
-func writeNeeds(w io.Writer, needs []need, now time.Time) error {
-	needs = inGroups(needs)
 	list := &console.Table{Terminal: console.TerminalOf(w), Head: []string{"PLUGIN", "STATE", "FOR", "REASON AND REMEDY"},
 		Tones: console.Tones{1: console.ToneOf}}
-	for len(needs) > 0 {
-		first := needs[0]
-		alike := slices.IndexFunc(needs, func(n need) bool { return !n.isLike(first) })
-		if alike < 0 {
-			alike = len(needs)
-		}
-		shown := min(alike, maxAlike)
-		for _, n := range needs[:shown] {
+	for _, alike := range groups {
+		for _, n := range alike[:min(len(alike), maxAlike)] {
 			list.Add(console.Cell(n.Plugin), console.Cell(n.State), console.Since(n.Since, now), console.Escape(n.Reason))
 		}
-		if more := alike - shown; more > 0 {
+		if more := len(alike) - maxAlike; more > 0 {
 			list.Add("", "", "", fmt.Sprintf("… and %d more for the same reason; -o json shows all", more))
 		}
-		list.Add("", "", "", "→ "+console.Escape(first.Remedy))
-		needs = needs[alike:]
+		list.Add("", "", "", "→ "+console.Escape(alike[0].Remedy))
 	}
 	return list.Write(w)
 }
