@@ -3,6 +3,7 @@
 package call
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -203,22 +204,22 @@ func (c *callCommand) connected(
 	return c.control.Ask(0, func(_ context.Context, daemon *client.Client, cmd *cobra.Command, args []string) error {
 		ptype, name := command.PluginOf(args[0])
 		p := &patchbayv1.Plugin{Type: ptype}
-		dial := daemon.Conn
-		if len(c.labels) > 0 {
-			dial = func(ptype, name string) (*grpc.ClientConn, error) {
-				return daemon.FleetConnByLabels(ptype, name, c.labels)
+		var conn *grpc.ClientConn
+		var err error
+		switch {
+		case len(c.labels) > 0:
+			conn, err = daemon.FleetConnByLabels(ptype, name, c.labels)
+		case c.inFleet():
+			conn, err = daemon.FleetConn(ptype, name, c.node)
+		default:
+			known, unknown := daemon.Get(ctx, ptype, name)
+			if unknown != nil {
+				return unknown
 			}
-		} else if c.inFleet() {
-			dial = func(ptype, name string) (*grpc.ClientConn, error) { return daemon.FleetConn(ptype, name, c.node) }
-		} else if known, err := daemon.Get(ctx, ptype, name); err == nil {
-			if p = known[0]; ptype == "" {
-				ptype, name = p.Type, p.Name
-			}
-			p.Type = ptype // it may be a role, which has fewer services
-		} else {
-			return err
+			p = known[0]
+			p.Type = cmp.Or(ptype, p.Type) // it may be a role, which has fewer services
+			conn, err = daemon.Conn(p.Type, p.Name)
 		}
-		conn, err := dial(ptype, name)
 		if err != nil {
 			return err
 		}

@@ -1,7 +1,6 @@
 package call
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/base64"
@@ -141,50 +140,28 @@ func pass(ctx context.Context, texts chan<- requestText, text requestText) bool 
 
 // split sends each JSON value of the input as soon as it is complete.
 func (in *callInput) split(ctx context.Context, texts chan<- requestText) {
-	lines := &lineCounter{reader: bufio.NewReader(in)}
-	decoder := json.NewDecoder(lines)
+	var seen bytes.Buffer // what was read after the offset
+	line, offset := 1, int64(0)
+	lineAt := func(next int64) int {
+		line += bytes.Count(seen.Next(int(max(next-offset, 0))), []byte("\n"))
+		offset = max(next, offset)
+		return line
+	}
+	decoder := json.NewDecoder(io.TeeReader(in, &seen))
 	for {
 		var raw json.RawMessage
 		err := decoder.Decode(&raw)
 		end := decoder.InputOffset()
-		line := lines.at(end - int64(len(raw)))
+		first := lineAt(end - int64(len(raw)))
 		if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
-			err = fmt.Errorf("line %d: %w", lines.at(syntax.Offset-1), err)
+			err = fmt.Errorf("line %d: %w", lineAt(syntax.Offset-1), err)
 		} else if errors.Is(err, io.ErrUnexpectedEOF) {
-			err = fmt.Errorf("line %d: unexpected end of the JSON text", lines.at(end))
+			err = fmt.Errorf("line %d: unexpected end of the JSON text", lineAt(end))
 		}
-		if !pass(ctx, texts, requestText{text: bytes.Clone(raw), line: line, err: err}) || err != nil {
+		if !pass(ctx, texts, requestText{text: bytes.Clone(raw), line: first, err: err}) || err != nil {
 			return
 		}
 	}
-}
-
-// lineCounter returns the lines of increasing offsets in its input.
-type lineCounter struct {
-	reader io.Reader
-	read   int64
-	breaks []int64 // offsets of line breaks after the last call of at
-	passed int
-}
-
-func (l *lineCounter) Read(p []byte) (int, error) {
-	n, err := l.reader.Read(p)
-	for i, b := range p[:n] {
-		if b == '\n' {
-			l.breaks = append(l.breaks, l.read+int64(i))
-		}
-	}
-	l.read += int64(n)
-	return n, err
-}
-
-// at returns the line of an offset, counted from 1.
-func (l *lineCounter) at(offset int64) int {
-	for len(l.breaks) > 0 && l.breaks[0] < offset {
-		l.breaks = l.breaks[1:]
-		l.passed++
-	}
-	return l.passed + 1
 }
 
 // maxIndented is the maximum nesting of an answer that is indented. Indenting a deeply nested one would make it much longer.
