@@ -140,6 +140,7 @@ func TestErrors(t *testing.T) {
 	}
 	refusing, _ := serve(t, &service{err: connect.NewError(connect.CodePermissionDenied, errors.New("user 7 may not"))})
 	stopping, _ := serve(t, &service{err: connect.NewError(connect.CodeUnavailable, errors.New("the daemon is stopping"))})
+	cancelling, _ := serve(t, &service{err: connect.NewError(connect.CodeCanceled, context.Canceled)})
 	nowhere := connectTo(t, "")
 	failing, _ := serve(t, &service{err: connect.NewError(connect.CodeInternal, errors.New("broken"))})
 	empty, _ := serve(t, &service{})
@@ -163,6 +164,7 @@ func TestErrors(t *testing.T) {
 		"nowhere":      {list(t.Context(), nowhere), client.ErrNotRunning, "no daemon is running: the path of the control socket is empty"},
 		"refused":      {list(t.Context(), refusing), fs.ErrPermission, "user 7 may not"},
 		"stopping":     {list(t.Context(), stopping), client.ErrNotRunning, "the daemon is stopping"},
+		"cancelling":   {list(t.Context(), cancelling), client.ErrNotRunning, " any more: context canceled"},
 		"failing":      {list(t.Context(), failing), nil, "cannot list the plugins: broken"},
 		"interrupted":  {list(interrupted, empty), context.Canceled, "cannot list the plugins: context canceled"},
 		"late":         {list(late, empty), context.DeadlineExceeded, "does not answer in time"},

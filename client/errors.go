@@ -70,7 +70,7 @@ func (c *Client) meaning(err error) error {
 		return inWords{detail, context.DeadlineExceeded}
 	case code == connect.CodeResourceExhausted:
 		return ErrBehind
-	case code == connect.CodeUnavailable && connect.IsWireError(err):
+	case (code == connect.CodeUnavailable || code == connect.CodeCanceled) && connect.IsWireError(err): // by a daemon that stops
 		return fmt.Errorf("%w at control socket %s any more: %w", ErrNotRunning, c.socketPath, detail)
 	}
 	return detail
