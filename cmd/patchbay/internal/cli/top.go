@@ -23,7 +23,6 @@ import (
 	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
 	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/console"
-	"github.com/patchbay-dev/patchbay/internal/backoff"
 )
 
 const (
@@ -162,8 +161,8 @@ func (v *topView) run(ctx context.Context, c *client.Client, out io.Writer, keys
 	defer following.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	news, done := make(chan *patchbayv1.Event), make(chan string)
-	following.Go(func() { follow(ctx, c, news) })
+	news, done := make(chan followed), make(chan string)
+	following.Go(func() { follow(ctx, c, topEvents, nil, news) })
 	renew := time.NewTimer(0)
 	defer renew.Stop()
 	for {
@@ -192,9 +191,11 @@ func (v *topView) run(ctx context.Context, c *client.Client, out io.Writer, keys
 				})
 			}
 		case v.notice = <-done:
-		case e := <-news:
-			v.events = append(v.events, e)
-			v.events = v.events[max(len(v.events)-topEvents, 0):]
+		case n := <-news:
+			if n.err == nil {
+				v.events = append(v.events, n.event)
+				v.events = v.events[max(len(v.events)-topEvents, 0):]
+			}
 			renew.Reset(topDelay)
 			continue
 		case <-renew.C:
@@ -218,24 +219,6 @@ func listNow(ctx context.Context, c *client.Client) (*patchbayv1.ListPluginsResp
 	ctx, cancel := command.AnswerInTime(ctx)
 	defer cancel()
 	return c.List(ctx)
-}
-
-// follow passes events on until ctx is done. If the daemon goes away, it tries again until the daemon is back.
-func follow(ctx context.Context, c *client.Client, news chan<- *patchbayv1.Event) {
-	tail := uint32(topEvents)
-	for ctx.Err() == nil {
-		for e, err := range c.Events(ctx, &patchbayv1.WatchEventsRequest{Follow: true, Tail: &tail}) {
-			if err != nil {
-				break
-			}
-			select {
-			case news <- e:
-			case <-ctx.Done():
-				return
-			}
-		}
-		backoff.Pause(ctx, topEvery)
-	}
 }
 
 func logLines(ctx context.Context, c *client.Client, plugin string) []string {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -21,18 +22,61 @@ import (
 // watchPace is the minimum time between two lists, so that many events do not keep the daemon busy.
 const watchPace = 250 * time.Millisecond
 
-// watchList shows the plugins that match, and then each that changes, until it is interrupted.
+// followed is an event, or the error that ended a stream of events.
+type followed struct {
+	event *patchbayv1.Event
+	err   error
+}
+
+// follow sends the events of the types to news until ctx is done. After an error it begins again. When a stream is established, the last
+// events arrive, so that no change between a list and the stream is missed.
+func follow(ctx context.Context, c *client.Client, tail uint32, types []string, news chan<- followed) {
+	for ctx.Err() == nil {
+		for e, err := range c.Events(ctx, &patchbayv1.WatchEventsRequest{Follow: true, Tail: &tail, Types: types}) {
+			select {
+			case news <- followed{e, err}:
+			case <-ctx.Done():
+				return
+			}
+		}
+		backoff.Pause(ctx, topEvery)
+	}
+}
+
+// watchList shows the plugins that match, and then each that changes, until it is interrupted or the daemon goes away.
 func watchList(ctx context.Context, c *client.Client, cmd *cobra.Command, output *command.Choice, only *filter) error {
 	if output.Value == "yaml" {
 		return command.WrongUsage(cmd, "--watch cannot print YAML, which is one document: use -o json, which is one object per line")
 	}
 	shown := &watched{cmd: cmd, output: output}
+	var following sync.WaitGroup
+	defer following.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	news, soon := make(chan followed), time.NewTimer(0)
+	defer soon.Stop()
+	isPending, looked := true, time.Now()
+	following.Go(func() { follow(ctx, c, 1, only.types, news) })
 	for {
-		switch err := shown.follow(ctx, c, only); {
-		case errors.Is(err, context.Canceled):
+		var err error
+		select {
+		case <-ctx.Done():
+		case n := <-news:
+			if !errors.Is(n.err, client.ErrBehind) { // what was missed is in the next list
+				err = n.err
+			}
+			if !isPending {
+				soon.Reset(watchPace - time.Since(looked))
+			}
+			isPending = true
+		case <-soon.C:
+			isPending, looked = false, time.Now()
+			err = shown.list(ctx, c, only)
+		}
+		if ctx.Err() != nil {
 			return nil
-		case errors.Is(err, client.ErrBehind): // what was missed is in the next list
-		default:
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -47,52 +91,13 @@ type watched struct {
 	table *console.Table
 }
 
-// follow lists the plugins once, and again after events, until ctx is done or the daemon goes away.
-func (s *watched) follow(ctx context.Context, c *client.Client, only *filter) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	told := make(chan struct{}, 1) // has a value if there were events since the last list began
-	ended := make(chan struct{})
-	defer func() { cancel(nil); <-ended }()
-	go func() {
-		defer close(ended)
-		// With a tail of 1, an event arrives when the stream is established, so that no change between the first list and the stream is
-		// missed.
-		for _, err := range c.Events(ctx, &patchbayv1.WatchEventsRequest{Follow: true, Tail: new(uint32(1)), Types: only.types}) {
-			if err != nil {
-				cancel(err)
-				return
-			}
-			select {
-			case told <- struct{}{}:
-			default:
-			}
-		}
-	}()
-	for {
-		looked := time.Now()
-		listing, err := only.list(ctx, c)
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		if err != nil {
-			return err
-		}
-		if err := s.show(listing.Plugins); err != nil {
-			return err
-		}
-		select {
-		case <-told:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-		if !backoff.Pause(ctx, watchPace-time.Since(looked)) {
-			return context.Cause(ctx)
-		}
+// list writes the instances that have changed since the last call.
+func (s *watched) list(ctx context.Context, c *client.Client, only *filter) error {
+	listing, err := only.list(ctx, c)
+	if err != nil {
+		return err
 	}
-}
-
-// show writes the instances that have changed since the last call.
-func (s *watched) show(now []*patchbayv1.Plugin) error {
+	now := listing.Plugins
 	was := make(map[string]*patchbayv1.Plugin, len(s.last))
 	for _, p := range s.last {
 		was[instanceKey(p)] = p
