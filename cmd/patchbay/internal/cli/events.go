@@ -54,7 +54,7 @@ func addEventFilters(cmd *cobra.Command, socket *command.ControlSocket, request 
 	flags.Func("plugin", "only events of this `plugin`: TYPE/NAME, ROLE/NAME, or the name of a launched plugin", func(text string) error {
 		var isWhole bool
 		if name, isWhole = plugin.ParseName(text); !isWhole {
-			name.Name = text
+			name = plugin.Name{Name: text}
 		}
 		return nil
 	})
