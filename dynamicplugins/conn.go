@@ -41,9 +41,9 @@ func Dispense[T any](r interface {
 // instance that is current when the call begins, and stays there. The connection to a superseded instance is closed when its last call has
 // ended. A connection that is idle for a minute is closed, and opened again by the next call.
 //
-// Conn, and each call, waits until a restored instance is confirmed or registered, at most until ctx ends or the timeout of
-// [WithConfirmTimeout] has passed, and then returns [ErrNotConfirmed]. While the process of a plugin is being replaced, they wait for the
-// new one, at most until ctx ends. For other plugins that are not registered or not reachable, they return an error immediately.
+// Conn, and each call, waits until a restored instance is confirmed or registered, at most until ctx ends or no plugin has been confirmed
+// for the timeout of [WithConfirmTimeout], and then returns [ErrNotConfirmed]. While the process of a plugin is being replaced, they wait
+// for the new one, at most until ctx ends. For other plugins that are not registered or not reachable, they return an error immediately.
 func (r *Store) Conn(ctx context.Context, ptype, name string) (grpc.ClientConnInterface, error) {
 	conn, err := r.conn(ctx, ptype, name)
 	if r.observer.Dispense != nil {
@@ -98,15 +98,21 @@ func (r *Store) sharedInstance(ctx context.Context, k plugin.Name) (*instance, e
 	}
 }
 
-// awaitConfirmed waits until an instance of k is confirmed, or none is reachable.
+// awaitConfirmed waits until an instance of k is confirmed, or none is reachable. As long as other plugins are confirmed, the host is slow.
 func (r *Store) awaitConfirmed(ctx context.Context, k plugin.Name) error {
-	bounded, cancel := context.WithTimeout(ctx, r.confirmTimeout)
-	defer cancel()
-	err := r.await(bounded, k, func(v *view) bool { return v == nil || v.shared != nil || v.current == nil })
-	if err != nil && bounded.Err() != nil {
-		return notConfirmed(k, ctx.Err())
+	for {
+		before := r.confirmed.Load()
+		bounded, cancel := context.WithTimeout(ctx, r.confirmTimeout)
+		err := r.await(bounded, k, func(v *view) bool { return !v.isDoubtful() })
+		late := bounded.Err() != nil
+		cancel()
+		switch {
+		case err == nil || !late:
+			return err
+		case ctx.Err() != nil || r.confirmed.Load() == before:
+			return notConfirmed(k, ctx.Err())
+		}
 	}
-	return err
 }
 
 // sharedConn is the connection that [Store.Conn] returns.

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
@@ -230,6 +231,31 @@ func TestConnWaitsForConfirmation(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestConfirmationsOnASlowMachine: a restored plugin is waited for as long as others are confirmed, and for the timeout after the last one.
+func TestConfirmationsOnASlowMachine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &changing{}
+		before := open(t, store, nil)
+		for _, name := range []string{"a", "b", "c", "last"} {
+			register(t, before, newInfo("t", name, name))
+		}
+		before.Shutdown()
+		r := open(t, store, nil)
+		defer r.Shutdown()
+		began := time.Now()
+		for i, name := range []string{"a", "b", "c"} {
+			time.AfterFunc(time.Duration(i+1)*1500*time.Millisecond, func() { check(t, r.ConfirmPlugin("t", name, name)) })
+		}
+		_, err := r.Conn(t.Context(), "t", "last")
+		if took := time.Since(began); !errors.Is(err, dynamicplugins.ErrNotConfirmed) || took < 6500*time.Millisecond || took > 8500*time.Millisecond {
+			t.Errorf("after %v: %v", took, err)
+		}
+		time.AfterFunc(time.Second, func() { check(t, r.ConfirmPlugin("t", "last", "last")) })
+		_, err = r.Conn(t.Context(), "t", "last")
+		check(t, err)
+	})
 }
 
 // TestPlainDispenserGetsRestored: the documented dispensers get restored instances at once.

@@ -27,6 +27,7 @@ type Store struct {
 
 	originals      map[string]dispenserOf // immutable
 	confirmTimeout time.Duration
+	confirmed      atomic.Uint64 // how many plugins stopped being doubtful
 	observer       Observer
 	unusable       error // why the state could not be loaded; immutable
 	save           saver
@@ -204,6 +205,9 @@ func newView(slots []slot) *view {
 	}
 	return v
 }
+
+// isDoubtful reports whether the reachable instances are all restored and not confirmed.
+func (v *view) isDoubtful() bool { return v != nil && v.shared == nil && v.current != nil }
 
 func (v *view) find(allocID string) *instance {
 	if v != nil {

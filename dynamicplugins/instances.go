@@ -141,6 +141,9 @@ func (r *Store) show(l *pluginInstances) {
 	if after.link() != before.link() {
 		before.link().retire()
 	}
+	if before.isDoubtful() && !after.isDoubtful() {
+		r.confirmed.Add(1)
+	}
 	r.count(l.key.Type, before != nil, after != nil)
 	r.wake(l.key)
 }

@@ -13,7 +13,7 @@ import (
 // always follow the name. It is called without locks held.
 type ConnDispenser func(info *PluginInfo, conn grpc.ClientConnInterface) (any, error)
 
-// defaultConfirmTimeout is far longer than the milliseconds in which a host checks a restored plugin, for machines that are just starting.
+// defaultConfirmTimeout is far longer than the milliseconds in which a host checks one restored plugin, for machines that are starting.
 const defaultConfirmTimeout = 2 * time.Second
 
 // Option configures a registry; see [Open].
@@ -26,7 +26,7 @@ func WithConnDispenser(ptype string, dispenser ConnDispenser) Option {
 	}
 }
 
-// WithConfirmTimeout sets how long a shared connection waits for a restored instance to be confirmed (default 2 s).
+// WithConfirmTimeout sets how long a shared connection waits for a restored instance while no plugin is confirmed (default 2 s).
 func WithConfirmTimeout(d time.Duration) Option {
 	return func(r *Store) { r.confirmTimeout = d }
 }
