@@ -205,13 +205,14 @@ bench: ## compare with other systems, about an hour; write bench/results and doc
 	bench/record $(if $(RESUME),-resume) $(ROWS)
 	$(MAKE) --no-print-directory performance
 
-# What make syscalls counts: registration, launch or call, and of which contestants, for example OF=floor,watcher.
+# What make syscalls counts: of each registration, launch or call, of which contestants, for example OF=floor,watcher, by strace or perf.
 WORK ?= registration
 OF ?= watcher
+BY ?= strace
 
 .PHONY: syscalls
-syscalls: ## count the system calls by name of each WORK=registration, launch or call of the contestants OF=watcher; needs strace
-	cd bench && $(GO) test -run '^$$' -bench Syscalls . -syscalls.work $(WORK) -syscalls.of $(OF)
+syscalls: ## count the system calls by name: of each WORK=registration, launch or call, of the contestants OF=watcher, BY=strace or perf
+	cd bench && $(GO) test -run '^$$' -bench Syscalls . -syscalls.work $(WORK) -syscalls.of $(OF) -syscalls.by $(BY)
 
 .PHONY: performance
 performance: ## make docs/reference/performance.md and its charts of bench/results

@@ -4,6 +4,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"path"
 	"testing"
 
 	"github.com/patchbay-dev/patchbay/bench/internal/launch"
@@ -52,7 +53,9 @@ var rows = []struct {
 }{
 	{"P1", benchP1},
 	{"P2", benchP2},
+	{"P2-one", onOneProcessor(benchP2)},
 	{"P3", benchP3},
+	{"P3-one", onOneProcessor(benchP3)},
 	{"P4", benchP4},
 	{"P5", benchP5},
 	{"P6", benchP6},
@@ -60,6 +63,7 @@ var rows = []struct {
 	{"P8", benchP8},
 	{"P9", benchP9},
 	{"P10", benchP10},
+	{"P10-one", onOneProcessor(benchP10)},
 	{"Steps", benchSteps},
 	{"P11", benchP11},
 	{"P12", benchP12},
@@ -69,6 +73,7 @@ var rows = []struct {
 	{"P17", benchP17},
 	{"P19", benchP19},
 	{"P20", benchP20},
+	{"P21", benchP21},
 	{"List", benchList},
 	{"Restore", benchRestore},
 	{"Proxy", benchProxy},
@@ -88,10 +93,23 @@ func TestRow(t *testing.T) {
 	}
 }
 
+// rowOf returns the name of the row that a benchmark measures.
+func rowOf(b testing.TB) string {
+	b.Helper()
+	return path.Base(b.Name())
+}
+
 // small says whether a comparison is made to see that it works, and not for its times.
 func small(b testing.TB) bool {
 	_, test := b.(*testing.T)
 	return test || testing.Short()
+}
+
+// skip skips a comparison that cannot be made here, and says why: benchmarks that are skipped print nothing.
+func skip(b testing.TB, why error) {
+	b.Helper()
+	fmt.Fprintf(os.Stderr, "%s: %v\n", b.Name(), why)
+	b.Skip(why)
 }
 
 // play makes this process one of those of a benchmark until standard input ends. The argument of a contestant is its directory.

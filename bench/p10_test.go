@@ -25,6 +25,6 @@ func benchP10(b testing.TB) {
 	}
 	endAll(contestants)
 	for _, l := range contestants {
-		recordSamples(b, "P10/"+l.name, "first-call", took[l.name])
+		recordSamples(b, rowOf(b)+"/"+l.name, "first-call", took[l.name])
 	}
 }

@@ -11,7 +11,7 @@ import (
 // plugin directory one after the other without a pause: wall time from the first move, CPU time of the manager's process, and its peak
 // memory. Each round is a new process.
 func benchP2(b testing.TB) {
-	benchBulk(b, "P2", func(c *contender, names []string) (s span) {
+	benchBulk(b, func(c *contender, names []string) (s span) {
 		sockets := c.named(true, names...)
 		c.plugins.call("Plugins.Prepare", sockets, new(proc.None))
 		c.start()
@@ -27,7 +27,7 @@ func benchP2(b testing.TB) {
 // benchP3 measures the same for plugins whose sockets are there when the manager starts, from the moment at which it does; the start of
 // its process does not count.
 func benchP3(b testing.TB) {
-	benchBulk(b, "P3", func(c *contender, names []string) (s span) {
+	benchBulk(b, func(c *contender, names []string) (s span) {
 		c.plugins.call("Plugins.Prepare", c.there(names), new(proc.None))
 		s.plugins = ask[proc.Usage](c.plugins, "Plugins.Usage")
 		c.start()
@@ -44,7 +44,7 @@ type span struct {
 }
 
 // benchBulk measures, for each size and contestant, what it takes to register plugins of the names.
-func benchBulk(b testing.TB, row string, register func(c *contender, names []string) span) {
+func benchBulk(b testing.TB, register func(c *contender, names []string) span) {
 	b.Helper()
 	rounds, sizes := 10, []int{10, 100, 1000, 5000}
 	if small(b) {
@@ -58,7 +58,7 @@ func benchBulk(b testing.TB, row string, register func(c *contender, names []str
 				c.call("Manager.Settled", n, new(proc.None))
 				manager, plugins := ask[proc.Usage](c.process, "Manager.Usage"), ask[proc.Usage](c.plugins, "Plugins.Usage")
 				c.stop()
-				record(b, fmt.Sprintf("%s/plugins=%d/%s", row, n, name), 1, metrics{
+				record(b, fmt.Sprintf("%s/plugins=%d/%s", rowOf(b), n, name), 1, metrics{
 					"wall-ms", float64(s.ended-s.began) / 1e6,
 					"cpu-ms", float64((manager.CPU - s.manager.CPU).Microseconds()) / 1e3,
 					"plugins-cpu-ms", float64((plugins.CPU - s.plugins.CPU).Microseconds()) / 1e3,

@@ -7,11 +7,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/patchbay-dev/patchbay/bench/internal/proc"
 )
@@ -54,6 +57,55 @@ func start(b testing.TB, role, dir string) *process {
 		b.Fatal(err)
 	}
 	return &process{b: b, cmd: cmd, client: proc.NewClient(stdout, stdin)}
+}
+
+// onOneProcessor returns a comparison whose processes, and all that they start, run on one processor.
+func onOneProcessor(run func(b testing.TB)) func(b testing.TB) {
+	return func(b testing.TB) {
+		b.Helper()
+		// Processes are started by this thread, from which they have the processors that they may use.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		var all, one unix.CPUSet
+		if err := unix.SchedGetaffinity(0, &all); err != nil {
+			b.Fatal(err)
+		}
+		first := 0
+		for !all.IsSet(first) {
+			first++
+		}
+		one.Set(first)
+		if err := unix.SchedSetaffinity(0, &one); err != nil {
+			b.Fatal(err)
+		}
+		defer func() {
+			if err := unix.SchedSetaffinity(0, &all); err != nil {
+				b.Error(err)
+			}
+		}()
+		run(b)
+	}
+}
+
+// TestOnOneProcessor checks that a process that is started may use one processor, and one that is started later all.
+func TestOnOneProcessor(t *testing.T) {
+	processors := func(b testing.TB) (n int) {
+		p := start(b, "idle", b.TempDir())
+		defer p.stop()
+		var set unix.CPUSet
+		if err := unix.SchedGetaffinity(p.cmd.Process.Pid, &set); err != nil {
+			b.Fatal(err)
+		}
+		return set.Count()
+	}
+	onOneProcessor(func(b testing.TB) {
+		if n := processors(b); n != 1 {
+			b.Errorf("a process may use %d processors, want 1", n)
+		}
+	})(t)
+	if n := processors(t); n != runtime.NumCPU() {
+		t.Errorf("a later process may use %d processors, want %d", n, runtime.NumCPU())
+	}
 }
 
 // call calls a method of the process and fails the benchmark if that does not succeed in time.

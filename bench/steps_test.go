@@ -55,7 +55,7 @@ func benchSteps(b testing.TB) {
 	}
 	const tracing = "/sys/kernel/tracing"
 	if err := unix.Access(filepath.Join(tracing, "uprobe_events"), unix.W_OK); err != nil {
-		b.Skip("no probes: ", err)
+		skip(b, fmt.Errorf("no probes: %w", err))
 	}
 	names := slices.Sorted(maps.Keys(steps))
 	contestants := open(b, names...)

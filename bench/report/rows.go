@@ -82,12 +82,26 @@ var (
 		{Params: list("plugins=1000"), Unit: "cpu-ms", Ours: list("runtime"), Base: list("watcher"), Limit: 30, Above: true},
 		{Params: list("plugins=5000"), Unit: "cpu-ms", Ours: list("runtime"), Base: list("watcher"), Limit: 150, Above: true},
 		{Params: bulks, Unit: "peak-MB", Ours: managers, Base: list("kubelet"), Limit: 0.3},
+		{Params: list("plugins=5000"), Unit: "peak-MB", Ours: managers, Limit: 60},
+		{Params: bulks, Unit: "wall-ms", Ours: list("watcher"), Base: list("floor-http2"), Limit: 1},
+		{Params: bulks, Unit: "wall-ms", Ours: list("runtime"), Base: list("floor-http2"), Limit: 1.1},
+		{Params: bulks, Unit: "cpu-ms", Ours: list("watcher"), Base: list("floor-http2"), Limit: 1},
+		{Params: bulks, Unit: "cpu-ms", Ours: list("runtime"), Base: list("floor-http2"), Limit: 1.1},
+		{Params: bulks, Unit: "plugins-cpu-ms", Ours: managers, Base: list("floor-http2"), Limit: 1.3},
 	}
 	bulkUnits = list("wall-ms cpu-ms plugins-cpu-ms peak-MB")
 	events    = list("subscribers=1 subscribers=10 subscribers=100 subscribers=10000")
 	callers   = list("callers=64 callers=256")
 	launches  = list("host host-ticket launcher launcher-state")
-	groups    = list("bbolt-group bbolt-batch50µs bbolt-batch200µs bbolt-batch1ms")
+	startGoal = []goal{
+		{Params: []string{""}, Unit: "first-call-µs", Ours: launches, Base: list("bare"), Limit: 1.1},
+		{Params: []string{""}, Unit: "first-call-µs", Ours: list("launcher-state"), Base: list("bare"), Limit: 1.08},
+		{Params: []string{""}, Unit: "first-call-µs", Ours: launches, Base: list("go-plugin"), Limit: 1},
+	}
+	startUnits    = list("first-call-µs first-call-p99-µs")
+	registrations = list("by=strace/work=registration by=perf/work=registration")
+	lives         = list("by=strace/work=launch by=perf/work=launch")
+	groups        = list("bbolt-group bbolt-batch50µs bbolt-batch200µs bbolt-batch1ms")
 )
 
 var rows = []row{
@@ -99,7 +113,9 @@ var rows = []row{
 		},
 	},
 	{File: "p2", Name: "P2", Title: "Many plugins at once", Base: "floor", Units: bulkUnits, Goals: bulkGoal},
+	{File: "p2-one", Name: "P2-one", Title: "Many plugins at once, on one processor", Base: "floor", Units: bulkUnits, Goals: bulkGoal},
 	{File: "p3", Name: "P3", Title: "Many plugins at the start", Base: "floor", Units: bulkUnits, Goals: bulkGoal},
+	{File: "p3-one", Name: "P3-one", Title: "Many plugins at the start, on one processor", Base: "floor", Units: bulkUnits, Goals: bulkGoal},
 	{
 		File: "p4", Name: "P4", Title: "A plugin goes, or is replaced", Base: "floor",
 		Units: list("deregister-µs deregister-p99-µs replace-µs replace-p99-µs"), Goals: []goal{
@@ -140,12 +156,10 @@ var rows = []row{
 			{Params: events, Unit: "event-µs", Ours: list("patchbay patchbay-stuck"), Base: list("memory"), Limit: 2},
 		},
 	},
+	{File: "p10", Name: "P10", Title: "From the launch to the first call", Base: "bare", Units: startUnits, Goals: startGoal},
 	{
-		File: "p10", Name: "P10", Title: "From the launch to the first call", Base: "bare",
-		Units: list("first-call-µs first-call-p99-µs"), Goals: []goal{
-			{Params: []string{""}, Unit: "first-call-µs", Ours: launches, Base: list("bare"), Limit: 1.1},
-			{Params: []string{""}, Unit: "first-call-µs", Ours: launches, Base: list("go-plugin"), Limit: 1},
-		},
+		File: "p10-one", Name: "P10-one", Title: "From the launch to the first call, on one processor", Base: "bare", Units: startUnits,
+		Goals: startGoal,
 	},
 	{File: "steps", Name: "Steps", Title: "From the launch to the first call, step by step", Base: "end", Units: list("at-µs next-µs")},
 	{
@@ -209,6 +223,21 @@ var rows = []row{
 	{
 		File: "p20", Name: "P20", Title: "A flood of canceled calls", Base: "floor", Units: list("of-quiet calls/s quiet-calls/s"), Goals: []goal{
 			{Params: list("callers=same callers=other"), Unit: "of-quiet", Ours: list("stable control"), Limit: 0.5, AtLeast: true},
+		},
+	},
+	{
+		File: "p21", Name: "P21", Title: "System calls and wake-ups",
+		Units: list("syscalls futex epoll-events plugin-syscalls plugin-futex plugin-epoll-events"), Goals: []goal{
+			{Params: registrations, Unit: "syscalls", Ours: list("watcher"), Limit: 26},
+			{Params: registrations, Unit: "syscalls", Ours: list("runtime"), Limit: 29},
+			{Params: registrations, Unit: "futex", Ours: list("watcher"), Limit: 0.8},
+			{Params: registrations, Unit: "futex", Ours: list("runtime"), Limit: 1.2},
+			{Params: registrations, Unit: "plugin-futex", Ours: managers, Base: list("floor-http2"), Limit: 1.3},
+			{Params: lives, Unit: "syscalls", Ours: list("launcher"), Limit: 220},
+			{Params: lives, Unit: "syscalls", Ours: list("launcher-state"), Limit: 245},
+			{Params: lives, Unit: "futex", Ours: list("launcher"), Base: list("bare"), Limit: 1.2},
+			{Params: lives, Unit: "futex", Ours: list("launcher-state"), Base: list("bare"), Limit: 1.35},
+			{Params: lives, Unit: "plugin-futex", Ours: list("launcher launcher-state"), Base: list("bare"), Limit: 1.5},
 		},
 	},
 	{File: "list", Name: "List", Title: "List all plugins", Base: "memory", Units: list("list-µs list-p99-µs")},

@@ -1,4 +1,4 @@
-package strace
+package syscalls
 
 import (
 	"maps"
@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestParse: the system calls of a process with two threads, of which the second starts another process with two threads of its own.
-func TestParse(t *testing.T) {
+// TestStrace: the system calls of a process with two threads, of which the second starts another process with two threads of its own.
+func TestStrace(t *testing.T) {
 	const output = `10 epoll_pwait(5,  <unfinished ...>
 11 futex(0xc000, FUTEX_WAIT_PRIVATE, 0, NULL <unfinished ...>
 10 <... epoll_pwait resumed>[{events=EPOLLIN, data={u32=1, u64=1}}], 128, 0, NULL, 0) = 1
@@ -27,14 +27,18 @@ func TestParse(t *testing.T) {
 10 restart_syscall(<... resuming interrupted read ...> <unfinished ...>
 12 futex(0xd000, FUTEX_WAIT_BITSET_PRIVATE, 0, NULL <unfinished ...>
 `
-	all, err := parse(strings.NewReader(output), 10)
+	all, err := parseStrace(strings.NewReader(output), 10)
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []Calls{
+	check(t, all, []Calls{
 		{"", map[string]int{Events: 1, FutexWait: 2, FutexWake: 1, "clone": 1}},
-		{"/bin/plugin", map[string]int{"execve": 1, "clone3": 1, NoEvents: 1, "accept4": 1, "exit_group": 1}},
-	}
+		{"plugin", map[string]int{"execve": 1, "clone3": 1, NoEvents: 1, "accept4": 1, "exit_group": 1}},
+	})
+}
+
+func check(t *testing.T, all []*Calls, want []Calls) {
+	t.Helper()
 	if len(all) != len(want) {
 		t.Fatalf("%d processes, want %d", len(all), len(want))
 	}

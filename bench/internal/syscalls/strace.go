@@ -1,28 +1,58 @@
-package strace
+package syscalls
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"io"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 )
 
-// The names under which [Calls] counts the system calls that wait, by what they do or return.
-const (
-	FutexWait = "futex wait"
-	FutexWake = "futex wake"
-	// Events is a call of epoll_pwait that returned events, NoEvents one that did not: it only looked, or a timer expired.
-	Events   = "epoll_pwait with events"
-	NoEvents = "epoll_pwait without events"
-)
-
-// Calls are the system calls of one process.
-type Calls struct {
-	Program string // what the process executed while it was traced; empty if nothing
-	ByName  map[string]int
+// Strace is a [Tracer] that stops a process twice for each system call. A process that is traced is slow, and the Go runtime, to which its
+// system calls seem to block, wakes more threads.
+func Strace(ctx context.Context, process int, dir string) (*Trace, error) {
+	path := filepath.Join(dir, fmt.Sprintf("strace.%d", process))
+	cmd, err := command(ctx, "strace", "-f", "-s", "0", "-e", "trace=!nanosleep,clock_nanosleep", "-e", "signal=none", "-o", path,
+		"-p", strconv.Itoa(process))
+	if err != nil {
+		return nil, err
+	}
+	stderr, err := cmd.StderrPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	calls := func() ([]*Calls, error) {
+		output, err := os.Open(path)
+		if err != nil {
+			return nil, err
+		}
+		defer output.Close()
+		return parseStrace(output, process)
+	}
+	var said strings.Builder
+	for lines := bufio.NewScanner(stderr); lines.Scan(); fmt.Fprintln(&said, lines.Text()) {
+		if strings.Contains(lines.Text(), " attached") {
+			// It names each process that it attaches to, and waits for a reader.
+			go func() {
+				for lines.Scan() {
+				}
+			}()
+			return &Trace{cmd, calls}, nil
+		}
+	}
+	err = fmt.Errorf("strace: %w\n%s", cmd.Wait(), said.String())
+	if strings.Contains(said.String(), "Operation not permitted") {
+		err = fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
+	return nil, err
 }
 
 // thread is what strace printed of one thread.
@@ -36,8 +66,8 @@ type thread struct {
 // threads are the threads of all processes, by number.
 type threads map[int]*thread
 
-// parse returns the system calls of each process in what strace printed. The first is the process that was attached to.
-func parse(output io.Reader, process int) ([]*Calls, error) {
+// parseStrace returns the system calls of each process in what strace printed. The first is the process that was attached to.
+func parseStrace(output io.Reader, process int) ([]*Calls, error) {
 	seen := threads{}
 	lines := bufio.NewScanner(output)
 	for lines.Scan() {
@@ -51,15 +81,9 @@ func parse(output io.Reader, process int) ([]*Calls, error) {
 	if err := lines.Err(); err != nil {
 		return nil, err
 	}
-	attached := &Calls{ByName: map[string]int{}}
-	all, processes := []*Calls{attached}, map[int]*Calls{process: attached}
+	all := newProcesses(process)
 	for _, id := range slices.Sorted(maps.Keys(seen)) {
-		first := seen.first(id, process)
-		of := processes[first]
-		if of == nil {
-			of = &Calls{ByName: map[string]int{}}
-			all, processes[first] = append(all, of), of
-		}
+		of := all.get(seen.first(id, process))
 		for name, n := range seen[id].ByName {
 			of.ByName[name] += n
 		}
@@ -67,7 +91,7 @@ func parse(output io.Reader, process int) ([]*Calls, error) {
 			of.Program = seen[id].Program
 		}
 	}
-	return all, nil
+	return all.list, nil
 }
 
 func (s threads) get(id int) *thread {
@@ -101,7 +125,14 @@ func (s threads) note(id int, line string) {
 		return
 	}
 	call, unfinished := strings.CutSuffix(line, " <unfinished ...>")
-	t.begin(call)
+	name, arguments, _ := strings.Cut(call, "(")
+	if name == "execve" {
+		if _, path, ok := strings.Cut(arguments, `"`); ok {
+			path, _, _ = strings.Cut(path, `"`)
+			t.Program = filepath.Base(path)
+		}
+	}
+	t.begin(name, strings.Contains(arguments, "FUTEX_WAKE"))
 	if unfinished {
 		t.pending = call
 		return
@@ -109,43 +140,18 @@ func (s threads) note(id int, line string) {
 	s.end(id, call, call)
 }
 
-// begin counts a system call, unless it is counted by what it returns.
-func (t *thread) begin(call string) {
-	name, arguments, _ := strings.Cut(call, "(")
-	switch name {
-	case "restart_syscall", "epoll_pwait", "epoll_pwait2", "epoll_wait":
-		return
-	case "futex":
-		name = FutexWait
-		if strings.Contains(arguments, "FUTEX_WAKE") {
-			name = FutexWake
-		}
-	case "execve":
-		if _, path, ok := strings.Cut(arguments, `"`); ok {
-			t.Program, _, _ = strings.Cut(path, `"`)
-		}
-	}
-	t.ByName[name]++
-}
-
 // end notes what a system call returned, which is the number after its last parenthesis.
 func (s threads) end(id int, call, line string) {
 	_, text, _ := strings.Cut(line[strings.LastIndex(line, ")")+1:], "= ")
 	number, _, _ := strings.Cut(text, " ")
 	result, err := strconv.Atoi(number)
-	succeeded := err == nil && result > 0
+	if err != nil {
+		result = 0 // it did not return
+	}
 	name, arguments, _ := strings.Cut(call, "(")
-	switch name {
-	case "epoll_pwait", "epoll_pwait2", "epoll_wait":
-		name = NoEvents
-		if succeeded {
-			name = Events
-		}
-		s[id].ByName[name]++
-	case "clone", "clone3", "fork", "vfork":
-		if succeeded {
-			created := s.get(result)
-			created.creator, created.isProcess = id, !strings.Contains(arguments, "CLONE_THREAD")
-		}
+	s[id].end(name, result)
+	if slices.Contains([]string{"clone", "clone3", "fork", "vfork"}, name) && result > 0 {
+		created := s.get(result)
+		created.creator, created.isProcess = id, !strings.Contains(arguments, "CLONE_THREAD")
 	}
 }
