@@ -183,10 +183,10 @@ func (m *measure) changeAll(ctx context.Context, version string) (resyncs int, e
 		case c.Kind == fleet.Resync:
 			resyncs++
 			for _, p := range m.reader.Plugins(filter) {
-				seen[p.Node] = true
+				seen[p.Node.Name] = true
 			}
 		case c.Plugin != nil && c.Kind == fleet.Added:
-			seen[c.Plugin.Node] = true
+			seen[c.Plugin.Node.Name] = true
 		}
 		if len(seen) == len(m.nodes) {
 			return resyncs, nil
@@ -268,7 +268,7 @@ func (m *measure) restartNodes(ctx context.Context) error {
 			instances := map[string]string{}
 			for _, n := range m.reader.Nodes() {
 				if n.State == fleet.NodeReady {
-					instances[n.Name] = n.Instance
+					instances[n.Name] = n.GetInstance()
 				}
 			}
 			for _, n := range m.nodes {

@@ -23,6 +23,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	grpcstatus "google.golang.org/grpc/status"
 
+	fleetv1 "github.com/patchbay-dev/patchbay/api/patchbay/fleet/v1"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/internal/fleet/nodecall"
 	pbproxy "github.com/patchbay-dev/patchbay/internal/proxy"
@@ -198,7 +199,7 @@ func TestCallDenied(t *testing.T) {
 		}
 		dialer := &nodecall.Dialer{Credentials: credentials,
 			Find: func(context.Context, fleet.Filter) ([]fleet.Instance, error) {
-				return []fleet.Instance{{Node: "narrow", Address: address}}, nil
+				return []fleet.Instance{{Node: &fleet.Node{NodeRecord: &fleetv1.NodeRecord{Address: address}, Name: "narrow"}}}, nil
 			}}
 		t.Cleanup(dialer.Close)
 		return grpc_testing.NewTestServiceClient(through(t, dialer.Dial("Echo", "one", nodecall.Policy{})))

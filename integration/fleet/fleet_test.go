@@ -25,12 +25,12 @@ func TestLife(t *testing.T) {
 	f := follow(t, r)
 	n := startNodeWith(t, client, fleet.PublisherConfig{Node: "a", Address: "10.0.0.1:7777"}, newLocal("one", "two"))
 	shows(t, r, "a/one=registered", "a/two=registered")
-	if got := r.Nodes()[0]; got.State != fleet.NodeReady || got.Version != "v1.2.3" || got.Instance != n.Instance() || !got.LastSeen.IsZero() {
+	if got := r.Nodes()[0]; got.State != fleet.NodeReady || got.GetVersion() != "v1.2.3" || got.GetInstance() != n.Instance() || !got.LastSeen.IsZero() {
 		t.Errorf("the node is %+v", got)
 	}
 	n.set("two", "three")
 	shows(t, r, "a/two=registered", "a/three=registered")
-	if got, err := r.Find(t.Context(), fleet.Filter{Names: []string{"two"}}); err != nil || len(got) != 1 || got[0].Address != "10.0.0.1:7777" {
+	if got, err := r.Find(t.Context(), fleet.Filter{Names: []string{"two"}}); err != nil || len(got) != 1 || got[0].Node.GetAddress() != "10.0.0.1:7777" {
 		t.Errorf("instances: %+v, %v", got, err)
 	}
 	n.stop()

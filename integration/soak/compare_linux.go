@@ -290,8 +290,8 @@ func (s *soak) inFleet(ctx context.Context) []string {
 	}
 	var got []string
 	for _, p := range s.fleet.Plugins(fleet.Filter{}) {
-		if p.State == "registered" || p.State == "superseded" {
-			got = append(got, fmt.Sprintf("%s/%s %s %s %v", p.Type, p.Name, p.Version, p.State, p.Current))
+		if state := p.State(); state == "registered" || state == "superseded" {
+			got = append(got, fmt.Sprintf("%s/%s %s %s %v", p.GetType(), p.GetName(), p.GetVersion(), state, p.GetCurrent()))
 		}
 	}
 	listing, err := s.daemon.Client.List(ctx)

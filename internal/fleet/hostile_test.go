@@ -2,7 +2,6 @@ package fleet
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -17,6 +16,8 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -88,9 +89,9 @@ func TestHostileTimes(t *testing.T) {
 			StartedAt: at, StoppedAt: at, WrittenAt: at, Conditions: []*fleetv1.Condition{{Name: "c", Since: at}},
 			Plugins: []*fleetv1.PluginRecord{{Type: "T", Name: "n", RegisteredAt: at}},
 		})})
-		m := known.member("a", nil, time.Time{}, time.Now())
-		for _, shown := range []any{m.node, m.plugin(m.plugins[0])} {
-			if _, err := json.Marshal(shown); err != nil {
+		n := known.node("a", nil, time.Time{}, time.Now())
+		for _, shown := range []proto.Message{n.NodeRecord, n.plugins[0]} {
+			if _, err := protojson.Marshal(shown); err != nil {
 				t.Errorf("%v: %v", at, err)
 			}
 		}
@@ -152,8 +153,8 @@ func TestManyEntries(t *testing.T) {
 	} {
 		known := &facts{}
 		known.put(keys.Record, &mvccpb.KeyValue{Value: marshal(t, r)})
-		if m := known.member("a", nil, time.Time{}, time.Now()); m.node.State != NodeUnknown || len(m.plugins)+len(m.node.Conditions) > 0 {
-			t.Errorf("%d plugins and %d conditions of a node in state %s", len(m.plugins), len(m.node.Conditions), m.node.State)
+		if m := known.node("a", nil, time.Time{}, time.Now()); m.State != NodeUnknown || len(m.plugins)+len(m.GetConditions()) > 0 {
+			t.Errorf("%d plugins and %d conditions of a node in state %s", len(m.plugins), len(m.GetConditions()), m.State)
 		}
 	}
 }
@@ -172,12 +173,12 @@ func (expired) renewed(_ context.Context, lease clientv3.LeaseID) (time.Duration
 func TestDates(t *testing.T) {
 	all := map[string]*facts{}
 	for n := range 50 {
-		all[fmt.Sprint(n)] = &facts{hasRecord: true, record: record{readable: true, lease: clientv3.LeaseID(n + 1)}}
+		all[fmt.Sprint(n)] = &facts{hasRecord: true, record: record{NodeRecord: &fleetv1.NodeRecord{}, lease: clientv3.LeaseID(n + 1)}}
 	}
 	date(t.Context(), expired{newFake()}, all)
 	dated := 0
 	for name, known := range all {
-		if !known.member(name, nil, time.Time{}, time.Now()).node.LastSeen.IsZero() {
+		if !known.node(name, nil, time.Time{}, time.Now()).LastSeen.IsZero() {
 			dated++
 		}
 	}

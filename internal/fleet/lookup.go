@@ -155,8 +155,8 @@ func (l *Lookup) read(views []*view, f Filter) (found []Instance, unread *view, 
 			}
 		case v.denied != nil:
 			denied = cmp.Or(denied, v.denied)
-		case node.member != nil:
-			found = append(found, node.member.callable(f)...)
+		case node.node != nil:
+			found = append(found, node.node.callable(f)...)
 		}
 	}
 	return found, unread, denied

@@ -13,7 +13,6 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
-	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // viewKey identifies a view: a node, the index of a name of plugins, or the locks.
@@ -35,7 +34,7 @@ type view struct {
 // isMissing reports whether the view is that of a node that does not exist.
 func (v *view) isMissing() bool {
 	node, ok := v.source.(*nodeView)
-	return ok && v.isRead() && node.member == nil
+	return ok && v.isRead() && node.node == nil
 }
 
 var (
@@ -208,7 +207,7 @@ type nodeView struct {
 	lookup *Lookup
 	name   string
 	facts  *facts
-	member *member // nil if the node does not exist
+	node   *Node // nil if the node does not exist
 }
 
 func (v *nodeView) read(ctx context.Context, from store) (reading, error) {
@@ -234,26 +233,10 @@ func (v *nodeView) apply(events []*clientv3.Event, _ time.Time) (again bool) {
 }
 
 func (v *nodeView) show() {
-	if v.member = nil; !v.facts.isEmpty() {
-		v.member = v.facts.member(v.name, nil, time.Time{}, time.Time{}) // calls do not use the time when the node was last seen
+	if v.node = nil; !v.facts.isEmpty() {
+		v.node = v.facts.node(v.name, nil, time.Time{}, time.Time{}) // calls do not use the time when the node was last seen
 	}
-	v.lookup.cache.update(v.name, v.member)
-}
-
-// callable returns the plugins of the node that pass a filter and may be called.
-func (m *member) callable(f Filter) (instances []Instance) {
-	f.States = []plugin.State{plugin.StateRegistered, plugin.StateUnreachable}
-	for _, published := range m.plugins {
-		if !published.Current || !anyOf(f.Names, published.Name) { // checked before plugin, which copies
-			continue
-		}
-		i := m.plugin(published)
-		i.Address, i.Drained, i.of = m.node.Address, m.node.Cordon.Drained, m
-		if i.isCallable() && f.match(i) {
-			instances = append(instances, i)
-		}
-	}
-	return instances
+	v.lookup.cache.update(v.name, v.node)
 }
 
 // indexView is the source of at most maxFew nodes of an index: the nodes after a place and, if these are too few, the nodes before it.

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	fleetv1 "github.com/patchbay-dev/patchbay/api/patchbay/fleet/v1"
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 	"github.com/patchbay-dev/patchbay/internal/regular"
@@ -36,7 +37,7 @@ type nodeCache struct {
 	saving  sync.WaitGroup
 
 	mu    sync.Mutex
-	nodes []*member // ordered by the time of their last calls, the most recent one last
+	nodes []*Node // ordered by the time of their last calls, the most recent one last
 }
 
 // nodeRecord is a node in the file, with the data that a call needs.
@@ -74,40 +75,40 @@ func (c *nodeCache) close() {
 
 // index returns the index of a node, negative for none. The caller holds mu.
 func (c *nodeCache) index(name string) int {
-	return slices.IndexFunc(c.nodes, func(m *member) bool { return m.node.Name == name })
+	return slices.IndexFunc(c.nodes, func(n *Node) bool { return n.Name == name })
 }
 
 // add records that a node was called.
-func (c *nodeCache) add(m *member) {
+func (c *nodeCache) add(n *Node) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if i := c.index(m.node.Name); i >= 0 {
-		m = c.nodes[i]
+	if i := c.index(n.Name); i >= 0 {
+		n = c.nodes[i]
 		c.nodes = slices.Delete(c.nodes, i, i+1)
 	} else {
 		c.nodes = c.nodes[max(len(c.nodes)-maxCached+1, 0):]
 		Notify(c.changed)
 	}
-	c.nodes = append(c.nodes, m)
+	c.nodes = append(c.nodes, n)
 }
 
 // update replaces a cached node with its record in etcd, nil for none. A node without plugins that can be called is removed.
-func (c *nodeCache) update(name string, m *member) {
+func (c *nodeCache) update(name string, n *Node) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch i := c.index(name); {
 	case i < 0:
 		return
-	case m == nil || len(m.callable(Filter{})) == 0:
+	case n == nil || len(n.callable(Filter{})) == 0:
 		c.nodes = slices.Delete(c.nodes, i, i+1)
 	default:
-		c.nodes[i] = m
+		c.nodes[i] = n
 	}
 	Notify(c.changed)
 }
 
 // get returns a cached node; nil for none.
-func (c *nodeCache) get(name string) *member {
+func (c *nodeCache) get(name string) *Node {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if i := c.index(name); i >= 0 {
@@ -120,9 +121,9 @@ func (c *nodeCache) get(name string) *member {
 func (c *nodeCache) find(f Filter) (names []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, m := range c.nodes {
-		if len(m.callable(f)) > 0 {
-			names = append(names, m.node.Name)
+	for _, n := range c.nodes {
+		if len(n.callable(f)) > 0 {
+			names = append(names, n.Name)
 		}
 	}
 	return names
@@ -137,12 +138,16 @@ func (c *nodeCache) load() {
 		_ = os.Rename(c.file, c.file+".damaged") // if this fails, the file is overwritten
 	}
 	for _, r := range records {
-		m := &member{node: Node{Name: r.Node, State: NodeUnreachable, Address: r.Address, Labels: r.Labels, Cordon: Cordon{Drained: r.Drained}}}
-		for _, p := range r.Plugins {
-			m.plugins = append(m.plugins,
-				&Instance{Type: p.Type, Name: p.Name, Roles: p.Roles, Published: plugin.StateRegistered, Current: true})
+		n := &Node{
+			NodeRecord: &fleetv1.NodeRecord{Address: r.Address, Labels: r.Labels}, Name: r.Node, State: NodeUnreachable,
+			Cordon: Cordon{Drained: r.Drained},
 		}
-		c.nodes = append(c.nodes, m)
+		for _, p := range r.Plugins {
+			n.plugins = append(n.plugins, &fleetv1.PluginRecord{
+				Type: p.Type, Name: p.Name, Roles: p.Roles, State: string(plugin.StateRegistered), Current: true,
+			})
+		}
+		c.nodes = append(c.nodes, n)
 	}
 }
 
@@ -191,10 +196,10 @@ func (c *nodeCache) encode() string {
 	defer c.mu.Unlock()
 	var lines []string
 	size := 0
-	for _, m := range slices.Backward(c.nodes) {
-		r := nodeRecord{Node: m.node.Name, Address: m.node.Address, Labels: m.node.Labels, Drained: m.node.Cordon.Drained}
-		for _, i := range m.callable(Filter{}) {
-			r.Plugins = append(r.Plugins, pluginName{i.Type, i.Name, i.Roles})
+	for _, n := range slices.Backward(c.nodes) {
+		r := nodeRecord{Node: n.Name, Address: n.GetAddress(), Labels: n.GetLabels(), Drained: n.Cordon.Drained}
+		for _, i := range n.callable(Filter{}) {
+			r.Plugins = append(r.Plugins, pluginName{i.GetType(), i.GetName(), i.GetRoles()})
 		}
 		r.Plugins = r.Plugins[:min(len(r.Plugins), maxCachedPlugins)]
 		line, err := json.Marshal(r)

@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	fleetv1 "github.com/patchbay-dev/patchbay/api/patchbay/fleet/v1"
 	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
@@ -36,7 +37,7 @@ func (r *ranges) call(l *Lookup, node string) {
 	if len(found) != 1 || err != nil {
 		r.t.Fatalf("node %s: %v, %v", node, found, err)
 	}
-	found[0].cache.add(found[0].of)
+	found[0].Called()
 }
 
 // TestRemembers checks that the next lookup finds the nodes that were called, and no others, while etcd is away.
@@ -111,13 +112,14 @@ func TestRemembersFew(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "nodes")
 	r := newRanges(t)
 	l, _ := r.remembering(file)
-	var plugins []*Instance
+	var plugins []*fleetv1.PluginRecord
 	for i := range maxCachedPlugins + 1 {
-		plugins = append(plugins, &Instance{Type: "T", Name: strings.Repeat("n", 9) + fmt.Sprint(i), Published: "registered", Current: true})
+		plugins = append(plugins, &fleetv1.PluginRecord{Type: "T", Name: strings.Repeat("n", 9) + fmt.Sprint(i), State: "registered", Current: true})
 	}
 	for i := range maxCached + 100 {
-		m := &member{node: Node{Name: fmt.Sprint(i), State: NodeReady, Address: "127.0.0.1:1"}, plugins: plugins}
-		l.cache.add(m)
+		l.cache.add(&Node{
+			NodeRecord: &fleetv1.NodeRecord{Address: "127.0.0.1:1"}, Name: fmt.Sprint(i), State: NodeReady, plugins: plugins,
+		})
 	}
 	l.Close()
 	text, err := os.ReadFile(file)
@@ -138,9 +140,10 @@ func TestCallsInTurn(t *testing.T) {
 		writes := 0
 		var before os.FileInfo
 		for i := range 10 * 60 {
-			m := &member{node: Node{Name: fmt.Sprint(i % (maxCached + 50)), State: NodeReady, Address: "127.0.0.1:1"}}
-			m.plugins = []*Instance{{Type: "T", Name: "n", Published: "registered", Current: true}}
-			l.cache.add(m)
+			l.cache.add(&Node{
+				NodeRecord: &fleetv1.NodeRecord{Address: "127.0.0.1:1"}, Name: fmt.Sprint(i % (maxCached + 50)), State: NodeReady,
+				plugins: []*fleetv1.PluginRecord{{Type: "T", Name: "n", State: "registered", Current: true}},
+			})
 			time.Sleep(time.Second)
 			synctest.Wait()
 			now, err := os.Stat(file)

@@ -80,8 +80,8 @@ func TestStopped(t *testing.T) {
 		p.Run(ctx)
 		known := &facts{}
 		known.put(keys.Record, &mvccpb.KeyValue{Value: []byte(f.value(node + keys.Record))})
-		if m := known.member("a", nil, time.Time{}, time.Now()); m.node.State != NodeStopped || len(m.plugins) != 1 || f.value(node+keys.Presence) != "" {
-			t.Errorf("%+v with %d plugins; presence %q", m.node, len(m.plugins), f.value(node+keys.Presence))
+		if m := known.node("a", nil, time.Time{}, time.Now()); m.State != NodeStopped || len(m.plugins) != 1 || f.value(node+keys.Presence) != "" {
+			t.Errorf("%+v with %d plugins; presence %q", m, len(m.plugins), f.value(node+keys.Presence))
 		}
 	})
 }

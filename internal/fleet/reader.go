@@ -38,7 +38,7 @@ type Reader struct {
 	all      whole
 	fleet    followed // all, as a source of the follower
 	feed     *broadcast.Feed[step]
-	members  map[string]*member
+	members  map[string]*Node
 }
 
 // ReaderStats counts complete lists, watches that were started, and changes of keys.
@@ -51,7 +51,7 @@ func Open(c *Cluster, config ReaderConfig) *Reader {
 
 func open(d dialer, timeout time.Duration, config ReaderConfig) *Reader {
 	config.Presence = cmp.Or(config.Presence, DefaultPresence)
-	r := &Reader{config: config, members: map[string]*member{}}
+	r := &Reader{config: config, members: map[string]*Node{}}
 	r.init(r, d, timeout, config.Logger, Health{Message: "the fleet has not been read yet", Since: time.Now()})
 	r.feed = &broadcast.Feed[step]{Weight: step.weight, Resync: func(_ string, commit func(step)) {
 		r.mu.Lock()
@@ -102,7 +102,7 @@ func (r *Reader) Ready(ctx context.Context) error {
 }
 
 // Nodes returns all nodes, ordered by name.
-func (r *Reader) Nodes() []Node {
+func (r *Reader) Nodes() []*Node {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	return r.nodes(Filter{})
@@ -124,8 +124,8 @@ func (r *Reader) Find(ctx context.Context, f Filter) ([]Instance, error) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	var found []Instance
-	for _, name := range slices.Sorted(maps.Keys(r.members)) {
-		found = append(found, r.members[name].callable(f)...)
+	for _, n := range r.nodes(f) {
+		found = append(found, n.callable(f)...)
 	}
 	return found, nil
 }
@@ -195,45 +195,32 @@ func (r *Reader) Wait(ctx context.Context, f Filter, until func([]Instance) bool
 	return plugins, ErrClosed
 }
 
-func (r *Reader) nodes(f Filter) []Node {
-	nodes := make([]Node, 0, len(r.members))
+func (r *Reader) nodes(f Filter) []*Node {
+	nodes := make([]*Node, 0, len(r.members))
 	for _, name := range slices.Sorted(maps.Keys(r.members)) {
-		if f.MatchNode(r.members[name].node) {
-			nodes = append(nodes, r.members[name].node)
+		if f.MatchNode(r.members[name]) {
+			nodes = append(nodes, r.members[name])
 		}
 	}
 	return nodes
 }
 
-func (r *Reader) plugins(f Filter) []Instance {
-	type found struct { // sorting these is cheaper than sorting instances, which are large
-		*member
-		published *Instance
-	}
-	var all []found
-	for _, name := range slices.Sorted(maps.Keys(r.members)) {
-		if !anyOf(f.Nodes, name) {
-			continue
-		}
-		m := r.members[name]
-		for _, published := range m.plugins {
-			if f.match(m.plugin(published)) {
-				all = append(all, found{m, published})
+func (r *Reader) plugins(f Filter) (all []Instance) {
+	for _, n := range r.nodes(f) {
+		for _, p := range n.plugins {
+			if i := (Instance{PluginRecord: p, Node: n}); f.match(i) {
+				all = append(all, i)
 			}
 		}
 	}
-	slices.SortStableFunc(all, func(a, b found) int {
-		return cmp.Or(strings.Compare(a.published.Type, b.published.Type), strings.Compare(a.published.Name, b.published.Name))
+	slices.SortStableFunc(all, func(a, b Instance) int {
+		return cmp.Or(strings.Compare(a.GetType(), b.GetType()), strings.Compare(a.GetName(), b.GetName()))
 	})
-	plugins := make([]Instance, len(all))
-	for i, p := range all {
-		plugins[i] = p.plugin(p.published)
-	}
-	return plugins
+	return all
 }
 
 // publish replaces a member, nil for none, and publishes the difference, but not during the first list. The caller holds mu.
-func (r *Reader) publish(name string, now *member) {
+func (r *Reader) publish(name string, now *Node) {
 	before := r.members[name]
 	if now == nil {
 		delete(r.members, name)
@@ -372,7 +359,7 @@ func (w *whole) put(name, key string, kv *mvccpb.KeyValue) {
 
 // show publishes the present state of a node.
 func (w *whole) show(name string, now time.Time) {
-	var shown *member
+	var shown *Node
 	if known := w.facts[name]; known != nil && !known.isEmpty() {
 		before, latest := w.members[name], now.Add(-w.config.Presence)
 		seen := latest
@@ -381,7 +368,7 @@ func (w *whole) show(name string, now time.Time) {
 				seen = w.lost.Add(-w.config.Presence)
 			}
 		}
-		shown = known.member(name, before, seen, latest)
+		shown = known.node(name, before, seen, latest)
 	} else if known != nil && !known.cordon.Drained { // keep a cordon: it has no lease, and counts when the node returns
 		delete(w.facts, name)
 	}

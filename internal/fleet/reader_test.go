@@ -43,9 +43,7 @@ func TestWaitLooksOnce(t *testing.T) {
 		}()
 		synctest.Wait()
 		add := func(node, plugin string) {
-			m := &member{node: Node{Name: node, State: NodeReady}, plugins: []*Instance{{Type: "T", Name: plugin}}}
-			m.node.Plugins = len(m.plugins)
-			r.publish(node, m)
+			r.publish(node, &Node{Name: node, State: NodeReady, plugins: []*fleetv1.PluginRecord{{Type: "T", Name: plugin}}})
 		}
 		r.mu.Lock()
 		for i := range 7 { // with the other, as many changes as a subscriber may leave unread before it is served otherwise
@@ -71,13 +69,13 @@ func TestOrder(t *testing.T) {
 	r := openEmpty()
 	r.Close()
 	for _, name := range []string{"b", "a", "c"} {
-		r.members[name] = &member{node: Node{Name: name, State: NodeReady}, plugins: []*Instance{
-			{Type: "T", Name: "y", ID: "2"}, {Type: "T", Name: "y", ID: "1"}, {Type: "T", Name: "x"}, {Type: "S", Name: "z"},
+		r.members[name] = &Node{Name: name, State: NodeReady, plugins: []*fleetv1.PluginRecord{
+			{Type: "T", Name: "y", Instance: "2"}, {Type: "T", Name: "y", Instance: "1"}, {Type: "T", Name: "x"}, {Type: "S", Name: "z"},
 		}}
 	}
 	var got []string
 	for _, p := range r.Plugins(Filter{Nodes: []string{"c", "a"}}) {
-		got = append(got, p.Type+p.Name+p.Node+p.ID)
+		got = append(got, p.GetType()+p.GetName()+p.Node.Name+p.GetInstance())
 	}
 	if want := []string{"Sza", "Szc", "Txa", "Txc", "Tya2", "Tya1", "Tyc2", "Tyc1"}; !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
@@ -94,9 +92,9 @@ func TestFlappingNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	const plugins, flaps = 20, 1000 // together far more than a subscriber may leave unread
-	states := []*member{{node: Node{Name: "a", State: NodeReady}}, {node: Node{Name: "a", State: NodeUnreachable}}}
+	states := []*Node{{Name: "a", State: NodeReady}, {Name: "a", State: NodeUnreachable}}
 	for i := range plugins {
-		p := &Instance{Type: "T", Name: fmt.Sprint(i)}
+		p := &fleetv1.PluginRecord{Type: "T", Name: fmt.Sprint(i)}
 		for _, m := range states {
 			m.plugins = append(m.plugins, p)
 		}
@@ -133,8 +131,8 @@ func TestLargeSteps(t *testing.T) {
 	known := &facts{}
 	known.put(keys.Record, &mvccpb.KeyValue{Value: marshal(t, large)})
 	for i := range 400 {
-		m := known.member("a", nil, time.Time{}, time.Time{})
-		m.node.Version = fmt.Sprint(i)
+		m := known.node("a", nil, time.Time{}, time.Time{})
+		m.NodeRecord = &fleetv1.NodeRecord{Version: fmt.Sprint(i)}
 		r.mu.Lock()
 		r.publish("a", m)
 		r.mu.Unlock()

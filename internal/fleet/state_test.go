@@ -2,13 +2,14 @@ package fleet
 
 import (
 	"fmt"
-	"reflect"
+	"maps"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	"pgregory.net/rapid"
 
@@ -28,7 +29,7 @@ func marshal(t rapid.TB, r *fleetv1.NodeRecord) []byte {
 
 // picture is the state that a subscriber derives from the changes.
 type picture struct {
-	nodes   map[string]Node
+	nodes   map[string]*Node
 	plugins map[string]Instance
 }
 
@@ -38,21 +39,29 @@ func (p picture) take(t rapid.TB, c Change) {
 		if known == (c.Kind == Added) {
 			t.Fatalf("%s of node %s, known: %t", c.Kind, c.Node.Name, known)
 		}
-		p.nodes[c.Node.Name] = *c.Node
+		p.nodes[c.Node.Name] = c.Node
 		if c.Kind == Removed {
 			delete(p.nodes, c.Node.Name)
 		}
 		return
 	}
-	key := c.Plugin.Node + c.Plugin.Type + c.Plugin.Name + c.Plugin.ID
+	key := keyOf(*c.Plugin)
 	old, known := p.plugins[key]
-	if known == (c.Kind == Added) || c.Kind == Changed && reflect.DeepEqual(old, *c.Plugin) {
+	if known == (c.Kind == Added) || c.Kind == Changed && looksLike(old, *c.Plugin) {
 		t.Fatalf("%s of plugin %+v, known: %+v", c.Kind, c.Plugin, old)
 	}
 	p.plugins[key] = *c.Plugin
 	if c.Kind == Removed {
 		delete(p.plugins, key)
 	}
+}
+
+func keyOf(i Instance) string { return i.Node.Name + i.GetType() + i.GetName() + i.GetInstance() }
+
+// looksLike reports whether two views of an instance show the same.
+func looksLike(a, b Instance) bool {
+	return a.Node.State == b.Node.State && a.Node.LastSeen.Equal(b.Node.LastSeen) && a.Node.SeenBefore.Equal(b.Node.SeenBefore) &&
+		maps.Equal(a.Node.GetLabels(), b.Node.GetLabels()) && proto.Equal(a.PluginRecord, b.PluginRecord)
 }
 
 // TestChangesLeadToTheState checks that the changes lead from each state to the next, and that none is repeated, for any changes of the
@@ -64,10 +73,10 @@ func TestChangesLeadToTheState(t *testing.T) {
 	}
 	rapid.Check(t, func(t *rapid.T) {
 		known := &facts{}
-		var shown *member
+		var shown *Node
 		pictures := make([]picture, len(filters))
 		for i := range pictures {
-			pictures[i] = picture{map[string]Node{}, map[string]Instance{}}
+			pictures[i] = picture{map[string]*Node{}, map[string]Instance{}}
 		}
 		t.Repeat(map[string]func(*rapid.T){
 			"presence": func(t *rapid.T) { known.put(keys.Presence, &mvccpb.KeyValue{}) },
@@ -92,9 +101,9 @@ func TestChangesLeadToTheState(t *testing.T) {
 				known.put(keys.Record, &mvccpb.KeyValue{Value: rapid.SliceOf(rapid.Byte()).Draw(t, "value")})
 			},
 			"": func(t *rapid.T) {
-				var now *member
+				var now *Node
 				if !known.isEmpty() {
-					now = known.member("a", shown, time.Unix(100, 0), time.Unix(100, 0))
+					now = known.node("a", shown, time.Unix(100, 0), time.Unix(100, 0))
 				}
 				changes := differences(shown, now)
 				shown = now
@@ -107,12 +116,12 @@ func TestChangesLeadToTheState(t *testing.T) {
 					want := map[string]Instance{}
 					if now != nil {
 						for _, r := range now.plugins {
-							if p := now.plugin(r); f.match(p) {
-								want[p.Node+p.Type+p.Name+p.ID] = p
+							if p := (Instance{PluginRecord: r, Node: now}); f.match(p) {
+								want[keyOf(p)] = p
 							}
 						}
 					}
-					if !reflect.DeepEqual(want, pictures[i].plugins) {
+					if !maps.EqualFunc(want, pictures[i].plugins, looksLike) {
 						t.Fatalf("filter %+v: the picture is %v, the state %v", f, pictures[i].plugins, want)
 					}
 				}
@@ -149,7 +158,7 @@ func TestHostile(t *testing.T) {
 	records := pluginRecords([]plugin.Status{status, {Type: "T"}, {Name: "n"}}, nil)
 	unhealthy := map[string]bool{"/b": true}
 	two := pluginRecords([]plugin.Status{{Type: "T", Name: "a", SocketPath: "/a"}, {Type: "T", Name: "b", SocketPath: "/b"}}, unhealthy)
-	if pluginOf(two[0]).Unhealthy || !pluginOf(two[1]).Unhealthy {
+	if two[0].GetUnhealthy() || !two[1].GetUnhealthy() {
 		t.Errorf("published: %v", two)
 	}
 	if len(records) != 1 || records[0].GetDetails() != nil {
@@ -166,7 +175,7 @@ func FuzzDecode(f *testing.F) {
 	f.Fuzz(func(t *testing.T, value []byte, key string) {
 		known := &facts{}
 		known.put(key, &mvccpb.KeyValue{Value: value})
-		m := known.member("a", nil, time.Time{}, time.Unix(1, 0))
+		m := known.node("a", nil, time.Time{}, time.Unix(1, 0))
 		differences(nil, m)
 		known.put(key, nil)
 		if !known.isEmpty() {

@@ -3,7 +3,6 @@ package fleet
 import (
 	"cmp"
 	"maps"
-	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -29,24 +28,23 @@ const (
 	NodeUnknown     NodeState = "unknown"     // the node has no record, or one that cannot be read
 )
 
-// Node is one node of the fleet. Its slices and maps must not be changed.
+// Node is one node of the fleet, as readers see it. It must not be changed.
 type Node struct {
-	Name      string
-	State     NodeState
-	Instance  string    // identifies this start of its daemon
-	Address   string    // HOST:PORT at which it takes calls; empty for none
-	Version   string    // of Patchbay
-	StartedAt time.Time // of its daemon, by its own clock
+	*fleetv1.NodeRecord // what the node has published, without its plugins; nil if that is missing or cannot be read
+	Name                string
+	State               NodeState
 	// LastSeen is when the node was last known to be alive: when it stopped or last renewed its presence. If the reader did not follow etcd
 	// at that time, the exact time is unknown: the node may have been alive until SeenBefore, which is zero otherwise. Both are zero while
 	// the node is ready.
 	LastSeen, SeenBefore time.Time
+	Cordon               Cordon
 
-	Conditions []plugin.Condition // ordered by name
-	Plugins    int                // the number of instances that it has published
-	Labels     map[string]string
-	Cordon     Cordon
+	plugins []*fleetv1.PluginRecord // in the order in which the node has published them
+	weight  uint64                  // of a step to this view of the node
 }
+
+// Count returns the number of instances of plugins that the node has published.
+func (n *Node) Count() int { return len(n.plugins) }
 
 // Cordon describes whether a node is drained. Calls to any node go to a drained node only if no other node can take them.
 type Cordon struct {
@@ -55,48 +53,45 @@ type Cordon struct {
 	By      string    // the name of the node on which the drain was requested
 }
 
-// Instance is one instance of a plugin on one node. Its slices and maps must not be changed.
+// Instance is one instance of a plugin on one node. Its node and its record must not be changed.
 type Instance struct {
-	Node, Type, Name, Version string
+	*fleetv1.PluginRecord
+	Node *Node
 
-	Published    plugin.State // the state that the node published
-	State        plugin.State // the same, or [plugin.StateUnreachable] if the node is not ready
-	NodeState    NodeState
-	ID           string // see [plugin.Status.Instance]; empty if it was never registered
-	Endpoint     string // the path on its node at which its services answer
-	Source       plugin.Source
-	Roles        []string
-	Details      map[string]string // from the handler of its type; nil if they are too large for the fleet
-	RegisteredAt time.Time
-	// LastSeen and SeenBefore are those of the node.
-	LastSeen, SeenBefore time.Time
-	Current              bool // the instance is the one that is dispensed for its type and name on its node
-	Unhealthy            bool // the instance is not serving or does not respond; calls to any node prefer healthy instances
+	cache *nodeCache // the cache of the lookup that found the instance; nil for none
+}
 
-	// Address is the HOST:PORT at which the daemon of the node takes calls; empty for none. Drained reports whether the node is drained.
-	// Only Find sets them.
-	Address string
-	Drained bool
-
-	nodeLabels map[string]string
-	of         *member
-	cache      *nodeCache // the cache of the lookup that found the instance; nil for none
+// State returns the state that the node has published, or [plugin.StateUnreachable] if the node is not ready.
+func (i Instance) State() plugin.State {
+	if i.Node.State != NodeReady {
+		return plugin.StateUnreachable
+	}
+	return plugin.State(i.GetState())
 }
 
 // Called records that the instance was called, for a [Lookup] that keeps the nodes that were called.
 func (i Instance) Called() {
 	if i.cache != nil {
-		i.cache.add(i.of)
+		i.cache.add(i.Node)
 	}
 }
 
 func (i Instance) isPreferred() bool {
-	return i.NodeState != NodeUnreachable && !i.Drained && !i.Unhealthy
+	return i.Node.State != NodeUnreachable && !i.Node.Cordon.Drained && !i.GetUnhealthy()
 }
 
-// isCallable reports whether a current instance may be called.
-func (i Instance) isCallable() bool {
-	return i.Published == plugin.StateRegistered && (i.NodeState == NodeReady || i.NodeState == NodeUnreachable)
+// callable returns the plugins of the node that pass a filter and may be called. The filter needs no states.
+func (n *Node) callable(f Filter) (instances []Instance) {
+	if n.State != NodeReady && n.State != NodeUnreachable {
+		return nil
+	}
+	for _, p := range n.plugins {
+		i := Instance{PluginRecord: p, Node: n}
+		if p.GetCurrent() && p.GetState() == string(plugin.StateRegistered) && f.match(i) {
+			instances = append(instances, i)
+		}
+	}
+	return instances
 }
 
 // Filter selects plugins. A list that is not empty must contain the value of the plugin.
@@ -112,14 +107,14 @@ type Filter struct {
 }
 
 // MatchNode reports whether the name and the labels of a node pass the filter.
-func (f Filter) MatchNode(n Node) bool {
-	return anyOf(f.Nodes, n.Name) && HasLabels(n.Labels, f.Labels)
+func (f Filter) MatchNode(n *Node) bool {
+	return anyOf(f.Nodes, n.Name) && HasLabels(n.GetLabels(), f.Labels)
 }
 
-func (f Filter) match(p Instance) bool {
-	return (anyOf(f.Types, p.Type) || slices.ContainsFunc(p.Roles, func(role string) bool { return slices.Contains(f.Types, role) })) &&
-		anyOf(f.Names, p.Name) && anyOf(f.Nodes, p.Node) && anyOf(f.Versions, p.Version) && anyOf(f.States, p.State) &&
-		HasLabels(p.nodeLabels, f.Labels) && (f.May == nil || f.May(p.Node))
+func (f Filter) match(i Instance) bool {
+	hasType := func(role string) bool { return slices.Contains(f.Types, role) }
+	return anyOf(f.Names, i.GetName()) && (anyOf(f.Types, i.GetType()) || slices.ContainsFunc(i.GetRoles(), hasType)) && f.MatchNode(i.Node) &&
+		anyOf(f.Versions, i.GetVersion()) && anyOf(f.States, i.State()) && (f.May == nil || f.May(i.Node.Name))
 }
 
 // HasLabels reports whether labels has all wanted ones.
@@ -165,7 +160,7 @@ func (c Change) through(f Filter) (Change, bool) {
 	case c.Health != nil:
 		return c, f.Health
 	case c.Node != nil:
-		return c, f.MatchNode(*c.Node)
+		return c, f.MatchNode(c.Node)
 	case c.Plugin == nil:
 		return c, true
 	case c.Kind != Changed:
@@ -183,7 +178,7 @@ func (c Change) through(f Filter) (Change, bool) {
 
 // Snapshot is the fleet at one moment.
 type Snapshot struct {
-	Nodes   []Node     // ordered by name
+	Nodes   []*Node    // ordered by name
 	Plugins []Instance // ordered by type, name and node, newest first
 }
 
@@ -213,21 +208,13 @@ type facts struct {
 	renewed   time.Time // when a node that was dead before the first list last renewed its retention; zero if unknown
 }
 
-// record is the published state of a node: everything except its name, its state and the cordon.
+// record is what a node has published.
 type record struct {
-	readable             bool
-	node                 Node
-	plugins              []*Instance // they do not change
-	stoppedAt, writtenAt time.Time
-	lease                clientv3.LeaseID
-	weight               uint64
-}
-
-// member is one node as readers see it. It does not change after it was published.
-type member struct {
-	node    Node
-	plugins []*Instance // the plugins in the order in which the node published them
-	weight  uint64      // of a step to this view of the node
+	*fleetv1.NodeRecord // without plugins, and without the time when it was written; nil if it is malformed or too large
+	plugins             []*fleetv1.PluginRecord
+	writtenAt           time.Time
+	lease               clientv3.LeaseID
+	weight              uint64
 }
 
 // A record counts as one more unread step for each weightUnit of its size in memory, in which an entry has entrySize and its texts.
@@ -244,8 +231,7 @@ func (f *facts) put(key string, kv *mvccpb.KeyValue) bool {
 			break
 		}
 		if value, err := decodeRecord(kv.Value); err == nil {
-			f.record = recordOf(value)
-			f.record.lease = clientv3.LeaseID(kv.Lease)
+			f.record = recordOf(value, kv)
 		}
 	case keys.Cordon:
 		if f.cordon = (Cordon{}); kv != nil {
@@ -271,66 +257,61 @@ func (f *facts) isEmpty() bool { return !f.present && !f.hasRecord }
 
 func (f *facts) state() NodeState {
 	switch {
-	case !f.record.readable:
+	case f.record.NodeRecord == nil:
 		return NodeUnknown
 	case f.present:
 		return NodeReady
-	case !f.record.stoppedAt.IsZero():
+	case f.record.GetStoppedAt() != nil:
 		return NodeStopped
 	}
 	return NodeUnreachable
 }
 
-// member returns the node as readers see it now. before is the previous view; nil for none. If the presence of the node has just ended, the
+// node returns the node as readers see it now. before is the previous view; nil for none. If the presence of the node has just ended, the
 // node was alive at a time from seen, which is zero if unknown, to latest.
-func (f *facts) member(name string, before *member, seen, latest time.Time) *member {
-	m := &member{node: f.record.node, plugins: f.record.plugins, weight: f.record.weight}
-	m.node.Name, m.node.Cordon, m.node.Plugins = name, f.cordon, len(m.plugins)
-	m.node.State = f.state()
+func (f *facts) node(name string, before *Node, seen, latest time.Time) *Node {
+	n := &Node{
+		NodeRecord: f.record.NodeRecord, Name: name, State: f.state(), Cordon: f.cordon, plugins: f.record.plugins, weight: f.record.weight,
+	}
 	switch {
 	case f.present:
-	case m.node.State == NodeStopped:
-		m.node.LastSeen = slices.MinFunc([]time.Time{f.record.stoppedAt, time.Now()}, time.Time.Compare) // the clock of the node may be ahead
-	case before != nil && !before.node.LastSeen.IsZero() && before.node.Instance == m.node.Instance:
-		m.node.LastSeen, m.node.SeenBefore = before.node.LastSeen, before.node.SeenBefore
+	case n.State == NodeStopped:
+		n.LastSeen = slices.MinFunc([]time.Time{timeOf(n.GetStoppedAt()), time.Now()}, time.Time.Compare) // the clock of the node may be ahead
+	case before != nil && !before.LastSeen.IsZero() && before.GetInstance() == n.GetInstance():
+		n.LastSeen, n.SeenBefore = before.LastSeen, before.SeenBefore
 	default:
 		known := slices.MaxFunc([]time.Time{seen, f.renewed, f.record.writtenAt}, time.Time.Compare)
-		if m.node.LastSeen = slices.MinFunc([]time.Time{known, latest}, time.Time.Compare); !seen.Equal(latest) {
-			m.node.SeenBefore = latest
+		if n.LastSeen = slices.MinFunc([]time.Time{known, latest}, time.Time.Compare); !seen.Equal(latest) {
+			n.SeenBefore = latest
 		}
 	}
-	return m
-}
-
-// plugin returns a plugin of the node as readers see it.
-func (m *member) plugin(published *Instance) Instance {
-	p := *published
-	p.Node, p.NodeState, p.nodeLabels = m.node.Name, m.node.State, m.node.Labels
-	p.LastSeen, p.SeenBefore = m.node.LastSeen, m.node.SeenBefore
-	if m.node.State != NodeReady {
-		p.State = plugin.StateUnreachable
-	}
-	return p
+	return n
 }
 
 // comparePlugins orders the plugins of a node for comparisons.
-func comparePlugins(a, b *Instance) int {
-	return cmp.Or(strings.Compare(a.Type, b.Type), strings.Compare(a.Name, b.Name),
-		strings.Compare(a.ID, b.ID), strings.Compare(a.Endpoint, b.Endpoint))
+func comparePlugins(a, b *fleetv1.PluginRecord) int {
+	return cmp.Or(strings.Compare(a.GetType(), b.GetType()), strings.Compare(a.GetName(), b.GetName()),
+		strings.Compare(a.GetInstance(), b.GetInstance()), strings.Compare(a.GetEndpoint(), b.GetEndpoint()))
 }
 
-func (m *member) sorted() []*Instance {
-	if m == nil {
+func (n *Node) sorted() []*fleetv1.PluginRecord {
+	if n == nil {
 		return nil
 	}
-	return slices.SortedStableFunc(slices.Values(m.plugins), comparePlugins)
+	return slices.SortedStableFunc(slices.Values(n.plugins), comparePlugins)
+}
+
+// movesPlugins reports whether another view of the node shows its plugins differently, even if their records are equal.
+func (n *Node) movesPlugins(other *Node) bool {
+	return n.State != other.State || !n.LastSeen.Equal(other.LastSeen) || !n.SeenBefore.Equal(other.SeenBefore) ||
+		!maps.Equal(n.GetLabels(), other.GetLabels())
 }
 
 // step leads from one view of a node to the next; either may be nil. Its changes are computed when a subscriber reads it, so that a node
 // that repeatedly disappears and returns is one entry for each subscriber, regardless of the number of its plugins. The zero value replaces
 // lost steps.
 type step struct {
-	before, after *member
+	before, after *Node
 	health        *Health // the health of the reader, if it has changed and not a node
 }
 
@@ -353,21 +334,22 @@ func (s step) changes() []Change {
 }
 
 // differences returns the changes from one view of a node to another; either may be nil.
-func differences(before, after *member) []Change {
+func differences(before, after *Node) []Change {
 	var changes []Change
+	moved := false
 	switch {
 	case before == nil && after == nil:
 		return nil
 	case before == nil:
-		changes = append(changes, Change{Kind: Added, Node: &after.node})
+		changes = append(changes, Change{Kind: Added, Node: after})
 	case after == nil:
-	case !reflect.DeepEqual(before.node, after.node):
-		changes = append(changes, Change{Kind: Changed, Node: &after.node})
+	default:
+		moved = before.movesPlugins(after)
+		if moved || before.Cordon != after.Cordon || before.Count() != after.Count() || !proto.Equal(before.NodeRecord, after.NodeRecord) {
+			changes = append(changes, Change{Kind: Changed, Node: after})
+		}
 	}
 	old, now := before.sorted(), after.sorted()
-	moved := before != nil && after != nil &&
-		(!maps.Equal(before.node.Labels, after.node.Labels) || before.node.State != after.node.State ||
-			!before.node.LastSeen.Equal(after.node.LastSeen) || !before.node.SeenBefore.Equal(after.node.SeenBefore))
 	for len(old) > 0 || len(now) > 0 {
 		order := len(now) - len(old) // if one of the lists is empty
 		if len(old) > 0 && len(now) > 0 {
@@ -375,21 +357,22 @@ func differences(before, after *member) []Change {
 		}
 		switch {
 		case order < 0:
-			changes = append(changes, Change{Kind: Removed, Plugin: new(before.plugin(old[0]))})
+			changes = append(changes, Change{Kind: Removed, Plugin: &Instance{PluginRecord: old[0], Node: before}})
 			old = old[1:]
 		case order > 0:
-			changes = append(changes, Change{Kind: Added, Plugin: new(after.plugin(now[0]))})
+			changes = append(changes, Change{Kind: Added, Plugin: &Instance{PluginRecord: now[0], Node: after}})
 			now = now[1:]
 		default:
-			if moved || !reflect.DeepEqual(old[0], now[0]) {
-				changes = append(changes,
-					Change{Kind: Changed, Plugin: new(after.plugin(now[0])), pluginBefore: new(before.plugin(old[0]))})
+			if moved || old[0] != now[0] && !proto.Equal(old[0], now[0]) {
+				changes = append(changes, Change{
+					Kind: Changed, Plugin: &Instance{PluginRecord: now[0], Node: after}, pluginBefore: &Instance{PluginRecord: old[0], Node: before},
+				})
 			}
 			old, now = old[1:], now[1:]
 		}
 	}
 	if after == nil {
-		changes = append(changes, Change{Kind: Removed, Node: &before.node})
+		changes = append(changes, Change{Kind: Removed, Node: before})
 	}
 	return changes
 }
@@ -397,34 +380,25 @@ func differences(before, after *member) []Change {
 // intern returns a string that is in memory once: many nodes have the same types, names, versions and paths.
 func intern(s string) string { return unique.Make(s).Value() }
 
-func recordOf(r *fleetv1.NodeRecord) record {
-	published := record{readable: true, node: Node{
-		Instance: r.GetInstance(), Address: r.GetAddress(), Version: intern(r.GetVersion()), StartedAt: timeOf(r.GetStartedAt()),
-	}, stoppedAt: timeOf(r.GetStoppedAt()), writtenAt: timeOf(r.GetWrittenAt())}
-	published.weight = uint64(proto.Size(r)+entries(r)*entrySize) / weightUnit
-	published.node.Labels = interned(r.GetLabels())
+// recordOf returns the record of a value. Its texts are in memory once, and it has no times that time formats cannot represent.
+func recordOf(r *fleetv1.NodeRecord, kv *mvccpb.KeyValue) record {
+	known := record{NodeRecord: r, plugins: r.GetPlugins(), writtenAt: timeOf(r.GetWrittenAt()), lease: clientv3.LeaseID(kv.Lease)}
+	known.weight = uint64(proto.Size(r)+entries(r)*entrySize) / weightUnit
+	r.Plugins, r.WrittenAt, r.Version, r.Labels = nil, nil, intern(r.GetVersion()), interned(r.GetLabels())
+	r.StartedAt, r.StoppedAt = timestamp(timeOf(r.GetStartedAt())), timestamp(timeOf(r.GetStoppedAt()))
 	for _, c := range r.GetConditions() {
-		published.node.Conditions = append(published.node.Conditions,
-			plugin.Condition{Name: intern(c.GetName()), OK: c.GetOk(), Message: intern(c.GetMessage()), Since: timeOf(c.GetSince())})
+		c.Name, c.Message, c.Since = intern(c.GetName()), intern(c.GetMessage()), timestamp(timeOf(c.GetSince()))
 	}
-	for _, p := range r.GetPlugins() {
-		published.plugins = append(published.plugins, pluginOf(p))
+	for _, p := range known.plugins {
+		for _, text := range []*string{&p.Type, &p.Name, &p.Version, &p.State, &p.Endpoint, &p.Source} {
+			*text = intern(*text)
+		}
+		for i, role := range p.GetRoles() {
+			p.Roles[i] = intern(role)
+		}
+		p.Details, p.RegisteredAt = interned(p.GetDetails()), timestamp(timeOf(p.GetRegisteredAt()))
 	}
-	return published
-}
-
-func pluginOf(r *fleetv1.PluginRecord) *Instance {
-	state := plugin.State(intern(r.GetState()))
-	published := &Instance{
-		Type: intern(r.GetType()), Name: intern(r.GetName()), Version: intern(r.GetVersion()), State: state, Published: state,
-		ID: r.GetInstance(), Endpoint: intern(r.GetEndpoint()), Source: plugin.Source(intern(r.GetSource())),
-		Roles: r.GetRoles(), RegisteredAt: timeOf(r.GetRegisteredAt()), Current: r.GetCurrent(), Unhealthy: r.GetUnhealthy(),
-	}
-	for i, role := range published.Roles {
-		published.Roles[i] = intern(role)
-	}
-	published.Details = interned(r.GetDetails())
-	return published
+	return known
 }
 
 // interned returns a copy of a map, nil for an empty one.

@@ -124,7 +124,7 @@ func decodeRecord(value []byte) (r *fleetv1.NodeRecord, err error) {
 	}
 	r = &fleetv1.NodeRecord{}
 	if err == nil {
-		err = proto.Unmarshal(text, r)
+		err = proto.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(text, r)
 	}
 	if err == nil && (len(text) > maxRecord || entries(r) > maxEntries) {
 		err = errors.New("it is larger than a node may publish")

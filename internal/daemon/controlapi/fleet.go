@@ -1,7 +1,6 @@
 package controlapi
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -143,7 +142,7 @@ func sendSnapshot(
 	}
 	for _, n := range snapshot.Nodes {
 		if withNodes {
-			add(fleet.Change{Kind: fleet.Added, Node: &n})
+			add(fleet.Change{Kind: fleet.Added, Node: n})
 		}
 	}
 	for _, p := range snapshot.Plugins {
@@ -167,7 +166,7 @@ func changeMessage(c fleet.Change) *patchbayv1.WatchFleetResponse {
 	case c.Plugin != nil:
 		message.Plugin = fleetPluginMessage(*c.Plugin)
 	case c.Node != nil:
-		message.Node = nodeMessage(*c.Node)
+		message.Node = nodeMessage(c.Node)
 	case c.Health != nil:
 		message.Health = healthMessage(*c.Health)
 	}
@@ -229,23 +228,28 @@ func healthMessage(h fleet.Health) *patchbayv1.FleetHealth {
 	return &patchbayv1.FleetHealth{Current: h.Current, Message: untrusted.Valid(h.Message), Since: timestamp(h.Since)}
 }
 
-func nodeMessage(n fleet.Node) *patchbayv1.FleetNode {
+func nodeMessage(n *fleet.Node) *patchbayv1.FleetNode {
 	message := &patchbayv1.FleetNode{
-		Labels: n.Labels,
-		Name:   n.Name, State: string(n.State), Instance: untrusted.Valid(n.Instance), Address: untrusted.Valid(n.Address),
-		Version:   untrusted.Valid(n.Version),
-		StartedAt: timestamp(n.StartedAt), LastSeen: timestamp(n.LastSeen), LastSeenBefore: timestamp(n.SeenBefore),
-		Plugins: uint32(n.Plugins), Reason: nodeReason(n),
-		Conditions: each(n.Conditions, conditionMessage),
+		Name: n.Name, State: string(n.State), Instance: n.GetInstance(), Address: n.GetAddress(), Version: n.GetVersion(), Labels: n.GetLabels(),
+		StartedAt: n.GetStartedAt(), LastSeen: timestamp(n.LastSeen), LastSeenBefore: timestamp(n.SeenBefore), Plugins: uint32(n.Count()),
+		Reason: nodeReason(n),
+	}
+	for _, c := range n.GetConditions() {
+		m := conditionMessage(plugin.Condition{Name: c.GetName(), OK: c.GetOk(), Message: c.GetMessage()})
+		m.Since = c.GetSince()
+		message.Conditions = append(message.Conditions, m)
 	}
 	if n.Cordon.Drained {
-		message.DrainedAt, message.DrainedBy = timestamp(cmp.Or(n.Cordon.Since, n.StartedAt)), untrusted.Valid(n.Cordon.By)
+		if message.DrainedAt = timestamp(n.Cordon.Since); message.DrainedAt == nil {
+			message.DrainedAt = n.GetStartedAt()
+		}
+		message.DrainedBy = n.Cordon.By
 	}
 	return message
 }
 
 // nodeReason returns why a node is in its state.
-func nodeReason(n fleet.Node) string {
+func nodeReason(n *fleet.Node) string {
 	switch n.State {
 	case fleet.NodeUnreachable:
 		return "Its presence in etcd has ended; it was last seen " + lastSeen(n.LastSeen, n.SeenBefore) + "."
@@ -290,18 +294,16 @@ func markHolder(p *patchbayv1.FleetPlugin, held map[plugin.Name]keys.LockState) 
 
 func fleetPluginMessage(p fleet.Instance) *patchbayv1.FleetPlugin {
 	message := &patchbayv1.FleetPlugin{
-		Node: p.Node, Type: untrusted.Valid(p.Type), Name: untrusted.Valid(p.Name), Version: untrusted.Valid(p.Version),
-		State:          untrusted.Valid(string(p.State)),
-		PublishedState: untrusted.Valid(string(p.Published)), Instance: untrusted.Valid(p.ID),
-		Endpoint: untrusted.Valid(p.Endpoint), Source: untrusted.Valid(string(p.Source)),
-		Roles: validAll(p.Roles), Details: p.Details, RegisteredAt: timestamp(p.RegisteredAt), LastSeen: timestamp(p.LastSeen),
-		LastSeenBefore: timestamp(p.SeenBefore), Current: p.Current, Reason: reasons[p.State], Unhealthy: p.Unhealthy,
+		Node: p.Node.Name, Type: p.GetType(), Name: p.GetName(), Version: p.GetVersion(), State: string(p.State()), PublishedState: p.GetState(),
+		Instance: p.GetInstance(), Endpoint: p.GetEndpoint(), Source: p.GetSource(), Roles: p.GetRoles(), Details: p.GetDetails(),
+		RegisteredAt: p.GetRegisteredAt(), LastSeen: timestamp(p.Node.LastSeen), LastSeenBefore: timestamp(p.Node.SeenBefore),
+		Current: p.GetCurrent(), Reason: reasons[p.State()], Unhealthy: p.GetUnhealthy(),
 	}
-	switch p.NodeState {
+	switch p.Node.State {
 	case fleet.NodeUnreachable:
-		message.Reason = "Its node is unreachable, last seen " + lastSeen(p.LastSeen, p.SeenBefore) + "."
+		message.Reason = "Its node is unreachable, last seen " + lastSeen(p.Node.LastSeen, p.Node.SeenBefore) + "."
 	case fleet.NodeStopped:
-		message.Reason = "Its node stopped " + at(p.LastSeen) + "."
+		message.Reason = "Its node stopped " + at(p.Node.LastSeen) + "."
 	case fleet.NodeUnknown:
 		message.Reason = "It is not known how its node is."
 	case fleet.NodeReady:

@@ -16,6 +16,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	fleetv1 "github.com/patchbay-dev/patchbay/api/patchbay/fleet/v1"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
 	"github.com/patchbay-dev/patchbay/internal/config"
@@ -139,7 +140,9 @@ func testLists(t *testing.T, procedure, contentType string, body []byte, code in
 // TestSnapshotsCount checks that the snapshot for a watcher of the fleet counts until all of it is sent.
 func TestSnapshotsCount(t *testing.T) {
 	l := newLists(1, prometheus.NewCounter(prometheus.CounterOpts{Name: "refused"}), discard)
-	snapshot := fleet.Snapshot{Nodes: []fleet.Node{{Name: "a"}}, Plugins: []fleet.Instance{{Node: "a", Name: strings.Repeat("n", 1<<20)}}}
+	node := &fleet.Node{Name: "a"}
+	large := fleet.Instance{Node: node, PluginRecord: &fleetv1.PluginRecord{Name: strings.Repeat("n", 1<<20)}}
+	snapshot := fleet.Snapshot{Nodes: []*fleet.Node{node}, Plugins: []fleet.Instance{large}}
 	handler := l.handler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		messages := 0
 		err := sendSnapshot(r.Context(), snapshot, true, func(*patchbayv1.WatchFleetResponse) error {

@@ -17,12 +17,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/dynamicplugins"
-
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	testpb "google.golang.org/grpc/interop/grpc_testing"
 
+	fleetv1 "github.com/patchbay-dev/patchbay/api/patchbay/fleet/v1"
+	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/daemon/limits"
@@ -146,7 +146,7 @@ func newNodes(t *testing.T, change func(*callServer)) *nodes {
 	}
 	n.stop = sync.OnceValue(calls.serve(t.Context(), n.listener, func() { t.Error("the server failed") }))
 	n.dialer = &nodecall.Dialer{Credentials: certificates[0], Find: func(context.Context, fleet.Filter) ([]fleet.Instance, error) {
-		return []fleet.Instance{{Node: "b", Address: listener.Addr().String()}}, nil
+		return []fleet.Instance{{Node: &fleet.Node{NodeRecord: &fleetv1.NodeRecord{Address: listener.Addr().String()}, Name: "b"}}}, nil
 	}}
 	t.Cleanup(func() {
 		n.dialer.Close()

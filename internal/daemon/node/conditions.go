@@ -296,22 +296,27 @@ func Versions(reader *fleet.Reader, f fleet.Filter) []*patchbayv1.FleetVersion {
 }
 
 func versionsOf(plugins []fleet.Instance) (versions []*patchbayv1.FleetVersion) {
-	plugins = slices.DeleteFunc(plugins, func(p fleet.Instance) bool { return !p.Current })
+	plugins = slices.DeleteFunc(plugins, func(p fleet.Instance) bool { return !p.GetCurrent() })
 	compare := func(a, b fleet.Instance) int {
-		return cmp.Or(strings.Compare(a.Type, b.Type), strings.Compare(a.Name, b.Name), strings.Compare(a.Version, b.Version))
+		return cmp.Or(strings.Compare(a.GetType(), b.GetType()), strings.Compare(a.GetName(), b.GetName()),
+			strings.Compare(a.GetVersion(), b.GetVersion()))
 	}
 	slices.SortStableFunc(plugins, compare)
 	firsts := map[plugin.Name][]time.Time{} // when the versions of a plugin were first registered
 	for i, p := range plugins {
-		name := plugin.Name{Type: untrusted.Valid(p.Type), Name: untrusted.Valid(p.Name)}
+		name := plugin.Name{Type: p.GetType(), Name: p.GetName()}
+		registered := time.Time{}
+		if p.GetRegisteredAt() != nil {
+			registered = p.GetRegisteredAt().AsTime()
+		}
 		if i == 0 || compare(plugins[i-1], p) != 0 {
-			versions = append(versions, &patchbayv1.FleetVersion{Type: name.Type, Name: name.Name, Version: untrusted.Valid(p.Version)})
-			firsts[name] = append(firsts[name], p.RegisteredAt)
+			versions = append(versions, &patchbayv1.FleetVersion{Type: name.Type, Name: name.Name, Version: p.GetVersion()})
+			firsts[name] = append(firsts[name], registered)
 		}
 		last, first := versions[len(versions)-1], &firsts[name][len(firsts[name])-1]
-		last.Nodes = append(last.Nodes, p.Node)
-		if p.RegisteredAt.Before(*first) {
-			*first = p.RegisteredAt
+		last.Nodes = append(last.Nodes, p.Node.Name)
+		if registered.Before(*first) {
+			*first = registered
 		}
 	}
 	for _, times := range firsts {

@@ -10,6 +10,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	fleetv1 "github.com/patchbay-dev/patchbay/api/patchbay/fleet/v1"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
@@ -85,9 +88,9 @@ func TestDrainCondition(t *testing.T) {
 func TestVersions(t *testing.T) {
 	begin := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	instance := func(name, version, node string, minute int) fleet.Instance {
-		return fleet.Instance{
-			Type: "T", Name: name, Version: version, Node: node, Current: true, RegisteredAt: begin.Add(time.Duration(minute) * time.Minute),
-		}
+		return fleet.Instance{Node: &fleet.Node{Name: node}, PluginRecord: &fleetv1.PluginRecord{
+			Type: "T", Name: name, Version: version, Current: true, RegisteredAt: timestamppb.New(begin.Add(time.Duration(minute) * time.Minute)),
+		}}
 	}
 	standby := instance("x", "0", "a", 0)
 	standby.Current = false

@@ -232,8 +232,8 @@ func (d *Dialer) others(ctx context.Context, f fleet.Filter, tried map[string]bo
 		}
 		nodes := map[string]fleet.Instance{} // one instance of each
 		for _, i := range slices.Backward(found) {
-			if f.May == nil || f.May(i.Node) {
-				nodes[i.Node] = i
+			if f.May == nil || f.May(i.Node.Name) {
+				nodes[i.Node.Name] = i
 			}
 		}
 		more := len(nodes) >= f.Few
@@ -257,7 +257,7 @@ func (d *Dialer) sort(nodes map[string]fleet.Instance, ptype, name string) []can
 	var all []candidate
 	for _, i := range nodes {
 		c := d.remote(i, ptype, name)
-		for bit, isBad := range []bool{i.Unhealthy, c.isFailing || i.NodeState == fleet.NodeUnreachable, i.Drained} {
+		for bit, isBad := range []bool{i.GetUnhealthy(), c.isFailing || i.Node.State == fleet.NodeUnreachable, i.Node.Cordon.Drained} {
 			if isBad {
 				c.rank |= 1 << bit
 			}
@@ -272,13 +272,13 @@ func (d *Dialer) sort(nodes map[string]fleet.Instance, ptype, name string) []can
 func (d *Dialer) remote(i fleet.Instance, ptype, name string) candidate {
 	var unable error
 	switch {
-	case i.Address == "":
+	case i.Node.GetAddress() == "":
 		unable = errors.New("it takes no calls from other nodes; set fleet.serve.listen there")
 	case d.Credentials == nil:
 		unable = errors.New("this node has no certificate for calls to others; set fleet.serve.cert, key and ca")
 	}
-	at := poolKey{i.Node, i.Address}
-	return candidate{node: i.Node, isFailing: unable != nil || d.isFailing(at), open: func(
+	at := poolKey{i.Node.Name, i.Node.GetAddress()}
+	return candidate{node: i.Node.Name, isFailing: unable != nil || d.isFailing(at), open: func(
 		ctx context.Context, desc *grpc.StreamDesc, method string, options ...grpc.CallOption,
 	) (grpc.ClientStream, error) {
 		if unable != nil {

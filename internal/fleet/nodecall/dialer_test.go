@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	fleetv1 "github.com/patchbay-dev/patchbay/api/patchbay/fleet/v1"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
@@ -23,7 +24,10 @@ func instances(nodes ...string) []fleet.Instance {
 	var list []fleet.Instance
 	for _, n := range nodes {
 		n, unhealthy := strings.CutSuffix(n, "!")
-		list = append(list, fleet.Instance{Node: n, Unhealthy: unhealthy, Address: n + ":1"})
+		list = append(list, fleet.Instance{
+			PluginRecord: &fleetv1.PluginRecord{Unhealthy: unhealthy},
+			Node:         &fleet.Node{NodeRecord: &fleetv1.NodeRecord{Address: n + ":1"}, Name: n},
+		})
 	}
 	return list
 }
@@ -53,7 +57,8 @@ func place(local bool, leader string, nodes ...string) *Dialer {
 		Unhealthy: func(ptype, _ string) bool { return ptype == "Unwell" },
 		Find: func(_ context.Context, f fleet.Filter) ([]fleet.Instance, error) {
 			return slices.DeleteFunc(instances(nodes...), func(i fleet.Instance) bool {
-				return !f.MatchNode(fleet.Node{Name: i.Node, Labels: map[string]string{"zone": i.Node}})
+				labels := &fleetv1.NodeRecord{Labels: map[string]string{"zone": i.Node.Name}}
+				return !f.MatchNode(&fleet.Node{NodeRecord: labels, Name: i.Node.Name})
 			}), nil
 		},
 		Local: func(context.Context, string, string) (grpc.ClientConnInterface, error) {

@@ -18,6 +18,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
+	fleetv1 "github.com/patchbay-dev/patchbay/api/patchbay/fleet/v1"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
 )
@@ -46,7 +47,7 @@ func TestRenewedUnderCalls(t *testing.T) {
 	defer server.Stop()
 
 	d := &Dialer{Credentials: mustCredentials(t, ca.node("a")), Find: func(context.Context, fleet.Filter) ([]fleet.Instance, error) {
-		return []fleet.Instance{{Node: "b", Address: listener.Addr().String()}}, nil
+		return []fleet.Instance{{Node: &fleet.Node{NodeRecord: &fleetv1.NodeRecord{Address: listener.Addr().String()}, Name: "b"}}}, nil
 	}}
 	defer d.Close()
 	client := healthpb.NewHealthClient(through(t, d.Dial("T", "n", Policy{})))
@@ -134,7 +135,7 @@ func TestWithdrawnUnderCalls(t *testing.T) {
 	watch := func(name string) grpc.ServerStreamingClient[healthpb.HealthCheckResponse] {
 		t.Helper()
 		d := &Dialer{Credentials: own, Find: func(context.Context, fleet.Filter) ([]fleet.Instance, error) {
-			return []fleet.Instance{{Node: "b", Address: address[name]}}, nil
+			return []fleet.Instance{{Node: &fleet.Node{NodeRecord: &fleetv1.NodeRecord{Address: address[name]}, Name: "b"}}}, nil
 		}}
 		t.Cleanup(d.Close)
 		call, err := healthpb.NewHealthClient(through(t, d.Dial("T", "n", Policy{}))).Watch(t.Context(), &healthpb.HealthCheckRequest{})
