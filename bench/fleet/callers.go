@@ -128,7 +128,7 @@ func (m *measure) callers(ctx context.Context) error {
 func (m *measure) lockCallers(ctx context.Context, lock plugin.Name, name string) error {
 	each, err := m.measureCaller(1, func(c *fleet.Cluster) (func(), error) {
 		return func() {}, holders(ctx, lock, name, func(ctx context.Context, l plugin.Name) (string, bool, error) {
-			states, err := c.Locks(ctx, keys.Space{})
+			states, err := c.Locks(ctx)
 			for _, s := range states {
 				if s.Lock == l {
 					return s.Node, true, err
@@ -148,11 +148,9 @@ func (m *measure) lockCallers(ctx context.Context, lock plugin.Name, name string
 }
 
 func lookUp(c *fleet.Cluster, do func(*fleet.Lookup) error) (end func(), err error) {
-	l := fleet.OpenLookup(c, fleet.LookupConfig{Whole: func() (*fleet.Reader, func(), error) {
-		r := fleet.Open(c, fleet.ReaderConfig{})
-		return r, r.Close, nil
-	}})
-	return l.Close, do(l)
+	whole := fleet.Open(c, fleet.ReaderConfig{})
+	l := fleet.OpenLookup(c, fleet.LookupConfig{Whole: whole})
+	return func() { l.Close(); whole.Close() }, do(l)
 }
 
 func holders(ctx context.Context, l plugin.Name, want string, holder func(context.Context, plugin.Name) (string, bool, error)) error {

@@ -60,7 +60,7 @@ func (many) About() (*patchbayv1.GetVersionResponse, *patchbayv1.GetConfiguratio
 
 func (many) EventsOf(_, _ string) []*patchbayv1.Event        { return nil }
 func (many) LastEvents(int) []*patchbayv1.Event              { return nil }
-func (many) Fleet() (page.Fleet, error)                      { return nil, nil } //nolint:nilnil // no fleet is no error
+func (many) Fleet() page.Fleet                               { return nil }
 func (many) Events(context.Context) <-chan *patchbayv1.Event { return nil }
 func (many) Log(context.Context, string, int) (iter.Seq[*patchbayv1.LogRecord], error) {
 	return nil, errors.New("nothing is launched")
@@ -69,7 +69,7 @@ func (many) Log(context.Context, string, int) (iter.Seq[*patchbayv1.LogRecord], 
 // manyNodes is a fleet of 1,000 nodes, of which one is dead.
 type manyNodes struct{ many }
 
-func (manyNodes) Fleet() (page.Fleet, error) { return nodes{}, nil }
+func (manyNodes) Fleet() page.Fleet { return nodes{} }
 
 type nodes struct{}
 
@@ -87,5 +87,3 @@ func (nodes) Nodes() []*patchbayv1.FleetNode {
 func (nodes) Plugins(node string) []*patchbayv1.FleetPlugin {
 	return []*patchbayv1.FleetPlugin{{Node: node, Type: "CSIPlugin", Name: "on-" + node, State: "registered"}}
 }
-
-func (nodes) Close() {}

@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/patchbay-dev/patchbay/internal/fleet"
-	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 )
 
 // TestCheck tries a member that can be used, and beside it one that is not there; then with a user that etcd does not know.
@@ -18,7 +17,7 @@ func TestCheck(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	members := cluster.Check(t.Context(), keys.Space{})
+	members := cluster.Check(t.Context())
 	if len(members) != 2 || members[0].Err != nil || members[0].Cluster == 0 || members[1].Err == nil {
 		t.Errorf("got %+v, want that the first can be used and the second not", members)
 	}
@@ -33,7 +32,7 @@ func TestCheck(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		err = cluster.Check(t.Context(), keys.Space{})[0].Err
+		err = cluster.Check(t.Context())[0].Err
 		if (err == nil) != (says == "") || err != nil && !strings.Contains(err.Error(), says) {
 			t.Errorf("with password %q: %v", password, err)
 		}

@@ -48,14 +48,9 @@ type caller struct {
 
 // openLookup returns a lookup that opens a reader of the whole fleet when it first needs one.
 func openLookup(t testing.TB, cluster *fleet.Cluster, log *slog.Logger) *fleet.Lookup {
-	whole := sync.OnceValue(func() *fleet.Reader {
-		r := fleet.Open(cluster, fleet.ReaderConfig{})
-		t.Cleanup(r.Close)
-		return r
-	})
-	l := fleet.OpenLookup(cluster, fleet.LookupConfig{Logger: log, Whole: func() (*fleet.Reader, func(), error) {
-		return whole(), func() {}, nil
-	}})
+	whole := fleet.Open(cluster, fleet.ReaderConfig{})
+	t.Cleanup(whole.Close)
+	l := fleet.OpenLookup(cluster, fleet.LookupConfig{Logger: log, Whole: whole})
 	t.Cleanup(l.Close)
 	return l
 }

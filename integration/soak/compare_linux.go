@@ -285,6 +285,9 @@ func (s *soak) history(e *entry) string {
 
 // inFleet compares what a reader of its own sees in etcd with what is there.
 func (s *soak) inFleet(ctx context.Context) []string {
+	if err := s.fleet.Ready(ctx); err != nil {
+		return []string{err.Error()}
+	}
 	if h := s.fleet.Health(); !h.Current {
 		return []string{h.Message}
 	}

@@ -7,8 +7,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 )
 
 // TestCheckSaysWhy checks the errors of members that cannot be used, each for another reason. Members that can be used are tested with
@@ -43,7 +41,7 @@ func TestCheckSaysWhy(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		members := cluster.Check(t.Context(), keys.Space{})
+		members := cluster.Check(t.Context())
 		if len(members) != 1 || members[0].Endpoint != tc.endpoint || members[0].Err == nil ||
 			!strings.Contains(members[0].Err.Error(), tc.says) {
 			t.Errorf("%s: got %+v, want an error that says %q", tc.endpoint, members, tc.says)

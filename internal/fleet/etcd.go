@@ -44,6 +44,7 @@ type Etcd struct {
 	// is expensive: with many nodes, use certificates, whose common name is the user.
 	User, PasswordFile string
 	Timeout            time.Duration // the timeout of one request (default 5 s)
+	Space              keys.Space    // the keys of the fleet
 }
 
 const defaultTimeout = 5 * time.Second
@@ -87,10 +88,15 @@ type Cluster struct {
 	pair    *certfile.Files[*tls.Certificate] // nil for no certificate
 	tls     *tls.Config                       // nil for none
 	options []grpc.DialOption
+	// dial connects to the member with this number. The timeout applies to dial and to each request.
+	dial func(ctx context.Context, member int, timeout time.Duration) (store, error)
 }
 
 // Timeout returns the timeout of one request.
 func (c *Cluster) Timeout() time.Duration { return c.config.Timeout }
+
+// Space returns the space of the fleet.
+func (c *Cluster) Space() keys.Space { return c.config.Space }
 
 // Connect returns a cluster. It does not connect: it returns an error only if the configuration or a file is invalid. The options are used
 // for every connection.
@@ -98,6 +104,7 @@ func Connect(e Etcd, options ...grpc.DialOption) (*Cluster, error) {
 	e.Timeout = cmp.Or(e.Timeout, defaultTimeout)
 	err := e.Validate()
 	c := &Cluster{config: e, options: options}
+	c.dial = c.dialEtcd
 	if err == nil && strings.HasPrefix(e.Endpoints[0], "https://") {
 		c.tls, c.pair, err = certfile.Client(e.CA, e.Cert, e.Key, e.ServerName)
 	}
@@ -200,27 +207,27 @@ type Member struct {
 	Cluster  uint64 // identifies the cluster of the member; zero if the member did not answer
 }
 
-// Check connects to all members and counts the keys of a space, for which a member needs a leader. It returns the members in the order in
+// Check connects to all members and counts the keys of the fleet, for which a member needs a leader. It returns the members in the order in
 // which they were configured. It blocks for at most the timeout of one request, or until ctx ends.
-func (c *Cluster) Check(ctx context.Context, s keys.Space) []Member {
+func (c *Cluster) Check(ctx context.Context) []Member {
 	ctx, cancel := context.WithTimeout(ctx, c.config.Timeout)
 	defer cancel()
 	members := make([]Member, len(c.config.Endpoints))
 	var checking sync.WaitGroup
 	for i, endpoint := range c.config.Endpoints {
-		checking.Go(func() { members[i] = c.check(ctx, i, s); members[i].Endpoint = endpoint })
+		checking.Go(func() { members[i] = c.check(ctx, i); members[i].Endpoint = endpoint })
 	}
 	checking.Wait()
 	return members
 }
 
-func (c *Cluster) check(ctx context.Context, member int, s keys.Space) Member {
-	store, err := (&clusterDialer{c, member}).dial(ctx, c.config.Timeout)
+func (c *Cluster) check(ctx context.Context, member int) Member {
+	store, err := c.dial(ctx, member, c.config.Timeout)
 	if err != nil {
 		return Member{Err: Explain(err)}
 	}
 	defer store.close()
-	found, err := store.get(ctx, s.NodeSpace(), clientv3.WithPrefix(), clientv3.WithCountOnly())
+	found, err := store.get(ctx, c.config.Space.NodeSpace(), clientv3.WithPrefix(), clientv3.WithCountOnly())
 	if err != nil {
 		return Member{Err: Explain(err)}
 	}
@@ -234,36 +241,37 @@ var errNodeThere = errors.New("the node is still running; stop its daemon or, if
 
 // Drain steers calls to any node away from this one, and makes it give up its locks, until [Cluster.Uncordon], across restarts of its
 // daemon. by is the node on which that was requested. The error is [ErrNoNode] if etcd has no record of the node.
-func (c *Cluster) Drain(ctx context.Context, s keys.Space, node, by string) error {
+func (c *Cluster) Drain(ctx context.Context, node, by string) error {
 	value, err := deterministic.Marshal(&fleetv1.Cordon{Since: timestamp(time.Now()), By: untrusted.Valid(by)})
 	if err != nil {
 		return err
 	}
 	return c.operate(ctx, "drain", node, func(to store) error {
-		return c.onNode(ctx, to, s, node, nil, clientv3.OpPut(s.NodeRange(node)+keys.Cordon, string(value)))
+		return c.onNode(ctx, to, node, nil, clientv3.OpPut(c.config.Space.NodeRange(node)+keys.Cordon, string(value)))
 	})
 }
 
 // Uncordon undoes Drain. It does nothing if the node is not drained or does not exist.
-func (c *Cluster) Uncordon(ctx context.Context, s keys.Space, node string) error {
+func (c *Cluster) Uncordon(ctx context.Context, node string) error {
 	return c.operate(ctx, "uncordon", node, func(to store) error {
-		_, err := to.commit(ctx, nil, []clientv3.Op{clientv3.OpDelete(s.NodeRange(node) + keys.Cordon)})
+		_, err := to.commit(ctx, nil, []clientv3.Op{clientv3.OpDelete(c.config.Space.NodeRange(node) + keys.Cordon)})
 		return err
 	})
 }
 
 // Forget removes a dead node from etcd before its retention expires. It fails while the node is present, and with [ErrNoNode] if etcd has
 // no record of it. Its keys in the index stay until its retention expires; readers ignore them.
-func (c *Cluster) Forget(ctx context.Context, s keys.Space, node string) error {
+func (c *Cluster) Forget(ctx context.Context, node string) error {
 	return c.operate(ctx, "forget", node, func(to store) error {
-		gone := clientv3.Compare(clientv3.CreateRevision(s.NodeRange(node)+keys.Presence), "=", 0)
-		return c.onNode(ctx, to, s, node, []clientv3.Cmp{gone}, clientv3.OpDelete(s.NodeRange(node), clientv3.WithPrefix()))
+		all := c.config.Space.NodeRange(node)
+		gone := clientv3.Compare(clientv3.CreateRevision(all+keys.Presence), "=", 0)
+		return c.onNode(ctx, to, node, []clientv3.Cmp{gone}, clientv3.OpDelete(all, clientv3.WithPrefix()))
 	})
 }
 
 // onNode changes the keys of a node if the conditions hold. The error is [ErrNoNode] if the node has no keys.
-func (c *Cluster) onNode(ctx context.Context, to store, s keys.Space, node string, conditions []clientv3.Cmp, then ...clientv3.Op) error {
-	found, err := to.get(ctx, s.NodeRange(node), clientv3.WithPrefix(), clientv3.WithCountOnly())
+func (c *Cluster) onNode(ctx context.Context, to store, node string, conditions []clientv3.Cmp, then ...clientv3.Op) error {
+	found, err := to.get(ctx, c.config.Space.NodeRange(node), clientv3.WithPrefix(), clientv3.WithCountOnly())
 	if err != nil {
 		return err
 	}
@@ -291,7 +299,7 @@ func (c *Cluster) operate(ctx context.Context, what, node string, do func(to sto
 // try calls do with one member of etcd after another, until it succeeds or fails with an error that other members would also return.
 func (c *Cluster) try(ctx context.Context, do func(store) error) error {
 	d := newDialer(c)
-	_, err := attempt(ctx, d, func() (bool, error) {
+	_, err := d.attempt(ctx, func() (bool, error) {
 		member, err := d.dial(ctx, c.config.Timeout)
 		if err != nil {
 			return false, err
@@ -304,11 +312,11 @@ func (c *Cluster) try(ctx context.Context, do func(store) error) error {
 }
 
 // Locks returns the locks that have contenders, ordered by type and name.
-func (c *Cluster) Locks(ctx context.Context, s keys.Space) ([]keys.LockState, error) {
+func (c *Cluster) Locks(ctx context.Context) ([]keys.LockState, error) {
 	var all keys.Contenders
 	err := c.try(ctx, func(from store) (err error) {
 		all = keys.Contenders{}
-		_, err = readPages(ctx, from, s.ContenderSpace(), func(kv *mvccpb.KeyValue) { all.Put(s, kv) })
+		_, err = readPages(ctx, from, c.config.Space.ContenderSpace(), func(kv *mvccpb.KeyValue) { all.Put(c.config.Space, kv) })
 		return err
 	})
 	if err != nil {

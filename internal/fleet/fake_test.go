@@ -33,7 +33,18 @@ func newFake() *fake { return &fake{keys: map[string]*mvccpb.KeyValue{}} }
 
 var errAway = errors.New("away")
 
-func (f *fake) members() int { return 1 }
+// clusterOf returns a cluster with one member, to which connect connects.
+func clusterOf(connect interface {
+	dial(ctx context.Context, timeout time.Duration) (store, error)
+}, timeout time.Duration,
+) *Cluster {
+	return &Cluster{
+		config: Etcd{Endpoints: []string{""}, Timeout: timeout},
+		dial: func(ctx context.Context, _ int, timeout time.Duration) (store, error) {
+			return connect.dial(ctx, timeout)
+		},
+	}
+}
 
 func (f *fake) dial(context.Context, time.Duration) (store, error) {
 	f.mu.Lock()

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/fleet/certfile"
 )
@@ -20,7 +21,7 @@ func TestPipes(t *testing.T) {
 	publisher := PublisherConfig{Node: "a", Local: newFakeLocal(), InstanceFile: pipe}
 	for name, read := range map[string]func() error{
 		"password": func() error { _, err := Etcd{PasswordFile: pipe}.password(); return err },
-		"instance": func() error { _, err := newPublisher(nil, 0, publisher); return err },
+		"instance": func() error { _, err := NewPublisher(clusterOf(newFake(), time.Second), publisher); return err },
 		"CA":       func() error { _, err := certfile.ReadCA(pipe); return err },
 		"pair":     func() error { _, err := certfile.Pair(pipe, pipe).Get(); return err },
 	} {

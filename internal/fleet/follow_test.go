@@ -103,7 +103,7 @@ func TestOtherHistory(t *testing.T) {
 			func(t *testing.T, h *history) { h.delete("a/cordon"); h.put(t, "b/record", version("1")) }},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			r := open(&fake{away: true}, time.Second, ReaderConfig{})
+			r := Open(clusterOf(&fake{away: true}, time.Second), ReaderConfig{})
 			r.Close()
 			h := &history{fake: newFake()}
 			h.put(t, "a/cordon", &fleetv1.NodeRecord{})
@@ -116,7 +116,7 @@ func TestOtherHistory(t *testing.T) {
 			h.writes = h.writes[:backup]
 			test.instead(t, h)
 			h.followTo(t, r)
-			fresh := open(&fake{away: true}, time.Second, ReaderConfig{})
+			fresh := Open(clusterOf(&fake{away: true}, time.Second), ReaderConfig{})
 			fresh.Close()
 			h.followTo(t, fresh)
 			if got, want := shown(r), shown(fresh); got != want {
@@ -130,7 +130,7 @@ func TestOtherHistory(t *testing.T) {
 // node was last alive.
 func TestLastSeenAfterLoss(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := open(&fake{away: true}, time.Second, ReaderConfig{})
+		r := Open(clusterOf(&fake{away: true}, time.Second), ReaderConfig{})
 		r.Close()
 		h := &history{fake: newFake()}
 		regain := func() {
@@ -179,7 +179,7 @@ func TestLastSeenAfterLoss(t *testing.T) {
 
 // TestCordonOutlivesTheNode checks that a drained node that returns after its retention is still drained.
 func TestCordonOutlivesTheNode(t *testing.T) {
-	r := open(&fake{away: true}, time.Second, ReaderConfig{})
+	r := Open(clusterOf(&fake{away: true}, time.Second), ReaderConfig{})
 	r.Close()
 	h := &history{fake: newFake()}
 	h.put(t, "a/record", &fleetv1.NodeRecord{})

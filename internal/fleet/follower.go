@@ -19,6 +19,8 @@ import (
 const (
 	pageSize    = 500 // the number of keys in one page of a list, unless their values are too large for one message
 	readsAtOnce = 8   // sources that are read concurrently
+
+	idleAfter = 5 * time.Minute // how long a source is followed after its last use
 )
 
 var (
@@ -78,7 +80,7 @@ type owner interface {
 // which it was read. When the connection is lost, etcd may be restored or replaced, so each source is read again over the next connection;
 // the source decides how much of it.
 type follower struct {
-	dialer  dialer
+	dialer  *dialer
 	timeout time.Duration // of one request
 	log     *slog.Logger
 	cancel  context.CancelFunc
@@ -92,13 +94,10 @@ type follower struct {
 	stats   ReaderStats
 }
 
-func (f *follower) init(o owner, d dialer, timeout time.Duration, log *slog.Logger, h Health) {
-	f.owner, f.dialer, f.timeout, f.log, f.health = o, d, timeout, cmp.Or(log, slog.New(slog.DiscardHandler)), h
-	f.done, f.added, f.sources = make(chan struct{}), make(chan struct{}, 1), map[*followed]bool{}
-}
-
 // start begins to follow. The caller calls stop.
-func (f *follower) start() {
+func (f *follower) start(c *Cluster, o owner, log *slog.Logger) {
+	f.owner, f.dialer, f.timeout, f.log = o, newDialer(c), c.Timeout(), cmp.Or(log, slog.New(slog.DiscardHandler))
+	f.done, f.added, f.sources, f.health = make(chan struct{}), make(chan struct{}, 1), map[*followed]bool{}, Health{Current: true}
 	ctx, cancel := context.WithCancel(context.Background())
 	f.cancel = cancel
 	go f.run(ctx)
@@ -149,7 +148,7 @@ func (f *follower) run(ctx context.Context) {
 			failures, delay = 0, 0
 			continue
 		}
-		progressed, err := attempt(ctx, f.dialer, func() (bool, error) { return f.connect(ctx) })
+		progressed, err := f.dialer.attempt(ctx, func() (bool, error) { return f.connect(ctx) })
 		failures++
 		switch delay = Retry.After(failures); {
 		case ctx.Err() != nil:
@@ -282,7 +281,7 @@ func (c *connection) install(s *followed, r reading) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.found()
-	if r.install != nil {
+	if r.install != nil && c.sources[s] {
 		r.install(time.Now())
 		c.stats.Lists++
 		Notify(s.changed)
@@ -320,8 +319,10 @@ func (c *connection) apply(s *followed, events []*clientv3.Event) (again bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.stats.Events += uint64(len(events))
-	again = s.apply(events, time.Now())
-	Notify(s.changed)
+	if c.sources[s] { // else it was dropped
+		again = s.apply(events, time.Now())
+		Notify(s.changed)
+	}
 	return again
 }
 

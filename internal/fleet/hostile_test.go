@@ -45,7 +45,7 @@ func (s stuck) grant(ctx context.Context, _ time.Duration) (clientv3.LeaseID, er
 func TestNothingWithoutLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := stuck{newFake()}
-		p, err := newPublisher(f, defaultTimeout, PublisherConfig{Node: "a", Local: newFakeLocal("T/one")})
+		p, err := NewPublisher(clusterOf(f, defaultTimeout), PublisherConfig{Node: "a", Local: newFakeLocal("T/one")})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -129,7 +129,7 @@ func (p *pages) get(_ context.Context, key string, options ...clientv3.OpOption)
 func TestLargeValues(t *testing.T) {
 	for _, most := range []int64{500, 7, 1, 0} {
 		etcd := &pages{fake: newFake(), most: most}
-		r := open(&fake{away: true}, time.Second, ReaderConfig{})
+		r := Open(clusterOf(&fake{away: true}, time.Second), ReaderConfig{})
 		r.Close()
 		got, err := r.all.read(t.Context(), etcd)
 		if err == nil {

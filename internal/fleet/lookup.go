@@ -17,19 +17,19 @@ import (
 const (
 	// maxFew is how many names of nodes are read for one plugin. A call to any node then reads the records of a few of them.
 	maxFew = 64
-	// viewIdle is how long a view is followed after its last use. unreadWait is how long a call that could use another node waits for a
-	// view that was not read yet.
-	viewIdle, unreadWait = 5 * time.Minute, time.Second
+	// unreadWait is how long a call that could use another node waits for a view that was not read yet.
+	unreadWait = time.Second
 	// maxViews bounds the views for which no caller waits, and maxUnread the views of one user that were never read.
 	maxViews, maxUnread = 4096, 1024
 )
 
 // LookupConfig configures a [Lookup].
 type LookupConfig struct {
-	Space keys.Space
-	// Whole returns a reader of the whole fleet, and a function that releases it. The lookup uses it for what the index does not have: all
-	// instances of a plugin, and labels that few nodes have.
-	Whole func() (r *Reader, release func(), err error)
+	// Whole reads the whole fleet. The lookup uses it for what the index does not have: all instances of a plugin, and labels that few
+	// nodes have.
+	Whole interface {
+		Find(ctx context.Context, f Filter) ([]Instance, error)
+	}
 	// NodeFile keeps the nodes that were called, so that they can be called after a restart without etcd. Its directory must exist, and no
 	// two lookups may share it. Empty for none.
 	NodeFile string
@@ -44,6 +44,7 @@ type LookupConfig struct {
 type Lookup struct {
 	follower
 	config LookupConfig
+	space  keys.Space
 	place  string // the place in the index at which the lookup begins
 	views  map[viewKey]*view
 	most   int           // maxViews
@@ -55,15 +56,12 @@ type Lookup struct {
 
 // OpenLookup returns a lookup, which does not connect yet. The caller calls Close.
 func OpenLookup(c *Cluster, config LookupConfig) *Lookup {
-	return openLookup(newDialer(c), c.config.Timeout, config)
-}
-
-func openLookup(d dialer, timeout time.Duration, config LookupConfig) *Lookup {
-	l := &Lookup{config: config, place: fmt.Sprintf("%08x", rand.Uint32()), views: map[viewKey]*view{}, most: maxViews,
-		away: make(chan struct{})}
-	l.init(l, d, timeout, config.Logger, Health{Current: true})
+	l := &Lookup{
+		config: config, space: c.Space(), place: fmt.Sprintf("%08x", rand.Uint32()), views: map[viewKey]*view{}, most: maxViews,
+		away: make(chan struct{}),
+	}
+	l.start(c, l, config.Logger)
 	l.cache = openNodeCache(config.NodeFile, l.log)
-	l.start()
 	return l
 }
 
@@ -86,14 +84,14 @@ func (l *Lookup) Find(ctx context.Context, f Filter) (found []Instance, err erro
 	case len(f.Nodes) > 0:
 		return l.on(ctx, f.Nodes, f)
 	case f.Few == 0 || len(f.Names) != 1:
-		return l.inWhole(ctx, f)
+		return l.config.Whole.Find(ctx, f)
 	}
 	nodes, all, err := l.nodes(ctx, f)
 	switch {
 	case err != nil:
 		return nil, err
 	case f.Few > maxFew && !all:
-		return l.inWhole(ctx, f)
+		return l.config.Whole.Find(ctx, f)
 	}
 	found, err = l.on(ctx, nodes[:min(f.Few, len(nodes))], f)
 	// If none of the instances is preferred, read more of them once. After that, the caller tries the others and calls Find again.
@@ -103,7 +101,7 @@ func (l *Lookup) Find(ctx context.Context, f Filter) (found []Instance, err erro
 		}
 	}
 	if err == nil && len(found) == 0 && !all {
-		return l.inWhole(ctx, f)
+		return l.config.Whole.Find(ctx, f)
 	}
 	return found, err
 }
@@ -214,13 +212,4 @@ func (l *Lookup) Holder(ctx context.Context, lock plugin.Name) (node string, exc
 	locks, _ := v.source.(*locksView)
 	node, exclusive = locks.Holder(lock)
 	return node, exclusive, v.denied
-}
-
-func (l *Lookup) inWhole(ctx context.Context, f Filter) ([]Instance, error) {
-	reader, release, err := l.config.Whole()
-	if err != nil {
-		return nil, err
-	}
-	defer release()
-	return reader.Find(ctx, f)
 }

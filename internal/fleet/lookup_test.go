@@ -105,12 +105,16 @@ func hang(ctx context.Context, _ string, _ int64) error {
 	return ctx.Err()
 }
 
-// errWhole is returned instead of a reader of the whole fleet.
+// noWhole fails with errWhole instead of reading the whole fleet.
+type noWhole struct{}
+
 var errWhole = errors.New("the whole fleet is read")
+
+func (noWhole) Find(context.Context, Filter) ([]Instance, error) { return nil, errWhole }
 
 func (r *ranges) lookup() *Lookup {
 	r.t.Helper()
-	l := openLookup(r, 4*time.Second, LookupConfig{Whole: func() (*Reader, func(), error) { return nil, nil, errWhole }})
+	l := OpenLookup(clusterOf(r, 4*time.Second), LookupConfig{Whole: noWhole{}})
 	r.t.Cleanup(l.Close)
 	return l
 }
@@ -181,7 +185,7 @@ func TestFindsWhatIsKnown(t *testing.T) {
 			r.finds(l, 1, nil)
 			r.refusing(away)
 			_, _ = r.find(l, func(f *Filter) { f.Nodes = []string{"b"} }) // after which the loss is known
-			time.Sleep(2 * viewIdle)
+			time.Sleep(2 * idleAfter)
 			r.finds(l, 1, nil)
 		})
 	})

@@ -50,9 +50,9 @@ func (l *Lookup) view(k viewKey, by uint32) *view {
 		if len(l.views) >= l.most {
 			l.dropOldest()
 		}
-		var s source = &indexView{prefix: l.config.Space.IndexRange(k.name), at: l.place}
+		var s source = &indexView{prefix: l.space.IndexRange(k.name), at: l.place}
 		if k.locks {
-			s = &locksView{space: l.config.Space}
+			s = &locksView{space: l.space}
 		} else if k.node != "" {
 			s = &nodeView{lookup: l, name: k.node}
 		}
@@ -130,7 +130,7 @@ func (l *Lookup) dropDenied(denied *followed, why error) bool {
 // they may be all that is known.
 func (l *Lookup) dropIdle(now time.Time) {
 	for _, v := range l.views {
-		if l.health.Current && !v.key.pinned && now.Sub(v.used) >= viewIdle {
+		if l.health.Current && !v.key.pinned && now.Sub(v.used) >= idleAfter {
 			l.drop(v, errLetGo)
 		}
 	}
@@ -211,7 +211,7 @@ type nodeView struct {
 }
 
 func (v *nodeView) read(ctx context.Context, from store) (reading, error) {
-	prefix := v.lookup.config.Space.NodeRange(v.name)
+	prefix := v.lookup.space.NodeRange(v.name)
 	found, err := from.get(ctx, prefix, clientv3.WithPrefix(), clientv3.WithLimit(maxNodeKeys))
 	if err != nil {
 		return reading{}, err
@@ -226,7 +226,7 @@ func (v *nodeView) read(ctx context.Context, from store) (reading, error) {
 
 func (v *nodeView) apply(events []*clientv3.Event, _ time.Time) (again bool) {
 	for _, event := range events {
-		v.facts.put(strings.TrimPrefix(string(event.Kv.Key), v.lookup.config.Space.NodeRange(v.name)), valueOf(event))
+		v.facts.put(strings.TrimPrefix(string(event.Kv.Key), v.lookup.space.NodeRange(v.name)), valueOf(event))
 	}
 	v.show()
 	return false

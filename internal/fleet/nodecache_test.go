@@ -22,9 +22,9 @@ import (
 func (r *ranges) remembering(file string) (*Lookup, *strings.Builder) {
 	r.t.Helper()
 	log := new(strings.Builder)
-	l := openLookup(r, 4*time.Second, LookupConfig{
+	l := OpenLookup(clusterOf(r, 4*time.Second), LookupConfig{
 		NodeFile: file, Logger: slog.New(slog.NewTextHandler(log, nil)),
-		Whole: func() (*Reader, func(), error) { return nil, nil, errWhole },
+		Whole: noWhole{},
 	})
 	r.t.Cleanup(l.Close)
 	return l, log

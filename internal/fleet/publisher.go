@@ -47,7 +47,6 @@ const (
 
 // PublisherConfig configures a [Publisher].
 type PublisherConfig struct {
-	Space   keys.Space
 	Node    string // the name of the node; it must be unique in the fleet
 	Address string // HOST:PORT at which the node takes calls from other nodes; empty for none
 	Version string // of Patchbay
@@ -76,7 +75,8 @@ type PublisherConfig struct {
 // Publisher publishes one node. It is safe for concurrent use.
 type Publisher struct {
 	config   PublisherConfig
-	dialer   dialer
+	dialer   *dialer
+	space    keys.Space
 	timeout  time.Duration // of one request
 	node     string        // the range of the node's keys
 	instance string
@@ -108,10 +108,6 @@ type leases struct{ presence, retention clientv3.LeaseID }
 
 // NewPublisher returns a publisher, which does nothing before Run. It returns an error for an invalid configuration.
 func NewPublisher(c *Cluster, config PublisherConfig) (*Publisher, error) {
-	return newPublisher(newDialer(c), c.config.Timeout, config)
-}
-
-func newPublisher(d dialer, timeout time.Duration, config PublisherConfig) (*Publisher, error) {
 	config.Presence = cmp.Or(config.Presence, DefaultPresence)
 	config.Retention = cmp.Or(config.Retention, DefaultRetention)
 	config.MinInterval = cmp.Or(config.MinInterval, defaultMinInterval)
@@ -122,15 +118,15 @@ func newPublisher(d dialer, timeout time.Duration, config PublisherConfig) (*Pub
 	if config.Named == nil {
 		config.Named = func(bool) {}
 	}
-	err := errors.Join(config.Space.Validate(), keys.ValidateNode(config.Node), ValidateTimes(config.Presence, config.Retention),
+	err := errors.Join(c.Space().Validate(), keys.ValidateNode(config.Node), ValidateTimes(config.Presence, config.Retention),
 		keys.ValidateLabels(config.Labels), regular.Check(config.InstanceFile))
 	if err != nil {
 		return nil, fmt.Errorf("cannot publish the node: %w", err)
 	}
 	instances, _ := regular.Read(config.InstanceFile) // without it, the publisher may wait for the end of an earlier presence
 	return &Publisher{
-		config: config, dialer: d, timeout: min(timeout, config.Presence/2), instance: rand.Text(),
-		node: config.Space.NodeRange(config.Node), instances: strings.Fields(string(instances)), indexed: map[string]bool{},
+		config: config, dialer: newDialer(c), space: c.Space(), timeout: min(c.Timeout(), config.Presence/2), instance: rand.Text(),
+		node: c.Space().NodeRange(config.Node), instances: strings.Fields(string(instances)), indexed: map[string]bool{},
 		health: Health{Message: "the node has not been published yet", Since: time.Now()},
 	}, nil
 }
@@ -169,7 +165,7 @@ func (p *Publisher) Run(ctx context.Context) {
 	p.changes = p.config.Local.Changes(ctx)
 	failures, over := 0, min(p.config.Presence, maxSpread)
 	for delay := spread(over / 10); backoff.Pause(ctx, delay); {
-		isPublished, err := attempt(ctx, p.dialer, func() (bool, error) { return (&session{Publisher: p}).run(ctx) })
+		isPublished, err := p.dialer.attempt(ctx, func() (bool, error) { return (&session{Publisher: p}).run(ctx) })
 		if ctx.Err() != nil {
 			return
 		}

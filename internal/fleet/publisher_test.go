@@ -24,7 +24,7 @@ func TestMain(m *testing.M) { leaktest.Main(m) }
 // runPublisher runs a publisher until the test ends.
 func runPublisher(t *testing.T, f *fake, config PublisherConfig) *Publisher {
 	t.Helper()
-	p, err := newPublisher(f, defaultTimeout, config)
+	p, err := NewPublisher(clusterOf(f, defaultTimeout), config)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,7 +71,7 @@ func TestWritesOnlyChanges(t *testing.T) {
 func TestStopped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, node := newFake(), keys.Space{}.NodeRange("a")
-		p, err := newPublisher(f, defaultTimeout, PublisherConfig{Node: "a", Local: newFakeLocal("T/one")})
+		p, err := NewPublisher(clusterOf(f, defaultTimeout), PublisherConfig{Node: "a", Local: newFakeLocal("T/one")})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -234,18 +234,22 @@ func TestRefuses(t *testing.T) {
 		"use letters, digits":   {Node: "a/b"},
 		"it has dots only":      {Node: ".."},
 		"use at most 253":       {Node: strings.Repeat("a", 254)},
-		"namespace \"a b\"":     {Node: "a", Space: keys.Space{Namespace: "a b"}},
 		"at least 2s":           {Node: "a", Presence: time.Second},
 		"MinInterval is neg":    {Node: "a", MinInterval: -1},
 		"longer than presence,": {Node: "a", Presence: time.Minute, Retention: time.Minute},
 	} {
 		config.Local = newFakeLocal()
-		if _, err := newPublisher(newFake(), defaultTimeout, config); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := NewPublisher(clusterOf(newFake(), time.Second), config); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: error %v, want %q", config, err, want)
 		}
 	}
-	if _, err := newPublisher(newFake(), defaultTimeout, PublisherConfig{Node: "a"}); err == nil {
+	c := clusterOf(newFake(), time.Second)
+	if _, err := NewPublisher(c, PublisherConfig{Node: "a"}); err == nil {
 		t.Error("a publisher of nothing was accepted")
+	}
+	c.config.Space.Namespace = "a b"
+	if _, err := NewPublisher(c, PublisherConfig{Node: "a", Local: newFakeLocal()}); err == nil || !strings.Contains(err.Error(), `namespace "a b"`) {
+		t.Errorf("a namespace with a space: error %v", err)
 	}
 	for want, e := range map[string]Etcd{
 		"no etcd endpoint":      {},

@@ -26,47 +26,76 @@ var ErrClosed = errors.New("the reader of the fleet is closed")
 
 // ReaderConfig configures a [Reader].
 type ReaderConfig struct {
-	Space    keys.Space
 	Presence time.Duration // the time from the last renewal of a node to the end of its key (default: that of [PublisherConfig])
 	Logger   *slog.Logger  // logs the loss of etcd and its return; nil for no log
 }
 
-// Reader follows all nodes. It is safe for concurrent use; only Ready, Find, Watch, Wait and Close block.
+// Reader follows all nodes while it is used, and for 5 minutes after that. It is safe for concurrent use; only Ready, Find, Watch, Wait and
+// Close block.
 type Reader struct {
 	follower // its lock is held while changes are published, so that a snapshot and the changes after it are consistent
-	config   ReaderConfig
-	all      whole
-	fleet    followed // all, as a source of the follower
+	space    keys.Space
+	presence time.Duration
 	feed     *broadcast.Feed[step]
-	members  map[string]*Node
+
+	// The following are guarded by the lock of the follower.
+
+	all   *whole
+	fleet *followed // all, as a source of the follower
+	users int       // watches and waits in progress
+	used  time.Time // the time of the last use
 }
 
 // ReaderStats counts complete lists, watches that were started, and changes of keys.
 type ReaderStats struct{ Lists, Watches, Events uint64 }
 
-// Open returns a reader, which begins to connect. The caller calls Close.
+// Open returns a reader, which does not connect yet. The caller calls Close.
 func Open(c *Cluster, config ReaderConfig) *Reader {
-	return open(newDialer(c), c.config.Timeout, config)
-}
-
-func open(d dialer, timeout time.Duration, config ReaderConfig) *Reader {
-	config.Presence = cmp.Or(config.Presence, DefaultPresence)
-	r := &Reader{config: config, members: map[string]*Node{}}
-	r.init(r, d, timeout, config.Logger, Health{Message: "the fleet has not been read yet", Since: time.Now()})
+	r := &Reader{space: c.Space(), presence: cmp.Or(config.Presence, DefaultPresence)}
+	r.reset()
 	r.feed = &broadcast.Feed[step]{Weight: step.weight, Resync: func(_ string, commit func(step)) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		commit(step{})
 	}}
-	r.all.Reader = r
-	r.fleet = newFollowed(&r.all)
-	r.follow(&r.fleet)
-	r.start()
+	r.start(c, r, config.Logger)
 	return r
 }
 
+func (r *Reader) reset() {
+	r.all = &whole{Reader: r, nodes: map[string]*Node{}}
+	r.fleet = new(newFollowed(r.all))
+}
+
+// Use follows the fleet for 5 more minutes. It does not block.
+func (r *Reader) Use() { r.use() }
+
+func (r *Reader) use() *followed {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.used = time.Now(); !r.sources[r.fleet] {
+		r.health = Health{Message: "the fleet has not been read yet", Since: r.used}
+		r.follow(r.fleet)
+	}
+	return r.fleet
+}
+
+// IsFollowed reports whether the fleet is followed.
+func (r *Reader) IsFollowed() bool {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return r.sources[r.fleet]
+}
+
 func (*Reader) dropDenied(*followed, error) bool { return false }
-func (*Reader) dropIdle(time.Time)               {}
+
+// dropIdle keeps what was read while etcd is away, because it is all that is known.
+func (r *Reader) dropIdle(now time.Time) {
+	if r.health.Current && r.users == 0 && now.Sub(r.used) >= idleAfter {
+		r.drop(r.fleet, errLetGo)
+		r.reset()
+	}
+}
 
 func (r *Reader) noteHealth() {
 	switch {
@@ -88,12 +117,13 @@ func (r *Reader) Close() {
 // Ready blocks until the fleet has been read for the first time. If ctx ends before that, the error has the reason why the fleet was not
 // read.
 func (r *Reader) Ready(ctx context.Context) error {
-	if r.fleet.isRead() {
-		return nil
+	fleet := r.use()
+	if fleet.isRead() {
+		return fleet.denied
 	}
 	select {
-	case <-r.fleet.ready:
-		return nil
+	case <-fleet.ready:
+		return fleet.denied
 	case <-r.done:
 		return ErrClosed
 	case <-ctx.Done():
@@ -159,6 +189,13 @@ func (r *Reader) Watch(ctx context.Context, f Filter) (Snapshot, iter.Seq[Change
 func (r *Reader) subscribe(ctx context.Context, f Filter) (Snapshot, <-chan step) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.users++
+	context.AfterFunc(ctx, func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.users--
+		r.used = time.Now()
+	})
 	return Snapshot{Nodes: r.nodes(f), Plugins: r.plugins(f)}, r.feed.Subscribe(ctx, "")
 }
 
@@ -196,10 +233,10 @@ func (r *Reader) Wait(ctx context.Context, f Filter, until func([]Instance) bool
 }
 
 func (r *Reader) nodes(f Filter) []*Node {
-	nodes := make([]*Node, 0, len(r.members))
-	for _, name := range slices.Sorted(maps.Keys(r.members)) {
-		if f.MatchNode(r.members[name]) {
-			nodes = append(nodes, r.members[name])
+	nodes := make([]*Node, 0, len(r.all.nodes))
+	for _, name := range slices.Sorted(maps.Keys(r.all.nodes)) {
+		if n := r.all.nodes[name]; f.MatchNode(n) {
+			nodes = append(nodes, n)
 		}
 	}
 	return nodes
@@ -219,16 +256,16 @@ func (r *Reader) plugins(f Filter) (all []Instance) {
 	return all
 }
 
-// publish replaces a member, nil for none, and publishes the difference, but not during the first list. The caller holds mu.
-func (r *Reader) publish(name string, now *Node) {
-	before := r.members[name]
+// publish replaces a node, nil for none, and publishes the difference, but not during the first list.
+func (w *whole) publish(name string, now *Node) {
+	before := w.nodes[name]
 	if now == nil {
-		delete(r.members, name)
+		delete(w.nodes, name)
 	} else {
-		r.members[name] = now
+		w.nodes[name] = now
 	}
-	if r.all.listed && before != now {
-		r.feed.Publish("", step{before: before, after: now})
+	if w.listed && before != now {
+		w.feed.Publish("", step{before: before, after: now})
 	}
 }
 
@@ -237,6 +274,7 @@ const maxDated = 256 // the maximum number of dead nodes for which date makes a 
 // whole is the source of a [Reader]: all nodes.
 type whole struct {
 	*Reader
+	nodes map[string]*Node  // by name
 	facts map[string]*facts // by the name of the node
 	// anchor is the last write that was seen, and removal the last removal after it. If etcd has both, the watch continues after the write:
 	// removals since then are applied again, which has no effect.
@@ -260,7 +298,7 @@ func anchorOf(kv *mvccpb.KeyValue) anchor {
 
 // read reads nothing if etcd still has the known history, and otherwise all nodes. install publishes the differences.
 func (w *whole) read(ctx context.Context, from store) (reading, error) {
-	prefix := w.config.Space.NodeSpace()
+	prefix := w.space.NodeSpace()
 	r := reading{key: prefix, end: clientv3.GetPrefixRangeEnd(prefix), revision: w.anchor.revision}
 	if known, err := w.isKnown(ctx, from); known || err != nil {
 		return r, err
@@ -280,7 +318,7 @@ func (w *whole) read(ctx context.Context, from store) (reading, error) {
 	}
 	r.install = func(now time.Time) {
 		w.facts, w.anchor, w.removal = fresh.facts, fresh.anchor, anchor{}
-		for name := range w.members {
+		for name := range w.nodes {
 			if w.facts[name] == nil {
 				w.show(name, now)
 			}
@@ -338,7 +376,7 @@ func (w *whole) apply(events []*clientv3.Event, now time.Time) (again bool) {
 
 // split returns the node in a key, and the rest of the key.
 func (w *whole) split(key []byte) (name, rest string, ok bool) {
-	below, ok := strings.CutPrefix(string(key), w.config.Space.NodeSpace())
+	below, ok := strings.CutPrefix(string(key), w.space.NodeSpace())
 	if !ok {
 		return "", "", false
 	}
@@ -361,11 +399,11 @@ func (w *whole) put(name, key string, kv *mvccpb.KeyValue) {
 func (w *whole) show(name string, now time.Time) {
 	var shown *Node
 	if known := w.facts[name]; known != nil && !known.isEmpty() {
-		before, latest := w.members[name], now.Add(-w.config.Presence)
+		before, latest := w.nodes[name], now.Add(-w.presence)
 		seen := latest
 		if !w.listed || latest.Before(w.regained) { // the reader did not follow etcd at that time
 			if seen = (time.Time{}); before != nil {
-				seen = w.lost.Add(-w.config.Presence)
+				seen = w.lost.Add(-w.presence)
 			}
 		}
 		shown = known.node(name, before, seen, latest)

@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"testing"
@@ -15,7 +16,7 @@ import (
 
 // openEmpty returns a reader that has read a fleet without nodes, and has lost etcd.
 func openEmpty() *Reader {
-	r := open(&fake{away: true}, defaultTimeout, ReaderConfig{})
+	r := Open(clusterOf(&fake{away: true}, defaultTimeout), ReaderConfig{})
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.fleet.settle(nil)
@@ -43,7 +44,7 @@ func TestWaitLooksOnce(t *testing.T) {
 		}()
 		synctest.Wait()
 		add := func(node, plugin string) {
-			r.publish(node, &Node{Name: node, State: NodeReady, plugins: []*fleetv1.PluginRecord{{Type: "T", Name: plugin}}})
+			r.all.publish(node, &Node{Name: node, State: NodeReady, plugins: []*fleetv1.PluginRecord{{Type: "T", Name: plugin}}})
 		}
 		r.mu.Lock()
 		for i := range 7 { // with the other, as many changes as a subscriber may leave unread before it is served otherwise
@@ -69,7 +70,7 @@ func TestOrder(t *testing.T) {
 	r := openEmpty()
 	r.Close()
 	for _, name := range []string{"b", "a", "c"} {
-		r.members[name] = &Node{Name: name, State: NodeReady, plugins: []*fleetv1.PluginRecord{
+		r.all.nodes[name] = &Node{Name: name, State: NodeReady, plugins: []*fleetv1.PluginRecord{
 			{Type: "T", Name: "y", Instance: "2"}, {Type: "T", Name: "y", Instance: "1"}, {Type: "T", Name: "x"}, {Type: "S", Name: "z"},
 		}}
 	}
@@ -101,7 +102,7 @@ func TestFlappingNode(t *testing.T) {
 	}
 	r.mu.Lock()
 	for i := range flaps {
-		r.publish("a", states[i%2])
+		r.all.publish("a", states[i%2])
 	}
 	r.mu.Unlock()
 	got := 0
@@ -134,7 +135,7 @@ func TestLargeSteps(t *testing.T) {
 		m := known.node("a", nil, time.Time{}, time.Time{})
 		m.NodeRecord = &fleetv1.NodeRecord{Version: fmt.Sprint(i)}
 		r.mu.Lock()
-		r.publish("a", m)
+		r.all.publish("a", m)
 		r.mu.Unlock()
 	}
 	r.mu.Lock()
@@ -146,4 +147,48 @@ func TestLargeSteps(t *testing.T) {
 		}
 	}
 	t.Error("all of 400 large steps were kept")
+}
+
+// TestUnusedReader checks that a reader follows the fleet only while it is used, and that it reads the fleet again when it is used again.
+func TestUnusedReader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		etcd := newRanges(t)
+		etcd.node("a", true, nil)
+		r := Open(clusterOf(etcd, time.Second), ReaderConfig{})
+		defer r.Close()
+		follows := func(when string, want bool) {
+			t.Helper()
+			synctest.Wait()
+			if got := r.IsFollowed(); got != want || len(r.Nodes()) == 1 != want {
+				t.Errorf("%s: it follows the fleet: %t, and has %d nodes", when, got, len(r.Nodes()))
+			}
+		}
+		follows("before it is used", false)
+		ctx, cancel := context.WithCancel(t.Context())
+		_, _, err := r.Watch(ctx, Filter{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(3 * idleAfter)
+		follows("while it is watched", true)
+		cancel()
+		time.Sleep(idleAfter - time.Minute)
+		follows("after the watch", true)
+		r.Use()
+		time.Sleep(idleAfter - time.Minute)
+		follows("after another use", true)
+		time.Sleep(3 * time.Minute)
+		follows("after the last use", false)
+		if err := r.Ready(t.Context()); err != nil {
+			t.Error(err)
+		}
+		follows("when it is used again", true)
+		etcd.refusing(away)
+		r.lost(errAway)
+		time.Sleep(3 * idleAfter)
+		follows("while etcd is away", true)
+		if lists := r.Stats().Lists; lists != 2 {
+			t.Errorf("%d lists", lists)
+		}
+	})
 }

@@ -306,7 +306,7 @@ func (s *session) mine() []clientv3.Cmp {
 func (s *session) awaitLocks(ctx context.Context) {
 	if s.config.Locked != nil {
 		s.keepWatching(ctx, "who competes for locks, and calls its own plugins of types that fleet.exclusive does not list, also if others do",
-			s.config.Space.ContenderSpace(), func(contender *mvccpb.KeyValue) bool {
+			s.space.ContenderSpace(), func(contender *mvccpb.KeyValue) bool {
 				if contender != nil {
 					s.config.Locked()
 				}

@@ -19,11 +19,29 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 )
 
-// dialer connects to a cluster.
-type dialer interface {
-	members() int // the number of members
-	// dial connects to the next member. The timeout applies to dial and to each request.
-	dial(ctx context.Context, timeout time.Duration) (store, error)
+// dialer connects to the members of a cluster in turn, beginning with a random one.
+type dialer struct {
+	*Cluster
+	next int
+}
+
+func newDialer(c *Cluster) *dialer { return &dialer{c, rand.IntN(len(c.config.Endpoints))} }
+
+// dial connects to the next member.
+func (d *dialer) dial(ctx context.Context, timeout time.Duration) (store, error) {
+	member := d.next
+	d.next++
+	return d.Cluster.dial(ctx, member, timeout)
+}
+
+// attempt calls try for one member after another, until it progresses or fails with an error that other members would also return.
+func (d *dialer) attempt(ctx context.Context, try func() (progressed bool, err error)) (progressed bool, err error) {
+	for range d.config.Endpoints {
+		if progressed, err = try(); progressed || ctx.Err() != nil || !isOfMember(err) {
+			break
+		}
+	}
+	return progressed, err
 }
 
 // store is a connection to one member of etcd. Its methods do not repeat requests.
@@ -54,21 +72,10 @@ const (
 	maxMessage             = 256 << 20 // the maximum size of one message from etcd, in bytes
 )
 
-// clusterDialer connects to the members in turn, beginning with a random one.
-type clusterDialer struct {
-	*Cluster
-	next int
-}
-
-func newDialer(c *Cluster) dialer     { return &clusterDialer{c, rand.IntN(len(c.config.Endpoints))} }
-func (d *clusterDialer) members() int { return len(d.config.Endpoints) }
-
-func (d *clusterDialer) dial(ctx context.Context, timeout time.Duration) (store, error) {
+func (c *Cluster) dialEtcd(ctx context.Context, member int, timeout time.Duration) (store, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	member := d.next
-	d.next++
-	client, err := d.client(ctx, member, 2) // for the second attempt, the client gets a new token
+	client, err := c.client(ctx, member, 2) // for the second attempt, the client gets a new token
 	if err != nil {
 		return nil, err
 	}
@@ -186,16 +193,6 @@ func Notify(c chan<- struct{}) {
 	case c <- struct{}{}:
 	default:
 	}
-}
-
-// attempt calls try for one member after another, until it progresses or fails with an error that other members would also return.
-func attempt(ctx context.Context, d dialer, try func() (progressed bool, err error)) (progressed bool, err error) {
-	for range d.members() {
-		if progressed, err = try(); progressed || ctx.Err() != nil || !isOfMember(err) {
-			break
-		}
-	}
-	return progressed, err
 }
 
 // isOfMember reports whether the error may be that of one member only.

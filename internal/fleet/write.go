@@ -57,7 +57,7 @@ func (s *session) write(ctx context.Context, wanted *fleetv1.NodeRecord) error {
 		}
 		lease := clientv3.WithLease(s.leases.presence)
 		then = append(then, clientv3.OpPut(s.node+keys.Presence, string(presence), lease),
-			clientv3.OpPut(s.config.Space.SettingsKey(s.config.Node), s.config.Settings, lease))
+			clientv3.OpPut(s.space.SettingsKey(s.config.Node), s.config.Settings, lease))
 		conditions = []clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(s.node+keys.Presence), "=", before.at.presence)}
 	}
 	changes, done := s.index(indexedNames(wanted.GetPlugins()))
@@ -212,13 +212,13 @@ func (s *session) index(wanted map[string]bool) (changes []clientv3.Op, done fun
 		if !s.indexed[name] && len(changes) < maxOps {
 			s.indexed[name] = false // the key may exist even if the transaction fails
 			added = append(added, name)
-			changes = append(changes, clientv3.OpPut(s.config.Space.IndexKey(name, s.config.Node), "", clientv3.WithLease(s.leases.retention)))
+			changes = append(changes, clientv3.OpPut(s.space.IndexKey(name, s.config.Node), "", clientv3.WithLease(s.leases.retention)))
 		}
 	}
 	for name := range s.indexed {
 		if !wanted[name] && len(changes) < maxOps {
 			removed = append(removed, name)
-			changes = append(changes, clientv3.OpDelete(s.config.Space.IndexKey(name, s.config.Node)))
+			changes = append(changes, clientv3.OpDelete(s.space.IndexKey(name, s.config.Node)))
 		}
 	}
 	return changes, func() {

@@ -25,35 +25,30 @@ import (
 const firstRead = 4 * time.Second
 
 // readFleet returns a reader that has read the fleet. It waits for the first list for at most patience.
-func (c service) readFleet(ctx context.Context, patience time.Duration) (*fleet.Reader, func(), error) {
+func (c service) readFleet(ctx context.Context, patience time.Duration) (*fleet.Reader, error) {
+	if c.Node == nil {
+		return nil, connect.NewError(connect.CodeFailedPrecondition, node.ErrNoFleet)
+	}
 	waiting, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	if c.Node == nil {
-		return nil, nil, connect.NewError(connect.CodeFailedPrecondition, node.ErrNoFleet)
+	reader := c.Node.Reader()
+	err := reader.Ready(waiting)
+	switch {
+	case err == nil:
+		return reader, nil
+	case errors.Is(err, fleet.ErrClosed):
+		return nil, connect.NewError(connect.CodeUnavailable, server.ErrStopping)
+	case ctx.Err() != nil:
+		return nil, ended(ctx)
 	}
-	reader, release, err := c.Node.Reader()
-	if err != nil {
-		return nil, nil, connect.NewError(connect.CodeUnavailable, err)
-	}
-	if err := reader.Ready(waiting); err != nil {
-		release()
-		switch {
-		case errors.Is(err, fleet.ErrClosed):
-			return nil, nil, connect.NewError(connect.CodeUnavailable, server.ErrStopping)
-		case ctx.Err() != nil:
-			return nil, nil, ended(ctx)
-		}
-		return nil, nil, connect.NewError(connect.CodeFailedPrecondition, errors.New(untrusted.Valid(reader.Health().Message)))
-	}
-	return reader, release, nil
+	return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New(untrusted.Valid(reader.Health().Message)))
 }
 
 func (c service) ListNodes(ctx context.Context, request *patchbayv1.ListNodesRequest) (*patchbayv1.ListNodesResponse, error) {
-	reader, release, err := c.readFleet(ctx, firstRead)
+	reader, err := c.readFleet(ctx, firstRead)
 	if err != nil {
 		return nil, err
 	}
-	defer release()
 	response := &patchbayv1.ListNodesResponse{Health: healthMessage(reader.Health())}
 	wanted := fleet.Filter{Nodes: request.GetNodes(), Labels: request.GetLabels()}
 	for _, n := range reader.Nodes() {
@@ -67,17 +62,16 @@ func (c service) ListNodes(ctx context.Context, request *patchbayv1.ListNodesReq
 func (c service) ListFleetPlugins(
 	ctx context.Context, request *patchbayv1.ListFleetPluginsRequest,
 ) (*patchbayv1.ListFleetPluginsResponse, error) {
-	reader, release, err := c.readFleet(ctx, firstRead)
+	reader, err := c.readFleet(ctx, firstRead)
 	if err != nil {
 		return nil, err
 	}
-	defer release()
 	plugins := each(reader.Plugins(filterOf(request.GetFilter())), fleetPluginMessage)
 	health := healthMessage(reader.Health())
 	if c.Node.HasLocks() {
 		ctx, cancel := context.WithTimeout(ctx, firstRead)
 		defer cancel()
-		locks, err := c.Node.Locks(ctx)
+		locks, err := c.Node.Cluster().Locks(ctx)
 		if err != nil && health.GetMessage() == "" {
 			health.Message = untrusted.Valid(err.Error()) + "; see the log of the daemon"
 		}
@@ -95,11 +89,10 @@ func (c service) ListFleetPlugins(
 func (c service) WatchFleet(
 	ctx context.Context, request *patchbayv1.WatchFleetRequest, stream *connect.ServerStream[patchbayv1.WatchFleetResponse],
 ) error {
-	reader, release, err := c.readFleet(ctx, firstRead)
+	reader, err := c.readFleet(ctx, firstRead)
 	if err != nil {
 		return err
 	}
-	defer release()
 	filter := filterOf(request.GetFilter())
 	filter.Health = request.GetWithHealth()
 	snapshot, changes, err := reader.Watch(ctx, filter)
@@ -180,11 +173,10 @@ func (c service) WaitForFleetPlugin(
 	if deadline, ok := ctx.Deadline(); ok {
 		patience = time.Until(deadline) * 9 / 10 // leaves time to send the reason
 	}
-	reader, release, err := c.readFleet(ctx, patience)
+	reader, err := c.readFleet(ctx, patience)
 	if err != nil {
 		return nil, err
 	}
-	defer release()
 	count := int(request.GetCount())
 	plugins, err := reader.Wait(ctx, filterOf(request.GetFilter()), func(plugins []fleet.Instance) bool {
 		if count == 0 {
@@ -201,11 +193,10 @@ func (c service) WaitForFleetPlugin(
 func (c service) ListFleetVersions(
 	ctx context.Context, request *patchbayv1.ListFleetVersionsRequest,
 ) (*patchbayv1.ListFleetVersionsResponse, error) {
-	reader, release, err := c.readFleet(ctx, firstRead)
+	reader, err := c.readFleet(ctx, firstRead)
 	if err != nil {
 		return nil, err
 	}
-	defer release()
 	f := filterOf(request.GetFilter())
 	nodes, only := f.Nodes, f.Versions
 	f.Nodes, f.Versions = nil, nil // the versions of all nodes are compared
@@ -312,25 +303,23 @@ func fleetPluginMessage(p fleet.Instance) *patchbayv1.FleetPlugin {
 }
 
 func (c service) DrainNode(ctx context.Context, request *patchbayv1.DrainNodeRequest) (*patchbayv1.DrainNodeResponse, error) {
-	return &patchbayv1.DrainNodeResponse{}, c.operateNode(ctx, request, (*node.Node).Drain)
+	by := node.Name(c.Settings.Fleet)
+	return &patchbayv1.DrainNodeResponse{}, c.operateNode(func(at *fleet.Cluster) error { return at.Drain(ctx, request.GetNode(), by) })
 }
 
 func (c service) UncordonNode(ctx context.Context, request *patchbayv1.UncordonNodeRequest) (*patchbayv1.UncordonNodeResponse, error) {
-	return &patchbayv1.UncordonNodeResponse{}, c.operateNode(ctx, request, (*node.Node).Uncordon)
+	return &patchbayv1.UncordonNodeResponse{}, c.operateNode(func(at *fleet.Cluster) error { return at.Uncordon(ctx, request.GetNode()) })
 }
 
 func (c service) ForgetNode(ctx context.Context, request *patchbayv1.ForgetNodeRequest) (*patchbayv1.ForgetNodeResponse, error) {
-	return &patchbayv1.ForgetNodeResponse{}, c.operateNode(ctx, request, (*node.Node).Forget)
+	return &patchbayv1.ForgetNodeResponse{}, c.operateNode(func(at *fleet.Cluster) error { return at.Forget(ctx, request.GetNode()) })
 }
 
-// operateNode calls do for the node that a request names.
-func (c service) operateNode(
-	ctx context.Context, request interface{ GetNode() string }, do func(*node.Node, context.Context, string) error,
-) error {
+func (c service) operateNode(do func(at *fleet.Cluster) error) error {
 	if c.Node == nil {
 		return connect.NewError(connect.CodeFailedPrecondition, node.ErrNoFleet)
 	}
-	err := do(c.Node, ctx, request.GetNode())
+	err := do(c.Node.Cluster())
 	switch {
 	case errors.Is(err, fleet.ErrNoNode):
 		return connect.NewError(connect.CodeNotFound, fleet.ErrNoNode)
@@ -344,7 +333,7 @@ func (c service) ListLocks(ctx context.Context, _ *patchbayv1.ListLocksRequest) 
 	if c.Node == nil {
 		return nil, connect.NewError(connect.CodeFailedPrecondition, node.ErrNoFleet)
 	}
-	locks, err := c.Node.Locks(ctx)
+	locks, err := c.Node.Cluster().Locks(ctx)
 	if err != nil {
 		return nil, refused(err)
 	}

@@ -73,28 +73,22 @@ func (c service) Log(ctx context.Context, name string, n int) (iter.Seq[*patchba
 	}, nil
 }
 
-func (c service) Fleet() (page.Fleet, error) {
+func (c service) Fleet() page.Fleet {
 	if c.Node == nil {
-		return nil, nil //nolint:nilnil // no fleet is not an error
+		return nil
 	}
-	reader, release, err := c.Node.Reader()
-	if err != nil {
-		return nil, err
-	}
-	return webFleet{reader, release}, nil
+	return webFleet{c.Node.Reader()}
 }
 
-type webFleet struct {
-	reader  *fleet.Reader
-	release func()
-}
+type webFleet struct{ reader *fleet.Reader }
 
-func (f webFleet) Nodes() []*patchbayv1.FleetNode { return each(f.reader.Nodes(), nodeMessage) }
+func (f webFleet) Nodes() []*patchbayv1.FleetNode {
+	f.reader.Use()
+	return each(f.reader.Nodes(), nodeMessage)
+}
 
 func (f webFleet) Health() *patchbayv1.FleetHealth { return healthMessage(f.reader.Health()) }
 
 func (f webFleet) Plugins(node string) []*patchbayv1.FleetPlugin {
 	return each(f.reader.Plugins(fleet.Filter{Nodes: []string{node}}), fleetPluginMessage)
 }
-
-func (f webFleet) Close() { f.release() }

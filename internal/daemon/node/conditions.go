@@ -366,18 +366,15 @@ func versionsDiffer(versions []*patchbayv1.FleetVersion, differ map[string]time.
 
 // watchVersions compares the versions until ctx ends, while the daemon follows the fleet.
 func (n *Node) watchVersions(ctx context.Context) {
-	if n.Fleet.Drift > 0 {
-		if _, release, err := n.Reader(); err == nil {
-			defer release()
-		}
-	}
 	drift, differ := cmp.Or(n.Fleet.Drift, defaultDrift), map[string]time.Time{}
 	for degraded := false; backoff.Pause(ctx, min(versionsLook, max(drift/10, time.Second))); {
-		reader := n.openReader()
-		if reader == nil || !reader.Health().Current {
+		if n.Fleet.Drift > 0 {
+			n.reader.Use()
+		}
+		if !n.reader.IsFollowed() || !n.reader.Health().Current {
 			continue
 		}
-		c := versionsDiffer(Versions(reader, fleet.Filter{}), differ, drift, time.Now())
+		c := versionsDiffer(Versions(n.reader, fleet.Filter{}), differ, drift, time.Now())
 		n.mu.Lock()
 		n.versions = &c
 		n.mu.Unlock()

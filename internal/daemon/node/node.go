@@ -17,17 +17,12 @@ import (
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/daemon/access"
-	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
-	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 	"github.com/patchbay-dev/patchbay/internal/fleet/locks"
 	"github.com/patchbay-dev/patchbay/internal/fleet/nodecall"
 	"github.com/patchbay-dev/patchbay/internal/proxy"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
-
-// readerIdle is how long the fleet is followed after the last request for it.
-const readerIdle = 5 * time.Minute
 
 // Calls counts the calls between this node and each other node.
 type Calls interface {
@@ -66,9 +61,9 @@ type Node struct {
 	Log      *slog.Logger
 
 	name        string
-	space       keys.Space
 	cluster     *fleet.Cluster
 	credentials *nodecall.Credentials // nil if no calls between this node and others are configured
+	reader      *fleet.Reader
 	lookup      *fleet.Lookup
 	dialer      *nodecall.Dialer
 	elector     *locks.Elector // nil if there are no exclusive plugins
@@ -83,24 +78,19 @@ type Node struct {
 	local     Local            // set by Publish
 
 	mu       sync.Mutex
-	reader   *fleet.Reader     // nil while there is no request for the fleet
 	versions *plugin.Condition // the result of the last comparison of the versions; nil for none
-	users    int
-	idle     *time.Timer
-	closed   bool
 }
 
 // Init prepares the node, which must be in a fleet, see [IsEnabled]. It returns an error for a configuration or a file that cannot be used.
 func (n *Node) Init() (err error) {
-	etcd, space := Etcd(n.Fleet.Etcd)
-	n.name, n.space, n.altered, n.rules = Name(n.Fleet), space, make(chan struct{}, 1), access.NewRules(n.Fleet.Serve.Allow)
+	n.name, n.altered, n.rules = Name(n.Fleet), make(chan struct{}, 1), access.NewRules(n.Fleet.Serve.Allow)
 	n.drain = newDrain(n.holdsLock)
 	n.unlocked = newUnlocked(n.name, n.Fleet.Exclusive)
 	n.offers.Store(&n.Fleet.Offers)
 	if n.name == "" {
 		return errors.New("cannot find out the host name for the fleet; set fleet.node")
 	}
-	if n.cluster, err = fleet.Connect(etcd); err != nil {
+	if n.cluster, err = fleet.Connect(Etcd(n.Fleet.Etcd)); err != nil {
 		return err
 	}
 	if files := tlsOf(n.Fleet); files != (nodecall.TLS{}) {
@@ -110,14 +100,15 @@ func (n *Node) Init() (err error) {
 	}
 	if len(n.Fleet.Exclusive) > 0 {
 		n.elector = &locks.Elector{
-			Cluster: n.cluster, Space: space, Node: n.name, TTL: n.Fleet.Presence, TokenFile: n.State + ".tokens", Logger: n.Log,
+			Cluster: n.cluster, Node: n.name, TTL: n.Fleet.Presence, TokenFile: n.State + ".tokens", Logger: n.Log,
 			Settings: settingsOf(n.Fleet), Differ: n.announce,
 		}
 		if err := n.elector.Init(); err != nil {
 			return err
 		}
 	}
-	n.lookup = fleet.OpenLookup(n.cluster, fleet.LookupConfig{Space: space, Whole: n.Reader, NodeFile: n.State + ".nodes", Logger: n.Log})
+	n.reader = fleet.Open(n.cluster, fleet.ReaderConfig{Presence: n.Fleet.Presence, Logger: n.Log})
+	n.lookup = fleet.OpenLookup(n.cluster, fleet.LookupConfig{Whole: n.reader, NodeFile: n.State + ".nodes", Logger: n.Log})
 	local := n.Exclusive(n.Registry)
 	n.dialer = &nodecall.Dialer{
 		Find: n.find, Credentials: n.credentials, Node: n.name, Labels: n.Fleet.Labels, Called: n.Called.Ended,
@@ -143,7 +134,7 @@ func (n *Node) Publish(local Local, listener net.Listener) error {
 	}
 	n.local = local
 	n.publisher, err = fleet.NewPublisher(n.cluster, fleet.PublisherConfig{
-		Space: n.space, Node: n.name, Address: address, Version: n.Version, Presence: n.Fleet.Presence, Retention: n.Fleet.Retention,
+		Node: n.name, Address: address, Version: n.Version, Presence: n.Fleet.Presence, Retention: n.Fleet.Retention,
 		Settings: settingsOf(n.Fleet), InstanceFile: n.State + ".instance", Labels: n.Fleet.Labels, Local: published{local}, Logger: n.Log,
 		Unhealthy: n.Health.UnhealthySockets, Locked: n.unlocked.begin, Named: n.setNamed, Cordoned: n.setCordon,
 	})
@@ -184,16 +175,7 @@ func (n *Node) Close() error {
 	if n == nil {
 		return nil
 	}
-	n.mu.Lock()
-	reader := n.reader
-	n.reader, n.closed = nil, true
-	if n.idle != nil {
-		n.idle.Stop()
-	}
-	n.mu.Unlock()
-	if reader != nil {
-		reader.Close()
-	}
+	n.reader.Close()
 	n.lookup.Close()
 	n.dialer.Close()
 	return nil
@@ -223,7 +205,7 @@ func (n *Node) Conditions() []plugin.Condition {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.reader != nil && n.versions != nil {
+	if n.reader.IsFollowed() && n.versions != nil {
 		all = append(all, *n.versions)
 	}
 	return all
@@ -262,46 +244,11 @@ func (n *Node) setCordon(c fleet.Cordon) {
 	fleet.Notify(n.altered)
 }
 
-// Reader returns a reader of the fleet. The caller calls release when it no longer needs it.
-func (n *Node) Reader() (reader *fleet.Reader, release func(), err error) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.closed {
-		return nil, nil, server.ErrStopping
-	}
-	if n.idle != nil {
-		n.idle.Stop()
-		n.idle = nil
-	}
-	if n.reader == nil {
-		n.reader = fleet.Open(n.cluster, fleet.ReaderConfig{Space: n.space, Presence: n.Fleet.Presence, Logger: n.Log})
-	}
-	n.users++
-	return n.reader, sync.OnceFunc(n.release), nil
-}
+// Reader returns the reader of the fleet.
+func (n *Node) Reader() *fleet.Reader { return n.reader }
 
-func (n *Node) release() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.users--; n.users > 0 || n.closed {
-		return
-	}
-	n.idle = time.AfterFunc(readerIdle, func() {
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		if n.users == 0 && !n.closed && n.reader != nil {
-			n.reader.Close()
-			n.reader, n.versions = nil, nil
-		}
-	})
-}
-
-// openReader returns the reader of the fleet; nil if it is not open.
-func (n *Node) openReader() *fleet.Reader {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.reader
-}
+// Cluster returns the etcd of the fleet.
+func (n *Node) Cluster() *fleet.Cluster { return n.cluster }
 
 // published is the node as other nodes see it. It is a [fleet.Local].
 type published struct{ Local }
@@ -327,28 +274,8 @@ func (p published) Changes(ctx context.Context) <-chan struct{} {
 	return changes
 }
 
-// Drain steers calls that may go to any node away from a node, and makes it release its locks.
-func (n *Node) Drain(ctx context.Context, node string) error {
-	return n.cluster.Drain(ctx, n.space, node, n.name)
-}
-
-// Uncordon undoes Drain.
-func (n *Node) Uncordon(ctx context.Context, node string) error {
-	return n.cluster.Uncordon(ctx, n.space, node)
-}
-
-// Forget removes a dead node from the fleet.
-func (n *Node) Forget(ctx context.Context, node string) error {
-	return n.cluster.Forget(ctx, n.space, node)
-}
-
 // HasLocks reports whether the node competes for locks.
 func (n *Node) HasLocks() bool { return n.elector != nil }
-
-// Locks returns the locks of the fleet.
-func (n *Node) Locks(ctx context.Context) ([]keys.LockState, error) {
-	return n.cluster.Locks(ctx, n.space)
-}
 
 // holdsLock reports whether the node holds a lock.
 func (n *Node) holdsLock() bool {
@@ -368,8 +295,8 @@ func (n *Node) Stats() fleet.Stats { return n.publisher.Stats() }
 
 // Followed returns the health of the lookup of called plugins and, if the whole fleet is read now, of its reader; otherwise whole is nil.
 func (n *Node) Followed() (called fleet.Health, whole *fleet.Health) {
-	if reader := n.openReader(); reader != nil {
-		whole = new(reader.Health())
+	if n.reader.IsFollowed() {
+		whole = new(n.reader.Health())
 	}
 	return n.lookup.Health(), whole
 }

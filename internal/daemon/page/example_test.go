@@ -26,7 +26,7 @@ func (still) Events(context.Context) <-chan *patchbayv1.Event { return make(chan
 func (still) About() (*patchbayv1.GetVersionResponse, *patchbayv1.GetConfigurationResponse) {
 	return nil, nil
 }
-func (still) Fleet() (page.Fleet, error) { return nil, nil } //nolint:nilnil // no fleet is not an error
+func (still) Fleet() page.Fleet { return nil }
 func (still) Log(_ context.Context, name string, _ int) (iter.Seq[*patchbayv1.LogRecord], error) {
 	return nil, fmt.Errorf("plugin %s is not launched", name)
 }

@@ -84,16 +84,10 @@ func (h *hub) start() {
 	stopped := make(chan struct{})
 	h.stop, h.stopped = cancel, stopped
 	events := h.source.Events(ctx)
-	fleet, err := h.source.Fleet()
-	if err != nil {
-		fleet = nil // a condition of the daemon reports the error
-	}
+	fleet := h.source.Fleet()
 	h.sent, h.initial = h.snapshot(fleet), nil
 	go func() {
 		defer close(stopped)
-		if fleet != nil {
-			defer fleet.Close()
-		}
 		h.follow(ctx, events, fleet)
 	}()
 }
@@ -192,8 +186,9 @@ func (h *hub) initialMessage() *message {
 func (h *hub) snapshot(fleet Fleet) snapshot {
 	p := snapshot{}
 	if fleet != nil {
+		nodes := fleet.Nodes()
 		p["fleet health"] = fleet.Health()
-		for _, node := range fleet.Nodes() {
+		for _, node := range nodes {
 			p["node "+node.GetName()] = node
 		}
 	}

@@ -21,7 +21,7 @@ func (*counted) LastEvents(int) []*patchbayv1.Event       { return nil }
 func (*counted) About() (*patchbayv1.GetVersionResponse, *patchbayv1.GetConfigurationResponse) {
 	return nil, nil
 }
-func (*counted) Fleet() (Fleet, error) { return nil, nil } //nolint:nilnil // no fleet is not an error
+func (*counted) Fleet() Fleet { return nil }
 func (*counted) Log(context.Context, string, int) (iter.Seq[*patchbayv1.LogRecord], error) {
 	return nil, nil
 }

@@ -31,17 +31,16 @@ type Source interface {
 	// Log returns the last n records that a launched plugin printed or logged, and new ones until ctx is done. The name is that of the
 	// catalogue. An error means that there is no such plugin.
 	Log(ctx context.Context, name string, n int) (iter.Seq[*patchbayv1.LogRecord], error)
-	// Fleet starts to follow the plugins of other nodes, until the caller closes the result. It returns nil if the node does not belong to
-	// a fleet.
-	Fleet() (Fleet, error)
+	// Fleet returns the fleet; nil if the node does not belong to one.
+	Fleet() Fleet
 }
 
 // Fleet is the current state of a fleet. Its methods must not block.
 type Fleet interface {
+	// Nodes returns all nodes. The fleet is followed while it is called.
 	Nodes() []*patchbayv1.FleetNode
 	// Health reports whether the list of nodes is current.
 	Health() *patchbayv1.FleetHealth
 	// Plugins returns the plugins of one node.
 	Plugins(node string) []*patchbayv1.FleetPlugin
-	Close()
 }

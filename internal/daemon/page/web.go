@@ -62,16 +62,11 @@ func writeJSON(w http.ResponseWriter, v any) {
 }
 
 func fleetPlugins(w http.ResponseWriter, r *http.Request, source Source) {
-	fleet, err := source.Fleet()
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusServiceUnavailable)
-		return
-	}
+	fleet := source.Fleet()
 	if fleet == nil {
 		http.Error(w, "this node does not belong to a fleet", http.StatusNotFound)
 		return
 	}
-	defer fleet.Close()
 	writeJSON(w, encodeAll(fleet.Plugins(r.URL.Query().Get("node"))))
 }
 

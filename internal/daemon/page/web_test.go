@@ -86,7 +86,7 @@ func (s *source) Log(ctx context.Context, name string, n int) (iter.Seq[*patchba
 func (*source) About() (*patchbayv1.GetVersionResponse, *patchbayv1.GetConfigurationResponse) {
 	return nil, nil
 }
-func (*source) Fleet() (page.Fleet, error) { return nil, nil } //nolint:nilnil // no fleet is not an error
+func (*source) Fleet() page.Fleet { return nil }
 
 // set changes the plugins and tells of it.
 func (s *source) set(plugins ...*patchbayv1.Plugin) {

@@ -52,12 +52,8 @@ patchbay_fleet_reader_current 0
 		}
 	}
 	is("")
-	_, release, err := member.Reader()
-	if err != nil {
-		t.Fatal(err)
-	}
+	member.Reader().Use()
 	is(following)
-	release()
 	problems, err := testutil.GatherAndLint(m.registry)
 	if err != nil || len(problems) > 0 {
 		t.Errorf("%v, %v", problems, err)

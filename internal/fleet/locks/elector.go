@@ -38,7 +38,6 @@ const maxTTL = time.Minute
 // work, only the fencing token helps.
 type Elector struct {
 	Cluster *fleet.Cluster
-	Space   keys.Space
 	Node    string // the name of this node
 	// TTL is the lease of the locks (default [fleet.DefaultPresence]). A node that is dead or cut off from etcd keeps other nodes from the
 	// lock for at most twice that. It is rounded up to seconds and limited to a minute.
@@ -48,6 +47,7 @@ type Elector struct {
 	Differ    func(plugin.Condition) // called when [Elector.Condition] has changed; nil for none. It must not block.
 	Logger    *slog.Logger           // logs which locks the node takes and gives up; nil for no log
 
+	space   keys.Space
 	timeout time.Duration // of one request
 	ledger  *ledger
 	compare *comparison
@@ -71,9 +71,10 @@ func (e *Elector) Init() (err error) {
 	}
 	e.TTL = min((cmp.Or(e.TTL, fleet.DefaultPresence) + time.Second - 1).Truncate(time.Second), maxTTL)
 	e.Logger = cmp.Or(e.Logger, slog.New(slog.DiscardHandler))
+	e.space = e.Cluster.Space()
 	e.timeout, e.longest, e.member = min(e.Cluster.Timeout(), e.TTL/5), e.TTL, rand.IntN(1<<20)
 	e.changed, e.held = make(chan struct{}, 1), map[plugin.Name]*Hold{}
-	e.compare = newComparison(e.Space.SettingsKey(""), e.Settings, e.Differ)
+	e.compare = newComparison(e.space.SettingsKey(""), e.Settings, e.Differ)
 	return nil
 }
 

@@ -57,13 +57,13 @@ func (s *session) open() error {
 		s.renewal = s.renewal.Add(s.TTL / 3)
 	}
 	listed := time.Now()
-	found, contenders, err := s.follow(s.Space.LockSpace())
+	found, contenders, err := s.follow(s.space.LockSpace())
 	if err != nil {
 		return err
 	}
 	s.contenders = contenders
-	s.roster = newRoster(s.Space, s.longest, listed, found.Header.GetRevision(), found.Kvs)
-	found, s.settings, err = s.follow(s.Space.SettingsKey(""))
+	s.roster = newRoster(s.space, s.longest, listed, found.Header.GetRevision(), found.Kvs)
+	found, s.settings, err = s.follow(s.space.SettingsKey(""))
 	if errors.Is(rpctypes.Error(err), rpctypes.ErrPermissionDenied) {
 		return nil
 	}
@@ -227,9 +227,9 @@ func (s *session) renew(now time.Time) error {
 func (s *session) inspect() (token int64, err error) {
 	ctx, cancel := s.request()
 	defer cancel()
-	bases, own := s.Space.TokenBaseKey(""), s.Space.TokenBaseKey(s.Node)
+	bases, own := s.space.TokenBaseKey(""), s.space.TokenBaseKey(s.Node)
 	found, err := s.client.Txn(ctx).Then(clientv3.OpGet(bases, clientv3.WithPrefix()),
-		clientv3.OpGet(s.Space.LockRange(s.Node), clientv3.WithPrefix())).Commit()
+		clientv3.OpGet(s.space.LockRange(s.Node), clientv3.WithPrefix())).Commit()
 	if err != nil {
 		return 0, err
 	}
@@ -267,7 +267,7 @@ func (s *session) inspect() (token int64, err error) {
 func (s *session) compareOwn(kvs []*mvccpb.KeyValue) {
 	now, found := time.Now(), map[string]keys.Contender{}
 	for _, kv := range kvs {
-		if c, ok := keys.ParseContender(s.Space, kv); ok && c.Lease == s.term.lease {
+		if c, ok := keys.ParseContender(s.space, kv); ok && c.Lease == s.term.lease {
 			found[string(kv.Key)] = c
 		}
 	}

@@ -201,7 +201,7 @@ type candidacy struct {
 
 func (e *Elector) newCandidacy(l plugin.Name) *candidacy {
 	c := &candidacy{Contender: keys.Contender{Lock: l, Node: e.Node, TTL: e.TTL, Lease: e.term.lease}}
-	c.key = c.Key(e.Space)
+	c.key = c.Key(e.space)
 	return c
 }
 

@@ -142,13 +142,13 @@ const etcdTimeout = 3 * time.Second
 
 // membersOf checks the members of etcd. An error in the configuration is returned as one member with all endpoints.
 func membersOf(ctx context.Context, c config.Etcd) []fleet.Member {
-	etcd, space := node.Etcd(c)
+	etcd := node.Etcd(c)
 	etcd.Timeout = etcdTimeout
 	cluster, err := fleet.Connect(etcd)
 	if err != nil {
 		return []fleet.Member{{Endpoint: strings.Join(etcd.Endpoints, ", "), Err: err}}
 	}
-	return cluster.Check(ctx, space)
+	return cluster.Check(ctx)
 }
 
 func writeFindings(w io.Writer, findings []doctor.Finding) error {
