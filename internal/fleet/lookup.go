@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -43,12 +44,14 @@ type LookupConfig struct {
 // use.
 type Lookup struct {
 	follower
-	config LookupConfig
-	space  keys.Space
-	place  string // the place in the index at which the lookup begins
-	views  map[viewKey]*view
-	most   int           // maxViews
-	away   chan struct{} // closed while etcd is unavailable
+	config   LookupConfig
+	space    keys.Space
+	place    string // the place in the index at which the lookup begins
+	views    map[viewKey]*view
+	locks    *keys.Contenders  // as last read, like settings
+	settings map[string]string // by the name of the node
+	most     int               // maxViews
+	away     chan struct{}     // closed while etcd is unavailable
 
 	cache      *nodeCache
 	cachedRead bool // whether the nodes of the cache have been added to the views
@@ -58,7 +61,7 @@ type Lookup struct {
 func OpenLookup(c *Cluster, config LookupConfig) *Lookup {
 	l := &Lookup{
 		config: config, space: c.Space(), place: fmt.Sprintf("%08x", rand.Uint32()), views: map[viewKey]*view{}, most: maxViews,
-		away: make(chan struct{}),
+		away: make(chan struct{}), locks: &keys.Contenders{},
 	}
 	l.start(c, l, config.Logger)
 	l.cache = openNodeCache(config.NodeFile, l.log)
@@ -160,17 +163,20 @@ func (l *Lookup) read(views []*view, f Filter) (found []Instance, unread *view, 
 	return found, unread, denied
 }
 
-// FollowLocks follows the locks until the lookup is closed. The channel receives a value after a change, and now returns the states of
-// the locks.
-func (l *Lookup) FollowLocks() (changed <-chan struct{}, now func() []keys.LockState) {
+// FollowLocks follows the locks and the settings of the nodes until the lookup is closed. The channel receives a value after a change, and
+// now returns the states of the locks, and the settings by the name of the node.
+func (l *Lookup) FollowLocks() (changed <-chan struct{}, now func() ([]keys.LockState, map[string]string)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	v := l.view(viewKey{locks: true, pinned: true}, 0)
-	followed, _ := v.source.(*locksView)
-	return v.changed, func() []keys.LockState {
+	c := make(chan struct{}, 1)
+	for _, prefix := range []string{l.space.LockSpace(), l.space.SettingsKey("")} {
+		l.view(viewKey{prefix: prefix}, 0).changed = c
+	}
+	Notify(c) // one of them may have been read before
+	return c, func() ([]keys.LockState, map[string]string) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		return followed.States()
+		return l.locks.States(), maps.Clone(l.settings)
 	}
 }
 
@@ -205,11 +211,10 @@ func (l *Lookup) nodes(ctx context.Context, f Filter) (nodes []string, all bool,
 func (l *Lookup) Holder(ctx context.Context, lock plugin.Name) (node string, exclusive bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	v, err := l.await(ctx, viewKey{locks: true}, 0, nil)
+	v, err := l.await(ctx, viewKey{prefix: l.space.LockSpace()}, 0, nil)
 	if err != nil {
 		return "", false, err
 	}
-	locks, _ := v.source.(*locksView)
-	node, exclusive = locks.Holder(lock)
+	node, exclusive = l.locks.Holder(lock)
 	return node, exclusive, v.denied
 }

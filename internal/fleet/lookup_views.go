@@ -15,12 +15,8 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 )
 
-// viewKey identifies a view: a node, the index of a name of plugins, or the locks.
-type viewKey struct {
-	node, name string
-	locks      bool
-	pinned     bool // whether the view is followed even if it is not used
-}
+// viewKey identifies a view: that of a node, of the index of a name of plugins, or of all keys with a prefix.
+type viewKey struct{ node, name, prefix string }
 
 // view is a source that a lookup follows. It is guarded by the lock of the lookup.
 type view struct {
@@ -30,6 +26,9 @@ type view struct {
 	by      uint32 // the user for whom the view was created
 	waiting int    // the number of callers that wait for it
 }
+
+// isPinned reports whether the view is followed even if it is not used.
+func (v *view) isPinned() bool { return v.changed != nil }
 
 // isMissing reports whether the view is that of a node that does not exist.
 func (v *view) isMissing() bool {
@@ -50,16 +49,18 @@ func (l *Lookup) view(k viewKey, by uint32) *view {
 		if len(l.views) >= l.most {
 			l.dropOldest()
 		}
-		var s source = &indexView{prefix: l.space.IndexRange(k.name), at: l.place}
-		if k.locks {
-			s = &locksView{space: l.space}
-		} else if k.node != "" {
+		var s source
+		switch k {
+		case viewKey{name: k.name}:
+			s = &indexView{prefix: l.space.IndexRange(k.name), at: l.place}
+		case viewKey{node: k.node}:
 			s = &nodeView{lookup: l, name: k.node}
+		case viewKey{prefix: l.space.LockSpace()}:
+			s = &rangeView{prefix: k.prefix, fresh: l.freshLocks}
+		default:
+			s = &rangeView{prefix: k.prefix, fresh: l.freshSettings}
 		}
 		v = &view{followed: newFollowed(s), key: k, by: by}
-		if k.pinned {
-			v.changed = make(chan struct{}, 1)
-		}
 		l.views[k] = v
 		l.follow(&v.followed)
 	}
@@ -108,7 +109,7 @@ func (l *Lookup) unread(by uint32) (n int) {
 
 // leave ends the wait of a caller of ask. It drops an unread view for which no other caller waits. The caller holds mu.
 func (l *Lookup) leave(v *view) {
-	if v.waiting--; v.waiting == 0 && !v.isRead() && !v.key.pinned && l.views[v.key] == v && l.cache.get(v.key.node) == nil {
+	if v.waiting--; v.waiting == 0 && !v.isRead() && !v.isPinned() && l.views[v.key] == v && l.cache.get(v.key.node) == nil {
 		l.drop(v, errLetGo)
 	}
 }
@@ -119,7 +120,7 @@ func (l *Lookup) dropDenied(denied *followed, why error) bool {
 	why = fmt.Errorf("cannot read the fleet: %w", Explain(why))
 	denied.settle(why)
 	for _, v := range l.views {
-		if &v.followed == denied && !v.key.pinned {
+		if &v.followed == denied && !v.isPinned() {
 			l.drop(v, why)
 		}
 	}
@@ -130,7 +131,7 @@ func (l *Lookup) dropDenied(denied *followed, why error) bool {
 // they may be all that is known.
 func (l *Lookup) dropIdle(now time.Time) {
 	for _, v := range l.views {
-		if l.health.Current && !v.key.pinned && now.Sub(v.used) >= idleAfter {
+		if l.health.Current && !v.isPinned() && now.Sub(v.used) >= idleAfter {
 			l.drop(v, errLetGo)
 		}
 	}
@@ -159,7 +160,7 @@ func (l *Lookup) dropOldest() {
 	var oldest *view
 	for _, v := range l.views {
 		switch {
-		case v.key.pinned || v.waiting > 0:
+		case v.isPinned() || v.waiting > 0:
 		case oldest == nil || v.isMissing() && !oldest.isMissing(), v.isMissing() == oldest.isMissing() && v.used.Before(oldest.used):
 			oldest = v
 		}
@@ -284,21 +285,40 @@ func (v *indexView) apply(events []*clientv3.Event, _ time.Time) (again bool) {
 	})
 }
 
-// locksView is the source of all locks. Each node writes below its own prefix, so there is no range of keys for a single lock.
-type locksView struct {
-	space keys.Space
-	keys.Contenders
+// rangeView is the source of all keys with a prefix.
+type rangeView struct {
+	prefix string
+	// fresh begins another copy of the keys. put records the value of a key, which is empty after a deletion, and install replaces the copy
+	// of the lookup.
+	fresh func() (put func(*mvccpb.KeyValue), install func())
+	put   func(*mvccpb.KeyValue) // of the present copy
 }
 
-func (v *locksView) read(ctx context.Context, from store) (reading, error) {
-	prefix, read := v.space.LockSpace(), keys.Contenders{}
-	revision, err := readPages(ctx, from, prefix, func(kv *mvccpb.KeyValue) { read.Put(v.space, kv) })
-	return reading{prefix, clientv3.GetPrefixRangeEnd(prefix), revision, func(time.Time) { v.Contenders = read }}, err
+func (v *rangeView) read(ctx context.Context, from store) (reading, error) {
+	put, install := v.fresh()
+	revision, err := readPages(ctx, from, v.prefix, put)
+	return reading{v.prefix, clientv3.GetPrefixRangeEnd(v.prefix), revision, func(time.Time) { v.put = put; install() }}, err
 }
 
-func (v *locksView) apply(events []*clientv3.Event, _ time.Time) (again bool) {
+func (v *rangeView) apply(events []*clientv3.Event, _ time.Time) (again bool) {
 	for _, event := range events {
-		v.Put(v.space, event.Kv)
+		v.put(event.Kv)
 	}
 	return false
+}
+
+// freshLocks begins a copy of all locks. Each node writes below its own prefix, so there is no range of keys for a single lock.
+func (l *Lookup) freshLocks() (put func(*mvccpb.KeyValue), install func()) {
+	fresh := &keys.Contenders{}
+	return func(kv *mvccpb.KeyValue) { fresh.Put(l.space, kv) }, func() { l.locks = fresh }
+}
+
+func (l *Lookup) freshSettings() (put func(*mvccpb.KeyValue), install func()) {
+	fresh := map[string]string{}
+	return func(kv *mvccpb.KeyValue) {
+		node := strings.TrimPrefix(string(kv.Key), l.space.SettingsKey(""))
+		if fresh[node] = string(kv.Value); len(kv.Value) == 0 {
+			delete(fresh, node)
+		}
+	}, func() { l.settings = fresh }
 }

@@ -50,7 +50,7 @@ func (n *Node) leader(ctx context.Context, l plugin.Name) (node string, exclusiv
 		if n.elector.Held(l) != nil {
 			return n.name, true, nil
 		}
-	case n.unlocked.elsewhere(l) == "":
+	case n.settings.elsewhere(l) == "":
 		return "", false, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, findTimeout)
@@ -91,7 +91,7 @@ func (r exclusiveRegistry) Conn(ctx context.Context, ptype, name string) (grpc.C
 	}
 	lock := plugin.Name{Type: ptype, Name: name}
 	if !slices.Contains(r.node.Fleet.Exclusive, ptype) {
-		if other := r.node.unlocked.elsewhere(lock); other != "" {
+		if other := r.node.settings.elsewhere(lock); other != "" {
 			return nil, status.Errorf(codes.FailedPrecondition, "node %s competes for its lock, and this node does not because its "+
 				"fleet.exclusive does not list %s: give all nodes the same fleet.exclusive", other, ptype)
 		}

@@ -136,7 +136,7 @@ func newNodes(t *testing.T, change func(*callServer)) *nodes {
 	calls := &callServer{Node: &Node{
 		Registry: registry, Served: uncounted{}, Log: slog.New(slog.NewTextHandler(n.log, &slog.HandlerOptions{Level: slog.LevelWarn})),
 		credentials: certificates[1], rules: access.NewRules([]config.FleetAllow{allow("a", all, all, all)}),
-		drain: newDrain(func() bool { return false }), unlocked: newUnlocked("b", nil),
+		drain: newDrain(func() bool { return false }), settings: newSettings("b", config.Fleet{}),
 	},
 		audit: access.NewAuditor(publish, discard), age: maxConnAge,
 		budget: limits.NewBudget("calls", h2proxy.DefaultLimits, 0, nil, discard),

@@ -14,10 +14,10 @@ import (
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/internal/backoff"
+	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/internal/fleet/certfile"
 	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
-	"github.com/patchbay-dev/patchbay/internal/fleet/locks"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
@@ -26,10 +26,13 @@ import (
 const (
 	certificatesCondition = "fleet-certificates"
 	drainCondition        = "fleet-drain"    // exists on a drained node; client.WaitDrained reads it in the records of other nodes
+	settingsCondition     = "fleet-settings" // not OK if the settings of nodes differ
 	versionsCondition     = "fleet-versions" // not OK if nodes run different versions of a plugin
 )
 
 const (
+	// settingsPause is the minimum time between two comparisons of the settings. The cost of each grows with the number of contenders.
+	settingsPause = time.Second
 	// certificateLook is the time between checks of the files, in addition to each call. No file system reliably reports that a file was
 	// replaced.
 	certificateLook = time.Minute
@@ -73,24 +76,16 @@ func (n *Node) certificateCondition() plugin.Condition {
 	return condition
 }
 
-// watchCertificates announces changes of the condition until ctx ends. It also checks the calls in progress again, because their CA may
-// have been removed.
-func (n *Node) watchCertificates(ctx context.Context) {
-	before := plugin.Condition{Name: certificatesCondition, OK: true}
-	for pause := time.Duration(0); len(n.Certificates()) > 0 && backoff.Pause(ctx, pause); {
-		now := n.certificateCondition()
-		if now.OK != before.OK || now.Message != before.Message {
-			n.announce(now)
-		}
-		before = now
-		n.rules.Recheck()
-		pause = certificateLook
-		for _, c := range n.Certificates() {
-			if left := time.Until(c.Expires) + time.Millisecond; left > 0 {
-				pause = min(pause, left)
-			}
+// lookAtCertificates reads the files, and checks the calls in progress again, because their CA may have been removed.
+func (n *Node) lookAtCertificates() (c plugin.Condition, next time.Duration) {
+	c, next = n.certificateCondition(), certificateLook
+	n.rules.Recheck()
+	for _, c := range n.Certificates() {
+		if left := time.Until(c.Expires) + time.Millisecond; left > 0 {
+			next = min(next, left)
 		}
 	}
+	return c, next
 }
 
 // drain records whether the node is drained, and whether it still serves the fleet.
@@ -166,124 +161,91 @@ func (d *drain) condition() (c plugin.Condition, drained bool) {
 	return c, true
 }
 
-// watch announces changes of the condition until ctx ends.
-func (d *drain) watch(ctx context.Context, announce func(plugin.Condition)) {
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for degraded := false; ; {
-		select {
-		case <-d.changed:
-		case <-timer.C:
-		case <-ctx.Done():
-			return
-		}
-		c, drained := d.condition()
-		if c.Name = drainCondition; degraded == (c.OK || !drained) {
-			degraded = !degraded
-			c.OK = !degraded
-			announce(c)
-		}
-		if drained { // the condition may change with the next call
-			timer.Reset(drainLook)
-		}
+// look returns a condition that is OK for a node that is not drained. The condition of a drained node may change with the next call.
+func (d *drain) look() (c plugin.Condition, next time.Duration) {
+	c, drained := d.condition()
+	if !drained {
+		return plugin.Condition{Name: drainCondition, OK: true}, 0
 	}
+	return c, drainLook
 }
 
-// unlocked has the locks for which other nodes compete but this one does not, because its configuration does not list their types. The node
-// does not call its own plugins with these locks, because other nodes expect that only the holder is called.
-type unlocked struct {
+// settings compares the settings of the fleet with those of this node. If other nodes compete for locks but this one does not, because its
+// configuration does not list their types, the node does not call its own plugins with these locks, because other nodes expect that only
+// the holder is called.
+type settings struct {
 	node      string // the name of this node
 	exclusive []string
+	own       string        // see settingsOf
 	found     chan struct{} // closed when a node competes for locks
 	once      sync.Once
+	// read returns the locks of the fleet, and the settings by node.
+	read func() ([]keys.LockState, map[string]string)
 
 	mu     sync.Mutex
 	nodes  map[plugin.Name]string // a node that competes
 	status plugin.Condition
 }
 
-func newUnlocked(node string, exclusive []string) *unlocked {
-	ok := plugin.Condition{Name: locks.SettingsCondition, OK: true}
-	return &unlocked{node: node, exclusive: exclusive, found: make(chan struct{}), status: ok}
+func newSettings(node string, c config.Fleet) *settings {
+	ok := plugin.Condition{Name: settingsCondition, OK: true}
+	return &settings{node: node, exclusive: c.Exclusive, own: settingsOf(c), found: make(chan struct{}), status: ok}
 }
 
-// begin is called when a node competes for locks. Before that, unlocked does not follow them.
-func (u *unlocked) begin() { u.once.Do(func() { close(u.found) }) }
+// begin is called when a node competes for locks. Before that, the settings are not followed.
+func (s *settings) begin() { s.once.Do(func() { close(s.found) }) }
 
-// run follows the locks until ctx ends. It waits until there are any.
-func (u *unlocked) run(ctx context.Context, lookup *fleet.Lookup, announce func(plugin.Condition)) {
-	select {
-	case <-u.found:
-	case <-ctx.Done():
-		return
-	}
-	changed, states := lookup.FollowLocks()
-	u.follow(ctx, changed, states, announce)
-}
-
-// unlockedPause is the minimum time between two reads of the locks. The cost of each grows with the number of contenders.
-const unlockedPause = time.Second
-
-func (u *unlocked) follow(
-	ctx context.Context, changed <-chan struct{}, states func() []keys.LockState, announce func(plugin.Condition),
-) {
-	for {
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return
-		}
-		before := u.condition()
-		u.set(states())
-		if now := u.condition(); now != before {
-			announce(now)
-		}
-		backoff.Pause(ctx, unlockedPause)
-	}
-}
-
-// set records the nodes that compete for locks.
-func (u *unlocked) set(states []keys.LockState) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	u.nodes = map[plugin.Name]string{}
+// look compares the settings.
+func (s *settings) look() (plugin.Condition, time.Duration) {
+	states, texts := s.read()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.nodes = map[plugin.Name]string{}
 	types := map[string]string{}
 	for _, state := range states {
 		// Keys of this node are from a time when it had another configuration.
-		others := slices.DeleteFunc(state.Nodes, func(node string) bool { return node == u.node })
-		if slices.Contains(u.exclusive, state.Lock.Type) || len(others) == 0 {
+		others := slices.DeleteFunc(state.Nodes, func(node string) bool { return node == s.node })
+		if slices.Contains(s.exclusive, state.Lock.Type) || len(others) == 0 {
 			continue
 		}
-		u.nodes[state.Lock] = others[0]
+		s.nodes[state.Lock] = others[0]
 		if before := types[state.Lock.Type]; before == "" || others[0] < before {
 			types[state.Lock.Type] = others[0]
 		}
 	}
-	if len(types) == 0 {
-		u.status = plugin.Condition{Name: locks.SettingsCondition, OK: true}
-		return
+	maps.DeleteFunc(texts, func(node, text string) bool { return text == s.own || keys.ValidateNode(node) != nil })
+	c := plugin.Condition{Name: settingsCondition, Since: time.Now()}
+	switch unlocked, differing := slices.Sorted(maps.Keys(types)), slices.Sorted(maps.Keys(texts)); {
+	case len(unlocked) > 0:
+		c.Message = fmt.Sprintf("other nodes compete for locks of %s, node %s for example, and fleet.exclusive of this node does not list "+
+			"that: it does not call its own plugins of these names; give all nodes the same fleet.exclusive",
+			untrusted.Valid(strings.Join(unlocked, ", ")), types[unlocked[0]])
+	case len(differing) > 0 && len(s.exclusive) > 0:
+		c.Message = fmt.Sprintf("nodes of the fleet differ in fleet.exclusive or fleet.presence: %d from this one, node %s for example, which "+
+			"has %.200s where this one has %s; exclusive plugins may be active there too: give all nodes the same",
+			len(differing), differing[0], untrusted.Valid(texts[differing[0]]), s.own)
+	default:
+		c.OK, c.Since = true, time.Time{}
 	}
-	if u.status.OK {
-		u.status.OK, u.status.Since = false, time.Now()
+	if !c.OK && !s.status.OK {
+		c.Since = s.status.Since
 	}
-	names := slices.Sorted(maps.Keys(types))
-	u.status.Message = fmt.Sprintf("other nodes compete for locks of %s, node %s for example, and fleet.exclusive of this node does not list "+
-		"that: it does not call its own plugins of these names; give all nodes the same fleet.exclusive",
-		untrusted.Valid(strings.Join(names, ", ")), types[names[0]])
+	s.status = c
+	return c, 0
 }
 
 // elsewhere returns a node that competes for a lock for which this one does not; empty for none.
-func (u *unlocked) elsewhere(l plugin.Name) string {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	return u.nodes[l]
+func (s *settings) elsewhere(l plugin.Name) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.nodes[l]
 }
 
-// condition returns a condition that is degraded if there are such locks.
-func (u *unlocked) condition() plugin.Condition {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	return u.status
+// condition returns a condition that is degraded if the settings differ.
+func (s *settings) condition() plugin.Condition {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.status
 }
 
 // Versions returns the current versions of the plugins that match a filter, each with its nodes, ordered by type, name and version. Without
@@ -364,23 +326,64 @@ func versionsDiffer(versions []*patchbayv1.FleetVersion, differ map[string]time.
 	return c
 }
 
-// watchVersions compares the versions until ctx ends, while the daemon follows the fleet.
-func (n *Node) watchVersions(ctx context.Context) {
-	drift, differ := cmp.Or(n.Fleet.Drift, defaultDrift), map[string]time.Time{}
-	for degraded := false; backoff.Pause(ctx, min(versionsLook, max(drift/10, time.Second))); {
-		if n.Fleet.Drift > 0 {
-			n.reader.Use()
+// lookAtVersions compares the versions, while the daemon follows the fleet.
+func (n *Node) lookAtVersions() (plugin.Condition, time.Duration) {
+	drift := cmp.Or(n.Fleet.Drift, defaultDrift)
+	if n.Fleet.Drift > 0 {
+		n.reader.Use()
+	}
+	if n.reader.IsFollowed() && n.reader.Health().Current {
+		n.versions.Store(new(versionsDiffer(Versions(n.reader, fleet.Filter{}), n.differ, drift, time.Now())))
+	}
+	c := cmp.Or(n.versions.Load(), &plugin.Condition{Name: versionsCondition, OK: true})
+	return *c, min(versionsLook, max(drift/10, time.Second))
+}
+
+// watchConditions announces changes of conditions until ctx ends.
+func (n *Node) watchConditions(ctx context.Context) {
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	if len(n.Certificates()) > 0 {
+		watching.Go(func() { watched{look: n.lookAtCertificates, texts: true}.watch(ctx, n.announce) })
+	}
+	watching.Go(func() { watched{look: n.drain.look, changed: n.drain.changed}.watch(ctx, n.announce) })
+	watching.Go(func() { watched{look: n.lookAtVersions}.watch(ctx, n.announce) })
+	select {
+	case <-n.settings.found:
+		var changed <-chan struct{}
+		changed, n.settings.read = n.lookup.FollowLocks()
+		watched{look: n.settings.look, changed: changed, pause: settingsPause, texts: true}.watch(ctx, n.announce)
+	case <-ctx.Done():
+	}
+}
+
+// watched is a condition whose changes are announced.
+type watched struct {
+	// look returns the condition, and the time after which it is called again; zero for not before changed has a value.
+	look    func() (plugin.Condition, time.Duration)
+	changed <-chan struct{}
+	pause   time.Duration // the minimum time between two calls of look
+	texts   bool          // whether other messages are changes too
+}
+
+// watch calls announce after changes, until ctx ends.
+func (w watched) watch(ctx context.Context, announce func(plugin.Condition)) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for before := (plugin.Condition{OK: true}); ; {
+		select {
+		case <-w.changed:
+		case <-timer.C:
+		case <-ctx.Done():
+			return
 		}
-		if !n.reader.IsFollowed() || !n.reader.Health().Current {
-			continue
+		now, next := w.look()
+		if now.OK != before.OK || w.texts && now.Message != before.Message {
+			announce(now)
 		}
-		c := versionsDiffer(Versions(n.reader, fleet.Filter{}), differ, drift, time.Now())
-		n.mu.Lock()
-		n.versions = &c
-		n.mu.Unlock()
-		if degraded == c.OK {
-			degraded = !degraded
-			n.announce(c)
+		if before = now; next > 0 {
+			timer.Reset(next)
 		}
+		backoff.Pause(ctx, w.pause)
 	}
 }

@@ -29,7 +29,7 @@ func TestDrainCondition(t *testing.T) {
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
-			d.watch(ctx, func(c plugin.Condition) { announced = append(announced, c.OK) })
+			watched{look: d.look, changed: d.changed}.watch(ctx, func(c plugin.Condition) { announced = append(announced, c.OK) })
 		}()
 		is := func(what string, wantDrained, wantOK bool, message string) {
 			t.Helper()

@@ -69,7 +69,7 @@ type Node struct {
 	elector     *locks.Elector // nil if there are no exclusive plugins
 	rules       *access.Rules[[]config.FleetAllow]
 	offers      atomic.Pointer[[]config.FleetOffer]
-	unlocked    *unlocked
+	settings    *settings
 	drain       *drain
 	isNamed     atomic.Bool   // whether the node has its name in the fleet
 	altered     chan struct{} // receives a value after a change of isNamed or of the cordon
@@ -77,15 +77,16 @@ type Node struct {
 	publisher *fleet.Publisher // set by Publish
 	local     Local            // set by Publish
 
-	mu       sync.Mutex
-	versions *plugin.Condition // the result of the last comparison of the versions; nil for none
+	versions atomic.Pointer[plugin.Condition] // the result of the last comparison of the versions; nil for none
+	differ   map[string]time.Time             // see versionsDiffer
 }
 
 // Init prepares the node, which must be in a fleet, see [IsEnabled]. It returns an error for a configuration or a file that cannot be used.
 func (n *Node) Init() (err error) {
 	n.name, n.altered, n.rules = Name(n.Fleet), make(chan struct{}, 1), access.NewRules(n.Fleet.Serve.Allow)
+	n.differ = map[string]time.Time{}
 	n.drain = newDrain(n.holdsLock)
-	n.unlocked = newUnlocked(n.name, n.Fleet.Exclusive)
+	n.settings = newSettings(n.name, n.Fleet)
 	n.offers.Store(&n.Fleet.Offers)
 	if n.name == "" {
 		return errors.New("cannot find out the host name for the fleet; set fleet.node")
@@ -101,7 +102,6 @@ func (n *Node) Init() (err error) {
 	if len(n.Fleet.Exclusive) > 0 {
 		n.elector = &locks.Elector{
 			Cluster: n.cluster, Node: n.name, TTL: n.Fleet.Presence, TokenFile: n.State + ".tokens", Logger: n.Log,
-			Settings: settingsOf(n.Fleet), Differ: n.announce,
 		}
 		if err := n.elector.Init(); err != nil {
 			return err
@@ -135,8 +135,8 @@ func (n *Node) Publish(local Local, listener net.Listener) error {
 	n.local = local
 	n.publisher, err = fleet.NewPublisher(n.cluster, fleet.PublisherConfig{
 		Node: n.name, Address: address, Version: n.Version, Presence: n.Fleet.Presence, Retention: n.Fleet.Retention,
-		Settings: settingsOf(n.Fleet), InstanceFile: n.State + ".instance", Labels: n.Fleet.Labels, Local: published{local}, Logger: n.Log,
-		Unhealthy: n.Health.UnhealthySockets, Locked: n.unlocked.begin, Named: n.setNamed, Cordoned: n.setCordon,
+		Settings: n.settings.own, InstanceFile: n.State + ".instance", Labels: n.Fleet.Labels, Local: published{local}, Logger: n.Log,
+		Unhealthy: n.Health.UnhealthySockets, Locked: n.settings.begin, Named: n.setNamed, Cordoned: n.setCordon,
 	})
 	return err
 }
@@ -147,10 +147,7 @@ func (n *Node) Run(ctx context.Context) {
 	var running sync.WaitGroup
 	defer running.Wait()
 	running.Go(func() { n.publisher.Run(ctx) })
-	running.Go(func() { n.watchCertificates(ctx) })
-	running.Go(func() { n.unlocked.run(ctx, n.lookup, n.announce) })
-	running.Go(func() { n.drain.watch(ctx, n.announce) })
-	running.Go(func() { n.watchVersions(ctx) })
+	running.Go(func() { n.watchConditions(ctx) })
 	if n.elector == nil {
 		return
 	}
@@ -196,27 +193,17 @@ func (n *Node) Conditions() []plugin.Condition {
 	if n == nil {
 		return nil
 	}
-	all := []plugin.Condition{n.settingsCondition(), n.publisher.Condition()}
+	all := []plugin.Condition{n.settings.condition(), n.publisher.Condition()}
 	if len(n.Certificates()) > 0 {
 		all = append(all, n.certificateCondition())
 	}
 	if c, drained := n.drain.condition(); drained {
 		all = append(all, c)
 	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.reader.IsFollowed() && n.versions != nil {
-		all = append(all, *n.versions)
+	if c := n.versions.Load(); c != nil && n.reader.IsFollowed() {
+		all = append(all, *c)
 	}
 	return all
-}
-
-// settingsCondition returns a condition that is degraded if the settings of this node and others differ.
-func (n *Node) settingsCondition() plugin.Condition {
-	if c := n.unlocked.condition(); !c.OK || n.elector == nil {
-		return c
-	}
-	return n.elector.Condition()
 }
 
 // announce logs and publishes a changed condition.

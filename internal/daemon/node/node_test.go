@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -196,13 +198,17 @@ func TestMayOffer(t *testing.T) {
 // TestUnlocked checks that the locks for which other nodes compete, and whose types this node does not list, are recorded and degrade the
 // condition.
 func TestUnlocked(t *testing.T) {
-	u := newUnlocked("a", []string{"T"})
+	u := newSettings("a", config.Fleet{Exclusive: []string{"T"}})
+	set := func(states ...keys.LockState) {
+		u.read = func() ([]keys.LockState, map[string]string) { return states, nil }
+		u.look()
+	}
 	listed, own, other := plugin.Name{Type: "T", Name: "n"}, plugin.Name{Type: "U", Name: "own"}, plugin.Name{Type: "U", Name: "n"}
-	u.set([]keys.LockState{{Lock: listed, Nodes: []string{"b"}}, {Lock: own, Nodes: []string{"a"}}})
+	set(keys.LockState{Lock: listed, Nodes: []string{"b"}}, keys.LockState{Lock: own, Nodes: []string{"a"}})
 	if c := u.condition(); !c.OK {
 		t.Errorf("the condition is %+v", c)
 	}
-	u.set([]keys.LockState{{Lock: listed, Nodes: []string{"b"}}, {Lock: other, Nodes: []string{"a", "b", "c"}}})
+	set(keys.LockState{Lock: listed, Nodes: []string{"b"}}, keys.LockState{Lock: other, Nodes: []string{"a", "b", "c"}})
 	if u.elsewhere(listed) != "" || u.elsewhere(own) != "" || u.elsewhere(other) != "b" {
 		t.Errorf("others compete for %v", u.nodes)
 	}
@@ -210,7 +216,7 @@ func TestUnlocked(t *testing.T) {
 	if c.OK || c.Since.IsZero() || !strings.Contains(c.Message, "locks of U, node b") {
 		t.Errorf("the condition is %+v", c)
 	}
-	u.set(nil)
+	set()
 	if c := u.condition(); !c.OK {
 		t.Errorf("the condition is %+v", c)
 	}
@@ -220,15 +226,16 @@ func TestUnlocked(t *testing.T) {
 func TestUnlockedTakesItsTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		u, changed, looks := newUnlocked("a", nil), make(chan struct{}, 1), 0
+		u, changed, looks := newSettings("a", config.Fleet{}), make(chan struct{}, 1), 0
 		var last atomic.Int64
+		u.read = func() ([]keys.LockState, map[string]string) {
+			looks++
+			return []keys.LockState{{Lock: plugin.Name{Type: "T", Name: fmt.Sprint(last.Load())}, Nodes: []string{"b"}}}, nil
+		}
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
-			u.follow(ctx, changed, func() []keys.LockState {
-				looks++
-				return []keys.LockState{{Lock: plugin.Name{Type: "T", Name: fmt.Sprint(last.Load())}, Nodes: []string{"b"}}}
-			}, func(plugin.Condition) {})
+			watched{look: u.look, changed: changed, pause: settingsPause}.watch(ctx, func(plugin.Condition) {})
 		}()
 		const changes = 10_000
 		for range changes {
@@ -239,7 +246,7 @@ func TestUnlockedTakesItsTime(t *testing.T) {
 			}
 			time.Sleep(time.Millisecond)
 		}
-		time.Sleep(2 * unlockedPause)
+		time.Sleep(2 * settingsPause)
 		if u.elsewhere(plugin.Name{Type: "T", Name: fmt.Sprint(changes)}) != "b" {
 			t.Error("the last change is missed")
 		}
@@ -249,6 +256,58 @@ func TestUnlockedTakesItsTime(t *testing.T) {
 			t.Errorf("%d looks in 12 s", looks)
 		}
 	})
+}
+
+// TestSettingsDiffer checks that the condition counts and names the nodes whose settings differ, and has the time since which they do.
+func TestSettingsDiffer(t *testing.T) {
+	const same, other = `{"exclusive":["a","b"],"presence":"10s"}`, `{"exclusive":[],"presence":"20s"}`
+	s := newSettings("a", config.Fleet{Exclusive: []string{"b", "a"}})
+	set := func(texts map[string]string) plugin.Condition {
+		s.read = func() ([]keys.LockState, map[string]string) { return nil, maps.Clone(texts) }
+		s.look()
+		return s.condition()
+	}
+	if got := set(map[string]string{"n": same}); !got.OK {
+		t.Errorf("%+v", got)
+	}
+	got := set(map[string]string{"n": other, "no node/": "x", "m": "\xff"})
+	if got.OK || got.Since.IsZero() || !strings.Contains(got.Message, "2 from this one, node m") {
+		t.Errorf("%+v", got)
+	}
+	if now := set(map[string]string{"n": other}); now.OK || !strings.Contains(now.Message, other) || !now.Since.Equal(got.Since) {
+		t.Errorf("%+v", now)
+	}
+	if got := set(nil); !got.OK {
+		t.Errorf("%+v", got)
+	}
+	if s.exclusive = nil; !set(map[string]string{"n": other}).OK {
+		t.Error("a node without exclusive plugins compares them")
+	}
+}
+
+// TestOtherMessages checks which conditions are announced again when their message changes.
+func TestOtherMessages(t *testing.T) {
+	for texts, want := range map[bool]int{false: 2, true: 3} {
+		synctest.Test(t, func(t *testing.T) {
+			messages, changed, announced := []string{"", "a", "b", "b", ""}, make(chan struct{}), 0
+			w := watched{changed: changed, texts: texts, look: func() (plugin.Condition, time.Duration) {
+				now := messages[0]
+				messages = messages[1:]
+				return plugin.Condition{OK: now == "", Message: now}, 0
+			}}
+			ctx, cancel := context.WithCancel(t.Context())
+			var watching sync.WaitGroup
+			watching.Go(func() { w.watch(ctx, func(plugin.Condition) { announced++ }) })
+			for synctest.Wait(); len(messages) > 0; synctest.Wait() {
+				changed <- struct{}{}
+			}
+			cancel()
+			watching.Wait()
+			if announced != want {
+				t.Errorf("with messages %t: %d announcements", texts, announced)
+			}
+		})
+	}
 }
 
 // TestSettings checks that nodes with equal settings publish the same text.

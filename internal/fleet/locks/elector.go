@@ -42,15 +42,12 @@ type Elector struct {
 	// TTL is the lease of the locks (default [fleet.DefaultPresence]). A node that is dead or cut off from etcd keeps other nodes from the
 	// lock for at most twice that. It is rounded up to seconds and limited to a minute.
 	TTL       time.Duration
-	TokenFile string                 // keeps the greatest known token across restarts; empty for none. Its directory must exist.
-	Settings  string                 // that of [fleet.PublisherConfig]
-	Differ    func(plugin.Condition) // called when [Elector.Condition] has changed; nil for none. It must not block.
-	Logger    *slog.Logger           // logs which locks the node takes and gives up; nil for no log
+	TokenFile string       // keeps the greatest known token across restarts; empty for none. Its directory must exist.
+	Logger    *slog.Logger // logs which locks the node takes and gives up; nil for no log
 
 	space   keys.Space
 	timeout time.Duration // of one request
 	ledger  *ledger
-	compare *comparison
 	changed chan struct{} // gets a value when wanted changes
 
 	// The following two belong to the goroutine of Run.
@@ -74,7 +71,6 @@ func (e *Elector) Init() (err error) {
 	e.space = e.Cluster.Space()
 	e.timeout, e.longest, e.member = min(e.Cluster.Timeout(), e.TTL/5), e.TTL, rand.IntN(1<<20)
 	e.changed, e.held = make(chan struct{}, 1), map[plugin.Name]*Hold{}
-	e.compare = newComparison(e.space.SettingsKey(""), e.Settings, e.Differ)
 	return nil
 }
 
@@ -136,9 +132,6 @@ func (e *Elector) Wanted() []Wanted {
 	}
 	return wanted
 }
-
-// Condition reports whether the nodes of the fleet have the same settings. It is kept up to date while the node wants locks.
-func (e *Elector) Condition() plugin.Condition { return e.compare.get() }
 
 // Hold is one period during which the node holds a lock.
 type Hold struct {

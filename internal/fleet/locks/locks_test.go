@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -131,37 +130,5 @@ func TestLedger(t *testing.T) {
 		if _, err := openLedger(path); err == nil {
 			t.Errorf("%s, which cannot be read, is passed over", path)
 		}
-	}
-}
-
-func settings(s keys.Space, texts map[string]string) (kvs []*mvccpb.KeyValue) {
-	for node, text := range texts {
-		kvs = append(kvs, &mvccpb.KeyValue{Key: []byte(s.SettingsKey(node)), Value: []byte(text)})
-	}
-	return kvs
-}
-
-// TestComparison: what differs is counted and named, and the condition is told when it is another one.
-func TestComparison(t *testing.T) {
-	const same, other = `{"exclusive":["a","b"],"presence":"10s"}`, `{"exclusive":[],"presence":"20s"}`
-	space := keys.Space{}
-	var told []plugin.Condition
-	c := newComparison(keys.Space{}.SettingsKey(""), same, func(now plugin.Condition) { told = append(told, now) })
-	c.apply(true, settings(space, map[string]string{"n": same})...)
-	if got := c.get(); !got.OK || len(told) != 0 {
-		t.Errorf("%+v, told %v", got, told)
-	}
-	c.apply(false, settings(space, map[string]string{"n": other, "no node/": "x", "m": "\xff"})...)
-	got := c.get()
-	if got.OK || got.Since.IsZero() || !strings.Contains(got.Message, "2 from this one, node m") || len(told) != 1 || told[0] != got {
-		t.Errorf("%+v, told %v", got, told)
-	}
-	c.apply(false, settings(space, map[string]string{"m": ""})...)
-	if now := c.get(); now.OK || !strings.Contains(now.Message, `{"exclusive":[],"presence":"20s"}`) || !now.Since.Equal(got.Since) {
-		t.Errorf("%+v", now)
-	}
-	c.apply(true)
-	if got := c.get(); !got.OK || len(told) != 3 {
-		t.Errorf("%+v, told %v", got, told)
 	}
 }

@@ -5,9 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"slices"
-	"strings"
-	"sync"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -15,7 +12,6 @@ import (
 
 	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 	"github.com/patchbay-dev/patchbay/internal/regular"
-	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -78,60 +74,6 @@ func (r *roster) isFirst(c keys.Contender) (first bool, free time.Time) {
 		free = quiet
 	}
 	return r.contenders.First(c.Lock).Created == c.Created, free
-}
-
-// SettingsCondition is the name of the condition of an [Elector].
-const SettingsCondition = "fleet-settings"
-
-// comparison compares the settings of other nodes with those of this one.
-type comparison struct {
-	prefix string // of the keys
-	own    string
-	notify func(plugin.Condition) // nil for none
-
-	mu        sync.Mutex
-	others    map[string]string // the settings that differ, by node
-	condition plugin.Condition
-}
-
-func newComparison(prefix, own string, notify func(plugin.Condition)) *comparison {
-	return &comparison{prefix: prefix, own: own, notify: notify, condition: plugin.Condition{Name: SettingsCondition, OK: true}}
-}
-
-func (c *comparison) get() plugin.Condition {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.condition
-}
-
-// apply records changes of settings, or all settings, and notifies if the condition has changed. A deletion has no value.
-func (c *comparison) apply(all bool, kvs ...*mvccpb.KeyValue) {
-	c.mu.Lock()
-	if all {
-		c.others = map[string]string{}
-	}
-	for _, kv := range kvs {
-		node, text := strings.TrimPrefix(string(kv.Key), c.prefix), string(kv.Value)
-		delete(c.others, node)
-		if text != "" && text != c.own && keys.ValidateNode(node) == nil {
-			c.others[node] = text
-		}
-	}
-	before, now := c.condition, plugin.Condition{Name: SettingsCondition, OK: len(c.others) == 0}
-	if !now.OK {
-		if now.Since = before.Since; before.OK {
-			now.Since = time.Now()
-		}
-		first := slices.Min(slices.Collect(maps.Keys(c.others)))
-		now.Message = fmt.Sprintf("nodes of the fleet differ in fleet.exclusive or fleet.presence: %d from this one, node %s for example, which "+
-			"has %.200s where this one has %s; exclusive plugins may be active there too: give all nodes the same",
-			len(c.others), first, untrusted.Valid(c.others[first]), c.own)
-	}
-	c.condition = now
-	c.mu.Unlock()
-	if now != before && c.notify != nil {
-		c.notify(now)
-	}
 }
 
 var errWentBack = errors.New("the revisions of etcd went back; the node competes again, with greater tokens")

@@ -25,20 +25,19 @@ const (
 // session competes over one connection to etcd. All that it knows is from one history of etcd.
 type session struct {
 	*Elector
-	client *clientv3.Client
-	roster *roster
-	// contenders and settings receive changes; settings is nil if the node may not read them.
-	contenders, settings clientv3.WatchChan
-	settled              bool // the node's own key has the base of tokens, in case the key of another node with the base is removed
-	failed               bool // the last request failed
-	renewal              time.Time
+	client  *clientv3.Client
+	roster  *roster
+	changes clientv3.WatchChan // of the contenders
+	settled bool               // the node's own key has the base of tokens, in case the key of another node with the base is removed
+	failed  bool               // the last request failed
+	renewal time.Time
 }
 
 func (s *session) request() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(clientv3.WithRequireLeader(s.client.Ctx()), s.timeout)
 }
 
-// open begins a term if there is none, and reads the contenders and the settings.
+// open begins a term if there is none, and reads the contenders and watches them.
 func (s *session) open() error {
 	if _, err := s.inspect(); err != nil {
 		return err
@@ -56,32 +55,17 @@ func (s *session) open() error {
 		s.mu.Unlock()
 		s.renewal = s.renewal.Add(s.TTL / 3)
 	}
-	listed := time.Now()
-	found, contenders, err := s.follow(s.space.LockSpace())
+	listed, prefix := time.Now(), s.space.LockSpace()
+	ctx, cancel := s.request()
+	defer cancel()
+	found, err := s.client.Get(ctx, prefix, clientv3.WithPrefix())
 	if err != nil {
 		return err
 	}
-	s.contenders = contenders
 	s.roster = newRoster(s.space, s.longest, listed, found.Header.GetRevision(), found.Kvs)
-	found, s.settings, err = s.follow(s.space.SettingsKey(""))
-	if errors.Is(rpctypes.Error(err), rpctypes.ErrPermissionDenied) {
-		return nil
-	}
-	if err == nil {
-		s.compare.apply(true, found.Kvs...)
-	}
-	return err
-}
-
-// follow reads all keys with a prefix, and watches them.
-func (s *session) follow(prefix string) (found *clientv3.GetResponse, changes clientv3.WatchChan, err error) {
-	ctx, cancel := s.request()
-	defer cancel()
-	if found, err = s.client.Get(ctx, prefix, clientv3.WithPrefix()); err != nil {
-		return nil, nil, err
-	}
 	watching := clientv3.WithRequireLeader(s.client.Ctx())
-	return found, s.client.Watch(watching, prefix, clientv3.WithPrefix(), clientv3.WithRev(found.Header.GetRevision()+1)), nil
+	s.changes = s.client.Watch(watching, prefix, clientv3.WithPrefix(), clientv3.WithRev(found.Header.GetRevision()+1))
+	return nil
 }
 
 // run competes until ctx, the term or the connection ends.
@@ -99,18 +83,11 @@ func (s *session) run(ctx context.Context) error {
 		s.failed = err != nil
 		timer.Reset(time.Until(next))
 		select {
-		case response, open := <-s.contenders:
+		case response, open := <-s.changes:
 			if err := response.Err(); err != nil || !open {
 				return err
 			}
 			s.roster.apply(response.Events, time.Now())
-		case response, open := <-s.settings:
-			if err := response.Err(); err != nil || !open {
-				return err
-			}
-			for _, event := range response.Events {
-				s.compare.apply(false, event.Kv)
-			}
 		case <-s.changed:
 		case <-timer.C:
 		case <-s.client.Ctx().Done():
