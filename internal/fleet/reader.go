@@ -256,19 +256,6 @@ func (r *Reader) plugins(f Filter) (all []Instance) {
 	return all
 }
 
-// publish replaces a node, nil for none, and publishes the difference, but not during the first list.
-func (w *whole) publish(name string, now *Node) {
-	before := w.nodes[name]
-	if now == nil {
-		delete(w.nodes, name)
-	} else {
-		w.nodes[name] = now
-	}
-	if w.listed && before != now {
-		w.feed.Publish("", step{before: before, after: now})
-	}
-}
-
 const maxDated = 256 // the maximum number of dead nodes for which date makes a request
 
 // whole is the source of a [Reader]: all nodes.
@@ -294,6 +281,19 @@ var anchorSeed = maphash.MakeSeed()
 
 func anchorOf(kv *mvccpb.KeyValue) anchor {
 	return anchor{string(kv.Key), kv.ModRevision, maphash.Bytes(anchorSeed, kv.Value)}
+}
+
+// publish replaces a node, nil for none, and publishes the difference, but not during the first list.
+func (w *whole) publish(name string, now *Node) {
+	before := w.nodes[name]
+	if now == nil {
+		delete(w.nodes, name)
+	} else {
+		w.nodes[name] = now
+	}
+	if w.listed && before != now {
+		w.feed.Publish("", step{before: before, after: now})
+	}
 }
 
 // read reads nothing if etcd still has the known history, and otherwise all nodes. install publishes the differences.
