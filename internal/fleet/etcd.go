@@ -32,7 +32,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
-// Etcd describes how to reach etcd.
+// Etcd describes how to reach etcd, and where it has the fleet. It has the fields of config.Etcd, so that one can be converted to the other.
 type Etcd struct {
 	Endpoints []string // the URLs of the members, for example https://10.0.0.1:2379; at least one
 	CA        string   // a PEM file with the CA certificates for etcd; empty for those of the system
@@ -43,9 +43,12 @@ type Etcd struct {
 	// User and PasswordFile are for etcd's own users; the first line of the file is the password. Etcd hashes it for each connection, which
 	// is expensive: with many nodes, use certificates, whose common name is the user.
 	User, PasswordFile string
+	Prefix, Namespace  string        // see [keys.Space]
 	Timeout            time.Duration // the timeout of one request (default 5 s)
-	Space              keys.Space    // the keys of the fleet
 }
+
+// Space returns the keys of the fleet.
+func (e Etcd) Space() keys.Space { return keys.Space{Prefix: e.Prefix, Namespace: e.Namespace} }
 
 const defaultTimeout = 5 * time.Second
 
@@ -96,7 +99,7 @@ type Cluster struct {
 func (c *Cluster) Timeout() time.Duration { return c.config.Timeout }
 
 // Space returns the space of the fleet.
-func (c *Cluster) Space() keys.Space { return c.config.Space }
+func (c *Cluster) Space() keys.Space { return c.config.Space() }
 
 // Connect returns a cluster. It does not connect: it returns an error only if the configuration or a file is invalid. The options are used
 // for every connection.
@@ -227,7 +230,7 @@ func (c *Cluster) check(ctx context.Context, member int) Member {
 		return Member{Err: Explain(err)}
 	}
 	defer store.close()
-	found, err := store.get(ctx, c.config.Space.NodeSpace(), clientv3.WithPrefix(), clientv3.WithCountOnly())
+	found, err := store.get(ctx, c.Space().NodeSpace(), clientv3.WithPrefix(), clientv3.WithCountOnly())
 	if err != nil {
 		return Member{Err: Explain(err)}
 	}
@@ -247,14 +250,14 @@ func (c *Cluster) Drain(ctx context.Context, node, by string) error {
 		return err
 	}
 	return c.operate(ctx, "drain", node, func(to store) error {
-		return c.onNode(ctx, to, node, nil, clientv3.OpPut(c.config.Space.NodeRange(node)+keys.Cordon, string(value)))
+		return c.onNode(ctx, to, node, nil, clientv3.OpPut(c.Space().NodeRange(node)+keys.Cordon, string(value)))
 	})
 }
 
 // Uncordon undoes Drain. It does nothing if the node is not drained or does not exist.
 func (c *Cluster) Uncordon(ctx context.Context, node string) error {
 	return c.operate(ctx, "uncordon", node, func(to store) error {
-		_, err := to.commit(ctx, nil, []clientv3.Op{clientv3.OpDelete(c.config.Space.NodeRange(node) + keys.Cordon)})
+		_, err := to.commit(ctx, nil, []clientv3.Op{clientv3.OpDelete(c.Space().NodeRange(node) + keys.Cordon)})
 		return err
 	})
 }
@@ -263,7 +266,7 @@ func (c *Cluster) Uncordon(ctx context.Context, node string) error {
 // no record of it. Its keys in the index stay until its retention expires; readers ignore them.
 func (c *Cluster) Forget(ctx context.Context, node string) error {
 	return c.operate(ctx, "forget", node, func(to store) error {
-		all := c.config.Space.NodeRange(node)
+		all := c.Space().NodeRange(node)
 		gone := clientv3.Compare(clientv3.CreateRevision(all+keys.Presence), "=", 0)
 		return c.onNode(ctx, to, node, []clientv3.Cmp{gone}, clientv3.OpDelete(all, clientv3.WithPrefix()))
 	})
@@ -271,7 +274,7 @@ func (c *Cluster) Forget(ctx context.Context, node string) error {
 
 // onNode changes the keys of a node if the conditions hold. The error is [ErrNoNode] if the node has no keys.
 func (c *Cluster) onNode(ctx context.Context, to store, node string, conditions []clientv3.Cmp, then ...clientv3.Op) error {
-	found, err := to.get(ctx, c.config.Space.NodeRange(node), clientv3.WithPrefix(), clientv3.WithCountOnly())
+	found, err := to.get(ctx, c.Space().NodeRange(node), clientv3.WithPrefix(), clientv3.WithCountOnly())
 	if err != nil {
 		return err
 	}
@@ -316,7 +319,7 @@ func (c *Cluster) Locks(ctx context.Context) ([]keys.LockState, error) {
 	var all keys.Contenders
 	err := c.try(ctx, func(from store) (err error) {
 		all = keys.Contenders{}
-		_, err = readPages(ctx, from, c.config.Space.ContenderSpace(), func(kv *mvccpb.KeyValue) { all.Put(c.config.Space, kv) })
+		_, err = readPages(ctx, from, c.Space().ContenderSpace(), func(kv *mvccpb.KeyValue) { all.Put(c.Space(), kv) })
 		return err
 	})
 	if err != nil {

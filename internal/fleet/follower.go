@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -28,6 +29,7 @@ var (
 	errQuiet   = errors.New("etcd did not begin a watch in time; see that it runs and can be reached")
 	errEnded   = errors.New("etcd has ended a watch; the fleet is read again")
 	errIdle    = errors.New("nothing is followed")
+	errLate    = errors.New("it is not read in time")
 )
 
 // source is a copy of keys in etcd. Its methods are called by one goroutine.
@@ -133,6 +135,35 @@ func (f *follower) drop(s *followed, why error) {
 	delete(f.sources, s)
 	s.settle(why)
 	Notify(f.added)
+}
+
+// firstRead returns when a source has been read for the first time, or will not be, even if ctx has ended. The error is errLate if one of
+// the other channels has a value before that.
+func (f *follower) firstRead(ctx context.Context, s *followed, away <-chan struct{}, late <-chan time.Time) error {
+	if s.isRead() {
+		return nil
+	}
+	select {
+	case <-s.ready:
+		return nil
+	case <-away:
+		return errLate
+	case <-late:
+		return errLate
+	case <-f.done:
+		return ErrClosed
+	case <-ctx.Done():
+		return fmt.Errorf("cannot read the fleet: %s: %w", cmp.Or(f.Health().Message, "etcd has not answered yet"), context.Cause(ctx))
+	}
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
 }
 
 // run follows until ctx ends.

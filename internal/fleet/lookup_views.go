@@ -1,7 +1,6 @@
 package fleet
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,7 +38,6 @@ func (v *view) isMissing() bool {
 var (
 	errLetGo   = errors.New("cannot read the fleet: too much is looked up at once; ask again")
 	errCrowded = errors.New("cannot read the fleet: too much that was never read is looked up for this user; ask again later")
-	errLate    = errors.New("it is not read in time")
 )
 
 // view returns the view of a key, and follows it. The caller holds mu.
@@ -146,15 +144,6 @@ func (l *Lookup) noteHealth() {
 	}
 }
 
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
-	}
-}
-
 // dropOldest drops the view that was not used for the longest time, preferably that of a node that does not exist. The caller holds mu.
 func (l *Lookup) dropOldest() {
 	var oldest *view
@@ -178,27 +167,13 @@ func (l *Lookup) drop(v *view, why error) {
 // wait returns when a view has been read for the first time, or will not be. If late is not nil, the caller does not need the view: wait
 // then returns at that time at the latest, and immediately while etcd is away. The caller holds mu, which is released during the wait.
 func (l *Lookup) wait(ctx context.Context, v *view, late <-chan time.Time) error {
-	if v.isRead() { // even if ctx has ended
-		return nil
-	}
 	away := l.away
 	if late == nil {
 		away = nil
 	}
 	l.mu.Unlock()
 	defer l.mu.Lock()
-	select {
-	case <-v.ready:
-		return nil
-	case <-away:
-		return errLate
-	case <-late:
-		return errLate
-	case <-l.done:
-		return ErrClosed
-	case <-ctx.Done():
-		return fmt.Errorf("cannot read the fleet: %s: %w", cmp.Or(l.Health().Message, "etcd has not answered yet"), context.Cause(ctx))
-	}
+	return l.firstRead(ctx, &v.followed, away, late)
 }
 
 const maxNodeKeys = 16 // the limit for the keys of one node, which has three

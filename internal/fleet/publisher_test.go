@@ -247,7 +247,7 @@ func TestRefuses(t *testing.T) {
 	if _, err := NewPublisher(c, PublisherConfig{Node: "a"}); err == nil {
 		t.Error("a publisher of nothing was accepted")
 	}
-	c.config.Space.Namespace = "a b"
+	c.config.Namespace = "a b"
 	if _, err := NewPublisher(c, PublisherConfig{Node: "a", Local: newFakeLocal()}); err == nil || !strings.Contains(err.Error(), `namespace "a b"`) {
 		t.Errorf("a namespace with a space: error %v", err)
 	}

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"hash/maphash"
 	"iter"
 	"log/slog"
@@ -118,17 +117,10 @@ func (r *Reader) Close() {
 // read.
 func (r *Reader) Ready(ctx context.Context) error {
 	fleet := r.use()
-	if fleet.isRead() {
-		return fleet.denied
+	if err := r.firstRead(ctx, fleet, nil, nil); err != nil {
+		return err
 	}
-	select {
-	case <-fleet.ready:
-		return fleet.denied
-	case <-r.done:
-		return ErrClosed
-	case <-ctx.Done():
-		return fmt.Errorf("cannot read the fleet: %s: %w", r.Health().Message, context.Cause(ctx))
-	}
+	return fleet.denied
 }
 
 // Nodes returns all nodes, ordered by name.
@@ -208,28 +200,24 @@ func (r *Reader) Wait(ctx context.Context, f Filter, until func([]Instance) bool
 		return nil, err
 	}
 	snapshot, steps := r.subscribe(watching, f)
+	isOther := func(c Change) bool {
+		_, passes := c.through(f)
+		return passes && c.Node == nil
+	}
 	plugins := snapshot.Plugins
-	if until(plugins) {
-		return plugins, nil
-	}
-	changed := false
-	for step := range steps {
-		changed = changed || slices.ContainsFunc(step.changes(), func(change Change) bool {
-			_, passes := change.through(f)
-			return passes && change.Node == nil
-		})
-		if !changed || len(steps) > 0 { // the plugins are compared once for all steps that have arrived
-			continue
+	for changed := true; ; {
+		if changed && len(steps) == 0 { // the plugins are compared once for all steps that have arrived
+			if plugins = r.Plugins(f); until(plugins) {
+				return plugins, nil
+			}
+			changed = false
 		}
-		changed = false
-		if plugins = r.Plugins(f); until(plugins) {
-			return plugins, nil
+		step, open := <-steps
+		if !open {
+			return plugins, cmp.Or(context.Cause(ctx), ErrClosed)
 		}
+		changed = changed || slices.ContainsFunc(step.changes(), isOther)
 	}
-	if ctx.Err() != nil {
-		return plugins, context.Cause(ctx)
-	}
-	return plugins, ErrClosed
 }
 
 func (r *Reader) nodes(f Filter) []*Node {

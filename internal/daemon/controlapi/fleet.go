@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"connectrpc.com/connect"
@@ -223,7 +224,7 @@ func nodeMessage(n *fleet.Node) *patchbayv1.FleetNode {
 	message := &patchbayv1.FleetNode{
 		Name: n.Name, State: string(n.State), Instance: n.GetInstance(), Address: n.GetAddress(), Version: n.GetVersion(), Labels: n.GetLabels(),
 		StartedAt: n.GetStartedAt(), LastSeen: timestamp(n.LastSeen), LastSeenBefore: timestamp(n.SeenBefore), Plugins: uint32(n.Count()),
-		Reason: nodeReason(n),
+		Reason: reasonOf(n, nodeReasons),
 	}
 	for _, c := range n.GetConditions() {
 		m := conditionMessage(plugin.Condition{Name: c.GetName(), OK: c.GetOk(), Message: c.GetMessage()})
@@ -239,37 +240,33 @@ func nodeMessage(n *fleet.Node) *patchbayv1.FleetNode {
 	return message
 }
 
-// nodeReason returns why a node is in its state.
-func nodeReason(n *fleet.Node) string {
-	switch n.State {
-	case fleet.NodeUnreachable:
-		return "Its presence in etcd has ended; it was last seen " + lastSeen(n.LastSeen, n.SeenBefore) + "."
-	case fleet.NodeStopped:
-		return "Its daemon stopped " + at(n.LastSeen) + "."
-	case fleet.NodeUnknown:
-		return "Its record is missing or malformed."
-	case fleet.NodeReady:
+// The reasons why a node, and a plugin, is in its state, by the state of the node. %s is when the node was last seen.
+var (
+	nodeReasons = map[fleet.NodeState]string{
+		fleet.NodeUnreachable: "Its presence in etcd has ended; it was last seen %s.",
+		fleet.NodeStopped:     "Its daemon stopped %s.",
+		fleet.NodeUnknown:     "Its record is missing or malformed.",
 	}
-	return ""
-}
+	pluginReasons = map[fleet.NodeState]string{
+		fleet.NodeUnreachable: "Its node is unreachable, last seen %s.",
+		fleet.NodeStopped:     "Its node stopped %s.",
+		fleet.NodeUnknown:     "It is not known how its node is.",
+	}
+)
 
-// lastSeen describes when a node was last seen. If before is not zero, the exact time is unknown: it is between last and before.
-func lastSeen(last, before time.Time) string {
+// reasonOf returns the reason for the state of a node. If SeenBefore is not zero, the exact time is between LastSeen and SeenBefore.
+func reasonOf(n *fleet.Node, reasons map[fleet.NodeState]string) string {
+	last, before := n.LastSeen.UTC().Format(time.RFC3339), n.SeenBefore.UTC().Format(time.RFC3339)
+	seen := "at " + last
 	switch {
-	case before.IsZero():
-		return at(last)
-	case last.IsZero():
-		return "before " + before.UTC().Format(time.RFC3339)
+	case n.LastSeen.IsZero() && n.SeenBefore.IsZero():
+		seen = "at a time that is not known"
+	case n.LastSeen.IsZero():
+		seen = "before " + before
+	case !n.SeenBefore.IsZero():
+		seen += " or later, but before " + before
 	}
-	return at(last) + " or later, but before " + before.UTC().Format(time.RFC3339)
-}
-
-// at formats a time that may be unknown.
-func at(t time.Time) string {
-	if t.IsZero() {
-		return "at a time that is not known"
-	}
-	return "at " + t.UTC().Format(time.RFC3339)
+	return strings.Replace(reasons[n.State], "%s", seen, 1)
 }
 
 // markHolder sets the fencing token of a plugin whose node holds the lock for its type or, if there is none, for its first role with a
@@ -290,14 +287,8 @@ func fleetPluginMessage(p fleet.Instance) *patchbayv1.FleetPlugin {
 		RegisteredAt: p.GetRegisteredAt(), LastSeen: timestamp(p.Node.LastSeen), LastSeenBefore: timestamp(p.Node.SeenBefore),
 		Current: p.GetCurrent(), Reason: reasons[p.State()], Unhealthy: p.GetUnhealthy(),
 	}
-	switch p.Node.State {
-	case fleet.NodeUnreachable:
-		message.Reason = "Its node is unreachable, last seen " + lastSeen(p.Node.LastSeen, p.Node.SeenBefore) + "."
-	case fleet.NodeStopped:
-		message.Reason = "Its node stopped " + at(p.Node.LastSeen) + "."
-	case fleet.NodeUnknown:
-		message.Reason = "It is not known how its node is."
-	case fleet.NodeReady:
+	if p.Node.State != fleet.NodeReady {
+		message.Reason = reasonOf(p.Node, pluginReasons)
 	}
 	return message
 }

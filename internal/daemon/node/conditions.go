@@ -264,29 +264,22 @@ func versionsOf(plugins []fleet.Instance) (versions []*patchbayv1.FleetVersion) 
 			strings.Compare(a.GetVersion(), b.GetVersion()))
 	}
 	slices.SortStableFunc(plugins, compare)
-	firsts := map[plugin.Name][]time.Time{} // when the versions of a plugin were first registered
+	firsts := map[plugin.Name][]time.Time{} // when the versions of a plugin were first registered; 1970 if that is not known
 	for i, p := range plugins {
-		name := plugin.Name{Type: p.GetType(), Name: p.GetName()}
-		registered := time.Time{}
-		if p.GetRegisteredAt() != nil {
-			registered = p.GetRegisteredAt().AsTime()
-		}
+		name, registered := plugin.Name{Type: p.GetType(), Name: p.GetName()}, p.GetRegisteredAt().AsTime()
 		if i == 0 || compare(plugins[i-1], p) != 0 {
 			versions = append(versions, &patchbayv1.FleetVersion{Type: name.Type, Name: name.Name, Version: p.GetVersion()})
 			firsts[name] = append(firsts[name], registered)
 		}
 		last, first := versions[len(versions)-1], &firsts[name][len(firsts[name])-1]
-		last.Nodes = append(last.Nodes, p.Node.Name)
-		if registered.Before(*first) {
+		if last.Nodes = append(last.Nodes, p.Node.Name); registered.Before(*first) {
 			*first = registered
 		}
 	}
-	for _, times := range firsts {
-		slices.SortFunc(times, time.Time.Compare)
-	}
 	for _, v := range versions {
 		// The versions differ since the second one was registered.
-		if times := firsts[plugin.Name{Type: v.GetType(), Name: v.GetName()}]; len(times) > 1 && !times[1].IsZero() {
+		times := slices.SortedFunc(slices.Values(firsts[plugin.Name{Type: v.GetType(), Name: v.GetName()}]), time.Time.Compare)
+		if len(times) > 1 && times[1].Unix() != 0 {
 			v.DiffersSince = timestamppb.New(times[1])
 		}
 	}

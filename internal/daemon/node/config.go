@@ -24,14 +24,6 @@ import (
 // ErrNoFleet is the error of a request about the fleet on a node that belongs to none.
 var ErrNoFleet = errors.New("this node belongs to no fleet: name the endpoints of etcd with fleet.etcd.endpoints in its configuration")
 
-// Etcd returns how to reach etcd.
-func Etcd(c config.Etcd) fleet.Etcd {
-	return fleet.Etcd{
-		Endpoints: c.Endpoints, CA: c.CA, Cert: c.Cert, Key: c.Key, ServerName: c.ServerName, User: c.User, PasswordFile: c.PasswordFile,
-		Timeout: c.Timeout, Space: keys.Space{Prefix: c.Prefix, Namespace: c.Namespace},
-	}
-}
-
 // IsEnabled reports whether the node belongs to a fleet.
 func IsEnabled(c config.Fleet) bool { return len(c.Etcd.Endpoints) > 0 }
 
@@ -71,9 +63,9 @@ func Validate(c config.Fleet, check func(field string, err error)) {
 		}
 		return
 	}
-	etcd := Etcd(c.Etcd)
+	etcd := fleet.Etcd(c.Etcd)
 	check("fleet.etcd", etcd.Validate())
-	check("fleet.etcd.namespace", etcd.Space.Validate())
+	check("fleet.etcd.namespace", etcd.Space().Validate())
 	if c.Node != "" {
 		check("fleet.node", keys.ValidateNode(c.Node))
 	}

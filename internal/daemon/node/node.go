@@ -91,7 +91,7 @@ func (n *Node) Init() (err error) {
 	if n.name == "" {
 		return errors.New("cannot find out the host name for the fleet; set fleet.node")
 	}
-	if n.cluster, err = fleet.Connect(Etcd(n.Fleet.Etcd)); err != nil {
+	if n.cluster, err = fleet.Connect(fleet.Etcd(n.Fleet.Etcd)); err != nil {
 		return err
 	}
 	if files := tlsOf(n.Fleet); files != (nodecall.TLS{}) {

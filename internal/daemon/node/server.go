@@ -4,11 +4,8 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
-	"hash/fnv"
-	"io"
 	"net"
 	"slices"
 	"strings"
@@ -24,7 +21,6 @@ import (
 
 	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/daemon/access"
-	"github.com/patchbay-dev/patchbay/internal/daemon/limits"
 	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/fleet/nodecall"
 	"github.com/patchbay-dev/patchbay/internal/h2proxy"
@@ -114,15 +110,8 @@ func (s *callServer) introduce(ctx context.Context, nc net.Conn, tlsConfig *tls.
 		State: state, CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity},
 	}}
 	return h2proxy.Introduced{
-		Conn: conn, UID: nodeUser(state.PeerCertificates[0]), Context: peer.NewContext(nodecall.ConnContext(context.Background()), from),
+		Conn: conn, UID: nodecall.UserOf(identities(nodecall.Identities(state.PeerCertificates[0])).Key()), Context: peer.NewContext(nodecall.ConnContext(context.Background()), from),
 	}, nil
-}
-
-// nodeUser returns the number of a user for the caller from another node, so that its calls can be counted by user.
-func nodeUser(cert *x509.Certificate) uint32 {
-	sum := fnv.New32a()
-	_, _ = io.WriteString(sum, strings.Join(nodecall.Identities(cert), "\x00")) // it never fails
-	return limits.NonUser(sum.Sum32())
 }
 
 // handle forwards a call. When the context end is done, the call is canceled with its cause.

@@ -145,7 +145,7 @@ func (d *Dialer) add(k poolKey, with material, now time.Time) *nodeConn {
 	c := &nodeConn{dialer: d, key: k, with: with, made: now}
 	c.Client = h2proxy.NewClient(h2proxy.ClientConfig{
 		Dial: c.dial, Timeout: connectTimeout, Idle: nodeIdle, Pause: nodePause, Silence: nodeSilence, Answer: nodeAnswer, TLS: true,
-		Owner: nodeUser(k.node),
+		Owner: UserOf(k.node),
 	})
 	if d.conns == nil {
 		d.conns, d.all = map[poolKey]*nodeConn{}, map[*nodeConn]bool{}
@@ -154,8 +154,8 @@ func (d *Dialer) add(k poolKey, with material, now time.Time) *nodeConn {
 	return c
 }
 
-// nodeUser returns the user to whom the buffered data of a node counts. No user of the machine has such a number.
-func nodeUser(node string) uint32 {
+// UserOf returns the number of a user to whom the calls of a node count. No user of the machine has such a number.
+func UserOf(node string) uint32 {
 	sum := fnv.New32a()
 	_, _ = io.WriteString(sum, node) // it never fails
 	return sum.Sum32() | 1<<31

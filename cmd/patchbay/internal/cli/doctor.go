@@ -19,7 +19,6 @@ import (
 	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/doctor"
 	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/daemon"
-	"github.com/patchbay-dev/patchbay/internal/daemon/node"
 	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/internal/trustjudge"
 )
@@ -142,7 +141,7 @@ const etcdTimeout = 3 * time.Second
 
 // membersOf checks the members of etcd. An error in the configuration is returned as one member with all endpoints.
 func membersOf(ctx context.Context, c config.Etcd) []fleet.Member {
-	etcd := node.Etcd(c)
+	etcd := fleet.Etcd(c)
 	etcd.Timeout = etcdTimeout
 	cluster, err := fleet.Connect(etcd)
 	if err != nil {

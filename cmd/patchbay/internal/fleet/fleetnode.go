@@ -13,6 +13,7 @@ import (
 	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
 	"github.com/patchbay-dev/patchbay/internal/config"
+	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 )
 
@@ -133,7 +134,7 @@ command, and neither a daemon nor etcd is asked.`,
 
 // writeRole writes the commands that give a node its rights.
 func writeRole(w io.Writer, node string, c config.Fleet, operator bool) error {
-	space := keys.Space{Prefix: c.Etcd.Prefix, Namespace: c.Etcd.Namespace}
+	space := fleet.Etcd(c.Etcd).Space()
 	lines := []string{"role get " + node + " >/dev/null 2>&1 || etcdctl role add " + node}
 	grant := func(kind, key string) {
 		prefix := ""
