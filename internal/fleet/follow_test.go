@@ -63,7 +63,8 @@ func (h *history) get(_ context.Context, key string, options ...clientv3.OpOptio
 // followTo applies the events of a history that a reader does not know yet, as a connection does.
 func (h *history) followTo(t *testing.T, r *Reader) {
 	t.Helper()
-	got, err := r.all.read(t.Context(), h)
+	r.use()
+	got, err := r.all().read(t.Context(), h)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +74,7 @@ func (h *history) followTo(t *testing.T, r *Reader) {
 		got.install(time.Now())
 		return
 	}
-	r.all.apply(h.writes[got.revision:], time.Now())
+	r.all().apply(h.writes[got.revision:], time.Now())
 }
 
 // shown returns the state of a reader, without times.
@@ -134,6 +135,7 @@ func TestLastSeenAfterLoss(t *testing.T) {
 		r.Close()
 		h := &history{fake: newFake()}
 		regain := func() {
+			r.use()
 			r.mu.Lock()
 			r.regained("found")
 			r.mu.Unlock()

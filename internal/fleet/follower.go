@@ -47,35 +47,33 @@ type reading struct {
 	install func(now time.Time)
 }
 
-// followed is a source with its state in a follower. It is guarded by the lock of the follower.
-type followed struct {
+// viewKey identifies a view: that of a node, of the index of a name of plugins, of all keys with a prefix or, if it is zero, of all nodes.
+type viewKey struct{ node, name, prefix string }
+
+// view is a source that is followed. It is guarded by the lock of its follower.
+type view struct {
 	source
-	ready   chan struct{} // closed after the first read, or when the source is denied or dropped
+	key     viewKey
+	by      uint32        // the user for whom the view was created; zero for none
+	ready   chan struct{} // closed after the first read, or when the view is denied or dropped
 	denied  error         // the reason why the source was not read; nil if it was
 	changed chan struct{} // receives a value after a change; nil for none
+	used    time.Time     // the time of the last use
+	users   int           // the number of users who need the view at present
 }
-
-func newFollowed(s source) followed { return followed{source: s, ready: make(chan struct{})} }
 
 // isRead reports whether the source has been read, or was denied or dropped before that.
-func (s *followed) isRead() bool { return isClosed(s.ready) }
+func (v *view) isRead() bool { return isClosed(v.ready) }
+
+// isPinned reports whether the view is followed even if it is not used.
+func (v *view) isPinned() bool { return v.changed != nil }
 
 // settle records the end of the first read, or the error if the source will not be read. Later calls do nothing.
-func (s *followed) settle(denied error) {
-	if !s.isRead() {
-		s.denied = denied
-		close(s.ready)
+func (v *view) settle(denied error) {
+	if !v.isRead() {
+		v.denied = denied
+		close(v.ready)
 	}
-}
-
-// owner is the [Reader] or [Lookup] of a follower. Its methods are called with the lock of the follower.
-type owner interface {
-	// dropDenied drops a source that the user may not read. If it returns false, the connection ends, and the health has the reason.
-	dropDenied(denied *followed, why error) bool
-	// dropIdle drops the sources that are no longer used. It is called once a minute.
-	dropIdle(now time.Time)
-	// noteHealth is called when the health has changed.
-	noteHealth()
 }
 
 // follower keeps sources current, over one connection to one member at a time. Each source is read, and then watched from the revision at
@@ -87,19 +85,20 @@ type follower struct {
 	log     *slog.Logger
 	cancel  context.CancelFunc
 	done    chan struct{}
-	added   chan struct{} // receives a value when sources has changed
-	owner   owner
+	added   chan struct{} // receives a value when views has changed
+	// noteHealth is called when the health has changed, with mu.
+	noteHealth func()
 
-	mu      sync.RWMutex
-	sources map[*followed]bool
-	health  Health
-	stats   ReaderStats
+	mu     sync.RWMutex
+	views  map[viewKey]*view
+	health Health
+	stats  ReaderStats
 }
 
 // start begins to follow. The caller calls stop.
-func (f *follower) start(c *Cluster, o owner, log *slog.Logger) {
-	f.owner, f.dialer, f.timeout, f.log = o, newDialer(c), c.Timeout(), cmp.Or(log, slog.New(slog.DiscardHandler))
-	f.done, f.added, f.sources, f.health = make(chan struct{}), make(chan struct{}, 1), map[*followed]bool{}, Health{Current: true}
+func (f *follower) start(c *Cluster, noteHealth func(), log *slog.Logger) {
+	f.noteHealth, f.dialer, f.timeout, f.log = noteHealth, newDialer(c), c.Timeout(), cmp.Or(log, slog.New(slog.DiscardHandler))
+	f.done, f.added, f.views, f.health = make(chan struct{}), make(chan struct{}, 1), map[viewKey]*view{}, Health{Current: true}
 	ctx, cancel := context.WithCancel(context.Background())
 	f.cancel = cancel
 	go f.run(ctx)
@@ -110,7 +109,7 @@ func (f *follower) stop() {
 	<-f.done
 }
 
-// Health reports whether the sources are current. If there are no sources, it reports true.
+// Health reports whether the views are current. If there are no views, it reports true.
 func (f *follower) Health() Health {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
@@ -124,27 +123,29 @@ func (f *follower) Stats() ReaderStats {
 	return f.stats
 }
 
-// follow adds a source. The caller holds mu.
-func (f *follower) follow(s *followed) {
-	f.sources[s] = true
+// follow begins to follow a source. The caller holds mu.
+func (f *follower) follow(k viewKey, s source) *view {
+	v := &view{source: s, key: k, ready: make(chan struct{})}
+	f.views[k] = v
+	Notify(f.added)
+	return v
+}
+
+// drop ends a view. The caller holds mu.
+func (f *follower) drop(v *view, why error) {
+	delete(f.views, v.key)
+	v.settle(why)
 	Notify(f.added)
 }
 
-// drop removes a source. The caller holds mu.
-func (f *follower) drop(s *followed, why error) {
-	delete(f.sources, s)
-	s.settle(why)
-	Notify(f.added)
-}
-
-// firstRead returns when a source has been read for the first time, or will not be, even if ctx has ended. The error is errLate if one of
+// firstRead returns when a view has been read for the first time, or will not be, even if ctx has ended. The error is errLate if one of
 // the other channels has a value before that.
-func (f *follower) firstRead(ctx context.Context, s *followed, away <-chan struct{}, late <-chan time.Time) error {
-	if s.isRead() {
+func (f *follower) firstRead(ctx context.Context, v *view, away <-chan struct{}, late <-chan time.Time) error {
+	if v.isRead() {
 		return nil
 	}
 	select {
-	case <-s.ready:
+	case <-v.ready:
 		return nil
 	case <-away:
 		return errLate
@@ -196,11 +197,11 @@ func (f *follower) run(ctx context.Context) {
 	}
 }
 
-// isIdle reports whether there are no sources.
+// isIdle reports whether there are no views.
 func (f *follower) isIdle() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if len(f.sources) > 0 {
+	if len(f.views) > 0 {
 		return false
 	}
 	f.regained("fleet: nothing is followed")
@@ -217,7 +218,7 @@ func (f *follower) connect(ctx context.Context) (progressed bool, err error) {
 	defer from.close()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer context.AfterFunc(from.life(), func() { cancel(context.Cause(from.life())) })()
-	c := &connection{follower: f, store: from, turns: make(chan struct{}, readsAtOnce), stops: map[*followed]func(){}}
+	c := &connection{follower: f, store: from, turns: make(chan struct{}, readsAtOnce), stops: map[*view]func(){}}
 	defer c.running.Wait()
 	defer cancel(nil)
 	for c.begin(ctx, cancel) {
@@ -237,31 +238,36 @@ func (f *follower) connect(ctx context.Context) (progressed bool, err error) {
 type connection struct {
 	*follower
 	store
-	turns      chan struct{}        // has a value for each source that is being read
-	stops      map[*followed]func() // stops following a source
+	turns      chan struct{}    // has a value for each source that is being read
+	stops      map[*view]func() // stops following a view
 	running    sync.WaitGroup
 	progressed atomic.Bool
 }
 
-// begin follows the sources that are new, and stops following those that were dropped. It reports whether there are sources.
+// begin follows the views that are new, and stops following those that were dropped, or not used for some time. While etcd is away, and
+// until it has answered again, it keeps the latter, because they may be all that is known. It reports whether there are views.
 func (c *connection) begin(ctx context.Context, fail context.CancelCauseFunc) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.owner.dropIdle(time.Now())
-	for s, stop := range c.stops {
-		if !c.sources[s] {
-			stop()
-			delete(c.stops, s)
+	for _, v := range c.views {
+		if c.health.Current && !v.isPinned() && v.users == 0 && time.Since(v.used) >= idleAfter {
+			c.drop(v, errLetGo)
 		}
 	}
-	for s := range c.sources {
-		if c.stops[s] != nil {
+	for v, stop := range c.stops {
+		if c.views[v.key] != v {
+			stop()
+			delete(c.stops, v)
+		}
+	}
+	for _, v := range c.views {
+		if c.stops[v] != nil {
 			continue
 		}
 		following, stop := context.WithCancel(ctx)
-		c.stops[s] = stop
+		c.stops[v] = stop
 		c.running.Go(func() {
-			if err := c.keep(following, s); err != nil && following.Err() == nil {
+			if err := c.keep(following, v); err != nil && following.Err() == nil {
 				fail(err)
 			}
 		})
@@ -270,58 +276,62 @@ func (c *connection) begin(ctx context.Context, fail context.CancelCauseFunc) bo
 }
 
 // keep reads a source and watches it, until ctx ends. An error ends the connection.
-func (c *connection) keep(ctx context.Context, s *followed) error {
+func (c *connection) keep(ctx context.Context, v *view) error {
 	for ctx.Err() == nil {
 		select {
 		case c.turns <- struct{}{}:
 		case <-ctx.Done():
 			return nil
 		}
-		r, err := s.read(ctx, c.store)
+		r, err := v.read(ctx, c.store)
 		<-c.turns
 		switch {
 		case ctx.Err() != nil:
 			return nil //nolint:nilerr // The request was canceled.
-		case isDenied(err) && c.denied(s, err):
+		case isDenied(err) && c.denied(v, err):
 			return nil
 		case err != nil:
 			return err
 		}
-		c.install(s, r)
-		if err := c.watch(ctx, s, r); err != nil {
+		c.install(v, r)
+		if err := c.watch(ctx, v, r); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// denied handles a source that the user may not read, and reports whether the other sources are still followed. Unless it is dropped, the
-// source is read again over the next connection.
-func (c *connection) denied(s *followed, err error) bool {
+// denied ends a view that the user may not read, so that the next request reads it again. It reports whether the other views are still
+// followed. A pinned view, and that of all nodes, are read again over the next connection.
+func (c *connection) denied(v *view, err error) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.owner.dropDenied(s, err) {
+	if v.key == (viewKey{}) {
 		return false
 	}
 	c.found()
 	c.stats.Lists++
+	why := fmt.Errorf("cannot read the fleet: %w", Explain(err))
+	if v.settle(why); !v.isPinned() {
+		c.drop(v, why)
+	}
 	return true
 }
 
-func (c *connection) install(s *followed, r reading) {
+func (c *connection) install(v *view, r reading) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.found()
-	if r.install != nil && c.sources[s] {
+	if r.install != nil && c.views[v.key] == v {
 		r.install(time.Now())
 		c.stats.Lists++
-		Notify(s.changed)
+		Notify(v.changed)
 	}
-	s.settle(nil)
+	v.settle(nil)
 }
 
 // watch applies the changes of a source until it has to be read again. The error is the reason why the watch has ended.
-func (c *connection) watch(ctx context.Context, s *followed, r reading) error {
+func (c *connection) watch(ctx context.Context, v *view, r reading) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	timer := time.AfterFunc(c.timeout, func() { cancel(errQuiet) })
@@ -339,20 +349,20 @@ func (c *connection) watch(ctx context.Context, s *followed, r reading) error {
 		if err := watchError(response); err != nil {
 			return err
 		}
-		if c.apply(s, response.Events) {
+		if c.apply(v, response.Events) {
 			return nil
 		}
 	}
 	return cmp.Or(context.Cause(ctx), errEnded)
 }
 
-func (c *connection) apply(s *followed, events []*clientv3.Event) (again bool) {
+func (c *connection) apply(v *view, events []*clientv3.Event) (again bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.stats.Events += uint64(len(events))
-	if c.sources[s] { // else it was dropped
-		again = s.apply(events, time.Now())
-		Notify(s.changed)
+	if c.views[v.key] == v { // else it was dropped
+		again = v.apply(events, time.Now())
+		Notify(v.changed)
 	}
 	return again
 }
@@ -366,7 +376,7 @@ func (f *follower) lost(err error) {
 	}
 	if f.health.lose(message) {
 		f.log.Warn("fleet: " + message)
-		f.owner.noteHealth()
+		f.noteHealth()
 	}
 }
 
@@ -383,7 +393,7 @@ func (f *follower) regained(message string) {
 	}
 	f.health = Health{Current: true}
 	f.log.Info(message)
-	f.owner.noteHealth()
+	f.noteHealth()
 }
 
 // readPages reads all keys with a prefix, and returns the revision at which it read them.

@@ -131,7 +131,8 @@ func TestLargeValues(t *testing.T) {
 		etcd := &pages{fake: newFake(), most: most}
 		r := Open(clusterOf(&fake{away: true}, time.Second), ReaderConfig{})
 		r.Close()
-		got, err := r.all.read(t.Context(), etcd)
+		r.use()
+		got, err := r.all().read(t.Context(), etcd)
 		if err == nil {
 			got.install(time.Now())
 		}

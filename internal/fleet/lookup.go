@@ -46,8 +46,7 @@ type Lookup struct {
 	follower
 	config   LookupConfig
 	space    keys.Space
-	place    string // the place in the index at which the lookup begins
-	views    map[viewKey]*view
+	place    string            // the place in the index at which the lookup begins
 	locks    *keys.Contenders  // as last read, like settings
 	settings map[string]string // by the name of the node
 	most     int               // maxViews
@@ -60,10 +59,10 @@ type Lookup struct {
 // OpenLookup returns a lookup, which does not connect yet. The caller calls Close.
 func OpenLookup(c *Cluster, config LookupConfig) *Lookup {
 	l := &Lookup{
-		config: config, space: c.Space(), place: fmt.Sprintf("%08x", rand.Uint32()), views: map[viewKey]*view{}, most: maxViews,
+		config: config, space: c.Space(), place: fmt.Sprintf("%08x", rand.Uint32()), most: maxViews,
 		away: make(chan struct{}), locks: &keys.Contenders{},
 	}
-	l.start(c, l, config.Logger)
+	l.start(c, l.wakeWaiting, config.Logger)
 	l.cache = openNodeCache(config.NodeFile, l.log)
 	return l
 }

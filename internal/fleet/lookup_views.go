@@ -3,7 +3,6 @@ package fleet
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -13,21 +12,6 @@ import (
 
 	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
 )
-
-// viewKey identifies a view: that of a node, of the index of a name of plugins, or of all keys with a prefix.
-type viewKey struct{ node, name, prefix string }
-
-// view is a source that a lookup follows. It is guarded by the lock of the lookup.
-type view struct {
-	followed
-	key     viewKey
-	used    time.Time
-	by      uint32 // the user for whom the view was created
-	waiting int    // the number of callers that wait for it
-}
-
-// isPinned reports whether the view is followed even if it is not used.
-func (v *view) isPinned() bool { return v.changed != nil }
 
 // isMissing reports whether the view is that of a node that does not exist.
 func (v *view) isMissing() bool {
@@ -58,9 +42,8 @@ func (l *Lookup) view(k viewKey, by uint32) *view {
 		default:
 			s = &rangeView{prefix: k.prefix, fresh: l.freshSettings}
 		}
-		v = &view{followed: newFollowed(s), key: k, by: by}
-		l.views[k] = v
-		l.follow(&v.followed)
+		v = l.follow(k, s)
+		v.by = by
 	}
 	v.used = time.Now()
 	return v
@@ -81,7 +64,7 @@ func (l *Lookup) ask(k viewKey, by uint32) (*view, error) {
 		}
 	}
 	v := l.view(k, by)
-	v.waiting++
+	v.users++
 	return v, nil
 }
 
@@ -107,36 +90,13 @@ func (l *Lookup) unread(by uint32) (n int) {
 
 // leave ends the wait of a caller of ask. It drops an unread view for which no other caller waits. The caller holds mu.
 func (l *Lookup) leave(v *view) {
-	if v.waiting--; v.waiting == 0 && !v.isRead() && !v.isPinned() && l.views[v.key] == v && l.cache.get(v.key.node) == nil {
+	if v.users--; v.users == 0 && !v.isRead() && !v.isPinned() && l.views[v.key] == v && l.cache.get(v.key.node) == nil {
 		l.drop(v, errLetGo)
 	}
 }
 
-// dropDenied drops a view that may not be read, so that the next request reads it again. A pinned view is read again over the next
-// connection.
-func (l *Lookup) dropDenied(denied *followed, why error) bool {
-	why = fmt.Errorf("cannot read the fleet: %w", Explain(why))
-	denied.settle(why)
-	for _, v := range l.views {
-		if &v.followed == denied && !v.isPinned() {
-			l.drop(v, why)
-		}
-	}
-	return true
-}
-
-// dropIdle drops the views that were not used for some time. While etcd is away, and until it has answered again, it keeps them, because
-// they may be all that is known.
-func (l *Lookup) dropIdle(now time.Time) {
-	for _, v := range l.views {
-		if l.health.Current && !v.isPinned() && now.Sub(v.used) >= idleAfter {
-			l.drop(v, errLetGo)
-		}
-	}
-}
-
-// noteHealth wakes callers that wait for a view but could use another one.
-func (l *Lookup) noteHealth() {
+// wakeWaiting wakes callers that wait for a view but could use another one.
+func (l *Lookup) wakeWaiting() {
 	if l.health.Current {
 		l.away = make(chan struct{})
 	} else if !isClosed(l.away) {
@@ -149,7 +109,7 @@ func (l *Lookup) dropOldest() {
 	var oldest *view
 	for _, v := range l.views {
 		switch {
-		case v.isPinned() || v.waiting > 0:
+		case v.isPinned() || v.users > 0:
 		case oldest == nil || v.isMissing() && !oldest.isMissing(), v.isMissing() == oldest.isMissing() && v.used.Before(oldest.used):
 			oldest = v
 		}
@@ -157,11 +117,6 @@ func (l *Lookup) dropOldest() {
 	if oldest != nil {
 		l.drop(oldest, errLetGo)
 	}
-}
-
-func (l *Lookup) drop(v *view, why error) {
-	delete(l.views, v.key)
-	l.follower.drop(&v.followed, why)
 }
 
 // wait returns when a view has been read for the first time, or will not be. If late is not nil, the caller does not need the view: wait
@@ -173,7 +128,7 @@ func (l *Lookup) wait(ctx context.Context, v *view, late <-chan time.Time) error
 	}
 	l.mu.Unlock()
 	defer l.mu.Lock()
-	return l.firstRead(ctx, &v.followed, away, late)
+	return l.firstRead(ctx, v, away, late)
 }
 
 const maxNodeKeys = 16 // the limit for the keys of one node, which has three

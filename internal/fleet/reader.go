@@ -36,13 +36,6 @@ type Reader struct {
 	space    keys.Space
 	presence time.Duration
 	feed     *broadcast.Feed[step]
-
-	// The following are guarded by the lock of the follower.
-
-	all   *whole
-	fleet *followed // all, as a source of the follower
-	users int       // watches and waits in progress
-	used  time.Time // the time of the last use
 }
 
 // ReaderStats counts complete lists, watches that were started, and changes of keys.
@@ -51,58 +44,52 @@ type ReaderStats struct{ Lists, Watches, Events uint64 }
 // Open returns a reader, which does not connect yet. The caller calls Close.
 func Open(c *Cluster, config ReaderConfig) *Reader {
 	r := &Reader{space: c.Space(), presence: cmp.Or(config.Presence, DefaultPresence)}
-	r.reset()
 	r.feed = &broadcast.Feed[step]{Weight: step.weight, Resync: func(_ string, commit func(step)) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		commit(step{})
 	}}
-	r.start(c, r, config.Logger)
+	r.start(c, r.publishHealth, config.Logger)
 	return r
-}
-
-func (r *Reader) reset() {
-	r.all = &whole{Reader: r, nodes: map[string]*Node{}}
-	r.fleet = new(newFollowed(r.all))
 }
 
 // Use follows the fleet for 5 more minutes. It does not block.
 func (r *Reader) Use() { r.use() }
 
-func (r *Reader) use() *followed {
+func (r *Reader) use() *view {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.used = time.Now(); !r.sources[r.fleet] {
-		r.health = Health{Message: "the fleet has not been read yet", Since: r.used}
-		r.follow(r.fleet)
+	v := r.views[viewKey{}]
+	if v == nil {
+		r.health = Health{Message: "the fleet has not been read yet", Since: time.Now()}
+		v = r.follow(viewKey{}, &whole{Reader: r, nodes: map[string]*Node{}})
 	}
-	return r.fleet
+	v.used = time.Now()
+	return v
 }
 
 // IsFollowed reports whether the fleet is followed.
 func (r *Reader) IsFollowed() bool {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	return r.sources[r.fleet]
+	return r.views[viewKey{}] != nil
 }
 
-func (*Reader) dropDenied(*followed, error) bool { return false }
-
-// dropIdle keeps what was read while etcd is away, because it is all that is known.
-func (r *Reader) dropIdle(now time.Time) {
-	if r.health.Current && r.users == 0 && now.Sub(r.used) >= idleAfter {
-		r.drop(r.fleet, errLetGo)
-		r.reset()
+// all returns what is known of the fleet. The caller holds mu.
+func (r *Reader) all() *whole {
+	if v := r.views[viewKey{}]; v != nil {
+		return v.source.(*whole) //nolint:forcetypeassert // The reader has no other views.
 	}
+	return &whole{}
 }
 
-func (r *Reader) noteHealth() {
-	switch {
-	case !r.all.listed:
+func (r *Reader) publishHealth() {
+	switch all := r.all(); {
+	case !all.listed:
 	case r.health.Current:
-		r.all.regained = time.Now()
+		all.regained = time.Now()
 	default: // a lost connection is noticed only after a time of silence
-		r.all.lost = r.health.Since.Add(-pingAfter - pingTimeout)
+		all.lost = r.health.Since.Add(-pingAfter - pingTimeout)
 	}
 	r.feed.Publish("", step{health: new(r.health)})
 }
@@ -116,11 +103,11 @@ func (r *Reader) Close() {
 // Ready blocks until the fleet has been read for the first time. If ctx ends before that, the error has the reason why the fleet was not
 // read.
 func (r *Reader) Ready(ctx context.Context) error {
-	fleet := r.use()
-	if err := r.firstRead(ctx, fleet, nil, nil); err != nil {
+	all := r.use()
+	if err := r.firstRead(ctx, all, nil, nil); err != nil {
 		return err
 	}
-	return fleet.denied
+	return all.denied
 }
 
 // Nodes returns all nodes, ordered by name.
@@ -179,14 +166,15 @@ func (r *Reader) Watch(ctx context.Context, f Filter) (Snapshot, iter.Seq[Change
 
 // subscribe returns the present state and a channel of the changes that follow.
 func (r *Reader) subscribe(ctx context.Context, f Filter) (Snapshot, <-chan step) {
+	v := r.use()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.users++
+	v.users++
 	context.AfterFunc(ctx, func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		r.users--
-		r.used = time.Now()
+		v.users--
+		v.used = time.Now()
 	})
 	return Snapshot{Nodes: r.nodes(f), Plugins: r.plugins(f)}, r.feed.Subscribe(ctx, "")
 }
@@ -221,9 +209,10 @@ func (r *Reader) Wait(ctx context.Context, f Filter, until func([]Instance) bool
 }
 
 func (r *Reader) nodes(f Filter) []*Node {
-	nodes := make([]*Node, 0, len(r.all.nodes))
-	for _, name := range slices.Sorted(maps.Keys(r.all.nodes)) {
-		if n := r.all.nodes[name]; f.MatchNode(n) {
+	all := r.all().nodes
+	nodes := make([]*Node, 0, len(all))
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		if n := all[name]; f.MatchNode(n) {
 			nodes = append(nodes, n)
 		}
 	}

@@ -17,10 +17,11 @@ import (
 // openEmpty returns a reader that has read a fleet without nodes, and has lost etcd.
 func openEmpty() *Reader {
 	r := Open(clusterOf(&fake{away: true}, defaultTimeout), ReaderConfig{})
+	v := r.use()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.fleet.settle(nil)
-	r.all.listed = true
+	v.settle(nil)
+	r.all().listed = true
 	return r
 }
 
@@ -44,7 +45,7 @@ func TestWaitLooksOnce(t *testing.T) {
 		}()
 		synctest.Wait()
 		add := func(node, plugin string) {
-			r.all.publish(node, &Node{Name: node, State: NodeReady, plugins: []*fleetv1.PluginRecord{{Type: "T", Name: plugin}}})
+			r.all().publish(node, &Node{Name: node, State: NodeReady, plugins: []*fleetv1.PluginRecord{{Type: "T", Name: plugin}}})
 		}
 		r.mu.Lock()
 		for i := range 7 { // with the other, as many changes as a subscriber may leave unread before it is served otherwise
@@ -70,7 +71,7 @@ func TestOrder(t *testing.T) {
 	r := openEmpty()
 	r.Close()
 	for _, name := range []string{"b", "a", "c"} {
-		r.all.nodes[name] = &Node{Name: name, State: NodeReady, plugins: []*fleetv1.PluginRecord{
+		r.all().nodes[name] = &Node{Name: name, State: NodeReady, plugins: []*fleetv1.PluginRecord{
 			{Type: "T", Name: "y", Instance: "2"}, {Type: "T", Name: "y", Instance: "1"}, {Type: "T", Name: "x"}, {Type: "S", Name: "z"},
 		}}
 	}
@@ -102,7 +103,7 @@ func TestFlappingNode(t *testing.T) {
 	}
 	r.mu.Lock()
 	for i := range flaps {
-		r.all.publish("a", states[i%2])
+		r.all().publish("a", states[i%2])
 	}
 	r.mu.Unlock()
 	got := 0
@@ -135,7 +136,7 @@ func TestLargeSteps(t *testing.T) {
 		m := known.node("a", nil, time.Time{}, time.Time{})
 		m.NodeRecord = &fleetv1.NodeRecord{Version: fmt.Sprint(i)}
 		r.mu.Lock()
-		r.all.publish("a", m)
+		r.all().publish("a", m)
 		r.mu.Unlock()
 	}
 	r.mu.Lock()
