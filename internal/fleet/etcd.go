@@ -32,7 +32,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
-// Etcd describes how to reach etcd, and where it has the fleet. It has the fields of config.Etcd, so that one can be converted to the other.
+// Etcd describes how to reach etcd, and which keys the fleet has there. It has the fields of config.Etcd, which can be converted to it.
 type Etcd struct {
 	Endpoints []string // the URLs of the members, for example https://10.0.0.1:2379; at least one
 	CA        string   // a PEM file with the CA certificates for etcd; empty for those of the system

@@ -78,7 +78,8 @@ func (r *Reader) IsFollowed() bool {
 // all returns what is known of the fleet. The caller holds mu.
 func (r *Reader) all() *whole {
 	if v := r.views[viewKey{}]; v != nil {
-		return v.source.(*whole) //nolint:forcetypeassert // The reader has no other views.
+		all, _ := v.source.(*whole)
+		return all
 	}
 	return &whole{}
 }

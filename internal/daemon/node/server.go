@@ -109,8 +109,9 @@ func (s *callServer) introduce(ctx context.Context, nc net.Conn, tlsConfig *tls.
 	from := &peer.Peer{Addr: nc.RemoteAddr(), LocalAddr: nc.LocalAddr(), AuthInfo: credentials.TLSInfo{
 		State: state, CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity},
 	}}
+	caller := identities(nodecall.Identities(state.PeerCertificates[0]))
 	return h2proxy.Introduced{
-		Conn: conn, UID: nodecall.UserOf(identities(nodecall.Identities(state.PeerCertificates[0])).Key()), Context: peer.NewContext(nodecall.ConnContext(context.Background()), from),
+		Conn: conn, UID: nodecall.UserOf(caller.Key()), Context: peer.NewContext(nodecall.ConnContext(context.Background()), from),
 	}, nil
 }
 
