@@ -150,8 +150,8 @@ func TestIsAnothers(t *testing.T) {
 		{path("file"), other, false},
 		{path("none"), other, false},
 	} {
-		if got := IsAnothers(c.path, c.id); got != c.want {
-			t.Errorf("%s, bound %v: got %v", c.path, c.id, got)
+		if got, err := IsAnothers(c.path, c.id); got != c.want || errors.Is(err, fs.ErrNotExist) != (c.path == path("none")) {
+			t.Errorf("%s, bound %v: got %v, error %v", c.path, c.id, got, err)
 		}
 	}
 }

@@ -256,29 +256,35 @@ func beside(path, purpose string) string {
 	return filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+"."+purpose)
 }
 
-// isAt reports whether a socket is at path. Its inode number is unique while it is open; afterwards the birth time distinguishes it. If the
-// system has no birth time, Birth is the time of the last change, which a new link changes, so it is not compared.
 func isAt(path string, id plugin.SocketID) bool {
 	info, err := Stat(path)
-	return err == nil && info.ID.Device == id.Device && info.ID.Inode == id.Inode && (info.ID.Birth == id.Birth || !info.born)
+	return err == nil && info.is(id)
+}
+
+// is reports whether info is that of a socket. Its inode number is unique while it is open; afterwards the birth time distinguishes it. If
+// the system has no birth time, Birth is the time of the last change, which a new link changes, so it is not compared.
+func (i Info) is(id plugin.SocketID) bool {
+	return i.ID.Device == id.Device && i.ID.Inode == id.Inode && (i.ID.Birth == id.Birth || !i.born)
 }
 
 // IsAnothers reports whether the socket at path belongs to another process, so that it must not be removed: it is not the bound socket or,
-// if bound is zero because it is not known, another process accepts on it. It returns false for a file that is not a socket.
-func IsAnothers(path string, bound plugin.SocketID) bool {
-	if info, err := Stat(path); err != nil || !info.IsSocket() {
-		return false
+// if bound is zero because it is not known, another process accepts on it. It returns false for a file that is not a socket, and the error
+// of Stat if there is none.
+func IsAnothers(path string, bound plugin.SocketID) (bool, error) {
+	info, err := Stat(path)
+	if err != nil || !info.IsSocket() {
+		return false, err
 	}
 	if !bound.IsZero() {
-		return !isAt(path, bound)
+		return !info.is(bound), nil
 	}
 	conn, err := DialKnown(context.Background(), path)
 	if err != nil {
-		return !IsRefused(err) && !IsGone(err)
+		return !IsRefused(err) && !IsGone(err), nil
 	}
 	defer conn.Close()
 	peer, err := PeerOf(conn.UnixConn)
-	return (err != nil || peer.PID != os.Getpid()) && !hasEnded(conn.UnixConn)
+	return (err != nil || peer.PID != os.Getpid()) && !hasEnded(conn.UnixConn), nil
 }
 
 func removeSame(path string, id plugin.SocketID) error {

@@ -120,7 +120,7 @@ func (c *plain) wait() error {
 	c.mu.Unlock()
 	_ = c.stdin.Close()
 	for _, file := range c.process.spec.Remove {
-		if !sock.IsAnothers(file, c.process.spec.Sockets[file]) {
+		if anothers, err := sock.IsAnothers(file, c.process.spec.Sockets[file]); err == nil && !anothers {
 			_ = os.Remove(file)
 		}
 	}

@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -192,8 +191,7 @@ func MayChangeUser() bool {
 // a socket on which a process accepts. It waits for these processes for at most the given time.
 func removeAll(paths []string, sockets map[string]plugin.SocketID, atMost time.Duration) bool {
 	for deadline := time.Now().Add(atMost); ; {
-		paths = slices.DeleteFunc(slices.Clone(paths), func(path string) bool { return !errors.Is(removeOne(path, sockets[path]), unix.EBUSY) })
-		if len(paths) == 0 {
+		if paths = removeOnce(paths, sockets); len(paths) == 0 {
 			return true
 		}
 		if !time.Now().Before(deadline) {
@@ -204,25 +202,51 @@ func removeAll(paths []string, sockets map[string]plugin.SocketID, atMost time.D
 	}
 }
 
-// removeOne removes a file. It does not follow symbolic links in the directory, because they could lead to files of other users. It does
-// not remove a socket of another process.
-func removeOne(path string, socket plugin.SocketID) error {
-	dir, name := filepath.Split(path)
+// removeOnce removes files and returns those that are busy.
+func removeOnce(paths []string, sockets map[string]plugin.SocketID) (busy []string) {
+	for len(paths) > 0 {
+		dir, n := filepath.Dir(paths[0]), 1
+		for n < len(paths) && filepath.Dir(paths[n]) == dir {
+			n++
+		}
+		busy = append(busy, removeIn(dir, paths[:n], sockets)...)
+		paths = paths[n:]
+	}
+	return busy
+}
+
+// removeIn is removeOnce for the files of one directory, which it reaches without following symbolic links: they could lead to files of
+// other users.
+func removeIn(dir string, paths []string, sockets map[string]plugin.SocketID) (busy []string) {
 	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS}
 	at, err := unix.Openat2(unix.AT_FDCWD, dir, &how)
 	if err != nil {
-		return err
+		return nil // nothing is there
 	}
 	defer unix.Close(at)
-	if sock.IsAnothers(fmt.Sprintf("/proc/self/fd/%d/%s", at, name), socket) {
+	for _, path := range paths {
+		if errors.Is(removeAt(at, filepath.Base(path), sockets[path]), unix.EBUSY) {
+			busy = append(busy, path)
+		}
+	}
+	return busy
+}
+
+// removeAt removes a file in a directory, unless it is a socket of another process.
+func removeAt(dir int, name string, socket plugin.SocketID) error {
+	anothers, err := sock.IsAnothers(fmt.Sprintf("/proc/self/fd/%d/%s", dir, name), socket)
+	if err != nil {
+		return err
+	}
+	if anothers {
 		if socket.IsZero() {
 			return unix.EBUSY // the process may be being killed
 		}
 		return nil
 	}
-	err = unix.Unlinkat(at, name, 0)
+	err = unix.Unlinkat(dir, name, 0)
 	if errors.Is(err, unix.EISDIR) || errors.Is(err, unix.EPERM) { // it depends on the file system
-		err = unix.Unlinkat(at, name, unix.AT_REMOVEDIR)
+		err = unix.Unlinkat(dir, name, unix.AT_REMOVEDIR)
 	}
 	return err
 }
