@@ -34,7 +34,7 @@ func Explain(path string) error {
 		return nil // a program need not be readable to be executed, and a pipe or a device is not read
 	}
 	defer program.Close()
-	begin := make([]byte, maxFirstLine)
+	begin := make([]byte, 4<<10)        // with the headers of an ELF file
 	n, _ := io.ReadFull(program, begin) // what is missing is not a program
 	begin = begin[:n]
 	switch script, err := ParseScript(begin); {
@@ -43,7 +43,7 @@ func Explain(path string) error {
 	case script != nil:
 		return explainScript(path, script)
 	case bytes.HasPrefix(begin, []byte(elf.ELFMAG)):
-		return explainELF(path, program)
+		return explainELF(path, begin, program)
 	}
 	return fmt.Errorf("%w: %s is neither a program of this system nor a script, which begins with \"#!\"", errForeign, path)
 }
@@ -62,8 +62,9 @@ func explainScript(path string, script *Script) error {
 	return nil
 }
 
-func explainELF(path string, program io.ReaderAt) error {
-	file, err := elf.NewFile(program)
+func explainELF(path string, begin []byte, program io.ReaderAt) error {
+	hideSections(begin)
+	file, err := elf.NewFile(bytes.NewReader(begin))
 	if err != nil {
 		return nil //nolint:nilerr // the kernel reads less of it
 	}
@@ -78,7 +79,7 @@ func explainELF(path string, program io.ReaderAt) error {
 			continue
 		}
 		const longest = 4096
-		name, err := io.ReadAll(io.LimitReader(segment.Open(), longest))
+		name, err := io.ReadAll(io.NewSectionReader(program, int64(segment.Off), int64(min(segment.Filesz, longest))))
 		loader := string(bytes.TrimRight(name, "\x00"))
 		if _, missing := os.Stat(loader); err == nil && errors.Is(missing, os.ErrNotExist) {
 			return fmt.Errorf("the dynamic loader %s, with which %s was linked, is missing: install the C library that it needs, or link it "+
@@ -86,6 +87,19 @@ func explainELF(path string, program io.ReaderAt) error {
 		}
 	}
 	return nil
+}
+
+// hideSections removes the sections, of which elf.NewFile would read each, from the headers of an ELF file.
+func hideSections(begin []byte) {
+	offset, numbers := begin[:0], begin[:0] // e_shoff; e_shnum and e_shstrndx
+	switch {
+	case len(begin) >= 64 && begin[elf.EI_CLASS] == byte(elf.ELFCLASS64):
+		offset, numbers = begin[40:48], begin[60:64]
+	case len(begin) >= 52:
+		offset, numbers = begin[32:36], begin[48:52]
+	}
+	clear(offset)
+	clear(numbers)
 }
 
 // natives lists the machines whose programs the kernel may execute, by GOARCH.
