@@ -21,7 +21,7 @@ func NewIntroduction() (*Introduction, *os.File, error) {
 	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
 		return nil, nil, fmt.Errorf("make a pipe: %w", err)
 	}
-	_ = unix.SetNonblock(fds[0], true) // cannot fail on a pipe
+	_, _ = unix.FcntlInt(uintptr(fds[0]), unix.F_SETFL, unix.O_NONBLOCK) // cannot fail on a pipe
 	return &Introduction{fd: fds[0]}, os.NewFile(uintptr(fds[1]), "introduction"), nil
 }
 

@@ -168,23 +168,25 @@ func (c *child) forkInCgroup(what Spec, files []*os.File) error {
 	pidfd := -1
 	attr := what.attributes(files)
 	attr.Sys.PidFD, attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = &pidfd, true, dir
-	var proc *os.Process
-	forker.do(func() { proc, err = startProgram(&what, c.v1, attr) })
-	if proc != nil {
-		c.exit = exitOf(proc, pidfd)
-		c.pid = c.exit.pid
+	forker.do(func() { c.pid, err = startProgram(&what, c.v1, attr) })
+	if c.pid != 0 {
+		c.exit = newExit(c.pid, pidfd)
 	}
 	return err
 }
 
 // attributes returns the attributes of a program that is started with the given files. It gets its own session, which is also a process
 // group and has no terminal.
-func (s *Spec) attributes(files []*os.File) *os.ProcAttr {
+func (s *Spec) attributes(files []*os.File) *syscall.ProcAttr {
 	sys := &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}
 	if s.User != nil {
 		sys.Credential = &syscall.Credential{Uid: s.User.UID, Gid: s.User.GID}
 	}
-	return &os.ProcAttr{Dir: s.Dir, Env: s.Env, Files: files, Sys: sys}
+	fds := make([]uintptr, len(files))
+	for i, f := range files {
+		fds[i] = f.Fd()
+	}
+	return &syscall.ProcAttr{Dir: s.Dir, Env: s.Env, Files: fds, Sys: sys}
 }
 
 func (c *child) undo(pipes ...pipe) {
@@ -392,11 +394,14 @@ func (t *thread) close() {
 	<-t.ended
 }
 
-// pipe is a pipe between this process and one that is about to start. This process's end is in the runtime's poller; the other end blocks.
+// pipe is a pipe between this process and one that is about to start. This process's end is in the runtime's poller, except that of
+// standard input, which is written once, and the other end blocks.
 type pipe struct{ read, write *os.File }
 
+const none = -1 // of the ends is in the poller
+
 func newPipes() (in, out, errs pipe, err error) {
-	if in, err = newPipe(1); err != nil {
+	if in, err = newPipe(none); err != nil {
 		return in, out, errs, err
 	}
 	if out, err = newPipe(0); err != nil {
@@ -413,8 +418,15 @@ func newPipe(own int) (pipe, error) {
 	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
 		return pipe{}, fmt.Errorf("make a pipe: %w", err)
 	}
-	_ = unix.SetNonblock(fds[own], true) // cannot fail on a pipe
-	return pipe{read: os.NewFile(uintptr(fds[0]), "pipe"), write: os.NewFile(uintptr(fds[1]), "pipe")}, nil
+	var ends [2]*os.File
+	for i, fd := range fds {
+		if i == own {
+			ends[i] = newPollable(fd, "pipe")
+		} else {
+			ends[i] = os.NewFile(uintptr(fd), "pipe")
+		}
+	}
+	return pipe{read: ends[0], write: ends[1]}, nil
 }
 
 // writeInput writes the input of a process. It must fit into the pipe, because the process may not read it yet, or never.
@@ -427,6 +439,7 @@ func writeInput(w *os.File, input func() ([]byte, error)) error {
 	// return fmt.Errorf("write %d bytes for standard input: %s", len(b), processFeed)
 	n := 0
 	err = sock.Control(w, func(fd int) (err error) {
+		_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETFL, unix.O_NONBLOCK) // cannot fail on a pipe
 		n, err = unix.Write(fd, b)
 		return err
 	})

@@ -56,18 +56,18 @@ func resetThread() {
 }
 
 // startProgram starts a program on this thread, in cgroups of version 1.
-func startProgram(what *Spec, v1 []string, attr *os.ProcAttr) (proc *os.Process, err error) {
+func startProgram(what *Spec, v1 []string, attr *syscall.ProcAttr) (pid int, err error) {
 	// Each process gets its own session keyring, so that it cannot use the keys of the host or of other processes.
 	_, err = unix.KeyctlInt(unix.KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0)
 	if what.User != nil && (errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.ENOMEM)) {
-		return nil, fmt.Errorf("make a session keyring for user %d: %w", what.User.UID, err)
+		return 0, fmt.Errorf("make a session keyring for user %d: %w", what.User.UID, err)
 	}
 	// All other errors mean that keyrings are not available. A filter of system calls also applies to the program.
 	err = runInGroups(v1, func() (err error) {
-		proc, err = startChild(func() (*os.Process, error) { return os.StartProcess(what.Path, what.Args, attr) })
+		pid, err = execute(what.Path, what.Args, attr)
 		return err
 	})
-	return proc, err
+	return pid, err
 }
 
 // inherited are attributes of this process that a program inherits and that only the program's process can change.

@@ -273,20 +273,18 @@ func beFirst() {
 
 // TestOnlyAdoptedAreReaped: only adopted processes are reaped; the exit status of a started process is kept for its waiter.
 func TestOnlyAdoptedAreReaped(t *testing.T) {
-	start := func() (*os.Process, error) {
-		return os.StartProcess("/bin/sh", []string{"sh", "-c", "exit 3"}, &os.ProcAttr{})
-	}
-	own, err := startChild(start)
+	args := []string{"sh", "-c", "exit 3"}
+	own, err := execute("/bin/sh", args, &syscall.ProcAttr{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	adopted, err := start()
+	adopted, err := os.StartProcess("/bin/sh", args, &os.ProcAttr{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer adopted.Release()
 	await(t, "both are zombies", func() bool {
-		a, okA := readStat(own.Pid)
+		a, okA := readStat(own)
 		b, okB := readStat(adopted.Pid)
 		return okA && okB && !a.alive() && !b.alive()
 	})
@@ -294,8 +292,7 @@ func TestOnlyAdoptedAreReaped(t *testing.T) {
 	if _, ok := readStat(adopted.Pid); ok {
 		t.Error("a process that was not started here is still a zombie")
 	}
-	state, err := own.Wait()
-	forgetChild(own.Pid)
+	state, err := exit{pid: own}.wait()
 	if err != nil || state.ExitCode() != 3 {
 		t.Errorf("the process that was started here ended with %v, %v, want status 3", state, err)
 	}
@@ -324,7 +321,7 @@ func TestAdoptedAreReaped(t *testing.T) {
 func TestChildWithAReusedID(t *testing.T) {
 	const id = 1 << 30 // no process has it
 	start := func() {
-		if _, err := startChild(func() (*os.Process, error) { return &os.Process{Pid: id}, nil }); err != nil {
+		if _, err := startChild(func() (int, error) { return id, nil }); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -320,18 +320,16 @@ func detach(role string) {
 func startHelper(role string, stdin *os.File) (exit, error) {
 	// gofail: var processWatchdog string
 	// return exit{}, fmt.Errorf("execute this program again as %s: %s", helperName+role, processWatchdog)
+	const closed = ^uintptr(0)
 	pidfd := -1
-	attr := &os.ProcAttr{
+	pid, err := execute("/proc/self/exe", []string{helperName + role}, &syscall.ProcAttr{
 		// The heap is small, so frequent garbage collection is cheap.
 		Env:   []string{helperEnv + "=" + role, "GOMAXPROCS=1", "GOGC=20"},
-		Files: []*os.File{stdin, nil, nil},
+		Files: []uintptr{stdin.Fd(), closed, closed},
 		Sys:   &syscall.SysProcAttr{Setsid: true, PidFD: &pidfd},
-	}
-	proc, err := startChild(func() (*os.Process, error) {
-		return os.StartProcess("/proc/self/exe", []string{helperName + role}, attr)
 	})
 	if err != nil {
 		return exit{}, fmt.Errorf("execute this program again as %s: %w", helperName+role, err)
 	}
-	return exitOf(proc, pidfd), nil
+	return newExit(pid, pidfd), nil
 }

@@ -141,16 +141,12 @@ type exit struct {
 	pidfd *os.File // in the runtime's poller
 }
 
-// exitOf returns the exit of a new process, and releases proc, because exit has its own pidfd.
-func exitOf(proc *os.Process, pidfd int) exit {
-	e := newExit(proc.Pid, pidfd)
-	_ = proc.Release() // never fails on Linux
-	return e
-}
+func newExit(pid, pidfd int) exit { return exit{pid: pid, pidfd: newPollable(pidfd, "pidfd")} }
 
-func newExit(pid, pidfd int) exit {
-	_ = unix.SetNonblock(pidfd, true) // tells os.NewFile to use the poller
-	return exit{pid: pid, pidfd: os.NewFile(uintptr(pidfd), "pidfd")}
+// newPollable returns a file for a descriptor without flags, which blocks. Reads and writes of the file use the runtime's poller.
+func newPollable(fd int, name string) *os.File {
+	_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETFL, unix.O_NONBLOCK) // cannot fail; tells os.NewFile to use the poller
+	return os.NewFile(uintptr(fd), name)
 }
 
 // await blocks until the child has ended. It does not reap the child.

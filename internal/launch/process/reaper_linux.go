@@ -79,10 +79,7 @@ func startReaped(order toKeeper, files []*os.File) (pid int, err error) {
 				return
 			}
 		}
-		var proc *os.Process
-		if proc, err = startProgram(order.Start, order.V1, order.Start.attributes(files)); err == nil {
-			pid = proc.Pid
-		}
+		pid, err = startProgram(order.Start, order.V1, order.Start.attributes(files))
 	})
 	return pid, err
 }
@@ -214,16 +211,27 @@ var children = struct { //nolint:gochecknoglobals // child processes are global,
 }{started: map[int]int{}}
 
 // startChild calls start and adds the new process to children.
-func startChild(start func() (*os.Process, error)) (*os.Process, error) {
+func startChild(start func() (pid int, err error)) (pid int, err error) {
 	children.starting.RLock()
 	defer children.starting.RUnlock()
-	proc, err := start()
+	pid, err = start()
 	if err == nil {
 		children.mu.Lock()
-		children.started[proc.Pid]++
+		children.started[pid]++
 		children.mu.Unlock()
 	}
-	return proc, err
+	return pid, err
+}
+
+// execute starts a program. It is [os.StartProcess] without an [os.Process], which would have another pidfd.
+func execute(path string, args []string, attr *syscall.ProcAttr) (pid int, err error) {
+	return startChild(func() (int, error) {
+		pid, _, err := syscall.StartProcess(path, args, attr)
+		if err != nil {
+			err = &os.PathError{Op: "fork/exec", Path: path, Err: err}
+		}
+		return pid, err
+	})
 }
 
 // forgetChild must be called after a process was reaped.

@@ -114,8 +114,7 @@ func newKept(p *Process, socket string, w *wire, about fromKeeper) error {
 func pollable(f *os.File) *os.File {
 	defer f.Close()
 	fd, _ := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-	_ = unix.SetNonblock(fd, true)
-	return os.NewFile(uintptr(fd), "pipe")
+	return newPollable(fd, "pipe")
 }
 
 // adopt connects to all keepers, except those of processes in this group.
