@@ -199,8 +199,7 @@ func (p *process) dial(ctx context.Context, path string) (*net.UnixConn, error) 
 	if err != nil {
 		return nil, err
 	}
-	conn, _, err := peerauth.ByUser(ctx, path, uid)
-	return conn, err
+	return peerauth.ByUser(ctx, path, uid)
 }
 
 // newTarget returns the connection over which the front forwards calls to this process.

@@ -224,8 +224,7 @@ func dialHealth(p *Plugin, socket string) (*grpc.ClientConn, error) {
 		return nil, err
 	}
 	return grpcsock.Dial(socket, grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-		conn, _, err := peerauth.ByUser(ctx, socket, uid)
-		return conn, err
+		return peerauth.ByUser(ctx, socket, uid)
 	}))
 }
 

@@ -27,17 +27,16 @@ func Dial(ctx context.Context, judge *trustjudge.Judge, in *plugin.Instance, pat
 	return sock.Plain(conn), nil
 }
 
-// ByUser connects to a socket, and returns the process that listens on it. It returns an error if the process runs as another user.
-func ByUser(ctx context.Context, path string, uid uint32) (*net.UnixConn, sock.Credentials, error) {
+// ByUser connects to a socket. It returns an error if the process that listens on it runs as another user.
+func ByUser(ctx context.Context, path string, uid uint32) (*net.UnixConn, error) {
 	conn, err := sock.Dial(ctx, path)
 	if err != nil {
-		return nil, sock.Credentials{}, err
+		return nil, err
 	}
-	peer, err := OfUser(conn, path, uid)
-	if err != nil {
-		return nil, sock.Credentials{}, errors.Join(err, conn.Close())
+	if _, err := OfUser(conn, path, uid); err != nil {
+		return nil, errors.Join(err, conn.Close())
 	}
-	return conn, peer, nil
+	return conn, nil
 }
 
 // OfUser returns the process that listens on the socket at path, to which conn is connected. It returns an error if the process runs as
@@ -61,12 +60,12 @@ func Check(judge *trustjudge.Judge, in *plugin.Instance, path string, conn net.C
 	if !ok {
 		return judge.Own(in.Type, path, in.Account)
 	}
-	peer, err := sock.PeerOf(known.UnixConn)
+	uid, err := sock.UserOf(known.UnixConn)
 	if err != nil {
 		return err
 	}
-	err = judge.Endpoint(in.Type, path, in.Account, peer.UID)
-	if err != nil && judge.Privileged(peer.UID) && known.Socket.ID == in.Socket && !in.Socket.IsZero() {
+	err = judge.Endpoint(in.Type, path, in.Account, uid)
+	if err != nil && judge.Privileged(uid) && known.Socket.ID == in.Socket && !in.Socket.IsZero() {
 		return nil // root listens on the plugin's registration socket for it, as with socket activation
 	}
 	return err

@@ -41,6 +41,21 @@ func PeerOf(conn *net.UnixConn) (peer Credentials, err error) {
 	return peer, nil
 }
 
+// UserOf returns the user of the process that [PeerOf] returns, with one system call.
+func UserOf(conn *net.UnixConn) (uid uint32, err error) {
+	err = Control(conn, func(fd int) error {
+		cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+		if err == nil {
+			uid = cred.Uid
+		}
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("ask the kernel for the user of a Unix socket: %w", err)
+	}
+	return uid, nil
+}
+
 // ofPidfs marks a start that is a number of the kernel and not a time.
 const ofPidfs = 1 << 63
 

@@ -63,7 +63,11 @@ func openProcess(pid int, start uint64) (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	if !Is(pid, start) || ready(pidfd, unix.POLLIN) { // the PID was reused, or the process has just ended
+	is := numbered() && startOf(pidfd) == start
+	if start&ofPidfs == 0 {
+		is = startTime(pid) == start && !ready(pidfd, unix.POLLIN)
+	}
+	if !is { // the PID was reused, or the process has just ended
 		return -1, errors.Join(unix.ESRCH, unix.Close(pidfd))
 	}
 	return pidfd, nil

@@ -195,3 +195,9 @@ func socket() (int, error) {
 }
 
 func bindTo(fd int, path string) error { return unix.Bind(fd, &unix.SockaddrUnix{Name: path}) }
+
+// UserOf returns the user of the process that [PeerOf] returns.
+func UserOf(conn *net.UnixConn) (uint32, error) {
+	peer, err := PeerOf(conn)
+	return peer.UID, err
+}

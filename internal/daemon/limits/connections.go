@@ -183,8 +183,8 @@ func (l *boundedListener) hold(conn net.Conn) *heldConn {
 			pool = c.strangers
 		}
 	case local:
-		if peer, err := sock.PeerOf(unixConn); err == nil {
-			held.uid = peer.UID
+		if uid, err := sock.UserOf(unixConn); err == nil {
+			held.uid = uid
 		}
 	default:
 		pool, held.uid = c.nodes, addressUser(conn.RemoteAddr())

@@ -112,7 +112,7 @@ func (t *transport) connect(ctx context.Context, path string) (socket *net.UnixC
 	// gofail: var transportConnect string
 	// return nil, sock.Info{}, errors.New(transportConnect)
 	launched := t.gate.launched(path) != nil
-	if t.gate.trust.Alone() && !launched {
+	if t.gate.trust.Alone() && (!launched || slices.Contains(t.roots, filepath.Dir(path))) {
 		socket, err = sock.Dial(ctx, path)
 		return socket, sock.Info{}, t.explain(err, path)
 	}

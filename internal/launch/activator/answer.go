@@ -183,8 +183,8 @@ type userConn struct{ net.Conn }
 // UID returns the user of the process that connected, for [proxy.Server].
 func (p userConn) UID() uint32 {
 	if local, ok := p.Conn.(*net.UnixConn); ok {
-		if who, err := sock.PeerOf(local); err == nil {
-			return who.UID
+		if uid, err := sock.UserOf(local); err == nil {
+			return uid
 		}
 	}
 	return ^uint32(0)
