@@ -135,11 +135,11 @@ func (p *socketSetup) close() {
 	}
 }
 
-// MarkRegistered reports that the plugin is registered. A socket that was made for the plugin is removed if the plugin made its own
-// instead.
+// MarkRegistered reports that the plugin is registered. A socket that was made for the plugin is removed if the plugin may have made its
+// own instead.
 func (p *PluginProcess) MarkRegistered() {
-	p.introduction.Take() // in case a front has called GetInfo
-	if p.made != nil {
+	p.Introduction() // closes it, in case a front has called GetInfo
+	if p.made != nil && !p.introduced.Load() {
 		_ = p.made.Remove()
 	}
 }

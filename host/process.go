@@ -11,6 +11,7 @@ import (
 	"os"
 	"reflect"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -53,6 +54,7 @@ type PluginProcess struct {
 	pin          plugin.Pin              // zero if the program was not checked
 	introduction *handshake.Introduction // may be nil
 	made         *sock.Made              // the inherited socket; may be nil
+	introduced   atomic.Bool             // the plugin has written its introduction, before it took the inherited socket
 
 	calls calls
 
@@ -128,7 +130,11 @@ func (p *PluginProcess) Introduction() []byte {
 	if !isClosed(p.started) {
 		return nil
 	}
-	return p.introduction.Take()
+	said := p.introduction.Take()
+	if said != nil {
+		p.introduced.Store(true)
+	}
+	return said
 }
 
 // PluginSocket returns the path at which the plugin should serve; empty if the plugin does not serve.
@@ -283,29 +289,35 @@ func (p *PluginProcess) event(kind plugin.EventKind, message string) Event {
 // readOutput starts copying the output of the plugin into its log. The returned function waits until the output has ended, or for patience
 // if another process holds the other end.
 func (p *PluginProcess) readOutput() (drain func()) {
-	var readers sync.WaitGroup
-	pipes := map[string]*os.File{pluginlog.Stdout: p.proc.Stdout(), pluginlog.Stderr: p.proc.Stderr()}
-	for source, pipe := range pipes {
-		readers.Go(func() {
-			var from io.Reader = pipe
-			if foreign := p.spec.Adapter; foreign != nil && source == pluginlog.Stdout {
-				foreign.Hello(pipe)
-			} else if foreign != nil {
-				from = foreign.Stderr(pipe)
-			}
-			if err := p.logs.Drain(from, source); err != nil {
-				p.host.warn("cannot read what a plugin prints", "plugin", p.spec.Name, "error", err)
-			}
-		})
-	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		var stderr sync.WaitGroup
+		stderr.Go(func() { p.read(p.proc.Stderr(), pluginlog.Stderr) })
+		p.read(p.proc.Stdout(), pluginlog.Stdout)
+		stderr.Wait()
+	}()
 	return func() {
-		for _, pipe := range pipes {
-			_ = pipe.SetReadDeadline(time.Now().Add(patience))
+		for _, pipe := range []*os.File{p.proc.Stdout(), p.proc.Stderr()} {
+			if !isClosed(ended) {
+				_ = pipe.SetReadDeadline(time.Now().Add(patience))
+			}
+			defer pipe.Close()
 		}
-		readers.Wait()
-		for _, pipe := range pipes {
-			_ = pipe.Close()
-		}
+		<-ended
+	}
+}
+
+// read copies one output of the plugin into its log, until it ends.
+func (p *PluginProcess) read(pipe *os.File, source string) {
+	var from io.Reader = pipe
+	if foreign := p.spec.Adapter; foreign != nil && source == pluginlog.Stdout {
+		foreign.Hello(pipe)
+	} else if foreign != nil {
+		from = foreign.Stderr(pipe)
+	}
+	if err := p.logs.Drain(from, source); err != nil {
+		p.host.warn("cannot read what a plugin prints", "plugin", p.spec.Name, "error", err)
 	}
 }
 

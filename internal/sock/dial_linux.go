@@ -97,6 +97,9 @@ func socket() (int, error) { return unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|u
 
 // bindTo binds a socket to path, which may be longer than a socket address can hold.
 func bindTo(fd int, path string) error {
+	if len(path) <= MaxPath {
+		return unix.Bind(fd, &unix.SockaddrUnix{Name: path})
+	}
 	dir, err := openPath(filepath.Dir(path), unix.O_DIRECTORY)
 	if err != nil {
 		return err

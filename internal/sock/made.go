@@ -120,5 +120,5 @@ func TakeMade(file *os.File, made, path string, mode fs.FileMode) (*Placed, erro
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("cannot rename the socket that the host made: %w", err), l.Close())
 	}
-	return &Placed{UnixListener: listener, path: path, id: info.ID}, nil
+	return &Placed{UnixListener: listener, path: path, id: info.ID, taken: true}, nil
 }

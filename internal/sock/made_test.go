@@ -49,10 +49,17 @@ func TestMade(t *testing.T) {
 	if err := RemoveMade(path); err != nil {
 		t.Errorf("nothing is left to be removed: %v", err)
 	}
-	if _, err := l.Withdraw(context.Background()); err != nil {
+	lock, err := acquire(path)
+	if err != nil {
 		t.Fatal(err)
 	}
-	if left, _ := os.ReadDir(filepath.Dir(path)); len(left) > 1 || len(left) == 1 && !strings.HasSuffix(left[0].Name(), ".lock") {
+	if _, err := l.Withdraw(context.Background()); err != nil {
+		t.Errorf("it needs no lock, because no other process has its path: %v", err)
+	}
+	if err := release(lock); err != nil {
+		t.Error(err)
+	}
+	if left, _ := os.ReadDir(filepath.Dir(path)); len(left) > 0 {
 		t.Errorf("left are %v", left)
 	}
 }

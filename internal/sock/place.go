@@ -27,6 +27,7 @@ type Placed struct {
 	path     string
 	id       plugin.SocketID
 	replaced plugin.SocketID // the socket in use that it replaced, until Commit
+	taken    bool            // by TakeMade, at a path that the host gives to no other process
 }
 
 // Place creates a stream socket at path for a program that a newer one can replace without a gap. The directory must exist. The socket
@@ -94,6 +95,9 @@ func (p *Placed) Commit(ctx context.Context) error {
 func (p *Placed) Withdraw(ctx context.Context) (restored bool, err error) {
 	// gofail: var sockWithdraw string
 	// return false, errors.New(sockWithdraw)
+	if p.taken {
+		return false, removeSame(p.path, p.id)
+	}
 	lock, err := acquireSoon(ctx, p.path)
 	if IsGone(err) {
 		return false, nil
