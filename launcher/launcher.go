@@ -118,12 +118,10 @@ func (l *Launcher) Set(plugins []Plugin) error {
 	// gofail: var launcherSet string
 	// return errors.New(launcherSet)
 	wanted := map[string]Plugin{}
-	var missing []error
 	for _, p := range plugins {
 		if err := l.check(p); err != nil {
 			return err
 		}
-		missing = append(missing, p.checkProgram())
 		if _, twice := wanted[p.Name]; twice {
 			return fmt.Errorf("cannot launch plugin %s: it is configured twice; give each a name of its own", p.Name)
 		}
@@ -135,6 +133,18 @@ func (l *Launcher) Set(plugins []Plugin) error {
 		return err
 	}
 	l.tidy(wanted)
+	if err := l.apply(wanted); err != nil {
+		return err
+	}
+	var missing []error
+	for _, p := range plugins { // while their processes start
+		missing = append(missing, p.checkProgram())
+	}
+	return errors.Join(missing...)
+}
+
+// apply adopts survivors, stops the plugins that are not wanted, and configures and starts the others. The caller holds setting.
+func (l *Launcher) apply(wanted map[string]Plugin) error {
 	survivors, err := l.adopt()
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -162,7 +172,7 @@ func (l *Launcher) Set(plugins []Plugin) error {
 			u.Tell(machine.Start{})
 		}
 	}
-	return errors.Join(missing...)
+	return nil
 }
 
 // configure sets the description of a plugin, and reports whether the plugin is new. mu is held.

@@ -52,9 +52,6 @@ func (c *child) start() (err error) {
 		return err
 	}
 	c.since = now()
-	if len(c.remains()) > 0 {
-		guard.start(c.id, c.remains(), spec.Sockets)
-	}
 	files := slices.Concat([]*os.File{in.read, out.write, errs.write}, spec.ExtraFiles)
 	ran, err := c.fork(files)
 	limited := isGrouped(spec.Limits)
@@ -67,6 +64,9 @@ func (c *child) start() (err error) {
 		}
 	}
 	if err == nil {
+		if len(c.remains()) > 0 { // before the input, which may name files to create
+			guard.start(c.id, c.remains(), spec.Sockets)
+		}
 		if err = writeInput(in.write, spec.input); err != nil {
 			c.undoFork()
 		} else if len(spec.Sockets) > 0 {
