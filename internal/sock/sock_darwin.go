@@ -20,7 +20,8 @@ import (
 const MaxPath = 103
 
 func dialLong(_ context.Context, path string) (*net.UnixConn, error) {
-	return nil, fmt.Errorf("connect %s: the path has %d bytes, the limit is %d; use a shorter one: %w", path, len(path), MaxPath, syscall.EINVAL)
+	return nil, fmt.Errorf("connect %s: the path has %d bytes, the limit is %d; use a shorter one: %w",
+		path, len(path), MaxPath, syscall.EINVAL)
 }
 
 // DialBelow is [Dial] for a socket below a directory in which other users may create files. It fails if there is a symbolic link below
