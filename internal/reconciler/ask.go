@@ -23,6 +23,8 @@ const (
 	manyWait                 = 32
 	answerTimes              = 32
 	minConnects, maxConnects = 100, 20_000
+	// A slot whose timer is late by more than its duration begins again, maxStalls times: this process did not run, and nobody could answer.
+	maxStalls = 4
 	// Every retryEvery-th free slot goes to a retry before first attempts, so that many new sockets do not delay retries for long.
 	retryEvery = 4
 	// A new socket on which nobody listens yet is dialled again refusedTries times without a pause, because bind and listen are usually
@@ -70,6 +72,7 @@ type slot struct {
 
 	// Guarded by Reconciler.mu. waits is true while the attempt waits for an answer, and counted if unanswered includes it.
 	stopTimer                func()
+	stalls                   int // how often its timer was late
 	returned, waits, counted bool
 }
 
@@ -84,9 +87,14 @@ func (r *Reconciler) takeSlot(ctx context.Context, j *job) *slot {
 
 // startTimer calls expire after d. mu is held.
 func (r *Reconciler) startTimer(ctx context.Context, s *slot, d time.Duration) {
+	due := r.pace.Now().Add(d)
 	s.stopTimer = r.pace.AfterFunc(d, func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
+		if now := r.pace.Now(); now.Sub(due) > d && s.stalls < maxStalls {
+			s.stalls++
+			s.taken = now
+		}
 		r.expire(ctx, s)
 	})
 }
