@@ -19,8 +19,8 @@ import (
 // Perf is a [Tracer] that notes system calls in the kernel, which costs a microsecond for each.
 func Perf(ctx context.Context, process int, dir string) (*Trace, error) {
 	path := filepath.Join(dir, fmt.Sprintf("perf.%d", process))
-	cmd, err := command(ctx, "perf", "record", "-q", "-m", "16M", "-e", "raw_syscalls:sys_enter,raw_syscalls:sys_exit", "-o", path,
-		"-p", strconv.Itoa(process), "--control=fd:3,4")
+	cmd, err := command(ctx, "perf", "record", "-q", "-B", "-N", "-m", "16M", "-e", "raw_syscalls:sys_enter,raw_syscalls:sys_exit",
+		"-o", path, "-p", strconv.Itoa(process), "--control=fd:3,4")
 	if err != nil {
 		return nil, err
 	}
