@@ -129,7 +129,7 @@ func (h *launcherHost) set() error {
 // Rest implements [launch.Host]. The health of a plugin is asked for soon after its first call.
 func (h *launcherHost) Rest() error {
 	for slices.ContainsFunc(h.rt.Launcher().Plugins(), func(s plugin.LaunchStatus) bool {
-		return s.State == plugin.StateRunning && s.Health == "unknown"
+		return s.State == plugin.StateRunning && s.ServingStatus == "unknown"
 	}) {
 		time.Sleep(10 * time.Millisecond) // no event tells that a plugin is healthy from its beginning
 	}

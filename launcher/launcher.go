@@ -336,7 +336,7 @@ func (l *Launcher) Plugins() []plugin.LaunchStatus {
 	for i, u := range units {
 		statuses[i] = u.Status()
 		statuses[i].Name = u.name
-		if f := u.front.Load(); f != nil && statuses[i].State == plugin.StateIdle {
+		if f := u.front.Load(); f != nil {
 			statuses[i].Socket = f.Path()
 		}
 	}

@@ -72,7 +72,7 @@ const (
 // The kinds of events of the host itself.
 const (
 	// EventDegraded: a part of the host is degraded, for example discovery at the path that the event names; the message says why.
-	// EventRecovered: it works again.
+	// EventRecovered: it works again. With the name of a launched plugin: the plugin has not failed for the window of its restart policy.
 	EventDegraded  EventKind = "degraded"
 	EventRecovered EventKind = "recovered"
 	// EventResync replaces the events that a subscriber was too slow to read; it should list the plugins again.

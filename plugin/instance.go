@@ -68,8 +68,12 @@ type Status struct {
 	// Attempts counts the failed attempts since the last success. NextRetry is when the next one is due; zero if none is planned.
 	Attempts  int
 	NextRetry time.Time
-	// LastError is the error of the last failed attempt; empty after a success.
-	LastError string
+	// LastError is the error of the last failed attempt, and FailingSince when the first attempt since the last success failed; zero after a
+	// success.
+	LastError    string
+	FailingSince time.Time
+	// Launch is the status of the launched plugin that the instance belongs to; nil for other plugins.
+	Launch *LaunchStatus
 }
 
 // PluginName returns the type and name.

@@ -132,11 +132,11 @@ type LaunchStatus struct {
 	// State is the state of the plugin, and Since is when it began.
 	State State
 	Since time.Time
-	// Health is what the plugin reports through grpc.health.v1: "serving", "not-serving", "unresponsive", "not-offered", or "unknown".
-	Health string
+	// ServingStatus is what the plugin reports through grpc.health.v1: "serving", "not-serving", "unresponsive", "not-offered", or "unknown".
+	ServingStatus string
 	// PID is the process ID; zero without a process.
 	PID int
-	// Socket is where the plugin serves; empty if it does not.
+	// Socket is where callers find the plugin; empty if it does not serve.
 	Socket string
 	// Restarts counts the restarts since the plugin was last started or replaced on request.
 	Restarts int
@@ -145,6 +145,11 @@ type LaunchStatus struct {
 	// LastError describes how the last process exited, with the last lines that it wrote to standard error, or why the process is not
 	// ready.
 	LastError string
-	// ReplacementError is why the last replacement failed, until another one succeeds or the plugin is started on request.
-	ReplacementError string
+	// FailingSince is when the plugin failed first, and HealthyFrom when it counts as healthy again if it does not fail. FailingSince is zero
+	// if the plugin is healthy or was started on request since, HealthyFrom if the plugin is not ready either.
+	FailingSince, HealthyFrom time.Time
+	// ReplacementError is why the last replacement failed, and ReplacementFailed when, until another one succeeds or the plugin is started on
+	// request.
+	ReplacementError  string
+	ReplacementFailed time.Time
 }

@@ -130,7 +130,7 @@ func (m *machine) until(what string, holds func() bool) {
 
 func (m *machine) running() plugin.LaunchStatus {
 	m.t.Helper()
-	m.until("that it runs", func() bool { s := m.status(); return s.State == plugin.StateRunning && s.Health == "serving" })
+	m.until("that it runs", func() bool { s := m.status(); return s.State == plugin.StateRunning && s.ServingStatus == "serving" })
 	return m.status()
 }
 

@@ -257,7 +257,7 @@ func (j *Journal) logLine(level slog.Level, e plugin.Event, state string) {
 		}
 	}
 	subject := "plugin"
-	if e.Kind == plugin.EventDegraded || e.Kind == plugin.EventRecovered {
+	if e.Name == "" && (e.Kind == plugin.EventDegraded || e.Kind == plugin.EventRecovered) {
 		subject = "plugin discovery"
 	}
 	j.log.LogAttrs(context.Background(), level, subject+" "+string(e.Kind), attributes...)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"math"
 	"os"
-	"slices"
 
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
@@ -64,29 +63,37 @@ func (p process) Owns(ctx context.Context, pid int) bool {
 	}
 }
 
-// markIdle sets the state of registered plugins whose process is started on demand.
-func (rt *Runtime) markIdle(statuses []plugin.Status) {
-	for i, s := range statuses {
-		if s.Source == plugin.SourceLaunched && s.State == plugin.StateRegistered {
-			if _, state, _ := rt.launcher.FrontAt(s.SocketPath); state == plugin.StateIdle {
-				statuses[i].State = plugin.StateIdle
+// withLaunched adds to the statuses of launched instances those of their launched plugins. With all, it appends the launched plugins that
+// have no instance: they do not serve, or are not running.
+func (rt *Runtime) withLaunched(statuses []plugin.Status, all bool) []plugin.Status {
+	launched := rt.launcher.Plugins()
+	at := make(map[string]*plugin.LaunchStatus, len(launched)) // by socket
+	for i := range launched {
+		at[launched[i].Socket] = &launched[i]
+	}
+	delete(at, "")
+	found := make(map[*plugin.LaunchStatus]bool, len(launched))
+	for i := range statuses {
+		s := &statuses[i]
+		l := at[s.SocketPath]
+		if l == nil {
+			continue
+		}
+		found[l] = true
+		if s.Source == plugin.SourceLaunched {
+			s.Launch = l
+			if l.State == plugin.StateIdle && s.State == plugin.StateRegistered {
+				s.State = plugin.StateIdle
 			}
 		}
 	}
-}
-
-// withUnknown adds the launched plugins that have no status in the pipeline, because they do not serve.
-func (rt *Runtime) withUnknown(known []plugin.Status) []plugin.Status {
-	statuses := known
-	for _, p := range rt.launcher.Plugins() {
-		serves := func(s plugin.Status) bool { return p.Socket != "" && s.SocketPath == p.Socket }
-		if slices.ContainsFunc(known, serves) {
-			continue
+	for i := range launched {
+		if l := &launched[i]; all && !found[l] {
+			statuses = append(statuses, plugin.Status{
+				Name: l.Name, State: l.State, Source: plugin.SourceLaunched, SocketPath: l.Socket, FirstSeen: l.Since, Since: l.Since,
+				Attempts: l.Restarts, NextRetry: l.NextStart, LastError: l.LastError, FailingSince: l.FailingSince, Launch: l,
+			})
 		}
-		statuses = append(statuses, plugin.Status{
-			Name: p.Name, State: p.State, Source: plugin.SourceLaunched, SocketPath: p.Socket,
-			FirstSeen: p.Since, Since: p.Since, Attempts: p.Restarts, NextRetry: p.NextStart, LastError: p.LastError,
-		})
 	}
 	return statuses
 }

@@ -167,8 +167,7 @@ func (rt *Runtime) Run(ctx context.Context) error {
 func (rt *Runtime) Plugins() []plugin.Status {
 	statuses, running := rt.Watcher.Plugins()
 	statuses = append(statuses, pipeline.Statuses(rt.registry, "", running)...)
-	rt.markIdle(statuses)
-	return sorted(rt.withUnknown(statuses))
+	return sorted(rt.withLaunched(statuses, true))
 }
 
 // PluginsNamed is Plugins for the plugins of any type that announced a name.
@@ -178,8 +177,7 @@ func (rt *Runtime) PluginsNamed(name string) []plugin.Status {
 	if r != nil {
 		statuses = append(r.PluginsNamed(name), statuses...)
 	}
-	rt.markIdle(statuses)
-	return sorted(statuses)
+	return sorted(rt.withLaunched(statuses, false))
 }
 
 func sorted(statuses []plugin.Status) []plugin.Status {

@@ -1845,7 +1845,7 @@ type LaunchedPlugin struct {
 	Pid int64 `protobuf:"varint,4,opt,name=pid,proto3" json:"pid,omitempty"`
 	// The path of the socket it serves; empty if it does not serve.
 	SocketPath string `protobuf:"bytes,5,opt,name=socket_path,json=socketPath,proto3" json:"socket_path,omitempty"`
-	// The health that it reports through grpc.health.v1: "serving", "not-serving", "unresponsive", "not-offered" or "unknown".
+	// What it reports through grpc.health.v1: "serving", "not-serving", "unresponsive", "not-offered" or "unknown".
 	Health string `protobuf:"bytes,6,opt,name=health,proto3" json:"health,omitempty"`
 	// How often it was restarted automatically since its last deliberate start or restart.
 	Restarts uint32 `protobuf:"varint,7,opt,name=restarts,proto3" json:"restarts,omitempty"`
@@ -1857,8 +1857,10 @@ type LaunchedPlugin struct {
 	Metadata map[string]string `protobuf:"bytes,10,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Why its last replacement failed. It is empty when another one has succeeded, and when somebody has started or stopped it since.
 	ReplacementError string `protobuf:"bytes,11,opt,name=replacement_error,json=replacementError,proto3" json:"replacement_error,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// Whether it needs attention, without regard to its registration.
+	OverallHealth *Health `protobuf:"bytes,12,opt,name=overall_health,json=overallHealth,proto3" json:"overall_health,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LaunchedPlugin) Reset() {
@@ -1968,6 +1970,87 @@ func (x *LaunchedPlugin) GetReplacementError() string {
 	return ""
 }
 
+func (x *LaunchedPlugin) GetOverallHealth() *Health {
+	if x != nil {
+		return x.OverallHealth
+	}
+	return nil
+}
+
+// Health says whether a plugin needs attention.
+type Health struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "healthy", "progressing" (it is being started, registered or stopped, and nothing has failed) or "attention" (it has failed, and has not
+	// been healthy for long enough since; it may still recover by itself).
+	State string `protobuf:"bytes,1,opt,name=state,proto3" json:"state,omitempty"`
+	// When the state began. The attempts and restarts of a plugin that needs attention do not change it.
+	Since *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=since,proto3" json:"since,omitempty"`
+	// Why the plugin needs attention, as one line. It is empty in the other states.
+	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	// What to do about it. It is empty in the other states.
+	Remedy        string `protobuf:"bytes,4,opt,name=remedy,proto3" json:"remedy,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Health) Reset() {
+	*x = Health{}
+	mi := &file_patchbay_v1_control_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Health) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Health) ProtoMessage() {}
+
+func (x *Health) ProtoReflect() protoreflect.Message {
+	mi := &file_patchbay_v1_control_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Health.ProtoReflect.Descriptor instead.
+func (*Health) Descriptor() ([]byte, []int) {
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *Health) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *Health) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *Health) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Health) GetRemedy() string {
+	if x != nil {
+		return x.Remedy
+	}
+	return ""
+}
+
 // LogRecord is one record of what a launched plugin printed or logged.
 type LogRecord struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1987,7 +2070,7 @@ type LogRecord struct {
 
 func (x *LogRecord) Reset() {
 	*x = LogRecord{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[35]
+	mi := &file_patchbay_v1_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1999,7 +2082,7 @@ func (x *LogRecord) String() string {
 func (*LogRecord) ProtoMessage() {}
 
 func (x *LogRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[35]
+	mi := &file_patchbay_v1_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2012,7 +2095,7 @@ func (x *LogRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogRecord.ProtoReflect.Descriptor instead.
 func (*LogRecord) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{35}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *LogRecord) GetSeq() uint64 {
@@ -2068,7 +2151,7 @@ type LogAttribute struct {
 
 func (x *LogAttribute) Reset() {
 	*x = LogAttribute{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[36]
+	mi := &file_patchbay_v1_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2080,7 +2163,7 @@ func (x *LogAttribute) String() string {
 func (*LogAttribute) ProtoMessage() {}
 
 func (x *LogAttribute) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[36]
+	mi := &file_patchbay_v1_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2093,7 +2176,7 @@ func (x *LogAttribute) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogAttribute.ProtoReflect.Descriptor instead.
 func (*LogAttribute) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{36}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *LogAttribute) GetKey() string {
@@ -2119,7 +2202,7 @@ type ReloadRequest struct {
 
 func (x *ReloadRequest) Reset() {
 	*x = ReloadRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[37]
+	mi := &file_patchbay_v1_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2131,7 +2214,7 @@ func (x *ReloadRequest) String() string {
 func (*ReloadRequest) ProtoMessage() {}
 
 func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[37]
+	mi := &file_patchbay_v1_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2144,7 +2227,7 @@ func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRequest.ProtoReflect.Descriptor instead.
 func (*ReloadRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{37}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{38}
 }
 
 // ReloadResponse says what a reload did.
@@ -2161,7 +2244,7 @@ type ReloadResponse struct {
 
 func (x *ReloadResponse) Reset() {
 	*x = ReloadResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[38]
+	mi := &file_patchbay_v1_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2173,7 +2256,7 @@ func (x *ReloadResponse) String() string {
 func (*ReloadResponse) ProtoMessage() {}
 
 func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[38]
+	mi := &file_patchbay_v1_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2186,7 +2269,7 @@ func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadResponse.ProtoReflect.Descriptor instead.
 func (*ReloadResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{38}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ReloadResponse) GetChanged() []string {
@@ -2264,14 +2347,20 @@ type Plugin struct {
 	// What the handler of its type found out about it.
 	Details map[string]string `protobuf:"bytes,19,rep,name=details,proto3" json:"details,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// The metadata of its entry in the catalogue, if the daemon launched it: the labels by which it is found.
-	Metadata      map[string]string `protobuf:"bytes,20,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Metadata map[string]string `protobuf:"bytes,20,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Its health, with that of its process if the daemon launched it.
+	Health *Health `protobuf:"bytes,21,opt,name=health,proto3" json:"health,omitempty"`
+	// The name in the catalogue, if the daemon launched it.
+	LaunchedAs string `protobuf:"bytes,22,opt,name=launched_as,json=launchedAs,proto3" json:"launched_as,omitempty"`
+	// How often its process was restarted, if the daemon launched it.
+	Restarts      uint32 `protobuf:"varint,23,opt,name=restarts,proto3" json:"restarts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Plugin) Reset() {
 	*x = Plugin{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[39]
+	mi := &file_patchbay_v1_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2283,7 +2372,7 @@ func (x *Plugin) String() string {
 func (*Plugin) ProtoMessage() {}
 
 func (x *Plugin) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[39]
+	mi := &file_patchbay_v1_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2296,7 +2385,7 @@ func (x *Plugin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plugin.ProtoReflect.Descriptor instead.
 func (*Plugin) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{39}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Plugin) GetType() string {
@@ -2439,6 +2528,27 @@ func (x *Plugin) GetMetadata() map[string]string {
 	return nil
 }
 
+func (x *Plugin) GetHealth() *Health {
+	if x != nil {
+		return x.Health
+	}
+	return nil
+}
+
+func (x *Plugin) GetLaunchedAs() string {
+	if x != nil {
+		return x.LaunchedAs
+	}
+	return ""
+}
+
+func (x *Plugin) GetRestarts() uint32 {
+	if x != nil {
+		return x.Restarts
+	}
+	return 0
+}
+
 // Event is one thing that happened.
 type Event struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2467,7 +2577,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[40]
+	mi := &file_patchbay_v1_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2479,7 +2589,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[40]
+	mi := &file_patchbay_v1_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2492,7 +2602,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{40}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Event) GetSeq() uint64 {
@@ -2575,7 +2685,7 @@ type Condition struct {
 
 func (x *Condition) Reset() {
 	*x = Condition{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[41]
+	mi := &file_patchbay_v1_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2587,7 +2697,7 @@ func (x *Condition) String() string {
 func (*Condition) ProtoMessage() {}
 
 func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[41]
+	mi := &file_patchbay_v1_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2600,7 +2710,7 @@ func (x *Condition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Condition.ProtoReflect.Descriptor instead.
 func (*Condition) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{41}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Condition) GetName() string {
@@ -2735,7 +2845,7 @@ const file_patchbay_v1_control_proto_rawDesc = "" +
 	"\x04tail\x18\x03 \x01(\rH\x00R\x04tail\x88\x01\x01B\a\n" +
 	"\x05_tail\"B\n" +
 	"\x10ReadLogsResponse\x12.\n" +
-	"\x06record\x18\x01 \x01(\v2\x16.patchbay.v1.LogRecordR\x06record\"\xde\x03\n" +
+	"\x06record\x18\x01 \x01(\v2\x16.patchbay.v1.LogRecordR\x06record\"\x9a\x04\n" +
 	"\x0eLaunchedPlugin\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x120\n" +
@@ -2751,10 +2861,16 @@ const file_patchbay_v1_control_proto_rawDesc = "" +
 	"last_error\x18\t \x01(\tR\tlastError\x12E\n" +
 	"\bmetadata\x18\n" +
 	" \x03(\v2).patchbay.v1.LaunchedPlugin.MetadataEntryR\bmetadata\x12+\n" +
-	"\x11replacement_error\x18\v \x01(\tR\x10replacementError\x1a;\n" +
+	"\x11replacement_error\x18\v \x01(\tR\x10replacementError\x12:\n" +
+	"\x0eoverall_health\x18\f \x01(\v2\x13.patchbay.v1.HealthR\roverallHealth\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd0\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x80\x01\n" +
+	"\x06Health\x12\x14\n" +
+	"\x05state\x18\x01 \x01(\tR\x05state\x120\n" +
+	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x16\n" +
+	"\x06remedy\x18\x04 \x01(\tR\x06remedy\"\xd0\x01\n" +
 	"\tLogRecord\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x14\n" +
@@ -2770,7 +2886,7 @@ const file_patchbay_v1_control_proto_rawDesc = "" +
 	"\rReloadRequest\"M\n" +
 	"\x0eReloadResponse\x12\x18\n" +
 	"\achanged\x18\x01 \x03(\tR\achanged\x12!\n" +
-	"\fnot_replaced\x18\x02 \x03(\tR\vnotReplaced\"\xcd\x06\n" +
+	"\fnot_replaced\x18\x02 \x03(\tR\vnotReplaced\"\xb7\a\n" +
 	"\x06Plugin\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
@@ -2796,7 +2912,11 @@ const file_patchbay_v1_control_proto_rawDesc = "" +
 	"\acurrent\x18\x11 \x01(\bR\acurrent\x12\x14\n" +
 	"\x05roles\x18\x12 \x03(\tR\x05roles\x12:\n" +
 	"\adetails\x18\x13 \x03(\v2 .patchbay.v1.Plugin.DetailsEntryR\adetails\x12=\n" +
-	"\bmetadata\x18\x14 \x03(\v2!.patchbay.v1.Plugin.MetadataEntryR\bmetadata\x1a:\n" +
+	"\bmetadata\x18\x14 \x03(\v2!.patchbay.v1.Plugin.MetadataEntryR\bmetadata\x12+\n" +
+	"\x06health\x18\x15 \x01(\v2\x13.patchbay.v1.HealthR\x06health\x12\x1f\n" +
+	"\vlaunched_as\x18\x16 \x01(\tR\n" +
+	"launchedAs\x12\x1a\n" +
+	"\brestarts\x18\x17 \x01(\rR\brestarts\x1a:\n" +
 	"\fDetailsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a;\n" +
@@ -2858,7 +2978,7 @@ func file_patchbay_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_patchbay_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_patchbay_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
+var file_patchbay_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 46)
 var file_patchbay_v1_control_proto_goTypes = []any{
 	(WaitFor)(0),                     // 0: patchbay.v1.WaitFor
 	(*GetVersionRequest)(nil),        // 1: patchbay.v1.GetVersionRequest
@@ -2896,90 +3016,94 @@ var file_patchbay_v1_control_proto_goTypes = []any{
 	(*ReadLogsRequest)(nil),          // 33: patchbay.v1.ReadLogsRequest
 	(*ReadLogsResponse)(nil),         // 34: patchbay.v1.ReadLogsResponse
 	(*LaunchedPlugin)(nil),           // 35: patchbay.v1.LaunchedPlugin
-	(*LogRecord)(nil),                // 36: patchbay.v1.LogRecord
-	(*LogAttribute)(nil),             // 37: patchbay.v1.LogAttribute
-	(*ReloadRequest)(nil),            // 38: patchbay.v1.ReloadRequest
-	(*ReloadResponse)(nil),           // 39: patchbay.v1.ReloadResponse
-	(*Plugin)(nil),                   // 40: patchbay.v1.Plugin
-	(*Event)(nil),                    // 41: patchbay.v1.Event
-	(*Condition)(nil),                // 42: patchbay.v1.Condition
-	nil,                              // 43: patchbay.v1.LaunchedPlugin.MetadataEntry
-	nil,                              // 44: patchbay.v1.Plugin.DetailsEntry
-	nil,                              // 45: patchbay.v1.Plugin.MetadataEntry
-	(*timestamppb.Timestamp)(nil),    // 46: google.protobuf.Timestamp
+	(*Health)(nil),                   // 36: patchbay.v1.Health
+	(*LogRecord)(nil),                // 37: patchbay.v1.LogRecord
+	(*LogAttribute)(nil),             // 38: patchbay.v1.LogAttribute
+	(*ReloadRequest)(nil),            // 39: patchbay.v1.ReloadRequest
+	(*ReloadResponse)(nil),           // 40: patchbay.v1.ReloadResponse
+	(*Plugin)(nil),                   // 41: patchbay.v1.Plugin
+	(*Event)(nil),                    // 42: patchbay.v1.Event
+	(*Condition)(nil),                // 43: patchbay.v1.Condition
+	nil,                              // 44: patchbay.v1.LaunchedPlugin.MetadataEntry
+	nil,                              // 45: patchbay.v1.Plugin.DetailsEntry
+	nil,                              // 46: patchbay.v1.Plugin.MetadataEntry
+	(*timestamppb.Timestamp)(nil),    // 47: google.protobuf.Timestamp
 }
 var file_patchbay_v1_control_proto_depIdxs = []int32{
-	46, // 0: patchbay.v1.GetVersionResponse.start_time:type_name -> google.protobuf.Timestamp
-	40, // 1: patchbay.v1.ListPluginsResponse.plugins:type_name -> patchbay.v1.Plugin
-	42, // 2: patchbay.v1.ListPluginsResponse.conditions:type_name -> patchbay.v1.Condition
-	40, // 3: patchbay.v1.StreamPluginsResponse.plugins:type_name -> patchbay.v1.Plugin
-	42, // 4: patchbay.v1.StreamPluginsResponse.conditions:type_name -> patchbay.v1.Condition
-	40, // 5: patchbay.v1.GetPluginResponse.plugins:type_name -> patchbay.v1.Plugin
-	40, // 6: patchbay.v1.ListRefusalsResponse.plugins:type_name -> patchbay.v1.Plugin
-	46, // 7: patchbay.v1.WatchEventsRequest.since:type_name -> google.protobuf.Timestamp
-	41, // 8: patchbay.v1.WatchEventsResponse.event:type_name -> patchbay.v1.Event
+	47, // 0: patchbay.v1.GetVersionResponse.start_time:type_name -> google.protobuf.Timestamp
+	41, // 1: patchbay.v1.ListPluginsResponse.plugins:type_name -> patchbay.v1.Plugin
+	43, // 2: patchbay.v1.ListPluginsResponse.conditions:type_name -> patchbay.v1.Condition
+	41, // 3: patchbay.v1.StreamPluginsResponse.plugins:type_name -> patchbay.v1.Plugin
+	43, // 4: patchbay.v1.StreamPluginsResponse.conditions:type_name -> patchbay.v1.Condition
+	41, // 5: patchbay.v1.GetPluginResponse.plugins:type_name -> patchbay.v1.Plugin
+	41, // 6: patchbay.v1.ListRefusalsResponse.plugins:type_name -> patchbay.v1.Plugin
+	47, // 7: patchbay.v1.WatchEventsRequest.since:type_name -> google.protobuf.Timestamp
+	42, // 8: patchbay.v1.WatchEventsResponse.event:type_name -> patchbay.v1.Event
 	0,  // 9: patchbay.v1.WaitForPluginRequest.for:type_name -> patchbay.v1.WaitFor
-	40, // 10: patchbay.v1.WaitForPluginResponse.plugin:type_name -> patchbay.v1.Plugin
-	42, // 11: patchbay.v1.ListConditionsResponse.conditions:type_name -> patchbay.v1.Condition
+	41, // 10: patchbay.v1.WaitForPluginResponse.plugin:type_name -> patchbay.v1.Plugin
+	43, // 11: patchbay.v1.ListConditionsResponse.conditions:type_name -> patchbay.v1.Condition
 	35, // 12: patchbay.v1.ListLaunchedResponse.plugins:type_name -> patchbay.v1.LaunchedPlugin
 	35, // 13: patchbay.v1.LaunchPluginResponse.plugin:type_name -> patchbay.v1.LaunchedPlugin
 	35, // 14: patchbay.v1.StopPluginResponse.plugin:type_name -> patchbay.v1.LaunchedPlugin
 	35, // 15: patchbay.v1.RestartPluginResponse.plugin:type_name -> patchbay.v1.LaunchedPlugin
-	36, // 16: patchbay.v1.ReadLogsResponse.record:type_name -> patchbay.v1.LogRecord
-	46, // 17: patchbay.v1.LaunchedPlugin.since:type_name -> google.protobuf.Timestamp
-	46, // 18: patchbay.v1.LaunchedPlugin.next_start:type_name -> google.protobuf.Timestamp
-	43, // 19: patchbay.v1.LaunchedPlugin.metadata:type_name -> patchbay.v1.LaunchedPlugin.MetadataEntry
-	46, // 20: patchbay.v1.LogRecord.time:type_name -> google.protobuf.Timestamp
-	37, // 21: patchbay.v1.LogRecord.attributes:type_name -> patchbay.v1.LogAttribute
-	46, // 22: patchbay.v1.Plugin.registered_at:type_name -> google.protobuf.Timestamp
-	46, // 23: patchbay.v1.Plugin.since:type_name -> google.protobuf.Timestamp
-	46, // 24: patchbay.v1.Plugin.first_seen:type_name -> google.protobuf.Timestamp
-	46, // 25: patchbay.v1.Plugin.next_retry:type_name -> google.protobuf.Timestamp
-	44, // 26: patchbay.v1.Plugin.details:type_name -> patchbay.v1.Plugin.DetailsEntry
-	45, // 27: patchbay.v1.Plugin.metadata:type_name -> patchbay.v1.Plugin.MetadataEntry
-	46, // 28: patchbay.v1.Event.time:type_name -> google.protobuf.Timestamp
-	46, // 29: patchbay.v1.Condition.since:type_name -> google.protobuf.Timestamp
-	1,  // 30: patchbay.v1.ControlService.GetVersion:input_type -> patchbay.v1.GetVersionRequest
-	3,  // 31: patchbay.v1.ControlService.ListPlugins:input_type -> patchbay.v1.ListPluginsRequest
-	5,  // 32: patchbay.v1.ControlService.StreamPlugins:input_type -> patchbay.v1.StreamPluginsRequest
-	7,  // 33: patchbay.v1.ControlService.GetPlugin:input_type -> patchbay.v1.GetPluginRequest
-	9,  // 34: patchbay.v1.ControlService.ListRefusals:input_type -> patchbay.v1.ListRefusalsRequest
-	11, // 35: patchbay.v1.ControlService.GetConfiguration:input_type -> patchbay.v1.GetConfigurationRequest
-	13, // 36: patchbay.v1.ControlService.Diagnose:input_type -> patchbay.v1.DiagnoseRequest
-	15, // 37: patchbay.v1.ControlService.WatchEvents:input_type -> patchbay.v1.WatchEventsRequest
-	17, // 38: patchbay.v1.ControlService.WaitForPlugin:input_type -> patchbay.v1.WaitForPluginRequest
-	19, // 39: patchbay.v1.ControlService.ListConditions:input_type -> patchbay.v1.ListConditionsRequest
-	21, // 40: patchbay.v1.ControlService.ListLaunched:input_type -> patchbay.v1.ListLaunchedRequest
-	23, // 41: patchbay.v1.ControlService.LaunchPlugin:input_type -> patchbay.v1.LaunchPluginRequest
-	25, // 42: patchbay.v1.ControlService.StopPlugin:input_type -> patchbay.v1.StopPluginRequest
-	27, // 43: patchbay.v1.ControlService.RestartPlugin:input_type -> patchbay.v1.RestartPluginRequest
-	29, // 44: patchbay.v1.ControlService.RetryPlugin:input_type -> patchbay.v1.RetryPluginRequest
-	31, // 45: patchbay.v1.ControlService.ReleaseName:input_type -> patchbay.v1.ReleaseNameRequest
-	33, // 46: patchbay.v1.ControlService.ReadLogs:input_type -> patchbay.v1.ReadLogsRequest
-	38, // 47: patchbay.v1.ControlService.Reload:input_type -> patchbay.v1.ReloadRequest
-	2,  // 48: patchbay.v1.ControlService.GetVersion:output_type -> patchbay.v1.GetVersionResponse
-	4,  // 49: patchbay.v1.ControlService.ListPlugins:output_type -> patchbay.v1.ListPluginsResponse
-	6,  // 50: patchbay.v1.ControlService.StreamPlugins:output_type -> patchbay.v1.StreamPluginsResponse
-	8,  // 51: patchbay.v1.ControlService.GetPlugin:output_type -> patchbay.v1.GetPluginResponse
-	10, // 52: patchbay.v1.ControlService.ListRefusals:output_type -> patchbay.v1.ListRefusalsResponse
-	12, // 53: patchbay.v1.ControlService.GetConfiguration:output_type -> patchbay.v1.GetConfigurationResponse
-	14, // 54: patchbay.v1.ControlService.Diagnose:output_type -> patchbay.v1.DiagnoseResponse
-	16, // 55: patchbay.v1.ControlService.WatchEvents:output_type -> patchbay.v1.WatchEventsResponse
-	18, // 56: patchbay.v1.ControlService.WaitForPlugin:output_type -> patchbay.v1.WaitForPluginResponse
-	20, // 57: patchbay.v1.ControlService.ListConditions:output_type -> patchbay.v1.ListConditionsResponse
-	22, // 58: patchbay.v1.ControlService.ListLaunched:output_type -> patchbay.v1.ListLaunchedResponse
-	24, // 59: patchbay.v1.ControlService.LaunchPlugin:output_type -> patchbay.v1.LaunchPluginResponse
-	26, // 60: patchbay.v1.ControlService.StopPlugin:output_type -> patchbay.v1.StopPluginResponse
-	28, // 61: patchbay.v1.ControlService.RestartPlugin:output_type -> patchbay.v1.RestartPluginResponse
-	30, // 62: patchbay.v1.ControlService.RetryPlugin:output_type -> patchbay.v1.RetryPluginResponse
-	32, // 63: patchbay.v1.ControlService.ReleaseName:output_type -> patchbay.v1.ReleaseNameResponse
-	34, // 64: patchbay.v1.ControlService.ReadLogs:output_type -> patchbay.v1.ReadLogsResponse
-	39, // 65: patchbay.v1.ControlService.Reload:output_type -> patchbay.v1.ReloadResponse
-	48, // [48:66] is the sub-list for method output_type
-	30, // [30:48] is the sub-list for method input_type
-	30, // [30:30] is the sub-list for extension type_name
-	30, // [30:30] is the sub-list for extension extendee
-	0,  // [0:30] is the sub-list for field type_name
+	37, // 16: patchbay.v1.ReadLogsResponse.record:type_name -> patchbay.v1.LogRecord
+	47, // 17: patchbay.v1.LaunchedPlugin.since:type_name -> google.protobuf.Timestamp
+	47, // 18: patchbay.v1.LaunchedPlugin.next_start:type_name -> google.protobuf.Timestamp
+	44, // 19: patchbay.v1.LaunchedPlugin.metadata:type_name -> patchbay.v1.LaunchedPlugin.MetadataEntry
+	36, // 20: patchbay.v1.LaunchedPlugin.overall_health:type_name -> patchbay.v1.Health
+	47, // 21: patchbay.v1.Health.since:type_name -> google.protobuf.Timestamp
+	47, // 22: patchbay.v1.LogRecord.time:type_name -> google.protobuf.Timestamp
+	38, // 23: patchbay.v1.LogRecord.attributes:type_name -> patchbay.v1.LogAttribute
+	47, // 24: patchbay.v1.Plugin.registered_at:type_name -> google.protobuf.Timestamp
+	47, // 25: patchbay.v1.Plugin.since:type_name -> google.protobuf.Timestamp
+	47, // 26: patchbay.v1.Plugin.first_seen:type_name -> google.protobuf.Timestamp
+	47, // 27: patchbay.v1.Plugin.next_retry:type_name -> google.protobuf.Timestamp
+	45, // 28: patchbay.v1.Plugin.details:type_name -> patchbay.v1.Plugin.DetailsEntry
+	46, // 29: patchbay.v1.Plugin.metadata:type_name -> patchbay.v1.Plugin.MetadataEntry
+	36, // 30: patchbay.v1.Plugin.health:type_name -> patchbay.v1.Health
+	47, // 31: patchbay.v1.Event.time:type_name -> google.protobuf.Timestamp
+	47, // 32: patchbay.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	1,  // 33: patchbay.v1.ControlService.GetVersion:input_type -> patchbay.v1.GetVersionRequest
+	3,  // 34: patchbay.v1.ControlService.ListPlugins:input_type -> patchbay.v1.ListPluginsRequest
+	5,  // 35: patchbay.v1.ControlService.StreamPlugins:input_type -> patchbay.v1.StreamPluginsRequest
+	7,  // 36: patchbay.v1.ControlService.GetPlugin:input_type -> patchbay.v1.GetPluginRequest
+	9,  // 37: patchbay.v1.ControlService.ListRefusals:input_type -> patchbay.v1.ListRefusalsRequest
+	11, // 38: patchbay.v1.ControlService.GetConfiguration:input_type -> patchbay.v1.GetConfigurationRequest
+	13, // 39: patchbay.v1.ControlService.Diagnose:input_type -> patchbay.v1.DiagnoseRequest
+	15, // 40: patchbay.v1.ControlService.WatchEvents:input_type -> patchbay.v1.WatchEventsRequest
+	17, // 41: patchbay.v1.ControlService.WaitForPlugin:input_type -> patchbay.v1.WaitForPluginRequest
+	19, // 42: patchbay.v1.ControlService.ListConditions:input_type -> patchbay.v1.ListConditionsRequest
+	21, // 43: patchbay.v1.ControlService.ListLaunched:input_type -> patchbay.v1.ListLaunchedRequest
+	23, // 44: patchbay.v1.ControlService.LaunchPlugin:input_type -> patchbay.v1.LaunchPluginRequest
+	25, // 45: patchbay.v1.ControlService.StopPlugin:input_type -> patchbay.v1.StopPluginRequest
+	27, // 46: patchbay.v1.ControlService.RestartPlugin:input_type -> patchbay.v1.RestartPluginRequest
+	29, // 47: patchbay.v1.ControlService.RetryPlugin:input_type -> patchbay.v1.RetryPluginRequest
+	31, // 48: patchbay.v1.ControlService.ReleaseName:input_type -> patchbay.v1.ReleaseNameRequest
+	33, // 49: patchbay.v1.ControlService.ReadLogs:input_type -> patchbay.v1.ReadLogsRequest
+	39, // 50: patchbay.v1.ControlService.Reload:input_type -> patchbay.v1.ReloadRequest
+	2,  // 51: patchbay.v1.ControlService.GetVersion:output_type -> patchbay.v1.GetVersionResponse
+	4,  // 52: patchbay.v1.ControlService.ListPlugins:output_type -> patchbay.v1.ListPluginsResponse
+	6,  // 53: patchbay.v1.ControlService.StreamPlugins:output_type -> patchbay.v1.StreamPluginsResponse
+	8,  // 54: patchbay.v1.ControlService.GetPlugin:output_type -> patchbay.v1.GetPluginResponse
+	10, // 55: patchbay.v1.ControlService.ListRefusals:output_type -> patchbay.v1.ListRefusalsResponse
+	12, // 56: patchbay.v1.ControlService.GetConfiguration:output_type -> patchbay.v1.GetConfigurationResponse
+	14, // 57: patchbay.v1.ControlService.Diagnose:output_type -> patchbay.v1.DiagnoseResponse
+	16, // 58: patchbay.v1.ControlService.WatchEvents:output_type -> patchbay.v1.WatchEventsResponse
+	18, // 59: patchbay.v1.ControlService.WaitForPlugin:output_type -> patchbay.v1.WaitForPluginResponse
+	20, // 60: patchbay.v1.ControlService.ListConditions:output_type -> patchbay.v1.ListConditionsResponse
+	22, // 61: patchbay.v1.ControlService.ListLaunched:output_type -> patchbay.v1.ListLaunchedResponse
+	24, // 62: patchbay.v1.ControlService.LaunchPlugin:output_type -> patchbay.v1.LaunchPluginResponse
+	26, // 63: patchbay.v1.ControlService.StopPlugin:output_type -> patchbay.v1.StopPluginResponse
+	28, // 64: patchbay.v1.ControlService.RestartPlugin:output_type -> patchbay.v1.RestartPluginResponse
+	30, // 65: patchbay.v1.ControlService.RetryPlugin:output_type -> patchbay.v1.RetryPluginResponse
+	32, // 66: patchbay.v1.ControlService.ReleaseName:output_type -> patchbay.v1.ReleaseNameResponse
+	34, // 67: patchbay.v1.ControlService.ReadLogs:output_type -> patchbay.v1.ReadLogsResponse
+	40, // 68: patchbay.v1.ControlService.Reload:output_type -> patchbay.v1.ReloadResponse
+	51, // [51:69] is the sub-list for method output_type
+	33, // [33:51] is the sub-list for method input_type
+	33, // [33:33] is the sub-list for extension type_name
+	33, // [33:33] is the sub-list for extension extendee
+	0,  // [0:33] is the sub-list for field type_name
 }
 
 func init() { file_patchbay_v1_control_proto_init() }
@@ -2995,7 +3119,7 @@ func file_patchbay_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_patchbay_v1_control_proto_rawDesc), len(file_patchbay_v1_control_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   45,
+			NumMessages:   46,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -196,7 +196,7 @@ func (c service) GetPlugin(ctx context.Context, request *patchbayv1.GetPluginReq
 
 // get returns the instances and refusals of a plugin.
 func (c service) get(asked plugin.Name) []*patchbayv1.Plugin {
-	plugins := each(c.Names.Instances(asked), c.describer())
+	plugins := each(c.Names.Instances(asked), c.message)
 	announced := c.Names.Announced(asked)
 	for _, refusal := range c.Runtime.Refusals() {
 		if refusal.PluginName() == announced {

@@ -25,6 +25,10 @@ var reasons = map[plugin.State]string{
 }
 
 func pluginMessage(s plugin.Status) *patchbayv1.Plugin {
+	var launch plugin.LaunchStatus
+	if s.Launch != nil {
+		launch = *s.Launch
+	}
 	return &patchbayv1.Plugin{
 		Type: untrusted.Valid(s.Type), Name: untrusted.Valid(s.Name), Version: untrusted.Valid(s.Version), Versions: validAll(s.Versions),
 		State: string(s.State), Reason: reasons[s.State], Current: s.Current, Attempts: uint32(max(s.Attempts, 0)),
@@ -33,6 +37,13 @@ func pluginMessage(s plugin.Status) *patchbayv1.Plugin {
 		FirstSeen: timestamp(s.FirstSeen), Since: timestamp(s.Since), RegisteredAt: timestamp(s.RegisteredAt),
 		NextRetry: timestamp(s.NextRetry), LastError: untrusted.Valid(s.LastError),
 		Roles: validAll(s.Registration.Roles), Details: validMap(s.Registration.Details),
+		Health: healthOf(s.Health()), LaunchedAs: untrusted.Valid(launch.Name), Restarts: uint32(max(launch.Restarts, 0)),
+	}
+}
+
+func healthOf(h plugin.Health) *patchbayv1.Health {
+	return &patchbayv1.Health{
+		State: string(h.State), Since: timestamp(h.Since), Reason: untrusted.Valid(h.Reason), Remedy: untrusted.Valid(h.Remedy),
 	}
 }
 

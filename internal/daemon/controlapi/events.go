@@ -38,7 +38,7 @@ func (c service) WaitForPlugin(ctx context.Context, request *patchbayv1.WaitForP
 		if status, ok := reached(instances); ok {
 			response := &patchbayv1.WaitForPluginResponse{}
 			if status != nil {
-				response.Plugin = c.describer()(*status)
+				response.Plugin = c.message(*status)
 			}
 			return response, nil
 		}

@@ -20,28 +20,16 @@ type view struct {
 }
 
 func (c service) view() *view {
-	return &view{each(c.Runtime.Plugins(), c.describer()), each(c.Runtime.Conditions(), conditionMessage)}
+	return &view{each(c.Runtime.Plugins(), c.message), each(c.Runtime.Conditions(), conditionMessage)}
 }
 
-// describer returns a function that converts an instance to a message, with its metadata if it is a launched plugin.
-func (c service) describer() func(plugin.Status) *patchbayv1.Plugin {
-	launched := map[string]string{} // names, by socket
-	if c.Catalogue != nil {
-		for _, s := range c.Launcher.Plugins() {
-			if s.Socket != "" {
-				launched[s.Socket] = s.Name
-			}
-		}
+// message returns the message of an instance, with its metadata if it belongs to a launched plugin.
+func (c service) message(s plugin.Status) *patchbayv1.Plugin {
+	m := pluginMessage(s)
+	if s.Launch != nil {
+		m.Metadata = c.metadata(s.Launch.Name)
 	}
-	return func(s plugin.Status) *patchbayv1.Plugin {
-		m := pluginMessage(s)
-		name := launched[s.SocketPath]
-		if s.SocketPath == "" && s.Source == plugin.SourceLaunched {
-			name = s.Name // the plugin does not serve
-		}
-		m.Metadata = c.metadata(name)
-		return m
-	}
+	return m
 }
 
 // metadata returns the metadata of a launched plugin; nil for none.

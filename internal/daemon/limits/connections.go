@@ -223,11 +223,11 @@ func addressUser(addr net.Addr) uint32 {
 		prefix, _ := from.Addr().Unmap().WithZone("").Prefix(bits) // cannot fail: the address has at least that many bits
 		_, _ = io.WriteString(sum, prefix.String())                // a hash never fails
 	}
-	return NonUser(sum.Sum32())
+	return nonUser(sum.Sum32())
 }
 
-// NonUser returns a number that no user of the machine has: the numbers of users, including those of containers, are lower.
-func NonUser(n uint32) uint32 { return n | 1<<31 }
+// nonUser returns a number that no user of the machine has: the numbers of users, including those of containers, are lower.
+func nonUser(n uint32) uint32 { return n | 1<<31 }
 
 // heldConn is a connection that counts until it is closed.
 type heldConn struct {

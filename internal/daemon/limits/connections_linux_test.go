@@ -60,7 +60,7 @@ func TestManyNodes(t *testing.T) {
 	}
 	budget := NewBudget("calls", NodeCalls(files), 0, nil, slog.New(slog.DiscardHandler))
 	for i := range nodes {
-		if _, err := budget.Begin(NonUser(uint32(i))); err != nil {
+		if _, err := budget.Begin(nonUser(uint32(i))); err != nil {
 			t.Fatalf("call %d: %v", i, err)
 		}
 	}

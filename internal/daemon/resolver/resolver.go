@@ -108,9 +108,8 @@ func (r *Resolver) Instances(name plugin.Name) []plugin.Status {
 	if name.Type != "" {
 		return slices.DeleteFunc(r.runtime.PluginsNamed(name.Name), func(s plugin.Status) bool { return !r.matches(name, s) })
 	}
-	launched, _ := r.Launched(name.Name)
 	return slices.DeleteFunc(r.runtime.Plugins(), func(s plugin.Status) bool { // those that are launched may not have announced a type yet
-		return s.Type == "" || launched.Socket == "" || s.SocketPath != launched.Socket
+		return s.Type == "" || s.Launch == nil || s.Launch.Name != name.Name
 	})
 }
 
@@ -147,9 +146,8 @@ func (r *Resolver) InCatalogue(text string) (plugin.LaunchStatus, bool) {
 		return plugin.LaunchStatus{}, false
 	}
 	for _, instance := range r.Instances(name) {
-		isIts := func(s plugin.LaunchStatus) bool { return s.Socket != "" && s.Socket == instance.SocketPath }
-		if s, ok := find(r.launcher.Plugins(), isIts); ok {
-			return s, true
+		if instance.Launch != nil {
+			return *instance.Launch, true
 		}
 	}
 	s, _, ok := r.FormerlyLaunched(name)
@@ -248,19 +246,22 @@ func (r *Resolver) LaunchedFilter(name string) func(plugin.Event) bool {
 func (r *Resolver) UnhealthySockets() map[string]bool {
 	sockets := map[string]bool{}
 	for _, s := range r.launcher.Plugins() {
-		if s.Socket != "" && (s.Health == string(machine.NotServing) || s.Health == string(machine.Unresponsive)) {
+		if s.Socket != "" && (isUnhealthy(s)) {
 			sockets[s.Socket] = true
 		}
 	}
 	return sockets
 }
 
-// IsUnhealthy reports whether the current instance of a plugin with a type, or role, and a name has one of these sockets.
+// IsUnhealthy reports whether the current instance of a plugin with a type, or role, and a name was launched and its health check fails.
 func (r *Resolver) IsUnhealthy(ptype, name string) bool {
-	sockets := r.UnhealthySockets()
-	return len(sockets) > 0 && slices.ContainsFunc(r.runtime.Plugins(), func(s plugin.Status) bool {
-		return s.Current && s.Name == name && sockets[s.SocketPath] && (s.Type == ptype || slices.Contains(s.Registration.Roles, ptype))
+	return len(r.UnhealthySockets()) > 0 && slices.ContainsFunc(r.runtime.PluginsNamed(name), func(s plugin.Status) bool {
+		return s.Current && s.Launch != nil && isUnhealthy(*s.Launch) && (s.Type == ptype || slices.Contains(s.Registration.Roles, ptype))
 	})
+}
+
+func isUnhealthy(s plugin.LaunchStatus) bool {
+	return s.ServingStatus == string(machine.NotServing) || s.ServingStatus == string(machine.Unresponsive)
 }
 
 func find[T any](list []T, is func(T) bool) (_ T, ok bool) {

@@ -1,6 +1,7 @@
 package resolver
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/patchbay-dev/patchbay/plugin"
@@ -15,6 +16,10 @@ type plugins struct {
 
 func (p plugins) Plugins() []plugin.Status { return p.all }
 
+func (p plugins) PluginsNamed(name string) []plugin.Status {
+	return slices.DeleteFunc(slices.Clone(p.all), func(s plugin.Status) bool { return s.Name != name })
+}
+
 type catalogue []plugin.LaunchStatus
 
 func (c catalogue) Plugins() []plugin.LaunchStatus { return c }
@@ -22,16 +27,17 @@ func (c catalogue) Plugins() []plugin.LaunchStatus { return c }
 // TestUnhealthy: a launched plugin that says that it does not serve, or does not answer, is known by its socket, and by its roles.
 func TestUnhealthy(t *testing.T) {
 	l := catalogue{
-		{Socket: "/well", Health: "serving"}, {Socket: "/sick", Health: "not-serving"}, {Socket: "/silent", Health: "unresponsive"},
-		{Socket: "/none", Health: "not-offered"}, {Health: "not-serving"},
+		{Socket: "/well", ServingStatus: "serving"}, {Socket: "/sick", ServingStatus: "not-serving"},
+		{Socket: "/silent", ServingStatus: "unresponsive"},
+		{Socket: "/none", ServingStatus: "not-offered"}, {ServingStatus: "not-serving"},
 	}
 	if got := New(nil, l, nil, nil).UnhealthySockets(); len(got) != 2 || !got["/sick"] || !got["/silent"] {
 		t.Errorf("got %v", got)
 	}
-	sick := plugin.Status{Type: "T", Name: "sick", SocketPath: "/sick", Current: true}
+	sick := plugin.Status{Type: "T", Name: "sick", Current: true, Launch: &l[1]}
 	sick.Registration.Roles = []string{"role"}
-	old := plugin.Status{Type: "T", Name: "well", SocketPath: "/silent"} // superseded
-	known := plugins{all: []plugin.Status{sick, old, {Type: "T", Name: "well", SocketPath: "/well", Current: true}}}
+	old := plugin.Status{Type: "T", Name: "well", Launch: &l[2]} // superseded
+	known := plugins{all: []plugin.Status{sick, old, {Type: "T", Name: "well", Launch: &l[0], Current: true}}}
 	for _, test := range []struct {
 		ptype, name string
 		want        bool

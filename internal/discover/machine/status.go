@@ -67,7 +67,7 @@ func (m *Machine) status(in *instance) plugin.Status {
 		}
 	}
 	if in.failure != nil {
-		s.LastError = in.failure.Err.Error()
+		s.LastError, s.FailingSince = in.failure.Err.Error(), in.failing
 		if in.phase == Waiting || in.phase == Telling {
 			s.Since = in.failing // since the first failure, not the last
 		}

@@ -85,6 +85,7 @@ func (m *Machine) becomeReady(g *generation, phase Phase, cause Cause) {
 		return
 	}
 	m.answerAll(&g.ready, nil)
+	m.startRecovery(g)
 }
 
 // replace makes the next generation the current one and stops the old one.
@@ -113,7 +114,7 @@ func (m *Machine) failNext(g *generation, err error) {
 	if g != m.next {
 		return
 	}
-	m.failed = fmt.Errorf("%w: %w", plugin.ErrReplacement, err)
+	m.failed, m.failedAt = fmt.Errorf("%w: %w", plugin.ErrReplacement, err), m.Now
 	outcome := m.failed
 	if old := m.current.phase; old.runs() && old != Lost {
 		outcome = fmt.Errorf("%w, the old one keeps running: %w", plugin.ErrReplacement, err)
@@ -185,6 +186,9 @@ func (m *Machine) exited(g *generation, err error) {
 func (m *Machine) ended(g *generation, cause Cause, err error) {
 	blocked := g.blocking
 	g.err, g.unready, g.blocking = err, nil, false
+	if err != nil || g.desc.Restart.Policy == plugin.RestartAlways && g.lasted(m.Now) < g.desc.Healthy {
+		m.failing(g, cmp.Or(err, errClean))
+	}
 	if g == m.next {
 		ready := g.ready
 		g.ready = nil
@@ -208,6 +212,7 @@ func (m *Machine) ended(g *generation, cause Cause, err error) {
 	pause, tooMany := m.history.ended(g.desc, m.Moment, g.lasted(m.Now))
 	if tooMany != "" {
 		g.err = fmt.Errorf("%s: %w", tooMany, cmp.Or(err, errClean))
+		m.failing(g, g.err)
 		m.unfulfilled(g, g.err)
 		m.enter(g, GivenUp, cause)
 		m.emit(plugin.EventFailed, g, g.err.Error())
@@ -246,6 +251,7 @@ func (g *generation) lasted(now time.Time) time.Duration {
 // blocked moves a generation to the phase Blocked, in which it waits for a change, because no start can succeed before that.
 func (m *Machine) blocked(g *generation, cause Cause, err error) {
 	g.err = err
+	m.failing(g, err)
 	m.answerAll(&g.starts, err)
 	m.unfulfilled(g, err)
 	m.enter(g, Blocked, cause)
@@ -259,6 +265,8 @@ func (m *Machine) fired(g *generation, in Fired) {
 		m.becomeReady(g, Ready, ByTimer)
 	case kind == StartBy && (g.phase == Started || g == m.next):
 		m.late(g)
+	case kind == Recover:
+		m.recovered(g)
 	case kind != Pause || g.phase != BackingOff:
 	case g.desc.onDemand() && !in.Needed && !g.isAwaited() && g != m.next:
 		if m.over(g, ByTimer); g == m.current {
@@ -332,21 +340,57 @@ func (m *Machine) healthFound(g *generation, in HealthFound) {
 	if in.State == Unresponsive || before == Unresponsive {
 		g.since = m.Now
 	}
+	defer m.startRecovery(g)
 	switch {
 	case in.State == Unresponsive:
-		m.emit(plugin.EventUnresponsive, g, fmt.Sprintf("it does not answer health checks: %v", in.Err))
+		err := fmt.Errorf("it does not answer health checks: %w", in.Err)
+		m.failing(g, err)
+		m.emit(plugin.EventUnresponsive, g, err.Error())
 		if g.desc.Restart.Unresponsive {
 			m.fail(g, fmt.Errorf("the plugin is unresponsive: %w", in.Err), ByUnfitness, false)
 		}
 	case before == Unresponsive:
 		m.emit(plugin.EventResponsive, g, "it answers health checks again")
 	case in.State == NotServing:
-		why := "NOT_SERVING"
-		if in.Err != nil {
-			why = in.Err.Error()
-		}
-		m.emit(plugin.EventUnhealthy, g, "it says that it does not serve: "+why)
+		err := fmt.Errorf("it says that it does not serve: %w", cmp.Or(in.Err, errNotServing))
+		m.failing(g, err)
+		m.emit(plugin.EventUnhealthy, g, err.Error())
 	case before == NotServing:
 		m.emit(plugin.EventHealthy, g, "it says that it serves again")
 	}
+}
+
+// failing records a failure of the current generation. The plugin needs attention until it has recovered.
+func (m *Machine) failing(g *generation, err error) {
+	if g == m.next {
+		return // the failure of a replacement is in failed
+	}
+	m.stopRecovery(g)
+	m.history.failure = err
+	if m.history.failing.IsZero() {
+		m.history.failing = m.Now
+	}
+}
+
+// startRecovery starts the time after which a plugin that has failed is healthy again, if it is ready and healthy now.
+func (m *Machine) startRecovery(g *generation) {
+	fit := (g.phase == Ready || g.phase == Serving) && g.health != Unresponsive && g.health != NotServing
+	if !fit || m.history.failing.IsZero() || !g.healthyFrom.IsZero() {
+		return
+	}
+	window := g.desc.Restart.Window
+	g.healthyFrom = m.Now.Add(window)
+	m.setTimer(g, Recover, window)
+}
+
+func (m *Machine) stopRecovery(g *generation) {
+	g.healthyFrom = time.Time{}
+	m.stopTimer(g, Recover)
+}
+
+func (m *Machine) recovered(g *generation) {
+	m.emit(plugin.EventRecovered, g, fmt.Sprintf("it is healthy again; it had failed at %s: %v",
+		m.history.failing.Format(time.RFC3339), m.history.failure))
+	m.stopRecovery(g)
+	m.history.failing, m.history.failure, g.err = time.Time{}, nil, nil
 }

@@ -42,8 +42,9 @@ type Machine struct {
 	leaving       []*generation
 	// queue has requests for a replacement during another replacement, and stops those that wait until no process runs.
 	queue, stops []Request
-	// failed is the error of the last replacement; nil if it has not failed.
-	failed error
+	// failed is the error of the last replacement, at failedAt; nil if it has not failed.
+	failed   error
+	failedAt time.Time
 }
 
 // generation is a sequence of processes of a plugin; see [Phase].
@@ -60,6 +61,7 @@ type generation struct {
 	err, unready, unfit error
 	blocking            bool      // no process can be registered until the cause of unready has changed
 	readySince          time.Time // when its process became ready; zero if it is not ready
+	healthyFrom         time.Time // when the timer Recover expires; zero without one
 	next                time.Time // when it is started again
 	reason              string    // why it is being stopped; may be empty
 	starts, ready, ends []Request // requests that wait for its start, until it is ready, and for its end
@@ -91,6 +93,7 @@ func (m *Machine) Step(at Moment, input Input) []Effect {
 		m.demand(in.Request)
 	case SocketLost:
 		if g := m.current; g != nil && g.phase == Serving && (g.process.Socket == in.Socket || g.ref == in.Process) {
+			m.failing(g, errSocketRemoved)
 			m.enter(g, Lost, BySocketLoss)
 			m.restart(0)
 		}
@@ -130,6 +133,7 @@ func (m *Machine) stepGeneration(g *generation, input Input) {
 	case Refused:
 		if unready {
 			g.unready, g.blocking = in.Err, in.Blocked // it may still be registered
+			m.failing(g, in.Err)
 			m.failNext(g, in.Err)
 		}
 	case Exited:
@@ -270,7 +274,7 @@ func (m *Machine) generation() *generation {
 
 // stopAll stops all processes, except one that survives the host.
 func (m *Machine) stopAll(r Request, w want, cause Cause, err error, reason string) {
-	m.wanted, m.failed = w, nil
+	m.wanted, m.failed, m.history.failing, m.history.failure = w, nil, time.Time{}, nil
 	m.answerAll(&m.queue, err)
 	if m.next != nil {
 		m.drop(err, cause)
@@ -386,6 +390,9 @@ func (m *Machine) unneeded(g *generation) {
 	if g != m.current || !g.desc.onDemand() || m.replacing() || g.phase != Serving {
 		return
 	}
+	if !m.history.failing.IsZero() {
+		m.recovered(g)
+	}
 	m.leaving = append(m.leaving, g)
 	m.newIdle()
 	m.emit(plugin.EventIdle, g, "nobody needs it, so its process is told to go")
@@ -394,18 +401,18 @@ func (m *Machine) unneeded(g *generation) {
 
 // Status returns the status of the plugin.
 func (m *Machine) Status() plugin.LaunchStatus {
-	s := plugin.LaunchStatus{State: plugin.StateStopped, Health: string(Unknown)}
+	s := plugin.LaunchStatus{State: plugin.StateStopped, ServingStatus: string(Unknown)}
 	if g := m.current; g != nil {
 		s = plugin.LaunchStatus{
-			State: g.state(), Since: g.since, Health: string(cmp.Or(g.health, Unknown)), PID: g.process.PID, Socket: g.process.Socket,
-			Restarts: m.history.restarts, NextStart: g.next,
+			State: g.state(), Since: g.since, ServingStatus: string(cmp.Or(g.health, Unknown)), PID: g.process.PID, Socket: g.process.Socket,
+			Restarts: m.history.restarts, NextStart: g.next, FailingSince: m.history.failing, HealthyFrom: g.healthyFrom,
 		}
-		if err := cmp.Or(g.unready, g.err); err != nil {
+		if err := cmp.Or(m.history.failure, g.unready, g.err); err != nil {
 			s.LastError = err.Error()
 		}
 	}
 	if m.failed != nil {
-		s.ReplacementError = m.failed.Error()
+		s.ReplacementError, s.ReplacementFailed = m.failed.Error(), m.failedAt
 	}
 	return s
 }
@@ -427,6 +434,8 @@ func (m *Machine) enter(g *generation, phase Phase, cause Cause) {
 		m.stopTimer(g, StartBy)
 	case Blocked:
 		m.do(Unwatch{g.ref})
+	case Ready, Serving:
+		m.stopRecovery(g)
 	default: // the other phases have no timer or watch of their own
 	}
 	if g.state() != before || taken.From == 0 {

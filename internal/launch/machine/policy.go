@@ -49,6 +49,8 @@ type history struct {
 	recent    []time.Time // restarts within the window, oldest first
 	unhealthy int         // processes in a row that were not healthy
 	unready   int         // processes in a row that were never ready
+	failing   time.Time   // when the plugin failed first; zero if it has not, or has recovered
+	failure   error       // the last failure since then
 	told      string      // why the last start failed, which is reported once; empty after a start that did not fail
 }
 

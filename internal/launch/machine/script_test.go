@@ -57,6 +57,9 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 	}
 	status := s.Status()
 	fmt.Fprintf(&b, "= %s; %s", strings.Join(phases, ", "), status.State)
+	if h := status.Health(); h.State == plugin.HealthAttention {
+		fmt.Fprintf(&b, ", failing for %v", s.now.Sub(h.Since))
+	}
 	if status.LastError != "" {
 		fmt.Fprintf(&b, ": %s", status.LastError)
 	}
@@ -89,7 +92,7 @@ func (s *script) input(t *testing.T, d *datadriven.TestData) Input {
 		err = syscall.ETXTBSY
 	}
 	ref, r := Ref(number("of")), Request(number("for"))
-	kinds := map[string]TimerKind{"pause": Pause, "settle": Settle, "start-by": StartBy}
+	kinds := map[string]TimerKind{"pause": Pause, "settle": Settle, "start-by": StartBy, "recover": Recover}
 	switch d.Cmd {
 	case "configure":
 		policy := plugin.RestartPolicy{

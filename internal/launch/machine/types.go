@@ -27,6 +27,9 @@ var (
 	errEndedEarly = errors.New("it ended by itself before it was ready")
 	errClean      = errors.New("it ended by itself, without an error")
 	errUnlinked   = errors.New("its socket was removed, and it could not be replaced")
+
+	errSocketRemoved = errors.New("its socket was removed")
+	errNotServing    = errors.New("NOT_SERVING")
 )
 
 // Description has the settings of a plugin.
@@ -71,6 +74,7 @@ const (
 	Pause   TimerKind = iota // the pause before the next start
 	Settle                   // when it expires, a process that does not serve is ready
 	StartBy                  // when it expires, a process that serves has failed to become ready
+	Recover                  // when it expires, a plugin that had failed is healthy
 )
 
 func (r Ref) of() Ref { return r }

@@ -216,8 +216,23 @@ func (w *world) check() {
 	if limit := w.cfg.policy.Limit; limit > 0 && s.Restarts > 0 && s.Restarts > limit+int(w.Now().Sub(w.acted)/(10*time.Minute)+1)*limit {
 		w.fail("%d restarts with a limit of %d", s.Restarts, limit)
 	}
+	w.checkHealth(s)
 	if w.events[plugin.EventReady] > w.ready && w.cfg.serves {
 		w.fail("%d times ready, and %d processes were registered", w.events[plugin.EventReady], w.ready)
+	}
+}
+
+// checkHealth checks that a plugin in trouble needs attention, and that one that is fit again recovers in time.
+func (w *world) checkHealth(s plugin.LaunchStatus) {
+	trouble := []plugin.State{plugin.StateFailed, plugin.StateBlocked, plugin.StateUnresponsive, plugin.StateUnlinked}
+	fit := s.State == plugin.StateRunning && s.ServingStatus != string(machine.NotServing)
+	switch {
+	case slices.Contains(trouble, s.State) && s.FailingSince.IsZero():
+		w.fail("nothing has failed, and it is %+v", s)
+	case s.FailingSince.IsZero() && !s.HealthyFrom.IsZero(), !s.FailingSince.IsZero() && fit == s.HealthyFrom.IsZero():
+		w.fail("it is healthy from %v, and it is %+v", s.HealthyFrom, s)
+	case !s.HealthyFrom.IsZero() && s.HealthyFrom.Before(w.Now()):
+		w.fail("it has not recovered, and it is %+v", s)
 	}
 }
 

@@ -224,7 +224,7 @@ func TestRepeatedFailure(t *testing.T) {
 		s := start(t, plugin.RestartPolicy{Policy: plugin.RestartAlways, Limit: -1}, &fakeProgram{ends: []end{absent, absent, absent, {after: second / 2, err: errCrash}, absent, absent, {}}})
 		time.Sleep(time.Hour)
 		s.expect(t, plugin.StateRunning, 7, 1)
-		want := append(slices.Repeat([]plugin.EventKind{plugin.EventBackoff}, 3), plugin.EventReady)
+		want := append(slices.Repeat([]plugin.EventKind{plugin.EventBackoff}, 3), plugin.EventReady, plugin.EventRecovered)
 		if !slices.Equal(s.kinds, want) {
 			t.Errorf("events %v, want %v", s.kinds, want)
 		}

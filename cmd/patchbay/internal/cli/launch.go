@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -136,22 +137,22 @@ func printLaunched(cmd *cobra.Command, output *command.Choice, p *patchbayv1.Lau
 }
 
 func describeLaunched(p *patchbayv1.LaunchedPlugin, now time.Time) []line {
-	health := p.Health
+	serving := p.Health
 	if p.Pid == 0 {
-		health = "" // no process has it
+		serving = "" // no process has it
 	}
 	lines := []line{
 		{"State", console.Escape(p.State)},
 		{"Since", console.Moment(console.TimeOf(p.Since), now)},
 		{"PID", positive(p.Pid)},
 		{"Socket", console.Escape(p.SocketPath)},
-		{"Health", console.Escape(health)},
+		{"Serving status", console.Escape(serving)},
 		{"Restarts", positive(p.Restarts)},
 		{"Next start", console.Moment(console.TimeOf(p.NextStart), now)},
 		{"Last error", console.Escape(p.LastError)},
 		{"Replacement", console.Escape(p.ReplacementError)},
 	}
-	return append(lines, labelLines(p.Metadata)...)
+	return slices.Concat(lines, healthLines(p.OverallHealth, now), labelLines(p.Metadata))
 }
 
 func launchedState(ctx context.Context, c *client.Client, name string) string {

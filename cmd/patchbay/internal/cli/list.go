@@ -20,6 +20,7 @@ import (
 	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
 	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/console"
 	"github.com/patchbay-dev/patchbay/internal/suggest"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 func newListCommand(paths command.Paths) *cobra.Command {
@@ -156,8 +157,9 @@ func newStatusCommand(paths command.Paths) *cobra.Command {
 		Use:   "status [TYPE/NAME | NAME]",
 		Short: "Show plugins that need attention, or one in detail",
 		Long: `Without an argument, show the plugins that need attention, with the reason, the time and the remedy: those that failed, were
-refused, were given up, back off for about a minute or longer, are unreachable for more than 10 s, still serve without a socket, or were
-refused within the last hour and are gone. The exit code is 1 if there are any, or if a condition of the daemon is degraded.
+refused, do not answer, or serve without a socket, until they are registered again, launched plugins until they have not failed for
+restart.window; and those that were refused within the last hour and are gone. The exit code is 1 if there are any, or if a condition of
+the daemon is degraded.
 
 TYPE/NAME shows every instance of one plugin, newest first: its state and the reason, its sockets, the number of failed attempts, the time
 of the next attempt, and the last error. TYPE is the type of the plugin or one of its roles, such as csi-node. It ends at the first slash;
@@ -267,11 +269,23 @@ func describe(p *patchbayv1.Plugin, now time.Time) []line {
 		{"Instance ID", console.Escape(p.Instance)},
 		{"First seen", console.Moment(console.TimeOf(p.FirstSeen), now)},
 		{"Registered at", console.Moment(console.TimeOf(p.RegisteredAt), now)},
+		{"Launched as", console.Escape(p.LaunchedAs)},
+		{"Restarts", positive(p.Restarts)},
 	}
+	lines = append(lines, healthLines(p.Health, now)...)
 	for _, key := range slices.Sorted(maps.Keys(p.Details)) {
 		lines = append(lines, line{console.Escape(key), console.Escape(p.Details[key])})
 	}
 	return append(lines, labelLines(p.Metadata)...)
+}
+
+func healthLines(h *patchbayv1.Health, now time.Time) []line {
+	lines := []line{{"Health", console.Escape(h.GetState())}}
+	if h.GetState() == string(plugin.HealthAttention) {
+		lines = append(lines, line{"Failing since", console.Moment(console.TimeOf(h.Since), now)},
+			line{"Failure", console.Escape(h.Reason)}, line{"Remedy", console.Escape(h.Remedy)})
+	}
+	return lines
 }
 
 // labelLines returns one line for each entry of a launched plugin's metadata.

@@ -17,39 +17,39 @@ import (
 	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/command"
 	"github.com/patchbay-dev/patchbay/cmd/patchbay/internal/console"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 const (
-	// restartTime is how long a plugin may be unreachable, for example during a restart, before it needs attention.
-	restartTime = 10 * time.Second
-	// longPause is the back-off of a plugin that has failed for about a minute. Each pause is twice as long as the one before.
-	longPause = 30 * time.Second
 	// maxAlike is how many plugins with the same problem are shown.
 	maxAlike = 3
 	// refusalShown is how long a plugin that was refused and is gone is shown.
 	refusalShown = time.Hour
 )
 
-// need is a plugin that needs attention, because it does not recover by itself, or not soon.
+// need is a plugin that needs attention.
 type need struct {
-	Plugin string     `json:"plugin"` // TYPE/NAME, the name in the catalogue, or the path of a socket
-	State  string     `json:"state"`
-	Since  *time.Time `json:"since"`
-	Reason string     `json:"reason"`
-	Remedy string     `json:"remedy"`
-	// Soon is true if the plugin may still recover by itself.
-	Soon bool `json:"-"`
+	Plugin     string     `json:"plugin"` // TYPE/NAME, the name in the catalogue, or the path of a socket
+	LaunchedAs string     `json:"launchedAs,omitempty"`
+	State      string     `json:"state"`
+	Since      *time.Time `json:"since"` // of its health
+	Restarts   uint32     `json:"restarts,omitempty"`
+	Reason     string     `json:"reason"`
+	Remedy     string     `json:"remedy"`
 
-	socket  string // may be part of Reason
-	subject string // of a sentence about the plugin
-	all     string // the command that shows all plugins of this kind
+	socket string // may be part of Reason
+	all    string // the command that shows all plugins of this kind
 }
 
 func (n need) sentence() string {
-	if n.State == stateGone {
-		return fmt.Sprintf("%s is gone; it was refused %s: %s", n.subject, console.Moment(n.Since, time.Now()), n.Reason)
+	subject := "plugin " + n.Plugin
+	if strings.HasPrefix(n.Plugin, "/") {
+		subject = "socket " + n.Plugin
 	}
-	return fmt.Sprintf("%s is in state %s since %s: %s", n.subject, n.State, console.Moment(n.Since, time.Now()), n.Reason)
+	if n.State == stateGone {
+		return fmt.Sprintf("%s is gone; it was refused %s: %s", subject, console.Moment(n.Since, time.Now()), n.Reason)
+	}
+	return fmt.Sprintf("%s is in state %s, failing since %s: %s", subject, n.State, console.Moment(n.Since, time.Now()), n.Reason)
 }
 
 // stateGone is the state of a plugin that was refused and is gone.
@@ -67,104 +67,57 @@ func askNeeds(ctx context.Context, c *client.Client) (attention, error) {
 	if err != nil {
 		return attention{}, err
 	}
-	launched, err := c.ListLaunched(ctx)
-	if err != nil {
-		return attention{}, err
-	}
 	refusals, err := c.Refusals(ctx)
 	if err != nil {
 		return attention{}, err
 	}
-	now := time.Now()
 	return attention{
 		plugins:    len(listing.Plugins),
 		conditions: slices.DeleteFunc(listing.Conditions, func(c *patchbayv1.Condition) bool { return c.Status == "ok" }),
-		needs:      slices.Concat(launchedInNeed(launched, now), pluginsInNeed(listing.Plugins, now), refusedAndGone(refusals, now)),
+		needs:      append(pluginsInNeed(listing.Plugins), refusedAndGone(refusals, time.Now())...),
 	}, nil
 }
 
-// launchedInNeed returns the launched plugins that do not run, or not as configured.
-func launchedInNeed(launched []*patchbayv1.LaunchedPlugin, now time.Time) []need {
-	var needs []need
-	for _, p := range launched {
-		reason := cmp.Or(p.LastError, unknownReason)
-		remedy := fmt.Sprintf(`"patchbay logs %s" shows what it printed, if it ran; fix that, then "patchbay restart %s"`, p.Name, p.Name)
-		switch {
-		case p.State == "blocked":
-			remedy = "fix the cause; the plugin is started when its program, its configuration or the handlers have changed"
-		case slices.Contains([]string{"failed", "backoff", "unresponsive", "unlinked"}, p.State):
-		case p.ReplacementError != "":
-			reason = p.ReplacementError
-		default:
+// pluginsInNeed returns the plugins that need attention. Instances of one launched plugin with the same problem count once.
+func pluginsInNeed(plugins []*patchbayv1.Plugin) (needs []need) {
+	type problem struct{ launchedAs, reason string }
+	known := map[problem]bool{}
+	for _, p := range plugins {
+		h := p.Health
+		its := problem{p.LaunchedAs, h.GetReason()}
+		if h.GetState() != string(plugin.HealthAttention) || known[its] {
 			continue
 		}
-		needs = append(needs, need{
-			Plugin: p.Name, State: p.State, Since: console.TimeOf(p.Since), Reason: reason, Remedy: remedy,
-			Soon:    p.State == "backoff" && !isLong(console.TimeOf(p.Since), console.TimeOf(p.NextStart), now),
-			subject: "launched plugin " + p.Name, all: "patchbay status NAME",
-		})
+		n := need{
+			Plugin: called(p), LaunchedAs: p.LaunchedAs, State: p.State, Since: console.TimeOf(h.Since), Restarts: p.Restarts, Reason: h.Reason,
+			Remedy: h.Remedy, socket: p.SocketPath, all: "patchbay status",
+		}
+		if p.LaunchedAs != "" {
+			known[its] = true
+			n.Remedy += fmt.Sprintf(" (patchbay logs %[1]s, patchbay restart %[1]s)", p.LaunchedAs)
+		}
+		needs = append(needs, n)
 	}
 	return needs
 }
 
-const unknownReason = "the reason is not known"
-
-// pluginsInNeed returns the instances that are not registered and do not recover by themselves.
-func pluginsInNeed(plugins []*patchbayv1.Plugin, now time.Time) []need {
-	remedies := map[string]string{
-		"refused":     "fix the cause; the plugin is retried automatically",
-		"backoff":     "fix the cause; the plugin is retried automatically",
-		"unreachable": "start the plugin again, or remove its socket if it will not be started again",
-		"unlinked":    "restart the plugin, so that it creates a new socket, and check who may write to the directory",
-	}
-	var needs []need
-	for _, p := range plugins {
-		remedy, isNeed := remedies[p.State]
-		if p.State == "refused" && p.NextRetry == nil && p.Type != "" {
-			remedy = fmt.Sprintf("configure a handler for its type: handlers in the configuration, or --accept-type %s; "+
-				"it is registered immediately", p.Type)
+// refusedAndGone returns the plugins that were refused lately and are gone.
+func refusedAndGone(refusals []*patchbayv1.Plugin, now time.Time) (needs []need) {
+	for _, p := range refusals {
+		if p.Since != nil && now.Sub(p.Since.AsTime()) < refusalShown {
+			needs = append(needs, need{
+				Plugin: called(p), State: stateGone, Since: console.TimeOf(p.Since), Reason: p.LastError,
+				Remedy: "fix the cause and start the plugin again", socket: p.SocketPath, all: "patchbay events",
+			})
 		}
-		if !isNeed || p.Source == "launched" && p.SocketPath == "" {
-			continue // launchedInNeed returns launched plugins without a socket
-		}
-		needs = append(needs, need{
-			Plugin: idOrSocket(p), State: p.State, Since: console.TimeOf(p.Since),
-			Reason: cmp.Or(p.LastError, p.Reason, unknownReason), Remedy: remedy,
-			Soon: p.State == "backoff" && !isLong(console.TimeOf(p.Since), console.TimeOf(p.NextRetry), now) ||
-				p.State == "unreachable" && p.Since != nil && now.Sub(p.Since.AsTime()) < restartTime,
-			socket: p.SocketPath, subject: called(p), all: "patchbay list",
-		})
 	}
 	return needs
 }
 
-// isLong reports whether a back-off has reached longPause.
-func isLong(since, next *time.Time, now time.Time) bool {
-	return since != nil && (now.Sub(*since) >= longPause || next != nil && next.Sub(*since) >= longPause)
-}
-
-// refusedAndGone returns the plugins that were refused and are gone.
-func refusedAndGone(refusals []*patchbayv1.Plugin, now time.Time) []need {
-	return command.Each(refusals, func(p *patchbayv1.Plugin) need {
-		return need{
-			Plugin: idOrSocket(p), State: stateGone, Since: console.TimeOf(p.Since), Reason: p.LastError,
-			Remedy: "fix the cause and start the plugin again",
-			Soon:   p.Since != nil && now.Sub(p.Since.AsTime()) >= refusalShown,
-			socket: p.SocketPath, subject: called(p), all: "patchbay events",
-		}
-	})
-}
-
+// called returns the name of a plugin: as it is registered, as it was launched, or its socket.
 func called(p *patchbayv1.Plugin) string {
 	if p.Type == "" {
-		return "socket " + p.SocketPath
-	}
-	return "plugin " + idOrSocket(p)
-}
-
-func idOrSocket(p *patchbayv1.Plugin) string {
-	if p.Type == "" {
-		return p.SocketPath
+		return cmp.Or(p.LaunchedAs, p.SocketPath)
 	}
 	return command.PluginID(p.Type, p.Name)
 }
@@ -188,7 +141,6 @@ func (n attention) summary() string {
 var errAttention = errors.New("some plugins or the daemon need attention")
 
 func statusOfAll(cmd *cobra.Command, output *command.Choice, n attention) error {
-	n.needs = slices.DeleteFunc(n.needs, func(n need) bool { return n.Soon })
 	// Empty lists are written as [], not null.
 	value := map[string]any{
 		"plugins": n.plugins, "needs": append([]need{}, n.needs...), "conditions": append([]*patchbayv1.Condition{}, n.conditions...),

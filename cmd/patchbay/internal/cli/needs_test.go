@@ -12,25 +12,31 @@ import (
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 )
 
-// TestAlike: of many that need the same, the first are shown, and how many more there are; each remedy is one that helps.
+// TestAlike: of many plugins with the same problem, the first are shown with one remedy, and how many more there are. A launched plugin with
+// several instances counts once.
 func TestAlike(t *testing.T) {
+	health := func(reason, remedy string) *patchbayv1.Health {
+		return &patchbayv1.Health{State: "attention", Since: timestamppb.Now(), Reason: reason, Remedy: remedy}
+	}
 	var plugins []*patchbayv1.Plugin
-	soon := timestamppb.New(time.Now().Add(time.Minute))
 	for i := range 10 {
 		socket := fmt.Sprintf("/run/%d.sock", i)
 		plugins = append(plugins,
-			&patchbayv1.Plugin{Type: "Theirs", Name: fmt.Sprint("a", i), State: "refused", SocketPath: socket, LastError: "no handler: " + socket},
-			&patchbayv1.Plugin{Type: "T", Name: fmt.Sprint("b", i), State: "refused", SocketPath: socket, LastError: "not admitted", NextRetry: soon})
+			&patchbayv1.Plugin{Type: "Theirs", Name: fmt.Sprint("a", i), State: "refused", SocketPath: socket, Health: health("no handler: "+socket, "configure one")},
+			&patchbayv1.Plugin{Type: "T", Name: fmt.Sprint("b", i), State: "refused", SocketPath: socket, Health: health("not admitted", "fix the cause")},
+			&patchbayv1.Plugin{Type: "T", Name: "well", State: "registered", Health: &patchbayv1.Health{State: "healthy"}})
 	}
-	plugins = append(plugins, &patchbayv1.Plugin{Type: "T", Name: "c", State: "refused", LastError: "another reason", NextRetry: soon})
+	plugins = append(plugins, &patchbayv1.Plugin{Type: "T", Name: "c", State: "refused", Health: health("another reason", "fix the cause")})
+	for range 2 {
+		plugins = append(plugins, &patchbayv1.Plugin{Type: "T", Name: "d", LaunchedAs: "disk", State: "registered", Health: health("exit status 3", "read its log")})
+	}
 	var text bytes.Buffer
-	if err := writeNeeds(&text, pluginsInNeed(plugins, time.Now()), time.Now()); err != nil {
+	if err := writeNeeds(&text, pluginsInNeed(plugins), time.Now()); err != nil {
 		t.Fatal(err)
 	}
 	for want, count := range map[string]int{
-		"Theirs/a": 3, "T/b": 3, "T/c": 1, "… and 7 more for the same reason; -o json shows all": 2,
-		"→ configure a handler for its type: handlers in the configuration, or --accept-type Theirs": 1,
-		"→ fix the cause; the plugin is retried automatically":                                       2,
+		"Theirs/a": 3, "T/b": 3, "T/c": 1, "T/d": 1, "T/well": 0, "… and 7 more for the same reason; -o json shows all": 2,
+		"→ configure one": 1, "→ fix the cause": 2, "→ read its log (patchbay logs disk, patchbay restart disk)": 1,
 	} {
 		if n := strings.Count(text.String(), want); n != count {
 			t.Errorf("%q is there %d times, want %d:\n%s", want, n, count, &text)

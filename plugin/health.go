@@ -1,0 +1,106 @@
+package plugin
+
+import (
+	"cmp"
+	"fmt"
+	"time"
+)
+
+// HealthState says whether a plugin needs attention.
+type HealthState string
+
+// The states of health, best first.
+const (
+	// HealthHealthy: the plugin does what it is configured to do, or was stopped on request.
+	HealthHealthy HealthState = "healthy"
+	// HealthProgressing: it is being started, registered or stopped, and nothing has failed.
+	HealthProgressing HealthState = "progressing"
+	// HealthAttention: it has failed, and has not been healthy for long enough since. It may still recover by itself.
+	HealthAttention HealthState = "attention"
+)
+
+// Health is the health of a plugin: what every list, page, metric and exit status derives its judgement from. A plugin needs attention from
+// its first failure on. A discovered plugin is healthy again when it is registered; a launched one when it has run without a failure for
+// the window of its restart policy, or was started or replaced on request.
+type Health struct {
+	State HealthState
+	// Since is when the state began. The attempts and restarts of a plugin that needs attention do not change it.
+	Since time.Time
+	// Reason is why the plugin needs attention, and Remedy what to do about it; empty in the other states.
+	Reason, Remedy string
+}
+
+const unknownReason = "the reason is not known"
+
+// worse returns the one of two healths that needs more attention, and the first if they are alike.
+func (h Health) worse(other Health) Health {
+	rank := map[HealthState]int{HealthProgressing: 1, HealthAttention: 2}
+	if rank[other.State] > rank[h.State] {
+		return other
+	}
+	return h
+}
+
+// instanceRemedies has the remedies for instances in states that need attention.
+var instanceRemedies = map[State]string{
+	StateRefused:     "fix the cause; the plugin is retried automatically",
+	StateBackoff:     "fix the cause; the plugin is retried automatically",
+	StateUnreachable: "start the plugin again, or remove its socket if it will not be started again",
+	StateUnlinked:    "restart the plugin, so that it creates a new socket, and check who may write to the directory",
+}
+
+// Health returns the health of the instance and, if it was launched, of its launched plugin.
+func (s *Status) Health() Health {
+	switch {
+	case s.Launch == nil:
+		return s.instanceHealth()
+	case s.Type == "": // it has no instance, or the launcher knows what keeps that from being registered
+		return s.Launch.Health()
+	}
+	return s.Launch.Health().worse(s.instanceHealth())
+}
+
+func (s *Status) instanceHealth() Health {
+	h := Health{State: HealthHealthy, Since: s.Since}
+	remedy, failed := instanceRemedies[s.State]
+	switch s.State {
+	case StateRefused, StateBackoff, StateUnreachable, StateUnlinked:
+		if s.State == StateRefused && s.NextRetry.IsZero() && s.Type != "" {
+			remedy = fmt.Sprintf(
+				"configure a handler for its type: handlers in the configuration, or --accept-type %s; it is registered immediately", s.Type)
+		}
+	case StateRestored, StateConnecting, StateWaiting, StateValidating, StateAdmitting, StateRegistering, StateNotifying, StateDeregistering:
+		h.State = HealthProgressing
+		failed, remedy = s.LastError != "", instanceRemedies[StateBackoff]
+	default: // registered, superseded, idle or ignored; or without an instance, so that its launched plugin has its health
+	}
+	if failed {
+		h = Health{HealthAttention, cmp.Or(s.FailingSince, s.Since), cmp.Or(s.LastError, unknownReason), remedy}
+	}
+	return h
+}
+
+// launchRemedies has the remedies for launched plugins in states that need attention.
+var launchRemedies = map[State]string{
+	StateBlocked: "fix the cause; the plugin is started when its program, its configuration or the handlers have changed",
+	StateBackoff: "read its log and fix the cause; the plugin is restarted automatically",
+	StateRunning: "read its log for the cause, if it was not a single failure",
+}
+
+// Health returns the health of the launched plugin, without that of its instance in the registry.
+func (s *LaunchStatus) Health() Health {
+	switch {
+	case !s.FailingSince.IsZero():
+		h := Health{HealthAttention, s.FailingSince, cmp.Or(s.LastError, unknownReason), launchRemedies[s.State]}
+		h.Remedy = cmp.Or(h.Remedy, "read its log, fix the cause, and restart the plugin")
+		if s.State == StateRunning && !s.HealthyFrom.IsZero() {
+			h.Reason = fmt.Sprintf("it runs again, and is healthy from %s if it does not fail: %s", s.HealthyFrom.Format(time.RFC3339), h.Reason)
+		}
+		return h
+	case s.ReplacementError != "":
+		return Health{HealthAttention, s.ReplacementFailed, s.ReplacementError, "read its log, fix the cause, and restart the plugin"}
+	case s.State == StateStarting || s.State == StateStopping || s.State == StateBackoff:
+		return Health{State: HealthProgressing, Since: s.Since}
+	}
+	return Health{State: HealthHealthy, Since: s.Since}
+}
