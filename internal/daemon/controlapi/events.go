@@ -125,11 +125,7 @@ func (c service) WatchEvents(
 	if len(past) > 0 {
 		last = past[len(past)-1].Seq
 	}
-	matched, err := newest(ctx, past, matching(true), wanted.Tail)
-	if err != nil {
-		return err
-	}
-	if err := sendPast(ctx, matched, send); err != nil {
+	if err := sendPast(ctx, past, matching(true), wanted.Tail, send); err != nil {
 		return err
 	}
 	if !wanted.GetFollow() {
@@ -147,39 +143,36 @@ func (c service) WatchEvents(
 // eventSize is the approximate size of an event in memory without its texts.
 const eventSize = 150
 
-// sendPast sends past events. They count as a list until the last one is sent.
-func sendPast(ctx context.Context, past []plugin.Event, send func(plugin.Event) error) error {
-	bytes := 0
+// sendPast sends the past events that match, or the last tail of them if tail is not nil. They count as a list until the last one is sent.
+func sendPast(
+	ctx context.Context, past []plugin.Event, matches func(plugin.Event) bool, tail *uint32, send func(plugin.Event) error,
+) error {
+	var matching []plugin.Event
 	for _, e := range past {
+		if ctx.Err() != nil {
+			return ended(ctx)
+		}
+		if matches(e) {
+			matching = append(matching, e)
+		}
+	}
+	if tail != nil && uint64(*tail) < uint64(len(matching)) {
+		matching = matching[len(matching)-int(*tail):]
+	}
+	bytes := 0
+	for _, e := range matching {
 		bytes += eventSize + len(e.Type) + len(e.Name) + len(e.Instance) + len(e.Endpoint) + len(e.SocketPath) + len(e.Message)
 	}
 	if err := countList(ctx, bytes); err != nil {
 		return err
 	}
 	defer sent(ctx)
-	for _, e := range past {
+	for _, e := range matching {
 		if err := send(e); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// newest returns the events that match, or the last tail of them if tail is not nil. It fails when ctx is done.
-func newest(ctx context.Context, past []plugin.Event, matches func(plugin.Event) bool, tail *uint32) ([]plugin.Event, error) {
-	var matching []plugin.Event
-	for _, event := range past {
-		if ctx.Err() != nil {
-			return nil, ended(ctx)
-		}
-		if matches(event) {
-			matching = append(matching, event)
-		}
-	}
-	if tail != nil && uint64(*tail) < uint64(len(matching)) {
-		return matching[len(matching)-int(*tail):], nil
-	}
-	return matching, nil
 }
 
 // follow sends the events after number last until they end, one is missing, or send fails.

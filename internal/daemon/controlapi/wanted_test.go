@@ -72,11 +72,11 @@ func TestNewestEnds(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	looked := 0
-	_, err := newest(ctx, make([]plugin.Event, 100), func(plugin.Event) bool {
+	err := sendPast(ctx, make([]plugin.Event, 100), func(plugin.Event) bool {
 		looked++
 		cancel()
 		return true
-	}, nil)
+	}, nil, nil)
 	if connect.CodeOf(err) != connect.CodeCanceled || looked != 1 {
 		t.Errorf("after %d events it ends with %v", looked, err)
 	}

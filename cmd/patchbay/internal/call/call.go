@@ -313,7 +313,7 @@ func (c *callCommand) runCall(
 		return err
 	}
 	defer input.Close()
-	requests := input.requests(schema, method, given)
+	requests := input.requests(ctx, schema, method, given)
 	if !method.IsStreamingClient() {
 		request, err := requests(ctx)
 		if err != nil && !errors.Is(err, io.EOF) {

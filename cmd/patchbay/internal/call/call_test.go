@@ -27,7 +27,7 @@ func TestRequestsEndWithTheCall(t *testing.T) {
 		in := &callInput{Reader: reader, Closer: reader}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		if _, err := in.requests(schema, method, true)(ctx); !errors.Is(err, context.Canceled) {
+		if _, err := in.requests(ctx, schema, method, true)(ctx); !errors.Is(err, context.Canceled) {
 			t.Errorf("%s: got %v", selector, err)
 		}
 		writer.Close()

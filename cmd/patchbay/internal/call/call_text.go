@@ -73,26 +73,23 @@ func openInput(cmd *cobra.Command, data string) (*callInput, error) {
 }
 
 // requests returns the requests of a call. For a client stream, each JSON value of the text is a request, returned when it has been read;
-// other methods have one request. If given is false, the user gave no request, and a client stream is empty.
-func (in *callInput) requests(schema *dyncall.Schema, method protoreflect.MethodDescriptor, given bool) dyncall.Requests {
+// other methods have one request. If given is false, the user gave no request, and a client stream is empty. The input is read until ctx is
+// done.
+func (in *callInput) requests(ctx context.Context, schema *dyncall.Schema, method protoreflect.MethodDescriptor, given bool) dyncall.Requests {
 	texts := make(chan requestText)
-	started := false
+	switch {
+	// A read of a terminal or pipe cannot be interrupted. The goroutine ends with the input or with the process.
+	case !method.IsStreamingClient():
+		go in.whole(ctx, texts)
+	case given:
+		go in.split(ctx, texts)
+	default:
+		close(texts)
+	}
 	return func(ctx context.Context) (proto.Message, error) {
-		if !given && method.IsStreamingClient() {
-			return nil, io.EOF
-		}
-		if !started {
-			started = true
-			// A read of a terminal or pipe cannot be interrupted. The goroutine ends with the input or with the process.
-			if method.IsStreamingClient() {
-				go in.split(ctx, texts)
-			} else {
-				go in.whole(ctx, texts)
-			}
-		}
 		select {
-		case text := <-texts:
-			if errors.Is(text.err, io.EOF) {
+		case text, ok := <-texts:
+			if !ok || errors.Is(text.err, io.EOF) {
 				return nil, io.EOF
 			}
 			err := text.err
