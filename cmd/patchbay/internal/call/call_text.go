@@ -75,7 +75,9 @@ func openInput(cmd *cobra.Command, data string) (*callInput, error) {
 // requests returns the requests of a call. For a client stream, each JSON value of the text is a request, returned when it has been read;
 // other methods have one request. If given is false, the user gave no request, and a client stream is empty. The input is read until ctx is
 // done.
-func (in *callInput) requests(ctx context.Context, schema *dyncall.Schema, method protoreflect.MethodDescriptor, given bool) dyncall.Requests {
+func (in *callInput) requests(
+	ctx context.Context, schema *dyncall.Schema, method protoreflect.MethodDescriptor, given bool,
+) dyncall.Requests {
 	texts := make(chan requestText)
 	switch {
 	// A read of a terminal or pipe cannot be interrupted. The goroutine ends with the input or with the process.

@@ -70,8 +70,18 @@ func (s *screen) said() string {
 
 func (s *screen) shows(part string) {
 	s.t.Helper()
+	s.showsAfter("", part)
+}
+
+// showsAfter waits until the screen shows part after the text before.
+func (s *screen) showsAfter(before, part string) {
+	s.t.Helper()
 	deadline := time.After(ptyPatience)
-	for !strings.Contains(s.said(), part) {
+	isShown := func() bool {
+		_, after, ok := strings.Cut(s.said(), before)
+		return ok && strings.Contains(after, part)
+	}
+	for !isShown() {
 		select {
 		case <-s.more:
 		case <-deadline:
@@ -126,10 +136,11 @@ func TestTop(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.shows("show the plugin in detail")
-	if _, err := s.pty.WriteString("q"); err != nil {
+	s.shows("press Enter to go back")
+	if _, err := s.pty.WriteString("\r"); err != nil {
 		t.Fatal(err)
 	}
-	s.shows("?: help")
+	s.showsAfter("press Enter to go back", "?: help")
 	if _, err := s.pty.WriteString("q"); err != nil {
 		t.Fatal(err)
 	}

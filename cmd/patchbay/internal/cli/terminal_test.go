@@ -99,52 +99,53 @@ func TestCutKey(t *testing.T) {
 	}
 }
 
-// TestTopKeys presses keys and looks at the screen, and at what is asked for.
+// TestTopKeys presses keys and compares the screen and the commands that are run.
 func TestTopKeys(t *testing.T) {
 	v := &topView{listing: &patchbayv1.ListPluginsResponse{Plugins: []*patchbayv1.Plugin{
 		{Type: "T", Name: "one", State: "registered", Source: "launched", Endpoint: "/run/one.sock"},
-		{Type: "T", Name: "two", State: "refused", Source: "discovered", LastError: "no \x1b[2J"},
+		{Type: "T", Name: "two", State: "refused", Source: "discovered"},
 		{
 			Type: "T", Name: "three", State: "registered", Source: "discovered", Roles: []string{"role"}, Metadata: map[string]string{"team": "a"},
 		},
+		{SocketPath: "/run/new.sock", State: "ignored", LastError: "no \x1b[2J"},
 	}}}
 	for i, step := range []struct {
 		keys           []string
-		asked          topAsked
+		run            string // the command; "quit" to quit
 		shows, without string
 	}{
-		{nil, topAsked{}, "> T      two", ""},
-		{[]string{"?"}, topAsked{}, "Enter              show the plugin in detail", "two"},
-		{[]string{"q"}, topAsked{}, "> T      two", "Enter"},
-		{[]string{"\r"}, topAsked{}, `Last error:  no \x1b[2J`, "three"},
-		{[]string{"\x1b"}, topAsked{}, "three", "Last error"},
-		{[]string{"l"}, topAsked{}, "the daemon did not launch this plugin", ""},
-		{[]string{"j"}, topAsked{}, "> T      one", "launch"},
-		{[]string{"l"}, topAsked{log: "T/one"}, "", ""},
-		{[]string{"\r", "l"}, topAsked{log: "T/one"}, "T/one", ""},
-		{[]string{"R"}, topAsked{}, "restart T/one? y", ""},
-		{[]string{"n"}, topAsked{}, "?: help", "restart"},
-		{[]string{"R"}, topAsked{}, "restart T/one? y", ""},
-		{[]string{"n"}, topAsked{}, "?: help", "restart"},
-		{[]string{"R", "y"}, topAsked{restart: "T/one"}, "T/one is being restarted", ""},
-		{[]string{"/", "t", "h", "x", "\x7f", "\x1b[A"}, topAsked{}, "/th_", "one"},
-		{[]string{"\r"}, topAsked{}, "filter: th", "two"},
-		{[]string{"j", "j"}, topAsked{}, "> T      three", "one"},
-		{[]string{"/", "zz", "\r", "\r", "R"}, topAsked{}, "", "three"},
-		{[]string{"\x1b"}, topAsked{}, "> T      two", ""},
-		{[]string{"/", "registered", " ", "!th", "\r"}, topAsked{}, "> T      one", "three"},
-		{[]string{"\x1b", "/", "team=a", " ", "role/", " ", "!", "\r"}, topAsked{}, "> T      three", "two"},
-		{[]string{"\x1b"}, topAsked{}, "> T      two", ""},
-		{[]string{"\x1b"}, topAsked{quit: true}, "", ""},
-		{[]string{"\x03"}, topAsked{quit: true}, "", ""},
+		{nil, "", "> T      two", ""},
+		{[]string{"?"}, "help top", "> T      two", ""},
+		{[]string{"\r"}, "status -- T/two", "> T      two", ""},
+		{[]string{"l"}, "", "the daemon did not launch this plugin", ""},
+		{[]string{"j"}, "", "> T      one", "launch"},
+		{[]string{"l"}, "logs --tail 500 -- T/one", "> T      one", ""},
+		{[]string{"R"}, "", "restart T/one? y", ""},
+		{[]string{"n"}, "", "?: help", "restart"},
+		{[]string{"R", "y"}, "restart -- T/one", "?: help", ""},
+		{[]string{"/", "t", "h", "x", "\x7f", "\x1b[A"}, "", "/th_", "one"},
+		{[]string{"\r"}, "", "filter: th", "two"},
+		{[]string{"j", "j"}, "", "> T      three", "one"},
+		{[]string{"/", "zz", "\r", "\r", "R"}, "", "", "three"},
+		{[]string{"\x1b"}, "", "> T      two", ""},
+		{[]string{"/", "registered", " ", "!th", "\r"}, "", "> T      one", "three"},
+		{[]string{"\x1b", "/", "team=a", " ", "role/", " ", "!", "\r"}, "", "> T      three", "two"},
+		{[]string{"\x1b"}, "", "> T      two", ""},
+		{[]string{"/", "ignored", "\r", "\r"}, "", `no \x1b[2J`, "two"},
+		{[]string{"\x1b"}, "", "> T      two", ""},
+		{[]string{"\x1b"}, "quit", "", ""},
+		{[]string{"\x03"}, "quit", "", ""},
 	} {
-		var asked topAsked
+		var run []string
 		for _, key := range step.keys {
-			asked = v.press(key)
+			var quit bool
+			if run, quit = v.press(key); quit {
+				run = []string{"quit"}
+			}
 		}
 		drawn := v.draw(console.Terminal{Width: 80, Height: 24}, time.Now())
-		if asked != step.asked || !strings.Contains(drawn, step.shows) || step.without != "" && strings.Contains(drawn, step.without) {
-			t.Errorf("step %d, %q: asked for %+v, and shows\n%s", i, step.keys, asked, drawn)
+		if strings.Join(run, " ") != step.run || !strings.Contains(drawn, step.shows) || step.without != "" && strings.Contains(drawn, step.without) {
+			t.Errorf("step %d, %q: runs %q, and shows\n%s", i, step.keys, run, drawn)
 		}
 	}
 }

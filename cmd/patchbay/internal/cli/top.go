@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -33,22 +32,10 @@ const (
 	// topEvents is how many of the last events are shown.
 	topEvents = 5
 	// topLog is how many of the last records of a log are shown.
-	topLog = 500
+	topLog = "500"
 	// topPage is how many lines Page Up and Page Down move.
 	topPage = 10
 )
-
-// topHelp is the text of the key ?.
-const topHelp = `Plugins with problems come first.
-
-  up, down, j, k     move; Page Up, Page Down and space move by ten
-  /                  filter: show plugins with each word in their type, roles, name, version, state or labels,
-                     and without each word after a "!"; Escape clears the filter
-  Enter              show the plugin in detail
-  l                  show the output of a launched plugin
-  R                  restart a launched plugin without downtime
-  ?                  show this help
-  q, Escape          go back; quit at the top level`
 
 func newTopCommand(paths command.Paths) *cobra.Command {
 	cmd := &cobra.Command{
@@ -58,7 +45,16 @@ func newTopCommand(paths command.Paths) *cobra.Command {
 
 It needs a terminal. Use "patchbay list" or "patchbay events --follow" elsewhere.
 
-` + topHelp,
+Plugins with problems come first.
+
+  up, down, j, k     move; Page Up, Page Down and space move by ten
+  /                  filter: show plugins with each word in their type, roles, name, version, state or labels,
+                     and without each word after a "!"; Escape clears the filter
+  Enter              show the plugin in detail, as "patchbay status" does
+  l                  show the output of a launched plugin, as "patchbay logs" does
+  R                  restart a launched plugin without downtime
+  ?                  show this help
+  q, Escape          quit`,
 		Example: `  patchbay top`,
 	}
 	socket := command.AddControlSocket(cmd, paths)
@@ -69,24 +65,27 @@ It needs a terminal. Use "patchbay list" or "patchbay events --follow" elsewhere
 		return nil
 	}
 	cmd.RunE = socket.Ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
-		out := cmd.OutOrStdout()
 		first, err := c.List(ctx) // print an error before the screen is switched
 		if err != nil {
 			return err
 		}
-		before, err := term.MakeRaw(int(os.Stdin.Fd()))
-		if err != nil {
-			return fmt.Errorf("cannot read single keys from the terminal: %w", err)
-		}
-		fmt.Fprint(out, "\x1b[?1049h\x1b[?25l") // switch to the alternate screen, hide the cursor
-		defer func() {
-			fmt.Fprint(out, "\x1b[?25h\x1b[?1049l")
-			_ = term.Restore(int(os.Stdin.Fd()), before)
-		}()
 		v := &topView{listing: first}
-		return v.run(ctx, c, out, readKeys(os.Stdin))
+		return v.run(ctx, c, cmd, readKeys(os.Stdin))
 	})
 	return cmd
+}
+
+// openScreen switches to the alternate screen and to single keys from standard input, until closeScreen is called.
+func openScreen(out io.Writer) (closeScreen func(), err error) {
+	before, err := term.MakeRaw(int(os.Stdin.Fd()))
+	if err != nil {
+		return func() {}, fmt.Errorf("cannot read single keys from the terminal: %w", err)
+	}
+	fmt.Fprint(out, "\x1b[?1049h\x1b[?25l") // and hide the cursor
+	return func() {
+		fmt.Fprint(out, "\x1b[?25h\x1b[?1049l")
+		_ = term.Restore(int(os.Stdin.Fd()), before)
+	}, nil
 }
 
 // readKeys returns the keys that are typed, until r ends. Its goroutine blocks in a read that cannot be interrupted, and ends with the
@@ -130,7 +129,6 @@ type topMode int
 const (
 	topList    topMode = iota // the list of plugins
 	topFilter                 // input of the filter
-	topText                   // a text
 	topConfirm                // a question whether to restart a plugin
 )
 
@@ -145,52 +143,36 @@ type topView struct {
 	filter   string
 	selected int // index among the plugins that are shown
 	from     int // the first line that is shown
-	text     []string
-	// detailed is the plugin that is shown in detail; nil for none.
-	detailed *patchbayv1.Plugin
 }
 
-// topAsked is an action that a key requests: to quit, or to show the log of a plugin or restart it.
-type topAsked struct {
-	quit         bool
-	log, restart string
-}
-
-func (v *topView) run(ctx context.Context, c *client.Client, out io.Writer, keys <-chan string) error {
+func (v *topView) run(ctx context.Context, c *client.Client, cmd *cobra.Command, keys <-chan string) error {
 	var following sync.WaitGroup
 	defer following.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	news, done := make(chan followed), make(chan string)
+	out := cmd.OutOrStdout()
+	closeScreen, err := openScreen(out)
+	defer closeScreen()
+	news := make(chan followed)
 	following.Go(func() { follow(ctx, c, topEvents, nil, news) })
 	renew := time.NewTimer(0)
 	defer renew.Stop()
-	for {
+	for err == nil {
 		select {
 		case <-ctx.Done():
 			return nil
 		case key, ok := <-keys:
-			if !ok {
+			args, quit := v.press(key)
+			if quit || !ok {
 				return nil
 			}
-			switch asked := v.press(key); {
-			case asked.quit:
-				return nil
-			case asked.log != "":
-				v.show(topText, logLines(ctx, c, asked.log))
-			case asked.restart != "":
-				following.Go(func() {
-					text := asked.restart + " was restarted"
-					if _, err := c.Restart(ctx, asked.restart); err != nil {
-						text = err.Error()
-					}
-					select {
-					case done <- text:
-					case <-ctx.Done():
-					}
-				})
+			if len(args) > 0 {
+				closeScreen()
+				runFromTop(ctx, cmd, args, keys)
+				if _, err = openScreen(out); err != nil {
+					return err
+				}
 			}
-		case v.notice = <-done:
 		case n := <-news:
 			if n.err == nil {
 				v.events = append(v.events, n.event)
@@ -209,9 +191,24 @@ func (v *topView) run(ctx context.Context, c *client.Client, out io.Writer, keys
 		if screen.Width == 0 || screen.Height == 0 { // unknown for a serial line
 			screen.Width, screen.Height = 80, 24
 		}
-		if _, err := io.WriteString(out, v.draw(screen, time.Now())); err != nil {
-			return fmt.Errorf("cannot write the output: %w", err)
+		if _, err = io.WriteString(out, v.draw(screen, time.Now())); err != nil {
+			err = fmt.Errorf("cannot write the output: %w", err)
 		}
+	}
+	return err
+}
+
+// runFromTop runs another command with the daemon of top, and waits for a key.
+func runFromTop(ctx context.Context, top *cobra.Command, args []string, keys <-chan string) {
+	out := top.OutOrStdout()
+	if socket := top.Flags().Lookup("control-socket"); socket.Changed && args[0] != "help" {
+		args = slices.Insert(args, 1, "--control-socket", socket.Value.String())
+	}
+	_ = Run(ctx, args, out, out) // it has written its error
+	fmt.Fprint(out, "\npress Enter to go back ")
+	select {
+	case <-keys:
+	case <-ctx.Done():
 	}
 }
 
@@ -221,80 +218,48 @@ func listNow(ctx context.Context, c *client.Client) (*patchbayv1.ListPluginsResp
 	return c.List(ctx)
 }
 
-func logLines(ctx context.Context, c *client.Client, plugin string) []string {
-	ctx, cancel := command.AnswerInTime(ctx)
-	defer cancel()
-	var text bytes.Buffer
-	for r, err := range c.Logs(ctx, &patchbayv1.ReadLogsRequest{Name: plugin, Tail: new(uint32(topLog))}) {
-		if err != nil {
-			fmt.Fprintln(&text, console.Escape(err.Error()))
-			break
-		}
-		_ = writeRecord(&text, r) // writes to a bytes.Buffer do not fail
-	}
-	if text.Len() == 0 {
-		fmt.Fprintln(&text, "no output")
-	}
-	return strings.Split(strings.TrimSuffix(text.String(), "\n"), "\n")
-}
-
-func (v *topView) show(mode topMode, lines []string) { v.mode, v.text, v.from = mode, lines, 0 }
-
-func (v *topView) back() { v.mode, v.text, v.from, v.detailed = topList, nil, 0, nil }
-
 // moves are the keys that move through lines.
 var moves = map[string]int{
 	"k": -1, "\x1b[A": -1, "j": 1, "\x1b[B": 1, "\x1b[5~": -topPage, "\x1b[6~": topPage, " ": topPage,
 }
 
-func (v *topView) press(key string) (asked topAsked) {
+// press handles a key. It returns the arguments of a command to run, if any.
+func (v *topView) press(key string) (run []string, quit bool) {
 	v.notice = ""
+	p := v.current()
+	id := command.PluginID(p.GetType(), p.GetName())
 	by, isMove := moves[key]
-	isText, isForLaunched, plugin := v.mode == topText, key == "l" || key == "R", v.launched()
 	switch {
 	case key == "\x03":
-		asked.quit = true
+		return nil, true
 	case v.mode == topFilter:
 		v.typed(key)
 	case v.mode == topConfirm:
-		v.back()
-		if key == "y" && plugin != "" {
-			asked.restart, v.notice = plugin, plugin+" is being restarted"
+		if v.mode = topList; key == "y" && p.GetSource() == "launched" {
+			return []string{"restart", "--", id}, false
 		}
-	case isMove && isText:
-		v.from = max(0, v.from+by)
 	case isMove:
 		v.selected = max(0, v.selected+by)
-	case isText && (key == "q" || key == "\x1b" || key == "\r"):
-		v.back()
-	case isText && (v.detailed == nil || !isForLaunched): // no other key has a meaning
-	case isForLaunched && plugin == "":
+	case (key == "l" || key == "R") && p.GetSource() != "launched":
 		v.notice = "the daemon did not launch this plugin"
 	case key == "l":
-		asked.log = plugin
+		return []string{"logs", "--tail", topLog, "--", id}, false
 	case key == "R":
 		v.mode = topConfirm
 	case key == "q" || key == "\x1b" && v.filter == "":
-		asked.quit = true
+		return nil, true
 	case key == "\x1b":
 		v.filter = ""
 	case key == "/":
 		v.mode = topFilter
 	case key == "?":
-		v.show(topText, strings.Split(topHelp, "\n"))
+		return []string{"help", "top"}, false
+	case key == "\r" && p.GetName() != "":
+		return []string{"status", "--", id}, false
 	case key == "\r":
-		v.showSelected()
+		v.notice = cmp.Or(p.GetLastError(), p.GetReason()) // of a socket whose plugin is not known
 	}
-	return asked
-}
-
-// showSelected shows the selected plugin in detail.
-func (v *topView) showSelected() {
-	if v.detailed = v.pointed(); v.detailed != nil {
-		var text bytes.Buffer
-		_ = writeStatus(&text, []*patchbayv1.Plugin{v.detailed}, time.Now()) // writes to a bytes.Buffer do not fail
-		v.show(topText, strings.Split(strings.TrimSuffix(text.String(), "\n"), "\n"))
-	}
+	return nil, false
 }
 
 func (v *topView) typed(key string) {
@@ -312,20 +277,12 @@ func (v *topView) typed(key string) {
 	v.selected = 0
 }
 
-// pointed returns the plugin that is shown in detail or selected; nil if there is none.
-func (v *topView) pointed() *patchbayv1.Plugin {
-	if shown := v.shown(); v.detailed == nil && len(shown) > 0 {
+// current returns the selected plugin; nil if none is shown.
+func (v *topView) current() *patchbayv1.Plugin {
+	if shown := v.shown(); len(shown) > 0 {
 		return shown[v.at(shown)]
 	}
-	return v.detailed
-}
-
-// launched returns the name of the plugin that is shown in detail or selected; empty if the daemon did not launch it.
-func (v *topView) launched() string {
-	if p := v.pointed(); p.GetSource() == "launched" {
-		return command.PluginID(p.Type, p.Name)
-	}
-	return ""
+	return nil
 }
 
 func (v *topView) at(shown []*patchbayv1.Plugin) int { return max(0, min(v.selected, len(shown)-1)) }
@@ -383,24 +340,17 @@ func (v *topView) prompt() string {
 	case v.mode == topFilter:
 		return "/" + console.Escape(v.filter) + "_"
 	case v.mode == topConfirm:
-		return "restart " + v.launched() + "? y restarts it, any other key goes back"
+		p := v.current()
+		return "restart " + command.PluginID(p.GetType(), p.GetName()) + "? y restarts it, any other key goes back"
 	case v.notice != "":
 		return console.Escape(v.notice)
 	case v.filter != "":
 		return "filter: " + console.Escape(v.filter)
-	case v.mode == topText:
-		return "q: back"
 	}
 	return "?: help"
 }
 
 func (v *topView) rows(screen console.Terminal, room int, now time.Time) []string {
-	if v.mode == topText {
-		v.from = max(0, min(v.from, len(v.text)-room))
-		return command.Each(v.text[v.from:min(v.from+room, len(v.text))], func(line string) string {
-			return console.Truncate(line, screen.Width)
-		})
-	}
 	plugins := v.shown()
 	if len(plugins) == 0 {
 		return nil
