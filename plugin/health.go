@@ -50,7 +50,7 @@ var instanceRemedies = map[State]string{
 }
 
 // Health returns the health of the instance and, if it was launched, of its launched plugin.
-func (s *Status) Health() Health {
+func (s Status) Health() Health {
 	switch {
 	case s.Launch == nil:
 		return s.instanceHealth()
@@ -60,7 +60,7 @@ func (s *Status) Health() Health {
 	return s.Launch.Health().worse(s.instanceHealth())
 }
 
-func (s *Status) instanceHealth() Health {
+func (s Status) instanceHealth() Health {
 	h := Health{State: HealthHealthy, Since: s.Since}
 	remedy, failed := instanceRemedies[s.State]
 	switch s.State {
