@@ -194,12 +194,8 @@ func (r *Reconciler) goOn(ctx context.Context, j *job, e *machine.Call, s *slot)
 		return
 	}
 	r.log.Error("handler ended its goroutine", "call", j.calls)
-	result := machine.Returned{Key: plugin.Name{Type: e.Instance.Type, Name: e.Instance.Name}}
-	switch e.Kind {
-	case machine.CallValidate, machine.CallAdmit, machine.CallRegister:
-		result.Failure = classify(fmt.Errorf("the handler ended its goroutine in %s instead of returning", j.calls))
-	default: // it is not repeated
-	}
+	failure := classify(fmt.Errorf("the handler ended its goroutine in %s instead of returning", j.calls))
+	result := machine.Returned{Key: plugin.Name{Type: e.Instance.Type, Name: e.Instance.Name}, Failure: failure}
 	j.calls = ""
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -39,13 +39,10 @@ func (c *conn) endDelay() {
 // acknowledge writes pending acknowledgements, as far as that does not block.
 func (c *conn) acknowledge() {
 	defer c.interrupting.Done()
-	raw, err := c.net.SyscallConn()
-	if err != nil {
-		return // the connection is closed
+	if raw, err := c.net.SyscallConn(); err == nil {
+		n, _ := writeNow(raw, c.out.Bytes())
+		c.out.Next(n)
 	}
-	c.now = raw
-	c.flush()
-	c.now = nil
 }
 
 // drain reads all frames that the peer has sent and writes pending acknowledgements, without blocking. If it returns nil, nothing is left

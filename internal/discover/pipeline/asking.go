@@ -77,10 +77,8 @@ func (a *asking) begin(ctx context.Context, uid uint32, first bool) (*place, err
 		return nil, nil
 	}
 	p := a.enter(uid, first)
-	select {
-	case <-p.given:
+	if p.isGiven() {
 		return p, nil
-	default:
 	}
 	select {
 	case <-p.given:
@@ -173,18 +171,11 @@ func (a *asking) overdueIn(p *place) time.Duration {
 	return time.Until(p.since.Add(patience))
 }
 
-// connected records that connecting to a socket took the time since began.
-func (a *asking) connected(began time.Time) {
+// measured adds the time since began to connects or answers.
+func (a *asking) measured(of *clock.Latency, began time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.connects.Add(time.Since(began))
-}
-
-// answered records that a plugin took the time since began to answer.
-func (a *asking) answered(began time.Time) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.answers.Add(time.Since(began))
+	of.Add(time.Since(began))
 }
 
 func (a *asking) latencies() (connecting, answering time.Duration) {

@@ -128,12 +128,12 @@ func TestOverdue(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			a := newAsking(1, 1)
-			a.connected(time.Now().Add(-tc.connects))
+			a.measured(&a.connects, time.Now().Add(-tc.connects))
 			if tc.takes > 0 {
 				p := fill(t, a, 7)[0]
 				began := time.Now()
 				time.Sleep(tc.takes)
-				a.answered(began)
+				a.measured(&a.answers, began)
 				p.end()
 			}
 			fill(t, a, 7)[0].leavesWhen(t, func() { a.enter(7, true) }, tc.overdue, name)

@@ -62,7 +62,7 @@ func (t *transport) dial(ctx context.Context, path string, id plugin.SocketID) (
 	began := time.Now()
 	socket, reached, err := t.connect(ctx, path)
 	if err == nil {
-		t.asking.connected(began)
+		t.asking.measured(&t.asking.connects, began)
 	}
 	if moved := checkSame(path, id, reached); moved != nil {
 		if err == nil {
@@ -210,7 +210,7 @@ func (c *conn) info(ctx context.Context, timeout time.Duration) (plugin.Info, er
 	began := time.Now()
 	info, err := c.Client.GetInfo(asked, timeout)
 	if err == nil {
-		c.transport.asking.answered(began)
+		c.transport.asking.measured(&c.transport.asking.answers, began)
 	}
 	if err != nil && errors.Is(context.Cause(asked), errPutOff) {
 		err = c.transport.asking.unasked(c.account.UID, errPutOff)
