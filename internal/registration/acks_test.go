@@ -79,7 +79,7 @@ func TestAcknowledgementsComeWithTheNextCall(t *testing.T) {
 		p.finish(infoMessage())
 		<-read
 		_ = p.SetReadDeadline(time.Now().Add(moment))
-		_, err := p.UnixConn.Read(make([]byte, 1))
+		_, err := p.Read(make([]byte, 1))
 		alone <- err
 		with <- p.frames(4)
 		p.finish(nil)
