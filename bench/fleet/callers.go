@@ -12,7 +12,6 @@ import (
 
 	"github.com/patchbay-dev/patchbay/internal/fleet"
 	"github.com/patchbay-dev/patchbay/internal/fleet/keys"
-	"github.com/patchbay-dev/patchbay/internal/fleet/nodecall"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -91,11 +90,11 @@ func (m *measure) callers(ctx context.Context) error {
 	}
 	defer func() { _, _ = m.admin.Revoke(ctx, lease.ID) }()
 	onNode := fleet.Filter{Types: []string{lock.Type}, Names: []string{lock.Name}, Nodes: []string{name}}
-	few := func(find nodecall.Finder) error {
+	few := func(find finder) error {
 		_, err := find(ctx, fleet.Filter{Types: []string{lock.Type}, Names: []string{lock.Name}, Few: 16})
 		return err
 	}
-	find := func(find nodecall.Finder) error {
+	find := func(find finder) error {
 		found, err := find(ctx, onNode)
 		if err == nil && len(found) != 1 {
 			err = fmt.Errorf("%d are found on a node", len(found))
@@ -104,7 +103,7 @@ func (m *measure) callers(ctx context.Context) error {
 	}
 	for _, w := range []struct {
 		what string
-		call func(find nodecall.Finder) error
+		call func(find finder) error
 	}{{"a call to a node that is named", find}, {"a call to any node", few}} {
 		whole, err := m.measureCaller(1, func(c *fleet.Cluster) (func(), error) {
 			r := fleet.Open(c, fleet.ReaderConfig{})
@@ -146,6 +145,9 @@ func (m *measure) lockCallers(ctx context.Context, lock plugin.Name, name string
 	m.compare(fmt.Sprintf("who holds a lock, for %d calls", lockCalls), each, followed)
 	return err
 }
+
+// finder returns the instances that pass a filter and can be called.
+type finder = func(ctx context.Context, f fleet.Filter) ([]fleet.Instance, error)
 
 func lookUp(c *fleet.Cluster, do func(*fleet.Lookup) error) (end func(), err error) {
 	whole := fleet.Open(c, fleet.ReaderConfig{})

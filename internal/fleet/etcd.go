@@ -125,11 +125,7 @@ func Connect(e Etcd, options ...grpc.DialOption) (*Cluster, error) {
 // cluster cannot be restored or replaced without ending its connections. Requests that open another connection, such as Status, must not be
 // made with the client. The caller closes the client.
 func (c *Cluster) Client(member int) (*clientv3.Client, error) {
-	client, err := c.client(context.Background(), member, 0)
-	if err != nil {
-		err = fmt.Errorf("cannot use etcd: %w", Explain(err))
-	}
-	return client, err
+	return c.client(context.Background(), member, 0)
 }
 
 // client is Client with a context for connecting. A request that etcd answers with an error is made attempts times; zero for the default.
@@ -245,10 +241,7 @@ var errNodeThere = errors.New("the node is still running; stop its daemon or, if
 // Drain steers calls to any node away from this one, and makes it give up its locks, until [Cluster.Uncordon], across restarts of its
 // daemon. by is the node on which that was requested. The error is [ErrNoNode] if etcd has no record of the node.
 func (c *Cluster) Drain(ctx context.Context, node, by string) error {
-	value, err := deterministic.Marshal(&fleetv1.Cordon{Since: timestamp(time.Now()), By: untrusted.Valid(by)})
-	if err != nil {
-		return err
-	}
+	value, _ := deterministic.Marshal(&fleetv1.Cordon{Since: timestamp(time.Now()), By: untrusted.Valid(by)}) // fails for invalid text only
 	return c.operate(ctx, "drain", node, func(to store) error {
 		return c.onNode(ctx, to, node, nil, clientv3.OpPut(c.Space().NodeRange(node)+keys.Cordon, string(value)))
 	})

@@ -157,7 +157,9 @@ func (f *fake) grant(context.Context, time.Duration) (clientv3.LeaseID, error) {
 
 func (f *fake) renewed(context.Context, clientv3.LeaseID) (time.Duration, error) { return 0, errAway }
 
-func (f *fake) keepAlive(context.Context) (keepAliveStream, error) { return &fakeStream{fake: f}, nil }
+func (f *fake) keepAlive(context.Context) (pb.Lease_LeaseKeepAliveClient, error) {
+	return &fakeStream{fake: f}, nil
+}
 
 // watch returns a watch without events.
 func (f *fake) watch(ctx context.Context, _ string, _ ...clientv3.OpOption) clientv3.WatchChan {
@@ -168,7 +170,10 @@ func (f *fake) watch(ctx context.Context, _ string, _ ...clientv3.OpOption) clie
 
 func (f *fake) life() context.Context { return context.Background() }
 
-type fakeStream struct{ *fake }
+type fakeStream struct {
+	*fake
+	pb.Lease_LeaseKeepAliveClient
+}
 
 func (s *fakeStream) Send(*pb.LeaseKeepAliveRequest) error { return nil }
 

@@ -28,7 +28,6 @@ var (
 	errHistory = errors.New("etcd was restored, replaced or compacted; the fleet is read again")
 	errQuiet   = errors.New("etcd did not begin a watch in time; see that it runs and can be reached")
 	errEnded   = errors.New("etcd has ended a watch; the fleet is read again")
-	errIdle    = errors.New("nothing is followed")
 	errLate    = errors.New("it is not read in time")
 )
 
@@ -185,7 +184,7 @@ func (f *follower) run(ctx context.Context) {
 		switch delay = Retry.After(failures); {
 		case ctx.Err() != nil:
 			return
-		case errors.Is(err, errIdle):
+		case err == nil: // nothing is followed any more
 			failures, delay = 0, 0
 			continue
 		case progressed:
@@ -197,7 +196,6 @@ func (f *follower) run(ctx context.Context) {
 	}
 }
 
-// isIdle reports whether there are no views.
 func (f *follower) isIdle() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -231,7 +229,7 @@ func (f *follower) connect(ctx context.Context) (progressed bool, err error) {
 			return c.progressed.Load(), context.Cause(ctx)
 		}
 	}
-	return true, errIdle
+	return true, nil
 }
 
 // connection is one connection of a follower to etcd.
@@ -359,7 +357,6 @@ func (c *connection) watch(ctx context.Context, v *view, r reading) error {
 func (c *connection) apply(v *view, events []*clientv3.Event) (again bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.stats.Events += uint64(len(events))
 	if c.views[v.key] == v { // else it was dropped
 		again = v.apply(events, time.Now())
 		Notify(v.changed)

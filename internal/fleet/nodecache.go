@@ -78,7 +78,6 @@ func (c *nodeCache) index(name string) int {
 	return slices.IndexFunc(c.nodes, func(n *Node) bool { return n.Name == name })
 }
 
-// add records that a node was called.
 func (c *nodeCache) add(n *Node) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -107,7 +106,6 @@ func (c *nodeCache) update(name string, n *Node) {
 	Notify(c.changed)
 }
 
-// get returns a cached node; nil for none.
 func (c *nodeCache) get(name string) *Node {
 	c.mu.Lock()
 	defer c.mu.Unlock()

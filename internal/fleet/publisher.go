@@ -24,7 +24,6 @@ import (
 type Local interface {
 	// Plugins returns all plugins; those without a type or name are not published.
 	Plugins() []plugin.Status
-	// Conditions returns the conditions of the node.
 	Conditions() []plugin.Condition
 	// Changes returns a channel that receives a value after changes of plugins; changes may share a value. It is not closed before ctx
 	// ends. It need not receive a value after changes of conditions.
@@ -103,8 +102,7 @@ type Stats struct {
 	Published     time.Time // the time of the last write; zero for none
 }
 
-// leases are the leases of the node; zero for none.
-type leases struct{ presence, retention clientv3.LeaseID }
+type leases struct{ presence, retention clientv3.LeaseID } // zero for none
 
 // NewPublisher returns a publisher, which does nothing before Run. It returns an error for an invalid configuration.
 func NewPublisher(c *Cluster, config PublisherConfig) (*Publisher, error) {
@@ -117,6 +115,9 @@ func NewPublisher(c *Cluster, config PublisherConfig) (*Publisher, error) {
 	}
 	if config.Named == nil {
 		config.Named = func(bool) {}
+	}
+	if config.Unhealthy == nil {
+		config.Unhealthy = func() map[string]bool { return nil }
 	}
 	err := errors.Join(c.Space().Validate(), keys.ValidateNode(config.Node), ValidateTimes(config.Presence, config.Retention),
 		keys.ValidateLabels(config.Labels), regular.Check(config.InstanceFile))
@@ -220,12 +221,9 @@ func (p *Publisher) failed(err error) {
 }
 
 // succeeded records that etcd has the present state of the node.
-func (p *Publisher) succeeded(published time.Time) {
+func (p *Publisher) succeeded() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !published.IsZero() {
-		p.stats.Published = published
-	}
 	if !p.health.Current {
 		p.config.Logger.Info("fleet: the node is published", "node", p.config.Node)
 	}

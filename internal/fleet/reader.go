@@ -38,8 +38,8 @@ type Reader struct {
 	feed     *broadcast.Feed[step]
 }
 
-// ReaderStats counts complete lists, watches that were started, and changes of keys.
-type ReaderStats struct{ Lists, Watches, Events uint64 }
+// ReaderStats counts complete lists and watches that were started.
+type ReaderStats struct{ Lists, Watches uint64 }
 
 // Open returns a reader, which does not connect yet. The caller calls Close.
 func Open(c *Cluster, config ReaderConfig) *Reader {
@@ -148,11 +148,12 @@ func (r *Reader) Find(ctx context.Context, f Filter) ([]Instance, error) {
 // Watch blocks until the fleet has been read for the first time. If ctx ends first, the error has the reason why the fleet was not read;
 // after Close it is [ErrClosed].
 func (r *Reader) Watch(ctx context.Context, f Filter) (Snapshot, iter.Seq[Change], error) {
-	if err := r.Ready(ctx); err != nil {
+	ctx, cancel := context.WithCancel(ctx)
+	snapshot, steps, err := r.subscribe(ctx, f)
+	if err != nil {
+		cancel()
 		return Snapshot{}, nil, err
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	snapshot, steps := r.subscribe(ctx, f)
 	return snapshot, func(yield func(Change) bool) {
 		defer cancel()
 		for step := range steps {
@@ -165,8 +166,11 @@ func (r *Reader) Watch(ctx context.Context, f Filter) (Snapshot, iter.Seq[Change
 	}, nil
 }
 
-// subscribe returns the present state and a channel of the changes that follow.
-func (r *Reader) subscribe(ctx context.Context, f Filter) (Snapshot, <-chan step) {
+// subscribe returns the state after the first read and a channel of the changes that follow, until ctx ends.
+func (r *Reader) subscribe(ctx context.Context, f Filter) (Snapshot, <-chan step, error) {
+	if err := r.Ready(ctx); err != nil {
+		return Snapshot{}, nil, err
+	}
 	v := r.use()
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -177,7 +181,7 @@ func (r *Reader) subscribe(ctx context.Context, f Filter) (Snapshot, <-chan step
 		v.users--
 		v.used = time.Now()
 	})
-	return Snapshot{Nodes: r.nodes(f), Plugins: r.plugins(f)}, r.feed.Subscribe(ctx, "")
+	return Snapshot{Nodes: r.nodes(f), Plugins: r.plugins(f)}, r.feed.Subscribe(ctx, ""), nil
 }
 
 // Wait blocks until the plugins that pass the filter meet a condition, and returns them. If ctx ends first, the error is its cause, and the
@@ -185,10 +189,10 @@ func (r *Reader) subscribe(ctx context.Context, f Filter) (Snapshot, <-chan step
 func (r *Reader) Wait(ctx context.Context, f Filter, until func([]Instance) bool) ([]Instance, error) {
 	watching, cancel := context.WithCancel(ctx)
 	defer cancel()
-	if err := r.Ready(watching); err != nil {
+	snapshot, steps, err := r.subscribe(watching, f)
+	if err != nil {
 		return nil, err
 	}
-	snapshot, steps := r.subscribe(watching, f)
 	isOther := func(c Change) bool {
 		_, passes := c.through(f)
 		return passes && c.Node == nil

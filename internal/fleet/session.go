@@ -31,7 +31,7 @@ var (
 type session struct {
 	*Publisher
 	store    store
-	stream   keepAliveStream
+	stream   pb.Lease_LeaseKeepAliveClient
 	cancel   context.CancelCauseFunc
 	interval time.Duration // the minimum time between two writes
 	last     time.Time     // of the last write
@@ -91,7 +91,7 @@ func (s *session) open(ctx context.Context) (err error) {
 	}
 	if _, err = s.publish(ctx); err == nil { // follow writes the rest of the index
 		s.config.Named(true)
-		s.succeeded(time.Time{})
+		s.succeeded()
 	}
 	return err
 }
@@ -213,7 +213,7 @@ func (s *session) follow(ctx context.Context, look <-chan struct{}) error {
 				timer = time.NewTimer(Retry.After(failures)).C
 			default:
 				failures = 0
-				s.succeeded(time.Time{})
+				s.succeeded()
 				if written {
 					s.slowDown(time.Now())
 				}
@@ -256,16 +256,11 @@ func (s *session) claim(found revisions) {
 	}
 }
 
-// record returns the record of the node.
 func (s *session) record() *fleetv1.NodeRecord {
-	var unhealthy map[string]bool
-	if s.config.Unhealthy != nil {
-		unhealthy = s.config.Unhealthy()
-	}
 	return &fleetv1.NodeRecord{
 		Instance: s.instance, Address: s.config.Address, Version: s.config.Version, StartedAt: timestamp(s.started),
 		Conditions: conditionRecords(s.config.Local.Conditions()), Labels: s.config.Labels,
-		Plugins: pluginRecords(s.config.Local.Plugins(), unhealthy),
+		Plugins: pluginRecords(s.config.Local.Plugins(), s.config.Unhealthy()),
 	}
 }
 

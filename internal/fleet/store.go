@@ -51,18 +51,13 @@ type store interface {
 	grant(ctx context.Context, ttl time.Duration) (clientv3.LeaseID, error)
 	// renewed returns how long ago a lease was renewed.
 	renewed(ctx context.Context, lease clientv3.LeaseID) (ago time.Duration, err error)
-	keepAlive(ctx context.Context) (keepAliveStream, error)
+	// keepAlive opens a stream that renews leases. There is one answer for each request, in order.
+	keepAlive(ctx context.Context) (pb.Lease_LeaseKeepAliveClient, error)
 	// watch watches the changes of keys, over one stream for all watches.
 	watch(ctx context.Context, key string, options ...clientv3.OpOption) clientv3.WatchChan
 	// life ends when the connection is lost, with the reason as its cause. Restoring or replacing a cluster ends all connections.
 	life() context.Context
 	close()
-}
-
-// keepAliveStream renews leases. There is one answer for each request, in order.
-type keepAliveStream interface {
-	Send(*pb.LeaseKeepAliveRequest) error
-	Recv() (*pb.LeaseKeepAliveResponse, error)
 }
 
 const (
@@ -172,7 +167,7 @@ func (e *etcdStore) renewed(ctx context.Context, lease clientv3.LeaseID) (time.D
 	return time.Duration(max(left.GrantedTTL-left.TTL, 0)) * time.Second, nil
 }
 
-func (e *etcdStore) keepAlive(ctx context.Context) (keepAliveStream, error) {
+func (e *etcdStore) keepAlive(ctx context.Context) (pb.Lease_LeaseKeepAliveClient, error) {
 	return pb.NewLeaseClient(e.client.ActiveConnection()).LeaseKeepAlive(clientv3.WithRequireLeader(ctx))
 }
 

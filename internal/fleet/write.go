@@ -51,10 +51,7 @@ func (s *session) write(ctx context.Context, wanted *fleetv1.NodeRecord) error {
 	conditions, then := s.mine(), []clientv3.Op{clientv3.OpPut(s.node+keys.Record, string(value), clientv3.WithLease(s.leases.retention))}
 	if before.claim {
 		s.remember()
-		presence, err := deterministic.Marshal(&fleetv1.Presence{Instance: s.instance})
-		if err != nil {
-			return err
-		}
+		presence, _ := deterministic.Marshal(&fleetv1.Presence{Instance: s.instance}) // fails for invalid text only
 		lease := clientv3.WithLease(s.leases.presence)
 		then = append(then, clientv3.OpPut(s.node+keys.Presence, string(presence), lease),
 			clientv3.OpPut(s.space.SettingsKey(s.config.Node), s.config.Settings, lease))
@@ -66,12 +63,12 @@ func (s *session) write(ctx context.Context, wanted *fleetv1.NodeRecord) error {
 		return err
 	}
 	done()
-	s.count(func(st *Stats) { st.Writes++; st.Bytes += uint64(len(value)) })
+	s.count(func(st *Stats) { st.Writes++; st.Bytes += uint64(len(value)); st.Published = now })
 	s.held = held{record: wanted, at: revisions{before.at.presence, revision}}
 	if before.claim {
 		s.held.at.presence = revision
 	}
-	s.succeeded(now)
+	s.succeeded()
 	return nil
 }
 
@@ -146,16 +143,13 @@ func pluginRecords(statuses []plugin.Status, unhealthy map[string]bool) []*fleet
 			Type: untrusted.Valid(s.Type), Name: untrusted.Valid(s.Name), Version: untrusted.Valid(s.Version),
 			State: untrusted.Valid(string(s.State)), Instance: untrusted.Valid(s.Instance), Endpoint: untrusted.Valid(s.Endpoint),
 			Source: untrusted.Valid(string(s.Source)), RegisteredAt: timestamp(s.RegisteredAt), Current: s.Current,
-			Unhealthy: unhealthy[s.SocketPath],
+			Unhealthy: unhealthy[s.SocketPath], Details: map[string]string{},
 		}
 		for _, role := range s.Registration.Roles {
 			p.Roles = append(p.Roles, untrusted.Valid(role))
 		}
 		size := 0
 		for key, value := range s.Registration.Details {
-			if p.Details == nil {
-				p.Details = map[string]string{}
-			}
 			p.Details[untrusted.Valid(key)] = untrusted.Valid(value)
 			size += len(key) + len(value)
 		}

@@ -32,7 +32,7 @@ func (c service) readFleet(ctx context.Context, patience time.Duration) (*fleet.
 	}
 	waiting, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	reader := c.Node.Reader()
+	reader := c.Node.Reader
 	err := reader.Ready(waiting)
 	switch {
 	case err == nil:
@@ -69,10 +69,10 @@ func (c service) ListFleetPlugins(
 	}
 	plugins := each(reader.Plugins(filterOf(request.GetFilter())), fleetPluginMessage)
 	health := healthMessage(reader.Health())
-	if c.Node.HasLocks() {
+	if c.Node.Elector != nil {
 		ctx, cancel := context.WithTimeout(ctx, firstRead)
 		defer cancel()
-		locks, err := c.Node.Cluster().Locks(ctx)
+		locks, err := c.Node.Cluster.Locks(ctx)
 		if err != nil && health.GetMessage() == "" {
 			health.Message = untrusted.Valid(err.Error()) + "; see the log of the daemon"
 		}
@@ -310,7 +310,7 @@ func (c service) operateNode(do func(at *fleet.Cluster) error) error {
 	if c.Node == nil {
 		return connect.NewError(connect.CodeFailedPrecondition, node.ErrNoFleet)
 	}
-	err := do(c.Node.Cluster())
+	err := do(c.Node.Cluster)
 	switch {
 	case errors.Is(err, fleet.ErrNoNode):
 		return connect.NewError(connect.CodeNotFound, fleet.ErrNoNode)
@@ -324,7 +324,7 @@ func (c service) ListLocks(ctx context.Context, _ *patchbayv1.ListLocksRequest) 
 	if c.Node == nil {
 		return nil, connect.NewError(connect.CodeFailedPrecondition, node.ErrNoFleet)
 	}
-	locks, err := c.Node.Cluster().Locks(ctx)
+	locks, err := c.Node.Cluster.Locks(ctx)
 	if err != nil {
 		return nil, refused(err)
 	}

@@ -77,7 +77,7 @@ func (c service) Fleet() page.Fleet {
 	if c.Node == nil {
 		return nil
 	}
-	return webFleet{c.Node.Reader()}
+	return webFleet{c.Node.Reader}
 }
 
 type webFleet struct{ reader *fleet.Reader }

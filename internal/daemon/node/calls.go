@@ -32,11 +32,11 @@ const (
 	findTimeout = 4 * time.Second
 )
 
-// find is a nodecall.Finder.
+// find implements [nodecall.Dialer].Find.
 func (n *Node) find(ctx context.Context, f fleet.Filter) ([]fleet.Instance, error) {
 	ctx, cancel := context.WithTimeout(ctx, findTimeout)
 	defer cancel()
-	instances, err := n.lookup.Find(ctx, f)
+	instances, err := n.Lookup.Find(ctx, f)
 	if err != nil {
 		return nil, status.Error(codes.Unavailable, err.Error())
 	}
@@ -47,7 +47,7 @@ func (n *Node) find(ctx context.Context, f fleet.Filter) ([]fleet.Instance, erro
 func (n *Node) leader(ctx context.Context, l plugin.Name) (node string, exclusive bool, err error) {
 	switch {
 	case slices.Contains(n.Fleet.Exclusive, l.Type):
-		if n.elector.Held(l) != nil {
+		if n.Elector.Held(l) != nil {
 			return n.name, true, nil
 		}
 	case n.settings.elsewhere(l) == "":
@@ -55,7 +55,7 @@ func (n *Node) leader(ctx context.Context, l plugin.Name) (node string, exclusiv
 	}
 	ctx, cancel := context.WithTimeout(ctx, findTimeout)
 	defer cancel()
-	node, _, err = n.lookup.Holder(ctx, l)
+	node, _, err = n.Lookup.Holder(ctx, l)
 	return node, true, err
 }
 
@@ -97,7 +97,7 @@ func (r exclusiveRegistry) Conn(ctx context.Context, ptype, name string) (grpc.C
 		}
 		return conn, nil
 	}
-	hold := r.node.elector.Held(lock)
+	hold := r.node.Elector.Held(lock)
 	if hold == nil {
 		return nil, status.Errorf(codes.FailedPrecondition,
 			"node %s does not hold its lock, and only one instance in the fleet may be active: "+

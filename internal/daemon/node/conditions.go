@@ -57,35 +57,33 @@ func (n *Node) Certificates() map[string]certfile.Certificate {
 		}
 		all["nodes"] = n.credentials.Certificate(calledAs)
 	}
-	if c := n.cluster.Certificate(); !c.Expires.IsZero() {
+	if c := n.Cluster.Certificate(); !c.Expires.IsZero() {
 		all["etcd"] = c
 	}
 	return all
 }
 
-// certificateCondition returns a condition that is degraded if a certificate cannot be used.
-func (n *Node) certificateCondition() plugin.Condition {
-	condition := plugin.Condition{Name: certificatesCondition, OK: true}
+// certificateCondition returns a condition that is degraded if a certificate cannot be used, and the time after which that may change.
+func (n *Node) certificateCondition() (plugin.Condition, time.Duration) {
+	condition, next := plugin.Condition{Name: certificatesCondition, OK: true}, certificateLook
 	all := n.Certificates()
 	for _, use := range slices.Sorted(maps.Keys(all)) {
-		if c := all[use]; c.Err != nil {
+		c := all[use]
+		if c.Err != nil {
 			condition.OK, condition.Since = false, c.Since
 			condition.Message = "the certificate for " + use + " cannot be used: " + untrusted.Valid(c.Err.Error())
 		}
-	}
-	return condition
-}
-
-// lookAtCertificates reads the files, and checks the calls in progress again, because their CA may have been removed.
-func (n *Node) lookAtCertificates() (c plugin.Condition, next time.Duration) {
-	c, next = n.certificateCondition(), certificateLook
-	n.rules.Recheck()
-	for _, c := range n.Certificates() {
 		if left := time.Until(c.Expires) + time.Millisecond; left > 0 {
 			next = min(next, left)
 		}
 	}
-	return c, next
+	return condition, next
+}
+
+// lookAtCertificates also checks the calls in progress again, because their CA may have been removed.
+func (n *Node) lookAtCertificates() (plugin.Condition, time.Duration) {
+	defer n.rules.Recheck()
+	return n.certificateCondition()
 }
 
 // drain records whether the node is drained, and whether it still serves the fleet.
@@ -323,10 +321,10 @@ func versionsDiffer(versions []*patchbayv1.FleetVersion, differ map[string]time.
 func (n *Node) lookAtVersions() (plugin.Condition, time.Duration) {
 	drift := cmp.Or(n.Fleet.Drift, defaultDrift)
 	if n.Fleet.Drift > 0 {
-		n.reader.Use()
+		n.Reader.Use()
 	}
-	if n.reader.IsFollowed() && n.reader.Health().Current {
-		n.versions.Store(new(versionsDiffer(Versions(n.reader, fleet.Filter{}), n.differ, drift, time.Now())))
+	if n.Reader.IsFollowed() && n.Reader.Health().Current {
+		n.versions.Store(new(versionsDiffer(Versions(n.Reader, fleet.Filter{}), n.differ, drift, time.Now())))
 	}
 	c := cmp.Or(n.versions.Load(), &plugin.Condition{Name: versionsCondition, OK: true})
 	return *c, min(versionsLook, max(drift/10, time.Second))
@@ -344,7 +342,7 @@ func (n *Node) watchConditions(ctx context.Context) {
 	select {
 	case <-n.settings.found:
 		var changed <-chan struct{}
-		changed, n.settings.read = n.lookup.FollowLocks()
+		changed, n.settings.read = n.Lookup.FollowLocks()
 		watched{look: n.settings.look, changed: changed, pause: settingsPause, texts: true}.watch(ctx, n.announce)
 	case <-ctx.Done():
 	}

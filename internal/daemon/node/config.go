@@ -96,8 +96,8 @@ func validateServe(c config.Fleet, check func(field string, err error)) {
 			check("fleet.serve", errors.New("calls from other nodes need a certificate: name the files cert, key and ca"))
 		}
 	}
-	if files != (nodecall.TLS{}) {
-		check("fleet.serve", files.Validate())
+	if files != (nodecall.TLS{}) && (files.CA == "" || files.Cert == "" || files.Key == "") {
+		check("fleet.serve", errors.New("calls between nodes need a certificate: name the files ca, cert and key"))
 	}
 	rule := func(field string, i int, wrong ...error) {
 		if err := cmp.Or(wrong...); err != nil {

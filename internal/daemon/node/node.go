@@ -60,13 +60,17 @@ type Node struct {
 	Events   Events
 	Log      *slog.Logger
 
+	// The following are set by Init, and the publisher by Publish.
+
+	Cluster   *fleet.Cluster
+	Reader    *fleet.Reader
+	Lookup    *fleet.Lookup
+	Elector   *locks.Elector // nil if there are no exclusive plugins
+	Publisher *fleet.Publisher
+
 	name        string
-	cluster     *fleet.Cluster
 	credentials *nodecall.Credentials // nil if no calls between this node and others are configured
-	reader      *fleet.Reader
-	lookup      *fleet.Lookup
 	dialer      *nodecall.Dialer
-	elector     *locks.Elector // nil if there are no exclusive plugins
 	rules       *access.Rules[[]config.FleetAllow]
 	offers      atomic.Pointer[[]config.FleetOffer]
 	settings    *settings
@@ -74,9 +78,7 @@ type Node struct {
 	isNamed     atomic.Bool   // whether the node has its name in the fleet
 	altered     chan struct{} // receives a value after a change of isNamed or of the cordon
 
-	publisher *fleet.Publisher // set by Publish
-	local     Local            // set by Publish
-
+	local    Local                            // set by Publish
 	versions atomic.Pointer[plugin.Condition] // the result of the last comparison of the versions; nil for none
 	differ   map[string]time.Time             // see versionsDiffer
 }
@@ -91,7 +93,7 @@ func (n *Node) Init() (err error) {
 	if n.name == "" {
 		return errors.New("cannot find out the host name for the fleet; set fleet.node")
 	}
-	if n.cluster, err = fleet.Connect(fleet.Etcd(n.Fleet.Etcd)); err != nil {
+	if n.Cluster, err = fleet.Connect(fleet.Etcd(n.Fleet.Etcd)); err != nil {
 		return err
 	}
 	if files := tlsOf(n.Fleet); files != (nodecall.TLS{}) {
@@ -100,15 +102,15 @@ func (n *Node) Init() (err error) {
 		}
 	}
 	if len(n.Fleet.Exclusive) > 0 {
-		n.elector = &locks.Elector{
-			Cluster: n.cluster, Node: n.name, TTL: n.Fleet.Presence, TokenFile: n.State + ".tokens", Logger: n.Log,
+		n.Elector = &locks.Elector{
+			Cluster: n.Cluster, Node: n.name, TTL: n.Fleet.Presence, TokenFile: n.State + ".tokens", Logger: n.Log,
 		}
-		if err := n.elector.Init(); err != nil {
+		if err := n.Elector.Init(); err != nil {
 			return err
 		}
 	}
-	n.reader = fleet.Open(n.cluster, fleet.ReaderConfig{Presence: n.Fleet.Presence, Logger: n.Log})
-	n.lookup = fleet.OpenLookup(n.cluster, fleet.LookupConfig{Whole: n.reader, NodeFile: n.State + ".nodes", Logger: n.Log})
+	n.Reader = fleet.Open(n.Cluster, fleet.ReaderConfig{Presence: n.Fleet.Presence, Logger: n.Log})
+	n.Lookup = fleet.OpenLookup(n.Cluster, fleet.LookupConfig{Whole: n.Reader, NodeFile: n.State + ".nodes", Logger: n.Log})
 	local := n.Exclusive(n.Registry)
 	n.dialer = &nodecall.Dialer{
 		Find: n.find, Credentials: n.credentials, Node: n.name, Labels: n.Fleet.Labels, Called: n.Called.Ended,
@@ -133,7 +135,7 @@ func (n *Node) Publish(local Local, listener net.Listener) error {
 		return err
 	}
 	n.local = local
-	n.publisher, err = fleet.NewPublisher(n.cluster, fleet.PublisherConfig{
+	n.Publisher, err = fleet.NewPublisher(n.Cluster, fleet.PublisherConfig{
 		Node: n.name, Address: address, Version: n.Version, Presence: n.Fleet.Presence, Retention: n.Fleet.Retention,
 		Settings: n.settings.own, InstanceFile: n.State + ".instance", Labels: n.Fleet.Labels, Local: published{local}, Logger: n.Log,
 		Unhealthy: n.Health.UnhealthySockets, Locked: n.settings.begin, Named: n.setNamed, Cordoned: n.setCordon,
@@ -146,19 +148,19 @@ func (n *Node) Publish(local Local, listener net.Listener) error {
 func (n *Node) Run(ctx context.Context) {
 	var running sync.WaitGroup
 	defer running.Wait()
-	running.Go(func() { n.publisher.Run(ctx) })
+	running.Go(func() { n.Publisher.Run(ctx) })
 	running.Go(func() { n.watchConditions(ctx) })
-	if n.elector == nil {
+	if n.Elector == nil {
 		return
 	}
-	running.Go(func() { n.elector.Run(ctx) })
+	running.Go(func() { n.Elector.Run(ctx) })
 	for changes := (published{n.local}).Changes(ctx); ctx.Err() == nil; {
 		var wanted []plugin.Name
 		// Compete only with the name: callers look for the holder of a lock at the daemon that has it.
 		if n.isNamed.Load() && n.drain.isOpen() {
 			wanted = n.wantedLocks()
 		}
-		n.elector.Stand(wanted)
+		n.Elector.Stand(wanted)
 		select {
 		case <-changes:
 		case <-n.altered:
@@ -172,8 +174,8 @@ func (n *Node) Close() error {
 	if n == nil {
 		return nil
 	}
-	n.reader.Close()
-	n.lookup.Close()
+	n.Reader.Close()
+	n.Lookup.Close()
 	n.dialer.Close()
 	return nil
 }
@@ -193,14 +195,15 @@ func (n *Node) Conditions() []plugin.Condition {
 	if n == nil {
 		return nil
 	}
-	all := []plugin.Condition{n.settings.condition(), n.publisher.Condition()}
+	all := []plugin.Condition{n.settings.condition(), n.Publisher.Condition()}
 	if len(n.Certificates()) > 0 {
-		all = append(all, n.certificateCondition())
+		c, _ := n.certificateCondition()
+		all = append(all, c)
 	}
 	if c, drained := n.drain.condition(); drained {
 		all = append(all, c)
 	}
-	if c := n.versions.Load(); c != nil && n.reader.IsFollowed() {
+	if c := n.versions.Load(); c != nil && n.Reader.IsFollowed() {
 		all = append(all, *c)
 	}
 	return all
@@ -231,12 +234,6 @@ func (n *Node) setCordon(c fleet.Cordon) {
 	fleet.Notify(n.altered)
 }
 
-// Reader returns the reader of the fleet.
-func (n *Node) Reader() *fleet.Reader { return n.reader }
-
-// Cluster returns the etcd of the fleet.
-func (n *Node) Cluster() *fleet.Cluster { return n.cluster }
-
 // published is the node as other nodes see it. It is a [fleet.Local].
 type published struct{ Local }
 
@@ -261,29 +258,7 @@ func (p published) Changes(ctx context.Context) <-chan struct{} {
 	return changes
 }
 
-// HasLocks reports whether the node competes for locks.
-func (n *Node) HasLocks() bool { return n.elector != nil }
-
 // holdsLock reports whether the node holds a lock.
 func (n *Node) holdsLock() bool {
-	return slices.ContainsFunc(n.Wanted(), func(w locks.Wanted) bool { return w.Held })
-}
-
-// Wanted returns the locks that the node wants.
-func (n *Node) Wanted() []locks.Wanted {
-	if n.elector == nil {
-		return nil
-	}
-	return n.elector.Wanted()
-}
-
-// Stats returns the statistics of the publisher.
-func (n *Node) Stats() fleet.Stats { return n.publisher.Stats() }
-
-// Followed returns the health of the lookup of called plugins and, if the whole fleet is read now, of its reader; otherwise whole is nil.
-func (n *Node) Followed() (called fleet.Health, whole *fleet.Health) {
-	if n.reader.IsFollowed() {
-		whole = new(n.reader.Health())
-	}
-	return n.lookup.Health(), whole
+	return slices.ContainsFunc(n.Elector.Wanted(), func(w locks.Wanted) bool { return w.Held })
 }

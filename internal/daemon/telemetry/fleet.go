@@ -73,7 +73,7 @@ func (c fleetCollector) Describe(ch chan<- *prometheus.Desc) {
 }
 
 func (c fleetCollector) Collect(ch chan<- prometheus.Metric) {
-	wrote := c.node.Stats()
+	wrote := c.node.Publisher.Stats()
 	counter(ch, fleetSessions, wrote.Sessions)
 	counter(ch, fleetFailures, wrote.Failures)
 	counter(ch, fleetWrites, wrote.Writes)
@@ -81,15 +81,14 @@ func (c fleetCollector) Collect(ch chan<- prometheus.Metric) {
 	if !wrote.Published.IsZero() {
 		gauge(ch, fleetLastWrite, float64(wrote.Published.UnixMilli())/1000)
 	}
-	called, whole := c.node.Followed()
-	gauge(ch, fleetLookupCurrent, oneIf(called.Current))
-	if whole != nil {
-		gauge(ch, fleetCurrent, oneIf(whole.Current))
+	gauge(ch, fleetLookupCurrent, oneIf(c.node.Lookup.Health().Current))
+	if c.node.Reader.IsFollowed() {
+		gauge(ch, fleetCurrent, oneIf(c.node.Reader.Health().Current))
 	}
 	for use, certificate := range c.node.Certificates() {
 		gauge(ch, fleetExpiry, float64(certificate.Expires.Unix()), use)
 	}
-	wanted := c.node.Wanted()
+	wanted := c.node.Elector.Wanted()
 	for _, w := range wanted[:min(len(wanted), maxLocks)] {
 		ptype, name := untrusted.Valid(w.Lock.Type), untrusted.Valid(w.Lock.Name)
 		gauge(ch, fleetLockHeld, oneIf(w.Held), ptype, name)

@@ -52,7 +52,7 @@ patchbay_fleet_reader_current 0
 		}
 	}
 	is("")
-	member.Reader().Use()
+	member.Reader.Use()
 	is(following)
 	problems, err := testutil.GatherAndLint(m.registry)
 	if err != nil || len(problems) > 0 {

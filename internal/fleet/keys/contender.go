@@ -59,8 +59,6 @@ func (c Contender) Value() string {
 	return fmt.Sprintf(contenderHolds, seconds, c.Token)
 }
 
-const maxLockTTL = time.Minute // of a contender
-
 // ParseContender parses the key of a contender. It reports false for a node that has left, a key without the lease that it names, and
 // anything malformed.
 func ParseContender(s Space, kv *mvccpb.KeyValue) (c Contender, ok bool) {
@@ -77,7 +75,7 @@ func ParseContender(s Space, kv *mvccpb.KeyValue) (c Contender, ok bool) {
 	if seconds <= 0 || c.Token < 0 {
 		return c, false
 	}
-	c.TTL = time.Duration(min(seconds, int64(maxLockTTL/time.Second))) * time.Second
+	c.TTL = time.Duration(min(seconds, int64(MaxLockTTL/time.Second))) * time.Second
 	return c, true
 }
 
@@ -98,6 +96,8 @@ func parseKey(s Space, key string) (c Contender, ok bool) {
 const (
 	// MaxLocks is the number of locks for which one node competes.
 	MaxLocks = 4096
+	// MaxLockTTL is the longest lease of its locks.
+	MaxLockTTL = time.Minute
 	// maxLockKeys is how many keys of one node count. After restarts it has those of its earlier leases too.
 	maxLockKeys = 4 * MaxLocks
 )

@@ -26,7 +26,7 @@ func TestContender(t *testing.T) {
 		}
 	}
 	own := Contender{Lock: plugin.Name{Type: "T", Name: "x"}, Node: "a", Lease: 1}.Key(s)
-	if c, ok := ParseContender(s, kv(own, "waits 99999999999999", 1)); !ok || c.TTL != maxLockTTL {
+	if c, ok := ParseContender(s, kv(own, "waits 99999999999999", 1)); !ok || c.TTL != MaxLockTTL {
 		t.Errorf("a lease that is too long: %+v, %t", c, ok)
 	}
 	for name, kv := range map[string]*mvccpb.KeyValue{

@@ -26,8 +26,6 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-const maxTTL = time.Minute
-
 // Elector competes for locks in etcd: of all nodes that compete for a lock, one holds it. The exported fields are set before Init; then an
 // Elector is safe for concurrent use.
 //
@@ -66,7 +64,7 @@ func (e *Elector) Init() (err error) {
 	if e.ledger, err = openLedger(e.TokenFile); err != nil {
 		return fmt.Errorf("cannot compete for locks: %w", err)
 	}
-	e.TTL = min((cmp.Or(e.TTL, fleet.DefaultPresence) + time.Second - 1).Truncate(time.Second), maxTTL)
+	e.TTL = min((cmp.Or(e.TTL, fleet.DefaultPresence) + time.Second - 1).Truncate(time.Second), keys.MaxLockTTL)
 	e.Logger = cmp.Or(e.Logger, slog.New(slog.DiscardHandler))
 	e.space = e.Cluster.Space()
 	e.timeout, e.longest, e.member = min(e.Cluster.Timeout(), e.TTL/5), e.TTL, rand.IntN(1<<20)
@@ -120,9 +118,11 @@ type Wanted struct {
 	Calls int64 // in progress
 }
 
-// Wanted returns the locks that the node wants, ordered by type and name.
-func (e *Elector) Wanted() []Wanted {
-	var wanted []Wanted
+// Wanted returns the locks that the node wants, ordered by type and name; none for a nil Elector.
+func (e *Elector) Wanted() (wanted []Wanted) {
+	if e == nil {
+		return nil
+	}
 	for _, l := range slices.SortedFunc(maps.Keys(e.wants()), plugin.Name.Compare) {
 		w := Wanted{Lock: l}
 		if h := e.Held(l); h != nil {

@@ -159,7 +159,6 @@ func (s *session) check(c *candidacy, wanted bool, now time.Time) {
 	}
 }
 
-// keyLost ends a candidacy whose key is gone.
 func (s *session) keyLost(c *candidacy, now time.Time) {
 	if c.hold != nil {
 		s.Logger.Warn("fleet: the key of a lock was removed or replaced by somebody else, and the node gives the lock up",
@@ -169,7 +168,6 @@ func (s *session) keyLost(c *candidacy, now time.Time) {
 	c.phase = left
 }
 
-// drop ends the hold of a candidacy.
 func (s *session) drop(c *candidacy, now time.Time) {
 	c.hold.lose()
 	if c.hold.calls.Load() > 0 {

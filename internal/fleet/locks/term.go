@@ -167,7 +167,6 @@ func (s *session) leave() {
 	_, _ = s.client.Revoke(ctx, t.lease)
 }
 
-// phase is the phase of a candidacy.
 type phase int
 
 const (

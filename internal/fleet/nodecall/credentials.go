@@ -31,14 +31,6 @@ type TLS struct {
 
 const nodePlaceholder = "{node}" // in TLS.ServerName
 
-// Validate returns an error unless CA, certificate and key are configured. It reads no files.
-func (t TLS) Validate() error {
-	if t.CA == "" || t.Cert == "" || t.Key == "" {
-		return errors.New("calls between nodes need a certificate: name the files ca, cert and key")
-	}
-	return nil
-}
-
 // Credentials are the certificate of a node and the CAs that it trusts. They are safe for concurrent use.
 type Credentials struct {
 	pair       *certfile.Files[*tls.Certificate]
@@ -219,7 +211,6 @@ func (c *Credentials) Trusts(ctx context.Context) error {
 	return nil
 }
 
-// chainOfCaller returns the certificates of the caller.
 func chainOfCaller(ctx context.Context) ([]*x509.Certificate, error) {
 	if from, ok := peer.FromContext(ctx); ok {
 		if info, ok := from.AuthInfo.(credentials.TLSInfo); ok && len(info.State.PeerCertificates) > 0 {

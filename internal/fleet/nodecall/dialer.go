@@ -32,9 +32,6 @@ type Policy struct {
 	Labels map[string]string // the labels that the node must have
 }
 
-// Finder returns the instances that pass a filter and can be called.
-type Finder func(ctx context.Context, f fleet.Filter) ([]fleet.Instance, error)
-
 const (
 	// connectTimeout bounds the time to connect to a node. After it, the next node is tried.
 	connectTimeout = 3 * time.Second
@@ -46,7 +43,8 @@ const (
 // exported fields are set before the first call; then a Dialer is safe for concurrent use. The owner calls Close. Functions may be nil,
 // except Find.
 type Dialer struct {
-	Find        Finder
+	// Find returns the instances that pass a filter and can be called.
+	Find        func(ctx context.Context, f fleet.Filter) ([]fleet.Instance, error)
 	Credentials *Credentials      // for calls to other nodes; nil if only this node can be called
 	Node        string            // the name of this node; empty for none
 	Labels      map[string]string // of this node
@@ -143,10 +141,9 @@ func (c *Conn) NewStream(
 
 // candidate is a node that may take a call.
 type candidate struct {
-	node      string
-	open      func(ctx context.Context, desc *grpc.StreamDesc, method string, options ...grpc.CallOption) (grpc.ClientStream, error)
-	isFailing bool
-	rank      int // nodes with a greater rank are tried later
+	node string
+	open func(ctx context.Context, desc *grpc.StreamDesc, method string, options ...grpc.CallOption) (grpc.ClientStream, error)
+	rank int // nodes with a greater rank are tried later
 }
 
 // candidates returns the nodes that may take a call of a user, in the order in which they are tried. Other nodes are looked up if this one
@@ -256,13 +253,7 @@ func (d *Dialer) others(ctx context.Context, f fleet.Filter, tried map[string]bo
 func (d *Dialer) sort(nodes map[string]fleet.Instance, ptype, name string) []candidate {
 	var all []candidate
 	for _, i := range nodes {
-		c := d.remote(i, ptype, name)
-		for bit, isBad := range []bool{i.GetUnhealthy(), c.isFailing || i.Node.State == fleet.NodeUnreachable, i.Node.Cordon.Drained} {
-			if isBad {
-				c.rank |= 1 << bit
-			}
-		}
-		all = append(all, c)
+		all = append(all, d.remote(i, ptype, name))
 	}
 	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 	slices.SortStableFunc(all, func(a, b candidate) int { return cmp.Compare(a.rank, b.rank) })
@@ -277,8 +268,14 @@ func (d *Dialer) remote(i fleet.Instance, ptype, name string) candidate {
 	case d.Credentials == nil:
 		unable = errors.New("this node has no certificate for calls to others; set fleet.serve.cert, key and ca")
 	}
-	at := poolKey{i.Node.Name, i.Node.GetAddress()}
-	return candidate{node: i.Node.Name, isFailing: unable != nil || d.isFailing(at), open: func(
+	at, rank := poolKey{i.Node.Name, i.Node.GetAddress()}, 0
+	isFailing := unable != nil || d.isFailing(at) || i.Node.State == fleet.NodeUnreachable
+	for bit, isBad := range []bool{i.GetUnhealthy(), isFailing, i.Node.Cordon.Drained} {
+		if isBad {
+			rank |= 1 << bit
+		}
+	}
+	return candidate{node: i.Node.Name, rank: rank, open: func(
 		ctx context.Context, desc *grpc.StreamDesc, method string, options ...grpc.CallOption,
 	) (grpc.ClientStream, error) {
 		if unable != nil {

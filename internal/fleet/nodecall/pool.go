@@ -52,16 +52,16 @@ type nodeConn struct {
 func (d *Dialer) isFailing(k poolKey) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	c := d.conns[k]
-	return c != nil && c.isFailing()
+	return d.conns[k].isFailing()
 }
 
-func (c *nodeConn) isFailing() bool {
-	_, failing := c.State()
+func (c *nodeConn) isFailing() (failing bool) {
+	if c != nil {
+		_, failing = c.State()
+	}
 	return failing
 }
 
-// open opens a stream for a call to a node.
 func (d *Dialer) open(
 	ctx context.Context, k poolKey, desc *grpc.StreamDesc, method string, options []grpc.CallOption,
 ) (grpc.ClientStream, error) {
