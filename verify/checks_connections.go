@@ -22,11 +22,17 @@ const (
 	silentConns = 16 // connections that say nothing
 )
 
+// connectRaw returns a connection to the registration socket for bytes that are not gRPC.
+func (s *subject) connectRaw(ctx context.Context) *net.UnixConn {
+	conn, err := sock.Dial(ctx, s.path)
+	require(err == nil, "cannot connect: %v", err)
+	return conn
+}
+
 // others checks that a new connection is served while others are in use.
 func (s *subject) others(ctx context.Context, meanwhile string) outcome {
-	if _, err := s.getInfo(ctx); err != nil {
-		return fail("while %s, %s of another connection %s", meanwhile, path.Base(s.question()), clip(brief(err)))
-	}
+	_, err := s.getInfo(ctx)
+	require(err == nil, "while %s, %s of another connection %s", meanwhile, path.Base(s.question()), brief(err))
 	return pass("while %s, another connection is served", meanwhile)
 }
 
@@ -38,9 +44,7 @@ func checkCrowd(ctx context.Context, s *subject) outcome {
 	answers := make(chan error, manyConns)
 	for range manyConns {
 		conn, err := dial(s.path, s.options.CallTimeout, nil)
-		if err != nil {
-			return fail("%v", err)
-		}
+		requireValid(err)
 		defer conn.Close() // when all were asked
 		go func() {
 			_, err := s.queryOn(ctx, conn)
@@ -64,47 +68,34 @@ func checkCrowd(ctx context.Context, s *subject) outcome {
 
 // checkSilence tries twice, since the plugin may not have noticed yet that the connections of an earlier rule are closed.
 func checkSilence(ctx context.Context, s *subject) outcome {
-	o := tryAmongSilent(ctx, s)
+	o := outcomeOf(func() outcome { return s.amongSilent(ctx) })
 	if o.status == Failed {
 		s.recover(ctx)
-		o = tryAmongSilent(ctx, s)
+		o = s.amongSilent(ctx)
 	}
 	return o
 }
 
-func tryAmongSilent(ctx context.Context, s *subject) outcome {
+func (s *subject) amongSilent(ctx context.Context) outcome {
 	for range silentConns {
-		conn, err := sock.Dial(ctx, s.path)
-		if err != nil {
-			return fail("cannot connect: %v", err)
-		}
-		defer conn.Close()
+		defer s.connectRaw(ctx).Close()
 	}
 	s.trace.add(fmt.Sprintf("%d connections without a byte", silentConns), "")
 	return s.others(ctx, fmt.Sprintf("%d connections say nothing", silentConns))
 }
 
 func checkSlowReader(ctx context.Context, s *subject) outcome {
-	conn, err := sock.Dial(ctx, s.path)
-	if err != nil {
-		return fail("cannot connect: %v", err)
-	}
+	conn := s.connectRaw(ctx)
 	defer conn.Close()
 	request, err := unreadRequests(s.question(), silentConns)
-	if err != nil {
-		return fail("%v", err)
-	}
+	requireValid(err)
 	err = conn.SetDeadline(time.Now().Add(s.options.CallTimeout))
 	if err == nil {
 		_, err = conn.Write(request)
 	}
-	if err != nil {
-		return fail("a connection ended while it sent its requests: %v", err)
-	}
-	// The plugin has begun to answer when its SETTINGS frame arrives.
-	if _, err := conn.Read(make([]byte, 1)); err != nil {
-		return fail("a connection whose flow-control window is closed gets no settings: %v", clip(err.Error()))
-	}
+	require(err == nil, "a connection ended while it sent its requests: %v", err)
+	_, err = conn.Read(make([]byte, 1)) // the plugin has begun to answer when its SETTINGS frame arrives
+	require(err == nil, "a connection whose flow-control window is closed gets no settings: %s", text(err))
 	s.trace.add(fmt.Sprintf("%d times %s on a connection whose window is closed", silentConns, path.Base(s.question())), "")
 	return s.others(ctx, "a peer with unanswered requests reads nothing")
 }
@@ -139,10 +130,7 @@ func checkGarbage(ctx context.Context, s *subject) outcome {
 	for _, garbage := range []string{
 		"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", "\x00\xff\x00\xff\n", http2.ClientPreface + "\xff\xff\xff\x00\x00\x00\x00\x00\x00",
 	} {
-		conn, err := sock.Dial(ctx, s.path)
-		if err != nil {
-			return fail("cannot connect: %v", err)
-		}
+		conn := s.connectRaw(ctx)
 		s.speak(conn, garbage)
 		// Wait until the plugin closes the connection, which means that it has read the bytes. CloseWrite ends the input of a plugin that
 		// waits for more.

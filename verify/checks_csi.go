@@ -24,86 +24,69 @@ const (
 func checkPluginInfo(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome {
 	answer, err := csi.NewIdentityClient(conn).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
 	s.vendor = answer.GetVendorVersion()
-	switch {
-	case err != nil:
-		return fail("GetPluginInfo %s", brief(err))
-	case answer.Name != s.asked.info.Name:
-		return fail("GetPluginInfo says %s, and the plugin registers as %s", untrusted.Quote(answer.Name), untrusted.Quote(s.asked.info.Name))
-	case answer.VendorVersion == "":
-		return fail("vendor_version is empty; CSI requires it")
-	case len(answer.VendorVersion) > maxCSIString:
-		return fail("vendor_version has %d bytes, and CSI allows %d", len(answer.VendorVersion), maxCSIString)
-	}
-	return pass("%s, version %s", untrusted.Quote(answer.Name), untrusted.Quote(answer.VendorVersion))
+	requireCall("GetPluginInfo", err)
+	require(answer.Name == s.asked.info.Name, "GetPluginInfo says %s, and the plugin registers as %s",
+		untrusted.Quote(answer.Name), untrusted.Quote(s.asked.info.Name))
+	require(s.vendor != "", "vendor_version is empty; CSI requires it")
+	require(len(s.vendor) <= maxCSIString, "vendor_version has %d bytes, and CSI allows %d", len(s.vendor), maxCSIString)
+	return pass("%s, version %s", untrusted.Quote(answer.Name), untrusted.Quote(s.vendor))
+}
+
+func pluginCapabilities(ctx context.Context, conn *grpc.ClientConn) (*csi.GetPluginCapabilitiesResponse, error) {
+	return csi.NewIdentityClient(conn).GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
 }
 
 func checkPluginCapabilities(ctx context.Context, _ *subject, conn *grpc.ClientConn) outcome {
-	answer, err := csi.NewIdentityClient(conn).GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
-	if slices.ContainsFunc(answer.GetCapabilities(), func(c *csi.PluginCapability) bool { return c.GetType() == nil }) {
-		return warn("a capability has no type, and so no meaning")
-	}
+	answer, err := pluginCapabilities(ctx, conn)
+	untyped := slices.ContainsFunc(answer.GetCapabilities(), func(c *csi.PluginCapability) bool { return c.GetType() == nil })
+	expect(!untyped, "a capability has no type, and so no meaning")
 	return counted(len(answer.GetCapabilities()), "GetPluginCapabilities", err)
 }
 
 func counted(capabilities int, method string, err error) outcome {
-	if err != nil {
-		return fail("%s %s", method, brief(err))
-	}
+	requireCall(method, err)
 	return pass("%d capabilities", capabilities)
 }
 
 func checkProbe(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome {
-	return s.inTime(ctx, func() (bool, outcome) {
+	ready := s.inTime(ctx, func() bool {
 		answer, err := csi.NewIdentityClient(conn).Probe(ctx, &csi.ProbeRequest{})
-		switch {
-		case err != nil:
-			return true, fail("Probe %s", brief(err))
-		case answer.Ready != nil && !answer.Ready.Value:
-			return false, fail("Probe still says that the driver is not ready after %v", s.options.StartTimeout)
-		}
-		return true, pass("the driver is ready")
+		requireCall("Probe", err)
+		return answer.Ready == nil || answer.Ready.Value
 	})
+	require(ready, "Probe still says that the driver is not ready after %v", s.options.StartTimeout)
+	return pass("the driver is ready")
 }
 
 func checkNodeCapabilities(ctx context.Context, _ *subject, conn *grpc.ClientConn) outcome {
 	answer, err := csi.NewNodeClient(conn).NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
-	if status.Code(err) == codes.Unimplemented && controllerAlone(ctx, conn) {
-		return notApplicable("the driver serves a controller and no node")
-	}
+	assumeNode(ctx, conn, err)
 	return counted(len(answer.GetCapabilities()), "NodeGetCapabilities", err)
 }
 
 func checkNodeInfo(ctx context.Context, _ *subject, conn *grpc.ClientConn) outcome {
 	answer, err := csi.NewNodeClient(conn).NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
-	switch {
-	case status.Code(err) == codes.Unimplemented && controllerAlone(ctx, conn):
-		return notApplicable("the driver serves a controller and no node")
-	case err != nil:
-		return fail("NodeGetInfo %s", brief(err))
-	case answer.MaxVolumesPerNode < 0:
-		return fail("max_volumes_per_node is %d", answer.MaxVolumesPerNode)
-	}
-	if err := untrusted.Required("node_id", answer.NodeId, maxNodeID); err != nil {
-		return fail("%v", err)
-	}
-	if size := sizeOf(answer.GetAccessibleTopology().GetSegments()); size > maxCSIMapSize {
-		return fail("the topology has %d bytes, and CSI allows %d", size, maxCSIMapSize)
-	}
+	assumeNode(ctx, conn, err)
+	requireCall("NodeGetInfo", err)
+	require(answer.MaxVolumesPerNode >= 0, "max_volumes_per_node is %d", answer.MaxVolumesPerNode)
+	requireValid(untrusted.Required("node_id", answer.NodeId, maxNodeID))
+	size := sizeOf(answer.GetAccessibleTopology().GetSegments())
+	require(size <= maxCSIMapSize, "the topology has %d bytes, and CSI allows %d", size, maxCSIMapSize)
 	return pass("node %s", untrusted.Quote(answer.NodeId))
 }
 
-// controllerAlone reports whether a driver announces a controller and has no Node service at all. One that implements NodeGetCapabilities
-// has a node, and the kubelet wants NodeGetInfo of it.
-func controllerAlone(ctx context.Context, conn *grpc.ClientConn) bool {
+// assumeNode ends the check as not applicable if a method is not implemented because the driver announces a controller and has no Node
+// service at all. A driver that implements NodeGetCapabilities has a node, and the kubelet calls its NodeGetInfo.
+func assumeNode(ctx context.Context, conn *grpc.ClientConn, err error) {
+	if status.Code(err) != codes.Unimplemented {
+		return
+	}
 	node := csi.NewNodeClient(conn)
-	if _, err := node.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{}); status.Code(err) != codes.Unimplemented {
-		return false
-	}
-	if _, err := node.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{}); status.Code(err) != codes.Unimplemented {
-		return false
-	}
-	plugin, err := csi.NewIdentityClient(conn).GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
-	return err == nil && hasService(plugin, csi.PluginCapability_Service_CONTROLLER_SERVICE)
+	_, infoErr := node.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
+	_, capabilitiesErr := node.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
+	plugin, _ := pluginCapabilities(ctx, conn) // it has no services if the call fails
+	served := status.Code(infoErr) != codes.Unimplemented || status.Code(capabilitiesErr) != codes.Unimplemented
+	assume(served || !hasService(plugin, csi.PluginCapability_Service_CONTROLLER_SERVICE), "the driver serves a controller and no node")
 }
 
 // isElsewhere reports whether a server lacks the whole service of a method. The processes of a driver announce the same, and the controller
@@ -113,20 +96,12 @@ func isElsewhere(err error) bool {
 }
 
 func checkController(ctx context.Context, _ *subject, conn *grpc.ClientConn) outcome {
-	plugin, err := csi.NewIdentityClient(conn).GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
-	if err != nil {
-		return notApplicable("the driver does not say whether it has one")
-	}
-	if !hasService(plugin, csi.PluginCapability_Service_CONTROLLER_SERVICE) {
-		return notApplicable("the driver announces no controller")
-	}
+	plugin, err := pluginCapabilities(ctx, conn)
+	assume(err == nil, "the driver does not say whether it has one")
+	assume(hasService(plugin, csi.PluginCapability_Service_CONTROLLER_SERVICE), "the driver announces no controller")
 	can, err := csi.NewControllerClient(conn).ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{})
-	switch {
-	case isElsewhere(err):
-		return notApplicable("no controller is served here; another process of the driver may do it")
-	case status.Code(err) == codes.Unimplemented:
-		return fail("the driver announces CONTROLLER_SERVICE, and ControllerGetCapabilities %s", brief(err))
-	}
+	assume(!isElsewhere(err), "no controller is served here; another process of the driver may do it")
+	require(status.Code(err) != codes.Unimplemented, "the driver announces CONTROLLER_SERVICE, and ControllerGetCapabilities %s", brief(err))
 	return counted(len(can.GetCapabilities()), "ControllerGetCapabilities", err)
 }
 
@@ -141,60 +116,41 @@ func sizeOf(m map[string]string) int {
 // topologyPrefix matches the part of a topology key before the slash.
 var topologyPrefix = regexp.MustCompile(`^[a-z0-9]([-.a-z0-9]{0,61}[a-z0-9])?$`)
 
-// nodeTopology returns the topology of the node, or an outcome if there is none to judge.
-func nodeTopology(ctx context.Context, conn *grpc.ClientConn) (map[string]string, outcome) {
+// nodeTopology returns the topology of the node. It ends the check if there is none to judge.
+func nodeTopology(ctx context.Context, conn *grpc.ClientConn) map[string]string {
 	answer, err := csi.NewNodeClient(conn).NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
-	switch segments := answer.GetAccessibleTopology().GetSegments(); {
-	case err != nil:
-		return nil, notApplicable("NodeGetInfo does not answer")
-	case len(segments) == 0:
-		return nil, notApplicable("the node has no topology")
-	default:
-		return segments, outcome{}
-	}
+	assume(err == nil, "NodeGetInfo does not answer")
+	segments := answer.GetAccessibleTopology().GetSegments()
+	assume(len(segments) > 0, "the node has no topology")
+	return segments
 }
 
 func checkTopology(ctx context.Context, _ *subject, conn *grpc.ClientConn) outcome {
-	segments, o := nodeTopology(ctx, conn)
-	if segments == nil {
-		return o
-	}
+	segments := nodeTopology(ctx, conn)
 	folded, prefixes := map[string]bool{}, map[string]bool{}
 	for key, value := range segments {
 		name := key
 		if prefix, rest, prefixed := strings.Cut(key, "/"); prefixed {
-			if !topologyPrefix.MatchString(prefix) {
-				return fail("the prefix of the topology key %s is not a lower-case domain name of at most 63 characters", untrusted.Quote(key))
-			}
+			require(topologyPrefix.MatchString(prefix),
+				"the prefix of the topology key %s is not a lower-case domain name of at most 63 characters", untrusted.Quote(key))
 			name, prefixes[prefix] = rest, true
 		}
-		if !untrusted.IsSegment(name) || !untrusted.IsSegment(value) {
-			return fail("the topology has the segment %s=%s; names and values are 1 to 63 letters, digits, '-', '_' and '.', with a letter or "+
-				"digit first and last", untrusted.Quote(key), untrusted.Quote(value))
-		}
-		if folded[strings.ToLower(key)] {
-			return fail("the topology key %s appears twice, in upper and lower case", untrusted.Quote(key))
-		}
+		require(untrusted.IsSegment(name) && untrusted.IsSegment(value), "the topology has the segment %s=%s; names and values are 1 to 63 "+
+			"letters, digits, '-', '_' and '.', with a letter or digit first and last", untrusted.Quote(key), untrusted.Quote(value))
+		require(!folded[strings.ToLower(key)], "the topology key %s appears twice, in upper and lower case", untrusted.Quote(key))
 		folded[strings.ToLower(key)] = true
 	}
-	if len(prefixes) > 1 {
-		return warn("the topology keys have %d different prefixes, and CSI requires a common one; Kubernetes accepts them", len(prefixes))
-	}
+	expect(len(prefixes) <= 1, "the topology keys have %d different prefixes, and CSI requires a common one; Kubernetes accepts them",
+		len(prefixes))
 	return pass("%d keys", len(segments))
 }
 
 func checkTopologyAnnounced(ctx context.Context, _ *subject, conn *grpc.ClientConn) outcome {
-	segments, o := nodeTopology(ctx, conn)
-	if segments == nil {
-		return o
-	}
-	answer, err := csi.NewIdentityClient(conn).GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
-	switch {
-	case err != nil:
-		return notApplicable("GetPluginCapabilities does not answer")
-	case !hasService(answer, csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS):
-		return fail("the node has a topology, and the driver does not announce VOLUME_ACCESSIBILITY_CONSTRAINTS")
-	}
+	nodeTopology(ctx, conn)
+	answer, err := pluginCapabilities(ctx, conn)
+	assume(err == nil, "GetPluginCapabilities does not answer")
+	require(hasService(answer, csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS),
+		"the node has a topology, and the driver does not announce VOLUME_ACCESSIBILITY_CONSTRAINTS")
 	return pass("the driver announces that its volumes are not the same for all nodes")
 }
 
@@ -204,56 +160,37 @@ func hasService(answer *csi.GetPluginCapabilitiesResponse, service csi.PluginCap
 
 // checkExpansion judges only a driver that serves both: controller and node may be two processes, which announce the same.
 func checkExpansion(ctx context.Context, _ *subject, conn *grpc.ClientConn) outcome {
-	plugin, err := csi.NewIdentityClient(conn).GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
-	if err != nil {
-		return notApplicable("GetPluginCapabilities does not answer")
-	}
+	plugin, err := pluginCapabilities(ctx, conn)
+	assume(err == nil, "GetPluginCapabilities does not answer")
 	i := slices.IndexFunc(plugin.GetCapabilities(), func(c *csi.PluginCapability) bool { return c.GetVolumeExpansion() != nil })
-	if i < 0 {
-		return notApplicable("the driver announces no expansion of volumes")
-	}
+	assume(i >= 0, "the driver announces no expansion of volumes")
 	expansion := plugin.Capabilities[i].GetVolumeExpansion().GetType()
-	controller, err := csi.NewControllerClient(conn).ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{})
-	if err != nil {
-		return notApplicable("no controller is served here")
-	}
-	if controllerHas(controller, csi.ControllerServiceCapability_RPC_EXPAND_VOLUME) {
+	if controllerHas(controllerCapabilities(ctx, conn), csi.ControllerServiceCapability_RPC_EXPAND_VOLUME) {
 		return pass("the controller expands volumes, as %v requires", expansion)
 	}
 	node, err := csi.NewNodeClient(conn).NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
-	if err != nil {
-		return notApplicable("no node is served here")
-	}
-	if expansion == csi.PluginCapability_VolumeExpansion_ONLINE && slices.ContainsFunc(node.GetCapabilities(),
-		func(c *csi.NodeServiceCapability) bool {
-			return c.GetRpc().GetType() == csi.NodeServiceCapability_RPC_EXPAND_VOLUME
-		}) {
-		return pass("the node expands volumes, as %v requires", expansion)
-	}
-	return fail("the driver announces the expansion %v, and has no EXPAND_VOLUME for it", expansion)
+	assume(err == nil, "no node is served here")
+	expands := slices.ContainsFunc(node.GetCapabilities(), func(c *csi.NodeServiceCapability) bool {
+		return c.GetRpc().GetType() == csi.NodeServiceCapability_RPC_EXPAND_VOLUME
+	})
+	require(expands && expansion == csi.PluginCapability_VolumeExpansion_ONLINE,
+		"the driver announces the expansion %v, and has no EXPAND_VOLUME for it", expansion)
+	return pass("the node expands volumes, as %v requires", expansion)
 }
 
 func checkManifest(ctx context.Context, _ *subject, conn *grpc.ClientConn) outcome {
 	answer, err := csi.NewIdentityClient(conn).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
+	assume(err == nil, "GetPluginInfo does not answer")
 	size := sizeOf(answer.GetManifest())
-	switch {
-	case err != nil:
-		return notApplicable("GetPluginInfo does not answer")
-	case size > maxCSIMapSize:
-		return fail("the manifest has %d bytes, and CSI allows %d", size, maxCSIMapSize)
-	}
+	require(size <= maxCSIMapSize, "the manifest has %d bytes, and CSI allows %d", size, maxCSIMapSize)
 	return pass("the manifest has %d bytes", size)
 }
 
 func checkGroupController(ctx context.Context, _ *subject, conn *grpc.ClientConn) outcome {
-	plugin, err := csi.NewIdentityClient(conn).GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
-	if err != nil || !hasService(plugin, csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE) {
-		return notApplicable("the driver announces no group controller")
-	}
+	plugin, _ := pluginCapabilities(ctx, conn) // it has no services if the call fails
+	assume(hasService(plugin, csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE), "the driver announces no group controller")
 	can, err := csi.NewGroupControllerClient(conn).GroupControllerGetCapabilities(ctx, &csi.GroupControllerGetCapabilitiesRequest{})
-	if isElsewhere(err) {
-		return notApplicable("no group controller is served here; another process of the driver may do it")
-	}
+	assume(!isElsewhere(err), "no group controller is served here; another process of the driver may do it")
 	return counted(len(can.GetCapabilities()), "GroupControllerGetCapabilities", err)
 }
 
@@ -264,32 +201,29 @@ var together = map[csi.ControllerServiceCapability_RPC_Type]csi.ControllerServic
 }
 
 func checkCapabilitiesTogether(ctx context.Context, _ *subject, conn *grpc.ClientConn) outcome {
-	answer, err := csi.NewControllerClient(conn).ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{})
-	if err != nil {
-		return notApplicable("no controller is served here")
-	}
+	can := controllerCapabilities(ctx, conn)
 	for one, other := range together {
-		if controllerHas(answer, one) && !controllerHas(answer, other) {
-			return fail("the controller announces %v, and not %v, which that needs", one, other)
-		}
+		require(!controllerHas(can, one) || controllerHas(can, other), "the controller announces %v, and not %v, which that needs", one, other)
 	}
 	return pass("none lacks another one")
 }
 
 func checkCapacity(ctx context.Context, _ *subject, conn *grpc.ClientConn) outcome {
 	client := csi.NewControllerClient(conn)
-	can, err := client.ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{})
-	if err != nil || !controllerHas(can, csi.ControllerServiceCapability_RPC_GET_CAPACITY) {
-		return notApplicable("no controller is served here that announces GET_CAPACITY")
-	}
+	can, _ := client.ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{}) // none if the call fails
+	assume(controllerHas(can, csi.ControllerServiceCapability_RPC_GET_CAPACITY), "no controller is served here that announces GET_CAPACITY")
 	answer, err := client.GetCapacity(ctx, &csi.GetCapacityRequest{})
-	if err != nil {
-		return fail("GetCapacity %s", brief(err))
-	}
-	if least := min(answer.AvailableCapacity, answer.GetMaximumVolumeSize().GetValue(), answer.GetMinimumVolumeSize().GetValue()); least < 0 {
-		return fail("GetCapacity says %d bytes: %s", least, show(answer))
-	}
+	requireCall("GetCapacity", err)
+	least := min(answer.AvailableCapacity, answer.GetMaximumVolumeSize().GetValue(), answer.GetMinimumVolumeSize().GetValue())
+	require(least >= 0, "GetCapacity says %d bytes: %s", least, show(answer))
 	return pass("%d bytes", answer.AvailableCapacity)
+}
+
+// controllerCapabilities returns the capabilities of the controller. It ends the check if none is served.
+func controllerCapabilities(ctx context.Context, conn *grpc.ClientConn) *csi.ControllerGetCapabilitiesResponse {
+	answer, err := csi.NewControllerClient(conn).ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{})
+	assume(err == nil, "no controller is served here")
+	return answer
 }
 
 func controllerHas(answer *csi.ControllerGetCapabilitiesResponse, rpc csi.ControllerServiceCapability_RPC_Type) bool {

@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,98 +23,114 @@ const (
 	maxDevices = 10_000
 	// lasting is how long a stream must stay open after its first message.
 	lasting = 250 * time.Millisecond
+	// maxLists bounds the lists that are read from one stream.
+	maxLists = 4000
 )
 
 func checkDeviceOptions(ctx context.Context, _ *subject, conn *grpc.ClientConn) outcome {
-	if _, err := deviceapi.NewDevicePluginClient(conn).GetDevicePluginOptions(ctx, &deviceapi.Empty{}); err != nil {
-		return fail("GetDevicePluginOptions %s", brief(err))
-	}
+	_, err := deviceapi.NewDevicePluginClient(conn).GetDevicePluginOptions(ctx, &deviceapi.Empty{})
+	requireCall("GetDevicePluginOptions", err)
 	return pass("it answers")
 }
 
-// watchDevices calls ListAndWatch and returns the stream and its first message. cancel must cancel ctx, and so ends the stream.
-func (s *subject) watchDevices(ctx context.Context, cancel context.CancelFunc, conn *grpc.ClientConn) (
-	stream grpc.ServerStreamingClient[deviceapi.ListAndWatchResponse], first *deviceapi.ListAndWatchResponse, err error,
-) {
-	late := time.AfterFunc(s.options.CallTimeout, cancel)
-	defer late.Stop()
-	if stream, err = deviceapi.NewDevicePluginClient(conn).ListAndWatch(ctx, &deviceapi.Empty{}); err == nil {
-		first, err = stream.Recv()
+// errEndless is returned by follow after maxLists lists.
+var errEndless = errors.New("the list is sent again and again")
+
+// follow calls ListAndWatch, and calls enough with each list and its number, from 1, until enough returns true or the time more since the
+// first list has passed. Otherwise it returns why the stream ended. n is the number of lists.
+func (s *subject) follow(ctx context.Context, conn *grpc.ClientConn, more time.Duration,
+	enough func(n int, list *deviceapi.ListAndWatchResponse) bool,
+) (n int, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	timer := time.AfterFunc(s.options.CallTimeout, cancel)
+	defer timer.Stop()
+	var list *deviceapi.ListAndWatchResponse
+	stream, err := deviceapi.NewDevicePluginClient(conn).ListAndWatch(ctx, &deviceapi.Empty{})
+	if err == nil {
+		list, err = stream.Recv()
 	}
-	s.trace.addCall(deviceapi.DevicePlugin_ListAndWatch_FullMethodName, &deviceapi.Empty{}, first, err)
-	if err == nil && !late.Stop() {
+	s.trace.addCall(deviceapi.DevicePlugin_ListAndWatch_FullMethodName, &deviceapi.Empty{}, list, err)
+	if !timer.Stop() && err == nil {
 		err = status.Error(codes.DeadlineExceeded, "the first message came too late")
 	}
-	return stream, first, err
+	for err == nil && n < maxLists {
+		if n++; enough(n, list) {
+			return n, nil
+		}
+		if n == 1 {
+			timer.Reset(more)
+		}
+		if list, err = stream.Recv(); err != nil && !timer.Stop() {
+			return n, nil
+		}
+	}
+	return n, cmp.Or(err, errEndless)
+}
+
+// listed returns the devices in the first list.
+func (s *subject) listed(ctx context.Context, conn *grpc.ClientConn) (devices []*deviceapi.Device, err error) {
+	_, err = s.follow(ctx, conn, 0, func(_ int, list *deviceapi.ListAndWatchResponse) bool {
+		devices = list.Devices
+		return true
+	})
+	return devices, err
 }
 
 func checkDevices(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	_, first, err := s.watchDevices(ctx, cancel, conn)
-	if status.Code(err) == codes.Canceled {
-		return fail("no list came within %v", s.options.CallTimeout)
-	}
-	if err != nil {
-		return fail("ListAndWatch %s", brief(err))
-	}
-	if wrong := checkDeviceList(first.Devices); wrong != "" {
-		return fail("%s", wrong)
-	}
-	return pass("%d devices", len(first.Devices))
+	devices, err := s.listed(ctx, conn)
+	require(status.Code(err) != codes.Canceled, "no list came within %v", s.options.CallTimeout)
+	requireCall("ListAndWatch", err)
+	requireValid(checkDeviceList(devices))
+	return pass("%d devices", len(devices))
 }
 
-func checkDeviceList(devices []*deviceapi.Device) string {
+func checkDeviceList(devices []*deviceapi.Device) error {
 	if len(devices) > maxDevices {
-		return fmt.Sprintf("%d devices are listed, and hosts accept %d at most", len(devices), maxDevices)
+		return fmt.Errorf("%d devices are listed, and hosts accept %d at most", len(devices), maxDevices)
 	}
 	seen := map[string]bool{}
 	for _, d := range devices {
 		if err := untrusted.Name("the ID of a device", d.ID, maxText); err != nil {
-			return err.Error()
+			return err
 		}
 		if seen[d.ID] {
-			return fmt.Sprintf("device %s is listed twice", untrusted.Quote(d.ID))
+			return fmt.Errorf("device %s is listed twice", untrusted.Quote(d.ID))
 		}
 		seen[d.ID] = true
 		if d.Health != deviceapi.Healthy && d.Health != deviceapi.Unhealthy {
-			return fmt.Sprintf("device %s has the health %s, which is neither %s nor %s", untrusted.Quote(d.ID), untrusted.Quote(d.Health),
+			return fmt.Errorf("device %s has the health %s, which is neither %s nor %s", untrusted.Quote(d.ID), untrusted.Quote(d.Health),
 				deviceapi.Healthy, deviceapi.Unhealthy)
 		}
 	}
-	return ""
+	return nil
+}
+
+// requireLater ends the check with a failure if a list after the first is wrong.
+func (s *subject) requireLater(list *deviceapi.ListAndWatchResponse, which string) {
+	if err := checkDeviceList(list.Devices); err != nil {
+		s.trace.add("(a later message)", show(list))
+		end(fail("in %s, %v", which, err))
+	}
 }
 
 func checkDevicesLast(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	stream, _, err := s.watchDevices(ctx, cancel, conn)
+	n, err := s.follow(ctx, conn, lasting, func(int, *deviceapi.ListAndWatchResponse) bool { return false })
+	assume(n > 0, "no list came")
+	expect(!errors.Is(err, errEndless), "the list is sent again and again without a pause")
 	if err != nil {
-		return notApplicable("no list came")
+		s.trace.add("(the next message)", brief(err))
+		return fail("the stream ended right after the first list")
 	}
-	enough := time.AfterFunc(lasting, cancel)
-	defer enough.Stop()
-	for range maxTraced * 1000 {
-		if _, err := stream.Recv(); err != nil {
-			if !enough.Stop() {
-				return pass("the stream is still open after %v", lasting)
-			}
-			s.trace.add("(the next message)", brief(err))
-			return fail("the stream ended right after the first list")
-		}
-	}
-	return warn("the list is sent again and again without a pause")
+	return pass("the stream is still open after %v", lasting)
 }
 
-// listed returns the devices in the first list, or an outcome if there is no list.
-func (s *subject) listed(ctx context.Context, conn *grpc.ClientConn) ([]*deviceapi.Device, outcome) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	_, first, err := s.watchDevices(ctx, cancel, conn)
-	if err != nil {
-		return nil, notApplicable("no list came")
-	}
-	return first.Devices, outcome{}
+// available returns the IDs of at most most healthy devices. It ends the check if there are none.
+func (s *subject) available(ctx context.Context, conn *grpc.ClientConn, most int) []string {
+	devices, _ := s.listed(ctx, conn) // none after an error
+	ids := withHealth(devices, deviceapi.Healthy, most)
+	assume(len(ids) > 0, "no healthy device is listed")
+	return ids
 }
 
 // withHealth returns the IDs of at most most devices that have the health.
@@ -129,81 +146,57 @@ func withHealth(devices []*deviceapi.Device, health string, most int) []string {
 
 // checkDevicesAgain closes a connection during ListAndWatch, as if the host had been killed.
 func checkDevicesAgain(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome {
-	path, err := s.endpoint(s.asked.info)
-	if err != nil {
-		return notApplicable("%v", err)
-	}
-	lost, err := dial(path, s.options.CallTimeout, &s.trace)
-	if err != nil {
-		return fail("%v", err)
-	}
-	ending, end := context.WithCancel(ctx)
-	defer end()
-	_, _, err = s.watchDevices(ending, end, lost)
-	_ = lost.Close() // as the kernel does for a host that died
-	if err != nil {
-		return notApplicable("no list came")
-	}
-	again, o := s.listed(ctx, conn)
-	if o.status != "" {
-		return fail("no list came within %v after the connection of an earlier host had broken", s.options.CallTimeout)
-	}
+	lost, err := s.connect(ctx)
+	requireValid(err)
+	defer lost.Close()
+	_, err = s.follow(ctx, lost, 0, func(int, *deviceapi.ListAndWatchResponse) bool {
+		_ = lost.Close() // as the kernel does for a host that died
+		return true
+	})
+	assume(err == nil, "no list came")
+	again, err := s.listed(ctx, conn)
+	require(err == nil, "no list came within %v after the connection of an earlier host had broken", s.options.CallTimeout)
 	return pass("%d devices", len(again))
 }
 
 func checkLaterLists(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	stream, _, err := s.watchDevices(ctx, cancel, conn)
-	if err != nil {
-		return notApplicable("no list came")
-	}
-	defer time.AfterFunc(lasting, cancel).Stop()
-	n := 0
-	for ; n < maxTraced*1000; n++ {
-		list, err := stream.Recv()
-		if err != nil {
-			break // another rule checks whether the stream stays open
+	n, _ := s.follow(ctx, conn, lasting, func(n int, list *deviceapi.ListAndWatchResponse) bool {
+		if n > 1 {
+			s.requireLater(list, "a later list")
 		}
-		if wrong := checkDeviceList(list.Devices); wrong != "" {
-			s.trace.add("(a later message)", show(list))
-			return fail("in a later list, %s", wrong)
-		}
-	}
-	return pass("%d more lists came within %v", n, lasting)
+		return false
+	}) // another rule checks whether the stream stays open
+	assume(n > 0, "no list came")
+	return pass("%d more lists came within %v", n-1, lasting)
 }
 
 func checkChange(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome {
-	if len(s.options.Change) == 0 {
-		return notApplicable("name what makes the devices change, with --change")
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	stream, first, err := s.watchDevices(ctx, cancel, conn)
-	if err != nil {
-		return notApplicable("no list came")
-	}
+	assume(len(s.options.Change) > 0, "name what makes the devices change, with --change")
+	var before map[string]string
+	changed := false
+	n, err := s.follow(ctx, conn, s.options.CallTimeout, func(n int, list *deviceapi.ListAndWatchResponse) bool {
+		if n == 1 {
+			before = healths(list.Devices)
+			s.change(ctx)
+			return false
+		}
+		s.requireLater(list, "the list that came")
+		changed = !maps.Equal(before, healths(list.Devices))
+		return changed
+	})
+	assume(n > 0, "no list came")
+	require(!errors.Is(err, errEndless), "the same list comes again and again after the devices had changed")
+	require(changed, "no other list came within %v after the devices had changed", s.options.CallTimeout)
+	return pass("another list came")
+}
+
+// change makes the devices change. It ends the check if that fails.
+func (s *subject) change(ctx context.Context) {
 	s.trace.add(strings.Join(s.options.Change, " "), "")
 	change := exec.CommandContext(ctx, s.options.Change[0], s.options.Change[1:]...)
 	change.WaitDelay = s.options.CallTimeout // processes that it leaves running may hold its output
-	if out, err := change.CombinedOutput(); err != nil && !errors.Is(err, exec.ErrWaitDelay) {
-		return warn("what makes the devices change failed, %v: %s", err, clip(string(out)))
-	}
-	defer time.AfterFunc(s.options.CallTimeout, cancel).Stop()
-	for range maxTraced * 1000 {
-		list, err := stream.Recv()
-		if err != nil {
-			return fail("no other list came within %v after the devices had changed", s.options.CallTimeout)
-		}
-		if wrong := checkDeviceList(list.Devices); wrong != "" {
-			s.trace.add("(a later message)", show(list))
-			return fail("in the list that came, %s", wrong)
-		}
-		if !maps.Equal(healths(first.Devices), healths(list.Devices)) {
-			return pass("another list came")
-		}
-	}
-	return fail("the same list comes again and again after the devices had changed")
+	out, err := change.CombinedOutput()
+	expect(err == nil || errors.Is(err, exec.ErrWaitDelay), "what makes the devices change failed, %v: %s", err, clip(string(out)))
 }
 
 func healths(devices []*deviceapi.Device) map[string]string {
@@ -218,59 +211,38 @@ const maxOffered = 8
 
 func checkPreferred(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome {
 	client := deviceapi.NewDevicePluginClient(conn)
-	options, err := client.GetDevicePluginOptions(ctx, &deviceapi.Empty{})
-	if err != nil || !options.GetGetPreferredAllocationAvailable() {
-		return notApplicable("the plugin offers no preferred allocation")
-	}
-	devices, o := s.listed(ctx, conn)
-	offered := withHealth(devices, deviceapi.Healthy, maxOffered)
-	if o.status != "" || len(offered) == 0 {
-		return notApplicable("no healthy device is listed")
-	}
+	options, _ := client.GetDevicePluginOptions(ctx, &deviceapi.Empty{}) // none after an error
+	assume(options.GetGetPreferredAllocationAvailable(), "the plugin offers no preferred allocation")
+	offered := s.available(ctx, conn, maxOffered)
 	size, must := min(2, len(offered)), offered[len(offered)-1:]
 	answer, err := client.GetPreferredAllocation(ctx, &deviceapi.PreferredAllocationRequest{
 		ContainerRequests: []*deviceapi.ContainerPreferredAllocationRequest{{
 			AvailableDeviceIDs: offered, MustIncludeDeviceIDs: must, AllocationSize: int32(size),
 		}},
 	})
-	if err != nil {
-		return fail("GetPreferredAllocation %s", brief(err))
-	}
-	if n := len(answer.ContainerResponses); n != 1 {
-		return fail("the answer is for %d containers, and one was asked for", n)
-	}
+	requireCall("GetPreferredAllocation", err)
+	n := len(answer.ContainerResponses)
+	require(n == 1, "the answer is for %d containers, and one was asked for", n)
 	preferred := answer.ContainerResponses[0].GetDeviceIDs()
 	outside := slices.ContainsFunc(preferred, func(id string) bool { return !slices.Contains(offered, id) })
-	switch distinct := slices.Compact(slices.Sorted(slices.Values(preferred))); {
-	case outside || len(distinct) != len(preferred):
-		return fail("some of the preferred devices %s were not offered, or are there twice", untrusted.QuoteAll(preferred))
-	case !slices.Contains(preferred, must[0]):
-		return warn("the preferred devices are %s, without %s, which must be included", untrusted.QuoteAll(preferred), untrusted.Quote(must[0]))
-	case len(preferred) != size:
-		return warn("%d devices are preferred, and %d were asked for: hosts choose the others themselves", len(preferred), size)
-	}
+	distinct := slices.Compact(slices.Sorted(slices.Values(preferred)))
+	require(!outside && len(distinct) == len(preferred), "some of the preferred devices %s were not offered, or are there twice",
+		untrusted.QuoteAll(preferred))
+	expect(slices.Contains(preferred, must[0]), "the preferred devices are %s, without %s, which must be included",
+		untrusted.QuoteAll(preferred), untrusted.Quote(must[0]))
+	expect(len(preferred) == size, "%d devices are preferred, and %d were asked for: hosts choose the others themselves", len(preferred), size)
 	return pass("preferred are %s", untrusted.QuoteAll(preferred))
 }
 
 func checkAllocate(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome {
-	devices, o := s.listed(ctx, conn)
-	ids := withHealth(devices, deviceapi.Healthy, 1)
-	if o.status != "" || len(ids) == 0 {
-		return notApplicable("no healthy device is listed")
-	}
+	ids := s.available(ctx, conn, 1)
 	answer, err := allocate(ctx, conn, ids)
-	switch {
-	case err != nil && answered(err):
-		return warn("Allocate of the healthy device %s %s", untrusted.Quote(ids[0]), brief(err))
-	case err != nil:
-		return fail("Allocate %s", brief(err))
-	case len(answer.ContainerResponses) != 1:
-		return fail("Allocate for one container is answered for %d", len(answer.ContainerResponses))
-	}
+	expect(err == nil || !answered(err), "Allocate of the healthy device %s %s", untrusted.Quote(ids[0]), brief(err))
+	requireCall("Allocate", err)
+	n := len(answer.ContainerResponses)
+	require(n == 1, "Allocate for one container is answered for %d", n)
 	for _, d := range answer.ContainerResponses[0].GetCdiDevices() {
-		if !cdiName.MatchString(d.GetName()) {
-			return fail("the CDI device %s is not written VENDOR/CLASS=DEVICE", untrusted.Quote(d.GetName()))
-		}
+		require(cdiName.MatchString(d.GetName()), "the CDI device %s is not written VENDOR/CLASS=DEVICE", untrusted.Quote(d.GetName()))
 	}
 	return pass("device %s is allocated", untrusted.Quote(ids[0]))
 }
@@ -283,41 +255,28 @@ func allocate(ctx context.Context, conn *grpc.ClientConn, ids []string) (*device
 
 // checkAllocateSick allocates unavailable devices, because a device may become unhealthy or vanish just before a host allocates it.
 func checkAllocateSick(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome {
-	devices, o := s.listed(ctx, conn)
-	if o.status != "" {
-		return o
-	}
+	devices, err := s.listed(ctx, conn)
+	assume(err == nil, "no list came")
 	for _, id := range append(withHealth(devices, deviceapi.Unhealthy, 1), "patchbay-verify-unknown") {
 		if _, err := allocate(ctx, conn, []string{id}); err != nil && !answered(err) {
 			_ = s.run.Await(ctx, settle) // this rule reports an exit that the call causes
 			return fail("Allocate of %s %s", untrusted.Quote(id), brief(err))
 		}
 	}
-	if s.run.Await(ctx, settle) {
-		return fail("the plugin ended after it was asked for an unavailable device")
-	}
-	if _, o := s.listed(ctx, conn); o.status != "" {
-		return fail("no list came within %v after it was asked for an unavailable device", s.options.CallTimeout)
-	}
+	require(!s.run.Await(ctx, settle), "the plugin ended after it was asked for an unavailable device")
+	_, err = s.listed(ctx, conn)
+	require(err == nil, "no list came within %v after it was asked for an unavailable device", s.options.CallTimeout)
 	return pass("Allocate of an unavailable device is answered, and the plugin keeps serving")
 }
 
 func checkPreStart(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome {
 	client := deviceapi.NewDevicePluginClient(conn)
-	options, err := client.GetDevicePluginOptions(ctx, &deviceapi.Empty{})
-	if err != nil || !options.GetPreStartRequired() {
-		return notApplicable("the plugin wants no call before a container starts")
-	}
-	devices, o := s.listed(ctx, conn)
-	ids := withHealth(devices, deviceapi.Healthy, 1)
-	if o.status != "" || len(ids) == 0 {
-		return notApplicable("no healthy device is listed")
-	}
-	if _, err := allocate(ctx, conn, ids); err != nil {
-		return notApplicable("Allocate does not succeed")
-	}
-	if _, err := client.PreStartContainer(ctx, &deviceapi.PreStartContainerRequest{DevicesIds: ids}); err != nil {
-		return fail("PreStartContainer %s", brief(err))
-	}
+	options, _ := client.GetDevicePluginOptions(ctx, &deviceapi.Empty{}) // none after an error
+	assume(options.GetPreStartRequired(), "the plugin wants no call before a container starts")
+	ids := s.available(ctx, conn, 1)
+	_, err := allocate(ctx, conn, ids)
+	assume(err == nil, "Allocate does not succeed")
+	_, err = client.PreStartContainer(ctx, &deviceapi.PreStartContainerRequest{DevicesIds: ids})
+	requireCall("PreStartContainer", err)
 	return pass("it answers")
 }

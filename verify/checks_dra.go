@@ -45,14 +45,11 @@ func (s *subject) eachDRAVersion(ctx context.Context, conn *grpc.ClientConn, met
 		if !slices.Contains(s.asked.info.SupportedVersions, version) {
 			continue
 		}
-		if err := conn.Invoke(ctx, "/k8s.io.kubelet.pkg.apis.dra."+version+"/"+method, request, answer); !answered(err) {
-			return fail("%s of the announced %s %s", method, version, brief(err))
-		}
+		err := conn.Invoke(ctx, "/k8s.io.kubelet.pkg.apis.dra."+version+"/"+method, request, answer)
+		require(answered(err), "%s of the announced %s %s", method, version, brief(err))
 		called = append(called, version)
 	}
-	if called == nil {
-		return notApplicable("no version is announced that is known here")
-	}
+	assume(called != nil, "no version is announced that is known here")
 	return pass("answered in %s, without any claims", strings.Join(called, " and "))
 }
 
@@ -110,59 +107,51 @@ func (s *subject) unprepare(ctx context.Context, conn *grpc.ClientConn, claims [
 	return answer.Claims, err
 }
 
-// callsClaims returns a not-applicable outcome if the driver does not implement the methods for claims; other rules judge that.
-func (s *subject) callsClaims(ctx context.Context, conn *grpc.ClientConn) outcome {
-	if s.draService() == "" {
-		return notApplicable("no version is announced that is known here")
-	}
+// assumeClaims ends the check as not applicable if the driver does not implement the methods for claims; other rules judge that.
+func (s *subject) assumeClaims(ctx context.Context, conn *grpc.ClientConn) {
+	assume(s.draService() != "", "no version is announced that is known here")
 	_, err := s.prepare(ctx, conn, nil)
 	_, errUnprepare := s.unprepare(ctx, conn, nil)
-	if !answered(err) || !answered(errUnprepare) {
-		return notApplicable("claims cannot be prepared or unprepared")
-	}
-	return outcome{}
+	assume(answered(err) && answered(errUnprepare), "claims cannot be prepared or unprepared")
 }
 
 // withClaims is onEndpoint for checks that need the claims of the options. It unprepares the claims afterwards.
-func withClaims(check func(ctx context.Context, s *subject, conn *grpc.ClientConn, claims []*drav1.Claim) outcome) func(
-	context.Context, *subject) outcome {
+func withClaims(check func(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome) func(context.Context, *subject) outcome {
 	return onEndpoint(func(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome {
-		claims := s.claims
-		if len(claims) == 0 {
-			return notApplicable("name claims that the driver can prepare, with --claim")
-		}
-		if o := s.callsClaims(ctx, conn); o.status != "" {
-			return o
-		}
-		defer func() { _, _ = s.unprepare(ctx, conn, claims) }() // another rule checks it
-		return check(ctx, s, conn, claims)
+		assume(len(s.claims) > 0, "name claims that the driver can prepare, with --claim")
+		s.assumeClaims(ctx, conn)
+		defer func() { _, _ = s.unprepare(ctx, conn, s.claims) }() // another rule checks it
+		return check(ctx, s, conn)
 	})
 }
 
-// answeredFor returns a problem unless the answer has one entry for each claim and no others.
-func answeredFor[T any](claims []*drav1.Claim, answer map[string]T) string {
-	for uid := range answer {
-		if !slices.ContainsFunc(claims, func(c *drav1.Claim) bool { return c.Uid == uid }) {
-			return "the answer is about a claim that was not asked for, with the UID " + untrusted.Quote(uid)
-		}
+// requireAnswers ends the check with a failure unless the answer of a method has one entry for each claim and no others, or the method
+// itself returned an error.
+func requireAnswers[T any](method string, claims []*drav1.Claim, answer map[string]T, err error) {
+	require(answered(err), "%s %s", method, brief(err))
+	if err != nil {
+		return
 	}
-	return leftOut(claims, answer)
+	for uid := range answer {
+		require(slices.ContainsFunc(claims, func(c *drav1.Claim) bool { return c.Uid == uid }),
+			"after %s, the answer is about a claim that was not asked for, with the UID %s", method, untrusted.Quote(uid))
+	}
+	err = leftOut(claims, answer)
+	require(err == nil, "after %s, %v", method, err)
 }
 
-// leftOut returns a problem if a claim has no entry in the answer.
-func leftOut[T any](claims []*drav1.Claim, answer map[string]T) string {
+// leftOut returns an error if a claim has no entry in the answer.
+func leftOut[T any](claims []*drav1.Claim, answer map[string]T) error {
 	for _, c := range claims {
 		if _, found := answer[c.Uid]; !found {
-			return fmt.Sprintf("the answer says nothing of claim %s/%s with the UID %s", c.Namespace, c.Name, c.Uid)
+			return fmt.Errorf("the answer says nothing of claim %s/%s with the UID %s", c.Namespace, c.Name, c.Uid)
 		}
 	}
-	return ""
+	return nil
 }
 
 func checkByClaim(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome {
-	if o := s.callsClaims(ctx, conn); o.status != "" {
-		return o
-	}
+	s.assumeClaims(ctx, conn)
 	var asked [][]*drav1.Claim
 	if len(s.claims) > 0 {
 		asked = append(asked, s.claims)
@@ -170,125 +159,94 @@ func checkByClaim(ctx context.Context, s *subject, conn *grpc.ClientConn) outcom
 	if s.runner != nil { // a driver that this process did not start gets no strange claims
 		asked = append(asked, strange())
 	}
-	if asked == nil {
-		return notApplicable("name claims that the driver can prepare, with --claim, or verify a command")
-	}
+	assume(asked != nil, "name claims that the driver can prepare, with --claim, or verify a command")
 	for _, claims := range asked {
 		prepared, err := s.prepare(ctx, conn, claims)
-		if err == nil {
-			if wrong := answeredFor(claims, prepared); wrong != "" {
-				return fail("after NodePrepareResources, %s", wrong)
-			}
-		} else if !answered(err) {
-			return fail("NodePrepareResources %s", brief(err))
-		}
-		switch undone, err := s.unprepare(ctx, conn, claims); {
-		case err == nil:
-			if wrong := answeredFor(claims, undone); wrong != "" {
-				return fail("after NodeUnprepareResources, %s", wrong)
-			}
-		case !answered(err):
-			return fail("NodeUnprepareResources %s", brief(err))
-		}
+		requireAnswers("NodePrepareResources", claims, prepared, err)
+		undone, err := s.unprepare(ctx, conn, claims)
+		requireAnswers("NodeUnprepareResources", claims, undone, err)
 	}
 	return pass("each claim is answered")
 }
 
 // devicesOf prepares the claims and returns the answer for each, by UID.
-func (s *subject) devicesOf(ctx context.Context, conn *grpc.ClientConn, claims []*drav1.Claim) (
-	map[string]*drav1.NodePrepareResourceResponse, error,
-) {
-	prepared, err := s.prepare(ctx, conn, claims)
+func (s *subject) devicesOf(ctx context.Context, conn *grpc.ClientConn) (map[string]*drav1.NodePrepareResourceResponse, error) {
+	prepared, err := s.prepare(ctx, conn, s.claims)
 	if err != nil {
 		return nil, fmt.Errorf("NodePrepareResources %s", brief(err))
 	}
-	if wrong := leftOut(claims, prepared); wrong != "" {
-		return nil, errors.New(wrong)
-	}
-	return prepared, nil
+	return prepared, leftOut(s.claims, prepared)
 }
 
-// sameDevices returns a problem if a claim got other devices than before.
-func sameDevices(before, after map[string]*drav1.NodePrepareResourceResponse) string {
+// prepared is devicesOf for checks of what follows: it ends the check as not applicable if the claims cannot be prepared.
+func (s *subject) prepared(ctx context.Context, conn *grpc.ClientConn) map[string]*drav1.NodePrepareResourceResponse {
+	prepared, err := s.devicesOf(ctx, conn)
+	assume(err == nil, "%v", err)
+	return prepared
+}
+
+// sameDevices returns an error if a claim got other devices than before.
+func sameDevices(before, after map[string]*drav1.NodePrepareResourceResponse) error {
 	for uid, first := range before {
 		again := after[uid]
 		if (first.GetError() == "") != (again.GetError() == "") ||
 			!slices.EqualFunc(first.GetDevices(), again.GetDevices(), func(a, b *drav1.Device) bool { return proto.Equal(a, b) }) {
-			return fmt.Sprintf("the claim with the UID %s got %s, and then %s", untrusted.Quote(uid), show(first), show(again))
+			return fmt.Errorf("the claim with the UID %s got %s, and then %s", untrusted.Quote(uid), show(first), show(again))
 		}
 	}
-	return ""
+	return nil
 }
 
-func checkPrepareAgain(ctx context.Context, s *subject, conn *grpc.ClientConn, claims []*drav1.Claim) outcome {
-	first, err := s.devicesOf(ctx, conn, claims)
-	if err != nil {
-		return fail("%v", err)
-	}
-	again, err := s.devicesOf(ctx, conn, claims)
-	if err != nil {
-		return fail("the second time, %v", err)
-	}
-	if wrong := sameDevices(first, again); wrong != "" {
-		return fail("%s", wrong)
-	}
-	return pass("%d claims got the same twice", len(claims))
+func checkPrepareAgain(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome {
+	first, err := s.devicesOf(ctx, conn)
+	requireValid(err)
+	again, err := s.devicesOf(ctx, conn)
+	require(err == nil, "the second time, %v", err)
+	requireValid(sameDevices(first, again))
+	return pass("%d claims got the same twice", len(s.claims))
 }
 
-func checkPreparedDevices(ctx context.Context, s *subject, conn *grpc.ClientConn, claims []*drav1.Claim) outcome {
-	prepared, err := s.devicesOf(ctx, conn, claims)
-	if err != nil {
-		return notApplicable("%v", err)
-	}
+func checkPreparedDevices(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome {
 	n := 0
-	for uid, claim := range prepared {
+	for uid, claim := range s.prepared(ctx, conn) {
 		for _, d := range claim.GetDevices() {
 			n++
-			if d.GetPoolName() == "" || d.GetDeviceName() == "" {
-				return fail("a device for the claim with the UID %s lacks its pool or its name: %s", untrusted.Quote(uid), show(d))
-			}
+			require(d.GetPoolName() != "" && d.GetDeviceName() != "", "a device for the claim with the UID %s lacks its pool or its name: %s",
+				untrusted.Quote(uid), show(d))
 			for _, id := range d.GetCdiDeviceIds() {
-				if !cdiName.MatchString(id) {
-					return fail("the CDI device ID %s is not written VENDOR/CLASS=DEVICE", untrusted.Quote(id))
-				}
+				require(cdiName.MatchString(id), "the CDI device ID %s is not written VENDOR/CLASS=DEVICE", untrusted.Quote(id))
 			}
 		}
 	}
 	return pass("%d devices are named in full", n)
 }
 
-func checkUnprepareAgain(ctx context.Context, s *subject, conn *grpc.ClientConn, claims []*drav1.Claim) outcome {
-	if _, err := s.devicesOf(ctx, conn, claims); err != nil {
-		return notApplicable("%v", err)
-	}
+func checkUnprepareAgain(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome {
+	s.prepared(ctx, conn)
 	for _, time := range []string{"first", "second"} {
-		if err := s.undo(ctx, conn, claims); err != nil {
-			return fail("the %s time, %v", time, err)
-		}
+		err := s.undo(ctx, conn)
+		require(err == nil, "the %s time, %v", time, err)
 	}
-	return pass("%d claims were unprepared twice", len(claims))
+	return pass("%d claims were unprepared twice", len(s.claims))
 }
 
-func (s *subject) undo(ctx context.Context, conn *grpc.ClientConn, claims []*drav1.Claim) error {
-	undone, err := s.unprepare(ctx, conn, claims)
+func (s *subject) undo(ctx context.Context, conn *grpc.ClientConn) error {
+	undone, err := s.unprepare(ctx, conn, s.claims)
 	if err != nil {
 		return fmt.Errorf("NodeUnprepareResources %s", brief(err))
-	}
-	if wrong := leftOut(claims, undone); wrong != "" {
-		return errors.New(wrong)
 	}
 	for uid, claim := range undone {
 		if claim.GetError() != "" {
 			return fmt.Errorf("the claim with the UID %s is not unprepared: %s", untrusted.Quote(uid), untrusted.Quote(clip(claim.GetError())))
 		}
 	}
-	return nil
+	return leftOut(s.claims, undone)
 }
 
 // checkErrorsByClaim needs a claim that can be prepared and one that cannot.
-func checkErrorsByClaim(ctx context.Context, s *subject, conn *grpc.ClientConn, claims []*drav1.Claim) outcome {
+func checkErrorsByClaim(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome {
 	var good, bad []*drav1.Claim
-	for _, claim := range claims {
+	for _, claim := range s.claims {
 		prepared, err := s.prepare(ctx, conn, []*drav1.Claim{claim})
 		if err == nil && prepared[claim.Uid] != nil && prepared[claim.Uid].GetError() == "" {
 			good = append(good, claim)
@@ -296,23 +254,16 @@ func checkErrorsByClaim(ctx context.Context, s *subject, conn *grpc.ClientConn, 
 			bad = append(bad, claim)
 		}
 	}
-	if len(good) == 0 || len(bad) == 0 {
-		return notApplicable("name a claim that the driver can prepare, and one that it cannot, with --claim")
-	}
-	prepared, err := s.devicesOf(ctx, conn, claims)
-	if err != nil {
-		return fail("with a claim among them that cannot be prepared, %v", err)
-	}
+	assume(len(good) > 0 && len(bad) > 0, "name a claim that the driver can prepare, and one that it cannot, with --claim")
+	prepared, err := s.devicesOf(ctx, conn)
+	require(err == nil, "with a claim among them that cannot be prepared, %v", err)
 	for _, claim := range good {
-		if text := prepared[claim.Uid].GetError(); text != "" {
-			return fail("claim %s/%s is prepared alone, and beside one that cannot be it is not: %s", claim.Namespace, claim.Name,
-				untrusted.Quote(clip(text)))
-		}
+		text := prepared[claim.Uid].GetError()
+		require(text == "", "claim %s/%s is prepared alone, and beside one that cannot be it is not: %s", claim.Namespace, claim.Name,
+			untrusted.Quote(clip(text)))
 	}
 	for _, claim := range bad {
-		if prepared[claim.Uid].GetError() == "" {
-			return fail("claim %s/%s is not prepared alone, and beside others it is", claim.Namespace, claim.Name)
-		}
+		require(prepared[claim.Uid].GetError() != "", "claim %s/%s is not prepared alone, and beside others it is", claim.Namespace, claim.Name)
 	}
 	return pass("%d claims are prepared although %d are not", len(good), len(bad))
 }
@@ -344,130 +295,84 @@ func (s *subject) end(ctx context.Context, run *runner.Instance) {
 	}
 }
 
-func checkRestartBetween(ctx context.Context, s *subject, conn *grpc.ClientConn, claims []*drav1.Claim) outcome {
-	first, err := s.devicesOf(ctx, conn, claims)
-	if err != nil {
-		return notApplicable("%v", err)
-	}
-	if _, err := s.restart(ctx); err != nil {
-		return fail("the driver did not start again: %s", clip(err.Error()))
-	}
-	return s.atEndpoint(ctx, func(conn *grpc.ClientConn) outcome {
-		if wrong := s.sameAgain(ctx, conn, claims, first); wrong != "" {
-			return fail("after the driver was started again, %s", wrong)
-		}
-		return pass("%d claims got the same after the driver was started again, and are unprepared", len(claims))
-	})
+func checkRestartBetween(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome {
+	first := s.prepared(ctx, conn)
+	_, err := s.restart(ctx)
+	require(err == nil, "the driver did not start again: %s", text(err))
+	err = s.sameAgain(ctx, first)
+	require(err == nil, "after the driver was started again, %v", err)
+	return pass("%d claims got the same after the driver was started again, and are unprepared", len(s.claims))
 }
 
-// sameAgain prepares claims at an instance that did not prepare them before, unprepares them, and returns what went wrong.
-func (s *subject) sameAgain(ctx context.Context, conn *grpc.ClientConn, claims []*drav1.Claim,
-	first map[string]*drav1.NodePrepareResourceResponse,
-) string {
-	again, err := s.devicesOf(ctx, conn, claims)
+// sameAgain prepares the claims at the endpoint of an instance that did not prepare them before, and unprepares them there.
+func (s *subject) sameAgain(ctx context.Context, first map[string]*drav1.NodePrepareResourceResponse) error {
+	conn, err := s.connect(ctx)
 	if err != nil {
-		return err.Error()
-	}
-	if wrong := sameDevices(first, again); wrong != "" {
-		return wrong
-	}
-	if err := s.undo(ctx, conn, claims); err != nil {
-		return err.Error()
-	}
-	return ""
-}
-
-// atEndpoint calls check with a connection to the endpoint that the running instance announces.
-func (s *subject) atEndpoint(ctx context.Context, check func(conn *grpc.ClientConn) outcome) outcome {
-	info, o := s.info(ctx)
-	if info == nil {
-		return o
-	}
-	path, err := s.endpoint(info)
-	if err != nil {
-		return fail("%v", err)
-	}
-	conn, err := dial(path, s.options.CallTimeout, &s.trace)
-	if err != nil {
-		return fail("%v", err)
+		return err
 	}
 	defer conn.Close()
-	return check(conn)
+	again, err := s.devicesOf(ctx, conn)
+	if err == nil {
+		err = sameDevices(first, again)
+	}
+	if err == nil {
+		err = s.undo(ctx, conn)
+	}
+	return err
 }
 
 // checkRollOver runs two instances at the same time, as a rolling update does, and stops the older one.
 func checkRollOver(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome {
-	if !s.runner.HasInstanceNumber() {
-		return notApplicable("instances that run side by side would not differ; use %s in the command", runner.PlaceInstance)
-	}
-	claims, first, path := s.claims, s.run, s.path
-	prepared, err := s.devicesOf(ctx, conn, claims)
-	if err != nil {
-		return notApplicable("%v", err)
-	}
+	assume(s.runner.HasInstanceNumber(), "instances that run side by side would not differ; use %s in the command", runner.PlaceInstance)
+	first, path, prepared := s.run, s.path, s.prepared(ctx, conn)
 	s.trace.add("start a second instance", "")
 	second, a, err := s.runner.StartBeside(ctx, first)
-	switch {
-	case err != nil:
-		return fail("the second instance did not serve beside the first: %s", clip(err.Error()))
-	case a.Path == path:
+	require(err == nil, "the second instance did not serve beside the first: %s", text(err))
+	if a.Path == path {
 		s.run = second
 		s.end(ctx, first)
 		return fail("both instances make the socket %s; a host keeps the older one until the newer is registered, so they need two", path)
 	}
-	if _, err := s.getInfo(ctx); err != nil {
-		s.take(second, a)
-		s.end(ctx, first)
-		return fail("while the second instance serves, GetInfo of the first %s", clip(brief(err)))
-	}
+	_, err = s.getInfo(ctx)
 	s.take(second, a)
+	if err != nil {
+		s.end(ctx, first)
+		return fail("while the second instance serves, GetInfo of the first %s", brief(err))
+	}
 	s.trace.add("SIGTERM to the first instance", "")
 	s.end(ctx, first)
 	runner.Pause(ctx, settle, nil) // its files may be removed after its exit
-	if _, err := sock.Stat(a.Path); err != nil {
-		return fail("the end of the first instance removed the socket of the second, %s", a.Path)
-	}
-	return s.atEndpoint(ctx, func(conn *grpc.ClientConn) outcome {
-		if wrong := s.sameAgain(ctx, conn, claims, prepared); wrong != "" {
-			return fail("at the second instance, %s", wrong)
-		}
-		return pass("the second instance serves at %s beside the first and after its end", a.Path)
-	})
+	_, err = sock.Stat(a.Path)
+	require(err == nil, "the end of the first instance removed the socket of the second, %s", a.Path)
+	err = s.sameAgain(ctx, prepared)
+	require(err == nil, "at the second instance, %v", err)
+	return pass("the second instance serves at %s beside the first and after its end", a.Path)
 }
 
 func checkDeviceHealth(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome {
 	service := s.announced(draHealth, draHealthAlpha)
-	if service == "" {
-		return notApplicable("the driver announces neither %s nor %s", draHealth, draHealthAlpha)
-	}
+	assume(service != "", "the driver announces neither %s nor %s", draHealth, draHealthAlpha)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	raw, err := conn.NewStream(ctx, &drahealth.DRAResourceHealth_ServiceDesc.Streams[0], "/"+service+"/NodeWatchResources")
 	if err == nil {
 		err = errors.Join(raw.SendMsg(&drahealth.NodeWatchResourcesRequest{}), raw.CloseSend())
 	}
-	if err != nil {
-		return fail("NodeWatchResources %s", brief(err))
-	}
+	requireCall("NodeWatchResources", err)
 	stream := grpc.GenericClientStream[drahealth.NodeWatchResourcesRequest, drahealth.NodeWatchResourcesResponse]{ClientStream: raw}
 	enough := time.AfterFunc(max(lasting, settle), cancel)
 	defer enough.Stop()
-	for n := range maxTraced * 1000 {
+	for n := range maxLists {
 		list, err := stream.Recv()
 		if err != nil && !enough.Stop() {
 			return pass("%d lists came, and the stream is still open", n)
 		}
 		s.trace.add("(a message of NodeWatchResources)", show(list))
-		if err != nil {
-			return fail("NodeWatchResources %s", brief(err))
-		}
+		requireCall("NodeWatchResources", err)
 		for _, d := range list.GetDevices() {
-			if d.GetDevice().GetPoolName() == "" || d.GetDevice().GetDeviceName() == "" {
-				return fail("a device lacks its pool or its name: %s", show(d))
-			}
-			if _, known := drahealth.HealthStatus_name[int32(d.GetHealth())]; !known {
-				return fail("a device has the health %d, which does not exist", d.GetHealth())
-			}
+			require(d.GetDevice().GetPoolName() != "" && d.GetDevice().GetDeviceName() != "", "a device lacks its pool or its name: %s", show(d))
+			_, known := drahealth.HealthStatus_name[int32(d.GetHealth())]
+			require(known, "a device has the health %d, which does not exist", d.GetHealth())
 		}
 	}
 	return warn("the health is sent again and again without a pause")

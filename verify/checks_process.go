@@ -29,10 +29,9 @@ const (
 func checkStart(ctx context.Context, s *subject) outcome {
 	s.trace.add("start "+s.target.String(), "")
 	if s.run == nil {
-		if err := s.start(ctx); err != nil {
-			s.reported = true
-			return fail("%s", clip(err.Error()))
-		}
+		err := s.start(ctx)
+		s.reported = s.reported || err != nil
+		require(err == nil, "%s", text(err))
 	}
 	return pass("%s answered %v after the start", s.path, s.appeared.After.Round(time.Millisecond))
 }
@@ -42,9 +41,7 @@ func checkAppearance(ctx context.Context, s *subject) outcome {
 		_ = s.start(ctx) // other rules judge the error
 	}
 	a := s.appeared
-	if a == nil {
-		return notApplicable("no socket appeared")
-	}
+	assume(a != nil, "no socket appeared")
 	s.traceAppearance(a)
 	first, starts, run := a.Window, 1, s.run
 	for ; a.Window >= insistence && starts < maxStarts && s.run != nil; starts++ {
@@ -92,7 +89,7 @@ func (s *subject) traceAppearance(a *runner.Appearance) {
 }
 
 type farewell struct {
-	refused outcome       // why SIGTERM could not be sent; empty if it was
+	refused error         // why SIGTERM could not be sent
 	served  time.Duration // how long the plugin had served
 	late    outcome       // a failure if the plugin did not exit in time; otherwise empty
 	after   time.Duration
@@ -103,34 +100,30 @@ type farewell struct {
 	others  []string
 }
 
-// terminate stops the plugin with SIGTERM, once for all rules about that. It returns an outcome if it could not.
-func (s *subject) terminate(ctx context.Context) (*farewell, outcome) {
+// terminate stops the plugin with SIGTERM, once for all rules about that.
+func (s *subject) terminate(ctx context.Context) *farewell {
 	if s.ended == nil {
 		s.ended = s.terminateSettled(ctx, settled)
-		if f := s.ended; f.refused.status == "" && f.late.status == "" && !f.clean && f.served < settledForSure {
+		if f := s.ended; f.refused == nil && f.late.status == "" && !f.clean && f.served < settledForSure {
 			s.ended = s.terminateSettled(ctx, settledForSure)
 		}
 	}
-	if s.ended.refused.status == "" {
-		s.trace.add("SIGTERM", s.ended.how)
-	}
-	return s.ended, s.ended.refused
+	assume(s.ended.refused == nil, "%v", s.ended.refused)
+	s.trace.add("SIGTERM", s.ended.how)
+	return s.ended
 }
 
 // terminateSettled sends SIGTERM to the plugin after it has served for some time.
 func (s *subject) terminateSettled(ctx context.Context, served time.Duration) *farewell {
 	f := &farewell{}
-	if f.refused = s.ready(ctx); f.refused.status != "" {
-		return f
-	}
+	s.ready(ctx)
 	run, path := s.run, s.path
 	s.run = nil
 	run.Settle(ctx, served)
 	waited := s.waiting()
 	began := time.Now()
 	f.served = began.Sub(run.Served)
-	if err := run.Signal(syscall.SIGTERM); err != nil {
-		f.refused = notApplicable("%v", err)
+	if f.refused = run.Signal(syscall.SIGTERM); f.refused != nil {
 		return f
 	}
 	inTime := run.AwaitAll(ctx, s.options.ExitTimeout)
@@ -149,74 +142,50 @@ func (s *subject) terminateSettled(ctx context.Context, served time.Duration) *f
 }
 
 func checkTerminate(ctx context.Context, s *subject) outcome {
-	f, o := s.terminate(ctx)
-	switch {
-	case o.status != "":
-		return o
-	case f.late.status != "":
+	f := s.terminate(ctx)
+	if f.late.status != "" {
 		return f.late
-	case !f.clean:
-		return warn("the plugin ended with %s; supervisors take that for a failure", f.how)
 	}
+	expect(f.clean, "the plugin ended with %s; supervisors take that for a failure", f.how)
 	return pass("it ended %v after SIGTERM with exit status 0", f.after.Round(time.Millisecond))
 }
 
 // ownEnd is terminate for rules that do not apply to a plugin that had to be killed.
-func (s *subject) ownEnd(ctx context.Context) (*farewell, outcome) {
-	f, o := s.terminate(ctx)
-	switch {
-	case f.late.status == Inconclusive:
-		o = f.late
-	case f.late.status != "":
-		o = notApplicable("the plugin had to be killed")
+func (s *subject) ownEnd(ctx context.Context) *farewell {
+	f := s.terminate(ctx)
+	if f.late.status == Inconclusive {
+		end(f.late)
 	}
-	return f, o
+	assume(f.late.status == "", "the plugin had to be killed")
+	return f
 }
 
 func checkSocketRemoved(ctx context.Context, s *subject) outcome {
-	f, o := s.ownEnd(ctx)
-	switch {
-	case o.status != "":
-		return o
-	case f.socket:
-		return fail("%s is still there after the end of the plugin", s.path)
-	}
+	require(!s.ownEnd(ctx).socket, "%s is still there after the end of the plugin", s.path)
 	return pass("the socket is gone")
 }
 
 func checkNothingLeft(ctx context.Context, s *subject) outcome {
-	f, o := s.ownEnd(ctx)
-	switch {
-	case o.status != "":
-		return o
-	case len(f.sockets) > 0:
-		return fail("these sockets are still there after the end of the plugin: %s", untrusted.QuoteAll(f.sockets))
-	case len(f.others) > 0:
-		return warn("these files are left in the plugin directory: %s", untrusted.QuoteAll(f.others))
-	}
+	f := s.ownEnd(ctx)
+	require(len(f.sockets) == 0, "these sockets are still there after the end of the plugin: %s", untrusted.QuoteAll(f.sockets))
+	expect(len(f.others) == 0, "these files are left in the plugin directory: %s", untrusted.QuoteAll(f.others))
 	return pass("nothing is left")
 }
 
 func checkStale(ctx context.Context, s *subject) outcome {
-	if o := s.ready(ctx); o.status != "" {
-		return o
-	}
+	s.ready(ctx)
 	run, path := s.run, s.path
 	s.run = nil
 	s.trace.add("SIGKILL, and start again", "")
-	if err := run.Signal(syscall.SIGKILL); err != nil {
-		return notApplicable("%v", err)
-	}
-	if !run.AwaitAll(ctx, s.options.ExitTimeout) {
-		return fail("the plugin is still there after SIGKILL")
-	}
-	if _, err := sock.Stat(path); err != nil {
-		return notApplicable("the killed plugin left no socket")
-	}
+	err := run.Signal(syscall.SIGKILL)
+	assume(err == nil, "%v", err)
+	require(run.AwaitAll(ctx, s.options.ExitTimeout), "the plugin is still there after SIGKILL")
+	_, err = sock.Stat(path)
+	assume(err == nil, "the killed plugin left no socket")
 	again, a, err := s.runner.StartAfter(ctx, run)
 	if err != nil {
 		s.runner.Sweep()
-		return fail("after SIGKILL left %s, %s", path, clip(err.Error()))
+		return fail("after SIGKILL left %s, %s", path, text(err))
 	}
 	s.run, s.path = again, a.Path
 	where := "the same path"
@@ -227,64 +196,46 @@ func checkStale(ctx context.Context, s *subject) outcome {
 }
 
 func checkSecond(ctx context.Context, s *subject) outcome {
-	if o := s.ready(ctx); o.status != "" {
-		return o
-	}
+	s.ready(ctx)
 	first, path := s.run, s.path
 	s.trace.add("start a second instance", "")
 	second, a, err := s.runner.StartBeside(ctx, first)
 	if err != nil {
 		// The second instance may refuse to run, but must not disturb the first.
-		if first.HasEnded() {
-			return fail("the first instance ended although the second did not serve: %s", clip(err.Error()))
-		}
-		if _, gerr := s.getInfo(ctx); gerr != nil {
-			return fail("the second instance did not serve (%s), and the first cannot be reached at %s any more: %s", clip(err.Error()),
-				path, clip(brief(gerr)))
-		}
-		if strings.Contains(err.Error(), "before it served") {
-			return pass("the second instance exits and the first keeps serving")
-		}
-		return warn("the second instance neither exits nor serves: %s", clip(err.Error()))
+		require(!first.HasEnded(), "the first instance ended although the second did not serve: %s", text(err))
+		_, gerr := s.getInfo(ctx)
+		require(gerr == nil, "the second instance did not serve (%s), and the first cannot be reached at %s any more: %s", text(err), path,
+			brief(gerr))
+		expect(strings.Contains(err.Error(), "before it served"), "the second instance neither exits nor serves: %s", text(err))
+		return pass("the second instance exits and the first keeps serving")
 	}
 	s.run, s.path = second, a.Path
 	s.trace.add("SIGTERM to the first instance", "")
-	if err := first.Signal(syscall.SIGTERM); err != nil {
-		return notApplicable("%v", err)
-	}
+	err = first.Signal(syscall.SIGTERM)
+	assume(err == nil, "%v", err)
 	if !first.AwaitAll(ctx, s.options.ExitTimeout) {
 		_ = first.Kill() // PRC003 judges that
 	}
 	info, err := sock.Stat(a.Path)
-	switch {
-	case err != nil:
-		return warn("the end of the first instance removed the socket of the second, %s", a.Path)
-	case info.ID != a.ID:
-		return warn("the end of the first instance left another socket than that of the second at %s", a.Path)
-	}
-	if _, err := s.getInfo(ctx); err != nil {
-		return fail("after the end of the first instance, GetInfo of the second %s", clip(brief(err)))
-	}
+	expect(err == nil, "the end of the first instance removed the socket of the second, %s", a.Path)
+	expect(info.ID == a.ID, "the end of the first instance left another socket than that of the second at %s", a.Path)
+	_, err = s.getInfo(ctx)
+	requireCall("after the end of the first instance, GetInfo of the second", err)
 	return pass("the second instance serves at %s, also after the end of the first", a.Path)
 }
 
-// fits returns a not-applicable outcome if the rule is not for the plugin's way of registering.
-func (s *subject) fits(rule Rule) outcome {
-	switch {
-	case rule.family() == "KUB" && !s.registersItself():
-		return notApplicable("it is for device plugins that register on %s; verify the command with --kubelet-sock", runner.KubeletSocket)
-	case s.registersItself() && slices.Contains([]string{"REG005", "REG006", "REG009", "REG011", "REG012", "REG013"}, rule.ID):
-		return notApplicable("the plugin registers on %s, so hosts neither ask nor notify it", runner.KubeletSocket)
-	}
-	return outcome{}
+// assumeFit ends the check as not applicable if the rule is not for the plugin's way of registering.
+func (s *subject) assumeFit(rule Rule) {
+	assume(rule.family() != "KUB" || s.registersItself(),
+		"it is for device plugins that register on %s; verify the command with --kubelet-sock", runner.KubeletSocket)
+	asks := slices.Contains([]string{"REG005", "REG006", "REG009", "REG011", "REG012", "REG013"}, rule.ID)
+	assume(!asks || !s.registersItself(), "the plugin registers on %s, so hosts neither ask nor notify it", runner.KubeletSocket)
 }
 
 func checkRegistered(_ context.Context, s *subject) outcome {
 	request := s.appeared.Request
 	s.trace.add("(the plugin called Register)", show(request))
-	if err := runner.CheckRegister(request); err != nil {
-		return fail("%v", err)
-	}
+	requireValid(runner.CheckRegister(request))
 	return pass("registered is %s at %s", untrusted.Quote(request.ResourceName), untrusted.Quote(request.Endpoint))
 }
 
@@ -294,9 +245,8 @@ func checkRegistersAgain(ctx context.Context, s *subject) outcome {
 	s.runner.Kubelet.Close()
 	s.runner.Kubelet.Forget()
 	s.runner.Sweep() // as the kubelet does when it starts
-	if err := s.runner.Kubelet.Serve(); err != nil {
-		return notApplicable("%v", err)
-	}
+	err := s.runner.Kubelet.Serve()
+	assume(err == nil, "%v", err)
 	a, err := s.runner.AwaitRegister(ctx, run, hesitation*s.options.StartTimeout)
 	if err != nil {
 		s.run = nil
@@ -305,11 +255,10 @@ func checkRegistersAgain(ctx context.Context, s *subject) outcome {
 		}
 		_ = run.Kill() // so that the next rules start an instance that serves
 		s.runner.Sweep()
-		return fail("%s", clip(err.Error()))
+		return fail("%s", text(err))
 	}
 	s.path = a.Path
-	if was := s.appeared.Request.ResourceName; a.Request.ResourceName != was {
-		return fail("the plugin registered %s, and now %s", untrusted.Quote(was), untrusted.Quote(a.Request.ResourceName))
-	}
+	was := s.appeared.Request.ResourceName
+	require(a.Request.ResourceName == was, "the plugin registered %s, and now %s", untrusted.Quote(was), untrusted.Quote(a.Request.ResourceName))
 	return pass("registered again at %s", untrusted.Quote(a.Request.Endpoint))
 }

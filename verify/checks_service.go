@@ -18,9 +18,7 @@ import (
 // answering returns a check that first calls GetInfo, unless that was done, and runs only if the plugin answers. The answer is in s.asked.
 func answering(check func(ctx context.Context, s *subject) outcome) func(context.Context, *subject) outcome {
 	return func(ctx context.Context, s *subject) outcome {
-		if _, o := s.info(ctx); o.status != "" {
-			return o
-		}
+		s.info(ctx)
 		return check(ctx, s)
 	}
 }
@@ -28,72 +26,59 @@ func answering(check func(ctx context.Context, s *subject) outcome) func(context
 // onEndpoint is answering for checks that need a connection to the plugin's endpoint.
 func onEndpoint(check func(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome) func(context.Context, *subject) outcome {
 	return answering(func(ctx context.Context, s *subject) outcome {
-		path, err := s.endpoint(s.asked.info)
-		if err != nil {
-			return notApplicable("there is no endpoint to ask: %v", err)
-		}
-		conn, err := dial(path, s.options.CallTimeout, &s.trace)
-		if err != nil {
-			return fail("%v", err)
-		}
+		conn, err := s.connect(ctx)
+		assume(err == nil, "there is no endpoint to ask: %v", err)
 		defer conn.Close()
 		return check(ctx, s, conn)
 	})
 }
 
-func checkHealth(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome {
-	return s.inTime(ctx, func() (bool, outcome) {
-		answer, err := grpc_health_v1.NewHealthClient(conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{})
-		switch {
-		case status.Code(err) == codes.Unimplemented:
-			return true, notApplicable("the endpoint has no grpc.health.v1")
-		case status.Code(err) == codes.Unavailable:
-			return true, notApplicable("the endpoint cannot be reached")
-		case status.Code(err) == codes.NotFound:
-			return true, warn("the health service does not know the service \"\", the plugin as a whole")
-		case err != nil:
-			return true, fail("Check %s", brief(err))
-		case answer.Status != grpc_health_v1.HealthCheckResponse_SERVING:
-			return false, fail("the health is still %v after %v", answer.Status, s.options.StartTimeout)
-		}
-		return true, s.checkHealthOfServices(ctx, conn)
-	})
+// connect returns a connection to the endpoint that the plugin announces.
+func (s *subject) connect(ctx context.Context) (*grpc.ClientConn, error) {
+	path, err := s.endpoint(s.info(ctx))
+	if err != nil {
+		return nil, err
+	}
+	return dial(path, s.options.CallTimeout, &s.trace)
 }
 
 const maxHealthChecked = 16
 
-// checkHealthOfServices checks the health of each service that reflection lists, since clients may check a single service. It ignores
-// services that the health service does not know.
-func (s *subject) checkHealthOfServices(ctx context.Context, conn *grpc.ClientConn) outcome {
-	names, err := s.reflected(ctx, conn)
-	if err != nil {
-		names = nil // another rule checks reflection
-	}
+func checkHealth(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome {
+	client, health := grpc_health_v1.NewHealthClient(conn), grpc_health_v1.HealthCheckResponse_UNKNOWN
+	serving := s.inTime(ctx, func() bool {
+		answer, err := client.Check(ctx, &grpc_health_v1.HealthCheckRequest{})
+		assumeReachable(err, "grpc.health.v1")
+		expect(status.Code(err) != codes.NotFound, "the health service does not know the service \"\", the plugin as a whole")
+		requireCall("Check", err)
+		health = answer.Status
+		return health == grpc_health_v1.HealthCheckResponse_SERVING
+	})
+	require(serving, "the health is still %v after %v", health, s.options.StartTimeout)
+	// Clients may check a single service, so each that reflection lists has to be healthy, unless the health service does not know it.
+	names, _ := s.reflected(ctx, conn) // another rule checks reflection
 	for _, name := range names[:min(len(names), maxHealthChecked)] {
-		answer, err := grpc_health_v1.NewHealthClient(conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{Service: name})
-		if err == nil && answer.Status != grpc_health_v1.HealthCheckResponse_SERVING {
-			return warn("the health is SERVING, but that of the service %s is %v", untrusted.Quote(name), answer.Status)
-		}
+		answer, err := client.Check(ctx, &grpc_health_v1.HealthCheckRequest{Service: name})
+		expect(err != nil || answer.Status == grpc_health_v1.HealthCheckResponse_SERVING,
+			"the health is SERVING, but that of the service %s is %v", untrusted.Quote(name), answer.GetStatus())
 	}
 	return pass("the health is SERVING")
 }
 
+// assumeReachable ends the check as not applicable if the endpoint lacks a service or cannot be reached.
+func assumeReachable(err error, service string) {
+	assume(status.Code(err) != codes.Unimplemented, "the endpoint has no %s", service)
+	assume(status.Code(err) != codes.Unavailable, "the endpoint cannot be reached")
+}
+
 func checkReflection(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome {
 	names, err := s.reflected(ctx, conn)
-	switch {
-	case status.Code(err) == codes.Unimplemented:
-		return notApplicable("the endpoint has no reflection")
-	case status.Code(err) == codes.Unavailable:
-		return notApplicable("the endpoint cannot be reached")
-	case err != nil:
-		return fail("the list of services %s", brief(err))
-	}
+	assumeReachable(err, "reflection")
+	requireCall("the list of services", err)
 	own := slices.DeleteFunc(names, func(name string) bool {
 		return strings.HasPrefix(name, "grpc.") || strings.HasPrefix(name, "pluginregistration.")
 	})
-	if len(own) == 0 {
-		return fail("the endpoint has no service but those for registration, health and reflection")
-	}
+	require(len(own) > 0, "the endpoint has no service but those for registration, health and reflection")
 	return pass("the endpoint has %s", untrusted.QuoteAll(own))
 }
 

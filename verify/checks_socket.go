@@ -58,14 +58,9 @@ func checkAlone(ctx context.Context, s *subject) outcome {
 		name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)) // it may have exited
 		others = append(others, fmt.Sprintf("%s (process %d)", strings.TrimSpace(string(name)), pid))
 	}
-	switch {
-	case errors.Is(err, errors.ErrUnsupported):
-		return notApplicable("this system does not say who watches a directory")
-	case err != nil:
-		return notApplicable("cannot find out who watches %s: %v", dir, err)
-	case len(others) > 0:
-		return warn("%s is watched by %s", dir, strings.Join(others, ", "))
-	}
+	assume(!errors.Is(err, errors.ErrUnsupported), "this system does not say who watches a directory")
+	assume(err == nil, "cannot find out who watches %s: %v", dir, err)
+	expect(len(others) == 0, "%s is watched by %s", dir, strings.Join(others, ", "))
 	return pass("no process that can be seen from here watches %s", dir)
 }
 
@@ -76,63 +71,53 @@ func checkPlace(ctx context.Context, s *subject) outcome {
 		found = err.Error()
 	}
 	s.trace.add("stat "+s.path, found)
-	switch {
-	case err != nil:
-		return s.lose("there is no socket at "+s.path, "; is the plugin running?")
-	case info.Mode.Type()&os.ModeSymlink != 0:
-		return fail("%s is a symbolic link, which hosts do not follow", s.path)
-	case !info.IsSocket():
-		return s.lose(s.path+" is not a socket", "")
-	case strings.HasPrefix(filepath.Base(s.path), "."):
-		return fail("the name %s begins with a dot, so hosts ignore it", filepath.Base(s.path))
-	case len(s.path) > sock.MaxPath:
-		return fail("the path has %d bytes; hosts that connect by path reach none of more than %d", len(s.path), sock.MaxPath)
+	if err != nil {
+		s.lose("there is no socket at " + s.path)
+		return fail("%s; is the plugin running?", s.lost)
 	}
+	require(info.Mode.Type()&os.ModeSymlink == 0, "%s is a symbolic link, which hosts do not follow", s.path)
+	if !info.IsSocket() {
+		s.lose(s.path + " is not a socket")
+		return fail("%s", s.lost)
+	}
+	require(!strings.HasPrefix(filepath.Base(s.path), "."), "the name %s begins with a dot, so hosts ignore it", filepath.Base(s.path))
+	require(len(s.path) <= sock.MaxPath, "the path has %d bytes; hosts that connect by path reach none of more than %d", len(s.path), sock.MaxPath)
 	if _, err := sock.Probe(ctx, s.path); err != nil {
 		s.trace.add("connect "+s.path, err.Error())
-		s.lose("nobody can be reached on "+s.path, "")
+		s.lose("nobody can be reached on " + s.path)
 		return fail("the socket exists, but connecting to it fails: %v", err)
 	}
 	return pass("%s is a socket on which a process accepts", s.path)
 }
 
-// lose returns a failure with a reason and more text. After that all rules that need the plugin fail or do not apply.
-func (s *subject) lose(why, more string) outcome {
-	s.lost, s.reported = why, true
-	return fail("%s%s", why, more)
+// lose records why the plugin cannot be called any more. After that the checks that need the plugin fail or do not apply.
+func (s *subject) lose(why string) { s.lost, s.reported = why, true }
+
+// socketInfo returns the file information of the socket.
+func (s *subject) socketInfo() sock.Info {
+	info, err := sock.Stat(s.path)
+	s.requirePlugin(err == nil, "there is no socket to look at: %v", err)
+	return info
 }
 
-// ofSocket returns a check that gets the socket's file information.
-func ofSocket(check func(s *subject, info sock.Info) outcome) func(context.Context, *subject) outcome {
-	return func(_ context.Context, s *subject) outcome {
-		info, err := sock.Stat(s.path)
-		if err != nil {
-			return s.unasked("there is no socket to look at: %v", err)
-		}
-		return check(s, info)
-	}
-}
-
-func checkMode(s *subject, info sock.Info) outcome {
-	mode := info.Mode.Perm()
+func checkMode(_ context.Context, s *subject) outcome {
+	mode := s.socketInfo().Mode.Perm()
 	s.trace.add("stat "+s.path, fmt.Sprintf("mode %04o", mode))
 	if mode&0o002 == 0 {
 		return pass("the mode is %04o", mode)
 	}
-	if s.inOwnDirectory() {
-		return warn("the mode is %04o: everyone may connect, unless the plugin directory of the host keeps strangers out", mode)
-	}
+	expect(!s.inOwnDirectory(), "the mode is %04o: everyone may connect, unless the plugin directory of the host keeps strangers out", mode)
 	if dir, err := sock.Stat(filepath.Dir(s.path)); err == nil && dir.Mode.Perm()&0o001 == 0 {
 		return pass("the mode is %04o, in a directory of mode %04o into which strangers do not get", mode, dir.Mode.Perm())
 	}
 	return fail("the mode is %04o: everyone on the machine may connect", mode)
 }
 
-func checkOwner(s *subject, info sock.Info) outcome {
+func checkOwner(_ context.Context, s *subject) outcome {
+	info := s.socketInfo()
 	s.trace.add("stat "+s.path, fmt.Sprintf("owner %d", info.UID))
-	if trustjudge.Default().Socket(s.path, info.UID, info.GID) != nil {
-		return fail("the owner is user %d, neither root nor user %d of this verification", info.UID, os.Geteuid())
-	}
+	require(trustjudge.Default().Socket(s.path, info.UID, info.GID) == nil,
+		"the owner is user %d, neither root nor user %d of this verification", info.UID, os.Geteuid())
 	return pass("the owner is user %d", info.UID)
 }
 
@@ -143,17 +128,13 @@ func (s *subject) inOwnDirectory() bool {
 
 func checkDirectory(_ context.Context, s *subject) outcome {
 	dir := filepath.Dir(s.path)
-	if s.inOwnDirectory() {
-		return notApplicable("the plugin directory was made for the verification")
-	}
+	assume(!s.inOwnDirectory(), "the plugin directory was made for the verification")
 	var info sock.Info
 	target, err := filepath.EvalSymlinks(dir)
 	if err == nil {
 		info, err = sock.Stat(target)
 	}
-	if err != nil {
-		return s.unasked("cannot look at %s: %v", dir, err)
-	}
+	s.requirePlugin(err == nil, "cannot look at %s: %v", dir, err)
 	s.trace.add("stat "+dir, fmt.Sprintf("mode %04o", info.Mode.Perm()))
 	// The owner is not checked: the host chooses the directory.
 	if refusal, refused := errors.AsType[*trust.Refusal](trustjudge.Default().Directory(dir, info.Mode, 0, info.GID)); refused {
@@ -161,25 +142,24 @@ func checkDirectory(_ context.Context, s *subject) outcome {
 	}
 	return pass("the mode of %s is %04o", dir, info.Mode.Perm())
 }
+
 func checkGetInfo(ctx context.Context, s *subject) outcome {
 	s.asked = nil // ask now, so that the call is in the trace
 	waited := s.waiting()
 	a := s.ask(ctx)
-	switch {
-	case status.Code(a.err) == codes.Unimplemented:
+	if a.err != nil {
 		s.reported = true
-		o := fail("GetInfo %s", clip(brief(a.err)))
+		o := fail("GetInfo %s", brief(a.err))
+		if status.Code(a.err) != codes.Unimplemented {
+			return o
+		}
 		if what := s.recognise(ctx, s.path); what != "" {
 			o.reason += "; this is the endpoint of " + what + ", which somebody else registers"
 			o.remedy = instead
 		}
 		return o
-	case a.err != nil:
-		s.reported = true
-		return fail("GetInfo %s", clip(brief(a.err)))
-	case a.after-waited() > kubeletPatience:
-		return warn("GetInfo took %v; the kubelet waits %v", a.after.Round(time.Millisecond), kubeletPatience)
 	}
+	expect(a.after-waited() <= kubeletPatience, "GetInfo took %v; the kubelet waits %v", a.after.Round(time.Millisecond), kubeletPatience)
 	return pass("type %s, name %s", untrusted.Quote(a.info.Type), untrusted.Quote(a.info.Name))
 }
 
@@ -190,24 +170,16 @@ func (s *subject) tellAnnounced(what string) {
 func checkType(ctx context.Context, s *subject) outcome {
 	info := s.asked.info
 	s.tellAnnounced("type " + untrusted.Quote(info.Type))
-	if err := untrusted.Name("the type", info.Type, maxText); err != nil {
-		return fail("%v", err)
-	}
-	if !untrusted.IsType(info.Type) {
-		return fail("the type %s has a slash", untrusted.Quote(info.Type))
-	}
+	requireValid(untrusted.Name("the type", info.Type, maxText))
+	require(untrusted.IsType(info.Type), "the type %s has a slash", untrusted.Quote(info.Type))
 	return pass("the type is %s", untrusted.Quote(info.Type))
 }
 
 func checkName(ctx context.Context, s *subject) outcome {
 	info := s.asked.info
 	s.tellAnnounced("name " + untrusted.Quote(info.Name))
-	if err := untrusted.Name("the name", info.Name, maxText); err != nil {
-		return fail("%v", err)
-	}
-	if err := untrusted.PluginName(info.Type, info.Name); err != nil {
-		return fail("%v", err)
-	}
+	requireValid(untrusted.Name("the name", info.Name, maxText))
+	requireValid(untrusted.PluginName(info.Type, info.Name))
 	return pass("the name is %s", untrusted.Quote(info.Name))
 }
 
@@ -215,16 +187,10 @@ func checkVersions(ctx context.Context, s *subject) outcome {
 	info := s.asked.info
 	versions := info.SupportedVersions
 	s.tellAnnounced("supported_versions " + untrusted.QuoteAll(versions))
-	if len(versions) > maxVersions {
-		return fail("%d versions are announced, and hosts accept %d at most", len(versions), maxVersions)
-	}
+	require(len(versions) <= maxVersions, "%d versions are announced, and hosts accept %d at most", len(versions), maxVersions)
 	for i, v := range versions {
-		if err := untrusted.Name("version "+strconv.Itoa(i+1), v, maxVersion); err != nil {
-			return fail("%v", err)
-		}
-		if slices.Contains(versions[:i], v) {
-			return warn("version %s is announced twice", untrusted.Quote(v))
-		}
+		requireValid(untrusted.Name("version "+strconv.Itoa(i+1), v, maxVersion))
+		expect(!slices.Contains(versions[:i], v), "version %s is announced twice", untrusted.Quote(v))
 	}
 	switch info.Type {
 	case registerapi.CSIPlugin:
@@ -249,22 +215,16 @@ func judgeKnown(versions, known []string) outcome {
 // messages.
 func judgeVersions(versions []string, supported, known func(string) bool, wanted, unknown string) outcome {
 	strange := slices.DeleteFunc(slices.Clone(versions), known)
-	switch {
-	case !slices.ContainsFunc(versions, supported):
-		return fail("none of the announced versions %s is %s", untrusted.QuoteAll(versions), wanted)
-	case len(strange) > 0:
-		return warn("%s are %s, and are ignored", untrusted.QuoteAll(strange), unknown)
-	}
+	require(slices.ContainsFunc(versions, supported), "none of the announced versions %s is %s", untrusted.QuoteAll(versions), wanted)
+	expect(len(strange) == 0, "%s are %s, and are ignored", untrusted.QuoteAll(strange), unknown)
 	return pass("announced are %s", untrusted.QuoteAll(versions))
 }
 
 func checkGetInfoAgain(ctx context.Context, s *subject) outcome {
 	first := s.asked.info
 	again, err := s.getInfo(ctx)
-	switch {
-	case err != nil:
-		return fail("a later GetInfo %s", clip(brief(err)))
-	case !proto.Equal(first, again):
+	requireCall("a later GetInfo", err)
+	if !proto.Equal(first, again) {
 		s.trace.add("(the first GetInfo)", show(first))
 		return fail("a later GetInfo differs from the first")
 	}
@@ -278,22 +238,18 @@ func checkEndpoint(ctx context.Context, s *subject) outcome {
 	}
 	s.tellAnnounced("endpoint " + untrusted.Quote(info.Endpoint))
 	path, err := s.endpoint(info)
-	if err != nil {
-		return fail("%v: %s", err, untrusted.Quote(info.Endpoint))
-	}
-	if _, err := sock.Probe(ctx, path); err != nil {
-		return fail("nobody can be reached at the endpoint: %s", clip(err.Error()))
-	}
-	if clean := filepath.Clean(path); clean != path {
-		return warn("the endpoint %s is another way to write %s; hosts that compare paths see two", untrusted.Quote(path), untrusted.Quote(clean))
-	}
+	require(err == nil, "%v: %s", err, untrusted.Quote(info.Endpoint))
+	_, err = sock.Probe(ctx, path)
+	require(err == nil, "nobody can be reached at the endpoint: %s", text(err))
+	clean := filepath.Clean(path)
+	expect(clean == path, "the endpoint %s is another way to write %s; hosts that compare paths see two", untrusted.Quote(path),
+		untrusted.Quote(clean))
 	return pass("a process accepts at %s", untrusted.Quote(path))
 }
+
 func checkTold(ctx context.Context, s *subject) outcome {
 	for _, time := range []string{"first", "second"} {
-		if err := s.notify(ctx, true, ""); err != nil {
-			return fail("the %s NotifyRegistrationStatus %s", time, clip(brief(err)))
-		}
+		requireCall("the "+time+" NotifyRegistrationStatus", s.notify(ctx, true, ""))
 	}
 	return pass("accepted twice")
 }
@@ -301,10 +257,7 @@ func checkTold(ctx context.Context, s *subject) outcome {
 func checkHostRestart(ctx context.Context, s *subject) outcome {
 	first := s.asked.info
 	// Leave a request unanswered, as a host that is killed does.
-	conn, err := sock.Dial(ctx, s.path)
-	if err != nil {
-		return fail("cannot connect: %v", err)
-	}
+	conn := s.connectRaw(ctx)
 	requests, err := unreadRequests(s.question(), 1)
 	if err == nil {
 		s.speak(conn, string(requests))
@@ -312,18 +265,13 @@ func checkHostRestart(ctx context.Context, s *subject) outcome {
 	_ = conn.Close() // as the kernel does for a host that died
 	s.trace.reset()
 	again, err := s.getInfo(ctx)
-	switch {
-	case err != nil:
-		return fail("after the host was gone, GetInfo %s", clip(brief(err)))
-	case again.Type != first.Type || again.Name != first.Name:
-		return fail("after the host was gone, the plugin has another name")
-	case !proto.Equal(first, again):
+	requireCall("after the host was gone, GetInfo", err)
+	require(again.Type == first.Type && again.Name == first.Name, "after the host was gone, the plugin has another name")
+	if !proto.Equal(first, again) {
 		s.trace.add("(the first GetInfo)", show(first))
 		return warn("after the host was gone, the plugin gives another answer")
 	}
-	if err := s.notify(ctx, true, ""); err != nil {
-		return fail("after the host was gone, NotifyRegistrationStatus %s", clip(brief(err)))
-	}
+	requireCall("after the host was gone, NotifyRegistrationStatus", s.notify(ctx, true, ""))
 	return pass("asked and notified again after the connection was lost")
 }
 
@@ -340,14 +288,10 @@ func checkRefusal(ctx context.Context, s *subject) outcome {
 		}
 		return pass("the plugin exits when it is refused, and removes its socket: %s", how)
 	}
-	if err != nil && !answered(err) { // an error of the plugin itself is an answer, which hosts ignore
-		return fail("the refusal %s, and the plugin did not exit", clip(brief(err)))
-	}
-	if _, err := s.getInfo(ctx); err != nil {
-		return fail("after a refusal, GetInfo %s", clip(brief(err)))
-	}
-	if err := s.notify(ctx, true, ""); err != nil {
-		return fail("after a refusal, the status \"registered\" %s", clip(brief(err)))
-	}
+	// An error of the plugin itself is an answer, which hosts ignore.
+	require(answered(err), "the refusal %s, and the plugin did not exit", brief(err))
+	_, err = s.getInfo(ctx)
+	requireCall("after a refusal, GetInfo", err)
+	requireCall("after a refusal, the status \"registered\"", s.notify(ctx, true, ""))
 	return pass("the plugin keeps serving, and is registered at the next attempt")
 }

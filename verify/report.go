@@ -82,54 +82,29 @@ func (r Report) OK(strict bool) bool {
 	})
 }
 
-// The elements of JUnit's XML that build servers read.
-type (
-	junitSuites struct {
-		XMLName xml.Name `xml:"testsuites"`
-		junitCounts
-		Suites []junitSuite `xml:"testsuite"`
-	}
-	junitSuite struct {
-		Name string `xml:"name,attr"`
-		junitCounts
-		Timestamp string `xml:"timestamp,attr"`
-		// Properties describe the verified plugin; nil for no element.
-		Properties *[]junitProperty `xml:"properties>property"`
-		Cases      []junitCase      `xml:"testcase"`
-	}
-	junitCounts struct {
-		Tests    int    `xml:"tests,attr"`
-		Failures int    `xml:"failures,attr"`
-		Errors   int    `xml:"errors,attr"`
-		Skipped  int    `xml:"skipped,attr"`
-		Time     string `xml:"time,attr"`
-	}
-	junitProperty struct {
-		Name  string `xml:"name,attr"`
-		Value string `xml:"value,attr"`
-	}
-	junitCase struct {
-		Name      string        `xml:"name,attr"`
-		ClassName string        `xml:"classname,attr"`
-		Time      string        `xml:"time,attr"`
-		Failure   *junitMessage `xml:"failure,omitempty"`
-		Error     *junitMessage `xml:"error,omitempty"`
-		Skipped   *junitMessage `xml:"skipped,omitempty"`
-		SystemOut string        `xml:"system-out,omitempty"`
-	}
-	junitMessage struct {
-		Message string `xml:"message,attr"`
-		Type    string `xml:"type,attr,omitempty"`
-		Text    string `xml:",chardata"`
-	}
-)
+// element is an element of the JUnit XML that build servers read.
+type element struct {
+	XMLName  xml.Name
+	Attrs    []xml.Attr `xml:",any,attr"`
+	Text     string     `xml:",chardata"`
+	Children []element
+}
 
-// properties returns the properties of the verified plugin; nil if there are none.
-func (r Report) properties() *[]junitProperty {
-	var all []junitProperty
+// newElement returns an element. attrs are the names of its attributes, each followed by the value.
+func newElement(name, text string, attrs ...any) element {
+	e := element{XMLName: xml.Name{Local: name}, Text: text}
+	for attr := range slices.Chunk(attrs, 2) {
+		e.Attrs = append(e.Attrs, xml.Attr{Name: xml.Name{Local: fmt.Sprint(attr[0])}, Value: fmt.Sprint(attr[1])})
+	}
+	return e
+}
+
+// properties returns the properties of the verified plugin.
+func (r Report) properties() element {
+	properties := newElement("properties", "")
 	add := func(name, value string) {
 		if value != "" {
-			all = append(all, junitProperty{name, value})
+			properties.Children = append(properties.Children, newElement("property", "", "name", name, "value", value))
 		}
 	}
 	add("verifier", r.Verifier)
@@ -141,58 +116,64 @@ func (r Report) properties() *[]junitProperty {
 		add("program", program.Path)
 		add("sha256", program.SHA256)
 	}
-	if all == nil {
-		return nil
+	return properties
+}
+
+// testcase returns the element of a rule.
+func (r Result) testcase(strict bool) element {
+	c := newElement("testcase", "", "name", r.Rule+" "+r.Title, "classname", "verify."+r.Rule[:3], "time", junitTime(r.Seconds))
+	text := fmt.Sprintf("%s\nsent: %s\nreceived: %s\nchange: %s\n", r.Reason, r.Sent, r.Received, r.Remedy)
+	verdict := newElement("failure", text, "message", r.Reason, "type", r.Status)
+	switch r.Status {
+	case Passed:
+		return c
+	case NotApplicable:
+		verdict = newElement("skipped", "", "message", r.Reason)
+	case Inconclusive:
+		verdict.XMLName.Local = "error"
+	case Warned:
+		if !strict {
+			verdict = newElement("system-out", "warned: "+text)
+		}
+	case Failed:
 	}
-	return &all
+	c.Children = []element{verdict}
+	return c
 }
 
 // WriteJUnit writes the report as JUnit XML: one suite with one case for each rule. A rule that does not apply is skipped, and an
 // inconclusive one is an error. A warning is a failure if strict, and otherwise a text in system-out. An incomplete report has one more
 // case, which is an error. Characters that XML does not allow are replaced.
 func (r Report) WriteJUnit(w io.Writer, strict bool) error {
-	suite := junitSuite{
-		Name: "patchbay verify " + r.Target, Timestamp: r.Started.Format(time.RFC3339), Properties: r.properties(),
-		junitCounts: junitCounts{
-			Tests: len(r.Results), Skipped: r.Count(NotApplicable), Failures: r.Count(Failed), Errors: r.Count(Inconclusive),
-			Time: junitTime(r.Seconds),
-		},
-	}
-	if strict {
-		suite.Failures += r.Count(Warned)
+	var children []element
+	if properties := r.properties(); properties.Children != nil {
+		children = append(children, properties)
 	}
 	for _, result := range r.Results {
-		c := junitCase{Name: result.Rule + " " + result.Title, ClassName: "verify." + result.Rule[:3], Time: junitTime(result.Seconds)}
-		text := fmt.Sprintf("%s\nsent: %s\nreceived: %s\nchange: %s\n", result.Reason, result.Sent, result.Received, result.Remedy)
-		switch {
-		case result.Status == NotApplicable:
-			c.Skipped = &junitMessage{Message: result.Reason}
-		case result.Status == Failed, result.Status == Warned && strict:
-			c.Failure = &junitMessage{Message: result.Reason, Type: string(result.Status), Text: text}
-		case result.Status == Inconclusive:
-			c.Error = &junitMessage{Message: result.Reason, Type: string(result.Status), Text: text}
-		case result.Status == Warned:
-			c.SystemOut = "warned: " + text
-		}
-		suite.Cases = append(suite.Cases, c)
+		children = append(children, result.testcase(strict))
+	}
+	tests, failures, errs := len(r.Results), r.Count(Failed), r.Count(Inconclusive)
+	if strict {
+		failures += r.Count(Warned)
 	}
 	if r.Incomplete {
-		suite.Tests++
-		suite.Errors++
-		suite.Cases = append(suite.Cases, junitCase{
-			Name: "All rules are checked", ClassName: "verify", Time: junitTime(0),
-			Error: &junitMessage{Message: "the verification was ended before all rules were checked"},
-		})
+		tests++
+		errs++
+		c := newElement("testcase", "", "name", "All rules are checked", "classname", "verify", "time", junitTime(0))
+		c.Children = []element{newElement("error", "", "message", "the verification was ended before all rules were checked")}
+		children = append(children, c)
 	}
-	if _, err := io.WriteString(w, xml.Header); err != nil {
-		return err
+	suites := newElement("testsuites", "",
+		"tests", tests, "failures", failures, "errors", errs, "skipped", r.Count(NotApplicable), "time", junitTime(r.Seconds))
+	suite := newElement("testsuite", "", "name", "patchbay verify "+r.Target)
+	suite.Attrs = append(suite.Attrs, suites.Attrs...)
+	suite.Attrs = append(suite.Attrs, newElement("", "", "timestamp", r.Started.Format(time.RFC3339)).Attrs...)
+	suite.Children = children
+	suites.Children = []element{suite}
+	text, err := xml.MarshalIndent(suites, "", "  ")
+	if err == nil {
+		_, err = fmt.Fprintf(w, "%s%s\n", xml.Header, text)
 	}
-	encoder := xml.NewEncoder(w)
-	encoder.Indent("", "  ")
-	if err := encoder.Encode(junitSuites{junitCounts: suite.junitCounts, Suites: []junitSuite{suite}}); err != nil {
-		return err
-	}
-	_, err := io.WriteString(w, "\n")
 	return err
 }
 

@@ -53,6 +53,55 @@ func notApplicable(format string, args ...any) outcome {
 	return outcome{status: NotApplicable, reason: fmt.Sprintf(format, args...)}
 }
 
+// ended is the panic of a check that ends before it returns an outcome.
+type ended struct{ outcome }
+
+// end ends the running check with an outcome. It does not return.
+func end(o outcome) { panic(ended{o}) }
+
+// require ends the check with a failure unless ok.
+func require(ok bool, format string, args ...any) {
+	if !ok {
+		end(fail(format, args...))
+	}
+}
+
+// requireCall ends the check with a failure if the call of a method failed.
+func requireCall(method string, err error) {
+	require(err == nil, "%s %s", method, brief(err))
+}
+
+// requireValid ends the check with a failure unless err is nil.
+func requireValid(err error) { require(err == nil, "%v", err) }
+
+// expect ends the check with a warning unless ok.
+func expect(ok bool, format string, args ...any) {
+	if !ok {
+		end(warn(format, args...))
+	}
+}
+
+// assume ends the check as not applicable unless ok.
+func assume(ok bool, format string, args ...any) {
+	if !ok {
+		end(notApplicable(format, args...))
+	}
+}
+
+// outcomeOf calls check and returns its outcome, also if the check ends early.
+func outcomeOf(check func() outcome) (o outcome) {
+	defer func() {
+		switch r := recover().(type) {
+		case nil:
+		case ended:
+			o = r.outcome
+		default:
+			panic(r)
+		}
+	}()
+	return check()
+}
+
 // Rules returns all rules in the order in which they are checked.
 func Rules() []Rule { return slices.Clone(rules()) }
 
@@ -85,8 +134,8 @@ var checks = []struct {
 	{"PRC001", checkStart},
 	{"PRC002", checkAppearance},
 	{"REG001", checkPlace},
-	{"REG002", ofSocket(checkMode)},
-	{"REG003", ofSocket(checkOwner)},
+	{"REG002", checkMode},
+	{"REG003", checkOwner},
 	{"REG004", checkDirectory},
 	{"REG005", checkGetInfo},
 	{"REG006", answering(checkType)},

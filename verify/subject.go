@@ -75,15 +75,15 @@ func (s *subject) apply(ctx context.Context, rule Rule) Result {
 	return result
 }
 
-// inTime polls until the answer is final or StartTimeout has passed: a plugin may serve before it is ready, and there is no notification of
-// that.
-func (s *subject) inTime(ctx context.Context, ask func() (final bool, o outcome)) outcome {
-	for deadline := time.Now().Add(s.options.StartTimeout); ; runner.Pause(ctx, 100*time.Millisecond, nil) {
-		final, o := ask()
-		if final || ctx.Err() != nil || !time.Now().Before(deadline) {
-			return o
+// inTime polls until the plugin is ready or StartTimeout has passed, and reports whether it is ready: a plugin may serve before that, and
+// does not notify anyone when it is ready.
+func (s *subject) inTime(ctx context.Context, ready func() bool) bool {
+	for deadline := time.Now().Add(s.options.StartTimeout); !ready(); runner.Pause(ctx, 100*time.Millisecond, nil) {
+		if ctx.Err() != nil || !time.Now().Before(deadline) {
+			return false
 		}
 	}
+	return true
 }
 
 // starved is how long a plugin's processes may wait for a processor before a failure is inconclusive: most time limits of rules are not
@@ -125,37 +125,24 @@ func (s *subject) waited() (sum time.Duration) {
 }
 
 func (s *subject) check(ctx context.Context, rule Rule) outcome {
-	if rule.Command && s.runner == nil {
-		return notApplicable("it would start, refuse or end the plugin; verify a command for it")
-	}
-	if o := s.timeIsUp(ctx); o.status != "" {
+	return outcomeOf(func() outcome {
+		assume(!rule.Command || s.runner != nil, "it would start, refuse or end the plugin; verify a command for it")
+		s.requireTime(ctx)
+		s.assumeFit(rule)
+		if rule.family() != "PRC" && rule.family() != "ENV" {
+			s.ready(ctx)
+		}
+		if rule.Type != "" {
+			announced := s.info(ctx).Type
+			assume(announced == rule.Type, "the plugin is of type %s, the rule is for %s", untrusted.Quote(announced), rule.Type)
+		}
+		o := outcomeOf(func() outcome { return rule.check(ctx, s) })
+		if o.status != Passed {
+			s.requireTime(ctx)
+		}
+		s.requireAlive(ctx, rule)
 		return o
-	}
-	if o := s.fits(rule); o.status != "" {
-		return o
-	}
-	if rule.family() != "PRC" && rule.family() != "ENV" {
-		if o := s.ready(ctx); o.status != "" {
-			return o
-		}
-	}
-	if rule.Type != "" {
-		info, o := s.info(ctx)
-		if info == nil {
-			return o
-		}
-		if info.Type != rule.Type {
-			return notApplicable("the plugin is of type %s, the rule is for %s", untrusted.Quote(info.Type), rule.Type)
-		}
-	}
-	o := rule.check(ctx, s)
-	if up := s.timeIsUp(ctx); up.status != "" && o.status != Passed {
-		return up
-	}
-	if lost := s.checkAlive(ctx, rule); lost.status != "" {
-		return lost
-	}
-	return o
+	})
 }
 
 // recover waits until an overloaded plugin answers again, for at most settle, so that a failure of one rule does not fail the next one.
@@ -170,37 +157,33 @@ func (s *subject) recover(ctx context.Context) {
 	}
 }
 
-func (s *subject) timeIsUp(ctx context.Context) outcome {
+// requireTime ends the check with a failure when the time for the verification is up.
+func (s *subject) requireTime(ctx context.Context) {
 	// Compare the deadline, because a call may see it before the timer of ctx fires.
 	if deadline, ok := ctx.Deadline(); ctx.Err() == nil && (!ok || time.Now().Before(deadline)) {
-		return outcome{}
+		return
 	}
 	o := fail("the time for the verification, %v, was up before it was checked", s.options.Timeout)
 	o.remedy = "allow more time, or see which rule before it took so long"
-	return o
+	end(o)
 }
 
-// ready starts the plugin if necessary. It returns an outcome if there is no plugin to check.
-func (s *subject) ready(ctx context.Context) outcome {
-	if s.lost != "" {
-		return s.unasked("%s", s.lost)
+// ready starts the plugin if necessary.
+func (s *subject) ready(ctx context.Context) {
+	s.requirePlugin(s.lost == "", "%s", s.lost)
+	if s.runner != nil && s.run == nil {
+		err := s.start(ctx)
+		s.requirePlugin(err == nil, "the plugin did not start: %s", text(err))
 	}
-	if s.runner == nil || s.run != nil {
-		return outcome{}
-	}
-	if err := s.start(ctx); err != nil {
-		return s.unasked("the plugin did not start: %s", clip(err.Error()))
-	}
-	return outcome{}
 }
 
-// unasked returns the outcome of a rule that cannot call the plugin: the first such rule fails, and later ones do not apply.
-func (s *subject) unasked(format string, args ...any) outcome {
-	if s.reported {
-		return notApplicable("the plugin cannot be asked: an earlier rule says why")
+// requirePlugin is require for what makes it impossible to call the plugin: the first such check fails, and later ones do not apply.
+func (s *subject) requirePlugin(ok bool, format string, args ...any) {
+	if !ok {
+		assume(!s.reported, "the plugin cannot be asked: an earlier rule says why")
+		s.reported = true
+		end(fail(format, args...))
 	}
-	s.reported = true
-	return fail(format, args...)
 }
 
 // start starts the plugin. After an error, later calls return the same error.
@@ -225,34 +208,29 @@ func (s *subject) start(ctx context.Context) error {
 	return nil
 }
 
-// checkAlive returns a failure if the plugin exited during a check that should not have ended it.
-func (s *subject) checkAlive(ctx context.Context, rule Rule) outcome {
-	if s.runner == nil {
-		if _, err := sock.Probe(ctx, s.path); !sock.IsGone(err) && !sock.IsRefused(err) || s.lost != "" {
-			return outcome{}
+// requireAlive ends the check with a failure if the plugin exited during a check that should not have ended it.
+func (s *subject) requireAlive(ctx context.Context, rule Rule) {
+	switch {
+	case s.runner != nil:
+		if s.run != nil && s.run.HasEnded() {
+			how := s.run.End()
+			_ = s.run.Kill() // its driver may still run
+			s.run = nil
+			end(fail("the plugin ended while the rule was checked: %s", how))
 		}
-		if s.asked == nil || s.asked.err != nil {
-			return outcome{} // it was never there; the rules say so
+	case s.lost == "" && s.asked != nil && s.asked.err == nil: // otherwise it was never there; the rules say so
+		if _, err := sock.Probe(ctx, s.path); sock.IsGone(err) || sock.IsRefused(err) {
+			s.lose("nobody accepts on the socket any more since " + rule.ID + " was checked")
+			end(fail("nobody accepts on the socket any more: the plugin ended while the rule was checked"))
 		}
-		s.lose(fmt.Sprintf("nobody accepts on the socket any more since %s was checked", rule.ID), "")
-		return fail("nobody accepts on the socket any more: the plugin ended while the rule was checked")
 	}
-	if s.run == nil || !s.run.HasEnded() {
-		return outcome{}
-	}
-	how := s.run.End()
-	_ = s.run.Kill() // its driver may still run
-	s.run = nil
-	return fail("the plugin ended while the rule was checked: %s", how)
 }
 
-// info returns what the plugin announces, or an outcome if it does not answer.
-func (s *subject) info(ctx context.Context) (*registerapi.PluginInfo, outcome) {
+// info returns what the plugin announces.
+func (s *subject) info(ctx context.Context) *registerapi.PluginInfo {
 	a := s.ask(ctx)
-	if a.err != nil {
-		return nil, s.unasked("the plugin does not say what it is: GetInfo %s", clip(brief(a.err)))
-	}
-	return a.info, outcome{}
+	s.requirePlugin(a.err == nil, "the plugin does not say what it is: GetInfo %s", brief(a.err))
+	return a.info
 }
 
 func (s *subject) ask(ctx context.Context) *answer {

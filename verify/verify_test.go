@@ -182,6 +182,48 @@ func (n *notice) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
+// The elements of JUnit's XML, as build servers read them.
+type (
+	junitSuites struct {
+		XMLName xml.Name `xml:"testsuites"`
+		junitCounts
+		Suites []junitSuite `xml:"testsuite"`
+	}
+	junitSuite struct {
+		Name string `xml:"name,attr"`
+		junitCounts
+		Timestamp string `xml:"timestamp,attr"`
+		// Properties describe the verified plugin; nil for no element.
+		Properties *[]junitProperty `xml:"properties>property"`
+		Cases      []junitCase      `xml:"testcase"`
+	}
+	junitCounts struct {
+		Tests    int    `xml:"tests,attr"`
+		Failures int    `xml:"failures,attr"`
+		Errors   int    `xml:"errors,attr"`
+		Skipped  int    `xml:"skipped,attr"`
+		Time     string `xml:"time,attr"`
+	}
+	junitProperty struct {
+		Name  string `xml:"name,attr"`
+		Value string `xml:"value,attr"`
+	}
+	junitCase struct {
+		Name      string        `xml:"name,attr"`
+		ClassName string        `xml:"classname,attr"`
+		Time      string        `xml:"time,attr"`
+		Failure   *junitMessage `xml:"failure,omitempty"`
+		Error     *junitMessage `xml:"error,omitempty"`
+		Skipped   *junitMessage `xml:"skipped,omitempty"`
+		SystemOut string        `xml:"system-out,omitempty"`
+	}
+	junitMessage struct {
+		Message string `xml:"message,attr"`
+		Type    string `xml:"type,attr,omitempty"`
+		Text    string `xml:",chardata"`
+	}
+)
+
 // TestIncompleteJUnit: the JUnit file itself shows that the report is incomplete.
 func TestIncompleteJUnit(t *testing.T) {
 	report := Report{Incomplete: true, Results: []Result{{Rule: "REG001", Title: "a", Status: Passed}}}

@@ -27,6 +27,14 @@ const (
 	maxShown = 512
 )
 
+// text returns the text of an error; empty for nil.
+func text(err error) string {
+	if err == nil {
+		return ""
+	}
+	return clip(err.Error())
+}
+
 func clip(s string) string { return untrusted.Cut(s, maxShown) }
 
 // trace records the requests of a rule and their answers: the first ones and the last.
@@ -85,7 +93,7 @@ func show(message any) string {
 func brief(err error) string {
 	st, ok := status.FromError(err)
 	if !ok {
-		return err.Error()
+		return text(err)
 	}
 	return fmt.Sprintf("failed with %v: %s", st.Code(), clip(st.Message()))
 }
