@@ -1,6 +1,7 @@
 package device
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -54,10 +55,7 @@ func (q Request) wish(limit int) (wish, error) {
 var errNoResource = fmt.Errorf("the resource: %w: no device plugin of that name has registered", ErrNotFound)
 
 func checkNames(resource, owner string) error {
-	if err := checkResource(resource); err != nil {
-		return fmt.Errorf("%w: %w", err, ErrInvalid)
-	}
-	if err := untrusted.Required("the owner", owner, maxOwner); err != nil {
+	if err := cmp.Or(checkResource(resource), untrusted.Required("the owner", owner, maxOwner)); err != nil {
 		return fmt.Errorf("%w: %w", err, ErrInvalid)
 	}
 	return nil
@@ -389,29 +387,25 @@ func (h *Handler) askPreferred(ctx context.Context, request Request) ([]string, 
 	defer leave()
 	h.mu.Lock()
 	r := h.resources[request.Resource]
-	switch {
-	case r == nil:
-		err = errNoResource
-	case r.available() == nil:
-		err = ErrUnavailable
-	default:
-		_, err = r.choose(wanted, nil)
-	}
-	if err != nil {
+	if r == nil {
 		h.mu.Unlock()
-		return nil, err
+		return nil, errNoResource
 	}
-	p := r.plugin
+	p := r.available()
 	p.use()
 	h.mu.Unlock()
+	if p == nil {
+		return nil, ErrUnavailable
+	}
 	defer p.done()
 	preferred := h.preference(ctx, p, wanted)
-	if len(preferred) == 0 {
-		return nil, nil
-	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return r.choose(wanted, preferred)
+	chosen, err := r.choose(wanted, preferred)
+	if len(preferred) == 0 {
+		chosen = nil
+	}
+	return chosen, err
 }
 
 // Release durably ends an allocation, and returns it. The error is [ErrNotFound] if there is none. It does not call the plugin, whose API

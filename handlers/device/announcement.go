@@ -84,8 +84,8 @@ type announcement struct {
 	telling  sync.Once
 	told     chan struct{} // closed when it is certain what the plugin is told
 	refusal  string        // why it is told to be refused, if it is; set before told is closed
-	leaving  sync.Once
 	leave    chan struct{} // closed when it is to be taken down
+	takeDown func()        // closes leave; calling it again has no effect
 }
 
 func (a *announcement) begin() {
@@ -104,9 +104,6 @@ func (a *announcement) begin() {
 		a.older.mu.Unlock()
 	})
 }
-
-// takeDown removes the announcement's socket. It does not block.
-func (a *announcement) takeDown() { a.leaving.Do(func() { close(a.leave) }) }
 
 // answer returns the result of the plugin's Register: an error if the pipeline has refused it. A later refusal is not sent to the plugin.
 func (a *announcement) answer() error {

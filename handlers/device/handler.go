@@ -18,6 +18,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -323,12 +324,7 @@ func (h *Handler) install(p *devicePlugin) error {
 	if !h.open {
 		return fmt.Errorf("%w: %w", ErrClosed, cache.ErrRetry)
 	}
-	if h.resources[p.resource] == nil {
-		if err := h.makeRoom(); err != nil {
-			return err
-		}
-	}
-	if err := h.makeRoomFor(p.resource, len(p.devices)); err != nil {
+	if err := h.makeRoom(p.resource, len(p.devices)); err != nil {
 		return err
 	}
 	r := h.resource(p.resource)
@@ -343,54 +339,38 @@ func (h *Handler) install(p *devicePlugin) error {
 	return nil
 }
 
-// makeRoom makes room for another resource, or returns an error. The caller holds h.mu.
-func (h *Handler) makeRoom() error {
-	if len(h.resources) < h.MaxResources {
-		return nil
+// makeRoom makes room for a resource with so many devices: it forgets others that are idle, first the one that has been idle for longest. If
+// there is too little room, it changes nothing and returns an error. The caller holds h.mu.
+func (h *Handler) makeRoom(name string, devices int) error {
+	var idle []*resource
+	known, total, kept := 1, devices, 0
+	for _, r := range h.resources {
+		switch {
+		case r.name == name:
+			continue
+		case r.idle():
+			idle = append(idle, r)
+		default:
+			kept += len(r.devices)
+		}
+		known++
+		total += len(r.devices)
 	}
-	idle := h.oldestIdle("")
-	if idle == nil {
+	if known-len(idle) > h.MaxResources {
 		return fmt.Errorf("%d resources are known already, and more are not allowed; end a device plugin or release its allocations",
 			len(h.resources))
-	}
-	delete(h.resources, idle.name)
-	return nil
-}
-
-// makeRoomFor makes room for the devices of a resource. If there is too little, it changes nothing and returns an error. The caller holds
-// h.mu.
-func (h *Handler) makeRoomFor(name string, devices int) error {
-	others, kept := 0, 0
-	for _, r := range h.resources {
-		if r.name != name {
-			others += len(r.devices)
-			if !r.idle() {
-				kept += len(r.devices)
-			}
-		}
 	}
 	if kept+devices > h.MaxTotalDevices {
 		return fmt.Errorf("the list has %d devices, resources in use have %d, and more than %d in total are not allowed; "+
 			"end a device plugin or release its allocations", devices, kept, h.MaxTotalDevices)
 	}
-	for others+devices > h.MaxTotalDevices {
-		idle := h.oldestIdle(name)
-		others -= len(idle.devices)
-		delete(h.resources, idle.name)
+	slices.SortFunc(idle, func(a, b *resource) int { return a.gone.Compare(b.gone) })
+	for ; known > h.MaxResources || total > h.MaxTotalDevices; idle = idle[1:] {
+		known--
+		total -= len(idle[0].devices)
+		delete(h.resources, idle[0].name)
 	}
 	return nil
-}
-
-// oldestIdle returns the resource, except one, that has been without a plugin and without allocations for longest; nil if there is none.
-// The caller holds h.mu.
-func (h *Handler) oldestIdle(except string) *resource {
-	var oldest *resource
-	for _, r := range h.resources {
-		if r.name != except && r.idle() && (oldest == nil || r.gone.Before(oldest.gone)) {
-			oldest = r
-		}
-	}
-	return oldest
 }
 
 // DeRegisterPlugin releases the plugin of a resource. The devices are unavailable until a plugin registers again; allocations stay.

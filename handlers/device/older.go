@@ -95,9 +95,7 @@ func (h *Handler) serveOlder() (*older, error) {
 func (o *older) close() (err error) {
 	o.closed.Do(func() {
 		o.server.Stop()
-		for _, a := range o.matching(func(*announcement) bool { return true }) {
-			a.takeDown()
-		}
+		o.takeDown(func(*announcement) bool { return true })
 		o.running.Wait()
 		err = os.RemoveAll(o.board)
 	})
@@ -179,6 +177,7 @@ func (o *older) announce(resource, name string, id plugin.SocketID, options *plu
 		older: o, resource: resource, name: name, path: filepath.Join(o.dir, name), socket: id, options: options,
 		serial: o.last.Add(1), told: make(chan struct{}), leave: make(chan struct{}),
 	}
+	a.takeDown = sync.OnceFunc(func() { close(a.leave) })
 	// Each has a path of its own, so the pipeline never takes it for an earlier one, even if the inode is reused.
 	var err error
 	if a.listener, err = sock.Listen(filepath.Join(o.board, strconv.FormatUint(a.serial, 36)+".sock"), socketMode); err != nil {

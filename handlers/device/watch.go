@@ -120,7 +120,7 @@ func devicesOf(list *pluginapi.ListAndWatchResponse, limit int) (map[string]devi
 func (h *Handler) listed(p *devicePlugin, devices map[string]device) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if err := h.makeRoomFor(p.resource, len(devices)); err != nil {
+	if err := h.makeRoom(p.resource, len(devices)); err != nil {
 		return err
 	}
 	p.watched, p.wrong = true, ""
