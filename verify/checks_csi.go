@@ -2,7 +2,6 @@ package verify
 
 import (
 	"context"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -113,9 +112,6 @@ func sizeOf(m map[string]string) int {
 	return size
 }
 
-// topologyPrefix matches the part of a topology key before the slash.
-var topologyPrefix = regexp.MustCompile(`^[a-z0-9]([-.a-z0-9]{0,61}[a-z0-9])?$`)
-
 // nodeTopology returns the topology of the node. It ends the check if there is none to judge.
 func nodeTopology(ctx context.Context, conn *grpc.ClientConn) map[string]string {
 	answer, err := csi.NewNodeClient(conn).NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
@@ -127,18 +123,12 @@ func nodeTopology(ctx context.Context, conn *grpc.ClientConn) map[string]string 
 
 func checkTopology(ctx context.Context, _ *subject, conn *grpc.ClientConn) outcome {
 	segments := nodeTopology(ctx, conn)
-	folded, prefixes := map[string]bool{}, map[string]bool{}
-	for key, value := range segments {
-		name := key
-		if prefix, rest, prefixed := strings.Cut(key, "/"); prefixed {
-			require(topologyPrefix.MatchString(prefix),
-				"the prefix of the topology key %s is not a lower-case domain name of at most 63 characters", untrusted.Quote(key))
-			name, prefixes[prefix] = rest, true
+	requireValid(untrusted.Topology(segments))
+	prefixes := map[string]bool{}
+	for key := range segments {
+		if prefix, _, prefixed := strings.Cut(key, "/"); prefixed {
+			prefixes[prefix] = true
 		}
-		require(untrusted.IsSegment(name) && untrusted.IsSegment(value), "the topology has the segment %s=%s; names and values are 1 to 63 "+
-			"letters, digits, '-', '_' and '.', with a letter or digit first and last", untrusted.Quote(key), untrusted.Quote(value))
-		require(!folded[strings.ToLower(key)], "the topology key %s appears twice, in upper and lower case", untrusted.Quote(key))
-		folded[strings.ToLower(key)] = true
 	}
 	expect(len(prefixes) <= 1, "the topology keys have %d different prefixes, and CSI requires a common one; Kubernetes accepts them",
 		len(prefixes))

@@ -4,8 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"strconv"
-	"strings"
-	"unicode"
 
 	csipb "github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -91,38 +89,12 @@ func nodeInfo(answer *csipb.NodeGetInfoResponse) (NodeInfo, error) {
 	if n.MaxVolumesPerNode < 0 {
 		return NodeInfo{}, fmt.Errorf("max_volumes_per_node is %d; it must not be negative", n.MaxVolumesPerNode)
 	}
-	return n, checkTopology(n.Topology)
-}
-
-// checkTopology checks everything that the specification demands, except that all prefixes be equal: widely used drivers have several.
-func checkTopology(segments map[string]string) error {
 	size := 0
-	seen := make(map[string]bool, min(len(segments), maxMap))
-	for key, value := range segments {
-		if size += len(key) + len(value); size > maxMap {
-			return fmt.Errorf("the topology is larger than the %d bytes that are allowed", maxMap)
-		}
-		prefix, name, hasPrefix := strings.Cut(key, "/")
-		if !hasPrefix {
-			prefix, name = "", key
-		}
-		if !untrusted.IsSegment(name) || hasPrefix && !isPrefix(prefix) {
-			return fmt.Errorf("%s is not a topology key: write NAME or PREFIX/NAME, for example com.example/zone", untrusted.Quote(key))
-		}
-		if !untrusted.IsSegment(value) {
-			return fmt.Errorf("%s, the value of topology key %s, is not a topology segment: 1 to 63 letters, digits, dashes, underscores and "+
-				"dots, for example z1", untrusted.Quote(value), key)
-		}
-		lower := strings.ToLower(key)
-		if seen[lower] {
-			return fmt.Errorf("topology key %s is there twice; upper and lower case are the same", key)
-		}
-		seen[lower] = true
+	for key, value := range n.Topology {
+		size += len(key) + len(value)
 	}
-	return nil
-}
-
-// isPrefix reports whether a text is valid before the slash of a topology key.
-func isPrefix(text string) bool {
-	return untrusted.IsSegment(text) && !strings.ContainsFunc(text, func(r rune) bool { return r == '_' || unicode.IsUpper(r) })
+	if size > maxMap {
+		return NodeInfo{}, fmt.Errorf("the topology is larger than the %d bytes that are allowed", maxMap)
+	}
+	return n, untrusted.Topology(n.Topology)
 }

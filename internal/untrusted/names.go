@@ -49,6 +49,30 @@ func CheckType(text string) error {
 // IsSegment reports whether a text is 1 to 63 letters, digits, dashes, underscores and dots, with a letter or digit at both ends.
 func IsSegment(text string) bool { return len(text) <= maxSegment && segment().MatchString(text) }
 
+// Topology returns an error if a CSI topology breaks the rules of the specification for keys and values, except that all prefixes be equal:
+// widely used drivers have several.
+func Topology(segments map[string]string) error {
+	seen := make(map[string]bool, len(segments))
+	for key, value := range segments {
+		prefix, name, hasPrefix := strings.Cut(key, "/")
+		if !hasPrefix {
+			prefix, name = "none", key
+		}
+		lower := strings.ToLower(key)
+		switch {
+		case !IsSegment(name) || !IsSegment(prefix) || strings.Contains(prefix, "_") || strings.ToLower(prefix) != prefix:
+			return fmt.Errorf("%s is not a topology key: write NAME or PREFIX/NAME, for example com.example/zone", Quote(key))
+		case !IsSegment(value):
+			return fmt.Errorf("%s, the value of topology key %s, is not a topology segment: 1 to 63 letters, digits, dashes, underscores and "+
+				"dots, for example z1", Quote(value), key)
+		case seen[lower]:
+			return fmt.Errorf("topology key %s is there twice; upper and lower case are the same", key)
+		}
+		seen[lower] = true
+	}
+	return nil
+}
+
 // PluginName returns an error if a name violates the rules of its plugin type. Only the types of the kubelet have rules.
 func PluginName(ptype, name string) error {
 	switch ptype {
