@@ -9,30 +9,21 @@ import (
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 )
 
-// expectKept checks that the storage holds want, and that it still does when it is opened anew.
-func (s *session) expectKept(want *dynamicplugins.RegistryState) error {
-	if err := s.expect(want); err != nil {
-		return err
+// expect checks that the storage holds want, and that it still does after it was reopened.
+func (s *session) expect(want *dynamicplugins.RegistryState) {
+	s.t.Helper()
+	s.ok(diff(want, s.get()))
+	s.reopen()
+	if err := diff(want, s.get()); err != nil {
+		s.t.Fatalf("after it was reopened: %v", err)
 	}
-	err := s.close()
-	if err == nil {
-		s.StateStorage, err = s.open(s.dir)
-	}
-	if err == nil {
-		err = s.expect(want)
-	}
-	if err != nil {
-		return fmt.Errorf("opened anew: %w", err)
-	}
-	return nil
 }
 
-func (s *session) expect(want *dynamicplugins.RegistryState) error {
+func (s *session) get() *dynamicplugins.RegistryState {
+	s.t.Helper()
 	got, err := s.GetDynamicPluginRegistryState()
-	if err != nil {
-		return err
-	}
-	return diff(want, got)
+	s.ok(err)
+	return got
 }
 
 type plugin struct{ ptype, name string }

@@ -6,7 +6,6 @@
 package statetest
 
 import (
-	"errors"
 	"io"
 	"testing"
 
@@ -19,40 +18,45 @@ type Open func(dir string) (dynamicplugins.StateStorage, error)
 
 // Test runs the suite, each case as a subtest in a directory of its own.
 func Test(t *testing.T, open Open) {
-	for _, c := range cases {
-		t.Run(c.name, func(t *testing.T) {
-			s := &session{open: open, dir: t.TempDir()}
-			err := s.run(c)
-			switch {
-			case errors.Is(err, errNotApplicable):
-				t.Skip(err)
-			case err != nil:
-				t.Error(err)
-			}
-		})
+	for name, run := range cases {
+		t.Run(name, func(t *testing.T) { test(t, open, run) })
 	}
 }
 
+func test(t testing.TB, open Open, run func(s *session)) {
+	s := &session{t: t, open: open, dir: t.TempDir()}
+	s.reopen()
+	defer s.close()
+	run(s)
+}
+
+// session is a storage under test. Its methods end the test if the storage fails.
 type session struct {
+	t    testing.TB
 	open Open
 	dir  string
 	dynamicplugins.StateStorage
 }
 
-func (s *session) run(c testCase) (err error) {
-	if s.StateStorage, err = s.open(s.dir); err != nil {
-		return err
-	}
-	if err := c.run(s); err != nil {
-		_ = s.close() // the failure of the case says more
-		return err
-	}
-	return s.close()
+func (s *session) reopen() {
+	s.t.Helper()
+	s.close()
+	var err error
+	s.StateStorage, err = s.open(s.dir)
+	s.ok(err)
 }
 
-func (s *session) close() error {
+func (s *session) close() {
 	if c, ok := s.StateStorage.(io.Closer); ok {
-		return c.Close()
+		if err := c.Close(); err != nil {
+			s.t.Error(err)
+		}
 	}
-	return nil
+}
+
+func (s *session) ok(err error) {
+	if err != nil {
+		s.t.Helper()
+		s.t.Fatal(err)
+	}
 }

@@ -4,10 +4,12 @@ import (
 	"container/list"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -115,7 +117,7 @@ func TestCorrectStoragesPass(t *testing.T) {
 }
 
 func TestWrongStoragesFail(t *testing.T) {
-	for name, test := range map[string]struct {
+	for name, wrong := range map[string]struct {
 		open Open
 		fail string // one case that must fail
 	}{
@@ -147,16 +149,30 @@ func TestWrongStoragesFail(t *testing.T) {
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			i := slices.IndexFunc(cases, func(c testCase) bool { return c.name == test.fail })
-			s := &session{open: test.open, dir: t.TempDir()}
-			if err := s.run(cases[i]); err == nil {
-				t.Errorf("case %s did not notice", test.fail)
-			} else {
-				t.Log(err)
+			r := &recorder{TB: t}
+			var running sync.WaitGroup
+			running.Go(func() { test(r, wrong.open, cases[wrong.fail]) })
+			running.Wait()
+			if r.failure == "" {
+				t.Errorf("case %s did not notice", wrong.fail)
 			}
+			t.Log(r.failure)
 		})
 	}
 }
+
+// recorder records the failure of a test, which it ends.
+type recorder struct {
+	testing.TB
+	failure string
+}
+
+func (r *recorder) Fatal(args ...any) {
+	r.failure = fmt.Sprint(args...)
+	runtime.Goexit()
+}
+
+func (r *recorder) Fatalf(format string, args ...any) { r.Fatal(fmt.Sprintf(format, args...)) }
 
 // losing says yes and does nothing.
 type losing struct{ changing }
