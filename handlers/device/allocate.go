@@ -88,81 +88,65 @@ func (h *Handler) allocate(ctx context.Context, request Request) (Allocation, er
 		return Allocation{}, err
 	}
 	defer leave()
-	a, p, err := h.claim(ctx, request, wanted)
+	unlock, err := h.lock(ctx, request.Resource, request.Owner)
+	if err != nil {
+		return Allocation{}, err
+	}
+	defer unlock()
+	a, p, err := h.claim(request, wanted)
 	if err != nil {
 		return Allocation{}, err
 	}
 	defer p.done()
+	defer h.notify()
 	if a.given {
-		defer h.settle(a)
 		return h.again(ctx, a, p, wanted)
 	}
 	if err := h.give(ctx, a, p); err != nil {
 		h.free(a)
 		return Allocation{}, err
 	}
-	defer h.settle(a)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	a.given = true
 	return a.public(), nil
 }
 
-// await calls take, with h.mu held, until it succeeds or fails. If another caller has claimed the allocation, take returns a channel that
-// is closed when that caller has finished.
-func (h *Handler) await(ctx context.Context, take func() (busy <-chan struct{}, err error)) error {
-	for {
-		h.mu.Lock()
-		busy, err := take()
-		h.mu.Unlock()
-		if busy == nil {
-			return err
-		}
-		select {
-		case <-busy:
-		case <-ctx.Done():
-			return fmt.Errorf("another call for it has not ended: %w", context.Cause(ctx))
-		}
+type ownerKey struct{ resource, owner string }
+
+// lock waits until no other call for an owner's allocation of a resource runs. The caller calls unlock.
+func (h *Handler) lock(ctx context.Context, resource, owner string) (unlock func(), err error) {
+	if unlock, err = h.owners.Lock(ctx, ownerKey{resource, owner}); err != nil {
+		err = fmt.Errorf("another call for it has not ended: %w", err)
 	}
+	return unlock, err
 }
 
-// claim reserves the allocation of an owner for the caller, and creates it if there is none. The caller then calls settle or free, and done
-// for the plugin, which is nil if none is available.
-func (h *Handler) claim(ctx context.Context, request Request, wanted wish) (a *allocation, p *devicePlugin, err error) {
-	err = h.await(ctx, func() (<-chan struct{}, error) {
-		r := h.resources[request.Resource]
-		if r == nil {
-			return nil, errNoResource
-		}
-		if a = r.allocations[request.Owner]; a == nil {
-			if r.available() == nil {
-				return nil, ErrUnavailable
-			}
-			a = &allocation{Allocation: Allocation{Resource: request.Resource, Owner: request.Owner}}
-			r.allocations[a.Owner] = a
-		}
-		if busy := a.take(); busy != nil {
-			return busy, nil
-		}
-		if !a.given {
-			a.wish = wanted
-		}
-		p = r.available()
-		p.use()
-		return nil, nil
-	})
-	return a, p, err
-}
-
-func (h *Handler) settle(a *allocation) {
+// claim returns the allocation of an owner, and creates it if there is none. The caller has the owner's lock, and calls done for the plugin,
+// which is nil if none is available.
+func (h *Handler) claim(request Request, wanted wish) (*allocation, *devicePlugin, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	close(a.busy)
-	a.busy = nil
-	h.tell()
+	r := h.resources[request.Resource]
+	if r == nil {
+		return nil, nil, errNoResource
+	}
+	p, a := r.available(), r.allocations[request.Owner]
+	if a == nil {
+		if p == nil {
+			return nil, nil, ErrUnavailable
+		}
+		a = &allocation{Allocation: Allocation{Resource: request.Resource, Owner: request.Owner}}
+		r.allocations[a.Owner] = a
+	}
+	if !a.given {
+		a.wish = wanted
+	}
+	p.use()
+	return a, p, nil
 }
 
-// free removes an allocation that the caller has claimed. If it may be in the store and cannot be deleted there, its devices stay reserved.
+// free removes an allocation that was not given. If it may be in the store and cannot be deleted there, its devices stay reserved.
 func (h *Handler) free(a *allocation) {
 	doubt := false
 	if !a.Time.IsZero() { // it was to be stored
@@ -177,7 +161,6 @@ func (h *Handler) free(a *allocation) {
 		h.remove(a)
 	}
 	h.mu.Unlock()
-	h.settle(a)
 }
 
 // remove takes an allocation out of its resource. The caller holds h.mu.
@@ -427,26 +410,26 @@ func (h *Handler) endAllocation(ctx context.Context, resource, owner string) (Al
 		return Allocation{}, err
 	}
 	defer leave()
-	var a *allocation
-	err = h.await(ctx, func() (<-chan struct{}, error) {
-		a = nil
-		if r := h.resources[resource]; r != nil {
-			a = r.allocations[owner]
-		}
-		if a == nil {
-			return nil, fmt.Errorf("the allocation: %w", ErrNotFound)
-		}
-		return a.take(), nil
-	})
+	unlock, err := h.lock(ctx, resource, owner)
 	if err != nil {
 		return Allocation{}, err
 	}
-	defer h.settle(a)
+	defer unlock()
+	var a *allocation
+	h.mu.Lock()
+	if r := h.resources[resource]; r != nil {
+		a = r.allocations[owner]
+	}
+	h.mu.Unlock()
+	if a == nil {
+		return Allocation{}, fmt.Errorf("the allocation: %w", ErrNotFound)
+	}
 	if err := h.Store.Delete(a.key()); err != nil {
 		return Allocation{}, err
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.remove(a)
+	h.tell()
 	return a.public(), nil
 }

@@ -35,26 +35,15 @@ func (w wish) equal(other wish) bool {
 	return w.Count == other.Count && slices.Equal(w.Wanted, other.Wanted)
 }
 
-// allocation is an Allocation and its state. Handler.mu guards it. Only the caller that has claimed it changes the fields before given. The
-// store contains the exported fields; unknown fields there are ignored.
+// allocation is an Allocation and its state. Handler.mu guards it. Only the holder of its owner's lock changes it. The store contains the
+// exported fields; unknown fields there are ignored.
 type allocation struct {
 	Allocation // its devices are held in resource.holders
 	wish
 	PreStart bool   `json:"preStart,omitempty"` // the plugin wants to prepare the devices before each start
 	Boot     string `json:"boot,omitempty"`     // the ID of the boot in which the plugin answered
 
-	// If an allocation is neither given nor claimed, saving it failed, and the store may or may not contain it.
-	given bool          // it is in the store
-	busy  chan struct{} // closed when the caller that is busy with it has finished; nil if there is none
-}
-
-// take claims the allocation for the caller. If another caller has claimed it, take returns the channel to wait for.
-func (a *allocation) take() (busy <-chan struct{}) {
-	if a.busy != nil {
-		return a.busy
-	}
-	a.busy = make(chan struct{})
-	return nil
+	given bool // it is in the store; otherwise nobody has the lock only if saving it failed, and the store may or may not contain it
 }
 
 func (a *allocation) public() Allocation {

@@ -24,6 +24,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/handlers/internal/endpoint"
+	"github.com/patchbay-dev/patchbay/handlers/internal/keylock"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
@@ -77,6 +78,7 @@ type Handler struct {
 	end   context.CancelFunc
 	// running counts calls of methods, and goroutines. It grows only under mu while the handler is open.
 	running sync.WaitGroup
+	owners  keylock.Locks[ownerKey] // of calls for allocations that have not ended
 
 	mu        sync.Mutex // guards the rest, including what the resources point to; held for short steps only
 	open      bool
@@ -213,6 +215,13 @@ func (h *Handler) Changed() <-chan struct{} {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.changed
+}
+
+// notify is tell for callers that do not hold h.mu.
+func (h *Handler) notify() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.tell()
 }
 
 // tell closes the channel that Changed returns. The caller holds h.mu.

@@ -78,18 +78,3 @@ func TestHealthIsBounded(t *testing.T) {
 		}
 	})
 }
-
-// TestLocksAreForgotten: claims come and go.
-func TestLocksAreForgotten(t *testing.T) {
-	var l claimLocks
-	for i := range 10 {
-		locked, err := l.lock(t.Context(), "d", []string{fmt.Sprint(i), "x"})
-		if err != nil {
-			t.Fatal(err)
-		}
-		locked.release()
-	}
-	if len(l.held) != 0 {
-		t.Errorf("%d locks are left", len(l.held))
-	}
-}

@@ -19,12 +19,15 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/handlers/internal/keylock"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
@@ -56,9 +59,9 @@ type Handler struct {
 	// Logger logs the errors of health streams; nil discards them.
 	Logger *slog.Logger
 
-	claims  claimLocks
-	streams sync.WaitGroup // the goroutines that read health streams
-	calls   sync.WaitGroup // calls to drivers; grows only under mu while the handler is not closed
+	claims  keylock.Locks[claimKey] // of calls that have not ended
+	streams sync.WaitGroup          // the goroutines that read health streams
+	calls   sync.WaitGroup          // calls to drivers; grows only under mu while the handler is not closed
 	end     context.CancelFunc
 	life    context.Context //nolint:containedctx // Close cancels it, and with it all calls
 
@@ -204,26 +207,16 @@ func (h *Handler) Close() error {
 	if !h.closed {
 		h.closed = true
 		close(h.changed)
-		clear(h.health)
 	}
-	drivers := h.drivers
-	h.drivers = map[string][]*instance{}
-	for _, instances := range drivers {
-		for _, in := range instances {
-			in.stopHealth()
-		}
-	}
+	drivers := slices.Collect(maps.Keys(h.drivers))
 	h.mu.Unlock()
 	h.end()
-	var errs []error
-	for _, instances := range drivers {
-		for _, in := range instances {
-			errs = append(errs, in.conn.Close())
-		}
+	for _, driver := range drivers {
+		h.DeRegisterPlugin(driver)
 	}
 	h.streams.Wait()
 	h.calls.Wait()
-	return errors.Join(errs...)
+	return nil
 }
 
 // newest returns the newest instance of a driver, or an error if there is none. The caller calls conn.Done and calls.Done after its call.

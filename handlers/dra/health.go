@@ -124,9 +124,6 @@ func deviceHealth(report *drahealth.DeviceHealth, now time.Time) (DeviceHealth, 
 }
 
 func clipMessage(message string) string {
-	if len(message) <= maxHealthMessage {
-		return message // as many characters at most
-	}
 	characters := []rune(message)
 	if len(characters) <= maxHealthMessage {
 		return message

@@ -63,10 +63,7 @@ func readyConn(ctx context.Context, path string, timeout time.Duration) (*endpoi
 			return nil, fmt.Errorf("given up before there was a connection: %w: %w", context.Cause(ctx), cache.ErrRetry)
 		}
 		refused := endpoint.Probe(ctx, path)
-		why := refused
-		if refused == nil {
-			why = errors.New("somebody accepts there, and does not answer as gRPC; is it the endpoint of the driver?")
-		}
+		why := cmp.Or(refused, errors.New("somebody accepts there, and does not answer as gRPC; is it the endpoint of the driver?"))
 		switch {
 		case bounded.Err() != nil:
 			return nil, fmt.Errorf("no gRPC connection within %v: %w: %w", timeout, why, cache.ErrRetry)

@@ -5,7 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -97,8 +97,8 @@ func (m method[Request, Response]) call(
 	if h.isClosed() {
 		return none, ErrClosed
 	}
-	uids, err := claimUIDs(claims)
-	if err != nil || len(uids) == 0 {
+	keys, err := claimKeys(driver, claims)
+	if err != nil || len(keys) == 0 {
 		return none, err
 	}
 	bounded, cancel := context.WithTimeoutCause(ctx, h.timeout(), fmt.Errorf("not done within %v: %w", h.timeout(), context.DeadlineExceeded))
@@ -106,11 +106,13 @@ func (m method[Request, Response]) call(
 	if bounded.Err() != nil { // the call would continue after it was given up
 		return none, fmt.Errorf("cannot %s claims with DRA driver %s: %w", m.what, untrusted.Clip(driver), context.Cause(bounded))
 	}
-	locked, err := h.claims.lock(bounded, driver, uids)
+	unlock, err := h.claims.Lock(bounded, keys...)
 	if err != nil {
 		return none, fmt.Errorf("cannot %s claims with DRA driver %s: another call for one of them is running: %w",
 			m.what, untrusted.Clip(driver), err)
 	}
+	locked := &lockedClaims{unlock: unlock}
+	locked.hold()
 	defer locked.release()
 	var last error
 	for failures := 1; ; failures++ {
@@ -187,9 +189,10 @@ func (h *Handler) repeatable(err error, in *instance) bool {
 	}
 }
 
-func claimUIDs(claims []*drav1.Claim) ([]string, error) {
-	seen := make(map[string]bool, len(claims))
-	uids := make([]string, 0, len(claims))
+type claimKey struct{ driver, uid string }
+
+func claimKeys(driver string, claims []*drav1.Claim) ([]claimKey, error) {
+	keys := make([]claimKey, 0, len(claims))
 	for _, claim := range claims {
 		err := cmp.Or(
 			untrusted.Required("the namespace of a claim", claim.GetNamespace(), maxName),
@@ -199,22 +202,14 @@ func claimUIDs(claims []*drav1.Claim) ([]string, error) {
 		if err != nil {
 			return nil, err
 		}
-		if seen[claim.GetUid()] {
-			return nil, fmt.Errorf("claim %s is there twice", claim.GetUid())
+		key := claimKey{driver, claim.GetUid()}
+		if slices.Contains(keys, key) {
+			return nil, fmt.Errorf("claim %s is there twice", key.uid)
 		}
-		seen[claim.GetUid()] = true
-		uids = append(uids, claim.GetUid())
+		keys = append(keys, key)
 	}
-	return uids, nil
+	return keys, nil
 }
-
-// claimLocks serializes calls for the same claim of a driver. The zero value is ready to use.
-type claimLocks struct {
-	mu   sync.Mutex
-	held map[claimKey]chan struct{} // closed when whoever holds the claim lets go of it
-}
-
-type claimKey struct{ driver, uid string }
 
 // lockedClaims are locked until each holder has called release.
 type lockedClaims struct {
@@ -222,57 +217,11 @@ type lockedClaims struct {
 	unlock  func()
 }
 
-// hold adds a holder. The caller must be a holder already.
+// hold adds a holder, before the last one has called release.
 func (c *lockedClaims) hold() { c.holders.Add(1) }
 
 func (c *lockedClaims) release() {
 	if c.holders.Add(-1) == 0 {
 		c.unlock()
-	}
-}
-
-// lock waits until none of the claims is locked, and locks all of them. It never keeps a part of them while it waits, so callers cannot
-// deadlock.
-func (l *claimLocks) lock(ctx context.Context, driver string, uids []string) (*lockedClaims, error) {
-	for {
-		busy := l.tryLock(driver, uids)
-		if busy == nil {
-			locked := &lockedClaims{unlock: func() { l.unlock(driver, uids) }}
-			locked.hold()
-			return locked, nil
-		}
-		select {
-		case <-busy:
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		}
-	}
-}
-
-// tryLock locks the claims, or returns a channel that is closed when one of them is unlocked.
-func (l *claimLocks) tryLock(driver string, uids []string) (busy <-chan struct{}) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, uid := range uids {
-		if busy := l.held[claimKey{driver, uid}]; busy != nil {
-			return busy
-		}
-	}
-	if l.held == nil {
-		l.held = map[claimKey]chan struct{}{}
-	}
-	free := make(chan struct{})
-	for _, uid := range uids {
-		l.held[claimKey{driver, uid}] = free
-	}
-	return nil
-}
-
-func (l *claimLocks) unlock(driver string, uids []string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	close(l.held[claimKey{driver, uids[0]}])
-	for _, uid := range uids {
-		delete(l.held, claimKey{driver, uid})
 	}
 }
