@@ -57,29 +57,15 @@ func mayPass(err error) bool {
 }
 
 func (d driver) ask(ctx context.Context, name, version string) (plugin.Registration, error) {
-	ready, err := d.probe(ctx)
-	switch {
-	case err != nil:
-		return plugin.Registration{}, err
-	case !ready:
-		return plugin.Registration{}, fmt.Errorf("it says that it is not ready: %w", cache.ErrRetry)
-	}
-	return d.examine(ctx, name, version)
-}
-
-func (d driver) probe(ctx context.Context) (ready bool, err error) {
-	answer, err := endpoint.Call(ctx, d.callTimeout, "Probe", d.identity.Probe, &csipb.ProbeRequest{})
+	probed, err := endpoint.Call(ctx, d.callTimeout, "Probe", d.identity.Probe, &csipb.ProbeRequest{})
 	switch {
 	case status.Code(err) == codes.Unimplemented:
 		// It cannot say that it is not ready. That there is a driver at all shows with the next call, which every one implements.
-		return true, nil
 	case err != nil:
-		return false, err
+		return plugin.Registration{}, err
+	case probed.GetReady() != nil && !probed.GetReady().GetValue():
+		return plugin.Registration{}, fmt.Errorf("it says that it is not ready: %w", cache.ErrRetry)
 	}
-	return answer.GetReady() == nil || answer.GetReady().GetValue(), nil
-}
-
-func (d driver) examine(ctx context.Context, name, version string) (plugin.Registration, error) {
 	vendorVersion, err := d.identify(ctx, name)
 	if err != nil {
 		return plugin.Registration{}, err

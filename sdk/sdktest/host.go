@@ -57,14 +57,10 @@ func NewHost(t testing.TB, types ...string) *Host {
 	t.Helper()
 	const room = 64                                     // for the longest path of a socket in it
 	dir, err := os.MkdirTemp(sock.TempDir(room), "sdk") // t.TempDir is too long for sockets
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	h := &Host{t: t, types: slices.Clone(types), dir: dir, metadata: map[plugin.Pin][]plugin.Metadata{}}
-	if err := os.Mkdir(filepath.Join(dir, "plugins"), 0o750); err != nil {
-		t.Fatal(err)
-	}
+	h.must(err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	h.must(os.Mkdir(filepath.Join(dir, "plugins"), 0o750))
 	h.start()
 	t.Cleanup(func() {
 		if err := h.run.stop(); err != nil {
@@ -72,6 +68,14 @@ func NewHost(t testing.TB, types ...string) *Host {
 		}
 	})
 	return h
+}
+
+// must ends the test after an error.
+func (h *Host) must(err error) {
+	if err != nil {
+		h.t.Helper()
+		h.t.Fatal(err)
+	}
 }
 
 // Socket returns a path in the host's plugin directory, for a plugin that creates its own socket.
@@ -99,9 +103,7 @@ func (h *Host) Registered(pluginType, name string) plugin.Status {
 	h.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	if err := h.run.runtime.WaitForPlugins(ctx, plugin.Name{Type: pluginType, Name: name}); err != nil {
-		h.t.Fatal(err)
-	}
+	h.must(h.run.runtime.WaitForPlugins(ctx, plugin.Name{Type: pluginType, Name: name}))
 	for _, status := range h.run.runtime.Plugins() {
 		if status.Type == pluginType && status.Name == name && status.Current {
 			return status
@@ -134,9 +136,7 @@ func (h *Host) Conn(pluginType, name string) grpc.ClientConnInterface {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	conn, err := h.run.runtime.Registry().Conn(ctx, pluginType, name)
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	h.must(err)
 	return conn
 }
 
@@ -157,9 +157,7 @@ func (h *Host) listMetadata(pin plugin.Pin) []plugin.Metadata {
 func (h *Host) start() {
 	h.t.Helper()
 	state, err := boltstate.Open(filepath.Join(h.dir, "state.db"))
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	h.must(err)
 	runtime, err := patchbay.New(patchbay.Config{PluginDirs: []string{filepath.Join(h.dir, "plugins")}, State: state})
 	if err != nil {
 		h.t.Fatal(errors.Join(err, state.Close()))

@@ -43,9 +43,7 @@ func (h *Host) Start(run func(ctx context.Context) error) *Plugin {
 func (h *Host) Launch(run func(ctx context.Context) error) *Plugin {
 	h.t.Helper()
 	stdin, write, err := os.Pipe()
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	h.must(err)
 	h.mu.Lock()
 	h.launched++
 	n := h.launched
@@ -55,9 +53,7 @@ func (h *Host) Launch(run func(ctx context.Context) error) *Plugin {
 	}
 	hostSocket := filepath.Join(h.dir, fmt.Sprintf("host-%d.sock", n))
 	stopServing, err := calls.serve(hostSocket)
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	h.must(err)
 	log := printed{pluginlog.New("", nil, -1)}
 	session := launched.New(handshake.Handshake{
 		Version: handshake.Version, HostSocket: hostSocket, Ticket: calls.ticket, PluginSocket: h.Socket(fmt.Sprintf("launched-%d.sock", n)),
