@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"sync"
@@ -73,14 +74,13 @@ func makeBoard(pluginDir string) (string, error) {
 type announcement struct {
 	registerapi.UnimplementedRegistrationServer
 
-	older          *older
-	resource, name string
-	path           string // of the plugin
-	socket         plugin.SocketID
-	options        *pluginapi.DevicePluginOptions // of its Register
+	older    *older
+	resource string
+	path     string // of the plugin
+	socket   plugin.SocketID
+	options  *pluginapi.DevicePluginOptions // of its Register
 
 	serial   uint64 // grows from one announcement to the next
-	listener *sock.Listener
 	telling  sync.Once
 	told     chan struct{} // closed when it is certain what the plugin is told
 	refusal  string        // why it is told to be refused, if it is; set before told is closed
@@ -88,21 +88,20 @@ type announcement struct {
 	takeDown func()        // closes leave; calling it again has no effect
 }
 
-func (a *announcement) begin() {
+// serve serves until takeDown is called.
+func (a *announcement) serve(listener net.Listener) {
 	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxRegister), grpc.WaitForHandlers(true))
 	registerapi.RegisterRegistrationServer(server, a)
 	var serving sync.WaitGroup
-	serving.Go(func() { _ = server.Serve(a.listener) }) // ends with Stop, and with nothing else that could be told
-	a.older.running.Go(func() {
-		<-a.leave
-		timer := time.AfterFunc(farewell, server.Stop)
-		server.GracefulStop()
-		timer.Stop()
-		serving.Wait()
-		a.older.mu.Lock()
-		delete(a.older.announced, a)
-		a.older.mu.Unlock()
-	})
+	serving.Go(func() { _ = server.Serve(listener) }) // ends with Stop, and with nothing else that could be told
+	<-a.leave
+	timer := time.AfterFunc(farewell, server.Stop)
+	server.GracefulStop()
+	timer.Stop()
+	serving.Wait()
+	a.older.mu.Lock()
+	delete(a.older.announced, a)
+	a.older.mu.Unlock()
 }
 
 // answer returns the result of the plugin's Register: an error if the pipeline has refused it. A later refusal is not sent to the plugin.

@@ -124,15 +124,18 @@ func (o *older) register(ctx context.Context, request *pluginapi.RegisterRequest
 	if err != nil {
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
-	id, err := o.lookAt(name)
-	if err != nil {
+	a := &announcement{
+		older: o, resource: resource, path: filepath.Join(o.dir, name), options: knownOptions(request.GetOptions()),
+		told: make(chan struct{}), leave: make(chan struct{}),
+	}
+	a.takeDown = sync.OnceFunc(func() { close(a.leave) })
+	if a.socket, err = lookAt(a.path); err != nil {
+		err = fmt.Errorf("cannot use endpoint %s: %w", untrusted.Quote(name), err)
 		return status.Error(codes.FailedPrecondition, err.Error())
 	}
-	a, err := o.announce(resource, name, id, knownOptions(request.GetOptions()))
-	if err != nil {
+	if err := o.announce(a); err != nil {
 		return status.Error(codes.ResourceExhausted, err.Error())
 	}
-	a.begin()
 	ctx, cancel := context.WithTimeout(ctx, settleTime)
 	defer cancel()
 	select {
@@ -142,51 +145,44 @@ func (o *older) register(ctx context.Context, request *pluginapi.RegisterRequest
 	return a.answer()
 }
 
-// lookAt checks that the endpoint is a socket of root or this user on which a process accepts, and returns its identity.
-func (o *older) lookAt(name string) (plugin.SocketID, error) {
-	path := filepath.Join(o.dir, name)
+// lookAt checks that a path is a socket of root or this user on which a process accepts, and returns its identity.
+func lookAt(path string) (plugin.SocketID, error) {
 	info, err := sock.Stat(path)
-	if err != nil {
-		return plugin.SocketID{}, fmt.Errorf("cannot use endpoint %s: %w; serve there before you register", untrusted.Quote(name), err)
-	}
-	if !info.IsSocket() {
-		return plugin.SocketID{}, fmt.Errorf("cannot use endpoint %s: not a socket", untrusted.Quote(name))
-	}
-	if info.UID != 0 && int(info.UID) != os.Geteuid() {
-		return plugin.SocketID{}, fmt.Errorf("cannot use endpoint %s: it is of user %d; make the socket as root or user %d",
-			untrusted.Quote(name), info.UID, os.Geteuid())
+	switch {
+	case err != nil:
+		return info.ID, fmt.Errorf("%w; serve there before you register", err)
+	case !info.IsSocket():
+		return info.ID, errors.New("not a socket")
+	case info.UID != 0 && int(info.UID) != os.Geteuid():
+		return info.ID, fmt.Errorf("it is of user %d; make the socket as root or user %d", info.UID, os.Geteuid())
 	}
 	if err := endpoint.Probe(context.Background(), path); err != nil {
-		return plugin.SocketID{}, fmt.Errorf("cannot use endpoint %s: %w; serve there before you register", untrusted.Quote(name), err)
+		return info.ID, fmt.Errorf("%w; serve there before you register", err)
 	}
 	return info.ID, nil
 }
 
-// announce creates the socket of an announcement; begin serves it. An earlier announcement of the same endpoint stays until the pipeline
-// has decided on the new one.
-func (o *older) announce(resource, name string, id plugin.SocketID, options *pluginapi.DevicePluginOptions) (*announcement, error) {
+// announce serves an announcement. An earlier announcement of the same endpoint stays until the pipeline has decided on the new one.
+func (o *older) announce(a *announcement) error {
 	o.mu.Lock()
 	full := len(o.announced) >= maxAnnounced
 	o.mu.Unlock()
 	if full {
 		o.takeDown(func(a *announcement) bool { return isDead(a.path) })
-		return nil, fmt.Errorf("%d plugins have registered already, and more are not allowed; end those that are not needed and try again",
+		return fmt.Errorf("%d plugins have registered already, and more are not allowed; end those that are not needed and try again",
 			maxAnnounced)
 	}
-	a := &announcement{
-		older: o, resource: resource, name: name, path: filepath.Join(o.dir, name), socket: id, options: options,
-		serial: o.last.Add(1), told: make(chan struct{}), leave: make(chan struct{}),
-	}
-	a.takeDown = sync.OnceFunc(func() { close(a.leave) })
 	// Each has a path of its own, so the pipeline never takes it for an earlier one, even if the inode is reused.
-	var err error
-	if a.listener, err = sock.Listen(filepath.Join(o.board, strconv.FormatUint(a.serial, 36)+".sock"), socketMode); err != nil {
-		return nil, fmt.Errorf("cannot announce it: %w", err)
+	a.serial = o.last.Add(1)
+	listener, err := sock.Listen(filepath.Join(o.board, strconv.FormatUint(a.serial, 36)+".sock"), socketMode)
+	if err != nil {
+		return fmt.Errorf("cannot announce it: %w", err)
 	}
 	o.mu.Lock()
 	o.announced[a] = true
 	o.mu.Unlock()
-	return a, nil
+	o.running.Go(func() { a.serve(listener) })
+	return nil
 }
 
 func (o *older) matching(is func(*announcement) bool) []*announcement {

@@ -1,7 +1,6 @@
 package device
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -138,17 +137,14 @@ func (h *Handler) Snapshot() ([]Device, []Allocation) {
 	var allocations []Allocation
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for _, r := range h.resources {
+	for _, name := range slices.Sorted(maps.Keys(h.resources)) {
+		r := h.resources[name]
 		devices = append(devices, r.list()...)
-		for _, a := range r.allocations {
-			if a.given {
+		for _, owner := range slices.Sorted(maps.Keys(r.allocations)) {
+			if a := r.allocations[owner]; a.given {
 				allocations = append(allocations, a.public())
 			}
 		}
 	}
-	slices.SortFunc(devices, func(a, b Device) int { return cmp.Or(cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.ID, b.ID)) })
-	slices.SortFunc(allocations, func(a, b Allocation) int {
-		return cmp.Or(cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.Owner, b.Owner))
-	})
 	return devices, allocations
 }
