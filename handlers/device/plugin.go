@@ -108,18 +108,17 @@ func (p *devicePlugin) prefer(ctx context.Context, available, wanted []string, c
 // use keeps the connection of a plugin open until done is called. A nil plugin has none.
 func (p *devicePlugin) use() {
 	if p != nil {
-		p.conn.Use()
+		p.conn.Users.Add(1)
 	}
 }
 
 func (p *devicePlugin) done() {
 	if p != nil {
-		p.conn.Done()
+		p.conn.Users.Done()
 	}
 }
 
-// release ends the watch of a plugin, and closes its connection after the last call, in a goroutine: Close may block, and the caller holds
-// h.mu.
+// release ends the watch of a plugin, and closes its connection after the last call. The caller holds h.mu.
 func (h *Handler) release(p *devicePlugin) {
 	p.unwatch()
 	h.running.Go(p.conn.Retire)

@@ -59,11 +59,11 @@ type Handler struct {
 	// Logger logs the errors of health streams; nil discards them.
 	Logger *slog.Logger
 
-	claims  keylock.Locks[claimKey] // of calls that have not ended
-	streams sync.WaitGroup          // the goroutines that read health streams
-	calls   sync.WaitGroup          // calls to drivers; grows only under mu while the handler is not closed
-	end     context.CancelFunc
-	life    context.Context //nolint:containedctx // Close cancels it, and with it all calls
+	claims keylock.Locks[claimKey] // of calls that have not ended
+	ending sync.WaitGroup          // goroutines that read health streams, or wait for the last call of an instance; grows only under mu
+	calls  sync.WaitGroup          // calls to drivers; grows only under mu while the handler is not closed
+	end    context.CancelFunc
+	life   context.Context //nolint:containedctx // Close cancels it, and with it all calls
 
 	// mu is never held during a call to a driver. Lock it with the lock method.
 	mu      sync.Mutex
@@ -178,11 +178,12 @@ func (h *Handler) InstanceGone(pluginName, endpoint string) {
 // remove releases instances of a driver. The newest remaining one then reports the health of the devices.
 func (h *Handler) remove(driver string, which func(*instance) bool) {
 	h.lock()
-	var gone, left []*instance
+	defer h.mu.Unlock()
+	var left []*instance
 	for _, in := range h.drivers[driver] {
 		if which(in) {
 			in.stopHealth()
-			gone = append(gone, in)
+			h.ending.Go(in.conn.Retire)
 		} else {
 			left = append(left, in)
 		}
@@ -193,10 +194,6 @@ func (h *Handler) remove(driver string, which func(*instance) bool) {
 	} else {
 		delete(h.drivers, driver)
 		delete(h.health, driver)
-	}
-	h.mu.Unlock()
-	for _, in := range gone {
-		in.conn.Retire()
 	}
 }
 
@@ -214,7 +211,7 @@ func (h *Handler) Close() error {
 	for _, driver := range drivers {
 		h.DeRegisterPlugin(driver)
 	}
-	h.streams.Wait()
+	h.ending.Wait()
 	h.calls.Wait()
 	return nil
 }
@@ -233,7 +230,7 @@ func (h *Handler) newest(driver string) (in *instance, changed <-chan struct{}, 
 			ErrNotRegistered)
 	}
 	in = instances[len(instances)-1]
-	in.conn.Use()
+	in.conn.Users.Add(1)
 	h.calls.Add(1)
 	return in, h.changed, nil
 }

@@ -141,7 +141,7 @@ func (h *Handler) startHealth(in *instance) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	in.endHealth = cancel
-	h.streams.Go(func() { h.keepHealth(ctx, in) })
+	h.ending.Go(func() { h.keepHealth(ctx, in) })
 }
 
 // keepHealth reads the health streams of an instance until ctx ends.

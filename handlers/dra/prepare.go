@@ -155,7 +155,7 @@ func (m method[Request, Response]) attempt(
 	go func() {
 		defer h.calls.Done() // newest has counted it
 		defer locked.release()
-		defer in.conn.Done()
+		defer in.conn.Users.Done()
 		invoke := func(ctx context.Context, request Request, options ...grpc.CallOption) (Response, error) {
 			return m.invoke(in.client, ctx, request, options...)
 		}

@@ -102,16 +102,25 @@ func TestConnClosesWithItsLastUser(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	isClosed := func() bool { return conn.GetState() == connectivity.Shutdown }
-	conn.Use()
-	conn.Use()
-	conn.Done()
-	conn.Retire()
-	if isClosed() {
+	closed := func() bool { return conn.GetState() == connectivity.Shutdown }
+	conn.Users.Add(2)
+	conn.Users.Done()
+	retired := make(chan struct{})
+	go func() {
+		defer close(retired)
+		conn.Retire()
+	}()
+	select {
+	case <-retired:
+		t.Error("retired while it is in use")
+	case <-time.After(10 * time.Millisecond):
+	}
+	if closed() {
 		t.Error("closed while it is in use")
 	}
-	conn.Done()
-	if !isClosed() {
+	conn.Users.Done()
+	<-retired
+	if !closed() {
 		t.Error("not closed after the last use")
 	}
 	conn.Retire()

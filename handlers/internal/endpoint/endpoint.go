@@ -20,13 +20,11 @@ import (
 // maxAnswer bounds one answer of a plugin in bytes, unless the options of Dial set another limit.
 const maxAnswer = 4 << 20
 
-// Conn is a connection to an endpoint that Retire closes after the last call on it. Its methods are safe for concurrent use.
+// Conn is a connection to an endpoint that Retire closes after the last call on it.
 type Conn struct {
 	*grpc.ClientConn
-
-	mu      sync.Mutex
-	users   int
-	retired bool
+	// Users are those that need the connection. The last one joins before Retire is called.
+	Users sync.WaitGroup
 }
 
 // Dial returns a connection to the Unix socket at path, which may be longer than a socket address can hold. It does not block: the first
@@ -60,24 +58,10 @@ func counted(pending *pendingcalls.Counter) grpc.UnaryClientInterceptor {
 	}
 }
 
-// Use keeps the connection open until Done is called.
-func (c *Conn) Use() { c.change(1, false) }
-
-// Done ends one Use.
-func (c *Conn) Done() { c.change(-1, false) }
-
-// Retire closes the connection when its last user has called Done. Do not call Use afterwards.
-func (c *Conn) Retire() { c.change(0, true) }
-
-func (c *Conn) change(users int, retire bool) {
-	c.mu.Lock()
-	c.users += users
-	c.retired = c.retired || retire
-	unused := c.retired && c.users == 0
-	c.mu.Unlock()
-	if unused {
-		_ = c.Close() // it fails only if it was closed
-	}
+// Retire waits for all users, and closes the connection.
+func (c *Conn) Retire() {
+	c.Users.Wait()
+	_ = c.Close() // it fails only if it was closed
 }
 
 // Probe connects to the socket at path with the dialer of ctx, see [Dial], and returns an error if no process accepts. It blocks for up to
