@@ -133,7 +133,8 @@ func (a *announcement) NotifyRegistrationStatus(
 		hears = true
 		close(a.told)
 	})
-	if !registered && (hears || a.older.isOutdated(a) || isDead(a.path)) {
+	again := a.older.matching(func(other *announcement) bool { return other.path == a.path && other.serial > a.serial })
+	if !registered && (hears || len(again) > 0 || isDead(a.path)) {
 		a.takeDown()
 	}
 	// An earlier announcement of the same endpoint belongs to this plugin, or to a plugin that has exited.

@@ -18,6 +18,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -76,7 +77,7 @@ type Handler struct {
 	older *older          // nil without SocketDir
 	life  context.Context //nolint:containedctx // Close cancels it, and with it all calls; nil before Open
 	end   context.CancelFunc
-	// running counts calls of methods, and goroutines. It grows only under mu while the handler is open.
+	// running counts calls of methods, and goroutines. It grows only under mu, until Close has released all plugins.
 	running sync.WaitGroup
 	owners  keylock.Locks[ownerKey] // of calls for allocations that have not ended
 
@@ -177,11 +178,12 @@ func (h *Handler) Close() error {
 		return nil // it was not opened
 	}
 	h.open = false
-	for _, r := range h.resources {
-		h.depart(r)
-	}
 	h.tell()
+	names := slices.Collect(maps.Keys(h.resources))
 	h.mu.Unlock()
+	for _, name := range names {
+		h.drop(name)
+	}
 	h.end()
 	var err error
 	if h.older != nil {
@@ -299,7 +301,7 @@ func (h *Handler) register(
 	}
 	if err != nil {
 		h.forsake(p)
-		if h.older.isDead(path) {
+		if h.older.announcementAt(path) != nil && isDead(path) {
 			// It was there when it registered, and registers again when it is back: this does not mean "not yet".
 			return nil, errors.New("it ended: " + err.Error())
 		}
@@ -314,17 +316,18 @@ func (h *Handler) meet(ctx context.Context, p *devicePlugin) error {
 		return err
 	}
 	h.startWatch(p)
-	timer := time.NewTimer(h.ListTimeout)
-	defer timer.Stop()
+	waiting, cancel := context.WithTimeout(ctx, h.ListTimeout)
+	defer cancel()
 	select {
 	case err := <-p.first:
 		return err
-	case <-timer.C:
-		h.Logger.Warn("device plugin has sent no list of devices yet", "resource", p.resource, "endpoint", p.path)
-		return nil
-	case <-ctx.Done():
+	case <-waiting.Done():
+	}
+	if ctx.Err() != nil {
 		return fmt.Errorf("given up before it sent a list of devices: %w: %w", context.Cause(ctx), cache.ErrRetry)
 	}
+	h.Logger.Warn("device plugin has sent no list of devices yet", "resource", p.resource, "endpoint", p.path)
+	return nil
 }
 
 func (h *Handler) install(p *devicePlugin) error {
@@ -403,19 +406,11 @@ func (h *Handler) drop(name string) bool {
 	if r == nil || r.plugin == nil {
 		return false
 	}
-	h.depart(r)
-	h.tell()
-	return true
-}
-
-// depart releases the plugin of a resource. The caller holds h.mu.
-func (h *Handler) depart(r *resource) {
-	if r.plugin == nil {
-		return
-	}
 	h.release(r.plugin)
 	r.plugin, r.gone = nil, time.Now()
 	h.tidy(r)
+	h.tell()
+	return true
 }
 
 // tidy removes a resource that has no plugin, devices or allocations. The caller holds h.mu.

@@ -201,11 +201,6 @@ func (o *older) takeDown(is func(*announcement) bool) {
 	}
 }
 
-// isOutdated reports whether a plugin registered again at the same endpoint after an announcement.
-func (o *older) isOutdated(a *announcement) bool {
-	return len(o.matching(func(other *announcement) bool { return other.path == a.path && other.serial > a.serial })) > 0
-}
-
 // dropDead removes the announcements of a resource whose plugins have exited. A plugin that restarts registers again.
 func (o *older) dropDead(resource string) {
 	o.takeDown(func(a *announcement) bool { return a.resource == resource && isDead(a.path) })
@@ -217,11 +212,6 @@ func (o *older) announcementAt(path string) *announcement {
 		return a
 	}
 	return nil
-}
-
-// isDead reports whether a path is that of a plugin that registered the older way and has exited.
-func (o *older) isDead(path string) bool {
-	return o.announcementAt(path) != nil && isDead(path)
 }
 
 // isDead reports whether no process accepts at a path.
