@@ -29,28 +29,21 @@ const (
 	draHealthAlpha = "v1alpha1.DRAResourceHealth"
 )
 
-func checkPrepare(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome {
-	return s.eachDRAVersion(ctx, conn, "NodePrepareResources", &drav1.NodePrepareResourcesRequest{}, &drav1.NodePrepareResourcesResponse{})
-}
-
-func checkUnprepare(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome {
-	return s.eachDRAVersion(ctx, conn, "NodeUnprepareResources", &drav1.NodeUnprepareResourcesRequest{},
-		&drav1.NodeUnprepareResourcesResponse{})
-}
-
-// eachDRAVersion calls a method without claims in each announced version. An error from the driver counts as an answer.
-func (s *subject) eachDRAVersion(ctx context.Context, conn *grpc.ClientConn, method string, request, answer proto.Message) outcome {
-	var called []string
-	for _, version := range []string{drav1.DRAPluginService, draBeta} {
-		if !slices.Contains(s.asked.info.SupportedVersions, version) {
-			continue
+// answersIn returns a check that calls a method without claims in each announced version. An error from the driver counts as an answer.
+func answersIn(method string, request, answer proto.Message) func(context.Context, *subject) outcome {
+	return onEndpoint(func(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome {
+		var called []string
+		for _, version := range []string{drav1.DRAPluginService, draBeta} {
+			if s.announced(version) == "" {
+				continue
+			}
+			err := conn.Invoke(ctx, "/k8s.io.kubelet.pkg.apis.dra."+version+"/"+method, request, proto.CloneOf(answer))
+			require(answered(err), "%s of the announced %s %s", method, version, brief(err))
+			called = append(called, version)
 		}
-		err := conn.Invoke(ctx, "/k8s.io.kubelet.pkg.apis.dra."+version+"/"+method, request, answer)
-		require(answered(err), "%s of the announced %s %s", method, version, brief(err))
-		called = append(called, version)
-	}
-	assume(called != nil, "no version is announced that is known here")
-	return pass("answered in %s, without any claims", strings.Join(called, " and "))
+		assume(called != nil, "no version is announced that is known here")
+		return pass("answered in %s, without any claims", strings.Join(called, " and "))
+	})
 }
 
 // parseClaims parses claims of the form NAMESPACE/NAME/UID.

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+
+	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 )
 
 // Rule is one requirement for a plugin.
@@ -170,8 +172,8 @@ var checks = []struct {
 	{"DEV009", onEndpoint(checkPreStart)},
 	{"KUB001", checkRegistered},
 	{"KUB002", checkRegistersAgain},
-	{"DRA001", onEndpoint(checkPrepare)},
-	{"DRA002", onEndpoint(checkUnprepare)},
+	{"DRA001", answersIn("NodePrepareResources", &drav1.NodePrepareResourcesRequest{}, &drav1.NodePrepareResourcesResponse{})},
+	{"DRA002", answersIn("NodeUnprepareResources", &drav1.NodeUnprepareResourcesRequest{}, &drav1.NodeUnprepareResourcesResponse{})},
 	{"DRA003", onEndpoint(checkByClaim)},
 	{"DRA004", withClaims(checkPrepareAgain)},
 	{"DRA005", withClaims(checkPreparedDevices)},

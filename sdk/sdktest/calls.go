@@ -1,11 +1,13 @@
 package sdktest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"sync"
 
 	"google.golang.org/grpc"
@@ -71,21 +73,18 @@ func (c *calls) ListMetadata(ctx context.Context, request *pluginv1.ListMetadata
 		entries = slices.DeleteFunc(slices.Clone(entries), func(m plugin.Metadata) bool { return !slices.Contains(request.Keys, m.Key) })
 	}
 	// Each page has one entry, so that a plugin that does not read further pages fails its test.
-	at := 0
-	if request.PageToken != "" {
-		if _, err := fmt.Sscan(request.PageToken, &at); err != nil || at < 0 || at >= len(entries) {
-			return nil, status.Error(codes.InvalidArgument, "the page token is none of this host's")
-		}
+	at, err := strconv.Atoi(cmp.Or(request.PageToken, "0"))
+	if err != nil || at < 0 || at > len(entries) {
+		return nil, status.Error(codes.InvalidArgument, "the page token is none of this host's")
 	}
-	if at < len(entries) {
-		m := entries[at]
+	for _, m := range entries[at:min(at+1, len(entries))] {
 		response.Metadata = append(response.Metadata, &pluginv1.Metadata{
 			Key: m.Key, Value: m.Value, ContentType: m.ContentType, Fingerprint: m.Fingerprint,
 			AttachedBy: m.AttachedBy, AttachedTime: timestamppb.New(m.AttachedAt),
 		})
 	}
 	if at+1 < len(entries) {
-		response.NextPageToken = fmt.Sprint(at + 1)
+		response.NextPageToken = strconv.Itoa(at + 1)
 	}
 	return response, nil
 }

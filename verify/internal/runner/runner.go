@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -133,11 +132,8 @@ func (r *Runner) findPrograms() error {
 
 func find(role, program string) (string, error) {
 	path, err := exec.LookPath(program)
-	if failed := new(exec.Error); errors.As(err, &failed) {
-		err = failed.Err
-	}
-	if failed := new(fs.PathError); errors.As(err, &failed) {
-		err = failed.Err
+	for cause := err; cause != nil; cause = errors.Unwrap(cause) {
+		err = cause // without the name, which is in the message
 	}
 	if err != nil {
 		return "", fmt.Errorf("cannot find %s %s: %w", role, program, err)
