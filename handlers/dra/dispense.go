@@ -93,9 +93,9 @@ var services = []string{serviceV1, serviceV1beta1}
 // those of v1alpha1 do for both.
 var healthServices = []string{"v1.DRAResourceHealth", drahealth.DRAResourceHealth_ServiceDesc.ServiceName}
 
-// negotiateHealth returns the newest of the announced services for health that is supported; empty if there is none.
-func negotiateHealth(announced []string) string {
-	for _, service := range healthServices {
+// newest returns the first of the supported services that is announced; empty if none is.
+func newest(supported, announced []string) string {
+	for _, service := range supported {
 		if slices.Contains(announced, service) {
 			return service
 		}
@@ -106,10 +106,8 @@ func negotiateHealth(announced []string) string {
 // negotiate returns the newest supported service for claims among the announced ones: v1.DRAPlugin or v1beta1.DRAPlugin. It ignores unknown
 // services. The error lists the announced and the supported services.
 func negotiate(announced []string) (string, error) {
-	for _, service := range services {
-		if slices.Contains(announced, service) {
-			return service, nil
-		}
+	if service := newest(services, announced); service != "" {
+		return service, nil
 	}
 	if len(announced) == 0 {
 		return "", fmt.Errorf("no gRPC services were announced; announce one of %s as version", strings.Join(services, ", "))

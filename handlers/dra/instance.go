@@ -38,7 +38,7 @@ func (h *Handler) connect(ctx context.Context, driver, path string, versions []s
 		return nil, err
 	}
 	return &instance{
-		driver: driver, endpoint: path, service: service, health: negotiateHealth(versions),
+		driver: driver, endpoint: path, service: service, health: newest(healthServices, versions),
 		callTimeout: endpoint.Timeout(configured, cmp.Or(h.CallTimeout, defaultCallTimeout)), conn: conn, client: newClient(conn, service),
 	}, nil
 }
@@ -75,20 +75,15 @@ func readyConn(ctx context.Context, path string, timeout time.Duration) (*endpoi
 
 // isReady blocks until the connection is made, has failed, or ctx ends.
 func isReady(ctx context.Context, conn *grpc.ClientConn) bool {
-	for state := conn.GetState(); ; state = conn.GetState() {
-		switch state {
-		case connectivity.Ready:
-			return true
-		case connectivity.Idle:
-			conn.Connect() // nobody asked for it yet, or it was there and has gone again
-		case connectivity.TransientFailure, connectivity.Shutdown:
-			return false
-		default:
+	for state := conn.GetState(); state != connectivity.Ready; state = conn.GetState() {
+		if state == connectivity.Idle {
+			conn.Connect() // it was not asked for yet, or it was made and has ended again
 		}
-		if !conn.WaitForStateChange(ctx, state) {
+		if state == connectivity.TransientFailure || !conn.WaitForStateChange(ctx, state) {
 			return false
 		}
 	}
+	return true
 }
 
 // stopHealth ends the health stream, if there is one. The caller holds Handler.mu.

@@ -44,22 +44,17 @@ func Serve(server *grpc.Server, listener net.Listener) (stop func()) {
 // launchingHost is the host of a plugin that was started with a handshake. It accepts log records and implements no other method.
 type launchingHost struct {
 	pluginv1.UnimplementedHostServer
-
-	path  string
-	log   io.Writer
-	close func()
+	log io.Writer
 }
 
-func serveHost(path string, log io.Writer) (*launchingHost, error) {
+func serveHost(path string, log io.Writer) (stop func(), err error) {
 	listener, err := (&net.ListenConfig{}).Listen(context.Background(), "unix", path)
 	if err != nil {
 		return nil, fmt.Errorf("cannot play the host of the plugin, with a socket of %d bytes at most at %s: %w", sock.MaxPath, path, err)
 	}
-	h := &launchingHost{path: path, log: log}
 	server := grpc.NewServer()
-	pluginv1.RegisterHostServer(server, h)
-	h.close = Serve(server, listener)
-	return h, nil
+	pluginv1.RegisterHostServer(server, &launchingHost{log: log})
+	return Serve(server, listener), nil
 }
 
 // Log writes the messages of the plugin's log records to the plugin's output.

@@ -56,11 +56,11 @@ type Runner struct {
 	// Instances are all that were started, including those that have exited.
 	Instances []*Instance
 
-	anyPath bool // the plugin chooses the path of its socket
-	tmp     string
-	host    *launchingHost // nil without a handshake
-	group   *process.Group
-	output  io.Writer
+	anyPath  bool // the plugin chooses the path of its socket
+	tmp      string
+	group    *process.Group
+	stopHost func() // nil without a handshake
+	output   io.Writer
 
 	before map[string]plugin.SocketID // the files in the plugin directory before the first start
 	bare   string                     // a socket without a registration service that appeared; empty if none did
@@ -110,10 +110,12 @@ func (r *Runner) prepare() (err error) {
 		}
 	}
 	if !r.NoHandshake {
-		r.host, err = serveHost(filepath.Join(r.Base, "host.sock"), r.output)
+		r.stopHost, err = serveHost(r.hostSocket(), r.output)
 	}
 	return err
 }
+
+func (r *Runner) hostSocket() string { return filepath.Join(r.Base, "host.sock") }
 
 func (r *Runner) findPrograms() error {
 	program, err := find("the plugin's program", r.Command[0])
@@ -154,8 +156,8 @@ func (r *Runner) Close() error {
 		}
 		r.Sweep()
 	}
-	if r.host != nil {
-		r.host.close()
+	if r.stopHost != nil {
+		r.stopHost()
 	}
 	if r.Kubelet != nil {
 		r.Kubelet.Close()
@@ -175,9 +177,9 @@ func (r *Runner) launch() (*Instance, error) {
 		}
 	}
 	var stdin []byte
-	if r.host != nil {
+	if !r.NoHandshake {
 		var line strings.Builder
-		err := handshake.Write(&line, handshake.Handshake{HostSocket: r.host.path, Ticket: "verify", PluginSocket: r.Socket})
+		err := handshake.Write(&line, handshake.Handshake{HostSocket: r.hostSocket(), Ticket: "verify", PluginSocket: r.Socket})
 		if err != nil {
 			return nil, err
 		}
@@ -236,11 +238,11 @@ func (r *Runner) environment(place *strings.Replacer, handshaken bool) []string 
 func (r *Runner) Start(ctx context.Context) (*Instance, *Appearance, error) {
 	bounded, cancel := context.WithTimeout(ctx, r.StartTimeout)
 	defer cancel()
-	w, err := watchSockets(bounded, r.Dir)
+	appeared, stop, err := watchSockets(bounded, r.Dir)
 	if err != nil {
 		return nil, nil, err
 	}
-	defer w.close()
+	defer stop()
 	if r.Kubelet != nil {
 		r.Kubelet.Forget() // the registrations of an earlier instance
 	}
@@ -251,7 +253,7 @@ func (r *Runner) Start(ctx context.Context) (*Instance, *Appearance, error) {
 	}
 	var a *Appearance
 	if r.Kubelet == nil {
-		a, err = r.await(bounded, w, i, began)
+		a, err = r.await(bounded, appeared, i, began)
 	} else if a, err = r.AwaitRegister(bounded, i, r.StartTimeout); a != nil {
 		a.After = time.Since(began) - a.Window
 	}

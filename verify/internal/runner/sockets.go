@@ -32,12 +32,12 @@ type Appearance struct {
 	Request *deviceapi.RegisterRequest // the registration on kubelet.sock; nil without one
 }
 
-func (r *Runner) await(ctx context.Context, w *socketWatch, i *Instance, began time.Time) (*Appearance, error) {
+func (r *Runner) await(ctx context.Context, appeared <-chan string, i *Instance, began time.Time) (*Appearance, error) {
 	var doubtful *Appearance
 	for {
 		var path string
 		select {
-		case path = <-w.appeared:
+		case path = <-appeared:
 		case <-i.proc.Done():
 			return doubtful, errEnded
 		case <-ctx.Done():
@@ -114,17 +114,11 @@ func identify(ctx context.Context, path string, timeout time.Duration) error {
 
 var errEnded = errors.New("the command ended")
 
-// socketWatch reports the sockets that appear in a plugin directory and its subdirectories, except hidden ones, as a host does.
-type socketWatch struct {
-	appeared chan string // their paths; a change of the mode repeats one
-	cancel   context.CancelFunc
-	running  sync.WaitGroup
-}
-
-func watchSockets(ctx context.Context, dir string) (*socketWatch, error) {
+// watchSockets sends the paths of the sockets that appear in a plugin directory and its subdirectories, except hidden ones, as a host finds
+// them. A change of the mode repeats one. stop ends that.
+func watchSockets(ctx context.Context, dir string) (appeared <-chan string, stop func(), err error) {
 	ctx, cancel := context.WithCancel(ctx)
-	w := &socketWatch{appeared: make(chan string), cancel: cancel}
-	scanned := make(chan struct{})
+	paths, scanned := make(chan string), make(chan struct{})
 	watcher, err := dirwatch.New(func(u dirwatch.Update) {
 		select {
 		case <-scanned:
@@ -137,26 +131,22 @@ func watchSockets(ctx context.Context, dir string) (*socketWatch, error) {
 				continue
 			}
 			select {
-			case w.appeared <- fact.Path:
+			case paths <- fact.Path:
 			case <-ctx.Done():
 			}
 		}
 	}, dirwatch.Root{Path: dir})
 	if err != nil {
 		cancel()
-		return nil, fmt.Errorf("cannot watch plugin directory %s: %w", dir, err)
+		return nil, nil, fmt.Errorf("cannot watch plugin directory %s: %w", dir, err)
 	}
-	w.running.Go(func() { _ = watcher.Run(ctx) }) // until ctx ends
+	var running sync.WaitGroup
+	running.Go(func() { _ = watcher.Run(ctx) }) // until ctx ends
 	select {
 	case <-scanned:
 	case <-ctx.Done():
 	}
-	return w, nil
-}
-
-func (w *socketWatch) close() {
-	w.cancel()
-	w.running.Wait()
+	return paths, func() { cancel(); running.Wait() }, nil
 }
 
 // Leftovers returns the paths of the files in the plugin directory that were not there before the first start.
