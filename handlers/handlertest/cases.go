@@ -123,20 +123,19 @@ func survivor(s *session) {
 }
 
 type wrongPlugin struct {
-	what  string // completes "a plugin that"
-	start func(name string) *fakePlugin
-	must  bool // RegisterPlugin has to refuse it, and cannot do so without looking
+	what string // completes "a plugin that"
+	behaviour
+	services Services
+	must     bool // RegisterPlugin has to refuse it, and cannot do so without looking
 }
 
 func (s *session) wrongPlugins() []wrongPlugin {
 	var all []wrongPlugin
 	for _, b := range []behaviour{absent, hangsUp, failing} {
-		start := func(name string) *fakePlugin { return s.instance(name, b) }
-		all = append(all, wrongPlugin{what: b.String(), start: start})
+		all = append(all, wrongPlugin{b.String(), b, s.suite.Serve, false})
 	}
 	for what, services := range s.suite.WrongPlugins {
-		start := func(name string) *fakePlugin { return s.start(name, wellBehaved, services) }
-		all = append(all, wrongPlugin{what: "is wrong: " + what, start: start, must: true})
+		all = append(all, wrongPlugin{"is wrong: " + what, wellBehaved, services, true})
 	}
 	return all
 }
@@ -144,7 +143,7 @@ func (s *session) wrongPlugins() []wrongPlugin {
 // registerWrong registers a plugin that may be refused, and deregisters it if it was not.
 func (s *session) registerWrong(wrong wrongPlugin, name string) *fakePlugin {
 	s.stage = "a plugin that " + wrong.what
-	p := wrong.start(name)
+	p := s.start(name, wrong.behaviour, wrong.services)
 	err := s.try(p)
 	outcome := "succeeded"
 	switch {

@@ -109,15 +109,12 @@ func (p *fakePlugin) acceptOnly(keep bool) (stop func()) {
 			if err != nil {
 				return
 			}
-			if !keep {
-				_ = conn.Close()
-				continue
-			}
 			running.Go(func() {
-				stop := context.AfterFunc(ended, func() { _ = conn.Close() })
-				_, _ = io.Copy(io.Discard, conn) // until one of the sides ends it
-				stop()
-				_ = conn.Close()
+				defer conn.Close()
+				if keep {
+					defer context.AfterFunc(ended, func() { _ = conn.Close() })()
+					_, _ = io.Copy(io.Discard, conn) // until one of the sides ends it
+				}
 			})
 		}
 	})

@@ -41,12 +41,9 @@ type Host struct {
 	mu       sync.Mutex
 	refusal  error
 	metadata map[plugin.Pin][]plugin.Metadata
-	run      *running
 	launched int
-}
 
-// running is the host between two restarts.
-type running struct {
+	// Set by start:
 	runtime *patchbay.Runtime
 	stop    func() error
 }
@@ -63,7 +60,7 @@ func NewHost(t testing.TB, types ...string) *Host {
 	h.must(os.Mkdir(filepath.Join(dir, "plugins"), 0o750))
 	h.start()
 	t.Cleanup(func() {
-		if err := h.run.stop(); err != nil {
+		if err := h.stop(); err != nil {
 			t.Errorf("the host ended with: %v", err)
 		}
 	})
@@ -92,7 +89,7 @@ func (h *Host) Refuse(err error) {
 // their connection to the host.
 func (h *Host) Restart() {
 	h.t.Helper()
-	if err := h.run.stop(); err != nil {
+	if err := h.stop(); err != nil {
 		h.t.Fatalf("the host ended with: %v", err)
 	}
 	h.start()
@@ -103,8 +100,8 @@ func (h *Host) Registered(pluginType, name string) plugin.Status {
 	h.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	h.must(h.run.runtime.WaitForPlugins(ctx, plugin.Name{Type: pluginType, Name: name}))
-	for _, status := range h.run.runtime.Plugins() {
+	h.must(h.runtime.WaitForPlugins(ctx, plugin.Name{Type: pluginType, Name: name}))
+	for _, status := range h.runtime.Plugins() {
 		if status.Type == pluginType && status.Name == name && status.Current {
 			return status
 		}
@@ -117,9 +114,9 @@ func (h *Host) Deregistered(pluginType, name string) {
 	h.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	events := h.run.runtime.Registry().PluginsUpdatedCh(ctx, pluginType)
+	events := h.runtime.Registry().PluginsUpdatedCh(ctx, pluginType)
 	for {
-		if len(h.run.runtime.Registry().Instances(pluginType, name)) == 0 {
+		if len(h.runtime.Registry().Instances(pluginType, name)) == 0 {
 			return
 		}
 		if _, open := <-events; !open {
@@ -135,7 +132,7 @@ func (h *Host) Conn(pluginType, name string) grpc.ClientConnInterface {
 	h.Registered(pluginType, name)
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	conn, err := h.run.runtime.Registry().Conn(ctx, pluginType, name)
+	conn, err := h.runtime.Registry().Conn(ctx, pluginType, name)
 	h.must(err)
 	return conn
 }
@@ -168,10 +165,10 @@ func (h *Host) start() {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- runtime.Run(ctx) }()
-	h.run = &running{runtime: runtime, stop: sync.OnceValue(func() error {
+	h.runtime, h.stop = runtime, sync.OnceValue(func() error {
 		cancel()
 		return errors.Join(<-ended, state.Close())
-	})}
+	})
 	select {
 	case <-runtime.Ready():
 	case err := <-ended:
