@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -80,19 +79,14 @@ func (h *Handler) Allocate(ctx context.Context, request Request) (Allocation, er
 
 func (h *Handler) allocate(ctx context.Context, request Request) (Allocation, error) {
 	wanted, err := request.wish(h.MaxDevices)
-	if err := errors.Join(err, checkNames(request.Resource, request.Owner)); err != nil {
-		return Allocation{}, err
-	}
-	ctx, leave, err := h.enter(ctx)
 	if err != nil {
 		return Allocation{}, err
 	}
-	defer leave()
-	unlock, err := h.lock(ctx, request.Resource, request.Owner)
+	ctx, end, err := h.begin(ctx, request.Resource, request.Owner)
 	if err != nil {
 		return Allocation{}, err
 	}
-	defer unlock()
+	defer end()
 	a, p, err := h.claim(request, wanted)
 	if err != nil {
 		return Allocation{}, err
@@ -114,12 +108,22 @@ func (h *Handler) allocate(ctx context.Context, request Request) (Allocation, er
 
 type ownerKey struct{ resource, owner string }
 
-// lock waits until no other call for an owner's allocation of a resource runs. The caller calls unlock.
-func (h *Handler) lock(ctx context.Context, resource, owner string) (unlock func(), err error) {
-	if unlock, err = h.owners.Lock(ctx, ownerKey{resource, owner}); err != nil {
-		err = fmt.Errorf("another call for it has not ended: %w", err)
+// begin is enter for a call for the allocation of an owner. It waits until no other one for it runs, and others wait until the caller calls
+// end.
+func (h *Handler) begin(ctx context.Context, resource, owner string) (bounded context.Context, end func(), err error) {
+	if err := checkNames(resource, owner); err != nil {
+		return nil, nil, err
 	}
-	return unlock, err
+	ctx, leave, err := h.enter(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	unlock, err := h.owners.Lock(ctx, ownerKey{resource, owner})
+	if err != nil {
+		leave()
+		return nil, nil, fmt.Errorf("another call for it has not ended: %w", err)
+	}
+	return ctx, func() { unlock(); leave() }, nil
 }
 
 // claim returns the allocation of an owner, and creates it if there is none. The caller has the owner's lock, and calls done for the plugin,
@@ -148,19 +152,16 @@ func (h *Handler) claim(request Request, wanted wish) (*allocation, *devicePlugi
 
 // free removes an allocation that was not given. If it may be in the store and cannot be deleted there, its devices stay reserved.
 func (h *Handler) free(a *allocation) {
-	doubt := false
 	if !a.Time.IsZero() { // it was to be stored
 		if err := h.Store.Delete(a.key()); err != nil {
-			doubt = true
 			h.Logger.Error("devices stay reserved, because it is not known whether their allocation was saved; release it",
 				"resource", a.Resource, "owner", a.Owner, "error", err)
+			return
 		}
 	}
 	h.mu.Lock()
-	if !doubt {
-		h.remove(a)
-	}
-	h.mu.Unlock()
+	defer h.mu.Unlock()
+	h.remove(a)
 }
 
 // remove takes an allocation out of its resource. The caller holds h.mu.
@@ -360,7 +361,7 @@ func (h *Handler) Preferred(ctx context.Context, request Request) ([]string, err
 
 func (h *Handler) askPreferred(ctx context.Context, request Request) ([]string, error) {
 	wanted, err := request.wish(h.MaxDevices)
-	if err := errors.Join(err, checkNames(request.Resource, "nobody")); err != nil {
+	if err = cmp.Or(err, checkNames(request.Resource, "nobody")); err != nil {
 		return nil, err
 	}
 	ctx, leave, err := h.enter(ctx)
@@ -402,19 +403,11 @@ func (h *Handler) Release(ctx context.Context, resource, owner string) (Allocati
 }
 
 func (h *Handler) endAllocation(ctx context.Context, resource, owner string) (Allocation, error) {
-	if err := checkNames(resource, owner); err != nil {
-		return Allocation{}, err
-	}
-	ctx, leave, err := h.enter(ctx)
+	_, end, err := h.begin(ctx, resource, owner)
 	if err != nil {
 		return Allocation{}, err
 	}
-	defer leave()
-	unlock, err := h.lock(ctx, resource, owner)
-	if err != nil {
-		return Allocation{}, err
-	}
-	defer unlock()
+	defer end()
 	var a *allocation
 	h.mu.Lock()
 	if r := h.resources[resource]; r != nil {
