@@ -102,15 +102,10 @@ var ErrUsage = errors.New("cannot verify")
 func Run(ctx context.Context, target Target, options Options) (Report, error) {
 	report := Report{Target: target.String(), Started: time.Now().UTC(), Results: []Result{}}
 	options = options.withDefaults()
-	rules, err := selectRules(options.Rules, options.Skip)
-	if err == nil {
-		target, err = target.complete()
-	}
-	if err == nil {
-		err = options.check()
-	}
+	rules, rulesErr := selectRules(options.Rules, options.Skip)
+	target, targetErr := target.complete()
 	claims, claimsErr := parseClaims(options.Claims)
-	err = cmp.Or(err, claimsErr)
+	err := cmp.Or(rulesErr, targetErr, options.check(), claimsErr)
 	if err != nil {
 		return report, fmt.Errorf("%w: %w", ErrUsage, err)
 	}
@@ -128,7 +123,7 @@ func Run(ctx context.Context, target Target, options Options) (Report, error) {
 				return what + ", which must be registered: " + instead
 			},
 		}
-		if err := s.runner.Open(); err != nil {
+		if err = s.runner.Open(); err != nil {
 			return report, err
 		}
 	}

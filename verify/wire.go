@@ -3,7 +3,6 @@ package verify
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -55,7 +54,7 @@ func (t *trace) add(sent, received string) {
 
 func (t *trace) texts() (sent, received string) {
 	join := func(all []string) string {
-		if !slices.ContainsFunc(all, func(text string) bool { return text != "" }) {
+		if strings.Join(all, "") == "" {
 			return ""
 		}
 		if t.more > 0 {
