@@ -258,7 +258,7 @@ func checkRegistersAgain(ctx context.Context, s *subject) outcome {
 		return fail("%s", text(err))
 	}
 	s.path = a.Path
-	was := s.appeared.Request.ResourceName
-	require(a.Request.ResourceName == was, "the plugin registered %s, and now %s", untrusted.Quote(was), untrusted.Quote(a.Request.ResourceName))
+	was, now := s.appeared.Request.ResourceName, a.Request.ResourceName
+	require(now == was, "the plugin registered %s, and now %s", untrusted.Quote(was), untrusted.Quote(now))
 	return pass("registered again at %s", untrusted.Quote(a.Request.Endpoint))
 }

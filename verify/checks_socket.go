@@ -81,7 +81,8 @@ func checkPlace(ctx context.Context, s *subject) outcome {
 		return fail("%s", s.lost)
 	}
 	require(!strings.HasPrefix(filepath.Base(s.path), "."), "the name %s begins with a dot, so hosts ignore it", filepath.Base(s.path))
-	require(len(s.path) <= sock.MaxPath, "the path has %d bytes; hosts that connect by path reach none of more than %d", len(s.path), sock.MaxPath)
+	require(len(s.path) <= sock.MaxPath,
+		"the path has %d bytes; hosts that connect by path reach none of more than %d", len(s.path), sock.MaxPath)
 	if _, err := sock.Probe(ctx, s.path); err != nil {
 		s.trace.add("connect "+s.path, err.Error())
 		s.lose("nobody can be reached on " + s.path)

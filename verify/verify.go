@@ -123,7 +123,7 @@ func Run(ctx context.Context, target Target, options Options) (Report, error) {
 				return what + ", which must be registered: " + instead
 			},
 		}
-		if err = s.runner.Open(); err != nil {
+		if err := s.runner.Open(); err != nil {
 			return report, err
 		}
 	}

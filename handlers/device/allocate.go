@@ -126,8 +126,8 @@ func (h *Handler) begin(ctx context.Context, resource, owner string) (bounded co
 	return ctx, func() { unlock(); leave() }, nil
 }
 
-// claim returns the allocation of an owner, and creates it if there is none. The caller has the owner's lock, and calls done for the plugin,
-// which is nil if none is available.
+// claim returns the allocation of an owner, and creates it if there is none. The caller is between begin and end, and calls done for the
+// plugin, which is nil if none is available.
 func (h *Handler) claim(request Request, wanted wish) (*allocation, *devicePlugin, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -361,7 +361,7 @@ func (h *Handler) Preferred(ctx context.Context, request Request) ([]string, err
 
 func (h *Handler) askPreferred(ctx context.Context, request Request) ([]string, error) {
 	wanted, err := request.wish(h.MaxDevices)
-	if err = cmp.Or(err, checkNames(request.Resource, "nobody")); err != nil {
+	if err := cmp.Or(err, checkNames(request.Resource, "nobody")); err != nil {
 		return nil, err
 	}
 	ctx, leave, err := h.enter(ctx)

@@ -351,8 +351,8 @@ func (h *Handler) install(p *devicePlugin) error {
 	return nil
 }
 
-// makeRoom makes room for a resource with so many devices: it forgets others that are idle, first the one that has been idle for longest. If
-// there is too little room, it changes nothing and returns an error. The caller holds h.mu.
+// makeRoom makes room for a resource with so many devices: it forgets others that are idle, first those that have been idle for longest.
+// If there is too little room, it changes nothing and returns an error. The caller holds h.mu.
 func (h *Handler) makeRoom(name string, devices int) error {
 	var idle []*resource
 	known, total, kept := 1, devices, 0
