@@ -168,7 +168,7 @@ type pool struct {
 type unixSockets struct{}
 
 func (unixSockets) Dial(ctx context.Context, socketPath string) (net.Conn, error) {
-	return sock.DialKnown(ctx, socketPath)
+	return sock.Dial(ctx, socketPath)
 }
 
 func (unixSockets) DialOptions(string) []grpc.DialOption { return nil }
@@ -234,6 +234,17 @@ func (p *pool) dialFor(ctx context.Context, l *link) (net.Conn, error) {
 			return err
 		}
 		conn = dialled
+		err = p.check(l.info, conn)
+		if _, plain := p.connections.(unixSockets); !plain || err == nil {
+			return err
+		}
+		// Which socket it is may decide. That costs more to know.
+		_ = conn.Close()
+		known, err := sock.DialKnown(ctx, l.path)
+		if conn = known; err != nil {
+			conn = nil
+			return err
+		}
 		return p.check(l.info, conn)
 	})
 	if unreturned, ok := errors.AsType[*callback.Error](err); ok {

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -136,5 +137,30 @@ func TestCallbacks(t *testing.T) {
 				r.Shutdown()
 			}
 		})
+	}
+}
+
+// TestSocketDecides: a connection that is refused for its user alone is made again with the socket that it leads to.
+func TestSocketDecides(t *testing.T) {
+	s := serve(t, "v1")
+	info, err := sock.Stat(s.info("a").ConnectionInfo.SocketPath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The server answers NotFound.
+	for want, id := range map[codes.Code]plugin.SocketID{codes.NotFound: info.ID, codes.Unavailable: {Device: 1, Inode: 1}} {
+		r := open(t, nil, nil, dynamicplugins.WithConnJudge(func(_ *dynamicplugins.PluginInfo, conn net.Conn) error {
+			if known, ok := conn.(sock.Conn); ok && known.Socket.ID == id {
+				return nil
+			}
+			return errors.New("another user listens")
+		}))
+		check(t, r.RegisterPlugin(s.info("a")))
+		conn, err := r.Conn(t.Context(), s.info("a").Type, s.info("a").Name)
+		check(t, err)
+		_, err = healthpb.NewHealthClient(conn).Check(t.Context(), &healthpb.HealthCheckRequest{})
+		if status.Code(err) != want {
+			t.Errorf("want %v, got %v", want, err)
+		}
 	}
 }

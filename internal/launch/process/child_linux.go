@@ -418,15 +418,10 @@ func newPipe(own int) (pipe, error) {
 	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
 		return pipe{}, fmt.Errorf("make a pipe: %w", err)
 	}
-	var ends [2]*os.File
-	for i, fd := range fds {
-		if i == own {
-			ends[i] = newPollable(fd, "pipe")
-		} else {
-			ends[i] = os.NewFile(uintptr(fd), "pipe")
-		}
+	if own != none {
+		setNonblock(fds[own])
 	}
-	return pipe{read: ends[0], write: ends[1]}, nil
+	return pipe{read: os.NewFile(uintptr(fds[0]), "pipe"), write: os.NewFile(uintptr(fds[1]), "pipe")}, nil
 }
 
 // writeInput writes the input of a process. It must fit into the pipe, because the process may not read it yet, or never.
@@ -439,7 +434,7 @@ func writeInput(w *os.File, input func() ([]byte, error)) error {
 	// return fmt.Errorf("write %d bytes for standard input: %s", len(b), processFeed)
 	n := 0
 	err = sock.Control(w, func(fd int) (err error) {
-		_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETFL, unix.O_NONBLOCK) // cannot fail on a pipe
+		setNonblock(fd)
 		n, err = unix.Write(fd, b)
 		return err
 	})

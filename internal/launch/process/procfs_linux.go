@@ -141,13 +141,13 @@ type exit struct {
 	pidfd *os.File // in the runtime's poller
 }
 
-func newExit(pid, pidfd int) exit { return exit{pid: pid, pidfd: newPollable(pidfd, "pidfd")} }
-
-// newPollable returns a file for a descriptor without flags, which blocks. Reads and writes of the file use the runtime's poller.
-func newPollable(fd int, name string) *os.File {
-	_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETFL, unix.O_NONBLOCK) // cannot fail; tells os.NewFile to use the poller
-	return os.NewFile(uintptr(fd), name)
+func newExit(pid, pidfd int) exit {
+	setNonblock(pidfd)
+	return exit{pid: pid, pidfd: os.NewFile(uintptr(pidfd), "pidfd")}
 }
+
+// setNonblock sets the only flag of a descriptor. It tells os.NewFile to use the runtime's poller.
+func setNonblock(fd int) { _, _ = unix.FcntlInt(uintptr(fd), unix.F_SETFL, unix.O_NONBLOCK) }
 
 // await blocks until the child has ended. It does not reap the child.
 func (e exit) await() {

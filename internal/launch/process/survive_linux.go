@@ -114,7 +114,8 @@ func newKept(p *Process, socket string, w *wire, about fromKeeper) error {
 func pollable(f *os.File) *os.File {
 	defer f.Close()
 	fd, _ := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-	return newPollable(fd, "pipe")
+	setNonblock(fd)
+	return os.NewFile(uintptr(fd), "pipe")
 }
 
 // adopt connects to all keepers, except those of processes in this group.
