@@ -33,11 +33,11 @@ var steps = map[string]struct{ host, plugin []step }{
 	}, []step{
 		{"main", "main.main"}, {"serve", "google.golang.org/grpc.(*Server).Serve"},
 	}},
-	"launcher": {[]step{
+	"launcher-state": {[]step{
 		{"begin", own + "bench.(*launcherHost).Launch"}, {"launch", own + "host.(*Host).launch"}, {"fork", "syscall.forkExec"},
 		{"bind", own + "internal/sock.(*Made).Bind"}, {"dial", own + "internal/discover/pipeline.(*transport).dial"},
-		{"validate", own + "reconciler.(*Reconciler).validate"},
-		{"stage", own + "dynamicplugins.(*Store).StagePlugins"}, {"tell", own + "internal/registration.(*Client).Notify"},
+		{"validate", own + "internal/reconciler.(*Reconciler).validate"},
+		{"stage", own + "dynamicplugins.storeKeeper.StagePlugins"}, {"tell", own + "internal/registration.(*Client).Notify"},
 		{"publish", own + "dynamicplugins.(*stage).Publish"}, {"dispense", own + "dynamicplugins.(*Store).DispensePlugin"},
 		{"call", own + "pluginwatcher/example_plugin_apis/v1beta1.(*exampleClient).GetExampleInfo"}, {"end", own + "bench.launchedPlugin.Stop"},
 	}, []step{
