@@ -98,21 +98,20 @@ func (r *Store) sharedInstance(ctx context.Context, k plugin.Name) (*instance, e
 	}
 }
 
-// awaitConfirmed waits until an instance of k is confirmed, or none is reachable. As long as other plugins are confirmed, the host is slow.
+// awaitConfirmed waits until an instance of k is confirmed, or none is reachable. It returns nil, to be called again, if only others were
+// confirmed before the timeout: the host is slow.
 func (r *Store) awaitConfirmed(ctx context.Context, k plugin.Name) error {
-	for {
-		before := r.confirmed.Load()
-		bounded, cancel := context.WithTimeout(ctx, r.confirmTimeout)
-		err := r.await(bounded, k, func(v *view) bool { return !v.isDoubtful() })
-		late := bounded.Err() != nil
-		cancel()
-		switch {
-		case err == nil || !late:
-			return err
-		case ctx.Err() != nil || r.confirmed.Load() == before:
-			return notConfirmed(k, ctx.Err())
-		}
+	before := r.confirmed.Load()
+	bounded, cancel := context.WithTimeout(ctx, r.confirmTimeout)
+	defer cancel()
+	err := r.await(bounded, k, func(v *view) bool { return !v.isDoubtful() })
+	switch {
+	case bounded.Err() == nil:
+		return err
+	case ctx.Err() == nil && r.confirmed.Load() != before:
+		return nil
 	}
+	return notConfirmed(k, ctx.Err())
 }
 
 // sharedConn is the connection that [Store.Conn] returns.

@@ -134,13 +134,12 @@ func (h *follower) missed() bool {
 }
 
 func (h *follower) setMissing(missing bool) {
-	switch {
-	case missing && !h.missing:
-		h.Crowd.missing.Add(1)
-	case !missing && h.missing:
+	if h.missing {
 		h.Crowd.missing.Add(-1)
 	}
-	h.missing = missing
+	if h.missing = missing; missing {
+		h.Crowd.missing.Add(1)
+	}
 }
 
 // check makes one check. An error other than errNotOffered means that the plugin has not answered.
