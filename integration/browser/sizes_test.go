@@ -41,6 +41,8 @@ func (n node) Plugins() []*patchbayv1.Plugin {
 		if i%4 == 1 {
 			p.State, p.Current, p.LastError = "refused", false, "user 1001 may not register plugins of type CSIPlugin: trust.types.CSIPlugin names users 0 and 998"
 			p.Reason = "It may not be registered as it is; the last error says why."
+			p.Health = &patchbayv1.Health{State: "attention", Since: p.FirstSeen, Reason: p.LastError,
+				Remedy: "fix the cause; the plugin is retried automatically"}
 		}
 	}
 	return plugins
@@ -54,7 +56,10 @@ func (n node) Launched() []*patchbayv1.LaunchedPlugin {
 	return []*patchbayv1.LaunchedPlugin{
 		{Name: "cache", State: "running", Pid: 4711, Health: "serving", Since: hour, Metadata: map[string]string{"team": "storage"}},
 		{Name: "indexer", State: "failed", Health: "unknown", Since: hour, Restarts: 10,
-			LastError: "given up after 10 restarts within 10m0s: exit status 3; last stderr line: cannot find the flux"},
+			LastError: "given up after 10 restarts within 10m0s: exit status 3; last stderr line: cannot find the flux",
+			OverallHealth: &patchbayv1.Health{State: "attention", Since: hour,
+				Reason: "given up after 10 restarts within 10m0s: exit status 3; last stderr line: cannot find the flux",
+				Remedy: "read its log, fix the cause, and restart the plugin"}},
 	}
 }
 
@@ -121,6 +126,10 @@ func TestSizes(t *testing.T) {
 				if n != 300 {
 					continue
 				}
+				b.waits("document.title == '(75) Patchbay' && document.querySelector('#states').innerText.includes('75 attention')")
+				b.do(chromedp.Navigate(server.URL + "/#/?health=attention"))
+				b.waits("document.querySelector('#count').innerText == '75 of 300 instances' && " +
+					"document.querySelector('#list tbody').rows[0].innerText.includes('→ fix the cause; the plugin is retried automatically')")
 				for view, shows := range map[string]string{
 					"launched": "#processes a", "daemon": "#health td", "events": "#timeline li", "plugin//indexer": "#records .error",
 				} {

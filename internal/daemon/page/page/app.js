@@ -110,10 +110,22 @@ function moment(time) {
 // pathOf returns a path that is wrapped behind its slashes, and within a name only if that alone is too long.
 const pathOf = (text) => make("span", {}, ...(text ?? "").split(/(?<=[^/]\/)(?=.)/).flatMap((part, i) => (i ? [make("wbr"), part] : [part])));
 
-function stateOf(state) {
-  const tone = good.has(state) ? "good" : bad.has(state) ? "bad" : "busy";
-  return make("span", { class: `state ${tone}` }, state);
+// stateOf returns a state in the colour of the health, or of the state itself if what has it has no health.
+function stateOf(state, health) {
+  return make("span", { class: `state ${["bad", "busy", "good"][rankOf(state, health)]}` }, state);
 }
+
+const needsAttention = (health) => health?.state === "attention";
+
+// whyOf returns why something needs attention and what to do about it; otherwise a reason, if there is one.
+function whyOf(health, reason) {
+  if (!needsAttention(health)) return reason ? [make("div", { class: "why" }, reason)] : [];
+  return [make("div", { class: "why" }, health.reason), make("div", { class: "why" }, "→ ", health.remedy)];
+}
+
+// healthLines returns the lines about the health in the description of something.
+const healthLines = (health) => [["Health", health?.state],
+  ...(needsAttention(health) ? [["Failing since", moment(health.since)], ["Failure", health.reason], ["Remedy", health.remedy]] : [])];
 
 // ---- the list
 
@@ -121,7 +133,7 @@ const columns = [
   { key: "type", title: "Type", value: (p) => p.type ?? "" },
   { key: "name", title: "Name", value: (p) => p.name ?? "" },
   { key: "version", title: "Version", value: (p) => p.version ?? "" },
-  { key: "state", title: "State", value: (p) => `${rankOf(p.state)} ${p.state ?? ""}` },
+  { key: "state", title: "State", value: (p) => `${rankOf(p.state, p.health)} ${p.state ?? ""}` },
   { key: "endpoint", title: "Endpoint", value: (p) => p.endpoint || p.socketPath || "" },
   { key: "age", title: "Age", value: (p) => p.registeredAt || p.firstSeen || "" },
 ];
@@ -152,8 +164,9 @@ function matching(plugins) {
   const column = columns.find((c) => c.key === sort.key);
   plugins = plugins.filter((p) => {
     if (state && p.state !== state) return false;
+    if (wanted("health") && p.health?.state !== wanted("health")) return false;
     if (type && !goesBy(p, type)) return false;
-    return matches([p.type, p.name, p.version, p.state, p.endpoint, p.socketPath, p.instance, p.lastError, ...(p.roles ?? [])].join(" "));
+    return matches([p.type, p.name, p.version, p.state, p.endpoint, p.socketPath, p.instance, p.lastError, p.launchedAs, p.health?.reason, ...(p.roles ?? [])].join(" "));
   });
   const rank = (p) => [column.value(p), p.type ?? "", p.name ?? "", p.current ? 0 : 1, p.key];
   const keyed = plugins.map((p) => [rank(p), p]);
@@ -169,12 +182,12 @@ function matching(plugins) {
 function row(p) {
   const id = idOf(p);
   const name = id ? make("a", { href: hashOf(p.type ?? "", p.name ?? "") }, p.name ?? "") : make("span", { class: "why" }, "not known yet");
-  const why = p.lastError || p.reason;
+  const alias = p.launchedAs && p.launchedAs !== p.name ? make("div", { class: "why" }, `launched as ${p.launchedAs}`) : "";
   const cells = {
     type: [p.type ?? ""],
-    name: [name],
+    name: [name, alias],
     version: [p.version ?? ""],
-    state: [stateOf(p.state), p.current || p.state !== "registered" ? "" : " ", why ? make("div", { class: "why" }, why) : ""],
+    state: [stateOf(p.state, p.health), ...whyOf(p.health, p.lastError || p.reason)],
     endpoint: [pathOf(p.endpoint || p.socketPath)],
     age: [moment(p.registeredAt || p.firstSeen)],
   };
@@ -186,8 +199,7 @@ function row(p) {
   return tr;
 }
 
-function showList() {
-  const whole = all("plugin");
+function showList(whole) {
   const sort = sorted();
   const plugins = matching(whole);
   const total = whole.length;
@@ -215,21 +227,22 @@ function showAbout() {
 
 function describeProcess(l) {
   return describe([
-    ["Launched as", l.name], ["Process", make("span", {}, stateOf(l.state), l.pid && l.pid !== "0" ? `, pid ${l.pid}` : "")], ["Health", l.health],
+    ["Launched as", l.name], ["Process", make("span", {}, stateOf(l.state, l.overallHealth), l.pid && l.pid !== "0" ? `, pid ${l.pid}` : "")], ["Serving status", l.health],
+    ...healthLines(l.overallHealth),
     ["Restarts", l.restarts ? String(l.restarts) : ""], ["Next start", moment(l.nextStart)], ["Process error", l.lastError], ["Replacement error", l.replacementError],
     ["Labels", Object.entries(l.metadata ?? {}).sort().map(([k, v]) => `${k}=${v}`).join(", ")],
   ]);
 }
 
 function showLaunched() {
-  const processes = all("launched").sort((a, b) => rankOf(a.state) - rankOf(b.state) || (a.name < b.name ? -1 : 1));
+  const processes = all("launched").sort((a, b) => rankOf(a.state, a.overallHealth) - rankOf(b.state, b.overallHealth) || (a.name < b.name ? -1 : 1));
   document.querySelector('nav a[data-view="launched"]').hidden = !processes.length;
   if ($("launched").hidden) return;
   redraw($("launched-title"), processes.length, () => [`Launched plugins (${processes.length})`]);
   keepFocus($("processes").tBodies[0], paged($("process-pager"), processes).map((l) => make("tr", { "data-key": l.key },
     make("td", { "data-label": "Name" }, make("a", { href: hashOf("", l.name ?? "") }, l.name ?? "")),
-    make("td", { "data-label": "State" }, stateOf(l.state), ...[l.lastError, l.replacementError].filter(Boolean).map((why) => make("div", { class: "why" }, why))),
-    make("td", { "data-label": "Health" }, l.health ?? ""), make("td", { "data-label": "PID" }, l.pid && l.pid !== "0" ? String(l.pid) : ""),
+    make("td", { "data-label": "State" }, stateOf(l.state, l.overallHealth), ...whyOf(l.overallHealth)),
+    make("td", { "data-label": "Serving" }, l.health ?? ""), make("td", { "data-label": "PID" }, l.pid && l.pid !== "0" ? String(l.pid) : ""),
     make("td", { "data-label": "Restarts" }, l.restarts ? String(l.restarts) : ""),
     make("td", { "data-label": "Since", class: "age" }, moment(l.since)))));
 }
@@ -277,19 +290,22 @@ function keepFocus(body, rows) {
   }
 }
 
-// rankOf puts first what is not well.
-const rankOf = (state) => (bad.has(state) ? 0 : good.has(state) ? 2 : 1);
+// rankOf puts first what needs attention, last what is healthy.
+const rankOf = (state, health) => ({ attention: 0, progressing: 1, healthy: 2 }[health?.state] ?? (bad.has(state) ? 0 : good.has(state) ? 2 : 1));
 
-// showStates shows how many are in which state, each a link to those.
+// showStates shows how many need attention and how many are in which state, each a link to those.
 function showStates(plugins) {
   const counts = new Map();
   for (const p of plugins) counts.set(p.state, (counts.get(p.state) ?? 0) + 1);
   const states = [...counts].sort(([a], [b]) => rankOf(a) - rankOf(b) || (a < b ? -1 : 1));
-  redraw($("states"), [states, wanted("state")], () => [["", plugins.length], ...states].map(([state, count]) => {
-    const link = make("a", { href: state ? `#/?state=${encodeURIComponent(state)}` : "#/", ...(wanted("state") === state ? { "aria-current": "true" } : {}) },
-      make("strong", {}, String(count)), " ", state ? stateOf(state) : "all");
-    return make("li", {}, link);
-  }));
+  const sick = plugins.filter((p) => needsAttention(p.health)).length;
+  const tile = (query, isCurrent, count, ...content) => make("li", {},
+    make("a", { href: `#/${query}`, ...(isCurrent ? { "aria-current": "true" } : {}) }, make("strong", {}, String(count)), " ", ...content));
+  redraw($("states"), [states, sick, wanted("state"), wanted("health")], () => [
+    ...(sick ? [tile("?health=attention", wanted("health") === "attention", sick, make("span", { class: "state bad" }, "attention"))] : []),
+    tile("", !wanted("state") && !wanted("health"), plugins.length, "all"),
+    ...states.map(([state, count]) => tile(`?state=${encodeURIComponent(state)}`, wanted("state") === state, count, stateOf(state))),
+  ]);
 }
 
 // choices has a select offer values, and the one that is chosen in any case.
@@ -378,7 +394,8 @@ function showPlugin(type, name) {
   redraw($("instances"), [type, name, instances, launched, Math.floor(Date.now() / 10_000)], () => (instances.length ? instances.map((p, i) => {
     const process = launched.find((l) => (l.socketPath ? l.socketPath === p.socketPath : !type && l.name === name));
     return make("article", { class: "instance" }, make("h3", {}, `Instance ${i + 1} of ${instances.length}`), describe([
-      ["State", make("span", {}, stateOf(p.state), p.current ? " (current)" : "")], ["Since", moment(p.since)], ["Why", p.reason],
+      ["State", make("span", {}, stateOf(p.state, p.health), p.current ? " (current)" : "")], ["Since", moment(p.since)], ["Why", p.reason],
+      ...healthLines(p.health),
       ["Last error", p.lastError], ["Failed attempts", p.attempts ? String(p.attempts) : ""], ["Next attempt", moment(p.nextRetry)],
       ["Version", p.version], ["Versions", (p.versions ?? []).join(", ")], ["Roles", (p.roles ?? []).join(", ")],
       ["Endpoint", p.endpoint], ["Socket", p.socketPath], ["Source", p.source], ["Instance ID", p.instance],
@@ -485,7 +502,9 @@ function show() {
     if (a.dataset.view === current) a.setAttribute("aria-current", "page");
     else a.removeAttribute("aria-current");
   }
-  document.title = visible([{ plugin: at.type ? `${at.type}/${at.name}` : at.name, node: at.name }[current] ?? views[current] ?? "", "Patchbay"]
+  const plugins = all("plugin");
+  const sick = plugins.filter((p) => needsAttention(p.health)).length;
+  document.title = (sick ? `(${sick}) ` : "") + visible([{ plugin: at.type ? `${at.type}/${at.name}` : at.name, node: at.name }[current] ?? views[current] ?? "", "Patchbay"]
     .filter(Boolean).join(" · "));
   showConditions();
   showFleet();
@@ -496,7 +515,7 @@ function show() {
     followLog("");
     past.of = "";
   }
-  if (current === "plugins") showList();
+  if (current === "plugins") showList(plugins);
   if (current === "events") showEvents();
   if (current === "node") showNode(at.name);
   else [nodeShown, nodePlugins] = ["", []];
