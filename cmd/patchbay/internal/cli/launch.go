@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -141,8 +140,8 @@ func describeLaunched(p *patchbayv1.LaunchedPlugin, now time.Time) []line {
 	if p.Pid == 0 {
 		serving = "" // no process has it
 	}
-	lines := []line{
-		{"State", console.Escape(p.State)},
+	lines := append([]line{{"State", console.Escape(p.State)}}, healthLines(p.OverallHealth, now, p.LastError, p.ReplacementError)...)
+	lines = append(lines, []line{
 		{"Since", console.Moment(console.TimeOf(p.Since), now)},
 		{"PID", positive(p.Pid)},
 		{"Socket", console.Escape(p.SocketPath)},
@@ -151,8 +150,8 @@ func describeLaunched(p *patchbayv1.LaunchedPlugin, now time.Time) []line {
 		{"Next start", console.Moment(console.TimeOf(p.NextStart), now)},
 		{"Last error", console.Escape(p.LastError)},
 		{"Replacement", console.Escape(p.ReplacementError)},
-	}
-	return slices.Concat(lines, healthLines(p.OverallHealth, now), labelLines(p.Metadata))
+	}...)
+	return append(lines, labelLines(p.Metadata)...)
 }
 
 func launchedState(ctx context.Context, c *client.Client, name string) string {

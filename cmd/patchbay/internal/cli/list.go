@@ -253,8 +253,8 @@ func describe(p *patchbayv1.Plugin, now time.Time) []line {
 	if p.Current {
 		state += " (current)"
 	}
-	lines := []line{
-		{"State", state},
+	lines := append([]line{{"State", state}}, healthLines(p.Health, now, p.LastError)...)
+	lines = append(lines, []line{
 		{"Since", console.Moment(console.TimeOf(p.Since), now)},
 		{"Reason", console.Escape(p.Reason)},
 		{"Failed attempts", positive(p.Attempts)},
@@ -271,21 +271,24 @@ func describe(p *patchbayv1.Plugin, now time.Time) []line {
 		{"Registered at", console.Moment(console.TimeOf(p.RegisteredAt), now)},
 		{"Launched as", console.Escape(p.LaunchedAs)},
 		{"Restarts", positive(p.Restarts)},
-	}
-	lines = append(lines, healthLines(p.Health, now)...)
+	}...)
 	for _, key := range slices.Sorted(maps.Keys(p.Details)) {
 		lines = append(lines, line{console.Escape(key), console.Escape(p.Details[key])})
 	}
 	return append(lines, labelLines(p.Metadata)...)
 }
 
-func healthLines(h *patchbayv1.Health, now time.Time) []line {
+// healthLines returns lines about the health. The reason is left out if it is among the errors that are shown in any case.
+func healthLines(h *patchbayv1.Health, now time.Time, errors ...string) []line {
 	lines := []line{{"Health", console.Escape(h.GetState())}}
-	if h.GetState() == string(plugin.HealthAttention) {
-		lines = append(lines, line{"Failing since", console.Moment(console.TimeOf(h.Since), now)},
-			line{"Failure", console.Escape(h.Reason)}, line{"Remedy", console.Escape(h.Remedy)})
+	if h.GetState() != string(plugin.HealthAttention) {
+		return lines
 	}
-	return lines
+	lines = append(lines, line{"Failing since", console.Moment(console.TimeOf(h.Since), now)})
+	if !slices.Contains(errors, h.Reason) {
+		lines = append(lines, line{"Failure", console.Escape(h.Reason)})
+	}
+	return append(lines, line{"Remedy", console.Escape(h.Remedy)})
 }
 
 // labelLines returns one line for each entry of a launched plugin's metadata.
