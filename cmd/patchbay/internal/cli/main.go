@@ -29,7 +29,8 @@ func Main() int {
 	// Without a reader, a write to a pipe returns an error instead of killing the process, so that commands can clean up. SIGPIPE is not
 	// ignored, because launched plugins would inherit that.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
-	ctx, stop := untilSignal(context.Background(), func() { os.Exit(exitFailed) })
+	cmd, _, _ := newRoot().Find(os.Args[1:])
+	ctx, stop := untilSignal(context.Background(), cmd.Name() != runCommand, func() { os.Exit(exitFailed) })
 	defer stop()
 	return Run(ctx, os.Args[1:], os.Stdout, os.Stderr)
 }
@@ -48,40 +49,30 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 // grace is the time to clean up after a second signal.
 const grace = time.Second
 
-type hangupKey struct{}
-
-// endOnHangup makes SIGHUP end the command, as SIGTERM does. Until it is called, the signal is kept in [hangup.Signals].
-func endOnHangup(ctx context.Context) {
-	if end, ok := ctx.Value(hangupKey{}).(func()); ok {
-		end()
-	}
-}
-
-// untilSignal returns a context that is cancelled by the first signal. After a second signal and the grace, it calls abandon. After stop,
-// SIGINT and SIGTERM have their default effect again, and the goroutine has ended.
-func untilSignal(parent context.Context, abandon func()) (_ context.Context, stop func()) {
-	ends := make(chan struct{}) // closed when SIGHUP ends the command
-	ctx, cancel := context.WithCancel(context.WithValue(parent, hangupKey{}, sync.OnceFunc(func() { close(ends) })))
-	// SIGHUP has another channel, so that a full channel of one signal does not drop the other.
+// untilSignal returns a context that is cancelled by the first signal. SIGHUP counts only if endsOnHangup is set. After a second signal and
+// the grace, it calls abandon. After stop, SIGINT and SIGTERM have their default effect again, and the goroutine has ended.
+func untilSignal(parent context.Context, endsOnHangup bool, abandon func()) (_ context.Context, stop func()) {
+	ctx, cancel := context.WithCancel(parent)
 	terminate := make(chan os.Signal, 2)
 	signal.Notify(terminate, os.Interrupt, syscall.SIGTERM)
+	if endsOnHangup {
+		signal.Notify(terminate, syscall.SIGHUP)
+		select {
+		case <-hangup.Signals: // it arrived before
+			cancel()
+		default:
+		}
+	}
 	done := make(chan struct{})
 	var watching sync.WaitGroup
 	watching.Go(func() {
-		ends := ends
-		var hangups <-chan os.Signal
-		for ended := 0; ended < 2; {
+		for range cap(terminate) {
 			select {
-			case <-ends:
-				ends, hangups = nil, hangup.Signals
-				continue
-			case <-hangups:
 			case <-terminate:
+				cancel()
 			case <-done:
 				return
 			}
-			ended++
-			cancel()
 		}
 		deadline := time.AfterFunc(grace, abandon)
 		<-done

@@ -21,7 +21,7 @@ func TestUntilSignal(t *testing.T) {
 		t.Fatal(err)
 	}
 	abandoned := make(chan struct{})
-	ctx, stop := untilSignal(t.Context(), func() { close(abandoned) })
+	ctx, stop := untilSignal(t.Context(), true, func() { close(abandoned) })
 	if err := self.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
@@ -37,7 +37,7 @@ func TestUntilSignal(t *testing.T) {
 	<-abandoned
 	stop()
 
-	ctx, stop = untilSignal(t.Context(), func() { t.Error("abandoned without a signal") })
+	ctx, stop = untilSignal(t.Context(), true, func() { t.Error("abandoned without a signal") })
 	stop()
 	if ctx.Err() == nil {
 		t.Error("the context outlives stop")
@@ -58,7 +58,7 @@ func TestHangups(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	ctx, stop := untilSignal(t.Context(), func() { t.Error("abandoned") })
+	ctx, stop := untilSignal(t.Context(), false, func() { t.Error("abandoned") })
 	for range 3 {
 		send(syscall.SIGHUP)
 		<-hangup.Signals
@@ -74,9 +74,8 @@ func TestHangups(t *testing.T) {
 	<-ctx.Done()
 	stop()
 
-	ctx, stop = untilSignal(t.Context(), func() { t.Error("abandoned") })
 	send(syscall.SIGHUP)
-	endOnHangup(ctx)
+	ctx, stop = untilSignal(t.Context(), true, func() { t.Error("abandoned") })
 	<-ctx.Done()
 	stop()
 }

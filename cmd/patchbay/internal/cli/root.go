@@ -38,7 +38,6 @@ on failure, and with 2 if the command line is wrong.`,
 		SuggestionsMinimumDistance: 2,
 		CompletionOptions:          cobra.CompletionOptions{DisableNoDescFlag: true},
 	}
-	root.PersistentPreRun = func(cmd *cobra.Command, _ []string) { endOnHangup(cmd.Context()) }
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return command.WrongUsage(cmd, "%w", err) })
 	root.SetHelpCommand(newHelpCommand())
 	root.SetVersionTemplate("{{.Version}}\n")

@@ -22,9 +22,12 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/systemd"
 )
 
+// runCommand is the command that reloads on SIGHUP.
+const runCommand = "run"
+
 func newRunCommand(paths command.Paths) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "run",
+		Use:   runCommand,
 		Short: "Run the daemon",
 		Long: `Run the daemon in the foreground: discover plugins by their sockets in the plugin directories, register them, remember them in the
 state file, and serve the other commands on the control socket. The daemon logs to standard error.
@@ -56,7 +59,6 @@ file remembers them.`,
   patchbay run --plugin-dir /var/lib/kubelet/plugins_registry --accept-type ExamplePlugin`,
 	}
 	flags := command.AddConfigFlags(cmd, paths)
-	cmd.PersistentPreRun = func(*cobra.Command, []string) {} // SIGHUP does not end this command
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		sources, err := flags.Sources(cmd)
 		if err != nil {
