@@ -12,6 +12,7 @@ import (
 	"connectrpc.com/connect"
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/internal/backoff"
 )
 
 // lookBefore is how long before its deadline a call that waits asks for the present state, so that the daemon has time to answer.
@@ -30,12 +31,8 @@ func waitOrLook[Q, A any](
 	defer cancel()
 	if limited {
 		looked.Go(func() {
-			timer := time.NewTimer(time.Until(deadline) - lookBefore)
-			defer timer.Stop()
-			select {
-			case <-timer.C:
+			if backoff.Pause(looking, time.Until(deadline)-lookBefore) {
 				look(looking)
-			case <-looking.Done():
 			}
 		})
 	}

@@ -26,6 +26,7 @@ import (
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
+	"github.com/patchbay-dev/patchbay/handlers/device"
 	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/daemon/access"
 	"github.com/patchbay-dev/patchbay/internal/daemon/node"
@@ -353,6 +354,29 @@ func (c service) askedFor(request interface {
 // anyOf reports whether a value passes a filter; an empty filter passes everything.
 func anyOf(filter []string, value string) bool {
 	return len(filter) == 0 || slices.Contains(filter, value)
+}
+
+// codeOf has the codes of errors of the launcher and of the device handler. Other errors are refusals.
+var codeOf = map[error]connect.Code{
+	launcher.ErrUnknown: connect.CodeNotFound, device.ErrNotFound: connect.CodeNotFound, device.ErrInvalid: connect.CodeInvalidArgument,
+	device.ErrConflict: connect.CodeAlreadyExists,
+}
+
+// failure returns the error of a call for an error of the launcher or the device handler.
+func failure(ctx context.Context, err error) error {
+	switch {
+	case errors.Is(err, launcher.ErrClosed), errors.Is(err, device.ErrClosed):
+		return connect.NewError(connect.CodeUnavailable, server.ErrStopping)
+	case ctx.Err() != nil:
+		return ended(ctx)
+	}
+	answer := refused(err)
+	for known, code := range codeOf {
+		if errors.Is(err, known) {
+			return connect.NewError(code, answer.Unwrap())
+		}
+	}
+	return answer
 }
 
 // refused returns a FailedPrecondition error for err. It omits the outermost message, because the client adds the task itself.

@@ -9,7 +9,6 @@ import (
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/handlers/device"
-	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 )
 
@@ -22,7 +21,7 @@ func askDevices[A any](ctx context.Context, c service, do func(h *device.Handler
 		if h, ok := h.(*device.Handler); ok {
 			answer, err := do(h)
 			if err != nil {
-				return nil, deviceError(ctx, err)
+				return nil, failure(ctx, err)
 			}
 			return answer, nil
 		}
@@ -79,24 +78,6 @@ func (c service) GetPreferredDevices(
 		devices, err := h.Preferred(ctx, request)
 		return &patchbayv1.GetPreferredDevicesResponse{Devices: validAll(devices)}, err
 	})
-}
-
-// deviceError converts an error of the handler to the error of the call.
-func deviceError(ctx context.Context, err error) error {
-	answer := refused(err)
-	switch {
-	case errors.Is(err, device.ErrClosed):
-		return connect.NewError(connect.CodeUnavailable, server.ErrStopping)
-	case ctx.Err() != nil:
-		return ended(ctx)
-	case errors.Is(err, device.ErrInvalid):
-		return connect.NewError(connect.CodeInvalidArgument, answer.Unwrap())
-	case errors.Is(err, device.ErrNotFound):
-		return connect.NewError(connect.CodeNotFound, answer.Unwrap())
-	case errors.Is(err, device.ErrConflict):
-		return connect.NewError(connect.CodeAlreadyExists, answer.Unwrap())
-	}
-	return answer
 }
 
 func allocationMessage(a device.Allocation) *patchbayv1.DeviceAllocation {

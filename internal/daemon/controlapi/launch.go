@@ -10,7 +10,6 @@ import (
 	"connectrpc.com/connect"
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
-	"github.com/patchbay-dev/patchbay/internal/daemon/server"
 	"github.com/patchbay-dev/patchbay/internal/suggest"
 	"github.com/patchbay-dev/patchbay/internal/untrusted"
 	"github.com/patchbay-dev/patchbay/launcher"
@@ -31,37 +30,36 @@ func (c service) ListLaunched(context.Context, *patchbayv1.ListLaunchedRequest) 
 	return &patchbayv1.ListLaunchedResponse{Plugins: c.Launched()}, nil
 }
 
-func (c service) LaunchPlugin(_ context.Context, request *patchbayv1.LaunchPluginRequest) (*patchbayv1.LaunchPluginResponse, error) {
-	now, err := c.operate(request.GetName(), c.Launcher.Start)
+func (c service) LaunchPlugin(ctx context.Context, request *patchbayv1.LaunchPluginRequest) (*patchbayv1.LaunchPluginResponse, error) {
+	now, err := c.operate(ctx, request.GetName(), c.Launcher.Start)
 	return &patchbayv1.LaunchPluginResponse{Plugin: now}, err
 }
 
-func (c service) StopPlugin(_ context.Context, request *patchbayv1.StopPluginRequest) (*patchbayv1.StopPluginResponse, error) {
-	now, err := c.operate(request.GetName(), c.Launcher.Stop)
+func (c service) StopPlugin(ctx context.Context, request *patchbayv1.StopPluginRequest) (*patchbayv1.StopPluginResponse, error) {
+	now, err := c.operate(ctx, request.GetName(), c.Launcher.Stop)
 	return &patchbayv1.StopPluginResponse{Plugin: now}, err
 }
 
 func (c service) RestartPlugin(ctx context.Context, request *patchbayv1.RestartPluginRequest) (*patchbayv1.RestartPluginResponse, error) {
-	now, err := c.operate(request.GetName(), func(name string) error { return c.Launcher.Restart(ctx, name) })
-	if err != nil && ctx.Err() != nil {
-		err = ended(ctx)
-	}
+	now, err := c.operate(ctx, request.GetName(), func(name string) error { return c.Launcher.Restart(ctx, name) })
 	return &patchbayv1.RestartPluginResponse{Plugin: now}, err
 }
 
 // operate calls do for a launched plugin and returns the plugin's state afterwards.
-func (c service) operate(name string, do func(name string) error) (*patchbayv1.LaunchedPlugin, error) {
+func (c service) operate(
+	ctx context.Context, name string, do func(name string) error,
+) (*patchbayv1.LaunchedPlugin, error) {
 	name, err := c.launchedName(name)
 	if err != nil {
 		return nil, err
 	}
 	if err := do(name); err != nil {
-		return nil, launchError(err)
+		return nil, failure(ctx, err)
 	}
 	if s, ok := c.Names.Launched(name); ok {
 		return c.launchedMessage(s), nil
 	}
-	return nil, launchError(fmt.Errorf("%s: %w", name, launcher.ErrUnknown)) // removed from the catalogue by a reload
+	return nil, failure(ctx, fmt.Errorf("%s: %w", name, launcher.ErrUnknown)) // removed from the catalogue by a reload
 }
 
 func (c service) ReadLogs(
@@ -73,7 +71,7 @@ func (c service) ReadLogs(
 	}
 	log, err := c.Launcher.Log(name)
 	if err != nil {
-		return launchError(err)
+		return failure(ctx, err)
 	}
 	tail := -1 // all
 	if request.Tail != nil {
@@ -119,16 +117,6 @@ func (c service) notLaunched(name, hint string) error {
 	known := each(c.Launcher.Plugins(), func(s plugin.LaunchStatus) string { return s.Name })
 	return connect.NewError(connect.CodeNotFound, errors.New(
 		"the catalogue, the key plugins of the configuration, has no plugin of this name"+suggest.Hint(untrusted.Valid(name), known)+hint))
-}
-
-func launchError(err error) error {
-	switch {
-	case errors.Is(err, launcher.ErrUnknown):
-		return connect.NewError(connect.CodeNotFound, errors.New(untrusted.Valid(err.Error())))
-	case errors.Is(err, launcher.ErrClosed):
-		return connect.NewError(connect.CodeUnavailable, server.ErrStopping)
-	}
-	return refused(err)
 }
 
 func (c service) launchedMessage(s plugin.LaunchStatus) *patchbayv1.LaunchedPlugin {
