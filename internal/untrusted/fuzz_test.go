@@ -44,7 +44,7 @@ func FuzzTexts(f *testing.F) {
 			t.Errorf("%q passes as an endpoint", text)
 		}
 		for _, ptype := range []string{typeCSI, typeDRA} {
-			if PluginName(ptype, text) == nil && (!IsSegment(text) || strings.Contains(text, "/")) {
+			if PluginName(ptype, text) == nil && (!isSegment(text) || strings.Contains(text, "/")) {
 				t.Errorf("%q passes as the name of a %s", text, ptype)
 			}
 		}

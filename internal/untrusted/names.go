@@ -46,8 +46,8 @@ func CheckType(text string) error {
 	return nil
 }
 
-// IsSegment reports whether a text is 1 to 63 letters, digits, dashes, underscores and dots, with a letter or digit at both ends.
-func IsSegment(text string) bool { return len(text) <= maxSegment && segment().MatchString(text) }
+// isSegment reports whether a text is 1 to 63 letters, digits, dashes, underscores and dots, with a letter or digit at both ends.
+func isSegment(text string) bool { return len(text) <= maxSegment && segment().MatchString(text) }
 
 // Topology returns an error if a CSI topology breaks the rules of the specification for keys and values, except that all prefixes be equal:
 // widely used drivers have several.
@@ -60,9 +60,9 @@ func Topology(segments map[string]string) error {
 		}
 		lower := strings.ToLower(key)
 		switch {
-		case !IsSegment(name) || !IsSegment(prefix) || strings.Contains(prefix, "_") || strings.ToLower(prefix) != prefix:
+		case !isSegment(name) || !isSegment(prefix) || strings.Contains(prefix, "_") || strings.ToLower(prefix) != prefix:
 			return fmt.Errorf("%s is not a topology key: write NAME or PREFIX/NAME, for example com.example/zone", Quote(key))
-		case !IsSegment(value):
+		case !isSegment(value):
 			return fmt.Errorf("%s, the value of topology key %s, is not a topology segment: 1 to 63 letters, digits, dashes, underscores and "+
 				"dots, for example z1", Quote(value), key)
 		case seen[lower]:
@@ -77,7 +77,7 @@ func Topology(segments map[string]string) error {
 func PluginName(ptype, name string) error {
 	switch ptype {
 	case typeCSI:
-		return driverName("CSI", name, IsSegment(name) && !strings.Contains(name, "_"),
+		return driverName("CSI", name, isSegment(name) && !strings.Contains(name, "_"),
 			"letters, digits, dashes and dots are allowed, and it begins and ends with a letter or digit, for example hostpath.csi.k8s.io")
 	case typeDRA:
 		return driverName("DRA", name, domain().MatchString(name), "it must be a DNS subdomain, for example gpu.example.com")
@@ -110,7 +110,7 @@ func resourceName(resource string) error {
 		wrong = "begins with " + quotaPrefix + ", which is reserved; use a domain of your own"
 	case len(prefix) > maxDomain || !domain().MatchString(prefix):
 		wrong = fmt.Sprintf("has a domain that is not a lower-case DNS name of up to %d bytes; name it like example.com/gpu", maxDomain)
-	case !IsSegment(name):
+	case !isSegment(name):
 		wrong = fmt.Sprintf("has a name behind the domain that is not made of up to %d letters, digits, -, _ and . that begins and ends with "+
 			"a letter or digit; name it like example.com/gpu", maxSegment)
 	default:

@@ -1,4 +1,5 @@
-// Package keylock locks keys: calls for the same key run one after another, and others do not wait.
+// Package keylock locks keys: calls for the same key run one after another, and others do not wait. A caller may give up waiting. It is not
+// fair: the order in which waiting callers proceed is not defined.
 package keylock
 
 import (
