@@ -226,10 +226,11 @@ function showAbout() {
 // ---- launched plugins
 
 function describeProcess(l) {
+  const unlessReason = (error) => (error === l.overallHealth?.reason ? "" : error);
   return describe([
     ["Launched as", l.name], ["Process", make("span", {}, stateOf(l.state, l.overallHealth), l.pid && l.pid !== "0" ? `, pid ${l.pid}` : "")], ["Serving status", l.health],
     ...healthLines(l.overallHealth),
-    ["Restarts", l.restarts ? String(l.restarts) : ""], ["Next start", moment(l.nextStart)], ["Process error", l.lastError], ["Replacement error", l.replacementError],
+    ["Restarts", l.restarts ? String(l.restarts) : ""], ["Next start", moment(l.nextStart)], ["Process error", unlessReason(l.lastError)], ["Replacement error", unlessReason(l.replacementError)],
     ["Labels", Object.entries(l.metadata ?? {}).sort().map(([k, v]) => `${k}=${v}`).join(", ")],
   ]);
 }
