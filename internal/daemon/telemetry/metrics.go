@@ -250,7 +250,7 @@ type collector struct {
 
 var (
 	pluginsDesc = prometheus.NewDesc("patchbay_plugins",
-		"Known instances of plugins, by state.", []string{"type", "state"}, nil)
+		"Known instances of plugins, by state, and by health: healthy, progressing or attention.", []string{"type", "state", "health"}, nil)
 	degradedDesc = prometheus.NewDesc("patchbay_condition_degraded",
 		"Whether a condition of the daemon is degraded: 1 if so, 0 if not.", []string{"condition"}, nil)
 	stateSizeDesc = prometheus.NewDesc("patchbay_state_size_bytes",
@@ -276,13 +276,13 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 }
 
 func (c *collector) Collect(ch chan<- prometheus.Metric) {
-	type group struct{ ptype, state string }
+	type group struct{ ptype, state, health string }
 	plugins := map[group]int{}
 	for _, s := range c.source.Plugins() {
-		plugins[group{c.metrics.typeLabel(s.Type), string(s.State)}]++
+		plugins[group{c.metrics.typeLabel(s.Type), string(s.State), string(s.Health().State)}]++
 	}
 	for g, n := range plugins {
-		gauge(ch, pluginsDesc, float64(n), g.ptype, g.state)
+		gauge(ch, pluginsDesc, float64(n), g.ptype, g.state, g.health)
 	}
 	for _, condition := range c.source.Conditions() {
 		gauge(ch, degradedDesc, oneIf(!condition.OK), condition.Name)

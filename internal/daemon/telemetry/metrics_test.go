@@ -113,11 +113,11 @@ patchbay_plugin_events_total{kind="unreachable",type="T"} 1
 # HELP patchbay_plugin_rpcs_total Completed calls to plugins, by method and gRPC status code.
 # TYPE patchbay_plugin_rpcs_total counter
 patchbay_plugin_rpcs_total{code="Canceled",method="/s/m"} 1
-# HELP patchbay_plugins Known instances of plugins, by state.
+# HELP patchbay_plugins Known instances of plugins, by state, and by health: healthy, progressing or attention.
 # TYPE patchbay_plugins gauge
-patchbay_plugins{state="connecting",type="unknown"} 1
-patchbay_plugins{state="refused",type="other"} 1
-patchbay_plugins{state="registered",type="T"} 2
+patchbay_plugins{health="progressing",state="connecting",type="unknown"} 1
+patchbay_plugins{health="attention",state="refused",type="other"} 1
+patchbay_plugins{health="healthy",state="registered",type="T"} 2
 `), "patchbay_condition_degraded", "patchbay_dispenses_total", "patchbay_launched_plugin_restarts_total", "patchbay_plugin_events_total",
 		"patchbay_plugin_rpcs_total", "patchbay_plugins")
 	if err != nil {
