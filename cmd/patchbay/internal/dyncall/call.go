@@ -86,7 +86,7 @@ func (s *Schema) Call(
 			cancel(err)
 		}
 	}()
-	err = s.receive(stream, method, answer, cancel)
+	err = s.receive(stream, method, answer)
 	if err != nil {
 		err = s.explain(ctx, method, err)
 	}
@@ -121,10 +121,8 @@ func (s *Schema) send(
 	}
 }
 
-// receive passes the answers to answer. It also calls fail with errors of this side.
-func (s *Schema) receive(
-	stream grpc.ClientStream, method protoreflect.MethodDescriptor, answer func([]byte) error, fail context.CancelCauseFunc,
-) error {
+// receive passes the answers to answer. Its errors are statuses, or those of this side.
+func (s *Schema) receive(stream grpc.ClientStream, method protoreflect.MethodDescriptor, answer func([]byte) error) error {
 	options := protojson.MarshalOptions{Resolver: s.types()}
 	for {
 		message := dynamicpb.NewMessage(method.Output())
@@ -137,16 +135,10 @@ func (s *Schema) receive(
 		}
 		text, err := options.Marshal(message)
 		if err != nil {
-			err = fmt.Errorf("cannot write an answer of %s as JSON: %w", methodPath(method), err)
-		} else {
-			err = answer(text)
+			return fmt.Errorf("cannot write an answer of %s as JSON: %w", methodPath(method), err)
 		}
-		if err != nil {
-			fail(err)
+		if err := answer(text); err != nil || !method.IsStreamingServer() {
 			return err
-		}
-		if !method.IsStreamingServer() {
-			return nil
 		}
 	}
 }
@@ -165,8 +157,11 @@ func Late(ctx context.Context, err error) bool {
 	return code == codes.DeadlineExceeded || code == codes.Canceled
 }
 
-// explain returns the error of [Schema.Call] for an error of the gRPC library: the cause of a cancelled context, or a [*StatusError].
+// explain returns the error of [Schema.Call]. For a status, that is the cause of a cancelled context, or a [*StatusError].
 func (s *Schema) explain(ctx context.Context, method protoreflect.MethodDescriptor, err error) error {
+	if _, isStatus := status.FromError(err); !isStatus {
+		return err
+	}
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.DeadlineExceeded) {
 		return cause
 	}
