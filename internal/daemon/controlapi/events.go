@@ -18,15 +18,12 @@ func (c service) WaitForPlugin(ctx context.Context, request *patchbayv1.WaitForP
 	if err != nil {
 		return nil, err
 	}
-	var reached func([]plugin.Status) (*plugin.Status, bool)
-	switch goal := request.GetFor(); goal {
-	case patchbayv1.WaitFor_WAIT_FOR_REGISTERED:
-		reached = registered
-	case patchbayv1.WaitFor_WAIT_FOR_DEREGISTERED:
-		reached = deregistered
-	default:
-		return nil, connect.NewError(connect.CodeInvalidArgument,
-			fmt.Errorf("the request does not say what to wait for (%s): set for to WAIT_FOR_REGISTERED or WAIT_FOR_DEREGISTERED", goal))
+	reached := map[patchbayv1.WaitFor]func([]plugin.Status) (*plugin.Status, bool){
+		patchbayv1.WaitFor_WAIT_FOR_REGISTERED: registered, patchbayv1.WaitFor_WAIT_FOR_DEREGISTERED: deregistered,
+	}[request.GetFor()]
+	if reached == nil {
+		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf(
+			"the request does not say what to wait for (%s): set for to WAIT_FOR_REGISTERED or WAIT_FOR_DEREGISTERED", request.GetFor()))
 	}
 
 	// Subscribe before reading the state, so that no change is missed in between.
