@@ -11,8 +11,8 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// TestSilentPluginsHoldNobodyUp has a crowd of plugins accept and say nothing. How long others wait for a slot is counted: all else takes no
-// time here.
+// TestSilentPluginsHoldNobodyUp has a crowd of plugins accept and say nothing. How long others wait for a slot is counted: all else takes
+// no time here.
 func TestSilentPluginsHoldNobodyUp(t *testing.T) {
 	const most = 3 * time.Millisecond
 	bubble(t, "", reconciler.Config{}, func(t *testing.T, w *world) {
@@ -38,7 +38,8 @@ func TestSilentPluginsHoldNobodyUp(t *testing.T) {
 
 // TestSlowMachine registers a crowd of plugins on one processor that does one thing after the other, 1, 10 and 100 times slower than one on
 // which connecting takes 25 µs and an answer 600 µs, and on one where only the answers are slower. However slow it is, hardly more plugins
-// are asked at once than there are slots: no slot is returned because all are slow. A fifth as many that hang as well do not delay the others.
+// are asked at once than there are slots: no slot is returned because all are slow. A fifth as many that hang as well do not delay the
+// others.
 func TestSlowMachine(t *testing.T) {
 	const us = time.Microsecond
 	for name, takes := range map[string]struct{ connect, answer time.Duration }{
