@@ -150,7 +150,7 @@ func TestJSONKeys(t *testing.T) {
 	for want, value := range map[string]any{
 		`[{"type":"T","name":"","version":"","versions":[],"state":"","endpoint":"","socketPath":"","instance":"","source":"",` +
 			`"registeredAt":null,"since":"2030-01-02T03:04:05.000000006Z","firstSeen":null,"attempts":2,"nextRetry":null,"lastError":"",` +
-			`"reason":"","current":true,"roles":["r"],"details":{},"metadata":{"k":"v"}}]`: []*patchbayv1.Plugin{
+			`"reason":"","current":true,"roles":["r"],"details":{},"metadata":{"k":"v"},"launchedAs":"","restarts":0}]`: []*patchbayv1.Plugin{
 			{Type: "T", Since: at, Attempts: 2, Current: true, Roles: []string{"r"}, Metadata: map[string]string{"k": "v"}},
 		},
 		`[]`: []*patchbayv1.Plugin(nil),
