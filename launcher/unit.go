@@ -195,6 +195,9 @@ func (u *unit) closeLog() {
 
 // FollowHealth implements [supervise.Process].
 func (p *process) FollowHealth(ctx context.Context, found func(machine.HealthFound)) {
+	if !supervise.AwaitFirstCheck(ctx) {
+		return
+	}
 	conn, service := p.Health()
 	if conn == nil {
 		dialed, err := dialHealth(p.plugin, p.PluginSocket())

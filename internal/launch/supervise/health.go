@@ -70,6 +70,12 @@ type follower struct {
 
 var errNotOffered = errors.New("health is not offered")
 
+// AwaitFirstCheck blocks until it is time to connect to a plugin that has just become ready, for [FollowHealth], or ctx is done. It reports
+// false if ctx is done.
+func AwaitFirstCheck(ctx context.Context) bool {
+	return backoff.Pause(ctx, firstCheck/2+rand.N(firstCheck/2))
+}
+
 // FollowHealth calls observe with each new state of a plugin's health, in order, until ctx is done or the plugin does not offer health
 // checks. It calls Check at an interval, because only a call shows whether the plugin answers, and Watch for changes between the checks.
 // observe must not block.
@@ -82,9 +88,6 @@ func FollowHealth(ctx context.Context, conn grpc.ClientConnInterface, checks Che
 	h.Crowd.followed.Add(1)
 	defer h.Crowd.followed.Add(-1)
 	defer h.setMissing(false)
-	if !backoff.Pause(ctx, firstCheck/2+rand.N(firstCheck/2)) {
-		return
-	}
 	if h.Service == "" {
 		watching.Go(func() { h.watch(ctx) })
 	}

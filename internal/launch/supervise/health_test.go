@@ -123,7 +123,11 @@ func watchChecks(t *testing.T, conn *fakeConn, checks Checks) *watched {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	var following sync.WaitGroup
-	following.Go(func() { FollowHealth(ctx, conn, checks, observe) })
+	following.Go(func() {
+		if AwaitFirstCheck(ctx) {
+			FollowHealth(ctx, conn, checks, observe)
+		}
+	})
 	w.end = sync.OnceFunc(func() {
 		cancel()
 		following.Wait()
