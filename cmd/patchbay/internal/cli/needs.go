@@ -58,6 +58,7 @@ const stateGone = "gone"
 // attention has the plugins and conditions of a daemon that need attention.
 type attention struct {
 	plugins    int
+	inProgress int                     // how many of plugins are being started, registered or stopped
 	conditions []*patchbayv1.Condition // that are not well
 	needs      []need                  // of plugins that need attention
 }
@@ -71,8 +72,15 @@ func askNeeds(ctx context.Context, c *client.Client) (attention, error) {
 	if err != nil {
 		return attention{}, err
 	}
+	inProgress := 0
+	for _, p := range listing.Plugins {
+		if p.Health.GetState() == string(plugin.HealthProgressing) {
+			inProgress++
+		}
+	}
 	return attention{
 		plugins:    len(listing.Plugins),
+		inProgress: inProgress,
 		conditions: slices.DeleteFunc(listing.Conditions, func(c *patchbayv1.Condition) bool { return c.Status == "ok" }),
 		needs:      append(pluginsInNeed(listing.Plugins), refusedAndGone(refusals, time.Now())...),
 	}, nil
@@ -127,6 +135,8 @@ func (n attention) summary() string {
 	switch {
 	case n.plugins == 0 && len(n.needs) == 0:
 		return "no plugins are known"
+	case len(n.needs) == 0 && n.inProgress > 0:
+		return fmt.Sprintf("no plugin needs attention; %d of %d being started, registered or stopped", n.inProgress, n.plugins)
 	case len(n.needs) == 0 && n.plugins == 1:
 		return "the plugin is healthy"
 	case len(n.needs) == 0:
@@ -141,15 +151,20 @@ func (n attention) summary() string {
 var errAttention = errors.New("some plugins or the daemon need attention")
 
 func statusOfAll(cmd *cobra.Command, output *command.Choice, n attention) error {
-	// Empty lists are written as [], not null.
-	value := map[string]any{
-		"plugins": n.plugins, "needs": append([]need{}, n.needs...), "conditions": append([]*patchbayv1.Condition{}, n.conditions...),
-	}
-	err := output.Print(cmd, value, func(w io.Writer) error { return n.write(w, time.Now()) })
+	err := n.print(cmd, output)
 	if err == nil && len(n.needs)+len(n.conditions) > 0 {
 		err = errAttention
 	}
 	return err
+}
+
+func (n attention) print(cmd *cobra.Command, output *command.Choice) error {
+	// Empty lists are written as [], not null.
+	value := map[string]any{
+		"plugins": n.plugins, "progressing": n.inProgress, "needs": append([]need{}, n.needs...),
+		"conditions": append([]*patchbayv1.Condition{}, n.conditions...),
+	}
+	return output.Print(cmd, value, func(w io.Writer) error { return n.write(w, time.Now()) })
 }
 
 func (n attention) write(w io.Writer, now time.Time) error {

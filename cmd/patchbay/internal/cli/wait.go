@@ -3,7 +3,9 @@ package cli
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -20,20 +22,39 @@ const daemonPause = 50 * time.Millisecond
 
 func newWaitCommand(paths command.Paths) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "wait (TYPE/NAME | NAME)",
-		Short: "Wait until a plugin is registered or deregistered",
+		Use:   "wait (TYPE/NAME | NAME | --all-healthy)",
+		Short: "Wait until a plugin is registered or deregistered, or all are healthy",
 		Long: `Wait until a plugin is registered, or until none of its instances is, and exit with 0. The plugin need not be known yet,
 and the daemon need not be running yet. If the daemon restarts, the command continues to wait.
 
-After the timeout the command prints the state of the plugin and exits with 1. It prints nothing else.
+With --all-healthy, wait until no plugin needs attention and none is being started, registered or stopped. A launched plugin that has
+failed is healthy when it has not failed for restart.window; see "patchbay status".
+
+After the timeout the command prints the state of the plugin, or what needs attention, and exits with 1. It prints nothing else, except with
+-o json: then the result is an object as that of "patchbay status".
 
 ` + command.NamesPlugin,
 		Example: `  # Start a driver and wait until it is registered.
   ./driver & patchbay wait CSIPlugin/hostpath.csi.k8s.io --timeout 10s
 
   # Stop it and wait until it is gone.
-  kill %1; patchbay wait CSIPlugin/hostpath.csi.k8s.io --for deregistered`,
-		Args: command.OnePlugin,
+  kill %1; patchbay wait CSIPlugin/hostpath.csi.k8s.io --for deregistered
+
+  # Go on with a deployment only if everything works.
+  patchbay reload && patchbay wait --all-healthy --timeout 60s`,
+	}
+	all := cmd.Flags().Bool("all-healthy", false, "wait until all plugins are healthy")
+	output := command.AddOutput(cmd, "text")
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		switch {
+		case !*all && output.Value != "text":
+			return command.WrongUsage(cmd, "-o %s needs --all-healthy", output.Value)
+		case !*all:
+			return command.OnePlugin(cmd, args)
+		case len(args) > 0 || cmd.Flags().Changed("for"):
+			return command.WrongUsage(cmd, "--all-healthy waits for all plugins: leave the plugin and --for out")
+		}
+		return nil
 	}
 	socket := command.AddControlSocket(cmd, paths)
 	cmd.ValidArgsFunction = command.CompletePlugins(socket)
@@ -42,17 +63,59 @@ After the timeout the command prints the state of the plugin and exits with 1. I
 	cmd.RunE = socket.Ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error {
 		ctx, cancel := context.WithTimeout(ctx, *timeout)
 		defer cancel()
+		if *all {
+			return waitAllHealthy(ctx, c, cmd, output)
+		}
 		ptype, name := command.PluginOf(args[0])
 		defer console.ShowProgress(ctx, cmd.ErrOrStderr(), func(ctx context.Context) string { return pluginState(ctx, c, ptype, name) })()
-		for {
+		return whileDown(ctx, func() error {
 			_, err := c.Wait(ctx, ptype, name, client.Goal(goal.Value))
-			isDown := errors.Is(err, client.ErrNotRunning)
-			if !isDown || !backoff.Pause(ctx, daemonPause/2+rand.N(daemonPause)) && errors.Is(ctx.Err(), context.DeadlineExceeded) {
-				return err
-			}
-		}
+			return err
+		})
 	})
 	return cmd
+}
+
+// whileDown calls do again until a daemon has answered it, or the deadline of ctx has passed.
+func whileDown(ctx context.Context, do func() error) error {
+	for {
+		err := do()
+		isDown := errors.Is(err, client.ErrNotRunning)
+		if !isDown || !backoff.Pause(ctx, daemonPause/2+rand.N(daemonPause)) && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			return err
+		}
+	}
+}
+
+// errUnhealthy is the error of a wait for healthy plugins that took too long.
+var errUnhealthy = errors.New("not all plugins are healthy in time")
+
+// waitAllHealthy waits for the plugins that are there. Those that were refused and are gone do not count.
+func waitAllHealthy(ctx context.Context, c *client.Client, cmd *cobra.Command, output *command.Choice) error {
+	var last *attention
+	isHealthy := false
+	err := whileDown(ctx, func() error {
+		return onChange(ctx, c, nil, func() (bool, error) {
+			now, err := askNeeds(ctx, c)
+			if err == nil {
+				now.needs = slices.DeleteFunc(now.needs, func(n need) bool { return n.State == stateGone })
+				last, isHealthy = &now, len(now.needs) == 0 && now.inProgress == 0
+			}
+			return isHealthy, err
+		})
+	})
+	switch {
+	case err != nil:
+		return err
+	case last == nil:
+		return fmt.Errorf("the daemon has not answered in time: %w", context.DeadlineExceeded)
+	case isHealthy && output.Value == "text":
+		return nil
+	}
+	if err := last.print(cmd, output); err != nil || isHealthy {
+		return err
+	}
+	return errUnhealthy
 }
 
 func pluginState(ctx context.Context, c *client.Client, ptype, name string) string {

@@ -49,6 +49,11 @@ func watchList(ctx context.Context, c *client.Client, cmd *cobra.Command, output
 		return command.WrongUsage(cmd, "--watch cannot print YAML, which is one document: use -o json, which is one object per line")
 	}
 	shown := &watched{cmd: cmd, output: output}
+	return onChange(ctx, c, only.types, func() (bool, error) { return false, shown.list(ctx, c, only) })
+}
+
+// onChange calls look at once, and again after events of the types, until it returns true or an error, ctx is done or the daemon goes away.
+func onChange(ctx context.Context, c *client.Client, types []string, look func() (done bool, err error)) error {
 	var following sync.WaitGroup
 	defer following.Wait()
 	ctx, cancel := context.WithCancel(ctx)
@@ -56,8 +61,9 @@ func watchList(ctx context.Context, c *client.Client, cmd *cobra.Command, output
 	news, soon := make(chan followed), time.NewTimer(0)
 	defer soon.Stop()
 	isPending, looked := true, time.Now()
-	following.Go(func() { follow(ctx, c, 1, only.types, news) })
+	following.Go(func() { follow(ctx, c, 1, types, news) })
 	for {
+		var isDone bool
 		var err error
 		select {
 		case <-ctx.Done():
@@ -71,12 +77,12 @@ func watchList(ctx context.Context, c *client.Client, cmd *cobra.Command, output
 			isPending = true
 		case <-soon.C:
 			isPending, looked = false, time.Now()
-			err = shown.list(ctx, c, only)
+			isDone, err = look()
 		}
-		if ctx.Err() != nil {
+		switch {
+		case ctx.Err() != nil:
 			return nil
-		}
-		if err != nil {
+		case err != nil || isDone:
 			return err
 		}
 	}
