@@ -54,6 +54,28 @@ func TestStartTwiceAtOnce(t *testing.T) {
 	}
 }
 
+// TestStartTimeoutOfACheck: the StartTimeout bounds a check, but not the copying of the program before it, which takes longer on a slow
+// machine.
+func TestStartTimeoutOfACheck(t *testing.T) {
+	f := newFixture(t, func(_ *fixture, cfg *launcher.Config) {
+		cfg.Admit = func(ctx context.Context, pin plugin.Pin) error {
+			if pin.PackageName == "hangs" {
+				<-ctx.Done()
+			}
+			return ctx.Err()
+		}
+	})
+	p := self("sleep")
+	p.StartTimeout, p.Restart.Limit = 4*time.Millisecond, 30 // the test binary has tens of megabytes
+	hangs := manual(p)
+	hangs.Name = "hangs"
+	f.set(p, hangs)
+	f.in("sleep", plugin.StateRunning)
+	if err := f.Start("hangs"); err == nil || !strings.Contains(err.Error(), "not started within its startTimeout, 4ms") {
+		t.Errorf("a check that blocks: %v", err)
+	}
+}
+
 // TestStopWhileStarting: it cuts the start short, which is answered too.
 func TestStopWhileStarting(t *testing.T) {
 	checks := make(chan struct{}, 1)

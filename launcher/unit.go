@@ -136,7 +136,12 @@ func (c program) Launch(ctx context.Context, generation machine.Ref) (supervise.
 	u, p := c.unit, c.plugin
 	l := u.launcher
 	spec := p.Spec
-	spec.Tag, spec.Admit = p.identity(), l.cfg.Admit
+	spec.Tag = p.identity()
+	if l.cfg.Admit != nil {
+		spec.Admit = func(ctx context.Context, pin plugin.Pin) error {
+			return p.inTime(ctx, func(ctx context.Context) error { return l.cfg.Admit(ctx, pin) })
+		}
+	}
 	if !p.NoSocket {
 		dir, err := l.makeDir(p.fronted())
 		if err != nil {
@@ -147,26 +152,37 @@ func (c program) Launch(ctx context.Context, generation machine.Ref) (supervise.
 	began := time.Now()
 	launch := l.cfg.Host.Launch
 	if p.Protocol != nil {
-		launch = func(ctx context.Context, spec host.Spec) (*host.PluginProcess, error) {
-			return p.Protocol.Launch(ctx, l.cfg.Host, spec)
+		launch = func(ctx context.Context, spec host.Spec) (launched *host.PluginProcess, err error) {
+			err = p.inTime(ctx, func(ctx context.Context) error {
+				launched, err = p.Protocol.Launch(ctx, l.cfg.Host, spec)
+				return err
+			})
+			return launched, err
 		}
 	}
 	tried := p.tried()
-	late := fmt.Errorf("it was not started within its startTimeout, %v", p.startTimeout())
-	ctx, cancel := context.WithTimeoutCause(ctx, p.startTimeout(), late)
-	defer cancel()
 	launched, err := launch(pluginlog.NewContext(ctx, u.log), spec)
 	if err != nil {
-		if err = p.blocked(err, tried); errors.Is(context.Cause(ctx), late) && !errors.Is(err, late) {
-			err = fmt.Errorf("%w: %w", late, err)
-		}
-		return nil, pluginlog.WithLastWords(err, u.log, began)
+		return nil, pluginlog.WithLastWords(p.blocked(err, tried), u.log, began)
 	}
 	proc := &process{PluginProcess: launched, unit: u, plugin: p, generation: generation, began: began}
 	if p.fronted() {
 		proc.front = u.front.Load()
 	}
 	return proc, nil
+}
+
+// inTime calls do with a context that ends after the plugin's StartTimeout. That is the time for what others decide. It does not include
+// the copying of the program and the start of the process: a busy host may do that for many plugins at the same time.
+func (p *Plugin) inTime(ctx context.Context, do func(context.Context) error) error {
+	late := fmt.Errorf("it was not started within its startTimeout, %v", p.startTimeout())
+	ctx, cancel := context.WithTimeoutCause(ctx, p.startTimeout(), late)
+	defer cancel()
+	err := do(ctx)
+	if err != nil && errors.Is(context.Cause(ctx), late) {
+		return fmt.Errorf("%w: %w", late, err)
+	}
+	return err
 }
 
 // nextSocket returns the socket path of the next process. Each process has its own path, and those of survivors are skipped.
