@@ -183,28 +183,18 @@ func SourcesFor(paths Paths) config.Sources {
 	return s
 }
 
-// Check loads the configuration and checks it, also for this machine.
+// Check loads the configuration and checks it, also for this machine. What is wrong with plugins and paths is not an error for the daemon,
+// which runs without such plugins.
 func (f *ConfigFlags) Check(cmd *cobra.Command) (*config.Loaded, error) {
 	sources, err := f.Sources(cmd)
 	if err != nil {
 		return nil, err
 	}
-	loaded, err := Load(sources)
-	wrong, ok := errors.AsType[config.Errors](err)
-	if err != nil && !ok || loaded == nil {
-		return loaded, err
-	}
-	// These are not errors for the daemon: it runs without such plugins.
-	wrong = append(wrong, loaded.LocateAll(daemon.CheckPlugins(loaded))...)
-	if wrong = append(wrong, loaded.LocateAll(checkPaths(&loaded.Config))...); len(wrong) == 0 {
-		return loaded, nil
-	}
-	wrong.Sort()
-	return loaded, wrong
+	return load(sources, daemon.CheckPlugins, checkPaths)
 }
 
 // checkPaths returns errors for paths of a configuration that the daemon cannot create or use on this machine.
-func checkPaths(c *config.Config) error {
+func checkPaths(c *config.Loaded) error {
 	var wrong []error
 	check := func(field, path string, isDir bool) {
 		if path == "" {
@@ -235,13 +225,19 @@ func checkPaths(c *config.Config) error {
 
 // Load reads and validates a configuration. If its content is wrong, the error is of type [config.Errors] and has all errors, and Load
 // returns the parts that could be read.
-func Load(sources config.Sources) (*config.Loaded, error) {
+func Load(sources config.Sources) (*config.Loaded, error) { return load(sources) }
+
+func load(sources config.Sources, more ...func(*config.Loaded) error) (*config.Loaded, error) {
 	loaded, err := config.Load(sources)
 	if loaded == nil {
 		return nil, err
 	}
 	wrong, _ := errors.AsType[config.Errors](err)
-	if wrong = append(wrong, loaded.LocateAll(daemon.Validate(*loaded))...); len(wrong) > 0 {
+	wrong = append(wrong, loaded.LocateAll(daemon.Validate(*loaded))...)
+	for _, check := range more {
+		wrong = append(wrong, loaded.LocateAll(check(loaded))...)
+	}
+	if len(wrong) > 0 {
 		wrong.Sort()
 		return loaded, wrong
 	}
