@@ -10,14 +10,20 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"text/tabwriter"
 	"time"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/client"
+	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -42,11 +48,11 @@ func Run(ctx context.Context, out io.Writer) (err error) {
 	if err != nil {
 		return fmt.Errorf("cannot create a directory for the demo: %w", err)
 	}
-	s := &show{out: out, began: time.Now(), dir: dir, plugins: filepath.Join(dir, "plugins")}
+	s := &show{out: out, began: time.Now(), dir: dir, plugins: filepath.Join(dir, "plugins"), unfollow: func() {}}
+	s.client = client.New(filepath.Join(dir, "control.sock"))
 	defer func() {
-		if s.daemon != nil {
-			s.daemon.kill()
-		}
+		s.unfollow()
+		s.client.Close()
 		for _, p := range s.children {
 			p.kill()
 		}
@@ -81,8 +87,13 @@ type show struct {
 	children []*process
 	err      error
 
-	daemon        *daemon
-	alpha, beta   *process
+	client   *client.Client
+	next     func() (*patchbayv1.Event, error, bool) // of the present daemon
+	unfollow func()
+	events   []*patchbayv1.Event // not returned by event yet
+
+	daemon, alpha, beta *process
+
 	alphaInstance string
 	upgradeCalls  int
 	upgradeTook   time.Duration
@@ -97,14 +108,35 @@ func (s *show) say(who, format string, args ...any) {
 	}
 }
 
+// pollPause is the time between two attempts to connect to a daemon that is starting.
+const pollPause = 5 * time.Millisecond
+
+// startDaemon starts a daemon, waits until it answers, and follows its events until ctx is done.
 func (s *show) startDaemon(ctx context.Context) {
 	if s.err != nil {
 		return
 	}
-	s.daemon, s.err = startDaemon(ctx, s.dir, s.plugins)
-	if s.daemon != nil {
-		s.children = append(s.children, s.daemon.process)
-		s.say("daemon", "started, pid %d", s.daemon.pid())
+	began := time.Now()
+	s.daemon, s.err = startProcess(s.dir, HostCommand, s.plugins, filepath.Join(s.dir, "state.db"), filepath.Join(s.dir, "control.sock"))
+	if s.err != nil {
+		return
+	}
+	s.children = append(s.children, s.daemon)
+	s.say("daemon", "started, pid %d", s.daemon.pid())
+	s.next, s.unfollow = iter.Pull2(s.client.Events(ctx, &patchbayv1.WatchEventsRequest{Follow: true, Since: timestamppb.New(began)}))
+	for {
+		if _, s.err = s.client.Version(ctx); !errors.Is(s.err, client.ErrNotRunning) {
+			return
+		}
+		select {
+		case <-s.daemon.ended:
+			s.err = errors.New("the daemon has exited")
+			return
+		default:
+		}
+		if !backoff.Pause(ctx, pollPause) {
+			return
+		}
 	}
 }
 
@@ -121,19 +153,28 @@ func (s *show) startPlugin(name, file, versions string) (p *process) {
 	return p
 }
 
-// event waits for an event of a plugin and returns the plugin's instance.
-func (s *show) event(ctx context.Context, kind, name string) (instance string) {
-	if s.err == nil {
-		var e *patchbayv1.Event
-		e, s.err = s.daemon.event(ctx, kind, name)
-		instance = e.GetInstance()
+// event waits for an event of a plugin that it has not returned before, and returns the plugin's instance.
+func (s *show) event(kind, name string) (instance string) {
+	for i := 0; s.err == nil; i++ {
+		if i == len(s.events) {
+			e, err, _ := s.next() // the sequence ends only with an error
+			if err != nil {
+				s.err = fmt.Errorf("waited for the event %q of %s: %w", kind, name, err)
+				break
+			}
+			s.events = append(s.events, e)
+		}
+		if e := s.events[i]; e.Kind == kind && e.Name == name {
+			s.events = slices.Delete(s.events, i, i+1)
+			return e.Instance
+		}
 	}
-	return instance
+	return ""
 }
 
 // registered waits until a plugin is registered.
-func (s *show) registered(ctx context.Context, name string) (instance string) {
-	instance = s.event(ctx, "registered", name)
+func (s *show) registered(name string) (instance string) {
+	instance = s.event("registered", name)
 	s.say("daemon", "registered %s/%s, instance %s", PluginType, name, instance)
 	return instance
 }
@@ -142,7 +183,7 @@ func (s *show) call(ctx context.Context, name, version string) {
 	if s.err != nil {
 		return
 	}
-	conn, err := s.daemon.client.Conn(PluginType, name)
+	conn, err := s.client.Conn(PluginType, name)
 	if err == nil {
 		err = errors.Join(callExample(ctx, conn, version), conn.Close())
 	}
@@ -171,15 +212,15 @@ func (s *show) startAll(ctx context.Context) {
 	s.startDaemon(ctx)
 	s.alpha = s.startPlugin("alpha", "alpha.sock", "v1beta1")
 	s.beta = s.startPlugin("beta", "beta.sock", "v1beta2")
-	s.registered(ctx, "alpha")
-	s.registered(ctx, "beta")
+	s.registered("alpha")
+	s.registered("beta")
 	s.call(ctx, "alpha", "v1beta1")
 	s.call(ctx, "beta", "v1beta2")
 }
 
 // upgrade replaces alpha by a second instance while it calls alpha continuously.
 func (s *show) upgrade(ctx context.Context) {
-	conn, err := s.daemon.client.Conn(PluginType, "alpha")
+	conn, err := s.client.Conn(PluginType, "alpha")
 	if err != nil {
 		s.err = err
 		return
@@ -214,24 +255,24 @@ func (s *show) upgrade(ctx context.Context) {
 func (s *show) replaceAlpha(ctx context.Context) {
 	began, old := time.Now(), s.alpha
 	s.alpha = s.startPlugin("alpha", "alpha-2.sock", "v1beta1,v1beta2")
-	s.alphaInstance = s.registered(ctx, "alpha")
-	superseded := s.event(ctx, "superseded", "alpha")
+	s.alphaInstance = s.registered("alpha")
+	superseded := s.event("superseded", "alpha")
 	s.say("daemon", "superseded instance %s of alpha: new calls go to the new one", superseded)
 	if s.err == nil {
 		s.err = old.stop(ctx)
 	}
-	s.event(ctx, "deregistered", "alpha")
+	s.event("deregistered", "alpha")
 	s.say("alpha", "the old process, pid %d, has ended", old.pid())
 	s.upgradeTook = time.Since(began)
 }
 
-func (s *show) killBeta(ctx context.Context) {
+func (s *show) killBeta(context.Context) {
 	began := time.Now()
 	s.beta.kill()
 	s.say("beta", "killed with SIGKILL; its socket is still there")
-	s.event(ctx, "unreachable", "beta")
+	s.event("unreachable", "beta")
 	s.deathTook = time.Since(began)
-	s.event(ctx, "deregistered", "beta")
+	s.event("deregistered", "beta")
 	s.say("daemon", "noticed that no process accepts on the socket of beta, and deregistered it")
 }
 
@@ -239,11 +280,13 @@ func (s *show) killBeta(ctx context.Context) {
 func (s *show) restartDaemon(ctx context.Context) {
 	began := time.Now()
 	s.daemon.kill()
+	s.unfollow()
+	s.events = nil
 	s.say("daemon", "killed with SIGKILL; alpha does not notice")
 	s.startDaemon(ctx)
-	restored := s.event(ctx, "restored", "alpha")
+	restored := s.event("restored", "alpha")
 	s.say("daemon", "remembers alpha, instance %s, and checks whether it is alive", restored)
-	if instance := s.registered(ctx, "alpha"); s.err == nil && (restored != s.alphaInstance || instance != s.alphaInstance) {
+	if instance := s.registered("alpha"); s.err == nil && (restored != s.alphaInstance || instance != s.alphaInstance) {
 		s.err = fmt.Errorf("alpha was instance %s before the restart, restored as %s and registered as %s",
 			s.alphaInstance, restored, instance)
 	}

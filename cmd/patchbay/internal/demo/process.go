@@ -3,23 +3,15 @@ package demo
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"iter"
 	"os"
 	"os/exec"
-	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
-	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
-	"github.com/patchbay-dev/patchbay/client"
-	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta2"
@@ -78,68 +70,6 @@ func (p *process) stop(ctx context.Context) error {
 }
 
 const callTimeout = 2 * time.Second
-
-// pollPause is the time between two attempts to connect to a daemon that is starting.
-const pollPause = 5 * time.Millisecond
-
-// daemon is a child that runs a daemon.
-type daemon struct {
-	*process
-	client *client.Client
-
-	next     func() (*patchbayv1.Event, error, bool)
-	unfollow func()
-	events   []*patchbayv1.Event // not returned by event yet
-}
-
-// startDaemon starts a daemon with its files in dir, waits until it answers, and follows its events until ctx is done.
-func startDaemon(ctx context.Context, dir, pluginDir string) (*daemon, error) {
-	controlSocket, began := filepath.Join(dir, "control.sock"), time.Now()
-	p, err := startProcess(dir, HostCommand, pluginDir, filepath.Join(dir, "state.db"), controlSocket)
-	if err != nil {
-		return nil, err
-	}
-	d := &daemon{process: p, client: client.New(controlSocket)}
-	d.next, d.unfollow = iter.Pull2(d.client.Events(ctx, &patchbayv1.WatchEventsRequest{Follow: true, Since: timestamppb.New(began)}))
-	for {
-		if _, err := d.client.Version(ctx); !errors.Is(err, client.ErrNotRunning) {
-			return d, err
-		}
-		select {
-		case <-p.ended:
-			return d, errors.New("the daemon has exited")
-		default:
-		}
-		if !backoff.Pause(ctx, pollPause) {
-			return d, ctx.Err()
-		}
-	}
-}
-
-// kill kills the daemon and stops following its events.
-func (d *daemon) kill() {
-	d.process.kill()
-	d.unfollow()
-	d.client.Close()
-}
-
-// event waits for an event of a plugin that it has not returned before.
-func (d *daemon) event(ctx context.Context, kind, name string) (*patchbayv1.Event, error) {
-	for i := 0; ctx.Err() == nil; i++ {
-		if i == len(d.events) {
-			e, err, _ := d.next() // the sequence ends only with an error
-			if err != nil {
-				return e, fmt.Errorf("waited for the event %q of %s: %w", kind, name, err)
-			}
-			d.events = append(d.events, e)
-		}
-		if e := d.events[i]; e.Kind == kind && e.Name == name {
-			d.events = slices.Delete(d.events, i, i+1)
-			return e, nil
-		}
-	}
-	return nil, ctx.Err()
-}
 
 func callExample(ctx context.Context, conn grpc.ClientConnInterface, version string) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
