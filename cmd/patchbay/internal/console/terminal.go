@@ -44,11 +44,7 @@ func (t *Table) Write(w io.Writer) error {
 	if len(t.Rows) == 0 {
 		return nil
 	}
-	var text bytes.Buffer
-	for _, line := range t.Lines() {
-		text.WriteString(line + "\n")
-	}
-	return Write(w, text.Bytes())
+	return Write(w, []byte(strings.Join(t.Lines(), "\n")+"\n"))
 }
 
 // Lines returns the lines of the table, the head first if it has one.
