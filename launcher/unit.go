@@ -174,7 +174,7 @@ func (c program) Launch(ctx context.Context, generation machine.Ref) (supervise.
 
 // inTime calls do with a context that ends after the plugin's StartTimeout. That is the time for what others decide. It does not include
 // the copying of the program and the start of the process: a busy host may do that for many plugins at the same time.
-func (p *Plugin) inTime(ctx context.Context, do func(context.Context) error) error {
+func (p Plugin) inTime(ctx context.Context, do func(context.Context) error) error {
 	late := fmt.Errorf("it was not started within its startTimeout, %v", p.startTimeout())
 	ctx, cancel := context.WithTimeoutCause(ctx, p.startTimeout(), late)
 	defer cancel()
