@@ -48,11 +48,7 @@ func Strace(ctx context.Context, process int, dir string) (*Trace, error) {
 			return &Trace{cmd, calls}, nil
 		}
 	}
-	err = fmt.Errorf("strace: %w\n%s", cmd.Wait(), said.String())
-	if strings.Contains(said.String(), "Operation not permitted") {
-		err = fmt.Errorf("%w: %w", ErrUnavailable, err)
-	}
-	return nil, err
+	return nil, fmt.Errorf("%w: strace: %w\n%s", ErrUnavailable, cmd.Wait(), said.String())
 }
 
 // thread is what strace printed of one thread.
