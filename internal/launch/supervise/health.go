@@ -21,7 +21,7 @@ import (
 )
 
 // Checks has the settings of health checks. There are no defaults. Each interval is randomly shortened by up to 10 %. A plugin that hangs
-// is Unresponsive after at most Interval + Misses × Timeout.
+// is Unresponsive after at most Interval + Misses × Timeout, except on a slow machine; see Crowd.
 type Checks struct {
 	plugin.HealthCheck
 	// Service is the name of the service to check. If it is empty, the whole plugin is checked, and also watched. A named service is not
@@ -107,7 +107,7 @@ func FollowHealth(ctx context.Context, conn grpc.ClientConnInterface, checks Che
 			return
 		case err != nil:
 			hangs := h.missed()
-			if h.setMissing(!hangs); hangs {
+			if h.setMissing(!hangs && !h.Pending.Marked()); hangs {
 				h.set(machine.Unresponsive, err)
 			}
 			if h.misses < h.Misses && !h.Crowd.isSlow() {
@@ -137,11 +137,14 @@ func (h *follower) missed() bool {
 }
 
 func (h *follower) setMissing(missing bool) {
-	if h.missing {
-		h.Crowd.missing.Add(-1)
+	if missing == h.missing {
+		return
 	}
-	if h.missing = missing; missing {
+	h.missing = missing
+	if missing {
 		h.Crowd.missing.Add(1)
+	} else {
+		h.Crowd.missing.Add(-1)
 	}
 }
 
