@@ -368,7 +368,8 @@ func (h *Handler) makeRoom(name string, devices int) error {
 		known++
 		total += len(r.devices)
 	}
-	if known-len(idle) > h.MaxResources {
+	isNew := h.resources[name] == nil
+	if isNew && known-len(idle) > h.MaxResources {
 		return fmt.Errorf("%d resources are known already, and more are not allowed; end a device plugin or release its allocations",
 			len(h.resources))
 	}
@@ -377,7 +378,7 @@ func (h *Handler) makeRoom(name string, devices int) error {
 			"end a device plugin or release its allocations", devices, kept, h.MaxTotalDevices)
 	}
 	slices.SortFunc(idle, func(a, b *resource) int { return a.gone.Compare(b.gone) })
-	for ; known > h.MaxResources || total > h.MaxTotalDevices; idle = idle[1:] {
+	for ; isNew && known > h.MaxResources || total > h.MaxTotalDevices; idle = idle[1:] {
 		known--
 		total -= len(idle[0].devices)
 		delete(h.resources, idle[0].name)
