@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -63,8 +64,13 @@ func (r *Store) conn(ctx context.Context, ptype, name string) (grpc.ClientConnIn
 	return &sharedConn{registry: r, key: k}, nil
 }
 
+// dispenseTimeout bounds how long DispensePlugin, whose callers have no context, waits for an instance, however many others are confirmed.
+const dispenseTimeout = 30 * time.Second
+
 func (r *Store) dispenseConn(k plugin.Name, dispenser ConnDispenser) (any, error) {
-	in, err := r.sharedInstance(context.Background(), k)
+	ctx, cancel := context.WithTimeout(context.Background(), max(dispenseTimeout, r.confirmTimeout))
+	defer cancel()
+	in, err := r.sharedInstance(ctx, k)
 	if err != nil {
 		return nil, err
 	}
@@ -106,7 +112,7 @@ func (r *Store) awaitConfirmed(ctx context.Context, k plugin.Name) error {
 	defer cancel()
 	err := r.await(bounded, k, func(v *view) bool { return !v.isDoubtful() })
 	switch {
-	case bounded.Err() == nil:
+	case err == nil || bounded.Err() == nil:
 		return err
 	case ctx.Err() == nil && r.confirmed.Load() != before:
 		return nil

@@ -42,8 +42,9 @@ type Registry interface {
 	// DispensePlugin calls the dispenser of the type for the newest reachable instance. If all are unreachable, the error is an
 	// *UnreachableError.
 	//
-	// A PluginDispenser also gets instances that are restored and not confirmed. For a ConnDispenser, DispensePlugin blocks as Conn does:
-	// until an instance is confirmed, at most for the timeout of WithConfirmTimeout, and while a process is being replaced, at most 30 s.
+	// A PluginDispenser also gets instances that are restored and not confirmed. For a ConnDispenser, DispensePlugin blocks as Conn does,
+	// until an instance is confirmed and while a process is being replaced, but at most 30 s, or for a longer timeout of
+	// WithConfirmTimeout.
 	DispensePlugin(ptype, name string) (any, error)
 
 	// PluginsUpdatedCh returns a channel of all later events of a type, or of all types if it is empty, in order. The channel is closed when
