@@ -90,5 +90,6 @@ func (f webFleet) Nodes() []*patchbayv1.FleetNode {
 func (f webFleet) Health() *patchbayv1.FleetHealth { return healthMessage(f.reader.Health()) }
 
 func (f webFleet) Plugins(node string) []*patchbayv1.FleetPlugin {
+	f.reader.Use()
 	return each(f.reader.Plugins(fleet.Filter{Nodes: []string{node}}), fleetPluginMessage)
 }

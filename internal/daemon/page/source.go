@@ -35,9 +35,9 @@ type Source interface {
 	Fleet() Fleet
 }
 
-// Fleet is the current state of a fleet. Its methods must not block.
+// Fleet is the current state of a fleet, which is followed while Nodes or Plugins is called. Its methods must not block.
 type Fleet interface {
-	// Nodes returns all nodes. The fleet is followed while it is called.
+	// Nodes returns all nodes.
 	Nodes() []*patchbayv1.FleetNode
 	// Health reports whether the list of nodes is current.
 	Health() *patchbayv1.FleetHealth
