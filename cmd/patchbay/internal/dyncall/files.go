@@ -27,7 +27,7 @@ func (f Files) Empty() bool { return len(f.Protos)+len(f.Sets) == 0 }
 
 // Load reads the files. The services of imported files are left out.
 func (f Files) Load(ctx context.Context) (*Schema, error) {
-	own, described := slices.Clone(f.Protos), map[string]*descriptorpb.FileDescriptorProto{}
+	own, described := slices.Compact(slices.Sorted(slices.Values(f.Protos))), map[string]*descriptorpb.FileDescriptorProto{}
 	for _, path := range f.Sets {
 		raw, err := os.ReadFile(path)
 		if err != nil {
