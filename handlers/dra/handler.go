@@ -216,7 +216,7 @@ func (h *Handler) Close() error {
 	return nil
 }
 
-// newest returns the newest instance of a driver, or an error if there is none. The caller calls conn.Done and calls.Done after its call.
+// newest returns the newest instance of a driver, or an error if there is none. Its caller ends with conn.Users.Done and calls.Done.
 // changed is closed when an instance is added, or with the handler.
 func (h *Handler) newest(driver string) (in *instance, changed <-chan struct{}, err error) {
 	h.lock()
