@@ -52,6 +52,10 @@ func (c *child) start() (err error) {
 		return err
 	}
 	c.since = now()
+	early := len(c.v1)+len(spec.Sockets) > 0 || spec.User != nil // a part of what remains exists before the process
+	if early {
+		guard.start(c.id, c.remains(), spec.Sockets)
+	}
 	files := slices.Concat([]*os.File{in.read, out.write, errs.write}, spec.ExtraFiles)
 	ran, err := c.fork(files)
 	limited := isGrouped(spec.Limits)
@@ -64,7 +68,7 @@ func (c *child) start() (err error) {
 		}
 	}
 	if err == nil {
-		if len(c.remains()) > 0 { // before the input, which may name files to create
+		if !early && len(c.remains()) > 0 { // before the input, which may name files to create
 			guard.start(c.id, c.remains(), spec.Sockets)
 		}
 		if err = writeInput(in.write, spec.input); err != nil {

@@ -127,7 +127,7 @@ func (h *inherited) purpose(limits plugin.Limits) string {
 	return ""
 }
 
-// shed resets the attributes of this process, a shim, that the next program must not inherit.
+// resetAttributes resets the attributes of this process, a shim, that the next program must not inherit.
 func resetAttributes() {
 	syscall.Umask(syscall.Umask(othersWrite) | othersWrite)
 	if score, _ := os.ReadFile(oomScore); bytes.HasPrefix(score, []byte("-")) {
@@ -142,8 +142,7 @@ func resetAttributes() {
 	}
 }
 
-// sigaction is struct sigaction of the kernel: a handler, flags, a restorer and a mask of 64 bits, which are two words on a machine of 32
-// bits. The zero value stands for the default.
+// sigaction is struct sigaction of the kernel, whose mask has two words on a machine of 32 bits. The zero value stands for the default.
 type sigaction [5]uintptr
 
 // sigactionOf calls sigaction(2) without the knowledge of the Go runtime.
@@ -169,8 +168,7 @@ const shimThreads = 1000
 // The messages of a shim: shimReady, after which it waits for one byte; or the step that failed, followed by the number of the error.
 const shimReady, shimLimit, shimExecute = "ready", "limit", "execute"
 
-// newShim changes spec so that it starts a shim, which executes the program of spec. The end of the wire will be its descriptor number
-// files.
+// newShim changes spec so that it starts a shim, which executes its program. The wire will be its descriptor with the number files.
 func newShim(spec *Spec, files int) (*shim, error) {
 	own, peer, err := newWires()
 	if err != nil {

@@ -86,7 +86,6 @@ func (g *guard) run(ctx context.Context) {
 		exit.await()
 		state, err := exit.wait()
 		_ = exit.pidfd.Close()
-
 		g.mu.Lock()
 		closed := g.closed
 		_ = g.pipe.Close()
@@ -162,11 +161,10 @@ func (g *guard) close() {
 	<-g.ended
 }
 
-// A record is a message from a host to its watchdog: words, each terminated by a NUL byte, followed by an empty word. The words are not
-// empty.
+// A record is a message from a host to its watchdog: words that are not empty, each terminated by a NUL byte, and an empty word.
 //
 //	cgroup DIR              the processes that have a cgroup are in this cgroup or below it
-//	start ID [FILE SOCKET]… a process is about to start: the files to remove after it, each with the identity of its socket
+//	start ID [FILE SOCKET]… the files to remove after a process, each with the identity of its socket
 //	end ID                  the process and its descendants have ended
 type record []string
 
