@@ -66,12 +66,10 @@ type Launcher struct {
 	adopting     context.Context //nolint:containedctx // for work that no caller waits for
 	stopAdopting context.CancelFunc
 
-	setting   sync.Mutex   // held during Set, which may wait for survivors; taken before mu; guards the next four fields
+	setting   sync.Mutex   // held during Set, which may wait for survivors; taken before mu; guards the next three fields
 	hasAsked  bool         // adopt has called the host
 	hasTidied bool         // tidy was called
 	unlock    func() error // unlocks the plugin directory; nil if it is not locked
-	// runnable has the programs that Set has found nothing wrong with, by path.
-	runnable map[string]executable
 
 	mu      sync.Mutex // guards the next three fields; held for short steps
 	units   map[string]*unit
@@ -102,7 +100,7 @@ func New(cfg Config) *Launcher {
 	limits := h2proxy.DefaultLimits
 	limits.Cancels = h2proxy.CancelRates{} // the callers are shared connections of this program, which limits its own callers
 	l := &Launcher{
-		cfg: cfg, units: map[string]*unit{}, leaving: map[string]*unit{}, runnable: map[string]executable{},
+		cfg: cfg, units: map[string]*unit{}, leaving: map[string]*unit{},
 		budget: h2proxy.NewBudget(limits, uint32(max(os.Geteuid(), 0)), limited),
 	}
 	l.adopting, l.stopAdopting = context.WithCancel(context.Background())
@@ -138,7 +136,7 @@ func (l *Launcher) Set(plugins []Plugin) error {
 	if err := l.apply(wanted); err != nil {
 		return err
 	}
-	return l.checkPrograms(plugins) // while their processes start
+	return checkPrograms(plugins) // while their processes start
 }
 
 // apply adopts survivors, stops the plugins that are not wanted, and configures and starts the others. The caller holds setting.

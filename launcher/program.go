@@ -16,9 +16,6 @@ import (
 // programInterval is the interval for checking whether a program has changed, if its plugin cannot be started before that.
 const programInterval = time.Second
 
-// maxRunnable is how many programs are remembered that nothing was wrong with.
-const maxRunnable = 1000
-
 // executable identifies a version of a program without reading it. The zero value is a missing program.
 type executable struct {
 	path string
@@ -67,19 +64,12 @@ func (p Plugin) checkProgram() error {
 	return nil
 }
 
-// checkPrograms returns an error that names the plugins that have no program that can be executed. It does not read a program again that
-// has not changed since it was read. The caller holds setting.
-func (l *Launcher) checkPrograms(plugins []Plugin) error {
+// checkPrograms returns an error that names the plugins that have no program that can be executed.
+func checkPrograms(plugins []Plugin) error {
 	var missing []error
 	for _, p := range plugins {
-		now := p.program()
-		if known := l.runnable[now.path]; known.info != nil && known.isSame(now) {
-			continue
-		}
 		if err := p.checkProgram(); err != nil {
 			missing = append(missing, err)
-		} else if len(l.runnable) < maxRunnable {
-			l.runnable[now.path] = now
 		}
 	}
 	return errors.Join(missing...)
