@@ -67,10 +67,10 @@ func (r *Reconciler) nextJob(ctx context.Context) (j *job) {
 
 // slot is the right of one goroutine to run jobs. A timer returns it early, so that slow plugins do not occupy all slots.
 type slot struct {
-	taken time.Time
 	retry bool // its attempt is not the first one
 
 	// Guarded by Reconciler.mu. waits is true while the attempt waits for an answer, and counted if unanswered includes it.
+	taken                    time.Time
 	stopTimer                func()
 	stalls                   int // how often its timer was late
 	returned, waits, counted bool

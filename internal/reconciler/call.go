@@ -137,9 +137,7 @@ func (r *Reconciler) perform(ctx context.Context, j *job, e *machine.Call, s *sl
 	case machine.CallValidate:
 		err = r.validate(j, e, h)
 	case machine.CallAdmit:
-		ctx, done := r.trace(ctx, "admit")
-		err = r.call(j, "Admit", func() error { return r.cfg.Admit(ctx, e.Instance) })
-		done(err)
+		err = r.admit(j, e)
 	case machine.CallRegister:
 		result.Registration, err = r.register(j, e, h)
 	case machine.CallSave:
@@ -188,13 +186,21 @@ func (r *Reconciler) call(j *job, what string, do func() error) error {
 	return err
 }
 
+// outcome returns the error of a call that may have ended its goroutine, in which case err is meaningless.
+func (j *job) outcome(err error) error {
+	if j.calls != "" {
+		return fmt.Errorf("the handler ended its goroutine in %s instead of returning", j.calls)
+	}
+	return err
+}
+
 // goOn continues a job in a new goroutine if the function that the job called ends this one. A goroutine for each call would cost more.
 func (r *Reconciler) goOn(ctx context.Context, j *job, e *machine.Call, s *slot) {
 	if j.calls == "" {
 		return
 	}
 	r.log.Error("handler ended its goroutine", "call", j.calls)
-	failure := classify(fmt.Errorf("the handler ended its goroutine in %s instead of returning", j.calls))
+	failure := classify(j.outcome(nil))
 	result := machine.Returned{Key: plugin.Name{Type: e.Instance.Type, Name: e.Instance.Name}, Failure: failure}
 	j.calls = ""
 	r.mu.Lock()
@@ -225,9 +231,15 @@ func (r *Reconciler) endpointAnswers(ctx context.Context, e *machine.Call) *mach
 	return f
 }
 
+func (r *Reconciler) admit(j *job, e *machine.Call) (err error) {
+	ctx, done := r.trace(j.ctx, "admit")
+	defer func() { done(j.outcome(err)) }()
+	return r.call(j, "Admit", func() error { return r.cfg.Admit(ctx, e.Instance) })
+}
+
 func (r *Reconciler) validate(j *job, e *machine.Call, h cache.PluginHandler) (err error) {
 	_, done := r.trace(j.ctx, "validate")
-	defer func() { done(err) }()
+	defer func() { done(j.outcome(err)) }()
 	return r.call(j, "ValidatePlugin", func() error {
 		// gofail: var handlerValidate string
 		// return errors.New(handlerValidate)
@@ -252,7 +264,7 @@ func (r *Reconciler) register(j *job, e *machine.Call, h cache.PluginHandler) (r
 		}
 	}
 	ctx, done := r.trace(j.ctx, "register")
-	defer func() { done(err) }()
+	defer func() { done(j.outcome(err)) }()
 	// gofail: var handlerRegister string
 	// return registration, errors.New(handlerRegister)
 	registrar, ok := h.(cache.ContextRegistrar)
