@@ -327,14 +327,17 @@ func (l *Launcher) Log(name string) (plugin.Log, error) {
 func (l *Launcher) Plugins() []plugin.LaunchStatus {
 	l.mu.Lock()
 	units := slices.Collect(maps.Values(l.units))
+	fronts := make([]string, len(units))
+	for i, u := range units {
+		if f := u.front.Load(); f != nil && u.plugin.fronted() {
+			fronts[i] = f.Path()
+		}
+	}
 	l.mu.Unlock()
 	statuses := make([]plugin.LaunchStatus, len(units))
 	for i, u := range units {
 		statuses[i] = u.Status()
-		statuses[i].Name = u.name
-		if f := u.front.Load(); f != nil {
-			statuses[i].Socket = f.Path()
-		}
+		statuses[i].Name, statuses[i].Socket = u.name, cmp.Or(statuses[i].Socket, fronts[i])
 	}
 	slices.SortFunc(statuses, func(a, b plugin.LaunchStatus) int { return cmp.Compare(a.Name, b.Name) })
 	return statuses

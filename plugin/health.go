@@ -28,9 +28,14 @@ type Health struct {
 	Since time.Time
 	// Reason is why the plugin needs attention, and Remedy what to do about it; empty in the other states.
 	Reason, Remedy string
+	// HealthyFrom is when a launched plugin that runs again is healthy if it does not fail; zero otherwise.
+	HealthyFrom time.Time
 }
 
-const unknownReason = "the reason is not known"
+const (
+	unknownReason  = "the reason is not known"
+	mendAndRestart = "read its log, fix the cause, and restart the plugin"
+)
 
 // worse returns the one of two healths that needs more attention, and the first if they are alike.
 func (h Health) worse(other Health) Health {
@@ -54,7 +59,7 @@ func (s Status) Health() Health {
 	switch {
 	case s.Launch == nil:
 		return s.instanceHealth()
-	case s.Type == "": // it has no instance, or the launcher knows what keeps that from being registered
+	case s.Type == "" && s.State == s.Launch.State: // it has no instance
 		return s.Launch.Health()
 	}
 	return s.Launch.Health().worse(s.instanceHealth())
@@ -75,30 +80,37 @@ func (s Status) instanceHealth() Health {
 	default: // registered, superseded, idle or ignored; or without an instance, so that its launched plugin has its health
 	}
 	if failed {
-		h = Health{HealthAttention, cmp.Or(s.FailingSince, s.Since), cmp.Or(s.LastError, unknownReason), remedy}
+		h = Health{State: HealthAttention, Since: cmp.Or(s.FailingSince, s.Since), Reason: cmp.Or(s.LastError, unknownReason), Remedy: remedy}
 	}
 	return h
 }
 
 // launchRemedies has the remedies for launched plugins in states that need attention.
 var launchRemedies = map[State]string{
-	StateBlocked: "fix the cause; the plugin is started when its program, its configuration or the handlers have changed",
-	StateBackoff: "read its log and fix the cause; the plugin is restarted automatically",
-	StateRunning: "read its log for the cause, if it was not a single failure",
+	StateBlocked:  "fix the cause; the plugin is started when its program, its configuration or the handlers have changed",
+	StateBackoff:  restarting,
+	StateStarting: restarting,
+	StateStopping: restarting,
+	StateUnlinked: restarting,
+	StateIdle:     "read its log and fix the cause; the plugin is started when it is needed",
+	StateRunning:  "it runs again; read its log for the cause, if it was not a single failure",
 }
+
+const restarting = "read its log and fix the cause; the plugin is restarted automatically"
 
 // Health returns the health of the launched plugin, without that of its instance in the registry.
 func (s *LaunchStatus) Health() Health {
 	switch {
 	case !s.FailingSince.IsZero():
-		h := Health{HealthAttention, s.FailingSince, cmp.Or(s.LastError, unknownReason), launchRemedies[s.State]}
-		h.Remedy = cmp.Or(h.Remedy, "read its log, fix the cause, and restart the plugin")
-		if s.State == StateRunning && !s.HealthyFrom.IsZero() {
-			h.Reason = fmt.Sprintf("it runs again, and is healthy from %s if it does not fail: %s", s.HealthyFrom.Format(time.RFC3339), h.Reason)
+		remedy := launchRemedies[s.State]
+		if s.State == StateRunning && s.HealthyFrom.IsZero() { // its health checks fail
+			remedy = ""
 		}
-		return h
+		return Health{HealthAttention, s.FailingSince, cmp.Or(s.LastError, unknownReason), cmp.Or(remedy, mendAndRestart), s.HealthyFrom}
+	case s.Replacing:
+		return Health{State: HealthProgressing, Since: s.Since}
 	case s.ReplacementError != "":
-		return Health{HealthAttention, s.ReplacementFailed, s.ReplacementError, "read its log, fix the cause, and restart the plugin"}
+		return Health{State: HealthAttention, Since: s.ReplacementFailed, Reason: s.ReplacementError, Remedy: mendAndRestart}
 	case s.State == StateStarting || s.State == StateStopping || s.State == StateBackoff:
 		return Health{State: HealthProgressing, Since: s.Since}
 	}

@@ -26,7 +26,8 @@ type RestartPolicy struct {
 	// Limit is the number of restarts within a window after which the plugin counts as failed, until somebody restarts it (default 10;
 	// negative for no limit).
 	Limit int `json:"limit"`
-	// Window is the period over which restarts are counted (default 10 min).
+	// Window is the period over which restarts are counted, and for which a plugin that has failed must not fail to be healthy (default
+	// 10 min).
 	Window time.Duration `json:"window"`
 	// Unresponsive also restarts the plugin when it stops answering health checks (grpc.health.v1).
 	Unresponsive bool `json:"unresponsive"`
@@ -142,12 +143,14 @@ type LaunchStatus struct {
 	Restarts int
 	// NextStart is when the plugin is started again; zero if that is not planned.
 	NextStart time.Time
-	// LastError describes how the last process exited, with the last lines that it wrote to standard error, or why the process is not
-	// ready.
+	// LastError is the last failure since FailingSince; otherwise how the last process exited. It has the last lines that the process wrote to
+	// standard error.
 	LastError string
 	// FailingSince is when the plugin failed first, and HealthyFrom when it counts as healthy again if it does not fail. FailingSince is zero
 	// if the plugin is healthy or was started on request since, HealthyFrom if the plugin is not ready either.
 	FailingSince, HealthyFrom time.Time
+	// Replacing is true while another process is being started to replace this one.
+	Replacing bool
 	// ReplacementError is why the last replacement failed, and ReplacementFailed when, until another one succeeds or the plugin is started on
 	// request.
 	ReplacementError  string

@@ -4,6 +4,7 @@ import (
 	"context"
 	"math"
 	"os"
+	"slices"
 
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
@@ -66,6 +67,10 @@ func (p process) Owns(ctx context.Context, pid int) bool {
 // withLaunched adds to the statuses of launched instances those of their launched plugins. With all, it appends the launched plugins that
 // have no instance: they do not serve, or are not running.
 func (rt *Runtime) withLaunched(statuses []plugin.Status, all bool) []plugin.Status {
+	isLaunched := func(s plugin.Status) bool { return s.Source == plugin.SourceLaunched }
+	if !all && !slices.ContainsFunc(statuses, isLaunched) {
+		return statuses
+	}
 	launched := rt.launcher.Plugins()
 	at := make(map[string]*plugin.LaunchStatus, len(launched)) // by socket
 	for i := range launched {
@@ -79,12 +84,9 @@ func (rt *Runtime) withLaunched(statuses []plugin.Status, all bool) []plugin.Sta
 		if l == nil {
 			continue
 		}
-		found[l] = true
-		if s.Source == plugin.SourceLaunched {
-			s.Launch = l
-			if l.State == plugin.StateIdle && s.State == plugin.StateRegistered {
-				s.State = plugin.StateIdle
-			}
+		s.Launch, found[l] = l, true
+		if l.State == plugin.StateIdle && s.State == plugin.StateRegistered {
+			s.State = plugin.StateIdle
 		}
 	}
 	for i := range launched {

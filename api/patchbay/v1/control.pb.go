@@ -1988,7 +1988,9 @@ type Health struct {
 	// Why the plugin needs attention, as one line. It is empty in the other states.
 	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	// What to do about it. It is empty in the other states.
-	Remedy        string `protobuf:"bytes,4,opt,name=remedy,proto3" json:"remedy,omitempty"`
+	Remedy string `protobuf:"bytes,4,opt,name=remedy,proto3" json:"remedy,omitempty"`
+	// When a launched plugin that runs again is healthy if it does not fail. It is absent for others.
+	HealthyFrom   *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=healthy_from,json=healthyFrom,proto3" json:"healthy_from,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2049,6 +2051,13 @@ func (x *Health) GetRemedy() string {
 		return x.Remedy
 	}
 	return ""
+}
+
+func (x *Health) GetHealthyFrom() *timestamppb.Timestamp {
+	if x != nil {
+		return x.HealthyFrom
+	}
+	return nil
 }
 
 // LogRecord is one record of what a launched plugin printed or logged.
@@ -2865,12 +2874,13 @@ const file_patchbay_v1_control_proto_rawDesc = "" +
 	"\x0eoverall_health\x18\f \x01(\v2\x13.patchbay.v1.HealthR\roverallHealth\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x80\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xbf\x01\n" +
 	"\x06Health\x12\x14\n" +
 	"\x05state\x18\x01 \x01(\tR\x05state\x120\n" +
 	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x16\n" +
-	"\x06remedy\x18\x04 \x01(\tR\x06remedy\"\xd0\x01\n" +
+	"\x06remedy\x18\x04 \x01(\tR\x06remedy\x12=\n" +
+	"\fhealthy_from\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\vhealthyFrom\"\xd0\x01\n" +
 	"\tLogRecord\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x14\n" +
@@ -3052,58 +3062,59 @@ var file_patchbay_v1_control_proto_depIdxs = []int32{
 	44, // 19: patchbay.v1.LaunchedPlugin.metadata:type_name -> patchbay.v1.LaunchedPlugin.MetadataEntry
 	36, // 20: patchbay.v1.LaunchedPlugin.overall_health:type_name -> patchbay.v1.Health
 	47, // 21: patchbay.v1.Health.since:type_name -> google.protobuf.Timestamp
-	47, // 22: patchbay.v1.LogRecord.time:type_name -> google.protobuf.Timestamp
-	38, // 23: patchbay.v1.LogRecord.attributes:type_name -> patchbay.v1.LogAttribute
-	47, // 24: patchbay.v1.Plugin.registered_at:type_name -> google.protobuf.Timestamp
-	47, // 25: patchbay.v1.Plugin.since:type_name -> google.protobuf.Timestamp
-	47, // 26: patchbay.v1.Plugin.first_seen:type_name -> google.protobuf.Timestamp
-	47, // 27: patchbay.v1.Plugin.next_retry:type_name -> google.protobuf.Timestamp
-	45, // 28: patchbay.v1.Plugin.details:type_name -> patchbay.v1.Plugin.DetailsEntry
-	46, // 29: patchbay.v1.Plugin.metadata:type_name -> patchbay.v1.Plugin.MetadataEntry
-	36, // 30: patchbay.v1.Plugin.health:type_name -> patchbay.v1.Health
-	47, // 31: patchbay.v1.Event.time:type_name -> google.protobuf.Timestamp
-	47, // 32: patchbay.v1.Condition.since:type_name -> google.protobuf.Timestamp
-	1,  // 33: patchbay.v1.ControlService.GetVersion:input_type -> patchbay.v1.GetVersionRequest
-	3,  // 34: patchbay.v1.ControlService.ListPlugins:input_type -> patchbay.v1.ListPluginsRequest
-	5,  // 35: patchbay.v1.ControlService.StreamPlugins:input_type -> patchbay.v1.StreamPluginsRequest
-	7,  // 36: patchbay.v1.ControlService.GetPlugin:input_type -> patchbay.v1.GetPluginRequest
-	9,  // 37: patchbay.v1.ControlService.ListRefusals:input_type -> patchbay.v1.ListRefusalsRequest
-	11, // 38: patchbay.v1.ControlService.GetConfiguration:input_type -> patchbay.v1.GetConfigurationRequest
-	13, // 39: patchbay.v1.ControlService.Diagnose:input_type -> patchbay.v1.DiagnoseRequest
-	15, // 40: patchbay.v1.ControlService.WatchEvents:input_type -> patchbay.v1.WatchEventsRequest
-	17, // 41: patchbay.v1.ControlService.WaitForPlugin:input_type -> patchbay.v1.WaitForPluginRequest
-	19, // 42: patchbay.v1.ControlService.ListConditions:input_type -> patchbay.v1.ListConditionsRequest
-	21, // 43: patchbay.v1.ControlService.ListLaunched:input_type -> patchbay.v1.ListLaunchedRequest
-	23, // 44: patchbay.v1.ControlService.LaunchPlugin:input_type -> patchbay.v1.LaunchPluginRequest
-	25, // 45: patchbay.v1.ControlService.StopPlugin:input_type -> patchbay.v1.StopPluginRequest
-	27, // 46: patchbay.v1.ControlService.RestartPlugin:input_type -> patchbay.v1.RestartPluginRequest
-	29, // 47: patchbay.v1.ControlService.RetryPlugin:input_type -> patchbay.v1.RetryPluginRequest
-	31, // 48: patchbay.v1.ControlService.ReleaseName:input_type -> patchbay.v1.ReleaseNameRequest
-	33, // 49: patchbay.v1.ControlService.ReadLogs:input_type -> patchbay.v1.ReadLogsRequest
-	39, // 50: patchbay.v1.ControlService.Reload:input_type -> patchbay.v1.ReloadRequest
-	2,  // 51: patchbay.v1.ControlService.GetVersion:output_type -> patchbay.v1.GetVersionResponse
-	4,  // 52: patchbay.v1.ControlService.ListPlugins:output_type -> patchbay.v1.ListPluginsResponse
-	6,  // 53: patchbay.v1.ControlService.StreamPlugins:output_type -> patchbay.v1.StreamPluginsResponse
-	8,  // 54: patchbay.v1.ControlService.GetPlugin:output_type -> patchbay.v1.GetPluginResponse
-	10, // 55: patchbay.v1.ControlService.ListRefusals:output_type -> patchbay.v1.ListRefusalsResponse
-	12, // 56: patchbay.v1.ControlService.GetConfiguration:output_type -> patchbay.v1.GetConfigurationResponse
-	14, // 57: patchbay.v1.ControlService.Diagnose:output_type -> patchbay.v1.DiagnoseResponse
-	16, // 58: patchbay.v1.ControlService.WatchEvents:output_type -> patchbay.v1.WatchEventsResponse
-	18, // 59: patchbay.v1.ControlService.WaitForPlugin:output_type -> patchbay.v1.WaitForPluginResponse
-	20, // 60: patchbay.v1.ControlService.ListConditions:output_type -> patchbay.v1.ListConditionsResponse
-	22, // 61: patchbay.v1.ControlService.ListLaunched:output_type -> patchbay.v1.ListLaunchedResponse
-	24, // 62: patchbay.v1.ControlService.LaunchPlugin:output_type -> patchbay.v1.LaunchPluginResponse
-	26, // 63: patchbay.v1.ControlService.StopPlugin:output_type -> patchbay.v1.StopPluginResponse
-	28, // 64: patchbay.v1.ControlService.RestartPlugin:output_type -> patchbay.v1.RestartPluginResponse
-	30, // 65: patchbay.v1.ControlService.RetryPlugin:output_type -> patchbay.v1.RetryPluginResponse
-	32, // 66: patchbay.v1.ControlService.ReleaseName:output_type -> patchbay.v1.ReleaseNameResponse
-	34, // 67: patchbay.v1.ControlService.ReadLogs:output_type -> patchbay.v1.ReadLogsResponse
-	40, // 68: patchbay.v1.ControlService.Reload:output_type -> patchbay.v1.ReloadResponse
-	51, // [51:69] is the sub-list for method output_type
-	33, // [33:51] is the sub-list for method input_type
-	33, // [33:33] is the sub-list for extension type_name
-	33, // [33:33] is the sub-list for extension extendee
-	0,  // [0:33] is the sub-list for field type_name
+	47, // 22: patchbay.v1.Health.healthy_from:type_name -> google.protobuf.Timestamp
+	47, // 23: patchbay.v1.LogRecord.time:type_name -> google.protobuf.Timestamp
+	38, // 24: patchbay.v1.LogRecord.attributes:type_name -> patchbay.v1.LogAttribute
+	47, // 25: patchbay.v1.Plugin.registered_at:type_name -> google.protobuf.Timestamp
+	47, // 26: patchbay.v1.Plugin.since:type_name -> google.protobuf.Timestamp
+	47, // 27: patchbay.v1.Plugin.first_seen:type_name -> google.protobuf.Timestamp
+	47, // 28: patchbay.v1.Plugin.next_retry:type_name -> google.protobuf.Timestamp
+	45, // 29: patchbay.v1.Plugin.details:type_name -> patchbay.v1.Plugin.DetailsEntry
+	46, // 30: patchbay.v1.Plugin.metadata:type_name -> patchbay.v1.Plugin.MetadataEntry
+	36, // 31: patchbay.v1.Plugin.health:type_name -> patchbay.v1.Health
+	47, // 32: patchbay.v1.Event.time:type_name -> google.protobuf.Timestamp
+	47, // 33: patchbay.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	1,  // 34: patchbay.v1.ControlService.GetVersion:input_type -> patchbay.v1.GetVersionRequest
+	3,  // 35: patchbay.v1.ControlService.ListPlugins:input_type -> patchbay.v1.ListPluginsRequest
+	5,  // 36: patchbay.v1.ControlService.StreamPlugins:input_type -> patchbay.v1.StreamPluginsRequest
+	7,  // 37: patchbay.v1.ControlService.GetPlugin:input_type -> patchbay.v1.GetPluginRequest
+	9,  // 38: patchbay.v1.ControlService.ListRefusals:input_type -> patchbay.v1.ListRefusalsRequest
+	11, // 39: patchbay.v1.ControlService.GetConfiguration:input_type -> patchbay.v1.GetConfigurationRequest
+	13, // 40: patchbay.v1.ControlService.Diagnose:input_type -> patchbay.v1.DiagnoseRequest
+	15, // 41: patchbay.v1.ControlService.WatchEvents:input_type -> patchbay.v1.WatchEventsRequest
+	17, // 42: patchbay.v1.ControlService.WaitForPlugin:input_type -> patchbay.v1.WaitForPluginRequest
+	19, // 43: patchbay.v1.ControlService.ListConditions:input_type -> patchbay.v1.ListConditionsRequest
+	21, // 44: patchbay.v1.ControlService.ListLaunched:input_type -> patchbay.v1.ListLaunchedRequest
+	23, // 45: patchbay.v1.ControlService.LaunchPlugin:input_type -> patchbay.v1.LaunchPluginRequest
+	25, // 46: patchbay.v1.ControlService.StopPlugin:input_type -> patchbay.v1.StopPluginRequest
+	27, // 47: patchbay.v1.ControlService.RestartPlugin:input_type -> patchbay.v1.RestartPluginRequest
+	29, // 48: patchbay.v1.ControlService.RetryPlugin:input_type -> patchbay.v1.RetryPluginRequest
+	31, // 49: patchbay.v1.ControlService.ReleaseName:input_type -> patchbay.v1.ReleaseNameRequest
+	33, // 50: patchbay.v1.ControlService.ReadLogs:input_type -> patchbay.v1.ReadLogsRequest
+	39, // 51: patchbay.v1.ControlService.Reload:input_type -> patchbay.v1.ReloadRequest
+	2,  // 52: patchbay.v1.ControlService.GetVersion:output_type -> patchbay.v1.GetVersionResponse
+	4,  // 53: patchbay.v1.ControlService.ListPlugins:output_type -> patchbay.v1.ListPluginsResponse
+	6,  // 54: patchbay.v1.ControlService.StreamPlugins:output_type -> patchbay.v1.StreamPluginsResponse
+	8,  // 55: patchbay.v1.ControlService.GetPlugin:output_type -> patchbay.v1.GetPluginResponse
+	10, // 56: patchbay.v1.ControlService.ListRefusals:output_type -> patchbay.v1.ListRefusalsResponse
+	12, // 57: patchbay.v1.ControlService.GetConfiguration:output_type -> patchbay.v1.GetConfigurationResponse
+	14, // 58: patchbay.v1.ControlService.Diagnose:output_type -> patchbay.v1.DiagnoseResponse
+	16, // 59: patchbay.v1.ControlService.WatchEvents:output_type -> patchbay.v1.WatchEventsResponse
+	18, // 60: patchbay.v1.ControlService.WaitForPlugin:output_type -> patchbay.v1.WaitForPluginResponse
+	20, // 61: patchbay.v1.ControlService.ListConditions:output_type -> patchbay.v1.ListConditionsResponse
+	22, // 62: patchbay.v1.ControlService.ListLaunched:output_type -> patchbay.v1.ListLaunchedResponse
+	24, // 63: patchbay.v1.ControlService.LaunchPlugin:output_type -> patchbay.v1.LaunchPluginResponse
+	26, // 64: patchbay.v1.ControlService.StopPlugin:output_type -> patchbay.v1.StopPluginResponse
+	28, // 65: patchbay.v1.ControlService.RestartPlugin:output_type -> patchbay.v1.RestartPluginResponse
+	30, // 66: patchbay.v1.ControlService.RetryPlugin:output_type -> patchbay.v1.RetryPluginResponse
+	32, // 67: patchbay.v1.ControlService.ReleaseName:output_type -> patchbay.v1.ReleaseNameResponse
+	34, // 68: patchbay.v1.ControlService.ReadLogs:output_type -> patchbay.v1.ReadLogsResponse
+	40, // 69: patchbay.v1.ControlService.Reload:output_type -> patchbay.v1.ReloadResponse
+	52, // [52:70] is the sub-list for method output_type
+	34, // [34:52] is the sub-list for method input_type
+	34, // [34:34] is the sub-list for extension type_name
+	34, // [34:34] is the sub-list for extension extendee
+	0,  // [0:34] is the sub-list for field type_name
 }
 
 func init() { file_patchbay_v1_control_proto_init() }

@@ -44,6 +44,7 @@ func pluginMessage(s plugin.Status) *patchbayv1.Plugin {
 func healthOf(h plugin.Health) *patchbayv1.Health {
 	return &patchbayv1.Health{
 		State: string(h.State), Since: timestamp(h.Since), Reason: untrusted.Valid(h.Reason), Remedy: untrusted.Valid(h.Remedy),
+		HealthyFrom: timestamp(h.HealthyFrom),
 	}
 }
 

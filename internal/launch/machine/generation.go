@@ -114,8 +114,10 @@ func (m *Machine) failNext(g *generation, err error) {
 	if g != m.next {
 		return
 	}
-	m.failed, m.failedAt = fmt.Errorf("%w: %w", plugin.ErrReplacement, err), m.Now
-	outcome := m.failed
+	outcome := fmt.Errorf("%w: %w", plugin.ErrReplacement, err)
+	if m.current.phase != Lost { // otherwise the plugin is failing
+		m.failed, m.failedAt = outcome, m.Now
+	}
 	if old := m.current.phase; old.runs() && old != Lost {
 		outcome = fmt.Errorf("%w, the old one keeps running: %w", plugin.ErrReplacement, err)
 	}
@@ -186,7 +188,8 @@ func (m *Machine) exited(g *generation, err error) {
 func (m *Machine) ended(g *generation, cause Cause, err error) {
 	blocked := g.blocking
 	g.err, g.unready, g.blocking = err, nil, false
-	if err != nil || g.desc.Restart.Policy == plugin.RestartAlways && g.lasted(m.Now) < g.desc.Healthy {
+	isEarly := g.desc.Serves && g.readySince.IsZero() || g.desc.Restart.Policy == plugin.RestartAlways && g.lasted(m.Now) < g.desc.Healthy
+	if err != nil || isEarly {
 		m.failing(g, cmp.Or(err, errClean))
 	}
 	if g == m.next {
@@ -202,6 +205,9 @@ func (m *Machine) ended(g *generation, cause Cause, err error) {
 	if !g.desc.restarts(err) {
 		m.unfulfilled(g, cmp.Or(err, errEndedEarly))
 		m.reportEnd(g, cause, err)
+		if err == nil && !isEarly && !m.history.failing.IsZero() {
+			m.recovered(g)
+		}
 		m.over(g, cause)
 		return
 	}
@@ -309,7 +315,7 @@ func (m *Machine) over(g *generation, cause Cause) {
 	m.leaving = slices.DeleteFunc(m.leaving, func(o *generation) bool { return o == g })
 	switch {
 	case g == m.current && m.next != nil: // it does not replace the current one any more
-		m.current, m.next = m.next, nil
+		m.current, m.next, m.failed = m.next, nil, nil
 	case len(m.leaving) == 0 && m.current != nil && m.current.phase == Wanted:
 		m.launch(m.current, ByTurn)
 	}
@@ -349,12 +355,15 @@ func (m *Machine) healthFound(g *generation, in HealthFound) {
 		if g.desc.Restart.Unresponsive {
 			m.fail(g, fmt.Errorf("the plugin is unresponsive: %w", in.Err), ByUnfitness, false)
 		}
-	case before == Unresponsive:
-		m.emit(plugin.EventResponsive, g, "it answers health checks again")
 	case in.State == NotServing:
+		if before == Unresponsive {
+			m.emit(plugin.EventResponsive, g, "it answers health checks again")
+		}
 		err := fmt.Errorf("it says that it does not serve: %w", cmp.Or(in.Err, errNotServing))
 		m.failing(g, err)
 		m.emit(plugin.EventUnhealthy, g, err.Error())
+	case before == Unresponsive:
+		m.emit(plugin.EventResponsive, g, "it answers health checks again")
 	case before == NotServing:
 		m.emit(plugin.EventHealthy, g, "it says that it serves again")
 	}
@@ -365,32 +374,27 @@ func (m *Machine) failing(g *generation, err error) {
 	if g == m.next {
 		return // the failure of a replacement is in failed
 	}
-	m.stopRecovery(g)
-	m.history.failure = err
+	m.stopTimer(g, Recover)
+	m.history.failure, m.history.healthyFrom = err, time.Time{}
 	if m.history.failing.IsZero() {
 		m.history.failing = m.Now
 	}
 }
 
-// startRecovery starts the time after which a plugin that has failed is healthy again, if it is ready and healthy now.
+// startRecovery starts the time after which a plugin that has failed is healthy again, if it is idle, or ready and healthy now. A process
+// that ends without an error does not extend the time.
 func (m *Machine) startRecovery(g *generation) {
-	fit := (g.phase == Ready || g.phase == Serving) && g.health != Unresponsive && g.health != NotServing
-	if !fit || m.history.failing.IsZero() || !g.healthyFrom.IsZero() {
+	fit := (g.phase == Ready || g.phase == Serving || g.phase == Idle) && g.health != Unresponsive && g.health != NotServing
+	if !fit || m.history.failing.IsZero() || m.timers[Timer{g.ref, Recover}] {
 		return
 	}
-	window := g.desc.Restart.Window
-	g.healthyFrom = m.Now.Add(window)
-	m.setTimer(g, Recover, window)
-}
-
-func (m *Machine) stopRecovery(g *generation) {
-	g.healthyFrom = time.Time{}
-	m.stopTimer(g, Recover)
+	m.history.healthyFrom = cmp.Or(m.history.healthyFrom, m.Now.Add(g.desc.Restart.Window))
+	m.setTimer(g, Recover, max(0, m.history.healthyFrom.Sub(m.Now)))
 }
 
 func (m *Machine) recovered(g *generation) {
 	m.emit(plugin.EventRecovered, g, fmt.Sprintf("it is healthy again; it had failed at %s: %v",
 		m.history.failing.Format(time.RFC3339), m.history.failure))
-	m.stopRecovery(g)
-	m.history.failing, m.history.failure, g.err = time.Time{}, nil, nil
+	m.stopTimer(g, Recover)
+	m.history.failing, m.history.failure, m.history.healthyFrom, g.err = time.Time{}, nil, time.Time{}, nil
 }

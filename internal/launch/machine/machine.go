@@ -61,7 +61,6 @@ type generation struct {
 	err, unready, unfit error
 	blocking            bool      // no process can be registered until the cause of unready has changed
 	readySince          time.Time // when its process became ready; zero if it is not ready
-	healthyFrom         time.Time // when the timer Recover expires; zero without one
 	next                time.Time // when it is started again
 	reason              string    // why it is being stopped; may be empty
 	starts, ready, ends []Request // requests that wait for its start, until it is ready, and for its end
@@ -177,7 +176,9 @@ func (m *Machine) configure(in Configure) {
 	case m.wanted == removed:
 		m.wanted = nothing
 	case in.Changed && m.current != nil && m.current.phase == Idle && m.desc.onDemand():
-		m.current.desc = m.desc
+		m.current.desc, m.failed = m.desc, nil
+		m.stopTimer(m.current, Recover)
+		m.history = history{}
 	case in.Changed && m.wanted == running:
 		m.restart(in.Request)
 		return
@@ -192,7 +193,7 @@ func (m *Machine) start(r Request) {
 	case g == nil || g.phase == Stopping || g.phase == Over || g.phase == Surviving:
 		m.begin(ByStart, r)
 	case g.phase == BackingOff || g.phase == GivenUp || g.phase == Blocked:
-		m.history = history{}
+		m.history, m.failed = history{}, nil
 		g.starts = append(g.starts, r)
 		m.launch(g, ByStart)
 	case g.phase == Idle:
@@ -361,6 +362,7 @@ func (m *Machine) newIdle() {
 		m.current.err = old.err
 	}
 	m.enter(m.current, Idle, ByOffer)
+	m.startRecovery(m.current)
 }
 
 func (m *Machine) demand(r Request) {
@@ -390,9 +392,6 @@ func (m *Machine) unneeded(g *generation) {
 	if g != m.current || !g.desc.onDemand() || m.replacing() || g.phase != Serving {
 		return
 	}
-	if !m.history.failing.IsZero() {
-		m.recovered(g)
-	}
 	m.leaving = append(m.leaving, g)
 	m.newIdle()
 	m.emit(plugin.EventIdle, g, "nobody needs it, so its process is told to go")
@@ -405,7 +404,10 @@ func (m *Machine) Status() plugin.LaunchStatus {
 	if g := m.current; g != nil {
 		s = plugin.LaunchStatus{
 			State: g.state(), Since: g.since, ServingStatus: string(cmp.Or(g.health, Unknown)), PID: g.process.PID, Socket: g.process.Socket,
-			Restarts: m.history.restarts, NextStart: g.next, FailingSince: m.history.failing, HealthyFrom: g.healthyFrom,
+			Restarts: m.history.restarts, NextStart: g.next, FailingSince: m.history.failing, Replacing: m.next != nil,
+		}
+		if m.timers[Timer{g.ref, Recover}] {
+			s.HealthyFrom = m.history.healthyFrom
 		}
 		if err := cmp.Or(m.history.failure, g.unready, g.err); err != nil {
 			s.LastError = err.Error()
@@ -434,8 +436,8 @@ func (m *Machine) enter(g *generation, phase Phase, cause Cause) {
 		m.stopTimer(g, StartBy)
 	case Blocked:
 		m.do(Unwatch{g.ref})
-	case Ready, Serving:
-		m.stopRecovery(g)
+	case Ready, Serving, Idle:
+		m.stopTimer(g, Recover)
 	default: // the other phases have no timer or watch of their own
 	}
 	if g.state() != before || taken.From == 0 {

@@ -51,7 +51,9 @@ type history struct {
 	unready   int         // processes in a row that were never ready
 	failing   time.Time   // when the plugin failed first; zero if it has not, or has recovered
 	failure   error       // the last failure since then
-	told      string      // why the last start failed, which is reported once; empty after a start that did not fail
+	// healthyFrom is when a plugin that has failed is healthy if it does not fail; zero if it was not ready since its last failure.
+	healthyFrom time.Time
+	told        string // why the last start failed, which is reported once; empty after a start that did not fail
 }
 
 // repeats reports whether a start failed with the same error as the previous one.

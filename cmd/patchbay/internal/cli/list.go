@@ -288,7 +288,7 @@ func healthLines(h *patchbayv1.Health, now time.Time, errors ...string) []line {
 	if !slices.Contains(errors, h.Reason) {
 		lines = append(lines, line{"Failure", console.Escape(h.Reason)})
 	}
-	return append(lines, line{"Remedy", console.Escape(h.Remedy)})
+	return append(lines, line{"Remedy", console.Escape(h.Remedy)}, line{"Healthy from", console.Moment(console.TimeOf(h.HealthyFrom), now)})
 }
 
 // labelLines returns one line for each entry of a launched plugin's metadata.

@@ -100,8 +100,8 @@ func pluginsInNeed(plugins []*patchbayv1.Plugin) (needs []need) {
 			Plugin: called(p), LaunchedAs: p.LaunchedAs, State: p.State, Since: console.TimeOf(h.Since), Restarts: p.Restarts, Reason: h.Reason,
 			Remedy: h.Remedy, socket: p.SocketPath, all: "patchbay status",
 		}
-		if p.LaunchedAs != "" {
-			known[its] = true
+		known[its] = p.LaunchedAs != ""
+		if known[its] && strings.Contains(n.Remedy, "log") {
 			n.Remedy += fmt.Sprintf(" (patchbay logs %[1]s, patchbay restart %[1]s)", p.LaunchedAs)
 		}
 		needs = append(needs, n)

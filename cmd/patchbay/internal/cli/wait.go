@@ -28,7 +28,8 @@ func newWaitCommand(paths command.Paths) *cobra.Command {
 and the daemon need not be running yet. If the daemon restarts, the command continues to wait.
 
 With --all-healthy, wait until no plugin needs attention and none is being started, registered or stopped. A launched plugin that has
-failed is healthy when it has not failed for restart.window; see "patchbay status".
+failed is healthy when it has not failed for restart.window; see "patchbay status". The daemon must have started: what it has not
+discovered yet is not waited for.
 
 After the timeout the command prints the state of the plugin, or what needs attention, and exits with 1. It prints nothing else, except with
 -o json: then the result is an object as that of "patchbay status".
@@ -107,6 +108,8 @@ func waitAllHealthy(ctx context.Context, c *client.Client, cmd *cobra.Command, o
 	switch {
 	case err != nil:
 		return err
+	case errors.Is(ctx.Err(), context.Canceled):
+		return ctx.Err()
 	case last == nil:
 		return fmt.Errorf("the daemon has not answered in time: %w", context.DeadlineExceeded)
 	case isHealthy && output.Value == "text":

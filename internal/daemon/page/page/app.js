@@ -125,7 +125,7 @@ function whyOf(health, reason) {
 
 // healthLines returns the lines about the health in the description of something.
 const healthLines = (health) => [["Health", health?.state],
-  ...(needsAttention(health) ? [["Failing since", moment(health.since)], ["Failure", health.reason], ["Remedy", health.remedy]] : [])];
+  ...(needsAttention(health) ? [["Failing since", moment(health.since)], ["Failure", health.reason], ["Remedy", health.remedy], ["Healthy from", moment(health.healthyFrom)]] : [])];
 
 // ---- the list
 
