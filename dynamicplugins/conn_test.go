@@ -3,6 +3,7 @@ package dynamicplugins_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"path/filepath"
@@ -255,6 +256,30 @@ func TestConfirmationsOnASlowMachine(t *testing.T) {
 		time.AfterFunc(time.Second, func() { check(t, r.ConfirmPlugin("t", "last", "last")) })
 		_, err = r.Conn(t.Context(), "t", "last")
 		check(t, err)
+	})
+}
+
+// TestDispensePluginEnds: it has no context, so that it ends although others are confirmed.
+func TestDispensePluginEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &changing{}
+		before := open(t, store, nil)
+		register(t, before, newInfo("t", "last", "last"))
+		for i := range 60 {
+			register(t, before, newInfo("t", fmt.Sprint(i), "1"))
+		}
+		before.Shutdown()
+		r := open(t, store, nil, dynamicplugins.WithConnDispenser("t", health))
+		defer r.Shutdown()
+		for i := range 60 {
+			time.AfterFunc(time.Duration(i)*time.Second, func() { check(t, r.ConfirmPlugin("t", fmt.Sprint(i), "1")) })
+		}
+		began := time.Now()
+		_, err := r.DispensePlugin("t", "last")
+		if took := time.Since(began); !errors.Is(err, dynamicplugins.ErrNotConfirmed) || took != 30*time.Second {
+			t.Errorf("after %v: %v", took, err)
+		}
+		time.Sleep(time.Minute)
 	})
 }
 

@@ -297,6 +297,21 @@ func TestWrongProgram(t *testing.T) {
 	f.in("sleep", plugin.StateRunning)
 }
 
+// TestInterpreterGoesAway: Set names a plugin whose program has not changed and can no longer be executed.
+func TestInterpreterGoesAway(t *testing.T) {
+	f := newFixture(t)
+	p, dir := self("serve"), t.TempDir()
+	script, interpreter := filepath.Join(dir, "script"), filepath.Join(dir, "interpreter")
+	f.must(os.Symlink("/bin/sh", interpreter))
+	f.must(os.WriteFile(script, []byte("#!"+interpreter+"\nsleep 100\n"), 0o700))
+	p.Args = []string{script}
+	f.must(f.Set([]launcher.Plugin{p}))
+	f.must(os.Remove(interpreter))
+	if err := f.Set([]launcher.Plugin{p}); !errors.Is(err, launcher.ErrProgram) {
+		t.Errorf("got %v", err)
+	}
+}
+
 // TestWrongDigest: a program with another digest is started when it is replaced by the right one.
 func TestWrongDigest(t *testing.T) {
 	f := newFixture(t)

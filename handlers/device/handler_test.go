@@ -441,4 +441,7 @@ func TestResourcesAreBounded(t *testing.T) {
 	if all := devicesOf(r.Handler); len(all) != 3 || all[2].Resource != resource || all[2].Owner != "one" {
 		t.Errorf("devices are %+v, want that with an owner to be kept", all)
 	}
+	r.DeRegisterPlugin("example.com/d")
+	r.MaxResources = 1 // as with allocations that were made with a greater limit
+	r.must(reg(resource))
 }

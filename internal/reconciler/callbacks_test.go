@@ -4,8 +4,13 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"slices"
 	"testing"
 	"time"
+
+	"go.opentelemetry.io/otel/codes"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/reconciler"
@@ -30,6 +35,18 @@ func TestCallbacks(t *testing.T) {
 		w.serve("/b", "foo", nil)
 		w.expectCalls("validate foo /b.api", "register foo /b.api")
 	})
+	spans := tracetest.NewSpanRecorder()
+	tracer := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans)).Tracer("test")
+	bubble(t, "the spans say that the handler ended its goroutine", reconciler.Config{Tracer: tracer}, func(t *testing.T, w *world) {
+		w.r.SetHandler("P", exiting{})
+		w.serve("/a", "", &fakePlugin{info: plugin.Info{Type: "P", Name: "foo", Versions: []string{"v1"}}})
+		w.status("/a")
+		for _, s := range spans.Ended() {
+			if s.Name() == "register" && s.Status().Code != codes.Error {
+				t.Errorf("the registration is traced as %+v", s.Status())
+			}
+		}
+	})
 	for _, role := range []string{"a/b", "a\x1b"} {
 		bubble(t, fmt.Sprintf("the role %q", role), reconciler.Config{}, func(t *testing.T, w *world) {
 			w.r.SetHandler("T", finder{w.handler, plugin.Registration{Roles: []string{role}}})
@@ -44,11 +61,15 @@ func TestCallbacks(t *testing.T) {
 		bubble(t, "Admit "+name, reconciler.Config{Admit: func(context.Context, plugin.Instance) error {
 			callback()
 			return nil
-		}}, func(t *testing.T, w *world) {
+		}, Tracer: tracer}, func(t *testing.T, w *world) {
 			w.serve("/a", "foo", nil)
 			if s := w.status("/a"); s.State != plugin.StateRefused {
 				t.Errorf("the plugin is %+v", s)
 			}
+			if !slices.ContainsFunc(spans.Ended(), func(s sdktrace.ReadOnlySpan) bool { return s.Name() == "admit" && s.Status().Code == codes.Error }) {
+				t.Error("the span of Admit has not ended with an error")
+			}
+			spans.Reset()
 		})
 		bubble(t, "ClientTimeout "+name, reconciler.Config{ClientTimeout: func(string, string) *time.Duration {
 			callback()

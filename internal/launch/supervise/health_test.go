@@ -292,6 +292,29 @@ func TestHealthCrowd(t *testing.T) {
 	}
 }
 
+// TestHealthCrowdIsBusy: plugins that work on calls do not excuse one that hangs.
+func TestHealthCrowdIsBusy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		checks, conn := checks, newFakeConn()
+		checks.Crowd = new(Crowd)
+		hanging := watchChecks(t, conn, checks)
+		var calls []*pendingcalls.Counter
+		for range 20 {
+			busy := checks
+			busy.Pending = new(pendingcalls.Counter)
+			watchChecks(t, conn, busy)
+			calls = append(calls, busy.Pending)
+		}
+		hanging.expect(t, machine.Healthy)
+		conn.set(func() { conn.delay = time.Hour })
+		for _, c := range calls {
+			c.Begin()
+		}
+		time.Sleep(2500 * time.Millisecond)
+		hanging.expect(t, machine.Unresponsive)
+	})
+}
+
 // TestHealthBusy: a plugin that works on calls is not unresponsive, however long they take.
 func TestHealthBusy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

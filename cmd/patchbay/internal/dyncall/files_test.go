@@ -27,12 +27,15 @@ func TestAbsoluteProto(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	schema, err := Files{Protos: []string{path}, Imports: []string{imports}}.Load(t.Context())
+	schema, err := Files{Protos: []string{path, path}, Imports: []string{imports}}.Load(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	if s := schema.Services; len(s) != 1 || s[0].FullName() != "p.S" {
 		t.Errorf("the services are %v, want p.S", s)
+	}
+	if _, err := schema.Method("M"); err != nil {
+		t.Error(err)
 	}
 }
 
