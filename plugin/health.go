@@ -98,6 +98,11 @@ var launchRemedies = map[State]string{
 
 const restarting = "read its log and fix the cause; the plugin is restarted automatically"
 
+// FailsHealthChecks reports whether a launched plugin reports that it does not serve, or does not answer. It returns false for nil.
+func (s *LaunchStatus) FailsHealthChecks() bool {
+	return s != nil && (s.ServingStatus == "not-serving" || s.ServingStatus == "unresponsive")
+}
+
 // Health returns the health of the launched plugin, without that of its instance in the registry.
 func (s *LaunchStatus) Health() Health {
 	switch {

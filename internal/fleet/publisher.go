@@ -60,11 +60,9 @@ type PublisherConfig struct {
 	// Locked is called when a node competes for locks: when the publisher begins, or when the first node does, and possibly again after
 	// etcd was away. Named is called with false if another daemon has the name of the node, and with true if the node has it. Cordoned is
 	// called with the cordon of the node, for each connection and after each change. They must not block; nil for none.
-	Locked   func()
-	Named    func(isOwned bool)
-	Cordoned func(Cordon)
-	// Unhealthy returns the paths of the sockets of plugins that are not serving or do not respond; nil for none.
-	Unhealthy   func() map[string]bool
+	Locked      func()
+	Named       func(isOwned bool)
+	Cordoned    func(Cordon)
 	Labels      map[string]string // see [keys.ValidateLabels]
 	MinInterval time.Duration     // the minimum time between two writes (default 1 s)
 	Local       Local
@@ -115,9 +113,6 @@ func NewPublisher(c *Cluster, config PublisherConfig) (*Publisher, error) {
 	}
 	if config.Named == nil {
 		config.Named = func(bool) {}
-	}
-	if config.Unhealthy == nil {
-		config.Unhealthy = func() map[string]bool { return nil }
 	}
 	err := errors.Join(c.Space().Validate(), keys.ValidateNode(config.Node), ValidateTimes(config.Presence, config.Retention),
 		keys.ValidateLabels(config.Labels), regular.Check(config.InstanceFile))

@@ -260,7 +260,7 @@ func (s *session) record() *fleetv1.NodeRecord {
 	return &fleetv1.NodeRecord{
 		Instance: s.instance, Address: s.config.Address, Version: s.config.Version, StartedAt: timestamp(s.started),
 		Conditions: conditionRecords(s.config.Local.Conditions()), Labels: s.config.Labels,
-		Plugins: pluginRecords(s.config.Local.Plugins(), s.config.Unhealthy()),
+		Plugins: pluginRecords(s.config.Local.Plugins()),
 	}
 }
 

@@ -155,9 +155,9 @@ func TestHostile(t *testing.T) {
 	status := plugin.Status{Type: "T\xff", Name: "n\xff", State: plugin.StateRegistered}
 	status.Registration.Details = map[string]string{"k": strings.Repeat("x", 2*maxDetails)}
 	status.Registration.Roles = []string{"\xff"}
-	records := pluginRecords([]plugin.Status{status, {Type: "T"}, {Name: "n"}}, nil)
-	unhealthy := map[string]bool{"/b": true}
-	two := pluginRecords([]plugin.Status{{Type: "T", Name: "a", SocketPath: "/a"}, {Type: "T", Name: "b", SocketPath: "/b"}}, unhealthy)
+	records := pluginRecords([]plugin.Status{status, {Type: "T"}, {Name: "n"}})
+	sick := &plugin.LaunchStatus{ServingStatus: "not-serving"}
+	two := pluginRecords([]plugin.Status{{Type: "T", Name: "a", Launch: &plugin.LaunchStatus{}}, {Type: "T", Name: "b", Launch: sick}})
 	if two[0].GetUnhealthy() || !two[1].GetUnhealthy() {
 		t.Errorf("published: %v", two)
 	}

@@ -130,7 +130,7 @@ func decodeRecord(value []byte) (r *fleetv1.NodeRecord, err error) {
 }
 
 // pluginRecords returns the records of the plugins of a node. Paths may have any bytes, but protobuf refuses strings that are not UTF-8.
-func pluginRecords(statuses []plugin.Status, unhealthy map[string]bool) []*fleetv1.PluginRecord {
+func pluginRecords(statuses []plugin.Status) []*fleetv1.PluginRecord {
 	records := make([]*fleetv1.PluginRecord, 0, len(statuses))
 	for _, s := range statuses {
 		if s.Type == "" || s.Name == "" || s.State == plugin.StateUnlinked { // only the node itself shows unlinked plugins
@@ -143,7 +143,7 @@ func pluginRecords(statuses []plugin.Status, unhealthy map[string]bool) []*fleet
 			Type: untrusted.Valid(s.Type), Name: untrusted.Valid(s.Name), Version: untrusted.Valid(s.Version),
 			State: untrusted.Valid(string(s.State)), Instance: untrusted.Valid(s.Instance), Endpoint: untrusted.Valid(s.Endpoint),
 			Source: untrusted.Valid(string(s.Source)), RegisteredAt: timestamp(s.RegisteredAt), Current: s.Current,
-			Unhealthy: unhealthy[s.SocketPath], Details: map[string]string{},
+			Unhealthy: s.Launch.FailsHealthChecks(), Details: map[string]string{},
 		}
 		for _, role := range s.Registration.Roles {
 			p.Roles = append(p.Roles, untrusted.Valid(role))

@@ -36,7 +36,6 @@ type Events interface {
 
 // Health reports launched plugins that are not serving or do not respond.
 type Health interface {
-	UnhealthySockets() map[string]bool
 	IsUnhealthy(ptype, name string) bool
 }
 
@@ -138,7 +137,7 @@ func (n *Node) Publish(local Local, listener net.Listener) error {
 	n.Publisher, err = fleet.NewPublisher(n.Cluster, fleet.PublisherConfig{
 		Node: n.name, Address: address, Version: n.Version, Presence: n.Fleet.Presence, Retention: n.Fleet.Retention,
 		Settings: n.settings.own, InstanceFile: n.State + ".instance", Labels: n.Fleet.Labels, Local: published{local}, Logger: n.Log,
-		Unhealthy: n.Health.UnhealthySockets, Locked: n.settings.begin, Named: n.setNamed, Cordoned: n.setCordon,
+		Locked: n.settings.begin, Named: n.setNamed, Cordoned: n.setCordon,
 	})
 	return err
 }

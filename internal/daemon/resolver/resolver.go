@@ -12,7 +12,6 @@ import (
 
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
-	"github.com/patchbay-dev/patchbay/internal/launch/machine"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -242,26 +241,11 @@ func (r *Resolver) LaunchedFilter(name string) func(plugin.Event) bool {
 	}
 }
 
-// UnhealthySockets returns the sockets of the launched plugins whose health check fails.
-func (r *Resolver) UnhealthySockets() map[string]bool {
-	sockets := map[string]bool{}
-	for _, s := range r.launcher.Plugins() {
-		if s.Socket != "" && (isUnhealthy(s)) {
-			sockets[s.Socket] = true
-		}
-	}
-	return sockets
-}
-
 // IsUnhealthy reports whether the current instance of a plugin with a type, or role, and a name was launched and its health check fails.
 func (r *Resolver) IsUnhealthy(ptype, name string) bool {
-	return len(r.UnhealthySockets()) > 0 && slices.ContainsFunc(r.runtime.PluginsNamed(name), func(s plugin.Status) bool {
-		return s.Current && s.Launch != nil && isUnhealthy(*s.Launch) && (s.Type == ptype || slices.Contains(s.Registration.Roles, ptype))
+	return slices.ContainsFunc(r.runtime.PluginsNamed(name), func(s plugin.Status) bool {
+		return s.Current && s.Launch.FailsHealthChecks() && (s.Type == ptype || slices.Contains(s.Registration.Roles, ptype))
 	})
-}
-
-func isUnhealthy(s plugin.LaunchStatus) bool {
-	return s.ServingStatus == string(machine.NotServing) || s.ServingStatus == string(machine.Unresponsive)
 }
 
 func find[T any](list []T, is func(T) bool) (_ T, ok bool) {

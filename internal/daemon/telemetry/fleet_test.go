@@ -101,6 +101,4 @@ func TestPeerCalls(t *testing.T) {
 // healthy is the health of a node without launched plugins.
 type healthy struct{}
 
-func (healthy) UnhealthySockets() map[string]bool { return nil }
-
 func (healthy) IsUnhealthy(string, string) bool { return false }
