@@ -37,15 +37,6 @@ const (
 	mendAndRestart = "read its log, fix the cause, and restart the plugin"
 )
 
-// worse returns the one of two healths that needs more attention, and the first if they are alike.
-func (h Health) worse(other Health) Health {
-	rank := map[HealthState]int{HealthProgressing: 1, HealthAttention: 2}
-	if rank[other.State] > rank[h.State] {
-		return other
-	}
-	return h
-}
-
 // instanceRemedies has the remedies for instances in states that need attention.
 var instanceRemedies = map[State]string{
 	StateRefused:     "fix the cause; the plugin is retried automatically",
@@ -56,13 +47,15 @@ var instanceRemedies = map[State]string{
 
 // Health returns the health of the instance and, if it was launched, of its launched plugin.
 func (s Status) Health() Health {
-	switch {
-	case s.Launch == nil:
-		return s.instanceHealth()
-	case s.Type == "" && s.State == s.Launch.State: // it has no instance
-		return s.Launch.Health()
+	instance := s.instanceHealth()
+	if s.Launch == nil {
+		return instance
 	}
-	return s.Launch.Health().worse(s.instanceHealth())
+	hasInstance := s.Type != "" || s.State != s.Launch.State
+	if h := s.Launch.Health(); h.State == HealthAttention || instance.State == HealthHealthy || !hasInstance {
+		return h
+	}
+	return instance
 }
 
 func (s Status) instanceHealth() Health {

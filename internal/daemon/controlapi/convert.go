@@ -1,6 +1,7 @@
 package controlapi
 
 import (
+	"cmp"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -25,10 +26,7 @@ var reasons = map[plugin.State]string{
 }
 
 func pluginMessage(s plugin.Status) *patchbayv1.Plugin {
-	var launch plugin.LaunchStatus
-	if s.Launch != nil {
-		launch = *s.Launch
-	}
+	launch := cmp.Or(s.Launch, &plugin.LaunchStatus{})
 	return &patchbayv1.Plugin{
 		Type: untrusted.Valid(s.Type), Name: untrusted.Valid(s.Name), Version: untrusted.Valid(s.Version), Versions: validAll(s.Versions),
 		State: string(s.State), Reason: reasons[s.State], Current: s.Current, Attempts: uint32(max(s.Attempts, 0)),

@@ -88,9 +88,6 @@ func whileDown(ctx context.Context, do func() error) error {
 	}
 }
 
-// errUnhealthy is the error of a wait for healthy plugins that took too long.
-var errUnhealthy = errors.New("not all plugins are healthy in time")
-
 // waitAllHealthy waits for the plugins that are there. Those that were refused and are gone do not count.
 func waitAllHealthy(ctx context.Context, c *client.Client, cmd *cobra.Command, output *command.Choice) error {
 	var last *attention
@@ -118,7 +115,7 @@ func waitAllHealthy(ctx context.Context, c *client.Client, cmd *cobra.Command, o
 	if err := last.print(cmd, output); err != nil || isHealthy {
 		return err
 	}
-	return errUnhealthy
+	return errors.New("not all plugins are healthy in time")
 }
 
 func pluginState(ctx context.Context, c *client.Client, ptype, name string) string {
