@@ -99,7 +99,11 @@ func (r *Resolver) matches(name plugin.Name, s plugin.Status) bool {
 
 // Launched returns the plugin with a name in the catalogue.
 func (r *Resolver) Launched(name string) (plugin.LaunchStatus, bool) {
-	return find(r.launcher.Plugins(), func(s plugin.LaunchStatus) bool { return s.Name == name })
+	all := r.launcher.Plugins()
+	if i := slices.IndexFunc(all, func(s plugin.LaunchStatus) bool { return s.Name == name }); i >= 0 {
+		return all[i], true
+	}
+	return plugin.LaunchStatus{}, false
 }
 
 // Instances returns the instances of the named plugin, newest first.
@@ -246,13 +250,4 @@ func (r *Resolver) IsUnhealthy(ptype, name string) bool {
 	return slices.ContainsFunc(r.runtime.PluginsNamed(name), func(s plugin.Status) bool {
 		return s.Current && s.Launch.FailsHealthChecks() && (s.Type == ptype || slices.Contains(s.Registration.Roles, ptype))
 	})
-}
-
-func find[T any](list []T, is func(T) bool) (_ T, ok bool) {
-	for _, one := range list {
-		if is(one) {
-			return one, true
-		}
-	}
-	return *new(T), false
 }
