@@ -38,6 +38,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
+	resetSignals()
 	code := m.Run()
 	if err := removePrograms(); err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -57,6 +58,39 @@ func start(b testing.TB, role, dir string) *process {
 		b.Fatal(err)
 	}
 	return &process{b: b, cmd: cmd, client: proc.NewClient(stdout, stdin)}
+}
+
+// resetSignals resets the signals that this process ignores because its parent did: make ignores two, nohup and scripts others. Hosts would
+// ignore them too, and start each plugin through their own program, which resets them.
+func resetSignals() {
+	for sig := syscall.Signal(1); sig <= 64; sig++ {
+		var now, byDefault handler
+		if sigaction(sig, nil, &now); now[0] == ignore[0] {
+			sigaction(sig, &byDefault, nil)
+		}
+	}
+}
+
+// handler is struct sigaction of the kernel, whose first field is the function, SIG_IGN or SIG_DFL.
+type handler [4]uintptr
+
+var ignore = handler{1}
+
+// sigaction calls sigaction(2), because package signal does not have the signals that make ignores.
+func sigaction(sig syscall.Signal, set, was *handler) {
+	_, _, _ = syscall.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(set)), uintptr(unsafe.Pointer(was)), 8, 0, 0)
+}
+
+// TestResetSignals checks that a process ignores no signal although the process that started the benchmark did.
+func TestResetSignals(t *testing.T) {
+	sigaction(33, &ignore, nil) // as make does
+	resetSignals()
+	p := start(t, "idle", t.TempDir())
+	defer p.stop()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
+	if err != nil || !strings.Contains(string(status), "\nSigIgn:\t0000000000000000\n") {
+		t.Errorf("got %s, %v", status, err)
+	}
 }
 
 // onOneProcessor returns a comparison whose processes, and all that they start, run on one processor.
