@@ -6,6 +6,23 @@ import (
 	"time"
 )
 
+// ServingStatus is what a launched plugin reports through grpc.health.v1, or what its host found out by asking.
+type ServingStatus string
+
+// The values of ServingStatus.
+const (
+	ServingStatusUnknown      ServingStatus = "unknown"      // no check was answered yet
+	ServingStatusNotOffered   ServingStatus = "not-offered"  // the plugin does not serve grpc.health.v1, or not for the service
+	ServingStatusServing      ServingStatus = "serving"      // reported by the plugin
+	ServingStatusNotServing   ServingStatus = "not-serving"  // reported by the plugin, or the check has failed with an error
+	ServingStatusUnresponsive ServingStatus = "unresponsive" // the plugin does not answer
+)
+
+// FailsHealthChecks reports whether the plugin reports that it does not serve, or does not answer.
+func (s ServingStatus) FailsHealthChecks() bool {
+	return s == ServingStatusNotServing || s == ServingStatusUnresponsive
+}
+
 // HealthState says whether a plugin needs attention.
 type HealthState string
 
@@ -33,8 +50,8 @@ type Health struct {
 }
 
 const (
-	unknownReason  = "the reason is not known"
-	mendAndRestart = "read its log, fix the cause, and restart the plugin"
+	unknownReason = "the reason is not known"
+	fixAndRestart = "read its log, fix the cause, and restart the plugin"
 )
 
 // instanceRemedies has the remedies for instances in states that need attention.
@@ -82,7 +99,7 @@ func (s Status) instanceHealth() Health {
 var launchRemedies = map[State]string{
 	StateBlocked:  "fix the cause; the plugin is started when its program, its configuration or the handlers have changed",
 	StateBackoff:  restarting,
-	StateStarting: restarting,
+	StateStarting: "read its log and fix the cause; restart the plugin if it does not become ready",
 	StateStopping: restarting,
 	StateUnlinked: restarting,
 	StateIdle:     "read its log and fix the cause; the plugin is started when it is needed",
@@ -91,9 +108,9 @@ var launchRemedies = map[State]string{
 
 const restarting = "read its log and fix the cause; the plugin is restarted automatically"
 
-// FailsHealthChecks reports whether a launched plugin reports that it does not serve, or does not answer. It returns false for nil.
-func (s *LaunchStatus) FailsHealthChecks() bool {
-	return s != nil && (s.ServingStatus == "not-serving" || s.ServingStatus == "unresponsive")
+// FailsHealthChecks reports whether the instance was launched and its process fails its health checks.
+func (s Status) FailsHealthChecks() bool {
+	return s.Launch != nil && s.Launch.ServingStatus.FailsHealthChecks()
 }
 
 // Health returns the health of the launched plugin, without that of its instance in the registry.
@@ -104,11 +121,11 @@ func (s *LaunchStatus) Health() Health {
 		if s.State == StateRunning && s.HealthyFrom.IsZero() { // its health checks fail
 			remedy = ""
 		}
-		return Health{HealthAttention, s.FailingSince, cmp.Or(s.LastError, unknownReason), cmp.Or(remedy, mendAndRestart), s.HealthyFrom}
+		return Health{HealthAttention, s.FailingSince, cmp.Or(s.LastError, unknownReason), cmp.Or(remedy, fixAndRestart), s.HealthyFrom}
 	case s.Replacing:
 		return Health{State: HealthProgressing, Since: s.Since}
 	case s.ReplacementError != "":
-		return Health{State: HealthAttention, Since: s.ReplacementFailed, Reason: s.ReplacementError, Remedy: mendAndRestart}
+		return Health{State: HealthAttention, Since: s.ReplacementFailed, Reason: s.ReplacementError, Remedy: fixAndRestart}
 	case s.State == StateStarting || s.State == StateStopping || s.State == StateBackoff:
 		return Health{State: HealthProgressing, Since: s.Since}
 	}

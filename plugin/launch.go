@@ -131,10 +131,9 @@ type LaunchStatus struct {
 	// Name is the name under which the plugin was launched.
 	Name string
 	// State is the state of the plugin, and Since is when it began.
-	State State
-	Since time.Time
-	// ServingStatus is what the plugin reports through grpc.health.v1: "serving", "not-serving", "unresponsive", "not-offered", or "unknown".
-	ServingStatus string
+	State         State
+	Since         time.Time
+	ServingStatus ServingStatus
 	// PID is the process ID; zero without a process.
 	PID int
 	// Socket is where callers find the plugin; empty if it does not serve.

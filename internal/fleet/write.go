@@ -143,7 +143,7 @@ func pluginRecords(statuses []plugin.Status) []*fleetv1.PluginRecord {
 			Type: untrusted.Valid(s.Type), Name: untrusted.Valid(s.Name), Version: untrusted.Valid(s.Version),
 			State: untrusted.Valid(string(s.State)), Instance: untrusted.Valid(s.Instance), Endpoint: untrusted.Valid(s.Endpoint),
 			Source: untrusted.Valid(string(s.Source)), RegisteredAt: timestamp(s.RegisteredAt), Current: s.Current,
-			Unhealthy: s.Launch.FailsHealthChecks(), Details: map[string]string{},
+			Unhealthy: s.FailsHealthChecks(), Details: map[string]string{},
 		}
 		for _, role := range s.Registration.Roles {
 			p.Roles = append(p.Roles, untrusted.Valid(role))

@@ -123,7 +123,7 @@ func (c service) launchedMessage(s plugin.LaunchStatus) *patchbayv1.LaunchedPlug
 	return &patchbayv1.LaunchedPlugin{
 		Name: untrusted.Valid(s.Name), State: string(s.State), Since: timestamp(s.Since), Pid: int64(s.PID),
 		SocketPath: untrusted.Valid(s.Socket),
-		Health:     s.ServingStatus, Restarts: uint32(max(s.Restarts, 0)), NextStart: timestamp(s.NextStart),
+		Health:     string(s.ServingStatus), Restarts: uint32(max(s.Restarts, 0)), NextStart: timestamp(s.NextStart),
 		LastError: untrusted.Valid(s.LastError), Metadata: c.metadata(s.Name), ReplacementError: untrusted.Valid(s.ReplacementError),
 		OverallHealth: healthOf(s.Health()),
 	}

@@ -248,6 +248,6 @@ func (r *Resolver) LaunchedFilter(name string) func(plugin.Event) bool {
 // IsUnhealthy reports whether the current instance of a plugin with a type, or role, and a name was launched and its health check fails.
 func (r *Resolver) IsUnhealthy(ptype, name string) bool {
 	return slices.ContainsFunc(r.runtime.PluginsNamed(name), func(s plugin.Status) bool {
-		return s.Current && s.Launch.FailsHealthChecks() && (s.Type == ptype || slices.Contains(s.Registration.Roles, ptype))
+		return s.Current && s.FailsHealthChecks() && (s.Type == ptype || slices.Contains(s.Registration.Roles, ptype))
 	})
 }

@@ -205,7 +205,7 @@ func (m *Machine) ended(g *generation, cause Cause, err error) {
 	if !g.desc.restarts(err) {
 		m.unfulfilled(g, cmp.Or(err, errEndedEarly))
 		m.reportEnd(g, cause, err)
-		if err == nil && !isEarly && !m.history.failing.IsZero() {
+		if err == nil && !isEarly && !m.history.trouble.since.IsZero() {
 			m.recovered(g)
 		}
 		m.over(g, cause)
@@ -343,28 +343,28 @@ func (m *Machine) healthFound(g *generation, in HealthFound) {
 	}
 	before := g.health
 	g.health = in.State
-	if in.State == Unresponsive || before == Unresponsive {
+	if in.State == plugin.ServingStatusUnresponsive || before == plugin.ServingStatusUnresponsive {
 		g.since = m.Now
 	}
 	defer m.startRecovery(g)
 	switch {
-	case in.State == Unresponsive:
+	case in.State == plugin.ServingStatusUnresponsive:
 		err := fmt.Errorf("it does not answer health checks: %w", in.Err)
 		m.failing(g, err)
 		m.emit(plugin.EventUnresponsive, g, err.Error())
 		if g.desc.Restart.Unresponsive {
 			m.fail(g, fmt.Errorf("the plugin is unresponsive: %w", in.Err), ByUnfitness, false)
 		}
-	case in.State == NotServing:
-		if before == Unresponsive {
+	case in.State == plugin.ServingStatusNotServing:
+		if before == plugin.ServingStatusUnresponsive {
 			m.emit(plugin.EventResponsive, g, "it answers health checks again")
 		}
 		err := fmt.Errorf("it says that it does not serve: %w", cmp.Or(in.Err, errNotServing))
 		m.failing(g, err)
 		m.emit(plugin.EventUnhealthy, g, err.Error())
-	case before == Unresponsive:
+	case before == plugin.ServingStatusUnresponsive:
 		m.emit(plugin.EventResponsive, g, "it answers health checks again")
-	case before == NotServing:
+	case before == plugin.ServingStatusNotServing:
 		m.emit(plugin.EventHealthy, g, "it says that it serves again")
 	}
 }
@@ -375,26 +375,24 @@ func (m *Machine) failing(g *generation, err error) {
 		return // the failure of a replacement is in failed
 	}
 	m.stopTimer(g, Recover)
-	m.history.failure, m.history.healthyFrom = err, time.Time{}
-	if m.history.failing.IsZero() {
-		m.history.failing = m.Now
-	}
+	m.history.trouble = trouble{since: cmp.Or(m.history.trouble.since, m.Now), last: err}
 }
 
 // startRecovery starts the time after which a plugin that has failed is healthy again, if it is idle, or ready and healthy now. A process
 // that ends without an error does not extend the time.
 func (m *Machine) startRecovery(g *generation) {
-	fit := (g.phase == Ready || g.phase == Serving || g.phase == Idle) && g.health != Unresponsive && g.health != NotServing
-	if !fit || m.history.failing.IsZero() || m.timers[Timer{g.ref, Recover}] {
+	fit := (g.phase == Ready || g.phase == Serving || g.phase == Idle) && !g.health.FailsHealthChecks()
+	if !fit || m.history.trouble.since.IsZero() || m.timers[Timer{g.ref, Recover}] {
 		return
 	}
-	m.history.healthyFrom = cmp.Or(m.history.healthyFrom, m.Now.Add(g.desc.Restart.Window))
-	m.setTimer(g, Recover, max(0, m.history.healthyFrom.Sub(m.Now)))
+	t := &m.history.trouble
+	t.until = cmp.Or(t.until, m.Now.Add(g.desc.Restart.Window))
+	m.setTimer(g, Recover, max(0, t.until.Sub(m.Now)))
 }
 
 func (m *Machine) recovered(g *generation) {
-	m.emit(plugin.EventRecovered, g, fmt.Sprintf("it is healthy again; it had failed at %s: %v",
-		m.history.failing.Format(time.RFC3339), m.history.failure))
+	t := m.history.trouble
+	m.emit(plugin.EventRecovered, g, fmt.Sprintf("it is healthy again; it had failed at %s: %v", t.since.Format(time.RFC3339), t.last))
 	m.stopTimer(g, Recover)
-	m.history.failing, m.history.failure, m.history.healthyFrom, g.err = time.Time{}, nil, time.Time{}, nil
+	m.history.trouble, g.err = trouble{}, nil
 }

@@ -56,7 +56,7 @@ type generation struct {
 	begun time.Time // when its last start began
 	// process is the running process; zero if none runs.
 	process Process
-	health  HealthState
+	health  plugin.ServingStatus
 	// err is the error of the last exit or start, unready that of the registration, unfit the reason why the process is being stopped.
 	err, unready, unfit error
 	blocking            bool      // no process can be registered until the cause of unready has changed
@@ -275,7 +275,7 @@ func (m *Machine) generation() *generation {
 
 // stopAll stops all processes, except one that survives the host.
 func (m *Machine) stopAll(r Request, w want, cause Cause, err error, reason string) {
-	m.wanted, m.failed, m.history.failing, m.history.failure = w, nil, time.Time{}, nil
+	m.wanted, m.failed, m.history.trouble = w, nil, trouble{}
 	m.answerAll(&m.queue, err)
 	if m.next != nil {
 		m.drop(err, cause)
@@ -400,16 +400,17 @@ func (m *Machine) unneeded(g *generation) {
 
 // Status returns the status of the plugin.
 func (m *Machine) Status() plugin.LaunchStatus {
-	s := plugin.LaunchStatus{State: plugin.StateStopped, ServingStatus: string(Unknown)}
+	s := plugin.LaunchStatus{State: plugin.StateStopped, ServingStatus: plugin.ServingStatusUnknown}
 	if g := m.current; g != nil {
 		s = plugin.LaunchStatus{
-			State: g.state(), Since: g.since, ServingStatus: string(cmp.Or(g.health, Unknown)), PID: g.process.PID, Socket: g.process.Socket,
-			Restarts: m.history.restarts, NextStart: g.next, FailingSince: m.history.failing, Replacing: m.next != nil,
+			State: g.state(), Since: g.since, PID: g.process.PID, Socket: g.process.Socket,
+			ServingStatus: cmp.Or(g.health, plugin.ServingStatusUnknown), Restarts: m.history.restarts, NextStart: g.next,
+			FailingSince: m.history.trouble.since, Replacing: m.next != nil,
 		}
 		if m.timers[Timer{g.ref, Recover}] {
-			s.HealthyFrom = m.history.healthyFrom
+			s.HealthyFrom = m.history.trouble.until
 		}
-		if err := cmp.Or(m.history.failure, g.unready, g.err); err != nil {
+		if err := cmp.Or(m.history.trouble.last, g.unready, g.err); err != nil {
 			s.LastError = err.Error()
 		}
 	}
@@ -420,7 +421,7 @@ func (m *Machine) Status() plugin.LaunchStatus {
 }
 
 func (g *generation) state() plugin.State {
-	if g.health == Unresponsive && (g.phase == Ready || g.phase == Serving) {
+	if g.health == plugin.ServingStatusUnresponsive && (g.phase == Ready || g.phase == Serving) {
 		return plugin.StateUnresponsive
 	}
 	return phases[g.phase].shown

@@ -49,11 +49,16 @@ type history struct {
 	recent    []time.Time // restarts within the window, oldest first
 	unhealthy int         // processes in a row that were not healthy
 	unready   int         // processes in a row that were never ready
-	failing   time.Time   // when the plugin failed first; zero if it has not, or has recovered
-	failure   error       // the last failure since then
-	// healthyFrom is when a plugin that has failed is healthy if it does not fail; zero if it was not ready since its last failure.
-	healthyFrom time.Time
-	told        string // why the last start failed, which is reported once; empty after a start that did not fail
+	trouble   trouble     // what the plugin has not recovered from
+	told      string      // why the last start failed, which is reported once; empty after a start that did not fail
+}
+
+// trouble is what has failed since the plugin was healthy. The zero value is none.
+type trouble struct {
+	since time.Time // of the first failure
+	last  error     // the last failure
+	// until is when the plugin is healthy again if it does not fail; zero if it was not ready since its last failure.
+	until time.Time
 }
 
 // repeats reports whether a start failed with the same error as the previous one.

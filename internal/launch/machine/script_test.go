@@ -137,7 +137,7 @@ func (s *script) input(t *testing.T, d *datadriven.TestData) Input {
 	case "fired":
 		return Fired{Timer{ref, kinds[word("timer")]}, d.HasArg("needed")}
 	case "health":
-		return HealthFound{ref, HealthState(word("state")), err}
+		return HealthFound{ref, plugin.ServingStatus(word("state")), err}
 	case "unfit":
 		return Unfit{ref, err, d.HasArg("at-once")}
 	case "socket-lost":

@@ -7,18 +7,6 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// HealthState is the health that a plugin reports through grpc.health.v1.
-type HealthState string
-
-// The states of health.
-const (
-	Unknown      HealthState = "unknown"      // no check was answered yet
-	NotOffered   HealthState = "not-offered"  // the plugin does not serve grpc.health.v1, or not for the service
-	Healthy      HealthState = "serving"      // reported by the plugin
-	NotServing   HealthState = "not-serving"  // reported by the plugin, or the check has failed with an error
-	Unresponsive HealthState = "unresponsive" // the plugin does not answer
-)
-
 // The errors that answer requests.
 var (
 	errStopped    = errors.New("it was stopped meanwhile")
@@ -139,10 +127,10 @@ type (
 		Timer
 		Needed bool
 	}
-	// HealthFound reports a new state of health. Err may have details of NotServing or Unresponsive.
+	// HealthFound reports a new serving status. Err may have details of not-serving or unresponsive.
 	HealthFound struct {
 		Ref
-		State HealthState
+		State plugin.ServingStatus
 		Err   error
 	}
 	// Unfit reports that the process has to be stopped, immediately if it would not react to a request.

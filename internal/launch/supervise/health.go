@@ -65,7 +65,7 @@ type follower struct {
 	answers uint64 // number of answers to calls at the last missed check
 
 	mu      sync.Mutex // guards current; held during observe, so that its calls are in order
-	current machine.HealthState
+	current plugin.ServingStatus
 }
 
 var errNotOffered = errors.New("health is not offered")
@@ -80,7 +80,7 @@ func AwaitFirstCheck(ctx context.Context) bool {
 // checks. It calls Check at an interval, because only a call shows whether the plugin answers, and Watch for changes between the checks.
 // observe must not block.
 func FollowHealth(ctx context.Context, conn grpc.ClientConnInterface, checks Checks, observe func(machine.HealthFound)) {
-	h := &follower{Checks: checks, client: healthpb.NewHealthClient(conn), observe: observe, current: machine.Unknown}
+	h := &follower{Checks: checks, client: healthpb.NewHealthClient(conn), observe: observe, current: plugin.ServingStatusUnknown}
 	ctx, cancel := context.WithCancel(ctx)
 	var watching sync.WaitGroup
 	defer watching.Wait()
@@ -103,12 +103,12 @@ func FollowHealth(ctx context.Context, conn grpc.ClientConnInterface, checks Che
 		case ctx.Err() != nil:
 			return
 		case errors.Is(err, errNotOffered):
-			h.set(machine.NotOffered, nil)
+			h.set(plugin.ServingStatusNotOffered, nil)
 			return
 		case err != nil:
 			hangs := h.missed()
 			if h.setMissing(!hangs && !h.Pending.Marked()); hangs {
-				h.set(machine.Unresponsive, err)
+				h.set(plugin.ServingStatusUnresponsive, err)
 			}
 			if h.misses < h.Misses && !h.Crowd.isSlow() {
 				wait = h.Timeout
@@ -162,7 +162,7 @@ func (h *follower) check(ctx context.Context) error {
 	case codes.DeadlineExceeded, codes.Unavailable, codes.Canceled:
 		return fmt.Errorf("no answer to a health check within %v: %w", h.Timeout, err)
 	default:
-		h.set(machine.NotServing, fmt.Errorf("the health check was answered with an error: %w", err))
+		h.set(plugin.ServingStatusNotServing, fmt.Errorf("the health check was answered with an error: %w", err))
 		return nil
 	}
 }
@@ -186,17 +186,17 @@ func (h *follower) watch(ctx context.Context) {
 func (h *follower) answered(response *healthpb.HealthCheckResponse) {
 	switch s := response.GetStatus(); s {
 	case healthpb.HealthCheckResponse_SERVING:
-		h.set(machine.Healthy, nil)
+		h.set(plugin.ServingStatusServing, nil)
 	case healthpb.HealthCheckResponse_NOT_SERVING:
-		h.set(machine.NotServing, nil)
+		h.set(plugin.ServingStatusNotServing, nil)
 	case healthpb.HealthCheckResponse_SERVICE_UNKNOWN: // only a watch is notified; the check decides
 	default:
-		h.set(machine.NotServing, fmt.Errorf("the plugin reports the health %v", s))
+		h.set(plugin.ServingStatusNotServing, fmt.Errorf("the plugin reports the health %v", s))
 	}
 }
 
 // set changes the state and calls observe, unless the state is the same.
-func (h *follower) set(state machine.HealthState, err error) {
+func (h *follower) set(state plugin.ServingStatus, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.current == state {

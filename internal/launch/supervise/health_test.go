@@ -105,7 +105,7 @@ func (s *fakeStream) RecvMsg(m any) error {
 type watched struct {
 	conn *fakeConn
 	mu   sync.Mutex
-	told []machine.HealthState
+	told []plugin.ServingStatus
 	errs []error
 	end  func()
 }
@@ -139,7 +139,7 @@ func watchChecks(t *testing.T, conn *fakeConn, checks Checks) *watched {
 	return w
 }
 
-func (w *watched) expect(t *testing.T, states ...machine.HealthState) {
+func (w *watched) expect(t *testing.T, states ...plugin.ServingStatus) {
 	t.Helper()
 	synctest.Wait()
 	w.mu.Lock()
@@ -170,17 +170,17 @@ func TestHealthWatch(t *testing.T) {
 				conn.watchErr = errUnimplemented
 			}
 			w := watchHealth(t, conn)
-			w.expect(t, machine.Healthy)
+			w.expect(t, plugin.ServingStatusServing)
 			for range 3 {
 				time.Sleep(100*time.Millisecond + 7*second)
 				conn.set(func() { conn.status = healthNotServing })
 				if !offered {
 					time.Sleep(second)
 				}
-				w.expect(t, machine.NotServing)
+				w.expect(t, plugin.ServingStatusNotServing)
 				conn.set(func() { conn.status = healthServing })
 				time.Sleep(second)
-				w.expect(t, machine.Healthy)
+				w.expect(t, plugin.ServingStatusServing)
 			}
 		})
 	}
@@ -191,13 +191,13 @@ func TestHealthWatchBreaks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		conn := newFakeConn()
 		w := watchHealth(t, conn)
-		w.expect(t, machine.Healthy)
+		w.expect(t, plugin.ServingStatusServing)
 		conn.set(func() { conn.watchErr = io.ErrUnexpectedEOF })
 		synctest.Wait()
 		conn.set(func() { conn.watchErr = nil })
 		time.Sleep(5*second + 50*time.Millisecond)
 		conn.set(func() { conn.status = healthNotServing })
-		w.expect(t, machine.NotServing)
+		w.expect(t, plugin.ServingStatusNotServing)
 	})
 }
 
@@ -211,13 +211,13 @@ func TestHealthHangs(t *testing.T) {
 					conn.watchErr = errUnimplemented
 				}
 				w := watchHealth(t, conn)
-				w.expect(t, machine.Healthy)
+				w.expect(t, plugin.ServingStatusServing)
 				time.Sleep(10*second + time.Duration(phase)*50*time.Millisecond)
 				conn.set(func() { conn.delay = time.Hour })
 				time.Sleep(time.Second)
 				w.expect(t)
 				time.Sleep(1500 * time.Millisecond)
-				w.expect(t, machine.Unresponsive)
+				w.expect(t, plugin.ServingStatusUnresponsive)
 				if w.lastErr() == nil {
 					t.Error("it is not said why")
 				}
@@ -225,7 +225,7 @@ func TestHealthHangs(t *testing.T) {
 				w.expect(t)
 				conn.set(func() { conn.delay = 0 })
 				time.Sleep(1500 * time.Millisecond)
-				w.expect(t, machine.Healthy)
+				w.expect(t, plugin.ServingStatusServing)
 			})
 		}
 	}
@@ -242,7 +242,7 @@ func TestHealthSlowOnce(t *testing.T) {
 			time.Sleep(990 * time.Millisecond)
 			conn.set(func() { conn.delay = 400 * time.Millisecond })
 		}
-		w.expect(t, machine.Healthy)
+		w.expect(t, plugin.ServingStatusServing)
 	})
 }
 
@@ -260,17 +260,17 @@ func TestHealthCrowd(t *testing.T) {
 			for range 40 - late {
 				watchChecks(t, newFakeConn(), checks)
 			}
-			expect := func(states ...machine.HealthState) {
+			expect := func(states ...plugin.ServingStatus) {
 				t.Helper()
 				for _, w := range all {
 					w.expect(t, states...)
 				}
 			}
-			expect(machine.Healthy)
+			expect(plugin.ServingStatusServing)
 			conn.set(func() { conn.delay, conn.checks = time.Hour, 0 })
 			time.Sleep(2500 * time.Millisecond)
 			if late < 8 {
-				expect(machine.Unresponsive)
+				expect(plugin.ServingStatusUnresponsive)
 				return
 			}
 			time.Sleep(20 * second)
@@ -284,7 +284,7 @@ func TestHealthCrowd(t *testing.T) {
 			expect()
 			conn.set(func() { conn.delay = time.Hour })
 			time.Sleep(32 * second)
-			expect(machine.Unresponsive)
+			expect(plugin.ServingStatusUnresponsive)
 			if missing := checks.Crowd.missing.Load(); missing != 0 {
 				t.Errorf("%d plugins are missing that are known to hang", missing)
 			}
@@ -305,13 +305,13 @@ func TestHealthCrowdIsBusy(t *testing.T) {
 			watchChecks(t, conn, busy)
 			calls = append(calls, busy.Pending)
 		}
-		hanging.expect(t, machine.Healthy)
+		hanging.expect(t, plugin.ServingStatusServing)
 		conn.set(func() { conn.delay = time.Hour })
 		for _, c := range calls {
 			c.Begin()
 		}
 		time.Sleep(2500 * time.Millisecond)
-		hanging.expect(t, machine.Unresponsive)
+		hanging.expect(t, plugin.ServingStatusUnresponsive)
 	})
 }
 
@@ -321,7 +321,7 @@ func TestHealthBusy(t *testing.T) {
 		conn, checks := newFakeConn(), checks
 		checks.Pending = new(pendingcalls.Counter)
 		w := watchChecks(t, conn, checks)
-		w.expect(t, machine.Healthy)
+		w.expect(t, plugin.ServingStatusServing)
 		conn.set(func() { conn.delay = time.Hour })
 		call := checks.Pending.Begin()
 		for range 10 { // there is always a call without an answer
@@ -334,7 +334,7 @@ func TestHealthBusy(t *testing.T) {
 		}
 		call.End(status.Error(codes.DeadlineExceeded, "")) // this one was not answered
 		time.Sleep(2500 * time.Millisecond)
-		w.expect(t, machine.Unresponsive)
+		w.expect(t, plugin.ServingStatusUnresponsive)
 	})
 }
 
@@ -344,7 +344,7 @@ func TestHealthHangsUnderLoad(t *testing.T) {
 		conn, checks := newFakeConn(), checks
 		checks.Pending = new(pendingcalls.Counter)
 		w := watchChecks(t, conn, checks)
-		w.expect(t, machine.Healthy)
+		w.expect(t, plugin.ServingStatusServing)
 		conn.set(func() { conn.delay = time.Hour })
 		var calls []pendingcalls.Call
 		for range 15 { // one begins each second, with a timeout of 10 s
@@ -354,7 +354,7 @@ func TestHealthHangsUnderLoad(t *testing.T) {
 				calls[len(calls)-11].End(status.Error(codes.DeadlineExceeded, ""))
 			}
 		}
-		w.expect(t, machine.Unresponsive)
+		w.expect(t, plugin.ServingStatusUnresponsive)
 	})
 }
 
@@ -366,10 +366,10 @@ func TestHealthHangsWithIdleStream(t *testing.T) {
 		checks.Pending.Begin()
 		w := watchChecks(t, conn, checks)
 		time.Sleep(5 * second)
-		w.expect(t, machine.Healthy)
+		w.expect(t, plugin.ServingStatusServing)
 		conn.set(func() { conn.delay = time.Hour })
 		time.Sleep(3 * second)
-		w.expect(t, machine.Unresponsive)
+		w.expect(t, plugin.ServingStatusUnresponsive)
 	})
 }
 
@@ -378,7 +378,7 @@ func TestHealthConfigured(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		conn := newFakeConn()
 		w := watchChecks(t, conn, Checks{HealthCheck: plugin.HealthCheck{Interval: time.Minute, Timeout: 20 * second, Misses: 5}})
-		w.expect(t, machine.Healthy)
+		w.expect(t, plugin.ServingStatusServing)
 		conn.set(func() { conn.delay = 19 * second })
 		time.Sleep(10 * time.Minute)
 		w.expect(t)
@@ -389,7 +389,7 @@ func TestHealthConfigured(t *testing.T) {
 		time.Sleep(100 * second)
 		w.expect(t)
 		time.Sleep(80 * second)
-		w.expect(t, machine.Unresponsive)
+		w.expect(t, plugin.ServingStatusUnresponsive)
 	})
 }
 
@@ -403,7 +403,7 @@ func TestHealthGone(t *testing.T) {
 		time.Sleep(900 * time.Millisecond)
 		w.expect(t)
 		time.Sleep(200 * time.Millisecond)
-		w.expect(t, machine.Unresponsive)
+		w.expect(t, plugin.ServingStatusUnresponsive)
 		time.Sleep(time.Minute)
 		w.end()
 		if conn.checks > 75 {
@@ -419,7 +419,7 @@ func TestHealthNotOffered(t *testing.T) {
 			conn.err = status.Error(code, "no")
 			conn.watchErr = conn.err
 			w := watchHealth(t, conn)
-			w.expect(t, machine.NotOffered)
+			w.expect(t, plugin.ServingStatusNotOffered)
 			time.Sleep(time.Hour)
 			w.end()
 			if conn.checks != 1 {
@@ -443,7 +443,7 @@ func TestHealthErrors(t *testing.T) {
 				answer(conn)
 				w := watchHealth(t, conn)
 				time.Sleep(time.Minute)
-				w.expect(t, machine.NotServing)
+				w.expect(t, plugin.ServingStatusNotServing)
 				if w.lastErr() == nil {
 					t.Error("it is not said why")
 				}

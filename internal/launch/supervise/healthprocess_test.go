@@ -18,6 +18,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/patchbay-dev/patchbay/internal/launch/machine"
+	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 // serveHealth is the plugin of TestHealthOfProcess.
@@ -66,7 +67,7 @@ func TestHealthOfProcess(t *testing.T) {
 		defer close(done)
 		FollowHealth(ctx, conn, checks, func(s machine.HealthFound) { told <- s })
 	}()
-	until := func(state machine.HealthState) {
+	until := func(state plugin.ServingStatus) {
 		t.Helper()
 		for s := range told {
 			if s.State == state {
@@ -74,15 +75,15 @@ func TestHealthOfProcess(t *testing.T) {
 			}
 		}
 	}
-	until(machine.Healthy)
+	until(plugin.ServingStatusServing)
 	stopped := time.Now()
 	cmd.Process.Signal(syscall.SIGSTOP)
-	until(machine.Unresponsive)
+	until(plugin.ServingStatusUnresponsive)
 	t.Logf("unresponsive after %v", time.Since(stopped))
 	cmd.Process.Signal(syscall.SIGCONT)
-	until(machine.Healthy)
+	until(plugin.ServingStatusServing)
 	cmd.Process.Kill()
-	until(machine.Unresponsive)
+	until(plugin.ServingStatusUnresponsive)
 	cancel()
 	<-done
 }

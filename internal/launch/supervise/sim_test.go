@@ -317,7 +317,7 @@ func (p *proc) AwaitReady(ctx context.Context, refused func(error)) error {
 
 func (p *proc) FollowHealth(ctx context.Context, found func(machine.HealthFound)) {
 	w := p.w
-	states := []machine.HealthState{machine.Healthy, machine.NotServing, machine.Unresponsive}
+	states := []plugin.ServingStatus{plugin.ServingStatusServing, plugin.ServingStatusNotServing, plugin.ServingStatusUnresponsive}
 	for w.Sleep(ctx, w.Between(time.Second, 20*time.Second)) == nil {
 		if p.cfg.offered && !w.needed && w.OneIn(2) {
 			p.unfit = true
@@ -329,9 +329,9 @@ func (p *proc) FollowHealth(ctx context.Context, found func(machine.HealthFound)
 		}
 		state := states[w.IntN(len(states))]
 		if w.calm {
-			state = machine.Healthy
+			state = plugin.ServingStatusServing
 		}
-		p.unfit = p.unfit || state == machine.Unresponsive && p.cfg.policy.Unresponsive
+		p.unfit = p.unfit || state == plugin.ServingStatusUnresponsive && p.cfg.policy.Unresponsive
 		found(machine.HealthFound{State: state, Err: errFault})
 		if !w.calm && w.OneIn(8) {
 			p.unfit = true

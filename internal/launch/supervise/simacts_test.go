@@ -225,7 +225,7 @@ func (w *world) check() {
 // checkHealth checks that a plugin in trouble needs attention, and that one that is fit again recovers in time.
 func (w *world) checkHealth(s plugin.LaunchStatus) {
 	trouble := []plugin.State{plugin.StateFailed, plugin.StateBlocked, plugin.StateUnresponsive, plugin.StateUnlinked}
-	fit := s.State == plugin.StateIdle || s.State == plugin.StateRunning && s.ServingStatus != string(machine.NotServing)
+	fit := s.State == plugin.StateIdle || s.State == plugin.StateRunning && s.ServingStatus != plugin.ServingStatusNotServing
 	switch {
 	case slices.Contains(trouble, s.State) && s.FailingSince.IsZero():
 		w.fail("nothing has failed, and it is %+v", s)
