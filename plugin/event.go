@@ -21,7 +21,8 @@ const (
 	// EventIgnored: the type of the plugin has no handler, and the host ignores such plugins.
 	EventIgnored EventKind = "ignored"
 	// EventFailed: an attempt to register the plugin failed without a refusal and is repeated with back-off. For a launched plugin: it could
-	// not be started or exited with an error and is not started again, or its replacement did not become ready.
+	// not be started or exited with an error and is not started again, its replacement did not become ready, or a process that survived an
+	// earlier host was not registered in time.
 	EventFailed EventKind = "failed"
 	// EventUnreachable: a registered plugin cannot be dispensed for now: its socket or endpoint stopped accepting or moved, or registering it
 	// again failed.

@@ -29,9 +29,6 @@ func (m *Machine) launched(g *generation, in Launched) {
 		m.history.told = ""
 		m.enter(g, Started, ByLaunch)
 		m.started(g)
-		if g.desc.Serves {
-			m.setTimer(g, StartBy, g.desc.StartTimeout)
-		}
 	case g.phase == Starting && errors.Is(in.Err, syscall.ETXTBSY):
 		m.postpone(g, in.Err)
 	case g.phase == Starting && in.Blocked && g != m.next && g.desc.restarts(in.Err):
@@ -67,6 +64,7 @@ func (m *Machine) started(g *generation) {
 	m.answerAll(&g.starts, nil)
 	if g.desc.Serves {
 		m.do(Watch{g.ref})
+		m.setTimer(g, StartBy, g.desc.StartTimeout)
 		return
 	}
 	m.setTimer(g, Settle, settled)
@@ -269,7 +267,7 @@ func (m *Machine) fired(g *generation, in Fired) {
 	switch kind := in.Kind; {
 	case kind == Settle && (g.phase == Started || g.phase == Adopted):
 		m.becomeReady(g, Ready, ByTimer)
-	case kind == StartBy && (g.phase == Started || g == m.next):
+	case kind == StartBy && (g.phase == Started || g.phase == Adopted || g == m.next):
 		m.late(g)
 	case kind == Recover:
 		m.recovered(g)
@@ -289,17 +287,21 @@ func (g *generation) isAwaited() bool {
 	return slices.ContainsFunc(slices.Concat(g.starts, g.ready), func(r Request) bool { return r != 0 })
 }
 
-// late stops a process that is not ready in time.
+// late stops a process that is not ready in time, unless it survived an earlier host.
 func (m *Machine) late(g *generation) {
 	err := fmt.Errorf("it was not registered within its startTimeout, %v", g.desc.StartTimeout)
 	if g.unready != nil {
 		err = fmt.Errorf("%w: %w", err, g.unready)
 	}
-	if g == m.next {
+	switch {
+	case g == m.next:
 		m.failNext(g, err)
-		return
+	case g.phase == Adopted: // it is not stopped: somebody may be using it
+		m.failing(g, err)
+		m.emit(plugin.EventFailed, g, err.Error())
+	default:
+		m.fail(g, err, ByUnfitness, false)
 	}
-	m.fail(g, err, ByUnfitness, false)
 }
 
 // over ends a generation: it has no process and will not start one.

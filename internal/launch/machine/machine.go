@@ -433,7 +433,7 @@ func (m *Machine) enter(g *generation, phase Phase, cause Cause) {
 	taken := Transition{From: g.phase, On: cause, To: phase}
 	g.phase = phase
 	switch taken.From {
-	case Started:
+	case Started, Adopted:
 		m.stopTimer(g, StartBy)
 	case Blocked:
 		m.do(Unwatch{g.ref})
