@@ -101,7 +101,7 @@ func pluginsInNeed(plugins []*patchbayv1.Plugin) (needs []need) {
 			Remedy: h.Remedy, socket: p.SocketPath, all: "patchbay status",
 		}
 		known[its] = p.LaunchedAs != ""
-		if known[its] && strings.Contains(n.Remedy, "log") {
+		if known[its] && p.State != string(plugin.StateRefused) && p.State != string(plugin.StateBlocked) {
 			n.Remedy += fmt.Sprintf(" (patchbay logs %[1]s, patchbay restart %[1]s)", p.LaunchedAs)
 		}
 		needs = append(needs, n)
