@@ -72,27 +72,26 @@ func askNeeds(ctx context.Context, c *client.Client) (attention, error) {
 	if err != nil {
 		return attention{}, err
 	}
-	inProgress := 0
-	for _, p := range listing.Plugins {
-		if p.Health.GetState() == string(plugin.HealthProgressing) {
-			inProgress++
-		}
-	}
+	needs, inProgress := pluginsInNeed(listing.Plugins)
 	return attention{
 		plugins:    len(listing.Plugins),
 		inProgress: inProgress,
 		conditions: slices.DeleteFunc(listing.Conditions, func(c *patchbayv1.Condition) bool { return c.Status == "ok" }),
-		needs:      append(pluginsInNeed(listing.Plugins), refusedAndGone(refusals, time.Now())...),
+		needs:      append(needs, refusedAndGone(refusals, time.Now())...),
 	}, nil
 }
 
-// pluginsInNeed returns the plugins that need attention. Instances of one launched plugin with the same problem count once.
-func pluginsInNeed(plugins []*patchbayv1.Plugin) (needs []need) {
+// pluginsInNeed returns the plugins that need attention, and how many are being started, registered or stopped. Instances of one launched
+// plugin with the same problem count once.
+func pluginsInNeed(plugins []*patchbayv1.Plugin) (needs []need, inProgress int) {
 	type problem struct{ launchedAs, reason string }
 	known := map[problem]bool{}
 	for _, p := range plugins {
 		h := p.Health
 		its := problem{p.LaunchedAs, h.GetReason()}
+		if h.GetState() == string(plugin.HealthProgressing) {
+			inProgress++
+		}
 		if h.GetState() != string(plugin.HealthAttention) || known[its] {
 			continue
 		}
@@ -106,7 +105,7 @@ func pluginsInNeed(plugins []*patchbayv1.Plugin) (needs []need) {
 		}
 		needs = append(needs, n)
 	}
-	return needs
+	return needs, inProgress
 }
 
 // refusedAndGone returns the plugins that were refused lately and are gone.

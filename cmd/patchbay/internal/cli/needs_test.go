@@ -31,7 +31,8 @@ func TestAlike(t *testing.T) {
 		plugins = append(plugins, &patchbayv1.Plugin{Type: "T", Name: "d", LaunchedAs: "disk", State: "registered", Health: health("exit status 3", "read its log")})
 	}
 	var text bytes.Buffer
-	if err := writeNeeds(&text, pluginsInNeed(plugins), time.Now()); err != nil {
+	needs, _ := pluginsInNeed(plugins)
+	if err := writeNeeds(&text, needs, time.Now()); err != nil {
 		t.Fatal(err)
 	}
 	for want, count := range map[string]int{
