@@ -150,6 +150,21 @@ func TestTopKeys(t *testing.T) {
 	}
 }
 
+// TestTopRestartsThePluginAsked changes the order of the plugins between the question and the answer.
+func TestTopRestartsThePluginAsked(t *testing.T) {
+	one := &patchbayv1.Plugin{Type: "T", Name: "one", State: "registered", Source: "launched"}
+	two := &patchbayv1.Plugin{Type: "T", Name: "two", State: "registered", Source: "launched"}
+	v := &topView{listing: &patchbayv1.ListPluginsResponse{Plugins: []*patchbayv1.Plugin{one, two}}}
+	v.press("R")
+	two.State = "failed"
+	if drawn := v.draw(console.Terminal{Width: 80, Height: 24}, time.Now()); !strings.Contains(drawn, "restart T/one? y") {
+		t.Errorf("shows\n%s", drawn)
+	}
+	if run, _ := v.press("y"); strings.Join(run, " ") != "restart -- T/one" {
+		t.Errorf("runs %q", run)
+	}
+}
+
 // TestNamesAreCutLast: on a narrow screen two plugins can still be told from each other.
 func TestNamesAreCutLast(t *testing.T) {
 	var plugins []*patchbayv1.Plugin

@@ -140,6 +140,7 @@ type topView struct {
 	notice  string // the result of the last key
 
 	mode     topMode
+	asked    string // the plugin that topConfirm is about
 	filter   string
 	selected int // index among the plugins that are shown
 	from     int // the first line that is shown
@@ -235,8 +236,8 @@ func (v *topView) press(key string) (run []string, quit bool) {
 	case v.mode == topFilter:
 		v.typed(key)
 	case v.mode == topConfirm:
-		if v.mode = topList; key == "y" && p.GetSource() == "launched" {
-			return []string{"restart", "--", id}, false
+		if v.mode = topList; key == "y" {
+			return []string{"restart", "--", v.asked}, false
 		}
 	case isMove:
 		v.selected = max(0, v.selected+by)
@@ -245,7 +246,7 @@ func (v *topView) press(key string) (run []string, quit bool) {
 	case key == "l":
 		return []string{"logs", "--tail", topLog, "--", id}, false
 	case key == "R":
-		v.mode = topConfirm
+		v.mode, v.asked = topConfirm, id
 	case key == "q" || key == "\x1b" && v.filter == "":
 		return nil, true
 	case key == "\x1b":
@@ -340,8 +341,7 @@ func (v *topView) prompt() string {
 	case v.mode == topFilter:
 		return "/" + console.Escape(v.filter) + "_"
 	case v.mode == topConfirm:
-		p := v.current()
-		return "restart " + command.PluginID(p.GetType(), p.GetName()) + "? y restarts it, any other key goes back"
+		return "restart " + v.asked + "? y restarts it, any other key goes back"
 	case v.notice != "":
 		return console.Escape(v.notice)
 	case v.filter != "":
